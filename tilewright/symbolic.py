@@ -106,6 +106,23 @@ class Expression:
         return hash(self.terms)
 
     @cached_property
+    def _free(self) -> frozenset[Symbol]:
+        found: set[Symbol] = set()
+        for monomial, _ in self.terms:
+            for atom, _power in monomial:
+                parts = [{atom}] if isinstance(atom, Symbol) else map(free_symbols, atom.arguments)
+                found.update(*parts)
+        return frozenset(found)
+
+    @cached_property
+    def _names(self) -> tuple[str, ...]:
+        return tuple(sorted({symbol.name for symbol in self._free}))
+
+    @cached_property
+    def _kept(self) -> dict[tuple[int, ...], int]:  # values by those of the symbols in `_names`
+        return {}
+
+    @cached_property
     def _range(self) -> tuple[int, int]:
         low = high = 0
         for monomial, factor in self.terms:
@@ -383,6 +400,7 @@ def product(values: list[Size] | tuple[Size, ...]) -> Size:
     return simplify(reduce(lambda left, right: lift(left) * right, values, lift(1)))
 
 
+_KEPT = 64  # values of an expression that are kept
 _EVALUATE: dict[str, Callable[[int, int], int]] = {
     "//": lambda a, b: a // b,
     "%": lambda a, b: a % b,
@@ -395,6 +413,17 @@ def evaluate(value: Size, symbols: Mapping[str, int]) -> int:
     """The value for given symbols; raises `KeyError` for a missing symbol."""
     if isinstance(value, int):
         return value
+    key = tuple([symbols[name] for name in value._names])
+    found = value._kept.get(key)
+    if found is None:
+        found = _evaluated(value, symbols)
+        if len(value._kept) >= _KEPT:
+            value._kept.clear()
+        value._kept[key] = found
+    return found
+
+
+def _evaluated(value: Expression, symbols: Mapping[str, int]) -> int:
     total = 0
     for monomial, factor in value.terms:
         for atom, power in monomial:
@@ -438,17 +467,7 @@ def upper_bound(value: Size) -> int:
 
 def free_symbols(value: Size) -> set[Symbol]:
     """All symbols in an expression."""
-    if isinstance(value, int):
-        return set()
-    found: set[Symbol] = set()
-    for monomial, _ in value.terms:
-        for atom, _power in monomial:
-            if isinstance(atom, Symbol):
-                found.add(atom)
-            else:
-                for argument in atom.arguments:
-                    found |= free_symbols(argument)
-    return found
+    return set() if isinstance(value, int) else set(value._free)
 
 
 def substitute(value: Size, replacements: Mapping[str, Size]) -> Size:

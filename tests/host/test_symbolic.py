@@ -128,3 +128,14 @@ def test_functions_are_bounded_by_what_they_divide():
 def test_what_is_proved_to_be_at_most_is(left, right, bindings):
     if symbolic.at_most(left, right):
         assert evaluate(left, bindings) <= evaluate(right, bindings)
+
+
+def test_values_of_many_sizes_and_of_the_same_ones_again() -> None:
+    """More than are kept; and a missing symbol is an error whatever was asked before."""
+    n, m = symbol("n", 1, 10_000), symbol("m", 1, 100)
+    size = maximum(symbolic.simplify(symbolic.lift(symbolic.floor_divide(symbolic.lift(n) + 7, 8)) * m), 40)
+    for _ in range(2):
+        for number in range(1, 1000, 7):
+            assert evaluate(size, {"n": number, "m": 3, "other": number}) == max((number + 7) // 8 * 3, 40)
+    with pytest.raises(KeyError):
+        evaluate(size, {"n": 1})
