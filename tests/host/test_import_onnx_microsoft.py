@@ -383,3 +383,12 @@ def test_layer_normalization_that_the_runtimes_optimiser_writes() -> None:
         check(*model_of("LayerNormalization", parts, ["y", "mean", "spread"], opset=opset, epsilon=1e-5, axis=-1))
     with pytest.raises(UnsupportedOperationError, match="no operation of this name is in any opset"):
         import_onnx(model_of("ImageScaler", given(x=X), ["y"], opset=10, bias=[0.1, 0.2, 0.3])[0])
+
+
+@pytest.mark.parametrize("size", [(4, 3), (1, 5), (2, 1)])
+@pytest.mark.parametrize("mode", ["bilinear", "nearest"])
+def test_boxes_of_pictures(mode: str, size: tuple[int, int], rng: np.random.Generator) -> None:
+    boxes = rng.uniform(-0.2, 1.2, (6, 4)).astype(np.float32)
+    parts = given(x=floats(rng, 2, 3, 7, 9), boxes=boxes, picture=rng.integers(0, 2, 6).astype(np.int32))
+    parts += constants(size=np.array(size, np.int32))
+    own("CropAndResize", parts, mode=mode, extrapolation_value=0.5)

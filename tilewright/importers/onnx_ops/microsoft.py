@@ -13,7 +13,7 @@ from tilewright.importers.onnx_call import Call, known_tensor
 from tilewright.importers.onnx_ops import elementwise, indexing, network, quantized, resize, run_time, shape
 from tilewright.importers.onnx_ops.network import convolve, row_statistics
 from tilewright.importers.onnx_ops.windows import largest_of_windows
-from tilewright.importers.report import Unsupported
+from tilewright.importers.report import Invalid, Unsupported
 from tilewright.importers.rules import RuleTable
 from tilewright.symbolic import lift, simplify
 
@@ -249,6 +249,58 @@ def grid_sample(call: Call) -> Value:
     """As the standard one of opset 16."""
     call.opset = 16
     return resize.sample_grid(call)
+
+
+@rule("CropAndResize")
+def crop_and_resize(call: Call) -> Value:
+    """Boxes [R, 4] of y, x, y, x (1 is the last pixel) of pictures [N, C, H, W] as [R, C, h, w]; one number stands for
+    what lies outside."""
+    x, boxes, counts = call[0], call[1], call.ints(3)
+    call.require_rank(x, 4, 4)
+    call.require_rank(boxes, 2, 2)
+    if boxes.shape[1] != 4 or len(counts) != 2:
+        raise Invalid(f"boxes {boxes!r} and a size of {len(counts)} numbers; they have 4 and 2")
+    nearest = call.choice("mode", "bilinear", "nearest") == "nearest"
+    corners, shares, inside = [], [], []
+    for axis, count in enumerate(counts):
+        last = call.value(simplify(lift(x.shape[2 + axis]) - 1), boxes.dtype)
+        low, high = (call.slice(boxes, 1, place, place + 1) for place in (axis, axis + 2))
+        if count > 1:
+            step = call.op("divide", call.op("multiply", call.op("subtract", high, low), last), float(count - 1))
+            moved = call.op("multiply", call.cast(call.iota(count), boxes.dtype), step)
+            at = call.op("add", call.op("multiply", low, last), moved)
+        else:
+            at = call.op("multiply", call.op("multiply", call.op("add", low, high), 0.5), last)
+        inside.append(call.op("logical_and", call.op("greater_equal", at, 0.0), call.op("less_equal", at, last)))
+        at = call.op("minimum", call.op("maximum", at, 0.0), last)
+        first = call.op("floor", call.op("add", at, 0.5) if nearest else at)
+        corners.append([call.cast(first, int64), call.cast(call.op("ceil", at), int64)])
+        shares.append(call.unsqueeze(call.op("subtract", at, first), 2 - axis, 3))
+    found = _crossed(call, corners, shares, nearest)
+    within = call.op("logical_and", call.unsqueeze(inside[0], 2, 3), call.unsqueeze(inside[1], 1, 3))
+    outside = call.builder.number(float(call.attribute("extrapolation_value", 0.0)), x.dtype)
+    return call.permute(call.op("where", within, found, outside), [0, 3, 1, 2])
+
+
+def _crossed(call: Call, corners: Sequence[Sequence[Value]], shares: Sequence[Value], nearest: bool) -> Value:
+    """Pixels [R, h, w, C] of pictures where rows [R, h] and columns [R, w] cross: the first of each pair, or mixed."""
+    x = call[0]
+    channels, height, width = x.shape[1:]
+    pixels = call.reshape(call.permute(x, [0, 2, 3, 1]), (-1, channels))
+    picture = call.op("multiply", call.unsqueeze(call.cast(call[2], int64), 1, 2), call.value(height, int64))
+
+    def pixel(row: Value, column: Value) -> Value:
+        line = call.op("multiply", call.op("add", picture, call.unsqueeze(row, 2)), call.value(width, int64))
+        return call.op("gather", pixels, call.op("add", line, call.unsqueeze(column, 1)), axis=0)
+
+    def between(left: Value, right: Value, share: Value) -> Value:
+        return call.op("add", left, call.op("multiply", call.op("subtract", right, left), share))
+
+    rows, columns = corners
+    if nearest:
+        return pixel(rows[0], columns[0])
+    upper, lower = (between(*(pixel(row, column) for column in columns), shares[1]) for row in rows)
+    return between(upper, lower, shares[0])
 
 
 @rule("Range")
