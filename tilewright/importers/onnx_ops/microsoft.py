@@ -299,7 +299,7 @@ def _crossed(call: Call, corners: Sequence[Sequence[Value]], shares: Sequence[Va
     rows, columns = corners
     if nearest:
         return pixel(rows[0], columns[0])
-    upper, lower = (between(*(pixel(row, column) for column in columns), shares[1]) for row in rows)
+    upper, lower = (between(pixel(row, columns[0]), pixel(row, columns[1]), shares[1]) for row in rows)
     return between(upper, lower, shares[0])
 
 
