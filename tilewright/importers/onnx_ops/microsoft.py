@@ -9,6 +9,7 @@ import numpy as np
 from tilewright.dtypes import int32, int64
 from tilewright.graph.core import Value
 from tilewright.importers import formulas, fourier, linear_algebra
+from tilewright.importers.agreement import must_be
 from tilewright.importers.onnx_call import Call, known_tensor
 from tilewright.importers.onnx_ops import elementwise, indexing, network, quantized, resize, run_time, shape
 from tilewright.importers.onnx_ops.network import convolve, row_statistics
@@ -258,6 +259,7 @@ def crop_and_resize(call: Call) -> Value:
     x, boxes, counts = call[0], call[1], call.ints(3)
     call.require_rank(x, 4, 4)
     call.require_rank(boxes, 2, 2)
+    boxes = must_be(call, boxes, (boxes.shape[0], 4))
     if boxes.shape[1] != 4 or len(counts) != 2:
         raise Invalid(f"boxes {boxes!r} and a size of {len(counts)} numbers; they have 4 and 2")
     nearest = call.choice("mode", "bilinear", "nearest") == "nearest"
