@@ -31,13 +31,15 @@ NAMES = frozenset(
     "pydoc.locate timeit.timeit timeit.repeat cProfile.run cProfile.runctx profile.run profile.runctx "
     "multiprocessing.reduction multiprocessing.connection "
     "yaml.load yaml.full_load yaml.unsafe_load yaml.load_all torch.load torch.serialization.load torch.jit.load "
-    "torch.export.load torch.hub.load torch.package.PackageImporter torch.ops.load_library torch.classes.load_library "
+    "torch.export.load torch.hub.load torch.hub.load_state_dict_from_url "
+    "torch.utils.model_zoo.load_url torch._inductor.aoti_load_package torch._export.aot_load torch.package.PackageImporter torch.ops.load_library torch.classes.load_library "
     "torch.utils.cpp_extension.load torch.utils.cpp_extension.load_inline "
-    "numpy.lib.format.read_array pandas.read_pickle pandas.eval sympy.sympify sympy.parse_expr "
+    "numpy.lib.format.read_array pandas.read_pickle pandas.eval sympy.sympify sympy.S sympy.parse_expr "
     "sympy.parsing.sympy_parser.parse_expr".split()
 )
+PICKLES = frozenset("pickle cPickle _pickle marshal dill cloudpickle".split())  # also as attributes of other modules
 WITH_STAR = frozenset(name.rpartition(".")[0] for name in NAMES) - {""}  # modules that have such names
-METHODS = frozenset(("load_module", "load_extension"))  # of objects of any kind
+METHODS = frozenset(("load_module", "load_extension", "register_custom_ops_library"))  # of objects of any kind
 CALLS = frozenset(("types.FunctionType", "types.CodeType"))  # as classes they are harmless
 # Keywords that make a call dangerous unless they are the constant False.
 KEYWORDS = frozenset(("shell", "allow_pickle", "trust_remote_code"))
@@ -114,12 +116,13 @@ def uses(text: str) -> Iterator[tuple[int, str]]:
             if _top(node.module or "") in MODULES:
                 yield node.lineno, _top(str(node.module))
             else:
-                named = (f"{node.module}.{item.name}" for item in node.names)
+                named = (str(node.module), *(f"{node.module}.{item.name}" for item in node.names))
                 yield from ((node.lineno, name) for name in named if name in NAMES)
                 if node.module in WITH_STAR and any(item.name == "*" for item in node.names):
                     yield node.lineno, f"* of {node.module}"
         elif isinstance(node, (ast.Name, ast.Attribute, ast.Subscript)) and isinstance(node.ctx, ast.Load):
             yield from ((node.lineno, name) for name in _named(_dotted(node, known)))
+            yield from ((node.lineno, name) for name in _dotted(node, known).split(".")[1:] if name in PICKLES)
             if isinstance(node, ast.Attribute) and node.attr in METHODS:
                 yield node.lineno, node.attr
             if isinstance(node, ast.Subscript) and _top(_dotted(node, known)) in MODULES:  # of sys.modules
@@ -140,7 +143,7 @@ def _call(node: ast.Call, known: dict[str, str]) -> Iterator[tuple[int, str]]:
     yield from ((node.lineno, f"{key}=") for key, value in _keywords(node) if key in KEYWORDS and not _is(value, False))
     if name in CALLS:
         yield node.lineno, name
-    if name == "numpy.load" and len(node.args) > 2:
+    if name == "numpy.load" and (len(node.args) > 2 or any(keyword.arg is None for keyword in node.keywords)):
         yield node.lineno, "allow_pickle="
     if name == "torch.load" and not any(key == "weights_only" and _is(value, True) for key, value in _keywords(node)):
         yield node.lineno, "torch.load without weights_only=True"
@@ -187,7 +190,8 @@ def _imported(tree: ast.AST) -> dict[str, str]:
     for node in ast.walk(tree):
         if isinstance(node, ast.Assign):
             name = _dotted(node.value, known)
-            if name in modules | {"importlib.import_module"}:
+            of_module = isinstance(node.value, (ast.Name, ast.Attribute)) and _top(name) in map(_top, modules)
+            if of_module or name == "importlib.import_module":
                 known.update({target.id: name for target in node.targets if isinstance(target, ast.Name)})
     return known
 
