@@ -202,11 +202,11 @@ def a_kind(value: Any) -> str:
 def brief(value: Any) -> str:
     """A value for messages: its kind with extents and element type where it is an array or a tensor, which are not
     written out; of others what fits."""
-    shape, dtype = getattr(value, "shape", None), getattr(value, "dtype", None)
     ours = type(value).__module__.startswith("tilewright.")  # values of the language have a short text of their own
-    if isinstance(shape, tuple) and dtype is not None and not ours:
-        return f"{a_kind(value)} of {dtype} {list(shape)}"
     try:
+        shape, dtype = getattr(value, "shape", None), getattr(value, "dtype", None)
+        if isinstance(shape, tuple) and dtype is not None and not ours:
+            return f"{a_kind(value)} of {dtype} {list(shape)}"
         if type(value) in (tuple, list):
             text = ", ".join(map(brief, value[:_BRIEF]))
             text = f"[{text}]" if type(value) is list else f"({text}{',' * (len(value) == 1)})"

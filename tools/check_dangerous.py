@@ -32,7 +32,8 @@ NAMES = frozenset(
     "multiprocessing.reduction multiprocessing.connection "
     "yaml.load yaml.full_load yaml.unsafe_load yaml.load_all torch.load torch.serialization.load torch.jit.load "
     "torch.export.load torch.hub.load torch.hub.load_state_dict_from_url "
-    "torch.utils.model_zoo.load_url torch._inductor.aoti_load_package torch._export.aot_load torch.package.PackageImporter torch.ops.load_library torch.classes.load_library "
+    "torch.utils.model_zoo.load_url torch._inductor.aoti_load_package torch._export.aot_load "
+    "torch.package.PackageImporter torch.ops.load_library torch.classes.load_library "
     "torch.utils.cpp_extension.load torch.utils.cpp_extension.load_inline "
     "numpy.lib.format.read_array pandas.read_pickle pandas.eval sympy.sympify sympy.S sympy.parse_expr "
     "sympy.parsing.sympy_parser.parse_expr".split()

@@ -194,6 +194,42 @@ def test_odd_numbers_of_threads(engine: Any) -> None:
         engine.profile({"x": rows(), "cache": cache()}, runs=0)
 
 
+class Unspeakable:
+    """A value that cannot be shown, nor asked for anything."""
+
+    def __getattr__(self, name: str) -> Any:
+        raise RuntimeError(name)
+
+    def __repr__(self) -> str:
+        raise RuntimeError("no text")
+
+
+@pytest.mark.parametrize("kind", ["freed", "nested", "unspeakable", "released"])
+def test_messages_do_not_read_the_values_that_they_are_about(engine: Any, kind: str) -> None:
+    """PyTorch ends the process where a tensor whose memory was given back is printed."""
+    value: Any = Unspeakable()
+    if kind == "freed":
+        value = torch.ones(2, 4)
+        value.untyped_storage().resize_(0)
+    elif kind == "nested":
+        value = torch.nested.nested_tensor([torch.ones(4), torch.ones(3)])
+    elif kind == "released":
+        value = memoryview(b"four")
+        assert hash(value)
+        value.release()
+    given = {"x": rows(), "cache": cache()}
+    for run in (
+        lambda: engine.run({value: rows()}),
+        lambda: engine.run(given, threads=value),
+        lambda: engine.run(given, out={value: rows()}),
+        lambda: tilewright.load("absent.engine", rebuild=value),
+        lambda: tilewright.load("absent.engine", expect_sha256=value),
+        lambda: tilewright.load("absent.engine", trusted_keys=[value]),
+    ):
+        with pytest.raises(TilewrightError):
+            run()
+
+
 def test_fractions_are_not_truncated(engine: Any) -> None:
     with pytest.raises(InputError, match="do not make an? int64 tensor: there are fractions"):
         engine.run({"x": rows(), "cache": [0.5, 1, 2, 3]})

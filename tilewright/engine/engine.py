@@ -25,6 +25,7 @@ from tilewright.errors import (
     InputError,
     SettingsError,
     TilewrightError,
+    brief,
     out_of_memory,
     printable,
 )
@@ -216,8 +217,8 @@ class Engine:
         reason, `SigningKeyError` for a key that cannot be read, and `MissingDependencyError` without `cryptography`.
         """
         path, trust = as_path(path, "an engine file"), Trust.of(expect_sha256, trusted_keys)
-        if rebuild not in (False, True, "always"):
-            raise SettingsError(f"rebuild is {rebuild!r}: expected False, True or 'always'")
+        if not isinstance(rebuild, (bool, str)) or rebuild not in (False, True, "always"):
+            raise SettingsError(f"rebuild is {brief(rebuild)}: expected False, True or 'always'")
         reason: EngineError | None = None
         if rebuild != "always":
             try:
@@ -403,8 +404,8 @@ class Engine:
             if name in fixed and name not in self._input_set:
                 if type(value) not in (bool, int, float, str, type(None)) or value != fixed[name]:
                     raise InputError(
-                        f"argument {name!r} is always {fixed[name]!r} in this engine, as in its example, "
-                        f"not {value!r}; compile the model with that value"
+                        f"argument {name!r} is always {brief(fixed[name])} in this engine, as in its example, "
+                        f"not {brief(value)}; compile the model with that value"
                     )
                 continue
             parts = dict(_leaves(name, value)) if name not in self._input_set else {}

@@ -26,6 +26,7 @@ from tilewright.errors import (
     MissingDependencyError,
     SettingsError,
     SigningKeyError,
+    brief,
 )
 from tilewright.runtime.cache_files import why_not_readable
 
@@ -165,7 +166,7 @@ def _key_data(source: PublicKey) -> tuple[bytes, str]:
     if isinstance(source, bytes):
         return source, "the given key"
     if not isinstance(source, (str, Path)):
-        raise SettingsError(f"a key is a file in PEM format or its contents as bytes, not {source!r}")
+        raise SettingsError(f"a key is a file in PEM format or its contents as bytes, not {brief(source)}")
     reason = why_not_readable(Path(source))
     if reason is not None:
         raise SigningKeyError(

@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Union
 
-from tilewright.errors import EngineUntrustedError, SettingsError
+from tilewright.errors import EngineUntrustedError, SettingsError, brief
 
 PublicKey = Union[str, Path, bytes]  # a file in PEM format, or its contents
 
@@ -69,12 +69,14 @@ class Trust:
 def _hexadecimal(digest: str) -> str:
     if not isinstance(digest, str) or len(digest) != 64 or not set(digest) <= set(string.hexdigits):
         raise SettingsError(
-            f"expect_sha256 is {digest!r}: expected 64 hexadecimal digits, as `sha256sum FILE` prints them"
+            f"expect_sha256 is {brief(digest)}: expected 64 hexadecimal digits, as `sha256sum FILE` prints them"
         )
     return digest.lower()
 
 
 def _iterable(keys: Sequence[PublicKey]) -> Iterable[PublicKey]:
     if not isinstance(keys, Iterable):
-        raise SettingsError(f"trusted_keys is {keys!r}: expected files of public keys in PEM format, or their contents")
+        raise SettingsError(
+            f"trusted_keys is {brief(keys)}: expected files of public keys in PEM format, or their contents"
+        )
     return keys

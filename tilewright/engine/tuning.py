@@ -20,7 +20,7 @@ from typing import TYPE_CHECKING, Any
 
 from tilewright.engine.kernels import KernelSet
 from tilewright.engine.precompile import compile_ahead
-from tilewright.errors import DeviceError, MissingDependencyError, MissingTimingError, SettingsError
+from tilewright.errors import DeviceError, MissingDependencyError, MissingTimingError, SettingsError, brief
 from tilewright.graph.core import Graph, Value
 from tilewright.graph.fusion import Group
 from tilewright.language.function import SourceFunction
@@ -65,7 +65,7 @@ class Tuning:
     def __post_init__(self) -> None:
         if self.effort is not None and self.effort not in CLOSE:
             raise SettingsError(
-                f"effort {self.effort!r}: expected 0 (nothing is timed) to {max(CLOSE)} (all kernels are)"
+                f"effort {brief(self.effort)}: expected 0 (nothing is timed) to {max(CLOSE)} (all kernels are)"
             )
 
     @property

@@ -15,7 +15,7 @@ from onnx.backend.base import Backend, BackendRep, Device, DeviceType, namedtupl
 
 from tilewright.api import compile as compile_model
 from tilewright.engine.engine import Engine
-from tilewright.errors import InputError, SettingsError, TilewrightError, UnsupportedOperationError, a_kind
+from tilewright.errors import InputError, SettingsError, TilewrightError, UnsupportedOperationError, a_kind, brief
 from tilewright.importers.onnx import import_onnx
 from tilewright.onnx.session import has_gpu
 from tilewright.onnx.specialized import SpecializedEngine, specialized
@@ -72,7 +72,9 @@ class TilewrightBackend(Backend):
     def prepare(cls, model: onnx.ModelProto, device: str = "CPU", **kwargs: Any) -> TilewrightBackendRep:
         """Compile a model. Raises as `tilewright.compile`, and `SettingsError` for devices that are not there."""
         if not cls.supports_device(device):
-            raise SettingsError(f"there is no device {device!r} here: expected CPU, or CUDA on a machine with a GPU")
+            raise SettingsError(
+                f"there is no device {brief(device)} here: expected CPU, or CUDA on a machine with a GPU"
+            )
         target = _TARGETS[Device(device).type]
         try:
             return TilewrightBackendRep(compile_model(model, target=target))

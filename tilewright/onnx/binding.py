@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from tilewright.dtypes import ANY_BY_NAME, DType, element_of
-from tilewright.errors import InputError, a_kind, out_of_memory
+from tilewright.errors import InputError, a_kind, brief, out_of_memory
 from tilewright.runtime import tensors
 
 if TYPE_CHECKING:
@@ -52,7 +52,7 @@ class OrtValue:
         if device_type == "cpu":
             return OrtValue(numpy_obj)
         if device_type != "cuda":
-            raise InputError(f"the device is {device_type!r}: expected 'cpu' or 'cuda'")
+            raise InputError(f"the device is {brief(device_type)}: expected 'cpu' or 'cuda'")
         from tilewright.runtime.cuda.memory import DeviceArray
 
         return OrtValue(DeviceArray.from_numpy(numpy_obj, device_id))
@@ -67,7 +67,9 @@ class OrtValue:
         except MemoryError as error:
             raise out_of_memory("an OrtValue", error) from error
         except (TypeError, ValueError) as error:
-            raise InputError(f"no array has the shape {shape!r} and the type {element_type!r}: {error}") from error
+            raise InputError(
+                f"no array has the shape {brief(shape)} and the type {brief(element_type)}: {error}"
+            ) from error
         return OrtValue.ortvalue_from_numpy(array, device_type, device_id)
 
     def numpy(self) -> np.ndarray:
@@ -207,7 +209,7 @@ class IOBinding:
         specs = self._session.engine.inputs if kind == "input" else self._session.engine.outputs
         names = [spec.name for spec in specs]
         if name not in names:
-            raise InputError(f"there is no {kind} {name!r}: this model has {', '.join(names)}")
+            raise InputError(f"there is no {kind} {brief(name)}: this model has {', '.join(names)}")
         return name
 
 
@@ -222,7 +224,7 @@ def _at(device_type: str, element_type: Any, shape: Sequence[int], address: int)
     """The host's memory at an address as an array."""
     if device_type != "cpu":
         raise InputError(
-            f"memory of {device_type!r} is bound as a tensor: bind_ortvalue_input(name, OrtValue(tensor)), where "
+            f"memory of {brief(device_type)} is bound as a tensor: bind_ortvalue_input(name, OrtValue(tensor)), where "
             "`tensor` is a PyTorch tensor or anything else with DLPack"
         )
     try:

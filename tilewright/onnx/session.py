@@ -29,6 +29,7 @@ from tilewright.errors import (
     UnknownRankError,
     UnsupportedOperationError,
     a_kind,
+    brief,
 )
 from tilewright.onnx.binding import IOBinding, OrtValue, as_numpy, type_text
 from tilewright.runtime.plan import TensorSpec
@@ -158,7 +159,7 @@ class InferenceSession:
         for name, size in fixed.items():
             if type(size) is not int or size < 0:
                 raise SettingsError(
-                    f"the dimension {name!r} is fixed to {size!r}: expected a whole number of at least 0"
+                    f"the dimension {brief(name)} is fixed to {brief(size)}: expected a whole number of at least 0"
                 )
         for entry in model.graph.input:
             for axis, dimension in enumerate(entry.type.tensor_type.shape.dim):
@@ -270,7 +271,7 @@ class InferenceSession:
             raise InputError(f"output_names are a list of names, or None for all, got {a_kind(asked)}")
         for name in asked or ():
             if name not in known:
-                raise InputError(f"there is no output {name!r}: this model gives {', '.join(known)}")
+                raise InputError(f"there is no output {brief(name)}: this model gives {', '.join(known)}")
         return list(asked or known)
 
     def _inputs(self, feed: Mapping[str, Any]) -> dict[str, Any]:

@@ -16,7 +16,7 @@ from typing import Any
 import tilewright.language as tl
 from tilewright import dtypes, forks
 from tilewright.dtypes import DType
-from tilewright.errors import LaunchError
+from tilewright.errors import LaunchError, brief
 from tilewright.frontend.arguments import stored_array
 from tilewright.frontend.cuda import target_of
 from tilewright.frontend.descriptor import TensorDescriptor
@@ -170,7 +170,7 @@ def _epilogue(
         raise LaunchError("scales of blocks go with each other: scale_a and scale_b must both be of blocks")
     for name in ("activation", "gate"):
         if arguments.get(name) and arguments[name] not in epilogues.ACTIVATIONS:
-            raise LaunchError(f"{name}={arguments[name]!r}: there are {', '.join(epilogues.ACTIVATIONS)}")
+            raise LaunchError(f"{name}={brief(arguments[name])}: there are {', '.join(epilogues.ACTIVATIONS)}")
     if arguments.get("gate") and (columns % 16 or any(arguments.get(name) is not None for name in _BESIDES_GATE)):
         raise LaunchError("gate= takes columns in multiples of 16, and nothing else with it but out")
     if arguments.get("bias") is not None:
@@ -628,7 +628,7 @@ def matmul(
         "gate": gate, "precision": precision, "weights_ready": weights_ready,
     }  # fmt: skip
     if precision not in ("tf32", "ieee"):
-        raise LaunchError(f"precision={precision!r}: there are tf32 and ieee")
+        raise LaunchError(f"precision={brief(precision)}: there are tf32 and ieee")
     problem, operands = describe(a, b, out, out_dtype, arguments)
     plan = _plan(problem, operands, effort)
     plan.launch(operands)

@@ -9,7 +9,7 @@ from typing import Any
 
 from tilewright import dtypes
 from tilewright.dtypes import DType
-from tilewright.errors import LaunchError
+from tilewright.errors import LaunchError, brief
 from tilewright.frontend.sizes import cdiv, next_power_of_2
 from tilewright.kernels import gpu_rows
 from tilewright.kernels.row_forms import sum_form
@@ -37,11 +37,11 @@ def reduce(x: Any, kind: str = "sum", *, axis: int = -1, out: Any = None, out_dt
     if source.element not in arrays.FLOATS or not source.contiguous:
         raise LaunchError(f"reduce takes contiguous float32, float16 or bfloat16, got {source.element.name}")
     if kind not in _INITIAL:
-        raise LaunchError(f"kind={kind!r}: there are {', '.join(_INITIAL)}")
+        raise LaunchError(f"kind={brief(kind)}: there are {', '.join(_INITIAL)}")
     rank = len(source.shape)
     if not isinstance(axis, int):
         raise LaunchError(
-            f"axis is one whole number, not {axis!r}: reduce several axes one after the other, or reshape"
+            f"axis is one whole number, not {brief(axis)}: reduce several axes one after the other, or reshape"
         )
     if not -rank <= axis < rank:
         raise LaunchError(f"axis {axis} of an array with {rank} axes")

@@ -17,7 +17,7 @@ import torch
 from torch import Tensor
 
 from tilewright import ops
-from tilewright.errors import LaunchError
+from tilewright.errors import LaunchError, brief
 from tilewright.kernels.epilogues import ACTIVATIONS
 
 _DTYPES = {
@@ -28,7 +28,7 @@ _DTYPES = {
 def _dtype(name: str | None, like: Tensor) -> torch.dtype:
     if name is not None:
         if name not in _DTYPES:
-            raise LaunchError(f"out_dtype={name!r}: there are {', '.join(_DTYPES)}")
+            raise LaunchError(f"out_dtype={brief(name)}: there are {', '.join(_DTYPES)}")
         return _DTYPES[name]
     if like.dtype == torch.int8:
         return torch.int32
@@ -152,7 +152,7 @@ def _with_sums(q: Tensor, *rest: Any) -> tuple[Tensor, Tensor]:
 
 def _reduced(x: Tensor, kind: str = "sum", axis: int = -1) -> Tensor:
     _require_float("x", x)
-    _require(kind in ("sum", "mean", "max", "min"), f"kind={kind!r}: there are sum, mean, max, min")
+    _require(kind in ("sum", "mean", "max", "min"), f"kind={brief(kind)}: there are sum, mean, max, min")
     torch._check(-x.dim() <= axis < x.dim(), lambda: f"axis {axis} of a tensor with {x.dim()} axes")
     torch._check(x.shape[axis] != 0, lambda: "there is nothing along the axis")
     return x.new_empty([*x.shape[: axis % x.dim()], *x.shape[axis % x.dim() + 1 :]])
@@ -176,7 +176,7 @@ def _product(
         if scale is not None:
             _require_float(name, scale, (torch.float32,))
     known = not activation or activation in ACTIVATIONS
-    _require(known, f"activation={activation!r}: there are {', '.join(ACTIVATIONS)}")
+    _require(known, f"activation={brief(activation)}: there are {', '.join(ACTIVATIONS)}")
     return a.new_empty(shape, dtype=_dtype(out_dtype, a))
 
 
@@ -194,7 +194,7 @@ def _factors(a: Tensor, b: Tensor) -> None:
 
 def _gated_product(a: Tensor, b: Tensor, gate: str = "silu") -> Tensor:
     _factors(a, b)
-    _require(gate in ACTIVATIONS, f"gate={gate!r}: there are {', '.join(ACTIVATIONS)}")
+    _require(gate in ACTIVATIONS, f"gate={brief(gate)}: there are {', '.join(ACTIVATIONS)}")
     torch._check(b.shape[-1] % 16 == 0, lambda: f"gates take columns in multiples of 16, got {b.shape[-1]}")
     return a.new_empty((*a.shape[:-1], b.shape[-1] // 2))
 

@@ -162,7 +162,7 @@ def check_conditions(plan: Plan, symbols: Mapping[str, int]) -> None:
 def wrong_names(known: Collection[str], inputs: Mapping[str, Any]) -> InputError:
     """The error for inputs that are not those of an engine, which takes `known`."""
     missing = [name for name in known if name not in inputs]
-    unknown = [str(name) for name in inputs if name not in known]
+    unknown = [name if isinstance(name, str) else brief(name) for name in inputs if name not in known]
     parts = [f"missing: {', '.join(missing)}"] if missing else []
     parts += [f"unknown: {', '.join(unknown)}"] if unknown else []
     return InputError(f"wrong inputs ({'; '.join(parts)}); the engine takes {', '.join(known)}")
