@@ -103,6 +103,12 @@ def test_factors() -> None:
             assert np.prod(radices(points, registers)) == points
 
 
+def test_lengths_beyond_a_block_are_refused() -> None:
+    """By the importer, which names the limit, not by the compiler of a kernel that nobody wrote."""
+    with pytest.raises(UnsupportedOperationError, match="2097152 numbers(.|\n)*at most 1048576"):
+        import_model(lambda x: torch.view_as_real(torch.fft.rfft(x)), (torch.zeros(1, 1 << 21),))
+
+
 def test_refusals() -> None:
     b = GraphBuilder("refused")
     x, roots = b.input("x", float32, (4, 18)), b.constant(roots_of_unity(18, float32))

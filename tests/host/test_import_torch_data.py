@@ -111,6 +111,18 @@ def test_counts_and_repeats() -> None:
 
 
 @right_types
+def test_truth_values_that_meet_are_true() -> None:
+    """Sums of booleans are "or" in machine code too, which adds single bits otherwise."""
+    places = torch.tensor([0, 0, 2, 2, 2])
+
+    def sums(x: Any, y: Any) -> tuple[Any, ...]:
+        scattered = x.scatter_add(0, places, y), x.index_put((places,), y, accumulate=True), x.index_add(0, places, y)
+        reduced = x.scatter_reduce(0, places, y, "sum"), x.scatter_reduce(0, places, y, "prod")
+        return *scattered, *reduced, y.sum(dtype=torch.bool)
+
+    check(sums, [(torch.tensor([True, False, False, True]), torch.tensor([True, True, True, False, True]))])
+
+
 def test_nan_is_no_other_nan() -> None:
     check(lambda x: torch.unique(x, return_counts=True), [(torch.tensor([1.0, float("nan"), 2.0, float("nan"), 1.0]),)])
 

@@ -29,6 +29,7 @@ LARGEST_PRIME = 13  # that a length may have for its transform to be made of sma
 FEW = 16  # numbers of a transform, below which it is a product
 SHORT = 64  # numbers of one whose product is computed in float64, which costs nothing there and keeps zeros small
 LARGEST_TABLE = 1 << 26  # cosines of a product
+LONGEST = 1 << 20  # numbers of a transform: elements of a block
 
 
 def half(length: int) -> int:
