@@ -15,7 +15,12 @@ from tilewright.graph.passes.fold_pixels import fold_pixels
 
 
 def filtered(
-    rng: np.random.Generator, weight: tuple[int, ...], stride: int, padding: tuple[int, int], **options: object
+    rng: np.random.Generator,
+    weight: tuple[int, ...],
+    stride: int,
+    padding: tuple[int, int],
+    bias: bool = False,
+    **options: object,
 ) -> Graph:
     b = GraphBuilder("filter")
     between = (1,) * (len(weight) - 3)
@@ -23,19 +28,21 @@ def filtered(
     w = b.constant(rng.standard_normal(weight).astype(np.float32), "w")
     settings = {"strides": (*between, stride), "padding": (*((0, 0),) * len(between), padding),
                 "dilation": (*between, 1)} | options  # fmt: skip
-    b.output(b.op("conv", [x, w], **settings), "y")
+    shift = b.constant(rng.standard_normal(weight[0]).astype(np.float32), "shift")
+    b.output(b.op("conv", [x, w, shift] if bias else [x, w], **settings), "y")
     return b.finish()
 
 
+@pytest.mark.parametrize("bias", [False, True])
 @pytest.mark.parametrize(
     ("weight", "stride", "padding"),
     [((1, 1, 28), 2, (13, 15)), ((2, 1, 1, 15), 1, (7, 8)), ((1, 3, 1, 41), 3, (0, 5)), ((5, 2, 30), 4, (0, 0)),
      ((7, 1, 64), 1, (1, 0))],
 )  # fmt: skip
 def test_neighbours_become_channels(
-    rng: np.random.Generator, weight: tuple[int, ...], stride: int, padding: tuple[int, int]
+    rng: np.random.Generator, weight: tuple[int, ...], stride: int, padding: tuple[int, int], bias: bool
 ) -> None:
-    graph = filtered(rng, weight, stride, padding)
+    graph = filtered(rng, weight, stride, padding, bias)
     folded = fold_pixels(graph)
     channels = {node.output.shape[1] for node in folded.nodes if node.op == "conv"}
     assert channels == {16 // weight[0] * weight[0]}

@@ -4,6 +4,7 @@
 
 where w' has the taps of each channel B times, each s further on, and zeros around them.  Filters of audio (resampling,
 mel banks) would leave most lanes of a vector without a channel otherwise; the zeros cost less where the taps are many.
+Like Winograd's way, this lets an infinite or NaN pixel make NaN of neighbours whose own window is next to it.
 """
 
 from __future__ import annotations
@@ -31,7 +32,10 @@ def _conv(node: Node, rewriter: Rewriter) -> Value | None:
         (extent, step, pads) != (1, 1, (0, 0))
         for extent, step, pads in zip(weight.shape[2:], options["strides"], map(tuple, options["padding"]), strict=True)
     ]
-    if taps is None or any(moves[:-1]) or options["groups"] != 1 or options["dilation"][-1] != 1 or bias is not None:
+    if taps is None or any(moves[:-1]) or options["groups"] != 1 or options["dilation"][-1] != 1:
+        return None
+    shift = rewriter.constant(bias)
+    if bias is not None and shift is None:
         return None
     if options["layout"] != "NCHW":
         return None
@@ -47,6 +51,8 @@ def _conv(node: Node, rewriter: Rewriter) -> Value | None:
     padding = (*options["padding"][:-1], (low, high + (count - 1) * stride))
     strides = (*options["strides"][:-1], count * stride)
     inputs = [x, rewriter.new_constant(wide.reshape(-1, *wide.shape[2:]), weight.name)]
+    if bias is not None and shift is not None:
+        inputs.append(rewriter.new_constant(np.tile(shift, count), bias.name))
     found = rewriter.op("conv", inputs, **{**options, "strides": strides, "padding": padding})
     # [N, B O, …, P / B] as [N, O, …, P]: pixels that no window of the image has are left out.
     batch, rows, columns = found.shape[0], found.shape[2:-1], found.shape[-1]
