@@ -682,3 +682,16 @@ def test_rule(name: str, request: pytest.FixtureRequest) -> None:
             assert got.shape == tuple(want.shape)
             # float64 on both sides; 1e-6 leaves room for float32 epsilons stored in PyTorch's own kernels
             np.testing.assert_allclose(got, want.numpy(), rtol=1e-6, atol=1e-9, err_msg=f"{name} {args} {kwargs}")
+
+
+def test_a_product_and_its_sum_read_the_same_slice() -> None:
+    """The sum's part had been computed in the product's kernel, together with what the product reads from memory."""
+    import tilewright
+
+    class Module(torch.nn.Module):
+        def forward(self, x: torch.Tensor, y: torch.Tensor) -> torch.Tensor:
+            return torch.addmm(x[:8, :8], y[:8, :8], x[:8, :8], beta=0.5)
+
+    module, x, y = Module().eval(), torch.randn(9, 11), torch.randn(9, 11)
+    found = tilewright.compile(module, (x, y), target="cpu", effort=0)(x, y)
+    torch.testing.assert_close(found, module(x, y))

@@ -14,19 +14,21 @@ naming the op and its source.
 
 from __future__ import annotations
 
+import math
 import re
 from collections.abc import Sequence
 from typing import Any, Union
 
 import numpy as np
 
-from tilewright.dtypes import DType, from_numpy, int64
+from tilewright.dtypes import DType, float32, from_numpy, int64
 from tilewright.errors import ShapeError
 from tilewright.graph.core import Graph, Node, Value
 from tilewright.graph.inference import check_shape
 from tilewright.graph.ops import OPS, infer_types, normalize
 from tilewright.symbolic import Size, Symbol, simplify, symbol
 
+_ARITHMETIC = ("add", "subtract", "multiply", "divide")
 Operand = Union[Value, int, float, bool, None]
 
 
@@ -97,6 +99,14 @@ class GraphBuilder:
             self._numbers[key] = self.constant(np.array(value, dtype.numpy), f"c_{value}")
         return self._numbers[key]
 
+    def factor(self, value: int | float | bool, dtype: DType) -> Value:
+        """A scalar constant for arithmetic with elements of `dtype`: float32 where 16-bit floats do not hold it."""
+        if not dtype.is_float or dtype.bits != 16:
+            return self.number(value, dtype)
+        with np.errstate(over="ignore"):
+            exact = not math.isfinite(value) or float(dtype.numpy.type(value)) == value
+        return self.number(value, dtype if exact else float32)
+
     def op(
         self, op: str, inputs: Sequence[Operand] = (), source: str = "", result: str = "", **attributes: Any
     ) -> Value:
@@ -161,7 +171,7 @@ class GraphBuilder:
             elif not others:
                 raise ShapeError(f"{op}: the number {item!r} has no element type beside it; use constant()")
             else:
-                result.append(self.number(item, others[0]))
+                result.append(self.factor(item, others[0]) if op in _ARITHMETIC else self.number(item, others[0]))
         while result and result[-1] is None:
             result.pop()
         return result

@@ -120,10 +120,11 @@ _op("elementwise", "bitcast", 1, infer.bitcast, compute.bitcast,
 _op("elementwise", "clip", 1, infer.unary, compute.clip, "min(max(x, low), high)", low=None, high=None)
 
 # ------------------------------------------------------------- elementwise, several inputs that broadcast
-_op("elementwise", "add", 2, infer.binary, _numpy(np.add), "a + b")
-_op("elementwise", "subtract", 2, infer.binary, _numpy(np.subtract), "a - b")
-_op("elementwise", "multiply", 2, infer.binary, _numpy(np.multiply), "a b")
-_op("elementwise", "divide", 2, infer.binary, _numpy(compute.divide), "a / b; integers truncate")
+# Sums, differences, products and quotients of 16-bit floats take a number in float32: it is not rounded to their type.
+_op("elementwise", "add", 2, infer.arithmetic, compute.arithmetic(np.add), "a + b")
+_op("elementwise", "subtract", 2, infer.arithmetic, compute.arithmetic(np.subtract), "a - b")
+_op("elementwise", "multiply", 2, infer.arithmetic, compute.arithmetic(np.multiply), "a b")
+_op("elementwise", "divide", 2, infer.arithmetic, compute.arithmetic(compute.divide), "a / b; integers truncate")
 _op("elementwise", "power", 2, infer.binary, _numpy(compute.power), "a^b; of integers with b < 0 the whole part")
 _op("elementwise", "maximum", 2, infer.binary, _numpy(np.maximum), "larger, NaN if either is")
 _op("elementwise", "minimum", 2, infer.binary, _numpy(np.minimum), "smaller, NaN if either is")

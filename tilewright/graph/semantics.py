@@ -34,6 +34,17 @@ def of(function: Callable[..., Any]) -> Rule:
     return rule
 
 
+def arithmetic(function: Callable[..., Any]) -> Rule:
+    """As `of`; beside a float32 number 16-bit floats are computed in float32, and the result is rounded."""
+
+    def rule(inputs: Arrays, attributes: Attributes) -> Array:
+        result = of(function)(inputs, attributes)
+        halves = [item.dtype for item in inputs if item.dtype.itemsize == 2]
+        return result.astype(halves[0]) if result.dtype == np.float32 and halves else result
+
+    return rule
+
+
 # Elementwise ---------------------------------------------------------------------------------------
 
 _ERF_STEP, _ERF_END, _ERF_DEGREE = 32, 6, 9

@@ -135,6 +135,25 @@ class Call(Emitter):
         dtype = dtype or self.promoted(0, 1)
         return self.value(left, dtype), self.value(right, dtype)
 
+    def factors(self, left: Scalar, right: Scalar, dtype: DType | None = None) -> tuple[Value, Value]:
+        """As `pair`; PyTorch multiplies 16-bit floats by numbers, and by tensors without dimensions, in float32."""
+        dtype = dtype or self.promoted(0, 1)
+        return self._factor(left, dtype), self._factor(right, dtype)
+
+    def _factor(self, item: Scalar, dtype: DType) -> Value:
+        if isinstance(item, (int, float)) and dtype.is_float:
+            return self.builder.factor(item, dtype)
+        number = isinstance(item, Value) and item.rank == 0 and item.dtype in (dtypes.float32, dtypes.float64)
+        kept = number and dtype.is_float and dtype.bits == 16 and self.shape != ()
+        return self.value(item, dtypes.float32 if kept else dtype)
+
+    def added(self, number: Scalar, dtype: DType) -> Value:
+        """A number that stands in a sum of 16-bit floats, or multiplies one of its terms: PyTorch rounds it to their
+        type on CPUs, and nowhere else."""
+        (first, *_) = self.results
+        assert first is not None
+        return self.value(number, dtype) if first.device.type == "cpu" else self._factor(number, dtype)
+
 
 def wrapped(number: float, dtype: DType) -> int:
     """A number as one of an integer type, modulo 2^bits."""

@@ -89,6 +89,8 @@ def _join_chains(drafts: Drafts) -> None:
             earlier, later = drafts.owner[source], drafts.owner[draft.first]
             if earlier is later or drafts.outputs(earlier) != [value] or not drafts.may_merge(earlier, later):
                 continue
+            if kept.intersection(output for index in earlier.copies for output in drafts.nodes[index].outputs):
+                continue  # the group would compute what its anchor reads from memory
             if _is_cheap(drafts, earlier, value, later):
                 drafts.merge(later, earlier)
 

@@ -6,7 +6,7 @@ import math
 from collections.abc import Callable
 from typing import Any
 
-from tilewright.dtypes import float64, int1
+from tilewright.dtypes import DType, float32, float64, int1
 from tilewright.graph.core import Value
 from tilewright.importers import formulas
 from tilewright.importers.emitter import Number, Scalar
@@ -86,22 +86,35 @@ def sign(call: Call, x: Value) -> Value:
 
 @rule("add.Tensor", "add.Scalar")
 def add(call: Call, x: Scalar, other: Scalar, alpha: Number = 1) -> Value:
-    left, right = call.pair(x, other)
+    left, right = _terms(call, x, other)
     if left.dtype.is_bool:
         return call.op("logical_or", left, right)
-    return call.op("add", left, _times(call, right, alpha))
+    return call.op("add", left, _weighed(call, right, alpha))
 
 
 @rule("sub.Tensor", "sub.Scalar")
 def subtract(call: Call, x: Scalar, other: Scalar, alpha: Number = 1) -> Value:
-    left, right = call.pair(x, other)
-    return call.op("subtract", left, _times(call, right, alpha))
+    left, right = _terms(call, x, other)
+    return call.op("subtract", left, _weighed(call, right, alpha))
 
 
 @rule("rsub.Tensor", "rsub.Scalar")
 def reverse_subtract(call: Call, x: Scalar, other: Scalar, alpha: Number = 1) -> Value:
-    left, right = call.pair(x, other)
-    return call.op("subtract", right, _times(call, left, alpha))
+    left, right = _terms(call, x, other)
+    return call.op("subtract", right, _weighed(call, left, alpha))
+
+
+def _terms(call: Call, *terms: Scalar) -> tuple[Value, Value]:
+    """The terms of a sum in PyTorch's common type."""
+    dtype = call.promoted(0, 1)
+    left, right = (
+        call.added(term, dtype) if isinstance(term, (int, float)) else call.value(term, dtype) for term in terms
+    )
+    return left, right
+
+
+def _weighed(call: Call, x: Value, factor: Number) -> Value:
+    return x if factor == 1 else call.op("multiply", x, call.added(factor, x.dtype))
 
 
 def _times(call: Call, x: Value, factor: Number) -> Value:
@@ -110,27 +123,32 @@ def _times(call: Call, x: Value, factor: Number) -> Value:
 
 @rule("mul.Tensor", "mul.Scalar")
 def multiply(call: Call, x: Scalar, other: Scalar) -> Value:
-    left, right = call.pair(x, other)
+    left, right = call.factors(x, other)
     return call.op("logical_and" if left.dtype.is_bool else "multiply", left, right)
 
 
 @rule("div.Tensor", "div.Scalar", "true_divide.Tensor")
 def divide(call: Call, x: Scalar, other: Scalar) -> Value:
-    return call.op("divide", *call.pair(x, other, call.dtype))
+    return call.op("divide", call.value(x, call.dtype), call.factors(x, other, call.dtype)[1])
 
 
 @rule("div.Tensor_mode", "div.Scalar_mode")
 def divide_rounding(call: Call, x: Scalar, other: Scalar, rounding_mode: str | None = None) -> Value:
-    left, right = call.pair(x, other, call.dtype)
+    left, right = call.pair(x, other, _wide(call.dtype))
     if rounding_mode == "floor":
-        return call.op("floor_divide", left, right)
+        return call.cast(call.op("floor_divide", left, right), call.dtype)
     quotient = call.op("divide", left, right)
-    return quotient if rounding_mode is None else formulas.truncate(call, quotient)
+    return call.cast(quotient if rounding_mode is None else formulas.truncate(call, quotient), call.dtype)
+
+
+def _wide(dtype: DType) -> DType:
+    """The type in which PyTorch computes what it rounds down or towards zero."""
+    return float32 if dtype.is_float and dtype.bits == 16 else dtype
 
 
 @rule("floor_divide.default")
 def floor_divide(call: Call, x: Scalar, other: Scalar) -> Value:
-    return call.op("floor_divide", *call.pair(x, other))
+    return divide_rounding(call, x, other, "floor")
 
 
 @rule("remainder.Tensor", "remainder.Scalar")
@@ -185,7 +203,10 @@ def add_quotient(call: Call, x: Value, left: Value, right: Value, value: Number 
 @rule("lerp.Scalar", "lerp.Tensor")
 def interpolate(call: Call, start: Value, end: Value, weight: Scalar) -> Value:
     """From the nearer end, so that a weight of one gives `end`."""
-    part = call.value(weight, start.dtype)
+    if isinstance(weight, (int, float)):
+        part = call.builder.factor(weight, start.dtype)
+    else:
+        part = call.value(weight, start.dtype)
     distance = call.op("subtract", end, start)
     from_start = call.op("add", start, call.op("multiply", distance, part))
     from_end = call.op("subtract", end, call.op("multiply", distance, call.op("subtract", 1.0, part)))

@@ -1,0 +1,79 @@
+"""Numbers beside 16-bit tensors: PyTorch computes with them in float32 and rounds the result once."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+import pytest
+
+torch = pytest.importorskip("torch")
+
+from torch.nn import functional as F  # noqa: E402
+
+import tilewright  # noqa: E402
+from tilewright.graph import reference  # noqa: E402
+from tilewright.importers import import_model  # noqa: E402
+
+SINGLE = torch.tensor(0.1)
+# Functions of x and y with one rounding behind them; with float64 tensors the exact result.
+EXACT: dict[str, Callable[..., Any]] = {
+    "mul": lambda x, y: x * 0.1,
+    "div": lambda x, y: x / 0.3,
+    "tensor without dimensions": lambda x, y: x * SINGLE,
+    "divided by such a tensor": lambda x, y: x / SINGLE.double(),
+    "floor": lambda x, y: torch.floor_divide(x, 0.3),
+    "trunc": lambda x, y: torch.div(x, 0.3, rounding_mode="trunc"),
+    "addcmul": lambda x, y: torch.addcmul(x, y, y, value=0.1),
+    "addcdiv": lambda x, y: torch.addcdiv(x, x, y.abs() + 1, value=0.1),
+    "lerp": lambda x, y: torch.lerp(x, y, 0.3),
+    "leaky": lambda x, y: F.leaky_relu(x, 0.3),
+    "softplus": lambda x, y: F.softplus(x, 2.3),
+}
+# PyTorch's kernels for CPUs round the number first.
+ROUNDED: dict[str, Callable[..., Any]] = {
+    "add": lambda x, y: x + 0.1,
+    "rsub": lambda x, y: 0.3 - x,
+    "alpha": lambda x, y: torch.add(x, y, alpha=0.3),
+    "pow": lambda x, y: x.abs() ** 0.3,
+    "less": lambda x, y: torch.full_like(x, 0.1) < 0.1,
+    "equal": lambda x, y: torch.full_like(x, 0.1) == 0.1,
+    "fmod": lambda x, y: torch.fmod(x, 0.3),
+    "clamp": lambda x, y: x.clamp(-0.1, 0.3),
+    "where": lambda x, y: torch.where(x > 0, x, 0.1),
+}
+
+
+def as_module(function: Callable[..., Any]) -> torch.nn.Module:
+    class Module(torch.nn.Module):
+        def forward(self, x: Any, y: Any) -> Any:
+            return function(x, y)
+
+    return Module().eval()
+
+
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16], ids=str)
+@pytest.mark.parametrize("name", [*EXACT, *ROUNDED])
+def test_as_pytorch_computes(name: str, dtype: Any) -> None:
+    module = as_module({**EXACT, **ROUNDED}[name])
+    x, y = torch.randn(33, 67).to(dtype), torch.randn(33, 67).to(dtype)
+    wanted = module(x, y)
+    found = tilewright.compile(module, (x, y), target="cpu", effort=0)(x, y)
+    # What PyTorch rounds between two operations, a kernel does not: a few elements may round to the other side.
+    assert float((found != wanted).double().mean()) < (0.03 if name in ("addcdiv", "softplus") else 0.001)
+    if name in EXACT:
+        exact = module(x.double(), y.double())
+        error = (found.double() - exact).abs() / exact.abs().clamp(min=1e-2)
+        steps = name in ("floor", "trunc")  # a quotient that is nearly a whole number
+        assert float((error > 0.51 * torch.finfo(dtype).eps).double().mean()) < (0.01 if steps else 0.001)
+
+
+def test_the_graph_has_them_in_float32() -> None:
+    """Numbers that 16 bits hold stay in 16 bits."""
+    module = as_module(lambda x, y: x * 0.1 / 3.0 + y * 0.5)
+    x, y = torch.randn(5, 7).half(), torch.randn(5, 7).half()
+    graph = import_model(module, (x, y))
+    assert sorted(value.dtype.text for value in graph.constants if value.rank == 0) == ["f16", "f16", "f32"]
+    (found,) = reference.run(graph, {"x": x.numpy(), "y": y.numpy()}).values()
+    np.testing.assert_allclose(found, module(x, y).numpy(), rtol=2e-3, atol=1e-3)
