@@ -522,7 +522,7 @@ class SizeReader:
     """
 
     MOST_DEPTH = 24
-    MOST_PARTS = 1000
+    MOST_PARTS = 6000  # the memory of a model of dynamic sizes is a sum over its tensors
     LARGEST = 2**64
     MOST_WORK = 2_000_000
 
@@ -565,7 +565,9 @@ class SizeReader:
         function, left, right = data
         operands = self._read(left, depth - 1), self._read(right, depth - 1)
         # Functions that simplify may look at each part of one operand for each of the other's.
-        self._check(1 + _parts(operands[0]) + _parts(operands[1]))
+        left_parts, right_parts = map(_parts, operands)
+        self._check(1 + left_parts + right_parts)
+        self._work += left_parts * right_parts
         return apply(function, *operands)
 
     def _number(self, value: Any) -> int:

@@ -71,6 +71,16 @@ def test_json_round_trip(value, bindings):
     assert evaluate(again, bindings) == evaluate(value, bindings)
 
 
+def test_the_memory_of_many_tensors_of_dynamic_sizes_round_trips():
+    height, width = symbol("height", 1, 4096), symbol("width", 1, 4096)
+    total = 64
+    for channels in range(3, 203, 2):  # each rounded up to whole cache lines
+        total = symbolic.simplify(total + 64 * ((channels * ((height + 1) // 2) * ((width + 1) // 2) + 63) // 64))
+    symbols = {name: Symbol(name, 1, 4096) for name in ("height", "width")}
+    assert symbolic.from_json(symbolic.to_json(total), symbols) == total
+
+
+
 @given(SIZES, BINDINGS, st.integers(1, 16))
 def test_substitution_agrees_with_evaluation(value, bindings, batch):
     fixed = symbolic.substitute(value, {"batch": batch})
