@@ -80,7 +80,6 @@ def test_the_memory_of_many_tensors_of_dynamic_sizes_round_trips():
     assert symbolic.from_json(symbolic.to_json(total), symbols) == total
 
 
-
 @given(SIZES, BINDINGS, st.integers(1, 16))
 def test_substitution_agrees_with_evaluation(value, bindings, batch):
     fixed = symbolic.substitute(value, {"batch": batch})
