@@ -216,3 +216,35 @@ def test_addresses_reach_everything():
     with settings.scope(check_bounds=True):
         tilewright.jit(plain)[(1,)](tilewright.pointer(x.ctypes.data, tl.float32), out, 8, BLOCK=8)
     assert out.all()
+
+
+def from_block(x, index, out, BLOCK: tl.constexpr):
+    i = tl.arange(0, BLOCK)
+    tl.store(out + i, tl.gather(tl.load(x + i), tl.load(index + i), 0))
+
+
+def from_rows(x, index, out, BLOCK: tl.constexpr):
+    places = tl.arange(0, BLOCK)[:, None] * BLOCK + tl.arange(0, BLOCK)[None, :]
+    tl.store(out + places, tl.gather(tl.load(x + places), tl.load(index + places), 1))
+
+
+@pytest.mark.parametrize("kernel", [from_block, from_rows])
+@pytest.mark.parametrize(
+    ("dtype", "place"),
+    [(np.int32, 0), (np.int32, 15), (np.int32, 16), (np.int32, -1), (np.int64, 10**9), (np.uint64, 2**63)],
+)
+def test_indices_of_gathers_stay_in_their_block(kernel, dtype, place):
+    count = 16 if kernel is from_block else 256
+    x, index = np.arange(count, dtype=np.float32), np.zeros(count, dtype)
+    index[5] = place
+    found = []
+    for options in ({"check_bounds": True}, {"interpret": True}):
+        with settings.scope(**options):
+            out = np.zeros(count, np.float32)
+            try:
+                tilewright.jit(kernel)[(2,)](x, index, out, BLOCK=16)
+                found.append(out.tolist())
+            except ExecutionError as error:
+                found.append([str(error)])
+    assert found[0] == found[1]
+    assert (len(found[0]) == 1) == (not 0 <= place < 16)

@@ -13,8 +13,10 @@ from tilewright.frontend.arguments import as_memory
 from tilewright.ir.core import Function, Operation
 from tilewright.ir.diagnostics import all_waiting_error
 from tilewright.ir.memory import Address, misaligned_error, outside_error, span
+from tilewright.ir.semantics import gather_error
 from tilewright.ir.types import PointerType
 from tilewright.targets.cpu import failures
+from tilewright.targets.cpu.attributes import integer
 from tilewright.targets.cpu.failures import Failure, accesses, assertions, failed
 from tilewright.targets.cpu.passes.check_bounds import pointer_sources
 from tilewright.targets.cpu.waiting import loops
@@ -52,6 +54,12 @@ def failed_operation(
     if failure.number < len(asserted):
         return asserted[failure.number], failed(asserted[failure.number], failure.element)
     operation = next(islice(accesses(function), failure.number - len(asserted), None))
+    if operation.opcode == "gather":
+        axis, (index, *lanes) = integer(operation, "axis"), failure.facts
+        extent = operation.operands[0].type.shape[axis]
+        if not operation.operands[1].type.dtype.is_signed:
+            index %= 1 << 64  # which the record holds as a number with a sign
+        return operation, gather_error(index, extent, axis, (lanes[0], lanes[1]), failure.element)
     pointers = [value for value in function.region.arguments if value.type.is_pointer]
     sources = pointer_sources(function)[operation.operands[0]]
     element = operation.operands[0].type.element

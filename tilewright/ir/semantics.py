@@ -349,17 +349,24 @@ def cat(*blocks: Array, axis: int) -> Array:
     return np.concatenate(blocks, axis=axis)
 
 
+def gather_error(
+    index: int, extent: int, axis: int, lanes: tuple[int, int], element: tuple[int, ...]
+) -> ExecutionError:
+    """The error of a gather whose indices, so many of all (`lanes`), leave the block."""
+    return ExecutionError(
+        f"the index {index} is outside of the {extent} elements along axis {axis} that are gathered from",
+        "indices count from 0 within the block that is gathered from: clamp them, or take a remainder",
+        (f"{lanes[0]} of {lanes[1]} indices are outside",) if lanes[1] > 1 else (),
+        element=element,
+    )
+
+
 def gather(source: Array, index: Array, *, axis: int) -> Array:
     extent = source.shape[axis]
     outside = (index < 0) | (index >= extent)
     if np.any(outside):
         lane = tuple(int(place) for place in np.argwhere(outside)[0])
-        raise ExecutionError(
-            f"the index {index[lane]} is outside of the {extent} elements along axis {axis} that are gathered from",
-            "indices count from 0 within the block that is gathered from: clamp them, or take a remainder",
-            (f"{np.count_nonzero(outside)} of {index.size} indices are outside",) if index.size > 1 else (),
-            element=lane,
-        )
+        raise gather_error(int(index[lane]), extent, axis, (int(np.count_nonzero(outside)), index.size), lane)
     return np.take_along_axis(source, index.astype(np.int64), axis=axis)
 
 

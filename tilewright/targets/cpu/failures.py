@@ -10,7 +10,7 @@ the last two, which only kernels with loops that may wait read:
     2-4    the program instance
     5      axes of the condition's block, at most 16
     6-21   the element's index along each of them
-    22-24  of an access out of bounds: the address, how many lanes are outside, how many there are
+    22-24  of an access out of bounds: the address (of a gather: the index), lanes outside, lanes
     32-34  what loops that wait have seen of the launch (`waiting`), away from word 0, which every pass reads
     35     the address of a function that gives the time in nanoseconds
     36     how long all may wait, in nanoseconds
@@ -37,7 +37,7 @@ WORDS = 37
 PROGRESS, RUNNING, VOTES, CLOCK, LIMIT = range(32, WORDS)
 WAITING_SECONDS = 10.0  # for which all instances that run may wait before a launch fails
 NUMBER = "cpu.assertion"  # the attribute that tells an assertion's number to the lowering
-_ACCESSES = frozenset({"load", "store", "atomic_rmw", "atomic_cas"})
+_ACCESSES = frozenset({"load", "store", "atomic_rmw", "atomic_cas", "gather"})
 _PROGRAM, _AXES, _INDEX, _MOST_AXES, _FACTS, _FACTS_END = 2, 5, 6, 16, 22, 25
 
 
@@ -48,7 +48,7 @@ class Failure:
     number: int
     program_id: tuple[int, ...]
     element: tuple[int, ...]
-    facts: tuple[int, ...] = ()  # of an access: address, lanes outside, lanes
+    facts: tuple[int, ...] = ()  # of an access: address (of a gather: index), lanes outside, lanes
 
     @staticmethod
     def read(record: Sequence[int] | ctypes.Array[ctypes.c_int64]) -> Failure | None:
@@ -67,7 +67,8 @@ def assertions(function: Function) -> Iterator[Operation]:
 
 
 def accesses(function: Function) -> Iterator[Operation]:
-    """What may use memory in a traced kernel; the numbers of those that are checked follow the assertions'."""
+    """What may use memory in a traced kernel, and gathers, whose indices may leave their block; the numbers of those
+    that are checked follow the assertions'."""
     return (entry for entry in function.walk() if entry.opcode in _ACCESSES)
 
 

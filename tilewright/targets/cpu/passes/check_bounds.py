@@ -9,6 +9,7 @@
 
 An array is the span of the argument, as in the interpreter (`ir.memory`).  A pointer belongs to the arguments that it
 is computed from; one that may come from several must lie in one of them, and one that comes from memory is not checked.
+The indices of a gather must lie within the block that is gathered from.
 
 Bounds follow from the operations that compute the offsets.  Two things make them narrow enough for most blocks: where
 the mask compares an index with a number (`columns < n`), only the indices on its side count; and an index that is
@@ -93,7 +94,11 @@ class _Checker(Rebuilder):
 
     def copy(self, operation: Operation) -> None:
         number = self.numbers.get(operation)
-        if number is not None:
+        if number is not None and operation.opcode == "gather":
+            saved, self.location = self.location, operation.location
+            self._check_gather(operation, number)
+            self.location = saved
+        elif number is not None:
             known = [self.arrays[value] for value in self.sources.get(operation.operands[0], ())]
             saved, self.location = self.location, operation.location
             if known:
@@ -120,6 +125,24 @@ class _Checker(Rebuilder):
             check_each()
         else:
             self.if_branch(self.emit("not", inside), check_each, lambda: [])
+
+    def _check_gather(self, operation: Operation, number: int) -> None:
+        """The block that is gathered from may be scratch memory, which other memory lies beside."""
+        index, axis = self.mapping[operation.operands[1]], integer(operation, "axis")
+        extent, shape = operation.operands[0].type.shape[axis], index.type.shape
+        place = self.emit("cast", index, dtype=int64) if index.type.dtype != int64 else index
+        outside = self.emit(
+            "or",
+            self.emit("compare", place, self.constant(0, int64, shape), predicate="lt"),
+            self.emit("compare", place, self.constant(extent, int64, shape), predicate="ge"),
+        )
+
+        def then() -> list[Value]:
+            lanes = self.constant(outside.type.size, int64)
+            self._fail(self.emit("not", outside), [place, self._count(outside), lanes], number)
+            return []
+
+        self.if_branch(self._total(outside, "or"), then, lambda: [])
 
     # -- Element by element -----------------------------------------------------------------------
 
