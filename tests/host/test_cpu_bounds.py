@@ -248,3 +248,12 @@ def test_indices_of_gathers_stay_in_their_block(kernel, dtype, place):
                 found.append([str(error)])
     assert found[0] == found[1]
     assert (len(found[0]) == 1) == (not 0 <= place < 16)
+
+
+@pytest.mark.parametrize("kind", ["array", "tensor"])
+def test_elements_of_an_array_without_any_are_counted_from_its_place(kind):
+    x = np.arange(32, dtype=np.float32)[8:8]
+    if kind == "tensor":
+        x = pytest.importorskip("torch").arange(32.0)[8:8]
+    with settings.scope(check_bounds=True), pytest.raises(ExecutionError, match="element 0 of x, which has 0 elements"):
+        tilewright.jit(plain)[(1,)](x, np.zeros(16, np.float32), 16, BLOCK=16)

@@ -41,7 +41,10 @@ class Extent:
         if isinstance(found, Address):
             return cls(name)
         flat, _ = span(found)
-        return cls(name, flat.ctypes.data, flat.size)
+        if flat.size:
+            return cls(name, flat.ctypes.data, flat.size)
+        # An array without elements has a place too; a tensor of PyTorch is at 0 then.
+        return cls(name, argument.data_ptr() if hasattr(argument, "data_ptr") else found.ctypes.data, 0)
 
 
 def failed_operation(
