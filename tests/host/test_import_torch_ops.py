@@ -176,6 +176,10 @@ add("glu", X, 1)
 # Reductions
 add("sum mean max min amax amin any all prod", positive(3, 4))
 add("sum prod", ints(5, 3, 4))
+for _axis in (0, -1):  # of a tensor without dimensions
+    add("max.dim min.dim argmax argmin sort", lambda: torch.tensor(2.5), _axis)
+    add("topk", lambda: torch.tensor(2.5), 1, _axis)
+add("flip", lambda: torch.tensor(2.5), [0])
 add("sum", bools(3, 4), dtype=torch.bool)
 for _reduction in ("sum", "prod"):  # twice true at one place is true
     add("scatter_reduce.two", bools(4), 0, ints(2, 6), bools(6), _reduction)

@@ -6,7 +6,7 @@ import math
 from collections.abc import Callable, Sequence
 from typing import Any
 
-from tilewright.dtypes import float32, int1, int32, uint8
+from tilewright.dtypes import float32, int1, int32, int64, uint8
 from tilewright.graph.core import Value
 from tilewright.importers import formulas, sorting
 from tilewright.importers.emitter import Number
@@ -67,15 +67,22 @@ def product(call: Call, x: Value, dim: int, keepdim: bool = False, dtype: Any = 
 
 @rule("max.dim")
 def max_dim(call: Call, x: Value, dim: int, keepdim: bool = False) -> tuple[Value, Value]:
-    return reduce(call, "reduce_max", x, dim, keepdim), call.op("argmax", x, axis=dim, keepdims=keepdim)
+    return reduce(call, "reduce_max", x, dim, keepdim), _position(call, "argmax", x, dim, keepdim)
 
 
 @rule("min.dim")
 def min_dim(call: Call, x: Value, dim: int, keepdim: bool = False) -> tuple[Value, Value]:
-    return reduce(call, "reduce_min", x, dim, keepdim), call.op("argmin", x, axis=dim, keepdims=keepdim)
+    return reduce(call, "reduce_min", x, dim, keepdim), _position(call, "argmin", x, dim, keepdim)
+
+
+def _first(call: Call) -> Value:
+    """Where a tensor without dimensions has its only element."""
+    return call.full((), 0, int64)
 
 
 def _position(call: Call, op: str, x: Value, dim: int | None, keepdim: bool) -> Value:
+    if x.rank == 0:
+        return _first(call)
     if dim is None:
         flat = call.op(op, call.reshape(x, (-1,)), axis=0, keepdims=False)
         return call.reshape(flat, (1,) * x.rank) if keepdim else flat
@@ -120,12 +127,12 @@ def _truth(call: Call, op: str, x: Value, dim: Axes, keepdim: bool) -> Value:
 
 @rule("sort.default", "sort.stable")
 def sort(call: Call, x: Value, dim: int = -1, descending: bool = False, stable: bool = False) -> tuple[Value, Value]:
-    return sorting.sort(call, x, dim % x.rank, descending)
+    return (x, _first(call)) if x.rank == 0 else sorting.sort(call, x, dim % x.rank, descending)
 
 
 @rule("topk.default")
 def topk(call: Call, x: Value, k: int, dim: int = -1, largest: bool = True, sorted: bool = True) -> tuple[Value, Value]:
-    return sorting.top(call, x, k, dim % x.rank, largest)
+    return (x, _first(call)) if x.rank == 0 else sorting.top(call, x, k, dim % x.rank, largest)
 
 
 @rule("histc.default")

@@ -178,7 +178,7 @@ def repeat_elements(call: Call, x: Value, repeats: Size, dim: int | None = None,
 
 @rule("flip.default")
 def flip(call: Call, x: Value, dims: Sequence[int]) -> Value:
-    for dim in dims:
+    for dim in dims if x.rank else ():
         x = call.flip(x, dim % x.rank)
     return x
 
