@@ -331,10 +331,12 @@ def replace(weight: Any, array: np.ndarray) -> None:
 
 
 def depth_of(path: Path) -> int:
-    """How many nodes a model has, those in branches counted."""
+    """How many nodes a model has, those in branches counted; each tree, whose leaf is added to the others', is one."""
     import onnx
 
-    return sum(len(graph.node) for graph in graphs_of(onnx.load(path, load_external_data=False).graph))
+    nodes = [node for graph in graphs_of(onnx.load(path, load_external_data=False).graph) for node in graph.node]
+    trees = [attribute.ints for node in nodes for attribute in node.attribute if attribute.name == "nodes_treeids"]
+    return len(nodes) + sum(len(set(numbers)) for numbers in trees)
 
 
 def difference(
