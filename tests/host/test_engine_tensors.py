@@ -62,6 +62,7 @@ NOT_WRITTEN: list[tuple[Callable[[], Any], type[TilewrightError], str]] = [
     (lambda: bytearray(64), InputError, r"numpy\.asarray"),
     (OnlyArray, InputError, r"numpy\.asarray"),
     (lambda: np.ma.masked_array(rows(), rows() > 0), InputError, "masked array"),
+    (lambda: list(np.ma.masked_array(rows(), rows() > 0)), InputError, "masked array in a list"),
     (lambda: "text", InputError, "cannot read a str"),
     (lambda: torch.ones(COLUMNS, ROWS).T, ShapeError, "must be contiguous"),
     (lambda: torch._neg_view(torch.ones(ROWS, COLUMNS)), ShapeError, "must be contiguous"),

@@ -76,10 +76,7 @@ def _view_other(value: Any, name: str, dtype: str, role: str) -> TensorView:
     if is_torch(value):
         return _view_torch(value, name, dtype, role)
     if isinstance(value, np.ma.MaskedArray):
-        raise InputError(
-            f"{role} {name!r} is a masked array, and engines know no masks: pass array.filled(value), or array.data "
-            "with the mask as an input of the model"
-        )
+        raise InputError(f"{role} {name!r} is a masked array, {_NO_MASKS}")
     if isinstance(value, np.ndarray):
         return _view_numpy(np.asarray(value), name, dtype, role)
     if hasattr(value, "__dlpack__"):
@@ -97,8 +94,16 @@ def _view_other(value: Any, name: str, dtype: str, role: str) -> TensorView:
     )
 
 
+_NO_MASKS = "and engines know no masks: pass array.filled(value), or array.data with the mask as an input of the model"
 _PLAIN = (bool, int, float, list, tuple, np.generic)  # Python's own values, which become arrays: copies
 _BUFFERS = (memoryview, bytes, bytearray)
+
+
+def _has_masked(value: Any) -> bool:
+    """Whether lists hold a masked array anywhere, whose masks NumPy drops."""
+    if isinstance(value, list | tuple):
+        return any(_has_masked(item) for item in value)
+    return isinstance(value, np.ma.MaskedArray)
 
 
 def _view_plain(value: Any, name: str, dtype: str, role: str) -> TensorView:
@@ -113,6 +118,8 @@ def _view_plain(value: Any, name: str, dtype: str, role: str) -> TensorView:
                 raise TypeError("there are fractions among them")
     except (TypeError, ValueError, OverflowError) as error:
         raise InputError(f"{role} {name!r}: these values do not make a {dtype} tensor: {error}") from error
+    if _has_masked(value):  # after NumPy has refused lists that hold themselves
+        raise InputError(f"{role} {name!r} has a masked array in a list, {_NO_MASKS}")
     found = _view_numpy(array, name, dtype, role)
     found.copied = True
     return found
