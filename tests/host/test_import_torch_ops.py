@@ -699,3 +699,17 @@ def test_a_product_and_its_sum_read_the_same_slice() -> None:
     module, x, y = Module().eval(), torch.randn(9, 11), torch.randn(9, 11)
     found = tilewright.compile(module, (x, y), target="cpu", effort=0)(x, y)
     torch.testing.assert_close(found, module(x, y))
+
+
+@pytest.mark.parametrize("kind", ["Conv2d", "Conv3d"])
+@pytest.mark.parametrize("axes", [{}, {"input": {0: ("batch", 1, 8)}}], ids=["fixed", "dynamic"])
+def test_few_channels_of_small_images_pixel_by_pixel(kind: str, axes: Any) -> None:
+    """Zeros that were put around the image for other convolutions were pixels too many, written beyond the result."""
+    import tilewright
+
+    module = getattr(torch.nn, kind)(2, 16, 1).eval()
+    shape = (2, *[3] * (module.weight.ndim - 2))
+    engine = tilewright.compile(module, (torch.randn(3, *shape),), target="cpu", effort=0, dynamic_shapes=axes)
+    for batch in (1, 2, 8) if axes else (3,):
+        x = torch.randn(batch, *shape)
+        torch.testing.assert_close(engine(x), module(x))

@@ -204,6 +204,8 @@ def with_zeros_around(group: Group, target: Target) -> Group:
         return group
     if not lanes_of(target) or not copied or channels > FEW_CHANNELS or len(w.shape) > 4:
         return group
+    if is_pointwise(anchor, w):
+        return group  # its product takes every pixel of the image for one of the result
     attributes = anchor.attributes
     run = direct_pixels(across, direct_columns(w, attributes["groups"], target), target)
     windows = window_constants(w.shape[2:], attributes)
