@@ -11,7 +11,7 @@ from dataclasses import dataclass, field
 
 import numpy as np
 
-from tilewright.dtypes import DType, float32, int32, int64
+from tilewright.dtypes import DType, float32, int32, int64, uint8
 from tilewright.graph.build import GraphBuilder
 from tilewright.graph.core import Graph, Value
 from tilewright.graph.fourier import roots_of_unity
@@ -429,6 +429,22 @@ def power_spectrum(b: Builder) -> Groups:
     return [("transform", ["fourier", "multiply", "multiply", "add"]), ("movement", [])]
 
 
+def codes_and_samples(b: Builder) -> Groups:
+    """A product of 8-bit integers less their zero point, as a quantized model has it; a filter of one channel."""
+    codes = b.op("cast", [b.input("codes", uint8, (5, 24))], dtype=int32)
+    weight = b.constant(b.rng.integers(-127, 128, (24, 9)).astype(np.int32))
+    found = b.op("matmul", [b.op("subtract", [codes, b.constant(np.array(131, np.int32))]), weight])
+    b.output(b.op("multiply", [b.op("cast", [found], dtype=float32), b.constant(np.float32(1e-4))]), "y")
+    options = {"strides": (1, 2), "padding": ((0, 0), (3, 4)), "dilation": (1, 1)}
+    b.output(b.op("conv", [b.x(2, 1, 1, 200, name="samples"), b.weights(1, 1, 1, 28)], **options), "z")
+    return [
+        ("elementwise", ["cast", "subtract", "cast"]),
+        ("contraction", ["matmul", "cast", "cast", "multiply"]),
+        ("contraction", ["conv"]),
+        ("movement", []),
+    ]
+
+
 CASES: dict[str, Callable[[Builder], Groups]] = {
     function.__name__: function
     for function in (
@@ -436,6 +452,7 @@ CASES: dict[str, Callable[[Builder], Groups]] = {
         residual_stream, embedding_norm, decomposed_attention, single_softmax, sequence_first_attention,
         window_attention, excitation, several_loops, cross_entropy, experts, chain, residual_convolution,
         written_out, norms_written_out, position_bias, many_outputs, pooled, power_spectrum,
+        codes_and_samples,
     )
 }  # fmt: skip
 
@@ -445,6 +462,7 @@ def case(name: str, rng: np.random.Generator, dtype: DType = float32) -> Case:
     builder = Builder(name, rng, dtype)
     groups = CASES[name](builder)
     draws = {"place": np.array([7]), "ids": rng.integers(0, 11, (2, 5))}
+    draws["codes"] = rng.integers(0, 256, (5, 24), dtype=np.uint8)
     draws["expert"] = rng.integers(0, 6, 40)  # 5 is nobody's
     draws["order"], draws["zeros"] = np.argsort(draws["expert"], kind="stable"), np.zeros(40, np.int64)
     draws["target"] = np.array([5, -100, 299, 0, 17, -100])
