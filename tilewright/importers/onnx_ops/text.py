@@ -104,12 +104,12 @@ def count_sequences(call: Call) -> Value:
     rows = call.cast(call.unsqueeze(x, 0) if x.rank == 1 else x, int64)
     attributes = {"pool": tuple(pool), "columns": tuple(columns), "sequences": tuple(sequences), "size": size}
     total = call.op("sequence_counts", rows, skips=skips, **attributes)
+    given = call.attribute("weights")
     if mode != "TF":
-        weights, given = np.ones(size), call.attribute("weights")
+        weights = np.ones(size)
         if given:
             weights[columns] = np.asarray(given)[: len(columns)]
         seen = call.cast(call.op("greater", total, 0.0), float32)
         scale = call.constant(weights.astype(np.float32), "weights")
         total = call.op("multiply", total if mode == "TFIDF" else seen, scale)
-    call.attribute("weights")
     return total if x.rank == 2 else call.reshape(total, (size,))
