@@ -34,7 +34,7 @@ def load_peer(name: str, engine: Engine, model: Path | None, threads: int) -> Ru
     if name == "reference":
         return _reference(engine)
     path = _source(name, engine, model)
-    return _onnxruntime(path, threads) if name == "onnxruntime" else _torch(path, threads)
+    return _onnxruntime(path, threads) if name == "onnxruntime" else _torch(path, threads, engine.seed)
 
 
 def timed_peer(
@@ -56,7 +56,7 @@ def timed_peer(
     if torch is None:
         raise MissingDependencyError("the engine is for a GPU, and there is no PyTorch here that uses it")
     place = "cuda" if gpu else "cpu"
-    call = _torch_call(torch, path, threads, place)
+    call = _torch_call(torch, path, threads, engine.seed, place)
     tensors = {key: torch_tensor(torch, array).to(place) for key, array in arrays.items()}
     if not gpu:
         return lambda: call(tensors)
@@ -161,8 +161,13 @@ def _import_torch() -> ModuleType:
     return torch
 
 
-def _torch_call(torch: ModuleType, path: Path, threads: int, place: str = "cpu") -> Callable[[Mapping[str, Any]], Any]:
-    """The model in PyTorch, as a function of its inputs by name, tensors on the device `place`."""
+def _torch_call(
+    torch: ModuleType, path: Path, threads: int, seed: str | None, place: str = "cpu"
+) -> Callable[[Mapping[str, Any]], Any]:
+    """The model in PyTorch, as a function of its inputs by name, tensors on the device `place`.
+
+    `seed` names the engine's input that random numbers follow from: the model itself has no such argument.
+    """
     from tilewright.importers.torch_export import load_program
 
     torch.set_num_threads(threads)
@@ -189,17 +194,18 @@ def _torch_call(torch: ModuleType, path: Path, threads: int, place: str = "cpu")
         raise ImportModelError(f"PyTorch runs .pt2 files and checkpoint folders, and the engine's model is {path.name}")
 
     def call(tensors: Mapping[str, Any]) -> Any:
+        tensors = {name: tensor for name, tensor in tensors.items() if name != seed}
         with torch.inference_mode():
             return module(*tensors.values()) if path.suffix == ".pt2" else module(**tensors)
 
     return call
 
 
-def _torch(path: Path, threads: int) -> Run:
+def _torch(path: Path, threads: int, seed: str | None) -> Run:
     torch = _import_torch()
     from tilewright.importers.torch_fx import to_numpy
 
-    call = _torch_call(torch, path, threads)
+    call = _torch_call(torch, path, threads, seed)
 
     def run(inputs: Mapping[str, np.ndarray]) -> dict[str, np.ndarray]:
         results = call({name: torch_tensor(torch, array) for name, array in inputs.items()})
