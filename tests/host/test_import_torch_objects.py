@@ -150,9 +150,13 @@ def test_numbers_are_given_as_in_the_example_and_buffers_stay_constants(tmp_path
     x = torch.randn(2, 3, 4)
     engine = tilewright.compile(module, {"x": x, "scale": 2.0, "frames": 3}, target="cpu", effort=0)
     engine.save(tmp_path / "scaled.engine")
+    again = tilewright.load(tmp_path / "scaled.engine", rebuild="always")
     engine = tilewright.load(tmp_path / "scaled.engine")
     assert [spec.name for spec in engine.inputs] == ["x"]
     expected = module(x, 2.0, 3)
+    np.testing.assert_allclose(again(x=x, scale=2.0, frames=3), expected, rtol=4 * torch.finfo(x.dtype).eps)
+    with pytest.raises(InputError, match="is always .* as in its example"):
+        again(x=x, scale=2.5)
     for given in ({"x": x}, {"x": x, "scale": 2.0, "frames": 3}):
         np.testing.assert_allclose(engine(**given), expected, rtol=4 * torch.finfo(x.dtype).eps)
     for wrong in ({"scale": 2.5}, {"frames": x}, {"frames": None}):

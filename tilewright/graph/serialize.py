@@ -39,6 +39,8 @@ def to_data(graph: Graph) -> tuple[dict[str, Any], dict[str, np.ndarray]]:
     }
     if graph.seed is not None:
         data["seed"] = graph.seed
+    if graph.fixed:
+        data["fixed"] = {name: _attribute_data(item) for name, item in graph.fixed.items()}
     return data, arrays
 
 
@@ -156,6 +158,7 @@ def _graph(data: Any, arrays: Mapping[str, np.ndarray]) -> Graph:
     graph.output_names = [_text(name) for name, _ in data["outputs"]]
     graph.mutations = {values[target]: values[name] for target, name in data["mutations"]}
     graph.seed = data.get("seed")
+    graph.fixed = {_text(name): _fixed(_attribute(item, sizes, {})) for name, item in data.get("fixed", {}).items()}
     return graph
 
 
@@ -163,6 +166,12 @@ def _symbol(name: str, low: Any, high: Any) -> Symbol:
     if not (type(low) is type(high) is int and 0 <= low <= high <= SizeReader.LARGEST):
         raise ValueError(f"the range of {name[:80]!r} is not one of sizes")
     return Symbol(name, low, high)
+
+
+def _fixed(item: Any) -> bool | int | float | str | None:
+    if not isinstance(item, (bool, int, float, str, type(None))):
+        raise TypeError(f"expected an argument that is a number, text or None, got {item!r}")
+    return item
 
 
 def _text(item: Any) -> str:
