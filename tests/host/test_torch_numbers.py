@@ -390,3 +390,12 @@ def test_places_that_are_no_numbers() -> None:
     for found in (reference.run(graph, inputs, np.float32), build(graph, "cpu").run(inputs)):
         for way, wanted, result in zip(Samples.WAYS, Samples()(x, grid), found.values(), strict=True):
             np.testing.assert_allclose(result, wanted.numpy(), rtol=1e-5, atol=1e-5, err_msg=str(way))
+
+
+@pytest.mark.parametrize("reduction", ["mean", "sum", "none"])
+def test_labels_behind_the_end_do_not_count(reduction: str) -> None:
+    labels = torch.tensor([[2, 0, -1, 3, 1], [-1, 1, 2, 0, 4], [4, 3, 2, 1, 0]])
+    loss = torch.nn.MultiLabelMarginLoss(reduction=reduction)
+    x = torch.randn(3, 5)
+    torch.testing.assert_close(tilewright.compile(loss, (x, labels))(x, labels), loss(x, labels))
+    torch.testing.assert_close(tilewright.compile(loss, (x[0], labels[0]))(x[0], labels[0]), loss(x[0], labels[0]))

@@ -19,7 +19,7 @@ from tilewright.importers.torch_quantized import plain_layers
 @contextmanager
 def exportable(module: torch.nn.Module) -> Iterator[None]:
     """Dynamic-quantized layers as plain ones, packed sequences as padded ones, conversions to the same type as nothing,
-    masks as they are, and lengths of tensors as sizes.
+    masks as they are, lengths of tensors as sizes, and a loss that PyTorch decomposes into another one.
 
     Raises `ImportModelError` for quantized modules of other kinds.
     """
@@ -27,6 +27,7 @@ def exportable(module: torch.nn.Module) -> Iterator[None]:
         stack.enter_context(mock.patch.object(torch.nn.Module, "to", _converted))
         # nn.Transformer compares its mask with a causal one, to leave it out: with the mask the result is the same.
         stack.enter_context(mock.patch.object(transformer, "_detect_is_causal_mask", _says_causal))
+        stack.enter_context(mock.patch.object(torch._C._nn, "multilabel_margin_loss", _multilabel_margin_loss))
         packed = stack.enter_context(packed_sequences())
         stack.enter_context(_sizes_as_lengths(module))
         stack.enter_context(plain_layers(module, packed))
@@ -91,3 +92,17 @@ def _converted(self: torch.nn.Module, *args: Any, **kwargs: Any) -> Any:
 
 def _says_causal(mask: Any, is_causal: bool | None = None, size: int | None = None) -> bool:
     return is_causal is True
+
+
+def _multilabel_margin_loss(input: torch.Tensor, target: torch.Tensor, reduction: int = 1) -> torch.Tensor:
+    """As PyTorch documents it: its own decomposition adds terms for the labels behind the first -1."""
+    scores, labels = torch.atleast_2d(input), torch.atleast_2d(target)
+    classes = scores.shape[1]
+    counted = (labels == -1).cumsum(1) == 0
+    named = (torch.where(counted, labels, -1)[:, :, None] == torch.arange(classes, device=labels.device)).any(1)
+    own = scores.gather(1, torch.where(counted, labels, 0))
+    terms = (1 - own[:, :, None] + scores[:, None, :]).clamp(min=0)
+    losses = torch.where(counted[:, :, None] & ~named[:, None, :], terms, 0).sum((1, 2)) / classes
+    if reduction == 0:
+        return losses.reshape(input.shape[:-1])
+    return losses.mean() if reduction == 1 else losses.sum()
