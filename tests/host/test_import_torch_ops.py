@@ -591,6 +591,7 @@ add("masked_select", floats(3, 4), bools(4))
 add("masked_scatter", floats(3, 4), bools(3, 4), floats(12))
 add("_unique2", ints(5, 3, 4), True, True, True)
 add("unique_dim", ints(2, 6, 2), 0, True, True, True)
+add("unique_dim", torch.zeros(5, 0, 5), 1, True, True, True)  # no slices to compare
 add("unique_consecutive", ints(2, 9), True, True)
 add("unique_consecutive", ints(2, 3, 4), True, True, 1)
 add("repeat_interleave.Tensor", ints(4, 5))

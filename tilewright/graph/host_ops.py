@@ -287,7 +287,7 @@ def _different(rows: Array, attributes: Attributes) -> tuple[Array, Array, Array
                 rows, return_index=True, return_inverse=True, return_counts=True, equal_nan=attributes["nan_equal"]
             )
             return first, inverse.reshape(-1), counts
-        columns = rows.reshape(len(rows), -1).T[::-1]
+        columns = rows.reshape(len(rows), math.prod(rows.shape[1:])).T[::-1]  # -1 has no meaning without rows
         order = np.lexsort(columns) if len(columns) else np.arange(len(rows))
     else:
         order = np.arange(len(rows))
