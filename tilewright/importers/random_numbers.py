@@ -18,6 +18,11 @@ from tilewright.symbolic import Size, product
 _DIGITS = {float64: 53, float32: 24, float16: 11, bfloat16: 8}  # bits of a number below 1, so that none rounds to 1
 
 
+def wide(dtype: DType) -> DType:
+    """The element type in which numbers of `dtype` are computed: float64 for float64, float32 for all others."""
+    return float64 if dtype == float64 else float32
+
+
 def bits(emit: Emitter, shape: Sequence[Size]) -> Value:
     """64 random bits for each element, other ones for each draw of a graph; raises `Unsupported` in graphs inside."""
     builder = emit.builder
@@ -39,18 +44,16 @@ def _fraction(emit: Emitter, drawn: Value, digits: int, skipped: int, dtype: DTy
 
 def uniform(emit: Emitter, shape: Sequence[Size], dtype: DType) -> Value:
     """From 0 up to 1, without 1."""
-    wide = float64 if dtype == float64 else float32
-    return emit.cast(_fraction(emit, bits(emit, shape), _DIGITS.get(dtype, 24), 0, wide), dtype)
+    return emit.cast(_fraction(emit, bits(emit, shape), _DIGITS.get(dtype, 24), 0, wide(dtype)), dtype)
 
 
 def normal(emit: Emitter, shape: Sequence[Size], dtype: DType) -> Value:
     """Of mean 0 and variance 1 (Box and Muller, 1958)."""
-    wide = float64 if dtype == float64 else float32
     if dtype == float64:
-        first, second = (_fraction(emit, bits(emit, shape), 53, 0, wide) for _ in range(2))
+        first, second = (_fraction(emit, bits(emit, shape), 53, 0, float64) for _ in range(2))
     else:
         drawn = bits(emit, shape)
-        first, second = (_fraction(emit, drawn, 24, skipped, wide) for skipped in (0, 24))
+        first, second = (_fraction(emit, drawn, 24, skipped, float32) for skipped in (0, 24))
     radius = emit.op("sqrt", emit.op("multiply", _log_of_rest(emit, first), -2.0))
     return emit.cast(emit.op("multiply", radius, emit.op("cos", emit.op("multiply", second, 2 * math.pi))), dtype)
 
@@ -62,8 +65,7 @@ def _log_of_rest(emit: Emitter, x: Value) -> Value:
 
 def exponential(emit: Emitter, shape: Sequence[Size], dtype: DType) -> Value:
     """Of mean 1."""
-    wide = float64 if dtype == float64 else float32
-    return emit.cast(emit.op("negate", _log_of_rest(emit, uniform(emit, shape, wide))), dtype)
+    return emit.cast(emit.op("negate", _log_of_rest(emit, uniform(emit, shape, wide(dtype)))), dtype)
 
 
 def integers(emit: Emitter, shape: Sequence[Size], low: Scalar, high: Scalar) -> Value:
@@ -75,7 +77,7 @@ def integers(emit: Emitter, shape: Sequence[Size], low: Scalar, high: Scalar) ->
 
 def events(emit: Emitter, share: Value | float, shape: Sequence[Size]) -> Value:
     """Booleans that are true with the probability `share`."""
-    dtype = float64 if isinstance(share, Value) and share.dtype == float64 else float32
+    dtype = wide(share.dtype) if isinstance(share, Value) else float32
     return emit.op("less", uniform(emit, shape, dtype), emit.value(share, dtype))
 
 
@@ -91,7 +93,7 @@ def choices(emit: Emitter, weights: Value, samples: int, replacement: bool) -> V
     Raises `Unsupported` as `top` does.
     """
     axis = weights.rank - 1
-    weights = emit.cast(weights, float64 if weights.dtype == float64 else float32)
+    weights = emit.cast(weights, wide(weights.dtype))
     if not replacement:
         ratio = emit.op("divide", weights, exponential(emit, weights.shape, weights.dtype))
         race = emit.op("where", emit.op("greater", weights, 0.0), ratio, emit.builder.number(-1.0, weights.dtype))

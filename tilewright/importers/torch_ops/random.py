@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from typing import Any
 
-from tilewright.dtypes import DType, float32, float64, int64
+from tilewright.dtypes import float64, int64
 from tilewright.graph.core import Value
 from tilewright.importers import random_numbers as draw
 from tilewright.importers.emitter import Scalar
@@ -15,10 +15,6 @@ from tilewright.importers.torch_fx import Call
 
 TABLE = RuleTable("Random numbers", "aten.")
 rule = TABLE.rule
-
-
-def _wide(call: Call) -> DType:
-    return float64 if call.dtype == float64 else float32
 
 
 @rule("rand.default", "rand_like.default")
@@ -33,7 +29,7 @@ def randn(call: Call, *_: Any, **__: Any) -> Value:
 
 @rule("uniform.default")
 def uniform(call: Call, x: Value, low: Scalar = 0.0, high: Scalar = 1.0, **_: Any) -> Value:
-    wide = _wide(call)
+    wide = draw.wide(call.dtype)
     first, last = call.value(low, wide), call.value(high, wide)
     scaled = call.op("multiply", draw.uniform(call, call.shape, wide), call.op("subtract", last, first))
     return call.cast(call.op("add", scaled, first), call.dtype)
@@ -53,25 +49,25 @@ def normal_of_numbers(call: Call, mean: Scalar, std: Scalar = 1.0, *_: Any, **__
 
 
 def _shifted(call: Call, mean: Scalar = 0.0, std: Scalar = 1.0) -> Value:
-    wide = _wide(call)
+    wide = draw.wide(call.dtype)
     scaled = call.op("multiply", draw.normal(call, call.shape, wide), call.value(std, wide))
     return call.cast(call.op("add", scaled, call.value(mean, wide)), call.dtype)
 
 
 @rule("log_normal.default")
 def log_normal(call: Call, x: Value, mean: Scalar = 1.0, std: Scalar = 2.0, **_: Any) -> Value:
-    return call.cast(call.op("exp", call.cast(_shifted(call, mean, std), _wide(call))), call.dtype)
+    return call.cast(call.op("exp", call.cast(_shifted(call, mean, std), draw.wide(call.dtype))), call.dtype)
 
 
 @rule("exponential.default")
 def exponential(call: Call, x: Value, rate: Scalar = 1.0, **_: Any) -> Value:
-    wide = _wide(call)
+    wide = draw.wide(call.dtype)
     return call.cast(call.op("divide", draw.exponential(call, call.shape, wide), call.value(rate, wide)), call.dtype)
 
 
 @rule("cauchy.default")
 def cauchy(call: Call, x: Value, median: Scalar = 0.0, sigma: Scalar = 1.0, **_: Any) -> Value:
-    wide = _wide(call)
+    wide = draw.wide(call.dtype)
     angle = call.op("multiply", call.op("subtract", draw.uniform(call, call.shape, wide), 0.5), math.pi)
     slope = call.op("divide", call.op("sin", angle), call.op("cos", angle))
     scaled = call.op("multiply", slope, call.value(sigma, wide))
