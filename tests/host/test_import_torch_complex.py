@@ -12,6 +12,7 @@ torch = pytest.importorskip("torch")
 
 import tilewright  # noqa: E402
 from tilewright.dtypes import float64  # noqa: E402
+from tilewright.errors import InputError  # noqa: E402
 from tilewright.graph import reference  # noqa: E402
 from tilewright.importers import import_model  # noqa: E402
 
@@ -142,6 +143,16 @@ def test_an_engine_with_complex_numbers() -> None:
     found = np.asarray(tilewright.compile(module, (x,), target="cpu", effort=0)(x))
     bound = 16 * np.finfo(np.float32).eps * np.abs(x.numpy()).sum(-1, keepdims=True)  # of terms up to |x| 1.2
     assert (np.abs(found - module(x).numpy()) <= bound).all()
+
+
+def test_complex_inputs_are_named_as_pairs() -> None:
+    """Never a conversion that drops their imaginary parts."""
+    x = torch.randn(3, dtype=torch.complex64)
+    engine = tilewright.compile(Function(lambda x: x * 2).eval(), (x,), target="cpu", effort=0)
+    for given, way in ((x, "torch.view_as_real"), (x.numpy(), "numpy.stack")):
+        with pytest.raises(InputError, match=way):
+            engine.run({"arguments_0": given})
+    assert np.array_equal(engine.run({"arguments_0": torch.view_as_real(x)})["output"], torch.view_as_real(x * 2))
 
 
 def test_complex_numbers_between_parts_of_torch_compile() -> None:

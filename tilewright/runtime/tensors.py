@@ -176,9 +176,10 @@ def finish(result: Any, like: Any) -> Any:
 
 def _view_numpy(array: np.ndarray, name: str, dtype: str, role: str) -> TensorView:
     if array.dtype != dtypes.BY_NAME[dtype].numpy:
-        raise _wrong_dtype(
-            f"{role} {name!r}", str(array.dtype), dtype, f".astype(numpy.{dtypes.BY_NAME[dtype].numpy.name})"
-        )
+        how = f".astype(numpy.{dtypes.BY_NAME[dtype].numpy.name})"
+        if array.dtype.kind == "c":
+            how = "numpy.stack([x.real, x.imag], axis=-1)"
+        raise _wrong_dtype(f"{role} {name!r}", str(array.dtype), dtype, how)
     if array.base is not None:
         _check_mapped(array, name, role)
     copied = False
@@ -222,7 +223,7 @@ def plain_torch(tensor: Any, name: str, dtype: str, role: str) -> Any:
     torch = sys.modules["torch"]
     if tensor.dtype is not torch_dtype(dtype):
         given = str(tensor.dtype).removeprefix("torch.")
-        how = f".to(torch.{_TO_TORCH.get(dtype, dtype)})"
+        how = "torch.view_as_real" if tensor.is_complex() else f".to(torch.{_TO_TORCH.get(dtype, dtype)})"
         raise _wrong_dtype(f"{role} {name!r}", _TORCH_NAMES.get(given, given), dtype, how)
     if tensor.layout is not torch.strided:
         raise InputError(f"{role} {name!r} is {tensor.layout}: pass tensor.to_dense()")
