@@ -67,6 +67,8 @@ def test_one_message_and_a_code(line: str, code: tuple[int, ...], tmp_path: Path
         (["build", "file.onnx", "--shapes", ":"], (2,)),
         (["build", "file.onnx", "--target", ""], (1,)),
         (["build", "file.onnx", "-o", "/dev/null"], (1, 2)),
+        (["build", "file.onnx", "--timing-cache", "absent/times.json"], (2,)),
+        (["build", "file.onnx", "--timing-cache", "folder"], (2,)),
         (["compile", "file", "-n", "kernel", "-s", ""], (2,)),
         (["bench", "file", "--threads", "100000"], (2,)),
         (["tune", "show", "file"], (1,)),

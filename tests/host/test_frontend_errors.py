@@ -599,3 +599,22 @@ def test_arrays_that_cannot_be_read_are_named() -> None:
 
 def total_of_x(x):
     tl.store(x, tl.load(x) + tl.load(x + 1))
+
+
+@tilewright.jit
+def takes_anything(out, VALUE: tl.constexpr):
+    tl.store(out, 1.0)
+
+
+class Speechless:
+    def __repr__(self) -> str:
+        raise RuntimeError("no words")
+
+
+def test_constants_that_python_cannot_write() -> None:
+    """An integer of more digits than Python writes; a value whose own text raises."""
+    out = np.zeros(1, np.float32)
+    takes_anything[(1,)](out, 10**5000)
+    assert out[0] == 1
+    with pytest.raises(LaunchError, match="its repr.*no words"):
+        takes_anything[(1,)](out, Speechless())

@@ -102,7 +102,12 @@ def build(
         raise wrong_usage(f"--vendor {vendor}: expected allow or never")
     ranges = parse_shapes(shapes or [])
     path = output or Path(f"{Path(os.path.realpath(model)).stem}.engine")
-    _check_output(model, path, given=output is not None)
+    if model.suffix == ".engine" and output is None:
+        raise wrong_usage("building an engine again needs -o NEW.engine")
+    _check_written("-o", path)
+    adds_times = timing_cache is not None and timing_cache.suffix != ".engine" and not reproducible
+    if timing_cache is not None and adds_times:
+        _check_written("--timing-cache", timing_cache)
     from tilewright.engine import builder
     from tilewright.engine.tuning import Tuning
     from tilewright.graph.specialize import restrict_shapes
@@ -119,7 +124,7 @@ def build(
         progress("save", path.name, 0.0)
         engine.save(path)
     remember_model(path, model)
-    if timing_cache is not None and timing_cache.suffix != ".engine" and not reproducible:
+    if timing_cache is not None and adds_times:
         from tilewright.engine.timings import read_timings
         from tilewright.tune.cache import TimingCache
 
@@ -185,17 +190,15 @@ def _recorded(model: Path, timing_cache: Path | None, reproducible: bool) -> tup
     return found
 
 
-def _check_output(model: Path, path: Path, given: bool) -> None:
-    """Refuse, before the build, what could not be written after it."""
-    if model.suffix == ".engine" and not given:
-        raise wrong_usage("building an engine again needs -o NEW.engine")
+def _check_written(option: str, path: Path) -> None:
+    """Refuse, before the build, a file that could not be written after it."""
     if not path.parent.is_dir():
-        raise wrong_usage(f"-o {path}: there is no folder {path.parent}")
+        raise wrong_usage(f"{option} {path}: there is no folder {path.parent}")
     if path.is_dir():
-        raise wrong_usage(f"-o {path} is a folder; name a file")
+        raise wrong_usage(f"{option} {path} is a folder; name a file")
     check_replaceable(path)
     if not os.access(path.parent, os.W_OK):
-        raise wrong_usage(f"-o {path}: the folder {path.parent} cannot be written to")
+        raise wrong_usage(f"{option} {path}: the folder {path.parent} cannot be written to")
 
 
 def _read(model: Path, trust: bool) -> tuple[Graph, str]:

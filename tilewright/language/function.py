@@ -18,7 +18,7 @@ from dataclasses import dataclass
 from types import CodeType, FunctionType, ModuleType
 from typing import Any
 
-from tilewright.errors import CompilationError, brief
+from tilewright.errors import CompilationError, LaunchError, a_kind, brief
 from tilewright.forks import cached_property
 from tilewright.ir.core import Location
 from tilewright.ir.diagnostics import render
@@ -486,7 +486,16 @@ def describe(value: Any, seen: set[int]) -> str:
         return f"{_class_source(type(value))}({held})"
     if isinstance(value, (FunctionType, type)) or callable(value) and hasattr(value, "__qualname__"):
         return f"{value.__module__}.{value.__qualname__}"
-    return f"{type(value).__name__}:{value!r}" if not isinstance(value, dtype) else repr(value)
+    if type(value) is int:
+        return f"int:{value:#x}"  # Python writes no more than 4300 decimal digits
+    try:
+        text = repr(value)
+    except Exception as error:  # of the value's own code
+        raise LaunchError(
+            f"{a_kind(value)} cannot be a constant of a kernel: its repr, by which it is told from others, raises "
+            f"{type(error).__name__}: {error}"
+        ) from error
+    return f"{type(value).__name__}:{text}" if not isinstance(value, dtype) else text
 
 
 def _class_source(kind: type) -> str:

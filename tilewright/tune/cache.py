@@ -67,8 +67,12 @@ class TimingCache:
         """The times of a file that a user names; raises `TimingCacheError` when it is not there or holds others."""
         try:
             status = path.stat()
-            if not stat.S_ISREG(status.st_mode) or status.st_size > _LARGEST:
-                raise TimingCacheError(f"the timing cache {path} is no regular file of at most {_LARGEST >> 20} MiB")
+            if not stat.S_ISREG(status.st_mode):
+                raise TimingCacheError(f"the timing cache {path} is no regular file")
+            if status.st_size > _LARGEST:
+                raise TimingCacheError(
+                    f"the timing cache {path} has {status.st_size >> 20} MiB; at most {_LARGEST >> 20} are read"
+                )
             lines = path.read_text(encoding="utf-8").splitlines()
         except (OSError, ValueError) as error:
             raise TimingCacheError(f"the timing cache {path} cannot be read: {error}") from error
