@@ -305,10 +305,32 @@ def modulo(left: Size, right: Size) -> Size:
     if isinstance(right, int) and right > 0:
         left = _polynomial([(monomial, factor if monomial else factor % right) for monomial, factor in _terms(left)
                             if factor % right])  # fmt: skip
-        return left % right if isinstance(left, int) else _call("%", left, right)
+        inner = _without_modulo(left, right)
+        if inner is not None:
+            return modulo(inner, right)
+        if isinstance(left, int):
+            return left % right
+        if all(factor < 0 for monomial, factor in left.terms if monomial):  # n + -n % c is -c * (-n // c): one term
+            return simplify(left - lift(floor_divide(left, right)) * right)
+        return _call("%", left, right)
     if isinstance(floor_divide(left, right), int) or _exact_quotient(left, right) is not None:
         return simplify(left - lift(floor_divide(left, right)) * right)
     return _call("%", left, right)
+
+
+def _without_modulo(left: Size, right: int) -> Size | None:
+    """`left` without remainders by multiples of `right`, which do not change ``left % right``; None if it has none."""
+    total: Size = 0
+    found = False
+    for monomial, factor in _terms(left):
+        (atom, power), *others = monomial or ((None, 0),)
+        inner: Size | None = None
+        if isinstance(atom, Call) and atom.function == "%" and power == 1 and not others:
+            dividend, divisor = map(simplify, atom.arguments)
+            inner = dividend if isinstance(divisor, int) and divisor % right == 0 else None
+        found = found or inner is not None
+        total = lift(total) + (_polynomial([(monomial, factor)]) if inner is None else lift(inner) * factor)
+    return simplify(total) if found else None
 
 
 def ceil_divide(left: Size, right: Size) -> Size:

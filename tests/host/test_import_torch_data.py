@@ -177,3 +177,28 @@ def test_a_number_that_may_be_negative_where_a_size_is_needed_is_fixed() -> None
     with pytest.raises(InputError, match=r"n.item\(\)"):
         engine(x, torch.tensor(3))
     assert any("say that it is not: torch._check(number >= 0)" in remark for remark in engine.remarks)
+
+
+def in_chunks(x: Any) -> tuple[Any, ...]:
+    """As gated delta rules do: filled up to whole chunks, with a mask of a chunk's size."""
+    filled = torch.nn.functional.pad(x, (0, 0, 0, (4 - x.shape[0] % 4) % 4), value=1.5)
+    parts = filled.reshape(-1, 4, 3)
+    products = parts @ parts.transpose(1, 2)
+    chunk = filled.shape[0] // parts.shape[0]
+    mask = torch.triu(torch.ones(4, 4, dtype=torch.bool), 1)
+    return products.reshape(parts.shape[0], chunk, chunk).masked_fill(mask, 0.0), filled
+
+
+def test_filling_up_to_whole_chunks() -> None:
+    check(in_chunks, rows(7, 5, 8, 9, 12)[:-1], {"x": {0: ("n", 5, 12)}})
+
+
+def test_fills_and_cuts_that_depend_on_sizes() -> None:
+    def function(x: Any, y: Any) -> tuple[Any, ...]:
+        return (
+            torch.nn.functional.pad(y, (0, x.shape[0], 1, 2)),
+            torch.nn.functional.pad(x, (-1, 1, 2, -(x.shape[0] // 2)), value=2.0),
+        )
+
+    calls = [(torch.randn(n, 3), torch.randn(2, 2)) for n in (4, 1, 2, 9)]
+    check(function, calls, BATCH)

@@ -123,6 +123,15 @@ def test_divisions_have_one_form():
     assert symbolic.floor_divide(512 + 512 * half, 1 + half) == 512
     assert symbolic.floor_divide(m * n * n - m, n + 1) == m * n - m
     assert symbolic.modulo(8 * n + m + 13, 8) == symbolic.modulo(m + 5, 8)
+    padded = n + symbolic.modulo(symbolic.lift(64) - symbolic.modulo(n, 64), 64)  # to a multiple of 64
+    assert symbolic.floor_divide(padded, symbolic.floor_divide(padded, 64)) == 64
+
+
+@given(SIZES, st.sampled_from([1, 2, 3, 6]), st.sampled_from([2, 4, 6]), st.integers(-3, 3), BINDINGS)
+def test_remainders_of_remainders_agree_with_integers(value, divisor, multiple, factor, bindings):
+    inner = symbolic.lift(symbolic.modulo(value, divisor * multiple)) * factor + 5
+    expected = (evaluate(value, bindings) % (divisor * multiple) * factor + 5) % divisor
+    assert evaluate(symbolic.modulo(inner, divisor), bindings) == expected
 
 
 def test_functions_are_bounded_by_what_they_divide():

@@ -206,6 +206,10 @@ def _assumed(
     return program
 
 
+# What PyTorch says where it cannot prove that a range is free of conditions; it fails itself to word some of them.
+_BROKEN_RANGES = ("Constraints violated", "Cannot create Dim with inconsistent")
+
+
 def _plain_export(
     module: torch.nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any], dynamic_shapes: Any
 ) -> ExportedProgram:
@@ -219,7 +223,7 @@ def _plain_export(
     try:
         return export(module, args, kwargs, **options)
     except Exception as error:
-        if "Constraints violated" not in str(error):
+        if not any(text in str(error) for text in _BROKEN_RANGES):
             raise
         with suppress(Exception), proving():
             return export(module, args, kwargs, **options)

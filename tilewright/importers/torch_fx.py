@@ -25,7 +25,9 @@ from tilewright.dtypes import DType
 from tilewright.errors import ShapeError
 from tilewright.graph.build import GraphBuilder
 from tilewright.graph.core import Value
-from tilewright.importers.emitter import Emitter, Scalar
+from tilewright.importers.agreement import agreed
+from tilewright.importers.assumptions import SizeIsFixed
+from tilewright.importers.emitter import Emitter, Number, Scalar
 from tilewright.importers.report import NO_RULE_ADVICE, Problem, Report, Unsupported
 from tilewright.importers.torch_assumed import text_of
 from tilewright.importers.torch_complex import PARTS, Complex, divided, is_complex
@@ -87,6 +89,19 @@ class Call(Emitter):
         self.symbols = symbols
         self.node = node
         self.source = source_of(node)
+
+    def op(self, name: str, *inputs: Value | Number | None, **attributes: Any) -> Value:
+        """One node; sizes that PyTorch takes to be equal, without a proof, are checked by the engine."""
+        try:
+            return super().op(name, *inputs, **attributes)
+        except ShapeError as error:
+            try:
+                found = agreed(self, name, inputs, attributes)
+            except SizeIsFixed:  # PyTorch would have said so
+                found = None
+            if found is None:
+                raise error
+        return super().op(name, *found, **attributes)
 
     @property
     def results(self) -> list[torch.Tensor | None]:

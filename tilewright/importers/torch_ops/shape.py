@@ -218,7 +218,9 @@ def constant_pad(
         axis = x.rank - 1 - index
         low, high = pad[2 * index], pad[2 * index + 1]
         if not (isinstance(low, int) and isinstance(high, int)):
-            raise Unsupported("padding by a dynamic amount", "pad by fixed numbers")
+            filled = call.builder.number(value or 0, x.dtype)
+            x = images.pad_by_sizes(call, x, axis, low, high, filled)
+            continue
         x = call.slice(x, axis, max(0, -low), simplify(lift(x.shape[axis]) - max(0, -high)))
         pads[axis] = (max(0, low), max(0, high))
     return call.op("pad", x, pads=pads, value=value or 0) if any(pair != (0, 0) for pair in pads) else x
