@@ -20,20 +20,20 @@ if TYPE_CHECKING:
     from tilewright.api import compile as compile
     from tilewright.engine.engine import Engine as Engine
     from tilewright.engine.engine import load as load
-    from tilewright.frontend.autotune import Config as Config
-    from tilewright.frontend.autotune import autotune as autotune
-    from tilewright.frontend.background import AsyncCompileMode as AsyncCompileMode
-    from tilewright.frontend.descriptor import TensorDescriptor as TensorDescriptor
-    from tilewright.frontend.heuristics import heuristics as heuristics
-    from tilewright.frontend.jit import JITFunction as JITFunction
-    from tilewright.frontend.jit import jit as jit
-    from tilewright.frontend.sizes import cdiv as cdiv
-    from tilewright.frontend.sizes import next_power_of_2 as next_power_of_2
-    from tilewright.frontend.wrappers import MockTensor as MockTensor
-    from tilewright.frontend.wrappers import pointer as pointer
-    from tilewright.frontend.wrappers import reinterpret as reinterpret
     from tilewright.language.aggregate import aggregate as aggregate
     from tilewright.language.function import constexpr_function as constexpr_function
+    from tilewright.launch.autotune import Config as Config
+    from tilewright.launch.autotune import autotune as autotune
+    from tilewright.launch.background import AsyncCompileMode as AsyncCompileMode
+    from tilewright.launch.descriptor import TensorDescriptor as TensorDescriptor
+    from tilewright.launch.heuristics import heuristics as heuristics
+    from tilewright.launch.jit import JITFunction as JITFunction
+    from tilewright.launch.jit import jit as jit
+    from tilewright.launch.sizes import cdiv as cdiv
+    from tilewright.launch.sizes import next_power_of_2 as next_power_of_2
+    from tilewright.launch.wrappers import MockTensor as MockTensor
+    from tilewright.launch.wrappers import pointer as pointer
+    from tilewright.launch.wrappers import reinterpret as reinterpret
 
 __version__ = "0.1.0"
 
@@ -41,20 +41,20 @@ _EXPORTS = {
     "Engine": "tilewright.engine.engine",
     "compile": "tilewright.api",
     "load": "tilewright.engine.engine",
-    "jit": "tilewright.frontend.jit",
-    "JITFunction": "tilewright.frontend.jit",
-    "Config": "tilewright.frontend.autotune",
-    "autotune": "tilewright.frontend.autotune",
-    "heuristics": "tilewright.frontend.heuristics",
+    "jit": "tilewright.launch.jit",
+    "JITFunction": "tilewright.launch.jit",
+    "Config": "tilewright.launch.autotune",
+    "autotune": "tilewright.launch.autotune",
+    "heuristics": "tilewright.launch.heuristics",
     "aggregate": "tilewright.language.aggregate",
-    "AsyncCompileMode": "tilewright.frontend.background",
-    "MockTensor": "tilewright.frontend.wrappers",
-    "pointer": "tilewright.frontend.wrappers",
-    "reinterpret": "tilewright.frontend.wrappers",
+    "AsyncCompileMode": "tilewright.launch.background",
+    "MockTensor": "tilewright.launch.wrappers",
+    "pointer": "tilewright.launch.wrappers",
+    "reinterpret": "tilewright.launch.wrappers",
     "constexpr_function": "tilewright.language.function",
-    "TensorDescriptor": "tilewright.frontend.descriptor",
-    "cdiv": "tilewright.frontend.sizes",
-    "next_power_of_2": "tilewright.frontend.sizes",
+    "TensorDescriptor": "tilewright.launch.descriptor",
+    "cdiv": "tilewright.launch.sizes",
+    "next_power_of_2": "tilewright.launch.sizes",
 }
 __all__ = [
     "AsyncCompileMode", "Config", "Engine", "JITFunction", "MockTensor", "TensorDescriptor", "aggregate",

@@ -18,7 +18,7 @@ from typing import Any
 import numpy as np
 
 from tilewright.errors import DeviceError, MissingDependencyError
-from tilewright.frontend.allocations import unwritten
+from tilewright.launch.allocations import unwritten
 from tilewright.runtime.cuda import timing
 from tilewright.runtime.cuda.device import torch_on_gpus
 

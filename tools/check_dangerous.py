@@ -72,15 +72,15 @@ ALLOWED: dict[str, dict[str, str]] = {
     "tilewright/__init__.py": {"import_module of a name": _TABLE},
     "tilewright/cli/compile.py": {"importlib.util.spec_from_file_location": _SCRIPT},
     "tests/host/test_import_torch.py": {"sympy.sympify": "reads conditions that the test writes"},
-    "tilewright/frontend/binding.py": {"exec": _OWN, "compile": _OWN},
+    "tilewright/launch/binding.py": {"exec": _OWN, "compile": _OWN},
     "tilewright/frontend/builtins.py": {"getattr of builtins": "min, max, int, float and bool, by names in the source"},
-    "tilewright/frontend/cuda.py": {"exec": _OWN, "compile": _OWN},
-    "tilewright/frontend/jit.py": {"exec": _OWN, "compile": _OWN},
-    "tilewright/frontend/kernel_info.py": {
+    "tilewright/launch/cuda.py": {"exec": _OWN, "compile": _OWN},
+    "tilewright/launch/jit.py": {"exec": _OWN, "compile": _OWN},
+    "tilewright/launch/kernel_info.py": {
         "import_module of a name": "finds the kernels that the caller's own record of constants names"
     },
-    "tilewright/frontend/launching.py": {"exec": _OWN, "compile": _OWN},
-    "tilewright/frontend/rewriting.py": {"compile": _KERNEL, "types.FunctionType": _KERNEL},
+    "tilewright/launch/launching.py": {"exec": _OWN, "compile": _OWN},
+    "tilewright/launch/rewriting.py": {"compile": _KERNEL, "types.FunctionType": _KERNEL},
     "tilewright/importers/torch_archive.py": {
         "torch.load": "with weights_only=True, which makes tensors alone: weights in the format of earlier versions"
     },

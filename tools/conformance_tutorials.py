@@ -134,7 +134,7 @@ def _exact_layer_norm() -> None:
 def _call_it_cuda() -> None:
     import torch
 
-    from tilewright.frontend import driver
+    from tilewright.launch import driver
 
     target = driver.GPUTarget("cuda", 90, 32)
     driver.Driver.get_current_target = lambda self: target  # type: ignore[method-assign]

@@ -29,7 +29,7 @@ ROOT = Path(__file__).resolve().parent.parent
 DOCUMENT, BEGIN, END = ROOT / "docs" / "runtime.md", "<!-- wheels -->", "<!-- end -->"
 VERSIONS = ("3.11", "3.12", "3.13", "3.14")
 ROUNDS = 9
-IMPORTS = ("pass", "import tilewright", "import tilewright.language, tilewright.frontend.jit")
+IMPORTS = ("pass", "import tilewright", "import tilewright.language, tilewright.launch.jit")
 
 SMOKE = '''
 import subprocess, sys

@@ -12,9 +12,9 @@ import pytest
 import tilewright
 import tilewright.language as tl
 from tilewright.errors import CompilationError, TargetError
-from tilewright.frontend.cuda import CudaKernel
-from tilewright.frontend.jit import JITFunction
 from tilewright.ir.core import Parameter
+from tilewright.launch.cuda import CudaKernel
+from tilewright.launch.jit import JITFunction
 from tilewright.settings import settings
 from tilewright.targets.llvm import cache as llvm_cache
 from tilewright.targets.nvidia import compile as compilation

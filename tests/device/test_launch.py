@@ -10,7 +10,7 @@ import pytest
 import tilewright
 import tilewright.language as tl
 from tilewright.errors import LaunchError
-from tilewright.frontend.cuda import CudaKernel
+from tilewright.launch.cuda import CudaKernel
 from tilewright.runtime.cuda.device import Device
 from tilewright.runtime.cuda.memory import DeviceArray
 from tilewright.settings import settings

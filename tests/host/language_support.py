@@ -7,7 +7,7 @@ from typing import Any
 import numpy as np
 
 import tilewright
-from tilewright.frontend.jit import JITFunction
+from tilewright.launch.jit import JITFunction
 from tilewright.settings import settings
 
 # Kernels compute elementwise functions to a few units in the last place, and sum in another order.

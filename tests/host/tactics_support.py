@@ -11,7 +11,6 @@ from typing import Any
 import numpy as np
 
 from tilewright.dtypes import DType
-from tilewright.frontend.arguments import classify
 from tilewright.graph.core import Graph, Value
 from tilewright.graph.fusion import Group
 from tilewright.graph.passes.fuse import fuse
@@ -19,6 +18,7 @@ from tilewright.graph.reference import bind_symbols
 from tilewright.graph.reference import run as reference
 from tilewright.ir.interpreter import run as interpret
 from tilewright.kernels import packing
+from tilewright.launch.arguments import classify
 from tilewright.symbolic import evaluate
 from tilewright.tactics.core import Candidate, KernelCall, PackedConstant
 from tilewright.tactics.movement import updates_in_place

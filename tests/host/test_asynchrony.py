@@ -11,12 +11,12 @@ import pytest
 
 from tests.host import asynchrony_support as kernels
 from tilewright.errors import ExecutionError, LaunchError
-from tilewright.frontend.jit import JITFunction
 from tilewright.ir.asynchrony.operations import HANDLERS
 from tilewright.ir.explicit import OPCODES
 from tilewright.ir.interpreter import run
 from tilewright.ir.ops import OPS
 from tilewright.ir.parser import parse_function
+from tilewright.launch.jit import JITFunction
 
 ORDERS = range(8)
 MAP = "tensormap<{}xbf16>"

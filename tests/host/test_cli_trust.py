@@ -34,7 +34,7 @@ from tilewright.errors import (
     TimingCacheError,
     printable,
 )
-from tilewright.frontend.ahead import AheadOfTime
+from tilewright.launch.ahead import AheadOfTime
 from tilewright.runtime.plan import TensorSpec
 from tilewright.symbolic import Expression, symbol
 from tilewright.tune.cache import TimingCache

@@ -20,9 +20,9 @@ import tilewright
 import tilewright.language as tl
 from tests.host.kernel_support import lowered, run_compiled
 from tests.host.random_kernels import GRID, overlapping_arguments, random_kernel
-from tilewright.frontend.ahead import build, parse_signature
 from tilewright.ir import interpreter
 from tilewright.ir.core import Parameter
+from tilewright.launch.ahead import build, parse_signature
 from tilewright.settings import settings
 
 N = 256  # more lanes than one pass of a vector loop has

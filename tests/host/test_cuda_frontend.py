@@ -13,9 +13,9 @@ import tilewright
 import tilewright.language as tl
 import tilewright.language.explicit as tx
 from tilewright.errors import LaunchError
-from tilewright.frontend import cuda, hooks
-from tilewright.frontend.arguments import classify
 from tilewright.ir.types import TensorMapType
+from tilewright.launch import cuda, hooks
+from tilewright.launch.arguments import classify
 from tilewright.runtime.cuda import memory, streams
 from tilewright.runtime.cuda.device import Device
 from tilewright.runtime.cuda.program import Program

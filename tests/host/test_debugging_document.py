@@ -45,5 +45,5 @@ def test_output(tmp_path: Path, mode: str, code: str, shown: str) -> None:
 
 
 def test_files_named_exist() -> None:
-    for name in re.findall(r"`((?:frontend|ir)/[\w/]+\.py)`", DOCUMENT):
+    for name in re.findall(r"`((?:frontend|launch|ir)/[\w/]+\.py)`", DOCUMENT):
         assert (ROOT / "tilewright" / name).exists(), name

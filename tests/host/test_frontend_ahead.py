@@ -15,7 +15,7 @@ import pytest
 import tilewright
 import tilewright.language as tl
 from tilewright.errors import LaunchError, TargetError
-from tilewright.frontend.ahead import build, parse_constant, parse_signature
+from tilewright.launch.ahead import build, parse_constant, parse_signature
 from tilewright.runtime.library import load_objects, system_address
 
 needs_cc = pytest.mark.skipif(shutil.which("cc") is None, reason="needs a C compiler, cc")

@@ -14,7 +14,7 @@ import tilewright
 import tilewright.language as tl
 from tilewright import Config
 from tilewright.errors import AutotunerError
-from tilewright.frontend.autotune import Autotuner
+from tilewright.launch.autotune import Autotuner
 from tilewright.settings import settings
 
 BLOCKS = [Config({"BLOCK": 64}), Config({"BLOCK": 128}), Config({"BLOCK": 256})]

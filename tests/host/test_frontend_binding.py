@@ -10,7 +10,7 @@ import pytest
 import tilewright
 import tilewright.language as tl
 from tilewright.errors import LaunchError
-from tilewright.frontend import hooks
+from tilewright.launch import hooks
 
 
 @tilewright.jit

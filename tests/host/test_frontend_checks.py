@@ -16,10 +16,10 @@ import tilewright
 import tilewright.language as tl
 from tests.host import test_language_kernels as families
 from tilewright.errors import ExecutionError
-from tilewright.frontend.jit import JITFunction
 from tilewright.ir import unwritten as marks
 from tilewright.ir.interpreter import run
 from tilewright.ir.parser import parse_function
+from tilewright.launch.jit import JITFunction
 from tilewright.settings import settings
 from tilewright.testing import unwritten
 

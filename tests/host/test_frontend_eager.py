@@ -22,10 +22,10 @@ import tilewright.language.explicit as tx
 from tests.host import test_frontend_errors as errors
 from tests.host import test_language_kernels as families
 from tilewright.errors import CompilationError, ExecutionError, TilewrightError
-from tilewright.frontend.eager import EagerFunction, EagerLaunch, runs_eagerly
-from tilewright.frontend.jit import JITFunction
 from tilewright.ir import interpreter
 from tilewright.kernels.hopper import matmul as hopper
+from tilewright.launch.eager import EagerFunction, EagerLaunch, runs_eagerly
+from tilewright.launch.jit import JITFunction
 from tilewright.settings import settings
 
 ROOT = Path(__file__).parents[2]
@@ -204,7 +204,7 @@ def test_step_goes_through_functions_of_the_kernel_only() -> None:
     assert "def scaled(value, factor):" in lines[1] and lines[2].endswith("return value * factor")
     returned = text[text.index("--Return--") :]
     assert "stop_in_kernel.py(20)kernel()" in returned  # the caller, by `where`
-    assert "tilewright/frontend" not in returned
+    assert "tilewright/frontend" not in returned and "tilewright/launch" not in returned
     assert "(21)kernel()\n-> tl.store(out + place, doubled, mask=inside)" in returned
 
 

@@ -21,7 +21,7 @@ import tilewright
 import tilewright.language as tl
 from tests.host.language_support import compile_error
 from tilewright.errors import CompilationError, DeviceError, LaunchError
-from tilewright.frontend.jit import JITFunction
+from tilewright.launch.jit import JITFunction
 from tilewright.runtime.cuda.driver import is_available
 
 TYPES = {"x": "*f32", "out": "*f32", "n": "i32"}

@@ -16,9 +16,9 @@ import pytest
 import tilewright
 import tilewright.language as tl
 from tilewright.errors import CompilationError
-from tilewright.frontend.jit import JITFunction
 from tilewright.ir.verifier import verify
 from tilewright.language.extra import libdevice
+from tilewright.launch.jit import JITFunction
 from tilewright.targets.registry import get_target
 
 KERNELS = 400  # of each test; each is traced in about a millisecond

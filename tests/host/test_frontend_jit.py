@@ -15,9 +15,9 @@ import pytest
 import tilewright
 import tilewright.language as tl
 from tilewright.errors import CompilationError, LaunchError
-from tilewright.frontend import binaries, jit
-from tilewright.frontend.arguments import classify
-from tilewright.frontend.binding import generate
+from tilewright.launch import binaries, jit
+from tilewright.launch.arguments import classify
+from tilewright.launch.binding import generate
 from tilewright.settings import settings
 
 torch = pytest.importorskip("torch")

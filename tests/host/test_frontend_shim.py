@@ -191,7 +191,7 @@ def test_environment_variables_are_settings(monkeypatch: pytest.MonkeyPatch, tmp
 
 
 def test_knobs(installed: None, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    from tilewright.frontend import hooks
+    from tilewright.launch import hooks
     from tilewright.shim import knobs
 
     monkeypatch.delenv("TRITON_PRINT_AUTOTUNING", raising=False)

@@ -12,9 +12,9 @@ import pytest
 import tilewright
 import tilewright.language as tl
 from tilewright.errors import CompilationError, LaunchError, OutOfResources, TargetError, UnsupportedOperationError
-from tilewright.frontend import hooks
-from tilewright.frontend.background import AsyncCompileMode, FutureKernel
-from tilewright.frontend.driver import Driver, DriverConfig, GPUTarget
+from tilewright.launch import hooks
+from tilewright.launch.background import AsyncCompileMode, FutureKernel
+from tilewright.launch.driver import Driver, DriverConfig, GPUTarget
 from tilewright.settings import settings
 from tilewright.shim import cache, compiler, utilities
 

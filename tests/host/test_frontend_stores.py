@@ -13,7 +13,7 @@ import tilewright
 import tilewright.language as tl
 from tilewright import ops
 from tilewright.errors import LaunchError
-from tilewright.frontend.wrappers import reinterpret
+from tilewright.launch.wrappers import reinterpret
 from tilewright.settings import settings
 
 MODES = [False, True, "check", "eager"]

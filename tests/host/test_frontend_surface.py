@@ -15,8 +15,8 @@ import pytest
 import tilewright
 import tilewright.language as tl
 from tilewright.errors import CompilationError, ExecutionError, LaunchError
-from tilewright.frontend import hooks
-from tilewright.frontend.wrappers import MockTensor, pointer, reinterpret
+from tilewright.launch import hooks
+from tilewright.launch.wrappers import MockTensor, pointer, reinterpret
 from tilewright.settings import settings
 
 

@@ -24,7 +24,7 @@ def test_code_runs(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
 
 def test_files_named_exist() -> None:
     package = Path(__file__).parents[2] / "tilewright"
-    for name in re.findall(r"`((?:language|frontend|ir)/[\w/]+\.py)`", DOCUMENT):
+    for name in re.findall(r"`((?:language|frontend|launch|ir)/[\w/]+\.py)`", DOCUMENT):
         assert (package / name).exists(), name
 
 

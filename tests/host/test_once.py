@@ -14,7 +14,7 @@ import pytest
 
 import tilewright
 import tilewright.language as tl
-from tilewright.frontend import compiled
+from tilewright.launch import compiled
 from tilewright.once import once
 from tilewright.runtime import library
 from tilewright.targets.cpu.target import CPUTarget

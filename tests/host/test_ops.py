@@ -15,11 +15,11 @@ import tilewright
 import tilewright.language as tl
 from tilewright import dtypes, ops
 from tilewright.errors import LaunchError
-from tilewright.frontend.sizes import cdiv
 from tilewright.kernels import row_forms
 from tilewright.kernels.epilogues import Epilogue
 from tilewright.kernels.hopper.choice import Gpu
 from tilewright.kernels.row_forms import row_form
+from tilewright.launch.sizes import cdiv
 from tilewright.ops import arrays, choices, products, reductions
 from tilewright.ops.candidates import candidates, close
 from tilewright.ops.problem import MatmulProblem

@@ -13,10 +13,10 @@ import tilewright
 import tilewright.language as tl
 from tests.host.test_frontend_shim import SCRIPTS, run
 from tilewright.errors import ExecutionError, LaunchError
-from tilewright.frontend import hooks
-from tilewright.frontend.compiled import CompiledKernel as NativeKernel
-from tilewright.frontend.driver import GPUTarget
-from tilewright.frontend.jit import JITFunction
+from tilewright.launch import hooks
+from tilewright.launch.compiled import CompiledKernel as NativeKernel
+from tilewright.launch.driver import GPUTarget
+from tilewright.launch.jit import JITFunction
 from tilewright.shim import compiler
 from tilewright.shim.compiled import CompiledKernel
 

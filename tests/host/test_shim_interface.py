@@ -8,8 +8,8 @@ import numpy as np
 
 import tilewright
 import tilewright.language as tl
-from tilewright.frontend.autotune import Autotuner, Config
-from tilewright.frontend.wrappers import MockTensor
+from tilewright.launch.autotune import Autotuner, Config
+from tilewright.launch.wrappers import MockTensor
 from tilewright.shim.interface import KernelInterface
 
 

@@ -12,7 +12,7 @@ import pytest
 import tilewright
 import tilewright.language as tl
 from tilewright.errors import ExecutionError
-from tilewright.frontend.jit import JITFunction
+from tilewright.launch.jit import JITFunction
 from tilewright.settings import settings
 
 N = 6  # elements, in blocks of 8

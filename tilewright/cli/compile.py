@@ -14,7 +14,7 @@ from tilewright.cli.console import terminal, wrong_usage
 from tilewright.errors import CompilationError, TilewrightError
 
 if TYPE_CHECKING:
-    from tilewright.frontend.jit import JITFunction
+    from tilewright.launch.jit import JITFunction
 
 
 def compile(
@@ -37,7 +37,7 @@ def compile(
     """Compile a kernel to an object file and a C header, for programs without Python."""
     if not file.is_file():
         raise wrong_usage(f"there is no file {file}")
-    from tilewright.frontend.ahead import build, parse_signature
+    from tilewright.launch.ahead import build, parse_signature
 
     kernel = load_kernel(file, name)
     built = build(kernel, parse_signature(kernel, signature, _parse_constants(constants or [])), out_name, target)
@@ -51,8 +51,8 @@ def compile(
 def load_kernel(file: Path, name: str) -> JITFunction:
     """The kernel `name` of a Python file, below autotune and heuristics; raises `typer.BadParameter`."""
     from tilewright import shim
-    from tilewright.frontend.heuristics import KernelWrapper
-    from tilewright.frontend.jit import JITFunction
+    from tilewright.launch.heuristics import KernelWrapper
+    from tilewright.launch.jit import JITFunction
 
     shim.install()
     spec = importlib.util.spec_from_file_location(file.stem, file)
@@ -81,7 +81,7 @@ def load_kernel(file: Path, name: str) -> JITFunction:
 
 def _parse_constants(texts: list[str]) -> dict[str, Any]:
     """``["BLOCK=64,TYPE=fp32"]`` as values by name; raises `typer.BadParameter`."""
-    from tilewright.frontend.ahead import parse_constant
+    from tilewright.launch.ahead import parse_constant
 
     found: dict[str, Any] = {}
     for text in (part for given in texts for part in given.split(",")):

@@ -110,7 +110,7 @@ _SOURCE = (
 
 def _double() -> Any:
     import tilewright.language as tl
-    from tilewright.frontend.jit import JITFunction
+    from tilewright.launch.jit import JITFunction
 
     return JITFunction.from_source(_SOURCE, "double", {"tl": tl})
 

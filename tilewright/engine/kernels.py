@@ -21,8 +21,8 @@ from tilewright.tactics.core import ExternKernel, KernelCall, Operand, PackedCon
 from tilewright.targets.base import Binary, Target
 
 if TYPE_CHECKING:
-    from tilewright.frontend.compiled import CompiledKernel
-    from tilewright.frontend.jit import JITFunction
+    from tilewright.launch.compiled import CompiledKernel
+    from tilewright.launch.jit import JITFunction
 
 Place = Callable[[Operand], BufferReference]
 

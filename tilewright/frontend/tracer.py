@@ -8,7 +8,6 @@ from functools import partial
 from typing import Any
 
 from tilewright.errors import CompilationError
-from tilewright.frontend.descriptor import DescriptorForm
 from tilewright.frontend.loops import Loops
 from tilewright.frontend.session import TraceSession
 from tilewright.frontend.statements import Returned
@@ -96,21 +95,6 @@ def leaf_types(name: str, kind: Any) -> list[tuple[str, TensorType]]:
 def leaf_names(name: str, kind: Any) -> list[str]:
     """The names alone."""
     return [leaf for leaf, _ in leaf_types(name, kind)]
-
-
-def spelled_names(name: str, kind: Any) -> list[str]:
-    """The same parameters as the user would write them: ``pair[0]``, ``affine.bias``; a descriptor is its memory."""
-    if isinstance(kind, Static):
-        return []
-    if not isinstance(kind, Group):
-        return [name]
-    if kind.kind is tuple:
-        names = [f"{name}[{number}]" for number in range(len(kind.entries))]
-    else:
-        names = [f"{name}.{label}" for label in labels(kind)]
-    if isinstance(kind.kind, DescriptorForm):
-        names[0] = name
-    return [leaf for own, entry in zip(names, kind.entries, strict=True) for leaf in spelled_names(own, entry)]
 
 
 @dataclass(frozen=True)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from dataclasses import dataclass
 
-from tilewright.frontend.sizes import cdiv, next_power_of_2
+from tilewright.launch.sizes import cdiv, next_power_of_2
 
 REGISTER_COLUMNS = 32768  # longer rows are walked in chunks
 CHUNK = 8192

@@ -86,7 +86,7 @@ class tensor:
     def __iter__(self) -> Any:
         raise LanguageError("a tensor cannot be iterated over or unpacked", "split it with tl.split")
 
-    # While a kernel is run by Python (`frontend.eager`) its values are there to look at.
+    # While a kernel is run by Python (`launch.eager`) its values are there to look at.
 
     @property
     def _array(self) -> np.ndarray | None:

@@ -13,8 +13,8 @@ import numpy as np
 from tilewright import dtypes
 from tilewright.dtypes import DType
 from tilewright.errors import LaunchError, a_kind
-from tilewright.frontend.arguments import classify, element_of
 from tilewright.ir.types import PointerType
+from tilewright.launch.arguments import classify, element_of
 from tilewright.runtime.cuda import memory, streams
 from tilewright.runtime.cuda.memory import DeviceArray
 from tilewright.runtime.cuda.streams import Place

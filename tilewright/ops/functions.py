@@ -8,8 +8,8 @@ from typing import Any
 import tilewright.language as tl
 from tilewright import dtypes
 from tilewright.errors import LaunchError
-from tilewright.frontend.jit import JITFunction
-from tilewright.frontend.sizes import cdiv
+from tilewright.launch.jit import JITFunction
+from tilewright.launch.sizes import cdiv
 from tilewright.ops import arrays
 from tilewright.ops.arrays import View
 

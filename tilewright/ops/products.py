@@ -17,16 +17,16 @@ import tilewright.language as tl
 from tilewright import dtypes, forks
 from tilewright.dtypes import DType
 from tilewright.errors import LaunchError, brief
-from tilewright.frontend.arguments import stored_array
-from tilewright.frontend.cuda import target_of
-from tilewright.frontend.descriptor import TensorDescriptor
-from tilewright.frontend.sizes import cdiv
 from tilewright.ir.core import Parameter
 from tilewright.kernels import epilogues, portable
 from tilewright.kernels.epilogues import Epilogue
 from tilewright.kernels.hopper.choice import Gpu
 from tilewright.kernels.hopper.forms import MatmulForm
 from tilewright.kernels.hopper.matmul import matmul as hopper_matmul
+from tilewright.launch.arguments import stored_array
+from tilewright.launch.cuda import target_of
+from tilewright.launch.descriptor import TensorDescriptor
+from tilewright.launch.sizes import cdiv
 from tilewright.ops import arrays, choices
 from tilewright.ops.arrays import View
 from tilewright.ops.candidates import Candidate, close

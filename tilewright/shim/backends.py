@@ -8,7 +8,7 @@ from enum import Enum
 from typing import Any
 
 from tilewright.errors import TargetError
-from tilewright.frontend.driver import CudaDriver, Driver, GPUTarget
+from tilewright.launch.driver import CudaDriver, Driver, GPUTarget
 
 DriverBase = Driver
 Benchmarker = Callable[..., Any]
@@ -43,7 +43,7 @@ class BaseBackend:
     def parse_options(self, options: dict[str, Any]) -> Options:
         """Launch options as an object; raises `LaunchError` for an unknown one."""
         from tilewright.errors import LaunchError
-        from tilewright.frontend.jit import LAUNCH_OPTIONS
+        from tilewright.launch.jit import LAUNCH_OPTIONS
 
         unknown = sorted(set(options) - LAUNCH_OPTIONS)
         if unknown:

@@ -14,10 +14,10 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 from tilewright.errors import user_errors
-from tilewright.frontend import compiled, hooks
-from tilewright.frontend.compiled import full_grid
-from tilewright.frontend.cuda import CudaKernel, with_tensors
-from tilewright.frontend.driver import driver
+from tilewright.launch import compiled, hooks
+from tilewright.launch.compiled import full_grid
+from tilewright.launch.cuda import CudaKernel, with_tensors
+from tilewright.launch.driver import driver
 
 
 class CompiledKernel(metaclass=ABCMeta):  # noqa: B024  (of this metaclass for `register`)

@@ -12,15 +12,15 @@ from pathlib import Path
 from typing import Any
 
 from tilewright.errors import CompilationError, LaunchError
-from tilewright.frontend import compiled
-from tilewright.frontend.arguments import classify
-from tilewright.frontend.compiled import Interface, written_parameters
-from tilewright.frontend.driver import GPUTarget, driver
-from tilewright.frontend.jit import GPU_OPTIONS, LAUNCH_OPTIONS, JITFunction
-from tilewright.frontend.kernel_info import read_override, short_name
 from tilewright.ir.core import Parameter
 from tilewright.ir.types import PointerType, TensorType, scalar
 from tilewright.language.types import NAMES, pointer_type, unwrap, wrap
+from tilewright.launch import compiled
+from tilewright.launch.arguments import classify
+from tilewright.launch.compiled import Interface, written_parameters
+from tilewright.launch.driver import GPUTarget, driver
+from tilewright.launch.jit import GPU_OPTIONS, LAUNCH_OPTIONS, JITFunction
+from tilewright.launch.kernel_info import read_override, short_name
 from tilewright.shim.backends import BaseBackend, backends
 from tilewright.shim.compiled import CompiledKernel
 

@@ -7,9 +7,9 @@ from collections.abc import Callable
 from functools import partial
 from typing import Any, Generic, TypeVar
 
-from tilewright.frontend.heuristics import KernelWrapper
-from tilewright.frontend.jit import JITFunction
-from tilewright.frontend.wrappers import MockTensor
+from tilewright.launch.heuristics import KernelWrapper
+from tilewright.launch.jit import JITFunction
+from tilewright.launch.wrappers import MockTensor
 
 T = TypeVar("T")
 

@@ -16,8 +16,8 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
-from tilewright.frontend import hooks
-from tilewright.frontend.hooks import CompileTimes, HookChain
+from tilewright.launch import hooks
+from tilewright.launch.hooks import CompileTimes, HookChain
 from tilewright.settings import settings
 from tilewright.shim.environment import folder, is_set
 

@@ -19,8 +19,8 @@ from typing import Any
 
 import tilewright.language as tl
 from tilewright.errors import LaunchError
-from tilewright.frontend.descriptor import TensorDescriptor
-from tilewright.frontend.jit import jit
+from tilewright.launch.descriptor import TensorDescriptor
+from tilewright.launch.jit import jit
 
 _MOST_AXES = 3
 

@@ -8,13 +8,13 @@ from __future__ import annotations
 
 VERSION = "3.9.0"  # the release whose names the language has
 
-_TUNER = "tilewright.frontend.autotune"
-_INFO = "tilewright.frontend.kernel_info"
-_JIT = "tilewright.frontend.jit"
-_WRAPPERS = "tilewright.frontend.wrappers"
+_TUNER = "tilewright.launch.autotune"
+_INFO = "tilewright.launch.kernel_info"
+_JIT = "tilewright.launch.jit"
+_WRAPPERS = "tilewright.launch.wrappers"
 _ERRORS = "tilewright.errors"
 _LANGUAGE = "tilewright.language"
-_DRIVER = "tilewright.frontend.driver"
+_DRIVER = "tilewright.launch.driver"
 _COMPILER = "tilewright.shim.compiler"
 _CACHE = "tilewright.shim.cache"
 _BACKENDS = "tilewright.shim.backends"
@@ -50,7 +50,7 @@ def _from(module: str, *names: str, **renamed: str) -> dict[str, str]:
 
 _AUTOTUNER = {
     **_from(_TUNER, "Autotuner", "Config", "autotune"),
-    **_from("tilewright.frontend.heuristics", "Heuristics", "heuristics"),
+    **_from("tilewright.launch.heuristics", "Heuristics", "heuristics"),
 }
 _KERNELS = {
     **_from(_JIT, "JITFunction", "jit", JITCallable="JITFunction"),
@@ -71,15 +71,15 @@ _COMPILER_ERRORS = _from(
 )
 _COMPILED = {
     **_from("tilewright.shim.compiled", "CompiledKernel"),
-    **_from("tilewright.frontend.hooks", LazyDict="LaunchFacts"),
+    **_from("tilewright.launch.hooks", LazyDict="LaunchFacts"),
     **_from(_COMPILER, "ASTSource", "IRSource", "compile", "make_backend", "max_shared_mem"),
     **_from(_CACHE, "get_cache_key", "triton_key"),
 }
-_BACKGROUND = _from("tilewright.frontend.background", "AsyncCompileMode", "FutureKernel")
-_SIZES = _from("tilewright.frontend.sizes", "cdiv", "next_power_of_2")
+_BACKGROUND = _from("tilewright.launch.background", "AsyncCompileMode", "FutureKernel")
+_SIZES = _from("tilewright.launch.sizes", "cdiv", "next_power_of_2")
 _ALLOCATOR = _from(_DRIVER, "set_allocator")
 _TARGET = {**_from(_DRIVER, "GPUTarget"), **_from(_BACKENDS, "BaseBackend", "Language")}
-_DESCRIPTOR = _from("tilewright.frontend.descriptor", "TensorDescriptor")
+_DESCRIPTOR = _from("tilewright.launch.descriptor", "TensorDescriptor")
 
 TABLES: dict[str, dict[str, str]] = {
     "triton": {
@@ -113,7 +113,7 @@ TABLES: dict[str, dict[str, str]] = {
         **_from(_ERRORS, InterpreterError="ExecutionError"),
     },
     "triton.runtime._allocation": _from(_DRIVER, "set_allocator", "NullAllocator", "Allocator", "Buffer"),
-    "triton.runtime._async_compile": {**_BACKGROUND, **_from("tilewright.frontend.background", "active_mode")},
+    "triton.runtime._async_compile": {**_BACKGROUND, **_from("tilewright.launch.background", "active_mode")},
     "triton.compiler": {**_COMPILED, **_COMPILER_ERRORS},
     "triton.compiler.compiler": {**_COMPILED, **_COMPILER_ERRORS, **_TARGET, **_RUNTIME_ERRORS},
     "triton.compiler.errors": _COMPILER_ERRORS,
@@ -134,7 +134,7 @@ ABSENT = {
     "triton.compiler.code_generator": "kernels are read by tilewright.frontend.tracer; JITFunction.trace gives the IR",
     "triton.compiler.make_launcher": "nothing is compiled to launch a kernel",
     "triton.runtime.jit.create_specialize_impl": "kernel.trace and kernel.warmup tell what a call specialises on",
-    "triton.runtime.build": "no C compiler is used; tilewright.frontend.ahead writes objects with a C header",
+    "triton.runtime.build": "no C compiler is used; tilewright.launch.ahead writes objects with a C header",
     "triton.backends.nvidia": "the target is tilewright.targets.nvidia; GPUTarget('cuda', 90, 32) compiles for it",
     "triton.backends.amd": "there is no AMD target yet",
     "triton.tools.compile": "tilewright compile writes an object file with a C header",

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from typing import Any
 
-from tilewright.frontend.arguments import element_of
-from tilewright.frontend.kernel_info import short_name
 from tilewright.language.types import NAMES
+from tilewright.launch.arguments import element_of
+from tilewright.launch.kernel_info import short_name
 
 TRITON_MAX_TENSOR_NUMEL = 1 << 20
 

@@ -7,11 +7,11 @@ from dataclasses import dataclass, replace
 from math import ceil
 from typing import Any
 
-from tilewright.frontend.jit import JITFunction
 from tilewright.graph.core import Graph, Node, Value
 from tilewright.graph.fusion import Group, read_outside
 from tilewright.graph.views import View, dense_view, follow_all
 from tilewright.kernels.attention import attention, attention_decode
+from tilewright.launch.jit import JITFunction
 from tilewright.settings import settings
 from tilewright.symbolic import Size, ceil_divide, lift, lower_bound, product, simplify, upper_bound
 from tilewright.tactics.binding import bind_sizes

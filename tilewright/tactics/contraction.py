@@ -13,11 +13,11 @@ from dataclasses import dataclass
 from typing import Any
 
 from tilewright.errors import UnsupportedOperationError
-from tilewright.frontend.jit import JITFunction
 from tilewright.graph.core import Graph, Node, Value
 from tilewright.graph.fusion import Group
 from tilewright.kernels.matmul import identity, matmul
 from tilewright.kernels.packing import panels_recipe
+from tilewright.launch.jit import JITFunction
 from tilewright.symbolic import Size, ceil_divide, lift, lower_bound, product, simplify
 from tilewright.tactics.binding import bind_extra, bind_sizes, divides
 from tilewright.tactics.blocks import Blocks, choose_blocks, row_ranges

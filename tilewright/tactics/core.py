@@ -14,7 +14,7 @@ from tilewright.symbolic import Size
 from tilewright.tune.cost import Cost
 
 if TYPE_CHECKING:
-    from tilewright.frontend.jit import JITFunction
+    from tilewright.launch.jit import JITFunction
 
 
 @dataclass(frozen=True)

@@ -5,11 +5,11 @@ from __future__ import annotations
 from math import ceil
 from typing import Any
 
-from tilewright.frontend.jit import JITFunction
 from tilewright.graph.core import Graph, Value
 from tilewright.graph.fourier import half, prime_factors
 from tilewright.graph.fusion import Group
 from tilewright.kernels.fourier import fourier, left_part
+from tilewright.launch.jit import JITFunction
 from tilewright.symbolic import ceil_divide, lift, product, simplify
 from tilewright.tactics.binding import bind_extra, bind_sizes
 from tilewright.tactics.contraction import epilogue_slots

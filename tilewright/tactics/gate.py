@@ -11,10 +11,10 @@ from __future__ import annotations
 
 from dataclasses import dataclass, replace
 
-from tilewright.frontend.jit import JITFunction
 from tilewright.graph.core import Graph, Node, Value
 from tilewright.graph.fusion import Group, read_outside
 from tilewright.kernels.matmul import identity
+from tilewright.launch.jit import JITFunction
 from tilewright.symbolic import lift, simplify
 from tilewright.tactics.contraction import Slots, describe_packed, epilogue_slots, gate_halves, gemm_candidate
 from tilewright.tactics.core import Candidate, PackedConstant

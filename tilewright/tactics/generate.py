@@ -18,9 +18,9 @@ from typing import Any
 import numpy as np
 
 import tilewright.language as tl
-from tilewright.frontend.jit import JITFunction
 from tilewright.graph.core import Node, Value
 from tilewright.kernels import functions
+from tilewright.launch.jit import JITFunction
 from tilewright.symbolic import Size, ceil_divide, lift, product, simplify, upper_bound
 from tilewright.tactics.binding import divides
 from tilewright.tactics.core import KernelCall

@@ -16,7 +16,7 @@ from collections.abc import Sequence
 from typing import Any
 
 import tilewright.language as tl
-from tilewright.frontend.jit import JITFunction
+from tilewright.launch.jit import JITFunction
 from tilewright.symbolic import Size, lift, product, simplify
 from tilewright.tactics.core import KernelCall
 from tilewright.tactics.generate import function_from_source, loops_of

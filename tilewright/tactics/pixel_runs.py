@@ -5,11 +5,11 @@ from __future__ import annotations
 from math import ceil
 from typing import Any
 
-from tilewright.frontend.jit import JITFunction
 from tilewright.graph.core import Value
 from tilewright.graph.fusion import Group
 from tilewright.kernels.depthwise import depthwise_runs
 from tilewright.kernels.direct import direct_convolution
+from tilewright.launch.jit import JITFunction
 from tilewright.symbolic import Size, ceil_divide, lift, product, round_up, simplify
 from tilewright.tactics.binding import bind_extra, bind_sizes, divides
 from tilewright.tactics.contraction import Slots

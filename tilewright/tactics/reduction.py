@@ -10,12 +10,12 @@ import numpy as np
 
 from tilewright.dtypes import DType
 from tilewright.errors import UnsupportedOperationError
-from tilewright.frontend.jit import JITFunction
 from tilewright.graph.core import Graph, Node, Value
 from tilewright.graph.fusion import Group
 from tilewright.kernels import functions
 from tilewright.kernels.reduce import arg_extreme, cumulative_columns, cumulative_rows, reduce_columns, reduce_rows
 from tilewright.kernels.rows import log_sum_exp, normalize, normalize_chunked, softmax, softmax_chunked
+from tilewright.launch.jit import JITFunction
 from tilewright.symbolic import Size, ceil_divide, lift, product, simplify, upper_bound
 from tilewright.tactics.binding import bind_extra, bind_sizes, divides
 from tilewright.tactics.core import Candidate, KernelCall, Operand, Stage

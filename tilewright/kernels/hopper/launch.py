@@ -13,12 +13,12 @@ from typing import Any
 import numpy as np
 
 from tilewright.errors import LaunchError
-from tilewright.frontend.descriptor import TensorDescriptor
 from tilewright.kernels.hopper.attention import attention
 from tilewright.kernels.hopper.convolution import convolution
 from tilewright.kernels.hopper.convolution_forms import ConvolutionForm
 from tilewright.kernels.hopper.forms import AttentionForm, MatmulForm, attention_schedule
 from tilewright.kernels.hopper.matmul import matmul
+from tilewright.launch.descriptor import TensorDescriptor
 
 Run = Callable[[], Any]
 PROCESSORS = 132  # of an H100 or H200

@@ -5,11 +5,11 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
-from tilewright.frontend.jit import JITFunction
 from tilewright.graph.core import Graph, Node
 from tilewright.graph.fusion import Group, is_block_attention
 from tilewright.kernels.gpu_attention import block_attention as kernel
 from tilewright.kernels.packing import lines_recipe
+from tilewright.launch.jit import JITFunction
 from tilewright.symbolic import Size, lift, product, simplify
 from tilewright.tactics.attention import bias_strides
 from tilewright.tactics.binding import bind_extra, bind_sizes

@@ -13,7 +13,6 @@ from typing import Any
 
 import tilewright.language as tl
 from tilewright.dtypes import DType, bfloat16, float16, float32
-from tilewright.frontend.jit import JITFunction
 from tilewright.graph.core import Graph, Node, Value
 from tilewright.graph.fusion import Group
 from tilewright.kernels.hopper import matmul as hopper
@@ -21,6 +20,7 @@ from tilewright.kernels.hopper.choice import FEW_ROWS, close_forms, dependent, f
 from tilewright.kernels.hopper.choice import Problem as HopperProblem
 from tilewright.kernels.hopper.forms import MatmulForm
 from tilewright.kernels.packing import halves_recipe
+from tilewright.launch.jit import JITFunction
 from tilewright.symbolic import (
     Size,
     ceil_divide,

@@ -14,8 +14,8 @@ from typing import Any
 import tilewright
 import tilewright.language as tl
 from tilewright.dtypes import DType, bfloat16, float16
-from tilewright.frontend.jit import JITFunction
 from tilewright.kernels.epilogues import OF_HALF, hardware_tanh
+from tilewright.launch.jit import JITFunction
 from tilewright.tactics.contraction import Slots
 
 _LOAD = re.compile(r"tl\.load\((extra\[\d+\]) \+ \((.*)\), mask=mask\)")

@@ -141,7 +141,7 @@ def kernel_digest(family: str) -> str:
     `family` is the name of its targets: ``cpu``, ``cuda``.
     """
     others = frozenset(_FOLDERS.values()) - {_FOLDERS[family]}
-    digest = source_digest("frontend", "ir", "language", "passes", "targets", without=others)
+    digest = source_digest("frontend", "ir", "language", "launch", "passes", "targets", without=others)
     return hashlib.sha256(f"{_llvm_version()} {digest}".encode()).hexdigest()
 
 

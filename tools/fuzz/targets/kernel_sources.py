@@ -10,8 +10,8 @@ from pathlib import Path
 
 from tests.host.test_frontend_fuzz import TYPES, Author, check, names
 from tilewright.errors import CompilationError
-from tilewright.frontend.jit import JITFunction
 from tilewright.ir.verifier import verify
+from tilewright.launch.jit import JITFunction
 from tools.fuzz.target import Base, Failed
 
 

@@ -18,8 +18,6 @@ from typing import Any
 
 import tilewright
 from tilewright.errors import InvalidIRError
-from tilewright.frontend import hooks
-from tilewright.frontend.compiled import CompiledKernel, Interface, written_parameters
 from tilewright.frontend.tracer import Trace
 from tilewright.frontend.values import Group, Static
 from tilewright.ir.core import Function, Parameter
@@ -27,6 +25,8 @@ from tilewright.ir.verifier import verify
 from tilewright.language.function import SourceFunction, describe
 from tilewright.language.records import contents, is_users
 from tilewright.language.types import unwrap
+from tilewright.launch import hooks
+from tilewright.launch.compiled import CompiledKernel, Interface, written_parameters
 from tilewright.settings import settings
 from tilewright.targets.base import Binary, Remark, Target, stored_remarks
 from tilewright.targets.llvm.cache import CacheEntry, ObjectCache, kernel_digest
@@ -183,7 +183,7 @@ def _kernel(
 
 def _kernel_class(binary: Binary) -> type[CompiledKernel]:
     if isinstance(binary, CudaBinary):
-        from tilewright.frontend.cuda import CudaKernel  # programs without a GPU do not pay for it
+        from tilewright.launch.cuda import CudaKernel  # programs without a GPU do not pay for it
 
         return CudaKernel
     return CompiledKernel

@@ -10,8 +10,6 @@ from typing import Any
 
 from tilewright.dtypes import DTYPES, DType
 from tilewright.errors import CompilationError, InvalidIRError, LaunchError, a_kind
-from tilewright.frontend.arguments import ArgumentClass, argument_class, retyped
-from tilewright.frontend.binding import MISSING, PLAIN
 from tilewright.frontend.scope import nearest
 from tilewright.frontend.tracer import labels
 from tilewright.frontend.values import Group, Static, members
@@ -20,6 +18,8 @@ from tilewright.ir.parser import parse_type
 from tilewright.ir.types import PointerType, TensorType, scalar
 from tilewright.language.function import SourceFunction
 from tilewright.language.types import NAMES, constexpr, dtype, pointer_type, unwrap
+from tilewright.launch.arguments import ArgumentClass, argument_class, retyped
+from tilewright.launch.binding import MISSING, PLAIN
 
 
 def constant_key(value: Any) -> Any:

@@ -1,6 +1,6 @@
 """What host code asks of the device that kernels run on: `driver.active`, `set_allocator`.
 
-from tilewright.frontend.driver import driver
+from tilewright.launch.driver import driver
 driver.active.get_active_torch_device()          # device(type='cpu'), or the GPU where there is one
 driver.active.utils.get_device_properties(0)["multiprocessor_count"]
 """

@@ -22,11 +22,11 @@ from typing import Any
 import tilewright
 from tilewright.dtypes import DType
 from tilewright.errors import LaunchError, TargetError
-from tilewright.frontend.compiled import Accesses, accesses
-from tilewright.frontend.jit import JITFunction
 from tilewright.ir.core import Operation, Parameter, Value
 from tilewright.ir.types import PointerType, TensorType, scalar
 from tilewright.language.types import NAMES
+from tilewright.launch.compiled import Accesses, accesses
+from tilewright.launch.jit import JITFunction
 from tilewright.runtime.cache_files import replace
 from tilewright.targets.base import Target
 from tilewright.targets.cpu.assemble import assemble

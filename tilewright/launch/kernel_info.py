@@ -17,17 +17,17 @@ from typing import TYPE_CHECKING, Any
 
 from tilewright.errors import CompilationError, InvalidIRError, LaunchError, a_kind, brief
 from tilewright.forks import cached_property
-from tilewright.frontend.arguments import ArgumentClass, argument_class
 from tilewright.ir.core import Function
 from tilewright.ir.parser import parse_function, parse_type
 from tilewright.ir.verifier import verify
 from tilewright.language.function import ParameterInfo, SourceFunction
 from tilewright.language.types import NAMES, dtype, unwrap
+from tilewright.launch.arguments import ArgumentClass, argument_class
 
 if TYPE_CHECKING:
-    from tilewright.frontend.compiled import CompiledKernel
-    from tilewright.frontend.jit import JITFunction
-    from tilewright.frontend.launching import Launch
+    from tilewright.launch.compiled import CompiledKernel
+    from tilewright.launch.jit import JITFunction
+    from tilewright.launch.launching import Launch
 
 
 KERNELS: weakref.WeakSet[JITFunction] = weakref.WeakSet()  # all that there are
@@ -130,7 +130,7 @@ class DeviceCaches(Mapping[int, tuple[Any, ...]]):
         self._compiled = Compiled(launches)
 
     def __getitem__(self, device: int) -> tuple[Any, ...]:
-        from tilewright.frontend.driver import active
+        from tilewright.launch.driver import active
 
         return (self._compiled, {}, active.get_current_target(), None, None)
 

@@ -17,14 +17,14 @@ import numpy as np
 
 from tilewright.errors import ExecutionError
 from tilewright.forks import cached_property
-from tilewright.frontend import hooks
-from tilewright.frontend.arguments import TENSOR_TYPES, as_array, as_memory, is_writable, leaves, stored_array
-from tilewright.frontend.bounds import Extent
-from tilewright.frontend.compiled import GREATEST_EXTENT, CompiledKernel, full_grid, read_only_error
-from tilewright.frontend.descriptor import TensorDescriptor
-from tilewright.frontend.tracer import leaf_names, spelled_names
-from tilewright.frontend.values import Group
+from tilewright.frontend.tracer import labels, leaf_names
+from tilewright.frontend.values import Group, Static
 from tilewright.ir.core import Function
+from tilewright.launch import hooks
+from tilewright.launch.arguments import TENSOR_TYPES, as_array, as_memory, is_writable, leaves, stored_array
+from tilewright.launch.bounds import Extent
+from tilewright.launch.compiled import GREATEST_EXTENT, CompiledKernel, full_grid, read_only_error
+from tilewright.launch.descriptor import DescriptorForm, TensorDescriptor
 from tilewright.runtime.launch import launcher
 from tilewright.runtime.tensors import raise_versions
 from tilewright.settings import settings
@@ -52,7 +52,7 @@ class Interface:
         self.names = names
         self.kinds = {index: types[name] for index, name in enumerate(names) if name in types}
         self.grouped = any(isinstance(kind, Group) for kind in self.kinds.values())
-        self.spelled = [leaf for index, kind in self.kinds.items() for leaf in spelled_names(names[index], kind)]
+        self.spelled = [leaf for index, kind in self.kinds.items() for leaf in _spelled_names(names[index], kind)]
         self.written = [
             (index, number)
             for index, kind in self.kinds.items()
@@ -76,6 +76,21 @@ class Interface:
             if not is_writable(stored[-1]):
                 raise read_only_error(self.kernel, self.names[index])
         raise_versions(stored)
+
+
+def _spelled_names(name: str, kind: Any) -> list[str]:
+    """The same parameters as the user would write them: ``pair[0]``, ``affine.bias``; a descriptor is its memory."""
+    if isinstance(kind, Static):
+        return []
+    if not isinstance(kind, Group):
+        return [name]
+    if kind.kind is tuple:
+        names = [f"{name}[{number}]" for number in range(len(kind.entries))]
+    else:
+        names = [f"{name}.{label}" for label in labels(kind)]
+    if isinstance(kind.kind, DescriptorForm):
+        names[0] = name
+    return [leaf for own, entry in zip(names, kind.entries, strict=True) for leaf in _spelled_names(own, entry)]
 
 
 class InterpretedLaunch:

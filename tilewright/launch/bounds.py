@@ -9,12 +9,12 @@ from typing import Any
 
 from tilewright.dtypes import DType
 from tilewright.errors import ExecutionError
-from tilewright.frontend.arguments import as_memory
 from tilewright.ir.core import Function, Operation
 from tilewright.ir.diagnostics import all_waiting_error
 from tilewright.ir.memory import Address, misaligned_error, outside_error, span
 from tilewright.ir.semantics import gather_error
 from tilewright.ir.types import PointerType
+from tilewright.launch.arguments import as_memory
 from tilewright.targets.cpu import failures
 from tilewright.targets.cpu.attributes import integer
 from tilewright.targets.cpu.failures import Failure, accesses, assertions, failed

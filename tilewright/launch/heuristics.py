@@ -12,7 +12,7 @@ from functools import partial
 from typing import Any
 
 from tilewright.errors import brief, user_errors
-from tilewright.frontend.jit import LAUNCH_OPTIONS, JITFunction
+from tilewright.launch.jit import LAUNCH_OPTIONS, JITFunction
 
 
 class KernelWrapper:

@@ -37,8 +37,8 @@ from typing import Any
 import numpy as np
 
 from tilewright.errors import TilewrightError
-from tilewright.frontend import arguments
 from tilewright.language.function import ParameterInfo
+from tilewright.launch import arguments
 from tilewright.settings import settings
 
 

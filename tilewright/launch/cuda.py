@@ -8,13 +8,13 @@ from typing import Any
 
 from tilewright.errors import LaunchError
 from tilewright.forks import cached_property
-from tilewright.frontend import hooks
-from tilewright.frontend.arguments import TENSOR_TYPES, classify, places_of
-from tilewright.frontend.bounds import Extent
-from tilewright.frontend.compiled import CompiledKernel, KernelMetadata, full_grid
-from tilewright.frontend.driver import GPUTarget
-from tilewright.frontend.launching import Grid, Interface
 from tilewright.frontend.values import Group
+from tilewright.launch import hooks
+from tilewright.launch.arguments import TENSOR_TYPES, classify, places_of
+from tilewright.launch.bounds import Extent
+from tilewright.launch.compiled import CompiledKernel, KernelMetadata, full_grid
+from tilewright.launch.driver import GPUTarget
+from tilewright.launch.launching import Grid, Interface
 from tilewright.runtime.cuda import streams
 from tilewright.runtime.cuda.device import current_device, device
 from tilewright.runtime.cuda.launch import Start, launcher

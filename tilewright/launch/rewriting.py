@@ -1,7 +1,7 @@
 """A kernel's Python function, rewritten so that Python itself can run it with the language's meaning.
 
 Every expression and statement whose meaning in the language is not Python's becomes a call of a method of
-`frontend.eager.EagerFunction`, which gets the number of the syntax node and the values of its parts:
+`launch.eager.EagerFunction`, which gets the number of the syntax node and the values of its parts:
 
     y = x * 2 + n            y = __eager.assigned(3, __eager.evaluate(2, __eager.evaluate(1, x, 2), n))
 

@@ -14,8 +14,8 @@ from contextvars import ContextVar
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from tilewright.frontend.compiled import CompiledKernel
-    from tilewright.frontend.launching import Launch
+    from tilewright.launch.compiled import CompiledKernel
+    from tilewright.launch.launching import Launch
 
 active_mode: ContextVar[AsyncCompileMode | None] = ContextVar("active_mode", default=None)
 

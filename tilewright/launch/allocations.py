@@ -13,9 +13,9 @@ from typing import Any, TypeVar
 
 import numpy as np
 
-from tilewright.frontend.arguments import as_array
 from tilewright.ir import unwritten as marks
 from tilewright.ir.memory import span
+from tilewright.launch.arguments import as_array
 from tilewright.settings import settings
 
 A = TypeVar("A")

@@ -22,12 +22,12 @@ import numpy as np
 
 import tilewright
 from tilewright.errors import AutotunerError, CompilationError, OutOfResources, user_errors
-from tilewright.frontend import hooks
-from tilewright.frontend.arguments import place_of
-from tilewright.frontend.heuristics import Heuristics, KernelWrapper
-from tilewright.frontend.jit import JITFunction
 from tilewright.language.function import describe
 from tilewright.language.types import unwrap
+from tilewright.launch import hooks
+from tilewright.launch.arguments import place_of
+from tilewright.launch.heuristics import Heuristics, KernelWrapper
+from tilewright.launch.jit import JITFunction
 from tilewright.settings import settings
 from tilewright.targets.base import Target
 from tilewright.targets.llvm.cache import CacheEntry, ObjectCache, content_key, kernel_digest
@@ -397,7 +397,7 @@ def _machine(values: Iterable[Any]) -> tuple[Target, str]:
     place = place_of(values)
     if place is None:
         return get_target("cpu"), ""
-    from tilewright.frontend.cuda import target_of
+    from tilewright.launch.cuda import target_of
     from tilewright.runtime.cuda.device import device
 
     return target_of(place.ordinal), device(place.ordinal).name

@@ -15,16 +15,16 @@ import numpy as np
 from tilewright import dtypes
 from tilewright.errors import DeviceError, LaunchError, brief
 from tilewright.forks import cached_property
-from tilewright.frontend import hooks, recompile
-from tilewright.frontend.arguments import classify, is_writable, stored_array
-from tilewright.frontend.bounds import Extent, failed_operation
-from tilewright.frontend.driver import GPUTarget
 from tilewright.ir.core import Function, Operation, Value
 from tilewright.ir.diagnostics import located_execution_error, user_place
 from tilewright.ir.parser import parse_function
 from tilewright.ir.printer import print_function
 from tilewright.ir.types import PointerType, TensorMapType
 from tilewright.language.function import SourceFunction
+from tilewright.launch import hooks, recompile
+from tilewright.launch.arguments import classify, is_writable, stored_array
+from tilewright.launch.bounds import Extent, failed_operation
+from tilewright.launch.driver import GPUTarget
 from tilewright.once import once
 from tilewright.runtime.faults import load_kernels
 from tilewright.runtime.glue import glue

@@ -1,6 +1,6 @@
 """Kernels run by Python itself, one program instance after the other, for debuggers and print.
 
-The kernel's function (`frontend.rewriting`) runs in ordinary frames, so that breakpoints, single steps and variables
+The kernel's function (`launch.rewriting`) runs in ordinary frames, so that breakpoints, single steps and variables
 work as in any Python code; its values hold NumPy arrays.  What an expression means is decided by the same rules that
 trace it (`FunctionTracer`), and each operation is carried out by the interpreter as soon as it is created
 (`ir.eager`).  Functions of `tl` that are themselves written in the language, and the combine functions of reductions,
@@ -25,11 +25,6 @@ from weakref import WeakKeyDictionary
 import numpy as np
 
 from tilewright.errors import CompilationError, ExecutionError, TilewrightError
-from tilewright.frontend.arguments import as_memory, stored_array
-from tilewright.frontend.compiled import full_grid
-from tilewright.frontend.eager_loops import WatchedLoop
-from tilewright.frontend.launching import Interface
-from tilewright.frontend.rewriting import RewrittenFunction, evaluated, filled, is_breakpoint
 from tilewright.frontend.session import TraceSession
 from tilewright.frontend.tracer import FunctionTracer, bind_call, bind_parameters, leaf_types
 from tilewright.ir.checks import Checks
@@ -43,10 +38,15 @@ from tilewright.language import core
 from tilewright.language.context import activate
 from tilewright.language.function import SourceFunction
 from tilewright.language.tensor import tensor
+from tilewright.launch.arguments import as_memory, stored_array
+from tilewright.launch.compiled import full_grid
+from tilewright.launch.eager_loops import WatchedLoop
+from tilewright.launch.launching import Interface
+from tilewright.launch.rewriting import RewrittenFunction, evaluated, filled, is_breakpoint
 from tilewright.runtime.tensors import raise_versions
 from tilewright.settings import settings
 
-_MACHINERY = ("tilewright.frontend.", "tilewright.language.", "tilewright.ir.")
+_MACHINERY = ("tilewright.frontend.", "tilewright.launch.", "tilewright.language.", "tilewright.ir.")
 _rewritten: WeakKeyDictionary[SourceFunction, RewrittenFunction] = WeakKeyDictionary()
 _files: set[str] = set()  # where functions that run eagerly come from
 

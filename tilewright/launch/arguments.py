@@ -25,17 +25,17 @@ import numpy as np
 from tilewright import dtypes
 from tilewright.dtypes import DType
 from tilewright.errors import LaunchError, a_kind, brief
-from tilewright.frontend.descriptor import DescriptorForm, TensorDescriptor
-from tilewright.frontend.descriptor import check as check_descriptor
-from tilewright.frontend.descriptor import parts as descriptor_parts
 from tilewright.frontend.values import Group, Static, members
-from tilewright.frontend.wrappers import TensorWrapper, stands_for_array
 from tilewright.ir.memory import Address
 from tilewright.ir.types import PointerType, TensorMapType, TensorType, scalar
 from tilewright.language.aggregate import Aggregate
 from tilewright.language.function import ConstexprFunction, SourceFunction
 from tilewright.language.records import argument_values, is_record
 from tilewright.language.types import NAMES, constexpr, dtype, unwrap
+from tilewright.launch.descriptor import DescriptorForm, TensorDescriptor
+from tilewright.launch.descriptor import check as check_descriptor
+from tilewright.launch.descriptor import parts as descriptor_parts
+from tilewright.launch.wrappers import TensorWrapper, stands_for_array
 from tilewright.runtime import dlpack
 from tilewright.runtime.cuda import memory, streams
 from tilewright.runtime.cuda.streams import Place

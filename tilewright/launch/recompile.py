@@ -10,9 +10,9 @@ import logging
 from collections.abc import Iterable
 from typing import Any
 
-from tilewright.frontend.arguments import ArgumentClass
 from tilewright.frontend.values import Group
 from tilewright.language.function import ParameterInfo
+from tilewright.launch.arguments import ArgumentClass
 
 logger = logging.getLogger("tilewright.jit")
 Key = tuple[Any, ...]  # launch options, interpret, then a class or a constant for each parameter

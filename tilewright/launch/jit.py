@@ -21,17 +21,26 @@ from typing import Any, overload
 from tilewright import forks
 from tilewright.errors import CompilationError, DeviceError, LaunchError, a_kind, user_errors
 from tilewright.forks import cached_property
-from tilewright.frontend import binaries, hooks, recompile
-from tilewright.frontend.arguments import (
+from tilewright.frontend.diagnostics import located_error
+from tilewright.frontend.scope import nearest
+from tilewright.frontend.tracer import Trace, trace_kernel
+from tilewright.frontend.values import Group
+from tilewright.ir.core import Function, Location, Parameter
+from tilewright.ir.printer import print_function
+from tilewright.language.explicit.objects import tensor_map
+from tilewright.language.function import ParameterInfo, SourceFunction
+from tilewright.language.target_info import compiling_for
+from tilewright.language.types import unwrap
+from tilewright.launch import binaries, hooks, recompile
+from tilewright.launch.arguments import (
     as_tensor_map,
     classify,
     on_gpu,
 )
-from tilewright.frontend.background import PendingLaunch, active_mode
-from tilewright.frontend.binding import MISSING, generate
-from tilewright.frontend.compiled import CompiledKernel, written_parameters
-from tilewright.frontend.diagnostics import located_error
-from tilewright.frontend.kernel_info import (
+from tilewright.launch.background import PendingLaunch, active_mode
+from tilewright.launch.binding import MISSING, generate
+from tilewright.launch.compiled import CompiledKernel, written_parameters
+from tilewright.launch.kernel_info import (
     KERNELS,
     Compiled,
     DeviceCaches,
@@ -42,9 +51,8 @@ from tilewright.frontend.kernel_info import (
     from_text,
     read_override,
 )
-from tilewright.frontend.launching import CPULaunch, Interface, InterpretedLaunch, Launch, SkippedLaunch
-from tilewright.frontend.scope import nearest
-from tilewright.frontend.specialization import (
+from tilewright.launch.launching import CPULaunch, Interface, InterpretedLaunch, Launch, SkippedLaunch
+from tilewright.launch.specialization import (
     address_rule,
     constant_key,
     fixing_rule,
@@ -57,15 +65,7 @@ from tilewright.frontend.specialization import (
     read_only,
     without_alignment,
 )
-from tilewright.frontend.tracer import Trace, trace_kernel
-from tilewright.frontend.values import Group
-from tilewright.frontend.wrappers import MockTensor
-from tilewright.ir.core import Function, Location, Parameter
-from tilewright.ir.printer import print_function
-from tilewright.language.explicit.objects import tensor_map
-from tilewright.language.function import ParameterInfo, SourceFunction
-from tilewright.language.target_info import compiling_for
-from tilewright.language.types import unwrap
+from tilewright.launch.wrappers import MockTensor
 from tilewright.settings import settings
 from tilewright.targets.base import Target
 from tilewright.targets.registry import get_target
@@ -124,7 +124,7 @@ class JITFunction(KernelSource):
         KERNELS.add(self)
         self._entry: Callable[..., CompiledKernel | None] = self._run_first  # what ``kernel[grid]`` calls
         if settings.interpret == "check":
-            from tilewright.frontend.allocations import watch_allocations
+            from tilewright.launch.allocations import watch_allocations
 
             watch_allocations()
 
@@ -285,7 +285,7 @@ class JITFunction(KernelSource):
     def _find(self, arguments: tuple[Any, ...], keywords: dict[str, Any]) -> tuple[Launch, tuple[Any, ...], list[Any]]:
         """The launch for these arguments (made if the signature is new), one value for each parameter, their slots.
 
-        This is what a generated function does; `frontend.binding` shows one.
+        This is what a generated function does; `launch.binding` shows one.
         """
         values, rest, options = self._bind(arguments, keywords)
         key: list[Any] = [self._options_key(options, rest), settings.interpret]
@@ -600,7 +600,7 @@ class JITFunction(KernelSource):
         classified: tuple[Sequence[Any], Sequence[Any]],
     ) -> Launch:
         """The signature, ready to run on the GPU that its arguments are on."""
-        from tilewright.frontend.cuda import CudaKernel, CudaLaunch, Places
+        from tilewright.launch.cuda import CudaKernel, CudaLaunch, Places
 
         places = Places(self.name, *classified)
         kernel = self.compile(types, constants, described, target=places.target, options=options)
@@ -615,7 +615,7 @@ class JITFunction(KernelSource):
         """The signature, ready to run where the settings say."""
         debug = "debug" in options
         if settings.interpret:
-            from tilewright.frontend.eager import EagerLaunch, runs_eagerly
+            from tilewright.launch.eager import EagerLaunch, runs_eagerly
 
             debug = debug or settings.interpret == "check"
             if runs_eagerly(self, constants):
