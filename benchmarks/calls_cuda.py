@@ -30,8 +30,8 @@ import torch
 from benchmarks.kernels_cuda import environment
 from tests.models import bert, llama
 from tests.models.specification import ModelSpecification
-from tilewright.engine.builder import build
-from tilewright.engine.tuning import Tuning
+from tilewright.build.builder import build
+from tilewright.build.tuning import Tuning
 from tilewright.importers import import_model
 
 PATH = common.RESULTS / "calls_cuda.json"

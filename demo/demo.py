@@ -22,8 +22,8 @@ import numpy as np
 from rich.console import Console
 from rich.table import Table
 
+from tilewright.build.builder import build
 from tilewright.cli.progress import BuildProgress
-from tilewright.engine.builder import build
 from tilewright.graph import reference
 from tilewright.importers import import_model
 

@@ -6,12 +6,12 @@ from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from tilewright.engine.builder import build
+from tilewright.build.builder import build
+from tilewright.build.quick_start import build_quickly_first
+from tilewright.build.tuning import Tuning
 from tilewright.engine.engine import Engine
 from tilewright.engine.file import as_path
-from tilewright.engine.quick_start import build_quickly_first
 from tilewright.engine.timings import read_timings
-from tilewright.engine.tuning import Tuning
 from tilewright.importers import import_model
 from tilewright.runtime.cuda.device import on_gpu_of
 

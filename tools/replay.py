@@ -30,10 +30,10 @@ from unittest import mock
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 
-from tilewright.engine.builder import Builder, Order
-from tilewright.engine.kernels import KernelSet
+from tilewright.build.builder import Builder, Order
+from tilewright.build.kernels import KernelSet
+from tilewright.build.tuning import Tuning
 from tilewright.engine.plan_json import plan_to_json
-from tilewright.engine.tuning import Tuning
 from tilewright.errors import UnsupportedOperationError
 from tilewright.graph.passes.fuse import fuse
 from tilewright.graph.pipeline import optimize

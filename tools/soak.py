@@ -31,8 +31,8 @@ import numpy as np
 
 import tilewright
 import tilewright.onnx
+from tilewright.build.builder import build
 from tilewright.dtypes import float32
-from tilewright.engine.builder import build
 from tilewright.errors import TilewrightError
 from tilewright.graph.build import GraphBuilder
 from tilewright.graph.core import Graph

@@ -37,7 +37,7 @@ import numpy as np
 import tilewright
 import tilewright.language as tl
 from tilewright.dtypes import float32
-from tilewright.engine.builder import build
+from tilewright.build.builder import build
 from tilewright.graph.build import GraphBuilder
 
 @tilewright.jit

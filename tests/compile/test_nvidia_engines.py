@@ -16,8 +16,8 @@ from tests.host.model_support import torch_graph  # noqa: E402
 from tests.host.test_recurrent import layer  # noqa: E402
 from tests.models import blocks  # noqa: E402
 from tilewright import Engine  # noqa: E402
+from tilewright.build.builder import build  # noqa: E402
 from tilewright.cli.main import application  # noqa: E402
-from tilewright.engine.builder import build  # noqa: E402
 from tilewright.errors import TargetError  # noqa: E402
 from tilewright.symbolic import evaluate  # noqa: E402
 

@@ -11,8 +11,8 @@ import tilewright.language as tl
 from tests.convolution_cases import CASES
 from tests.host.test_engine_gpu_convolution import CASES as MODELS
 from tests.host.test_engine_gpu_convolution import model, preferred_pixels, window
-from tilewright.engine.builder import build
-from tilewright.engine.tuning import Tuning
+from tilewright.build.builder import build
+from tilewright.build.tuning import Tuning
 from tilewright.graph.core import Graph
 from tilewright.graph.reference import run
 from tilewright.kernels.hopper.launch import prepare_convolution

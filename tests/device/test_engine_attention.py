@@ -8,8 +8,8 @@ import numpy as np
 import pytest
 
 from tests.host.test_engine_gpu_attention import appended, appending, decoding, packed
+from tilewright.build.builder import build
 from tilewright.dtypes import bfloat16, float16
-from tilewright.engine.builder import build
 from tilewright.graph.core import Graph
 from tilewright.graph.reference import run
 

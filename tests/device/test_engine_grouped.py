@@ -7,9 +7,9 @@ import pytest
 
 torch = pytest.importorskip("torch")
 
+from tilewright.build.builder import build  # noqa: E402
+from tilewright.build.tuning import Tuning  # noqa: E402
 from tilewright.dtypes import float16, int32  # noqa: E402
-from tilewright.engine.builder import build  # noqa: E402
-from tilewright.engine.tuning import Tuning  # noqa: E402
 from tilewright.graph.build import GraphBuilder  # noqa: E402
 from tilewright.graph.reference import run  # noqa: E402
 

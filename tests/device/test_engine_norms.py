@@ -9,8 +9,8 @@ import numpy as np
 import pytest
 
 from tests.normed_products import WIDTH, block
-from tilewright.engine.builder import build
-from tilewright.engine.tuning import Tuning
+from tilewright.build.builder import build
+from tilewright.build.tuning import Tuning
 from tilewright.graph.passes.fuse_norms import FEW_ROWS
 from tilewright.graph.reference import run
 

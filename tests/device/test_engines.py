@@ -18,8 +18,8 @@ from tests.models import resnet  # noqa: E402
 from tests.models.blocks import Block, Mlp  # noqa: E402
 from tests.models.specification import ModelSpecification  # noqa: E402
 from tilewright import Engine  # noqa: E402
+from tilewright.build.builder import build  # noqa: E402
 from tilewright.dtypes import float32  # noqa: E402
-from tilewright.engine.builder import build  # noqa: E402
 from tilewright.graph.build import GraphBuilder  # noqa: E402
 from tilewright.importers import import_model  # noqa: E402
 from tilewright.importers.torch_compile import backend  # noqa: E402

@@ -8,8 +8,8 @@ import numpy as np
 import pytest
 
 from tests.fusion_cases import CASES, case
+from tilewright.build.builder import build
 from tilewright.dtypes import DType, bfloat16, float16, float32
-from tilewright.engine.builder import build
 from tilewright.graph.reference import run
 
 ROUNDINGS = {float32: 2.0**-23, float16: 2.0**-10, bfloat16: 2.0**-7}

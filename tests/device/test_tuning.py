@@ -11,10 +11,10 @@ import numpy as np
 import pytest
 
 from tilewright import Engine
+from tilewright.build import trials
+from tilewright.build.builder import build
+from tilewright.build.tuning import Tuning
 from tilewright.dtypes import DType, bfloat16, float16
-from tilewright.engine import trials
-from tilewright.engine.builder import build
-from tilewright.engine.tuning import Tuning
 from tilewright.errors import MissingTimingError
 from tilewright.graph.build import GraphBuilder
 from tilewright.graph.core import Graph

@@ -75,14 +75,14 @@ def driver(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Iterator[Driver]:
 @pytest.fixture
 def built(monkeypatch: pytest.MonkeyPatch) -> list[Any]:
     """The graphs that a test built into engines."""
-    import tilewright.engine.builder
+    import tilewright.build.builder
 
     graphs: list[Any] = []
-    build = tilewright.engine.builder.build
+    build = tilewright.build.builder.build
 
     def record(graph: Any, *arguments: Any, **options: Any) -> Any:
         graphs.append(graph)
         return build(graph, *arguments, **options)
 
-    monkeypatch.setattr(tilewright.engine.builder, "build", record)
+    monkeypatch.setattr(tilewright.build.builder, "build", record)
     return graphs

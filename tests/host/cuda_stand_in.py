@@ -17,8 +17,8 @@ from typing import Any, ClassVar
 import numpy as np
 import pytest
 
+from tilewright.build import trials
 from tilewright.dtypes import BY_TEXT, DType
-from tilewright.engine import trials
 from tilewright.ir.core import Function, Operation
 from tilewright.ir.explicit import is_explicit
 from tilewright.ir.interpreter import run as interpret

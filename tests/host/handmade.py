@@ -12,7 +12,7 @@ from __future__ import annotations
 import llvmlite.binding as llvm
 import numpy as np
 
-from tilewright.engine import plan_codegen
+from tilewright.build import plan_codegen
 from tilewright.engine.engine import Engine, plan_symbol
 from tilewright.engine.file import FORMAT, VERSION, Package
 from tilewright.engine.plan_json import plan_to_json

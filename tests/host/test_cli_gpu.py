@@ -12,12 +12,12 @@ from typer.testing import CliRunner, Result
 
 from tests.host.cuda_stand_in import Driver
 from tilewright import Engine
+from tilewright.build import rebuild
+from tilewright.build.builder import build
 from tilewright.cli import doctor, peers, placement
 from tilewright.cli.main import application
 from tilewright.cli.peers import load_peer
 from tilewright.dtypes import float16
-from tilewright.engine import rebuild
-from tilewright.engine.builder import build
 from tilewright.errors import DeviceError, ImportModelError
 from tilewright.graph.build import GraphBuilder
 from tilewright.runtime.cuda import device as devices

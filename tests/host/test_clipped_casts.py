@@ -5,8 +5,8 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
+from tilewright.build.builder import build
 from tilewright.dtypes import DType, float32, float64, int8, int16, uint8, uint16
-from tilewright.engine.builder import build
 from tilewright.graph import reference
 from tilewright.graph.build import GraphBuilder
 from tilewright.graph.core import Graph

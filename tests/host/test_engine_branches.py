@@ -9,10 +9,10 @@ import pytest
 
 from tests.host.cuda_stand_in import Driver
 from tests.host.random_graphs import RandomGraph
+from tilewright.build import branches
+from tilewright.build.branches import LANES, Work, direct_dependencies, places
+from tilewright.build.builder import build
 from tilewright.dtypes import float32
-from tilewright.engine import branches
-from tilewright.engine.branches import LANES, Work, direct_dependencies, places
-from tilewright.engine.builder import build
 from tilewright.graph.build import GraphBuilder
 from tilewright.graph.core import Graph
 from tilewright.graph.reference import run

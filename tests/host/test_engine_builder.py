@@ -8,9 +8,9 @@ import numpy as np
 import pytest
 
 from tilewright import Engine
+from tilewright.build import kernels
+from tilewright.build.builder import build
 from tilewright.dtypes import float32, int64
-from tilewright.engine import kernels
-from tilewright.engine.builder import build
 from tilewright.errors import EngineDamagedError, EngineTargetError, ShapeError, TargetError
 from tilewright.graph import reference
 from tilewright.graph.build import GraphBuilder
@@ -98,7 +98,7 @@ def test_errors_name_the_part_of_the_model(generator, monkeypatch):
     def fail(*arguments, **keywords):
         raise RuntimeError("no luck")
 
-    monkeypatch.setattr("tilewright.engine.kernels.KernelSet.choice", fail)
+    monkeypatch.setattr("tilewright.build.kernels.KernelSet.choice", fail)
     with pytest.raises(RuntimeError, match="no luck") as caught:
         build(perceptron(generator))
     assert caught.value.__notes__ == ["while building 000-matmul-add-relu: matmul %matmul (up), add %add, relu %relu"]

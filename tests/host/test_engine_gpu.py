@@ -12,9 +12,9 @@ from tests.host.random_graphs import RandomGraph
 from tests.host.test_engine_branches import experts
 from tests.rounding import graph_bounds
 from tilewright import Engine
+from tilewright.build.builder import build
 from tilewright.dtypes import bfloat16, float16, float32, int64
 from tilewright.engine import file
-from tilewright.engine.builder import build
 from tilewright.engine.file import Package, write_package
 from tilewright.errors import EngineDamagedError, EngineTargetError, InputError, ShapeError
 from tilewright.graph.build import GraphBuilder

@@ -9,8 +9,8 @@ import numpy as np
 import pytest
 
 from tests.host.cuda_stand_in import Driver
+from tilewright.build.builder import build
 from tilewright.dtypes import bfloat16, float16, float32, int64
-from tilewright.engine.builder import build
 from tilewright.engine.plan_json import plan_from_json, plan_to_json
 from tilewright.graph.build import GraphBuilder
 from tilewright.graph.core import Graph, Value

@@ -9,9 +9,9 @@ import numpy as np
 import pytest
 
 from tests.host.cuda_stand_in import Driver
+from tilewright.build.builder import build
+from tilewright.build.tuning import Tuning
 from tilewright.dtypes import float16
-from tilewright.engine.builder import build
-from tilewright.engine.tuning import Tuning
 from tilewright.graph.build import GraphBuilder
 from tilewright.graph.core import Graph
 from tilewright.graph.reference import run

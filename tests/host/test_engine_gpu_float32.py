@@ -8,10 +8,10 @@ import numpy as np
 import pytest
 
 from tests.host.cuda_stand_in import Driver
+from tilewright.build.builder import build
+from tilewright.build.tuning import Tuning
 from tilewright.dtypes import float32
-from tilewright.engine.builder import build
 from tilewright.engine.engine import Engine
-from tilewright.engine.tuning import Tuning
 from tilewright.graph.build import GraphBuilder
 from tilewright.graph.core import Graph
 from tilewright.graph.reference import run

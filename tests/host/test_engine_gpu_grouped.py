@@ -6,8 +6,8 @@ import numpy as np
 import pytest
 
 from tests.host.cuda_stand_in import Driver
+from tilewright.build.builder import build
 from tilewright.dtypes import bfloat16, float16, float32, int32, int64
-from tilewright.engine.builder import build
 from tilewright.graph.build import GraphBuilder
 from tilewright.graph.pipeline import optimize
 from tilewright.graph.reference import run

@@ -8,8 +8,8 @@ torch = pytest.importorskip("torch")
 
 from tests.models import bert, llama  # noqa: E402
 from tests.models.specification import ModelSpecification  # noqa: E402
-from tilewright.engine import storage  # noqa: E402
-from tilewright.engine.storage import Task, assign_storage  # noqa: E402
+from tilewright.build import storage  # noqa: E402
+from tilewright.build.storage import Task, assign_storage  # noqa: E402
 from tilewright.graph.core import Value  # noqa: E402
 from tilewright.graph.fusion import Group  # noqa: E402
 from tilewright.graph.passes.fuse import fuse  # noqa: E402

@@ -8,11 +8,11 @@ import pytest
 
 from tests.host.cuda_stand_in import Driver
 from tests.normed_products import block
+from tilewright.build.builder import build
+from tilewright.build.kernels import KernelSet
+from tilewright.build.tuning import Tuning
 from tilewright.dtypes import DType, bfloat16, float16, float32, int64
-from tilewright.engine.builder import build
 from tilewright.engine.engine import Engine
-from tilewright.engine.kernels import KernelSet
-from tilewright.engine.tuning import Tuning
 from tilewright.graph.build import GraphBuilder
 from tilewright.graph.core import Graph, Value
 from tilewright.graph.passes.fuse import fuse

@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 
 from tilewright import dtypes
-from tilewright.engine.builder import build
+from tilewright.build.builder import build
 from tilewright.engine.plan_json import plan_from_json, plan_to_json
 from tilewright.errors import InputError, ShapeError
 from tilewright.graph import reference

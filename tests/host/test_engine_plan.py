@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 
 from tests.host.handmade import compile_text
 from tilewright import symbolic
-from tilewright.engine import plan_codegen
+from tilewright.build import plan_codegen
 from tilewright.runtime.glue import glue
 from tilewright.runtime.library import load_objects
 from tilewright.runtime.parallel import run_parallel

@@ -16,8 +16,8 @@ import torch
 from torch import nn
 
 import tilewright
-from tilewright.engine import quick_start
-from tilewright.engine.builder import build
+from tilewright.build import quick_start
+from tilewright.build.builder import build
 from tilewright.engine.engine import Engine
 from tilewright.errors import SettingsError
 
@@ -153,7 +153,7 @@ def test_an_engine_that_is_gone_ends_its_build(held) -> None:
 def test_the_end_of_the_interpreter_ends_the_build(end) -> None:
     program = f"""
     import time, torch, tilewright
-    from tilewright.engine import quick_start
+    from tilewright.build import quick_start
     usual = quick_start.build
 
     def slow(graph, target, progress, source, tuning):

@@ -5,7 +5,7 @@ import pytest
 
 from tests.host.random_graphs import RandomGraph
 from tests.rounding import graph_bounds
-from tilewright.engine.builder import build
+from tilewright.build.builder import build
 from tilewright.graph.reference import run
 
 

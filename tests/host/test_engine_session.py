@@ -206,7 +206,7 @@ engine.run({{"x": np.ones((2, 8), np.float32), "cache": np.zeros(4, np.int64)}})
 allowed = "runtime engine settings errors dtypes symbolic host once forks".split()
 bad = [name for name in sys.modules if name.split(".")[0] in ("torch", "onnx", "safetensors")]
 bad += [name for name in sys.modules if name.startswith("tilewright.") and name.split(".")[1] not in allowed]
-bad += [name for name in sys.modules if name in ("tilewright.engine.builder", "tilewright.engine.plan_codegen")]
+bad += [name for name in sys.modules if name in ("tilewright.build.builder", "tilewright.build.plan_codegen")]
 sys.exit(", ".join(bad) or 0)
 """
     result = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True)

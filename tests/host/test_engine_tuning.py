@@ -15,11 +15,11 @@ import numpy as np
 import pytest
 
 from tilewright import Engine
+from tilewright.build import precompile, trials, tuning
+from tilewright.build.builder import build
+from tilewright.build.precompile import compile_ahead
+from tilewright.build.tuning import Tuning, closest
 from tilewright.dtypes import DType, float16, float32
-from tilewright.engine import precompile, trials, tuning
-from tilewright.engine.builder import build
-from tilewright.engine.precompile import compile_ahead
-from tilewright.engine.tuning import Tuning, closest
 from tilewright.errors import DeviceError, LaunchError, MissingDependencyError, MissingTimingError, SettingsError
 from tilewright.graph.build import GraphBuilder
 from tilewright.graph.core import Graph

@@ -8,8 +8,8 @@ import pytest
 from onnx import TensorProto, helper, numpy_helper
 
 import tilewright
+from tilewright.build.builder import build
 from tilewright.dtypes import float32, float64, int8, int32, uint8
-from tilewright.engine.builder import build
 from tilewright.graph.build import GraphBuilder
 from tilewright.graph.core import Graph
 from tilewright.graph.passes.exact_products import exact_products

@@ -7,9 +7,9 @@ import pytest
 
 torch = pytest.importorskip("torch")
 
+from tilewright.build.builder import build  # noqa: E402
+from tilewright.build.tuning import Tuning  # noqa: E402
 from tilewright.dtypes import DType, float32, float64  # noqa: E402
-from tilewright.engine.builder import build  # noqa: E402
-from tilewright.engine.tuning import Tuning  # noqa: E402
 from tilewright.errors import ShapeError, UnsupportedOperationError  # noqa: E402
 from tilewright.graph import reference  # noqa: E402
 from tilewright.graph.build import GraphBuilder  # noqa: E402

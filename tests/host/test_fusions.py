@@ -7,8 +7,8 @@ import pytest
 
 from tests.fusion_cases import CASES, Case, case, groups_of
 from tests.host.cuda_stand_in import Driver
+from tilewright.build.builder import build
 from tilewright.dtypes import DType, bfloat16, float16
-from tilewright.engine.builder import build
 from tilewright.graph.pipeline import PASSES
 from tilewright.graph.printer import print_graph
 from tilewright.graph.reference import run

@@ -11,7 +11,7 @@ torch = pytest.importorskip("torch")
 
 from tests.models.architectures import architectures  # noqa: E402
 from tests.rounding import graph_bounds  # noqa: E402
-from tilewright.engine.builder import build  # noqa: E402
+from tilewright.build.builder import build  # noqa: E402
 from tilewright.graph import reference  # noqa: E402
 from tilewright.importers import import_model  # noqa: E402
 

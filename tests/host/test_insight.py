@@ -12,8 +12,8 @@ import numpy as np
 import pytest
 
 from tests.host.random_graphs import RandomGraph
+from tilewright.build.builder import build
 from tilewright.dtypes import float32
-from tilewright.engine.builder import build
 from tilewright.engine.engine import Engine
 from tilewright.graph.build import GraphBuilder
 from tilewright.insight.lanes import lanes

@@ -10,9 +10,9 @@ from collections.abc import Callable
 import numpy as np
 import pytest
 
+from tilewright.build.builder import build
 from tilewright.dtypes import float32, int1, int64
 from tilewright.engine import schedule, taping
-from tilewright.engine.builder import build
 from tilewright.engine.engine import Engine
 from tilewright.errors import InputError
 from tilewright.graph import reference

@@ -19,7 +19,7 @@ torch = pytest.importorskip("torch")
 from tests.host.model_support import arrays, onnx_graph, specification, torch_graph  # noqa: E402
 from tests.rounding import graph_bounds  # noqa: E402
 from tilewright import Engine  # noqa: E402
-from tilewright.engine.builder import build  # noqa: E402
+from tilewright.build.builder import build  # noqa: E402
 from tilewright.importers import import_model  # noqa: E402
 
 LENGTHS = (1, 32, 48)

@@ -5,10 +5,10 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
+from tilewright.build.builder import build
+from tilewright.build.tuning import Tuning
 from tilewright.dtypes import DType, float16, float32, int64
-from tilewright.engine.builder import build
 from tilewright.engine.engine import Engine
-from tilewright.engine.tuning import Tuning
 from tilewright.errors import ShapeError
 from tilewright.graph import reference
 from tilewright.graph.build import GraphBuilder

@@ -166,7 +166,7 @@ def test_file_that_was_cut_short_while_mapped(run, tmp_path):
 def test_engine_names_the_kernel_of_its_step(run):
     program = """
 from tilewright.dtypes import float32
-from tilewright.engine.builder import build
+from tilewright.build.builder import build
 from tilewright.graph.build import GraphBuilder
 b = GraphBuilder("model")
 b.output(b.op("softmax", [b.op("multiply", [b.input("x", float32, (8, 128)), 2.0])], axis=1), "y")

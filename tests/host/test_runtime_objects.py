@@ -10,7 +10,7 @@ import llvmlite.binding as llvm
 import pytest
 
 from tests.host.handmade import KERNELS, make_plan
-from tilewright.engine import plan_codegen
+from tilewright.build import plan_codegen
 from tilewright.runtime import elf
 from tilewright.runtime.objects import check_object
 

@@ -14,7 +14,7 @@ import pytest
 import tilewright
 import tilewright.language as tl
 from tilewright import dtypes
-from tilewright.engine.builder import build
+from tilewright.build.builder import build
 from tilewright.graph.build import GraphBuilder
 from tilewright.settings import settings
 

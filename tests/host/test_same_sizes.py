@@ -5,8 +5,8 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
+from tilewright.build.builder import build
 from tilewright.dtypes import float32
-from tilewright.engine.builder import build
 from tilewright.errors import ShapeError
 from tilewright.graph.build import GraphBuilder
 from tilewright.graph.core import Graph

@@ -11,8 +11,8 @@ from typing import Any
 import numpy as np
 import pytest
 
+from tilewright.build.builder import build
 from tilewright.dtypes import float32, float64, int1, int64
-from tilewright.engine.builder import build
 from tilewright.engine.engine import Engine, staged_symbol
 from tilewright.errors import EngineDamagedError, InputError, InvalidIRError, OutOfMemoryError, ShapeError
 from tilewright.graph import reference, serialize

@@ -6,8 +6,8 @@ import numpy as np
 import pytest
 
 from tests.host.tactics_support import Draw, check
+from tilewright.build.builder import build
 from tilewright.dtypes import float32, int32
-from tilewright.engine.builder import build
 from tilewright.graph import reference
 from tilewright.graph.build import GraphBuilder
 from tilewright.graph.core import Graph

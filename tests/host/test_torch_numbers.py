@@ -13,7 +13,7 @@ import pytest
 torch = pytest.importorskip("torch")
 
 import tilewright  # noqa: E402
-from tilewright.engine.builder import build  # noqa: E402
+from tilewright.build.builder import build  # noqa: E402
 from tilewright.errors import ShapeError  # noqa: E402
 from tilewright.graph import reference  # noqa: E402
 from tilewright.importers import import_model  # noqa: E402

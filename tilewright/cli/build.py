@@ -108,8 +108,8 @@ def build(
     adds_times = timing_cache is not None and timing_cache.suffix != ".engine" and not reproducible
     if timing_cache is not None and adds_times:
         _check_written("--timing-cache", timing_cache)
-    from tilewright.engine import builder
-    from tilewright.engine.tuning import Tuning
+    from tilewright.build import builder
+    from tilewright.build.tuning import Tuning
     from tilewright.graph.specialize import restrict_shapes
 
     tuning = Tuning(effort, _recorded(model, timing_cache, reproducible), reproducible, vendor == "allow")
@@ -148,7 +148,7 @@ def _describe(engine: Engine, path: Path, asked: bool) -> None:
 
 def _targets(model: Path, asked: str | None) -> list[str]:
     """What to build for: what was asked for, else what the engine that is built again was built for."""
-    from tilewright.engine.rebuild import targets_of
+    from tilewright.build.rebuild import targets_of
 
     if asked is not None:
         return asked.split(",")
@@ -204,7 +204,7 @@ def _check_written(option: str, path: Path) -> None:
 def _read(model: Path, trust: bool) -> tuple[Graph, str]:
     """The graph of a model file or of an engine, and where the model came from."""
     if model.suffix == ".engine":
-        from tilewright.engine.rebuild import read_graph
+        from tilewright.build.rebuild import read_graph
 
         return read_graph(model)
     from tilewright.importers import import_model

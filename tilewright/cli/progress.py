@@ -14,7 +14,7 @@ from tilewright.cli.console import terminal
 
 
 class BuildProgress:
-    """Shows the events `(stage, item, seconds)` that `engine.builder.build` reports.
+    """Shows the events `(stage, item, seconds)` that `build.builder.build` reports.
 
     A stage is shown from its first event on, with the time that passed while its events came; `seconds` is the time
     an item took, or 0.0 when it has just begun.  Use it as a context manager and pass the object itself as the

@@ -1,4 +1,4 @@
-"""Engines: the file format, loading and running (`engine`), and building (`builder`, which imports the compiler)."""
+"""Engines: the file, trust, loading and running. Building them is `tilewright.build`."""
 
 from __future__ import annotations
 

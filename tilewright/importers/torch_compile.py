@@ -24,8 +24,8 @@ from torch._functorch.aot_autograd import aot_module_simplified
 from torch._guards import TracingContext
 from torch._subclasses.fake_tensor import FakeTensor
 
-from tilewright.engine.quick_start import check_quick_start
-from tilewright.engine.tuning import Tuning
+from tilewright.build.quick_start import check_quick_start
+from tilewright.build.tuning import Tuning
 from tilewright.errors import MissingDependencyError, TilewrightError, UnsupportedOperationError
 from tilewright.importers.report import Problem
 from tilewright.importers.torch_export import KEPT

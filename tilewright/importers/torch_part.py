@@ -13,8 +13,8 @@ from torch import fx
 from torch._subclasses.fake_tensor import unset_fake_temporarily
 from torch.fx.experimental.symbolic_shapes import free_unbacked_symbols
 
+from tilewright.build.tuning import Tuning
 from tilewright.engine.engine import Engine
-from tilewright.engine.tuning import Tuning
 from tilewright.errors import TilewrightError, UnsupportedOperationError
 from tilewright.graph.build import GraphBuilder
 from tilewright.graph.core import Graph, Value
@@ -178,8 +178,8 @@ class Part:
         return built
 
     def _engine(self, constants: Mapping[int, torch.Tensor | None], arguments: Sequence[Any]) -> _Built:
-        from tilewright.engine.builder import build
-        from tilewright.engine.quick_start import build_quickly_first
+        from tilewright.build.builder import build
+        from tilewright.build.quick_start import build_quickly_first
         from tilewright.runtime.cuda.device import on_gpu_of
 
         imported = self._import(constants)  # again: a rule may need the values of what was a constant so far

@@ -7,10 +7,10 @@ from dataclasses import dataclass
 
 import numpy as np
 
+from tilewright.build.builder import build
+from tilewright.build.tuning import Tuning
 from tilewright.dtypes import float64
-from tilewright.engine.builder import build
 from tilewright.engine.engine import Engine
-from tilewright.engine.tuning import Tuning
 from tilewright.graph import reference
 from tilewright.graph.build import plain_name
 from tilewright.graph.core import Graph, Node, Value

@@ -1,4 +1,4 @@
-"""The plan: what an engine runs, as data.  Built by `engine.builder`, stored in the engine's manifest.
+"""The plan: what an engine runs, as data.  Built by `build.builder`, stored in the engine's manifest.
 
 Memory is one arena per call; every intermediate tensor has a place in it, given as a symbolic byte
 offset.  Sizes are symbolic in the engine's symbols (batch, sequence, …), bound from the inputs'

@@ -1,6 +1,6 @@
 """From a fused group to the kernels that could compute it, as data.
 
-group (graph.fusion) -> candidates -> cost -> the chosen one -> plan step (engine.builder)
+group (graph.fusion) -> candidates -> cost -> the chosen one -> plan step (build.builder)
 """
 
 from __future__ import annotations

@@ -4,7 +4,7 @@
      "microseconds": {"hopper matmul, tile 128 x 256 …": 5.21, …}, "failures": {…}}
 
 A line belongs to one problem on one GPU; of several lines with the same device and key the later ones add to the
-earlier, so that concatenating files merges them.  The key is made by who times (`engine.tuning`, `ops.choices`) of
+earlier, so that concatenating files merges them.  The key is made by who times (`build.tuning`, `ops.choices`) of
 everything that a time depends on: the problem, its layouts, the compiler's and the kernels' sources.
 """
 

@@ -13,7 +13,7 @@ from pathlib import Path
 import numpy as np
 from onnx import ModelProto, TensorProto, numpy_helper, parser
 
-from tilewright.engine.builder import build
+from tilewright.build.builder import build
 from tilewright.errors import ImportModelError, InvalidIRError
 from tilewright.graph.core import Graph
 from tilewright.importers.onnx import import_onnx

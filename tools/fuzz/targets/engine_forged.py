@@ -14,10 +14,10 @@ from pathlib import Path
 from typing import Any
 
 from tilewright import Engine
+from tilewright.build.builder import build
 from tilewright.cli.console import terminal
 from tilewright.cli.inspect import describe, show
 from tilewright.engine import file
-from tilewright.engine.builder import build
 from tilewright.insight.page import page
 from tilewright.insight.report import report
 from tools.fuzz.engine_files import (

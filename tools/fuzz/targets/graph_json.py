@@ -17,10 +17,10 @@ import numpy as np
 
 from tests.host.random_graphs import RandomGraph
 from tilewright import Engine
+from tilewright.build.builder import build
 from tilewright.cli.tensors import random_input
 from tilewright.dtypes import ANY_BY_NAME, ANY_BY_TEXT, HOST_ONLY, element_of, string
 from tilewright.engine import file
-from tilewright.engine.builder import build
 from tilewright.graph.core import Value
 from tilewright.graph.ops import OPS, infer_types
 from tilewright.runtime.plan import TensorSpec

@@ -18,7 +18,7 @@ from typing import Any
 import ml_dtypes
 import numpy as np
 
-from tilewright.engine.builder import build
+from tilewright.build.builder import build
 from tilewright.graph import reference
 from tilewright.graph.core import Graph
 from tilewright.importers import import_model

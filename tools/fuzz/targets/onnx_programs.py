@@ -16,7 +16,7 @@ import numpy as np
 import onnxruntime
 from onnx import ModelProto, TensorProto, helper, numpy_helper
 
-from tilewright.engine.builder import build
+from tilewright.build.builder import build
 from tilewright.graph import reference
 from tilewright.graph.pipeline import optimize
 from tools.fuzz.onnx_models import check_import

@@ -9,8 +9,8 @@ from dataclasses import dataclass, field, replace
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
+from tilewright.build.precompile import compile_ahead
 from tilewright.dtypes import BY_TEXT, DType, carrier, int32
-from tilewright.engine.precompile import compile_ahead
 from tilewright.graph.core import Value
 from tilewright.ir.core import Parameter
 from tilewright.ir.types import PointerType, TensorMapType, TensorType, scalar

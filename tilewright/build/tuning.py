@@ -18,8 +18,8 @@ from dataclasses import dataclass, field
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
-from tilewright.engine.kernels import KernelSet
-from tilewright.engine.precompile import compile_ahead
+from tilewright.build.kernels import KernelSet
+from tilewright.build.precompile import compile_ahead
 from tilewright.errors import DeviceError, MissingDependencyError, MissingTimingError, SettingsError, brief
 from tilewright.graph.core import Graph, Value
 from tilewright.graph.fusion import Group
@@ -34,7 +34,7 @@ from tilewright.targets.llvm.cache import kernel_digest, source_digest
 from tilewright.tune.cache import Timing, TimingCache
 
 if TYPE_CHECKING:
-    from tilewright.engine.trials import Trials
+    from tilewright.build.trials import Trials
     from tilewright.runtime.cuda.device import Device
 
 Progress = Callable[[str, str, float], None]
@@ -178,7 +178,7 @@ class Tuner:
         """Time the close candidates of problems, and put the times on record."""
         if not problems:
             return
-        from tilewright.engine.trials import Trials
+        from tilewright.build.trials import Trials
 
         self._compile([problem.found[index] for problem in problems for index in problem.close])
         trials = Trials(self.graph, self.target, device, self._cold)

@@ -5,7 +5,7 @@
     engine.wait_for_full_build()                   # for who wants to wait
     engine.run(inputs)                             # the same object, full speed
 
-The full build runs in a thread at low priority, which forks processes that compile (`engine.precompile`).  It ends with
+The full build runs in a thread at low priority, which forks processes that compile (`build.precompile`).  It ends with
 the engine, and with the interpreter.
 """
 
@@ -21,9 +21,9 @@ import threading
 import weakref
 from collections.abc import Callable, Sequence
 
-from tilewright.engine.builder import Progress, build
+from tilewright.build.builder import Progress, build
+from tilewright.build.tuning import Tuning
 from tilewright.engine.engine import Engine
-from tilewright.engine.tuning import Tuning
 from tilewright.errors import SettingsError
 from tilewright.graph.core import Graph
 from tilewright.targets.base import Target

@@ -14,8 +14,8 @@ from typing import Any
 
 import numpy as np
 
+from tilewright.build.kernels import KernelSet
 from tilewright.dtypes import DType
-from tilewright.engine.kernels import KernelSet
 from tilewright.errors import DeviceError, TilewrightError
 from tilewright.graph.core import Graph, Value
 from tilewright.kernels import packing

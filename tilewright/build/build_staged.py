@@ -32,12 +32,12 @@ from tilewright.tactics.select import candidates, prepared
 from tilewright.targets.base import Target
 
 if TYPE_CHECKING:
-    from tilewright.engine.builder import Builder, Order, Program
+    from tilewright.build.builder import Builder, Order, Program
 
 
 def build_staged(graph: Graph, order: Order, missing: Sequence[str] = ()) -> Engine:
     """The engine of a graph that was cut; `missing` are remarks about nodes without a kernel. Raises as `build`."""
-    from tilewright.engine.builder import Builder, manifest_of
+    from tilewright.build.builder import Builder, manifest_of
 
     _check_symbols(graph)
     if len(graph.parts) > MOST_PARTS:
@@ -73,7 +73,7 @@ def _program(
     graph: Graph, target: Target, parts: Sequence[Program], weights: Weights, text: bytes, number: int
 ) -> tuple[dict[str, Any], dict[str, bytes]]:
     """The entry of a target: the signature, and its parts."""
-    from tilewright.engine.builder import program_entry, target_facts
+    from tilewright.build.builder import program_entry, target_facts
 
     entries: list[dict[str, Any]] = []
     objects: dict[str, bytes] = {}

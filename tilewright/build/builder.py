@@ -20,18 +20,19 @@ import llvmlite
 import numpy as np
 
 import tilewright
+from tilewright.build import branches, plan_codegen
+from tilewright.build.build_staged import build_staged, without_kernels
+from tilewright.build.index_ranges import check_constant_indices, index_ranges
+from tilewright.build.kernels import KernelEntry, KernelSet
+from tilewright.build.size_conditions import size_conditions
+from tilewright.build.storage import Access, Storage, Task, assign_storage, in_order
+from tilewright.build.tuning import Selection, Tuner, Tuning, labels
 from tilewright.dtypes import from_numpy
-from tilewright.engine import branches, cuda_program, plan_codegen
-from tilewright.engine.build_staged import build_staged, without_kernels
+from tilewright.engine import cuda_program
 from tilewright.engine.engine import Engine, plan_symbol
 from tilewright.engine.file import FORMAT, VERSION, VERSION_OF_PARTS, Package
 from tilewright.engine.graph_json import Placement, graph_to_json
-from tilewright.engine.index_ranges import check_constant_indices, index_ranges
-from tilewright.engine.kernels import KernelEntry, KernelSet
 from tilewright.engine.plan_json import plan_to_json
-from tilewright.engine.size_conditions import size_conditions
-from tilewright.engine.storage import Access, Storage, Task, assign_storage, in_order
-from tilewright.engine.tuning import Selection, Tuner, Tuning, labels
 from tilewright.engine.weights import Weights, WeightSource
 from tilewright.errors import ShapeError, TargetError, UnsupportedOperationError
 from tilewright.graph.core import Graph, Value

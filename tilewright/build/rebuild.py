@@ -7,12 +7,12 @@ from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from tilewright.engine.builder import build
+from tilewright.build.builder import build
+from tilewright.build.tuning import Tuning
 from tilewright.engine.engine import Engine, target_name
 from tilewright.engine.file import Source, read_source, read_targets
 from tilewright.engine.graph_json import graph_from_json
 from tilewright.engine.trust import Trust
-from tilewright.engine.tuning import Tuning
 from tilewright.errors import (
     DeviceError,
     EngineDamagedError,

@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field
 
-from tilewright.engine.branches import Place, last_beside
+from tilewright.build.branches import Place, last_beside
 from tilewright.graph.core import Graph, Value
 from tilewright.graph.fusion import Group
 from tilewright.graph.passes.memory import Interval, plan_memory

@@ -1,0 +1,1 @@
+"""From a graph to an engine: kernels chosen, tuned and compiled, memory laid out, the plan written and compiled."""
