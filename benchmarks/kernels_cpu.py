@@ -222,14 +222,13 @@ def packed_matmul(a: np.ndarray, b: np.ndarray, out: np.ndarray, packed: bool = 
     from tilewright.kernels.matmul import identity, matmul
     from tilewright.tactics.blocks import choose_blocks
     from tilewright.targets.registry import get_target
-    from tilewright.tune.cost import machine_of
 
     (rows, depth), columns = a.shape, b.shape[1]
     target = get_target("cpu")
     dtype = from_numpy(a.dtype)
     width = target.microtile(dtype)[1] if packed else 0
     group = target.panel_group(dtype, rows, depth) if packed else 1
-    blocks = choose_blocks((rows,), columns, depth, 1, dtype, target, machine_of(target), width, group)
+    blocks = choose_blocks((rows,), columns, depth, 1, dtype, target, target.machine(), width, group)
     right = packing.apply(packing.panels_recipe(width, False, group), b) if packed else b
     held = aligned(*right.shape, dtype=right.dtype)
     held[...] = right

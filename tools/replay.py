@@ -205,7 +205,7 @@ def operations() -> Texts:
     recorder, texts = Recorder(), {}
     with recorder.installed():
         for problem in problems:
-            chosen = close(problem.shape_class)
+            chosen = close(problem.shape_class, NvidiaTarget.named(HOPPER.removeprefix("cuda:")).machine())
             texts[f"matmul {problem.key} forms"] = "\n".join(map(str, chosen))
             for candidate in chosen[:2]:
                 types = products.kernel_types(candidate.form, problem.operands)

@@ -42,7 +42,7 @@ def test_forms(name: str) -> None:
 def test_first_forms(images: int, size: int) -> None:
     """Those that a build without timing takes, for layers like ResNet's."""
     problem = ConvolutionProblem(images, size, size, 256, 256, kernel=(3, 3), pad=(1, 1))
-    compiled(ranked_forms(problem)[0][0])
+    compiled(ranked_forms(problem, TARGET.machine())[0][0])
 
 
 def test_candidates_leave_no_processor_memory_unused() -> None:

@@ -57,7 +57,7 @@ def built(function, warps):
 @pytest.mark.parametrize("name", ["softmax", "layer norm"])
 @pytest.mark.parametrize(("columns", "kind"), [(32768, "bf16"), (30000, "bf16"), (32768, "f16")])
 def test_two_wide_rows_fit_a_multiprocessor(name, columns, kind):
-    form = row_form(4096, columns)
+    form = row_form(4096, columns, 132)
     lowered, assembly = built(library_kernel(name, kind, form.block, 1, columns != form.block), form.warps)
     resources = assembly.resources
     assert lowered.assigned.attributes["nvidia.resident"] == 2
@@ -103,7 +103,7 @@ def test_computing_again_changes_no_bit(name, columns, rng):
 @pytest.mark.parametrize("block", [128, 256, 512])
 @pytest.mark.parametrize("name", ["softmax", "layer norm"])
 def test_warps_have_narrow_rows_for_themselves(name, block):
-    form = row_form(65536, block)
+    form = row_form(65536, block, 132)
     lowered, assembly = built(library_kernel(name, "bf16", block, form.rows, False), form.warps)
     assert form.rows > 1 and lowered.shared_bytes == 0
     assert not re.findall(r"\bbar(rier)?\.(sync|cta)", assembly.ptx)

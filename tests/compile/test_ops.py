@@ -15,6 +15,7 @@ from tilewright.ops import attentions, products
 from tilewright.ops.attentions import AttentionProblem, choose_form
 from tilewright.ops.candidates import close
 from tilewright.ops.problem import MatmulProblem
+from tilewright.targets.nvidia.target import NvidiaTarget
 
 BF16, F32, FP8, INT8 = dtypes.bfloat16, dtypes.float32, dtypes.float8e4nv, dtypes.int8
 STRICT = {"strict": True}
@@ -43,7 +44,7 @@ PROBLEMS = [
 
 @pytest.mark.parametrize("problem", PROBLEMS, ids=lambda problem: problem.key)
 def test_matmul_forms(problem: MatmulProblem) -> None:
-    chosen = close(problem.shape_class)
+    chosen = close(problem.shape_class, NvidiaTarget.named("sm_90a").machine())
     in_turns = [candidate for candidate in chosen if candidate.form.TURNS]
     for candidate in [chosen[0], *in_turns[:1]]:
         types = products.kernel_types(candidate.form, problem.operands)

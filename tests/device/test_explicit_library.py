@@ -62,7 +62,7 @@ def test_matmul(name: str, processors: int, gpu: Device, rng: np.random.Generato
     results = []
     for _ in range(2):
         out = DeviceArray.from_numpy(np.zeros((*lead, rows, columns), form.OUTPUT.element.numpy))
-        grid = form.grid(rows, columns, *lead, processors=processors)
+        grid = form.grid(rows, columns, *(lead or (1,)), processors)
         run(start, kinds, grid, [*there, out, out, rows, columns, depth, *(lead or (1,))])
         results.append(out.numpy())
     # bf16 results are rounded to 8 bits; products of fp8 are summed in 14.

@@ -16,6 +16,9 @@ from tilewright.dtypes import float32
 from tilewright.graph.build import GraphBuilder
 from tilewright.graph.core import Graph
 from tilewright.graph.reference import run
+from tilewright.targets.nvidia.target import NvidiaTarget
+
+CROSSING = NvidiaTarget.named("sm_90a").machine().launches.crossing
 
 
 def work(reads: str, writes: str, seconds: float = 1e-5, fills: bool = False) -> Work:
@@ -29,12 +32,15 @@ def test_tasks_depend_by_the_tensors_that_they_share() -> None:
 
 def test_lanes_are_used_where_they_pay() -> None:
     both = [work("x", "a"), work("x", "b"), work("ab", "y")]
-    found = places(both)
+    found = places(both, CROSSING)
     assert {found[0].lane, found[1].lane} == {0, 1} and found[2].after == (1 - found[2].lane,)
-    assert all(place.lane == 0 for place in places([dataclasses.replace(t, seconds=1e-6) for t in both]))  # too short
-    assert all(place.lane == 0 for place in places([dataclasses.replace(t, fills=True) for t in both]))
+    assert all(
+        place.lane == 0 for place in places([dataclasses.replace(t, seconds=1e-6) for t in both], CROSSING)
+    )  # too short
+    for changed in ({"seconds": 1e-6}, {"fills": True}):  # too short, or nothing left for others
+        assert all(place.lane == 0 for place in places([dataclasses.replace(t, **changed) for t in both], CROSSING))
     chain = [work("abcde"[n], "bcdef"[n]) for n in range(5)]
-    assert all(place == branches.Place(0, ()) for place in places(chain))
+    assert all(place == branches.Place(0, ()) for place in places(chain, CROSSING))
 
 
 def test_every_dependency_is_kept_by_lanes_and_waits(rng) -> None:
@@ -43,7 +49,7 @@ def test_every_dependency_is_kept_by_lanes_and_waits(rng) -> None:
         names = "".join(rng.choice(list("abcdefghijkl"), 3))
         tasks.append(work(names[:2], names[2:], float(rng.uniform(1e-6, 2e-5)), bool(rng.integers(0, 5) == 0)))
     needed = direct_dependencies(tasks)
-    found, _ = branches._spread(tasks, needed)
+    found, _ = branches._spread(tasks, needed, CROSSING)
     before: list[set[int]] = []
     for number, place in enumerate(found):
         assert 0 <= place.lane < LANES
@@ -82,7 +88,6 @@ def test_branches_of_an_engine_run_on_streams_of_their_own(driver: Driver, rng, 
 @pytest.mark.parametrize("length", [10, 20])
 def test_random_graphs_on_lanes_keep_their_results(driver: Driver, rng, monkeypatch, length: int) -> None:
     monkeypatch.setattr(branches, "_WORTH_IT", 1e9)  # lanes wherever there are branches
-    monkeypatch.setattr(branches, "_CROSSING", 0.0)
     drawn = RandomGraph(int(rng.integers(2**32)), length)
     inputs = {name: array.astype(np.float32) for name, array in drawn.inputs(2, 3).items()}
     spread = build(drawn.graph, "cuda:sm_90a")

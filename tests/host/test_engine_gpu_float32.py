@@ -16,9 +16,9 @@ from tilewright.graph.build import GraphBuilder
 from tilewright.graph.core import Graph
 from tilewright.graph.reference import run
 from tilewright.targets.nvidia.target import ARCHITECTURES, NvidiaTarget
-from tilewright.tune.gpu import Product, Tile, gpu_of, ranked_parts, ranked_tiles, seconds_of
+from tilewright.tune.gpu import Product, Tile, ranked_parts, ranked_tiles, seconds_of
 
-GPU = gpu_of(NvidiaTarget.named("sm_90a"))
+GPU = NvidiaTarget.named("sm_90a").machine()
 
 
 def linear(rng: np.random.Generator, rows: int, depth: int, columns: int, transposed: bool) -> Graph:
@@ -114,7 +114,7 @@ def test_estimates_are_near_what_was_measured(sizes: tuple[int, int, int], tile:
 
 @pytest.mark.parametrize("architecture", ARCHITECTURES)
 def test_every_architecture_has_tiles(architecture: str) -> None:
-    gpu = gpu_of(NvidiaTarget.named(architecture))
+    gpu = NvidiaTarget.named(architecture).machine()
     for sizes in ((1, 8, 16), (98, 512, 4608), (8192, 8192, 8192)):
         assert ranked_tiles((posed(*sizes),), gpu)
     parts = ranked_parts(posed(98, 512, 4608), gpu)

@@ -19,7 +19,7 @@ from tilewright.graph.build import GraphBuilder
 from tilewright.insight.lanes import lanes
 from tilewright.insight.page import page
 from tilewright.insight.report import report, short, transposes
-from tilewright.insight.roofline import machine_for
+from tilewright.insight.roofline import bound_of, machine_for
 
 
 def model(rng: np.random.Generator, name: str = "model") -> Engine:
@@ -45,12 +45,15 @@ def test_lanes_keep_values_apart_until_they_are_read(rng) -> None:
 
 def test_what_bounds_a_step() -> None:
     gpu = machine_for("cuda:sm_90a", (), 2)
-    assert gpu.bound(10**9, 10**9, 16).kind == "memory"
-    assert gpu.bound(10**6, 10**12, 16).kind == "tensor" and gpu.bound(10**6, 10**12, 32).kind == "arithmetic"
-    assert gpu.bound(10**6, 10**12, 8).seconds == pytest.approx(gpu.bound(10**6, 10**12, 16).seconds / 2)
-    assert gpu.bound(100, 100, 16) == gpu.bound(0, 0, 0) and gpu.bound(0, 0, 0).kind == "launch"
-    narrow, wide = machine_for("cpu", ("avx2",), 1), machine_for("cpu", ("avx2", "avx512f"), 4)
-    assert wide.arithmetic == 8 * narrow.arithmetic and not wide.tensor
+    assert bound_of(gpu, 10**9, 10**9, 16).kind == "memory"
+    assert bound_of(gpu, 10**6, 10**12, 16).kind == "tensor" and bound_of(gpu, 10**6, 10**12, 32).kind == "arithmetic"
+    assert bound_of(gpu, 10**6, 10**12, 8).seconds == pytest.approx(bound_of(gpu, 10**6, 10**12, 16).seconds / 2)
+    assert bound_of(gpu, 100, 100, 16) == bound_of(gpu, 0, 0, 0) and bound_of(gpu, 0, 0, 0).kind == "launch"
+    level3 = "avx2", "fma"
+    narrow = machine_for("cpu", level3, 1).peak
+    wide = machine_for("cpu", (*level3, "avx512f", "avx512bw", "avx512dq", "avx512vl"), 4).peak
+    assert wide.float32 == 8 * narrow.float32 and not wide.tensor
+    assert machine_for("cuda:sm_103a", (), 1).name == "B200, data sheet"  # the last one before it
 
 
 def test_a_report_tells_of_every_step_and_operation(rng) -> None:

@@ -463,14 +463,20 @@ def test_tensors_that_do_not_fit_are_refused():
     def zeros(*shape: int) -> np.ndarray:
         return np.zeros(shape, tl.bfloat16.element.numpy)
 
-    a, b = zeros(70, 72), zeros(96, 72)
+    a, b, alike = zeros(70, 72), zeros(96, 72), [zeros(1, 2, 64, 64)] * 4
     cases = [
-        (lambda: prepare_matmul(NARROW, a, b, zeros(70, 80)), r"result should be \(70, 96\)"),
-        (lambda: prepare_matmul(NARROW._replace(A_ROWS=8), a, b, zeros(70, 96)), "loads 8 rows"),
-        (lambda: prepare_matmul(NARROW._replace(SPLIT=4, BN=16), a, b, zeros(70, 96)), "fewer stages"),
-        (lambda: prepare_attention(ATTENTION, *[zeros(1, 2, 64, 64)] * 3, zeros(1, 2, 60, 64)), "do not fit"),
-        (lambda: prepare_attention(ATTENTION._replace(LSE=True), *[zeros(1, 2, 64, 64)] * 4), "lse is missing"),
-        (lambda: prepare_attention(ATTENTION, *[zeros(1, 2, 64, 64)] * 4, window=5), "window of 5"),
+        (lambda: prepare_matmul(NARROW, a, b, zeros(70, 80), processors=2), r"result should be \(70, 96\)"),
+        (lambda: prepare_matmul(NARROW._replace(A_ROWS=8), a, b, zeros(70, 96), processors=2), "loads 8 rows"),
+        (lambda: prepare_matmul(NARROW._replace(SPLIT=4, BN=16), a, b, zeros(70, 96), processors=2), "fewer stages"),
+        (
+            lambda: prepare_attention(ATTENTION, *alike[:3], zeros(1, 2, 60, 64), processors=2),
+            "do not fit",
+        ),
+        (
+            lambda: prepare_attention(ATTENTION._replace(LSE=True), *alike, processors=2),
+            "lse is missing",
+        ),
+        (lambda: prepare_attention(ATTENTION, *alike, window=5, processors=2), "window of 5"),
     ]
     for call, reason in cases:
         with pytest.raises(LaunchError, match=reason):

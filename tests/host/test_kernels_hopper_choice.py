@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import pytest
 
 import tilewright.language as tl
 from tilewright.kernels.hopper.choice import (
     FLIGHT_BYTES,
-    Gpu,
     Problem,
     candidate_forms,
     close_forms,
@@ -16,6 +17,9 @@ from tilewright.kernels.hopper.choice import (
     seconds_of,
 )
 from tilewright.kernels.hopper.forms import SHARED_BYTES, MatmulForm
+from tilewright.targets.nvidia.target import NvidiaTarget
+
+H200 = NvidiaTarget.named("sm_90a").machine()
 
 # The quickest of a sweep on one H200, with its time in microseconds.
 MEASURED = [
@@ -37,10 +41,12 @@ MEASURED = [
 
 @pytest.mark.parametrize(("problem", "best", "microseconds"), MEASURED, ids=lambda value: str(value)[:40])
 def test_the_quickest_form_is_among_the_first(problem: Problem, best: dict[str, int], microseconds: float):
-    ranked = ranked_forms(problem)
+    ranked = ranked_forms(problem, H200)
     fitting = [(form, seconds) for form, seconds in ranked if best.items() <= form._asdict().items()]
     (_, first), (_, seconds) = ranked[0], fitting[0]
-    assert seconds <= 1.1 * first and any(best.items() <= form._asdict().items() for form, _ in close_forms(problem))
+    assert seconds <= 1.1 * first and any(
+        best.items() <= form._asdict().items() for form, _ in close_forms(problem, H200)
+    )
     assert 0.75 * microseconds <= seconds * 1e6 <= 1.15 * microseconds
 
 
@@ -50,7 +56,7 @@ def test_candidates_can_be_built_and_fill_shared_memory():
         Problem(128, 256, 512, a_transposed=True, b_transposed=True), Problem(256, 96, 96, batches=3),
     )  # fmt: skip
     for problem in problems:
-        forms = candidate_forms(problem)
+        forms = candidate_forms(problem, H200)
         assert forms and all(form.check() is form for form in forms)
         fuller = [form._replace(STAGES=form.STAGES + 1) for form in forms if form.STAGES < 16]
         assert all(form.shared_bytes > SHARED_BYTES for form in fuller)
@@ -58,26 +64,27 @@ def test_candidates_can_be_built_and_fill_shared_memory():
 
 def test_a_gpu_with_fewer_processors_takes_longer():
     problem, form = Problem(4096, 4096, 4096), MatmulForm()
-    assert seconds_of(form, problem, Gpu(processors=66)) > 1.8 * seconds_of(form, problem)
+    fewer = replace(NvidiaTarget.named("sm_90a"), multiprocessors=66).machine()
+    assert seconds_of(form, problem, fewer) > 1.8 * seconds_of(form, problem, H200)
 
 
 def test_forms_for_a_range_of_rows_take_all_of_it():
     for end in (8, 40, 56, 64, 128):
-        chosen = close_forms(Problem(5, 4096, 14336, at_most=end))
+        chosen = close_forms(Problem(5, 4096, 14336, at_most=end), H200)
         assert chosen and all(not form.A_ROWS or form.A_ROWS >= end for form, _ in chosen)
 
 
 def test_what_cannot_be_finished_is_left_out():
     problem = Problem(4096, 4096, 4096)
-    chosen = close_forms(problem, finish=lambda form: None if form.BN > 200 else form._replace(EVICT_A="evict_last"))
+    chosen = close_forms(problem, H200, lambda form: None if form.BN > 200 else form._replace(EVICT_A="evict_last"))
     assert chosen and all(form.BN <= 200 and form.EVICT_A == "evict_last" for form, _ in chosen)
-    assert not close_forms(problem, finish=lambda form: None)
+    assert not close_forms(problem, H200, lambda form: None)
 
 
 @pytest.mark.parametrize("rows", [1, 32, 100, 2048])
 def test_constant_weights_of_single_tiles_come_apart(rows: int) -> None:
     """By a thread of their own, and at first as many bytes at once as the memory's rate takes, two stages at least."""
-    for form, _ in close_forms(Problem(rows, 28672, 4096)):
+    for form, _ in close_forms(Problem(rows, 28672, 4096), H200):
         early = dependent(form).check()
         assert early.DEPENDENT and early.STAGES == form.STAGES
         if form.single and form.CONSUMERS == 1:

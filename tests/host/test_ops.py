@@ -17,7 +17,6 @@ from tilewright import dtypes, ops
 from tilewright.errors import LaunchError
 from tilewright.kernels import row_forms
 from tilewright.kernels.epilogues import Epilogue
-from tilewright.kernels.hopper.choice import Gpu
 from tilewright.kernels.row_forms import row_form
 from tilewright.launch.sizes import cdiv
 from tilewright.ops import arrays, choices, products, reductions
@@ -27,10 +26,12 @@ from tilewright.runtime import tables
 from tilewright.runtime.cuda import streams
 from tilewright.runtime.cuda.streams import Place
 from tilewright.settings import settings
+from tilewright.targets.nvidia.target import NvidiaTarget
 
 BF16 = np.dtype(ml_dtypes.bfloat16)
 FP8 = np.dtype(ml_dtypes.float8_e4m3fn)
 UNIT = 2.0**-8
+H200 = NvidiaTarget.named("sm_90a").machine()
 
 
 @pytest.fixture
@@ -65,13 +66,13 @@ def problem(M: int, N: int, K: int, dtype: dtypes.DType = dtypes.bfloat16, **oth
      ((1280, 2304, 4160), (128, 192))],
 )  # fmt: skip
 def test_the_tiles_that_were_fastest_on_an_h200_are_timed(sizes: tuple[int, int, int], tile: tuple[int, int]) -> None:
-    chosen = close(problem(*sizes))
+    chosen = close(problem(*sizes), H200)
     assert tile in [(candidate.form.BM, candidate.form.BN) for candidate in chosen]
 
 
 def test_warpgroups_take_turns_where_there_is_something_to_hide() -> None:
     def in_turns(posed: MatmulProblem) -> list[bool]:
-        return [candidate.form.TURNS for candidate in close(posed)]
+        return [candidate.form.TURNS for candidate in close(posed, H200)]
 
     heavy = problem(4096, 4096, 4096, epilogue=Epilogue(bias=True, activation="gelu"), operands=("*k bf16", "i32"))
     assert sum(in_turns(heavy)) == 3 and not in_turns(heavy)[0]
@@ -79,14 +80,14 @@ def test_warpgroups_take_turns_where_there_is_something_to_hide() -> None:
 
 
 def test_few_rows_load_few_rows_and_split_the_depth_where_columns_are_few() -> None:
-    best = candidates(problem(16, 14336, 4096))[0].form
+    best = candidates(problem(16, 14336, 4096), H200)[0].form
     assert best.BM == 64 and best.A_ROWS == 16 and best.EVICT_B == "evict_first"
-    chosen = close(problem(64, 4096, 14336))
+    chosen = close(problem(64, 4096, 14336), H200)
     assert any(candidate.form.SPLIT == 2 for candidate in chosen)
 
 
 def test_clusters_are_counted_as_they_are_resident() -> None:
-    assert Gpu().slots(4) == 120 and Gpu().slots(2) == 132
+    assert H200.slots(4) == 120 and H200.slots(2) == 132
 
 
 @pytest.mark.parametrize(
@@ -97,7 +98,7 @@ def test_clusters_are_counted_as_they_are_resident() -> None:
     ids=lambda posed: posed.key,
 )  # fmt: skip
 def test_every_candidate_can_be_built_and_ranks_by_cost(posed: MatmulProblem) -> None:
-    ranked = candidates(posed.shape_class)
+    ranked = candidates(posed.shape_class, H200)
     assert ranked and all(candidate.form.check() for candidate in ranked)
     assert [round(c.seconds * 1e9) for c in ranked] == sorted(round(c.seconds * 1e9) for c in ranked)
     assert all(c.form.A_ROWS == 0 or posed.rows <= c.form.A_ROWS for c in ranked)
@@ -191,7 +192,7 @@ def test_chunks_of_columns_go_together(interpreted: None, rng: np.random.Generat
     """Two full chunks and a smaller one, of a tile that reaches beyond the result."""
     a, b, bias = normal(rng, 70, 72), normal(rng, 144, 72), normal(rng, 144)
     posed, operands = products.describe(a, b.T, None, None, {"bias": bias})
-    ranked = candidates(posed.shape_class)
+    ranked = candidates(posed.shape_class, H200)
     form = next(c.form for c in ranked if c.form.BN == 136 and c.form.cluster == 1 and c.form.TOGETHER == 2)
     products.MatmulPlan(posed, None, 0)._runner(form, operands)()
     check(operands.out.base, wide(a) @ wide(b).T + wide(bias))
@@ -398,17 +399,17 @@ def test_more_columns_than_a_grid_counts(
     element = dtypes.float32
     reductions._column_launches.cache_clear()
     monkeypatch.setattr(reductions, "LARGEST_GRID", (2**31 - 1, 3, 3))
-    first, second = reductions._column_launches(element, 5, 700, 200, "sum", True)
+    first, second = reductions._column_launches(element, 5, 700, 200, "sum", True, 132)
     assert first.grid[1:] == second.grid[1:] == (1, 1) and first.options["LARGE"] and second.options["LARGE"]
     check(ops.reduce(x, axis=1), wide(x).sum(1), 1e-5)
     check(ops.reduce(x, "min", axis=1), wide(x).min(1), 1e-5)
     reductions._column_launches.cache_clear()
-    (far,) = reductions._column_launches(element, 1, 40, 100_000_000, "sum", True)
+    (far,) = reductions._column_launches(element, 1, 40, 100_000_000, "sum", True, 132)
     assert far.options["LARGE"] and far.grid == (cdiv(100_000_000, far.options["BLOCK"]), 1, 1)
     for launch in (
-        lambda: reductions._column_launches(element, 1, 2, 1 << 31, "sum", True),
-        lambda: reductions._column_launches(element, 1, 1 << 31, 2, "sum", True),
-        lambda: reductions._launch_rows(None, None, 1 << 31, 2, 1.0, "sum"),
+        lambda: reductions._column_launches(element, 1, 2, 1 << 31, "sum", True, 132),
+        lambda: reductions._column_launches(element, 1, 1 << 31, 2, "sum", True, 132),
+        lambda: reductions._launch_rows(None, None, 1 << 31, 2, 1.0, "sum", 132),
     ):
         with pytest.raises(LaunchError, match="at most 2147483520 rows or columns, got 2147483648: reduce parts"):
             launch()
@@ -433,10 +434,10 @@ def test_elements(interpreted: None, rng: np.random.Generator) -> None:
 
 
 def test_forms_of_rows_fill_processors() -> None:
-    assert row_form(16384, 8192).warps == 8
-    assert row_form(100000, 64).rows * 64 == 2048 and row_form(10, 64).rows == 1
-    assert row_form(10, 100000).long
-    form = row_form(16384, 5120)
+    assert row_form(16384, 8192, 132).warps == 8
+    assert row_form(100000, 64, 132).rows * 64 == 2048 and row_form(10, 64, 132).rows == 1
+    assert row_form(10, 100000, 132).long
+    form = row_form(16384, 5120, 132)
     assert (form.block, form.warps) == (5120, 4)  # five vectors a thread, none of them cut off
 
 

@@ -15,7 +15,7 @@ from tilewright.tactics.core import Candidate
 from tilewright.tactics.elementwise import total_bytes
 from tilewright.tactics.select import candidates, choose
 from tilewright.targets.cpu.target import CPUTarget
-from tilewright.tune.cost import Cost, balance, estimate, expected, machine_of
+from tilewright.tune.cost import Cost, balance, estimate, expected
 
 TARGET = CPUTarget.named("x86-64-v4")
 SHAPES = [(1, 32, 16), (1, 32000, 1024), (49, 512, 2048), (128, 384, 384), (2048, 1536, 384), (3136, 64, 64), (7, 5, 3)]
@@ -27,7 +27,7 @@ def test_blocks_are_whole_panels_and_cover_the_depth(shape: tuple[int, int, int]
     target = CPUTarget.named(name)
     rows, columns, depth = shape
     width = target.microtile(float32)[1]
-    blocks = choose_blocks((rows,), columns, depth, 1, float32, target, machine_of(target), width)
+    blocks = choose_blocks((rows,), columns, depth, 1, float32, target, target.machine(), width)
     assert 0 < blocks.rows <= rows
     assert blocks.columns % width == 0 and blocks.columns < columns + width
     assert 0 < blocks.depth <= depth
@@ -58,7 +58,7 @@ def test_balance_of_equal_programs() -> None:
 
 
 def test_estimates_grow_with_the_work() -> None:
-    machine = machine_of(TARGET)
+    machine = TARGET.machine()
     size = symbol("n", 1, 100)
     small, large = (estimate(machine, 100, size * flops, 4) for flops in (10**6, 10**7))
     assert small.seconds < large.seconds

@@ -14,7 +14,6 @@ from dataclasses import dataclass
 
 LANES = 4
 _WORTH_IT = 0.9  # of the time on one lane
-_CROSSING = 1.5e-6  # seconds that waiting for another lane costs
 
 
 @dataclass(frozen=True)
@@ -55,13 +54,13 @@ def direct_dependencies(work: Sequence[Work]) -> list[list[int]]:
     return found
 
 
-def places(work: Sequence[Work]) -> list[Place]:
-    """A place for each task: all on lane 0 where more lanes do not pay."""
+def places(work: Sequence[Work], crossing: float) -> list[Place]:
+    """A place for each task: all on lane 0 where more lanes do not pay; `crossing`: seconds of waiting for another."""
     alone = [Place(0, ())] * len(work)
     needed = direct_dependencies(work)
     if all(number - 1 in needed[number] for number in range(1, len(work))):
         return alone
-    found, end = _spread(work, needed)
+    found, end = _spread(work, needed, crossing)
     return found if end <= _WORTH_IT * sum(task.seconds for task in work) else alone
 
 
@@ -87,7 +86,7 @@ def last_beside(found: Sequence[Place]) -> Callable[[Iterable[int]], int]:
     return found_last
 
 
-def _spread(work: Sequence[Work], needed: Sequence[Sequence[int]]) -> tuple[list[Place], float]:
+def _spread(work: Sequence[Work], needed: Sequence[Sequence[int]], crossing: float) -> tuple[list[Place], float]:
     """Tasks on lanes, and the estimated time of all."""
     last: list[int | None] = [None] * LANES  # task of each lane
     ends = [0.0] * len(work)
@@ -97,7 +96,7 @@ def _spread(work: Sequence[Work], needed: Sequence[Sequence[int]]) -> tuple[list
     for number, task in enumerate(work):
         lane = _lane(needed[number], last, lane_ends, ends)
         after = tuple(sorted(other for other in needed[number] if found[other].lane != lane))
-        ready = max([lane_ends[lane], barrier, *(ends[other] + _CROSSING for other in after)])
+        ready = max([lane_ends[lane], barrier, *(ends[other] + crossing for other in after)])
         if task.fills:
             ready = max(ready, *lane_ends)
         ends[number] = lane_ends[lane] = ready + task.seconds

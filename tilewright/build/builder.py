@@ -253,14 +253,14 @@ class Builder:
         """A lane for each task: several where a GPU gains by it."""
         if isinstance(self.target, CPUTarget):
             return in_order(accesses)
-        processors = getattr(self.target, "multiprocessors", 1)
+        machine = self.target.machine()
         work = []
         for access in accesses:
             candidate = access.task.candidate
-            fills = any(_ctas(call.grid) >= processors for stage in candidate.stages for call in stage.calls)
+            fills = any(_ctas(call.grid) >= machine.processors for stage in candidate.stages for call in stage.calls)
             seconds = _seconds(candidate, evidence.get(access.task.group.name, {}))
             work.append(branches.Work(access.reads, access.writes, seconds, fills))
-        return branches.places(work)
+        return branches.places(work, machine.launches.crossing)
 
     def _steps(self, number: int, task: Task, storage: Storage, evidence: dict[str, Any]) -> list[Step]:
         """A step for each stage of the task's candidate."""

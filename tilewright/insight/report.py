@@ -12,7 +12,7 @@ from tilewright import dtypes
 from tilewright.graph.ops import kind_of
 from tilewright.graph.passes.memory import ALIGNMENT
 from tilewright.insight.lanes import lanes
-from tilewright.insight.roofline import Machine, machine_for
+from tilewright.insight.roofline import bound_of, machine_for
 from tilewright.settings import settings
 from tilewright.symbolic import evaluate, from_json
 
@@ -20,6 +20,7 @@ if TYPE_CHECKING:
     from tilewright.engine.engine import Engine
     from tilewright.runtime.plan import Step
     from tilewright.symbolic import Symbol
+    from tilewright.targets.machine import Machine
 
 _OPERATION = re.compile(r"(\S+) %(\S+)(?: \((.*)\))?")
 _VIEWS = ("reshape", "permute", "slice", "broadcast_to")
@@ -54,8 +55,8 @@ def report(
         "targets": list(engine.targets),
         "producer": engine.producer,
         "sizes": dict(sizes),
-        "machine": {"name": machine.name, "memory": machine.memory, "tensor": machine.tensor,
-                    "arithmetic": machine.arithmetic, "launch": machine.launch},
+        "machine": {"name": machine.name, "memory": machine.peak.memory, "tensor": machine.peak.tensor,
+                    "arithmetic": machine.peak.float32, "launch": machine.launches.overlapped},
         "inputs": [_spec(spec) for spec in engine.inputs],
         "outputs": [_spec(spec) for spec in engine.outputs],
         "weight_bytes": engine.weight_bytes,
@@ -104,7 +105,7 @@ def _step(
     operations = [_operation(text) for text in step.operations]
     moved, work = evaluate(step.bytes, sizes), evaluate(step.flops, sizes)
     bits = _product_bits(operations, types)
-    bound = machine.bound(moved, work, bits)
+    bound = bound_of(machine, moved, work, bits)
     seconds, source = _time(step, engine)
     facts = engine.kernel_facts(taken.kernel)
     return {

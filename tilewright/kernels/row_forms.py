@@ -33,7 +33,7 @@ def block_of(columns: int) -> int:
     return cdiv(columns, step) * step
 
 
-def row_form(rows: int, columns: int, inputs: int = 1, weights: bool = False, processors: int = 132) -> RowForm:
+def row_form(rows: int, columns: int, processors: int, inputs: int = 1, weights: bool = False) -> RowForm:
     """The blocks for so many rows, as they were fastest on an H200 (bfloat16, 1024 to 16384 columns).
 
     Two inputs want all the threads that there are: one or two vectors of each for a thread, and the weights beside.
@@ -60,7 +60,7 @@ def row_form(rows: int, columns: int, inputs: int = 1, weights: bool = False, pr
     return RowForm(together, block, warps, early=weights and inputs > 1 and block <= _EARLY, ahead=ahead)
 
 
-def sum_form(rows: int, columns: int) -> RowForm:
+def sum_form(rows: int, columns: int, processors: int) -> RowForm:
     """The blocks of a reduction along rows: two vectors to a thread, whole rows up to 16384 columns, others in chunks.
 
     More on its way at once was slower on an H200, as if the memory's pages were closed too early.  Whole rows are put
@@ -68,7 +68,7 @@ def sum_form(rows: int, columns: int) -> RowForm:
     """
     block = block_of(columns if columns <= _SUM_COLUMNS else cdiv(columns, cdiv(columns, CHUNK)))
     together = 1
-    while rows >= 2 * together * 4 * 132:
+    while rows >= 2 * together * 4 * processors:
         if 2 * together * block > (_SUM_ELEMENTS if together < 8 and block >= columns else CHUNK):
             break
         together *= 2

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import struct
 from collections.abc import Callable, Sequence
+from functools import lru_cache
 from typing import Any
 
 from tilewright.errors import LaunchError
@@ -16,7 +17,7 @@ from tilewright.launch.compiled import CompiledKernel, KernelMetadata, full_grid
 from tilewright.launch.driver import GPUTarget
 from tilewright.launch.launching import Grid, Interface
 from tilewright.runtime.cuda import streams
-from tilewright.runtime.cuda.device import current_device, device
+from tilewright.runtime.cuda.device import Device, current_device, device
 from tilewright.runtime.cuda.launch import Start, launcher
 from tilewright.runtime.cuda.program import load
 from tilewright.runtime.cuda.streams import LEGACY_DEFAULT
@@ -148,8 +149,12 @@ def with_tensors(parameters: Sequence[str], slots: Sequence[Any], values: Sequen
 
 def target_of(ordinal: int) -> NvidiaTarget:
     """What to compile for a GPU by its number."""
-    gpu = device(ordinal)
-    return NvidiaTarget.for_capability(gpu.capability, gpu.multiprocessors, gpu.l2_bytes)
+    return _target_of(device(ordinal))
+
+
+@lru_cache(maxsize=64)
+def _target_of(gpu: Device) -> NvidiaTarget:
+    return NvidiaTarget.for_capability(gpu.capability, gpu.multiprocessors, gpu.l2_bytes, gpu.name)
 
 
 class Places:

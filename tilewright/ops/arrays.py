@@ -15,11 +15,14 @@ from tilewright.dtypes import DType
 from tilewright.errors import LaunchError, a_kind
 from tilewright.ir.types import PointerType
 from tilewright.launch.arguments import classify, element_of
+from tilewright.launch.cuda import target_of
 from tilewright.runtime.cuda import memory, streams
 from tilewright.runtime.cuda.memory import DeviceArray
 from tilewright.runtime.cuda.streams import Place
 from tilewright.settings import settings
+from tilewright.targets.nvidia.target import NvidiaTarget
 
+INTERPRETED = "sm_90a"  # whose kernels are interpreted where arrays are in the CPU's memory
 _TORCH_NAMES = {"int1": "bool", "float8e5": "float8_e5m2", "float8e4nv": "float8_e4m3fn"}
 
 
@@ -123,6 +126,16 @@ def common_place(views: Sequence[View], operation: str) -> Place | None:
     if place is None and not settings.interpret:
         raise LaunchError(f"{operation} is for arrays on a GPU: move them there, or set TILEWRIGHT_INTERPRET=1")
     return place
+
+
+def target_at(ordinal: int | None) -> NvidiaTarget:
+    """The target of a GPU by its number; with None that whose kernels are interpreted."""
+    return NvidiaTarget.named(INTERPRETED) if ordinal is None else target_of(ordinal)
+
+
+def processors_at(place: Place | None) -> int:
+    """SMs of the GPU at a place; with None those of the target whose kernels are interpreted."""
+    return target_at(None if place is None else place.ordinal).multiprocessors
 
 
 def stream_of(views: Sequence[View]) -> int:

@@ -21,13 +21,9 @@ from tilewright.launch.sizes import cdiv, next_power_of_2
 from tilewright.ops import arrays
 from tilewright.ops.arrays import View
 from tilewright.runtime import tables
-from tilewright.runtime.cuda.device import device
 from tilewright.runtime.cuda.memory import DeviceArray
 from tilewright.runtime.tensors import raise_versions
 from tilewright.settings import settings
-
-HOPPER = (9, 0)
-PROCESSORS = 132
 
 
 @dataclass(frozen=True)
@@ -70,10 +66,11 @@ class AttentionPlan:
     def __init__(self, problem: AttentionProblem, ordinal: int | None) -> None:
         self.problem = problem
         self.ordinal = ordinal
-        gpu = device(ordinal) if ordinal is not None else None
+        target = arrays.target_at(ordinal)
+        self.processors = target.multiprocessors
         self.reason = problem.obstacle
-        if gpu is not None and gpu.capability != HOPPER:
-            self.reason = f"{gpu.name} is not of compute capability 9.0"
+        if not target.wgmma:
+            self.reason = f"{target.card} has no wgmma (compute capability 9.0 has)"
         self.form: AttentionForm | None = None
         self.portions: list[AttentionPlan] = []  # plans for some of the batches each, where one launch cannot take all
         if self.reason:
@@ -86,10 +83,9 @@ class AttentionPlan:
             self.portions = [plan_attention(replace(problem, batches=count), ordinal) for count in counts]
             return
         sizes = (problem.batches, problem.heads, problem.queries, problem.keys, problem.heads // problem.key_heads)
-        processors = gpu.multiprocessors if gpu is not None else PROCESSORS
-        self.table = attention_schedule(self.form, *sizes, processors)
+        self.table = attention_schedule(self.form, *sizes, self.processors)
         self.captured = False
-        if gpu is not None:
+        if ordinal is not None:
             self.schedule = DeviceArray.from_numpy(self.table, ordinal)
             self.start = compiled(self.form).start(ordinal)
 
@@ -130,6 +126,7 @@ class AttentionPlan:
                 lengths.base if lengths else None,
                 problem.window,
                 scale,
+                processors=self.processors,
             )
         slots: list[Any] = [(found.address, found.shape, found.strides) for found in (q, k, v, out)]
         slots += [lse.address if lse else out.address, lengths.address if lengths else self.schedule.address]

@@ -8,11 +8,10 @@ from functools import lru_cache, partial
 import tilewright.language as tl
 from tilewright.errors import LaunchError
 from tilewright.kernels import epilogues
-from tilewright.kernels.hopper.choice import Gpu, Problem, close_forms, ranked_forms
+from tilewright.kernels.hopper.choice import Problem, close_forms, ranked_forms
 from tilewright.kernels.hopper.forms import MatmulForm
 from tilewright.ops.problem import MatmulProblem
-
-H200 = Gpu()
+from tilewright.targets.machine import Machine
 
 
 @dataclass(frozen=True)
@@ -80,12 +79,14 @@ def posed(problem: MatmulProblem) -> Problem:
     )  # fmt: skip
 
 
-def candidates(problem: MatmulProblem, gpu: Gpu = H200) -> tuple[Candidate, ...]:
+def candidates(problem: MatmulProblem, machine: Machine) -> tuple[Candidate, ...]:
     """All forms for a problem, the one expected to be fastest first; empty when no form takes it."""
-    return tuple(Candidate(*entry) for entry in ranked_forms(posed(problem), gpu, partial(_finished, problem=problem)))
+    ranked = ranked_forms(posed(problem), machine, partial(_finished, problem=problem))
+    return tuple(Candidate(*entry) for entry in ranked)
 
 
 @lru_cache(maxsize=256)
-def close(problem: MatmulProblem, gpu: Gpu = H200) -> tuple[Candidate, ...]:
+def close(problem: MatmulProblem, machine: Machine) -> tuple[Candidate, ...]:
     """The candidates worth timing, the one to take untimed first."""
-    return tuple(Candidate(*entry) for entry in close_forms(posed(problem), gpu, partial(_finished, problem=problem)))
+    ranked = close_forms(posed(problem), machine, partial(_finished, problem=problem))
+    return tuple(Candidate(*entry) for entry in ranked)

@@ -20,11 +20,9 @@ from tilewright.errors import LaunchError, brief
 from tilewright.ir.core import Parameter
 from tilewright.kernels import epilogues, portable
 from tilewright.kernels.epilogues import Epilogue
-from tilewright.kernels.hopper.choice import Gpu
 from tilewright.kernels.hopper.forms import MatmulForm
 from tilewright.kernels.hopper.matmul import matmul as hopper_matmul
 from tilewright.launch.arguments import stored_array
-from tilewright.launch.cuda import target_of
 from tilewright.launch.descriptor import TensorDescriptor
 from tilewright.launch.sizes import cdiv
 from tilewright.ops import arrays, choices
@@ -35,13 +33,12 @@ from tilewright.runtime.cuda.device import device
 from tilewright.runtime.tensors import raise_versions, version_raiser
 from tilewright.settings import settings
 from tilewright.targets.base import Remark
-from tilewright.tune.gpu import Product, gpu_of, ranked_tiles
+from tilewright.tune.gpu import Product, ranked_tiles
 
 _INPUTS = (
     dtypes.bfloat16, dtypes.float16, dtypes.float32, dtypes.float8e4nv, dtypes.float8e5, dtypes.int8,
 )  # fmt: skip
 _OUTPUTS = (*arrays.FLOATS, dtypes.int32)
-HOPPER = (9, 0)
 FEW_ROWS = 256  # up to which products are bound by the memory that weights come from
 _CHAIN = 12  # launches that are timed behind each other
 _COLD_BYTES = 256 << 20  # of weights that do not stay in any L2 cache
@@ -292,15 +289,15 @@ class MatmulPlan:
         self.seconds = 0.0  # that choosing took
         self._lock = forks.lock()
         self._kernels: dict[MatmulForm, Any] = {}
-        gpu = device(ordinal) if ordinal is not None else None
-        self.gpu = Gpu() if gpu is None else Gpu(processors=gpu.multiprocessors)
+        target = arrays.target_at(ordinal)
+        self.machine = target.machine()
         reason = problem.obstacle
-        if gpu is not None and gpu.capability != HOPPER:
-            reason = f"{gpu.name} is not of compute capability 9.0"
+        if not target.wgmma:
+            reason = f"{target.card} has no wgmma (compute capability 9.0 has)"
         if problem.exact:
             reason = reason or "float32 is multiplied exactly, not as tf32"
         if not reason:
-            self.ranked = list(close(problem.shape_class, self.gpu))
+            self.ranked = list(close(problem.shape_class, self.machine))
             reason = "" if self.ranked else "no form takes it"
         if reason:
             self._use_portable(reason)
@@ -418,10 +415,10 @@ class MatmulPlan:
 
     def _grid(self, form: MatmulForm) -> tuple[int, int, int]:
         problem = self.problem
-        grid = form.grid(problem.rows, problem.columns, problem.batches, self.gpu.processors)
+        grid = form.grid(problem.rows, problem.columns, problem.batches, self.machine.processors)
         if form.cluster == 1 or form.single:
             return grid
-        return (min(grid[0], self.gpu.slots(form.cluster)), 1, 1)  # those that are resident at once
+        return (min(grid[0], self.machine.slots(form.cluster)), 1, 1)  # those that are resident at once
 
     def _slots(self, form: MatmulForm, operands: Operands) -> list[Any]:
         """The arguments of a launch, as the launcher takes them."""
@@ -462,7 +459,7 @@ class MatmulPlan:
         if self.ordinal is None or not problem.exact:
             return portable.form(problem.rows, problem.columns, problem.input.itemsize)
         posed = Product(problem.rows, problem.columns, problem.depth, problem.batches, dtypes.float32)
-        tile, _ = ranked_tiles((posed,), gpu_of(target_of(self.ordinal)))[0]
+        tile, _ = ranked_tiles((posed,), self.machine)[0]
         return portable.PortableForm(tile.rows, tile.columns, tile.depth, tile.warps)
 
     def _portable_runner(self, operands: Operands) -> Callable[[], Any]:

@@ -15,7 +15,6 @@ from tilewright.kernels.row_forms import sum_form
 from tilewright.launch.sizes import cdiv, next_power_of_2
 from tilewright.ops import arrays
 from tilewright.ops.arrays import View
-from tilewright.runtime.cuda.device import device
 from tilewright.runtime.cuda.launch import LARGEST_GRID
 
 _INITIAL = {"sum": 0.0, "mean": 0.0, "max": float("-inf"), "min": float("inf")}
@@ -24,7 +23,7 @@ _VECTORS = 8  # of 16 bytes, at most, that one of its threads has on their way
 _REGISTERS = 65536  # of a processor
 _PIECES = 4096  # into which their rows are cut at most
 _LARGEST_EXTENT = (1 << 31) - 128  # of rows and of columns, which a kernel numbers in 32 bits, a block at a time
-_ENOUGH = 132 * 2  # CTAs that keep the processors busy
+_ENOUGH = 2  # CTAs of an SM that keep it busy
 
 
 def reduce(x: Any, kind: str = "sum", *, axis: int = -1, out: Any = None, out_dtype: Any = None) -> Any:
@@ -66,15 +65,15 @@ def reduce(x: Any, kind: str = "sum", *, axis: int = -1, out: Any = None, out_dt
 
 def _reduce_rows(source: View, out: Any, rows: int, columns: int, factor: float, kind: str) -> None:
     """Along the last axis.  Few long rows are cut in pieces, whose results are reduced again."""
-    pieces = 1
-    while rows * pieces < 132 and columns % (2 * pieces) == 0 and columns // pieces >= 8192:
+    processors, pieces = arrays.processors_at(source.place), 1
+    while rows * pieces < processors and columns % (2 * pieces) == 0 and columns // pieces >= 8192:
         pieces *= 2
     if pieces > 1:
         partial = arrays.empty(source, (rows * pieces,), dtypes.float32)
-        _launch_rows(source.base, partial, rows * pieces, columns // pieces, 1.0, kind)
-        _launch_rows(partial, out, rows, pieces, factor, kind)
+        _launch_rows(source.base, partial, rows * pieces, columns // pieces, 1.0, kind, processors)
+        _launch_rows(partial, out, rows, pieces, factor, kind, processors)
         return
-    _launch_rows(source.base, out, rows, columns, factor, kind)
+    _launch_rows(source.base, out, rows, columns, factor, kind, processors)
 
 
 def _check_counted(*extents: int) -> None:
@@ -85,9 +84,9 @@ def _check_counted(*extents: int) -> None:
         )
 
 
-def _launch_rows(x: Any, out: Any, rows: int, columns: int, factor: float, kind: str) -> None:
+def _launch_rows(x: Any, out: Any, rows: int, columns: int, factor: float, kind: str, processors: int) -> None:
     _check_counted(rows)
-    form = sum_form(rows, columns)
+    form = sum_form(rows, columns, processors)
     mask = rows % form.rows != 0 or columns % form.block != 0
     gpu_rows.reduce_rows[(cdiv(rows, form.rows),)](
         x, out, rows, columns, factor, KIND="sum" if kind == "mean" else kind, INITIAL=_INITIAL[kind], ROWS=form.rows,
@@ -97,8 +96,10 @@ def _launch_rows(x: Any, out: Any, rows: int, columns: int, factor: float, kind:
 
 def _reduce_columns(source: View, out: Any, outer: int, length: int, inner: int, factor: float, kind: str) -> None:
     """Along another axis: strips of 128 columns, in pieces of as many rows as a CTA loads at once."""
-    overlap = source.place is not None and device(source.place.ordinal).capability >= (9, 0)
-    first, *rest = _column_launches(source.element, outer, length, inner, kind, overlap)
+    target = arrays.target_at(None if source.place is None else source.place.ordinal)
+    overlap = source.place is not None and target.dependent_launch
+    sizes = outer, length, inner
+    first, *rest = _column_launches(source.element, *sizes, kind, overlap, target.multiprocessors)
     if not rest:
         gpu_rows.reduce_columns[first.grid](source.base, out, length, first.share, inner, factor, **first.options)
         return
@@ -120,7 +121,7 @@ class _Launch:
 
 @functools.lru_cache(maxsize=1024)  # the two launches follow each other closely only if little happens between them
 def _column_launches(
-    element: DType, outer: int, length: int, inner: int, kind: str, overlap: bool
+    element: DType, outer: int, length: int, inner: int, kind: str, overlap: bool, processors: int
 ) -> tuple[_Launch, ...]:
     """What reduces [outer, length, inner] over its middle axis: one launch, or two, which `overlap` if the GPU can.
 
@@ -130,7 +131,7 @@ def _column_launches(
     _check_counted(length, inner)
     block, warps = min(128, max(16, next_power_of_2(inner))), _WARPS
     strips, vectors = cdiv(inner, block) * outer, _VECTORS
-    while vectors > 4 and strips * cdiv(length, _lines(element, block, warps) * vectors) < _ENOUGH:
+    while vectors > 4 and strips * cdiv(length, _lines(element, block, warps) * vectors) < _ENOUGH * processors:
         warps, vectors = max(4, warps // 2), vectors if warps > 4 else vectors // 2
     lines = _lines(element, block, warps)
     share = max(lines * vectors, cdiv(length, _PIECES))

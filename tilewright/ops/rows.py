@@ -64,11 +64,11 @@ def softmax(x: Any, *, log: bool = False, out: Any = None) -> Any:
     )
     if target.shape != source.shape:
         raise LaunchError(f"out must have the shape {list(source.shape)}")
-    arrays.common_place([source, target], "softmax")
+    place = arrays.common_place([source, target], "softmax")
     rows, columns, stride = _rows_of(source, "x")
     out_stride = _rows_of(target, "out")[2]
     if rows * columns:
-        form = row_form(rows, columns)
+        form = row_form(rows, columns, arrays.processors_at(place))
         kernel = gpu_rows.softmax_long if form.long else gpu_rows.softmax
         grid = (cdiv(rows, form.rows),)
         kernel[grid](source.base, target.base, rows, columns, stride, out_stride, LOG=bool(log),
@@ -126,9 +126,10 @@ def _normalize(
         total = arrays.empty(source, source.shape, source.element)
         if out_stride != columns:
             raise LaunchError("return_sum goes with a contiguous out")
-    arrays.common_place(present, "layer_norm" if center else "rms_norm")
+    place = arrays.common_place(present, "layer_norm" if center else "rms_norm")
     if rows * columns:
-        form = row_form(rows, columns, 1 if residual is None else 2, weight is not None or bias is not None)
+        inputs, weighted = 1 if residual is None else 2, weight is not None or bias is not None
+        form = row_form(rows, columns, arrays.processors_at(place), inputs, weighted)
         kernel = gpu_rows.normalize_long if form.long else gpu_rows.normalize
         grid = (cdiv(rows, form.rows),)
         timing = {} if form.long else {"EARLY": form.early, "AHEAD": form.ahead}

@@ -20,7 +20,7 @@ from tilewright.tactics.elementwise import total_bytes
 from tilewright.tactics.expressions import language_type
 from tilewright.tactics.generate import Result, elementwise_call
 from tilewright.targets.base import Target
-from tilewright.tune.cost import estimate, expected, machine_of
+from tilewright.tune.cost import estimate, expected
 
 FEW_QUERIES = 4  # up to this many, each query streams the keys by itself
 QUERY_BLOCKS = (256, 128, 64)  # of queries, the largest that leaves every thread enough programs
@@ -186,7 +186,7 @@ def strided_candidate(group: Group, target: Target, make: CallMaker) -> Candidat
     bind_sizes(sizes, operands, types, constants)
     calls = make(q, operands, types, constants, k.shape[2])
     flops = simplify(lift(product(q.shape)) * k.shape[2] * 4)
-    cost = estimate(machine_of(target), total_bytes(group.inputs, group.outputs), flops, product(calls[-1].grid),
+    cost = estimate(target.machine(), total_bytes(group.inputs, group.outputs), flops, product(calls[-1].grid),
                     q.dtype, 0.6)  # fmt: skip
     bias = ("none", "keys", "full")[strided.bias_form]
     reasons = {"kernels": [call.kernel.__name__ for call in calls], "bias": bias}

@@ -15,7 +15,8 @@ from math import ceil, prod
 from tilewright.dtypes import DType
 from tilewright.symbolic import Size, lower_bound, simplify, upper_bound
 from tilewright.targets.base import Target
-from tilewright.tune.cost import Machine, balance, expected
+from tilewright.targets.machine import Machine
+from tilewright.tune.cost import balance, expected
 
 ROW_STEPS = (16, 96)  # upper ends of the row ranges that get a kernel of their own
 LARGEST_DEPTH = 512
@@ -143,11 +144,11 @@ def _seconds(
         # Panels of B pass one after the other: half of them count (2048 x 2048 x 2048: 107.7 ms, with all 110.7).
         resident = kernel.itemsize * (blocks.columns / 2 + used) * blocks.depth + 4 * used * blocks.columns
         near = resident <= machine.l2_bytes * 0.75
-    speed = machine.cache_bandwidth if near else machine.memory_bandwidth / 2
-    traffic = (right + left) / (machine.memory_bandwidth) + result / speed
+    speed = machine.l2_bandwidth if near else machine.memory / 2
+    traffic = (right + left) / (machine.memory) + result / speed
     programs = row_blocks * ceil(columns / blocks.columns) * batches
-    one = max(compute, 0.5 * traffic) + 0.5 * min(compute, traffic) + machine.program
-    return one * programs / balance(programs, machine.threads) / machine.threads
+    one = max(compute, 0.5 * traffic) + 0.5 * min(compute, traffic) + machine.launches.program
+    return one * programs / balance(programs, machine.processors) / machine.processors
 
 
 def choose_blocks(

@@ -30,7 +30,7 @@ from tilewright.tactics.reduction import reduction
 from tilewright.tactics.source import ExtraReferences, merge_axes
 from tilewright.tactics.trace import align, axes_of
 from tilewright.targets.base import Target
-from tilewright.tune.cost import estimate, machine_of
+from tilewright.tune.cost import estimate
 
 
 @dataclass(frozen=True)
@@ -192,7 +192,7 @@ def describe(node: Node, graph: Graph, width: int, beside: int = 1) -> Problem:
 
 def gemm_candidate(problem: Problem, slots: Slots, group: Group, target: Target) -> Candidate:
     """The tiled kernel, with a variant for each range of rows that can occur."""
-    machine = machine_of(target)
+    machine = target.machine()
     calls: list[KernelCall] = []
     reasons: dict[str, Any] = {"B": _form(problem), "epilogue": slots.function.__name__}
     for span in row_ranges(problem.rows):

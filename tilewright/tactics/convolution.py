@@ -32,7 +32,7 @@ from tilewright.tactics.weights import Weights, packed_weights
 from tilewright.tactics.windows import window_blocks, window_constants, window_sizes
 from tilewright.tactics.winograd import is_winograd, winograd_candidate
 from tilewright.targets.base import Target
-from tilewright.tune.cost import estimate, machine_of
+from tilewright.tune.cost import estimate
 
 FEW_CHANNELS = 8
 WIDEST_DIRECT = 5  # windows of images of few channels: the products of a line of taps are written out
@@ -230,7 +230,7 @@ def _implicit(group: Group, slots: Slots, weights: Operand, target: Target) -> C
     assert anchor is not None
     x, w = anchor.inputs[:2]
     assert x is not None and w is not None
-    machine = machine_of(target)
+    machine = target.machine()
     groups = anchor.attributes["groups"]
     columns, depth, channels = simplify(lift(w.shape[0]) // groups), product(w.shape[1:]), w.shape[1]
     assert isinstance(channels, int)
@@ -321,5 +321,5 @@ def depthwise_candidate(group: Group, slots: Slots, weights: Operand, target: Ta
     grid = (ceil_divide(sizes["pixels"], rows), ceil_divide(columns, block), 1)
     call = KernelCall(depthwise_convolution, operands, types, constants, grid, options=options)
     flops = simplify(lift(product(anchor.output.shape)) * product(w.shape[2:]) * 2)
-    cost = estimate(machine_of(target), total_bytes(group.inputs, group.outputs), flops, product(grid), x.dtype, 0.2)
+    cost = estimate(target.machine(), total_bytes(group.inputs, group.outputs), flops, product(grid), x.dtype, 0.2)
     return Candidate("depthwise", (Stage((call,)),), cost, (), {"block": f"{rows} pixels x {block} channels"})

@@ -13,7 +13,7 @@ from tilewright.tactics.generate import Result, elementwise_call
 from tilewright.tactics.index import dense_strides
 from tilewright.tactics.joint import together
 from tilewright.targets.base import Target
-from tilewright.tune.cost import estimate, machine_of
+from tilewright.tune.cost import estimate
 
 
 def tensor_bytes(value: Value) -> Size:
@@ -126,6 +126,6 @@ def copy_candidate(name: str, calls: Sequence[KernelCall], group: Group, target:
     moved = total_bytes(read, written, group.nodes)
     if group.kind != "elementwise":
         moved = simplify(lift(moved) * 2)
-    cost = estimate(machine_of(target), moved, chain_operations(group.nodes), programs, efficiency=0.25)
+    cost = estimate(target.machine(), moved, chain_operations(group.nodes), programs, efficiency=0.25)
     reasons = {"form": [call.kernel.__name__ for call in calls], "grid": [str(call.grid) for call in calls]}
     return Candidate(name, tuple(Stage((call,)) for call in calls), cost, (), reasons)

@@ -20,7 +20,7 @@ from tilewright.tactics.gate import gate_slots
 from tilewright.tactics.generate import next_power_of_2, prologue_function
 from tilewright.tactics.source import ExtraReferences
 from tilewright.targets.base import Target
-from tilewright.tune.cost import estimate, expected, machine_of
+from tilewright.tune.cost import estimate, expected
 
 CHUNK = 2048  # numbers of a row that slots are given together
 LINE = 64  # bytes: rows that are turned are an odd number of them apart, lest they fall into the same sets of the cache
@@ -34,7 +34,7 @@ def fourier_candidates(group: Group, graph: Graph, target: Target) -> list[Candi
     assert anchor is not None
     x, roots, imaginary = [*anchor.inputs, None][:3]
     assert x is not None and roots is not None
-    length, form, machine = roots.shape[0], anchor.attributes["form"], machine_of(target)
+    length, form, machine = roots.shape[0], anchor.attributes["form"], target.machine()
     assert isinstance(length, int)
     paired = length % 2 == 0 and (form == "real" or (form == "half" and imaginary is None))
     points = length // 2 if paired else length
@@ -48,8 +48,8 @@ def fourier_candidates(group: Group, graph: Graph, target: Target) -> list[Candi
         lanes = min(lanes, next_power_of_2(rows))
     factors = radices(points, target.vector_registers)  # type: ignore[attr-defined]
     inverse = bool(anchor.attributes["inverse"]) or form == "real"
-    blocks = simplify(ceil_divide(ceil_divide(rows, lanes), PROGRAMS * machine.threads))
-    programs = PROGRAMS * machine.threads
+    blocks = simplify(ceil_divide(ceil_divide(rows, lanes), PROGRAMS * machine.processors))
+    programs = PROGRAMS * machine.processors
     if isinstance(blocks, int):
         programs = expected(ceil_divide(ceil_divide(rows, lanes), blocks))
     taken, given = (half(length) if form == "real" else length), (half(length) if form == "half" else length)

@@ -14,7 +14,7 @@ from tilewright.tactics.core import Candidate, KernelCall, Operand, Stage
 from tilewright.tactics.elementwise import chain_operations, total_bytes
 from tilewright.tactics.expressions import compute_type, language_type
 from tilewright.targets.base import Target
-from tilewright.tune.cost import estimate, expected, machine_of
+from tilewright.tune.cost import estimate, expected
 
 _TILES = ((128, 128, 64, 8), (64, 128, 64, 4), (16, 128, 64, 4))  # rows, columns, depth, warps
 _WIDE = (32, 64, 32, 4)  # of elements of 4 bytes
@@ -60,6 +60,6 @@ def plain_grouped(group: Group, slots: Slots, target: Target) -> Candidate:
     call = KernelCall(grouped_matmul, operands, types, constants, grid, options={"num_warps": warps})
     flops = simplify(lift(rows) * columns * depth * 2 + chain_operations(group.epilogue))
     moved = total_bytes(group.inputs, group.outputs)
-    cost = estimate(machine_of(target), moved, flops, simplify(lift(grid[0]) * grid[1]), a.dtype, 0.5)
+    cost = estimate(target.machine(), moved, flops, simplify(lift(grid[0]) * grid[1]), a.dtype, 0.5)
     reasons = {"tile": f"{block_m} x {block_n}, depth {block_k}", "epilogue": slots.function.__name__}
     return Candidate("grouped matmul", (Stage((call,)),), cost, (), reasons)

@@ -20,7 +20,7 @@ from tilewright.tactics.generate import next_power_of_2
 from tilewright.tactics.reduction import rows_per_program
 from tilewright.tactics.windows import window_constants, window_sizes
 from tilewright.targets.base import Target
-from tilewright.tune.cost import estimate, machine_of
+from tilewright.tune.cost import estimate
 
 LEAST_RUN = 4
 LONGEST_DEPTHWISE_RUN = 7  # sums beside the weights and the pixels of a line of taps, which are used more than once
@@ -60,7 +60,7 @@ def direct_columns(w: Value, groups: int, target: Target) -> int:
     vectors = ceil(columns / lanes)
     if vectors == 1:
         return min(lanes, next_power_of_2(columns))
-    most = int(PANEL_SHARE * machine_of(target).l1_bytes) // (4 * lanes * depth)
+    most = int(PANEL_SHARE * target.machine().l1_bytes) // (4 * lanes * depth)
     return lanes * next(count for count in (2, 3, 1) if count <= max(most, 1) and vectors % count == 0)
 
 
@@ -115,7 +115,7 @@ def _candidate(
     sums = product([*anchor.output.shape[:-2], round_up(across, run), round_up(columns, block)])
     flops = simplify(lift(sums) * depth * 2 * (groups if direct else 1) + chain_operations(group.epilogue))
     moved = total_bytes(group.inputs, group.outputs)
-    cost = estimate(machine_of(target), moved, flops, product(grid), x.dtype, efficiency)
+    cost = estimate(target.machine(), moved, flops, product(grid), x.dtype, efficiency)
     reasons = {"block": f"{rows} runs of {run} pixels, {block} channels at once"}
     return Candidate(name, (Stage((call,)),), cost, (), reasons)
 

@@ -18,7 +18,7 @@ from tilewright.tactics.elementwise import total_bytes
 from tilewright.tactics.expressions import language_type
 from tilewright.tactics.windows import window_blocks, window_constants, window_sizes
 from tilewright.targets.base import Target
-from tilewright.tune.cost import estimate, machine_of
+from tilewright.tune.cost import estimate
 
 
 def pool(group: Group, graph: Graph, target: Target) -> list[Candidate]:
@@ -60,5 +60,5 @@ def pool(group: Group, graph: Graph, target: Target) -> list[Candidate]:
     call = KernelCall(kernel, operands, types, constants, grid, options=options)
     taps = int(np.prod(attributes["kernel"]))
     flops = simplify(lift(product(anchor.output.shape)) * taps)
-    cost = estimate(machine_of(target), total_bytes(group.inputs, group.outputs), flops, product(grid), x.dtype, 0.1)
+    cost = estimate(target.machine(), total_bytes(group.inputs, group.outputs), flops, product(grid), x.dtype, 0.1)
     return [Candidate("windows", (Stage((call,)),), cost, (), {"block": f"{rows} pixels x {block} channels"})]

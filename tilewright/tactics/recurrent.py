@@ -17,14 +17,13 @@ from tilewright.tactics.binding import bind_sizes
 from tilewright.tactics.core import Candidate, KernelCall, Operand, PackedConstant, Stage
 from tilewright.tactics.elementwise import total_bytes
 from tilewright.targets.base import Target
-from tilewright.tune.cost import Cost, balance, estimate, expected, machine_of
+from tilewright.tune.cost import Cost, balance, estimate, expected
 
 _STEPS = {
     "rnn": rnn_step, "lstm": lstm_step, "lstm_8bit": lstm_8bit_step, "gru": gru_step, "gru_first": gru_first_step,
 }  # fmt: skip
 _SUMS = 8  # vectors that a step adds to at once, which hide how long one addition takes
 _GPU_BLOCK = 128
-_MEETING = 1e-6  # seconds until threads that share a step know of each other's end
 MOST_ROWS = 56  # of a block: four register tiles, which use each panel of the weights that level 1 holds
 
 
@@ -83,7 +82,7 @@ def _row_by_row(group: Group, target: Target) -> Candidate:
 def _in_blocks(group: Group, target: Target) -> list[Candidate]:
     """Programs for a block of rows: the state's product is one of matrices.  A program walks the sequence of its block,
     or the programs of a step share its units."""
-    anchor, threads = group.anchor, machine_of(target).threads
+    anchor, threads = group.anchor, target.machine().processors
     assert anchor is not None
     _, _, sizes = _common(anchor)
     batch, panels = sizes["batch"], ceil_divide(sizes["hidden"], target.microtile(float32)[1])
@@ -140,7 +139,7 @@ def _walk(group: Group, target: Target, block: int) -> Candidate:
 def _share(group: Group, target: Target, block: int, panels: Size, side_by_side: int) -> Candidate:
     """A program for each panel of units and each step, of each block of rows; the directions are walked side by side,
     or in turn, so that the weights of one have level 2 for themselves."""
-    anchor, machine = group.anchor, machine_of(target)
+    anchor, machine = group.anchor, target.machine()
     assert anchor is not None and anchor.inputs[0] is not None
     steps, directions, batch, _ = anchor.inputs[0].shape
     turns = len(anchor.attributes["reverse"]) // side_by_side
@@ -149,12 +148,13 @@ def _share(group: Group, target: Target, block: int, panels: Size, side_by_side:
     grid = (simplify(lift(panels) * blocks), side_by_side, planes)
     call, sums = _call(recurrent_planes, group, target, block, grid, IN_TURN=turns > 1)
     programs = product(grid[:2])
-    threads = max(1, min(machine.threads, expected(programs)))
+    threads = max(1, min(machine.processors, expected(programs)))
     passes = simplify(lift(steps) * product((blocks, directions)))
     streaming = 1.0 if side_by_side == 1 else 0.7
     cost = _cost(group, target, _flops(anchor), passes, programs, _efficiency(batch, block), streaming,
                  threads // side_by_side)  # fmt: skip
-    between = expected(planes) * (_MEETING + ceil(expected(programs) / threads) * machine.program)
+    starts = ceil(expected(programs) / threads) * machine.launches.program
+    between = expected(planes) * (machine.launches.barrier + starts)
     cost = Cost(cost.bytes, cost.flops, cost.seconds + between)
     reasons = {**_reasons(anchor, block), "directions": side_by_side}
     return Candidate("recurrent planes", (Stage((call,)),), cost, (sums,), reasons)
@@ -188,14 +188,14 @@ def _cost(
 ) -> Cost:
     """Of a launch that reads the weights of a direction `passes` times, from beyond level 2 with a part `streaming` of
     the bandwidth there is; `sharers` threads keep a part of them each."""
-    anchor, machine = group.anchor, machine_of(target)
+    anchor, machine = group.anchor, target.machine()
     assert anchor is not None and anchor.inputs[1] is not None
     weight = anchor.inputs[1]
     size = product(weight.shape[1:])
     held = expected(size) * weight.dtype.itemsize
     near = held <= max(1, sharers) * machine.l2_bytes
-    bandwidth = machine.cache_bandwidth if near else streaming * machine.memory_bandwidth
+    bandwidth = machine.l2_bandwidth if near else streaming * machine.memory
     moved = simplify(lift(total_bytes(group.inputs, group.outputs)) + lift(passes) * size * weight.dtype.itemsize)
     cost = estimate(machine, 0, flops, programs, weight.dtype, efficiency)
-    used = balance(max(1, expected(programs)), machine.threads)
-    return Cost(moved, flops, max(cost.seconds, expected(passes) * held / bandwidth / machine.threads / used))
+    used = balance(max(1, expected(programs)), machine.processors)
+    return Cost(moved, flops, max(cost.seconds, expected(passes) * held / bandwidth / machine.processors / used))

@@ -24,7 +24,7 @@ from tilewright.tactics.expressions import compute_type, language_type
 from tilewright.tactics.generate import epilogue_function, prologue_function
 from tilewright.tactics.source import ExtraReferences
 from tilewright.targets.base import Target
-from tilewright.tune.cost import estimate, machine_of
+from tilewright.tune.cost import estimate
 
 WHOLE_ROW = 16384  # longest row that is one block
 CHUNK = 1024
@@ -64,7 +64,7 @@ def row_candidate(calls: Sequence[KernelCall], group: Group, target: Target) -> 
     assert anchor is not None and anchor.inputs[0] is not None
     flops = simplify(lift(product(anchor.inputs[0].shape)) * 8 + chain_operations(group.nodes))
     moved = total_bytes(group.inputs, group.outputs, group.nodes)
-    cost = estimate(machine_of(target), moved, flops, product(calls[-1].grid), efficiency=0.25)
+    cost = estimate(target.machine(), moved, flops, product(calls[-1].grid), efficiency=0.25)
     reasons = {"kernel": calls[-1].kernel.__name__, "grid": str(calls[-1].grid)}
     return Candidate("row kernel", tuple(Stage((call,)) for call in calls), cost, (), reasons)
 

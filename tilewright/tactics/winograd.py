@@ -18,7 +18,7 @@ from tilewright.tactics.elementwise import chain_operations, total_bytes
 from tilewright.tactics.expressions import language_type
 from tilewright.tactics.windows import window_constants, window_sizes
 from tilewright.targets.base import Target
-from tilewright.tune.cost import estimate, expected, machine_of
+from tilewright.tune.cost import estimate, expected
 
 FEWEST_CHANNELS = 8
 MOST_COLUMNS = 128  # of a block: with more, what a block of tiles computes leaves level 2
@@ -42,7 +42,7 @@ def winograd_candidate(group: Group, slots: Slots, target: Target) -> Candidate:
     assert anchor is not None
     x, w = anchor.inputs[:2]
     assert x is not None and w is not None
-    machine, attributes = machine_of(target), anchor.attributes
+    machine, attributes = target.machine(), anchor.attributes
     rows, width = target.microtile(x.dtype)
     groups, channels = attributes["groups"], w.shape[1]
     columns = simplify(lift(w.shape[0]) // groups)
@@ -61,8 +61,8 @@ def winograd_candidate(group: Group, slots: Slots, target: Target) -> Candidate:
         block = min(block, tiles)
     panels = ceil(columns / width)
     block_panels = next(n for n in range(max(1, MOST_COLUMNS // width), 0, -1) if panels % n == 0)
-    most = max(PROGRAMS, 4 * machine.threads)
-    column_runs = _column_runs(tiles, block, panels // block_panels, groups, machine.threads)
+    most = max(PROGRAMS, 4 * machine.processors)
+    column_runs = _column_runs(tiles, block, panels // block_panels, groups, machine.processors)
     blocks = simplify(ceil_divide(ceil_divide(tiles, block), most))
     runs = simplify(ceil_divide(ceil_divide(tiles, block), blocks)) if isinstance(blocks, int) else most
     sizes |= {"blocks": blocks, "column_blocks": ceil(panels // block_panels / column_runs)}

@@ -9,6 +9,7 @@ from typing import Any, Protocol
 
 from tilewright.dtypes import DType
 from tilewright.ir.core import Function
+from tilewright.targets.machine import Machine
 
 
 @dataclass(frozen=True)
@@ -67,6 +68,11 @@ class Target(Protocol):
     options: frozenset[str]  # of a launch, which change the code: others are accepted, and reported
 
     @property
+    def tf32(self) -> bool:
+        """Whether products and convolutions of float32 models multiply as tf32."""
+        ...
+
+    @property
     def key(self) -> str:
         """Everything of the target that a binary depends on: triple, CPU, features, versions."""
         ...
@@ -90,6 +96,10 @@ class Target(Protocol):
 
     def dot_rate(self, dtype: DType) -> float:
         """Speed of `dot` on operands of this type, relative to float32."""
+        ...
+
+    def machine(self) -> Machine:
+        """The rates that estimates count with; a CPU has as many threads as the settings say."""
         ...
 
     def prepare(self) -> None:

@@ -1,6 +1,6 @@
 """What a kernel call is expected to take: the analytical model that ranks candidates.
 
-seconds = launch + max(compute, memory) / parallel efficiency, with one table of machine constants.
+seconds = launch + max(compute, memory) / parallel efficiency, with the rates of a `Machine`.
 The model ranks; it is not a promise of speed (law 11).
 """
 
@@ -10,10 +10,8 @@ from dataclasses import dataclass
 from math import ceil
 
 from tilewright.dtypes import DType, float32
-from tilewright.settings import settings
 from tilewright.symbolic import Size, evaluate, free_symbols
-from tilewright.targets.base import Target
-from tilewright.tune.gpu import GPU_CACHE_BYTES, GPU_CLOCK, LAUNCH, gpu_of
+from tilewright.targets.machine import Machine
 
 
 @dataclass(frozen=True)
@@ -23,47 +21,6 @@ class Cost:
     bytes: Size
     flops: Size
     seconds: float
-
-
-@dataclass(frozen=True)
-class Machine:
-    """Constants of one machine, as far as ranking needs them."""
-
-    threads: int
-    flops: float  # fused multiply-adds count 2; one core, float32
-    cache_bandwidth: float  # bytes a second and core, from L2
-    memory_bandwidth: float  # bytes a second, all cores
-    launch: float  # seconds to hand one kernel to the workers
-    program: float  # seconds to start one program instance
-    l1_bytes: int
-    l2_bytes: int
-
-
-CLOCK = 2.6e9  # a typical sustained clock; only ratios matter
-
-
-def machine_of(target: Target) -> Machine:
-    """The constants for a target; caches and vector width come from its capability table.
-
-    A GPU's thread is a multiprocessor.
-    """
-    if hasattr(target, "multiprocessors"):
-        gpu = gpu_of(target)
-        cache = GPU_CLOCK * GPU_CACHE_BYTES
-        return Machine(
-            gpu.processors, GPU_CLOCK * gpu.float32, cache, gpu.memory, LAUNCH, 5e-8, gpu.shared_bytes, gpu.l2_bytes
-        )
-    lanes = getattr(target, "vector_bits", 128) // 32
-    return Machine(
-        threads=settings.threads,
-        flops=CLOCK * 2 * 2 * lanes,  # two fused multiply-adds a cycle
-        cache_bandwidth=CLOCK * 2 * lanes,
-        memory_bandwidth=20e9,
-        launch=2e-6,
-        program=1e-7,
-        l1_bytes=getattr(target, "l1_bytes", 32 << 10),
-        l2_bytes=getattr(target, "l2_bytes", 512 << 10),
-    )
 
 
 def expected(size: Size) -> int:
@@ -83,9 +40,9 @@ def estimate(
 ) -> Cost:
     """The cost of one launch of `programs` equal program instances."""
     count = max(1, expected(programs))
-    used = balance(count, machine.threads)
-    peak = machine.flops * machine.threads * efficiency * 4 / max(dtype.itemsize, 4)
+    used = balance(count, machine.processors)
+    peak = machine.flops * machine.processors * efficiency * 4 / max(dtype.itemsize, 4)
     compute = expected(flops) / peak
-    memory = expected(bytes_moved) / machine.memory_bandwidth
-    overhead = machine.launch + ceil(count / machine.threads) * machine.program
+    memory = expected(bytes_moved) / machine.memory
+    overhead = machine.launches.kernel + ceil(count / machine.processors) * machine.launches.program
     return Cost(bytes_moved, flops, overhead + max(compute, memory) / used)

@@ -1,28 +1,19 @@
-"""What a GPU takes for a kernel: rates by architecture, and the time of products in tiles.
+"""The time of products in tiles of `kernels.matmul` on a GPU.
 
 seconds = launch + max(waves of CTAs x the slowest unit of a CTA, bytes of global memory)
 
-Rates are those of the usual card of an architecture (`NvidiaTarget`), from its data sheet; ratios alone matter, for
-the model ranks candidates and promises nothing.
+It ranks tiles and promises nothing: ratios alone matter.
 """
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import lru_cache
 from math import ceil
-from typing import Any
 
 from tilewright.dtypes import DType
-from tilewright.targets.base import Target
+from tilewright.targets.machine import Machine
 
-GPU_CLOCK = 1.5e9  # under load
-_BYTES_A_SECOND = {80: 1.9e12, 86: 0.6e12, 89: 0.3e12, 90: 4.4e12, 100: 8e12, 120: 1.8e12}  # by sm
-# Operations of one multiprocessor and clock: float32 on the ordinary units, 16-bit products on tensor cores (mma.sync).
-_FLOAT32 = {80: 128, 86: 256, 89: 256, 90: 256, 100: 256, 120: 256}
-_TENSOR = {80: 2048, 86: 1024, 89: 1024, 90: 2400, 100: 2400, 120: 1024}
-GPU_CACHE_BYTES = 50.0  # that one multiprocessor gets from L2 in a clock
-_FLOAT32_CLOCK = 1.75e9  # where tensor cores rest
 _ISSUE = 0.87  # instructions of a scheduler and clock, of many warps
 _ISSUE_ALONE = 0.85  # of one warp
 _STEP = 330.0  # clocks from one block of the depth to the next that a CTA alone waits
@@ -32,39 +23,6 @@ _THREAD_SUMS = (8, 16, 32, 64)
 _START = 1500.0  # clocks from a CTA's start to its first product
 _PARTS = (2, 4, 8, 16)  # of a depth
 _LEAST_STEPS = 3  # blocks of a part
-LAUNCH = 2.5e-6  # seconds of a kernel in a graph, however short
-
-
-@dataclass(frozen=True)
-class Gpu:
-    """The rates of one architecture; see the module's tables."""
-
-    processors: int
-    memory: float
-    float32: float
-    tensor: float
-    shared_bytes: int
-    l2_bytes: int
-    tf32: bool = False
-
-    def multiplies_by_addition(self, dtype: DType) -> bool:
-        """Whether products of this type are multiply-adds on the ordinary units."""
-        return dtype.is_float and dtype.bits == 32 and not self.tf32
-
-    def rate(self, dtype: DType) -> float:
-        """Operations of a multiprocessor and clock in `tl.dot` on operands of a type, float32 as tf32 where `tf32`."""
-        if dtype.bits == 16:
-            return self.tensor
-        if self.tf32 and dtype.bits == 32:
-            return self.tensor / 2
-        return self.float32 / (1 if dtype.bits <= 32 else 2)
-
-
-def gpu_of(target: Target) -> Gpu:
-    """The rates for a target with the fields of `NvidiaTarget`."""
-    table: Any = target
-    rates = (_BYTES_A_SECOND[table.sm], _FLOAT32[table.sm], _TENSOR[table.sm])
-    return Gpu(table.multiprocessors, *rates, table.shared_bytes, table.l2_bytes, table.tf32)
 
 
 @dataclass(frozen=True)
@@ -82,16 +40,22 @@ class Tile:
 
 @dataclass(frozen=True)
 class Product:
-    """The sizes of a product: rows, columns, depth, how often, and the operands' element type."""
+    """The sizes of a product: rows, columns, depth, how often; the operands' type, and whether float32 goes as tf32."""
 
     rows: int
     columns: int
     depth: int
     batches: int
     dtype: DType
+    tf32: bool = False
+
+    @property
+    def by_addition(self) -> bool:
+        """Whether it is made of multiply-adds on the ordinary units, none of tensor cores."""
+        return self.dtype.is_float and self.dtype.bits == 32 and not self.tf32
 
 
-def tiles(product: Product, gpu: Gpu) -> list[Tile]:
+def tiles(product: Product, machine: Machine) -> list[Tile]:
     """Tiles that fit shared memory in three stages."""
     size = product.dtype.itemsize
     depths = (64, 32) if size <= 2 else (32, 16)
@@ -101,41 +65,43 @@ def tiles(product: Product, gpu: Gpu) -> list[Tile]:
             if rows == 128 and columns == 32:
                 continue
             for depth in depths:
-                if 3 * (rows + columns) * depth * size <= gpu.shared_bytes - 2048:
-                    found += [Tile(rows, columns, depth, warps) for warps in _warps(rows * columns, product, gpu)]
+                if 3 * (rows + columns) * depth * size <= machine.shared_bytes - 2048:
+                    found += [Tile(rows, columns, depth, warps) for warps in _warps(rows * columns, product)]
     return found
 
 
-def _warps(elements: int, product: Product, gpu: Gpu) -> list[int]:
+def _warps(elements: int, product: Product) -> list[int]:
     """How many warps may have a tile of the result."""
-    if gpu.multiplies_by_addition(product.dtype):
+    if product.by_addition:
         return [warps for warps in (1, 2, 4, 8) if elements // (32 * warps) in _THREAD_SUMS]
     return [8 if elements >= 128 * 128 else 4 if elements > 16 * 32 else 2]
 
 
-def seconds_of(tile: Tile, product: Product, gpu: Gpu) -> float:
+def seconds_of(tile: Tile, product: Product, machine: Machine) -> float:
     """The expected time of a product in tiles of `kernels.matmul`."""
     size = product.dtype.itemsize
     ctas = ceil(product.rows / tile.rows) * ceil(product.columns / tile.columns) * product.batches
     elements = product.rows * product.depth + product.depth * product.columns + product.rows * product.columns
-    moved = elements * size * product.batches / (gpu.memory * min(1.0, 0.2 + 0.8 * ctas / gpu.processors))
-    if gpu.multiplies_by_addition(product.dtype):
-        return LAUNCH + max(_float32_clocks(tile, product, ctas, gpu) / _FLOAT32_CLOCK, moved)
+    moved = elements * size * product.batches / (machine.memory * min(1.0, 0.2 + 0.8 * ctas / machine.processors))
+    if product.by_addition:
+        computed = _float32_clocks(tile, product, ctas, machine) / machine.float32_clock
+        return machine.launches.kernel + max(computed, moved)
     shared = 3 * (tile.rows + tile.columns) * tile.depth * size
-    resident = max(1, min(16 // tile.warps, gpu.shared_bytes // shared))
+    resident = max(1, min(16 // tile.warps, machine.shared_bytes // shared))
     # CTAs of one multiprocessor share its units; a single one leaves them idle at times.
-    busy = min(ceil(ctas / gpu.processors), resident)
+    busy = min(ceil(ctas / machine.processors), resident)
     used = {1: 0.6, 2: 0.8}.get(busy, 0.9)
     # Small tiles read more from shared memory for a product than tensor cores can use.
     shape = min(1.0, (tile.rows * tile.columns / (tile.rows + tile.columns)) / 48)
-    work = 2.0 * tile.rows * tile.columns * product.depth / (gpu.rate(product.dtype) * used * max(shape, 0.2))
-    loads = (tile.rows + tile.columns) * product.depth * size / GPU_CACHE_BYTES
-    turns = ceil(ctas / gpu.processors)
+    rate = machine.dot_rate(product.dtype, product.tf32) * used * max(shape, 0.2)
+    work = 2.0 * tile.rows * tile.columns * product.depth / rate
+    loads = (tile.rows + tile.columns) * product.depth * size / machine.l2
+    turns = ceil(ctas / machine.processors)
     clocks = _START + turns * max(work, loads) + ceil(turns / resident) * 600
-    return LAUNCH + max(clocks / GPU_CLOCK, moved)
+    return machine.launches.kernel + max(clocks / machine.clock, moved)
 
 
-def _float32_clocks(tile: Tile, product: Product, ctas: int, gpu: Gpu) -> float:
+def _float32_clocks(tile: Tile, product: Product, ctas: int, machine: Machine) -> float:
     """Clocks of multiply-adds in tiles: those of the busiest multiprocessor.
 
     A block of the depth takes a CTA alone what its instructions take one after the other, and a wait; several share the
@@ -145,16 +111,14 @@ def _float32_clocks(tile: Tile, product: Product, ctas: int, gpu: Gpu) -> float:
     columns = min(8, max(4, sums // 4))  # of a thread, about as `scalar_layout` has them
     loads = tile.depth * (columns + sums / columns) / 4
     arithmetic = sums * tile.depth
-    issued = arithmetic * 256 / gpu.float32 + loads + sums + _BESIDE
+    issued = arithmetic * 256 / machine.float32 + loads + sums + _BESIDE
     alone = issued / _ISSUE_ALONE + _STEP
-    read = (tile.rows + tile.columns) * tile.depth * 4 / GPU_CACHE_BYTES
+    read = (tile.rows + tile.columns) * tile.depth * 4 / machine.l2
     shared = tile.warps * max(issued / 4 / _ISSUE, loads * _VECTOR_CLOCKS)
     registers = min(255, 64 + 3 * sums)
-    resident = min(
-        65536 // (registers * 32 * tile.warps), gpu.shared_bytes // (3 * (tile.rows + tile.columns) * tile.depth * 4)
-    )
-    resident = max(1, min(32, resident))
-    rounds, rest = divmod(ceil(ctas / gpu.processors), resident)
+    staged = 3 * (tile.rows + tile.columns) * tile.depth * 4
+    resident = max(1, min(32, 65536 // (registers * 32 * tile.warps), machine.shared_bytes // staged))
+    rounds, rest = divmod(ceil(ctas / machine.processors), resident)
     steps = ceil(product.depth / tile.depth)
 
     def together(count: int) -> float:
@@ -164,21 +128,22 @@ def _float32_clocks(tile: Tile, product: Product, ctas: int, gpu: Gpu) -> float:
 
 
 @lru_cache(maxsize=4096)
-def ranked_tiles(products: tuple[Product, ...], gpu: Gpu) -> tuple[tuple[Tile, float], ...]:
+def ranked_tiles(products: tuple[Product, ...], machine: Machine) -> tuple[tuple[Tile, float], ...]:
     """All tiles with their times for the first of several examples; first the one whose times over all examples have
     the least product."""
 
     def score(tile: Tile) -> float:
         total = 1.0
         for product in products:
-            total *= seconds_of(tile, product, gpu)
+            total *= seconds_of(tile, product, machine)
         return total
 
-    return tuple((tile, seconds_of(tile, products[0], gpu)) for tile in sorted(tiles(products[0], gpu), key=score))
+    ranked = sorted(tiles(products[0], machine), key=score)
+    return tuple((tile, seconds_of(tile, products[0], machine)) for tile in ranked)
 
 
 @lru_cache(maxsize=4096)
-def ranked_parts(product: Product, gpu: Gpu) -> tuple[Tile, int, float] | None:
+def ranked_parts(product: Product, machine: Machine) -> tuple[Tile, int, float] | None:
     """The tile, the number of parts of the depth (two or more, which divide it) and the time of the quickest product
     in parts, with that of their sum; None where nothing divides the depth."""
     best: tuple[Tile, int, float] | None = None
@@ -187,12 +152,12 @@ def ranked_parts(product: Product, gpu: Gpu) -> tuple[Tile, int, float] | None:
         length, rest = divmod(product.depth, parts)
         if rest:
             continue
-        part = Product(product.rows, product.columns, length, parts, product.dtype)
-        summing = LAUNCH + elements * (parts + 1) * 4 / gpu.memory
-        for tile in tiles(part, gpu):
+        part = replace(product, depth=length, batches=parts)
+        summing = machine.launches.kernel + elements * (parts + 1) * 4 / machine.memory
+        for tile in tiles(part, machine):
             if length < _LEAST_STEPS * tile.depth:
                 continue
-            seconds = seconds_of(tile, part, gpu) + summing
+            seconds = seconds_of(tile, part, machine) + summing
             if best is None or seconds < best[2]:
                 best = tile, parts, seconds
     return best

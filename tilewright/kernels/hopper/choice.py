@@ -1,6 +1,6 @@
 """Which form of the Hopper product suits a problem: candidates, an estimate that ranks them, and the ones worth timing.
 
-(form, seconds), *others = close_forms(Problem(512, 14336, 4096))
+(form, seconds), *others = close_forms(Problem(512, 14336, 4096), target.machine())
 
 The estimate counts clocks of the tensor cores, of operands coming from the L2 cache, of epilogues and of the last,
 partly filled wave, and the bytes of global memory.  It ranks; among the first few the clock decides.
@@ -15,11 +15,16 @@ from typing import Any
 
 import tilewright.language as tl
 from tilewright.kernels.hopper.forms import ATOM, SHARED_BYTES, MatmulForm, is_possible
+from tilewright.targets.machine import Machine
 
 FEW_ROWS = 128  # up to which weights are read once, by one wave of CTAs where columns allow it
 MANY_ROWS = 4096  # tiles are walked in wider groups, too, where operands outgrow the L2 cache
 FLIGHT_BYTES = 48 << 10  # of a processor, that are under way before the kernels in front have ended
 _CLUSTERS = ((1, 1, 1), (1, 2, 1), (2, 1, 1), (1, 1, 2), (1, 2, 2))  # that share A, that share B, that split the depth
+# Clocks of the kernel's own waits.
+_FILL = 1800.0  # from the first copy to the first product
+_TURN = 300.0  # until products of another warpgroup follow (assumed)
+_STAGE = 300.0  # at least, for the copies and barriers of one
 _MANY_SUMS = 128 * 176  # of one warpgroup, that leave few registers to what comes behind the product
 Ranked = tuple[MatmulForm, float]  # with the seconds that the estimate expects
 Finish = Callable[[MatmulForm], MatmulForm | None]
@@ -60,29 +65,7 @@ class Problem:
         return tl.float32 if self.input.is_floating() else tl.int32
 
 
-@dataclass(frozen=True)
-class Gpu:
-    """Constants of an H200 as kernels meet them (hertz, bytes a second, clocks); those in use were measured on one."""
-
-    processors: int = 132
-    clusters_of_two: int = 66  # that are resident with one CTA a processor
-    clusters_of_four: int = 30
-    clock: float = 1.6e9  # under load
-    cache_bytes: float = 58.0  # of one processor and clock, from L2
-    memory: float = 4.4e12
-    launch: float = 1.5e-6  # until the first product and after the last
-    fill: float = 1800.0  # clocks from the first copy to the first product
-    turn: float = 300.0  # clocks until products of another warpgroup follow (assumed)
-    stage: float = 300.0  # clocks at least, for the copies and barriers of one
-    bytes_in_flight: float = 90e3  # of one processor, for all of the memory's rate
-
-    def slots(self, cluster: int) -> int:
-        """CTAs that run at once, in clusters of this size."""
-        clusters = {1: self.processors, 2: self.clusters_of_two, 4: self.clusters_of_four}
-        return clusters.get(cluster, self.processors // (2 * cluster)) * cluster
-
-
-def seconds_of(form: MatmulForm, problem: Problem, gpu: Gpu = Gpu()) -> float:
+def seconds_of(form: MatmulForm, problem: Problem, machine: Machine) -> float:
     """The estimated time of a problem with a form."""
     size = form.INPUT.itemsize
     stages = -(-problem.depth // form.BK)
@@ -90,36 +73,37 @@ def seconds_of(form: MatmulForm, problem: Problem, gpu: Gpu = Gpu()) -> float:
     tiles_of_rows = -(-problem.rows // (form.BM * form.SHARE_B)) * form.SHARE_B
     tiles = tiles_of_rows * -(-problem.columns // (form.BN * form.SHARE_A)) * form.SHARE_A * problem.batches
     ctas = tiles * form.SPLIT
-    slots = gpu.slots(form.cluster)
+    slots = machine.slots(form.cluster)
     turns = -(-ctas // slots)
-    # An instruction of 64 rows and 32 bytes of depth takes BN / 2 clocks, or as long as shared memory needs to give its
+    # An instruction of 64 rows and 32 bytes of depth takes as long as tensor cores need, or shared memory to give its
     # operands while the copies of others come in, which hold it up half the time.
     steps = depth * size / 32 * form.BM / 64
+    instruction = 2 * 64 * 16 * form.BN / machine.wgmma
     shared = 16 + form.BN / 4 + 8 * (form.loaded_rows + form.BN) / form.BM
-    product = max(steps * max(form.BN / 2, shared), depth / form.BK * gpu.stage)
+    product = max(steps * max(instruction, shared), depth / form.BK * _STAGE)
     # One warpgroup leaves the tensor cores idle when it waits, and few stages do (measured, some of it more).
     product *= 1 + 0.1 * (form.CONSUMERS == 1) + 0.1 * (form.STAGES < 4)
-    loaded = (form.loaded_rows / form.SHARE_A + form.BN / form.SHARE_B) * depth * size / gpu.cache_bytes
+    loaded = (form.loaded_rows / form.SHARE_A + form.BN / form.SHARE_B) * depth * size / machine.l2_tiles
     if form.TURNS:
         # Half as many threads compute an epilogue, under the products of another tile; only the last is seen.
         epilogue = 700 + 2 * form.BM * form.BN * (1 / 20 + problem.work)
-        clocks = gpu.fill + turns * max(product + gpu.turn, loaded, (product + epilogue) / 2) + epilogue
+        clocks = _FILL + turns * max(product + _TURN, loaded, (product + epilogue) / 2) + epilogue
     else:
         epilogue = 700 + form.BM * form.BN * (1 / 20 + problem.work)
         epilogue += (form.SPLIT > 1) * (800 + form.BM * form.BN / 24)
         # Copies go on during an epilogue, products do not.
-        clocks = gpu.fill + turns * (max(product, loaded) + epilogue)
+        clocks = _FILL + turns * (max(product, loaded) + epilogue)
     operands = (problem.rows + problem.columns) * problem.depth * size
     moved = (operands + problem.rows * problem.columns * form.OUTPUT.itemsize) * problem.batches
-    pulling = min(1.0, min(ctas, slots) / (0.95 * gpu.processors))
-    flight = min(1.0, form.STAGES * form.stage_bytes / gpu.bytes_in_flight)
+    pulling = min(1.0, min(ctas, slots) / (0.95 * machine.processors))
+    flight = min(1.0, form.STAGES * form.stage_bytes / machine.in_flight)
     # A second turn that is not full leaves processors without anything to load.
     balance = ctas / (turns * slots) if turns > 1 else 1.0
-    memory = moved / (gpu.memory * pulling * flight * max(balance, 0.3))
-    return gpu.launch + max(clocks / gpu.clock, memory)
+    memory = moved / (machine.memory * pulling * flight * max(balance, 0.3))
+    return machine.launches.hopper_product + max(clocks / machine.wgmma_clock, memory)
 
 
-def candidate_forms(problem: Problem, gpu: Gpu = Gpu()) -> list[MatmulForm]:
+def candidate_forms(problem: Problem, machine: Machine) -> list[MatmulForm]:
     """Forms that can be built for a problem, with as many stages as fit."""
     atom = ATOM // problem.input.itemsize
     few, most = problem.rows <= 64, problem.most_rows
@@ -139,21 +123,20 @@ def candidate_forms(problem: Problem, gpu: Gpu = Gpu()) -> list[MatmulForm]:
                         A_TRANSPOSED=problem.a_transposed, B_TRANSPOSED=problem.b_transposed,
                         EVICT_B="evict_first" if problem.rows <= 256 else "",
                     )  # fmt: skip
-                    form = completed(form, problem, gpu)
-                    if buildable(form, problem, gpu):
+                    form = completed(form, problem)
+                    if buildable(form, problem, machine):
                         forms.append(form)
     return forms
 
 
-def completed(form: MatmulForm, problem: Problem, gpu: Gpu) -> MatmulForm:
+def completed(form: MatmulForm, problem: Problem) -> MatmulForm:
     """The form with what follows from its tile and the problem: how CTAs and consumers share the work, and stages."""
     if form.TURNS and form.BM * form.BN > _MANY_SUMS and not problem.bare:
         form = form._replace(STORED=64)
     if form.SPLIT > 1 or form.TURNS:
         return filled(form)
-    # Where few rows leave a CTA one tile, its results are staged in the room of the stages.
-    ctas = form.grid(problem.rows, problem.columns, problem.batches)[0]
-    form = filled(form._replace(SINGLE=problem.rows <= FEW_ROWS and ctas <= gpu.slots(form.cluster)))
+    # Of few rows a CTA has one tile, whose results are staged in the room of the stages.
+    form = filled(form._replace(SINGLE=problem.rows <= FEW_ROWS))
     apart = problem.work > 0 and form.CONSUMERS == 2 and form.STAGES >= 4 and not form.SINGLE
     return form._replace(LAG=2 if apart else 0)
 
@@ -178,26 +161,26 @@ def dependent(form: MatmulForm) -> MatmulForm:
     return apart if apart.shared_bytes <= SHARED_BYTES else form
 
 
-def buildable(form: MatmulForm, problem: Problem, gpu: Gpu) -> bool:
+def buildable(form: MatmulForm, problem: Problem, machine: Machine) -> bool:
     """Whether a form can be built, and every CTA of a split product has something to do."""
     if not is_possible(form):
         return False
     if form.rows // 64 * form.BN // 2 > (208 if form.TURNS else 128):
         return False  # more accumulators than leave registers for the rest
     # A stage of two rows of the swizzle pays where there are many, to wait for barriers half as often.
-    ctas = form.grid(problem.rows, problem.columns, problem.batches)[0]
-    if form.SPLIT > 1 and ctas > gpu.slots(form.cluster):
+    ctas = form.grid(problem.rows, problem.columns, problem.batches, machine.processors)[0]
+    if form.SPLIT > 1 and ctas > machine.slots(form.cluster):
         return False  # the depth is split where there are too few tiles, not to have more waves
     many = form.BK * form.INPUT.itemsize == ATOM or form.STAGES >= 4
     return many and -(-problem.depth // form.BK) >= form.SPLIT and problem.columns > form.BN * (form.SHARE_A - 1)
 
 
-def ranked_forms(problem: Problem, gpu: Gpu = Gpu(), finish: Finish | None = None) -> list[Ranked]:
+def ranked_forms(problem: Problem, machine: Machine, finish: Finish | None = None) -> list[Ranked]:
     """All candidates with their estimates, the quickest first; of equals the simpler, then the one with more stages.
 
     `finish` adds what comes behind the product to a form, or says with None that it cannot be built then.
     """
-    estimates = [(form, seconds_of(form, problem, gpu)) for form in candidate_forms(problem, gpu)]
+    estimates = [(form, seconds_of(form, problem, machine)) for form in candidate_forms(problem, machine)]
     ranked = sorted(estimates, key=lambda entry: (round(entry[1] * 1e9), entry[0].cluster, -entry[0].STAGES))
     found: list[Ranked] = []
     for form, seconds in ranked:
@@ -211,7 +194,7 @@ def ranked_forms(problem: Problem, gpu: Gpu = Gpu(), finish: Finish | None = Non
 
 
 def close_forms(
-    problem: Problem, gpu: Gpu = Gpu(), finish: Finish | None = None, count: int = 8, within: float = 1.2
+    problem: Problem, machine: Machine, finish: Finish | None = None, count: int = 8, within: float = 1.2
 ) -> list[Ranked]:
     """The forms worth timing, the one to take untimed first: those that the estimate cannot tell apart, of different
     tiles.
@@ -221,7 +204,7 @@ def close_forms(
     up; it comes first within 3 percent.  Forms in which warpgroups take turns come behind the others, three tiles that
     load least for what they compute.
     """
-    everything = ranked_forms(problem, gpu, finish)
+    everything = ranked_forms(problem, machine, finish)
     ranked = [entry for entry in everything if not entry[0].TURNS]
     limit = within * min((seconds for _, seconds in ranked), default=0.0)
     largest = [entry for entry in ranked if (entry[0].BM, entry[0].BN) == (128, 256)]

@@ -13,14 +13,13 @@ from math import prod
 from typing import Any
 
 import tilewright.language as tl
-from tilewright.kernels.hopper.choice import Gpu
 from tilewright.kernels.hopper.convolution_forms import UNIT_PIXELS, ConvolutionForm
 from tilewright.kernels.hopper.forms import SHARED_BYTES, is_possible
+from tilewright.targets.machine import Machine
 
 _BESIDE = 100_000  # bytes of shared memory with which a CTA lets that of the next kernel begin beside it
 _ALONE = 116_736  # with more than these, two CTAs do not fit a processor
 _CACHED = 30e6  # bytes that are still in the L2 cache when the next kernel reads them
-_CACHE_RATE = 6e12  # bytes a second of such reads and writes
 # Clocks, measured on an H200 with dependent launch: from a copy to its product, of an epilogue and of each call of it,
 # of the barriers and reads with which a cluster adds up.
 _LATENCY = 1400.0
@@ -29,10 +28,7 @@ _SPAN = 700.0
 _JOIN = 3000.0
 _TURN = 300.0  # until the products of another warpgroup follow
 _FILL = 1200.0
-_LAUNCH = 1.0e-6
-_LOADED = 60.0  # bytes of the L2 cache that a processor gets in a clock
 _FEW_SHARED = 3  # forms whose CTAs share their depth that are listed before others
-_GPU = Gpu()
 
 
 @dataclass(frozen=True)
@@ -81,14 +77,15 @@ def unit_of(images: int, height: int, width: int) -> tuple[int, int, int]:
     return min(boxes, key=order)
 
 
-def seconds_of(form: ConvolutionForm, problem: ConvolutionProblem, gpu: Gpu = _GPU) -> float:
+def seconds_of(form: ConvolutionForm, problem: ConvolutionProblem, machine: Machine) -> float:
     """The estimated time of a problem with a form."""
     tiles = form.tiles(problem.images, problem.height, problem.width, problem.columns * problem.groups)
     ctas = tiles * form.SPLIT
     blocks = -(-form.blocks // form.SPLIT)
-    # A product of 64 rows and 16 elements of depth takes BN / 2 clocks, or as long as its operands take to be read.
-    multiplied = form.units * form.BK / 16 * max(form.BN / 2, 16 + form.BN / 4)
-    loaded = form.stage_bytes / _LOADED
+    # A product of 64 rows and 16 elements of depth takes as long as tensor cores need, or as its operands to be read.
+    instruction = 2 * 64 * 16 * form.BN / machine.wgmma
+    multiplied = form.units * form.BK / 16 * max(instruction, 16 + form.BN / 4)
+    loaded = form.stage_bytes / machine.l2_windows
     elements = UNIT_PIXELS * form.units * form.stored_columns
     epilogue = _EPILOGUE + form.spans * _SPAN + elements * (1 / 20 + problem.work)
     if form.SPLIT > 1:
@@ -97,24 +94,24 @@ def seconds_of(form: ConvolutionForm, problem: ConvolutionProblem, gpu: Gpu = _G
         epilogue += elements / 3
     elif problem.beside and form.BESIDE < 2 * form.spans:
         epilogue += _LATENCY  # the next tile's comes only when this one's has been read
-    slots = _slots(form.SPLIT, gpu) * form.resident
+    slots = machine.slots(form.SPLIT) * form.resident
     turns = -(-ctas // slots)
     step = max(multiplied, loaded, _LATENCY / (form.STAGES - 1))
     alone = turns * (blocks * step + epilogue)
     if form.TURNS:
         # One computes results under the products of the other; only the last are seen.
         alone = turns * max(blocks * step + _TURN, (blocks * step + epilogue) / 2) + epilogue
-    crowd = -(-ctas // gpu.processors) * blocks * max(multiplied, loaded)
+    crowd = -(-ctas // machine.processors) * blocks * max(multiplied, loaded)
     size = problem.input.itemsize
     results = problem.pixels * problem.columns * problem.groups * problem.output.itemsize
     images = problem.read or problem.pixels * problem.channels * problem.groups * size
     weights = problem.columns * problem.groups * form.taps * form.CHANNELS * size
     moved = images + weights + results * (2 if problem.beside else 1)
-    rate = _CACHE_RATE if moved < _CACHED else gpu.memory
-    pulling = min(1.0, min(ctas, slots) / (0.95 * gpu.processors))
-    least, most = sorted(((_FILL + max(alone, crowd)) / gpu.clock, moved / (rate * pulling)))
+    rate = machine.l2_together if moved < _CACHED else machine.memory
+    pulling = min(1.0, min(ctas, slots) / (0.95 * machine.processors))
+    least, most = sorted(((_FILL + max(alone, crowd)) / machine.wgmma_clock, moved / (rate * pulling)))
     # What is not the limit still gets in its way.
-    return _LAUNCH + most + least / 8
+    return machine.launches.hopper_convolution + most + least / 8
 
 
 def candidate_forms(problem: ConvolutionProblem) -> list[ConvolutionForm]:
@@ -173,18 +170,13 @@ def _with_stages(form: ConvolutionForm) -> list[ConvolutionForm]:
     return found
 
 
-def _slots(cluster: int, gpu: Gpu) -> int:
-    """CTAs that run at once with one on a processor."""
-    return 120 if cluster == 8 else gpu.slots(cluster)
-
-
 @lru_cache(maxsize=1024)
-def ranked_forms(problem: ConvolutionProblem, gpu: Gpu = _GPU) -> tuple[tuple[ConvolutionForm, float], ...]:
+def ranked_forms(problem: ConvolutionProblem, machine: Machine) -> tuple[tuple[ConvolutionForm, float], ...]:
     """All candidates with their estimates, the quickest first; of equals the one in the smallest clusters.
 
     Of the forms whose CTAs share their depth, of which the estimate knows least, all but the first are listed last.
     """
-    estimates = [(form, seconds_of(form, problem, gpu)) for form in candidate_forms(problem)]
+    estimates = [(form, seconds_of(form, problem, machine)) for form in candidate_forms(problem)]
     ranked = sorted(estimates, key=lambda entry: (round(entry[1] * 1e9), entry[0].SPLIT, -entry[0].STAGES))
     late = [entry for entry in ranked if entry[0].SPLIT > 1][_FEW_SHARED:]
     return (*(entry for entry in ranked if entry not in late), *late)

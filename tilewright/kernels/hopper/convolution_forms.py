@@ -142,7 +142,7 @@ class ConvolutionForm(NamedTuple):
         units = prod(-(-extent // box) for extent, box in zip((images, rows, columns), self.UNIT, strict=True))
         return -(-units // self.units) * -(-(outputs // self.GROUPS) // self.BN) * self.GROUPS
 
-    def grid(self, tiles: int, processors: int = 132) -> tuple[int, int, int]:
+    def grid(self, tiles: int, processors: int) -> tuple[int, int, int]:
         """CTAs to launch for so many tiles; persistent ones are at most those that run at once."""
         if self.SPLIT > 1:
             return (tiles * self.SPLIT, 1, 1)

@@ -333,7 +333,7 @@ class MatmulForm(NamedTuple):
                 raise LaunchError(f"{self}: {reason}")
         return self
 
-    def grid(self, rows: int, columns: int, batches: int = 1, processors: int = 132) -> tuple[int, int, int]:
+    def grid(self, rows: int, columns: int, batches: int, processors: int) -> tuple[int, int, int]:
         """CTAs to launch: as many clusters as fit the processors, or the tiles if they are fewer."""
         tiles = -(-rows // (self.BM * self.SHARE_B)) * -(-columns // (self.BN * self.SHARE_A)) * batches
         if self.single:
@@ -447,7 +447,7 @@ class AttentionForm(NamedTuple):
 
 
 def attention_schedule(
-    form: AttentionForm, batches: int, heads: int, queries: int, keys: int, group: int = 1, processors: int = 132
+    form: AttentionForm, batches: int, heads: int, queries: int, keys: int, group: int, processors: int
 ) -> np.ndarray:
     """Each CTA's tiles, [CTAs, tiles + 1] i32, as `runtime.tables.attention_schedule` says.
 

@@ -1,6 +1,6 @@
 """Launch the Hopper kernels on tensors: the tensor maps, sizes, schedule and grid that go with a form.
 
-run = prepare_matmul(MatmulForm(BN=224), a, b, c)    # a [M, K], b [N, K], c [M, N]: CUDA tensors, or interpreted arrays
+run = prepare_matmul(MatmulForm(BN=224), a, b, c, processors=132)  # a [M, K], b [N, K], c [M, N]: on a GPU, or arrays
 run()                                                # as often as wanted, on the same tensors
 """
 
@@ -21,16 +21,14 @@ from tilewright.kernels.hopper.matmul import matmul
 from tilewright.launch.descriptor import TensorDescriptor
 
 Run = Callable[[], Any]
-PROCESSORS = 132  # of an H100 or H200
 
 
-def prepare_matmul(
-    form: MatmulForm, a: Any, b: Any, c: Any, extra: Sequence[Any] = (), processors: int = PROCESSORS
-) -> Run:
+def prepare_matmul(form: MatmulForm, a: Any, b: Any, c: Any, extra: Sequence[Any] = (), *, processors: int) -> Run:
     """A call of the matrix product on these tensors.
 
     `a` is [M, K] (or [K, M], as the form says), `b` [N, K] (or [K, N]), `c` [M, N]; all with a leading axis when the
-    form is batched.  Last strides are 1, the others multiples of 16 bytes.  `extra` goes to the epilogue.
+    form is batched.  Last strides are 1, the others multiples of 16 bytes.  `extra` goes to the epilogue; `processors`
+    are the SMs to be kept busy.
     Raises `LaunchError` for shapes that do not fit the form.
     """
     form.check()
@@ -54,8 +52,8 @@ def prepare_matmul(
 
 
 def prepare_convolution(
-    form: ConvolutionForm, x: Any, w: Any, out: Any, beside: Any = None, extra: Sequence[Any] = (),
-    processors: int = PROCESSORS,
+    form: ConvolutionForm, x: Any, w: Any, out: Any, beside: Any = None, extra: Sequence[Any] = (), *,
+    processors: int,
 ) -> Run:  # fmt: skip
     """A call of the convolution on these dense tensors.
 
@@ -90,8 +88,9 @@ def prepare_attention(
     lengths: Any = None,
     window: int = 0,
     scale: float | None = None,
-    processors: int = PROCESSORS,
     place: Callable[[np.ndarray], Any] = np.asarray,
+    *,
+    processors: int,
 ) -> Run:
     """A call of attention on these tensors: q and out [batch, heads, queries, D], k and v [batch, key heads, keys, D].
 

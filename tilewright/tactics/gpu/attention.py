@@ -47,8 +47,8 @@ from tilewright.tactics.generate import next_power_of_2
 from tilewright.tactics.gpu.block_attention import block_attention
 from tilewright.tactics.movement import updates_in_place
 from tilewright.targets.base import Target
+from tilewright.targets.machine import Machine
 from tilewright.tune.cost import Cost
-from tilewright.tune.gpu import GPU_CACHE_BYTES, GPU_CLOCK, LAUNCH, gpu_of
 
 SMALLEST = 16  # rows, columns and depth of an instruction
 _TYPICAL = 512  # queries and keys that a run-time number is taken for
@@ -56,7 +56,7 @@ _CANDIDATES = 3  # forms that are worth timing
 _MOST_PARTS = 32  # of the keys, for one query
 _LEAST_KEYS = 64  # of a CTA of a cluster
 _STAGES = 4  # blocks of keys under way that are worth their memory
-_TENSOR_RATE = 4096 * 0.7  # operations of a multiprocessor and clock that attention reaches
+_REACHED = 0.7  # of the rate of tensor cores
 _TILE_CLOCKS = 1500.0
 _BLOCK_CLOCKS = 1200.0  # of a block of keys that nothing else hides
 _FEW_CLOCKS, _KEY_CLOCKS = 500.0, 7.0  # of a block, and of each of its keys, where these are the rows of products
@@ -70,26 +70,27 @@ def gpu_attention(group: Group, graph: Graph, target: Target) -> list[Candidate]
     (call,) = plain.stages[0].calls
     cost = replace(plain.cost, seconds=_plain_seconds(call, strided_operands(group), target))
     strided = [*(_decoding(group, graph, target) or _hopper(group, call, target)), replace(plain, cost=cost)]
-    return [*blocks, *(_behind(copies, candidate) for candidate in strided)]
+    return [*blocks, *(_behind(copies, candidate, target) for candidate in strided)]
 
 
-def _behind(copies: Copies, candidate: Candidate) -> Candidate:
+def _behind(copies: Copies, candidate: Candidate, target: Target) -> Candidate:
     """A candidate with its copies, each of which costs at least a launch."""
     count = len(copies.before) + len(copies.after)
-    cost = replace(candidate.cost, seconds=candidate.cost.seconds + count * LAUNCH)
+    seconds = candidate.cost.seconds + count * target.machine().launches.kernel
+    cost = replace(candidate.cost, seconds=seconds)
     return copies.around(replace(candidate, cost=cost))
 
 
 def _plain_seconds(call: KernelCall, strided: Strided, target: Target) -> float:
     """The expected time of the plain kernel, whose CTAs walk the keys block by block, two on a multiprocessor."""
-    gpu = gpu_of(target)
+    machine, dtype = target.machine(), strided.sources["q"].dtype
     q, keys = strided.views["q"], _typical(strided.views["k"].shape[2])
     rows, block = call.constants["BLOCK_S"], call.constants["BLOCK_T"]
     tiles = -(-_typical(q.shape[2]) // rows) * _typical(product(q.shape[:2]), 1 << 20)
     wide = call.constants["BLOCK_D"] + call.constants["BLOCK_V"]
-    clocks = _BLOCK_CLOCKS + 2.0 * rows * block * wide / (0.5 * gpu.rate(strided.sources["q"].dtype))
+    clocks = _BLOCK_CLOCKS + 2.0 * rows * block * wide / (0.5 * machine.dot_rate(dtype, target.tf32))
     blocks = -(-keys // block) / (2 if call.constants["CAUSAL"] and tiles > 1 else 1)
-    return LAUNCH + -(-tiles // (2 * gpu.processors)) * (blocks + 1) * clocks / GPU_CLOCK
+    return machine.launches.kernel + -(-tiles // (2 * machine.processors)) * (blocks + 1) * clocks / machine.clock
 
 
 def _calls(
@@ -208,7 +209,7 @@ def _hopper_call(
     keys = k.shape[2]
     group = simplify(lift(heads) // k.shape[1])
     parts = simplify(lift(heads) * form.SPLITS)
-    processors = gpu_of(target).processors
+    processors = target.machine().processors
     row_bytes = form.D * form.TYPE.itemsize
     share = keys if form.SPLITS == 1 else ceil_divide(keys, form.SPLITS)
     sizes = (batches, parts, group, queries, share, form.BM, form.BN, row_bytes, int(form.CAUSAL), processors)
@@ -261,7 +262,7 @@ def _decoding(group: Group, graph: Graph, target: Target) -> list[Candidate]:
         return found
     block = 128 if packed.views["q"].shape[3] != 256 else 64
     clustered = bool(found)
-    for splits in _splits(pairs, _typical(k.shape[2]), block, gpu_of(target).processors):
+    for splits in _splits(pairs, _typical(k.shape[2]), block, target.machine().processors):
         if clustered and splits <= CLUSTER:
             continue  # they would need a second launch for what a cluster does
         found.append(_decoding_candidate(group, packed, block, splits, target))
@@ -369,15 +370,15 @@ def _clustered_forms(packed: Strided, late: _Late, pairs: int, target: Target) -
 def _clustered_seconds(form: DecodingForm, pairs: int, keys: int, target: Target) -> tuple[float, float, int]:
     """The expected time: of memory, of what a processor loads, or of products one after the other; and what tells
     equals apart, the time of products and the stages, of which more are better."""
-    gpu = gpu_of(target)
+    machine = target.machine()
     blocks = -(-keys // (form.BN * form.SPLITS))
-    ctas = -(-pairs * form.SPLITS // gpu.processors)  # of the busiest processor, some of them at once
+    ctas = -(-pairs * form.SPLITS // machine.processors)  # of the busiest processor, some of them at once
     waves = -(-ctas // max(1, SHARED_BYTES // form.shared_bytes))
     row_bytes = form.D * form.TYPE.itemsize
-    memory = 2 * keys * pairs * row_bytes / gpu.memory
-    own = ctas * blocks * 2 * form.BN * row_bytes / GPU_CACHE_BYTES / GPU_CLOCK
-    products = waves * (_TILE_CLOCKS + blocks * (_FEW_CLOCKS + _KEY_CLOCKS * form.BN)) / GPU_CLOCK
-    return LAUNCH + max(memory, own, products), products, -form.STAGES
+    memory = 2 * keys * pairs * row_bytes / machine.memory
+    own = ctas * blocks * 2 * form.BN * row_bytes / machine.l2 / machine.clock
+    products = waves * (_TILE_CLOCKS + blocks * (_FEW_CLOCKS + _KEY_CLOCKS * form.BN)) / machine.clock
+    return machine.launches.kernel + max(memory, own, products), products, -form.STAGES
 
 
 def _clustered_candidate(group: Group, packed: Strided, form: DecodingForm, late: _Late, target: Target) -> Candidate:
@@ -423,14 +424,14 @@ def _decoding_candidate(group: Group, packed: Strided, block: int, splits: int, 
         D=size, BN=block, CONSUMERS=1, FLAT=False, TURNS=False, LSE=splits > 1, TYPE=tl.dtype(dtype),
         BIAS=packed.bias_form, SPLITS=splits, DEPENDENT=True,
     ).check()  # fmt: skip
-    gpu = gpu_of(target)
+    machine = target.machine()
     tiles = _middle(product(k.shape[:2])) * splits
     blocks = -(-_typical(k.shape[2]) // (block * splits))
     moved = total_bytes(group.inputs, group.outputs)
-    turns = -(-tiles // gpu.processors)
-    read = turns * blocks * 2 * block * size * dtype.itemsize * gpu.processors / gpu.memory
-    clocks = turns * (_TILE_CLOCKS + blocks * _hopper_block_clocks(form))
-    seconds = LAUNCH * (2 if splits > 1 else 1) + max(read, clocks / GPU_CLOCK)
+    turns = -(-tiles // machine.processors)
+    read = turns * blocks * 2 * block * size * dtype.itemsize * machine.processors / machine.memory
+    clocks = turns * (_TILE_CLOCKS + blocks * _hopper_block_clocks(form, machine))
+    seconds = machine.launches.kernel * (2 if splits > 1 else 1) + max(read, clocks / machine.clock)
     flops = simplify(lift(product(q.shape)) * k.shape[2] * 4)
     cost = Cost(moved, flops, seconds)
     reasons = {"queries": f"{rows} heads x {block} keys, {splits} parts"}
@@ -482,19 +483,19 @@ def _typical(size: Size, most: int = _TYPICAL) -> int:
 
 def _seconds(form: AttentionForm, problem: AttentionProblem, pairs: int, target: Target) -> float:
     """The expected time: equal tiles in turns, half of the blocks where the mask is causal."""
-    gpu = gpu_of(target)
+    machine = target.machine()
     tiles = -(-problem.queries // form.BM)
     blocks = -(-problem.keys // form.BN)
     if problem.causal and problem.queries > form.BM:
         blocks = -(-blocks // 2)
-    clocks = _TILE_CLOCKS + blocks * _hopper_block_clocks(form)
-    turns = max(1.0, tiles * pairs / gpu.processors) if problem.causal else -(-tiles * pairs // gpu.processors)
-    return LAUNCH + turns * clocks / GPU_CLOCK
+    clocks = _TILE_CLOCKS + blocks * _hopper_block_clocks(form, machine)
+    turns = max(1.0, tiles * pairs / machine.processors) if problem.causal else -(-tiles * pairs // machine.processors)
+    return machine.launches.kernel + turns * clocks / machine.clock
 
 
-def _hopper_block_clocks(form: AttentionForm) -> float:
+def _hopper_block_clocks(form: AttentionForm, machine: Machine) -> float:
     """Clocks of a block of keys: a single warpgroup has nothing to do while it waits for its products."""
-    work = form.BM * form.BN * form.D * 4 / _TENSOR_RATE
+    work = form.BM * form.BN * form.D * 4 / (machine.wgmma * _REACHED)
     return work if form.CONSUMERS > 1 else max(work / 0.6, _BLOCK_CLOCKS)
 
 

@@ -22,7 +22,6 @@ from tilewright.tactics.source import ExtraReferences
 from tilewright.tactics.trace import Load, Tracer, axes_of
 from tilewright.targets.base import Target
 from tilewright.tune.cost import Cost, expected
-from tilewright.tune.gpu import GPU_CLOCK, LAUNCH, gpu_of
 
 _SMALLEST = 16  # rows, columns and depth of an instruction
 _LARGEST_HEAD = 128
@@ -117,11 +116,11 @@ def _candidate(
     bind_extra(extra, operands, types)
     count = simplify(lift(batch) * heads)
     call = KernelCall(kernel, operands, types, constants, (count, 1, 1), options={"num_warps": _warps(constants)})
-    gpu = gpu_of(target)
+    machine = target.machine()
     moved = total_bytes(group.inputs, group.outputs)
     flops = simplify(lift(product(q.shape)) * keys * 4)
-    waves = -(-expected(count) // (gpu.processors * _RESIDENT))
-    seconds = LAUNCH + max(expected(moved) / gpu.memory, waves * _CLOCKS / GPU_CLOCK)
+    waves = -(-expected(count) // (machine.processors * _RESIDENT))
+    seconds = machine.launches.kernel + max(expected(moved) / machine.memory, waves * _CLOCKS / machine.clock)
     reasons = {"block": f"{queries} queries x {keys} keys", "bias": "full" if constants["BIAS"] else "none"}
     return Candidate("block attention", (Stage((call,)),), Cost(moved, flops, seconds), (), reasons)
 

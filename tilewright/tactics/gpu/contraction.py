@@ -29,7 +29,7 @@ from tilewright.tactics.gpu.tile_epilogue import plain_work
 from tilewright.tactics.split import split_group
 from tilewright.targets.base import Target
 from tilewright.tune.cost import Cost, expected
-from tilewright.tune.gpu import GPU_CLOCK, Product, Tile, gpu_of, ranked_tiles
+from tilewright.tune.gpu import Product, Tile, ranked_tiles
 
 PLAIN_FORMS = 6  # tiles of the plain kernel that are candidates
 
@@ -119,8 +119,8 @@ def _plain(problem: Problem, slots: Slots, group: Group, target: Target) -> list
     sizes = (problem.columns, problem.depth, problem.batches)
     ranked = [plain_tiles(span.examples, sizes, problem.a, target) for span in spans]
     elements = expected(simplify(lift(product([problem.batches, problem.rows])) * problem.columns))
-    gpu, found = gpu_of(target), []
-    behind = elements * plain_work(slots) / (gpu.processors * GPU_CLOCK)
+    machine, found = target.machine(), []
+    behind = elements * plain_work(slots) / (machine.processors * machine.clock)
     tf32 = tf32_constants(problem.a, target)
     for tiles in zip(*(each[:PLAIN_FORMS] for each in ranked), strict=True):
         calls: list[KernelCall] = []
@@ -144,7 +144,7 @@ def _in_parts(problem: Problem, slots: Slots, group: Group, target: Target, behi
     rows, columns, depth = map(expected, sizes)
     constants = tf32_constants(problem.a, target)
     return in_parts(
-        Product(rows, columns, depth, 1, problem.a.dtype), slots, group, target,
+        Product(rows, columns, depth, 1, problem.a.dtype, target.tf32), slots, group, target,
         product_cost(group, rows, columns, depth, 1, behind),
         lambda tile, parts, sums: product_part(problem, tile, parts, sums, constants),
     )  # fmt: skip
@@ -152,7 +152,7 @@ def _in_parts(problem: Problem, slots: Slots, group: Group, target: Target, behi
 
 def tf32_constants(operand: Value, target: Target) -> dict[str, Any]:
     """The constant by which plain kernels multiply float32 as tf32, where the target says so."""
-    return {"PRECISION": "tf32"} if operand.dtype == float32 and getattr(target, "tf32", False) else {}
+    return {"PRECISION": "tf32"} if operand.dtype == float32 and target.tf32 else {}
 
 
 def plain_tiles(
@@ -160,8 +160,8 @@ def plain_tiles(
 ) -> tuple[tuple[Tile, float], ...]:
     """Tiles for examples of a number of rows, the best by the model first: columns, depth and batches are `sizes`."""
     columns, depth, batches = map(expected, sizes)
-    products = tuple(Product(count, columns, depth, batches, operand.dtype) for count in rows)
-    return ranked_tiles(products, gpu_of(target))
+    products = tuple(Product(count, columns, depth, batches, operand.dtype, target.tf32) for count in rows)
+    return ranked_tiles(products, target.machine())
 
 
 def plain_tile(

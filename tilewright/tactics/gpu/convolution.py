@@ -48,8 +48,9 @@ from tilewright.tactics.source import ExtraReferences
 from tilewright.tactics.weights import packed_weights
 from tilewright.tactics.windows import window_constants, window_sizes
 from tilewright.targets.base import Target
+from tilewright.targets.machine import Machine
 from tilewright.tune.cost import expected
-from tilewright.tune.gpu import LAUNCH, Product, Tile, gpu_of
+from tilewright.tune.gpu import Product, Tile
 
 FORMS = 6  # of the Hopper kernel that become candidates
 _IMAGES = (1, 8, 32)  # up to which a run-time number of images has forms of its own
@@ -112,7 +113,7 @@ def _implicit(group: Group, slots: Slots, weights: Operand, target: Target) -> l
     found = [Candidate("implicit matmul", (Stage(tuple(calls)),), cost, (), reasons)]
     if isinstance(pixels, int) and groups == 1:
         found += in_parts(
-            Product(pixels, columns, depth, 1, x.dtype), slots, group, target, replace(cost, seconds=0.0),
+            Product(pixels, columns, depth, 1, x.dtype, target.tf32), slots, group, target, replace(cost, seconds=0.0),
             lambda tile, parts, sums: _implicit_call(anchor, weights, tile, parts, sums, target),
         )  # fmt: skip
     return found
@@ -195,23 +196,23 @@ def _hopper(group: Group, moves: Moves, graph: Graph, slots: Slots, target: Targ
     beside = _beside(group, slots, (x, w))
     epilogue = tile_epilogue(slots, columns)
     slots = epilogue.slots
-    ranges = _image_ranges(x.shape[0])
+    ranges, machine = _image_ranges(x.shape[0]), target.machine()
     ranked = [
-        _forms(image, x, columns // groups, groups, stored, (beside is not None, epilogue.work), known)
+        _forms(image, x, columns // groups, groups, stored, (beside is not None, epilogue.work), known, machine)
         for _, known in ranges
     ]
-    dependent, processors = isinstance(weights, PackedConstant), gpu_of(target).processors
+    dependent = isinstance(weights, PackedConstant)
     candidates = []
     for chosen in zip(*ranked, strict=False):
         calls = []
         for (at_most, _), (form, _) in zip(ranges, chosen, strict=True):
             form = form._replace(DEPENDENT=dependent)
-            call = _call(form, image, weights, group, graph, slots, beside, processors)
+            call = _call(form, image, weights, group, graph, slots, beside, machine.processors)
             if call is not None:
                 calls.append(call if at_most is None else replace(call, condition=(x.shape[0], at_most)))
         if len(calls) < len(ranges):
             continue
-        seconds = chosen[-1][1] + LAUNCH * len(stages)
+        seconds = chosen[-1][1] + machine.launches.kernel * len(stages)
         cost = product_cost(group, product(image.sizes), columns // groups, product(w.shape[1:]), groups, seconds)
         reasons: dict[str, Any] = {"epilogue": slots.function.__name__}
         for (at_most, _), (form, _) in zip(ranges, chosen, strict=True):
@@ -232,7 +233,7 @@ def _image_ranges(images: Size) -> list[tuple[int | None, dict[str, int]]]:
 
 def _forms(
     image: _Image, x: Value, columns: int, groups: int, stored: DType, epilogue: tuple[bool, float],
-    known: dict[str, int],
+    known: dict[str, int], machine: Machine,
 ) -> list[tuple[ConvolutionForm, float]]:  # fmt: skip
     """The likeliest forms with their estimates, where symbols have the values `known`, others those expected.
 
@@ -248,7 +249,7 @@ def _forms(
         images, height, width, columns, image.channels, groups, image.kernel, image.stride, image.pad, image.dilation,
         tl.dtype(x.dtype), tl.dtype(stored), beside, prod(map(at, x.shape)) * x.dtype.itemsize, work,
     )  # fmt: skip
-    return list(ranked_forms(problem)[:FORMS])
+    return list(ranked_forms(problem, machine)[:FORMS])
 
 
 def _described(form: ConvolutionForm) -> str:

@@ -20,7 +20,6 @@ from tilewright.tactics.gpu.rows import gpu_reduction
 from tilewright.tactics.source import ExtraReferences
 from tilewright.targets.base import Target
 from tilewright.tune.cost import Cost, expected
-from tilewright.tune.gpu import LAUNCH, gpu_of
 
 _ROWS = 256  # of an image that its CTA adds up by itself
 _WARPS = 16
@@ -48,7 +47,8 @@ def gpu_excitation(group: Group, graph: Graph, target: Target) -> list[Candidate
         functions[name] = epilogue_function(made.epilogue, made.anchor.output, result, graph.constants, extra)
     stages: tuple[Stage, ...] = ()
     temporaries: tuple[Value, ...] = ()
-    seconds = LAUNCH
+    machine = target.machine()
+    seconds = machine.launches.kernel
     pieces = _pieces(rows)
     if pieces > 1:
         assert isinstance(rows, int)
@@ -71,7 +71,7 @@ def gpu_excitation(group: Group, graph: Graph, target: Target) -> list[Candidate
     bind_extra(extra, operands, types)
     call = KernelCall(excite, operands, types, constants, (images, 1, 1), options={"num_warps": _WARPS})
     steps = -(-expected(rows) // block_r) + -(-hidden // block_h)
-    seconds += steps * _STEP * -(-expected(images) // gpu_of(target).processors)
+    seconds += steps * _STEP * -(-expected(images) // machine.processors)
     cost = Cost(total_bytes(group.inputs, group.outputs), 2 * product(group.inputs[0].shape), seconds)
     reasons = {"pieces": pieces, "block": f"{block_r} rows, {block_h} of {hidden} hidden"}
     return [Candidate("excitation", (*stages, Stage((call,))), cost, temporaries, reasons)]

@@ -22,7 +22,6 @@ from tilewright.tactics.index import dense_strides
 from tilewright.tactics.windows import window_constants, window_sizes
 from tilewright.targets.base import Target
 from tilewright.tune.cost import expected
-from tilewright.tune.gpu import GPU_CLOCK, LAUNCH, gpu_of
 
 _MOST_CHANNELS = 4
 _MOST_DEPTH = 64  # products of an element, all of which are unrolled
@@ -64,10 +63,10 @@ def few_channels(group: Group, moves: Moves, graph: Graph, slots: Slots, target:
     types: dict[str, str] = {}
     bind_sizes({**sizes, **steps, "images": x.shape[0], "columns": columns}, operands, types, constants)
     bind_extra(slots.extra, operands, types)
-    gpu = gpu_of(target)
-    work = expected(pixels) * columns * depth * _BESIDE / (gpu.processors * gpu.float32 / 2 * GPU_CLOCK)
-    cost = product_cost(group, pixels, columns, depth, 1, LAUNCH)
-    cost = replace(cost, seconds=LAUNCH + max(work, expected(cost.bytes) / gpu.memory))
+    machine = target.machine()
+    work = expected(pixels) * columns * depth * _BESIDE / (machine.processors * machine.float32 / 2 * machine.clock)
+    cost = product_cost(group, pixels, columns, depth, 1, machine.launches.kernel)
+    cost = replace(cost, seconds=machine.launches.kernel + max(work, expected(cost.bytes) / machine.memory))
     found = []
     for run in _RUNS:
         lines = lift(product(anchor.output.shape[:-2])) * ceil_divide(anchor.output.shape[-2], run)

@@ -13,7 +13,7 @@ from tilewright.tactics.gpu.hopper_grouped import hopper_grouped
 from tilewright.tactics.grouped import plain_grouped, tile_of
 from tilewright.targets.base import Target
 from tilewright.tune.cost import expected
-from tilewright.tune.gpu import Product, Tile, gpu_of, seconds_of
+from tilewright.tune.gpu import Product, Tile, seconds_of
 
 _SLOWER = 1.4  # than a product in tiles whose rows are known (measured on an H200)
 
@@ -29,7 +29,7 @@ def gpu_grouped(group: Group, graph: Graph, target: Target) -> list[Candidate]:
     groups = expected(b.shape[0])
     share = ceil(expected(a.shape[0]) / max(1, groups))
     rows = groups * ceil(share / tile.rows) * tile.rows
-    posed = Product(rows, expected(anchor.output.shape[1]), expected(a.shape[1]), 1, a.dtype)
+    posed = Product(rows, expected(anchor.output.shape[1]), expected(a.shape[1]), 1, a.dtype, target.tf32)
     plain = plain_grouped(group, slots, target)
-    cost = replace(plain.cost, seconds=_SLOWER * seconds_of(tile, posed, gpu_of(target)))
+    cost = replace(plain.cost, seconds=_SLOWER * seconds_of(tile, posed, target.machine()))
     return [*hopper_grouped(group, slots, target), replace(plain, cost=cost)]

@@ -22,8 +22,8 @@ from tilewright.tactics.generate import next_power_of_2
 from tilewright.tactics.gpu.hopper_products import described
 from tilewright.tactics.gpu.tile_epilogue import tile_epilogue
 from tilewright.targets.base import Target
+from tilewright.targets.machine import Machine
 from tilewright.tune.cost import Cost, expected
-from tilewright.tune.gpu import LAUNCH, gpu_of
 
 _FORMS = 4  # that are candidates
 _LISTED = 8  # tiles of rows that a CTA lists
@@ -52,16 +52,17 @@ def hopper_grouped(group: Group, slots: Slots, target: Target) -> list[Candidate
     )  # fmt: skip
     flops = simplify(lift(a.shape[0]) * columns * depth * 2 + chain_operations(group.epilogue))
     found = []
-    for form, seconds in _forms(problem, groups):
+    machine = target.machine()
+    for form, seconds in _forms(problem, groups, machine):
         tiles, listing = _listing(group, a.shape[0], ends, groups, form)
         call = _product(a, b, tiles, epilogue.slots, form._replace(EPILOGUE=epilogue.slots.function), problem, target)
-        cost = Cost(total_bytes(group.inputs, group.outputs), flops, seconds + LAUNCH)
+        cost = Cost(total_bytes(group.inputs, group.outputs), flops, seconds + machine.launches.kernel)
         reasons = {"tile": described(form), "epilogue": slots.function.__name__}
         found.append(Candidate("hopper grouped matmul", (Stage((listing,)), Stage((call,))), cost, (tiles,), reasons))
     return found
 
 
-def _forms(problem: Problem, groups: int) -> list[tuple[MatmulForm, float]]:
+def _forms(problem: Problem, groups: int, machine: Machine) -> list[tuple[MatmulForm, float]]:
     """The forms worth timing, the quickest by the estimate first: two of a number of rows."""
 
     def all_of(rows: int, consumers: int) -> Iterator[tuple[MatmulForm, float]]:
@@ -74,7 +75,7 @@ def _forms(problem: Problem, groups: int) -> list[tuple[MatmulForm, float]]:
             )  # fmt: skip
             form = filled(form)
             if is_possible(form) and not form.tail and (not problem.b_transposed or problem.depth % form.BK == 0):
-                yield form, seconds_of(form, padded)
+                yield form, seconds_of(form, padded, machine)
 
     best = [sorted(all_of(*tile), key=lambda entry: entry[1])[:2] for tile in _TILES]
     return sorted((entry for entries in best for entry in entries), key=lambda entry: entry[1])[:_FORMS]
@@ -109,5 +110,5 @@ def _product(
     types = dict.fromkeys(("rows", "N", "K", "groups"), "i32")
     bind_extra(slots.extra, operands, types)
     most = simplify((lift(rows) // form.BM + (groups + 1)) * -(-columns // form.BN))
-    grid = (minimum(most, gpu_of(target).processors), 1, 1)
+    grid = (minimum(most, target.machine().processors), 1, 1)
     return KernelCall(grouped_matmul, operands, types, {"FORM": form}, grid)

@@ -38,8 +38,8 @@ from tilewright.tactics.elementwise import chain_operations, total_bytes
 from tilewright.tactics.gate import GateSlots
 from tilewright.tactics.gpu.tile_epilogue import TileEpilogue, tile_epilogue, tile_function
 from tilewright.targets.base import Target
+from tilewright.targets.machine import Machine
 from tilewright.tune.cost import Cost, expected
-from tilewright.tune.gpu import gpu_of
 
 HOPPER_FORMS = 10  # forms that are candidates, beside those in which warpgroups take turns
 ROW_RANGES = (16, 64, 128, 256, 1024)  # ends of the ranges of a run-time number of rows
@@ -130,7 +130,7 @@ def _candidates(found: _Product | None, group: Group, target: Target) -> list[Ca
     if len(group.outputs) > 1 and upper_bound(found.rows) > FEW_ROWS:
         return []  # others than the last are stored by threads, element by element
     spans = _spans(found.rows)
-    ranked = [_forms(found, example, at_most) for example, at_most in spans]
+    ranked = [_forms(found, example, at_most, target.machine()) for example, at_most in spans]
     candidates = []
     for forms in zip(*ranked, strict=False):
         calls = []
@@ -183,7 +183,7 @@ def _call(found: _Product, form: MatmulForm, condition: tuple[Size, int] | None,
     }  # fmt: skip
     types = dict.fromkeys(("M", "N", "K", "batches"), "i32")
     bind_extra(slots.extra, operands, types)
-    grid = (_grid(form, rows, columns, gpu_of(target).processors), 1, 1)
+    grid = (_grid(form, rows, columns, target.machine().processors), 1, 1)
     return KernelCall(hopper.matmul, operands, types, {"FORM": form}, grid, condition)
 
 
@@ -208,7 +208,9 @@ def described(form: MatmulForm) -> str:
     return ", ".join(parts)
 
 
-def _forms(found: _Product, example: int, at_most: int | None) -> tuple[tuple[MatmulForm, float], ...]:
+def _forms(
+    found: _Product, example: int, at_most: int | None, machine: Machine
+) -> tuple[tuple[MatmulForm, float], ...]:
     most = example if isinstance(found.rows, int) else at_most or upper_bound(found.rows)
     problem = HopperProblem(
         example, found.columns, found.depth, 1, tl.dtype(found.dtype), tl.dtype(found.slots.stored.dtype), False,
@@ -216,12 +218,12 @@ def _forms(found: _Product, example: int, at_most: int | None) -> tuple[tuple[Ma
     )  # fmt: skip
     epilogue = found.epilogue
     by_column, by_element = epilogue.column_loads > 0, epilogue.element_loads > 0
-    return _usable_forms(problem, found.gate is not None, by_column, by_element, found.norm)
+    return _usable_forms(problem, machine, found.gate is not None, by_column, by_element, found.norm)
 
 
 @lru_cache(maxsize=1024)
 def _usable_forms(
-    problem: HopperProblem, gated: bool, by_column: bool, by_element: bool, norm: JITFunction | None
+    problem: HopperProblem, machine: Machine, gated: bool, by_column: bool, by_element: bool, norm: JITFunction | None
 ) -> tuple[tuple[MatmulForm, float], ...]:
     """The forms worth timing, the one to take untimed first."""
 
@@ -234,4 +236,4 @@ def _usable_forms(
         form = form._replace(TOGETHER=2 if together else 1, NORM=norm)
         return filled(form) if form.norm_bytes else form
 
-    return tuple(close_forms(problem, finish=usable, count=HOPPER_FORMS))
+    return tuple(close_forms(problem, machine, usable, HOPPER_FORMS))

@@ -25,7 +25,6 @@ from tilewright.tactics.elementwise import total_bytes
 from tilewright.tactics.split import split_group
 from tilewright.targets.base import Target
 from tilewright.tune.cost import Cost, expected
-from tilewright.tune.gpu import LAUNCH, gpu_of
 
 _BEHIND = 1.02  # times the least estimate of our own kernels
 
@@ -103,10 +102,11 @@ def _whole(library: Library, group: Group, graph: Graph, target: Target) -> list
         raise NotImplementedError(f"the library multiplies no {anchor.output.dtype}")
     call = library.calls[anchor.op](group, graph)
     flops = simplify(lift(product(anchor.output.shape)) * _depth(anchor) * 2)
-    gpu = gpu_of(target)
-    rate = gpu.processors * gpu.rate(anchor.output.dtype) * 1e9
+    machine = target.machine()
+    peak = machine.processors * machine.dot_rate(anchor.output.dtype, target.tf32) * machine.clock
+    rate = peak * 2 / 3  # which libraries reach
     moved = total_bytes(group.inputs, group.outputs)
-    seconds = LAUNCH + max(expected(moved) / gpu.memory, expected(flops) / rate)
+    seconds = machine.launches.kernel + max(expected(moved) / machine.memory, expected(flops) / rate)
     reasons = {"function": call.kernel.__name__, "version": library.version}
     return [Candidate(library.name, (Stage((call,)),), Cost(moved, flops, seconds), (), reasons)]
 

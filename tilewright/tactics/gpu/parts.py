@@ -1,6 +1,6 @@
 """Products with few tiles of the result: their depth divided among CTAs, and a kernel that sums the parts.
 
-98 pixels by 512 columns are 16 tiles of 64 x 64, for 132 multiprocessors: with the depth in eight parts all have
+98 pixels by 512 columns are 16 tiles of 64 x 64, for an H200's 132 SMs: with the depth in eight parts all have
 something to do.  The sums of the parts go through memory; they are added in one order, so that results are the same
 from run to run.
 """
@@ -25,7 +25,7 @@ from tilewright.tactics.generate import next_power_of_2
 from tilewright.tactics.source import ExtraReferences
 from tilewright.targets.base import Target
 from tilewright.tune.cost import Cost
-from tilewright.tune.gpu import Product, Tile, gpu_of, ranked_parts, ranked_tiles
+from tilewright.tune.gpu import Product, Tile, ranked_parts, ranked_tiles
 
 _SUMMED = 1024  # elements of a CTA that sums parts
 _COLUMNS = 128
@@ -40,9 +40,9 @@ def in_parts(posed: Product, slots: Slots, group: Group, target: Target, cost: C
     `cost` is without the seconds of the product: what its epilogue takes.  `call` makes the launch that stores the sums
     of so many parts of the depth, [parts, rows, columns] float32.
     """
-    gpu = gpu_of(target)
-    found = ranked_parts(posed, gpu) if posed.dtype == float32 else None
-    if found is None or found[2] > _WORTHWHILE * ranked_tiles((posed,), gpu)[0][1]:
+    machine = target.machine()
+    found = ranked_parts(posed, machine) if posed.dtype == float32 else None
+    if found is None or found[2] > _WORTHWHILE * ranked_tiles((posed,), machine)[0][1]:
         return []
     tile, parts, seconds = found
     sums = Value(f"{group.name}.parts", float32, (parts, posed.rows, posed.columns))

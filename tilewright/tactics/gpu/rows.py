@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from functools import partial
 from math import ceil
 from typing import Any
 
@@ -31,7 +32,6 @@ from tilewright.tactics.reduction import (
 )
 from tilewright.targets.base import Target
 from tilewright.tune.cost import expected
-from tilewright.tune.gpu import gpu_of
 
 WHOLE_ROW = 16384  # longest row that a CTA holds in registers
 CHUNK = 2048  # columns of longer rows
@@ -94,7 +94,7 @@ def _row_operation(group: Group, graph: Graph, target: Target) -> KernelCall:
     if isinstance(columns, int) and columns <= WHOLE_ROW:
         whole = expected(simplify(lift(rows) * columns))
         inputs = [expected(product(value.shape)) == whole for value in group.inputs]
-        form = row_form(expected(rows), columns, sum(inputs), not all(inputs), gpu_of(target).processors)
+        form = row_form(expected(rows), columns, target.machine().processors, sum(inputs), not all(inputs))
         mask = form.block != columns or not divides(form.rows, rows)
         constants = {"COLUMNS": columns, "BLOCK": form.block, "MASK": mask}
         kernel = gpu_slots.normalize if operation.is_norm else gpu_slots.softmax
@@ -110,7 +110,7 @@ def _reductions(group: Group, graph: Graph, target: Target) -> list[Candidate]:
     """A reduction; one of many rows to few numbers in two launches, the first of which does parts of the rows."""
     parts = _parts(group, target)
     if parts == 1:
-        return [row_candidate([_reduce(group, graph)], group, target)]
+        return [row_candidate([_reduce(group, graph, target)], group, target)]
     anchor = group.anchor
     assert anchor is not None and anchor.inputs[0] is not None
     outer, reduced, inner = reduced_space(anchor)
@@ -128,7 +128,7 @@ def _reductions(group: Group, graph: Graph, target: Target) -> list[Candidate]:
     read = {value for node in rest for value in node.inputs}
     inputs = [partial, *(value for value in group.inputs if value in read)]
     after = Group(group.kind, rest, inputs, group.outputs, second, group.name)
-    candidate = row_candidate([_reduce(before, graph), _reduce(after, graph)], group, target)
+    candidate = row_candidate([_reduce(before, graph, target), _reduce(after, graph, target)], group, target)
     return [replace(candidate, temporaries=(partial,), reasons={**candidate.reasons, "parts": parts})]
 
 
@@ -141,16 +141,16 @@ def _parts(group: Group, target: Target) -> int:
     if inner == 1 or stored or not isinstance(reduced, int):
         return 1
     programs = expected(outer) * ceil(expected(inner) / COLUMNS)
-    most = min(4 * gpu_of(target).processors // programs, reduced // LEAST_ROWS)
+    most = min(4 * target.machine().processors // programs, reduced // LEAST_ROWS)
     return max((count for count in range(1, most + 1) if reduced % count == 0), default=1)
 
 
-def _reduce(group: Group, graph: Graph) -> KernelCall:
-    return reduce_call(group, graph, _along_rows, _over_rows)
+def _reduce(group: Group, graph: Graph, target: Target) -> KernelCall:
+    return reduce_call(group, graph, partial(_along_rows, processors=target.machine().processors), _over_rows)
 
 
-def _along_rows(outer: Size, reduced: Size) -> Deal:
-    form = sum_form(expected(outer), expected(reduced))
+def _along_rows(outer: Size, reduced: Size, processors: int) -> Deal:
+    form = sum_form(expected(outer), expected(reduced), processors)
     mask = not (divides(form.block, reduced) and divides(form.rows, outer))
     constants = {"ROWS": form.rows, "BLOCK": form.block, "MASK": mask}
     return Deal(gpu_slots.reduce_rows, constants, (ceil_divide(outer, form.rows), 1, 1), {"num_warps": form.warps})

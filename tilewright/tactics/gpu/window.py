@@ -21,7 +21,6 @@ from tilewright.tactics.pool import pool
 from tilewright.tactics.windows import window_constants, window_sizes
 from tilewright.targets.base import Target
 from tilewright.tune.cost import Cost, expected
-from tilewright.tune.gpu import LAUNCH, gpu_of
 
 _CTA_ELEMENTS = 1024  # eight for each of 128 threads
 _CHANNELS = 128  # at most, of a block
@@ -31,7 +30,6 @@ _VECTOR = 8  # channels of a thread, at most
 _ITEMS = 128  # threads of a CTA
 _TAPS = 64  # that are unrolled
 _WORKING = 1 << 20  # elements of a result from which on threads may have several pixels
-_CLOCK = 1.5e9
 
 
 def channel_block(channels: Size) -> int:
@@ -120,7 +118,7 @@ def _warps(elements: int) -> int:
 
 
 def _cost(group: Group, flops: Size, target: Target) -> Cost:
-    gpu = gpu_of(target)
+    machine = target.machine()
     moved = total_bytes(group.inputs, group.outputs)
-    work = expected(flops) / (gpu.processors * gpu.float32 * _CLOCK)
-    return Cost(moved, flops, LAUNCH + max(expected(moved) / gpu.memory, work))
+    work = expected(flops) / (machine.processors * machine.float32 * machine.clock)
+    return Cost(moved, flops, machine.launches.kernel + max(expected(moved) / machine.memory, work))

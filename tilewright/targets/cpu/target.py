@@ -14,7 +14,9 @@ from tilewright.errors import TargetError
 from tilewright.forks import cached_property
 from tilewright.host import NAMED_FEATURES, arithmetic_features, host_cpu
 from tilewright.ir.core import Function
+from tilewright.settings import settings
 from tilewright.targets.base import Binary
+from tilewright.targets.machine import Machine, cpu_machine
 
 _LINUX_X86, _LINUX_ARM = "x86_64-unknown-linux-gnu", "aarch64-unknown-linux-gnu"
 
@@ -51,6 +53,7 @@ class CPUTarget:
 
     name = "cpu"
     options = frozenset(("enable_fp_fusion",))
+    tf32 = False  # float32 multiplies as float32
 
     @classmethod
     def host(cls) -> CPUTarget:
@@ -184,6 +187,10 @@ class CPUTarget:
         if self.multiplies_in_tiles(dtype, dtype):
             return 16 * 2 / dtype.itemsize
         return 0.5 if dtype.bits == 64 else 1.0
+
+    def machine(self) -> Machine:
+        """The rates that estimates count with, of as many threads as the settings say."""
+        return cpu_machine(self.vector_bits, self.l1_bytes, self.l2_bytes, settings.threads)
 
     def prepare(self) -> None:
         """Import what `compile` needs: once, before processes are forked that compile."""

@@ -17,14 +17,15 @@ from tilewright.dtypes import DType
 from tilewright.errors import DeviceError, TargetError
 from tilewright.ir.core import Function
 from tilewright.targets.base import Binary
+from tilewright.targets.machine import Machine, nvidia_machine
 
 
 @dataclass(frozen=True)
 class NvidiaTarget:
     """One GPU architecture: everything the lowering asks about it, and nothing that changes while it runs.
 
-    `multiprocessors` and `l2_bytes` describe the usual card of the architecture, or the card of this machine
-    (`host`); heuristics may read them, generated code does not depend on them.
+    `multiprocessors`, `l2_bytes` and `card` describe the usual card of the architecture, or the card of this machine
+    (`host`); estimates may read them, generated code does not depend on them.
     """
 
     sm: int  # 80, 86, 89, 90, 100, 120
@@ -36,6 +37,7 @@ class NvidiaTarget:
     multiprocessors: int
     l2_bytes: int
     tf32: bool = False  # the products and convolutions of float32 models multiply as tf32 (10 bits of mantissa)
+    card: str = ""  # the driver's name of it; empty: the usual one
 
     name = "cuda"
     options = frozenset(
@@ -61,11 +63,15 @@ class NvidiaTarget:
                 f"{error}: the target `cuda` is this machine's GPU. Name an architecture, such as cuda:sm_90a, to "
                 "compile for a GPU that is not here"
             ) from error
-        return cls.for_capability(device.capability, device.multiprocessors, device.l2_bytes)
+        return cls.for_capability(device.capability, device.multiprocessors, device.l2_bytes, device.name)
 
     @classmethod
     def for_capability(
-        cls, capability: tuple[int, int], multiprocessors: int | None = None, l2_bytes: int | None = None
+        cls,
+        capability: tuple[int, int],
+        multiprocessors: int | None = None,
+        l2_bytes: int | None = None,
+        card: str = "",
     ) -> NvidiaTarget:
         """The best target whose code runs on a device of this compute capability.
 
@@ -81,8 +87,7 @@ class NvidiaTarget:
         best = max(fitting, key=lambda target: target.sm)
         if multiprocessors is None or l2_bytes is None:
             return best
-        table = {name: getattr(best, name) for name in cls.__dataclass_fields__}
-        return cls(**{**table, "multiprocessors": multiprocessors, "l2_bytes": l2_bytes})
+        return replace(best, multiprocessors=multiprocessors, l2_bytes=l2_bytes, card=card)
 
     @classmethod
     def named(cls, name: str) -> NvidiaTarget:
@@ -193,6 +198,10 @@ class NvidiaTarget:
         if dtype.bits == 8:
             return 4.0 if self.fp8_mma or dtype.is_integer else 2.0
         return 2.0 if dtype.bits == 16 else 1.0
+
+    def machine(self) -> Machine:
+        """The rates that estimates count with."""
+        return nvidia_machine(self.sm, self.multiprocessors, self.shared_bytes, self.l2_bytes, self.card)
 
     def prepare(self) -> None:
         """Import what `compile` needs: once, before processes are forked that compile."""
