@@ -172,6 +172,18 @@ def test_clusters_that_are_none_are_told(cluster: object) -> None:
         lower(CASES["bf16"].trace(), TARGET, {"cluster": cluster})
 
 
+@pytest.mark.parametrize("body", ["", "  group_sync\n"], ids=["plain", "explicit"])
+def test_what_a_kernel_states_of_warps_counts_before_the_launch(body: str) -> None:
+    """As in Triton: its author counted with it. Plain kernels took the launch's."""
+    stated = parse_function(f"kernel stated(%x: *f32) {{num_warps = 8}} {{\n{body}  return\n}}\n")
+    silent = parse_function(f"kernel silent(%x: *f32) {{\n{body}  return\n}}\n")
+    assert lower(stated, TARGET, {"num_warps": 2}).warps == lower(stated, TARGET, {}).warps == 8
+    assert lower(silent, TARGET, {"num_warps": 2}).warps == 2 and lower(silent, TARGET, {}).warps == 4
+    for wrong in (3, 64, "a"):
+        with pytest.raises(CompilationError, match=f"num_warps is 1, 2, 4, 8, 16 or 32, not {wrong!r}"):
+            lower(silent, TARGET, {"num_warps": wrong})
+
+
 def test_plain_kernels_have_no_clusters() -> None:
     plain = parse_function("kernel nothing(%x: *f32) {\n  return\n}\n")
     with pytest.raises(CompilationError, match="'nothing' is no explicit kernel"):

@@ -239,6 +239,40 @@ def test_kernels_without_roles_have_the_warps_of_their_launch(assembler: object)
         without_roles.compile({"x": "*f32"}, {"WARPS": 8}, target="cuda:sm_90a")
 
 
+@tilewright.jit
+def halve(number, tile):
+    half = tile.load() * 0.5
+    tx.group_sync()
+    tile.store(half)
+
+
+@tilewright.jit
+def rest(number):
+    pass
+
+
+@tilewright.jit
+def behind_roles(x):
+    index = tl.arange(0, 64)
+    tile = tx.shared((64,), tl.float32)
+    ready = tx.barriers(1, arrivals=8)
+    tile.store(tl.load(x + index))
+    tx.group_sync()
+    tx.warp_roles(tx.role(halve, (tile,)), tx.role(rest, ()))
+    ready[0].arrive()
+    ready[0].wait(0)
+    tl.store(x + index, tile.load())
+
+
+def test_behind_roles_all_their_warps_arrive(assembler: object) -> None:
+    """The four warps of a launch that says nothing were counted there, and a correct kernel refused."""
+    x = np.arange(64, dtype=np.float32)
+    with tilewright.settings.settings.scope(interpret=True):
+        behind_roles[(1,)](x)
+    np.testing.assert_array_equal(x, np.arange(64) * 0.5)
+    behind_roles.compile({"x": "*f32"}, {}, target="cuda:sm_90a")
+
+
 @pytest.mark.parametrize("target", ["cpu", "cuda:sm_80", "cuda:sm_100"])
 def test_other_machines_have_no_explicit_operations(target: str):
     with pytest.raises(CompilationError, match="shared_alloc is an explicit operation of sm_90a, which") as caught:

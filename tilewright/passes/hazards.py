@@ -60,7 +60,7 @@ class Role:
 def check_hazards(function: Function, warps: int = 4) -> None:
     """Raise `CompilationError`, at the user's line, for an explicit kernel that cannot work.
 
-    `warps` is how many a kernel without roles is launched with.
+    `warps` are those of a CTA: of all roles together, or of a kernel without roles.
     """
     if any(is_explicit(operation.opcode) for operation in function.walk()):
         _Check(function, warps).run()
@@ -410,8 +410,7 @@ class _Check:
 
 def _roles(function: Function, own: int) -> Iterator[Role]:
     """The kernel's own threads, then its roles."""
-    launched: Any = function.attributes.get("num_warps", own)
-    yield Role(function.region, function.name, launched, 1, False, None)
+    yield Role(function.region, function.name, own, 1, False, None)
     for operation in function.region.operations:
         if operation.opcode == "warp_roles":
             attributes: Any = operation.attributes

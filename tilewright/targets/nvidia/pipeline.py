@@ -13,7 +13,7 @@ from tilewright.passes.pipeline import Pass, run_passes, simplify
 from tilewright.passes.uniform_increments import carry_uniform_increments
 from tilewright.targets.llvm.builder import Module
 from tilewright.targets.llvm.symbols import kernel_symbol
-from tilewright.targets.nvidia.explicit.pipeline import cluster_of, lower_explicit
+from tilewright.targets.nvidia.explicit.pipeline import cluster_of, lower_explicit, warps_of
 from tilewright.targets.nvidia.layouts import Assignment, assign
 from tilewright.targets.nvidia.lowered import LoweredKernel
 from tilewright.targets.nvidia.lowering import HEADER, WAIT_ATTRIBUTE, KernelLowering
@@ -26,7 +26,6 @@ from tilewright.targets.nvidia.scratch import exchanging, scratch_sizes
 from tilewright.targets.nvidia.shared_memory import Allocation, allocate
 from tilewright.targets.nvidia.target import NvidiaTarget
 
-DEFAULT_WARPS = 4
 DEFAULT_STAGES = 3
 
 NVIDIA_PASSES: tuple[tuple[Pass, str], ...] = (
@@ -39,10 +38,10 @@ NVIDIA_PASSES: tuple[tuple[Pass, str], ...] = (
 def lower(function: Function, target: NvidiaTarget, options: Mapping[str, Any]) -> LoweredKernel:
     """LLVM text for a verified kernel.
 
-    Of `options` (the launch's), `num_warps` decides the threads of a CTA; without `enable_fp_fusion` products are
-    rounded before they are added to something; with `wait_at_entry` the kernel may be started before those ahead
-    of it have ended, and waits for them itself.  Raises `CompilationError` with the source line for what the target
-    cannot do.
+    Of `options` (the launch's), `num_warps` decides the threads of a CTA where the kernel does not; without
+    `enable_fp_fusion` products are rounded before they are added to something; with `wait_at_entry` the kernel may be
+    started before those ahead of it have ended, and waits for them itself.  Raises `CompilationError` with the source
+    line for what the target cannot do.
     """
     symbol = kernel_symbol(function, target.architecture, options)
     function = run_passes(function, tuple(step for step, _ in NVIDIA_PASSES))
@@ -134,13 +133,3 @@ def plan_memory(assignment: Assignment, stages: int, limit: int) -> SharedMemory
         cursor += size
     size = max([cursor if tiles else scratch.size, *(cursor + plan.size for plan in loops.values())])
     return SharedMemory(scratch, tiles, cursor, loops, size)
-
-
-def warps_of(function: Function, options: Mapping[str, Any]) -> int:
-    """Warps of a CTA: the launch's `num_warps`, or four."""
-    warps = options.get("num_warps")
-    if warps is None:
-        warps = function.attributes.get("num_warps") or DEFAULT_WARPS
-    if not isinstance(warps, int) or warps not in (1, 2, 4, 8, 16, 32):
-        raise CompilationError(f"num_warps is 1, 2, 4, 8, 16 or 32, not {warps!r}")
-    return warps

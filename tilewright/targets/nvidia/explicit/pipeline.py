@@ -27,14 +27,14 @@ from tilewright.targets.nvidia.target import NvidiaTarget
 
 # Only `ExplicitLowering` runs those of this package.
 RULES = {**PLAIN_RULES, **cast(dict[str, Rule], {**rules_shared.RULES, **rules_products.RULES, **rules_roles.RULES})}
-_DEFAULT_WARPS = 4
+DEFAULT_WARPS = 4
 GREATEST_CLUSTER = 16
 
 
 def lower_explicit(function: Function, target: NvidiaTarget, symbol: str, options: Mapping[str, Any]) -> LoweredKernel:
     """LLVM text of an explicit kernel.
 
-    Of `options`, `num_warps` counts for kernels without roles, and `cluster` where the kernel does not say it.
+    Of `options`, `num_warps` counts for kernels without roles, and it and `cluster` where the kernel does not say them.
     Raises `CompilationError` for targets other than sm_90a, and for what cannot be lowered.
     """
     if not target.wgmma:
@@ -46,10 +46,10 @@ def lower_explicit(function: Function, target: NvidiaTarget, symbol: str, option
             "explicit kernels of sm_90a; pass pointers, or a descriptor to a parameter without the annotation"
         )
     # What cannot work is told at the user's line, before anything is made of it.
-    check_hazards(function, options.get("num_warps") or _DEFAULT_WARPS)
+    warps = warps_of(function, options)
+    check_hazards(function, warps)
     # Threads of a role are numbered anew: blocks from outside are computed again.
     function = localize(function)
-    warps = warps_of(function, options)
     # Every block gets registers of its role's threads; products say where theirs are.
     assignment = assign(function, target, warps, warpgroups=False)  # shared memory is the author's
     # Tiles and barriers live as long as the kernel; scratch comes behind them.
@@ -87,12 +87,18 @@ def tensor_maps(function: Function, used: Sequence[TensorMapUse]) -> Iterator[Te
 
 
 def warps_of(function: Function, options: Mapping[str, Any]) -> int:
-    """Warps of a CTA: those of all roles, or `num_warps` of a kernel without roles."""
+    """Warps of a CTA: those of all roles; else what the kernel itself states, the launch's `num_warps`, or four.
+
+    As in Triton, what Tile IR states (`{num_warps = 8}`) counts before the launch: its author counted with it.
+    Raises `CompilationError` for a number that is none of 1, 2, 4, 8, 16 and 32.
+    """
     for operation in function.region.operations:
         if operation.opcode == "warp_roles":
             return table(operation)[-1].end
-    warps = function.attributes.get("num_warps") or options.get("num_warps") or _DEFAULT_WARPS
-    assert isinstance(warps, int)
+    found = function.attributes.get("num_warps", options.get("num_warps"))
+    warps = DEFAULT_WARPS if found is None else found
+    if not isinstance(warps, int) or warps not in (1, 2, 4, 8, 16, 32):
+        raise CompilationError(f"num_warps is 1, 2, 4, 8, 16 or 32, not {warps!r}")
     return warps
 
 
