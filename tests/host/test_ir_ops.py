@@ -21,7 +21,10 @@ from tilewright.ir.builder import Builder
 from tilewright.ir.core import Region
 from tilewright.ir.explicit import OPCODES
 from tilewright.ir.interpreter import _HANDLERS
-from tilewright.ir.ops import OPS, attribute_key, constant_value
+from tilewright.ir.ops import ELEMENTWISE, OPS, attribute_key, constant_value
+from tilewright.passes.constant_rules import CONSTANT_RULES
+from tilewright.targets.cpu.placement import LAZY
+from tilewright.targets.nvidia.rules import RULES as NVIDIA_RULES
 
 DOCUMENT = Path(__file__).parents[2] / "docs" / "tile-ir.md"
 FLOATS = [dtype for dtype in DTYPES if dtype.is_float]
@@ -37,6 +40,17 @@ def test_every_operation_can_be_interpreted():
 def test_random_kernels_cover_the_table():
     seen = {operation.opcode for seed in range(60) for operation in random_kernel(random.Random(seed)).walk()}
     assert set(OPS) - seen - set(KIND_OF) - OPCODES <= {"convert_layout", "inline_asm"}
+
+
+def test_passes_and_targets_take_elementwise_operations_from_the_table():
+    """What works element by element, and what it costs, stood in three lists beside it."""
+    assert {"add", "fma", "compare", "cast", "offset", "hint", "exp2"} <= ELEMENTWISE and "splat" not in ELEMENTWISE
+    assert ELEMENTWISE - set(CONSTANT_RULES.rules) == {"hint"}
+    assert ELEMENTWISE <= set(NVIDIA_RULES) and ELEMENTWISE <= LAZY
+    assert OPS["erf"].cost == OPS["divide"].cost > OPS["add"].cost == OPS["floor"].cost == 1
+    for opcode in ELEMENTWISE:
+        info = OPS[opcode]
+        assert not info.effects and not info.regions and info.speculatable, opcode
 
 
 def test_document_lists_exactly_the_table():

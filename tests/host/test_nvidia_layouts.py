@@ -13,12 +13,13 @@ import tilewright.language as tl
 from tests.host.random_kernels import arguments_of, outputs_of, random_kernel
 from tilewright.ir.core import Parameter
 from tilewright.ir.interpreter import run
+from tilewright.ir.ops import ELEMENTWISE
 from tilewright.ir.parser import parse_function
 from tilewright.ir.printer import print_function
 from tilewright.ir.verifier import verify
 from tilewright.layout import LinearLayout, Shuffles, wgmma_accumulator
 from tilewright.passes.pipeline import simplify
-from tilewright.targets.nvidia.layouts import CONVERSION_ATTRIBUTE, ELEMENTWISE, assign
+from tilewright.targets.nvidia.layouts import CONVERSION_ATTRIBUTE, assign
 from tilewright.targets.nvidia.memory_order import ordering_barriers
 from tilewright.targets.nvidia.pipeline import lower
 from tilewright.targets.nvidia.scratch import scratch_sizes

@@ -1,7 +1,8 @@
 """The table of Tile IR operations: the one place that says what exists and what it means.
 
 A row is an `OpInfo`: opcode, one-line summary, number of operands, attributes, type rule (`ir.inference`),
-effects, NumPy meaning (`ir.semantics`).  Rows whose `evaluate` is None need more than their operands
+effects, NumPy meaning (`ir.semantics`), whether it works element by element, and at what cost.
+Rows whose `evaluate` is None need more than their operands
 (memory, control flow, the grid) and are executed by `ir.interpreter`, which with this table is the
 definition of meaning that every target is tested against.
 
@@ -59,6 +60,7 @@ _RMW = AttributeInfo("str", REQUIRED, ("add", "max", "min", "and", "or", "xor", 
 _PRECISION = AttributeInfo("str", "ieee", ("ieee", "tf32", "tf32x3", "bf16x3", "bf16x6"))
 _HINTS = {name: AttributeInfo("ints", ()) for name in ("divisibility", "contiguity", "constancy")}
 _LOOP_HINTS = ("flatten", "warp_specialize", "disallow_acc_multi_buffer", "disable_licm")
+_HEAVY = 8  # cost of what takes several instructions, or one that few are done of at a time
 PREDICATES = ("eq", "ne", "lt", "le", "gt", "ge")
 
 
@@ -66,12 +68,12 @@ def _nullary(opcode: str, summary: str, infer: Rule, **row: Any) -> OpInfo:
     return OpInfo(opcode, summary, (0, 0), infer, **row)
 
 
-def _unary(opcode: str, kind: str, summary: str) -> OpInfo:
-    return OpInfo(opcode, summary, (1, 1), same(kind), _meaning(opcode))
+def _unary(opcode: str, kind: str, summary: str, cost: int = 1) -> OpInfo:
+    return OpInfo(opcode, summary, (1, 1), same(kind), _meaning(opcode), elementwise=True, cost=cost)
 
 
 def _binary(opcode: str, kind: str, summary: str, **row: Any) -> OpInfo:
-    return OpInfo(opcode, summary, (2, 2), same(kind), _meaning(opcode), **row)
+    return OpInfo(opcode, summary, (2, 2), same(kind), _meaning(opcode), elementwise=True, **row)
 
 
 def _extremum(opcode: str) -> OpInfo:
@@ -105,13 +107,15 @@ _SECTIONS: dict[str, tuple[OpInfo, ...]] = {
         _binary("add", "number", "x + y", commutative=True),
         _binary("subtract", "number", "x - y"),
         _binary("multiply", "number", "x * y", commutative=True),
-        _binary("divide", "number", "x / y; integers: truncated toward zero"),
-        _binary("remainder", "number", "x - y * truncate(x / y), with the sign of x (C's % and fmod)"),
+        _binary("divide", "number", "x / y; integers: truncated toward zero", cost=_HEAVY),
+        _binary("remainder", "number", "x - y * truncate(x / y), with the sign of x (C's % and fmod)",
+                cost=_HEAVY),
         _extremum("minimum"),
         _extremum("maximum"),
-        _binary("power", "float", "x to the power y"),
-        _binary("multiply_high", "integer", "the upper half of the product in twice the width", commutative=True),
-        OpInfo("fma", "x * y + z, rounded once", (3, 3), same("float"), semantics.fma),
+        _binary("power", "float", "x to the power y", cost=_HEAVY),
+        _binary("multiply_high", "integer", "the upper half of the product in twice the width", commutative=True,
+                cost=_HEAVY),
+        OpInfo("fma", "x * y + z, rounded once", (3, 3), same("float"), semantics.fma, elementwise=True),
         _unary("negate", "number", "-x; floats: the sign flipped"),
         _unary("absolute", "number", "x without its sign; the least integer stays"),
     ),
@@ -124,16 +128,16 @@ _SECTIONS: dict[str, tuple[OpInfo, ...]] = {
         _binary("shift_right", "integer", "x >> y; signed: the sign is repeated"),
     ),
     "math": (
-        _unary("exp", "float", "e to the power x"),
-        _unary("exp2", "float", "2 to the power x"),
-        _unary("log", "float", "natural logarithm"),
-        _unary("log2", "float", "logarithm to base 2"),
-        _unary("sin", "float", "sine of x radians"),
-        _unary("cos", "float", "cosine of x radians"),
-        _unary("tanh", "float", "hyperbolic tangent"),
-        _unary("erf", "float", "error function"),
-        _unary("sqrt", "float", "square root"),
-        _unary("rsqrt", "float", "1 / square root"),
+        _unary("exp", "float", "e to the power x", _HEAVY),
+        _unary("exp2", "float", "2 to the power x", _HEAVY),
+        _unary("log", "float", "natural logarithm", _HEAVY),
+        _unary("log2", "float", "logarithm to base 2", _HEAVY),
+        _unary("sin", "float", "sine of x radians", _HEAVY),
+        _unary("cos", "float", "cosine of x radians", _HEAVY),
+        _unary("tanh", "float", "hyperbolic tangent", _HEAVY),
+        _unary("erf", "float", "error function", _HEAVY),
+        _unary("sqrt", "float", "square root", _HEAVY),
+        _unary("rsqrt", "float", "1 / square root", _HEAVY),
         _unary("floor", "float", "greatest whole number not above x"),
         _unary("ceil", "float", "least whole number not below x"),
         _unary("round", "float", "nearest whole number, halves to even"),
@@ -142,14 +146,17 @@ _SECTIONS: dict[str, tuple[OpInfo, ...]] = {
     "choice and conversion": (
         # Floats compare ordered: with a NaN all are false, except ne. Pointers compare by address.
         OpInfo("compare", "i1: x predicate y", (2, 2), inference.compare, semantics.compare,
-               attributes={"predicate": AttributeInfo("str", REQUIRED, PREDICATES)}),
-        OpInfo("select", "x where the condition holds, y elsewhere", (3, 3), inference.select, semantics.select),
+               attributes={"predicate": AttributeInfo("str", REQUIRED, PREDICATES)}, elementwise=True),
+        OpInfo("select", "x where the condition holds, y elsewhere", (3, 3), inference.select, semantics.select,
+               elementwise=True),
         # To i1: x != 0. To an integer: truncated, saturated, NaN gives 0. To fp8: the greatest finite number at most.
         OpInfo("cast", "the number as another element type", (1, 1), inference.cast, semantics.cast,
-               attributes={"dtype": AttributeInfo("dtype"), "rounding": AttributeInfo("str", "rtne", ("rtne", "rtz"))}),
+               attributes={"dtype": AttributeInfo("dtype"), "rounding": AttributeInfo("str", "rtne", ("rtne", "rtz"))},
+               elementwise=True),
         OpInfo("bitcast", "the same bits as another element type; pointers and 64-bit integers too", (1, 1),
-               inference.bitcast, semantics.bitcast, attributes={"element": AttributeInfo("element")}),
-        OpInfo("offset", "pointer moved by a number of elements", (2, 2), inference.offset),
+               inference.bitcast, semantics.bitcast, attributes={"element": AttributeInfo("element")},
+               elementwise=True),
+        OpInfo("offset", "pointer moved by a number of elements", (2, 2), inference.offset, elementwise=True),
     ),
     "shape": (
         _shape("splat", "a scalar in every element of a block", attributes=_SHAPE),
@@ -227,7 +234,7 @@ _SECTIONS: dict[str, tuple[OpInfo, ...]] = {
         # `contiguity` runs of consecutive numbers, whose first is divisible by `divisibility` (pointers: in
         # elements' bytes); `constancy` runs of equal numbers.
         OpInfo("hint", "the operand, with a promise about its values", (1, 1), inference.hint, semantics.hint,
-               attributes=_HINTS),
+               attributes=_HINTS, elementwise=True),
     ),
 }
 # fmt: on
@@ -237,6 +244,7 @@ OPS: dict[str, OpInfo] = {
     for section, rows in {**_SECTIONS, **explicit.SECTIONS}.items()
     for info in rows
 }
+ELEMENTWISE = frozenset(opcode for opcode, info in OPS.items() if info.elementwise)
 # What takes handles (`ir.types.Handle`): the explicit operations, and what passes values on.
 _TAKES_HANDLES = explicit.OPCODES | {info.opcode for info in _SECTIONS["control flow"]}
 

@@ -56,4 +56,6 @@ class OpInfo:
     terminator: bool = False
     commutative: bool = False
     speculatable: bool = True  # may run though the program would not have reached it
+    elementwise: bool = False  # each element of the result comes from the operands' elements at its place
+    cost: int = 1  # of an element, in additions: what an elementwise operation takes that is done once more
     section: str = ""

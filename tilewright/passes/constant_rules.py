@@ -6,19 +6,16 @@ import numpy as np
 
 from tilewright.ir import interpreter, semantics
 from tilewright.ir.core import Operation, Value
-from tilewright.ir.ops import OPS
+from tilewright.ir.ops import ELEMENTWISE, OPS
 from tilewright.ir.rewrite import Rewriter, RuleTable, constant_of, defined_by
 
 CONSTANT_RULES = RuleTable("constants")
 
-_ELEMENTWISE = [
-    info.opcode
-    for info in OPS.values()
-    if info.evaluate is not None and info.section in ("arithmetic", "bits", "math", "choice and conversion")
-]
+# Not a hint: it has a number for each axis of its block, which mean nothing of single elements.
+_FOLDED = [opcode for opcode in OPS if opcode in ELEMENTWISE - {"hint"} and OPS[opcode].evaluate is not None]
 
 
-@CONSTANT_RULES.on(*_ELEMENTWISE)
+@CONSTANT_RULES.on(*_FOLDED)
 def fold(operation: Operation, build: Rewriter) -> Value | None:
     """f(constants) = constant: all elements are the same, so one is computed."""
     type_ = operation.result.type
@@ -46,7 +43,7 @@ def constant_on_the_right(operation: Operation, build: Rewriter) -> Value | None
     return build.emit(operation.opcode, right, left, **operation.attributes)
 
 
-@CONSTANT_RULES.on(*(opcode for opcode in _ELEMENTWISE if opcode != "constant"), "offset")
+@CONSTANT_RULES.on(*_FOLDED, "offset")
 def splats(operation: Operation, build: Rewriter) -> Value | None:
     """f(splat x, splat y) = splat f(x, y): one number is computed instead of a block."""
     if operation.result.type.is_scalar or all(constant_of(value) is not None for value in operation.operands):

@@ -5,10 +5,10 @@ from __future__ import annotations
 import math
 
 from tilewright.ir.core import Operation, Value
+from tilewright.ir.ops import ELEMENTWISE
 from tilewright.targets.cpu.access import FIXED, SCATTERED, Axes, PrefixKey, masks_out, operand_axes
 from tilewright.targets.cpu.affine import AffineAnalysis
 from tilewright.targets.cpu.attributes import integer, number
-from tilewright.targets.cpu.elementwise import ELEMENTWISE
 from tilewright.targets.cpu.placement import Program
 
 

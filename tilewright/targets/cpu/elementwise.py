@@ -29,11 +29,6 @@ _FLOAT_INTRINSICS = {
     "fma": "fma",
 }  # fmt: skip
 _MATH = {"exp", "exp2", "log", "log2", "sin", "cos", "tanh", "erf"}
-ELEMENTWISE = frozenset(
-    "add subtract multiply divide remainder minimum maximum power multiply_high fma negate absolute and or xor not "
-    "shift_left shift_right exp exp2 log log2 sin cos tanh erf sqrt rsqrt floor ceil round truncate compare select "
-    "cast bitcast offset hint".split()
-)
 
 
 class Elementwise:

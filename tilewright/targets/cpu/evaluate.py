@@ -18,11 +18,12 @@ from dataclasses import dataclass, field
 from tilewright import dtypes
 from tilewright.dtypes import DType
 from tilewright.ir.core import Operation, Value
+from tilewright.ir.ops import ELEMENTWISE
 from tilewright.ir.types import PointerType
 from tilewright.targets.cpu.access import SHAPE_OPS
 from tilewright.targets.cpu.affine import AffineAnalysis, reshape_groups
 from tilewright.targets.cpu.attributes import integer, integers, number
-from tilewright.targets.cpu.elementwise import ELEMENTWISE, Elementwise, pointee_type
+from tilewright.targets.cpu.elementwise import Elementwise, pointee_type
 from tilewright.targets.cpu.storage import Storage
 from tilewright.targets.llvm.builder import Block, LLVMBuilder, LLVMValue, literal, vector_type
 from tilewright.targets.llvm.conversions import memory_type, register_type

@@ -10,6 +10,7 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 
 from tilewright.ir.core import Function, Operation, Region, Value
+from tilewright.ir.ops import ELEMENTWISE
 from tilewright.targets.base import Remark
 from tilewright.targets.cpu.access import (
     SHAPE_OPS,
@@ -21,7 +22,6 @@ from tilewright.targets.cpu.access import (
 )
 from tilewright.targets.cpu.affine import AffineAnalysis
 from tilewright.targets.cpu.aliasing import Aliasing
-from tilewright.targets.cpu.elementwise import ELEMENTWISE
 from tilewright.targets.cpu.target import CPUTarget
 
 LAZY = ELEMENTWISE | SHAPE_OPS | {"constant", "arange", "load", "join", "split", "cat", "gather"}

@@ -13,9 +13,10 @@ from collections.abc import Sequence
 from tilewright import dtypes
 from tilewright.dtypes import DType
 from tilewright.ir.core import Operation, Region, Value
+from tilewright.ir.ops import ELEMENTWISE
 from tilewright.targets.cpu.attributes import number
 from tilewright.targets.cpu.demand import value_outside
-from tilewright.targets.cpu.elementwise import ELEMENTWISE, identity_of, unsupported
+from tilewright.targets.cpu.elementwise import identity_of, unsupported
 from tilewright.targets.cpu.evaluate import Evaluator, Indices
 from tilewright.targets.cpu.schedule import Root
 from tilewright.targets.llvm.builder import LLVMValue, vector_type

@@ -16,12 +16,12 @@ from typing import TYPE_CHECKING
 from tilewright.dtypes import DType
 from tilewright.ir.core import Function, Location, Operation, Region, Value
 from tilewright.ir.diagnostics import source_line
+from tilewright.ir.ops import ELEMENTWISE
 from tilewright.ir.types import PointerType
 from tilewright.targets.base import Remark
 from tilewright.targets.cpu.access import operand_axes
 from tilewright.targets.cpu.affine import AffineAnalysis
 from tilewright.targets.cpu.aliasing import Hazard
-from tilewright.targets.cpu.elementwise import ELEMENTWISE
 from tilewright.targets.cpu.storage import Storage
 
 if TYPE_CHECKING:

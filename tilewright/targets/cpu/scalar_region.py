@@ -5,8 +5,9 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from tilewright.ir.core import Operation, Region, Value
+from tilewright.ir.ops import ELEMENTWISE
 from tilewright.targets.cpu.attributes import number
-from tilewright.targets.cpu.elementwise import ELEMENTWISE, unsupported
+from tilewright.targets.cpu.elementwise import unsupported
 from tilewright.targets.cpu.evaluate import Evaluator
 from tilewright.targets.llvm.builder import Block, LLVMValue
 

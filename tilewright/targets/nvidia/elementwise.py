@@ -17,6 +17,7 @@ from collections.abc import Sequence
 from tilewright import dtypes
 from tilewright.dtypes import DType
 from tilewright.ir.core import Operation, Value
+from tilewright.ir.ops import ELEMENTWISE
 from tilewright.ir.types import PointerType
 from tilewright.targets.llvm.builder import LLVMValue
 from tilewright.targets.nvidia.conversions import register_type
@@ -370,9 +371,4 @@ def byte_offset(lowering: KernelLowering, pointer: LLVMValue, distance: int) -> 
     return lowering.once(("bytes", base.text, total), make)
 
 
-_OPCODES = (
-    "add subtract multiply divide remainder minimum maximum power multiply_high fma negate absolute and or xor not "
-    "shift_left shift_right exp exp2 log log2 sin cos tanh erf sqrt rsqrt floor ceil round truncate compare select "
-    "cast bitcast offset"
-)
-RULES: dict[str, Rule] = dict.fromkeys(_OPCODES.split(), elementwise)
+RULES: dict[str, Rule] = dict.fromkeys(ELEMENTWISE - {"hint"}, elementwise)  # a hint changes nothing

@@ -28,6 +28,7 @@ from math import prod
 
 from tilewright.errors import CompilationError
 from tilewright.ir.core import Attribute, Function, Operation, Region, Value
+from tilewright.ir.ops import ELEMENTWISE, OPS
 from tilewright.ir.rewrite import Rebuilder
 from tilewright.layout import LinearLayout
 from tilewright.passes.axis_info import AxisInfo, analyze_axes
@@ -43,16 +44,9 @@ LAYOUT_ATTRIBUTE = "nvidia.layout"
 CONVERSION_ATTRIBUTE = "nvidia.conversion"
 _COPIED = "copied ahead for multiply-adds"  # conversions that are reads of what a loop has copied, and nothing else
 
-ELEMENTWISE = frozenset(
-    "add subtract multiply divide remainder minimum maximum power multiply_high fma negate absolute and or xor not "
-    "shift_left shift_right exp exp2 log log2 sin cos tanh erf sqrt rsqrt floor ceil round truncate compare select "
-    "cast bitcast offset hint".split()
-)
 SCALAR_REGIONS = ("reduce", "scan", "map")  # whose regions are of scalars, run for many elements
 _MOVING = ("permute", "reshape", "join", "split", "cat")  # other names for the same elements
 _SPREADING = ("expand_dims", "broadcast")
-_HEAVY = frozenset("divide remainder power exp exp2 log log2 sin cos tanh erf sqrt rsqrt multiply_high".split())
-_HEAVY_COST = 8
 _SMALL = 8  # a load of so much less than the largest access waits for what it is combined with
 _FLEXIBLE_COST = 32  # operations that may be repeated for each layout
 _SECTOR_ITEM = 4  # bytes of an element of which four threads with sums of a row beside each other fill a sector
@@ -317,8 +311,7 @@ class Assigner:
     def unanchored(self, operation: Operation) -> None:
         """Results without an anchored operand are flexible, or open when they hang on open ones or are dear."""
         blocks = [value for value in operation.operands if value.type.rank]
-        own = _HEAVY_COST if operation.opcode in _HEAVY else 1
-        cost = own + sum(self.flexible.get(value, 0) for value in blocks)
+        cost = OPS[operation.opcode].cost + sum(self.flexible.get(value, 0) for value in blocks)
         for result in operation.results:
             if result.type.is_scalar:
                 continue

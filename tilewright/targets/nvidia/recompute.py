@@ -21,10 +21,11 @@ from __future__ import annotations
 from dataclasses import dataclass, replace
 
 from tilewright.ir.core import Attribute, Function, Operation, Value
+from tilewright.ir.ops import ELEMENTWISE
 from tilewright.ir.rewrite import Rebuilder
 from tilewright.layout import LinearLayout
 from tilewright.passes.axis_info import analyze_axes
-from tilewright.targets.nvidia.layouts import ELEMENTWISE, LAYOUT_ATTRIBUTE, Assignment
+from tilewright.targets.nvidia.layouts import LAYOUT_ATTRIBUTE, Assignment
 from tilewright.targets.nvidia.lowering import KEPT_ATTRIBUTE, RESIDENT_ATTRIBUTE, cached_live_registers
 from tilewright.targets.nvidia.memory_order import undisturbed_loads
 
