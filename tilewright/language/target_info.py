@@ -11,8 +11,9 @@ from tilewright.language.core import builtin
 from tilewright.language.function import constexpr_function
 
 
-class Machine(NamedTuple):
-    """A machine: `backend` is "cpu", "cuda" or "hip", `arch` a CPU's name, a compute capability (90), or "gfx942"."""
+class KernelTarget(NamedTuple):
+    """What a kernel is compiled for: `backend` is "cpu", "cuda" or "hip", `arch` a CPU's name, a compute capability
+    (90), or "gfx942"."""
 
     backend: str
     arch: int | str
@@ -20,7 +21,7 @@ class Machine(NamedTuple):
 
 
 class _State(threading.local):
-    machine: Machine | None = None
+    target: KernelTarget | None = None
 
 
 _state = _State()
@@ -29,19 +30,19 @@ _state = _State()
 @contextmanager
 def compiling_for(target: Any) -> Iterator[None]:
     """Kernels traced in the block are for a target (`tilewright.targets.base.Target`)."""
-    saved = _state.machine
+    saved = _state.target
     arch: int | str = getattr(target, "sm", 0) or getattr(target, "cpu", "")
-    _state.machine = Machine(target.name, arch, getattr(target, "warp_threads", 1))
+    _state.target = KernelTarget(target.name, arch, getattr(target, "warp_threads", 1))
     try:
         yield
     finally:
-        _state.machine = saved
+        _state.target = saved
 
 
 @builtin
-def current_target() -> Machine:
-    """The machine that this kernel is compiled for; in the interpreter, the CPU."""
-    return _state.machine or Machine("cpu", "", 1)
+def current_target() -> KernelTarget:
+    """What this kernel is compiled for; in the interpreter, the CPU."""
+    return _state.target or KernelTarget("cpu", "", 1)
 
 
 @constexpr_function
@@ -53,8 +54,8 @@ def is_cuda() -> bool:
 @constexpr_function
 def cuda_capability_geq(major: int, minor: int = 0) -> bool:
     """Whether this is compiled for an NVIDIA GPU of at least this compute capability."""
-    machine = current_target()
-    return machine.backend == "cuda" and int(machine.arch) >= 10 * major + minor
+    target = current_target()
+    return target.backend == "cuda" and int(target.arch) >= 10 * major + minor
 
 
 @constexpr_function
