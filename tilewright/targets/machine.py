@@ -6,8 +6,8 @@ machine.launches.kernel                     # seconds of a launch, however short
 
 Numbers of SMs, caches and shared memory are those of the target: of the driver where it is this machine's GPU, else of
 the usual card of an architecture.  Rates of memory and peaks are those of the card's data sheet, found by the driver's
-name of it.  What else there is of GPUs was measured on an H200 and is taken for the others, too: estimates rank what
-could be done, for which ratios are enough.  docs/tuning.md#machines has the source of each figure.
+name of it.  What else there is of GPUs is as models were fitted on an H200, and is taken for the others, too: estimates
+rank what could be done, for which ratios are enough.  docs/tuning.md#machines has the source of each figure.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from tilewright.dtypes import DType
 
 @dataclass(frozen=True)
 class Launches:
-    """What starting work costs, in seconds: each a different thing, measured by itself."""
+    """What starting work costs, in seconds: each a different thing."""
 
     kernel: float  # from the start of a kernel in a graph to that of the next, which waits for its end, at least
     overlapped: float  # the same where the next one starts while the first ends (programmatic dependent launch)
@@ -99,8 +99,8 @@ class Machine:
 # -- CPUs -------------------------------------------------------------------------------------------------------------
 
 _CPU_CLOCK = 2.6e9  # a typical sustained one
-_CPU_MEMORY = 20e9  # of all cores: two channels of a virtual machine
-_CPU_LAUNCHES = Launches(kernel=2e-6, overlapped=2e-6, program=1e-7, barrier=1e-6)  # x86, threads that spin
+_CPU_MEMORY = 20e9  # of all cores, as nothing better is known
+_CPU_LAUNCHES = Launches(kernel=2e-6, overlapped=2e-6, program=1e-7, barrier=1e-6)
 
 
 @lru_cache(maxsize=64)
@@ -122,8 +122,8 @@ def cpu_machine(vector_bits: int, l1_bytes: int, l2_bytes: int, threads: int) ->
 class Card:
     """A GPU by the driver's name: what its data sheet says, and operations a clock of an SM's tensor cores.
 
-    `mma` and `wgmma` are dense 16-bit products with sums in float32, as the data sheet has them by SM and clock, but
-    the `mma` of Hopper, which is what mma.sync reached on an H200.
+    `mma` and `wgmma` are dense 16-bit products with sums in float32, as the data sheet has them by SM and clock; but
+    the `mma` of Hopper, whose tensor cores only wgmma can fill, is an estimate of mma.sync, which a B200 has as well.
     """
 
     sm: int
