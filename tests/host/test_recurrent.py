@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import numpy as np
 import pytest
 
@@ -18,6 +20,8 @@ from tilewright.graph.recurrent import GATES, SLOTS
 from tilewright.graph.specialize import with_sizes
 from tilewright.settings import settings
 from tilewright.tactics import recurrent
+from tilewright.targets.cpu.target import CPUTarget
+from tilewright.targets.machine import Launches
 
 FUNCTIONS = {
     "rnn": ("tanh",),
@@ -83,7 +87,9 @@ def test_cells(cell: str, reverse: tuple[bool, ...], rng: np.random.Generator) -
 def test_threads_that_share_the_units(cell: str, reverse: tuple[bool, ...], rng: np.random.Generator,
                                       monkeypatch: pytest.MonkeyPatch) -> None:  # fmt: skip
     """The same bits from any number of threads; both ways to walk the directions, blocks of rows, lengths."""
-    monkeypatch.setattr(recurrent, "_MEETING", -1.0)  # no way to compute it is cheaper
+    machine = CPUTarget.machine
+    free = Launches(kernel=0.0, overlapped=0.0, program=0.0, barrier=-1.0)  # no way to compute it is cheaper
+    monkeypatch.setattr(CPUTarget, "machine", lambda target: replace(machine(target), launches=free))
     graph = layer(rng, cell, 85, reverse, lengths=len(reverse) == 2)
     for side_by_side in (1, len(reverse)):
         monkeypatch.setattr(recurrent, "_sides", lambda directions, chosen=side_by_side: [chosen])
