@@ -6,7 +6,7 @@ python tools/conformance.py table CHECKOUT --record FOLDER --reference "what CHE
 
 CHECKOUT is a source tree of the reference outside this repository.  FOLDER keeps one line for each case that has
 been run; a run goes on where the last one ended, `--again failed` runs those outcomes once more.  ``table`` writes
-benchmarks/results/conformance.json, from which tools/readme_tables.py makes the tables of docs/conformance.md.
+benchmarks/results/conformance.json, from which tools/readme_tables.py makes the tables of docs/results/conformance.md.
 """
 
 from __future__ import annotations

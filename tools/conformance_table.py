@@ -1,4 +1,4 @@
-"""The results of `conformance.py` as one JSON document, and as the tables of docs/conformance.md."""
+"""The results of `conformance.py` as one JSON document, and as the tables of docs/results/conformance.md."""
 
 from __future__ import annotations
 

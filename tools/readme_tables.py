@@ -295,7 +295,7 @@ def runtime_table(data: dict[str, Any]) -> str:
 def main() -> int:
     check = "--check" in sys.argv[1:]
     stale = []
-    for path in [ROOT / "README.md", *sorted((ROOT / "docs").glob("*.md"))]:
+    for path in [ROOT / "README.md", *sorted((ROOT / "docs").rglob("*.md"))]:
         text = path.read_text(encoding="utf-8")
         renewed = BLOCK.sub(lambda match: match[1] + block(match[2], match[3]) + match[5], text)
         if renewed != text:

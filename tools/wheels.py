@@ -2,7 +2,7 @@
 
 python tools/wheels.py                                 every python3.11 to python3.14 on the PATH
 python tools/wheels.py --python /opt/python3.14/bin/python3 --extras
-python tools/wheels.py --save                          also writes the table into docs/runtime.md
+python tools/wheels.py --save                          also writes the table into docs/internals/runtime.md
 
 Each environment gets the wheel with its base dependencies only, runs a smoke test (a kernel, an engine saved and loaded
 in another process, the command line, the shim for Triton), and is measured: bytes of what was installed, and
@@ -26,7 +26,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 ROOT = Path(__file__).resolve().parent.parent
-DOCUMENT, BEGIN, END = ROOT / "docs" / "runtime.md", "<!-- wheels -->", "<!-- end -->"
+DOCUMENT, BEGIN, END = ROOT / "docs" / "internals" / "runtime.md", "<!-- wheels -->", "<!-- end -->"
 VERSIONS = ("3.11", "3.12", "3.13", "3.14")
 ROUNDS = 9
 IMPORTS = ("pass", "import tilewright", "import tilewright.language, tilewright.launch.jit")
@@ -184,7 +184,7 @@ def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--python", nargs="+", type=Path, help="interpreters; by default those on the PATH")
     parser.add_argument("--extras", action="store_true", help="also ask pip whether every extra resolves")
-    parser.add_argument("--save", action="store_true", help="write the table into docs/runtime.md")
+    parser.add_argument("--save", action="store_true", help="write the table into docs/internals/runtime.md")
     options = parser.parse_args()
     chosen = options.python or pythons()
     with tempfile.TemporaryDirectory(prefix="tilewright-wheels-") as name:

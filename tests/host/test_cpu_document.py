@@ -1,4 +1,4 @@
-"""The worked example of docs/cpu-target.md is what the compiler makes of it."""
+"""The worked example of docs/internals/cpu-target.md is what the compiler makes of it."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ import tilewright
 import tilewright.language as tl
 
 ROOT = Path(__file__).parents[2]
-DOCUMENT = (ROOT / "docs" / "cpu-target.md").read_text(encoding="utf-8")
+DOCUMENT = (ROOT / "docs" / "internals" / "cpu-target.md").read_text(encoding="utf-8")
 
 
 def test_the_worked_example(tmp_path: Path) -> None:

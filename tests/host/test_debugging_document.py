@@ -1,4 +1,4 @@
-"""The code of docs/debugging.md runs and prints what the page shows."""
+"""The code of docs/guide/debugging.md runs and prints what the page shows."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 
 ROOT = Path(__file__).parents[2]
-DOCUMENT = (ROOT / "docs" / "debugging.md").read_text(encoding="utf-8")
+DOCUMENT = (ROOT / "docs" / "guide" / "debugging.md").read_text(encoding="utf-8")
 
 
 def block(name: str) -> str:

@@ -1,4 +1,4 @@
-"""docs/explicit.md: its example runs, its mistake is told as written, and its vocabulary is complete."""
+"""docs/guide/explicit.md: its example runs, its mistake is told as written, and its vocabulary is complete."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from tilewright.errors import ExecutionError
 from tilewright.language import explicit
 from tilewright.language.function import SourceFunction
 
-DOCUMENT = (Path(__file__).parents[2] / "docs" / "explicit.md").read_text(encoding="utf-8")
+DOCUMENT = (Path(__file__).parents[2] / "docs" / "guide" / "explicit.md").read_text(encoding="utf-8")
 PROGRAM = re.findall(r"```python\n(.*?)```", DOCUMENT, re.DOTALL)[0]
 
 

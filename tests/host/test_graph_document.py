@@ -1,4 +1,4 @@
-"""The worked example of docs/graph.md is true."""
+"""The worked example of docs/internals/graph.md is true."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from tilewright.graph.passes.fuse import fuse
 from tilewright.graph.pipeline import optimize
 from tilewright.graph.printer import print_fused, print_graph
 
-DOCUMENT = (Path(__file__).parents[2] / "docs" / "graph.md").read_text(encoding="utf-8")
+DOCUMENT = (Path(__file__).parents[2] / "docs" / "internals" / "graph.md").read_text(encoding="utf-8")
 
 
 def block(name: str) -> str:

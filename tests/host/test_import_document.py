@@ -1,4 +1,4 @@
-"""docs/importers.md: its example runs, and its tables are those of the rules (--update-golden writes them)."""
+"""docs/internals/importers.md: its example runs, and its tables are those of the rules (--update-golden)."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from tilewright.importers import import_model, onnx_ops, onnx_refused, torch_ops
 from tilewright.importers.families import FAMILIES
 from tilewright.importers.rules import RuleTable
 
-PAGE = Path(__file__).parents[2] / "docs" / "importers.md"
+PAGE = Path(__file__).parents[2] / "docs" / "internals" / "importers.md"
 
 
 def example_output(code: str) -> str:

@@ -1,4 +1,4 @@
-"""The worked example and the grammar of docs/tile-ir.md are true."""
+"""The worked example and the grammar of docs/internals/tile-ir.md are true."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from tilewright.ir import parser
 from tilewright.ir.parser import parse_function
 from tilewright.ir.printer import print_function
 
-DOCUMENT = (Path(__file__).parents[2] / "docs" / "tile-ir.md").read_text(encoding="utf-8")
+DOCUMENT = (Path(__file__).parents[2] / "docs" / "internals" / "tile-ir.md").read_text(encoding="utf-8")
 
 
 def block(name: str) -> str:

@@ -26,7 +26,7 @@ from tilewright.passes.constant_rules import CONSTANT_RULES
 from tilewright.targets.cpu.placement import LAZY
 from tilewright.targets.nvidia.rules import RULES as NVIDIA_RULES
 
-DOCUMENT = Path(__file__).parents[2] / "docs" / "tile-ir.md"
+DOCUMENT = Path(__file__).parents[2] / "docs" / "internals" / "tile-ir.md"
 FLOATS = [dtype for dtype in DTYPES if dtype.is_float]
 INTEGERS = [dtype for dtype in DTYPES if dtype.kind in ("int", "uint")]
 

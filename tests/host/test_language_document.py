@@ -1,4 +1,4 @@
-"""The code of docs/tile-language.md runs."""
+"""The code of docs/guide/tile-language.md runs."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ import pytest
 
 import tilewright.language as tl
 
-DOCUMENT = (Path(__file__).parents[2] / "docs" / "tile-language.md").read_text(encoding="utf-8")
+DOCUMENT = (Path(__file__).parents[2] / "docs" / "guide" / "tile-language.md").read_text(encoding="utf-8")
 
 
 def test_code_runs(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

@@ -1,4 +1,4 @@
-"""The examples of docs/layout.md print what the page says."""
+"""The examples of docs/internals/layout.md print what the page says."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from pathlib import Path
 
 from tilewright import layout
 
-DOCUMENT = (Path(__file__).parents[2] / "docs" / "layout.md").read_text(encoding="utf-8")
+DOCUMENT = (Path(__file__).parents[2] / "docs" / "internals" / "layout.md").read_text(encoding="utf-8")
 EXAMPLE = re.compile(r"```python\n(.*?)```(?:\n```text\n(.*?)```)?", re.DOTALL)
 
 

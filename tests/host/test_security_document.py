@@ -1,4 +1,4 @@
-"""The limits that docs/security.md states are those of the code, and its commands and options exist."""
+"""The limits that docs/guide/security.md states are those of the code, and its commands and options exist."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from tilewright.settings import MOST_THREADS
 from tilewright.symbolic import SizeReader
 
 ROOT = Path(__file__).parents[2]
-PAGE = (ROOT / "docs" / "security.md").read_text(encoding="utf-8")
+PAGE = (ROOT / "docs" / "guide" / "security.md").read_text(encoding="utf-8")
 
 
 def mebibytes(count: int) -> str:

@@ -8,7 +8,7 @@
     kernels/<key>.o        machine code of a CPU
     kernels/<key>.cubin    machine code of a GPU
 
-`docs/engine.md` describes it.  Reading refuses anything that is not exactly what was written.
+`docs/internals/engine.md` describes it.  Reading refuses anything that is not exactly what was written.
 """
 
 from __future__ import annotations

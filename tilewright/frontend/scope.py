@@ -124,7 +124,7 @@ class FunctionState:
         if name in PYTHON_BUILTINS:
             return PYTHON_BUILTINS[name]
         if hasattr(builtins, name):
-            instead = _INSTEAD.get(name, "docs/tile-language.md lists what there is")
+            instead = _INSTEAD.get(name, "docs/guide/tile-language.md lists what there is")
             raise LanguageError(f"Python's '{name}' is not part of the tile language", instead)
         known = [*self.names, *self.function.function.__globals__, *PYTHON_BUILTINS]
         advice = nearest(name, known, "assign it, or make it a parameter")
@@ -153,7 +153,7 @@ class FunctionState:
         self.unbound[name] = reason
 
 
-def nearest(name: str, known: Iterable[str], otherwise: str = "docs/tile-language.md lists what there is") -> str:
+def nearest(name: str, known: Iterable[str], otherwise: str = "docs/guide/tile-language.md lists what there is") -> str:
     """Advice that names the most similar of `known`; `otherwise` where none is similar."""
     close = difflib.get_close_matches(name, [entry for entry in known if not entry.startswith("_")], 1)
     return f"did you mean '{close[0]}'?" if close else otherwise

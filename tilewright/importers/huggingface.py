@@ -240,6 +240,6 @@ def import_checkpoint(folder: Path, dynamic_shapes: Mapping[str, Any] | None = N
     if not isinstance(family, str) or family not in FAMILIES:
         raise ImportModelError(
             f"{folder}: model_type {repr(family)[:100]} has no importer yet; known: {', '.join(FAMILIES)}. "
-            "Import the model through PyTorch (torch.export) or ONNX, or add a family (docs/importers.md)."
+            "Import the model through PyTorch (torch.export) or ONNX, or add a family (docs/internals/importers.md)."
         )
     return FAMILIES[family](checkpoint, parse_dynamic_shapes(dynamic_shapes), name or Path(folder).resolve().name)

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from tilewright.errors import UnsupportedOperationError
 
 NO_RULE = "no import rule for this operation"
-NO_RULE_ADVICE = "rewrite the module with supported operations, or add a rule (see docs/importers.md)"
+NO_RULE_ADVICE = "rewrite the module with supported operations, or add a rule (see docs/internals/importers.md)"
 
 
 class Unsupported(Exception):

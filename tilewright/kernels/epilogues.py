@@ -1,7 +1,7 @@
 """What comes behind a matrix product, put together for a case: scales, bias, activation, residual, gate.
 
 `Epilogue` says which parts there are, `function` makes the jit function of them, for the slot of a product kernel
-(`docs/kernels.md`).  Its operands come as `extra`, in the order of `Epilogue.operands`.
+(`docs/internals/kernels.md`).  Its operands come as `extra`, in the order of `Epilogue.operands`.
 """
 
 # mypy: ignore-errors

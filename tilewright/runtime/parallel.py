@@ -220,7 +220,7 @@ def _find_provider(wanted: str) -> Provider:
     """By name; `auto` is libdispatch where there is one, else threads of our own.
 
     An OpenMP runtime must be asked for: its regions end only when their slowest thread was scheduled, which
-    takes milliseconds on a busy machine (docs/runtime.md has figures).
+    takes milliseconds on a busy machine (docs/internals/runtime.md has figures).
     """
     found: Provider | None = None
     if wanted in ("auto", "libdispatch"):

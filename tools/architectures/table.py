@@ -1,4 +1,4 @@
-"""The results of runs as one document without traces, and as the table of docs/architectures.md.
+"""The results of runs as one document without traces, and as the table of docs/results/architectures.md.
 
     python -m tools.architectures.table RESULTS.json … --note "what was run"
 

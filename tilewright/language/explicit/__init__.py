@@ -3,7 +3,7 @@
     import tilewright.language.explicit as tx
 
 Blocks and types are those of `tl`.  Added are shared memory, barriers, copies in bulk (TMA), warpgroup products in
-flight, roles of warps, clusters and dependent launch.  docs/explicit.md explains them with a worked example; the
+flight, roles of warps, clusters and dependent launch.  docs/guide/explicit.md explains them with a worked example; the
 interpreter runs kernels written with them on any machine and finds what is not synchronised.
 """
 

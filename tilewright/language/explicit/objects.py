@@ -23,7 +23,7 @@ class Object(Aggregate):
     """A value of a kind that only explicit kernels have; `handle` is its value in the IR."""
 
     __aggregate_fields__ = {"handle": tensor}
-    __operand_advice__ = "barriers and tensor maps are no numbers: see docs/explicit.md for what takes them"
+    __operand_advice__ = "barriers and tensor maps are no numbers: see docs/guide/explicit.md for what takes them"
     handle: tensor
 
     def __repr__(self) -> str:
