@@ -70,7 +70,7 @@ from tilewright.settings import settings
 from tilewright.targets.base import Target
 from tilewright.targets.registry import get_target
 
-# Options of code for GPUs: `debug` (on the CPU too) keeps device_assert; docs/internals/nvidia-target.md has the others.
+# Options of code for GPUs: `debug` keeps device_assert, on the CPU too; docs/internals/nvidia-target.md has the others.
 GPU_OPTIONS = frozenset(
     "num_warps num_stages num_ctas cluster maxnreg debug enable_fp_fusion launch_cooperative_grid launch_pdl "
     "dependent_launch wait_at_entry ptxas_options opt_level line_info strict ir_override".split()
