@@ -25,6 +25,7 @@ KINDS = {
     "elementwise",
     "contraction",
     "attention",
+    "paged",
     "reduction",
     "movement",
     "view",

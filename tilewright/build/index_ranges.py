@@ -1,6 +1,7 @@
 """Which indices a graph may be given: kernels never leave a tensor, so that wrong ones must be reported beforehand.
 
-Gathers and scatters take -extent to extent - 1, negative ones counting from the end.  Constants are
+Gathers and scatters take -extent to extent - 1, negative ones counting from the end, and attention over pages the
+numbers of pages that its pool has.  Constants are
 checked when an engine is built.  Where the indices are an input, seen through views, casts and added
 numbers, the plan gets the range and every run checks it.  Computed indices are not checked: the
 kernels clamp those of gathers and leave out the updates of scatters.
@@ -13,7 +14,7 @@ from collections.abc import Iterator
 from tilewright.errors import ShapeError
 from tilewright.graph.core import Graph, Node, Value
 from tilewright.runtime.plan import IndexRange
-from tilewright.symbolic import Size, lift, simplify, upper_bound
+from tilewright.symbolic import Size, lift, lower_bound, simplify, upper_bound
 
 _INDEXING = ("gather", "gather_elements", "scatter_update", "scatter_reduce")
 _VIEWS = ("reshape", "permute", "broadcast_to", "copy")  # all elements of the input are in the output
@@ -21,16 +22,15 @@ _VIEWS = ("reshape", "permute", "broadcast_to", "copy")  # all elements of the i
 
 def check_constant_indices(graph: Graph) -> None:
     """Raise `ShapeError` for an index among the constants that is out of range whatever the sizes are."""
-    for node, indices, extent in _indexing(graph):
+    for node, indices, low, high in _indexing(graph):
         data = graph.constants.get(indices)
         if data is None or data.size == 0:
             continue
-        limit = upper_bound(extent)
+        least, most = lower_bound(low), upper_bound(high)
         for number in (int(data.min()), int(data.max())):
-            if not -limit <= number < limit:
+            if not least <= number <= most:
                 raise ShapeError(
-                    f"{_text(node)}: the index {number} is out of range; "
-                    f"dimension {node.attributes['axis']} of {node.inputs[0]!r} takes {-limit}..{limit - 1}"
+                    f"{_text(node)}: the index {number} is out of range; {_indexed(node)} takes {least}..{most}"
                 )
 
 
@@ -39,8 +39,7 @@ def index_ranges(graph: Graph) -> list[IndexRange]:
     found: dict[tuple[str, Size, Size], IndexRange] = {}
     producers = graph.producers()
     inputs = set(graph.inputs)
-    for node, indices, extent in _indexing(graph):
-        value, low, high = indices, simplify(-1 * lift(extent)), simplify(lift(extent) - 1)
+    for node, value, low, high in _indexing(graph):
         while value not in inputs:
             step = _before(value, low, high, producers, graph)
             if step is None:
@@ -51,13 +50,24 @@ def index_ranges(graph: Graph) -> list[IndexRange]:
     return list(found.values())
 
 
-def _indexing(graph: Graph) -> Iterator[tuple[Node, Value, Size]]:
-    """Every node that uses indices, the indices and the extent they point into."""
+def _indexing(graph: Graph) -> Iterator[tuple[Node, Value, Size, Size]]:
+    """Every node that uses indices, the indices, and the least and the largest that it takes."""
     for node in graph.nodes:
         if node.op in _INDEXING:
             source, indices = node.inputs[:2]
             assert source is not None and indices is not None
-            yield node, indices, source.shape[node.attributes["axis"]]
+            extent = lift(source.shape[node.attributes["axis"]])
+            yield node, indices, simplify(-1 * extent), simplify(extent - 1)
+        elif node.op == "paged_attention":
+            pool, tables = node.inputs[1], node.inputs[3]
+            assert pool is not None and tables is not None
+            yield node, tables, 0, simplify(lift(pool.shape[0]) // node.attributes["page"] - 1)
+
+
+def _indexed(node: Node) -> str:
+    if node.op == "paged_attention":
+        return f"a page of {node.inputs[1]!r}"
+    return f"dimension {node.attributes['axis']} of {node.inputs[0]!r}"
 
 
 def _before(

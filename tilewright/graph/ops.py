@@ -4,6 +4,7 @@
     elementwise   output element i depends on element i of every (broadcast) input
     contraction   matmul, conv
     attention     softmax(q k^T) v
+    paged         the same over keys and values in pages, for tokens of several sequences
     reduction     works along rows or axes: reductions, softmax, norms, cumsum
     movement      copies elements to other places
     view          no work at all: the output is the input's memory
@@ -29,7 +30,7 @@ from typing import Any
 import numpy as np
 
 from tilewright.dtypes import HOST_ONLY, DType, int64, string
-from tilewright.graph import fourier, random_bits, recurrent
+from tilewright.graph import fourier, paged, random_bits, recurrent
 from tilewright.graph import host_images as images
 from tilewright.graph import host_lists as lists
 from tilewright.graph import host_ops as host
@@ -168,6 +169,11 @@ _op("attention", "attention", (3, 4), infer.attention, compute.attention,
     "broadcasts to [B, H, S, T]; causal: key j is seen by query i when j <= i + T - S; "
     "a row that sees no key gives zeros",
     scale=REQUIRED, causal=False)
+_op("paged", "paged_attention", 6, paged.paged_attention_types, paged.paged_attention,
+    "q [T, H, D] of several sequences against keys [slots, G, D] and values [slots, G, E] in pages: tables [R, P], "
+    "starts [R + 1] and lengths [R] (integers); the new tokens of a sequence are its last, and see what is before "
+    "them, at most `window` (0: all); `softcap` (0: none) bounds scores",
+    scale=REQUIRED, page=REQUIRED, window=0, softcap=0.0)
 
 _op("recurrent", "recurrent", (3, 5), recurrent.recurrent_types, recurrent.recurrent,
     "all states of a layer of `cell` rnn, lstm, lstm_8bit, gru or gru_first: x [S, D, B, gates H], w [D, H, gates H], "

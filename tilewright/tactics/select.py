@@ -31,6 +31,7 @@ from tilewright.tactics.gpu.rows import gpu_reduction
 from tilewright.tactics.gpu.window import gpu_pool
 from tilewright.tactics.grouped import grouped_candidates
 from tilewright.tactics.movement import movement
+from tilewright.tactics.paged_attention import paged_attention_candidates
 from tilewright.tactics.pool import pool
 from tilewright.tactics.recurrent import recurrent_candidates
 from tilewright.tactics.reduction import reduction
@@ -76,7 +77,7 @@ _SHARED: dict[str, Maker] = {
 }
 # By the target's family, then by the group's class.
 MAKERS: dict[str, dict[str, Maker]] = {
-    "cpu": {**_SHARED, "transform": fourier_candidates},
+    "cpu": {**_SHARED, "transform": fourier_candidates, "paged": paged_attention_candidates},
     "cuda": {
         **_SHARED,
         "reduction": gpu_reduction,

@@ -1,0 +1,195 @@
+"""Attention over pages: the meaning of the op against plain attention, and the kernel against the meaning."""
+
+from __future__ import annotations
+
+import ml_dtypes
+import numpy as np
+import pytest
+
+import tilewright
+from tilewright.build.builder import build
+from tilewright.dtypes import bfloat16, float32, int32
+from tilewright.errors import InputError, ShapeError
+from tilewright.graph.build import GraphBuilder
+from tilewright.graph.reference import run
+
+# heads, key heads, width, value width, page, window, softcap
+FORMS = [
+    (14, 2, 64, 64, 16, 0, 0.0),
+    (4, 4, 24, 16, 16, 0, 0.0),  # each head by itself
+    (8, 4, 96, 96, 32, 7, 0.0),
+    (6, 6, 16, 16, 8, 5, 20.0),
+    (8, 2, 32, 32, 1, 0, 30.0),  # a page for each token
+    (40, 2, 16, 16, 4, 33, 0.0),  # more heads of a key head than a small tile has rows
+]
+# New tokens and lengths of each sequence.
+BATCHES = [
+    ([1, 70, 1, 5, 0], [300, 90, 1, 64, 40]),
+    ([37], [37]),  # a prompt from its first token on
+    ([1] * 9, [1, 2, 15, 16, 17, 31, 32, 33, 90]),
+    ([16, 17, 0, 3], [16, 33, 0, 4]),
+]
+
+
+def paged_graph(form, dtype=float32):
+    """The op alone, with everything dynamic that a batch decides."""
+    heads, key_heads, width, value_width, page, window, softcap = form
+    b = GraphBuilder("paged")
+    tokens, sequences = b.symbol("tokens", 1, 4096), b.symbol("sequences", 1, 256)
+    columns, slots = b.symbol("columns", 1, 4096), b.symbol("slots", 1, 1 << 20)
+    inputs = [
+        b.input("q", dtype, (tokens, heads, width)),
+        b.input("keys", dtype, (slots, key_heads, width)),
+        b.input("values", dtype, (slots, key_heads, value_width)),
+        b.input("tables", int32, (sequences, columns)),
+        b.input("starts", int32, (sequences + 1,)),
+        b.input("lengths", int32, (sequences,)),
+    ]
+    b.output(b.op("paged_attention", inputs, scale=width**-0.5, page=page, window=window, softcap=softcap), "y")
+    return b.finish()
+
+
+def draw_inputs(rng, form, batch, contiguous=False):
+    """Inputs by name: pages in a random order, NaN where no token is."""
+    heads, key_heads, width, value_width, page, _, _ = form
+    new, lengths = batch
+    counts = [-(-length // page) for length in lengths]
+    total = sum(counts) + 3
+    order = np.arange(total) if contiguous else rng.permutation(total)
+    tables = np.zeros((len(lengths), max(*counts, 1)), np.int32)
+    keys = np.full((total * page, key_heads, width), np.nan, np.float32)
+    values = np.full((total * page, key_heads, value_width), np.nan, np.float32)
+    at = 0
+    for number, (count, length) in enumerate(zip(counts, lengths, strict=True)):
+        tables[number, :count] = order[at : at + count]
+        at += count
+        slots = (tables[number, :count, None] * page + np.arange(page)).reshape(-1)[:length]
+        keys[slots] = rng.standard_normal((length, key_heads, width))
+        values[slots] = rng.standard_normal((length, key_heads, value_width))
+    return {
+        "q": rng.standard_normal((max(sum(new), 1), heads, width)).astype(np.float32),
+        "keys": keys, "values": values, "tables": tables,
+        "starts": np.concatenate([[0], np.cumsum(new)]).astype(np.int32), "lengths": np.array(lengths, np.int32),
+    }  # fmt: skip
+
+
+def plain(inputs, form):
+    """The same by NumPy for one token and one head at a time, in float64."""
+    heads, key_heads, width, value_width, page, window, softcap = form
+    q, keys, values = (inputs[name].astype(np.float64) for name in ("q", "keys", "values"))
+    result = np.zeros((q.shape[0], heads, value_width))
+    for number, length in enumerate(inputs["lengths"]):
+        first, end = inputs["starts"][number : number + 2]
+        for token in range(first, end):
+            position = length - (end - token)
+            for head in range(heads):
+                seen = range(max(0, position - window + 1) if window else 0, position + 1)
+                slots = [inputs["tables"][number, at // page] * page + at % page for at in seen]
+                scores = keys[slots, head // (heads // key_heads)] @ q[token, head] / width**0.5
+                scores = softcap * np.tanh(scores / softcap) if softcap else scores
+                weights = np.exp(scores - scores.max())
+                result[token, head] = weights / weights.sum() @ values[slots, head // (heads // key_heads)]
+    return result
+
+
+def bound(inputs, epsilon=2.0**-24):
+    """Rounding of products and of a softmax over the longest sequence, of numbers around 1."""
+    return 64 * epsilon * (16 + inputs["q"].shape[2] + int(inputs["lengths"].max())) ** 0.5
+
+
+@pytest.mark.parametrize("form", FORMS, ids=str)
+def test_meaning_and_kernel(form, rng):
+    graph = paged_graph(form)
+    engine = build(graph)
+    for batch in BATCHES:
+        inputs = draw_inputs(rng, form, batch)
+        wanted = plain(inputs, form)
+        np.testing.assert_allclose(run(graph, inputs)["y"], wanted, rtol=1e-10, atol=1e-12)
+        np.testing.assert_allclose(engine.run(inputs)["y"], wanted, rtol=0, atol=bound(inputs))
+
+
+def test_bfloat16(rng):
+    form = FORMS[0]
+    engine = build(paged_graph(form, bfloat16))
+    inputs = draw_inputs(rng, form, BATCHES[0])
+    for name in ("q", "keys", "values"):
+        inputs[name] = inputs[name].astype(ml_dtypes.bfloat16)
+    np.testing.assert_allclose(
+        engine.run(inputs)["y"].astype(np.float64), plain(inputs, form), rtol=0, atol=bound(inputs, 2.0**-9) / 8
+    )
+
+
+def test_scrambled_pages_change_no_bit(rng):
+    form = FORMS[0]
+    engine = build(paged_graph(form))
+    inputs = draw_inputs(rng, form, ([90, 40], [90, 120]), contiguous=True)
+    whole = engine.run(inputs)["y"]
+    page, pages = form[4], inputs["keys"].shape[0] // form[4]
+    order = rng.permutation(pages)
+    scrambled = dict(inputs, tables=np.argsort(order)[inputs["tables"]].astype(np.int32))
+    for name in ("keys", "values"):
+        blocks = inputs[name].reshape(pages, page, *inputs[name].shape[1:])
+        scrambled[name] = blocks[order].reshape(inputs[name].shape)
+    np.testing.assert_array_equal(engine.run(scrambled)["y"], whole)
+
+
+def test_pages_outside_of_the_pool_are_refused(rng):
+    form = FORMS[0]
+    graph = paged_graph(form)
+    engine = build(graph)
+    for number in (-1, 1 << 20):
+        inputs = draw_inputs(rng, form, BATCHES[0])
+        inputs["tables"][0, 0] = number
+        with pytest.raises(InputError, match="tables"):
+            engine.run(inputs)
+        with pytest.raises(InputError, match="page number"):
+            run(graph, inputs)
+
+
+def test_wild_starts_and_lengths_stay_inside_of_the_tensors(rng):
+    """What the plan does not check may give any result, and reads and writes nothing else."""
+    form = FORMS[1]
+    engine = build(paged_graph(form))
+    for _ in range(20):
+        inputs = draw_inputs(rng, form, BATCHES[0])
+        for name in ("starts", "lengths"):
+            inputs[name] = rng.integers(-(2**31), 2**31 - 1, inputs[name].shape, dtype=np.int32)
+        out = np.zeros((inputs["q"].shape[0] + 2, form[0], form[3]), np.float32)
+        engine.run(inputs, out={"y": out[1:-1]})
+        assert not out[0].any() and not out[-1].any()
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        ({"page": 0}, "page"),
+        ({"window": -1}, "window"),
+        ({"softcap": float("inf")}, "softcap"),
+        ({"key_heads": 3}, "do not fit together"),
+        ({"starts": 4}, "numbers of sequences"),
+        ({"dtype": int32}, "floats of one type"),
+    ],
+)
+def test_types_that_do_not_fit(change, message):
+    b = GraphBuilder("wrong")
+    key_heads, dtype = change.pop("key_heads", 2), change.pop("dtype", float32)
+    starts = change.pop("starts", 5)
+    inputs = [
+        b.input("q", dtype, (6, 4, 8)),
+        b.input("k", dtype, (32, key_heads, 8)),
+        b.input("v", dtype, (32, key_heads, 8)),
+        b.input("tables", int32, (4, 2)),
+        b.input("starts", int32, (starts,)),
+        b.input("lengths", int32, (4,)),
+    ]
+    with pytest.raises(ShapeError, match=message):
+        b.op("paged_attention", inputs, **{"scale": 1.0, "page": 16, **change})
+
+
+def test_engines_with_pages_are_saved(tmp_path, rng):
+    form = FORMS[0]
+    engine = build(paged_graph(form))
+    engine.save(tmp_path / "paged.engine")
+    inputs = draw_inputs(rng, form, BATCHES[1])
+    again = tilewright.load(tmp_path / "paged.engine").run(inputs)["y"]
+    np.testing.assert_array_equal(again, engine.run(inputs)["y"])
