@@ -20,10 +20,11 @@ sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
 
 from benchmarks import common
 from tilewright import ops
-from tilewright.kernels import gpu_rows
-from tilewright.kernels.hopper.attention import attention
-from tilewright.kernels.hopper.forms import AttentionForm, MatmulForm
-from tilewright.kernels.hopper.matmul import matmul
+from tilewright.library.attention.hopper.config import AttentionForm
+from tilewright.library.attention.hopper.kernel import attention
+from tilewright.library.matmul.hopper.config import MatmulForm
+from tilewright.library.matmul.hopper.kernel import matmul
+from tilewright.library.rows import simt_kernel as gpu_rows
 from tilewright.ops import products
 from tilewright.settings import settings
 

@@ -8,7 +8,7 @@ import numpy as np
 
 import tilewright
 import tilewright.language as tl
-from tilewright.kernels.hopper.convolution_forms import ConvolutionForm
+from tilewright.library.convolution.hopper.config import ConvolutionForm
 
 
 @tilewright.jit

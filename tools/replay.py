@@ -39,12 +39,12 @@ from tilewright.graph.passes.fuse import fuse
 from tilewright.graph.pipeline import optimize
 from tilewright.ir.core import Function
 from tilewright.ir.printer import print_function
+from tilewright.library.candidate import Operand, PackedConstant
+from tilewright.library.select import candidates, prepared
 from tilewright.runtime.cuda.program import Resources
 from tilewright.runtime.plan import BufferReference
 from tilewright.settings import settings
 from tilewright.symbolic import to_json
-from tilewright.tactics.core import Operand, PackedConstant
-from tilewright.tactics.select import candidates, prepared
 from tilewright.targets.base import Binary, Target
 from tilewright.targets.cpu.pipeline import lower as lower_for_cpu
 from tilewright.targets.cpu.target import CPUTarget
@@ -182,11 +182,11 @@ def model(make: GraphMaker, target: str) -> Texts:
 def operations() -> Texts:
     """The forms that `tilewright.ops` takes for products and attention of every kind on a Hopper GPU."""
     from tilewright import dtypes
-    from tilewright.kernels.epilogues import Epilogue
-    from tilewright.kernels.hopper.matmul import matmul
+    from tilewright.library.epilogue import Epilogue
+    from tilewright.library.matmul.hopper.kernel import matmul
+    from tilewright.library.matmul.problem import MatmulProblem
     from tilewright.ops import attentions, products
     from tilewright.ops.candidates import close
-    from tilewright.ops.problem import MatmulProblem
 
     half, single, narrow = dtypes.bfloat16, dtypes.float32, dtypes.float8e4nv
     scales = ("*k f32",) * 2

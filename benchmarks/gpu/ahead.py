@@ -7,7 +7,7 @@ import os
 from collections.abc import Iterable
 from concurrent.futures import ProcessPoolExecutor
 
-from tilewright.ops.problem import MatmulProblem
+from tilewright.library.matmul.problem import MatmulProblem
 from tilewright.ops.products import MatmulPlan
 from tilewright.settings import settings
 

@@ -6,9 +6,9 @@ import pytest
 
 from tests.convolution_cases import CASES
 from tests.host.hopper_support import tensor_map
-from tilewright.kernels.hopper.convolution import convolution
-from tilewright.kernels.hopper.convolution_choice import ConvolutionProblem, candidate_forms, ranked_forms
-from tilewright.kernels.hopper.convolution_forms import ConvolutionForm
+from tilewright.library.convolution.hopper.choice import ConvolutionProblem, candidate_forms, ranked_forms
+from tilewright.library.convolution.hopper.config import ConvolutionForm
+from tilewright.library.convolution.hopper.kernel import convolution
 from tilewright.targets.nvidia.assemble import AssemblyOptions
 from tilewright.targets.nvidia.compile import assemble_kernel
 from tilewright.targets.nvidia.pipeline import lower

@@ -13,7 +13,7 @@ from tilewright.dtypes import float32, int64
 from tilewright.graph.build import GraphBuilder
 from tilewright.graph.core import Graph
 from tilewright.graph.passes.fuse import fuse
-from tilewright.tactics.select import candidates, choose
+from tilewright.library.select import candidates, choose
 from tilewright.targets.cpu.target import CPUTarget
 
 WINDOW: dict[str, Any] = {"strides": (2, 2), "padding": ((1, 1), (1, 1)), "dilation": (1, 1), "layout": "NHWC"}

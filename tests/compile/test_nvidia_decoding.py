@@ -6,7 +6,7 @@ import pytest
 
 import tilewright.language as tl
 from tests.host.hopper_support import traced_decoding
-from tilewright.kernels.hopper.decoding_forms import DecodingForm
+from tilewright.library.attention.hopper.decoding_config import DecodingForm
 from tilewright.targets.nvidia.assemble import AssemblyOptions
 from tilewright.targets.nvidia.compile import assemble_kernel
 from tilewright.targets.nvidia.pipeline import lower

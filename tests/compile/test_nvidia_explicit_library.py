@@ -10,7 +10,9 @@ import tilewright
 import tilewright.language as tl
 from tests.host.hopper_support import traced_attention, traced_grouped, traced_matmul, unit_rows
 from tilewright.errors import LaunchError, MissingDependencyError
-from tilewright.kernels.hopper.forms import SHARED_BYTES, AttentionForm, MatmulForm
+from tilewright.library.attention.hopper.config import AttentionForm
+from tilewright.library.hopper import SHARED_BYTES
+from tilewright.library.matmul.hopper.config import MatmulForm
 from tilewright.targets.nvidia.assemble import Assembly, AssemblyOptions
 from tilewright.targets.nvidia.compile import assemble_kernel
 from tilewright.targets.nvidia.inspect import sass

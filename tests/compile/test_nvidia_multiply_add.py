@@ -11,9 +11,9 @@ import pytest
 import tilewright
 import tilewright.language as tl
 from tests.compile.test_nvidia_plain import built, count, integers, pointers, traced
-from tilewright.kernels.gpu_parts import sum_parts
-from tilewright.kernels.matmul import matmul
 from tilewright.layout import bank_conflicts, swizzled
+from tilewright.library.matmul.kernel import matmul
+from tilewright.library.matmul.simt_parts_kernel import sum_parts
 from tilewright.targets.nvidia.dot_scalar_layout import scalar_layout, scalar_operand
 from tilewright.targets.nvidia.target import ARCHITECTURES
 
@@ -21,7 +21,7 @@ TILES = [(128, 128, 32, 8), (64, 128, 32, 4), (128, 64, 16, 4), (64, 64, 32, 4),
 
 
 def product(tile, a_rows=True, b_rows=True):
-    """`kernels.matmul` on float32: A by rows or by columns, B too."""
+    """`library.matmul.kernel` on float32: A by rows or by columns, B too."""
     rows, columns, depth, _ = tile
     sizes = ("rows", "columns", "depth", "a_row", "a_depth", "b_depth", "b_column", "c_row")
     ones = {"a_depth" if a_rows else "a_row": 1, "b_column" if b_rows else "b_depth": 1}

@@ -18,7 +18,7 @@ from tilewright.errors import CompilationError
 from tilewright.graph.passes.fuse import fuse
 from tilewright.ir.core import Parameter
 from tilewright.ir.parser import parse_function
-from tilewright.tactics.select import candidates, choose
+from tilewright.library.select import candidates, choose
 from tilewright.targets.cpu.target import CPUTarget
 from tilewright.targets.nvidia.assemble import AssemblyOptions, assemble, to_ptx
 from tilewright.targets.nvidia.pipeline import lower

@@ -15,8 +15,8 @@ from tilewright.ir.core import Parameter
 from tilewright.ir.interpreter import run
 from tilewright.ir.parser import parse_function
 from tilewright.ir.verifier import verify
-from tilewright.kernels import gpu_rows
-from tilewright.kernels.row_forms import row_form
+from tilewright.library.rows import simt_kernel as gpu_rows
+from tilewright.library.rows.simt_config import row_form
 from tilewright.passes.pipeline import simplify
 from tilewright.targets.nvidia.assemble import AssemblyOptions, assemble
 from tilewright.targets.nvidia.layouts import assign

@@ -8,13 +8,15 @@ import pytest
 
 import tilewright.language as tl
 from tilewright import dtypes
-from tilewright.kernels import epilogues, gpu_rows, portable
-from tilewright.kernels.epilogues import Epilogue
-from tilewright.kernels.hopper.matmul import matmul as hopper_matmul
+from tilewright.library import epilogue as epilogues
+from tilewright.library.epilogue import Epilogue
+from tilewright.library.matmul import portable
+from tilewright.library.matmul.hopper.kernel import matmul as hopper_matmul
+from tilewright.library.matmul.problem import MatmulProblem
+from tilewright.library.rows import simt_kernel as gpu_rows
 from tilewright.ops import attentions, products
 from tilewright.ops.attentions import AttentionProblem, choose_form
 from tilewright.ops.candidates import close
-from tilewright.ops.problem import MatmulProblem
 from tilewright.targets.nvidia.target import NvidiaTarget
 
 BF16, F32, FP8, INT8 = dtypes.bfloat16, dtypes.float32, dtypes.float8e4nv, dtypes.int8

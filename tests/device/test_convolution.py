@@ -15,7 +15,7 @@ from tilewright.build.builder import build
 from tilewright.build.tuning import Tuning
 from tilewright.graph.core import Graph
 from tilewright.graph.reference import run
-from tilewright.kernels.hopper.launch import prepare_convolution
+from tilewright.library.convolution.hopper.launch import prepare_convolution
 
 pytestmark = pytest.mark.hopper
 
@@ -76,7 +76,7 @@ def test_any_number_of_images(rng: np.random.Generator, name: str) -> None:
 def test_depthwise(
     rng: np.random.Generator, monkeypatch: pytest.MonkeyPatch, kernel: int, stride: int, form: tuple[int, int, int]
 ) -> None:
-    monkeypatch.setattr("tilewright.tactics.gpu.window._forms", lambda size, elements: [form])
+    monkeypatch.setattr("tilewright.library.convolution.simt.window._forms", lambda size, elements: [form])
     graph = model(rng, 2, (15, 17), 72, 72, **window(kernel, stride=stride, pad=kernel // 2, groups=72))
     check(graph, rng, (2,))
 
@@ -93,5 +93,5 @@ def test_few_channels(rng: np.random.Generator, kernel: int, stride: int, residu
 def test_pixels_in_rows_of_products(
     rng: np.random.Generator, monkeypatch: pytest.MonkeyPatch, sizes: tuple[int, int], residual: bool
 ) -> None:
-    monkeypatch.setattr("tilewright.tactics.gpu.convolution.folded_pixels", preferred_pixels)
+    monkeypatch.setattr("tilewright.library.convolution.simt.candidates.folded_pixels", preferred_pixels)
     check(model(rng, 2, (15, 12), *sizes, residual=residual, **window(1)), rng, (2,))

@@ -13,7 +13,7 @@ from tests.compile.test_nvidia_explicit_library import FORMS
 from tests.device.test_explicit_cases import slot
 from tests.host.hopper_support import attention_reference, normed, traced_attention, traced_matmul
 from tilewright.ir.core import Function
-from tilewright.kernels.hopper.forms import AttentionForm, attention_schedule
+from tilewright.library.attention.hopper.config import AttentionForm, attention_schedule
 from tilewright.runtime.cuda.device import Device
 from tilewright.runtime.cuda.launch import Start, launcher
 from tilewright.runtime.cuda.memory import DeviceArray

@@ -271,7 +271,7 @@ def test_reductions(torch: Any, shape: tuple[int, ...], kind: str, seed: int) ->
 
 
 def test_elements(torch: Any, seed: int) -> None:
-    from tilewright.kernels.functions import gelu
+    from tilewright.library.functions import gelu
 
     x = normal(torch, seed, 33, 1001)
     close(torch, ops.elementwise(gelu, x), torch.nn.functional.gelu(x.double()))

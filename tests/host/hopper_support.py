@@ -9,12 +9,13 @@ import numpy as np
 import tilewright
 import tilewright.language as tl
 from tilewright.ir.core import Function
-from tilewright.kernels.hopper.attention import attention
-from tilewright.kernels.hopper.decoding import decoding
-from tilewright.kernels.hopper.decoding_forms import DecodingForm
-from tilewright.kernels.hopper.forms import AttentionForm, MatmulForm
-from tilewright.kernels.hopper.grouped import grouped_matmul
-from tilewright.kernels.hopper.matmul import matmul
+from tilewright.library.attention.hopper.config import AttentionForm
+from tilewright.library.attention.hopper.decoding_config import DecodingForm
+from tilewright.library.attention.hopper.decoding_kernel import decoding
+from tilewright.library.attention.hopper.kernel import attention
+from tilewright.library.grouped.hopper_kernel import grouped_matmul
+from tilewright.library.matmul.hopper.config import MatmulForm
+from tilewright.library.matmul.hopper.kernel import matmul
 
 # In how many orders the roles of a kernel that must be clean are run: four times as many as find every synchronising
 # operation that is left out (test_asynchrony_mutants.py).

@@ -17,12 +17,12 @@ from tilewright.graph.passes.fuse import fuse
 from tilewright.graph.reference import bind_symbols
 from tilewright.graph.reference import run as reference
 from tilewright.ir.interpreter import run as interpret
-from tilewright.kernels import packing
 from tilewright.launch.arguments import classify
+from tilewright.library import packing
+from tilewright.library.candidate import Candidate, KernelCall, PackedConstant
+from tilewright.library.movement.candidates import updates_in_place
+from tilewright.library.select import candidates, choose
 from tilewright.symbolic import evaluate
-from tilewright.tactics.core import Candidate, KernelCall, PackedConstant
-from tilewright.tactics.movement import updates_in_place
-from tilewright.tactics.select import candidates, choose
 from tilewright.targets.cpu.target import CPUTarget
 
 TARGET = CPUTarget.named("x86-64-v4")

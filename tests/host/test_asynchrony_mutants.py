@@ -14,7 +14,8 @@ from tilewright.ir.core import Function
 from tilewright.ir.interpreter import run
 from tilewright.ir.parser import parse_function
 from tilewright.ir.printer import print_function
-from tilewright.kernels.hopper.forms import MatmulForm, attention_schedule
+from tilewright.library.attention.hopper.config import attention_schedule
+from tilewright.library.matmul.hopper.config import MatmulForm
 from tilewright.passes.pipeline import simplify
 
 SYNCHRONISING = frozenset(

@@ -11,7 +11,7 @@ from tilewright.graph import reference
 from tilewright.graph.build import GraphBuilder
 from tilewright.graph.core import Graph
 from tilewright.graph.passes.fuse import fuse
-from tilewright.tactics.select import candidates, choose
+from tilewright.library.select import candidates, choose
 from tilewright.targets.cpu.target import CPUTarget
 
 

@@ -16,7 +16,7 @@ from tests.host.kernel_support import check, lowered
 from tests.host.test_cpu_lowering_blocks import attention, chain, draw, moments, outer, softmax, traced, transpose
 from tilewright.errors import CompilationError
 from tilewright.ir.parser import parse_function
-from tilewright.kernels.matmul import matmul
+from tilewright.library.matmul.kernel import matmul
 from tilewright.targets.cpu.affine import AffineAnalysis
 from tilewright.targets.cpu.assemble import assemble
 from tilewright.targets.cpu.lowering import KernelLowering

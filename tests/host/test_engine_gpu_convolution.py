@@ -15,8 +15,8 @@ from tilewright.dtypes import float16
 from tilewright.graph.build import GraphBuilder
 from tilewright.graph.core import Graph
 from tilewright.graph.reference import run
-from tilewright.tactics.core import Candidate
-from tilewright.tactics.gpu.folded_pixels import folded_pixels
+from tilewright.library.candidate import Candidate
+from tilewright.library.convolution.hopper.folded_pixels import folded_pixels
 
 
 def pair(value: int | tuple[int, int]) -> tuple[int, int]:
@@ -81,7 +81,7 @@ CASES: dict[str, tuple[dict[str, Any], dict[str, Any]]] = {
 def test_hopper_convolutions(
     driver: Driver, rng: np.random.Generator, monkeypatch: pytest.MonkeyPatch, name: str, residual: bool
 ) -> None:
-    monkeypatch.setattr("tilewright.tactics.gpu.convolution.few_channels", lambda *arguments: [])
+    monkeypatch.setattr("tilewright.library.convolution.simt.candidates.few_channels", lambda *arguments: [])
     sizes, attributes = CASES[name]
     graph = model(rng, 2, residual=residual, **sizes, **attributes)
     check(graph, rng, (2,), "hopper convolution")
@@ -91,7 +91,7 @@ def test_hopper_convolutions(
 def test_any_number_of_images(
     driver: Driver, rng: np.random.Generator, monkeypatch: pytest.MonkeyPatch, name: str
 ) -> None:
-    monkeypatch.setattr("tilewright.tactics.gpu.convolution.few_channels", lambda *arguments: [])
+    monkeypatch.setattr("tilewright.library.convolution.simt.candidates.few_channels", lambda *arguments: [])
     sizes, attributes = CASES[name]
     check(model(rng, "batch", **sizes, **attributes), rng, (1, 5), "hopper convolution")
 
@@ -108,13 +108,13 @@ def test_few_channels(driver: Driver, rng: np.random.Generator, batch: int | str
 def test_depthwise(
     driver: Driver, rng: np.random.Generator, monkeypatch: pytest.MonkeyPatch, stride: int, form: tuple[int, int, int]
 ) -> None:
-    monkeypatch.setattr("tilewright.tactics.gpu.window._forms", lambda size, elements: [form])
+    monkeypatch.setattr("tilewright.library.convolution.simt.window._forms", lambda size, elements: [form])
     graph = model(rng, 2, (11, 12), 40, 40, **window(5, stride=stride, pad=2, groups=40))
     check(graph, rng, (2,), "depthwise runs")
 
 
 def test_dilated_depthwise(driver: Driver, rng: np.random.Generator, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("tilewright.tactics.gpu.window._forms", lambda size, elements: [(2, 3, 4)])
+    monkeypatch.setattr("tilewright.library.convolution.simt.window._forms", lambda size, elements: [(2, 3, 4)])
     graph = model(rng, "batch", (9, 13), 24, 24, **window(3, pad=2, dilation=2, groups=24))
     check(graph, rng, (1, 3), "depthwise runs")
 
@@ -161,6 +161,6 @@ def preferred_pixels(*arguments: Any) -> list[Candidate]:
 def test_pixels_in_rows_of_products(
     driver: Driver, rng: np.random.Generator, monkeypatch: pytest.MonkeyPatch, residual: bool, batch: int | str
 ) -> None:
-    monkeypatch.setattr("tilewright.tactics.gpu.convolution.folded_pixels", preferred_pixels)
+    monkeypatch.setattr("tilewright.library.convolution.simt.candidates.folded_pixels", preferred_pixels)
     graph = model(rng, batch, (5, 12), 16, 24, residual=residual, **window(1))
     check(graph, rng, (2,) if batch == 2 else (1, 3), "4 pixels a row as hopper matmul")

@@ -15,8 +15,8 @@ from tilewright.engine.engine import Engine
 from tilewright.graph.build import GraphBuilder
 from tilewright.graph.core import Graph
 from tilewright.graph.reference import run
+from tilewright.library.matmul.simt_tiles import Product, Tile, ranked_parts, ranked_tiles, seconds_of
 from tilewright.targets.nvidia.target import ARCHITECTURES, NvidiaTarget
-from tilewright.tune.gpu import Product, Tile, ranked_parts, ranked_tiles, seconds_of
 
 GPU = NvidiaTarget.named("sm_90a").machine()
 

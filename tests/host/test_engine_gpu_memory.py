@@ -16,8 +16,8 @@ from tilewright.graph.passes.fuse import fuse  # noqa: E402
 from tilewright.graph.passes.memory import MemoryPlan, plan_memory  # noqa: E402
 from tilewright.graph.pipeline import optimize  # noqa: E402
 from tilewright.importers import import_model  # noqa: E402
-from tilewright.tactics.elementwise import elementwise  # noqa: E402
-from tilewright.tactics.select import candidates  # noqa: E402
+from tilewright.library.generated.elementwise import elementwise  # noqa: E402
+from tilewright.library.select import candidates  # noqa: E402
 from tilewright.targets.registry import get_target  # noqa: E402
 
 LLAMA = llama.LlamaSize(hidden=256, layers=3, heads=2, key_heads=1, intermediate=896, vocabulary=256)

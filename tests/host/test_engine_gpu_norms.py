@@ -19,8 +19,8 @@ from tilewright.graph.passes.fuse import fuse
 from tilewright.graph.passes.fuse_norms import FEW_ROWS, prepare_norms
 from tilewright.graph.pipeline import optimize
 from tilewright.graph.reference import run
+from tilewright.library.select import candidates
 from tilewright.runtime.plan import BufferReference
-from tilewright.tactics.select import candidates
 from tilewright.targets.registry import get_target
 
 

@@ -25,16 +25,16 @@ from tilewright.graph.build import GraphBuilder
 from tilewright.graph.core import Graph
 from tilewright.graph.passes.fuse import fuse
 from tilewright.graph.reference import run
+from tilewright.library import vendor as library
+from tilewright.library.candidate import Candidate, ExternKernel, KernelCall, Stage
+from tilewright.library.cost import Cost
+from tilewright.library.select import candidates
 from tilewright.runtime.cuda.device import Device, current_device
 from tilewright.runtime.cuda.extern import extern_key, extern_start
 from tilewright.runtime.cuda.timing import shortened
 from tilewright.settings import settings
-from tilewright.tactics.core import Candidate, ExternKernel, KernelCall, Stage
-from tilewright.tactics.gpu import library
-from tilewright.tactics.select import candidates
 from tilewright.targets.registry import get_target
 from tilewright.tune.cache import FILE_NAME, TimingCache
-from tilewright.tune.cost import Cost
 
 
 @pytest.fixture

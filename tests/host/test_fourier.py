@@ -19,8 +19,8 @@ from tilewright.graph.passes.fourier import transforms_as_products  # noqa: E402
 from tilewright.graph.passes.fuse import fuse  # noqa: E402
 from tilewright.graph.pipeline import optimize  # noqa: E402
 from tilewright.importers import import_model  # noqa: E402
+from tilewright.library.fourier.cpu import radices  # noqa: E402
 from tilewright.symbolic import Size, lift  # noqa: E402
-from tilewright.tactics.fourier import radices  # noqa: E402
 
 
 def transform(b: GraphBuilder, rows: Size, length: int, form: str, parts: int, dtype: DType, inverse: bool) -> Value:

@@ -23,9 +23,9 @@ from tests.host import test_frontend_errors as errors
 from tests.host import test_language_kernels as families
 from tilewright.errors import CompilationError, ExecutionError, TilewrightError
 from tilewright.ir import interpreter
-from tilewright.kernels.hopper import matmul as hopper
 from tilewright.launch.eager import EagerFunction, EagerLaunch, runs_eagerly
 from tilewright.launch.jit import JITFunction
+from tilewright.library.matmul.hopper import kernel as hopper
 from tilewright.settings import settings
 
 ROOT = Path(__file__).parents[2]

@@ -22,9 +22,11 @@ from tests.host.hopper_support import (
 from tilewright.errors import LaunchError
 from tilewright.ir.interpreter import run
 from tilewright.ir.verifier import verify
-from tilewright.kernels.gpu_attention import combine_parts
-from tilewright.kernels.hopper.forms import AttentionForm, MatmulForm, attention_schedule
-from tilewright.kernels.hopper.launch import prepare_attention, prepare_matmul
+from tilewright.library.attention.hopper.config import AttentionForm, attention_schedule
+from tilewright.library.attention.hopper.launch import prepare_attention
+from tilewright.library.attention.simt_kernel import combine_parts
+from tilewright.library.matmul.hopper.config import MatmulForm
+from tilewright.library.matmul.hopper.launch import prepare_matmul
 from tilewright.passes.pipeline import simplify
 from tilewright.settings import settings
 

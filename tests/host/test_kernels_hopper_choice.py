@@ -7,7 +7,8 @@ from dataclasses import replace
 import pytest
 
 import tilewright.language as tl
-from tilewright.kernels.hopper.choice import (
+from tilewright.library.hopper import SHARED_BYTES
+from tilewright.library.matmul.hopper.choice import (
     FLIGHT_BYTES,
     Problem,
     candidate_forms,
@@ -16,7 +17,7 @@ from tilewright.kernels.hopper.choice import (
     ranked_forms,
     seconds_of,
 )
-from tilewright.kernels.hopper.forms import SHARED_BYTES, MatmulForm
+from tilewright.library.matmul.hopper.config import MatmulForm
 from tilewright.targets.nvidia.target import NvidiaTarget
 
 H200 = NvidiaTarget.named("sm_90a").machine()

@@ -8,9 +8,9 @@ import pytest
 from tests.convolution_cases import CASES
 from tests.host.hopper_support import ORDERS
 from tilewright.errors import LaunchError
-from tilewright.kernels.hopper.convolution_choice import ConvolutionProblem, ranked_forms, unit_of
-from tilewright.kernels.hopper.convolution_forms import ConvolutionForm
-from tilewright.kernels.hopper.launch import prepare_convolution
+from tilewright.library.convolution.hopper.choice import ConvolutionProblem, ranked_forms, unit_of
+from tilewright.library.convolution.hopper.config import ConvolutionForm
+from tilewright.library.convolution.hopper.launch import prepare_convolution
 from tilewright.settings import settings
 from tilewright.targets.nvidia.target import NvidiaTarget
 

@@ -10,7 +10,7 @@ from tests.host.hopper_support import ORDERS, attention_reference, traced_decodi
 from tilewright.errors import LaunchError
 from tilewright.ir.interpreter import run
 from tilewright.ir.verifier import verify
-from tilewright.kernels.hopper.decoding_forms import DecodingForm
+from tilewright.library.attention.hopper.decoding_config import DecodingForm
 from tilewright.passes.pipeline import simplify
 
 FORM = DecodingForm(D=64, BN=64, SPLITS=4)

@@ -11,8 +11,8 @@ import tilewright
 import tilewright.language as tl
 from tests.host.hopper_support import ORDERS, traced_grouped
 from tilewright.ir.interpreter import run
-from tilewright.kernels.hopper.forms import MatmulForm
-from tilewright.kernels.hopper.grouped import list_tiles
+from tilewright.library.grouped.hopper_kernel import list_tiles
+from tilewright.library.matmul.hopper.config import MatmulForm
 from tilewright.passes.pipeline import simplify
 
 FORM = MatmulForm(BM=128, BN=64, STAGES=2)

@@ -7,7 +7,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from tilewright.kernels import packing
+from tilewright.library import packing
 
 SIZES = st.integers(1, 40)
 

@@ -12,20 +12,20 @@ from tilewright.graph.build import GraphBuilder
 from tilewright.graph.core import Graph
 from tilewright.graph.passes.fuse import fuse
 from tilewright.graph.pipeline import optimize
-from tilewright.kernels.hopper.choice import Problem, close_forms, ranked_forms, seconds_of
-from tilewright.kernels.hopper.convolution_choice import ConvolutionProblem
-from tilewright.kernels.hopper.convolution_choice import ranked_forms as ranked_convolutions
-from tilewright.kernels.row_forms import sum_form
+from tilewright.library.candidate import Candidate
+from tilewright.library.convolution.hopper.choice import ConvolutionProblem
+from tilewright.library.convolution.hopper.choice import ranked_forms as ranked_convolutions
+from tilewright.library.matmul.hopper.choice import Problem, close_forms, ranked_forms, seconds_of
+from tilewright.library.matmul.problem import MatmulProblem
+from tilewright.library.matmul.simt_tiles import Product, ranked_tiles
+from tilewright.library.rows.simt_config import sum_form
+from tilewright.library.select import candidates, prepared
 from tilewright.ops import arrays, attentions, products
-from tilewright.ops.problem import MatmulProblem
 from tilewright.runtime.cuda.device import Device
 from tilewright.settings import settings
-from tilewright.tactics.core import Candidate
-from tilewright.tactics.select import candidates, prepared
 from tilewright.targets.cpu.target import CPUTarget
 from tilewright.targets.machine import CARDS, card_of
 from tilewright.targets.nvidia.target import ARCHITECTURES, NvidiaTarget
-from tilewright.tune.gpu import Product, ranked_tiles
 
 HOPPER = {132: "NVIDIA H200", 114: "NVIDIA H100 PCIe", 78: "NVIDIA H20"}
 

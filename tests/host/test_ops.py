@@ -15,13 +15,13 @@ import tilewright
 import tilewright.language as tl
 from tilewright import dtypes, ops
 from tilewright.errors import LaunchError
-from tilewright.kernels import row_forms
-from tilewright.kernels.epilogues import Epilogue
-from tilewright.kernels.row_forms import row_form
 from tilewright.launch.sizes import cdiv
+from tilewright.library.epilogue import Epilogue
+from tilewright.library.matmul.problem import MatmulProblem
+from tilewright.library.rows import simt_config as row_forms
+from tilewright.library.rows.simt_config import row_form
 from tilewright.ops import arrays, choices, products, reductions
 from tilewright.ops.candidates import candidates, close
-from tilewright.ops.problem import MatmulProblem
 from tilewright.runtime import tables
 from tilewright.runtime.cuda import streams
 from tilewright.runtime.cuda.streams import Place

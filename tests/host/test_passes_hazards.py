@@ -11,7 +11,8 @@ from tests.host import asynchrony_support as kernels
 from tests.host.hopper_support import traced_attention, traced_matmul
 from tests.host.test_asynchrony import traced
 from tilewright.errors import CompilationError
-from tilewright.kernels.hopper.forms import AttentionForm, MatmulForm
+from tilewright.library.attention.hopper.config import AttentionForm
+from tilewright.library.matmul.hopper.config import MatmulForm
 from tilewright.passes.hazards import check_hazards
 from tilewright.passes.pipeline import simplify
 

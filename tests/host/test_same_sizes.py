@@ -12,8 +12,8 @@ from tilewright.graph.build import GraphBuilder
 from tilewright.graph.core import Graph
 from tilewright.graph.passes.fuse import fuse
 from tilewright.graph.pipeline import optimize
+from tilewright.library.select import candidates, choose
 from tilewright.symbolic import ceil_divide, simplify
-from tilewright.tactics.select import candidates, choose
 from tilewright.targets.cpu.target import CPUTarget
 
 

@@ -9,13 +9,13 @@ from tilewright.dtypes import float32, int64
 from tilewright.errors import UnsupportedOperationError
 from tilewright.graph.build import GraphBuilder
 from tilewright.graph.passes.fuse import fuse
+from tilewright.library.candidate import Candidate
+from tilewright.library.cost import Cost, balance, estimate, expected
+from tilewright.library.generated.elementwise import total_bytes
+from tilewright.library.matmul.cpu_blocks import choose_blocks, depth_block, row_ranges
+from tilewright.library.select import candidates, choose
 from tilewright.symbolic import symbol
-from tilewright.tactics.blocks import choose_blocks, depth_block, row_ranges
-from tilewright.tactics.core import Candidate
-from tilewright.tactics.elementwise import total_bytes
-from tilewright.tactics.select import candidates, choose
 from tilewright.targets.cpu.target import CPUTarget
-from tilewright.tune.cost import Cost, balance, estimate, expected
 
 TARGET = CPUTarget.named("x86-64-v4")
 SHAPES = [(1, 32, 16), (1, 32000, 1024), (49, 512, 2048), (128, 384, 384), (2048, 1536, 384), (3136, 64, 64), (7, 5, 3)]

@@ -18,12 +18,12 @@ from tilewright.dtypes import DType, bfloat16, float16, float32, float64, int32
 from tilewright.graph.build import GraphBuilder
 from tilewright.graph.core import Graph
 from tilewright.graph.passes.fuse import fuse
+from tilewright.library.convolution.cpu.candidates import is_direct
+from tilewright.library.convolution.cpu.runs import run_edges
+from tilewright.library.matmul.cpu import epilogue_slots
+from tilewright.library.select import candidates
+from tilewright.library.tile_epilogue import tile_epilogue
 from tilewright.settings import settings
-from tilewright.tactics.contraction import epilogue_slots
-from tilewright.tactics.convolution import is_direct
-from tilewright.tactics.gpu.tile_epilogue import tile_epilogue
-from tilewright.tactics.pixel_runs import run_edges
-from tilewright.tactics.select import candidates
 from tilewright.targets.cpu.target import CPUTarget
 
 Case = tuple[Graph, dict[str, np.ndarray]]

@@ -12,7 +12,7 @@ from tilewright.graph import reference
 from tilewright.graph.build import GraphBuilder
 from tilewright.graph.core import Graph
 from tilewright.graph.passes.fuse import fuse
-from tilewright.tactics.gate import gate_slots
+from tilewright.library.matmul.gate import gate_slots
 
 
 def gated(

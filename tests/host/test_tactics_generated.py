@@ -15,9 +15,9 @@ from tests.host.tactics_support import Draw, Memory, check, run_call, run_graph
 from tilewright.dtypes import DType, float16, float32, int1, int8, int32, int64, uint8, uint32
 from tilewright.graph.build import GraphBuilder
 from tilewright.graph.core import Graph
+from tilewright.library.generated.generate import Result, elementwise_call
+from tilewright.library.generated.joint import joint_call
 from tilewright.settings import settings
-from tilewright.tactics.generate import Result, elementwise_call
-from tilewright.tactics.joint import joint_call
 from tilewright.targets.nvidia.target import NvidiaTarget
 
 Case = tuple[Graph, dict[str, np.ndarray]]

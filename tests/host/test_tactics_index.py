@@ -8,10 +8,10 @@ from collections.abc import Sequence
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from tilewright.library.generated.index import Coordinate, Division, Index, flatten, number, unflatten
+from tilewright.library.generated.source import merge_axes
+from tilewright.library.generated.trace import axes_of
 from tilewright.symbolic import Size, symbol
-from tilewright.tactics.index import Coordinate, Division, Index, flatten, number, unflatten
-from tilewright.tactics.source import merge_axes
-from tilewright.tactics.trace import axes_of
 
 
 def value_of(index: Index, position: Sequence[int]) -> int:

@@ -13,7 +13,7 @@ from tilewright.dtypes import float32, int32
 from tilewright.graph.build import GraphBuilder
 from tilewright.graph.core import Graph
 from tilewright.graph.passes.fuse import fuse
-from tilewright.tactics.select import candidates
+from tilewright.library.select import candidates
 from tilewright.targets.nvidia.target import NvidiaTarget
 
 Case = tuple[Graph, dict[str, np.ndarray]]

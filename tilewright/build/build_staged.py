@@ -26,9 +26,9 @@ from tilewright.graph.passes.fuse import fuse
 from tilewright.graph.pipeline import optimize
 from tilewright.graph.reference import run_time_symbols
 from tilewright.graph.serialize import to_data
+from tilewright.library.select import candidates, prepared
 from tilewright.runtime.plan import Plan, TensorSpec
 from tilewright.symbolic import Symbol, free_symbols
-from tilewright.tactics.select import candidates, prepared
 from tilewright.targets.base import Target
 
 if TYPE_CHECKING:

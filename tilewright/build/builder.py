@@ -41,13 +41,13 @@ from tilewright.graph.partition import is_staged, partition
 from tilewright.graph.passes.fuse import fuse
 from tilewright.graph.passes.fuse_norms import prepare_norms
 from tilewright.graph.pipeline import optimize
-from tilewright.kernels import packing
+from tilewright.library import packing
+from tilewright.library.candidate import Candidate, Operand, PackedConstant, Stage
+from tilewright.library.generated.elementwise import copy_candidate
+from tilewright.library.generated.generate import Result, elementwise_call
+from tilewright.library.select import candidates, prepared
 from tilewright.runtime.plan import BufferReference, Plan, Step, TensorSpec, estimate_nanoseconds
 from tilewright.symbolic import Size, evaluate, floor_divide, free_symbols, lift, simplify, to_json
-from tilewright.tactics.core import Candidate, Operand, PackedConstant, Stage
-from tilewright.tactics.elementwise import copy_candidate
-from tilewright.tactics.generate import Result, elementwise_call
-from tilewright.tactics.select import candidates, prepared
 from tilewright.targets.base import Target
 from tilewright.targets.cpu.assemble import assemble
 from tilewright.targets.cpu.target import CPUTarget

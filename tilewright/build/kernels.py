@@ -14,10 +14,10 @@ from tilewright.dtypes import BY_TEXT, DType, carrier, int32
 from tilewright.graph.core import Value
 from tilewright.ir.core import Parameter
 from tilewright.ir.types import PointerType, TensorMapType, TensorType, scalar
+from tilewright.library.candidate import ExternKernel, KernelCall, Operand, PackedConstant, Part, Table, TiledOperand
 from tilewright.runtime.cuda.extern import extern_key
 from tilewright.runtime.plan import Argument, BufferReference, Choice, TableReference, TiledReference
 from tilewright.symbolic import Expression, lift, simplify
-from tilewright.tactics.core import ExternKernel, KernelCall, Operand, PackedConstant, Part, Table, TiledOperand
 from tilewright.targets.base import Binary, Target
 
 if TYPE_CHECKING:

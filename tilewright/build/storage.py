@@ -14,10 +14,10 @@ from tilewright.build.branches import Place, last_beside
 from tilewright.graph.core import Graph, Value
 from tilewright.graph.fusion import Group
 from tilewright.graph.passes.memory import Interval, plan_memory
+from tilewright.library.candidate import Candidate
+from tilewright.library.movement.candidates import updates_in_place
 from tilewright.runtime.plan import BufferReference, TensorSpec
 from tilewright.symbolic import Size, lift, product, simplify
-from tilewright.tactics.core import Candidate
-from tilewright.tactics.movement import updates_in_place
 
 
 @dataclass(frozen=True)

@@ -18,7 +18,8 @@ from tilewright.build.kernels import KernelSet
 from tilewright.dtypes import DType
 from tilewright.errors import DeviceError, TilewrightError
 from tilewright.graph.core import Graph, Value
-from tilewright.kernels import packing
+from tilewright.library import packing
+from tilewright.library.candidate import Candidate, KernelCall, Operand, PackedConstant, TiledOperand
 from tilewright.runtime.cuda.device import Device
 from tilewright.runtime.cuda.driver import api, check
 from tilewright.runtime.cuda.extern import extern_start, is_extern
@@ -30,7 +31,6 @@ from tilewright.runtime.cuda.tables import DeviceTables
 from tilewright.runtime.cuda.timing import replay_times
 from tilewright.runtime.plan import BufferReference
 from tilewright.symbolic import evaluate, product
-from tilewright.tactics.core import Candidate, KernelCall, Operand, PackedConstant, TiledOperand
 from tilewright.targets.base import Target
 from tilewright.targets.nvidia.binary import CudaBinary
 

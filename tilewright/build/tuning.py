@@ -24,10 +24,10 @@ from tilewright.errors import DeviceError, MissingDependencyError, MissingTiming
 from tilewright.graph.core import Graph, Value
 from tilewright.graph.fusion import Group
 from tilewright.language.function import SourceFunction
+from tilewright.library.candidate import Candidate, ExternKernel, KernelCall, Operand, PackedConstant
 from tilewright.runtime.plan import BufferReference
 from tilewright.settings import settings
 from tilewright.symbolic import Size, free_symbols
-from tilewright.tactics.core import Candidate, ExternKernel, KernelCall, Operand, PackedConstant
 from tilewright.targets.base import Target
 from tilewright.targets.cpu.target import CPUTarget
 from tilewright.targets.llvm.cache import kernel_digest, source_digest
@@ -120,7 +120,7 @@ class Tuner:
         self._problems: dict[str, _Problem] = {}  # by their texts
         weights = sum(array.nbytes for array in graph.constants.values())
         self._cold = weights > getattr(target, "l2_bytes", 0)
-        sources = (kernel_digest(target.name), source_digest("kernels", "tactics", "tune")) if self._on_gpu else ()
+        sources = (kernel_digest(target.name), source_digest("library", "tune")) if self._on_gpu else ()
         self._context = repr((target.key, *sources, self._cold))  # what times depend on, besides GPU and problem
 
     def choose(self, groups: Sequence[tuple[Group, Sequence[Candidate]]]) -> list[Selection]:
@@ -360,7 +360,7 @@ def _signature(call: KernelCall) -> str:
 
 
 def _constant_text(value: Any) -> str:
-    """Functions go by identity: those of equal sources are the same object (`tactics.generate`)."""
+    """Functions go by identity: those of equal sources are the same object (`library.generated.generate`)."""
     if isinstance(value, (tuple, list)):
         return f"({', '.join(map(_constant_text, value))})"
     return f"function {id(value)}" if isinstance(value, SourceFunction) else repr(value)

@@ -22,8 +22,8 @@ from tilewright.engine.weights import Weights
 from tilewright.errors import InvalidIRError
 from tilewright.graph import serialize
 from tilewright.graph.core import Graph
-from tilewright.kernels import packing
-from tilewright.kernels.packing import Recipe
+from tilewright.library import packing
+from tilewright.library.packing import Recipe
 
 # Where a constant's data is: the weight's name, and the recipe that it is packed by.
 Placement = tuple[str, Recipe | None]

@@ -11,13 +11,13 @@ import tilewright.language as tl
 from tilewright import dtypes
 from tilewright.dtypes import DType
 from tilewright.errors import LaunchError
-from tilewright.kernels.attention import attention as portable_attention
-from tilewright.kernels.hopper import attention_choice
-from tilewright.kernels.hopper.attention import attention as hopper_attention
-from tilewright.kernels.hopper.forms import AttentionForm, attention_schedule
-from tilewright.kernels.hopper.launch import prepare_attention
 from tilewright.launch.arguments import stored_array
 from tilewright.launch.sizes import cdiv, next_power_of_2
+from tilewright.library.attention.cpu_kernel import attention as portable_attention
+from tilewright.library.attention.hopper import choice as attention_choice
+from tilewright.library.attention.hopper.config import AttentionForm, attention_schedule
+from tilewright.library.attention.hopper.kernel import attention as hopper_attention
+from tilewright.library.attention.hopper.launch import prepare_attention
 from tilewright.ops import arrays
 from tilewright.ops.arrays import View
 from tilewright.runtime import tables

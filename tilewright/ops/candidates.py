@@ -1,4 +1,4 @@
-"""Forms of the Hopper product for a problem, with its epilogue, ranked by the estimate of `kernels.hopper.choice`."""
+"""Forms of the Hopper product for a problem, with its epilogue, ranked by the estimate of `matmul.hopper.choice`."""
 
 from __future__ import annotations
 
@@ -7,10 +7,10 @@ from functools import lru_cache, partial
 
 import tilewright.language as tl
 from tilewright.errors import LaunchError
-from tilewright.kernels import epilogues
-from tilewright.kernels.hopper.choice import Problem, close_forms, ranked_forms
-from tilewright.kernels.hopper.forms import MatmulForm
-from tilewright.ops.problem import MatmulProblem
+from tilewright.library import epilogue as epilogues
+from tilewright.library.matmul.hopper.choice import Problem, close_forms, ranked_forms
+from tilewright.library.matmul.hopper.config import MatmulForm
+from tilewright.library.matmul.problem import MatmulProblem
 from tilewright.targets.machine import Machine
 
 
@@ -70,7 +70,7 @@ def work(spec: epilogues.Epilogue) -> float:
 
 
 def posed(problem: MatmulProblem) -> Problem:
-    """The problem as `kernels.hopper.choice` knows it."""
+    """The problem as `matmul.hopper.choice` knows it."""
     spec = problem.epilogue
     bare = not (spec.operands or spec.activation or spec.gate)
     return Problem(

@@ -62,7 +62,7 @@ class Choice:
 
 @cache
 def _digest() -> str:
-    return source_digest("kernels", "ops")
+    return source_digest("library", "ops")
 
 
 def _key(kind: str, key: str, names: Sequence[str]) -> str:

@@ -18,22 +18,23 @@ from tilewright import dtypes, forks
 from tilewright.dtypes import DType
 from tilewright.errors import LaunchError, brief
 from tilewright.ir.core import Parameter
-from tilewright.kernels import epilogues, portable
-from tilewright.kernels.epilogues import Epilogue
-from tilewright.kernels.hopper.forms import MatmulForm
-from tilewright.kernels.hopper.matmul import matmul as hopper_matmul
 from tilewright.launch.arguments import stored_array
 from tilewright.launch.descriptor import TensorDescriptor
 from tilewright.launch.sizes import cdiv
+from tilewright.library import epilogue as epilogues
+from tilewright.library.epilogue import Epilogue
+from tilewright.library.matmul import portable
+from tilewright.library.matmul.hopper.config import MatmulForm
+from tilewright.library.matmul.hopper.kernel import matmul as hopper_matmul
+from tilewright.library.matmul.problem import MatmulProblem
+from tilewright.library.matmul.simt_tiles import Product, ranked_tiles
 from tilewright.ops import arrays, choices
 from tilewright.ops.arrays import View
 from tilewright.ops.candidates import Candidate, close
-from tilewright.ops.problem import MatmulProblem
 from tilewright.runtime.cuda.device import device
 from tilewright.runtime.tensors import raise_versions, version_raiser
 from tilewright.settings import settings
 from tilewright.targets.base import Remark
-from tilewright.tune.gpu import Product, ranked_tiles
 
 _INPUTS = (
     dtypes.bfloat16, dtypes.float16, dtypes.float32, dtypes.float8e4nv, dtypes.float8e5, dtypes.int8,

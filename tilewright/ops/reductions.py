@@ -10,9 +10,9 @@ from typing import Any
 from tilewright import dtypes
 from tilewright.dtypes import DType
 from tilewright.errors import LaunchError, brief
-from tilewright.kernels import gpu_rows
-from tilewright.kernels.row_forms import sum_form
 from tilewright.launch.sizes import cdiv, next_power_of_2
+from tilewright.library.rows import simt_kernel as gpu_rows
+from tilewright.library.rows.simt_config import sum_form
 from tilewright.ops import arrays
 from tilewright.ops.arrays import View
 from tilewright.runtime.cuda.launch import LARGEST_GRID

@@ -5,9 +5,9 @@ from __future__ import annotations
 from typing import Any
 
 from tilewright.errors import LaunchError
-from tilewright.kernels import gpu_rows
-from tilewright.kernels.row_forms import RowForm, row_form
 from tilewright.launch.sizes import cdiv
+from tilewright.library.rows import simt_kernel as gpu_rows
+from tilewright.library.rows.simt_config import RowForm, row_form
 from tilewright.ops import arrays
 from tilewright.ops.arrays import View
 

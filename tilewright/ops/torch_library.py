@@ -18,7 +18,7 @@ from torch import Tensor
 
 from tilewright import ops
 from tilewright.errors import LaunchError, brief
-from tilewright.kernels.epilogues import ACTIVATIONS
+from tilewright.library.epilogue import ACTIVATIONS
 
 _DTYPES = {
     "float32": torch.float32, "float16": torch.float16, "bfloat16": torch.bfloat16, "int32": torch.int32,

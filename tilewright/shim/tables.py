@@ -130,7 +130,7 @@ ABSENT = {
     "triton._C": "tilewright is Python and has no compiled library; texts of a kernel are in compiled.asm",
     "triton.experimental": _GLUON,
     "triton.language.semantic": "rules of the language are in tilewright.language.semantic",
-    "triton.ops": "Triton itself has removed it; tilewright.kernels has matrix products, attention and more",
+    "triton.ops": "Triton itself has removed it; tilewright.library has matrix products, attention and more",
     "triton.compiler.code_generator": "kernels are read by tilewright.frontend.tracer; JITFunction.trace gives the IR",
     "triton.compiler.make_launcher": "nothing is compiled to launch a kernel",
     "triton.runtime.jit.create_specialize_impl": "kernel.trace and kernel.warmup tell what a call specialises on",

@@ -1,0 +1,1 @@
+"""Attention on Hopper, by tensor copies and wgmma."""

@@ -1,0 +1,79 @@
+"""The form of Hopper attention for few queries: what is fixed at compile time, and what follows from it."""
+
+from __future__ import annotations
+
+from typing import Any, NamedTuple
+
+import tilewright.language as tl
+from tilewright.errors import LaunchError
+from tilewright.library.hopper import SHARED_BYTES
+
+FRESH_ROWS = 8  # that a copy into a tile has at least
+CLUSTER = 8  # CTAs that every Hopper GPU can run together
+
+
+class DecodingForm(NamedTuple):
+    """Attention of few queries by `SPLITS` CTAs of a cluster for each head of keys: a warp that loads, and a warpgroup.
+
+    Keys are the rows of the products and queries their columns, of which there may be as few as 8 (`ROWS`).  `BN` keys
+    make a block; `STAGES` blocks are under way at once.
+    """
+
+    D: int = 128
+    BN: int = 128
+    ROWS: int = 8
+    STAGES: int = 2
+    SPLITS: int = 8
+    TYPE: Any = tl.bfloat16
+    BIAS: bool = False  # a number for each key is added to its scores
+    AHEAD: bool = False  # keys and values are read before the kernels in front have ended …
+    FRESH: bool = False  # … which may write those of one number, in every batch and head
+
+    @property
+    def query_block(self) -> tuple[int, int, int, int]:
+        """The tile of the map of queries."""
+        return (1, 1, self.ROWS, self.D)
+
+    @property
+    def key_block(self) -> tuple[int, int, int, int]:
+        """The tile of the maps of keys and values."""
+        return (1, 1, self.BN, self.D)
+
+    @property
+    def fresh_block(self) -> tuple[int, int, int, int]:
+        """The tile of the maps of keys and values that are read anew."""
+        return (1, 1, FRESH_ROWS, self.D)
+
+    @property
+    def columns(self) -> int:
+        """Columns of the results that a CTA of the cluster puts together."""
+        return self.D // self.SPLITS
+
+    @property
+    def shared_bytes(self) -> int:
+        """Shared memory of a CTA."""
+        loaded = (self.ROWS + 2 * self.STAGES * self.BN) * self.D * self.TYPE.itemsize
+        weights = 2 * self.ROWS * self.BN * self.TYPE.itemsize
+        parts = 4 * self.ROWS * (self.D + 2) if self.SPLITS > 1 else 0
+        return int(loaded + weights + parts + 4096)  # barriers, and what reductions pass between warps
+
+    def check(self) -> DecodingForm:
+        """The form itself; raises `LaunchError` with the reason when it cannot be built."""
+        rules = [
+            (self.D in (64, 128, 256), "D is 64, 128 or 256"),
+            (self.BN in (64, 128, 256), "BN is 64, 128 or 256"),
+            (self.ROWS in (8, 16, 32, 64), "queries are counted as 8, 16, 32 or 64"),
+            (
+                self.ROWS * (2 * self.BN + self.D) <= 160 * 128,
+                "exponentials, sums and results fit the registers",
+            ),
+            (self.SPLITS in (1, 2, 4, CLUSTER), f"1, 2, 4 or {CLUSTER} CTAs make a cluster"),
+            (self.AHEAD or not self.FRESH, "what is written late matters to those who read early"),
+            (self.STAGES >= 1, "there is one stage at least"),
+            (self.TYPE.itemsize == 2, "operands have 16 bits"),
+            (self.shared_bytes <= SHARED_BYTES, f"{self.shared_bytes} bytes of shared memory, {SHARED_BYTES} exist"),
+        ]
+        for holds, reason in rules:
+            if not holds:
+                raise LaunchError(f"{self}: {reason}")
+        return self

@@ -1,0 +1,163 @@
+"""Attention of new tokens over keys and values that lie in pages (`graph.paged`), in the tile language.
+
+One program takes a block of queries of one sequence, for all query heads that share a key/value head: row r of its
+tile is query `r // GROUP` and head `r % GROUP`, so that keys are read once for a group.  It walks the sequence's
+pages with an online softmax, as `attention.cpu_kernel`, transposed in the same way: queries lie along the vector
+dimension, keys and values are the left operands of products, read in place, because a page is contiguous.
+"""
+
+# mypy: ignore-errors
+# The bodies below are tile language, which has types of its own.
+
+from __future__ import annotations
+
+import tilewright
+import tilewright.language as tl
+from tilewright.library.attention.cpu_kernel import LOG2_E
+
+SHARED = tl.constexpr(3)  # heads of one key head from which on a token is a tile of them
+
+
+@tilewright.jit
+def bounded_scores(scores, scale, SOFTCAP: tl.constexpr):
+    """Products of queries and keys as exponents of 2."""
+    if SOFTCAP == 0:
+        result = scores * (scale * LOG2_E)
+    else:
+        # tanh(x) from a power of two, whose overflow and underflow give 1 and -1
+        half = 1.0 - 2.0 / (tl.exp2(scores * (scale * (2.0 / SOFTCAP) * LOG2_E)) + 1.0)
+        result = half * (SOFTCAP * LOG2_E)
+    return result
+
+
+@tilewright.jit
+def attend_block(q, keys, values, table, out, scale, begin, count, context, pages, q_token, out_token, slot, value_slot,
+                 GROUP: tl.constexpr, HEAD: tl.constexpr, VALUE_HEAD: tl.constexpr, PAGE: tl.constexpr,
+                 BLOCK: tl.constexpr, WINDOW: tl.constexpr, SOFTCAP: tl.constexpr, TYPE: tl.constexpr):  # fmt: skip
+    """Rows `begin` to `begin + BLOCK - 1` of the `count * GROUP` rows of a sequence and a key/value head.
+
+    `q` and `out` point to the sequence's first new token and the group's first head, `keys` and `values` to the head
+    in slot 0, `table` to the sequence's pages.
+    """
+    row = begin + tl.arange(0, BLOCK)
+    exists = (row < count * GROUP)[:, None]
+    token = (row // GROUP).to(tl.int64)
+    head = row % GROUP
+    dim = tl.arange(0, HEAD)
+    value_dim = tl.arange(0, VALUE_HEAD)
+    before = context - count  # tokens of the sequence before the new ones
+    position = before + row // GROUP
+    q_rows = token[:, None] * q_token + head[:, None] * HEAD
+    q_transposed = tl.trans(tl.load(q + q_rows + dim[None, :], mask=exists, other=0.0))
+    maximum = tl.full((BLOCK,), float("-inf"), TYPE)
+    total = tl.zeros((BLOCK,), TYPE)
+    acc = tl.zeros((VALUE_HEAD, BLOCK), TYPE)
+    limit = tl.minimum(before + (begin + BLOCK - 1) // GROUP + 1, context)
+    first = 0
+    if WINDOW > 0:
+        first = tl.maximum(before + begin // GROUP - (WINDOW - 1), 0) // PAGE
+    for number in range(first, (limit + PAGE - 1) // PAGE):
+        page = tl.load(table + number).to(tl.int64)
+        page = tl.minimum(tl.maximum(page, 0), pages - 1)
+        key = number * PAGE + tl.arange(0, PAGE)
+        inside = tl.arange(0, PAGE).to(tl.int64)[:, None]
+        k_block = tl.load(keys + page * PAGE * slot + inside * slot + dim[None, :])
+        scores = bounded_scores(tl.dot(k_block, q_transposed, input_precision="ieee").to(TYPE), scale, SOFTCAP)
+        seen = key[:, None] <= position[None, :]
+        if WINDOW > 0:
+            seen = seen & (key[:, None] > position[None, :] - WINDOW)
+        scores = tl.where(seen, scores, float("-inf"))
+        new_maximum = tl.maximum(maximum, tl.max(scores, 0))
+        # A row with no visible key so far keeps -inf; subtracting it from itself would give NaN.
+        reference = tl.where(new_maximum == float("-inf"), 0.0, new_maximum)
+        correction = tl.exp2(maximum - reference)
+        weights = tl.exp2(scores - reference[None, :])
+        total = total * correction + tl.sum(weights, 0)
+        # Slots behind the last token hold what another sequence left there, or nothing yet: maybe NaN.
+        held = (key < context)[:, None]
+        v_block = tl.load(values + page * PAGE * value_slot + inside * value_slot + value_dim[None, :], mask=held,
+                          other=0.0)  # fmt: skip
+        acc = acc * correction[None, :]
+        acc = tl.dot(tl.trans(v_block), weights.to(values.dtype.element_ty), acc, input_precision="ieee")
+        maximum = new_maximum
+    result = tl.trans(acc / tl.where(total == 0.0, 1.0, total)[None, :])
+    out_rows = token[:, None] * out_token + head[:, None] * VALUE_HEAD
+    tl.store(out + out_rows + value_dim[None, :], result.to(out.dtype.element_ty), mask=exists)
+
+
+@tilewright.jit
+def attend_token(q, keys, values, table, out, scale, context, pages, slot, value_slot, HEAD: tl.constexpr,
+                 VALUE_HEAD: tl.constexpr, PAGE: tl.constexpr, WINDOW: tl.constexpr, SOFTCAP: tl.constexpr,
+                 TYPE: tl.constexpr):  # fmt: skip
+    """One head of the last token of a sequence: where few heads share keys, a vector along the head's width is faster
+    than one along queries."""
+    dim = tl.arange(0, HEAD)
+    value_dim = tl.arange(0, VALUE_HEAD)
+    vector = tl.load(q + dim).to(TYPE)
+    maximum = tl.full((), float("-inf"), TYPE)
+    total = tl.zeros((), TYPE)
+    acc = tl.zeros((VALUE_HEAD,), TYPE)
+    first = 0
+    if WINDOW > 0:
+        first = tl.maximum(context - WINDOW, 0) // PAGE
+    for number in range(first, (context + PAGE - 1) // PAGE):
+        page = tl.load(table + number).to(tl.int64)
+        page = tl.minimum(tl.maximum(page, 0), pages - 1)
+        key = number * PAGE + tl.arange(0, PAGE)
+        row = page * PAGE + tl.arange(0, PAGE).to(tl.int64)
+        seen = key < context
+        if WINDOW > 0:
+            seen = seen & (key >= context - WINDOW)
+        k_block = tl.load(keys + row[:, None] * slot + dim[None, :], mask=seen[:, None], other=0.0)
+        scores = bounded_scores(tl.sum(k_block.to(TYPE) * vector[None, :], 1), scale, SOFTCAP)
+        scores = tl.where(seen, scores, float("-inf"))
+        new_maximum = tl.maximum(maximum, tl.max(scores, 0))
+        reference = tl.where(new_maximum == float("-inf"), 0.0, new_maximum)
+        correction = tl.exp2(maximum - reference)
+        weights = tl.exp2(scores - reference)
+        total = total * correction + tl.sum(weights, 0)
+        v_block = tl.load(values + row[:, None] * value_slot + value_dim[None, :], mask=seen[:, None], other=0.0)
+        acc = acc * correction + tl.sum(weights[:, None] * v_block.to(TYPE), 0)
+        maximum = new_maximum
+    tl.store(out + value_dim, (acc / tl.where(total == 0.0, 1.0, total)).to(out.dtype.element_ty))
+
+
+@tilewright.jit
+def paged_attention(q, keys, values, tables, starts, lengths, out, tokens, slots, columns, scale,
+                    HEADS: tl.constexpr, KEY_HEADS: tl.constexpr, HEAD: tl.constexpr, VALUE_HEAD: tl.constexpr,
+                    PAGE: tl.constexpr, BLOCK: tl.constexpr, FEW: tl.constexpr, WINDOW: tl.constexpr,
+                    SOFTCAP: tl.constexpr, TYPE: tl.constexpr):  # fmt: skip
+    """Grid: (blocks of rows, key/value heads, sequences); blocks that a sequence does not have end at once.
+
+    A sequence with at most `FEW` rows (decoding) takes one small block, or where few heads share keys one by one.
+    Starts, lengths and page numbers are clamped to the tensors that they point into.
+    """
+    GROUP: tl.constexpr = HEADS // KEY_HEADS
+    SINGLE: tl.constexpr = GROUP if GROUP < SHARED else 0
+    key_head = tl.program_id(1).to(tl.int64)
+    sequence = tl.program_id(2).to(tl.int64)
+    start = tl.minimum(tl.maximum(tl.load(starts + sequence).to(tl.int64), 0), tokens)
+    end = tl.minimum(tl.maximum(tl.load(starts + sequence + 1).to(tl.int64), start), tokens)
+    count = (end - start).to(tl.int32)
+    context = tl.minimum(tl.load(lengths + sequence).to(tl.int64), columns * PAGE).to(tl.int32)
+    context = tl.maximum(context, count)
+    q = q + start * (HEADS * HEAD) + key_head * (GROUP * HEAD)
+    out = out + start * (HEADS * VALUE_HEAD) + key_head * (GROUP * VALUE_HEAD)
+    keys = keys + key_head * HEAD
+    values = values + key_head * VALUE_HEAD
+    table = tables + sequence * columns
+    begin = tl.program_id(0) * BLOCK
+    if begin < count * GROUP:
+        if count * GROUP <= SINGLE:
+            for head in tl.static_range(SINGLE):
+                attend_token(q + head * HEAD, keys, values, table, out + head * VALUE_HEAD, scale, context,
+                             slots // PAGE, KEY_HEADS * HEAD, KEY_HEADS * VALUE_HEAD, HEAD, VALUE_HEAD, PAGE, WINDOW,
+                             SOFTCAP, TYPE)  # fmt: skip
+        elif count * GROUP <= FEW:
+            attend_block(q, keys, values, table, out, scale, begin, count, context, slots // PAGE, HEADS * HEAD,
+                         HEADS * VALUE_HEAD, KEY_HEADS * HEAD, KEY_HEADS * VALUE_HEAD, GROUP, HEAD, VALUE_HEAD, PAGE,
+                         FEW, WINDOW, SOFTCAP, TYPE)  # fmt: skip
+        else:
+            attend_block(q, keys, values, table, out, scale, begin, count, context, slots // PAGE, HEADS * HEAD,
+                         HEADS * VALUE_HEAD, KEY_HEADS * HEAD, KEY_HEADS * VALUE_HEAD, GROUP, HEAD, VALUE_HEAD, PAGE,
+                         BLOCK, WINDOW, SOFTCAP, TYPE)  # fmt: skip

@@ -1,0 +1,121 @@
+"""From a fused group to the kernels that could compute it, as data.
+
+group (graph.fusion) -> candidates -> cost -> the chosen one -> plan step (build.builder)
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any, Union
+
+from tilewright.graph.core import Value
+from tilewright.library.cost import Cost
+from tilewright.runtime.cuda.extern import function_name
+from tilewright.symbolic import Size
+
+if TYPE_CHECKING:
+    from tilewright.launch.jit import JITFunction
+
+
+@dataclass(frozen=True)
+class PackedConstant:
+    """A constant stored in another order than the graph's, so that a kernel reads it in sequence.
+
+    `recipe` is data that `library.packing` can apply and invert, e.g.
+    ``{"kind": "panels", "width": 32, "transposed": True}``.
+    """
+
+    value: Value
+    recipe: tuple[tuple[str, Any], ...]
+    offset: int = 0  # elements in front of those that the kernel reads
+
+
+@dataclass(frozen=True)
+class TiledOperand:
+    """A tensor that a kernel reads or writes in tiles of `block` by the tensor memory accelerator.
+
+    `shape` and `strides` (elements) may be other than the value's own: leading dimensions seen as one.
+    `steps`: how far neighbours of a tile are apart along each axis; none for next to each other.
+    `offset`: elements before the first one.
+    """
+
+    value: Union[Value, PackedConstant]
+    shape: tuple[Size, ...]
+    strides: tuple[Size, ...]
+    block: tuple[int, ...]
+    steps: tuple[int, ...] = ()
+    offset: Size = 0
+
+
+@dataclass(frozen=True)
+class Part:
+    """A tensor from one of its elements on.
+
+    Kernels that read slices of tensors at different places are one kernel then, called with different addresses: the
+    steps of a recurrent layer.
+    """
+
+    value: Value
+    offset: int  # elements before the first one
+
+
+@dataclass(frozen=True)
+class Table:
+    """Numbers that follow from sizes, `runtime.tables.TABLES[name](*sizes)`: their address, or how many a row has."""
+
+    name: str
+    sizes: tuple[Size, ...]
+    columns: bool = False
+
+
+Operand = Union[Value, PackedConstant, TiledOperand, Part, Table, Size, float]
+
+
+@dataclass(frozen=True)
+class ExternKernel:
+    """A function of another library in place of a kernel (`runtime.cuda.extern`): its operands are `TiledOperand`s in
+    order, its constants JSON values."""
+
+    function: str
+
+    @property
+    def __name__(self) -> str:
+        return function_name(self.function)
+
+
+@dataclass(frozen=True)
+class KernelCall:
+    """One launch: parameters by name (`operands`), compile-time constants, grid.
+
+    `types` gives the IR text of scalar parameters ("i32", "i64", "f32"); tensors get a pointer to
+    their dtype. `condition` is (size, at_most): the call applies while size <= at_most. `options` go to the
+    target's compiler (``num_warps``). With `planes`, which CPUs know, the instances of one z run when those of the z
+    before have ended.
+    """
+
+    kernel: Union[JITFunction, ExternKernel]
+    operands: dict[str, Operand]
+    types: dict[str, str]
+    constants: dict[str, Any]
+    grid: tuple[Size, Size, Size]
+    condition: tuple[Size, int] | None = None
+    options: dict[str, Any] = field(default_factory=dict)
+    planes: bool = False
+
+
+@dataclass(frozen=True)
+class Stage:
+    """Alternatives of one launch, for ranges of run-time sizes: the first that applies is run."""
+
+    calls: tuple[KernelCall, ...]
+
+
+@dataclass(frozen=True)
+class Candidate:
+    """One way to compute a group: stages run in order; `temporaries` are tensors between them."""
+
+    name: str
+    stages: tuple[Stage, ...]
+    cost: Cost
+    temporaries: tuple[Value, ...] = ()
+    reasons: dict[str, Any] = field(default_factory=dict)

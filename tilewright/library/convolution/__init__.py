@@ -1,0 +1,1 @@
+"""Convolution of channels-last images."""

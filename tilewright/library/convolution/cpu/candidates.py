@@ -1,0 +1,325 @@
+"""Convolution groups: pure matrix product, implicit matrix product, runs of few channels, depthwise."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+from math import ceil
+from typing import Any
+
+from tilewright.dtypes import float32
+from tilewright.errors import UnsupportedOperationError
+from tilewright.graph.core import Graph, Node, Value
+from tilewright.graph.fusion import Group
+from tilewright.library.binding import bind_extra, bind_sizes, divides
+from tilewright.library.candidate import Candidate, KernelCall, Operand, Stage
+from tilewright.library.convolution.cpu.kernel import convolution, convolution_few_channels, depthwise_convolution
+from tilewright.library.convolution.cpu.runs import (
+    depthwise_runs_candidate,
+    direct_candidate,
+    direct_columns,
+    direct_pixels,
+    lanes_of,
+)
+from tilewright.library.convolution.cpu.tiles import PixelTile, is_sparse, pixel_tile
+from tilewright.library.convolution.cpu.winograd import is_winograd, winograd_candidate
+from tilewright.library.cost import estimate
+from tilewright.library.generated.elementwise import chain_operations, total_bytes
+from tilewright.library.generated.expressions import language_type
+from tilewright.library.generated.generate import Result, elementwise_call, next_power_of_2
+from tilewright.library.matmul.cpu import Problem, Slots, epilogue_slots, gemm_candidate
+from tilewright.library.matmul.cpu_blocks import Blocks, choose_blocks, row_ranges
+from tilewright.library.packing import order_recipe, taps_recipe
+from tilewright.library.weights import Weights, packed_weights
+from tilewright.library.windows import window_blocks, window_constants, window_sizes
+from tilewright.symbolic import Size, ceil_divide, lift, product, round_up, simplify
+from tilewright.targets.base import Target
+
+FEW_CHANNELS = 8
+WIDEST_DIRECT = 5  # windows of images of few channels: the products of a line of taps are written out
+LONGEST_LINE = 32  # taps: kernels that run along lines of pixels write out those of a line, at edges of the image
+MOST_DIRECT_DEPTH = 576  # of the weights of a direct convolution: a vector of columns takes 36 KiB
+DEEP_CHANNELS = 64  # of one tap: a matrix product copies them faster than a direct convolution reads them
+DEEPEST_NARROW = 2304  # weights of a vector of columns, which come from level 2
+SHALLOW = 32  # channels: a matrix product adds its sums to memory after each tap
+TAP_START = 8  # channels that the time of doing so is worth
+FULLER = 1.2  # times as full vectors outweigh what a direct convolution loses at the edges of the image
+CHANNEL_BLOCK = 256  # of the depth
+
+
+def convolution_candidates(group: Group, graph: Graph, target: Target) -> list[Candidate]:
+    """The candidates of a group whose anchor is a convolution.
+
+    Raises `NotImplementedError` for channels-first images.
+    """
+    group, moves = with_image_moved(with_zeros_around(with_bias_in_epilogue(group), target), graph, target)
+    anchor, x, w = checked_convolution(group)
+    slots = epilogue_slots(group, graph)
+    groups = anchor.attributes["groups"]
+    lanes = lanes_of(target)
+    found: list[Candidate] = []
+    if w.shape[1] == 1 and w.shape[0] == groups and groups > 1:
+        weights = packed_weights(w, order_recipe((*range(2, w.rank), 1, 0)), graph, target)
+        short = isinstance(w.shape[-1], int) and w.shape[-1] <= LONGEST_LINE
+        depthwise = depthwise_runs_candidate if lanes and short else depthwise_candidate
+        found.append(behind(weights, depthwise(group, slots, weights.operand, target)))
+    elif not lanes or not is_direct(anchor, x, w):
+        weights = packed_weights(w, taps_recipe(target.microtile(x.dtype)[1], groups), graph, target)
+        make = _pointwise if is_pointwise(anchor, w) else _implicit
+        found.append(behind(weights, make(group, slots, weights.operand, target)))
+    if lanes and (not found or is_narrow(anchor, x, w, target)):
+        width = direct_columns(w, groups, target)
+        weights = packed_weights(w, taps_recipe(width, groups), graph, target)
+        found.append(behind(weights, direct_candidate(group, slots, weights.operand, width, target)))
+    if lanes and is_winograd(anchor, x, w, graph):
+        found.append(winograd_candidate(group, slots, target))
+    return [behind(moves, candidate) for candidate in found]
+
+
+def checked_convolution(group: Group) -> tuple[Node, Value, Value]:
+    """Anchor, image and weights of a convolution that there are kernels for."""
+    anchor = group.anchor
+    assert anchor is not None
+    x, w = anchor.inputs[:2]
+    assert x is not None and w is not None
+    if anchor.attributes["layout"] != "NHWC":
+        raise NotImplementedError("channels-first convolution")
+    if x.rank not in (3, 4) or not all(isinstance(extent, int) for extent in w.shape):
+        raise UnsupportedOperationError(
+            f"conv (from {anchor.source or 'the graph'}) of {x!r} by {w!r}: there are kernels for one and two spatial "
+            "dimensions and weights of a fixed shape"
+        )
+    return anchor, x, w
+
+
+def is_pointwise(anchor: Node, w: Value) -> bool:
+    """Whether each output pixel is a product of one input pixel."""
+    attributes = anchor.attributes
+    moved = any(step != 1 for step in attributes["strides"]) or any(low or high for low, high in attributes["padding"])
+    return attributes["groups"] == 1 and not moved and all(extent == 1 for extent in w.shape[2:])
+
+
+def is_direct(anchor: Node, x: Value, w: Value) -> bool:
+    """Whether a CPU multiplies pixel by pixel: what a matrix product would first copy, or pad to its wide tiles.
+
+    That is few channels (in groups or in the image), and windows that lie beside each other; the weights of a vector of
+    columns must stay in level 1.
+    """
+    depth, channels, across, attributes = product(w.shape[1:]), w.shape[1], w.shape[-1], anchor.attributes
+    assert isinstance(depth, int) and isinstance(channels, int) and isinstance(across, int)
+    if (
+        is_pointwise(anchor, w)
+        or depth > MOST_DIRECT_DEPTH
+        or across > LONGEST_LINE
+        or not x.dtype.is_float
+        or x.dtype.itemsize < 4
+    ):
+        return False
+    if attributes["groups"] == 1 and depth == channels >= DEEP_CHANNELS:
+        return False  # one tap: a product whose rows are pixels that lie apart
+    inside = not any(low or high for low, high in attributes["padding"])
+    few = channels <= FEW_CHANNELS and across <= WIDEST_DIRECT
+    return attributes["groups"] > 1 or few or inside
+
+
+def is_narrow(anchor: Node, x: Value, w: Value, target: Target) -> bool:
+    """Whether a direct convolution may beat a matrix product: taps are shallow, or columns leave wide tiles empty."""
+    columns, depth = simplify(lift(w.shape[0]) // anchor.attributes["groups"]), product(w.shape[1:])
+    assert isinstance(columns, int) and isinstance(depth, int)
+    if w.shape[1] == 1 or is_pointwise(anchor, w) or x.dtype is not float32 or depth > DEEPEST_NARROW:
+        return False
+    if not isinstance(w.shape[-1], int) or w.shape[-1] > LONGEST_LINE:
+        return False
+    vector, width = min(lanes_of(target), next_power_of_2(columns)), target.microtile(x.dtype)[1]
+    channels = w.shape[1]
+    assert isinstance(channels, int)
+    return channels <= SHALLOW or FULLER * vector * ceil(columns / vector) <= width * ceil(columns / width)
+
+
+def _pointwise(group: Group, slots: Slots, weights: Operand, target: Target) -> Candidate:
+    """A 1x1 convolution: pixels are rows of a plain matrix product."""
+    anchor = group.anchor
+    assert anchor is not None
+    x, w = anchor.inputs[:2]
+    assert x is not None and w is not None
+    width, channels = target.microtile(x.dtype)[1], x.shape[-1]
+    problem = Problem(product(x.shape[:-1]), w.shape[0], channels, x, weights, channels, 1, 0, 0, width)
+    return replace(gemm_candidate(problem, slots, group, target), name="pointwise convolution as matmul")
+
+
+def with_bias_in_epilogue(group: Group) -> Group:
+    """The bias as an addition after the anchor."""
+    anchor = group.anchor
+    assert anchor is not None
+    if len(anchor.inputs) < 3 or anchor.inputs[2] is None:
+        return group
+    plain = Value(f"{anchor.output.name}.product", anchor.output.dtype, anchor.output.shape)
+    inner = Node("conv", anchor.inputs[:2], [plain], anchor.attributes, anchor.source)
+    add = Node("add", [plain, anchor.inputs[2]], [anchor.output], {}, anchor.source)
+    nodes = [*group.prologue, inner, add, *group.epilogue]
+    return Group(group.kind, nodes, group.inputs, group.outputs, inner, group.name)
+
+
+@dataclass(frozen=True)
+class Moves:
+    """Copies that run before a convolution, and what they write; the nodes whose place they take."""
+
+    stages: tuple[Stage, ...] = ()
+    temporaries: tuple[Value, ...] = ()
+    nodes: tuple[Node, ...] = ()
+
+
+def behind(before: Moves | Weights, candidate: Candidate) -> Candidate:
+    """A candidate with what must run first."""
+    temporaries = (*before.temporaries, *candidate.temporaries)
+    return replace(candidate, stages=(*before.stages, *candidate.stages), temporaries=temporaries)
+
+
+def with_image_moved(group: Group, graph: Graph, target: Target) -> tuple[Group, Moves]:
+    """A group whose image is in memory in the order of its convolution, and the copy that puts it there."""
+    anchor = group.anchor
+    assert anchor is not None and anchor.inputs[0] is not None
+    image = anchor.inputs[0]
+    if anchor.attributes["layout"] != "NHWC" or all(image not in node.outputs for node in group.prologue):
+        return group, Moves()
+    call = elementwise_call(group.prologue, [Result(image, image)], graph.constants, target)
+    rest = [node for node in group.nodes if node not in group.prologue]
+    read = {value for node in rest for value in node.inputs}
+    inputs = [image, *(value for value in group.inputs if value in read)]
+    moves = Moves((Stage((call,)),), (image,), tuple(group.prologue))
+    return Group(group.kind, rest, inputs, group.outputs, anchor, group.name), moves
+
+
+def with_zeros_around(group: Group, target: Target) -> Group:
+    """A group whose image of few channels is copied with the zeros around it on CPUs: no window leaves the copy then.
+
+    Beyond the padding come as many as the last run of pixels of a line reads of windows that are not there.
+    """
+    anchor = group.anchor
+    assert anchor is not None
+    x, w = anchor.inputs[:2]
+    assert x is not None and w is not None
+    copied = anchor.attributes["layout"] == "NHWC" and any(x in node.outputs for node in group.prologue)
+    across, channels, width = anchor.output.shape[-2], w.shape[1], x.shape[-2]
+    if not isinstance(across, int) or not isinstance(width, int) or not isinstance(channels, int):
+        return group
+    if not lanes_of(target) or not copied or channels > FEW_CHANNELS or len(w.shape) > 4:
+        return group
+    if is_pointwise(anchor, w):
+        return group  # its product takes every pixel of the image for one of the result
+    attributes = anchor.attributes
+    run = direct_pixels(across, direct_columns(w, attributes["groups"], target), target)
+    windows = window_constants(w.shape[2:], attributes)
+    reach = (ceil(across / run) * run - 1) * windows["STRIDE_X"] + 1
+    reach += windows["DILATION_X"] * (windows["KERNEL_X"] - 1)
+    *padding, (left, right) = attributes["padding"]
+    padding.append((left, max(right, reach - width - left)))
+    pads = ((0, 0), *padding, (0, 0))
+    shape = tuple(simplify(lift(extent) + low + high) for extent, (low, high) in zip(x.shape, pads, strict=True))
+    around = Value(f"{x.name}.padded", x.dtype, shape)
+    pad = Node("pad", [x], [around], {"pads": pads, "value": 0}, anchor.source)
+    inner = Node("conv", [around, *anchor.inputs[1:]], [anchor.output],
+                 attributes | {"padding": tuple((0, 0) for _ in padding)}, anchor.source)  # fmt: skip
+    nodes = [inner if node is anchor else node for node in group.nodes]
+    nodes.insert(nodes.index(inner), pad)
+    return Group(group.kind, nodes, group.inputs, group.outputs, inner, group.name)
+
+
+def _implicit(group: Group, slots: Slots, weights: Operand, target: Target) -> Candidate:
+    """The implicit matrix product, one variant for each range of output pixels."""
+    anchor = group.anchor
+    assert anchor is not None
+    x, w = anchor.inputs[:2]
+    assert x is not None and w is not None
+    machine = target.machine()
+    groups = anchor.attributes["groups"]
+    columns, depth, channels = simplify(lift(w.shape[0]) // groups), product(w.shape[1:]), w.shape[1]
+    assert isinstance(channels, int)
+    width = target.microtile(x.dtype)[1]
+    pixels = product(anchor.output.shape[:-1])
+    windows = window_constants(w.shape[2:], anchor.attributes)
+    tile = pixel_tile(x, anchor.output, windows, anchor.attributes["padding"])
+    calls: list[KernelCall] = []
+    reasons: dict[str, Any] = {"epilogue": slots.function.__name__}
+    for span in row_ranges(pixels):
+        at_most = span.at_most
+        blocks = choose_blocks(span.examples, columns, depth, groups, x.dtype, target, machine, width)
+        blocks = blocks if tile is None else replace(blocks, rows=tile.pixels)
+        condition = None if at_most is None else (pixels, at_most)
+        calls.append(_implicit_call(group, slots, weights, blocks, width, condition, tile))
+        reasons["pixels" if at_most is None else f"pixels <= {at_most}"] = str(blocks)
+    if tile is not None:
+        reasons["tiles"] = f"{tile.height} x {tile.width} pixels, which have {tile.share:.0%} of the taps"
+        depth = ceil(depth * tile.share) if isinstance(depth, int) else depth
+    padded = round_up(columns, width)
+    flops = simplify(lift(product([pixels, padded, groups, depth])) * 2 + chain_operations(group.epilogue))
+    efficiency = 0.75 * channels / (channels + TAP_START)
+    moved = total_bytes(group.inputs, group.outputs)
+    cost = estimate(machine, moved, flops, product(calls[-1].grid), x.dtype, efficiency)
+    return Candidate("implicit matmul", (Stage(tuple(calls)),), cost, (), reasons)
+
+
+def _implicit_call(
+    group: Group, slots: Slots, weights: Operand, blocks: Blocks, width: int, condition: tuple[Size, int] | None,
+    tile: PixelTile | None,
+) -> KernelCall:  # fmt: skip
+    """One launch of an implicit matrix product."""
+    anchor = group.anchor
+    assert anchor is not None
+    x, w = anchor.inputs[:2]
+    assert x is not None and w is not None
+    attributes, groups = anchor.attributes, anchor.attributes["groups"]
+    channels, columns = w.shape[1], simplify(lift(w.shape[0]) // groups)
+    assert isinstance(channels, int) and isinstance(columns, int)
+    sizes = {**window_sizes(x, anchor.output), "columns": columns}
+    pixels = sizes["pixels"]
+    constants: dict[str, Any] = {
+        **window_constants(w.shape[2:], attributes), "CHANNELS": channels, "BLOCK_M": blocks.rows,
+        "BLOCK_N": blocks.columns, "WIDTH": width, "MASK_M": not divides(blocks.rows, pixels),
+        "MASK_N": columns % blocks.columns != 0,
+        "MASK_PANEL": -(-columns // width) % (blocks.columns // width) != 0, "TYPE": language_type(x.dtype),
+        "EPILOGUE": slots.function,
+    }  # fmt: skip
+    if channels <= FEW_CHANNELS and groups == 1 and attributes["dilation"][1] == 1:
+        kernel = convolution_few_channels
+        del constants["DILATION_X"]
+    else:
+        kernel = convolution
+        constants |= {"GROUPS": groups, "BLOCK_C": _channel_block(channels),
+                      "PADDED": any(low or high for low, high in attributes["padding"]),
+                      "SPARSE": is_sparse(x, attributes["padding"]),
+                      "TILE_X": 0 if tile is None else tile.width}  # fmt: skip
+    operands: dict[str, Operand] = {"x": x, "w": weights, "out": slots.stored}
+    types: dict[str, str] = {}
+    bind_sizes(sizes, operands, types, constants)
+    bind_extra(slots.extra, operands, types)
+    grid = (ceil_divide(pixels, blocks.rows), ceil_divide(columns, blocks.columns), groups)
+    return KernelCall(kernel, operands, types, constants, grid, condition)
+
+
+def _channel_block(channels: int) -> int:
+    """The largest divisor of the channels that is not above `CHANNEL_BLOCK`."""
+    return next(block for block in range(min(channels, CHANNEL_BLOCK), 0, -1) if channels % block == 0)
+
+
+def depthwise_candidate(group: Group, slots: Slots, weights: Operand, target: Target) -> Candidate:
+    """Each channel by itself, a pixel at a time (GPUs; `library.convolution.cpu.runs` for CPUs)."""
+    anchor = group.anchor
+    assert anchor is not None
+    x, w = anchor.inputs[:2]
+    assert x is not None and w is not None
+    columns = w.shape[0]
+    assert isinstance(columns, int)
+    sizes = {**window_sizes(x, anchor.output), "columns": columns}
+    rows, block, options = window_blocks(sizes["pixels"], columns, target)
+    constants: dict[str, Any] = {**window_constants(w.shape[2:], anchor.attributes), "ROWS": rows, "BLOCK": block,
+                                 "MASK": columns % block != 0, "TYPE": language_type(x.dtype),
+                                 "EPILOGUE": slots.function}  # fmt: skip
+    operands: dict[str, Operand] = {"x": x, "w": weights, "out": slots.stored}
+    types: dict[str, str] = {}
+    bind_sizes(sizes, operands, types, constants)
+    bind_extra(slots.extra, operands, types)
+    grid = (ceil_divide(sizes["pixels"], rows), ceil_divide(columns, block), 1)
+    call = KernelCall(depthwise_convolution, operands, types, constants, grid, options=options)
+    flops = simplify(lift(product(anchor.output.shape)) * product(w.shape[2:]) * 2)
+    cost = estimate(target.machine(), total_bytes(group.inputs, group.outputs), flops, product(grid), x.dtype, 0.2)
+    return Candidate("depthwise", (Stage((call,)),), cost, (), {"block": f"{rows} pixels x {block} channels"})

@@ -1,0 +1,1 @@
+"""Convolution on Hopper, by tensor copies and wgmma."""

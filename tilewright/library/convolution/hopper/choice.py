@@ -1,0 +1,182 @@
+"""Which form of the Hopper convolution suits a problem: candidates, and an estimate that ranks them.
+
+The estimate counts clocks of the tensor cores, of boxes and weights coming from the L2 cache, of epilogues and of
+waves, and the bytes that are moved.  It ranks; among the first few the clock decides.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from functools import lru_cache
+from itertools import product
+from math import prod
+from typing import Any
+
+import tilewright.language as tl
+from tilewright.library.convolution.hopper.config import UNIT_PIXELS, ConvolutionForm
+from tilewright.library.hopper import SHARED_BYTES, is_possible
+from tilewright.targets.machine import Machine
+
+_BESIDE = 100_000  # bytes of shared memory with which a CTA lets that of the next kernel begin beside it
+_ALONE = 116_736  # with more than these, two CTAs do not fit a processor
+_CACHED = 30e6  # bytes that are still in the L2 cache when the next kernel reads them
+# Clocks, measured on an H200 with dependent launch: from a copy to its product, of an epilogue and of each call of it,
+# of the barriers and reads with which a cluster adds up.
+_LATENCY = 1400.0
+_EPILOGUE = 600.0
+_SPAN = 700.0
+_JOIN = 3000.0
+_TURN = 300.0  # until the products of another warpgroup follow
+_FILL = 1200.0
+_FEW_SHARED = 3  # forms whose CTAs share their depth that are listed before others
+
+
+@dataclass(frozen=True)
+class ConvolutionProblem:
+    """Images of a result [images, height, width, groups * columns] and the window that gives them."""
+
+    images: int
+    height: int
+    width: int
+    columns: int  # of a group
+    channels: int  # of a group
+    groups: int = 1
+    kernel: tuple[int, int] = (1, 1)
+    stride: tuple[int, int] = (1, 1)
+    pad: tuple[int, int] = (0, 0)
+    dilation: tuple[int, int] = (1, 1)
+    input: Any = tl.float16
+    output: Any = tl.float16
+    beside: bool = False  # the epilogue reads a tensor like the result
+    read: int = 0  # bytes of the image; 0: as many as the result has pixels
+    work: float = 0.0  # clocks of a processor for what comes behind the product, an element
+
+    @property
+    def pixels(self) -> int:
+        """Pixels of the result."""
+        return self.images * self.height * self.width
+
+
+@lru_cache(maxsize=1024)
+def unit_of(images: int, height: int, width: int) -> tuple[int, int, int]:
+    """The box of up to 64 pixels, a multiple of 8, of which the fewest cover the result; the widest of equals."""
+    sides = range(1, UNIT_PIXELS + 1)
+    boxes = [
+        (n, h, w)
+        for w, h in product(sides, sides)
+        if w * h <= UNIT_PIXELS
+        for n in range(1, UNIT_PIXELS // (w * h) + 1)
+        if n * h * w % 8 == 0
+    ]
+
+    def order(box: tuple[int, int, int]) -> tuple[int, int, int, int]:
+        units = prod(-(-extent // side) for extent, side in zip((images, height, width), box, strict=True))
+        # Squares share more of what the windows of neighbours see.
+        return (units, prod(box), box[0], abs(box[1] - box[2]))
+
+    return min(boxes, key=order)
+
+
+def seconds_of(form: ConvolutionForm, problem: ConvolutionProblem, machine: Machine) -> float:
+    """The estimated time of a problem with a form."""
+    tiles = form.tiles(problem.images, problem.height, problem.width, problem.columns * problem.groups)
+    ctas = tiles * form.SPLIT
+    blocks = -(-form.blocks // form.SPLIT)
+    # A product of 64 rows and 16 elements of depth takes as long as tensor cores need, or as its operands to be read.
+    instruction = 2 * 64 * 16 * form.BN / machine.wgmma
+    multiplied = form.units * form.BK / 16 * max(instruction, 16 + form.BN / 4)
+    loaded = form.stage_bytes / machine.l2_windows
+    elements = UNIT_PIXELS * form.units * form.stored_columns
+    epilogue = _EPILOGUE + form.spans * _SPAN + elements * (1 / 20 + problem.work)
+    if form.SPLIT > 1:
+        epilogue += _JOIN * max(1, form.SPLIT // 4) + UNIT_PIXELS * form.units * form.BN / 24
+    if problem.beside and not form.BESIDE:
+        epilogue += elements / 3
+    elif problem.beside and form.BESIDE < 2 * form.spans:
+        epilogue += _LATENCY  # the next tile's comes only when this one's has been read
+    slots = machine.slots(form.SPLIT) * form.resident
+    turns = -(-ctas // slots)
+    step = max(multiplied, loaded, _LATENCY / (form.STAGES - 1))
+    alone = turns * (blocks * step + epilogue)
+    if form.TURNS:
+        # One computes results under the products of the other; only the last are seen.
+        alone = turns * max(blocks * step + _TURN, (blocks * step + epilogue) / 2) + epilogue
+    crowd = -(-ctas // machine.processors) * blocks * max(multiplied, loaded)
+    size = problem.input.itemsize
+    results = problem.pixels * problem.columns * problem.groups * problem.output.itemsize
+    images = problem.read or problem.pixels * problem.channels * problem.groups * size
+    weights = problem.columns * problem.groups * form.taps * form.CHANNELS * size
+    moved = images + weights + results * (2 if problem.beside else 1)
+    rate = machine.l2_together if moved < _CACHED else machine.memory
+    pulling = min(1.0, min(ctas, slots) / (0.95 * machine.processors))
+    least, most = sorted(((_FILL + max(alone, crowd)) / machine.wgmma_clock, moved / (rate * pulling)))
+    # What is not the limit still gets in its way.
+    return machine.launches.hopper_convolution + most + least / 8
+
+
+def candidate_forms(problem: ConvolutionProblem) -> list[ConvolutionForm]:
+    """Forms that can be built for a problem, with as many stages as are of use."""
+    line = problem.images == problem.height == 1 and problem.kernel == (1, 1)
+    unit = (1, 1, UNIT_PIXELS) if line else unit_of(problem.images, problem.height, problem.width)
+    run = problem.channels * problem.input.itemsize
+    depth = next(step for step in (16, 32, 64) if problem.channels <= step or step == 64)
+    if 64 < problem.channels < 128 and run % 64 == 0 and problem.channels % 64 <= 32:
+        depth = 32  # a second stage of 64 channels would be half empty
+    forms = []
+    shares = ((1, 1, False), (2, 1, False), (3, 1, False), (2, 1, True), *((1, s, False) for s in (2, 4, 8)))
+    for columns, (consumers, split, turns) in product((16, 32, 64, 96, 128, 192, 256), shares):
+        if columns >= 2 * max(16, problem.columns) or (columns % 128 > 64 and problem.columns % columns):
+            continue
+        form = ConvolutionForm(
+            UNIT=unit, BN=columns, CHANNELS=problem.channels, KERNEL=problem.kernel, STRIDE=problem.stride,
+            PAD=problem.pad, DILATION=problem.dilation, GROUPS=problem.groups, BK=depth, STAGES=2,
+            CONSUMERS=consumers, SPLIT=split, TURNS=turns, INPUT=problem.input, OUTPUT=problem.output,
+        )  # fmt: skip
+        for staged in _with_epilogues(form, problem):
+            forms += [built for built in _with_stages(staged) if is_possible(built)]
+    return forms
+
+
+def _with_epilogues(form: ConvolutionForm, problem: ConvolutionProblem) -> list[ConvolutionForm]:
+    """The form with chunks of columns in pairs, and with as much memory for its second operand as is of use."""
+    together = 2 if form.chunks % 2 == 0 and form.SPLIT == 1 else 1
+    form = form._replace(TOGETHER=together)
+    form = form._replace(BUFFERS=1 if form.spans == 1 else 2)
+    if not problem.beside or form.SPLIT > 1 or form.pixels != UNIT_PIXELS:
+        return [form]
+    # What comes beside a tile is asked for while the tile before is finished.
+    return [form._replace(BESIDE=form.spans * count, BUFFERS=1) for count in ((2,) if form.TURNS else (1, 2, 3))]
+
+
+def _with_stages(form: ConvolutionForm) -> list[ConvolutionForm]:
+    """The form with stages for all shared memory, and for so much that two kernels find room; no more than are used.
+
+    CTAs of a cluster get a processor each: they are given so much memory that two do not fit.
+    """
+    used = -(-form.blocks // form.SPLIT)
+    limits: tuple[int, ...] = (_BESIDE, SHARED_BYTES)
+    if form.SPLIT == 1:
+        used = max(4, used + 1)  # stages of the next tile come during the epilogue
+    else:
+        fixed = form.shared_bytes - form.STAGES * (form.stage_bytes + 16)
+        used = max(used, (_ALONE - fixed) // (form.stage_bytes + 16) + 1)
+        limits = (SHARED_BYTES,)
+    found: list[ConvolutionForm] = []
+    for limit in limits:
+        free = limit - (form.shared_bytes - form.STAGES * (form.stage_bytes + 16))
+        stages = min(24 if form.SPLIT > 1 else 12, max(2, used), free // (form.stage_bytes + 16))
+        if stages >= 2 and all(other.STAGES != stages for other in found):
+            found.append(form._replace(STAGES=stages))
+    return found
+
+
+@lru_cache(maxsize=1024)
+def ranked_forms(problem: ConvolutionProblem, machine: Machine) -> tuple[tuple[ConvolutionForm, float], ...]:
+    """All candidates with their estimates, the quickest first; of equals the one in the smallest clusters.
+
+    Of the forms whose CTAs share their depth, of which the estimate knows least, all but the first are listed last.
+    """
+    estimates = [(form, seconds_of(form, problem, machine)) for form in candidate_forms(problem)]
+    ranked = sorted(estimates, key=lambda entry: (round(entry[1] * 1e9), entry[0].SPLIT, -entry[0].STAGES))
+    late = [entry for entry in ranked if entry[0].SPLIT > 1][_FEW_SHARED:]
+    return (*(entry for entry in ranked if entry not in late), *late)

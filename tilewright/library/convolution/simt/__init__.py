@@ -1,0 +1,1 @@
+"""Convolution on GPUs, in the plain tile language."""

@@ -1,0 +1,1 @@
+"""Squeeze and excitation: the mean of an image, and two small products of it."""

@@ -1,0 +1,63 @@
+"""Squeeze and excitation: the mean of an image, two small products of it, as groups one after the other."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+
+from tilewright.graph.core import Graph, Node, Value
+from tilewright.graph.fusion import Group, read_outside
+from tilewright.library.candidate import Candidate
+from tilewright.library.cost import Cost
+from tilewright.symbolic import lift, simplify
+from tilewright.targets.base import Target
+
+Candidates = Callable[[Group, Graph, Target], list[Candidate]]
+
+
+@dataclass(frozen=True)
+class Excitation:
+    """The parts of such a group, each with what follows it."""
+
+    mean: Node
+    first: Node
+    between: tuple[Node, ...]
+    hidden: Value  # what the second product reads
+    second: Node
+    behind: tuple[Node, ...]
+
+
+def parts_of(group: Group) -> Excitation:
+    """The parts of a group that `graph.passes.fuse_excite` made."""
+    anchor = group.anchor
+    assert anchor is not None
+    mean, first = (next(node for node in group.prologue if node.op == op) for op in ("reduce_mean", "conv"))
+    hidden = anchor.inputs[0]
+    assert hidden is not None
+    between = tuple(node for node in group.prologue if node is not mean and node is not first)
+    return Excitation(mean, first, between, hidden, anchor, tuple(group.epilogue))
+
+
+def separate_excitation(group: Group, graph: Graph, target: Target, candidates: Candidates) -> Candidate:
+    """The likeliest candidates of the parts, one after the other."""
+    parts = parts_of(group)
+    groups = [
+        _group("reduction", [parts.mean], parts.mean, parts.mean.output, group, "mean"),
+        _group("contraction", [parts.first, *parts.between], parts.first, parts.hidden, group, "first"),
+        _group("contraction", [parts.second, *parts.behind], parts.second, group.outputs[0], group, "second"),
+    ]
+    found = [min(candidates(part, graph, target), key=lambda candidate: candidate.cost.seconds) for part in groups]
+    moved, flops = found[0].cost.bytes, found[0].cost.flops
+    for other in found[1:]:
+        moved, flops = simplify(lift(moved) + other.cost.bytes), simplify(lift(flops) + other.cost.flops)
+    return Candidate(
+        "separate products",
+        tuple(stage for candidate in found for stage in candidate.stages),
+        Cost(moved, flops, sum(candidate.cost.seconds for candidate in found)),
+        (parts.mean.output, parts.hidden, *(value for candidate in found for value in candidate.temporaries)),
+        {"kernels": [candidate.name for candidate in found]},
+    )
+
+
+def _group(kind: str, nodes: Sequence[Node], anchor: Node, output: Value, whole: Group, name: str) -> Group:
+    return Group(kind, list(nodes), read_outside(nodes), [output], anchor, f"{whole.name}.{name}")

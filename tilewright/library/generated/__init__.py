@@ -1,0 +1,1 @@
+"""Kernels and epilogues made from expressions."""

@@ -1,0 +1,520 @@
+"""Generated kernels: elementwise chains and data movement, and the slots of library kernels.
+
+The result is ordinary tile-language source (`JITFunction.from_source`): read it with
+`tilewright inspect`.  Three loop forms, by what the accesses look like once axes are merged:
+
+    flat      one loop variable: every tensor is walked in the same order
+    rows      outer variables x a contiguous last one (broadcasts, gathers, slices, …)
+    tiles     two variables as a two-dimensional block, where some tensor is read across its order
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+from typing import Any
+
+import numpy as np
+
+import tilewright.language as tl
+from tilewright.graph.core import Node, Value
+from tilewright.launch.jit import JITFunction
+from tilewright.library import functions
+from tilewright.library.binding import divides
+from tilewright.library.candidate import KernelCall
+from tilewright.library.cost import expected
+from tilewright.library.generated.expressions import compute_type
+from tilewright.library.generated.index import Coordinate, Division, Index, dense_strides, flatten, unflatten
+from tilewright.library.generated.source import (
+    ExtraReferences,
+    LoopVariable,
+    NamedReferences,
+    Writer,
+    expression_indices,
+    first_elements,
+    merge_axes,
+)
+from tilewright.library.generated.trace import Coordinates, Expression, Guards, Tracer, axes_of
+from tilewright.symbolic import Size, ceil_divide, lift, product, simplify, upper_bound
+from tilewright.targets.base import Target
+
+FLAT_BLOCK = 8192  # elements of one program of a flat kernel
+ROW_ELEMENTS = 16384  # elements of one program of a row kernel
+PLANE_ELEMENTS = 1024  # elements that make it worth to walk one row variable by itself
+COLUMN_BLOCK = 4096  # a contiguous dimension up to this size is one block
+TILE = 32
+_NARROWEST = 16  # columns of a block: two threads of 16 bytes, a sector of memory
+_BEGIN = 4  # elements that the begin of a line in a block costs
+
+
+@dataclass(frozen=True)
+class Loops:
+    """How generated kernels share work out on a kind of machine.
+
+    `blocks` is the number of elements of a program whose blocks are powers of two, one for each number of elements
+    from which on it is taken; without any, programs walk rows of any length.  `options` go to the compiler.
+    `together`: independent loops share a launch, which costs more than the choice between them.
+    """
+
+    blocks: tuple[tuple[int, int], ...] = ()
+    options: tuple[tuple[str, Any], ...] = ()
+    together: bool = False
+
+    def block(self, elements: Size) -> int:
+        """The elements of a program when there are so many in all."""
+        total = expected(elements)
+        return next(block for least, block in self.blocks if total >= least)
+
+
+_WARPS = 4
+# A thread of a GPU moves 16 bytes of two-byte elements at once where there are enough to keep all of them busy.
+_LOOPS = {"cuda": Loops(((1 << 19, 8 * 32 * _WARPS), (0, 2 * 32 * _WARPS)), (("num_warps", _WARPS),), True)}
+
+
+def loops_of(target: Target) -> Loops:
+    """The loops for a target."""
+    return _LOOPS.get(target.name, Loops())
+
+
+_SOURCES: dict[str, JITFunction] = {}
+
+
+def function_from_source(name: str, source: str) -> JITFunction:
+    """The compiled-once function of a source text; equal texts give the same object."""
+    if source not in _SOURCES:
+        namespace: dict[str, Any] = {"tl": tl}
+        for helper, function in vars(functions).items():
+            if isinstance(function, JITFunction) and re.search(rf"\b{helper}\(", source):
+                namespace[helper] = function
+        _SOURCES[source] = JITFunction.from_source(source, name, namespace)
+    return _SOURCES[source]
+
+
+def chain_name(nodes: Sequence[Node], fallback: str) -> str:
+    """A readable function name from the ops of a chain."""
+    ops = [node.op for node in nodes if node.op != "reshape"]
+    if not ops:
+        return fallback
+    shown = ops if len(ops) <= 6 else [*ops[:5], f"and_{len(ops) - 5}_more"]
+    return "_".join(["fused", *shown])
+
+
+@dataclass(frozen=True)
+class Result:
+    """One tensor that a kernel writes: `value`'s elements go to `target` at their own position, moved
+    by `offset` elements along `strides` (by default `target` is `value`, dense); or, of an `update`
+    (a `scatter_update` of one position), to the place that its index says."""
+
+    value: Value
+    target: Value
+    strides: tuple[Size, ...] | None = None
+    offset: Size = 0
+    update: Node | None = None
+
+    def index(self, coordinates: Coordinates) -> Index:
+        """Where the element at `coordinates` is stored."""
+        strides = self.strides if self.strides is not None else dense_strides(self.value.shape)
+        total = Index((), self.offset)
+        for index, stride in zip(coordinates, strides, strict=True):
+            total = total.plus(index.times(stride))
+        return total
+
+
+@dataclass(frozen=True)
+class _Store:
+    """An element stored, where the guards hold."""
+
+    target: Value
+    index: Index
+    expression: Expression
+    guards: Guards
+
+
+@dataclass
+class _Traced:
+    """Stores of one loop space."""
+
+    extents: tuple[Size, ...]
+    tracer: Tracer
+    stores: list[_Store]
+
+    def read(self) -> list[Index]:
+        """Where elements are loaded."""
+        return expression_indices([store.expression for store in self.stores], self.tracer)
+
+    def indices(self) -> list[Index]:
+        """Where elements are stored and loaded."""
+        return [store.index for store in self.stores] + self.read()
+
+
+def elementwise_call(
+    nodes: Sequence[Node], results: Sequence[Result], constants: Mapping[Value, np.ndarray], target: Target
+) -> KernelCall:
+    """One kernel that computes `results`, all of one shape (up to reshapes), from `nodes`.
+
+    Raises `NotImplementedError` when an op has no elementwise form.
+    """
+    traced = _trace_results(nodes, results, constants)
+    variables = merge_axes(traced.extents, traced.indices())
+    name = chain_name(nodes, "copy")
+    loops = loops_of(target)
+    across = _read_across(traced, variables)
+    if across is not None:
+        call = _tile_kernel(name, traced, variables, across)
+    elif len(variables) <= 1:
+        call = _flat_kernel(name, traced, variables, loops)
+    elif loops.blocks:
+        call = _block_kernel(name, traced, variables, loops)
+    else:
+        call = _row_kernel(name, traced, variables)
+    return replace(call, options=dict(loops.options))
+
+
+def _trace_results(nodes: Sequence[Node], results: Sequence[Result], constants: Mapping[Value, np.ndarray]) -> _Traced:
+    """Trace over the first result's dimensions, split where an index needs quotients of one of them."""
+    shape = results[0].value.shape
+    extents = shape
+    for _ in range(8):
+        coordinates = unflatten(flatten(axes_of(extents), extents), shape)
+        tracer = Tracer(nodes, constants)
+        stores = []
+        for result in results:
+            own = coordinates
+            if result.value.shape != shape:
+                own = unflatten(flatten(coordinates, shape), result.value.shape)
+            index, guards = (result.index(own), ()) if result.update is None else tracer.place(result.update, own)
+            stores.append(_Store(result.target, index, tracer.trace(result.value, own), guards))
+        traced = _Traced(extents, tracer, stores)
+        split = _wanted_split(traced)
+        if split is None:
+            return traced
+        axis, divisor = split
+        outer = simplify(lift(extents[axis]) // divisor)
+        extents = (*extents[:axis], outer, divisor, *extents[axis + 1 :])
+    return traced
+
+
+def _wanted_split(traced: _Traced) -> tuple[int, Size] | None:
+    """An axis and a size that divides it, whose quotient and remainder are used as indices."""
+    for index in traced.indices():
+        for nested in index.nested():
+            for atom, _ in nested.terms:
+                if not isinstance(atom, Division) or len(atom.index.terms) != 1 or atom.index.constant != 0:
+                    continue
+                ((inner, step),) = atom.index.terms
+                if isinstance(inner, Coordinate) and step == 1:
+                    if simplify(lift(inner.extent) % atom.divisor) == 0:
+                        return inner.axis, atom.divisor
+    return None
+
+
+def _read_across(traced: _Traced, variables: Sequence[LoopVariable]) -> int | None:
+    """The position of a variable along which some tensor is contiguous while it is strided along the last."""
+    if len(variables) < 2:
+        return None
+    last = variables[-1].axes[-1]
+    if isinstance(variables[-1].extent, int) and variables[-1].extent < 4:
+        return None
+    for index in traced.read():
+        if index.coefficient(last) in (0, 1):
+            continue
+        for position, variable in enumerate(variables[:-1]):
+            if index.coefficient(variable.axes[-1]) == 1:
+                return position
+    return None
+
+
+def _decompose(variables: Sequence[LoopVariable], names: Sequence[str], whole: str, writer: Writer) -> list[str]:
+    """Lines that split a flattened counter into loop variables (the last one fastest)."""
+    lines: list[str] = []
+    if len(variables) <= 1:
+        return lines
+    rest = whole
+    for position in reversed(range(len(variables))):
+        if position == 0:
+            lines.append(f"{names[0]} = {rest}")
+        else:
+            extent = writer.size(variables[position].extent)
+            lines.append(f"{names[position]} = {rest} % {extent}")
+            lines.append(f"rest_{position} = {rest} // {extent}")
+            rest = f"rest_{position}"
+    return lines
+
+
+def _names(count: int, single: str) -> list[str]:
+    return [single] if count == 1 else [f"{single}_{position}" for position in range(count)]
+
+
+def _source(name: str, parameters: Sequence[str], constants: Sequence[str], body: Sequence[str]) -> str:
+    arguments = [*parameters, *(f"{constant}: tl.constexpr" for constant in constants)]
+    return "\n".join([f"def {name}({', '.join(arguments)}):", *(f"    {line}" for line in body), ""])
+
+
+def _finish(
+    name: str, writer: Writer, references: NamedReferences, constants: dict[str, Any], body: list[str],
+    grid: tuple[Size, Size, Size],
+) -> KernelCall:  # fmt: skip
+    source = _source(name, list(references.operands), list(constants), body)
+    kernel = function_from_source(name, source)
+    return KernelCall(kernel, dict(references.operands), dict(references.types), constants, grid)
+
+
+def _store_all(traced: _Traced, writer: Writer) -> list[str]:
+    """All stores of a kernel as lines; every value is computed before the first store."""
+    for store in traced.stores:
+        writer.write(store.expression)
+    for store in traced.stores:
+        writer.store(store.target, store.index, store.expression, store.guards)
+    return writer.lines
+
+
+def _flat_kernel(name: str, traced: _Traced, variables: Sequence[LoopVariable], loops: Loops) -> KernelCall:
+    references = NamedReferences()
+    for store in traced.stores:
+        references.result(store.target)
+    total: Size = variables[0].extent if variables else 1
+    block = loops.block(total) if loops.blocks else FLAT_BLOCK
+    if isinstance(total, int) and not loops.blocks:
+        programs = 1 if total <= 2048 else 2 * -(-total // (2 * FLAT_BLOCK))
+        block = -(-total // programs)
+    masked = bool(variables) and (not isinstance(total, int) or total % block != 0)
+    writer = Writer(traced.tracer, references, variables, ["column"][: len(variables)], "mask" if masked else "")
+    head = ["column = tl.program_id(0).to(tl.int64) * BLOCK + tl.arange(0, BLOCK)"]
+    if masked:
+        head.append(f"mask = column < {writer.size(total)}")
+    if not variables:
+        head = []
+    body = head + _store_all(traced, writer)
+    constants = {"BLOCK": block} if variables else {}
+    return _finish(name, writer, references, constants, body, (ceil_divide(total, block), 1, 1))
+
+
+def _row_kernel(name: str, traced: _Traced, variables: Sequence[LoopVariable]) -> KernelCall:
+    references = NamedReferences()
+    for store in traced.stores:
+        references.result(store.target)
+    outer, inner = variables[:-1], variables[-1]
+    whole = isinstance(inner.extent, int) and inner.extent <= COLUMN_BLOCK
+    block = inner.extent if whole else 1024
+    assert isinstance(block, int)
+    # A long innermost row variable is walked by itself; only then no row needs divisions.
+    separate = len(outer) > 1 and expected(outer[-1].extent) * block >= PLANE_ELEMENTS
+    planes, walked = (outer[:-1], outer[-1:]) if separate else ([], outer)
+    rows = product([variable.extent for variable in walked])
+    rows_per_program = max(1, ROW_ELEMENTS // block)
+    if isinstance(rows, int):
+        programs = -(-rows // rows_per_program) if separate else 2 * -(-rows // (2 * rows_per_program))
+        rows_per_program = max(1, -(-rows // programs))
+    plane_names = _names(len(planes), "plane")
+    row_names = _names(len(walked), "row")
+    names = [*plane_names, *row_names, "column"]
+    writer = Writer(traced.tracer, references, variables, names, "" if whole else "mask")
+    head = ["first = tl.program_id(0) * ROWS"]
+    if planes:
+        head += ["plane = tl.program_id(2).to(tl.int64)", *_decompose(planes, plane_names, "plane", writer)]
+    loop = ["row = index.to(tl.int64)", *_decompose(walked, row_names, "row", writer)]
+    if whole:
+        loop.append("column = tl.arange(0, COLUMNS)")
+    else:
+        loop.append("column = tl.program_id(1) * COLUMNS + tl.arange(0, COLUMNS)")
+        loop.append(f"mask = column < {writer.size(inner.extent)}")
+    loop += _store_all(traced, writer)
+    body = [
+        *head,
+        f"for index in range(first, tl.minimum(first + ROWS, {writer.size(rows)})):",
+        *(f"    {line}" for line in loop),
+    ]
+    grid = (
+        ceil_divide(rows, rows_per_program),
+        ceil_divide(inner.extent, block),
+        product([variable.extent for variable in planes]),
+    )
+    return _finish(name, writer, references, {"ROWS": rows_per_program, "COLUMNS": block}, body, grid)
+
+
+def _block_kernel(name: str, traced: _Traced, variables: Sequence[LoopVariable], loops: Loops) -> KernelCall:
+    """Rows and columns as a two-dimensional block of powers of two; other variables are parts of the row."""
+    references = NamedReferences()
+    for store in traced.stores:
+        references.result(store.target)
+    outer, inner = variables[:-1], variables[-1]
+    rows = product([variable.extent for variable in outer])
+    block = loops.block(product([rows, inner.extent]))
+    columns = _column_block(inner.extent, block) if isinstance(inner.extent, int) else block
+    count = block // columns
+    names = _names(len(outer), "row")
+    masked = (not divides(count, rows), not divides(columns, inner.extent))
+    writer = Writer(traced.tracer, references, variables, [*names, "column"], "mask" if any(masked) else "")
+    body = ["row = (tl.program_id(0) * ROWS + tl.arange(0, ROWS)).to(tl.int64)[:, None]"]
+    body.append("column = (tl.program_id(1) * COLUMNS + tl.arange(0, COLUMNS))[None, :]")
+    limits = (f"(row < {writer.size(rows)})", f"(column < {writer.size(inner.extent)})")
+    if any(masked):
+        body.append("mask = " + " & ".join(limit for limit, needed in zip(limits, masked, strict=True) if needed))
+    body += _decompose(outer, names, "row", writer)
+    body += _store_all(traced, writer)
+    grid = (ceil_divide(rows, count), ceil_divide(inner.extent, columns), 1)
+    return _finish(name, writer, references, {"ROWS": count, "COLUMNS": columns}, body, grid)
+
+
+def _column_block(columns: int, block: int) -> int:
+    """Columns of a block: a power of two that leaves few lanes without an element; lines of few columns cost a bit."""
+    least = min(_NARROWEST, next_power_of_2(columns))
+    widths = [1 << power for power in range(least.bit_length() - 1, block.bit_length())]
+    return min(widths, key=lambda width: -(-columns // width) * (width + _BEGIN))
+
+
+def _tile_kernel(name: str, traced: _Traced, variables: Sequence[LoopVariable], across: int) -> KernelCall:
+    references = NamedReferences()
+    for store in traced.stores:
+        references.result(store.target)
+    outer = [variable for position, variable in enumerate(variables[:-1]) if position != across]
+    row, column = variables[across], variables[-1]
+    outer_names = _names(len(outer), "plane")
+    ordered = [*outer, row, column]
+    writer = Writer(traced.tracer, references, ordered, [*outer_names, "row", "column"], "mask")
+    body = ["row = (tl.program_id(0) * TILE_ROWS + tl.arange(0, TILE_ROWS)).to(tl.int64)[:, None]"]
+    body.append("column = (tl.program_id(1) * TILE_COLUMNS + tl.arange(0, TILE_COLUMNS))[None, :]")
+    body.append(f"mask = (row < {writer.size(row.extent)}) & (column < {writer.size(column.extent)})")
+    if outer:
+        body += ["plane = tl.program_id(2).to(tl.int64)", *_decompose(outer, outer_names, "plane", writer)]
+    body += _store_all(traced, writer)
+    rows, columns = (
+        min(variable.extent, TILE) if isinstance(variable.extent, int) else TILE for variable in (row, column)
+    )
+    planes = product([variable.extent for variable in outer])
+    grid = (ceil_divide(row.extent, rows), ceil_divide(column.extent, columns), planes)
+    return _finish(name, writer, references, {"TILE_ROWS": rows, "TILE_COLUMNS": columns}, body, grid)
+
+
+# Slots of library kernels --------------------------------------------------------------------------
+
+
+def slot_space(shape: Sequence[Size]) -> Coordinates:
+    """The loop coordinates of a slot: leading dimensions are the row, the last one the column."""
+    return axes_of(shape)
+
+
+def _slot_writer(
+    root: Expression, stores: Sequence[tuple[Value, Index, Expression]], shape: Sequence[Size], tracer: Tracer,
+    extra: ExtraReferences,
+) -> tuple[Writer, list[str]]:  # fmt: skip
+    """A writer for a slot function that computes `root` and stores others, and the lines that split its row."""
+    traced_indices = [index for _, index, _ in stores]
+    traced_indices += expression_indices([root, *(item for _, _, item in stores)], tracer)
+    last = len(shape) - 1
+    variables = merge_axes(shape, traced_indices, frozenset({last}))
+    outer = [variable for variable in variables if variable.axes[-1] != last]
+    inner = [variable for variable in variables if variable.axes[-1] == last]
+    names = _names(len(outer), "row")
+    writer = Writer(tracer, extra, [*outer, *inner], [*names, "column"][: len(variables)], "mask")
+    starts = first_elements([root, *(item for _, _, item in stores)], tracer)
+    written = {target for target, _, _ in stores}
+    writer.start_at({value: start for value, start in starts.items() if value not in written})
+    needed = {
+        atom.axis
+        for index in traced_indices
+        for nested in index.nested()
+        for atom, _ in nested.terms
+        if isinstance(atom, Coordinate) and atom.axis != last
+    }
+    lines = _decompose(outer, names, "row", writer) if needed else []
+    return writer, lines
+
+
+def prologue_function(
+    nodes: Sequence[Node], value: Value, constants: Mapping[Value, np.ndarray], extra: ExtraReferences,
+    results: Sequence[Value] = (), shape: Sequence[Size] | None = None,
+) -> JITFunction:  # fmt: skip
+    """`prologue(row, column, mask, extra)`: the elements of `value`, computed by `nodes`.
+
+    `results` are intermediate values that are stored too.  `shape` is the loop space when it is not
+    the value's own shape (same elements in the same order).
+    """
+    space = tuple(shape if shape is not None else value.shape)
+    coordinates = slot_space(space)
+
+    def own(other: Value) -> Coordinates:
+        return coordinates if other.shape == space else unflatten(flatten(coordinates, space), other.shape)
+
+    tracer = Tracer(nodes, constants)
+    root = tracer.trace(value, own(value))
+    stores = [(other, flatten(own(other), other.shape), tracer.trace(other, own(other))) for other in results]
+    writer, lines = _slot_writer(root, stores, space, tracer, extra)
+    for target, index, item in stores:
+        writer.store(target, index, item)
+    text = writer.write(root)
+    if not writer.follows_columns(expression_indices([root], tracer)):
+        text = f"tl.where(column >= 0, {text}, {text})"  # a row of one number, or of equal ones: still a block
+    name = chain_name(nodes, "load_input")
+    source = _source(name, ["row", "column", "mask", "extra"], [], [*lines, *writer.lines, f"return {text}"])
+    return function_from_source(name, source)
+
+
+def epilogue_function(
+    nodes: Sequence[Node], anchor: Value, value: Value, constants: Mapping[Value, np.ndarray],
+    extra: ExtraReferences, results: Sequence[Value] = (), beside: Value | None = None,
+) -> JITFunction:  # fmt: skip
+    """`epilogue(acc, row, column, mask, extra[, beside])`: `value` computed by `nodes` from the anchor's result.
+
+    `beside` is a tensor of the anchor's shape whose elements the kernel brings along.
+    `results` are other values that are stored too (the anchor's own among them, if it is used
+    elsewhere).  Raises `NotImplementedError` when a result does not follow the anchor's order.
+    """
+    coordinates = slot_space(anchor.shape)
+
+    def own(other: Value) -> Coordinates:
+        if other.shape == anchor.shape:
+            return coordinates
+        return unflatten(flatten(coordinates, anchor.shape), other.shape)
+
+    given = {anchor: coordinates} if beside is None else {anchor: coordinates, beside: coordinates}
+    tracer = Tracer(nodes, constants, given)
+    root = tracer.trace(value, own(value))
+    stores = [(other, flatten(own(other), other.shape), tracer.trace(other, own(other))) for other in results]
+    writer, lines = _slot_writer(root, stores, anchor.shape, tracer, extra)
+    writer.give(anchor, "acc")
+    if beside is not None:
+        writer.give(beside, f"beside.to(tl.{compute_type(beside.dtype).name})")
+    for target, index, item in stores:
+        writer.store(target, index, item, along=("row", "column"))
+    text = writer.stored(value, writer.write(root))
+    name = chain_name(nodes, "identity")
+    parameters = ["acc", "row", "column", "mask", "extra", *(["beside"] if beside is not None else [])]
+    source = _source(name, parameters, [], [*lines, *writer.lines, f"return {text}"])
+    return function_from_source(name, source)
+
+
+def gate_function(
+    nodes: Sequence[Node], left: Value, right: Value, value: Value, constants: Mapping[Value, np.ndarray]
+) -> JITFunction:
+    """`gate(left, right)`: `value` computed by elementwise `nodes` from two blocks of its shape alone."""
+    coordinates = slot_space(value.shape)
+    tracer = Tracer(nodes, constants, {left: coordinates, right: coordinates})
+    writer = Writer(tracer, ExtraReferences(), [], [], "")
+    writer.give(left, "left")
+    writer.give(right, "right")
+    text = writer.write(tracer.trace(value, coordinates))
+    name = chain_name(nodes, "identity")
+    return function_from_source(name, _source(name, ["left", "right"], [], [*writer.lines, f"return {text}"]))
+
+
+def place_function(index: Index, shape: Sequence[Size], extra: ExtraReferences) -> JITFunction:
+    """`place(batch, head, row, extra)`: where a row of a tensor seen as [batch, head, row, column] begins, by the
+    index of its elements, of which the column is a term of its own."""
+    variables = [LoopVariable((axis,), extent) for axis, extent in enumerate(shape[:3])]
+    writer = Writer(Tracer((), {}), extra, variables, ["batch", "head", "row"], "")
+    terms = tuple(term for term in index.terms if not (isinstance(term[0], Coordinate) and term[0].axis == 3))
+    text = writer.index(Index(terms, index.constant))
+    source = _source("place", ["batch", "head", "row", "extra"], [], [*writer.lines, f"return {text}"])
+    return function_from_source("place", source)
+
+
+def next_power_of_2(number: int) -> int:
+    """The least power of two that is not below a number."""
+    return 1 << max(0, number - 1).bit_length()
+
+
+def fits_32_bits(size: Size) -> bool:
+    """Whether a size can never reach 2^31."""
+    return upper_bound(size) < 2**31

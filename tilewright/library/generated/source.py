@@ -1,0 +1,421 @@
+"""Tile-language source text for traced expressions.
+
+`Writer` turns the expressions of one kernel, or of one epilogue, into lines of code.  The loop space
+has axes (dimensions of the output, possibly split); neighbouring axes that every access crosses in
+step are merged into one loop variable.  Texts are the same for equal computations: values are
+numbered in order of use, never named after the model, so that equal layers share one kernel.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass, field, replace
+from typing import Any, Protocol
+
+import numpy as np
+
+from tilewright.dtypes import DType, carrier, float32, float64
+from tilewright.graph.core import Value
+from tilewright.library.candidate import Part
+from tilewright.library.generated.expressions import (
+    compute_type,
+    expression,
+    literal,
+    narrowed,
+    takes_types,
+    typed_literal,
+)
+from tilewright.library.generated.index import Bounded, Coordinate, Division, Index, Loaded
+from tilewright.library.generated.trace import (
+    Choice,
+    Expression,
+    Given,
+    Guards,
+    Literal,
+    Load,
+    Operation,
+    Position,
+    Tracer,
+)
+from tilewright.symbolic import Size, lift, simplify, upper_bound
+
+
+class References(Protocol):
+    """How the code names what it gets from outside; each new one becomes a parameter."""
+
+    def tensor(self, value: Value, start: int = 0) -> str:
+        """The text of a pointer to a tensor, or to element `start` of it."""
+        ...
+
+    @property
+    def parts(self) -> bool:
+        """Whether pointers to other elements than the first can be had."""
+        ...
+
+    def size(self, size: Size) -> str:
+        """The text of a symbolic size."""
+        ...
+
+
+@dataclass
+class NamedReferences:
+    """Parameters `x0`, `x1`, … for tensors that are read, `out0`, … for results, `n0`, … for sizes."""
+
+    operands: dict[str, Any] = field(default_factory=dict)
+    types: dict[str, str] = field(default_factory=dict)
+    parts: bool = False
+    _names: dict[Any, str] = field(default_factory=dict)
+
+    def tensor(self, value: Value, start: int = 0) -> str:
+        return self._name(Part(value, start) if start else value, "x")
+
+    def result(self, value: Value) -> str:
+        """The text of a pointer to a tensor that is written."""
+        return self._name(value, "out")
+
+    def size(self, size: Size) -> str:
+        name = self._name(size, "n")
+        self.types[name] = "i64"
+        return name
+
+    def _name(self, key: Any, prefix: str) -> str:
+        if key not in self._names:
+            name = f"{prefix}{sum(other.startswith(prefix) for other in self._names.values())}"
+            self._names[key] = name
+            self.operands[name] = key
+        return self._names[key]
+
+
+@dataclass
+class ExtraReferences:
+    """Entries of the `*extra` operands of a library kernel, shared by its prologue and epilogue."""
+
+    operands: dict[str, Any] = field(default_factory=dict)
+    types: dict[str, str] = field(default_factory=dict)
+    parts: bool = False
+    _positions: dict[Any, int] = field(default_factory=dict)
+
+    def tensor(self, value: Value, start: int = 0) -> str:
+        return f"extra[{self._position(Part(value, start) if start else value)}]"
+
+    result = tensor
+
+    def size(self, size: Size) -> str:
+        position = self._position(size)
+        self.types[f"extra_{position}"] = "i64"
+        return f"extra[{position}]"
+
+    def _position(self, key: Any) -> int:
+        if key not in self._positions:
+            self._positions[key] = len(self._positions)
+            self.operands[f"extra_{self._positions[key]}"] = key
+        return self._positions[key]
+
+
+@dataclass(frozen=True)
+class LoopVariable:
+    """Neighbouring axes of the loop space that are walked as one."""
+
+    axes: tuple[int, ...]
+    extent: Size
+
+
+def merge_axes(
+    extents: Sequence[Size], indices: Iterable[Index], fixed: frozenset[int] = frozenset()
+) -> list[LoopVariable]:
+    """The fewest loop variables through which every index stays linear.
+
+    Axis i merges with the next when every index advances by `extent` steps of the next for one of i.
+    Axes in `fixed` do not merge with the one before them.
+    """
+    everything = [nested for index in indices for nested in index.nested()]
+    variables: list[LoopVariable] = []
+    for axis, extent in enumerate(extents):
+        if extent == 1:
+            continue
+        if variables and axis not in fixed:
+            previous = variables[-1].axes[-1]
+            if all(
+                index.coefficient(previous) == simplify(lift(index.coefficient(axis)) * extent) for index in everything
+            ):
+                merged = variables.pop()
+                total = simplify(lift(merged.extent) * extent)
+                variables.append(LoopVariable((*merged.axes, axis), total))
+                continue
+        variables.append(LoopVariable((axis,), extent))
+    return variables
+
+
+def expression_indices(roots: Iterable[Expression], tracer: Tracer) -> list[Index]:
+    """Every index that occurs in expressions, index tensors' own loads included."""
+    found: list[Index] = []
+    for root in (*roots, *tracer.loaded.values()):
+        found += _own_indices(root)
+    return found
+
+
+def _own_indices(root: Expression) -> list[Index]:
+    """Every index that occurs in one expression."""
+    found: list[Index] = []
+    for item in _walk(root):
+        if isinstance(item, (Load, Position)):
+            found.append(item.index)
+        if isinstance(item, (Load, Choice)):
+            found.extend(guard.index for guard in item.guards)
+    return found
+
+
+def _walk(root: Expression) -> Iterator[Expression]:
+    """An expression and those that it is computed from, each once."""
+    seen: set[int] = set()
+    stack: list[Expression] = [root]
+    while stack:
+        item = stack.pop()
+        if id(item) in seen:
+            continue
+        seen.add(id(item))
+        yield item
+        if isinstance(item, Operation):
+            stack.extend(item.operands)
+        elif isinstance(item, Choice):
+            stack.extend((item.inside, item.outside))
+
+
+def first_elements(roots: Iterable[Expression], tracer: Tracer) -> dict[Value, int]:
+    """For each tensor of which expressions read nothing in front of a known element other than the first: that one."""
+    found: dict[Value, int] = {}
+    for root in (*roots, *tracer.loaded.values()):
+        for item in _walk(root):
+            if isinstance(item, Load) and item.value.dtype.bits >= 8:
+                start = item.index.constant if isinstance(item.index.constant, int) else 0
+                found[item.value] = min(start, found.get(item.value, start))
+    return {value: start for value, start in found.items() if start > 0}
+
+
+class Writer:
+    """Writes expressions as lines of tile language, each computed once.
+
+    `names` gives the text of every loop variable; `mask` the text of the mask of existing elements
+    ("mask", which may be None at compile time, or "" when nothing is masked).
+    """
+
+    def __init__(
+        self, tracer: Tracer, references: References, variables: Sequence[LoopVariable], names: Sequence[str], mask: str
+    ) -> None:
+        self.tracer = tracer
+        self.references = references
+        self.mask = mask
+        self.lines: list[str] = []
+        self._texts: dict[int, str] = {}
+        self._guards: dict[Guards, str] = {}
+        self._divisions: dict[Division, str] = {}
+        self._loaded: dict[int, str] = {}
+        self._variable_of = {
+            variable.axes[-1]: (name, variable) for name, variable in zip(names, variables, strict=True)
+        }
+        self._given: dict[Value, str] = {}
+        self._starts: dict[Value, int] = {}
+        self._count = 0
+
+    def give(self, value: Value, text: str) -> None:
+        """Name a value that the surrounding kernel computed."""
+        self._given[value] = text
+
+    def start_at(self, starts: dict[Value, int]) -> None:
+        """Read tensors from these elements on, where the kernel can be given their addresses."""
+        self._starts = starts if self.references.parts else {}
+
+    def size(self, size: Size) -> str:
+        """A size as text: a number, or a parameter."""
+        size = simplify(size)
+        return str(size) if isinstance(size, int) else self.references.size(size)
+
+    def index(self, index: Index) -> str:
+        """An index as text."""
+        parts: list[str] = []
+        for atom, coefficient in index.terms:
+            if isinstance(atom, Coordinate):
+                if atom.axis not in self._variable_of:
+                    continue  # carried by the variable of a later axis
+                text, variable = self._variable_of[atom.axis]
+                wide = upper_bound(lift(coefficient) * variable.extent) > 2**31 - 1
+                if wide and text == "column":
+                    text = "column.to(tl.int64)"
+            elif isinstance(atom, Loaded):
+                text = self._loaded_text(atom)
+            else:
+                assert isinstance(atom, Division)
+                text = self._division_text(atom)
+            parts.append(text if coefficient == 1 else f"{text} * {self._factor(coefficient)}")
+        if index.constant != 0 or not parts:
+            parts.append(self._factor(index.constant))
+        return " + ".join(parts).replace("+ -", "- ")
+
+    def _offset(self, index: Index) -> str:
+        text = self.index(index)
+        return text if text.isidentifier() or text.isdigit() else f"({text})"
+
+    def _factor(self, size: Size) -> str:
+        return self.size(size)
+
+    def _division_text(self, atom: Division) -> str:
+        if atom not in self._divisions:
+            operator = "%" if atom.remainder else "//"
+            text = f"({self.index(atom.index)}) {operator} {self.size(atom.divisor)}"
+            self._divisions[atom] = self._define("i", text)
+        return self._divisions[atom]
+
+    def _loaded_text(self, atom: Loaded) -> str:
+        if atom.identity not in self._loaded:
+            source = self.tracer.loaded[atom.identity]
+            name = self._define("i", f"{self._typed(source)}.to(tl.int64)")
+            extent = self.size(atom.extent)
+            last = str(int(extent) - 1) if extent.isdigit() else f"{extent} - 1"
+            self.lines.append(f"{name} = tl.where({name} < 0, {name} + {extent}, {name})")
+            if atom.clamped:
+                self.lines.append(f"{name} = tl.maximum(tl.minimum({name}, {last}), 0)  # nothing else is ever read")
+            self._loaded[atom.identity] = name
+        return self._loaded[atom.identity]
+
+    def _define(self, prefix: str, text: str, comment: str = "") -> str:
+        name = f"{prefix}_{self._count}"
+        self._count += 1
+        self.lines.append(f"{name} = {text}" + (f"  # {comment}" if comment else ""))
+        return name
+
+    def guards(self, guards: Guards) -> str:
+        """The conjunction of guards as text."""
+        if guards not in self._guards:
+            conditions = []
+            for guard in guards:
+                text = self.index(guard.index)
+                if not guard.index.is_non_negative():
+                    conditions.append(f"({text} >= 0)")
+                conditions.append(f"({text} < {self.size(guard.limit)})")
+            self._guards[guards] = self._define("inside", " & ".join(conditions))
+        return self._guards[guards]
+
+    def load_mask(self, guards: Guards) -> str:
+        """The `mask=` argument of a load or store, with a leading comma; empty when nothing is masked."""
+        if guards:
+            inside = self.guards(guards)
+            return f", mask=both({self.mask}, {inside})" if self.mask else f", mask={inside}"
+        return f", mask={self.mask}" if self.mask else ""
+
+    def write(self, item: Expression) -> str:
+        """The text of an expression; new lines are added for what is not yet computed."""
+        if id(item) not in self._texts:
+            self._texts[id(item)] = self._write(item)
+        return self._texts[id(item)]
+
+    def _write(self, item: Expression) -> str:
+        if isinstance(item, Literal):
+            return literal(item.value, item.dtype)
+        if isinstance(item, Given):
+            return self._given[item.value]
+        if isinstance(item, Load):
+            start = self._starts.get(item.value, 0)
+            if start:
+                item = replace(item, index=replace(item.index, constant=simplify(lift(item.index.constant) - start)))
+            text = f"tl.load({self.references.tensor(item.value, start)} + {self._masked_index(item)})"
+            return self._define("v", text + self._widened(item.dtype))
+        if isinstance(item, Choice):
+            inside, outside = self._typed(item.inside), self._typed(item.outside)
+            return self._define("v", f"tl.where({self.guards(item.guards)}, {inside}, {outside})")
+        if isinstance(item, Position):
+            return self._position(item)
+        return self._operation(item)
+
+    def _masked_index(self, item: Load) -> str:
+        """The offset of a load with its mask.
+
+        The mask is a block of columns.  A number that does not depend on the column is loaded once, and
+        is there whatever the mask says; where its guards do depend on it, it becomes a block of copies.
+        """
+        offset = self.index(item.index)
+        if self.follows_columns([item.index]):
+            return f"({offset}){self.load_mask(item.guards)}"
+        if self.follows_columns([guard.index for guard in item.guards]):
+            return f"({offset} + column * 0){self.load_mask(item.guards)}"
+        own = "" if not self.mask or not item.index.terms else f"fitting({self.mask}, {offset})"
+        if not item.guards:
+            return f"({offset}), mask={own}" if own else f"({offset})"
+        inside = self.guards(item.guards)
+        if any(guard.index.terms for guard in item.guards):  # of rows, which may be a block
+            offset = f"copies({offset if item.index.terms else f'tl.full((), {offset}, tl.int64)'}, {inside})"
+        return f"({offset}), mask=both({own}, {inside})" if own else f"({offset}), mask={inside}"
+
+    def follows_columns(self, indices: Iterable[Index]) -> bool:
+        """Whether any of the indices depends on the innermost loop variable."""
+        stack = list(indices)
+        while stack:
+            for atom, _ in stack.pop().terms:
+                if isinstance(atom, (Division, Bounded)):
+                    stack.append(atom.index)
+                elif isinstance(atom, Loaded):
+                    stack += _own_indices(self.tracer.loaded[atom.identity])
+                elif self._variable_of.get(atom.axis, ("",))[0] == "column":
+                    return True
+        return False
+
+    def _operation(self, item: Operation) -> str:
+        clipped = _clipped(item)
+        if clipped is not None:  # conversions of the language saturate, and NaN becomes 0 in either way
+            return self._define("v", f"{self._typed(clipped)}.to(tl.{item.dtype.name})", "clip, cast")
+        all_literal = all(isinstance(operand, Literal) for operand in item.operands)
+        operands = []
+        for position, operand in enumerate(item.operands):
+            typed = all_literal or takes_types(item.node, position)
+            operands.append(self._typed(operand) if typed else self._operand(operand))
+        return self._define("v", expression(item.node).format(*operands), item.node.op)
+
+    def _operand(self, item: Expression) -> str:
+        text = self.write(item)
+        return f"({text})" if text.startswith("-") else text
+
+    def _typed(self, item: Expression) -> str:
+        if isinstance(item, Literal):
+            return typed_literal(item.value, compute_type(item.dtype))
+        return self.write(item)
+
+    def _position(self, item: Position) -> str:
+        dtype = compute_type(item.dtype)
+        text = self.index(item.index)
+        value = f"({text}).to(tl.{dtype.name})" if item.index.terms else f"tl.full((), {text}, tl.{dtype.name})"
+        if item.scale != 1:
+            value = f"{value} * {literal(item.scale, dtype)}"
+        if item.offset != 0:
+            value = f"{value} + {literal(item.offset, dtype)}"
+        return self._define("v", value)
+
+    @staticmethod
+    def _widened(dtype: DType) -> str:
+        computed = compute_type(dtype)
+        return "" if computed == dtype else f".to(tl.{computed.name})"
+
+    @staticmethod
+    def stored(value: Value, text: str) -> str:
+        """An element in the type in which `value` is stored, where the store's own conversion is another one."""
+        dtype = carrier(value.dtype)
+        return narrowed(text, dtype) if dtype.is_float and dtype.bits == 8 else text
+
+    def store(
+        self, value: Value, index: Index, item: Expression, guards: Guards = (), along: Sequence[str] = ()
+    ) -> None:
+        """A store of one result; its places have the extents of the variables `along`, though there be one only."""
+        pointer = self.references.result(value)  # type: ignore[attr-defined]
+        text, offset = self.stored(value, self._typed(item)), self._offset(index)
+        offset += "".join(f" + {name} * 0" for name in along if name not in offset)
+        self.lines.append(f"tl.store({pointer} + {offset}, {text}{self.load_mask(guards)})")
+
+
+def _clipped(item: Operation) -> Expression | None:
+    """What is clipped to the range of an integer type of at most 16 bits and cast to it; None for anything else."""
+    target, inner = item.dtype, item.operands[0] if item.operands else None
+    if item.node.op != "cast" or not target.is_integer or not 8 <= target.bits <= 16:
+        return None
+    if not isinstance(inner, Operation) or inner.node.op != "clip" or inner.dtype not in (float32, float64):
+        return None
+    limits = np.iinfo(target.numpy)
+    bounds = (inner.node.attributes["low"], inner.node.attributes["high"])
+    return inner.operands[0] if bounds == (limits.min, limits.max) else None

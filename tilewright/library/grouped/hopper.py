@@ -1,0 +1,115 @@
+"""Grouped products by the Hopper kernel: a launch that lists the tiles of rows, and the product that reads the list."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import replace
+from typing import Any
+
+import tilewright.language as tl
+from tilewright.dtypes import bfloat16, float16, float32, int32
+from tilewright.graph.core import Value
+from tilewright.graph.fusion import Group
+from tilewright.library.binding import bind_extra, bind_sizes
+from tilewright.library.candidate import Candidate, KernelCall, Operand, Stage, TiledOperand
+from tilewright.library.cost import Cost, expected
+from tilewright.library.generated.elementwise import chain_operations, total_bytes
+from tilewright.library.generated.generate import next_power_of_2
+from tilewright.library.grouped.hopper_kernel import grouped_matmul, list_tiles
+from tilewright.library.hopper import is_possible
+from tilewright.library.matmul.cpu import Slots
+from tilewright.library.matmul.hopper.candidates import described
+from tilewright.library.matmul.hopper.choice import Problem, filled, seconds_of
+from tilewright.library.matmul.hopper.config import MatmulForm
+from tilewright.library.tile_epilogue import tile_epilogue
+from tilewright.symbolic import Size, ceil_divide, lift, minimum, simplify
+from tilewright.targets.base import Target
+from tilewright.targets.machine import Machine
+
+_FORMS = 4  # that are candidates
+_LISTED = 8  # tiles of rows that a CTA lists
+_TILES = ((64, 1), (128, 2), (256, 2))  # rows and warpgroups
+_ALIGNED = 8  # elements that rows are multiples of, for tensor copies
+
+
+def hopper_grouped(group: Group, slots: Slots, target: Target) -> list[Candidate]:
+    """The Hopper kernel in its best forms; none where tensor copies cannot read the operands."""
+    anchor = group.anchor
+    assert anchor is not None
+    a, b, ends = anchor.inputs
+    assert a is not None and b is not None and ends is not None
+    transposed = anchor.attributes["transpose_b"]  # in the graph's words: b is [groups, columns, depth]
+    groups, depth, columns = b.shape[0], a.shape[1], b.shape[1] if transposed else b.shape[2]
+    if not isinstance(groups, int) or not isinstance(depth, int) or not isinstance(columns, int):
+        return []
+    if not getattr(target, "wgmma", False) or a.dtype not in (float16, bfloat16) or b.dtype != a.dtype:
+        return []
+    if slots.stored.dtype not in (float16, bfloat16, float32) or columns % _ALIGNED or depth % _ALIGNED:
+        return []
+    epilogue = tile_epilogue(slots, columns)
+    problem = Problem(
+        expected(a.shape[0]), columns, depth, 1, tl.dtype(a.dtype), tl.dtype(slots.stored.dtype), False,
+        not transposed, work=epilogue.work,
+    )  # fmt: skip
+    flops = simplify(lift(a.shape[0]) * columns * depth * 2 + chain_operations(group.epilogue))
+    found = []
+    machine = target.machine()
+    for form, seconds in _forms(problem, groups, machine):
+        tiles, listing = _listing(group, a.shape[0], ends, groups, form)
+        call = _product(a, b, tiles, epilogue.slots, form._replace(EPILOGUE=epilogue.slots.function), problem, target)
+        cost = Cost(total_bytes(group.inputs, group.outputs), flops, seconds + machine.launches.kernel)
+        reasons = {"tile": described(form), "epilogue": slots.function.__name__}
+        found.append(Candidate("hopper grouped matmul", (Stage((listing,)), Stage((call,))), cost, (tiles,), reasons))
+    return found
+
+
+def _forms(problem: Problem, groups: int, machine: Machine) -> list[tuple[MatmulForm, float]]:
+    """The forms worth timing, the quickest by the estimate first: two of a number of rows."""
+
+    def all_of(rows: int, consumers: int) -> Iterator[tuple[MatmulForm, float]]:
+        share = -(-problem.rows // groups)
+        padded = replace(problem, rows=groups * -(-share // rows) * rows)
+        for columns in range(64, 257, 16):
+            form = MatmulForm(
+                BM=rows, BN=columns, CONSUMERS=consumers, INPUT=problem.input, OUTPUT=problem.output,
+                B_TRANSPOSED=problem.b_transposed,
+            )  # fmt: skip
+            form = filled(form)
+            if is_possible(form) and not form.tail and (not problem.b_transposed or problem.depth % form.BK == 0):
+                yield form, seconds_of(form, padded, machine)
+
+    best = [sorted(all_of(*tile), key=lambda entry: entry[1])[:2] for tile in _TILES]
+    return sorted((entry for entries in best for entry in entries), key=lambda entry: entry[1])[:_FORMS]
+
+
+def _listing(group: Group, rows: Size, ends: Value, groups: int, form: MatmulForm) -> tuple[Value, KernelCall]:
+    """The list of the tiles of rows, and the launch that makes it."""
+    most = simplify(lift(rows) // form.BM + (groups + 1))
+    tiles = Value(f"{group.name}.tiles", int32, (simplify(lift(most) + 1), 4))
+    constants: dict[str, Any] = {"BLOCK_M": form.BM, "GROUPS": next_power_of_2(groups + 1), "TILES": _LISTED}
+    operands: dict[str, Operand] = {"ends": ends, "tiles": tiles}
+    types: dict[str, str] = {}
+    bind_sizes({"rows": rows, "groups": groups}, operands, types, constants)
+    grid = (ceil_divide(most, _LISTED), 1, 1)
+    return tiles, KernelCall(list_tiles, operands, types, constants, grid, options={"num_warps": 1})
+
+
+def _product(
+    a: Value, b: Value, tiles: Value, slots: Slots, form: MatmulForm, problem: Problem, target: Target
+) -> KernelCall:
+    """The launch of a form."""
+    rows, groups = a.shape[0], b.shape[0]
+    columns, depth = problem.columns, problem.depth
+    assert isinstance(groups, int)
+    below = (groups * depth, columns) if problem.b_transposed else (groups * columns, depth)
+    operands: dict[str, Operand] = {
+        "a": TiledOperand(a, (rows, depth), (depth, 1), form.left_block),
+        "b": TiledOperand(b, below, (below[1], 1), form.right_block),
+        "c": TiledOperand(slots.stored, (rows, columns), (columns, 1), form.out_block),
+        "out": slots.stored, "tiles": tiles, "rows": rows, "N": columns, "K": depth, "groups": groups,
+    }  # fmt: skip
+    types = dict.fromkeys(("rows", "N", "K", "groups"), "i32")
+    bind_extra(slots.extra, operands, types)
+    most = simplify((lift(rows) // form.BM + (groups + 1)) * -(-columns // form.BN))
+    grid = (minimum(most, target.machine().processors), 1, 1)
+    return KernelCall(grouped_matmul, operands, types, {"FORM": form}, grid)

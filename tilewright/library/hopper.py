@@ -1,0 +1,31 @@
+"""What the Hopper kernels share: the shared memory of a CTA, swizzles, and when a form can be built."""
+
+from __future__ import annotations
+
+from typing import Protocol
+
+from tilewright.errors import LaunchError
+
+SHARED_BYTES = 232448 - 1024  # of a CTA, less what alignment may take
+ATOM = 128  # bytes: a row of the widest swizzle
+
+
+def swizzle_of(row_bytes: int) -> int:
+    """The widest swizzle that rows of so many bytes are made of; 0 for none."""
+    return next((width for width in (128, 64, 32) if row_bytes % width == 0), 0)
+
+
+class Checked(Protocol):
+    """A form of one of the kernels."""
+
+    def check(self) -> object:
+        """The form itself; raises `LaunchError` with the reason when it cannot be built."""
+
+
+def is_possible(form: Checked) -> bool:
+    """Whether a form can be built."""
+    try:
+        form.check()
+    except LaunchError:
+        return False
+    return True

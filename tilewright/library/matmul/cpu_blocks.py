@@ -1,0 +1,170 @@
+"""Block sizes of matrix products: a small analytical model of caches and of sharing work out.
+
+A program computes `rows` x `columns` of the result, `depth` at a time.  Sizes need not be powers of
+two: the depth is a divisor of K where there is a good one, columns are whole panels, rows are
+multiples of the register tile.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+from functools import lru_cache
+from math import ceil, prod
+
+from tilewright.dtypes import DType
+from tilewright.library.cost import balance, expected
+from tilewright.symbolic import Size, lower_bound, simplify, upper_bound
+from tilewright.targets.base import Target
+from tilewright.targets.machine import Machine
+
+ROW_STEPS = (16, 96)  # upper ends of the row ranges that get a kernel of their own
+LARGEST_DEPTH = 512
+LARGEST_TILED_DEPTH = 2048  # in tile registers: a product takes the depth in runs by itself, without clearing its sums
+MOST_ROWS = 16  # register tiles
+
+
+@dataclass(frozen=True)
+class Blocks:
+    """What one program computes."""
+
+    rows: int
+    columns: int
+    depth: int
+
+    def __str__(self) -> str:
+        return f"{self.rows} x {self.columns}, depth {self.depth}"
+
+
+@dataclass(frozen=True)
+class RowRange:
+    """The numbers of rows that one kernel variant serves, with examples to choose its blocks for."""
+
+    at_most: int | None  # None: everything above the other ranges
+    examples: tuple[int, ...]
+
+
+def row_ranges(rows: Size) -> list[RowRange]:
+    """The kernel variants for a number of rows: one when it is known."""
+    rows = simplify(rows)
+    if isinstance(rows, int):
+        return [RowRange(None, (rows,))]
+    low, high = (max(1, bound) for bound in (lower_bound(rows), upper_bound(rows)))  # n - 3 may be less, as bounds go
+    ranges: list[RowRange] = []
+    for step in ROW_STEPS:
+        if step >= high:
+            return [*ranges, RowRange(None, _examples(low, high))]
+        if low <= step:
+            ranges.append(RowRange(step, _examples(low, step)))
+            low = step + 1
+    return [*ranges, RowRange(None, _examples(low, min(high, 16 * low)))]
+
+
+def _examples(low: int, high: int) -> tuple[int, ...]:
+    """Both ends of a range of rows and what lies between them in steps of four."""
+    found = [high]
+    while found[-1] > 4 * low:
+        found.append(found[-1] // 4)
+    return (*found, low) if found[-1] != low else tuple(found)
+
+
+def depth_block(depth: Size, largest: int = LARGEST_DEPTH) -> int:
+    """All of a moderate depth, else its largest divisor in a good range, else a masked block."""
+    depth = simplify(depth)
+    if not isinstance(depth, int):
+        return 256
+    if depth <= largest:
+        return depth
+    for block in range(largest, 191, -1):
+        if depth % block == 0:
+            return block
+    steps = ceil(depth / 448)
+    return ceil(depth / steps)
+
+
+@dataclass(frozen=True)
+class _Kernel:
+    """The innermost product."""
+
+    tile: tuple[int, int]  # of registers
+    rate: float  # relative to float32
+    itemsize: int  # of an operand's element
+    in_place: bool  # whether tile registers read B where it lies
+
+
+@lru_cache(maxsize=4096)
+def _choose(rows: tuple[int, ...], columns: int, depth: int, batches: int, kernel: _Kernel, machine: Machine) -> Blocks:
+    """The blocks with the least product of the times of all examples."""
+    best: tuple[float, Blocks] | None = None
+    for blocks in _possible(max(rows), columns, depth, kernel.tile):
+        score = prod(_seconds(count, columns, depth, batches, blocks, kernel, machine) for count in rows)
+        if best is None or score < best[0]:
+            best = (score, blocks)
+    assert best is not None
+    return best[1]
+
+
+def _possible(rows: int, columns: int, depth: int, tile: tuple[int, int]) -> Iterator[Blocks]:
+    """Blocks of whole register tiles: rows in equal parts, columns in few or equal parts."""
+    tile_rows, tile_columns = tile
+    column_tiles = ceil(columns / tile_columns)
+    seen: set[int] = set()
+    for row_tiles in range(1, min(MOST_ROWS, ceil(rows / tile_rows)) + 1):
+        row_blocks = ceil(rows / min(row_tiles * tile_rows, rows))
+        block_m = ceil(rows / row_blocks)  # equal blocks instead of a short last one
+        unit = 16 if tile_rows % 16 == 0 else 2  # the product handles rows in tiles of 16, or in pairs
+        block_m = ceil(block_m / unit) * unit if row_blocks > 1 else block_m
+        if block_m in seen:
+            continue
+        seen.add(block_m)
+        for panels in range(1, column_tiles + 1):
+            if panels <= 8 or column_tiles % panels == 0:
+                yield Blocks(block_m, panels * tile_columns, depth_block(depth))
+
+
+def _seconds(
+    rows: int, columns: int, depth: int, batches: int, blocks: Blocks, kernel: _Kernel, machine: Machine
+) -> float:
+    """The model: register-tile work, traffic from the caches, program starts, balance of the threads."""
+    used, tile = min(rows, blocks.rows), kernel.tile
+    row_tiles, row_blocks = ceil(used / tile[0]), ceil(rows / blocks.rows)
+    # A register tile with few rows waits for loads of B, not for multiplications.
+    rows_in_tile = max(used / row_tiles, tile[0] / 3)
+    compute = row_tiles * ceil(blocks.columns / tile[1]) * 2 * rows_in_tile * tile[1] * depth
+    compute /= machine.flops * kernel.rate
+    steps = ceil(depth / blocks.depth)
+    right: float = blocks.columns * depth * kernel.itemsize
+    left = used * depth * kernel.itemsize
+    result = used * blocks.columns * 4 * (2 * steps + 1)
+    if kernel.in_place:
+        # B's block stays in level 2 for the programs of all rows, and sums beside it where they are few.
+        near = 4 * used * blocks.columns <= machine.l2_bytes / 32
+        right /= row_blocks if right <= machine.l2_bytes / 2 else 1
+    else:
+        # Panels of B pass one after the other: half of them count (2048 x 2048 x 2048: 107.7 ms, with all 110.7).
+        resident = kernel.itemsize * (blocks.columns / 2 + used) * blocks.depth + 4 * used * blocks.columns
+        near = resident <= machine.l2_bytes * 0.75
+    speed = machine.l2_bandwidth if near else machine.memory / 2
+    traffic = (right + left) / (machine.memory) + result / speed
+    programs = row_blocks * ceil(columns / blocks.columns) * batches
+    one = max(compute, 0.5 * traffic) + 0.5 * min(compute, traffic) + machine.launches.program
+    return one * programs / balance(programs, machine.processors) / machine.processors
+
+
+def choose_blocks(
+    rows: tuple[int, ...], columns: Size, depth: Size, batches: Size, dtype: DType, target: Target, machine: Machine,
+    width: int, group: int = 1,
+) -> Blocks:  # fmt: skip
+    """The best blocks of the model for examples of a number of rows; other unknown sizes at representative values.
+
+    `dtype` is the operands' element type, `width` that of the panels of B (0: B is strided), `group` the steps of the
+    depth that lie beside each other in them (more than one: the depth is known, and tile registers read them there).
+    """
+    tile_rows, tile_columns = target.microtile(dtype)
+    rate = target.dot_rate(dtype)
+    kernel = _Kernel((tile_rows, width or tile_columns), rate, dtype.itemsize, group > 1)
+    blocks = _choose(rows, expected(columns), expected(depth), expected(batches), kernel, machine)
+    if group > 1:
+        return Blocks(blocks.rows, blocks.columns, expected(depth))
+    largest = LARGEST_TILED_DEPTH if rate > 1 else LARGEST_DEPTH  # faster than float32's: tile registers
+    return Blocks(blocks.rows, blocks.columns, depth_block(depth, largest))

@@ -1,0 +1,1 @@
+"""Matrix products on Hopper, by tensor copies and wgmma."""

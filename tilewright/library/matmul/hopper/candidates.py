@@ -1,0 +1,239 @@
+"""Matrix products by the Hopper kernel of tensor copies and wgmma: forms for each range of rows, gates, norms of the
+rows that are read, early starts.
+
+A number of rows that is known only at run time is divided into ranges, each with the form that suits it; the plan's
+step then has one choice for each.  Weights that are constants are read before the kernels ahead have ended.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+from functools import lru_cache
+from typing import Any
+
+import tilewright.language as tl
+from tilewright.dtypes import DType, bfloat16, float16, float32
+from tilewright.graph.core import Graph, Node, Value
+from tilewright.graph.fusion import Group
+from tilewright.launch.jit import JITFunction
+from tilewright.library.binding import bind_extra
+from tilewright.library.candidate import Candidate, KernelCall, Operand, PackedConstant, Stage, TiledOperand
+from tilewright.library.cost import Cost, expected
+from tilewright.library.generated.elementwise import chain_operations, total_bytes
+from tilewright.library.matmul.cpu import Problem, Slots
+from tilewright.library.matmul.gate import GateSlots
+from tilewright.library.matmul.hopper import kernel as hopper
+from tilewright.library.matmul.hopper.choice import FEW_ROWS, close_forms, dependent, filled
+from tilewright.library.matmul.hopper.choice import Problem as HopperProblem
+from tilewright.library.matmul.hopper.config import MatmulForm
+from tilewright.library.packing import halves_recipe
+from tilewright.library.tile_epilogue import TileEpilogue, tile_epilogue, tile_function
+from tilewright.symbolic import (
+    Size,
+    ceil_divide,
+    lift,
+    lower_bound,
+    minimum,
+    product,
+    simplify,
+    upper_bound,
+)
+from tilewright.targets.base import Target
+from tilewright.targets.machine import Machine
+
+HOPPER_FORMS = 10  # forms that are candidates, beside those in which warpgroups take turns
+ROW_RANGES = (16, 64, 128, 256, 1024)  # ends of the ranges of a run-time number of rows
+_TILED_BYTES = 16  # what strides and addresses of tensor copies are multiples of
+_GATE_WIDTH = 8  # columns of either half that lie beside each other
+
+
+@dataclass(frozen=True)
+class _Product:
+    """A product that the kernel can compute: `columns` are those of the sums, twice those of a gated result."""
+
+    rows: Size
+    columns: int
+    depth: int
+    a: Value
+    b: Value | PackedConstant
+    transposed: bool  # b is [depth, columns]
+    ready: bool  # b is a constant
+    epilogue: TileEpilogue
+    gate: JITFunction | None = None
+    norm: JITFunction | None = None  # sums of squares of A's rows -> factors of these
+
+    @property
+    def dtype(self) -> DType:
+        return self.a.dtype
+
+    @property
+    def slots(self) -> Slots:
+        return self.epilogue.slots
+
+
+def hopper_products(
+    problem: Problem, slots: Slots, group: Group, target: Target, graph: Graph | None = None,
+    norm: Node | None = None,
+) -> list[Candidate]:  # fmt: skip
+    """The Hopper product in several forms; none where tensor copies cannot read the operands or it would change the
+    precision. `graph` tells which operands are constants, `norm` how the few rows of A are normalised first."""
+    b = problem.b
+    if not isinstance(b, (Value, PackedConstant)):
+        return []
+    ready = isinstance(b, PackedConstant) or (graph is not None and b in graph.constants)
+    return _candidates(_described(problem, b, ready, slots, norm=norm), group, target)
+
+
+def gated_products(
+    problem: Problem, slots: GateSlots, group: Group, target: Target, norm: Node | None = None
+) -> list[Candidate]:
+    """The same of a gated product with constant weights, whose halves are interleaved in memory."""
+    if not isinstance(problem.b, Value):
+        return []
+    transposed = problem.b_depth == 1  # in the graph's words: [columns, depth]
+    weights = PackedConstant(problem.b, halves_recipe(_GATE_WIDTH, transposed))
+    found = _described(problem, weights, True, slots.rest, 2, norm)
+    if found is None:
+        return []
+    gate = tile_function(slots.gate, found.slots.stored.dtype)
+    epilogue = replace(found.epilogue, activations=found.epilogue.activations + 1)
+    return _candidates(replace(found, gate=gate, epilogue=epilogue), group, target)
+
+
+def _described(
+    problem: Problem, b: Value | PackedConstant, ready: bool, slots: Slots, sums: int = 1, norm: Node | None = None
+) -> _Product | None:
+    """The product, if the kernel can compute it; `sums` go into one result."""
+    columns, depth = problem.columns, problem.depth
+    if problem.batches != 1 or not isinstance(columns, int) or not isinstance(depth, int):
+        return None
+    b_type = b.dtype if isinstance(b, Value) else b.value.dtype
+    aligned = all(extent * 2 % _TILED_BYTES == 0 for extent in (columns // sums, depth))
+    inputs, outputs = (float16, bfloat16), (float16, bfloat16, float32)
+    if not aligned or problem.a.dtype not in inputs or b_type != problem.a.dtype or slots.stored.dtype not in outputs:
+        return None
+    epilogue = tile_epilogue(slots, columns // sums)
+    factors = rms_factors(depth, norm.attributes["epsilon"]) if norm is not None else None
+    return _Product(problem.rows, columns, depth, problem.a, b, problem.b_column == 1, ready, epilogue, norm=factors)
+
+
+@lru_cache(maxsize=1024)
+def rms_factors(depth: int, epsilon: float) -> JITFunction:
+    """`factors(squares)`: what an RMS norm multiplies rows of `depth` elements by. Always the same for the same."""
+    source = f"def rms_factors(squares):\n    return tl.rsqrt(squares * {1 / depth!r} + {epsilon!r})\n"
+    return JITFunction.from_source(source, "rms_factors", {"tl": tl})
+
+
+def _candidates(found: _Product | None, group: Group, target: Target) -> list[Candidate]:
+    if found is None or not getattr(target, "wgmma", False):
+        return []
+    if len(group.outputs) > 1 and upper_bound(found.rows) > FEW_ROWS:
+        return []  # others than the last are stored by threads, element by element
+    spans = _spans(found.rows)
+    ranked = [_forms(found, example, at_most, target.machine()) for example, at_most in spans]
+    candidates = []
+    for forms in zip(*ranked, strict=False):
+        calls = []
+        reasons: dict[str, Any] = {"epilogue": found.slots.function.__name__}
+        if found.gate is not None:
+            reasons["gate"] = found.gate.__name__
+        if found.norm is not None:
+            reasons["norm"] = "of the rows that are read: their sums are scaled"
+        for (_, at_most), (form, _) in zip(spans, forms, strict=True):
+            last = at_most is None or at_most >= upper_bound(found.rows)
+            condition = None if at_most is None or last else (found.rows, at_most)
+            calls.append(_call(found, form, condition, target))
+            tile = "tile" if isinstance(found.rows, int) else "rows" if last else f"rows <= {at_most}"
+            reasons[tile] = described(form)
+        cost = _cost(found, group, forms[-1][1])
+        name = "hopper matmul" if found.gate is None else "hopper gated matmul"
+        candidates.append(Candidate(name, (Stage(tuple(calls)),), cost, (), reasons))
+    return candidates
+
+
+def _spans(rows: Size) -> list[tuple[int, int | None]]:
+    """A representative number of rows of each range, and the range's end."""
+    if isinstance(rows, int):
+        return [(rows, None)]
+    low, high = lower_bound(rows), upper_bound(rows)
+    ends = [end for end in ROW_RANGES if low <= end < high]
+    spans: list[tuple[int, int | None]] = [(end, end) for end in ends]
+    past = max([low, *(2 * end for end in ends)])
+    return [*spans, (min(high, max(past, expected(rows))), None)]
+
+
+def _cost(found: _Product, group: Group, seconds: float) -> Cost:
+    flops = simplify(lift(product([found.rows, found.columns])) * found.depth * 2 + chain_operations(group.epilogue))
+    return Cost(total_bytes(group.inputs, group.outputs), flops, seconds)
+
+
+def _call(found: _Product, form: MatmulForm, condition: tuple[Size, int] | None, target: Target) -> KernelCall:
+    """The launch of a form."""
+    rows, columns, depth, slots = found.rows, found.columns, found.depth, found.slots
+    form = form._replace(EPILOGUE=slots.function, GATE=found.gate)
+    form = dependent(form) if found.ready else form
+    shape = (depth, columns) if found.transposed else (columns, depth)
+    stored = columns // 2 if found.gate is not None else columns
+    operands: dict[str, Operand] = {
+        "a": TiledOperand(found.a, (rows, depth), (depth, 1), form.left_block),
+        "b": TiledOperand(found.b, shape, (shape[1], 1), form.right_block),
+        "c": TiledOperand(slots.stored, (rows, stored), (stored, 1), form.out_block),
+        "c_tail": TiledOperand(slots.stored, (rows, stored), (stored, 1), form.tail_block),
+        "M": rows, "N": columns, "K": depth, "batches": 1,
+    }  # fmt: skip
+    types = dict.fromkeys(("M", "N", "K", "batches"), "i32")
+    bind_extra(slots.extra, operands, types)
+    grid = (_grid(form, rows, columns, target.machine().processors), 1, 1)
+    return KernelCall(hopper.matmul, operands, types, {"FORM": form}, grid, condition)
+
+
+def _grid(form: MatmulForm, rows: Size, columns: int, processors: int) -> Size:
+    """CTAs of a launch, as `MatmulForm.grid`, for rows that may be known only at run time."""
+    if isinstance(rows, int):
+        return form.grid(rows, columns, 1, processors)[0]
+    tiles = lift(ceil_divide(rows, form.BM * form.SHARE_B)) * -(-columns // (form.BN * form.SHARE_A))
+    if form.SPLIT > 1 or form.SINGLE:
+        return simplify(tiles * form.cluster)
+    return simplify(lift(minimum(simplify(tiles), processors // form.cluster)) * form.cluster)
+
+
+def described(form: MatmulForm) -> str:
+    """What tells a form from others."""
+    parts = [f"{form.BM} x {form.BN}, depth {form.BK}, {form.STAGES} stages, {form.CONSUMERS} warpgroups"]
+    parts += ["in turns"] if form.TURNS else []
+    parts += [f"A shared by {form.SHARE_A}"] if form.SHARE_A > 1 else []
+    parts += [f"B shared by {form.SHARE_B}"] if form.SHARE_B > 1 else []
+    parts += [f"depth split by {form.SPLIT}"] if form.SPLIT > 1 else []
+    parts += ["one tile a CTA"] if form.SINGLE else []
+    return ", ".join(parts)
+
+
+def _forms(
+    found: _Product, example: int, at_most: int | None, machine: Machine
+) -> tuple[tuple[MatmulForm, float], ...]:
+    most = example if isinstance(found.rows, int) else at_most or upper_bound(found.rows)
+    problem = HopperProblem(
+        example, found.columns, found.depth, 1, tl.dtype(found.dtype), tl.dtype(found.slots.stored.dtype), False,
+        found.transposed, work=found.epilogue.work, at_most=most,
+    )  # fmt: skip
+    epilogue = found.epilogue
+    by_column, by_element = epilogue.column_loads > 0, epilogue.element_loads > 0
+    return _usable_forms(problem, machine, found.gate is not None, by_column, by_element, found.norm)
+
+
+@lru_cache(maxsize=1024)
+def _usable_forms(
+    problem: HopperProblem, machine: Machine, gated: bool, by_column: bool, by_element: bool, norm: JITFunction | None
+) -> tuple[tuple[MatmulForm, float], ...]:
+    """The forms worth timing, the one to take untimed first."""
+
+    def usable(form: MatmulForm) -> MatmulForm | None:
+        many = form.TURNS and form.BM * form.BN > 128 * 128  # sums of a thread
+        if (gated and (form.SPLIT > 1 or form.BN % 16)) or (many and by_element):
+            return None
+        # Of operands for each column, few registers hold many; those of each element are as many as the sums.
+        together = by_column and not (by_element or gated or many) and form.SPLIT == 1
+        form = form._replace(TOGETHER=2 if together else 1, NORM=norm)
+        return filled(form) if form.norm_bytes else form
+
+    return tuple(close_forms(problem, machine, usable, HOPPER_FORMS))

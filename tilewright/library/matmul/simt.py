@@ -1,0 +1,171 @@
+"""Matrix products on GPUs: tiles of `tl.dot`, and on Hopper the kernel of tensor copies and wgmma."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import Any
+
+from tilewright.dtypes import float32
+from tilewright.graph.core import Graph, Node, Value
+from tilewright.graph.fusion import Group, read_outside
+from tilewright.library.candidate import Candidate, KernelCall, Stage
+from tilewright.library.cost import Cost, expected
+from tilewright.library.generated.elementwise import chain_operations, total_bytes
+from tilewright.library.matmul.cpu import (
+    Problem,
+    Slots,
+    as_sum_of_products,
+    describe,
+    epilogue_slots,
+    gemm_call,
+    norm_in_front,
+)
+from tilewright.library.matmul.cpu_blocks import Blocks, row_ranges
+from tilewright.library.matmul.gate import gate_slots
+from tilewright.library.matmul.hopper.candidates import gated_products, hopper_products
+from tilewright.library.matmul.simt_parts import in_parts, product_part
+from tilewright.library.matmul.simt_tiles import Product, Tile, ranked_tiles
+from tilewright.library.rows.simt import gpu_reduction
+from tilewright.library.split import split_group
+from tilewright.library.tile_epilogue import plain_work
+from tilewright.symbolic import Size, lift, product, simplify
+from tilewright.targets.base import Target
+
+PLAIN_FORMS = 6  # tiles of the plain kernel that are candidates
+
+
+def gpu_contraction(group: Group, graph: Graph, target: Target) -> list[Candidate]:
+    """The candidates of a group whose anchor is a matrix product.
+
+    Raises `NotImplementedError` for a gated product that no kernel takes whole.
+    """
+    assert group.anchor is not None
+    if group.anchor.output.dtype.is_integer:
+        return gpu_reduction(as_sum_of_products(group), graph, target)
+    norm = norm_in_front(group)
+    if norm is not None:
+        return _normed(group, norm, graph, target)
+    problem = describe(group.anchor, graph, 0)
+    gate = gate_slots(group, graph)
+    if gate is not None:
+        found = gated_products(problem, gate, group, target)
+        if not found:
+            raise NotImplementedError("the halves of this product do not meet in one kernel")
+        return found
+    return product_candidates(problem, epilogue_slots(group, graph), group, target, graph)
+
+
+def _normed(group: Group, norm: Node, graph: Graph, target: Target) -> list[Candidate]:
+    """A product that normalises the few rows that it reads; where its kernel cannot, a norm and a product."""
+    assert group.anchor is not None and norm.inputs[0] is not None
+    nodes = [node for node in group.nodes if node is not norm]
+    bare = Group(group.kind, nodes, read_outside(nodes), group.outputs, group.anchor, group.name)
+    problem = replace(describe(group.anchor, graph, 0), a=norm.inputs[0])
+    try:
+        gate = gate_slots(bare, graph)
+        if gate is not None:
+            found = gated_products(problem, gate, group, target, norm)
+        else:
+            found = hopper_products(problem, epilogue_slots(bare, graph), group, target, graph, norm)
+    except NotImplementedError:  # of what comes behind the product
+        found = []
+    return found or _behind_norm(bare, norm, graph, target)
+
+
+def _behind_norm(group: Group, norm: Node, graph: Graph, target: Target) -> list[Candidate]:
+    """A norm by a kernel of its own, then each candidate of the product that reads it."""
+    inputs = [value for value in norm.inputs if value is not None]
+    first, *_ = gpu_reduction(Group("reduction", [norm], inputs, [norm.output], norm, group.name), graph, target)
+    try:
+        products = gpu_contraction(group, graph, target)
+    except NotImplementedError as reason:
+        products = split_group(group, graph, target, gpu_contraction, str(reason))
+    reasons = {"norm": "by a kernel of its own: none of products takes it"}
+    return [
+        Candidate(
+            f"norm and {found.name}",
+            (*first.stages, *found.stages),
+            replace(found.cost, seconds=first.cost.seconds + found.cost.seconds),
+            (norm.output, *found.temporaries),
+            {**found.reasons, **reasons},
+        )
+        for found in products
+    ]
+
+
+def product_candidates(
+    problem: Problem, slots: Slots, group: Group, target: Target, graph: Graph | None = None
+) -> list[Candidate]:
+    """Ways to compute a product, several of each kernel, in the order of their estimates; `graph` tells which operands
+    are constants."""
+    return [*_plain(problem, slots, group, target), *hopper_products(problem, slots, group, target, graph)]
+
+
+def product_cost(group: Group, rows: Size, columns: Size, depth: Size, batches: Size, seconds: float) -> Cost:
+    elements = simplify(lift(product([batches, rows])) * columns)
+    flops = simplify(lift(elements) * depth * 2 + chain_operations(group.epilogue))
+    return Cost(total_bytes(group.inputs, group.outputs), flops, seconds)
+
+
+# -- Plain products ---------------------------------------------------------------------------------------------------
+
+
+def _plain(problem: Problem, slots: Slots, group: Group, target: Target) -> list[Candidate]:
+    """`library.matmul.kernel` in tiles for a GPU, with a variant for each range of rows that can occur.
+
+    The first candidate has the best tile for each range, the second the second best, and so on.
+    """
+    spans = row_ranges(problem.rows)
+    sizes = (problem.columns, problem.depth, problem.batches)
+    ranked = [plain_tiles(span.examples, sizes, problem.a, target) for span in spans]
+    elements = expected(simplify(lift(product([problem.batches, problem.rows])) * problem.columns))
+    machine, found = target.machine(), []
+    behind = elements * plain_work(slots) / (machine.processors * machine.clock)
+    tf32 = tf32_constants(problem.a, target)
+    for tiles in zip(*(each[:PLAIN_FORMS] for each in ranked), strict=True):
+        calls: list[KernelCall] = []
+        reasons: dict[str, Any] = {"epilogue": slots.function.__name__, **({"precision": "tf32"} if tf32 else {})}
+        for span, (tile, _) in zip(spans, tiles, strict=True):
+            condition = None if span.at_most is None else (problem.rows, span.at_most)
+            call = gemm_call(problem, slots, Blocks(tile.rows, tile.columns, tile.depth), condition)
+            calls.append(replace(call, constants={**call.constants, **tf32}, options={"num_warps": tile.warps}))
+            reasons["rows" if span.at_most is None else f"rows <= {span.at_most}"] = str(tile)
+        seconds = tiles[-1][1] + behind
+        cost = product_cost(group, problem.rows, problem.columns, problem.depth, problem.batches, seconds)
+        found.append(Candidate("tiled matmul", (Stage(tuple(calls)),), cost, (), reasons))
+    return [*found, *_in_parts(problem, slots, group, target, behind)]
+
+
+def _in_parts(problem: Problem, slots: Slots, group: Group, target: Target, behind: float) -> list[Candidate]:
+    """The product with its depth divided among CTAs, where sizes are known and tiles are few."""
+    sizes = (problem.rows, problem.columns, problem.depth)
+    if problem.batches != 1 or not all(isinstance(size, int) for size in sizes):
+        return []
+    rows, columns, depth = map(expected, sizes)
+    constants = tf32_constants(problem.a, target)
+    return in_parts(
+        Product(rows, columns, depth, 1, problem.a.dtype, target.tf32), slots, group, target,
+        product_cost(group, rows, columns, depth, 1, behind),
+        lambda tile, parts, sums: product_part(problem, tile, parts, sums, constants),
+    )  # fmt: skip
+
+
+def tf32_constants(operand: Value, target: Target) -> dict[str, Any]:
+    """The constant by which plain kernels multiply float32 as tf32, where the target says so."""
+    return {"PRECISION": "tf32"} if operand.dtype == float32 and target.tf32 else {}
+
+
+def plain_tiles(
+    rows: tuple[int, ...], sizes: tuple[Size, Size, Size], operand: Value, target: Target
+) -> tuple[tuple[Tile, float], ...]:
+    """Tiles for examples of a number of rows, the best by the model first: columns, depth and batches are `sizes`."""
+    columns, depth, batches = map(expected, sizes)
+    products = tuple(Product(count, columns, depth, batches, operand.dtype, target.tf32) for count in rows)
+    return ranked_tiles(products, target.machine())
+
+
+def plain_tile(
+    rows: tuple[int, ...], sizes: tuple[Size, Size, Size], operand: Value, target: Target
+) -> tuple[Tile, float]:
+    """The first of `plain_tiles`."""
+    return plain_tiles(rows, sizes, operand, target)[0]

@@ -1,0 +1,80 @@
+"""Products with few tiles of the result: their depth divided among CTAs, and a kernel that sums the parts.
+
+98 pixels by 512 columns are 16 tiles of 64 x 64, for an H200's 132 SMs: with the depth in eight parts all have
+something to do.  The sums of the parts go through memory; they are added in one order, so that results are the same
+from run to run.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import replace
+from typing import Any
+
+from tilewright.dtypes import float32
+from tilewright.graph.core import Value
+from tilewright.graph.fusion import Group
+from tilewright.library.binding import bind_extra, bind_sizes, divides
+from tilewright.library.candidate import Candidate, KernelCall, Operand, Stage
+from tilewright.library.cost import Cost
+from tilewright.library.generated.generate import next_power_of_2
+from tilewright.library.generated.source import ExtraReferences
+from tilewright.library.matmul.cpu import Problem, Slots, gemm_call
+from tilewright.library.matmul.cpu_blocks import Blocks
+from tilewright.library.matmul.kernel import identity
+from tilewright.library.matmul.simt_parts_kernel import sum_parts
+from tilewright.library.matmul.simt_tiles import Product, Tile, ranked_parts, ranked_tiles
+from tilewright.symbolic import Size, ceil_divide, product
+from tilewright.targets.base import Target
+
+_SUMMED = 1024  # elements of a CTA that sums parts
+_COLUMNS = 128
+_WORTHWHILE = 0.95  # of the time of a product whose depth is not divided
+
+Partial = Callable[[Tile, int, Slots], KernelCall]
+
+
+def in_parts(posed: Product, slots: Slots, group: Group, target: Target, cost: Cost, call: Partial) -> list[Candidate]:
+    """The candidate that divides the depth of a product of known sizes, where the model says that it may pay.
+
+    `cost` is without the seconds of the product: what its epilogue takes.  `call` makes the launch that stores the sums
+    of so many parts of the depth, [parts, rows, columns] float32.
+    """
+    machine = target.machine()
+    found = ranked_parts(posed, machine) if posed.dtype == float32 else None
+    if found is None or found[2] > _WORTHWHILE * ranked_tiles((posed,), machine)[0][1]:
+        return []
+    tile, parts, seconds = found
+    sums = Value(f"{group.name}.parts", float32, (parts, posed.rows, posed.columns))
+    stages = (
+        Stage((call(tile, parts, Slots(identity, ExtraReferences(), sums)),)),
+        Stage((_sum(sums, posed, slots),)),
+    )
+    reasons = {"epilogue": slots.function.__name__, "tile": str(tile), "parts of the depth": parts}
+    return [Candidate("matmul in parts", stages, replace(cost, seconds=cost.seconds + seconds), (sums,), reasons)]
+
+
+def product_part(problem: Problem, tile: Tile, parts: int, slots: Slots, constants: dict[str, Any]) -> KernelCall:
+    """The sums of each part of the depth, as a batch: `parts` divide the depth."""
+    assert isinstance(problem.depth, int)
+    length = problem.depth // parts
+    a, b = ((0, product((length, step))) for step in (problem.a_depth, problem.b_depth))
+    part = replace(problem, depth=length, batches=parts, inner_batches=parts, a_batch=a, b_batch=b)
+    call = gemm_call(part, slots, Blocks(tile.rows, tile.columns, tile.depth), None)
+    return replace(call, constants={**call.constants, **constants}, options={"num_warps": tile.warps})
+
+
+def _sum(sums: Value, posed: Product, slots: Slots) -> KernelCall:
+    block_n = min(_COLUMNS, next_power_of_2(posed.columns))
+    block_m = _SUMMED // block_n
+    sizes: dict[str, Size] = {"rows": posed.rows, "columns": posed.columns}
+    constants: dict[str, Any] = {
+        "PARTS": sums.shape[0], "BLOCK_M": block_m, "BLOCK_N": block_n, "MASK_M": not divides(block_m, posed.rows),
+        "MASK_N": not divides(block_n, posed.columns), "EPILOGUE": slots.function,
+    }  # fmt: skip
+    operands: dict[str, Operand] = {"parts": sums, "out": slots.stored}
+    types: dict[str, str] = {}
+    bind_sizes(sizes, operands, types, constants)
+    bind_extra(slots.extra, operands, types)
+    grid = (ceil_divide(posed.rows, block_m), ceil_divide(posed.columns, block_n), 1)
+    return KernelCall(sum_parts, operands, types, constants, grid, options={"num_warps": 4})

@@ -1,0 +1,163 @@
+"""The time of products in tiles of `library.matmul.kernel` on a GPU.
+
+seconds = launch + max(waves of CTAs x the slowest unit of a CTA, bytes of global memory)
+
+It ranks tiles and promises nothing: ratios alone matter.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+from functools import lru_cache
+from math import ceil
+
+from tilewright.dtypes import DType
+from tilewright.targets.machine import Machine
+
+_ISSUE = 0.87  # instructions of a scheduler and clock, of many warps
+_ISSUE_ALONE = 0.85  # of one warp
+_STEP = 330.0  # clocks from one block of the depth to the next that a CTA alone waits
+_VECTOR_CLOCKS = 4.0  # of a multiprocessor, for a vector of 16 bytes to each lane of a warp from shared memory
+_BESIDE = 110.0  # instructions for a block of the depth beside arithmetic and loads
+_THREAD_SUMS = (8, 16, 32, 64)
+_START = 1500.0  # clocks from a CTA's start to its first product
+_PARTS = (2, 4, 8, 16)  # of a depth
+_LEAST_STEPS = 3  # blocks of a part
+
+
+@dataclass(frozen=True)
+class Tile:
+    """A tile of a product: `rows` x `columns` of the result, `depth` at a time, by `warps` warps."""
+
+    rows: int
+    columns: int
+    depth: int
+    warps: int
+
+    def __str__(self) -> str:
+        return f"{self.rows} x {self.columns}, depth {self.depth}, {self.warps} warps"
+
+
+@dataclass(frozen=True)
+class Product:
+    """The sizes of a product: rows, columns, depth, how often; the operands' type, and whether float32 goes as tf32."""
+
+    rows: int
+    columns: int
+    depth: int
+    batches: int
+    dtype: DType
+    tf32: bool = False
+
+    @property
+    def by_addition(self) -> bool:
+        """Whether it is made of multiply-adds on the ordinary units, none of tensor cores."""
+        return self.dtype.is_float and self.dtype.bits == 32 and not self.tf32
+
+
+def tiles(product: Product, machine: Machine) -> list[Tile]:
+    """Tiles that fit shared memory in three stages."""
+    size = product.dtype.itemsize
+    depths = (64, 32) if size <= 2 else (32, 16)
+    found = []
+    for rows in (16, 32, 64, 128):
+        for columns in (32, 64, 128):
+            if rows == 128 and columns == 32:
+                continue
+            for depth in depths:
+                if 3 * (rows + columns) * depth * size <= machine.shared_bytes - 2048:
+                    found += [Tile(rows, columns, depth, warps) for warps in _warps(rows * columns, product)]
+    return found
+
+
+def _warps(elements: int, product: Product) -> list[int]:
+    """How many warps may have a tile of the result."""
+    if product.by_addition:
+        return [warps for warps in (1, 2, 4, 8) if elements // (32 * warps) in _THREAD_SUMS]
+    return [8 if elements >= 128 * 128 else 4 if elements > 16 * 32 else 2]
+
+
+def seconds_of(tile: Tile, product: Product, machine: Machine) -> float:
+    """The expected time of a product in tiles of `library.matmul.kernel`."""
+    size = product.dtype.itemsize
+    ctas = ceil(product.rows / tile.rows) * ceil(product.columns / tile.columns) * product.batches
+    elements = product.rows * product.depth + product.depth * product.columns + product.rows * product.columns
+    moved = elements * size * product.batches / (machine.memory * min(1.0, 0.2 + 0.8 * ctas / machine.processors))
+    if product.by_addition:
+        computed = _float32_clocks(tile, product, ctas, machine) / machine.float32_clock
+        return machine.launches.kernel + max(computed, moved)
+    shared = 3 * (tile.rows + tile.columns) * tile.depth * size
+    resident = max(1, min(16 // tile.warps, machine.shared_bytes // shared))
+    # CTAs of one multiprocessor share its units; a single one leaves them idle at times.
+    busy = min(ceil(ctas / machine.processors), resident)
+    used = {1: 0.6, 2: 0.8}.get(busy, 0.9)
+    # Small tiles read more from shared memory for a product than tensor cores can use.
+    shape = min(1.0, (tile.rows * tile.columns / (tile.rows + tile.columns)) / 48)
+    rate = machine.dot_rate(product.dtype, product.tf32) * used * max(shape, 0.2)
+    work = 2.0 * tile.rows * tile.columns * product.depth / rate
+    loads = (tile.rows + tile.columns) * product.depth * size / machine.l2
+    turns = ceil(ctas / machine.processors)
+    clocks = _START + turns * max(work, loads) + ceil(turns / resident) * 600
+    return machine.launches.kernel + max(clocks / machine.clock, moved)
+
+
+def _float32_clocks(tile: Tile, product: Product, ctas: int, machine: Machine) -> float:
+    """Clocks of multiply-adds in tiles: those of the busiest multiprocessor.
+
+    A block of the depth takes a CTA alone what its instructions take one after the other, and a wait; several share the
+    schedulers, and the way from shared memory to registers.  Fitted to 20 tiles of eight products (H200, 2026-11-22).
+    """
+    sums = tile.rows * tile.columns // (32 * tile.warps)
+    columns = min(8, max(4, sums // 4))  # of a thread, about as `scalar_layout` has them
+    loads = tile.depth * (columns + sums / columns) / 4
+    arithmetic = sums * tile.depth
+    issued = arithmetic * 256 / machine.float32 + loads + sums + _BESIDE
+    alone = issued / _ISSUE_ALONE + _STEP
+    read = (tile.rows + tile.columns) * tile.depth * 4 / machine.l2
+    shared = tile.warps * max(issued / 4 / _ISSUE, loads * _VECTOR_CLOCKS)
+    registers = min(255, 64 + 3 * sums)
+    staged = 3 * (tile.rows + tile.columns) * tile.depth * 4
+    resident = max(1, min(32, 65536 // (registers * 32 * tile.warps), machine.shared_bytes // staged))
+    rounds, rest = divmod(ceil(ctas / machine.processors), resident)
+    steps = ceil(product.depth / tile.depth)
+
+    def together(count: int) -> float:
+        return steps * (max(alone, count * shared, count * read) + count * read / 50) + _START if count else 0.0
+
+    return rounds * together(resident) + together(rest)
+
+
+@lru_cache(maxsize=4096)
+def ranked_tiles(products: tuple[Product, ...], machine: Machine) -> tuple[tuple[Tile, float], ...]:
+    """All tiles with their times for the first of several examples; first the one whose times over all examples have
+    the least product."""
+
+    def score(tile: Tile) -> float:
+        total = 1.0
+        for product in products:
+            total *= seconds_of(tile, product, machine)
+        return total
+
+    ranked = sorted(tiles(products[0], machine), key=score)
+    return tuple((tile, seconds_of(tile, products[0], machine)) for tile in ranked)
+
+
+@lru_cache(maxsize=4096)
+def ranked_parts(product: Product, machine: Machine) -> tuple[Tile, int, float] | None:
+    """The tile, the number of parts of the depth (two or more, which divide it) and the time of the quickest product
+    in parts, with that of their sum; None where nothing divides the depth."""
+    best: tuple[Tile, int, float] | None = None
+    elements = product.rows * product.columns
+    for parts in _PARTS:
+        length, rest = divmod(product.depth, parts)
+        if rest:
+            continue
+        part = replace(product, depth=length, batches=parts)
+        summing = machine.launches.kernel + elements * (parts + 1) * 4 / machine.memory
+        for tile in tiles(part, machine):
+            if length < _LEAST_STEPS * tile.depth:
+                continue
+            seconds = seconds_of(tile, part, machine) + summing
+            if best is None or seconds < best[2]:
+                best = tile, parts, seconds
+    return best

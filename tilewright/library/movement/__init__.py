@@ -1,0 +1,1 @@
+"""Movement of data: permutes, slices, gathers, scatters."""

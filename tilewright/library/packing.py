@@ -1,0 +1,252 @@
+"""Constants stored in the order in which a kernel reads them: recipes as data, and how to undo them.
+
+A recipe is a tuple of (key, value) pairs; `kind` says which:
+
+    panels   ("width", W), ("transposed", bool), and ("group", G) where G > 1 divides the depth
+             a matrix [depth, columns] (or [columns, depth] when transposed) as [columns/W][depth][W]:
+             columns are cut into panels of W, the last one filled with zeros;
+             with a group as [columns/W][depth/G][W][G]: G steps of the depth lie beside each other
+    taps     ("width", W), ("groups", G)
+             convolution weights [O, I/G, *kernel] as a matrix [kernel * I/G, O/G] in panels, for each
+             of the G groups: the depth runs over kernel positions first, then input channels
+    winograd ("width", W), ("groups", G)
+             3x3 convolution weights [O, I/G, 3, 3] as 16 matrices [I/G, O/G] in panels, for each of the G groups: the
+             taps transformed for Winograd's algorithm.  Rounded, so they do not give back the very same taps
+    order    ("axes", (…))
+             dimensions permuted, dense
+    halves   ("width", W), ("transposed", bool)
+             a matrix [depth, 2n] (or [2n, depth] when transposed) of the same shape: columns 2W i + j are
+             columns W i + j of the left half, columns 2W i + W + j are columns W i + j of the right half
+    runs     ("channels", C), ("fold", F), ("length", L)
+             convolution weights [O, I, rows, columns] as [O][rows / F][L]: of F lines together the taps one after
+             the other, [columns][F][C] with zeros for the channels beyond I and lines beyond the last, then zeros
+    gates    ("width", W), ("gates", G)
+             weights of recurrent layers [directions, depth, G N] as [directions][N / W][G][depth][W]: the panels of a
+             run of units stand together, the last run filled with zeros
+    lines    ("length", L)
+             the last dimension filled with zeros up to L elements
+    diagonal ("count", N)
+             convolution weights [O, I, 1, …] as a matrix [N O, N I]: N times along the diagonal, zeros elsewhere
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+
+Recipe = tuple[tuple[str, Any], ...]
+
+
+def panels_recipe(width: int, transposed: bool, group: int = 1) -> Recipe:
+    """The recipe of a matrix in column panels; `group` steps of its depth lie beside each other."""
+    recipe: Recipe = (("kind", "panels"), ("width", width), ("transposed", transposed))
+    return recipe if group == 1 else (*recipe, ("group", group))
+
+
+def taps_recipe(width: int, groups: int = 1) -> Recipe:
+    """The recipe of convolution weights in column panels."""
+    return (("kind", "taps"), ("width", width), ("groups", groups))
+
+
+def winograd_recipe(width: int, groups: int = 1) -> Recipe:
+    """The recipe of 3x3 convolution weights transformed for F(2x2, 3x3), in column panels."""
+    return (("kind", "winograd"), ("width", width), ("groups", groups))
+
+
+def is_exact(recipe: Recipe) -> bool:
+    """Whether `invert` gives back the very same constant."""
+    return dict(recipe)["kind"] != "winograd"
+
+
+def order_recipe(axes: Sequence[int]) -> Recipe:
+    """The recipe of permuted dimensions."""
+    return (("kind", "order"), ("axes", tuple(axes)))
+
+
+def halves_recipe(width: int, transposed: bool) -> Recipe:
+    """The recipe of a matrix whose columns are two halves, in groups of `width` columns of either in turns."""
+    return (("kind", "halves"), ("width", width), ("transposed", transposed))
+
+
+def runs_recipe(channels: int, fold: int, length: int) -> Recipe:
+    """The recipe of convolution weights in lines of the window, `fold` of them together."""
+    return (("kind", "runs"), ("channels", channels), ("fold", fold), ("length", length))
+
+
+def gates_recipe(width: int, gates: int) -> Recipe:
+    """The recipe of a recurrent layer's weights in panels, of all gates of the same units in turns."""
+    return (("kind", "gates"), ("width", width), ("gates", gates))
+
+
+def lines_recipe(length: int) -> Recipe:
+    """The recipe of a tensor whose lines begin `length` elements apart."""
+    return (("kind", "lines"), ("length", length))
+
+
+def diagonal_recipe(count: int) -> Recipe:
+    """The recipe of a matrix that stands `count` times along the diagonal of a larger one."""
+    return (("kind", "diagonal"), ("count", count))
+
+
+def packed_shape(recipe: Recipe, shape: Sequence[int]) -> tuple[int, ...]:
+    """The shape of the packed array."""
+    fields = dict(recipe)
+    if fields["kind"] == "panels":
+        columns, depth = (shape[0], shape[1]) if fields["transposed"] else (shape[1], shape[0])
+        return _panel_shape(depth, columns, fields["width"], fields.get("group", 1))
+    if fields["kind"] == "taps":
+        groups = fields["groups"]
+        columns, depth = shape[0] // groups, int(np.prod(shape[1:]))
+        return (groups, -(-columns // fields["width"]), depth, fields["width"])
+    if fields["kind"] == "winograd":
+        groups, width = fields["groups"], fields["width"]
+        return (groups, 16, -(-(shape[0] // groups) // width), shape[1], width)
+    if fields["kind"] == "order":
+        return tuple(shape[axis] for axis in fields["axes"])
+    if fields["kind"] == "halves":
+        return tuple(shape)
+    if fields["kind"] == "runs":
+        return (shape[0], -(-shape[2] // fields["fold"]), fields["length"])
+    if fields["kind"] == "gates":
+        units = -(-(shape[2] // fields["gates"]) // fields["width"])
+        return (shape[0], units, fields["gates"], shape[1], fields["width"])
+    if fields["kind"] == "lines":
+        return (*shape[:-1], fields["length"])
+    if fields["kind"] == "diagonal":
+        return (fields["count"] * shape[0], fields["count"] * shape[1])
+    raise ValueError(f"unknown packing recipe {recipe!r}")
+
+
+def apply(recipe: Recipe, array: np.ndarray) -> np.ndarray:
+    """The packed form of a constant, C-contiguous."""
+    fields = dict(recipe)
+    if fields["kind"] == "panels":
+        panels = _to_panels(array.T if fields["transposed"] else array, fields["width"])
+        return _group_depth(panels, fields.get("group", 1))
+    if fields["kind"] == "taps":
+        groups = fields["groups"]
+        matrices = _tap_matrices(array, groups)
+        return np.stack([_to_panels(matrix, fields["width"]) for matrix in matrices])
+    if fields["kind"] == "winograd":
+        return _winograd_taps(array, fields["groups"], fields["width"])
+    if fields["kind"] == "order":
+        return np.ascontiguousarray(array.transpose(fields["axes"]))
+    if fields["kind"] == "halves":
+        return _regrouped(array, 0 if fields["transposed"] else 1, (2, -1, fields["width"]))
+    if fields["kind"] == "runs":
+        outputs, channels, rows, columns = array.shape
+        fold, width = fields["fold"], columns * fields["fold"] * fields["channels"]
+        lines = np.zeros((outputs, -(-rows // fold) * fold, columns, fields["channels"]), array.dtype)
+        lines[:, :rows, :, :channels] = array.transpose(0, 2, 3, 1)
+        together = lines.reshape(outputs, -1, fold, columns, fields["channels"]).swapaxes(2, 3)
+        runs = np.zeros((outputs, together.shape[1], fields["length"]), array.dtype)
+        runs[..., :width] = together.reshape(outputs, -1, width)
+        return runs
+    if fields["kind"] == "gates":
+        parts = np.split(array, fields["gates"], axis=2)
+        sides = [np.stack([_to_panels(part[side], fields["width"]) for part in parts], 1) for side in range(len(array))]
+        return np.ascontiguousarray(np.stack(sides))
+    if fields["kind"] == "lines":
+        lines = np.zeros((*array.shape[:-1], fields["length"]), array.dtype)
+        lines[..., : array.shape[-1]] = array
+        return lines
+    if fields["kind"] == "diagonal":
+        matrix = array.reshape(array.shape[:2])
+        return np.kron(np.eye(fields["count"], dtype=array.dtype), matrix)
+    raise ValueError(f"unknown packing recipe {recipe!r}")
+
+
+def invert(recipe: Recipe, array: np.ndarray, shape: Sequence[int]) -> np.ndarray:
+    """The constant of `shape` whose packed form is `array`, C-contiguous.
+
+    Raises `ValueError` when `array` does not have the packed shape, or does not tell the constant exactly.
+    """
+    fields = dict(recipe)
+    if not is_exact(recipe):
+        raise ValueError(f"the recipe {recipe!r} rounds: it cannot be undone")
+    shape = tuple(shape)
+    if array.shape != packed_shape(recipe, shape):
+        raise ValueError(f"packed array has shape {array.shape}, expected {packed_shape(recipe, shape)}")
+    if fields["kind"] == "panels":
+        columns = shape[0] if fields["transposed"] else shape[1]
+        group = fields.get("group", 1)
+        panels = array if group == 1 else array.swapaxes(2, 3).reshape(len(array), -1, fields["width"])
+        matrix = _from_panels(panels, columns)
+        return np.ascontiguousarray(matrix.T if fields["transposed"] else matrix)
+    if fields["kind"] == "taps":
+        groups, kernel = fields["groups"], shape[2:]
+        matrices = np.stack([_from_panels(part, shape[0] // groups) for part in array])
+        taps = matrices.reshape(groups, *kernel, shape[1], shape[0] // groups)
+        rank = len(kernel)
+        ordered = taps.transpose(0, rank + 2, rank + 1, *range(1, rank + 1))
+        return np.ascontiguousarray(ordered.reshape(shape))
+    if fields["kind"] == "halves":
+        return _regrouped(array, 0 if fields["transposed"] else 1, (-1, 2, fields["width"]))
+    if fields["kind"] == "runs":
+        fold, channels = fields["fold"], fields["channels"]
+        together = array[..., : shape[3] * fold * channels].reshape(shape[0], -1, shape[3], fold, channels)
+        lines = together.swapaxes(2, 3).reshape(shape[0], -1, shape[3], channels)
+        return np.ascontiguousarray(lines[:, : shape[2], :, : shape[1]].transpose(0, 3, 1, 2))
+    if fields["kind"] == "gates":
+        units, numbers = shape[2] // fields["gates"], range(fields["gates"])
+        whole = [np.concatenate([_from_panels(side[:, gate], units) for gate in numbers], axis=1) for side in array]
+        return np.ascontiguousarray(np.stack(whole))
+    if fields["kind"] == "lines":
+        return np.ascontiguousarray(array[..., : shape[-1]])
+    if fields["kind"] == "diagonal":
+        return np.ascontiguousarray(array[: shape[0], : shape[1]]).reshape(shape)
+    return np.ascontiguousarray(array.transpose(np.argsort(fields["axes"])))
+
+
+def _regrouped(array: np.ndarray, axis: int, groups: tuple[int, int, int]) -> np.ndarray:
+    """An axis seen as [a, b, width], as [b, a, width]."""
+    split = array.reshape(*array.shape[:axis], *groups, *array.shape[axis + 1 :])
+    return np.ascontiguousarray(split.swapaxes(axis, axis + 1)).reshape(array.shape)
+
+
+def _tap_matrices(weights: np.ndarray, groups: int) -> np.ndarray:
+    """[O, I, *kernel] as [groups, kernel * I, O / groups]."""
+    rank = weights.ndim - 2
+    parts = weights.reshape(groups, weights.shape[0] // groups, *weights.shape[1:])
+    ordered = parts.transpose(0, *range(3, rank + 3), 2, 1)
+    return ordered.reshape(groups, -1, parts.shape[1])
+
+
+def _winograd_taps(weights: np.ndarray, groups: int, width: int) -> np.ndarray:
+    """[O, I, 3, 3] as [groups, 16, panels, I, width]: G g G' of each pair of channels, rounded once."""
+    taps = np.array([[1, 0, 0], [0.5, 0.5, 0.5], [0.5, -0.5, 0.5], [0, 0, 1]])
+    parts = weights.reshape(groups, -1, *weights.shape[1:]).astype(np.float64)
+    moved = taps @ parts @ taps.T
+    matrices = moved.transpose(0, 3, 4, 2, 1).reshape(groups, 16, weights.shape[1], -1).astype(weights.dtype)
+    return np.stack([np.stack([_to_panels(matrix, width) for matrix in group]) for group in matrices])
+
+
+def _to_panels(matrix: np.ndarray, width: int) -> np.ndarray:
+    depth, columns = matrix.shape
+    count = -(-columns // width)
+    panels = np.zeros((count, depth, width), matrix.dtype)
+    full = columns // width
+    panels[:full] = matrix[:, : full * width].reshape(depth, full, width).transpose(1, 0, 2)
+    if full < count:
+        panels[full, :, : columns - full * width] = matrix[:, full * width :]
+    return panels
+
+
+def _panel_shape(depth: int, columns: int, width: int, group: int) -> tuple[int, ...]:
+    shape = (-(-columns // width), depth // group, width)
+    return shape if group == 1 else (*shape, group)
+
+
+def _group_depth(panels: np.ndarray, group: int) -> np.ndarray:
+    """[count, depth, width] as [count, depth / group, width, group]."""
+    if group == 1:
+        return panels
+    count, _, width = panels.shape
+    return np.ascontiguousarray(panels.reshape(count, -1, group, width).swapaxes(2, 3))
+
+
+def _from_panels(panels: np.ndarray, columns: int) -> np.ndarray:
+    count, depth, width = panels.shape
+    return panels.transpose(1, 0, 2).reshape(depth, count * width)[:, :columns]

@@ -1,0 +1,1 @@
+"""Pooling of channels-last images."""

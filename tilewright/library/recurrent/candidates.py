@@ -1,0 +1,201 @@
+"""Recurrent layers: one launch that walks the steps, for rows of the batch by themselves or, on CPUs, in blocks."""
+
+from __future__ import annotations
+
+from math import ceil
+from typing import Any
+
+from tilewright.dtypes import float32
+from tilewright.graph.core import Graph, Node, Value
+from tilewright.graph.fusion import Group
+from tilewright.graph.recurrent import GATES, SLOTS
+from tilewright.library.binding import bind_sizes
+from tilewright.library.candidate import Candidate, KernelCall, Operand, PackedConstant, Stage
+from tilewright.library.cost import Cost, balance, estimate, expected
+from tilewright.library.generated.elementwise import total_bytes
+from tilewright.library.packing import gates_recipe
+from tilewright.library.recurrent.blocks_kernel import recurrent_planes, recurrent_rows
+from tilewright.library.recurrent.kernel import gru_first_step, gru_step, lstm_8bit_step, lstm_step, recurrent, rnn_step
+from tilewright.symbolic import Size, ceil_divide, lift, product, simplify
+from tilewright.targets.base import Target
+
+_STEPS = {
+    "rnn": rnn_step, "lstm": lstm_step, "lstm_8bit": lstm_8bit_step, "gru": gru_step, "gru_first": gru_first_step,
+}  # fmt: skip
+_SUMS = 8  # vectors that a step adds to at once, which hide how long one addition takes
+_GPU_BLOCK = 128
+MOST_ROWS = 56  # of a block: four register tiles, which use each panel of the weights that level 1 holds
+
+
+def recurrent_candidates(group: Group, graph: Graph, target: Target) -> list[Candidate]:
+    """The launches of `library.recurrent.kernel`, and on CPUs of `library.recurrent.blocks_kernel`."""
+    anchor = group.anchor
+    assert anchor is not None
+    found = [_row_by_row(group, target)]
+    x, weight = anchor.inputs[:2]
+    known = weight in graph.constants and x is not None and x.dtype == float32
+    if known and target.name == "cpu" and anchor.attributes["cell"] != "lstm_8bit":
+        found += _in_blocks(group, target)
+    return found
+
+
+def _common(anchor: Node) -> tuple[dict[str, Any], dict[str, Operand], dict[str, Size]]:
+    """The constants, operands and sizes that all kernels have."""
+    x, weight, initial, bias, lengths = [*anchor.inputs, None, None][:5]
+    assert x is not None and weight is not None and initial is not None
+    cell, functions = anchor.attributes["cell"], (*anchor.attributes["functions"], "tanh", "tanh")
+    steps, directions, batch, _ = x.shape
+    constants: dict[str, Any] = {
+        "GATES": GATES[cell], "SLOTS": SLOTS[cell],
+        "REVERSE": sum(1 << number for number, flag in enumerate(anchor.attributes["reverse"]) if flag),
+        "F": functions[0], "G": functions[1], "H": functions[2],
+        "BIAS": bias is not None, "LENGTHS": lengths is not None,
+    }  # fmt: skip
+    operands: dict[str, Operand] = {
+        "x": x, "weight": weight, "initial": initial, "bias": x if bias is None else bias,
+        "lengths": x if lengths is None else lengths, "out": anchor.output,
+    }  # fmt: skip
+    return constants, operands, {"steps": steps, "directions": directions, "batch": batch, "hidden": weight.shape[1]}
+
+
+def _row_by_row(group: Group, target: Target) -> Candidate:
+    """A program for each row of the batch: the state's product is one of a vector."""
+    anchor = group.anchor
+    assert anchor is not None
+    constants, operands, sizes = _common(anchor)
+    x, weight, cell = anchor.inputs[0], anchor.inputs[1], anchor.attributes["cell"]
+    assert x is not None and weight is not None
+    lanes = getattr(target, "vector_bits", 0) // 32
+    block = lanes * max(1, _SUMS // GATES[cell]) if lanes else _GPU_BLOCK
+    constants |= {"STEP": _STEPS[cell], "BLOCK": block}
+    types: dict[str, str] = {}
+    bind_sizes(sizes, operands, types, constants)
+    options = {} if lanes else {"num_warps": 4}
+    grid = (sizes["batch"], sizes["directions"], 1)
+    call = KernelCall(recurrent, operands, types, constants, grid, options=options)
+    rows = product(x.shape[:3])
+    flops = simplify(lift(rows) * product(weight.shape[1:]) * 2)
+    cost = _cost(group, target, flops, rows, simplify(lift(grid[0]) * grid[1]), 0.33, 0.7)
+    return Candidate("recurrent", (Stage((call,)),), cost, (), {"cell": cell, "block": block})
+
+
+def _in_blocks(group: Group, target: Target) -> list[Candidate]:
+    """Programs for a block of rows: the state's product is one of matrices.  A program walks the sequence of its block,
+    or the programs of a step share its units."""
+    anchor, threads = group.anchor, target.machine().processors
+    assert anchor is not None
+    _, _, sizes = _common(anchor)
+    batch, panels = sizes["batch"], ceil_divide(sizes["hidden"], target.microtile(float32)[1])
+    found = [_walk(group, target, _block(batch, threads))]
+    if threads > 1:
+        for side_by_side in _sides(len(anchor.attributes["reverse"])):
+            block = _block(batch, ceil(threads / expected(product((panels, side_by_side)))))
+            found.append(_share(group, target, block, panels, side_by_side))
+    return found
+
+
+def _sides(directions: int) -> list[int]:
+    """How many directions may be walked side by side."""
+    return sorted({1, directions})
+
+
+def _block(batch: Size, blocks: int) -> int:
+    """Rows of a block, so that there are `blocks` if the batch has as many rows, or more."""
+    if not isinstance(batch, int):
+        return MOST_ROWS
+    return ceil(batch / max(ceil(batch / MOST_ROWS), min(batch, blocks)))
+
+
+def _call(kernel: Any, group: Group, target: Target, block: int, grid: tuple[Size, Size, Size],
+          **own: Any) -> tuple[KernelCall, Value]:  # fmt: skip
+    """The launch of a kernel that takes blocks of rows, with constants of its `own`, and the temporary in which its
+    programs keep the sums of a step."""
+    anchor = group.anchor
+    assert anchor is not None
+    constants, operands, sizes = _common(anchor)
+    weight, cell = anchor.inputs[1], anchor.attributes["cell"]
+    assert weight is not None
+    width, gates = target.microtile(weight.dtype)[1], GATES[cell]
+    constants |= {"CELL": cell, "WIDTH": width, "BLOCK_B": block, "LAST": 1 if cell == "gru_first" else 0, **own}
+    operands["weight"] = PackedConstant(weight, gates_recipe(width, gates))
+    operands["sums"] = sums = Value(f"{anchor.output.name}.sums", float32, (product(grid[:2]), block * gates * width))
+    types: dict[str, str] = {}
+    bind_sizes(sizes, operands, types, constants)
+    return KernelCall(kernel, operands, types, constants, grid, planes=kernel is recurrent_planes), sums
+
+
+def _walk(group: Group, target: Target, block: int) -> Candidate:
+    """A program for each block of rows."""
+    anchor = group.anchor
+    assert anchor is not None and anchor.inputs[0] is not None
+    steps, directions, batch, _ = anchor.inputs[0].shape
+    grid = (simplify(ceil_divide(batch, block)), directions, 1)
+    call, sums = _call(recurrent_rows, group, target, block, grid)
+    passes = simplify(lift(steps) * product(grid))
+    cost = _cost(group, target, _flops(anchor), passes, product(grid), _efficiency(batch, block), 1.0)
+    return Candidate("recurrent rows", (Stage((call,)),), cost, (sums,), _reasons(anchor, block))
+
+
+def _share(group: Group, target: Target, block: int, panels: Size, side_by_side: int) -> Candidate:
+    """A program for each panel of units and each step, of each block of rows; the directions are walked side by side,
+    or in turn, so that the weights of one have level 2 for themselves."""
+    anchor, machine = group.anchor, target.machine()
+    assert anchor is not None and anchor.inputs[0] is not None
+    steps, directions, batch, _ = anchor.inputs[0].shape
+    turns = len(anchor.attributes["reverse"]) // side_by_side
+    blocks, phases = simplify(ceil_divide(batch, block)), 2 if anchor.attributes["cell"] == "gru_first" else 1
+    planes = simplify((lift(steps) * phases + 1) * turns)
+    grid = (simplify(lift(panels) * blocks), side_by_side, planes)
+    call, sums = _call(recurrent_planes, group, target, block, grid, IN_TURN=turns > 1)
+    programs = product(grid[:2])
+    threads = max(1, min(machine.processors, expected(programs)))
+    passes = simplify(lift(steps) * product((blocks, directions)))
+    streaming = 1.0 if side_by_side == 1 else 0.7
+    cost = _cost(group, target, _flops(anchor), passes, programs, _efficiency(batch, block), streaming,
+                 threads // side_by_side)  # fmt: skip
+    starts = ceil(expected(programs) / threads) * machine.launches.program
+    between = expected(planes) * (machine.launches.barrier + starts)
+    cost = Cost(cost.bytes, cost.flops, cost.seconds + between)
+    reasons = {**_reasons(anchor, block), "directions": side_by_side}
+    return Candidate("recurrent planes", (Stage((call,)),), cost, (sums,), reasons)
+
+
+def _flops(anchor: Node) -> Size:
+    x, weight = anchor.inputs[0], anchor.inputs[1]
+    assert x is not None and weight is not None
+    return simplify(lift(product(x.shape[:3])) * product(weight.shape[1:]) * 2)
+
+
+def _efficiency(batch: Size, block: int) -> float:
+    """Of a product with so few rows."""
+    rows = min(expected(batch), block)
+    return 0.6 * rows / (rows + 1.5)
+
+
+def _reasons(anchor: Node, block: int) -> dict[str, Any]:
+    return {"cell": anchor.attributes["cell"], "rows": block}
+
+
+def _cost(
+    group: Group,
+    target: Target,
+    flops: Size,
+    passes: Size,
+    programs: Size,
+    efficiency: float,
+    streaming: float,
+    sharers: int = 1,
+) -> Cost:
+    """Of a launch that reads the weights of a direction `passes` times, from beyond level 2 with a part `streaming` of
+    the bandwidth there is; `sharers` threads keep a part of them each."""
+    anchor, machine = group.anchor, target.machine()
+    assert anchor is not None and anchor.inputs[1] is not None
+    weight = anchor.inputs[1]
+    size = product(weight.shape[1:])
+    held = expected(size) * weight.dtype.itemsize
+    near = held <= max(1, sharers) * machine.l2_bytes
+    bandwidth = machine.l2_bandwidth if near else streaming * machine.memory
+    moved = simplify(lift(total_bytes(group.inputs, group.outputs)) + lift(passes) * size * weight.dtype.itemsize)
+    cost = estimate(machine, 0, flops, programs, weight.dtype, efficiency)
+    used = balance(max(1, expected(programs)), machine.processors)
+    return Cost(moved, flops, max(cost.seconds, expected(passes) * held / bandwidth / machine.processors / used))

@@ -1,0 +1,1 @@
+"""Reductions over the last dimension or over a middle one."""

@@ -1,0 +1,203 @@
+"""Reductions in the tile language, over the last dimension or over a middle one.
+
+The input is seen as [outer, reduced, inner]; `PROLOGUE` gives its blocks and `EPILOGUE` turns the
+reduced values into what is stored (the slots of `library.rows.kernel`).  `KIND` is sum, mean, max, min or
+product; maxima and minima propagate NaN as NumPy does.
+"""
+
+# mypy: ignore-errors
+# The bodies below are tile language, which has types of its own.
+
+from __future__ import annotations
+
+import tilewright
+import tilewright.language as tl
+from tilewright.library.masks import both, within
+
+
+@tilewright.jit
+def sum_of(left, right):
+    """The combination of a sum."""
+    return left + right
+
+
+@tilewright.jit
+def product_of(left, right):
+    """The combination of a product."""
+    return left * right
+
+
+@tilewright.jit
+def maximum_of(left, right):
+    """The combination of a maximum that keeps NaN."""
+    return tl.maximum(left, right, propagate_nan=tl.PropagateNan.ALL)
+
+
+@tilewright.jit
+def minimum_of(left, right):
+    """The combination of a minimum that keeps NaN."""
+    return tl.minimum(left, right, propagate_nan=tl.PropagateNan.ALL)
+
+
+@tilewright.jit
+def combine(left, right, KIND: tl.constexpr):
+    """One step of the reduction `KIND`."""
+    if KIND == "max":
+        result = maximum_of(left, right)
+    elif KIND == "min":
+        result = minimum_of(left, right)
+    elif KIND == "product":
+        result = left * right
+    else:
+        result = left + right
+    return result
+
+
+@tilewright.jit
+def reduce_axis(x, AXIS: tl.constexpr, KIND: tl.constexpr):
+    """The reduction `KIND` of a block along one of its axes."""
+    if KIND == "max":
+        result = tl.reduce(x, AXIS, maximum_of)
+    elif KIND == "min":
+        result = tl.reduce(x, AXIS, minimum_of)
+    elif KIND == "product":
+        result = tl.reduce(x, AXIS, product_of)
+    else:
+        result = tl.reduce(x, AXIS, sum_of)
+    return result
+
+
+@tilewright.jit
+def read_slot(PROLOGUE: tl.constexpr, row, column, mask, extra, inside, OUTSIDE: tl.constexpr, TYPE: tl.constexpr):
+    """A block of a prologue, which reads under `mask`; `OUTSIDE` where `inside` does not hold."""
+    x = PROLOGUE(row, column, mask, extra).to(TYPE)
+    if inside is not None:
+        x = tl.where(inside, x, OUTSIDE)
+    return x
+
+
+@tilewright.jit
+def reduce_rows(out, rows, columns, *extra, ROWS: tl.constexpr, BLOCK: tl.constexpr, KIND: tl.constexpr,
+                INITIAL: tl.constexpr, TYPE: tl.constexpr, MASK: tl.constexpr,
+                PROLOGUE: tl.constexpr, EPILOGUE: tl.constexpr):  # fmt: skip
+    """out[row] = EPILOGUE(reduction of PROLOGUE(row, :)), in chunks of `BLOCK` columns.
+
+    `INITIAL` is the reduction's neutral element and `TYPE` the element type it is done in.
+    """
+    first = tl.program_id(0) * ROWS
+    for index in range(first, tl.minimum(first + ROWS, rows)):
+        row = index.to(tl.int64)
+        value = tl.full((), INITIAL, TYPE)
+        for start in range(0, columns, BLOCK):
+            column = start + tl.arange(0, BLOCK)
+            mask = within(column, columns, MASK)
+            x = read_slot(PROLOGUE, row, column, mask, extra, mask, INITIAL, TYPE)
+            value = combine(value, reduce_axis(x, 0, KIND), KIND)
+        if KIND == "mean":
+            value = value / columns
+        tl.store(out + row, EPILOGUE(value, row, 0, None, extra))
+
+
+@tilewright.jit
+def reduce_columns(out, reduced, inner, *extra, BLOCK_R: tl.constexpr, BLOCK: tl.constexpr, KIND: tl.constexpr,
+                   INITIAL: tl.constexpr, TYPE: tl.constexpr, MASK_R: tl.constexpr, MASK: tl.constexpr,
+                   PROLOGUE: tl.constexpr, EPILOGUE: tl.constexpr):  # fmt: skip
+    """out[outer, inner] = EPILOGUE(reduction of PROLOGUE over the middle dimension).
+
+    The prologue's rows count [outer, reduced] together.  Grid: (column blocks, outer).
+    """
+    outer = tl.program_id(1).to(tl.int64)
+    column = tl.program_id(0) * BLOCK + tl.arange(0, BLOCK)
+    partial = tl.full((BLOCK,), INITIAL, TYPE)
+    for start in range(0, reduced, BLOCK_R):
+        step = start + tl.arange(0, BLOCK_R)[:, None]
+        row = outer * reduced + step
+        inside = within(step, reduced, MASK_R)
+        mask = both(inside, within(column[None, :], inner, MASK))
+        x = read_slot(PROLOGUE, row, column[None, :], mask, extra, inside, INITIAL, TYPE)
+        x = tl.broadcast_to(x, (BLOCK_R, BLOCK))  # equal rows come as one
+        partial = combine(partial, reduce_axis(x, 0, KIND), KIND)
+    if KIND == "mean":
+        partial = partial / reduced
+    mask = within(column, inner, MASK)
+    tl.store(out + outer * inner + column, EPILOGUE(partial, outer, column, mask, extra), mask=mask)
+
+
+@tilewright.jit
+def first_extreme(left, left_index, right, right_index, LARGEST: tl.constexpr):
+    """The larger (or smaller) of two values with its index; the first one on a tie, NaN before all."""
+    if LARGEST:
+        better = (left > right) | ((left == right) & (left_index < right_index))
+    else:
+        better = (left < right) | ((left == right) & (left_index < right_index))
+    left_nan = left != left
+    right_nan = right != right
+    both_numbers = (left == left) & (right == right)
+    take_left = (left_nan & (~right_nan | (left_index < right_index))) | (both_numbers & better)
+    return tl.where(take_left, left, right), tl.where(take_left, left_index, right_index)
+
+
+@tilewright.jit
+def first_largest(left, left_index, right, right_index):
+    """The combination of argmax."""
+    return first_extreme(left, left_index, right, right_index, True)
+
+
+@tilewright.jit
+def first_smallest(left, left_index, right, right_index):
+    """The combination of argmin."""
+    return first_extreme(left, left_index, right, right_index, False)
+
+
+@tilewright.jit
+def arg_extreme(x, out, reduced, outer_stride, reduced_stride, inner, LARGEST: tl.constexpr,
+                INITIAL: tl.constexpr, BLOCK: tl.constexpr):  # fmt: skip
+    """out[outer, inner] = index of the largest (smallest) x[outer, :, inner].  Grid: (outer * inner,)."""
+    position = tl.program_id(0).to(tl.int64)
+    base = x + (position // inner) * outer_stride + position % inner
+    best = tl.full((), INITIAL, x.dtype.element_ty)
+    best_index = tl.full((), reduced, tl.int64)
+    for start in range(0, reduced, BLOCK):
+        index = start + tl.arange(0, BLOCK).to(tl.int64)
+        mask = index < reduced
+        value = tl.load(base + index * reduced_stride, mask=mask, other=INITIAL)
+        index = tl.where(mask, index, reduced)
+        if LARGEST:
+            block_best, block_index = tl.reduce((value, index), 0, first_largest)
+            best, best_index = first_largest(best, best_index, block_best, block_index)
+        else:
+            block_best, block_index = tl.reduce((value, index), 0, first_smallest)
+            best, best_index = first_smallest(best, best_index, block_best, block_index)
+    tl.store(out + position, best_index)
+
+
+@tilewright.jit
+def cumulative_columns(x, out, length, inner, BLOCK: tl.constexpr, TYPE: tl.constexpr, COMBINE: tl.constexpr):
+    """out[outer, i, inner] = x[outer, 0, inner], .. x[outer, i, inner] combined.  Grid: (outer, column blocks).
+
+    A sequential pass along the combined dimension, vectorised over the inner one.
+    """
+    column = tl.program_id(1) * BLOCK + tl.arange(0, BLOCK)
+    mask = column < inner
+    base = tl.program_id(0).to(tl.int64) * length * inner
+    total = tl.load(x + base + column, mask=mask).to(TYPE)
+    tl.store(out + base + column, total, mask=mask)
+    for step in range(1, length):
+        offsets = base + step.to(tl.int64) * inner + column
+        total = COMBINE(total, tl.load(x + offsets, mask=mask).to(TYPE))
+        tl.store(out + offsets, total, mask=mask)
+
+
+@tilewright.jit
+def cumulative_rows(x, out, length, BLOCK: tl.constexpr, TYPE: tl.constexpr, COMBINE: tl.constexpr):
+    """The same where the combined dimension is the last: a row in blocks, each by a parallel scan.  Grid: (outer,)."""
+    base = tl.program_id(0).to(tl.int64) * length
+    lane = tl.arange(0, BLOCK)
+    total = tl.zeros((), TYPE)
+    for start in range(0, length, BLOCK):
+        column = start + lane
+        mask = column < length
+        found = tl.associative_scan(tl.load(x + base + column, mask=mask, other=0).to(TYPE), 0, COMBINE)
+        found = tl.where(start == 0, found, COMBINE(total, found))
+        tl.store(out + base + column, found, mask=mask)
+        total = tl.sum(tl.where(lane == BLOCK - 1, found, 0), 0).to(TYPE)

@@ -1,0 +1,1 @@
+"""Row operations: softmax, norms."""

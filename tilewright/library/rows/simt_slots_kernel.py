@@ -1,0 +1,98 @@
+"""Row operations on GPUs with slots: what comes before and behind them is computed in registers.
+
+A CTA takes `ROWS` rows at once, each whole in a block of `BLOCK` columns (a power of two), so that an element is read
+once and written once.  The slots are those of `library.rows.kernel`, called with blocks of rows [ROWS, 1] and columns
+[1, BLOCK].  `MASK` says whether a block reaches beyond its rows or columns.
+"""
+
+# mypy: ignore-errors
+# The bodies below are tile language, which has types of its own.
+
+from __future__ import annotations
+
+import tilewright
+import tilewright.language as tl
+from tilewright.library.masks import both, within
+from tilewright.library.reduce.kernel import combine, read_slot, reduce_axis
+from tilewright.library.rows.simt_kernel import deviations, softmax_of
+
+
+@tilewright.jit
+def read_rows(rows, extra, OUTSIDE: tl.constexpr, ROWS: tl.constexpr, COLUMNS: tl.constexpr, BLOCK: tl.constexpr,
+              TYPE: tl.constexpr, MASK: tl.constexpr, PROLOGUE: tl.constexpr):  # fmt: skip
+    """This CTA's rows and columns, the mask, where columns exist, and what the prologue makes of them."""
+    row = (tl.program_id(0) * ROWS + tl.arange(0, ROWS)).to(tl.int64)[:, None]
+    column = tl.arange(0, BLOCK)[None, :]
+    inside = within(column, COLUMNS, MASK)
+    mask = both(within(row, rows, MASK), inside)
+    x = tl.broadcast_to(read_slot(PROLOGUE, row, column, mask, extra, inside, OUTSIDE, TYPE), (ROWS, BLOCK))
+    return row, column, mask, inside, x
+
+
+@tilewright.jit
+def softmax(out, rows, *extra, ROWS: tl.constexpr, COLUMNS: tl.constexpr, BLOCK: tl.constexpr, LOG: tl.constexpr,
+            TYPE: tl.constexpr, MASK: tl.constexpr, PROLOGUE: tl.constexpr, EPILOGUE: tl.constexpr):  # fmt: skip
+    """out[row, :] = EPILOGUE(softmax(PROLOGUE(row))); its logarithm when `LOG`.  Grid: (blocks of rows,)."""
+    row, column, mask, inside, x = read_rows(rows, extra, float("-inf"), ROWS, COLUMNS, BLOCK, TYPE, MASK, PROLOGUE)
+    result = softmax_of(x, LOG)
+    tl.store(out + row * COLUMNS + column, EPILOGUE(result, row, column, mask, extra), mask=mask)
+
+
+@tilewright.jit
+def normalize(out, rows, epsilon, *extra, ROWS: tl.constexpr, COLUMNS: tl.constexpr, BLOCK: tl.constexpr,
+              CENTER: tl.constexpr, TYPE: tl.constexpr, MASK: tl.constexpr, PROLOGUE: tl.constexpr,
+              EPILOGUE: tl.constexpr):  # fmt: skip
+    """out[row, :] = EPILOGUE((x - mean) / sqrt(variance + epsilon)); without `CENTER` the mean counts as 0."""
+    row, column, mask, inside, x = read_rows(rows, extra, 0.0, ROWS, COLUMNS, BLOCK, TYPE, MASK, PROLOGUE)
+    x, variance = deviations(x, 1.0 / COLUMNS, inside, CENTER)
+    result = x * (1.0 / tl.sqrt(variance + epsilon))
+    tl.store(out + row * COLUMNS + column, EPILOGUE(result, row, column, mask, extra), mask=mask)
+
+
+@tilewright.jit
+def reduce_rows(out, rows, columns, *extra, ROWS: tl.constexpr, BLOCK: tl.constexpr, KIND: tl.constexpr,
+                INITIAL: tl.constexpr, TYPE: tl.constexpr, MASK: tl.constexpr,
+                PROLOGUE: tl.constexpr, EPILOGUE: tl.constexpr):  # fmt: skip
+    """out[row] = EPILOGUE(reduction of PROLOGUE(row, :)), chunks of `BLOCK` columns combined in order.
+
+    `INITIAL` is the reduction's neutral element and `TYPE` the element type it is done in.
+    """
+    index = (tl.program_id(0) * ROWS + tl.arange(0, ROWS)).to(tl.int64)
+    row = index[:, None]
+    partial = tl.full((ROWS, BLOCK), INITIAL, TYPE)
+    for start in range(0, columns, BLOCK):
+        column = start + tl.arange(0, BLOCK)[None, :]
+        inside = within(column, columns, MASK)
+        mask = both(within(row, rows, MASK), inside)
+        x = read_slot(PROLOGUE, row, column, mask, extra, inside, INITIAL, TYPE)
+        partial = combine(partial, x, KIND)
+    value = reduce_axis(partial, 1, KIND)
+    if KIND == "mean":
+        value = value / columns
+    inside = within(index, rows, MASK)
+    tl.store(out + index, EPILOGUE(value, index, 0, inside, extra), mask=inside)
+
+
+@tilewright.jit
+def reduce_columns(out, reduced, inner, *extra, BLOCK_R: tl.constexpr, BLOCK: tl.constexpr, KIND: tl.constexpr,
+                   INITIAL: tl.constexpr, TYPE: tl.constexpr, MASK_R: tl.constexpr, MASK: tl.constexpr,
+                   PROLOGUE: tl.constexpr, EPILOGUE: tl.constexpr):  # fmt: skip
+    """out[outer, inner] = EPILOGUE(reduction of PROLOGUE over the middle dimension), row by row in registers.
+
+    The prologue's rows count [outer, reduced] together.  Grid: (column blocks, outer).
+    """
+    outer = tl.program_id(1).to(tl.int64)
+    column = tl.program_id(0) * BLOCK + tl.arange(0, BLOCK)
+    partial = tl.full((BLOCK_R, BLOCK), INITIAL, TYPE)
+    for start in range(0, reduced, BLOCK_R):
+        step = start + tl.arange(0, BLOCK_R)[:, None]
+        row = outer * reduced + step
+        inside = within(step, reduced, MASK_R)
+        mask = both(inside, within(column[None, :], inner, MASK))
+        x = read_slot(PROLOGUE, row, column[None, :], mask, extra, inside, INITIAL, TYPE)
+        partial = combine(partial, x, KIND)
+    value = reduce_axis(partial, 0, KIND)
+    if KIND == "mean":
+        value = value / reduced
+    inside = within(column, inner, MASK)
+    tl.store(out + outer * inner + column, EPILOGUE(value, outer, column, inside, extra), mask=inside)

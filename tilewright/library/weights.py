@@ -1,0 +1,75 @@
+"""The packed form of weights: constants are packed when the engine is built, others by a copy at run time."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+from tilewright.graph.core import Graph, Node, Value
+from tilewright.library.candidate import Operand, PackedConstant, Stage
+from tilewright.library.generated.generate import Result, elementwise_call
+from tilewright.library.packing import Recipe
+from tilewright.symbolic import Size, ceil_divide, lift, product, simplify
+from tilewright.targets.base import Target
+
+
+@dataclass(frozen=True)
+class Weights:
+    """Packed weights as a kernel's operand, and what must run first to have them."""
+
+    operand: Operand
+    stages: tuple[Stage, ...] = ()
+    temporaries: tuple[Value, ...] = ()
+
+
+def packed_weights(value: Value, recipe: Recipe, graph: Graph, target: Target) -> Weights:
+    """Weights in the order of a `taps` or `order` recipe."""
+    if value in graph.constants:
+        return Weights(PackedConstant(value, recipe))
+    fields = dict(recipe)
+    moves = _Moves(value)
+    if fields["kind"] == "order":
+        moves.permute(fields["axes"])
+    else:
+        _to_panels(moves, fields["groups"], fields["width"])
+    call = elementwise_call(moves.nodes, [Result(moves.value, moves.value)], graph.constants, target)
+    return Weights(moves.value, (Stage((call,)),), (moves.value,))
+
+
+class _Moves:
+    """A chain of movement nodes from one value."""
+
+    def __init__(self, value: Value) -> None:
+        self.value = value
+        self.nodes: list[Node] = []
+        self._name = value.name
+
+    def _append(self, op: str, result_shape: tuple[Size, ...], **attributes: Any) -> None:
+        result = Value(f"{self._name}.packed{len(self.nodes)}", self.value.dtype, result_shape)
+        self.nodes.append(Node(op, [self.value], [result], attributes))
+        self.value = result
+
+    def reshape(self, *shape: Size) -> None:
+        self._append("reshape", shape, shape=shape)
+
+    def permute(self, order: tuple[int, ...]) -> None:
+        self._append("permute", tuple(self.value.shape[axis] for axis in order), order=order)
+
+    def pad_last(self, extent: Size) -> None:
+        shape = self.value.shape
+        pads = (*(((0, 0),) * (len(shape) - 1)), (0, simplify(lift(extent) - shape[-1])))
+        self._append("pad", (*shape[:-1], extent), pads=pads, value=0)
+
+
+def _to_panels(moves: _Moves, groups: int, width: int) -> None:
+    """[O, I, *kernel] to [groups, panels, kernel * I, width]."""
+    features, channels, *kernel = moves.value.shape
+    columns = simplify(lift(features) // groups)
+    panels = ceil_divide(columns, width)
+    moves.reshape(groups, columns, channels, *kernel)
+    moves.permute((0, *range(3, 3 + len(kernel)), 2, 1))
+    depth = product([channels, *kernel])
+    moves.reshape(groups, depth, columns)
+    moves.pad_last(simplify(lift(panels) * width))
+    moves.reshape(groups, depth, panels, width)
+    moves.permute((0, 2, 1, 3))

@@ -1,0 +1,46 @@
+"""What kernels that walk windows of channels-last images are told: sizes, constants, blocks."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+from tilewright.graph.core import Value
+from tilewright.library.generated.generate import next_power_of_2
+from tilewright.library.rows.cpu import rows_per_program
+from tilewright.symbolic import Size, product
+from tilewright.targets.base import Target
+
+CHANNEL_BLOCK = 256
+
+
+def window_sizes(x: Value, out: Value) -> dict[str, Size]:
+    """The image sizes that window kernels take; a line of pixels is an image of height 1."""
+    height, width = ((1, 1) + x.shape[1:-1])[-2:]
+    out_height, out_width = ((1, 1) + out.shape[1:-1])[-2:]
+    return {"pixels": product(out.shape[:-1]), "height": height, "width": width, "out_height": out_height,
+            "out_width": out_width}  # fmt: skip
+
+
+def window_constants(kernel: Sequence[Size], attributes: dict[str, Any]) -> dict[str, Any]:
+    """The compile-time description of windows: kernel, strides, leading padding, dilation."""
+    neutral: tuple[Any, ...] = (1, 1, (0, 0), 1)
+    windows = [neutral] * (2 - len(kernel))
+    windows += zip(kernel, attributes["strides"], attributes["padding"], attributes["dilation"], strict=True)
+    found: dict[str, Any] = {}
+    for letter, (extent, stride, padding, dilation) in zip("YX", windows, strict=True):
+        found |= {f"KERNEL_{letter}": extent, f"STRIDE_{letter}": stride, f"PAD_{letter}": padding[0],
+                  f"DILATION_{letter}": dilation}  # fmt: skip
+    return found
+
+
+def window_blocks(pixels: Size, channels: Size, target: Target) -> tuple[int, int, dict[str, Any]]:
+    """Pixels and channels of a program that walks windows, and the options of its kernel.
+
+    A thread of a GPU takes up to eight neighbouring channels of a pixel.
+    """
+    if not hasattr(target, "warp_threads"):
+        block = min(channels, CHANNEL_BLOCK) if isinstance(channels, int) else CHANNEL_BLOCK
+        return max(1, rows_per_program(pixels, block) // 4), block, {}
+    block = min(next_power_of_2(channels), CHANNEL_BLOCK) if isinstance(channels, int) else CHANNEL_BLOCK
+    return 2, block, {"num_warps": max(1, block // 128)}
