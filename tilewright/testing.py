@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import csv
 import subprocess
-import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
@@ -19,8 +18,7 @@ import numpy as np
 
 from tilewright.errors import DeviceError, MissingDependencyError
 from tilewright.launch.allocations import unwritten
-from tilewright.runtime.cuda import timing
-from tilewright.runtime.cuda.device import torch_on_gpus
+from tilewright.measure.timers import call_times, graph_call_times, quantiles_of
 
 _MODES: dict[str, Callable[[np.ndarray], Any]] = {
     "min": lambda times: float(times.min()),
@@ -29,7 +27,6 @@ _MODES: dict[str, Callable[[np.ndarray], Any]] = {
     "median": lambda times: float(np.median(times)),
     "all": lambda times: times.tolist(),
 }
-_ESTIMATES = 5  # runs that decide how many more there are
 
 
 def do_bench(
@@ -50,20 +47,17 @@ def do_bench(
     each; calls that return when their work is done by the host's clock.
     Raises `ValueError` for another mode; what `fn` raises passes through.
     """
+    _check_mode(return_mode)
+    return _summary(call_times(fn, warmup, rep, _dropping(grad_to_none or ())), quantiles, return_mode)
+
+
+def _check_mode(return_mode: str) -> None:
     if return_mode not in _MODES:
         raise ValueError(f"return_mode is one of {', '.join(_MODES)}, got {return_mode!r}")
-    fn()  # compiles
-    drop = _dropping(grad_to_none or ())
-    times = _on_gpu(fn, warmup, rep, drop) if timing.in_use() else None
-    return _summary(_on_host(fn, warmup, rep, drop) if times is None else times, quantiles, return_mode)
 
 
 def _summary(times: Sequence[float], quantiles: Sequence[float] | None, return_mode: str) -> Any:
-    measured = np.array(times)
-    if quantiles is None:
-        return _MODES[return_mode](measured)
-    found = np.quantile(measured, list(quantiles)).tolist()
-    return found[0] if len(found) == 1 else found
+    return _MODES[return_mode](np.array(times)) if quantiles is None else quantiles_of(times, quantiles)
 
 
 def do_bench_cudagraph(
@@ -78,41 +72,8 @@ def do_bench_cudagraph(
     On a GPU, where PyTorch works, calls are captured in a CUDA graph and its replays are timed; caches stay warm.
     On the CPU a launch costs microseconds and is done when it returns: there is no graph, `do_bench` measures.
     """
-    if return_mode not in _MODES:
-        raise ValueError(f"return_mode is one of {', '.join(_MODES)}, got {return_mode!r}")
-    torch = torch_on_gpus()
-    if torch is not None:
-        return _summary(_replayed(fn, rep, _dropping(grad_to_none or ()), torch), quantiles, return_mode)
-    return do_bench(fn, 0, rep, grad_to_none, quantiles, return_mode)
-
-
-def _replayed(fn: Callable[[], Any], rep: float, before: Callable[[], None], torch: Any) -> Sequence[float]:
-    """Milliseconds of a call, once for each replay of a graph of calls that takes about `rep` / 10."""
-    with torch.cuda.stream(torch.cuda.Stream()):
-        fn()
-        before()
-
-        def captured(calls: int) -> Callable[[], float]:
-            graph = torch.cuda.CUDAGraph()
-            with torch.cuda.graph(graph):
-                for _ in range(calls):
-                    before()
-                    fn()
-
-            def replay() -> float:
-                begin, end = (torch.cuda.Event(enable_timing=True) for _ in range(2))
-                begin.record()
-                graph.replay()
-                end.record()
-                torch.cuda.synchronize()
-                return float(begin.elapsed_time(end)) / calls
-
-            return replay
-
-        few = captured(_ESTIMATES)
-        few()
-        replay = captured(max(1, int(rep / 10 / max(few(), 1e-4))))
-        return [replay() for _ in range(11)][1:]
+    _check_mode(return_mode)
+    return _summary(graph_call_times(fn, rep, _dropping(grad_to_none or ())), quantiles, return_mode)
 
 
 def _dropping(tensors: Sequence[Any]) -> Callable[[], None]:
@@ -123,47 +84,8 @@ def _dropping(tensors: Sequence[Any]) -> Callable[[], None]:
     return drop
 
 
-def _on_host(fn: Callable[[], Any], warmup: float, rep: float, before: Callable[[], None]) -> Sequence[float]:
-    estimate = _estimate(fn, rep)
-    for _ in range(max(1, int(warmup / estimate))):
-        fn()
-    times = []
-    for _ in range(max(1, int(rep / estimate))):
-        before()
-        times.append(_milliseconds(fn))
-    return times
-
-
-def _on_gpu(fn: Callable[[], Any], warmup: float, rep: float, before: Callable[[], None]) -> Sequence[float] | None:
-    """Times by the GPU's clock; None for a call that leaves no work behind."""
-    timer = timing.Timer()
-    if not timer.leaves_work(fn):
-        return None
-    began = time.perf_counter()
-    timer.milliseconds(fn, _ESTIMATES, before)
-    estimate = (time.perf_counter() - began) * 1e3 / _ESTIMATES  # with the flush: it takes longer than many kernels
-    for _ in range(max(1, int(warmup / estimate))):
-        fn()
-    return timer.milliseconds(fn, max(1, int(rep / estimate)), before)
-
-
 do_bench_proton = do_bench  # by Triton's profiler there; it measures the same
 do_bench_cudagraph_proton = do_bench_cudagraph
-
-
-def _milliseconds(fn: Callable[[], Any]) -> float:
-    start = time.perf_counter()
-    fn()
-    return (time.perf_counter() - start) * 1e3
-
-
-def _estimate(fn: Callable[[], Any], limit: float) -> float:
-    """Milliseconds of one call, roughly; stops early when the calls take longer than `limit` together."""
-    spent, calls = 0.0, 0
-    while calls < _ESTIMATES and spent <= limit:
-        spent += _milliseconds(fn)
-        calls += 1
-    return max(spent / calls, 1e-4)
 
 
 def assert_close(x: Any, y: Any, atol: Any = None, rtol: Any = None, err_msg: str = "") -> None:

@@ -147,7 +147,7 @@ def test_choices_are_timed_once_and_kept(torch: Any, seed: int, tmp_path: Path) 
         assert "us measured" in plan.explain()
         products._PLANS.clear()
         again = ops.plan_matmul(a, b.T, effort=1)
-    assert again.choice is not None and again.choice.source == "kept" and again.choice.index == plan.choice.index
+    assert again.choice is not None and again.choice.source == "recorded" and again.choice.index == plan.choice.index
     close(torch, again(a, b.T), a.double() @ b.double().T)
 
 

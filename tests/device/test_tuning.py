@@ -19,6 +19,8 @@ from tilewright.errors import MissingTimingError
 from tilewright.graph.build import GraphBuilder
 from tilewright.graph.core import Graph
 from tilewright.graph.reference import run
+from tilewright.measure.choosing import Measured
+from tilewright.runtime.cuda import timing
 from tilewright.runtime.cuda.memory import DeviceArray
 from tilewright.settings import settings
 from tilewright.targets.registry import get_target
@@ -59,7 +61,7 @@ def test_the_fastest_of_the_close_candidates_is_taken_and_kept(rng, caplog, monk
             assert step.evidence["choice"]["number"] == min(times, key=lambda number: times[number])
             assert all(0.3 < time < 300 for time in times.values()), times
     assert compared >= 3
-    monkeypatch.setattr(trials, "replay_times", None)  # nothing is timed again
+    monkeypatch.setattr(timing, "replay_times", None)  # nothing is timed again
     again = build(graph, "cuda", tuning=Tuning(1))
     assert again._package.objects == engine._package.objects
     with settings.scope(cache_directory=tmp_path / "elsewhere"):
@@ -102,10 +104,11 @@ def test_library_calls_work_inside_plans(torch: Any, rng, monkeypatch, tmp_path:
     """Products and convolutions of PyTorch as steps: in trials, in graphs, after loading, beside our kernels."""
 
     class LibraryFirst(trials.Trials):
-        def microseconds(self, candidates: Any, sizes: Any) -> Any:
-            times, failures = super().microseconds(candidates, sizes)
+        def measure(self, candidates: Any, sizes: Any) -> Any:
+            times, failures, context = super().measure(candidates, sizes)
             assert not failures, failures
-            return {n: time / 1e3 if candidates[n].name == "PyTorch" else time for n, time in times.items()}, failures
+            times = {n: time / 1e3 if candidates[n].name == "PyTorch" else time for n, time in times.items()}
+            return Measured(times, failures, context)
 
     monkeypatch.setattr(trials, "Trials", LibraryFirst)
     b = GraphBuilder("library")
@@ -138,10 +141,11 @@ def test_bindings_of_libraries_work_inside_plans(rng, monkeypatch, tmp_path: Pat
     pytest.importorskip("cudnn")
 
     class BindingsFirst(trials.Trials):
-        def microseconds(self, candidates: Any, sizes: Any) -> Any:
-            times, failures = super().microseconds(candidates, sizes)
+        def measure(self, candidates: Any, sizes: Any) -> Any:
+            times, failures, context = super().measure(candidates, sizes)
             assert not failures, failures
-            return {n: time / 1e3 if candidates[n].name.startswith("cu") else time for n, time in times.items()}, {}
+            times = {n: time / 1e3 if candidates[n].name.startswith("cu") else time for n, time in times.items()}
+            return Measured(times, failures, context)
 
     monkeypatch.setattr(trials, "Trials", BindingsFirst)
     b = GraphBuilder("bindings")

@@ -20,8 +20,8 @@ from tilewright.cli.peers import load_peer
 from tilewright.dtypes import float16
 from tilewright.errors import DeviceError, ImportModelError
 from tilewright.graph.build import GraphBuilder
+from tilewright.measure.record import Timing, TimingCache
 from tilewright.runtime.cuda import device as devices
-from tilewright.tune.cache import Timing, TimingCache
 
 
 def tilewright(*arguments: str) -> Result:

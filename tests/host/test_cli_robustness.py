@@ -18,7 +18,7 @@ from tilewright import Engine
 from tilewright.cli.tensors import _load_array
 from tilewright.engine.file import check_replaceable
 from tilewright.errors import EngineError, ImportModelError, InputError, TimingCacheError
-from tilewright.tune.cache import TimingCache
+from tilewright.measure.record import TimingCache
 
 pytestmark = pytest.mark.skipif(os.name != "posix", reason="devices, pipes and signals of POSIX")
 COMMAND = [sys.executable, "-m", "tilewright"]

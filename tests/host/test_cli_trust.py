@@ -35,9 +35,9 @@ from tilewright.errors import (
     printable,
 )
 from tilewright.launch.ahead import AheadOfTime
+from tilewright.measure.record import TimingCache
 from tilewright.runtime.plan import TensorSpec
 from tilewright.symbolic import Expression, symbol
-from tilewright.tune.cache import TimingCache
 from tools.fuzz.engine_files import fit_symbol, read_members, sealed, small_engine
 from tools.fuzz.targets import engine_forged
 

@@ -18,7 +18,7 @@ from tilewright import Engine
 from tilewright.build import precompile, trials, tuning
 from tilewright.build.builder import build
 from tilewright.build.precompile import compile_ahead
-from tilewright.build.tuning import Tuning, closest
+from tilewright.build.tuning import Tuning
 from tilewright.dtypes import DType, float16, float32
 from tilewright.errors import DeviceError, LaunchError, MissingDependencyError, MissingTimingError, SettingsError
 from tilewright.graph.build import GraphBuilder
@@ -26,15 +26,15 @@ from tilewright.graph.core import Graph
 from tilewright.graph.passes.fuse import fuse
 from tilewright.graph.reference import run
 from tilewright.library import vendor as library
-from tilewright.library.candidate import Candidate, ExternKernel, KernelCall, Stage
-from tilewright.library.cost import Cost
 from tilewright.library.select import candidates
+from tilewright.measure.choosing import Measured
+from tilewright.measure.record import FILE_NAME, TimingCache
+from tilewright.runtime.cuda import timing
 from tilewright.runtime.cuda.device import Device, current_device
 from tilewright.runtime.cuda.extern import extern_key, extern_start
 from tilewright.runtime.cuda.timing import shortened
 from tilewright.settings import settings
 from tilewright.targets.registry import get_target
-from tilewright.tune.cache import FILE_NAME, TimingCache
 
 
 @pytest.fixture
@@ -46,7 +46,7 @@ def timed(monkeypatch: pytest.MonkeyPatch) -> list[int]:
         counts.append(len(work))
         return [[2.0 if number == 1 else 3.0] * rounds for number in range(len(work))]
 
-    monkeypatch.setattr(trials, "replay_times", replay_times)
+    monkeypatch.setattr(timing, "replay_times", replay_times)
     return counts
 
 
@@ -85,15 +85,13 @@ def test_close_candidates_are_timed_once_for_equal_groups(driver, timed, rng, ro
     assert [entry["number"] for entry in chosen(again)] == [entry["number"] for entry in chosen(engine)]
 
 
-def test_effort_decides_how_many_are_close() -> None:
-    seconds = [1.0, 1.4, 1.6, 2.6, *(1.1 + 1e-3 * n for n in range(20))]
-    found = [Candidate(str(n), (), Cost(0, 0, each)) for n, each in enumerate(seconds)]
-    close = [closest(found, effort) for effort in (0, 1, 2, 3)]
-    assert [len(each) for each in close] == [1, 8, 16, 24] and all(each[0] == 0 for each in close)
-    assert closest(found[:4], 1) == [0, 1] and closest(found[:4], 2) == [0, 1, 2]
-    call = KernelCall(ExternKernel("mm"), {}, {}, {}, (1, 1, 1))
-    found.append(Candidate("library", (Stage((call,)),), Cost(0, 0, 9.0)))
-    assert [closest(found, effort)[-1] == 24 for effort in (0, 1, 2, 3)] == [False, True, True, True]
+def test_calls_of_libraries_are_timed_whatever_their_estimates(driver, timed, rng) -> None:
+    graph = towers(rng)
+    build(graph, "cuda:sm_90a", tuning=Tuning(1))
+    ours = list(timed)
+    timed.clear()
+    build(graph, "cuda:sm_90a", tuning=Tuning(1, libraries=True))
+    assert [count - few for count, few in zip(timed, ours, strict=True)] == [1, 1]  # PyTorch's
 
 
 def test_efforts_that_do_not_exist_are_refused() -> None:
@@ -191,9 +189,9 @@ def test_library_calls_are_taken_where_they_are_allowed_and_faster(driver, timed
     assert not any(step.evidence["chosen"] == "PyTorch" for step in estimated.plan.steps)  # it must have been timed
 
     class Fastest(trials.Trials):
-        def microseconds(self, candidates: Any, sizes: Any) -> Any:
-            super().microseconds(candidates, sizes)
-            return {n: 1.0 if c.name == "PyTorch" else 2.0 for n, c in enumerate(candidates)}, {}
+        def measure(self, candidates: Any, sizes: Any) -> Any:
+            super().measure(candidates, sizes)
+            return Measured({n: 1.0 if c.name == "PyTorch" else 2.0 for n, c in candidates.items()}, {}, "")
 
     monkeypatch.setattr(trials, "Trials", Fastest)
     monkeypatch.setitem(tuning.CLOSE, 1, (1.5, 1))
@@ -221,10 +219,9 @@ def test_libraries_are_called_through_their_own_bindings(driver, timed, rng, mon
     monkeypatch.setattr(library, "installed", lambda: (*bindings, torch))
 
     class Bindings(trials.Trials):
-        def microseconds(self, candidates: Any, sizes: Any) -> Any:
-            super().microseconds(candidates, sizes)
-            names = [each.name for each in candidates]
-            return {n: 1.0 if name.startswith("cu") else 2.0 for n, name in enumerate(names)}, {}
+        def measure(self, candidates: Any, sizes: Any) -> Any:
+            super().measure(candidates, sizes)
+            return Measured({n: 1.0 if c.name.startswith("cu") else 2.0 for n, c in candidates.items()}, {}, "")
 
     monkeypatch.setattr(trials, "Trials", Bindings)
     graph = library_graph(rng, float16)
@@ -266,8 +263,8 @@ def test_each_launch_has_weights_of_its_own_where_the_models_do_not_fit_the_cach
     for cold in (False, True):
         seen: list[Any] = []
         monkeypatch.setattr(trials.Launch, "__call__", lambda launch, stream, places, seen=seen: seen.append(places))
-        monkeypatch.setattr(trials, "replay_times", lambda work, rounds: [work[0](0), work[1](0)] and [[1.0], [2.0]])
-        times, failures = trials.Trials(graph, target, current_device(), cold).microseconds(found, {})
+        monkeypatch.setattr(timing, "replay_times", lambda work, rounds: [work[0](0), work[1](0)] and [[1.0], [2.0]])
+        times, failures, _ = trials.Trials(graph, target, current_device(), cold).measure(dict(enumerate(found)), {})
         assert times[0] < times[1] and not failures
         weights.append([len({places[number] for places in seen}) for number in range(3)])
     assert weights[0] == [1, 1, 1] and sorted(weights[1]) == [1, 1, 64]

@@ -15,7 +15,9 @@ import tilewright.language as tl
 from tilewright import Config
 from tilewright.errors import AutotunerError
 from tilewright.launch.autotune import Autotuner
+from tilewright.measure.record import FILE_NAME, TimingCache
 from tilewright.settings import settings
+from tilewright.targets.registry import get_target
 
 BLOCKS = [Config({"BLOCK": 64}), Config({"BLOCK": 128}), Config({"BLOCK": 256})]
 
@@ -101,24 +103,87 @@ def test_times_are_kept_for_each_configuration() -> None:
     again._time = lambda config, *rest: (bench_calls.append(config), measure(config, *rest))[1]  # type: ignore
     again[grid](x, 300)
     assert bench_calls == BLOCKS[2:]
-    assert all(again.configs_timings[config] == first.configs_timings[config] for config in BLOCKS[:2])
+    for config in BLOCKS[:2]:
+        assert again.configs_timings[config] == pytest.approx(first.configs_timings[config], rel=1e-12)
 
 
 @pytest.mark.parametrize("options", [{"cache_results": False}, {"pre_hook": lambda arguments, reset_only=False: None}])
-def test_times_that_cannot_be_trusted_are_not_kept(options: dict[str, Any], tmp_path: Path) -> None:
+def test_times_that_cannot_be_trusted_are_not_kept(options: dict[str, Any]) -> None:
     tuned(**options)[grid](np.zeros(64, np.float32), 64)
-    assert not list(tmp_path.glob("*/autotune-*"))
+    assert not list(TimingCache.of_settings())
 
 
-def test_a_damaged_entry_is_measured_again(tmp_path: Path) -> None:
+def test_times_are_on_record_with_those_of_engines(tmp_path: Path) -> None:
+    x = np.zeros(64, np.float32)
+    kernel = tuned(tilewright.heuristics({"EVEN": lambda args: args["n"] % args["BLOCK"] == 0})(flagged))
+    kernel[grid](x, 64)
+    (timing,) = TimingCache.read(tmp_path / FILE_NAME)
+    labels = [
+        f"BLOCK: {block}, num_warps: 4, num_stages: 3, num_ctas: 1, EVEN: {block == 64}" for block in (64, 128, 256)
+    ]
+    assert timing.microseconds.keys() == set(labels) and not timing.failures
+    assert timing.what == "flagged 64, float32" and timing.device == get_target("cpu").description
+    for config, label in zip(BLOCKS, labels, strict=True):
+        assert timing.quantiles[label] == pytest.approx([1e3 * each for each in kernel.configs_timings[config]])
+
+
+@tilewright.jit
+def applied(x, n, BLOCK: tl.constexpr, FUNCTION: tl.constexpr, TYPE: tl.constexpr):
+    i = tl.program_id(0) * BLOCK + tl.arange(0, BLOCK)
+    tl.store(x + i, FUNCTION(tl.load(x + i, mask=i < n)).to(TYPE), mask=i < n)
+
+
+@tilewright.jit
+def doubled(x):
+    return x + x
+
+
+@tilewright.jit
+def halved(x):
+    return x * 0.5
+
+
+def test_times_depend_on_every_value_that_kernels_are_made_of() -> None:
+    """Of configurations and of the call."""
+
+    def measured(configs: list[Config], **keywords: Any) -> int:
+        kernel = tuned(applied, configs=configs)
+        time, calls = kernel._time, []
+        kernel._time = lambda config, *rest: (calls.append(config), time(config, *rest))[1]  # type: ignore
+        kernel[grid](np.zeros(64, np.float32), 64, **keywords)
+        return len(calls)
+
+    def configs(function: Any, kind: Any = tl.float32) -> list[Config]:
+        return [Config({"BLOCK": block, "FUNCTION": function, "TYPE": kind}) for block in (64, 128)]
+
+    assert [measured(configs(each)) for each in (doubled, doubled, halved, halved)] == [2, 0, 2, 0]
+    assert [measured(configs(doubled, kind)) for kind in (tl.float16, tl.float32)] == [2, 0]
+    blocks = [Config({"BLOCK": block}) for block in (64, 128)]
+    assert [measured(blocks, FUNCTION=each, TYPE=tl.float32) for each in (doubled, halved, doubled)] == [2, 2, 0]
+
+
+def test_a_damaged_line_is_measured_again(tmp_path: Path) -> None:
     x = np.zeros(64, np.float32)
     tuned()[grid](x, 64)
-    entries = list(tmp_path.glob("*/autotune-*"))
-    assert len(entries) == 3
-    for entry in entries:
-        entry.write_bytes(entry.read_bytes()[:-1])
+    path = tmp_path / FILE_NAME
+    lines = path.read_bytes().splitlines(keepends=True)
+    assert len(lines) == 3
+    path.write_bytes(lines[0] + lines[1][:-9] + b"\n" + lines[2])
     tuned()[grid](x, 64)
-    assert len(list(tmp_path.glob("*/autotune-*"))) == 3
+    assert len(path.read_bytes().splitlines()) == 4
+
+
+@pytest.mark.parametrize("times", [0.25, [0.25], [0.25, 0.1, 0.5]])
+def test_times_of_a_users_own_are_on_record_where_that_is_asked_for(times: Any) -> None:
+    for _ in range(2):
+        kernel = tuned(do_bench=lambda call, quantiles: times, cache_results=True)
+        kernel[grid](np.zeros(64, np.float32), 64)
+        assert kernel.best_config is BLOCKS[0]
+    assert list(kernel.configs_timings.values()) == [[times] if isinstance(times, float) else times] * 3
+    assert len(list(TimingCache.of_settings())) == 1
+    endless = tuned(do_bench=lambda call, quantiles: float("inf"), cache_results=True, key=[])
+    endless[grid](np.zeros(64, np.float32), 64)
+    assert len(list(TimingCache.of_settings())) == 1
 
 
 def test_a_failing_configuration_is_left_out(caplog: pytest.LogCaptureFixture) -> None:

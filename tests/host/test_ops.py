@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import math
-from contextlib import nullcontext
-from types import SimpleNamespace
 from typing import Any
 
 import ml_dtypes
@@ -20,10 +18,12 @@ from tilewright.library.epilogue import Epilogue
 from tilewright.library.matmul.problem import MatmulProblem
 from tilewright.library.rows import simt_config as row_forms
 from tilewright.library.rows.simt_config import row_form
-from tilewright.ops import arrays, choices, products, reductions
+from tilewright.measure import timers
+from tilewright.ops import arrays, products, reductions
 from tilewright.ops.candidates import candidates, close
 from tilewright.runtime import tables
 from tilewright.runtime.cuda import streams
+from tilewright.runtime.cuda.device import current_device
 from tilewright.runtime.cuda.streams import Place
 from tilewright.settings import settings
 from tilewright.targets.nvidia.target import NvidiaTarget
@@ -112,53 +112,75 @@ def test_a_shape_class_rounds_rows_up() -> None:
 # Choices
 
 
-def test_the_fastest_is_chosen_once_and_kept(tmp_path: Any, monkeypatch: pytest.MonkeyPatch) -> None:
-    calls: list[int] = []
-    monkeypatch.setattr(choices, "_medians", lambda runs: {index: [3.0, 1.0, 2.0][index] for index in runs})
+class FakeForms:
+    """What a plan's forms take, and how often they were run: the first, the second fails, the third is the fastest."""
 
-    def prepare(index: int) -> Any:
-        if index == 1:
+    def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        self.runs: list[str] = []
+        self.timed: list[tuple[str, int]] = []
+        self.capturing = False
+        gpu = current_device()
+        monkeypatch.setattr(products, "device", lambda ordinal: gpu)
+        monkeypatch.setattr(arrays, "target_at", lambda ordinal: NvidiaTarget.named("sm_90a"))
+        monkeypatch.setattr(products.MatmulPlan, "_runner", lambda plan, form, operands: self._runner(plan, form))
+        monkeypatch.setattr(products.MatmulPlan, "_launch_of", lambda plan, form, operands: lambda stream: None)
+        monkeypatch.setattr(products.MatmulPlan, "_cold", staticmethod(lambda operands: [operands] * 3))
+        monkeypatch.setattr(products, "_scratch", lambda out: out)
+        monkeypatch.setattr(arrays, "capturing", lambda stream, ordinal: self.capturing)
+        monkeypatch.setattr(arrays, "stream_of", lambda views: 0)
+        monkeypatch.setattr(timers, "alone", lambda runs: self._times("alone", runs))
+        monkeypatch.setattr(timers, "in_graphs", lambda runs, expected: self._times("in graphs", runs))
+
+    def _runner(self, plan: Any, form: Any) -> Any:
+        number = [candidate.form for candidate in plan.ranked].index(form)
+        if number == 1:
             raise LaunchError("too large")
-        return lambda: calls.append(index)
+        return lambda: self.runs.append(str(number))
 
-    names = ["a", "b", "c"]
-    with settings.scope(cache_directory=tmp_path):
-        assert choices.kept("matmul", "gpu", "key", names) is None
-        choice = choices.choose("matmul", "gpu", "key", names, prepare)
-        assert (choice.index, choice.source, calls) == (2, "timed", [0, 2]) and "too large" in choice.failures["b"]
-        again = choices.kept("matmul", "gpu", "key", names)
-        assert again is not None and (again.index, again.source) == (2, "kept")
-        assert choices.kept("matmul", "other gpu", "key", names) is None
-        assert choices.kept("matmul", "gpu", "key", ["a", "c"]) is None
+    def _times(self, how: str, runs: Any) -> dict[int, float]:
+        self.timed.append((how, len(runs)))
+        return {index: 2.0 if index == 2 else 3.0 + index for index in runs}
 
 
-def test_chains_are_timed_whole(tmp_path: Any, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Every launch of a chain is enqueued, on the stream of the graph; times are those of one launch."""
-    enqueued: list[tuple[int, int]] = []
+@pytest.mark.parametrize("rows", [64, 1024])
+def test_a_plan_times_its_forms_once_and_keeps_the_times(driver: Any, rows: int, monkeypatch, rng) -> None:
+    forms = FakeForms(monkeypatch)
+    asked, operands = products.describe(normal(rng, rows, 256), normal(rng, 256, 512), None, None, {})
+    untimed = products.MatmulPlan(asked, 0, 0)
+    untimed.launch(operands)
+    assert untimed.choice is not None and (untimed.choice.index, untimed.choice.source) == (0, "estimate")
+    assert "first by cost" in untimed.explain() and not forms.timed and forms.runs == ["0"]
+    plan = products.MatmulPlan(asked, 0, 1)
+    forms.capturing = True
+    plan.launch(operands)
+    assert plan.choice is None and not forms.timed  # it is timed when nothing is captured
+    forms.capturing = False
+    for _ in range(2):
+        plan.launch(operands)
+    assert plan.choice is not None and (plan.choice.index, plan.choice.source) == (2, "timed")
+    assert forms.timed == [("in graphs" if rows == 64 else "alone", len(plan.ranked) - 1)]
+    assert "timed in" in plan.explain() and "2.0 us measured" in plan.explain()
+    assert f"failed: {plan.ranked[1]}: LaunchError: too large" in plan.explain()
+    for effort in (0, 1):
+        again = products.MatmulPlan(asked, 0, effort)
+        again.launch(operands)
+        assert again.choice is not None and (again.choice.index, again.choice.source) == (2, "recorded")
+        assert "timed by an earlier program" in again.explain()
+    assert len(forms.timed) == 1 and forms.runs[-1] == "2"
 
-    def replay_times(work: Any, rounds: int) -> list[list[float]]:
-        for enqueue in work:
-            enqueue(7)
-        return [[0.012, 0.006, 0.009], [0.006, 0.003, 0.006]]
 
-    monkeypatch.setattr(choices, "replay_times", replay_times)
-    monkeypatch.setattr(choices, "device_of", lambda ordinal: SimpleNamespace(active=nullcontext))
+def test_a_plan_without_a_form_that_runs_is_an_error(driver: Any, monkeypatch, rng) -> None:
+    FakeForms(monkeypatch)
+    asked, operands = products.describe(normal(rng, 64, 256), normal(rng, 256, 512), None, None, {})
+    plan = products.MatmulPlan(asked, 0, 1)
+    plan.ranked = plan.ranked[1:2] * 2
 
-    def prepare(index: int) -> choices.Chain:
-        return choices.Chain(0, tuple(lambda stream, n=n: enqueued.append((n, stream)) for n in range(3)))
-
-    with settings.scope(cache_directory=tmp_path):
-        choice = choices.choose("matmul", "gpu", "key", ["a", "b"], prepare)
-    assert choice.index == 1 and choice.microseconds == pytest.approx({"a": 3.0, "b": 2.0})
-    assert enqueued == [(0, 1), (0, 1), *[(n, 7) for n in range(3)] * 2]
-
-
-def test_nothing_that_runs_is_an_error(tmp_path: Any) -> None:
-    def prepare(index: int) -> Any:
+    def fail(*arguments: Any) -> Any:
         raise LaunchError("too large")
 
-    with settings.scope(cache_directory=tmp_path), pytest.raises(LaunchError, match="too large"):
-        choices.choose("matmul", "gpu", "key", ["a", "b"], prepare)
+    monkeypatch.setattr(products.MatmulPlan, "_runner", fail)
+    with pytest.raises(LaunchError, match="too large"):
+        plan.launch(operands)
 
 
 # Products

@@ -26,7 +26,7 @@ from tilewright.build.index_ranges import check_constant_indices, index_ranges
 from tilewright.build.kernels import KernelEntry, KernelSet
 from tilewright.build.size_conditions import size_conditions
 from tilewright.build.storage import Access, Storage, Task, assign_storage, in_order
-from tilewright.build.tuning import Selection, Tuner, Tuning, labels
+from tilewright.build.tuning import Tuner, Tuning, labels
 from tilewright.dtypes import from_numpy
 from tilewright.engine import cuda_program
 from tilewright.engine.engine import Engine, plan_symbol
@@ -46,6 +46,8 @@ from tilewright.library.candidate import Candidate, Operand, PackedConstant, Sta
 from tilewright.library.generated.elementwise import copy_candidate
 from tilewright.library.generated.generate import Result, elementwise_call
 from tilewright.library.select import candidates, prepared
+from tilewright.measure.choosing import Choice
+from tilewright.measure.record import Timing, timing_to_json
 from tilewright.runtime.plan import BufferReference, Plan, Step, TensorSpec, estimate_nanoseconds
 from tilewright.symbolic import Size, evaluate, floor_divide, free_symbols, lift, simplify, to_json
 from tilewright.targets.base import Target
@@ -54,7 +56,6 @@ from tilewright.targets.cpu.target import CPUTarget
 from tilewright.targets.nvidia.binary import CudaBinary
 from tilewright.targets.nvidia.target import NvidiaTarget
 from tilewright.targets.registry import get_target
-from tilewright.tune.cache import Timing, timing_to_json
 
 Progress = Callable[[str, str, float], None]  # stage, item, seconds (0.0 when it begins)
 
@@ -196,8 +197,8 @@ class Builder:
                     each = candidates(group, self.graph, self.target, self.tuning.libraries)
                 found[group.name] = list(map(_for_all_sizes, each)) if _is_quick(self.target) else each
         computed = [group for group in fused.groups if group.name in found]
-        selections = tuner.choose([(group, found[group.name]) for group in computed])
-        chosen = {group.name: selection for group, selection in zip(computed, selections, strict=True)}
+        choices = tuner.choose([(group, found[group.name]) for group in computed])
+        chosen = {group.name: choice for group, choice in zip(computed, choices, strict=True)}
         scheduled = [
             (group, found[group.name][chosen[group.name].index] if group.name in found else None)
             for group in fused.groups
@@ -470,9 +471,9 @@ def _check_sizes(graph: Graph) -> None:
             )
 
 
-def _evidence(group: Group, found: list[Candidate], selection: Selection) -> dict[str, Any]:
+def _evidence(group: Group, found: list[Candidate], choice: Choice) -> dict[str, Any]:
     """Why a group is computed as it is, as JSON."""
-    chosen = found[selection.index]
+    chosen = found[choice.index]
     middle = {symbol.name: (symbol.low + min(symbol.high, symbol.low + 512)) // 2
               for size in (*(c.cost.bytes for c in found), *(c.cost.flops for c in found))
               for symbol in free_symbols(size)}  # fmt: skip
@@ -480,14 +481,14 @@ def _evidence(group: Group, found: list[Candidate], selection: Selection) -> dic
         "group": group.kind,
         "chosen": chosen.name,
         "reasons": _jsonable(chosen.reasons),
-        "choice": {"number": selection.index, "source": selection.source, "why": selection.reason},
+        "choice": {"number": choice.index, "source": choice.source, "why": choice.reason},
         "candidates": [
             {
                 "name": candidate.name,
                 "label": label,
                 "seconds": candidate.cost.seconds,
-                **({"microseconds": selection.microseconds[number]} if number in selection.microseconds else {}),
-                **({"failure": selection.failures[number]} if number in selection.failures else {}),
+                **({"microseconds": choice.microseconds[number]} if number in choice.microseconds else {}),
+                **({"failure": choice.failures[number]} if number in choice.failures else {}),
                 "bytes": evaluate(candidate.cost.bytes, middle),
                 "flops": evaluate(candidate.cost.flops, middle),
             }

@@ -1,15 +1,15 @@
 """Timing the candidates of fused groups on a GPU, each in a CUDA graph like the plan's.
 
-A trial's graph has many launches of one candidate, one behind the other.  Activations lie where they lay in the launch
-before, as what the step ahead has just written does: in the L2 cache if they fit it.  Weights are cold where the
+A trial's graph has many launches of one candidate (`measure.timers.in_graphs`).  Activations lie where they lay in the
+launch before, as what the step ahead has just written does: in the L2 cache if they fit it.  Weights are cold where the
 model's do not fit the cache: then each launch reads another copy of them.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
-from statistics import median
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -19,7 +19,9 @@ from tilewright.dtypes import DType
 from tilewright.errors import DeviceError, TilewrightError
 from tilewright.graph.core import Graph, Value
 from tilewright.library import packing
-from tilewright.library.candidate import Candidate, KernelCall, Operand, PackedConstant, TiledOperand
+from tilewright.library.candidate import Candidate, KernelCall, Operand, PackedConstant
+from tilewright.measure import timers
+from tilewright.measure.choosing import Measured, attempt
 from tilewright.runtime.cuda.device import Device
 from tilewright.runtime.cuda.driver import api, check
 from tilewright.runtime.cuda.extern import extern_start, is_extern
@@ -28,15 +30,12 @@ from tilewright.runtime.cuda.launches import Binder, Launch
 from tilewright.runtime.cuda.memory import DeviceArray
 from tilewright.runtime.cuda.staging import DeviceBuffer
 from tilewright.runtime.cuda.tables import DeviceTables
-from tilewright.runtime.cuda.timing import replay_times
 from tilewright.runtime.plan import BufferReference
 from tilewright.symbolic import evaluate, product
 from tilewright.targets.base import Target
 from tilewright.targets.nvidia.binary import CudaBinary
 
-_GRAPH_SECONDS = 1e-4  # that one replay of a trial takes at least
-_LAUNCHES = 64  # of one replay, at most
-_SECONDS = 3e-3  # for all replays of a candidate, or five of them
+_COPIES = 64  # of weights, at most
 _ALIGNMENT = 256
 _POOL_BYTES = 1 << 20  # of random numbers, repeated to fill tensors
 
@@ -89,58 +88,24 @@ class Trials:
         self._starts: dict[str, Start] = {}
         self._pools: dict[str, DeviceArray] = {}
 
-    @property
-    def context(self) -> str:
-        """How candidates are timed, for people."""
-        return f"in a graph, activations in place, weights {'cold' if self.cold else 'as they lie in the L2 cache'}"
-
-    def microseconds(
-        self, candidates: Sequence[Candidate], sizes: Mapping[str, int]
-    ) -> tuple[dict[int, float], dict[int, str]]:
-        """The median time of each candidate by its number, and why those without one could not be run.
+    def measure(self, candidates: Mapping[int, Candidate], sizes: Mapping[str, int]) -> Measured:
+        """The median times of candidates, by their numbers.
 
         Raises `DeviceError` when the GPU's memory does not suffice, or a kernel breaks the GPU's context.
         """
         tensors = _Tensors(self.graph, sizes)
-        launches: dict[int, list[Launch]] = {}
-        failures: dict[int, str] = {}
+        failures: dict[int, TilewrightError] = {}
         with self.device.active():
-            for number, candidate in enumerate(candidates):
-                try:
-                    launches[number] = self._launches(candidate, tensors)
-                except TilewrightError as error:
-                    failures[number] = f"{type(error).__name__}: {error}"
-            copies = self._copies(tensors)
-            addresses = self._layout(tensors, copies)
-            for number in list(launches):
-                try:
-                    for launch in launches[number]:
-                        launch(0, addresses[0])
-                except TilewrightError as error:
-                    failures[number] = f"{type(error).__name__}: {error}"
-                    del launches[number]
+            makers = {number: partial(self._launches, each, tensors) for number, each in candidates.items()}
+            launches = attempt(makers, failures)
+            addresses = self._layout(tensors, self._copies(tensors))
+            work = {n: [partial(_launch, each, places) for places in addresses] for n, each in launches.items()}
+            usable = attempt({number: partial(each[0], 0) for number, each in work.items()}, failures)
             check(api().cuCtxSynchronize(), "trying kernels")
-            return self._timed(candidates, launches, addresses), failures
-
-    def _timed(
-        self, candidates: Sequence[Candidate], launches: Mapping[int, list[Launch]], addresses: Sequence[list[int]]
-    ) -> dict[int, float]:
-        if not launches:
-            return {}
-        expected = min(max(candidates[number].cost.seconds, 1e-6) for number in launches)
-        count = max(len(addresses), min(_LAUNCHES, max(2, round(_GRAPH_SECONDS / expected))))
-        rounds = max(5, min(15, int(_SECONDS / (count * expected))))
-
-        def work(number: int) -> Callable[[int], None]:
-            def enqueue(stream: int) -> None:
-                for position in range(count):
-                    for launch in launches[number]:
-                        launch(stream, addresses[position % len(addresses)])
-
-            return enqueue
-
-        times = replay_times([work(number) for number in launches], rounds)
-        return {number: median(found) / count * 1e3 for number, found in zip(launches, times, strict=True)}
+            expected = min((candidates[number].cost.seconds for number in usable), default=0.0)
+            times = timers.in_graphs({number: work[number] for number in usable}, expected)
+        weights = "cold" if self.cold else "as they lie in the L2 cache"
+        return Measured(times, failures, f"in a graph, activations in place, weights {weights}")
 
     # -- Launches -----------------------------------------------------------------------------------------------------
 
@@ -166,7 +131,7 @@ class Trials:
         weights = sum(tensor.bytes for tensor in tensors.found.values() if tensor.weight)
         if not self.cold or not weights:
             return 1
-        return max(1, min(_LAUNCHES, -(-2 * self.device.l2_bytes // weights)))
+        return max(1, min(_COPIES, -(-2 * self.device.l2_bytes // weights)))
 
     def _layout(self, tensors: _Tensors, copies: int) -> list[list[int]]:
         """Addresses of all tensors, with random contents, for each copy of the weights."""
@@ -174,12 +139,11 @@ class Trials:
         regions: list[tuple[int, int, DType]] = []  # offset, bytes, element type
         end = 0
         for tensor in tensors.found.values():
-            count = copies if tensor.weight else 1
             size = -(-tensor.bytes // _ALIGNMENT) * _ALIGNMENT
             for number, row in enumerate(table):
                 row[tensor.number] = end + (number * size if tensor.weight else 0)
-            regions.append((end, count * size, tensor.dtype))
-            end += count * size
+            regions.append((end, size * (copies if tensor.weight else 1), tensor.dtype))
+            end += regions[-1][1]
         if end > self.device.memory_bytes // 4:
             raise DeviceError(f"timing needs {end >> 20} MiB of the GPU's {self.device.memory_bytes >> 20} MiB")
         self._memory.reserve(end)
@@ -200,18 +164,15 @@ class Trials:
             done += count
 
 
+def _launch(launches: Sequence[Launch], addresses: Sequence[int], stream: int) -> None:
+    """Enqueue a candidate's launches, with its tensors at these addresses."""
+    for launch in launches:
+        launch(stream, addresses)
+
+
 def taken_call(calls: Sequence[KernelCall], sizes: Mapping[str, int]) -> KernelCall:
     """The alternative of a stage that sizes take."""
     return next(c for c in calls if c.condition is None or evaluate(c.condition[0], sizes) <= c.condition[1])
-
-
-def operand_tensor(operand: Operand) -> Value | None:
-    """The graph's value that an operand is, or is made of; None for sizes and numbers."""
-    if isinstance(operand, TiledOperand):
-        operand = operand.value
-    if isinstance(operand, PackedConstant):
-        return operand.value
-    return operand if isinstance(operand, Value) else None
 
 
 def _nowhere(place: BufferReference) -> int:

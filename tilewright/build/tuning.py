@@ -1,47 +1,40 @@
 """Which candidate computes each fused group: ranked by estimate, and the close ones timed on the GPU, once.
 
-    groups and candidates -> close ones (`CLOSE`, by effort) -> times on record, or timed now -> selections
-
-Equal groups (the same operations, shapes, layouts and kernels) share one problem, which is timed once.  Times go to
+Equal groups (the same operations, shapes, layouts and kernels) share one problem of `measure.choosing`.  Times go to
 the cache directory's timing cache and into the engine.
 """
 
 from __future__ import annotations
 
-import hashlib
 import itertools
 import logging
-import math
 import time
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from functools import partial
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from tilewright.build.kernels import KernelSet
-from tilewright.build.precompile import compile_ahead
 from tilewright.errors import DeviceError, MissingDependencyError, MissingTimingError, SettingsError, brief
 from tilewright.graph.core import Graph, Value
 from tilewright.graph.fusion import Group
-from tilewright.language.function import SourceFunction
-from tilewright.library.candidate import Candidate, ExternKernel, KernelCall, Operand, PackedConstant
+from tilewright.library.candidate import Candidate, ExternKernel, Operand, PackedConstant
+from tilewright.measure.choosing import CLOSE, Choice, Measured, Problem, Records, closest, ranked
+from tilewright.measure.keys import device_name, problem_key
+from tilewright.measure.record import Timing
 from tilewright.runtime.plan import BufferReference
 from tilewright.settings import settings
 from tilewright.symbolic import Size, free_symbols
 from tilewright.targets.base import Target
 from tilewright.targets.cpu.target import CPUTarget
-from tilewright.targets.llvm.cache import kernel_digest, source_digest
-from tilewright.tune.cache import Timing, TimingCache
 
 if TYPE_CHECKING:
     from tilewright.build.trials import Trials
     from tilewright.runtime.cuda.device import Device
 
 Progress = Callable[[str, str, float], None]
-logger = logging.getLogger("tilewright.tune")
+logger = logging.getLogger("tilewright.measure")
 
-# By effort: candidates up to so many times the least estimate are timed, and at most so many.
-CLOSE: dict[int, tuple[float, int]] = {0: (1.0, 1), 1: (1.5, 8), 2: (2.5, 16), 3: (math.inf, 1000)}
 _LARGE_SIZE = 512  # of a symbol without a smaller limit, among the examples that are timed
 
 
@@ -79,31 +72,15 @@ class Tuning:
         return self.effort == 0 if self.quick is None else self.quick
 
 
-@dataclass(frozen=True)
-class Selection:
-    """The candidate of a group, and why: `source` is ``only``, ``estimate``, ``timed`` or ``recorded``.
-
-    `microseconds` and `failures` are by the candidates' numbers; `reason` is for people.
-    """
-
-    index: int
-    source: str
-    reason: str
-    microseconds: Mapping[int, float] = field(default_factory=dict)
-    failures: Mapping[int, str] = field(default_factory=dict)
-
-
-@dataclass
-class _Problem:
-    """Equal groups: the candidates of the first, their texts, and what is known of their times for example sizes."""
+@dataclass(kw_only=True)
+class _GroupProblem(Problem):
+    """The problem of equal groups: the first of them, its candidates, the sizes that each key stands for, and why they
+    were not timed."""
 
     group: Group
     found: Sequence[Candidate]
-    labels: list[str]
-    keys: dict[str, Mapping[str, int]]  # key in the timing cache -> sizes
-    close: list[int]
-    times: list[Timing] = field(default_factory=list)
-    source: str = "recorded"
+    sizes: Mapping[str, Mapping[str, int]]
+    untimed: str
 
 
 class Tuner:
@@ -113,129 +90,88 @@ class Tuner:
         self.graph, self.target, self.tuning, self.progress = graph, target, tuning, progress
         self.used: dict[str, Timing] = {}  # by key: what goes into the engine
         self._on_gpu = not isinstance(target, CPUTarget)
-        self._cache = TimingCache.of_settings() if self._on_gpu else TimingCache()
-        self._given = TimingCache(tuning.recorded)
-        self._device, self._without = _gpu_for(target) if self._on_gpu else (None, "CPU kernels are not timed")
-        self._name = None if self._device is None else device_name(self._device)
-        self._problems: dict[str, _Problem] = {}  # by their texts
+        self._device, self._untimed = _gpu_for(target) if self._on_gpu else (None, "CPU kernels are not timed")
+        self._records = Records(None if self._device is None else device_name(self._device), tuning.recorded)
+        self._problems: dict[str, _GroupProblem] = {}  # by their texts
         weights = sum(array.nbytes for array in graph.constants.values())
         self._cold = weights > getattr(target, "l2_bytes", 0)
-        sources = (kernel_digest(target.name), source_digest("library", "tune")) if self._on_gpu else ()
-        self._context = repr((target.key, *sources, self._cold))  # what times depend on, besides GPU and problem
 
-    def choose(self, groups: Sequence[tuple[Group, Sequence[Candidate]]]) -> list[Selection]:
-        """A selection for each group with its candidates; raises `MissingTimingError` in a reproducible build."""
+    def choose(self, groups: Sequence[tuple[Group, Sequence[Candidate]]]) -> list[Choice]:
+        """A choice for each group with its candidates; raises `MissingTimingError` in a reproducible build."""
         problems = [self._problem(group, found) for group, found in groups]
         distinct = list({id(problem): problem for problem in problems if problem is not None}.values())
         for problem in distinct:
-            problem.times = [time for key in problem.keys if (time := self._recorded(key)) is not None]
+            self._records.look_up(problem)
         if self.tuning.reproducible:
-            self._require(distinct)
+            self._require([problem for problem in distinct if problem.is_open])
         elif self.tuning.level and self._device is not None:
-            self._time([problem for problem in distinct if self._is_missing(problem)], self._device)
-        selections = [self._select(found, problem) for (_, found), problem in zip(groups, problems, strict=True)]
-        if self._on_gpu:
-            self._compile([found[s.index] for (_, found), s in zip(groups, selections, strict=True)])
-        return selections
+            self._time([problem for problem in distinct if not problem.is_known], self._device)
+        return [self._choice(found, problem) for (_, found), problem in zip(groups, problems, strict=True)]
 
-    # -- Problems -----------------------------------------------------------------------------------------------------
-
-    def _problem(self, group: Group, found: Sequence[Candidate]) -> _Problem | None:
+    def _problem(self, group: Group, found: Sequence[Candidate]) -> _GroupProblem | None:
         """What a group's choice depends on; None where there is none."""
         if len(found) < 2 or not self._on_gpu:
             return None
-        key = problem_text(group, self.graph)
-        if key not in self._problems:
-            digest = hashlib.sha256(f"{self._context} {key}".encode()).hexdigest()
-            sizes = examples(self.graph, group)
-            keys: dict[str, Mapping[str, int]] = {f"group-{digest[:32]}{_sizes_text(each)}": each for each in sizes}
-            self._problems[key] = _Problem(group, found, labels(found), keys, closest(found, self.tuning.level))
-        return self._problems[key]
-
-    def _recorded(self, key: str) -> Timing | None:
-        return self._given.find(key, self._name) or self._given.find(key, None) or self._cache.find(key, self._name)
-
-    def _is_missing(self, problem: _Problem) -> bool:
-        known = [{*timing.microseconds, *timing.failures} for timing in problem.times]
-        wanted = {problem.labels[index] for index in problem.close}
-        return len(wanted) > 1 and (len(known) < len(problem.keys) or any(wanted - names for names in known))
-
-    def _require(self, problems: Sequence[_Problem]) -> None:
-        missing = [p for p in problems if len(p.close) > 1 and len(p.times) < len(p.keys)]
-        if missing:
-            names = "; ".join(f"{p.group.name} ({what(p.group)})" for p in missing[:5])
-            more = f" and {len(missing) - 5} more" if len(missing) > 5 else ""
-            gpu = self._name or f"a GPU of {getattr(self.target, 'architecture', self.target.name)}"
-            raise MissingTimingError(
-                f"no times on record choose the kernels of {names}{more}: a reproducible build times nothing. Build "
-                f"the model once without --reproducible on {gpu}, keep its timing cache ({self._cache.path}), and name "
-                "it, or the engine, with --timing-cache"
+        text = problem_text(group, self.graph)
+        if text not in self._problems:
+            key = problem_key("group", self.target, ("library",), self._cold, text)
+            sizes = {key + _sizes_text(each): each for each in examples(self.graph, group)}
+            names = {key: f"{summary(group)}{_sizes_text(each)}" for key, each in sizes.items()}
+            seconds = [candidate.cost.seconds for candidate in found]
+            guessed = [index for index, candidate in enumerate(found) if _calls_library(candidate)]
+            close = closest(seconds, self.tuning.level, guessed)
+            untimed = self._untimed or ("no other estimate is close" if self.tuning.level else "effort 0")
+            self._problems[text] = _GroupProblem(
+                names, labels(found), ranked(seconds), close, group=group, found=found, sizes=sizes, untimed=untimed
             )
+        return self._problems[text]
 
-    # -- Timing -------------------------------------------------------------------------------------------------------
+    def _require(self, missing: Sequence[_GroupProblem]) -> None:
+        """Raise `MissingTimingError` for problems that nothing on record decides, where there are any."""
+        if not missing:
+            return
+        names = "; ".join(f"{problem.group.name} ({summary(problem.group)})" for problem in missing[:5])
+        more = f" and {len(missing) - 5} more" if len(missing) > 5 else ""
+        gpu = self._records.device or f"a GPU of {getattr(self.target, 'architecture', self.target.name)}"
+        raise MissingTimingError(
+            f"no times on record choose the kernels of {names}{more}: a reproducible build times nothing. Build "
+            f"the model once without --reproducible on {gpu}, keep its timing cache ({self._records.cache.path}), "
+            "and name it, or the engine, with --timing-cache"
+        )
 
-    def _time(self, problems: Sequence[_Problem], device: Device) -> None:
+    def _time(self, problems: Sequence[_GroupProblem], device: Device) -> None:
         """Time the close candidates of problems, and put the times on record."""
         if not problems:
             return
         from tilewright.build.trials import Trials
 
-        self._compile([problem.found[index] for problem in problems for index in problem.close])
+        stages = [stage for problem in problems for index in problem.close for stage in problem.found[index].stages]
+        calls = [(call, _anywhere) for stage in stages for call in stage.calls]
+        KernelSet(self.target, self.progress).compile_ahead(calls)
         trials = Trials(self.graph, self.target, device, self._cold)
         for problem in problems:
             self.progress("time kernels", problem.group.name, 0.0)
             started = time.perf_counter()
             try:
-                problem.times = [self._timed(problem, trials, key, sizes) for key, sizes in problem.keys.items()]
-                problem.source = "timed"
+                self._records.time(problem, partial(_measured, trials, problem))
             except DeviceError as error:
+                problem.untimed = f"it could not be timed: {error}"
                 logger.warning("%s was not timed: %s", problem.group.name, error)
             self.progress("time kernels", problem.group.name, time.perf_counter() - started)
 
-    def _timed(self, problem: _Problem, trials: Trials, key: str, sizes: Mapping[str, int]) -> Timing:
-        found = [problem.found[index] for index in problem.close]
-        times, failures = trials.microseconds(found, sizes)
-        names = [problem.labels[index] for index in problem.close]
-        for number, text in failures.items():
-            logger.warning("%s: %s cannot be used: %s", problem.group.name, names[number], text)
-        return self._cache.add(
-            Timing(
-                str(self._name), key, f"{what(problem.group)}{_sizes_text(sizes)}",
-                {names[number]: round(value, 3) for number, value in times.items()},
-                {names[number]: text for number, text in failures.items()}, trials.context,
-            )
-        )  # fmt: skip
-
-    def _compile(self, candidates: Sequence[Candidate]) -> None:
-        """Compile the kernels of candidates, several at once, each once."""
-        kernels = KernelSet(self.target, lambda stage, item, seconds: None)
-        jobs: dict[str, Callable[[], Any]] = {}
-        for candidate in candidates:
-            for call in (call for stage in candidate.stages for call in stage.calls):
-                if isinstance(call.kernel, ExternKernel):
-                    continue
-                jobs.setdefault(_signature(call), partial(kernels.choice, call, _anywhere))
-        self.progress("compile", f"{len(jobs)} kernels", 0.0)
-        started = time.perf_counter()
-        compile_ahead(list(jobs.values()))
-        self.progress("compile", f"{len(jobs)} kernels", time.perf_counter() - started)
-
-    # -- Choosing -----------------------------------------------------------------------------------------------------
-
-    def _select(self, found: Sequence[Candidate], problem: _Problem | None) -> Selection:
-        seconds = [candidate.cost.seconds for candidate in found]
-        first = seconds.index(min(seconds))
+    def _choice(self, found: Sequence[Candidate], problem: _GroupProblem | None) -> Choice:
         if problem is None:
-            return Selection(first, "only" if len(found) == 1 else "estimate", "" if len(found) == 1 else self._without)
-        microseconds, failures = _by_number(problem)
-        if len(problem.times) < len(problem.keys) or not microseconds:
-            reason = self._without or ("effort 0" if not self.tuning.level else "no other estimate is close")
-            usable = [index for index in range(len(found)) if index not in failures] or [first]
-            return Selection(min(usable, key=lambda index: seconds[index]), "estimate", reason, {}, failures)
-        self.used.update({timing.key: timing for timing in problem.times})
-        best = min(microseconds, key=lambda index: microseconds[index])
-        reason = f"fastest of {len(microseconds)} timed on {problem.times[0].device}, {problem.times[0].context}"
-        return Selection(best, problem.source, reason, microseconds, failures)
+            first = ranked([candidate.cost.seconds for candidate in found])[0]
+            return Choice(first, "only") if len(found) == 1 else Choice(first, "estimate", self._untimed)
+        choice = problem.choice(problem.untimed)
+        if choice.microseconds:
+            self.used.update({timing.key: timing for timing in problem.times})
+        return choice
+
+
+def _measured(trials: Trials, problem: _GroupProblem, key: str) -> Measured:
+    """The times of a problem's close candidates for the sizes of a key."""
+    return trials.measure({index: problem.found[index] for index in problem.close}, problem.sizes[key])
 
 
 def labels(found: Sequence[Candidate]) -> list[str]:
@@ -248,18 +184,6 @@ def labels(found: Sequence[Candidate]) -> list[str]:
         counts[text] = counts.get(text, 0) + 1
         texts.append(text if counts[text] == 1 else f"{text} ({counts[text]})")
     return texts
-
-
-def closest(found: Sequence[Candidate], effort: int) -> list[int]:
-    """The numbers of the candidates that the estimates cannot tell apart at an effort, the likeliest first.
-
-    Calls of other libraries, whose estimates are guesses, are among them but at effort 0.
-    """
-    within, most = CLOSE[effort]
-    order = sorted(range(len(found)), key=lambda index: found[index].cost.seconds)
-    limit = within * found[order[0]].cost.seconds
-    close = [index for index in order if found[index].cost.seconds <= limit][:most]
-    return close + [index for index in order if effort and index not in close and _calls_library(found[index])]
 
 
 def _calls_library(candidate: Candidate) -> bool:
@@ -302,18 +226,11 @@ def problem_text(group: Group, graph: Graph) -> str:
     return "\n".join(lines)
 
 
-def what(group: Group) -> str:
+def summary(group: Group) -> str:
     """A group in a few words, for people."""
     operations = [node.op for node in group.nodes if node.op not in ("reshape", "permute", "broadcast_to")]
     shapes = [f"{value.dtype}{_shape(value.shape)}" for value in (*group.inputs[:2], *group.outputs[:1])]
     return f"{'+'.join(operations[:6]) or group.kind}{'+…' if len(operations) > 6 else ''} {' '.join(shapes)}"
-
-
-def device_name(device: Device) -> str:
-    """A GPU with its driver, as times are kept under."""
-    from tilewright.runtime.cuda.driver import version
-
-    return f"{device.name}, CUDA {version() // 1000}.{version() % 1000 // 10}"
 
 
 def _gpu_for(target: Target) -> tuple[Device | None, str]:
@@ -331,46 +248,11 @@ def _gpu_for(target: Target) -> tuple[Device | None, str]:
     return device, ""
 
 
-def _by_number(problem: _Problem) -> tuple[dict[int, float], dict[int, str]]:
-    """Microseconds (the geometric mean over sizes) and failures by the candidates' numbers."""
-    numbers = {label: index for index, label in enumerate(problem.labels)}
-    failures = {
-        numbers[label]: text for timing in problem.times for label, text in timing.failures.items() if label in numbers
-    }
-    microseconds = {}
-    for label, index in numbers.items():
-        values = [timing.microseconds[label] for timing in problem.times if label in timing.microseconds]
-        if index not in failures and values and len(values) == len(problem.times):
-            microseconds[index] = math.exp(sum(math.log(max(value, 1e-3)) for value in values) / len(values))
-    return microseconds, failures
-
-
 def _anywhere(operand: Operand) -> BufferReference:
     """A place for each tensor, apart from the others'."""
     value = operand.value if isinstance(operand, PackedConstant) else operand
     assert isinstance(value, Value)
     return BufferReference("weight" if isinstance(operand, PackedConstant) else "input", value.name)
-
-
-def _signature(call: KernelCall) -> str:
-    """Equal texts compile to the same kernel, as far as can be told without tracing."""
-    constants = sorted((name, _constant_text(value)) for name, value in call.constants.items())
-    operands = sorted((name, _operand_text(operand)) for name, operand in call.operands.items())
-    return repr((id(call.kernel), constants, operands, sorted(call.types.items()), sorted(call.options.items())))
-
-
-def _constant_text(value: Any) -> str:
-    """Functions go by identity: those of equal sources are the same object (`library.generated.generate`)."""
-    if isinstance(value, (tuple, list)):
-        return f"({', '.join(map(_constant_text, value))})"
-    return f"function {id(value)}" if isinstance(value, SourceFunction) else repr(value)
-
-
-def _operand_text(operand: Operand) -> str:
-    value = getattr(operand, "value", operand)
-    value = getattr(value, "value", value)
-    block = getattr(operand, "block", "")
-    return f"{value.dtype} {block}" if isinstance(value, Value) else "size"
 
 
 def _shape(shape: Sequence[Size]) -> str:

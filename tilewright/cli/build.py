@@ -21,7 +21,7 @@ from tilewright.errors import EngineError
 if TYPE_CHECKING:
     from tilewright.engine import Engine
     from tilewright.graph.core import Graph
-    from tilewright.tune.cache import Timing
+    from tilewright.measure.record import Timing
 
 _SOURCES = {
     "only": "without a choice", "estimate": "by estimate", "timed": "timed", "recorded": "by times on record"
@@ -126,7 +126,7 @@ def build(
     remember_model(path, model)
     if timing_cache is not None and adds_times:
         from tilewright.engine.timings import read_timings
-        from tilewright.tune.cache import TimingCache
+        from tilewright.measure.record import TimingCache
 
         TimingCache([*tuning.recorded, *read_timings(path)]).write(timing_cache)
     if not quiet:

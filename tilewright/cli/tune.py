@@ -24,7 +24,7 @@ def merge(
 ) -> None:
     """Merge timing caches and the times inside engines into one file."""
     from tilewright.engine.timings import read_timings
-    from tilewright.tune.cache import TimingCache
+    from tilewright.measure.record import TimingCache
 
     merged = TimingCache(timing for file in files for timing in read_timings(file))
     merged.write(output)
@@ -33,16 +33,16 @@ def merge(
 
 @commands.command("show")
 def show(files: FilesArgument) -> None:
-    """Show what is on record: problem, GPU, candidates timed, the fastest and its time."""
+    """Show what is on record: problem, device, candidates timed, the fastest and its time."""
     from tilewright.engine.timings import read_timings
-    from tilewright.tune.cache import TimingCache
+    from tilewright.measure.record import TimingCache
 
     recorded = TimingCache(timing for file in files for timing in read_timings(file))
     if not len(recorded):
         terminal().print("no times are on record there: nothing was timed")
         return
     problem, fastest = Column("problem", overflow="fold"), Column("fastest", overflow="fold")
-    table = Table(problem, "GPU", "timed", "failed", fastest, "us", box=None, padding=(0, 1, 0, 0))
+    table = Table(problem, "device", "timed", "failed", fastest, "us", box=None, padding=(0, 1, 0, 0))
     for timing in recorded:
         best = min(timing.microseconds, key=lambda name: timing.microseconds[name], default="")
         time = f"{timing.microseconds[best]:.2f}" if best else ""

@@ -43,8 +43,8 @@ from tilewright.symbolic import evaluate, lift, simplify
 if TYPE_CHECKING:
     from tilewright.engine.staged import StagedSession
     from tilewright.graph.core import Graph
+    from tilewright.measure.record import Timing
     from tilewright.runtime.cuda.session import CudaSession
-    from tilewright.tune.cache import Timing
 
 Progress = Callable[[str, str, float], None]
 MOST_PARTS = 1000  # of a program
@@ -500,7 +500,7 @@ class Engine:
     @property
     def timings(self) -> tuple[Timing, ...]:
         """The times by which kernels were chosen: what `tilewright tune` and builds of the model elsewhere use."""
-        from tilewright.tune.cache import timing_from_json
+        from tilewright.measure.record import timing_from_json
 
         with self.reading():
             return tuple(map(timing_from_json, self._program.get("timings", ())))

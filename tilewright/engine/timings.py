@@ -6,7 +6,7 @@ from pathlib import Path
 
 from tilewright.engine.file import read_package
 from tilewright.errors import TimingCacheError
-from tilewright.tune.cache import Timing, TimingCache, timing_from_json
+from tilewright.measure.record import Timing, TimingCache, timing_from_json
 
 
 def read_timings(path: Path) -> tuple[Timing, ...]:

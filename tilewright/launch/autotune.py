@@ -16,11 +16,11 @@ import hashlib
 import logging
 import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
 
-import tilewright
 from tilewright.errors import AutotunerError, CompilationError, OutOfResources, user_errors
 from tilewright.language.function import describe
 from tilewright.language.types import unwrap
@@ -28,12 +28,13 @@ from tilewright.launch import hooks
 from tilewright.launch.arguments import place_of
 from tilewright.launch.heuristics import Heuristics, KernelWrapper
 from tilewright.launch.jit import JITFunction
+from tilewright.measure.choosing import ranked
+from tilewright.measure.keys import device_name, problem_key
+from tilewright.measure.record import Timing, TimingCache, is_time
+from tilewright.measure.timers import call_times, graph_call_times, quantiles_of
 from tilewright.settings import settings
 from tilewright.targets.base import Target
-from tilewright.targets.llvm.cache import CacheEntry, ObjectCache, content_key, kernel_digest
 from tilewright.targets.registry import get_target
-from tilewright.testing import do_bench as measure
-from tilewright.testing import do_bench_cudagraph
 
 logger = logging.getLogger("tilewright.autotune")
 
@@ -242,9 +243,8 @@ class Autotuner(KernelWrapper):
                 count = max(1, int(len(configs) * count))
             if len(configs) > count:
                 named = {**positional, **keywords}
-                model = self.perf_model
-                configs.sort(key=lambda config: model(**{**named, **config.all_kwargs()}))
-                configs = configs[:count]
+                expected = [self.perf_model(**{**named, **config.all_kwargs()}) for config in configs]
+                configs = [configs[index] for index in ranked(expected, most=count)]
         return configs
 
     # Measuring
@@ -254,16 +254,15 @@ class Autotuner(KernelWrapper):
         configs = self._pruned(self._positional(arguments), keywords)
         if len(configs) == 1:
             return configs[0]
-        store = ObjectCache(settings.cache_directory)
+        record = self._record(key, arguments, keywords)
         timings: dict[Config, Any] = {}
         self.failures = {}
         measured = False
         start = time.perf_counter()
         for config in configs:
-            place = self._place(config, key, arguments, keywords)
-            kept = store.find(place, _kept_time) if place is not None and not settings.always_compile else None
-            if kept is not None:
-                timings[config] = kept
+            label = self._label(config, arguments, keywords)
+            if record is not None and label is not None and (recorded := record.find(label)) is not None:
+                timings[config] = recorded
                 continue
             measured = True
             try:
@@ -271,8 +270,8 @@ class Autotuner(KernelWrapper):
             except Exception as error:  # whatever one configuration does wrong, the others are still candidates
                 timings[config], self.failures[config] = _FAILED, error
                 continue
-            if place is not None:
-                store.put(place, {"milliseconds": timings[config], "kernel": self.name, "config": repr(config)}, b"")
+            if record is not None and label is not None:
+                record.add(label, timings[config])
         self.bench_time = time.perf_counter() - start
         self.configs_timings = timings
         if len(self.failures) == len(configs):
@@ -293,11 +292,8 @@ class Autotuner(KernelWrapper):
         found = f"{best} in {_median(self.configs_timings[best]):.4g} ms"
         logger.info("kernel '%s', key %s: %s", self.name, key, found)
         if settings.print_autotuning:
-            how = (
-                f"measured {len(self.configs_timings)} configurations in {self.bench_time:.2f} s"
-                if measured
-                else "kept"
-            )
+            how = f"measured {len(self.configs_timings)} configurations in {self.bench_time:.2f} s"
+            how = how if measured else "on record"
             print(f"autotuned {self.name} for the key {key}: {found} ({how})")
         if hooks.tuning.listener is not None:
             hooks.tuning.listener(
@@ -335,8 +331,8 @@ class Autotuner(KernelWrapper):
         if self._measure is not None:
             return self._measure(call, quantiles=QUANTILES)
         if self.use_cuda_graph:
-            return do_bench_cudagraph(call, rep=self.num_reps, quantiles=QUANTILES)
-        return measure(call, warmup=self.num_warmups, rep=self.num_reps, quantiles=QUANTILES)
+            return quantiles_of(graph_call_times(call, self.num_reps), QUANTILES)
+        return quantiles_of(call_times(call, self.num_warmups, self.num_reps), QUANTILES)
 
     def _table(self) -> str:
         """One line for each failed configuration: what it is and why."""
@@ -344,38 +340,35 @@ class Autotuner(KernelWrapper):
         width = max(len(name) for name, _ in rows)
         return "\n".join(f"  {name:<{width}}  {next(iter(why.splitlines()), '')}" for name, why in rows)
 
-    def _place(
-        self, config: Config, key: tuple[Any, ...], arguments: tuple[Any, ...], keywords: Mapping[str, Any]
-    ) -> str | None:
-        """The name on disk of a configuration's time; None where code that cannot be hashed takes part."""
+    # On record
+
+    def _record(self, key: tuple[Any, ...], arguments: tuple[Any, ...], keywords: Mapping[str, Any]) -> _Record | None:
+        """Where the times for a tuning key are on record; None where code that cannot be hashed takes part."""
         hooked = self.pre_hook != self._prepare_arguments or self.post_hook != self._restore_arguments
         trusted = not hooked and self._measure is None
-        if config.pre_hook is not None or not (trusted if self.cache_results is None else self.cache_results):
+        if not (trusted if self.cache_results is None else self.cache_results):
             return None
-        options = config.all_kwargs()
-        filled = {**keywords, **options}
-        wrapped = self.fn
-        while isinstance(wrapped, KernelWrapper):
-            if not isinstance(wrapped, Heuristics):
-                return None
-            filled = wrapped.fill(arguments, filled)
-            wrapped = wrapped.fn
+        named = self.named(arguments, keywords)
         constants = {parameter.name for parameter in self.kernel.parameters if parameter.constexpr}
-        everything = self.named(arguments, filled)
-        named = {name: value for name, value in everything.items() if name in constants}
-        target, machine = _machine(value for name, value in everything.items() if name not in constants)
-        parts = [
-            tilewright.__version__,
-            kernel_digest(target.name),
-            target.key,
-            machine,
+        target, device = _machine(value for name, value in named.items() if name not in constants)
+        parts = (
             self.kernel.fingerprint(),
             describe(key, set()),
-            repr(sorted((name, describe(unwrap(value), set())) for name, value in named.items())),
-            repr(sorted(options.items(), key=lambda item: item[0])),
-            f"{settings.threads} {settings.interpret} {self.reset_to_zero} {self.restore_value}",
-        ]
-        return f"autotune-{hashlib.sha256(content_key(*parts).encode()).hexdigest()[:40]}"
+            sorted((name, describe(unwrap(named[name]), set())) for name in constants & named.keys()),
+            (settings.threads, settings.interpret, self.reset_to_zero, self.restore_value, self.use_cuda_graph),
+        )
+        return _Record(device, problem_key("autotune", target, (), *parts), f"{self.name} {', '.join(map(str, key))}")
+
+    def _label(self, config: Config, arguments: tuple[Any, ...], keywords: Mapping[str, Any]) -> str | None:
+        """What tells a configuration from others on record; None where code that cannot be hashed takes part."""
+        wrapped, filled = self.fn, {**keywords, **config.all_kwargs()}
+        while isinstance(wrapped, Heuristics):
+            filled, wrapped = wrapped.fill(arguments, filled), wrapped.fn
+        if isinstance(wrapped, KernelWrapper) or config.pre_hook is not None or config.ir_override is not None:
+            return None
+        given = object()
+        own = {name: value for name, value in filled.items() if value is not keywords.get(name, given)}
+        return ", ".join(f"{name}: {_text(value)}" for name, value in own.items())
 
     # The default hooks
 
@@ -392,23 +385,44 @@ class Autotuner(KernelWrapper):
         self.restore_copies = {}
 
 
+@dataclass(frozen=True)
+class _Record:
+    """Where the times of a kernel's configurations for one tuning key are on record; `name` is for people."""
+
+    device: str
+    key: str
+    name: str
+
+    def find(self, label: str) -> Any:
+        """Milliseconds of a configuration, the quantiles that were measured; None where there are none."""
+        timing = TimingCache.of_settings().find(self.key, self.device) if not settings.always_compile else None
+        quantiles = timing.quantiles.get(label) if timing is not None else None
+        return quantiles and [value / 1e3 for value in quantiles]
+
+    def add(self, label: str, milliseconds: Any) -> None:
+        """Put the times of a configuration on record, if they are times."""
+        values = [float(value) * 1e3 for value in np.atleast_1d(milliseconds)]
+        if all(map(is_time, values)):
+            timing = Timing(self.device, self.key, self.name, {label: values[0]}, quantiles={label: values})
+            TimingCache.of_settings().add(timing)
+
+
 def _machine(values: Iterable[Any]) -> tuple[Target, str]:
-    """The target that a kernel called with these arguments is compiled for, and the name of the GPU, if it is one."""
+    """The target that a kernel called with these arguments is compiled for, and the name of the device."""
     place = place_of(values)
     if place is None:
-        return get_target("cpu"), ""
+        target = get_target("cpu")
+        return target, target.description
     from tilewright.launch.cuda import target_of
     from tilewright.runtime.cuda.device import device
 
-    return target_of(place.ordinal), device(place.ordinal).name
+    return target_of(place.ordinal), device_name(device(place.ordinal))
 
 
-def _kept_time(entry: CacheEntry) -> float | list[float]:
-    """Milliseconds from the cache: one number, or one for each quantile; raises `ValueError`."""
-    found = entry.metadata["milliseconds"]
-    if not all(isinstance(time, (int, float)) for time in (found if isinstance(found, list) and found else [found])):
-        raise ValueError("it holds no times")
-    return found
+def _text(value: Any) -> str:
+    """A value of a configuration, or a digest where it is long: functions by their source."""
+    text = repr(value) if type(value) in _PLAIN else describe(unwrap(value), set())
+    return text if len(text) <= 60 else hashlib.sha256(text.encode()).hexdigest()[:16]
 
 
 def _median(timing: Any) -> float:

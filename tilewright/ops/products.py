@@ -11,12 +11,13 @@ import sys
 import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
+from functools import partial
 from typing import Any
 
 import tilewright.language as tl
 from tilewright import dtypes, forks
 from tilewright.dtypes import DType
-from tilewright.errors import LaunchError, brief
+from tilewright.errors import LaunchError, TilewrightError, brief
 from tilewright.ir.core import Parameter
 from tilewright.launch.arguments import stored_array
 from tilewright.launch.descriptor import TensorDescriptor
@@ -28,7 +29,10 @@ from tilewright.library.matmul.hopper.config import MatmulForm
 from tilewright.library.matmul.hopper.kernel import matmul as hopper_matmul
 from tilewright.library.matmul.problem import MatmulProblem
 from tilewright.library.matmul.simt_tiles import Product, ranked_tiles
-from tilewright.ops import arrays, choices
+from tilewright.measure import timers
+from tilewright.measure.choosing import Choice, Measured, Problem, Records, attempt
+from tilewright.measure.keys import device_name, problem_key
+from tilewright.ops import arrays
 from tilewright.ops.arrays import View
 from tilewright.ops.candidates import Candidate, close
 from tilewright.runtime.cuda.device import device
@@ -41,7 +45,7 @@ _INPUTS = (
 )  # fmt: skip
 _OUTPUTS = (*arrays.FLOATS, dtypes.int32)
 FEW_ROWS = 256  # up to which products are bound by the memory that weights come from
-_CHAIN = 12  # launches that are timed behind each other
+_COPIES = 12  # of weights, besides the caller's own, at most
 _COLD_BYTES = 256 << 20  # of weights that do not stay in any L2 cache
 
 
@@ -286,7 +290,7 @@ class MatmulPlan:
         self.effort = effort
         self.remarks: list[Remark] = []
         self.ranked: list[Candidate] = []
-        self.choice: choices.Choice | None = None
+        self.choice: Choice | None = None
         self.seconds = 0.0  # that choosing took
         self._lock = forks.lock()
         self._kernels: dict[MatmulForm, Any] = {}
@@ -320,16 +324,14 @@ class MatmulPlan:
         lines = [self.problem.key]
         lines += [f"  {remark.message}" for remark in self.remarks]
         if self.ranked:
-            source = {"timed": f"timed in {self.seconds:.1f} s", "kept": "timed by an earlier program"}
-            how = "first by cost" if self.choice is None else source.get(self.choice.source, "first by cost")
+            source = {"timed": f"timed in {self.seconds:.1f} s", "recorded": "timed by an earlier program"}
+            how = source.get(self.choice.source if self.choice else "", "first by cost")
             lines.append(f"  {len(self.ranked)} candidates of the model; {how}:")
+        choice = self.choice or Choice(0, "estimate")
         for index, candidate in enumerate(self.ranked):
-            times = self.choice.microseconds if self.choice else {}
-            measured = f", {times[str(candidate)]:.1f} us measured" if str(candidate) in times else ""
-            mark = "->" if index == (self.choice.index if self.choice else 0) else "  "
-            lines.append(f"  {mark} {candidate}{measured}")
-        for name, reason in (self.choice.failures if self.choice else {}).items():
-            lines.append(f"     failed: {name}: {reason}")
+            measured = f", {choice.microseconds[index]:.1f} us measured" if index in choice.microseconds else ""
+            lines.append(f"  {'->' if index == choice.index else '  '} {candidate}{measured}")
+        lines += [f"     failed: {self.ranked[index]}: {reason}" for index, reason in choice.failures.items()]
         return "\n".join(lines)
 
     def __call__(self, a: Any, b: Any, *, out: Any = None, out_dtype: Any = None, **arguments: Any) -> Any:
@@ -364,44 +366,53 @@ class MatmulPlan:
         return self._runner(form, operands)
 
     def _choose(self, operands: Operands) -> None:
-        """Find the form, by a choice kept on disk or by timing the close candidates, once."""
+        """Find the form, by times on record or by timing the close candidates, once."""
         assert self.ordinal is not None
-        ordinal, names = self.ordinal, [str(candidate) for candidate in self.ranked]
         with self._lock:
             if self.choice is not None:
                 return
-            key, gpu = self.problem.shape_class.key, device(ordinal)
-            kept = choices.kept("matmul", gpu.name, key, names) if len(names) > 1 else None
-            if kept is not None:
-                self.choice = kept
-                return
-            stream = arrays.stream_of(operands.views)
-            if self.effort == 0 or len(names) == 1 or arrays.capturing(stream, self.ordinal):
-                return
-            began = time.perf_counter()
-            own = replace(operands, out=_scratch(operands.out))  # the caller's may be an operand, too
-            cold = self._cold(own) if self.problem.rows <= FEW_ROWS else []
+            shape = self.problem.shape_class.key
+            key = problem_key("matmul", arrays.target_at(self.ordinal), ("library", "ops"), shape)
+            numbers = range(len(self.ranked))
+            problem = Problem({key: f"matmul {shape}"}, [str(candidate) for candidate in self.ranked], numbers, numbers)
+            records = Records(device_name(device(self.ordinal)))
+            records.look_up(problem)
+            if not problem.is_known and self.effort:
+                if arrays.capturing(arrays.stream_of(operands.views), self.ordinal):
+                    return
+                began = time.perf_counter()
+                records.time(problem, lambda key: self._measured(operands))
+                self.seconds = time.perf_counter() - began
+            self.choice = problem.choice()
 
-            def prepare(index: int) -> choices.Run | choices.Chain:
-                form = self.ranked[index].form
-                if not cold:
-                    return self._runner(form, own)
-                launches = tuple(self._launch_of(form, each) for each in cold)
-                return choices.Chain(ordinal, launches * -(-_CHAIN // len(cold)))
-
-            self.choice = choices.choose("matmul", gpu.name, key, names, prepare)
-            self.seconds = time.perf_counter() - began
+    def _measured(self, operands: Operands) -> Measured:
+        """The times of all candidates; raises what the last one raises when none can be used."""
+        assert self.ordinal is not None
+        own = replace(operands, out=_scratch(operands.out))  # the caller's may be an operand, too
+        forms = dict(enumerate(candidate.form for candidate in self.ranked))
+        failures: dict[int, TilewrightError] = {}
+        runs = attempt({index: partial(self._runner, form, own) for index, form in forms.items()}, failures)
+        attempt(runs, failures)
+        usable = {index: run for index, run in runs.items() if index not in failures}
+        if not usable:
+            raise failures[max(failures)]
+        if self.problem.rows > FEW_ROWS:
+            return Measured(timers.alone(usable), failures, "L2 flushed before each call")
+        launches = {index: [self._launch_of(forms[index], each) for each in self._cold(own)] for index in usable}
+        with device(self.ordinal).active():
+            times = timers.in_graphs(launches, min(self.ranked[index].seconds for index in usable))
+        return Measured(times, failures, "in a graph, weights cold")
 
     @staticmethod
     def _cold(operands: Operands) -> list[Operands]:
         """The operands with as many copies of the weights as do not fit the L2 cache, in new memory but for the first.
 
-        Few rows are timed so, one launch behind the other: what counts there is how fast weights come from memory.
+        Few rows are timed so, one launch after the other: what counts there is how fast weights come from memory.
         """
         right = operands.b
         size = right.shape[0] * right.shape[1] * right.shape[2] * right.element.itemsize
         copies = [operands]
-        copies += [replace(operands, b=_scratch(right)) for _ in range(min(_CHAIN, _COLD_BYTES // max(1, size)))]
+        copies += [replace(operands, b=_scratch(right)) for _ in range(min(_COPIES, _COLD_BYTES // max(1, size)))]
         return copies
 
     # Launching
@@ -444,7 +455,7 @@ class MatmulPlan:
         start = self.compiled(form).start(self.ordinal)
         return _bound(start, self._grid(form), self._slots(form, operands), operands)
 
-    def _launch_of(self, form: MatmulForm, operands: Operands) -> choices.Launch:
+    def _launch_of(self, form: MatmulForm, operands: Operands) -> timers.Launch:
         """A launch on these arrays, on any stream."""
         start, grid, slots = self.compiled(form).start(self.ordinal), self._grid(form), self._slots(form, operands)
 

@@ -21,7 +21,7 @@ import stat
 import tempfile
 import time
 from collections.abc import Iterator
-from contextlib import suppress
+from contextlib import contextmanager, suppress
 from pathlib import Path
 
 try:
@@ -31,6 +31,7 @@ except ImportError:  # Windows
 
 logger = logging.getLogger("tilewright.cache")
 
+HAS_LOCKS = fcntl is not None
 TEMPORARY = ".write-"  # how names of files begin that are being written
 _EARLIER = (".host-", "host-", ".timings-")  # names that earlier versions wrote and that nothing reads any more
 _ABANDONED = 3600.0  # seconds after which a temporary file belongs to nobody, where locks tell nothing
@@ -208,6 +209,30 @@ def replace(path: Path, data: bytes, mode: int = 0o600, durable: bool = True) ->
         raise
 
 
+@contextmanager
+def appending(path: Path) -> Iterator[int]:
+    """A file, open for appending (and reading) and made if it is missing, which nobody else has in this way meanwhile.
+
+    Raises `OSError`.  Where the system has no locks others may have it.
+    """
+    flags = os.O_RDWR | os.O_APPEND | os.O_CREAT | getattr(os, "O_NOFOLLOW", 0)
+    while True:
+        handle = os.open(path, flags, 0o644)
+        try:
+            _lock(handle, wait=True)
+            if not HAS_LOCKS or _is_at(handle, path):  # else it was replaced while this one waited
+                yield handle
+                return
+        finally:
+            os.close(handle)
+
+
+def _is_at(handle: int, path: Path) -> bool:
+    with suppress(FileNotFoundError):
+        return os.path.samestat(os.fstat(handle), os.stat(path))
+    return False
+
+
 def why_not_replaceable(path: Path) -> str | None:
     """Why no file may be written to `path`: it exists and is not a file. A link to a file counts as one."""
     try:
@@ -232,12 +257,12 @@ def why_not_readable(path: Path) -> str | None:
     return None if stat.S_ISREG(mode) else "it is no regular file"
 
 
-def _lock(handle: int) -> bool:
-    """Lock a file; False where another process has, or where the system has no locks."""
+def _lock(handle: int, wait: bool = False) -> bool:
+    """Lock a file; False where another process has and this one does not wait, or where the system has no locks."""
     if fcntl is None:
         return False
     try:
-        fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        fcntl.flock(handle, fcntl.LOCK_EX | (0 if wait else fcntl.LOCK_NB))
     except OSError:
         return False
     return True

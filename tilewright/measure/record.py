@@ -1,20 +1,23 @@
 """Times of kernels on record: one file of JSON lines, which programs append to, engines carry, and people merge.
 
-    {"device": "NVIDIA H200, driver 13000", "key": "4be1…", "what": "matmul f16[128,768] …", "context": "…",
+    {"device": "NVIDIA H200, CUDA 13.0", "key": "group-4be1…", "what": "matmul f16[128,768] …", "context": "…",
      "microseconds": {"hopper matmul, tile 128 x 256 …": 5.21, …}, "failures": {…}}
 
-A line belongs to one problem on one GPU; of several lines with the same device and key the later ones add to the
-earlier, so that concatenating files merges them.  The key is made by who times (`build.tuning`, `ops.choices`) of
-everything that a time depends on: the problem, its layouts, the compiler's and the kernels' sources.
+A line belongs to one problem on one device; of several lines with the same device and key the later ones add to the
+earlier, so that concatenating files merges them.  The key (`keys.problem_key`) is made of everything that a time
+depends on: the problem, its layouts, the compiler's and the kernels' sources.  Lines of `autotune` have "quantiles".
 """
 
 from __future__ import annotations
 
+import itertools
 import json
 import logging
 import os
 import stat
-from collections.abc import Iterable, Iterator, Mapping
+from collections import Counter
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from contextlib import nullcontext
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
@@ -23,7 +26,7 @@ from tilewright.errors import TimingCacheError
 from tilewright.runtime import cache_files
 from tilewright.settings import settings
 
-logger = logging.getLogger("tilewright.tune")
+logger = logging.getLogger("tilewright.measure")
 
 FILE_NAME = "timings.jsonl"  # in the cache directory
 _LARGEST = 256 << 20  # bytes of a file that a user names
@@ -32,9 +35,10 @@ _LIMIT = 50_000  # lines of that file; the oldest go first
 
 @dataclass(frozen=True)
 class Timing:
-    """What candidates for one problem took on one GPU: microseconds by the candidates' texts.
+    """What candidates for one problem took on one device: microseconds by the candidates' labels.
 
     `what` and `context` are for people: the problem, and how it was timed. `failures` tells what could not be run.
+    `quantiles` are those of the runs of a candidate that were asked for, the deciding one first.
     """
 
     device: str
@@ -43,6 +47,7 @@ class Timing:
     microseconds: Mapping[str, float] = field(default_factory=dict)
     failures: Mapping[str, str] = field(default_factory=dict)
     context: str = ""
+    quantiles: Mapping[str, Sequence[float]] = field(default_factory=dict)
 
     def joined(self, later: Timing) -> Timing:
         """Both times; of those that both have the later."""
@@ -50,7 +55,9 @@ class Timing:
         failures = {
             name: text for name, text in {**self.failures, **later.failures}.items() if name not in microseconds
         }
-        return Timing(self.device, self.key, later.what, microseconds, failures, later.context)
+        earlier = {name: values for name, values in self.quantiles.items() if name not in later.microseconds}
+        quantiles = {**earlier, **later.quantiles}
+        return Timing(self.device, self.key, later.what, microseconds, failures, later.context, quantiles)
 
 
 class TimingCache:
@@ -73,18 +80,14 @@ class TimingCache:
                 raise TimingCacheError(
                     f"the timing cache {path} has {status.st_size >> 20} MiB; at most {_LARGEST >> 20} are read"
                 )
-            lines = path.read_text(encoding="utf-8").splitlines()
-        except (OSError, ValueError) as error:
+            timings, _, damaged = _parsed(path.read_bytes())
+        except OSError as error:
             raise TimingCacheError(f"the timing cache {path} cannot be read: {error}") from error
-        timings = []
-        for number, line in enumerate(lines, 1):
-            try:
-                timings.append(timing_from_json(json.loads(line)))
-            except (ValueError, RecursionError) as error:
-                raise TimingCacheError(
-                    f"{path}:{number} is no line of a timing cache ({error}); a file of `tilewright tune merge` or of "
-                    f"the cache directory ({FILE_NAME}) is expected"
-                ) from error
+        for number, reason in damaged.items():
+            raise TimingCacheError(
+                f"{path}:{number} is no line of a timing cache ({reason}); a file of `tilewright tune merge` or of "
+                f"the cache directory ({FILE_NAME}) is expected"
+            ) from reason
         return cls(timings)
 
     @classmethod
@@ -115,13 +118,9 @@ class TimingCache:
         """The times of a problem on a GPU; for `device` None those of the GPU that most times are of."""
         if device is not None:
             return self._found.get((device, key))
-        counts: dict[str, int] = {}
-        for name, _ in self._found:
-            counts[name] = counts.get(name, 0) + 1
-        for name in sorted(counts, key=lambda name: (-counts[name], name)):
-            if (name, key) in self._found:
-                return self._found[name, key]
-        return None
+        counts = Counter(name for name, _ in self._found)
+        devices = sorted(counts, key=lambda name: (-counts[name], name))
+        return next((self._found[name, key] for name in devices if (name, key) in self._found), None)
 
     def add(self, timing: Timing) -> Timing:
         """Put times on record; returns all that are known of the problem."""
@@ -129,15 +128,12 @@ class TimingCache:
         if self.path is not None:
             try:
                 cache_files.private_folder(self.path.parent, create=True)
-                _append(self.path, _line(timing))
+                before, after = _append(self.path, _line(timing))
+                if _CACHES.get(self.path) == (before, self):
+                    _CACHES[self.path] = after, self  # what the file has more is known here
             except OSError as error:
                 logger.warning("cannot write the timing cache %s: %s", self.path, error)
         return self._found[timing.device, timing.key]
-
-    def update(self, others: Iterable[Timing]) -> None:
-        """Add the times of other caches, in memory alone."""
-        for timing in others:
-            self._join(timing)
 
     def write(self, path: Path) -> None:
         """Write all times to a file, in one step; equal caches give equal files. Raises `TimingCacheError`."""
@@ -155,45 +151,55 @@ class TimingCache:
     def _compact(self) -> None:
         """Replace the file by one line for each problem, the latest ones."""
         assert self.path is not None
-        latest = dict(list(self._found.items())[-_LIMIT // 2 :])
         try:
-            TimingCache(latest.values()).write(self.path)
-        except TimingCacheError as error:
-            logger.warning("%s", error)
+            # What others add meanwhile would be lost; Windows, which has no locks, replaces no open file either.
+            with cache_files.appending(self.path) if cache_files.HAS_LOCKS else nullcontext():
+                timings, _ = _readable(self.path)
+                latest = list(TimingCache(timings))[-_LIMIT // 2 :]
+                TimingCache(latest).write(self.path)
+        except (OSError, TimingCacheError) as error:
+            logger.warning("cannot shorten the timing cache %s: %s", self.path, error)
 
 
 _CACHES: dict[Path, tuple[tuple[int, int], TimingCache]] = {}  # what `of_settings` read, and the file's state then
 
 
-def _state(path: Path) -> tuple[int, int]:
+def _state(file: Path | int) -> tuple[int, int]:
     """What changes whenever a file does, as far as the system tells: its size and time."""
     try:
-        found = path.stat()
+        found = os.stat(file)
     except OSError:
         return 0, 0
-    return found.st_size, found.st_mtime_ns
+    return (found.st_size, found.st_mtime_ns) if found.st_size else (0, 0)
 
 
 def timing_to_json(timing: Timing) -> dict[str, Any]:
     """A line as JSON values, candidates by name, so that equal times give equal text; `timing_from_json` is the
-    inverse."""
-    data = asdict(timing)
-    return data | {name: dict(sorted(data[name].items())) for name in ("microseconds", "failures")}
+    inverse.  Quantiles are in it where there are any."""
+    data = {name: value for name, value in asdict(timing).items() if name != "quantiles" or value}
+    return {name: dict(sorted(value.items())) if isinstance(value, dict) else value for name, value in data.items()}
 
 
 def timing_from_json(data: Any) -> Timing:
     """Times from JSON; raises `ValueError` for anything else than `timing_to_json` gives."""
-    if not isinstance(data, dict) or data.keys() != Timing.__dataclass_fields__.keys():
+    if not isinstance(data, dict) or {*data, "quantiles"} != Timing.__dataclass_fields__.keys():
         raise ValueError("the fields are not those of a timing")
     texts = [data[name] for name in ("device", "key", "what", "context")]
-    times, failures = data["microseconds"], data["failures"]
-    if not (all(isinstance(text, str) for text in texts) and isinstance(times, dict) and isinstance(failures, dict)):
+    maps = times, failures, quantiles = data["microseconds"], data["failures"], data.get("quantiles", {})
+    if not all(isinstance(text, str) for text in texts) or not all(isinstance(each, dict) for each in maps):
         raise ValueError("a field has the wrong type")
-    if not all(isinstance(time, (int, float)) and 0 <= time < 1e12 for time in times.values()):
+    if not all(isinstance(values, list) for values in quantiles.values()):
+        raise ValueError("quantiles are no list")
+    if not all(is_time(time) for time in (*times.values(), *itertools.chain.from_iterable(quantiles.values()))):
         raise ValueError("a time is no number of microseconds")
     if not all(isinstance(text, str) for text in failures.values()):
         raise ValueError("a failure is no text")
     return Timing(**{**data, "microseconds": {name: float(time) for name, time in times.items()}})
+
+
+def is_time(value: Any) -> bool:
+    """Whether a value is a number of microseconds that can be on record."""
+    return isinstance(value, (int, float)) and 0 <= value < 1e12
 
 
 def _line(timing: Timing) -> str:
@@ -202,22 +208,32 @@ def _line(timing: Timing) -> str:
 
 def _readable(path: Path) -> tuple[list[Timing], int]:
     """The times of a file's good lines, and how many lines it has."""
-    lines = (cache_files.read(path) or b"").splitlines()
-    timings, damaged = [], 0
-    for line in lines:
+    timings, lines, damaged = _parsed(cache_files.read(path) or b"")
+    if damaged:
+        logger.warning("%d lines of %s are damaged and left out", len(damaged), path)
+    return timings, lines
+
+
+def _parsed(data: bytes) -> tuple[list[Timing], int, dict[int, Exception]]:
+    """The times of a file's good lines, how many lines it has, and what is wrong with others, by their numbers."""
+    timings: list[Timing] = []
+    damaged: dict[int, Exception] = {}
+    lines = data.splitlines()  # texts may hold separators that bytes have not
+    for number, line in enumerate(lines, 1):
         try:
             timings.append(timing_from_json(json.loads(line)))
-        except (ValueError, RecursionError):
-            damaged += 1
-    if damaged:
-        logger.warning("%d lines of %s are damaged and left out", damaged, path)
-    return timings, len(lines)
+        except (ValueError, RecursionError) as error:
+            damaged[number] = error
+    return timings, len(lines), damaged
 
 
-def _append(path: Path, text: str) -> None:
-    """One write, so that lines of several processes do not mix."""
-    handle = os.open(path, os.O_WRONLY | os.O_APPEND | os.O_CREAT | getattr(os, "O_NOFOLLOW", 0), 0o644)
-    try:
+def _append(path: Path, text: str) -> tuple[tuple[int, int], tuple[int, int]]:
+    """Add a line with one write, so that lines of several processes do not mix; the file's states before and after."""
+    with cache_files.appending(path) as handle:
+        before = _state(handle)
+        if before[0]:
+            os.lseek(handle, -1, os.SEEK_END)
+            if os.read(handle, 1) != b"\n":  # a writer was killed
+                text = f"\n{text}"
         os.write(handle, text.encode())
-    finally:
-        os.close(handle)
+        return before, _state(handle)
