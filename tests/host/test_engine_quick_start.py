@@ -172,6 +172,33 @@ def test_the_end_of_the_interpreter_ends_the_build(end) -> None:
     assert (done.returncode == 0 and not done.stderr) if not end else "KeyboardInterrupt" in done.stderr
 
 
+def test_weights_that_change_after_the_start(held) -> None:
+    """The full build has the weights of the call, like the quick one; those of branches too."""
+
+    class Either(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.inner, self.table = nn.Linear(4, 4), nn.Embedding(9, 4)
+
+        def forward(self, x: torch.Tensor, i: torch.Tensor) -> torch.Tensor:
+            x = torch.cond(x.sum() > 0, lambda x: self.inner(x).softmax(-1).cumsum(-1), lambda x: x.cumsum(0), (x,))
+            return x + self.table(i)
+
+    either = Either().eval().requires_grad_(False)
+    x, i = torch.ones(3, 4), torch.tensor([8, 0, 3])
+    plain, image = model()
+    calls = [(plain, (image,)), (either, (x, i))]
+    wanted = [module(*inputs) for module, inputs in calls]
+    engines = [tilewright.compile(module, inputs, quick_start=True) for module, inputs in calls]
+    for module, _ in calls:
+        for parameter in module.parameters():
+            parameter.zero_()
+    held.set()
+    for engine, (_, inputs), result in zip(engines, calls, wanted, strict=True):
+        assert engine.wait_for_full_build(60) and not engine.is_quick
+        assert agree(engine(*inputs), result)
+
+
 def test_what_makes_no_sense_is_refused() -> None:
     module, x = model()
     with pytest.raises(SettingsError, match="quick_start with effort 0"):

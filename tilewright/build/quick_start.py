@@ -20,6 +20,9 @@ import sys
 import threading
 import weakref
 from collections.abc import Callable, Sequence
+from typing import Any
+
+import numpy as np
 
 from tilewright.build.builder import Progress, build
 from tilewright.build.tuning import Tuning
@@ -46,11 +49,13 @@ def build_quickly_first(
     """The engine of effort 0, which takes the machine code of the full build when a thread has finished that.
 
     Arguments and errors are those of `build`, `progress` is told of the quick build alone.  What the full build raises
-    is logged, and raised by `Engine.wait_for_full_build`; the engine stays as it is then.  Raises `SettingsError`
-    besides, for targets that are no CPUs and for effort 0.
+    is logged, and raised by `Engine.wait_for_full_build`; the engine stays as it is then.  The constants are copied
+    first: the caller may change a module's weights or a file while the thread builds.  Raises `SettingsError` besides,
+    for targets that are no CPUs and for effort 0.
     """
     tuning = tuning or Tuning()
     check_quick_start(target, tuning)
+    graph = _with_own_constants(graph)
     engine = build(graph, target, progress, source, dataclasses.replace(tuning, effort=0))
     full = dataclasses.replace(tuning, quick=False)
     _FullBuild(engine, lambda told: build(graph, target, told, source, full)).start()
@@ -68,6 +73,24 @@ def check_quick_start(target: str | Target | Sequence[str | Target], tuning: Tun
             )
     if tuning.is_quick:
         raise SettingsError("quick_start with effort 0: that build is the quick one; leave one of the two out")
+
+
+def _with_own_constants(graph: Graph) -> Graph:
+    """The graph, and graphs inside it, with copies of the constants that views of other memory are."""
+    nodes = []
+    for node in graph.nodes:
+        inside = {key: _with_own_constants(item) for key, item in node.attributes.items() if isinstance(item, Graph)}
+        nodes.append(dataclasses.replace(node, attributes={**node.attributes, **inside}) if inside else node)
+    constants = {value: array if _is_fixed(array) else array.copy() for value, array in graph.constants.items()}
+    return dataclasses.replace(graph, nodes=nodes, constants=constants)
+
+
+def _is_fixed(array: np.ndarray) -> bool:
+    """Whether nobody can change the array: one of Python's `bytes` holds it."""
+    base: Any = array
+    while isinstance(base, np.ndarray) and type(base) is not np.memmap:
+        base = base.base
+    return type(base) is bytes
 
 
 class _Stopped(Exception):
