@@ -486,3 +486,32 @@ def test_inputs_that_are_declared_without_a_number_of_dimensions() -> None:
     for shape in [(3, 5), (2, 3, 4), (1, 2), (7,)]:  # a dimension of 1 is stretched, so is a number
         feeds = {"x": np.random.default_rng(0).standard_normal(shape).astype(np.float32), "w": w}
         np.testing.assert_array_equal(session.run(None, feeds)[0], peer.run(None, feeds)[0])
+
+
+def stretched(weight: float) -> onnx.ModelProto:
+    """A model whose engine for all sizes does not take a single row, with its weights in other files."""
+    model = onnx.parser.parse_model("""
+        <ir_version: 8, opset_import: ["" : 17]> stretched (float[n, 3] x, float[m, 3] w) => (float[k, 3] y) {
+            s = Add(x, w) y = Mul(s, factor) }""")
+    model.graph.initializer.append(onnx.numpy_helper.from_array(np.full((1, 3), weight, np.float32), "factor"))
+    return model
+
+
+def test_a_model_that_changes_after_the_session_was_made(tmp_path: Path) -> None:
+    """What a session compiles later is of the same model, or refused."""
+    feeds = {"x": np.ones((4, 3), np.float32), "w": np.ones((4, 3), np.float32)}
+    single = {**feeds, "w": np.ones((1, 3), np.float32)}
+    model = stretched(2.0)
+    session = tw.InferenceSession(model)
+    model.graph.initializer[0].CopyFrom(stretched(3.0).graph.initializer[0])
+    for given in (feeds, single):
+        assert (session.run(None, given)[0] == 4).all()
+    path = tmp_path / "m.onnx"
+    for changed in ("m.onnx", "weights"):
+        onnx.save(stretched(2.0), path, save_as_external_data=True, location="weights", size_threshold=0)
+        sessions = [tw.InferenceSession(path) for _ in range(2)]
+        assert (sessions[0].run(None, single)[0] == 4).all()
+        (tmp_path / changed).write_bytes(bytes((tmp_path / changed).stat().st_size + 1))
+        assert (sessions[0].run(None, single)[0] == 4).all() and (sessions[1].run(None, feeds)[0] == 4).all()
+        with pytest.raises(ImportModelError, match=f"{changed}: the file has changed since the session was made"):
+            sessions[1].run(None, single)

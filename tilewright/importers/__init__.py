@@ -50,7 +50,7 @@ def import_model(
     if not isinstance(example_kwargs, (Mapping, type(None))):
         raise ImportModelError(f"example_kwargs are given by name, as a dictionary, got {a_kind(example_kwargs)}")
     if isinstance(model, (bytes, bytearray, memoryview)):
-        return _onnx().import_onnx(bytes(model), dynamic_shapes, name)
+        return onnx_importer().import_onnx(bytes(model), dynamic_shapes, name)
     if isinstance(model, (str, Path)):
         return _import_path(Path(model), dynamic_shapes, name, trust)
     kinds = {f"{kind.__module__}.{kind.__qualname__}" for kind in type(model).__mro__}
@@ -59,7 +59,7 @@ def import_model(
     if any(kind.startswith("torch.export.") and kind.endswith("ExportedProgram") for kind in kinds):
         return _torch().import_program(model, dynamic_shapes, name or "exported")
     if any(kind.startswith("onnx.") and kind.endswith("ModelProto") for kind in kinds):
-        return _onnx().import_onnx(model, dynamic_shapes, name)
+        return onnx_importer().import_onnx(model, dynamic_shapes, name)
     if callable(model) and not isinstance(model, type):
         return _torch().import_function(model, example_inputs, dynamic_shapes, name, example_kwargs)
     raise ImportModelError(f"cannot import an object of type {type(model).__name__}; expected {ACCEPTED}")
@@ -77,7 +77,7 @@ def _import_path(path: Path, dynamic_shapes: Any, name: str | None, trust: bool)
 
         return import_checkpoint(path, dynamic_shapes, name)
     if path.suffix == ".onnx":
-        return _onnx().import_onnx(path, dynamic_shapes, name)
+        return onnx_importer().import_onnx(path, dynamic_shapes, name)
     if path.suffix == ".pt2":
         reason = why_not_readable(path)
         if reason is not None:
@@ -100,7 +100,8 @@ def _torch() -> Any:
     return torch_export
 
 
-def _onnx() -> Any:
+def onnx_importer() -> Any:
+    """The module `importers.onnx`; raises `MissingDependencyError` where the onnx package is not installed."""
     try:
         import onnx  # noqa: F401
     except ImportError as error:

@@ -18,6 +18,7 @@ from tilewright.engine.engine import Engine
 from tilewright.errors import InputError, SettingsError, TilewrightError, UnsupportedOperationError, a_kind, brief
 from tilewright.importers.onnx import import_onnx
 from tilewright.onnx.session import has_gpu
+from tilewright.onnx.source import Source
 from tilewright.onnx.specialized import SpecializedEngine, specialized
 
 _TARGETS = {DeviceType.CPU: "cpu", DeviceType.CUDA: "cuda"}
@@ -79,7 +80,7 @@ class TilewrightBackend(Backend):
         try:
             return TilewrightBackendRep(compile_model(model, target=target))
         except UnsupportedOperationError as error:
-            return TilewrightBackendRep(specialized(model, target, None, error))
+            return TilewrightBackendRep(specialized(Source(model).whole(), target, None, error))
 
     @classmethod
     def run_model(cls, model: onnx.ModelProto, inputs: Any, device: str = "CPU", **kwargs: Any) -> tuple[Any, ...]:

@@ -32,6 +32,7 @@ from tilewright.errors import (
     brief,
 )
 from tilewright.onnx.binding import IOBinding, OrtValue, as_numpy, type_text
+from tilewright.onnx.source import Source
 from tilewright.runtime.plan import TensorSpec
 from tilewright.runtime.session import check_threads
 from tilewright.runtime.shapes import check_mapping
@@ -133,11 +134,11 @@ class InferenceSession:
         if path is not None and path.suffix == ".engine":
             self.engine = Engine.load(path, target=target)
         else:
-            model = _model(path_or_bytes) if path is None else path
-            shapes = self._overrides(model)
+            source = Source(_model(path_or_bytes) if path is None else path)
+            shapes = self._overrides(source)
             quick_start = bool(getattr(self._options, "quick_start", False))
-            self.engine = _compiled(model, shapes, target, quick_start)
-            self._sizes = _engines_of_sizes(self.engine, model, shapes, target)
+            self.engine = _compiled(source, shapes, target, quick_start)
+            self._sizes = _engines_of_sizes(self.engine, source, shapes, target)
         threads = self._options.intra_op_num_threads
         self._threads = check_threads(threads) if threads else None
         if self._options.optimized_model_filepath:
@@ -147,14 +148,12 @@ class InferenceSession:
         self._last: dict[str, Any] | None = None
         self._pool: ThreadPoolExecutor | None = None
 
-    def _overrides(self, model: Any) -> dict[str, dict[int, int]] | None:
+    def _overrides(self, source: Source) -> dict[str, dict[int, int]] | None:
         """The dimensions that the options fix, by input and axis."""
         fixed: Mapping[str, int] = getattr(self._options, "dimensions", {})
         if not fixed:
             return None
-        from tilewright.importers.onnx import read_model
-
-        model = read_model(model) if isinstance(model, (Path, bytes)) else model
+        model = source.read()
         found: dict[str, dict[int, int]] = {}
         for name, size in fixed.items():
             if type(size) is not int or size < 0:
@@ -325,7 +324,7 @@ class InferenceSession:
 
 def _engines_of_sizes(
     engine: Engine | SpecializedEngine | EnginesOfRanks,
-    model: Path | bytes | ModelProto,
+    source: Source,
     shapes: Mapping[str, Any] | None,
     target: str,
 ) -> EnginesOfSizes | None:
@@ -334,25 +333,23 @@ def _engines_of_sizes(
         return None
     from tilewright.onnx.specialized import EnginesOfSizes
 
-    return EnginesOfSizes(model, target, shapes)
+    return EnginesOfSizes(source, target, shapes)
 
 
 def _compiled(
-    model: Path | bytes | ModelProto, dynamic_shapes: Mapping[str, Any] | None, target: str, quick_start: bool
+    source: Source, dynamic_shapes: Mapping[str, Any] | None, target: str, quick_start: bool
 ) -> Engine | SpecializedEngine | EnginesOfRanks:
     """The engine of a model, or what compiles one for each set of values of its small inputs, or of ranks."""
     try:
-        return compile_model(model, None, dynamic_shapes, target, quick_start=quick_start)
+        return compile_model(source.get(), None, dynamic_shapes, target, quick_start=quick_start)
     except UnknownRankError:
         from tilewright.onnx.specialized import EnginesOfRanks
 
-        return EnginesOfRanks(model, target, dynamic_shapes, quick_start)
+        return EnginesOfRanks(source, target, dynamic_shapes, quick_start)
     except UnsupportedOperationError as error:
-        from tilewright.onnx.specialized import specialized, whole_model
+        from tilewright.onnx.specialized import specialized
 
-        if isinstance(model, (Path, bytes)):
-            model = whole_model(model)
-        return specialized(model, target, dynamic_shapes, error, quick_start)
+        return specialized(source.whole(), target, dynamic_shapes, error, quick_start)
 
 
 def _provider(providers: Sequence[str | tuple[str, Any]] | None) -> str:

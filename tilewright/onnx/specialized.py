@@ -15,15 +15,16 @@ from pathlib import Path
 from typing import Any, NoReturn
 
 import numpy as np
-from onnx import ModelProto, TensorProto, ValueInfoProto, numpy_helper
+from onnx import ModelProto, ValueInfoProto, numpy_helper
 
 from tilewright import forks
 from tilewright.api import compile as compile_model
 from tilewright.dtypes import BY_NAME, string
 from tilewright.engine.engine import Engine
 from tilewright.errors import EngineError, ImportModelError, ShapeError, UnsupportedOperationError
-from tilewright.importers.onnx import import_onnx, read_model
-from tilewright.importers.onnx_tensors import DTYPES, list_type, read_tensor
+from tilewright.importers.onnx import import_onnx
+from tilewright.importers.onnx_tensors import DTYPES, list_type
+from tilewright.onnx.source import Source
 from tilewright.runtime import tensors
 from tilewright.runtime.plan import TensorSpec
 from tilewright.runtime.shapes import check_mapping, wrong_names
@@ -114,21 +115,11 @@ class SpecializedEngine:
             return engine
 
 
-def whole_model(source: Path | bytes) -> ModelProto:
-    """The model in a file, or in its contents, with the tensors that are in files of its folder."""
-    model = read_model(source)
-    if isinstance(source, Path):
-        for tensor in model.graph.initializer:
-            if tensor.data_location == TensorProto.EXTERNAL:
-                tensor.CopyFrom(numpy_helper.from_array(read_tensor(tensor, source.parent), tensor.name))
-    return model
-
-
 class EnginesOfSizes:
     """Engines for the sizes of single calls, of a model whose engine for all sizes does not take them."""
 
-    def __init__(self, model: ModelProto | Path | bytes, target: str, dynamic_shapes: Mapping[str, Any] | None) -> None:
-        self._model, self._target, self._shapes = model, target, dynamic_shapes
+    def __init__(self, source: Source, target: str, dynamic_shapes: Mapping[str, Any] | None) -> None:
+        self._source, self._target, self._shapes = source, target, dynamic_shapes
         self._engines: OrderedDict[tuple[tuple[int, ...], ...], Engine | None] = OrderedDict()
         self._lock = forks.lock()
 
@@ -152,8 +143,9 @@ class EnginesOfSizes:
     def _compiled(self, shapes: Mapping[str, Any], error: ShapeError) -> Engine | None:
         """None for sizes that the model does not take."""
         fixed = {name: dict(enumerate(shape)) for name, shape in shapes.items()}
+        model = self._source.get()
         try:
-            engine = compile_model(self._model, None, {**(self._shapes or {}), **fixed}, self._target)
+            engine = compile_model(model, None, {**(self._shapes or {}), **fixed}, self._target)
         except (ImportModelError, UnsupportedOperationError, ShapeError):
             return None
         logger.warning("an engine is compiled for these sizes alone: %s", error)
@@ -166,14 +158,14 @@ class EnginesOfRanks:
 
     def __init__(
         self,
-        source: ModelProto | Path | bytes,
+        source: Source,
         target: str,
         dynamic_shapes: Mapping[str, Any] | None,
         quick_start: bool = False,
     ) -> None:
         self._source, self._target, self._quick_start = source, target, quick_start
         self._shapes = dict(dynamic_shapes or {})
-        model = source if isinstance(source, ModelProto) else read_model(source)
+        model = source.read()
         stored = {tensor.name for tensor in model.graph.initializer}
         entries = [entry for entry in model.graph.input if entry.name not in stored]
         self.inputs = list(map(_spec, entries))
@@ -221,7 +213,7 @@ class EnginesOfRanks:
                 }
                 shapes = {**self._shapes, **given}
                 logger.warning("an engine is compiled for %s of %s dimensions", ", ".join(self._open), list(key))
-                engine = compile_model(self._source, None, shapes, self._target, quick_start=self._quick_start)
+                engine = compile_model(self._source.get(), None, shapes, self._target, quick_start=self._quick_start)
                 self._engines[key] = engine, EnginesOfSizes(self._source, self._target, shapes)
                 if len(self._engines) > MOST_ENGINES:
                     self._engines.popitem(last=False)
@@ -254,7 +246,8 @@ def specialized(
     error: UnsupportedOperationError,
     quick_start: bool = False,
 ) -> SpecializedEngine:
-    """What runs a model that was refused, where constants in the place of its small inputs would help.
+    """What runs a model that was refused, where constants in the place of its small inputs would help; it keeps the
+    model, which nobody may change any more.
 
     Raises `error` where the model is refused with them as well.
     """

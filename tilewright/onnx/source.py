@@ -1,0 +1,103 @@
+"""What a session compiles: now, and later for other values, sizes and numbers of dimensions."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterable, Iterator
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from tilewright.errors import ImportModelError
+from tilewright.importers import onnx_importer
+
+if TYPE_CHECKING:  # the package is not needed for sessions of engines
+    from onnx import AttributeProto, GraphProto, ModelProto, TensorProto
+
+State = tuple[int, int, int]  # the file's number, bytes and time of change
+
+
+class Source:
+    """A model that stays the same: a copy of a `ModelProto`, bytes, or files that are checked before each use.
+
+    Raises `ImportModelError` for a file that cannot be read, and `MissingDependencyError` without the onnx package.
+    """
+
+    def __init__(self, given: ModelProto | Path | bytes) -> None:
+        self._given = given if isinstance(given, (Path, bytes)) else _copy(given)
+        self._states: dict[Path, State | None] = {}
+        if isinstance(given, Path) and given.suffix == ".onnx":
+            self._states = {given: _state(given)}
+            files = [given.parent / name for name in _data_files(self.read())]
+            self._states |= {path: _state(path) for path in files}
+
+    def get(self) -> ModelProto | Path | bytes:
+        """The model as it was given; raises `ImportModelError` when one of its files is another now."""
+        for path, state in self._states.items():
+            if _state(path) != state:
+                raise ImportModelError(
+                    f"{path}: the file has changed since the session was made, and what is compiled now would be "
+                    "another model: make a new session"
+                )
+        return self._given
+
+    def read(self) -> ModelProto:
+        """The model without the tensors in other files."""
+        given = self.get()
+        if not isinstance(given, (Path, bytes)):
+            return given
+        model: ModelProto = onnx_importer().read_model(given)
+        return model
+
+    def whole(self) -> ModelProto:
+        """The model with the tensors that are in files of its folder."""
+        from onnx import numpy_helper
+
+        from tilewright.importers.onnx_tensors import read_tensor
+
+        model = self.read()
+        if isinstance(self._given, Path):
+            for tensor in model.graph.initializer:
+                if tensor.data_location == tensor.EXTERNAL:
+                    tensor.CopyFrom(numpy_helper.from_array(read_tensor(tensor, self._given.parent), tensor.name))
+        return model
+
+
+def _copy(model: ModelProto) -> ModelProto:
+    result = type(model)()
+    result.CopyFrom(model)
+    return result
+
+
+def _state(path: Path) -> State | None:
+    """None where there is no such file."""
+    try:
+        found = os.stat(path)
+    except (OSError, ValueError):
+        return None
+    return found.st_ino, found.st_size, found.st_mtime_ns
+
+
+def _data_files(model: ModelProto) -> set[str]:
+    """The places of tensors outside the model's file."""
+    nodes = [node for function in model.functions for node in function.node]
+    tensors = [*_tensors(model.graph), *(tensor for node in nodes for tensor in _in_attributes(node.attribute))]
+    return {
+        entry.value
+        for tensor in tensors
+        if tensor.data_location == tensor.EXTERNAL
+        for entry in tensor.external_data
+        if entry.key == "location" and isinstance(entry.value, str)
+    }
+
+
+def _tensors(graph: GraphProto) -> Iterator[TensorProto]:
+    yield from graph.initializer
+    for node in graph.node:
+        yield from _in_attributes(node.attribute)
+
+
+def _in_attributes(attributes: Iterable[AttributeProto]) -> Iterator[TensorProto]:
+    for attribute in attributes:
+        yield from (attribute.t, *attribute.tensors)
+        for graph in (attribute.g, *attribute.graphs):
+            yield from _tensors(graph)
