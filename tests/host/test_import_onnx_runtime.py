@@ -223,3 +223,26 @@ def test_the_largest_half_of_a_dynamic_dimension(rng: np.random.Generator) -> No
 def test_the_largest_of_a_dimension_that_may_be_too_short(rng: np.random.Generator) -> None:
     inputs = [("x", rng.standard_normal((3, 7), dtype=np.float32), False), ("k", np.array([5]), True)]
     check(*model_of("TopK", inputs, ["y", "places"], dynamic=True))
+
+
+@pytest.mark.parametrize("constant", [True, False])
+@pytest.mark.parametrize("dynamic", [True, False])
+@pytest.mark.parametrize("start", [-1, -3, -4, -5, -9, 0, 2, 3, 9])
+@pytest.mark.parametrize("end", [-(2**63) + 1, -4, -3, -1, 0, 1])
+@pytest.mark.parametrize("step", [-1, -2])
+def test_slices_backwards(start: int, end: int, step: int, dynamic: bool, constant: bool) -> None:
+    """Bounds are clamped, so that a start far before the first element is the first element."""
+    numbers = [(name, np.array([number]), constant) for name, number in zip("seat", (start, end, 0, step), strict=True)]
+    model, feeds = model_of("Slice", [("x", np.arange(3.0), False), *numbers], ["y"], dynamic=dynamic)
+    for entry in model.graph.input[1:]:
+        entry.type.tensor_type.shape.dim[0].dim_value = 1
+    check(model, feeds)
+
+
+@pytest.mark.parametrize("extent", [1500, 8400, 24000])
+@pytest.mark.parametrize("largest", [0, 1])
+def test_the_best_of_long_rows(extent: int, largest: int, rng: np.random.Generator) -> None:
+    """What detectors without suppression choose of their boxes."""
+    x = np.round(rng.standard_normal((2, extent)), 2).astype(np.float32)  # many are equal
+    inputs = [("x", x, False), ("k", np.array([300]), True)]
+    check(*model_of("TopK", inputs, ["y", "places"], dynamic=True, largest=largest))

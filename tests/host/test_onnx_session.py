@@ -515,3 +515,68 @@ def test_a_model_that_changes_after_the_session_was_made(tmp_path: Path) -> None
         assert (sessions[0].run(None, single)[0] == 4).all() and (sessions[1].run(None, feeds)[0] == 4).all()
         with pytest.raises(ImportModelError, match=f"{changed}: the file has changed since the session was made"):
             sessions[1].run(None, single)
+
+
+@pytest.mark.parametrize("extent", ["0", "n"])
+@pytest.mark.parametrize(
+    "node", ["Hardmax <axis = 1> (x)", "LogSoftmax <axis = 1> (x)", "ArgMax <axis = 1> (x)", "ArgMin <axis = 2> (x)"]
+)
+def test_along_axes_without_elements(node: str, extent: str) -> None:
+    rest = "0" if "ArgMax" in node else "3"
+    kind, rows, columns = ("int64", "1", rest) if "ArgMax" in node else ("float", extent, rest)
+    if "ArgMin" in node:
+        kind, columns = "int64", "1"
+    model = onnx.parser.parse_model(f"""<ir_version: 8, opset_import: ["" : 18]>
+        m (float[2, {extent}, {rest}] x) => ({kind}[2, {rows}, {columns}] y) {{ y = {node} }}""")
+    feeds = {"x": np.zeros((2, 0, int(rest)), np.float32)}
+    peer = onnxruntime.InferenceSession(model.SerializeToString(), providers=["CPUExecutionProvider"])
+    session = tw.InferenceSession(model.SerializeToString())
+    np.testing.assert_array_equal(session.run(None, feeds)[0], peer.run(None, feeds)[0], strict=True)
+
+
+@pytest.mark.filterwarnings("error::RuntimeWarning")
+def test_the_mean_of_no_elements_is_no_number() -> None:
+    model = onnx.parser.parse_model("""<ir_version: 8, opset_import: ["" : 17]> m (float[2, n] x) => (float[2] y) {
+        y = ReduceMean <axes = [1], keepdims = 0> (x) }""")
+    assert np.isnan(tw.InferenceSession(model).run(None, {"x": np.zeros((2, 0), np.float32)})[0]).all()
+
+
+FREE = {
+    "Split": ("float[a, b] x", "s = Constant <value_ints = [2, 1]> () y, z = Split <axis = 1> (x, s)"),
+    "BatchNormalization": ("float[a, b, c] x, float[3] w", "r = Relu(x) y = BatchNormalization(r, w, w, w, w)"),
+    "InstanceNormalization": ("float[a, b, c] x, float[3] w", "y = InstanceNormalization(x, w, w)"),
+    "PRelu": ("float[a, b, c] x, float[3, 1] w", "y = PRelu(x, w)"),
+}
+
+
+@pytest.mark.parametrize("operation", FREE)
+def test_a_free_size_that_an_operation_fixes(operation: str, rng: np.random.Generator) -> None:
+    inputs, nodes = FREE[operation]
+    text = f"m ({inputs}) => (float[k, l] y) {{ {nodes} }}"
+    model = onnx.parser.parse_model(f'<ir_version: 8, opset_import: ["" : 17]> {text}')
+    model.graph.output[0].type.tensor_type.ClearField("shape")
+    engine = tilewright.compile(model)
+    shapes = {spec.name: [size if isinstance(size, int) else 3 for size in spec.shape] for spec in engine.inputs}
+    feeds = {name: rng.random(shape, np.float32) for name, shape in shapes.items()}
+    peer = onnxruntime.InferenceSession(model.SerializeToString(), providers=["CPUExecutionProvider"])
+    found = tw.InferenceSession(model.SerializeToString()).run(["y"], feeds)[0]
+    np.testing.assert_allclose(found, peer.run(["y"], feeds)[0], rtol=1e-5, atol=1e-6)
+    with pytest.raises(ShapeError):
+        engine.run({**feeds, "x": np.zeros((3, 5, 3)[: feeds["x"].ndim], np.float32)})
+
+
+def test_a_model_that_no_engine_of_all_sizes_runs(rng: np.random.Generator, caplog: pytest.LogCaptureFixture) -> None:
+    model = onnx.parser.parse_model("""<ir_version: 8, opset_import: ["" : 17]>
+        m (float[n, 3] x) => (float[n, 3] y) {
+            b, c = Split <axis = 0> (x, sizes) y = Concat <axis = 0> (c, b) }""")
+    model.graph.initializer.append(onnx.numpy_helper.from_array(np.array([0, 0]), "sizes"))
+    with pytest.raises(UnsupportedOperationError, match="Split"):
+        tilewright.compile(model)
+    session = tw.InferenceSession(model.SerializeToString())
+    assert "an engine is compiled for the sizes of each call" in caplog.text
+    assert session.get_inputs()[0].shape == ["n", 3]
+    np.testing.assert_array_equal(session.run(None, {"x": np.zeros((0, 3), np.float32)})[0], np.zeros((0, 3)))
+    with pytest.raises(UnsupportedOperationError, match="Split"):
+        session.run(None, {"x": rng.random((2, 3), np.float32)})
+    with pytest.raises(EngineError, match="the sizes of each call"):
+        session.engine.save("m.engine")

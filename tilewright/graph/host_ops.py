@@ -198,7 +198,7 @@ def last_axis_at(inputs: Arrays, attributes: Attributes) -> Array:
 
 
 def slice_at(inputs: Arrays, attributes: Attributes) -> Array:
-    """x, starts, ends, axes or none, steps or none: Python's slices."""
+    """x, starts, ends, axes or none, steps or none: Python's slices, but backwards from the first element at least."""
     x, starts, ends, given, steps = [*inputs, None, None][:5]
     count = len(starts)
     axes = list(range(count)) if given is None else _axes(given, x.ndim, attributes)
@@ -209,8 +209,7 @@ def slice_at(inputs: Arrays, attributes: Attributes) -> Array:
     for start, end, axis, step in zip(map(int, starts), map(int, ends), axes, jumps, strict=True):
         stop = None if step < 0 and end < -x.shape[axis] else end
         first = max(start, 0) if step < 0 and start < -x.shape[axis] else start
-        empty = step < 0 and start < -x.shape[axis] - 1
-        window[axis] = slice(0, 0) if empty else slice(first, stop, step)
+        window[axis] = slice(first, stop, step)
     return x[tuple(window)]
 
 

@@ -289,6 +289,10 @@ def reduction(function: Callable[..., Any], **identity: Any) -> Rule:
 
     def rule(inputs: Arrays, attributes: Attributes) -> Array:
         x = inputs[0]
+        if not x.size and function is np.mean:  # of which NumPy warns
+            empty_sum = np.sum(x, axis=tuple(attributes["axes"]), keepdims=attributes["keepdims"])
+            with np.errstate(invalid="ignore"):
+                return np.asarray(empty_sum * np.nan).astype(x.dtype)
         empty = {"initial": _worst(x.dtype, function is np.max)} if not x.size and function in (np.max, np.min) else {}
         result = function(x, axis=tuple(attributes["axes"]), keepdims=attributes["keepdims"], **empty)
         return np.asarray(result).astype(x.dtype)
@@ -306,10 +310,13 @@ def _worst(dtype: np.dtype, least: bool) -> Any:
 
 
 def arg_reduction(function: Callable[..., Any]) -> Rule:
-    """The rule of argmax or argmin: the first of equal elements."""
+    """The rule of argmax or argmin: the first of equal elements; of an empty axis only where there is no result."""
 
     def rule(inputs: Arrays, attributes: Attributes) -> Array:
-        return np.asarray(function(inputs[0], axis=attributes["axis"], keepdims=attributes["keepdims"]), np.int64)
+        x, axis, keepdims = inputs[0], attributes["axis"], attributes["keepdims"]
+        if x.ndim and 0 in np.delete(x.shape, axis):
+            x = np.sum(x, axis, keepdims=True)  # NumPy asks for one element, which nobody sees
+        return np.asarray(function(x, axis=axis, keepdims=keepdims), np.int64)
 
     return rule
 
@@ -338,8 +345,9 @@ def softmax(inputs: Arrays, attributes: Attributes) -> Array:
 
 def log_softmax(inputs: Arrays, attributes: Attributes) -> Array:
     x, axis = inputs[0], attributes["axis"]
-    shifted = x - np.max(x, axis=axis, keepdims=True)
-    return shifted - np.log(np.sum(np.exp(shifted), axis=axis, keepdims=True))
+    shifted = x - np.max(x, axis=axis, keepdims=True, initial=-np.inf)
+    with np.errstate(divide="ignore"):  # rows without elements
+        return shifted - np.log(np.sum(np.exp(shifted), axis=axis, keepdims=True))
 
 
 def layer_norm(inputs: Arrays, attributes: Attributes) -> Array:

@@ -60,6 +60,10 @@ def agreed(emit: Emitter, name: str, inputs: Sequence[Any], attributes: Mapping[
         found = _convolved(emit, inputs, attributes.get("groups", 1))
     elif name == "attention":
         found = _attended(emit, inputs)
+    elif name in ("batch_norm", "group_norm") and values[0].rank >= 2:
+        channels = next((value.shape[0] for value in values[1:] if value.rank == 1), values[0].shape[1])
+        x = must_be(emit, values[0], (values[0].shape[0], channels, *values[0].shape[2:]))
+        found = [x, *inputs[1:]]
     elif name == "broadcast_to" and values:
         shape = _stretched(values[0].shape, attributes["shape"])
         found = [respelled(emit, values[0], shape)]

@@ -13,22 +13,18 @@ import numpy as np
 import onnx
 from onnx.backend.base import Backend, BackendRep, Device, DeviceType, namedtupledict
 
-from tilewright.api import compile as compile_model
-from tilewright.engine.engine import Engine
-from tilewright.errors import InputError, SettingsError, TilewrightError, UnsupportedOperationError, a_kind, brief
+from tilewright.errors import InputError, SettingsError, TilewrightError, a_kind, brief
 from tilewright.importers.onnx import import_onnx
-from tilewright.onnx.session import has_gpu
-from tilewright.onnx.source import Source
-from tilewright.onnx.specialized import SpecializedEngine, specialized
+from tilewright.onnx.session import InferenceSession, has_gpu
 
-_TARGETS = {DeviceType.CPU: "cpu", DeviceType.CUDA: "cuda"}
+_PROVIDERS = {DeviceType.CPU: "CPUExecutionProvider", DeviceType.CUDA: "CUDAExecutionProvider"}
 
 
 class TilewrightBackendRep(BackendRep):
     """A compiled model."""
 
-    def __init__(self, engine: Engine | SpecializedEngine) -> None:
-        self.engine = engine
+    def __init__(self, session: InferenceSession) -> None:
+        self._session, self.engine = session, session.engine
 
     def run(self, inputs: Any, **kwargs: Any) -> tuple[np.ndarray, ...]:
         """The outputs for `inputs`: arrays in the order of the model's inputs, or by name. Raises `InputError`."""
@@ -41,7 +37,7 @@ class TilewrightBackendRep(BackendRep):
             if len(inputs) > len(names):
                 raise InputError(f"{len(inputs)} inputs given, the model takes {len(names)}: {', '.join(names)}")
             inputs = dict(zip(names, inputs, strict=False))
-        return tuple(map(np.asarray, self.engine.run(inputs).values()))
+        return tuple(map(np.asarray, self._session.run(None, inputs)))
 
 
 class TilewrightBackend(Backend):
@@ -67,7 +63,7 @@ class TilewrightBackend(Backend):
             return False
         if kind == DeviceType.CUDA:
             return has_gpu()
-        return kind in _TARGETS
+        return kind in _PROVIDERS
 
     @classmethod
     def prepare(cls, model: onnx.ModelProto, device: str = "CPU", **kwargs: Any) -> TilewrightBackendRep:
@@ -76,11 +72,7 @@ class TilewrightBackend(Backend):
             raise SettingsError(
                 f"there is no device {brief(device)} here: expected CPU, or CUDA on a machine with a GPU"
             )
-        target = _TARGETS[Device(device).type]
-        try:
-            return TilewrightBackendRep(compile_model(model, target=target))
-        except UnsupportedOperationError as error:
-            return TilewrightBackendRep(specialized(Source(model).whole(), target, None, error))
+        return TilewrightBackendRep(InferenceSession(model, providers=[_PROVIDERS[Device(device).type]]))
 
     @classmethod
     def run_model(cls, model: onnx.ModelProto, inputs: Any, device: str = "CPU", **kwargs: Any) -> tuple[Any, ...]:

@@ -40,7 +40,7 @@ from tilewright.runtime.shapes import check_mapping
 if TYPE_CHECKING:
     from onnx import ModelProto
 
-    from tilewright.onnx.specialized import EnginesOfRanks, EnginesOfSizes, SpecializedEngine
+    from tilewright.onnx.specialized import EnginesOfCalls, EnginesOfRanks, EnginesOfSizes, SpecializedEngine
 
 _DEFAULT = ("CPUExecutionProvider",)
 TARGETS = {"CPUExecutionProvider": "cpu", "CUDAExecutionProvider": "cuda"}
@@ -123,7 +123,7 @@ class InferenceSession:
         that is known counts.  `provider_options` are accepted, and have no meaning here.  Raises as
         `tilewright.compile` and `Engine.load` do, and `SettingsError` for providers of which none is known.
         """
-        self.engine: Engine | SpecializedEngine | EnginesOfRanks
+        self.engine: Engine | SpecializedEngine | EnginesOfRanks | EnginesOfCalls
         self._sizes: EnginesOfSizes | None = None
         self._options = sess_options if sess_options is not None else SessionOptions()
         if not hasattr(self._options, "intra_op_num_threads"):
@@ -323,7 +323,7 @@ class InferenceSession:
 
 
 def _engines_of_sizes(
-    engine: Engine | SpecializedEngine | EnginesOfRanks,
+    engine: Engine | SpecializedEngine | EnginesOfRanks | EnginesOfCalls,
     source: Source,
     shapes: Mapping[str, Any] | None,
     target: str,
@@ -338,7 +338,7 @@ def _engines_of_sizes(
 
 def _compiled(
     source: Source, dynamic_shapes: Mapping[str, Any] | None, target: str, quick_start: bool
-) -> Engine | SpecializedEngine | EnginesOfRanks:
+) -> Engine | SpecializedEngine | EnginesOfRanks | EnginesOfCalls:
     """The engine of a model, or what compiles one for each set of values of its small inputs, or of ranks."""
     try:
         return compile_model(source.get(), None, dynamic_shapes, target, quick_start=quick_start)
@@ -346,10 +346,10 @@ def _compiled(
         from tilewright.onnx.specialized import EnginesOfRanks
 
         return EnginesOfRanks(source, target, dynamic_shapes, quick_start)
-    except UnsupportedOperationError as error:
-        from tilewright.onnx.specialized import specialized
+    except (UnsupportedOperationError, ShapeError) as error:
+        from tilewright.onnx.specialized import instead
 
-        return specialized(source.whole(), target, dynamic_shapes, error, quick_start)
+        return instead(source, target, dynamic_shapes, error, quick_start)
 
 
 def _provider(providers: Sequence[str | tuple[str, Any]] | None) -> str:

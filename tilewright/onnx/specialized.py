@@ -21,9 +21,10 @@ from tilewright import forks
 from tilewright.api import compile as compile_model
 from tilewright.dtypes import BY_NAME, string
 from tilewright.engine.engine import Engine
-from tilewright.errors import EngineError, ImportModelError, ShapeError, UnsupportedOperationError
+from tilewright.errors import EngineError, ImportModelError, ShapeError, TilewrightError, UnsupportedOperationError
 from tilewright.importers.onnx import import_onnx
 from tilewright.importers.onnx_tensors import DTYPES, list_type
+from tilewright.importers.report import NO_RULE
 from tilewright.onnx.source import Source
 from tilewright.runtime import tensors
 from tilewright.runtime.plan import TensorSpec
@@ -42,11 +43,8 @@ class SpecializedEngine:
         self, model: ModelProto, target: str, dynamic_shapes: Mapping[str, Any] | None, quick_start: bool = False
     ) -> None:
         self._model, self._target, self._shapes, self._quick_start = model, target, dynamic_shapes, quick_start
-        stored = {tensor.name for tensor in model.graph.initializer}
-        entries = [entry for entry in model.graph.input if entry.name not in stored]
-        self.inputs = list(map(_spec, entries))
-        self.outputs = list(map(_spec, model.graph.output))
-        self._bound = [entry.name for entry in entries if _is_small(entry)]
+        self.inputs, self.outputs = _specs(model)
+        self._bound = [entry.name for entry in _inputs(model) if _is_small(entry)]
         self._engines: OrderedDict[tuple[Any, ...], Engine] = OrderedDict()
         self._lock = forks.lock()
 
@@ -123,7 +121,7 @@ class EnginesOfSizes:
         self._engines: OrderedDict[tuple[tuple[int, ...], ...], Engine | None] = OrderedDict()
         self._lock = forks.lock()
 
-    def engine(self, inputs: Mapping[str, Any], known: Sequence[TensorSpec], error: ShapeError) -> Engine:
+    def engine(self, inputs: Mapping[str, Any], known: Sequence[TensorSpec], error: TilewrightError) -> Engine:
         """The engine for these inputs, compiled when their sizes first come; raises `error` where there is none."""
         shapes = {spec.name: getattr(inputs[spec.name], "shape", None) for spec in known}
         if not all(_fits(spec, shapes[spec.name]) for spec in known):
@@ -140,7 +138,7 @@ class EnginesOfSizes:
             raise error
         return found
 
-    def _compiled(self, shapes: Mapping[str, Any], error: ShapeError) -> Engine | None:
+    def _compiled(self, shapes: Mapping[str, Any], error: TilewrightError) -> Engine | None:
         """None for sizes that the model does not take."""
         fixed = {name: dict(enumerate(shape)) for name, shape in shapes.items()}
         model = self._source.get()
@@ -150,6 +148,50 @@ class EnginesOfSizes:
             return None
         logger.warning("an engine is compiled for these sizes alone: %s", error)
         return engine
+
+
+class EnginesOfCalls:
+    """Engines of a model of which there is none for all sizes, one for the sizes of each call; with the methods of
+    `Engine` for running.  Several threads may call `run` at once."""
+
+    def __init__(
+        self,
+        source: Source,
+        target: str,
+        dynamic_shapes: Mapping[str, Any] | None,
+        error: UnsupportedOperationError | ShapeError,
+    ) -> None:
+        read = source.read()
+        self.inputs, self.outputs = _specs(read)
+        self._error = error
+        self._engines = EnginesOfSizes(source, target, dynamic_shapes)
+        logger.warning(
+            "%s: an engine is compiled for the sizes of each call: %s", read.graph.name or "the model", error
+        )
+
+    def run(
+        self, inputs: Mapping[str, Any], out: Mapping[str, Any] | None = None, threads: int | None = None
+    ) -> dict[str, Any]:
+        """As `Engine.run`; compiles when sizes first come, and raises why there is no engine for all where there is
+        none for these."""
+        return self._for(inputs).run(inputs, out, threads)
+
+    def profile(self, inputs: Mapping[str, Any], runs: int = 10, threads: int | None = None) -> list[dict[str, Any]]:
+        """As `Engine.profile`, for the engine of these sizes."""
+        return self._for(inputs).profile(inputs, runs, threads)
+
+    def save(self, path: str | Path) -> NoReturn:
+        """Raises `EngineError`: there is no single engine."""
+        raise EngineError(
+            f"{path}: the model has an engine for the sizes of each call; build it with dynamic_shapes that fix them"
+        )
+
+    def _for(self, inputs: Mapping[str, Any]) -> Engine:
+        check_mapping(inputs, "inputs")
+        known = [spec.name for spec in self.inputs]
+        if inputs.keys() != set(known):
+            raise wrong_names(known, inputs)
+        return self._engines.engine(inputs, self.inputs, self._error)
 
 
 class EnginesOfRanks:
@@ -166,10 +208,8 @@ class EnginesOfRanks:
         self._source, self._target, self._quick_start = source, target, quick_start
         self._shapes = dict(dynamic_shapes or {})
         model = source.read()
-        stored = {tensor.name for tensor in model.graph.initializer}
-        entries = [entry for entry in model.graph.input if entry.name not in stored]
-        self.inputs = list(map(_spec, entries))
-        self.outputs = list(map(_spec, model.graph.output))
+        self.inputs, self.outputs = _specs(model)
+        entries = _inputs(model)
         self._open = [
             entry.name
             for entry in entries
@@ -239,11 +279,32 @@ def bound(model: ModelProto, values: Mapping[str, np.ndarray]) -> ModelProto:
     return result
 
 
+def instead(
+    source: Source,
+    target: str,
+    dynamic_shapes: Mapping[str, Any] | None,
+    error: UnsupportedOperationError | ShapeError,
+    quick_start: bool = False,
+) -> SpecializedEngine | EnginesOfCalls:
+    """What runs a model that was refused: an engine for each set of values of its small inputs, or of sizes.
+
+    Raises `error` where neither can help: there is no rule for an operation, or all sizes are known.
+    """
+    whole = source.whole()
+    try:
+        return specialized(whole, target, dynamic_shapes, error, quick_start)
+    except (UnsupportedOperationError, ShapeError):
+        free = any(not isinstance(size, int) for spec in _specs(whole)[0] for size in spec.shape)
+        if NO_RULE in str(error) or not free:
+            raise
+    return EnginesOfCalls(source, target, dynamic_shapes, error)
+
+
 def specialized(
     model: ModelProto,
     target: str,
     dynamic_shapes: Mapping[str, Any] | None,
-    error: UnsupportedOperationError,
+    error: UnsupportedOperationError | ShapeError,
     quick_start: bool = False,
 ) -> SpecializedEngine:
     """What runs a model that was refused, where constants in the place of its small inputs would help; it keeps the
@@ -266,6 +327,17 @@ def specialized(
         model.graph.name or "the model", ", ".join(ones), error,
     )  # fmt: skip
     return found
+
+
+def _inputs(model: ModelProto) -> list[ValueInfoProto]:
+    """What a call gives: inputs without a stored value."""
+    stored = {tensor.name for tensor in model.graph.initializer}
+    return [entry for entry in model.graph.input if entry.name not in stored]
+
+
+def _specs(model: ModelProto) -> tuple[list[TensorSpec], list[TensorSpec]]:
+    """Inputs and outputs of a model."""
+    return list(map(_spec, _inputs(model))), list(map(_spec, model.graph.output))
 
 
 def _spec(entry: ValueInfoProto) -> TensorSpec:

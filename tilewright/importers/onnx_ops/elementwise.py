@@ -12,6 +12,7 @@ from tilewright.dtypes import NARROW, DType, carrier, float8e8, float32, float64
 from tilewright.graph.core import Value
 from tilewright.graph.inference import broadcast_shapes
 from tilewright.importers import formulas, narrow
+from tilewright.importers.agreement import must_be
 from tilewright.importers.emitter import Emitter
 from tilewright.importers.onnx_call import Call
 from tilewright.importers.report import Invalid
@@ -262,6 +263,11 @@ def prelu(call: Call) -> Value:
     x, slope = call[0], call[1]
     if call.opset < 7 and slope.rank == 1 and slope.shape != (1,):
         slope = call.reshape(slope, (*slope.shape, *[1] * (x.rank - 2)))
+    if slope.rank <= x.rank:  # sizes of x that are not known are those of the slope
+        wanted = [
+            own if other == 1 else other for own, other in zip(x.shape[x.rank - slope.rank :], slope.shape, strict=True)
+        ]
+        x = must_be(call, x, (*x.shape[: x.rank - slope.rank], *wanted))
     if broadcast_shapes(x.shape, slope.shape) != x.shape:
         raise Invalid(f"the slope {slope!r} does not broadcast to {x!r}")
     return formulas.where_positive(call, x, x, call.op("multiply", x, slope))

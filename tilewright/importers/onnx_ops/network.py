@@ -8,6 +8,7 @@ from tilewright.dtypes import DType, float32
 from tilewright.graph.core import Value
 from tilewright.graph.inference import broadcast_shapes
 from tilewright.importers import images
+from tilewright.importers.agreement import must_be
 from tilewright.importers.einsum import einsum
 from tilewright.importers.onnx_call import Call
 from tilewright.importers.report import Invalid, Unsupported
@@ -256,9 +257,10 @@ def _batch_norm_of_batch(call: Call, x: Value, epsilon: float) -> tuple[Value, V
 def instance_norm(call: Call) -> Value:
     x = call[0]
     call.require_rank(x, 3)
-    channels = x.shape[1]
+    channels = call[1].shape[0]
     if not isinstance(channels, int):
         raise Unsupported("instance normalisation with a dynamic number of channels", "fix dimension 1")
+    x = must_be(call, x, (x.shape[0], channels, *x.shape[2:]))
     return call.op("group_norm", x, call[1], call[2], groups=channels, epsilon=call.attribute("epsilon", 1e-5))
 
 

@@ -199,10 +199,10 @@ def _backwards(call: Call, x: Value, axis: int, start: Size, end: Size, step: in
     """A slice with a negative step: the forward slice of the reversed dimension."""
     extent = x.shape[axis]
     last = simplify(lift(extent) - 1)
-    first = _bound(start, extent, -1, last)
+    first = minimum(_bound(start, extent, 0, extent), last)
     stop = -1 if isinstance(end, int) and end < -(2**31) else _bound(end, extent, -1, last)
-    turned = call.flip(x, axis)
-    return call.slice(turned, axis, simplify(lift(last) - first), simplify(lift(last) - stop), -step)
+    begin = simplify(lift(last) - first)
+    return call.slice(call.flip(x, axis), axis, begin, maximum(begin, simplify(lift(last) - stop)), -step)
 
 
 def _parts(call: Call, extent: Size) -> list[Size]:
@@ -221,8 +221,6 @@ def _parts(call: Call, extent: Size) -> list[Size]:
     surplus = simplify(lift(extent) - sum(map(lift, sizes), lift(0)))
     if len(sizes) != call.outputs or (isinstance(surplus, int) and surplus):
         raise Invalid(f"the parts {list(map(str, sizes))} are not {call.outputs} that make up {extent}")
-    if surplus and not call.is_unknown(1):
-        raise Unsupported(f"a Split of {extent} into {', '.join(map(str, sizes))}, which may differ from it")
     return list(sizes)
 
 
@@ -230,8 +228,14 @@ def _parts(call: Call, extent: Size) -> list[Size]:
 def split(call: Call) -> tuple[Value, ...]:
     x = call[0]
     axis = call.axis(x.rank, 0)
+    sizes = _parts(call, x.shape[axis])
+    if not call.is_unknown(1):  # a dimension that is not known is as long as they are
+        total = simplify(sum(map(lift, sizes), lift(0)))
+        x = must_be(call, x, (*x.shape[:axis], total, *x.shape[axis + 1 :]))
+        if x.shape[axis] != total:
+            raise Unsupported(f"a Split of {x.shape[axis]} into {', '.join(map(str, sizes))}, which differ from it")
     parts, start = [], lift(0)
-    for size in _parts(call, x.shape[axis]):
+    for size in sizes:
         stop = lift(start + size)
         parts.append(call.slice(x, axis, simplify(start), simplify(stop)))
         start = stop

@@ -1,0 +1,268 @@
+"""Random ONNX graphs of all element types, with sizes of 0 and 1 and unknown ones, against ONNX Runtime.
+
+Each node is run when it is drawn: a program holds only what ONNX Runtime, or for types without a kernel there ONNX's
+reference, computes.  Results of integers and truth values must be equal, floats as near as the rounding of each node
+and changes of the inputs in their last bits allow; elements of integers that such a change changes are left out.
+One case of `BUILT_ONE_OF` is compiled, by a session as programs make it; the others run the optimised graph through
+the NumPy reference.
+"""
+
+from __future__ import annotations
+
+import logging
+import random
+import warnings
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import onnxruntime
+from onnx import ModelProto, helper, numpy_helper
+from onnx.reference import ReferenceEvaluator
+
+from tilewright.graph import reference
+from tilewright.graph.pipeline import optimize
+from tilewright.onnx import InferenceSession
+from tools.fuzz import onnx_steps
+from tools.fuzz.onnx_models import check_import
+from tools.fuzz.target import Base, Failed
+
+BUILT_ONE_OF = 4
+OPSETS = (11, 12, 13, 15, 17, 18, 19, 20, 21, 22)
+MOST_ELEMENTS = 2048
+MOVES = 4  # runs with inputs changed in their last bits
+RANDOM_NAMES = ("n", "m", "length", "")
+
+
+class Program:
+    """One random graph; `values` are what its values hold for the inputs drawn first."""
+
+    def __init__(self, seed: int) -> None:
+        self.random = random.Random(seed)
+        self.numbers = np.random.default_rng(seed)
+        self.opset = self.random.choice(OPSETS)
+        self.nodes: list[Any] = []
+        self.constants: dict[str, np.ndarray] = {}
+        self.values: dict[str, np.ndarray] = {}
+        self.sizes = {name: self.random.choice([0, 1, 1, 2, 3, 5]) for name in RANDOM_NAMES}
+        self.shapes: dict[str, list[str | int]] = {}
+        self.peer = True  # whether ONNX Runtime has every kernel
+        self.fixed = self.random.random() < 0.5
+        for number in range(self.random.choice([1, 1, 2])):
+            self._input(f"x{number}")
+        for _ in range(self.random.randint(2, 12)):
+            if len(self.nodes) < 7:
+                self.random.choice(onnx_steps.STEPS)(self)
+        used = {name for node in self.nodes for name in node.input}
+        made = [name for name in self.values if name not in self.shapes]
+        self.outputs = [name for name in made if name not in used]
+
+    def _input(self, name: str) -> None:
+        shape: list[str | int] = []
+        for _ in range(self.random.choice([0, 1, 2, 2, 3, 4, 4])):
+            size = self.random.choice([0, 1, 2, 2, 3, 4, 5, 6])
+            shape.append(self.random.choice(RANDOM_NAMES) if not self.fixed and self.random.random() < 0.5 else size)
+        self.shapes[name] = shape
+        dtype = self.random.choice(onnx_steps.TYPES)
+        self.values[name] = onnx_steps.data(self.numbers, self._extents(shape), dtype)
+
+    def _extents(self, shape: list[str | int]) -> tuple[int, ...]:
+        return tuple(self.sizes[size] if isinstance(size, str) else size for size in shape)
+
+    def value(self, kinds: str = "fiub", least_rank: int = 0) -> tuple[str, np.ndarray]:
+        """A value of one of these kinds; an input of the program's own where there is none."""
+        fits = [
+            (name, array)
+            for name, array in self.values.items()
+            if array.dtype.kind in kinds and array.ndim >= least_rank
+        ]
+        if fits:
+            return self.random.choice(fits[-4:] if self.random.random() < 0.7 else fits)
+        shape = tuple(self.random.choice([1, 2, 4]) for _ in range(max(least_rank, 1)))
+        dtype = self.random.choice([kind for kind in onnx_steps.TYPES if np.dtype(kind).kind in kinds])
+        name = f"x{len(self.shapes)}"
+        self.shapes[name] = list(shape)
+        self.values[name] = onnx_steps.data(self.numbers, shape, dtype)
+        return name, self.values[name]
+
+    def like(self, array: np.ndarray) -> str:
+        """A value of the same type that broadcasts with this one: a constant, or one that there is."""
+        same = [
+            name for name, other in self.values.items() if other.dtype == array.dtype and other.shape == array.shape
+        ]
+        if same and self.random.random() < 0.5:
+            return self.random.choice(same)
+        shape = [size if self.random.random() < 0.7 else 1 for size in array.shape]
+        return self.constant(onnx_steps.data(self.numbers, tuple(shape), array.dtype), array.dtype)
+
+    def constant(self, data: Any, dtype: Any = np.int64) -> str:
+        name = f"c{len(self.constants)}"
+        self.constants[name] = np.asarray(data, dtype)
+        return name
+
+    def node(self, operation: str, inputs: list[str], results: int = 1, **attributes: Any) -> None:
+        """Add a node, if it can be run and gives a moderate number of elements."""
+        names = [f"v{len(self.values) + number}" for number in range(results)]
+        node = helper.make_node(operation, inputs, names, **attributes)
+        feeds = {name: {**self.constants, **self.values}[name] for name in inputs if name}
+        found = self._computed(node, feeds)
+        if found is None or any(array.size > MOST_ELEMENTS or array.ndim > 6 for array in found):
+            return
+        if any(array.dtype.kind not in "fiub" for array in found):
+            return
+        self.nodes.append(node)
+        self.values.update(zip(names, found, strict=True))
+
+    def _computed(self, node: Any, feeds: dict[str, np.ndarray]) -> list[np.ndarray] | None:
+        model = self._model([node], {name: list(array.shape) for name, array in feeds.items()}, feeds, node.output, {})
+        try:
+            return _session(model).run(None, feeds)
+        except Exception as error:  # any class of ONNX Runtime
+            if "NOT_IMPLEMENTED" not in str(error) and "Could not find an implementation" not in str(error):
+                return None
+        try:
+            with warnings.catch_warnings():
+                warnings.simplefilter("ignore")
+                found = [np.asarray(array) for array in ReferenceEvaluator(model).run(None, feeds)]
+        except Exception:  # any class: it checks little
+            return None
+        self.peer = False
+        return found
+
+    def _model(
+        self, nodes: list[Any], shapes: dict[str, Any], arrays: dict[str, np.ndarray], outputs: Any, constants: Any
+    ) -> ModelProto:
+        kind = lambda name: helper.np_dtype_to_tensor_dtype(arrays[name].dtype)  # noqa: E731
+        inputs = [helper.make_tensor_value_info(name, kind(name), shape) for name, shape in shapes.items()]
+        results = [helper.make_empty_tensor_value_info(name) for name in outputs]
+        stored = [numpy_helper.from_array(array, name) for name, array in constants.items()]
+        graph = helper.make_graph(nodes, "program", inputs, results, stored)
+        return helper.make_model(graph, opset_imports=[helper.make_opsetid("", self.opset)], ir_version=8)
+
+    def model(self) -> ModelProto:
+        """The program, with the types of its results."""
+        shapes = {
+            name: [size or None for size in shape] if "" in shape else shape for name, shape in self.shapes.items()
+        }
+        model = self._model(self.nodes, shapes, self.values, [], self.constants)
+        for name in self.outputs:
+            kind = helper.np_dtype_to_tensor_dtype(self.values[name].dtype)
+            model.graph.output.append(helper.make_tensor_value_info(name, kind, None))
+        return model
+
+    def agrees(self, results: list[Any]) -> bool:
+        """Whether results are what the nodes gave when they were drawn, most of them by ONNX Runtime."""
+        drawn = [self.values[name] for name in self.outputs]
+        return all(
+            np.shape(mine) == array.shape and _equal(array, np.asarray(mine), [array], len(self.nodes)).all()
+            for mine, array in zip(results, drawn, strict=True)
+        )
+
+    def feeds(self, number: int) -> dict[str, np.ndarray]:
+        """The inputs that were drawn first, then others, of other sizes where they are free."""
+        if number:
+            self.sizes = {name: self.random.choice([0, 1, 2, 3, 7]) for name in RANDOM_NAMES}
+            for name, shape in self.shapes.items():
+                self.values[name] = onnx_steps.data(self.numbers, self._extents(shape), self.values[name].dtype)
+        return {name: self.values[name] for name in self.shapes}
+
+
+def _session(model: ModelProto) -> onnxruntime.InferenceSession:
+    options = onnxruntime.SessionOptions()
+    options.intra_op_num_threads, options.log_severity_level = 1, 4
+    options.graph_optimization_level = onnxruntime.GraphOptimizationLevel.ORT_DISABLE_ALL
+    return onnxruntime.InferenceSession(model.SerializeToString(), options, providers=["CPUExecutionProvider"])
+
+
+class Target(Base):
+    seconds = 120.0  # some cases compile several engines
+
+    def prepare(self, folder: Path) -> None:
+        logging.getLogger("tilewright").setLevel(logging.ERROR)
+        onnxruntime.set_default_logger_severity(4)
+
+    def run(self, seed: int) -> str:
+        program = Program(seed)
+        if not program.outputs:
+            return "empty"
+        model = program.model()
+        peer: Any = _session(model) if program.peer else ReferenceEvaluator(model)
+        built = seed % BUILT_ONE_OF == 0
+        session = InferenceSession(model.SerializeToString()) if built else None
+        optimised = None if built else optimize(check_import(model))
+        free = [size for shape in program.shapes.values() for size in shape if isinstance(size, str)]
+        for number in range(3 if free else 1):
+            feeds = program.feeds(number)
+            try:
+                with np.errstate(all="ignore"):
+                    want = peer.run(program.outputs, feeds)
+            except Exception:  # sizes that this program does not take
+                continue
+            if not number and not program.peer and not program.agrees(want):
+                return "ONNX's reference and ONNX Runtime differ"
+            if session is not None:
+                found = session.run(program.outputs, feeds)
+            elif all(program.sizes[size] > 1 for size in free):
+                results = reference.run(optimised, feeds, None)  # type: ignore[arg-type]
+                found = [results[name] for name in program.outputs]
+            else:  # which a session may take with an engine of its own
+                continue
+            compare(program, peer, feeds, want, found)
+        return "right, compiled" if built else "right"
+
+
+def moved(program: Program, peer: Any, feeds: dict[str, np.ndarray]) -> list[list[np.ndarray]]:
+    """What the peer computes from inputs changed in their last bits."""
+    found = []
+    for number in range(MOVES):
+        generator = np.random.default_rng(number)
+        near = {}
+        for name, array in feeds.items():
+            if array.dtype.kind == "f":
+                steps = generator.integers(-3, 4, array.shape).astype(array.dtype)
+                array = np.asarray(array + steps * np.spacing(np.abs(array)).astype(array.dtype))
+            near[name] = array
+        with np.errstate(all="ignore"):
+            found.append(peer.run(program.outputs, near))
+    return found
+
+
+def compare(program: Program, peer: Any, feeds: dict[str, np.ndarray], want: list[Any], found: list[Any]) -> None:
+    """Raise `Failed` where results are not those of the peer."""
+    near = moved(program, peer, feeds)
+    operations = ", ".join(node.op_type for node in program.nodes)
+    where = f"opset {program.opset}: {operations}; { ({name: array.shape for name, array in feeds.items()}) }"
+    for number, (name, expected, mine) in enumerate(zip(program.outputs, want, found, strict=True)):
+        expected, mine = np.asarray(expected), np.asarray(mine)
+        others = [np.asarray(answers[number]) for answers in near]
+        if any(other.shape != expected.shape for other in others):
+            continue
+        if mine.shape != expected.shape or mine.dtype != expected.dtype:
+            text = f"{name} is {mine.dtype}{list(mine.shape)}, expected {expected.dtype}{list(expected.shape)}"
+            raise Failed("wrong", f"{text}; {where}", f"shape: {operations}"[:80])
+        if not _equal(expected, mine, others, len(program.nodes)).all():
+            text = f"{name}: {mine.reshape(-1)[:8]}, expected {expected.reshape(-1)[:8]}"
+            raise Failed("wrong", f"{text}; {where}", operations[:80])
+
+
+def _equal(expected: np.ndarray, mine: np.ndarray, others: list[np.ndarray], nodes: int) -> np.ndarray:
+    """Which elements are right."""
+    same = np.logical_and.reduce([np.asarray(expected == other) for other in others])
+    if expected.dtype.kind != "f":
+        return (expected == mine) | ~same
+    unit = max(float(np.finfo(expected.dtype).eps), 1e-12)  # attributes (an epsilon) are float32
+    with np.errstate(all="ignore"):
+        wide, near, got = (
+            expected.astype(np.float64),
+            [other.astype(np.float64) for other in others],
+            mine.astype(float),
+        )
+        change = np.maximum.reduce([np.abs(other - wide) for other in near])
+        finite = np.isfinite(wide) & np.isfinite(change)
+        largest = np.abs(wide[finite]).max(initial=0.0) + 1
+        bound = 16 * (nodes + 1) * (change + unit * (np.abs(wide) + largest))
+        exact = (got == wide) | (np.isnan(got) & np.isnan(wide))
+        return exact | (finite & (np.abs(got - wide) <= bound)) | (~finite & ~same & ~np.isnan(wide))
+
+
+TARGET = Target()
