@@ -1,0 +1,230 @@
+"""The scheduler and the engine, with a model whose tokens follow from what its blocks hold.
+
+Whatever is asked at once, in whatever batches and with however little memory, each request gives what it gives alone.
+"""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+
+from tests.host.llm_support import StandIn
+from tilewright.errors import DeviceError, InputError
+from tilewright.llm.engine import Engine
+from tilewright.llm.requests import SamplingParameters
+from tilewright.llm.step import Limits
+
+LENGTH = 48
+END = 3
+
+
+class Letters:
+    """Tokens are letters; a decoder for tests."""
+
+    def decode(self, tokens):
+        return "".join(chr(ord("a") + token) for token in tokens)
+
+
+def run(engine, most=3000):
+    """All outputs that end, by name, with the pool checked after every step."""
+    done = {}
+    for _ in range(most):
+        if not engine.has_work:
+            break
+        for output in engine.step():
+            if output.is_finished:
+                done[output.request] = output
+        engine.scheduler.pool.check()
+    assert not engine.has_work, "a request does not end"
+    assert engine.scheduler.pool.free == engine.scheduler.pool.count
+    return done
+
+
+def alone(prompt, parameters):
+    """The results of a request that has the machine for itself, in one chunk, without a cache."""
+    engine = Engine(StandIn(Limits(LENGTH, 256, 8, LENGTH), 16), 17, Letters(), [END], share_prefixes=False)
+    name = engine.add(prompt, parameters)
+    return run(engine)[name]
+
+
+def shown(output):
+    return [(one.tokens, one.text, one.finish_reason) for one in output.completions]
+
+
+limits_drawn = st.builds(
+    Limits, page=st.integers(1, 6), tokens=st.integers(1, 12), sequences=st.integers(1, 5), length=st.just(LENGTH)
+)
+requests_drawn = st.lists(
+    st.tuples(
+        st.lists(st.integers(0, 1), min_size=1, max_size=25),
+        st.builds(
+            SamplingParameters,
+            temperature=st.sampled_from([0.0, 1.0]), seed=st.integers(0, 5), max_tokens=st.integers(1, 15),
+            n=st.integers(1, 3), stop=st.sampled_from([(), ("ab",), ("k", "fe")]),
+            presence_penalty=st.sampled_from([0.0, 1.0]),
+        ),
+        st.sampled_from(["", "tenant"]),
+        st.integers(0, 6),  # steps before it comes
+    ),
+    min_size=1,
+    max_size=8,
+)  # fmt: skip
+
+
+@settings(max_examples=60, deadline=None, suppress_health_check=list(HealthCheck))
+@given(limits=limits_drawn, spare=st.integers(0, 6), requests=requests_drawn, share=st.booleans())
+def test_requests_together_give_what_they_give_alone(limits, spare, requests, share):
+    engine = Engine(StandIn(limits, limits.columns + spare), 17, Letters(), [END], share)
+    names, done = [], {}
+    for prompt, parameters, salt, wait in requests:
+        for _ in range(wait):
+            done |= {output.request: output for output in engine.step() if output.is_finished}
+        names.append(engine.add(prompt, parameters, salt=salt))
+    done |= run(engine)
+    for name, (prompt, parameters, _, _) in zip(names, requests, strict=True):
+        assert shown(done[name]) == shown(alone(prompt, parameters))
+
+
+@settings(max_examples=40, deadline=None, suppress_health_check=list(HealthCheck))
+@given(limits=limits_drawn, data=st.data())
+def test_aborts_and_deadlines_leave_nothing(limits, data):
+    clock = [0.0]
+    engine = Engine(StandIn(limits, limits.columns + 2), 17, end_tokens=[END], clock=lambda: clock[0])
+    parameters = SamplingParameters(max_tokens=20, temperature=0.0, ignore_eos=True, n=2)
+    names = []
+    for _ in range(6):
+        seconds = data.draw(st.sampled_from([None, 2.0, 7.0]))
+        names.append(engine.add(data.draw(st.lists(st.integers(0, 1), min_size=1, max_size=20)), parameters,
+                                seconds=seconds))  # fmt: skip
+    done = {}
+    for _ in range(data.draw(st.integers(0, 8))):
+        clock[0] += 1.0
+        done |= {output.request: output for output in engine.step() if output.is_finished}
+        engine.abort(data.draw(st.sampled_from(names)))
+    done |= run(engine)
+    assert set(done) == set(names)
+    reasons = {one.finish_reason for output in done.values() for one in output.completions}
+    assert reasons <= {"length", "abort", "deadline"}
+
+
+def test_results_of_one_request_share_its_prompt():
+    engine = Engine(StandIn(Limits(4, 64, 8, LENGTH), 40), 17)
+    name = engine.add([0, 1] * 8, SamplingParameters(n=4, seed=1, max_tokens=6))
+    output = run(engine)[name]
+    assert len({tuple(one.tokens) for one in output.completions}) > 1
+    assert engine.scheduler.found == 3 * 12  # whole pages, of which one token is left to compute
+
+
+def test_equal_beginnings_are_found_by_those_of_one_salt():
+    engine = Engine(StandIn(Limits(4, 64, 8, LENGTH), 40), 17)
+    prompt = [0, 1, 1, 0] * 5
+    cached = []
+    for salt in ("a", "a", "b", "a"):
+        name = engine.add(prompt, SamplingParameters(max_tokens=3, temperature=0.0), salt=salt)
+        cached.append(run(engine)[name].cached_tokens)
+    assert cached == [0, 16, 0, 16]
+
+
+def test_memory_for_one_sequence_is_enough_for_many():
+    limits = Limits(4, 16, 8, LENGTH)
+    engine = Engine(StandIn(limits, limits.columns), 17, end_tokens=[END])
+    parameters = SamplingParameters(max_tokens=20, temperature=0.0, ignore_eos=True)
+    names = [engine.add([number % 2] * (5 + number), parameters) for number in range(8)]
+    done = run(engine)
+    assert engine.statistics.preemptions > 0 and len(done) == len(names)
+    for number, name in enumerate(names):
+        assert shown(done[name])[0][0] == alone([number % 2] * (5 + number), parameters).completions[0].tokens
+
+
+def test_the_oldest_request_never_waits_for_younger_ones():
+    limits = Limits(4, 8, 8, LENGTH)
+    model = StandIn(limits, limits.columns)
+    engine = Engine(model, 17)
+    parameters = SamplingParameters(max_tokens=25, temperature=0.0)
+    oldest = engine.add([0] * 20, parameters)
+    for number in range(6):
+        engine.add([1] * (10 + number), parameters)
+    steps = 0
+    while oldest not in {output.request for output in engine.step() if output.is_finished}:
+        steps += 1
+    assert steps <= 3 + 25  # its prompt in chunks, then a token in each step
+
+
+def test_a_step_that_fails_ends_its_requests_only():
+    class Failing(StandIn):
+        def run(self, chunks):
+            if self.steps == 1:
+                self.steps += 1
+                raise DeviceError("the machine is on fire at 0xdeadbeef")
+            return super().run(chunks)
+
+    engine = Engine(Failing(Limits(4, 16, 8, LENGTH), 20), 17)
+    first = engine.add([0, 1], SamplingParameters(max_tokens=5))
+    failed = run(engine)[first]
+    assert failed.completions[0].finish_reason == "error" and "0xdead" not in failed.error
+    second = engine.add([0, 1], SamplingParameters(max_tokens=5))
+    assert run(engine)[second].completions[0].finish_reason == "length"
+
+
+def test_logits_that_are_no_numbers_end_one_request_only():
+    class Broken(StandIn):
+        def logits(self, tokens):
+            return np.full(17, np.nan, np.float32) if tokens[0] == 1 else super().logits(tokens)
+
+    engine = Engine(Broken(Limits(4, 16, 8, LENGTH), 20), 17)
+    bad = engine.add([1, 1], SamplingParameters(max_tokens=5, n=3))
+    good = engine.add([0, 1], SamplingParameters(max_tokens=5))
+    done = run(engine)
+    assert {one.finish_reason for one in done[bad].completions} == {"error"}
+    assert done[good].completions[0].finish_reason == "length"
+
+
+def test_stop_tokens_least_tokens_and_lengths():
+    prompt = [0, 1, 0]
+    plain = alone(prompt, SamplingParameters(max_tokens=12, temperature=0.0, ignore_eos=True)).completions[0]
+    assert plain.finish_reason == "length" and len(plain.tokens) == 12
+    fifth = plain.tokens[4]
+    first = plain.tokens.index(fifth)
+    wanted = SamplingParameters(max_tokens=12, temperature=0.0, ignore_eos=True, stop_tokens=[fifth])
+    stopped = alone(prompt, wanted).completions[0]
+    assert stopped.finish_reason == "stop" and stopped.tokens == plain.tokens[: first + 1]
+    late = SamplingParameters(max_tokens=12, temperature=0.0, stop_tokens=[fifth], min_tokens=8)
+    result = alone(prompt, late).completions[0]
+    assert fifth not in result.tokens[:8] and END not in result.tokens[:8]
+
+
+def test_a_sequence_ends_at_the_longest_length():
+    engine = Engine(StandIn(Limits(4, 16, 8, 16), 8), 17)
+    name = engine.add([0] * 10, SamplingParameters(max_tokens=100, temperature=0.0))
+    result = run(engine)[name].completions[0]
+    assert result.finish_reason == "length" and len(result.tokens) == 6
+
+
+@pytest.mark.parametrize("prompt", [[], [0] * LENGTH, [17], [-1], ["a"], [True], "text", [0.5]])
+def test_prompts_that_are_refused(prompt):
+    engine = Engine(StandIn(Limits(4, 16, 8, LENGTH), 40), 17)
+    with pytest.raises(InputError):
+        engine.add(prompt)
+    assert not engine.has_work
+
+
+def test_a_name_is_used_once_at_a_time():
+    engine = Engine(StandIn(Limits(4, 16, 8, LENGTH), 40), 17)
+    engine.add([0], name="mine")
+    with pytest.raises(InputError, match="mine"):
+        engine.add([0], name="mine")
+    assert not engine.abort("other")
+    with pytest.raises(InputError, match="tokenizer"):
+        engine.add([0], SamplingParameters(stop=["x"]))
+
+
+def test_statistics_count_what_was_done():
+    engine = Engine(StandIn(Limits(4, 16, 8, LENGTH), 40), 17)
+    for _ in range(2):
+        engine.add([0, 1] * 5, SamplingParameters(max_tokens=4, temperature=0.0))
+        run(engine)
+    counts = engine.statistics
+    assert (counts.prompt_tokens, counts.cached_tokens, counts.generated_tokens) == (20, 8, 8)
+    assert counts.finished == {"length": 2} and counts.running == counts.waiting == counts.used_pages == 0

@@ -1,0 +1,132 @@
+"""`tilewright generate` and `tilewright chat`: text from a language model in a checkpoint folder."""
+
+from __future__ import annotations
+
+import sys
+import time
+from collections.abc import Iterator
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+from rich.text import Text
+
+from tilewright.cli.console import terminal
+from tilewright.errors import printable
+from tilewright.settings import MOST_THREADS, settings
+
+if TYPE_CHECKING:
+    from tilewright.llm import LLM, Output, SamplingParameters
+
+PathArgument = Annotated[
+    Path, typer.Argument(metavar="PATH", help="A folder with config.json, safetensors and tokenizer.json.")
+]
+TokensOption = Annotated[int, typer.Option("--max-tokens", min=1, help="Tokens of the result at most.")]
+TemperatureOption = Annotated[float, typer.Option(min=0, max=100, help="0 takes the most probable token.")]
+TopKOption = Annotated[int, typer.Option(min=0, help="Choose among so many tokens; 0: all.")]
+TopPOption = Annotated[float, typer.Option(help="Choose among the fewest tokens that hold this probability.")]
+MinPOption = Annotated[float, typer.Option(help="No tokens below this part of the most probable one's probability.")]
+RepetitionOption = Annotated[float, typer.Option(help="Above 1: tokens that were there before are less probable.")]
+SeedOption = Annotated[int | None, typer.Option(min=0, help="The same tokens again.")]
+StopOption = Annotated[list[str] | None, typer.Option(help="End the result before this text.")]
+DtypeOption = Annotated[str, typer.Option(help="auto, float32, bfloat16 or float16.")]
+LengthOption = Annotated[int | None, typer.Option(min=1, help="Tokens of the longest sequence.")]
+MemoryOption = Annotated[int, typer.Option(min=1, help="MiB for keys and values.")]
+ThreadsOption = Annotated[int | None, typer.Option(min=1, max=MOST_THREADS, help="CPU threads.")]
+
+
+def generate(
+    path: PathArgument,
+    prompt: Annotated[str, typer.Argument(help="What the text begins with; - reads it from standard input.")],
+    max_tokens: TokensOption = 128,
+    temperature: TemperatureOption = 0.8,
+    top_k: TopKOption = 0,
+    top_p: TopPOption = 1.0,
+    min_p: MinPOption = 0.05,
+    repetition_penalty: RepetitionOption = 1.0,
+    seed: SeedOption = None,
+    stop: StopOption = None,
+    dtype: DtypeOption = "auto",
+    length: LengthOption = None,
+    memory: MemoryOption = 1024,
+    threads: ThreadsOption = None,
+) -> None:
+    """Continue a text with a language model, token by token."""
+    model = _open(path, dtype, length, memory, threads)
+    wanted = _parameters(max_tokens, temperature, top_k, top_p, min_p, repetition_penalty, seed, stop)
+    text = sys.stdin.read() if prompt == "-" else prompt
+    started = time.perf_counter()
+    output = _show(model.stream(text, wanted))
+    _summary(output, time.perf_counter() - started)
+
+
+def chat(
+    path: PathArgument,
+    system: Annotated[str | None, typer.Option(help="What the model is told first.")] = None,
+    max_tokens: TokensOption = 512,
+    temperature: TemperatureOption = 0.8,
+    top_k: TopKOption = 0,
+    top_p: TopPOption = 1.0,
+    min_p: MinPOption = 0.05,
+    repetition_penalty: RepetitionOption = 1.0,
+    seed: SeedOption = None,
+    dtype: DtypeOption = "auto",
+    length: LengthOption = None,
+    memory: MemoryOption = 1024,
+    threads: ThreadsOption = None,
+) -> None:
+    """Chat with a language model: a line is a message, an empty line or the end of the input ends the chat."""
+    model = _open(path, dtype, length, memory, threads)
+    wanted = _parameters(max_tokens, temperature, top_k, top_p, min_p, repetition_penalty, seed, None)
+    messages = [] if system is None else [{"role": "system", "content": system}]
+    for line in _lines():
+        messages.append({"role": "user", "content": line})
+        output = _show(model.stream(model.text_tokenizer.chat(messages), wanted))
+        messages.append({"role": "assistant", "content": output.completions[0].text})
+
+
+def _lines() -> Iterator[str]:
+    while True:
+        if sys.stdin.isatty():
+            print("> ", end="", flush=True)
+        line = sys.stdin.readline().strip()
+        if not line:
+            return
+        yield line
+
+
+def _open(path: Path, dtype: str, length: int | None, memory: int, threads: int | None) -> LLM:
+    from tilewright.llm import LLM
+
+    if threads is not None:
+        settings.threads = threads
+    return LLM(path, dtype=dtype, length=length, memory=memory << 20)
+
+
+def _parameters(
+    max_tokens: int, temperature: float, top_k: int, top_p: float, min_p: float, repetition_penalty: float,
+    seed: int | None, stop: list[str] | None,
+) -> SamplingParameters:  # fmt: skip
+    from tilewright.llm import SamplingParameters
+
+    return SamplingParameters(
+        temperature=temperature, top_k=top_k, top_p=top_p, min_p=min_p, repetition_penalty=repetition_penalty,
+        seed=seed, stop=stop or (), max_tokens=max_tokens,
+    )  # fmt: skip
+
+
+def _show(outputs: Iterator[Output]) -> Output:
+    """Print a text while it grows; control characters that a terminal would obey are shown."""
+    shown = 0
+    for output in outputs:
+        text = output.completions[0].text
+        piece, shown = text[shown:], len(text)
+        print(printable(piece), end="", flush=True)
+    print()
+    return output
+
+
+def _summary(output: Output, seconds: float) -> None:
+    count = len(output.completions[0].tokens)
+    text = f"{len(output.prompt_tokens)} + {count} tokens in {seconds:.2f} s, {count / seconds:.1f} a second"
+    terminal(stderr=True).print(Text(f"{text}; ended by: {output.completions[0].finish_reason}", "dim"))

@@ -1,0 +1,6 @@
+"""Language models: families of checkpoints, a step over paged keys and values, and an engine that batches requests."""
+
+from tilewright.llm.llm import LLM
+from tilewright.llm.requests import Completion, Output, SamplingParameters, TokenLogprobs
+
+__all__ = ["LLM", "Completion", "Output", "SamplingParameters", "TokenLogprobs"]

@@ -1,0 +1,304 @@
+"""Requests in, results out: the scheduler decides, the model computes, samplers choose.
+
+`Engine` is for one thread, which calls `add`, `abort` and `step` in turns; a step gives what it changed.  Every
+request ends: with its last token, by a stop text, at its deadline, by `abort`, or with an error, which ends no other.
+"""
+
+from __future__ import annotations
+
+import logging
+import secrets
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from typing import Protocol
+
+import numpy as np
+
+from tilewright.errors import InputError, TilewrightError
+from tilewright.llm.model import Chunk
+from tilewright.llm.requests import Completion, Output, SamplingParameters, TokenLogprobs, tokens_of
+from tilewright.llm.sampling import Sampler
+from tilewright.llm.scheduler import Scheduler, Work
+from tilewright.llm.scheduler import Sequence as Scheduled
+from tilewright.llm.step import Limits
+from tilewright.llm.text import Decoder, StopTexts, TextStream
+
+_log = logging.getLogger("tilewright")
+
+
+class StepRunner(Protocol):
+    """What computes a step: `model.Model`, or a stand-in for tests."""
+
+    limits: Limits
+    pages: int
+
+    def run(self, chunks: Sequence[Chunk]) -> np.ndarray:
+        """Logits float32 [wanted rows, vocabulary]."""
+        ...
+
+
+@dataclass
+class Statistics:
+    """Counts since the engine was made, and what is there now."""
+
+    prompt_tokens: int = 0  # of prompts that began
+    cached_tokens: int = 0  # of those, found in the cache
+    generated_tokens: int = 0
+    steps: int = 0
+    preemptions: int = 0
+    finished: dict[str, int] = field(default_factory=dict)  # by reason
+    running: int = 0
+    waiting: int = 0
+    used_pages: int = 0
+    pages: int = 0
+
+
+@dataclass(eq=False)
+class _Result:
+    """One of a request's results while it grows."""
+
+    completion: Completion
+    scheduled: Scheduled
+    sampler: Sampler
+    stream: TextStream | None
+    stops: StopTexts
+
+    @property
+    def is_finished(self) -> bool:
+        return self.completion.finish_reason is not None
+
+
+@dataclass(eq=False)
+class _Request:
+    """A request while it is worked on."""
+
+    name: str
+    prompt: list[int]
+    parameters: SamplingParameters
+    results: list[_Result]
+    deadline: float | None
+    has_begun: bool = False  # its first result has computed the prompt
+    error: str | None = None
+
+    @property
+    def output(self) -> Output:
+        completions = [result.completion for result in self.results]
+        return Output(self.name, self.prompt, completions, self.results[0].scheduled.cached, self.error)
+
+
+class Engine:
+    """Works on many requests at once.
+
+    `decoder` turns tokens into text, without one results have no text and no stop texts. `end_tokens` end a result.
+    `clock` gives seconds, for deadlines.
+    """
+
+    def __init__(
+        self,
+        model: StepRunner,
+        vocabulary: int,
+        decoder: Decoder | None = None,
+        end_tokens: Sequence[int] = (),
+        share_prefixes: bool = True,
+        clock: Callable[[], float] = time.monotonic,
+    ) -> None:
+        self.model, self.vocabulary, self.decoder, self.clock = model, vocabulary, decoder, clock
+        self.end_tokens = frozenset(end_tokens)
+        self.scheduler = Scheduler(model.limits, model.pages, share_prefixes)
+        self._statistics = Statistics(pages=model.pages)
+        self._requests: dict[str, _Request] = {}
+        self._arrivals = 0
+
+    @property
+    def has_work(self) -> bool:
+        """Whether a step would do anything."""
+        return bool(self._requests)
+
+    @property
+    def statistics(self) -> Statistics:
+        """A copy of the counts."""
+        pool, scheduler, counts = self.scheduler.pool, self.scheduler, self._statistics
+        return Statistics(
+            counts.prompt_tokens, counts.cached_tokens, counts.generated_tokens, counts.steps, scheduler.preemptions,
+            dict(counts.finished), len(scheduler.running), len(scheduler.waiting), pool.count - pool.free, pool.count,
+        )  # fmt: skip
+
+    def add(
+        self,
+        prompt: Sequence[int],
+        parameters: SamplingParameters | None = None,
+        name: str | None = None,
+        salt: str = "",
+        seconds: float | None = None,
+    ) -> str:
+        """Take a request; gives its name.
+
+        Requests share the keys and values of equal beginnings when they have the same `salt`, one for each tenant.
+        After `seconds` the request ends with what it has. Raises `InputError` for a prompt that is not valid, does
+        not fit with its results, or a name that is in use.
+        """
+        parameters = parameters or SamplingParameters()
+        tokens = tokens_of(prompt, self.vocabulary)
+        name = name or secrets.token_hex(8)
+        if name in self._requests:
+            raise InputError(f"a request {name!r} is being worked on")
+        longest = self.scheduler.longest
+        if len(tokens) >= longest:
+            raise InputError(f"the prompt has {len(tokens)} tokens; with a result at most {longest} fit")
+        if parameters.stop and self.decoder is None:
+            raise InputError("stop texts need a tokenizer; use stop_tokens")
+        seed = secrets.randbits(63) if parameters.seed is None else parameters.seed
+        deadline = None if seconds is None else self.clock() + seconds
+        request = _Request(name, tokens, parameters, [], deadline)
+        for index in range(parameters.n):
+            scheduled = Scheduled((name, index), list(tokens), (self._arrivals, index), salt)
+            completion = Completion(index, [], "", logprobs=None if parameters.logprobs is None else [])
+            stream = None if self.decoder is None else TextStream(self.decoder)
+            sampler = Sampler(parameters, seed, index, tokens)
+            request.results.append(_Result(completion, scheduled, sampler, stream, StopTexts(parameters.stop)))
+        self._arrivals += 1
+        self._requests[name] = request
+        self.scheduler.add(request.results[0].scheduled)  # the others begin with what it has computed
+        return name
+
+    def abort(self, name: str) -> bool:
+        """End a request now, and give its memory back; False when there is none of the name.
+
+        Its output comes with the next step.
+        """
+        request = self._requests.get(name)
+        if request is None:
+            return False
+        self._end(request, "abort")
+        return True
+
+    def step(self) -> list[Output]:
+        """Compute one step, and give the requests that it changed; nothing when there is no work."""
+        changed = self._expire()
+        work = self.scheduler.schedule()
+        if work:
+            self._statistics.steps += 1
+            try:
+                logits = self.model.run([_chunk(item) for item in work])
+            except (TilewrightError, MemoryError) as error:
+                _log.error("a step of %d sequences failed: %s", len(work), error)
+                changed += [self._fail(item, f"the step failed ({type(error).__name__})") for item in work]
+            else:
+                changed += self._take(work, logits)
+        outputs = [request.output for request in dict.fromkeys(changed)]
+        for output in outputs:
+            if output.is_finished:
+                self._requests.pop(output.request, None)
+        return outputs
+
+    def clear_ended(self) -> None:
+        """Forget requests that have ended and whose outputs nobody waits for."""
+        self._requests = {
+            name: request
+            for name, request in self._requests.items()
+            if not all(one.is_finished for one in request.results)
+        }
+
+    # -- A step's results ---------------------------------------------------------------------------
+
+    def _take(self, work: Sequence[Work], logits: np.ndarray) -> list[_Request]:
+        changed, row = [], 0
+        for item in work:
+            self.scheduler.advance(item)
+            if not item.is_last:
+                continue
+            request, result = self._request(item), self._result(item)
+            if not request.has_begun:
+                self._begin(request)
+            self._choose(request, result, logits[row])
+            row += 1
+            changed.append(request)
+        return changed
+
+    def _begin(self, request: _Request) -> None:
+        """The prompt is computed: further results of the request find it in the cache."""
+        request.has_begun = True
+        self._statistics.prompt_tokens += len(request.prompt)
+        self._statistics.cached_tokens += request.results[0].scheduled.cached
+        for result in request.results[1:]:
+            self.scheduler.add(result.scheduled)
+
+    def _choose(self, request: _Request, result: _Result, logits: np.ndarray) -> None:
+        parameters, completion = request.parameters, result.completion
+        ends: set[int] = set(parameters.stop_tokens)
+        if not parameters.ignore_eos:
+            ends |= self.end_tokens
+        is_early = len(completion.tokens) < parameters.min_tokens
+        try:
+            chosen = result.sampler.choose(logits, sorted(ends) if is_early else ())
+        except FloatingPointError as error:
+            request.error = str(error)
+            self._finish(result, "error")
+            return
+        self._append(result, chosen)
+        longest = self.scheduler.longest
+        if chosen.token in ends and not is_early:
+            self._finish(result, "stop")
+        elif self._grow(result, chosen.token):
+            self._finish(result, "stop", cut=True)
+        elif len(completion.tokens) == parameters.max_tokens or len(result.scheduled.tokens) >= longest:
+            self._finish(result, "length")
+
+    def _append(self, result: _Result, chosen: TokenLogprobs) -> None:
+        result.completion.tokens.append(chosen.token)
+        result.scheduled.tokens.append(chosen.token)
+        self._statistics.generated_tokens += 1
+        if result.completion.logprobs is not None:
+            result.completion.logprobs.append(chosen)
+
+    def _grow(self, result: _Result, token: int) -> bool:
+        """The text with one more token; True at a stop text."""
+        if result.stream is None:
+            return False
+        stopped = result.stops.push(result.stream.push(token))
+        result.completion.text = result.stops.text
+        return stopped
+
+    # -- Ends ---------------------------------------------------------------------------------------
+
+    def _finish(self, result: _Result, reason: str, cut: bool = False) -> None:
+        """A result has ended; with `cut` its text has, at a stop text."""
+        if result.is_finished:
+            return
+        result.completion.finish_reason = reason
+        if result.stream is not None and not cut:
+            result.stops.push(result.stream.rest())
+            result.stops.finish()
+        result.completion.text = result.stops.text
+        self.scheduler.remove(result.scheduled)
+        self._statistics.finished[reason] = self._statistics.finished.get(reason, 0) + 1
+
+    def _end(self, request: _Request, reason: str) -> None:
+        for result in request.results:
+            self._finish(result, reason)
+
+    def _expire(self) -> list[_Request]:
+        """Requests that were aborted since the last step, and those whose time is over."""
+        now = self.clock()
+        for request in self._requests.values():
+            if request.deadline is not None and now >= request.deadline:
+                self._end(request, "deadline")
+        return [request for request in self._requests.values() if all(one.is_finished for one in request.results)]
+
+    def _fail(self, work: Work, why: str) -> _Request:
+        request = self._request(work)
+        request.error = why
+        self._end(request, "error")
+        return request
+
+    def _request(self, work: Work) -> _Request:
+        return self._requests[work.sequence.name[0]]
+
+    def _result(self, work: Work) -> _Result:
+        return self._request(work).results[work.sequence.name[1]]
+
+
+def _chunk(work: Work) -> Chunk:
+    tokens = work.sequence.tokens[work.begin : work.end]
+    return Chunk(tokens, work.begin, work.sequence.blocks, (len(tokens) - 1,) if work.is_last else ())

@@ -1,0 +1,45 @@
+"""Families of language models, by the `model_type` of config.json: one small file of wiring each."""
+
+from __future__ import annotations
+
+from typing import Protocol
+
+from tilewright.graph.core import Graph
+from tilewright.llm.families.gemma import Gemma2, Gemma3
+from tilewright.llm.families.gpt2 import GPT2
+from tilewright.llm.families.llama import Llama, Mistral
+from tilewright.llm.families.mixtral import Mixtral
+from tilewright.llm.families.phi3 import Phi3
+from tilewright.llm.families.qwen import Qwen2, Qwen3, Qwen3Experts
+from tilewright.llm.step import Step
+
+
+class Family(Protocol):
+    """A family writes a whole step."""
+
+    step: Step
+
+    def __init__(self, step: Step) -> None: ...
+
+    @property
+    def kept(self) -> int:
+        """Elements that all pools keep of a token."""
+        ...
+
+    def build(self) -> Graph:
+        """The graph of the step; raises `ImportModelError` for settings and weights that it does not know."""
+        ...
+
+
+FAMILIES: dict[str, type[Family]] = {
+    "llama": Llama,
+    "mistral": Mistral,
+    "mixtral": Mixtral,
+    "qwen2": Qwen2,
+    "qwen3": Qwen3,
+    "qwen3_moe": Qwen3Experts,
+    "gemma2": Gemma2,
+    "gemma3_text": Gemma3,
+    "phi3": Phi3,
+    "gpt2": GPT2,
+}

@@ -1,0 +1,157 @@
+"""`LLM`: a checkpoint folder, ready to generate.
+
+llm = LLM("models/small")
+print(llm.generate("Once upon a time", SamplingParameters(max_tokens=50)).completions[0].text)
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from tilewright.errors import ImportModelError, InputError, MissingDependencyError
+from tilewright.importers.huggingface import Checkpoint
+from tilewright.llm.engine import Engine
+from tilewright.llm.model import Model, describe, open_family
+from tilewright.llm.requests import Output, SamplingParameters
+from tilewright.llm.step import Limits
+from tilewright.llm.tokenizer import Tokenizer, end_tokens
+
+MEMORY = 1 << 30  # bytes of keys and values, where nothing else is said
+Prompt = str | Sequence[int]
+
+
+class LLM:
+    """A language model with an engine of its own, for one thread.
+
+    `path` is a folder with config.json, safetensors and, for texts, tokenizer.json.  `dtype` is what it computes in:
+    ``auto`` (that of the checkpoint), ``float32``, ``bfloat16`` or ``float16``.  `length` is the longest sequence, by
+    default what the model is made for, or what fits into `memory` (bytes of keys and values of all sequences).  A step
+    takes up to `tokens` tokens of up to `sequences` sequences.  `progress` is called as for `tilewright.compile`.
+
+    Raises `ImportModelError`, which names the key or the weights, for checkpoints that cannot be used.
+    """
+
+    def __init__(
+        self,
+        path: str | Path,
+        *,
+        dtype: str = "auto",
+        length: int | None = None,
+        memory: int = MEMORY,
+        tokens: int = 256,
+        sequences: int = 64,
+        page: int = 16,
+        share_prefixes: bool = True,
+        progress: Callable[[str, str, float], None] | None = None,
+    ) -> None:
+        self.path = Path(path)
+        for name, value in (("memory", memory), ("tokens", tokens), ("sequences", sequences), ("page", page)):
+            if type(value) is not int or value < 1:
+                raise InputError(f"{name} is {value!r}, expected a whole number from 1")
+        self.description = describe(Checkpoint(self.path))
+        longest = self.description.length if length is None else length
+        limits, pages = self._sizes(Limits(page, tokens, sequences, longest), dtype, length, memory)
+        self.tokenizer: Tokenizer | None = None
+        try:
+            self.tokenizer = Tokenizer(self.path)
+        except (MissingDependencyError, ImportModelError) as reason:
+            if (self.path / "tokenizer.json").exists() and not isinstance(reason, MissingDependencyError):
+                raise
+            self._no_text = reason
+        self.model = Model.open(self.path, pages, limits, dtype, progress)
+        self.engine = Engine(
+            self.model, self.description.vocabulary, self.tokenizer, end_tokens(self.path, self.tokenizer),
+            share_prefixes,
+        )  # fmt: skip
+
+    def _sizes(self, limits: Limits, dtype: str, length: int | None, memory: int) -> tuple[Limits, int]:
+        """The limits, and how many pages there are."""
+        if type(limits.length) is not int or limits.length < 1:
+            raise InputError(f"length is {length!r}, expected a whole number from 1")
+        family = open_family(self.path, limits, dtype)
+        step_bytes = family.kept * family.step.dtype.itemsize * limits.page
+        pages = memory // step_bytes
+        if length is None:
+            limits = dataclasses.replace(limits, length=min(limits.length, max(pages, 1) * limits.page))
+        elif length > self.description.length and self.description.family == "gpt2":
+            raise InputError(f"length is {length}, and the model has {self.description.length} positions")
+        if pages < limits.columns:
+            raise InputError(
+                f"memory of {memory} bytes holds {pages * limits.page} tokens of {step_bytes // limits.page} bytes; "
+                f"a sequence of {limits.length} needs {limits.columns * step_bytes}. "
+                "Give more memory or a smaller length"
+            )
+        return limits, min(pages, limits.columns * limits.sequences)
+
+    def generate(
+        self, prompt: Prompt, parameters: SamplingParameters | None = None, *, seconds: float | None = None
+    ) -> Output:
+        """The results of one prompt, a text or a list of tokens; `seconds` bounds the time.
+
+        Raises `InputError` for a prompt that cannot be used.
+        """
+        return self.generate_all([prompt], parameters, seconds=seconds)[0]
+
+    def generate_all(
+        self,
+        prompts: Sequence[Prompt],
+        parameters: SamplingParameters | Sequence[SamplingParameters] | None = None,
+        *,
+        seconds: float | None = None,
+    ) -> list[Output]:
+        """The results of prompts, which run together, in their order; `parameters` are for all or one for each."""
+        each = parameters if isinstance(parameters, Sequence) else [parameters] * len(prompts)
+        if len(each) != len(prompts):
+            raise InputError(f"{len(each)} parameters for {len(prompts)} prompts")
+        names: list[str] = []
+        done: dict[str, Output] = {}
+        try:
+            for prompt, wanted in zip(prompts, each, strict=True):
+                names.append(self.engine.add(self.tokens(prompt), wanted, seconds=seconds))
+            while len(done) < len(names):
+                done |= {output.request: output for output in self.engine.step() if output.is_finished}
+        finally:
+            for name in names:
+                self.engine.abort(name)
+            self.engine.clear_ended()
+        return [done[name] for name in names]
+
+    def stream(
+        self, prompt: Prompt, parameters: SamplingParameters | None = None, *, seconds: float | None = None
+    ) -> Iterator[Output]:
+        """The state of one prompt's results after each token; an iterator that is closed early ends the request."""
+        name = self.engine.add(self.tokens(prompt), parameters, seconds=seconds)
+        try:
+            while True:
+                for output in self.engine.step():
+                    if output.request == name:
+                        yield output
+                        if output.is_finished:
+                            return
+        finally:
+            self.engine.abort(name)
+            self.engine.clear_ended()
+
+    def chat(
+        self,
+        messages: Sequence[Mapping[str, Any]],
+        parameters: SamplingParameters | None = None,
+        *,
+        seconds: float | None = None,
+    ) -> Output:
+        """The answer to a chat (a list of ``{"role": …, "content": …}``) by the checkpoint's template."""
+        return self.generate(self.text_tokenizer.chat(messages), parameters, seconds=seconds)
+
+    def tokens(self, prompt: Prompt) -> list[int]:
+        """The tokens of a prompt."""
+        return self.text_tokenizer.encode(prompt) if isinstance(prompt, str) else list(prompt)
+
+    @property
+    def text_tokenizer(self) -> Tokenizer:
+        """The tokenizer; raises the reason where there is none."""
+        if self.tokenizer is None:
+            raise self._no_text
+        return self.tokenizer

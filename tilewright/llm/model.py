@@ -1,0 +1,156 @@
+"""A language model that is ready to run: the compiled step and its pools; tensors without policy."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from tilewright.build.builder import build
+from tilewright.dtypes import DType, from_numpy
+from tilewright.engine.engine import Engine
+from tilewright.errors import ImportModelError, InputError
+from tilewright.graph.core import Graph
+from tilewright.importers.huggingface import Checkpoint
+from tilewright.llm.families import FAMILIES, Family
+from tilewright.llm.step import DTYPES, Limits, Step
+
+
+@dataclass(frozen=True)
+class Chunk:
+    """New tokens of one sequence in a step, a part of its prompt or the token sampled last.
+
+    `pages` are those of the whole sequence; `wanted` are the places among `tokens` whose logits are wanted.
+    """
+
+    tokens: Sequence[int]
+    begin: int  # position of the first
+    pages: Sequence[int]
+    wanted: Sequence[int] = ()
+
+
+@dataclass(frozen=True)
+class Description:
+    """What a checkpoint says of itself."""
+
+    family: str
+    vocabulary: int
+    length: int  # positions that it is made for
+    dtype: DType
+
+
+def describe(checkpoint: Checkpoint) -> Description:
+    """Read the few settings that all families have; raises `ImportModelError` for an unknown family."""
+    config = checkpoint.config
+    family = config.get("model_type")
+    if not isinstance(family, str) or family not in FAMILIES:
+        raise ImportModelError(
+            f"{checkpoint.folder / 'config.json'}: 'model_type' is {repr(family)[:100]}; language models of the "
+            f"families {', '.join(sorted(FAMILIES))} can be run"
+        )
+    if config.get("quantization_config") is not None:
+        raise ImportModelError(
+            f"{checkpoint.folder / 'config.json'}: 'quantization_config' is given: weights must be stored in float32, "
+            "bfloat16 or float16"
+        )
+    kind = config.get("dtype", config.get("torch_dtype"))
+    stored = next(iter(checkpoint.tensors.values())).dtype if checkpoint.tensors else np.dtype(np.float32)
+    name = kind.removeprefix("torch.") if isinstance(kind, str) else from_numpy(stored).name
+    if name not in DTYPES:
+        raise ImportModelError(
+            f"{checkpoint.folder / 'config.json'}: 'dtype' is {name!r}; known are {', '.join(DTYPES)}"
+        )
+    length = checkpoint.number("n_positions" if family == "gpt2" else "max_position_embeddings", 2048)
+    return Description(family, checkpoint.number("vocab_size", 50257), length, DTYPES[name])
+
+
+def open_family(folder: str | Path, limits: Limits, dtype: str = "auto") -> Family:
+    """The family that a checkpoint is of, which has read its settings and written nothing yet.
+
+    Raises `ImportModelError` naming the key of config.json that cannot be used.
+    """
+    checkpoint = Checkpoint(Path(folder))
+    known = describe(checkpoint)
+    if dtype != "auto" and dtype not in DTYPES:
+        raise InputError(f"dtype is {dtype!r}; known are auto, {', '.join(DTYPES)}")
+    step = Step(checkpoint, known.dtype if dtype == "auto" else DTYPES[dtype], limits, checkpoint.folder.resolve().name)
+    return FAMILIES[known.family](step)
+
+
+def step_graph(folder: str | Path, limits: Limits, dtype: str = "auto") -> Graph:
+    """The graph of one step of a checkpoint.
+
+    Raises `ImportModelError` naming the key of config.json, or the weights, that cannot be used.
+    """
+    return open_family(folder, limits, dtype).build()
+
+
+class Model:
+    """A compiled step with pools of keys and values for `pages` pages; one caller at a time.
+
+    `Model.open` reads a checkpoint. `bytes_per_page` says what a page takes in memory.
+    """
+
+    def __init__(self, engine: Engine, limits: Limits, pages: int) -> None:
+        self.engine, self.limits, self.pages = engine, limits, pages
+        self._pools: dict[str, np.ndarray] = {}
+        for spec in engine.inputs:
+            if spec.mutates is not None:
+                sizes = [size for size in spec.shape[1:] if isinstance(size, int)]  # heads and their width
+                dtype = next(item.numpy for item in DTYPES.values() if item.name == spec.dtype)
+                self._pools[spec.name] = np.zeros((pages * limits.page, *sizes), dtype)
+
+    @classmethod
+    def open(
+        cls,
+        folder: str | Path,
+        pages: int,
+        limits: Limits,
+        dtype: str = "auto",
+        progress: Callable[[str, str, float], None] | None = None,
+    ) -> Model:
+        """Read and compile for this machine's CPU, and make the pools; raises `ImportModelError` for what cannot be
+        used."""
+        graph = step_graph(folder, limits, dtype)
+        return cls(build(graph, "cpu", progress, Path(folder).resolve().name), limits, pages)
+
+    @property
+    def bytes_per_page(self) -> int:
+        """Of all layers."""
+        return sum(pool.nbytes for pool in self._pools.values()) // self.pages
+
+    def run(self, chunks: Sequence[Chunk]) -> np.ndarray:
+        """Run one step: logits float32 [wanted rows, vocabulary], chunk by chunk, in the order of `wanted`.
+
+        Keys and values of all new tokens are kept in the pools.
+        """
+        inputs = self._inputs(chunks)
+        wanted = bool(len(inputs["rows"]))
+        if not wanted:
+            inputs["rows"] = np.zeros(1, np.int32)
+        logits: np.ndarray = self.engine.run({**inputs, **self._pools})["logits"]
+        return logits if wanted else logits[:0]
+
+    def _inputs(self, chunks: Sequence[Chunk]) -> dict[str, Any]:
+        page = self.limits.page
+        counts = [len(chunk.tokens) for chunk in chunks]
+        starts = np.concatenate([[0], np.cumsum(counts)]).astype(np.int32)
+        lengths = np.array([chunk.begin + len(chunk.tokens) for chunk in chunks], np.int32)
+        tables = np.zeros((len(chunks), max(len(chunk.pages) for chunk in chunks)), np.int32)
+        positions = np.empty(starts[-1], np.int32)
+        slots = np.empty(starts[-1], np.int32)
+        rows: list[int] = []
+        for number, chunk in enumerate(chunks):
+            tables[number, : len(chunk.pages)] = chunk.pages
+            places = np.arange(chunk.begin, lengths[number], dtype=np.int32)
+            positions[starts[number] : starts[number + 1]] = places
+            slots[starts[number] : starts[number + 1]] = tables[number, places // page] * page + places % page
+            rows += [int(starts[number]) + place for place in chunk.wanted]
+        return {
+            "tokens": np.concatenate([np.asarray(chunk.tokens, np.int32) for chunk in chunks]),
+            "positions": positions, "slots": slots, "tables": tables, "starts": starts, "lengths": lengths,
+            "rows": np.array(rows, np.int32),
+        }  # fmt: skip

@@ -1,0 +1,149 @@
+"""What a caller asks for, what becomes of it, and what comes back: data without tensors."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+from tilewright.errors import InputError
+
+MOST_RESULTS = 8  # n of a request
+MOST_LOGPROBS = 20
+MOST_STOPS = 4  # strings, each of at most
+LONGEST_STOP = 64  # characters
+MOST_BIASES = 1024
+
+
+@dataclass(frozen=True)
+class SamplingParameters:
+    """How tokens are chosen, and when a sequence ends.
+
+    `temperature` 0 takes the most probable token, the first of equals. `top_k` 0, `top_p` 1 and `min_p` 0 keep all
+    tokens. `repetition_penalty` divides positive and multiplies negative logits of tokens of the prompt and the
+    output; `presence_penalty` and `frequency_penalty` are subtracted for tokens of the output. With a `seed` the same
+    tokens come again, whatever else runs. `logprobs` wants the logarithms of the probabilities of so many tokens
+    beside the chosen one, before temperature and filters. `stop` are texts, which are not part of the result,
+    `stop_tokens` tokens, which are.
+    """
+
+    temperature: float = 1.0
+    top_k: int = 0
+    top_p: float = 1.0
+    min_p: float = 0.0
+    presence_penalty: float = 0.0
+    frequency_penalty: float = 0.0
+    repetition_penalty: float = 1.0
+    seed: int | None = None
+    max_tokens: int = 16
+    min_tokens: int = 0
+    stop: Sequence[str] = ()
+    stop_tokens: Sequence[int] = ()
+    ignore_eos: bool = False
+    logit_bias: Mapping[int, float] = field(default_factory=dict)
+    logprobs: int | None = None
+    n: int = 1
+
+    def __post_init__(self) -> None:
+        """Raises `InputError` that names the parameter which is out of its range."""
+        for name, low, high in _REALS:
+            value = getattr(self, name)
+            if isinstance(value, bool) or not isinstance(value, (int, float)) or not low <= value <= high:
+                raise InputError(f"{name} is {str(value)[:50]!r}, expected a number from {low:g} to {high:g}")
+        if self.top_p == 0 or self.repetition_penalty == 0:
+            raise InputError(f"{'top_p' if self.top_p == 0 else 'repetition_penalty'} is 0, expected more")
+        for name, least, most in _WHOLE:
+            value = getattr(self, name)
+            if value is None and name in ("seed", "logprobs"):
+                continue
+            if type(value) is not int or not least <= value <= most:
+                raise InputError(f"{name} is {str(value)[:50]!r}, expected a whole number from {least} to {most}")
+        if self.min_tokens > self.max_tokens:
+            raise InputError(f"min_tokens {self.min_tokens} is more than max_tokens {self.max_tokens}")
+        self._check_lists()
+
+    def _check_lists(self) -> None:
+        stops = self.stop
+        if isinstance(stops, str) or len(stops) > MOST_STOPS or not all(isinstance(one, str) for one in stops):
+            raise InputError(f"stop takes a list of at most {MOST_STOPS} texts")
+        if any(not 0 < len(one) <= LONGEST_STOP for one in stops):
+            raise InputError(f"a stop text has 1 to {LONGEST_STOP} characters")
+        if any(type(token) is not int or token < 0 for token in self.stop_tokens):
+            raise InputError("stop_tokens takes a list of token numbers")
+        if len(self.logit_bias) > MOST_BIASES:
+            raise InputError(f"logit_bias takes at most {MOST_BIASES} tokens")
+        for token, bias in self.logit_bias.items():
+            if type(token) is not int or token < 0 or not isinstance(bias, (int, float)) or not abs(bias) <= 100:
+                raise InputError("logit_bias takes token numbers with numbers from -100 to 100")
+
+    @property
+    def is_greedy(self) -> bool:
+        """Whether no random number is drawn."""
+        return self.temperature == 0.0
+
+
+_REALS = (
+    ("temperature", 0.0, 100.0),
+    ("top_p", 0.0, 1.0),
+    ("min_p", 0.0, 1.0),
+    ("presence_penalty", -2.0, 2.0),
+    ("frequency_penalty", -2.0, 2.0),
+    ("repetition_penalty", 0.0, 100.0),
+)
+_WHOLE = (
+    ("top_k", 0, 2**31 - 1),
+    ("seed", 0, 2**63 - 1),
+    ("max_tokens", 1, 2**31 - 1),
+    ("min_tokens", 0, 2**31 - 1),
+    ("logprobs", 0, MOST_LOGPROBS),
+    ("n", 1, MOST_RESULTS),
+)
+
+
+@dataclass(frozen=True)
+class TokenLogprobs:
+    """The chosen token with its logprob, and the most probable tokens with theirs, the best first."""
+
+    token: int
+    logprob: float
+    top: tuple[tuple[int, float], ...] = ()
+
+
+@dataclass
+class Completion:
+    """One result: its tokens and text, why it ended, and logprobs where they were wanted.
+
+    `finish_reason`: ``stop`` (an end token or a stop text), ``length``, ``abort``, ``deadline`` or ``error``.
+    """
+
+    index: int
+    tokens: list[int]
+    text: str
+    finish_reason: str | None = None
+    logprobs: list[TokenLogprobs] | None = None
+
+
+@dataclass
+class Output:
+    """A request's results, in the order of `index`; of a step the new state of what it changed."""
+
+    request: str
+    prompt_tokens: list[int]
+    completions: list[Completion]
+    cached_tokens: int = 0  # of the prompt, whose keys and values were found
+    error: str | None = None
+
+    @property
+    def is_finished(self) -> bool:
+        """Whether all results have ended."""
+        return all(completion.finish_reason is not None for completion in self.completions)
+
+
+def tokens_of(prompt: Any, vocabulary: int) -> list[int]:
+    """A prompt that is a list of tokens; raises `InputError` for others."""
+    if not isinstance(prompt, (list, tuple)) or not prompt:
+        raise InputError("a prompt is a text or a list of at least one token")
+    for token in prompt:
+        if isinstance(token, bool) or not isinstance(token, int) or not 0 <= token < vocabulary:
+            raise InputError(f"the token {str(token)[:50]!r} is no whole number from 0 to {vocabulary - 1}")
+    return list(prompt)

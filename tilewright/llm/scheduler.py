@@ -1,0 +1,176 @@
+"""Which tokens of which sequences the next step takes: policy without tensors.
+
+There are no phases.  A sequence has tokens (its prompt, and what was sampled) of which a number is computed; a step
+hands out a budget of tokens so that the computed ones catch up.  Prompts in chunks, single new tokens, prefixes that
+were found, and sequences that start again after they lost their blocks are all this one rule.
+
+Sequences that run come first, in the order of their arrival; then waiting ones, as long as there is budget and there
+are blocks.  When a running sequence needs a block and none is free, the one that arrived last gives all of its blocks
+back and waits; it computes its tokens again later.  The oldest sequence is never the one, and fits into the pool, or
+it would not have been taken: so that every sequence ends.
+"""
+
+from __future__ import annotations
+
+import bisect
+from dataclasses import dataclass, field
+
+from tilewright.llm.blocks import BlockPool, next_digest, root_digest
+from tilewright.llm.step import Limits
+
+
+@dataclass(eq=False)
+class Sequence:
+    """One sequence; `order` is the place of its arrival, `name` says whose it is."""
+
+    name: tuple[str, int]
+    tokens: list[int]
+    order: tuple[int, int]
+    salt: str = ""
+    computed: int = 0
+    blocks: list[int] = field(default_factory=list)
+    digests: list[bytes] = field(default_factory=list)  # the root's, then of each full block that is computed
+    cached: int = 0  # tokens of the prompt that were found when it first ran
+    has_run: bool = False
+
+    @property
+    def missing(self) -> int:
+        """Tokens that are not computed yet."""
+        return len(self.tokens) - self.computed
+
+
+@dataclass(frozen=True)
+class Work:
+    """Tokens `begin` to `end - 1` of a sequence; `is_last` where the next token follows from them."""
+
+    sequence: Sequence
+    begin: int
+    end: int
+
+    @property
+    def is_last(self) -> bool:
+        return self.end == len(self.sequence.tokens)
+
+
+class Scheduler:
+    """Owns the order of sequences and their blocks."""
+
+    def __init__(self, limits: Limits, pages: int, share_prefixes: bool = True) -> None:
+        self.limits, self.share_prefixes = limits, share_prefixes
+        self.pool = BlockPool(pages, limits.page)
+        self.running: list[Sequence] = []
+        self.waiting: list[Sequence] = []
+        self.preemptions = 0
+        self.queried = self.found = 0  # tokens that were looked for in the cache, and that were there
+
+    @property
+    def longest(self) -> int:
+        """Tokens of the longest sequence that can be taken."""
+        return min(self.limits.length, self.pool.count * self.pool.size)
+
+    def add(self, sequence: Sequence) -> None:
+        """Let a sequence wait for its turn, by its order."""
+        sequence.digests = [root_digest(sequence.salt)]
+        bisect.insort(self.waiting, sequence, key=lambda item: item.order)
+
+    def remove(self, sequence: Sequence) -> None:
+        """A sequence has ended, however it did."""
+        self.running = [item for item in self.running if item is not sequence]
+        self.waiting = [item for item in self.waiting if item is not sequence]
+        self._give_back(sequence)
+
+    def schedule(self) -> list[Work]:
+        """The work of the next step, running sequences first; empty when nothing waits or runs."""
+        budget, work = self.limits.tokens, []
+        preempted = self.preemptions
+        for sequence in list(self.running):
+            if sequence not in self.running or budget == 0:
+                continue  # it lost its blocks to an older one
+            count = min(sequence.missing, budget)
+            if self._make_room(sequence, sequence.computed + count):
+                work.append(Work(sequence, sequence.computed, sequence.computed + count))
+                budget -= count
+        work = [item for item in work if item.sequence in self.running]
+        if self.preemptions == preempted:
+            self._admit(work, budget)
+        return work
+
+    def advance(self, work: Work) -> None:
+        """A step has computed its tokens: blocks that are full now can be shared."""
+        sequence, size = work.sequence, self.pool.size
+        sequence.computed = work.end
+        if not self.share_prefixes:
+            return
+        for number in range(len(sequence.digests) - 1, sequence.computed // size):
+            tokens = sequence.tokens[number * size : (number + 1) * size]
+            sequence.digests.append(self.pool.publish(sequence.blocks[number], sequence.digests[-1], tokens))
+
+    def _admit(self, work: list[Work], budget: int) -> None:
+        while self.waiting and budget > 0 and len(self.running) < self.limits.sequences:
+            sequence = self.waiting[0]
+            found = self._find(sequence)
+            count = min(len(sequence.tokens) - len(found) * self.pool.size, budget)
+            end = len(found) * self.pool.size + count
+            fresh = self._blocks_for(end) - len(found)
+            if fresh > self.pool.free - sum(map(self.pool.is_free, found)):
+                return
+            self.waiting.pop(0)
+            self._begin(sequence, found)
+            self._extend(sequence, end)
+            bisect.insort(self.running, sequence, key=lambda item: item.order)
+            work.append(Work(sequence, sequence.computed, end))
+            budget -= count
+
+    def _find(self, sequence: Sequence) -> list[int]:
+        """Published blocks of a sequence's beginning; one token at least is left to compute."""
+        if not self.share_prefixes:
+            return []
+        size, found = self.pool.size, []
+        digests = [root_digest(sequence.salt)]
+        for number in range((len(sequence.tokens) - 1) // size):
+            tokens = sequence.tokens[number * size : (number + 1) * size]
+            block = self.pool.find(digests[-1], tokens)
+            if block is None:
+                break
+            found.append(block)
+            digests.append(next_digest(digests[-1], tokens))
+        sequence.digests = digests
+        return found
+
+    def _begin(self, sequence: Sequence, found: list[int]) -> None:
+        for block in found:
+            self.pool.hold(block)
+        sequence.blocks = list(found)
+        sequence.computed = len(found) * self.pool.size
+        self.queried += len(sequence.tokens)
+        self.found += sequence.computed
+        if not sequence.has_run:
+            sequence.cached, sequence.has_run = sequence.computed, True
+
+    def _make_room(self, sequence: Sequence, tokens: int) -> bool:
+        """Blocks for so many tokens, from the youngest sequences if need be; False when it is the youngest itself."""
+        while self._blocks_for(tokens) - len(sequence.blocks) > self.pool.free:
+            victim = self.running[-1]
+            self._preempt(victim)
+            if victim is sequence:
+                return False
+        self._extend(sequence, tokens)
+        return True
+
+    def _preempt(self, sequence: Sequence) -> None:
+        self.running.remove(sequence)
+        self._give_back(sequence)
+        bisect.insort(self.waiting, sequence, key=lambda item: item.order)
+        self.preemptions += 1
+
+    def _give_back(self, sequence: Sequence) -> None:
+        self.pool.release(reversed(sequence.blocks))
+        sequence.blocks, sequence.computed = [], 0
+        sequence.digests = sequence.digests[:1]
+
+    def _extend(self, sequence: Sequence, tokens: int) -> None:
+        while len(sequence.blocks) < self._blocks_for(tokens):
+            sequence.blocks.append(self.pool.allocate())
+
+    def _blocks_for(self, tokens: int) -> int:
+        return -(-tokens // self.pool.size)

@@ -1,0 +1,221 @@
+"""One step of a language model as a graph: new tokens of several sequences in, logits out, keys and values kept.
+
+Prompts, chunks of prompts and single tokens are the same to it.  Inputs, all int32 but the pools:
+
+    tokens     [tokens]                 new tokens, one sequence after the other
+    positions  [tokens]                 of each in its sequence
+    slots      [tokens]                 where its keys and values go in the pools
+    tables     [sequences, columns]     pages of each sequence (`graph.paged`)
+    starts     [sequences + 1]          where each sequence's tokens begin
+    lengths    [sequences]              tokens of each sequence with these
+    rows       [rows]                   the tokens whose logits are wanted
+    keys.N, values.N  [slots, key_heads, width]   the pools of layer N, updated in place
+
+Output: logits float32 [rows, vocabulary].  Families write themselves with the methods of `Step`; paths are names in
+the checkpoint.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import ml_dtypes
+import numpy as np
+
+from tilewright.dtypes import DType, bfloat16, float16, float32, int32
+from tilewright.graph.build import GraphBuilder
+from tilewright.graph.core import Graph, Value
+from tilewright.importers.emitter import Emitter
+from tilewright.importers.huggingface import Checkpoint
+from tilewright.llm.configuration import Configuration
+from tilewright.llm.rotary import Rotary
+
+DTYPES: dict[str, DType] = {"float32": float32, "bfloat16": bfloat16, "float16": float16}
+ACTIVATIONS: dict[str, tuple[str, dict[str, str]]] = {
+    "silu": ("silu", {}),
+    "swish": ("silu", {}),
+    "relu": ("relu", {}),
+    "gelu": ("gelu", {"approximate": "none"}),
+    "gelu_new": ("gelu", {"approximate": "tanh"}),
+    "gelu_fast": ("gelu", {"approximate": "tanh"}),
+    "gelu_pytorch_tanh": ("gelu", {"approximate": "tanh"}),
+}
+
+
+@dataclass(frozen=True)
+class Limits:
+    """What a step may be given at most; `page` is how many tokens a page of the pools holds."""
+
+    page: int = 16
+    tokens: int = 512
+    sequences: int = 64
+    length: int = 4096
+
+    @property
+    def columns(self) -> int:
+        """Pages of the longest sequence."""
+        return -(-self.length // self.page)
+
+
+@dataclass(frozen=True)
+class Heads:
+    """The sizes of attention."""
+
+    count: int
+    keys: int
+    width: int
+
+
+class Step:
+    """The graph while a family writes it."""
+
+    def __init__(self, checkpoint: Checkpoint, dtype: DType, limits: Limits, name: str) -> None:
+        self.checkpoint, self.dtype, self.limits = checkpoint, dtype, limits
+        self.configuration = Configuration(checkpoint)
+        self.builder = GraphBuilder(name)
+        self.emit = Emitter(self.builder)
+        symbol = self.builder.symbol
+        self.count = symbol("tokens", 1, limits.tokens)
+        sequences = symbol("sequences", 1, limits.sequences)
+        self._slots = symbol("slots", limits.page, 2**31 - 1)
+        # A sequence of one row for each of its tokens takes as many rows as there are tokens (scores of a prompt).
+        rows = symbol("rows", 1, max(limits.tokens, limits.sequences))
+        columns = symbol("columns", 1, limits.columns)
+
+        def given(name: str, *shape: object) -> Value:
+            return self.builder.input(name, int32, shape)  # type: ignore[arg-type]
+
+        self.tokens, self.positions = given("tokens", self.count), given("positions", self.count)
+        self.places = given("slots", self.count)
+        self.tables, self.starts = given("tables", sequences, columns), given("starts", sequences + 1)
+        self.lengths, self.rows = given("lengths", sequences), given("rows", rows)
+        self._angles: dict[int, tuple[Value, Value]] = {}
+        self._constants: dict[str, Value] = {}
+
+    def finish(self, logits: Value, ignored: tuple[str, ...] = ()) -> Graph:
+        """The verified graph; raises `ImportModelError` for weights that are missing, misshapen or left over."""
+        self.builder.output(self.emit.cast(logits, float32), "logits")
+        self.checkpoint.finish(ignored)
+        return self.builder.finish()
+
+    # -- Weights ----------------------------------------------------------------------------------
+
+    def weight(self, name: str, *shape: int, added: float = 0.0) -> Value:
+        """A tensor of the checkpoint, as it lies in the mapped file where its element type is the model's."""
+        if name not in self._constants:
+            data = self.checkpoint.take(name, shape)
+            if added:
+                data = data.astype(np.float32) + np.float32(added)
+            self._constants[name] = self.builder.constant(self._converted(data), name)
+        return self._constants[name]
+
+    def stacked(self, names: list[list[str]], *shape: int) -> Value:
+        """Tensors of one shape as one: lists joined along the first dimension, then stacked."""
+        parts = [np.concatenate([self.checkpoint.take(name, shape) for name in item]) for item in names]
+        return self.builder.constant(self._converted(np.stack(parts)), f"{names[0][0]}.stacked")
+
+    def _converted(self, data: np.ndarray) -> np.ndarray:
+        if data.dtype == self.dtype.numpy:
+            return data
+        if data.dtype.kind not in "fV" and data.dtype not in (ml_dtypes.bfloat16,):
+            self.configuration.refuse("dtype", f"the weights hold {data.dtype}, which is no type of floats")
+        return data.astype(self.dtype.numpy)
+
+    # -- Layers -----------------------------------------------------------------------------------
+
+    def embedding(self, table: Value, indices: Value) -> Value:
+        """Rows of a table [n, width] -> [tokens, width]."""
+        return self.emit.op("gather", table, indices, axis=0)
+
+    def linear(self, path: str, x: Value, rows: int, columns: int, bias: bool = False) -> Value:
+        """x [n, columns] by a weight [rows, columns], and a bias [rows]."""
+        self.emit.source = path
+        result = self.emit.op("matmul", x, self.weight(f"{path}.weight", rows, columns), transpose_b=True)
+        return self.emit.op("add", result, self.weight(f"{path}.bias", rows)) if bias else result
+
+    def rms_norm(self, path: str, x: Value, epsilon: float, added: float = 0.0) -> Value:
+        """Over the last dimension; `added` to the scale, which some families store less one."""
+        self.emit.source = path
+        width = x.shape[-1]
+        assert isinstance(width, int)
+        scale = self.weight(f"{path}.weight", width, added=added)
+        return self.emit.op("rms_norm", x, scale, axis=x.rank - 1, epsilon=epsilon)
+
+    def layer_norm(self, path: str, x: Value, epsilon: float) -> Value:
+        """Over the last dimension, with scale and bias."""
+        self.emit.source = path
+        width = x.shape[-1]
+        assert isinstance(width, int)
+        scale, bias = self.weight(f"{path}.weight", width), self.weight(f"{path}.bias", width)
+        return self.emit.op("layer_norm", x, scale, bias, axis=x.rank - 1, epsilon=epsilon)
+
+    def activation(self, name: str, x: Value) -> Value:
+        """By its name in config.json, one of `ACTIVATIONS`."""
+        op, options = ACTIVATIONS[name]
+        return self.emit.op(op, x, **options)
+
+    def capped(self, x: Value, cap: float) -> Value:
+        """cap tanh(x / cap)"""
+        return self.emit.op("multiply", self.emit.op("tanh", self.emit.op("divide", x, cap)), cap)
+
+    def last(self, hidden: Value) -> Value:
+        """The rows whose logits are wanted."""
+        return self.emit.op("gather", hidden, self.rows, axis=0)
+
+    # -- Attention --------------------------------------------------------------------------------
+
+    def heads(self, x: Value, count: int, width: int) -> Value:
+        """[tokens, count * width] -> [tokens, count, width]"""
+        return self.emit.reshape(x, (self.count, count, width))
+
+    def rotate(self, x: Value, rotary: Rotary) -> Value:
+        """The heads [tokens, heads, width] turned by their positions: halves of a head are its pairs."""
+        emit, half = self.emit, rotary.width // 2
+        width = x.shape[2]
+        assert isinstance(width, int)
+        cosine, sine = self._turns(rotary)
+        low, high = emit.slice(x, 2, 0, half), emit.slice(x, 2, half, 2 * half)
+        first = emit.op("subtract", emit.op("multiply", low, cosine), emit.op("multiply", high, sine))
+        second = emit.op("add", emit.op("multiply", high, cosine), emit.op("multiply", low, sine))
+        rest = [emit.slice(x, 2, 2 * half, width)] if width > 2 * half else []
+        return emit.op("concat", first, second, *rest, axis=2)
+
+    def _turns(self, rotary: Rotary) -> tuple[Value, Value]:
+        """Cosines and sines [tokens, 1, width / 2], once for all layers; angles are float32, whatever the model is."""
+        if id(rotary) not in self._angles:
+            emit = self.emit
+            emit.source = "rotary positions"
+            frequencies = self.builder.constant(rotary.frequencies.reshape(1, 1, -1), "rotary.frequencies")
+            positions = emit.cast(emit.unsqueeze(self.positions, 1, 2), float32)
+            angles = emit.op("multiply", positions, frequencies)
+            both = [emit.op(name, angles) for name in ("cos", "sin")]
+            if rotary.factor != 1.0:
+                both = [emit.op("multiply", item, rotary.factor) for item in both]
+            self._angles[id(rotary)] = (emit.cast(both[0], self.dtype), emit.cast(both[1], self.dtype))
+        return self._angles[id(rotary)]
+
+    def attention(
+        self,
+        layer: int,
+        query: Value,
+        key: Value,
+        value: Value,
+        scale: float,
+        window: int | None = None,
+        softcap: float = 0.0,
+    ) -> Value:
+        """Heads [tokens, heads, width] of the new tokens -> [tokens, heads * width]; keeps their keys and values."""
+        keys, values = self._keep(f"keys.{layer}", key), self._keep(f"values.{layer}", value)
+        result = self.emit.op(
+            "paged_attention", query, keys, values, self.tables, self.starts, self.lengths,
+            scale=scale, page=self.limits.page, window=window or 0, softcap=softcap,
+        )  # fmt: skip
+        _, heads, width = result.shape
+        assert isinstance(heads, int) and isinstance(width, int)
+        return self.emit.reshape(result, (self.count, heads * width))
+
+    def _keep(self, name: str, new: Value) -> Value:
+        pool = self.builder.input(name, self.dtype, (self._slots, *new.shape[1:]))
+        updated = self.emit.op("scatter_update", pool, self.places, new, axis=0)
+        self.builder.mutate(pool, updated)
+        return updated

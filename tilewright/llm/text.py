@@ -1,0 +1,78 @@
+"""The text of tokens that come one by one, and the texts at which a result stops."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Protocol
+
+_REPLACEMENT = "\ufffd"  # what decoders give for bytes that are no whole character yet
+
+
+class Decoder(Protocol):
+    """What turns tokens into text."""
+
+    def decode(self, tokens: Sequence[int]) -> str:
+        """The text of tokens, without special ones."""
+        ...
+
+
+class TextStream:
+    """Grows a text by tokens.  Each step decodes only the last few: those whose text may still change, after a few
+    that give them their context (a word's first token has its space there)."""
+
+    def __init__(self, decoder: Decoder) -> None:
+        self._decoder = decoder
+        self._tokens: list[int] = []
+        self._begin = self._read = 0
+
+    def push(self, token: int) -> str:
+        """What the text gains, which is nothing while the last character is not whole."""
+        self._tokens.append(token)
+        before = self._decoder.decode(self._tokens[self._begin : self._read])
+        now = self._decoder.decode(self._tokens[self._begin :])
+        if now.endswith(_REPLACEMENT) or len(now) <= len(before):
+            return ""
+        self._begin, self._read = self._read, len(self._tokens)
+        return now[len(before) :]
+
+    def rest(self) -> str:
+        """What is left at the end: characters that never became whole."""
+        before = self._decoder.decode(self._tokens[self._begin : self._read])
+        now = self._decoder.decode(self._tokens[self._begin :])
+        self._begin = self._read = len(self._tokens)
+        return now[len(before) :]
+
+
+class StopTexts:
+    """Finds the first of several texts in one that grows, and holds back what may be the beginning of one."""
+
+    def __init__(self, stops: Sequence[str]) -> None:
+        self._stops = list(stops)
+        self.text = ""  # without what is held back
+        self._held = ""
+
+    def push(self, piece: str) -> bool:
+        """Take a piece; True when a stop text is complete: `text` then ends before it."""
+        window = self._held + piece
+        places = [place for stop in self._stops if (place := window.find(stop)) >= 0]
+        if places:
+            self.text += window[: min(places)]
+            self._held = ""
+            return True
+        kept = max((self._beginning(window, stop) for stop in self._stops), default=0)
+        self.text += window[: len(window) - kept]
+        self._held = window[len(window) - kept :]
+        return False
+
+    def finish(self) -> None:
+        """The text has ended: what was held back belongs to it."""
+        self.text += self._held
+        self._held = ""
+
+    @staticmethod
+    def _beginning(text: str, stop: str) -> int:
+        """The length of the longest end of a text with which a stop text begins."""
+        for length in range(min(len(text), len(stop) - 1), 0, -1):
+            if text.endswith(stop[:length]):
+                return length
+        return 0

@@ -1,0 +1,195 @@
+"""Text to tokens and back, and chats to prompts: tokenizer.json by the `tokenizers` library, templates by Jinja.
+
+A chat template is code from the checkpoint, which runs in Jinja's sandbox with bounds; none ever comes from a request.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping, Sequence
+from datetime import datetime
+from pathlib import Path
+from typing import Any, NoReturn
+
+from tilewright.errors import ImportModelError, InputError, MissingDependencyError
+
+_LARGEST_JSON = 64 << 20
+_LONGEST_TEMPLATE = 256 << 10  # characters
+_LONGEST_PROMPT = 16 << 20  # characters that a template may give
+
+
+class Tokenizer:
+    """The tokenizer of a checkpoint folder.
+
+    Raises `MissingDependencyError` without the library, `ImportModelError` where there is no tokenizer.json or it
+    cannot be read.
+    """
+
+    def __init__(self, folder: str | Path) -> None:
+        try:
+            import tokenizers
+        except ImportError as error:
+            raise MissingDependencyError("texts need the package tokenizers: pip install 'tilewright[llm]'") from error
+        self.folder = Path(folder)
+        path = self.folder / "tokenizer.json"
+        if not path.is_file():
+            raise ImportModelError(f"{path}: missing; prompts can be given as lists of tokens")
+        try:
+            self._tokenizer = tokenizers.Tokenizer.from_file(str(path))
+        except Exception as error:  # the library's only class
+            raise ImportModelError(f"{path}: cannot be read ({str(error)[:200]})") from error
+        self.settings = read_json(self.folder / "tokenizer_config.json")
+        self._template: Any = None
+
+    @property
+    def size(self) -> int:
+        """How many tokens there are."""
+        return int(self._tokenizer.get_vocab_size())
+
+    def encode(self, text: str, special: bool = True) -> list[int]:
+        """The tokens of a text; with `special` those that the model wants around it."""
+        return list(self._tokenizer.encode(text, add_special_tokens=special).ids)
+
+    def decode(self, tokens: Sequence[int]) -> str:
+        """The text of tokens, without special ones."""
+        return str(self._tokenizer.decode(list(tokens), skip_special_tokens=True))
+
+    def token(self, text: str) -> int | None:
+        """The number of a token by its text."""
+        found = self._tokenizer.token_to_id(text)
+        return None if found is None else int(found)
+
+    def chat(self, messages: Sequence[Mapping[str, Any]], reply: bool = True) -> list[int]:
+        """The tokens of a chat by the checkpoint's template; with `reply` an answer follows.
+
+        A message is ``{"role": "user", "content": "…"}``.  Raises `InputError` for messages that the template
+        refuses, and `ImportModelError` where the checkpoint has no template or it does not work.
+        """
+        return self.encode(self.render(messages, reply), special=False)
+
+    def render(self, messages: Sequence[Mapping[str, Any]], reply: bool = True) -> str:
+        """The prompt of a chat as text."""
+        checked = [_message(message) for message in messages]
+        if not checked:
+            raise InputError("a chat has at least one message")
+        import jinja2
+
+        template = self._compiled()
+        parts, length = [], 0
+        try:
+            for part in template.generate(messages=checked, add_generation_prompt=reply, **self._special_tokens()):
+                parts.append(part)
+                length += len(part)
+                if length > _LONGEST_PROMPT:
+                    raise InputError(f"the chat gives a prompt of more than {_LONGEST_PROMPT} characters")
+        except jinja2.TemplateError as error:
+            raise InputError(f"the chat template refuses the messages: {str(error)[:300]}") from error
+        except (TypeError, ValueError, KeyError, AttributeError, RecursionError, OverflowError) as error:
+            raise ImportModelError(
+                f"{self.folder}: the chat template failed ({type(error).__name__}: {str(error)[:200]})"
+            ) from error
+        return "".join(parts)
+
+    def _compiled(self) -> Any:
+        if self._template is None:
+            try:
+                import jinja2
+                from jinja2.sandbox import ImmutableSandboxedEnvironment
+            except ImportError as error:
+                raise MissingDependencyError("chats need the package Jinja2: pip install 'tilewright[llm]'") from error
+            environment = ImmutableSandboxedEnvironment(
+                trim_blocks=True, lstrip_blocks=True, extensions=["jinja2.ext.loopcontrols"]
+            )
+            environment.filters["tojson"] = _to_json
+            environment.globals.update(raise_exception=_refuse, strftime_now=_now)
+            try:
+                self._template = environment.from_string(self._source())
+            except jinja2.TemplateError as error:
+                raise ImportModelError(f"{self.folder}: the chat template is wrong: {str(error)[:300]}") from error
+        return self._template
+
+    def _source(self) -> str:
+        path = self.folder / "chat_template.jinja"
+        source: Any = self.settings.get("chat_template")
+        if path.is_file():
+            if path.stat().st_size > 4 * _LONGEST_TEMPLATE:
+                raise ImportModelError(f"{path}: more than {_LONGEST_TEMPLATE} characters")
+            source = path.read_text(encoding="utf-8", errors="replace")
+        if isinstance(source, list):  # several by name
+            named = {item.get("name"): item.get("template") for item in source if isinstance(item, dict)}
+            source = named.get("default")
+        if not isinstance(source, str):
+            raise ImportModelError(f"{self.folder}: has no chat template; use generate with a prompt of your own")
+        if len(source) > _LONGEST_TEMPLATE:
+            raise ImportModelError(f"{self.folder}: the chat template has more than {_LONGEST_TEMPLATE} characters")
+        return source
+
+    def _special_tokens(self) -> dict[str, str]:
+        found = {}
+        for name in ("bos_token", "eos_token", "pad_token", "unk_token"):
+            value = self.settings.get(name)
+            value = value.get("content") if isinstance(value, dict) else value
+            if isinstance(value, str):
+                found[name] = value
+        return found
+
+
+def end_tokens(folder: str | Path, tokenizer: Tokenizer | None) -> list[int]:
+    """The tokens that end a result: of generation_config.json, config.json and the tokenizer."""
+    found: set[int] = set()
+    for name in ("generation_config.json", "config.json"):
+        value = read_json(Path(folder) / name).get("eos_token_id")
+        items = value if isinstance(value, list) else [value]
+        found |= {item for item in items if type(item) is int and item >= 0}
+        if found:
+            break
+    if tokenizer is not None:
+        value = tokenizer.settings.get("eos_token")
+        value = value.get("content") if isinstance(value, dict) else value
+        token = tokenizer.token(value) if isinstance(value, str) else None
+        found |= set() if token is None else {token}
+    return sorted(found)
+
+
+def read_json(path: Path) -> dict[str, Any]:
+    """An optional JSON object; raises `ImportModelError` when it is there and is none."""
+    if not path.is_file():
+        return {}
+    try:
+        if path.stat().st_size > _LARGEST_JSON:
+            raise ImportModelError(f"{path}: more than {_LARGEST_JSON} bytes")
+        content = json.loads(path.read_text(encoding="utf-8"))
+    except (OSError, ValueError, RecursionError) as error:
+        raise ImportModelError(f"{path}: cannot be read as JSON ({str(error)[:300]})") from error
+    if not isinstance(content, dict):
+        raise ImportModelError(f"{path}: expected a JSON object")
+    return content
+
+
+def _message(message: Any) -> dict[str, Any]:
+    if not isinstance(message, Mapping) or not isinstance(message.get("role"), str):
+        raise InputError("a message is an object with a role and a content")
+    content = message.get("content")
+    if isinstance(content, list):  # parts of text
+        parts = [part.get("text") if isinstance(part, Mapping) and part.get("type") == "text" else None
+                 for part in content]  # fmt: skip
+        if any(not isinstance(part, str) for part in parts):
+            raise InputError("parts of a message's content must be texts")
+        content = "".join(part for part in parts if part)
+    if not isinstance(content, str):
+        raise InputError("a message's content is a text")
+    return {**message, "content": content}
+
+
+def _refuse(message: str) -> NoReturn:
+    import jinja2
+
+    raise jinja2.TemplateError(message)
+
+
+def _now(form: str) -> str:
+    return datetime.now().strftime(form)
+
+
+def _to_json(value: Any, indent: int | None = None, **options: Any) -> str:
+    return json.dumps(value, ensure_ascii=False, indent=indent)
