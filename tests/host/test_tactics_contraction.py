@@ -16,13 +16,14 @@ from tests.host import tactics_support
 from tests.host.tactics_support import Draw, check
 from tilewright.dtypes import DType, bfloat16, float16, float32, float64, int32
 from tilewright.graph.build import GraphBuilder
-from tilewright.graph.core import Graph
+from tilewright.graph.core import Graph, Node, Value
 from tilewright.graph.passes.fuse import fuse
 from tilewright.library.convolution.cpu.candidates import is_direct
 from tilewright.library.convolution.cpu.runs import run_edges
-from tilewright.library.matmul.cpu import epilogue_slots
+from tilewright.library.generated.generate import Chain
+from tilewright.library.generated.source import ExtraReferences
 from tilewright.library.select import candidates
-from tilewright.library.tile_epilogue import tile_epilogue
+from tilewright.library.slots import epilogue_slots
 from tilewright.settings import settings
 from tilewright.targets.cpu.target import CPUTarget
 
@@ -385,13 +386,23 @@ def test_epilogues_of_tiles_are_cheaper(rng):
         graph = b.finish()
         (group,) = fuse(graph).groups
         slots = epilogue_slots(group, graph)
-        found = tile_epilogue(slots, 24)
-        assert (found.column_loads, found.element_loads, found.activations) == (1, 1, 1)
-        text = found.slots.function.source
+        found = slots.rounded(24)
+        assert (found.cost.column_loads, found.cost.element_loads, found.cost.activations) == (1, 1, 1)
+        text = found.function.source
         assert text.count("mask=column < 24") == 1 and text.count("mask=mask") == 1
         exact = slots.function.function.__globals__["gelu"]
-        assert (found.slots.function.function.__globals__["gelu"] is not exact) == rounded
-        assert tile_epilogue(slots, 24).slots.function is found.slots.function
+        assert (found.function.function.__globals__["gelu"] is not exact) == rounded
+        assert slots.rounded(24).function is found.function
+
+
+def test_what_depends_on_the_row_by_division_is_masked_by_rows():
+    """Tiles reach beyond the last row, whose quotient would be a row that the residual does not have."""
+    sums, r = Value("sums", float16, (24, 24)), Value("r", float16, (8, 1, 24))
+    lines, y = Value("lines", float16, (8, 3, 24)), Value("y", float16, (8, 3, 24))
+    nodes = (Node("reshape", [sums], [lines], {"shape": lines.shape}), Node("add", [lines, r], [y], {}))
+    function, cost = Chain(nodes, sums, y, {}).written(ExtraReferences(), columns=24, rounded=True)
+    assert "//" in function.source and "mask=column" not in function.source
+    assert (cost.column_loads, cost.element_loads) == (0, 1)
 
 
 def test_runs_of_pixels_whose_windows_leave_their_line():

@@ -14,10 +14,43 @@ from functools import lru_cache
 
 import tilewright
 import tilewright.language as tl
+from tilewright.dtypes import DType, bfloat16, float16
 from tilewright.language.function import SourceFunction
 from tilewright.library import functions
 
 BLOCK = 128  # depth and columns that share a scale, when scales are of blocks
+_ISSUED = 128  # instructions of a multiprocessor and clock
+
+
+@dataclass(frozen=True)
+class EpilogueCost:
+    """What an epilogue does for an element of the result, by which kernels and their configs are chosen.
+
+    `column_loads` and `row_loads` are operands with a number for each column or row, `element_loads` those with one for
+    each element; `instructions` those of an activation, of a load by column or row, and of one by element.  `bare`:
+    nothing follows the sums; `gated`: two columns make one; `blocks`: sums are promoted block by block.
+    """
+
+    column_loads: int = 0
+    element_loads: int = 0
+    activations: int = 0
+    row_loads: int = 0
+    instructions: tuple[float, float, float] = (9.0, 2.0, 5.0)
+    bare: bool = False
+    gated: bool = False
+    blocks: bool = False
+
+    @property
+    def work(self) -> float:
+        """Clocks of a multiprocessor for an element."""
+        activation, line, element = self.instructions
+        lines = self.column_loads + self.row_loads
+        return (activation * self.activations + line * lines + element * self.element_loads) / _ISSUED
+
+    @property
+    def exact_work(self) -> float:
+        """The same where activations are exact, as plain kernels have them."""
+        return 50.0 * self.activations / _ISSUED
 
 
 @dataclass(frozen=True)
@@ -48,6 +81,15 @@ class Epilogue:
             "rows": blocks or self.scale_a == "row", "columns": self.bias or self.scale_b == "column",
         }  # fmt: skip
         return tuple(name for name, there in present.items() if there)
+
+    @property
+    def cost(self) -> EpilogueCost:
+        """What it takes."""
+        return EpilogueCost(
+            self.bias + (self.scale_b == "column"), int(self.residual), int(bool(self.activation or self.gate)),
+            int(self.scale_a == "row"), (8.0, 1.0, 3.0), not (self.operands or self.activation or self.gate),
+            bool(self.gate), self.scale_a == "block",
+        )  # fmt: skip
 
 
 @tilewright.jit
@@ -89,6 +131,30 @@ OF_HALF: dict[str, SourceFunction] = {
     "gelu_tanh": gelu_tanh_of_half,
     "silu": silu_of_half,
     "sigmoid": sigmoid_of_half,
+}
+
+
+def _of_whole(of_half):
+    @tilewright.jit
+    def activation(x):
+        return of_half(0.5 * x)
+
+    return activation
+
+
+@tilewright.jit
+def gelu_of_half_float16(half):
+    """x Phi(x) within 3e-5 of x = 2 half, beside what `hardware_tanh` is off: for float16, which tells more numbers
+    apart than bfloat16. Phi as the logistic function of an odd polynomial."""
+    square = tl.minimum(half * half, 12.5)
+    inner = tl.fma(square, tl.fma(square, -0.01124853824, 0.296045176), 1.59501568)
+    return tl.fma(half, hardware_tanh(half * inner), half)
+
+
+# Activations that are as exact as results of a type can tell, by one instruction of the hardware.
+ROUNDED: dict[DType, dict[str, SourceFunction]] = {
+    bfloat16: {name: _of_whole(of_half) for name, of_half in OF_HALF.items()},
+    float16: {name: _of_whole(of_half) for name, of_half in {**OF_HALF, "gelu": gelu_of_half_float16}.items()},
 }
 
 

@@ -26,7 +26,7 @@ from tilewright.library.fourier.cpu import fourier_candidates
 from tilewright.library.generated.elementwise import elementwise
 from tilewright.library.grouped.cpu import grouped_candidates
 from tilewright.library.grouped.simt import gpu_grouped
-from tilewright.library.matmul.cpu import gate_halves, matmul_candidates
+from tilewright.library.matmul.cpu import matmul_candidates
 from tilewright.library.matmul.gate import halves_candidates
 from tilewright.library.matmul.simt import gpu_contraction
 from tilewright.library.movement.candidates import movement
@@ -34,6 +34,7 @@ from tilewright.library.pool.cpu import pool
 from tilewright.library.recurrent.candidates import recurrent_candidates
 from tilewright.library.rows.cpu import reduction
 from tilewright.library.rows.simt import gpu_reduction
+from tilewright.library.slots import gate_halves
 from tilewright.library.split import split_group, with_axes_moved
 from tilewright.library.vendor import library_candidates
 from tilewright.targets.base import Target

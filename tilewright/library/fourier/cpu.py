@@ -17,8 +17,8 @@ from tilewright.library.generated.elementwise import chain_operations, total_byt
 from tilewright.library.generated.expressions import language_type
 from tilewright.library.generated.generate import next_power_of_2, prologue_function
 from tilewright.library.generated.source import ExtraReferences
-from tilewright.library.matmul.cpu import epilogue_slots
 from tilewright.library.matmul.gate import gate_slots
+from tilewright.library.slots import epilogue_slots
 from tilewright.symbolic import ceil_divide, lift, product, simplify
 from tilewright.targets.base import Target
 

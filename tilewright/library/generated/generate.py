@@ -18,12 +18,14 @@ from typing import Any
 import numpy as np
 
 import tilewright.language as tl
+from tilewright.dtypes import DType
 from tilewright.graph.core import Node, Value
 from tilewright.launch.jit import JITFunction
 from tilewright.library import functions
 from tilewright.library.binding import divides
 from tilewright.library.candidate import KernelCall
 from tilewright.library.cost import expected
+from tilewright.library.epilogue import OF_HALF, ROUNDED, EpilogueCost
 from tilewright.library.generated.expressions import compute_type
 from tilewright.library.generated.index import Coordinate, Division, Index, dense_strides, flatten, unflatten
 from tilewright.library.generated.source import (
@@ -77,18 +79,22 @@ def loops_of(target: Target) -> Loops:
     return _LOOPS.get(target.name, Loops())
 
 
-_SOURCES: dict[str, JITFunction] = {}
+_SOURCES: dict[tuple[str, DType | None], JITFunction] = {}
 
 
-def function_from_source(name: str, source: str) -> JITFunction:
-    """The compiled-once function of a source text; equal texts give the same object."""
-    if source not in _SOURCES:
+def function_from_source(name: str, source: str, rounded: DType | None = None) -> JITFunction:
+    """The compiled-once function of a source text; equal texts give the same object.
+
+    With `rounded` its activations are those that suit results stored so (`library.epilogue.ROUNDED`).
+    """
+    key = (source, rounded if rounded in ROUNDED else None)
+    if key not in _SOURCES:
         namespace: dict[str, Any] = {"tl": tl}
-        for helper, function in vars(functions).items():
+        for helper, function in {**vars(functions), **ROUNDED.get(rounded, {})}.items():
             if isinstance(function, JITFunction) and re.search(rf"\b{helper}\(", source):
                 namespace[helper] = function
-        _SOURCES[source] = JITFunction.from_source(source, name, namespace)
-    return _SOURCES[source]
+        _SOURCES[key] = JITFunction.from_source(source, name, namespace)
+    return _SOURCES[key]
 
 
 def chain_name(nodes: Sequence[Node], fallback: str) -> str:
@@ -397,7 +403,7 @@ def slot_space(shape: Sequence[Size]) -> Coordinates:
 
 def _slot_writer(
     root: Expression, stores: Sequence[tuple[Value, Index, Expression]], shape: Sequence[Size], tracer: Tracer,
-    extra: ExtraReferences,
+    extra: ExtraReferences, column_mask: str = "",
 ) -> tuple[Writer, list[str]]:  # fmt: skip
     """A writer for a slot function that computes `root` and stores others, and the lines that split its row."""
     traced_indices = [index for _, index, _ in stores]
@@ -407,7 +413,7 @@ def _slot_writer(
     outer = [variable for variable in variables if variable.axes[-1] != last]
     inner = [variable for variable in variables if variable.axes[-1] == last]
     names = _names(len(outer), "row")
-    writer = Writer(tracer, extra, [*outer, *inner], [*names, "column"][: len(variables)], "mask")
+    writer = Writer(tracer, extra, [*outer, *inner], [*names, "column"][: len(variables)], "mask", column_mask)
     starts = first_elements([root, *(item for _, _, item in stores)], tracer)
     written = {target for target, _, _ in stores}
     writer.start_at({value: start for value, start in starts.items() if value not in written})
@@ -461,6 +467,35 @@ def epilogue_function(
     `results` are other values that are stored too (the anchor's own among them, if it is used
     elsewhere).  Raises `NotImplementedError` when a result does not follow the anchor's order.
     """
+    return Chain(tuple(nodes), anchor, value, constants, tuple(results)).written(extra, beside=beside)[0]
+
+
+@dataclass(frozen=True)
+class Chain:
+    """An epilogue as data: the nodes that compute `value` from the result of `anchor`, and `results`, which are stored
+    too.  Functions are made of it for what a kernel needs."""
+
+    nodes: tuple[Node, ...]
+    anchor: Value
+    value: Value
+    constants: Mapping[Value, np.ndarray]
+    results: tuple[Value, ...] = ()
+
+    def written(
+        self, extra: ExtraReferences, columns: int | None = None, rounded: bool = False, beside: Value | None = None
+    ) -> tuple[JITFunction, EpilogueCost]:
+        """The function, as `epilogue_function` says, and what it costs.
+
+        `columns`: what depends on the column alone is masked by columns, of which there are so many, so that a thread
+        loads it once for all its rows.  `rounded`: activations suit the type in which `value` is stored.
+        """
+        return _written(self, extra, columns, rounded, beside)
+
+
+def _written(
+    chain: Chain, extra: ExtraReferences, columns: int | None, rounded: bool, beside: Value | None
+) -> tuple[JITFunction, EpilogueCost]:
+    nodes, anchor, value, constants, results = chain.nodes, chain.anchor, chain.value, chain.constants, chain.results
     coordinates = slot_space(anchor.shape)
 
     def own(other: Value) -> Coordinates:
@@ -472,7 +507,8 @@ def epilogue_function(
     tracer = Tracer(nodes, constants, given)
     root = tracer.trace(value, own(value))
     stores = [(other, flatten(own(other), other.shape), tracer.trace(other, own(other))) for other in results]
-    writer, lines = _slot_writer(root, stores, anchor.shape, tracer, extra)
+    column_mask = "" if columns is None else f"column < {columns}"
+    writer, lines = _slot_writer(root, stores, anchor.shape, tracer, extra, column_mask)
     writer.give(anchor, "acc")
     if beside is not None:
         writer.give(beside, f"beside.to(tl.{compute_type(beside.dtype).name})")
@@ -482,13 +518,17 @@ def epilogue_function(
     name = chain_name(nodes, "identity")
     parameters = ["acc", "row", "column", "mask", "extra", *(["beside"] if beside is not None else [])]
     source = _source(name, parameters, [], [*lines, *writer.lines, f"return {text}"])
-    return function_from_source(name, source)
+    activations = sum(writer.work[op] for op in OF_HALF)
+    cost = EpilogueCost(writer.work["by column"], writer.work["by element"], activations)
+    return function_from_source(name, source, value.dtype if rounded else None), cost
 
 
 def gate_function(
-    nodes: Sequence[Node], left: Value, right: Value, value: Value, constants: Mapping[Value, np.ndarray]
-) -> JITFunction:
-    """`gate(left, right)`: `value` computed by elementwise `nodes` from two blocks of its shape alone."""
+    nodes: Sequence[Node], left: Value, right: Value, value: Value, constants: Mapping[Value, np.ndarray],
+    rounded: DType | None = None,
+) -> JITFunction:  # fmt: skip
+    """`gate(left, right)`: `value` computed by elementwise `nodes` from two blocks of its shape alone, with activations
+    that suit results of the type `rounded`."""
     coordinates = slot_space(value.shape)
     tracer = Tracer(nodes, constants, {left: coordinates, right: coordinates})
     writer = Writer(tracer, ExtraReferences(), [], [], "")
@@ -496,7 +536,8 @@ def gate_function(
     writer.give(right, "right")
     text = writer.write(tracer.trace(value, coordinates))
     name = chain_name(nodes, "identity")
-    return function_from_source(name, _source(name, ["left", "right"], [], [*writer.lines, f"return {text}"]))
+    source = _source(name, ["left", "right"], [], [*writer.lines, f"return {text}"])
+    return function_from_source(name, source, rounded)
 
 
 def place_function(index: Index, shape: Sequence[Size], extra: ExtraReferences) -> JITFunction:

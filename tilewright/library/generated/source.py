@@ -8,6 +8,7 @@ numbered in order of use, never named after the model, so that equal layers shar
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any, Protocol
@@ -196,16 +197,21 @@ class Writer:
     """Writes expressions as lines of tile language, each computed once.
 
     `names` gives the text of every loop variable; `mask` the text of the mask of existing elements
-    ("mask", which may be None at compile time, or "" when nothing is masked).
+    ("mask", which may be None at compile time, or "" when nothing is masked); `column_mask`, where it is given, that of
+    what depends on the column alone.  `work` counts what is written: loads "by column" and "by element" that nothing
+    else guards, and operations by name.
     """
 
     def __init__(
-        self, tracer: Tracer, references: References, variables: Sequence[LoopVariable], names: Sequence[str], mask: str
-    ) -> None:
+        self, tracer: Tracer, references: References, variables: Sequence[LoopVariable], names: Sequence[str],
+        mask: str, column_mask: str = "",
+    ) -> None:  # fmt: skip
         self.tracer = tracer
         self.references = references
         self.mask = mask
+        self.column_mask = column_mask
         self.lines: list[str] = []
+        self.work: Counter[str] = Counter()
         self._texts: dict[int, str] = {}
         self._guards: dict[Guards, str] = {}
         self._divisions: dict[Division, str] = {}
@@ -334,6 +340,11 @@ class Writer:
         """
         offset = self.index(item.index)
         if self.follows_columns([item.index]):
+            by_element = self._follows([item.index], "row")
+            if not item.guards:
+                self.work["by element" if by_element else "by column"] += 1
+                if self.column_mask and not by_element:
+                    return f"({offset}), mask={self.column_mask}"
             return f"({offset}){self.load_mask(item.guards)}"
         if self.follows_columns([guard.index for guard in item.guards]):
             return f"({offset} + column * 0){self.load_mask(item.guards)}"
@@ -347,6 +358,10 @@ class Writer:
 
     def follows_columns(self, indices: Iterable[Index]) -> bool:
         """Whether any of the indices depends on the innermost loop variable."""
+        return self._follows(indices, "column")
+
+    def _follows(self, indices: Iterable[Index], name: str) -> bool:
+        """Whether any of the indices depends on a loop variable whose name begins so."""
         stack = list(indices)
         while stack:
             for atom, _ in stack.pop().terms:
@@ -354,7 +369,7 @@ class Writer:
                     stack.append(atom.index)
                 elif isinstance(atom, Loaded):
                     stack += _own_indices(self.tracer.loaded[atom.identity])
-                elif self._variable_of.get(atom.axis, ("",))[0] == "column":
+                elif self._variable_of.get(atom.axis, ("",))[0].startswith(name):
                     return True
         return False
 
@@ -367,6 +382,7 @@ class Writer:
         for position, operand in enumerate(item.operands):
             typed = all_literal or takes_types(item.node, position)
             operands.append(self._typed(operand) if typed else self._operand(operand))
+        self.work[item.node.op] += 1
         return self._define("v", expression(item.node).format(*operands), item.node.op)
 
     def _operand(self, item: Expression) -> str:

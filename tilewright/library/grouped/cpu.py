@@ -12,7 +12,7 @@ from tilewright.library.cost import estimate, expected
 from tilewright.library.generated.elementwise import chain_operations, total_bytes
 from tilewright.library.generated.expressions import compute_type, language_type
 from tilewright.library.grouped.kernel import grouped_matmul
-from tilewright.library.matmul.cpu import Slots, epilogue_slots
+from tilewright.library.slots import Slots, epilogue_slots
 from tilewright.symbolic import Size, ceil_divide, lift, simplify
 from tilewright.targets.base import Target
 

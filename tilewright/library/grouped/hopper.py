@@ -17,11 +17,10 @@ from tilewright.library.generated.elementwise import chain_operations, total_byt
 from tilewright.library.generated.generate import next_power_of_2
 from tilewright.library.grouped.hopper_kernel import grouped_matmul, list_tiles
 from tilewright.library.hopper import is_possible
-from tilewright.library.matmul.cpu import Slots
 from tilewright.library.matmul.hopper.candidates import described
 from tilewright.library.matmul.hopper.choice import Problem, filled, seconds_of
 from tilewright.library.matmul.hopper.config import MatmulForm
-from tilewright.library.tile_epilogue import tile_epilogue
+from tilewright.library.slots import Slots
 from tilewright.symbolic import Size, ceil_divide, lift, minimum, simplify
 from tilewright.targets.base import Target
 from tilewright.targets.machine import Machine
@@ -46,17 +45,17 @@ def hopper_grouped(group: Group, slots: Slots, target: Target) -> list[Candidate
         return []
     if slots.stored.dtype not in (float16, bfloat16, float32) or columns % _ALIGNED or depth % _ALIGNED:
         return []
-    epilogue = tile_epilogue(slots, columns)
+    slots = slots.rounded(columns)
     problem = Problem(
         expected(a.shape[0]), columns, depth, 1, tl.dtype(a.dtype), tl.dtype(slots.stored.dtype), False,
-        not transposed, work=epilogue.work,
+        not transposed, work=slots.cost.work,
     )  # fmt: skip
     flops = simplify(lift(a.shape[0]) * columns * depth * 2 + chain_operations(group.epilogue))
     found = []
     machine = target.machine()
     for form, seconds in _forms(problem, groups, machine):
         tiles, listing = _listing(group, a.shape[0], ends, groups, form)
-        call = _product(a, b, tiles, epilogue.slots, form._replace(EPILOGUE=epilogue.slots.function), problem, target)
+        call = _product(a, b, tiles, slots, form._replace(EPILOGUE=slots.function), problem, target)
         cost = Cost(total_bytes(group.inputs, group.outputs), flops, seconds + machine.launches.kernel)
         reasons = {"tile": described(form), "epilogue": slots.function.__name__}
         found.append(Candidate("hopper grouped matmul", (Stage((listing,)), Stage((call,))), cost, (tiles,), reasons))

@@ -11,8 +11,8 @@ from tilewright.library.candidate import Candidate
 from tilewright.library.cost import expected
 from tilewright.library.grouped.cpu import plain_grouped, tile_of
 from tilewright.library.grouped.hopper import hopper_grouped
-from tilewright.library.matmul.cpu import epilogue_slots
 from tilewright.library.matmul.simt_tiles import Product, Tile, seconds_of
+from tilewright.library.slots import epilogue_slots
 from tilewright.targets.base import Target
 
 _SLOWER = 1.4  # than a product in tiles whose rows are known (measured on an H200)

@@ -15,46 +15,21 @@ from typing import Any
 from tilewright.errors import UnsupportedOperationError
 from tilewright.graph.core import Graph, Node, Value
 from tilewright.graph.fusion import Group
-from tilewright.launch.jit import JITFunction
 from tilewright.library.binding import bind_extra, bind_sizes, divides
 from tilewright.library.candidate import Candidate, KernelCall, Operand, PackedConstant, Stage
 from tilewright.library.cost import estimate
 from tilewright.library.generated.elementwise import chain_operations, tensor_bytes
 from tilewright.library.generated.expressions import language_type
-from tilewright.library.generated.generate import epilogue_function
 from tilewright.library.generated.index import flatten
 from tilewright.library.generated.source import ExtraReferences, merge_axes
 from tilewright.library.generated.trace import align, axes_of
 from tilewright.library.matmul.cpu_blocks import Blocks, choose_blocks, row_ranges
-from tilewright.library.matmul.kernel import identity, matmul
+from tilewright.library.matmul.kernel import matmul
 from tilewright.library.packing import panels_recipe
 from tilewright.library.rows.cpu import reduction
+from tilewright.library.slots import Slots, epilogue_slots
 from tilewright.symbolic import Size, ceil_divide, lift, lower_bound, product, simplify
 from tilewright.targets.base import Target
-
-
-@dataclass(frozen=True)
-class Slots:
-    """The epilogue of a contraction: a function, its operands, and the value that the kernel stores."""
-
-    function: JITFunction
-    extra: ExtraReferences
-    stored: Value
-
-
-def gate_halves(group: Group) -> tuple[Node, Node] | None:
-    """The slices of a gated product: the left and the right half of its columns."""
-    assert group.anchor is not None
-    computed = {group.anchor.output}
-    slices: list[Node] = []
-    for node in group.epilogue:  # slices of other tensors are part of how those are read
-        if not computed.isdisjoint(node.inputs):
-            computed.add(node.output)
-            slices += [node] if node.op == "slice" else []
-    if len(slices) != 2:
-        return None
-    left, right = sorted(slices, key=lambda node: int(node.attributes["start"]))
-    return left, right
 
 
 def norm_in_front(group: Group) -> Node | None:
@@ -62,25 +37,6 @@ def norm_in_front(group: Group) -> Node | None:
     assert group.anchor is not None
     rows = group.anchor.inputs[0]
     return next((node for node in group.prologue if node.output is rows and node.op == "rms_norm"), None)
-
-
-def epilogue_slots(group: Group, graph: Graph, extra: ExtraReferences | None = None) -> Slots:
-    """The epilogue of a group's anchor. The last output is what the kernel stores.
-
-    Raises `NotImplementedError` for a gated product, whose result has half as many columns (`library.matmul.gate`).
-    """
-    assert group.anchor is not None
-    if gate_halves(group) is not None:
-        raise NotImplementedError(f"{group.name}: the kernel keeps the halves of the columns in different threads")
-    extra = extra if extra is not None else ExtraReferences()
-    stored = group.outputs[-1]
-    nodes = group.epilogue
-    if not nodes and len(group.outputs) == 1:
-        return Slots(identity, extra, stored)
-    function = epilogue_function(
-        [*group.prologue, *nodes], group.anchor.output, stored, graph.constants, extra, group.outputs[:-1]
-    )
-    return Slots(function, extra, stored)
 
 
 @dataclass(frozen=True)

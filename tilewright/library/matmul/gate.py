@@ -16,10 +16,11 @@ from tilewright.graph.fusion import Group, read_outside
 from tilewright.launch.jit import JITFunction
 from tilewright.library.candidate import Candidate, PackedConstant
 from tilewright.library.cost import Cost
-from tilewright.library.generated.generate import epilogue_function, gate_function
+from tilewright.library.generated.generate import Chain, gate_function
 from tilewright.library.generated.source import ExtraReferences
-from tilewright.library.matmul.cpu import Slots, describe_packed, epilogue_slots, gate_halves, gemm_candidate
+from tilewright.library.matmul.cpu import describe_packed, gemm_candidate
 from tilewright.library.matmul.kernel import identity
+from tilewright.library.slots import Slots, chain_slots, epilogue_slots, gate_halves
 from tilewright.symbolic import lift, simplify
 from tilewright.targets.base import Target
 
@@ -28,11 +29,12 @@ from tilewright.targets.base import Target
 class GateSlots:
     """What a gated product's kernel does with its sums.
 
-    `gate` is ``(left, right) -> value`` for a column of the left half and its partner; `rest` the epilogue behind it,
-    over columns of one half, and the stored value.
+    `gate` is ``(left, right) -> value`` for a column of the left half and its partner, `rounded` the same as exact as
+    the stored type can tell; `rest` the epilogue behind it, over columns of one half, and the stored value.
     """
 
     gate: JITFunction
+    rounded: JITFunction
     rest: Slots
 
 
@@ -54,13 +56,17 @@ def gate_slots(group: Group, graph: Graph, extra: ExtraReferences | None = None)
     if nodes is None or len(group.outputs) != 1:
         raise NotImplementedError(f"{group.name}: the halves do not meet by themselves")
     met = nodes[-1].output
-    function = gate_function(nodes, left.output, right.output, met, graph.constants)
-    extra, stored = extra if extra is not None else ExtraReferences(), group.outputs[0]
+    stored = group.outputs[0]
+    function, rounded = (
+        gate_function(nodes, left.output, right.output, met, graph.constants, dtype) for dtype in (None, stored.dtype)
+    )
+    extra = extra if extra is not None else ExtraReferences()
     rest = following[len(nodes) :]
     if not rest:
-        return GateSlots(function, Slots(identity, extra, stored))
-    epilogue = epilogue_function([*group.prologue, *rest], met, stored, graph.constants, extra)
-    return GateSlots(function, Slots(epilogue, extra, stored))
+        return GateSlots(function, rounded, Slots(identity, extra, stored))
+    return GateSlots(
+        function, rounded, chain_slots(Chain((*group.prologue, *rest), met, stored, graph.constants), extra)
+    )
 
 
 def _meeting(nodes: list[Node], halves: tuple[Value, Value], graph: Graph) -> list[Node] | None:

@@ -11,23 +11,15 @@ from tilewright.graph.fusion import Group, read_outside
 from tilewright.library.candidate import Candidate, KernelCall, Stage
 from tilewright.library.cost import Cost, expected
 from tilewright.library.generated.elementwise import chain_operations, total_bytes
-from tilewright.library.matmul.cpu import (
-    Problem,
-    Slots,
-    as_sum_of_products,
-    describe,
-    epilogue_slots,
-    gemm_call,
-    norm_in_front,
-)
+from tilewright.library.matmul.cpu import Problem, as_sum_of_products, describe, gemm_call, norm_in_front
 from tilewright.library.matmul.cpu_blocks import Blocks, row_ranges
 from tilewright.library.matmul.gate import gate_slots
 from tilewright.library.matmul.hopper.candidates import gated_products, hopper_products
 from tilewright.library.matmul.simt_parts import in_parts, product_part
 from tilewright.library.matmul.simt_tiles import Product, Tile, ranked_tiles
 from tilewright.library.rows.simt import gpu_reduction
+from tilewright.library.slots import Slots, epilogue_slots
 from tilewright.library.split import split_group
-from tilewright.library.tile_epilogue import plain_work
 from tilewright.symbolic import Size, lift, product, simplify
 from tilewright.targets.base import Target
 
@@ -120,7 +112,7 @@ def _plain(problem: Problem, slots: Slots, group: Group, target: Target) -> list
     ranked = [plain_tiles(span.examples, sizes, problem.a, target) for span in spans]
     elements = expected(simplify(lift(product([problem.batches, problem.rows])) * problem.columns))
     machine, found = target.machine(), []
-    behind = elements * plain_work(slots) / (machine.processors * machine.clock)
+    behind = elements * slots.cost.exact_work / (machine.processors * machine.clock)
     tf32 = tf32_constants(problem.a, target)
     for tiles in zip(*(each[:PLAIN_FORMS] for each in ranked), strict=True):
         calls: list[KernelCall] = []

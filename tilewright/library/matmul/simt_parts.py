@@ -19,11 +19,12 @@ from tilewright.library.candidate import Candidate, KernelCall, Operand, Stage
 from tilewright.library.cost import Cost
 from tilewright.library.generated.generate import next_power_of_2
 from tilewright.library.generated.source import ExtraReferences
-from tilewright.library.matmul.cpu import Problem, Slots, gemm_call
+from tilewright.library.matmul.cpu import Problem, gemm_call
 from tilewright.library.matmul.cpu_blocks import Blocks
 from tilewright.library.matmul.kernel import identity
 from tilewright.library.matmul.simt_parts_kernel import sum_parts
 from tilewright.library.matmul.simt_tiles import Product, Tile, ranked_parts, ranked_tiles
+from tilewright.library.slots import Slots
 from tilewright.symbolic import Size, ceil_divide, product
 from tilewright.targets.base import Target
 

@@ -14,8 +14,8 @@ from tilewright.library.candidate import Candidate, KernelCall, Operand, Stage
 from tilewright.library.cost import estimate
 from tilewright.library.generated.elementwise import total_bytes
 from tilewright.library.generated.expressions import language_type
-from tilewright.library.matmul.cpu import epilogue_slots
 from tilewright.library.pool.kernel import average_pool, max_pool
+from tilewright.library.slots import epilogue_slots
 from tilewright.library.windows import window_blocks, window_constants, window_sizes
 from tilewright.symbolic import ceil_divide, lift, product, simplify
 from tilewright.targets.base import Target

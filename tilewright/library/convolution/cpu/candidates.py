@@ -26,9 +26,10 @@ from tilewright.library.cost import estimate
 from tilewright.library.generated.elementwise import chain_operations, total_bytes
 from tilewright.library.generated.expressions import language_type
 from tilewright.library.generated.generate import Result, elementwise_call, next_power_of_2
-from tilewright.library.matmul.cpu import Problem, Slots, epilogue_slots, gemm_candidate
+from tilewright.library.matmul.cpu import Problem, gemm_candidate
 from tilewright.library.matmul.cpu_blocks import Blocks, choose_blocks, row_ranges
 from tilewright.library.packing import order_recipe, taps_recipe
+from tilewright.library.slots import Slots, epilogue_slots
 from tilewright.library.weights import Weights, packed_weights
 from tilewright.library.windows import window_blocks, window_constants, window_sizes
 from tilewright.symbolic import Size, ceil_divide, lift, product, round_up, simplify

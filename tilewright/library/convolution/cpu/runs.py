@@ -16,8 +16,8 @@ from tilewright.library.cost import estimate
 from tilewright.library.generated.elementwise import chain_operations, total_bytes
 from tilewright.library.generated.expressions import language_type
 from tilewright.library.generated.generate import next_power_of_2
-from tilewright.library.matmul.cpu import Slots
 from tilewright.library.rows.cpu import rows_per_program
+from tilewright.library.slots import Slots
 from tilewright.library.windows import window_constants, window_sizes
 from tilewright.symbolic import Size, ceil_divide, lift, product, round_up, simplify
 from tilewright.targets.base import Target

@@ -14,8 +14,8 @@ from tilewright.library.convolution.cpu.winograd_kernel import APART, winograd_c
 from tilewright.library.cost import estimate, expected
 from tilewright.library.generated.elementwise import chain_operations, total_bytes
 from tilewright.library.generated.expressions import language_type
-from tilewright.library.matmul.cpu import Slots
 from tilewright.library.packing import winograd_recipe
+from tilewright.library.slots import Slots
 from tilewright.library.windows import window_constants, window_sizes
 from tilewright.symbolic import Size, ceil_divide, lift, product, simplify
 from tilewright.targets.base import Target

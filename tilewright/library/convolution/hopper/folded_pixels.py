@@ -13,10 +13,11 @@ from tilewright.graph.core import Graph, Node, Value
 from tilewright.graph.fusion import Group
 from tilewright.library.binding import divides
 from tilewright.library.candidate import Candidate, PackedConstant
-from tilewright.library.matmul.cpu import Problem, epilogue_slots
+from tilewright.library.matmul.cpu import Problem
 from tilewright.library.matmul.hopper.candidates import hopper_products
 from tilewright.library.matmul.simt import product_cost
 from tilewright.library.packing import diagonal_recipe
+from tilewright.library.slots import epilogue_slots
 from tilewright.symbolic import floor_divide, product
 from tilewright.targets.base import Target
 

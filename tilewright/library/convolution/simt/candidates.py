@@ -37,15 +37,15 @@ from tilewright.library.convolution.simt.kernel import convolution, pad_channels
 from tilewright.library.convolution.simt.window import gpu_depthwise
 from tilewright.library.cost import expected
 from tilewright.library.generated.expressions import EXPRESSIONS, language_type
-from tilewright.library.generated.generate import epilogue_function, next_power_of_2
+from tilewright.library.generated.generate import Chain, next_power_of_2
 from tilewright.library.generated.index import dense_strides
 from tilewright.library.generated.source import ExtraReferences
-from tilewright.library.matmul.cpu import Problem, Slots, epilogue_slots
+from tilewright.library.matmul.cpu import Problem
 from tilewright.library.matmul.simt import plain_tile, product_candidates, product_cost, tf32_constants
 from tilewright.library.matmul.simt_parts import in_parts
 from tilewright.library.matmul.simt_tiles import Product, Tile
 from tilewright.library.packing import order_recipe, runs_recipe
-from tilewright.library.tile_epilogue import tile_epilogue, tile_function
+from tilewright.library.slots import Slots, epilogue_slots
 from tilewright.library.weights import packed_weights
 from tilewright.library.windows import window_constants, window_sizes
 from tilewright.symbolic import Size, ceil_divide, lift, plain_symbol, product, simplify, substitute
@@ -194,11 +194,10 @@ def _hopper(group: Group, moves: Moves, graph: Graph, slots: Slots, target: Targ
     if max(image.stride) > _LARGEST_STEP:
         return []
     beside = _beside(group, slots, (x, w))
-    epilogue = tile_epilogue(slots, columns)
-    slots = epilogue.slots
+    slots = slots.rounded(columns)
     ranges, machine = _image_ranges(x.shape[0]), target.machine()
     ranked = [
-        _forms(image, x, columns // groups, groups, stored, (beside is not None, epilogue.work), known, machine)
+        _forms(image, x, columns // groups, groups, stored, (beside is not None, slots.cost.work), known, machine)
         for _, known in ranges
     ]
     dependent = isinstance(weights, PackedConstant)
@@ -395,12 +394,9 @@ def _call(
     if form.BESIDE:
         assert beside is not None
         extra = ExtraReferences()
-        nodes = [*group.prologue, *group.epilogue]
+        chain = Chain((*group.prologue, *group.epilogue), group.anchor.output, slots.stored, graph.constants)
         try:
-            function = epilogue_function(
-                nodes, group.anchor.output, slots.stored, graph.constants, extra, beside=beside
-            )
-            function = tile_function(function, slots.stored.dtype, all_columns)
+            function, _ = chain.written(extra, all_columns, rounded=True, beside=beside)
         except NotImplementedError:
             return None
     form = form._replace(EPILOGUE=function)

@@ -15,10 +15,9 @@ from tilewright.library.convolution.simt.window_kernel import few_channels as ke
 from tilewright.library.cost import expected
 from tilewright.library.generated.expressions import language_type
 from tilewright.library.generated.index import dense_strides
-from tilewright.library.matmul.cpu import Slots
 from tilewright.library.matmul.simt import product_cost
 from tilewright.library.packing import order_recipe
-from tilewright.library.tile_epilogue import tile_function
+from tilewright.library.slots import Slots
 from tilewright.library.windows import window_constants, window_sizes
 from tilewright.symbolic import ceil_divide, lift, product, simplify, upper_bound
 from tilewright.targets.base import Target
@@ -55,7 +54,7 @@ def few_channels(group: Group, moves: Moves, graph: Graph, slots: Slots, target:
     vector = gcd(columns, _VECTOR)
     constants: dict[str, Any] = {
         **window_constants(w.shape[2:], anchor.attributes), "CHANNELS": channels, "ITEMS": _ITEMS, "VECTOR": vector,
-        "TYPE": language_type(x.dtype), "EPILOGUE": tile_function(slots.function, slots.stored.dtype),
+        "TYPE": language_type(x.dtype), "EPILOGUE": slots.rounded().function,
     }  # fmt: skip
     operands: dict[str, Operand] = {
         "x": source, "w": PackedConstant(w, order_recipe((2, 3, 1, 0))), "out": slots.stored

@@ -15,9 +15,8 @@ from tilewright.library.convolution.simt import window_kernel as gpu_window
 from tilewright.library.cost import Cost, expected
 from tilewright.library.generated.elementwise import total_bytes
 from tilewright.library.generated.expressions import language_type
-from tilewright.library.matmul.cpu import Slots
 from tilewright.library.pool.cpu import pool
-from tilewright.library.tile_epilogue import tile_function
+from tilewright.library.slots import Slots, epilogue_slots
 from tilewright.library.windows import window_constants, window_sizes
 from tilewright.symbolic import Size, ceil_divide, lift, product, simplify, upper_bound
 from tilewright.targets.base import Target
@@ -57,7 +56,7 @@ def gpu_depthwise(group: Group, slots: Slots, weights: Operand, target: Target) 
     images, out_height = out.shape[0], out.shape[1]
     constants: dict[str, Any] = {
         **window_constants(w.shape[2:], anchor.attributes), "ITEMS": _ITEMS,
-        "TYPE": language_type(x.dtype), "EPILOGUE": tile_function(slots.function, slots.stored.dtype),
+        "TYPE": language_type(x.dtype), "EPILOGUE": slots.rounded().function,
     }  # fmt: skip
     operands: dict[str, Operand] = {"x": x, "w": weights, "out": slots.stored}
     types: dict[str, str] = {}
@@ -103,7 +102,7 @@ def gpu_pool(group: Group, graph: Graph, target: Target) -> list[Candidate]:
     block = channel_block(x.shape[-1])
     rows = max(1, _CTA_ELEMENTS // block)
     kernel = gpu_window.max_pool if anchor.op == "max_pool" else gpu_window.average_pool
-    function = tile_function(call.constants["EPILOGUE"], group.outputs[-1].dtype)
+    function = epilogue_slots(group, graph).rounded().function
     constants = {**call.constants, "ROWS": rows, "BLOCK": block, "EPILOGUE": function}
     del constants["MASK"]
     grid = (ceil_divide(product(out.shape[:-1]), rows), ceil_divide(x.shape[-1], block), 1)

@@ -20,14 +20,14 @@ from tilewright.library.binding import bind_extra
 from tilewright.library.candidate import Candidate, KernelCall, Operand, PackedConstant, Stage, TiledOperand
 from tilewright.library.cost import Cost, expected
 from tilewright.library.generated.elementwise import chain_operations, total_bytes
-from tilewright.library.matmul.cpu import Problem, Slots
+from tilewright.library.matmul.cpu import Problem
 from tilewright.library.matmul.gate import GateSlots
 from tilewright.library.matmul.hopper import kernel as hopper
 from tilewright.library.matmul.hopper.choice import FEW_ROWS, close_forms, dependent, filled
 from tilewright.library.matmul.hopper.choice import Problem as HopperProblem
 from tilewright.library.matmul.hopper.config import MatmulForm
 from tilewright.library.packing import halves_recipe
-from tilewright.library.tile_epilogue import TileEpilogue, tile_epilogue, tile_function
+from tilewright.library.slots import Slots
 from tilewright.symbolic import (
     Size,
     ceil_divide,
@@ -58,17 +58,13 @@ class _Product:
     b: Value | PackedConstant
     transposed: bool  # b is [depth, columns]
     ready: bool  # b is a constant
-    epilogue: TileEpilogue
+    slots: Slots
     gate: JITFunction | None = None
     norm: JITFunction | None = None  # sums of squares of A's rows -> factors of these
 
     @property
     def dtype(self) -> DType:
         return self.a.dtype
-
-    @property
-    def slots(self) -> Slots:
-        return self.epilogue.slots
 
 
 def hopper_products(
@@ -95,9 +91,8 @@ def gated_products(
     found = _described(problem, weights, True, slots.rest, 2, norm)
     if found is None:
         return []
-    gate = tile_function(slots.gate, found.slots.stored.dtype)
-    epilogue = replace(found.epilogue, activations=found.epilogue.activations + 1)
-    return _candidates(replace(found, gate=gate, epilogue=epilogue), group, target)
+    cost = replace(found.slots.cost, activations=found.slots.cost.activations + 1, gated=True)
+    return _candidates(replace(found, gate=slots.rounded, slots=replace(found.slots, cost=cost)), group, target)
 
 
 def _described(
@@ -112,9 +107,9 @@ def _described(
     inputs, outputs = (float16, bfloat16), (float16, bfloat16, float32)
     if not aligned or problem.a.dtype not in inputs or b_type != problem.a.dtype or slots.stored.dtype not in outputs:
         return None
-    epilogue = tile_epilogue(slots, columns // sums)
+    slots = slots.rounded(columns // sums)
     factors = rms_factors(depth, norm.attributes["epsilon"]) if norm is not None else None
-    return _Product(problem.rows, columns, depth, problem.a, b, problem.b_column == 1, ready, epilogue, norm=factors)
+    return _Product(problem.rows, columns, depth, problem.a, b, problem.b_column == 1, ready, slots, norm=factors)
 
 
 @lru_cache(maxsize=1024)

@@ -1,0 +1,71 @@
+"""The epilogue of a group, for the slot of a kernel: its function, its operands, what it costs."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+
+from tilewright.graph.core import Graph, Node, Value
+from tilewright.graph.fusion import Group
+from tilewright.launch.jit import JITFunction
+from tilewright.library.epilogue import EpilogueCost
+from tilewright.library.generated.generate import Chain
+from tilewright.library.generated.source import ExtraReferences
+from tilewright.library.matmul.kernel import identity
+
+
+@dataclass(frozen=True)
+class Slots:
+    """An epilogue: a function, its operands, and the value that the kernel stores; `chain` is what the function is made
+    of, None for the identity."""
+
+    function: JITFunction
+    extra: ExtraReferences
+    stored: Value
+    chain: Chain | None = None
+    cost: EpilogueCost = EpilogueCost()
+
+    def rounded(self, columns: int | None = None) -> Slots:
+        """The epilogue for kernels whose tensor cores wait while a tile's results are computed: with activations as
+        exact as the stored type can tell, and, of so many `columns`, operands by column that are loaded once."""
+        if self.chain is None:
+            return self
+        function, cost = self.chain.written(self.extra, columns, rounded=True)
+        return replace(self, function=function, cost=cost)
+
+
+def gate_halves(group: Group) -> tuple[Node, Node] | None:
+    """The slices of a gated product: the left and the right half of its columns."""
+    assert group.anchor is not None
+    computed = {group.anchor.output}
+    slices: list[Node] = []
+    for node in group.epilogue:  # slices of other tensors are part of how those are read
+        if not computed.isdisjoint(node.inputs):
+            computed.add(node.output)
+            slices += [node] if node.op == "slice" else []
+    if len(slices) != 2:
+        return None
+    left, right = sorted(slices, key=lambda node: int(node.attributes["start"]))
+    return left, right
+
+
+def epilogue_slots(group: Group, graph: Graph, extra: ExtraReferences | None = None) -> Slots:
+    """The epilogue of a group's anchor. The last output is what the kernel stores.
+
+    Raises `NotImplementedError` for a gated product, whose result has half as many columns (`library.matmul.gate`).
+    """
+    assert group.anchor is not None
+    if gate_halves(group) is not None:
+        raise NotImplementedError(f"{group.name}: the kernel keeps the halves of the columns in different threads")
+    extra = extra if extra is not None else ExtraReferences()
+    stored = group.outputs[-1]
+    nodes = group.epilogue
+    if not nodes and len(group.outputs) == 1:
+        return Slots(identity, extra, stored)
+    anchor, others = group.anchor.output, tuple(group.outputs[:-1])
+    return chain_slots(Chain((*group.prologue, *nodes), anchor, stored, graph.constants, others), extra)
+
+
+def chain_slots(chain: Chain, extra: ExtraReferences) -> Slots:
+    """The slots of a chain."""
+    function, cost = chain.written(extra)
+    return Slots(function, extra, chain.value, chain, cost)
