@@ -15,7 +15,8 @@ from tilewright.engine.engine import Engine
 from tilewright.graph.build import GraphBuilder
 from tilewright.graph.core import Graph
 from tilewright.graph.reference import run
-from tilewright.library.matmul.simt_tiles import Product, Tile, ranked_parts, ranked_tiles, seconds_of
+from tilewright.library.matmul.problem import MatmulProblem
+from tilewright.library.matmul.simt_tiles import Tile, ranked_parts, ranked_tiles, seconds_of
 from tilewright.targets.nvidia.target import ARCHITECTURES, NvidiaTarget
 
 GPU = NvidiaTarget.named("sm_90a").machine()
@@ -87,8 +88,8 @@ def test_ranges_of_a_number_of_images_have_tiles_of_their_own(driver: Driver, rn
         check(engine, graph, rng, images)
 
 
-def posed(rows: int, columns: int, depth: int) -> Product:
-    return Product(rows, columns, depth, 1, float32)
+def posed(rows: int, columns: int, depth: int) -> MatmulProblem:
+    return MatmulProblem(rows, columns, depth, 1, float32, float32, exact=True)
 
 
 def test_large_products_take_the_largest_rectangles_of_a_thread() -> None:

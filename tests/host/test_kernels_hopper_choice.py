@@ -6,11 +6,10 @@ from dataclasses import replace
 
 import pytest
 
-import tilewright.language as tl
+from tilewright import dtypes
 from tilewright.library.hopper import SHARED_BYTES
 from tilewright.library.matmul.hopper.choice import (
     FLIGHT_BYTES,
-    Problem,
     candidate_forms,
     close_forms,
     dependent,
@@ -18,30 +17,31 @@ from tilewright.library.matmul.hopper.choice import (
     seconds_of,
 )
 from tilewright.library.matmul.hopper.config import MatmulForm
+from tilewright.library.matmul.problem import MatmulProblem
 from tilewright.targets.nvidia.target import NvidiaTarget
 
 H200 = NvidiaTarget.named("sm_90a").machine()
 
 # The quickest of a sweep on one H200, with its time in microseconds.
 MEASURED = [
-    (Problem(4096, 4096, 4096), {"BM": 128, "BN": 256, "SPLIT": 1}, 190),
-    (Problem(8192, 8192, 8192), {"BM": 128, "BN": 256, "SPLIT": 1}, 1590),
-    (Problem(512, 14336, 4096), {"BM": 128, "BN": 224, "SPLIT": 1}, 85),
-    (Problem(1280, 2304, 4160), {"BM": 128, "BN": 192, "SPLIT": 1}, 37.5),
-    (Problem(2048, 4096, 14336), {"BM": 128, "BN": 256, "SPLIT": 1}, 329),
-    (Problem(16, 14336, 4096), {"BM": 64, "BN": 112, "SPLIT": 1}, 30.5),
-    (Problem(16, 4096, 14336), {"BM": 64, "BN": 32, "SPLIT": 1}, 30.4),
-    (Problem(64, 4096, 14336), {"BM": 64, "BN": 64, "SPLIT": 2}, 31.1),
-    (Problem(128, 4096, 14336), {"BM": 128, "BN": 64, "SPLIT": 2}, 33.9),
-    (Problem(128, 14336, 4096), {"BM": 128, "BN": 112, "SPLIT": 1}, 32.6),
-    (Problem(128, 28672, 8192), {"BM": 128, "BN": 224, "SPLIT": 1}, 119),
-    (Problem(1, 28672, 8192), {"BM": 64, "BN": 224, "SPLIT": 1}, 110),
-    (Problem(4096, 4096, 4096, input=tl.int8), {"BM": 128, "BN": 256, "SPLIT": 1}, 91),
+    (MatmulProblem(4096, 4096, 4096), {"BM": 128, "BN": 256, "SPLIT": 1}, 190),
+    (MatmulProblem(8192, 8192, 8192), {"BM": 128, "BN": 256, "SPLIT": 1}, 1590),
+    (MatmulProblem(512, 14336, 4096), {"BM": 128, "BN": 224, "SPLIT": 1}, 85),
+    (MatmulProblem(1280, 2304, 4160), {"BM": 128, "BN": 192, "SPLIT": 1}, 37.5),
+    (MatmulProblem(2048, 4096, 14336), {"BM": 128, "BN": 256, "SPLIT": 1}, 329),
+    (MatmulProblem(16, 14336, 4096), {"BM": 64, "BN": 112, "SPLIT": 1}, 30.5),
+    (MatmulProblem(16, 4096, 14336), {"BM": 64, "BN": 32, "SPLIT": 1}, 30.4),
+    (MatmulProblem(64, 4096, 14336), {"BM": 64, "BN": 64, "SPLIT": 2}, 31.1),
+    (MatmulProblem(128, 4096, 14336), {"BM": 128, "BN": 64, "SPLIT": 2}, 33.9),
+    (MatmulProblem(128, 14336, 4096), {"BM": 128, "BN": 112, "SPLIT": 1}, 32.6),
+    (MatmulProblem(128, 28672, 8192), {"BM": 128, "BN": 224, "SPLIT": 1}, 119),
+    (MatmulProblem(1, 28672, 8192), {"BM": 64, "BN": 224, "SPLIT": 1}, 110),
+    (MatmulProblem(4096, 4096, 4096, input=dtypes.int8), {"BM": 128, "BN": 256, "SPLIT": 1}, 91),
 ]
 
 
 @pytest.mark.parametrize(("problem", "best", "microseconds"), MEASURED, ids=lambda value: str(value)[:40])
-def test_the_quickest_form_is_among_the_first(problem: Problem, best: dict[str, int], microseconds: float):
+def test_the_quickest_form_is_among_the_first(problem: MatmulProblem, best: dict[str, int], microseconds: float):
     ranked = ranked_forms(problem, H200)
     fitting = [(form, seconds) for form, seconds in ranked if best.items() <= form._asdict().items()]
     (_, first), (_, seconds) = ranked[0], fitting[0]
@@ -53,8 +53,9 @@ def test_the_quickest_form_is_among_the_first(problem: Problem, best: dict[str, 
 
 def test_candidates_can_be_built_and_fill_shared_memory():
     problems = (
-        Problem(300, 500, 200), Problem(7, 4096, 600), Problem(64, 128, 64, input=tl.float32),
-        Problem(128, 256, 512, a_transposed=True, b_transposed=True), Problem(256, 96, 96, batches=3),
+        MatmulProblem(300, 500, 200), MatmulProblem(7, 4096, 600), MatmulProblem(64, 128, 64, input=dtypes.float32),
+        MatmulProblem(128, 256, 512, left_transposed=True, right_transposed=True),
+        MatmulProblem(256, 96, 96, batches=3),
     )  # fmt: skip
     for problem in problems:
         forms = candidate_forms(problem, H200)
@@ -64,19 +65,19 @@ def test_candidates_can_be_built_and_fill_shared_memory():
 
 
 def test_a_gpu_with_fewer_processors_takes_longer():
-    problem, form = Problem(4096, 4096, 4096), MatmulForm()
+    problem, form = MatmulProblem(4096, 4096, 4096), MatmulForm()
     fewer = replace(NvidiaTarget.named("sm_90a"), multiprocessors=66).machine()
     assert seconds_of(form, problem, fewer) > 1.8 * seconds_of(form, problem, H200)
 
 
 def test_forms_for_a_range_of_rows_take_all_of_it():
     for end in (8, 40, 56, 64, 128):
-        chosen = close_forms(Problem(5, 4096, 14336, at_most=end), H200)
+        chosen = close_forms(MatmulProblem(5, 4096, 14336, at_most=end), H200)
         assert chosen and all(not form.A_ROWS or form.A_ROWS >= end for form, _ in chosen)
 
 
 def test_what_cannot_be_finished_is_left_out():
-    problem = Problem(4096, 4096, 4096)
+    problem = MatmulProblem(4096, 4096, 4096)
     chosen = close_forms(problem, H200, lambda form: None if form.BN > 200 else form._replace(EVICT_A="evict_last"))
     assert chosen and all(form.BN <= 200 and form.EVICT_A == "evict_last" for form, _ in chosen)
     assert not close_forms(problem, H200, lambda form: None)
@@ -85,7 +86,7 @@ def test_what_cannot_be_finished_is_left_out():
 @pytest.mark.parametrize("rows", [1, 32, 100, 2048])
 def test_constant_weights_of_single_tiles_come_apart(rows: int) -> None:
     """By a thread of their own, and at first as many bytes at once as the memory's rate takes, two stages at least."""
-    for form, _ in close_forms(Problem(rows, 28672, 4096), H200):
+    for form, _ in close_forms(MatmulProblem(rows, 28672, 4096), H200):
         early = dependent(form).check()
         assert early.DEPENDENT and early.STAGES == form.STAGES
         if form.single and form.CONSUMERS == 1:

@@ -15,9 +15,9 @@ from tilewright.graph.pipeline import optimize
 from tilewright.library.candidate import Candidate
 from tilewright.library.convolution.hopper.choice import ConvolutionProblem
 from tilewright.library.convolution.hopper.choice import ranked_forms as ranked_convolutions
-from tilewright.library.matmul.hopper.choice import Problem, close_forms, ranked_forms, seconds_of
+from tilewright.library.matmul.hopper.choice import close_forms, ranked_forms, seconds_of
 from tilewright.library.matmul.problem import MatmulProblem
-from tilewright.library.matmul.simt_tiles import Product, ranked_tiles
+from tilewright.library.matmul.simt_tiles import ranked_tiles
 from tilewright.library.rows.simt_config import sum_form
 from tilewright.library.select import candidates, prepared
 from tilewright.ops import arrays, attentions, products
@@ -77,7 +77,7 @@ def test_products_fill_the_machine(processors: int) -> None:
     others = [target(other).machine() for other in HOPPER if other != processors]
     found = set()
     for sizes in ((512, 14336, 4096), (1280, 2304, 4160), (512, 2048, 2048), (128, 2048, 8192), (64, 4096, 14336)):
-        problem = Problem(*sizes)
+        problem = MatmulProblem(*sizes)
         form, seconds = ranked_forms(problem, machine)[0]
         for other in others:
             theirs, _ = ranked_forms(problem, other)[0]
@@ -103,7 +103,7 @@ def test_convolutions_fill_the_machine(processors: int) -> None:
 def test_tiles_and_rows_follow_the_number_of_processors() -> None:
     """Fewer processors take longer, and have their fill of fewer rows."""
     machines = [target(processors).machine() for processors in HOPPER]
-    product = (Product(4096, 4096, 4096, 1, dtypes.float16),)
+    product = (MatmulProblem(4096, 4096, 4096, 1, dtypes.float16, exact=True),)
     seconds = [ranked_tiles(product, machine)[0][1] for machine in machines]
     assert seconds == sorted(seconds) and seconds[0] < seconds[1] < seconds[2]
     rows = [sum_form(1024, 1024, machine.processors).rows for machine in machines]

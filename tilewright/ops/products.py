@@ -25,10 +25,11 @@ from tilewright.launch.sizes import cdiv
 from tilewright.library import epilogue as epilogues
 from tilewright.library.epilogue import Epilogue
 from tilewright.library.matmul import portable
+from tilewright.library.matmul.hopper.choice import unsupported
 from tilewright.library.matmul.hopper.config import MatmulForm
 from tilewright.library.matmul.hopper.kernel import matmul as hopper_matmul
 from tilewright.library.matmul.problem import MatmulProblem
-from tilewright.library.matmul.simt_tiles import Product, ranked_tiles
+from tilewright.library.matmul.simt_tiles import ranked_tiles
 from tilewright.measure import timers
 from tilewright.measure.choosing import Choice, Measured, Problem, Records, attempt
 from tilewright.measure.keys import device_name, problem_key
@@ -296,11 +297,7 @@ class MatmulPlan:
         self._kernels: dict[MatmulForm, Any] = {}
         target = arrays.target_at(ordinal)
         self.machine = target.machine()
-        reason = problem.obstacle
-        if not target.wgmma:
-            reason = f"{target.card} has no wgmma (compute capability 9.0 has)"
-        if problem.exact:
-            reason = reason or "float32 is multiplied exactly, not as tf32"
+        reason = unsupported(problem, target)
         if not reason:
             self.ranked = list(close(problem.shape_class, self.machine))
             reason = "" if self.ranked else "no form takes it"
@@ -470,8 +467,7 @@ class MatmulPlan:
         problem = self.problem
         if self.ordinal is None or not problem.exact:
             return portable.form(problem.rows, problem.columns, problem.input.itemsize)
-        posed = Product(problem.rows, problem.columns, problem.depth, problem.batches, dtypes.float32)
-        tile, _ = ranked_tiles((posed,), self.machine)[0]
+        tile, _ = ranked_tiles((problem,), self.machine)[0]
         return portable.PortableForm(tile.rows, tile.columns, tile.depth, tile.warps)
 
     def _portable_runner(self, operands: Operands) -> Callable[[], Any]:

@@ -87,10 +87,11 @@ def function_from_source(name: str, source: str, rounded: DType | None = None) -
 
     With `rounded` its activations are those that suit results stored so (`library.epilogue.ROUNDED`).
     """
-    key = (source, rounded if rounded in ROUNDED else None)
+    activations = ROUNDED.get(rounded, {}) if rounded is not None else {}
+    key = (source, rounded if activations else None)
     if key not in _SOURCES:
         namespace: dict[str, Any] = {"tl": tl}
-        for helper, function in {**vars(functions), **ROUNDED.get(rounded, {})}.items():
+        for helper, function in {**vars(functions), **activations}.items():
             if isinstance(function, JITFunction) and re.search(rf"\b{helper}\(", source):
                 namespace[helper] = function
         _SOURCES[key] = JITFunction.from_source(source, name, namespace)

@@ -18,8 +18,9 @@ from tilewright.library.generated.generate import next_power_of_2
 from tilewright.library.grouped.hopper_kernel import grouped_matmul, list_tiles
 from tilewright.library.hopper import is_possible
 from tilewright.library.matmul.hopper.candidates import described
-from tilewright.library.matmul.hopper.choice import Problem, filled, seconds_of
+from tilewright.library.matmul.hopper.choice import filled, seconds_of
 from tilewright.library.matmul.hopper.config import MatmulForm
+from tilewright.library.matmul.problem import MatmulProblem
 from tilewright.library.slots import Slots
 from tilewright.symbolic import Size, ceil_divide, lift, minimum, simplify
 from tilewright.targets.base import Target
@@ -46,9 +47,9 @@ def hopper_grouped(group: Group, slots: Slots, target: Target) -> list[Candidate
     if slots.stored.dtype not in (float16, bfloat16, float32) or columns % _ALIGNED or depth % _ALIGNED:
         return []
     slots = slots.rounded(columns)
-    problem = Problem(
-        expected(a.shape[0]), columns, depth, 1, tl.dtype(a.dtype), tl.dtype(slots.stored.dtype), False,
-        not transposed, work=slots.cost.work,
+    problem = MatmulProblem(
+        expected(a.shape[0]), columns, depth, 1, a.dtype, slots.stored.dtype, right_transposed=not transposed,
+        generated=slots.cost,
     )  # fmt: skip
     flops = simplify(lift(a.shape[0]) * columns * depth * 2 + chain_operations(group.epilogue))
     found = []
@@ -62,7 +63,7 @@ def hopper_grouped(group: Group, slots: Slots, target: Target) -> list[Candidate
     return found
 
 
-def _forms(problem: Problem, groups: int, machine: Machine) -> list[tuple[MatmulForm, float]]:
+def _forms(problem: MatmulProblem, groups: int, machine: Machine) -> list[tuple[MatmulForm, float]]:
     """The forms worth timing, the quickest by the estimate first: two of a number of rows."""
 
     def all_of(rows: int, consumers: int) -> Iterator[tuple[MatmulForm, float]]:
@@ -70,11 +71,11 @@ def _forms(problem: Problem, groups: int, machine: Machine) -> list[tuple[Matmul
         padded = replace(problem, rows=groups * -(-share // rows) * rows)
         for columns in range(64, 257, 16):
             form = MatmulForm(
-                BM=rows, BN=columns, CONSUMERS=consumers, INPUT=problem.input, OUTPUT=problem.output,
-                B_TRANSPOSED=problem.b_transposed,
+                BM=rows, BN=columns, CONSUMERS=consumers, INPUT=tl.dtype(problem.input),
+                OUTPUT=tl.dtype(problem.output), B_TRANSPOSED=problem.right_transposed,
             )  # fmt: skip
             form = filled(form)
-            if is_possible(form) and not form.tail and (not problem.b_transposed or problem.depth % form.BK == 0):
+            if is_possible(form) and not form.tail and (not problem.right_transposed or problem.depth % form.BK == 0):
                 yield form, seconds_of(form, padded, machine)
 
     best = [sorted(all_of(*tile), key=lambda entry: entry[1])[:2] for tile in _TILES]
@@ -94,13 +95,13 @@ def _listing(group: Group, rows: Size, ends: Value, groups: int, form: MatmulFor
 
 
 def _product(
-    a: Value, b: Value, tiles: Value, slots: Slots, form: MatmulForm, problem: Problem, target: Target
+    a: Value, b: Value, tiles: Value, slots: Slots, form: MatmulForm, problem: MatmulProblem, target: Target
 ) -> KernelCall:
     """The launch of a form."""
     rows, groups = a.shape[0], b.shape[0]
     columns, depth = problem.columns, problem.depth
     assert isinstance(groups, int)
-    below = (groups * depth, columns) if problem.b_transposed else (groups * columns, depth)
+    below = (groups * depth, columns) if problem.right_transposed else (groups * columns, depth)
     operands: dict[str, Operand] = {
         "a": TiledOperand(a, (rows, depth), (depth, 1), form.left_block),
         "b": TiledOperand(b, below, (below[1], 1), form.right_block),

@@ -11,7 +11,7 @@ from tilewright.library.candidate import Candidate
 from tilewright.library.cost import expected
 from tilewright.library.grouped.cpu import plain_grouped, tile_of
 from tilewright.library.grouped.hopper import hopper_grouped
-from tilewright.library.matmul.simt_tiles import Product, Tile, seconds_of
+from tilewright.library.matmul.simt_tiles import Tile, seconds_of, simt_problem
 from tilewright.library.slots import epilogue_slots
 from tilewright.targets.base import Target
 
@@ -29,7 +29,7 @@ def gpu_grouped(group: Group, graph: Graph, target: Target) -> list[Candidate]:
     groups = expected(b.shape[0])
     share = ceil(expected(a.shape[0]) / max(1, groups))
     rows = groups * ceil(share / tile.rows) * tile.rows
-    posed = Product(rows, expected(anchor.output.shape[1]), expected(a.shape[1]), 1, a.dtype, target.tf32)
+    posed = simt_problem((rows, expected(anchor.output.shape[1]), expected(a.shape[1]), 1), a.dtype, target)
     plain = plain_grouped(group, slots, target)
     cost = replace(plain.cost, seconds=_SLOWER * seconds_of(tile, posed, target.machine()))
     return [*hopper_grouped(group, slots, target), replace(plain, cost=cost)]

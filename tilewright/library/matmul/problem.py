@@ -1,11 +1,14 @@
-"""What a matrix product is, apart from the data: sizes, element types, orders in memory, what comes behind it."""
+"""What a matrix product is, apart from the data: sizes, element types, orders in memory, what comes behind it.
+
+Operations on arrays, engines, and the models that rank configs describe a product by this alone.
+"""
 
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
 
-from tilewright.dtypes import DType
-from tilewright.library.epilogue import Epilogue
+from tilewright.dtypes import DType, bfloat16
+from tilewright.library.epilogue import Epilogue, EpilogueCost
 
 
 @dataclass(frozen=True)
@@ -16,15 +19,17 @@ class MatmulProblem:
     (the fast order is the other one, weights as [columns, depth]).  `operands` are the types of the epilogue's
     operands, as text.  `obstacle` says why the tensor memory accelerator cannot move these arrays, or is empty.
     `weights_ready`: nothing that still runs when this product starts writes `b`.  `aligned`: the epilogue's arrays and
-    their rows begin at multiples of 16 bytes.
+    their rows begin at multiples of 16 bytes.  `at_most`: a config shall serve every number of rows up to it; `rows` is
+    the one that it is ranked by.  `generated` is what an epilogue made from a graph's expressions costs; then
+    `epilogue` is not asked.
     """
 
     rows: int
     columns: int
     depth: int
-    batches: int
-    input: DType
-    output: DType
+    batches: int = 1
+    input: DType = bfloat16
+    output: DType = bfloat16
     left_transposed: bool = False
     right_transposed: bool = False
     epilogue: Epilogue = Epilogue()
@@ -33,6 +38,23 @@ class MatmulProblem:
     exact: bool = False  # float32 operands are multiplied as float32, not as tf32
     obstacle: str = ""
     aligned: bool = True
+    at_most: int = 0
+    generated: EpilogueCost | None = None
+
+    @property
+    def cost(self) -> EpilogueCost:
+        """What the epilogue takes."""
+        return self.generated if self.generated is not None else self.epilogue.cost
+
+    @property
+    def most_rows(self) -> int:
+        """The most rows that there are."""
+        return max(self.rows, self.at_most)
+
+    @property
+    def by_addition(self) -> bool:
+        """Whether it is made of multiply-adds on the ordinary units, none of tensor cores."""
+        return self.input.is_float and self.input.bits == 32 and self.exact
 
     @property
     def flops(self) -> int:

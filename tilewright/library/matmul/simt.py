@@ -16,7 +16,7 @@ from tilewright.library.matmul.cpu_blocks import Blocks, row_ranges
 from tilewright.library.matmul.gate import gate_slots
 from tilewright.library.matmul.hopper.candidates import gated_products, hopper_products
 from tilewright.library.matmul.simt_parts import in_parts, product_part
-from tilewright.library.matmul.simt_tiles import Product, Tile, ranked_tiles
+from tilewright.library.matmul.simt_tiles import Tile, ranked_tiles, simt_problem
 from tilewright.library.rows.simt import gpu_reduction
 from tilewright.library.slots import Slots, epilogue_slots
 from tilewright.library.split import split_group
@@ -136,7 +136,7 @@ def _in_parts(problem: Problem, slots: Slots, group: Group, target: Target, behi
     rows, columns, depth = map(expected, sizes)
     constants = tf32_constants(problem.a, target)
     return in_parts(
-        Product(rows, columns, depth, 1, problem.a.dtype, target.tf32), slots, group, target,
+        simt_problem((rows, columns, depth, 1), problem.a.dtype, target), slots, group, target,
         product_cost(group, rows, columns, depth, 1, behind),
         lambda tile, parts, sums: product_part(problem, tile, parts, sums, constants),
     )  # fmt: skip
@@ -152,7 +152,7 @@ def plain_tiles(
 ) -> tuple[tuple[Tile, float], ...]:
     """Tiles for examples of a number of rows, the best by the model first: columns, depth and batches are `sizes`."""
     columns, depth, batches = map(expected, sizes)
-    products = tuple(Product(count, columns, depth, batches, operand.dtype, target.tf32) for count in rows)
+    products = tuple(simt_problem((count, columns, depth, batches), operand.dtype, target) for count in rows)
     return ranked_tiles(products, target.machine())
 
 

@@ -22,8 +22,9 @@ from tilewright.library.generated.source import ExtraReferences
 from tilewright.library.matmul.cpu import Problem, gemm_call
 from tilewright.library.matmul.cpu_blocks import Blocks
 from tilewright.library.matmul.kernel import identity
+from tilewright.library.matmul.problem import MatmulProblem
 from tilewright.library.matmul.simt_parts_kernel import sum_parts
-from tilewright.library.matmul.simt_tiles import Product, Tile, ranked_parts, ranked_tiles
+from tilewright.library.matmul.simt_tiles import Tile, ranked_parts, ranked_tiles
 from tilewright.library.slots import Slots
 from tilewright.symbolic import Size, ceil_divide, product
 from tilewright.targets.base import Target
@@ -35,14 +36,16 @@ _WORTHWHILE = 0.95  # of the time of a product whose depth is not divided
 Partial = Callable[[Tile, int, Slots], KernelCall]
 
 
-def in_parts(posed: Product, slots: Slots, group: Group, target: Target, cost: Cost, call: Partial) -> list[Candidate]:
+def in_parts(
+    posed: MatmulProblem, slots: Slots, group: Group, target: Target, cost: Cost, call: Partial
+) -> list[Candidate]:
     """The candidate that divides the depth of a product of known sizes, where the model says that it may pay.
 
     `cost` is without the seconds of the product: what its epilogue takes.  `call` makes the launch that stores the sums
     of so many parts of the depth, [parts, rows, columns] float32.
     """
     machine = target.machine()
-    found = ranked_parts(posed, machine) if posed.dtype == float32 else None
+    found = ranked_parts(posed, machine) if posed.input == float32 else None
     if found is None or found[2] > _WORTHWHILE * ranked_tiles((posed,), machine)[0][1]:
         return []
     tile, parts, seconds = found
@@ -65,7 +68,7 @@ def product_part(problem: Problem, tile: Tile, parts: int, slots: Slots, constan
     return replace(call, constants={**call.constants, **constants}, options={"num_warps": tile.warps})
 
 
-def _sum(sums: Value, posed: Product, slots: Slots) -> KernelCall:
+def _sum(sums: Value, posed: MatmulProblem, slots: Slots) -> KernelCall:
     block_n = min(_COLUMNS, next_power_of_2(posed.columns))
     block_m = _SUMMED // block_n
     sizes: dict[str, Size] = {"rows": posed.rows, "columns": posed.columns}

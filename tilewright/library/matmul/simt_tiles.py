@@ -12,6 +12,8 @@ from functools import lru_cache
 from math import ceil
 
 from tilewright.dtypes import DType
+from tilewright.library.matmul.problem import MatmulProblem
+from tilewright.targets.base import Target
 from tilewright.targets.machine import Machine
 
 _ISSUE = 0.87  # instructions of a scheduler and clock, of many warps
@@ -38,26 +40,14 @@ class Tile:
         return f"{self.rows} x {self.columns}, depth {self.depth}, {self.warps} warps"
 
 
-@dataclass(frozen=True)
-class Product:
-    """The sizes of a product: rows, columns, depth, how often; the operands' type, and whether float32 goes as tf32."""
-
-    rows: int
-    columns: int
-    depth: int
-    batches: int
-    dtype: DType
-    tf32: bool = False
-
-    @property
-    def by_addition(self) -> bool:
-        """Whether it is made of multiply-adds on the ordinary units, none of tensor cores."""
-        return self.dtype.is_float and self.dtype.bits == 32 and not self.tf32
+def simt_problem(sizes: tuple[int, int, int, int], dtype: DType, target: Target) -> MatmulProblem:
+    """The problem of a product of (rows, columns, depth, batches), as plain kernels compute it on a target."""
+    return MatmulProblem(*sizes, dtype, dtype, exact=not target.tf32)
 
 
-def tiles(product: Product, machine: Machine) -> list[Tile]:
+def tiles(product: MatmulProblem, machine: Machine) -> list[Tile]:
     """Tiles that fit shared memory in three stages."""
-    size = product.dtype.itemsize
+    size = product.input.itemsize
     depths = (64, 32) if size <= 2 else (32, 16)
     found = []
     for rows in (16, 32, 64, 128):
@@ -70,16 +60,16 @@ def tiles(product: Product, machine: Machine) -> list[Tile]:
     return found
 
 
-def _warps(elements: int, product: Product) -> list[int]:
+def _warps(elements: int, product: MatmulProblem) -> list[int]:
     """How many warps may have a tile of the result."""
     if product.by_addition:
         return [warps for warps in (1, 2, 4, 8) if elements // (32 * warps) in _THREAD_SUMS]
     return [8 if elements >= 128 * 128 else 4 if elements > 16 * 32 else 2]
 
 
-def seconds_of(tile: Tile, product: Product, machine: Machine) -> float:
+def seconds_of(tile: Tile, product: MatmulProblem, machine: Machine) -> float:
     """The expected time of a product in tiles of `library.matmul.kernel`."""
-    size = product.dtype.itemsize
+    size = product.input.itemsize
     ctas = ceil(product.rows / tile.rows) * ceil(product.columns / tile.columns) * product.batches
     elements = product.rows * product.depth + product.depth * product.columns + product.rows * product.columns
     moved = elements * size * product.batches / (machine.memory * min(1.0, 0.2 + 0.8 * ctas / machine.processors))
@@ -93,7 +83,7 @@ def seconds_of(tile: Tile, product: Product, machine: Machine) -> float:
     used = {1: 0.6, 2: 0.8}.get(busy, 0.9)
     # Small tiles read more from shared memory for a product than tensor cores can use.
     shape = min(1.0, (tile.rows * tile.columns / (tile.rows + tile.columns)) / 48)
-    rate = machine.dot_rate(product.dtype, product.tf32) * used * max(shape, 0.2)
+    rate = machine.dot_rate(product.input, not product.exact) * used * max(shape, 0.2)
     work = 2.0 * tile.rows * tile.columns * product.depth / rate
     loads = (tile.rows + tile.columns) * product.depth * size / machine.l2
     turns = ceil(ctas / machine.processors)
@@ -101,7 +91,7 @@ def seconds_of(tile: Tile, product: Product, machine: Machine) -> float:
     return machine.launches.kernel + max(clocks / machine.clock, moved)
 
 
-def _float32_clocks(tile: Tile, product: Product, ctas: int, machine: Machine) -> float:
+def _float32_clocks(tile: Tile, product: MatmulProblem, ctas: int, machine: Machine) -> float:
     """Clocks of multiply-adds in tiles: those of the busiest multiprocessor.
 
     A block of the depth takes a CTA alone what its instructions take one after the other, and a wait; several share the
@@ -128,7 +118,7 @@ def _float32_clocks(tile: Tile, product: Product, ctas: int, machine: Machine) -
 
 
 @lru_cache(maxsize=4096)
-def ranked_tiles(products: tuple[Product, ...], machine: Machine) -> tuple[tuple[Tile, float], ...]:
+def ranked_tiles(products: tuple[MatmulProblem, ...], machine: Machine) -> tuple[tuple[Tile, float], ...]:
     """All tiles with their times for the first of several examples; first the one whose times over all examples have
     the least product."""
 
@@ -143,7 +133,7 @@ def ranked_tiles(products: tuple[Product, ...], machine: Machine) -> tuple[tuple
 
 
 @lru_cache(maxsize=4096)
-def ranked_parts(product: Product, machine: Machine) -> tuple[Tile, int, float] | None:
+def ranked_parts(product: MatmulProblem, machine: Machine) -> tuple[Tile, int, float] | None:
     """The tile, the number of parts of the depth (two or more, which divide it) and the time of the quickest product
     in parts, with that of their sum; None where nothing divides the depth."""
     best: tuple[Tile, int, float] | None = None

@@ -43,7 +43,7 @@ from tilewright.library.generated.source import ExtraReferences
 from tilewright.library.matmul.cpu import Problem
 from tilewright.library.matmul.simt import plain_tile, product_candidates, product_cost, tf32_constants
 from tilewright.library.matmul.simt_parts import in_parts
-from tilewright.library.matmul.simt_tiles import Product, Tile
+from tilewright.library.matmul.simt_tiles import Tile, simt_problem
 from tilewright.library.packing import order_recipe, runs_recipe
 from tilewright.library.slots import Slots, epilogue_slots
 from tilewright.library.weights import packed_weights
@@ -113,7 +113,8 @@ def _implicit(group: Group, slots: Slots, weights: Operand, target: Target) -> l
     found = [Candidate("implicit matmul", (Stage(tuple(calls)),), cost, (), reasons)]
     if isinstance(pixels, int) and groups == 1:
         found += in_parts(
-            Product(pixels, columns, depth, 1, x.dtype, target.tf32), slots, group, target, replace(cost, seconds=0.0),
+            simt_problem((pixels, columns, depth, 1), x.dtype, target), slots, group, target,
+            replace(cost, seconds=0.0),
             lambda tile, parts, sums: _implicit_call(anchor, weights, tile, parts, sums, target),
         )  # fmt: skip
     return found

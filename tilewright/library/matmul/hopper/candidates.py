@@ -8,7 +8,7 @@ step then has one choice for each.  Weights that are constants are read before t
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
-from functools import lru_cache
+from functools import lru_cache, partial
 from typing import Any
 
 import tilewright.language as tl
@@ -23,9 +23,9 @@ from tilewright.library.generated.elementwise import chain_operations, total_byt
 from tilewright.library.matmul.cpu import Problem
 from tilewright.library.matmul.gate import GateSlots
 from tilewright.library.matmul.hopper import kernel as hopper
-from tilewright.library.matmul.hopper.choice import FEW_ROWS, close_forms, dependent, filled
-from tilewright.library.matmul.hopper.choice import Problem as HopperProblem
+from tilewright.library.matmul.hopper.choice import FEW_ROWS, close_forms, dependent, finished
 from tilewright.library.matmul.hopper.config import MatmulForm
+from tilewright.library.matmul.problem import MatmulProblem
 from tilewright.library.packing import halves_recipe
 from tilewright.library.slots import Slots
 from tilewright.symbolic import (
@@ -207,28 +207,16 @@ def _forms(
     found: _Product, example: int, at_most: int | None, machine: Machine
 ) -> tuple[tuple[MatmulForm, float], ...]:
     most = example if isinstance(found.rows, int) else at_most or upper_bound(found.rows)
-    problem = HopperProblem(
-        example, found.columns, found.depth, 1, tl.dtype(found.dtype), tl.dtype(found.slots.stored.dtype), False,
-        found.transposed, work=found.epilogue.work, at_most=most,
+    problem = MatmulProblem(
+        example, found.columns, found.depth, 1, found.dtype, found.slots.stored.dtype,
+        right_transposed=found.transposed, at_most=most, generated=found.slots.cost,
     )  # fmt: skip
-    epilogue = found.epilogue
-    by_column, by_element = epilogue.column_loads > 0, epilogue.element_loads > 0
-    return _usable_forms(problem, machine, found.gate is not None, by_column, by_element, found.norm)
+    return _usable_forms(problem, machine, found.norm)
 
 
 @lru_cache(maxsize=1024)
 def _usable_forms(
-    problem: HopperProblem, machine: Machine, gated: bool, by_column: bool, by_element: bool, norm: JITFunction | None
+    problem: MatmulProblem, machine: Machine, norm: JITFunction | None
 ) -> tuple[tuple[MatmulForm, float], ...]:
     """The forms worth timing, the one to take untimed first."""
-
-    def usable(form: MatmulForm) -> MatmulForm | None:
-        many = form.TURNS and form.BM * form.BN > 128 * 128  # sums of a thread
-        if (gated and (form.SPLIT > 1 or form.BN % 16)) or (many and by_element):
-            return None
-        # Of operands for each column, few registers hold many; those of each element are as many as the sums.
-        together = by_column and not (by_element or gated or many) and form.SPLIT == 1
-        form = form._replace(TOGETHER=2 if together else 1, NORM=norm)
-        return filled(form) if form.norm_bytes else form
-
-    return tuple(close_forms(problem, machine, usable, HOPPER_FORMS))
+    return tuple(close_forms(problem, machine, partial(finished, problem=problem, NORM=norm), HOPPER_FORMS))

@@ -1,6 +1,6 @@
 """Which form of the Hopper product suits a problem: candidates, an estimate that ranks them, and the ones worth timing.
 
-(form, seconds), *others = close_forms(Problem(512, 14336, 4096), target.machine())
+(form, seconds), *others = close_forms(MatmulProblem(512, 14336, 4096), target.machine())
 
 The estimate counts clocks of the tensor cores, of operands coming from the L2 cache, of epilogues and of the last,
 partly filled wave, and the bytes of global memory.  It ranks; among the first few the clock decides.
@@ -10,13 +10,15 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
 from typing import Any
 
 import tilewright.language as tl
+from tilewright.library.epilogue import BLOCK
 from tilewright.library.hopper import ATOM, SHARED_BYTES, is_possible
 from tilewright.library.matmul.hopper.config import MatmulForm
+from tilewright.library.matmul.problem import MatmulProblem
 from tilewright.targets.machine import Machine
+from tilewright.targets.nvidia.target import NvidiaTarget
 
 FEW_ROWS = 128  # up to which weights are read once, by one wave of CTAs where columns allow it
 MANY_ROWS = 4096  # tiles are walked in wider groups, too, where operands outgrow the L2 cache
@@ -31,42 +33,19 @@ Ranked = tuple[MatmulForm, float]  # with the seconds that the estimate expects
 Finish = Callable[[MatmulForm], MatmulForm | None]
 
 
-@dataclass(frozen=True)
-class Problem:
-    """C[rows, columns] = A[rows, depth] @ B[depth, columns], `batches` times.
-
-    `at_most`: the forms shall serve every number of rows up to it; `rows` is the one they are ranked by.
-    """
-
-    rows: int
-    columns: int
-    depth: int
-    batches: int = 1
-    input: Any = tl.bfloat16
-    output: Any = tl.bfloat16
-    a_transposed: bool = False
-    b_transposed: bool = False
-    work: float = 0.0  # clocks of a processor for what comes behind the product, an element
-    at_most: int = 0
-    bare: bool = False  # nothing comes behind the product
-
-    @property
-    def most_rows(self) -> int:
-        """The most rows that there are."""
-        return max(self.rows, self.at_most)
-
-    @property
-    def in_turns(self) -> bool:
-        """Whether products are so short, or what comes behind them so long, that hiding it may pay."""
-        return self.rows > FEW_ROWS and (self.work > 0 or self.depth * self.input.itemsize <= 16384)
-
-    @property
-    def sum(self) -> Any:
-        """The element type of the sums."""
-        return tl.float32 if self.input.is_floating() else tl.int32
+def unsupported(problem: MatmulProblem, target: NvidiaTarget) -> str:
+    """Why the kernel cannot compute a product on a target; nothing where it can."""
+    if not target.wgmma:
+        return f"{target.card} has no wgmma (compute capability 9.0 has)"
+    return problem.obstacle or ("float32 is multiplied exactly, not as tf32" if problem.exact else "")
 
 
-def seconds_of(form: MatmulForm, problem: Problem, machine: Machine) -> float:
+def _may_take_turns(problem: MatmulProblem) -> bool:
+    """Whether products are so short, or what comes behind them so long, that hiding it may pay."""
+    return problem.rows > FEW_ROWS and (problem.cost.work > 0 or problem.depth * problem.input.itemsize <= 16384)
+
+
+def seconds_of(form: MatmulForm, problem: MatmulProblem, machine: Machine) -> float:
     """The estimated time of a problem with a form."""
     size = form.INPUT.itemsize
     stages = -(-problem.depth // form.BK)
@@ -87,10 +66,10 @@ def seconds_of(form: MatmulForm, problem: Problem, machine: Machine) -> float:
     loaded = (form.loaded_rows / form.SHARE_A + form.BN / form.SHARE_B) * depth * size / machine.l2_tiles
     if form.TURNS:
         # Half as many threads compute an epilogue, under the products of another tile; only the last is seen.
-        epilogue = 700 + 2 * form.BM * form.BN * (1 / 20 + problem.work)
+        epilogue = 700 + 2 * form.BM * form.BN * (1 / 20 + problem.cost.work)
         clocks = _FILL + turns * max(product + _TURN, loaded, (product + epilogue) / 2) + epilogue
     else:
-        epilogue = 700 + form.BM * form.BN * (1 / 20 + problem.work)
+        epilogue = 700 + form.BM * form.BN * (1 / 20 + problem.cost.work)
         epilogue += (form.SPLIT > 1) * (800 + form.BM * form.BN / 24)
         # Copies go on during an epilogue, products do not.
         clocks = _FILL + turns * (max(product, loaded) + epilogue)
@@ -104,14 +83,14 @@ def seconds_of(form: MatmulForm, problem: Problem, machine: Machine) -> float:
     return machine.launches.hopper_product + max(clocks / machine.wgmma_clock, memory)
 
 
-def candidate_forms(problem: Problem, machine: Machine) -> list[MatmulForm]:
+def candidate_forms(problem: MatmulProblem, machine: Machine) -> list[MatmulForm]:
     """Forms that can be built for a problem, with as many stages as fit."""
     atom = ATOM // problem.input.itemsize
     few, most = problem.rows <= 64, problem.most_rows
     forms = []
     tile_rows = [(64, 1, False)] if few else [(64, 1, False), (128, 2, False), (192, 3, False), (256, 2, False)]
-    tile_rows += [(64, 2, True), (128, 2, True)] if problem.in_turns else []
-    step = 16 if problem.input.is_int() else 8
+    tile_rows += [(64, 2, True), (128, 2, True)] if _may_take_turns(problem) else []
+    step = 16 if not problem.input.is_float else 8
     for BM, consumers, in_turns in tile_rows:
         for BN in range(32, 257, step):
             for share_a, share_b, split in _CLUSTERS:
@@ -119,9 +98,10 @@ def candidate_forms(problem: Problem, machine: Machine) -> list[MatmulForm]:
                     form = MatmulForm(
                         BM=BM, BN=BN, BK=depth, CONSUMERS=consumers, TURNS=in_turns,
                         SHARE_A=share_a, SHARE_B=share_b, SPLIT=split,
-                        A_ROWS=-(-most // 8) * 8 if most <= 56 and not problem.a_transposed else 0,
-                        INPUT=problem.input, OUTPUT=problem.output, SUM=problem.sum, BATCHED=problem.batches > 1,
-                        A_TRANSPOSED=problem.a_transposed, B_TRANSPOSED=problem.b_transposed,
+                        A_ROWS=-(-most // 8) * 8 if most <= 56 and not problem.left_transposed else 0,
+                        INPUT=tl.dtype(problem.input), OUTPUT=tl.dtype(problem.output),
+                        SUM=tl.float32 if problem.input.is_float else tl.int32, BATCHED=problem.batches > 1,
+                        A_TRANSPOSED=problem.left_transposed, B_TRANSPOSED=problem.right_transposed,
                         EVICT_B="evict_first" if problem.rows <= 256 else "",
                     )  # fmt: skip
                     form = completed(form, problem)
@@ -130,15 +110,15 @@ def candidate_forms(problem: Problem, machine: Machine) -> list[MatmulForm]:
     return forms
 
 
-def completed(form: MatmulForm, problem: Problem) -> MatmulForm:
+def completed(form: MatmulForm, problem: MatmulProblem) -> MatmulForm:
     """The form with what follows from its tile and the problem: how CTAs and consumers share the work, and stages."""
-    if form.TURNS and form.BM * form.BN > _MANY_SUMS and not problem.bare:
+    if form.TURNS and form.BM * form.BN > _MANY_SUMS and not problem.cost.bare:
         form = form._replace(STORED=64)
     if form.SPLIT > 1 or form.TURNS:
         return filled(form)
     # Of few rows a CTA has one tile, whose results are staged in the room of the stages.
     form = filled(form._replace(SINGLE=problem.rows <= FEW_ROWS))
-    apart = problem.work > 0 and form.CONSUMERS == 2 and form.STAGES >= 4 and not form.SINGLE
+    apart = problem.cost.work > 0 and form.CONSUMERS == 2 and form.STAGES >= 4 and not form.SINGLE
     return form._replace(LAG=2 if apart else 0)
 
 
@@ -162,7 +142,7 @@ def dependent(form: MatmulForm) -> MatmulForm:
     return apart if apart.shared_bytes <= SHARED_BYTES else form
 
 
-def buildable(form: MatmulForm, problem: Problem, machine: Machine) -> bool:
+def buildable(form: MatmulForm, problem: MatmulProblem, machine: Machine) -> bool:
     """Whether a form can be built, and every CTA of a split product has something to do."""
     if not is_possible(form):
         return False
@@ -176,7 +156,25 @@ def buildable(form: MatmulForm, problem: Problem, machine: Machine) -> bool:
     return many and -(-problem.depth // form.BK) >= form.SPLIT and problem.columns > form.BN * (form.SHARE_A - 1)
 
 
-def ranked_forms(problem: Problem, machine: Machine, finish: Finish | None = None) -> list[Ranked]:
+def finished(form: MatmulForm, problem: MatmulProblem, **functions: Any) -> MatmulForm | None:
+    """The form with what comes behind the product, and before it: `functions` are fields of the form.  None when it
+    cannot be built then."""
+    cost, tile = problem.cost, form.BM * form.BN
+    if cost.blocks and (form.BN not in (64, 128) or form.SPLIT > 1 or form.BK != BLOCK or form.TURNS):
+        return None  # a tile's columns and the depths of a stage share a scale; promotion would hold up the turns
+    many = form.TURNS and tile > 128 * 128  # sums of a thread
+    if (many and cost.element_loads) or (form.TURNS and tile > 128 * 176 and cost.row_loads):
+        return None  # operands for each element would not fit the registers, nor would those of rows
+    if cost.gated and (form.SPLIT > 1 or form.BN % 16):
+        return None
+    # Of operands for each column, few registers hold many; those of each element are as many as the sums.
+    together = cost.column_loads and not (cost.element_loads or cost.gated or many) and form.SPLIT == 1
+    form = form._replace(TOGETHER=2 if together else 1, **functions)
+    several = (form._replace(STAGES=stages) for stages in range(form.STAGES, 1, -1))
+    return next((each for each in several if is_possible(each)), None)  # what is stored otherwise may take more memory
+
+
+def ranked_forms(problem: MatmulProblem, machine: Machine, finish: Finish | None = None) -> list[Ranked]:
     """All candidates with their estimates, the quickest first; of equals the simpler, then the one with more stages.
 
     `finish` adds what comes behind the product to a form, or says with None that it cannot be built then.
@@ -195,7 +193,7 @@ def ranked_forms(problem: Problem, machine: Machine, finish: Finish | None = Non
 
 
 def close_forms(
-    problem: Problem, machine: Machine, finish: Finish | None = None, count: int = 8, within: float = 1.2
+    problem: MatmulProblem, machine: Machine, finish: Finish | None = None, count: int = 8, within: float = 1.2
 ) -> list[Ranked]:
     """The forms worth timing, the one to take untimed first: those that the estimate cannot tell apart, of different
     tiles.
