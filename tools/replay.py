@@ -182,6 +182,7 @@ def model(make: GraphMaker, target: str) -> Texts:
 def operations() -> Texts:
     """The forms that `tilewright.ops` takes for products and attention of every kind on a Hopper GPU."""
     from tilewright import dtypes
+    from tilewright.library.attention.problem import AttentionProblem
     from tilewright.library.epilogue import Epilogue
     from tilewright.library.matmul.hopper.kernel import matmul
     from tilewright.library.matmul.problem import MatmulProblem
@@ -219,9 +220,7 @@ def operations() -> Texts:
                 (4096, True, 0, True),
                 (4096, True, 9, False),
             ):
-                asked = attentions.AttentionProblem(
-                    1, 8, 2, queries, 4096, size, half, causal, window, ragged, True, ""
-                )
+                asked = AttentionProblem(1, 8, 2, queries, 4096, size, half, causal, window, ragged, True, "")
                 form = attentions.choose_form(asked).check()
                 key = attentions.compiled(form).binary.key
                 texts[f"attention {size} {queries} {causal} {window} {ragged}"] = f"; {form}\n{recorder.texts[key]}"

@@ -9,13 +9,14 @@ import pytest
 import tilewright.language as tl
 from tilewright import dtypes
 from tilewright.library import epilogue as epilogues
+from tilewright.library.attention.problem import AttentionProblem
 from tilewright.library.epilogue import Epilogue
 from tilewright.library.matmul import portable
 from tilewright.library.matmul.hopper.kernel import matmul as hopper_matmul
 from tilewright.library.matmul.problem import MatmulProblem
 from tilewright.library.rows import simt_kernel as gpu_rows
 from tilewright.ops import attentions, products
-from tilewright.ops.attentions import AttentionProblem, choose_form
+from tilewright.ops.attentions import choose_form
 from tilewright.ops.candidates import close
 from tilewright.targets.nvidia.target import NvidiaTarget
 

@@ -76,7 +76,7 @@ def test_any_number_of_images(rng: np.random.Generator, name: str) -> None:
 def test_depthwise(
     rng: np.random.Generator, monkeypatch: pytest.MonkeyPatch, kernel: int, stride: int, form: tuple[int, int, int]
 ) -> None:
-    monkeypatch.setattr("tilewright.library.convolution.simt.window._forms", lambda size, elements: [form])
+    monkeypatch.setattr("tilewright.library.convolution.simt.depthwise._forms", lambda size, elements: [form])
     graph = model(rng, 2, (15, 17), 72, 72, **window(kernel, stride=stride, pad=kernel // 2, groups=72))
     check(graph, rng, (2,))
 

@@ -12,6 +12,7 @@ from tilewright.graph.build import GraphBuilder
 from tilewright.graph.core import Graph
 from tilewright.graph.passes.fuse import fuse
 from tilewright.graph.pipeline import optimize
+from tilewright.library.attention.problem import AttentionProblem
 from tilewright.library.candidate import Candidate
 from tilewright.library.convolution.hopper.choice import ConvolutionProblem
 from tilewright.library.convolution.hopper.choice import ranked_forms as ranked_convolutions
@@ -129,7 +130,7 @@ def test_what_wgmma_is_needed_for_goes_by_the_target(monkeypatch: pytest.MonkeyP
     monkeypatch.setattr(arrays, "target_of", lambda ordinal: without)
     posed = MatmulProblem(64, 64, 64, 1, dtypes.bfloat16, dtypes.bfloat16)
     assert "NVIDIA L4 has no wgmma" in products.MatmulPlan(posed, 0, 0).explain()
-    asked = attentions.AttentionProblem(1, 2, 2, 64, 64, 64, dtypes.bfloat16, False, 0, False, False, "")
+    asked = AttentionProblem(1, 2, 2, 64, 64, 64, dtypes.bfloat16, False, 0, False, False, "")
     assert "NVIDIA L4 has no wgmma" in attentions.AttentionPlan(asked, 0).explain()
 
 

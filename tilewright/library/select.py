@@ -19,7 +19,6 @@ from tilewright.library.attention.simt import gpu_attention
 from tilewright.library.candidate import Candidate
 from tilewright.library.convolution.cpu.candidates import convolution_candidates
 from tilewright.library.convolution.simt.candidates import gpu_convolution
-from tilewright.library.convolution.simt.window import gpu_pool
 from tilewright.library.excitation.separate import separate_excitation
 from tilewright.library.excitation.simt import gpu_excitation
 from tilewright.library.fourier.cpu import fourier_candidates
@@ -31,6 +30,7 @@ from tilewright.library.matmul.gate import halves_candidates
 from tilewright.library.matmul.simt import gpu_contraction
 from tilewright.library.movement.candidates import movement
 from tilewright.library.pool.cpu import pool
+from tilewright.library.pool.simt import gpu_pool
 from tilewright.library.recurrent.candidates import recurrent_candidates
 from tilewright.library.rows.cpu import reduction
 from tilewright.library.rows.simt import gpu_reduction

@@ -6,6 +6,9 @@ from collections.abc import Sequence
 from typing import Any
 
 from tilewright.graph.core import Value
+from tilewright.graph.fusion import Group
+from tilewright.library.cost import Cost, expected
+from tilewright.library.generated.elementwise import total_bytes
 from tilewright.library.generated.generate import next_power_of_2
 from tilewright.library.rows.cpu import rows_per_program
 from tilewright.symbolic import Size, product
@@ -44,3 +47,11 @@ def window_blocks(pixels: Size, channels: Size, target: Target) -> tuple[int, in
         return max(1, rows_per_program(pixels, block) // 4), block, {}
     block = min(next_power_of_2(channels), CHANNEL_BLOCK) if isinstance(channels, int) else CHANNEL_BLOCK
     return 2, block, {"num_warps": max(1, block // 128)}
+
+
+def window_cost(group: Group, flops: Size, target: Target) -> Cost:
+    """The cost of windows on the ordinary units of a GPU: of memory, or of their arithmetic."""
+    machine = target.machine()
+    moved = total_bytes(group.inputs, group.outputs)
+    work = expected(flops) / (machine.processors * machine.float32 * machine.clock)
+    return Cost(moved, flops, machine.launches.kernel + max(expected(moved) / machine.memory, work))

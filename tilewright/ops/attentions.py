@@ -4,20 +4,20 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from typing import Any
 
 import tilewright.language as tl
 from tilewright import dtypes
-from tilewright.dtypes import DType
 from tilewright.errors import LaunchError
 from tilewright.launch.arguments import stored_array
 from tilewright.launch.sizes import cdiv, next_power_of_2
 from tilewright.library.attention.cpu_kernel import attention as portable_attention
-from tilewright.library.attention.hopper import choice as attention_choice
+from tilewright.library.attention.hopper.choice import attention_forms, unsupported
 from tilewright.library.attention.hopper.config import AttentionForm, attention_schedule
 from tilewright.library.attention.hopper.kernel import attention as hopper_attention
 from tilewright.library.attention.hopper.launch import prepare_attention
+from tilewright.library.attention.problem import AttentionProblem
 from tilewright.ops import arrays
 from tilewright.ops.arrays import View
 from tilewright.runtime import tables
@@ -26,38 +26,9 @@ from tilewright.runtime.tensors import raise_versions
 from tilewright.settings import settings
 
 
-@dataclass(frozen=True)
-class AttentionProblem:
-    """What attention is asked for, apart from the data: sizes, masks, outputs; `obstacle` as in `MatmulProblem`."""
-
-    batches: int
-    heads: int
-    key_heads: int
-    queries: int
-    keys: int
-    size: int  # of a head
-    dtype: DType
-    causal: bool
-    window: int
-    ragged: bool
-    statistics: bool
-    obstacle: str
-
-
 def choose_form(problem: AttentionProblem) -> AttentionForm:
     """The form that promises most for the sizes of a problem."""
-    return attention_choice.attention_forms(
-        attention_choice.AttentionProblem(
-            problem.size,
-            problem.queries,
-            problem.keys,
-            problem.causal,
-            problem.window > 0,
-            problem.ragged,
-            problem.statistics,
-            type=tl.dtype(problem.dtype),
-        )  # fmt: skip
-    )[0]
+    return attention_forms(problem)[0]
 
 
 class AttentionPlan:
@@ -68,9 +39,7 @@ class AttentionPlan:
         self.ordinal = ordinal
         target = arrays.target_at(ordinal)
         self.processors = target.multiprocessors
-        self.reason = problem.obstacle
-        if not target.wgmma:
-            self.reason = f"{target.card} has no wgmma (compute capability 9.0 has)"
+        self.reason = unsupported(problem, target)
         self.form: AttentionForm | None = None
         self.portions: list[AttentionPlan] = []  # plans for some of the batches each, where one launch cannot take all
         if self.reason:

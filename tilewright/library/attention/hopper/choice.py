@@ -6,29 +6,26 @@ computes least beyond the queries and keys there are.  Rates are relative, measu
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-from typing import Any
-
 import tilewright.language as tl
 from tilewright.library.attention.hopper.config import AttentionForm
+from tilewright.library.attention.problem import AttentionProblem
 from tilewright.library.hopper import is_possible
+from tilewright.targets.machine import Machine
+from tilewright.targets.nvidia.target import NvidiaTarget
 
 FEW_QUERIES = 64  # that one warpgroup has
 
 
-@dataclass(frozen=True)
-class AttentionProblem:
-    """What a form depends on; queries and keys may be typical numbers of a range."""
+_REACHED = 0.7  # of the rate of tensor cores
+TILE_CLOCKS = 1500.0
+BLOCK_CLOCKS = 1200.0  # of a block of keys that nothing else hides
 
-    size: int  # of a head
-    queries: int
-    keys: int
-    causal: bool = False
-    window: bool = False
-    lengths: bool = False
-    statistics: bool = False
-    bias: int = 0
-    type: Any = tl.bfloat16
+
+def unsupported(problem: AttentionProblem, target: NvidiaTarget) -> str:
+    """Why the kernel cannot compute an attention on a target; nothing where it can."""
+    if not target.wgmma:
+        return f"{target.card} has no wgmma (compute capability 9.0 has)"
+    return problem.obstacle
 
 
 # By head size up to …: consumers, keys of a block, stages, whether tiles are joined (`FLAT`), relative rate.
@@ -52,8 +49,8 @@ def attention_forms(problem: AttentionProblem) -> list[AttentionForm]:
         turns = 1 < consumers < 4 or (consumers == 4 and not problem.causal)
         form = AttentionForm(
             D=problem.size, BN=block, CONSUMERS=consumers, STAGES=stages, CAUSAL=problem.causal,
-            WINDOW=problem.window, LENGTHS=problem.lengths, LSE=problem.statistics, FLAT=flat, TURNS=turns,
-            TYPE=problem.type, BIAS=problem.bias,
+            WINDOW=problem.window > 0, LENGTHS=problem.ragged, LSE=problem.statistics, FLAT=flat, TURNS=turns,
+            TYPE=tl.dtype(problem.dtype), BIAS=problem.bias,
         )  # fmt: skip
         if (problem.bias, limit, consumers) in _TOO_MUCH or (problem.window and consumers > 2):
             continue
@@ -62,3 +59,21 @@ def attention_forms(problem: AttentionProblem) -> list[AttentionForm]:
         queries, keys = (-(-problem.queries // form.BM) * form.BM, -(-problem.keys // block) * block)
         found.append((queries * keys / rate, form))
     return [form for _, form in sorted(found, key=lambda entry: entry[0])]
+
+
+def seconds_of(form: AttentionForm, problem: AttentionProblem, machine: Machine) -> float:
+    """The expected time: equal tiles in turns, half of the blocks where the mask is causal."""
+    pairs = problem.batches * problem.heads
+    tiles = -(-problem.queries // form.BM)
+    blocks = -(-problem.keys // form.BN)
+    if problem.causal and problem.queries > form.BM:
+        blocks = -(-blocks // 2)
+    clocks = TILE_CLOCKS + blocks * block_clocks(form, machine)
+    turns = max(1.0, tiles * pairs / machine.processors) if problem.causal else -(-tiles * pairs // machine.processors)
+    return machine.launches.kernel + turns * clocks / machine.clock
+
+
+def block_clocks(form: AttentionForm, machine: Machine) -> float:
+    """Clocks of a block of keys: a single warpgroup has nothing to do while it waits for its products."""
+    work = form.BM * form.BN * form.D * 4 / (machine.wgmma * _REACHED)
+    return work if form.CONSUMERS > 1 else max(work / 0.6, BLOCK_CLOCKS)

@@ -32,9 +32,9 @@ from tilewright.library.convolution.hopper import kernel as hopper
 from tilewright.library.convolution.hopper.choice import ConvolutionProblem, ranked_forms
 from tilewright.library.convolution.hopper.config import ConvolutionForm
 from tilewright.library.convolution.hopper.folded_pixels import folded_pixels
+from tilewright.library.convolution.simt.depthwise import gpu_depthwise
 from tilewright.library.convolution.simt.few_channels import few_channels
 from tilewright.library.convolution.simt.kernel import convolution, pad_channels
-from tilewright.library.convolution.simt.window import gpu_depthwise
 from tilewright.library.cost import expected
 from tilewright.library.generated.expressions import EXPRESSIONS, language_type
 from tilewright.library.generated.generate import Chain, next_power_of_2

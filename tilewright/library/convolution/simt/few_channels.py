@@ -11,7 +11,7 @@ from tilewright.graph.fusion import Group
 from tilewright.library.binding import bind_extra, bind_sizes
 from tilewright.library.candidate import Candidate, KernelCall, Operand, PackedConstant, Stage
 from tilewright.library.convolution.cpu.candidates import Moves
-from tilewright.library.convolution.simt.window_kernel import few_channels as kernel
+from tilewright.library.convolution.simt.depthwise_kernel import few_channels as kernel
 from tilewright.library.cost import expected
 from tilewright.library.generated.expressions import language_type
 from tilewright.library.generated.index import dense_strides

@@ -28,16 +28,7 @@ from tilewright.library.matmul.hopper.config import MatmulForm
 from tilewright.library.matmul.problem import MatmulProblem
 from tilewright.library.packing import halves_recipe
 from tilewright.library.slots import Slots
-from tilewright.symbolic import (
-    Size,
-    ceil_divide,
-    lift,
-    lower_bound,
-    minimum,
-    product,
-    simplify,
-    upper_bound,
-)
+from tilewright.symbolic import Size, ceil_divide, lift, lower_bound, minimum, product, simplify, upper_bound
 from tilewright.targets.base import Target
 from tilewright.targets.machine import Machine
 

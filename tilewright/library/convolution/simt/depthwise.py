@@ -1,42 +1,28 @@
-"""Depthwise convolutions and pools on GPUs."""
+"""Depthwise convolutions on GPUs."""
 
 from __future__ import annotations
 
-from dataclasses import replace
 from math import gcd
 from typing import Any
 
-from tilewright.graph.core import Graph
 from tilewright.graph.fusion import Group
 from tilewright.library.binding import bind_extra, bind_sizes
 from tilewright.library.candidate import Candidate, KernelCall, Operand, Stage
 from tilewright.library.convolution.cpu.candidates import depthwise_candidate
-from tilewright.library.convolution.simt import window_kernel as gpu_window
-from tilewright.library.cost import Cost, expected
-from tilewright.library.generated.elementwise import total_bytes
+from tilewright.library.convolution.simt import depthwise_kernel
+from tilewright.library.cost import expected
 from tilewright.library.generated.expressions import language_type
-from tilewright.library.pool.cpu import pool
-from tilewright.library.slots import Slots, epilogue_slots
-from tilewright.library.windows import window_constants, window_sizes
-from tilewright.symbolic import Size, ceil_divide, lift, product, simplify, upper_bound
+from tilewright.library.slots import Slots
+from tilewright.library.windows import window_constants, window_cost, window_sizes
+from tilewright.symbolic import ceil_divide, lift, product, simplify, upper_bound
 from tilewright.targets.base import Target
 
-_CTA_ELEMENTS = 1024  # eight for each of 128 threads
-_CHANNELS = 128  # at most, of a block
 _RUNS = (4, 7, 8, 5, 3)  # neighbouring pixels of a line that a thread may have
 _MOST_SUMS = 64  # of a thread that has two lines
 _VECTOR = 8  # channels of a thread, at most
 _ITEMS = 128  # threads of a CTA
 _TAPS = 64  # that are unrolled
 _WORKING = 1 << 20  # elements of a result from which on threads may have several pixels
-
-
-def channel_block(channels: Size) -> int:
-    """The channels of a block: the power of two up to 128 that leaves the fewest over; the largest of equals."""
-    if not isinstance(channels, int):
-        return _CHANNELS
-    blocks = [1 << power for power in range(3, _CHANNELS.bit_length())]
-    return min(blocks, key=lambda block: (-(-channels // block) * block, -block))
 
 
 def gpu_depthwise(group: Group, slots: Slots, weights: Operand, target: Target) -> list[Candidate]:
@@ -63,14 +49,14 @@ def gpu_depthwise(group: Group, slots: Slots, weights: Operand, target: Target) 
     bind_sizes({**sizes, "images": images, "columns": columns}, operands, types, constants)
     bind_extra(slots.extra, operands, types)
     flops = simplify(lift(product(out.shape)) * taps * 2)
-    cost = _cost(group, flops, target)
+    cost = window_cost(group, flops, target)
     found = []
     for lines, run, channels in _forms((expected(out_height), expected(out_width)), expected(product(out.shape))):
         vector = gcd(columns, channels)
         blocks = lift(images) * ceil_divide(out_height, lines) * ceil_divide(out_width, run)
         items = simplify(blocks * (columns // vector))
         call = KernelCall(
-            gpu_window.depthwise, operands, types, {**constants, "LINES": lines, "RUN": run, "VECTOR": vector},
+            depthwise_kernel.depthwise, operands, types, {**constants, "LINES": lines, "RUN": run, "VECTOR": vector},
             (ceil_divide(items, _ITEMS), 1, 1), options={"num_warps": _ITEMS // 32},
         )  # fmt: skip
         reasons = {"block": f"{vector} channels of {lines} x {run} pixels"}
@@ -88,36 +74,3 @@ def _forms(size: tuple[int, int], elements: int) -> list[tuple[int, int, int]]:
     runs = [run for run in _RUNS if -(-width // run) * run <= 1.1 * least][:3]
     double = [(2, run, vector) for vector in (_VECTOR // 2, _VECTOR) for run in runs if 2 * run * vector <= _MOST_SUMS]
     return [*(double if height % 2 == 0 else ()), *((1, run, _VECTOR) for run in runs)]
-
-
-def gpu_pool(group: Group, graph: Graph, target: Target) -> list[Candidate]:
-    """The candidates of a pooling group. Raises `NotImplementedError` for channels-first images."""
-    (candidate,) = pool(group, graph, target)
-    anchor = group.anchor
-    assert anchor is not None and anchor.inputs[0] is not None
-    x, out = anchor.inputs[0], anchor.output
-    if upper_bound(product(x.shape[1:])) >= 2**31:
-        return [candidate]
-    ((call,),) = (stage.calls for stage in candidate.stages)
-    block = channel_block(x.shape[-1])
-    rows = max(1, _CTA_ELEMENTS // block)
-    kernel = gpu_window.max_pool if anchor.op == "max_pool" else gpu_window.average_pool
-    function = epilogue_slots(group, graph).rounded().function
-    constants = {**call.constants, "ROWS": rows, "BLOCK": block, "EPILOGUE": function}
-    del constants["MASK"]
-    grid = (ceil_divide(product(out.shape[:-1]), rows), ceil_divide(x.shape[-1], block), 1)
-    call = replace(call, kernel=kernel, constants=constants, grid=grid, options={"num_warps": _warps(rows * block)})
-    flops = simplify(lift(product(out.shape)) * product(anchor.attributes["kernel"]))
-    reasons = {"block": f"{rows} pixels x {block} channels"}
-    return [Candidate("windows", (Stage((call,)),), _cost(group, flops, target), (), reasons)]
-
-
-def _warps(elements: int) -> int:
-    return max(1, elements // 256)
-
-
-def _cost(group: Group, flops: Size, target: Target) -> Cost:
-    machine = target.machine()
-    moved = total_bytes(group.inputs, group.outputs)
-    work = expected(flops) / (machine.processors * machine.float32 * machine.clock)
-    return Cost(moved, flops, machine.launches.kernel + max(expected(moved) / machine.memory, work))

@@ -1,0 +1,169 @@
+"""Attention groups by the Hopper kernel of tensor copies and wgmma, in its best forms for few and for many queries."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import replace
+
+from tilewright.dtypes import bfloat16, float16
+from tilewright.graph.core import Node, Value
+from tilewright.graph.fusion import Group
+from tilewright.graph.views import View
+from tilewright.library.attention.cpu import Strided, strided_operands
+from tilewright.library.attention.hopper import kernel as hopper
+from tilewright.library.attention.hopper.choice import FEW_QUERIES, attention_forms, seconds_of
+from tilewright.library.attention.hopper.config import AttentionForm
+from tilewright.library.attention.problem import SMALLEST, AttentionProblem, typical
+from tilewright.library.binding import divides
+from tilewright.library.candidate import Candidate, KernelCall, Operand, Stage, Table, TiledOperand
+from tilewright.library.cost import Cost
+from tilewright.library.generated.elementwise import total_bytes
+from tilewright.runtime.tables import PAIRS
+from tilewright.symbolic import Size, ceil_divide, lift, lower_bound, maximum, minimum, product, simplify, upper_bound
+from tilewright.targets.base import Target
+
+_CANDIDATES = 3  # forms that are worth timing
+
+
+def hopper_candidates(group: Group, plain: KernelCall, target: Target) -> list[Candidate]:
+    """The Hopper kernel in its best forms; none where tensor copies cannot read the operands.
+
+    `plain` is the launch for sizes that an entry of the kernel's schedule cannot count, where there may be such.
+    """
+    anchor = group.anchor
+    assert anchor is not None
+    strided = strided_operands(group)
+    if not getattr(target, "wgmma", False) or not is_tiled(anchor, strided):
+        return []
+    found = []
+    for number in range(_CANDIDATES):
+        calls, seconds = _hopper_calls(anchor, strided, number, target)
+        if not calls:
+            break
+        forms = {
+            f"queries <= {FEW_QUERIES}" if len(calls) > 1 and call is calls[0] else "queries": call.constants["FORM"]
+            for call in calls
+        }
+        flops = simplify(lift(product(strided.views["q"].shape)) * strided.views["k"].shape[2] * 4)
+        cost = Cost(total_bytes(group.inputs, group.outputs), flops, seconds)
+        reasons = {name: _described(form) for name, form in forms.items()}
+        name = _named("hopper attention", calls[-1])
+        if calls[-1].condition is not None:
+            calls.append(replace(plain, condition=None))
+        found.append(Candidate(name, (Stage(tuple(calls)),), cost, (), reasons))
+    return found
+
+
+def is_tiled(anchor: Node, strided: Strided) -> bool:
+    """Whether tensor copies can move everything, and a form has the head size."""
+    q, v = strided.views["q"], strided.views["v"]
+    dtype, size = strided.sources["q"].dtype, q.shape[3]
+    kinds = {value.dtype for value in (*strided.sources.values(), strided.out)}
+    if kinds != {dtype} or dtype not in (float16, bfloat16) or (strided.bias and strided.bias.dtype != dtype):
+        return False
+    if not isinstance(size, int) or size % SMALLEST or size > 256 or v.shape[3] != size:
+        return False
+    if strided.bias_form and strided.bias_strides[3] != 1:
+        return False
+    out = View(q.shape, strided.out_strides)
+    steps = [stride for view in (*strided.views.values(), out) for stride in (*view.strides[:3], view.offset)]
+    return all(divides(8, step) for step in steps)
+
+
+def _hopper_calls(anchor: Node, strided: Strided, number: int, target: Target) -> tuple[list[KernelCall], float]:
+    """Launches in the forms of a place in the ranking, for few and for many queries, and the expected time.
+
+    The last one has a condition only where sizes may be more than a schedule counts.
+    """
+    q, k = strided.views["q"], strided.views["k"]
+    queries, size = q.shape[2], q.shape[3]
+    assert isinstance(size, int)
+    calls: list[KernelCall] = []
+    seconds = 0.0
+    for rows, condition in _spans(queries, product(q.shape[:2])):
+        pairs = typical(product(q.shape[:2]), 1 << 20)
+        problem = AttentionProblem(
+            1, pairs, pairs, rows, typical(k.shape[2]), size, strided.sources["q"].dtype,
+            bool(anchor.attributes["causal"]), bias=strided.bias_form,
+        )  # fmt: skip
+        forms = attention_forms(problem)
+        if number >= len(forms):
+            return [], 0.0
+        calls.append(hopper_call(anchor, strided, forms[number], condition, target))
+        seconds = seconds_of(forms[number], problem, target.machine())
+    return calls, seconds
+
+
+def _spans(queries: Size, pairs: Size) -> list[tuple[int, tuple[Size, int] | None]]:
+    """Typical numbers of few and of many queries, each with the condition of its launch."""
+    counted = upper_bound(pairs) < PAIRS and upper_bound(queries) < PAIRS * FEW_QUERIES
+    few: tuple[Size, int] | None = (queries, FEW_QUERIES)
+    many: tuple[Size, int] | None = None
+    if not counted:
+        # One comparison for both: of the pairs, and of the queries in a measure in which few are as many.
+        few = (maximum(simplify(lift(queries) * (PAIRS // FEW_QUERIES - 1)), pairs), PAIRS - 1)
+        many = (maximum(ceil_divide(queries, FEW_QUERIES), pairs), PAIRS - 1)
+    elif upper_bound(queries) <= FEW_QUERIES:
+        few = None
+    spans: list[tuple[int, tuple[Size, int] | None]] = []
+    if lower_bound(queries) <= FEW_QUERIES:
+        spans.append((typical(queries, FEW_QUERIES), few))
+    if upper_bound(queries) > FEW_QUERIES:
+        spans.append((typical(queries), many))
+    return spans
+
+
+def hopper_call(
+    anchor: Node, strided: Strided, form: AttentionForm, condition: tuple[Size, int] | None, target: Target,
+    sums: Value | None = None,
+) -> KernelCall:  # fmt: skip
+    """One launch of the Hopper kernel; `sums` are the log-sum-exps of parts of the keys."""
+    q, k = strided.views["q"], strided.views["k"]
+    batches, heads, queries, size = q.shape
+    keys = k.shape[2]
+    group = simplify(lift(heads) // k.shape[1])
+    parts = simplify(lift(heads) * form.SPLITS)
+    processors = target.machine().processors
+    row_bytes = form.D * form.TYPE.itemsize
+    share = keys if form.SPLITS == 1 else ceil_divide(keys, form.SPLITS)
+    sizes = (batches, parts, group, queries, share, form.BM, form.BN, row_bytes, int(form.CAUSAL), processors)
+    schedule = Table("attention", sizes)
+    scale = float(anchor.attributes["scale"])
+    out = View((batches, parts, queries, size), strided.out_strides)
+    operands: dict[str, Operand] = {
+        name: tiled(strided.sources[name], strided.views[name], form.query_block if name == "q" else form.key_block)
+        for name in ("q", "k", "v")
+    }
+    operands |= {
+        "out": tiled(strided.out, out, form.query_block), "lse": schedule if sums is None else sums,
+        "lengths": schedule, "schedule": schedule, "tiles_per_cta": Table("attention", sizes, columns=True),
+        "queries": queries, "keys": keys, "heads": parts, "group": group, "window": 0,
+        "scale": scale * math.log2(math.e),
+    }  # fmt: skip
+    types = dict.fromkeys(("tiles_per_cta", "queries", "keys", "heads", "group", "window"), "i32")
+    types["scale"] = "f32"
+    if strided.bias is not None:
+        operands |= {"bias_0": strided.bias, "bias_4": 1 / scale}
+        operands |= {f"bias_{number + 1}": stride for number, stride in enumerate(strided.bias_strides[:3])}
+        types |= {"bias_1": "i64", "bias_2": "i64", "bias_3": "i64", "bias_4": "f32"}
+    tiles = simplify(lift(ceil_divide(queries, form.BM)) * batches * parts)
+    return KernelCall(
+        hopper.attention, operands, types, {"FORM": form}, (minimum(tiles, processors), 1, 1), condition
+    )  # fmt: skip
+
+
+def tiled(value: Value, view: View, block: tuple[int, ...]) -> TiledOperand:
+    """A view as a tensor map's; an axis of one element gets a stride that a map may have."""
+    strides = tuple(
+        view.shape[3] if extent == 1 else stride for extent, stride in zip(view.shape[:3], view.strides, strict=False)
+    )
+    return TiledOperand(value, view.shape, (*strides, 1), block, offset=view.offset)
+
+
+def _described(form: AttentionForm) -> str:
+    return f"{form.BM} queries x {form.BN} keys, {form.CONSUMERS} warpgroups"
+
+
+def _named(name: str, call: KernelCall) -> str:
+    form = call.constants["FORM"]
+    return f"{name} {form.BM}x{form.BN}"
