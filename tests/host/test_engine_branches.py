@@ -10,7 +10,7 @@ import pytest
 from tests.host.cuda_stand_in import Driver
 from tests.host.random_graphs import RandomGraph
 from tilewright.build import branches
-from tilewright.build.branches import LANES, Work, direct_dependencies, places
+from tilewright.build.branches import LANES, TaskWork, direct_dependencies, places
 from tilewright.build.builder import build
 from tilewright.dtypes import float32
 from tilewright.graph.build import GraphBuilder
@@ -21,8 +21,8 @@ from tilewright.targets.nvidia.target import NvidiaTarget
 CROSSING = NvidiaTarget.named("sm_90a").machine().launches.crossing
 
 
-def work(reads: str, writes: str, seconds: float = 1e-5, fills: bool = False) -> Work:
-    return Work(frozenset(reads), frozenset(writes), seconds, fills)
+def work(reads: str, writes: str, seconds: float = 1e-5, fills: bool = False) -> TaskWork:
+    return TaskWork(frozenset(reads), frozenset(writes), seconds, fills)
 
 
 def test_tasks_depend_by_the_tensors_that_they_share() -> None:
@@ -40,7 +40,7 @@ def test_lanes_are_used_where_they_pay() -> None:
     for changed in ({"seconds": 1e-6}, {"fills": True}):  # too short, or nothing left for others
         assert all(place.lane == 0 for place in places([dataclasses.replace(t, **changed) for t in both], CROSSING))
     chain = [work("abcde"[n], "bcdef"[n]) for n in range(5)]
-    assert all(place == branches.Place(0, ()) for place in places(chain, CROSSING))
+    assert all(place == branches.LanePlace(0, ()) for place in places(chain, CROSSING))
 
 
 def test_every_dependency_is_kept_by_lanes_and_waits(rng) -> None:

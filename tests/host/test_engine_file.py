@@ -17,6 +17,7 @@ from hypothesis import strategies as st
 from tests.host.handmade import COLUMNS, expected, make_package, make_plan
 from tilewright import Engine, dtypes
 from tilewright.engine import file
+from tilewright.engine.archive import EngineArchive
 from tilewright.engine.plan_json import plan_from_json, plan_to_json
 from tilewright.engine.weights import ALIGNMENT, Weights
 from tilewright.errors import EngineDamagedError, EngineError, EngineTargetError, EngineVersionError
@@ -245,7 +246,7 @@ def test_any_package_round_trips_and_large_members_are_on_pages(tmp_path_factory
     np.testing.assert_array_equal(read.weights.array("w"), weights.array("w"))
     whole = np.memmap(path, np.uint8, "r")
     base = whole.ctypes.data
-    archive = file.Archive(path)
+    archive = EngineArchive(path)
     for data in archive.members.values():
         if len(data) >= 4096:
             start = np.frombuffer(data, np.uint8)

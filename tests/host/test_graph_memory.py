@@ -7,7 +7,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from tilewright.graph.passes.lifetimes import GreatestIndex, OverlapIndex, greatest_sum
-from tilewright.graph.passes.memory import ALIGNMENT, Interval, plan_memory
+from tilewright.graph.passes.memory import ALIGNMENT, LiveInterval, plan_memory
 from tilewright.symbolic import evaluate, round_up, symbol
 
 BATCH = symbol("batch", 1, 64)
@@ -27,12 +27,12 @@ def interval_sizes() -> st.SearchStrategy:
 
 
 @st.composite
-def interval_lists(draw: st.DrawFn) -> list[Interval]:
+def interval_lists(draw: st.DrawFn) -> list[LiveInterval]:
     count = draw(st.integers(1, 12))
     intervals = []
     for index in range(count):
         first = draw(st.integers(0, 8))
-        intervals.append(Interval(f"t{index}", draw(interval_sizes()), first, first + draw(st.integers(0, 4))))
+        intervals.append(LiveInterval(f"t{index}", draw(interval_sizes()), first, first + draw(st.integers(0, 4))))
     return intervals
 
 
@@ -59,11 +59,11 @@ def test_one_family_is_packed_like_integers():
     tokens = BATCH * SEQUENCE
     plan = plan_memory(
         [
-            Interval("hidden", 1536 * tokens, 0, 5),
-            Interval("projected", 4608 * tokens, 1, 2),
-            Interval("context", 1536 * tokens, 2, 3),
-            Interval("wide", 6144 * tokens, 3, 4),
-            Interval("mask", 4096, 0, 5),
+            LiveInterval("hidden", 1536 * tokens, 0, 5),
+            LiveInterval("projected", 4608 * tokens, 1, 2),
+            LiveInterval("context", 1536 * tokens, 2, 3),
+            LiveInterval("wide", 6144 * tokens, 3, 4),
+            LiveInterval("mask", 4096, 0, 5),
         ]
     )
     symbols = {"batch": 2, "sequence": 128}
@@ -73,16 +73,20 @@ def test_one_family_is_packed_like_integers():
 
 def test_slots_are_shared_by_unlike_sizes():
     plan = plan_memory(
-        [Interval("a", 4 * BATCH + 4, 0, 1), Interval("b", 4 * SEQUENCE + 8, 2, 3), Interval("c", 4 * BATCH + 4, 4, 5)]
+        [
+            LiveInterval("a", 4 * BATCH + 4, 0, 1),
+            LiveInterval("b", 4 * SEQUENCE + 8, 2, 3),
+            LiveInterval("c", 4 * BATCH + 4, 4, 5),
+        ]
     )
     assert plan.offsets["a"] == plan.offsets["b"] == plan.offsets["c"] == 0
 
 
 def test_small_multiples_are_packed_like_others():
     """162 bytes a row find a gap of 256; what lies above 66 bytes a row is moved to the next alignment."""
-    beside = [Interval("hidden", 256 * BATCH, 0, 2), Interval("pairs", 162 * BATCH, 2, 3)]
-    assert evaluate(plan_memory([*beside, Interval("mask", 256 * BATCH, 0, 1)]).total, {"batch": 64}) == 512 * 64
-    narrow = [Interval(name, 66 * BATCH, 0, 2) for name in ("first", "second", "third")]
+    beside = [LiveInterval("hidden", 256 * BATCH, 0, 2), LiveInterval("pairs", 162 * BATCH, 2, 3)]
+    assert evaluate(plan_memory([*beside, LiveInterval("mask", 256 * BATCH, 0, 1)]).total, {"batch": 64}) == 512 * 64
+    narrow = [LiveInterval(name, 66 * BATCH, 0, 2) for name in ("first", "second", "third")]
     assert evaluate(plan_memory(narrow).total, {"batch": 64}) <= (3 * 66 + 2) * 64
 
 
@@ -90,7 +94,7 @@ def test_a_family_of_any_multiples_is_near_the_least():
     """A convolution block of 8 channels, whose rows of 32 bytes are no alignment."""
     pixels = BATCH * SEQUENCE
     sizes = [("x", 32, 0, 4), ("depthwise", 32, 1, 2), ("norm", 32, 2, 3), ("wide", 128, 3, 4), ("narrow", 32, 4, 5)]
-    plan = plan_memory([Interval(name, factor * pixels, *life) for name, factor, *life in sizes])
+    plan = plan_memory([LiveInterval(name, factor * pixels, *life) for name, factor, *life in sizes])
     symbols = {"batch": 3, "sequence": 41}
     assert evaluate(plan.total, symbols) <= plan.least_bytes(symbols) + 2 * ALIGNMENT
 
@@ -117,7 +121,7 @@ def test_overlaps_and_greatest_levels_are_found(intervals):
 def test_long_chains_are_planned_in_about_linear_time():
     def seconds(count: int) -> float:
         intervals = [
-            Interval(f"t{n}", 64 * (n * 37 % 101 + 1) * BATCH, n, n + (1, 2, 1, 9)[n % 4]) for n in range(count)
+            LiveInterval(f"t{n}", 64 * (n * 37 % 101 + 1) * BATCH, n, n + (1, 2, 1, 9)[n % 4]) for n in range(count)
         ]
         begun = time.process_time()
         plan_memory(intervals)

@@ -13,7 +13,7 @@ import pytest
 
 from tilewright.errors import LaunchError, TilewrightError
 from tilewright.measure import timers
-from tilewright.measure.choosing import Measured, Problem, Records, attempt, closest, ranked
+from tilewright.measure.choosing import Measured, Records, TuningProblem, attempt, closest, ranked
 from tilewright.measure.keys import problem_key
 from tilewright.measure.record import Timing
 from tilewright.runtime.cuda import timing
@@ -29,8 +29,8 @@ def folder(tmp_path: Path) -> Iterator[None]:
         yield
 
 
-def problem(order: list[int] = [2, 0, 1, 3], close: list[int] = [2, 0, 1], keys: str = "k") -> Problem:  # noqa: B006
-    return Problem({key: f"matmul {key}" for key in keys}, LABELS, order, close)
+def problem(order: list[int] = [2, 0, 1, 3], close: list[int] = [2, 0, 1], keys: str = "k") -> TuningProblem:  # noqa: B006
+    return TuningProblem({key: f"matmul {key}" for key in keys}, LABELS, order, close)
 
 
 # Ranking
@@ -61,7 +61,7 @@ def test_ranks_of_random_estimates(rng: np.random.Generator) -> None:
 def test_without_times_the_likeliest_is_taken() -> None:
     choice = problem().choice("no GPU")
     assert (choice.index, choice.source, choice.reason) == (2, "estimate", "no GPU") and not choice.microseconds
-    assert Problem({"k": ""}, ["a"], [0], [0]).choice().source == "only"
+    assert TuningProblem({"k": ""}, ["a"], [0], [0]).choice().source == "only"
 
 
 def test_the_fastest_is_timed_once_and_recorded(caplog: pytest.LogCaptureFixture) -> None:

@@ -17,7 +17,7 @@ _WORTH_IT = 0.9  # of the time on one lane
 
 
 @dataclass(frozen=True)
-class Work:
+class TaskWork:
     """A task: the tensors that it reads and writes, its estimated seconds, and whether it fills the GPU."""
 
     reads: frozenset[str]
@@ -25,38 +25,38 @@ class Work:
     seconds: float
     fills: bool
 
-    def conflicts(self, later: Work) -> bool:
+    def conflicts(self, later: TaskWork) -> bool:
         """Whether `later` must wait for this task."""
         return bool(self.writes & (later.reads | later.writes) or self.reads & later.writes)
 
 
 @dataclass(frozen=True)
-class Place:
+class LanePlace:
     """The lane of a task, and the tasks of other lanes that it waits for."""
 
     lane: int
     after: tuple[int, ...]
 
 
-def direct_dependencies(work: Sequence[Work]) -> list[list[int]]:
+def direct_dependencies(work: Sequence[TaskWork]) -> list[list[int]]:
     """For each task the earlier ones that it must wait for, without those that these wait for."""
     found: list[list[int]] = []
-    behind: list[int] = []  # all that a task waits for, as bits
+    dependencies: list[int] = []  # all that a task waits for, as bits
     for number, task in enumerate(work):
         covered = 0
         direct = []
         for other in range(number - 1, -1, -1):
             if not covered >> other & 1 and work[other].conflicts(task):
                 direct.append(other)
-                covered |= behind[other] | 1 << other
+                covered |= dependencies[other] | 1 << other
         found.append(direct)
-        behind.append(covered)
+        dependencies.append(covered)
     return found
 
 
-def places(work: Sequence[Work], crossing: float) -> list[Place]:
+def places(work: Sequence[TaskWork], crossing: float) -> list[LanePlace]:
     """A place for each task: all on lane 0 where more lanes do not pay; `crossing`: seconds of waiting for another."""
-    alone = [Place(0, ())] * len(work)
+    alone = [LanePlace(0, ())] * len(work)
     needed = direct_dependencies(work)
     if all(number - 1 in needed[number] for number in range(1, len(work))):
         return alone
@@ -64,7 +64,7 @@ def places(work: Sequence[Work], crossing: float) -> list[Place]:
     return found if end <= _WORTH_IT * sum(task.seconds for task in work) else alone
 
 
-def last_beside(found: Sequence[Place]) -> Callable[[Iterable[int]], int]:
+def last_beside(found: Sequence[LanePlace]) -> Callable[[Iterable[int]], int]:
     """A function that gives the last task that does not come after all of some tasks: it may run beside one of them."""
     before: list[int] = []  # all tasks that are done when one begins, as bits
     last: dict[int, int] = {}
@@ -86,13 +86,15 @@ def last_beside(found: Sequence[Place]) -> Callable[[Iterable[int]], int]:
     return found_last
 
 
-def _spread(work: Sequence[Work], needed: Sequence[Sequence[int]], crossing: float) -> tuple[list[Place], float]:
+def _spread(
+    work: Sequence[TaskWork], needed: Sequence[Sequence[int]], crossing: float
+) -> tuple[list[LanePlace], float]:
     """Tasks on lanes, and the estimated time of all."""
     last: list[int | None] = [None] * LANES  # task of each lane
     ends = [0.0] * len(work)
     lane_ends = [0.0] * LANES
     barrier = 0.0  # the end of the last task that fills the GPU
-    found: list[Place] = []
+    found: list[LanePlace] = []
     for number, task in enumerate(work):
         lane = _lane(needed[number], last, lane_ends, ends)
         after = tuple(sorted(other for other in needed[number] if found[other].lane != lane))
@@ -102,7 +104,7 @@ def _spread(work: Sequence[Work], needed: Sequence[Sequence[int]], crossing: flo
         ends[number] = lane_ends[lane] = ready + task.seconds
         barrier = ends[number] if task.fills else barrier
         last[lane] = number
-        found.append(Place(lane, after))
+        found.append(LanePlace(lane, after))
     return found, max(ends, default=0.0)
 
 

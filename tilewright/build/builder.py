@@ -250,7 +250,7 @@ class Builder:
             conditions=self.conditions,
         )
 
-    def _spread(self, accesses: Sequence[Access], evidence: Mapping[str, Any]) -> list[branches.Place]:
+    def _spread(self, accesses: Sequence[Access], evidence: Mapping[str, Any]) -> list[branches.LanePlace]:
         """A lane for each task: several where a GPU gains by it."""
         if isinstance(self.target, CPUTarget):
             return in_order(accesses)
@@ -260,7 +260,7 @@ class Builder:
             candidate = access.task.candidate
             fills = any(_ctas(call.grid) >= machine.processors for stage in candidate.stages for call in stage.calls)
             seconds = _seconds(candidate, evidence.get(access.task.group.name, {}))
-            work.append(branches.Work(access.reads, access.writes, seconds, fills))
+            work.append(branches.TaskWork(access.reads, access.writes, seconds, fills))
         return branches.places(work, machine.launches.crossing)
 
     def _steps(self, number: int, task: Task, storage: Storage, evidence: dict[str, Any]) -> list[Step]:

@@ -114,9 +114,9 @@ class _PlanWriter:
                 self._launch(choice, nanoseconds)
                 builder.branch(end)
                 break
-            taken, other = builder.new_block("choice"), builder.new_block("otherwise")
-            builder.branch_if(builder.compare("sle", self.size(choice.size), choice.at_most), taken, other)
-            builder.start(taken)
+            applies, other = builder.new_block("choice"), builder.new_block("otherwise")
+            builder.branch_if(builder.compare("sle", self.size(choice.size), choice.at_most), applies, other)
+            builder.start(applies)
             self._launch(choice, nanoseconds)
             builder.branch(end)
             builder.start(other)

@@ -10,7 +10,7 @@ from typing import Any
 from tilewright.build.builder import build
 from tilewright.build.tuning import Tuning
 from tilewright.engine.engine import Engine, target_name
-from tilewright.engine.file import Source, read_source, read_targets
+from tilewright.engine.file import RebuildSource, read_source, read_targets
 from tilewright.engine.graph_json import graph_from_json
 from tilewright.engine.trust import Trust
 from tilewright.errors import (
@@ -115,7 +115,7 @@ def read_graph(path: Path) -> tuple[Graph, str]:
     return _graph(source, f"{path}: {_PROBLEM}"), source.origin
 
 
-def _graph(source: Source, problem: str) -> Graph:
+def _graph(source: RebuildSource, problem: str) -> Graph:
     try:
         return graph_from_json(source.graph, source.weights)
     except InvalidIRError as error:

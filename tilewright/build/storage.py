@@ -10,10 +10,10 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field
 
-from tilewright.build.branches import Place, last_beside
+from tilewright.build.branches import LanePlace, last_beside
 from tilewright.graph.core import Graph, Value
 from tilewright.graph.fusion import Group
-from tilewright.graph.passes.memory import Interval, plan_memory
+from tilewright.graph.passes.memory import LiveInterval, plan_memory
 from tilewright.library.candidate import Candidate
 from tilewright.library.movement.candidates import updates_in_place
 from tilewright.runtime.plan import BufferReference, TensorSpec
@@ -38,12 +38,12 @@ class Access:
 
 
 # Says where tasks run: on which lane, and behind which tasks of others.
-Spreader = Callable[[Sequence[Access]], Sequence[Place]]
+Spreader = Callable[[Sequence[Access]], Sequence[LanePlace]]
 
 
-def in_order(accesses: Sequence[Access]) -> list[Place]:
+def in_order(accesses: Sequence[Access]) -> list[LanePlace]:
     """All tasks one after the other."""
-    return [Place(0, ())] * len(accesses)
+    return [LanePlace(0, ())] * len(accesses)
 
 
 # Makes the task that copies a tensor's elements to another tensor of the same shape.
@@ -72,7 +72,7 @@ class Storage:
     roots: dict[Value, Value]
     redirected: dict[tuple[int, Value], Value] = field(default_factory=dict)  # (task, root) -> its saved copy
     arena: list[Stay] = field(default_factory=list)
-    lanes: Sequence[Place] = ()  # of the tasks
+    lanes: Sequence[LanePlace] = ()  # of the tasks
 
     def place(self, task: int, value: Value) -> BufferReference:
         """Where `value` lies for a task; raises `KeyError` for constants."""
@@ -208,7 +208,7 @@ class _Planner:
         return Access(task, names(task.group.inputs), names((*task.group.outputs, *task.candidate.temporaries)))
 
     def _place_in_arena(
-        self, redirected: dict[tuple[int, Value], Value], lanes: Sequence[Place]
+        self, redirected: dict[tuple[int, Value], Value], lanes: Sequence[LanePlace]
     ) -> tuple[Size, list[Stay]]:
         """The arena's size, and what lies in it when."""
         users: dict[Value, list[int]] = {}
@@ -219,7 +219,7 @@ class _Planner:
                     users.setdefault(memory, []).append(number)
         beside = last_beside(lanes)
         intervals = [
-            Interval(str(number), _bytes(value), tasks[0], max(tasks[-1], beside(tasks)))
+            LiveInterval(str(number), _bytes(value), tasks[0], max(tasks[-1], beside(tasks)))
             for number, (value, tasks) in enumerate(users.items())
         ]
         arena = plan_memory(intervals)

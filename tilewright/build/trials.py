@@ -41,7 +41,7 @@ _POOL_BYTES = 1 << 20  # of random numbers, repeated to fill tensors
 
 
 @dataclass
-class _Tensor:
+class _TrialTensor:
     """Memory that trials of a group share: its number among the addresses, and whether every launch has its own."""
 
     number: int
@@ -51,12 +51,12 @@ class _Tensor:
 
 
 @dataclass
-class _Tensors:
+class _TrialTensors:
     """The tensors of a group's candidates by name, for known sizes."""
 
     graph: Graph
     sizes: Mapping[str, int]
-    found: dict[str, _Tensor] = field(default_factory=dict)
+    found: dict[str, _TrialTensor] = field(default_factory=dict)
 
     def place(self, operand: Operand) -> BufferReference:
         """Where an operand lies: each tensor is an input of its own."""
@@ -70,7 +70,7 @@ class _Tensors:
             value, name, extent = operand, operand.name, evaluate(product(operand.shape), self.sizes)
         if name not in self.found:
             weight = value in self.graph.constants
-            self.found[name] = _Tensor(len(self.found), extent * value.dtype.itemsize, value.dtype, weight)
+            self.found[name] = _TrialTensor(len(self.found), extent * value.dtype.itemsize, value.dtype, weight)
         return BufferReference("input", name)
 
 
@@ -93,7 +93,7 @@ class Trials:
 
         Raises `DeviceError` when the GPU's memory does not suffice, or a kernel breaks the GPU's context.
         """
-        tensors = _Tensors(self.graph, sizes)
+        tensors = _TrialTensors(self.graph, sizes)
         failures: dict[int, TilewrightError] = {}
         with self.device.active():
             makers = {number: partial(self._launches, each, tensors) for number, each in candidates.items()}
@@ -109,7 +109,7 @@ class Trials:
 
     # -- Launches -----------------------------------------------------------------------------------------------------
 
-    def _launches(self, candidate: Candidate, tensors: _Tensors) -> list[Launch]:
+    def _launches(self, candidate: Candidate, tensors: _TrialTensors) -> list[Launch]:
         """A candidate's launches for the sizes."""
         calls = [taken_call(stage.calls, tensors.sizes) for stage in candidate.stages]
         choices = [self.kernels.choice(call, tensors.place) for call in calls]
@@ -126,14 +126,14 @@ class Trials:
 
     # -- Memory -------------------------------------------------------------------------------------------------------
 
-    def _copies(self, tensors: _Tensors) -> int:
+    def _copies(self, tensors: _TrialTensors) -> int:
         """How many copies of the weights make each launch find its own cold."""
         weights = sum(tensor.bytes for tensor in tensors.found.values() if tensor.weight)
         if not self.cold or not weights:
             return 1
         return max(1, min(_COPIES, -(-2 * self.device.l2_bytes // weights)))
 
-    def _layout(self, tensors: _Tensors, copies: int) -> list[list[int]]:
+    def _layout(self, tensors: _TrialTensors, copies: int) -> list[list[int]]:
         """Addresses of all tensors, with random contents, for each copy of the weights."""
         table = [[0] * len(tensors.found) for _ in range(copies)]
         regions: list[tuple[int, int, DType]] = []  # offset, bytes, element type

@@ -19,7 +19,7 @@ from tilewright.errors import DeviceError, MissingDependencyError, MissingTiming
 from tilewright.graph.core import Graph, Value
 from tilewright.graph.fusion import Group
 from tilewright.library.candidate import Candidate, ExternKernel, Operand, PackedConstant
-from tilewright.measure.choosing import CLOSE, Choice, Measured, Problem, Records, closest, ranked
+from tilewright.measure.choosing import CLOSE, Choice, Measured, Records, TuningProblem, closest, ranked
 from tilewright.measure.keys import device_name, problem_key
 from tilewright.measure.record import Timing
 from tilewright.runtime.plan import BufferReference
@@ -73,7 +73,7 @@ class Tuning:
 
 
 @dataclass(kw_only=True)
-class _GroupProblem(Problem):
+class _GroupProblem(TuningProblem):
     """The problem of equal groups: the first of them, its candidates, the sizes that each key stands for, and why they
     were not timed."""
 

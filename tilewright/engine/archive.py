@@ -44,7 +44,7 @@ class _Wrong(Exception):
 
 
 @dataclass(frozen=True)
-class _Entry:
+class _ArchiveEntry:
     """A member as the central directory describes it."""
 
     name: str
@@ -55,7 +55,7 @@ class _Entry:
     start: int  # of its local header
 
 
-class Archive:
+class EngineArchive:
     """The members of a zip file in memory; views of them stay valid for as long as they exist.
 
     The file is copied, so that what was verified is what is used whatever becomes of the file; `mapped` shares it with
@@ -87,9 +87,9 @@ class Archive:
                 ) from error
             raise self.damaged(str(error)) from error
 
-    def damaged(self, what: str) -> EngineDamagedError:
+    def damaged(self, reason: str) -> EngineDamagedError:
         """The error for this file."""
-        return EngineDamagedError(f"the engine {self.path} is damaged: {what}. {_ADVICE}.")
+        return EngineDamagedError(f"the engine {self.path} is damaged: {reason}. {_ADVICE}.")
 
 
 def _copy(path: Path) -> memoryview:
@@ -128,7 +128,7 @@ def _open(path: Path) -> Any:
 # -- The archive's structure ----------------------------------------------------------------------
 
 
-def _read(content: memoryview) -> list[tuple[_Entry, memoryview]]:
+def _read(content: memoryview) -> list[tuple[_ArchiveEntry, memoryview]]:
     """The members with their data; raises `_Wrong`."""
     start, end, count = _directory_place(content)
     entries = _directory(content[start:end], count)
@@ -188,7 +188,7 @@ def _large_end(content: memoryview, place: int, expected: int) -> tuple[int, int
     return count, size, begin
 
 
-def _directory(content: memoryview, count: int) -> list[_Entry]:
+def _directory(content: memoryview, count: int) -> list[_ArchiveEntry]:
     """The members that the central directory lists, which must fill it."""
     entries = []
     position = 0
@@ -212,13 +212,13 @@ def _directory(content: memoryview, count: int) -> list[_Entry]:
         size, packed, start = _large_fields(name, extra, size, packed, start)
         if packed != size:
             raise _Wrong(f"the zip archive's member {name!r} is compressed")
-        entries.append(_Entry(name, raw, flags, checksum, size, start))
+        entries.append(_ArchiveEntry(name, raw, flags, checksum, size, start))
     if position != len(content):
         raise _Wrong("the zip archive's directory holds more than its members")
     return entries
 
 
-def _data_start(content: memoryview, entry: _Entry, limit: int) -> int:
+def _data_start(content: memoryview, entry: _ArchiveEntry, limit: int) -> int:
     """Where a member's data begins: after its local header, which must say what the directory says."""
     wrong = _Wrong(f"the zip archive's entry of {entry.name!r} is wrong: its header and the directory differ")
     if entry.start + _LOCAL.size > limit:

@@ -28,7 +28,7 @@ from typing import Any
 
 import numpy as np
 
-from tilewright.engine.archive import PADDING_EXTRA, Archive
+from tilewright.engine.archive import PADDING_EXTRA, EngineArchive
 from tilewright.engine.bounded_json import read_json
 from tilewright.engine.trust import Trust
 from tilewright.engine.weights import ALIGNMENT, Weights
@@ -71,12 +71,12 @@ class Package:
     signed: tuple[bytes, bytes] | None = None  # the manifest as it was read, and its signatures
 
 
-def as_path(value: Any, what: str) -> Path:
+def as_path(value: Any, description: str) -> Path:
     """What a caller names a file by, as a path; raises `EngineError` for things that name none."""
     try:
         return Path(value)
     except TypeError as error:
-        raise EngineError(f"{what} is named by a text or a path, got {a_kind(value)}") from error
+        raise EngineError(f"{description} is named by a text or a path, got {a_kind(value)}") from error
 
 
 def write_package(package: Package, path: Path) -> None:
@@ -148,7 +148,7 @@ def read_package(path: Path, trust: Trust | None = None, mapped: bool = False) -
     Raises `EngineDamagedError` when a bit of it is not as it was written, `EngineVersionError`,
     `EngineUntrustedError` when it is not what `trust` asks for, and `EngineError` when the file cannot be read at all.
     """
-    archive = Archive(path, mapped)
+    archive = EngineArchive(path, mapped)
     manifest = _read_manifest(archive, trust or Trust())
     listing = _listing(archive, manifest)
     members = {name: _checked_member(archive, listing, name) for name in listing}
@@ -160,7 +160,7 @@ def read_package(path: Path, trust: Trust | None = None, mapped: bool = False) -
 
 
 @dataclass(frozen=True)
-class Source:
+class RebuildSource:
     """What an engine can be built from again: its graph and weights, and what the manifest says of them."""
 
     graph: bytes
@@ -169,14 +169,14 @@ class Source:
     targets: tuple[Mapping[str, Any], ...]  # what the programs were built for; none when that cannot be read
 
 
-def read_source(path: Path, trust: Trust | None = None) -> Source:
+def read_source(path: Path, trust: Trust | None = None) -> RebuildSource:
     """The graph and the weights alone, for building an engine again: its machine code is not looked at.
 
     They are verified by the zip's own checksums, so that damage elsewhere does not stand in the way; by the manifest's
     digests where `trust` asks for a signature.  Raises `EngineDamagedError` when the graph or the weights are damaged
     too, and `EngineUntrustedError`.
     """
-    archive = Archive(path)
+    archive = EngineArchive(path)
     trust = trust or Trust()
     for name in (GRAPH, WEIGHTS):
         if name not in archive.members:
@@ -189,16 +189,16 @@ def read_source(path: Path, trust: Trust | None = None) -> Source:
         for name in (GRAPH, WEIGHTS):
             _checked_member(archive, listing, name)
     weights = _weights(archive, archive.members[WEIGHTS])
-    return Source(bytes(archive.members[GRAPH]), weights, *_recorded(archive))
+    return RebuildSource(bytes(archive.members[GRAPH]), weights, *_recorded(archive))
 
 
 def read_targets(path: Path) -> tuple[Mapping[str, Any], ...]:
     """What an engine's programs were built for, as its manifest has it, whatever else is wrong with that; none when
     it cannot be read. Raises `EngineDamagedError` for what is no zip file."""
-    return _recorded(Archive(path))[1]
+    return _recorded(EngineArchive(path))[1]
 
 
-def _recorded(archive: Archive) -> tuple[str, tuple[Mapping[str, Any], ...]]:
+def _recorded(archive: EngineArchive) -> tuple[str, tuple[Mapping[str, Any], ...]]:
     """The manifest's `source` and its programs' targets, as far as they can be read."""
     try:
         manifest = read_json(archive.members[MANIFEST], MOST_MANIFEST_BYTES)
@@ -210,7 +210,7 @@ def _recorded(archive: Archive) -> tuple[str, tuple[Mapping[str, Any], ...]]:
     return source if isinstance(source, str) else "", targets
 
 
-def _weights(archive: Archive, data: memoryview | None) -> Weights:
+def _weights(archive: EngineArchive, data: memoryview | None) -> Weights:
     """The weights where they are in memory, or a copy where a rewritten file has them out of alignment."""
     if data is None:
         raise archive.damaged(f"{WEIGHTS} is missing")
@@ -221,7 +221,7 @@ def _weights(archive: Archive, data: memoryview | None) -> Weights:
     return weights if weights.address % ALIGNMENT == 0 else weights.aligned()
 
 
-def _read_manifest(archive: Archive, trust: Trust) -> dict[str, Any]:
+def _read_manifest(archive: EngineArchive, trust: Trust) -> dict[str, Any]:
     """The manifest of an engine that this version reads."""
     manifest = _verified_manifest(archive, trust)
     version = manifest.get("version")
@@ -236,7 +236,7 @@ def _read_manifest(archive: Archive, trust: Trust) -> dict[str, Any]:
     return manifest
 
 
-def _verified_manifest(archive: Archive, trust: Trust) -> dict[str, Any]:
+def _verified_manifest(archive: EngineArchive, trust: Trust) -> dict[str, Any]:
     """The manifest's JSON object, parsed once it is known to be what was written and what is trusted."""
     trust.check_file(archive.path, archive.content)
     for name in (MANIFEST, GUARD):
@@ -255,7 +255,7 @@ def _verified_manifest(archive: Archive, trust: Trust) -> dict[str, Any]:
     return manifest
 
 
-def _listing(archive: Archive, manifest: Mapping[str, Any]) -> Mapping[str, Any]:
+def _listing(archive: EngineArchive, manifest: Mapping[str, Any]) -> Mapping[str, Any]:
     """What the manifest says of the other members, which are exactly those in the file."""
     listing = manifest.get("members")
     names = archive.members.keys() - {MANIFEST, GUARD, SIGNATURES}
@@ -264,7 +264,7 @@ def _listing(archive: Archive, manifest: Mapping[str, Any]) -> Mapping[str, Any]
     return listing
 
 
-def _checked_member(archive: Archive, listing: Mapping[str, Any], name: str) -> memoryview:
+def _checked_member(archive: EngineArchive, listing: Mapping[str, Any], name: str) -> memoryview:
     """A member that has the size and the digest of the manifest."""
     data, entry = archive.members[name], listing[name]
     if not isinstance(entry, dict) or entry.get("bytes") != len(data) or entry.get("sha256") != digest(data):

@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING, Any, Protocol, TypeVar
 
 import numpy as np
 
-from tilewright.engine.taping import LoopTape, NotFixedError, Place, Rounds, Writer
+from tilewright.engine.taping import LoopTape, NotFixedError, Rounds, TapePlace, TapeWriter
 from tilewright.errors import TilewrightError
 from tilewright.graph.core import Graph, Node, Value
 from tilewright.graph.ops import kind_of
@@ -70,7 +70,7 @@ class _Step(Protocol):
 
     def run(self, arrays: list[Any], symbols: dict[str, int], call: Call) -> Sequence[np.ndarray]: ...
 
-    def write(self, writer: Writer, places: list[Place | None], symbols: dict[str, int]) -> Sequence[Place]:
+    def write(self, writer: TapeWriter, places: list[TapePlace | None], symbols: dict[str, int]) -> Sequence[TapePlace]:
         """Add it to a tape, for known sizes. Raises `NotFixedError`."""
         ...
 
@@ -113,11 +113,13 @@ class Schedule:
                 values[place] = None
         return [values[place] for place in self._results]
 
-    def write(self, writer: Writer, places: Sequence[Place], symbols: dict[str, int]) -> tuple[list[Place], set[int]]:
+    def write(
+        self, writer: TapeWriter, places: Sequence[TapePlace], symbols: dict[str, int]
+    ) -> tuple[list[TapePlace], set[int]]:
         """Add the nodes to a tape: the places of results, and the ids of those that own a buffer of a node's."""
         if any(place.dtype != dtype for place, dtype in zip(places, self._types, strict=True)):
             raise NotFixedError("other types")
-        found: dict[Value, Place] = dict(zip(self.graph.inputs, places, strict=True))
+        found: dict[Value, TapePlace] = dict(zip(self.graph.inputs, places, strict=True))
         own: set[int] = set()
         for value, data in self.graph.constants.items():
             found[value] = writer.constant(_as(data, value))
@@ -155,7 +157,7 @@ class _Host:
             attributes = attributes | {key: concrete(item, symbols, None) for key, item in self._sizes.items()}
         return [run_with(self._node, list(map(host, arrays)), attributes, symbols)]
 
-    def write(self, writer: Writer, places: list[Place | None], symbols: dict[str, int]) -> Sequence[Place]:
+    def write(self, writer: TapeWriter, places: list[TapePlace | None], symbols: dict[str, int]) -> Sequence[TapePlace]:
         raise NotFixedError(self._node.op)
 
 
@@ -197,7 +199,7 @@ class Part:
         call.times[self.number] = [a + b for a, b in zip(before, spent, strict=True)]
         return results
 
-    def write(self, writer: Writer, places: list[Place | None], symbols: dict[str, int]) -> Sequence[Place]:
+    def write(self, writer: TapeWriter, places: list[TapePlace | None], symbols: dict[str, int]) -> Sequence[TapePlace]:
         frame = self.frame(places, symbols)
         given = [place for place in places if place is not None]
         if not isinstance(frame, Frame) or len(given) < len(places) or not frame.takes(given):
@@ -260,22 +262,22 @@ class _Body:
         self._own = {size.name for size in sizes if size is not None}
         self._shapes = [(value.shape, partial("%{} of {}".format, value.name, graph.name)) for value in graph.inputs]
 
-    def symbols(self, arrays: Sequence[np.ndarray | Place], symbols: Mapping[str, int]) -> dict[str, int]:
+    def symbols(self, arrays: Sequence[np.ndarray | TapePlace], symbols: Mapping[str, int]) -> dict[str, int]:
         """The symbols inside, for inputs in order."""
         inner = dict(symbols)
         for name in self._own:
             inner.pop(name, None)
-        for (shape, what), array in zip(self._shapes, arrays, strict=True):
+        for (shape, describe), array in zip(self._shapes, arrays, strict=True):
             if array.shape != shape:
-                bind(shape, array.shape, inner, what)
+                bind(shape, array.shape, inner, describe)
         return inner
 
     def run(self, arrays: Sequence[np.ndarray], symbols: Mapping[str, int], call: Call) -> list[np.ndarray]:
         return self._schedule.run(arrays, self.symbols(arrays, symbols), call)
 
     def write(
-        self, writer: Writer, places: Sequence[Place], symbols: Mapping[str, int]
-    ) -> tuple[list[Place], set[int]]:
+        self, writer: TapeWriter, places: Sequence[TapePlace], symbols: Mapping[str, int]
+    ) -> tuple[list[TapePlace], set[int]]:
         """As `Schedule.write`."""
         return self._schedule.write(writer, places, self.symbols(places, symbols))
 
@@ -291,7 +293,7 @@ class _Branch:
         results = self._bodies[bool(host(arrays[0]).reshape(-1)[0])].run(arrays[1:], symbols, call)
         return _bound(self._node, results, symbols)
 
-    def write(self, writer: Writer, places: list[Place | None], symbols: dict[str, int]) -> Sequence[Place]:
+    def write(self, writer: TapeWriter, places: list[TapePlace | None], symbols: dict[str, int]) -> Sequence[TapePlace]:
         condition, *given = _present(places)
         if condition.dtype != np.bool_:
             raise NotFixedError("a condition of another type")
@@ -380,7 +382,7 @@ class _Loop:
         except (NotFixedError, TilewrightError, LookupError, AttributeError):
             return None  # the rounds themselves raise what is an error
 
-    def write(self, writer: Writer, places: list[Place | None], symbols: dict[str, int]) -> Sequence[Place]:
+    def write(self, writer: TapeWriter, places: list[TapePlace | None], symbols: dict[str, int]) -> Sequence[TapePlace]:
         """A loop in another one."""
         count, condition, *given = places
         values, captured = given[: self._carried], _present(given[self._carried :])
@@ -393,19 +395,19 @@ class _Loop:
 
 
 def _written(
-    body: _Body, symbols: Mapping[str, int], writer: Writer, places: list[Place]
-) -> tuple[list[Place], set[int]]:
+    body: _Body, symbols: Mapping[str, int], writer: TapeWriter, places: list[TapePlace]
+) -> tuple[list[TapePlace], set[int]]:
     return body.write(writer, places, symbols)
 
 
-def _present(places: Sequence[Place | None]) -> list[Place]:
+def _present(places: Sequence[TapePlace | None]) -> list[TapePlace]:
     found = [place for place in places if place is not None]
     if len(found) < len(places):
         raise NotFixedError("optional inputs")
     return found
 
 
-_Shaped = TypeVar("_Shaped", np.ndarray, Place)
+_Shaped = TypeVar("_Shaped", np.ndarray, TapePlace)
 
 
 def _bound(node: Node, results: list[_Shaped], symbols: dict[str, int]) -> list[_Shaped]:

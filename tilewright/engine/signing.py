@@ -73,12 +73,14 @@ def sign_engine(engine: Path, key: Path, output: Path | None = None) -> str:
     package = read_package(engine)
     manifest = manifest_text(package)
     public = private.public_key().public_bytes_raw().hex()
-    kept = []
+    others = []
     if package.signed is not None and package.signed[0] == manifest:
-        kept = [line for line in _lines(engine, package.signed[1]) if line[0] != public]
-    if len(kept) >= MOST_SIGNATURES:
-        raise SigningKeyError(f"{engine} has {len(kept)} signatures already, which is the most that an engine may have")
-    lines = [*kept, (public, private.sign(_MESSAGE + manifest).hex())]
+        others = [line for line in _lines(engine, package.signed[1]) if line[0] != public]
+    if len(others) >= MOST_SIGNATURES:
+        raise SigningKeyError(
+            f"{engine} has {len(others)} signatures already, which is the most that an engine may have"
+        )
+    lines = [*others, (public, private.sign(_MESSAGE + manifest).hex())]
     text = "".join(f"ed25519 {signer} {signature}\n" for signer, signature in lines)
     write_package(dataclasses.replace(package, signed=(manifest, text.encode())), target)
     return public

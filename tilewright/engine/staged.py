@@ -189,7 +189,7 @@ class StagedSession:
     ) -> dict[str, Any]:
         """Results by name, in memory of their own or in that of the caller."""
         like = next(iter(inputs.values()), None)
-        taken = {id(array) for array in arrays}
+        in_use = {id(array) for array in arrays}
         found: dict[str, Any] = {}
         for spec, result in zip(self.plan.outputs, results, strict=True):
             if spec.mutates is not None:
@@ -201,8 +201,8 @@ class StagedSession:
                 found[spec.name] = out[spec.name]
             elif is_on_gpu(like):
                 own = result if isinstance(result, OnDevice) else on_device(result, spec.dtype, like)
-                found[spec.name] = (own.copy() if id(own) in taken else own).tensor
-                taken.add(id(own))
+                found[spec.name] = (own.copy() if id(own) in in_use else own).tensor
+                in_use.add(id(own))
             elif tensors.is_torch(like):
                 memory = tensors.allocate(like, spec.dtype, result.shape)
                 tensors.as_array(tensors.view(memory, spec.name, spec.dtype))[...] = host(result)
@@ -210,8 +210,8 @@ class StagedSession:
             else:
                 result = host(result)
                 own = result.flags.owndata and result.flags.c_contiguous and result.flags.writeable
-                array = result if own and id(result) not in taken else np.array(result, order="C")
-                taken.add(id(array))
+                array = result if own and id(result) not in in_use else np.array(result, order="C")
+                in_use.add(id(array))
                 found[spec.name] = tensors.finish(array, like)
         return found
 

@@ -1,7 +1,7 @@
 """Loops as tapes: rounds whose sizes are known run natively, as `engine.schedule` says what they hold.
 
-A `Place` is a value of a tape.  Words that own a buffer hold pairwise different ones: a value is handed on by swapping
-two of them, so that a loop copies its carried values once, at its start.
+A `TapePlace` is a value of a tape.  Words that own a buffer hold pairwise different ones: a value is handed on by
+swapping two of them, so that a loop copies its carried values once, at its start.
 """
 
 from __future__ import annotations
@@ -24,8 +24,8 @@ _ENDLESS = 1 << 62
 _ROW_BYTES, _MOST_ROWS = 32 << 20, 4096  # of what one run of a tape stacks
 
 # Adds nodes to a tape: the places of their results, and the ids of those that own a buffer of a node's.
-Write = Callable[["Writer", "list[Place]"], "tuple[list[Place], set[int]]"]
-Branch = Callable[[], "tuple[list[Place], set[int]]"]
+Write = Callable[["TapeWriter", "list[TapePlace]"], "tuple[list[TapePlace], set[int]]"]
+Branch = Callable[[], "tuple[list[TapePlace], set[int]]"]
 
 
 class NotFixedError(Exception):
@@ -33,7 +33,7 @@ class NotFixedError(Exception):
 
 
 @dataclass(frozen=True, eq=False)
-class Place:
+class TapePlace:
     """A value of a tape: contiguous, at the address that the word holds."""
 
     word: Word
@@ -44,12 +44,12 @@ class Place:
     def bytes(self) -> int:
         return math.prod(self.shape) * self.dtype.itemsize
 
-    def same(self, other: Place) -> bool:
+    def same(self, other: TapePlace) -> bool:
         """Whether both are of one shape and type."""
         return self.shape == other.shape and self.dtype == other.dtype
 
 
-class Writer:
+class TapeWriter:
     """Writes a tape."""
 
     def __init__(self) -> None:
@@ -58,24 +58,24 @@ class Writer:
         self._contexts: list[Words] = []
         self._arena_bytes = 0
 
-    def given(self, array: np.ndarray) -> Place:
+    def given(self, array: np.ndarray) -> TapePlace:
         """A value whose address is set before each run."""
-        return Place(self.tape.word(), array.shape, array.dtype)
+        return TapePlace(self.tape.word(), array.shape, array.dtype)
 
-    def constant(self, array: np.ndarray) -> Place:
-        kept = np.array(array, order="C")
-        self.tape.keep(kept)
-        return Place(self.tape.word(kept.ctypes.data), kept.shape, kept.dtype)
+    def constant(self, array: np.ndarray) -> TapePlace:
+        copied = np.array(array, order="C")
+        self.tape.keep(copied)
+        return TapePlace(self.tape.word(copied.ctypes.data), copied.shape, copied.dtype)
 
-    def buffer(self, shape: tuple[int, ...], dtype: np.dtype) -> Place:
+    def buffer(self, shape: tuple[int, ...], dtype: np.dtype) -> TapePlace:
         """A value that owns memory."""
         if dtype.hasobject:
             raise NotFixedError("values of the host")
         memory = AlignedBuffer(math.prod(shape) * dtype.itemsize)
         self.tape.keep(memory)
-        return Place(self.tape.word(memory.address), shape, dtype)
+        return TapePlace(self.tape.word(memory.address), shape, dtype)
 
-    def call(self, session: Session, frame: Frame, places: Sequence[Place]) -> list[Place]:
+    def call(self, session: Session, frame: Frame, places: Sequence[TapePlace]) -> list[TapePlace]:
         """The outputs of a compiled part."""
         for number, low, high, _ in frame.binding.index_ranges:
             found = places[number]
@@ -101,23 +101,23 @@ class Writer:
         self.shared |= is_shared(frame.binding)
         return outputs
 
-    def hand_on(self, pairs: Sequence[tuple[Place, Place]], own: set[int]) -> None:
+    def hand_on(self, pairs: Sequence[tuple[TapePlace, TapePlace]], own: set[int]) -> None:
         """Give each first place, which owns a buffer, the value of the second, which may be one of the first ones.
 
         `own` are the ids of places that own a buffer and that nothing reads afterwards.
         """
-        swapped: list[tuple[Place, Place]] = []
-        taken: set[int] = set()
+        swapped: list[tuple[TapePlace, TapePlace]] = []
+        moved: set[int] = set()
         for into, source in pairs:
             if not into.same(source):
                 raise NotFixedError("sizes change")
             if source is into:
                 continue
-            if id(source) not in own or id(source) in taken:
+            if id(source) not in own or id(source) in moved:
                 copied = self.buffer(source.shape, source.dtype)
                 self.tape.copy(copied.word, source.word, source.bytes)
                 source = copied
-            taken.add(id(source))
+            moved.add(id(source))
             swapped.append((into, source))
         between = self.tape.word()
         for into, source in swapped:
@@ -125,7 +125,7 @@ class Writer:
             self.tape.move(into.word.address, source.word.address)
             self.tape.move(source.word.address, between.address)
 
-    def start(self, values: Sequence[Place]) -> list[Place]:
+    def start(self, values: Sequence[TapePlace]) -> list[TapePlace]:
         """Places of a loop's own that begin with these values."""
         found = [self.buffer(place.shape, place.dtype) for place in values]
         for into, place in zip(found, values, strict=True):
@@ -133,8 +133,8 @@ class Writer:
         return found
 
     def rounds(
-        self, body: Write, round_: Place, limit: Word, carried: Sequence[Place], captured: Sequence[Place],
-        rows: Callable[[Sequence[Place]], None], going: Place | None = None,
+        self, body: Write, round_: TapePlace, limit: Word, carried: Sequence[TapePlace], captured: Sequence[TapePlace],
+        rows: Callable[[Sequence[TapePlace]], None], going: TapePlace | None = None,
     ) -> Word:  # fmt: skip
         """Rounds while the number of the round is below the limit: the word of the flag that the last one left.
 
@@ -164,10 +164,10 @@ class Writer:
     def loop(
         self,
         body: Write,
-        count: Place | None,
-        carried: Sequence[Place],
-        captured: Sequence[Place],
-        condition: Place | None,
+        count: TapePlace | None,
+        carried: Sequence[TapePlace],
+        captured: Sequence[TapePlace],
+        condition: TapePlace | None,
     ) -> None:
         """A loop in another one, which changes `carried` and leaves nothing else."""
         if condition is not None and condition.dtype != np.bool_:
@@ -177,7 +177,7 @@ class Writer:
         limit = self.constant(np.array(_ENDLESS)) if count is None else count
         self.rounds(body, round_, limit.word, carried, captured, lambda rows: None, condition)
 
-    def choose(self, condition: Place, then: Branch, otherwise: Branch) -> list[Place]:
+    def choose(self, condition: TapePlace, then: Branch, otherwise: Branch) -> list[TapePlace]:
         """The results of one of two branches."""
         other, end = Label(), Label()
         self.tape.unless(condition.word, other)
@@ -217,24 +217,24 @@ class LoopTape:
 
     def __init__(self, body: Write, carried: Sequence[np.ndarray], captured: Sequence[np.ndarray]) -> None:
         """Raises `NotFixedError` for a loop that is none; the arrays have the shapes and types of those to come."""
-        self._writer = writer = Writer()
+        self._writer = writer = TapeWriter()
         self._values = [writer.given(array) for array in carried]
         self._captured = [writer.given(array) for array in captured]
         self._round = writer.buffer((), np.dtype(np.int64))
         self._limit = writer.buffer((), np.dtype(np.int64))
-        self._rows: list[Place] = []
+        self._rows: list[TapePlace] = []
         self._carried = writer.start(self._values)
         self._flag = writer.rounds(
             body, self._round, self._limit.word, self._carried, self._captured, self._store_rows
         )  # fmt: skip
         writer.finish()
 
-    def _store_rows(self, results: Sequence[Place]) -> None:
+    def _store_rows(self, results: Sequence[TapePlace]) -> None:
         tape = self._writer.tape
         for place in results:
             if place.dtype.hasobject:
                 raise NotFixedError("values of the host")
-            row = Place(tape.word(), place.shape, place.dtype)
+            row = TapePlace(tape.word(), place.shape, place.dtype)
             tape.copy(row.word, place.word, place.bytes)
             tape.add(row.word.address, place.bytes)
             self._rows.append(row)
@@ -253,8 +253,8 @@ class LoopTape:
             widest = max(1, *(row.bytes for row in self._rows))
             last = min(last, first + max(1, min(_MOST_ROWS, _ROW_BYTES // widest)))
         rows = [np.empty((last - first, *row.shape), row.dtype) for row in self._rows]
-        kept = [np.ascontiguousarray(array) for array in (*carried, *captured)]
-        for place, array in zip((*self._values, *self._captured, *self._rows), (*kept, *rows), strict=True):
+        values = [np.ascontiguousarray(array) for array in (*carried, *captured)]
+        for place, array in zip((*self._values, *self._captured, *self._rows), (*values, *rows), strict=True):
             place.word.number = array.ctypes.data
         _integer(self._round).value, _integer(self._limit).value = first, last
         writer = self._writer
@@ -270,11 +270,11 @@ class LoopTape:
         )
 
 
-def _integer(place: Place) -> ctypes.c_int64:
+def _integer(place: TapePlace) -> ctypes.c_int64:
     return ctypes.c_int64.from_address(place.word.number)
 
 
-def _array(place: Place) -> np.ndarray:
+def _array(place: TapePlace) -> np.ndarray:
     """A copy of a value."""
     found = np.empty(place.shape, place.dtype)
     ctypes.memmove(found.ctypes.data, place.word.number, place.bytes)

@@ -87,7 +87,7 @@ def _exposed_by(statement: ast.stmt) -> tuple[set[str], set[str]]:
     return loaded_names(statement), written
 
 
-class Reads:
+class NameReads:
     """Where each name of a function is read, to tell whether a value is needed after a statement."""
 
     def __init__(self, definition: ast.FunctionDef) -> None:
@@ -110,8 +110,8 @@ class Reads:
 
 
 @lru_cache(maxsize=1024)
-def reads_of(definition: ast.FunctionDef) -> Reads:
-    return Reads(definition)
+def reads_of(definition: ast.FunctionDef) -> NameReads:
+    return NameReads(definition)
 
 
 def leaves_inside(statements: Iterable[ast.stmt], kinds: tuple[type, ...] = (ast.Break, ast.Continue)) -> bool:

@@ -31,7 +31,7 @@ from tilewright.language.tensor import tensor, type_text
 
 
 @dataclass
-class Carried:
+class CarriedNames:
     """The names that a loop carries, with their structures and the IR values they enter with."""
 
     names: list[str]
@@ -109,7 +109,7 @@ class Loops(Statements):
 
     # Run-time loops
 
-    def _carried(self, statement: ast.For | ast.While) -> Carried:
+    def _carried(self, statement: ast.For | ast.While) -> CarriedNames:
         """Names bound before the loop whose new values later passes, or statements behind it, read."""
         exposed = exposed_names(statement.body)
         if isinstance(statement, ast.While):
@@ -117,7 +117,7 @@ class Loops(Statements):
         own_index = (
             statement.target.id if isinstance(statement, ast.For) and isinstance(statement.target, ast.Name) else ""
         )
-        carried = Carried([], [], [], [])
+        carried = CarriedNames([], [], [], [])
         names = [
             name
             for name in assigned_names(statement.body)
@@ -138,7 +138,7 @@ class Loops(Statements):
         return carried
 
     def _trace_body(
-        self, statement: ast.For | ast.While, region: Region, carried: Carried, bound: dict[str, Any],
+        self, statement: ast.For | ast.While, region: Region, carried: CarriedNames, bound: dict[str, Any],
         leading: Callable[[tensor], list[tensor]] | None = None,
     ) -> None:  # fmt: skip
         """The body traced into `region` and ended by the yield of the carried names.
@@ -163,7 +163,7 @@ class Loops(Statements):
             self.session.builder.create("yield", handles)
         self.names, self.unbound, self.loop, self.carried, self.unrolled = saved
 
-    def _leave(self, statement: ast.For | ast.While, carried: Carried, results: Sequence[Value]) -> None:
+    def _leave(self, statement: ast.For | ast.While, carried: CarriedNames, results: Sequence[Value]) -> None:
         """Bind the carried names to the loop's results; other names assigned inside end with it."""
         for name in assigned_names([statement]):
             self.unbind(name, f"it is assigned inside the loop at line {statement.lineno} only")
@@ -248,7 +248,7 @@ class Loops(Statements):
         self._while_loop(statement, carried, [lower, constant(True, dtypes.int1)], test, bound, following)
 
     def _while_loop(
-        self, statement: ast.For | ast.While, carried: Carried, leading: list[tensor],
+        self, statement: ast.For | ast.While, carried: CarriedNames, leading: list[tensor],
         test: Callable[..., tensor], bound: Callable[..., dict[str, Any]], following: Callable[..., list[tensor]],
     ) -> None:  # fmt: skip
         """A `while` over `leading` values of its own and the carried names.

@@ -11,7 +11,7 @@ from tilewright.errors import CompilationError
 from tilewright.frontend.loops import Loops
 from tilewright.frontend.session import TraceSession
 from tilewright.frontend.statements import Returned
-from tilewright.frontend.values import Group, Static
+from tilewright.frontend.values import Static, ValueGroup
 from tilewright.ir.builder import Builder
 from tilewright.ir.core import Function, Location, Parameter, Region, Value
 from tilewright.ir.types import TensorType
@@ -72,7 +72,7 @@ def _call_error(function: SourceFunction, message: str) -> LanguageError:
     return LanguageError(f"call of '{function.name}': {message}", f"its parameters are: {names}")
 
 
-def labels(group: Group) -> tuple[str, ...]:
+def labels(group: ValueGroup) -> tuple[str, ...]:
     """What the names of a group's entries end in: fields of NamedTuples and aggregates, parts, or numbers."""
     for attribute in ("labels", "_fields", "__aggregate_fields__"):
         if hasattr(group.kind, attribute):
@@ -86,7 +86,7 @@ def leaf_types(name: str, kind: Any) -> list[tuple[str, TensorType]]:
     """Names and types of the IR parameters that one parameter becomes: ``pair_0, pair_1``; constants become none."""
     if isinstance(kind, Static):
         return []
-    if not isinstance(kind, Group):
+    if not isinstance(kind, ValueGroup):
         return [(name, kind)]
     named = zip(labels(kind), kind.entries, strict=True)
     return [leaf for label, entry in named for leaf in leaf_types(f"{name}_{label}", entry)]
@@ -107,7 +107,7 @@ class Trace:
 
 def trace_kernel(
     kernel: SourceFunction,
-    types: Mapping[str, TensorType | Group],
+    types: Mapping[str, TensorType | ValueGroup],
     constants: Mapping[str, Any],
     parameters: Mapping[str, Parameter] | None = None,
     debug: bool = False,
@@ -116,7 +116,7 @@ def trace_kernel(
     """Tile IR of a kernel for parameter types and compile-time constants.
 
     Every parameter is in `types` or in `constants` (or has a default).  A parameter of several values (a tuple,
-    a variadic one) has a `Group` of types: each of its entries becomes a parameter, named as `leaf_names` says.
+    a variadic one) has a `ValueGroup` of types: each of its entries becomes a parameter, named as `leaf_names` says.
     Raises `CompilationError`.
     """
     known = parameters or {}
@@ -141,7 +141,7 @@ def trace_kernel(
 
 def bind_parameters(
     kernel: SourceFunction,
-    types: Mapping[str, TensorType | Group],
+    types: Mapping[str, TensorType | ValueGroup],
     constants: Mapping[str, Any],
     add: Callable[[str, TensorType], Any],
 ) -> dict[str, Any]:
@@ -150,7 +150,7 @@ def bind_parameters(
     def build(name: str, kind: Any) -> Any:
         if isinstance(kind, Static):
             return kind.value
-        if isinstance(kind, Group):
+        if isinstance(kind, ValueGroup):
             named = zip(labels(kind), kind.entries, strict=True)
             return kind.build([build(f"{name}_{label}", entry) for label, entry in named])
         return add(name, kind)

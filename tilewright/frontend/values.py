@@ -27,7 +27,7 @@ class Static:
 
 
 @dataclass(frozen=True)
-class Group:
+class ValueGroup:
     """A tuple, NamedTuple, dataclass, aggregate or host descriptor; `kind` says how entries make one."""
 
     kind: Any
@@ -44,16 +44,16 @@ class Group:
         return records.assembled(self.kind, entries) if isinstance(self.kind, type) else self.kind.build(entries)
 
 
-Shape = Leaf | Static | Group
+Shape = Leaf | Static | ValueGroup
 
 
-def members(value: Any) -> Group | None:
+def members(value: Any) -> ValueGroup | None:
     """What a value of several parts is made of; None for other values."""
     if isinstance(value, (tuple, list)):
-        return Group(type(value) if hasattr(value, "_fields") else tuple, tuple(value))
+        return ValueGroup(type(value) if hasattr(value, "_fields") else tuple, tuple(value))
     if isinstance(value, Aggregate):
-        return Group(type(value), field_values(value))
-    return Group(type(value), records.field_values(value)) if records.is_record(value) else None
+        return ValueGroup(type(value), field_values(value))
+    return ValueGroup(type(value), records.field_values(value)) if records.is_record(value) else None
 
 
 def take_apart(value: Any) -> tuple[Shape, list[tensor]]:
@@ -66,7 +66,7 @@ def take_apart(value: Any) -> tuple[Shape, list[tensor]]:
     if group is None:
         return Static(value), []
     parts = [take_apart(entry) for entry in group.entries]
-    return Group(group.kind, tuple(part[0] for part in parts)), [leaf for part in parts for leaf in part[1]]
+    return ValueGroup(group.kind, tuple(part[0] for part in parts)), [leaf for part in parts for leaf in part[1]]
 
 
 def put_together(shape: Shape, handles: Iterator[Value]) -> Any:

@@ -44,7 +44,7 @@ def parse_graph(text: str, constants: Mapping[str, np.ndarray] | None = None) ->
 
     Raises `InvalidIRError` with the line for text that does not follow the grammar or breaks a rule.
     """
-    reader = _Reader(constants or {})
+    reader = _GraphReader(constants or {})
     for number, line in enumerate(text.splitlines(), 1):
         if not line.strip():
             continue
@@ -60,7 +60,7 @@ def _name(text: str) -> str:
     return str(json.loads(text)) if text.startswith('"') else text
 
 
-class _Reader:
+class _GraphReader:
     """The graph so far."""
 
     def __init__(self, constants: Mapping[str, np.ndarray]) -> None:

@@ -54,28 +54,28 @@ class One:
 
 
 @dataclass(frozen=True)
-class Check:
+class CheckPattern:
     """A condition on the letters before and after a place (None: an end of the text)."""
 
     holds: Callable[[str | None, str | None], bool]
 
 
 @dataclass(frozen=True)
-class Chain:
+class ChainPattern:
     """One after the other."""
 
     parts: tuple[Tree, ...]
 
 
 @dataclass(frozen=True)
-class Choice:
+class ChoicePattern:
     """One of them."""
 
     parts: tuple[Tree, ...]
 
 
 @dataclass(frozen=True)
-class Repeat:
+class RepeatPattern:
     """A part `low` to `high` times; None: any number."""
 
     part: Tree
@@ -83,21 +83,21 @@ class Repeat:
     high: int | None
 
 
-Tree = Union[One, Check, Chain, Choice, Repeat]
-_NOTHING = Chain(())
+Tree = Union[One, CheckPattern, ChainPattern, ChoicePattern, RepeatPattern]
+_NOTHING = ChainPattern(())
 
 
 def _is_word(letter: str | None) -> bool:
     return letter is not None and letter in _WORD
 
 
-_CHECKS: dict[str, Check] = {
-    "A": Check(lambda before, after: before is None),
-    "z": Check(lambda before, after: after is None),
-    "b": Check(lambda before, after: _is_word(before) != _is_word(after)),
-    "B": Check(lambda before, after: _is_word(before) == _is_word(after)),
-    "line begin": Check(lambda before, after: before is None or before == "\n"),
-    "line end": Check(lambda before, after: after is None or after == "\n"),
+_CHECKS: dict[str, CheckPattern] = {
+    "A": CheckPattern(lambda before, after: before is None),
+    "z": CheckPattern(lambda before, after: after is None),
+    "b": CheckPattern(lambda before, after: _is_word(before) != _is_word(after)),
+    "B": CheckPattern(lambda before, after: _is_word(before) == _is_word(after)),
+    "line begin": CheckPattern(lambda before, after: before is None or before == "\n"),
+    "line end": CheckPattern(lambda before, after: after is None or after == "\n"),
 }
 
 
@@ -121,7 +121,7 @@ def _between(low: str, high: str) -> Letters:
 # Reading -------------------------------------------------------------------------------------------
 
 
-class _Reader:
+class _PatternReader:
     """Reads a pattern; `flags` are those of i (case), m (lines) and s (dot) that are on."""
 
     def __init__(self, text: str) -> None:
@@ -150,12 +150,12 @@ class _Reader:
         while self.peek() not in ("", ")"):
             if self.peek() == "|":
                 self.take()
-                choices.append(Chain(tuple(parts)))
+                choices.append(ChainPattern(tuple(parts)))
                 parts = []
             else:
                 parts.append(self.repeated())
         self.flags, self.depth = flags, self.depth - 1
-        return Choice((*choices, Chain(tuple(parts)))) if choices else Chain(tuple(parts))
+        return ChoicePattern((*choices, ChainPattern(tuple(parts)))) if choices else ChainPattern(tuple(parts))
 
     def repeated(self) -> Tree:
         """A part with the repetition after it."""
@@ -167,7 +167,7 @@ class _Reader:
             return part
         if self.bounds() is not None:
             raise self.error("a repetition is repeated")
-        return Repeat(part, *bounds)
+        return RepeatPattern(part, *bounds)
 
     def bounds(self) -> tuple[int, int | None] | None:
         """How often; whether as few times as possible makes no difference to whether a text matches."""
@@ -239,7 +239,7 @@ class _Reader:
             self.place = end + 2 if end >= 0 else len(self.text)
             if len(quoted) != 1 and self.peek() and self.peek() in "*+?{":
                 raise self.error("a quotation is repeated")
-            return Chain(tuple(map(self.literal, quoted)))
+            return ChainPattern(tuple(map(self.literal, quoted)))
         found = self.letters_of_escape()
         return self.literal(found) if isinstance(found, str) else One(found)
 
@@ -332,19 +332,21 @@ class _Ways:
     places: tuple[int, ...]
 
 
-Instruction = Union[One, Check, _Ways]  # the first two go on at the next place; the end of the program is a match
+Instruction = Union[
+    One, CheckPattern, _Ways
+]  # the first two go on at the next place; the end of the program is a match
 
 
 def _write(tree: Tree, program: list[Instruction]) -> None:
     """Append the instructions of a tree."""
     if len(program) > LARGEST:
         raise PatternError(f"the pattern becomes more than {LARGEST} instructions; repeat less")
-    if isinstance(tree, (One, Check)):
+    if isinstance(tree, (One, CheckPattern)):
         program.append(tree)
-    elif isinstance(tree, Chain):
+    elif isinstance(tree, ChainPattern):
         for part in tree.parts:
             _write(part, program)
-    elif isinstance(tree, Choice):
+    elif isinstance(tree, ChoicePattern):
         _write_choice(tree, program)
     else:
         for _ in range(tree.low):
@@ -367,7 +369,7 @@ def _write(tree: Tree, program: list[Instruction]) -> None:
 _NOWHERE = _Ways(())  # in the place of an instruction whose ends are not known yet
 
 
-def _write_choice(tree: Choice, program: list[Instruction]) -> None:
+def _write_choice(tree: ChoicePattern, program: list[Instruction]) -> None:
     start, begins, ends = len(program), [], []
     program.append(_NOWHERE)
     for part in tree.parts:
@@ -400,7 +402,7 @@ class Pattern:
 
     def __init__(self, program: list[Instruction]) -> None:
         self._program = program
-        self._looks_back = any(isinstance(instruction, Check) for instruction in program)
+        self._looks_back = any(isinstance(instruction, CheckPattern) for instruction in program)
         self._steps: dict[tuple[_Groups, str | None, str | None], tuple[int, tuple[int, ...], _Groups]] = {}
 
     def matches(self, text: str) -> bool:
@@ -469,7 +471,7 @@ class Pattern:
             instruction = self._program[place] if place < len(self._program) else None
             if isinstance(instruction, _Ways):
                 waiting += instruction.places
-            elif isinstance(instruction, Check) and instruction.holds(before, after):
+            elif isinstance(instruction, CheckPattern) and instruction.holds(before, after):
                 waiting.append(place + 1)
         return found
 
@@ -488,7 +490,7 @@ def compiled(text: str) -> Pattern:
     """The pattern of a text; raises `PatternError`."""
     if len(text) > LONGEST:
         raise PatternError(f"a pattern of {len(text)} letters, at most {LONGEST} are supported")
-    reader = _Reader(text)
+    reader = _PatternReader(text)
     tree = reader.group()
     if reader.place < len(text):
         raise reader.error("a parenthesis is closed that is not open")

@@ -17,15 +17,15 @@ def lanes(inputs: Sequence[Sequence[int]]) -> list[int]:
         for source in sources:
             last[source] = row
     found: list[int] = []
-    taken: dict[int, int] = {}  # lane -> the row whose value is in it
+    occupied: dict[int, int] = {}  # lane -> the row whose value is in it
     for row, sources in enumerate(inputs):
-        for lane, owner in list(taken.items()):
+        for lane, owner in list(occupied.items()):
             if last[owner] < row or (last[owner] == row and owner not in sources):
-                del taken[lane]
-        ending = [found[source] for source in sources if last[source] == row and taken.get(found[source]) == source]
-        lane = min(ending) if ending else next(lane for lane in range(len(inputs) + 1) if lane not in taken)
+                del occupied[lane]
+        ending = [found[source] for source in sources if last[source] == row and occupied.get(found[source]) == source]
+        lane = min(ending) if ending else next(lane for lane in range(len(inputs) + 1) if lane not in occupied)
         for other in ending:
-            taken.pop(other, None)
-        taken[lane] = row
+            occupied.pop(other, None)
+        occupied[lane] = row
         found.append(lane)
     return found

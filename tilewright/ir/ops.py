@@ -35,7 +35,7 @@ def _integer(value: Any) -> bool:
     return isinstance(value, int) and not isinstance(value, bool)
 
 
-_CHECKS: dict[str, Callable[[Any], bool]] = {
+ATTRIBUTE_CHECKS: dict[str, Callable[[Any], bool]] = {
     "bool": lambda value: isinstance(value, bool),
     "int": _integer,
     "number": lambda value: isinstance(value, (bool, int, float)),
@@ -294,7 +294,7 @@ def complete_attributes(opcode: str, given: Mapping[str, Attribute]) -> dict[str
         require(value is not REQUIRED, f"attribute '{name}' is missing")
         if row.kind == "ints" and isinstance(value, list):
             value = tuple(value)
-        require(_CHECKS[row.kind](value), f"attribute '{name}' = {value!r} is not of kind '{row.kind}'")
+        require(ATTRIBUTE_CHECKS[row.kind](value), f"attribute '{name}' = {value!r} is not of kind '{row.kind}'")
         choices = ", ".join(map(repr, row.choices or ()))
         require(not choices or value in row.choices, f"{name}={value!r} is not one of {choices}", "choose one of them")
         complete[name] = value

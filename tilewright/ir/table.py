@@ -34,7 +34,7 @@ REQUIRED = object()
 
 @dataclass(frozen=True)
 class AttributeInfo:
-    """Kind of an attribute (see `_CHECKS`), its default, and the allowed values when they are few."""
+    """Kind of an attribute (see `ops.ATTRIBUTE_CHECKS`), its default, and the allowed values when they are few."""
 
     kind: str
     default: Any = REQUIRED

@@ -25,7 +25,7 @@ import numpy as np
 from tilewright import dtypes
 from tilewright.dtypes import DType
 from tilewright.errors import LaunchError, a_kind, brief
-from tilewright.frontend.values import Group, Static, members
+from tilewright.frontend.values import Static, ValueGroup, members
 from tilewright.ir.memory import Address
 from tilewright.ir.types import PointerType, TensorMapType, TensorType, scalar
 from tilewright.language.aggregate import Aggregate
@@ -72,7 +72,7 @@ def argument_class(
 
 
 # With the address or number that goes into the argument slot; for a group a tuple of these.
-Classified = tuple[Union[ArgumentClass, Group], Any]
+Classified = tuple[Union[ArgumentClass, ValueGroup], Any]
 Handler = Callable[[Any], Classified]
 
 _ONE = argument_class(None, 1, 1)
@@ -210,7 +210,7 @@ def _classify_group(value: Any) -> Classified:
     assert group is not None
     entries = argument_values(value) if is_record(value) else group.entries
     parts = [_classify_member(entry) for entry in entries]
-    return Group(group.kind, tuple(part[0] for part in parts)), tuple(part[1] for part in parts)
+    return ValueGroup(group.kind, tuple(part[0] for part in parts)), tuple(part[1] for part in parts)
 
 
 def _classify_member(value: Any) -> Classified:
@@ -229,18 +229,20 @@ def _classify_descriptor(value: TensorDescriptor) -> Classified:
     )  # fmt: skip
     found = _DESCRIPTORS.get(key)
     if found is None:
-        if len(_DESCRIPTORS) >= _DESCRIPTORS_KEPT:
+        if len(_DESCRIPTORS) >= _MOST_DESCRIPTORS:
             _DESCRIPTORS.clear()
         found = _DESCRIPTORS[key] = _described(value, base, address)
     group, numbers = found
     return group, (address, *numbers)
 
 
-_DESCRIPTORS: dict[tuple[Any, ...], tuple[Group, tuple[int, ...]]] = {}  # found valid, and what each is classified as
-_DESCRIPTORS_KEPT = 4096
+_DESCRIPTORS: dict[
+    tuple[Any, ...], tuple[ValueGroup, tuple[int, ...]]
+] = {}  # found valid, and what each is classified as
+_MOST_DESCRIPTORS = 4096
 
 
-def _described(value: TensorDescriptor, base: Any, address: int) -> tuple[Group, tuple[int, ...]]:
+def _described(value: TensorDescriptor, base: Any, address: int) -> tuple[ValueGroup, tuple[int, ...]]:
     """The class of a descriptor, and its extents and strides; raises `LaunchError` for one that is not valid."""
     if not isinstance(base, ArgumentClass) or base.type is None or not isinstance(base.type.element, PointerType):
         raise LaunchError(f"the base of a tensor descriptor must be an array, got {a_kind(value.base)}")
@@ -252,7 +254,7 @@ def _described(value: TensorDescriptor, base: Any, address: int) -> tuple[Group,
         classes.append(_INTEGERS["int32" if extent < 2**31 else "int64"][extent & 15])
     classes.extend(_INTEGERS["int64"][stride & 15] for stride in numbers[rank:-1])
     form = DescriptorForm(tuple(int(extent) for extent in value.block_shape), value.padding)
-    return Group(form, (*classes, _ONE)), numbers
+    return ValueGroup(form, (*classes, _ONE)), numbers
 
 
 def as_tensor_map(kind: Any, value: Any) -> ArgumentClass:
@@ -262,7 +264,7 @@ def as_tensor_map(kind: Any, value: Any) -> ArgumentClass:
     """
     group, found = _TENSOR_MAPS.get(id(kind), (None, None))
     if found is None or group is not kind:
-        if len(_TENSOR_MAPS) >= _DESCRIPTORS_KEPT:
+        if len(_TENSOR_MAPS) >= _MOST_DESCRIPTORS:
             _TENSOR_MAPS.clear()
         found = _tensor_map_class(kind, value)
         _TENSOR_MAPS[id(kind)] = kind, found
@@ -273,7 +275,7 @@ _TENSOR_MAPS: dict[int, tuple[Any, ArgumentClass]] = {}  # by the identity of a 
 
 
 def _tensor_map_class(kind: Any, value: Any) -> ArgumentClass:
-    if not isinstance(kind, Group) or not isinstance(kind.kind, DescriptorForm):
+    if not isinstance(kind, ValueGroup) or not isinstance(kind.kind, DescriptorForm):
         raise LaunchError(
             f"a tensor map is made of a TensorDescriptor, got {a_kind(value)}; pass "
             "tilewright.TensorDescriptor.from_tensor(tensor, block_shape)"
@@ -287,7 +289,7 @@ def _tensor_map_class(kind: Any, value: Any) -> ArgumentClass:
 
 def leaves(kind: Any, value: Any) -> Iterator[Any]:
     """The run-time entries of an argument (or of its slots), in the order of the kernel's parameters."""
-    if isinstance(kind, Group):
+    if isinstance(kind, ValueGroup):
         for entry, part in zip(kind.entries, _entries(value), strict=True):
             yield from leaves(entry, part)
     elif not isinstance(kind, Static):
@@ -400,7 +402,7 @@ def _register(value: Any) -> Handler:
 
 def places_of(kind: Any) -> list[Place | None]:
     """The places of the arrays in an argument of this class: None for one in the CPU's memory."""
-    if isinstance(kind, Group):
+    if isinstance(kind, ValueGroup):
         return [place for entry in kind.entries for place in places_of(entry)]
     if isinstance(kind, ArgumentClass) and kind.type is not None:
         if kind.type.is_pointer or isinstance(kind.type.handle, TensorMapType) or kind.place is not None:

@@ -207,10 +207,10 @@ class Autotuner(KernelWrapper):
         return [self.fn.warmup(*arguments, grid=grid, **keywords, **config.all_kwargs()) for config in configs]
 
     def _check_conflicts(self, named: Mapping[str, Any]) -> None:
-        both = sorted(self._chosen & named.keys())
-        if both:
+        conflicting = sorted(self._chosen & named.keys())
+        if conflicting:
             raise ValueError(
-                f"kernel '{self.name}' was given {', '.join(both)}, which its configurations set; leave it out"
+                f"kernel '{self.name}' was given {', '.join(conflicting)}, which its configurations set; leave it out"
             )
 
     def _key(self, named: Mapping[str, Any]) -> tuple[Any, ...]:

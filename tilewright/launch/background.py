@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from tilewright.launch.compiled import CompiledKernel
-    from tilewright.launch.launching import Launch
+    from tilewright.launch.launching import PreparedLaunch
 
 active_mode: ContextVar[AsyncCompileMode | None] = ContextVar("active_mode", default=None)
 
@@ -23,13 +23,15 @@ active_mode: ContextVar[AsyncCompileMode | None] = ContextVar("active_mode", def
 class FutureKernel:
     """A kernel that is being compiled; `result` waits for it, and its attributes are the compiled kernel's."""
 
-    def __init__(self, future: Future[Launch], finalize: Callable[[Launch], None], cleanup: Callable[[], None]) -> None:
+    def __init__(
+        self, future: Future[PreparedLaunch], finalize: Callable[[PreparedLaunch], None], cleanup: Callable[[], None]
+    ) -> None:
         self._future = future
         self._finalize = finalize
         self._cleanup = cleanup
-        self._launch: Launch | None = None
+        self._launch: PreparedLaunch | None = None
 
-    def launch(self) -> Launch:
+    def launch(self) -> PreparedLaunch:
         """The signature, ready to run; raises what compiling raised."""
         if self._launch is None:
             try:
@@ -86,8 +88,8 @@ class AsyncCompileMode:
     def submit(
         self,
         key: Hashable,
-        compile_launch: Callable[[], Launch],
-        finalize: Callable[[Launch], None],
+        compile_launch: Callable[[], PreparedLaunch],
+        finalize: Callable[[PreparedLaunch], None],
         cleanup: Callable[[], None],
     ) -> FutureKernel:
         """Compile what `key` names in the background, once."""

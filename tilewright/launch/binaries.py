@@ -19,7 +19,7 @@ from typing import Any
 import tilewright
 from tilewright.errors import InvalidIRError
 from tilewright.frontend.tracer import Trace
-from tilewright.frontend.values import Group, Static
+from tilewright.frontend.values import Static, ValueGroup
 from tilewright.ir.core import Function, Parameter
 from tilewright.ir.verifier import verify
 from tilewright.language.function import SourceFunction, describe
@@ -73,7 +73,7 @@ class Request:
 
 
 def _type_text(kind: Any) -> str:
-    if isinstance(kind, Group):
+    if isinstance(kind, ValueGroup):
         return f"{kind.kind!r}({', '.join(_type_text(entry) for entry in kind.entries)})"
     return describe(kind.value, set()) if isinstance(kind, Static) else str(kind)
 
@@ -85,9 +85,9 @@ def compiled_kernel(request: Request, target: Target, trace: Callable[[], Trace]
     cache = ObjectCache(settings.cache_directory)
     lines = bool(request.options.get("line_info"))  # which a signature does not know, only the traced kernel
     reusable = not settings.always_compile and settings.dump_directory is None and not lines
-    kept = cache.find(key, lambda entry: _kept(entry, request.kernel)) if reusable else None
-    if kept is not None:
-        binary_key, interface = kept
+    cached = cache.find(key, lambda entry: _decoded(entry, request.kernel)) if reusable else None
+    if cached is not None:
+        binary_key, interface = cached
         binary = target.load(binary_key)
         if binary is not None:
             binary = replace(binary, remarks=tuple(_found_again(note, request.kernel) for note in binary.remarks))
@@ -114,12 +114,12 @@ def compiled_kernel(request: Request, target: Target, trace: Callable[[], Trace]
     return compiled
 
 
-def is_kept(request: Request, target: Target) -> bool:
+def is_cached(request: Request, target: Target) -> bool:
     """Whether the object cache has an entry for a signature; what it leads to may have been removed since."""
     return ObjectCache(settings.cache_directory).path(request.key(target)).exists()
 
 
-def _kept(entry: CacheEntry, kernel: SourceFunction) -> tuple[str, Interface]:
+def _decoded(entry: CacheEntry, kernel: SourceFunction) -> tuple[str, Interface]:
     """The key of the binary and the interface in the entry of a signature."""
     binary, written = entry.metadata["binary"], entry.metadata["written"]
     if not isinstance(binary, str) or not all(isinstance(name, str) for name in written):
@@ -172,7 +172,7 @@ def _kernel(
     compiled = _kernel_class(binary)(request.name, target, binary, interface, trace)
     compiled.options = request.options
     compiled.source = request.kernel
-    if not any(isinstance(kind, Group) for kind in request.types.values()):
+    if not any(isinstance(kind, ValueGroup) for kind in request.types.values()):
         names = request.kernel.argument_names
         compiled.argument_names = names
         compiled.run_time = tuple(index for index, name in enumerate(names) if name in request.types)

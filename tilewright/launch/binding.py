@@ -42,14 +42,14 @@ from tilewright.launch import arguments
 from tilewright.settings import settings
 
 
-class Missing:
+class MissingArgument:
     """The value of a parameter that was given none."""
 
     def __repr__(self) -> str:
         return "no value"
 
 
-MISSING = Missing()
+MISSING = MissingArgument()
 PLAIN = frozenset((int, str))  # constants that are their own key: no other key is equal to them
 
 _RUN_TIME = """\

@@ -71,7 +71,7 @@ class KernelMetadata:
         return {**{name: value for name, value in vars(self).items() if name != "options"}, **self.options}
 
 
-class Stages(Mapping[str, Any]):
+class KernelStages(Mapping[str, Any]):
     """The texts of a kernel by stage, and its machine code: made when asked for.
 
     ``ir`` (also ``ttir``) is the Tile IR, ``llvm`` (``llir``) what LLVM gets, and on the CPU ``asm`` (``cpu_asm``) the
@@ -176,8 +176,8 @@ class CompiledKernel:
 
     @cached_property
     def asm(self) -> Mapping[str, Any]:
-        """The kernel's texts by stage and its machine code; see `Stages`."""
-        return Stages(self)
+        """The kernel's texts by stage and its machine code; see `KernelStages`."""
+        return KernelStages(self)
 
     @property
     def src(self) -> Any:
@@ -419,10 +419,10 @@ class CompiledKernel:
         for number, (slot, divisor) in enumerate(zip(slots, self.divisors, strict=False)):
             if divisor > 1 and isinstance(slot, int) and slot % divisor:
                 name = self.argument_names[self.run_time[number]]
-                what = f"address {slot:#x}" if self.binary.parameters[number].startswith("*") else f"value {slot}"
+                held = f"address {slot:#x}" if self.binary.parameters[number].startswith("*") else f"value {slot}"
                 raise LaunchError(
                     f"kernel '{self.name}', argument '{name}': it was compiled for multiples of {divisor}, and the "
-                    f"{what} is none; launch the kernel itself, {self.name}[grid](...), which chooses the code by its "
+                    f"{held} is none; launch the kernel itself, {self.name}[grid](...), which chooses the code by its "
                     "arguments"
                 )
 
@@ -434,7 +434,7 @@ class CompiledKernel:
         return tuple(n for n, value in enumerate(self.function.region.arguments) if value.name in self.written)
 
     def prepare_stores(self, arguments: Sequence[Any]) -> None:
-        """Before a launch with these run-time arguments: what `launching.Interface` does with the same name."""
+        """Before a launch with these run-time arguments: what `launching.RunTimeArguments` does with the same name."""
         stored = [stored_array(arguments[number]) for number in self._stored]
         for number, array in zip(self._stored, stored, strict=True):
             if not is_writable(array):

@@ -9,13 +9,13 @@ from typing import Any
 
 from tilewright.errors import LaunchError
 from tilewright.forks import cached_property
-from tilewright.frontend.values import Group
+from tilewright.frontend.values import ValueGroup
 from tilewright.launch import hooks
 from tilewright.launch.arguments import TENSOR_TYPES, classify, places_of
 from tilewright.launch.bounds import Extent
 from tilewright.launch.compiled import CompiledKernel, KernelMetadata, full_grid
 from tilewright.launch.driver import GPUTarget
-from tilewright.launch.launching import Grid, Interface
+from tilewright.launch.launching import Grid, RunTimeArguments
 from tilewright.runtime.cuda import streams
 from tilewright.runtime.cuda.device import Device, current_device, device
 from tilewright.runtime.cuda.launch import Start, launcher
@@ -119,7 +119,7 @@ class CudaKernel(CompiledKernel):
         def call(*arguments: Any) -> None:
             given = self.run_time_arguments(arguments)
             classified = [classify(argument) for argument in given]
-            places = Places(self.name, [kind for kind, _ in classified], given)
+            places = ArrayPlaces(self.name, [kind for kind, _ in classified], given)
             slots = with_tensors(self.binary.parameters, [slot for _, slot in classified], given)
             self.check_divisors(slots)
             self.prepare_stores(given)
@@ -157,7 +157,7 @@ def _target_of(gpu: Device) -> NvidiaTarget:
     return NvidiaTarget.for_capability(gpu.capability, gpu.multiprocessors, gpu.l2_bytes, gpu.name)
 
 
-class Places:
+class ArrayPlaces:
     """Where a launch's arrays are: the one GPU, and the libraries on whose streams they are worked on.
 
     The launch goes to the stream of one of the libraries (`streams.LIBRARIES` tells which); the streams of others are
@@ -242,7 +242,7 @@ class CudaLaunch:
     """
 
     def __init__(
-        self, kernel: CudaKernel, interface: Interface, places: Places, describe: Callable[..., Any] | None
+        self, kernel: CudaKernel, interface: RunTimeArguments, places: ArrayPlaces, describe: Callable[..., Any] | None
     ) -> None:
         self.kernel = kernel
         self.interface = interface
@@ -287,7 +287,7 @@ class CudaLaunch:
         """Source of what tells PyTorch's autograd of the tensors that the kernel may store to."""
         kinds = self.interface.kinds
         if any(
-            isinstance(kinds[index], Group) or str(kinds[index]).startswith(_TENSOR_MAP)
+            isinstance(kinds[index], ValueGroup) or str(kinds[index]).startswith(_TENSOR_MAP)
             for index, _ in self.interface.written
         ):
             return "    prepare_stores(arguments)\n"

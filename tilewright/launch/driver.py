@@ -229,7 +229,7 @@ def __getattr__(name: str) -> Any:
     raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
 
 
-class Buffer(Protocol):
+class AllocatedMemory(Protocol):
     """Memory that an allocator gives."""
 
     def data_ptr(self) -> int:
@@ -237,7 +237,7 @@ class Buffer(Protocol):
         ...
 
 
-Allocator = Callable[[int, int, Any], Any]  # size and alignment in bytes, stream; returns a `Buffer`
+Allocator = Callable[[int, int, Any], Any]  # size and alignment in bytes, stream; returns an `AllocatedMemory`
 
 
 class NullAllocator:

@@ -41,7 +41,7 @@ from tilewright.language.tensor import tensor
 from tilewright.launch.arguments import as_memory, stored_array
 from tilewright.launch.compiled import full_grid
 from tilewright.launch.eager_loops import WatchedLoop
-from tilewright.launch.launching import Interface
+from tilewright.launch.launching import RunTimeArguments
 from tilewright.launch.rewriting import RewrittenFunction, evaluated, filled, is_breakpoint
 from tilewright.runtime.tensors import raise_versions
 from tilewright.settings import settings
@@ -118,7 +118,7 @@ class EagerLaunch:
         debug: bool,
     ) -> None:
         self.owner, self.types, self.constants, self.debug = owner, types, constants, debug
-        self.interface = Interface(owner.name, owner.argument_names, types, frozenset())
+        self.interface = RunTimeArguments(owner.name, owner.argument_names, types, frozenset())
         named = [leaf for name in owner.argument_names if name in types for leaf in leaf_types(name, types[name])]
         self.leaves = [
             (kind, replace(described.get(name, Parameter(name)), name=spelled))
@@ -333,13 +333,13 @@ class EagerFunction(FunctionTracer):
         statement = self.nodes[number]
         target = statement.targets[0]
         self.guarded(statement, self.assign, target, value)
-        return self._taken(target)
+        return self._popped(target)
 
-    def _taken(self, target: ast.expr) -> Any:
+    def _popped(self, target: ast.expr) -> Any:
         if isinstance(target, ast.Name):
             return self.names.pop(target.id)
         assert isinstance(target, (ast.Tuple, ast.List))
-        return tuple(self._taken(entry) for entry in target.elts)
+        return tuple(self._popped(entry) for entry in target.elts)
 
     def assign_attribute(self, number: int, owner: Any, value: Any) -> None:
         """``self.x = value``, in an aggregate's constructor."""

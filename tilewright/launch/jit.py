@@ -24,7 +24,7 @@ from tilewright.forks import cached_property
 from tilewright.frontend.diagnostics import located_error
 from tilewright.frontend.scope import nearest
 from tilewright.frontend.tracer import Trace, trace_kernel
-from tilewright.frontend.values import Group
+from tilewright.frontend.values import ValueGroup
 from tilewright.ir.core import Function, Location, Parameter
 from tilewright.ir.printer import print_function
 from tilewright.language.explicit.objects import tensor_map
@@ -51,7 +51,7 @@ from tilewright.launch.kernel_info import (
     from_text,
     read_override,
 )
-from tilewright.launch.launching import CPULaunch, Interface, InterpretedLaunch, Launch, SkippedLaunch
+from tilewright.launch.launching import CPULaunch, InterpretedLaunch, PreparedLaunch, RunTimeArguments, SkippedLaunch
 from tilewright.launch.specialization import (
     address_rule,
     constant_key,
@@ -114,7 +114,7 @@ class JITFunction(KernelSource):
         self.launch_metadata = launch_metadata
         self.noinline = bool(noinline)
         self.version = version
-        self._launches: dict[Any, Launch] = {}
+        self._launches: dict[Any, PreparedLaunch] = {}
         self._guards: list[tuple[Callable[[str], Any], str, Any]] = []  # `_watched` in a form that is quick to check
         self._watched: list[tuple[SourceFunction, tuple[str, ...], Any]] = []
         self._option_keys: dict[Any, tuple[Any, ...]] = {}
@@ -214,7 +214,7 @@ class JITFunction(KernelSource):
         options: Mapping[str, Any] | None = None,
     ) -> bool:
         """Whether the object cache has what `compile` would give."""
-        return binaries.is_kept(self._requested(types, constants, parameters, options)[0], target)
+        return binaries.is_cached(self._requested(types, constants, parameters, options)[0], target)
 
     def _requested(
         self,
@@ -282,7 +282,9 @@ class JITFunction(KernelSource):
             self._entry = generate(self, self._names())
         return self._entry(grid, *arguments, **keywords)
 
-    def _find(self, arguments: tuple[Any, ...], keywords: dict[str, Any]) -> tuple[Launch, tuple[Any, ...], list[Any]]:
+    def _find(
+        self, arguments: tuple[Any, ...], keywords: dict[str, Any]
+    ) -> tuple[PreparedLaunch, tuple[Any, ...], list[Any]]:
         """The launch for these arguments (made if the signature is new), one value for each parameter, their slots.
 
         This is what a generated function does; `launch.binding` shows one.
@@ -449,12 +451,12 @@ class JITFunction(KernelSource):
     def _checked_options(self, options: dict[str, Any], rest: tuple[Any, ...]) -> tuple[Any, ...]:
         unknown = [name for name in options if name not in LAUNCH_OPTIONS]
         if rest or unknown:
-            what = f"{len(rest)} more positional arguments" if rest else ", ".join(map(repr, unknown))
+            refused = f"{len(rest)} more positional arguments" if rest else ", ".join(map(repr, unknown))
             listed = f"its parameters are {', '.join(self.argument_names)}"
             options_listed = f"{listed}, and the launch options {', '.join(sorted(LAUNCH_OPTIONS))}"
             names = (*self.argument_names, *LAUNCH_OPTIONS)
             advice = listed if rest else "; ".join({nearest(name, names, options_listed): None for name in unknown})
-            raise LaunchError(f"kernel '{self.name}' does not take {what}; {advice}")
+            raise LaunchError(f"kernel '{self.name}' does not take {refused}; {advice}")
         given = {"debug": True, **options} if self.debug else options
         return tuple((name, option_key(value)) for name, value in given.items())
 
@@ -514,7 +516,7 @@ class JITFunction(KernelSource):
                     self._watched.append((function, path, value))
                     self._guards.append(guard(function, path, value))
 
-    def _prepare(self, key: Any, arguments: tuple[Any, ...], options: dict[str, Any]) -> Launch:
+    def _prepare(self, key: Any, arguments: tuple[Any, ...], options: dict[str, Any]) -> PreparedLaunch:
         """Trace or compile for a signature that is new."""
         with self._lock:
             found = self._launches.get(key)
@@ -527,14 +529,14 @@ class JITFunction(KernelSource):
                     _report_ignored(found.kernel, options)
             return found
 
-    def _make(self, key: Any, canonical: Any, arguments: tuple[Any, ...], options: dict[str, Any]) -> Launch:
+    def _make(self, key: Any, canonical: Any, arguments: tuple[Any, ...], options: dict[str, Any]) -> PreparedLaunch:
         """Compile a signature, now or in the background, unless a hook wants it left uncompiled."""
         warming, told, mode = self._warming.value, hooks.compilation, active_mode.get()
         if told.before is not None and announce(told.before, self, canonical, arguments, warming):
             return SkippedLaunch()
         create = partial(self._create, canonical, arguments, options)
 
-        def finalize(launch: Launch) -> None:
+        def finalize(launch: PreparedLaunch) -> None:
             self._launches[canonical] = self._launches[key] = launch
             if told.after is not None:
                 announce(told.after, self, canonical, arguments, warming)
@@ -560,10 +562,10 @@ class JITFunction(KernelSource):
                 sorted((entry for entry in options if entry[0] in GPU_OPTIONS), key=lambda entry: str(entry[0]))
             )
         changing = ("debug", (bool, True)), ("enable_fp_fusion", (bool, False))
-        kept = ("ir_override", "num_warps") if settings.interpret else ("ir_override",)
-        return tuple(entry for entry in options if entry in changing or entry[0] in kept)
+        always = ("ir_override", "num_warps") if settings.interpret else ("ir_override",)
+        return tuple(entry for entry in options if entry in changing or entry[0] in always)
 
-    def _create(self, key: Any, arguments: tuple[Any, ...], options: dict[str, Any]) -> Launch:
+    def _create(self, key: Any, arguments: tuple[Any, ...], options: dict[str, Any]) -> PreparedLaunch:
         self._check_constants()
         if settings.explain_recompile and self._launches:
             recompile.report(self.name, self.parameters, key, self._launches)
@@ -574,7 +576,7 @@ class JITFunction(KernelSource):
             name = parameter.name
             if parameter.constexpr:
                 constants[name] = unwrap(value)
-            elif isinstance(kind, Group):
+            elif isinstance(kind, ValueGroup):
                 types[name] = group_type(kind, name, described)
             elif kind.type is None:
                 constants[name] = kind.constant
@@ -598,20 +600,23 @@ class JITFunction(KernelSource):
         described: dict[str, Parameter],
         options: dict[str, Any],
         classified: tuple[Sequence[Any], Sequence[Any]],
-    ) -> Launch:
+    ) -> PreparedLaunch:
         """The signature, ready to run on the GPU that its arguments are on."""
-        from tilewright.launch.cuda import CudaKernel, CudaLaunch, Places
+        from tilewright.launch.cuda import ArrayPlaces, CudaKernel, CudaLaunch
 
-        places = Places(self.name, *classified)
+        places = ArrayPlaces(self.name, *classified)
         kernel = self.compile(types, constants, described, target=places.target, options=options)
         assert isinstance(kernel, CudaKernel)
         return CudaLaunch(
-            kernel, Interface(self.name, self.argument_names, types, kernel.written), places, self.launch_metadata
+            kernel,
+            RunTimeArguments(self.name, self.argument_names, types, kernel.written),
+            places,
+            self.launch_metadata,
         )
 
     def _launch(
         self, types: Types, constants: dict[str, Any], described: dict[str, Parameter], options: Mapping[str, Any]
-    ) -> Launch:
+    ) -> PreparedLaunch:
         """The signature, ready to run where the settings say."""
         debug = "debug" in options
         if settings.interpret:
@@ -624,7 +629,7 @@ class JITFunction(KernelSource):
             if isinstance(options.get("num_warps"), int):
                 function.attributes.setdefault("num_warps", options["num_warps"])
             written = written_parameters(function)
-            return InterpretedLaunch(function, Interface(self.name, self.argument_names, types, written))
+            return InterpretedLaunch(function, RunTimeArguments(self.name, self.argument_names, types, written))
         # What overlapping arrays need is compiled when they come.
         given: dict[str, Any] = {"debug": debug, "overlap": "refuse", **options}
         if "enable_fp_fusion" in options:
@@ -632,7 +637,9 @@ class JITFunction(KernelSource):
         if settings.check_bounds:
             given["check_bounds"] = True
         kernel = self.compile(types, constants, described, options=given)
-        return CPULaunch(kernel, Interface(self.name, self.argument_names, types, kernel.written), self.launch_metadata)
+        return CPULaunch(
+            kernel, RunTimeArguments(self.name, self.argument_names, types, kernel.written), self.launch_metadata
+        )
 
     def __repr__(self) -> str:
         return f"<tile kernel {self.__module__}.{self.__qualname__}>"

@@ -27,7 +27,7 @@ from tilewright.launch.arguments import ArgumentClass, argument_class
 if TYPE_CHECKING:
     from tilewright.launch.compiled import CompiledKernel
     from tilewright.launch.jit import JITFunction
-    from tilewright.launch.launching import Launch
+    from tilewright.launch.launching import PreparedLaunch
 
 
 KERNELS: weakref.WeakSet[JITFunction] = weakref.WeakSet()  # all that there are
@@ -99,7 +99,7 @@ class JitFunctionInfo:
 class Compiled(Mapping[str, Any]):
     """The kernels compiled so far (or being compiled) by key. Clearing it forgets them."""
 
-    def __init__(self, launches: dict[Any, Launch]) -> None:
+    def __init__(self, launches: dict[Any, PreparedLaunch]) -> None:
         self._launches = launches
 
     def _distinct(self) -> dict[str, CompiledKernel]:
@@ -126,7 +126,7 @@ class Compiled(Mapping[str, Any]):
 class DeviceCaches(Mapping[int, tuple[Any, ...]]):
     """What is compiled for each device: ``caches[0][0]`` are the kernels by key."""
 
-    def __init__(self, launches: dict[Any, Launch]) -> None:
+    def __init__(self, launches: dict[Any, PreparedLaunch]) -> None:
         self._compiled = Compiled(launches)
 
     def __getitem__(self, device: int) -> tuple[Any, ...]:

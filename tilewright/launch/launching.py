@@ -1,7 +1,7 @@
 """One signature of a kernel, ready to run: on the CPU, or in the interpreter.
 
-A `Launch` is chosen once for each signature; `run(grid, arguments, slots)` is its target's own and all that a cached
-launch still has to do.  `arguments` are the caller's values, one for each parameter, and `slots` what
+A `PreparedLaunch` is chosen once for each signature; `run(grid, arguments, slots)` is its target's own and all that a
+cached launch still has to do.  `arguments` are the caller's values, one for each parameter, and `slots` what
 `arguments.classify` made of them: addresses and numbers, tuples of these for groups, None for constants.
 """
 
@@ -18,7 +18,7 @@ import numpy as np
 from tilewright.errors import ExecutionError
 from tilewright.forks import cached_property
 from tilewright.frontend.tracer import labels, leaf_names
-from tilewright.frontend.values import Group, Static
+from tilewright.frontend.values import Static, ValueGroup
 from tilewright.ir.core import Function
 from tilewright.launch import hooks
 from tilewright.launch.arguments import TENSOR_TYPES, as_array, as_memory, is_writable, leaves, stored_array
@@ -32,7 +32,7 @@ from tilewright.settings import settings
 Grid = Any  # one to three extents; `full_grid` says what else
 
 
-class Launch(Protocol):
+class PreparedLaunch(Protocol):
     """A signature that is ready to run."""
 
     @property
@@ -44,14 +44,14 @@ class Launch(Protocol):
         ...
 
 
-class Interface:
+class RunTimeArguments:
     """Which arguments of a kernel are run-time parameters, and which of these it writes."""
 
     def __init__(self, kernel: str, names: Sequence[str], types: Mapping[str, Any], written: frozenset[str]) -> None:
         self.kernel = kernel
         self.names = names
         self.kinds = {index: types[name] for index, name in enumerate(names) if name in types}
-        self.grouped = any(isinstance(kind, Group) for kind in self.kinds.values())
+        self.grouped = any(isinstance(kind, ValueGroup) for kind in self.kinds.values())
         self.spelled = [leaf for index, kind in self.kinds.items() for leaf in _spelled_names(names[index], kind)]
         self.written = [
             (index, number)
@@ -82,7 +82,7 @@ def _spelled_names(name: str, kind: Any) -> list[str]:
     """The same parameters as the user would write them: ``pair[0]``, ``affine.bias``; a descriptor is its memory."""
     if isinstance(kind, Static):
         return []
-    if not isinstance(kind, Group):
+    if not isinstance(kind, ValueGroup):
         return [name]
     if kind.kind is tuple:
         names = [f"{name}[{number}]" for number in range(len(kind.entries))]
@@ -98,7 +98,7 @@ class InterpretedLaunch:
 
     kernel = None
 
-    def __init__(self, function: Function, interface: Interface) -> None:
+    def __init__(self, function: Function, interface: RunTimeArguments) -> None:
         self.function = function
         self.interface = interface
         self._pointers = [value.type.is_pointer for value in function.region.arguments]
@@ -151,7 +151,7 @@ def run(grid, arguments, slots):
         start_careful(packed, total)
     return kernel
 """
-# Stores to PyTorch's tensors and to NumPy's writable arrays are prepared here, those to anything else by `Interface`.
+# Stores to PyTorch's tensors and to NumPy's writable arrays are prepared here, others by `RunTimeArguments`.
 _STORE = """\
     raiser = tensor_types.get(type(arguments[{index}]))
     if raiser is not None:
@@ -173,7 +173,9 @@ class CPULaunch:
     `run` is generated: it packs exactly this signature's slots and hands them to the native launcher.
     """
 
-    def __init__(self, kernel: CompiledKernel, interface: Interface, describe: Callable[..., Any] | None) -> None:
+    def __init__(
+        self, kernel: CompiledKernel, interface: RunTimeArguments, describe: Callable[..., Any] | None
+    ) -> None:
         self.kernel = kernel
         self.interface = interface
         self._describe = describe  # the kernel's `launch_metadata`
@@ -222,7 +224,7 @@ class CPULaunch:
 
     def _generate(self) -> Callable[[Grid, tuple[Any, ...], Sequence[Any]], CompiledKernel | None]:
         interface, kernel = self.interface, self.kernel
-        groups = {index: kind for index, kind in interface.kinds.items() if isinstance(kind, Group)}
+        groups = {index: kind for index, kind in interface.kinds.items() if isinstance(kind, ValueGroup)}
         if any(index in groups for index, _ in interface.written):
             stores = "    prepare_stores(arguments)\n"
         else:

@@ -10,7 +10,7 @@ import logging
 from collections.abc import Iterable
 from typing import Any
 
-from tilewright.frontend.values import Group
+from tilewright.frontend.values import ValueGroup
 from tilewright.language.function import ParameterInfo
 from tilewright.launch.arguments import ArgumentClass
 
@@ -57,7 +57,7 @@ def _text(kind: Any, constant: bool) -> str:
         return f"{kind.type} divisible by {kind.divisibility}" if kind.divisibility > 1 else str(kind.type)
     if constant and isinstance(kind, tuple) and len(kind) == 2 and isinstance(kind[0], type):
         return repr(kind[1])  # a constant is kept with its type
-    if isinstance(kind, Group):
+    if isinstance(kind, ValueGroup):
         return f"({', '.join(_text(entry, constant) for entry in kind.entries)})"
     if isinstance(kind, tuple):
         return f"({', '.join(_text(entry, constant) for entry in kind)})"

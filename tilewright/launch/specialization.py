@@ -12,7 +12,7 @@ from tilewright.dtypes import DTYPES, DType
 from tilewright.errors import CompilationError, InvalidIRError, LaunchError, a_kind
 from tilewright.frontend.scope import nearest
 from tilewright.frontend.tracer import labels
-from tilewright.frontend.values import Group, Static, members
+from tilewright.frontend.values import Static, ValueGroup, members
 from tilewright.ir.core import Parameter
 from tilewright.ir.parser import parse_type
 from tilewright.ir.types import PointerType, TensorType, scalar
@@ -26,9 +26,9 @@ def constant_key(value: Any) -> Any:
     """A hashable stand-in for a compile-time argument that tells 1, 1.0 and True apart."""
     if type(value) in PLAIN:
         return value
-    kept = _KEPT_KEYS.get(id(value))
-    if kept is not None and kept[0] is value:
-        return kept[1]
+    known = _KNOWN_KEYS.get(id(value))
+    if known is not None and known[0] is value:
+        return known[1]
     if value is MISSING:
         raise LaunchError("it has no value")
     value = unwrap(value)
@@ -50,14 +50,14 @@ def constant_key(value: Any) -> Any:
 
 
 # Of functions, dtypes and tuples that cannot change, by identity; each is kept alive.
-_KEPT_KEYS: dict[int, tuple[Any, Any]] = {}
-_MOST_KEPT = 1024
+_KNOWN_KEYS: dict[int, tuple[Any, Any]] = {}
+_MOST_KNOWN = 1024
 
 
 def _keep(value: Any, key: Any) -> Any:
-    if len(_KEPT_KEYS) >= _MOST_KEPT:
-        _KEPT_KEYS.clear()
-    _KEPT_KEYS[id(value)] = value, key
+    if len(_KNOWN_KEYS) >= _MOST_KNOWN:
+        _KNOWN_KEYS.clear()
+    _KNOWN_KEYS[id(value)] = value, key
     return key
 
 
@@ -91,23 +91,25 @@ def guard(function: SourceFunction, path: tuple[str, ...], value: Any) -> tuple[
 
 def generalized(kind: Any, value: Any) -> Any:
     """`do_not_specialize`: the type alone; 1 stays a run-time value."""
-    if isinstance(kind, Group):
+    if isinstance(kind, ValueGroup):
         return _each(generalized, kind, value)
     if kind.type is None and isinstance(value, int):
         return argument_class(parameter_type("i32"))
     return kind if kind.type is None else kind.adjusted(kind.type, _least(kind.type))
 
 
-def _each(rule: Callable[[Any, Any], Any], kind: Group, value: Any) -> Group:
+def _each(rule: Callable[[Any, Any], Any], kind: ValueGroup, value: Any) -> ValueGroup:
     """A rule for the entries of a tuple; a descriptor is what it is."""
     group = members(value)
     if group is None:
         return kind
-    return Group(kind.kind, tuple(rule(entry, part) for entry, part in zip(kind.entries, group.entries, strict=True)))
+    return ValueGroup(
+        kind.kind, tuple(rule(entry, part) for entry, part in zip(kind.entries, group.entries, strict=True))
+    )
 
 
 def without_alignment(kind: Any, value: Any) -> Any:
-    if isinstance(kind, Group):
+    if isinstance(kind, ValueGroup):
         return _each(without_alignment, kind, value)
     return kind if kind.type is None else kind.adjusted(kind.type, _least(kind.type))
 
@@ -117,7 +119,7 @@ def _least(kind: TensorType) -> int:
 
 
 def read_only(kind: Any, value: Any) -> Any:
-    if isinstance(kind, Group):
+    if isinstance(kind, ValueGroup):
         return _each(read_only, kind, value)
     if kind.type is None or not isinstance(kind.type.element, PointerType):
         return kind
@@ -151,16 +153,16 @@ def leaf(kind: ArgumentClass, name: str, described: dict[str, Parameter]) -> Ten
     return kind.type
 
 
-def group_type(kind: Group, name: str, described: dict[str, Parameter]) -> Group:
+def group_type(kind: ValueGroup, name: str, described: dict[str, Parameter]) -> ValueGroup:
     """The types of a group's entries: a tensor type, a constant, or a group again."""
     entries: list[Any] = []
     for label, entry in zip(labels(kind), kind.entries, strict=True):
-        if isinstance(entry, Group):
+        if isinstance(entry, ValueGroup):
             entries.append(group_type(entry, f"{name}_{label}", described))
         else:
             constant = entry.type is None
             entries.append(Static(entry.constant) if constant else leaf(entry, f"{name}_{label}", described))
-    return Group(kind.kind, tuple(entries))
+    return ValueGroup(kind.kind, tuple(entries))
 
 
 def parameter_type(kind: Any) -> Any:
@@ -169,7 +171,7 @@ def parameter_type(kind: Any) -> Any:
     Text is that of the IR (``*f32``); the language's names of element types (``*fp32``, ``*fp8e4nv``) do as well.
     Tuples and NamedTuples of these, entry by entry, with `tl.constexpr` values among them.
     """
-    if isinstance(kind, (TensorType, Group)):
+    if isinstance(kind, (TensorType, ValueGroup)):
         return kind
     if isinstance(kind, constexpr):
         return Static(kind.value)
@@ -180,7 +182,7 @@ def parameter_type(kind: Any) -> Any:
     if isinstance(kind, (tuple, list)):
         group = members(kind)
         assert group is not None
-        return Group(group.kind, tuple(parameter_type(entry) for entry in group.entries))
+        return ValueGroup(group.kind, tuple(parameter_type(entry) for entry in group.entries))
     raise TypeError(f"a parameter's type is a TensorType, IR text such as '*f32', or a tl dtype, not {kind!r}")
 
 

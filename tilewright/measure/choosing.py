@@ -1,6 +1,6 @@
 """Which of several candidates is taken for a problem, and why: ranked by estimate, the close ones timed, once.
 
-problem = Problem({problem_key(…): "matmul 64x4096x4096"}, labels, ranked(seconds), closest(seconds, effort))
+problem = TuningProblem({problem_key(…): "matmul 64x4096x4096"}, labels, ranked(seconds), closest(seconds, effort))
 records = Records(device_name(gpu))
 records.look_up(problem)
 if not problem.is_known:
@@ -50,7 +50,7 @@ class Measured(NamedTuple):
 
 
 @dataclass
-class Problem:
+class TuningProblem:
     """Candidates, one of which is to be taken, and what is known of their times.
 
     `keys` are those of the record, with words for people: one for each example of sizes that are known at run time
@@ -114,19 +114,19 @@ class Records:
         """The times of the cache directory."""
         return TimingCache.of_settings()
 
-    def look_up(self, problem: Problem) -> None:
+    def look_up(self, problem: TuningProblem) -> None:
         """Let a problem have the times that are on record."""
         problem.times = [timing for key in problem.keys if (timing := self._find(key)) is not None]
 
     def _find(self, key: str) -> Timing | None:
         return self._given.find(key, self.device) or self._given.find(key, None) or self.cache.find(key, self.device)
 
-    def time(self, problem: Problem, measure: Callable[[str], Measured]) -> None:
+    def time(self, problem: TuningProblem, measure: Callable[[str], Measured]) -> None:
         """Put on record what ``measure(key)`` finds of the close candidates, for each key of a problem."""
         problem.times = [self._put(problem, key, measure(key)) for key in problem.keys]
         problem.source = "timed"
 
-    def _put(self, problem: Problem, key: str, found: Measured) -> Timing:
+    def _put(self, problem: TuningProblem, key: str, found: Measured) -> Timing:
         labels, name = problem.labels, problem.keys[key]
         failures = {labels[index]: f"{type(error).__name__}: {error}" for index, error in found.failures.items()}
         for label, text in failures.items():

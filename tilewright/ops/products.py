@@ -31,7 +31,7 @@ from tilewright.library.matmul.hopper.kernel import matmul as hopper_matmul
 from tilewright.library.matmul.problem import MatmulProblem
 from tilewright.library.matmul.simt_tiles import ranked_tiles
 from tilewright.measure import timers
-from tilewright.measure.choosing import Choice, Measured, Problem, Records, attempt
+from tilewright.measure.choosing import Choice, Measured, Records, TuningProblem, attempt
 from tilewright.measure.keys import device_name, problem_key
 from tilewright.ops import arrays
 from tilewright.ops.arrays import View
@@ -371,7 +371,9 @@ class MatmulPlan:
             shape = self.problem.shape_class.key
             key = problem_key("matmul", arrays.target_at(self.ordinal), ("library", "ops"), shape)
             numbers = range(len(self.ranked))
-            problem = Problem({key: f"matmul {shape}"}, [str(candidate) for candidate in self.ranked], numbers, numbers)
+            problem = TuningProblem(
+                {key: f"matmul {shape}"}, [str(candidate) for candidate in self.ranked], numbers, numbers
+            )
             records = Records(device_name(device(self.ordinal)))
             records.look_up(problem)
             if not problem.is_known and self.effort:
@@ -561,7 +563,7 @@ def _swapped(found: View) -> View:
 
 
 _PLANS: dict[tuple[Any, ...], MatmulPlan] = {}
-_KEPT = 4096
+_MOST_PLANS = 4096
 
 
 def _plan(problem: MatmulProblem, operands: Operands, effort: int | None) -> MatmulPlan:
@@ -570,7 +572,7 @@ def _plan(problem: MatmulProblem, operands: Operands, effort: int | None) -> Mat
     key = (problem, place.ordinal if place else None, level)
     found = _PLANS.get(key)
     if found is None:
-        if len(_PLANS) >= _KEPT:
+        if len(_PLANS) >= _MOST_PLANS:
             _PLANS.clear()
         found = _PLANS[key] = MatmulPlan(problem, place.ordinal if place else None, level)
     return found

@@ -202,11 +202,11 @@ def _gated_product(a: Tensor, b: Tensor, gate: str = "silu") -> Tensor:
 # Operators take tensors of any strides: what their operations do not read in place is copied.
 
 
-def _joined(x: Tensor, kept: int) -> Tensor:
-    """`x`, or a copy where its axes but the last `kept` have no common stride."""
-    if x.dim() > kept + 1 and not x.is_contiguous():
+def _joined(x: Tensor, inner: int) -> Tensor:
+    """`x`, or a copy where its axes but the `inner` last ones have no common stride."""
+    if x.dim() > inner + 1 and not x.is_contiguous():
         try:
-            x.view(-1, *x.shape[x.dim() - kept :])
+            x.view(-1, *x.shape[x.dim() - inner :])
         except RuntimeError:
             return x.contiguous()
     return x

@@ -63,10 +63,10 @@ def check_hazards(function: Function, warps: int = 4) -> None:
     `warps` are those of a CTA: of all roles together, or of a kernel without roles.
     """
     if any(is_explicit(operation.opcode) for operation in function.walk()):
-        _Check(function, warps).run()
+        _HazardCheck(function, warps).run()
 
 
-class _Check:
+class _HazardCheck:
     def __init__(self, function: Function, warps: int) -> None:
         self.function = function
         self.roles = list(_roles(function, warps))

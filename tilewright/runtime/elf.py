@@ -73,7 +73,7 @@ class Section(NamedTuple):
     entry_size: int
 
 
-class Symbol(NamedTuple):
+class ElfSymbol(NamedTuple):
     """A symbol, with its name."""
 
     name: str
@@ -99,7 +99,7 @@ class ObjectFile:
 
     image: bytes
     sections: list[Section]
-    symbols: list[Symbol]
+    symbols: list[ElfSymbol]
     relocations: list[Relocation]
 
     @property
@@ -215,7 +215,7 @@ def _check_section(image: bytes, section: Section, names: bytes) -> None:
         raise ObjectError(f"its section {name[:80]!r} is neither code nor constants")
 
 
-def _symbols(entry: ObjectFile, table: Section) -> list[Symbol]:
+def _symbols(entry: ObjectFile, table: Section) -> list[ElfSymbol]:
     sections = entry.sections
     if table.entry_size != _SYMBOL.size or table.size % _SYMBOL.size or not table.size:
         raise ObjectError("its table of symbols is malformed")
@@ -228,7 +228,7 @@ def _symbols(entry: ObjectFile, table: Section) -> list[Symbol]:
     symbols = []
     data = entry.image[table.offset : table.offset + table.size]
     for number, (name, info, other, section, value, size) in enumerate(_SYMBOL.iter_unpack(data)):
-        symbol = Symbol(_name(names, name), info >> 4, info & 15, section, value)
+        symbol = ElfSymbol(_name(names, name), info >> 4, info & 15, section, value)
         if symbol.binding not in (_LOCAL, _GLOBAL, _WEAK) or symbol.kind > _FILE or other & ~3:
             raise ObjectError(f"its symbol {symbol.name[:80]!r} is of an unknown kind")
         if (symbol.binding == _LOCAL) != (number < table.info):

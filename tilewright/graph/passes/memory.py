@@ -42,7 +42,7 @@ _TRIED_PAIRS = 400_000  # of tensors, over all tries of an order
 
 
 @dataclass(frozen=True)
-class Interval:
+class LiveInterval:
     """A tensor of `bytes` that is alive from step `first` to step `last`, both included."""
 
     name: str
@@ -50,7 +50,7 @@ class Interval:
     first: int
     last: int
 
-    def overlaps(self, other: Interval) -> bool:
+    def overlaps(self, other: LiveInterval) -> bool:
         """Whether both are alive at some step."""
         return self.first <= other.last and other.first <= self.last
 
@@ -61,7 +61,7 @@ class MemoryPlan:
 
     offsets: Mapping[str, Size]
     total: Size
-    intervals: tuple[Interval, ...] = field(default=(), repr=False)
+    intervals: tuple[LiveInterval, ...] = field(default=(), repr=False)
 
     def least_bytes(self, symbols: Mapping[str, int]) -> int:
         """No plan can use less: the most bytes that are alive at one step, for given symbol values."""
@@ -76,10 +76,10 @@ class MemoryPlan:
         return f"arena {used} bytes for {sizes or 'fixed sizes'}: {share} of the lower bound {least}"
 
 
-def plan_memory(intervals: Sequence[Interval]) -> MemoryPlan:
+def plan_memory(intervals: Sequence[LiveInterval]) -> MemoryPlan:
     """A place for every interval; two that are alive together never overlap, for all symbol values."""
-    families: dict[Monomial, list[tuple[Interval, int]]] = {}
-    others: list[Interval] = []
+    families: dict[Monomial, list[tuple[LiveInterval, int]]] = {}
+    others: list[LiveInterval] = []
     for item in intervals:
         found = _family(item.bytes)
         if found is None:
@@ -107,7 +107,7 @@ def _above(base: Size, distance: Size, levels: int) -> Size:
     return simplify(lift(base) + round_up(simplify(distance), ALIGNMENT) + levels * ALIGNMENT)
 
 
-def _levels(members: list[tuple[Interval, int]], places: Mapping[str, int]) -> tuple[dict[str, int], int]:
+def _levels(members: list[tuple[LiveInterval, int]], places: Mapping[str, int]) -> tuple[dict[str, int], int]:
     """How many alignments each moves up, and the end, because what lies below was rounded up: one for each that lies
     below another, at a place that is not aligned whatever the symbols are."""
     found: dict[str, int] = {}
@@ -138,7 +138,7 @@ def _family(size: Size) -> tuple[Monomial, int] | None:
     return monomial, factor if monomial else -(-factor // ALIGNMENT) * ALIGNMENT
 
 
-def _pack(members: list[tuple[Interval, int]]) -> tuple[dict[str, int], int]:
+def _pack(members: list[tuple[LiveInterval, int]]) -> tuple[dict[str, int], int]:
     """Offsets for integer sizes: in some order, each at the lowest gap between its live neighbours.
 
     Largest first is near the least in most cases.  Where it is not, other orders are tried, and those in which what
@@ -168,7 +168,7 @@ def _pack(members: list[tuple[Interval, int]]) -> tuple[dict[str, int], int]:
     return best
 
 
-def _placed(ordered: Sequence[tuple[Interval, int]]) -> tuple[dict[str, int], int]:
+def _placed(ordered: Sequence[tuple[LiveInterval, int]]) -> tuple[dict[str, int], int]:
     """Each at the lowest gap where it fits, in this order; offsets and the end."""
     placed = OverlapIndex([item for item, _ in ordered])
     extents: list[tuple[int, int]] = []
@@ -184,9 +184,9 @@ def _placed(ordered: Sequence[tuple[Interval, int]]) -> tuple[dict[str, int], in
     return places, max((end for _, end in extents), default=0)
 
 
-def _slots(intervals: list[Interval]) -> list[tuple[list[Interval], Size]]:
+def _slots(intervals: list[LiveInterval]) -> list[tuple[list[LiveInterval], Size]]:
     """Groups of intervals that are never alive together, with a size that covers each of them."""
-    slots: list[tuple[list[Interval], Size]] = []
+    slots: list[tuple[list[LiveInterval], Size]] = []
     times: list[list[tuple[int, int]]] = []  # of each slot, sorted: first and last steps of its tenants
     for item in sorted(intervals, key=lambda item: (-upper_bound(item.bytes), item.first)):
         size = round_up(item.bytes, ALIGNMENT)

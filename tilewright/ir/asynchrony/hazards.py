@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from tilewright.errors import ExecutionError
 from tilewright.ir.asynchrony.agents import Agent
-from tilewright.ir.asynchrony.memory import Access, Tile
+from tilewright.ir.asynchrony.memory import BufferAccess, SharedTile
 from tilewright.ir.asynchrony.synchronisation import Knowledge
 from tilewright.ir.core import Operation
 
@@ -14,7 +14,7 @@ _PARITY = (
 
 
 def conflict_error(
-    agent: Agent, operation: Operation, tile: Tile, writes: bool, known: Knowledge, old: Access
+    agent: Agent, operation: Operation, tile: SharedTile, writes: bool, known: Knowledge, old: BufferAccess
 ) -> ExecutionError:
     """The error of an access that does not know an earlier one to be over."""
     title, advice = _diagnosis(agent, operation, tile, writes, known, old)
@@ -30,7 +30,7 @@ def conflict_error(
 
 
 def _diagnosis(
-    agent: Agent, operation: Operation, tile: Tile, writes: bool, known: Knowledge, old: Access
+    agent: Agent, operation: Operation, tile: SharedTile, writes: bool, known: Knowledge, old: BufferAccess
 ) -> tuple[str, str]:
     name, before = tile.name, old.operation.opcode
     if tile.remote and operation.opcode == "shared_load":
@@ -84,7 +84,7 @@ def _diagnosis(
     )
 
 
-def unfenced(operation: Operation, tile: Tile, old: Access) -> ExecutionError:
+def unfenced(operation: Operation, tile: SharedTile, old: BufferAccess) -> ExecutionError:
     """The error of a copy or product that might not see, or might overtake, an ordinary store."""
     return ExecutionError(
         f"missing proxy fence: {operation.opcode} may not see what was stored to {tile.name}",
@@ -105,7 +105,7 @@ def wrong_count(agent: Agent, error: ExecutionError) -> ExecutionError:
     return ExecutionError(f"wrong phase: {error.message}", _PARITY, (agent.last_wait[1],))
 
 
-def not_written(agent: Agent, tile: Tile) -> ExecutionError:
+def not_written(agent: Agent, tile: SharedTile) -> ExecutionError:
     """The error of reading memory that holds nothing."""
     if agent.last_wait[0]:
         return ExecutionError(f"wrong phase: {tile.name} is used before it is full", _PARITY, (agent.last_wait[1],))

@@ -12,7 +12,7 @@ import numpy as np
 
 from tilewright.errors import ExecutionError, LaunchError
 from tilewright.ir.asynchrony.agents import Agent, Wait
-from tilewright.ir.asynchrony.memory import Access, Box, Buffer, Tile, name_of, poison
+from tilewright.ir.asynchrony.memory import Box, BufferAccess, SharedBuffer, SharedTile, name_of, poison
 from tilewright.ir.asynchrony.operations import HANDLERS
 from tilewright.ir.asynchrony.synchronisation import ClusterBarrier, Mbarrier, NamedBarrier
 from tilewright.ir.core import Function, Operation, Value
@@ -48,7 +48,7 @@ class Cta:
 
     index: tuple[int, int, int]
     rank: int
-    buffers: dict[Operation, Buffer] = field(default_factory=dict)
+    buffers: dict[Operation, SharedBuffer] = field(default_factory=dict)
     barriers: dict[Operation, list[Mbarrier]] = field(default_factory=dict)
     named: dict[int, NamedBarrier] = field(default_factory=dict)
     exited: bool = False
@@ -79,10 +79,12 @@ def run_explicit(
     for number in range(prod(counts)):
         place = (number % counts[0], number // counts[0] % counts[1], number // counts[0] // counts[1])
         first = tuple(position * size for position, size in zip(place, cluster, strict=True))
-        _Machine(function, values, extents, instance, random.Random(f"{order}.{number}")).run(first, cluster)
+        _AsynchronousMachine(function, values, extents, instance, random.Random(f"{order}.{number}")).run(
+            first, cluster
+        )
 
 
-class _Machine:
+class _AsynchronousMachine:
     """One cluster being run."""
 
     handlers = HANDLERS
@@ -246,9 +248,9 @@ class _Machine:
         self.bits += 1
         return 1 << self.bits
 
-    def access(self, agent: Agent, operation: Operation, box: Box, writes: bool, asynchronous: bool) -> Access:
+    def access(self, agent: Agent, operation: Operation, box: Box, writes: bool, asynchronous: bool) -> BufferAccess:
         """A new access."""
-        return Access(self.new_bit(), box, writes, asynchronous, operation, agent.name, agent, agent.last_wait)
+        return BufferAccess(self.new_bit(), box, writes, asynchronous, operation, agent.name, agent, agent.last_wait)
 
     def event(self, agent: Agent, operation: Operation, action: Callable[[], None]) -> Event:
         """Something that will happen at some time from now on."""
@@ -261,7 +263,7 @@ class _Machine:
         if not event.done:
             self.complete(event)
 
-    def buffer(self, cta: Cta, operation: Operation) -> Buffer:
+    def buffer(self, cta: Cta, operation: Operation) -> SharedBuffer:
         """The memory of an allocation in a CTA; made when it is first asked for."""
         if operation not in cta.buffers:
             kind = operation.results[0].type.handle
@@ -269,7 +271,7 @@ class _Machine:
             data = np.empty(kind.shape, kind.element.numpy)
             poison(data)
             name = name_of(operation.location, f"shared memory {len(cta.buffers)}")
-            buffer = Buffer(name, kind, cta, data, np.zeros(kind.shape, np.bool_))
+            buffer = SharedBuffer(name, kind, cta, data, np.zeros(kind.shape, np.bool_))
             buffer.family = [buffer]
             if operation.operands:
                 below = operation.operands[0].definition
@@ -304,9 +306,9 @@ class _Machine:
             )
         return self.ctas[rank]
 
-    def tile(self, buffer: Buffer) -> Tile:
+    def tile(self, buffer: SharedBuffer) -> SharedTile:
         """A whole buffer."""
-        return Tile(buffer, tuple((0, extent) for extent in buffer.kind.shape))
+        return SharedTile(buffer, tuple((0, extent) for extent in buffer.kind.shape))
 
 
 def cause(ctas: Sequence[Cta]) -> str:

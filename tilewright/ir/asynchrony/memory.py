@@ -1,7 +1,7 @@
 """Shared memory of the CTAs, tiles in it, and the order of accesses.
 
-An `Access` has a bit.  Knowledge is a set of bits in an int: the accesses that are over for whoever holds it.  A new
-access must know every earlier one that it conflicts with (same place, one of them a write); what was written by
+A `BufferAccess` has a bit.  Knowledge is a set of bits in an int: the accesses that are over for whoever holds it.  A
+new access must know every earlier one that it conflicts with (same place, one of them a write); what was written by
 ordinary stores and is read by copies or products must besides be fenced.
 """
 
@@ -22,7 +22,7 @@ Box = tuple[tuple[int, int], ...]  # [first, end) along each axis of a buffer
 
 
 @dataclass(eq=False)
-class Access:
+class BufferAccess:
     """One use of a part of a buffer: by whom, by which operation, and whether it writes."""
 
     bit: int
@@ -44,7 +44,7 @@ class Access:
 
 
 @dataclass(eq=False)
-class Buffer:
+class SharedBuffer:
     """The memory of one `shared_alloc` in one CTA."""
 
     name: str
@@ -52,8 +52,8 @@ class Buffer:
     cta: Any
     data: Array
     written: Array
-    accesses: list[Access] = field(default_factory=list)
-    family: list[Buffer] = field(default_factory=list)  # buffers over the same memory, this one too
+    accesses: list[BufferAccess] = field(default_factory=list)
+    family: list[SharedBuffer] = field(default_factory=list)  # buffers over the same memory, this one too
 
     def span(self, box: Box) -> tuple[int, int]:
         """The bytes that a part lies in; parts of one tile are taken for the whole."""
@@ -65,10 +65,10 @@ class Buffer:
 
 
 @dataclass(frozen=True, eq=False)
-class Tile:
+class SharedTile:
     """A part of a buffer as an operation sees it."""
 
-    buffer: Buffer
+    buffer: SharedBuffer
     box: Box
     dropped: int = 0  # leading axes that an index took away
     transposed: bool = False
@@ -80,7 +80,7 @@ class Tile:
         part = part.reshape(part.shape[self.dropped :])
         return np.swapaxes(part, -1, -2) if self.transposed else part
 
-    def indexed(self, index: int) -> Tile:
+    def indexed(self, index: int) -> SharedTile:
         """One tile of a ring."""
         first, end = self.box[self.dropped]
         if not 0 <= index < end - first:
@@ -88,9 +88,9 @@ class Tile:
                 f"index {index} is outside {self.name}, which has {end - first} tiles", "take the stage of a position"
             )
         box = (*self.box[: self.dropped], (first + index, first + index + 1), *self.box[self.dropped + 1 :])
-        return Tile(self.buffer, box, self.dropped + 1, self.transposed, self.remote)
+        return SharedTile(self.buffer, box, self.dropped + 1, self.transposed, self.remote)
 
-    def sliced(self, axis: int, start: int, extent: int, unit: int) -> Tile:
+    def sliced(self, axis: int, start: int, extent: int, unit: int) -> SharedTile:
         """A part along an axis of this view."""
         rank = len(self.box) - self.dropped
         if self.transposed and axis >= rank - 2:
@@ -108,7 +108,7 @@ class Tile:
                 f"only multiples of {unit} are there without moving elements",
             )
         part = (first + start, first + start + extent)
-        return Tile(
+        return SharedTile(
             self.buffer, (*self.box[:place], part, *self.box[place + 1 :]), self.dropped, self.transposed, self.remote
         )
 
@@ -132,7 +132,7 @@ def inside(inner: Box, outer: Box) -> bool:
     return all(a[0] >= b[0] and a[1] <= b[1] for a, b in zip(inner, outer, strict=True))
 
 
-def conflicts(tile: Tile, writes: bool) -> list[tuple[Buffer, Access]]:
+def conflicts(tile: SharedTile, writes: bool) -> list[tuple[SharedBuffer, BufferAccess]]:
     """Earlier accesses that overlap with this one, where one of both writes."""
     buffer, found = tile.buffer, []
     for other in buffer.family:
@@ -149,7 +149,7 @@ def conflicts(tile: Tile, writes: bool) -> list[tuple[Buffer, Access]]:
     return found
 
 
-def record(tile: Tile, access: Access, known: int) -> None:
+def record(tile: SharedTile, access: BufferAccess, known: int) -> None:
     """Keep an access; those that it replaces (known to it, and inside it if it writes) are forgotten."""
     buffer = tile.buffer
     if access.writes:
@@ -176,7 +176,7 @@ def poison(array: Array) -> None:
     array[...] = array.dtype.type(float("nan")) if array.dtype.kind not in "iu" else array.dtype.type(85)
 
 
-def overwrite(tile: Tile) -> None:
+def overwrite(tile: SharedTile) -> None:
     """What other buffers over the same memory hold there is lost."""
     for other in tile.buffer.family:
         if other is not tile.buffer:

@@ -15,7 +15,7 @@ from tilewright.errors import ExecutionError
 from tilewright.ir.asynchrony.agents import Agent, Wait
 from tilewright.ir.asynchrony.global_tensor import GlobalTensor
 from tilewright.ir.asynchrony.hazards import conflict_error, not_written, unfenced, wrong_count
-from tilewright.ir.asynchrony.memory import Access, Tile, conflicts, overwrite, poison, record
+from tilewright.ir.asynchrony.memory import BufferAccess, SharedTile, conflicts, overwrite, poison, record
 from tilewright.ir.asynchrony.synchronisation import Knowledge, Mbarrier, NamedBarrier
 from tilewright.ir.core import Operation
 from tilewright.ir.explicit import slice_unit
@@ -27,11 +27,11 @@ Waiting = Generator[Wait, None, list[Any]]
 
 
 @dataclass(eq=False)
-class Store:
+class TileStore:
     """A copy from a tile to global memory."""
 
-    tile: Tile
-    access: Access
+    tile: SharedTile
+    access: BufferAccess
     operation: Operation
     agent: Agent
     read: Any = None  # events
@@ -41,7 +41,7 @@ class Store:
 
 
 @dataclass(eq=False)
-class Group:
+class ProductGroup:
     """One wgmma in flight: the accesses of its operands, and the event that computes it."""
 
     bits: int
@@ -52,25 +52,27 @@ class Group:
 class Pending:
     """An accumulator in flight."""
 
-    group: Group | None = None
+    group: ProductGroup | None = None
     before: Any = None  # the block or accumulator that it goes on from
     array: Array | None = None
     handed_on: str = ""  # who took it over
 
 
-def use(agent: Agent, operation: Operation, tile: Tile, writes: bool, asynchronous: bool, known: Knowledge) -> Access:
+def use(
+    agent: Agent, operation: Operation, tile: SharedTile, writes: bool, asynchronous: bool, known: Knowledge
+) -> BufferAccess:
     """Note an access to a tile; raises `ExecutionError` when an earlier one that it conflicts with is not over."""
     for _, old in conflicts(tile, writes):
         if not old.bit & known.done:
             raise conflict_error(agent, operation, tile, writes, known, old)
         if asynchronous and old.writes and not old.asynchronous and not old.bit & known.fenced:
             raise unfenced(operation, tile, old)
-    access: Access = agent.machine.access(agent, operation, tile.box, writes, asynchronous)
+    access: BufferAccess = agent.machine.access(agent, operation, tile.box, writes, asynchronous)
     record(tile, access, known.done)
     return access
 
 
-def _read(agent: Agent, operation: Operation, tile: Tile, asynchronous: bool) -> Access:
+def _read(agent: Agent, operation: Operation, tile: SharedTile, asynchronous: bool) -> BufferAccess:
     """An access of all threads that reads."""
     access = use(agent, operation, tile, False, asynchronous, agent.known)
     if not tile.view(tile.buffer.written).all():
@@ -105,14 +107,14 @@ def shared_slice(agent: Agent, operation: Operation, operands: list[Any]) -> lis
 
 def shared_transpose(agent: Agent, operation: Operation, operands: list[Any]) -> list[Any]:
     tile = operands[0]
-    return [Tile(tile.buffer, tile.box, tile.dropped, not tile.transposed, tile.remote)]
+    return [SharedTile(tile.buffer, tile.box, tile.dropped, not tile.transposed, tile.remote)]
 
 
-def _in_cta(agent: Agent, tile: Tile, cta: Any) -> Tile:
+def _in_cta(agent: Agent, tile: SharedTile, cta: Any) -> SharedTile:
     """The same tile in another CTA."""
     operation = next(key for key, buffer in tile.buffer.cta.buffers.items() if buffer is tile.buffer)
     buffer = agent.machine.buffer(cta, operation)
-    return Tile(buffer, tile.box, tile.dropped, tile.transposed, cta is not agent.cta)
+    return SharedTile(buffer, tile.box, tile.dropped, tile.transposed, cta is not agent.cta)
 
 
 def shared_remote(agent: Agent, operation: Operation, operands: list[Any]) -> list[Any]:
@@ -292,8 +294,8 @@ def tma_load(agent: Agent, operation: Operation, operands: list[Any]) -> list[An
 
 
 def _load_into(
-    agent: Agent, operation: Operation, source: GlobalTensor, coordinates: list[int], tile: Tile, barrier: Mbarrier,
-    rank: int,
+    agent: Agent, operation: Operation, source: GlobalTensor, coordinates: list[int], tile: SharedTile,
+    barrier: Mbarrier, rank: int,
 ) -> None:  # fmt: skip
     """Start a copy to the tile and barrier of one CTA."""
     cta = agent.machine.peer(rank, f"copy to {tile.name}")
@@ -324,7 +326,7 @@ def tma_store(agent: Agent, operation: Operation, operands: list[Any]) -> list[A
     view = tile.view(tile.buffer.data)
     if not target.clip(coordinates, tile.view(tile.buffer.written)).all():
         raise not_written(agent, tile)
-    store = Store(tile, access, operation, agent)
+    store = TileStore(tile, access, operation, agent)
     machine, kind = agent.machine, str(operation.attributes["kind"])
 
     def read() -> None:
@@ -388,7 +390,7 @@ def wgmma(agent: Agent, operation: Operation, operands: list[Any]) -> list[Any]:
         raise ExecutionError(f"wgmma takes whole warpgroups, the role has {agent.threads // 32} warps", "warps=4")
     bits = 0
     for tile in (a, b):
-        if isinstance(tile, Tile):
+        if isinstance(tile, SharedTile):
             bits |= _read(agent, operation, tile, asynchronous=True).bit
     before = _take(operands[2], operation) if len(operands) > 2 else None
     if len(operands) > 3 and not operands[3]:
@@ -397,7 +399,7 @@ def wgmma(agent: Agent, operation: Operation, operands: list[Any]) -> list[Any]:
         raise ExecutionError("the accumulator has no value yet", "the first product of a loop needs keep=False")
     kind = operation.results[0].type.handle
     assert isinstance(kind, PendingType)
-    result, machine = Pending(Group(bits)), agent.machine
+    result, machine = Pending(ProductGroup(bits)), agent.machine
 
     def compute() -> None:
         start = before
@@ -413,9 +415,9 @@ def wgmma(agent: Agent, operation: Operation, operands: list[Any]) -> list[Any]:
     return [result]
 
 
-def _product(a: Any, b: Tile, start: Array | None, kind: PendingType) -> Array:
+def _product(a: Any, b: SharedTile, start: Array | None, kind: PendingType) -> Array:
     """a @ b + start, in the accumulator's type; rows that a small operand A lacks are poison."""
-    left = a.view(a.buffer.data) if isinstance(a, Tile) else a
+    left = a.view(a.buffer.data) if isinstance(a, SharedTile) else a
     wide = np.int32 if kind.element.is_integer else np.float32
     with np.errstate(invalid="ignore", over="ignore"):
         product = left.astype(wide) @ b.view(b.buffer.data).astype(wide)

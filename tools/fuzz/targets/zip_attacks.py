@@ -13,7 +13,7 @@ from pathlib import Path
 
 from tests.host.handmade import make_package
 from tilewright import Engine
-from tilewright.engine import file
+from tilewright.engine.archive import EngineArchive
 from tools.fuzz.engine_files import read_members
 from tools.fuzz.target import Base, Failed
 
@@ -143,7 +143,7 @@ class Target(Base):
         for _ in range(draw.choice([0, 1, 1, 1, 2, 3])):
             members = attack(members, draw)
         self.path.write_bytes(write(members, draw))
-        archive = file.Archive(self.path)
+        archive = EngineArchive(self.path)
         if {name: bytes(data) for name, data in archive.members.items()} == self.members:
             Engine.load(self.path)
             return "loaded"
