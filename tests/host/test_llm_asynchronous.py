@@ -1,0 +1,123 @@
+"""Many callers of an event loop: results, cancelling, failures, the end."""
+
+from __future__ import annotations
+
+import asyncio
+import time
+
+import pytest
+
+from tests.host.llm_support import StandIn, checkpoint_of
+from tilewright.errors import InputError
+from tilewright.llm.asynchronous import AsyncEngine, AsyncLLM, EngineStopped
+from tilewright.llm.engine import Engine
+from tilewright.llm.requests import SamplingParameters
+from tilewright.llm.step import Limits
+
+LIMITS = Limits(4, 16, 8, 64)
+
+
+def made(model=None):
+    return AsyncEngine(Engine(model or StandIn(LIMITS, 40), 17))
+
+
+async def last(stream):
+    output = None
+    async for item in stream:
+        output = item
+    return output
+
+
+def until(condition, seconds=60.0):
+    end = time.monotonic() + seconds
+    while not condition():
+        assert time.monotonic() < end
+        time.sleep(0.001)
+
+
+def test_callers_get_what_each_gets_alone():
+    async def main():
+        engine = made()
+        wanted = [SamplingParameters(seed=seed, max_tokens=5 + seed) for seed in range(12)]
+        prompts = [[0, 1] * (1 + seed % 5) for seed in range(12)]
+        together = await asyncio.gather(*(last(engine.stream(*each)) for each in zip(prompts, wanted, strict=True)))
+        alone = [await last(engine.stream(*each)) for each in zip(prompts, wanted, strict=True)]
+        engine.close()
+        assert [one.completions[0].tokens for one in together] == [one.completions[0].tokens for one in alone]
+        assert engine.statistics.used_pages == 0
+
+    asyncio.run(main())
+
+
+def test_outputs_are_of_their_step():
+    async def main():
+        engine = made()
+        outputs = [item async for item in engine.stream([0], SamplingParameters(max_tokens=4, seed=1))]
+        engine.close()
+        assert [len(item.completions[0].tokens) for item in outputs] == [1, 2, 3, 4]
+
+    asyncio.run(main())
+
+
+def test_a_caller_that_goes_ends_its_request():
+    async def main():
+        engine = made()
+        stream = engine.stream([0], SamplingParameters(max_tokens=60, ignore_eos=True))
+        await anext(stream)
+        await stream.aclose()
+        task = asyncio.create_task(last(engine.stream([1], SamplingParameters(max_tokens=60))))
+        await asyncio.sleep(0)
+        task.cancel()
+        with pytest.raises(asyncio.CancelledError):
+            await task
+        await asyncio.to_thread(until, lambda: not engine.statistics.used_pages and not engine._engine.has_work)
+        engine.close()
+
+    asyncio.run(main())
+
+
+def test_a_prompt_that_is_refused_ends_nothing_else():
+    async def main():
+        engine = made()
+        with pytest.raises(InputError):
+            await last(engine.stream([99]))
+        output = await last(engine.stream([1], SamplingParameters(max_tokens=2)))
+        engine.close()
+        assert output.is_finished
+
+    asyncio.run(main())
+
+
+def test_a_failure_and_the_end_reach_everybody():
+    class Broken(StandIn):
+        def run(self, chunks):
+            raise ZeroDivisionError
+
+    async def main():
+        engine = made(Broken(LIMITS, 40))
+        with pytest.raises(EngineStopped):
+            await last(engine.stream([0]))
+        assert not engine.is_ready
+        with pytest.raises(EngineStopped):
+            await last(engine.stream([0]))
+        closed = made()
+        stream = closed.stream([0], SamplingParameters(max_tokens=60))
+        await anext(stream)
+        await asyncio.to_thread(closed.close)
+        with pytest.raises(EngineStopped):
+            await last(stream)
+        with pytest.raises(EngineStopped):
+            await last(closed.stream([0]))
+
+    asyncio.run(main())
+
+
+def test_a_folder(tmp_path):
+    async def main():
+        wanted = SamplingParameters(max_tokens=4, temperature=0.0)
+        async with AsyncLLM(checkpoint_of("llama", tmp_path), memory=1 << 20) as llm:
+            first, second = await asyncio.gather(llm.generate([1, 2], wanted), llm.generate([1, 2], wanted))
+        assert first.completions[0].tokens == second.completions[0].tokens
+        assert not llm.engine.is_ready
+
+    asyncio.run(main())

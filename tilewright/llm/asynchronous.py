@@ -1,0 +1,217 @@
+"""`AsyncLLM`: many callers of one event loop and one language model, whose steps run in a thread of their own.
+
+    async with AsyncLLM("models/small") as llm:
+        async for output in llm.stream("Once upon a time"):
+            print(output.completions[0].text)
+
+The thread alone touches the engine: calls reach it through a queue, outputs go back through the loop.  A caller that
+stops listening ends its request, whose pages are free after the step that runs.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import queue
+import secrets
+import threading
+from collections.abc import AsyncIterator, Callable
+from dataclasses import dataclass, replace
+from pathlib import Path
+from types import TracebackType
+from typing import Any
+
+from tilewright.errors import TilewrightError
+from tilewright.llm.engine import Engine, Statistics
+from tilewright.llm.llm import LLM, Prompt
+from tilewright.llm.requests import Output, SamplingParameters
+
+_log = logging.getLogger("tilewright")
+
+
+class EngineStopped(TilewrightError):
+    """The thread of an `AsyncLLM` has ended: it was closed, or its engine failed."""
+
+
+@dataclass(frozen=True)
+class _Listener:
+    """Where a request's outputs go."""
+
+    loop: asyncio.AbstractEventLoop
+    outputs: asyncio.Queue[Output | BaseException]
+
+    def give(self, item: Output | BaseException) -> None:
+        try:
+            self.loop.call_soon_threadsafe(self.outputs.put_nowait, item)
+        except RuntimeError:
+            pass  # its loop is closed: nobody listens
+
+
+class AsyncEngine:
+    """An `Engine` in a thread of its own; any number of event loops may call it."""
+
+    def __init__(self, engine: Engine) -> None:
+        self._engine = engine
+        self._calls: queue.SimpleQueue[Callable[[], None] | None] = queue.SimpleQueue()
+        self._listeners: dict[str, _Listener] = {}
+        self._failure: BaseException | None = None
+        self._thread = threading.Thread(target=self._work, name="tilewright-llm", daemon=True)
+        self._thread.start()
+
+    @property
+    def is_ready(self) -> bool:
+        """Whether requests are taken."""
+        return self._thread.is_alive() and self._failure is None
+
+    @property
+    def statistics(self) -> Statistics:
+        """Counts of the engine, of one moment between two steps or in one."""
+        return self._engine.statistics
+
+    async def stream(
+        self,
+        prompt: list[int],
+        parameters: SamplingParameters | None = None,
+        salt: str = "",
+        seconds: float | None = None,
+    ) -> AsyncIterator[Output]:
+        """The state of a request's results after each step that changed them; its lists are the caller's own.
+
+        Closing the iterator ends the request.  Raises `InputError` as `Engine.add`, and `EngineStopped`.
+        """
+        name = secrets.token_hex(8)
+        listener = _Listener(asyncio.get_running_loop(), asyncio.Queue())
+
+        def begin() -> None:
+            try:
+                self._engine.add(prompt, parameters, name, salt, seconds)
+            except TilewrightError as error:
+                listener.give(error)
+            else:
+                self._listeners[name] = listener
+
+        self._call(begin)
+        try:
+            while True:
+                item = await listener.outputs.get()
+                if isinstance(item, BaseException):
+                    raise item
+                yield item
+                if item.is_finished:
+                    return
+        finally:
+            self._calls.put(lambda: self._forget(name))
+
+    def close(self) -> None:
+        """End all requests and the thread; waits for the step that runs."""
+        self._calls.put(None)
+        if threading.current_thread() is not self._thread:
+            self._thread.join()
+
+    def _call(self, function: Callable[[], None]) -> None:
+        if not self.is_ready:
+            raise EngineStopped("the language model's engine has stopped") from self._failure
+        self._calls.put(function)
+
+    def _forget(self, name: str) -> None:
+        if self._listeners.pop(name, None) is not None:
+            self._engine.abort(name)
+
+    def _work(self) -> None:
+        try:
+            while self._take_calls():
+                for output in self._engine.step():
+                    listener = self._listeners.get(output.request)
+                    if listener is not None:
+                        listener.give(_copy(output))
+                        if output.is_finished:
+                            del self._listeners[output.request]
+        except BaseException as error:  # whatever it was, callers must not wait for ever
+            _log.exception("the language model's engine has failed")
+            self._failure = error
+        finally:
+            self._failure = self._failure or EngineStopped("the language model was closed")
+            self._stop()
+
+    def _take_calls(self) -> bool:
+        """Do what callers want, waiting for it when there is nothing else to do; False at the end."""
+        while True:
+            try:
+                call = self._calls.get(block=not self._engine.has_work)
+            except queue.Empty:
+                return True
+            if call is None:
+                return False
+            call()
+
+    def _stop(self) -> None:
+        for name, listener in self._listeners.items():
+            self._engine.abort(name)
+            listener.give(EngineStopped("the language model's engine has stopped"))
+        self._listeners.clear()
+        self._engine.clear_ended()
+        while True:  # calls that came meanwhile
+            try:
+                call = self._calls.get_nowait()
+            except queue.Empty:
+                return
+            if call is not None:
+                call()
+                for listener in self._listeners.values():
+                    listener.give(EngineStopped("the language model's engine has stopped"))
+                self._listeners.clear()
+
+
+def _copy(output: Output) -> Output:
+    """An output that later steps do not change."""
+    completions = [
+        replace(one, tokens=list(one.tokens), logprobs=None if one.logprobs is None else list(one.logprobs))
+        for one in output.completions
+    ]
+    return replace(output, completions=completions)
+
+
+class AsyncLLM:
+    """A language model for `asyncio`; takes what `LLM` takes.  Close it, or use it in ``async with``."""
+
+    def __init__(self, path: str | Path, **options: Any) -> None:
+        self.llm = LLM(path, **options)
+        self.engine = AsyncEngine(self.llm.engine)
+
+    async def __aenter__(self) -> AsyncLLM:
+        return self
+
+    async def __aexit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        await asyncio.to_thread(self.close)
+
+    def stream(
+        self,
+        prompt: Prompt,
+        parameters: SamplingParameters | None = None,
+        *,
+        salt: str = "",
+        seconds: float | None = None,
+    ) -> AsyncIterator[Output]:
+        """The state of one prompt's results after each step that changed them; closing it ends the request."""
+        return self.engine.stream(self.llm.tokens(prompt), parameters, salt, seconds)
+
+    async def generate(
+        self,
+        prompt: Prompt,
+        parameters: SamplingParameters | None = None,
+        *,
+        salt: str = "",
+        seconds: float | None = None,
+    ) -> Output:
+        """The results of one prompt; cancelling ends the request."""
+        last: Output | None = None
+        async for output in self.stream(prompt, parameters, salt=salt, seconds=seconds):
+            last = output
+        assert last is not None
+        return last
+
+    def close(self) -> None:
+        """End all requests and the thread."""
+        self.engine.close()
