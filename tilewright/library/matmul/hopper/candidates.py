@@ -1,5 +1,5 @@
-"""Matrix products by the Hopper kernel of tensor copies and wgmma: forms for each range of rows, gates, norms of the
-rows that are read, early starts.
+"""Matrix products by the Hopper kernel of tensor copies and wgmma: forms for each range of rows, batches, gates, norms
+of the rows that are read, early starts.
 
 A number of rows that is known only at run time is divided into ranges, each with the form that suits it; the plan's
 step then has one choice for each.  Weights that are constants are read before the kernels ahead have ended.
@@ -50,6 +50,8 @@ class _Product:
     transposed: bool  # b is [depth, columns]
     ready: bool  # b is a constant
     slots: Slots
+    batches: Size = 1
+    steps: tuple[Size, Size] = (0, 0)  # from a batch to the next, of a and b
     gate: JITFunction | None = None
     norm: JITFunction | None = None  # sums of squares of A's rows -> factors of these
 
@@ -91,8 +93,11 @@ def _described(
 ) -> _Product | None:
     """The product, if the kernel can compute it; `sums` go into one result."""
     columns, depth = problem.columns, problem.depth
-    if problem.batches != 1 or not isinstance(columns, int) or not isinstance(depth, int):
+    if not isinstance(columns, int) or not isinstance(depth, int):
         return None
+    steps = (problem.a_batch[1], problem.b_batch[1])
+    if problem.batches != 1 and (problem.inner_batches != problem.batches or 0 in steps or sums > 1):
+        return None  # a map has one axis of batches, and no two of them at one place
     b_type = b.dtype if isinstance(b, Value) else b.value.dtype
     aligned = all(extent * 2 % _TILED_BYTES == 0 for extent in (columns // sums, depth))
     inputs, outputs = (float16, bfloat16), (float16, bfloat16, float32)
@@ -100,7 +105,10 @@ def _described(
         return None
     slots = slots.rounded(columns // sums)
     factors = rms_factors(depth, norm.attributes["epsilon"]) if norm is not None else None
-    return _Product(problem.rows, columns, depth, problem.a, b, problem.b_column == 1, ready, slots, norm=factors)
+    return _Product(
+        problem.rows, columns, depth, problem.a, b, problem.b_column == 1, ready, slots, problem.batches, steps,
+        norm=factors,
+    )  # fmt: skip
 
 
 @lru_cache(maxsize=1024)
@@ -113,7 +121,7 @@ def rms_factors(depth: int, epsilon: float) -> JITFunction:
 def _candidates(found: _Product | None, group: Group, target: Target) -> list[Candidate]:
     if found is None or not getattr(target, "wgmma", False):
         return []
-    if len(group.outputs) > 1 and upper_bound(found.rows) > FEW_ROWS:
+    if len(group.outputs) > 1 and upper_bound(product((found.batches, found.rows))) > FEW_ROWS:
         return []  # others than the last are stored by threads, element by element
     spans = _spans(found.rows)
     ranked = [_forms(found, example, at_most, target.machine()) for example, at_most in spans]
@@ -132,7 +140,8 @@ def _candidates(found: _Product | None, group: Group, target: Target) -> list[Ca
             tile = "tile" if isinstance(found.rows, int) else "rows" if last else f"rows <= {at_most}"
             reasons[tile] = described(form)
         cost = _cost(found, group, forms[-1][1])
-        name = "hopper matmul" if found.gate is None else "hopper gated matmul"
+        kind = "" if found.gate is None else "gated "
+        name = f"hopper {kind}matmul" if found.batches == 1 else "hopper batched matmul"
         candidates.append(Candidate(name, (Stage(tuple(calls)),), cost, (), reasons))
     return candidates
 
@@ -149,7 +158,8 @@ def _spans(rows: Size) -> list[tuple[int, int | None]]:
 
 
 def _cost(found: _Product, group: Group, seconds: float) -> Cost:
-    flops = simplify(lift(product([found.rows, found.columns])) * found.depth * 2 + chain_operations(group.epilogue))
+    elements = product([found.batches, found.rows, found.columns])
+    flops = simplify(lift(elements) * found.depth * 2 + chain_operations(group.epilogue))
     return Cost(total_bytes(group.inputs, group.outputs), flops, seconds)
 
 
@@ -160,24 +170,31 @@ def _call(found: _Product, form: MatmulForm, condition: tuple[Size, int] | None,
     form = dependent(form) if found.ready else form
     shape = (depth, columns) if found.transposed else (columns, depth)
     stored = columns // 2 if found.gate is not None else columns
+    out_step = simplify(lift(rows) * stored)
+
+    def tiled(value: Value | PackedConstant, extents: tuple[Size, Size], step: Size, block: tuple[int, ...]) -> Operand:
+        if not form.BATCHED:
+            return TiledOperand(value, extents, (extents[1], 1), block)
+        return TiledOperand(value, (found.batches, *extents), (step, extents[1], 1), block)
+
     operands: dict[str, Operand] = {
-        "a": TiledOperand(found.a, (rows, depth), (depth, 1), form.left_block),
-        "b": TiledOperand(found.b, shape, (shape[1], 1), form.right_block),
-        "c": TiledOperand(slots.stored, (rows, stored), (stored, 1), form.out_block),
-        "c_tail": TiledOperand(slots.stored, (rows, stored), (stored, 1), form.tail_block),
-        "M": rows, "N": columns, "K": depth, "batches": 1,
+        "a": tiled(found.a, (rows, depth), found.steps[0], form.left_block),
+        "b": tiled(found.b, shape, found.steps[1], form.right_block),
+        "c": tiled(slots.stored, (rows, stored), out_step, form.out_block),
+        "c_tail": tiled(slots.stored, (rows, stored), out_step, form.tail_block),
+        "M": rows, "N": columns, "K": depth, "batches": found.batches,
     }  # fmt: skip
     types = dict.fromkeys(("M", "N", "K", "batches"), "i32")
     bind_extra(slots.extra, operands, types)
-    grid = (_grid(form, rows, columns, target.machine().processors), 1, 1)
+    grid = (_grid(form, rows, columns, found.batches, target.machine().processors), 1, 1)
     return KernelCall(hopper.matmul, operands, types, {"FORM": form}, grid, condition)
 
 
-def _grid(form: MatmulForm, rows: Size, columns: int, processors: int) -> Size:
-    """CTAs of a launch, as `MatmulForm.grid`, for rows that may be known only at run time."""
-    if isinstance(rows, int):
-        return form.grid(rows, columns, 1, processors)[0]
-    tiles = lift(ceil_divide(rows, form.BM * form.SHARE_B)) * -(-columns // (form.BN * form.SHARE_A))
+def _grid(form: MatmulForm, rows: Size, columns: int, batches: Size, processors: int) -> Size:
+    """CTAs of a launch, as `MatmulForm.grid`, for rows and batches that may be known only at run time."""
+    if isinstance(rows, int) and isinstance(batches, int):
+        return form.grid(rows, columns, batches, processors)[0]
+    tiles = lift(ceil_divide(rows, form.BM * form.SHARE_B)) * -(-columns // (form.BN * form.SHARE_A)) * batches
     if form.SPLIT > 1 or form.SINGLE:
         return simplify(tiles * form.cluster)
     return simplify(lift(minimum(simplify(tiles), processors // form.cluster)) * form.cluster)
@@ -198,8 +215,10 @@ def _forms(
     found: _Product, example: int, at_most: int | None, machine: Machine
 ) -> tuple[tuple[MatmulForm, float], ...]:
     most = example if isinstance(found.rows, int) else at_most or upper_bound(found.rows)
+    # One batch has a form without the axis of batches.
+    batches = 1 if found.batches == 1 else max(2, expected(found.batches))
     problem = MatmulProblem(
-        example, found.columns, found.depth, 1, found.dtype, found.slots.stored.dtype,
+        example, found.columns, found.depth, batches, found.dtype, found.slots.stored.dtype,
         right_transposed=found.transposed, at_most=most, generated=found.slots.cost,
     )  # fmt: skip
     return _usable_forms(problem, machine, found.norm)
