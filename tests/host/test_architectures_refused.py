@@ -17,7 +17,7 @@ from tools.architectures.table import meaning  # noqa: E402
 
 
 class Named(nn.Module):
-    """As Switch Transformers finds its experts: by a name that is made of numbers."""
+    """As Switch Transformers finds its experts: by a name that is made of numbers. Rows that are hit count too."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -67,7 +67,8 @@ def test_reasons(reason: str) -> None:
     name = next(iter(inspect.signature(module.forward).parameters))
     axes = {name: {0: ("batch", 1, 8)}}
     with pytest.raises(TilewrightError) as refused:
-        tilewright.compile(module, (torch.randn(3, 5, 3),), target="cpu", effort=0, dynamic_shapes=axes)
+        engine = tilewright.compile(module, (torch.randn(3, 5, 3),), target="cpu", effort=0, dynamic_shapes=axes)
+        engine(torch.randn(1, 5, 3))
     assert meaning({"reason": f"{type(refused.value).__name__}: {refused.value}"}) == reason
 
 

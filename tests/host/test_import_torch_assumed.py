@@ -12,9 +12,10 @@ torch = pytest.importorskip("torch")
 from torch import nn  # noqa: E402
 
 import tilewright  # noqa: E402
-from tilewright.errors import InputError  # noqa: E402
+from tilewright.errors import InputError, ShapeError  # noqa: E402
 from tilewright.graph import reference  # noqa: E402
 from tilewright.importers.torch_export import import_module  # noqa: E402
+from tilewright.importers.torch_places import is_written_by_user  # noqa: E402
 
 pytestmark = pytest.mark.filterwarnings("ignore")
 takes_truths = pytest.mark.skipif(
@@ -36,6 +37,12 @@ class Branches(nn.Module):
         if x.max() > 100:
             raise ValueError("too large")
         return x + 1
+
+
+def test_folders_of_users_may_be_called_torch() -> None:
+    assert is_written_by_user("/home/someone/torch/model.py") and is_written_by_user(__file__)
+    assert not is_written_by_user(torch.nn.functional.__file__)
+    assert not is_written_by_user("C:\\Python\\Lib\\site-packages\\torch\\nn\\modules\\module.py")
 
 
 @takes_truths
@@ -210,3 +217,39 @@ def test_numbers_in_buffers_are_known_unless_they_are_written() -> None:
     found = reference.run(graph, {"x": x.numpy(), "position": np.array(5)})
     np.testing.assert_allclose(found["output"], 5 * x.numpy())
     assert found["position"] == 6
+
+
+class Experts(nn.Module):
+    """As models of transformers that take their experts one after the other: the ones that any row has chosen."""
+
+    def __init__(self, named: bool) -> None:
+        super().__init__()
+        self.named = named
+        self.weights = nn.Parameter(torch.randn(3, 4, 4))
+        self.layers = nn.ModuleDict({f"expert_{number}": nn.Linear(4, 4) for number in range(3)})
+
+    def forward(self, x: Any, chosen: Any) -> Any:
+        result = torch.zeros_like(x)
+        mask = nn.functional.one_hot(chosen, 3).permute(2, 1, 0)
+        for (number,) in mask.sum((-1, -2)).greater(0).nonzero():
+            place, row = torch.where(mask[number])
+            if self.named:
+                found = self.layers[f"expert_{number}"](x[row])
+            else:
+                found = x[row] @ self.weights[number]
+            result.index_add_(0, row, found * (place[:, None] + 1))
+        return result
+
+
+@takes_truths
+@pytest.mark.parametrize("named", [False, True])
+def test_experts_that_a_loop_takes(named: bool) -> None:
+    module = Experts(named).eval().requires_grad_(False)
+    x, chosen = torch.rand(7, 4), torch.arange(14).reshape(7, 2) % 3
+    engine = built(module, x, chosen, axes={"x": {0: ("n", 2, 9)}, "chosen": {0: ("n", 2, 9)}})
+    for choices in ([[0, 1], [2, 0]], [[1, 2]] * 4 + [[0, 0]] * 5):
+        chosen = torch.tensor(choices)
+        x = torch.rand(len(chosen), 4)
+        torch.testing.assert_close(engine(x, chosen), module(x, chosen), rtol=1e-5, atol=1e-6)
+    with pytest.raises(ShapeError, match=r"nonzero.*test_import_torch_assumed.py:\d+: .* needs 3"):
+        engine(torch.rand(2, 4), torch.tensor([[1, 2], [2, 1]]))

@@ -26,7 +26,14 @@ from tilewright.graph.core import Graph, Value
 from tilewright.importers.emitter import Emitter
 from tilewright.importers.report import Report, Unsupported
 from tilewright.importers.shapes import Axes, Dimension, check_names, parse_dynamic_shapes
-from tilewright.importers.torch_assumed import assumed_of, assuming, check_kept, depends_on_data, mark_assumptions
+from tilewright.importers.torch_assumed import (
+    assumed_of,
+    assuming,
+    check_kept,
+    depends_on_data,
+    mark_assumptions,
+    without_places,
+)
 from tilewright.importers.torch_complex import PARTS, Complex, divided, is_complex, joined
 from tilewright.importers.torch_constants import export
 from tilewright.importers.torch_control import import_control
@@ -433,7 +440,7 @@ def import_program(
     Raises `ImportModelError` when PyTorch cannot decompose the program, `UnsupportedOperationError`.
     """
     try:
-        with torch.no_grad(), whole_layers(), warnings.catch_warnings():
+        with torch.no_grad(), whole_layers(), without_places(), warnings.catch_warnings():
             warnings.simplefilter("ignore", FutureWarning)  # what PyTorch tells itself of its own classes
             given, program = program, program.run_decompositions(decompositions())
     except Exception as error:  # PyTorch's own faults, such as those with programs read from files

@@ -32,6 +32,7 @@ from tilewright.importers.report import NO_RULE_ADVICE, Problem, Report, Unsuppo
 from tilewright.importers.torch_assumed import text_of
 from tilewright.importers.torch_complex import PARTS, Complex, divided, is_complex
 from tilewright.importers.torch_numbers import Numeric, computed, is_read, read, require, truth
+from tilewright.importers.torch_places import is_written_by_user
 from tilewright.importers.torch_refused import without_rule
 from tilewright.importers.torch_symbols import SymbolTable
 from tilewright.symbolic import Size
@@ -77,7 +78,6 @@ def to_numpy(tensor: torch.Tensor) -> np.ndarray:
     return tensor.view(carrier).numpy().view(dtype_of(tensor.dtype).numpy)
 
 
-_OTHERS = re.compile("/torch/|/tilewright/importers/")  # files whose lines are not the user's
 _MOST_FIXED = 1 << 20  # elements of what PyTorch computes when a model is imported
 
 
@@ -457,7 +457,7 @@ def source_of(node: fx.Node) -> str:
     found = re.findall(r'File "([^"]+)", line (\d+)', node.meta.get("stack_trace") or "")
     places = [(file, line) for file, line in found if not file.startswith("<eval_with_key>")]  # which FX made itself
     if places:
-        written = [(file, line) for file, line in places if not _OTHERS.search(file.replace("\\", "/"))]
+        written = [(file, line) for file, line in places if is_written_by_user(file)]
         file, line = (written or places)[-1]  # the user's own line rather than one of PyTorch's
         name = file.replace("\\", "/").rsplit("/", 1)[-1]
         parts.append(f"{name}:{line}")
