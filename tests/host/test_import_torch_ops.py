@@ -530,6 +530,7 @@ add("linalg_cholesky_ex", definite(3, 3), upper=True)
 add("cholesky_solve", floats(4, 2), triangular(False, 4, 4))
 add("cholesky_solve", floats(2, 4, 2), triangular(True, 2, 4, 4), True)
 for _upper in (False, True):
+    add("cholesky_inverse", triangular(_upper, 2, 4, 4), _upper)
     for _unit in (False, True):
         right, left = floats(2, 4, 3), floats(2, 3, 4)
         add("linalg_solve_triangular", triangular(_upper, 2, 4, 4), right, upper=_upper, unitriangular=_unit)
@@ -538,6 +539,9 @@ for _upper in (False, True):
 for _order in (0.0, 1.0, 2.0, 3.0, math.inf):
     add("_cdist_forward", floats(2, 5, 3), floats(2, 4, 3), _order, None)
     add("_pdist_forward", floats(5, 3), _order)
+add("linalg_matrix_exp", floats(3, 4, 4))
+add("linalg_qr", floats(2, 5, 3))
+add("linalg_qr", floats(3, 5), "complete")
 add("_euclidean_dist", floats(5, 3), floats(4, 3))
 
 for name, gates in (("gru", 3), ("rnn_tanh", 1), ("rnn_relu", 1)):
@@ -562,7 +566,10 @@ BAGS = {"aten._embedding_bag.default", "aten._embedding_bag_forward_only.default
 ON_GPUS = {f"aten._scaled_dot_product_{kind}_attention.default" for kind in ("cudnn", "efficient", "flash")}
 ASSERTIONS = {name for name in RULES if "_assert" in name or "sym_constrain" in name or "check_errors" in name}
 # Those for complex numbers and torchvision's are tested in modules: test_import_torch_complex.py.
-ELSEWHERE = {name for name in RULES if not name.startswith("aten.")}
+ELSEWHERE = {name for name in RULES if not name.startswith("aten.")} | {
+    f"aten.{name}.default"
+    for name in ("_linalg_eigh", "_linalg_svd")  # vectors of any sign: test_import_torch_matrices.py
+}
 
 
 def call_graph(operation: Any, args: Any, kwargs: Any) -> tuple[fx.Graph, fx.Node, dict[str, Any]]:

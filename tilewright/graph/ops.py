@@ -33,6 +33,7 @@ from tilewright.dtypes import HOST_ONLY, DType, int64, string
 from tilewright.graph import fourier, paged, random_bits, recurrent
 from tilewright.graph import host_images as images
 from tilewright.graph import host_lists as lists
+from tilewright.graph import host_matrices as matrices
 from tilewright.graph import host_ops as host
 from tilewright.graph import host_random as random
 from tilewright.graph import host_text as texts
@@ -301,6 +302,10 @@ _op("host", "occurrences", (2, 3), host.counted, host.occurrences,
 _op("host", "top_k", 2, host.values_or_positions, host.top_k,
     "the k largest or smallest along `axis`; `gives`: values or positions",
     axis=REQUIRED, shape=REQUIRED, gives="values", largest=True, what="k")
+_op("host", "matrix_part", 1, matrices.matrix_part_type, matrices.matrix_part,
+    "a factor of matrices [..., m, n], `part`: q or r; u, s or vh of a singular value decomposition; values or vectors "
+    "of eigenvalues; `full`: q, u, vh square; `upper`: which triangle of a symmetric matrix is read",
+    part=REQUIRED, full=False, upper=False)
 _op("host", "coupled_probabilities", 1, host.coupled_type, host.coupled_probabilities,
     "probabilities of classes [N, C] from those of every pair of classes [N, C, C]")
 _op("host", "non_max_suppression", (2, 5), host.positions, host.non_max_suppression,

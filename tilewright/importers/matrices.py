@@ -6,6 +6,8 @@ give infinities or NaN, where PyTorch raises an error.
 
 from __future__ import annotations
 
+import math
+
 from tilewright.dtypes import float64, int64
 from tilewright.graph.core import Value
 from tilewright.importers.emitter import Emitter
@@ -82,6 +84,33 @@ def cholesky(emit: Emitter, a: Value, upper: bool) -> Value:
     factor = columns[0] if order == 1 else emit.op("concat", *columns, axis=a.rank - 1)
     factor = emit.cast(factor, dtype)
     return emit.transpose(factor, a.rank - 2, a.rank - 1) if upper else factor
+
+
+_TERMS, _SQUARES = 14, 40  # of the series for a norm up to 1/2, 2e-18 off; doublings of the argument up to 2^40
+
+
+def exponential(emit: Emitter, a: Value) -> Value:
+    """exp(a) by its series at a / 2^s, squared s times, where the row sums of a / 2^s are at most 1/2 (Higham 2005).
+
+    s is each matrix's own.  Matrices are squared while it is not reached, and kept after that.
+    """
+    order, dtype = order_of(a), a.dtype
+    a = emit.cast(a, float64)
+    rows = emit.op("reduce_sum", emit.op("absolute", a), axes=(a.rank - 1,), keepdims=True)
+    norm = emit.op("reduce_max", rows, axes=(a.rank - 2,), keepdims=True)
+    power = emit.op("multiply", emit.op("log", emit.op("maximum", norm, 0.5)), 1 / math.log(2))
+    squares = emit.op("minimum", emit.op("add", emit.op("floor", power), 2.0), float(_SQUARES))
+    a = emit.op("multiply", a, emit.op("exp2", emit.op("negate", squares)))
+    line = emit.iota(order)
+    same = emit.op("equal", emit.unsqueeze(line, 1), emit.unsqueeze(line, 0))
+    identity = emit.broadcast(emit.cast(same, float64), a.shape)
+    found = identity
+    for term in range(_TERMS, 0, -1):
+        found = emit.op("add", identity, emit.op("divide", emit.op("matmul", a, found), float(term)))
+    for step in range(_SQUARES):
+        wanted = emit.op("greater", squares, float(step))
+        found = emit.op("where", wanted, emit.op("matmul", found, found), found)
+    return emit.cast(found, dtype)
 
 
 def solve_triangular(emit: Emitter, a: Value, b: Value, upper: bool, unit: bool = False) -> Value:

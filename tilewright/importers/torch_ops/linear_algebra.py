@@ -118,6 +118,56 @@ def old_solve_triangular(
     return matrices.solve_triangular(call, matrix, b, upper != transpose, unitriangular), a
 
 
+@rule("cholesky_inverse.default")
+def inverse_of_cholesky(call: Call, factor: Value, upper: bool = False) -> Value:
+    """The inverse of L Lᵀ, or of Uᵀ U; one triangle of the factor is read."""
+    lower = _transposed(call, factor) if upper else factor
+    identity = call.constant(np.eye(matrices.order_of(lower), dtype=lower.dtype.numpy), "identity")
+    half = matrices.solve_triangular(call, lower, call.broadcast(identity, lower.shape), upper=False)
+    return call.op("matmul", _transposed(call, half), half)
+
+
+@rule("linalg_matrix_exp.default")
+def matrix_exponential(call: Call, a: Value) -> Value:
+    return matrices.exponential(call, a)
+
+
+def _part(call: Call, a: Value, part: str, **more: Any) -> Value:
+    if not a.dtype.is_float:
+        raise Unsupported(f"the factors of a matrix of {a.dtype}", "use real floating-point numbers")
+    rows, columns = a.shape[-2:]
+    if rows != columns and not (isinstance(rows, int) and isinstance(columns, int)):
+        raise Unsupported(
+            f"the factors of a matrix of {rows} rows and {columns} columns",
+            "fix both sides of the matrix, or make it square",
+        )
+    return call.op("matrix_part", a, part=part, **more)
+
+
+@rule("_linalg_svd.default")
+def singular_values(
+    call: Call, a: Value, full_matrices: bool = False, compute_uv: bool = True, driver: Any = None
+) -> tuple[Value | None, Value, Value | None]:
+    """u [..., m, k], s [..., k], vh [..., k, n]; of the signs of vectors, those that LAPACK gives."""
+    found = _part(call, a, "s")
+    if not compute_uv:
+        return None, found, None
+    return _part(call, a, "u", full=full_matrices), found, _part(call, a, "vh", full=full_matrices)
+
+
+@rule("_linalg_eigh.default")
+def eigenvalues(call: Call, a: Value, uplo: str = "L", compute_v: bool = True) -> tuple[Value, Value | None]:
+    upper = uplo.upper() == "U"
+    found = _part(call, a, "values", upper=upper)
+    return found, _part(call, a, "vectors", upper=upper) if compute_v else None
+
+
+@rule("linalg_qr.default")
+def orthogonal(call: Call, a: Value, mode: str = "reduced") -> tuple[Value | None, Value]:
+    full = mode == "complete"
+    return None if mode == "r" else _part(call, a, "q", full=full), _part(call, a, "r", full=full)
+
+
 @rule("_cdist_forward.default")
 def distances(call: Call, left: Value, right: Value, p: float, mode: Any = None) -> Value:
     """Distances [..., P, R] between rows [..., P, M] and [..., R, M], from their differences."""

@@ -1,0 +1,98 @@
+"""Factors of matrices that LAPACK finds on the host, and the exponential of a matrix, in engines."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import pytest
+
+torch = pytest.importorskip("torch")
+
+from torch import nn  # noqa: E402
+
+import tilewright  # noqa: E402
+from tilewright.dtypes import float32, int64  # noqa: E402
+from tilewright.errors import TilewrightError  # noqa: E402
+from tilewright.graph.build import GraphBuilder  # noqa: E402
+
+pytestmark = pytest.mark.filterwarnings("ignore")
+BATCH = {0: ("batch", 1, 6)}
+
+
+class Aligned(nn.Module):
+    """The rotation between two clouds of points (Kabsch)."""
+
+    def forward(self, x: Any, y: Any) -> Any:
+        x, y = x - x.mean(1, keepdim=True), y - y.mean(1, keepdim=True)
+        u, _, vh = torch.linalg.svd(x.mT @ y)
+        sign = torch.sign(torch.linalg.det(vh.mT @ u.mT))
+        last = torch.stack([torch.ones_like(sign), torch.ones_like(sign), sign], -1)
+        return vh.mT @ torch.diag_embed(last) @ u.mT
+
+
+class Whitened(nn.Module):
+    """Principal components, by a decomposition that does not show the signs of vectors."""
+
+    def forward(self, x: Any) -> Any:
+        x = x - x.mean(1, keepdim=True)
+        values, vectors = torch.linalg.eigh(x.mT @ x / x.shape[1])
+        inverse = vectors @ torch.diag_embed(values.clamp(min=1e-3).rsqrt()) @ vectors.mT
+        q, r = torch.linalg.qr(x)
+        return x @ inverse, values, torch.linalg.svdvals(x), q @ r, torch.linalg.eigvalsh(x.mT @ x)
+
+
+class Turned(nn.Module):
+    """Rotations by the exponential of a skew matrix, and decays of very different rates."""
+
+    def forward(self, x: Any) -> Any:
+        skew = x[:, :, None] - x[:, None, :]
+        rates = torch.diag_embed(-(10.0 ** (x * 2)))
+        return torch.matrix_exp(skew), torch.matrix_exp(rates), torch.cholesky_inverse(torch.eye(3) + skew.abs().tril())
+
+
+def compared(module: nn.Module, draw: Any, tolerance: float) -> None:
+    example = draw(3)
+    axes = dict.fromkeys(("x", "y")[: len(example)], BATCH)
+    engine = tilewright.compile(module.eval(), example, target="cpu", effort=0, dynamic_shapes=axes)
+    for batch in (1, 3, 6):
+        given = draw(batch)
+        want = module(*(item.double() for item in given))
+        got = engine(*given)
+        for mine, theirs in zip(*((item,) if torch.is_tensor(item) else item for item in (got, want)), strict=True):
+            torch.testing.assert_close(mine.double(), theirs, rtol=tolerance, atol=tolerance)
+
+
+def test_singular_values(request: pytest.FixtureRequest) -> None:
+    torch.manual_seed(request.config.getoption("--seed") or 0)
+    compared(Aligned(), lambda batch: (torch.randn(batch, 7, 3), torch.randn(batch, 7, 3)), 1e-3)
+
+
+def test_eigenvalues_and_orthogonal_factors(request: pytest.FixtureRequest) -> None:
+    torch.manual_seed(request.config.getoption("--seed") or 0)
+    compared(Whitened(), lambda batch: (torch.randn(batch, 20, 4),), 1e-4)
+
+
+def test_exponentials(request: pytest.FixtureRequest) -> None:
+    torch.manual_seed(request.config.getoption("--seed") or 0)
+    compared(Turned(), lambda batch: (torch.randn(batch, 3),), 1e-4)
+
+
+def test_matrices_with_nan_have_no_factors() -> None:
+    class Values(nn.Module):
+        def forward(self, x: Any) -> Any:
+            return torch.linalg.svdvals(x)
+
+    x = torch.eye(2).repeat(2, 1, 1)
+    engine = tilewright.compile(Values().eval(), (x,), target="cpu", effort=0)
+    x[1, 0, 1] = torch.nan
+    np.testing.assert_array_equal(engine(x).numpy(), [[1, 1], [np.nan, np.nan]])
+
+
+def test_what_has_no_factors_is_refused() -> None:
+    builder = GraphBuilder("factors")
+    whole = builder.input("whole", int64, (2, 2))
+    tall = builder.input("tall", float32, (builder.symbol("n", 1, 8), 2))
+    for a, part in ((whole, "q"), (tall, "s"), (tall, "values"), (tall, "z")):
+        with pytest.raises(TilewrightError):
+            builder.op("matrix_part", [a], part=part)
