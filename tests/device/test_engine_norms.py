@@ -11,14 +11,14 @@ import pytest
 from tests.normed_products import WIDTH, block
 from tilewright.build.builder import build
 from tilewright.build.tuning import Tuning
-from tilewright.graph.passes.fuse_norms import FEW_ROWS
+from tilewright.graph.passes.fuse_norms import NORMED_ROWS
 from tilewright.graph.reference import run
 
 pytestmark = pytest.mark.hopper
 
 
 @pytest.mark.parametrize("effort", [0, 3])
-@pytest.mark.parametrize("rows", [1, 4, FEW_ROWS, FEW_ROWS + 1])
+@pytest.mark.parametrize("rows", [1, 4, NORMED_ROWS, NORMED_ROWS + 1])
 def test_a_block_of_few_rows(rows: int, effort: int, torch: Any, rng: np.random.Generator) -> None:
     """As exact as op by op, the same every time; a row more than few is normalised by kernels of norms."""
     graph = block(rows, rng)
@@ -26,7 +26,7 @@ def test_a_block_of_few_rows(rows: int, effort: int, torch: Any, rng: np.random.
     exact, rounded = run(graph, inputs)["y"], run(graph, inputs, dtype=None)["y"].astype(np.float64)
     engine = build(graph, "cuda", tuning=Tuning(effort))
     names = [engine.kernel_name(step.choices[-1].kernel) for step in engine.plan.steps]
-    assert names.count("normalize") == (0 if rows <= FEW_ROWS else 3)
+    assert names.count("normalize") == (0 if rows <= NORMED_ROWS else 3)
     results = [engine.run(inputs)["y"] for _ in range(3)]
     error = np.linalg.norm(results[0].astype(np.float64) - exact)
     assert error <= 1.2 * np.linalg.norm(rounded - exact)

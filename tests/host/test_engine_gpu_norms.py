@@ -16,7 +16,7 @@ from tilewright.engine.engine import Engine
 from tilewright.graph.build import GraphBuilder
 from tilewright.graph.core import Graph, Value
 from tilewright.graph.passes.fuse import fuse
-from tilewright.graph.passes.fuse_norms import FEW_ROWS, prepare_norms
+from tilewright.graph.passes.fuse_norms import NORMED_ROWS, prepare_norms
 from tilewright.graph.pipeline import optimize
 from tilewright.graph.reference import run
 from tilewright.library.select import candidates
@@ -34,14 +34,14 @@ def kernels(engine: Engine) -> list[str]:
     return [engine.kernel_name(step.choices[-1].kernel) for step in engine.plan.steps]
 
 
-@pytest.mark.parametrize("rows", [1, 3, FEW_ROWS])
+@pytest.mark.parametrize("rows", [1, 3, NORMED_ROWS])
 def test_few_rows(rows: int, rng: np.random.Generator) -> None:
     assert normed(block(rows, rng)) == [True, False, True, False, True]
 
 
 @pytest.mark.parametrize(
     ("rows", "dtype", "op"),
-    [(FEW_ROWS + 1, bfloat16, "rms_norm"), (1, float16, "rms_norm"), (1, bfloat16, "layer_norm")],
+    [(NORMED_ROWS + 1, bfloat16, "rms_norm"), (1, float16, "rms_norm"), (1, bfloat16, "layer_norm")],
 )
 def test_other_norms_stay(rows: int, dtype: DType, op: str, rng: np.random.Generator) -> None:
     """With more rows, in float16, which would overflow, and with a mean."""
@@ -98,7 +98,7 @@ def test_a_norm_with_two_readers_stays(rng: np.random.Generator) -> None:
     assert normed(b.finish()) == [False]
 
 
-@pytest.mark.parametrize("rows", [1, 4, FEW_ROWS])
+@pytest.mark.parametrize("rows", [1, 4, NORMED_ROWS])
 def test_engines(rows: int, assembler: None, rng: np.random.Generator) -> None:
     """No step is a norm's, nothing spills, and reasons say so; other targets keep their norms, and are as exact."""
     graph = block(rows, rng)

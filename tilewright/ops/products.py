@@ -45,7 +45,7 @@ _INPUTS = (
     dtypes.bfloat16, dtypes.float16, dtypes.float32, dtypes.float8e4nv, dtypes.float8e5, dtypes.int8,
 )  # fmt: skip
 _OUTPUTS = (*arrays.FLOATS, dtypes.int32)
-FEW_ROWS = 256  # up to which products are bound by the memory that weights come from
+_MEMORY_BOUND_ROWS = 256  # up to which products are bound by the memory that weights come from
 _COPIES = 12  # of weights, besides the caller's own, at most
 _COLD_BYTES = 256 << 20  # of weights that do not stay in any L2 cache
 
@@ -395,7 +395,7 @@ class MatmulPlan:
         usable = {index: run for index, run in runs.items() if index not in failures}
         if not usable:
             raise failures[max(failures)]
-        if self.problem.rows > FEW_ROWS:
+        if self.problem.rows > _MEMORY_BOUND_ROWS:
             return Measured(timers.alone(usable), failures, "L2 flushed before each call")
         launches = {index: [self._launch_of(forms[index], each) for each in self._cold(own)] for index in usable}
         with device(self.ordinal).active():

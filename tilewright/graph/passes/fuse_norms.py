@@ -23,7 +23,7 @@ from tilewright.graph.passes.fuse_draft import Draft, Drafts
 from tilewright.graph.rewrite import Rewriter, apply_rules
 from tilewright.symbolic import product
 
-FEW_ROWS = 8
+NORMED_ROWS = 8  # of activations, up to which a product computes their norm
 _AT_ONCE = 1 << 18  # elements that are scaled together, in cache
 
 
@@ -117,7 +117,7 @@ def _fits(node: Node, norm: Node) -> bool:
     if norm.op != "rms_norm" or x is None or weights is None or weights.rank != 2:
         return False
     rows = product(x.shape[:-1])
-    few = isinstance(rows, int) and rows <= FEW_ROWS and norm.attributes["axis"] == x.rank - 1
+    few = isinstance(rows, int) and rows <= NORMED_ROWS and norm.attributes["axis"] == x.rank - 1
     return few and all(value.dtype == bfloat16 for value in (x, norm.output, weights, node.output))
 
 
