@@ -88,6 +88,14 @@ def test_a_line_that_was_torn_spoils_no_other(folder: Path, caplog: pytest.LogCa
     assert len(another_program()) == 2 and "1 lines" in caplog.text
 
 
+def test_a_file_that_cannot_be_written_is_told_once(folder: Path, caplog: pytest.LogCaptureFixture) -> None:
+    (folder / FILE_NAME).mkdir()
+    cache = another_program()
+    for number in range(3):
+        cache.add(Timing("gpu a", f"k{number}", "", {"x": 1.0}))
+    assert len(cache) == 3 and caplog.text.count("cannot write to the cache folder") == 1
+
+
 def test_texts_may_hold_any_separators(folder: Path) -> None:
     timing = Timing("gpu a", "k1", "next\u0085line, \u2028 and \x0b", {"x\u2029": 1.0}, {"y": "a\nb\r\x1c"})
     another_program().add(timing)

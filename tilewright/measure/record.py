@@ -132,7 +132,7 @@ class TimingCache:
                 if _CACHES.get(self.path) == (before, self):
                     _CACHES[self.path] = after, self  # what the file has more is known here
             except OSError as error:
-                logger.warning("cannot write the timing cache %s: %s", self.path, error)
+                cache_files.complain(self.path.parent, error)
         return self._found[timing.device, timing.key]
 
     def write(self, path: Path) -> None:
