@@ -186,6 +186,25 @@ ATTENTION = [
 ]  # fmt: skip
 
 
+@pytest.mark.parametrize("dtype", ["bfloat16", "float16", "float32"])
+@pytest.mark.parametrize("transposed", [True, False])
+def test_groups_of_rows(torch: Any, dtype: str, transposed: bool, seed: int) -> None:
+    """Groups that end anywhere, some empty, and rows behind the last; columns that tensor copies move, and others."""
+    kind, groups, rows, depth = getattr(torch, dtype), 9, 700, 256
+    for columns in (264, 131):
+        a = normal(torch, seed, rows, depth, dtype=kind)
+        b = normal(torch, seed + 1, *((groups, columns, depth) if transposed else (groups, depth, columns)), dtype=kind)
+        b = b.mT if transposed else b
+        ends = torch.randint(0, rows, (groups,), device="cuda", dtype=torch.int32).sort().values
+        result = ops.grouped_matmul(a, b, ends, activation="relu")
+        expected, start = torch.zeros(rows, columns, device="cuda", dtype=torch.float64), 0
+        for group, end in enumerate(ends.tolist()):
+            expected[start:end] = (a[start:end].double() @ b[group].double()).relu()
+            start = end
+        close(torch, result, expected)
+        assert torch.equal(result, ops.grouped_matmul(a, b, ends, activation="relu"))
+
+
 @pytest.mark.parametrize("shape", ATTENTION, ids=str)
 @pytest.mark.parametrize("causal", [False, True])
 def test_attention(torch: Any, shape: tuple[int, ...], causal: bool, seed: int) -> None:

@@ -16,6 +16,7 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     from tilewright.ops.attentions import attention as attention
     from tilewright.ops.functions import elementwise as elementwise
+    from tilewright.ops.grouped import grouped_matmul as grouped_matmul
     from tilewright.ops.products import MatmulPlan as MatmulPlan
     from tilewright.ops.products import explain_matmul as explain_matmul
     from tilewright.ops.products import interleave_gate as interleave_gate
@@ -31,6 +32,7 @@ _EXPORTS = {
     "attention": "attentions",
     "elementwise": "functions",
     "explain_matmul": "products",
+    "grouped_matmul": "grouped",
     "interleave_gate": "products",
     "layer_norm": "rows",
     "matmul": "products",
@@ -40,8 +42,8 @@ _EXPORTS = {
     "softmax": "rows",
 }
 __all__ = [
-    "MatmulPlan", "attention", "elementwise", "explain_matmul", "interleave_gate", "layer_norm", "matmul",
-    "plan_matmul", "reduce", "rms_norm", "softmax",
+    "MatmulPlan", "attention", "elementwise", "explain_matmul", "grouped_matmul", "interleave_gate", "layer_norm",
+    "matmul", "plan_matmul", "reduce", "rms_norm", "softmax",
 ]  # fmt: skip
 
 

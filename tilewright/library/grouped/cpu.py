@@ -4,7 +4,8 @@ from __future__ import annotations
 
 from typing import Any
 
-from tilewright.graph.core import Graph, Value
+from tilewright.dtypes import DType
+from tilewright.graph.core import Graph
 from tilewright.graph.fusion import Group
 from tilewright.library.binding import bind_extra, bind_sizes
 from tilewright.library.candidate import Candidate, KernelCall, Operand, Stage
@@ -20,11 +21,11 @@ _TILES = ((128, 128, 64, 8), (64, 128, 64, 4), (16, 128, 64, 4))  # rows, column
 _WIDE = (32, 64, 32, 4)  # of elements of 4 bytes
 
 
-def tile_of(a: Value, b: Value) -> tuple[int, int, int, int]:
-    """Rows, columns, depth and warps of the tiles for groups of so many rows."""
-    if a.dtype.itemsize > 2:
+def tile_of(rows: int, groups: int, dtype: DType) -> tuple[int, int, int, int]:
+    """Rows, columns, depth and warps of the tiles for groups of so many rows in all."""
+    if dtype.itemsize > 2:
         return _WIDE
-    share = expected(a.shape[0]) / max(1, expected(b.shape[0]))
+    share = rows / max(1, groups)
     return next((tile for tile in _TILES if share >= tile[0]), _TILES[-1])
 
 
@@ -47,7 +48,7 @@ def plain_grouped(group: Group, slots: Slots, target: Target) -> Candidate:
         "b_group": simplify(lift(depth) * columns), "b_depth": 1 if transposed else columns,
         "b_column": depth if transposed else 1,
     }  # fmt: skip
-    block_m, block_n, block_k, warps = tile_of(a, b)
+    block_m, block_n, block_k, warps = tile_of(expected(rows), expected(groups), a.dtype)
     constants: dict[str, Any] = {
         "BLOCK_M": block_m, "BLOCK_N": block_n, "BLOCK_K": block_k,
         "TYPE": language_type(compute_type(a.dtype)), "EPILOGUE": slots.function,

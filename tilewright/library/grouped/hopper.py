@@ -16,6 +16,7 @@ from tilewright.library.cost import Cost, expected
 from tilewright.library.generated.elementwise import chain_operations, total_bytes
 from tilewright.library.generated.generate import next_power_of_2
 from tilewright.library.grouped.hopper_kernel import grouped_matmul, list_tiles
+from tilewright.library.grouped.hopper_launch import LISTED
 from tilewright.library.hopper import is_possible
 from tilewright.library.matmul.hopper.candidates import described
 from tilewright.library.matmul.hopper.choice import filled, seconds_of
@@ -27,7 +28,6 @@ from tilewright.targets.base import Target
 from tilewright.targets.machine import Machine
 
 _FORMS = 4  # that are candidates
-_LISTED = 8  # tiles of rows that a CTA lists
 _TILES = ((64, 1), (128, 2), (256, 2))  # rows and warpgroups
 _ALIGNED = 8  # elements that rows are multiples of, for tensor copies
 
@@ -54,7 +54,7 @@ def hopper_grouped(group: Group, slots: Slots, target: Target) -> list[Candidate
     flops = simplify(lift(a.shape[0]) * columns * depth * 2 + chain_operations(group.epilogue))
     found = []
     machine = target.machine()
-    for form, seconds in _forms(problem, groups, machine):
+    for form, seconds in grouped_forms(problem, groups, machine):
         tiles, listing = _listing(group, a.shape[0], ends, groups, form)
         call = _product(a, b, tiles, slots, form._replace(EPILOGUE=slots.function), problem, target)
         cost = Cost(total_bytes(group.inputs, group.outputs), flops, seconds + machine.launches.kernel)
@@ -63,7 +63,7 @@ def hopper_grouped(group: Group, slots: Slots, target: Target) -> list[Candidate
     return found
 
 
-def _forms(problem: MatmulProblem, groups: int, machine: Machine) -> list[tuple[MatmulForm, float]]:
+def grouped_forms(problem: MatmulProblem, groups: int, machine: Machine) -> list[tuple[MatmulForm, float]]:
     """The forms worth timing, the quickest by the estimate first: two of a number of rows."""
 
     def all_of(rows: int, consumers: int) -> Iterator[tuple[MatmulForm, float]]:
@@ -86,11 +86,11 @@ def _listing(group: Group, rows: Size, ends: Value, groups: int, form: MatmulFor
     """The list of the tiles of rows, and the launch that makes it."""
     most = simplify(lift(rows) // form.BM + (groups + 1))
     tiles = Value(f"{group.name}.tiles", int32, (simplify(lift(most) + 1), 4))
-    constants: dict[str, Any] = {"BLOCK_M": form.BM, "GROUPS": next_power_of_2(groups + 1), "TILES": _LISTED}
+    constants: dict[str, Any] = {"BLOCK_M": form.BM, "GROUPS": next_power_of_2(groups + 1), "TILES": LISTED}
     operands: dict[str, Operand] = {"ends": ends, "tiles": tiles}
     types: dict[str, str] = {}
     bind_sizes({"rows": rows, "groups": groups}, operands, types, constants)
-    grid = (ceil_divide(most, _LISTED), 1, 1)
+    grid = (ceil_divide(most, LISTED), 1, 1)
     return tiles, KernelCall(list_tiles, operands, types, constants, grid, options={"num_warps": 1})
 
 

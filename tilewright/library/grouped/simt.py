@@ -25,7 +25,7 @@ def gpu_grouped(group: Group, graph: Graph, target: Target) -> list[Candidate]:
     a, b = anchor.inputs[:2]
     assert a is not None and b is not None
     slots = epilogue_slots(group, graph)
-    tile = Tile(*tile_of(a, b))
+    tile = Tile(*tile_of(expected(a.shape[0]), expected(b.shape[0]), a.dtype))
     groups = expected(b.shape[0])
     share = ceil(expected(a.shape[0]) / max(1, groups))
     rows = groups * ceil(share / tile.rows) * tile.rows

@@ -1,0 +1,121 @@
+"""Products of groups of rows with a matrix each (experts), on arrays of a GPU."""
+
+from __future__ import annotations
+
+import logging
+from dataclasses import replace
+from typing import Any
+
+import tilewright.language as tl
+from tilewright import dtypes
+from tilewright.errors import LaunchError, brief
+from tilewright.launch.sizes import cdiv
+from tilewright.library import epilogue
+from tilewright.library.epilogue import Epilogue
+from tilewright.library.grouped.cpu import tile_of
+from tilewright.library.grouped.hopper import grouped_forms
+from tilewright.library.grouped.hopper_launch import prepare_grouped, tiles_shape
+from tilewright.library.grouped.kernel import grouped_matmul as plain_kernel
+from tilewright.library.matmul.hopper.choice import unsupported
+from tilewright.library.matmul.hopper.config import MatmulForm
+from tilewright.library.matmul.problem import MatmulProblem
+from tilewright.ops import arrays
+from tilewright.ops.arrays import View
+from tilewright.settings import settings
+from tilewright.targets.nvidia.target import NvidiaTarget
+
+logger = logging.getLogger("tilewright.ops")
+
+
+def _check(a: View, b: View, ends: View, out: View) -> None:
+    shapes = f"a {list(a.shape)}, b {list(b.shape)}, ends {list(ends.shape)}"
+    if len(a.shape) != 2 or len(b.shape) != 3 or len(ends.shape) != 1:
+        raise LaunchError(
+            f"grouped_matmul takes a [rows, depth], b [groups, depth, columns], ends [groups]; got {shapes}"
+        )
+    if a.shape[1] != b.shape[1] or b.shape[0] != ends.shape[0] or not b.shape[0]:
+        raise LaunchError(f"{shapes} do not fit each other: there is a group at least")
+    if a.element not in arrays.FLOATS or b.element != a.element:
+        raise LaunchError(
+            f"a and b must both be float32, float16 or bfloat16, got {a.element.name} and {b.element.name}"
+        )
+    if ends.element not in (dtypes.int32, dtypes.int64):
+        raise LaunchError(f"ends must be int32 or int64, got {ends.element.name}")
+    if out.shape != (a.shape[0], b.shape[2]) or out.element not in arrays.FLOATS:
+        raise LaunchError(f"out must be a float array of shape {[a.shape[0], b.shape[2]]}, got {list(out.shape)}")
+    for name, found in (("a", a), ("ends", ends), ("out", out)):
+        if not found.contiguous:
+            raise LaunchError(f"{name} must be contiguous, got {found.described}")
+
+
+def describe(a: View, b: View, out: View, activation: str) -> MatmulProblem:
+    """The product of all rows, as if with one matrix; `right_transposed` where rows of the matrices lie together."""
+    (rows, depth), (groups, _, columns) = a.shape, b.shape
+    swapped = b.changed((groups, columns, depth), (b.strides[0], b.strides[2], b.strides[1]))
+    obstacle = "" if swapped.contiguous or b.contiguous else "b: neither order of its last two axes is contiguous"
+    if a.element.itemsize != 2:
+        obstacle = obstacle or "operands have 16 bits there"
+    if columns % 8 or depth % 8 or any(found.address % 16 for found in (a, b, out)):
+        obstacle = obstacle or "rows are no multiples of 16 bytes, or arrays begin elsewhere"
+    exact = out.element != dtypes.bfloat16 or bool(settings.interpret)
+    return MatmulProblem(
+        rows, columns, depth, 1, a.element, out.element, right_transposed=not swapped.contiguous,
+        epilogue=Epilogue(activation=activation, exact=exact), obstacle=obstacle,
+    )  # fmt: skip
+
+
+def choose_form(problem: MatmulProblem, groups: int, target: NvidiaTarget) -> MatmulForm | None:
+    """The Hopper form that is expected to be quickest; None for the plain kernel."""
+    reason = unsupported(problem, target)
+    if reason:
+        logger.info("grouped_matmul takes the plain kernel: %s", reason)
+        return None
+    found = grouped_forms(problem, groups, target.machine())
+    return found[0][0]._replace(EPILOGUE=epilogue.function(problem.epilogue)) if found else None
+
+
+def grouped_matmul(a: Any, b: Any, ends: Any, *, activation: str | None = None, out: Any = None) -> Any:
+    """activation(a[rows of group g] @ b[g]) for every group: the experts of a layer.
+
+    `a` is [rows, depth], `b` [groups, depth, columns] (weights given as ``w.mT`` of [groups, columns, depth] are
+    fastest), all bfloat16, float16 or float32; `ends` [groups] int32 or int64, on the GPU: group g has the rows from
+    the end of the one before it, or from 0, to ``ends[g]``.  Ends that are below one before them count as that, those
+    beyond the rows as their number; rows behind the last end are as if the product were zero.  Sums are float32 and in
+    one order.  `out` is [rows, columns], contiguous; activations are those of `matmul`.
+
+    16-bit operands go to the Hopper kernel where it is and tensor copies can move them; everything else to a plain
+    kernel, with its reason in the log ``tilewright.ops``.  Raises `LaunchError`.
+    """
+    if activation and activation not in epilogue.ACTIVATIONS:
+        raise LaunchError(f"activation={brief(activation)}: there are {', '.join(epilogue.ACTIVATIONS)}")
+    left, right, limits = arrays.view(a, "a"), arrays.view(b, "b"), arrays.view(ends, "ends")
+    shape = (left.shape[0] if left.shape else 0, right.shape[-1] if right.shape else 0)
+    target = arrays.view(arrays.empty(left, shape, left.element) if out is None else out, "out")
+    _check(left, right, limits, target)
+    place = arrays.common_place([left, right, limits, target], "grouped_matmul")
+    if 0 in target.shape:
+        return target.base
+    problem = describe(left, right, target, activation or "")
+    gpu = arrays.target_at(place.ordinal if place else None)
+    groups = right.shape[0]
+    form = choose_form(problem, groups, gpu)
+    if form is None:
+        _run_plain(problem, left, right, limits, target)
+        return target.base
+    tiles = arrays.empty(left, tiles_shape(form, problem.rows, groups), dtypes.int32)
+    operands = (left.base, right.base, limits.base, tiles, target.base)
+    prepare_grouped(form, *operands, processors=gpu.multiprocessors)()
+    return target.base
+
+
+def _run_plain(problem: MatmulProblem, a: View, b: View, ends: View, out: View) -> None:
+    """The launch of the plain kernel."""
+    groups = b.shape[0]
+    rows, columns, depth, warps = tile_of(problem.rows, groups, a.element)
+    grid = (cdiv(problem.rows, rows) + groups, cdiv(problem.columns, columns), 1)
+    spec = replace(problem.epilogue, exact=True)
+    plain_kernel[grid](
+        a.base, b.base, ends.base, out.base, problem.rows, problem.columns, problem.depth, groups, *b.strides,
+        BLOCK_M=rows, BLOCK_N=columns, BLOCK_K=depth, TYPE=tl.float32, EPILOGUE=epilogue.function(spec),
+        num_warps=warps,
+    )  # fmt: skip
