@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+from collections.abc import Callable
 from typing import Any
 
 import pytest
@@ -191,6 +192,23 @@ def test_inputs_are_updated_in_place(built: list[Any]) -> None:
     for found, want in zip([logits, *(inputs[name] for name in spec.mutated)], expected, strict=True):
         torch.testing.assert_close(found, want, **TOLERANCE)
     assert len(built) == 1
+
+
+@pytest.mark.parametrize("view", [lambda x: x[:2], lambda x: x.t()], ids=["rows", "transposed"])
+def test_arguments_that_share_memory(view: Callable[[torch.Tensor], torch.Tensor]) -> None:
+    """PyTorch reads both from one tensor by strides; its sizes are no numbers that may be compared with the example's."""
+    compiled = torch.compile(_change_and_read, backend="tilewright")
+    for rows in (3, 5, 8):
+        x = torch.randn(rows, 4)
+        again = x.clone()
+        wanted, found = _change_and_read(x, view(x)), compiled(again, view(again))
+        assert torch.equal(x, again) and torch.equal(wanted, found)
+    torch._dynamo.reset()
+
+
+def _change_and_read(x: torch.Tensor, y: torch.Tensor) -> torch.Tensor:
+    x.add_(1)
+    return y * 2
 
 
 def test_results_have_pytorchs_strides() -> None:

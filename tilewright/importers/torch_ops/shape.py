@@ -296,12 +296,12 @@ def unfold(call: Call, x: Value, dimension: int, size: int, step: int) -> Value:
     return call.permute(windows, [*range(axis + 1), *range(axis + 2, windows.rank), axis + 1])
 
 
-def _frames(call: Call, x: Value, given: Any, stride: Sequence[Any]) -> Value | None:
+def _frames(call: Call, x: Value, strides: Sequence[Size], stride: Sequence[Any]) -> Value | None:
     """Pieces of a line, [.., pieces, length], as a view by strides of [.., line] is; None for another view."""
-    if len(call.shape) != x.rank + 1 or x.rank < 1 or given.stride(-1) != 1 or stride[-1] != 1:
+    if len(call.shape) != x.rank + 1 or x.rank < 1 or strides[-1] != 1 or stride[-1] != 1:
         return None
     leads = tuple(call.shape[:-2]) == x.shape[:-1] and all(
-        stride[axis] == given.stride(axis) or given.shape[axis] == 1 for axis in range(x.rank - 1)
+        stride[axis] == strides[axis] or x.shape[axis] == 1 for axis in range(x.rank - 1)
     )
     count, length, step = *call.shape[-2:], stride[-2]
     if not leads or not isinstance(step, int) or not isinstance(length, int) or step < 1:
@@ -317,16 +317,18 @@ def as_strided(call: Call, x: Value, size: Sequence[Any], stride: Sequence[Any],
     """A view of memory: the tensor itself where only strides of dimensions of 1 differ (how PyTorch tells that it is
     channels-last), else a gather of the elements of a tensor that fills its memory, in whatever order."""
     given = call.node.all_input_nodes[0].meta["val"]
-    start = given.storage_offset() if storage_offset is None else storage_offset
-    long = [axis for axis, extent in enumerate(given.shape) if extent != 1]
-    same = tuple(size) == tuple(given.shape) and all(stride[axis] == given.stride(axis) for axis in long)
-    if same and start == given.storage_offset():
+    # As sizes of the graph: what PyTorch's own are compared with becomes a condition, or is taken to hold.
+    strides, offset = call.symbols.shape(given.stride()), call.symbols.size(given.storage_offset())
+    start = offset if storage_offset is None else storage_offset
+    long = [axis for axis, extent in enumerate(x.shape) if extent != 1]
+    same = tuple(size) == x.shape and all(stride[axis] == strides[axis] for axis in long)
+    if same and start == offset:
         return x
     order = sorted(range(given.ndim), key=lambda axis: -hint_of(given.stride(axis)))
-    if given.storage_offset() != 0 or not is_contiguous(given, order):
+    if offset != 0 or not is_contiguous(given, order):
         raise Unsupported("a view by strides of a part of a tensor", "use slices, permutes and reshapes")
     x = call.permute(x, order)
-    if start == 0 and (found := _frames(call, x, given, stride)) is not None:
+    if start == 0 and (found := _frames(call, x, [strides[axis] for axis in order], stride)) is not None:
         return found
     place: Value = call.value(start, int64)
     for axis, (extent, step) in enumerate(zip(call.shape, stride, strict=True)):
