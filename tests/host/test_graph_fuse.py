@@ -333,3 +333,16 @@ def test_many_values_of_one_name() -> None:
     x = b.input("relu", float32, (2,))
     values = [b.op("relu", [x]) for _ in range(30_000)]
     assert len({value.name for value in values}) == len(values) and values[1].name == "relu_2"
+
+
+def test_chains_that_read_both_parts_of_a_concat_are_cut() -> None:
+    """A node that is read at two indices is computed twice: 40 of these in one kernel would be 2^40."""
+    b = GraphBuilder("doubled")
+    x = b.input("x", float32, (b.symbol("n", 1, 8), 4))
+    for _ in range(40):
+        both = b.op("concat", [x, b.op("relu", [x])], axis=1)
+        x = b.op("slice", [both], axis=1, start=1, stop=5, step=1)
+    b.output(x, "y")
+    groups = fused_of(b).groups
+    assert 2 < len(groups) <= 20
+    assert all(sum(node.op == "concat" for node in group.nodes) <= 9 for group in groups)

@@ -6,6 +6,8 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from tests.host.random_graphs import RandomGraph
+from tilewright.dtypes import float32
+from tilewright.graph.build import GraphBuilder
 from tilewright.graph.core import Graph
 from tilewright.graph.fusion import FusedGraph
 from tilewright.graph.passes.fuse import fuse
@@ -90,3 +92,14 @@ def test_a_pass_with_nothing_to_do_returns_the_same_graph(transform):
     graph = optimize(RandomGraph(3, 12).graph)
     once = transform(graph)
     assert transform(once) is once
+
+
+def test_concats_of_concats_become_one_while_it_is_short() -> None:
+    """Three of 1,000 parts each, one after the other, are 3,000 parts, not 10^9."""
+    for parts, wanted in ((4, [64]), (1000, [1000, 1000, 1000])):
+        b = GraphBuilder("repeated")
+        x = b.input("x", float32, (1, 2))
+        for _ in range(3):
+            x = b.op("concat", [x] * parts, axis=1)
+        b.output(b.op("reduce_max", [x], axes=(1,)), "y")
+        assert [len(node.inputs) for node in optimize(b.finish()).nodes if node.op == "concat"] == wanted

@@ -196,7 +196,7 @@ def test_inputs_are_updated_in_place(built: list[Any]) -> None:
 
 @pytest.mark.parametrize("view", [lambda x: x[:2], lambda x: x.t()], ids=["rows", "transposed"])
 def test_arguments_that_share_memory(view: Callable[[torch.Tensor], torch.Tensor]) -> None:
-    """PyTorch reads both from one tensor by strides; its sizes are no numbers that may be compared with the example's."""
+    """PyTorch reads both from one tensor by strides; its sizes must not be compared with the example's."""
     compiled = torch.compile(_change_and_read, backend="tilewright")
     for rows in (3, 5, 8):
         x = torch.randn(rows, 4)

@@ -9,6 +9,8 @@ from tilewright.graph.rewrite import Rewriter, Rule
 from tilewright.graph.views import View, dense_view, follow_all
 from tilewright.symbolic import Size, lift, lower_bound, simplify, upper_bound
 
+_MOST_PARTS = 256  # of a concat of concats: three of 1,000 parts each, one after the other, would be 10^9
+
 
 def _nothing(node: Node, rewriter: Rewriter) -> Value | None:
     """A reshape, broadcast, slice, pad or permute that changes nothing."""
@@ -242,7 +244,9 @@ def _concat(node: Node, rewriter: Rewriter) -> Value | None:
     for item in node.inputs:
         inner = rewriter.producer(item, "concat")
         flat += inner.inputs if inner is not None and inner.attributes["axis"] == axis else [item]
-    if len(flat) > len(node.inputs):
+        if len(flat) > max(_MOST_PARTS, len(node.inputs)):
+            break
+    if len(node.inputs) < len(flat) <= _MOST_PARTS:
         return rewriter.op("concat", flat, axis=axis)
     pieces = [rewriter.producer(item, "slice") for item in node.inputs]
     first, last = pieces[0], pieces[-1]

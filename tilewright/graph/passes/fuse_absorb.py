@@ -25,6 +25,8 @@ _READS_THROUGH = frozenset({"permute", "slice", "pad", "concat", "frames", "gath
 _ROWS = frozenset({"softmax", "log_softmax", "layer_norm", "rms_norm", "reduce_sum", "reduce_mean", "reduce_max",
                    "reduce_min", "reduce_product", "reduce_log_sum_exp"})  # fmt: skip
 _MOST_CONCATENATED = 4  # parts; each costs a masked load of every element
+_FEW_COPIES = 8  # of nodes in a group, which are not worth counting
+_MOST_EVALUATIONS = 4 * MOST_NODES  # of nodes, in the code of one kernel
 
 
 def absorb(drafts: Drafts) -> None:
@@ -235,4 +237,30 @@ def _take(drafts: Drafts, draft: Draft, vanishing: set[int], cheap: set[int]) ->
         if len(draft.nodes) + len(draft.copies) >= 3 * MOST_NODES // 2:
             break
         draft.copies.add(index)
+        if len(draft.copies) > _FEW_COPIES and _evaluations(drafts, draft) > _MOST_EVALUATIONS:
+            draft.copies.discard(index)
+            continue
         waiting += [item for item in drafts.nodes[index].inputs if item is not None]
+
+
+def _evaluations(drafts: Drafts, draft: Draft) -> int:
+    """How often the kernel computes nodes for one element: once for each index at which others read them.
+
+    Every part of a concat, for example, is read at an index of its own, so that a chain of nodes of two parts each
+    would double the length of the kernel with every node.  Counting ends behind `_MOST_EVALUATIONS`.
+    """
+    members, total = draft.nodes | draft.copies, 0
+    numbers: dict[tuple[int, int, int], int] = {}  # of the indices that follow from a reader's
+    places: dict[int, set[int]] = {}
+    for index in sorted(members, reverse=True):
+        node, own = drafts.nodes[index], places.get(index) or {0}
+        total += len(own)
+        if total > _MOST_EVALUATIONS:
+            break
+        same = kind_of(node.op) == "elementwise" and node.op != "broadcast_to"
+        for position, item in enumerate(node.inputs):
+            producer = drafts.producer(item)
+            if producer is not None and producer in members:
+                there = own if same else {numbers.setdefault((index, position, n), len(numbers) + 1) for n in own}
+                places.setdefault(producer, set()).update(there)
+    return total
