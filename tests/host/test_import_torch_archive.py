@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import io
 import json
 import os
@@ -12,12 +13,14 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 
 torch = pytest.importorskip("torch")
 
 from tilewright.errors import ImportModelError  # noqa: E402
 from tilewright.graph.printer import print_graph  # noqa: E402
+from tilewright.graph.reference import run  # noqa: E402
 from tilewright.importers import import_model  # noqa: E402
 from tilewright.importers.torch_export import import_program, load_program  # noqa: E402
 
@@ -282,10 +285,10 @@ def test_archives_that_expand_are_refused(saved: Path, tmp_path: Path) -> None:
     with pytest.raises(ImportModelError, match="no JSON"):
         load_program(str(deep))
     twice = tmp_path / "twice.pt2"
-    with zipfile.ZipFile(saved) as archive, zipfile.ZipFile(twice, "w") as copy:
+    with zipfile.ZipFile(saved) as archive, zipfile.ZipFile(twice, "w") as both:
         for folder in ("model", "another"):
             for info in archive.infolist():
-                copy.writestr(f"{folder}/{info.filename.split('/', 1)[1]}", archive.read(info))
+                both.writestr(f"{folder}/{info.filename.split('/', 1)[1]}", archive.read(info))
     with pytest.raises(ImportModelError, match="two members"):
         load_program(str(twice))
 
@@ -312,3 +315,153 @@ def test_the_format_of_earlier_versions(program: Any, tmp_path: Path) -> None:
     with pytest.raises(ImportModelError, match="no pickle of tensors alone"):
         load_program(str(write(tmp_path / "bad.pt2", {**parts, "state": buffer.getvalue()})))
     assert not (tmp_path / "ran").exists()
+
+
+def test_compressed_members_together_are_bounded(saved: Path, tmp_path: Path) -> None:
+    path = tmp_path / "bomb.pt2"
+    with zipfile.ZipFile(saved) as archive, zipfile.ZipFile(path, "w", zipfile.ZIP_DEFLATED) as bomb:
+        for info in archive.infolist():
+            bomb.writestr(info.filename, archive.read(info))
+        for number in range(9):
+            bomb.writestr(f"model/data/weights/weight_{100 + number}", bytes(32 << 20))
+    with pytest.raises(ImportModelError, match="compressed members expand to"):
+        load_program(str(path))
+
+
+def with_pickled_weights(saved: Path, path: Path, data: bytes) -> Path:
+    return rewritten(saved, path, lambda members: members.update({"data/weights/model.pt": data}))
+
+
+def pickled(weights: dict[str, Any]) -> bytes:
+    buffer = io.BytesIO()
+    torch.save(weights, buffer)
+    return buffer.getvalue()
+
+
+def test_pickled_weights_that_share_bytes_of_the_file_are_refused(saved: Path, tmp_path: Path) -> None:
+    """A directory that names one member of a zip a hundred times would make a hundred tensors of it."""
+    source = zipfile.ZipFile(io.BytesIO(pickled({str(number): torch.zeros(1 << 12) for number in range(100)})))
+    data = io.BytesIO()
+    with zipfile.ZipFile(data, "w") as shared:
+        for info in source.infolist():
+            first = next((entry for entry in shared.filelist if entry.file_size == info.file_size == 1 << 14), None)
+            if first is None:
+                shared.writestr(info.filename, source.read(info))
+            else:
+                entry = copy.copy(first)
+                entry.filename = entry.orig_filename = info.filename
+                shared.filelist.append(entry)
+    assert len(zipfile.ZipFile(data).infolist()) > 100 and len(data.getvalue()) < 100_000
+    with pytest.raises(ImportModelError, match="members have .* bytes, and the file has"):
+        load_program(str(with_pickled_weights(saved, tmp_path / "it.pt2", data.getvalue())))
+
+
+@pytest.mark.parametrize("kind", ["repeated", "meta", "nested"])
+def test_pickled_weights_that_are_no_numbers_in_memory_are_refused(saved: Path, tmp_path: Path, kind: str) -> None:
+    tensor = {
+        "repeated": lambda: torch.zeros(1).expand(1 << 36),
+        "meta": lambda: torch.zeros(4, device="meta"),
+        "nested": lambda: torch.nested.nested_tensor([torch.ones(4)]),
+    }[kind]()
+    with pytest.raises(ImportModelError, match="holds other things than tensors"):
+        load_program(str(with_pickled_weights(saved, tmp_path / "it.pt2", pickled({"every_other": tensor}))))
+
+
+def append_product(data: dict[str, Any], left: Any, right: Any, name: str, target: str = "_operator.mul") -> None:
+    graph = data["graph_module"]["graph"]
+    arguments = [{"name": letter, "arg": value, "kind": 1} for letter, value in (("a", left), ("b", right))]
+    node = {"target": target, "inputs": arguments, "outputs": [{"as_sym_int": {"as_name": name}}], "metadata": {}}
+    graph["nodes"].append(node)
+    graph["sym_int_values"][name] = {"as_int": 1}
+
+
+def squared(data: dict[str, Any], first: Any, times: int) -> None:
+    value = first
+    for number in range(times):
+        append_product(data, value, value, f"square_{number}")
+        value = {"as_sym_int": {"as_name": f"square_{number}"}}
+
+
+def through_tensors(data: dict[str, Any]) -> None:
+    """Sizes that grow by way of tensors that have them."""
+    graph = data["graph_module"]["graph"]
+    value: Any = {"as_int": 3}
+    for number in range(6):
+        append_product(data, value, value, f"square_{number}")
+        append_product(
+            data, {"as_sym_int": {"as_name": f"square_{number}"}}, {"as_int": 4}, f"p{number}", "_operator.pow"
+        )
+        size = {"as_sym_ints": [{"as_name": f"p{number}"}]}
+        inputs = [("size", size), ("fill_value", {"as_float": 1.0})]
+        graph["nodes"].append({
+            "target": "torch.ops.aten.full.default",
+            "inputs": [{"name": name, "arg": entry, "kind": 1} for name, entry in inputs],
+            "outputs": [{"as_tensor": {"name": f"t{number}"}}], "metadata": {},
+        })  # fmt: skip
+        graph["tensor_values"][f"t{number}"] = graph["tensor_values"]["x"]
+        inputs = [("self", {"as_tensor": {"name": f"t{number}"}}), ("dim", {"as_int": 0})]
+        graph["nodes"].append({
+            "target": "torch.ops.aten.sym_size.int",
+            "inputs": [{"name": name, "arg": entry, "kind": 1} for name, entry in inputs],
+            "outputs": [{"as_sym_int": {"as_name": f"k{number}"}}], "metadata": {},
+        })  # fmt: skip
+        graph["sym_int_values"][f"k{number}"] = {"as_int": 1}
+        value = {"as_sym_int": {"as_name": f"k{number}"}}
+
+
+BOMBS: dict[str, tuple[Callable[[dict[str, Any]], None], str]] = {
+    "power": (lambda d: append_product(d, {"as_int": 7}, {"as_int": 10**9}, "p", "_operator.pow"), "no number up to 8"),
+    "power of a size": (
+        lambda d: append_product(d, {"as_int": 7}, {"as_sym_int": {"as_name": "sym_size_int_2"}}, "p", "_operator.pow"),
+        "no number up to 8",
+    ),
+    "shift": (
+        lambda d: append_product(d, {"as_int": 1}, {"as_int": 2**62}, "p", "_operator.lshift"),
+        "no number up to 8",
+    ),
+    "text": (lambda d: append_product(d, {"as_string": "x"}, {"as_int": 2**40}, "p"), "no number"),
+    "squares": (lambda d: squared(d, {"as_int": 2**62}, 40), "numbers of over 4096 bits"),
+    "squares of a size": (lambda d: squared(d, {"as_sym_int": {"as_name": "sym_size_int_2"}}, 40), "over 4096 bits"),
+    "through tensors": (through_tensors, "over 4096 bits"),
+}
+
+
+@pytest.mark.parametrize("name", BOMBS)
+def test_arithmetic_on_sizes_is_bounded(saved: Path, tmp_path: Path, name: str) -> None:
+    """PyTorch runs it while it reads the program: these would take years or all memory."""
+    change, message = BOMBS[name]
+    with pytest.raises(ImportModelError, match=message):
+        load_program(str(with_program(saved, tmp_path / "it.pt2", change)))
+
+
+def test_some_arithmetic_on_sizes_is_read(saved: Path, tmp_path: Path) -> None:
+    assert load_program(str(with_program(saved, tmp_path / "it.pt2", lambda d: squared(d, {"as_int": 3}, 5))))
+
+
+def test_what_does_not_fit_is_an_error_without_pytorchs_log(
+    saved: Path, tmp_path: Path, capfd: pytest.CaptureFixture[str]
+) -> None:
+    def change(members: dict[str, bytes]) -> None:
+        config = json.loads(members["data/weights/model_weights_config.json"])
+        config["config"]["every_other"]["tensor_meta"].update(sizes=[{"as_int": 5}], strides=[{"as_int": 1}])
+        members["data/weights/model_weights_config.json"] = json.dumps(config).encode()
+
+    with pytest.raises(ImportModelError, match="cannot decompose"):
+        import_model(rewritten(saved, tmp_path / "it.pt2", change))
+    assert "Traceback" not in capfd.readouterr().err
+
+
+def test_constants_that_are_negated_views() -> None:
+    class Negated(torch.nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.register_buffer("imaginary", torch.tensor([1 + 2j, 3 - 4j]).conj().imag)
+
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            return x + self.imaginary
+
+    module = Negated().eval()
+    assert module.imaginary.is_neg()
+    graph = import_program(torch.export.export(module, (torch.zeros(2),)))
+    (found,) = run(graph, {"x": np.zeros(2, np.float32)}).values()
+    assert found.tolist() == [-2.0, 4.0]

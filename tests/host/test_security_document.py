@@ -12,7 +12,15 @@ from tilewright.cli.main import application
 from tilewright.engine import archive, bounded_json, file, plan_json, signing, weights
 from tilewright.graph import inference
 from tilewright.graph.passes import fuse_draft
-from tilewright.importers import huggingface, onnx, onnx_structure, shapes, torch_archive
+from tilewright.importers import (
+    huggingface,
+    onnx,
+    onnx_structure,
+    shapes,
+    torch_archive,
+    torch_growth,
+    torch_schema,
+)
 from tilewright.settings import MOST_THREADS
 from tilewright.symbolic import SizeReader
 
@@ -52,8 +60,12 @@ def mebibytes(count: int) -> str:
         ("items of an ONNX attribute", f"{onnx_structure.MOST_ATTRIBUTE_ITEMS:,}"),
         ("terms of a symbolic size", f"{shapes.MOST_TERMS}"),
         (
-            "JSON of a `.pt2` file; members of its zip",
-            f"{mebibytes(torch_archive._LARGEST_JSON)}; {torch_archive._MOST_MEMBERS:,}",
+            "JSON of a `.pt2` file; its compressed members, expanded, together; members of its zip",
+            "; ".join([mebibytes(torch_archive._LARGEST_JSON)] * 2 + [f"{torch_archive._MOST_MEMBERS:,}"]),
+        ),
+        (
+            "bits of a number that a `.pt2` file's arithmetic on sizes computes, estimated; powers and shifts",
+            f"{torch_growth._MOST_BITS:,.0f}; {torch_schema.LARGEST_POWER}",
         ),
         (
             "`config.json` and the index of shards; header of a safetensors file",

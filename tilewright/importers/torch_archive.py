@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import io
 import json
+import math
 import re
 import zipfile
 from pathlib import Path
@@ -21,6 +22,8 @@ from torch._export.serde.serialize import _SERIALIZE_TO_TORCH_DTYPE, ExportedPro
 from torch.export import ExportedProgram
 
 from tilewright.errors import ImportModelError
+from tilewright.importers.torch_growth import check_growth
+from tilewright.importers.torch_quiet import without_tracebacks
 from tilewright.importers.torch_schema import Refused, checked, without_metadata
 
 _LARGEST_JSON = 256 << 20  # bytes
@@ -66,17 +69,13 @@ class _Archive:
             if name in self.members:
                 raise ImportModelError(f"the archive has two members {name[:200]!r}")
             self.members[name] = info
-        stored = sum(info.file_size for info in members if info.compress_type == zipfile.ZIP_STORED)
-        if stored > size:
-            raise ImportModelError(f"the archive's members have {stored} bytes, and the file has {size}")
+        _check_expansion(members, size, compressed=_LARGEST_JSON)
 
     def read(self, name: str) -> bytes:
-        """A member; raises `ImportModelError` when it is missing, or compressed and large."""
+        """A member; raises `ImportModelError` when it is missing."""
         info = self.members.get(name)
         if info is None:
             raise ImportModelError(f"the archive has no {name}")
-        if info.compress_type != zipfile.ZIP_STORED and info.file_size > _LARGEST_JSON:
-            raise ImportModelError(f"{name} expands to {info.file_size} bytes, more than {_LARGEST_JSON}")
         return self.archive.read(info)
 
     def json(self, name: str) -> dict[str, Any]:
@@ -108,7 +107,8 @@ class _Archive:
             text = self.json(model)
             weights, constants = self._tensors("weights", name), self._tensors("constants", name)
         program = checked(schema.ExportedProgram, without_metadata(text), "ExportedProgram")
-        with torch.no_grad():
+        check_growth(program.graph_module.graph)
+        with torch.no_grad(), without_tracebacks():
             return ExportedProgramDeserializer().deserialize(program, weights, constants, b"")
 
     def _tensors(self, kind: str, model: str) -> dict[str, torch.Tensor]:
@@ -158,11 +158,10 @@ def _restricted(name: str, data: bytes) -> Any:
         raise Refused(f"{name} is a pickle of another kind than torch.save writes")
     try:
         with zipfile.ZipFile(io.BytesIO(data)) as inner:
-            if any(info.compress_type != zipfile.ZIP_STORED for info in inner.infolist()):
-                raise Refused(f"{name} is compressed")
+            _check_expansion(inner.infolist(), len(data), compressed=0)
         return torch.load(io.BytesIO(data), map_location="cpu", weights_only=True)
-    except Refused:
-        raise
+    except ImportModelError as error:
+        raise ImportModelError(f"{name}: {error}") from error
     except Exception as error:  # what the restricted unpickler refuses, and what is damaged
         raise Refused(f"{name} is no pickle of tensors alone{_what_else(str(error))}") from error
 
@@ -173,8 +172,23 @@ def _what_else(message: str) -> str:
     return f" (it names {found[1]})" if found else ""
 
 
+def _check_expansion(members: list[zipfile.ZipInfo], size: int, compressed: int) -> None:
+    """Raise `ImportModelError` for a zip of `size` bytes whose members share bytes or expand beyond `compressed`."""
+    stored = sum(info.file_size for info in members if info.compress_type == zipfile.ZIP_STORED)
+    if stored > size:
+        raise ImportModelError(f"the archive's members have {stored} bytes, and the file has {size}")
+    others = sum(info.file_size for info in members if info.compress_type != zipfile.ZIP_STORED)
+    if others > compressed:
+        raise ImportModelError(f"the archive's compressed members expand to {others} bytes, more than {compressed}")
+
+
 def _is_plain(tensor: Any) -> bool:
-    return type(tensor) in (torch.Tensor, torch.nn.Parameter) and tensor.layout == torch.strided
+    """Whether a value is a tensor of numbers in memory, and not far larger than that memory."""
+    if type(tensor) not in (torch.Tensor, torch.nn.Parameter) or tensor.is_nested or tensor.is_quantized:
+        return False
+    if tensor.layout != torch.strided or tensor.device.type != "cpu":
+        return False
+    return math.prod(tensor.shape) <= tensor.untyped_storage().nbytes() // tensor.itemsize + _REPEATED
 
 
 def _tensor(name: str, data: bytearray, meta: Any) -> torch.Tensor:

@@ -42,6 +42,7 @@ from tilewright.importers.torch_fx import Walker, dtype_of
 from tilewright.importers.torch_objects import plain_calls, taken_apart
 from tilewright.importers.torch_ops import FOREIGN, RULES
 from tilewright.importers.torch_proved import proving
+from tilewright.importers.torch_quiet import without_tracebacks
 from tilewright.importers.torch_results import filled, results_of
 from tilewright.importers.torch_symbols import SymbolTable, assertions_hold, squeezed_symbols
 
@@ -440,7 +441,7 @@ def import_program(
     Raises `ImportModelError` when PyTorch cannot decompose the program, `UnsupportedOperationError`.
     """
     try:
-        with torch.no_grad(), whole_layers(), without_places(), warnings.catch_warnings():
+        with torch.no_grad(), whole_layers(), without_places(), without_tracebacks(), warnings.catch_warnings():
             warnings.simplefilter("ignore", FutureWarning)  # what PyTorch tells itself of its own classes
             given, program = program, program.run_decompositions(decompositions())
     except Exception as error:  # PyTorch's own faults, such as those with programs read from files

@@ -70,8 +70,8 @@ def dtype_of(dtype: torch.dtype) -> DType:
 
 
 def to_numpy(tensor: torch.Tensor) -> np.ndarray:
-    """The tensor's own memory as an array (a copy only where it is not contiguous or not on the CPU)."""
-    tensor = tensor.detach().cpu().contiguous()
+    """The tensor's own memory as an array (a copy only where it is not contiguous, not on the CPU, or negated)."""
+    tensor = tensor.detach().cpu().resolve_neg().contiguous()
     carrier = _CARRIERS.get(tensor.dtype)
     if carrier is None:
         return tensor.numpy()

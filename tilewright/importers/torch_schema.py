@@ -35,7 +35,7 @@ _EXPRESSION = 4000  # characters of a size
 _NUMBER = 2**63
 
 # Arithmetic on sizes: PyTorch's `_SYM_OPS` by their names in a file.
-_ON_SIZES = frozenset(
+ON_SIZES = frozenset(
     "_operator.eq _operator.ne _operator.le _operator.ge _operator.lt _operator.gt _operator.neg _operator.pos "
     "_operator.mul _operator.add _operator.sub _operator.floordiv _operator.mod _operator.pow _operator.truediv "
     "_operator.and_ _operator.or_ _operator.lshift _operator.rshift _operator.getitem math.trunc math.ceil math.floor "
@@ -54,7 +54,7 @@ _FUNCTIONS = frozenset(
     "true false".split()
 )
 _POWERS = ("Pow", "PowByNatural", "FloatPow", "LShift", "RShift")
-_MOST_POWERS, _LARGEST_POWER = 4, 8
+_MOST_POWERS, LARGEST_POWER = 4, 8
 _CONTAINERS = ("builtins.tuple", "builtins.list", "builtins.dict", "collections.OrderedDict")
 _DEVICE = re.compile(r"[a-z]{1,20}")
 
@@ -215,7 +215,7 @@ def _operator(where: str, text: str) -> str:
 
     What only TorchScript knows is not in the dispatcher; `aten::save` of that kind writes a file.
     """
-    if text in _ON_SIZES or text in _HIGHER_ORDER:
+    if text in ON_SIZES or text in _HIGHER_ORDER:
         return text
     parts = text.split(".")
     if text.startswith("torch.ops.") and len(parts) == 5 and parts[2] in _NAMESPACES:
@@ -291,7 +291,7 @@ def _check_expression(node: ast.AST) -> bool:
         if not (isinstance(node, ast.BinOp) and isinstance(node.op, (ast.Pow, ast.LShift, ast.RShift))):
             return False
         if not _is_small(node.right):
-            raise ValueError(f"a power that is no number up to {_LARGEST_POWER}")
+            raise ValueError(f"a power that is no number up to {LARGEST_POWER}")
         return True
     if isinstance(node, (ast.Pow, ast.LShift, ast.RShift)):
         return False
@@ -304,7 +304,7 @@ def _check_expression(node: ast.AST) -> bool:
         if not (isinstance(function, ast.Name) and function.id in _FUNCTIONS):
             raise ValueError("a call of something else than arithmetic")
         if function.id in _POWERS and not (len(node.args) == 2 and _is_small(node.args[1])):
-            raise ValueError(f"a power that is no number up to {_LARGEST_POWER}")
+            raise ValueError(f"a power that is no number up to {LARGEST_POWER}")
         texts = [argument for argument in node.args if isinstance(getattr(argument, "value", None), str)]
         if texts and function.id not in ("Symbol", "Float"):
             raise ValueError("a text")
@@ -324,7 +324,7 @@ def _is_small(node: ast.AST) -> bool:
         node = node.args[0]
     if isinstance(node, ast.UnaryOp) and isinstance(node.op, ast.USub):
         node = node.operand
-    return isinstance(node, ast.Constant) and isinstance(node.value, int) and abs(node.value) <= _LARGEST_POWER
+    return isinstance(node, ast.Constant) and isinstance(node.value, int) and abs(node.value) <= LARGEST_POWER
 
 
 _TEXTS: dict[str, Callable[[str, str], str]] = {
