@@ -110,7 +110,7 @@ def test_machine_code_knows_its_source_lines() -> None:
 
 def test_every_stage_is_shown() -> None:
     kernel = compiled(maxnreg=40)
-    assert "nvidia.layout" in kernel.dump("layouts")
+    assert "gpu.layout" in kernel.dump("layouts")
     assert "load" in kernel.dump("ir") and "define" in kernel.dump("llvm") and "LDG" in kernel.dump("sass")
     assert ".maxnreg 40" in kernel.dump("ptx")  # with the options that it was compiled with
     with pytest.raises(ValueError, match="choose ir, layouts, llvm, ptx or sass"):

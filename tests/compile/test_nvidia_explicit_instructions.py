@@ -13,11 +13,11 @@ from tilewright import dtypes
 from tilewright.dtypes import DType
 from tilewright.layout import Blocked, LinearLayout, nvmma, wgmma_accumulator, wgmma_operand
 from tilewright.layout.matrix import wgmma_descriptor
+from tilewright.targets.gpu.transfer import default_layout
 from tilewright.targets.llvm.builder import LLVMBuilder, LLVMValue, Module
 from tilewright.targets.nvidia.assemble import Assembly, AssemblyOptions, assemble
 from tilewright.targets.nvidia.explicit import access, barriers, cluster, ptx, roles, tma, views, wgmma
 from tilewright.targets.nvidia.target import NvidiaTarget
-from tilewright.targets.nvidia.transfer import default_layout
 
 HEADER = 'target triple = "nvptx64-nvidia-cuda"\n@shared = external addrspace(3) global [0 x i8], align 1024'
 MAP = ("ptr", "map", 'byval([128 x i8]) align 64 "nvvm.grid_constant"')
@@ -235,9 +235,9 @@ ACCESSES = {
     "transposed": (ACCUMULATOR((64, 64), columns=64), (64, 64), BF16, 64, True, 4),
     "two slices": (ACCUMULATOR((128, 64), columns=64), (128, 64), BF16, 128, False, 4),
     "no swizzle": (ACCUMULATOR((64, 128), columns=104), (64, 104), BF16, 0, False, 4),
-    "24 columns": (default_layout((32, 24), 4, 4), (32, 24), BF16, 0, False, 4),
-    "40 columns": (default_layout((32, 40), 4, 4), (32, 40), BF16, 0, False, 4),
-    "24 columns, single precision": (default_layout((16, 24), 4, 4), (16, 24), dtypes.float32, 32, False, 0),
+    "24 columns": (default_layout((32, 24), 4, 4, 32), (32, 24), BF16, 0, False, 4),
+    "40 columns": (default_layout((32, 40), 4, 4, 32), (32, 40), BF16, 0, False, 4),
+    "24 columns, single precision": (default_layout((16, 24), 4, 4, 32), (16, 24), dtypes.float32, 32, False, 0),
     "operand": (wgmma_operand((64, 128), 2), (64, 128), BF16, 128, False, 4),
     "single precision": (ACCUMULATOR((64, 128), columns=96), (64, 96), dtypes.float32, 128, False, 0),
     "rows": (Blocked((1, 8), (2, 16), (4, 1), (1, 0)).layout((64, 256)), (64, 192), BF16, 128, False, 0),

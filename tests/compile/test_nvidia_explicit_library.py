@@ -13,13 +13,13 @@ from tilewright.errors import LaunchError, MissingDependencyError
 from tilewright.library.attention.hopper.config import AttentionForm
 from tilewright.library.hopper import SHARED_BYTES
 from tilewright.library.matmul.hopper.config import MatmulForm
+from tilewright.targets.gpu.transfer import reshapes_bits
 from tilewright.targets.nvidia.assemble import Assembly, AssemblyOptions
 from tilewright.targets.nvidia.compile import assemble_kernel
 from tilewright.targets.nvidia.inspect import sass
 from tilewright.targets.nvidia.lowered import LoweredKernel
 from tilewright.targets.nvidia.pipeline import lower
 from tilewright.targets.nvidia.target import NvidiaTarget
-from tilewright.targets.nvidia.transfer import reshapes_bits
 
 TARGET = NvidiaTarget.named("sm_90a")
 

@@ -14,7 +14,7 @@ from tests.compile.test_nvidia_plain import built, count, integers, pointers, tr
 from tilewright.layout import bank_conflicts, swizzled
 from tilewright.library.matmul.kernel import matmul
 from tilewright.library.matmul.simt_parts_kernel import sum_parts
-from tilewright.targets.nvidia.dot_scalar_layout import scalar_layout, scalar_operand
+from tilewright.targets.gpu.dot_scalar_layout import scalar_layout, scalar_operand
 from tilewright.targets.nvidia.target import ARCHITECTURES
 
 TILES = [(128, 128, 32, 8), (64, 128, 32, 4), (128, 64, 16, 4), (64, 64, 32, 4), (64, 64, 32, 2), (32, 32, 32, 4)]
@@ -70,7 +70,7 @@ def test_every_architecture_copies_them_ahead(architecture):
 def test_reads_of_tiles_are_free_of_conflicts(tile, runs):
     """A runs along the depth or (4) along its rows, B along the depth or along its columns."""
     rows, columns, depth, warps = tile
-    accumulator = scalar_layout((rows, columns), warps, runs)
+    accumulator = scalar_layout((rows, columns), 32, warps, runs)
     for number, extent in enumerate((rows, columns)):
         along = runs[number] > 1
         if along and not number and rows * columns < 16 * 32 * warps:

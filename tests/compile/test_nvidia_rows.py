@@ -18,11 +18,12 @@ from tilewright.ir.verifier import verify
 from tilewright.library.rows import simt_kernel as gpu_rows
 from tilewright.library.rows.simt_config import row_form
 from tilewright.passes.pipeline import simplify
+from tilewright.targets.gpu.layouts import assign
+from tilewright.targets.gpu.memory_order import undisturbed_loads
+from tilewright.targets.gpu.recompute import deferred_operations, recompute_after_reductions
 from tilewright.targets.nvidia.assemble import AssemblyOptions, assemble
-from tilewright.targets.nvidia.layouts import assign
-from tilewright.targets.nvidia.memory_order import undisturbed_loads
+from tilewright.targets.nvidia.layout_rules import layout_rules
 from tilewright.targets.nvidia.pipeline import lower
-from tilewright.targets.nvidia.recompute import deferred_operations, recompute_after_reductions
 from tilewright.targets.nvidia.target import NvidiaTarget
 
 TARGET = NvidiaTarget.named("sm_90a")
@@ -60,7 +61,7 @@ def test_two_wide_rows_fit_a_multiprocessor(name, columns, kind):
     form = row_form(4096, columns, 132)
     lowered, assembly = built(library_kernel(name, kind, form.block, 1, columns != form.block), form.warps)
     resources = assembly.resources
-    assert lowered.assigned.attributes["nvidia.resident"] == 2
+    assert lowered.assigned.attributes["gpu.resident"] == 2
     assert 2 * 32 * form.warps * resources.registers <= REGISTERS
     assert (resources.spill_stores, resources.spill_loads, resources.stack) == (0, 0, 0)
     # The whole row is asked for before any of it is used.
@@ -74,7 +75,7 @@ def test_two_wide_rows_fit_a_multiprocessor(name, columns, kind):
     ids=["many fit as it is", "nothing is narrower", "two rows are no narrower than their sum"],
 )
 def test_blocks_are_kept_where_nothing_is_gained(name, kind, block, warps):
-    assignment = assign(simplify(library_kernel(name, kind, block, 1, False)), TARGET, warps)
+    assignment = assign(simplify(library_kernel(name, kind, block, 1, False)), TARGET, warps, layout_rules(TARGET))
     assert recompute_after_reductions(assignment, warps) is assignment
     assert not deferred_operations(assignment.function)
 
@@ -83,11 +84,11 @@ def test_blocks_are_kept_where_nothing_is_gained(name, kind, block, warps):
 @pytest.mark.parametrize("columns", [16384, 10000])
 def test_computing_again_changes_no_bit(name, columns, rng):
     function = simplify(library_kernel(name, "f16", 16384, 1, columns != 16384))
-    assignment = recompute_after_reductions(assign(function, TARGET, 8), 8)
+    assignment = recompute_after_reductions(assign(function, TARGET, 8, layout_rules(TARGET)), 8)
     written = assignment.function
     verify(written)
     parse_function(str(written))
-    assert str(written).count("nvidia.kept") == 2  # once after each of two reductions
+    assert str(written).count("gpu.kept") == 2  # once after each of two reductions
     results = []
     numbers = {"rows": 2, "columns": columns, "epsilon": 1e-5, "inverse": 1.0 / columns}
     arrays = {array: rng.standard_normal(2 * 16384).astype(np.float16) for array in ARRAYS[name]}
@@ -141,7 +142,7 @@ def multiply_again(x, out, n, N: tl.constexpr):
 def test_kernels_with_loops_are_left_alone():
     types = {"x": "*f16", "out": "*f32", "n": "i32"}
     lowered, _ = built(multiply_again.trace(types, {"N": 32768}), 16)
-    assert "nvidia.resident" not in lowered.assigned.attributes
+    assert "gpu.resident" not in lowered.assigned.attributes
 
 
 @tilewright.jit

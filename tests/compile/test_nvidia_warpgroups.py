@@ -12,11 +12,13 @@ import tilewright
 import tilewright.language as tl
 import tilewright.language.explicit as tx
 from tests.compile.test_nvidia_plain import example, integers, pointers, traced
+from tilewright.targets.gpu.layouts import assign
+from tilewright.targets.gpu.tiles import is_tile, tile_axis
 from tilewright.targets.nvidia.assemble import AssemblyOptions, assemble
-from tilewright.targets.nvidia.layouts import assign
+from tilewright.targets.nvidia.layout_rules import layout_rules
 from tilewright.targets.nvidia.pipeline import lower
 from tilewright.targets.nvidia.target import NvidiaTarget
-from tilewright.targets.nvidia.warpgroup_layout import is_tile, product_of, tile_axis, tile_swizzle
+from tilewright.targets.nvidia.warpgroup_layout import product_of, tile_swizzle
 
 SM90 = NvidiaTarget.named("sm_90a")
 
@@ -141,7 +143,7 @@ def test_an_operand_that_cannot_be_read_is_told():
     ("bf16", 64, 8, (1, 1), (128, 128)), ("bf16", 32, 8, (1, 1), (64, 128)), ("f16", 16, 4, (1, 1), (32, 128)),
 ])  # fmt: skip
 def test_assigned_layouts(kind, depth, warps, axes, swizzles):
-    assignment = assign(matmul(kind, 128, 128, depth), SM90, warps)
+    assignment = assign(matmul(kind, 128, 128, depth), SM90, warps, layout_rules(SM90))
     (dot,) = (operation for operation in assignment.function.walk() if operation.opcode == "dot")
     layouts = [assignment.layouts[value] for value in dot.operands]
     assert all(is_tile(layout) for layout in layouts[:2]) and not is_tile(layouts[2])

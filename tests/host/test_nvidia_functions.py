@@ -13,10 +13,10 @@ import pytest
 from tilewright.runtime.library import load_objects
 from tilewright.targets.cpu.assemble import assemble
 from tilewright.targets.cpu.target import CPUTarget
+from tilewright.targets.gpu.division import divide
+from tilewright.targets.gpu.functions import _trigonometric_far, remainder
+from tilewright.targets.gpu.functions_double import emit_double
 from tilewright.targets.llvm.builder import LLVMBuilder, Module
-from tilewright.targets.nvidia.division import divide
-from tilewright.targets.nvidia.functions import _trigonometric_far, remainder
-from tilewright.targets.nvidia.functions_double import emit_double
 
 C = {"float": ctypes.c_float, "double": ctypes.c_double}
 

@@ -19,20 +19,21 @@ from tilewright.ir.printer import print_function
 from tilewright.ir.verifier import verify
 from tilewright.layout import LinearLayout, Shuffles, wgmma_accumulator
 from tilewright.passes.pipeline import simplify
-from tilewright.targets.nvidia.layouts import CONVERSION_ATTRIBUTE, assign
-from tilewright.targets.nvidia.memory_order import ordering_barriers
+from tilewright.targets.gpu.layouts import CONVERSION_ATTRIBUTE, assign
+from tilewright.targets.gpu.memory_order import ordering_barriers
+from tilewright.targets.gpu.scratch import scratch_sizes
+from tilewright.targets.gpu.shared_memory import allocate
+from tilewright.targets.gpu.transfer import conversion_plan, default_layout, gathered, operand_layout, padded
+from tilewright.targets.nvidia.layout_rules import layout_rules
 from tilewright.targets.nvidia.pipeline import lower
-from tilewright.targets.nvidia.scratch import scratch_sizes
-from tilewright.targets.nvidia.shared_memory import allocate
 from tilewright.targets.nvidia.target import NvidiaTarget
-from tilewright.targets.nvidia.transfer import conversion_plan, default_layout, gathered, operand_layout, padded
 
 TARGET = NvidiaTarget.named("sm_90a")
 
 
 def assigned(kernel, types, constants, warps=4):
     parameters = {name: Parameter(name, 16, True) for name in types}
-    return assign(simplify(kernel.trace(types, constants, parameters)), TARGET, warps)
+    return assign(simplify(kernel.trace(types, constants, parameters)), TARGET, warps, layout_rules(TARGET))
 
 
 def conversions(assignment):
@@ -45,7 +46,7 @@ def test_random_kernels_keep_their_meaning_and_every_operand_is_in_place(warps, 
         seed = int(rng.integers(2**60))
         print(f"kernel seed {seed}")
         function = random_kernel(random.Random(seed), 8, exact=True)
-        assignment = assign(function, TARGET, warps)
+        assignment = assign(function, TARGET, warps, layout_rules(TARGET))
         verify(assignment.function)
         outputs = []
         for kernel in (function, parse_function(print_function(assignment.function))):
@@ -158,7 +159,7 @@ def test_carried_pointers_and_sums_are_laid_out_as_the_load():
 def test_layouts_stand_in_the_text():
     assignment = assigned(transpose, {"x": "*f32", "out": "*f32"}, {"N": 16})
     text = print_function(assignment.function)
-    written = [op.attributes["nvidia.layout"] for op in assignment.function.walk() if "nvidia.layout" in op.attributes]
+    written = [op.attributes["gpu.layout"] for op in assignment.function.walk() if "gpu.layout" in op.attributes]
     assert written and all(str(LinearLayout.parse(layout)) == layout for layout in written)
     assert parse_function(text) is not None
 
@@ -224,7 +225,7 @@ def test_one_exchange_in_a_loop_waits_for_its_readers():
 @pytest.mark.parametrize("warps", [1, 4, 8])
 def test_threads_hold_no_element_outside_a_block(shape: tuple[int, int], warps: int):
     """Where extents are no powers of two, what does not exist is in registers of its own: nobody stores it."""
-    layout = default_layout(shape, 4, warps)
+    layout = default_layout(shape, 4, warps, 32)
     seen = set()
     for register in range(1 << len(layout.bases("register"))):
         places = {layout.apply(register=register, lane=lane, warp=warp) for lane in range(32) for warp in range(warps)}

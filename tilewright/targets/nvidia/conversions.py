@@ -1,8 +1,4 @@
-"""Conversions between element types in registers: the portable ones, and the instructions that GPUs have for some.
-
-Registers hold i1 as i1, integers as iN, float8 and bfloat16 as their bits (i8, i16), the other floats as LLVM's half,
-float and double, pointers as ``ptr addrspace(1)``.  Memory holds i1 as a byte.
-"""
+"""Conversions between element types for which NVIDIA's GPUs have instructions."""
 
 from __future__ import annotations
 
@@ -10,8 +6,7 @@ from collections.abc import Sequence
 
 from tilewright import dtypes
 from tilewright.dtypes import DType
-from tilewright.ir.types import Element, PointerType
-from tilewright.targets.llvm import conversions as portable
+from tilewright.targets.gpu.conversions import Converter
 from tilewright.targets.llvm.builder import LLVMBuilder, LLVMValue
 from tilewright.targets.nvidia.target import NvidiaTarget
 
@@ -19,20 +14,8 @@ _PAIRS = {"float16": ("ff2f16x2", "<2 x half>"), "bfloat16": ("ff2bf16x2", "<2 x
 _FLOAT8_PAIRS = {"float8e4nv": "e4m3x2", "float8e5": "e5m2x2"}
 
 
-def register_type(element: Element) -> str:
-    """The LLVM type of one element in a register."""
-    if isinstance(element, PointerType):
-        return "ptr addrspace(1)"
-    return portable.register_type(element)
-
-
-def memory_type(element: Element) -> str:
-    """The LLVM type of one element in memory."""
-    return "i8" if element == dtypes.int1 else register_type(element)
-
-
-class Converter(portable.Converter):
-    """Conversions of scalars, and of lists of registers where pairs are cheaper (`cast_all`)."""
+class NvidiaConverter(Converter):
+    """Conversions of scalars, and of lists of registers, two and two together where an instruction makes pairs."""
 
     def __init__(self, builder: LLVMBuilder, target: NvidiaTarget) -> None:
         super().__init__(builder)

@@ -2,17 +2,22 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
+from functools import partial
 
 from tilewright import dtypes
 from tilewright.ir.core import Operation, Value
+from tilewright.targets.gpu.dot_scalar import scalar_dot, scalar_dot_bytes
+from tilewright.targets.gpu.exchange import pack, to_bits
+from tilewright.targets.gpu.layouts import Assignment
+from tilewright.targets.gpu.scratch import SIZES, Size
+from tilewright.targets.gpu.tiles import is_tile
 from tilewright.targets.llvm.builder import LLVMValue
 from tilewright.targets.nvidia.dot_layout import Instruction, instruction_of
-from tilewright.targets.nvidia.dot_scalar import scalar_dot
-from tilewright.targets.nvidia.exchange import pack, to_bits
-from tilewright.targets.nvidia.lowering import KernelLowering, Rule
+from tilewright.targets.nvidia.lowering import NvidiaLowering, NvidiaRule
+from tilewright.targets.nvidia.target import NvidiaTarget
 from tilewright.targets.nvidia.warpgroup import warpgroup_dot
-from tilewright.targets.nvidia.warpgroup_layout import is_tile, warpgroup_product
+from tilewright.targets.nvidia.warpgroup_layout import warpgroup_product
 
 Place = tuple[int, int]
 # Of the instruction's accumulators: LLVM's type, the letter in constraints, the type of the sums.
@@ -30,7 +35,7 @@ _TERMS = {
 }
 
 
-def dot(lowering: KernelLowering, operation: Operation) -> None:
+def dot(lowering: NvidiaLowering, operation: Operation) -> None:
     """The rule of `dot`."""
     if is_tile(lowering.layout(operation.operands[1])):
         warpgroup_dot(lowering, operation)
@@ -48,7 +53,16 @@ def dot(lowering: KernelLowering, operation: Operation) -> None:
         _Product(lowering, operation, instruction).run()
 
 
-def held_by_first_thread(lowering: KernelLowering, value: Value) -> dict[Place, int]:
+def scratch_rules(target: NvidiaTarget) -> Mapping[str, Size]:
+    """Scratch by operation: products need that of multiply-adds, where no instruction multiplies."""
+    return {**SIZES, "dot": partial(_dot_bytes, target)}
+
+
+def _dot_bytes(target: NvidiaTarget, assignment: Assignment, operation: Operation) -> int:
+    return 0 if instruction_of(operation, target) is not None else scalar_dot_bytes(assignment, operation)
+
+
+def held_by_first_thread(lowering: NvidiaLowering, value: Value) -> dict[Place, int]:
     """Positions of registers by the coordinates of their element in thread 0."""
     layout = lowering.layout(value)
     held: dict[Place, int] = {}
@@ -59,7 +73,7 @@ def held_by_first_thread(lowering: KernelLowering, value: Value) -> dict[Place, 
 
 
 class _Product:
-    def __init__(self, lowering: KernelLowering, operation: Operation, instruction: Instruction) -> None:
+    def __init__(self, lowering: NvidiaLowering, operation: Operation, instruction: Instruction) -> None:
         self.lowering = lowering
         self.operation = operation
         self.instruction = instruction
@@ -210,4 +224,4 @@ class _Product:
         return result
 
 
-RULES: dict[str, Rule] = {"dot": dot}
+RULES: dict[str, NvidiaRule] = {"dot": dot}

@@ -17,11 +17,11 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from tilewright.ir.core import Function, Operation, Value
+from tilewright.ir.core import Operation
 from tilewright.layout import LinearLayout, mma_accumulator, mma_operand
 from tilewright.layout.distributed import on_threads
-from tilewright.targets.nvidia.target import NvidiaTarget
-from tilewright.targets.nvidia.transfer import LANES, padded
+from tilewright.targets.gpu.transfer import padded
+from tilewright.targets.nvidia.target import WARP_THREADS, NvidiaTarget
 
 _ROWS, _COLUMNS = 16, 8  # of one mma
 _VECTOR_BYTES = 16
@@ -88,25 +88,6 @@ def _by_type(operation: Operation, target: NvidiaTarget) -> Instruction | None:
 # Warps -------------------------------------------------------------------------------------------
 
 
-def chained_products(function: Function) -> frozenset[Operation]:
-    """Products whose result is, after other steps, the first operand of a product; and those."""
-    dots = [operation for operation in function.walk() if operation.opcode == "dot"]
-    found: set[Operation] = set()
-    for operation in dots if len(dots) > 1 else ():
-        seen: set[Value] = set()
-        stack = [operation.operands[0]]
-        while stack:
-            value = stack.pop()
-            source = value.definition
-            if value in seen or source is None or source.regions or source.opcode == "load":
-                continue
-            seen.add(value)
-            if source.opcode == "dot":
-                found |= {operation, source}
-            stack += source.operands
-    return frozenset(found)
-
-
 def warp_grid(rows: int, columns: int, warps: int, chained: bool) -> tuple[int, int]:
     """Warps along the rows and along the columns of a product.
 
@@ -149,7 +130,7 @@ def product_layouts(
         mma_operand((depth, columns), 1, grid, width),
         mma_accumulator((rows, columns), grid),
     ]
-    a, b, accumulator = (on_threads(layout, LANES, warps) for layout in layouts)
+    a, b, accumulator = (on_threads(layout, WARP_THREADS, warps) for layout in layouts)
     return ProductLayouts(a, b, accumulator, width)
 
 
@@ -161,16 +142,3 @@ def widths(operation: Operation, instruction: Instruction, streamed: bool) -> Se
         return [own]
     widest = min(_VECTOR_BYTES // a.dtype.itemsize, a.shape[1] // 8)
     return [own] if widest <= own else [own, widest]
-
-
-def load_of(value: Value) -> Operation | None:
-    """The load of a block that comes from memory as it is."""
-    operation = value.definition
-    while operation is not None and operation.opcode == "permute":
-        operation = operation.operands[0].definition
-    return operation if operation is not None and operation.opcode == "load" else None
-
-
-def loaded(value: Value) -> bool:
-    """Whether a block comes from memory as it is."""
-    return load_of(value) is not None

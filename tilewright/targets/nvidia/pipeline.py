@@ -3,27 +3,30 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from typing import Any
 
 from tilewright.errors import CompilationError
-from tilewright.ir.core import Function, Operation
+from tilewright.ir.core import Function
 from tilewright.ir.explicit import is_explicit
 from tilewright.passes.pipeline import Pass, run_passes, simplify
 from tilewright.passes.uniform_increments import carry_uniform_increments
+from tilewright.targets.gpu.layouts import assign
+from tilewright.targets.gpu.memory_order import ordering_barriers
+from tilewright.targets.gpu.memory_plan import plan_memory
+from tilewright.targets.gpu.pipelining import all_copied
+from tilewright.targets.gpu.recompute import deferred_operations, recompute_after_reductions
+from tilewright.targets.gpu.scratch import exchanging
 from tilewright.targets.llvm.builder import Module
 from tilewright.targets.llvm.symbols import kernel_symbol
+from tilewright.targets.nvidia.dot import scratch_rules
 from tilewright.targets.nvidia.explicit.pipeline import cluster_of, lower_explicit, warps_of
-from tilewright.targets.nvidia.layouts import Assignment, assign
+from tilewright.targets.nvidia.intrinsics import NvidiaIntrinsics
+from tilewright.targets.nvidia.layout_rules import layout_rules
 from tilewright.targets.nvidia.lowered import LoweredKernel
-from tilewright.targets.nvidia.lowering import HEADER, WAIT_ATTRIBUTE, KernelLowering
-from tilewright.targets.nvidia.memory_order import ordering_barriers
+from tilewright.targets.nvidia.lowering import WAIT_ATTRIBUTE, NvidiaLowering
 from tilewright.targets.nvidia.pipelined_loop import pipelined_rule
-from tilewright.targets.nvidia.pipelining import Pipeline, aligned, all_copied, plan_pipelines, streams_of, tile_sizes
-from tilewright.targets.nvidia.recompute import deferred_operations, recompute_after_reductions
 from tilewright.targets.nvidia.rules import RULES
-from tilewright.targets.nvidia.scratch import exchanging, scratch_sizes
-from tilewright.targets.nvidia.shared_memory import Allocation, allocate
 from tilewright.targets.nvidia.target import NvidiaTarget
 
 DEFAULT_STAGES = 3
@@ -58,27 +61,27 @@ def lower(function: Function, target: NvidiaTarget, options: Mapping[str, Any]) 
             "leave cluster= out, or use tilewright.language.explicit"
         )
     # Every block gets registers of threads; what has to change hands is written out as conversions.
-    assignment = assign(function, target, warps, copied=True)
+    assignment = assign(function, target, warps, layout_rules(target), copied=True)
     # Rows that would fill the registers stay as narrow as they were loaded.
     if not options.get("maxnreg"):
         assignment = recompute_after_reductions(assignment, warps)
     # Scratch for what threads hand to each other, tiles of products, and loops that copy theirs ahead.
-    stages = _stages(options)
-    memory = plan_memory(assignment, stages, target.shared_bytes)
+    stages, sizes = _stages(options), scratch_rules(target)
+    memory = plan_memory(assignment, stages, target.shared_bytes, sizes)
     if not all_copied(assignment, memory.loops):
-        assignment = assign(function, target, warps)
-        memory = plan_memory(assignment, stages, target.shared_bytes)
+        assignment = assign(function, target, warps, layout_rules(target))
+        memory = plan_memory(assignment, stages, target.shared_bytes, sizes)
     if memory.size > target.shared_bytes:
-        assignment = assign(function, target, warps, warpgroups=False)
-        memory = plan_memory(assignment, stages, target.shared_bytes)
+        assignment = assign(function, target, warps, layout_rules(target, warpgroups=False))
+        memory = plan_memory(assignment, stages, target.shared_bytes, sizes)
     # Stores of one thread and loads of another stay in the program's order.
     allocation = memory.scratch
     ordered = ordering_barriers(assignment.function, exchanging(assignment, allocation.scratch))
     allocation = replace(allocation, barriers=allocation.barriers | ordered)
     # One rule for each operation.
-    module = Module(header=HEADER)
+    module = Module(header=NvidiaIntrinsics.header)
     fuse = bool(options.get("enable_fp_fusion", True))
-    lowering = KernelLowering(assignment, target, module, symbol, allocation, warps, RULES, fuse=fuse)
+    lowering = NvidiaLowering(assignment, target, module, symbol, allocation, warps, RULES, fuse=fuse)
     if options.get("line_info"):
         lowering.keep_lines()
     lowering.tiles = memory.tiles
@@ -102,34 +105,3 @@ def _stages(options: Mapping[str, Any]) -> int:
     if stages is not None and not (isinstance(stages, int) and stages >= 0):
         raise CompilationError(f"num_stages is 1 or more (0: the compiler's choice), not {stages!r}")
     return stages or DEFAULT_STAGES
-
-
-@dataclass(frozen=True)
-class SharedMemory:
-    """Where everything lies: scratch, then `tiles` of products (by conversion), then the loops' stages from `ring` on.
-
-    The stages of all loops are in one place, for none runs inside another.
-    """
-
-    scratch: Allocation
-    tiles: Mapping[Operation, int]
-    ring: int
-    loops: Mapping[Operation, Pipeline]
-    size: int
-
-
-def plan_memory(assignment: Assignment, stages: int, limit: int) -> SharedMemory:
-    """Shared memory of a kernel; loops copy ahead as far as `limit` bytes allow."""
-    function = assignment.function
-    whole = allocate(function, scratch_sizes(assignment)).size
-    loops = plan_pipelines(assignment, stages, limit - whole)
-    apart = sum(tile_sizes(assignment, loops).values())
-    if apart:
-        loops = plan_pipelines(assignment, stages, limit - whole - apart)
-    scratch = allocate(function, scratch_sizes(assignment, [stream.conversion for stream in streams_of(loops)]))
-    cursor, tiles = aligned(scratch.size), {}
-    for operation, size in tile_sizes(assignment, loops).items():
-        tiles[operation] = cursor
-        cursor += size
-    size = max([cursor if tiles else scratch.size, *(cursor + plan.size for plan in loops.values())])
-    return SharedMemory(scratch, tiles, cursor, loops, size)

@@ -1,98 +1,39 @@
-"""Emits the loops of `pipelining.py`."""
+"""Loops that copy ahead by cp.async; products by warpgroups read the tiles, others by ldmatrix where it fits."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from collections.abc import Sequence
+from typing import cast
 
 from tilewright.ir.core import Operation
 from tilewright.layout import LinearLayout, MatrixAccess, matrix_access
-from tilewright.layout.distributed import INPUTS
+from tilewright.targets.gpu.exchange import unpack
+from tilewright.targets.gpu.lowering import KernelLowering, Rule
+from tilewright.targets.gpu.pipelined_loop import Load, PipelinedLoop, Place
+from tilewright.targets.gpu.pipelining import Pipeline, Stream
+from tilewright.targets.gpu.tiles import is_tile
+from tilewright.targets.gpu.transfer import element_bits
 from tilewright.targets.llvm.builder import LLVMValue
-from tilewright.targets.nvidia.accesses import item_size
-from tilewright.targets.nvidia.conversions import register_type
-from tilewright.targets.nvidia.exchange import from_bits, load_shared, unpack
 from tilewright.targets.nvidia.explicit.barriers import fence_async
-from tilewright.targets.nvidia.layouts import is_copied
-from tilewright.targets.nvidia.lowering import KernelLowering, Rule, grouped
-from tilewright.targets.nvidia.memory import assembly, pieces
-from tilewright.targets.nvidia.pipelining import Pipeline, Stream
-from tilewright.targets.nvidia.transfer import element_bits
+from tilewright.targets.nvidia.intrinsics import assembly
+from tilewright.targets.nvidia.lowering import NvidiaLowering
 from tilewright.targets.nvidia.warpgroup import tile_view
-from tilewright.targets.nvidia.warpgroup_layout import is_tile
 
-Load = Callable[[int], list[LLVMValue]]
-
-_LANE_BITS = 5
-_VECTOR_BYTES = 16
+_LARGEST_COPY = 16  # bytes; copies of this size leave the L1 cache out
 
 
-@dataclass(frozen=True)
-class ThreadPlace:
-    """A byte offset in a tile that depends on the thread, and the bits that it may have."""
+class NvidiaPipelinedLoop(PipelinedLoop):
+    """One loop whose products may be under way from one iteration to the next (`Pipeline.late`)."""
 
-    offset: LLVMValue
-    moving: int
+    lowering: NvidiaLowering
 
-
-class PipelinedLoop:
-    """One loop; `emit` is what stands for the rule of `for`."""
-
-    def __init__(self, lowering: KernelLowering, operation: Operation, plan: Pipeline, base: int) -> None:
-        self.lowering = lowering
-        self.builder = lowering.builder
-        self.operation = operation
-        self.plan = plan
-        self.base = base  # bytes from the start of shared memory to the first stage
-        self.body = operation.regions[0]
-        self.lower, self.upper, self.step = (lowering.scalar(value) for value in operation.operands[:3])
-        self.reading = lowering.i32(0)
-
-    def emit(self) -> None:
-        lowering, builder = self.lowering, self.builder
-        initial = [lowering.registers(value) for value in self.operation.operands[3:]]
-        late = self.plan.late
-        for stream in self.plan.streams:
-            lowering.note(stream.load, f"{stream.load.result.type} is copied {self.plan.stages - 1} iterations ahead")
-        lowering.synchronize()  # the tiles may still be read, by this loop's last run or another loop
-        index, ahead = self.prologue([initial[position] for position in self.plan.carried])
-        if late:
-            self.wait(self.plan.stages - 2)
-        kept = [register for registers in initial for register in registers]
-        state = [*kept, index, *(register for registers in ahead for register in registers), lowering.i32(0)]
-        with builder.loop(self.lower, self.upper, self.step, state, hint="pipeline") as loop:
-            carried = grouped(loop.values[: len(kept)], initial)
-            rest = loop.values[len(kept) :]
-            index, stage = rest[0], rest[-1]
-            ahead = grouped(rest[1:-1], ahead)
-            if not late:
-                self.wait(self.plan.stages - 2)
-                index, ahead = self.copy(self.before(stage), index, ahead)
-            self.reading = self.stage_offset(stage)
-            with lowering.instead(self.replacements()):
-                if late:
-                    following = self.products(loop.index, carried)
-                else:
-                    following = lowering.region(self.body, [[loop.index], *carried])
-            if late:
-                lowering.synchronize()  # nobody reads the stage that is filled next
-                index, ahead = self.copy(self.before(stage), index, ahead)
-                self.wait(self.plan.stages - 2)
-            flat = [register for registers in following for register in registers]
-            flat += [index, *(register for registers in ahead for register in registers), self.after(stage)]
-            loop.next(flat)
-        results = grouped(loop.results[: len(kept)], initial)
-        for value, registers in zip(self.operation.results, results, strict=True):
-            lowering.define(value, registers)
-        if late:
-            lowering.flight.carry({self.operation.results[p]: results[p] for p in self.plan.flying})
-            lowering.land()
-
-    def products(self, index: LLVMValue, carried: Sequence[Sequence[LLVMValue]]) -> list[list[LLVMValue]]:
+    def iteration(self, index: LLVMValue, carried: Sequence[Sequence[LLVMValue]]) -> list[list[LLVMValue]]:
         """The body, with accumulators that are still under way from the iteration before and at the end.
 
         All older products have retired when it ends, so that the stage that they read may be filled.
         """
+        if not self.plan.late:
+            return super().iteration(index, carried)
         lowering, yielded = self.lowering, self.body.terminator.operands
         for value, registers in zip(self.body.arguments, [[index], *carried], strict=True):
             lowering.define(value, registers)
@@ -105,181 +46,53 @@ class PipelinedLoop:
         lowering.flight.clear()
         return [lowering.registers(value) for value in yielded]
 
-    def replacements(self) -> dict[Operation, Rule]:
-        """The loads and what renames their elements emit nothing; conversions read the stage."""
-        rules: dict[Operation, Rule] = {}
-        for stream in self.plan.streams:
-            for operation in (stream.load, *stream.steps):
-                rules[operation] = _nothing
-            rules[stream.conversion] = lambda lowering, operation, stream=stream: self.read(stream)  # type: ignore[misc]
-        return rules
-
-    # Stages --------------------------------------------------------------------------------------
-
-    def stage_offset(self, stage: LLVMValue) -> LLVMValue:
-        start = self.builder.multiply(stage, self.lowering.i32(self.plan.stage_bytes))
-        return self.builder.add(start, self.lowering.i32(self.base))
-
-    def after(self, stage: LLVMValue) -> LLVMValue:
-        return self.wrapped(self.builder.add(stage, 1), self.plan.stages, 0)
-
-    def before(self, stage: LLVMValue) -> LLVMValue:
-        """The stage that was read last, which is filled next."""
-        less = self.builder.emit(f"add {stage}, -1", "i32")
-        return self.wrapped(less, -1, self.plan.stages - 1)
-
-    def wrapped(self, stage: LLVMValue, limit: int, value: int) -> LLVMValue:
-        at_limit = self.builder.compare("eq", stage, limit)
-        return self.builder.select(at_limit, self.lowering.i32(value), stage)
-
-    def wait(self, outstanding: int) -> None:
-        """Until all but so many copies are there, for all threads, none of which reads an older stage any more."""
-        assembly(self.lowering, f"cp.async.wait_group {outstanding};", "", [], [])
-        if self.plan.warpgroups:
-            fence_async(self.builder)
-        self.lowering.synchronize()
+    def finish(self, results: Sequence[Sequence[LLVMValue]]) -> None:
+        if self.plan.late:
+            carried = {self.operation.results[p]: results[p] for p in self.plan.flying}
+            self.lowering.flight.carry(carried)
+            self.lowering.land()
 
     # Copies --------------------------------------------------------------------------------------
 
-    def prologue(self, ahead: Sequence[Sequence[LLVMValue]]) -> tuple[LLVMValue, list[list[LLVMValue]]]:
-        """The copies of the first iterations; index and carried values of the one after them."""
-        index, state = self.lower, [list(registers) for registers in ahead]
-        for stage in range(self.plan.stages - 1):
-            index, state = self.copy(self.lowering.i32(stage), index, state)
-        return index, state
+    def wait(self, outstanding: int) -> None:
+        assembly(self.builder, f"cp.async.wait_group {outstanding};", "", [], [])
+        if self.plan.direct:
+            fence_async(self.builder)
+        self.lowering.synchronize()
 
-    def copy(
-        self, stage: LLVMValue, index: LLVMValue, ahead: Sequence[Sequence[LLVMValue]]
-    ) -> tuple[LLVMValue, list[list[LLVMValue]]]:
-        """Start the copies of the iteration `index` and step on."""
-        lowering, builder = self.lowering, self.builder
-        lowering.define(self.body.arguments[0], [index])
-        for position, registers in zip(self.plan.carried, ahead, strict=True):
-            lowering.define(self.body.arguments[1 + position], registers)
-        for operation in self.plan.slice:
-            lowering.operation(operation)
-        inside = builder.compare("slt", index, self.upper)
-        start = self.stage_offset(stage)
-        for stream in self.plan.streams:
-            self.copy_tile(stream, start, inside)
-        assembly(lowering, "cp.async.commit_group;", "", [], [])
-        yielded = self.body.terminator.operands
-        following = [list(lowering.registers(yielded[position])) for position in self.plan.carried]
-        return builder.binary("add", index, self.step), following
+    def commit(self) -> None:
+        assembly(self.builder, "cp.async.commit_group;", "", [], [])
 
-    def copy_tile(self, stream: Stream, start: LLVMValue, inside: LLVMValue) -> None:
-        lowering, builder = self.lowering, self.builder
-        size = item_size(stream.load)
-        pointer = stream.load.operands[0]
-        layout = lowering.layout(pointer)
-        pointers, numbers = lowering.registers(pointer), lowering.numbers(pointer)
-        places = stream.tile.addresses(layout)
-        thread = self.thread_place(places.bases(INPUTS[1]), places.bases(INPUTS[2]), size)
-        base = builder.add(start, lowering.i32(stream.offset))
-        owner = lowering.both(inside, lowering.first_holder(layout))
-        assert owner is not None
-        for piece in pieces(lowering, stream.load, stream.load.result, once=False):
-            first = piece.positions[0]
-            count = len(piece.positions) * size
-            distance = places.element(register=numbers[first]) * size
-            target, apart = self.place(base, thread, distance)
-            cache = "cg" if count == _VECTOR_BYTES else "ca"
-            to = f"[$0+{apart}]" if apart else "[$0]"
-            text = f"@$2 cp.async.{cache}.shared.global {to}, [$1], {count}"
-            arguments = [lowering.shared_pointer(target), pointers[first], owner]
-            constraints = "r,l,b"
-            if piece.condition is not None:
-                text += ", $3"  # a predicate: zeros in place of what is there
-                constraints += ",b"
-                arguments.append(builder.binary("xor", piece.condition, LLVMValue("i1", "true")))
-            assembly(lowering, f"{text};", constraints, arguments, [])
-
-    # Places --------------------------------------------------------------------------------------
-
-    def thread_place(self, lanes: Sequence[int], warps: Sequence[int], size: int) -> ThreadPlace:
-        """Where in a tile the thread's register 0 is, from the offsets of lane and warp bits in units of `size`."""
-        group = self.lowering.group
-        parts = [[vector * size for vector in vectors] for vectors in (lanes, warps)]
-        moving = 0
-        for vector in (*parts[0], *parts[1]):
-            moving |= vector
-        return ThreadPlace(self.lowering.combine_bits([(group.lane, parts[0]), (group.warp, parts[1])]), moving)
-
-    def moved(self, place: ThreadPlace, part: LLVMValue, numbers: Sequence[int]) -> ThreadPlace:
-        """A place further on by one of the `numbers` for each bit of a part's number."""
-        moving = place.moving
-        for number in numbers:
-            moving |= number
-        distance = self.lowering.combine_bits([(part, numbers)])
-        return ThreadPlace(self.builder.binary("xor", place.offset, distance), moving)
-
-    def place(self, base: LLVMValue, place: ThreadPlace, distance: int) -> tuple[LLVMValue, int]:
-        """A tile's byte `distance` XOR the thread's own: where, and what is to be added; those are bits that no thread
-        has."""
-        mixed, apart = distance & place.moving, distance & ~place.moving
-        start = place.offset
-        if mixed:
-            number = self.lowering.i32(mixed)
-            start = self.lowering.once(
-                ("swizzle", start.text, mixed), lambda: self.builder.binary("xor", place.offset, number)
-            )
-        return self.lowering.once(("place", base.text, start.text), lambda: self.builder.add(base, start)), apart
-
-    def pointer(self, base: LLVMValue, place: ThreadPlace, distance: int) -> LLVMValue:
-        """A pointer to it."""
-        whole, apart = self.place(base, place, distance)
-        return self.lowering.shared_pointer(self.lowering.plus(whole, apart))
+    def start_copy(self, to: Place, source: LLVMValue, count: int, owner: LLVMValue, inside: LLVMValue | None) -> None:
+        target, apart = to
+        cache = "cg" if count == _LARGEST_COPY else "ca"
+        place = f"[$0+{apart}]" if apart else "[$0]"
+        text = f"@$2 cp.async.{cache}.shared.global {place}, [$1], {count}"
+        arguments = [self.lowering.shared_pointer(target), source, owner]
+        constraints = "r,l,b"
+        if inside is not None:
+            text += ", $3"  # a predicate: zeros in place of what is there
+            constraints += ",b"
+            arguments.append(self.builder.binary("xor", inside, LLVMValue("i1", "true")))
+        assembly(self.builder, f"{text};", constraints, arguments, [])
 
     # Reads ---------------------------------------------------------------------------------------
 
-    def read(self, stream: Stream) -> None:
-        """The operand of a product out of this iteration's stage, each part of it when the product comes to it."""
-        lowering = self.lowering
+    def read_whole(self, stream: Stream, layout: LinearLayout, base: LLVMValue) -> None:
         result = stream.conversion.result
-        layout = lowering.layout(result)
-        base = self.builder.add(self.reading, lowering.i32(stream.offset))
         if is_tile(layout):
-            lowering.views[result] = tile_view(base, result.type, layout)
-            return
-        if is_copied(stream.conversion):
-            lowering.reads[result] = lambda axis, length, part: self.read_part(stream, base, axis, length, part)
+            self.lowering.views[result] = tile_view(base, result.type, layout)
             return
         matrices = matrix_access(layout, stream.view, element_bits(result))
         if matrices is not None:
-            load, groups = self.matrices(matrices, base)
+            self.define(stream, *self.matrices(matrices, base))
         else:
-            load, groups = self.vectors(stream, layout, base)
-        self.define(stream, load, groups)
-
-    def read_part(self, stream: Stream, base: LLVMValue, axis: int, length: int, part: LLVMValue) -> None:
-        """The registers of a part of the operand, `length` along an axis; they are numbered as those of part 0."""
-        layout = self.lowering.layout(stream.conversion.result)
-        beyond = [number for number, vector in enumerate(layout.vectors("register")) if vector[axis] >= length]
-        beyond.sort(key=lambda number: layout.vectors("register")[number][axis])
-        self.define(stream, *self.vectors(stream, layout, base, (part, beyond)))
-
-    def define(self, stream: Stream, load: Load, groups: Sequence[tuple[int, ...]]) -> None:
-        """Define an operand whose registers are loaded, a group at once, when somebody asks for one."""
-        lowering = self.lowering
-        result = stream.conversion.result
-        kind = register_type(result.type.element)
-        numbers = lowering.numbers(result)
-        position = {number: group for group, members in enumerate(groups) for number in members}
-        held: dict[int, dict[int, LLVMValue]] = {}
-
-        def register(place: int) -> LLVMValue:
-            group = position[numbers[place]]
-            if group not in held:
-                values = load(group)
-                held[group] = dict(zip(groups[group], values, strict=True))
-            return from_bits(lowering, held[group][numbers[place]], kind)
-
-        lowering.define_later(result, register, len(numbers))
+            super().read_whole(stream, layout, base)
 
     def matrices(self, access: MatrixAccess, base: LLVMValue) -> tuple[Load, list[tuple[int, ...]]]:
         """By ldmatrix: a function that emits instruction number i, and the registers that each gives."""
         lowering = self.lowering
-        thread = self.thread_place(access.threads[:_LANE_BITS], access.threads[_LANE_BITS:], 2)
+        thread = self.thread_place(access.threads[: lowering.lane_bits], access.threads[lowering.lane_bits :], 2)
         suffix = f"x{access.matrices}{'.trans' if access.transposed else ''}"
 
         def load(number: int) -> list[LLVMValue]:
@@ -297,52 +110,13 @@ class PipelinedLoop:
         listed = ", ".join(f"${number}" for number in range(count))
         text = f"ldmatrix.sync.aligned.m8n8.{suffix}.shared.b16 {{{listed}}}, [${count}];"
         constraints = ",".join(["=r"] * count + ["r"])
-        return assembly(self.lowering, text, constraints, [pointer], ["i32"] * count)
-
-    def vectors(
-        self,
-        stream: Stream,
-        layout: LinearLayout,
-        base: LLVMValue,
-        part: tuple[LLVMValue, Sequence[int]] | None = None,
-    ) -> tuple[Load, list[tuple[int, ...]]]:
-        """Neighbours in memory that are neighbours in the thread by one instruction; as `matrices`.
-
-        Of a `part`, a number and the register bits that it stands for.
-        """
-        lowering, bits = self.lowering, element_bits(stream.conversion.result)
-        size = bits // 8
-        places = stream.view.addresses(layout)
-        registers = places.bases("register")
-        width = 1
-        while width * size < _VECTOR_BYTES and width.bit_length() <= len(registers):
-            if registers[width.bit_length() - 1] != width:
-                break
-            width *= 2
-        others = [vector for name in INPUTS[1:] for vector in places.bases(name)]
-        others += registers[width.bit_length() - 1 :]
-        while any(vector % width for vector in others):
-            width //= 2
-        thread = self.thread_place(places.bases(INPUTS[1]), places.bases(INPUTS[2]), size)
-        if part is not None:
-            thread = self.moved(thread, part[0], [registers[bit] * size for bit in part[1]])
-        groups = [tuple(range(first, first + width)) for first in range(0, 1 << len(registers), width)]
-
-        def load(number: int) -> list[LLVMValue]:
-            distance = places.element(register=groups[number][0]) * size
-            return load_shared(lowering, self.pointer(base, thread, distance), f"i{bits}", width)
-
-        return load, groups
-
-
-def _nothing(lowering: KernelLowering, operation: Operation) -> None:
-    """The block is in shared memory only."""
+        return assembly(self.builder, text, constraints, [pointer], ["i32"] * count)
 
 
 def pipelined_rule(plan: Pipeline, base: int) -> Rule:
     """The rule for the loop of a plan, whose tiles begin at byte `base` of shared memory."""
 
     def emit(lowering: KernelLowering, operation: Operation) -> None:
-        PipelinedLoop(lowering, operation, plan, base).emit()
+        NvidiaPipelinedLoop(cast(NvidiaLowering, lowering), operation, plan, base).emit()
 
     return emit

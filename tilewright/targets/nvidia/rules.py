@@ -1,30 +1,13 @@
-"""All rules of the lowering: the union of the modules' tables."""
+"""All rules of the lowering: those of any GPU, and those of NVIDIA's instead of some."""
 
 from __future__ import annotations
 
-from tilewright.targets.nvidia import (
-    atomics,
-    dot,
-    effects,
-    elements,
-    elementwise,
-    lowering,
-    memory,
-    reduce,
-    scan,
-    shape,
-)
-from tilewright.targets.nvidia.lowering import Rule
+from typing import cast
 
-RULES: dict[str, Rule] = {
-    **lowering.RULES,
-    **shape.RULES,
-    **elementwise.RULES,
-    **memory.RULES,
-    **atomics.RULES,
-    **reduce.RULES,
-    **dot.RULES,
-    **scan.RULES,
-    **elements.RULES,
-    **effects.RULES,
-}
+from tilewright.targets.gpu.lowering import Rule
+from tilewright.targets.gpu.rules import RULES as GPU_RULES
+from tilewright.targets.nvidia import dot, inline_assembly, reductions, warpgroup
+
+# Only `NvidiaLowering` runs those of this package.
+_OWN = {**warpgroup.RULES, **reductions.RULES, **dot.RULES, **inline_assembly.RULES}
+RULES: dict[str, Rule] = {**GPU_RULES, **cast(dict[str, Rule], _OWN)}

@@ -19,6 +19,8 @@ from tilewright.ir.core import Function
 from tilewright.targets.base import Binary
 from tilewright.targets.machine import Machine, nvidia_machine
 
+WARP_THREADS = 32
+
 
 @dataclass(frozen=True)
 class NvidiaTarget:
@@ -45,9 +47,10 @@ class NvidiaTarget:
         "wait_at_entry ptxas_options opt_level line_info strict".split()
     )
     triple = "nvptx64-nvidia-cuda"
-    warp_threads = 32
+    warp_threads = WARP_THREADS
     registers_per_multiprocessor = 65536
     registers_per_thread = 255
+    asynchronous_copies = True  # cp.async
     reserved_shared_bytes = 1024  # of a multiprocessor, taken by the driver for every resident CTA
 
     @classmethod

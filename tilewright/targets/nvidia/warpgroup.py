@@ -12,17 +12,18 @@ from tilewright.ir.core import Operation, Value
 from tilewright.ir.rewrite import constant_of
 from tilewright.ir.types import TensorType
 from tilewright.layout import LinearLayout
+from tilewright.targets.gpu.exchange import pack, to_bits
+from tilewright.targets.gpu.layouts import CONVERSION_ATTRIBUTE
+from tilewright.targets.gpu.shape import permute
+from tilewright.targets.gpu.tiles import is_tile, tile_axis
 from tilewright.targets.llvm.builder import LLVMValue
-from tilewright.targets.nvidia.exchange import pack, to_bits
 from tilewright.targets.nvidia.explicit import access, ptx, views, wgmma
 from tilewright.targets.nvidia.explicit.barriers import fence_async
-from tilewright.targets.nvidia.lowering import KernelLowering
+from tilewright.targets.nvidia.lowering import NvidiaLowering, NvidiaRule
 from tilewright.targets.nvidia.warpgroup_layout import (
     ROWS,
     WarpgroupProduct,
-    is_tile,
     product_of,
-    tile_axis,
     tile_swizzle,
 )
 
@@ -41,7 +42,7 @@ def tile_view(start: LLVMValue, kind: TensorType, layout: LinearLayout) -> views
     return views.whole(start, kind.shape[::-1], dtype, swizzle).transpose()
 
 
-def store_tile(lowering: KernelLowering, operation: Operation) -> None:
+def store_tile(lowering: NvidiaLowering, operation: Operation) -> None:
     """Copy a block to its tile, when all have read what was there before."""
     (block,), result = operation.operands, operation.result
     builder = lowering.builder
@@ -58,10 +59,18 @@ def store_tile(lowering: KernelLowering, operation: Operation) -> None:
     lowering.note(operation, f"{block.type} is stored to shared memory for a product")
 
 
+def _permute(lowering: NvidiaLowering, operation: Operation) -> None:
+    """The rule of `permute`, which conversions are: to tiles, too."""
+    if CONVERSION_ATTRIBUTE in operation.attributes and is_tile(lowering.layout(operation.result)):
+        store_tile(lowering, operation)
+    else:
+        permute(lowering, operation)
+
+
 # Products ----------------------------------------------------------------------------------------
 
 
-def warpgroup_dot(lowering: KernelLowering, operation: Operation) -> None:
+def warpgroup_dot(lowering: NvidiaLowering, operation: Operation) -> None:
     """The rule of `dot` where the right operand is a tile."""
     a, b, accumulator = operation.operands
     product = product_of(lowering.layout(operation.result))
@@ -82,13 +91,13 @@ def warpgroup_dot(lowering: KernelLowering, operation: Operation) -> None:
         lowering.define(operation.result, lowering.converter.cast_all(numbers, own, dtype))
 
 
-def _only_use(lowering: KernelLowering, value: Value) -> bool:
+def _only_use(lowering: NvidiaLowering, value: Value) -> bool:
     uses = sum(1 for operation in lowering.function.walk() for operand in operation.operands if operand is value)
     return uses == 1
 
 
 def _multiply(
-    lowering: KernelLowering, product: WarpgroupProduct, a: Value, b: Value, sums: Sequence[LLVMValue] | None
+    lowering: NvidiaLowering, product: WarpgroupProduct, a: Value, b: Value, sums: Sequence[LLVMValue] | None
 ) -> tuple[list[LLVMValue], list[LLVMValue]]:
     """The results, and the registers that are being read."""
     builder = lowering.builder
@@ -110,7 +119,7 @@ def _multiply(
     return wgmma.multiply(builder, instruction, left, views.operand(builder, tile, False), sums), held
 
 
-def _group_place(lowering: KernelLowering, product: WarpgroupProduct) -> tuple[LLVMValue, LLVMValue]:
+def _group_place(lowering: NvidiaLowering, product: WarpgroupProduct) -> tuple[LLVMValue, LLVMValue]:
     """This warpgroup's number along the rows and along the columns, the same in all lanes."""
     builder, zero = lowering.builder, lowering.i32(0)
     rows, columns = product.grid
@@ -125,10 +134,13 @@ def _group_place(lowering: KernelLowering, product: WarpgroupProduct) -> tuple[L
     return row, column
 
 
-def _in_registers(lowering: KernelLowering, a: Value, slices: int) -> wgmma.RegisterOperand:
+def _in_registers(lowering: NvidiaLowering, a: Value, slices: int) -> wgmma.RegisterOperand:
     """A from a block in the operand's layout, whose registers are in the order of the instructions."""
     bits = [to_bits(lowering, register) for register in lowering.registers(a)]
     words = [pack(lowering, bits[first : first + 2], 32) for first in range(0, len(bits), 2)]
     depth = len(words) // (slices * _WORDS)
     steps = [tuple(words[start : start + _WORDS]) for start in range(0, len(words), _WORDS)]
     return wgmma.RegisterOperand(tuple(tuple(steps[part * depth : (part + 1) * depth]) for part in range(slices)))
+
+
+RULES: dict[str, NvidiaRule] = {"permute": _permute}

@@ -14,9 +14,10 @@ from math import prod
 from tilewright.ir.core import Operation, Value
 from tilewright.layout import LinearLayout, SharedExchange, nvmma, wgmma_accumulator, wgmma_operand
 from tilewright.layout.distributed import on_threads
+from tilewright.targets.gpu.tiles import OFFSET, tile_axis
+from tilewright.targets.gpu.transfer import conversion_plan, element_bits
 from tilewright.targets.nvidia.dot_layout import instruction_of
-from tilewright.targets.nvidia.target import NvidiaTarget
-from tilewright.targets.nvidia.transfer import LANES, conversion_plan, element_bits
+from tilewright.targets.nvidia.target import WARP_THREADS, NvidiaTarget
 
 WARPS = 4  # of a warpgroup
 ROWS = 64  # of one instruction
@@ -24,7 +25,6 @@ _COLUMNS = 256  # of one instruction at most
 _LEAST_COLUMNS = 32  # of a warpgroup, that pay for reading A from shared memory
 _MOST_REGISTERS = 192  # of an accumulator in one thread
 _STEP_BYTES = 32  # of k in one instruction
-_OFFSET = "offset"
 _ELEMENTS = ("float16", "bfloat16", "float8e4nv", "float8e5", "int8", "uint8")
 
 
@@ -44,7 +44,7 @@ class WarpgroupProduct:
     def accumulator(self) -> LinearLayout:
         shape = (self.rows, self.columns * self.grid[1])
         warps = WARPS * prod(self.grid)
-        return on_threads(wgmma_accumulator(shape, self.columns, self.grid), LANES, warps)
+        return on_threads(wgmma_accumulator(shape, self.columns, self.grid), WARP_THREADS, warps)
 
 
 def warpgroup_product(operation: Operation, target: NvidiaTarget, warps: int, chained: bool) -> WarpgroupProduct | None:
@@ -68,7 +68,7 @@ def warpgroup_product(operation: Operation, target: NvidiaTarget, warps: int, ch
     share = columns // along_columns
     if not _LEAST_COLUMNS <= share <= _COLUMNS or (chained and along_columns > 1):
         return None
-    if rows * columns // (LANES * warps) > _MOST_REGISTERS:
+    if rows * columns // (WARP_THREADS * warps) > _MOST_REGISTERS:
         return None
     return WarpgroupProduct(rows, (along_rows, along_columns), share)
 
@@ -102,7 +102,7 @@ def _in_registers(a: Value, product: WarpgroupProduct, home: LinearLayout) -> Li
     """The layout of an A in registers, where a 16-bit block gets into it without shared memory."""
     if a.type.dtype.bits != 16:
         return None
-    wanted = on_threads(wgmma_operand(a.type.shape, 2, product.grid), LANES, WARPS * prod(product.grid))
+    wanted = on_threads(wgmma_operand(a.type.shape, 2, product.grid), WARP_THREADS, WARPS * prod(product.grid))
     plan = conversion_plan(home, wanted, element_bits(a))
     return None if isinstance(plan, SharedExchange) else wanted
 
@@ -129,22 +129,11 @@ def tile_layout(shape: tuple[int, ...], bits: int, contiguous: int, row_bytes: i
     return nvmma(shape, bits, min(128, row_bytes), contiguous).linear
 
 
-def is_tile(layout: LinearLayout) -> bool:
-    """Whether a layout is one in shared memory."""
-    return layout.input_names == (_OFFSET,)
-
-
-def tile_axis(layout: LinearLayout) -> int:
-    """The axis along which a tile runs."""
-    first = layout.vectors(_OFFSET)[0]
-    return next(axis for axis, step in enumerate(first) if step)
-
-
 def tile_swizzle(layout: LinearLayout, itemsize: int) -> int:
     """Bytes of a row of a tile's panels."""
     axis = tile_axis(layout)
     within = 0
-    for vector in layout.vectors(_OFFSET):
+    for vector in layout.vectors(OFFSET):
         if vector[1 - axis]:
             break
         within += 1

@@ -11,10 +11,10 @@ from dataclasses import dataclass, field
 
 from tilewright.ir.core import Function, Operation, Region
 from tilewright.ir.types import SharedType
+from tilewright.targets.gpu.shared_memory import ALIGNMENT, Allocation, allocate
 from tilewright.targets.nvidia.explicit import roles
 from tilewright.targets.nvidia.explicit.barriers import BARRIER_BYTES
 from tilewright.targets.nvidia.explicit.views import tile_bytes
-from tilewright.targets.nvidia.shared_memory import ALIGNMENT, Allocation, allocate
 
 _SWIZZLED_ALIGNMENT = 1024  # the pattern of a swizzle begins at such addresses
 _TILE_ALIGNMENT = 128  # what TMA wants

@@ -3,18 +3,15 @@
 from __future__ import annotations
 
 from math import prod
-from typing import TYPE_CHECKING
 
 from tilewright.errors import CompilationError
 from tilewright.ir.core import Operation
 from tilewright.ir.types import PendingType, SharedType
 from tilewright.layout import LinearLayout, wgmma_accumulator, wgmma_operand
 from tilewright.layout.distributed import next_power_of_two
+from tilewright.targets.gpu.assigner import Assigner, Rule
+from tilewright.targets.gpu.transfer import blocked_layout
 from tilewright.targets.nvidia.explicit import roles
-from tilewright.targets.nvidia.transfer import blocked_layout
-
-if TYPE_CHECKING:
-    from tilewright.targets.nvidia.layouts import Assigner, Rule
 
 _VECTOR = 16  # bytes of the widest load
 
@@ -61,10 +58,10 @@ def _load(assigner: Assigner, operation: Operation) -> None:
     """In the layout of what it is combined with; from another CTA, which takes long, in the fewest instructions."""
     tile, result = operation.operands[0].type.handle, operation.result
     assert isinstance(tile, SharedType)
-    shape, each = result.type.shape, prod(result.type.shape) // (32 * assigner.warps)
+    shape, each = result.type.shape, prod(result.type.shape) // (assigner.lanes * assigner.warps)
     if tile.remote and len(shape) == 2 and each and all(extent & (extent - 1) == 0 for extent in shape):
         vector = min(each, shape[1], _VECTOR // result.type.element.itemsize)
-        assigner.anchor(result, blocked_layout(shape, 1, vector, assigner.warps))
+        assigner.anchor(result, blocked_layout(shape, 1, vector, assigner.warps, assigner.lanes))
     else:
         assigner.open[result] = None
 

@@ -1,4 +1,4 @@
-"""Lowers explicit kernels: what `KernelLowering` does, and what it knows beside the registers of values."""
+"""Lowers explicit kernels: what `NvidiaLowering` does, and what it knows beside the registers of values."""
 
 from __future__ import annotations
 
@@ -9,20 +9,21 @@ from tilewright.ir.core import Operation, Parameter, Region, Value
 from tilewright.ir.explicit import is_explicit
 from tilewright.ir.ops import is_pure
 from tilewright.ir.types import SharedType, TensorMapType
+from tilewright.targets.gpu.layouts import Assignment
+from tilewright.targets.gpu.lowering import Rule
 from tilewright.targets.llvm.builder import LLVMValue, Module
-from tilewright.targets.nvidia.explicit import access, entry
+from tilewright.targets.nvidia.explicit import access, barriers, entry
 from tilewright.targets.nvidia.explicit.allocation import ExplicitAllocation
 from tilewright.targets.nvidia.explicit.views import View, whole
-from tilewright.targets.nvidia.layouts import Assignment
-from tilewright.targets.nvidia.lowering import KernelLowering, Rule
-from tilewright.targets.nvidia.target import NvidiaTarget
+from tilewright.targets.nvidia.lowering import NvidiaLowering
+from tilewright.targets.nvidia.target import WARP_THREADS, NvidiaTarget
 
 # What one thread of a group does: neighbours of them share a branch.
 LEADERS = frozenset("barrier_expect tma_load tma_store tma_commit tma_wait prefetch tma_prefetch".split())
 FIRST_BARRIER = 8  # hardware barriers of roles; 1 to 7 are the author's
 
 
-class ExplicitLowering(KernelLowering):
+class ExplicitLowering(NvidiaLowering):
     """The lowering of a kernel with explicit operations.
 
     `panels` are the bytes between the panels of tiles, `held` the registers that pending products read still, `places`
@@ -105,6 +106,13 @@ class ExplicitLowering(KernelLowering):
     def threads(self) -> access.Threads:
         """What addresses are computed from."""
         return access.Threads(self.group.lane, self.group.warp)
+
+    def synchronize(self) -> None:
+        """Among the threads of a role by the hardware barrier that is its own."""
+        if self.group.elected or self.group.warps == 1 or self.group.barrier is None:
+            super().synchronize()
+        else:
+            barriers.named_sync(self.builder, self.group.barrier, WARP_THREADS * self.group.warps)
 
     @contextmanager
     def leader(self, operation: Operation) -> Iterator[None]:

@@ -12,17 +12,20 @@ from tilewright.ir.diagnostics import explicit_error
 from tilewright.ir.explicit import is_explicit
 from tilewright.ir.types import TensorMapType
 from tilewright.passes.hazards import check_hazards
+from tilewright.targets.gpu.layouts import assign
+from tilewright.targets.gpu.lowering import Rule
+from tilewright.targets.gpu.scratch import scratch_sizes
 from tilewright.targets.llvm.builder import Module
+from tilewright.targets.nvidia.dot import scratch_rules
 from tilewright.targets.nvidia.explicit import rules_products, rules_roles, rules_shared
 from tilewright.targets.nvidia.explicit.allocation import allocate_explicit
 from tilewright.targets.nvidia.explicit.localize import localize
 from tilewright.targets.nvidia.explicit.lowering import ExplicitLowering
 from tilewright.targets.nvidia.explicit.roles import table
-from tilewright.targets.nvidia.layouts import assign
+from tilewright.targets.nvidia.intrinsics import NvidiaIntrinsics
+from tilewright.targets.nvidia.layout_rules import layout_rules
 from tilewright.targets.nvidia.lowered import LoweredKernel, TensorMapUse
-from tilewright.targets.nvidia.lowering import HEADER, Rule
 from tilewright.targets.nvidia.rules import RULES as PLAIN_RULES
-from tilewright.targets.nvidia.scratch import scratch_sizes
 from tilewright.targets.nvidia.target import NvidiaTarget
 
 # Only `ExplicitLowering` runs those of this package.
@@ -51,11 +54,13 @@ def lower_explicit(function: Function, target: NvidiaTarget, symbol: str, option
     # Threads of a role are numbered anew: blocks from outside are computed again.
     function = localize(function)
     # Every block gets registers of its role's threads; products say where theirs are.
-    assignment = assign(function, target, warps, warpgroups=False)  # shared memory is the author's
+    assignment = assign(
+        function, target, warps, layout_rules(target, warpgroups=False)
+    )  # shared memory is the author's
     # Tiles and barriers live as long as the kernel; scratch comes behind them.
-    allocation = allocate_explicit(assignment.function, scratch_sizes(assignment))
+    allocation = allocate_explicit(assignment.function, scratch_sizes(assignment, scratch_rules(target)))
     # One rule for each operation.
-    module = Module(header=HEADER)
+    module = Module(header=NvidiaIntrinsics.header)
     cluster = cluster_of(function, options)
     fuse = bool(options.get("enable_fp_fusion", True))
     lowering = ExplicitLowering(assignment, target, module, symbol, allocation, warps, RULES, cluster, fuse=fuse)

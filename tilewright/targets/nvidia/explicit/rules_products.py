@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from tilewright.ir.core import Operation, Value
 from tilewright.ir.types import PendingType, SharedType
+from tilewright.targets.gpu.conversions import register_type
 from tilewright.targets.llvm.builder import LLVMValue
-from tilewright.targets.nvidia.conversions import register_type
 from tilewright.targets.nvidia.explicit import access, ptx, views, wgmma
 from tilewright.targets.nvidia.explicit.lowering import ExplicitLowering, ExplicitRule
 

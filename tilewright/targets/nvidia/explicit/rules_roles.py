@@ -6,12 +6,13 @@ from dataclasses import replace
 
 from tilewright.errors import CompilationError
 from tilewright.ir.core import Operation, Region
+from tilewright.targets.gpu.lowering import ThreadGroup
 from tilewright.targets.llvm.builder import LLVMValue
 from tilewright.targets.nvidia.explicit import barriers, cluster, ptx, roles
 from tilewright.targets.nvidia.explicit.lowering import FIRST_BARRIER, ExplicitLowering, ExplicitRule
 from tilewright.targets.nvidia.explicit.ptx import offset
 from tilewright.targets.nvidia.explicit.views import scaled
-from tilewright.targets.nvidia.lowering import ThreadGroup
+from tilewright.targets.nvidia.target import WARP_THREADS
 
 _HARDWARE_BARRIERS = 16  # of a CTA
 
@@ -116,7 +117,7 @@ def _roles(lowering: ExplicitLowering, operation: Operation) -> None:
     builder = lowering.builder
     table = roles.table(operation)
     unit = 4 if all(role.warps % 4 == 0 for role in table) else 1
-    shift = builder.integer(4 + unit.bit_length(), "i32")
+    shift = builder.integer(lowering.lane_bits + unit.bit_length() - 1, "i32")
     number = ptx.uniform(builder, builder.binary("lshr", lowering.group.thread, shift))
     ends = lowering.function.region.operations[-2] is operation
     after = builder.new_block("roles.end")
@@ -170,13 +171,13 @@ def _role(
 
 def _group(lowering: ExplicitLowering, role: roles.Role, copy: LLVMValue) -> ThreadGroup:
     """The threads of a role's copy, counted from its first."""
-    builder, threads = lowering.builder, 32 * role.warps
-    if threads & (threads - 1) or 32 * role.first % threads:
-        begin = builder.add(scaled(builder, copy, threads), 32 * role.first)
+    builder, threads = lowering.builder, WARP_THREADS * role.warps
+    if threads & (threads - 1) or WARP_THREADS * role.first % threads:
+        begin = builder.add(scaled(builder, copy, threads), WARP_THREADS * role.first)
         thread = builder.subtract(lowering.group.thread, begin)
     else:
         thread = builder.binary("and", lowering.group.thread, lowering.i32(threads - 1))
-    warp = builder.binary("lshr", thread, lowering.i32(5))
+    warp = builder.binary("lshr", thread, lowering.i32(lowering.lane_bits))
     return ThreadGroup(
         warps=role.warps,
         thread=thread,
@@ -189,10 +190,10 @@ def _group(lowering: ExplicitLowering, role: roles.Role, copy: LLVMValue) -> Thr
     )
 
 
-def _hardware_barrier(lowering: ExplicitLowering, role: roles.Role, copy: LLVMValue) -> LLVMValue:
-    """One of the compiler's hardware barriers for each copy of more than one warp."""
+def _hardware_barrier(lowering: ExplicitLowering, role: roles.Role, copy: LLVMValue) -> LLVMValue | None:
+    """One of the compiler's hardware barriers for each copy of more than one warp; others need none."""
     if role.elected or role.warps == 1:
-        return lowering.i32(0)
+        return None
     first = lowering.next_barrier
     lowering.next_barrier += role.copies
     if lowering.next_barrier > _HARDWARE_BARRIERS:

@@ -8,14 +8,14 @@ from itertools import product
 
 from tilewright.ir.core import Operation, Value
 from tilewright.ir.types import SharedType, TensorMapType
+from tilewright.targets.gpu.conversions import register_type
+from tilewright.targets.gpu.lowering import unsupported
 from tilewright.targets.llvm.builder import LLVMValue
-from tilewright.targets.nvidia.conversions import register_type
 from tilewright.targets.nvidia.explicit import access, tma
 from tilewright.targets.nvidia.explicit.lowering import ExplicitLowering, ExplicitRule
 from tilewright.targets.nvidia.explicit.ptx import offset
 from tilewright.targets.nvidia.explicit.views import View, tile_bytes, whole
 from tilewright.targets.nvidia.lowered import TensorMapUse
-from tilewright.targets.nvidia.lowering import unsupported
 
 _GREATEST_BOX = 256  # elements of a box along one axis
 _L2_PROMOTION = 256
@@ -64,7 +64,7 @@ def _planned(lowering: ExplicitLowering, operation: Operation, block: Value, vie
     shape = block.type.shape
     if len(shape) > 2 and (view.transposed or any(extent & (extent - 1) for extent in shape[1:-1])):
         reason = "of a tile of more axes than two all but the first and the last are powers of two, and none is swapped"
-        raise unsupported(operation, reason)
+        raise unsupported(lowering, operation, reason)
     return access.plan(lowering.layout(block), shape, view, stored)
 
 
@@ -73,7 +73,9 @@ def _load(lowering: ExplicitLowering, operation: Operation) -> None:
     result, view = operation.result, lowering.view(operation.operands[0])
     chosen = _planned(lowering, operation, result, view, stored=False)
     if view.peer is not None and len(chosen.moves[0].registers) * view.element.itemsize < _WORD:
-        raise unsupported(operation, "threads read other CTAs' memory in words of 4 bytes, and want single elements")
+        raise unsupported(
+            lowering, operation, "threads read other CTAs' memory in words of 4 bytes, and want single elements"
+        )
     element = register_type(result.type.element)
     values = access.load(lowering.builder, chosen, view, lowering.threads, element)
     lowering.define(result, [values[number] for number in lowering.numbers(result)])
@@ -148,6 +150,7 @@ def _use_map(
     elif known != use:
         name = lowering.function.parameters[parameter].name
         raise unsupported(
+            lowering,
             operation,
             f"the descriptor '{name}' is used with tiles that lie differently in memory (boxes of {known.box} with "
             f"swizzle {known.swizzle}, and of {use.box} with {use.swizzle}); pass the tensor twice, as two descriptors",

@@ -5,9 +5,9 @@ of one run are computed once.  Sums of indices keep apart what all registers of 
 (`KernelLowering.affine`), so that a block of pointers is one address and constant distances.
 
 Floats narrower than float32 are computed in float32 and rounded after every operation, as the op table says.  Sums and
-products of float16, and of bfloat16 from sm_90 on, are done two at a time by instructions of their own, which give the
-same: float32 has more than twice their digits, so that rounding twice is rounding once (Figueroa, "When is double
-rounding innocuous?", SIGNUM Newsletter 1995).
+products of float16, and of bfloat16 where the GPU has them, are done two at a time by instructions of their own, with
+equal results: float32 has more than twice their digits, so that rounding twice is rounding once (Figueroa, "When is
+double rounding innocuous?", SIGNUM Newsletter 1995).
 """
 
 from __future__ import annotations
@@ -19,12 +19,12 @@ from tilewright.dtypes import DType
 from tilewright.ir.core import Operation, Value
 from tilewright.ir.ops import ELEMENTWISE
 from tilewright.ir.types import PointerType
+from tilewright.targets.gpu.conversions import register_type
+from tilewright.targets.gpu.division import divide, is_common_division
+from tilewright.targets.gpu.exchange import from_bits, pack, to_bits, unpack
+from tilewright.targets.gpu.functions import emit_function
+from tilewright.targets.gpu.lowering import KernelLowering, Rule, unsupported
 from tilewright.targets.llvm.builder import LLVMValue
-from tilewright.targets.nvidia.conversions import register_type
-from tilewright.targets.nvidia.division import divide, is_common_division
-from tilewright.targets.nvidia.exchange import from_bits, pack, to_bits, unpack
-from tilewright.targets.nvidia.functions import emit_function
-from tilewright.targets.nvidia.lowering import KernelLowering, Rule, unsupported
 
 _FLOAT_BINARY = {"add": "fadd", "subtract": "fsub", "multiply": "fmul", "divide": "fdiv"}
 _INTEGER_BINARY = {
@@ -170,7 +170,7 @@ def _float(lowering: KernelLowering, operation: Operation, operands: Sequence[LL
     elif opcode in _FUNCTIONS:
         result = emit_function(lowering, operation, wide)
     else:
-        raise unsupported(operation, f"'{opcode}' is not defined on floats")
+        raise unsupported(lowering, operation, f"'{opcode}' is not defined on floats")
     return converter.narrow(result, dtype)
 
 
@@ -194,7 +194,7 @@ def _pair_type(lowering: KernelLowering, operation: Operation) -> str | None:
     dtype = operation.result.type.element
     if dtype == dtypes.float16:
         return "<2 x half>"
-    return "<2 x bfloat>" if dtype == dtypes.bfloat16 and lowering.target.sm >= 90 else None
+    return "<2 x bfloat>" if dtype == dtypes.bfloat16 and lowering.target.bfloat16_arithmetic else None
 
 
 def _in_pairs(
@@ -245,7 +245,7 @@ def _integer(lowering: KernelLowering, operation: Operation, operands: Sequence[
         return _integer_extremum(lowering, opcode, operands, dtype)
     if opcode in ("divide", "remainder"):
         return _division(lowering, opcode, operands, dtype)
-    raise unsupported(operation, f"'{opcode}' is not defined on integers")
+    raise unsupported(lowering, operation, f"'{opcode}' is not defined on integers")
 
 
 def _parts(lowering: KernelLowering, register: LLVMValue) -> tuple[LLVMValue | None, int]:

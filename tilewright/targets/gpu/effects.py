@@ -1,7 +1,7 @@
 """Assertions, prints and barriers.
 
-A print is a line for each element (`ir.print_lines`) through the driver's buffer; a failed assertion stops the kernel
-with the driver's message, which names the place.
+A print is a line for each element (`ir.print_lines`); a failed assertion stops the kernel with a message that names the
+place.
 """
 
 from __future__ import annotations
@@ -10,10 +10,10 @@ import os
 
 from tilewright.ir.core import Operation, Value
 from tilewright.ir.print_lines import line_format
+from tilewright.targets.gpu.lowering import KernelLowering, Rule
+from tilewright.targets.gpu.relocate import position
 from tilewright.targets.llvm.builder import LLVMValue
 from tilewright.targets.llvm.conversions import positive_nan
-from tilewright.targets.nvidia.lowering import KernelLowering, Rule
-from tilewright.targets.nvidia.relocate import position
 
 
 def _barrier(lowering: KernelLowering, operation: Operation) -> None:
@@ -21,7 +21,7 @@ def _barrier(lowering: KernelLowering, operation: Operation) -> None:
 
 
 def _assert(lowering: KernelLowering, operation: Operation) -> None:
-    """Every thread looks at its elements; the driver's `__assertfail` ends the kernel."""
+    """Every thread looks at its elements; one of those that failed ends the kernel."""
     (condition,), builder = operation.operands, lowering.builder
     held: LLVMValue | None = None
     for place, register in enumerate(lowering.registers(condition)):
@@ -40,9 +40,7 @@ def _assert(lowering: KernelLowering, operation: Operation) -> None:
         where.function if where and where.function else lowering.function.name,
     ]
     message, file, name = (lowering.module.string(text) for text in texts)
-    arguments = [message, file, lowering.i32(where.line if where else 0), name, LLVMValue("i64", "1")]
-    builder.call("__assertfail", "void", arguments, attributes="noreturn")
-    builder.unreachable()
+    lowering.intrinsics.stop(builder, message, file, where.line if where else 0, name)
     builder.start(passed)
 
 
@@ -55,7 +53,7 @@ def _outside(lowering: KernelLowering, value: Value, place: int) -> LLVMValue | 
 
 
 def _print(lowering: KernelLowering, operation: Operation) -> None:
-    programs = [lowering.special_register(f"ctaid.{axis}") for axis in "xyz"]
+    programs = [lowering.intrinsics.program_id(lowering.builder, axis) for axis in range(3)]
     if not operation.operands:
         with lowering.builder.when(lowering.builder.compare("eq", lowering.group.thread, 0), hint="print"):
             _line(lowering, line_format(operation, None), programs)
@@ -101,18 +99,7 @@ def _widened(lowering: KernelLowering, value: Value, register: LLVMValue, bits: 
 
 
 def _line(lowering: KernelLowering, text: str, values: list[LLVMValue]) -> None:
-    """One call of vprintf, whose arguments lie in a structure on the thread's stack."""
-    builder = lowering.builder
-    offsets, size = [], 0
-    for value in values:
-        width = 4 if value.type == "i32" else 8
-        size = -(-size // width) * width
-        offsets.append(size)
-        size += width
-    area = builder.alloca("i8", -(-size // 8) * 8, 8)
-    for value, offset in zip(values, offsets, strict=True):
-        builder.store(value, builder.gep(area, offset, "i8"), 4 if value.type == "i32" else 8)
-    builder.call("vprintf", "i32", [lowering.module.string(text), area])
+    lowering.intrinsics.print(lowering.builder, lowering.module.string(text), values)
 
 
 RULES: dict[str, Rule] = {"barrier": _barrier, "assert": _assert, "print": _print}

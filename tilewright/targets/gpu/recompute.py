@@ -12,8 +12,8 @@ blocks again from the numbers that were loaded:
     store(powers / total)               again = keep(kept); store(exp(cast(again) - top) / total)
 
 The results are the same to the last bit.  `keep` is a `permute` that changes no order and has the attribute
-`nvidia.kept`: the numbers are combined with a zero that neither LLVM nor ptxas knows to be one, lest they make one
-computation of the two again.
+`gpu.kept`: the numbers are combined with a zero that no compiler knows to be one, lest it make one computation of the
+two again.
 """
 
 from __future__ import annotations
@@ -25,11 +25,11 @@ from tilewright.ir.ops import ELEMENTWISE
 from tilewright.ir.rewrite import Rebuilder
 from tilewright.layout import LinearLayout
 from tilewright.passes.axis_info import analyze_axes
-from tilewright.targets.nvidia.layouts import LAYOUT_ATTRIBUTE, Assignment
-from tilewright.targets.nvidia.lowering import KEPT_ATTRIBUTE, RESIDENT_ATTRIBUTE, cached_live_registers
-from tilewright.targets.nvidia.memory_order import undisturbed_loads
+from tilewright.targets.gpu.layouts import LAYOUT_ATTRIBUTE, Assignment
+from tilewright.targets.gpu.lowering import KEPT_ATTRIBUTE, RESIDENT_ATTRIBUTE, cached_live_registers
+from tilewright.targets.gpu.memory_order import undisturbed_loads
+from tilewright.targets.gpu.target import GPUTarget
 
-_REGISTER_FILE = 65536
 _OTHER_REGISTERS = 32  # of a thread, for what is no block: addresses, partial results, what is being computed
 _ENOUGH = 4  # CTAs of a multiprocessor, of which some load while others compute
 _HEAVY = frozenset("exp exp2 log2 rsqrt".split())
@@ -53,14 +53,14 @@ class _Chain:
 def recompute_after_reductions(assignment: Assignment, warps: int) -> Assignment:
     """The assignment with blocks computed again after reductions, if more CTAs fit a multiprocessor then.
 
-    The function notes in `nvidia.resident` for how many CTAs it was written; it is the one given where there is nothing
+    The function notes in `gpu.resident` for how many CTAs it was written; it is the one given where there is nothing
     to gain, and in kernels with loops or products.
     """
     if not all(operation.opcode in _KNOWN for operation in assignment.function.walk()):
         return assignment
     blocks = _Blocks(assignment)
     before, after = blocks.pressure(again=False), blocks.pressure(again=True)
-    fitting, possible = _resident(before, warps), _resident(after, warps)
+    fitting, possible = (_resident(assignment.target, words, warps) for words in (before, after))
     if not blocks.reductions or fitting >= _ENOUGH or possible <= fitting:
         return assignment
     writer = _Writer(blocks)
@@ -100,9 +100,9 @@ def _is_number(value: Value) -> bool:
     return value.type.dtype.is_float or (value.definition is not None and value.definition.opcode == "load")
 
 
-def _resident(words: int, warps: int) -> int:
+def _resident(target: GPUTarget, words: int, warps: int) -> int:
     """CTAs whose threads hold so many 32-bit words of blocks."""
-    return _REGISTER_FILE // (32 * warps * (words + _OTHER_REGISTERS))
+    return target.registers_per_multiprocessor // (target.warp_threads * warps * (words + _OTHER_REGISTERS))
 
 
 class _Blocks:

@@ -1,7 +1,6 @@
 """Atomic operations, and loads of volatile scalars: one for each element, by one thread of those with copies.
 
-LLVM knows how to make those that the hardware lacks (8 and 16 bits, float extrema) of compare-and-swap loops.  Sums of
-floats whose old values nobody wants are reductions (``red``), which move up to 16 bytes at once where the hardware can.
+LLVM knows how to make those that the hardware lacks (8 and 16 bits, float extrema) of compare-and-swap loops.
 """
 
 from __future__ import annotations
@@ -11,46 +10,23 @@ from collections.abc import Callable
 from tilewright import dtypes
 from tilewright.dtypes import DType
 from tilewright.ir.core import Operation
+from tilewright.targets.gpu.exchange import from_bits, load_shared, store_shared, to_bits
+from tilewright.targets.gpu.layouts import Assignment
+from tilewright.targets.gpu.lowering import KernelLowering, Rule
+from tilewright.targets.gpu.memory import Piece, load, load_pieces, pieces, repeated
+from tilewright.targets.gpu.relocate import area_bytes, position, row_major
 from tilewright.targets.llvm.builder import LLVMValue
-from tilewright.targets.nvidia.exchange import from_bits, load_shared, store_shared, to_bits
-from tilewright.targets.nvidia.layouts import Assignment
-from tilewright.targets.nvidia.lowering import KernelLowering, Rule
-from tilewright.targets.nvidia.memory import (
-    Piece,
-    assembly,
-    load,
-    load_pieces,
-    operand_list,
-    pieces,
-    repeated,
-    to_words,
-)
-from tilewright.targets.nvidia.relocate import area_bytes, position, row_major
 
 _ORDERINGS = {"relaxed": "monotonic", "acquire": "acquire", "release": "release", "acq_rel": "acq_rel"}
-_SCOPES = {"cta": ' syncscope("block")', "gpu": ' syncscope("device")', "sys": ""}
 _INTEGER_KINDS = {"add": "add", "and": "and", "or": "or", "xor": "xor", "exchange": "xchg"}
 _FLOAT_KINDS = {"add": "fadd", "max": "fmax", "min": "fmin", "exchange": "xchg"}
-# Of floats that `red` adds: type of one and of a pair, and the first architecture that has it.
-_SUMS = {
-    "float32": ("f32", None, 70),
-    "float16": ("noftz.f16", "noftz.f16x2", 70),
-    "bfloat16": ("noftz.bf16", "noftz.bf16x2", 90),
-}
-_VECTOR_SM = 90
 
 
 def atomic(lowering: KernelLowering, operation: Operation) -> None:
     """The rule of atomic_rmw and atomic_cas."""
-    pointer, result = operation.operands[0], operation.result
+    result = operation.result
     wanted = result in lowering.used
-    order = str(operation.attributes["semantics"])
-    if pointer.type.is_scalar and order in ("release", "acq_rel"):
-        lowering.synchronize()  # what the other threads wrote comes before it too
-    if not wanted and _is_sum(lowering, operation):
-        _add_vectors(lowering, operation)
-        lowering.define(result, [])
-        return
+    order_before(lowering, operation)
     emit = _read_modify_write if operation.opcode == "atomic_rmw" else _compare_and_swap
     registers: dict[int, LLVMValue] = {}
     for piece in pieces(lowering, operation, result, once=True, widest=1):
@@ -59,6 +35,13 @@ def atomic(lowering: KernelLowering, operation: Operation) -> None:
         lowering.define(result, _handed_out(lowering, operation, registers))
     else:
         lowering.define(result, repeated(lowering, result, registers) if wanted else [])
+
+
+def order_before(lowering: KernelLowering, operation: Operation) -> None:
+    """What the other threads wrote comes before an atomic operation of one element that releases."""
+    order = str(operation.attributes["semantics"])
+    if operation.operands[0].type.is_scalar and order in ("release", "acq_rel"):
+        lowering.synchronize()
 
 
 Emit = Callable[[KernelLowering, Operation, int], LLVMValue]
@@ -79,9 +62,9 @@ def _one(lowering: KernelLowering, operation: Operation, piece: Piece, emit: Emi
     return builder.phi(after, value.type, [(builder.zero(value.type), before), (value, end)])
 
 
-def _suffix(operation: Operation) -> str:
+def _suffix(lowering: KernelLowering, operation: Operation) -> str:
     order, scope = str(operation.attributes["semantics"]), str(operation.attributes["scope"])
-    return f"{_SCOPES[scope]} {_ORDERINGS[order]}"
+    return f"{lowering.intrinsics.scopes[scope]} {_ORDERINGS[order]}"
 
 
 def _read_modify_write(lowering: KernelLowering, operation: Operation, place: int) -> LLVMValue:
@@ -94,7 +77,7 @@ def _read_modify_write(lowering: KernelLowering, operation: Operation, place: in
     natural = _natural(lowering, value, dtype, kind)
     name = _llvm_kind(kind, dtype)
     size = max(1, dtype.itemsize)
-    text = f"atomicrmw {name} {pointer}, {natural}{_suffix(operation)}, align {size}"
+    text = f"atomicrmw {name} {pointer}, {natural}{_suffix(lowering, operation)}, align {size}"
     return _register(lowering, builder.emit(text, natural.type), value.type)
 
 
@@ -133,7 +116,7 @@ def _by_loop(
     else:
         combined = builder.intrinsic(f"{kind}num", wide)
     desired = converter.narrow(combined, dtype)
-    text = f"cmpxchg {pointer}, {old}, {desired}{_suffix(operation)} monotonic, align 1"
+    text = f"cmpxchg {pointer}, {old}, {desired}{_suffix(lowering, operation)} monotonic, align 1"
     pair = builder.emit(text, "{ i8, i1 }")
     seen = builder.emit(f"extractvalue {pair}, 0", "i8")
     swapped = builder.emit(f"extractvalue {pair}, 1", "i1")
@@ -150,46 +133,10 @@ def _compare_and_swap(lowering: KernelLowering, operation: Operation, place: int
     bits = [to_bits(lowering, number) for number in (expected, value)]
     failure = "acquire" if operation.attributes["semantics"] in ("acquire", "acq_rel") else "monotonic"
     width = int(bits[0].type[1:])
-    text = f"cmpxchg {pointer}, {bits[0]}, {bits[1]}{_suffix(operation)} {failure}, align {width // 8}"
+    text = f"cmpxchg {pointer}, {bits[0]}, {bits[1]}{_suffix(lowering, operation)} {failure}, align {width // 8}"
     pair_type = f"{{ {bits[0].type}, i1 }}"
     pair = builder.emit(text, pair_type)
     return from_bits(lowering, builder.emit(f"extractvalue {pair}, 0", bits[0].type), value.type)
-
-
-# Sums without a result ---------------------------------------------------------------------------
-
-
-def _is_sum(lowering: KernelLowering, operation: Operation) -> bool:
-    row = _SUMS.get(operation.result.type.dtype.name)
-    return (
-        operation.opcode == "atomic_rmw"
-        and operation.attributes["kind"] == "add"
-        and row is not None
-        and lowering.target.sm >= row[2]
-    )
-
-
-def _add_vectors(lowering: KernelLowering, operation: Operation) -> None:
-    dtype = operation.result.type.dtype
-    single, pair, _ = _SUMS[dtype.name]
-    widest = 16 if lowering.target.sm >= _VECTOR_SM else 4
-    pointers, values = (lowering.registers(value) for value in operation.operands[:2])
-    order, scope = str(operation.attributes["semantics"]), str(operation.attributes["scope"])
-    if order in ("release", "acq_rel"):
-        assembly(lowering, f"fence.acq_rel.{scope};", "", [], [])
-    for piece in pieces(lowering, operation, operation.result, once=True, widest=widest):
-        chosen = [values[place] for place in piece.positions]
-        name = single if pair is None or len(chosen) == 1 else pair
-        words = to_words(lowering, chosen)
-        vector = f".v{len(words)}" if len(words) > 1 else ""
-        first = 1 + (piece.condition is not None)
-        start = "@$1 " if piece.condition is not None else ""
-        text = f"{start}red.relaxed.{scope}.global{vector}.add.{name} [$0], {operand_list(first, len(words))};"
-        constraint = "f" if dtype == dtypes.float32 else "h" if len(chosen) == 1 else "r"
-        given = [from_bits(lowering, word, "float") if constraint == "f" else word for word in words]
-        arguments = [pointers[piece.positions[0]], *([piece.condition] if piece.condition is not None else []), *given]
-        constraints = ["l", *(["b"] if piece.condition is not None else []), *[constraint] * len(words)]
-        assembly(lowering, text, ",".join(constraints), arguments, [])
 
 
 # Results for all ---------------------------------------------------------------------------------

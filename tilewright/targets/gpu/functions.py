@@ -1,4 +1,4 @@
-"""Math functions of float32: the special function unit for exponentials and reciprocals, polynomials for the rest.
+"""Math functions of float32: the GPU's own for exponentials and reciprocals, polynomials for the rest.
 
 Greatest errors, in units in the last place: exp2, rsqrt 2; exp 2 and three for every four of |x| more, because the
 argument is scaled in float32, as by every compiler that uses the unit; tanh, log, log2, sin, cos, power 2 and erf 4.
@@ -11,12 +11,13 @@ import math
 from collections.abc import Sequence
 
 from tilewright.ir.core import Operation
+from tilewright.targets.gpu.angles import quarter_turns
+from tilewright.targets.gpu.functions_double import emit_double
+from tilewright.targets.gpu.intrinsics import Intrinsics
+from tilewright.targets.gpu.lowering import KernelLowering
 from tilewright.targets.llvm.arithmetic import Arithmetic
 from tilewright.targets.llvm.builder import LLVMBuilder, LLVMValue
 from tilewright.targets.llvm.math import TRIGONOMETRIC_LIMIT, emit_math, emit_trigonometric_near, of_quadrant
-from tilewright.targets.nvidia.angles import quarter_turns
-from tilewright.targets.nvidia.functions_double import emit_double
-from tilewright.targets.nvidia.lowering import KernelLowering
 
 # tanh x = x + x^3 TANH(x^2) on |x| <= 0.55 (tools/math_coefficients.py)
 _TANH = (-0.3333328366279602, 0.13331490755081177, -0.05374349653720856, 0.02065058797597885, -0.0057170456275343895)
@@ -31,52 +32,43 @@ _HALF_PI_FIXED = math.pi / 2 * 2.0**-62
 
 def emit_function(lowering: KernelLowering, operation: Operation, operands: Sequence[LLVMValue]) -> LLVMValue:
     """A math function of float32 or float64 operands."""
-    opcode, builder = operation.opcode, lowering.builder
+    opcode, builder, intrinsics = operation.opcode, lowering.builder, lowering.intrinsics
     if opcode == "remainder":
         return remainder(builder, operands[0], operands[1])
     if operands[0].type == "double":
         return emit_double(builder, opcode, operands)
     if opcode == "exp2":
-        return exp2(builder, operands[0])
+        return intrinsics.exp2(builder, operands[0])
     if opcode == "exp":
-        return exp2(builder, builder.binary("fmul", operands[0], builder.constant("float", math.log2(math.e))))
+        scaled = builder.binary("fmul", operands[0], builder.constant("float", math.log2(math.e)))
+        return intrinsics.exp2(builder, scaled)
     if opcode == "rsqrt":
-        return builder.call("llvm.nvvm.rsqrt.approx.f", "float", operands)
+        return intrinsics.rsqrt(builder, operands[0])
     if opcode == "erf":
-        return erf(builder, operands[0])
+        return erf(intrinsics, builder, operands[0])
     if opcode == "tanh":
-        return tanh(builder, operands[0])
+        return tanh(intrinsics, builder, operands[0])
     if opcode in ("sin", "cos"):
         return _trigonometric(builder, opcode, operands[0])
     return emit_math(builder, opcode, *operands)
 
 
-def exp2(builder: LLVMBuilder, operand: LLVMValue) -> LLVMValue:
-    """2 to the power of a float32 by the special function unit; 0 below -126, where it would take three more steps."""
-    return builder.call("llvm.nvvm.ex2.approx.ftz.f", "float", [operand])
-
-
-def reciprocal(builder: LLVMBuilder, operand: LLVMValue) -> LLVMValue:
-    """1 / x by the special function unit, for normal x."""
-    return builder.call("llvm.nvvm.rcp.approx.ftz.f", "float", [operand])
-
-
-def erf(builder: LLVMBuilder, x: LLVMValue) -> LLVMValue:
+def erf(intrinsics: Intrinsics, builder: LLVMBuilder, x: LLVMValue) -> LLVMValue:
     """A polynomial near zero, one minus a power of two elsewhere; both are computed and one is chosen."""
     m = Arithmetic(builder)
     size, square = m.absolute(x), m.multiply(x, x)
     small = m.fma(m.polynomial(square, _ERF_SMALL), x, x)
     limited = builder.intrinsic("minnum", [size, m.number(4.0)])
-    large = m.subtract(1.0, exp2(builder, m.negate(m.polynomial(limited, _ERF_LARGE))))
+    large = m.subtract(1.0, intrinsics.exp2(builder, m.negate(m.polynomial(limited, _ERF_LARGE))))
     return m.select("ult", size, 0.92, small, m.with_sign_of(large, x))
 
 
-def tanh(builder: LLVMBuilder, x: LLVMValue) -> LLVMValue:
+def tanh(intrinsics: Intrinsics, builder: LLVMBuilder, x: LLVMValue) -> LLVMValue:
     """1 - 2 / (e^2|x| + 1) with the sign of x; near zero a polynomial."""
     m = Arithmetic(builder)
     size, square = m.absolute(x), m.multiply(x, x)
-    grown = exp2(builder, m.multiply(size, 2 * math.log2(math.e)))
-    large = m.fma(reciprocal(builder, m.add(grown, 1.0)), -2.0, 1.0)
+    grown = intrinsics.exp2(builder, m.multiply(size, 2 * math.log2(math.e)))
+    large = m.fma(intrinsics.reciprocal(builder, m.add(grown, 1.0)), -2.0, 1.0)
     small = m.fma(m.multiply(square, m.polynomial(square, _TANH)), x, x)
     # The sign of the small one too: the fma of -0 is +0.
     return m.with_sign_of(m.select("ult", size, 0.55, small, large), x)

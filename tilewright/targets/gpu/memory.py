@@ -1,7 +1,7 @@
 """Loads and stores: as wide as layout, alignment and mask allow, up to 16 bytes an instruction.
 
-Accesses without a mask are LLVM's own, so that it may move them; those under a mask are one predicated PTX
-instruction, without a branch.  A value that several threads hold is stored by one of them.
+Accesses without a mask are LLVM's own, so that it may move them; those under a mask are the GPU's (`Intrinsics.load`).
+A value that several threads hold is stored by one of them.
 """
 
 from __future__ import annotations
@@ -12,13 +12,12 @@ from dataclasses import dataclass
 from tilewright.ir.core import Operation, Value
 from tilewright.ir.types import PointerType
 from tilewright.layout import Facts, LinearLayout, widest_access
+from tilewright.targets.gpu.accesses import access_facts, access_operands
+from tilewright.targets.gpu.conversions import memory_type, register_type
+from tilewright.targets.gpu.exchange import from_bits, pack, to_bits, unpack
+from tilewright.targets.gpu.intrinsics import GlobalAccess, store_words
+from tilewright.targets.gpu.lowering import KernelLowering, Rule
 from tilewright.targets.llvm.builder import LLVMValue
-from tilewright.targets.nvidia.accesses import access_facts, access_operands
-from tilewright.targets.nvidia.conversions import memory_type, register_type
-from tilewright.targets.nvidia.exchange import from_bits, pack, to_bits, unpack
-from tilewright.targets.nvidia.lowering import KernelLowering, Rule
-
-_EVICTION = ("evict_first", "evict_last")  # others are how accesses are anyway
 
 
 @dataclass(frozen=True)
@@ -101,45 +100,7 @@ def from_words(lowering: KernelLowering, words: Sequence[LLVMValue], type_text: 
     return [from_bits(lowering, part, type_text) for part in parts]
 
 
-_CONSTRAINTS = {"i8": "h", "i16": "h", "i32": "r", "i64": "l"}
-
-
-def assembly_word(lowering: KernelLowering, word: LLVMValue) -> LLVMValue:
-    """A word as an operand of inline assembly, which knows no 8-bit registers."""
-    return lowering.builder.cast("zext", word, "i16") if word.type == "i8" else word
-
-
-def vector_suffix(words: int, word_type: str) -> str:
-    """``.v4.b32``"""
-    return (f".v{words}" if words > 1 else "") + f".b{word_type[1:]}"
-
-
-def operand_list(first: int, count: int) -> str:
-    listed = ", ".join(f"${first + number}" for number in range(count))
-    return f"{{{listed}}}" if count > 1 else listed
-
-
 # Loads -------------------------------------------------------------------------------------------
-
-
-def modifiers(lowering: KernelLowering, operation: Operation) -> str:
-    """What stands between ``ld.global`` or ``st.global`` and the type."""
-    cache, eviction = str(operation.attributes["cache"]), str(operation.attributes["eviction"])
-    if eviction not in _EVICTION:
-        return f".{cache}" if cache else ""
-    if cache:
-        lowering.note(operation, f"cache modifier '{cache}' leaves no room for an eviction policy, which is ignored")
-        return f".{cache}"
-    return f".L1::{eviction}.L2::cache_hint"
-
-
-def with_policy(operation: Operation, note: str, instruction: str) -> str:
-    """An access without its final semicolon; when its modifiers speak of the L2 cache, the policy for it is made in
-    front (a constant in the end) and given as the last operand."""
-    if not note.endswith("cache_hint"):
-        return f"{instruction};"
-    made = f"createpolicy.fractional.L2::{operation.attributes['eviction']}.b64 policy, 1.0"
-    return f"{{ .reg .b64 policy; {made}; {instruction}, policy; }}"
 
 
 def load(lowering: KernelLowering, operation: Operation) -> None:
@@ -222,55 +183,15 @@ def _load_piece(
     fill: Sequence[LLVMValue],
     condition: LLVMValue | None,
 ) -> list[LLVMValue]:
-    builder = lowering.builder
     type_text, width = fill[0].type, int(to_bits(lowering, fill[0]).type[1:])
-    note = ".volatile" if operation.attributes["volatile"] else modifiers(lowering, operation)
-    if condition is not None and not note and operation in lowering.deferred:
-        note = ".nc"  # nobody writes it: the assembler may do it earlier
     total = width * len(fill)
-    if condition is None and not note:
+    access = GlobalAccess(operation, pointer, condition, constant=operation in lowering.deferred)
+    if access.is_plain:
         unit = min(32, total) if width < 32 else width
-        loaded = builder.load_each(f"i{unit}", total // unit, pointer, total // 8)
-        return from_words(lowering, loaded, type_text, width)
-    filled = to_words(lowering, fill)
-    words, word_type = len(filled), filled[0].type
-    if condition is None:
-        filled = [LLVMValue(word.type, "undef") for word in filled]
-    start = f"@${words + 1} " if condition is not None else ""
-    space = f"ld{note}.global" if note == ".volatile" else f"ld.global{note}"
-    text = f"{start}{space}{vector_suffix(words, word_type)} {operand_list(0, words)}, [${words}]"
-    text = with_policy(operation, note, text)
-    constraint = _CONSTRAINTS[word_type]
-    constraints = ",".join([f"={constraint}"] * words + ["l"] + (["b"] if condition is not None else []))
-    arguments = [pointer, *([condition] if condition is not None else [])]
-    if condition is not None:
-        constraints += "," + ",".join(map(str, range(words)))
-        arguments += [assembly_word(lowering, word) for word in filled]
-    results = assembly(lowering, text, constraints, arguments, [word_type] * words)
-    return from_words(lowering, results, type_text, width)
-
-
-def assembly(
-    lowering: KernelLowering, text: str, constraints: str, arguments: Sequence[LLVMValue], results: Sequence[str]
-) -> list[LLVMValue]:
-    """Inline PTX that touches memory; results of 8 bits come in 16-bit registers."""
-    builder = lowering.builder
-    wide = ["i16" if type_text == "i8" else type_text for type_text in results]
-    whole = "void" if not wide else wide[0] if len(wide) == 1 else "{" + ", ".join(wide) + "}"
-    listed = ", ".join(map(str, arguments))
-    clobbered = ",".join([*([constraints] if constraints else []), "~{memory}"])
-    call = f'call {whole} asm sideeffect "{text}", "{clobbered}"({listed})'
-    if not wide:
-        builder.line(call)
-        return []
-    value = builder.emit(call, whole)
-    parts = [value]
-    if len(wide) > 1:
-        parts = [builder.emit(f"extractvalue {whole} {value.text}, {n}", wide[n]) for n in range(len(wide))]
-    return [
-        builder.cast("trunc", part, type_text) if type_text != part.type else part
-        for part, type_text in zip(parts, results, strict=True)
-    ]
+        words = lowering.builder.load_each(f"i{unit}", total // unit, pointer, total // 8)
+    else:
+        words = lowering.intrinsics.load(lowering, access, to_words(lowering, fill))
+    return from_words(lowering, words, type_text, width)
 
 
 # Stores ------------------------------------------------------------------------------------------
@@ -291,26 +212,12 @@ def _store_piece(
     values: Sequence[LLVMValue],
     condition: LLVMValue | None,
 ) -> None:
-    builder = lowering.builder
     words = to_words(lowering, values)
-    note = modifiers(lowering, operation)
-    total = int(words[0].type[1:]) * len(words)
-    if condition is None and not note:
-        stored = words[0]
-        if len(words) > 1:
-            stored = builder.poison(f"<{len(words)} x {words[0].type}>")
-            for lane, word in enumerate(words):
-                stored = builder.insert(stored, word, lane)
-        builder.store(stored, pointer, total // 8)
-        return
-    start = "@$1 " if condition is not None else ""
-    first = 2 if condition is not None else 1
-    text = f"{start}st.global{note}{vector_suffix(len(words), words[0].type)} [$0], {operand_list(first, len(words))}"
-    text = with_policy(operation, note, text)
-    constraints = ["l", *(["b"] if condition is not None else []), *[_CONSTRAINTS[words[0].type]] * len(words)]
-    arguments = [pointer, *([condition] if condition is not None else [])]
-    arguments += [assembly_word(lowering, word) for word in words]
-    assembly(lowering, text, ",".join(constraints), arguments, [])
+    access = GlobalAccess(operation, pointer, condition)
+    if access.is_plain:
+        store_words(lowering.builder, pointer, words)
+    else:
+        lowering.intrinsics.store(lowering, access, words)
 
 
 RULES: dict[str, Rule] = {"store": store}

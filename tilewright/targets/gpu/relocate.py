@@ -10,11 +10,11 @@ from math import prod
 
 from tilewright.ir.core import Operation, Value
 from tilewright.layout import LinearLayout
+from tilewright.targets.gpu.exchange import from_bits, load_shared, store_shared, to_bits
+from tilewright.targets.gpu.layouts import Assignment
+from tilewright.targets.gpu.lowering import KernelLowering
+from tilewright.targets.gpu.transfer import element_bits, moves_by_registers, padded
 from tilewright.targets.llvm.builder import LLVMValue
-from tilewright.targets.nvidia.exchange import from_bits, load_shared, store_shared, to_bits
-from tilewright.targets.nvidia.layouts import Assignment, moves_by_registers
-from tilewright.targets.nvidia.lowering import KernelLowering
-from tilewright.targets.nvidia.transfer import element_bits, padded
 
 _ALIGNMENT = 16
 

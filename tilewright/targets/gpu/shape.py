@@ -1,4 +1,4 @@
-"""Constants, ranges, grid indices, and the operations that only give other names to registers."""
+"""Constants, ranges, grid indices, functions of each element, and operations that only rename registers."""
 
 from __future__ import annotations
 
@@ -6,18 +6,15 @@ from collections.abc import Callable, Sequence
 
 from tilewright.ir.core import Operation, Value
 from tilewright.layout import split
+from tilewright.targets.gpu import relocate
+from tilewright.targets.gpu.conversions import register_type
+from tilewright.targets.gpu.exchange import convert, width_of
+from tilewright.targets.gpu.layouts import CONVERSION_ATTRIBUTE
+from tilewright.targets.gpu.lowering import KEPT_ATTRIBUTE, KernelLowering, Rule
+from tilewright.targets.gpu.memory import from_words, to_words
+from tilewright.targets.gpu.transfer import conversion_plan, element_bits, moves_by_registers
 from tilewright.targets.llvm.builder import LLVMValue
-from tilewright.targets.nvidia import relocate
-from tilewright.targets.nvidia.conversions import register_type
-from tilewright.targets.nvidia.exchange import convert, width_of
-from tilewright.targets.nvidia.layouts import CONVERSION_ATTRIBUTE, moves_by_registers
-from tilewright.targets.nvidia.lowering import KEPT_ATTRIBUTE, KernelLowering, Rule
-from tilewright.targets.nvidia.memory import from_words, to_words
-from tilewright.targets.nvidia.transfer import conversion_plan, element_bits
-from tilewright.targets.nvidia.warpgroup import store_tile
-from tilewright.targets.nvidia.warpgroup_layout import is_tile
 
-_AXES = ("x", "y", "z")
 Coordinates = tuple[int, ...]
 
 
@@ -53,8 +50,9 @@ def _arange(lowering: KernelLowering, operation: Operation) -> None:
 def _grid(lowering: KernelLowering, operation: Operation) -> None:
     axis = operation.attributes["axis"]
     assert isinstance(axis, int)
-    name = ("ctaid" if operation.opcode == "program_id" else "nctaid") + f".{_AXES[axis]}"
-    lowering.define(operation.result, [lowering.special_register(name)])
+    intrinsics = lowering.intrinsics
+    number = intrinsics.program_id if operation.opcode == "program_id" else intrinsics.num_programs
+    lowering.define(operation.result, [number(lowering.builder, axis)])
 
 
 def _splat(lowering: KernelLowering, operation: Operation) -> None:
@@ -99,7 +97,7 @@ def _broadcast(lowering: KernelLowering, operation: Operation) -> None:
     )
 
 
-def _permute(lowering: KernelLowering, operation: Operation) -> None:
+def permute(lowering: KernelLowering, operation: Operation) -> None:
     if KEPT_ATTRIBUTE in operation.attributes:
         lowering.define(operation.result, _opaque(lowering, lowering.registers(operation.operands[0])))
         return
@@ -168,13 +166,9 @@ def _hint(lowering: KernelLowering, operation: Operation) -> None:
 
 
 def _opaque(lowering: KernelLowering, registers: Sequence[LLVMValue]) -> list[LLVMValue]:
-    """The same numbers, of which neither LLVM nor the assembler knows that they are: XOR the clock's highest bit.
-
-    That is 0 for centuries; both compilers see through assembly that does nothing.
-    """
+    """The same numbers, of which no compiler knows that they are: XOR a zero that none knows of."""
     builder = lowering.builder
-    text = "{ .reg .b32 high; mov.u32 high, %clock_hi; shr.u32 $0, high, 31; }"
-    zero = builder.emit(f'call i32 asm sideeffect "{text}", "=r"()', "i32")
+    zero = lowering.intrinsics.unknown_zero(builder)
     words = to_words(lowering, registers)
     bits = int(words[0].type[1:])
     same = zero if bits == 32 else builder.cast("zext" if bits > 32 else "trunc", zero, words[0].type)
@@ -184,9 +178,6 @@ def _opaque(lowering: KernelLowering, registers: Sequence[LLVMValue]) -> list[LL
 
 def _convert(lowering: KernelLowering, operation: Operation) -> None:
     (operand,) = operation.operands
-    if is_tile(lowering.layout(operation.result)):
-        store_tile(lowering, operation)
-        return
     plan = conversion_plan(lowering.layout(operand), lowering.layout(operation.result), element_bits(operand))
     convert(lowering, operation, plan)
     if plan.cost:
@@ -197,7 +188,19 @@ def _nothing(lowering: KernelLowering, operation: Operation) -> None:
     """Facts that were used where the layouts were decided."""
 
 
+def _map(lowering: KernelLowering, operation: Operation) -> None:
+    """A region of scalars that the user wrote, once for each register; its branches are the thread's own."""
+    columns = [lowering.registers(value) for value in operation.operands]
+    found = [
+        [result[0] for result in lowering.region(operation.regions[0], [[register] for register in row])]
+        for row in zip(*columns, strict=True)
+    ]
+    for place, result in enumerate(operation.results):
+        lowering.define(result, [row[place] for row in found])
+
+
 RULES: dict[str, Rule] = {
+    "map": _map,
     "constant": _constant,
     "arange": _arange,
     "program_id": _grid,
@@ -205,7 +208,7 @@ RULES: dict[str, Rule] = {
     "splat": _splat,
     "expand_dims": _expand_dims,
     "broadcast": _broadcast,
-    "permute": _permute,
+    "permute": permute,
     "reshape": _reshape,
     "join": _join,
     "split": _split,

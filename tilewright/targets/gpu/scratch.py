@@ -2,20 +2,19 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Iterable
+from collections.abc import Callable, Collection, Iterable, Mapping
 
 from tilewright.ir.core import Operation
 from tilewright.layout import Plan, SharedExchange
-from tilewright.targets.nvidia.atomics import atomic_bytes, watched_bytes
-from tilewright.targets.nvidia.dot_layout import instruction_of
-from tilewright.targets.nvidia.dot_scalar import scalar_dot_bytes
-from tilewright.targets.nvidia.exchange import exchange_bytes
-from tilewright.targets.nvidia.layouts import CONVERSION_ATTRIBUTE, Assignment, is_copied
-from tilewright.targets.nvidia.reduce import reduce_bytes
-from tilewright.targets.nvidia.relocate import relocation_bytes
-from tilewright.targets.nvidia.scan import scan_bytes
-from tilewright.targets.nvidia.transfer import conversion_plan, element_bits
-from tilewright.targets.nvidia.warpgroup_layout import is_tile
+from tilewright.targets.gpu.atomics import atomic_bytes, watched_bytes
+from tilewright.targets.gpu.dot_scalar import scalar_dot_bytes
+from tilewright.targets.gpu.exchange import exchange_bytes
+from tilewright.targets.gpu.layouts import CONVERSION_ATTRIBUTE, Assignment, is_copied
+from tilewright.targets.gpu.reduce import reduce_bytes
+from tilewright.targets.gpu.relocate import relocation_bytes
+from tilewright.targets.gpu.scan import scan_bytes
+from tilewright.targets.gpu.tiles import is_tile
+from tilewright.targets.gpu.transfer import conversion_plan, element_bits
 
 Size = Callable[[Assignment, Operation], int]
 
@@ -37,12 +36,8 @@ def _plan(assignment: Assignment, operation: Operation) -> Plan:
     return conversion_plan(source, target, element_bits(operand))
 
 
-def _product(assignment: Assignment, operation: Operation) -> int:
-    return 0 if instruction_of(operation, assignment.target) is not None else scalar_dot_bytes(assignment, operation)
-
-
 SIZES: dict[str, Size] = {
-    "dot": _product,
+    "dot": scalar_dot_bytes,
     "permute": _conversion,
     "reduce": reduce_bytes,
     "scan": scan_bytes,
@@ -65,11 +60,14 @@ def exchanging(assignment: Assignment, operations: Iterable[Operation]) -> list[
     return [operation for operation in operations if of_group(operation)]
 
 
-def scratch_sizes(assignment: Assignment, without: Collection[Operation] = ()) -> dict[Operation, int]:
-    """Bytes of scratch for every operation that needs some; those in `without` are done otherwise."""
-    sizes = {}
+def scratch_sizes(
+    assignment: Assignment, sizes: Mapping[str, Size] = SIZES, without: Collection[Operation] = ()
+) -> dict[Operation, int]:
+    """Bytes of scratch for every operation that needs some, by the target's `sizes`; those in `without` are done
+    otherwise."""
+    found = {}
     for operation in assignment.function.walk():
-        size = SIZES.get(operation.opcode) if operation not in without else None
+        size = sizes.get(operation.opcode) if operation not in without else None
         if size is not None and (needed := size(assignment, operation)):
-            sizes[operation] = needed
-    return sizes
+            found[operation] = needed
+    return found

@@ -17,8 +17,7 @@ from dataclasses import dataclass
 
 from tilewright.ir.core import Operation
 from tilewright.layout import LinearLayout
-from tilewright.targets.llvm.builder import LLVMValue
-from tilewright.targets.nvidia.combine import (
+from tilewright.targets.gpu.combine import (
     Combiner,
     Partial,
     WarpExchange,
@@ -27,8 +26,9 @@ from tilewright.targets.nvidia.combine import (
     slot_widths,
     warp_slots,
 )
-from tilewright.targets.nvidia.layouts import Assignment
-from tilewright.targets.nvidia.lowering import KernelLowering, Rule, cached_live_registers
+from tilewright.targets.gpu.layouts import Assignment
+from tilewright.targets.gpu.lowering import KernelLowering, Rule, cached_live_registers
+from tilewright.targets.llvm.builder import LLVMValue
 
 
 @dataclass

@@ -8,9 +8,9 @@ from dataclasses import dataclass
 from tilewright.ir.core import Operation
 from tilewright.ir.types import TensorType
 from tilewright.layout import LinearLayout
+from tilewright.targets.gpu.exchange import butterfly, from_bits, load_shared, store_shared, to_bits
+from tilewright.targets.gpu.lowering import KernelLowering
 from tilewright.targets.llvm.builder import LLVMValue
-from tilewright.targets.nvidia.exchange import from_bits, load_shared, shuffle, store_shared, to_bits
-from tilewright.targets.nvidia.lowering import KernelLowering
 
 _VECTOR_BYTES = 16
 
@@ -85,8 +85,8 @@ class Combiner:
     def partner(self, part: Partial, lane_bit: int) -> Partial:
         """The partial result of the lane whose number differs in one bit."""
         distance = self.lowering.i32(1 << lane_bit)
-        moved = tuple(shuffle(self.lowering, "bfly", register, distance) for register in part.registers)
-        valid = shuffle(self.lowering, "bfly", part.valid, distance) if part.valid is not None else None
+        moved = tuple(butterfly(self.lowering, register, distance) for register in part.registers)
+        valid = butterfly(self.lowering, part.valid, distance) if part.valid is not None else None
         return Partial(moved, valid)
 
 

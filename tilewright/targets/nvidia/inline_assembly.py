@@ -1,4 +1,4 @@
-"""Functions of each element that the user wrote: regions of scalars, and PTX."""
+"""PTX that the user wrote, run for each element."""
 
 from __future__ import annotations
 
@@ -7,24 +7,13 @@ from collections.abc import Sequence
 
 from tilewright.dtypes import DType
 from tilewright.ir.core import Operation
+from tilewright.targets.gpu.conversions import register_type
+from tilewright.targets.gpu.exchange import from_bits, pack, to_bits, unpack
+from tilewright.targets.gpu.lowering import KernelLowering, Rule, unsupported
 from tilewright.targets.llvm.builder import LLVMValue
-from tilewright.targets.nvidia.conversions import register_type
-from tilewright.targets.nvidia.exchange import from_bits, pack, to_bits, unpack
-from tilewright.targets.nvidia.lowering import KernelLowering, Rule, unsupported
 
 _WORD = 32
 _CONSTRAINT_TYPES = {"r": "i32", "f": "float", "l": "i64", "d": "double", "h": "i16"}
-
-
-def _map(lowering: KernelLowering, operation: Operation) -> None:
-    """The region once for each register; its branches are the thread's own."""
-    columns = [lowering.registers(value) for value in operation.operands]
-    found = [
-        [result[0] for result in lowering.region(operation.regions[0], [[register] for register in row])]
-        for row in zip(*columns, strict=True)
-    ]
-    for place, result in enumerate(operation.results):
-        lowering.define(result, [row[place] for row in found])
 
 
 def _inline_assembly(lowering: KernelLowering, operation: Operation) -> None:
@@ -64,13 +53,15 @@ def _call(
     words = [-(-count // _per_word(width, count)) for width in widths]
     if len(outputs) != sum(words):
         raise unsupported(
-            operation, f"its constraints name {len(outputs)} results, and {sum(words)} registers come out of it"
+            lowering,
+            operation,
+            f"its constraints name {len(outputs)} results, and {sum(words)} registers come out of it",
         )
     inputs = [word for registers in operands for word in _words(lowering, registers)]
     letters = [part for part in constraints if not part.startswith(("=", "~"))]
     arguments = [_as_letter(lowering, word, letter) for word, letter in zip(inputs, letters, strict=False)]
     if len(letters) != len(inputs):
-        raise unsupported(operation, f"its constraints name {len(letters)} operands of {len(inputs)}")
+        raise unsupported(lowering, operation, f"its constraints name {len(letters)} operands of {len(inputs)}")
     types = [_CONSTRAINT_TYPES.get(part.lstrip("=&"), "i32") for part in outputs]
     whole = "void" if not types else types[0] if len(types) == 1 else "{" + ",".join(types) + "}"
     effect = "" if attributes["pure"] else "sideeffect "
@@ -132,4 +123,4 @@ def _elements(
     return results
 
 
-RULES: dict[str, Rule] = {"map": _map, "inline_asm": _inline_assembly}
+RULES: dict[str, Rule] = {"inline_asm": _inline_assembly}

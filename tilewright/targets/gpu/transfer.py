@@ -27,7 +27,6 @@ from tilewright.layout.distributed import next_power_of_two, on_threads
 from tilewright.layout.gf2 import rank
 from tilewright.passes.axis_info import AxisInfo
 
-LANES = 32
 SECTOR_BYTES = 32  # what memory moves at least
 _EXCHANGE_BYTES = 48 << 10  # of shared memory for one conversion, where steps allow it
 _THREAD_BYTES = 32  # of one access of a thread: two vectors, so that lanes still share sectors
@@ -44,7 +43,7 @@ def is_padded(shape: Sequence[int]) -> bool:
 
 
 @lru_cache(maxsize=1024)
-def default_layout(shape: tuple[int, ...], itemsize: int, warps: int) -> LinearLayout:
+def default_layout(shape: tuple[int, ...], itemsize: int, warps: int, lanes: int) -> LinearLayout:
     """Up to 16 bytes of neighbours along the last axis to a thread, threads side by side.
 
     Of extents that are no powers of two, threads share out the power of two that divides them, and each has all of the
@@ -53,7 +52,7 @@ def default_layout(shape: tuple[int, ...], itemsize: int, warps: int) -> LinearL
     extents, even = padded(shape), tuple(extent & -extent for extent in shape)
     runs = even if even == extents else (*(1,) * (len(even) - 1), even[-1])
     facts = Facts(runs, (16,) * len(even))
-    layout = on_threads(coalesce(even, facts, itemsize, warps).layout(even), LANES, warps)
+    layout = on_threads(coalesce(even, facts, itemsize, warps, lanes).layout(even), lanes, warps)
     if even == extents:
         return layout
     bases = {name: list(layout.vectors(name)) for name in layout.input_names}
@@ -66,7 +65,7 @@ def default_layout(shape: tuple[int, ...], itemsize: int, warps: int) -> LinearL
 
 @lru_cache(maxsize=1024)
 def blocked_layout(
-    shape: tuple[int, ...], axis: int, elements: int, warps: int, combined: int | None = None
+    shape: tuple[int, ...], axis: int, elements: int, warps: int, lanes: int, combined: int | None = None
 ) -> LinearLayout:
     """`elements` neighbours along `axis` to a thread, its lanes side by side along it, then along the last axis.
 
@@ -74,7 +73,7 @@ def blocked_layout(
     """
     extents = padded(shape)
     runs = tuple(elements if position == axis else 1 for position in range(len(extents)))
-    blocked = coalesce(extents, Facts(runs, runs), 1, warps)
+    blocked = coalesce(extents, Facts(runs, runs), 1, warps, lanes)
     if combined is not None:
         order = (*(other for other in blocked.order if other != combined), combined)
         counts, left = [1] * len(extents), warps
@@ -84,7 +83,7 @@ def blocked_layout(
             left //= counts[place]
         counts[combined] *= left
         blocked = replace(blocked, warps=tuple(counts))
-    return on_threads(blocked.layout(extents), LANES, warps)
+    return on_threads(blocked.layout(extents), lanes, warps)
 
 
 def facts_of(pointer: AxisInfo, mask: AxisInfo | None) -> Facts:
@@ -123,6 +122,21 @@ def reshapes_bits(before: Sequence[int], after: Sequence[int]) -> bool:
         if axes[0] != axes[1] and not all(is_padded(group[:-1]) for group in axes):
             return False
     return all(extent == 1 for extent in (*left, *right))
+
+
+def moves_by_registers(operation: Operation) -> bool:
+    """Whether a shape operation only gives other names to registers."""
+    shapes = [value.type.shape for value in (*operation.operands, *operation.results)]
+    if operation.opcode == "reshape":
+        return reshapes_bits(shapes[0], shapes[1])
+    if operation.opcode == "join":
+        return bool(operation.operands[0].type.rank)
+    if operation.opcode == "split":
+        return operation.operands[0].type.rank > 1
+    if operation.opcode == "cat":
+        equal = len({value.type.shape for value in operation.operands}) == 1
+        return equal and is_padded(shapes[0]) and is_padded(shapes[-1])
+    return True
 
 
 # Operands from results ---------------------------------------------------------------------------

@@ -10,10 +10,10 @@ import math
 from collections.abc import Sequence
 from fractions import Fraction
 
+from tilewright.targets.gpu.angles import quarter_turns
 from tilewright.targets.llvm.arithmetic import Arithmetic
 from tilewright.targets.llvm.builder import LLVMBuilder, LLVMValue
 from tilewright.targets.llvm.math import log_special, of_quadrant, power_special
-from tilewright.targets.nvidia.angles import quarter_turns
 
 _LN2_HIGH = 6.93147180369123816490e-01  # ends in zeros, so that its products with exponents are exact
 _LN2_LOW = 1.90821492927058770002e-10

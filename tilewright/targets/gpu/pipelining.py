@@ -1,4 +1,4 @@
-"""Loops whose products are fed by loads: tiles are copied to shared memory some iterations ahead (cp.async).
+"""Loops whose products are fed by loads: tiles are copied to shared memory some iterations ahead.
 
     for k:  a = load pa; b = load pb                  copies of the first stages - 1 iterations
             acc = dot(convert a, convert b, acc)  ->  for k:  wait until this iteration's copies are there; barrier
@@ -7,7 +7,7 @@
 
 What the addresses and masks depend on (the *slice*) is computed for the iteration ahead as well: its index and the
 values that the loop carries for it run through the loop a second time, in advance.  Tiles are swizzled, so that copies
-and reads are free of conflicts; operands of 16 bits are read by ldmatrix.
+and reads are free of conflicts.
 """
 
 from __future__ import annotations
@@ -20,15 +20,14 @@ from tilewright.ir.core import Operation, Region, Value
 from tilewright.ir.ops import Effect, effects_of
 from tilewright.ir.rewrite import constant_of
 from tilewright.layout import LinearLayout, SharedExchange, SharedLayout, swizzled, unswizzled, widest_access
-from tilewright.targets.nvidia.accesses import access_facts, access_operands, item_size
-from tilewright.targets.nvidia.layouts import CONVERSION_ATTRIBUTE, SCALAR_REGIONS, Assignment, is_copied
-from tilewright.targets.nvidia.transfer import conversion_plan, element_bits, is_padded
-from tilewright.targets.nvidia.warpgroup_layout import is_tile, tile_axis
+from tilewright.targets.gpu.accesses import access_facts, access_operands, item_size
+from tilewright.targets.gpu.layouts import CONVERSION_ATTRIBUTE, SCALAR_REGIONS, Assignment, is_copied
+from tilewright.targets.gpu.tiles import is_tile, tile_axis
+from tilewright.targets.gpu.transfer import conversion_plan, element_bits, is_padded
 
-_LEAST_BYTES = 4  # that cp.async copies
+_LEAST_BYTES = 4  # of one copy
 _ROW_BYTES, _CHUNK_BYTES = 128, 16
 _ALIGNMENT = 1024
-_REGISTERS = 64 << 10  # of a multiprocessor
 _OTHER_REGISTERS = 56  # that a thread takes beside its accumulators, about
 
 
@@ -46,14 +45,14 @@ class Stream:
     view: SharedLayout
     offset: int  # bytes from the start of a stage
     size: int  # bytes
-    warpgroups: bool  # read by wgmma
+    direct: bool  # products read the tile itself
 
 
 @dataclass(frozen=True)
 class Pipeline:
     """The streams of one loop, with the operations and the carried values (by position) that addresses need.
 
-    `flying` are the positions of accumulators whose products by warpgroups may be under way when an iteration ends.
+    `flying` are the positions of accumulators whose products may be under way when an iteration ends.
     """
 
     streams: tuple[Stream, ...]
@@ -71,15 +70,15 @@ class Pipeline:
         return self.stages * self.stage_bytes
 
     @property
-    def warpgroups(self) -> bool:
-        """Whether tiles are read by wgmma."""
-        return any(stream.warpgroups for stream in self.streams)
+    def direct(self) -> bool:
+        """Whether products read tiles themselves."""
+        return any(stream.direct for stream in self.streams)
 
     @property
     def late(self) -> bool:
         """Whether copies start behind the products, into the stage of the iteration before.
 
-        Products by warpgroups go on while an iteration ends, so that their own stage is free one iteration later.
+        Products that go on while an iteration ends leave their own stage free one iteration later.
         """
         return bool(self.flying) and self.stages > 2
 
@@ -91,6 +90,8 @@ def aligned(size: int) -> int:
 
 def plan_pipelines(assignment: Assignment, stages: int, limit: int) -> dict[Operation, Pipeline]:
     """Pipelines of `stages` stages for the loops of a kernel; fewer where they take more than `limit` bytes."""
+    if not assignment.target.asynchronous_copies:
+        return {}
     users: dict[Value, list[Operation]] = {}
     for operation in assignment.function.walk():
         for value in operation.operands:
@@ -124,7 +125,7 @@ def _plan(
         if stream is not None and _slice(body, [stream]) is not None:
             found.append(stream)
     stage_bytes = sum(stream.size for stream in found)
-    flying = _flying(assignment, body, users) if any(stream.warpgroups for stream in found) else ()
+    flying = _flying(assignment, body, users) if any(stream.direct for stream in found) else ()
     if flying and stages > 2:
         stages += _spare_stage(assignment, body, stages, stage_bytes, assignment.target.shared_bytes - limit)
     stages = min(stages, limit // max(1, stage_bytes))
@@ -143,7 +144,7 @@ def _spare_stage(assignment: Assignment, body: Region, stages: int, stage_bytes:
     layouts = [assignment.layouts[operation.result] for operation in body.operations if operation.opcode == "dot"]
     threads = layouts[0].size("lane") * layouts[0].size("warp")
     needed = _OTHER_REGISTERS + sum(layout.size("register") for layout in layouts)
-    by_registers = max(1, _REGISTERS // (needed * threads))
+    by_registers = max(1, assignment.target.registers_per_multiprocessor // (needed * threads))
     whole = assignment.target.shared_bytes_per_multiprocessor
     resident = [whole // (count * stage_bytes + others) for count in (stages, stages + 1)]
     return int(resident[1] >= min(by_registers, resident[0]))
@@ -193,7 +194,7 @@ def _stream(
         return None
     orders = [_order(step) for step in steps]
     if is_tile(target):
-        tile, seen = _warpgroup_tile(assignment, load, orders, target), target
+        tile, seen = _direct_tile(assignment, load, orders, target), target
     elif is_copied(operation) or isinstance(
         conversion_plan(source, target, element_bits(operation.result)), SharedExchange
     ):
@@ -220,10 +221,10 @@ def _named(layout: LinearLayout) -> LinearLayout:
     return LinearLayout(layout.inputs, tuple((f"dim{axis}", extent) for axis, extent in enumerate(layout.shape)))
 
 
-def _warpgroup_tile(
+def _direct_tile(
     assignment: Assignment, load: Operation, orders: Sequence[Sequence[int]], target: LinearLayout
 ) -> SharedLayout | None:
-    """How a load fills the tile that wgmma reads; None when accesses along the tile's rows are too narrow to copy."""
+    """How a load fills a tile that products read; None when accesses along the tile's rows are too narrow to copy."""
     for order in reversed(orders):
         target = _named(target.permute([order.index(axis) for axis in range(len(order))]))
     size = item_size(load)
@@ -291,7 +292,7 @@ def all_copied(assignment: Assignment, plans: Mapping[Operation, Pipeline]) -> b
 
 
 def tile_sizes(assignment: Assignment, plans: Mapping[Operation, Pipeline]) -> dict[Operation, int]:
-    """Bytes of the tiles that wgmma reads and no loop copies ahead, by their conversion."""
+    """Bytes of the tiles that products read and no loop copies ahead, by their conversion."""
     streamed = {stream.conversion for stream in streams_of(plans)}
     sizes = {}
     for operation in assignment.function.walk():

@@ -1,4 +1,5 @@
-"""What memory operations would like of layouts: the axis along which they run, and how many elements to a thread."""
+"""What operations say of layouts: the axes that accesses run along and that blocks are reduced along, the elements that
+an access wants of a thread, the products that feed products."""
 
 from __future__ import annotations
 
@@ -9,7 +10,7 @@ from tilewright.ir.core import Function, Operation, Value
 from tilewright.ir.types import PointerType
 from tilewright.layout import Facts
 from tilewright.passes.axis_info import AxisInfo
-from tilewright.targets.nvidia import transfer
+from tilewright.targets.gpu import transfer
 
 
 @dataclass(frozen=True)
@@ -69,3 +70,35 @@ def combined_axes(function: Function) -> dict[tuple[int, ...], int]:
             assert isinstance(axis, int)
             found.setdefault(operation.operands[0].type.shape, set()).add(axis)
     return {shape: min(axes) for shape, axes in found.items() if len(axes) == 1}
+
+
+def chained_products(function: Function) -> frozenset[Operation]:
+    """Products whose result is, after other steps, the first operand of a product; and those."""
+    dots = [operation for operation in function.walk() if operation.opcode == "dot"]
+    found: set[Operation] = set()
+    for operation in dots if len(dots) > 1 else ():
+        seen: set[Value] = set()
+        stack = [operation.operands[0]]
+        while stack:
+            value = stack.pop()
+            source = value.definition
+            if value in seen or source is None or source.regions or source.opcode == "load":
+                continue
+            seen.add(value)
+            if source.opcode == "dot":
+                found |= {operation, source}
+            stack += source.operands
+    return frozenset(found)
+
+
+def load_of(value: Value) -> Operation | None:
+    """The load of a block that comes from memory as it is."""
+    operation = value.definition
+    while operation is not None and operation.opcode == "permute":
+        operation = operation.operands[0].definition
+    return operation if operation is not None and operation.opcode == "load" else None
+
+
+def loaded(value: Value) -> bool:
+    """Whether a block comes from memory as it is."""
+    return load_of(value) is not None

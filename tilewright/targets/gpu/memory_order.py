@@ -17,8 +17,8 @@ from collections.abc import Collection
 from dataclasses import dataclass
 
 from tilewright.ir.core import Function, Operation, Region, Value
-from tilewright.targets.nvidia.accesses import ACCESSES
-from tilewright.targets.nvidia.layouts import SCALAR_REGIONS
+from tilewright.targets.gpu.accesses import ACCESSES
+from tilewright.targets.gpu.layouts import SCALAR_REGIONS
 
 _PASSES_POINTERS = ("offset", "splat", "broadcast", "expand_dims", "reshape", "permute", "hint")
 

@@ -16,13 +16,13 @@ from collections.abc import Callable, Sequence
 from tilewright import dtypes
 from tilewright.dtypes import DType
 from tilewright.ir.core import Operation, Value
+from tilewright.targets.gpu.dot_scalar_layout import in_registers
+from tilewright.targets.gpu.exchange import from_bits, load_shared
+from tilewright.targets.gpu.layouts import Assignment
+from tilewright.targets.gpu.lowering import KernelLowering, PartRead, Rule
+from tilewright.targets.gpu.relocate import area_bytes, position, row_shape, store_areas
+from tilewright.targets.gpu.transfer import element_bits
 from tilewright.targets.llvm.builder import LLVMValue
-from tilewright.targets.nvidia.dot_scalar_layout import in_registers
-from tilewright.targets.nvidia.exchange import from_bits, load_shared
-from tilewright.targets.nvidia.layouts import Assignment
-from tilewright.targets.nvidia.lowering import KernelLowering, PartRead
-from tilewright.targets.nvidia.relocate import area_bytes, position, row_shape, store_areas
-from tilewright.targets.nvidia.transfer import element_bits
 
 _UNROLL = 4
 _LONGEST = 64  # terms that are added one after the other
@@ -238,3 +238,6 @@ class _ScalarDot:
         if self.dtype.is_float:
             return builder.intrinsic("fma", [left, right, total])
         return builder.add(total, builder.binary("mul", left, right))
+
+
+RULES: dict[str, Rule] = {"dot": scalar_dot}

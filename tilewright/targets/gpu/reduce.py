@@ -10,9 +10,8 @@ from math import prod
 
 from tilewright.ir.core import Operation, Value
 from tilewright.layout import LinearLayout
-from tilewright.targets.llvm.builder import LLVMValue
-from tilewright.targets.nvidia import transfer
-from tilewright.targets.nvidia.combine import (
+from tilewright.targets.gpu import transfer
+from tilewright.targets.gpu.combine import (
     Combiner,
     Partial,
     WarpExchange,
@@ -21,9 +20,10 @@ from tilewright.targets.nvidia.combine import (
     slot_widths,
     warp_slots,
 )
-from tilewright.targets.nvidia.exchange import from_bits, load_shared, store_shared, to_bits
-from tilewright.targets.nvidia.layouts import Assignment
-from tilewright.targets.nvidia.lowering import KernelLowering, Rule, cached_live_registers
+from tilewright.targets.gpu.exchange import from_bits, load_shared, store_shared, to_bits
+from tilewright.targets.gpu.layouts import Assignment
+from tilewright.targets.gpu.lowering import KernelLowering, Rule, cached_live_registers
+from tilewright.targets.llvm.builder import LLVMValue
 
 
 def _axis(operation: Operation) -> int:

@@ -7,10 +7,8 @@ from collections.abc import Sequence
 from tilewright.ir.core import Operation
 from tilewright.layout import Plan, RegisterMoves, SharedExchange, Shuffles
 from tilewright.layout.exchange import Access
+from tilewright.targets.gpu.lowering import KernelLowering
 from tilewright.targets.llvm.builder import LLVMValue
-from tilewright.targets.nvidia.lowering import KernelLowering
-
-_ALL_LANES = -1
 
 
 def convert(lowering: KernelLowering, operation: Operation, plan: Plan) -> None:
@@ -85,20 +83,15 @@ def unpack(lowering: KernelLowering, word: LLVMValue, count: int, bits: int) -> 
     return parts
 
 
-def shuffle_word(lowering: KernelLowering, kind: str, register: LLVMValue, lane: LLVMValue) -> LLVMValue:
-    """One i32 between lanes: `kind` is "bfly" or "idx"."""
-    arguments = [lowering.i32(_ALL_LANES), register, lane, lowering.i32(31)]
-    return lowering.builder.call(f"llvm.nvvm.shfl.sync.{kind}.i32", "i32", arguments, attributes="convergent nounwind")
-
-
-def shuffle(lowering: KernelLowering, kind: str, register: LLVMValue, lane: LLVMValue) -> LLVMValue:
-    """A register of any type between lanes."""
+def butterfly(lowering: KernelLowering, register: LLVMValue, distance: LLVMValue) -> LLVMValue:
+    """A register of any type of the lane whose number differs by XOR."""
     bits = to_bits(lowering, register)
     width = int(bits.type[1:])
+    builder, word_of = lowering.builder, lowering.intrinsics.butterfly
     if width == 64:
-        words = [shuffle_word(lowering, kind, word, lane) for word in unpack(lowering, bits, 2, 32)]
+        words = [word_of(builder, word, distance) for word in unpack(lowering, bits, 2, 32)]
         return from_bits(lowering, pack(lowering, words, 64), register.type)
-    moved = shuffle_word(lowering, kind, lowering.builder.cast("zext", bits, "i32"), lane)
+    moved = word_of(builder, builder.cast("zext", bits, "i32"), distance)
     return from_bits(lowering, lowering.builder.cast("trunc", moved, bits.type), register.type)
 
 
@@ -150,7 +143,7 @@ def _parity(lowering: KernelLowering, which: Sequence[int], lane_bits: int) -> L
 
 
 def _shuffle(lowering: KernelLowering, plan: Shuffles, registers: Sequence[LLVMValue]) -> list[LLVMValue]:
-    builder = lowering.builder
+    builder, intrinsics = lowering.builder, lowering.intrinsics
     bits = plan.element_bits
     width = max(32, plan.unit * bits)
     packed = [
@@ -163,10 +156,10 @@ def _shuffle(lowering: KernelLowering, plan: Shuffles, registers: Sequence[LLVMV
         sent = _chosen(lowering, words, round_.register, plan.send, plan.lane_bits)
         if plan.butterfly:
             distance = lowering.i32(round_.lane)
-            moved = [shuffle_word(lowering, "bfly", word, distance) for word in sent] if round_.lane else sent
+            moved = [intrinsics.butterfly(builder, word, distance) for word in sent] if round_.lane else sent
         else:
             lane = builder.binary("xor", read, lowering.i32(round_.lane)) if round_.lane else read
-            moved = [shuffle_word(lowering, "idx", word, lane) for word in sent]
+            moved = [intrinsics.shuffle(builder, word, lane) for word in sent]
         received.append(moved)
     results: dict[int, list[LLVMValue]] = {}
     for unit in sorted({unit for unit, _ in plan.registers}):
@@ -188,9 +181,8 @@ def _through_memory(
     lowering: KernelLowering, plan: SharedExchange, registers: Sequence[LLVMValue], scratch: int
 ) -> list[LLVMValue]:
     size = int(registers[0].type[1:]) // 8
-    lane_bits = 5
     starts = [
-        lowering.builder.multiply(_thread_number(lowering, side.threads, lane_bits), lowering.i32(size))
+        lowering.builder.multiply(_thread_number(lowering, side.threads, lowering.lane_bits), lowering.i32(size))
         for side in (plan.store, plan.load)
     ]
     base = lowering.builder.add(lowering.group.scratch, lowering.i32(scratch))

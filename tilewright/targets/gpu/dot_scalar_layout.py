@@ -11,18 +11,14 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from math import prod
-from typing import TYPE_CHECKING
 
 from tilewright.ir.core import Operation, Value
 from tilewright.layout import LinearLayout
 from tilewright.layout.distributed import on_threads
 from tilewright.passes.axis_info import AxisInfo
-from tilewright.targets.nvidia.accesses import access_facts, item_size
-from tilewright.targets.nvidia.dot_layout import load_of
-from tilewright.targets.nvidia.transfer import LANES, is_padded, padded
-
-if TYPE_CHECKING:
-    from tilewright.targets.nvidia.layouts import Assigner
+from tilewright.targets.gpu.accesses import access_facts, item_size, load_of
+from tilewright.targets.gpu.assigner import Assigner
+from tilewright.targets.gpu.transfer import is_padded, padded
 
 _RUN = 4  # neighbours that a thread reads at once
 _LANE_COLUMNS = 8  # lanes beside each other: with 16 bytes each they read all banks once
@@ -39,7 +35,7 @@ class ScalarLayouts:
     accumulator: LinearLayout
 
 
-def scalar_layout(shape: tuple[int, ...], warps: int, runs: tuple[int, int] = (1, _RUN)) -> LinearLayout:
+def scalar_layout(shape: tuple[int, ...], lanes: int, warps: int, runs: tuple[int, int] = (1, _RUN)) -> LinearLayout:
     """The accumulator of a product by multiply-add.
 
     A thread has `runs` neighbouring rows and columns; then come the lanes, then what more the thread has, then the
@@ -48,15 +44,15 @@ def scalar_layout(shape: tuple[int, ...], warps: int, runs: tuple[int, int] = (1
     """
     extents = padded(shape)
     rank = len(extents)
-    elements = _shared_out(extents, max(1, prod(extents) // (LANES * warps)), (_RUN, _RUN, 2 * _RUN, 2 * _RUN))
+    elements = _shared_out(extents, max(1, prod(extents) // (lanes * warps)), (_RUN, _RUN, 2 * _RUN, 2 * _RUN))
     room = [extent // own for extent, own in zip(extents, elements, strict=True)]
-    lanes = _shared_out(room, min(LANES, prod(room)), (_LANE_COLUMNS,))
+    spread = _shared_out(room, min(lanes, prod(room)), (_LANE_COLUMNS,))
     first = [min(run, own) for run, own in zip(((1,) * rank + runs)[-rank:], elements, strict=True)]
     steps = (
         ("register", first),
-        ("lane", lanes),
+        ("lane", spread),
         ("register", [own // run for own, run in zip(elements, first, strict=True)]),
-        ("warp", [extent // own for extent, own in zip(room, lanes, strict=True)]),
+        ("warp", [extent // own for extent, own in zip(room, spread, strict=True)]),
     )
     bases: dict[str, list[list[int]]] = {"register": [], "lane": [], "warp": [], "block": []}
     reached = [1] * rank
@@ -65,7 +61,7 @@ def scalar_layout(shape: tuple[int, ...], warps: int, runs: tuple[int, int] = (1
             for _ in range(counts[axis].bit_length() - 1):
                 bases[name].append([reached[axis] if other == axis else 0 for other in range(rank)])
                 reached[axis] *= 2
-    return on_threads(LinearLayout.make(bases, extents), LANES, warps)
+    return on_threads(LinearLayout.make(bases, extents), lanes, warps)
 
 
 def _shared_out(room: Sequence[int], count: int, limits: Sequence[int]) -> list[int]:
@@ -87,9 +83,9 @@ def _shared_out(room: Sequence[int], count: int, limits: Sequence[int]) -> list[
 def multiply_add(assigner: Assigner, operation: Operation) -> None:
     """The layout rule: operands that loops copy ahead as the sums need them, others where they are."""
     operands, accumulator = operation.operands[:2], operation.operands[2]
-    layouts = copied_layouts(operation, assigner.warps, assigner.facts) if assigner.copied else None
+    layouts = copied_layouts(operation, assigner.lanes, assigner.warps, assigner.facts) if assigner.copied else None
     if layouts is None:
-        layout = scalar_layout(accumulator.type.shape, assigner.warps)
+        layout = scalar_layout(accumulator.type.shape, assigner.lanes, assigner.warps)
         assigner.require(operation, [*map(assigner.settle, operands), layout])
     else:
         layout = layouts.accumulator
@@ -101,17 +97,19 @@ def multiply_add(assigner: Assigner, operation: Operation) -> None:
     assigner.anchor(operation.result, layout)
 
 
-def copied_layouts(operation: Operation, warps: int, facts: Mapping[Value, AxisInfo]) -> ScalarLayouts | None:
+def copied_layouts(
+    operation: Operation, lanes: int, warps: int, facts: Mapping[Value, AxisInfo]
+) -> ScalarLayouts | None:
     """Layouts for operands that come from memory as they are; None where they do not, or are too large."""
     a, b, accumulator = operation.operands
     loads = [load_of(value) for value in (a, b)]
     blocks = all(value.type.rank == 2 and is_padded(value.type.shape) for value in (a, b))
     depth = a.type.shape[-1]
-    if None in loads or not blocks or depth * accumulator.type.size > _MOST_STEPS * LANES * warps:
+    if None in loads or not blocks or depth * accumulator.type.size > _MOST_STEPS * lanes * warps:
         return None
     axes = [_memory_axis(value, load, facts) for value, load in zip((a, b), loads, strict=True) if load is not None]
     runs = (_RUN if axes[0] == 0 else 1, _RUN if axes[1] == 1 else 1)
-    layout = scalar_layout(accumulator.type.shape, warps, runs)
+    layout = scalar_layout(accumulator.type.shape, lanes, warps, runs)
     return ScalarLayouts(
         scalar_operand(layout, 0, depth, runs[0] > 1), scalar_operand(layout, 1, depth, runs[1] > 1), layout
     )
