@@ -41,14 +41,14 @@ from tilewright.ir.core import Function
 from tilewright.ir.printer import print_function
 from tilewright.library.candidate import Operand, PackedConstant
 from tilewright.library.select import candidates, prepared
-from tilewright.runtime.cuda.program import Resources
+from tilewright.runtime.gpu_program import Resources
 from tilewright.runtime.plan import BufferReference
 from tilewright.settings import settings
 from tilewright.symbolic import to_json
 from tilewright.targets.base import Binary, Target
 from tilewright.targets.cpu.pipeline import lower as lower_for_cpu
 from tilewright.targets.cpu.target import CPUTarget
-from tilewright.targets.nvidia.binary import CudaBinary
+from tilewright.targets.gpu.binary import GpuBinary
 from tilewright.targets.nvidia.pipeline import lower as lower_for_nvidia
 from tilewright.targets.nvidia.target import NvidiaTarget
 from tools.replay_cases import LIBRARY, MODELS, GraphMaker
@@ -117,7 +117,7 @@ def _stub(target: Any, key: str, lowered: Any, function: Function) -> Binary:
     types = tuple(str(argument.type) for argument in function.region.arguments)
     if isinstance(target, CPUTarget):
         return Binary("cpu", key, f"kernel_{key}", b"", types, lowered.scratch_bytes)
-    return CudaBinary(
+    return GpuBinary(
         "cuda", key, f"kernel_{key}", b"", types, 0, features=(target.architecture,), warps=lowered.warps,
         shared_bytes=lowered.shared_bytes, resources=Resources(0, 0, 0, 0, 0, 0), cluster=lowered.cluster,
         tensor_maps=lowered.tensor_maps,

@@ -8,7 +8,7 @@ import tilewright
 import tilewright.language as tl
 import tilewright.language.explicit as tx
 from tilewright.settings import settings
-from tilewright.targets.nvidia.binary import CudaBinary
+from tilewright.targets.gpu.binary import GpuBinary
 
 
 @tilewright.jit
@@ -24,13 +24,13 @@ def waiting(x, out):
     tl.store(out + tl.arange(0, 128), tl.load(x + tl.arange(0, 128)))
 
 
-def compiled(kernel, constants: dict[str, int], target: str, early: bool) -> CudaBinary:
+def compiled(kernel, constants: dict[str, int], target: str, early: bool) -> GpuBinary:
     types = {"x": "*f32", "out": "*f32", "n": "i32"}
     used = {parameter.name: types[parameter.name] for parameter in kernel.parameters if parameter.name in types}
     options = {"wait_at_entry": True} if early else {}
     with settings.scope(always_compile=True):  # binaries that are found on disk have no texts
         binary = kernel.compile(used, constants, target=target, options={**options, "keep_texts": True}).binary
-    assert isinstance(binary, CudaBinary)
+    assert isinstance(binary, GpuBinary)
     return binary
 
 

@@ -6,15 +6,15 @@ import pytest
 
 from tests.compile.test_nvidia_assemble import SCALE
 from tilewright.errors import MissingDependencyError
+from tilewright.targets.gpu.binary import GpuBinary
 from tilewright.targets.nvidia import inspect
 from tilewright.targets.nvidia.assemble import AssemblyOptions, assemble
-from tilewright.targets.nvidia.binary import CudaBinary
 from tilewright.targets.nvidia.target import ARCHITECTURES, NvidiaTarget
 
 
-def scale(architecture: str) -> CudaBinary:
+def scale(architecture: str) -> GpuBinary:
     assembly = assemble(SCALE, "scale", NvidiaTarget.named(architecture), AssemblyOptions())
-    return CudaBinary(
+    return GpuBinary(
         target="cuda",
         key="",
         symbol="scale",

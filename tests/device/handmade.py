@@ -6,7 +6,7 @@ from typing import Any
 
 from tilewright.runtime.cuda.device import Device
 from tilewright.runtime.cuda.launch import Start, launcher
-from tilewright.runtime.cuda.program import Program
+from tilewright.runtime.gpu_program import Program
 from tilewright.targets.nvidia.assemble import AssemblyOptions, assemble
 from tilewright.targets.nvidia.target import NvidiaTarget
 

@@ -11,8 +11,8 @@ from tilewright.dtypes import bfloat16, float32
 from tilewright.layout.shared import nvmma
 from tilewright.runtime.cuda.device import Device
 from tilewright.runtime.cuda.memory import DeviceArray
-from tilewright.runtime.cuda.program import TensorMapUse
 from tilewright.runtime.cuda.streams import LEGACY_DEFAULT
+from tilewright.runtime.gpu_program import TensorMapUse
 
 pytestmark = pytest.mark.capability(9)
 

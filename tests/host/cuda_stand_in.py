@@ -27,14 +27,14 @@ from tilewright.runtime.cuda import device as devices
 from tilewright.runtime.cuda import driver as drivers
 from tilewright.runtime.cuda import memory, session, staging
 from tilewright.runtime.cuda.device import Device
-from tilewright.runtime.cuda.program import Program, Resources
+from tilewright.runtime.gpu_program import Program, Resources
 from tilewright.runtime.launch import launch
 from tilewright.runtime.library import load_objects
 from tilewright.runtime.slots import slot_format
 from tilewright.settings import settings
 from tilewright.targets.base import Binary
 from tilewright.targets.cpu.target import CPUTarget
-from tilewright.targets.nvidia.binary import CudaBinary
+from tilewright.targets.gpu.binary import GpuBinary
 from tilewright.targets.nvidia.target import NvidiaTarget
 
 Work = Callable[[], None]
@@ -210,7 +210,7 @@ def install(monkeypatch: pytest.MonkeyPatch) -> Driver:
     scratch: dict[str, int] = {}
     explicit: dict[str, Function] = {}
 
-    def compile_kernel(target: NvidiaTarget, function: Function, options: Mapping[str, Any]) -> CudaBinary:
+    def compile_kernel(target: NvidiaTarget, function: Function, options: Mapping[str, Any]) -> GpuBinary:
         for operation in function.walk():
             if operation.opcode == "inline_asm":
                 _without_machine_text(operation)
@@ -218,13 +218,13 @@ def install(monkeypatch: pytest.MonkeyPatch) -> Driver:
             symbol = f"explicit_{hashlib.sha256(str(function).encode()).hexdigest()}"
             explicit[symbol] = function
             types = tuple(str(argument.type) for argument in function.region.arguments)
-            return CudaBinary(
+            return GpuBinary(
                 "cuda", symbol, symbol, b"", types, 0, features=(target.architecture,), warps=4, shared_bytes=0,
                 resources=_NONE,
             )  # fmt: skip
         binary = _for_this_cpu(function)
         scratch[binary.symbol] = binary.scratch_bytes
-        return CudaBinary(
+        return GpuBinary(
             "cuda", binary.key, binary.symbol, binary.image, binary.parameters, 0, features=(target.architecture,),
             warps=int(options.get("num_warps", 4)), shared_bytes=0, resources=_NONE,
         )  # fmt: skip

@@ -18,7 +18,7 @@ from tilewright.launch import cuda, hooks
 from tilewright.launch.arguments import classify
 from tilewright.runtime.cuda import memory, streams
 from tilewright.runtime.cuda.device import Device
-from tilewright.runtime.cuda.program import Program
+from tilewright.runtime.gpu_program import Program
 from tilewright.settings import settings
 
 GPUS = [Device(number, "a GPU", (9, 0), 132, 50 << 20, 1 << 30, 227 << 10, True) for number in range(2)]

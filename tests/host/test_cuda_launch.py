@@ -16,7 +16,7 @@ from tilewright.dtypes import bfloat16
 from tilewright.errors import DeviceError, LaunchError
 from tilewright.runtime.cuda import launch, tensor_map
 from tilewright.runtime.cuda.memory import DeviceArray
-from tilewright.runtime.cuda.program import Program, TensorMapUse, runs_on
+from tilewright.runtime.gpu_program import Program, TensorMapUse, runs_on
 
 
 class Driver:

@@ -21,7 +21,7 @@ from tilewright.graph.build import GraphBuilder
 from tilewright.graph.core import Graph
 from tilewright.graph.reference import run
 from tilewright.runtime.cuda import session
-from tilewright.targets.nvidia.binary import CudaBinary
+from tilewright.targets.gpu.binary import GpuBinary
 
 
 def perceptron(rng: np.random.Generator, dtype=float32, width: int = 40) -> Graph:
@@ -317,14 +317,14 @@ def test_steps_are_timed(driver, rng):
 def test_the_first_kernels_of_a_call_wait_for_all_calls_before(lanes, driver, rng, monkeypatch):
     """The others may start early: they meet kernels of their own call alone."""
     started: list[bool] = []
-    stand_in, program = session.launcher, CudaBinary.program
+    stand_in, program = session.launcher, GpuBinary.program
 
     def launcher(found, device):
         start = stand_in(found, device)
         return lambda *arguments: (started.append(found.dependent_launch), start(*arguments))
 
     monkeypatch.setattr(session, "launcher", launcher)
-    monkeypatch.setattr(CudaBinary, "program", lambda *given: replace(program(*given), dependent_launch=True))
+    monkeypatch.setattr(GpuBinary, "program", lambda *given: replace(program(*given), dependent_launch=True))
     graph = experts(rng) if lanes else perceptron(rng)
     engine = build(graph, "cuda:sm_90a")
     inputs = {"x": rng.standard_normal((16, 512) if lanes else (3, 24)).astype(np.float32)}

@@ -19,7 +19,8 @@ from tilewright.graph.build import GraphBuilder
 from tilewright.insight.lanes import lanes
 from tilewright.insight.page import page
 from tilewright.insight.report import report, short, transposes
-from tilewright.insight.roofline import bound_of, machine_for
+from tilewright.insight.roofline import bound_of
+from tilewright.targets.registry import machine_for
 
 
 def model(rng: np.random.Generator, name: str = "model") -> Engine:

@@ -189,7 +189,7 @@ def asks(out):
 
 class Other:
     def __init__(self, name: str, sm: int) -> None:
-        self.name, self.sm, self.warp_threads = name, sm, 32
+        self.name, self.generation, self.warp_threads = name, sm, 32
 
 
 def test_kernels_ask_for_their_target() -> None:

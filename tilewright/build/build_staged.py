@@ -73,7 +73,7 @@ def _program(
     graph: Graph, target: Target, parts: Sequence[Program], weights: Weights, text: bytes, number: int
 ) -> tuple[dict[str, Any], dict[str, bytes]]:
     """The entry of a target: the signature, and its parts."""
-    from tilewright.build.builder import program_entry, target_facts
+    from tilewright.build.builder import program_entry
 
     entries: list[dict[str, Any]] = []
     objects: dict[str, bytes] = {}
@@ -82,7 +82,7 @@ def _program(
         entries.append(entry)
         objects |= images
     features = sorted({feature for entry in entries for feature in entry["target"]["features"]})
-    facts = entries[0]["target"] if entries else target_facts(target)
+    facts = entries[0]["target"] if entries else dict(target.facts)
     plan = plan_to_json(_signature(graph))
     return {
         "target": {**facts, "features": features},

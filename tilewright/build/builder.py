@@ -14,7 +14,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import partial
-from typing import Any
+from typing import Any, cast
 
 import llvmlite
 import numpy as np
@@ -53,8 +53,7 @@ from tilewright.symbolic import Size, evaluate, floor_divide, free_symbols, lift
 from tilewright.targets.base import Target
 from tilewright.targets.cpu.assemble import assemble
 from tilewright.targets.cpu.target import CPUTarget
-from tilewright.targets.nvidia.binary import CudaBinary
-from tilewright.targets.nvidia.target import NvidiaTarget
+from tilewright.targets.gpu.binary import GpuBinary
 from tilewright.targets.registry import get_target
 
 Progress = Callable[[str, str, float], None]  # stage, item, seconds (0.0 when it begins)
@@ -100,7 +99,7 @@ def build(
 
 def _at_effort(target: Target, tuning: Tuning) -> Target:
     """The target as kernels are compiled for it: for a CPU quickly, where that is asked for."""
-    return dataclasses.replace(target, quick=True) if isinstance(target, CPUTarget) and tuning.is_quick else target
+    return target.quick_variant() if tuning.is_quick else target
 
 
 @dataclass(frozen=True)
@@ -195,7 +194,7 @@ class Builder:
             if group.kind != "view":
                 with self._stage("choose kernels", group.name), _naming(group):
                     each = candidates(group, self.graph, self.target, self.tuning.libraries)
-                found[group.name] = list(map(_for_all_sizes, each)) if _is_quick(self.target) else each
+                found[group.name] = list(map(_for_all_sizes, each)) if self.target.quick else each
         computed = [group for group in fused.groups if group.name in found]
         choices = tuner.choose([(group, found[group.name]) for group in computed])
         chosen = {group.name: choice for group, choice in zip(computed, choices, strict=True)}
@@ -252,7 +251,7 @@ class Builder:
 
     def _spread(self, accesses: Sequence[Access], evidence: Mapping[str, Any]) -> list[branches.LanePlace]:
         """A lane for each task: several where a GPU gains by it."""
-        if isinstance(self.target, CPUTarget):
+        if not self.target.is_gpu:
             return in_order(accesses)
         machine = self.target.machine()
         work = []
@@ -350,12 +349,8 @@ def manifest_of(
 
 def program_entry(program: Program, weights: Weights, suffix: str) -> tuple[dict[str, Any], dict[str, bytes]]:
     """The manifest's entry of a program, and its machine code by member name; `suffix` is for the plan's own."""
-    make = _cpu_program if isinstance(program.target, CPUTarget) else _cuda_program
+    make = _launched_program if program.target.is_gpu else _native_program
     return make(program, weights, suffix)
-
-
-def _is_quick(target: Target) -> bool:
-    return isinstance(target, CPUTarget) and target.quick
 
 
 def _for_all_sizes(candidate: Candidate) -> Candidate:
@@ -365,22 +360,12 @@ def _for_all_sizes(candidate: Candidate) -> Candidate:
 
 def _norms_in_products(target: Target) -> bool:
     """Whether a target's kernels of products compute norms of few rows (`graph.passes.fuse_norms`)."""
-    return bool(getattr(target, "wgmma", False))
+    return target.wgmma
 
 
-def target_facts(target: Target) -> dict[str, Any]:
-    """What the manifest says of a target, but for the features that machine code needs."""
-    if isinstance(target, CPUTarget):
-        return {"name": target.name, "triple": target.triple, **({"quick": True} if target.quick else {})}
-    assert isinstance(target, NvidiaTarget)
-    facts: dict[str, Any] = {"name": target.name, "architecture": target.architecture, "triple": target.triple}
-    return {**facts, "tf32": True} if target.tf32 else facts
-
-
-def _cpu_program(program: Program, weights: Weights, suffix: str) -> tuple[dict[str, Any], dict[str, bytes]]:
+def _native_program(program: Program, weights: Weights, suffix: str) -> tuple[dict[str, Any], dict[str, bytes]]:
     """The manifest's entry and the object files of a CPU's program, whose plan is a native function."""
-    target, kernels = program.target, program.kernels.entries
-    assert isinstance(target, CPUTarget)
+    target, kernels = cast(CPUTarget, program.target), program.kernels.entries
     data = plan_to_json(program.plan)
     symbol = plan_symbol(data, weights.offsets)
     names = {key: entry.binary.symbol for key, entry in kernels.items()}
@@ -389,7 +374,7 @@ def _cpu_program(program: Program, weights: Weights, suffix: str) -> tuple[dict[
     objects[f"kernels/plan{suffix}.o"] = assemble(text, target).image
     features = sorted({feature for entry in kernels.values() for feature in entry.binary.features})
     entry = {
-        "target": {**target_facts(target), "features": features},
+        "target": {**target.facts, "features": features},
         "plan": data,
         "symbol": symbol,
         "objects": list(objects),
@@ -399,20 +384,19 @@ def _cpu_program(program: Program, weights: Weights, suffix: str) -> tuple[dict[
     return entry, objects
 
 
-def _cuda_program(program: Program, weights: Weights, suffix: str) -> tuple[dict[str, Any], dict[str, bytes]]:
+def _launched_program(program: Program, weights: Weights, suffix: str) -> tuple[dict[str, Any], dict[str, bytes]]:
     """The manifest's entry and the cubins of a GPU's program, whose plan the runtime walks."""
     target, kernels = program.target, program.kernels.entries
-    assert isinstance(target, NvidiaTarget)
     data = plan_to_json(program.plan)
     described: dict[str, Any] = {}
     for key, entry in kernels.items():
-        assert isinstance(entry.binary, CudaBinary)
-        launch = cuda_program.program_to_json(entry.binary.program(entry.name))
-        resources = dataclasses.asdict(entry.binary.resources)
+        binary = cast(GpuBinary, entry.binary)
+        launch = cuda_program.program_to_json(binary.program(entry.name))
+        resources = dataclasses.asdict(binary.resources)
         described[key] = {**_described(entry), "launch": json.loads(json.dumps(launch)), "resources": resources}
     objects = {cuda_program.member(key): entry.binary.image for key, entry in kernels.items()}
     entry_data = {
-        "target": {**target_facts(target), "features": [target.architecture]},
+        "target": {**target.facts, "features": [target.architecture]},
         "plan": data,
         "symbol": cuda_program.symbol(data, described, weights.offsets),
         "objects": list(objects),

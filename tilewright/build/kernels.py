@@ -87,7 +87,7 @@ class KernelSet:
         types = _types(call, kernel)
         parameters = self._parameters(call, places)
         options = dict(call.options)
-        if getattr(self.target, "dependent_launch", False):
+        if self.target.dependent_launch:
             # Kernels of a plan follow each other: the next one starts while the last CTAs of the one ahead still run.
             options["wait_at_entry"] = True
         identity = (id(kernel), *map(_hashable, (types, call.constants, parameters, options)))
@@ -121,7 +121,7 @@ class KernelSet:
         caller's buffers. On a GPU every tensor starts at a multiple of 16 bytes, the caller's too.
         """
         tensors = [_tensor(place) for place in places.values()]
-        divisibility = 16 if hasattr(self.target, "warp_threads") else 1
+        divisibility = 16 if self.target.is_gpu else 1
         found = {
             name: Parameter(name, divisibility, alias_free=tensors.count(_tensor(place)) == 1)
             for name, place in places.items()

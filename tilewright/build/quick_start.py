@@ -30,7 +30,6 @@ from tilewright.engine.engine import Engine
 from tilewright.errors import SettingsError
 from tilewright.graph.core import Graph
 from tilewright.targets.base import Target
-from tilewright.targets.cpu.target import CPUTarget
 from tilewright.targets.registry import get_target
 
 logger = logging.getLogger("tilewright")
@@ -66,7 +65,7 @@ def check_quick_start(target: str | Target | Sequence[str | Target], tuning: Tun
     """Raise `SettingsError` where a quick start makes no sense, and `TargetError` for an unknown target."""
     targets = [target] if isinstance(target, str) or not isinstance(target, Sequence) else list(target)
     for each in map(get_target, targets):
-        if not isinstance(each, CPUTarget):
+        if not each.compiles_quickly:
             raise SettingsError(
                 f"quick_start for the target {each.name}: only kernels for CPUs are compiled twice, since a full build "
                 "for a GPU times kernels on it while the engine runs there; leave quick_start out"

@@ -33,7 +33,7 @@ from tilewright.runtime.cuda.tables import DeviceTables
 from tilewright.runtime.plan import BufferReference
 from tilewright.symbolic import evaluate, product
 from tilewright.targets.base import Target
-from tilewright.targets.nvidia.binary import CudaBinary
+from tilewright.targets.gpu.binary import GpuBinary
 
 _COPIES = 64  # of weights, at most
 _ALIGNMENT = 256
@@ -118,7 +118,7 @@ class Trials:
                 self._starts[choice.kernel] = extern_start(choice.kernel, self.device)
             elif choice.kernel not in self._starts:
                 entry = self.kernels.entries[choice.kernel]
-                assert isinstance(entry.binary, CudaBinary)
+                assert isinstance(entry.binary, GpuBinary)
                 self._starts[choice.kernel] = launcher(entry.binary.program(entry.name), self.device)
         numbers = {("input", name): tensor.number for name, tensor in tensors.found.items()}
         binder = Binder(self._starts, numbers, _nowhere, self._tables)

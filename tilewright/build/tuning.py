@@ -26,7 +26,6 @@ from tilewright.runtime.plan import BufferReference
 from tilewright.settings import settings
 from tilewright.symbolic import Size, free_symbols
 from tilewright.targets.base import Target
-from tilewright.targets.cpu.target import CPUTarget
 
 if TYPE_CHECKING:
     from tilewright.build.trials import Trials
@@ -89,12 +88,12 @@ class Tuner:
     def __init__(self, graph: Graph, target: Target, tuning: Tuning, progress: Progress) -> None:
         self.graph, self.target, self.tuning, self.progress = graph, target, tuning, progress
         self.used: dict[str, Timing] = {}  # by key: what goes into the engine
-        self._on_gpu = not isinstance(target, CPUTarget)
+        self._on_gpu = target.is_gpu
         self._device, self._untimed = _gpu_for(target) if self._on_gpu else (None, "CPU kernels are not timed")
         self._records = Records(None if self._device is None else device_name(self._device), tuning.recorded)
         self._problems: dict[str, _GroupProblem] = {}  # by their texts
         weights = sum(array.nbytes for array in graph.constants.values())
-        self._cold = weights > getattr(target, "l2_bytes", 0)
+        self._cold = weights > target.l2_bytes
 
     def choose(self, groups: Sequence[tuple[Group, Sequence[Candidate]]]) -> list[Choice]:
         """A choice for each group with its candidates; raises `MissingTimingError` in a reproducible build."""
@@ -132,7 +131,7 @@ class Tuner:
             return
         names = "; ".join(f"{problem.group.name} ({summary(problem.group)})" for problem in missing[:5])
         more = f" and {len(missing) - 5} more" if len(missing) > 5 else ""
-        gpu = self._records.device or f"a GPU of {getattr(self.target, 'architecture', self.target.name)}"
+        gpu = self._records.device or f"a GPU of {self.target.architecture}"
         raise MissingTimingError(
             f"no times on record choose the kernels of {names}{more}: a reproducible build times nothing. Build "
             f"the model once without --reproducible on {gpu}, keep its timing cache ({self._records.cache.path}), "
@@ -236,13 +235,13 @@ def summary(group: Group) -> str:
 def _gpu_for(target: Target) -> tuple[Device | None, str]:
     """The GPU that runs a target's code, or why there is none."""
     from tilewright.runtime.cuda import device as devices
-    from tilewright.runtime.cuda.program import runs_on
+    from tilewright.runtime.gpu_program import runs_on
 
     try:
         device = devices.current_device()
     except (DeviceError, MissingDependencyError) as error:
         return None, f"nothing was timed: {error}"
-    architecture = str(getattr(target, "architecture", ""))
+    architecture = target.architecture
     if not runs_on(architecture, device.capability):
         return None, f"nothing was timed: {device.name} does not run code for {architecture}"
     return device, ""

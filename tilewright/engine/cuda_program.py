@@ -16,8 +16,8 @@ from tilewright.engine.file import Package
 from tilewright.runtime.plan import Plan
 
 if TYPE_CHECKING:
-    from tilewright.runtime.cuda.program import Program
     from tilewright.runtime.cuda.session import CudaSession
+    from tilewright.runtime.gpu_program import Program
 
 _NOT_KEPT = ("image", "name")
 
@@ -38,7 +38,7 @@ def program_to_json(program: Program) -> dict[str, Any]:
 
 def program_from_json(data: Mapping[str, Any], image: bytes, name: str) -> Program:
     """The inverse; raises `KeyError`, `TypeError` or `ValueError` for what `program_to_json` did not write."""
-    from tilewright.runtime.cuda.program import Program, TensorMapUse
+    from tilewright.runtime.gpu_program import Program, TensorMapUse
 
     uses = tuple(
         TensorMapUse(**{**use, "element": dtypes.BY_NAME[use["element"]], "box": tuple(use["box"])})
@@ -60,7 +60,7 @@ def misfit(target: Mapping[str, Any]) -> str | None:
     """Why no GPU of this machine runs a program for `target`; None when the current one does."""
     from tilewright.errors import DeviceError, MissingDependencyError
     from tilewright.runtime.cuda.device import current_device
-    from tilewright.runtime.cuda.program import runs_on
+    from tilewright.runtime.gpu_program import runs_on
 
     architecture = str(target["architecture"])
     try:

@@ -36,7 +36,7 @@ from tilewright.once import once
 from tilewright.runtime.faults import load_kernels
 from tilewright.runtime.glue import glue
 from tilewright.runtime.plan import Plan, TensorSpec
-from tilewright.runtime.session import Session, check_threads
+from tilewright.runtime.session import PlanSession, Session, check_threads
 from tilewright.runtime.shapes import check_mapping
 from tilewright.symbolic import evaluate, lift, simplify
 
@@ -44,7 +44,6 @@ if TYPE_CHECKING:
     from tilewright.engine.staged import StagedSession
     from tilewright.graph.core import Graph
     from tilewright.measure.record import Timing
-    from tilewright.runtime.cuda.session import CudaSession
 
 Progress = Callable[[str, str, float], None]
 MOST_PARTS = 1000  # of a program
@@ -139,7 +138,7 @@ class Engine:
             ) from error
 
     @once
-    def _session(self) -> Session | CudaSession | StagedSession:
+    def _session(self) -> PlanSession | StagedSession:
         """The plan's machine code, linked; raises `EngineTargetError` and `EngineDamagedError`."""
         program = self._program
         if _misfit(program["target"]) is not None:
@@ -151,7 +150,7 @@ class Engine:
                 return self._linked(program, self._signature)
             return self._staged(program)
 
-    def _linked(self, program: Mapping[str, Any], signature: Plan) -> Session | CudaSession:
+    def _linked(self, program: Mapping[str, Any], signature: Plan) -> PlanSession:
         """The session of a program, or of a part of one; `signature` is its plan, maybe without steps."""
         package = self._package
         if program["target"]["name"] == "cuda":
@@ -343,7 +342,7 @@ class Engine:
         Raises `ShapeError` and `InputError`, which name the input, the dimension and what is allowed, and
         `OutOfMemoryError`.
         """
-        session: Session | CudaSession | StagedSession = self.__dict__.get("_session") or self._link(inputs)
+        session: PlanSession | StagedSession = self.__dict__.get("_session") or self._link(inputs)
         if threads is not None:
             check_threads(threads)
         if self._seed is not None:
@@ -360,7 +359,7 @@ class Engine:
             return inputs
         return {**inputs, self._seed: np.array(int.from_bytes(os.urandom(8), "little") >> 1, np.int64)}
 
-    def _link(self, inputs: Mapping[str, Any]) -> Session | CudaSession | StagedSession:
+    def _link(self, inputs: Mapping[str, Any]) -> PlanSession | StagedSession:
         """The session; one that is not there yet begins on the GPU of PyTorch's tensors, or else on the current one."""
         if self._program["target"]["name"] != "cuda":
             return self._session

@@ -13,7 +13,7 @@ from collections import deque
 from collections.abc import Callable, Hashable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
-from typing import TYPE_CHECKING, Any, Protocol, TypeVar
+from typing import Any, Protocol, TypeVar
 
 import numpy as np
 
@@ -31,12 +31,9 @@ from tilewright.graph.reference import (
     stacked,
 )
 from tilewright.runtime.on_device import OnDevice, as_row, host, is_on_gpu, joined
-from tilewright.runtime.session import Frame, Session, profile_buffer
+from tilewright.runtime.session import Frame, PlanSession, profile_buffer
 from tilewright.runtime.shapes import check_conditions
 from tilewright.symbolic import Expression, evaluate, free_symbols, plain_symbol
-
-if TYPE_CHECKING:
-    from tilewright.runtime.cuda.session import CudaSession
 
 _FRAMES = 1024  # combinations of sizes that a part keeps what follows from
 _TAPED_FROM = 8  # rounds that a loop of new sizes runs one by one before a tape is made for it
@@ -60,7 +57,7 @@ class Parts:
     """The compiled parts: sessions, the graph of each, the numbers of their steps."""
 
     def __init__(
-        self, sessions: Sequence[Session | CudaSession], graph_of: Callable[[int], Graph], counts: Sequence[int]
+        self, sessions: Sequence[PlanSession], graph_of: Callable[[int], Graph], counts: Sequence[int]
     ) -> None:
         self.sessions, self.graph_of, self.counts = sessions, graph_of, counts
 
@@ -188,12 +185,13 @@ class Part:
             return interpret_part(self._parts.graph_of(self.number), list(map(host, arrays)), symbols)
         if frame is True or not frame.takes(arrays):
             return self._checked(arrays, symbols, call)
-        assert isinstance(self.session, Session)
+        native = self.session.native
+        assert native is not None
         plain = [array if _is_plain(array) else np.array(array, order="C") for array in arrays]
         if call.times is None:
-            return self.session.run_arrays(frame, plain, call.threads)
+            return native.run_arrays(frame, plain, call.threads)
         buffer = profile_buffer(self._parts.counts[self.number])
-        results = self.session.run_arrays(frame, plain, call.threads, buffer)
+        results = native.run_arrays(frame, plain, call.threads, buffer)
         spent = [(end - begin) / 1e6 for begin, end in zip(buffer, buffer[1:], strict=False)]
         before = call.times.get(self.number, [0.0] * len(spent))  # of earlier runs in a loop
         call.times[self.number] = [a + b for a, b in zip(before, spent, strict=True)]
@@ -204,8 +202,8 @@ class Part:
         given = [place for place in places if place is not None]
         if not isinstance(frame, Frame) or len(given) < len(places) or not frame.takes(given):
             raise NotFixedError("sizes that are checked at every call")
-        assert isinstance(self.session, Session)
-        return writer.call(self.session, frame, given)
+        assert self.session.native is not None
+        return writer.call(self.session.native, frame, given)
 
     def frame(self, arrays: Sequence[Any], symbols: Mapping[str, int]) -> Frame | bool:
         """What follows from the sizes; False where there is nothing to compute, True where the session must look."""
@@ -225,7 +223,8 @@ class Part:
         if 0 in carried or 0 in given or any(0 in array.shape for array in arrays):
             check_conditions(plan, symbols)
             return False
-        return (isinstance(self.session, Session) and self.session.frame(symbols)) or True
+        native = self.session.native
+        return (native is not None and native.frame(symbols)) or True
 
     def _checked(self, arrays: Sequence[Any], symbols: Mapping[str, int], call: Call) -> list[Any]:
         """A run by name: of a GPU, and of inputs that do not fit, for the session's error."""
@@ -236,9 +235,7 @@ class Part:
         }
         for spec in specs[len(arrays) :]:  # that tell a size; nothing reads them
             feeds[spec.name] = np.empty(evaluate(spec.shape[0], symbols), np.bool_)
-        if isinstance(self.session, Session):
-            return list(self.session.run(feeds, None, call.threads).values())
-        results = self.session.run(feeds, like=call.like)
+        results = self.session.run(feeds, None, call.threads, like=call.like)
         return [
             OnDevice(result, spec.dtype, tuple(result.shape)) if is_on_gpu(result) else result
             for spec, result in zip(self.session.plan.outputs, results.values(), strict=True)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 from collections.abc import Callable, Mapping, Sequence
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 
@@ -19,13 +19,10 @@ from tilewright.graph.ops import kind_of
 from tilewright.runtime import tensors
 from tilewright.runtime.on_device import OnDevice, host, is_on_gpu, on_device, viewed
 from tilewright.runtime.plan import Plan, TensorSpec
-from tilewright.runtime.session import Session
+from tilewright.runtime.session import PlanSession
 from tilewright.runtime.shapes import Shapes, check_mapping
 from tilewright.runtime.tensors import TensorView
 from tilewright.symbolic import free_symbols
-
-if TYPE_CHECKING:
-    from tilewright.runtime.cuda.session import CudaSession
 
 
 class StagedSession:
@@ -35,7 +32,7 @@ class StagedSession:
         self,
         plan: Plan,
         graph: Graph,
-        sessions: Sequence[Session | CudaSession],
+        sessions: Sequence[PlanSession],
         part: Callable[[int], Graph],
         counts: Sequence[int],
     ) -> None:
@@ -53,7 +50,7 @@ class StagedSession:
         self._symbols = tuple(symbols)
         known = [dtypes.ANY_BY_NAME[spec.dtype] for spec in plan.inputs]
         self._host_only = [dtype if dtype in dtypes.HOST_ONLY else None for dtype in known]
-        self._ordinal = next((session.device.ordinal for session in sessions if not isinstance(session, Session)), None)
+        self._ordinal = next((session.ordinal for session in sessions if session.ordinal is not None), None)
         self._mutated = [number for number, spec in enumerate(plan.inputs) if spec.mutates is not None]
         self._graphs: dict[int, Graph] = {}
         self._lock = forks.lock()
@@ -72,7 +69,7 @@ class StagedSession:
 
     def step_times(self, inputs: Mapping[str, Any], runs: int, threads: int | None, steps: int) -> list[list[float]]:
         """Milliseconds of every step, those of all parts one after the other, run by run."""
-        if not all(hasattr(session, "_entry") for session in self._sessions):
+        if any(session.native is None for session in self._sessions):
             raise EngineError("steps of an engine in parts are timed on a CPU only: build it for target='cpu'")
         times = []
         for _ in range(runs + 1):  # the first warms up

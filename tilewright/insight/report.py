@@ -12,9 +12,10 @@ from tilewright import dtypes
 from tilewright.graph.ops import kind_of
 from tilewright.graph.passes.memory import ALIGNMENT
 from tilewright.insight.lanes import lanes
-from tilewright.insight.roofline import bound_of, machine_for
+from tilewright.insight.roofline import bound_of
 from tilewright.settings import settings
 from tilewright.symbolic import evaluate, from_json
+from tilewright.targets.registry import machine_for
 
 if TYPE_CHECKING:
     from tilewright.engine.engine import Engine

@@ -6,12 +6,9 @@ vector width and the number of threads.  A step that finds its operands in a cac
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from dataclasses import dataclass
 
-from tilewright.targets.cpu.target import CPUTarget
-from tilewright.targets.machine import Machine, cpu_machine
-from tilewright.targets.nvidia.target import NvidiaTarget
+from tilewright.targets.machine import Machine
 
 
 @dataclass(frozen=True)
@@ -33,12 +30,3 @@ def bound_of(machine: Machine, moved: int, operations: int, bits: int) -> Bound:
     if work > traffic:
         return Bound("tensor" if on_tensor_cores else "arithmetic", work)
     return Bound("memory", traffic)
-
-
-def machine_for(target: str, features: Sequence[str], threads: int) -> Machine:
-    """The machine that a program is for: ``cuda:sm_90a``, or ``cpu`` with LLVM's names of its features."""
-    family, _, architecture = target.partition(":")
-    if family == "cuda":
-        number = int("".join(character for character in architecture if character.isdigit()))
-        return NvidiaTarget.for_capability(divmod(number, 10)).machine()
-    return cpu_machine(CPUTarget.from_features("", "", frozenset(features), 0, 0).vector_bits, 0, 0, threads)

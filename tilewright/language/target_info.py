@@ -31,8 +31,7 @@ _state = _State()
 def compiling_for(target: Any) -> Iterator[None]:
     """Kernels traced in the block are for a target (`tilewright.targets.base.Target`)."""
     saved = _state.target
-    arch: int | str = getattr(target, "sm", 0) or getattr(target, "cpu", "")
-    _state.target = KernelTarget(target.name, arch, getattr(target, "warp_threads", 1))
+    _state.target = KernelTarget(target.name, target.generation, target.warp_threads)
     try:
         yield
     finally:

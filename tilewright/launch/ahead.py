@@ -17,7 +17,7 @@ import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 import tilewright
 from tilewright.dtypes import DType
@@ -156,35 +156,29 @@ def build(
     one that many have.  Raises `CompilationError`, `LaunchError` for a name that C does not allow, and `TargetError`.
     """
     chosen = get_target(target)
-    if not isinstance(chosen, CPUTarget):
+    if chosen.is_gpu:
         raise TargetError(
             f"objects with a C header are for CPUs, not for {chosen.name}; for a GPU, "
             "kernel.compile(types, constants, target=…).asm['cubin'] is the code"
         )
-    chosen = _without_tiles(chosen)
+    cpu = cast(CPUTarget, chosen).without_tiles()
     exported = name or kernel.name
     if not exported.isidentifier() or not exported.isascii():
         raise LaunchError(f"{exported!r} is no name of a C function")
     described = {entry: Parameter(entry, divisibility=divisor) for entry, divisor in signature.divisors.items()}
     function = kernel.trace(signature.types, signature.constants, described)
-    lowered = lower(function, chosen, {"waits": "unwatched"})  # the C function has no clock
+    lowered = lower(function, cpu, {"waits": "unwatched"})  # the C function has no clock
     parameters = function.region.arguments
     failing = list(assertions(function)) if lowered.asserts else []
     failures = [_failure_text(operation) for operation in failing]
-    wrapper = _wrapper(exported, parameters, lowered, failures, "windows" not in chosen.triple)
+    wrapper = _wrapper(exported, parameters, lowered, failures, "windows" not in cpu.triple)
     whole = lowered.text + wrapper
     for called, declaration in _DECLARATIONS.items():
         if f"@{called}(" in wrapper and not _declared(called, lowered.text):
             whole += f"\n{declaration}"
-    code = assemble(whole + "\n", chosen)
-    header = _header(exported, kernel, signature, parameters, accesses(function), chosen, failing)
+    code = assemble(whole + "\n", cpu)
+    header = _header(exported, kernel, signature, parameters, accesses(function), cpu, failing)
     return AheadOfTime(exported, code.image, header)
-
-
-def _without_tiles(target: CPUTarget) -> CPUTarget:
-    """The target without AMX, which a program must ask its system for before it may use it."""
-    features = frozenset(name for name in target.features if not name.startswith("amx"))
-    return CPUTarget.from_features(target.triple, target.cpu, features, target.l1_bytes, target.l2_bytes)
 
 
 def _results(failing: Sequence[Operation]) -> str:

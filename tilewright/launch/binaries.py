@@ -29,8 +29,8 @@ from tilewright.launch import hooks
 from tilewright.launch.compiled import CompiledKernel, Interface, written_parameters
 from tilewright.settings import settings
 from tilewright.targets.base import Binary, Remark, Target, stored_remarks
+from tilewright.targets.gpu.binary import GpuBinary
 from tilewright.targets.llvm.cache import CacheEntry, ObjectCache, kernel_digest
-from tilewright.targets.nvidia.binary import CudaBinary
 
 logger = logging.getLogger("tilewright.jit")
 
@@ -182,7 +182,7 @@ def _kernel(
 
 
 def _kernel_class(binary: Binary) -> type[CompiledKernel]:
-    if isinstance(binary, CudaBinary):
+    if isinstance(binary, GpuBinary):
         from tilewright.launch.cuda import CudaKernel  # programs without a GPU do not pay for it
 
         return CudaKernel

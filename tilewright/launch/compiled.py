@@ -378,7 +378,7 @@ class CompiledKernel:
     @property
     def n_regs(self) -> int:
         """Vector registers of the target: a CPU's code may use all of them."""
-        return int(getattr(self.target, "vector_registers", 16))
+        return self.target.vector_registers
 
     @property
     def n_spills(self) -> int:

@@ -22,7 +22,7 @@ from tilewright.runtime.cuda.launch import Start, launcher
 from tilewright.runtime.cuda.program import load
 from tilewright.runtime.cuda.streams import LEGACY_DEFAULT
 from tilewright.runtime.cuda.tensor_map import Tensor
-from tilewright.targets.nvidia.binary import CudaBinary
+from tilewright.targets.gpu.binary import GpuBinary
 from tilewright.targets.nvidia.inspect import KernelInfo, describe, sass
 from tilewright.targets.nvidia.target import NvidiaTarget
 
@@ -36,7 +36,7 @@ class CudaKernel(CompiledKernel):
     ``compiled[grid](*arguments)`` launches it on the GPU and the stream of its arguments.
     """
 
-    binary: CudaBinary
+    binary: GpuBinary
     text_names = ("ir", "llvm", "ptx", "sass")
     image_name = "cubin"
 

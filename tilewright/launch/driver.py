@@ -16,8 +16,7 @@ from typing import Any, Protocol
 from tilewright.errors import TargetError, brief
 from tilewright.settings import settings
 from tilewright.targets.base import Target
-from tilewright.targets.nvidia.target import NvidiaTarget
-from tilewright.targets.registry import get_target
+from tilewright.targets.registry import get_target, target_of_generation
 from tilewright.testing import do_bench
 
 
@@ -33,17 +32,11 @@ class GPUTarget:
     @classmethod
     def of(cls, target: Target) -> GPUTarget:
         """The machine that a target compiles for."""
-        arch: Any = getattr(target, "sm", None) or getattr(target, "cpu", "")
-        return cls(target.name, arch, getattr(target, "warp_threads", 1))
+        return cls(target.name, target.generation, target.warp_threads)
 
     def target(self) -> Target:
         """The target that compiles for it; raises `TargetError` for a machine that there is no target for."""
-        if self.backend == "cpu":
-            return get_target("cpu")
-        if self.backend == "cuda":
-            major, minor = divmod(int(self.arch), 10)
-            return NvidiaTarget.for_capability((major, minor))
-        raise TargetError(f"there is no target for the backend {self.backend!r}: choose cpu or cuda")
+        return target_of_generation(self.backend, self.arch)
 
 
 def torch_module() -> Any:
@@ -66,8 +59,8 @@ class Utilities:
         """
         target = get_target("cpu")
         return {
-            "max_shared_mem": getattr(target, "l2_bytes", 1 << 20),
-            "max_num_regs": getattr(target, "vector_registers", 16) * _GREATEST_WARPS,
+            "max_shared_mem": target.l2_bytes,
+            "max_num_regs": target.vector_registers * _GREATEST_WARPS,
             "multiprocessor_count": settings.threads,
             "warpSize": 1,
             "sm_clock_rate": 0,

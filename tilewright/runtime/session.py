@@ -6,7 +6,7 @@ import ctypes
 import operator
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, Protocol
 
 import numpy as np
 
@@ -44,8 +44,45 @@ class Frame:
         return True
 
 
+class PlanSession(Protocol):
+    """A loaded plan, on whatever machine."""
+
+    plan: Plan
+
+    @property
+    def ordinal(self) -> int | None:
+        """The GPU that it runs on; None for the CPU."""
+        ...
+
+    @property
+    def native(self) -> Session | None:
+        """The plan as a native function of arrays, where it is one: it can be called without what `run` looks at."""
+        ...
+
+    def run(
+        self,
+        inputs: Mapping[str, Any],
+        out: Mapping[str, Any] | None = None,
+        threads: int | None = None,
+        *,
+        like: Any = None,
+    ) -> dict[str, Any]:
+        """Outputs by name, fresh ones of the kind of `like` where the machine has several (None: the first input's)."""
+        ...
+
+    def step_times(self, inputs: Mapping[str, Any], runs: int, threads: int | None, steps: int) -> list[list[float]]:
+        """Milliseconds of every step, run by run."""
+        ...
+
+    def symbols(self, inputs: Mapping[str, Any]) -> dict[str, int]:
+        """The values of all sizes for these inputs."""
+        ...
+
+
 class Session:
-    """A loaded plan. Several threads may call `run` at once: each call has memory of its own."""
+    """A loaded plan on the CPU. Several threads may call `run` at once: each call has memory of its own."""
+
+    ordinal = None
 
     def __init__(self, plan: Plan, library: NativeLibrary, symbol: str, weights: int, owner: object = None) -> None:
         """`weights` is the address of the weights, in memory that lives as long as `owner`, which the session keeps."""
@@ -60,12 +97,18 @@ class Session:
         self._input_names = self._shapes.input_numbers
         self._mutated = [number for number, spec in enumerate(plan.inputs) if spec.mutates is not None]
 
+    @property
+    def native(self) -> Session:
+        return self
+
     def run(
         self,
         inputs: Mapping[str, Any],
         out: Mapping[str, Any] | None = None,
         threads: int | None = None,
         profile: ctypes.Array[ctypes.c_int64] | None = None,
+        *,
+        like: Any = None,
     ) -> dict[str, Any]:
         """Outputs by name. Raises `ShapeError` and `InputError`.
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass, field, replace
 from typing import Any, Protocol
 
@@ -32,7 +32,7 @@ def stored_remarks(remarks: Iterable[Remark]) -> list[dict[str, Any]]:
 class Binary:
     """A compiled kernel: machine code and what is needed to launch it.
 
-    How `symbol` is called is the target's matter: of a GPU's kernel see `targets.nvidia.binary.CudaBinary`.  On
+    How `symbol` is called is the target's matter: of a GPU's kernel see `targets.gpu.binary.GpuBinary`.  On
     the CPU it is a function, one call for a run of program instances:
 
         void symbol(ptr arguments, ptr scratch, i64 begin, i64 end)
@@ -68,8 +68,76 @@ class Target(Protocol):
     options: frozenset[str]  # of a launch, which change the code: others are accepted, and reported
 
     @property
+    def architecture(self) -> str:
+        """The kind of machine: ``x86_64``, ``sm_90a``."""
+        ...
+
+    @property
+    def generation(self) -> int | str:
+        """How host code of kernels tells machines of a family apart: a compute capability (90), a CPU's name."""
+        ...
+
+    @property
+    def is_gpu(self) -> bool:
+        """Whether kernels are launched as warps of threads on a device, in memory of its own, and are timed there."""
+        ...
+
+    @property
+    def warp_threads(self) -> int:
+        """Threads that run one instruction together; 1 on CPUs."""
+        ...
+
+    @property
+    def vector_bits(self) -> int:
+        """Bits of a vector register; 0 on GPUs, whose threads have numbers of their own."""
+        ...
+
+    @property
+    def vector_registers(self) -> int:
+        """Vector registers of a CPU; 0 on GPUs."""
+        ...
+
+    @property
+    def l2_bytes(self) -> int:
+        """The L2 cache: of a CPU's core, of all of a GPU."""
+        ...
+
+    @property
+    def wgmma(self) -> bool:
+        """Whether warp groups multiply tiles of shared memory: explicit kernels for Hopper run."""
+        ...
+
+    @property
+    def dependent_launch(self) -> bool:
+        """Whether a kernel may start before the one that it depends on has ended, and waits for it itself."""
+        ...
+
+    @property
     def tf32(self) -> bool:
         """Whether products and convolutions of float32 models multiply as tf32."""
+        ...
+
+    @property
+    def compiles_quickly(self) -> bool:
+        """Whether there is a `quick_variant`, which compiles in less time to slower code."""
+        ...
+
+    @property
+    def quick(self) -> bool:
+        """Whether this is one."""
+        ...
+
+    def with_choices(self, names: Sequence[str]) -> Target:
+        """The same with choices by name: ``tf32``. Raises `TargetError` for what it does not have."""
+        ...
+
+    def quick_variant(self) -> Target:
+        """The same machine, compiled for in less time to slower code where `compiles_quickly`."""
+        ...
+
+    @property
+    def facts(self) -> Mapping[str, Any]:
+        """What an engine's file says of the machine that it is for, besides the features that its code needs."""
         ...
 
     @property

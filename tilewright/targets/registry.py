@@ -2,17 +2,29 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 
 from tilewright.errors import TargetError, a_kind
 from tilewright.targets.base import Target
 from tilewright.targets.cpu.target import CPUTarget
+from tilewright.targets.machine import Machine
 from tilewright.targets.nvidia.target import NvidiaTarget
 
-# family -> (this machine's device, a device by name)
-TARGETS: dict[str, tuple[Callable[[], Target], Callable[[str], Target]]] = {
-    "cpu": (CPUTarget.host, CPUTarget.named),
-    "cuda": (NvidiaTarget.host, NvidiaTarget.named),
+
+@dataclass(frozen=True)
+class Family:
+    """Machines that one compiler is for: those of this machine, by name, and as others tell of them."""
+
+    host: Callable[[], Target]  # this machine's
+    named: Callable[[str], Target]
+    of_generation: Callable[[int | str], Target]  # `Target.generation`, or one near it whose code runs there
+    recorded: Callable[[str, Sequence[str], int], Machine]  # by architecture, features and threads of an engine's file
+
+
+TARGETS: dict[str, Family] = {
+    "cpu": Family(CPUTarget.host, CPUTarget.named, CPUTarget.of_generation, CPUTarget.recorded_machine),
+    "cuda": Family(NvidiaTarget.host, NvidiaTarget.named, NvidiaTarget.of_generation, NvidiaTarget.recorded_machine),
 }
 
 
@@ -33,10 +45,20 @@ def get_target(name: str | Target = "auto") -> Target:
         raise TargetError(
             f"unknown target {name!r}: choose auto, {', '.join(TARGETS)}, or one such as cuda:sm_90a that names a model"
         )
-    host, named = TARGETS[family]
-    target = named(model) if model else host()
-    if not choices:
-        return target
-    if not isinstance(target, NvidiaTarget):
-        raise TargetError(f"target {name!r}: +tf32 is for GPUs, CPUs multiply float32 as float32")
-    return target.with_choices(choices)
+    found = TARGETS[family]
+    target = found.named(model) if model else found.host()
+    return target.with_choices(choices) if choices else target
+
+
+def target_of_generation(family: str, generation: int | str) -> Target:
+    """The target that compiles for a machine as host code of kernels names it (`Target.generation`), or for one near
+    it whose code runs there; raises `TargetError` for a machine that there is no target for."""
+    if family not in TARGETS:
+        raise TargetError(f"there is no target for the backend {family!r}: choose {' or '.join(TARGETS)}")
+    return TARGETS[family].of_generation(generation)
+
+
+def machine_for(target: str, features: Sequence[str], threads: int) -> Machine:
+    """The machine that a program is for: ``cuda:sm_90a``, or ``cpu`` with LLVM's names of its features."""
+    family, _, architecture = target.partition("+")[0].partition(":")
+    return TARGETS[family].recorded(architecture, features, threads)

@@ -43,10 +43,10 @@ def fourier_candidates(group: Group, graph: Graph, target: Target) -> list[Candi
     gate = gate_slots(group, graph, extra)
     slots = gate.rest if gate is not None else epilogue_slots(group, graph, extra)
     rows = product(x.shape[:-1])
-    lanes = target.vector_bits // (8 * x.dtype.itemsize)  # type: ignore[attr-defined]
+    lanes = target.vector_bits // (8 * x.dtype.itemsize)
     if isinstance(rows, int):
         lanes = min(lanes, next_power_of_2(rows))
-    factors = radices(points, target.vector_registers)  # type: ignore[attr-defined]
+    factors = radices(points, target.vector_registers)
     inverse = bool(anchor.attributes["inverse"]) or form == "real"
     blocks = simplify(ceil_divide(ceil_divide(rows, lanes), PROGRAMS * machine.processors))
     programs = PROGRAMS * machine.processors

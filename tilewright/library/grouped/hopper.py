@@ -42,7 +42,7 @@ def hopper_grouped(group: Group, slots: Slots, target: Target) -> list[Candidate
     groups, depth, columns = b.shape[0], a.shape[1], b.shape[1] if transposed else b.shape[2]
     if not isinstance(groups, int) or not isinstance(depth, int) or not isinstance(columns, int):
         return []
-    if not getattr(target, "wgmma", False) or a.dtype not in (float16, bfloat16) or b.dtype != a.dtype:
+    if not target.wgmma or a.dtype not in (float16, bfloat16) or b.dtype != a.dtype:
         return []
     if slots.stored.dtype not in (float16, bfloat16, float32) or columns % _ALIGNED or depth % _ALIGNED:
         return []

@@ -65,7 +65,7 @@ def _row_by_row(group: Group, target: Target) -> Candidate:
     constants, operands, sizes = _common(anchor)
     x, weight, cell = anchor.inputs[0], anchor.inputs[1], anchor.attributes["cell"]
     assert x is not None and weight is not None
-    lanes = getattr(target, "vector_bits", 0) // 32
+    lanes = target.vector_bits // 32
     block = lanes * max(1, _SUMS // GATES[cell]) if lanes else _GPU_BLOCK
     constants |= {"STEP": _STEPS[cell], "BLOCK": block}
     types: dict[str, str] = {}

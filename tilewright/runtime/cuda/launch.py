@@ -20,8 +20,9 @@ from typing import Any
 from tilewright.errors import DeviceError, LaunchError
 from tilewright.runtime.cuda.device import Device
 from tilewright.runtime.cuda.driver import api, check, failure
-from tilewright.runtime.cuda.program import Program, load
+from tilewright.runtime.cuda.program import load
 from tilewright.runtime.cuda.tensor_map import BYTES, TensorMaps
+from tilewright.runtime.gpu_program import Program
 from tilewright.runtime.slots import narrow_slots, narrowed, slot_format
 
 Start = Callable[..., None]

@@ -22,12 +22,12 @@ from tilewright.runtime.cuda.extern import extern_start, is_extern
 from tilewright.runtime.cuda.graphs import GraphCache, is_capturing
 from tilewright.runtime.cuda.launch import launcher
 from tilewright.runtime.cuda.launches import Binder, Launch, place_of, taken
-from tilewright.runtime.cuda.program import Program
 from tilewright.runtime.cuda.repeats import Repeat, Repeats, Signature
 from tilewright.runtime.cuda.staging import DeviceBuffer, PinnedBuffer, copy_host, upload
 from tilewright.runtime.cuda.tables import DeviceTables
 from tilewright.runtime.cuda.tensors import DeviceView, allocate, view
 from tilewright.runtime.cuda.timing import graph_times
+from tilewright.runtime.gpu_program import Program
 from tilewright.runtime.plan import BufferReference, Plan, TensorSpec
 from tilewright.runtime.session import check_indices
 from tilewright.runtime.shapes import Binding, Shapes, check_mapping
@@ -41,6 +41,8 @@ _RESERVED = 128  # the part of the GPU's memory that an arena may take before si
 
 class CudaSession:
     """A loaded plan. Several threads may call `run` at once; the GPU runs their calls one after the other."""
+
+    native = None
 
     def __init__(
         self, plan: Plan, programs: Mapping[str, Program], weights: Mapping[str, tuple[int, int]], device: Device
@@ -104,6 +106,11 @@ class CudaSession:
         upload(memory.address, [(offsets[name], *weights[name]) for name in names])
         return memory, {name: memory.address + offset for name, offset in offsets.items()}
 
+    @property
+    def ordinal(self) -> int:
+        """The GPU that it runs on."""
+        return self.device.ordinal
+
     # -- Calls --------------------------------------------------------------------------------------------------------
 
     def run(
@@ -111,6 +118,7 @@ class CudaSession:
         inputs: Mapping[str, Any],
         out: Mapping[str, Any] | None = None,
         threads: int | None = None,
+        *,
         like: Any = None,
     ) -> dict[str, Any]:
         """Outputs by name, as `runtime.session.Session.run`; `threads` is for CPUs and has no effect.

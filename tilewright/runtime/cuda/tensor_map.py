@@ -13,7 +13,7 @@ from typing import Any
 from tilewright.dtypes import DType, float32
 from tilewright.errors import LaunchError
 from tilewright.runtime.cuda.driver import api, check, failure
-from tilewright.runtime.cuda.program import TensorMapUse
+from tilewright.runtime.gpu_program import TensorMapUse
 
 BYTES = 128
 _KEPT = 1024  # maps of one parameter; a program that shows a kernel more tensors than this starts over

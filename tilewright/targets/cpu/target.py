@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Mapping
-from dataclasses import dataclass
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
 from functools import lru_cache
 from typing import Any
 
@@ -53,7 +53,10 @@ class CPUTarget:
 
     name = "cpu"
     options = frozenset(("enable_fp_fusion",))
+    is_gpu = wgmma = dependent_launch = False
+    warp_threads = 1
     tf32 = False  # float32 multiplies as float32
+    compiles_quickly = True
 
     @classmethod
     def host(cls) -> CPUTarget:
@@ -67,6 +70,16 @@ class CPUTarget:
             raise TargetError(f"unknown CPU {name!r}: choose one of {', '.join(_NAMED)}, or 'auto' for this machine")
         triple, cpu, l1, l2 = _NAMED[name]
         return cls.from_features(triple, cpu, NAMED_FEATURES[name], l1, l2)
+
+    @classmethod
+    def of_generation(cls, name: int | str) -> CPUTarget:
+        """The CPU that host code of kernels means: this machine's, whatever it is called."""
+        return cls.host()
+
+    @classmethod
+    def recorded_machine(cls, architecture: str, features: Sequence[str], threads: int) -> Machine:
+        """The rates of a CPU by the features that an engine's file has on record."""
+        return cpu_machine(cls.from_features("", "", frozenset(features), 0, 0).vector_bits, 0, 0, threads)
 
     @classmethod
     def from_features(cls, triple: str, cpu: str, features: frozenset[str], l1: int, l2: int) -> CPUTarget:
@@ -90,6 +103,29 @@ class CPUTarget:
     def architecture(self) -> str:
         """The first part of the triple: x86_64, aarch64, arm64."""
         return self.triple.split("-")[0]
+
+    @property
+    def generation(self) -> str:
+        """How host code of kernels names it."""
+        return self.cpu
+
+    def with_choices(self, names: Sequence[str]) -> CPUTarget:
+        """Raises `TargetError`: there are none."""
+        raise TargetError(f"+{names[0]} is for GPUs, CPUs multiply float32 as float32")
+
+    def quick_variant(self) -> CPUTarget:
+        """The same CPU, compiled for in less time to slower code."""
+        return replace(self, quick=True)
+
+    def without_tiles(self) -> CPUTarget:
+        """The same CPU without AMX, which a program must ask its system for before it may use it."""
+        features = frozenset(name for name in self.features if not name.startswith("amx"))
+        return self.from_features(self.triple, self.cpu, features, self.l1_bytes, self.l2_bytes)
+
+    @property
+    def facts(self) -> Mapping[str, Any]:
+        """What an engine's file says of it, besides the features that its code needs."""
+        return {"name": self.name, "triple": self.triple, **({"quick": True} if self.quick else {})}
 
     @property
     def description(self) -> str:

@@ -32,7 +32,7 @@ from tilewright.passes.axis_info import AxisInfo, analyze_axes
 from tilewright.targets.gpu.accesses import chained_products, combined_axes, plan_accesses
 from tilewright.targets.gpu.assigner import Assigner, Rule, stored_reductions
 from tilewright.targets.gpu.layout_rules import LAYOUT_RULES
-from tilewright.targets.gpu.target import GPUTarget
+from tilewright.targets.gpu.target import SimtTarget
 from tilewright.targets.gpu.tiles import is_tile
 from tilewright.targets.gpu.transfer import conversion_plan, element_bits, operand_layout
 
@@ -51,12 +51,12 @@ class Assignment:
     layouts: Mapping[Value, LinearLayout]
     facts: Mapping[Value, AxisInfo]
     working: Mapping[Operation, LinearLayout]  # of operations that have a layout of their own: accesses, scans …
-    target: GPUTarget
+    target: SimtTarget
 
 
 def assign(
     function: Function,
-    target: GPUTarget,
+    target: SimtTarget,
     warps: int,
     rules: Mapping[str, Rule] = LAYOUT_RULES,
     copied: bool = False,

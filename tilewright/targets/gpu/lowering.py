@@ -29,7 +29,7 @@ from tilewright.targets.gpu.conversions import register_type
 from tilewright.targets.gpu.intrinsics import Intrinsics
 from tilewright.targets.gpu.layouts import Assignment
 from tilewright.targets.gpu.shared_memory import Allocation
-from tilewright.targets.gpu.target import GPUTarget, lane_bits
+from tilewright.targets.gpu.target import SimtTarget, lane_bits
 from tilewright.targets.llvm.builder import Block, LLVMBuilder, LLVMValue, Module
 from tilewright.targets.llvm.debug import DebugLines
 
@@ -93,7 +93,7 @@ class KernelLowering:
     def __init__(
         self,
         assignment: Assignment,
-        target: GPUTarget,
+        target: SimtTarget,
         intrinsics: Intrinsics,
         module: Module,
         symbol: str,

@@ -28,7 +28,7 @@ from tilewright.passes.axis_info import analyze_axes
 from tilewright.targets.gpu.layouts import LAYOUT_ATTRIBUTE, Assignment
 from tilewright.targets.gpu.lowering import KEPT_ATTRIBUTE, RESIDENT_ATTRIBUTE, cached_live_registers
 from tilewright.targets.gpu.memory_order import undisturbed_loads
-from tilewright.targets.gpu.target import GPUTarget
+from tilewright.targets.gpu.target import SimtTarget
 
 _OTHER_REGISTERS = 32  # of a thread, for what is no block: addresses, partial results, what is being computed
 _ENOUGH = 4  # CTAs of a multiprocessor, of which some load while others compute
@@ -100,7 +100,7 @@ def _is_number(value: Value) -> bool:
     return value.type.dtype.is_float or (value.definition is not None and value.definition.opcode == "load")
 
 
-def _resident(target: GPUTarget, words: int, warps: int) -> int:
+def _resident(target: SimtTarget, words: int, warps: int) -> int:
     """CTAs whose threads hold so many 32-bit words of blocks."""
     return target.registers_per_multiprocessor // (target.warp_threads * warps * (words + _OTHER_REGISTERS))
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Protocol
 
 
-class GPUTarget(Protocol):
+class SimtTarget(Protocol):
     """The capabilities of a GPU that layouts and the lowering of blocks to threads depend on."""
 
     @property
@@ -42,6 +42,6 @@ class GPUTarget(Protocol):
         ...
 
 
-def lane_bits(target: GPUTarget) -> int:
+def lane_bits(target: SimtTarget) -> int:
     """Bits of a thread's number that count within its warp."""
     return target.warp_threads.bit_length() - 1

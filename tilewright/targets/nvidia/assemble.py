@@ -26,7 +26,7 @@ from pathlib import Path
 from typing import Any, Protocol
 
 from tilewright.errors import CompilationError, MissingDependencyError
-from tilewright.runtime.cuda.program import Resources
+from tilewright.runtime.gpu_program import Resources
 from tilewright.targets.base import Remark
 from tilewright.targets.llvm.optimize import MachineOptions, generate_assembly
 from tilewright.targets.llvm.symbols import kernel_name

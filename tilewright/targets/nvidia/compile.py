@@ -1,4 +1,4 @@
-"""Tile IR -> `CudaBinary` for a GPU: lower, assemble, and keep the result in the object cache."""
+"""Tile IR -> `GpuBinary` for a GPU: lower, assemble, and keep the result in the object cache."""
 
 from __future__ import annotations
 
@@ -12,13 +12,13 @@ from tilewright import dtypes
 from tilewright.errors import CompilationError
 from tilewright.ir.core import Function
 from tilewright.ir.printer import print_function
-from tilewright.runtime.cuda.program import Resources, TensorMapUse
+from tilewright.runtime.gpu_program import Resources, TensorMapUse
 from tilewright.settings import settings
 from tilewright.targets.base import Remark, stored_remarks
+from tilewright.targets.gpu.binary import GpuBinary
 from tilewright.targets.llvm.cache import CacheEntry, ObjectCache, content_key
 from tilewright.targets.llvm.symbols import kernel_name
 from tilewright.targets.nvidia.assemble import Assembly, AssemblyOptions, assemble
-from tilewright.targets.nvidia.binary import CudaBinary
 from tilewright.targets.nvidia.lowered import LoweredKernel
 from tilewright.targets.nvidia.target import NvidiaTarget
 
@@ -28,7 +28,7 @@ _SUFFIXES = {"ir": "tile", "layouts": "layouts.tile", "llvm": "ll", "ptx": "ptx"
 _USERS_SHOWN = 3  # of shared memory, where there is too little
 
 
-def compile_function(function: Function, target: NvidiaTarget, options: Mapping[str, Any]) -> CudaBinary:
+def compile_function(function: Function, target: NvidiaTarget, options: Mapping[str, Any]) -> GpuBinary:
     """The binary of a verified kernel; from the cache when the same kernel was compiled before.
 
     The key covers the kernel's whole text, the architecture, the assembler, the options, the compiler's
@@ -112,12 +112,12 @@ def explain_function(function: Function, target: NvidiaTarget, options: Mapping[
     return "\n".join([title, *(f"  {line}" for line in [", ".join(facts), *lines])])
 
 
-def load_binary(key: str, target: NvidiaTarget) -> CudaBinary | None:
+def load_binary(key: str, target: NvidiaTarget) -> GpuBinary | None:
     """The binary of a key from the object cache; None when it is not there."""
     return ObjectCache(settings.cache_directory).find(key, lambda entry: _from_entry(key, entry, target))
 
 
-def _from_entry(key: str, entry: CacheEntry, target: NvidiaTarget) -> CudaBinary:
+def _from_entry(key: str, entry: CacheEntry, target: NvidiaTarget) -> GpuBinary:
     return _binary(key, {**entry.metadata, "seconds": {}}, entry.image, target, {})
 
 
@@ -141,13 +141,13 @@ def _metadata(
 
 def _binary(
     key: str, metadata: Mapping[str, Any], image: bytes, target: NvidiaTarget, texts: Mapping[str, str]
-) -> CudaBinary:
+) -> GpuBinary:
     uses = [
         TensorMapUse(**{**use, "box": tuple(use["box"]), "element": dtypes.BY_NAME[use["element"]]})
         for use in metadata["tensor_maps"]
     ]
     x, y, z = metadata["cluster"]
-    return CudaBinary(
+    return GpuBinary(
         target=target.name,
         key=key,
         symbol=metadata["symbol"],

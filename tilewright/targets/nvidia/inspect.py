@@ -16,9 +16,9 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from tilewright.errors import MissingDependencyError
-from tilewright.runtime.cuda.program import Resources
+from tilewright.runtime.gpu_program import Resources
+from tilewright.targets.gpu.binary import GpuBinary
 from tilewright.targets.nvidia.assemble import toolkit_files, wheel_files
-from tilewright.targets.nvidia.binary import CudaBinary
 
 # "/*0090*/  @!P0 LDG.E.128.CONSTANT R8, desc[UR4][R2.64] ;"
 _INSTRUCTION = re.compile(r"^\s*/\*[0-9a-f]{4,}\*/\s+(?:@!?U?P\w+\s+)?([A-Z][\w.]*)", re.MULTILINE)
@@ -81,7 +81,7 @@ class KernelInfo:
         return "\n".join(lines + ([self.note] if self.note else []))
 
 
-def describe(binary: CudaBinary) -> KernelInfo:
+def describe(binary: GpuBinary) -> KernelInfo:
     """What a compiled kernel takes and is made of."""
     instructions: Mapping[str, int] = {}
     access_bytes: Mapping[int, int] = {}

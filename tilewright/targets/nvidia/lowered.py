@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from tilewright.ir.core import Function
-from tilewright.runtime.cuda.program import TensorMapUse
+from tilewright.runtime.gpu_program import TensorMapUse
 from tilewright.targets.base import Remark
 
 

@@ -8,7 +8,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 
 from tilewright.ir.core import Operation, Region, Value
-from tilewright.runtime.cuda.program import TensorMapUse
+from tilewright.runtime.gpu_program import TensorMapUse
 from tilewright.targets.gpu.layouts import Assignment
 from tilewright.targets.gpu.lowering import KernelLowering, Rule
 from tilewright.targets.gpu.shared_memory import Allocation

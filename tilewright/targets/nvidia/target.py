@@ -51,6 +51,9 @@ class NvidiaTarget:
     registers_per_multiprocessor = 65536
     registers_per_thread = 255
     asynchronous_copies = True  # cp.async
+    is_gpu = True
+    vector_bits = vector_registers = 0  # threads have numbers of their own
+    compiles_quickly = quick = False
     reserved_shared_bytes = 1024  # of a multiprocessor, taken by the driver for every resident CTA
 
     @classmethod
@@ -93,6 +96,17 @@ class NvidiaTarget:
         return replace(best, multiprocessors=multiprocessors, l2_bytes=l2_bytes, card=card)
 
     @classmethod
+    def of_generation(cls, capability: int | str) -> NvidiaTarget:
+        """The best target for a compute capability as one number, 90; raises `TargetError`."""
+        major, minor = divmod(int(capability), 10)
+        return cls.for_capability((major, minor))
+
+    @classmethod
+    def recorded_machine(cls, architecture: str, features: Sequence[str], threads: int) -> Machine:
+        """The rates of a GPU by the architecture that an engine's file has on record."""
+        return cls.of_generation("".join(filter(str.isdigit, architecture))).machine()
+
+    @classmethod
     def named(cls, name: str) -> NvidiaTarget:
         """An architecture by name, for compiling on any machine; raises `TargetError` listing the names."""
         if name not in _NAMED:
@@ -118,6 +132,21 @@ class NvidiaTarget:
 
         choice = "-tf32" if self.tf32 else ""
         return f"cuda-{self.architecture}-ptx{self.ptx_version}-{find_assembler().identity}{choice}"
+
+    @property
+    def generation(self) -> int:
+        """Its compute capability, as one number: how host code of kernels names it."""
+        return self.sm
+
+    def quick_variant(self) -> NvidiaTarget:
+        """The same: code for GPUs is compiled in one way."""
+        return self
+
+    @property
+    def facts(self) -> Mapping[str, Any]:
+        """What an engine's file says of it."""
+        facts = {"name": self.name, "architecture": self.architecture, "triple": self.triple}
+        return {**facts, "tf32": True} if self.tf32 else facts
 
     @property
     def description(self) -> str:

@@ -32,7 +32,7 @@ RUN_START = 2  # multiply-adds of a vector that the start of a run takes the tim
 
 def lanes_of(target: Target) -> int:
     """Elements of float32 in a vector of a CPU; 0 for GPUs."""
-    return getattr(target, "vector_bits", 0) // 32
+    return target.vector_bits // 32
 
 
 def depthwise_runs_candidate(group: Group, slots: Slots, weights: Operand, target: Target) -> Candidate:
@@ -66,7 +66,7 @@ def direct_columns(w: Value, groups: int, target: Target) -> int:
 
 def direct_pixels(across: Size, width: int, target: Target) -> int:
     """How many neighbouring pixels of a line a direct convolution computes at once: what takes the least time."""
-    vectors, registers = ceil(width / lanes_of(target)), getattr(target, "vector_registers", 16)
+    vectors, registers = ceil(width / lanes_of(target)), target.vector_registers
     most = min(MOST_DIRECT_SUMS, registers - vectors - 1) // vectors  # beside weights and a pixel
     if not isinstance(across, int):
         return most

@@ -68,7 +68,7 @@ def winograd_candidate(group: Group, slots: Slots, target: Target) -> Candidate:
     sizes |= {"blocks": blocks, "column_blocks": ceil(panels // block_panels / column_runs)}
     constants: dict[str, Any] = {
         **windows, "CHANNELS": channels, "GROUPS": groups, "BLOCK_M": block, "BLOCK_N": block_panels * width,
-        "WIDTH": width, "VECTOR": getattr(target, "vector_bits", 128) // 32, "TYPE": language_type(x.dtype),
+        "WIDTH": width, "VECTOR": target.vector_bits // 32, "TYPE": language_type(x.dtype),
         "EPILOGUE": slots.function,
     }  # fmt: skip
     part = 16 * (block * (channels + block_panels * width) + 2 * APART.value)

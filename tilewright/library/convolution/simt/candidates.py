@@ -174,7 +174,7 @@ def _hopper(group: Group, moves: Moves, graph: Graph, slots: Slots, target: Targ
     columns, channels = w.shape[0], w.shape[1]
     assert isinstance(columns, int) and isinstance(channels, int)
     stored = slots.stored.dtype
-    fits = getattr(target, "wgmma", False) and len(group.outputs) == 1 and x.rank == 4 and w.dtype == x.dtype
+    fits = target.wgmma and len(group.outputs) == 1 and x.rank == 4 and w.dtype == x.dtype
     fits = fits and x.dtype in (float16, bfloat16) and stored in (float16, bfloat16, float32)
     fits = fits and product(slots.stored.shape) == product(out.shape)
     if not fits or columns // groups * min(2, stored.itemsize) % _TILED_BYTES:

@@ -119,7 +119,7 @@ def rms_factors(depth: int, epsilon: float) -> JITFunction:
 
 
 def _candidates(found: _Product | None, group: Group, target: Target) -> list[Candidate]:
-    if found is None or not getattr(target, "wgmma", False):
+    if found is None or not target.wgmma:
         return []
     if len(group.outputs) > 1 and upper_bound(product((found.batches, found.rows))) > FEW_ROWS:
         return []  # others than the last are stored by threads, element by element

@@ -4,12 +4,12 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from tilewright.runtime.cuda.program import Program, Resources, TensorMapUse
+from tilewright.runtime.gpu_program import Program, Resources, TensorMapUse
 from tilewright.targets.base import Binary
 
 
 @dataclass(frozen=True, kw_only=True)
-class CudaBinary(Binary):
+class GpuBinary(Binary):
     """A cubin and what its launch needs.
 
     `symbol` is a kernel entry, whose parameters are those of `parameters` in order, each of its own size and
