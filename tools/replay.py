@@ -46,9 +46,13 @@ from tilewright.runtime.plan import BufferReference
 from tilewright.settings import settings
 from tilewright.symbolic import to_json
 from tilewright.targets.base import Binary, Target
+from tilewright.targets.cpu.backend import CPUBackend
+from tilewright.targets.cpu.options import CPUOptions
 from tilewright.targets.cpu.pipeline import lower as lower_for_cpu
 from tilewright.targets.cpu.target import CPUTarget
 from tilewright.targets.gpu.binary import GpuBinary
+from tilewright.targets.nvidia.backend import NvidiaBackend
+from tilewright.targets.nvidia.options import NvidiaOptions
 from tilewright.targets.nvidia.pipeline import lower as lower_for_nvidia
 from tilewright.targets.nvidia.target import NvidiaTarget
 from tools.replay_cases import LIBRARY, MODELS, GraphMaker
@@ -84,22 +88,21 @@ class Recorder:
         with (
             tempfile.TemporaryDirectory() as folder,
             settings.scope(cache_directory=Path(folder), always_compile=True, tune=0, threads=_THREADS),
-            mock.patch.object(CPUTarget, "compile", self._method(lower_for_cpu)),
-            mock.patch.object(NvidiaTarget, "compile", self._method(lower_for_nvidia)),
+            mock.patch.object(CPUBackend, "compile", self._method(lower_for_cpu, CPUOptions)),
+            mock.patch.object(NvidiaBackend, "compile", self._method(lower_for_nvidia, NvidiaOptions)),
         ):
             yield
 
-    def _method(self, lower: Callable[..., Any]) -> Callable[..., Binary]:
-        def compile_function(target: Any, function: Function, options: Mapping[str, Any]) -> Binary:
-            return self._binary(lower, target, function, options)
+    def _method(self, lower: Callable[..., Any], record: Any) -> Callable[..., Binary]:
+        def compile_function(backend: Any, function: Function, options: Mapping[str, Any]) -> Binary:
+            return self._binary(lower, backend.target, function, record.of_launch(options))
 
         return compile_function
 
-    def _binary(self, lower: Callable[..., Any], target: Any, function: Function, options: Mapping[str, Any]) -> Binary:
-        given = {name: value for name, value in options.items() if name != "keep_texts"}
-        known = digest("\n".join((print_function(function), target.key, repr(sorted(given.items(), key=str)))))
+    def _binary(self, lower: Callable[..., Any], target: Any, function: Function, options: Any) -> Binary:
+        known = digest("\n".join((print_function(function), target.key, options.key)))
         if known not in self._known:
-            lowered = lower(function, target, given)
+            lowered = lower(function, target, options)
             facts = {name: value for name, value in vars(lowered).items() if name in _FACTS and value}
             text = plain(f"; {facts}\n{lowered.text}")
             self.texts[digest(text)] = text
@@ -115,7 +118,7 @@ _FACTS = ("scratch_bytes", "asserts", "waits", "refuses", "warps", "shared_bytes
 def _stub(target: Any, key: str, lowered: Any, function: Function) -> Binary:
     """A binary without machine code, named by its text."""
     types = tuple(str(argument.type) for argument in function.region.arguments)
-    if isinstance(target, CPUTarget):
+    if not target.is_gpu:
         return Binary("cpu", key, f"kernel_{key}", b"", types, lowered.scratch_bytes)
     return GpuBinary(
         "cuda", key, f"kernel_{key}", b"", types, 0, features=(target.architecture,), warps=lowered.warps,
@@ -154,7 +157,7 @@ def library(make: GraphMaker, target: str) -> Texts:
 
 
 def _wide(target: Target) -> bool:
-    return bool(getattr(target, "wgmma", False))
+    return target.wgmma
 
 
 def _apart(operand: Operand) -> BufferReference:

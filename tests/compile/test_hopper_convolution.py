@@ -11,6 +11,7 @@ from tilewright.library.convolution.hopper.config import ConvolutionForm
 from tilewright.library.convolution.hopper.kernel import convolution
 from tilewright.targets.nvidia.assemble import AssemblyOptions
 from tilewright.targets.nvidia.compile import assemble_kernel
+from tilewright.targets.nvidia.options import NvidiaOptions
 from tilewright.targets.nvidia.pipeline import lower
 from tilewright.targets.nvidia.target import NvidiaTarget
 
@@ -24,7 +25,7 @@ def compiled(form: ConvolutionForm) -> None:
         "x": tensor_map(form.image_block, form.INPUT), "w": tensor_map(form.weight_block, form.INPUT),
         "beside": result, "out": result, **dict.fromkeys(("images", "height", "width", "columns"), "i32"),
     }  # fmt: skip
-    lowered = lower(convolution.trace(types, {"FORM": form.check()}), TARGET, {})
+    lowered = lower(convolution.trace(types, {"FORM": form.check()}), TARGET, NvidiaOptions())
     assembly = assemble_kernel(lowered, TARGET, AssemblyOptions(strict=True))
     assert assembly.resources.spill_stores == 0
     assert abs(lowered.shared_bytes - form.shared_bytes) <= 1024

@@ -19,7 +19,7 @@ from tilewright.settings import settings
 from tilewright.targets.llvm import cache as llvm_cache
 from tilewright.targets.nvidia import compile as compilation
 from tilewright.targets.nvidia.target import ARCHITECTURES, NvidiaTarget
-from tilewright.targets.registry import get_target
+from tilewright.targets.registry import backend_of, get_target
 
 
 @tilewright.jit
@@ -119,7 +119,7 @@ def test_every_stage_is_shown() -> None:
 
 def test_the_lowering_is_explained() -> None:
     kernel = compiled()
-    assert "256 threads" in kernel.target.explain(kernel.function, {"num_warps": 8})
+    assert "256 threads" in backend_of(kernel.target).explain(kernel.function, {"num_warps": 8})
 
 
 def test_targets_by_name() -> None:

@@ -9,6 +9,7 @@ from tests.host.hopper_support import traced_decoding
 from tilewright.library.attention.hopper.decoding_config import DecodingForm
 from tilewright.targets.nvidia.assemble import AssemblyOptions
 from tilewright.targets.nvidia.compile import assemble_kernel
+from tilewright.targets.nvidia.options import NvidiaOptions
 from tilewright.targets.nvidia.pipeline import lower
 from tilewright.targets.nvidia.target import NvidiaTarget
 
@@ -27,7 +28,7 @@ TARGET = NvidiaTarget.named("sm_90a")
 )  # fmt: skip
 def test_attention_of_few_queries(form: DecodingForm) -> None:
     """Products of as many columns as there are queries; keys are on their way before other kernels are waited for."""
-    lowered = lower(traced_decoding(form), TARGET, {})
+    lowered = lower(traced_decoding(form), TARGET, NvidiaOptions())
     assembly = assemble_kernel(lowered, TARGET, AssemblyOptions(strict=True))
     assert lowered.warps == 5 and lowered.dependent_launch and not assembly.remarks
     assert lowered.shared_bytes <= form.shared_bytes

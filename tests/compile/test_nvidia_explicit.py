@@ -16,6 +16,7 @@ from tilewright.ir.verifier import verify
 from tilewright.targets.nvidia.assemble import Assembly, AssemblyOptions
 from tilewright.targets.nvidia.compile import assemble_kernel
 from tilewright.targets.nvidia.lowered import LoweredKernel
+from tilewright.targets.nvidia.options import NvidiaOptions
 from tilewright.targets.nvidia.pipeline import lower
 from tilewright.targets.nvidia.target import NvidiaTarget
 
@@ -25,7 +26,7 @@ TARGET = NvidiaTarget.named("sm_90a")
 def compiled(case: Case) -> tuple[LoweredKernel, Assembly]:
     function = case.trace()
     verify(function)
-    lowered = lower(function, TARGET, case.options)
+    lowered = lower(function, TARGET, NvidiaOptions.of_launch(case.options))
     return lowered, assemble_kernel(lowered, TARGET, AssemblyOptions(strict=True))
 
 
@@ -97,7 +98,7 @@ def test_boxes_of_tensor_maps() -> None:
     ]  # fmt: skip
     assert assembly.ptx.count("cp.async.bulk.tensor.2d.shared::cluster") == 8
     types = {"a": tensor_map((512, 64)), "c": tensor_map((64, 512))}
-    lowered = lower(transpose.trace(types, {"BY_LOAD": True}), TARGET, {})
+    lowered = lower(transpose.trace(types, {"BY_LOAD": True}), TARGET, NvidiaOptions())
     assert [use.box for use in lowered.tensor_maps] == [(256, 64), (64, 64)]
 
 
@@ -112,7 +113,7 @@ def test_boxes_without_swizzle() -> None:
   tma_store %y, %zero, %zero, %two
   tma_store %z, %zero, %zero, %zero, %three"""
     parameters = "%x: tensormap<1000xf32>, %y: tensormap<4x320xbf16>, %z: tensormap<2x16x64xbf16>"
-    lowered = lower(text_of(body, parameters), TARGET, {})
+    lowered = lower(text_of(body, parameters), TARGET, NvidiaOptions())
     assert [use.box for use in lowered.tensor_maps] == [(200,), (1, 160), (2, 16, 64)]
     assert lowered.text.count("s2g.tile.1d(ptr") == 5 + 1 and lowered.text.count("s2g.tile.2d(ptr") == 8 + 1
 
@@ -125,7 +126,7 @@ def test_bytes_move_sixteen_at_once() -> None:
   %block = shared_load %one : <64x128xi8>
   shared_store %two, %block
   tma_store %x, %zero, %zero, %two"""
-    lowered = lower(text_of(body, "%x: tensormap<64x128xi8>"), TARGET, {})
+    lowered = lower(text_of(body, "%x: tensormap<64x128xi8>"), TARGET, NvidiaOptions())
     ptx = assemble_kernel(lowered, TARGET, AssemblyOptions(strict=True)).ptx
     assert ptx.count("ld.shared.v4.b32") == ptx.count("st.shared.v4.b32") == 4
 
@@ -140,7 +141,7 @@ def test_single_elements_of_other_ctas_are_refused() -> None:
   shared_store %one, %block
   tma_store %x, %zero, %zero, %one"""
     with pytest.raises(CompilationError, match="words of 4 bytes"):
-        lower(text_of(body), TARGET, {})
+        lower(text_of(body), TARGET, NvidiaOptions())
 
 
 def text_of(body: str, parameters: str = "%x: tensormap<64x64xbf16>") -> Function:
@@ -157,19 +158,19 @@ def test_one_descriptor_has_one_form() -> None:
   tma_store %x, %zero, %zero, %one
   tma_store %x, %zero, %zero, %two"""
     with pytest.raises(CompilationError, match="descriptor 'x' is used with tiles that lie differently"):
-        lower(text_of(body), TARGET, {})
+        lower(text_of(body), TARGET, NvidiaOptions())
 
 
 def test_kernels_that_wait_for_nobody_do_not_start_early() -> None:
     for waits in ("", "  grid_wait\n"):
         text = f"kernel first(%x: *f32) {{\n{waits}  grid_launch_dependents\n  return\n}}\n"
-        assert lower(parse_function(text), TARGET, {}).dependent_launch == bool(waits)
+        assert lower(parse_function(text), TARGET, NvidiaOptions()).dependent_launch == bool(waits)
 
 
 @pytest.mark.parametrize("cluster", [2, (0, 1, 1), (32,), (2, 1, 1, 1), "ab"])
 def test_clusters_that_are_none_are_told(cluster: object) -> None:
     with pytest.raises(CompilationError, match="cluster is CTAs along one to three axes, 1 to 16 in all"):
-        lower(CASES["bf16"].trace(), TARGET, {"cluster": cluster})
+        lower(CASES["bf16"].trace(), TARGET, NvidiaOptions.of_launch({"cluster": cluster}))
 
 
 @pytest.mark.parametrize("body", ["", "  group_sync\n"], ids=["plain", "explicit"])
@@ -177,22 +178,29 @@ def test_what_a_kernel_states_of_warps_counts_before_the_launch(body: str) -> No
     """As in Triton: its author counted with it. Plain kernels took the launch's."""
     stated = parse_function(f"kernel stated(%x: *f32) {{num_warps = 8}} {{\n{body}  return\n}}\n")
     silent = parse_function(f"kernel silent(%x: *f32) {{\n{body}  return\n}}\n")
-    assert lower(stated, TARGET, {"num_warps": 2}).warps == lower(stated, TARGET, {}).warps == 8
-    assert lower(silent, TARGET, {"num_warps": 2}).warps == 2 and lower(silent, TARGET, {}).warps == 4
+    assert (
+        lower(stated, TARGET, NvidiaOptions.of_launch({"num_warps": 2})).warps
+        == lower(stated, TARGET, NvidiaOptions()).warps
+        == 8
+    )
+    assert (
+        lower(silent, TARGET, NvidiaOptions.of_launch({"num_warps": 2})).warps == 2
+        and lower(silent, TARGET, NvidiaOptions()).warps == 4
+    )
     for wrong in (3, 64, "a"):
         with pytest.raises(CompilationError, match=f"num_warps is 1, 2, 4, 8, 16 or 32, not {wrong!r}"):
-            lower(silent, TARGET, {"num_warps": wrong})
+            lower(silent, TARGET, NvidiaOptions.of_launch({"num_warps": wrong}))
 
 
 def test_plain_kernels_have_no_clusters() -> None:
     plain = parse_function("kernel nothing(%x: *f32) {\n  return\n}\n")
     with pytest.raises(CompilationError, match="'nothing' is no explicit kernel"):
-        lower(plain, TARGET, {"cluster": (2, 1, 1)})
+        lower(plain, TARGET, NvidiaOptions.of_launch({"cluster": (2, 1, 1)}))
 
 
 def test_other_architectures_are_told() -> None:
     with pytest.raises(CompilationError, match="is an explicit operation of sm_90a, which sm_80 does not have"):
-        lower(CASES["bf16"].trace(), NvidiaTarget.named("sm_80"), {})
+        lower(CASES["bf16"].trace(), NvidiaTarget.named("sm_80"), NvidiaOptions())
 
 
 @pytest.mark.parametrize(("shape", "lowered"), [((3, 8, 24), True), ((2, 12, 16), False)])
@@ -204,12 +212,12 @@ def test_tiles_of_three_axes(shape: tuple[int, ...], lowered: bool) -> None:
   %block = shared_load %tile : <{block}>
   shared_store %tile, %block"""
     with nullcontext() if lowered else pytest.raises(CompilationError, match="powers of two"):
-        lower(text_of(body), TARGET, {})
+        lower(text_of(body), TARGET, NvidiaOptions())
 
 
 def test_products_need_whole_warpgroups() -> None:
     with pytest.raises(CompilationError, match="a product of 64 rows by 8 warps"):
-        lower(CASES["bf16"].trace(), TARGET, {"num_warps": 8})
+        lower(CASES["bf16"].trace(), TARGET, NvidiaOptions.of_launch({"num_warps": 8}))
 
 
 def test_tiles_may_lie_over_others() -> None:
@@ -223,7 +231,7 @@ def test_tiles_may_lie_over_others() -> None:
   tma_store %x, %zero, %zero, %one
   tma_store %y, %zero, %zero, %two"""
     parameters = "%x: tensormap<8x64xbf16>, %y: tensormap<16x64xbf16>, %unused: tensormap<64x64xbf16>"
-    lowered = lower(text_of(body, parameters), TARGET, {})
+    lowered = lower(text_of(body, parameters), TARGET, NvidiaOptions())
     assert lowered.shared_bytes == 2048 + 2 * 8  # memory to read on is for operands A of products
     assert [use.box for use in lowered.tensor_maps] == [(8, 64), (16, 64), (1, 8)]
 
@@ -237,5 +245,5 @@ def test_blocks_from_outside_are_computed_in_the_role() -> None:
     store %place, %range
     yield
   }"""
-    lowered = lower(text_of(body, "%y: *i32"), TARGET, {})
+    lowered = lower(text_of(body, "%y: *i32"), TARGET, NvidiaOptions())
     assert lowered.text.count("and i32 %v0, 127") >= 1 and lowered.warps == 8

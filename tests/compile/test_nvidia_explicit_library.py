@@ -18,6 +18,7 @@ from tilewright.targets.nvidia.assemble import Assembly, AssemblyOptions
 from tilewright.targets.nvidia.compile import assemble_kernel
 from tilewright.targets.nvidia.inspect import sass
 from tilewright.targets.nvidia.lowered import LoweredKernel
+from tilewright.targets.nvidia.options import NvidiaOptions
 from tilewright.targets.nvidia.pipeline import lower
 from tilewright.targets.nvidia.target import NvidiaTarget
 
@@ -25,7 +26,7 @@ TARGET = NvidiaTarget.named("sm_90a")
 
 
 def compiled_matmul(form: MatmulForm) -> tuple[LoweredKernel, Assembly]:
-    lowered = lower(traced_matmul(form), TARGET, {})
+    lowered = lower(traced_matmul(form), TARGET, NvidiaOptions())
     return lowered, assemble_kernel(lowered, TARGET, AssemblyOptions(strict=True))
 
 
@@ -125,7 +126,7 @@ def stored_too(value, row, column, mask, extra):  # type: ignore[no-untyped-def]
 def test_an_epilogue_stores_from_the_threads_that_have_the_sums(name: str) -> None:
     """The tiles leave no memory to exchange them in."""
     form = FORMS[name]._replace(EPILOGUE=stored_too)
-    assert lower(traced_matmul(form, ("*f32",)), TARGET, {}).shared_bytes == form.shared_bytes
+    assert lower(traced_matmul(form, ("*f32",)), TARGET, NvidiaOptions()).shared_bytes == form.shared_bytes
 
 
 @pytest.mark.parametrize("columns", [200, 208])
@@ -142,7 +143,7 @@ def test_products_too_wide_for_their_registers_are_refused(columns: int) -> None
 @pytest.mark.parametrize("form", [MatmulForm(), MatmulForm(BM=64, CONSUMERS=1, BN=128), MatmulForm(BM=256, BN=128)])
 def test_grouped_products(form: MatmulForm) -> None:
     """Rows that are left out are stored through the staging tile, without memory of their own."""
-    lowered = lower(traced_grouped(form), TARGET, {})
+    lowered = lower(traced_grouped(form), TARGET, NvidiaOptions())
     assembly = assemble_kernel(lowered, TARGET, AssemblyOptions(strict=True))
     assert not assembly.resources.stack and lowered.shared_bytes <= form.shared_bytes + 1024
 
@@ -155,7 +156,9 @@ def bias_and_residual(value, row, column, mask, extra):
 
 def test_an_epilogue_reads_where_the_sums_are() -> None:
     """There is no memory left to bring what it reads into another layout."""
-    lowered = lower(traced_matmul(MatmulForm(EPILOGUE=bias_and_residual), ("*k f32", "*k bf16", "i32")), TARGET, {})
+    lowered = lower(
+        traced_matmul(MatmulForm(EPILOGUE=bias_and_residual), ("*k f32", "*k bf16", "i32")), TARGET, NvidiaOptions()
+    )
     assembly = assemble_kernel(lowered, TARGET, AssemblyOptions(strict=True))
     assert lowered.shared_bytes <= MatmulForm().shared_bytes + 1024 and "ld.shared" not in assembly.ptx
 
@@ -163,7 +166,7 @@ def test_an_epilogue_reads_where_the_sums_are() -> None:
 @pytest.mark.parametrize("causal", [False, True])
 def test_attention(causal: bool) -> None:
     """192 queries by 80 keys: 40 + 64 + 20 registers for scores, results and exponentials fit the 160 of a thread."""
-    lowered = lower(traced_attention(AttentionForm(CAUSAL=causal)), TARGET, {})
+    lowered = lower(traced_attention(AttentionForm(CAUSAL=causal)), TARGET, NvidiaOptions())
     assembly = assemble_kernel(lowered, TARGET, AssemblyOptions(strict=True))
     assert lowered.warps == 16 and assembly.resources.registers == 128 and not assembly.remarks
     assert not [remark for remark in lowered.remarks if "changes its layout" in remark.message]
@@ -177,7 +180,7 @@ def test_attention(causal: bool) -> None:
 def test_attention_of_one_query_begins_early() -> None:
     """Before it waits it asks for keys and values, in two boxes each; a warp beside the warpgroup is all that loads."""
     form = AttentionForm(D=128, BN=128, CONSUMERS=1, FLAT=False, TURNS=False, LSE=True, SPLITS=16, DEPENDENT=True)
-    lowered = lower(traced_attention(form), TARGET, {})
+    lowered = lower(traced_attention(form), TARGET, NvidiaOptions())
     assembly = assemble_kernel(lowered, TARGET, AssemblyOptions(strict=True))
     assert lowered.warps == 5 and lowered.dependent_launch and not assembly.remarks
     assert assembly.ptx.count("cp.async.bulk.prefetch.tensor.4d.L2") == 4

@@ -21,6 +21,7 @@ from tilewright.ir.parser import parse_function
 from tilewright.library.select import candidates, choose
 from tilewright.targets.cpu.target import CPUTarget
 from tilewright.targets.nvidia.assemble import AssemblyOptions, assemble, to_ptx
+from tilewright.targets.nvidia.options import NvidiaOptions
 from tilewright.targets.nvidia.pipeline import lower
 from tilewright.targets.nvidia.target import ARCHITECTURES, NvidiaTarget
 
@@ -37,7 +38,7 @@ def example(name):
 def built(function, architecture="sm_90a", warps=4):
     """The lowered kernel and its assembly."""
     target = NvidiaTarget.named(architecture)
-    lowered = lower(function, target, {"num_warps": warps})
+    lowered = lower(function, target, NvidiaOptions.of_launch({"num_warps": warps}))
     return lowered, assemble(lowered.text, lowered.symbol, target, AssemblyOptions())
 
 
@@ -100,7 +101,7 @@ def test_every_kernel_of_the_library_compiles(architecture, make):
                 assert built(function, architecture)[1].cubin
             else:
                 target = NvidiaTarget.named(architecture)
-                assert ".entry" in to_ptx(lower(function, target, {}).text, target)[0]
+                assert ".entry" in to_ptx(lower(function, target, NvidiaOptions()).text, target)[0]
 
 
 # Rows --------------------------------------------------------------------------------------------

@@ -23,6 +23,7 @@ from tilewright.targets.gpu.memory_order import undisturbed_loads
 from tilewright.targets.gpu.recompute import deferred_operations, recompute_after_reductions
 from tilewright.targets.nvidia.assemble import AssemblyOptions, assemble
 from tilewright.targets.nvidia.layout_rules import layout_rules
+from tilewright.targets.nvidia.options import NvidiaOptions
 from tilewright.targets.nvidia.pipeline import lower
 from tilewright.targets.nvidia.target import NvidiaTarget
 
@@ -51,7 +52,7 @@ def library_kernel(name, kind, block, rows, mask):
 
 
 def built(function, warps):
-    lowered = lower(function, TARGET, {"num_warps": warps})
+    lowered = lower(function, TARGET, NvidiaOptions.of_launch({"num_warps": warps}))
     return lowered, assemble(lowered.text, lowered.symbol, TARGET, AssemblyOptions())
 
 
@@ -159,7 +160,7 @@ def test_rows_are_not_spilled_for_the_sake_of_more_ctas():
     aligned = {name: Parameter(name, 16) for name in ("x", "out")}
     types = {"x": "*f16", "out": "*f16", "columns": "i32"}
     function = odd_softmax.trace(types, {"BLOCK": 16384}, aligned)
-    lowered = lower(function, NvidiaTarget.named("sm_80"), {"num_warps": 4})
+    lowered = lower(function, NvidiaTarget.named("sm_80"), NvidiaOptions.of_launch({"num_warps": 4}))
     assert '"nvvm.minctasm"' in lowered.text
     assembly = assemble(lowered.text, lowered.symbol, NvidiaTarget.named("sm_80"), AssemblyOptions(strict=True))
     assert ".minnctapersm" not in assembly.ptx

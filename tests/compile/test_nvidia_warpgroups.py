@@ -16,6 +16,7 @@ from tilewright.targets.gpu.layouts import assign
 from tilewright.targets.gpu.tiles import is_tile, tile_axis
 from tilewright.targets.nvidia.assemble import AssemblyOptions, assemble
 from tilewright.targets.nvidia.layout_rules import layout_rules
+from tilewright.targets.nvidia.options import NvidiaOptions
 from tilewright.targets.nvidia.pipeline import lower
 from tilewright.targets.nvidia.target import NvidiaTarget
 from tilewright.targets.nvidia.warpgroup_layout import product_of, tile_swizzle
@@ -25,7 +26,7 @@ SM90 = NvidiaTarget.named("sm_90a")
 
 def built(function, warps, stages=3):
     """The lowered kernel and its assembly; spills and serialised products are errors."""
-    lowered = lower(function, SM90, {"num_warps": warps, "num_stages": stages})
+    lowered = lower(function, SM90, NvidiaOptions.of_launch({"num_warps": warps, "num_stages": stages}))
     return lowered, assemble(lowered.text, lowered.symbol, SM90, AssemblyOptions(strict=True))
 
 
@@ -85,7 +86,9 @@ def test_warpgroups_divide_rows_first(rows, columns, warps, wide):
                           (128, 64, 8, "sm_80"), (128, 64, 4, "sm_120")])  # fmt: skip
 def test_small_products_and_other_gpus_keep_mma_sync(rows, columns, warps, architecture):
     target = NvidiaTarget.named(architecture)
-    text = lower(matmul(rows=rows, columns=columns, depth=32), target, {"num_warps": warps}).text
+    text = lower(
+        matmul(rows=rows, columns=columns, depth=32), target, NvidiaOptions.of_launch({"num_warps": warps})
+    ).text
     assert "wgmma" not in text and "mma.sync" in text
 
 
@@ -94,7 +97,7 @@ def test_small_products_and_other_gpus_keep_mma_sync(rows, columns, warps, archi
 def test_tiles_of_one_element_to_a_thread_are_not_copied_ahead(warps, architecture):
     """cp.async moves four bytes at least."""
     target = NvidiaTarget.named(architecture)
-    lowered = lower(matmul(rows=16, columns=16, depth=16), target, {"num_warps": warps})
+    lowered = lower(matmul(rows=16, columns=16, depth=16), target, NvidiaOptions.of_launch({"num_warps": warps}))
     assembly = assemble(lowered.text, lowered.symbol, target, AssemblyOptions(strict=True))
     assert "mma.sync" in assembly.ptx and "cp.async.ca" not in assembly.ptx
 
@@ -155,7 +158,11 @@ def test_assigned_layouts(kind, depth, warps, axes, swizzles):
 
 def test_a_kernel_whose_tiles_do_not_fit_multiplies_warp_by_warp():
     constants = {"M": 256, "N": 128, "K": 512, "A_T": False, "B_T": False}
-    lowered = lower(traced(product, {**pointers("bf16", "a", "b"), "c": "*f32"}, constants), SM90, {"num_warps": 8})
+    lowered = lower(
+        traced(product, {**pointers("bf16", "a", "b"), "c": "*f32"}, constants),
+        SM90,
+        NvidiaOptions(num_warps=8),
+    )
     assert "wgmma" not in lowered.text and lowered.shared_bytes <= SM90.shared_bytes
 
 
@@ -171,5 +178,5 @@ def explicit_product(a, c):
 
 
 def test_explicit_kernels_keep_their_shared_memory_to_themselves():
-    lowered, assembly = built(traced(explicit_product, {"a": "*bf16", "c": "*f32"}, {}), warps=4)
+    lowered, assembly = built(traced(explicit_product, {"a": "*bf16", "c": "*f32"}, NvidiaOptions()), warps=4)
     assert "wgmma" not in assembly.ptx and "mma.sync" in assembly.ptx

@@ -17,6 +17,7 @@ from tilewright.runtime.cuda.launch import launcher
 from tilewright.runtime.cuda.memory import DeviceArray
 from tilewright.runtime.cuda.streams import LEGACY_DEFAULT
 from tilewright.targets.nvidia.compile import compile_function
+from tilewright.targets.nvidia.options import NvidiaOptions
 from tilewright.targets.nvidia.target import NvidiaTarget
 
 
@@ -36,7 +37,7 @@ def traced(kernel: Any, arguments: Mapping[str, Any], constants: Mapping[str, An
 
 def run_on_gpu(function: Function, arguments: Sequence[Any], grid: Sequence[int] = (1,), warps: int = 4) -> list[Any]:
     """The arguments after a launch: arrays are copies."""
-    binary = compile_function(function, NvidiaTarget.host(), {"num_warps": warps})
+    binary = compile_function(function, NvidiaTarget.host(), NvidiaOptions.of_launch({"num_warps": warps}))
     there = [
         DeviceArray.from_numpy(argument) if isinstance(argument, np.ndarray) else argument for argument in arguments
     ]

@@ -13,6 +13,7 @@ from tilewright.runtime.cuda.launch import launcher
 from tilewright.runtime.cuda.memory import DeviceArray
 from tilewright.runtime.cuda.streams import LEGACY_DEFAULT
 from tilewright.targets.nvidia.compile import compile_function
+from tilewright.targets.nvidia.options import NvidiaOptions
 from tilewright.targets.nvidia.target import NvidiaTarget
 
 pytestmark = pytest.mark.hopper
@@ -29,7 +30,9 @@ def slot(argument: Any, kind: str) -> Any:
 
 
 def run_case(case: Case, gpu: Device, rng: np.random.Generator, times: int = 1) -> None:
-    binary = compile_function(case.trace(), NvidiaTarget.named("sm_90a"), {**case.options, "strict": True})
+    binary = compile_function(
+        case.trace(), NvidiaTarget.named("sm_90a"), NvidiaOptions.of_launch({**case.options, "strict": True})
+    )
     start = launcher(binary.program("case"), gpu)
     for _ in range(times):
         call = case.make(rng)

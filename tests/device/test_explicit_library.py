@@ -19,13 +19,14 @@ from tilewright.runtime.cuda.launch import Start, launcher
 from tilewright.runtime.cuda.memory import DeviceArray
 from tilewright.runtime.cuda.streams import LEGACY_DEFAULT
 from tilewright.targets.nvidia.compile import compile_function
+from tilewright.targets.nvidia.options import NvidiaOptions
 from tilewright.targets.nvidia.target import NvidiaTarget
 
 pytestmark = pytest.mark.hopper
 
 
 def started(function: Function, gpu: Device) -> tuple[Start, tuple[str, ...]]:
-    binary = compile_function(function, NvidiaTarget.named("sm_90a"), {"strict": True})
+    binary = compile_function(function, NvidiaTarget.named("sm_90a"), NvidiaOptions.of_launch({"strict": True}))
     return launcher(binary.program(function.name), gpu), binary.parameters
 
 

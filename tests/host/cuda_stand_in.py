@@ -33,9 +33,10 @@ from tilewright.runtime.library import load_objects
 from tilewright.runtime.slots import slot_format
 from tilewright.settings import settings
 from tilewright.targets.base import Binary
+from tilewright.targets.cpu.backend import CPUBackend
 from tilewright.targets.cpu.target import CPUTarget
 from tilewright.targets.gpu.binary import GpuBinary
-from tilewright.targets.nvidia.target import NvidiaTarget
+from tilewright.targets.nvidia.backend import NvidiaBackend
 
 Work = Callable[[], None]
 
@@ -210,7 +211,8 @@ def install(monkeypatch: pytest.MonkeyPatch) -> Driver:
     scratch: dict[str, int] = {}
     explicit: dict[str, Function] = {}
 
-    def compile_kernel(target: NvidiaTarget, function: Function, options: Mapping[str, Any]) -> GpuBinary:
+    def compile_kernel(backend: NvidiaBackend, function: Function, options: Mapping[str, Any]) -> GpuBinary:
+        target = backend.target
         for operation in function.walk():
             if operation.opcode == "inline_asm":
                 _without_machine_text(operation)
@@ -263,8 +265,8 @@ def install(monkeypatch: pytest.MonkeyPatch) -> Driver:
         return start
 
     gpu = Device(0, "stand-in", (9, 0), 132, 50 << 20, 1 << 37, 227 << 10, True)
-    monkeypatch.setattr(NvidiaTarget, "compile", compile_kernel)
-    monkeypatch.setattr(NvidiaTarget, "load", lambda target, key: None)
+    monkeypatch.setattr(NvidiaBackend, "compile", compile_kernel)
+    monkeypatch.setattr(NvidiaBackend, "load", lambda backend, key: None)
     monkeypatch.setattr(session, "launcher", launcher)
     monkeypatch.setattr(trials, "launcher", launcher)
     for module in (session, trials):
@@ -289,7 +291,7 @@ _compiled: dict[str, Binary] = {}  # kernels by their text: many tests have the 
 def _for_this_cpu(function: Function) -> Binary:
     text = str(function)
     if text not in _compiled:
-        _compiled[text] = CPUTarget.host().compile(function, {})
+        _compiled[text] = CPUBackend(CPUTarget.host()).compile(function, {})
     return _compiled[text]
 
 

@@ -19,6 +19,7 @@ from tilewright.runtime.launch import launch
 from tilewright.runtime.library import load_objects
 from tilewright.targets.cpu.assemble import assemble
 from tilewright.targets.cpu.failures import WORDS, Failure
+from tilewright.targets.cpu.options import CPUOptions
 from tilewright.targets.cpu.pipeline import LoweredKernel, lower
 from tilewright.targets.cpu.target import CPUTarget
 
@@ -26,7 +27,7 @@ from tilewright.targets.cpu.target import CPUTarget
 def lowered(function: Function, target: CPUTarget | None = None) -> LoweredKernel:
     """The LLVM text of a kernel for this machine or another."""
     verify(function)
-    return lower(function, target or CPUTarget.host(), {})
+    return lower(function, target or CPUTarget.host(), CPUOptions())
 
 
 def slot(type_text: str, value: Any) -> bytes:

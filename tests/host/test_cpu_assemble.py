@@ -15,6 +15,7 @@ from tests.host.cpu_support import load
 from tilewright.ir.parser import parse_function
 from tilewright.settings import settings
 from tilewright.targets.cpu.assemble import assemble, function_attributes, machine_options
+from tilewright.targets.cpu.backend import CPUBackend
 from tilewright.targets.cpu.target import CPUTarget
 from tilewright.targets.llvm.cache import ObjectCache
 from tilewright.targets.llvm.optimize import generate
@@ -104,7 +105,7 @@ kernel triple(%x: *f32, %n: i32) {
 
 def test_compiled_kernels_come_from_the_cache(tmp_path: Path) -> None:
     function = parse_function(KERNEL)
-    target = CPUTarget.host()
+    target = CPUBackend(CPUTarget.host())
     with settings.scope(cache_directory=tmp_path, always_compile=False, dump_directory=None):
         first = target.compile(function, {})
         again = target.compile(function, {})
@@ -114,10 +115,11 @@ def test_compiled_kernels_come_from_the_cache(tmp_path: Path) -> None:
         )  # fmt: skip
         ObjectCache(tmp_path).path(first.key).write_bytes(b"damaged")
         assert target.compile(function, {}).image == first.image
-        assert target.compile(function, {"num_warps": 8}).key != first.key
+        assert target.compile(function, {"num_warps": 8}).key == first.key  # which changes nothing on a CPU
+        assert target.compile(function, {"enable_fp_fusion": False}).key != first.key
         texts = target.compile(function, {"keep_texts": True}).texts
         assert set(texts) == {"ir", "llvm", "asm"}
-    other = CPUTarget.named("x86-64-v3")
+    other = CPUBackend(CPUTarget.named("x86-64-v3"))
     with settings.scope(cache_directory=tmp_path, dump_directory=tmp_path / "dump"):
         binary = other.compile(function, {})
     assert binary.key != first.key and "avx2" in binary.features

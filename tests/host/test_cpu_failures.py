@@ -14,6 +14,7 @@ import tilewright.language as tl
 from tilewright.errors import ExecutionError
 from tilewright.ir.diagnostics import source_line
 from tilewright.settings import settings
+from tilewright.targets.cpu.options import CPUOptions
 from tilewright.targets.cpu.pipeline import lower
 from tilewright.targets.cpu.target import CPUTarget
 
@@ -137,8 +138,10 @@ def striding(x, n, BLOCK: tl.constexpr):
 
 def test_steps_that_must_count_up_are_not_checked() -> None:
     function = striding.trace({"x": "*i32", "n": "i32"}, {"BLOCK": 4})
-    assert not lower(function, CPUTarget.host(), {}).asserts
-    assert lower(stepping.trace({"x": "*f32", "stop": "i32", "step": "i32"}, {}), CPUTarget.host(), {}).asserts
+    assert not lower(function, CPUTarget.host(), CPUOptions()).asserts
+    assert lower(
+        stepping.trace({"x": "*f32", "stop": "i32", "step": "i32"}, {}), CPUTarget.host(), CPUOptions()
+    ).asserts
 
 
 @tilewright.jit(debug=True)

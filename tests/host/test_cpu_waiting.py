@@ -16,6 +16,7 @@ from tilewright.errors import ExecutionError
 from tilewright.ir.diagnostics import source_line
 from tilewright.settings import settings
 from tilewright.targets.cpu import failures
+from tilewright.targets.cpu.options import CPUOptions
 from tilewright.targets.cpu.pipeline import lower
 from tilewright.targets.cpu.target import CPUTarget
 
@@ -281,8 +282,8 @@ def sums_while(x, n):
 
 
 def test_loops_that_count_are_not_watched() -> None:
-    assert not lower(sums_while.trace({"x": "*i32", "n": "i32"}, {}), CPUTarget.host(), {}).asserts
-    assert lower(lock_of_nobody.trace({"x": "*i32"}, {}), CPUTarget.host(), {}).waits
+    assert not lower(sums_while.trace({"x": "*i32", "n": "i32"}, {}), CPUTarget.host(), CPUOptions()).asserts
+    assert lower(lock_of_nobody.trace({"x": "*i32"}, {}), CPUTarget.host(), CPUOptions()).waits
 
 
 @pytest.mark.parametrize("dtype", [np.int64, np.uint32, np.float32, np.float64])

@@ -13,6 +13,7 @@ import tilewright.language as tl
 from tests.host.language_support import compile_error, launch
 from tilewright.passes.pipeline import simplify
 from tilewright.targets.cpu.assemble import assemble
+from tilewright.targets.cpu.options import CPUOptions
 from tilewright.targets.cpu.pipeline import lower
 from tilewright.targets.cpu.target import CPUTarget
 
@@ -195,5 +196,5 @@ def test_bfloat16_needs_no_library_function(kind: str, name: str) -> None:
     target = CPUTarget.named(name)
     constants = {"KIND": kind, "SEM": "acq_rel", "SCOPE": "gpu", "N": 16}
     function = update.trace({"p": "*bf16", "value": "*bf16", "old": "*bf16"}, constants)
-    assembly = assemble(lower(simplify(function), target, {}).text, target, keep_texts=True).assembly
+    assembly = assemble(lower(simplify(function), target, CPUOptions()).text, target, keep_texts=True).assembly
     assert assembly is not None and "sfbf2" not in assembly

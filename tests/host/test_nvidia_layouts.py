@@ -25,6 +25,7 @@ from tilewright.targets.gpu.scratch import scratch_sizes
 from tilewright.targets.gpu.shared_memory import allocate
 from tilewright.targets.gpu.transfer import conversion_plan, default_layout, gathered, operand_layout, padded
 from tilewright.targets.nvidia.layout_rules import layout_rules
+from tilewright.targets.nvidia.options import NvidiaOptions
 from tilewright.targets.nvidia.pipeline import lower
 from tilewright.targets.nvidia.target import NvidiaTarget
 
@@ -113,7 +114,9 @@ def test_a_transpose_is_one_conversion_that_is_told():
     (conversion,) = conversions(assignment)
     assert "shared memory" in conversion.attributes[CONVERSION_ATTRIBUTE]
     parameters = {name: Parameter(name, 16, True) for name in ("x", "out")}
-    (remark,) = lower(transpose.trace({"x": "*f32", "out": "*f32"}, {"N": 64}, parameters), TARGET, {}).remarks
+    (remark,) = lower(
+        transpose.trace({"x": "*f32", "out": "*f32"}, {"N": 64}, parameters), TARGET, NvidiaOptions()
+    ).remarks
     assert "changes its layout" in remark.message and remark.file.endswith("test_nvidia_layouts.py")
 
 

@@ -19,6 +19,7 @@ from tilewright.runtime.cuda.extern import extern_key
 from tilewright.runtime.plan import Argument, BufferReference, Choice, TableReference, TiledReference
 from tilewright.symbolic import Expression, lift, simplify
 from tilewright.targets.base import Binary, Target
+from tilewright.targets.registry import backend_of
 
 if TYPE_CHECKING:
     from tilewright.launch.compiled import CompiledKernel
@@ -76,7 +77,7 @@ class KernelSet:
             if identity not in jobs and not kernel.is_compiled(*request):
                 jobs[identity] = partial(kernel.compile, *request)
         if jobs:
-            self.target.prepare()
+            backend_of(self.target).prepare()
         total = f"of {len(jobs)} kernels"
         compile_ahead(list(jobs.values()), told=lambda ended: self.progress("compile", f"{ended} {total}", 0.0))
 

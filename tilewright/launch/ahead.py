@@ -31,6 +31,7 @@ from tilewright.runtime.cache_files import replace
 from tilewright.targets.base import Target
 from tilewright.targets.cpu.assemble import assemble
 from tilewright.targets.cpu.failures import WORDS, assertions, failed
+from tilewright.targets.cpu.options import CPUOptions
 from tilewright.targets.cpu.pipeline import LoweredKernel, lower
 from tilewright.targets.cpu.target import CPUTarget
 from tilewright.targets.registry import get_target
@@ -167,7 +168,7 @@ def build(
         raise LaunchError(f"{exported!r} is no name of a C function")
     described = {entry: Parameter(entry, divisibility=divisor) for entry, divisor in signature.divisors.items()}
     function = kernel.trace(signature.types, signature.constants, described)
-    lowered = lower(function, cpu, {"waits": "unwatched"})  # the C function has no clock
+    lowered = lower(function, cpu, CPUOptions(watch_waits=False))  # the C function has no clock
     parameters = function.region.arguments
     failing = list(assertions(function)) if lowered.asserts else []
     failures = [_failure_text(operation) for operation in failing]

@@ -31,6 +31,7 @@ from tilewright.settings import settings
 from tilewright.targets.base import Binary, Remark, Target, stored_remarks
 from tilewright.targets.gpu.binary import GpuBinary
 from tilewright.targets.llvm.cache import CacheEntry, ObjectCache, kernel_digest
+from tilewright.targets.registry import backend_of
 
 logger = logging.getLogger("tilewright.jit")
 
@@ -59,7 +60,7 @@ class Request:
         parts = [
             tilewright.__version__,
             kernel_digest(target.name),
-            target.key,
+            backend_of(target).key,
             self.kernel.fingerprint(),
             repr(sorted((name, _type_text(kind)) for name, kind in self.types.items())),
             repr(sorted((name, describe(unwrap(value), set())) for name, value in self.constants.items())),
@@ -88,7 +89,7 @@ def compiled_kernel(request: Request, target: Target, trace: Callable[[], Trace]
     cached = cache.find(key, lambda entry: _decoded(entry, request.kernel)) if reusable else None
     if cached is not None:
         binary_key, interface = cached
-        binary = target.load(binary_key)
+        binary = backend_of(target).load(binary_key)
         if binary is not None:
             binary = replace(binary, remarks=tuple(_found_again(note, request.kernel) for note in binary.remarks))
             found = _kernel(request, target, binary, interface, lambda: trace().function)
@@ -99,7 +100,7 @@ def compiled_kernel(request: Request, target: Target, trace: Callable[[], Trace]
     _verify(traced.function)
     tracing = time.perf_counter() - started
     _report(request.kernel.name, traced.remarks)
-    binary = target.compile(traced.function, request.options)
+    binary = backend_of(target).compile(traced.function, request.options)
     _report(request.kernel.name, binary.remarks)
     interface = Interface(written_parameters(traced.function), traced.remarks)
     metadata = {

@@ -35,6 +35,7 @@ from tilewright.runtime.tensors import raise_versions
 from tilewright.settings import settings
 from tilewright.targets.base import Binary, Remark, Target
 from tilewright.targets.cpu import failures
+from tilewright.targets.registry import backend_of
 
 logger = logging.getLogger("tilewright.jit")
 
@@ -142,7 +143,7 @@ class CompiledKernel:
             return print_function(self.function)
         texts = self.binary.texts
         if stage not in texts:
-            texts = self.target.compile(self.function, {**self.options, "keep_texts": True}).texts
+            texts = backend_of(self.target).compile(self.function, {**self.options, "keep_texts": True}).texts
         if stage not in texts:
             raise ValueError(f"unknown stage {stage!r}: choose ir, {', '.join(sorted(set(texts) - {'ir'}))}")
         return texts[stage]
@@ -156,7 +157,7 @@ class CompiledKernel:
 
     @cached_property
     def _explained(self) -> str:
-        text = self.target.explain(self.function, self.options)
+        text = backend_of(self.target).explain(self.function, self.options)
         notes = [f"{remark.file}:{remark.line}: {remark.message}" for remark in self.traced_remarks]
         return "\n".join([text.rstrip("\n"), "", "noted while the source was read:", *notes]) if notes else text
 
@@ -281,7 +282,7 @@ class CompiledKernel:
 
     def _variant(self, function: Function, options: Mapping[str, Any]) -> CompiledKernel:
         """This kernel with other options, or other facts about its parameters."""
-        binary = self.target.compile(function, options)
+        binary = backend_of(self.target).compile(function, options)
         kernel = type(self)(
             self.name, self.target, binary, Interface(self.written, self.traced_remarks), lambda: function
         )

@@ -68,7 +68,7 @@ from tilewright.launch.specialization import (
 from tilewright.launch.wrappers import MockTensor
 from tilewright.settings import settings
 from tilewright.targets.base import Target
-from tilewright.targets.registry import get_target
+from tilewright.targets.registry import backend_of, get_target
 
 # Options of code for GPUs: `debug` keeps device_assert, on the CPU too; docs/internals/nvidia-target.md has the others.
 GPU_OPTIONS = frozenset(
@@ -650,7 +650,7 @@ def _report_ignored(kernel: CompiledKernel, options: Mapping[str, Any]) -> None:
     asked = {name: unwrap(value) for name, value in options.items() if name in LAUNCH_OPTIONS}
     plain = {"num_ctas": 1}  # what goes without saying
     given = {name for name, value in asked.items() if value is not None and plain.get(name) != value}
-    kernel.ignore(given - kernel.target.options - _OF_THE_FRONT_END)
+    kernel.ignore(given - backend_of(kernel.target).option_names - _OF_THE_FRONT_END)
 
 
 @overload

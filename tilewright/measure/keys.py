@@ -8,6 +8,7 @@ from functools import lru_cache
 from tilewright.runtime.cuda.device import Device
 from tilewright.runtime.cuda.driver import version
 from tilewright.targets.base import Target
+from tilewright.targets.registry import backend_of
 from tilewright.targets.llvm.cache import kernel_digest, source_digest
 
 
@@ -16,7 +17,7 @@ def problem_key(kind: str, target: Target, sources: tuple[str, ...], *parts: obj
 
     That is the target with its assembler, the sources of compiler and timers, and those in the folders `sources`.
     """
-    text = repr((target.key, kernel_digest(target.name), _digest(sources), *parts))
+    text = repr((backend_of(target).key, kernel_digest(target.name), _digest(sources), *parts))
     return f"{kind}-{hashlib.sha256(text.encode()).hexdigest()[:40]}"
 
 

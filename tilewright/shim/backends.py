@@ -9,6 +9,7 @@ from typing import Any
 
 from tilewright.errors import TargetError
 from tilewright.launch.driver import CudaDriver, Driver, GPUTarget
+from tilewright.targets.registry import backend_of
 
 DriverBase = Driver
 Benchmarker = Callable[..., Any]
@@ -38,7 +39,7 @@ class BaseBackend:
 
     def hash(self) -> str:
         """Everything of the target that code depends on."""
-        return self.target.target().key
+        return backend_of(self.target.target()).key
 
     def parse_options(self, options: dict[str, Any]) -> Options:
         """Launch options as an object; raises `LaunchError` for an unknown one."""

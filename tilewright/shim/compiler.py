@@ -23,6 +23,7 @@ from tilewright.launch.jit import GPU_OPTIONS, LAUNCH_OPTIONS, JITFunction
 from tilewright.launch.kernel_info import read_override, short_name
 from tilewright.shim.backends import BaseBackend, backends
 from tilewright.shim.compiled import CompiledKernel
+from tilewright.targets.registry import backend_of
 
 
 def type_of(text: str) -> TensorType:
@@ -131,7 +132,7 @@ class IRSource:
     def compile(self, target: GPUTarget, options: Mapping[str, Any]) -> compiled.CompiledKernel:
         """The compiled kernel."""
         chosen = target.target()
-        binary = chosen.compile(self.function, {} if target.backend == "cpu" else options)
+        binary = backend_of(chosen).compile(self.function, {} if target.backend == "cpu" else options)
         interface = Interface(written_parameters(self.function), ())
         return compiled.CompiledKernel(self.name, chosen, binary, interface, lambda: self.function)
 

@@ -62,10 +62,9 @@ class Binary:
 
 
 class Target(Protocol):
-    """A machine that kernels are compiled for."""
+    """A machine that kernels are compiled for: what it can do, and nothing of how that is done (`Backend`)."""
 
     name: str
-    options: frozenset[str]  # of a launch, which change the code: others are accepted, and reported
 
     @property
     def architecture(self) -> str:
@@ -142,7 +141,7 @@ class Target(Protocol):
 
     @property
     def key(self) -> str:
-        """Everything of the target that a binary depends on: triple, CPU, features, versions."""
+        """Everything of the machine that a binary depends on: triple, CPU, features."""
         ...
 
     @property
@@ -170,12 +169,32 @@ class Target(Protocol):
         """The rates that estimates count with; a CPU has as many threads as the settings say."""
         ...
 
+
+class Backend(Protocol):
+    """What compiles for one target; `registry.backend_of` has the one of each."""
+
+    @property
+    def target(self) -> Target: ...
+
+    @property
+    def option_names(self) -> frozenset[str]:
+        """Options of a launch that change the code: others are accepted, and reported."""
+        ...
+
+    @property
+    def key(self) -> str:
+        """Everything besides kernel and options that a binary depends on: the target's key, and who assembles."""
+        ...
+
     def prepare(self) -> None:
         """Import what `compile` needs: once, before processes are forked that compile."""
         ...
 
     def compile(self, function: Function, options: Mapping[str, Any]) -> Binary:
-        """Lower a verified Tile IR kernel; results are cached on disk by content."""
+        """Lower a verified Tile IR kernel to machine code; results are cached on disk by content.
+
+        `options` are a launch's, which are checked and made one record of first.
+        """
         ...
 
     def explain(self, function: Function, options: Mapping[str, Any]) -> str:

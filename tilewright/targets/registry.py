@@ -4,11 +4,14 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from typing import Any
 
 from tilewright.errors import TargetError, a_kind
-from tilewright.targets.base import Target
+from tilewright.targets.base import Backend, Target
+from tilewright.targets.cpu.backend import CPUBackend
 from tilewright.targets.cpu.target import CPUTarget
 from tilewright.targets.machine import Machine
+from tilewright.targets.nvidia.backend import NvidiaBackend
 from tilewright.targets.nvidia.target import NvidiaTarget
 
 
@@ -20,11 +23,16 @@ class Family:
     named: Callable[[str], Target]
     of_generation: Callable[[int | str], Target]  # `Target.generation`, or one near it whose code runs there
     recorded: Callable[[str, Sequence[str], int], Machine]  # by architecture, features and threads of an engine's file
+    backend: Callable[[Any], Backend]  # of a target of the family
+
+
+def _family(table: Any, backend: Callable[[Any], Backend]) -> Family:
+    return Family(table.host, table.named, table.of_generation, table.recorded_machine, backend)
 
 
 TARGETS: dict[str, Family] = {
-    "cpu": Family(CPUTarget.host, CPUTarget.named, CPUTarget.of_generation, CPUTarget.recorded_machine),
-    "cuda": Family(NvidiaTarget.host, NvidiaTarget.named, NvidiaTarget.of_generation, NvidiaTarget.recorded_machine),
+    "cpu": _family(CPUTarget, CPUBackend),
+    "cuda": _family(NvidiaTarget, NvidiaBackend),
 }
 
 
@@ -48,6 +56,11 @@ def get_target(name: str | Target = "auto") -> Target:
     found = TARGETS[family]
     target = found.named(model) if model else found.host()
     return target.with_choices(choices) if choices else target
+
+
+def backend_of(target: Target) -> Backend:
+    """What compiles for a target."""
+    return TARGETS[target.name].backend(target)
 
 
 def target_of_generation(family: str, generation: int | str) -> Target:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import time
 from collections.abc import Mapping
 from dataclasses import asdict
@@ -13,31 +12,29 @@ from tilewright.ir.printer import print_function
 from tilewright.settings import settings
 from tilewright.targets.base import Binary, Remark, stored_remarks
 from tilewright.targets.cpu.assemble import assemble
+from tilewright.targets.cpu.options import CPUOptions
 from tilewright.targets.cpu.pipeline import LoweredKernel, lower
 from tilewright.targets.cpu.target import CPUTarget
 from tilewright.targets.llvm.cache import CacheEntry, ObjectCache, content_key
 
-_KEEP_TEXTS = "keep_texts"  # an option of this stage: add "ir", "llvm" and "asm" to the binary's texts
 
-
-def compile_function(function: Function, target: CPUTarget, options: Mapping[str, Any]) -> Binary:
+def compile_function(function: Function, target: CPUTarget, options: CPUOptions) -> Binary:
     """The binary of a verified kernel; from the cache when the same kernel was compiled before.
 
     The key covers the kernel's whole text, the target, the options, the compiler's sources and
-    LLVM's version.  With the option `keep_texts`, or a dump directory in the settings, the kernel is
+    LLVM's version.  With `keep_texts`, or a dump directory in the settings, the kernel is
     compiled afresh so that every stage's text is there.
     """
-    keep_texts = bool(options.get(_KEEP_TEXTS)) or settings.dump_directory is not None
-    lowering_options = {name: value for name, value in options.items() if name != _KEEP_TEXTS}
+    keep_texts = options.keep_texts or settings.dump_directory is not None
     text = print_function(function)
-    key = content_key(text, target.key, json.dumps(lowering_options, sort_keys=True, default=repr))
+    key = content_key(text, target.key, options.key)
     cache = ObjectCache(settings.cache_directory)
     if not keep_texts and not settings.always_compile:
         kept = cache.find(key, lambda entry: _from_entry(key, entry, target))
         if kept is not None:
             return kept
     started = time.perf_counter()
-    lowered = lower(function, target, lowering_options)
+    lowered = lower(function, target, options)
     lowering_seconds = time.perf_counter() - started
     code = assemble(lowered.text, target, keep_texts)
     seconds = {"lower": lowering_seconds, **code.seconds}

@@ -3,10 +3,9 @@
 from __future__ import annotations
 
 import sys
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from dataclasses import dataclass, field
 from functools import partial
-from typing import Any
 
 from tilewright import forks
 from tilewright.ir.core import Function
@@ -18,6 +17,7 @@ from tilewright.targets.base import Remark
 from tilewright.targets.cpu.entry import Entry, emit_entry
 from tilewright.targets.cpu.failures import assertions, number_assertions
 from tilewright.targets.cpu.lowering import KernelLowering
+from tilewright.targets.cpu.options import CPUOptions
 from tilewright.targets.cpu.passes.check_bounds import check_bounds
 from tilewright.targets.cpu.passes.widen_products import widen_products
 from tilewright.targets.cpu.target import CPUTarget
@@ -55,32 +55,26 @@ CPU_PASSES: tuple[tuple[Pass, str], ...] = (
 )
 
 
-def lower(function: Function, target: CPUTarget, options: Mapping[str, Any]) -> LoweredKernel:
+def lower(function: Function, target: CPUTarget, options: CPUOptions) -> LoweredKernel:
     """LLVM text for a verified kernel.
 
-    Raises `CompilationError` with the source line for what the CPU cannot do.  `options` are the launch's:
-    ``enable_fp_fusion=False`` rounds every product before it is added to something; ``overlap`` says what becomes of
-    arrays that overlap in a way that its loops do not bear: "refuse" makes the entry point return 1 without having run
-    anything (if `refuses` says so), "careful" makes a kernel that takes all arrays, and without it the kernel has both
-    versions in it; ``check_bounds`` stops it at accesses outside of its arrays, whose first address and size in bytes
-    follow the arguments; ``waits="unwatched"`` leaves out what ends a launch that waits for ever.  Others (`num_warps`
-    and the like) change nothing here.
+    Raises `CompilationError` with the source line for what the CPU cannot do.
     """
-    symbol = kernel_symbol(function, target.key, options)
+    symbol = kernel_symbol(function, target.key, options.key)
     with _deep_recursion:
         return _lower(function, target, symbol, options)
 
 
-def _lower(function: Function, target: CPUTarget, symbol: str, options: Mapping[str, Any]) -> LoweredKernel:
+def _lower(function: Function, target: CPUTarget, symbol: str, options: CPUOptions) -> LoweredKernel:
     for operation in function.walk():
         if operation.opcode == "inline_asm":
             raise inline_asm_error(operation, "a CPU")
         if is_explicit(operation.opcode):
             raise explicit_error(operation, "a CPU")
     passes = tuple(step for step, _ in CPU_PASSES)
-    if options.get("waits") == "unwatched":
+    if not options.watch_waits:
         passes = tuple(step for step in passes if step is not watch_waits)
-    if options.get("check_bounds"):
+    if options.check_bounds:
         first = len(list(assertions(function)))
 
         def checks(function: Function) -> Function:
@@ -90,7 +84,7 @@ def _lower(function: Function, target: CPUTarget, symbol: str, options: Mapping[
         passes = (*passes[:place], carry_uniform_increments, checks, *passes[place:])
     function = run_passes(function, passes)
     module = Module(features=frozenset(target.features))
-    fuse, overlap = bool(options.get("enable_fp_fusion", True)), options.get("overlap")
+    fuse, overlap = options.fuse, options.overlap
     instance, careful = f"{symbol}.instance", f"{symbol}.careful"
     lowering = KernelLowering(function, target, module, instance, fuse, overlap == "careful")
     scratch_bytes = lowering.run()

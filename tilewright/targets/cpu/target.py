@@ -1,4 +1,4 @@
-"""The CPU target: a frozen table of what one CPU can do, and the way from Tile IR to its machine code."""
+"""The CPU target: a frozen table of what one CPU can do."""
 
 from __future__ import annotations
 
@@ -13,9 +13,7 @@ from tilewright.dtypes import DType
 from tilewright.errors import TargetError
 from tilewright.forks import cached_property
 from tilewright.host import NAMED_FEATURES, arithmetic_features, host_cpu
-from tilewright.ir.core import Function
 from tilewright.settings import settings
-from tilewright.targets.base import Binary
 from tilewright.targets.machine import Machine, cpu_machine
 
 _LINUX_X86, _LINUX_ARM = "x86_64-unknown-linux-gnu", "aarch64-unknown-linux-gnu"
@@ -52,7 +50,6 @@ class CPUTarget:
     quick: bool = False  # compile in less time to slower code: fewer forms of a loop, none of LLVM's optimisations
 
     name = "cpu"
-    options = frozenset(("enable_fp_fusion",))
     is_gpu = wgmma = dependent_launch = False
     warp_threads = 1
     tf32 = False  # float32 multiplies as float32
@@ -227,28 +224,6 @@ class CPUTarget:
     def machine(self) -> Machine:
         """The rates that estimates count with, of as many threads as the settings say."""
         return cpu_machine(self.vector_bits, self.l1_bytes, self.l2_bytes, settings.threads)
-
-    def prepare(self) -> None:
-        """Import what `compile` needs: once, before processes are forked that compile."""
-        import tilewright.targets.cpu.compile  # noqa: F401
-
-    def compile(self, function: Function, options: Mapping[str, Any]) -> Binary:
-        """Lower a verified Tile IR kernel to machine code; results are cached on disk by content."""
-        from tilewright.targets.cpu.compile import compile_function  # the pipeline imports this table
-
-        return compile_function(function, self, options)
-
-    def explain(self, function: Function, options: Mapping[str, Any]) -> str:
-        """What the lowering of a verified Tile IR kernel decides, line by line of its source."""
-        from tilewright.targets.cpu.pipeline import lower
-
-        return lower(function, self, options).explanation()
-
-    def load(self, key: str) -> Binary | None:
-        """The binary of a key that `compile` gave before, from the cache on disk; None when it is not there."""
-        from tilewright.targets.cpu.compile import load_binary
-
-        return load_binary(key, self)
 
 
 @lru_cache(maxsize=1)

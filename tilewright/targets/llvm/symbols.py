@@ -4,17 +4,15 @@ from __future__ import annotations
 
 import hashlib
 import re
-from collections.abc import Mapping
-from typing import Any
 
 from tilewright.ir.core import Function
 from tilewright.ir.printer import print_function
 
 
-def kernel_symbol(function: Function, machine: str, options: Mapping[str, Any]) -> str:
+def kernel_symbol(function: Function, machine: str, options: str) -> str:
     """A name that differs whenever the code may differ, so that many kernels link into one library; `machine` says what
-    it is compiled for."""
-    content = "\n".join((print_function(function), machine, repr(sorted(options.items(), key=str))))
+    it is compiled for, `options` how."""
+    content = "\n".join((print_function(function), machine, options))
     digest = hashlib.sha256(content.encode()).hexdigest()[:16]
     name = "".join(letter if letter.isalnum() or letter == "_" else "_" for letter in function.name)
     return f"tw_{name}_{digest}"

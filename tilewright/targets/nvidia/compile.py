@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import time
 from collections.abc import Mapping
 from dataclasses import asdict, replace
@@ -18,41 +17,38 @@ from tilewright.targets.base import Remark, stored_remarks
 from tilewright.targets.gpu.binary import GpuBinary
 from tilewright.targets.llvm.cache import CacheEntry, ObjectCache, content_key
 from tilewright.targets.llvm.symbols import kernel_name
-from tilewright.targets.nvidia.assemble import Assembly, AssemblyOptions, assemble
+from tilewright.targets.nvidia.assemble import Assembly, AssemblyOptions, assemble, find_assembler
 from tilewright.targets.nvidia.lowered import LoweredKernel
+from tilewright.targets.nvidia.options import NvidiaOptions
 from tilewright.targets.nvidia.target import NvidiaTarget
 
-_KEEP_TEXTS = "keep_texts"  # an option of this stage: add the texts of all stages to the binary
 _SUFFIXES = {"ir": "tile", "layouts": "layouts.tile", "llvm": "ll", "ptx": "ptx"}  # of the files in a dump directory
 
 _USERS_SHOWN = 3  # of shared memory, where there is too little
 
 
-def compile_function(function: Function, target: NvidiaTarget, options: Mapping[str, Any]) -> GpuBinary:
+def compile_function(function: Function, target: NvidiaTarget, options: NvidiaOptions) -> GpuBinary:
     """The binary of a verified kernel; from the cache when the same kernel was compiled before.
 
-    The key covers the kernel's whole text, the architecture, the assembler, the options, the compiler's
-    sources and LLVM's version.  `options` are the launch's: `AssemblyOptions` tells those of the assembler, the
-    pipeline reads the others.  With the option `keep_texts`, or a dump directory in the settings, the kernel
-    is compiled afresh so that every stage's text is there.
+    The key covers the kernel's whole text, the architecture, the assembler, the options, the compiler's sources and
+    LLVM's version.  With `keep_texts`, or a dump directory in the settings, the kernel is compiled afresh so that every
+    stage's text is there.
     """
     from tilewright.targets.nvidia.pipeline import lower  # the cache is read without it
 
-    keep_texts = bool(options.get(_KEEP_TEXTS)) or settings.dump_directory is not None
-    given = {name: value for name, value in options.items() if name != _KEEP_TEXTS}
-    assembly_options = AssemblyOptions.from_options(given)
+    keep_texts = options.keep_texts or settings.dump_directory is not None
     text = print_function(function)
-    places = [str(operation.location) for operation in function.walk()] if assembly_options.line_info else []
-    key = content_key(text, *places, target.key, json.dumps(given, sort_keys=True, default=repr))
+    places = [str(operation.location) for operation in function.walk()] if options.assembly.line_info else []
+    key = content_key(text, *places, target.key, find_assembler().identity, options.key)
     cache = ObjectCache(settings.cache_directory)
     if not keep_texts and not settings.always_compile:
         kept = cache.find(key, lambda entry: _from_entry(key, entry, target))
         if kept is not None:
             return kept
     started = time.perf_counter()
-    lowered = _as_launched(lower(function, target, given), target, given)
+    lowered = _as_launched(lower(function, target, options), target, options)
     seconds = {"lower": time.perf_counter() - started}
-    assembly = assemble_kernel(lowered, target, assembly_options)
+    assembly = assemble_kernel(lowered, target, options.assembly)
     texts = _texts(text, lowered, assembly) if keep_texts else {}
     for stage, suffix in _SUFFIXES.items() if keep_texts else ():
         settings.dump(f"{lowered.symbol}.{suffix}", texts[stage])
@@ -88,17 +84,16 @@ def _check_shared_memory(lowered: LoweredKernel, shared: int, target: NvidiaTarg
         )
 
 
-def _as_launched(lowered: LoweredKernel, target: NvidiaTarget, options: Mapping[str, Any]) -> LoweredKernel:
-    """With what the launch asks for: `launch_cooperative_grid`, and `dependent_launch` (or `launch_pdl`)."""
-    early = [name for name in ("dependent_launch", "launch_pdl", "wait_at_entry") if options.get(name)]
+def _as_launched(lowered: LoweredKernel, target: NvidiaTarget, options: NvidiaOptions) -> LoweredKernel:
+    """With what the launch asks for."""
     return replace(
         lowered,
-        cooperative=lowered.cooperative or bool(options.get("launch_cooperative_grid")),
-        dependent_launch=lowered.dependent_launch or bool(early and target.dependent_launch),
+        cooperative=lowered.cooperative or options.cooperative,
+        dependent_launch=lowered.dependent_launch or (options.early and target.dependent_launch),
     )
 
 
-def explain_function(function: Function, target: NvidiaTarget, options: Mapping[str, Any]) -> str:
+def explain_function(function: Function, target: NvidiaTarget, options: NvidiaOptions) -> str:
     """What a kernel takes of a CTA, and the remarks of its compilation by source line."""
     binary = compile_function(function, target, options)
     taken, (x, y, z) = binary.resources, binary.cluster

@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from dataclasses import replace
-from typing import Any
 
 from tilewright.errors import CompilationError
 from tilewright.ir.core import Function
@@ -25,6 +23,7 @@ from tilewright.targets.nvidia.intrinsics import NvidiaIntrinsics
 from tilewright.targets.nvidia.layout_rules import layout_rules
 from tilewright.targets.nvidia.lowered import LoweredKernel
 from tilewright.targets.nvidia.lowering import WAIT_ATTRIBUTE, NvidiaLowering
+from tilewright.targets.nvidia.options import NvidiaOptions
 from tilewright.targets.nvidia.pipelined_loop import pipelined_rule
 from tilewright.targets.nvidia.rules import RULES
 from tilewright.targets.nvidia.target import NvidiaTarget
@@ -38,17 +37,14 @@ NVIDIA_PASSES: tuple[tuple[Pass, str], ...] = (
 )
 
 
-def lower(function: Function, target: NvidiaTarget, options: Mapping[str, Any]) -> LoweredKernel:
+def lower(function: Function, target: NvidiaTarget, options: NvidiaOptions) -> LoweredKernel:
     """LLVM text for a verified kernel.
 
-    Of `options` (the launch's), `num_warps` decides the threads of a CTA where the kernel does not; without
-    `enable_fp_fusion` products are rounded before they are added to something; with `wait_at_entry` the kernel may be
-    started before those ahead of it have ended, and waits for them itself.  Raises `CompilationError` with the source
-    line for what the target cannot do.
+    Raises `CompilationError` with the source line for what the target cannot do.
     """
-    symbol = kernel_symbol(function, target.architecture, options)
+    symbol = kernel_symbol(function, target.architecture, options.key)
     function = run_passes(function, tuple(step for step, _ in NVIDIA_PASSES))
-    if options.get("wait_at_entry") and target.dependent_launch:
+    if options.wait_at_entry and target.dependent_launch:
         if not any(operation.opcode == "grid_wait" for operation in function.walk()):
             function = replace(function, attributes={**function.attributes, WAIT_ATTRIBUTE: True})
     handles = any(argument.type.is_handle for argument in function.region.arguments)
@@ -63,10 +59,10 @@ def lower(function: Function, target: NvidiaTarget, options: Mapping[str, Any]) 
     # Every block gets registers of threads; what has to change hands is written out as conversions.
     assignment = assign(function, target, warps, layout_rules(target), copied=True)
     # Rows that would fill the registers stay as narrow as they were loaded.
-    if not options.get("maxnreg"):
+    if not options.assembly.maxnreg:
         assignment = recompute_after_reductions(assignment, warps)
     # Scratch for what threads hand to each other, tiles of products, and loops that copy theirs ahead.
-    stages, sizes = _stages(options), scratch_rules(target)
+    stages, sizes = options.num_stages or DEFAULT_STAGES, scratch_rules(target)
     memory = plan_memory(assignment, stages, target.shared_bytes, sizes)
     if not all_copied(assignment, memory.loops):
         assignment = assign(function, target, warps, layout_rules(target))
@@ -80,9 +76,8 @@ def lower(function: Function, target: NvidiaTarget, options: Mapping[str, Any]) 
     allocation = replace(allocation, barriers=allocation.barriers | ordered)
     # One rule for each operation.
     module = Module(header=NvidiaIntrinsics.header)
-    fuse = bool(options.get("enable_fp_fusion", True))
-    lowering = NvidiaLowering(assignment, target, module, symbol, allocation, warps, RULES, fuse=fuse)
-    if options.get("line_info"):
+    lowering = NvidiaLowering(assignment, target, module, symbol, allocation, warps, RULES, fuse=options.fuse)
+    if options.assembly.line_info:
         lowering.keep_lines()
     lowering.tiles = memory.tiles
     lowering.loops = {operation: pipelined_rule(plan, memory.ring) for operation, plan in memory.loops.items()}
@@ -97,11 +92,3 @@ def lower(function: Function, target: NvidiaTarget, options: Mapping[str, Any]) 
         remarks=tuple(lowering.remarks),
         assigned=assignment.function,
     )
-
-
-def _stages(options: Mapping[str, Any]) -> int:
-    """How many iterations' tiles a loop has room for, where it does not say so itself."""
-    stages = options.get("num_stages")
-    if stages is not None and not (isinstance(stages, int) and stages >= 0):
-        raise CompilationError(f"num_stages is 1 or more (0: the compiler's choice), not {stages!r}")
-    return stages or DEFAULT_STAGES

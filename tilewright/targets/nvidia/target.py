@@ -1,4 +1,4 @@
-"""The NVIDIA target: a frozen table of what one GPU architecture can do, and the way from Tile IR to its cubin.
+"""The NVIDIA target: a frozen table of what one GPU architecture can do.
 
 NvidiaTarget.named("sm_90a").wgmma        # True
 get_target("cuda:sm_80")                  # compile for it on any machine
@@ -15,8 +15,6 @@ from typing import Any
 from tilewright import dtypes
 from tilewright.dtypes import DType
 from tilewright.errors import DeviceError, TargetError
-from tilewright.ir.core import Function
-from tilewright.targets.base import Binary
 from tilewright.targets.machine import Machine, nvidia_machine
 
 WARP_THREADS = 32
@@ -42,10 +40,6 @@ class NvidiaTarget:
     card: str = ""  # the driver's name of it; empty: the usual one
 
     name = "cuda"
-    options = frozenset(
-        "num_warps num_stages cluster maxnreg enable_fp_fusion launch_cooperative_grid launch_pdl dependent_launch "
-        "wait_at_entry ptxas_options opt_level line_info strict".split()
-    )
     triple = "nvptx64-nvidia-cuda"
     warp_threads = WARP_THREADS
     registers_per_multiprocessor = 65536
@@ -127,11 +121,8 @@ class NvidiaTarget:
 
     @property
     def key(self) -> str:
-        """Everything of the target that a binary depends on: architecture, PTX version, and who assembles it."""
-        from tilewright.targets.nvidia.assemble import find_assembler  # which imports this table
-
-        choice = "-tf32" if self.tf32 else ""
-        return f"cuda-{self.architecture}-ptx{self.ptx_version}-{find_assembler().identity}{choice}"
+        """Everything of the GPU that a binary depends on: architecture and PTX version."""
+        return f"cuda-{self.architecture}-ptx{self.ptx_version}{'-tf32' if self.tf32 else ''}"
 
     @property
     def generation(self) -> int:
@@ -234,28 +225,6 @@ class NvidiaTarget:
     def machine(self) -> Machine:
         """The rates that estimates count with."""
         return nvidia_machine(self.sm, self.multiprocessors, self.shared_bytes, self.l2_bytes, self.card)
-
-    def prepare(self) -> None:
-        """Import what `compile` needs: once, before processes are forked that compile."""
-        import tilewright.targets.nvidia.compile  # noqa: F401
-
-    def compile(self, function: Function, options: Mapping[str, Any]) -> Binary:
-        """Lower a verified Tile IR kernel to machine code; results are cached on disk by content."""
-        from tilewright.targets.nvidia.compile import compile_function  # the pipeline imports this table
-
-        return compile_function(function, self, options)
-
-    def explain(self, function: Function, options: Mapping[str, Any]) -> str:
-        """What a kernel takes of a CTA, and the remarks of the compiler and the assembler, one a line."""
-        from tilewright.targets.nvidia.compile import explain_function
-
-        return explain_function(function, self, options)
-
-    def load(self, key: str) -> Binary | None:
-        """The binary of a key that `compile` gave before, from the cache on disk; None when it is not there."""
-        from tilewright.targets.nvidia.compile import load_binary
-
-        return load_binary(key, self)
 
 
 _KIB, _MIB = 1 << 10, 1 << 20

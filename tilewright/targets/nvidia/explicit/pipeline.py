@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from math import prod
 from typing import Any, cast
 
@@ -25,6 +25,7 @@ from tilewright.targets.nvidia.explicit.roles import table
 from tilewright.targets.nvidia.intrinsics import NvidiaIntrinsics
 from tilewright.targets.nvidia.layout_rules import layout_rules
 from tilewright.targets.nvidia.lowered import LoweredKernel, TensorMapUse
+from tilewright.targets.nvidia.options import NvidiaOptions
 from tilewright.targets.nvidia.rules import RULES as PLAIN_RULES
 from tilewright.targets.nvidia.target import NvidiaTarget
 
@@ -34,7 +35,7 @@ DEFAULT_WARPS = 4
 GREATEST_CLUSTER = 16
 
 
-def lower_explicit(function: Function, target: NvidiaTarget, symbol: str, options: Mapping[str, Any]) -> LoweredKernel:
+def lower_explicit(function: Function, target: NvidiaTarget, symbol: str, options: NvidiaOptions) -> LoweredKernel:
     """LLVM text of an explicit kernel.
 
     Of `options`, `num_warps` counts for kernels without roles, and it and `cluster` where the kernel does not say them.
@@ -62,9 +63,9 @@ def lower_explicit(function: Function, target: NvidiaTarget, symbol: str, option
     # One rule for each operation.
     module = Module(header=NvidiaIntrinsics.header)
     cluster = cluster_of(function, options)
-    fuse = bool(options.get("enable_fp_fusion", True))
+    fuse = options.fuse
     lowering = ExplicitLowering(assignment, target, module, symbol, allocation, warps, RULES, cluster, fuse=fuse)
-    if options.get("line_info"):
+    if options.assembly.line_info:
         lowering.keep_lines()
     lowering.run()
     return LoweredKernel(
@@ -91,7 +92,7 @@ def tensor_maps(function: Function, used: Sequence[TensorMapUse]) -> Iterator[Te
             yield known.get(number, TensorMapUse(number, least, kind.element))
 
 
-def warps_of(function: Function, options: Mapping[str, Any]) -> int:
+def warps_of(function: Function, options: NvidiaOptions) -> int:
     """Warps of a CTA: those of all roles; else what the kernel itself states, the launch's `num_warps`, or four.
 
     As in Triton, what Tile IR states (`{num_warps = 8}`) counts before the launch: its author counted with it.
@@ -100,16 +101,16 @@ def warps_of(function: Function, options: Mapping[str, Any]) -> int:
     for operation in function.region.operations:
         if operation.opcode == "warp_roles":
             return table(operation)[-1].end
-    found = function.attributes.get("num_warps", options.get("num_warps"))
+    found = function.attributes.get("num_warps", options.num_warps)
     warps = DEFAULT_WARPS if found is None else found
     if not isinstance(warps, int) or warps not in (1, 2, 4, 8, 16, 32):
         raise CompilationError(f"num_warps is 1, 2, 4, 8, 16 or 32, not {warps!r}")
     return warps
 
 
-def cluster_of(function: Function, options: Mapping[str, Any]) -> tuple[int, int, int]:
+def cluster_of(function: Function, options: NvidiaOptions) -> tuple[int, int, int]:
     """CTAs of a cluster along x, y and z; raises `CompilationError` for an option that is none."""
-    given: Any = function.attributes.get("cluster") or options.get("cluster") or (1, 1, 1)
+    given: Any = function.attributes.get("cluster") or options.cluster or (1, 1, 1)
     counted = isinstance(given, (tuple, list)) and 1 <= len(given) <= 3 and all(isinstance(n, int) for n in given)
     if not counted or min(given) < 1 or prod(given) > GREATEST_CLUSTER:
         raise CompilationError(

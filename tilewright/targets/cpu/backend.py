@@ -1,0 +1,47 @@
+"""The compiler of CPUs behind one object."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+from tilewright.ir.core import Function
+from tilewright.targets.base import Binary
+from tilewright.targets.cpu.options import OPTION_NAMES, CPUOptions
+from tilewright.targets.cpu.target import CPUTarget
+
+
+class CPUBackend:
+    """See `targets.base.Backend`.  The compiler is imported where it is needed: cached kernels come without it."""
+
+    option_names = OPTION_NAMES
+
+    def __init__(self, target: CPUTarget) -> None:
+        self.target = target
+
+    @property
+    def key(self) -> str:
+        """The target's: LLVM assembles, whose version is in all keys."""
+        return self.target.key
+
+    def prepare(self) -> None:
+        """Import what `compile` needs."""
+        import tilewright.targets.cpu.compile  # noqa: F401
+
+    def compile(self, function: Function, options: Mapping[str, Any]) -> Binary:
+        """The binary of a verified kernel, of the cache where it is there."""
+        from tilewright.targets.cpu.compile import compile_function
+
+        return compile_function(function, self.target, CPUOptions.of_launch(options))
+
+    def explain(self, function: Function, options: Mapping[str, Any]) -> str:
+        """What the lowering of a verified kernel decides, line by line of its source."""
+        from tilewright.targets.cpu.pipeline import lower
+
+        return lower(function, self.target, CPUOptions.of_launch(options)).explanation()
+
+    def load(self, key: str) -> Binary | None:
+        """The binary of a key from the cache; None when it is not there."""
+        from tilewright.targets.cpu.compile import load_binary
+
+        return load_binary(key, self.target)
