@@ -20,6 +20,7 @@ check: $(VENV)/.test
 	$(BIN)/ruff format --check .
 	$(BIN)/mypy
 	$(BIN)/lint-imports
+	$(BIN)/python tools/check_imports.py
 	$(BIN)/python tools/check_sizes.py
 	$(BIN)/python tools/check_dangerous.py
 	$(BIN)/python tools/readme_tables.py --check

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -20,11 +20,16 @@ MAXIMUM_DEPTH = 60
 _LANGUAGE = str(Path(language.__file__).parent)
 
 
+Run = Callable[["TraceSession", SourceFunction, Sequence[Any], Mapping[str, Any], Location | None], Any]
+
+
 class TraceSession:
     """What all functions of one trace share; the language's `Tracer`."""
 
-    def __init__(self, builder: Builder, debug: bool = False, sanitize: bool = True) -> None:
+    def __init__(self, builder: Builder, run: Run, debug: bool = False, sanitize: bool = True) -> None:
+        """`run` traces the body of a function with its arguments, for a caller at a place."""
         self.builder = builder
+        self._run = run
         self.debug = debug
         self.sanitize = sanitize  # whether debug builds assert that integers do not overflow
         self.remarks: dict[tuple[str, str, int], Remark] = {}
@@ -54,16 +59,13 @@ class TraceSession:
         self, function: SourceFunction, arguments: Sequence[Any], keywords: Mapping[str, Any], caller: Location | None
     ) -> Any:
         """Trace a function's body at this point, its parameters bound to the arguments."""
-        from tilewright.frontend.tracer import FunctionTracer, bind_call
-
         self.check_depth(function)
-        bindings = bind_call(function, arguments, keywords)
         if getattr(function, "noinline", False):
             self.remark("note", f"'{function.name}' is inlined here, as every function is: noinline has no effect")
         saved = self.builder.location
         self.depth += 1
         try:
-            return FunctionTracer(self, function, bindings, caller).run()
+            return self._run(self, function, arguments, keywords, caller)
         except CompilationError as error:
             if not function.__module__.startswith("tilewright.language"):
                 raise

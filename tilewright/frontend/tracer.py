@@ -171,11 +171,22 @@ def bind_parameters(
     return bindings
 
 
+def run_called(
+    session: TraceSession,
+    function: SourceFunction,
+    arguments: Sequence[Any],
+    keywords: Mapping[str, Any],
+    caller: Location | None,
+) -> Any:
+    """Trace the body of a function that another one calls."""
+    return FunctionTracer(session, function, bind_call(function, arguments, keywords), caller).run()
+
+
 def _trace(
     kernel: SourceFunction, function: Function, bind: Callable[[], dict[str, Any]], debug: bool, sanitize: bool
 ) -> Trace:
     builder = Builder(function)
-    session = TraceSession(builder, debug, sanitize)
+    session = TraceSession(builder, run_called, debug, sanitize)
     with activate(session):
         builder.location = Location(kernel.file, kernel.first_line, 0, kernel.name)
         tracer = FunctionTracer(session, kernel, bind(), None)

@@ -14,7 +14,7 @@ Operations are not changed once built: a pass that has something to change build
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from typing import Union
 
@@ -106,6 +106,16 @@ class Parameter:
     alias_free: bool = False
 
 
+# How functions become text: `ir.printer` adds it, which knows the op table, which knows these classes.
+_printers: list[Callable[[Function], str]] = []
+
+
+def prints_functions(printer: Callable[[Function], str]) -> Callable[[Function], str]:
+    """Let `str` of a function use this."""
+    _printers.append(printer)
+    return printer
+
+
 @dataclass(eq=False)
 class Function:
     """A kernel: `region.arguments` are its parameters (scalars), described by `parameters`."""
@@ -117,9 +127,7 @@ class Function:
 
     def __str__(self) -> str:
         """The kernel's text, without locations (`ir.printer`)."""
-        from tilewright.ir.printer import print_function
-
-        return print_function(self)
+        return _printers[-1](self)
 
     def walk(self) -> Iterator[Operation]:
         """All operations in program order."""

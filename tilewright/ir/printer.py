@@ -17,7 +17,7 @@ from collections.abc import Mapping
 import numpy as np
 
 from tilewright.dtypes import DType, float64
-from tilewright.ir.core import Attribute, Function, Location, Operation, Parameter, Region, Value
+from tilewright.ir.core import Attribute, Function, Location, Operation, Parameter, Region, Value, prints_functions
 from tilewright.ir.ops import OPS, attribute_key
 
 IDENTIFIER = re.compile(r"[A-Za-z_][A-Za-z0-9_]*")
@@ -146,3 +146,6 @@ def _attributes_text(attributes: Mapping[str, Attribute]) -> str:
     if not attributes:
         return ""
     return " {" + ", ".join(f"{name} = {attribute_text(value)}" for name, value in attributes.items()) + "}"
+
+
+prints_functions(print_function)

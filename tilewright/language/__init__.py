@@ -12,6 +12,7 @@ def add(x, y, out, n, BLOCK: tl.constexpr):
 
 # ruff: noqa: F401
 from builtins import slice, tuple
+from sys import modules as _modules
 from typing import TYPE_CHECKING as _TYPE_CHECKING
 
 from tilewright.language import core, extra, math, random, standard, target_info
@@ -98,6 +99,7 @@ from tilewright.language.math import (
     tanh,
     umulhi,
 )
+from tilewright.language.other_names import add_names as _add_names
 from tilewright.language.random import (
     pair_uniform_to_normal,
     philox,
@@ -177,6 +179,7 @@ from tilewright.language.types import (
 libdevice = extra.libdevice  # the old place of the library
 TRITON_MAX_TENSOR_NUMEL = 1 << 20  # elements of a block
 __all__ = [name for name in dir() if not name.startswith("_")]
+_add_names(_modules[__name__])
 
 if not _TYPE_CHECKING:  # a type checker would take every name for one that there is
 

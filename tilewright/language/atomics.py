@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from tilewright.errors import brief
 from tilewright.language import core
+from tilewright.language.context import written
 from tilewright.language.function import constexpr_function, language_function
 from tilewright.language.standard import max as largest
 from tilewright.language.standard import require
@@ -108,5 +109,6 @@ def update_float8(pointer, value, mask, KIND: core.constexpr, sem: core.constexp
     return seen.to(element, bitcast=True)
 
 
+written["update_float8"] = update_float8
 METHODS = {"atomic_load": atomic_load, "atomic_store": atomic_store, "atomic_poll": atomic_poll}
 __all__ = ["atomic_load", "atomic_poll", "atomic_store"]

@@ -44,6 +44,10 @@ class Tracer(Protocol):
         ...
 
 
+# Functions that are written in the language, by name: operations that are made of them know no module of theirs.
+written: dict[str, Any] = {}
+
+
 class _State(threading.local):
     tracer: Tracer | None = None
 

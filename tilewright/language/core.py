@@ -604,16 +604,3 @@ tensor.T = property(lambda self: shapes.transpose(self, ()))  # type: ignore[att
 __all__ = [name for name, value in list(globals().items()) if getattr(value, BUILTIN, False)]
 get_int_dtype = constexpr_function(types.get_int_dtype)
 __all__ += ["PropagateNan", "block_type", "constexpr", "dtype", "get_int_dtype", "pointer_type", "tensor"]
-
-
-def __getattr__(name: str) -> Any:
-    """Names of the language that other modules define, which kernels also reach through ``tl.core``."""
-    import tilewright.language as language
-
-    if not name.startswith("__") and name in vars(language):
-        return vars(language)[name]
-    from tilewright.language import internals
-
-    if name.startswith("__") or not hasattr(internals, name):
-        raise AttributeError(f"module '{__name__}' has no attribute '{name}'")
-    return getattr(internals, name)

@@ -130,12 +130,3 @@ __all__ = [
     "abs", "ceil", "clamp", "cos", "div_rn", "erf", "exp", "exp2", "fdiv", "floor", "fma", "log", "log2", "pow", "rint",
     "rsqrt", "sin", "sqrt", "sqrt_rn", "tanh", "trunc", "umulhi",
 ]  # fmt: skip
-
-
-def __getattr__(name: str) -> Any:
-    """Functions of `tl.extra.libdevice` under their old names: ``tl.math.log1p``."""
-    from tilewright.language.extra import libdevice
-
-    if name not in libdevice.__all__:
-        raise AttributeError(f"module '{__name__}' has no attribute '{name}'")
-    return getattr(libdevice, name)

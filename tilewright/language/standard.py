@@ -5,8 +5,6 @@
 
 from __future__ import annotations
 
-from typing import Any
-
 from tilewright.language import core
 from tilewright.language import math as tl_math
 from tilewright.language.function import constexpr_function, language_function
@@ -264,7 +262,7 @@ METHODS = {
     "cumsum": cumsum, "cumprod": cumprod, "softmax": softmax, "sigmoid": sigmoid, "cdiv": cdiv,
 }  # fmt: skip
 
-_NAMES_OF_TRITON = {
+NAMES_OF_TRITON = {
     "_log2": _log2, "_sum_combine": _add, "_prod_combine": _multiply, "_xor_combine": _xor, "_or_combine": _or,
     "_elementwise_max": _maximum, "_elementwise_min": _minimum,
     "_argmax_combine_tie_break_left": _argmax, "_argmax_combine_tie_break_fast": _argmax,
@@ -272,15 +270,3 @@ _NAMES_OF_TRITON = {
     "_argmax_combine": _argmax, "_argmin_combine": _argmin,
 }  # fmt: skip
 """What kernels, those that torch.compile generates among them, take from there although it is not documented."""
-
-
-def __getattr__(name: str) -> Any:
-    """Names of the language that other modules define, which kernels also reach through ``tl.standard``."""
-    import tilewright.language as language
-
-    if name in _NAMES_OF_TRITON:
-        return _NAMES_OF_TRITON[name]
-
-    if name.startswith("__") or name not in vars(language):
-        raise AttributeError(f"module '{__name__}' has no attribute '{name}'")
-    return vars(language)[name]

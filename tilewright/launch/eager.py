@@ -26,7 +26,7 @@ import numpy as np
 
 from tilewright.errors import CompilationError, ExecutionError, TilewrightError
 from tilewright.frontend.session import TraceSession
-from tilewright.frontend.tracer import FunctionTracer, bind_call, bind_parameters, leaf_types
+from tilewright.frontend.tracer import FunctionTracer, bind_call, bind_parameters, leaf_types, run_called
 from tilewright.ir.checks import Checks
 from tilewright.ir.core import Location, Parameter
 from tilewright.ir.diagnostics import located_execution_error, render, step_error, waiting_error
@@ -163,7 +163,7 @@ class EagerSession(TraceSession):
     """One program instance at work; functions of the user that it calls get frames of their own."""
 
     def __init__(self, builder: EagerBuilder, debug: bool) -> None:
-        super().__init__(builder, debug)
+        super().__init__(builder, run_called, debug)
         self.eager = builder
 
     def inline(

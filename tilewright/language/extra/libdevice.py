@@ -10,6 +10,7 @@ from __future__ import annotations
 
 from tilewright.language import core
 from tilewright.language import math as tl_math
+from tilewright.language.context import written
 from tilewright.language.extra.bessel import cyl_bessel_i0, cyl_bessel_i1, j0, j1, jn, y0, y1, yn
 from tilewright.language.extra.bits import (
     brev,
@@ -449,3 +450,4 @@ __all__ = [
     "tan", "tanh", "tgamma", "trunc", "uint_as_float", "umulhi", "y0", "y1", "yn",
     *_ROUNDED,
 ]  # fmt: skip
+written["libdevice"] = {name: globals()[name] for name in __all__}

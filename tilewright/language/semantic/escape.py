@@ -7,7 +7,7 @@ from typing import Any
 from tilewright.dtypes import DType
 from tilewright.ir.core import Region, Value
 from tilewright.ir.ops import effects_of
-from tilewright.language.context import LanguageError, active
+from tilewright.language.context import LanguageError, active, written
 from tilewright.language.function import SourceFunction
 from tilewright.language.semantic.convert import broadcast, convert, to_tensor
 from tilewright.language.semantic.shape import reshape, static_int, take
@@ -77,8 +77,6 @@ def _check_constraints(form: str, values: list[tensor], elements: list[DType], p
 
 def external(arguments: Any, symbols: Any, what: str) -> Any:
     """A function of a vendor's mathematical library by its symbol: the language's own function of that name."""
-    from tilewright.language.extra import libdevice
-
     values = [to_tensor(value) for value in unwrap(arguments)]
     kinds = tuple(value.dtype for value in values)
     if kinds not in symbols:
@@ -87,10 +85,10 @@ def external(arguments: Any, symbols: Any, what: str) -> Any:
     symbol, result = symbols[kinds]
     name = str(symbol).removeprefix("__nv_").removeprefix("__ocml_")
     for candidate in (name, name.removesuffix("f"), name.removesuffix("d"), name.rpartition("_")[0]):
-        if candidate in libdevice.__all__:
-            function = getattr(libdevice, candidate)
-            written = isinstance(function, SourceFunction)
-            return convert(active().call(function, values, {}) if written else function(*values), result)
+        function = written["libdevice"].get(candidate)
+        if function is not None:
+            traced = isinstance(function, SourceFunction)
+            return convert(active().call(function, values, {}) if traced else function(*values), result)
     raise LanguageError(
         f"the external function '{symbol}' cannot be linked", "tl.extra.libdevice has the mathematical functions"
     )

@@ -9,7 +9,7 @@ from tilewright.dtypes import DType
 from tilewright.errors import brief
 from tilewright.ir.core import Attribute
 from tilewright.ir.types import PointerType
-from tilewright.language.context import LanguageError, active
+from tilewright.language.context import LanguageError, active, written
 from tilewright.language.semantic.convert import (
     bitcast,
     broadcast_shapes,
@@ -184,10 +184,8 @@ def _update_float8(kind: str, operands: list[tensor], order: dict[str, Attribute
         words = cast(pointer, PointerType(dtypes.uint8))
         old = emit("atomic_rmw", [words, bitcast(value, dtypes.uint8), *mask], {"kind": kind, **order})
         return bitcast(old, pointer.element.element)
-    from tilewright.language.atomics import update_float8
-
     arguments = [pointer, value, mask[0] if mask else None, kind, order["semantics"], order["scope"]]
-    result: tensor = active().call(update_float8, arguments, {})
+    result: tensor = active().call(written["update_float8"], arguments, {})
     return result
 
 

@@ -9,7 +9,7 @@ from tilewright.ir.ops import ELEMENTWISE
 from tilewright.targets.cpu.access import FIXED, SCATTERED, Axes, PrefixKey, masks_out, operand_axes
 from tilewright.targets.cpu.affine import AffineAnalysis
 from tilewright.targets.cpu.attributes import integer, number
-from tilewright.targets.cpu.placement import Program
+from tilewright.targets.cpu.program import Program
 
 
 def unneeded_outside(

@@ -17,7 +17,7 @@ from tilewright.targets.cpu.elementwise import Elementwise
 from tilewright.targets.cpu.evaluate import Evaluator
 from tilewright.targets.cpu.failures import emit_stop
 from tilewright.targets.cpu.nests import NestEmitter
-from tilewright.targets.cpu.placement import Placement
+from tilewright.targets.cpu.placement import Placement, remark_at
 from tilewright.targets.cpu.report import Report
 from tilewright.targets.cpu.scan import ScanEmitter
 from tilewright.targets.cpu.schedule import Scheduler, Step, TargetStorage
@@ -292,8 +292,6 @@ class KernelLowering:
 
     def _note_access(self, operation: Operation, how: str, place: int | None, lanes: int, masked: bool) -> None:
         self.report.access(operation, how, place, lanes, masked)
-        from tilewright.targets.cpu.placement import remark_at
-
         if how in ("gather", "scatter"):
             remark = remark_at(
                 operation,

@@ -7,9 +7,9 @@ writing it once and reading it back.
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 
-from tilewright.ir.core import Function, Operation, Region, Value
+from tilewright.ir.core import Function, Operation, Value
 from tilewright.ir.ops import ELEMENTWISE
 from tilewright.targets.base import Remark
 from tilewright.targets.cpu.access import (
@@ -22,6 +22,8 @@ from tilewright.targets.cpu.access import (
 )
 from tilewright.targets.cpu.affine import AffineAnalysis
 from tilewright.targets.cpu.aliasing import Aliasing
+from tilewright.targets.cpu.dot_places import addressable, is_zero
+from tilewright.targets.cpu.program import Program
 from tilewright.targets.cpu.target import CPUTarget
 
 LAZY = ELEMENTWISE | SHAPE_OPS | {"constant", "arange", "load", "join", "split", "cat", "gather"}
@@ -40,50 +42,6 @@ class Site:
 
     position: int
     weight: int
-
-
-@dataclass
-class Program:
-    """Program order of a function: positions, nesting and uses."""
-
-    function: Function
-    position: dict[Operation, int] = field(default_factory=dict)
-    last: dict[Operation, int] = field(default_factory=dict)  # position of the last operation inside
-    parent: dict[Operation, Operation | None] = field(default_factory=dict)
-    uses: dict[Value, list[Operation]] = field(default_factory=dict)
-    operations: list[Operation] = field(default_factory=list)
-    owner: dict[Value, Operation | None] = field(default_factory=dict)  # of region arguments
-
-    def __post_init__(self) -> None:
-        self._visit(self.function.region, None)
-
-    def _visit(self, region: Region, parent: Operation | None) -> None:
-        for argument in region.arguments:
-            self.owner[argument] = parent
-        for operation in region.operations:
-            self.position[operation] = len(self.operations)
-            self.operations.append(operation)
-            self.parent[operation] = parent
-            for operand in operation.operands:
-                self.uses.setdefault(operand, []).append(operation)
-            if operation.opcode not in ("reduce", "scan", "map"):
-                for inner in operation.regions:
-                    self._visit(inner, operation)
-            self.last[operation] = len(self.operations) - 1
-
-    def definition_parent(self, value: Value) -> Operation | None:
-        """The control-flow operation whose region defines `value`."""
-        return self.parent[value.definition] if value.definition is not None else self.owner.get(value)
-
-    def enclosing_loops(self, operation: Operation, outside: Operation | None) -> list[Operation]:
-        """Loops around `operation` that lie inside `outside`, innermost first."""
-        loops = []
-        current = self.parent[operation]
-        while current is not None and current is not outside:
-            if current.opcode in ("for", "while"):
-                loops.append(current)
-            current = self.parent[current]
-        return loops
 
 
 class Placement:
@@ -139,8 +97,6 @@ class Placement:
     # -- Decisions --------------------------------------------------------------------------------
 
     def _decide(self) -> None:
-        from tilewright.targets.cpu.dot_operands import addressable, is_zero
-
         for argument in self._block_arguments():
             self.stored.add(argument)
         for operation in self.program.operations:  # in program order, so that no cost recurses deeply
