@@ -167,6 +167,15 @@ def test_kernels_that_wait_for_nobody_do_not_start_early() -> None:
         assert lower(parse_function(text), TARGET, NvidiaOptions()).dependent_launch == bool(waits)
 
 
+def test_kernels_that_start_early_wait_before_they_prefetch_maps_and_make_barriers() -> None:
+    lowered = lower(CASES["bf16"].trace(), TARGET, NvidiaOptions(wait_at_entry=True))
+    waits, prefetches = (lowered.text.index(f"call void @llvm.nvvm.{name}") for name in _FIRST)
+    assert waits < prefetches
+
+
+_FIRST = ("griddepcontrol.wait", "prefetch.tensormap")
+
+
 @pytest.mark.parametrize("cluster", [2, (0, 1, 1), (32,), (2, 1, 1, 1), "ab"])
 def test_clusters_that_are_none_are_told(cluster: object) -> None:
     with pytest.raises(CompilationError, match="cluster is CTAs along one to three axes, 1 to 16 in all"):

@@ -14,10 +14,10 @@ from dataclasses import dataclass
 from typing import Any, Protocol
 
 from tilewright.errors import TargetError, brief
+from tilewright.measure.benchmark import do_bench
 from tilewright.settings import settings
 from tilewright.targets.base import Target
 from tilewright.targets.registry import get_target, target_of_generation
-from tilewright.testing import do_bench
 
 
 @dataclass(frozen=True)

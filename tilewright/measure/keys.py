@@ -8,8 +8,8 @@ from functools import lru_cache
 from tilewright.runtime.cuda.device import Device
 from tilewright.runtime.cuda.driver import version
 from tilewright.targets.base import Target
-from tilewright.targets.registry import backend_of
 from tilewright.targets.llvm.cache import kernel_digest, source_digest
+from tilewright.targets.registry import backend_of
 
 
 def problem_key(kind: str, target: Target, sources: tuple[str, ...], *parts: object) -> str:

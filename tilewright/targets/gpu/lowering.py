@@ -166,8 +166,12 @@ class KernelLowering:
         lane = self.builder.binary("and", thread, self.i32((1 << self.lane_bits) - 1))
         warp = self.builder.binary("lshr", thread, self.i32(self.lane_bits))
         self.group = ThreadGroup(self.warps, thread, lane, warp, None, False, self.i32(0), self.builder.block)
+        self.enter()
         self.body()
         self.builder.finish()
+
+    def enter(self) -> None:
+        """What a GPU's kernels do before all else: nothing here."""
 
     def body(self) -> None:
         """Emit what all threads of a CTA run."""

@@ -140,12 +140,13 @@ def kernel_digest(family: str) -> str:
 
     `family` is the name of its targets: ``cpu``, ``cuda``.
     """
-    others = frozenset(_FOLDERS.values()) - {_FOLDERS[family]}
+    others = frozenset().union(*_FOLDERS.values()) - _FOLDERS[family]
     digest = source_digest("frontend", "ir", "language", "launch", "passes", "targets", without=others)
     return hashlib.sha256(f"{_llvm_version()} {digest}".encode()).hexdigest()
 
 
-_FOLDERS = {"cpu": "cpu", "cuda": "nvidia"}  # name of a family's targets -> its folder in `targets`
+# Name of a family's targets -> the folders in `targets` that are not for all of them.
+_FOLDERS = {"cpu": frozenset({"cpu"}), "cuda": frozenset({"gpu", "nvidia"})}
 
 
 def _llvm_version() -> str:

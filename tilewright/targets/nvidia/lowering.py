@@ -55,11 +55,11 @@ class NvidiaLowering(KernelLowering):
         waits = self.function.attributes.get(WAIT_ATTRIBUTE)
         return bool(waits) or any(operation.opcode == "grid_wait" for operation in self.function.walk())
 
-    def body(self) -> None:
+    def enter(self) -> None:
+        """Kernels that are started early let the next one start, and wait for those ahead of them."""
         if self.function.attributes.get(WAIT_ATTRIBUTE):
             for action in ("launch.dependents", "wait"):
                 call(self.builder, f"griddepcontrol.{action}")
-        super().body()
 
     # Products that are under way -----------------------------------------------------------------
 
