@@ -13,6 +13,7 @@ from tilewright.engine.engine import Engine
 from tilewright.engine.file import as_path
 from tilewright.engine.timings import read_timings
 from tilewright.importers import import_model
+from tilewright.precision import IEEE
 from tilewright.runtime.cuda.device import on_gpu_of
 
 
@@ -31,6 +32,7 @@ def compile(
     example_kwargs: Mapping[str, Any] | None = None,
     threads: int | None = None,
     quick_start: bool = False,
+    precision: str = IEEE,
 ) -> Engine:
     """Build an engine from a model.
 
@@ -40,7 +42,8 @@ def compile(
     says which dimensions vary (see `importers.import_model`).  `threads` is how many CPU threads the engine's runs
     use, by default `settings.threads`.  `target` is ``auto`` (this machine's CPU) or a
     target's name: ``cuda`` (this machine's GPU), ``cuda:sm_90a`` (on any machine); several make one engine for all.
-    ``cuda+tf32`` multiplies float32 as tf32 in products and convolutions.
+    With the `precision` ``tf32`` products and convolutions of float32 multiply as tf32 on GPUs; by default (``ieee``)
+    as float32.
     `progress` is called with (stage, item, seconds).  `trust` lets PyTorch read a .pt2 file that cannot be read as
     data: it runs the pickles in it, so such a file is a program.
 
@@ -65,7 +68,8 @@ def compile(
     examples = [*_values(example_inputs), *(example_kwargs or {}).values()]
     with on_gpu_of(examples):  # kernels are timed where they will run
         how = build_quickly_first if quick_start else build
-        engine = how(graph, target, progress, source, Tuning(effort, recorded, reproducible, vendor))
+        tuning = Tuning(effort, recorded, reproducible, vendor)
+        engine = how(graph, target, progress, source, tuning, precision=precision)
     engine.threads, engine.results_of = threads, graph.results_of
     return engine
 

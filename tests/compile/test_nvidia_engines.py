@@ -20,6 +20,7 @@ from tilewright.build.builder import build  # noqa: E402
 from tilewright.cli.main import application  # noqa: E402
 from tilewright.errors import TargetError  # noqa: E402
 from tilewright.symbolic import evaluate  # noqa: E402
+from tilewright.targets.registry import get_target  # noqa: E402
 
 
 def kernels(engine: Engine) -> list[str]:
@@ -76,23 +77,33 @@ def test_single_precision_stays_single() -> None:
 
 
 @pytest.mark.parametrize("architecture", ["sm_80", "sm_90a"])
-def test_tf32_is_a_choice_by_name(architecture: str) -> None:
+def test_tf32_is_a_precision(architecture: str) -> None:
     """Products and convolutions of float32 models are other kernels, and the record says so; halves are the same."""
     image = torch.zeros(2, 8, 12, 12)
     layer = torch.nn.Sequential(torch.nn.Conv2d(8, 16, 3), torch.nn.Flatten(2), torch.nn.Linear(100, 64)).eval()
     for dtype, differs in ((torch.float32, True), (torch.float16, False)):
         plain, fast = (
-            tilewright.compile(layer.to(dtype), (image.to(dtype),), target=f"cuda:{architecture}{choice}")
-            for choice in ("", "+tf32")
+            tilewright.compile(layer.to(dtype), (image.to(dtype),), target=f"cuda:{architecture}", precision=precision)
+            for precision in ("ieee", "tf32")
         )
         assert (set(plain._package.objects.values()) != set(fast._package.objects.values())) is differs
+        assert (plain.precision, fast.precision) == ("ieee", "tf32") and plain.target == fast.target
         steps = [step for step in fast.plan.steps if "matmul" in step.evidence["chosen"]]
         named = [step.evidence["reasons"].get("precision") for step in steps]
         assert named == ["tf32"] * 2 if differs else "tf32" not in named
     with pytest.raises(TargetError, match="for GPUs, CPUs multiply"):
-        tilewright.compile(layer.float(), (image,), target="cpu+tf32")
-    with pytest.raises(TargetError, match=r"unknown choice \+tf16"):
-        tilewright.compile(layer, (image,), target="cuda:sm_90a+tf16")
+        tilewright.compile(layer.float(), (image,), target="cpu", precision="tf32")
+    with pytest.raises(TargetError, match="unknown precision 'tf16': choose ieee or tf32"):
+        tilewright.compile(layer, (image,), target="cuda:sm_90a", precision="tf16")
+
+
+def test_the_old_spelling_of_tf32_holds_and_tells_of_the_new_one() -> None:
+    with pytest.warns(FutureWarning, match=r"target='cuda:sm_90a', precision='tf32' \(--precision tf32\)"):
+        assert get_target("cuda:sm_90a+tf32") == get_target("cuda:sm_90a", "tf32") != get_target("cuda:sm_90a")
+    with pytest.warns(FutureWarning), pytest.raises(TargetError, match="for GPUs, CPUs multiply"):
+        get_target("cpu+tf32")
+    with pytest.raises(TargetError, match="unknown precision 'tf16'"):
+        get_target("cuda:sm_90a+tf16")
 
 
 def test_the_command_line_builds_one_file_for_several_targets(tmp_path: Path) -> None:

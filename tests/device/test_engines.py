@@ -101,16 +101,18 @@ def test_half_precision(make: Any, dtype: torch.dtype) -> None:
     print(sorted(kernels))
 
 
-def test_tf32_where_the_target_says_so() -> None:
+def test_tf32_where_the_precision_says_so() -> None:
     module = torch.nn.Sequential(torch.nn.Conv2d(8, 64, 3), torch.nn.Flatten(2), torch.nn.Linear(100, 256)).eval()
     x = torch.randn(4, 8, 12, 12)
     with torch.no_grad():
         exact = module.double()(x.double())
     errors = {
-        choice: largest_error([tilewright.compile(module.float(), (x,), target=f"cuda{choice}")(x.cuda())], [exact])
-        for choice in ("", "+tf32")
+        precision: largest_error(
+            [tilewright.compile(module.float(), (x,), target="cuda", precision=precision)(x.cuda())], [exact]
+        )
+        for precision in ("ieee", "tf32")
     }
-    assert errors[""] < 1e-5 < 5e-5 < errors["+tf32"] < 5e-3, errors
+    assert errors["ieee"] < 1e-5 < 5e-5 < errors["tf32"] < 5e-3, errors
 
 
 def double() -> Engine:

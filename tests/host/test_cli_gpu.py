@@ -84,15 +84,25 @@ def test_options_that_change_nothing_on_the_cpu_are_told(engine: Path, tmp_path:
         assert "kernels for cpu: by estimate (CPU kernels are not timed" in tilewright(*arguments, *option).output
 
 
-def test_tf32_is_part_of_what_an_engine_was_built_for(engine: Path, tmp_path: Path) -> None:
-    both, again = tmp_path / "both.engine", tmp_path / "again.engine"
-    targets = ("cuda:sm_90a+tf32", "cuda:sm_90a")
-    assert tilewright("build", str(engine), "-o", str(both), "--target", ",".join(targets)).exit_code == 0
-    assert "target cuda:sm_90a+tf32" in tilewright("inspect", str(both)).output
-    assert [Engine.load(both, target=name).target for name in ("cuda", *targets)] == ["cuda:sm_90a+tf32", *targets]
-    assert tilewright("build", str(both), "-o", str(again)).exit_code == 0
-    assert Engine.read(again).targets == targets
-    assert Engine.read(again, "cuda:sm_90a+tf32").target == "cuda:sm_90a+tf32"
+def test_the_precision_is_part_of_what_an_engine_was_built_for(engine: Path, tmp_path: Path) -> None:
+    fast, again, plain = (tmp_path / f"{name}.engine" for name in ("fast", "again", "plain"))
+    options = ("--target", "cuda:sm_90a,cpu", "--precision", "tf32")
+    assert tilewright("build", str(engine), "-o", str(fast), *options).exit_code == 0
+    assert "target cuda:sm_90a  float32 as tf32" in tilewright("inspect", str(fast)).output
+    assert [Engine.read(fast, name).precision for name in ("cuda", "cuda:sm_90a", "cpu")] == ["tf32", "tf32", "ieee"]
+    assert tilewright("build", str(fast), "-o", str(again)).exit_code == 0
+    assert Engine.read(again).targets == ("cuda:sm_90a", "cpu") and Engine.read(again).precision == "tf32"
+    assert tilewright("build", str(fast), "-o", str(plain), "--precision", "ieee").exit_code == 0
+    assert Engine.read(plain).precision == "ieee"
+    assert tilewright("build", str(engine), "-o", str(again), "--precision", "tf32").exit_code != 0  # for a CPU
+
+
+def test_programs_are_found_by_the_old_spelling_of_the_precision(engine: Path, tmp_path: Path) -> None:
+    both = tmp_path / "both.engine"
+    with pytest.warns(FutureWarning, match="an argument of its own"):
+        built = tilewright("build", str(engine), "-o", str(both), "--target", "cuda:sm_90a+tf32,cuda:sm_90a")
+        assert built.exit_code == 0
+        assert Engine.read(both, "cuda+tf32").precision == "tf32"
 
 
 def test_an_engine_for_a_gpu_is_built_for_the_cpu_where_there_is_no_gpu(

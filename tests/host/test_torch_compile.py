@@ -15,7 +15,7 @@ from torch import nn  # noqa: E402
 from tests.host.compile_support import TOLERANCE, compiled, fresh  # noqa: E402, F401
 from tests.host.model_support import specification  # noqa: E402
 from tilewright.errors import TilewrightError  # noqa: E402
-from tilewright.importers.torch_compile import _target_on  # noqa: E402
+from tilewright.importers.torch_compile import _precision_on  # noqa: E402
 
 
 class Network(nn.Module):
@@ -279,5 +279,5 @@ def test_options_without_meaning(options: dict[str, Any]) -> None:
 @pytest.mark.parametrize("precision", ["highest", "high", "medium"])
 def test_pytorchs_choice_of_tf32_holds_on_gpus(monkeypatch: pytest.MonkeyPatch, precision: str) -> None:
     monkeypatch.setattr(torch, "get_float32_matmul_precision", lambda: precision)
-    assert _target_on("cuda") == ("cuda" if precision == "highest" else "cuda+tf32")
-    assert _target_on("cpu") == "cpu"
+    assert _precision_on("cuda") == ("ieee" if precision == "highest" else "tf32")
+    assert _precision_on("cpu") == "ieee"

@@ -48,13 +48,14 @@ from tilewright.library.generated.generate import Result, elementwise_call
 from tilewright.library.select import candidates, prepared
 from tilewright.measure.choosing import Choice
 from tilewright.measure.record import Timing, timing_to_json
+from tilewright.precision import IEEE
 from tilewright.runtime.plan import BufferReference, Plan, Step, TensorSpec, estimate_nanoseconds
 from tilewright.symbolic import Size, evaluate, floor_divide, free_symbols, lift, simplify, to_json
 from tilewright.targets.base import Target
 from tilewright.targets.cpu.assemble import assemble
 from tilewright.targets.cpu.target import CPUTarget
 from tilewright.targets.gpu.binary import GpuBinary
-from tilewright.targets.registry import get_target
+from tilewright.targets.registry import get_targets
 
 Progress = Callable[[str, str, float], None]  # stage, item, seconds (0.0 when it begins)
 
@@ -66,6 +67,7 @@ def build(
     source: str = "",
     tuning: Tuning | None = None,
     layers: bool = False,
+    precision: str = IEEE,
 ) -> Engine:
     """Compile a graph into an engine; the graph is not changed.
 
@@ -73,13 +75,14 @@ def build(
     of the engine without.
 
     With several targets the engine holds a program for each, and takes the first that fits the machine it runs on.
+    `precision` ``tf32`` is for products and convolutions of float32 on GPUs.
     The last part of `source` is remembered as where the model came from, `tuning` says how kernels are chosen.  Raises
     `UnsupportedOperationError`, `ShapeError` when a dynamic size is not the size of any input, `TargetError` for an
     unknown target, and `MissingTimingError` in a reproducible build that would have to time kernels.
     """
     names = [target] if isinstance(target, str) or not isinstance(target, Sequence) else list(target)
     tuning = tuning or Tuning()
-    targets = [_at_effort(get_target(name), tuning) for name in names]
+    targets = [_at_effort(target, tuning) for target in get_targets(names, precision)]
     if not targets:
         raise TargetError("an engine is built for at least one target")
     order = Order(targets, progress or (lambda stage, item, seconds: None), source, tuning, layers)

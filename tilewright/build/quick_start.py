@@ -29,8 +29,9 @@ from tilewright.build.tuning import Tuning
 from tilewright.engine.engine import Engine
 from tilewright.errors import SettingsError
 from tilewright.graph.core import Graph
+from tilewright.precision import IEEE
 from tilewright.targets.base import Target
-from tilewright.targets.registry import get_target
+from tilewright.targets.registry import get_targets
 
 logger = logging.getLogger("tilewright")
 
@@ -44,6 +45,7 @@ def build_quickly_first(
     progress: Progress | None = None,
     source: str = "",
     tuning: Tuning | None = None,
+    precision: str = IEEE,
 ) -> Engine:
     """The engine of effort 0, which takes the machine code of the full build when a thread has finished that.
 
@@ -53,18 +55,18 @@ def build_quickly_first(
     for targets that are no CPUs and for effort 0.
     """
     tuning = tuning or Tuning()
-    check_quick_start(target, tuning)
+    check_quick_start(target, tuning, precision)
     graph = _with_own_constants(graph)
-    engine = build(graph, target, progress, source, dataclasses.replace(tuning, effort=0))
+    engine = build(graph, target, progress, source, dataclasses.replace(tuning, effort=0), precision=precision)
     full = dataclasses.replace(tuning, quick=False)
     _FullBuild(engine, lambda told: build(graph, target, told, source, full)).start()
     return engine
 
 
-def check_quick_start(target: str | Target | Sequence[str | Target], tuning: Tuning) -> None:
+def check_quick_start(target: str | Target | Sequence[str | Target], tuning: Tuning, precision: str = IEEE) -> None:
     """Raise `SettingsError` where a quick start makes no sense, and `TargetError` for an unknown target."""
     targets = [target] if isinstance(target, str) or not isinstance(target, Sequence) else list(target)
-    for each in map(get_target, targets):
+    for each in get_targets(targets, precision):
         if not each.compiles_quickly:
             raise SettingsError(
                 f"quick_start for the target {each.name}: only kernels for CPUs are compiled twice, since a full build "

@@ -22,7 +22,10 @@ from tilewright.errors import (
     TilewrightError,
 )
 from tilewright.graph.core import Graph
+from tilewright.precision import IEEE, TF32
 from tilewright.runtime.cuda.device import current_device
+from tilewright.targets.base import Target
+from tilewright.targets.registry import get_target
 
 _log = logging.getLogger("tilewright")
 _PROBLEM = "the engine cannot be built again from its own graph"
@@ -44,26 +47,28 @@ def rebuild_engine(
     problem = f"{reason} It cannot be built again from its own graph either" if reason is not None else _PROBLEM
     source = read_source(path, trust)
     graph = _graph(source, problem)
-    targets = [target] if target is not None else _of_this_machine(_names(source.targets))
+    asked = [(target, IEEE)] if target is not None else _of_this_machine(_names(source.targets))
     if reason is not None:
-        _log.warning("building the engine again, for %s: %s", ", ".join(targets), reason)
+        _log.warning("building the engine again, for %s: %s", ", ".join(_text(*each) for each in asked), reason)
+    targets = [get_target(*each) for each in asked]
     return build_graph(graph, targets, progress, source.origin, problem=f"{path}: {problem}")
 
 
 def build_graph(
     graph: Graph,
-    targets: Sequence[str],
+    targets: Sequence[str | Target],
     progress: Callable[[str, str, float], None] | None,
     origin: str,
     tuning: Tuning | None = None,
     problem: str = _PROBLEM,
+    precision: str = IEEE,
 ) -> Engine:
     """Build a graph that came from a file, so that it may be one that no importer would make.
 
     Raises as `build` does, and `EngineDamagedError` where the compiler meets what no importer makes.
     """
     try:
-        return build(graph, targets, progress, origin, tuning)
+        return build(graph, targets, progress, origin, tuning, precision=precision)
     except (TilewrightError, OSError):
         raise
     except Exception as error:
@@ -73,37 +78,40 @@ def build_graph(
         ) from error
 
 
-def targets_of(path: Path) -> list[str]:
-    """What an engine was built for, as `build` takes it; none where the file does not tell."""
+def targets_of(path: Path) -> list[tuple[str, str]]:
+    """The targets and precisions that an engine was built for; none where the file does not tell."""
     try:
         return _names(read_targets(path))
     except EngineError:
         return []
 
 
-def _names(targets: Sequence[Mapping[str, Any]]) -> list[str]:
-    """The names of targets; none where one of them is malformed."""
+def _names(targets: Sequence[Mapping[str, Any]]) -> list[tuple[str, str]]:
+    """The names of targets with their precisions; none where one of them is malformed."""
     try:
-        return [target_name(target) for target in targets]
-    except (KeyError, TypeError):
+        return [(target_name(target), TF32 if target.get("tf32") else IEEE) for target in targets]
+    except (AttributeError, KeyError, TypeError):
         return []
 
 
-def _of_this_machine(targets: Sequence[str]) -> list[str]:
+def _text(name: str, precision: str) -> str:
+    return name if precision == IEEE else f"{name} in {precision}"
+
+
+def _of_this_machine(targets: Sequence[tuple[str, str]]) -> list[tuple[str, str]]:
     """The kinds among these targets that this machine has, a GPU as it is here; the CPU if there is none."""
     found = []
-    for name in targets:
-        family, _, choices = name.partition("+")
-        kind = family.partition(":")[0]
-        if kind not in ("cpu", "cuda") or choices not in ("", "tf32"):
+    for name, precision in targets:
+        kind = name.partition(":")[0]
+        if kind not in ("cpu", "cuda"):
             continue  # the name comes from the file
         if kind == "cuda":
             try:
                 current_device()
             except (DeviceError, MissingDependencyError):
                 continue
-        found.append(f"{kind}+{choices}" if choices else kind)
-    return list(dict.fromkeys(found)) or ["cpu"]
+        found.append((kind, precision))
+    return list(dict.fromkeys(found)) or [("cpu", IEEE)]
 
 
 def read_graph(path: Path) -> tuple[Graph, str]:

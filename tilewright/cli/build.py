@@ -17,11 +17,13 @@ from tilewright.cli.peers import remember_model
 from tilewright.cli.progress import BuildProgress
 from tilewright.engine.file import check_replaceable
 from tilewright.errors import EngineError
+from tilewright.precision import IEEE
 
 if TYPE_CHECKING:
     from tilewright.engine import Engine
     from tilewright.graph.core import Graph
     from tilewright.measure.record import Timing
+    from tilewright.targets.base import Target
 
 _SOURCES = {
     "only": "without a choice", "estimate": "by estimate", "timed": "timed", "recorded": "by times on record"
@@ -86,8 +88,14 @@ def build(
         str | None,
         typer.Option(
             help="What to compile for: auto (this CPU), cpu, cuda (this GPU), cuda:sm_90a …; several, with commas, "
-            "share one file. With +tf32 behind it a GPU multiplies float32 as tf32. By default auto; for an engine, "
-            "what it was built for."
+            "share one file. By default auto; for an engine, what it was built for."
+        ),
+    ] = None,
+    precision: Annotated[
+        str | None,
+        typer.Option(
+            help="ieee: float32 multiplies as float32. tf32: as tf32 in products and convolutions on GPUs. By default "
+            "ieee; for an engine, what it was built for."
         ),
     ] = None,
     effort: EffortOption = None,
@@ -120,7 +128,7 @@ def build(
         graph, source = _read(model, trust)
         if ranges:
             graph = restrict_shapes(graph, ranges)
-        engine = builder.build(graph, _targets(model, target), progress, source, tuning)
+        engine = builder.build(graph, _targets(model, target, precision), progress, source, tuning)
         progress("save", path.name, 0.0)
         engine.save(path)
     remember_model(path, model)
@@ -146,13 +154,16 @@ def _describe(engine: Engine, path: Path, asked: bool) -> None:
         console.print(f"  {text}", soft_wrap=True)
 
 
-def _targets(model: Path, asked: str | None) -> list[str]:
+def _targets(model: Path, asked: str | None, precision: str | None) -> list[Target]:
     """What to build for: what was asked for, else what the engine that is built again was built for."""
     from tilewright.build.rebuild import targets_of
+    from tilewright.targets.registry import get_target, get_targets
 
-    if asked is not None:
-        return asked.split(",")
-    return (targets_of(model) if model.suffix == ".engine" else []) or ["auto"]
+    built = targets_of(model) if asked is None and model.suffix == ".engine" else []
+    if built and precision is None:
+        return [get_target(*each) for each in built]
+    names = list(dict.fromkeys(name for name, _ in built)) or (asked or "auto").split(",")
+    return get_targets(names, precision or IEEE)
 
 
 def _choices(path: Path, targets: Sequence[str], asked: bool) -> Iterator[str]:

@@ -83,6 +83,7 @@ def describe(loaded: Any, sizes: dict[str, int]) -> dict[str, Any]:
         )
     return {
         "target": loaded.target,
+        "precision": loaded.precision,
         "targets": list(loaded.targets),
         "features": list(loaded.features),
         "producer": loaded.producer,
@@ -111,7 +112,7 @@ def range_text(low: int, high: int) -> str:
 
 def show(console: Console, data: dict[str, Any], evidence: bool) -> None:
     """Print the plan as tables."""
-    console.print(f"target {data['target']}  producer {data['producer']}")
+    console.print(f"target {data['target']}  float32 as {data['precision']}  producer {data['producer']}")
     others = [name for name in data["targets"] if name != data["target"]]
     if others:
         console.print(f"also for {', '.join(others)} (--target shows it)")

@@ -33,6 +33,7 @@ from tilewright.errors import (
 from tilewright.forks import cached_property
 from tilewright.host import host_cpu, missing_features
 from tilewright.once import once
+from tilewright.precision import IEEE, TF32, split_name
 from tilewright.runtime.faults import load_kernels
 from tilewright.runtime.glue import glue
 from tilewright.runtime.plan import Plan, TensorSpec
@@ -82,9 +83,11 @@ class Engine:
         """The first program that runs here, or the first of all; of a family of targets where one is asked for."""
         pairs = list(zip(self._package.manifest["programs"], self._misfits, strict=True))
         if target is not None:
-            named = [(pair, target_name(pair[0]["target"])) for pair in pairs]
-            pairs = [pair for pair, name in named if name == target]
-            pairs = pairs or [pair for pair, name in named if _is_meant(target, name)]
+            asked, precision = split_name(target)
+            named = [(pair, target_name(pair[0]["target"])) for pair in pairs
+                     if precision in (None, _precision(pair[0]["target"]))]  # fmt: skip
+            pairs = [pair for pair, name in named if name == asked]
+            pairs = pairs or [pair for pair, name in named if asked == name.partition(":")[0]]
             if not pairs:
                 known = ", ".join(map(target_name, (p["target"] for p in self._package.manifest["programs"])))
                 raise EngineTargetError(f"{self._origin} has no program for {target}: it has {known}. {REBUILD}")
@@ -457,6 +460,11 @@ class Engine:
         return target_name(self._program["target"])
 
     @property
+    def precision(self) -> str:
+        """How products and convolutions of float32 multiply: ``ieee`` or ``tf32``."""
+        return _precision(self._program["target"])
+
+    @property
     def targets(self) -> tuple[str, ...]:
         """What the file has machine code for."""
         return tuple(target_name(program["target"]) for program in self._package.manifest["programs"])
@@ -622,17 +630,13 @@ def _misfit(target: Mapping[str, Any]) -> str | None:
 
 
 def target_name(target: Mapping[str, Any]) -> str:
-    """A program's target as `build` takes it: ``cpu``, ``cuda:sm_90a``, ``cuda:sm_90a+tf32``."""
+    """A program's target as `build` takes it: ``cpu``, ``cuda:sm_90a``."""
     architecture = target.get("architecture")
-    choice = "+tf32" if target.get("tf32") else ""
-    return f"{target['name']}:{architecture}{choice}" if architecture else str(target["name"])
+    return f"{target['name']}:{architecture}" if architecture else str(target["name"])
 
 
-def _is_meant(asked: str, name: str) -> bool:
-    """Whether a target's name is what was asked for, or begins with it: ``cuda`` and ``cuda:sm_90a`` mean
-    ``cuda:sm_90a+tf32`` too."""
-    plain = name.partition("+")[0]
-    return asked in (name, plain, plain.partition(":")[0])
+def _precision(target: Mapping[str, Any]) -> str:
+    return TF32 if target.get("tf32") else IEEE
 
 
 def _platform(triple: str) -> tuple[str, str]:

@@ -34,6 +34,7 @@ from tilewright.importers.torch_nodes import is_getitem
 from tilewright.importers.torch_part import NotImported, Part, Settings
 from tilewright.importers.torch_partition import Partition
 from tilewright.importers.torch_survey import Survey
+from tilewright.precision import IEEE, TF32
 from tilewright.targets.registry import get_target
 
 logger = logging.getLogger("tilewright")
@@ -61,9 +62,10 @@ def backend(
 ) -> Callable[..., Any]:
     """Compile one Dynamo graph.
 
-    `options` may hold ``target``, ``effort``, ``vendor`` and ``quick_start`` (as in `tilewright.compile`; quick starts
-    are those of graphs on CPUs), and ``fallback``: ``"error"`` instead of ``"torch"`` raises where an operation would
-    stay with PyTorch.
+    `options` may hold ``target``, ``precision``, ``effort``, ``vendor`` and ``quick_start`` (as in
+    `tilewright.compile`; quick starts are those of graphs on CPUs), and ``fallback``: ``"error"`` instead of
+    ``"torch"`` raises where an operation would stay with PyTorch.  Without a target and a precision, PyTorch's
+    ``set_float32_matmul_precision`` tells the precision on GPUs.
 
     The mode ``max-autotune`` stands for an effort of 2 with products and convolutions of PyTorch (and of cuBLASLt and
     cuDNN, where their bindings are installed) as candidates.
@@ -72,27 +74,28 @@ def backend(
     `TilewrightError`, and so does an effort, target or fallback that does not exist.
     """
     settings = dict(options or {})
-    target = settings.pop("target", "auto")
+    target, precision = settings.pop("target", "auto"), settings.pop("precision", None)
     thorough = str(mode).startswith("max-autotune")
     effort, vendor = settings.pop("effort", 2 if thorough else None), bool(settings.pop("vendor", thorough))
     quick_start = bool(settings.pop("quick_start", False))
     fallback = settings.pop("fallback", "error" if _wants_full_graph() else "torch")
     if settings:
-        known = "target, effort, vendor, quick_start, fallback"
+        known = "target, precision, effort, vendor, quick_start, fallback"
         raise TilewrightError(f"unknown options {sorted(settings)} for the tilewright backend; known: {known}")
     if fallback not in ("torch", "error"):
         raise TilewrightError(f"unknown fallback {fallback!r} for the tilewright backend; known: 'torch', 'error'")
     tuning = Tuning(effort, libraries=vendor)
-    if target != "auto":
-        get_target(target)
+    if target != "auto" or precision is not None:
+        get_target("cpu" if target == "auto" else target, precision or IEEE)
     if quick_start:
         check_quick_start(target, tuning)
     strict = fallback == "error"
     try:
         device = _check_tensors(gm, example_inputs)
         kind = device.partition(":")[0]
-        place = _target_on(kind) if target == "auto" else str(target)
-        chosen = Settings(place, tuning, strict, quick_start and place.startswith("cpu"))
+        place = kind if target == "auto" else str(target)
+        precision = precision or (_precision_on(kind) if target == "auto" else IEEE)
+        chosen = Settings(place, precision, tuning, strict, quick_start and place.startswith("cpu"))
         return _compile(gm, example_inputs, _Compiler(device, chosen, _static_positions(gm, example_inputs)))
     except (MissingDependencyError, TorchDynamoException):  # Dynamo's own tell it to try again, or what to do
         raise
@@ -186,9 +189,9 @@ def _check_tensors(gm: fx.GraphModule, example_inputs: Sequence[Any]) -> str:
     return "cpu"
 
 
-def _target_on(device: str) -> str:
-    """The target for a kind of device; PyTorch's choice of tf32 for float32 products holds on GPUs."""
-    return "cuda+tf32" if device == "cuda" and torch.get_float32_matmul_precision() != "highest" else device
+def _precision_on(device: str) -> str:
+    """The precision of float32 on a kind of device: PyTorch's choice of tf32 holds on GPUs."""
+    return TF32 if device == "cuda" and torch.get_float32_matmul_precision() != "highest" else IEEE
 
 
 def _static_positions(gm: fx.GraphModule, example_inputs: Sequence[Any]) -> list[int]:

@@ -46,6 +46,7 @@ class Settings:
     `tilewright.compile`."""
 
     target: str
+    precision: str
     tuning: Tuning
     strict: bool = False
     quick_start: bool = False
@@ -185,7 +186,8 @@ class Part:
         imported = self._import(constants)  # again: a rule may need the values of what was a constant so far
         with on_gpu_of(arguments):  # whose kernels are timed there
             how = build_quickly_first if self.settings.quick_start else build
-            engine = how(imported.graph, self.settings.target, tuning=self.settings.tuning)
+            tuning, precision = self.settings.tuning, self.settings.precision
+            engine = how(imported.graph, self.settings.target, tuning=tuning, precision=precision)
         return _Built(engine, imported.names, imported.sizes)
 
     def _give_up(self, error: Exception) -> None:

@@ -42,7 +42,8 @@ def with_layers(engine: Engine) -> Engine:
     Raises `UnsupportedOperationError` for a model that is cut into parts.
     """
     tuning = Tuning(effort=0, recorded=engine.timings, quick=engine.is_quick)
-    return build(engine.source_graph(), engine.target, None, engine.source, tuning, layers=True)
+    graph, precision = engine.source_graph(), engine.precision
+    return build(graph, engine.target, None, engine.source, tuning, layers=True, precision=precision)
 
 
 def compare_layers(

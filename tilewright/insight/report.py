@@ -53,6 +53,7 @@ def report(
         "name": engine.name,
         "source": engine.source,
         "target": engine.target,
+        "precision": engine.precision,
         "targets": list(engine.targets),
         "producer": engine.producer,
         "sizes": dict(sizes),

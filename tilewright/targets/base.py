@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping
 from dataclasses import asdict, dataclass, field, replace
 from typing import Any, Protocol
 
@@ -126,8 +126,8 @@ class Target(Protocol):
         """Whether this is one."""
         ...
 
-    def with_choices(self, names: Sequence[str]) -> Target:
-        """The same with choices by name: ``tf32``. Raises `TargetError` for what it does not have."""
+    def with_precision(self, precision: str) -> Target:
+        """The same with a precision of float32 (`tilewright.precision`), where the machine has it."""
         ...
 
     def quick_variant(self) -> Target:

@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from tilewright.errors import TargetError, a_kind
+from tilewright.precision import IEEE, PRECISIONS, TF32, split_name
 from tilewright.targets.base import Backend, Target
 from tilewright.targets.cpu.backend import CPUBackend
 from tilewright.targets.cpu.target import CPUTarget
@@ -36,26 +37,47 @@ TARGETS: dict[str, Family] = {
 }
 
 
-def get_target(name: str | Target = "auto") -> Target:
+def get_target(name: str | Target = "auto", precision: str = IEEE) -> Target:
     """A target by name: ``cpu`` and ``cuda`` are this machine's, ``cpu:MODEL`` and ``cuda:sm_90a`` cross-compile.
 
-    A GPU's name may end with ``+tf32``: then the products and convolutions of float32 models multiply as tf32.
+    With the precision ``tf32`` products and convolutions of float32 models multiply as tf32, where the machine does.
     ``auto`` is the CPU; a kernel that is launched on tensors of a GPU is compiled for that GPU all the same.
-    A target object is returned as it is.  Raises `TargetError` naming the known targets.
+    A target object is returned as it is, but for the precision.  Raises `TargetError` naming the known targets and
+    precisions.
     """
     if not isinstance(name, str):
         if not hasattr(name, "name"):
             raise TargetError(f"a target is given by its name, such as cpu, cuda or cuda:sm_90a, not as {a_kind(name)}")
-        return name
-    plain, *choices = ("cpu" if name == "auto" else name).split("+")
-    family, _, model = plain.partition(":")
+        return name if precision == IEEE else name.with_precision(_known(precision))
+    plain, choice = split_name(name)
+    family, _, model = ("cpu" if plain == "auto" else plain).partition(":")
     if family not in TARGETS:
         raise TargetError(
             f"unknown target {name!r}: choose auto, {', '.join(TARGETS)}, or one such as cuda:sm_90a that names a model"
         )
     found = TARGETS[family]
     target = found.named(model) if model else found.host()
-    return target.with_choices(choices) if choices else target
+    target = target.with_precision(_known(precision if choice is None else choice))
+    if choice is not None and not target.tf32:
+        raise TargetError(f"target {name!r}: {_FOR_GPUS}")
+    return target
+
+
+def get_targets(names: Sequence[str | Target], precision: str = IEEE) -> list[Target]:
+    """`get_target` for several, of which one at least has the precision; raises `TargetError`."""
+    targets = [get_target(name, precision) for name in names]
+    if precision == TF32 and targets and not any(target.tf32 for target in targets):
+        raise TargetError(f"precision {precision!r}: {_FOR_GPUS}")
+    return targets
+
+
+_FOR_GPUS = "tf32 is for GPUs, CPUs multiply float32 as float32"
+
+
+def _known(precision: str) -> str:
+    if precision not in PRECISIONS:
+        raise TargetError(f"unknown precision {precision!r}: choose {' or '.join(PRECISIONS)}")
+    return precision
 
 
 def backend_of(target: Target) -> Backend:
@@ -73,5 +95,5 @@ def target_of_generation(family: str, generation: int | str) -> Target:
 
 def machine_for(target: str, features: Sequence[str], threads: int) -> Machine:
     """The machine that a program is for: ``cuda:sm_90a``, or ``cpu`` with LLVM's names of its features."""
-    family, _, architecture = target.partition("+")[0].partition(":")
+    family, _, architecture = target.partition(":")
     return TARGETS[family].recorded(architecture, features, threads)

@@ -2,7 +2,7 @@
 
 NvidiaTarget.named("sm_90a").wgmma        # True
 get_target("cuda:sm_80")                  # compile for it on any machine
-get_target("cuda:sm_90a+tf32")            # with float32 products and convolutions of models in tf32
+get_target("cuda:sm_90a", "tf32")         # with float32 products and convolutions of models in tf32
 get_target("cuda")                        # the GPU of this machine
 """
 
@@ -15,6 +15,7 @@ from typing import Any
 from tilewright import dtypes
 from tilewright.dtypes import DType
 from tilewright.errors import DeviceError, TargetError
+from tilewright.precision import TF32
 from tilewright.targets.machine import Machine, nvidia_machine
 
 WARP_THREADS = 32
@@ -107,12 +108,9 @@ class NvidiaTarget:
             raise TargetError(f"unknown GPU architecture {name!r}: choose one of {', '.join(_NAMED)}")
         return _NAMED[name]
 
-    def with_choices(self, names: Sequence[str]) -> NvidiaTarget:
-        """The target with what is named behind a plus: ``tf32``. Raises `TargetError` for anything else."""
-        unknown = sorted(set(names) - {"tf32"})
-        if unknown:
-            raise TargetError(f"unknown choice +{unknown[0]} for GPUs: there is +tf32")
-        return replace(self, tf32="tf32" in names)
+    def with_precision(self, precision: str) -> NvidiaTarget:
+        """The same with float32 products and convolutions of models as tf32, or as they are."""
+        return replace(self, tf32=precision == TF32)
 
     @property
     def architecture(self) -> str:
