@@ -33,17 +33,17 @@ def import_graph(files: Mapping[str, Path]) -> Graph:
 
 
 def _imported(node: ast.AST, files: Mapping[str, Path]) -> Iterator[str]:
-    for child in ast.iter_child_nodes(node):
-        if isinstance(child, ast.Import):
-            yield from (alias.name for alias in child.names if alias.name in files)
-        elif isinstance(child, ast.ImportFrom) and child.module is not None:
-            for alias in child.names:
-                inner = f"{child.module}.{alias.name}"
-                yield from (name for name in (inner if inner in files else child.module,) if name in files)
-        elif isinstance(child, ast.If) and ast.unparse(child.test).endswith("TYPE_CHECKING"):
-            for other in child.orelse:
-                yield from _imported(other, files)
-        else:
+    if isinstance(node, ast.Import):
+        yield from (alias.name for alias in node.names if alias.name in files)
+    elif isinstance(node, ast.ImportFrom) and node.module is not None:
+        for alias in node.names:
+            inner = f"{node.module}.{alias.name}"
+            yield from (name for name in (inner if inner in files else node.module,) if name in files)
+    elif isinstance(node, ast.If) and ast.unparse(node.test).endswith("TYPE_CHECKING"):
+        for other in node.orelse:
+            yield from _imported(other, files)
+    else:
+        for child in ast.iter_child_nodes(node):
             yield from _imported(child, files)
 
 

@@ -19,11 +19,11 @@ from tilewright.errors import (
     EngineError,
     InvalidIRError,
     MissingDependencyError,
+    TargetError,
     TilewrightError,
 )
 from tilewright.graph.core import Graph
 from tilewright.precision import IEEE, TF32
-from tilewright.runtime.cuda.device import current_device
 from tilewright.targets.base import Target
 from tilewright.targets.registry import get_target
 
@@ -103,13 +103,10 @@ def _of_this_machine(targets: Sequence[tuple[str, str]]) -> list[tuple[str, str]
     found = []
     for name, precision in targets:
         kind = name.partition(":")[0]
-        if kind not in ("cpu", "cuda"):
-            continue  # the name comes from the file
-        if kind == "cuda":
-            try:
-                current_device()
-            except (DeviceError, MissingDependencyError):
-                continue
+        try:
+            get_target(kind)
+        except (DeviceError, MissingDependencyError, TargetError):  # not here; or a name of the file that is none
+            continue
         found.append((kind, precision))
     return list(dict.fromkeys(found)) or [("cpu", IEEE)]
 

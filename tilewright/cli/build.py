@@ -172,12 +172,13 @@ def _choices(path: Path, targets: Sequence[str], asked: bool) -> Iterator[str]:
     from tilewright.engine import Engine
 
     for target in targets:
-        if not target.startswith("cuda"):
+        engine = Engine.read(path, target)
+        if not engine.is_for_gpu:
             if asked:
                 yield f"kernels for {target}: by estimate (CPU kernels are not timed, and no other library is called)"
             continue
         chosen = {re.sub(r"\.\d+$", "", step.name): step.evidence.get("choice")
-                  for step in Engine.read(path, target).plan.steps}  # fmt: skip
+                  for step in engine.plan.steps}  # fmt: skip
         found = [choice for choice in chosen.values() if choice]
         kinds = Counter((choice["source"], choice["why"] * (choice["source"] == "estimate")) for choice in found)
         texts = [

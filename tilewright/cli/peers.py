@@ -45,7 +45,7 @@ def timed_peer(
     Beside an engine for a GPU, PyTorch runs on the GPU, on tensors in its memory; ONNX Runtime is not timed there.
     Raises `MissingDependencyError` and `ImportModelError`.
     """
-    gpu = engine.target.startswith("cuda")
+    gpu = engine.is_for_gpu
     if name == "onnxruntime" and gpu:
         raise MissingDependencyError("ONNX Runtime is timed beside engines for CPUs alone, and this one is for a GPU")
     path = _source(name, engine, model)

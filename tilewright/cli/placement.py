@@ -32,7 +32,7 @@ class Timed:
 def timed(engine: Engine, arrays: Mapping[str, np.ndarray]) -> Timed:
     """A call of an engine on inputs that lie where its target has its memory: PyTorch's tensors if PyTorch uses the
     GPU, else arrays of our own."""
-    if not engine.target.startswith("cuda"):
+    if not engine.is_for_gpu:
         return Timed(lambda: engine.run(arrays), f"{settings.threads} threads")
     from tilewright.runtime.cuda.device import current_device
     from tilewright.runtime.cuda.memory import DeviceArray

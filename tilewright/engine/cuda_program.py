@@ -8,7 +8,8 @@ from __future__ import annotations
 import dataclasses
 import hashlib
 import json
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
+from contextlib import AbstractContextManager
 from typing import TYPE_CHECKING, Any
 
 from tilewright import dtypes
@@ -90,3 +91,17 @@ def session(program: Mapping[str, Any], plan: Plan, package: Package) -> CudaSes
     }
     places = {name: (weights.address + entry.offset, entry.bytes) for name, entry in weights.entries.items()}
     return CudaSession(plan, programs, places, current_device())
+
+
+def beside(values: Iterable[Any]) -> AbstractContextManager[None]:
+    """Make the GPU current on which the first of PyTorch's tensors among `values` is."""
+    from tilewright.runtime.cuda.device import on_gpu_of
+
+    return on_gpu_of(values)
+
+
+def library_name(key: str) -> str | None:
+    """The readable name of another library's function in a plan; None for kernels."""
+    from tilewright.runtime.cuda.extern import extern_name, is_extern
+
+    return extern_name(key) if is_extern(key) else None

@@ -13,9 +13,9 @@ from typing import TYPE_CHECKING, Any, Literal, NoReturn
 
 import numpy as np
 
-from tilewright.engine import cuda_program
 from tilewright.engine.bounded_json import read_json
 from tilewright.engine.file import MOST_GRAPH_BYTES, REBUILD, Package, as_path, read_package, write_package
+from tilewright.engine.gpu_programs import GPU_PROGRAMS, gpu_programs
 from tilewright.engine.plan_json import plan_from_json
 from tilewright.engine.trust import PublicKey, Trust
 from tilewright.errors import (
@@ -98,8 +98,9 @@ class Engine:
         """Whether plan, weights and machine code belong together: all of them make the symbol."""
         program, offsets = self._program, self._package.weights.offsets
         for part in program.get("parts", [program]):
-            if part["target"]["name"] == "cuda":
-                expected = cuda_program.symbol(part["plan"], part["kernels"], offsets)
+            gpu = gpu_programs(part["target"])
+            if gpu is not None:
+                expected = gpu.symbol(part["plan"], part["kernels"], offsets)
             else:
                 expected = plan_symbol(part["plan"], offsets)
             if part["symbol"] != expected:
@@ -155,9 +156,9 @@ class Engine:
 
     def _linked(self, program: Mapping[str, Any], signature: Plan) -> PlanSession:
         """The session of a program, or of a part of one; `signature` is its plan, maybe without steps."""
-        package = self._package
-        if program["target"]["name"] == "cuda":
-            return cuda_program.session(program, plan_from_json(program["plan"]), package)
+        package, gpu = self._package, gpu_programs(program["target"])
+        if gpu is not None:
+            return gpu.session(program, plan_from_json(program["plan"]), package)
         symbol = program["symbol"]
         images = [package.objects[name] for name in program["objects"]]
         try:
@@ -364,12 +365,11 @@ class Engine:
 
     def _link(self, inputs: Mapping[str, Any]) -> PlanSession | StagedSession:
         """The session; one that is not there yet begins on the GPU of PyTorch's tensors, or else on the current one."""
-        if self._program["target"]["name"] != "cuda":
+        gpu = gpu_programs(self._program["target"])
+        if gpu is None:
             return self._session
-        from tilewright.runtime.cuda.device import on_gpu_of
-
         check_mapping(inputs, "inputs")
-        with on_gpu_of(inputs.values()):
+        with gpu.beside(inputs.values()):
             return self._session
 
     def __call__(self, *arguments: Any, **named: Any) -> Any:
@@ -460,6 +460,11 @@ class Engine:
         return target_name(self._program["target"])
 
     @property
+    def is_for_gpu(self) -> bool:
+        """Whether it runs on a GPU, in its memory."""
+        return gpu_programs(self._program["target"]) is not None
+
+    @property
     def precision(self) -> str:
         """How products and convolutions of float32 multiply: ``ieee`` or ``tf32``."""
         return _precision(self._program["target"])
@@ -514,12 +519,9 @@ class Engine:
 
     def kernel_name(self, key: str) -> str:
         """The readable name of a binary in the plan."""
-        if self._program["target"]["name"] == "cuda":
-            from tilewright.runtime.cuda.extern import extern_name, is_extern
-
-            if is_extern(key):
-                return extern_name(key)
-        return str(self._program["kernels"].get(key, {}).get("name", key))
+        gpu = gpu_programs(self._program["target"])
+        library = gpu.library_name(key) if gpu is not None else None
+        return library or str(self._program["kernels"].get(key, {}).get("name", key))
 
     def kernel_facts(self, key: str) -> Mapping[str, Any]:
         """What the file keeps of a binary: constants, seconds of its compilation, launch and resources on GPUs."""
@@ -616,10 +618,11 @@ def _check_program(program: Mapping[str, Any]) -> None:
 
 def _misfit(target: Mapping[str, Any]) -> str | None:
     """Why this machine cannot run a program for `target`; None when it can."""
-    if target["name"] == "cuda":
-        return cuda_program.misfit(target)
+    gpu = gpu_programs(target)
+    if gpu is not None:
+        return gpu.misfit(target)
     if target["name"] != "cpu":
-        return f"it was built for {target['name']}, and this runtime knows cpu and cuda"
+        return f"it was built for {target['name']}, and this runtime knows cpu, {', '.join(GPU_PROGRAMS)}"
     here, there = host_cpu().triple, target["triple"]
     if _platform(here) != _platform(there):
         return f"it was built for {there}, this machine is {here}"
