@@ -75,6 +75,15 @@ def parse_shapes(texts: list[str]) -> dict[str, list[tuple[int, int]]]:
     return shapes
 
 
+_PrecisionOption = Annotated[
+    str | None,
+    typer.Option(
+        help="ieee: float32 multiplies as float32. tf32: as tf32 in products and convolutions on GPUs. By default "
+        "ieee; for an engine, what it was built for."
+    ),
+]
+
+
 def build(
     model: Annotated[
         Path, typer.Argument(help="MODEL.onnx, MODEL.pt2, a Hugging Face checkpoint folder, or an engine.")
@@ -91,13 +100,7 @@ def build(
             "share one file. By default auto; for an engine, what it was built for."
         ),
     ] = None,
-    precision: Annotated[
-        str | None,
-        typer.Option(
-            help="ieee: float32 multiplies as float32. tf32: as tf32 in products and convolutions on GPUs. By default "
-            "ieee; for an engine, what it was built for."
-        ),
-    ] = None,
+    precision: _PrecisionOption = None,
     effort: EffortOption = None,
     timing_cache: TimingCacheOption = None,
     reproducible: ReproducibleOption = False,

@@ -33,7 +33,7 @@ def hopper_candidates(group: Group, plain: KernelCall, target: Target) -> list[C
     anchor = group.anchor
     assert anchor is not None
     strided = strided_operands(group)
-    if not getattr(target, "wgmma", False) or not is_tiled(anchor, strided):
+    if not target.wgmma or not is_tiled(anchor, strided):
         return []
     found = []
     for number in range(_CANDIDATES):

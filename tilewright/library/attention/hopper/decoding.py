@@ -46,7 +46,7 @@ def decoding_candidates(group: Group, graph: Graph, target: Target) -> list[Cand
     assert anchor is not None
     strided = strided_operands(group)
     packed = _packed_heads(strided)
-    if packed is None or not getattr(target, "wgmma", False) or not is_tiled(anchor, strided):
+    if packed is None or not target.wgmma or not is_tiled(anchor, strided):
         return []
     k = packed.views["k"]
     pairs = _middle(product(k.shape[:2]))
