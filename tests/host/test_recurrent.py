@@ -27,6 +27,7 @@ FUNCTIONS = {
     "rnn": ("tanh",),
     "lstm": ("sigmoid", "tanh", "tanh"),
     "lstm_8bit": ("sigmoid", "tanh", "tanh"),
+    "lstm_peephole": ("sigmoid", "tanh", "tanh"),
     "gru": ("sigmoid", "tanh"),
     "gru_first": ("sigmoid", "tanh"),
 }
@@ -41,7 +42,9 @@ def layer(
     x = b.input("x", dtype, (steps, directions, batch, gates))
     initial = b.input("initial", dtype, (directions, batch, slots))
     weight = b.constant((rng.standard_normal((directions, hidden, gates)) / (4 * hidden**0.5)).astype(dtype.numpy), "w")
-    bias = b.constant(rng.standard_normal((directions, gates)).astype(dtype.numpy), "b") if "gru" in cell else None
+    added = rng.standard_normal((directions, gates)) / (4 if cell == "lstm_peephole" else 1)
+    has_bias = "gru" in cell or cell == "lstm_peephole"
+    bias = b.constant(added.astype(dtype.numpy), "b") if has_bias else None
     ends = b.input("lengths", int64, (batch,)) if lengths else None
     inputs = [x, weight, initial, bias, ends]
     b.output(b.op("recurrent", inputs, cell=cell, functions=FUNCTIONS[cell], reverse=reverse), "y")

@@ -177,7 +177,8 @@ _op("paged", "paged_attention", 6, paged.paged_attention_types, paged.paged_atte
     scale=REQUIRED, page=REQUIRED, window=0, softcap=0.0)
 
 _op("recurrent", "recurrent", (3, 5), recurrent.recurrent_types, recurrent.recurrent,
-    "all states of a layer of `cell` rnn, lstm, lstm_8bit, gru or gru_first: x [S, D, B, gates H], w [D, H, gates H], "
+    "all states of a layer of `cell` rnn, lstm, lstm_8bit, lstm_peephole, gru or gru_first: x [S, D, B, gates H], "
+    "w [D, H, gates H], "
     "initial [D, B, slots H], optional bias [D, gates H] and lengths [B]; [S + 1, D, B, slots H]; flags of `reverse`",
     cell=REQUIRED, functions=REQUIRED, reverse=REQUIRED)
 _op("transform", "fourier", (2, 3), fourier.fourier_types, fourier.fourier,

@@ -3,7 +3,8 @@
     x        [steps, directions, batch, gates * hidden]   the input's products, with all biases that may be added first
     weight   [directions, hidden, gates * hidden]         of the state, transposed
     initial  [directions, batch, slots * hidden]          what is kept from step to step: h, then c of an LSTM
-    bias     [directions, gates * hidden]                 of the state's products, of cells whose gates multiply them
+    bias     [directions, gates * hidden]                 of the state's products, of cells whose gates multiply them;
+                                                          p of lstm_peephole
     lengths  [batch] int64                                 steps after a sequence's end keep the state
     result   [steps + 1, directions, batch, slots * hidden]
 
@@ -12,6 +13,7 @@ row p.  The row that is left over holds the initial state.  Cells and their gate
 
     rnn        h = f(x + h W)
     lstm       i, o, f, g; c = f c + i g; h = o tanh(c)
+    lstm_peephole  as lstm, with p_i c and p_f c of the old c added to i and f, and p_o c of the new one to o
     gru        z, r, n: n = f(x_n + r (h W_n + b)); h = n + z (h - n)
     gru_first  the same with n = f(x_n + (r h) W_n + b); slots h, r h and z
     lstm_8bit  as lstm, with h in 256 steps of its own range in the products; slots h in steps, c and h
@@ -29,8 +31,8 @@ from tilewright.errors import ShapeError
 from tilewright.graph.inference import Attributes, Inputs, Types, optional, value
 from tilewright.symbolic import lift, simplify
 
-GATES = {"rnn": 1, "lstm": 4, "lstm_8bit": 4, "gru": 3, "gru_first": 3}
-SLOTS = {"rnn": 1, "lstm": 2, "lstm_8bit": 3, "gru": 1, "gru_first": 3}
+GATES = {"rnn": 1, "lstm": 4, "lstm_8bit": 4, "lstm_peephole": 4, "gru": 3, "gru_first": 3}
+SLOTS = {"rnn": 1, "lstm": 2, "lstm_8bit": 3, "lstm_peephole": 2, "gru": 1, "gru_first": 3}
 FUNCTIONS: dict[str, Callable[[np.ndarray], np.ndarray]] = {
     "sigmoid": lambda x: 1 / (1 + np.exp(-x)),
     "tanh": np.tanh,
@@ -91,11 +93,13 @@ def _step(x: np.ndarray, state: np.ndarray, weight: np.ndarray, bias: Any, attri
     h = state[:, :hidden]
     if cell == "rnn":
         return np.asarray(gate(x + h @ weight))
-    if cell in ("lstm", "lstm_8bit"):
+    if cell.startswith("lstm"):
         into, out, forget, new = np.split(x + h @ weight, 4, axis=1)
-        memory = gate(forget) * state[:, hidden : 2 * hidden] + gate(into) * others[0](new)
-        shown = gate(out) * others[1](memory)
-        parts = [shown, memory] if cell == "lstm" else [_in_steps(shown), memory, shown]
+        see_into, see_out, see_forget, _ = np.split(np.zeros_like(weight[0]) if bias is None else bias, 4)
+        old = state[:, hidden : 2 * hidden]
+        memory = gate(forget + see_forget * old) * old + gate(into + see_into * old) * others[0](new)
+        shown = gate(out + see_out * memory) * others[1](memory)
+        parts = [_in_steps(shown), memory, shown] if cell == "lstm_8bit" else [shown, memory]
         return np.concatenate(parts, axis=1)
     update_x, reset_x, new_x = np.split(x, 3, axis=1)
     products = h @ weight if bias is None else h @ weight + bias

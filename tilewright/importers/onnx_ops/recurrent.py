@@ -113,29 +113,29 @@ def _layer(
     x = call.transpose(call[0], 0, 1) if batch_first else call[0]
     steps = x.shape[0]
     walked = in_steps or not (isinstance(steps, int) and steps <= FEW)
-    if peepholes and call.has(7):
-        walked = False
-    if not walked and not (isinstance(steps, int) and steps <= LONGEST):
-        raise Unsupported(
-            f"a recurrent layer with peepholes of {steps} steps", f"fix the length, to at most {LONGEST} steps"
-        )
+    peepholes = peepholes and call.has(7)
+    if in_steps and peepholes:
+        raise Unsupported("a quantized layer with peepholes", "quantize without it")
     if call.attribute("clip") is not None or call.attribute("input_forget", 0):
         raise Unsupported("a recurrent layer with `clip` or `input_forget`", "leave them out")
     activations = _activations(call, defaults, directions)
     backwards = [kind == "reverse" or number == 1 for number in range(directions)]
     if walked and all(functions == activations[0] for functions in activations):
-        joined = _walked(call, x, gates, states, activations[0], backwards, batch_first, in_steps)
+        cell_name = "lstm_peephole" if peepholes else "lstm_8bit" if in_steps else _CELLS.get(gates)
+        joined = _walked(call, x, gates, states, activations[0], backwards, batch_first, cell_name)
         return _ordered(call, joined, batch_first)
     if in_steps:
-        raise Unsupported("a quantized layer with peepholes or functions of each direction", "quantize without it")
-    if not isinstance(steps, int):
-        raise Unsupported(f"directions of {steps} steps with functions of their own", "fix the length")
+        raise Unsupported("a quantized layer with functions of each direction", "quantize without it")
+    if not (isinstance(steps, int) and steps <= LONGEST):
+        raise Unsupported(
+            f"directions of {steps} steps with functions of their own", f"fix the length, to at most {LONGEST} steps"
+        )
     outputs: list[Value] = []
     ends: list[list[Value]] = [[] for _ in range(states)]
     for number in range(directions):
         first = [_initial(call, x, 5 + state, number, batch_first) for state in range(states)]
         bias = call.equal_parts(call.select(call[3], 0, number), 2) if call.has(3) else [None, None]
-        peeps = call.equal_parts(call.select(call[7], 0, number), 3) if peepholes and call.has(7) else []
+        peeps = call.equal_parts(call.select(call[7], 0, number), 3) if peepholes else []
         weights = _Weights(call.select(call[2], 0, number), bias[1], peeps, activations[number])
         inputs = _product(call, x, call.select(call[1], 0, number), bias[0])
         rows, last = _run(call, cell, inputs, first, weights, range(steps)[:: -1 if backwards[number] else 1])
@@ -229,12 +229,13 @@ def _walked(
     functions: Sequence[str],
     backwards: Sequence[bool],
     batch_first: bool,
-    in_steps: bool,
+    cell: str | None,
 ) -> list[Value]:
     """The outputs of all steps and the last states, by the graph's op, which walks the steps."""
     directions, hidden = len(backwards), call[2].shape[2]
     assert isinstance(hidden, int)
-    cell = _CELLS.get(gates) or ("gru" if call.attribute("linear_before_reset", 0) else "gru_first")
+    in_steps = cell == "lstm_8bit"
+    cell = cell or ("gru" if call.attribute("linear_before_reset", 0) else "gru_first")
     numbers = range(directions)
     sides = [
         call.equal_parts(call.select(call[3], 0, number), 2) if call.has(3) else [None, None] for number in numbers
@@ -247,9 +248,10 @@ def _walked(
         product = _product(call, x, call.select(call[1], 0, number), bias)
         product = product if separate or own is None else call.op("add", product, own)
         inputs.append(call.unsqueeze(product, 1))
-    biases = [call.unsqueeze(own, 0) for _, own in sides if own is not None]
+    biases = [call.unsqueeze(own, 0) for _, own in sides if own is not None] if separate else []
+    if cell == "lstm_peephole":
+        biases = [_concat(call, [call[7], call.full((directions, hidden), 0.0, x.dtype)], 1)]
     first = [[_initial(call, x, 5 + state, number, batch_first) for state in range(states)] for number in numbers]
-    cell = "lstm_8bit" if in_steps else cell
     for row in first:
         if in_steps:
             row[:] = [_in_steps(call, row[0]), row[1], row[0]]
@@ -260,7 +262,7 @@ def _walked(
         _concat(call, inputs, 1),
         call.transpose(call[2], 1, 2),
         _concat(call, initial, 0),
-        _concat(call, biases, 0) if separate else None,
+        _concat(call, biases, 0) if biases else None,
         call.cast(call[4], int64) if call.has(4) else None,
         cell=cell, functions=tuple(functions), reverse=tuple(backwards),
     )  # fmt: skip

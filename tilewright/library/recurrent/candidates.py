@@ -20,7 +20,8 @@ from tilewright.symbolic import Size, ceil_divide, lift, product, simplify
 from tilewright.targets.base import Target
 
 _STEPS = {
-    "rnn": rnn_step, "lstm": lstm_step, "lstm_8bit": lstm_8bit_step, "gru": gru_step, "gru_first": gru_first_step,
+    "rnn": rnn_step, "lstm": lstm_step, "lstm_8bit": lstm_8bit_step, "lstm_peephole": lstm_step, "gru": gru_step,
+    "gru_first": gru_first_step,
 }  # fmt: skip
 _SUMS = 8  # vectors that a step adds to at once, which hide how long one addition takes
 _GPU_BLOCK = 128
@@ -34,7 +35,7 @@ def recurrent_candidates(group: Group, graph: Graph, target: Target) -> list[Can
     found = [_row_by_row(group, target)]
     x, weight = anchor.inputs[:2]
     known = weight in graph.constants and x is not None and x.dtype == float32
-    if known and target.name == "cpu" and anchor.attributes["cell"] != "lstm_8bit":
+    if known and target.name == "cpu" and anchor.attributes["cell"] not in ("lstm_8bit", "lstm_peephole"):
         found += _in_blocks(group, target)
     return found
 

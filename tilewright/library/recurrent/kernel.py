@@ -39,7 +39,7 @@ def rnn_step(x, old, new, weight, bias, hidden: tl.constexpr, F: tl.constexpr, G
 @tilewright.jit
 def lstm_step(x, old, new, weight, bias, hidden: tl.constexpr, F: tl.constexpr, G: tl.constexpr, H: tl.constexpr,
               BIAS: tl.constexpr, BLOCK: tl.constexpr):  # fmt: skip
-    """Gates i, o, f, g; c = f c + i g; h = o tanh(c)."""
+    """Gates i, o, f, g; c = f c + i g; h = o tanh(c).  A bias holds what i, o and f add of c (`lstm_peephole`)."""
     wide: tl.constexpr = 4 * hidden
     for start in range(0, hidden, BLOCK):
         column = start + tl.arange(0, BLOCK)
@@ -56,7 +56,12 @@ def lstm_step(x, old, new, weight, bias, hidden: tl.constexpr, F: tl.constexpr, 
             forget += state * tl.load(row + 2 * hidden, mask=mask, other=0).to(tl.float32)
             fresh += state * tl.load(row + 3 * hidden, mask=mask, other=0).to(tl.float32)
         memory = tl.load(old + hidden + column, mask=mask, other=0).to(tl.float32)
+        if BIAS:
+            into += tl.load(bias + column, mask=mask, other=0).to(tl.float32) * memory
+            forget += tl.load(bias + 2 * hidden + column, mask=mask, other=0).to(tl.float32) * memory
         memory = activation(forget, F) * memory + activation(into, F) * activation(fresh, G)
+        if BIAS:
+            out += tl.load(bias + hidden + column, mask=mask, other=0).to(tl.float32) * memory
         result = activation(out, F) * activation(memory, H)
         tl.store(new + column, result.to(new.dtype.element_ty), mask=mask)
         tl.store(new + hidden + column, memory.to(new.dtype.element_ty), mask=mask)
