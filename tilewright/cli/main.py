@@ -22,7 +22,7 @@ from tilewright.errors import TilewrightError, printable
 
 def application() -> typer.Typer:
     """The commands; raises `SettingsError`, since their modules read the settings when they are imported."""
-    from tilewright.cli import bench, build, cache, compile, doctor, generate, inspect, run, sign, tune
+    from tilewright.cli import bench, build, cache, compile, doctor, generate, inspect, run, serve, sign, tune
 
     commands = typer.Typer(
         name="tilewright",
@@ -38,6 +38,7 @@ def application() -> typer.Typer:
     commands.command("inspect")(inspect.inspect)
     commands.command("generate")(generate.generate)
     commands.command("chat")(generate.chat)
+    commands.command("serve")(serve.serve)
     commands.command("keygen")(sign.keygen)
     commands.command("sign")(sign.sign)
     commands.command("verify")(sign.verify)

@@ -15,7 +15,7 @@ import logging
 import queue
 import secrets
 import threading
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncGenerator, Callable
 from dataclasses import dataclass, replace
 from pathlib import Path
 from types import TracebackType
@@ -74,7 +74,7 @@ class AsyncEngine:
         parameters: SamplingParameters | None = None,
         salt: str = "",
         seconds: float | None = None,
-    ) -> AsyncIterator[Output]:
+    ) -> AsyncGenerator[Output, None]:
         """The state of a request's results after each step that changed them; its lists are the caller's own.
 
         Closing the iterator ends the request.  Raises `InputError` as `Engine.add`, and `EngineStopped`.
@@ -193,7 +193,7 @@ class AsyncLLM:
         *,
         salt: str = "",
         seconds: float | None = None,
-    ) -> AsyncIterator[Output]:
+    ) -> AsyncGenerator[Output, None]:
         """The state of one prompt's results after each step that changed them; closing it ends the request."""
         return self.engine.stream(self.llm.tokens(prompt), parameters, salt, seconds)
 

@@ -146,6 +146,8 @@ class Engine:
         longest = self.scheduler.longest
         if len(tokens) >= longest:
             raise InputError(f"the prompt has {len(tokens)} tokens; with a result at most {longest} fit")
+        if any(token >= self.vocabulary for token in (*parameters.logit_bias, *parameters.stop_tokens)):
+            raise InputError(f"logit_bias and stop_tokens take tokens from 0 to {self.vocabulary - 1}")
         if parameters.stop and self.decoder is None:
             raise InputError("stop texts need a tokenizer; use stop_tokens")
         seed = secrets.randbits(63) if parameters.seed is None else parameters.seed

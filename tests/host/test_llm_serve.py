@@ -1,0 +1,315 @@
+"""The HTTP application, called as ASGI servers call it: answers, streams, keys, bounds, clients that go away."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import json
+import subprocess
+import sys
+import threading
+import time
+import urllib.request
+
+import pytest
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+
+pytest.importorskip("tokenizers")
+pytest.importorskip("jinja2")
+
+from tests.host.llm_support import text_checkpoint
+from tilewright.cli.serve import _is_own
+from tilewright.llm import SamplingParameters
+from tilewright.llm.asynchronous import AsyncLLM
+from tilewright.llm.serve.application import Application, Bounds
+
+GREEDY = {"temperature": 0, "max_tokens": 6, "ignore_eos": True}
+KEY = "0123456789abcdef"
+
+
+@pytest.fixture(scope="module")
+def llm(tmp_path_factory):
+    llm = AsyncLLM(text_checkpoint(tmp_path_factory.mktemp("serve") / "bytes"), memory=1 << 20, tokens=64, sequences=8)
+    yield llm
+    llm.close()
+
+
+async def call(application, method, path, body=b"", headers=(), leave_after=None):
+    """(status, headers, body) of one request; the client goes away after so many pieces of the answer."""
+    body = body if isinstance(body, bytes) else json.dumps(body).encode()
+    incoming = [{"type": "http.request", "body": body[:10], "more_body": True},
+                {"type": "http.request", "body": body[10:], "more_body": False}]  # fmt: skip
+    gone, sent = asyncio.Event(), []
+
+    async def receive():
+        if incoming:
+            return incoming.pop(0)
+        await gone.wait()
+        return {"type": "http.disconnect"}
+
+    async def send(message):
+        sent.append(message)
+        if leave_after is not None and len(sent) > leave_after:
+            gone.set()
+            await asyncio.sleep(0.001)
+
+    if leave_after == 0:
+        gone.set()
+    scope = {"type": "http", "method": method, "path": path, "headers": list(headers), "query_string": b""}
+    await application(scope, receive, send)
+    status = sent[0]["status"] if sent else None
+    return status, dict(sent[0]["headers"]) if sent else {}, b"".join(part.get("body", b"") for part in sent[1:])
+
+
+def ask(application, method, path, body=b"", headers=()):
+    status, given, content = asyncio.run(call(application, method, path, body, headers))
+    return status, json.loads(content) if given[b"content-type"].startswith(b"application/json") else content
+
+
+def events(content):
+    parts = content.decode().split("\n\n")
+    assert parts[-2:] == ["data: [DONE]", ""]
+    return [json.loads(part.removeprefix("data: ")) for part in parts[:-2]]
+
+
+def idle(llm, seconds=60.0):
+    """Wait until nothing is worked on: a request that has ended holds no memory."""
+    end = time.monotonic() + seconds
+    while llm.llm.engine.has_work or llm.engine.statistics.used_pages:
+        assert time.monotonic() < end
+        time.sleep(0.002)
+
+
+def test_completions_are_those_of_the_model(llm):
+    application = Application(llm, "bytes")
+    wanted = asyncio.run(llm.generate("Once", SamplingParameters(**GREEDY))).completions[0]
+    status, content = ask(application, "POST", "/v1/completions", {"model": "bytes", "prompt": "Once", **GREEDY})
+    assert status == 200 and content["choices"][0]["text"] == wanted.text
+    assert content["choices"][0]["finish_reason"] == "length" and content["object"] == "text_completion"
+    assert content["usage"]["prompt_tokens"] == 4 and content["usage"]["completion_tokens"] == 6
+    body = {"prompt": ["Once", "Twice"], "n": 2, "logprobs": 3, **GREEDY}
+    status, content = ask(application, "POST", "/v1/completions", body)
+    assert [choice["index"] for choice in content["choices"]] == [0, 1, 2, 3]
+    assert content["choices"][0]["text"] == wanted.text
+    assert len(content["choices"][3]["logprobs"]["token_logprobs"]) == 6
+    status, content = ask(application, "POST", "/v1/completions", {"prompt": list(b"Once"), **GREEDY})
+    assert status == 200
+
+
+@pytest.mark.parametrize("n", [1, 3])
+def test_streams_are_the_same_in_pieces(llm, n):
+    application = Application(llm, "bytes")
+    body = {"prompt": "Hello there", "max_tokens": 12, "seed": 4, "n": n, "logprobs": 1}
+    whole = ask(application, "POST", "/v1/completions", body)[1]
+    body |= {"stream": True, "stream_options": {"include_usage": True}}
+    status, content = ask(application, "POST", "/v1/completions", body)
+    found = events(content)
+    assert status == 200 and found[-1]["usage"] == {**whole["usage"], "prompt_tokens_details":
+                                                    found[-1]["usage"]["prompt_tokens_details"]}  # fmt: skip
+    for choice in whole["choices"]:
+        pieces = [event["choices"][0] for event in found[:-1] if event["choices"][0]["index"] == choice["index"]]
+        assert "".join(piece["text"] for piece in pieces) == choice["text"]
+        assert pieces[-1]["finish_reason"] == choice["finish_reason"]
+        assert (
+            sum((piece["logprobs"]["token_logprobs"] for piece in pieces), []) == (choice["logprobs"]["token_logprobs"])
+        )
+
+
+def test_chats(llm):
+    application = Application(llm, "bytes")
+    messages = [
+        {"role": "system", "content": "Be brief."},
+        {"role": "user", "content": [{"type": "text", "text": "Hi"}]},
+    ]
+    wanted = {"messages": messages, "temperature": 0, "max_completion_tokens": 5, "logprobs": True, "top_logprobs": 2}
+    status, content = ask(application, "POST", "/v1/chat/completions", wanted)
+    (choice,) = content["choices"]
+    assert status == 200 and choice["message"]["role"] == "assistant"
+    assert len(choice["logprobs"]["content"][0]["top_logprobs"]) == 2
+    found = events(ask(application, "POST", "/v1/chat/completions", {**wanted, "stream": True})[1])
+    assert "".join(event["choices"][0]["delta"]["content"] for event in found) == choice["message"]["content"]
+    without_limit = {"messages": messages[1:], "temperature": 0}
+    assert ask(application, "POST", "/v1/chat/completions", without_limit)[0] == 200
+
+
+def test_small_routes(llm):
+    application = Application(llm, "bytes")
+    assert ask(application, "GET", "/health") == (200, {"status": "ok"})
+    assert ask(application, "GET", "/ready")[0] == 200
+    assert ask(application, "GET", "/v1/models")[1]["data"][0]["id"] == "bytes"
+    ask(application, "POST", "/v1/completions", {"prompt": "x", "max_tokens": 2})
+    text = ask(application, "GET", "/metrics")[1].decode()
+    assert "tilewright_num_requests_running 0" in text and 'tilewright_http_responses_total{status="200"}' in text
+    assert 'tilewright_time_to_first_token_seconds_bucket{le="+Inf"} 1' in text
+    assert ask(application, "GET", "/v1/completions")[0] == 405 and ask(application, "GET", "/nothing")[0] == 404
+
+
+@pytest.mark.parametrize(
+    ("body", "status", "field"),
+    [
+        (b"{", 400, None),
+        (b"[]", 400, None),
+        (b"\xff", 400, None),
+        (b"[" * 100_000, 400, None),
+        ({}, 400, "prompt"),
+        ({"prompt": ""}, 400, None),
+        ({"prompt": []}, 400, "prompt"),
+        ({"prompt": 5}, 400, "prompt"),
+        ({"prompt": [1, "a"]}, 400, "prompt"),
+        ({"prompt": ["x"] * 65}, 400, "prompt"),
+        ({"prompt": [9999]}, 400, None),
+        ({"prompt": "x" * 5000}, 400, None),
+        ({"prompt": "x\ud800"}, 400, "prompt"),
+        ({"prompt": "x", "n": 9}, 400, "n"),
+        ({"prompt": "x", "n": 16384}, 400, "n"),
+        ({"prompt": "x", "temperature": "hot"}, 400, "temperature"),
+        ({"prompt": "x", "best_of": 2}, 400, "best_of"),
+        ({"prompt": "x", "stop": ["a"] * 5}, 400, "stop"),
+        ({"prompt": "x", "stop": {"a": 1}}, 400, "stop"),
+        ({"prompt": "x", "logit_bias": {"a": 1}}, 400, "logit_bias"),
+        ({"prompt": "x", "logit_bias": {"9999": 1}}, 400, None),
+        ({"prompt": "x", "logprobs": 21}, 400, "logprobs"),
+        ({"prompt": "x", "stream": "yes"}, 400, "stream"),
+        ({"prompt": ["x", "y"], "stream": True}, 400, "stream"),
+        ({"prompt": "x", "model": "other"}, 404, "model"),
+        ({"prompt": "x", "prompt_embeds": "AAAA"}, 400, "prompt_embeds"),
+        ({"prompt": "x", "stream_options": []}, 400, "stream_options"),
+        ({"prompt": "x", "max_tokens": 0}, 400, "max_tokens"),
+        ({"prompt": "x", "chat_template": "{{ 1 }}"}, 400, "chat_template"),
+        ({"prompt": "x", "seed": 1.5}, 400, "seed"),
+    ],
+    ids=lambda value: str(value)[:40],
+)
+def test_bodies_that_are_refused(llm, body, status, field):
+    found, content = ask(Application(llm, "bytes"), "POST", "/v1/completions", body)
+    assert found == status and content["error"]["param"] == field
+    assert "Traceback" not in content["error"]["message"] and "/tmp" not in content["error"]["message"]
+    idle(llm)
+
+
+json_values = st.recursive(
+    st.none() | st.booleans() | st.integers(-3, 30) | st.floats() | st.sampled_from(["", "a", "user", "text"]),
+    lambda inner: (
+        st.lists(inner, max_size=3) | st.dictionaries(st.sampled_from(["role", "content", "1", "type"]), inner)
+    ),
+    max_leaves=6,
+)
+fields_drawn = st.dictionaries(
+    st.sampled_from(
+        ["prompt", "messages", "n", "max_tokens", "temperature", "top_p", "top_k", "min_p", "stop", "seed", "logprobs",
+         "top_logprobs", "stream", "stream_options", "logit_bias", "stop_token_ids", "model", "user", "echo"]
+    ),
+    json_values,
+)  # fmt: skip
+
+
+@settings(max_examples=150, deadline=None, suppress_health_check=list(HealthCheck))
+@given(fields=fields_drawn, chat=st.booleans(), sound=st.booleans())
+def test_no_body_breaks_the_server(llm, fields, chat, sound):
+    if sound:
+        fields |= {"messages": [{"role": "user", "content": "Hi"}]} if chat else {"prompt": "Hi"}
+    fields["max_tokens"] = fields.get("max_tokens") if isinstance(fields.get("max_tokens"), str) else 3
+    path = "/v1/chat/completions" if chat else "/v1/completions"
+    status, _, _ = asyncio.run(call(Application(llm, "bytes"), "POST", path, fields))
+    assert status < 500
+    idle(llm)
+
+
+def test_keys(llm):
+    application = Application(llm, "bytes", [KEY, "another key of 20 c"])
+    for path, method in (("/v1/models", "GET"), ("/metrics", "GET"), ("/ready", "GET"), ("/nothing", "GET"),
+                         ("/v1/completions", "POST"), ("/v1/models", "POST")):  # fmt: skip
+        for header in (b"", b"Bearer wrong", b"Bearer ", b"Basic " + KEY.encode(), KEY.encode()):
+            assert ask(application, method, path, headers=[(b"authorization", header)])[0] == 401
+    for header in (b"Bearer " + KEY.encode(), b"bearer " + KEY.encode()):
+        assert ask(application, "GET", "/v1/models", headers=[(b"authorization", header)])[0] == 200
+    assert ask(application, "GET", "/health")[0] == 200
+
+
+def test_prefixes_are_shared_within_a_key_only(llm):
+    application = Application(llm, "bytes", [KEY, KEY[::-1]])
+    prompt = {"prompt": "shared beginning, long enough for some pages of the pool", "max_tokens": 1}
+    cached = []
+    for key in (KEY, KEY, KEY[::-1]):
+        _, content = ask(application, "POST", "/v1/completions", prompt, [(b"authorization", f"Bearer {key}".encode())])
+        cached.append(content["usage"]["prompt_tokens_details"]["cached_tokens"])
+    assert cached[0] == 0 and cached[1] > 0 and cached[2] == 0
+
+
+def test_bounds(llm):
+    small = Application(llm, "bytes", bounds=Bounds(body=100, requests=2, tokens=10))
+    assert ask(small, "POST", "/v1/completions", b" " * 101)[0] == 413
+    assert ask(small, "POST", "/v1/completions", {"prompt": ["a"] * 3})[0] == 429
+    status, headers, _ = asyncio.run(call(small, "POST", "/v1/completions", {"prompt": "a" * 11}))
+    assert status == 429 and headers[b"retry-after"] == b"1"
+    assert ask(small, "POST", "/v1/completions", {"prompt": "a"})[0] == 200
+    assert small.requests == small.tokens == 0 and small.metrics.rejections == 2
+    hurried = Application(llm, "bytes", bounds=Bounds(seconds=0.0))
+    _, content = ask(hurried, "POST", "/v1/completions", {"prompt": "a", "max_tokens": 100})
+    assert content["choices"][0]["finish_reason"] == "length" and content["usage"]["completion_tokens"] < 100
+
+
+def test_more_requests_than_places(llm):
+    application = Application(llm, "bytes", bounds=Bounds(requests=6))
+
+    async def main():
+        body = {"prompt": "word", "max_tokens": 8}
+        return await asyncio.gather(*(call(application, "POST", "/v1/completions", body) for _ in range(18)))
+
+    statuses = [status for status, _, _ in asyncio.run(main())]
+    assert set(statuses) == {200, 429} and statuses.count(200) >= 6
+    assert application.requests == application.tokens == 0
+    idle(llm)
+
+
+@pytest.mark.parametrize("stream", [False, True])
+@pytest.mark.parametrize("after", [0, 1, 2, 5])
+def test_a_client_that_goes_away_frees_its_memory(llm, stream, after):
+    application = Application(llm, "bytes")
+    body = {"prompt": "word", "max_tokens": 100, "stream": stream, "n": 2, "ignore_eos": True}
+    asyncio.run(call(application, "POST", "/v1/completions", body, leave_after=after))
+    idle(llm)
+    assert application.requests == 0
+    assert ask(application, "POST", "/v1/completions", {"prompt": "word", "max_tokens": 2})[0] == 200
+
+
+def test_a_stopped_engine_is_told(tmp_path):
+    llm = AsyncLLM(text_checkpoint(tmp_path / "bytes"), memory=1 << 20)
+    application = Application(llm, "bytes")
+    llm.close()
+    for method, path in (("GET", "/health"), ("GET", "/ready"), ("POST", "/v1/completions")):
+        assert ask(application, method, path, {"prompt": "x"})[0] == 503
+
+
+def test_listening_for_others_needs_keys(tmp_path):
+    def run(*arguments):
+        command = [sys.executable, "-m", "tilewright", "serve", str(tmp_path), *arguments]
+        return subprocess.run(command, capture_output=True, text=True, timeout=120)
+
+    open_to_all = run("--host", "0.0.0.0")
+    assert open_to_all.returncode == 2 and "--key-file" in open_to_all.stderr
+    (tmp_path / "keys").write_text("short\n")
+    short = run("--host", "0.0.0.0", "--key-file", str(tmp_path / "keys"))
+    assert short.returncode == 1 and "16 characters" in short.stderr
+    own = [_is_own(host) for host in ("127.0.0.1", "::1", "localhost", "0.0.0.0", "::", "example.com", "10.0.0.1")]
+    assert own == [True] * 3 + [False] * 4
+
+
+def test_over_a_socket(llm):
+    uvicorn = pytest.importorskip("uvicorn")
+    server = uvicorn.Server(uvicorn.Config(Application(llm, "bytes"), port=0, log_level="error", lifespan="off"))
+    thread = threading.Thread(target=server.run, daemon=True)
+    thread.start()
+    with contextlib.suppress(IndexError, AttributeError):
+        while not server.started:
+            time.sleep(0.01)
+    port = server.servers[0].sockets[0].getsockname()[1]
+    request = urllib.request.Request(
+        f"http://127.0.0.1:{port}/v1/completions", json.dumps({"prompt": "Once", **GREEDY}).encode(),
+        {"content-type": "application/json"},
+    )  # fmt: skip
+    with urllib.request.urlopen(request, timeout=60) as answer:
+        assert json.load(answer)["usage"]["completion_tokens"] == 6
+    server.should_exit = True
+    thread.join(30)

@@ -1,0 +1,80 @@
+"""`tilewright serve`: a language model behind the endpoints of OpenAI's API."""
+
+from __future__ import annotations
+
+import ipaddress
+from pathlib import Path
+from typing import Annotated
+
+import typer
+from rich.text import Text
+
+from tilewright.cli.console import terminal, wrong_usage
+from tilewright.cli.generate import DtypeOption, LengthOption, MemoryOption, PathArgument, ThreadsOption
+from tilewright.errors import InputError, MissingDependencyError
+from tilewright.settings import settings
+
+_LARGEST_HEADERS = 16 << 10  # bytes
+
+
+def serve(
+    path: PathArgument,
+    host: Annotated[str, typer.Option(help="The address to listen on; others than this machine's need keys.")] = (
+        "127.0.0.1"
+    ),
+    port: Annotated[int, typer.Option(min=1, max=65535, help="The port to listen on.")] = 8000,
+    key_file: Annotated[Path | None, typer.Option(help="A file of keys, one a line, of which a request needs one.")] = (
+        None
+    ),
+    name: Annotated[str | None, typer.Option(help="What the model is called; by default its folder.")] = None,
+    requests: Annotated[int, typer.Option(min=1, help="Prompts that are worked on or wait; more get 429.")] = 256,
+    seconds: Annotated[float, typer.Option(min=0.1, help="A request ends after this time.")] = 600.0,
+    dtype: DtypeOption = "auto",
+    length: LengthOption = None,
+    memory: MemoryOption = 1024,
+    threads: ThreadsOption = None,
+) -> None:
+    """Serve a language model over HTTP: /v1/completions, /v1/chat/completions, /v1/models, /health, /metrics."""
+    keys = _keys(key_file)
+    if not keys and not _is_own(host):
+        raise wrong_usage(f"--host {host} can be reached from other machines: give --key-file, or keep to 127.0.0.1")
+    try:
+        import uvicorn
+    except ImportError as error:
+        raise MissingDependencyError("serving needs the package uvicorn: pip install 'tilewright[serve]'") from error
+    from tilewright.llm.asynchronous import AsyncLLM
+    from tilewright.llm.serve.application import Application, Bounds
+
+    if threads is not None:
+        settings.threads = threads
+    model = AsyncLLM(path, dtype=dtype, length=length, memory=memory << 20)
+    model.llm.text_tokenizer  # noqa: B018  # raises why there is none
+    application = Application(model, name or path.resolve().name, keys, Bounds(requests=requests, seconds=seconds))
+    terminal(stderr=True).print(Text(f"serving {application.name} at http://{host}:{port}/v1", "dim"))
+    uvicorn.run(
+        application, host=host, port=port, log_level="warning", server_header=False, ws="none",
+        h11_max_incomplete_event_size=_LARGEST_HEADERS, http="h11", timeout_keep_alive=5,
+    )  # fmt: skip
+
+
+def _keys(path: Path | None) -> list[str]:
+    if path is None:
+        return []
+    try:
+        lines = path.read_text(encoding="utf-8").splitlines()
+    except (OSError, ValueError) as error:
+        raise InputError(f"{path}: cannot be read ({error})") from error
+    keys = [line.strip() for line in lines if line.strip()]
+    if not keys or any(len(key) < 16 for key in keys):
+        raise InputError(f"{path}: expected keys of at least 16 characters, one a line")
+    return keys
+
+
+def _is_own(host: str) -> bool:
+    """Whether only this machine can reach an address."""
+    if host == "localhost":
+        return True
+    try:
+        return ipaddress.ip_address(host).is_loopback
+    except ValueError:
+        return False

@@ -1,0 +1,404 @@
+"""The ASGI application: routes, keys, bounds, and answers in one piece or as server-sent events.
+
+    GET  /health               whether the engine works; the only route without a key
+    GET  /ready                whether requests are taken now
+    GET  /metrics              Prometheus
+    GET  /v1/models
+    POST /v1/completions
+    POST /v1/chat/completions
+
+What is over a bound is answered with an error and costs nothing more.  A client that goes away ends its request within
+a step.  Error bodies hold no paths, addresses or tracebacks.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import hashlib
+import hmac
+import json
+import logging
+import secrets
+import time
+from collections.abc import AsyncGenerator, AsyncIterator, Awaitable, Callable, MutableMapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from tilewright.errors import InputError, TilewrightError
+from tilewright.llm.asynchronous import AsyncLLM, EngineStopped
+from tilewright.llm.requests import Output
+from tilewright.llm.serve import protocol
+from tilewright.llm.serve.metrics import Metrics
+from tilewright.llm.serve.protocol import Refused, Wanted
+
+Message = MutableMapping[str, Any]
+Receive = Callable[[], Awaitable[Message]]
+Send = Callable[[Message], Awaitable[None]]
+_log = logging.getLogger("tilewright")
+_RETRY = [(b"retry-after", b"1")]
+
+
+@dataclass(frozen=True)
+class Bounds:
+    """What a server takes at most."""
+
+    body: int = 4 << 20  # bytes
+    requests: int = 256  # prompts that are worked on or wait
+    tokens: int = 1 << 20  # of these prompts together
+    seconds: float = 600.0  # of a request
+    body_seconds: float = 30.0  # until a body has come
+
+
+class Application:
+    """Serves one language model under `name`; with `keys` each request needs one of them.
+
+    Prefixes are shared among the requests of one key.
+    """
+
+    def __init__(self, llm: AsyncLLM, name: str, keys: Sequence[str] = (), bounds: Bounds | None = None) -> None:
+        self.llm, self.name, self.bounds = llm, name, bounds or Bounds()
+        self._keys = [key.encode() for key in keys]
+        self.metrics = Metrics()
+        self.requests = self.tokens = 0  # that are worked on or wait
+        self._started = int(time.time())
+        self._routes: dict[tuple[str, str], Callable[[str, Receive, Send], Awaitable[None]]] = {
+            ("GET", "/health"): self._health, ("GET", "/ready"): self._ready, ("GET", "/metrics"): self._metrics,
+            ("GET", "/v1/models"): self._models, ("POST", "/v1/completions"): self._completions,
+            ("POST", "/v1/chat/completions"): self._chat,
+        }  # fmt: skip
+
+    async def __call__(self, scope: Message, receive: Receive, send: Send) -> None:
+        """An ASGI connection."""
+        if scope["type"] == "lifespan":
+            await self._lifespan(receive, send)
+            return
+        if scope["type"] != "http":
+            await send({"type": "websocket.close", "code": 1008})
+            return
+        answer = _Answer(send, self.metrics)
+        try:
+            await self._route(scope)(self._tenant(scope), receive, answer)
+        except Refused as refused:
+            await answer.refuse(refused)
+        except InputError as error:
+            await answer.refuse(Refused(400, str(error)))
+        except EngineStopped:
+            await answer.refuse(Refused(503, "the engine has stopped"))
+        except asyncio.CancelledError:
+            raise
+        except Exception as error:  # whatever it is ends this request only, and says nothing of the inside
+            _log.exception("a request failed")
+            await answer.refuse(Refused(500, f"internal error ({type(error).__name__})"))
+
+    async def _lifespan(self, receive: Receive, send: Send) -> None:
+        while (message := await receive())["type"] != "lifespan.shutdown":
+            await send({"type": f"{message['type']}.complete"})
+        await asyncio.to_thread(self.llm.close)
+        await send({"type": "lifespan.shutdown.complete"})
+
+    def _route(self, scope: Message) -> Callable[[str, Receive, Send], Awaitable[None]]:
+        path, method = scope["path"], "GET" if scope["method"] == "HEAD" else scope["method"]
+        if (method, path) in self._routes:
+            return self._routes[method, path]
+        known = [name for name, other in self._routes if other == path]
+        if path != "/health":
+            self._tenant(scope)  # without a key nobody learns which routes there are
+        if known:
+            raise Refused(405, f"use {known[0]}", headers=[(b"allow", known[0].encode())])
+        raise Refused(404, "no such route")
+
+    def _tenant(self, scope: Message) -> str:
+        """The salt of whoever asks; raises `Refused` without a valid key, after the same time for all of them."""
+        if not self._keys or scope["path"] == "/health":
+            return ""
+        given = b""
+        for name, value in scope["headers"]:
+            if name.lower() == b"authorization" and value[:7].lower() == b"bearer ":
+                given = value[7:].strip()
+        matches = [hmac.compare_digest(hashlib.sha256(given).digest(), hashlib.sha256(key).digest())
+                   for key in self._keys]  # fmt: skip
+        if not any(matches):
+            raise Refused(401, "a valid key is needed: Authorization: Bearer KEY", code="invalid_api_key",
+                          headers=[(b"www-authenticate", b"Bearer")])  # fmt: skip
+        return hashlib.sha256(given).hexdigest()
+
+    # -- Small routes -----------------------------------------------------------------------------
+
+    async def _health(self, tenant: str, receive: Receive, send: Send) -> None:
+        if not self.llm.engine.is_ready:
+            raise Refused(503, "the engine has stopped")
+        await _send_json(send, 200, {"status": "ok"})
+
+    async def _ready(self, tenant: str, receive: Receive, send: Send) -> None:
+        if not self.llm.engine.is_ready:
+            raise Refused(503, "the engine has stopped")
+        if self.requests >= self.bounds.requests:
+            raise Refused(503, "all places are taken", headers=_RETRY)
+        await _send_json(send, 200, {"status": "ready"})
+
+    async def _metrics(self, tenant: str, receive: Receive, send: Send) -> None:
+        text = self.metrics.text(self.llm.engine.statistics)
+        await _send_whole(send, 200, text.encode(), b"text/plain; version=0.0.4; charset=utf-8")
+
+    async def _models(self, tenant: str, receive: Receive, send: Send) -> None:
+        model = {"id": self.name, "object": "model", "created": self._started, "owned_by": "tilewright",
+                 "max_model_len": self.llm.llm.engine.scheduler.longest}  # fmt: skip
+        await _send_json(send, 200, {"object": "list", "data": [model]})
+
+    # -- Completions ------------------------------------------------------------------------------
+
+    async def _completions(self, tenant: str, receive: Receive, send: Send) -> None:
+        wanted = protocol.read_completion(await self._fields(receive))
+        prompts = [await self._tokens(prompt) for prompt in wanted.prompts]
+        await self._answer(_Text(self, "cmpl", "text_completion"), wanted, prompts, tenant, receive, send)
+
+    async def _chat(self, tenant: str, receive: Receive, send: Send) -> None:
+        wanted = protocol.read_chat(await self._fields(receive), self.llm.llm.engine.scheduler.longest)
+        messages = wanted.messages or []
+        tokens = await asyncio.to_thread(self.llm.llm.text_tokenizer.chat, messages)
+        await self._answer(_Chat(self, "chatcmpl", "chat.completion"), wanted, [tokens], tenant, receive, send)
+
+    async def _answer(
+        self, form: _Text, wanted: Wanted, prompts: list[list[int]], tenant: str, receive: Receive, send: Send
+    ) -> None:
+        """Answer until all is sent or the client has gone."""
+        with self._admitted(prompts):
+            streams = [
+                self.llm.stream(prompt, wanted.parameters, salt=tenant, seconds=self.bounds.seconds)
+                for prompt in prompts
+            ]
+            work = asyncio.ensure_future(self._send_answer(form, wanted, streams, send))
+            gone = asyncio.ensure_future(_disconnected(receive))
+            try:
+                await asyncio.wait({work, gone}, return_when=asyncio.FIRST_COMPLETED)
+                if work.done():
+                    work.result()
+            finally:
+                await _end(work, gone)
+                for stream in streams:
+                    await stream.aclose()
+
+    async def _send_answer(
+        self, form: _Text, wanted: Wanted, streams: Sequence[AsyncGenerator[Output, None]], send: Send
+    ) -> None:
+        began = time.monotonic()
+        if wanted.stream:
+            await self._send_events(form, wanted, self._timed(streams[0], began), send)
+            return
+        tasks = [asyncio.ensure_future(_last(self._timed(stream, began))) for stream in streams]
+        try:
+            outputs = await asyncio.gather(*tasks)
+        finally:
+            await _end(*tasks)  # one that is refused ends the others
+        failed = next((output.error for output in outputs if output.error is not None), None)
+        if failed is not None:
+            raise Refused(500, failed)
+        n = wanted.parameters.n
+        choices = [form.choice(output, one, number * n) for number, output in enumerate(outputs)
+                   for one in output.completions]  # fmt: skip
+        await _send_json(send, 200, {**form.head(form.kind), "choices": choices, "usage": protocol.usage(outputs)})
+
+    async def _send_events(self, form: _Text, wanted: Wanted, outputs: AsyncIterator[Output], send: Send) -> None:
+        first = await anext(outputs)  # what is refused is refused before an answer begins
+        headers = [(b"content-type", b"text/event-stream; charset=utf-8"), (b"cache-control", b"no-store")]
+        await send({"type": "http.response.start", "status": 200, "headers": headers})
+        last = first
+        async for output in _chain(first, outputs):
+            last = output
+            for event in form.events(output):
+                await _send_event(send, {**form.head(form.chunk_kind), "choices": [event]})
+        if last.error is not None:
+            await _send_event(send, Refused(500, last.error).body)
+        if wanted.usage_at_end:
+            usage = protocol.usage([last])
+            await _send_event(send, {**form.head(form.chunk_kind), "choices": [], "usage": usage})
+        await send({"type": "http.response.body", "body": b"data: [DONE]\n\n", "more_body": False})
+
+    async def _timed(self, outputs: AsyncIterator[Output], began: float) -> AsyncIterator[Output]:
+        is_first = True
+        async for output in outputs:
+            if is_first:
+                self.metrics.first_token.observe(time.monotonic() - began)
+                is_first = False
+            yield output
+        self.metrics.whole_request.observe(time.monotonic() - began)
+
+    @contextlib.contextmanager
+    def _admitted(self, prompts: Sequence[Sequence[int]]) -> Any:
+        """Places for prompts while they are worked on; raises `Refused` where there are none."""
+        count, tokens = len(prompts), sum(map(len, prompts))
+        if not self.llm.engine.is_ready:
+            raise Refused(503, "the engine has stopped")
+        if self.requests + count > self.bounds.requests or self.tokens + tokens > self.bounds.tokens:
+            self.metrics.rejections += 1
+            raise Refused(429, "all places are taken; try again later", code="overloaded", headers=_RETRY)
+        self.requests, self.tokens = self.requests + count, self.tokens + tokens
+        try:
+            yield
+        finally:
+            self.requests, self.tokens = self.requests - count, self.tokens - tokens
+
+    async def _tokens(self, prompt: str | list[int]) -> list[int]:
+        if not isinstance(prompt, str):
+            return prompt
+        try:
+            prompt.encode()
+        except UnicodeEncodeError as error:
+            raise Refused(400, "the prompt is no valid Unicode text", "prompt") from error
+        return await asyncio.to_thread(self.llm.llm.tokens, prompt)
+
+    async def _fields(self, receive: Receive) -> dict[str, Any]:
+        """The body's JSON object, for the model that is served."""
+        try:
+            body = await asyncio.wait_for(_body(receive, self.bounds.body), self.bounds.body_seconds)
+        except TimeoutError as error:
+            raise Refused(408, "the body did not come in time") from error
+        fields = protocol.parse(body)
+        if fields.get("model", self.name) != self.name:
+            raise Refused(404, f"the model is {self.name!r}", "model", "model_not_found")
+        return fields
+
+
+class _Text:
+    """How /v1/completions writes results."""
+
+    chunk_kind = "text_completion"
+
+    def __init__(self, application: Application, prefix: str, kind: str) -> None:
+        self.application, self.kind = application, kind
+        self._id, self._created = f"{prefix}-{secrets.token_hex(12)}", int(time.time())
+        self._texts: dict[int, int] = {}  # of each choice, how much text and how many logprobs were sent
+        self._logprobs: dict[int, int] = {}
+
+    def head(self, kind: str) -> dict[str, Any]:
+        """What all bodies of an answer begin with."""
+        return {"id": self._id, "object": kind, "created": self._created, "model": self.application.name}
+
+    def token(self, number: int) -> str:
+        """The text of a token alone."""
+        tokenizer = self.application.llm.llm.tokenizer
+        return str(number) if tokenizer is None else tokenizer.decode([number])
+
+    def choice(self, output: Output, one: Any, first: int) -> dict[str, Any]:
+        """A whole result."""
+        return protocol.completion_choice(output, one, first, self.token)
+
+    def events(self, output: Output) -> list[dict[str, Any]]:
+        """What is new of each result since the last time."""
+        found = []
+        for one in output.completions:
+            sent = self._texts.get(one.index, 0)
+            if sent < 0 or (len(one.text) == sent and one.finish_reason is None):
+                continue
+            first = self._logprobs.get(one.index, 0)
+            logprobs = None if one.logprobs is None else one.logprobs[first:]
+            self._texts[one.index] = -1 if one.finish_reason is not None else len(one.text)
+            self._logprobs[one.index] = first + len(logprobs or ())
+            found.append(self.event(output, one, one.text[sent:], logprobs))
+        return found
+
+    def event(self, output: Output, one: Any, piece: str, logprobs: Any) -> dict[str, Any]:
+        """One piece of one result."""
+        part = type(one)(one.index, one.tokens, piece, one.finish_reason, logprobs)
+        return protocol.completion_choice(output, part, 0, self.token)
+
+
+class _Chat(_Text):
+    """How /v1/chat/completions writes results."""
+
+    chunk_kind = "chat.completion.chunk"
+
+    def choice(self, output: Output, one: Any, first: int) -> dict[str, Any]:
+        message = {"role": "assistant", "content": one.text, "refusal": None}
+        return {"index": one.index, "message": message, "logprobs": protocol.chat_logprobs(one.logprobs, self.token),
+                "finish_reason": protocol.finish_reason(one)}  # fmt: skip
+
+    def event(self, output: Output, one: Any, piece: str, logprobs: Any) -> dict[str, Any]:
+        delta = {"role": "assistant", "content": piece}
+        return {"index": one.index, "delta": delta, "logprobs": protocol.chat_logprobs(logprobs, self.token),
+                "finish_reason": protocol.finish_reason(one)}  # fmt: skip
+
+
+class _Answer:
+    """Sends; knows whether an answer has begun, and counts what was answered."""
+
+    def __init__(self, send: Send, metrics: Metrics) -> None:
+        self._send, self._metrics = send, metrics
+        self._has_begun = False
+
+    async def __call__(self, message: Message) -> None:
+        if message["type"] == "http.response.start":
+            self._has_begun = True
+            self._metrics.responses[message["status"]] = self._metrics.responses.get(message["status"], 0) + 1
+        await self._send(message)
+
+    async def refuse(self, refused: Refused) -> None:
+        """Answer with an error; in the middle of an answer, as its last event."""
+        if not self._has_begun:
+            await _send_json(self, refused.status, refused.body, refused.headers)
+            return
+        await _send_event(self._send, refused.body)
+        await self._send({"type": "http.response.body", "body": b"", "more_body": False})
+
+
+async def _body(receive: Receive, most: int) -> bytes:
+    parts, size = [], 0
+    while True:
+        message = await receive()
+        if message["type"] == "http.disconnect":
+            raise Refused(400, "the client has gone")
+        parts.append(message.get("body", b""))
+        size += len(parts[-1])
+        if size > most:
+            raise Refused(413, f"the body has more than {most} bytes")
+        if not message.get("more_body", False):
+            return b"".join(parts)
+
+
+async def _end(*tasks: asyncio.Future[Any]) -> None:
+    """Cancel tasks, and wait until they have ended."""
+    for task in tasks:
+        task.cancel()
+    await asyncio.gather(*tasks, return_exceptions=True)
+
+
+async def _disconnected(receive: Receive) -> None:
+    while (await receive())["type"] != "http.disconnect":
+        pass
+
+
+async def _last(outputs: AsyncIterator[Output]) -> Output:
+    last = None
+    async for output in outputs:
+        last = output
+    if last is None:
+        raise TilewrightError("a request ended without an output")
+    return last
+
+
+async def _chain(first: Output, outputs: AsyncIterator[Output]) -> AsyncIterator[Output]:
+    yield first
+    async for output in outputs:
+        yield output
+
+
+async def _send_event(send: Send, content: dict[str, Any]) -> None:
+    body = f"data: {json.dumps(content, ensure_ascii=False)}\n\n".encode("utf-8", "replace")
+    await send({"type": "http.response.body", "body": body, "more_body": True})
+
+
+async def _send_json(
+    send: Send, status: int, content: dict[str, Any], headers: Sequence[tuple[bytes, bytes]] = ()
+) -> None:
+    body = json.dumps(content, ensure_ascii=False).encode("utf-8", "replace")
+    await _send_whole(send, status, body, b"application/json", headers)
+
+
+async def _send_whole(
+    send: Send, status: int, body: bytes, kind: bytes, headers: Sequence[tuple[bytes, bytes]] = ()
+) -> None:
+    length = (b"content-length", str(len(body)).encode())
+    all_headers = [(b"content-type", kind), length, (b"x-content-type-options", b"nosniff"), *headers]
+    await send({"type": "http.response.start", "status": status, "headers": all_headers})
+    await send({"type": "http.response.body", "body": body, "more_body": False})

@@ -1,0 +1,72 @@
+"""Counts of a server as Prometheus reads them; names end as those that dashboards for language models know."""
+
+from __future__ import annotations
+
+import bisect
+from collections.abc import Sequence
+
+from tilewright.llm.engine import Statistics
+
+_SECONDS = (0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0, 30.0, 60.0, 300.0)
+
+
+class Histogram:
+    """Seconds in buckets."""
+
+    def __init__(self, bounds: Sequence[float] = _SECONDS) -> None:
+        self._bounds = tuple(bounds)
+        self._counts = [0] * (len(self._bounds) + 1)
+        self._sum = 0.0
+
+    def observe(self, value: float) -> None:
+        """One more value."""
+        self._counts[bisect.bisect_left(self._bounds, value)] += 1
+        self._sum += value
+
+    def lines(self, name: str) -> list[str]:
+        """The text of the histogram."""
+        total, lines = 0, [f"# TYPE {name} histogram"]
+        for bound, count in zip((*self._bounds, float("inf")), self._counts, strict=True):
+            total += count
+            shown = "+Inf" if bound == float("inf") else f"{bound:g}"
+            lines.append(f'{name}_bucket{{le="{shown}"}} {total}')
+        return [*lines, f"{name}_sum {self._sum:.9g}", f"{name}_count {total}"]
+
+
+class Metrics:
+    """What the server counts beside the engine."""
+
+    def __init__(self) -> None:
+        self.first_token = Histogram()
+        self.whole_request = Histogram()
+        self.responses: dict[int, int] = {}  # by HTTP status
+        self.rejections = 0
+
+    def text(self, counts: Statistics) -> str:
+        """All metrics in Prometheus' text format."""
+        gauges = {
+            "num_requests_running": counts.running,
+            "num_requests_waiting": counts.waiting,
+            "kv_cache_usage_perc": counts.used_pages / max(1, counts.pages),
+        }
+        counters = {
+            "num_preemptions_total": counts.preemptions,
+            "prompt_tokens_total": counts.prompt_tokens,
+            "prompt_tokens_cached_total": counts.cached_tokens,
+            "generation_tokens_total": counts.generated_tokens,
+            "steps_total": counts.steps,
+            "admission_rejections_total": self.rejections,
+        }
+        lines = []
+        for kind, values in (("gauge", gauges), ("counter", counters)):
+            for name, value in values.items():
+                lines += [f"# TYPE tilewright_{name} {kind}", f"tilewright_{name} {value:.9g}"]
+        lines.append("# TYPE tilewright_request_success_total counter")
+        for reason, number in sorted(counts.finished.items()):
+            lines.append(f'tilewright_request_success_total{{finished_reason="{reason}"}} {number}')
+        lines.append("# TYPE tilewright_http_responses_total counter")
+        for status, number in sorted(self.responses.items()):
+            lines.append(f'tilewright_http_responses_total{{status="{status}"}} {number}')
+        lines += self.first_token.lines("tilewright_time_to_first_token_seconds")
+        lines += self.whole_request.lines("tilewright_e2e_request_latency_seconds")
+        return "\n".join(lines) + "\n"

@@ -1,0 +1,200 @@
+"""Bodies of requests to what the engine takes, and outputs to bodies: OpenAI's completions and chat completions.
+
+Every field is checked, and one that is not known is refused by its name: a request never does less than it says.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from tilewright.engine.bounded_json import read_json
+from tilewright.errors import InputError
+from tilewright.llm.requests import MOST_LOGPROBS, Completion, Output, SamplingParameters, TokenLogprobs
+
+MOST_PROMPTS = 64  # of a request
+_SAMPLING = (
+    "temperature", "top_p", "top_k", "min_p", "presence_penalty", "frequency_penalty", "repetition_penalty", "n",
+    "min_tokens", "ignore_eos",
+)  # fmt: skip
+_COMMON = frozenset(
+    {*_SAMPLING, "model", "max_tokens", "seed", "stop", "stop_token_ids", "logit_bias", "logprobs", "stream",
+     "stream_options", "user", "metadata", "store"}
+)  # fmt: skip
+COMPLETION = _COMMON | {"prompt"}
+CHAT = _COMMON | {"messages", "max_completion_tokens", "top_logprobs"}
+
+
+class Refused(Exception):
+    """A request that is answered with an error: an HTTP status, what it was about, and the field."""
+
+    def __init__(self, status: int, message: str, field: str | None = None, code: str | None = None,
+                 headers: Sequence[tuple[bytes, bytes]] = ()) -> None:  # fmt: skip
+        super().__init__(message)
+        self.status, self.message, self.field, self.code, self.headers = status, message, field, code, list(headers)
+
+    @property
+    def body(self) -> dict[str, Any]:
+        """As OpenAI's API writes errors."""
+        kind = "invalid_request_error" if self.status < 500 else "server_error"
+        return {"error": {"message": self.message, "type": kind, "param": self.field, "code": self.code}}
+
+
+@dataclass(frozen=True)
+class Wanted:
+    """A request that was read: its prompts as given, how to sample, and how to answer."""
+
+    prompts: list[str | list[int]]
+    messages: list[Any] | None
+    parameters: SamplingParameters
+    stream: bool
+    usage_at_end: bool
+
+
+def parse(body: bytes) -> dict[str, Any]:
+    """The JSON object of a body; raises `Refused`."""
+    try:
+        content = read_json(body, len(body))
+    except (ValueError, RecursionError) as error:
+        raise Refused(400, f"the body is no JSON: {str(error)[:200]}") from error
+    if not isinstance(content, dict):
+        raise Refused(400, "the body is no JSON object")
+    return content
+
+
+def read_completion(fields: Mapping[str, Any]) -> Wanted:
+    """A body of /v1/completions; raises `Refused` that names the field."""
+    _check_known(fields, COMPLETION)
+    logprobs = fields.get("logprobs")
+    return _wanted(fields, _prompts(fields.get("prompt")), None, logprobs, fields.get("max_tokens", 16))
+
+
+def read_chat(fields: Mapping[str, Any], longest: int) -> Wanted:
+    """A body of /v1/chat/completions; results are as long as fits, `longest`, unless it says otherwise."""
+    _check_known(fields, CHAT)
+    messages = fields.get("messages")
+    if not isinstance(messages, list) or not messages:
+        raise Refused(400, "messages is a list of at least one message", "messages")
+    flag, top = _flag(fields, "logprobs"), fields.get("top_logprobs")
+    if top is not None and not flag:
+        raise Refused(400, "top_logprobs needs logprobs", "top_logprobs")
+    most = fields.get("max_completion_tokens", fields.get("max_tokens"))
+    logprobs = (0 if top is None else top) if flag else None
+    return _wanted(fields, [], messages, logprobs, longest if most is None else most)
+
+
+def completion_choice(output: Output, completion: Completion, first: int, tokens: Any) -> dict[str, Any]:
+    """A choice of /v1/completions; `first` is the number of the request's first choice, `tokens` gives their texts."""
+    logprobs = None
+    if completion.logprobs is not None:
+        logprobs = {
+            "tokens": [tokens(one.token) for one in completion.logprobs],
+            "token_logprobs": [one.logprob for one in completion.logprobs],
+            "top_logprobs": [{tokens(token): value for token, value in one.top} for one in completion.logprobs],
+            "text_offset": _offsets([tokens(one.token) for one in completion.logprobs]),
+        }
+    return {"index": first + completion.index, "text": completion.text, "logprobs": logprobs,
+            "finish_reason": finish_reason(completion)}  # fmt: skip
+
+
+def chat_logprobs(found: Sequence[TokenLogprobs] | None, tokens: Any) -> dict[str, Any] | None:
+    """The logprobs of a choice of /v1/chat/completions."""
+    if found is None:
+        return None
+
+    def entry(token: int, logprob: float) -> dict[str, Any]:
+        text = tokens(token)
+        return {"token": text, "logprob": logprob, "bytes": list(text.encode())}
+
+    return {
+        "content": [
+            {**entry(one.token, one.logprob), "top_logprobs": [entry(*each) for each in one.top]} for one in found
+        ]
+    }
+
+
+def finish_reason(completion: Completion) -> str | None:
+    """As OpenAI's API names it: a deadline is a length of time."""
+    reason = completion.finish_reason
+    return "length" if reason == "deadline" else reason
+
+
+def usage(outputs: Sequence[Output]) -> dict[str, Any]:
+    """How many tokens there were."""
+    prompt = sum(len(output.prompt_tokens) for output in outputs)
+    generated = sum(len(one.tokens) for output in outputs for one in output.completions)
+    cached = sum(output.cached_tokens for output in outputs)
+    return {"prompt_tokens": prompt, "completion_tokens": generated, "total_tokens": prompt + generated,
+            "prompt_tokens_details": {"cached_tokens": cached}}  # fmt: skip
+
+
+def _wanted(
+    fields: Mapping[str, Any], prompts: list[str | list[int]], messages: list[Any] | None, logprobs: Any, most: Any
+) -> Wanted:
+    stream, options = _flag(fields, "stream"), fields.get("stream_options")
+    if options is not None and (not isinstance(options, dict) or set(options) - {"include_usage"}):
+        raise Refused(400, "stream_options takes include_usage", "stream_options")
+    if stream and len(prompts) > 1:
+        raise Refused(400, "a stream is of one prompt", "stream")
+    given = {name: fields[name] for name in _SAMPLING if fields.get(name) is not None}
+    seed = fields.get("seed")
+    if type(seed) is int:
+        given["seed"] = seed % 2**63
+    elif seed is not None:
+        raise Refused(400, "seed is a whole number", "seed")
+    stop = fields.get("stop")
+    given["stop"] = [] if stop is None else [stop] if isinstance(stop, str) else stop
+    if not isinstance(given["stop"], list):
+        raise Refused(400, "stop is a text or a list of texts", "stop")
+    given["stop_tokens"] = fields.get("stop_token_ids") or []
+    if not isinstance(given["stop_tokens"], list):
+        raise Refused(400, "stop_token_ids is a list of tokens", "stop_token_ids")
+    given["logit_bias"] = _biases(fields.get("logit_bias"))
+    if logprobs is not None and (type(logprobs) is not int or not 0 <= logprobs <= MOST_LOGPROBS):
+        raise Refused(400, f"logprobs are a whole number from 0 to {MOST_LOGPROBS}", "logprobs")
+    try:
+        parameters = SamplingParameters(**given, max_tokens=most, logprobs=logprobs)
+    except InputError as error:
+        raise Refused(400, str(error), str(error).split(" ", 1)[0]) from error
+    return Wanted(prompts, messages, parameters, stream, bool(options and options.get("include_usage")))
+
+
+def _prompts(given: Any) -> list[str | list[int]]:
+    if isinstance(given, str) or (isinstance(given, list) and given and all(type(item) is int for item in given)):
+        return [given]
+    if isinstance(given, list) and 0 < len(given) <= MOST_PROMPTS:
+        if all(isinstance(item, str) for item in given):
+            return given
+        if all(isinstance(item, list) and all(type(token) is int for token in item) for item in given):
+            return given
+    raise Refused(400, f"prompt is a text, a list of tokens, or a list of up to {MOST_PROMPTS} of one kind", "prompt")
+
+
+def _biases(given: Any) -> dict[int, float]:
+    if given is None:
+        return {}
+    if not isinstance(given, dict) or not all(key.isascii() and key.isdigit() and len(key) < 12 for key in given):
+        raise Refused(400, "logit_bias is an object of tokens and numbers", "logit_bias")
+    return {int(key): value for key, value in given.items()}
+
+
+def _flag(fields: Mapping[str, Any], name: str) -> bool:
+    value = fields.get(name)
+    if value is not None and not isinstance(value, bool):
+        raise Refused(400, f"{name} is true or false", name)
+    return bool(value)
+
+
+def _check_known(fields: Mapping[str, Any], known: frozenset[str]) -> None:
+    for name, value in fields.items():
+        if name not in known and value is not None:
+            raise Refused(400, f"{name[:100]!r} is not supported", name[:100])
+
+
+def _offsets(texts: Sequence[str]) -> list[int]:
+    found, at = [], 0
+    for text in texts:
+        found.append(at)
+        at += len(text)
+    return found
