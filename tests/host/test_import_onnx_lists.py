@@ -220,3 +220,15 @@ def test_what_is_not_known_of_items_is_refused() -> None:
         import_onnx(model)
     with pytest.raises(ImportModelError, match="output 'y' is declared as sequence_f32"):
         import_onnx(parsed("m (seq(int64[n]) s) => (seq(float[n]) y) { y = Identity(s) }"))
+
+
+@pytest.mark.parametrize("split", ["x", "x, one"])
+def test_a_split_into_very_many_parts_is_left_to_the_run(split: str) -> None:
+    """As one node: a list of 2^30 of them would take all memory."""
+    model = parsed(
+        f"""m (float[2, 1073741824] x) => (int64 n) {{
+            one = Constant <value = int64 {{1}}> ()
+            s = SplitToSequence <axis = 1> ({split})
+            n = SequenceLength(s) }}"""
+    )
+    assert len(import_onnx(model).nodes) < 10

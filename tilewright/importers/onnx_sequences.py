@@ -14,6 +14,7 @@ import numpy as np
 from tilewright.dtypes import DType, element_of, float32, int64, optional_of, sequence_of
 from tilewright.graph.core import Value
 from tilewright.importers.onnx_call import Call, Tensor, known_tensor
+from tilewright.importers.onnx_structure import MOST_NODES
 from tilewright.importers.report import Invalid, Unsupported
 from tilewright.symbolic import Size, lift, simplify
 
@@ -244,9 +245,9 @@ def _split(call: Call) -> Tensor:
 
 
 def _known_sizes(call: Call, extent: Size) -> list[int] | None:
-    """The sizes of the parts of a dimension; None where only the run knows them."""
+    """The sizes of the parts of a dimension; None where only the run knows them, and for more parts than nodes."""
     if not call.has(1):
-        return [1] * extent if isinstance(extent, int) else None
+        return [1] * extent if isinstance(extent, int) and extent <= MOST_NODES else None
     if call.is_unknown(1) or call.tensor(1).symbolic:
         return None
     sizes = call.ints(1)
@@ -256,7 +257,7 @@ def _known_sizes(call: Call, extent: Size) -> list[int] | None:
         return sizes
     if sizes[0] < 1:
         raise Invalid(f"the size of parts is {sizes[0]}; it must be at least 1")
-    if not isinstance(extent, int):
+    if not isinstance(extent, int) or extent > sizes[0] * MOST_NODES:
         return None
     whole, rest = divmod(extent, sizes[0])
     return sizes * whole + [rest] * (rest > 0)
