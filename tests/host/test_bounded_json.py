@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import gc
 import json
+import sys
+import threading
 import tracemalloc
 from typing import Any
 
@@ -68,3 +71,19 @@ def test_refusals_take_little_memory() -> None:
         assert tracemalloc.get_traced_memory()[1] < 120 << 20
     finally:
         tracemalloc.stop()
+
+
+def test_the_collector_goes_on_after_reads_in_many_threads() -> None:
+    """A thread that begins while another one ends must not leave it off for the rest of the process."""
+    text = b"[" + b"1," * (1 << 19) + b"1]"
+    switch = sys.getswitchinterval()
+    sys.setswitchinterval(1e-6)
+    try:
+        threads = [threading.Thread(target=lambda: [read_json(text, len(text)) for _ in range(4)]) for _ in range(8)]
+        for thread in threads:
+            thread.start()
+        for thread in threads:
+            thread.join()
+    finally:
+        sys.setswitchinterval(switch)
+    assert gc.isenabled()
