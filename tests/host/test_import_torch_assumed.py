@@ -253,3 +253,26 @@ def test_experts_that_a_loop_takes(named: bool) -> None:
         torch.testing.assert_close(engine(x, chosen), module(x, chosen), rtol=1e-5, atol=1e-6)
     with pytest.raises(ShapeError, match=r"nonzero.*test_import_torch_assumed.py:\d+: .* needs 3"):
         engine(torch.rand(2, 4), torch.tensor([[1, 2], [2, 1]]))
+
+
+class Pooled(nn.Module):
+    """As layers of graphs count their graphs, and masks are made for the longest sequence: `int` of a number read."""
+
+    def forward(self, x: Any, graph: Any) -> Any:
+        count = int(graph.max()) + 1
+        sums = x.new_zeros(count, x.shape[1]).index_add(0, graph, x)
+        sizes = graph.new_zeros(count).index_add(0, graph, torch.ones_like(graph))
+        return sums / sizes.clamp(min=1)[:, None], torch.arange(int(sizes.max())) < sizes[:, None]
+
+
+def test_numbers_that_int_reads_are_the_runs() -> None:
+    x, graph = torch.rand(7, 4), torch.tensor([0, 0, 1, 1, 1, 3, 3])
+    axes = {"x": {0: ("n", 2, 9)}, "graph": {0: ("n", 2, 9)}}
+    engine = built(Pooled(), x, graph, axes=axes)
+    assert not [remark for remark in engine.remarks if "example" in remark]
+    for numbers in ([0, 0, 1, 1, 1, 3, 3], [0, 0], [1, 5, 5, 5, 0, 2], list(range(9))):
+        graph = torch.tensor(numbers)
+        x = torch.rand(len(numbers), 4)
+        for got, want in zip(engine(x, graph), Pooled()(x, graph), strict=True):
+            assert got.dtype == want.dtype
+            torch.testing.assert_close(got, want)

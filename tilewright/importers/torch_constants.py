@@ -19,13 +19,15 @@ from torch.export import ExportedProgram
 _MOST_ELEMENTS = 64
 
 
-def export(module: torch.nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any], **options: Any) -> ExportedProgram:
-    """`torch.export.export`, non-strict, with these numbers known."""
+def export(
+    module: torch.nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any], strict: bool = False, **options: Any
+) -> ExportedProgram:
+    """`torch.export.export` with these numbers known."""
     written: set[str] = set()
     while True:
         found = {name: tensor for name, tensor in _small(module) if name not in written}
         with _known(found.values()):
-            program = torch.export.export(module, args, kwargs, strict=False, **options)
+            program = torch.export.export(module, args, kwargs, strict=strict, **options)
         again = _written(program) & found.keys()
         if not again:
             _drop_reads(program)

@@ -10,6 +10,7 @@ import zipfile
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager, suppress
 from typing import Any
+from unittest import mock
 
 import numpy as np
 import torch
@@ -161,14 +162,16 @@ def import_module(
     args, kwargs = _in_range(module, args, kwargs, neutral)
     name = name or type(module).__name__
     with _inference_mode(module), torch.no_grad(), exportable(module), plain_calls(module, given, named) as returned:
-        program, known = _export(module, args, kwargs, native), returned[-1] if returned else None
+        whole = pytree.tree_structure((given, named)) == pytree.tree_structure((args, kwargs))
+        program = _export(module, args, kwargs, native, whole)
+        known = returned[-1] if returned else None
         try:
             return import_program(program, neutral, name, known)
         except UnsupportedOperationError as error:  # such as sizes that follow from numbers in tensors
             if not any(symbol_is_type(symbol, SymT.UNBACKED_INT) for symbol in program.range_constraints):
                 raise
             try:
-                graph = import_program(_assumed(module, args, kwargs, native, fixed=True), neutral, name, returned[-1])
+                graph = import_program(_fixed(module, args, kwargs, native), neutral, name, known)
             except Exception:  # the first error says more
                 raise error from None
             graph.remarks.append(f"numbers and sizes read from tensors are fixed to the example's: {_on_a_line(error)}")
@@ -180,18 +183,18 @@ def _on_a_line(error: Exception) -> str:
 
 
 def _export(
-    module: torch.nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any], dynamic_shapes: Any
+    module: torch.nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any], dynamic_shapes: Any, whole: bool
 ) -> ExportedProgram:
     """The exported module; code that depends on the numbers in tensors as it goes for the example (`torch_assumed`).
 
-    Raises `ImportModelError`.
+    `whole`: no argument was taken apart. Raises `ImportModelError`.
     """
     try:
         return _plain_export(module, args, kwargs, dynamic_shapes)
     except Exception as error:
-        for fixed in (False, True) if depends_on_data(error) else ():
+        for way in (*(_traced,) * whole, _assumed, _fixed) if depends_on_data(error) else ():
             try:
-                return _assumed(module, args, kwargs, dynamic_shapes, fixed)
+                return way(module, args, kwargs, dynamic_shapes)
             except Exception as other:  # the first error says more
                 if "Constraints violated" in str(other):
                     error = other
@@ -204,8 +207,27 @@ def _export(
         ) from error
 
 
+def _traced(
+    module: torch.nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any], dynamic_shapes: Any
+) -> ExportedProgram:
+    """The module exported from its bytecode, in which ``int(x.max())`` is a number that the run reads.
+
+    Where Python runs the code, `int` gives the example's number.
+    """
+    forward = vars(module.forward)["__wrapped__"]  # what `plain_calls` took the place of: Dynamo does not follow it
+    with mock.patch.object(module, "forward", forward):
+        return export(module, args, kwargs, dynamic_shapes=dynamic_shapes, strict=True)
+
+
+def _fixed(
+    module: torch.nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any], dynamic_shapes: Any
+) -> ExportedProgram:
+    """As `_assumed`, all numbers that are read and all sizes that follow from them those of the example."""
+    return _assumed(module, args, kwargs, dynamic_shapes, fixed=True)
+
+
 def _assumed(
-    module: torch.nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any], dynamic_shapes: Any, fixed: bool
+    module: torch.nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any], dynamic_shapes: Any, fixed: bool = False
 ) -> ExportedProgram:
     """The module exported for what the example says of the numbers in tensors, with assertions that say so."""
     with assuming(fixed) as assumptions:

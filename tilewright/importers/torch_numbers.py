@@ -43,7 +43,9 @@ def read(emit: Emitter, symbols: SymbolTable, known: Any, x: Value) -> Value | S
         try:
             size = symbols.size(known)
         except Unsupported:
-            return emit.cast(emit.reshape(x, ()), int64)
+            number = emit.cast(emit.reshape(x, ()), int64)
+            symbols.numbers[str(known.node.expr)] = number
+            return number
         emit.op("extent", emit.cast(x, int64), element=0, size=size, what="the number that .item() gives")
         return size
     return emit.cast(emit.reshape(x, ()), int1 if isinstance(known, torch.SymBool) else float64)

@@ -11,8 +11,10 @@ from torch import fx
 from torch.export import ExportedProgram
 from torch.utils._sympy.symbol import SymT, symbol_is_type
 
+from tilewright.dtypes import int64
 from tilewright.errors import ImportModelError, a_kind
 from tilewright.graph.build import GraphBuilder
+from tilewright.graph.core import Value
 from tilewright.importers.report import Unsupported
 from tilewright.importers.shapes import LARGEST, Dimension
 from tilewright.symbolic import (
@@ -45,6 +47,7 @@ class SymbolTable:
         self.run_time = run_time
         self.ranges = {str(symbol): bounds for symbol, bounds in ranges.items()}
         self.sizes: dict[str, Size] = {}
+        self.numbers: dict[str, Value] = {}  # numbers that were read and may be negative
 
     def name(self, expression: Any, dimension: Dimension | None, default: str) -> None:
         """Give the symbol of a size its name, and the range that the size's own range leaves it.
@@ -125,6 +128,9 @@ class SymbolTable:
         if isinstance(expression, sympy.Symbol):
             return self._symbol(str(expression))
         if isinstance(expression, sympy.Add):
+            found = self._of_number(expression)
+            if found is not None:
+                return found
             return sum((lift(self._convert(part)) for part in expression.args), start=lift(0))
         if isinstance(expression, sympy.Mul):
             return self._product(expression)
@@ -146,6 +152,24 @@ class SymbolTable:
                 f"a size ({name}) that depends on the data of a tensor",
                 "compute it from input shapes, or pass it as the shape of an input",
             )
+        return self.sizes[name]
+
+    def _of_number(self, expression: Any) -> Size | None:
+        """A number that was read and may be negative, and a constant, as a size: ``int(x.max()) + 1``."""
+        constant, rest = expression.as_coeff_Add()
+        number = self.numbers.get(str(rest))
+        bounds = self.ranges.get(str(rest))
+        if number is None or bounds is None or not bool(bounds.lower + constant >= 0):
+            return None
+        name = str(expression)
+        if name not in self.sizes:
+            high = bounds.upper + constant
+            self.sizes[name] = self.builder.run_time_symbol(
+                "size", int(bounds.lower + constant), min(int(high), LARGEST) if high.is_Integer else LARGEST
+            )
+            more = self.builder.op("add", [number, self.builder.number(int(constant), int64)])
+            what = "a size that follows from the number that .item() gives"
+            self.builder.op("extent", [more], element=0, size=self.sizes[name], what=what)
         return self.sizes[name]
 
     def _is_told(self, name: str) -> bool:
