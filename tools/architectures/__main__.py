@@ -47,9 +47,9 @@ def _of_diffusers() -> list[Entry]:
 
 
 def _of_torch() -> list[Entry]:
-    from tools.architectures.entries import plain
+    from tools.architectures.entries import plain, research
 
-    return plain.ENTRIES
+    return [*plain.ENTRIES, *research.ENTRIES]
 
 
 def entries() -> dict[str, Entry]:
