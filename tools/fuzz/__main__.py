@@ -59,9 +59,10 @@ def replay(target: str, seed: int) -> None:
 def write_tally(
     states: Annotated[list[Path], typer.Argument(help="folders of records, of one machine or of several")],
     write: Annotated[bool, typer.Option(help="write benchmarks/results/fuzz.json")] = False,
+    add: Annotated[bool, typer.Option(help="add these records, of new seeds, to benchmarks/results/fuzz.json")] = False,
 ) -> None:
     """Add up records."""
-    tally.report(states, write)
+    tally.report(states, write, add)
 
 
 if __name__ == "__main__":
