@@ -188,9 +188,9 @@ def operations() -> Texts:
     from tilewright.library.attention.problem import AttentionProblem
     from tilewright.library.epilogue import Epilogue
     from tilewright.library.matmul.hopper.kernel import matmul
+    from tilewright.library.matmul.hopper.ranked import close
     from tilewright.library.matmul.problem import MatmulProblem
     from tilewright.ops import attentions, products
-    from tilewright.ops.candidates import close
 
     half, single, narrow = dtypes.bfloat16, dtypes.float32, dtypes.float8e4nv
     scales = ("*k f32",) * 2

@@ -13,11 +13,11 @@ from tilewright.library.attention.problem import AttentionProblem
 from tilewright.library.epilogue import Epilogue
 from tilewright.library.matmul import portable
 from tilewright.library.matmul.hopper.kernel import matmul as hopper_matmul
+from tilewright.library.matmul.hopper.ranked import close
 from tilewright.library.matmul.problem import MatmulProblem
 from tilewright.library.rows import simt_kernel as gpu_rows
 from tilewright.ops import attentions, products
 from tilewright.ops.attentions import choose_form
-from tilewright.ops.candidates import close
 from tilewright.targets.nvidia.target import NvidiaTarget
 
 BF16, F32, FP8, INT8 = dtypes.bfloat16, dtypes.float32, dtypes.float8e4nv, dtypes.int8

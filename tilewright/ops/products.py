@@ -28,6 +28,7 @@ from tilewright.library.matmul import portable
 from tilewright.library.matmul.hopper.choice import unsupported
 from tilewright.library.matmul.hopper.config import MatmulForm
 from tilewright.library.matmul.hopper.kernel import matmul as hopper_matmul
+from tilewright.library.matmul.hopper.ranked import RankedForm, close
 from tilewright.library.matmul.problem import MatmulProblem
 from tilewright.library.matmul.simt_tiles import ranked_tiles
 from tilewright.measure import timers
@@ -35,7 +36,6 @@ from tilewright.measure.choosing import Choice, Measured, Records, TuningProblem
 from tilewright.measure.keys import device_name, problem_key
 from tilewright.ops import arrays
 from tilewright.ops.arrays import View
-from tilewright.ops.candidates import Candidate, close
 from tilewright.runtime.cuda.device import device
 from tilewright.runtime.tensors import raise_versions, version_raiser
 from tilewright.settings import settings
@@ -290,7 +290,7 @@ class MatmulPlan:
         self.ordinal = ordinal
         self.effort = effort
         self.remarks: list[Remark] = []
-        self.ranked: list[Candidate] = []
+        self.ranked: list[RankedForm] = []
         self.choice: Choice | None = None
         self.seconds = 0.0  # that choosing took
         self._lock = forks.lock()

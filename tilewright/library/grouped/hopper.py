@@ -18,7 +18,6 @@ from tilewright.library.generated.generate import next_power_of_2
 from tilewright.library.grouped.hopper_kernel import grouped_matmul, list_tiles
 from tilewright.library.grouped.hopper_launch import LISTED
 from tilewright.library.hopper import is_possible
-from tilewright.library.matmul.hopper.candidates import described
 from tilewright.library.matmul.hopper.choice import filled, seconds_of
 from tilewright.library.matmul.hopper.config import MatmulForm
 from tilewright.library.matmul.problem import MatmulProblem
@@ -58,7 +57,7 @@ def hopper_grouped(group: Group, slots: Slots, target: Target) -> list[Candidate
         tiles, listing = _listing(group, a.shape[0], ends, groups, form)
         call = _product(a, b, tiles, slots, form._replace(EPILOGUE=slots.function), problem, target)
         cost = Cost(total_bytes(group.inputs, group.outputs), flops, seconds + machine.launches.kernel)
-        reasons = {"tile": described(form), "epilogue": slots.function.__name__}
+        reasons = {"tile": form.described, "epilogue": slots.function.__name__}
         found.append(Candidate("hopper grouped matmul", (Stage((listing,)), Stage((call,))), cost, (tiles,), reasons))
     return found
 

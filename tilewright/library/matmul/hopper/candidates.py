@@ -138,7 +138,7 @@ def _candidates(found: _Product | None, group: Group, target: Target) -> list[Ca
             condition = None if at_most is None or last else (found.rows, at_most)
             calls.append(_call(found, form, condition, target))
             tile = "tile" if isinstance(found.rows, int) else "rows" if last else f"rows <= {at_most}"
-            reasons[tile] = described(form)
+            reasons[tile] = form.described
         cost = _cost(found, group, forms[-1][1])
         kind = "" if found.gate is None else "gated "
         name = f"hopper {kind}matmul" if found.batches == 1 else "hopper batched matmul"
@@ -198,17 +198,6 @@ def _grid(form: MatmulForm, rows: Size, columns: int, batches: Size, processors:
     if form.SPLIT > 1 or form.SINGLE:
         return simplify(tiles * form.cluster)
     return simplify(lift(minimum(simplify(tiles), processors // form.cluster)) * form.cluster)
-
-
-def described(form: MatmulForm) -> str:
-    """What tells a form from others."""
-    parts = [f"{form.BM} x {form.BN}, depth {form.BK}, {form.STAGES} stages, {form.CONSUMERS} warpgroups"]
-    parts += ["in turns"] if form.TURNS else []
-    parts += [f"A shared by {form.SHARE_A}"] if form.SHARE_A > 1 else []
-    parts += [f"B shared by {form.SHARE_B}"] if form.SHARE_B > 1 else []
-    parts += [f"depth split by {form.SPLIT}"] if form.SPLIT > 1 else []
-    parts += ["one tile a CTA"] if form.SINGLE else []
-    return ", ".join(parts)
 
 
 def _forms(

@@ -256,6 +256,20 @@ class MatmulForm(NamedTuple):
         barriers = (3 if self.apart else 2) * 8 * self.STAGES
         return int(end + -(-barriers // 16) * 16)
 
+    @property
+    def described(self) -> str:
+        """What tells a form from others, in a line."""
+        parts = [f"{self.BM} x {self.BN}, depth {self.BK}, {self.STAGES} stages, {self.CONSUMERS} warpgroups"]
+        parts += ["in turns"] if self.TURNS else []
+        parts += [f"A shared by {self.SHARE_A}"] if self.SHARE_A > 1 else []
+        parts += [f"B shared by {self.SHARE_B}"] if self.SHARE_B > 1 else []
+        parts += [f"depth split by {self.SPLIT}"] if self.SPLIT > 1 else []
+        parts += [f"{self.A_ROWS} rows of A"] if self.A_ROWS else []
+        parts += ["one tile a CTA"] if self.SINGLE else []
+        parts += [f"{self.LAG} stages apart"] if self.LAG else []
+        parts += [f"rows in groups of {self.GROUP}"] if self.GROUP != 8 else []
+        return ", ".join(parts)
+
     def check(self) -> MatmulForm:
         """The form itself; raises `LaunchError` with the reason when it cannot be built."""
         row = self.BK * self.INPUT.itemsize

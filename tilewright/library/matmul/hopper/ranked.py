@@ -1,4 +1,4 @@
-"""Forms of the Hopper product for a problem, with its epilogue, ranked by the estimate of `matmul.hopper.choice`."""
+"""Forms of the Hopper product for a problem on arrays, with its epilogue, ranked by the estimate of `choice`."""
 
 from __future__ import annotations
 
@@ -13,23 +13,14 @@ from tilewright.targets.machine import Machine
 
 
 @dataclass(frozen=True)
-class Candidate:
+class RankedForm:
     """A form with the time that the estimate expects of it, in seconds."""
 
     form: MatmulForm
     seconds: float
 
     def __str__(self) -> str:
-        form = self.form
-        parts = [f"{form.BM}x{form.BN}x{form.BK}", f"{form.STAGES} stages", f"{form.CONSUMERS} consumers"]
-        parts += ["in turns"] if form.TURNS else []
-        parts += [f"A shared by {form.SHARE_A}"] if form.SHARE_A > 1 else []
-        parts += [f"B shared by {form.SHARE_B}"] if form.SHARE_B > 1 else []
-        parts += [f"depth split by {form.SPLIT}"] if form.SPLIT > 1 else []
-        parts += [f"{form.A_ROWS} rows of A"] if form.A_ROWS else []
-        parts += [f"{form.LAG} stages apart"] if form.LAG else []
-        parts += [f"rows in groups of {form.GROUP}"] if form.GROUP != 8 else []
-        return f"{', '.join(parts)}: {self.seconds * 1e6:.1f} us expected"
+        return f"{self.form.described}: {self.seconds * 1e6:.1f} us expected"
 
 
 def _with_epilogue(problem: MatmulProblem) -> Finish:
@@ -41,14 +32,14 @@ def _with_epilogue(problem: MatmulProblem) -> Finish:
     )  # fmt: skip
 
 
-def candidates(problem: MatmulProblem, machine: Machine) -> tuple[Candidate, ...]:
+def candidates(problem: MatmulProblem, machine: Machine) -> tuple[RankedForm, ...]:
     """All forms for a problem, the one expected to be fastest first; empty when no form takes it."""
     ranked = ranked_forms(problem, machine, _with_epilogue(problem))
-    return tuple(Candidate(*entry) for entry in ranked)
+    return tuple(RankedForm(*entry) for entry in ranked)
 
 
 @lru_cache(maxsize=256)
-def close(problem: MatmulProblem, machine: Machine) -> tuple[Candidate, ...]:
+def close(problem: MatmulProblem, machine: Machine) -> tuple[RankedForm, ...]:
     """The candidates worth timing, the one to take untimed first."""
     ranked = close_forms(problem, machine, _with_epilogue(problem))
-    return tuple(Candidate(*entry) for entry in ranked)
+    return tuple(RankedForm(*entry) for entry in ranked)
