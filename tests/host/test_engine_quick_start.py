@@ -49,10 +49,10 @@ def held(monkeypatch):
     """Full builds wait until the event is set."""
     event = threading.Event()
 
-    def waiting(graph, target, progress, source, tuning):
+    def waiting(graph, target, progress, source, tuning, **options):
         while not tuning.is_quick and not event.wait(0.01):
             progress("held", "", 0.0)  # where it may be stopped
-        return build(graph, target, progress, source, tuning)
+        return build(graph, target, progress, source, tuning, **options)
 
     monkeypatch.setattr(quick_start, "build", waiting)
     yield event
@@ -124,10 +124,10 @@ def test_saved_files_are_full(held, tmp_path) -> None:
 
 
 def test_failures_are_told(monkeypatch, caplog) -> None:
-    def failing(graph, target, progress, source, tuning):
+    def failing(graph, target, progress, source, tuning, **options):
         if not tuning.is_quick:
             raise MemoryError("no room for it")
-        return build(graph, target, progress, source, tuning)
+        return build(graph, target, progress, source, tuning, **options)
 
     monkeypatch.setattr(quick_start, "build", failing)
     module, x = model()
@@ -156,11 +156,11 @@ def test_the_end_of_the_interpreter_ends_the_build(end) -> None:
     from tilewright.build import quick_start
     usual = quick_start.build
 
-    def slow(graph, target, progress, source, tuning):
+    def slow(graph, target, progress, source, tuning, **options):
         while not tuning.is_quick:  # for ever
             time.sleep(0.01)
             progress("held", "", 0.0)
-        return usual(graph, target, progress, source, tuning)
+        return usual(graph, target, progress, source, tuning, **options)
 
     quick_start.build = slow
     engine = tilewright.compile(torch.nn.Linear(3, 3).eval(), (torch.ones(2, 3),), quick_start=True)

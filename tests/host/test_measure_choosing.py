@@ -183,6 +183,6 @@ def test_calls_alone_take_turns(monkeypatch: pytest.MonkeyPatch) -> None:
 def test_calls_on_the_host() -> None:
     calls: list[str] = []
     times = timers.call_times(lambda: (calls.append("call"), time.sleep(1e-3)), 2, 8, lambda: calls.append("before"))
-    assert len(times) >= 1 and min(times) >= 1.0 and calls[:3] == ["call", "before", "call"]
+    assert len(times) >= 1 and min(times) >= 1.0 and calls.count("call") > calls.count("before") >= len(times)
     assert timers.quantiles_of([3.0, 1.0, 2.0], [0.5]) == 2.0
     assert timers.quantiles_of([3.0, 1.0, 2.0], [0.5, 0.0]) == [2.0, 1.0]

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -23,7 +22,7 @@ class StandIn:
 
     def __init__(self, session: Any, like: list[Any]) -> None:
         self.session, self.plan, self.like = session, session.plan, like
-        self.device = SimpleNamespace(ordinal=0)
+        self.ordinal, self.native = 0, None
 
     def run(self, inputs: Mapping[str, Any], like: Any = None) -> dict[str, Any]:
         for value in inputs.values():

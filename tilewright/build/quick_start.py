@@ -59,7 +59,7 @@ def build_quickly_first(
     graph = _with_own_constants(graph)
     engine = build(graph, target, progress, source, dataclasses.replace(tuning, effort=0), precision=precision)
     full = dataclasses.replace(tuning, quick=False)
-    _FullBuild(engine, lambda told: build(graph, target, told, source, full)).start()
+    _FullBuild(engine, lambda told: build(graph, target, told, source, full, precision=precision)).start()
     return engine
 
 

@@ -81,7 +81,7 @@ class TimingCache:
                     f"the timing cache {path} has {status.st_size >> 20} MiB; at most {_LARGEST >> 20} are read"
                 )
             timings, _, damaged = _parsed(path.read_bytes())
-        except OSError as error:
+        except (OSError, ValueError) as error:  # ValueError: a name that no file has
             raise TimingCacheError(f"the timing cache {path} cannot be read: {error}") from error
         for number, reason in damaged.items():
             raise TimingCacheError(

@@ -112,7 +112,9 @@ TABLES: dict[str, dict[str, str]] = {
         **_from(_JIT, InterpretedFunction="JITFunction"),
         **_from(_ERRORS, InterpreterError="ExecutionError"),
     },
-    "triton.runtime._allocation": _from(_DRIVER, "set_allocator", "NullAllocator", "Allocator", "Buffer"),
+    "triton.runtime._allocation": _from(
+        _DRIVER, "set_allocator", "NullAllocator", "Allocator", Buffer="AllocatedMemory"
+    ),
     "triton.runtime._async_compile": {**_BACKGROUND, **_from("tilewright.launch.background", "active_mode")},
     "triton.compiler": {**_COMPILED, **_COMPILER_ERRORS},
     "triton.compiler.compiler": {**_COMPILED, **_COMPILER_ERRORS, **_TARGET, **_RUNTIME_ERRORS},
