@@ -348,13 +348,26 @@ def depth_of(path: Path) -> int:
     return len(nodes) + sum(len(set(numbers)) for numbers in trees)
 
 
+def chooses_rows(path: Path) -> bool:
+    """Whether a model chooses rows by their scores, so that the last bits of these decide their order."""
+    import onnx
+
+    nodes = [node for graph in graphs_of(onnx.load(path, load_external_data=False).graph) for node in graph.node]
+    return any(node.op_type in ("TopK", "NonMaxSuppression") for node in nodes)
+
+
 def difference(
-    found: list[Any], answers: list[list[np.ndarray]], depth: int, exact: Callable[[], list[np.ndarray] | None]
+    found: list[Any],
+    answers: list[list[np.ndarray]],
+    depth: int,
+    exact: Callable[[], list[np.ndarray] | None],
+    any_order: bool = False,
 ) -> tuple[str, float]:
     """What is wrong with an answer (nothing: an empty text), and its largest error in bounds.
 
     Where an error is beyond its bound, ONNX Runtime's own answer in float64 decides, if it has one: an answer that is
     no further from it than ONNX Runtime's usual one is right, if these agree to `AGREEMENT` of the largest number.
+    With `any_order` the rows of a matrix may be in another order.
     """
     worst = 0.0
     for number, (mine, wanted, *others) in enumerate(zip(found, *answers, strict=True)):
@@ -379,7 +392,7 @@ def difference(
             apart = np.maximum(apart, np.where(finite & np.isfinite(other), np.abs(other - right), 0))
         bounds = Bounds(size, apart, float(np.finfo(wanted.dtype).eps), depth)
         ratio, what = bounds.worst(error)
-        if not ratio <= 1 and wanted.ndim > 1 and wanted.shape[-2] ** 2 * wanted.shape[-1] <= MOST_PAIRS:
+        if any_order and not ratio <= 1 and wanted.ndim > 1 and wanted.shape[-2] ** 2 * wanted.shape[-1] <= MOST_PAIRS:
             ratio, what = min((ratio, what), bounds.worst(in_order(np.where(finite, left, 0.0), size) - size))
         if not ratio <= 1 and np.abs(error).max() <= AGREEMENT * np.abs(size).max():
             true = exact()
@@ -444,7 +457,7 @@ def examine(path: Path) -> dict[str, Any]:
     from tilewright.onnx import InferenceSession, SessionOptions
 
     reference = Reference(path)
-    depth = depth_of(path)
+    depth, any_order = depth_of(path), chooses_rows(path)
     started = time.perf_counter()
     try:
         session = InferenceSession(path, SessionOptions(intra_op_num_threads=1))
@@ -458,7 +471,7 @@ def examine(path: Path) -> dict[str, Any]:
             found = tensors(session.run(None, feeds))
         except TilewrightError as error:
             return {**row, "outcome": "call refused", "reason": f"{type(error).__name__}: {error} ({shapes})"}
-        what, ratio = difference(found, answers, depth, partial(reference.exact, feeds))
+        what, ratio = difference(found, answers, depth, partial(reference.exact, feeds), any_order)
         if what:
             return {**row, "outcome": "wrong", "reason": f"{what} ({shapes})"}
         worst = max(worst, ratio)

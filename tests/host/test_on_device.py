@@ -24,7 +24,9 @@ class StandIn:
         self.session, self.plan, self.like = session, session.plan, like
         self.ordinal, self.native = 0, None
 
-    def run(self, inputs: Mapping[str, Any], like: Any = None) -> dict[str, Any]:
+    def run(
+        self, inputs: Mapping[str, Any], out: Any = None, threads: int | None = None, *, like: Any = None
+    ) -> dict[str, Any]:
         for value in inputs.values():
             assert isinstance(value, torch.Tensor) or value.size <= 40
         self.like.append(like)
