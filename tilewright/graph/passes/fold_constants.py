@@ -32,6 +32,8 @@ def fold_constants(graph: Graph) -> Graph:
     weights = _operands(graph)
 
     def fold(node: Node, rewriter: Rewriter) -> Value | None:
+        if len(node.outputs) != 1:  # loops and branches
+            return None
         if node.output in weights:
             return _fold(node, rewriter, _COMPUTED, _GROWTH)
         return _fold(node, rewriter, SIZE_LIMIT)
@@ -46,6 +48,8 @@ def fold_tables(graph: Graph) -> Graph:
     stored, weights = _stored(graph), _weights(graph)
 
     def fold(node: Node, rewriter: Rewriter) -> Value | None:
+        if len(node.outputs) != 1:
+            return None
         if node.output in weights:
             data = rewriter.constant(node.inputs[0])
             return _fold(node, rewriter, max(limit, 0 if data is None else _GROWTH * data.nbytes))
