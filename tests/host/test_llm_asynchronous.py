@@ -93,6 +93,11 @@ def test_a_failure_and_the_end_reach_everybody():
         def run(self, chunks):
             raise ZeroDivisionError
 
+    class Slow(StandIn):
+        def run(self, chunks):
+            time.sleep(0.02)  # so that the end comes before that of the tokens
+            return super().run(chunks)
+
     async def main():
         engine = made(Broken(LIMITS, 40))
         with pytest.raises(EngineStopped):
@@ -100,7 +105,7 @@ def test_a_failure_and_the_end_reach_everybody():
         assert not engine.is_ready
         with pytest.raises(EngineStopped):
             await last(engine.stream([0]))
-        closed = made()
+        closed = made(Slow(LIMITS, 40))
         stream = closed.stream([0], SamplingParameters(max_tokens=60))
         await anext(stream)
         await asyncio.to_thread(closed.close)
