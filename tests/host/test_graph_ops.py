@@ -22,6 +22,7 @@ functional = torch.nn.functional
 KINDS = {
     "recurrent",
     "transform",
+    "sorting",
     "elementwise",
     "contraction",
     "attention",

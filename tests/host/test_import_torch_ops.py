@@ -210,6 +210,7 @@ for largest in (False, True):
     add("topk", lambda: torch.tensor([[1, -math.inf, 3], [math.inf, 2, 5]]), 3, 1, largest)
     add("topk", floats(2, 9000), 11, -1, largest)
 add("sort", strange, 0)
+add("topk", lambda: torch.tensor([[math.nan, 2, math.inf, -1], [math.inf, math.nan, 0, -math.inf]]), 3, 1, False)
 add("topk", ints(1000, 4, 9), 1)
 add("histc", floats(3, 40), 7, -1.5, 2.0)
 add("histc", lambda: torch.randint(0, 6, (40,)).double(), 4, 0, 3)

@@ -17,6 +17,7 @@ from tilewright.dtypes import DType, int1, int64
 from tilewright.errors import InputError, ShapeError
 from tilewright.graph.inference import MOST_ELEMENTS, Attributes, Inputs, Types, value
 from tilewright.graph.semantics import Array, Arrays
+from tilewright.graph.sorting import first_positions
 
 # Types ---------------------------------------------------------------------------------------------
 
@@ -326,30 +327,8 @@ def top_k(inputs: Arrays, attributes: Attributes) -> Array:
     x, axis, k = inputs[0], attributes["axis"], int(np.asarray(inputs[1]).reshape(-1)[0])
     if not 0 <= k <= x.shape[axis]:
         raise ShapeError(f"{attributes['what']} is {k}, and dimension {axis} has {x.shape[axis]} elements")
-    keys = np.moveaxis(x.astype(np.float32) if x.dtype.kind == "V" else x, axis, -1)
-    best = _best_of_many if 0 < k < keys.shape[-1] // 8 else _sorted
-    order = np.moveaxis(best(keys, attributes["largest"], k), -1, axis)
-    return order.astype(np.int64) if attributes["gives"] == "positions" else np.take_along_axis(x, order, axis)
-
-
-def _sorted(keys: Array, largest: bool, k: int) -> Array:
-    if not largest:
-        return np.argsort(keys, axis=-1, kind="stable")[..., :k]
-    # From the end, so that equal ones keep their order.
-    order = keys.shape[-1] - 1 - np.flip(np.argsort(np.flip(keys, -1), axis=-1, kind="stable"), -1)
-    return order[..., :k]
-
-
-def _best_of_many(keys: Array, largest: bool, k: int) -> Array:
-    """As `_sorted`: of each row only those are sorted that are as good as the k-th."""
-    rows = keys.reshape(-1, keys.shape[-1])
-    order = np.empty((len(rows), k), np.int64)
-    for row, found in zip(rows, order, strict=True):
-        place = len(row) - k if largest else k - 1
-        last = np.partition(row, place)[place]
-        places = np.flatnonzero(~(row < last) if largest else ~(row > last))  # NaN too, which is sorted last
-        found[:] = places[_sorted(row[places], largest, k)]
-    return order.reshape(*keys.shape[:-1], k)
+    order = np.moveaxis(first_positions(np.moveaxis(x, axis, -1), attributes["largest"], k), -1, axis)
+    return order if attributes["gives"] == "positions" else np.take_along_axis(x, order, axis)
 
 
 def coupled_type(inputs: Inputs, attributes: Attributes) -> Types:

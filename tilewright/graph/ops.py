@@ -12,6 +12,7 @@
     pool          windows of an image
     recurrent     steps that wait for each other
     transform     Fourier transforms of rows
+    sorting       positions in order
     composite     decomposed by `passes.decompose` before fusion
     host          run by NumPy between the compiled parts: sizes of the result are known only then (`graph.host_ops`)
     part          a part of the model that is compiled on its own (`graph.partition`)
@@ -30,7 +31,7 @@ from typing import Any
 import numpy as np
 
 from tilewright.dtypes import HOST_ONLY, DType, int64, string
-from tilewright.graph import fourier, paged, random_bits, recurrent
+from tilewright.graph import fourier, paged, random_bits, recurrent, sorting
 from tilewright.graph import host_images as images
 from tilewright.graph import host_lists as lists
 from tilewright.graph import host_matrices as matrices
@@ -186,6 +187,9 @@ _op("transform", "fourier", (2, 3), fourier.fourier_types, fourier.fourier,
     "whole: real, then imaginary parts of the result; real: x [..., n // 2 + 1] is half of the transform of n real "
     "numbers; no factor",
     form=REQUIRED, inverse=False)
+_op("sorting", "argsort", 1, sorting.argsort_type, sorting.argsort,
+    "i64 positions of the first `count` elements in order along `axis`: equal ones in their own order, NaN the largest",
+    axis=REQUIRED, count=REQUIRED, descending=False)
 # ------------------------------------------------------------------------------- reductions and row ops
 _op("reduction", "reduce_sum", 1, infer.reduce, compute.reduction(np.sum), "sum", axes=REQUIRED, keepdims=False)
 _op("reduction", "reduce_mean", 1, infer.reduce_mean, compute.reduction(np.mean), "mean", axes=REQUIRED, keepdims=False)

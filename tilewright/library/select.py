@@ -13,6 +13,7 @@ from tilewright.graph.core import Graph, Node, Value
 from tilewright.graph.fusion import Group
 from tilewright.graph.passes.fourier import transforms_as_products
 from tilewright.graph.passes.recurrent import unrolled
+from tilewright.graph.passes.sorting import without_sorting
 from tilewright.library.attention.cpu import attention_candidates
 from tilewright.library.attention.paged import paged_attention_candidates
 from tilewright.library.attention.simt import gpu_attention
@@ -35,6 +36,7 @@ from tilewright.library.recurrent.candidates import recurrent_candidates
 from tilewright.library.rows.cpu import reduction
 from tilewright.library.rows.simt import gpu_reduction
 from tilewright.library.slots import gate_halves
+from tilewright.library.sort.cpu import sort_candidates
 from tilewright.library.split import split_group, with_axes_moved
 from tilewright.library.vendor import library_candidates
 from tilewright.targets.base import Target
@@ -78,7 +80,12 @@ _SHARED: dict[str, Maker] = {
 }
 # By the target's family, then by the group's class.
 MAKERS: dict[str, dict[str, Maker]] = {
-    "cpu": {**_SHARED, "transform": fourier_candidates, "paged": paged_attention_candidates},
+    "cpu": {
+        **_SHARED,
+        "transform": fourier_candidates,
+        "sorting": sort_candidates,
+        "paged": paged_attention_candidates,
+    },
     "cuda": {
         **_SHARED,
         "reduction": gpu_reduction,
@@ -92,6 +99,7 @@ MAKERS: dict[str, dict[str, Maker]] = {
 
 def prepared(graph: Graph, targets: Sequence[Target]) -> Graph:
     """A graph without the ops for which not all of its targets have (fast) kernels, before its passes."""
+    graph = without_sorting(graph, all("sorting" in MAKERS[target.name] for target in targets))
     if all("transform" in MAKERS[target.name] for target in targets):
         return graph
     return unrolled(transforms_as_products(graph))

@@ -126,9 +126,6 @@ def reduce_log_sum_exp(call: Call) -> Value:
     return call.reshape(result, [size for axis, size in enumerate(result.shape) if axis not in axes])
 
 
-_COMPARED = 1024  # elements of a row that are ordered by comparing each with each; the host sorts longer ones
-
-
 def _position(op: str) -> Callable[[Call], Value]:
     def apply(call: Call) -> Value:
         x = call[0]
@@ -194,8 +191,6 @@ def largest(call: Call) -> tuple[Value, Value]:
         raise Invalid(f"k is {count}, but the dimension {axis} has {extent} elements")
     call.require_extent(x, axis, count)
     call.attribute("sorted", 1)
-    if count > sorting.FEW and upper_bound(extent) > _COMPARED:
-        return top_k(call, x, axis, bool(call.attribute("largest", 1)), count)
     return sorting.top(call, x, count, axis, bool(call.attribute("largest", 1)))
 
 

@@ -8,9 +8,9 @@ from tilewright.dtypes import int32, int64
 from tilewright.graph.core import Value
 from tilewright.importers import sorting
 from tilewright.importers.emitter import Scalar
-from tilewright.importers.report import Unsupported
 from tilewright.importers.rules import RuleTable
 from tilewright.importers.torch_fx import Call
+from tilewright.symbolic import floor_divide, lift, simplify
 
 TABLE = RuleTable("Searches", "aten.")
 rule = TABLE.rule
@@ -54,13 +54,12 @@ def _ordered(call: Call, x: Value, axis: int, place: int | None, keepdim: bool) 
     """The element at a place of the ascending order, and its position; without a place the lower median, which is NaN
     where any element is."""
     length = x.shape[axis]
-    if not isinstance(length, int):
-        raise Unsupported(f"a median of {length} elements", "fix the size of the dimension")
     values, positions = sorting.sort(call, x, axis, descending=False)
-    middle = (length - 1) // 2 if place is None else place
-    found = [call.slice(item, axis, middle, middle + 1) for item in (values, positions)]
+    end = simplify(lift(length) - 1)
+    middle = floor_divide(end, 2) if place is None else place
+    found = [call.slice(item, axis, middle, simplify(lift(middle) + 1)) for item in (values, positions)]
     if place is None and x.dtype.is_float:
-        last = call.slice(values, axis, length - 1, length)
+        last = call.slice(values, axis, end, length)
         nan = call.cast(call.op("isnan", x), int32)
         first = call.op("argmax", nan, axis=axis, keepdims=True)
         missing = call.op("isnan", last)

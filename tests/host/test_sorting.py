@@ -1,0 +1,153 @@
+"""The op `argsort`: the kernel that sorts, comparisons, and NumPy where a target has neither."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+
+torch = pytest.importorskip("torch")
+
+import tilewright  # noqa: E402
+from tilewright.build.builder import build  # noqa: E402
+from tilewright.build.tuning import Tuning  # noqa: E402
+from tilewright.dtypes import BY_NAME, DType, float32, int1  # noqa: E402
+from tilewright.errors import ShapeError  # noqa: E402
+from tilewright.graph import reference  # noqa: E402
+from tilewright.graph.build import GraphBuilder  # noqa: E402
+from tilewright.graph.core import Graph  # noqa: E402
+from tilewright.graph.passes.sorting import FEW, LONGEST, MANY, SHORT, without_sorting  # noqa: E402
+from tilewright.library import select  # noqa: E402
+
+NAMES = "float16 bfloat16 float32 float64 int8 int16 int32 int64 uint8 uint16 uint32 uint64".split()
+
+
+def odd_numbers(rng: np.random.Generator, dtype: DType, shape: tuple[int, ...]) -> np.ndarray:
+    """Many equal numbers, the extremes of the type among them; floats with both zeros, infinities and NaN."""
+    if not dtype.is_float:
+        limits = np.iinfo(dtype.numpy)
+        found = rng.integers(max(limits.min, -300), min(limits.max, 300), shape).astype(dtype.numpy)
+        found.flat[[0, -1, found.size // 2]] = limits.min, limits.max, limits.max
+        return found
+    found = rng.integers(-20, 20, shape) / 4
+    for step, number in ((7, np.nan), (9, -0.0), (10, 0.0), (23, np.inf), (29, -np.inf)):
+        found.flat[step::step] = number
+    found.flat[3::31] = np.copysign(np.nan, -1)
+    return found.astype(dtype.numpy)
+
+
+def expected(x: np.ndarray, axis: int, count: int, descending: bool) -> np.ndarray:
+    """By Python's own sort, which keeps the order of equal elements."""
+    rows = np.moveaxis(x, axis, -1)
+    found = np.empty((*rows.shape[:-1], count), np.int64)
+    for place in np.ndindex(rows.shape[:-1]):
+        row = [float(number) if x.dtype.kind not in "iu" else int(number) for number in rows[place]]
+        keys = [(number != number, 0 if number != number else number) for number in row]
+        order = sorted(range(len(row)), key=lambda n: keys[n], reverse=descending)
+        if descending:  # equal elements in the order of their positions
+            order = sorted(range(len(row)), key=lambda n: (-keys[n][0], -keys[n][1]))
+        found[place] = order[:count]
+    return np.moveaxis(found, -1, axis)
+
+
+CASES = [  # shape, axis, count
+    ((2, SHORT + 53), 1, SHORT + 53),
+    ((2, SHORT + 20, 3), 1, FEW + 1),
+    ((3, SHORT - 8), 1, SHORT - 8),
+    ((2, SHORT - 8, 3), 1, FEW + 3),
+    ((3, 60), 1, FEW),
+    ((1,), 0, 1),
+]
+
+
+def sorting(dtype: DType, cases: list[tuple[tuple[int, ...], int, int]] = CASES) -> Graph:
+    b = GraphBuilder("sorting")
+    for number, (shape, axis, count) in enumerate(cases):
+        x = b.input(f"x_{number}", dtype, shape)
+        for descending in (False, True):
+            b.output(b.op("argsort", [x], axis=axis, count=count, descending=descending), f"y_{number}_{descending}")
+    return b.finish()
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_every_type_is_sorted_by_every_form(name: str, rng: np.random.Generator) -> None:
+    graph = sorting(BY_NAME[name])
+    inputs = {x.name: odd_numbers(rng, x.dtype, x.shape) for x in graph.inputs}
+    compared = without_sorting(graph, has_kernel=False)
+    assert not any(node.op == "argsort" for node in compared.nodes)
+    ways = [reference.run(graph, inputs), reference.run(compared, inputs)]
+    if name in ("float16", "float32", "float64", "int8", "int64", "uint32"):
+        ways.append(build(graph, "cpu", tuning=Tuning(effort=0)).run(inputs))
+    for number, (_, axis, count) in enumerate(CASES):
+        for descending in (False, True):
+            wanted = expected(inputs[f"x_{number}"], axis, count, descending)
+            for found in ways:
+                np.testing.assert_array_equal(found[f"y_{number}_{descending}"], wanted)
+
+
+def test_rows_of_any_number_and_length(rng: np.random.Generator) -> None:
+    """More rows than programs, and rows so long that comparing all pairs would not end."""
+    b = GraphBuilder("rows")
+    rows, columns = b.symbol("rows", 1, 4000), b.symbol("columns", 1, 100_000)
+    x = b.input("x", float32, (rows, columns))
+    b.output(b.op("argsort", [x], axis=1, count=columns), "y")
+    engine = build(b.finish(), "cpu", tuning=Tuning(effort=0))
+    assert not any("NumPy" in remark for remark in engine.remarks)
+    for shape in ((1, 100_000), (301, 70), (3, 1), (4000, 2)):
+        numbers = odd_numbers(rng, float32, shape)
+        np.testing.assert_array_equal(engine.run({"x": numbers})["y"], np.argsort(numbers, axis=1, kind="stable"))
+
+
+def test_targets_without_the_kernel_compare_or_leave_it_to_numpy(
+    rng: np.random.Generator, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    without = {kind: maker for kind, maker in select.MAKERS["cpu"].items() if kind != "sorting"}
+    monkeypatch.setitem(select.MAKERS, "cpu", without)
+    cases = [((2, LONGEST + 1), 1, MANY + 1), ((2, LONGEST + 1), 1, FEW + 2), ((2, 100), 1, 100)]
+    graph = sorting(float32, cases)
+    assert sum(node.op == "argsort" for node in without_sorting(graph, has_kernel=False).nodes) == 2
+    engine = build(graph, "cpu", tuning=Tuning(effort=0))
+    assert sum("run by NumPy" in remark for remark in engine.remarks) == 2
+    inputs = {x.name: odd_numbers(rng, x.dtype, x.shape) for x in graph.inputs}
+    found = engine.run(inputs)
+    for number, (_, axis, count) in enumerate(cases):
+        wanted = expected(inputs[f"x_{number}"], axis, count, True)
+        np.testing.assert_array_equal(found[f"y_{number}_True"], wanted)
+
+
+def test_what_cannot_be_sorted() -> None:
+    b = GraphBuilder("wrong")
+    with pytest.raises(ShapeError, match="the count is 4, and dimension 1"):
+        b.op("argsort", [b.input("x", float32, (2, 3))], axis=1, count=4)
+    with pytest.raises(ShapeError, match="no numbers to sort"):
+        b.op("argsort", [b.input("y", int1, (3,))], axis=0, count=3)
+
+
+class Ordered(torch.nn.Module):
+    def forward(self, x: torch.Tensor) -> tuple[torch.Tensor, ...]:
+        middle = x.median(-1)
+        return (
+            *x.sort(dim=-1, descending=True, stable=True),
+            x.argsort(dim=-1, stable=True),
+            *x.topk(12, -1),
+            *x.kthvalue(3, -1),
+            middle.values,
+            x.gather(-1, middle.indices[..., None]),
+            x.flatten().median(),
+        )
+
+
+@pytest.mark.parametrize("way", ["export", "torch.compile"])
+def test_pytorch_sorts_rows_of_any_length(way: str) -> None:
+    """A range of lengths of which the longest are beyond what is compared; positions of equal elements may differ."""
+    torch.manual_seed(0)
+    module, x = Ordered().eval(), torch.randn(2, 9000)
+    if way == "export":
+        call = tilewright.compile(module, (x,), dynamic_shapes={"x": {1: ("length", 16, 50_000)}}, target="cpu")
+    else:
+        torch._dynamo.reset()
+        call = torch.compile(module, backend="tilewright", dynamic=True, fullgraph=True)
+    with torch.no_grad():
+        for length in (9000, 16, 20_001):
+            x = torch.randn(2, length)
+            for found, wanted in zip(call(x), module(x), strict=True):
+                torch.testing.assert_close(found, wanted, rtol=0, atol=0)

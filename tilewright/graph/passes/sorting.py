@@ -1,0 +1,155 @@
+"""Sorting in terms of comparing, for short rows, few elements, and targets without a kernel that sorts.
+
+An element's place is the number of those before it: every pair is compared. A few of the largest elements are found
+one after the other, in rows of any length.
+"""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Sequence
+
+from tilewright.dtypes import float32, float64, int32, int64
+from tilewright.graph.core import Graph, Node, Value
+from tilewright.graph.rewrite import Rewriter, apply_rules
+from tilewright.symbolic import Size, upper_bound
+
+SHORT = 48  # elements of rows that are sorted by comparing where a kernel sorts longer ones
+LONGEST = 8192  # elements of rows that are sorted by comparing where no kernel does
+FEW = 8  # largest elements that are found one after the other
+MANY = 64  # that are found so in rows that are too long to be sorted by comparing
+
+
+def without_sorting(graph: Graph, has_kernel: bool) -> Graph:
+    """The graph with each `argsort` as what the targets have kernels for; `has_kernel`: of rows of any length along the
+    last dimension. What is left otherwise are rows of more than `LONGEST` elements."""
+    rule = functools.partial(_argsort, has_kernel=has_kernel)
+    return apply_rules(graph, {"argsort": [rule]})
+
+
+def is_compared(node: Node, has_kernel: bool = False) -> bool:
+    """Whether an `argsort` becomes comparisons."""
+    return _is_few(node, has_kernel) or upper_bound(_length(node)) <= (SHORT if has_kernel else LONGEST)
+
+
+def _length(node: Node) -> Size:
+    source = node.inputs[0]
+    assert source is not None
+    return source.shape[node.attributes["axis"]]
+
+
+def _is_few(node: Node, has_kernel: bool) -> bool:
+    count = node.attributes["count"]
+    most = FEW if has_kernel or upper_bound(_length(node)) <= LONGEST else MANY
+    return isinstance(count, int) and 0 < count <= most
+
+
+def _argsort(node: Node, rewriter: Rewriter, has_kernel: bool) -> Value | None:
+    x, axis, count, descending = node.inputs[0], *(node.attributes[name] for name in ("axis", "count", "descending"))
+    assert x is not None
+    if _is_few(node, has_kernel):
+        return _one_by_one(rewriter, x, axis, count, descending)
+    last = x.rank - 1
+    if axis != last and (has_kernel or is_compared(node)):
+        order = (*range(axis), last, *range(axis + 1, last), axis)
+        rows = rewriter.op("permute", [x], order=order)
+        found = rewriter.op("argsort", [rows], axis=last, count=count, descending=descending)
+        return rewriter.op("permute", [found], order=order)
+    if not is_compared(node, has_kernel):
+        return None
+    positions = _by_comparing(rewriter, x, descending)
+    return positions if count == x.shape[-1] else rewriter.op("slice", [positions], axis=last, start=0, stop=count)
+
+
+def _by_comparing(rewriter: Rewriter, x: Value, descending: bool) -> Value:
+    """All positions along the last dimension."""
+
+    def op(name: str, *values: Value) -> Value:
+        return rewriter.op(name, list(values))
+
+    length, rank = x.shape[-1], x.rank
+    own = rewriter.op("reshape", [x], shape=(*x.shape, 1))  # [.., i, 1]
+    other = rewriter.op("reshape", [x], shape=(*x.shape[:-1], 1, length))  # [.., 1, j]
+    before, same = op("greater" if descending else "less", other, own), op("equal", other, own)
+    if x.dtype.is_float:
+        own_nan, other_nan = op("isnan", own), op("isnan", other)
+        beyond = (other_nan, own_nan) if descending else (own_nan, other_nan)
+        before = op("logical_or", before, op("logical_and", beyond[0], op("logical_not", beyond[1])))
+        same = op("logical_or", same, op("logical_and", own_nan, other_nan))
+    line = rewriter.op("iota", [], shape=(length,))
+    column = rewriter.op("reshape", [line], shape=(length, 1))
+    before = op("logical_or", before, op("logical_and", same, op("less", line, column)))
+    place = rewriter.op("reduce_sum", [rewriter.cast(before, int64)], axes=(rank,))  # of each element
+    place = rewriter.op("reshape", [place], shape=(*x.shape[:-1], 1, length))
+    found = op("equal", place, column)  # [.., place, element]
+    chosen = op("where", found, line, rewriter.number(0, int64))
+    return rewriter.op("reduce_sum", [chosen], axes=(rank,))
+
+
+def _one_by_one(rewriter: Rewriter, x: Value, axis: int, count: int, descending: bool) -> Value:
+    """`count` positions; none comes twice."""
+    length = x.shape[axis]
+    if x.dtype.is_float and not descending:
+        x = _ordered_bits(rewriter, x)
+    line = rewriter.op("iota", [], shape=(length,))
+    if axis != x.rank - 1:
+        line = rewriter.op("reshape", [line], shape=(length, *[1] * (x.rank - 1 - axis)))
+    positions: list[Value] = []
+    taken: Value | None = None
+    worst, bounded = rewriter.number(_worst(x, descending), x.dtype), _is_bounded(rewriter, x)
+    for _ in range(count):
+        left = x if taken is None else rewriter.op("where", [taken, worst, x])
+        position = rewriter.op("argmax" if descending else "argmin", [left], axis=axis, keepdims=True)
+        if taken is not None and not bounded:  # all that is left may be as bad as what is taken: then the first of it
+            again = _one_of(rewriter, position, positions)
+            position = rewriter.op("where", [again, _first_free(rewriter, taken, positions, axis), position])
+        positions.append(position)
+        now = rewriter.op("equal", [line, position])
+        taken = now if taken is None else rewriter.op("logical_or", [taken, now])
+    return positions[0] if count == 1 else rewriter.op("concat", positions, axis=axis)
+
+
+def _ordered_bits(rewriter: Rewriter, x: Value) -> Value:
+    """Floats as integers of the same order, NaN the greatest: a search for the least number would stop at NaN."""
+    wide = float64 if x.dtype == float64 else float32
+    integer = int64 if wide == float64 else int32
+    x = rewriter.cast(x, wide)
+    zero, most = rewriter.number(0.0, wide), rewriter.number(2 ** (wide.bits - 1) - 1, integer)
+    one_zero = rewriter.op("where", [rewriter.op("equal", [x, zero]), zero, x])
+    bits = rewriter.op("bitcast", [one_zero], of=wide.name, to=integer.name)
+    negative = rewriter.op("less", [bits, rewriter.number(0, integer)])
+    bits = rewriter.op("where", [negative, rewriter.op("bitwise_xor", [bits, most]), bits])
+    return rewriter.op("where", [rewriter.op("isnan", [x]), most, bits])
+
+
+def _is_bounded(rewriter: Rewriter, x: Value) -> bool:
+    """Whether no element is infinite: scores of experts are mostly results of softmax."""
+    node = rewriter.producer(x)
+    while node is not None and node.op == "cast" and x.dtype.is_float:
+        node = rewriter.producer(node.inputs[0])
+    return node is not None and node.op in ("softmax", "sigmoid")
+
+
+def _one_of(rewriter: Rewriter, position: Value, positions: Sequence[Value]) -> Value:
+    """Whether a position is one of several."""
+    found = [rewriter.op("equal", [item, position]) for item in positions]
+    return functools.reduce(lambda left, right: rewriter.op("logical_or", [left, right]), found)
+
+
+def _first_free(rewriter: Rewriter, taken: Value, positions: Sequence[Value], axis: int) -> Value:
+    """The first position that is not taken: one of the first n + 1, where n are."""
+    if len(positions) > FEW:
+        return rewriter.op("argmin", [rewriter.cast(taken, int32)], axis=axis, keepdims=True)
+    free = rewriter.number(len(positions), int64)
+    for number in reversed(range(len(positions))):
+        place = rewriter.number(number, int64)
+        free = rewriter.op("where", [_one_of(rewriter, place, positions), free, place])
+    return free
+
+
+def _worst(x: Value, descending: bool) -> float:
+    """What no element is worse than."""
+    if x.dtype.is_float:
+        return float("-inf") if descending else float("inf")
+    bits = x.dtype.bits - x.dtype.is_signed
+    return (-(2**bits) if x.dtype.is_signed else 0) if descending else 2**bits - 1

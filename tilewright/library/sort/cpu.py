@@ -1,0 +1,55 @@
+"""Sorting on CPUs: how rows are shared out, the cost."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import tilewright.language as tl
+from tilewright.dtypes import DType, int32, int64, uint8, uint16, uint32, uint64
+from tilewright.graph.core import Graph, Value
+from tilewright.graph.fusion import Group
+from tilewright.library.binding import bind_sizes
+from tilewright.library.candidate import Candidate, KernelCall, Operand, Stage
+from tilewright.library.cost import estimate, expected
+from tilewright.library.generated.elementwise import total_bytes
+from tilewright.library.sort.kernel import DIGITS, argsort
+from tilewright.symbolic import Size, ceil_divide, lift, product, simplify, upper_bound
+from tilewright.targets.base import Target
+
+BLOCK = 256  # elements that become keys together
+PROGRAMS = 4  # for each thread, so that all have about the same work
+EFFICIENCY = 0.05  # a pass moves one element at a time
+_KEYS: dict[int, DType] = {1: uint8, 2: uint16, 4: uint32, 8: uint64}
+
+
+def sort_candidates(group: Group, graph: Graph, target: Target) -> list[Candidate]:
+    """The launch of `library.sort.kernel`."""
+    anchor = group.anchor
+    assert anchor is not None
+    x = anchor.inputs[0]
+    assert x is not None
+    rows, columns, machine = product(x.shape[:-1]), x.shape[-1], target.machine()
+    key, sign = _KEYS[x.dtype.itemsize], 1 << (8 * x.dtype.itemsize - 1)
+    programs = PROGRAMS * machine.processors
+    blocks = simplify(ceil_divide(rows, programs))
+    if isinstance(rows, int):
+        programs = expected(ceil_divide(rows, blocks))
+    place = int32 if upper_bound(columns) < 2**31 else int64
+    space, counted = simplify(2 * lift(columns)), key.itemsize * int(DIGITS)
+    scratch = {
+        "keys": Value(f"{anchor.output.name}.keys", key, (programs, space)),
+        "positions": Value(f"{anchor.output.name}.positions", place, (programs, space)),
+        "counts": Value(f"{anchor.output.name}.counts", place, (programs, counted)),
+    }
+    constants: dict[str, Any] = {
+        "KEY": getattr(tl, key.name), "PASSES": key.itemsize, "FLOAT": x.dtype.is_float, "BLOCK": BLOCK,
+        "SIGN": sign if x.dtype.is_float or x.dtype.is_signed else 0, "DESCENDING": anchor.attributes["descending"],
+    }  # fmt: skip
+    operands: dict[str, Operand] = {"x": x, "out": anchor.output, **scratch}
+    types: dict[str, str] = {}
+    sizes: dict[str, Size] = {"rows": rows, "columns": columns, "taken": anchor.output.shape[-1], "blocks": blocks}
+    bind_sizes(sizes, operands, types, constants)
+    call = KernelCall(argsort, operands, types, constants, (programs, 1, 1))
+    steps = simplify(lift(product(x.shape)) * (2 * key.itemsize + 1))
+    cost = estimate(machine, total_bytes(group.inputs, group.outputs), steps, programs, key, EFFICIENCY)
+    return [Candidate("radix sort", (Stage((call,)),), cost, tuple(scratch.values()), {"passes": key.itemsize})]
