@@ -42,6 +42,27 @@ def check(engine: Engine, session: onnxruntime.InferenceSession, call: Call) -> 
 
 X = "float[2, 3, 4] x"
 CASES: dict[str, tuple[str, list[Call]]] = {
+    "branches of other ranks": (
+        """m (float[a, b] x) => (float[c] y, float z, float[a, b] apart) {
+            s = ReduceSum <keepdims = 0> (x) zero = Constant <value = float {0.0}> () c = Greater(s, zero)
+            t = If (c) <then_branch = f () => (float[p] u) {
+                r = Exp(x) u = ReduceMax <keepdims = 0, axes = [0]> (r) },
+              else_branch = g () => (float[p, q] v) { v = Relu(x) }>
+            r = Abs(t) apart = Neg(x) m1 = Constant <value_ints = [-1]> () y = Reshape(r, m1)
+            w = Mul(t, x) k = ReduceMax <keepdims = 0> (w) z = Add(k, s) }""",
+        [{"x": sign * np.arange(1, 7, dtype=np.float32).reshape(2, 3)} for sign in (1, -1)],
+    ),
+    "branches of other ranks inside each other": (
+        """m (float[a, b] x) => (float[c] y) {
+            s = ReduceSum <keepdims = 0> (x) zero = Constant <value = float {0.0}> () c = Greater(s, zero)
+            h = ReduceMax <keepdims = 0> (x) d = Greater(h, zero)
+            t = If (c) <then_branch = f () => (float[p] u) { u = ReduceMax <keepdims = 0, axes = [0]> (x) },
+              else_branch = g () => (float[p, q] v) { v = Relu(x) }>
+            o = If (d) <then_branch = f2 () => (float[p] u) { u = ReduceMin <keepdims = 0, axes = [0]> (t) },
+              else_branch = g2 () => (float[p, q] v) { v = Exp(t) }>
+            r = Abs(o) m1 = Constant <value_ints = [-1]> () y = Reshape(r, m1) }""",
+        [{"x": np.array(x, np.float32)} for x in ([[1, 2], [3, 4]], [[-1, -2], [-3, -4]], [[1, -2], [-3, -4]])],
+    ),
     "reshape": (
         f"m ({X}, int64[2] s) => (float[a, b] y) {{ e = Exp(x) t = Reshape(e, s) y = Relu(t) }}",
         [{"x": (2, 3, 4), "s": ints(*s)} for s in ((6, 4), (-1, 2), (0, -1), (24, 1))],

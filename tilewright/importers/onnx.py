@@ -28,7 +28,7 @@ from tilewright.graph.build import GraphBuilder
 from tilewright.graph.core import Graph, Value
 from tilewright.importers.assumptions import Assumptions, SizeIsFixed, under_assumptions
 from tilewright.importers.onnx_call import Call, Tensor, known_tensor
-from tilewright.importers.onnx_control import CONTROL, Control
+from tilewright.importers.onnx_control import CONTROL, Control, RanksDiffer
 from tilewright.importers.onnx_functions import standard_body
 from tilewright.importers.onnx_known import compared, evaluate, known_elements
 from tilewright.importers.onnx_ops import RULES
@@ -48,9 +48,12 @@ from tilewright.importers.onnx_structure import (
     FunctionKey,
     Structure,
     check_structure,
+    continued,
     declared_types,
+    depending,
     in_order,
     key_of,
+    names_read,
     node_text,
     opset_of,
 )
@@ -69,6 +72,7 @@ from tilewright.symbolic import Expression, Size, lower_bound, upper_bound
 
 logger = logging.getLogger("tilewright")
 
+MOST_CONTINUED = 3  # Ifs, each of which doubles the nodes that follow, inside each other
 MOST_GRAPH_NODES = 1 << 17  # that a model may become
 LARGEST_DIMENSION = 2**31 - 1
 TYPE_ATTRIBUTES = ("to", "dtype", "output_dtype", "output_datatype")  # whose numbers name an element type
@@ -110,7 +114,7 @@ def _import(
     importer.inputs(model.graph, dimensions, scope)
     importer.initializers(model.graph, scope)
     importer.declared = declared_types(model.graph.value_info)
-    importer.nodes(model.graph.node, scope)
+    importer.nodes(model.graph.node, scope, [entry.name for entry in model.graph.output])
     importer.missing([scope.find(entry.name) for entry in model.graph.output])
     report.check()
     importer.outputs(model.graph.output, scope)
@@ -153,6 +157,7 @@ class _Importer:
         self.folder = folder
         self.report = report
         self.assumptions = assumptions
+        self.continued = 0  # of such Ifs around what is imported
         self.comparisons: dict[Value, tuple[Size, Size]] = {}  # truths that say whether two sizes are equal
         self.declared: Mapping[str, TypeProto] = {}  # of the values of the model's own graph
         self.symbols: dict[str, str] = {}  # the symbol of each `dim_param`
@@ -267,12 +272,23 @@ class _Importer:
 
     # Nodes -----------------------------------------------------------------------------------------
 
-    def nodes(self, nodes: Iterable[NodeProto], scope: Scope) -> None:
-        """Import nodes in order; what cannot be expressed is collected, what breaks a rule of ONNX is an error."""
-        for number, node in in_order(nodes):
+    def nodes(self, nodes: Iterable[NodeProto], scope: Scope, wanted: Sequence[str]) -> None:
+        """Import nodes in order; what cannot be expressed is collected, what breaks a rule of ONNX is an error.
+
+        `wanted` are the names of the results that are used outside.
+        """
+        self._nodes(in_order(nodes), scope, wanted)
+
+    def _nodes(self, order: Sequence[tuple[int, NodeProto]], scope: Scope, wanted: Sequence[str]) -> None:
+        for place, (number, node) in enumerate(order):
             where = f"{node_text(node, number)}{scope.place}"
             try:
                 self._node(node, scope)
+            except RanksDiffer as problem:
+                if not self._continued(problem, (number, node), order[place + 1 :], scope, wanted):
+                    self._report(node, number, scope, problem.reason, problem.advice)
+                    continue
+                return
             except Unsupported as problem:
                 self._report(node, number, scope, problem.reason, problem.advice)
             except SizeIsFixed:
@@ -293,6 +309,44 @@ class _Importer:
                 raise ImportModelError(
                     f"{where}: the model becomes more than {MOST_GRAPH_NODES} nodes here; unroll less, or split it"
                 )
+
+    def _continued(
+        self,
+        problem: RanksDiffer,
+        numbered: tuple[int, NodeProto],
+        rest: Sequence[tuple[int, NodeProto]],
+        scope: Scope,
+        wanted: Sequence[str],
+    ) -> bool:
+        """Import an If whose branches give other numbers of dimensions with the nodes that follow from it in both.
+
+        False if no node follows from it, or if both branches cannot be continued.
+        """
+        number, node = numbered
+        following, others = depending(node, rest)
+        if not following or self.continued == MOST_CONTINUED:
+            return False
+        made = {name for _, each in (numbered, *following) for name in each.output if name}
+        read = {name for _, each in following for name in names_read(each)}
+        self._nodes(others, scope, [*wanted, *read])
+        results = [name for name in dict.fromkeys(wanted) if name in made]
+        if not results:
+            return True
+        problems = list(self.report.problems)
+        self.continued += 1
+        try:
+            self._node(continued(node, [each for _, each in following], results), scope)
+        except (Unsupported, Invalid, ShapeError, ImportModelError):
+            pass
+        else:
+            if len(self.report.problems) == len(problems):
+                return True
+        finally:
+            self.continued -= 1
+        self.report.problems[:] = problems
+        self._report(node, number, scope, problem.reason, problem.advice)
+        scope.values.update({name: Unavailable(node, 0, True) for name in made})
+        return True
 
     def _node(self, node: NodeProto, scope: Scope) -> None:
         found = [scope.find(name) for name in node.input]
@@ -426,7 +480,7 @@ class _Importer:
         inner.versions = {entry.domain: entry.version for entry in function.opset_import}
         given: list[Tensor | None] = [*inputs, *[None] * (len(function.input) - len(inputs))]
         inner.values.update(zip(function.input, given, strict=True))
-        self.nodes(function.node, inner)
+        self.nodes(function.node, inner, function.output)
         self._store(node, scope, [inner.find(name) for name in function.output])
 
     def _branch(
@@ -445,7 +499,7 @@ class _Importer:
             raise Invalid(f"functions and branches are more than {DEEPEST} deep")
         inner = scope.branch()
         self.initializers(graph, inner)
-        self.nodes(graph.node, inner)
+        self.nodes(graph.node, inner, [entry.name for entry in graph.output])
         self._store(node, scope, [inner.find(entry.name) for entry in graph.output])
 
     def _ranks_differ(self, attributes: Mapping[str, AttributeProto]) -> bool:

@@ -78,7 +78,7 @@ class Control:
                 raise Invalid(f"its graph has {len(graph.input)} inputs; it must have {len(given)}")
             inner.values.update({entry.name: item for entry, item in zip(graph.input, given, strict=True)})
             importer.initializers(graph, inner)
-            importer.nodes(graph.node, inner)
+            importer.nodes(graph.node, inner, [entry.name for entry in graph.output])
             results = [inner.find(entry.name) for entry in graph.output]
             importer.missing(results)
             if not all(isinstance(result, Tensor) for result in results):
@@ -148,6 +148,10 @@ def _finish(bodies: Sequence[Body]) -> tuple[list[Graph], list[Value]]:
     return graphs, list(captured.values())
 
 
+class RanksDiffer(Unsupported):
+    """The branches of an If give a result with other numbers of dimensions."""
+
+
 # If ------------------------------------------------------------------------------------------------
 
 
@@ -168,7 +172,7 @@ def branch(control: Control) -> list[Tensor]:
         if left.dtype != right.dtype:
             raise Invalid(f"its branches give {left.dtype} and {right.dtype} as result {number}; they must be the same")
         if len(left.shape) != len(right.shape):
-            raise Unsupported(
+            raise RanksDiffer(
                 f"the branches give {len(left.shape)} and {len(right.shape)} dimensions as result {number}",
                 "let both give the same number of dimensions",
             )

@@ -6,11 +6,11 @@ Versions, unique names, nodes in an order in which they can run, and bounds on w
 from __future__ import annotations
 
 import heapq
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 
 import onnx
-from onnx import AttributeProto, FunctionProto, GraphProto, ModelProto, NodeProto, ValueInfoProto
+from onnx import AttributeProto, FunctionProto, GraphProto, ModelProto, NodeProto, TensorProto, ValueInfoProto
 
 from tilewright.errors import ImportModelError
 from tilewright.importers.onnx_schema import DOMAINS, NEWEST
@@ -158,7 +158,7 @@ def in_order(nodes: Iterable[NodeProto]) -> list[tuple[int, NodeProto]]:
     """
     numbered = list(enumerate(nodes))
     makers = {name: number for number, node in numbered for name in node.output if name}
-    needs = [{makers[name] for name in _names_read(node) if name in makers} for _, node in numbered]
+    needs = [{makers[name] for name in names_read(node) if name in makers} for _, node in numbered]
     if all(need < number for number, found in enumerate(needs) for need in found):
         return numbered
     readers: list[list[int]] = [[] for _ in numbered]
@@ -177,16 +177,55 @@ def in_order(nodes: Iterable[NodeProto]) -> list[tuple[int, NodeProto]]:
     return [numbered[number] for number in order] if len(order) == len(numbered) else numbered
 
 
-def _names_read(node: NodeProto, depth: int = 0) -> set[str]:
+def names_read(node: NodeProto, depth: int = 0) -> set[str]:
     """The names that a node reads, those that its graphs take from outside of them included."""
     names = set(node.input)
     graphs = [graph for item in node.attribute for graph in (*item.graphs, *([item.g] if item.HasField("g") else []))]
     for graph in graphs if depth <= DEEPEST else []:
         inner = {entry.name for entry in graph.output}
-        inner = inner.union(*(_names_read(each, depth + 1) for each in graph.node))
+        inner = inner.union(*(names_read(each, depth + 1) for each in graph.node))
         own = {entry.name for entry in (*graph.input, *graph.initializer)}
         names |= inner - own.union(*(each.output for each in graph.node))
     return names
+
+
+def depending(
+    node: NodeProto, rest: Sequence[tuple[int, NodeProto]]
+) -> tuple[list[tuple[int, NodeProto]], list[tuple[int, NodeProto]]]:
+    """Of the nodes after one, in order: those that use its results, also through others, and those that do not."""
+    made = {name for name in node.output if name}
+    following: list[tuple[int, NodeProto]] = []
+    others: list[tuple[int, NodeProto]] = []
+    for numbered in rest:
+        uses = not made.isdisjoint(names_read(numbered[1]))
+        (following if uses else others).append(numbered)
+        if uses:
+            made.update(name for name in numbered[1].output if name)
+    return following, others
+
+
+def continued(node: NodeProto, following: Sequence[NodeProto], results: Sequence[str]) -> NodeProto:
+    """An If with the nodes that use its results in both of its branches; it gives `results`.
+
+    A branch stays a graph of its own, whose names the nodes after it do not see: that of an If that takes it always.
+    """
+    found = NodeProto(op_type="If", name=node.name, input=node.input, output=results)
+    for key in ("then_branch", "else_branch"):
+        branch = next(item.g for item in node.attribute if item.name == key)
+        always = f"{node.output[0]}/{key}"
+        graph = found.attribute.add(name=key, type=AttributeProto.GRAPH).g
+        graph.name = branch.name
+        known = graph.node.add(op_type="Constant", output=[always]).attribute.add(
+            name="value", type=AttributeProto.TENSOR
+        )
+        known.t.CopyFrom(TensorProto(data_type=TensorProto.BOOL, dims=[1], int32_data=[1]))
+        inside = graph.node.add(op_type="If", name=node.name, input=[always], output=node.output)
+        inside.attribute.add(name="then_branch", type=AttributeProto.GRAPH).g.CopyFrom(branch)
+        inside.attribute.add(name="else_branch", type=AttributeProto.GRAPH).g.name = branch.name
+        graph.node.extend(following)
+        for name in results:
+            graph.output.add(name=name)
+    return found
 
 
 def _undefined(name: str, text: str, following: list[NodeProto]) -> str:
