@@ -51,7 +51,7 @@ def run_compiled(function: Function, arguments: Sequence[Any], grid: Sequence[in
     types = [str(argument.type) for argument in function.region.arguments]
     slots = b"".join(slot(text, value) for text, value in zip(types, arguments, strict=True))
     record = (ctypes.c_int64 * WORDS)()
-    watch = ctypes.addressof(record) if kernel.asserts else None
+    watch = ctypes.addressof(record) if kernel.records else None
     launch(library.address(kernel.symbol), slots, (*grid, 1, 1, 1)[:3], kernel.scratch_bytes, threads, watch)
     assert Failure.read(record) is None
 

@@ -138,10 +138,10 @@ def striding(x, n, BLOCK: tl.constexpr):
 
 def test_steps_that_must_count_up_are_not_checked() -> None:
     function = striding.trace({"x": "*i32", "n": "i32"}, {"BLOCK": 4})
-    assert not lower(function, CPUTarget.host(), CPUOptions()).asserts
+    assert not lower(function, CPUTarget.host(), CPUOptions()).records
     assert lower(
         stepping.trace({"x": "*f32", "stop": "i32", "step": "i32"}, {}), CPUTarget.host(), CPUOptions()
-    ).asserts
+    ).records
 
 
 @tilewright.jit(debug=True)

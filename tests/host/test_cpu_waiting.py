@@ -282,7 +282,7 @@ def sums_while(x, n):
 
 
 def test_loops_that_count_are_not_watched() -> None:
-    assert not lower(sums_while.trace({"x": "*i32", "n": "i32"}, {}), CPUTarget.host(), CPUOptions()).asserts
+    assert not lower(sums_while.trace({"x": "*i32", "n": "i32"}, {}), CPUTarget.host(), CPUOptions()).waits
     assert lower(lock_of_nobody.trace({"x": "*i32"}, {}), CPUTarget.host(), CPUOptions()).waits
 
 

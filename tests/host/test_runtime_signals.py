@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import signal
+import subprocess
+import sys
 import threading
 import time
 from collections.abc import Callable, Iterator
@@ -15,6 +17,7 @@ import tilewright
 import tilewright.language as tl
 from tilewright import dtypes
 from tilewright.build.builder import build
+from tilewright.errors import ExecutionError
 from tilewright.graph.build import GraphBuilder
 from tilewright.settings import settings
 
@@ -140,3 +143,126 @@ def test_an_engine_ends_too_and_runs_again(threads: int) -> None:
         with pytest.raises(KeyboardInterrupt), alarm(signal.default_int_handler, signal.SIGINT):
             engine.run({"x": data})
         assert time.monotonic() - begun < 5
+
+
+@tilewright.jit
+def never_ends(x, n):
+    i = 1
+    while i != 0:
+        i = (i + 1) % n + 1
+        tl.store(x + tl.program_id(0), i)
+
+
+@tilewright.jit
+def walks(value):
+    while value != 1:
+        value = (value + 1) % 5 + 2
+    return value
+
+
+@tilewright.jit
+def never_ends_mapped(x, n):
+    i = tl.arange(0, 4)
+    tl.store(x + i, tl.map_elementwise(walks, tl.load(x + i)) + n)
+
+
+@pytest.mark.parametrize("threads", [1, 2, 4])
+@pytest.mark.parametrize("kernel", [never_ends, never_ends_mapped], ids=["a loop", "a mapped function"])
+@pytest.mark.parametrize("checked", [False, True], ids=["", "bounds checked"])
+def test_a_loop_without_end_is_interrupted(kernel: object, threads: int, checked: bool) -> None:
+    x, compiled = np.zeros(16, np.int32), kernel.warmup  # type: ignore[attr-defined]
+    with settings.scope(threads=threads, check_bounds=checked):
+        compiled(x, 5, grid=(8,))
+        for _ in range(2):
+            begun = time.monotonic()
+            with pytest.raises(KeyboardInterrupt), alarm(signal.default_int_handler, signal.SIGINT):
+                kernel[(8,)](x, 5)  # type: ignore[index]
+            assert time.monotonic() - begun < 10
+            assert launch(SHORT).all()  # all threads of the team work again
+
+
+@tilewright.jit
+def counts_up(x, n):
+    i = 0
+    while i < n:
+        i += 1
+        tl.store(x + tl.program_id(0), i)
+
+
+@pytest.mark.parametrize("threads", [1, 2])
+def test_a_loop_goes_on_after_a_handler_that_launches(threads: int) -> None:
+    x, inner = np.zeros(4, np.int32), np.zeros(4, np.int32)
+    seen = []
+
+    def launches(number: int, frame: object) -> None:
+        counts_up[(4,)](inner, 10)
+        seen.append(inner.tolist())
+
+    with settings.scope(threads=threads):
+        counts_up[(4,)](x, 10)
+        with alarm(launches):
+            deadline = time.monotonic() + 30
+            while not seen and time.monotonic() < deadline:
+                counts_up[(4,)](x, 100_000_000)
+                assert x.tolist() == [100_000_000] * 4
+    assert seen == [[10] * 4]
+
+
+@tilewright.jit(debug=True)
+def fails_or_never_ends(x, n):
+    i = 1
+    tl.device_assert(tl.program_id(0) != 1, "the second")
+    while i != 0:
+        i = (i + 1) % n + 1
+    tl.store(x, i)
+
+
+def test_a_failed_instance_ends_loops_of_others() -> None:
+    with settings.scope(threads=2), pytest.raises(ExecutionError, match="the second"):
+        fails_or_never_ends[(2,)](np.zeros(4, np.int32), 5)
+
+
+def test_kernels_whose_loops_have_bounds_ask_for_nothing() -> None:
+    x = np.zeros(16, np.float32)
+    assert not waves.warmup(x, x, 3, BLOCK=16, grid=(1,)).binary.records
+    assert never_ends.warmup(np.zeros(4, np.int32), 5, grid=(1,)).binary.asks
+
+
+_PROGRAM = """
+import sys
+import numpy as np
+import tilewright
+from tests.host.test_loops import walk
+from tests.host.test_runtime_signals import never_ends
+from tilewright.settings import settings
+
+settings.threads = int(sys.argv[1])
+x, engine = np.zeros(64, np.int32), walk()
+if sys.argv[2] == "kernel":
+    compiled = never_ends.warmup(x, 5, grid=(8,))
+    run = lambda: compiled[(8,)](x, 5)
+else:
+    run = lambda: engine.run({"start": np.float32(2), "table": np.ones(20, np.float32)})
+for _ in range(2):
+    try:
+        print("begins", flush=True)
+        run()
+    except KeyboardInterrupt:
+        print("interrupted", flush=True)
+"""
+
+
+@pytest.mark.parametrize("threads", ["1", "2"])
+@pytest.mark.parametrize("what", ["kernel", "engine"])
+def test_a_process_is_interrupted_from_outside(what: str, threads: str) -> None:
+    command = [sys.executable, "-c", _PROGRAM, threads, what]
+    with subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as process:
+        try:
+            for _ in range(2):
+                assert process.stdout is not None and process.stdout.readline() == "begins\n"
+                time.sleep(0.5)
+                process.send_signal(signal.SIGINT)
+                assert process.stdout.readline() == "interrupted\n"
+            assert process.wait(30) == 0
+        finally:
+            process.kill()

@@ -168,9 +168,9 @@ def build(
         raise LaunchError(f"{exported!r} is no name of a C function")
     described = {entry: Parameter(entry, divisibility=divisor) for entry, divisor in signature.divisors.items()}
     function = kernel.trace(signature.types, signature.constants, described)
-    lowered = lower(function, cpu, CPUOptions(watch_waits=False))  # the C function has no clock
+    lowered = lower(function, cpu, CPUOptions(watches=False))  # the C function has neither clock nor Python
     parameters = function.region.arguments
-    failing = list(assertions(function)) if lowered.asserts else []
+    failing = list(assertions(function)) if lowered.records else []
     failures = [_failure_text(operation) for operation in failing]
     wrapper = _wrapper(exported, parameters, lowered, failures, "windows" not in cpu.triple)
     whole = lowered.text + wrapper

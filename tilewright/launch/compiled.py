@@ -30,6 +30,7 @@ from tilewright.runtime.faults import load_kernels
 from tilewright.runtime.glue import glue
 from tilewright.runtime.launch import launch
 from tilewright.runtime.library import NativeLibrary
+from tilewright.runtime.signals import RAISED, raise_kept
 from tilewright.runtime.slots import narrow_slots, narrowed, slot_format
 from tilewright.runtime.tensors import raise_versions
 from tilewright.settings import settings
@@ -304,7 +305,7 @@ class CompiledKernel:
     @property
     def watches(self) -> bool:
         """Whether a launch may leave a failure, so that it goes through `watched`."""
-        return self.binary.asserts or self.checks_bounds
+        return self.binary.records or self.checks_bounds
 
     def extents(self, arguments: Sequence[Any], names: Sequence[str]) -> list[Extent]:
         """What each pointer argument may reach, called by `names` (of all parameters); none without `checks_bounds`."""
@@ -343,16 +344,20 @@ class CompiledKernel:
     def _record(self) -> ctypes.Array[ctypes.c_int64]:
         """What a launch of a kernel that may fail writes to."""
         record = _RECORD()
-        if self.binary.waits:
-            record[failures.CLOCK] = self._clock
-            record[failures.LIMIT] = int(failures.WAITING_SECONDS * 1e9)
+        if self.binary.asks:
+            clock, ask = self._functions
+            limit = int(failures.WAITING_SECONDS * 1e9)
+            record[failures.CLOCK : failures.INTERRUPTED] = [clock, limit, ask, RAISED]
         return record
 
     @cached_property
-    def _clock(self) -> int:
-        return glue().imports["tilewright_clock"]
+    def _functions(self) -> tuple[int, int]:
+        """Addresses of the runtime's functions that kernels call: a clock, and what asks for signals."""
+        return glue().imports["tilewright_clock"], glue().ask
 
     def _raise(self, record: ctypes.Array[ctypes.c_int64], extents: Sequence[Extent] = ()) -> NoReturn:
+        if record[failures.INTERRUPTED]:
+            raise_kept()
         failure = failures.Failure.read(record)
         assert failure is not None
         operation, error = failed_operation(self.function, failure, extents)

@@ -164,7 +164,7 @@ _STORE = """\
 def _starter(kernel: CompiledKernel) -> Callable[[bytes, int], int | None]:
     """What starts a kernel with packed arguments: its native launcher, and around it what reads its failures."""
     start = launcher(kernel.address, kernel.binary.scratch_bytes, kernel.binary.refuses)
-    return kernel.recording(start) if kernel.binary.asserts and not kernel.checks_bounds else start
+    return kernel.recording(start) if kernel.binary.records and not kernel.checks_bounds else start
 
 
 class CPULaunch:

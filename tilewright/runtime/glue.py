@@ -623,8 +623,9 @@ define internal void @tilewright_wake(ptr %condition) nounwind {
 """
 
 _EXPORTS = (
-    "parallel_for", "parallel_planes", "run_here", "tilewright_clock", "launch_body", "run_alone", "run_tape",
-    "start_inline", "start_openmp", "start_dispatch", "start_team", "join_team", "create_team", "dismiss_team",
+    "parallel_for", "parallel_planes", "run_here", "tilewright_clock", "tilewright_ask", "launch_body", "run_alone",
+    "run_tape", "start_inline", "start_openmp", "start_dispatch", "start_team", "join_team", "create_team",
+    "dismiss_team",
 )  # fmt: skip
 _IMPORTS = ("parallel_for", "parallel_planes", "run_here", "tilewright_clock")
 _SYSTEM = (
@@ -652,6 +653,7 @@ class Glue:
     library: NativeLibrary
     imports: dict[str, int]  # what a plan's native function calls
     has_clock: bool
+    ask: int  # what loops of kernels call whose end nobody knows
     launch_body: int
     run_tape: int
     run_alone: ctypes._FuncPointer
@@ -690,7 +692,7 @@ def glue_text(triple: str, can_yield: bool, clock_id: int | None, can_ask: bool)
         ticks=_CYCLES + _TICKS.format(source="llvm.readcyclecounter")
         if family == "x86"
         else _TICKS.format(source="tilewright_clock"),
-        signals=signals.TEXT if can_ask else signals.TEXT_WITHOUT_PYTHON,
+        signals=signals.text(can_ask, _ASK_TICKS),
         walks=planes.TEXT.format(**pieces),
         tape=tape.TEXT.replace("STOPPED", str(_WORDS["stopped"])),
         ask_ticks=_ASK_TICKS,
@@ -752,6 +754,7 @@ def _load_glue() -> Glue:
         library=library,
         imports={name: library.address(name) for name in _IMPORTS},
         has_clock=clock_id is not None,
+        ask=library.address("tilewright_ask"),
         launch_body=library.address("launch_body"),
         run_tape=library.address("run_tape"),
         run_alone=_RUN_ALONE(library.address("run_alone")),

@@ -11,13 +11,20 @@ import ctypes
 from typing import NoReturn
 
 # Whether a handler of a signal raised: the exception is left at `raised`, three pointers.
-TEXT = """
+_TEXT = """
 declare i32 @PyGILState_Ensure()
 declare void @PyGILState_Release(i32)
 declare i32 @PyErr_CheckSignals()
 declare void @PyErr_Fetch(ptr, ptr, ptr)
 define internal i1 @signals(ptr %raised) nounwind {
 entry:
+  ; one exception at a time: a further signal is kept by Python until this one has been raised
+  %kept = load ptr, ptr %raised, align 8
+  %full = icmp ne ptr %kept, null
+  br i1 %full, label %none, label %check
+none:
+  ret i1 false
+check:
   %state = call i32 @PyGILState_Ensure()
   %status = call i32 @PyErr_CheckSignals()
   %came = icmp ne i32 %status, 0
@@ -32,12 +39,64 @@ out:
   ret i1 %came
 }
 """
-TEXT_WITHOUT_PYTHON = "define internal i1 @signals(ptr %raised) nounwind {\n  ret i1 false\n}"
+_TEXT_WITHOUT_PYTHON = "define internal i1 @signals(ptr %raised) nounwind {\n  ret i1 false\n}"
+
+_ASK_TEXT = """
+; Asked by the loops of an instance whose end nobody knows: whether it shall end. `record` is of its launch
+; (`targets.cpu.failures`), `asked` when it asked last, 0 before that.
+define i1 @tilewright_ask(ptr %record, ptr %asked) nounwind {
+entry:
+  %state = load atomic i64, ptr %record monotonic, align 8
+  %failed = icmp ne i64 %state, 0
+  br i1 %failed, label %ends, label %goes
+ends:
+  ret i1 true
+goes:
+  %now = call i64 @ticks()
+  %before = load i64, ptr %asked, align 8
+  %since = sub i64 %now, %before
+  %first = icmp eq i64 %before, 0
+  %early = icmp ult i64 %since, ASK_TICKS
+  br i1 %first, label %note, label %later
+note:
+  store i64 %now, ptr %asked, align 8
+  ret i1 false
+later:
+  br i1 %early, label %on, label %due
+on:
+  ret i1 false
+due:
+  store i64 %now, ptr %asked, align 8
+  %raised.p = getelementptr i64, ptr %record, i64 RECORD_RAISED
+  %raised = load ptr, ptr %raised.p, align 8
+  %came = call i1 @signals(ptr %raised)
+  br i1 %came, label %stop, label %on
+stop:
+  %interrupted.p = getelementptr i64, ptr %record, i64 RECORD_INTERRUPTED
+  store atomic i64 1, ptr %interrupted.p release, align 8
+  store atomic i64 1, ptr %record release, align 8
+  ret i1 true
+}
+"""
 
 _PYTHON = ("PyGILState_Ensure", "PyGILState_Release", "PyErr_CheckSignals", "PyErr_Fetch")
+# Words of a kernel's record: where an exception is left, and whether one was left for its launch.
+RECORD_RAISED, RECORD_INTERRUPTED = 38, 39
 REFUSED, STOPPED = 1, 2  # what a run gives back, else 0
 _raised = (ctypes.c_void_p * 3)()  # an exception of a signal's handler: signals are handled by one thread only
 RAISED = ctypes.addressof(_raised)
+
+
+def text(can_ask: bool, ask_ticks: int) -> str:
+    """The LLVM text of `signals` and `tilewright_ask`, which asks every `ask_ticks` of the glue's `ticks`.
+
+    `can_ask` says that Python's functions are there.
+    """
+    words = {"ASK_TICKS": ask_ticks, "RECORD_RAISED": RECORD_RAISED, "RECORD_INTERRUPTED": RECORD_INTERRUPTED}
+    ask = _ASK_TEXT
+    for name, value in words.items():
+        ask = ask.replace(name, str(value))
+    return (_TEXT if can_ask else _TEXT_WITHOUT_PYTHON) + ask
 
 
 def raise_kept() -> NoReturn:
@@ -49,7 +108,7 @@ def raise_kept() -> NoReturn:
 
 
 def functions() -> dict[str, int]:
-    """The addresses of Python's functions that `TEXT` calls; nothing where one is missing."""
+    """The addresses of Python's functions that `_TEXT` calls; nothing where one is missing."""
     python = getattr(ctypes, "pythonapi", None)
     if any(not hasattr(python, name) for name in _PYTHON):
         return {}

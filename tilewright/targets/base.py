@@ -40,7 +40,7 @@ class Binary:
     `arguments` is an array of 8-byte slots, one for each entry of `parameters` in order (pointers and
     integers as 64-bit values, sign- or zero-extended; floats in the low bytes of their slot, in the
     parameter's own format), followed by three slots with the grid's x, y and z extents, and in a kernel
-    that `asserts` one with the address of a record (`targets.cpu.failures`).  Instances
+    that `records` one with the address of a record (`targets.cpu.failures`).  Instances
     `begin` to `end - 1` of the linear grid (x fastest) are run in order.  `scratch` is private to the
     call, 64-byte aligned, and at least `scratch_bytes` long.  One that `refuses` returns an i32: 1, and nothing was
     run, where arrays overlap in a way that its loops do not bear; the answer depends on the arguments only.
@@ -52,8 +52,8 @@ class Binary:
     image: bytes  # object file, cubin
     parameters: tuple[str, ...]  # IR text of each parameter's type: "*f32", "i32", "f32", …
     scratch_bytes: int  # of memory that the launcher provides
-    asserts: bool = False  # whether a CPU's kernel has assertions, or loops that may wait
-    waits: bool = False  # whether it has such loops, which want a clock in the record
+    records: bool = False  # whether a CPU's kernel has assertions, or loops without a known end
+    asks: bool = False  # whether it has such loops, which want functions of the runtime in the record
     refuses: bool = False  # whether a CPU's kernel returns 1 for arrays that overlap
     features: tuple[str, ...] = ()  # what the machine must have: LLVM's names of CPU features, a GPU architecture
     remarks: tuple[Remark, ...] = ()

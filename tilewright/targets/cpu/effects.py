@@ -13,6 +13,7 @@ from tilewright.dtypes import DType, bfloat16, float32, float64, int64
 from tilewright.ir.core import Operation, Value
 from tilewright.ir.print_lines import line_format
 from tilewright.ir.types import PointerType
+from tilewright.targets.cpu.asking import AskEmitter
 from tilewright.targets.cpu.attributes import integer
 from tilewright.targets.cpu.elementwise import unsupported
 from tilewright.targets.cpu.evaluate import Evaluator, Index, Indices
@@ -44,10 +45,12 @@ class EffectEmitter:
         programs: Sequence[LLVMValue],
         record: LLVMValue | None,
         waiting: WaitEmitter | None,
+        asking: AskEmitter | None,
     ) -> None:
-        """`programs` are the instance's three program ids, `record` takes failures of kernels with assertions, and
-        `waiting` emits loops that may wait, if there are any."""
+        """`programs` are the instance's three program ids, `record` takes failures of kernels with assertions,
+        `waiting` emits loops that may wait, if there are any, and `asking` what loops without a known end ask."""
         self.waiting = waiting
+        self.asking = asking
         self.programs = list(programs)
         self.record = record
         self.evaluator = evaluator
@@ -90,7 +93,7 @@ class EffectEmitter:
 
     def _map(self, operation: Operation, indices: Indices) -> None:
         elements = [self.evaluator.evaluate(operand, indices) for operand in operation.operands]
-        results = ScalarRegion(self.evaluator).emit(operation.regions[0], elements)
+        results = ScalarRegion(self.evaluator, self.asking).emit(operation.regions[0], elements)
         for result, value in zip(operation.results, results, strict=True):
             self._write(result, indices, value)
 

@@ -36,7 +36,7 @@ class Entry:
     instance: str
     careful: str | None
     hazards: Sequence[Hazard]
-    asserts: bool
+    records: bool  # the arguments end with the address of a record
     waits: bool  # loops may wait for other instances
     streams: bool  # stores go around the caches
 
@@ -58,7 +58,7 @@ def emit_entry(entry: Entry, function: Function, target: CPUTarget, module: Modu
     first = len(arguments)
     counts = [builder.load("i64", builder.gep(slots, first + axis, "i64"), 8) for axis in range(3)]
     narrow = [builder.cast("trunc", count, "i32") for count in counts]
-    record = [builder.load("ptr", builder.gep(slots, first + 3, "i64"), 8)] if entry.asserts else []
+    record = [builder.load("ptr", builder.gep(slots, first + 3, "i64"), 8)] if entry.records else []
     frame = _Frame(builder, function, slots) if target.is_x86 else None
 
     def run(instance: str) -> None:

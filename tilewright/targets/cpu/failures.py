@@ -2,8 +2,8 @@
 bounds, which are checked where a kernel is compiled so (`passes.check_bounds`): what machine code records, and
 how it is read.
 
-The launcher of a kernel with assertions gives it the address of a record, an array of `WORDS` int64, all zero but for
-the last two, which only kernels with loops that may wait read:
+The launcher of a kernel with assertions or a `while` gives it the address of a record, an array of `WORDS` int64, all
+zero but for what only kernels with a `while` read, which are words 35 to 38:
 
     0      1 once an assertion has failed: the first one of a launch writes the rest
     1      which assertion, by `number_assertions`
@@ -14,6 +14,9 @@ the last two, which only kernels with loops that may wait read:
     32-34  what loops that wait have seen of the launch (`waiting`), away from word 0, which every pass reads
     35     the address of a function that gives the time in nanoseconds
     36     how long all may wait, in nanoseconds
+    37     the address of a function that asks for signals, `tilewright_ask` of `runtime.glue`
+    38     the address where it leaves an exception that a signal's handler raises
+    39     1 once it has left one (`runtime.signals`): then no assertion need have failed
 
 An instance whose assertion fails ends there, and instances that have not begun by then are left out; those that run
 go on, but for the next pass of a `while`, in which one may wait for what the failed instance would have written.  So
@@ -30,11 +33,13 @@ from tilewright.errors import ExecutionError
 from tilewright.ir.core import Function, Operation, Value
 from tilewright.ir.diagnostics import ASSERTED, step_error
 from tilewright.ir.rewrite import Rebuilder
+from tilewright.runtime.signals import RECORD_INTERRUPTED, RECORD_RAISED
 from tilewright.targets.cpu.attributes import number
 from tilewright.targets.llvm.builder import LLVMBuilder, LLVMValue
 
-WORDS = 37
-PROGRESS, RUNNING, VOTES, CLOCK, LIMIT = range(32, WORDS)
+WORDS = 40
+PROGRESS, RUNNING, VOTES, CLOCK, LIMIT, ASK = range(32, 38)
+RAISED, INTERRUPTED = RECORD_RAISED, RECORD_INTERRUPTED
 WAITING_SECONDS = 10.0  # for which all instances that run may wait before a launch fails
 NUMBER = "cpu.assertion"  # the attribute that tells an assertion's number to the lowering
 _ACCESSES = frozenset({"load", "store", "atomic_rmw", "atomic_cas", "gather"})

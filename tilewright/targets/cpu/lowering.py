@@ -8,6 +8,7 @@ from tilewright import dtypes
 from tilewright.ir.core import Function, Operation, Value
 from tilewright.targets.cpu.affine import AffineAnalysis
 from tilewright.targets.cpu.aliasing import Hazard
+from tilewright.targets.cpu.asking import AskEmitter, loops_without_end
 from tilewright.targets.cpu.assemble import function_attributes
 from tilewright.targets.cpu.attributes import integer
 from tilewright.targets.cpu.dot import accumulator_extents
@@ -62,7 +63,7 @@ class KernelLowering:
     """The lowering of one function into `module`; `run` returns the scratch bytes it needs.
 
     `symbol` names the function of one program instance.  `fuse` lets a product and a sum become one instruction,
-    which rounds once; `careful` is told in `Aliasing`.
+    which rounds once; `careful` is told in `Aliasing`.  `asks` lets loops without a known end ask for signals.
     """
 
     def __init__(
@@ -73,6 +74,7 @@ class KernelLowering:
         symbol: str,
         fuse: bool = True,
         careful: bool = False,
+        asks: bool = True,
     ) -> None:
         self.function = function
         self.fuse = fuse
@@ -87,6 +89,12 @@ class KernelLowering:
         self.streams = self._has_streams()
         self.asserts = any(operation.opcode == "assert" for operation in function.walk())
         self.waits = watches_waits(function)
+        self.asks = asks and loops_without_end(function)
+
+    @property
+    def records(self) -> bool:
+        """Whether the launcher gives the address of a record."""
+        return self.asserts or self.asks
 
     def _has_streams(self) -> bool:
         """Whether stores go around the caches: where x86 has instructions for it, and nothing in the kernel orders its
@@ -126,7 +134,7 @@ class KernelLowering:
             parameters.append((register_type(argument.type.element), f"p{number}", " ".join(attributes)))
         parameters.append(("ptr", "scratch", "noalias align 64"))
         parameters += [("i32", f"{kind}_{axis}", "") for kind in ("program", "count") for axis in _GRID]
-        return [*parameters, ("ptr", "record", "")] if self.asserts else parameters
+        return [*parameters, ("ptr", "record", "")] if self.records else parameters
 
     def _emit_instance(self, steps: Sequence[Step]) -> None:
         attributes = function_attributes(self.target)
@@ -141,7 +149,7 @@ class KernelLowering:
         builder.float_flags = "contract" if self.fuse else ""
         count = len(self.function.region.arguments)
         scratch, *rest = builder.arguments[count:]
-        grid, self.record = rest[:6], rest[6] if self.asserts else None
+        grid, self.record = rest[:6], rest[6] if self.records else None
         self.builder = builder
         self.scalars: dict[Value, LLVMValue] = dict(
             zip(self.function.region.arguments, builder.arguments[:count], strict=True)
@@ -160,7 +168,11 @@ class KernelLowering:
         if self.waits:
             assert self.record is not None
             self.waiting = WaitEmitter(builder, self.record, grid[:3])
-        self.effects = EffectEmitter(self.evaluator, storage, grid[:3], self.record, self.waiting)
+        self.asking = None
+        if self.asks:
+            assert self.record is not None
+            self.asking = AskEmitter(builder, self.record)
+        self.effects = EffectEmitter(self.evaluator, storage, grid[:3], self.record, self.waiting, self.asking)
         self.scans = ScanEmitter(self.evaluator, storage, self.target)
         self._steps(steps)
         builder.finish()
@@ -276,8 +288,10 @@ class KernelLowering:
                 self.scalars[argument] = self.scalars[result] = self.scalars[source]
         builder.branch_if(self.scalars[condition], body, done)
         builder.start(body)
-        if self.record is not None:
+        if self.record is not None and self.asserts:
             emit_stop(builder, self.record)
+        if self.asking is not None:
+            self.asking.passed()
         self._steps(bodies[1])
         latch = builder.block
         following = [self.scalars[after.terminator.operands[place]] for place in places]

@@ -17,14 +17,14 @@ class CPUOptions:
     overlap in a way that loops do not bear: "refuse" makes the entry point return 1 without having run anything (if
     `refuses` says so), "careful" makes a kernel that takes all arrays, and with "" the kernel has both versions in it.
     `check_bounds` stops it at accesses outside of its arrays, whose first address and size in bytes follow the
-    arguments; without `watch_waits` nothing ends a launch that waits for ever.  `keep_texts` adds "ir", "llvm" and
-    "asm" to the binary's texts.
+    arguments; without `watches` nothing ends a launch that waits for ever, and loops ask for no signals.  `keep_texts`
+    adds "ir", "llvm" and "asm" to the binary's texts.
     """
 
     fuse: bool = True
     overlap: str = ""
     check_bounds: bool = False
-    watch_waits: bool = True
+    watches: bool = True
     keep_texts: bool = False
 
     @classmethod
@@ -34,7 +34,7 @@ class CPUOptions:
             fuse=bool(given.get("enable_fp_fusion", True)),
             overlap=given.get("overlap") or "",
             check_bounds=bool(given.get("check_bounds")),
-            watch_waits=given.get("waits") != "unwatched",
+            watches=given.get("waits") != "unwatched",
             keep_texts=bool(given.get("keep_texts")),
         )
 

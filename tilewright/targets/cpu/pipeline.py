@@ -33,8 +33,9 @@ class LoweredKernel:
     text: str
     symbol: str
     scratch_bytes: int
-    asserts: bool = False
+    records: bool = False
     waits: bool = False
+    asks: bool = False
     refuses: bool = False
     remarks: tuple[Remark, ...] = ()
     explanation: Callable[[], str] = field(default=str, compare=False)  # the decisions, line by line of the source
@@ -72,7 +73,7 @@ def _lower(function: Function, target: CPUTarget, symbol: str, options: CPUOptio
         if is_explicit(operation.opcode):
             raise explicit_error(operation, "a CPU")
     passes = tuple(step for step, _ in CPU_PASSES)
-    if not options.watch_waits:
+    if not options.watches:
         passes = tuple(step for step in passes if step is not watch_waits)
     if options.check_bounds:
         first = len(list(assertions(function)))
@@ -86,16 +87,17 @@ def _lower(function: Function, target: CPUTarget, symbol: str, options: CPUOptio
     module = Module(features=frozenset(target.features))
     fuse, overlap = options.fuse, options.overlap
     instance, careful = f"{symbol}.instance", f"{symbol}.careful"
-    lowering = KernelLowering(function, target, module, instance, fuse, overlap == "careful")
+    asks = options.watches
+    lowering = KernelLowering(function, target, module, instance, fuse, overlap == "careful", asks)
     scratch_bytes = lowering.run()
     both = bool(lowering.hazards) and overlap != "refuse"
-    needed = KernelLowering(function, target, module, careful, fuse, True).run() if both else 0
+    needed = KernelLowering(function, target, module, careful, fuse, True, asks).run() if both else 0
     entry = Entry(
         symbol,
         instance,
         careful if both else None,
         lowering.hazards,
-        lowering.asserts,
+        lowering.records,
         lowering.waits,
         lowering.streams,
     )
@@ -105,8 +107,9 @@ def _lower(function: Function, target: CPUTarget, symbol: str, options: CPUOptio
         text=module.text,
         symbol=symbol,
         scratch_bytes=max(scratch_bytes, needed),
-        asserts=lowering.asserts,
+        records=lowering.records,
         waits=lowering.waits,
+        asks=lowering.asks,
         refuses=entry.refuses,
         remarks=tuple(lowering.remarks),
         explanation=partial(lowering.report.text, title, scratch_bytes),

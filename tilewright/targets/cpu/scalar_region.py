@@ -6,6 +6,7 @@ from collections.abc import Sequence
 
 from tilewright.ir.core import Operation, Region, Value
 from tilewright.ir.ops import ELEMENTWISE
+from tilewright.targets.cpu.asking import AskEmitter
 from tilewright.targets.cpu.attributes import number
 from tilewright.targets.cpu.elementwise import unsupported
 from tilewright.targets.cpu.evaluate import Evaluator
@@ -13,10 +14,11 @@ from tilewright.targets.llvm.builder import Block, LLVMValue
 
 
 class ScalarRegion:
-    """Emits one region; `known` holds the LLVM value of every Tile IR value met so far."""
+    """Emits one region; `known` holds the LLVM value of every Tile IR value met so far, and its loops use `asking`."""
 
-    def __init__(self, evaluator: Evaluator) -> None:
+    def __init__(self, evaluator: Evaluator, asking: AskEmitter | None) -> None:
         self.evaluator = evaluator
+        self.asking = asking
         self.builder = evaluator.builder
         self.known: dict[Value, LLVMValue] = {}
 
@@ -78,6 +80,8 @@ class ScalarRegion:
         condition, *forwarded = self.emit(before, headers)
         builder.branch_if(condition, body, done)
         builder.start(body)
+        if self.asking is not None:
+            self.asking.passed()
         following = self.emit(after, forwarded)
         latch = builder.block
         builder.branch(head)
