@@ -18,6 +18,7 @@ two readers of an element instead of all.
 from __future__ import annotations
 
 from dataclasses import dataclass
+from types import EllipsisType
 
 import numpy as np
 
@@ -107,11 +108,14 @@ class Checks:
     def __init__(self, memory: Memory) -> None:
         self.memory = memory
         self.index: tuple[int, ...] = ()
+        self.present = -1  # the number of the present instance: so many have begun before it
+        self.begun: dict[tuple[int, ...], int] = {}
         self.clocks: dict[tuple[int, ...], dict[tuple[int, ...], int]] = {}  # how far each instance knows each other
         self.time: dict[tuple[int, ...], int] = {}  # the present instance's clock
         self.released: dict[int, dict[tuple[int, ...], int]] = {}  # clocks left at addresses by atomics
         self.accesses: list[_Access | None] = [None]
         self.numbers: dict[_Access, int] = {}
+        self.instances = np.full(64, -1)  # of each access, by its number: that of its instance, -1 for none
         self.shadows: dict[int, tuple[_Shadow, int]] = {}  # of a buffer: where it begins in its stretch of memory
         self.wide: dict[int, _Wide] = {}
         self.exchanges: list[_Exchange] = []  # of the atomic that is being carried out
@@ -124,17 +128,21 @@ class Checks:
                 self.clocks[index] = {index: 0}
                 self.wide.clear()
             self.index, self.time = index, self.clocks[index]
+            self.present = self.begun.setdefault(index, len(self.begun))
         self.undefined.before(operation, operands)
         if operation.opcode not in ("load", "store", "atomic_rmw", "atomic_cas"):
             return
         pointer = operands[0]
         position = MASK_OPERAND.get(operation.opcode)
-        mask = operands[position] if position is not None and len(operands) > position else np.ones(pointer.shape, bool)
-        addresses = pointer[mask]
+        masked = position is not None and len(operands) > position
+        mask = operands[position] if masked else np.asarray(True)  # type: ignore[index]
+        addresses = pointer[mask] if masked else np.ravel(pointer)
         self._check_overflow(operation, pointer, mask)
         element = operation.operands[0].type.element
         assert isinstance(element, PointerType)
-        values = operands[1][mask] if operation.opcode == "store" else None
+        values = None
+        if operation.opcode == "store":
+            values = operands[1][mask] if masked else np.ravel(operands[1])
         if values is not None:
             _check_duplicates(self.memory, addresses, values, element.element)
         for buffer, offsets, lanes in self.memory.resolve(addresses, element.element):
@@ -142,7 +150,8 @@ class Checks:
             try:
                 self._access(operation, buffer, offsets, chosen, element.element)
             except ExecutionError as error:
-                error.lane = int(np.flatnonzero(lanes)[error.lane or 0])
+                if not isinstance(lanes, EllipsisType):
+                    error.lane = int(np.flatnonzero(lanes)[error.lane or 0])
                 raise
         self.undefined.stored(operation, operands)
         if operation.opcode.startswith("atomic") and addresses.size == 1:
@@ -194,9 +203,9 @@ class Checks:
             self._check_order(used["writer"], buffer, offsets, size)
             if not operation.attributes["volatile"]:
                 self._check_order(used["changer"], buffer, offsets, size, _READ)
-            later = used["reader"] != number
-            same = self._instance_of(used["reader"]) == self._instance_of(np.asarray([number]))
-            shadow.used["earlier_reader"][grains] = np.where(later & ~same, used["reader"], used["earlier_reader"])
+            replaced = self.instances[used["reader"]] != self.instances[number]
+            if replaced.any():
+                shadow.used["earlier_reader"][grains] = np.where(replaced, used["reader"], used["earlier_reader"])
             shadow.used["reader"][grains] = number
         elif opcode == "store":
             assert values is not None
@@ -204,7 +213,9 @@ class Checks:
             stored = np.ascontiguousarray(np.ravel(values).astype(_stored(element), copy=False))
             changed = np.any(old != stored.view(np.uint8).reshape(-1, size), axis=1)
             for name in _USES:
-                others = np.where(changed[:, None], used[name], 0) if name == "writer" else used[name]
+                others = used[name]
+                if name == "writer" and others.any():
+                    others = np.where(changed[:, None], others, 0)
                 self._check_order(others, buffer, offsets, size)
             shadow.used["writer"][grains] = number
         else:
@@ -237,19 +248,13 @@ class Checks:
     def _number(self, operation: Operation) -> int:
         volatile = bool(operation.attributes.get("volatile"))
         access = _Access(self.index, self.time[self.index], operation.opcode, operation.location, volatile)
-        if access not in self.numbers:
-            self.numbers[access] = len(self.accesses)
+        number = self.numbers.setdefault(access, len(self.accesses))
+        if number == len(self.accesses):
             self.accesses.append(access)
-        return self.numbers[access]
-
-    def _instance_of(self, numbers: Array) -> Array:
-        """A number for the instance of each access, -1 for none."""
-        known, places = np.unique(numbers, return_inverse=True)
-        names = []
-        for number in known:
-            access = self.accesses[int(number)]
-            names.append(-1 if access is None else hash(access.index))
-        return np.asarray(names)[places].reshape(numbers.shape)
+            if number == len(self.instances):
+                self.instances = np.append(self.instances, np.full(number, -1))
+            self.instances[number] = self.present
+        return number
 
     def _check_exchange(self, operation: Operation, exchange: _Exchange) -> None:
         """Raise where an atomic has changed what another instance loads, and nothing orders them."""
@@ -264,9 +269,15 @@ class Checks:
 
     def _check_order(self, others: Array, buffer: Buffer, offsets: Array, size: int, advice: str = _ALONE) -> None:
         """Raise unless everything that these earlier accesses did comes before the present operation."""
-        for number in np.unique(others):
+        if not others.any():
+            return
+        instances = self.instances[others]
+        foreign = (instances != self.present) & (instances >= 0)
+        if not foreign.any():
+            return
+        for number in np.unique(others[foreign]):
             other = self.accesses[int(number)]
-            if other is None or other.index == self.index or other.time <= self.time.get(other.index, -1):
+            if other is None or other.time <= self.time.get(other.index, -1):
                 continue
             lane = int(np.flatnonzero((others == number).any(axis=1))[0])
             address = buffer.place(int(offsets[lane]), size)
@@ -299,6 +310,8 @@ class Checks:
         for exchange in self.exchanges:
             self._check_exchange(operation, exchange)
         self.exchanges.clear()
+        if not self.wide and opcode not in _WRAPPING:
+            return
         known = [self.wide.get(id(operand)) for operand in operands]
         if opcode in _WRAPPING:
             element = operation.results[0].type.element
@@ -330,7 +343,7 @@ class Checks:
         self, operation: Operation, operands: list[Array], known: list[_Wide | None], result: Array, values: Array
     ) -> None:
         wrong = result.astype(np.int64, copy=False) != values
-        if not np.any(wrong):
+        if not wrong.any():
             return
         before = next((entry for entry in known if entry is not None), None)
         if before is not None:
@@ -387,6 +400,8 @@ def _stored(element: DType) -> np.dtype:
 def _check_duplicates(memory: Memory, addresses: Array, values: Array, element: DType) -> None:
     """Raise when lanes of one store give one address different values: which one remains is left open."""
     flat = np.ravel(addresses)
+    if (flat[1:] > flat[:-1]).all():
+        return
     order = np.argsort(flat, kind="stable")
     bits = np.ascontiguousarray(np.ravel(values).astype(_stored(element), copy=False))
     bits = bits.view(np.uint8).reshape(-1, element.itemsize)[order]

@@ -35,6 +35,7 @@ from tilewright.ir.undefined_lanes import MASK_OPERAND
 from tilewright.ir.waiting import deciding_values
 
 Array = np.ndarray
+_KNOWN = frozenset({"constant", "arange"})  # the same in every pass of every instance
 _PATIENCE = 64  # passes of a `while` without a change of memory until it is asked which values matter
 
 
@@ -63,6 +64,8 @@ def run(
         described = [replace(facts, name=name) for facts, name in zip(described, names, strict=True)]
     parameters = zip(function.region.arguments, described, arguments, strict=True)
     initial = {value: argument_value(value.type, facts, given, memory) for value, facts, given in parameters}
+    # Computed once: an instance does not compute what it knows.
+    initial |= {op.result: evaluate(op, ())[0] for op in function.walk() if op.opcode in _KNOWN}
     checks = Checks(memory) if check else None
     extents = full_extents(grid)
     if any(is_explicit(operation.opcode) for operation in function.walk()):
@@ -91,8 +94,10 @@ def evaluate(operation: Operation, operands: Sequence[Array]) -> list[Array]:
     """The results of an operation that has a NumPy meaning in the op table, from its operands' values."""
     info = OPS[operation.opcode]
     assert info.evaluate is not None
-    attributes = {name: operation.attributes[name] for name in info.attributes}
-    results = info.evaluate(*operands, **attributes)
+    if info.attributes:
+        results = info.evaluate(*operands, **{name: operation.attributes[name] for name in info.attributes})
+    else:
+        results = info.evaluate(*operands)
     return list(results) if isinstance(results, tuple) else [np.asarray(results)]
 
 
@@ -157,6 +162,8 @@ class _Instance:
         return [self.values[value] for value in region.terminator.operands]
 
     def operation(self, operation: Operation) -> None:
+        if operation.opcode in _KNOWN and operation.results[0] in self.values:
+            return
         operands = [self.values[value] for value in operation.operands]
         handler = _HANDLERS.get(operation.opcode)
         try:
@@ -198,8 +205,12 @@ class _Instance:
 
     def store(self, operation: Operation, operands: list[Array]) -> list[Array]:
         pointer, value, *rest = operands
-        mask = rest[0] if rest else np.ones(pointer.shape, np.bool_)
-        self.memory.write(pointer[mask], value[mask], _pointee(operation))
+        mask = rest[0] if rest else None
+        if mask is None:
+            pointer, value = np.ravel(pointer), np.ravel(value)  # in order: of several at one place the last remains
+        else:
+            pointer, value = pointer[mask], value[mask]
+        self.memory.write(pointer, value, _pointee(operation))
         return []
 
     def atomic_rmw(self, operation: Operation, operands: list[Array]) -> list[Array]:

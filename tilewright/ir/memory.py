@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import ctypes
 from dataclasses import dataclass, field
+from types import EllipsisType
 
 import numpy as np
 
@@ -36,6 +37,9 @@ class Address:
     """A pointer argument to memory whose extent nobody knows."""
 
     number: int
+
+
+Lanes = np.ndarray | EllipsisType
 
 
 @dataclass
@@ -99,15 +103,27 @@ class Memory:
             return buffer.place(offset, itemsize)
         return "null" if address == 0 else hex(address)
 
-    def resolve(self, addresses: np.ndarray, dtype: DType) -> list[tuple[Buffer, np.ndarray, np.ndarray]]:
-        """For each buffer that is met: the byte offsets, checked, and which lanes (a mask) they belong to.
+    def resolve(self, addresses: np.ndarray, dtype: DType) -> list[tuple[Buffer, np.ndarray, Lanes]]:
+        """For each buffer that is met: the byte offsets, checked, and which lanes they belong to (a mask, or all).
 
         Raises `ExecutionError`, whose `lane` is the first of the addresses that is wrong.
         """
+        if not addresses.size:
+            return []
+        first, last = int(addresses.min()), int(addresses.max())
+        number = (first >> _OFFSET_BITS) - _FIRST
+        if number == (last >> _OFFSET_BITS) - _FIRST and 0 <= number < len(self.buffers):
+            buffer, start = self.buffers[number], ((_FIRST + number) << _OFFSET_BITS) + _BIAS
+            offsets = np.asarray(addresses - start)
+            size = dtype.itemsize
+            inside = start <= first and last <= start + buffer.bytes.size - size
+            if not inside or (size > 1 and (offsets & (size - 1)).any()):
+                _check(buffer, offsets, dtype)
+            return [(buffer, offsets, ...)]
         addresses = self._virtual(addresses)
         numbers = addresses >> _OFFSET_BITS
         offsets = (addresses & ((1 << _OFFSET_BITS) - 1)) - _BIAS
-        parts = []
+        parts: list[tuple[Buffer, np.ndarray, Lanes]] = []
         for number in np.unique(numbers):
             lanes = numbers == number
             buffer = self.buffers[int(number) - _FIRST]
@@ -192,10 +208,10 @@ def span(array: np.ndarray) -> tuple[np.ndarray, int]:
 
 def _check(buffer: Buffer, offsets: np.ndarray, dtype: DType) -> None:
     size = dtype.itemsize
-    if np.any(offsets % size):
+    if size > 1 and (offsets & (size - 1)).any():
         raise misaligned_error(buffer.name or "memory", dtype)
     outside = (offsets < 0) | (offsets > buffer.bytes.size - size)
-    if np.any(outside):
+    if outside.any():
         lane = int(np.flatnonzero(outside)[0])
         extent = (buffer.name, buffer.bytes.size)
         error = outside_error(extent, int(offsets.flat[lane]), dtype, (int(outside.sum()), offsets.size))

@@ -17,12 +17,14 @@ from typing import Any
 import ml_dtypes
 import numpy as np
 
-from tilewright.dtypes import DTYPES, DType, from_numpy
+from tilewright.dtypes import DTYPES, STORED, DType
 from tilewright.errors import ExecutionError
 
 Array = np.ndarray
 _BFLOAT16 = np.dtype(ml_dtypes.bfloat16)
+_FLOATS = frozenset(dtype.numpy for dtype in STORED if dtype.is_float)
 _FLOAT8 = tuple(dtype.numpy for dtype in DTYPES if dtype.is_float and dtype.bits == 8)
+_CAST_BY_NUMPY = frozenset(map(np.dtype, (np.float16, np.float32, np.float64)))
 
 
 # Rounding ----------------------------------------------------------------------------------------
@@ -30,19 +32,23 @@ _FLOAT8 = tuple(dtype.numpy for dtype in DTYPES if dtype.is_float and dtype.bits
 
 def is_float(dtype: np.dtype) -> bool:
     """True for NumPy's and ml_dtypes' floats."""
-    return from_numpy(dtype).is_float
+    return dtype in _FLOATS
 
 
 def round_to(values: Array, dtype: np.dtype) -> Array:
     """float64 values rounded once, to nearest even, to a float dtype; fp8 saturates to its greatest finite."""
     with np.errstate(all="ignore"):
-        if dtype == np.float64 or dtype == np.float32 or dtype == np.float16:
-            return np.asarray(values, np.float64).astype(dtype)
-        narrow = _round_to_odd(np.asarray(values, np.float64))
-        if dtype in _FLOAT8:
-            greatest = np.float32(ml_dtypes.finfo(dtype).max)
-            narrow = np.clip(narrow, -greatest, greatest)
-        return narrow.astype(dtype)
+        return _rounded(np.asarray(values, np.float64), dtype)
+
+
+def _rounded(values: Array, dtype: np.dtype) -> Array:
+    if dtype in _CAST_BY_NUMPY:
+        return values.astype(dtype)
+    narrow = _round_to_odd(values)
+    if dtype in _FLOAT8:
+        greatest = np.float32(ml_dtypes.finfo(dtype).max)
+        narrow = np.clip(narrow, -greatest, greatest)
+    return narrow.astype(dtype)
 
 
 def _round_to_odd(values: Array) -> Array:
@@ -79,7 +85,8 @@ def _in_float64(function: Any) -> Any:
 
     def meaning(*operands: Array) -> Array:
         with np.errstate(all="ignore"):
-            return round_to(function(*(x.astype(np.float64) for x in operands)), operands[0].dtype)
+            found = function(*(x.astype(np.float64) for x in operands))
+            return _rounded(np.asarray(found), operands[0].dtype)
 
     return meaning
 
@@ -89,8 +96,10 @@ def _number(floats: Any, integers: Any) -> Any:
     rounded = _in_float64(floats)
 
     def meaning(*operands: Array) -> Array:
-        if is_float(operands[0].dtype):
+        if operands[0].dtype in _FLOATS:
             return rounded(*operands)
+        if isinstance(integers, np.ufunc):  # which do not warn of integers that wrap
+            return np.asarray(integers(*operands))
         with np.errstate(all="ignore"):
             return np.asarray(integers(*operands)).astype(operands[0].dtype)
 
