@@ -22,6 +22,13 @@ class DType:
     kind: str
     bits: int
 
+    # Compared everywhere in a compiler, and nearly always with itself.
+    def __eq__(self, other: object) -> bool:
+        return self is other or (isinstance(other, DType) and self.name == other.name)
+
+    def __hash__(self) -> int:
+        return hash(self.name)
+
     @property
     def itemsize(self) -> int:
         """Bytes of one element in memory."""

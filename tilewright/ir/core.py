@@ -41,8 +41,11 @@ class Location:
     def __str__(self) -> str:
         return f"{self.file}:{self.line}:{self.column}"
 
+    def __hash__(self) -> int:  # not of all callers in turn
+        return hash((self.file, self.line, self.column))
 
-@dataclass(eq=False)
+
+@dataclass(eq=False, slots=True)
 class Value:
     """An SSA value: the result of an operation or an argument of a region. Compared by identity."""
 
@@ -51,7 +54,7 @@ class Value:
     definition: Operation | None = field(default=None, repr=False)  # None for a region's argument
 
 
-@dataclass(eq=False)
+@dataclass(eq=False, slots=True)
 class Region:
     """A list of operations ended by a terminator, with arguments."""
 
@@ -63,7 +66,7 @@ class Region:
         return self.operations[-1]
 
 
-@dataclass(eq=False)
+@dataclass(eq=False, slots=True)
 class Operation:
     """One operation; see `ir.ops` for the table of opcodes. Compared by identity."""
 

@@ -42,24 +42,24 @@ PRODUCTS = {
 
 
 def _kind(operand: TensorType, kind: type, what: str) -> Any:
-    require(isinstance(operand.handle, kind), f"{what} is {operand}")
+    require(isinstance(operand.handle, kind), lambda: f"{what} is {operand}")
     return operand.handle
 
 
 def _shared(operand: TensorType, writable: bool = False) -> SharedType:
     found: SharedType = _kind(operand, SharedType, "the tile")
     advice = "read it with .load(); let the CTA that it belongs to write it"
-    require(not (writable and found.remote), f"{operand} lies in another CTA and can only be loaded", advice)
+    require(not (writable and found.remote), lambda: f"{operand} lies in another CTA and can only be loaded", advice)
     return found
 
 
 def _number(operand: TensorType, dtype: DType, what: str) -> None:
-    require(operand == scalar(dtype), f"{what} is {operand}, not {dtype}")
+    require(operand == scalar(dtype), lambda: f"{what} is {operand}, not {dtype}")
 
 
 def _barrier(operand: TensorType) -> None:
     found: BarrierType = _kind(operand, BarrierType, "the barrier")
-    require(found.count is None, f"{operand} are several: choose one with barrier_index")
+    require(found.count is None, lambda: f"{operand} are several: choose one with barrier_index")
 
 
 # Shared memory
@@ -69,15 +69,21 @@ def shared_alloc(operands: Types, attributes: Attributes, regions: Regions) -> l
     shape, dtype, swizzle = attributes["shape"], attributes["dtype"], attributes["swizzle"]
     check_shape(shape)
     require(bool(shape), "shared memory has at least one axis", "tx.shared((1,), dtype) holds one element")
-    require(dtype.kind != "void" and not dtype.is_bool, f"shared memory does not hold {dtype}", "keep conditions as i8")
-    require(swizzle in SWIZZLES, f"swizzle {swizzle} is not one of {SWIZZLES}")
+    require(
+        dtype.kind != "void" and not dtype.is_bool,
+        lambda: f"shared memory does not hold {dtype}",
+        "keep conditions as i8",
+    )
+    require(swizzle in SWIZZLES, lambda: f"swizzle {swizzle} is not one of {SWIZZLES}")
     if swizzle:
         require(len(shape) >= 2, "a swizzled tile has at least two axes", "leave swizzle out for a row of its own")
         row = shape[-1] * dtype.itemsize
         advice = f"a swizzle that divides the row, or rows of a multiple of {swizzle // dtype.itemsize} elements"
-        require(row % swizzle == 0, f"rows of {row} bytes are no multiple of the swizzle, {swizzle} bytes", advice)
+        require(
+            row % swizzle == 0, lambda: f"rows of {row} bytes are no multiple of the swizzle, {swizzle} bytes", advice
+        )
         advice = "round the rows up: copies fill those outside of the tensor with zeros, and do not write them"
-        require(shape[-2] % 8 == 0, f"a swizzled tile has a multiple of 8 rows, not {shape[-2]}", advice)
+        require(shape[-2] % 8 == 0, lambda: f"a swizzled tile has a multiple of 8 rows, not {shape[-2]}", advice)
     for operand in operands:
         _shared(operand, writable=True)
     return [scalar(SharedType(shape, dtype, swizzle))]
@@ -88,7 +94,7 @@ def shared_index(operands: Types, attributes: Attributes, regions: Regions) -> l
     _number(operands[1], int32, "the index")
     least = 3 if tile.swizzle or tile.transposed else 2
     advice = "a ring has one axis more: tx.shared((stages, rows, columns), …)"
-    require(len(tile.shape) >= least, f"{operands[0]} is a single tile", advice)
+    require(len(tile.shape) >= least, lambda: f"{operands[0]} is a single tile", advice)
     return [scalar(SharedType(tile.shape[1:], tile.element, tile.swizzle, tile.transposed, tile.remote))]
 
 
@@ -96,13 +102,13 @@ def shared_slice(operands: Types, attributes: Attributes, regions: Regions) -> l
     tile = _shared(operands[0])
     _number(operands[1], int32, "the start")
     axis, extent, rank = attributes["axis"], attributes["extent"], len(tile.shape)
-    require(0 <= axis < rank, f"axis {axis} is outside {operands[0]}", "axes count from 0")
+    require(0 <= axis < rank, lambda: f"axis {axis} is outside {operands[0]}", "axes count from 0")
     fits = 0 < extent <= tile.shape[axis]
-    require(fits, f"extent {extent} does not fit axis {axis} of {operands[0]}", "parts lie inside of the tile")
+    require(fits, lambda: f"extent {extent} does not fit axis {axis} of {operands[0]}", "parts lie inside of the tile")
     unit = slice_unit(tile, axis)
     require(
         extent % unit == 0,
-        f"extent {extent} is no multiple of {unit}, the unit of axis {axis} of {operands[0]}",
+        lambda: f"extent {extent} is no multiple of {unit}, the unit of axis {axis} of {operands[0]}",
         "parts of a swizzled tile are whole rows of its swizzle along the axis that is contiguous, else 8 rows; a part "
         "of a block is tx.block_slice",
     )
@@ -120,7 +126,7 @@ def slice_unit(tile: SharedType, axis: int) -> int:
 
 def shared_transpose(operands: Types, attributes: Attributes, regions: Regions) -> list[TensorType]:
     tile = _shared(operands[0])
-    require(len(tile.shape) >= 2, f"{operands[0]} has one axis", "give tx.shared a second extent")
+    require(len(tile.shape) >= 2, lambda: f"{operands[0]} has one axis", "give tx.shared a second extent")
     shape = (*tile.shape[:-2], tile.shape[-1], tile.shape[-2])
     return [scalar(SharedType(shape, tile.element, tile.swizzle, not tile.transposed, tile.remote))]
 
@@ -138,7 +144,7 @@ def shared_load(operands: Types, attributes: Attributes, regions: Regions) -> li
 
 def shared_store(operands: Types, attributes: Attributes, regions: Regions) -> list[TensorType]:
     tile = _shared(operands[0], writable=True)
-    require(operands[1] == TensorType(tile.shape, tile.element), f"a {operands[1]} does not fit {operands[0]}")
+    require(operands[1] == TensorType(tile.shape, tile.element), lambda: f"a {operands[1]} does not fit {operands[0]}")
     return []
 
 
@@ -148,7 +154,11 @@ def shared_store(operands: Types, attributes: Attributes, regions: Regions) -> l
 def barrier_alloc(operands: Types, attributes: Attributes, regions: Regions) -> list[TensorType]:
     require(attributes["count"] > 0, "there is at least one barrier", "one for each stage")
     advice = "how often roles arrive in a phase: one for each warp, for an elected role, and for an expect"
-    require(0 < attributes["arrivals"] < 1 << 20, f"{attributes['arrivals']} arrivals are not in 1 .. 2^20 - 1", advice)
+    require(
+        0 < attributes["arrivals"] < 1 << 20,
+        lambda: f"{attributes['arrivals']} arrivals are not in 1 .. 2^20 - 1",
+        advice,
+    )
     return [scalar(BarrierType(attributes["count"]))]
 
 
@@ -169,7 +179,7 @@ def barrier_arrive(operands: Types, attributes: Attributes, regions: Regions) ->
 def barrier_expect(operands: Types, attributes: Attributes, regions: Regions) -> list[TensorType]:
     _barrier(operands[0])
     advice = "add up tile.bytes of the copies that complete on the barrier"
-    require(0 < attributes["bytes"] < 1 << 20, f"{attributes['bytes']} bytes are not in 1 .. 2^20 - 1", advice)
+    require(0 < attributes["bytes"] < 1 << 20, lambda: f"{attributes['bytes']} bytes are not in 1 .. 2^20 - 1", advice)
     return []
 
 
@@ -183,7 +193,9 @@ def named(operands: Types, attributes: Attributes, regions: Regions) -> list[Ten
     _number(operands[0], int32, "the barrier's number")
     threads = attributes["threads"]
     advice = "32 for each warp of each copy that comes"
-    require(0 < threads <= 1024 and threads % 32 == 0, f"{threads} threads are no multiple of 32 up to 1024", advice)
+    require(
+        0 < threads <= 1024 and threads % 32 == 0, lambda: f"{threads} threads are no multiple of 32 up to 1024", advice
+    )
     return []
 
 
@@ -195,16 +207,20 @@ def _tile_of_map(operands: Types, what: str) -> tuple[int, SharedType]:
     found: TensorMapType = _kind(operands[0], TensorMapType, "the first operand")
     rank = len(found.block)
     advice = "join axes that lie behind each other in memory: reshape the tensor on the host"
-    require(rank <= GREATEST_RANK, f"{operands[0]} has {rank} axes, a copy moves at most {GREATEST_RANK}", advice)
-    require(len(operands) > rank + 1, f"{operands[0]} needs {rank} coordinates, then the tile")
+    require(
+        rank <= GREATEST_RANK, lambda: f"{operands[0]} has {rank} axes, a copy moves at most {GREATEST_RANK}", advice
+    )
+    require(len(operands) > rank + 1, lambda: f"{operands[0]} needs {rank} coordinates, then the tile")
     for coordinate in operands[1 : 1 + rank]:
         _number(coordinate, int32, "a coordinate")
     tile = _shared(operands[1 + rank], writable=True)
     advice = "give the tile itself, and take .T where it is used"
-    require(not tile.transposed, f"{what} moves tiles as they lie in memory, not transposed", advice)
+    require(not tile.transposed, lambda: f"{what} moves tiles as they lie in memory, not transposed", advice)
     fits = without_ones(tile.shape) == without_ones(found.block) or _in_rows(tile, found.block)
     advice = "one tile (of a ring: ring[stage]) with the map's extents and type: tx.shared(map.block_shape, map.dtype)"
-    require(fits and tile.element == found.element, f"{operands[1 + rank]} is not a tile of {operands[0]}", advice)
+    require(
+        fits and tile.element == found.element, lambda: f"{operands[1 + rank]} is not a tile of {operands[0]}", advice
+    )
     return rank, tile
 
 
@@ -221,7 +237,9 @@ def without_ones(shape: tuple[int, ...]) -> tuple[int, ...]:
 
 def tma_load(operands: Types, attributes: Attributes, regions: Regions) -> list[TensorType]:
     rank, _ = _tile_of_map(operands, "tma_load")
-    require(len(operands) in (rank + 3, rank + 4), f"takes a map, {rank} coordinates, a tile, a barrier[, a mask]")
+    require(
+        len(operands) in (rank + 3, rank + 4), lambda: f"takes a map, {rank} coordinates, a tile, a barrier[, a mask]"
+    )
     _barrier(operands[rank + 2])
     for mask in operands[rank + 3 :]:
         _number(mask, int16, "the multicast mask")
@@ -230,21 +248,21 @@ def tma_load(operands: Types, attributes: Attributes, regions: Regions) -> list[
 
 def tma_store(operands: Types, attributes: Attributes, regions: Regions) -> list[TensorType]:
     rank, tile = _tile_of_map(operands, "tma_store")
-    require(len(operands) == rank + 2, f"takes a map, {rank} coordinates and a tile")
+    require(len(operands) == rank + 2, lambda: f"takes a map, {rank} coordinates and a tile")
     if attributes["kind"] in ("and", "or", "xor"):
         advice = "add, min or max combine floats"
-        require(tile.element.is_integer, f"{attributes['kind']} is for integers, not {tile.element}", advice)
+        require(tile.element.is_integer, lambda: f"{attributes['kind']} is for integers, not {tile.element}", advice)
     return []
 
 
 def tma_prefetch(operands: Types, attributes: Attributes, regions: Regions) -> list[TensorType]:
     rank, _ = _tile_of_map(operands, "tma_prefetch")
-    require(len(operands) == rank + 2, f"takes a map, {rank} coordinates and a tile")
+    require(len(operands) == rank + 2, lambda: f"takes a map, {rank} coordinates and a tile")
     return []
 
 
 def prefetch(operands: Types, attributes: Attributes, regions: Regions) -> list[TensorType]:
-    require(operands[0].is_pointer and not operands[0].shape, f"the address is {operands[0]}, not one pointer")
+    require(operands[0].is_pointer and not operands[0].shape, lambda: f"the address is {operands[0]}, not one pointer")
     _number(operands[1], int32, "the number of bytes")
     return []
 
@@ -262,7 +280,7 @@ def wgmma_start(operands: Types, attributes: Attributes, regions: Regions) -> li
     shape, dtype = attributes["shape"], attributes["dtype"]
     advice = "two axes, of tl.float32 for floats and tl.int32 for int8"
     fits = len(shape) == 2 and dtype.name in PRODUCTS.values()
-    require(fits, f"{dtype} of shape {list(shape)} is no accumulator", advice)
+    require(fits, lambda: f"{dtype} of shape {list(shape)} is no accumulator", advice)
     return [scalar(PendingType(shape, dtype))]
 
 
@@ -284,10 +302,10 @@ def wgmma(operands: Types, attributes: Attributes, regions: Regions) -> list[Ten
         require(not isinstance(tile, SharedType) or tile.swizzle > 0, "wgmma reads swizzled tiles", advice)
     accumulator = PRODUCTS.get((element.name, b.element.name))
     advice = "f16, bf16 or f32 (as tf32) with their like, fp8 of either format, 8-bit integers"
-    require(accumulator is not None, f"wgmma does not multiply {element} and {b.element}", advice)
+    require(accumulator is not None, lambda: f"wgmma does not multiply {element} and {b.element}", advice)
     (rows, depth), (other, columns) = shape, b.shape
     advice = "a is [M, K] and b [K, N]: the transposed view, .T, of a tile of N rows"
-    require(depth == other, f"the inner extents {depth} and {other} differ", advice)
+    require(depth == other, lambda: f"the inner extents {depth} and {other} differ", advice)
     small = a.is_handle and rows < 64 and rows % 8 == 0
     text = f"operand A has a multiple of 64 rows (or fewer, in shared memory, a multiple of 8), not {rows}"
     require(rows % 64 == 0 or small, text, "round the rows up: copies fill those outside of the tensor with zeros")
@@ -296,7 +314,7 @@ def wgmma(operands: Types, attributes: Attributes, regions: Regions) -> list[Ten
     require(columns % step == 0 and columns <= 256, text, "divide the columns between several products: tile.slice")
     depth_step = 32 // element.itemsize
     advice = "round the depth up: what a copy reads outside of the tensor is zero"
-    require(depth % depth_step == 0, f"the inner extent {depth} is no multiple of {depth_step}", advice)
+    require(depth % depth_step == 0, lambda: f"the inner extent {depth} is no multiple of {depth_step}", advice)
     if element.itemsize != 2:
         text = f"operands of {element} are contiguous along the inner axis, of 16-bit types alone along the other too"
         advice = (
@@ -321,11 +339,15 @@ def wgmma_wait(operands: Types, attributes: Attributes, regions: Regions) -> lis
 
 def block_slice(operands: Types, attributes: Attributes, regions: Regions) -> list[TensorType]:
     (block,), axis = operands, attributes["axis"]
-    require(not block.is_handle, f"{block} is no block")
-    require(0 <= axis < block.rank, f"axis {axis} is outside {block}", "axes count from 0")
+    require(not block.is_handle, lambda: f"{block} is no block")
+    require(0 <= axis < block.rank, lambda: f"axis {axis} is outside {block}", "axes count from 0")
     start, extent = attributes["start"], attributes["extent"]
     fits = start >= 0 and extent > 0 and start + extent <= block.shape[axis]
-    require(fits, f"{start} .. {start + extent - 1} is outside axis {axis} of {block}", "parts lie inside of the block")
+    require(
+        fits,
+        lambda: f"{start} .. {start + extent - 1} is outside axis {axis} of {block}",
+        "parts lie inside of the block",
+    )
     return [block.with_shape((*block.shape[:axis], extent, *block.shape[axis + 1 :]))]
 
 
@@ -352,7 +374,9 @@ def warp_roles(operands: Types, attributes: Attributes, regions: Regions) -> lis
         require(registers == 0 or warps % 4 == 0, "a role with a register budget has whole warpgroups", advice)
     require(all(flag in (0, 1) for flag in attributes["elected"]), "'elected' holds 0 and 1")
     threads = 32 * sum(warps * copies for warps, copies in zip(attributes["warps"], attributes["copies"], strict=True))
-    require(threads <= 1024, f"the roles have {threads} threads, a CTA has at most 1024", "fewer copies or warps")
+    require(
+        threads <= 1024, lambda: f"the roles have {threads} threads, a CTA has at most 1024", "fewer copies or warps"
+    )
     for region in regions:
         arguments = [value.type for value in region.arguments]
         require(arguments == [scalar(int32)], "a role takes the number of its copy, an i32")
@@ -365,7 +389,7 @@ def cluster_rank(operands: Types, attributes: Attributes, regions: Regions) -> l
 
 
 def warp_any(operands: Types, attributes: Attributes, regions: Regions) -> list[TensorType]:
-    require(operands[0].element == int1, f"{operands[0]} is not a block of i1")
+    require(operands[0].element == int1, lambda: f"{operands[0]} is not a block of i1")
     return [scalar(int1)]
 
 

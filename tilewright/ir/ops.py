@@ -251,7 +251,7 @@ _TAKES_HANDLES = explicit.OPCODES | {info.opcode for info in _SECTIONS["control 
 
 def info_of(opcode: str) -> OpInfo:
     """The row of an opcode; raises `InvalidIRError` for an unknown one."""
-    require(opcode in OPS, f"unknown opcode '{opcode}'")
+    require(opcode in OPS, lambda: f"unknown opcode '{opcode}'")
     return OPS[opcode]
 
 
@@ -291,15 +291,19 @@ def complete_attributes(opcode: str, given: Mapping[str, Attribute]) -> dict[str
     complete: dict[str, Attribute] = {}
     for name, row in info.attributes.items():
         value = given.get(name, row.default)
-        require(value is not REQUIRED, f"attribute '{name}' is missing")
+        if value is REQUIRED:
+            raise InvalidIRError(f"attribute '{name}' is missing")
         if row.kind == "ints" and isinstance(value, list):
             value = tuple(value)
-        require(ATTRIBUTE_CHECKS[row.kind](value), f"attribute '{name}' = {value!r} is not of kind '{row.kind}'")
-        choices = ", ".join(map(repr, row.choices or ()))
-        require(not choices or value in row.choices, f"{name}={value!r} is not one of {choices}", "choose one of them")
+        if not ATTRIBUTE_CHECKS[row.kind](value):
+            raise InvalidIRError(f"attribute '{name}' = {value!r} is not of kind '{row.kind}'")
+        if row.choices and value not in row.choices:
+            choices = ", ".join(map(repr, row.choices))
+            raise InvalidIRError(f"{name}={value!r} is not one of {choices}", advice="choose one of them")
         complete[name] = value
     for name, value in given.items():
-        require(name in info.attributes or "." in name, f"unknown attribute '{name}'")
+        if name not in info.attributes and "." not in name:
+            raise InvalidIRError(f"unknown attribute '{name}'")
         complete.setdefault(name, value)
     if opcode == "constant":
         complete["value"] = constant_value(complete["value"], complete["dtype"])
@@ -311,12 +315,12 @@ def constant_value(value: Any, dtype: Any) -> bool | int | float:
     if dtype.is_float:
         return semantics.round_float(float(value), dtype)
     if dtype.is_bool:
-        require(value in (0, 1), f"{value!r} is not a truth value")
+        require(value in (0, 1), lambda: f"{value!r} is not a truth value")
         return bool(value)
     whole = not isinstance(value, float) or (math.isfinite(value) and value.is_integer())
-    require(whole, f"{value!r} is not a whole number")
+    require(whole, lambda: f"{value!r} is not a whole number")
     low = -(2 ** (dtype.bits - 1)) if dtype.is_signed else 0
-    require(low <= value < low + 2**dtype.bits, f"{value} does not fit {dtype}")
+    require(low <= value < low + 2**dtype.bits, lambda: f"{value} does not fit {dtype}")
     return int(value)
 
 
@@ -330,9 +334,10 @@ def infer_types(
     if count < least or (greatest is not None and count > greatest):
         expected = str(least) if least == greatest else f"{least} to {greatest if greatest is not None else 'any'}"
         raise InvalidIRError(f"takes {expected} operands, not {count}")
-    require(info.regions in (None, len(regions)), f"takes {info.regions} regions, not {len(regions)}")
+    require(info.regions in (None, len(regions)), lambda: f"takes {info.regions} regions, not {len(regions)}")
     for operand in operands:
-        require(not operand.is_handle or opcode in _TAKES_HANDLES, f"takes numbers or pointers, not {operand}")
+        if operand.is_handle and opcode not in _TAKES_HANDLES:
+            raise InvalidIRError(f"takes numbers or pointers, not {operand}")
     return info.infer(operands, attributes, regions)
 
 

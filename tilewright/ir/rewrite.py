@@ -177,7 +177,10 @@ class Rewriter(Rebuilder):
 
 def rewrite(function: Function, table: RuleTable) -> Function:
     """`function` with the rules of `table` applied until none fires."""
-    fuel = _FUEL_PER_OPERATION * (1 + sum(1 for _ in function.walk()))
+    opcodes = [operation.opcode for operation in function.walk()]
+    if table.rules.keys().isdisjoint(opcodes):
+        return function
+    fuel = _FUEL_PER_OPERATION * (1 + len(opcodes))
     while True:
         rewriter = Rewriter(table, fuel)
         result = rewriter.run(function)

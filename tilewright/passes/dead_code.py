@@ -16,7 +16,8 @@ from tilewright.ir.rewrite import Rebuilder
 
 def remove_dead_code(function: Function) -> Function:
     """`function` without dead operations and dead carried values; the same object when there are none."""
-    return _Sweeper(_Marker(function)).run(function)
+    marked = _Marker(function)
+    return function if marked.everything(function) else _Sweeper(marked).run(function)
 
 
 class _Marker:
@@ -33,6 +34,17 @@ class _Marker:
             self.roots(operation)
         while self.pending:
             self.follow(self.pending.pop())
+
+    def everything(self, function: Function) -> bool:
+        """Whether there is nothing to sweep."""
+        for operation in function.walk():
+            if operation not in self.operations and not OPS[operation.opcode].terminator:
+                return False
+            if operation.opcode in ("for", "if", "while") and not self.values.issuperset(operation.results):
+                return False
+            if operation.opcode == "while" and not self.values.issuperset(operation.regions[0].arguments):
+                return False
+        return True
 
     def index(self, region: Region, owner: Operation | None) -> None:
         for position, value in enumerate(region.arguments):

@@ -14,12 +14,17 @@ from tilewright.ir.rewrite import Rebuilder, Replacement
 
 def hoist_loop_invariants(function: Function) -> Function:
     """`function` with loop-invariant pure operations before their loops; the same object when there are none."""
-    return _Hoister().run(function)
+    return _Hoister().run(function) if any(map(_may_lose, function.walk())) else function
+
+
+def _may_lose(operation: Operation) -> bool:
+    """Whether it is a loop out of which operations may move."""
+    return operation.opcode == "for" and not operation.attributes["disable_licm"]
 
 
 class _Hoister(Rebuilder):
     def visit(self, operation: Operation) -> Replacement:
-        if operation.opcode == "for" and not operation.attributes["disable_licm"]:
+        if _may_lose(operation):
             self.hoist(operation.regions[0])
         return None
 

@@ -25,7 +25,7 @@ _REPEATS = {"splat", "broadcast", "expand_dims", "reshape", "permute"}
 
 def carry_uniform_increments(function: Function) -> Function:
     """`function` with such loops rewritten; the same object when there are none."""
-    return _Pass().run(function)
+    return _Pass().run(function) if any(entry.opcode == "for" for entry in function.walk()) else function
 
 
 class _Pass(Rebuilder):

@@ -34,7 +34,7 @@ def compile_function(function: Function, target: CPUTarget, options: CPUOptions)
         if kept is not None:
             return kept
     started = time.perf_counter()
-    lowered = lower(function, target, options)
+    lowered = lower(function, target, options, text)
     lowering_seconds = time.perf_counter() - started
     code = assemble(lowered.text, target, keep_texts)
     seconds = {"lower": lowering_seconds, **code.seconds}

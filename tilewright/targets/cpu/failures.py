@@ -131,7 +131,8 @@ def number_assertions(function: Function) -> Function:
 
     The same object when there is nothing that may fail.
     """
-    return _Numbering({operation: place for place, operation in enumerate(assertions(function))}).run(function)
+    numbers = {operation: place for place, operation in enumerate(assertions(function))}
+    return _Numbering(numbers).run(function) if numbers else function
 
 
 def emit_untouched(builder: LLVMBuilder, record: LLVMValue) -> LLVMValue:

@@ -56,12 +56,12 @@ CPU_PASSES: tuple[tuple[Pass, str], ...] = (
 )
 
 
-def lower(function: Function, target: CPUTarget, options: CPUOptions) -> LoweredKernel:
-    """LLVM text for a verified kernel.
+def lower(function: Function, target: CPUTarget, options: CPUOptions, text: str = "") -> LoweredKernel:
+    """LLVM text for a verified kernel; `text` is its own as `print_function` has it, where it is at hand.
 
     Raises `CompilationError` with the source line for what the CPU cannot do.
     """
-    symbol = kernel_symbol(function, target.key, options.key)
+    symbol = kernel_symbol(function, target.key, options.key, text)
     with _deep_recursion:
         return _lower(function, target, symbol, options)
 

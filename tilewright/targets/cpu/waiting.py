@@ -47,7 +47,8 @@ def watch_waits(function: Function) -> Function:
 
     Its number in `failures` is -1 for the first of `loops`, -2 for the second, and so on.
     """
-    return _Watcher({operation: -1 - place for place, operation in enumerate(loops(function))}).run(function)
+    numbers = {operation: -1 - place for place, operation in enumerate(loops(function))}
+    return _Watcher(numbers).run(function) if numbers else function
 
 
 class _Watcher(Rebuilder):

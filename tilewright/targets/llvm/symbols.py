@@ -9,10 +9,10 @@ from tilewright.ir.core import Function
 from tilewright.ir.printer import print_function
 
 
-def kernel_symbol(function: Function, machine: str, options: str) -> str:
+def kernel_symbol(function: Function, machine: str, options: str, text: str = "") -> str:
     """A name that differs whenever the code may differ, so that many kernels link into one library; `machine` says what
-    it is compiled for, `options` how."""
-    content = "\n".join((print_function(function), machine, options))
+    it is compiled for, `options` how; `text` is the function's, where it is at hand."""
+    content = "\n".join((text or print_function(function), machine, options))
     digest = hashlib.sha256(content.encode()).hexdigest()[:16]
     name = "".join(letter if letter.isalnum() or letter == "_" else "_" for letter in function.name)
     return f"tw_{name}_{digest}"

@@ -46,7 +46,7 @@ def compile_function(function: Function, target: NvidiaTarget, options: NvidiaOp
         if kept is not None:
             return kept
     started = time.perf_counter()
-    lowered = _as_launched(lower(function, target, options), target, options)
+    lowered = _as_launched(lower(function, target, options, text), target, options)
     seconds = {"lower": time.perf_counter() - started}
     assembly = assemble_kernel(lowered, target, options.assembly)
     texts = _texts(text, lowered, assembly) if keep_texts else {}

@@ -37,12 +37,12 @@ NVIDIA_PASSES: tuple[tuple[Pass, str], ...] = (
 )
 
 
-def lower(function: Function, target: NvidiaTarget, options: NvidiaOptions) -> LoweredKernel:
-    """LLVM text for a verified kernel.
+def lower(function: Function, target: NvidiaTarget, options: NvidiaOptions, text: str = "") -> LoweredKernel:
+    """LLVM text for a verified kernel; `text` is its own as `print_function` has it, where it is at hand.
 
     Raises `CompilationError` with the source line for what the target cannot do.
     """
-    symbol = kernel_symbol(function, target.architecture, options.key)
+    symbol = kernel_symbol(function, target.architecture, options.key, text)
     function = run_passes(function, tuple(step for step, _ in NVIDIA_PASSES))
     if options.wait_at_entry and target.dependent_launch:
         if not any(operation.opcode == "grid_wait" for operation in function.walk()):
