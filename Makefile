@@ -1,11 +1,14 @@
 # The two commands of the README, and what the CI runs.  Needs Python >= 3.11 and make only.
 PYTHON ?= python3
 VENV ?= .venv
-# As many processes as CPUs; each takes up to 1.5 GB.
-PYTEST_ARGUMENTS ?= --numprocesses=auto --maxprocesses=8
+# As many processes as CPUs; each takes up to 1.5 GB. Tests of a module stay together and share what they build, until a
+# process has nothing left to do.
+PYTEST_ARGUMENTS ?= --numprocesses=auto --maxprocesses=8 --dist=worksteal
 BIN := $(VENV)/$(if $(filter Windows_NT,$(OS)),Scripts,bin)
 # Exported by some shells; they make NumPy's OpenBLAS choose slow kernels and would spoil comparisons.
 unexport OPENBLAS_CORETYPE OPENBLAS_L2_SIZE
+# Exported in some containers: every process that a test starts would compile all modules again.
+unexport PYTHONDONTWRITEBYTECODE
 
 .PHONY: demo test check format docs benchmark sanitize clean
 
