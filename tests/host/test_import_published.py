@@ -14,8 +14,8 @@ import pytest
 
 torch = pytest.importorskip("torch")
 
-import tilewright  # noqa: E402
 from tests.rounding import graph_bounds  # noqa: E402
+from tilewright.build.builder import build  # noqa: E402
 from tilewright.graph import reference  # noqa: E402
 from tilewright.importers import import_model  # noqa: E402
 
@@ -123,7 +123,7 @@ def check(module: Any, inputs: tuple[Any, ...]) -> None:
         assert np.abs(copy.deepcopy(module).double()(*wide).numpy() - exact[name]).max() <= 1e-6 * scale
     except RuntimeError:  # products of groups of rows
         assert np.abs(module(*inputs).numpy() - exact[name]).max() <= bounds[name]
-    engine = tilewright.compile(module, inputs, target="cpu")
+    engine = build(graph, "cpu")
     assert not engine.remarks
     error = np.abs(np.asarray(engine(*inputs), np.float64) - exact[name]).max()
     assert error <= bounds[name], (error, bounds[name])
