@@ -104,10 +104,17 @@ def test_bags_of_equal_size(mode: str, padding: int | None) -> None:
         np.testing.assert_allclose(found[graph.output_names[0]], module(*arguments).numpy(), rtol=1e-9, atol=1e-12)
 
 
-def test_bags_of_unknown_sizes_are_refused() -> None:
-    module = Function(nn.EmbeddingBag(9, 4)).eval()
-    with pytest.raises(UnsupportedOperationError, match="bags of different sizes"):
-        import_model(module, (torch.randint(0, 9, (6,)), torch.tensor([0, 2, 3])))
+def test_names_keep_their_capital_letters() -> None:
+    """Export makes small letters of all."""
+
+    class Capitals(nn.Module):
+        def forward(self, X: torch.Tensor, x: torch.Tensor, P: torch.Tensor, Extra: dict[str, Any]) -> torch.Tensor:
+            return X + x * P + Extra["Gain"]
+
+    example = {"X": torch.randn(3, 2), "x": torch.randn(2), "P": torch.randn(3, 2), "Extra": {"Gain": torch.randn(2)}}
+    graph = import_model(Capitals().eval(), example, {"X": {0: ("Rows", 1, 9)}, "P": {0: ("Rows", 1, 9)}})
+    assert [value.name for value in graph.inputs] == ["X", "x", "P", "Extra_Gain"]
+    assert str(graph.inputs[2].shape[0]) == "Rows"
 
 
 def test_sizes_in_arithmetic() -> None:

@@ -7,7 +7,7 @@ import inspect
 import logging
 import warnings
 import zipfile
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from typing import Any
 from unittest import mock
@@ -165,13 +165,14 @@ def import_module(
         whole = pytree.tree_structure((given, named)) == pytree.tree_structure((args, kwargs))
         program = _export(module, args, kwargs, native, whole)
         known = returned[-1] if returned else None
+        names = _own_names([leaf for leaf, _ in _named_leaves(module, args, kwargs)[1]])
         try:
-            return import_program(program, neutral, name, known)
+            return import_program(program, neutral, name, known, names)
         except UnsupportedOperationError as error:  # such as sizes that follow from numbers in tensors
             if not any(symbol_is_type(symbol, SymT.UNBACKED_INT) for symbol in program.range_constraints):
                 raise
             try:
-                graph = import_program(_fixed(module, args, kwargs, native), neutral, name, known)
+                graph = import_program(_fixed(module, args, kwargs, native), neutral, name, known, names)
             except Exception:  # the first error says more
                 raise error from None
             graph.remarks.append(f"numbers and sizes read from tensors are fixed to the example's: {_on_a_line(error)}")
@@ -324,10 +325,9 @@ def _both_forms(
     """The neutral and PyTorch's form of `dynamic_shapes`, whichever is given."""
     if not dynamic_shapes:
         return {}, None
-    bound = inspect.signature(module.forward).bind(*args, **kwargs).arguments
-    leaves, structure = pytree.tree_flatten_with_path(dict(bound))
-    names = ["_".join(_key(key) for key in path) for path, _ in leaves]
-    shapes = {name: tuple(getattr(leaf, "shape", ())) for name, (_, leaf) in zip(names, leaves, strict=True)}
+    bound, leaves, structure = _named_leaves(module, args, kwargs)
+    names = [name for name, _ in leaves]
+    shapes = {name: tuple(getattr(leaf, "shape", ())) for name, leaf in leaves}
     if _is_neutral(dynamic_shapes):
         neutral = parse_dynamic_shapes(dynamic_shapes)
         check_names(neutral, shapes)
@@ -337,6 +337,23 @@ def _both_forms(
     return _named_dims(dynamic_shapes, bound), dynamic_shapes
 
 
+def _named_leaves(
+    module: torch.nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]
+) -> tuple[dict[str, Any], list[tuple[str, Any]], Any]:
+    """The arguments by name, the tensors in them by theirs (`pair_0`), and their structure."""
+    bound = dict(inspect.signature(module.forward).bind(*args, **kwargs).arguments)
+    leaves, structure = pytree.tree_flatten_with_path(bound)
+    return bound, [("_".join(_key(key) for key in path), leaf) for path, leaf in leaves], structure
+
+
+def _own_names(names: Sequence[str]) -> dict[str, str]:
+    """Names of inputs by what export makes of them: small letters only, and a number where two are the same then."""
+    small = [name.lower() for name in names]
+    numbers = [small[:place].count(key) for place, key in enumerate(small)]
+    exported = [f"{key}_{number}" if number else key for key, number in zip(small, numbers, strict=True)]
+    return {key: name for key, name in zip(exported, names, strict=True) if exported.count(key) == 1}
+
+
 def _in_range(
     module: torch.nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any], dimensions: Mapping[str, Axes]
 ) -> tuple[tuple[Any, ...], dict[str, Any]]:
@@ -344,10 +361,9 @@ def _in_range(
 
     Raises `ImportModelError` for an example outside its range.
     """
-    bound = inspect.signature(module.forward).bind(*args, **kwargs).arguments
     changed: dict[int, Any] = {}  # by the tensor's identity; no tensor is given twice
-    for path, leaf in pytree.tree_flatten_with_path(dict(bound))[0]:
-        name, tensor = "_".join(_key(key) for key in path), leaf
+    for name, leaf in _named_leaves(module, args, kwargs)[1]:
+        tensor = leaf
         for axis, entry in dimensions.get(name, {}).items():
             if not (isinstance(entry, Dimension) and isinstance(leaf, torch.Tensor)):
                 continue
@@ -455,11 +471,12 @@ def import_program(
     dynamic_shapes: Mapping[str, Any] | None = None,
     name: str = "exported",
     returned: Any = None,
+    names: Mapping[str, str] | None = None,
 ) -> Graph:
     """Import an exported program: the signature gives inputs, constants, outputs and mutations.
 
     `dynamic_shapes` only names and narrows the dimensions that were exported as dynamic; `returned` is a result of the
-    module itself, for the objects in it.
+    module itself, for the objects in it; `names` are the module's for inputs that have others in the program.
     Raises `ImportModelError` when PyTorch cannot decompose the program, `UnsupportedOperationError`.
     """
     try:
@@ -476,7 +493,8 @@ def import_program(
     symbols = SymbolTable(builder, program.range_constraints, squeezed_symbols(program.graph), run_time=True)
     report = Report(name)
     walker = Walker(builder, symbols, report, RULES | FOREIGN, import_control)
-    importer = _ProgramImporter(program, builder, symbols, walker, parse_dynamic_shapes(dynamic_shapes, derived=True))
+    dimensions = parse_dynamic_shapes(dynamic_shapes, derived=True)
+    importer = _ProgramImporter(program, builder, symbols, walker, dimensions, names or {})
     importer.inputs()
     walker.run(program.graph.nodes)
     report.check()
@@ -523,12 +541,14 @@ class _ProgramImporter:
         symbols: SymbolTable,
         walker: Walker,
         dimensions: dict[str, Axes],
+        names: Mapping[str, str],
     ) -> None:
         self.program = program
         self.builder = builder
         self.symbols = symbols
         self.walker = walker
         self.dimensions = dimensions
+        self.names = names
         self.mutated = _written(program)
         self.input_values: dict[str, Value] = {}  # by placeholder name or buffer name
 
@@ -541,15 +561,16 @@ class _ProgramImporter:
             for spec in given:
                 self._name_symbols(nodes[spec.arg.name], derived)
         for spec in specs:
+            name = self.names.get(spec.arg.name, spec.arg.name)
             if isinstance(spec.arg, ConstantArgument):
                 if isinstance(spec.arg.value, (bool, int, float, str, type(None))):
-                    self.builder.graph.fixed[spec.arg.name] = spec.arg.value
+                    self.builder.graph.fixed[name] = spec.arg.value
                 if spec.arg.value is not None:
-                    self._remark(f"input {spec.arg.name!r} is always {spec.arg.value!r}, as in the example")
+                    self._remark(f"input {name!r} is always {spec.arg.value!r}, as in the example")
                 continue
             node = nodes[spec.arg.name]
             if spec.kind == InputKind.USER_INPUT and isinstance(spec.arg, TensorArgument):
-                self.walker.values[node] = self._input(node, node.name, node.name)
+                self.walker.values[node] = self._input(node, name, node.name)
             elif spec.kind == InputKind.BUFFER and spec.target in self.mutated:
                 self.walker.values[node] = self._input(node, str(spec.target), str(spec.target))
                 self._remark(f"buffer {str(spec.target)!r} is written by the model: it is an input, updated in place")
@@ -570,12 +591,13 @@ class _ProgramImporter:
 
     def _name_symbols(self, node: fx.Node, derived: bool) -> None:
         """Name the symbols that are sizes of an input, or those of which its sizes are linear functions."""
-        axes = self.dimensions.get(node.name, {})
+        name = self.names.get(node.name, node.name)
+        axes = self.dimensions.get(name, {})
         for axis, extent in enumerate(node.meta["val"].shape):
             if isinstance(extent, torch.SymInt) and bool(extent.node.expr.is_Symbol) != derived:
                 entry = axes.get(axis)
                 dimension = entry if isinstance(entry, Dimension) else None
-                self.symbols.name(extent.node.expr, dimension, f"{node.name}_{axis}")
+                self.symbols.name(extent.node.expr, dimension, f"{name}_{axis}")
 
     def _input(self, node: fx.Node, name: str, key: str) -> Any:
         fake = node.meta["val"]

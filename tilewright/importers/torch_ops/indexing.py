@@ -8,7 +8,7 @@ from typing import Any
 
 import numpy as np
 
-from tilewright.dtypes import DType, int64
+from tilewright.dtypes import DType, float32, int64
 from tilewright.graph.core import Value
 from tilewright.importers.emitter import Number, Scalar
 from tilewright.importers.report import Unsupported
@@ -41,12 +41,18 @@ def embedding_bag(
     include_last_offset: bool = False,
     padding_idx: int = -1,
 ) -> tuple[Value, None, None, None]:
-    """Sums (mode 0), means (1) or largest elements (2) of bags of rows, all of one size."""
+    """Sums (mode 0), means (1) or largest elements (2) of bags of rows; zeros for bags without any."""
     size = _bag_size(call, indices, offsets)
-    if include_last_offset or size is None:
-        raise Unsupported("bags of different sizes", "give the indices as a matrix, a bag in each row")
-    if mode == 2 and padding_idx >= 0:
-        raise Unsupported("largest elements of bags with padding", "mask the rows, and use amax")
+    if include_last_offset or size is None or (mode == 2 and padding_idx >= 0):
+        bags = simplify(lift(offsets.shape[0]) - int(include_last_offset))
+        rows = call.op("gather", weight, indices, axis=0)
+        kept = None if padding_idx < 0 else call.op("not_equal", indices, padding_idx)
+        return (
+            _ragged_bags(call, rows, call.slice(offsets, 0, 0, bags), mode, per_sample_weights, kept),
+            None,
+            None,
+            None,
+        )
     bags, width = floor_divide(indices.shape[0], size), weight.shape[1]
     rows = call.reshape(call.op("gather", weight, indices, axis=0), (bags, size, width))
     if mode == 2:
@@ -60,6 +66,33 @@ def embedding_bag(
         count = call.op("maximum", call.op("reduce_sum", call.cast(kept, rows.dtype), axes=(1,)), 1)
     total = call.op("reduce_sum", rows, axes=(1,))
     return call.op("divide", total, count) if mode == 1 else total, None, None, None
+
+
+def _ragged_bags(
+    call: Call, rows: Value, offsets: Value, mode: int, weights: Value | None, kept: Value | None
+) -> Value:
+    """What `embedding_bag` gives of rows [n, width] where bags begin at offsets; `kept` tells rows that count."""
+    bags, (count, width), dtype = offsets.shape[0], rows.shape, rows.dtype
+    wide = float32 if dtype.bits < 32 else dtype
+    rows, column = call.cast(rows, wide), call.unsqueeze(call.iota(count), 1)
+    begun = call.op("less_equal", call.cast(call.unsqueeze(offsets, 0), int64), column)  # [row, bag]
+    bag = call.op("subtract", call.op("reduce_sum", call.cast(begun, int64), axes=(1,)), 1)
+    if weights is not None:
+        rows = call.op("multiply", rows, call.reshape(call.cast(weights, wide), (count, 1)))
+    held = call.full((count,), 1.0, wide) if kept is None else call.cast(kept, wide)
+    members = call.op("scatter_reduce", call.full((bags,), 0.0, wide), bag, held, axis=0, reduction="add")
+    members = call.unsqueeze(members, 1)
+    least = float("-inf") if mode == 2 else 0.0
+    if kept is not None:
+        rows = call.op("where", call.unsqueeze(kept, 1), rows, call.builder.number(least, wide))
+    reduction = "maximum" if mode == 2 else "add"
+    total = call.op("scatter_reduce", call.full((bags, width), least, wide), bag, rows, axis=0, reduction=reduction)
+    if mode == 1:
+        total = call.op("divide", total, call.op("maximum", members, 1.0))
+    if mode == 2:
+        none = call.op("equal", members, 0.0)
+        total = call.op("where", none, call.builder.number(0.0, wide), total)
+    return call.cast(total, dtype)
 
 
 def _bag_size(call: Call, indices: Value, offsets: Value) -> int | None:
