@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import json
 from dataclasses import replace
 
@@ -269,6 +270,21 @@ def test_sizes_within_the_range_allocate_nothing(driver, rng):
     for given, out in calls:
         engine.run({"x": given}, out={"y": out})
     assert driver.calls["cuMemAlloc"] == before
+
+
+def test_memory_goes_back_with_the_last_user(driver, rng):
+    """At once, not when Python looks for cycles: the next engine may need it."""
+    gc.collect()
+    gc.disable()
+    try:
+        before = len(driver.memory)
+        engine = build(perceptron(rng), "cuda:sm_90a")
+        found = engine.run({"x": rng.standard_normal((3, 24)).astype(np.float32)})
+        assert len(driver.memory) > before
+        del engine, found
+        assert len(driver.memory) == before
+    finally:
+        gc.enable()
 
 
 def test_bounded_cache_of_graphs(driver, rng):

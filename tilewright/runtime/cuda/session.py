@@ -78,8 +78,9 @@ class CudaSession:
                 for key in first if programs[key].dependent_launch
             }  # fmt: skip
             self._tables = DeviceTables(device)
-            self._binder = Binder(starts, numbers, self._address, self._tables)
-            self._weight_memory, self._weights = self._upload(weights)
+            self._weight_memory, places = self._upload(weights)
+            # Nothing here refers to the session, so that its memory goes back to the GPU when the last user lets it go.
+            self._binder = Binder(starts, numbers, partial(_address, self._arena, places), self._tables)
             most = evaluate(plan.arena_bytes, {name: symbol.high for name, symbol in plan.symbols.items()})
             if most <= device.memory_bytes // _RESERVED:  # else it grows, which takes the driver milliseconds
                 self._arena.reserve(most)
@@ -346,10 +347,6 @@ class CudaSession:
             self._launches[call.values] = found
         return found
 
-    def _address(self, place: BufferReference) -> int:
-        """Where the arena, or a weight, begins."""
-        return self._arena.address if place.kind == "arena" else self._weights[place.name]
-
     # -- Order --------------------------------------------------------------------------------------------------------
 
     def _wait(self) -> None:
@@ -376,6 +373,11 @@ class CudaSession:
     def own_stream(self) -> int:
         """The stream for calls whose tensors are all in the host's memory."""
         return self._own_stream
+
+
+def _address(arena: DeviceBuffer, weights: Mapping[str, int], place: BufferReference) -> int:
+    """Where the arena, or a weight, begins."""
+    return arena.address if place.kind == "arena" else weights[place.name]
 
 
 class _Ordered:
