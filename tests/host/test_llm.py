@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import io
 import json
 import subprocess
 import sys
@@ -12,6 +13,7 @@ import pytest
 pytest.importorskip("tokenizers")
 pytest.importorskip("jinja2")
 
+from tests.host.cli_support import tilewright
 from tests.host.llm_reference import Reference
 from tests.host.llm_support import checkpoint_of, text_checkpoint
 from tilewright.errors import ImportModelError, InputError
@@ -175,14 +177,19 @@ def test_stop_texts_are_found_wherever_they_are_cut(rng):
         assert found.text == (text[: min(ends)] if ends else text)
 
 
-def test_the_command_line(folder):
-    def run(*arguments, text=""):
-        return subprocess.run([sys.executable, "-m", "tilewright", *arguments], input=text, capture_output=True,
-                              text=True, timeout=300)  # fmt: skip
+def test_the_command_line(folder, monkeypatch):
+    """Once in a process of its own, then in this one."""
 
-    first = run("generate", str(folder), "Once", "--max-tokens", "6", "--seed", "3", "--memory", "1")
-    again = run("generate", str(folder), "-", "--max-tokens", "6", "--seed", "3", "--memory", "1", text="Once")
+    def run(*arguments, text=""):
+        monkeypatch.setattr(sys, "stdin", io.TextIOWrapper(io.BytesIO(text.encode())))
+        return tilewright(*arguments)
+
+    options = ("--max-tokens", "6", "--seed", "3", "--memory", "1")
+    command = [sys.executable, "-m", "tilewright", "generate", str(folder), "-", *options]
+    first = subprocess.run(command, input="Once", capture_output=True, text=True, timeout=300)
+    again = run("generate", str(folder), "Once", *options)
     assert first.returncode == 0 and first.stdout == again.stdout and "tokens" in first.stderr
+    assert run("generate", str(folder), "-", *options, text="Once").stdout == first.stdout
     chat = run("chat", str(folder), "--max-tokens", "4", "--memory", "1", text="Hello\nAnd you?\n")
     assert chat.returncode == 0 and chat.stdout
     missing = run("generate", str(folder / "nothing"), "Once")
