@@ -60,6 +60,12 @@ def test_products_of_two_inputs(rng: np.random.Generator) -> None:
     np.testing.assert_array_equal(found, (x.astype(np.int64) - 131) @ w.astype(np.int64))
 
 
+def test_a_product_of_no_depth_is_zero() -> None:
+    graph = product(np.zeros((0, 4), np.int8), 0, 4, 0)
+    found = build(optimize(graph), "cpu").run({"x": np.zeros((5, 0), np.uint8)})["y"]
+    np.testing.assert_array_equal(found, np.zeros((5, 4), np.int32))
+
+
 def test_integers_of_any_size_stay(rng: np.random.Generator) -> None:
     b = GraphBuilder("wide")
     x = b.input("x", int32, (3, 8))

@@ -63,6 +63,19 @@ def test_external_data_stays_in_the_folder(tmp_path: Path, rng: np.random.Genera
         import_model(model)
 
 
+@pytest.mark.parametrize(("op", "given"), [("LeakyRelu", "alpha = 0.01"), ("HardSigmoid", "alpha = 0.2, beta = 0.5")])
+def test_a_default_is_rounded_as_an_attribute(op: str, given: str, rng: np.random.Generator) -> None:
+    """Attributes are float32, also those of an operation in float64."""
+    x = rng.standard_normal(16)
+    both = []
+    for attributes in ("", f"<{given}>"):
+        model = parsed(
+            f'<ir_version: 10, opset_import: ["" : 21]> m (double[n] x) => (double[n] y) {{ y = {op}{attributes}(x) }}'
+        )
+        both.append(reference.run(import_model(model), {"x": x}, dtype=None)["y"])
+    np.testing.assert_array_equal(*both)
+
+
 def test_bfloat16_initializers(rng: np.random.Generator) -> None:
     weight = rng.standard_normal((4, 3)).astype(ml_dtypes.bfloat16)
     graph = import_model(affine(weight))

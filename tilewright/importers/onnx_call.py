@@ -209,9 +209,9 @@ class Call(Emitter):
         return self.op("divide", self.value(size.top, dtype), self.value(size.bottom, dtype))
 
     def attribute(self, name: str, default: Any = None) -> Any:
-        """An attribute as a Python value."""
+        """An attribute as a Python value; a default that is a fraction is rounded to float32, as attributes are."""
         self.read.add(name)
-        return self.attributes.get(name, default)
+        return self.attributes.get(name, float(np.float32(default)) if isinstance(default, float) else default)
 
     def check_attributes(self) -> None:
         """Raise `Unsupported` for attributes that the rule never looked at: a newer opset's, perhaps."""

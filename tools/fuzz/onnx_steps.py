@@ -58,8 +58,10 @@ def data(numbers: np.random.Generator, shape: tuple[int, ...], dtype: Any) -> np
 
 
 def unary(p: Drawer) -> None:
-    name, _ = p.value()
+    name, array = p.value()
     operation = p.random.choice(UNARY)
+    if operation == "GlobalMaxPool" and array.dtype != np.float32 and array.ndim != 4:
+        return  # ONNX's reference, which other types need, is for four dimensions
     p.node(operation, [name], {"DynamicQuantizeLinear": 3, "Unique": 4}.get(operation, 1))
 
 
@@ -123,6 +125,8 @@ def _axis(p: Drawer, array: np.ndarray) -> int:
 def reduction(p: Drawer) -> None:
     name, array = p.value("fiu")
     operation, keep = p.random.choice(REDUCTIONS if array.size else REDUCTIONS[:1]), p.random.randrange(2)
+    if operation == "ReduceLogSumExp" and array.dtype.kind != "f":
+        return  # ONNX Runtime's results of integers depend on how it walks the axes
     axes = p.random.sample(range(-array.ndim, 0), p.random.randint(0, array.ndim))
     as_input = p.opset >= (13 if operation == "ReduceSum" else 18)
     if as_input:
@@ -292,6 +296,8 @@ def window(p: Drawer) -> None:
     ways: dict[str, Any] = {"kernel_shape": kernel, "strides": [p.random.choice([1, 1, 2]) for _ in kernel]}
     ways |= p.random.choice([{}, {"pads": [kernel[0] - 1] * 2 * len(kernel)}, {"auto_pad": "SAME_UPPER"}])
     kind, features = p.random.randrange(5), p.random.choice([1, 2, 5])
+    if kind == 1 and "auto_pad" in ways and any(map(int.__lt__, kernel, ways["strides"])):
+        return  # ONNX's reference and ONNX Runtime give other sizes
     weights = lambda *sizes: p.constant(data(p.numbers, sizes, array.dtype), array.dtype)  # noqa: E731
     if kind == 0:
         p.node("Conv", [name, weights(features, array.shape[1], *kernel), weights(features)], **ways)
