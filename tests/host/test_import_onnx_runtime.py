@@ -270,3 +270,13 @@ def test_peepholes_of_sequences_of_any_length(direction: str, lengths: bool, rng
     check(model, feeds)
     model.graph.input[0].type.tensor_type.shape.dim[0].dim_param = "steps"
     check(model, feeds)
+
+
+@pytest.mark.parametrize("dynamic", [False, True])
+def test_no_axes_to_squeeze_are_all_of_size_one(dynamic: bool) -> None:
+    inputs = [("x", np.zeros((2, 3, 4), np.float32), False), ("axes", np.zeros(0, np.int64), True)]
+    check(*model_of("Squeeze", inputs, ["y"], dynamic=dynamic))
+    inputs[0] = ("x", np.zeros((1, 3, 1), np.float32), False)
+    check(*model_of("Squeeze", inputs, ["y"]))
+    inputs[0] = ("x", np.zeros((1, 3, 1), np.float32), True)
+    check(*model_of("Squeeze", inputs, ["y"]))

@@ -212,7 +212,7 @@ def slice_(call: Call) -> np.ndarray:
 @_rule("Squeeze")
 def squeeze(call: Call) -> np.ndarray:
     data = _known(call, 0)
-    axes = call.axes(1, data.ndim)
+    axes = call.axes(1, data.ndim) or None
     _require(axes is None or all(data.shape[axis] == 1 for axis in axes))
     return np.squeeze(data, axis=axes)
 

@@ -65,13 +65,11 @@ def flatten(call: Call) -> Value:
 
 @rule("Squeeze")
 def squeeze(call: Call) -> Value:
-    """The axes are an attribute before opset 13."""
+    """The axes are an attribute before opset 13.  An empty list of them is none, as ONNX Runtime has it."""
     x = call[0]
     if call.is_unknown(1):
         return run_time.squeeze(call, x)
-    axes = call.axes(1, x.rank)
-    if axes is None:
-        axes = _ones(call, x)
+    axes = call.axes(1, x.rank) or _ones(call, x)
     for axis in axes:
         extent = x.shape[axis]
         if not lower_bound(extent) <= 1 <= upper_bound(extent):

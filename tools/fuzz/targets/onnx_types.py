@@ -271,10 +271,17 @@ def compare(program: Program, peer: Any, feeds: dict[str, np.ndarray], want: lis
         if mine.shape != expected.shape or mine.dtype != expected.dtype:
             text = f"{name} is {mine.dtype}{list(mine.shape)}, expected {expected.dtype}{list(expected.shape)}"
             raise Failed("wrong", f"{text}; {where}", f"shape: {operations}"[:80])
-        coarse = not program.peer and any(node.op_type in ROUNDED for node in program.nodes)
-        if not _equal(expected, mine, others, len(program.nodes), 1e-7 if coarse else 1e-12).all():
+        if not _equal(expected, mine, others, len(program.nodes), _least_rounding(program)).all():
             text = f"{name}: {mine.reshape(-1)[:8]}, expected {expected.reshape(-1)[:8]}"
             raise Failed("wrong", f"{text}; {where}", operations[:80])
+
+
+def _least_rounding(program: Program) -> float:
+    """Of a node, of the size of its numbers: attributes are float32, and a wider type may hold a narrower one's."""
+    types = {node.op_type for node in program.nodes}
+    if "Cast" in types and any(array.dtype == np.float16 for array in program.values.values()):
+        return float(np.finfo(np.float16).eps)
+    return 1e-7 if not program.peer and types & set(ROUNDED) else 1e-12
 
 
 def _equal(
@@ -284,7 +291,7 @@ def _equal(
     same = np.logical_and.reduce([np.asarray(expected == other) for other in others])
     if expected.dtype.kind != "f":
         return (expected == mine) | ~same
-    unit = max(float(np.finfo(expected.dtype).eps), unit)  # attributes (an epsilon) are float32
+    unit = max(float(np.finfo(expected.dtype).eps), unit)
     with np.errstate(all="ignore"):
         wide, near, got = (
             expected.astype(np.float64),
