@@ -164,3 +164,42 @@ def test_numbers_are_given_as_in_the_example_and_buffers_stay_constants(tmp_path
             engine(x=x, **wrong)
     with pytest.raises(InputError, match="unknown: other"):
         engine(x=x, other=1)
+
+
+def test_arguments_of_any_name_have_theirs() -> None:
+    """Those that ``**options`` takes, in a range of sizes; a batch in each of them."""
+
+    class Free(torch.nn.Module):
+        def forward(self, x: torch.Tensor, **options: Any) -> torch.Tensor:
+            return x + options["Bias"]["b"] * options["scale"]
+
+    example = {"x": torch.randn(2, 3), "Bias": {"b": torch.randn(2, 3)}, "scale": 2.0}
+    shapes = {"x": {0: ("n", 1, 5)}, "Bias_b": {0: ("n", 1, 5)}}
+    engine = tilewright.compile(Free().eval(), example, dynamic_shapes=shapes, target="cpu", effort=0)
+    assert [spec.name for spec in engine.inputs] == ["x", "Bias_b"]
+    given = {"x": torch.randn(4, 3), "Bias": {"b": torch.randn(4, 3)}, "scale": 2.0}
+    torch.testing.assert_close(engine(**given), Free()(**given))
+
+
+class Record(dict):  # type: ignore[type-arg]
+    """As results of transformers are: a container that PyTorch knows, and none of Python's own."""
+
+
+def test_containers_of_other_classes_have_dynamic_sizes() -> None:
+    pytree = torch.utils._pytree
+    pytree.register_pytree_node(
+        Record,
+        lambda record: (list(record.values()), list(record)),
+        lambda values, keys: Record(zip(keys, values, strict=True)),
+        serialized_type_name="tests.Record",
+        flatten_with_keys_fn=lambda record: ([(pytree.MappingKey(k), v) for k, v in record.items()], list(record)),
+    )
+
+    class Reads(torch.nn.Module):
+        def forward(self, given: Record, y: torch.Tensor) -> torch.Tensor:
+            return given["hidden"].sum(1) + y
+
+    example = {"given": Record(hidden=torch.randn(3, 4, 2)), "y": torch.randn(3, 2)}
+    shapes = {"given_hidden": {0: ("n", 1, 5)}, "y": {0: ("n", 1, 5)}}
+    graph = import_model(Reads().eval(), example, shapes)
+    assert [str(value.shape[0]) for value in graph.inputs] == ["n", "n"]

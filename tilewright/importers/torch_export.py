@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import functools
-import inspect
 import logging
 import warnings
 import zipfile
@@ -40,7 +39,7 @@ from tilewright.importers.torch_constants import export
 from tilewright.importers.torch_control import import_control
 from tilewright.importers.torch_exportable import exportable, whole_layers
 from tilewright.importers.torch_fx import Walker, dtype_of
-from tilewright.importers.torch_objects import plain_calls, taken_apart
+from tilewright.importers.torch_objects import plain_calls, signature_of, taken_apart
 from tilewright.importers.torch_ops import FOREIGN, RULES
 from tilewright.importers.torch_proved import proving
 from tilewright.importers.torch_quiet import without_tracebacks
@@ -325,7 +324,7 @@ def _both_forms(
     """The neutral and PyTorch's form of `dynamic_shapes`, whichever is given."""
     if not dynamic_shapes:
         return {}, None
-    bound, leaves, structure = _named_leaves(module, args, kwargs)
+    bound, leaves = _named_leaves(module, args, kwargs)
     names = [name for name, _ in leaves]
     shapes = {name: tuple(getattr(leaf, "shape", ())) for name, leaf in leaves}
     if _is_neutral(dynamic_shapes):
@@ -333,17 +332,17 @@ def _both_forms(
         check_names(neutral, shapes)
         dims: dict[str, Any] = {}
         native = [_native(neutral.get(name, {}), dims) for name in names]
-        return neutral, pytree.tree_unflatten(native, structure)
+        return neutral, _as_nested(bound, iter(native))
     return _named_dims(dynamic_shapes, bound), dynamic_shapes
 
 
 def _named_leaves(
     module: torch.nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]
-) -> tuple[dict[str, Any], list[tuple[str, Any]], Any]:
-    """The arguments by name, the tensors in them by theirs (`pair_0`), and their structure."""
-    bound = dict(inspect.signature(module.forward).bind(*args, **kwargs).arguments)
-    leaves, structure = pytree.tree_flatten_with_path(bound)
-    return bound, [("_".join(_key(key) for key in path), leaf) for path, leaf in leaves], structure
+) -> tuple[dict[str, Any], list[tuple[str, Any]]]:
+    """The arguments by name, and the tensors in them by theirs (`pair_0`)."""
+    bound = dict(signature_of(module, kwargs).bind(*args, **kwargs).arguments)
+    leaves, _ = pytree.tree_flatten_with_path(bound)
+    return bound, [("_".join(_key(key) for key in path), leaf) for path, leaf in leaves]
 
 
 def _own_names(names: Sequence[str]) -> dict[str, str]:
@@ -411,6 +410,16 @@ def _native(axes: Axes, dims: dict[str, Any]) -> dict[int, Any] | None:
                 dims[entry.name] = torch.export.Dim(entry.name, min=entry.low, max=entry.high)
             result[axis] = dims[entry.name]
     return result or None
+
+
+def _as_nested(value: Any, entries: Iterator[Any]) -> Any:
+    """Entries for the leaves of a value in its structure; classes that are no containers of Python's are lists."""
+    children, structure = pytree.tree_flatten(value, is_leaf=lambda item: item is not value)
+    if len(children) == 1 and children[0] is value:
+        return next(entries)
+    nested = [_as_nested(child, entries) for child in children]
+    builtin = type(value) in pytree.BUILTIN_TYPES or isinstance(value, tuple)
+    return pytree.tree_unflatten(nested, structure) if builtin else nested
 
 
 def _named_dims(dynamic_shapes: Any, bound: Mapping[str, Any]) -> dict[str, Axes]:

@@ -12,6 +12,7 @@ import functools
 import inspect
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
+from keyword import iskeyword
 from typing import Any
 
 import torch
@@ -65,6 +66,20 @@ def _has_tensors(value: Any) -> bool:
     return any(isinstance(leaf, torch.Tensor) for leaf in pytree.tree_leaves(value))
 
 
+def signature_of(module: torch.nn.Module, kwargs: Mapping[str, Any]) -> inspect.Signature:
+    """The module's own, where each argument that ``**kwargs`` would take has its name: export knows it by that."""
+    signature = inspect.signature(module.forward)
+    known = signature.parameters.values()
+    others = [name for name in kwargs if name not in signature.parameters]
+    if not others or not all(name.isidentifier() and not iskeyword(name) for name in others):
+        return signature
+    own = [inspect.Parameter(name, inspect.Parameter.KEYWORD_ONLY) for name in others]
+    named = [parameter for parameter in known if parameter.kind != inspect.Parameter.VAR_KEYWORD]
+    if len(named) == len(known):  # nothing would take them, as the call says
+        return signature
+    return signature.replace(parameters=[*named, *own])
+
+
 @contextmanager
 def plain_calls(module: torch.nn.Module, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> Iterator[list[Any]]:
     """For the time of an export: the module takes what `taken_apart` makes of these arguments, and returns so too.
@@ -84,6 +99,7 @@ def plain_calls(module: torch.nn.Module, args: tuple[Any, ...], kwargs: Mapping[
         results.append(forward(*bound.args, **bound.kwargs))
         return taken_apart(results[-1])
 
+    plain.__signature__ = signature_of(module, kwargs)  # type: ignore[attr-defined]
     module.forward = plain
     try:
         yield results
