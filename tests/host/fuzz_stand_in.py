@@ -15,7 +15,12 @@ class Target(Base):
         if seed == 3:
             os.abort()
         if seed == 5:
-            time.sleep(60)
+            time.sleep(600)
+        if seed == 6:
+            time.sleep(3)  # longer than it may compute
+        if seed == 15:
+            while True:
+                pass
         if seed == 7:
             self.block = b"x" * (400 << 20)
             time.sleep(1)

@@ -19,6 +19,7 @@ from tools.fuzz.target import Target, load
 
 ROOT = Path(__file__).resolve().parents[2]
 PREPARE_SECONDS = 300.0
+PATIENCE = 20  # seconds of the clock for each second that a case may compute: other processes may have the CPUs
 CHUNK = 40  # seeds handed out at once
 LOG = 4000  # characters of a dead worker's standard error that a failure keeps
 
@@ -43,7 +44,7 @@ class Worker:
         self.buffer = b""
         self.ready, self.base = False, 0.0
         self.seed: int | None = None
-        self.began = time.monotonic()
+        self.began, self.used = time.monotonic(), 0.0  # by the clock, and the seconds computed by then
         self.range: list[int] | None = None
 
     def give(self, seeds: list[int]) -> None:
@@ -71,14 +72,25 @@ class Worker:
         except (OSError, IndexError, ValueError):
             return 0.0
 
+    def begin(self, seed: int) -> None:
+        """The worker says that it begins a case."""
+        self.seed, self.began, self.used = seed, time.monotonic(), self.computed()
+
+    def computed(self) -> float:
+        """Seconds of CPU time, of ended children too; 0 once the process has ended."""
+        try:
+            fields = Path(f"/proc/{self.process.pid}/stat").read_text().rpartition(")")[2].split()
+        except OSError:
+            return 0.0
+        return sum(map(int, fields[11:15])) / os.sysconf("SC_CLK_TCK")
+
     def overdue(self) -> str | None:
         """Why the worker must be ended or has ended: "crash", "hang", "memory"; None while all is well."""
         if self.process.poll() is not None:
             return "crash"
-        passed = time.monotonic() - self.began
-        if passed > (self.target.seconds if self.ready else PREPARE_SECONDS) and (
-            self.seed is not None or not self.ready
-        ):
+        limit = self.target.seconds if self.ready else PREPARE_SECONDS
+        passed = max(self.computed() - self.used, (time.monotonic() - self.began) / PATIENCE)
+        if passed > limit and (self.seed is not None or not self.ready):
             return "hang"
         if self.ready and self.megabytes() > self.base + self.target.megabytes:
             return "memory"
@@ -164,7 +176,7 @@ class Campaign:
             self.record.save(self.folder)
             self.feed(worker)
         elif line.startswith("?"):
-            worker.seed, worker.began = int(line[1:]), time.monotonic()
+            worker.begin(int(line[1:]))
         elif line.startswith("=") and worker.seed is not None:
             seed, assigned = worker.seed, worker.range
             assert assigned is not None

@@ -26,7 +26,7 @@ class Failed(Exception):
 class Target(Protocol):
     """A module's `TARGET`: cases by number.  The same seed makes the same case on every machine."""
 
-    seconds: float  # a case that takes longer is a hang
+    seconds: float  # of CPU time: a case that takes more, or twenty times as long by the clock, is a hang
     megabytes: int  # a worker that grows by more is a memory failure
 
     def prepare(self, folder: Path) -> None:
