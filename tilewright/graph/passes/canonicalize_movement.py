@@ -9,7 +9,9 @@ from tilewright.graph.rewrite import Rewriter, Rule
 from tilewright.graph.views import View, dense_view, follow_all
 from tilewright.symbolic import Size, lift, lower_bound, simplify, upper_bound
 
-_MOST_PARTS = 256  # of a concat of concats: three of 1,000 parts each, one after the other, would be 10^9
+# Of a concat: a kernel that reads more takes very long to compile, and three of 1,000 parts each, one after the other,
+# would be one of 10^9.
+_MOST_PARTS = 128
 
 
 def _nothing(node: Node, rewriter: Rewriter) -> Value | None:
@@ -236,15 +238,18 @@ def _slice_of_broadcast(node: Node, rewriter: Rewriter) -> Value | None:
 
 
 def _concat(node: Node, rewriter: Rewriter) -> Value | None:
-    """A concat of one part, of concats, or of neighbouring slices of one value."""
+    """A concat of one part, of too many, of concats, or of neighbouring slices of one value."""
     axis = node.attributes["axis"]
     if len(node.inputs) == 1:
         return node.inputs[0]
+    if len(node.inputs) > _MOST_PARTS:
+        runs = [node.inputs[first : first + _MOST_PARTS] for first in range(0, len(node.inputs), _MOST_PARTS)]
+        return rewriter.op("concat", [rewriter.op("concat", run, axis=axis) for run in runs], axis=axis)
     flat: list[Value | None] = []
     for item in node.inputs:
         inner = rewriter.producer(item, "concat")
         flat += inner.inputs if inner is not None and inner.attributes["axis"] == axis else [item]
-        if len(flat) > max(_MOST_PARTS, len(node.inputs)):
+        if len(flat) > _MOST_PARTS:
             break
     if len(node.inputs) < len(flat) <= _MOST_PARTS:
         return rewriter.op("concat", flat, axis=axis)
