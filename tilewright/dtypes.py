@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from functools import cached_property
 
 import ml_dtypes
 import numpy as np
@@ -29,7 +30,7 @@ class DType:
     def __hash__(self) -> int:
         return hash(self.name)
 
-    @property
+    @cached_property
     def itemsize(self) -> int:
         """Bytes of one element in memory."""
         return max(1, self.bits // 8)

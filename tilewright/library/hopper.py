@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from functools import lru_cache
 from typing import Protocol
 
 from tilewright.errors import LaunchError
@@ -22,6 +23,7 @@ class Checked(Protocol):
         """The form itself; raises `LaunchError` with the reason when it cannot be built."""
 
 
+@lru_cache(maxsize=8192)
 def is_possible(form: Checked) -> bool:
     """Whether a form can be built."""
     try:

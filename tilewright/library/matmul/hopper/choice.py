@@ -10,6 +10,7 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Callable, Sequence
+from functools import lru_cache
 from typing import Any
 
 import tilewright.language as tl
@@ -91,6 +92,7 @@ def candidate_forms(problem: MatmulProblem, machine: Machine) -> list[MatmulForm
     tile_rows = [(64, 1, False)] if few else [(64, 1, False), (128, 2, False), (192, 3, False), (256, 2, False)]
     tile_rows += [(64, 2, True), (128, 2, True)] if _may_take_turns(problem) else []
     step = 16 if not problem.input.is_float else 8
+    given, made = tl.dtype(problem.input), tl.dtype(problem.output)
     for BM, consumers, in_turns in tile_rows:
         for BN in range(32, 257, step):
             for share_a, share_b, split in _CLUSTERS:
@@ -99,7 +101,7 @@ def candidate_forms(problem: MatmulProblem, machine: Machine) -> list[MatmulForm
                         BM=BM, BN=BN, BK=depth, CONSUMERS=consumers, TURNS=in_turns,
                         SHARE_A=share_a, SHARE_B=share_b, SPLIT=split,
                         A_ROWS=-(-most // 8) * 8 if most <= 56 and not problem.left_transposed else 0,
-                        INPUT=tl.dtype(problem.input), OUTPUT=tl.dtype(problem.output),
+                        INPUT=given, OUTPUT=made,
                         SUM=tl.float32 if problem.input.is_float else tl.int32, BATCHED=problem.batches > 1,
                         A_TRANSPOSED=problem.left_transposed, B_TRANSPOSED=problem.right_transposed,
                         EVICT_B="evict_first" if problem.rows <= 256 else "",
@@ -122,6 +124,7 @@ def completed(form: MatmulForm, problem: MatmulProblem) -> MatmulForm:
     return form._replace(LAG=2 if apart else 0)
 
 
+@lru_cache(maxsize=8192)  # the same forms come up for each number of rows
 def filled(form: MatmulForm) -> MatmulForm:
     """The form with as many stages as shared memory has room for, 16 at most."""
     most = min(16, SHARED_BYTES // (form.stage_bytes + 16))
