@@ -173,7 +173,7 @@ CONVOLUTIONS: dict[str, tuple[str, Callable[[Draw], Case]]] = {
     ),
     "7x7 of 3 channels": (
         "direct convolution",
-        lambda draw: convolution_case(draw, channels=3, kernel=7, stride=2, padding=3, height=20, width=22),
+        lambda draw: convolution_case(draw, channels=3, kernel=7, stride=2, padding=3, height=9, width=22),
     ),
     "grouped": ("direct convolution", lambda draw: convolution_case(draw, groups=4, height=4, width=5)),
     "grouped, deep": (
@@ -184,8 +184,11 @@ CONVOLUTIONS: dict[str, tuple[str, Callable[[Draw], Case]]] = {
         "direct convolution",
         lambda draw: convolution_case(draw, kernel=2, stride=2, padding=0, features=20, channels=5, height=2, width=32),
     ),
-    "few channels to a tap": ("direct convolution", lambda draw: convolution_case(draw, stride=2)),
-    "few columns": ("direct convolution", lambda draw: convolution_case(draw, kernel=5, padding=2, features=4)),
+    "few channels to a tap": ("direct convolution", lambda draw: convolution_case(draw, stride=2, height=5)),
+    "few columns": (
+        "direct convolution",
+        lambda draw: convolution_case(draw, kernel=5, padding=2, features=4, height=5),
+    ),
     "depthwise": ("depthwise", lambda draw: convolution_case(draw, groups=16, features=16)),
     "channels first": ("anchor alone", lambda draw: convolution_case(draw, "NCHW")),
 }
