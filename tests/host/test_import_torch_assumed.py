@@ -276,3 +276,16 @@ def test_numbers_that_int_reads_are_the_runs() -> None:
         for got, want in zip(engine(x, graph), Pooled()(x, graph), strict=True):
             assert got.dtype == want.dtype
             torch.testing.assert_close(got, want)
+
+
+@takes_truths
+def test_ways_that_failed_are_not_printed(capfd: pytest.CaptureFixture[str]) -> None:
+    """PyTorch prints the graph that it had when an export fails; another way of the export goes on here."""
+
+    def forward(x: torch.Tensor) -> torch.Tensor:
+        most = int(x.max()) + 1
+        return x + most if (x > 3).any() else x * 2
+
+    engine = tilewright.compile(forward, (torch.arange(6),), target="cpu", effort=0)
+    torch.testing.assert_close(engine(torch.arange(6)), torch.arange(6) + 6)
+    assert "def forward" not in "".join(capfd.readouterr())

@@ -42,7 +42,7 @@ from tilewright.importers.torch_fx import Walker, dtype_of
 from tilewright.importers.torch_objects import plain_calls, signature_of, taken_apart
 from tilewright.importers.torch_ops import FOREIGN, RULES
 from tilewright.importers.torch_proved import proving
-from tilewright.importers.torch_quiet import without_tracebacks
+from tilewright.importers.torch_quiet import without_failed_ways, without_tracebacks
 from tilewright.importers.torch_results import filled, results_of
 from tilewright.importers.torch_symbols import SymbolTable, assertions_hold, squeezed_symbols
 
@@ -190,11 +190,13 @@ def _export(
     `whole`: no argument was taken apart. Raises `ImportModelError`.
     """
     try:
-        return _plain_export(module, args, kwargs, dynamic_shapes)
+        with without_failed_ways():
+            return _plain_export(module, args, kwargs, dynamic_shapes)
     except Exception as error:
         for way in (*(_traced,) * whole, _assumed, _fixed) if depends_on_data(error) else ():
             try:
-                return way(module, args, kwargs, dynamic_shapes)
+                with without_failed_ways():
+                    return way(module, args, kwargs, dynamic_shapes)
             except Exception as other:  # the first error says more
                 if "Constraints violated" in str(other):
                     error = other

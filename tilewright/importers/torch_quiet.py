@@ -1,25 +1,50 @@
-"""PyTorch writes a traceback to the log for each operation whose shapes do not fit; here the error says it."""
+"""What PyTorch writes of failures that it raises too: here the error says it, or another way of the export goes on."""
 
 from __future__ import annotations
 
+import builtins
 import logging
 import threading
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager
+from typing import Any
+from unittest import mock
+
+import torch.export._trace
 
 _LOGGER = logging.getLogger("torch._subclasses.fake_tensor")
+_ON_SIZES = logging.getLogger("torch.fx.experimental.symbolic_shapes")
 
 
 @contextmanager
-def without_tracebacks() -> Iterator[None]:
-    """For the time of the block: PyTorch does not log failed operations of this thread, which it raises as well."""
+def _silent(logger: logging.Logger) -> Iterator[None]:
+    """For the time of the block nothing that this thread does is logged there."""
     thread = threading.get_ident()
 
     def of_others(record: logging.LogRecord) -> bool:
         return record.thread != thread
 
-    _LOGGER.addFilter(of_others)
+    logger.addFilter(of_others)
     try:
         yield
     finally:
-        _LOGGER.removeFilter(of_others)
+        logger.removeFilter(of_others)
+
+
+def without_tracebacks() -> AbstractContextManager[None]:
+    """For the time of the block: PyTorch does not log failed operations of this thread, which it raises as well."""
+    return _silent(_LOGGER)
+
+
+@contextmanager
+def without_failed_ways() -> Iterator[None]:
+    """For the time of the block: PyTorch does not print the graphs that exports of this thread began before they
+    failed, nor logs what it takes from examples, which the build's remarks say."""
+    thread = threading.get_ident()
+
+    def of_others(*values: Any, **options: Any) -> None:
+        if threading.get_ident() != thread:
+            builtins.print(*values, **options)
+
+    with _silent(_ON_SIZES), mock.patch.object(torch.export._trace, "print", of_others, create=True):
+        yield
