@@ -23,9 +23,16 @@ from tools.architectures.trial import WAYS, attempt
 
 
 def _of_transformers() -> list[Entry]:
-    from tools.architectures.entries import newest, sequence, sound, text, vision
+    from tools.architectures.entries import heads, newest, sequence, sound, text, vision
 
-    return [*text.ENTRIES, *sequence.ENTRIES, *vision.ENTRIES, *sound.ENTRIES, *newest.ENTRIES]
+    return [
+        *text.ENTRIES,
+        *heads.ENTRIES,
+        *sequence.ENTRIES,
+        *vision.ENTRIES,
+        *sound.ENTRIES,
+        *newest.ENTRIES,
+    ]
 
 
 def _of_timm() -> list[Entry]:
