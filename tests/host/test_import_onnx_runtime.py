@@ -280,3 +280,11 @@ def test_no_axes_to_squeeze_are_all_of_size_one(dynamic: bool) -> None:
     check(*model_of("Squeeze", inputs, ["y"]))
     inputs[0] = ("x", np.zeros((1, 3, 1), np.float32), True)
     check(*model_of("Squeeze", inputs, ["y"]))
+
+
+@pytest.mark.parametrize("kernel", [1, 3])
+def test_a_position_is_that_of_its_value_also_of_a_nan(kernel: int) -> None:
+    x = np.array([[[1, 5, np.nan, 2, 3, 4, 9, np.nan, 8]]], np.float32)
+    model, feeds = model_of("MaxPool", [("x", x, False)], ["y", "i"], kernel_shape=[kernel], strides=[2])
+    values, positions = reference.run(import_onnx(model), feeds, dtype=None).values()
+    np.testing.assert_array_equal(x.reshape(-1)[positions], values)

@@ -62,6 +62,8 @@ def unary(p: Drawer) -> None:
     operation = p.random.choice(UNARY)
     if operation == "GlobalMaxPool" and array.dtype != np.float32 and array.ndim != 4:
         return  # ONNX's reference, which other types need, is for four dimensions
+    if operation == "NonZero" and not array.ndim:
+        return  # ONNX Runtime gives a row of positions, which ONNX forbids
     p.node(operation, [name], {"DynamicQuantizeLinear": 3, "Unique": 4}.get(operation, 1))
 
 

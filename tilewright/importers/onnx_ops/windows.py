@@ -96,7 +96,10 @@ def _positions_of_largest(call: Call, x: Value, values: Value, options: dict[str
             scaled = call.op("multiply", line, call.value(product(others), int64))
             place = scaled if place is None else call.op("add", place, scaled)
         assert place is not None
-        best = call.op("logical_and", call.op("equal", element, values), real)
+        largest = call.op("equal", element, values)
+        if x.dtype.is_float:  # a window with a NaN has none that is larger
+            largest = call.op("logical_or", largest, call.op("isnan", element))
+        best = call.op("logical_and", largest, real)
         found = call.op("where", best, place, found)
     images = call.op("multiply", call.iota(product(x.shape[:2])), call.value(product(extents), int64))
     return call.op("add", found, call.reshape(images, (*x.shape[:2], *[1] * len(outs))))

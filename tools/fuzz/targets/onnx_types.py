@@ -279,8 +279,9 @@ def compare(program: Program, peer: Any, feeds: dict[str, np.ndarray], want: lis
 def _least_rounding(program: Program) -> float:
     """Of a node, of the size of its numbers: attributes are float32, and a wider type may hold a narrower one's."""
     types = {node.op_type for node in program.nodes}
-    if "Cast" in types and any(array.dtype == np.float16 for array in program.values.values()):
-        return float(np.finfo(np.float16).eps)
+    floats = [array.dtype for array in program.values.values() if array.dtype.kind == "f"]
+    if "Cast" in types and floats:
+        return max(float(np.finfo(dtype).eps) for dtype in floats)
     if "InstanceNormalization" in types:  # of one element, whose rounding is divided by the root of 1e-5
         return 1e-6
     return 1e-7 if not program.peer and types & set(ROUNDED) else 1e-12
