@@ -38,8 +38,10 @@ from tilewright.errors import ShapeError, TargetError, UnsupportedOperationError
 from tilewright.graph.core import Graph, Value
 from tilewright.graph.fusion import FusedGraph, Group, with_results
 from tilewright.graph.partition import is_staged, partition
+from tilewright.graph.passes.canonicalize import canonicalize
 from tilewright.graph.passes.fuse import fuse
 from tilewright.graph.passes.fuse_norms import prepare_norms
+from tilewright.graph.passes.planes import pools_of_planes
 from tilewright.graph.pipeline import optimize
 from tilewright.library import packing
 from tilewright.library.candidate import Candidate, Operand, PackedConstant, Stage
@@ -141,6 +143,8 @@ class Builder:
         self.conditions = size_conditions(graph)
         with self._stage("optimize", graph.name):
             self.graph = optimize(prepared(graph, order.targets))
+            if all(target.is_gpu for target in order.targets):
+                self.graph = canonicalize(pools_of_planes(self.graph))
             if any(map(_norms_in_products, order.targets)):
                 self.graph = prepare_norms(self.graph)
         _check_sizes(self.graph)

@@ -9,12 +9,14 @@ from tilewright.graph.passes.fourier import short_as_product
 from tilewright.graph.rewrite import Rewriter, apply_rules
 from tilewright.symbolic import floor_divide, lift, product, simplify
 
+_MANY_TAPS = 64  # of a window that is reduced as rows are
+
 
 def decompose(graph: Graph) -> Graph:
     """The graph without composite ops."""
     rules = {"batch_norm": [_batch_norm], "group_norm": [_group_norm], "conv": [_conv_of_volumes]}
     rules |= {"fourier": [short_as_product]}
-    rules |= {"max_pool": [_pool_of_volumes], "average_pool": [_pool_of_volumes]}
+    rules |= {op: [_pool_of_tiles, _pool_of_volumes] for op in ("max_pool", "average_pool")}
     return apply_rules(graph, {**rules, "reduce_max": [_extreme_of_booleans], "reduce_min": [_extreme_of_booleans]})
 
 
@@ -93,6 +95,35 @@ def _conv_of_volumes(node: Node, rewriter: Rewriter) -> Value | None:
     shape = (batch, depth, *result.shape[1:])
     rewriter.remark(f"{node.op} %{node.output.name} over volumes is one over images of {taps} slices each")
     return rewriter.op("permute", [rewriter.op("reshape", [result], shape=shape)], order=(0, 2, 1, 3, 4))
+
+
+def _pool_of_tiles(node: Node, rewriter: Rewriter) -> Value | None:
+    """Large windows that lie next to each other along one dimension, whole along the others: reductions."""
+    (x,) = node.inputs
+    assert x is not None
+    options = (node.attributes[name] for name in ("kernel", "strides", "padding", "dilation"))
+    shape, windows, axes = list(x.shape[:2]), list(zip(*options, strict=True)), list[int]()
+    for extent, count, (kernel, stride, padding, dilation) in zip(
+        x.shape[2:], node.output.shape[2:], windows, strict=True
+    ):
+        tiled = count == 1 or (isinstance(count, int) and stride == kernel)
+        if not tiled or padding != (0, 0) or dilation != 1 or extent != count * kernel:
+            return None
+        axes += [len(shape) + 1] if kernel != 1 else []
+        shape += [count, kernel]
+    between = [shape[axis] for axis in range(min(axes, default=0), max(axes, default=0)) if axis not in axes]
+    taps = product([kernel for kernel, *_ in windows])
+    if (
+        node.attributes["layout"] != "NCHW"
+        or not isinstance(taps, int)
+        or taps < _MANY_TAPS
+        or any(extent != 1 for extent in between)
+    ):
+        return None
+    op = "reduce_max" if node.op == "max_pool" else "reduce_mean"
+    rewriter.remark(f"{node.op} %{node.output.name} of {taps} elements each is a reduction")
+    result = rewriter.op(op, [rewriter.op("reshape", [x], shape=tuple(shape))], axes=tuple(axes), keepdims=False)
+    return rewriter.op("reshape", [result], shape=node.output.shape)
 
 
 def _pool_of_volumes(node: Node, rewriter: Rewriter) -> Value | None:

@@ -136,9 +136,13 @@ def batch_norm_of_batch(
     call: Call, x: Value, weight: Value | None, bias: Value | None, training: bool, momentum: float, eps: float
 ) -> tuple[Value, None, None]:
     """Statistics of the batch itself: what instance normalisation is made of, never a training step."""
-    axes = [axis for axis in range(x.rank) if axis != 1]
-    mean, variance = call.mean_and_variance(x, axes, 0)
-    result = call.op("multiply", call.op("subtract", x, mean), call.op("rsqrt", call.op("add", variance, eps)))
+    if x.shape[0] == 1:  # of instances: rows of neighbouring elements
+        rows = call.op("layer_norm", call.reshape(x, (x.shape[1], -1)), axis=1, epsilon=eps)
+        result = call.reshape(rows, x.shape)
+    else:
+        axes = [axis for axis in range(x.rank) if axis != 1]
+        mean, variance = call.mean_and_variance(x, axes, 0)
+        result = call.op("multiply", call.op("subtract", x, mean), call.op("rsqrt", call.op("add", variance, eps)))
     for op, item in (("multiply", weight), ("add", bias)):
         if item is not None:
             result = call.op(op, result, call.reshape(item, (item.shape[0], *[1] * (x.rank - 2))))

@@ -22,7 +22,7 @@ def channel_block(channels: Size) -> int:
     """The channels of a block: the power of two up to 128 that leaves the fewest over; the largest of equals."""
     if not isinstance(channels, int):
         return _CHANNELS
-    blocks = [1 << power for power in range(3, _CHANNELS.bit_length())]
+    blocks = [1 << power for power in range(_CHANNELS.bit_length())]
     return min(blocks, key=lambda block: (-(-channels // block) * block, -block))
 
 

@@ -14,6 +14,8 @@ from tilewright.library.convolution.cpu.kernel import window_origins
 from tilewright.library.matmul.kernel import identity
 from tilewright.library.reduce.kernel import maximum_of
 
+UNROLLED: tl.constexpr = tl.constexpr(16)  # taps of a row of a window
+
 
 @tilewright.jit
 def max_pool(x, out, pixels, channels, height, width, out_height, out_width, *extra, LOWEST: tl.constexpr,
@@ -34,11 +36,12 @@ def max_pool(x, out, pixels, channels, height, width, out_height, out_width, *ex
     for tap_y in range(0, KERNEL_Y):
         y = top + tap_y * DILATION_Y
         inside = there & (y >= 0) & (y < height)
-        for tap_x in tl.static_range(KERNEL_X):
-            x_position = left + tap_x * DILATION_X
-            mask = inside & (x_position >= 0) & (x_position < width)
-            value = tl.load(x + (y * width + x_position) * channels + channel, mask=mask, other=LOWEST)
-            best = maximum_of(best, value)
+        for first in range(0, KERNEL_X, UNROLLED):
+            for tap_x in tl.static_range(min(KERNEL_X, UNROLLED)):
+                x_position = left + (first + tap_x) * DILATION_X
+                mask = inside & (x_position >= 0) & (x_position < width) & (first + tap_x < KERNEL_X)
+                value = tl.load(x + (y * width + x_position) * channels + channel, mask=mask, other=LOWEST)
+                best = maximum_of(best, value)
     row = pixel.to(tl.int64)
     tl.store(out + row * channels + channel, EPILOGUE(best.to(TYPE), row, channel, there, extra), mask=there)
 
@@ -64,12 +67,14 @@ def average_pool(x, out, pixels, channels, height, width, out_height, out_width,
     for tap_y in range(0, KERNEL_Y):
         y = top + tap_y * DILATION_Y
         inside = there & (y >= 0) & (y < height)
-        for tap_x in tl.static_range(KERNEL_X):
-            x_position = left + tap_x * DILATION_X
-            counted = (y >= -COUNT_Y) & (y < height + COUNT_END_Y)
-            counted = counted & (x_position >= -COUNT_X) & (x_position < width + COUNT_END_X)
-            count += counted.to(tl.int32)
-            mask = inside & (x_position >= 0) & (x_position < width)
-            total += tl.load(x + (y * width + x_position) * channels + channel, mask=mask, other=0.0).to(TYPE)
+        for first in range(0, KERNEL_X, UNROLLED):
+            for tap_x in tl.static_range(min(KERNEL_X, UNROLLED)):
+                x_position = left + (first + tap_x) * DILATION_X
+                there_is = first + tap_x < KERNEL_X
+                counted = (y >= -COUNT_Y) & (y < height + COUNT_END_Y) & there_is
+                counted = counted & (x_position >= -COUNT_X) & (x_position < width + COUNT_END_X)
+                count += counted.to(tl.int32)
+                mask = inside & (x_position >= 0) & (x_position < width) & there_is
+                total += tl.load(x + (y * width + x_position) * channels + channel, mask=mask, other=0.0).to(TYPE)
     row = pixel.to(tl.int64)
     tl.store(out + row * channels + channel, EPILOGUE(total / count.to(TYPE), row, channel, there, extra), mask=there)

@@ -186,18 +186,3 @@ def cumulative_columns(x, out, length, inner, BLOCK: tl.constexpr, TYPE: tl.cons
         offsets = base + step.to(tl.int64) * inner + column
         total = COMBINE(total, tl.load(x + offsets, mask=mask).to(TYPE))
         tl.store(out + offsets, total, mask=mask)
-
-
-@tilewright.jit
-def cumulative_rows(x, out, length, BLOCK: tl.constexpr, TYPE: tl.constexpr, COMBINE: tl.constexpr):
-    """The same where the combined dimension is the last: a row in blocks, each by a parallel scan.  Grid: (outer,)."""
-    base = tl.program_id(0).to(tl.int64) * length
-    lane = tl.arange(0, BLOCK)
-    total = tl.zeros((), TYPE)
-    for start in range(0, length, BLOCK):
-        column = start + lane
-        mask = column < length
-        found = tl.associative_scan(tl.load(x + base + column, mask=mask, other=0).to(TYPE), 0, COMBINE)
-        found = tl.where(start == 0, found, COMBINE(total, found))
-        tl.store(out + base + column, found, mask=mask)
-        total = tl.sum(tl.where(lane == BLOCK - 1, found, 0), 0).to(TYPE)

@@ -24,17 +24,15 @@ from tilewright.library.generated.source import ExtraReferences
 from tilewright.library.reduce.kernel import (
     arg_extreme,
     cumulative_columns,
-    cumulative_rows,
     reduce_columns,
     reduce_rows,
 )
 from tilewright.library.rows.kernel import log_sum_exp, normalize, normalize_chunked, softmax, softmax_chunked
-from tilewright.symbolic import Size, ceil_divide, lift, product, simplify, upper_bound
+from tilewright.symbolic import Size, ceil_divide, lift, product, simplify
 from tilewright.targets.base import Target
 
 WHOLE_ROW = 16384  # longest row that is one block
 CHUNK = 1024
-SCAN_BLOCK = 2048  # elements of a parallel scan
 ROW_WORK = 16384  # elements that one program should have at least
 
 REDUCTIONS = {"reduce_sum": "sum", "reduce_mean": "mean", "reduce_max": "max", "reduce_min": "min",
@@ -350,8 +348,8 @@ def arg_extreme_call(group: Group) -> KernelCall:
     return KernelCall(arg_extreme, operands, types, constants, (simplify(lift(outer) * inner), 1, 1))
 
 
-def cumulative_call(group: Group, parallel: bool = False) -> KernelCall:
-    """A running sum or its kin; `parallel`: rows by parallel scans, for targets on which one lane is slow."""
+def cumulative_call(group: Group) -> KernelCall:
+    """A running sum or its kin."""
     anchor = group.anchor
     assert anchor is not None and anchor.inputs[0] is not None
     source, axis = anchor.inputs[0], anchor.attributes["axis"]
@@ -360,12 +358,6 @@ def cumulative_call(group: Group, parallel: bool = False) -> KernelCall:
     operands: dict[str, Operand] = {"x": source, "out": anchor.output}
     constants: dict[str, Any] = {"TYPE": language_type(source.dtype), "COMBINE": CUMULATIVE[anchor.op]}
     types: dict[str, str] = {}
-    if parallel and inner == 1:
-        constants["BLOCK"] = block = SCAN_BLOCK if upper_bound(length) > SCAN_BLOCK // 2 else SCAN_BLOCK // 4
-        bind_sizes({"length": length}, operands, types, constants)
-        return KernelCall(
-            cumulative_rows, operands, types, constants, (outer, 1, 1), options={"num_warps": block // 256}
-        )
     constants["BLOCK"] = block = min(inner, CHUNK) if isinstance(inner, int) else CHUNK
     bind_sizes({"length": length, "inner": inner}, operands, types, constants)
     return KernelCall(cumulative_columns, operands, types, constants, (outer, ceil_divide(inner, block), 1))

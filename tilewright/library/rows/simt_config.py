@@ -29,6 +29,8 @@ class RowForm:
 def block_of(columns: int) -> int:
     """The block for so many columns: a multiple of an eighth of the next power of two, so that few kernels serve all
     lengths, and few threads have nothing to do."""
+    if columns < 16:
+        return next_power_of_2(columns)
     step = max(16, next_power_of_2(columns) // 8)
     return cdiv(columns, step) * step
 

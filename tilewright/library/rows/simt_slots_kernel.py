@@ -13,7 +13,7 @@ from __future__ import annotations
 import tilewright
 import tilewright.language as tl
 from tilewright.library.masks import both, within
-from tilewright.library.reduce.kernel import combine, read_slot, reduce_axis
+from tilewright.library.reduce.kernel import combine, maximum_of, read_slot, reduce_axis
 from tilewright.library.rows.simt_kernel import deviations, softmax_of
 
 
@@ -69,6 +69,28 @@ def reduce_rows(out, rows, columns, *extra, ROWS: tl.constexpr, BLOCK: tl.conste
     value = reduce_axis(partial, 1, KIND)
     if KIND == "mean":
         value = value / columns
+    inside = within(index, rows, MASK)
+    tl.store(out + index, EPILOGUE(value, index, 0, inside, extra), mask=inside)
+
+
+@tilewright.jit
+def log_sum_exp(out, rows, columns, *extra, ROWS: tl.constexpr, BLOCK: tl.constexpr, TYPE: tl.constexpr,
+                MASK: tl.constexpr, PROLOGUE: tl.constexpr, EPILOGUE: tl.constexpr):  # fmt: skip
+    """out[row] = EPILOGUE(log(sum(exp(PROLOGUE(row, :))))); every lane has its own largest element and sum."""
+    index = (tl.program_id(0) * ROWS + tl.arange(0, ROWS)).to(tl.int64)
+    row = index[:, None]
+    largest = tl.full((ROWS, BLOCK), -3.0e38, TYPE)  # finite, so that no difference of infinities is taken
+    total = tl.zeros((ROWS, BLOCK), TYPE)
+    for start in range(0, columns, BLOCK):
+        column = start + tl.arange(0, BLOCK)[None, :]
+        inside = within(column, columns, MASK)
+        mask = both(within(row, rows, MASK), inside)
+        x = read_slot(PROLOGUE, row, column, mask, extra, inside, float("-inf"), TYPE)
+        larger = maximum_of(largest, x)
+        total = total * tl.exp(largest - larger) + tl.exp(x - larger)
+        largest = larger
+    shift = tl.reduce(largest, 1, maximum_of)
+    value = tl.log(tl.sum(total * tl.exp(largest - shift[:, None]), 1)) + shift
     inside = within(index, rows, MASK)
     tl.store(out + index, EPILOGUE(value, index, 0, inside, extra), mask=inside)
 

@@ -1,0 +1,82 @@
+"""Pools of channels-first images as pools of images with one channel each.
+
+`to_channels_last` puts a permute before a pool, which cancels where a convolution comes before that.  Where it has
+stayed, it moves more memory than the pool itself.  Each channel's plane is then an image of its own, whose elements lie
+side by side as a GPU's threads read them, and what is permuted is the result, if at all; CPUs vectorise over channels
+and keep the permute.
+"""
+
+from __future__ import annotations
+
+from tilewright.graph.core import Graph, Node, Value
+from tilewright.graph.ops import kind_of
+from tilewright.graph.rewrite import Rewriter, apply_rules
+from tilewright.symbolic import lift, simplify
+
+_POOLS = ("max_pool", "average_pool")
+
+
+def pools_of_planes(graph: Graph) -> Graph:
+    """The graph with such pools; the same graph when it has none."""
+    if not any(node.op in _POOLS for node in graph.nodes):
+        return graph
+    return apply_rules(graph, {**{op: [_of_permuted] for op in _POOLS}, "permute": [_permuted_back]})
+
+
+def _of_permuted(node: Node, rewriter: Rewriter) -> Value | None:
+    """A pool of an image that was channels-first, or of a line, which is an image of one row."""
+    image = node.inputs[0]
+    assert image is not None
+    line = rewriter.producer(image, "reshape")
+    permuted = image if line is None or rewriter.uses(image) > 1 else line.inputs[0]
+    before = rewriter.producer(permuted, "permute")
+    if before is None or permuted is None or rewriter.uses(permuted) > 1:
+        return None
+    x, rank = before.inputs[0], permuted.rank
+    if x is None or rank not in (3, 4) or before.attributes["order"] != (0, *range(2, rank), 1):
+        return None
+    if image.shape != (x.shape[0], *(1,) * (4 - rank), *x.shape[2:], x.shape[1]):
+        return None
+    planes = (simplify(lift(x.shape[0]) * x.shape[1]), *image.shape[1:3], 1)
+    result = rewriter.op(node.op, [rewriter.op("reshape", [x], shape=planes)], **node.attributes)
+    first = rewriter.op("reshape", [result], shape=(*x.shape[:2], *result.shape[1:3]))
+    rewriter.remark(f"{node.op} %{node.output.name} reads channels-first images plane by plane")
+    return rewriter.op("permute", [first], order=(0, 2, 3, 1))
+
+
+def _permuted_back(node: Node, rewriter: Rewriter) -> Value | None:
+    """What is permuted to channels-last, goes through elementwise ops alone and is permuted back stays as it is; the
+    ops come before the reshape of planes, in the pool's own shape, so that it can take them."""
+    value, chain = node.inputs[0], list[Node]()
+    if value is None or value.rank not in (3, 4):
+        return None
+    if node.attributes["order"] != (0, value.rank - 1, *range(1, value.rank - 1)):
+        return None
+    while value is not None and rewriter.uses(value) == 1:
+        producer = rewriter.producer(value)
+        if producer is not None and producer.op == "permute" and producer.attributes["order"] == (0, 2, 3, 1):
+            reshape = rewriter.producer(producer.inputs[0], "reshape")
+            result = reshape.inputs[0] if reshape is not None else producer.inputs[0]
+            for each in reversed(chain):
+                result = rewriter.op(each.op, [item if item in _numbers(each) else result for item in each.inputs],
+                                     **each.attributes)  # fmt: skip
+            return rewriter.op("reshape", [result], shape=node.output.shape)
+        if producer is not None and producer.op == "reshape" and _is_line(value, producer.inputs[0]):
+            value = producer.inputs[0]
+            continue
+        if producer is None or kind_of(producer.op) != "elementwise":
+            return None
+        chain.append(producer)
+        rest = [item for item in producer.inputs if item not in _numbers(producer)]
+        value = rest[0] if len(set(rest)) == 1 else None
+    return None
+
+
+def _numbers(node: Node) -> list[Value | None]:
+    """The inputs of an op that are one number each."""
+    return [item for item in node.inputs if item is not None and item.rank == 0]
+
+
+def _is_line(value: Value, image: Value | None) -> bool:
+    """Whether a value is an image of one row without its height."""
+    return image is not None and image.rank == 4 and image.shape == (value.shape[0], 1, *value.shape[1:])

@@ -1,0 +1,156 @@
+"""Positions of extremes and running combinations on GPUs: how tiles and parts are dealt out to CTAs."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+from typing import Any
+
+from tilewright.dtypes import int32, int64
+from tilewright.graph.core import Graph, Node, Value
+from tilewright.graph.fusion import Group
+from tilewright.library.candidate import Candidate
+from tilewright.library.cost import expected
+from tilewright.library.generated.expressions import compute_type, language_type
+from tilewright.library.generated.generate import next_power_of_2
+from tilewright.library.reduce import simt_kernel as kernels
+from tilewright.library.rows.cpu import CUMULATIVE, neutral_element, reduce_slots, row_candidate
+from tilewright.library.rows.simt_parts import launch
+from tilewright.symbolic import Size, ceil_divide, lift, product, simplify, upper_bound
+from tilewright.targets.base import Target
+
+TILE = 4096  # elements of a CTA's tile
+COLUMNS = 64  # of a tile along a middle dimension
+UNKNOWN = 1024  # elements along a tile where their number is known only at run time
+MOST_PARTS = 512
+LEAST = 8192  # elements of the reduced dimension that are worth a second launch, of all columns of a tile together
+NEUTRAL = {"cumsum": "sum", "cumprod": "product", "cummax": "max", "cummin": "min"}
+
+
+@dataclass(frozen=True)
+class Tiles:
+    """How an input [outer, reduced, inner] is dealt out: tiles of `lines` by `block` elements along and across.
+
+    `across` counts columns of a middle dimension, or rows where the last one is reduced; `along` elements of the
+    reduced dimension.
+    """
+
+    outer: Size
+    reduced: Size
+    inner: Size
+    across: int
+    along: int
+    parts: int
+    share: Size
+    warps: int
+
+    @property
+    def is_rows(self) -> bool:
+        return self.inner == 1
+
+    @property
+    def grid(self) -> tuple[Size, Size, Size]:
+        """One program for each tile and part."""
+        tiles = ceil_divide(self.outer, self.across)
+        if not self.is_rows:
+            tiles = simplify(lift(self.outer) * ceil_divide(self.inner, self.across))
+        return (simplify(lift(tiles) * self.parts), 1, 1)
+
+    @property
+    def space(self) -> tuple[Size, Size]:
+        """The input as the slots' rows and columns."""
+        return (self.outer, self.reduced) if self.is_rows else (simplify(lift(self.outer) * self.reduced), self.inner)
+
+    @property
+    def sizes(self) -> dict[str, Size]:
+        """The kernels' parameters that say how much there is."""
+        names = {"rows": self.outer} if self.is_rows else {"inner": self.inner}
+        return {**names, "reduced": self.reduced, "share": self.share}
+
+    @property
+    def constants(self) -> dict[str, Any]:
+        """Their constants."""
+        if self.is_rows:
+            return {"ROWS": self.across, "BLOCK": self.along, "PARTS": self.parts}
+        return {"BLOCK": self.across, "BLOCK_R": self.along, "PARTS": self.parts}
+
+
+def _tiles(anchor: Node, target: Target) -> Tiles:
+    source, axis = anchor.inputs[0], anchor.attributes["axis"]
+    assert source is not None
+    outer, reduced, inner = product(source.shape[:axis]), source.shape[axis], product(source.shape[axis + 1 :])
+    likely = expected(reduced) if isinstance(reduced, int) else min(upper_bound(reduced), UNKNOWN)
+    length, processors = next_power_of_2(max(1, likely)), target.machine().processors
+    if inner == 1:
+        along = min(length, TILE)
+        across = 1
+        while 2 * across * along <= TILE // 2 and expected(outer) >= 2 * across * 4 * processors:
+            across *= 2
+        tiles = -(-expected(outer) // across)
+    else:
+        across = min(next_power_of_2(max(1, expected(inner))), COLUMNS)
+        while across > 8 and expected(outer) * -(-expected(inner) // across) < 2 * processors:
+            across //= 2
+        along = max(1, min(length, TILE // across))
+        tiles = expected(outer) * -(-expected(inner) // across)
+    wanted = 4 * processors // max(1, tiles)
+    parts = max(1, min(MOST_PARTS, wanted, expected(reduced) // max(along, LEAST // across)))
+    share = simplify(lift(ceil_divide(ceil_divide(reduced, along), parts)) * along)
+    warps = min(8, max(1, across * along // 512))
+    return Tiles(outer, reduced, inner, across, along, parts, share, warps)
+
+
+def extreme_candidate(group: Group, graph: Graph, target: Target) -> Candidate:
+    """argmax or argmin; in two launches where single ones would leave processors idle."""
+    anchor = group.anchor
+    assert anchor is not None and anchor.inputs[0] is not None
+    source, tiles = anchor.inputs[0], _tiles(anchor, target)
+    dtype, largest = compute_type(source.dtype), anchor.op == "argmax"
+    place = int32 if upper_bound(tiles.reduced) < 2**31 - 2 * TILE else int64
+    initial = neutral_element("max" if largest else "min", dtype)
+    shape = (tiles.outer, tiles.parts, tiles.inner)
+    places, values = (
+        Value(f"{anchor.output.name}.{name}", kind, shape) for name, kind in (("places", place), ("values", dtype))
+    )
+    split, out = tiles.parts > 1, group.outputs[-1]
+    prologue, epilogue, extra = reduce_slots(group, graph, tiles.space, (tiles.outer, tiles.inner))
+    constants = {**tiles.constants, "LARGEST": largest, "INITIAL": initial, "TYPE": language_type(dtype),
+                 "PLACE": language_type(place), "PROLOGUE": prologue, "EPILOGUE": epilogue}  # fmt: skip
+    kernel = kernels.extreme_of_rows if tiles.is_rows else kernels.extreme_of_columns
+    tensors = {"out": places if split else out, "values": values if split else out}
+    calls = [launch(kernel, tensors, tiles.sizes, constants, tiles.grid, extra, tiles.warps)]
+    if split:
+        lanes = next_power_of_2(tiles.parts)
+        block = max(1, min(TILE // lanes, next_power_of_2(expected(tiles.inner))))
+        constants = {"LANES": lanes, "BLOCK": block, "PARTS": tiles.parts, "LARGEST": largest, "INITIAL": initial,
+                     "LAST": 2**31 - 1 if place == int32 else 2**63 - 1, "EPILOGUE": epilogue}  # fmt: skip
+        grid = (simplify(lift(tiles.outer) * ceil_divide(tiles.inner, block)), 1, 1)
+        tensors = {"places": places, "values": values, "out": out}
+        warps = min(8, max(1, lanes * block // 512))
+        calls.append(launch(kernels.extreme_of_parts, tensors, {"inner": tiles.inner}, constants, grid, extra, warps))
+    candidate = row_candidate(calls, group, target)
+    return replace(candidate, temporaries=(places, values)) if split else candidate
+
+
+def cumulative_candidate(group: Group, graph: Graph, target: Target) -> Candidate:
+    """A running sum or its kin; of few long rows or columns in two launches, the first of which sums up their parts."""
+    anchor = group.anchor
+    assert anchor is not None and anchor.inputs[0] is not None
+    source, tiles = anchor.inputs[0], _tiles(anchor, target)
+    dtype = compute_type(source.dtype)
+    prologue, epilogue, extra = reduce_slots(group, graph, tiles.space, tiles.space)
+    own = {**tiles.constants, "PROLOGUE": prologue, "INITIAL": neutral_element(NEUTRAL[anchor.op], dtype),
+           "TYPE": language_type(dtype), "COMBINE": CUMULATIVE[anchor.op]}  # fmt: skip
+    totals = Value(f"{anchor.output.name}.totals", dtype, (tiles.outer, tiles.parts, tiles.inner))
+    split, calls = tiles.parts > 1, []
+    if split:
+        kernel = kernels.totals_of_rows if tiles.is_rows else kernels.totals_of_columns
+        calls.append(launch(kernel, {"totals": totals}, tiles.sizes, own, tiles.grid, extra, tiles.warps))
+    constants = {**own, "LANES": next_power_of_2(tiles.parts), "EPILOGUE": epilogue}
+    kernel = kernels.cumulative_rows if tiles.is_rows else kernels.cumulative_columns
+    if tiles.is_rows:
+        constants["WHOLE"] = tiles.parts == 1 and upper_bound(tiles.reduced) <= tiles.along
+    out = group.outputs[-1]
+    tensors = {"out": out, "totals": totals if split else out}
+    calls.append(launch(kernel, tensors, tiles.sizes, constants, tiles.grid, extra, tiles.warps))
+    candidate = row_candidate(calls, group, target)
+    return replace(candidate, temporaries=(totals,)) if split else candidate
