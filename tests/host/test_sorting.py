@@ -8,6 +8,7 @@ import pytest
 torch = pytest.importorskip("torch")
 
 import tilewright  # noqa: E402
+from tests.host.cuda_stand_in import Driver  # noqa: E402
 from tilewright.build.builder import build  # noqa: E402
 from tilewright.build.tuning import Tuning  # noqa: E402
 from tilewright.dtypes import BY_NAME, DType, float32, int1  # noqa: E402
@@ -17,6 +18,7 @@ from tilewright.graph.build import GraphBuilder  # noqa: E402
 from tilewright.graph.core import Graph  # noqa: E402
 from tilewright.graph.passes.sorting import FEW, LONGEST, MANY, SHORT, without_sorting  # noqa: E402
 from tilewright.library import select  # noqa: E402
+from tilewright.library.sort import simt  # noqa: E402
 
 NAMES = "float16 bfloat16 float32 float64 int8 int16 int32 int64 uint8 uint16 uint32 uint64".split()
 
@@ -112,6 +114,60 @@ def test_targets_without_the_kernel_compare_or_leave_it_to_numpy(
     for number, (_, axis, count) in enumerate(cases):
         wanted = expected(inputs[f"x_{number}"], axis, count, True)
         np.testing.assert_array_equal(found[f"y_{number}_True"], wanted)
+
+
+GPU_CASES = [  # shape, axis, count: rows in one network, merged tiles, first elements of tiles, and of these
+    ((37, 5), 1, 5),
+    ((2, 3, 50), 1, 3),
+    ((2, 33), 1, 33),
+    ((1, 301), 1, 301),
+    ((2, 600), 1, 3),
+    ((2, 5_001), 1, 4),
+    ((5, 1), 1, 1),
+    ((4, 300), 1, 1),
+]
+
+
+@pytest.fixture
+def small_networks(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Networks of 32 elements, so that short rows take every way that long ones do, in code that compiles at once."""
+    monkeypatch.setattr(simt, "STAGES", 5)
+    monkeypatch.setattr(simt, "ELEMENTS", 32)
+    monkeypatch.setattr(simt, "SELECTED", 5)
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_gpus_sort_every_type_by_every_form(
+    name: str, small_networks: None, driver: Driver, rng: np.random.Generator
+) -> None:
+    """On the stand-in for a GPU."""
+    cases = GPU_CASES if name in ("float32", "int64") else GPU_CASES[3:6]
+    b = GraphBuilder("sorting")
+    for number, (shape, axis, count) in enumerate(cases):
+        x = b.input(f"x_{number}", BY_NAME[name], shape)
+        b.output(b.op("argsort", [x], axis=axis, count=count, descending=number % 2 == 0), f"y_{number}")
+    graph = b.finish()
+    inputs = {x.name: odd_numbers(rng, x.dtype, x.shape) for x in graph.inputs}
+    found = build(graph, "cuda:sm_90a", tuning=Tuning(effort=0)).run(inputs)
+    for number, (_, axis, count) in enumerate(cases):
+        wanted = expected(inputs[f"x_{number}"], axis, count, number % 2 == 0)
+        np.testing.assert_array_equal(found[f"y_{number}"], wanted)
+
+
+@pytest.mark.parametrize("count", ["columns", 4])
+def test_gpus_sort_rows_of_any_number_and_length(
+    count: str | int, small_networks: None, driver: Driver, rng: np.random.Generator
+) -> None:
+    b = GraphBuilder("rows")
+    rows, columns = b.symbol("rows", 1, 100_000), b.symbol("columns", 4, 1_000)
+    x = b.input("x", float32, (rows, columns))
+    b.output(b.op("argsort", [x], axis=1, count=columns if count == "columns" else count), "y")
+    engine = build(b.finish(), "cuda:sm_90a", tuning=Tuning(effort=0))
+    for shape in ((1, 1_000), (301, 70), (3, 5), (2, 32), (1, 33)):
+        numbers = odd_numbers(rng, float32, shape)
+        order = np.argsort(numbers, axis=1, kind="stable")
+        wanted = order if count == "columns" else order[:, :count]
+        np.testing.assert_array_equal(engine.run({"x": numbers})["y"], wanted)
 
 
 def test_what_cannot_be_sorted() -> None:

@@ -14,8 +14,6 @@ import torch
 from torch import fx
 
 from tilewright.graph.build import GraphBuilder
-from tilewright.graph.core import Node
-from tilewright.graph.passes.sorting import LONGEST, is_compared
 from tilewright.importers.emitter import Emitter
 from tilewright.importers.report import Problem, Report, Unsupported
 from tilewright.importers.torch_complex import PARTS, divided, is_complex
@@ -102,13 +100,8 @@ class Survey:
 
     def _import(self, node: fx.Node) -> None:
         problems = self._walker.report.problems
-        reported, before = len(problems), len(self._builder.graph.nodes)
+        reported = len(problems)
         self._walker.run([node])
-        longest = next((made for made in self._builder.graph.nodes[before:] if self._has_no_kernel(made)), None)
-        if longest is not None:
-            reason = f"sorting rows of {longest.inputs[0]!r} on a GPU: no kernel takes more than {LONGEST} elements"
-            self._keep(node, reason, f"sort at most {LONGEST} elements, or narrow the size's range")
-            return
         if node in self._walker.values and self._walker.values[node] is not None or is_number(node):
             return
         if len(problems) > reported:
@@ -117,10 +110,6 @@ class Survey:
         missing = [argument for argument in node.all_input_nodes if self._walker.values.get(argument) is None]
         reason = ", ".join(f"its argument {argument.name!r} is {describe(argument)}" for argument in missing)
         self._keep(node, reason or "it gives no tensor", "tensors of real numbers and integers can be compiled")
-
-    def _has_no_kernel(self, made: Node) -> bool:
-        """Whether the host would compute a node of a graph for a GPU, where PyTorch has a kernel."""
-        return made.op == "argsort" and not self.device.startswith("cpu") and not is_compared(made)
 
     def _keep(self, node: fx.Node, reason: str, advice: str) -> None:
         problem = problem_of(node, reason, advice)

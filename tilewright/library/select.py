@@ -37,6 +37,7 @@ from tilewright.library.rows.cpu import reduction
 from tilewright.library.rows.simt import gpu_reduction
 from tilewright.library.slots import gate_halves
 from tilewright.library.sort.cpu import sort_candidates
+from tilewright.library.sort.simt import gpu_sorting
 from tilewright.library.split import split_group, with_axes_moved
 from tilewright.library.vendor import library_candidates
 from tilewright.targets.base import Target
@@ -89,6 +90,7 @@ MAKERS: dict[str, dict[str, Maker]] = {
     "cuda": {
         **_SHARED,
         "reduction": gpu_reduction,
+        "sorting": gpu_sorting,
         "contraction": _gpu_contraction,
         "excitation": _gpu_excitation,
         "attention": gpu_attention,
@@ -99,7 +101,8 @@ MAKERS: dict[str, dict[str, Maker]] = {
 
 def prepared(graph: Graph, targets: Sequence[Target]) -> Graph:
     """A graph without the ops for which not all of its targets have (fast) kernels, before its passes."""
-    graph = without_sorting(graph, all("sorting" in MAKERS[target.name] for target in targets))
+    has_kernel = all("sorting" in MAKERS[target.name] for target in targets)
+    graph = without_sorting(graph, has_kernel, any(target.is_gpu for target in targets))
     if all("transform" in MAKERS[target.name] for target in targets):
         return graph
     return unrolled(transforms_as_products(graph))

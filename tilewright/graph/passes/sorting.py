@@ -20,10 +20,13 @@ FEW = 8  # largest elements that are found one after the other
 MANY = 64  # that are found so in rows that are too long to be sorted by comparing
 
 
-def without_sorting(graph: Graph, has_kernel: bool) -> Graph:
+def without_sorting(graph: Graph, has_kernel: bool, by_networks: bool = False) -> Graph:
     """The graph with each `argsort` as what the targets have kernels for; `has_kernel`: of rows of any length along the
-    last dimension. What is left otherwise are rows of more than `LONGEST` elements."""
-    rule = functools.partial(_argsort, has_kernel=has_kernel)
+    last dimension. What is left otherwise are rows of more than `LONGEST` elements.
+
+    `by_networks`: the kernels are those of GPUs, which short rows and few elements suit too, and which take 32 bits.
+    """
+    rule = functools.partial(_argsort, has_kernel=has_kernel, by_networks=by_networks)
     return apply_rules(graph, {"argsort": [rule]})
 
 
@@ -44,7 +47,9 @@ def _is_few(node: Node, has_kernel: bool) -> bool:
     return isinstance(count, int) and 0 < count <= most
 
 
-def _argsort(node: Node, rewriter: Rewriter, has_kernel: bool) -> Value | None:
+def _argsort(node: Node, rewriter: Rewriter, has_kernel: bool, by_networks: bool) -> Value | None:
+    if by_networks:
+        return _for_networks(node, rewriter)
     x, axis, count, descending = node.inputs[0], *(node.attributes[name] for name in ("axis", "count", "descending"))
     assert x is not None
     if _is_few(node, has_kernel):
@@ -59,6 +64,40 @@ def _argsort(node: Node, rewriter: Rewriter, has_kernel: bool) -> Value | None:
         return None
     positions = _by_comparing(rewriter, x, descending)
     return positions if count == x.shape[-1] else rewriter.op("slice", [positions], axis=last, start=0, stop=count)
+
+
+def _for_networks(node: Node, rewriter: Rewriter) -> Value | None:
+    """One element is searched for; rows are the last axis; 64 bits are sorted by their lower half, then the other."""
+    x, axis, count, descending = node.inputs[0], *(node.attributes[name] for name in ("axis", "count", "descending"))
+    assert x is not None
+    if count == 1:
+        return _one_by_one(rewriter, x, axis, count, descending)
+    last = x.rank - 1
+    if axis != last:
+        order = (*range(axis), last, *range(axis + 1, last), axis)
+        rows = rewriter.op("permute", [x], order=order)
+        found = rewriter.op("argsort", [rows], axis=last, count=count, descending=descending)
+        return rewriter.op("permute", [found], order=order)
+    return _by_halves(rewriter, x, count, descending) if x.dtype.itemsize == 8 else None
+
+
+def _by_halves(rewriter: Rewriter, x: Value, count: Size, descending: bool) -> Value:
+    """Positions in rows of 64-bit numbers, by two sorts of 32 bits, the second of which keeps the first one's order."""
+    last = x.rank - 1
+    if x.dtype.is_float:
+        bits = _ordered_bits(rewriter, x)
+    else:
+        bits = x if x.dtype == int64 else rewriter.op("bitcast", [x], of=x.dtype.name, to="int64")
+        if not x.dtype.is_signed:
+            bits = rewriter.op("bitwise_xor", [bits, rewriter.number(-(2**63), int64)])
+    bits = rewriter.op("bitwise_not", [bits]) if descending else bits
+    low = rewriter.op("bitwise_and", [bits, rewriter.number(2**32 - 1, int64)])
+    low = rewriter.cast(rewriter.op("subtract", [low, rewriter.number(2**31, int64)]), int32)
+    high = rewriter.cast(rewriter.op("shift_right", [bits, rewriter.number(32, int64)]), int32)
+    first = rewriter.op("argsort", [low], axis=last, count=x.shape[last], descending=False)
+    moved = rewriter.op("gather_elements", [high, first], axis=last)
+    second = rewriter.op("argsort", [moved], axis=last, count=count, descending=False)
+    return rewriter.op("gather_elements", [first, second], axis=last)
 
 
 def _by_comparing(rewriter: Rewriter, x: Value, descending: bool) -> Value:

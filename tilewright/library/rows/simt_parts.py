@@ -94,7 +94,7 @@ def long_rows(operation: RowOperation, target: Target) -> Candidate:
         first, second = kernels.moments_of_parts, kernels.normalize_of_parts
     tensors = dict(zip(names, partial, strict=True))
     sizes = {"columns": columns, "share": share_of(columns, parts)}
-    grid = (parts, rows, 1)
+    grid: tuple[Size, Size, Size] = (simplify(lift(rows) * parts), 1, 1)
     constants |= {"PARTS": parts, "LANES": next_power_of_2(parts)}
     calls = [
         launch(first, tensors, sizes, _only(first, constants), grid, operation.extra),
@@ -126,7 +126,7 @@ def log_sum_exp_parts(group: Group, graph: Graph, target: Target, parts: int) ->
     sizes = {"columns": reduced, "share": share_of(reduced, parts)}
     rest = {"PARTS": parts, "LANES": next_power_of_2(parts), "EPILOGUE": epilogue}
     calls = [
-        launch(kernels.powers_of_parts, tensors, sizes, own, (parts, outer, 1), extra),
+        launch(kernels.powers_of_parts, tensors, sizes, own, (simplify(lift(outer) * parts), 1, 1), extra),
         launch(kernels.log_sum_of_parts, {"out": group.outputs[-1], **tensors}, {}, rest, (outer, 1, 1), extra, 1),
     ]
     return _candidate(calls, group, target, partial, parts)
@@ -156,7 +156,7 @@ def first_of_parts(group: Group, graph: Graph, parts: int) -> tuple[KernelCall, 
     if inner == 1:
         sizes = {"columns": reduced, "share": share_of(reduced, parts)}
         constants["BLOCK"] = BLOCK
-        grid: tuple[Size, Size, Size] = (parts, outer, 1)
+        grid: tuple[Size, Size, Size] = (simplify(lift(outer) * parts), 1, 1)
         return launch(kernels.reduce_parts, {"out": partial}, sizes, constants, grid, extra), partial
     block = min(next_power_of_2(inner), COLUMNS) if isinstance(inner, int) else COLUMNS
     block_r = COLUMN_ELEMENTS // block
@@ -165,7 +165,7 @@ def first_of_parts(group: Group, graph: Graph, parts: int) -> tuple[KernelCall, 
         block_r = min(block_r, next_power_of_2(share))
     constants |= {"BLOCK": block, "BLOCK_R": block_r}
     sizes = {"reduced": reduced, "inner": inner, "share": share}
-    grid = (ceil_divide(inner, block), parts, outer)
+    grid = (simplify(lift(ceil_divide(inner, block)) * outer * parts), 1, 1)
     warps = min(16, max(1, block * block_r // 512))
     return launch(kernels.reduce_column_parts, {"out": partial}, sizes, constants, grid, extra, warps), partial
 

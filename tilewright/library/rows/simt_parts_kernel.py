@@ -19,10 +19,11 @@ LEAST: tl.constexpr = tl.constexpr(-3.0e38)  # below all numbers, and finite: no
 
 
 @tilewright.jit
-def own_part(columns, share):
-    """The row and the columns [start, stop) of this CTA.  Grid: (parts, rows)."""
-    start = tl.program_id(0) * share
-    return tl.program_id(1).to(tl.int64), start, tl.minimum(start + share, columns)
+def own_part(columns, share, PARTS: tl.constexpr):
+    """The row and the columns [start, stop) of this CTA, and its part.  Grid: (parts * rows,)."""
+    part = tl.program_id(0) % PARTS
+    start = part * share
+    return (tl.program_id(0) // PARTS).to(tl.int64), start, tl.minimum(start + share, columns), part
 
 
 @tilewright.jit
@@ -69,9 +70,9 @@ def softmax_long(out, rows, columns, *extra, BLOCK: tl.constexpr, LOG: tl.conste
 def powers_of_parts(largest, total, columns, share, *extra, BLOCK: tl.constexpr, PARTS: tl.constexpr,
                     TYPE: tl.constexpr, PROLOGUE: tl.constexpr):  # fmt: skip
     """largest[row, part] and total[row, part]: a part's largest element and its sum of powers."""
-    row, start, stop = own_part(columns, share)
+    row, start, stop, part = own_part(columns, share, PARTS)
     shift, powers = sum_of_powers(row, start, stop, extra, BLOCK, TYPE, PROLOGUE)
-    place = row * PARTS + tl.program_id(0)
+    place = row * PARTS + part
     tl.store(largest + place, shift)
     tl.store(total + place, powers)
 
@@ -92,7 +93,7 @@ def softmax_of_parts(out, largest, total, columns, share, *extra, BLOCK: tl.cons
                      LANES: tl.constexpr, LOG: tl.constexpr, TYPE: tl.constexpr, PROLOGUE: tl.constexpr,
                      EPILOGUE: tl.constexpr):  # fmt: skip
     """`softmax_long` behind `powers_of_parts`."""
-    row, start, stop = own_part(columns, share)
+    row, start, stop, part = own_part(columns, share, PARTS)
     shift, powers = powers_of_row(largest, total, row, PARTS, LANES)
     store_softmax(out, row, start, stop, columns, shift, powers, extra, BLOCK, LOG, TYPE, PROLOGUE, EPILOGUE)
 
@@ -155,9 +156,9 @@ def normalize_long(out, rows, columns, epsilon, *extra, BLOCK: tl.constexpr, CEN
 def moments_of_parts(means, squares, columns, share, *extra, BLOCK: tl.constexpr, PARTS: tl.constexpr,
                      CENTER: tl.constexpr, TYPE: tl.constexpr, PROLOGUE: tl.constexpr):  # fmt: skip
     """means[row, part] and squares[row, part]: a part's `moments`."""
-    row, start, stop = own_part(columns, share)
+    row, start, stop, part = own_part(columns, share, PARTS)
     mean, sum_of_squares = moments(row, start, stop, extra, BLOCK, CENTER, TYPE, PROLOGUE)
-    place = row * PARTS + tl.program_id(0)
+    place = row * PARTS + part
     tl.store(means + place, mean)
     tl.store(squares + place, sum_of_squares)
 
@@ -167,7 +168,7 @@ def normalize_of_parts(out, means, squares, columns, share, epsilon, *extra, BLO
                        LANES: tl.constexpr, CENTER: tl.constexpr, TYPE: tl.constexpr, PROLOGUE: tl.constexpr,
                        EPILOGUE: tl.constexpr):  # fmt: skip
     """`normalize_long` behind `moments_of_parts`."""
-    row, start, stop = own_part(columns, share)
+    row, start, stop, part = own_part(columns, share, PARTS)
     lane = tl.arange(0, LANES)
     inside = lane < PARTS
     count = tl.maximum(tl.minimum(columns - lane * share, share), 0).to(TYPE)
@@ -186,7 +187,7 @@ def normalize_of_parts(out, means, squares, columns, share, epsilon, *extra, BLO
 def reduce_parts(out, columns, share, *extra, BLOCK: tl.constexpr, PARTS: tl.constexpr, KIND: tl.constexpr,
                  INITIAL: tl.constexpr, TYPE: tl.constexpr, PROLOGUE: tl.constexpr):  # fmt: skip
     """out[row, part] = the reduction of a part of PROLOGUE(row, :); of a mean, its sum divided by all columns."""
-    row, start, stop = own_part(columns, share)
+    row, start, stop, part = own_part(columns, share, PARTS)
     partial = tl.full((BLOCK,), INITIAL, TYPE)
     for first in range(start, stop, BLOCK):
         column = first + tl.arange(0, BLOCK)
@@ -195,7 +196,7 @@ def reduce_parts(out, columns, share, *extra, BLOCK: tl.constexpr, PARTS: tl.con
     value = reduce_axis(partial, 0, KIND)
     if KIND == "mean":
         value = value / columns
-    tl.store(out + row * PARTS + tl.program_id(0), value)
+    tl.store(out + row * PARTS + part, value)
 
 
 @tilewright.jit
@@ -204,11 +205,14 @@ def reduce_column_parts(out, reduced, inner, share, *extra, BLOCK_R: tl.constexp
                         PROLOGUE: tl.constexpr):  # fmt: skip
     """out[outer, part, inner] = the same of a part of PROLOGUE's middle dimension.
 
-    The prologue's rows count [outer, reduced] together.  Grid: (column blocks, parts, outer).
+    The prologue's rows count [outer, reduced] together.  Grid: (column blocks * parts * outer,).
     """
-    outer = tl.program_id(2).to(tl.int64)
-    column = tl.program_id(0) * BLOCK + tl.arange(0, BLOCK)
-    start = tl.program_id(1) * share
+    strips = tl.cdiv(inner, BLOCK).to(tl.int32)
+    own = tl.program_id(0)
+    column = own % strips * BLOCK + tl.arange(0, BLOCK)
+    part = own // strips % PARTS
+    outer = (own // strips // PARTS).to(tl.int64)
+    start = part * share
     stop = tl.minimum(start + share, reduced)
     partial = tl.full((BLOCK_R, BLOCK), INITIAL, TYPE)
     for first in range(start, stop, BLOCK_R):
@@ -220,4 +224,4 @@ def reduce_column_parts(out, reduced, inner, share, *extra, BLOCK_R: tl.constexp
     value = reduce_axis(partial, 0, KIND)
     if KIND == "mean":
         value = value / reduced
-    tl.store(out + (outer * PARTS + tl.program_id(1)) * inner + column, value, mask=column < inner)
+    tl.store(out + (outer * PARTS + part) * inner + column, value, mask=column < inner)
