@@ -235,7 +235,7 @@ def main() -> int:
             print(line(records[-1]), flush=True)
             torch.cuda.empty_cache()
     summaries = tables(records)
-    document = {"environment": environment(), "seed": options.seed, "gpu": gpu, "families": summaries, "cases": records}
+    document = {"environment": environment(), "seed": options.seed, "gpu": gpu, "breadth": summaries, "cases": records}
     options.out.write_text(json.dumps(document, indent=1) + "\n")
     for record in sorted((r for r in records if r.get("ratio", 1) < SLOW), key=lambda r: r["ratio"]):
         print(f"{record['ratio']:.3f} {record['name']}: {'; '.join(record['slow'])}")

@@ -34,6 +34,8 @@ def table(data: dict[str, Any]) -> str:
         return conformance_table.markdown(data)
     if "architectures" in data:
         return architectures_table.markdown(data)
+    if "breadth" in data:
+        return breadth_table(data)
     if "families" in data:
         return gpu_table(data)
     if "repeats" in data:
@@ -51,6 +53,18 @@ def table(data: dict[str, Any]) -> str:
     if any("cpu_seconds" in case for case in data["cases"]):
         return build_table(data)
     return kernel_table(data) if any("best_peer" in case for case in data["cases"]) else runtime_table(data)
+
+
+def breadth_table(data: dict[str, Any]) -> str:
+    """A row a family: cases, the geometric mean of the ratios, the least, how many are under 0.9; then where it ran."""
+    lines = [["family", "cases", "geometric mean", "least", "under 0.9"], ["---", "---:", "---:", "---:", "---:"]]
+    for name, row in data["breadth"].items():
+        numbers = [f"{row['geometric mean']:.2f}", f"{row['worst']:.2f}", str(int(row["under 0.9"]))]
+        lines.append([name.replace("_", " "), str(int(row["cases"])), *numbers])
+    place = data["environment"]
+    versions = ", ".join(f"{name} {text}" for name, text in place["versions"].items() if text)
+    rows = "".join(f"| {' | '.join(line)} |\n" for line in lines)
+    return f"{rows}\nSeed {data['seed']}; {place['device']}, {place['date']}; {versions}.\n"
 
 
 def fuzz_table(data: dict[str, Any]) -> str:
