@@ -38,6 +38,7 @@ from tilewright.errors import ShapeError, TargetError, UnsupportedOperationError
 from tilewright.graph.core import Graph, Value
 from tilewright.graph.fusion import FusedGraph, Group, with_results
 from tilewright.graph.partition import is_staged, partition
+from tilewright.graph.passes.align_products import align_products
 from tilewright.graph.passes.canonicalize import canonicalize
 from tilewright.graph.passes.fuse import fuse
 from tilewright.graph.passes.fuse_norms import prepare_norms
@@ -145,6 +146,8 @@ class Builder:
             self.graph = optimize(prepared(graph, order.targets))
             if all(target.is_gpu for target in order.targets):
                 self.graph = canonicalize(pools_of_planes(self.graph))
+            if all(target.wgmma for target in order.targets):
+                self.graph = align_products(self.graph)
             if any(map(_norms_in_products, order.targets)):
                 self.graph = prepare_norms(self.graph)
         _check_sizes(self.graph)

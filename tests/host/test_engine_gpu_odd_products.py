@@ -1,0 +1,44 @@
+"""Products of sizes that tensor copies cannot read, on the stand-in for a GPU."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+
+from tests.host.cuda_stand_in import Driver
+from tests.rounding import product_bound
+from tilewright.build.builder import build
+from tilewright.dtypes import bfloat16, float16, float32
+from tilewright.graph.build import GraphBuilder
+
+
+@pytest.mark.parametrize("constant", [False, True])
+@pytest.mark.parametrize("transposed", [False, True])
+@pytest.mark.parametrize(
+    ("rows", "depth", "columns"), [(700, 257, 200), (301, 512, 303), (1001, 203, 205), (40, 1001, 999)]
+)
+def test_odd_sizes(
+    rows: int, depth: int, columns: int, transposed: bool, constant: bool, driver: Driver, rng: np.random.Generator
+) -> None:
+    """A Hopper product between copies; a constant operand is copied in the build."""
+    shape = (columns, depth) if transposed else (depth, columns)
+    w = (rng.standard_normal(shape) / depth**0.5).astype(bfloat16.numpy)
+    b = GraphBuilder("odd")
+    x = b.input("x", bfloat16, (rows, depth))
+    right = b.constant(w) if constant else b.input("w", bfloat16, shape)
+    b.output(b.op("matmul", [x, right], transpose_b=transposed), "y")
+    engine = build(b.finish(), "cuda:sm_90a")
+    assert any("hopper" in step.evidence["chosen"] for step in engine.plan.steps)
+    inputs = {"x": rng.standard_normal((rows, depth)).astype(bfloat16.numpy), **({} if constant else {"w": w})}
+    left, right = (each.astype(np.float64) for each in (inputs["x"], w.T if transposed else w))
+    found = engine.run(inputs)["y"]
+    assert (np.abs(found.astype(np.float64) - left @ right) <= product_bound(inputs["x"], right, bfloat16)).all()
+
+
+@pytest.mark.parametrize(("dtype", "rows", "depth"), [(float32, 512, 257), (float16, 4, 257), (float16, 16, 31)])
+def test_products_that_stay(dtype, rows: int, depth: int, assembler: None) -> None:
+    """Of float32, of a few rows, and small ones."""
+    b = GraphBuilder("stays")
+    x, w = b.input("x", dtype, (rows, depth)), b.input("w", dtype, (depth, 256))
+    b.output(b.op("matmul", [x, w]), "y")
+    assert len(build(b.finish(), "cuda:sm_90a").plan.steps) == 1
