@@ -120,7 +120,7 @@ class Turned(torch.nn.Module):
 
     def __init__(self, kind: str) -> None:
         super().__init__()
-        turns = torch.polar(torch.ones(2), torch.tensor([0.5, 1.0]))
+        turns = torch.polar(torch.ones(2, dtype=DOUBLE), torch.tensor([0.5, 1.0], dtype=DOUBLE))
         if kind == "parameter":
             self.turns = torch.nn.Parameter(turns)
         elif kind == "buffer":
@@ -134,7 +134,7 @@ class Turned(torch.nn.Module):
 
 @pytest.mark.parametrize("kind", ["parameter", "buffer", "constant"])
 def test_complex_weights(kind: str) -> None:
-    check(Turned(kind), torch.randn(3, 4))
+    check(Turned(kind), real(3, 4))
 
 
 def test_an_engine_with_complex_numbers() -> None:

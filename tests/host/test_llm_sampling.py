@@ -27,7 +27,7 @@ def plain_filter(logits, temperature, top_k, top_p, min_p):
     order = order[:top_k] if top_k else order
     total, before, nucleus = sum(probabilities[order]), 0.0, []
     for token in order:
-        if before < top_p * total:
+        if top_p == 1 or before < top_p * total:  # rounding of the sum leaves no token out
             nucleus.append(token)
         before += probabilities[token]
     left = [token for token in nucleus if probabilities[token] >= min_p]
