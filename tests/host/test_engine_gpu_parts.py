@@ -20,11 +20,11 @@ ROWS = [  # op, attributes, shape, whether the row is divided
     ("softmax", {"axis": 1}, (3, 40001), True),
     ("log_softmax", {"axis": 1}, (1, 65537), True),
     ("softmax", {"axis": 0}, (40000, 2), True),
-    ("softmax", {"axis": 1}, (700, 20000), False),
+    ("softmax", {"axis": 1}, (265, 16500), False),
     ("layer_norm", {"axis": 1, "epsilon": 1e-5}, (2, 70001), True),
     ("rms_norm", {"axis": 1, "epsilon": 1e-5}, (2, 50000), True),
     ("layer_norm", {"axis": 1, "epsilon": 1e-5}, (3, 5, 9001), True),
-    ("layer_norm", {"axis": 1, "epsilon": 1e-5}, (600, 17000), False),
+    ("layer_norm", {"axis": 1, "epsilon": 1e-5}, (265, 16500), False),
     ("softmax", {"axis": 1}, (2001, 3), False),
     ("softmax", {"axis": 1}, (501, 13), False),
     ("reduce_log_sum_exp", {"axes": (1,)}, (2, 30011), True),
@@ -54,13 +54,12 @@ def drawn(shape: tuple[int, ...], dtype: DType, rng: np.random.Generator, op: st
     return (1 + 1e-3 * x if op == "reduce_product" else x + 3).astype(dtype.numpy)
 
 
-@pytest.mark.parametrize("around", [False, True])
 @pytest.mark.parametrize(("op", "attributes", "shape", "divided"), ROWS, ids=lambda value: str(value))
 def test_rows(
-    op: str, attributes: dict[str, Any], shape: tuple[int, ...], divided: bool, around: bool, driver: Driver,
-    rng: np.random.Generator,
-) -> None:  # fmt: skip
-    graph = one(op, attributes, shape, float32, around)
+    op: str, attributes: dict[str, Any], shape: tuple[int, ...], divided: bool, driver: Driver, rng: np.random.Generator
+) -> None:
+    """With something to compute before and after, or by itself."""
+    graph = one(op, attributes, shape, float32, around=bool(rng.integers(2)))
     inputs = {"x": drawn(shape, float32, rng, op)}
     engine = build(graph, "cuda:sm_90a")
     exact, bound = run(graph, inputs)["y"], graph_bounds(graph, inputs)["y"]
@@ -95,8 +94,9 @@ def test_sizes_of_the_call(op: str, driver: Driver, rng: np.random.Generator) ->
 
 
 @pytest.mark.parametrize("dtype", [float32, float16, int32])
-@pytest.mark.parametrize("axis", [0, 1])
-@pytest.mark.parametrize("shape", [(3, 50001), (2003, 3), (501, 70), (40003, 2), (1, 9), (6, 4001)])
+@pytest.mark.parametrize(
+    ("shape", "axis"), [((3, 50001), 1), ((2003, 3), 0), ((501, 70), 1), ((40003, 2), 0), ((1, 9), 0), ((6, 4001), 0)]
+)
 def test_positions_of_extremes(
     shape: tuple[int, int], axis: int, dtype: DType, driver: Driver, rng: np.random.Generator
 ) -> None:
@@ -120,24 +120,23 @@ def test_positions_of_extremes(
             assert np.array_equal(engine.run({"x": values})[name], expected)
 
 
-@pytest.mark.parametrize("op", ["cumsum", "cumprod", "cummax", "cummin"])
 @pytest.mark.parametrize("axis", [0, 1])
 @pytest.mark.parametrize("shape", [(3, 50001), (20003, 3), (501, 70), (1, 9), (2, 100, 300)])
-def test_running_combinations(
-    shape: tuple[int, ...], axis: int, op: str, driver: Driver, rng: np.random.Generator
-) -> None:
-    b = GraphBuilder(op)
-    b.output(b.op(op, [b.input("x", float32, shape)], axis=axis), "y")
+def test_running_combinations(shape: tuple[int, ...], axis: int, driver: Driver, rng: np.random.Generator) -> None:
+    b = GraphBuilder("running")
+    x = b.input("x", float32, shape)
+    near = b.op("add", [b.op("multiply", [x, b.number(1e-3, float32)]), b.number(1.0, float32)])
+    for op in ("cumsum", "cumprod", "cummax", "cummin"):
+        b.output(b.op(op, [near if op == "cumprod" else x], axis=axis), op)
     graph = b.finish()
-    x = rng.standard_normal(shape).astype(np.float32)
-    inputs = {"x": 1 + x * 1e-3 if op == "cumprod" else x}
-    exact, bound = run(graph, inputs)["y"], graph_bounds(graph, inputs)["y"]
-    assert (np.abs(build(graph, "cuda:sm_90a").run(inputs)["y"] - exact) <= bound).all()
+    inputs = {"x": rng.standard_normal(shape).astype(np.float32)}
+    exact, bounds = run(graph, inputs), graph_bounds(graph, inputs)
+    for name, found in build(graph, "cuda:sm_90a").run(inputs).items():
+        assert (np.abs(found - exact[name]) <= bounds[name]).all(), name
 
 
-@pytest.mark.parametrize("op", ["cumsum", "cummax", "argmax", "argmin"])
-@pytest.mark.parametrize("axis", [0, 1])
-@pytest.mark.parametrize("shape", [(3, 50001), (20003, 3), (501, 70)])
+@pytest.mark.parametrize("op", ["cumsum", "argmax"])
+@pytest.mark.parametrize(("shape", "axis"), [((3, 50001), 1), ((20003, 3), 0), ((501, 70), 0)])
 def test_what_comes_before_and_after_is_computed_in_the_same_kernels(
     shape: tuple[int, ...], axis: int, op: str, driver: Driver, rng: np.random.Generator
 ) -> None:

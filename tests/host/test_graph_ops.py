@@ -12,6 +12,7 @@ from tilewright.errors import InvalidIRError, ShapeError
 from tilewright.graph.build import GraphBuilder
 from tilewright.graph.core import Node, Value
 from tilewright.graph.ops import OPS, REQUIRED
+from tilewright.graph.pipeline import optimize
 from tilewright.graph.reference import run
 from tilewright.graph.verifier import verify
 from tilewright.symbolic import symbol
@@ -359,3 +360,12 @@ def test_the_verifier_finds_broken_graphs():
 
 def test_required_attributes_are_marked():
     assert OPS["softmax"].attributes["axis"] is REQUIRED
+
+
+def test_an_empty_tensor_of_a_dynamic_size_is_reshaped() -> None:
+    """Sizes of 0 divide nothing: there is no view to find."""
+    b = GraphBuilder("empty")
+    x = b.input("x", float32, (b.symbol("n", 1, 9), 0))
+    b.output(b.op("permute", [b.op("reshape", [x], shape=(0, 5))], order=(1, 0)), "y")
+    graph = b.finish()
+    assert optimize(graph).outputs[0].shape == (5, 0)

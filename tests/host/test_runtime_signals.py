@@ -229,6 +229,7 @@ def test_kernels_whose_loops_have_bounds_ask_for_nothing() -> None:
 
 
 _PROGRAM = """
+import signal
 import sys
 import numpy as np
 import tilewright
@@ -236,6 +237,7 @@ from tests.host.test_loops import walk
 from tests.host.test_runtime_signals import never_ends
 from tilewright.settings import settings
 
+signal.signal(signal.SIGINT, signal.default_int_handler)  # which a process in a shell's background inherits ignored
 settings.threads = int(sys.argv[1])
 x, engine = np.zeros(64, np.int32), walk()
 if sys.argv[2] == "kernel":
@@ -257,6 +259,8 @@ for _ in range(2):
 def test_a_process_is_interrupted_from_outside(what: str, threads: str) -> None:
     command = [sys.executable, "-c", _PROGRAM, threads, what]
     with subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as process:
+        watch = threading.Timer(120, process.kill)  # reading ends then, too
+        watch.start()
         try:
             for _ in range(2):
                 assert process.stdout is not None and process.stdout.readline() == "begins\n"
@@ -265,4 +269,5 @@ def test_a_process_is_interrupted_from_outside(what: str, threads: str) -> None:
                 assert process.stdout.readline() == "interrupted\n"
             assert process.wait(30) == 0
         finally:
+            watch.cancel()
             process.kill()

@@ -94,6 +94,8 @@ def _reshaped_strides(view: View, shape: Shape) -> tuple[Size, ...] | None:
     while old and new:
         line, cut = [old.pop(0)], [new.pop(0)]
         while (have := product([extent for extent, _ in line])) != (want := product(cut)):
+            if 0 in (have, want):
+                return None
             if modulo(have, want) == 0 and new:
                 cut.append(new.pop(0))
             elif modulo(want, have) == 0 and old:
