@@ -1,4 +1,4 @@
-"""Operators that nobody listed: drawn shapes and types through torch.compile, beside PyTorch and TorchInductor.
+"""Speed of randomly drawn operators under torch.compile, compared with eager PyTorch and TorchInductor.
 
     python benchmarks/breadth_cuda.py [--families scan sort] [--cases 8] [--seed 1] [--jobs 12] [--rounds 3]
 

@@ -98,7 +98,7 @@ def _conv_of_volumes(node: Node, rewriter: Rewriter) -> Value | None:
 
 
 def _pool_of_tiles(node: Node, rewriter: Rewriter) -> Value | None:
-    """Large windows that lie next to each other along one dimension, whole along the others: reductions."""
+    """Large pooling windows that tile one dimension and cover the others become reductions."""
     (x,) = node.inputs
     assert x is not None
     options = (node.attributes[name] for name in ("kernel", "strides", "padding", "dilation"))

@@ -1,4 +1,4 @@
-"""Positions of extremes and running combinations on GPUs: how tiles and parts are dealt out to CTAs."""
+"""argmax, argmin and cumulative operations on GPUs: tile sizes, and how the reduced dimension is split."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from tilewright.library.generated.expressions import compute_type, language_type
 from tilewright.library.generated.generate import next_power_of_2
 from tilewright.library.reduce import simt_kernel as kernels
 from tilewright.library.rows.cpu import CUMULATIVE, neutral_element, reduce_slots, row_candidate
-from tilewright.library.rows.simt_parts import launch
+from tilewright.library.rows.simt_parts import launch, share_of
 from tilewright.symbolic import Size, ceil_divide, lift, product, simplify, upper_bound
 from tilewright.targets.base import Target
 
@@ -28,7 +28,7 @@ NEUTRAL = {"cumsum": "sum", "cumprod": "product", "cummax": "max", "cummin": "mi
 
 @dataclass(frozen=True)
 class Tiles:
-    """How an input [outer, reduced, inner] is dealt out: tiles of `lines` by `block` elements along and across.
+    """How an input [outer, reduced, inner] is split: tiles of `across` by `along` elements, and parts of `share`.
 
     `across` counts columns of a middle dimension, or rows where the last one is reduced; `along` elements of the
     reduced dimension.
@@ -94,7 +94,7 @@ def _tiles(anchor: Node, target: Target) -> Tiles:
         tiles = expected(outer) * -(-expected(inner) // across)
     wanted = 4 * processors // max(1, tiles)
     parts = max(1, min(MOST_PARTS, wanted, expected(reduced) // max(along, LEAST // across)))
-    share = simplify(lift(ceil_divide(ceil_divide(reduced, along), parts)) * along)
+    share = share_of(reduced, parts, along)
     warps = min(8, max(1, across * along // 512))
     return Tiles(outer, reduced, inner, across, along, parts, share, warps)
 

@@ -17,6 +17,30 @@ from tilewright.library.reduce.kernel import first_largest, first_smallest, read
 
 
 @tilewright.jit
+def own_rows(reduced, share, ROWS: tl.constexpr, PARTS: tl.constexpr):
+    """The rows, the part and its elements [start, stop) of this CTA.  Grid: (blocks of rows * parts,)."""
+    own = tl.program_id(0)
+    part = own % PARTS
+    start = part * share
+    row = (own // PARTS * ROWS + tl.arange(0, ROWS)).to(tl.int64)
+    return row, part, start, tl.minimum(start + share, reduced)
+
+
+@tilewright.jit
+def own_columns(reduced, inner, share, BLOCK: tl.constexpr, PARTS: tl.constexpr):
+    """The columns, the part, the outer index and the part's elements [start, stop) of this CTA.
+
+    Grid: (column blocks * parts * outer,).
+    """
+    strips = tl.cdiv(inner, BLOCK).to(tl.int32)
+    own = tl.program_id(0)
+    part = own // strips % PARTS
+    start = part * share
+    column = own % strips * BLOCK + tl.arange(0, BLOCK)
+    return column, part, (own // strips // PARTS).to(tl.int64), start, tl.minimum(start + share, reduced)
+
+
+@tilewright.jit
 def better(value, best, LARGEST: tl.constexpr):
     """Where a later element is to be taken in place of an earlier one: beyond it, or the first NaN."""
     if LARGEST:
@@ -47,12 +71,8 @@ def extreme_of_rows(out, values, rows, reduced, share, *extra, ROWS: tl.constexp
 
     Grid: (blocks of rows * parts,).
     """
-    own = tl.program_id(0)
-    part = own % PARTS
-    row = (own // PARTS * ROWS + tl.arange(0, ROWS)).to(tl.int64)
+    row, part, start, stop = own_rows(reduced, share, ROWS, PARTS)
     exists = row[:, None] < rows
-    start = part * share
-    stop = tl.minimum(start + share, reduced)
     column = start + tl.arange(0, BLOCK)[None, :]
     inside = column < stop
     best = read_slot(PROLOGUE, row[:, None], column, exists & inside, extra, inside, INITIAL, TYPE)
@@ -82,14 +102,9 @@ def extreme_of_columns(out, values, reduced, inner, share, *extra, BLOCK_R: tl.c
 
     Grid: (column blocks * parts * outer,).
     """
-    strips = tl.cdiv(inner, BLOCK).to(tl.int32)
-    own = tl.program_id(0)
-    column = own % strips * BLOCK + tl.arange(0, BLOCK)[None, :]
-    part = own // strips % PARTS
-    outer = (own // strips // PARTS).to(tl.int64)
+    index, part, outer, start, stop = own_columns(reduced, inner, share, BLOCK, PARTS)
+    column = index[None, :]
     exists = column < inner
-    start = part * share
-    stop = tl.minimum(start + share, reduced)
     step = start + tl.arange(0, BLOCK_R)[:, None]
     inside = step < stop
     best = read_slot(PROLOGUE, outer * reduced + step, column, exists & inside, extra, inside, INITIAL, TYPE)
@@ -103,7 +118,6 @@ def extreme_of_columns(out, values, reduced, inner, share, *extra, BLOCK_R: tl.c
         best = tl.where(later, value, best)
         place = tl.where(later, step.to(PLACE), place)
     result, found = first_extreme_of(best, place, 0, LARGEST)
-    index = own % strips * BLOCK + tl.arange(0, BLOCK)
     target = (outer * PARTS + part) * inner + index
     inside = index < inner
     if PARTS > 1:
@@ -139,11 +153,7 @@ def totals_of_rows(totals, rows, reduced, share, *extra, ROWS: tl.constexpr, BLO
                    PARTS: tl.constexpr, INITIAL: tl.constexpr, TYPE: tl.constexpr, COMBINE: tl.constexpr,
                    PROLOGUE: tl.constexpr):  # fmt: skip
     """totals[row, part] = all elements of a part of PROLOGUE(row, :) combined.  Grid: (blocks of rows * parts,)."""
-    own = tl.program_id(0)
-    part = own % PARTS
-    row = (own // PARTS * ROWS + tl.arange(0, ROWS)).to(tl.int64)
-    start = part * share
-    stop = tl.minimum(start + share, reduced)
+    row, part, start, stop = own_rows(reduced, share, ROWS, PARTS)
     total = tl.full((ROWS, BLOCK), INITIAL, TYPE)
     for first in range(start, stop, BLOCK):
         column = first + tl.arange(0, BLOCK)[None, :]
@@ -162,11 +172,8 @@ def cumulative_rows(out, totals, rows, reduced, share, *extra, ROWS: tl.constexp
 
     `WHOLE`: a row is one block.  Grid: (blocks of rows * parts,).
     """
-    own = tl.program_id(0)
-    part = own % PARTS
-    row = (own // PARTS * ROWS + tl.arange(0, ROWS)).to(tl.int64)[:, None]
-    start = part * share
-    stop = tl.minimum(start + share, reduced)
+    row, part, start, stop = own_rows(reduced, share, ROWS, PARTS)
+    row = row[:, None]
     column = start + tl.arange(0, BLOCK)[None, :]
     inside = column < stop
     mask = (row < rows) & inside
@@ -200,13 +207,8 @@ def totals_of_columns(totals, reduced, inner, share, *extra, BLOCK_R: tl.constex
                       PARTS: tl.constexpr, INITIAL: tl.constexpr, TYPE: tl.constexpr, COMBINE: tl.constexpr,
                       PROLOGUE: tl.constexpr):  # fmt: skip
     """totals[outer, part, inner] = the same of a middle dimension.  Grid: (column blocks * parts * outer,)."""
-    strips = tl.cdiv(inner, BLOCK).to(tl.int32)
-    own = tl.program_id(0)
-    column = own % strips * BLOCK + tl.arange(0, BLOCK)[None, :]
-    part = own // strips % PARTS
-    outer = (own // strips // PARTS).to(tl.int64)
-    start = part * share
-    stop = tl.minimum(start + share, reduced)
+    index, part, outer, start, stop = own_columns(reduced, inner, share, BLOCK, PARTS)
+    column = index[None, :]
     total = tl.full((BLOCK_R, BLOCK), INITIAL, TYPE)
     for first in range(start, stop, BLOCK_R):
         step = first + tl.arange(0, BLOCK_R)[:, None]
@@ -214,7 +216,6 @@ def totals_of_columns(totals, reduced, inner, share, *extra, BLOCK_R: tl.constex
         mask = (column < inner) & inside
         x = read_slot(PROLOGUE, outer * reduced + step, column, mask, extra, inside, INITIAL, TYPE)
         total = COMBINE(total, x)
-    index = own % strips * BLOCK + tl.arange(0, BLOCK)
     target = (outer * PARTS + part) * inner + index
     tl.store(totals + target, tl.reduce(total, 0, COMBINE), mask=index < inner)
 
@@ -225,13 +226,8 @@ def cumulative_columns(out, totals, reduced, inner, share, *extra, BLOCK_R: tl.c
                        COMBINE: tl.constexpr, PROLOGUE: tl.constexpr, EPILOGUE: tl.constexpr):  # fmt: skip
     """The same along a middle dimension, whose slots' rows count [outer, reduced] together; of several parts, after
     `totals_of_columns`.  Grid: (column blocks * parts * outer,)."""
-    strips = tl.cdiv(inner, BLOCK).to(tl.int32)
-    own = tl.program_id(0)
-    column = own % strips * BLOCK + tl.arange(0, BLOCK)[None, :]
-    part = own // strips % PARTS
-    outer = (own // strips // PARTS).to(tl.int64)
-    start = part * share
-    stop = tl.minimum(start + share, reduced)
+    index, part, outer, start, stop = own_columns(reduced, inner, share, BLOCK, PARTS)
+    column = index[None, :]
     exists = column < inner
     before = tl.full((LANES, BLOCK), INITIAL, TYPE)
     if PARTS > 1:

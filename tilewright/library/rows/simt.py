@@ -27,6 +27,8 @@ from tilewright.library.rows.cpu import (
 )
 from tilewright.library.rows.simt_config import row_form, sum_form
 from tilewright.library.rows.simt_parts import (
+    COLUMN_ELEMENTS,
+    COLUMNS,
     count_parts,
     first_of_parts,
     log_sum_exp_parts,
@@ -38,10 +40,8 @@ from tilewright.symbolic import Size, ceil_divide, lift, product, simplify
 from tilewright.targets.base import Target
 
 WHOLE_ROW = 16384  # longest row that a CTA holds in registers
-COLUMNS = 64  # of a reduction over rows, at most, unless there are few
 FEW_ELEMENTS = 2048  # of a block of a reduction over few rows
 FEW_CTAS = 512  # that there are then at least
-COLUMN_ELEMENTS = 8192  # of a block of such a reduction: 32 a thread
 MOST_WARPS = 16  # of a CTA
 
 

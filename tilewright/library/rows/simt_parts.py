@@ -37,7 +37,7 @@ MOST_PARTS = 1024  # of a row
 COLUMNS = 64  # of a block of a reduction over rows, at most
 COLUMN_ELEMENTS = 8192  # of such a block
 LEAST_ROWS = 128  # that are worth a CTA
-FEW_ELEMENTS = 1 << 14  # of a reduced row: no more than that are not divided
+UNDIVIDED = 1 << 14  # of a reduced row: no more than that are not divided
 
 
 def count_parts(rows: Size, columns: Size, target: Target, block: int = BLOCK) -> int:
@@ -84,7 +84,7 @@ def long_rows(operation: RowOperation, target: Target) -> Candidate:
     out = {"out": group.outputs[-1]}
     if parts == 1:
         kernel = kernels.normalize_long if operation.is_norm else kernels.softmax_long
-        sizes = {"rows": rows, "columns": columns}
+        sizes = {"columns": columns}
         return row_candidate([launch(kernel, out, sizes, constants, (rows, 1, 1), operation.extra)], group, target)
     assert group.anchor is not None
     names = ("means", "squares") if operation.is_norm else ("largest", "total")
@@ -137,7 +137,7 @@ def reduction_parts(group: Group, target: Target) -> int:
     assert group.anchor is not None
     outer, reduced, inner = reduced_space(group.anchor)
     if inner == 1:
-        return count_parts(outer, reduced, target) if expected(reduced) > FEW_ELEMENTS else 1
+        return count_parts(outer, reduced, target) if expected(reduced) > UNDIVIDED else 1
     programs = expected(outer) * ceil(expected(inner) / COLUMNS)
     return max(1, min(4 * target.machine().processors // programs, expected(reduced) // LEAST_ROWS, MOST_PARTS))
 

@@ -14,6 +14,7 @@ from __future__ import annotations
 import tilewright
 import tilewright.language as tl
 from tilewright.library.reduce.kernel import combine, maximum_of, read_slot, reduce_axis
+from tilewright.library.reduce.simt_kernel import own_columns
 
 LEAST: tl.constexpr = tl.constexpr(-3.0e38)  # below all numbers, and finite: no difference of infinities is taken
 
@@ -58,7 +59,7 @@ def store_softmax(out, row, start, stop, columns, shift, total, extra, BLOCK: tl
 
 
 @tilewright.jit
-def softmax_long(out, rows, columns, *extra, BLOCK: tl.constexpr, LOG: tl.constexpr, TYPE: tl.constexpr,
+def softmax_long(out, columns, *extra, BLOCK: tl.constexpr, LOG: tl.constexpr, TYPE: tl.constexpr,
                  PROLOGUE: tl.constexpr, EPILOGUE: tl.constexpr):  # fmt: skip
     """out[row, :] = EPILOGUE(softmax(PROLOGUE(row))); its logarithm when `LOG`.  Grid: (rows,)."""
     row = tl.program_id(0).to(tl.int64)
@@ -92,7 +93,7 @@ def powers_of_row(largest, total, row, PARTS: tl.constexpr, LANES: tl.constexpr)
 def softmax_of_parts(out, largest, total, columns, share, *extra, BLOCK: tl.constexpr, PARTS: tl.constexpr,
                      LANES: tl.constexpr, LOG: tl.constexpr, TYPE: tl.constexpr, PROLOGUE: tl.constexpr,
                      EPILOGUE: tl.constexpr):  # fmt: skip
-    """`softmax_long` behind `powers_of_parts`."""
+    """The second launch of a softmax in parts, after `powers_of_parts`."""
     row, start, stop, part = own_part(columns, share, PARTS)
     shift, powers = powers_of_row(largest, total, row, PARTS, LANES)
     store_softmax(out, row, start, stop, columns, shift, powers, extra, BLOCK, LOG, TYPE, PROLOGUE, EPILOGUE)
@@ -100,7 +101,7 @@ def softmax_of_parts(out, largest, total, columns, share, *extra, BLOCK: tl.cons
 
 @tilewright.jit
 def log_sum_of_parts(out, largest, total, *extra, PARTS: tl.constexpr, LANES: tl.constexpr, EPILOGUE: tl.constexpr):
-    """out[row] = EPILOGUE(log(sum(exp(PROLOGUE(row))))) behind `powers_of_parts`.  Grid: (rows,)."""
+    """out[row] = EPILOGUE(log(sum(exp(PROLOGUE(row))))), after `powers_of_parts`.  Grid: (rows,)."""
     row = tl.program_id(0).to(tl.int64)
     shift, powers = powers_of_row(largest, total, row, PARTS, LANES)
     tl.store(out + row, EPILOGUE(tl.log(powers) + shift, row, 0, None, extra))
@@ -143,7 +144,7 @@ def store_normalized(out, row, start, stop, columns, mean, factor, extra, BLOCK:
 
 
 @tilewright.jit
-def normalize_long(out, rows, columns, epsilon, *extra, BLOCK: tl.constexpr, CENTER: tl.constexpr, TYPE: tl.constexpr,
+def normalize_long(out, columns, epsilon, *extra, BLOCK: tl.constexpr, CENTER: tl.constexpr, TYPE: tl.constexpr,
                    PROLOGUE: tl.constexpr, EPILOGUE: tl.constexpr):  # fmt: skip
     """out[row, :] = EPILOGUE((x - mean) / sqrt(variance + epsilon)); without `CENTER` the mean is 0.  Grid: (rows,)."""
     row = tl.program_id(0).to(tl.int64)
@@ -167,7 +168,7 @@ def moments_of_parts(means, squares, columns, share, *extra, BLOCK: tl.constexpr
 def normalize_of_parts(out, means, squares, columns, share, epsilon, *extra, BLOCK: tl.constexpr, PARTS: tl.constexpr,
                        LANES: tl.constexpr, CENTER: tl.constexpr, TYPE: tl.constexpr, PROLOGUE: tl.constexpr,
                        EPILOGUE: tl.constexpr):  # fmt: skip
-    """`normalize_long` behind `moments_of_parts`."""
+    """The second launch of a norm in parts, after `moments_of_parts`."""
     row, start, stop, part = own_part(columns, share, PARTS)
     lane = tl.arange(0, LANES)
     inside = lane < PARTS
@@ -207,13 +208,7 @@ def reduce_column_parts(out, reduced, inner, share, *extra, BLOCK_R: tl.constexp
 
     The prologue's rows count [outer, reduced] together.  Grid: (column blocks * parts * outer,).
     """
-    strips = tl.cdiv(inner, BLOCK).to(tl.int32)
-    own = tl.program_id(0)
-    column = own % strips * BLOCK + tl.arange(0, BLOCK)
-    part = own // strips % PARTS
-    outer = (own // strips // PARTS).to(tl.int64)
-    start = part * share
-    stop = tl.minimum(start + share, reduced)
+    column, part, outer, start, stop = own_columns(reduced, inner, share, BLOCK, PARTS)
     partial = tl.full((BLOCK_R, BLOCK), INITIAL, TYPE)
     for first in range(start, stop, BLOCK_R):
         step = first + tl.arange(0, BLOCK_R)[:, None]

@@ -12,7 +12,7 @@ from tilewright.graph.core import Graph, Node, Value
 from tilewright.graph.fusion import Group
 from tilewright.library.candidate import Candidate, KernelCall, Stage
 from tilewright.library.cost import Cost, expected
-from tilewright.library.generated.elementwise import total_bytes
+from tilewright.library.generated.elementwise import tensor_bytes, total_bytes
 from tilewright.library.rows.simt_parts import launch
 from tilewright.library.sort import simt_kernel as kernels
 from tilewright.symbolic import Size, ceil_divide, lift, product, simplify, upper_bound
@@ -80,16 +80,14 @@ def gpu_sorting(group: Group, graph: Graph, target: Target) -> list[Candidate]:
         stages, temporaries = [_rows(sorting, longest)], []
     else:
         stages, temporaries = _merged(sorting, longest)
-    moved = simplify(lift(total_bytes(group.inputs, group.outputs)) + 2 * sum(_bytes(value) for value in temporaries))
+    moved = simplify(
+        lift(total_bytes(group.inputs, group.outputs)) + 2 * sum(expected(tensor_bytes(value)) for value in temporaries)
+    )
     machine = target.machine()
     seconds = len(stages) * machine.launches.kernel + expected(moved) / machine.memory
     reasons = {"kernels": ", ".join(dict.fromkeys(call.kernel.__name__ for call in stages)), "launches": len(stages)}
     cost = Cost(moved, 0, seconds)
     return [Candidate("network", tuple(Stage((call,)) for call in stages), cost, tuple(temporaries), reasons)]
-
-
-def _bytes(value: Value) -> int:
-    return expected(product(value.shape)) * value.dtype.itemsize
 
 
 def _log2(extent: int) -> int:

@@ -21,7 +21,7 @@ CACHED = 6  # words that a cache holds
 
 
 def ended(batch: int) -> dict[str, torch.Tensor]:
-    """Words with the padding's number behind the end: heads look for the last word by it."""
+    """Token ids padded at the end: heads find the last token by the padding id."""
     words, mask = tokens(batch), padding_mask(batch)
     return {"input_ids": torch.where(mask.bool(), words, 0), "attention_mask": mask}
 
