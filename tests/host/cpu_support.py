@@ -121,7 +121,7 @@ def random_block(rng: np.random.Generator, shape: tuple[int, int], dtype: DType)
 
 
 def arrange_right(block: np.ndarray, layout: str, width: int, depth: int) -> tuple[np.ndarray, int]:
-    """The right operand in memory, and its stride; panels are `depth` deep, in groups that fill four bytes."""
+    """The right operand in memory, and its stride; panels are `depth` deep, in groups that fill four bytes or pairs."""
     if layout == "rows":
         return block, block.shape[1]
     if layout == "columns":
@@ -130,8 +130,8 @@ def arrange_right(block: np.ndarray, layout: str, width: int, depth: int) -> tup
     for number in range(len(panels)):
         part = block[:, number * width : (number + 1) * width]
         panels[number, : part.shape[0], : part.shape[1]] = part
-    if layout == "groups":
-        group = 4 // block.itemsize
+    if layout in ("groups", "pairs"):
+        group = 4 // block.itemsize if layout == "groups" else 2
         panels = np.ascontiguousarray(panels.reshape(len(panels), -1, group, width).swapaxes(2, 3))
     return panels, depth * width
 

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import ctypes
 import dataclasses
+import re
+from collections.abc import Callable
 from dataclasses import dataclass
 
 import numpy as np
@@ -25,7 +27,7 @@ from tilewright import dtypes
 from tilewright.dtypes import DType
 from tilewright.host import host_cpu, missing_features
 from tilewright.targets.cpu.assemble import assemble
-from tilewright.targets.cpu.dot import DotShape
+from tilewright.targets.cpu.dot import DotShape, takes_groups
 from tilewright.targets.cpu.target import CPUTarget
 from tilewright.targets.llvm.optimize import FEW_PASSES
 
@@ -50,7 +52,9 @@ class Case:
     narrow: bool = False
 
 
-def run_case(case: Case, rng: np.random.Generator, target: CPUTarget | None = None) -> None:
+def run_case(
+    case: Case, rng: np.random.Generator, target: CPUTarget | None = None, translate: Callable[[str], str] | None = None
+) -> None:
     """Emit, run on random data and compare with a product in float64 (integers: in int64)."""
     target, shape = target or CPUTarget.host(), case.shape
     full = (shape.rows, shape.columns, shape.depth)
@@ -67,7 +71,8 @@ def run_case(case: Case, rng: np.random.Generator, target: CPUTarget | None = No
         narrow=case.narrow,
     )
     arguments = [ctypes.c_void_p] * 4 + [ctypes.c_int64] * 6 + [ctypes.c_bool]
-    product = load(assemble(text, target), "product", arguments)
+    text = text if translate is None else translate(text)
+    product = load(assemble(text, CPUTarget.host()), "product", arguments)
     wide = np.float64 if case.types[2].is_float else np.int64
     accumulator = aligned(extents, case.types[2].numpy)
     accumulator[...] = random_block(rng, extents, case.types[2]) if case.types[2].is_float else 7
@@ -170,16 +175,95 @@ def test_tiles(layout: str, types: tuple[DType, DType, DType], shape: DotShape, 
         run_case(Case(shape, layout, types, limits=limits), rng)
 
 
+SIGNS = [(left, right, dtypes.int32) for left in (dtypes.uint8, dtypes.int8) for right in (dtypes.uint8, dtypes.int8)]
+
+
+@pytest.mark.parametrize("types", SIGNS, ids=lambda types: "".join(dtype.name for dtype in types[:2]))
+@pytest.mark.parametrize(
+    "shape", [DotShape(1, 160, 70), DotShape(4, 70, 96), DotShape(16, 48, 64), DotShape(61, 100, 4100)], ids=str
+)
+def test_pairs_of_8_bits(types: tuple[DType, DType, DType], shape: DotShape, rng: np.random.Generator) -> None:
+    """Exact for every sign, to the ends of the range, in any memory and with every limit."""
+    if not takes_groups(CPUTarget.host(), shape, *types[:2], 2):
+        pytest.skip("this CPU takes no pairs of these types")
+    check_groups("pairs", shape, types, rng)
+
+
+def check_groups(
+    layout: str,
+    shape: DotShape,
+    types: tuple[DType, DType, DType],
+    rng: np.random.Generator,
+) -> None:
+    for left in ("rows", "known rows", "columns", "spread"):
+        run_case(Case(shape, layout, types, left=left, accumulate=left != "columns"), rng)
+    for limits in ((max(1, shape.rows - 1), 0, 0), (0, shape.columns - 1, 0), (1, 17, 0)):
+        run_case(Case(shape, layout, types, limits=limits), rng)
+
+
+def without_vnni(text: str) -> str:
+    """LLVM text with each vpdpbusd as what its description says, for CPUs that lack it."""
+    operands = ", ".join(rf"<\d+ x i{bits}> (\S+)" for bits in (32, 8, 8))
+    call = rf"(%\w+) = call <(\d+) x i32> @llvm.x86.avx512.vpdpbusd.\d+\({operands}\)"
+
+    def written_out(found: re.Match[str]) -> str:
+        result, lanes, total, left, right = found[1], int(found[2]), *found.groups()[2:]
+        sums, narrow, wide = f"<{lanes} x i32>", f"<{4 * lanes} x i8>", f"<{4 * lanes} x i32>"
+        lines = [
+            f"{result}.x = zext {narrow} {left} to {wide}",
+            f"{result}.y = sext {narrow} {right} to {wide}",
+            f"{result}.p = mul {wide} {result}.x, {result}.y",
+        ]
+        for within in range(4):
+            mask = ", ".join(f"i32 {4 * lane + within}" for lane in range(lanes))
+            part = f"shufflevector {wide} {result}.p, {wide} poison, <{lanes} x i32> <{mask}>"
+            lines.append(f"{result}.p{within} = {part}")
+            name = result if within == 3 else f"{result}.s{within}"
+            lines.append(f"{name} = add {sums} {total}, {result}.p{within}")
+            total = name
+        return "\n".join(lines)
+
+    changed, count = re.subn(call, written_out, text)
+    assert count and "vpdpbusd" not in re.sub("declare.*", "", changed)
+    return re.sub(r"declare .*vpdpbusd.*\n", "", changed)
+
+
+@pytest.mark.parametrize("features", [("avxvnni",), ("avx512f", "avx512bw", "avx512dq", "avx512vl", "avx512vnni")])
+@pytest.mark.parametrize("shape", [DotShape(2, 33, 12), DotShape(7, 40, 4100)], ids=str)
+def test_groups_of_vnni(features: tuple[str, ...], shape: DotShape, rng: np.random.Generator) -> None:
+    """The code for CPUs with VNNI, with its instruction written out, so that this one runs it."""
+    host = CPUTarget.host()
+    if not host.is_x86 or host.vector_bits < 256:
+        pytest.skip("this CPU has no vectors of 256 bits")
+    known = frozenset(name for name in host.features if not name.startswith(("amx", "avx512", "avxvnni")))
+    target = CPUTarget.from_features(host.triple, host.cpu, known | set(features), host.l1_bytes, host.l2_bytes)
+    assert target.panel_group(dtypes.uint8, shape.rows, shape.depth) == 4
+    for left in ("rows", "known rows"):
+        run_case(Case(shape, "groups", UINT8, left=left), rng, target, without_vnni)
+    run_case(Case(shape, "groups", UINT8, limits=(shape.rows - 1, 17, 0)), rng, target, without_vnni)
+
+
+@pytest.mark.parametrize("name", ["znver4", "znver5", "sapphirerapids", "x86-64-v4", "x86-64-v3"])
+def test_instructions_for_8_bits(name: str) -> None:
+    target = CPUTarget.named(name)
+    rows, columns = target.microtile(dtypes.int32)
+    vnni = target.int8_dot
+    layout, wanted = ("groups", "vpdpbusd") if vnni else ("pairs", "vpmaddwd")
+    code = product_code(target, DotShape(rows, 4 * columns, 96), layout, UINT8, keep_texts=True)
+    assert code.assembly is not None and wanted in code.assembly
+    vector = [line for line in code.assembly.splitlines() if "ymm" in line or "zmm" in line]
+    assert not any("(%rsp)" in line for line in vector), "a vector register is spilled"
+    assert takes_groups(target, DotShape(2, 32, 66), dtypes.int8, dtypes.int8, 2)
+    assert not takes_groups(target, DotShape(2, 32, 66), dtypes.int8, dtypes.int8, 4)
+
+
 @pytest.mark.parametrize("types", [BFLOAT16, INT8, UINT8], ids=lambda types: types[0].name)
 @pytest.mark.parametrize("shape", [DotShape(16, 32, 64), DotShape(50, 100, 320), DotShape(64, 48, 1088)], ids=str)
 def test_panels_in_groups(types: tuple[DType, DType, DType], shape: DotShape, rng: np.random.Generator) -> None:
     """Tile registers read grouped panels where they lie: the same results, limits of rows and columns included."""
     if not CPUTarget.host().multiplies_in_tiles(*types[:2]):
         pytest.skip("this CPU has no tile registers")
-    for left in ("rows", "known rows", "columns", "spread"):
-        run_case(Case(shape, "groups", types, left=left, accumulate=left != "columns"), rng)
-    for limits in ((shape.rows - 1, 0, 0), (0, shape.columns - 1, 0), (3, 17, 0)):
-        run_case(Case(shape, "groups", types, limits=limits), rng)
+    check_groups("groups", shape, types, rng)
 
 
 def test_groups_only_where_tiles_read_them() -> None:
@@ -188,6 +272,8 @@ def test_groups_only_where_tiles_read_them() -> None:
     assert target.panel_group(dtypes.bfloat16, 15, 64) == 1  # too few rows for tiles
     assert target.panel_group(dtypes.bfloat16, 16, 48) == 1  # no whole number of them
     assert target.panel_group(dtypes.float32, 16, 64) == 1 and plain.panel_group(dtypes.bfloat16, 16, 64) == 1
+    assert target.panel_group(dtypes.uint8, 1, 36) == 4 and target.panel_group(dtypes.uint8, 1, 37) == 1  # VNNI
+    assert target.panel_group(dtypes.int8, 1, 36) == 2 and plain.panel_group(dtypes.uint8, 1, 36) == 2
     assembly = product_code(target, DotShape(32, 64, 64), "groups", BFLOAT16, keep_texts=True).assembly
     assert assembly is not None and "tileloaddt1" in assembly and "vpermt2w" not in assembly
 

@@ -70,6 +70,15 @@ def test_two_kinds_of_8_bit_floats(rng: np.random.Generator) -> None:
     np.testing.assert_array_equal(out, a.astype(np.float32) @ b.astype(np.float32))
 
 
+def test_8_bit_integers_of_two_signs(rng: np.random.Generator) -> None:
+    """To the ends of both ranges."""
+    a, b = rng.integers(0, 256, (16, 16), np.uint8), rng.integers(-128, 128, (16, 16), np.int8)
+    for left, right in ((a, b), (b, a)):
+        out = np.zeros((16, 16), np.int32)
+        launch(mixed, (1,), left, right, out, N=16)
+        np.testing.assert_array_equal(out, left.astype(np.int32) @ right.astype(np.int32))
+
+
 @tilewright.jit
 def batched(a, b, out):
     i, j, k = tl.arange(0, 2), tl.arange(0, 4), tl.arange(0, 8)
@@ -98,7 +107,7 @@ def refused(out, A: tl.constexpr, B: tl.constexpr, ACC: tl.constexpr, RESULT: tl
     ("left", "right", "accumulator", "result", "shape", "message"),
     [
         (tl.float16, tl.float32, None, None, (16, 16), "operands of one dtype, got fp16 and fp32"),
-        (tl.int8, tl.uint8, None, None, (16, 16), "operands of one dtype"),
+        (tl.int8, tl.float16, None, None, (16, 16), "operands of one dtype"),
         (tl.int32, tl.int32, None, None, (16, 16), "does not take int32"),
         (tl.bfloat16, tl.bfloat16, None, tl.bfloat16, (16, 16), "dot of bf16 cannot give bf16"),
         (tl.float32, tl.float32, None, tl.float16, (16, 16), "dot of fp32 cannot give fp16"),

@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from tilewright.dtypes import BY_NAME, DType, float32, int1, int64
+from tilewright.dtypes import BY_NAME, DType, float32, int1, int32, int64
 from tilewright.errors import ShapeError
 from tilewright.graph.core import Value
 from tilewright.symbolic import Size, ceil_divide, floor_divide, lift, lower_bound, minimum, product, simplify
@@ -167,9 +167,20 @@ def where(inputs: Inputs, attributes: Attributes) -> Types:
 # Contractions and attention ------------------------------------------------------------------------
 
 
+def _sums_of_8_bits(inputs: Inputs, attributes: Attributes) -> DType | None:
+    """int32 where a product is to give it."""
+    if attributes.get("dtype") is None:
+        return None
+    narrow = all(item is not None and item.dtype.is_integer and item.dtype.bits == 8 for item in inputs)
+    _require(narrow and attributes["dtype"] == int32, f"only 8-bit integers give another type, and it is {int32}")
+    return int32
+
+
 def matmul(inputs: Inputs, attributes: Attributes) -> Types:
     left, right = value(inputs, 0), value(inputs, 1)
-    dtype = _floats(inputs) if left.dtype.is_float else _same_dtype(inputs)
+    dtype = _sums_of_8_bits(inputs, attributes)
+    if dtype is None:
+        dtype = _floats(inputs) if left.dtype.is_float else _same_dtype(inputs)
     _require(left.rank >= 2 and right.rank >= 2, f"needs rank 2 or more, got {left!r} and {right!r}")
     depth, columns = right.shape[-2:] if not attributes["transpose_b"] else right.shape[:-3:-1]
     _require(left.shape[-1] == depth, f"inner sizes differ: {left!r} and {right!r}")
@@ -216,7 +227,7 @@ def channel_axis(rank: int, layout: str) -> int:
 
 
 def conv(inputs: Inputs, attributes: Attributes) -> Types:
-    dtype = _floats(inputs[:2])
+    dtype = _sums_of_8_bits(inputs, attributes) or _floats(inputs[:2])
     image, weight, bias = value(inputs, 0), value(inputs, 1), optional(inputs, 2)
     rank, layout = image.rank, attributes["layout"]
     _require(rank >= 3 and weight.rank == rank, f"image {image!r} and weight {weight!r} need the same rank >= 3")

@@ -31,7 +31,7 @@ from typing import Any
 import numpy as np
 
 from tilewright.dtypes import HOST_ONLY, DType, int64, string
-from tilewright.graph import fourier, paged, random_bits, recurrent, sorting
+from tilewright.graph import fourier, paged, quantization, random_bits, recurrent, sorting
 from tilewright.graph import host_images as images
 from tilewright.graph import host_lists as lists
 from tilewright.graph import host_matrices as matrices
@@ -156,16 +156,18 @@ _op("elementwise", "where", 3, infer.where, _numpy(compute.where), "condition (b
 
 # ----------------------------------------------------------------------------------------- contractions
 _op("contraction", "matmul", 2, infer.matmul, compute.matmul,
-    "a [..., M, K] times b [..., K, N] (or [..., N, K] with transpose_b); leading sizes broadcast",
-    transpose_b=False)
+    "a [..., M, K] times b [..., K, N] (or [..., N, K] with transpose_b); leading sizes broadcast; `dtype` i32: sums "
+    "of 8-bit integers, whatever their signs",
+    transpose_b=False, dtype=None)
 _op("contraction", "grouped_matmul", 3, infer.grouped_matmul, compute.grouped_matmul,
     "rows of a [M, K] times their group's matrix of b [G, K, N] (or [G, N, K] with transpose_b): group g ends before "
     "row ends[g] (integers [G], not falling); rows behind the last group give zeros",
     transpose_b=False)
 _op("contraction", "conv", (2, 3), infer.conv, compute.conv,
     "x [N, C, *spatial] (NCHW) or [N, *spatial, C] (NHWC), w [O, C/groups, *kernel], optional bias [O] of x's type or "
-    "float32; padding ((low, high), ...); `exact`: of integers, whose sums have no other rounding than the type's",
-    strides=REQUIRED, padding=REQUIRED, dilation=REQUIRED, groups=1, layout="NCHW", exact=False)
+    "float32; padding ((low, high), ...); `exact`: of integers, whose sums have no other rounding than the type's; "
+    "`dtype` i32: sums of 8-bit integers, whatever their signs",
+    strides=REQUIRED, padding=REQUIRED, dilation=REQUIRED, groups=1, layout="NCHW", exact=False, dtype=None)
 _op("attention", "attention", (3, 4), infer.attention, compute.attention,
     "softmax(scale q k^T + bias) v: q [B, H, S, D], k [B, G, T, D], v [B, G, T, E], G divides H; additive bias "
     "broadcasts to [B, H, S, T]; causal: key j is seen by query i when j <= i + T - S; "
@@ -219,6 +221,11 @@ _op("reduction", "rms_norm", (1, 2), infer.norm, compute.rms_norm,
     "x/sqrt(mean(x^2) + epsilon) over dimensions from `axis` on, times scale", axis=REQUIRED, epsilon=REQUIRED)
 _op("composite", "batch_norm", 5, infer.channel_norm, compute.batch_norm,
     "x, scale, bias, mean, variance: channels are dimension 1; inference form", epsilon=REQUIRED)
+_op("composite", "quantize", (2, 3), quantization.quantize_type, quantization.quantize,
+    "x / scale rounded to whole numbers, halves to even, plus a zero point, kept within the range of `dtype`; scale "
+    "and zero point, integers of any type, broadcast with x", dtype=REQUIRED)
+_op("composite", "dequantize", (2, 3), quantization.dequantize_type, quantization.dequantize,
+    "f32: (x - zero point) scale of integers; scale and zero point, integers of any type, broadcast with x")
 _op("composite", "group_norm", (1, 3), infer.channel_norm, compute.group_norm,
     "x, scale, bias: channels are dimension 1, normalised in `groups`", groups=REQUIRED, epsilon=REQUIRED)
 

@@ -210,7 +210,15 @@ def where(condition: Array, left: Array, right: Array) -> Array:
 
 def matmul(inputs: Arrays, attributes: Attributes) -> Array:
     left, right = inputs
-    return np.matmul(left, np.swapaxes(right, -1, -2) if attributes["transpose_b"] else right)
+    right = np.swapaxes(right, -1, -2) if attributes["transpose_b"] else right
+    if attributes["dtype"] is None:
+        return np.matmul(left, right)
+    return _sums(np.matmul(left.astype(np.float64), right.astype(np.float64)))
+
+
+def _sums(exact: Array) -> Array:
+    """Sums of 8-bit products, which float64 has exactly, as int32, which wraps."""
+    return exact.astype(np.int64).astype(np.int32)
 
 
 def grouped_matmul(inputs: Arrays, attributes: Attributes) -> Array:
@@ -237,6 +245,9 @@ def windows(image: Array, kernel: Sequence[int], strides: Sequence[int], dilatio
 def conv(inputs: Arrays, attributes: Attributes) -> Array:
     """Convolution by unfolding the windows and one product for each group."""
     image, weight, bias = (*inputs, None)[:3]
+    if attributes["dtype"] is not None:
+        wide = [image.astype(np.float64), weight.astype(np.float64)]
+        return _sums(conv(wide, {**attributes, "dtype": None}))
     if attributes["layout"] == "NHWC":
         image = np.moveaxis(image, -1, 1)
     count, groups = weight.ndim - 2, attributes["groups"]

@@ -274,7 +274,8 @@ def dot(operands: Types, attributes: Attributes, regions: Regions) -> list[Tenso
         _require_kind(type_, "number")
     require(a.rank == b.rank == accumulator.rank and a.rank in (2, 3), "dot takes three blocks of rank 2 or of rank 3")
     small_floats = a.dtype.is_float and b.dtype.is_float and a.dtype.bits == b.dtype.bits == 8
-    require(a.dtype == b.dtype or small_floats, lambda: f"element types differ: {a} and {b}")
+    small_integers = a.dtype.is_integer and b.dtype.is_integer and a.dtype.bits == b.dtype.bits == 8
+    require(a.dtype == b.dtype or small_floats or small_integers, lambda: f"element types differ: {a} and {b}")
     require(a.dtype.is_float == accumulator.dtype.is_float, lambda: f"{a} does not accumulate in {accumulator}")
     require(accumulator.dtype.bits >= a.dtype.bits, lambda: f"accumulator {accumulator} is narrower than {a}")
     (rows, depth), (other_depth, columns) = a.shape[-2:], b.shape[-2:]

@@ -375,8 +375,8 @@ def dot(
 ) -> tensor:
     """The matrix product ``input @ other + acc`` of blocks [M, K] and [K, N], or batches of them.
 
-    Both have one dtype. int8 gives int32; fp32 and bf16 give fp32; fp64 gives fp64; fp16 and fp8 give
-    `out_dtype` (fp32 by default, or the dtype of `acc`).  Any extents are accepted.
+    Both have one dtype, or are integers of 8 bits. These give int32; fp32 and bf16 give fp32; fp64 gives fp64; fp16
+    and fp8 give `out_dtype` (fp32 by default, or the dtype of `acc`).  Any extents are accepted.
     """
     return product.dot(input, other, acc, input_precision, allow_tf32, out_dtype)
 

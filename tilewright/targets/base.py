@@ -161,6 +161,11 @@ class Target(Protocol):
         """Steps of the depth that `dot` wants beside each other in panels, for products of at least `rows` rows."""
         ...
 
+    @property
+    def integer_products(self) -> bool:
+        """Whether products of uint8 by int8 in int32 are faster than those of the same numbers in float32."""
+        ...
+
     def dot_rate(self, dtype: DType) -> float:
         """Speed of `dot` on operands of this type, relative to float32."""
         ...

@@ -1,11 +1,12 @@
-"""Composite ops in terms of others: batch_norm, group_norm; windows over volumes by windows over images; short Fourier
-transforms as products."""
+"""Composite ops in terms of others: batch_norm, group_norm, quantize, dequantize; windows over volumes by windows over
+images; short Fourier transforms as products."""
 
 from __future__ import annotations
 
-from tilewright.dtypes import float32, int32
+from tilewright.dtypes import float32, float64, int32
 from tilewright.graph.core import Graph, Node, Value
 from tilewright.graph.passes.fourier import short_as_product
+from tilewright.graph.quantization import integer_range
 from tilewright.graph.rewrite import Rewriter, apply_rules
 from tilewright.symbolic import floor_divide, lift, product, simplify
 
@@ -15,7 +16,7 @@ _MANY_TAPS = 64  # of a window that is reduced as rows are
 def decompose(graph: Graph) -> Graph:
     """The graph without composite ops."""
     rules = {"batch_norm": [_batch_norm], "group_norm": [_group_norm], "conv": [_conv_of_volumes]}
-    rules |= {"fourier": [short_as_product]}
+    rules |= {"fourier": [short_as_product], "quantize": [_quantize], "dequantize": [_dequantize]}
     rules |= {op: [_pool_of_tiles, _pool_of_volumes] for op in ("max_pool", "average_pool")}
     return apply_rules(graph, {**rules, "reduce_max": [_extreme_of_booleans], "reduce_min": [_extreme_of_booleans]})
 
@@ -36,6 +37,28 @@ def _batch_norm(node: Node, rewriter: Rewriter) -> Value | None:
     shift = rewriter.op("subtract", [bias, rewriter.op("multiply", [mean, factor])])
     scaled = rewriter.op("multiply", [x, _per_channel(factor, x.rank, rewriter)])
     return rewriter.cast(rewriter.op("add", [scaled, _per_channel(shift, x.rank, rewriter)]), given)
+
+
+def _quantize(node: Node, rewriter: Rewriter) -> Value | None:
+    """round(x / scale) + zero point, clipped to the range of the type."""
+    x, scale, zero = (*node.inputs, None)[:3]
+    assert x is not None and scale is not None
+    whole = rewriter.op("round", [rewriter.op("divide", [x, rewriter.cast(scale, x.dtype)])])
+    if zero is not None and rewriter.uniform(zero) != 0:
+        whole = rewriter.op("add", [whole, rewriter.cast(zero, x.dtype)])
+    low, high = integer_range(node.attributes["dtype"])
+    return rewriter.cast(rewriter.op("clip", [whole], low=float(low), high=float(high)), node.attributes["dtype"])
+
+
+def _dequantize(node: Node, rewriter: Rewriter) -> Value | None:
+    """(x - zero point) scale; integers of 32 bits are less their zero point in float64, which does not round them."""
+    x, scale, zero = (*node.inputs, None)[:3]
+    assert x is not None and scale is not None
+    wide = float64 if x.dtype.bits > 16 else float32
+    whole = rewriter.cast(x, wide)
+    if zero is not None and rewriter.uniform(zero) != 0:
+        whole = rewriter.op("subtract", [whole, rewriter.cast(zero, wide)])
+    return rewriter.op("multiply", [rewriter.cast(whole, float32), rewriter.cast(scale, float32)])
 
 
 def _group_norm(node: Node, rewriter: Rewriter) -> Value | None:

@@ -35,6 +35,8 @@ def _product(node: Node, rewriter: Rewriter) -> Value | None:
     left, right = node.inputs
     assert left is not None and right is not None
     depth, dtype = left.shape[-1], node.output.dtype
+    if node.attributes["dtype"] is not None:
+        return None  # has kernels of its own
     if not dtype.is_integer or dtype.bits < 32 or not isinstance(depth, int) or depth == 0:
         return None
     most, columns = _largest(left, rewriter), _columns(node, depth, rewriter)

@@ -51,6 +51,7 @@ def fuse(graph: Graph, norms_in_products: bool = False) -> FusedGraph:
         for draft in list(drafts.all()):
             if draft.kind == kind:
                 _take_epilogue(drafts, draft, remarks)
+                _take_widening(drafts, draft)
                 _take_gate(drafts, draft, remarks)
                 _take_image(drafts, draft, remarks)
     join_excitations(drafts, remarks)
@@ -109,6 +110,36 @@ def _grow(drafts: Drafts, draft: Draft, shape: Shape) -> str:
             break
     drafts.restore(draft, best)
     return refused
+
+
+def _take_widening(drafts: Drafts, draft: Draft) -> None:
+    """Merge what makes wider numbers, that only this epilogue reads, of narrower ones: a residual that is quantized."""
+    for value in drafts.inputs(draft):
+        before = drafts.snapshot(draft)
+        for index in _widening(drafts, value, draft.nodes - {draft.anchor}):
+            if not drafts.may_merge(drafts.owner[index], draft):
+                drafts.restore(draft, before)
+                break
+            drafts.merge(draft, drafts.owner[index])
+
+
+def _widening(drafts: Drafts, value: Value, readers: set[int]) -> list[int]:
+    """The nodes from a cast of narrower numbers to `value`, each read by those behind it alone, the last one first."""
+    chain: list[int] = []
+    while True:
+        index = drafts.producer(value)
+        if index is None or value in drafts.results or len(drafts.owner[index].nodes) > 1:
+            return []
+        node = drafts.nodes[index]
+        if not set(drafts.readers[value]) <= readers or node.output.shape != value.shape:
+            return []
+        chain, readers = [*chain, index], {index}
+        if node.op == "cast" and node.inputs[0] is not None and node.inputs[0].dtype.bits < value.dtype.bits:
+            return chain
+        others = [item for item in node.inputs if item is not None and item not in drafts.graph.constants]
+        if node.op not in ("add", "subtract", "multiply") or len(others) != 1:
+            return []
+        value = others[0]
 
 
 def _take_gate(drafts: Drafts, draft: Draft, remarks: list[str]) -> None:

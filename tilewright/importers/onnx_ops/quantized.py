@@ -63,13 +63,12 @@ def quantize(call: Call, x: Value, scale: Value, zero: Value | None, dtype: DTyp
     """round(x / scale) + zero point, halves to even; `scale` and `zero` broadcast with x, which is a float."""
     if not dtype.is_integer and (dtype.bits > 8 or dtype == float8e8):
         raise Unsupported(f"quantization to {dtype}", "use integers, or floats of 8 or 4 bits")
-    scaled = call.op("divide", x, call.cast(scale, x.dtype))
     if dtype.is_float:
+        scaled = call.op("divide", x, call.cast(scale, x.dtype))
         scaled = scaled if zero is None else call.op("add", scaled, call.cast(zero, x.dtype))
         largest = float(ml_dtypes.finfo(dtype.numpy).max)
         return call.cast(call.op("clip", scaled, low=-largest, high=largest) if saturate else scaled, dtype)
-    whole = call.op("round", scaled)
-    return _saturated(call, whole if zero is None else call.op("add", whole, call.cast(zero, x.dtype)), dtype)
+    return call.op("quantize", x, scale, zero, dtype=dtype)
 
 
 def _wide(dtype: DType) -> DType:
@@ -96,12 +95,14 @@ def dequantize_linear(call: Call) -> Value:
     x, scale = call[0], call[1]
     axis, block = _axis_and_block(call, x)
     dtype = call.attribute("output_dtype") or scale.dtype
-    wide = float64 if x.dtype.bits > 16 and x.dtype.is_integer else float32  # float32 rounds integers of 32 bits
-    centred = call.cast(x, wide)
-    if call.has(2):
-        centred = call.op("subtract", centred, call.cast(along(call, call[2], x, axis, block), wide))
-    scaled = call.op("multiply", call.cast(centred, float32), call.cast(along(call, scale, x, axis, block), float32))
-    return call.cast(scaled, dtype)
+    zero = along(call, call[2], x, axis, block) if call.has(2) else None
+    scale = along(call, scale, x, axis, block)
+    if x.dtype.is_integer:
+        return call.cast(call.op("dequantize", x, scale, zero), dtype)
+    numbers = call.cast(x, float32)
+    if zero is not None:
+        numbers = call.op("subtract", numbers, call.cast(zero, float32))
+    return call.cast(call.op("multiply", numbers, call.cast(scale, float32)), dtype)
 
 
 @rule("DynamicQuantizeLinear")

@@ -75,7 +75,7 @@ def _result_dtype(element: DType, out_dtype: Any, accumulator: tensor | None) ->
 def dot(a: Any, b: Any, acc: Any, input_precision: Any, allow_tf32: Any, out_dtype: Any) -> tensor:
     """``a @ b + acc``; rank 2, or batched with any number of leading extents."""
     a, b, acc = _operand(a, "a"), _operand(b, "b"), unwrap(acc)
-    if a.element != b.element and not (a.number.is_float and b.number.is_float and a.number.bits == b.number.bits == 8):
+    if a.element != b.element and not (a.number.is_float == b.number.is_float and a.number.bits == b.number.bits == 8):
         raise LanguageError(f"dot needs operands of one dtype, got {a.dtype} and {b.dtype}", "cast one of them")
     if dtypes.float8e4b15 in (a.element, b.element):
         a, b = cast(a, dtypes.float16), cast(b, dtypes.float16)

@@ -12,6 +12,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Any
 
+from tilewright.dtypes import DType, int32
 from tilewright.errors import UnsupportedOperationError
 from tilewright.graph.core import Graph, Node, Value
 from tilewright.graph.fusion import Group
@@ -30,6 +31,11 @@ from tilewright.library.rows.cpu import reduction
 from tilewright.library.slots import Slots, epilogue_slots
 from tilewright.symbolic import Size, ceil_divide, lift, lower_bound, product, simplify
 from tilewright.targets.base import Target
+
+
+def sum_type(dtype: DType) -> DType:
+    """The type that `dot` sums products of a type in, where the graph's type is that of the operands or int32."""
+    return int32 if dtype.is_integer else dtype
 
 
 def norm_in_front(group: Group) -> Node | None:
@@ -63,7 +69,7 @@ class Problem:
 def matmul_candidates(group: Group, graph: Graph, target: Target) -> list[Candidate]:
     """The candidates of a group whose anchor is a matmul."""
     assert group.anchor is not None
-    if group.anchor.output.dtype.is_integer:
+    if group.anchor.output.dtype.is_integer and group.anchor.attributes["dtype"] is None:
         return reduction(as_sum_of_products(group), graph, target)
     problem = describe_packed(group.anchor, graph, target)
     slots = epilogue_slots(group, graph, ExtraReferences(parts=True))
@@ -203,7 +209,7 @@ def gemm_call(problem: Problem, slots: Slots, blocks: Blocks, condition: tuple[S
         "WHOLE_K": problem.depth == block_k, "MASK_M": not divides(block_m, problem.rows),
         "MASK_N": not divides(block_n, problem.columns), "MASK_K": not divides(block_k, problem.depth),
         "MASK_PANEL": bool(problem.width) and not divides(block_n // problem.width, panels), "GROUP": problem.group,
-        "TYPE": language_type(problem.a.dtype), "EPILOGUE": slots.function,
+        "TYPE": language_type(sum_type(problem.a.dtype)), "EPILOGUE": slots.function,
     }  # fmt: skip
     operands: dict[str, Operand] = {"a": problem.a, "b": problem.b, "c": slots.stored}
     types: dict[str, str] = {}

@@ -5,27 +5,30 @@ packed, blocked and unrolled is decided here.
 
     accumulator[i, j] = (accumulator[i, j] or 0) + sum over k of left[i, k] * right[k, j]
 
-Every kind of product becomes one internal function, which the call runs: in vector registers (`dot_function.py`),
-or in tile registers where the CPU has them for the operands' types (`dot_tiles.py`).
+Every kind of product becomes one internal function, which the call runs: in vector registers (`dot_function.py`,
+`dot_grouped_function.py`), or in tile registers where the CPU has them for the operands' types (`dot_tiles.py`).
 """
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass
 
 from tilewright.dtypes import DType
 from tilewright.targets.cpu.dot_function import Blocking, emit_function
+from tilewright.targets.cpu.dot_grouped_function import emit_grouped_function
+from tilewright.targets.cpu.dot_groups import GROUPED_LAYOUTS, group_sums, sums_of_layout
 from tilewright.targets.cpu.dot_plan import DotPlan, DotShape, round_up
-from tilewright.targets.cpu.dot_tiles import TileBlocking, emit_tile_function, takes_groups, uses_tiles
+from tilewright.targets.cpu.dot_tiles import TileBlocking, emit_tile_function, uses_tiles
 from tilewright.targets.cpu.target import CPUTarget
-from tilewright.targets.llvm.builder import LLVMBuilder, LLVMValue
+from tilewright.targets.llvm.builder import LLVMBuilder, LLVMValue, Module
 
 Extent = LLVMValue | int
 
 _LINE = 64
 __all__ = [
     "Accumulator", "DotShape", "LeftOperand", "RightOperand", "accumulator_extents", "emit_dot", "scratch_bytes",
-    "takes_groups",
+    "grouped_layout", "takes_groups",
 ]  # fmt: skip
 
 
@@ -48,14 +51,15 @@ class LeftOperand:
 
 @dataclass(frozen=True)
 class RightOperand:
-    """right[k, j] in one of four layouts; strides are in elements.
+    """right[k, j] in one of these layouts; strides are in elements.
 
     - ``rows``: at `pointer + k * stride + j` (contiguous columns).
     - ``columns``: at `pointer + k + j * stride` (contiguous along the depth, a transposed matrix).
     - ``panels``: at `pointer + (j // width) * stride + k * width + j % width` with
       `width == target.microtile(dtype)[1]`; every panel is `width` wide in memory, its padding zero.
-    - ``groups``: panels whose depth comes in groups of `group = target.panel_group(...)` steps (where `takes_groups`),
-      at `pointer + (j // width) * stride + (k // group * width + j % width) * group + k % group`.
+    - ``groups``: panels whose depth comes in groups of `group` steps that fill four bytes (where `takes_groups`), at
+      `pointer + (j // width) * stride + (k // group * width + j % width) * group + k % group`.
+    - ``pairs``: the same of 8-bit integers in groups of two.
     """
 
     pointer: LLVMValue
@@ -90,24 +94,49 @@ def scratch_bytes(
     target: CPUTarget, shape: DotShape, left: DType, right: DType, layout: str, accumulator: DType
 ) -> int:
     """Bytes of 64-byte aligned scratch that `emit_dot` needs for such a product; reusable between calls."""
-    if uses_tiles(target, shape, left, right):
+    if uses_tiles(target, shape, left, right, layout):
         return TileBlocking(target, shape, left, layout).scratch_bytes
-    return Blocking(target, shape, accumulator, layout).scratch_bytes
+    return _blocking(target, shape, left, right, layout, accumulator)[0].scratch_bytes
+
+
+def _blocking(
+    target: CPUTarget, shape: DotShape, left: DType, right: DType, layout: str, accumulator: DType
+) -> tuple[Blocking, int]:
+    """The blocks of a product in vector registers, whose depth may be in groups, and how large these are."""
+    sums = sums_of_layout(target, left, right, layout)
+    if sums is None:
+        return Blocking(target, shape, accumulator, layout), 1
+    return Blocking(target, sums.in_groups(shape), accumulator, "panels"), sums.group
+
+
+def takes_groups(target: CPUTarget, shape: DotShape, left: DType, right: DType, group: int) -> bool:
+    """Whether the right operand may lie in panels with `group` steps of the depth beside each other."""
+    if uses_tiles(target, shape, left, right, grouped_layout(right, group)) and group * left.itemsize == 4:
+        return True
+    sums = group_sums(target, left, right)
+    return sums is not None and group == sums.group and shape.depth % group == 0
+
+
+def grouped_layout(right: DType, group: int) -> str:
+    """The layout of panels with `group` steps of the depth beside each other, as `RightOperand` names it."""
+    if group == 1:
+        return "panels"
+    return "groups" if group * right.itemsize == 4 else "pairs"
 
 
 def kernel_text(target: CPUTarget, shape: DotShape, left: DType, right: DType, layout: str, accumulator: DType) -> str:
     """How such a product is computed, for people."""
-    if uses_tiles(target, shape, left, right):
+    if uses_tiles(target, shape, left, right, layout):
         depth = TileBlocking(target, shape, left, layout).depth
         return f"tile registers, {depth} steps of the depth at once; the right operand lies in {layout}"
-    blocking = Blocking(target, shape, accumulator, layout)
+    blocking, group = _blocking(target, shape, left, right, layout, accumulator)
     rows, columns = min(blocking.max_rows, shape.rows), blocking.panels * blocking.width
     if shape.columns <= blocking.lanes:  # a panel that is cut short to one vector
         columns = blocking.lanes
     vectors = columns // blocking.lanes
     return (
         f"sums of {rows} x {columns} in registers ({vectors} vector{'s' * (vectors > 1)} of {blocking.lanes} a row), "
-        f"{blocking.depth} steps of the depth at once; the right operand lies in {layout}"
+        f"{blocking.depth * group} steps of the depth at once; the right operand lies in {layout}"
     )
 
 
@@ -154,8 +183,7 @@ def emit_dot(
         narrow and columns is not None and right.layout == "panels" and shape.columns % width == 0,
     )
     if plan.name not in builder.module.defined:
-        emit = emit_tile_function if uses_tiles(target, shape, left.dtype, right.dtype) else emit_function
-        emit(builder.module, target, plan)
+        _emitter(target, plan)(builder.module, target, plan)
 
     def value(extent: Extent) -> LLVMValue:
         return builder.integer(extent) if isinstance(extent, int) else extent
@@ -171,6 +199,13 @@ def emit_dot(
         accumulate,
     ]
     builder.call(plan.name, "void", arguments)
+
+
+def _emitter(target: CPUTarget, plan: DotPlan) -> Callable[[Module, CPUTarget, DotPlan], None]:
+    """What writes the function of a product."""
+    if uses_tiles(target, plan.shape, plan.left, plan.right, plan.layout):
+        return emit_tile_function
+    return emit_grouped_function if plan.layout in GROUPED_LAYOUTS else emit_function
 
 
 def _truth(value: LLVMValue) -> bool | None:

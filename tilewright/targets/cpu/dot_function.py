@@ -16,6 +16,7 @@ from dataclasses import dataclass
 
 from tilewright.dtypes import DType
 from tilewright.targets.cpu.assemble import function_attributes
+from tilewright.targets.cpu.dot_groups import GroupSums
 from tilewright.targets.cpu.dot_inner import InnerKernel, emit_inner_kernel
 from tilewright.targets.cpu.dot_kernel import MicroKernel, emit_micro_kernel, lines_of
 from tilewright.targets.cpu.dot_pack import BlockCopy
@@ -26,10 +27,10 @@ from tilewright.targets.llvm.builder import LLVMBuilder, LLVMValue, Module
 _LLVM_TYPES = {"f32": "float", "f64": "double", "bf16": "bfloat", "f16": "half", "i8": "i8", "u8": "i8", "i32": "i32"}
 _IN_PLACE_ROWS = 4  # up to so many rows of `left` are read in place through one pointer each
 _SHORT_RUN = 8  # depth of a run when few rows meet a wide row-major matrix: so many streams from memory
-_LINE = 64
-_CACHE_SETS = 64  # of a level 1 cache whose ways are 4 KiB, as most are
-_PAGE = 4096
-_CROWDED = 4  # lines of one set that the rows of a tile may take
+LINE = 64
+CACHE_SETS = 64  # of a level 1 cache whose ways are 4 KiB, as most are
+PAGE = 4096
+CROWDED = 4  # lines of one set that the rows of a tile may take
 
 
 class Blocking:
@@ -50,13 +51,13 @@ class Blocking:
         runs = -(-shape.depth // longest)
         self.depth = min(shape.depth, round_up(-(-shape.depth // runs), 4))
         # rows of the copy are an odd number of lines apart, so that they fall into different cache sets
-        per_line = _LINE // itemsize
+        per_line = LINE // itemsize
         self.left_stride = (round_up(self.depth, max(per_line, self.lanes)) // per_line | 1) * per_line
         left_rows = round_up(shape.rows, 2) + 1  # a vector may be written beyond the last row
         self.transposed_stride = round_up(shape.rows + 1, self.lanes) + per_line
         left = itemsize * max(left_rows * self.left_stride, (self.depth + 1) * self.transposed_stride)
-        self.right_offset = round_up(left, _LINE)
-        self.scratch_bytes = self.right_offset + round_up((self.depth + 1) * self.width * itemsize, _LINE)
+        self.right_offset = round_up(left, LINE)
+        self.scratch_bytes = self.right_offset + round_up((self.depth + 1) * self.width * itemsize, LINE)
 
     def panels_at_once(self, rows: int) -> int:
         """Panels that one micro-kernel takes: as many as the registers hold beside so few rows."""
@@ -74,7 +75,7 @@ def emit_function(module: Module, target: CPUTarget, plan: DotPlan) -> None:
     `void (ptr left, i64 left_row_stride, i64 left_depth_stride, ptr right, i64 right_stride, ptr accumulator,
     ptr scratch, i64 rows, i64 columns, i64 depth, i1 accumulate)`; strides in elements.
     """
-    _DotFunction(module, target, plan).emit()
+    DotFunction(module, target, plan).emit()
 
 
 @dataclass(frozen=True)
@@ -103,16 +104,19 @@ class _Run:
     rows: range  # run-time numbers of rows
 
 
-class _DotFunction:
+class DotFunction:
     """Writes the function of one kind of product."""
 
-    def __init__(self, module: Module, target: CPUTarget, plan: DotPlan) -> None:
-        self.module, self.target, self.plan = module, target, plan
+    def __init__(
+        self, module: Module, target: CPUTarget, plan: DotPlan, name: str = "", sums: GroupSums | None = None
+    ) -> None:
+        self.module, self.target, self.plan, self.sums = module, target, plan, sums
         attributes = f"noinline {function_attributes(target)}"
         self.builder = builder = LLVMBuilder(
-            module, plan.name, "void", DotPlan.parameters, linkage="internal", attributes=attributes
+            module, name or plan.name, "void", DotPlan.parameters, linkage="internal", attributes=attributes
         )
         values = builder.arguments
+        self.blocking = Blocking(target, plan.shape, plan.accumulator, plan.layout)
         self.left, self.left_row_stride, self.left_depth_stride, self.right, self.right_stride = values[:5]
         self.accumulator, self.scratch = values[5:7]
         self.accumulate = values[10] if plan.accumulate is None else builder.constant("i1", plan.accumulate)
@@ -123,9 +127,9 @@ class _DotFunction:
             self.left_depth_stride = builder.integer(plan.left_depth_stride)
         if plan.right_stride is not None:
             self.right_stride = builder.integer(plan.right_stride)
-        self.blocking = Blocking(target, plan.shape, plan.accumulator, plan.layout)
         self.element = _LLVM_TYPES[plan.accumulator.text]
         self.left_type, self.right_type = _LLVM_TYPES[plan.left.text], _LLVM_TYPES[plan.right.text]
+        self.right_itemsize = plan.right.itemsize
         self.right_copy = builder.gep(self.scratch, self.blocking.right_offset, "i8")
         self.left_in_place = self._can_read_left()
         self.right_in_place = self._can_read_right()
@@ -139,7 +143,7 @@ class _DotFunction:
             return False
         if self._left_is_transposed():  # a whole block whose lines follow one another closely
             apart = plan.left_depth_stride
-            return apart is not None and apart * plan.left.itemsize < _PAGE and not any(plan.limits)
+            return apart is not None and apart * plan.left.itemsize < PAGE and not any(plan.limits)
         if plan.left_depth_stride != 1:
             return False
         if plan.shape.rows <= _IN_PLACE_ROWS:
@@ -148,8 +152,8 @@ class _DotFunction:
             return False
         # the lines that the rows of a tile are at must not crowd into a few sets of the level 1 cache
         lines = lines_of(plan.left_row_stride * plan.left.itemsize)
-        distinct = _CACHE_SETS // math.gcd(_CACHE_SETS, lines)
-        return plan.left_row_stride * plan.left.itemsize < _PAGE and self.blocking.max_rows <= _CROWDED * distinct
+        distinct = CACHE_SETS // math.gcd(CACHE_SETS, lines)
+        return plan.left_row_stride * plan.left.itemsize < PAGE and self.blocking.max_rows <= CROWDED * distinct
 
     def _left_can_overrun(self) -> bool:
         """Whether one row beyond the run-time limit may be read in place."""
@@ -172,11 +176,11 @@ class _DotFunction:
         if plan.right_stride is None:
             return False
         itemsize = plan.right.itemsize
-        ways = max(1, self.target.l1_bytes // (_LINE * _CACHE_SETS))
+        ways = max(1, self.target.l1_bytes // (LINE * CACHE_SETS))
         row_lines = lines_of(self.blocking.width * itemsize)
-        starts = _CACHE_SETS // math.gcd(_CACHE_SETS, lines_of(plan.right_stride * itemsize))
+        starts = CACHE_SETS // math.gcd(CACHE_SETS, lines_of(plan.right_stride * itemsize))
         near = plan.right_stride * itemsize <= 4096
-        return near and self.blocking.depth * row_lines <= min(_CACHE_SETS, starts * row_lines) * ways
+        return near and self.blocking.depth * row_lines <= min(CACHE_SETS, starts * row_lines) * ways
 
     # -- The walk ---------------------------------------------------------------------------------
 
@@ -402,7 +406,6 @@ class _DotFunction:
         builder, layout, full = self.builder, self.plan.layout, self.blocking.width
         memory_stride = builder.integer(full) if layout == "panels" else self.right_stride
         panel_stride = self.right_stride if layout == "panels" else builder.integer(full)
-        itemsize = self.plan.right.itemsize
         ahead = None
         if layout == "panels":
             # after the last panel: the first one, where the next run of the depth begins
@@ -413,7 +416,7 @@ class _DotFunction:
             ahead = self._right_place(next_column, next_start)
         elif layout == "rows" and not self.right_in_place:
             ahead = builder.gep(self._right_place(column, run.start), full, self.right_type)
-        ahead_stride = builder.multiply(memory_stride, itemsize)
+        ahead_stride = builder.multiply(memory_stride, self.right_itemsize)
         stride = memory_stride if stride is None else stride
         return _Panel(right, stride, panel_stride, element, column, width, count, ahead, ahead_stride)
 
@@ -516,6 +519,7 @@ class _DotFunction:
             ahead_stride=panel.ahead_stride.constant if self._lines_ahead(panel, groups) else 0,
             depth=run.length.constant,
             accumulate=None if run.accumulate is not self.accumulate else plan.accumulate,
+            sums=self.sums,
         )
         if kernel.name not in self.module.defined:
             emit_micro_kernel(self.module, self.target, kernel)
@@ -529,7 +533,7 @@ class _DotFunction:
 
     def _lines_of_turn(self, panel: _Panel) -> int:
         """Cache lines of a panel that two steps of the depth read: one turn of the micro-kernel's loop."""
-        return 2 * lines_of(panel.width * self.plan.right.itemsize)
+        return 2 * lines_of(panel.width * self.right_itemsize)
 
     def _lines_ahead(self, panel: _Panel, groups: int) -> int:
         """Lines that each turn prefetches, so that all groups of rows together fetch the panel ahead."""
@@ -547,5 +551,5 @@ class _DotFunction:
         line = builder.select(builder.compare("slt", line, 2 * per_row), line, builder.integer(0))
         row = builder.binary("udiv", line, builder.integer(per_row))
         column = builder.binary("urem", line, builder.integer(per_row))
-        offset = builder.add(builder.multiply(row, panel.ahead_stride), builder.multiply(column, _LINE))
+        offset = builder.add(builder.multiply(row, panel.ahead_stride), builder.multiply(column, LINE))
         return builder.gep(panel.ahead, offset, "i8")

@@ -17,6 +17,7 @@ from dataclasses import dataclass
 from typing import TypeVar
 
 from tilewright.targets.cpu.assemble import function_attributes
+from tilewright.targets.cpu.dot_groups import GroupSums
 from tilewright.targets.cpu.target import CPUTarget
 from tilewright.targets.llvm.builder import LLVMBuilder, LLVMValue, Module, vector_type
 from tilewright.targets.llvm.optimize import FEW_PASSES
@@ -25,7 +26,7 @@ Argument = TypeVar("Argument")
 
 _CHAINS = 8  # accumulators that keep two multiply-add units busy at a latency of four cycles
 _UNROLL = 2  # steps of the depth in one turn of the loop; more gave nothing and compiles slower
-_SIZES = {"float": 4, "double": 8, "i32": 4, "half": 2, "bfloat": 2, "i8": 1}
+_SIZES = {"float": 4, "double": 8, "i32": 4, "i16": 2, "half": 2, "bfloat": 2, "i8": 1}
 _STREAM_AHEAD = 768  # bytes that several panels at once are prefetched ahead: 17.6 instead of 16.1 GB/s
 
 
@@ -52,6 +53,7 @@ class MicroKernel:
     ahead_stride: int | None  # bytes, from one k to the next in what is prefetched
     depth: int | None
     accumulate: bool | None
+    sums: GroupSums | None = None  # of 8-bit integers: one k is a group of the depth
 
     @property
     def name(self) -> str:
@@ -59,6 +61,7 @@ class MicroKernel:
         numbers = ".".join("x" if number is None else str(number) for number in known)
         tile = f"{self.rows}x{self.panels}x{self.vectors * self.lanes}.{self.tile_stride}"
         right = self.right if self.signed else f"u{self.right}"
+        right += "" if self.sums is None else f"x{self.sums.group}"
         start = {True: "a", False: "z", None: ""}[self.accumulate]
         return f"tile.{self.element}.{right}.{tile}.{self.left_depth_stride}.{self.ahead_lines}.{numbers}{start}"
 
@@ -208,17 +211,23 @@ class _Emitter:
             for number in range(kernel.vectors):
                 address = builder.gep(base, number * kernel.lanes, kernel.right)
                 loaded = builder.load(vector_type(kernel.right, kernel.lanes), address, align=1)
-                vectors.append(widen(builder, loaded, kernel.element, kernel.signed))
+                if kernel.sums is None:
+                    vectors.append(widen(builder, loaded, kernel.element, kernel.signed))
+                else:
+                    vectors.append(kernel.sums.prepared(builder, loaded, kernel.signed))
         depth = builder.multiply(k, kernel.left_depth_stride)
         results = []
         for row in range(kernel.rows):
             place = builder.gep(self.rows[row], depth, kernel.element)
-            broadcast = builder.splat(builder.load(kernel.element, place, align=kernel.itemsize), kernel.lanes)
+            align = kernel.itemsize if kernel.sums is None else 1
+            broadcast = builder.splat(builder.load(kernel.element, place, align=align), kernel.lanes)
             for number, vector in enumerate(vectors):
                 results.append(self._multiply_add(broadcast, vector, sums[row * kernel.columns + number]))
         return results
 
     def _multiply_add(self, left: LLVMValue, right: LLVMValue, total: LLVMValue) -> LLVMValue:
+        if self.kernel.sums is not None:
+            return self.kernel.sums.multiply_add(self.builder, left, right, total)
         if left.is_float and self.fused:
             return self.builder.intrinsic("fma", [left, right, total])
         if left.is_float:

@@ -17,6 +17,7 @@ from tilewright.targets.cpu.dot import (
     LeftOperand,
     RightOperand,
     emit_dot,
+    grouped_layout,
     kernel_text,
     scratch_bytes,
 )
@@ -240,7 +241,7 @@ class DotEmitter:
 
 
 def _panel_layout(panels: Panels) -> str:
-    return "panels" if panels.group == 1 else "groups"
+    return grouped_layout(panels.load.result.type.dtype, panels.group)
 
 
 def right_layout(placement: Placement, operation: Operation) -> str:

@@ -35,14 +35,10 @@ _STRIPS = 2  # taken at once, as many as tiles of rows
 _LINE = 64
 
 
-def uses_tiles(target: CPUTarget, shape: DotShape, left: DType, right: DType) -> bool:
-    """Whether a product of these types and extents is done in tile registers."""
-    return shape.rows >= LEAST_TILE_ROWS and target.multiplies_in_tiles(left, right)
-
-
-def takes_groups(target: CPUTarget, shape: DotShape, left: DType, right: DType, group: int) -> bool:
-    """Whether the right operand may lie in panels with `group` steps of the depth beside each other."""
-    return uses_tiles(target, shape, left, right) and group == target.panel_group(right, shape.rows, shape.depth)
+def uses_tiles(target: CPUTarget, shape: DotShape, left: DType, right: DType, layout: str) -> bool:
+    """Whether a product of these types and extents, with the right operand so, is done in tile registers."""
+    fits = layout != "pairs" and (layout != "groups" or shape.depth * left.itemsize % _BYTES == 0)
+    return fits and shape.rows >= LEAST_TILE_ROWS and target.multiplies_in_tiles(left, right)
 
 
 class TileBlocking:

@@ -212,6 +212,11 @@ class NvidiaTarget:
         """Steps of the depth that lie beside each other in panels: 1, since operands are taken as they lie."""
         return 1
 
+    @property
+    def integer_products(self) -> bool:
+        """No: engines compute them in floats, which have every sum."""
+        return False
+
     def dot_rate(self, dtype: DType) -> float:
         """Speed of `dot` on operands of this type, relative to float32 (which multiplies as tf32)."""
         if dtype.bits == 64:

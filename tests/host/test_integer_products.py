@@ -1,0 +1,163 @@
+"""Quantized products as sums of 8-bit integers: exact, with their zero points, in one kernel with what follows."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+
+from tilewright.build.builder import build
+from tilewright.dtypes import DType, float32, int8, int32, uint8
+from tilewright.graph.build import GraphBuilder
+from tilewright.graph.core import Graph, Value
+from tilewright.graph.passes.fuse import fuse
+from tilewright.graph.passes.integer_products import integer_products
+from tilewright.graph.pipeline import optimize
+from tilewright.graph.reference import run_graph
+from tilewright.graph.verifier import verify
+from tilewright.targets.cpu.target import CPUTarget
+
+if not CPUTarget.host().integer_products:
+    pytest.skip("products of integers are computed in floats here", allow_module_level=True)
+
+
+def number(b: GraphBuilder, value: float, dtype: DType = float32) -> Value:
+    return b.constant(np.array(value, dtype.numpy))
+
+
+def integers(rng: np.random.Generator, shape: tuple[int, ...], dtype: DType) -> np.ndarray:
+    limits = np.iinfo(dtype.numpy)
+    return rng.integers(limits.min, limits.max, shape, endpoint=True).astype(dtype.numpy)
+
+
+def results(
+    graph: Graph, symbols: dict[str, int] | None = None, **inputs: np.ndarray
+) -> tuple[list[np.ndarray], list[np.ndarray]]:
+    """What the engine gives, and what the graph means in float32 (sums of 8 bits are exact in either)."""
+    reference = run_graph(graph, [inputs[value.name] for value in graph.inputs], symbols or {})
+    found = build(graph, CPUTarget.host()).run(inputs)
+    return [found[name] for name in graph.output_names], [reference[value] for value in graph.outputs]
+
+
+def products(graph: Graph) -> list[str]:
+    """The types of all products after the passes."""
+    optimized = optimize(integer_products(graph))
+    verify(optimized)
+    return [str(node.output.dtype) for node in optimized.nodes if node.op == "matmul"]
+
+
+@pytest.mark.parametrize("rows", [1, 5, 40])
+@pytest.mark.parametrize("activations", [uint8, int8], ids=str)
+@pytest.mark.parametrize("weights", [uint8, int8], ids=str)
+@pytest.mark.parametrize("transposed", [False, True])
+def test_pairs_around_a_product(
+    rows: int, activations: DType, weights: DType, transposed: bool, rng: np.random.Generator
+) -> None:
+    """Zero points on both sides, for each column on the right; bias, activation and the next quantization."""
+    depth, columns = 68, 50
+    b = GraphBuilder("pairs")
+    x = b.input("x", float32, (2, rows, depth))
+    scale, zero = number(b, 0.03), b.constant(np.array(integers(rng, (), activations)))
+    read = b.op("dequantize", [b.op("quantize", [x, scale, zero], dtype=activations), scale, zero])
+    matrix = b.constant(integers(rng, (columns, depth) if transposed else (depth, columns), weights))
+    aside = (columns, 1) if transposed else (1, columns)
+    scales = b.constant(rng.uniform(0.001, 0.002, aside).astype(np.float32))
+    zeros = b.constant(integers(rng, aside, weights))
+    product = b.op("matmul", [read, b.op("dequantize", [matrix, scales, zeros])], transpose_b=transposed)
+    y = b.op("relu", [b.op("add", [product, b.constant(rng.standard_normal(columns).astype(np.float32))])])
+    b.output(b.op("quantize", [y, number(b, 0.11), number(b, 3, uint8)], dtype=uint8))
+    graph = b.finish()
+    assert products(graph) == ["i32"]
+    (found,), (expected,) = results(graph, x=rng.standard_normal((2, rows, depth)).astype(np.float32))
+    # the sums are exact; scale, bias and division are rounded in another order, which moves some that lie between two
+    assert found.dtype == np.uint8 and np.abs(found.astype(int) - expected.astype(int)).max() <= 1
+    assert np.mean(found != expected) < 0.04 and len(np.unique(expected)) > 9
+
+
+@pytest.mark.parametrize("rows", [3, 33])
+@pytest.mark.parametrize("zeros", ["none", "constant", "run time", "rows"])
+def test_integer_products_are_exact(rows: int, zeros: str, rng: np.random.Generator) -> None:
+    """Sums of int32 as the definition has them, with the largest numbers at both ends."""
+    depth, columns = 1028, 37
+    b = GraphBuilder("sums")
+    x = b.input("x", uint8, (rows, depth))
+    wide, inputs = b.op("cast", [x], dtype=int32), {"x": integers(rng, (rows, depth), uint8)}
+    inputs["x"][0], data = 255, integers(rng, (depth, columns), int8)
+    data[:, 0], data[:, 1] = -128, 127
+    if zeros == "constant":
+        wide = b.op("subtract", [wide, number(b, 255, int32)])
+    elif zeros != "none":
+        point = b.input("point", uint8, () if zeros == "run time" else (rows, 1))
+        inputs["point"] = integers(rng, point.shape, uint8)
+        wide = b.op("subtract", [wide, b.op("cast", [point], dtype=int32)])
+    weights = b.op("subtract", [b.op("cast", [b.constant(data)], dtype=int32), number(b, -5, int32)])
+    b.output(b.op("matmul", [wide, weights]))
+    graph = b.finish()
+    assert products(graph) == ["i32"]
+    (found,), (expected,) = results(graph, **inputs)
+    np.testing.assert_array_equal(found, expected)
+
+
+def test_one_kernel_for_product_bias_residual_and_quantization(rng: np.random.Generator) -> None:
+    b = GraphBuilder("layer")
+    rows = b.symbol("rows", 1, 200)
+    x, residual = b.input("x", uint8, (rows, 64)), b.input("r", uint8, (rows, 48))
+    read = b.op("dequantize", [x, number(b, 0.05), number(b, 7, uint8)])
+    weights = b.op("dequantize", [b.constant(integers(rng, (64, 48), int8)), number(b, 0.01)])
+    y = b.op("add", [b.op("matmul", [read, weights]), b.constant(rng.standard_normal(48).astype(np.float32))])
+    y = b.op("gelu", [b.op("add", [y, b.op("dequantize", [residual, number(b, 0.1), number(b, 128, uint8)])])])
+    b.output(b.op("quantize", [y, number(b, 0.2), number(b, 4, uint8)], dtype=uint8))
+    graph = b.finish()
+    groups = [group for group in fuse(optimize(integer_products(graph))).groups if group.kind != "view"]
+    assert [group.kind for group in groups] == ["contraction"]
+    for count in (1, 150):
+        inputs = {"x": integers(rng, (count, 64), uint8), "r": integers(rng, (count, 48), uint8)}
+        (found,), (expected,) = results(graph, {"rows": count}, **inputs)
+        assert np.abs(found.astype(int) - expected.astype(int)).max() <= 1 and np.mean(found != expected) < 0.04
+
+
+def test_moves_do_not_stand_between(rng: np.random.Generator) -> None:
+    """What only moves elements moves integers, so that products behind it take them."""
+    b = GraphBuilder("moves")
+    x = b.input("x", float32, (2, 8, 6, 4))
+    scale, zero = number(b, 0.02), number(b, -3, int8)
+    read = b.op("dequantize", [b.op("quantize", [x, scale, zero], dtype=int8), scale, zero])
+    rows = b.op("reshape", [b.op("permute", [read], order=(0, 2, 1, 3))], shape=(12, 32))
+    scales = b.constant(rng.uniform(0.01, 0.02, (20, 1)).astype(np.float32))
+    weights = b.op("dequantize", [b.constant(integers(rng, (20, 32), int8)), scales])
+    b.output(b.op("matmul", [rows, b.op("permute", [weights], order=(1, 0))]))
+    graph = b.finish()
+    assert products(graph) == ["i32"]
+    (found,), (expected,) = results(graph, x=rng.standard_normal((2, 8, 6, 4)).astype(np.float32))
+    np.testing.assert_allclose(found, expected, rtol=1e-5, atol=1e-5)
+
+
+def test_what_stays_in_floats_is_named_with_the_reason(rng: np.random.Generator) -> None:
+    def graph_of(depth: int, scale: np.ndarray, quantized: bool = True) -> Graph:
+        b = GraphBuilder("stays")
+        x, s = b.input("x", float32, (4, depth)), b.constant(scale)
+        read = b.op("dequantize", [b.op("quantize", [x, s], dtype=uint8), s])
+        weights = b.constant(integers(rng, (depth, 8), int8))
+        right = b.op("dequantize", [weights, number(b, 0.1)]) if quantized else b.input("w", float32, (depth, 8))
+        b.output(b.op("matmul", [read, right]))
+        return b.finish()
+
+    one = np.array(0.1, np.float32)
+    cases = [
+        (graph_of(6, one), "depth 6 is no multiple of 4"),
+        (graph_of(8, np.linspace(0.1, 0.2, 8, dtype=np.float32)), "differs along the depth"),
+        (graph_of(8, one, quantized=False), "other operand is not quantized"),
+    ]
+    for graph, reason in cases:
+        (remark,) = [text for text in integer_products(graph).remarks if "is read as floats" in text]
+        assert reason in remark and "uint8" in remark and "a scale for each" in remark
+        assert "i32" not in products(graph) and not graph.remarks
+    assert not [text for text in integer_products(graph_of(8, one)).remarks if "read as floats" in text]
+
+
+def test_weights_stay_8_bits_in_the_engine(rng: np.random.Generator) -> None:
+    b = GraphBuilder("weights")
+    x = b.input("x", uint8, (1, 512))
+    weights = b.op("dequantize", [b.constant(integers(rng, (512, 1024), int8)), number(b, 0.01)])
+    b.output(b.op("matmul", [b.op("dequantize", [x, number(b, 0.1), number(b, 7, uint8)]), weights]))
+    graph = b.finish()
+    assert build(graph, CPUTarget.host()).weight_bytes < 512 * 1024 * 1.1

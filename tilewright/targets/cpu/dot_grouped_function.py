@@ -1,0 +1,70 @@
+"""The function of a product whose right operand has its depth in groups (`dot_groups.py`): one of 32-bit numbers."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import replace
+
+from tilewright.targets.cpu.dot_function import CACHE_SETS, CROWDED, PAGE, DotFunction
+from tilewright.targets.cpu.dot_groups import GroupSums, sums_of_layout
+from tilewright.targets.cpu.dot_kernel import lines_of
+from tilewright.targets.cpu.dot_pack import BlockCopy
+from tilewright.targets.cpu.dot_plan import DotPlan
+from tilewright.targets.cpu.target import CPUTarget
+from tilewright.targets.llvm.builder import LLVMValue, Module
+
+
+def emit_grouped_function(module: Module, target: CPUTarget, plan: DotPlan) -> None:
+    """Add the function `plan.name` to the module; its parameters are those of `dot_function.emit_function`."""
+    sums = sums_of_layout(target, plan.left, plan.right, plan.layout)
+    assert sums is not None and not plan.limits[2], "panels in groups take no limit on the depth"
+    _GroupedFunction(module, target, plan, sums).emit()
+
+
+class _GroupedFunction(DotFunction):
+    """The depth, and strides of the right operand and of copies, are in groups."""
+
+    def __init__(self, module: Module, target: CPUTarget, plan: DotPlan, sums: GroupSums) -> None:
+        self.sums_of_groups = sums
+        known = None if plan.right_stride is None else plan.right_stride // sums.group
+        grouped = replace(plan, shape=sums.in_groups(plan.shape), layout="panels", right_stride=known)
+        super().__init__(module, target, grouped, plan.name, sums)
+        self.right_type, self.right_itemsize = sums.right, sums.group
+        if known is None:
+            self.right_stride = self.builder.binary("udiv", self.right_stride, self.builder.integer(sums.group))
+
+    def _can_read_left(self) -> bool:
+        """Where a row's groups are 32-bit numbers as they lie, at strides that are known."""
+        plan, sums = self.plan, self.sums_of_groups
+        stride = plan.left_row_stride
+        if sums.left_bytes != plan.left.itemsize or plan.left_depth_stride != 1 or stride is None:
+            return False
+        if stride % sums.group or (plan.limits[0] and not self._left_can_overrun()):
+            return False
+        distinct = CACHE_SETS // math.gcd(CACHE_SETS, lines_of(stride))
+        return stride < PAGE and self.blocking.max_rows <= CROWDED * distinct
+
+    def _can_read_right(self) -> bool:
+        return True
+
+    def _prepare_left(self, start: LLVMValue, length: LLVMValue) -> LLVMValue:
+        builder, sums = self.builder, self.sums_of_groups
+        first = builder.multiply(start, sums.group)
+        source = builder.gep(self.left, builder.multiply(first, self.left_depth_stride), self.left_type)
+        if self.left_in_place:
+            return source
+        lanes = self.blocking.lanes * sums.group
+        copy = BlockCopy(builder, self.left_type, self.plan.left.is_signed, sums.left, lanes)
+        stride, elements = self.blocking.left_stride * sums.group, builder.multiply(length, sums.group)
+        if self.plan.left_depth_stride == 1:
+            copy.copy_rows(source, self.left_row_stride, self.scratch, stride, self.rows, elements)
+        else:
+            strides = (self.left_row_stride, self.left_depth_stride)
+            copy.copy_elements(source, strides, self.scratch, stride, self.rows, elements)
+        return self.scratch
+
+    def _left_strides(self) -> tuple[int | None, int]:
+        if self.left_in_place:
+            assert self.plan.left_row_stride is not None
+            return self.plan.left_row_stride // self.sums_of_groups.group, 1
+        return self.blocking.left_stride, 1

@@ -1,0 +1,72 @@
+"""Sums of 8-bit products in vectors of int32: instructions that add a group of neighbours along the depth at once.
+
+    sums[j] += left[k] * right[k, j] + … + left[k + group - 1] * right[k + group - 1, j]
+
+    group 4   vpdpbusd (VNNI): uint8 on the left, int8 on the right
+    group 2   vpmaddwd: both widened to 16 bits, so that every product and pair of them is exact, whatever the signs
+
+The right operand has the `group` steps of the depth beside each other in panels; the left one is read, or copied, so
+that a group of a row is one number of 32 bits.  So a product is one of 32-bit numbers over a depth of groups, whose
+multiply-add is another (`dot_kernel.py`).
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from tilewright.dtypes import DType, int8, uint8
+from tilewright.targets.cpu.dot_plan import DotShape
+from tilewright.targets.cpu.target import CPUTarget
+from tilewright.targets.llvm.builder import LLVMBuilder, LLVMValue, vector_type
+
+GROUPED_LAYOUTS = ("groups", "pairs")  # of the right operand, as `dot.RightOperand` names them
+
+
+@dataclass(frozen=True)
+class GroupSums:
+    """One of the instructions."""
+
+    group: int
+    left: str  # LLVM type of an element in the left operand's copy
+    right: str  # LLVM type of a group of the right operand in memory
+    instruction: str
+
+    @property
+    def left_bytes(self) -> int:
+        """Of an element in the left operand's copy."""
+        return 4 // self.group
+
+    def in_groups(self, shape: DotShape) -> DotShape:
+        """The extents of a product with its depth in groups."""
+        return DotShape(shape.rows, shape.columns, shape.depth // self.group)
+
+    def prepared(self, builder: LLVMBuilder, right: LLVMValue, signed: bool) -> LLVMValue:
+        """A vector of groups of the right operand as the instruction takes it."""
+        count = right.lanes * self.group
+        narrow = builder.cast("bitcast", right, vector_type("i8", count))
+        if self.group == 4:
+            return narrow
+        return builder.cast("sext" if signed else "zext", narrow, vector_type("i16", count))
+
+    def multiply_add(self, builder: LLVMBuilder, left: LLVMValue, right: LLVMValue, total: LLVMValue) -> LLVMValue:
+        """`total` plus the products of a group of the left operand, in every lane, with prepared ones of the right."""
+        repeated = builder.cast("bitcast", left, right.type)
+        if self.group == 4:
+            return builder.call(self.instruction, total.type, [total, repeated, right])
+        return builder.add(total, builder.call(self.instruction, total.type, [repeated, right]))
+
+
+def group_sums(target: CPUTarget, left: DType, right: DType) -> GroupSums | None:
+    """The instruction for operands of these types, if the CPU has one."""
+    group = target.group_of_sums(left) if left.is_integer and left.bits == right.bits == 8 else 1
+    if group == 4 and (left, right) == (uint8, int8):
+        return GroupSums(4, "i8", "i32", f"llvm.x86.avx512.vpdpbusd.{target.vector_bits}")
+    if group == 2:
+        names = {128: "sse2.pmadd.wd", 256: "avx2.pmadd.wd", 512: "avx512.pmaddw.d.512"}
+        return GroupSums(2, "i16", "i16", f"llvm.x86.{names[target.vector_bits]}")
+    return None
+
+
+def sums_of_layout(target: CPUTarget, left: DType, right: DType, layout: str) -> GroupSums | None:
+    """The instruction that takes a right operand in this layout, where vectors of groups are what it is made for."""
+    return group_sums(target, left, right) if layout in GROUPED_LAYOUTS else None
