@@ -28,6 +28,7 @@ from tilewright.library.cost import expected
 from tilewright.library.epilogue import OF_HALF, ROUNDED, EpilogueCost
 from tilewright.library.generated.expressions import compute_type
 from tilewright.library.generated.index import Coordinate, Division, Index, dense_strides, flatten, unflatten
+from tilewright.library.generated.runs import AXIS, Run, Store, find_runs
 from tilewright.library.generated.source import (
     ExtraReferences,
     LoopVariable,
@@ -37,7 +38,7 @@ from tilewright.library.generated.source import (
     first_elements,
     merge_axes,
 )
-from tilewright.library.generated.trace import Coordinates, Expression, Guards, Tracer, axes_of
+from tilewright.library.generated.trace import Coordinates, Expression, Tracer, axes_of
 from tilewright.symbolic import Size, ceil_divide, lift, product, simplify, upper_bound
 from tilewright.targets.base import Target
 
@@ -56,6 +57,7 @@ class Loops:
 
     `blocks` is the number of elements of a program whose blocks are powers of two, one for each number of elements
     from which on it is taken; without any, programs walk rows of any length.  `options` go to the compiler.
+    Without blocks, stores of one form become a loop (`runs`), and operands may begin at any of their elements.
     `together`: independent loops share a launch, which costs more than the choice between them.
     """
 
@@ -128,23 +130,14 @@ class Result:
         return total
 
 
-@dataclass(frozen=True)
-class _Store:
-    """An element stored, where the guards hold."""
-
-    target: Value
-    index: Index
-    expression: Expression
-    guards: Guards
-
-
 @dataclass
 class _Traced:
     """Stores of one loop space."""
 
     extents: tuple[Size, ...]
     tracer: Tracer
-    stores: list[_Store]
+    stores: list[Store]
+    alike: bool  # whether kernels shall not depend on how many parts there are and where they begin
 
     def read(self) -> list[Index]:
         """Where elements are loaded."""
@@ -162,10 +155,10 @@ def elementwise_call(
 
     Raises `NotImplementedError` when an op has no elementwise form.
     """
-    traced = _trace_results(nodes, results, constants)
+    loops = loops_of(target)
+    traced = _trace_results(nodes, results, constants, loops)
     variables = merge_axes(traced.extents, traced.indices())
     name = chain_name(nodes, "copy")
-    loops = loops_of(target)
     across = _read_across(traced, variables)
     if across is not None:
         call = _tile_kernel(name, traced, variables, across)
@@ -178,10 +171,13 @@ def elementwise_call(
     return replace(call, options=dict(loops.options))
 
 
-def _trace_results(nodes: Sequence[Node], results: Sequence[Result], constants: Mapping[Value, np.ndarray]) -> _Traced:
+def _trace_results(
+    nodes: Sequence[Node], results: Sequence[Result], constants: Mapping[Value, np.ndarray], loops: Loops
+) -> _Traced:
     """Trace over the first result's dimensions, split where an index needs quotients of one of them."""
     shape = results[0].value.shape
     extents = shape
+    alike = not loops.blocks and all(result.update is None for result in results)
     for _ in range(8):
         coordinates = unflatten(flatten(axes_of(extents), extents), shape)
         tracer = Tracer(nodes, constants)
@@ -191,8 +187,8 @@ def _trace_results(nodes: Sequence[Node], results: Sequence[Result], constants: 
             if result.value.shape != shape:
                 own = unflatten(flatten(coordinates, shape), result.value.shape)
             index, guards = (result.index(own), ()) if result.update is None else tracer.place(result.update, own)
-            stores.append(_Store(result.target, index, tracer.trace(result.value, own), guards))
-        traced = _Traced(extents, tracer, stores)
+            stores.append(Store(result.target, index, tracer.trace(result.value, own), guards))
+        traced = _Traced(extents, tracer, stores, alike)
         split = _wanted_split(traced)
         if split is None:
             return traced
@@ -268,16 +264,28 @@ def _finish(
 
 
 def _store_all(traced: _Traced, writer: Writer) -> list[str]:
-    """All stores of a kernel as lines; every value is computed before the first store."""
-    for store in traced.stores:
+    """All stores of a kernel as lines; every value that is not of a run is computed before the first store."""
+    single, runs = find_runs(traced.stores) if traced.alike else (traced.stores, [])
+    writer.start_at(first_elements([store.expression for store in traced.stores], traced.tracer))
+    for store in single:
         writer.write(store.expression)
-    for store in traced.stores:
+    for store in single:
         writer.store(store.target, store.index, store.expression, store.guards)
+    for number, run in enumerate(runs):
+        _store_run(run, writer, f"turn_{number}")
     return writer.lines
 
 
+def _store_run(run: Run, writer: Writer, name: str) -> None:
+    """Lines of a loop that stores the elements of a run."""
+    for shared in run.shared:
+        writer.write(shared)
+    with writer.counting(AXIS, name, run.count):
+        writer.store(run.store.target, run.store.index, run.store.expression)
+
+
 def _flat_kernel(name: str, traced: _Traced, variables: Sequence[LoopVariable], loops: Loops) -> KernelCall:
-    references = NamedReferences()
+    references = NamedReferences(parts=traced.alike)
     for store in traced.stores:
         references.result(store.target)
     total: Size = variables[0].extent if variables else 1
@@ -298,7 +306,7 @@ def _flat_kernel(name: str, traced: _Traced, variables: Sequence[LoopVariable], 
 
 
 def _row_kernel(name: str, traced: _Traced, variables: Sequence[LoopVariable]) -> KernelCall:
-    references = NamedReferences()
+    references = NamedReferences(parts=traced.alike)
     for store in traced.stores:
         references.result(store.target)
     outer, inner = variables[:-1], variables[-1]
@@ -342,7 +350,7 @@ def _row_kernel(name: str, traced: _Traced, variables: Sequence[LoopVariable]) -
 
 def _block_kernel(name: str, traced: _Traced, variables: Sequence[LoopVariable], loops: Loops) -> KernelCall:
     """Rows and columns as a two-dimensional block of powers of two; other variables are parts of the row."""
-    references = NamedReferences()
+    references = NamedReferences(parts=traced.alike)
     for store in traced.stores:
         references.result(store.target)
     outer, inner = variables[:-1], variables[-1]
@@ -372,7 +380,7 @@ def _column_block(columns: int, block: int) -> int:
 
 
 def _tile_kernel(name: str, traced: _Traced, variables: Sequence[LoopVariable], across: int) -> KernelCall:
-    references = NamedReferences()
+    references = NamedReferences(parts=traced.alike)
     for store in traced.stores:
         references.result(store.target)
     outer = [variable for position, variable in enumerate(variables[:-1]) if position != across]

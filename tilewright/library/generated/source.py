@@ -10,6 +10,7 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Iterable, Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
 from typing import Any, Protocol
 
@@ -37,6 +38,7 @@ from tilewright.library.generated.trace import (
     Operation,
     Position,
     Tracer,
+    walk,
 )
 from tilewright.symbolic import Size, lift, simplify, upper_bound
 
@@ -158,7 +160,7 @@ def expression_indices(roots: Iterable[Expression], tracer: Tracer) -> list[Inde
 def _own_indices(root: Expression) -> list[Index]:
     """Every index that occurs in one expression."""
     found: list[Index] = []
-    for item in _walk(root):
+    for item in walk(root):
         if isinstance(item, (Load, Position)):
             found.append(item.index)
         if isinstance(item, (Load, Choice)):
@@ -166,29 +168,14 @@ def _own_indices(root: Expression) -> list[Index]:
     return found
 
 
-def _walk(root: Expression) -> Iterator[Expression]:
-    """An expression and those that it is computed from, each once."""
-    seen: set[int] = set()
-    stack: list[Expression] = [root]
-    while stack:
-        item = stack.pop()
-        if id(item) in seen:
-            continue
-        seen.add(id(item))
-        yield item
-        if isinstance(item, Operation):
-            stack.extend(item.operands)
-        elif isinstance(item, Choice):
-            stack.extend((item.inside, item.outside))
-
-
 def first_elements(roots: Iterable[Expression], tracer: Tracer) -> dict[Value, int]:
     """For each tensor of which expressions read nothing in front of a known element other than the first: that one."""
     found: dict[Value, int] = {}
     for root in (*roots, *tracer.loaded.values()):
-        for item in _walk(root):
+        for item in walk(root):
             if isinstance(item, Load) and item.value.dtype.bits >= 8:
-                start = item.index.constant if isinstance(item.index.constant, int) else 0
+                start = item.index.constant
+                start = start if isinstance(start, int) and replace(item.index, constant=0).is_non_negative() else 0
                 found[item.value] = min(start, found.get(item.value, start))
     return {value: start for value, start in found.items() if start > 0}
 
@@ -230,6 +217,16 @@ class Writer:
     def start_at(self, starts: dict[Value, int]) -> None:
         """Read tensors from these elements on, where the kernel can be given their addresses."""
         self._starts = starts if self.references.parts else {}
+
+    @contextmanager
+    def counting(self, axis: int, name: str, count: int) -> Iterator[None]:
+        """What is written inside stands in a loop whose counter is a loop variable of its own."""
+        outside, self.lines = self.lines, []
+        self._variable_of[axis] = (name, LoopVariable((axis,), count))
+        yield
+        del self._variable_of[axis]
+        inside = [f"{name} = {name}.to(tl.int64)", *self.lines]
+        self.lines = [*outside, f"for {name} in range({count}):", *(f"    {line}" for line in inside)]
 
     def size(self, size: Size) -> str:
         """A size as text: a number, or a parameter."""

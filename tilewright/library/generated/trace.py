@@ -7,7 +7,7 @@ operation behind: they change the index at which their input is read.
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Union
 
@@ -101,6 +101,22 @@ class Given:
 
 
 Expression = Union[Literal, Load, Operation, Choice, Position, Given]
+
+
+def walk(root: Expression) -> Iterator[Expression]:
+    """An expression and those that it is computed from, each once."""
+    seen: set[int] = set()
+    stack: list[Expression] = [root]
+    while stack:
+        item = stack.pop()
+        if id(item) in seen:
+            continue
+        seen.add(id(item))
+        yield item
+        if isinstance(item, Operation):
+            stack.extend(item.operands)
+        elif isinstance(item, Choice):
+            stack.extend((item.inside, item.outside))
 
 
 def align(coordinates: Coordinates, shape: Sequence[Size]) -> Coordinates:

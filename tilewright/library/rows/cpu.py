@@ -94,7 +94,7 @@ def _slots(
     """The same of a kernel that computes `result`, of which the nodes `applied` make the anchor's output."""
     anchor = group.anchor
     assert anchor is not None and anchor.inputs[0] is not None
-    extra = ExtraReferences()
+    extra = ExtraReferences(parts=True)
     nodes = [node for node in group.nodes if node is not anchor]
     leading = [value for value in group.outputs if value in {out for node in group.prologue for out in node.outputs}]
     prologue = prologue_function(nodes, anchor.inputs[0], graph.constants, extra, leading, source_space)
