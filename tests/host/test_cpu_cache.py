@@ -9,6 +9,7 @@ import subprocess
 import sys
 import time
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -271,6 +272,68 @@ def test_leftovers_of_killed_writers_are_removed(tmp_path: Path) -> None:
             assert len(cache_files.leftovers(tmp_path)) == 5
     assert cache.clean() == 6
     assert cache_files.leftovers(tmp_path) == [] and cache.get("key") is not None
+
+
+def _write_and_wait(path: str, ready: Any) -> None:
+    with cache_files.replacing(Path(path)) as file:
+        file.write(b"half")
+        file.flush()
+        ready.set()
+        time.sleep(600)
+
+
+@pytest.mark.skipif(not cache_files.HAS_LOCKS, reason="no file locks")
+def test_files_that_killed_writers_of_a_name_left_go_with_the_next_writing(tmp_path: Path) -> None:
+    context = multiprocessing.get_context("fork")
+    path, others = tmp_path / "a.engine", []
+
+    def found() -> set[Path]:
+        return set(tmp_path.glob(".a.engine.*")) - set(others)
+
+    workers = []
+    for _ in range(2):
+        ready = context.Event()
+        workers.append(context.Process(target=_write_and_wait, args=(str(path), ready)))
+        workers[-1].start()
+        assert ready.wait(60)
+    for name in (
+        ".b.engine.0123456789abcdef",
+        ".a.engine.0123456789ABCDEF",
+        ".a.engine.0123456789abcdef0",
+        "a.engine.old",
+    ):
+        others.append(tmp_path / name)
+        others[-1].write_bytes(b"")
+    (tmp_path / ".a.engine.00000000000000ff").symlink_to(others[0])
+    others.append(tmp_path / ".a.engine.00000000000000ff")
+    before = found()
+    assert len(before) == 2
+    workers[0].kill()
+    workers[0].join()
+    with cache_files.replacing(path) as file:
+        file.write(b"first")
+    assert found() == before and path.read_bytes() == b"first"  # the one that is left is not old yet
+    for old in (*before, *others):
+        os.utime(old, (1, 1), follow_symlinks=False)
+    with cache_files.replacing(path) as file:
+        file.write(b"second")
+    assert len(found()) == 1 and path.read_bytes() == b"second"  # which the other process is writing
+    workers[1].kill()
+    workers[1].join()
+    with cache_files.replacing(path) as file:
+        file.write(b"third")
+    assert found() == set() and all(map(os.path.lexists, others))
+
+
+def test_a_file_is_not_replaced_by_half_of_another(tmp_path: Path) -> None:
+    path = tmp_path / "a.engine"
+    path.write_bytes(b"old")
+    with pytest.raises(KeyError), cache_files.replacing(path) as file:
+        file.write(b"new")
+        raise KeyError
+    assert path.read_bytes() == b"old" and [each.name for each in tmp_path.iterdir()] == ["a.engine"]
+    with pytest.raises(OSError, match="not a regular file"), cache_files.replacing(tmp_path):
+        pass
 
 
 def _write_until_killed(directory: str) -> None:

@@ -15,8 +15,6 @@ from __future__ import annotations
 
 import hashlib
 import json
-import os
-import secrets
 import struct
 import zipfile
 import zlib
@@ -33,7 +31,7 @@ from tilewright.engine.bounded_json import read_json
 from tilewright.engine.trust import Trust
 from tilewright.engine.weights import ALIGNMENT, Weights
 from tilewright.errors import EngineError, EngineVersionError, a_kind
-from tilewright.runtime.cache_files import why_not_replaceable
+from tilewright.runtime.cache_files import replacing, why_not_replaceable
 from tilewright.settings import settings
 
 FORMAT = "tilewright engine"
@@ -91,18 +89,10 @@ def write_package(package: Package, path: Path) -> None:
     members |= {**package.objects, GRAPH: package.graph, WEIGHTS: package.weights.data}
     path = Path(path)
     check_replaceable(path)
-    temporary = path.with_name(f".{path.name}.{secrets.token_hex(8)}")
     try:
-        try:
-            with open(temporary, "xb") as file:
-                with zipfile.ZipFile(file, "w", zipfile.ZIP_STORED) as archive:
-                    for name, data in members.items():
-                        _write_member(archive, file.tell(), name, data)
-                file.flush()
-                os.fsync(file.fileno())
-            os.replace(temporary, path)
-        finally:
-            temporary.unlink(missing_ok=True)
+        with replacing(path) as file, zipfile.ZipFile(file, "w", zipfile.ZIP_STORED) as archive:
+            for name, data in members.items():
+                _write_member(archive, file.tell(), name, data)
     except OSError as error:
         raise EngineError(f"cannot write the engine {path}: {error.strerror or error}") from error
 

@@ -27,7 +27,7 @@ from tilewright.ir.types import PointerType, TensorType, scalar
 from tilewright.language.types import NAMES
 from tilewright.launch.compiled import Accesses, accesses
 from tilewright.launch.jit import JITFunction
-from tilewright.runtime.cache_files import replace
+from tilewright.runtime.cache_files import replacing
 from tilewright.targets.base import Target
 from tilewright.targets.cpu.assemble import assemble
 from tilewright.targets.cpu.failures import WORDS, assertions, failed
@@ -67,8 +67,9 @@ class AheadOfTime:
         place = Path(folder)
         place.mkdir(parents=True, exist_ok=True)
         object_file, header = place / f"{self.name}.o", place / f"{self.name}.h"
-        replace(object_file, self.image, mode=0o644)
-        replace(header, self.header.encode(), mode=0o644)
+        for path, data in ((object_file, self.image), (header, self.header.encode())):
+            with replacing(path) as file:
+                file.write(data)
         return object_file, header
 
 

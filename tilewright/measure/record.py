@@ -139,7 +139,8 @@ class TimingCache:
         """Write all times to a file, in one step; equal caches give equal files. Raises `TimingCacheError`."""
         lines = sorted(_line(timing) for timing in self)
         try:
-            cache_files.replace(path, "".join(lines).encode(), mode=0o644)  # others may merge it
+            with cache_files.replacing(path, mode=0o644) as file:  # others may merge it
+                file.write("".join(lines).encode())
         except OSError as error:
             raise TimingCacheError(f"cannot write the timing cache {path}: {error.strerror or error}") from error
 

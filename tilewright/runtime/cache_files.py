@@ -6,6 +6,7 @@ Machine code from a cache runs, so nobody but the user may be able to put it the
   replace, is not used: a warning says why, and a folder of this process stands in for it.
 - `read` refuses files of another owner, files that others may write to, and anything that is no regular file.
 - `write` shows other processes the whole file or nothing.  What a killed writer leaves is found by `leftovers`.
+- `replacing` does the same for files that users name, and removes what killed writers of such a file have left.
 
 The owner may be root: it can change any file in any case.  On Windows, folders of a user are private by default, and
 nothing is checked.
@@ -16,6 +17,8 @@ from __future__ import annotations
 import atexit
 import logging
 import os
+import re
+import secrets
 import shutil
 import stat
 import tempfile
@@ -23,6 +26,7 @@ import time
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
+from typing import BinaryIO
 
 try:
     import fcntl
@@ -35,6 +39,7 @@ HAS_LOCKS = fcntl is not None
 TEMPORARY = ".write-"  # how names of files begin that are being written
 _EARLIER = (".host-", "host-", ".timings-")  # names that earlier versions wrote and that nothing reads any more
 _ABANDONED = 3600.0  # seconds after which a temporary file belongs to nobody, where locks tell nothing
+_RANDOM_BYTES = 8  # of the name under which a file that a user named is written
 _LARGEST = 1 << 30  # bytes of a file that is read
 
 _substitutes: dict[str, Path] = {}  # folders that are not private -> the one used instead in this process
@@ -162,10 +167,10 @@ def write(path: Path, data: bytes, durable: bool = True) -> None:
         _swept.add(str(path.parent))
         remove_leftovers(path.parent, below=False)
     try:
-        replace(path, data, durable=durable)
+        _replace(path, data, durable)
     except FileNotFoundError:  # a cleaner took the file for abandoned, before it was locked
         _create(path.parent)
-        replace(path, data, durable=durable)
+        _replace(path, data, durable)
 
 
 def complain(directory: Path, error: OSError) -> None:
@@ -181,24 +186,43 @@ def complain(directory: Path, error: OSError) -> None:
     )  # fmt: skip
 
 
-def replace(path: Path, data: bytes, mode: int = 0o600, durable: bool = True) -> None:
-    """Write a file anywhere, in one step, and to the disk at once if `durable`.
-
-    Raises `OSError`, also for what would replace a device or a pipe.
-    """
+def _replace(path: Path, data: bytes, durable: bool) -> None:
     reason = why_not_replaceable(path)
     if reason is not None:
         raise OSError(reason)
     handle, temporary = tempfile.mkstemp(prefix=TEMPORARY, dir=path.parent)
+    with _becoming(path, handle, temporary, durable) as file:
+        file.write(data)
+
+
+@contextmanager
+def replacing(path: Path, mode: int = 0o666) -> Iterator[BinaryIO]:
+    """A new file, of `mode` less the umask, that takes the place of `path` in one step when the block has ended.
+
+    Without an error in the block it is on the disk then; with one nothing has changed.  Files that killed writers of
+    the same path left more than an hour ago are removed.  Raises `OSError`, also for what would replace a device or a
+    pipe.
+    """
+    reason = why_not_replaceable(path)
+    if reason is not None:
+        raise OSError(reason)
+    _remove_abandoned(path)
+    temporary = path.with_name(f".{path.name}.{secrets.token_hex(_RANDOM_BYTES)}")
+    flags = os.O_WRONLY | os.O_CREAT | os.O_EXCL | getattr(os, "O_BINARY", 0)
+    with _becoming(path, os.open(temporary, flags, mode), temporary, durable=True) as file:
+        yield file
+
+
+@contextmanager
+def _becoming(path: Path, handle: int, temporary: str | Path, durable: bool) -> Iterator[BinaryIO]:
+    """A file under another name, locked, that is renamed to `path` when the block ends, or removed."""
     try:
         with os.fdopen(handle, "wb") as file:
             _lock(handle)
-            file.write(data)
+            yield file
             file.flush()
             if durable:
                 os.fsync(handle)
-            if mode != 0o600:
-                os.chmod(temporary, mode)
             if fcntl is not None:  # renamed while it is locked: no moment when it looks abandoned
                 os.replace(temporary, path)
         if fcntl is None:  # Windows renames no open file
@@ -207,6 +231,20 @@ def replace(path: Path, data: bytes, mode: int = 0o600, durable: bool = True) ->
         with suppress(OSError):
             os.unlink(temporary)
         raise
+
+
+def _remove_abandoned(path: Path) -> None:
+    """Remove this user's own files that `replacing` of the same path, killed more than an hour ago, left."""
+    name = re.compile(rf"\.{re.escape(path.name)}\.[0-9a-f]{{{2 * _RANDOM_BYTES}}}")
+    for other in files(path.parent, below=False):
+        if not name.fullmatch(other.name):
+            continue
+        with suppress(OSError):
+            status = other.lstat()
+            own = stat.S_ISREG(status.st_mode) and (not hasattr(os, "getuid") or status.st_uid == os.getuid())
+            old = time.time() - status.st_mtime > _ABANDONED
+            if own and old and not (HAS_LOCKS and _is_being_written(other)):
+                other.unlink()
 
 
 @contextmanager
