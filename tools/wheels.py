@@ -2,12 +2,14 @@
 
 python tools/wheels.py                                 every python3.11 to python3.14 on the PATH
 python tools/wheels.py --python /opt/python3.14/bin/python3 --extras
+python tools/wheels.py --torch                         with PyTorch as well
 python tools/wheels.py --save                          also writes the table into docs/internals/runtime.md
 
 Each environment gets the wheel with its base dependencies only, runs a smoke test (a kernel, an engine saved and loaded
 in another process, the command line, the shim for Triton), and is measured: bytes of what was installed, and
 CPU seconds of imports above an empty Python (the least of 9 processes), which other programs on the
-machine disturb little.  `--extras` asks pip whether every extra resolves.
+machine disturb little.  `--torch` then adds PyTorch (gigabytes, for each Python), exports a module with a dynamic
+batch, and runs it under `torch.compile`.  `--extras` asks pip whether every extra resolves.
 """
 
 from __future__ import annotations
@@ -66,6 +68,21 @@ subprocess.run([sys.executable, "-m", "tilewright", "inspect", "smoke.engine", "
 assert "<style>" in open("page.html", encoding="utf-8").read()
 '''  # fmt: skip
 
+TORCH_SMOKE = '''
+import torch, tilewright
+
+model = torch.nn.Sequential(torch.nn.Linear(16, 32), torch.nn.GELU(), torch.nn.LayerNorm(32)).eval()
+program = torch.export.export(model, (torch.randn(3, 16),), dynamic_shapes=({0: torch.export.Dim("batch", max=8)},))
+engine = tilewright.compile(program)
+compiled = torch.compile(model, backend="tilewright", fullgraph=True)
+with torch.no_grad():
+    for rows in (1, 3, 8):
+        x = torch.randn(rows, 16)
+        torch.testing.assert_close(engine(x), model(x))
+        torch.testing.assert_close(compiled(x), model(x))
+print("PyTorch", torch.__version__)
+'''  # fmt: skip
+
 
 @dataclass
 class Tried:
@@ -109,8 +126,8 @@ def pythons() -> list[Path]:
     return found
 
 
-def attempt(python: Path, wheel: Path, folder: Path) -> Tried:
-    """Install, run and measure; raises `subprocess.CalledProcessError` when the smoke test fails."""
+def attempt(python: Path, wheel: Path, folder: Path, torch: bool) -> Tried:
+    """Install, run and measure; raises `subprocess.CalledProcessError` when a smoke test fails."""
     subprocess.run([str(python), "-m", "venv", str(folder / "environment")], check=True)
     own = interpreter(folder)
     before = installed_bytes(own)
@@ -129,6 +146,11 @@ def attempt(python: Path, wheel: Path, folder: Path) -> Tried:
     version, wheels = subprocess.run([str(own), "-c", tell], capture_output=True, text=True, check=True).stdout.split(
         ";"
     )
+    if torch:
+        pip(own, "install", f"{wheel}[torch]")
+        (folder / "torch_smoke.py").write_text(TORCH_SMOKE, encoding="utf-8")
+        subprocess.run([str(own), "torch_smoke.py"], cwd=folder, env=environment, check=True)
+        pip(own, "uninstall", "--yes", "torch")
     return Tried(version, wheels.strip(), size, seconds[1] - seconds[0], seconds[2] - seconds[0])
 
 
@@ -183,6 +205,7 @@ def save(text: str) -> None:
 def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--python", nargs="+", type=Path, help="interpreters; by default those on the PATH")
+    parser.add_argument("--torch", action="store_true", help="also install PyTorch and compile a module of it")
     parser.add_argument("--extras", action="store_true", help="also ask pip whether every extra resolves")
     parser.add_argument("--save", action="store_true", help="write the table into docs/internals/runtime.md")
     options = parser.parse_args()
@@ -192,7 +215,7 @@ def main() -> int:
         wheel = build_wheel(folder)
         tried = []
         for number, python in enumerate(chosen):
-            tried.append(attempt(python, wheel, folder / str(number)))
+            tried.append(attempt(python, wheel, folder / str(number), options.torch))
             print(f"Python {tried[-1].python}: works", flush=True)
         if options.extras:
             resolve_extras(interpreter(folder / str(len(chosen) - 1)), wheel)
