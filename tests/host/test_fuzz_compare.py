@@ -100,3 +100,27 @@ def test_whole_numbers_get_the_type_of_the_result_first():
     )
     expected = Reference(program, [halves, whole])
     assert right(expected, torch.tensor([-torch.inf], dtype=torch.float16)) and right(expected, halves * whole)
+
+
+@pytest.mark.parametrize("operation", ["conv", "mm", "sum", "conv_mixed"])
+def test_terms_that_cancel_leave_the_rounding_of_each(operation):
+    """Products that cancel leave what rounding one of them and not the other leaves, which a norm makes larger."""
+    x = torch.tensor([[0.3, 0.7, -1.1]])
+    weight = torch.tensor([[[0.7], [-0.7]]])
+
+    class Cancelled(torch.nn.Module):
+        def forward(self, x):
+            pair = torch.stack([x, x * 1.0], 1)
+            if operation == "sum":
+                found = (pair * weight.reshape(1, 2, 1)).sum(1)
+            elif operation == "mm":
+                found = pair.transpose(1, 2) @ weight[0]
+            else:
+                found = F.conv1d(pair, weight * (1 if operation == "conv" else 1.5))
+            return (F.rms_norm(found, found.shape[-1:]),)
+
+    expected = Reference(Cancelled(), [x])
+    assert not expected.plain[0].any()
+    rest = (0.3 * 0.7) * 2**-24 / torch.finfo(torch.float32).eps ** 0.5
+    assert right(expected, torch.full_like(expected.plain[0], rest))
+    assert not right(expected, torch.full_like(expected.plain[0], 300 * rest))

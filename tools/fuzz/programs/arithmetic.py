@@ -26,13 +26,17 @@ _BINARY = frozenset("add sub mul div".split())
 _ZEROS = _EXTREMES | frozenset(
     "add sub rsub sum cumsum mean mm bmm addmm baddbmm native_layer_norm convolution".split()
 )
+# Sums of terms of either sign: where these cancel, the rounding errors of terms and of parts of the sum are left.
+_TERMS = frozenset(
+    "sum mean cumsum mm bmm mv dot addmm baddbmm convolution avg_pool1d avg_pool2d _adaptive_avg_pool2d".split()
+)
 _SELECTIONS = _EXTREMES | frozenset(
     "abs neg sign clone where masked_fill cat stack index index_select gather sort".split()
 )
 
 
 class Perturbed(TorchDispatchMode):
-    """Every floating-point result is changed by up to its last place, element by element."""
+    """Every floating-point result, and every term of a sum, is changed by up to its last place, element by element."""
 
     def __init__(self, seed: int) -> None:
         super().__init__()
@@ -43,6 +47,8 @@ class Perturbed(TorchDispatchMode):
         self.coarsest = 0.0  # the greatest rounding error of a type that was seen
 
     def __torch_dispatch__(self, function: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        if _base(function) in _TERMS:  # each time that it is read: equal terms have different errors
+            args, kwargs = tree_map(self.changed, (args, kwargs))
         result = self.compute(function, args, kwargs or {})
         if _base(function) in _ZEROS:
             result = tree_map(self.zeros, result)
