@@ -85,6 +85,23 @@ def test_bits(draw: Draw, compiled: bool, dtype: DType) -> None:
     check(b.finish(), {"x": numbers, "y": shifts}, compiled, 0.0)
 
 
+@pytest.mark.parametrize("dtype", [int8, uint8], ids=str)
+def test_numbers_do_not_widen_narrow_integers(dtype: DType, draw: Draw, compiled: bool) -> None:
+    """Results of an operation with a constant wrap in their own type before they get a wider one."""
+    b = GraphBuilder("narrow")
+    x = b.input("x", dtype, (256,))
+    limits = np.iinfo(dtype.numpy)
+    for op in ("add", "subtract", "multiply", "maximum", "floor_divide", "remainder", *BITWISE):
+        for value in (limits.max, 7, 3):
+            number = b.constant(np.array(value, dtype.numpy))
+            for swapped in (False, True) if op not in ("floor_divide", "remainder") else (False,):
+                found = b.op(op, [number, x] if swapped else [x, number])
+                b.output(b.op("cast", [found], dtype=int32), f"{op} {value} {swapped}")
+    for op in ("negate", "absolute", "bitwise_not"):
+        b.output(b.op("cast", [b.op(op, [x])], dtype=int32), op)
+    check(b.finish(), {"x": np.arange(limits.min, limits.max + 1).astype(dtype.numpy)}, compiled, 0.0)
+
+
 @pytest.mark.parametrize("reduction", ["add", "multiply", "maximum", "minimum"])
 def test_updates_are_combined(draw: Draw, compiled: bool, reduction: str) -> None:
     b = GraphBuilder("combined")

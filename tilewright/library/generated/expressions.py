@@ -140,7 +140,7 @@ def _remainder(node: Node) -> str:
 
 def takes_types(node: Node, position: int) -> bool:
     """Whether numbers among the operands are written with their type."""
-    if node.op in ("divide", "floor_divide", "remainder", "power") and _integer(node):
+    if node.op in ("divide", "floor_divide", "remainder", "power", "shift_left", "shift_right") and _integer(node):
         return True
     return node.op == "where" or (node.op == "power" and position == 1)
 
