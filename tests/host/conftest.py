@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import gc
 import sys
-import typing
 from collections.abc import Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -27,27 +26,15 @@ hypothesis.settings.load_profile("any machine")
 
 
 @pytest.fixture(autouse=True, scope="session")
-def _quick_exports() -> None:
-    """Half of what exporting a small model takes is PyTorch's list of its operators, made three times in each export,
-    and annotations that it evaluates for each of them: kept here until an operator is added."""
-    torch = sys.modules.get("torch")  # of the tests that were collected
-    if torch is None:
+def _quick_exports() -> Iterator[None]:
+    """What tests export themselves goes through PyTorch's list of operators once, as imports do."""
+    if "torch" not in sys.modules:  # by the tests that were collected
+        yield
         return
-    from torch._export import utils
-    from torch.export import decomp_utils, exported_program
+    from tilewright.importers.torch_operators import operators_listed_once
 
-    collect, kept = utils._collect_all_valid_cia_ops, {}
-
-    def collected() -> set[Any]:
-        added = tuple(torch._C._dispatch_get_registrations_for_dispatch_key("CompositeImplicitAutograd"))
-        if added not in kept:
-            kept.clear()
-            kept[added] = collect()
-        return set(kept[added])
-
-    for module in (decomp_utils, exported_program):
-        module._collect_all_valid_cia_ops = collected
-    torch._ops.Callable = typing.Callable  # PyTorch's own has no cache
+    with operators_listed_once():
+        yield
 
 
 @pytest.fixture(params=["interpreter", "machine code"])

@@ -40,6 +40,7 @@ from tilewright.importers.torch_control import import_control
 from tilewright.importers.torch_exportable import exportable, whole_layers
 from tilewright.importers.torch_fx import Walker, dtype_of
 from tilewright.importers.torch_objects import plain_calls, signature_of, taken_apart
+from tilewright.importers.torch_operators import composites, operators_listed_once
 from tilewright.importers.torch_ops import FOREIGN, RULES
 from tilewright.importers.torch_proved import proving
 from tilewright.importers.torch_quiet import without_failed_ways, without_tracebacks
@@ -104,14 +105,11 @@ def decompositions() -> dict[Any, Any]:
     PyTorch goes through all its operators for it, a tenth of what importing a small module takes: the table is kept
     until a library registers more of them.
     """
-    return dict(_decompositions(tuple(torch._C._dispatch_get_registrations_for_dispatch_key(_COMPOSITE))))
-
-
-_COMPOSITE = "CompositeImplicitAutograd"  # PyTorch's word for operators that are made of others
+    return dict(_decompositions(composites()))
 
 
 @functools.lru_cache(maxsize=1)
-def _decompositions(composites: tuple[str, ...]) -> dict[Any, Any]:
+def _decompositions(names: tuple[str, ...]) -> dict[Any, Any]:
     table = dict(torch.export.default_decompositions().items())
     for name in KEPT:
         packet = getattr(torch.ops.aten, name)
@@ -491,7 +489,8 @@ def import_program(
     Raises `ImportModelError` when PyTorch cannot decompose the program, `UnsupportedOperationError`.
     """
     try:
-        with torch.no_grad(), whole_layers(), without_places(), without_tracebacks(), warnings.catch_warnings():
+        quiet = without_tracebacks(), warnings.catch_warnings()
+        with torch.no_grad(), whole_layers(), without_places(), operators_listed_once(), quiet[0], quiet[1]:
             warnings.simplefilter("ignore", FutureWarning)  # what PyTorch tells itself of its own classes
             given, program = program, program.run_decompositions(decompositions())
     except Exception as error:  # PyTorch's own faults, such as those with programs read from files
