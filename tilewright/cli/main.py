@@ -7,6 +7,7 @@ Exit codes: 0 done; 1 the input, the model or the machine does not allow it (one
 from __future__ import annotations
 
 import contextlib
+import importlib
 import io
 import os
 import sys
@@ -19,11 +20,30 @@ from tilewright import __version__
 from tilewright.cli.console import terminal
 from tilewright.errors import TilewrightError, printable
 
+# The module of each command, in the order of the help page.
+_MODULES = {
+    "build": "build",
+    "compile": "compile",
+    "run": "run",
+    "bench": "bench",
+    "inspect": "inspect",
+    "generate": "generate",
+    "chat": "generate",
+    "serve": "serve",
+    "keygen": "sign",
+    "sign": "sign",
+    "verify": "sign",
+    "tune": "tune",
+    "cache": "cache",
+    "doctor": "doctor",
+}
 
-def application() -> typer.Typer:
-    """The commands; raises `SettingsError`, since their modules read the settings when they are imported."""
-    from tilewright.cli import bench, build, cache, compile, doctor, generate, inspect, run, serve, sign, tune
 
+def application(asked: str | None = None) -> typer.Typer:
+    """The commands; only the one that is asked for, if it is one: others import what it does not need.
+
+    Raises `SettingsError`, since their modules read the settings when they are imported.
+    """
     commands = typer.Typer(
         name="tilewright",
         no_args_is_help=True,
@@ -31,21 +51,19 @@ def application() -> typer.Typer:
         context_settings={"help_option_names": ["-h", "--help"]},
     )
     commands.callback()(_options)
-    commands.command("build")(build.build)
-    commands.command("compile")(compile.compile)
-    commands.command("run")(run.run)
-    commands.command("bench")(bench.bench)
-    commands.command("inspect")(inspect.inspect)
-    commands.command("generate")(generate.generate)
-    commands.command("chat")(generate.chat)
-    commands.command("serve")(serve.serve)
-    commands.command("keygen")(sign.keygen)
-    commands.command("sign")(sign.sign)
-    commands.command("verify")(sign.verify)
-    commands.add_typer(tune.commands)
-    commands.add_typer(cache.commands)
-    commands.command("doctor")(doctor.doctor)
+    for name in [asked] if asked in _MODULES else _MODULES:
+        module = importlib.import_module(f"tilewright.cli.{_MODULES[name]}")
+        if hasattr(module, "commands"):
+            commands.add_typer(module.commands)
+        else:
+            commands.command(name)(getattr(module, name))
     return commands
+
+
+def _asked() -> str | None:
+    """The command that the arguments begin with; none where a shell asks for completions."""
+    completing = any(name.endswith("_COMPLETE") for name in os.environ)
+    return next(iter(sys.argv[1:]), None) if not completing else None
 
 
 def _show_version(asked: bool) -> None:
@@ -69,7 +87,7 @@ def main() -> None:
             stream.reconfigure(errors="backslashreplace")
     try:
         try:
-            application()()
+            application(_asked())()
         finally:
             if sys.stdout is not None:
                 sys.stdout.flush()

@@ -42,6 +42,6 @@ class CPUBackend:
 
     def load(self, key: str) -> Binary | None:
         """The binary of a key from the cache; None when it is not there."""
-        from tilewright.targets.cpu.compile import load_binary
+        from tilewright.targets.cpu.stored import load_binary
 
         return load_binary(key, self.target)

@@ -10,12 +10,13 @@ from typing import Any
 from tilewright.ir.core import Function
 from tilewright.ir.printer import print_function
 from tilewright.settings import settings
-from tilewright.targets.base import Binary, Remark, stored_remarks
+from tilewright.targets.base import Binary, stored_remarks
 from tilewright.targets.cpu.assemble import assemble
 from tilewright.targets.cpu.options import CPUOptions
 from tilewright.targets.cpu.pipeline import LoweredKernel, lower
+from tilewright.targets.cpu.stored import binary_of, from_entry
 from tilewright.targets.cpu.target import CPUTarget
-from tilewright.targets.llvm.cache import CacheEntry, ObjectCache, content_key
+from tilewright.targets.llvm.cache import ObjectCache, content_key
 
 
 def compile_function(function: Function, target: CPUTarget, options: CPUOptions) -> Binary:
@@ -30,7 +31,7 @@ def compile_function(function: Function, target: CPUTarget, options: CPUOptions)
     key = content_key(text, target.key, options.key)
     cache = ObjectCache(settings.cache_directory)
     if not keep_texts and not settings.always_compile:
-        kept = cache.find(key, lambda entry: _from_entry(key, entry, target))
+        kept = cache.find(key, lambda entry: from_entry(key, entry, target))
         if kept is not None:
             return kept
     started = time.perf_counter()
@@ -47,12 +48,7 @@ def compile_function(function: Function, target: CPUTarget, options: CPUOptions)
             settings.dump(f"{lowered.symbol}.explanation.txt", lowered.explanation())
     metadata = _metadata(function, lowered, target, seconds)
     cache.put(key, {**metadata, "remarks": stored_remarks(lowered.remarks)}, code.image)
-    return _binary(key, metadata, code.image, target, texts)
-
-
-def load_binary(key: str, target: CPUTarget) -> Binary | None:
-    """The binary of a key from the object cache; None when it is not there."""
-    return ObjectCache(settings.cache_directory).find(key, lambda entry: _from_entry(key, entry, target))
+    return binary_of(key, metadata, code.image, target, texts)
 
 
 def _metadata(
@@ -69,29 +65,3 @@ def _metadata(
         "remarks": [asdict(remark) for remark in lowered.remarks],
         "seconds": dict(seconds),
     }
-
-
-def _from_entry(key: str, entry: CacheEntry, target: CPUTarget) -> Binary:
-    binary = _binary(key, {**entry.metadata, "seconds": {}}, entry.image, target, {})
-    foreign = set(binary.features) - set(target.features)
-    if foreign:
-        raise ValueError(f"its code needs {', '.join(sorted(foreign))}, which {target.description} lacks")
-    return binary
-
-
-def _binary(key: str, metadata: Mapping[str, Any], image: bytes, target: CPUTarget, texts: Mapping[str, str]) -> Binary:
-    return Binary(
-        target=target.name,
-        key=key,
-        symbol=metadata["symbol"],
-        image=image,
-        parameters=tuple(metadata["parameters"]),
-        scratch_bytes=metadata["scratch_bytes"],
-        records=metadata["records"],
-        asks=metadata["asks"],
-        refuses=metadata["refuses"],
-        features=tuple(metadata["features"]),
-        remarks=tuple(Remark(**remark) for remark in metadata["remarks"]),
-        texts=texts,
-        seconds=metadata["seconds"],
-    )
