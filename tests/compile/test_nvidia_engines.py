@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 from pathlib import Path
 
 import numpy as np
@@ -19,6 +20,8 @@ from tilewright import Engine  # noqa: E402
 from tilewright.build.builder import build  # noqa: E402
 from tilewright.cli.main import application  # noqa: E402
 from tilewright.errors import TargetError  # noqa: E402
+from tilewright.graph.core import Graph  # noqa: E402
+from tilewright.importers import import_model  # noqa: E402
 from tilewright.symbolic import evaluate  # noqa: E402
 from tilewright.targets.registry import get_target  # noqa: E402
 
@@ -50,24 +53,27 @@ def test_products_of_16_bits_take_the_hopper_kernel() -> None:
     assert chosen(portable) == ["tiled matmul", "tiled matmul", "row kernel"]
 
 
-def test_a_transformer_layer_with_a_run_time_length() -> None:
+@functools.cache
+def transformer_layer(target: str) -> Engine:
     module, x = blocks.Block(256, 4).half().eval(), torch.zeros(2, 40, 256, dtype=torch.float16)
-    engine = tilewright.compile(module, (x,), {"x": {1: ("length", 2, 512)}}, target="cuda:sm_90a")
+    return tilewright.compile(module, (x,), {"x": {1: ("length", 2, 128)}}, target=target)
+
+
+def test_a_transformer_layer_with_a_run_time_length() -> None:
+    engine = transformer_layer("cuda:sm_90a")
     assert "attention" in kernels(engine) and "hopper matmul" in chosen(engine)
     for step in engine.plan.steps:
         if step.evidence["chosen"] == "hopper matmul":
             ends = [choice.at_most for choice in step.choices]
             assert len(ends) > 1 and ends == [*sorted(end for end in ends if end is not None), None]
-            for length in (2, 512):
+            for length in (2, 128):
                 grids = [evaluate(choice.grid[0], {"length": length}) for choice in step.choices]
                 assert all(0 < extent <= 4 * 132 for extent in grids)
 
 
 def test_kernels_of_a_plan_start_early() -> None:
-    module, x = blocks.Block(256, 4).half().eval(), torch.zeros(2, 40, 256, dtype=torch.float16)
     for target, early in (("cuda:sm_90a", True), ("cuda:sm_80", False)):
-        package = tilewright.compile(module, (x,), target=target)._package
-        kernels = package.manifest["programs"][0]["kernels"].values()
+        kernels = transformer_layer(target)._package.manifest["programs"][0]["kernels"].values()
         assert {kernel["launch"]["dependent_launch"] for kernel in kernels} == {early}
 
 
@@ -76,23 +82,35 @@ def test_single_precision_stays_single() -> None:
     assert set(chosen(engine)) == {"tiled matmul", "row kernel"}
 
 
+def image_layer() -> tuple[torch.nn.Module, torch.Tensor]:
+    image = torch.zeros(2, 8, 12, 12)
+    return torch.nn.Sequential(torch.nn.Conv2d(8, 16, 3), torch.nn.Flatten(2), torch.nn.Linear(100, 64)).eval(), image
+
+
+@functools.cache
+def image_graph(dtype: torch.dtype) -> Graph:
+    layer, image = image_layer()
+    return import_model(layer.to(dtype), (image.to(dtype),))
+
+
 @pytest.mark.parametrize("architecture", ["sm_80", "sm_90a"])
 def test_tf32_is_a_precision(architecture: str) -> None:
     """Products and convolutions of float32 models are other kernels, and the record says so; halves are the same."""
-    image = torch.zeros(2, 8, 12, 12)
-    layer = torch.nn.Sequential(torch.nn.Conv2d(8, 16, 3), torch.nn.Flatten(2), torch.nn.Linear(100, 64)).eval()
     for dtype, differs in ((torch.float32, True), (torch.float16, False)):
         plain, fast = (
-            tilewright.compile(layer.to(dtype), (image.to(dtype),), target=f"cuda:{architecture}", precision=precision)
-            for precision in ("ieee", "tf32")
+            build(image_graph(dtype), f"cuda:{architecture}", precision=precision) for precision in ("ieee", "tf32")
         )
         assert (set(plain._package.objects.values()) != set(fast._package.objects.values())) is differs
         assert (plain.precision, fast.precision) == ("ieee", "tf32") and plain.target == fast.target
         steps = [step for step in fast.plan.steps if "matmul" in step.evidence["chosen"]]
         named = [step.evidence["reasons"].get("precision") for step in steps]
         assert named == ["tf32"] * 2 if differs else "tf32" not in named
+
+
+def test_precisions_that_there_are_not() -> None:
+    layer, image = image_layer()
     with pytest.raises(TargetError, match="for GPUs, CPUs multiply"):
-        tilewright.compile(layer.float(), (image,), target="cpu", precision="tf32")
+        tilewright.compile(layer, (image,), target="cpu", precision="tf32")
     with pytest.raises(TargetError, match="unknown precision 'tf16': choose ieee or tf32"):
         tilewright.compile(layer, (image,), target="cuda:sm_90a", precision="tf16")
 

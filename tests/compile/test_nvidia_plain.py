@@ -4,7 +4,9 @@
 
 from __future__ import annotations
 
+import functools
 import importlib.util
+import math
 import re
 from pathlib import Path
 
@@ -56,7 +58,13 @@ def integers(*names):
     return dict.fromkeys(names, "i32")
 
 
+@functools.cache
 def example_kernels():
+    """The traced kernels of the examples, by name."""
+    return [(kernel.name, traced(kernel, types, constants)) for kernel, types, constants in _example_kernels()]
+
+
+def _example_kernels():
     norm, matmul = example("layer_norm"), example("matmul")
     yield example("vector_add").add, {**pointers("f32", "x", "y", "out"), "n": "i32"}, {"BLOCK": 1024}
     rows = integers("rows", "columns", "row_stride")
@@ -79,11 +87,27 @@ def example_kernels():
 
 @pytest.mark.parametrize("architecture", ARCHITECTURES)
 def test_every_example_compiles(architecture):
-    for kernel, types, constants in example_kernels():
-        _, assembly = built(traced(kernel, types, constants), architecture)
+    for kernel, function in example_kernels():
+        _, assembly = built(function, architecture)
         # No arrays on the stack; a register or two may be put there where the assembler trades them for occupancy.
         assert assembly.resources.stack <= 16, kernel
         assert assembly.cubin
+
+
+@functools.cache
+def library_kernels(make):
+    """The kernels that a graph takes on a CPU, each in the smallest of its blocks: CPUs have larger ones than GPUs."""
+    graph, cpu, smallest = make(), CPUTarget.named("x86-64-v3"), {}
+    for group in fuse(graph).groups:
+        stages = choose(candidates(group, graph, cpu)).stages if group.kind != "view" else ()
+        for call in (call for stage in stages for call in stage.calls):
+            blocks = {key: value for key, value in call.constants.items() if "BLOCK" in key and isinstance(value, int)}
+            others = [(key, value) for key, value in call.constants.items() if key not in blocks]
+            key = call.kernel, repr(group), str(others)
+            area = math.prod(blocks.values())
+            if key not in smallest or area < smallest[key][0]:
+                smallest[key] = area, call
+    return [call.kernel.trace(parameter_types(call), call.constants) for _, call in smallest.values()]
 
 
 @pytest.mark.parametrize(
@@ -92,16 +116,12 @@ def test_every_example_compiles(architecture):
 )
 def test_every_kernel_of_the_library_compiles(architecture, make):
     """To PTX for all, which LLVM checks against the architecture; to machine code for the oldest and for Hopper."""
-    graph, cpu = make(), CPUTarget.named("x86-64-v3")
-    for group in fuse(graph).groups:
-        stages = choose(candidates(group, graph, cpu)).stages if group.kind != "view" else ()
-        for call in (call for stage in stages for call in stage.calls):
-            function = call.kernel.trace(parameter_types(call), call.constants)
-            if architecture in ("sm_80", "sm_90a"):
-                assert built(function, architecture)[1].cubin
-            else:
-                target = NvidiaTarget.named(architecture)
-                assert ".entry" in to_ptx(lower(function, target, NvidiaOptions()).text, target)[0]
+    for function in library_kernels(make):
+        if architecture in ("sm_80", "sm_90a"):
+            assert built(function, architecture)[1].cubin
+        else:
+            target = NvidiaTarget.named(architecture)
+            assert ".entry" in to_ptx(lower(function, target, NvidiaOptions()).text, target)[0]
 
 
 # Rows --------------------------------------------------------------------------------------------

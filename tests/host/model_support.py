@@ -41,7 +41,7 @@ def specification(name: str) -> ModelSpecification:
     if name == "resnet50":  # every layer that ResNet-50 has, repeated less often, on a small image
         return resnet.specification(resnet.random_model((2, 2, 2, 2)), size=64)
     if name == "resnet":
-        return resnet.specification(resnet.random_model((1, 1), 8, 10), size=40)
+        return resnet.specification(resnet.random_model((1, 1), 8, 10), size=40, max_batch=8)
     if name == "vit":
         return vit.specification(vit.random_model())
     decoder = llama.random_model()

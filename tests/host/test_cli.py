@@ -308,18 +308,18 @@ def test_engines_hold_no_paths_of_the_builder(model: Path, tmp_path: Path) -> No
 
 
 def test_the_cache_is_shown_and_cleaned(tmp_path: Path) -> None:
-    environment = {"TILEWRIGHT_CACHE_DIRECTORY": str(tmp_path / "cache")}
-    assert "0 entries" in started("cache", "show", **environment).stdout
     with settings.scope(cache_directory=tmp_path / "cache"):
+        assert "0 entries" in tilewright("cache", "show").stdout
         ObjectCache(tmp_path / "cache").put("key", {}, bytes(2_000_000))
-    (tmp_path / "cache/ey/.write-abc").write_bytes(bytes(1_000_000))
-    state = json.loads(started("cache", "show", "--json", **environment).stdout)
-    assert (state["entries"], state["leftovers"], state["leftover_bytes"]) == (1, 1, 1_000_000)
-    shown = started("doctor", **environment).stdout
-    assert "1 entries, 2.0 MB; 1 files of killed writers, 1.0 MB (tilewright cache clean)" in shown
-    assert "removed 1 files" in started("cache", "clean", **environment).stdout
-    assert (tmp_path / "cache/ey/key.kernel").exists() and not (tmp_path / "cache/ey/.write-abc").exists()
-    started("cache", "clean", "--all", **environment)
-    assert "0 entries" in started("cache", "show", **environment).stdout
-    (tmp_path / "cache").chmod(0o777)
-    assert "not used: others may write to it" in started("cache", "show", **environment).stdout
+        (tmp_path / "cache/ey/.write-abc").write_bytes(bytes(1_000_000))
+        state = json.loads(tilewright("cache", "show", "--json").stdout)
+        assert (state["entries"], state["leftovers"], state["leftover_bytes"]) == (1, 1, 1_000_000)
+        shown = tilewright("doctor").stdout
+        assert "1 entries, 2.0 MB; 1 files of killed writers, 1.0 MB (tilewright cache clean)" in shown
+        assert "removed 1 files" in tilewright("cache", "clean").stdout
+        assert (tmp_path / "cache/ey/key.kernel").exists() and not (tmp_path / "cache/ey/.write-abc").exists()
+        tilewright("cache", "clean", "--all")
+        assert "0 entries" in tilewright("cache", "show").stdout
+        (tmp_path / "cache").chmod(0o777)
+    named = {"TILEWRIGHT_CACHE_DIRECTORY": str(tmp_path / "cache")}
+    assert "not used: others may write to it" in started("cache", "show", **named).stdout

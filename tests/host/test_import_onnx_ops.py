@@ -17,6 +17,7 @@ from tilewright.graph import reference  # noqa: E402
 from tilewright.importers.onnx import import_onnx  # noqa: E402
 from tilewright.importers.onnx_ops import RULES, early, random  # noqa: E402
 from tilewright.importers.onnx_schema import RUNTIME_DOMAIN, rule_name  # noqa: E402
+from tools.onnx_cases import node_cases, pooled  # noqa: E402
 
 # Ops without a case of their own among the node cases, and those whose cases need more than one op.
 WITHOUT_CASES = {"GlobalLpPool", "MaxRoiPool", "Scatter", "SimplifiedLayerNormalization", *early.TABLE.rules}
@@ -62,15 +63,37 @@ Case = Any
 @pytest.fixture(scope="module")
 def cases() -> dict[str, list[Case]]:
     """The single-node cases by operation."""
-    from onnx.backend.test.case.node import collect_testcases
-
     found: dict[str, list[Case]] = {}
-    for case in collect_testcases(None):
+    for case in node_cases():
         nodes = case.model.graph.node
         listed = any(item is None or isinstance(item, list) for side in case.data_sets[0] for item in side)
         if len(nodes) == 1 and "_expanded" not in case.name and EMPTY not in case.name and not listed:
             found.setdefault(rule_name(nodes[0]), []).append(case)
     return found
+
+
+@pytest.mark.parametrize("kind", ["AVG", "MAX", "LPPOOL"])
+@pytest.mark.parametrize("count_include_pad", [0, 1])
+def test_windows_are_pooled_together_as_onnx_pools_each(
+    kind: str, count_include_pad: int, rng: np.random.Generator
+) -> None:
+    from onnx.reference.ops.op_pool_common import pool
+
+    for _ in range(10):
+        axes = int(rng.integers(1, 4))
+        x = rng.standard_normal((1, 2, *rng.integers(4, 8, axes))).astype(np.float32)
+        kernel, strides, gaps = (rng.integers(1, high, axes).tolist() for high in (4, 3, 2 + axes % 2))
+        pads = rng.integers(0, kernel, (2, axes)).ravel().tolist()
+        missing = 0 if count_include_pad else np.nan
+        padded = np.pad(x, [(0, 0)] * 2 + list(zip(pads[:axes], pads[axes:], strict=True)), constant_values=missing)
+        spans = [
+            extent - 1 - (size - 1) * gap for extent, size, gap in zip(padded.shape[2:], kernel, gaps, strict=True)
+        ]
+        if min(spans) < 0:
+            continue
+        counts = [span // stride + 1 for span, stride in zip(spans, strides, strict=True)]
+        given = (padded, x.shape, kernel, strides, counts, kind, pads, pads, gaps, count_include_pad, 2)
+        np.testing.assert_allclose(pooled(*given), pool(*given), rtol=1e-5, atol=1e-6)
 
 
 def to_array(item: Any) -> np.ndarray:

@@ -48,11 +48,11 @@ launched: list[np.ndarray] = []
 
 @contextmanager
 def alarm(handler: Callable[[int, object], object], number: int = signal.SIGALRM) -> Iterator[None]:
-    """A signal in a third of a second, and what Python does then."""
+    """A signal in a moment, and what Python does then."""
     before = signal.signal(number, handler)
     main = threading.main_thread().ident
     assert main is not None
-    timer = threading.Timer(0.3, lambda: signal.pthread_kill(main, number))
+    timer = threading.Timer(0.15, lambda: signal.pthread_kill(main, number))
     timer.start()
     try:
         yield

@@ -20,6 +20,7 @@ from tilewright.importers.onnx import import_onnx
 from tilewright.symbolic import evaluate, free_symbols, upper_bound
 from tools.fuzz.target import Failed
 from tools.fuzz.worker import signature
+from tools.onnx_cases import node_cases
 
 LARGEST = 16384  # bytes of a model
 
@@ -102,12 +103,10 @@ def arrays_of(case: object) -> list[np.ndarray]:
 @functools.cache
 def models() -> tuple[tuple[str, bytes], ...]:
     """Names and bytes of the models; parameters such as axes and shapes are stored in them, as exporters do."""
-    from onnx.backend.test.case.node import collect_testcases
-
     found: dict[str, bytes] = {}
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
-        for case in collect_testcases(None):
+        for case in node_cases():
             try:
                 model = _stored(case.model, arrays_of(case))
             except (ValueError, TypeError, NotImplementedError):  # sequences and optional values
