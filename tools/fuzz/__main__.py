@@ -33,12 +33,13 @@ def run(
     first: Annotated[int, typer.Option(help="seed at which a new record begins")] = 0,
     state: State = Path("build/fuzz"),
     device: Annotated[str, typer.Option(help="where random PyTorch programs run: cpu, cuda")] = "cpu",
+    sanitize: Annotated[bool, typer.Option(help="machine code asks AddressSanitizer before each access")] = False,
 ) -> None:
     """Run cases; exits with 1 if any failed."""
     os.environ["FUZZ_DEVICE"] = device  # for the workers
     failed = 0
     for name in targets or names():
-        record = Campaign(name, jobs, state.resolve(), first).run(cases, seconds)
+        record = Campaign(name, jobs, state.resolve(), first, sanitize).run(cases, seconds)
         failed += sum(record.failed.values())
         print(tally.line(record), flush=True)
     raise typer.Exit(1 if failed else 0)

@@ -11,9 +11,10 @@ import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 
+from tools.fuzz import sanitized
 from tools.fuzz.record import Record
 from tools.fuzz.target import Target, load
 
@@ -27,10 +28,11 @@ LOG = 4000  # characters of a dead worker's standard error that a failure keeps
 class Worker:
     """A child process and what it is doing."""
 
-    def __init__(self, name: str, target: Target) -> None:
+    def __init__(self, name: str, target: Target, more: Mapping[str, str]) -> None:
         self.name, self.target = name, target
         self.log = tempfile.TemporaryFile()
         environment = {**os.environ, "PYTHONPATH": os.pathsep.join([str(ROOT), os.environ.get("PYTHONPATH", "")])}
+        environment |= more
         self.process = subprocess.Popen(
             [sys.executable, "-m", "tools.fuzz.worker", name],
             stdin=subprocess.PIPE,
@@ -111,10 +113,11 @@ class Worker:
 class Campaign:
     """Runs one target's cases and keeps its record."""
 
-    def __init__(self, name: str, jobs: int, folder: Path, first: int = 0) -> None:
+    def __init__(self, name: str, jobs: int, folder: Path, first: int = 0, sanitize: bool = False) -> None:
         self.name, self.jobs, self.folder = name, jobs, folder
+        self.environment = sanitized.environment() if sanitize else {}
         self.target = load(name)
-        self.record = Record.open(folder, name, first)
+        self.record = Record.open(folder, f"{name}.sanitized" if sanitize else name, first)
         self.selector = selectors.DefaultSelector()
         self.workers: list[Worker] = []
         self.failed_starts = 0
@@ -139,7 +142,7 @@ class Campaign:
         return self.record
 
     def start(self) -> None:
-        worker = Worker(self.name, self.target)
+        worker = Worker(self.name, self.target, self.environment)
         self.workers.append(worker)
         assert worker.process.stdout is not None
         self.selector.register(worker.process.stdout, selectors.EVENT_READ, worker)

@@ -16,6 +16,7 @@ from pathlib import Path
 from typing import IO, Any
 
 from tilewright.errors import TilewrightError
+from tools.fuzz import sanitized
 from tools.fuzz.target import Failed, Target, load
 
 TEXT = 2000  # characters of a failure that are kept
@@ -46,6 +47,8 @@ def serve(name: str, channel: IO[str]) -> None:
     target = load(name)
     with tempfile.TemporaryDirectory(prefix=f"fuzz-{name}-") as folder:
         os.chdir(folder)
+        if sanitized.asked():
+            sanitized.install(Path(folder))
         target.prepare(Path(folder))
         channel.write("ready\n")
         channel.flush()
