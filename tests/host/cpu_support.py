@@ -130,8 +130,8 @@ def arrange_right(block: np.ndarray, layout: str, width: int, depth: int) -> tup
     for number in range(len(panels)):
         part = block[:, number * width : (number + 1) * width]
         panels[number, : part.shape[0], : part.shape[1]] = part
-    if layout in ("groups", "pairs"):
-        group = 4 // block.itemsize if layout == "groups" else 2
+    if layout in ("groups", "pairs", "bounded"):
+        group = 2 if layout == "pairs" else 4 // block.itemsize
         panels = np.ascontiguousarray(panels.reshape(len(panels), -1, group, width).swapaxes(2, 3))
     return panels, depth * width
 

@@ -60,6 +60,8 @@ def run_case(
     full = (shape.rows, shape.columns, shape.depth)
     rows, columns, depth = (limit or extent for limit, extent in zip(case.limits, full, strict=True))
     left, right = random_block(rng, (rows, depth), case.types[0]), random_block(rng, (depth, columns), case.types[1])
+    if case.layout == "bounded":
+        right, left[:, ::3] = np.where(right < 0, -64, 64).astype(right.dtype), 255
     memory, strides = arrange_left(left, case.left)
     known = {"rows": (None, 1), "known rows": (depth, 1), "columns": (1, None), "spread": (None, None)}[case.left]
     stored, right_stride = arrange_right(right, case.layout, target.microtile(case.types[2])[1], shape.depth)
@@ -189,6 +191,17 @@ def test_pairs_of_8_bits(types: tuple[DType, DType, DType], shape: DotShape, rng
     check_groups("pairs", shape, types, rng)
 
 
+@pytest.mark.parametrize(
+    "shape", [DotShape(1, 160, 72), DotShape(4, 70, 96), DotShape(16, 48, 64), DotShape(61, 100, 4100)], ids=str
+)
+def test_groups_whose_pairs_fit_16_bits(shape: DotShape, rng: np.random.Generator) -> None:
+    """Weights of 7 bits by the largest uint8: the largest sums of two there may be, of both signs."""
+    target = CPUTarget.host()
+    if not takes_groups(target, shape, *UINT8[:2], 4, pairs_fit=True) or target.vnni:
+        pytest.skip("this CPU has none of these instructions, or better ones")
+    check_groups("bounded", shape, UINT8, rng)
+
+
 def check_groups(
     layout: str,
     shape: DotShape,
@@ -248,11 +261,12 @@ def test_instructions_for_8_bits(name: str) -> None:
     target = CPUTarget.named(name)
     rows, columns = target.microtile(dtypes.int32)
     vnni = target.int8_dot
-    layout, wanted = ("groups", "vpdpbusd") if vnni else ("pairs", "vpmaddwd")
-    code = product_code(target, DotShape(rows, 4 * columns, 96), layout, UINT8, keep_texts=True)
-    assert code.assembly is not None and wanted in code.assembly
-    vector = [line for line in code.assembly.splitlines() if "ymm" in line or "zmm" in line]
-    assert not any("(%rsp)" in line for line in vector), "a vector register is spilled"
+    forms = {"groups": "vpdpbusd"} if vnni else {"pairs": "vpmaddwd", "bounded": "vpmaddubsw"}
+    for layout, wanted in forms.items():
+        code = product_code(target, DotShape(rows, 4 * columns, 96), layout, UINT8, keep_texts=True)
+        assert code.assembly is not None and wanted in code.assembly
+        vector = [line for line in code.assembly.splitlines() if "ymm" in line or "zmm" in line]
+        assert not any("(%rsp)" in line for line in vector), "a vector register is spilled"
     assert takes_groups(target, DotShape(2, 32, 66), dtypes.int8, dtypes.int8, 2)
     assert not takes_groups(target, DotShape(2, 32, 66), dtypes.int8, dtypes.int8, 4)
 

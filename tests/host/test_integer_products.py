@@ -14,6 +14,7 @@ from tilewright.graph.passes.integer_products import integer_products
 from tilewright.graph.pipeline import optimize
 from tilewright.graph.reference import run_graph
 from tilewright.graph.verifier import verify
+from tilewright.library import packing
 from tilewright.targets.cpu.target import CPUTarget
 
 if not CPUTarget.host().integer_products:
@@ -38,11 +39,11 @@ def results(
     return [found[name] for name in graph.output_names], [reference[value] for value in graph.outputs]
 
 
-def products(graph: Graph) -> list[str]:
+def products(graph: Graph, op: str = "matmul") -> list[str]:
     """The types of all products after the passes."""
     optimized = optimize(integer_products(graph))
     verify(optimized)
-    return [str(node.output.dtype) for node in optimized.nodes if node.op == "matmul"]
+    return [str(node.output.dtype) for node in optimized.nodes if node.op == op]
 
 
 @pytest.mark.parametrize("rows", [1, 5, 40])
@@ -129,6 +130,72 @@ def test_moves_do_not_stand_between(rng: np.random.Generator) -> None:
     assert products(graph) == ["i32"]
     (found,), (expected,) = results(graph, x=rng.standard_normal((2, 8, 6, 4)).astype(np.float32))
     np.testing.assert_allclose(found, expected, rtol=1e-5, atol=1e-5)
+
+
+@pytest.mark.parametrize("zero", ["constant", "run time", "none"])
+@pytest.mark.parametrize(
+    ("kernel", "strides", "padding", "dilation"),
+    [
+        ((3, 3), (1, 1), ((1, 1), (1, 1)), (1, 1)),
+        ((1, 1), (1, 1), ((0, 0), (0, 0)), (1, 1)),
+        ((1, 1), (2, 2), ((0, 0), (0, 0)), (1, 1)),
+        ((3, 2), (2, 1), ((2, 0), (0, 3)), (1, 2)),
+        ((5,), (1,), ((2, 2),), (1,)),
+    ],
+    ids=str,
+)
+def test_convolutions(
+    zero: str, kernel: tuple[int, ...], strides: tuple[int, ...], padding: object, dilation: tuple[int, ...],
+    rng: np.random.Generator,
+) -> None:  # fmt: skip
+    """Padding stands for zero, whatever the zero point; scales for each channel, a bias, the next quantization."""
+    channels, features, extents = 20, 35, (9, 11)[: len(kernel)]
+    b = GraphBuilder("convolution")
+    batch = b.symbol("batch", 1, 8)
+    x = b.input("x", float32, (batch, channels, *extents))
+    scale, inputs = number(b, 0.02), {"x": rng.standard_normal((2, channels, *extents)).astype(np.float32)}
+    point = None
+    if zero == "constant":
+        point = number(b, -30, int8)
+    elif zero == "run time":
+        point, inputs["point"] = b.input("point", int8, ()), np.array(77, np.int8)
+    read = b.op("dequantize", [b.op("quantize", [x, scale, point], dtype=int8), scale, point])
+    taps = b.constant(integers(rng, (features, channels, *kernel), int8))
+    scales = b.constant(rng.uniform(0.001, 0.003, (features, *[1] * (1 + len(kernel)))).astype(np.float32))
+    bias = b.op("dequantize", [b.constant(rng.integers(-9999, 9999, features, dtype=np.int32)), number(b, 0.00004)])
+    y = b.op("conv", [read, b.op("dequantize", [taps, scales]), bias], strides=strides, padding=padding,
+             dilation=dilation)  # fmt: skip
+    b.output(b.op("quantize", [b.op("relu", [y]), number(b, 0.09), number(b, 0, uint8)], dtype=uint8))
+    graph = b.finish()
+    assert products(graph, "conv") == ["i32"]
+    (found,), (expected,) = results(graph, {"batch": 2}, **inputs)
+    assert np.abs(found.astype(int) - expected.astype(int)).max() <= 1
+    assert np.mean(found != expected) < 0.01 and len(np.unique(expected)) > 20
+
+
+def test_convolutions_of_integers_are_exact(rng: np.random.Generator) -> None:
+    """As ONNX's QLinearConv and ConvInteger are read: integers less their zero points, as floats that have all sums."""
+    b = GraphBuilder("sums")
+    x = b.input("x", uint8, (1, 24, 8, 7))
+    image = b.op("subtract", [b.op("cast", [x], dtype=int32), number(b, 131, int32)])
+    data = integers(rng, (16, 24, 3, 3), uint8) // 2
+    taps = b.op("subtract", [b.op("cast", [b.constant(data)], dtype=int32), number(b, 60, int32)])
+    y = b.op("conv", [b.op("cast", [image], dtype=float32), b.op("cast", [taps], dtype=float32)], strides=(1, 1),
+             padding=((1, 1), (1, 1)), dilation=(1, 1), exact=True)  # fmt: skip
+    b.output(b.op("cast", [y], dtype=int32))
+    graph = b.finish()
+    assert products(graph, "conv") == ["i32"]
+    (found,), (expected,) = results(graph, x=integers(rng, (1, 24, 8, 7), uint8))
+    np.testing.assert_array_equal(found, expected)
+
+
+def test_grouped_taps_are_unpacked_again(rng: np.random.Generator) -> None:
+    taps = integers(rng, (21, 12, 3, 2), int8)
+    for group in (1, 2, 4):
+        recipe = packing.taps_recipe(16, group=group)
+        packed = packing.apply(recipe, taps)
+        assert packed.shape == packing.packed_shape(recipe, taps.shape) and packed.size == 32 * 72
+        np.testing.assert_array_equal(packing.invert(recipe, packed, taps.shape), taps)
 
 
 def test_what_stays_in_floats_is_named_with_the_reason(rng: np.random.Generator) -> None:

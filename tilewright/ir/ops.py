@@ -57,7 +57,8 @@ _ORDER = {
     "scope": AttributeInfo("str", "gpu", ("cta", "gpu", "sys")),
 }
 _RMW = AttributeInfo("str", REQUIRED, ("add", "max", "min", "and", "or", "xor", "exchange"))
-_PRECISION = AttributeInfo("str", "ieee", ("ieee", "tf32", "tf32x3", "bf16x3", "bf16x6"))
+PAIRS_FIT = "int16"  # of 8-bit integers: the products of two neighbours, the first of an even number, have 16-bit sums
+_PRECISION = AttributeInfo("str", "ieee", ("ieee", "tf32", "tf32x3", "bf16x3", "bf16x6", PAIRS_FIT))
 _HINTS = {name: AttributeInfo("ints", ()) for name in ("divisibility", "contiguity", "constancy")}
 _LOOP_HINTS = ("flatten", "warp_specialize", "disallow_acc_multi_buffer", "disable_licm")
 _HEAVY = 8  # cost of what takes several instructions, or one that few are done of at a time
@@ -185,7 +186,8 @@ _SECTIONS: dict[str, tuple[OpInfo, ...]] = {
     ),
     "contraction, reduction": (
         # a [M,K], b [K,N], accumulator [M,N], or all three with one leading batch axis. Products and sums are
-        # at least as precise as f32 (integers: exact, wrapped); input_precision permits rounding f32 inputs.
+        # at least as precise as f32 (integers: exact, wrapped); input_precision permits rounding f32 inputs,
+        # or promises something of integers.
         OpInfo("dot", "dot(a, b, accumulator) = a @ b + accumulator", (3, 3), inference.dot, semantics.dot,
                attributes={"input_precision": _PRECISION}),
         # The region takes the left group's scalars, then the right group's, and yields the combination.

@@ -6,9 +6,9 @@ A recipe is a tuple of (key, value) pairs; `kind` says which:
              a matrix [depth, columns] (or [columns, depth] when transposed) as [columns/W][depth][W]:
              columns are cut into panels of W, the last one filled with zeros;
              with a group as [columns/W][depth/G][W][G]: G steps of the depth lie beside each other
-    taps     ("width", W), ("groups", G)
+    taps     ("width", W), ("groups", G), and ("group", B) where B > 1 divides the depth
              convolution weights [O, I/G, *kernel] as a matrix [kernel * I/G, O/G] in panels, for each
-             of the G groups: the depth runs over kernel positions first, then input channels
+             of the G groups: the depth runs over kernel positions first, then input channels, B of it beside each other
     winograd ("width", W), ("groups", G)
              3x3 convolution weights [O, I/G, 3, 3] as 16 matrices [I/G, O/G] in panels, for each of the G groups: the
              taps transformed for Winograd's algorithm.  Rounded, so they do not give back the very same taps
@@ -45,9 +45,10 @@ def panels_recipe(width: int, transposed: bool, group: int = 1) -> Recipe:
     return recipe if group == 1 else (*recipe, ("group", group))
 
 
-def taps_recipe(width: int, groups: int = 1) -> Recipe:
-    """The recipe of convolution weights in column panels."""
-    return (("kind", "taps"), ("width", width), ("groups", groups))
+def taps_recipe(width: int, groups: int = 1, group: int = 1) -> Recipe:
+    """The recipe of convolution weights in column panels; `group` steps of their depth lie beside each other."""
+    recipe: Recipe = (("kind", "taps"), ("width", width), ("groups", groups))
+    return recipe if group == 1 else (*recipe, ("group", group))
 
 
 def winograd_recipe(width: int, groups: int = 1) -> Recipe:
@@ -99,7 +100,7 @@ def packed_shape(recipe: Recipe, shape: Sequence[int]) -> tuple[int, ...]:
     if fields["kind"] == "taps":
         groups = fields["groups"]
         columns, depth = shape[0] // groups, int(np.prod(shape[1:]))
-        return (groups, -(-columns // fields["width"]), depth, fields["width"])
+        return (groups, *_panel_shape(depth, columns, fields["width"], fields.get("group", 1)))
     if fields["kind"] == "winograd":
         groups, width = fields["groups"], fields["width"]
         return (groups, 16, -(-(shape[0] // groups) // width), shape[1], width)
@@ -128,7 +129,8 @@ def apply(recipe: Recipe, array: np.ndarray) -> np.ndarray:
     if fields["kind"] == "taps":
         groups = fields["groups"]
         matrices = _tap_matrices(array, groups)
-        return np.stack([_to_panels(matrix, fields["width"]) for matrix in matrices])
+        beside = fields.get("group", 1)
+        return np.stack([_group_depth(_to_panels(matrix, fields["width"]), beside) for matrix in matrices])
     if fields["kind"] == "winograd":
         return _winograd_taps(array, fields["groups"], fields["width"])
     if fields["kind"] == "order":
@@ -171,12 +173,12 @@ def invert(recipe: Recipe, array: np.ndarray, shape: Sequence[int]) -> np.ndarra
         raise ValueError(f"packed array has shape {array.shape}, expected {packed_shape(recipe, shape)}")
     if fields["kind"] == "panels":
         columns = shape[0] if fields["transposed"] else shape[1]
-        group = fields.get("group", 1)
-        panels = array if group == 1 else array.swapaxes(2, 3).reshape(len(array), -1, fields["width"])
+        panels = _ungroup_depth(array, fields.get("group", 1), fields["width"])
         matrix = _from_panels(panels, columns)
         return np.ascontiguousarray(matrix.T if fields["transposed"] else matrix)
     if fields["kind"] == "taps":
         groups, kernel = fields["groups"], shape[2:]
+        array = np.stack([_ungroup_depth(part, fields.get("group", 1), fields["width"]) for part in array])
         matrices = np.stack([_from_panels(part, shape[0] // groups) for part in array])
         taps = matrices.reshape(groups, *kernel, shape[1], shape[0] // groups)
         rank = len(kernel)
@@ -245,6 +247,11 @@ def _group_depth(panels: np.ndarray, group: int) -> np.ndarray:
         return panels
     count, _, width = panels.shape
     return np.ascontiguousarray(panels.reshape(count, -1, group, width).swapaxes(2, 3))
+
+
+def _ungroup_depth(panels: np.ndarray, group: int, width: int) -> np.ndarray:
+    """[count, depth / group, width, group] as [count, depth, width]."""
+    return panels if group == 1 else panels.swapaxes(2, 3).reshape(len(panels), -1, width)
 
 
 def _from_panels(panels: np.ndarray, columns: int) -> np.ndarray:

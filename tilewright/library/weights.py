@@ -5,12 +5,26 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Any
 
+import numpy as np
+
 from tilewright.graph.core import Graph, Node, Value
 from tilewright.library.candidate import Operand, PackedConstant, Stage
 from tilewright.library.generated.generate import Result, elementwise_call
 from tilewright.library.packing import Recipe
 from tilewright.symbolic import Size, ceil_divide, lift, product, simplify
 from tilewright.targets.base import Target
+
+_MOST_BYTE, _MOST_WORD = 255, 32767
+
+
+def pairs_fit(weights: np.ndarray, axis: int) -> bool:
+    """Whether uint8 by these, of int8, give numbers of 16 bits where products of two neighbours along `axis` are added:
+    the larger half of weights is rare enough, or left out as quantisers do for CPUs without VNNI."""
+    if weights.dtype != np.int8 or weights.shape[axis] % 2:
+        return False
+    rows = np.moveaxis(weights, axis, 0).reshape(weights.shape[axis], -1).astype(np.int16)
+    sums = [(np.maximum(sign * rows[::2], 0) + np.maximum(sign * rows[1::2], 0)).max(initial=0) for sign in (1, -1)]
+    return int(max(sums)) * _MOST_BYTE <= _MOST_WORD
 
 
 @dataclass(frozen=True)

@@ -157,8 +157,9 @@ class Target(Protocol):
         """Rows and columns of the register tile of `dot`: blocks in multiples of it run fastest."""
         ...
 
-    def panel_group(self, dtype: DType, rows: int, depth: int) -> int:
-        """Steps of the depth that `dot` wants beside each other in panels, for products of at least `rows` rows."""
+    def panel_group(self, dtype: DType, rows: int, depth: int, pairs_fit: bool = False) -> int:
+        """Steps of the depth that `dot` wants beside each other in panels, for products of at least `rows` rows;
+        `pairs_fit`: of 8-bit integers, sums of whose products of two neighbours are numbers of 16 bits."""
         ...
 
     @property

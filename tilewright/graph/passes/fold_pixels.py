@@ -32,7 +32,13 @@ def _conv(node: Node, rewriter: Rewriter) -> Value | None:
         (extent, step, pads) != (1, 1, (0, 0))
         for extent, step, pads in zip(weight.shape[2:], options["strides"], map(tuple, options["padding"]), strict=True)
     ]
-    if taps is None or any(moves[:-1]) or options["groups"] != 1 or options["dilation"][-1] != 1:
+    if (
+        options["dtype"] is not None
+        or taps is None
+        or any(moves[:-1])
+        or options["groups"] != 1
+        or options["dilation"][-1] != 1
+    ):
         return None
     shift = rewriter.constant(bias)
     if bias is not None and shift is None:

@@ -54,6 +54,8 @@ def _match(node: Node, op: str, rewriter: Rewriter) -> tuple[Node, Value | None]
             widens = given is not None and source.output.dtype.is_float and source.output.dtype.bits > given.dtype.bits
             source = rewriter.producer(given, op) if widens else None
         if source is not None and source.op == op and rewriter.uses(source.output) == 1:
+            if source.attributes["dtype"] is not None:
+                return None  # sums of integers, which no weights of floats give
             if source.output.shape == node.output.shape:
                 return source, node.inputs[1 - index]
     return None

@@ -18,12 +18,13 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from tilewright.dtypes import DType, float32, int8, int32, uint8
+from tilewright.dtypes import DType, float32, int1, int8, int32, uint8
 from tilewright.graph.core import Graph, Node, Value
 from tilewright.graph.quantization import integer_range, scheme_of
 from tilewright.graph.reference import run_node
 from tilewright.graph.rewrite import Rewriter, apply_rules
 
+FEWEST_CHANNELS = 16  # of an image, for its windows to be gathered
 GROUP = 4  # the depth must be a multiple of what instructions add at once
 _SHIFT = 128  # from int8 to uint8
 _DEEPEST = 8  # nodes behind a constant that is computed
@@ -43,7 +44,7 @@ def integer_products(graph: Graph) -> Graph:
     """The graph with such products, and remarks on what stays quantized to no use."""
     graph = apply_rules(graph, {"quantize": [_unsigned], "dequantize": [_shifted]})
     graph = apply_rules(graph, dict.fromkeys(_MOVES, [_sunk]))
-    return _with_remarks(apply_rules(graph, {"matmul": [_product]}))
+    return _with_remarks(apply_rules(graph, {"matmul": [_product], "conv": [_convolution]}))
 
 
 # One form of activations ------------------------------------------------------------------------------
@@ -97,8 +98,7 @@ def _sunk(node: Node, rewriter: Rewriter) -> Value | None:
     single = scale is not None and scale.rank == 0 and (zero is None or zero.rank == 0)
     if node.op == "max_pool":
         known = _data(scale, rewriter)
-        padded = any(low or high for low, high in node.attributes["padding"]) or node.attributes["ceil_mode"]
-        if not single or known is None or known <= 0 or padded:
+        if not single or known is None or known <= 0:
             return None
     moved = [scale, zero]
     if not single:
@@ -146,6 +146,8 @@ def _integers(value: Value, rewriter: Rewriter) -> _Integers | None:
         x, scale, zero = (*node.inputs, None)[:3]
         assert x is not None
         return _Integers(x, zero, scale) if _is_narrow(x.dtype) else None
+    if node is not None and node.op == "cast" and value.dtype.is_float:  # whole numbers for a convolution
+        value, node = node.inputs[0] or value, rewriter.producer(node.inputs[0])
     if value.dtype != int32 or node is None:
         return None
     zero = None
@@ -165,12 +167,27 @@ def _reason(node: Node, rows: _Integers) -> str | None:
     """Why a product of integers on the left by known weights stays in floats; None where it does not."""
     left = node.inputs[0]
     assert left is not None
+    if node.op == "conv":
+        return _reason_of_convolution(node, rows)
     depth = left.shape[-1]
     if not isinstance(depth, int) or depth % GROUP:
         return f"its depth {depth} is no multiple of {GROUP}"
     for item in (rows.scale, rows.zero):
         if item is not None and item.rank and item.shape[-1] != 1:
             return "the scale or zero point of its left operand differs along the depth"
+    return None
+
+
+def _reason_of_convolution(node: Node, image: _Integers) -> str | None:
+    x, w = node.inputs[:2]
+    assert x is not None and w is not None
+    if node.attributes["groups"] != 1 or x.rank > 4:
+        return "there are kernels for one group of channels, and one or two spatial dimensions"
+    channels = w.shape[1]
+    if not isinstance(channels, int) or channels % GROUP or channels < FEWEST_CHANNELS:
+        return f"its {channels} channels are few, or no multiple of {GROUP}: floats are faster"
+    if any(item is not None and item.rank for item in (image.scale, image.zero)):
+        return "the scale or zero point of its image is not a single number"
     return None
 
 
@@ -204,6 +221,63 @@ def _weights(node: Node, rewriter: Rewriter) -> tuple[np.ndarray, np.ndarray | N
     assert isinstance(columns, int)
     rest = np.broadcast_to((points - shift).reshape(-1), (columns,))
     return (data.astype(np.int64) - shift).astype(np.int8), np.ascontiguousarray(rest), scale
+
+
+def _convolution(node: Node, rewriter: Rewriter) -> Value | None:
+    image, taps, bias = (*node.inputs, None)[:3]
+    assert image is not None and taps is not None
+    pixels, weights = _integers(image, rewriter), _integers(taps, rewriter)
+    if pixels is None or weights is None or _reason(node, pixels) is not None:
+        return None
+    known = _taps(weights, taps, rewriter)
+    if known is None:
+        return None
+    pixels = _as_uint8(pixels, rewriter)
+    padded = _padded(pixels, node.attributes["padding"], rewriter)
+    options = {**node.attributes, "padding": [(0, 0)] * (image.rank - 2), "dtype": int32, "exact": False}
+    sums = rewriter.op("conv", [padded, rewriter.new_constant(known, "weights")], **options)
+    if pixels.zero is not None:
+        columns = known.astype(np.int64).reshape(len(known), -1).sum(axis=1).astype(np.int32)
+        totals = rewriter.new_constant(columns.reshape(-1, *[1] * (image.rank - 2)), "tap_sums")
+        sums = rewriter.op("subtract", [sums, rewriter.op("multiply", [rewriter.cast(pixels.zero, int32), totals])])
+    result = rewriter.cast(sums, float32)
+    channels = (-1, *[1] * (image.rank - 2))
+    if weights.scale is not None and pixels.scale is not None:
+        scale = weights.scale
+        scale = rewriter.op("reshape", [scale], shape=channels) if scale.rank else scale
+        result = rewriter.op("multiply", [result, _times(pixels.scale, scale, rewriter)])
+    if bias is not None:
+        result = rewriter.op("add", [result, rewriter.cast(rewriter.op("reshape", [bias], shape=channels), float32)])
+    return rewriter.cast(result, node.output.dtype)
+
+
+def _taps(weights: _Integers, taps: Value, rewriter: Rewriter) -> np.ndarray | None:
+    """The weights of a convolution as int8 without a zero point; None where they do not fit, or differ otherwise than
+    by their first dimension."""
+    data, zero = _data(weights.integers, rewriter), _data(weights.zero, rewriter)
+    if data is None or (weights.zero is not None and zero is None):
+        return None
+    for item in (weights.scale, weights.zero):
+        if item is not None and any(extent != 1 for extent in (*[1] * (taps.rank - item.rank), *item.shape)[1:]):
+            return None
+    whole = data.astype(np.int64) - (0 if zero is None else zero.astype(np.int64))
+    low, high = integer_range(int8)
+    return whole.astype(np.int8) if low <= whole.min(initial=0) and whole.max(initial=0) <= high else None
+
+
+def _padded(image: _Integers, padding: tuple[tuple[int, int], ...], rewriter: Rewriter) -> Value:
+    """The integers of an image with those that stand for zero around it."""
+    if not any(low or high for low, high in padding):
+        return image.integers
+    pads = ((0, 0), (0, 0), *padding)
+    zero = np.zeros((), np.uint8) if image.zero is None else _data(image.zero, rewriter)
+    if zero is not None:
+        return rewriter.op("pad", [image.integers], pads=pads, value=int(zero.reshape(())))
+    assert image.zero is not None
+    here = rewriter.op("full", [], shape=image.integers.shape, value=1, dtype=uint8)
+    inside = rewriter.cast(rewriter.op("pad", [here], pads=pads, value=0), int1)
+    around = rewriter.op("pad", [image.integers], pads=pads, value=0)
+    return rewriter.op("where", [inside, around, rewriter.cast(image.zero, uint8)])
 
 
 def _as_uint8(rows: _Integers, rewriter: Rewriter) -> _Integers:
@@ -293,16 +367,22 @@ def _with_remarks(graph: Graph) -> Graph:
 
 def _why(reader: Node, node: Node, producers: dict[Value, Node], graph: Graph) -> str:
     """Why a product that reads a quantized tensor is none of integers."""
-    if reader.op != "matmul":
-        return f"{reader.op} has no kernel for such integers"
+    if reader.op == "attention":
+        return "attention has no kernel for integers"
     x, scale, zero = (*node.inputs, None)[:3]
     assert x is not None
     other = producers.get(reader.inputs[1]) if reader.inputs[1] is not None else None
+    side = "right operand" if reader.op == "matmul" else "weights"
     reason = _reason(reader, _Integers(x, zero, scale)) if reader.inputs[0] is node.output else None
     if reason is not None:
         return reason
     if other is None or other.op != "dequantize":
         return "its other operand is not quantized"
+    narrow = other.inputs[0] is not None and _is_narrow(other.inputs[0].dtype)
+    if not narrow or not _is_narrow(x.dtype):
+        return "there are kernels for integers of 8 bits"
     if other.inputs[0] not in graph.constants:
-        return "its right operand is no constant"
+        return f"its {side} {'are' if side == 'weights' else 'is'} no constant"
+    if reader.op == "conv":
+        return "its weights without their zero points do not fit int8, or scales differ within a feature"
     return "scales of its right operand differ along the depth"

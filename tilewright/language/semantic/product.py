@@ -7,6 +7,7 @@ from typing import Any
 from tilewright import dtypes
 from tilewright.dtypes import DType
 from tilewright.errors import brief
+from tilewright.ir.ops import PAIRS_FIT
 from tilewright.language.context import LanguageError, active
 from tilewright.language.semantic.convert import cast, constant
 from tilewright.language.semantic.shape import reshape
@@ -87,8 +88,8 @@ def dot(a: Any, b: Any, acc: Any, input_precision: Any, allow_tf32: Any, out_dty
         acc = constant(0, result, shape)
     elif acc.element != result:
         raise LanguageError(f"dot of {a.dtype} accumulates in {wrap(result)}, acc is {acc.dtype}", "cast acc first")
-    precision = _precision(input_precision, allow_tf32)
-    if a.number != dtypes.float32:
+    precision = _precision(input_precision, allow_tf32, a.number.is_integer)
+    if a.number != dtypes.float32 and precision != PAIRS_FIT:
         precision = "ieee"  # the choice is about fp32 operands only
     if len(shape) <= 3:
         return emit("dot", [a, b, acc], {"input_precision": precision})
@@ -97,12 +98,14 @@ def dot(a: Any, b: Any, acc: Any, input_precision: Any, allow_tf32: Any, out_dty
     return reshape(emit("dot", flat, {"input_precision": precision}), shape)
 
 
-def _precision(input_precision: Any, allow_tf32: Any) -> str:
+def _precision(input_precision: Any, allow_tf32: Any, of_integers: bool) -> str:
     precision, legacy = unwrap(input_precision), unwrap(allow_tf32)
     if precision is None:
         return "ieee" if legacy is False else "tf32"
     if legacy is not None:
         raise LanguageError("dot takes input_precision or allow_tf32, not both", "input_precision alone says it")
+    if of_integers and precision == PAIRS_FIT:
+        return PAIRS_FIT
     if precision not in PRECISIONS:
         raise LanguageError(
             f"input_precision must be one of {', '.join(PRECISIONS)}, got {brief(precision)}",

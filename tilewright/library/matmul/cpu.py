@@ -9,13 +9,14 @@ the weights once through all threads, many rows are blocked for the caches.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 from tilewright.dtypes import DType, int32
 from tilewright.errors import UnsupportedOperationError
 from tilewright.graph.core import Graph, Node, Value
 from tilewright.graph.fusion import Group
+from tilewright.ir.ops import PAIRS_FIT
 from tilewright.library.binding import bind_extra, bind_sizes, divides
 from tilewright.library.candidate import Candidate, KernelCall, Operand, PackedConstant, Stage
 from tilewright.library.cost import estimate
@@ -29,6 +30,7 @@ from tilewright.library.matmul.kernel import matmul
 from tilewright.library.packing import panels_recipe
 from tilewright.library.rows.cpu import reduction
 from tilewright.library.slots import Slots, epilogue_slots
+from tilewright.library.weights import pairs_fit
 from tilewright.symbolic import Size, ceil_divide, lift, lower_bound, product, simplify
 from tilewright.targets.base import Target
 
@@ -64,6 +66,7 @@ class Problem:
     inner_batches: Size = 1
     a_batch: tuple[Size, Size] = (0, 0)  # strides of the outer and the inner batch dimension
     b_batch: tuple[Size, Size] = (0, 0)
+    pairs_fit: bool = False  # of integers: sums of two neighbouring products are numbers of 16 bits
 
 
 def matmul_candidates(group: Group, graph: Graph, target: Target) -> list[Candidate]:
@@ -81,8 +84,11 @@ def describe_packed(anchor: Node, graph: Graph, target: Target) -> Problem:
     source = anchor.inputs[0]
     assert source is not None
     rows, depth = lower_bound(product(source.shape[:-1])), simplify(source.shape[-1])
-    beside = target.panel_group(source.dtype, rows, depth) if isinstance(depth, int) else 1
-    return describe(anchor, graph, target.microtile(source.dtype)[1], beside)
+    weights, transposed = anchor.inputs[1], anchor.attributes["transpose_b"]
+    assert weights is not None
+    fits = weights in graph.constants and pairs_fit(graph.constants[weights], weights.rank - (1 if transposed else 2))
+    beside = target.panel_group(source.dtype, rows, depth, fits) if isinstance(depth, int) else 1
+    return replace(describe(anchor, graph, target.microtile(source.dtype)[1], beside), pairs_fit=fits)
 
 
 def as_sum_of_products(group: Group) -> Group:
@@ -209,7 +215,8 @@ def gemm_call(problem: Problem, slots: Slots, blocks: Blocks, condition: tuple[S
         "WHOLE_K": problem.depth == block_k, "MASK_M": not divides(block_m, problem.rows),
         "MASK_N": not divides(block_n, problem.columns), "MASK_K": not divides(block_k, problem.depth),
         "MASK_PANEL": bool(problem.width) and not divides(block_n // problem.width, panels), "GROUP": problem.group,
-        "TYPE": language_type(sum_type(problem.a.dtype)), "EPILOGUE": slots.function,
+        "TYPE": language_type(sum_type(problem.a.dtype)), "PRECISION": PAIRS_FIT if problem.pairs_fit else "ieee",
+        "EPILOGUE": slots.function,
     }  # fmt: skip
     operands: dict[str, Operand] = {"a": problem.a, "b": problem.b, "c": slots.stored}
     types: dict[str, str] = {}

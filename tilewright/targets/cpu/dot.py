@@ -60,6 +60,7 @@ class RightOperand:
     - ``groups``: panels whose depth comes in groups of `group` steps that fill four bytes (where `takes_groups`), at
       `pointer + (j // width) * stride + (k // group * width + j % width) * group + k % group`.
     - ``pairs``: the same of 8-bit integers in groups of two.
+    - ``bounded``: groups of four 8-bit integers, of which sums of two neighbouring products fit 16 bits.
     """
 
     pointer: LLVMValue
@@ -106,22 +107,30 @@ def _blocking(
     sums = sums_of_layout(target, left, right, layout)
     if sums is None:
         return Blocking(target, shape, accumulator, layout), 1
-    return Blocking(target, sums.in_groups(shape), accumulator, "panels"), sums.group
+    return Blocking(target, sums.in_groups(shape), accumulator, "panels", sums), sums.group
 
 
-def takes_groups(target: CPUTarget, shape: DotShape, left: DType, right: DType, group: int) -> bool:
-    """Whether the right operand may lie in panels with `group` steps of the depth beside each other."""
-    if uses_tiles(target, shape, left, right, grouped_layout(right, group)) and group * left.itemsize == 4:
+def takes_groups(
+    target: CPUTarget, shape: DotShape, left: DType, right: DType, group: int, pairs_fit: bool = False
+) -> bool:
+    """Whether the right operand may lie in panels with `group` steps of the depth beside each other; `pairs_fit`:
+    sums of products of two neighbours are numbers of 16 bits."""
+    layout = grouped_layout(target, left, right, group, pairs_fit)
+    if uses_tiles(target, shape, left, right, layout) and group * left.itemsize == 4:
         return True
-    sums = group_sums(target, left, right)
+    sums = sums_of_layout(target, left, right, layout)
     return sums is not None and group == sums.group and shape.depth % group == 0
 
 
-def grouped_layout(right: DType, group: int) -> str:
+def grouped_layout(target: CPUTarget, left: DType, right: DType, group: int, pairs_fit: bool) -> str:
     """The layout of panels with `group` steps of the depth beside each other, as `RightOperand` names it."""
     if group == 1:
         return "panels"
-    return "groups" if group * right.itemsize == 4 else "pairs"
+    if group * right.itemsize < 4:
+        return "pairs"
+    plain = group_sums(target, left, right)
+    bounded = pairs_fit and plain is not None and plain.group != group and not target.multiplies_in_tiles(left, right)
+    return "bounded" if bounded else "groups"
 
 
 def kernel_text(target: CPUTarget, shape: DotShape, left: DType, right: DType, layout: str, accumulator: DType) -> str:

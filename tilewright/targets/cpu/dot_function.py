@@ -36,9 +36,14 @@ CROWDED = 4  # lines of one set that the rows of a tile may take
 class Blocking:
     """Block sizes of a product, and where its packed copies lie in scratch."""
 
-    def __init__(self, target: CPUTarget, shape: DotShape, accumulator: DType, layout: str) -> None:
+    def __init__(
+        self, target: CPUTarget, shape: DotShape, accumulator: DType, layout: str, sums: GroupSums | None = None
+    ) -> None:
+        """With `sums`, the depth of `shape` and of copies is in groups."""
         itemsize = accumulator.itemsize
         self.max_rows, self.width = target.microtile(accumulator)
+        if sums is not None:
+            self.max_rows = sums.most_rows(self.max_rows)
         self.lanes, self.quick = target.lanes(accumulator), target.quick
         self.registers, self.shape, self.layout = target.vector_registers, shape, layout
         self.panels = self.panels_at_once(shape.rows)
@@ -116,7 +121,7 @@ class DotFunction:
             module, name or plan.name, "void", DotPlan.parameters, linkage="internal", attributes=attributes
         )
         values = builder.arguments
-        self.blocking = Blocking(target, plan.shape, plan.accumulator, plan.layout)
+        self.blocking = Blocking(target, plan.shape, plan.accumulator, plan.layout, sums)
         self.left, self.left_row_stride, self.left_depth_stride, self.right, self.right_stride = values[:5]
         self.accumulator, self.scratch = values[5:7]
         self.accumulate = values[10] if plan.accumulate is None else builder.constant("i1", plan.accumulate)

@@ -3,6 +3,7 @@
     sums[j] += left[k] * right[k, j] + … + left[k + group - 1] * right[k + group - 1, j]
 
     group 4   vpdpbusd (VNNI): uint8 on the left, int8 on the right
+              vpmaddubsw, whose 16-bit sums of two vpmaddwd adds in pairs: the same, where no sum of two saturates
     group 2   vpmaddwd: both widened to 16 bits, so that every product and pair of them is exact, whatever the signs
 
 The right operand has the `group` steps of the depth beside each other in panels; the left one is read, or copied, so
@@ -19,7 +20,9 @@ from tilewright.targets.cpu.dot_plan import DotShape
 from tilewright.targets.cpu.target import CPUTarget
 from tilewright.targets.llvm.builder import LLVMBuilder, LLVMValue, vector_type
 
-GROUPED_LAYOUTS = ("groups", "pairs")  # of the right operand, as `dot.RightOperand` names them
+GROUPED_LAYOUTS = ("groups", "pairs", "bounded")  # of the right operand, as `dot.RightOperand` names them
+_WORDS = {128: "sse2.pmadd.wd", 256: "avx2.pmadd.wd", 512: "avx512.pmaddw.d.512"}  # vpmaddwd by the bits of a vector
+_BYTES = {128: "ssse3.pmadd.ub.sw.128", 256: "avx2.pmadd.ub.sw", 512: "avx512.pmaddubs.w.512"}  # vpmaddubsw
 
 
 @dataclass(frozen=True)
@@ -30,6 +33,11 @@ class GroupSums:
     left: str  # LLVM type of an element in the left operand's copy
     right: str  # LLVM type of a group of the right operand in memory
     instruction: str
+    then: str = ""  # the instruction that adds its 16-bit sums in pairs
+
+    def most_rows(self, rows: int) -> int:
+        """Rows of a register tile, of which there are `rows` where nothing but operands and sums is in registers."""
+        return rows - 2 if self.then else rows
 
     @property
     def left_bytes(self) -> int:
@@ -51,22 +59,28 @@ class GroupSums:
     def multiply_add(self, builder: LLVMBuilder, left: LLVMValue, right: LLVMValue, total: LLVMValue) -> LLVMValue:
         """`total` plus the products of a group of the left operand, in every lane, with prepared ones of the right."""
         repeated = builder.cast("bitcast", left, right.type)
+        if self.then:
+            halves = vector_type("i16", right.lanes // 2)
+            sums = builder.call(self.instruction, halves, [repeated, right])
+            ones = builder.splat(builder.integer(1, "i16"), right.lanes // 2)
+            return builder.add(total, builder.call(self.then, total.type, [sums, ones]))
         if self.group == 4:
             return builder.call(self.instruction, total.type, [total, repeated, right])
         return builder.add(total, builder.call(self.instruction, total.type, [repeated, right]))
 
 
-def group_sums(target: CPUTarget, left: DType, right: DType) -> GroupSums | None:
-    """The instruction for operands of these types, if the CPU has one."""
-    group = target.group_of_sums(left) if left.is_integer and left.bits == right.bits == 8 else 1
+def group_sums(target: CPUTarget, left: DType, right: DType, pairs_fit: bool = False) -> GroupSums | None:
+    """The instruction for operands of these types, if there is one; `pairs_fit` as `CPUTarget.panel_group` has it."""
+    narrow = left.is_integer and right.is_integer and left.bits == right.bits == 8
+    group = target.group_of_sums(left, pairs_fit) if narrow else 1
+    bits = target.vector_bits
     if group == 4 and (left, right) == (uint8, int8):
-        return GroupSums(4, "i8", "i32", f"llvm.x86.avx512.vpdpbusd.{target.vector_bits}")
-    if group == 2:
-        names = {128: "sse2.pmadd.wd", 256: "avx2.pmadd.wd", 512: "avx512.pmaddw.d.512"}
-        return GroupSums(2, "i16", "i16", f"llvm.x86.{names[target.vector_bits]}")
-    return None
+        if target.vnni:
+            return GroupSums(4, "i8", "i32", f"llvm.x86.avx512.vpdpbusd.{bits}")
+        return GroupSums(4, "i8", "i32", f"llvm.x86.{_BYTES[bits]}", f"llvm.x86.{_WORDS[bits]}")
+    return GroupSums(2, "i16", "i16", f"llvm.x86.{_WORDS[bits]}") if group == 2 else None
 
 
 def sums_of_layout(target: CPUTarget, left: DType, right: DType, layout: str) -> GroupSums | None:
     """The instruction that takes a right operand in this layout, where vectors of groups are what it is made for."""
-    return group_sums(target, left, right) if layout in GROUPED_LAYOUTS else None
+    return group_sums(target, left, right, layout == "bounded") if layout in GROUPED_LAYOUTS else None

@@ -27,6 +27,7 @@ from tilewright.targets.cpu.dot_places import (
     dot_shape,
     is_zero,
     mask_parts,
+    pairs_fit,
     panels_of,
     shape_source,
 )
@@ -95,7 +96,7 @@ class DotEmitter:
             self.target,
             shape,
             self._left(left, batch),
-            self._right(right, batch),
+            self._right(operation, batch),
             Accumulator(self._element(operation.result, batch, 0, 0), result.strides[-2], operation.result.type.dtype),
             self.evaluator.base_of(scratch),
             rows=limits[0],
@@ -214,17 +215,18 @@ class DotEmitter:
         whole = shape_source(self.placement, value) in self.placement.stored
         return LeftOperand(pointer, *strides, value.type.dtype, whole)
 
-    def _right(self, value: Value, batch: Index) -> RightOperand:
+    def _right(self, dot: Operation, batch: Index) -> RightOperand:
+        value = dot.operands[1]
         panels = panels_of(self.placement, value)
         if panels is not None:
-            return self._panel_operand(panels, value)
+            return self._panel_operand(panels, value, _panel_layout(panels, self.target, dot))
         pointer = self._element(value, batch, 0, 0)
         down, across = self._stride(value, batch, 0), self._stride(value, batch, 1)
         if isinstance(across, int) and across == 1:
             return RightOperand(pointer, "rows", down, value.type.dtype)
         return RightOperand(pointer, "columns", across, value.type.dtype)
 
-    def _panel_operand(self, panels: Panels, value: Value) -> RightOperand:
+    def _panel_operand(self, panels: Panels, value: Value, layout: str) -> RightOperand:
         pointer = panels.load.operands[0]
         inner = (ZERO,) * (pointer.type.rank - 1)
         start = self.evaluator.address(pointer, (ZERO, *inner))
@@ -237,11 +239,12 @@ class DotEmitter:
         else:
             following = self.evaluator.address(pointer, (Index(self.builder.integer(1)), *inner))
             stride = self._distance(start, following, value.type.dtype.itemsize)
-        return RightOperand(start, _panel_layout(panels), stride, value.type.dtype)
+        return RightOperand(start, layout, stride, value.type.dtype)
 
 
-def _panel_layout(panels: Panels) -> str:
-    return grouped_layout(panels.load.result.type.dtype, panels.group)
+def _panel_layout(panels: Panels, target: CPUTarget, dot: Operation) -> str:
+    left, right = (value.type.dtype for value in dot.operands[:2])
+    return grouped_layout(target, left, right, panels.group, pairs_fit(dot))
 
 
 def right_layout(placement: Placement, operation: Operation) -> str:
@@ -249,7 +252,7 @@ def right_layout(placement: Placement, operation: Operation) -> str:
     value = operation.operands[1]
     panels = panels_of(placement, value)
     if panels is not None:
-        return _panel_layout(panels)
+        return _panel_layout(panels, placement.target, operation)
     if shape_source(placement, value) in placement.stored:
         return "rows" if value in placement.stored else "columns"
     facts = address_facts(placement, value)

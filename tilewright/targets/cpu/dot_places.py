@@ -6,6 +6,7 @@ from dataclasses import dataclass
 from typing import Protocol
 
 from tilewright.ir.core import Operation, Value
+from tilewright.ir.ops import PAIRS_FIT
 from tilewright.targets.cpu.access import SHAPE_OPS, Axes, Prefix, conjuncts, operand_axes, prefix_key, prefix_of
 from tilewright.targets.cpu.affine import AffineAnalysis, Along
 from tilewright.targets.cpu.attributes import integer, integers
@@ -132,7 +133,7 @@ def _panels_fit(placement: Placed, dot: Operation, operand: Value) -> bool:
     panels = panels_of(placement, operand)
     assert panels is not None
     target, (left, right, accumulator) = placement.target, (value.type.dtype for value in dot.operands)
-    if panels.group != 1 and not takes_groups(target, dot_shape(dot), left, right, panels.group):
+    if panels.group != 1 and not takes_groups(target, dot_shape(dot), left, right, panels.group, pairs_fit(dot)):
         return False
     width = target.microtile(accumulator)[1]
     return panels.width == width and mask_parts(placement, dot, operand, "right") is not None
@@ -198,6 +199,11 @@ def _axis_in_operand(operand: Value, source: Value, axis: int) -> int | None:
         assert value.definition is not None
         ((value, axes),) = operand_axes(value.definition, value, axes)
     return axes[axis] if axes[axis] >= 0 else None
+
+
+def pairs_fit(dot: Operation) -> bool:
+    """Whether sums of two neighbouring products of 8-bit integers are promised to fit 16 bits."""
+    return dot.attributes["input_precision"] == PAIRS_FIT
 
 
 def is_zero(value: Value) -> bool:

@@ -206,9 +206,10 @@ class CPUTarget:
             return (14, 2 * vector) if self.vector_bits >= 256 else (8, 3 * vector)
         return (6, 2 * vector)  # 12 accumulators, 2 right vectors, 1 broadcast of 16
 
-    def panel_group(self, dtype: DType, rows: int, depth: int) -> int:
+    def panel_group(self, dtype: DType, rows: int, depth: int, pairs_fit: bool = False) -> int:
         """Steps of the depth that lie beside each other in panels for `dot`, for a product of at least `rows` rows with
-        a left operand of this type; a right one of 8 bits is int8.
+        a left operand of this type; a right one of 8 bits is int8.  `pairs_fit`: sums of two neighbouring products are
+        numbers of 16 bits.
 
         1: panels are [depth][width].  Tile registers and instructions that sum groups of 8-bit products take
         [depth / group][width][group] where they lie, if the depth is whole tiles or groups.
@@ -216,7 +217,7 @@ class CPUTarget:
         group = 4 // dtype.itemsize if self.multiplies_in_tiles(dtype, dtype) else 1
         if rows >= LEAST_TILE_ROWS and group > 1 and depth % (16 * group) == 0:
             return group
-        group = self.group_of_sums(dtype)
+        group = self.group_of_sums(dtype, pairs_fit)
         return group if depth % group == 0 else 1
 
     @property
@@ -224,15 +225,20 @@ class CPUTarget:
         """Whether products of uint8 by int8 in int32 are faster than those of the same numbers in float32."""
         return self.is_x86
 
-    def group_of_sums(self, dtype: DType) -> int:
+    def group_of_sums(self, dtype: DType, pairs_fit: bool = False) -> int:
         """Products of 8-bit integers that vectors of int32 add at once, for a left operand of this type; 1: none.
 
-        Four of uint8 and int8 with VNNI, else two, in 16 bits, on x86.
+        Four of uint8 and int8 with VNNI, or where sums of two fit 16 bits; else two, in 16 bits, on x86.
         """
         if not self.is_x86 or not dtype.is_integer or dtype.bits != 8 or dtype.is_bool:
             return 1
-        vnni = self.has("avx512vnni") if self.vector_bits == 512 else self.has("avxvnni") and self.vector_bits == 256
-        return 4 if vnni and dtype is dtypes.uint8 else 2
+        four = self.vnni or (pairs_fit and self.has("ssse3"))
+        return 4 if four and dtype is dtypes.uint8 else 2
+
+    @property
+    def vnni(self) -> bool:
+        """Whether one instruction on whole vectors adds groups of four products of uint8 by int8 (vpdpbusd)."""
+        return self.has("avx512vnni") if self.vector_bits == 512 else self.has("avxvnni") and self.vector_bits == 256
 
     def dot_rate(self, dtype: DType) -> float:
         """Speed of `dot` on operands of this type, relative to float32."""

@@ -208,7 +208,7 @@ class NvidiaTarget:
         """Rows and columns of the smallest tile of `dot`'s instruction: blocks in multiples of it run fastest."""
         return (64, 8) if self.wgmma and dtype.bits <= 32 else (16, 8)
 
-    def panel_group(self, dtype: DType, rows: int, depth: int) -> int:
+    def panel_group(self, dtype: DType, rows: int, depth: int, pairs_fit: bool = False) -> int:
         """Steps of the depth that lie beside each other in panels: 1, since operands are taken as they lie."""
         return 1
 

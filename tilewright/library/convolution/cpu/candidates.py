@@ -12,6 +12,7 @@ from tilewright.graph.core import Graph, Node, Value
 from tilewright.graph.fusion import Group
 from tilewright.library.binding import bind_extra, bind_sizes, divides
 from tilewright.library.candidate import Candidate, KernelCall, Operand, Stage
+from tilewright.library.convolution.cpu.integers import integer_convolution
 from tilewright.library.convolution.cpu.kernel import convolution, convolution_few_channels, depthwise_convolution
 from tilewright.library.convolution.cpu.runs import (
     depthwise_runs_candidate,
@@ -54,6 +55,8 @@ def convolution_candidates(group: Group, graph: Graph, target: Target) -> list[C
     """
     group, moves = with_image_moved(with_zeros_around(with_bias_in_epilogue(group), target), graph, target)
     anchor, x, w = checked_convolution(group)
+    if anchor.attributes["dtype"] is not None:
+        return [behind(moves, integer_convolution(group, graph, target, x, w, is_pointwise(anchor, w)))]
     slots = epilogue_slots(group, graph)
     groups = anchor.attributes["groups"]
     lanes = lanes_of(target)
@@ -205,6 +208,8 @@ def with_zeros_around(group: Group, target: Target) -> Group:
         return group
     if not lanes_of(target) or not copied or channels > FEW_CHANNELS or len(w.shape) > 4:
         return group
+    if anchor.attributes["dtype"] is not None:
+        return group  # has no padding
     if is_pointwise(anchor, w):
         return group  # its product takes every pixel of the image for one of the result
     attributes = anchor.attributes
