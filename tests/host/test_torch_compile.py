@@ -206,9 +206,46 @@ def test_arguments_that_share_memory(view: Callable[[torch.Tensor], torch.Tensor
     torch._dynamo.reset()
 
 
+def test_arguments_whose_places_in_shared_memory_move() -> None:
+    """PyTorch has no guard on the places; what is built for the first call's must not be run for others."""
+    compiled = torch.compile(_change_and_read, backend="tilewright")
+    for start in (0, 2, 4):
+        memory, again = torch.arange(8.0), torch.arange(8.0)
+        wanted = _change_and_read(memory[:6], memory[start : start + 4])
+        found = compiled(again[:6], again[start : start + 4])
+        assert torch.equal(memory, again) and torch.equal(wanted, found)
+    torch._dynamo.reset()
+
+
+def test_parts_of_one_memory_that_do_not_overlap_are_compiled(built: list[Any]) -> None:
+    memory = torch.arange(40.0)
+    again = memory.clone()
+    run = compiled(lambda x, y: (x.add_(1), (y.exp() @ x.t()).relu())[1])
+    wanted = (memory[20:].view(4, 5).exp() @ (memory[:20].view(4, 5) + 1).t()).relu()
+    torch.testing.assert_close(run(again[:20].view(4, 5), again[20:].view(4, 5)), wanted)
+    assert torch.equal(again[:20], memory[:20] + 1) and len(built) == 1
+
+
 def _change_and_read(x: torch.Tensor, y: torch.Tensor) -> torch.Tensor:
     x.add_(1)
     return y * 2
+
+
+def test_parameters_of_several_tensors_are_constants_and_inputs_are_not(built: list[Any]) -> None:
+    """AOT takes a parameter of such a class apart, so that the places of all later arguments change."""
+    from torch.testing._internal.two_tensor import TwoTensor
+
+    module = nn.Sequential(nn.Linear(4, 4), nn.ReLU(), nn.Linear(4, 4)).eval().requires_grad_(False)
+    weights = [TwoTensor(torch.randn(4, 4), torch.randn(4, 4)) for _ in range(2)]
+    module[0].weight, module[2].weight = (nn.Parameter(weight, requires_grad=False) for weight in weights)
+    run = compiled(module)
+    for rows in (2, 2, 3, 5):
+        x = torch.randn(rows, 4)
+        with torch.no_grad():
+            found, wanted = run(x), module(x)
+        torch.testing.assert_close(found.a, wanted.a, **TOLERANCE)
+        torch.testing.assert_close(found.b, wanted.b, **TOLERANCE)
+    assert len(built) == 2  # one for the first size, one for all
 
 
 def test_results_have_pytorchs_strides() -> None:

@@ -96,7 +96,7 @@ def backend(
         place = kind if target == "auto" else str(target)
         precision = precision or (_precision_on(kind) if target == "auto" else IEEE)
         chosen = Settings(place, precision, tuning, strict, quick_start and place.startswith("cpu"))
-        return _compile(gm, example_inputs, _Compiler(device, chosen, _static_positions(gm, example_inputs)))
+        return _compile(gm, example_inputs, _Compiler(device, chosen, _overlap(example_inputs)))
     except (MissingDependencyError, TorchDynamoException):  # Dynamo's own tell it to try again, or what to do
         raise
     except Exception as error:  # of AOT too, which cannot trace the gradients of some graphs that run well without them
@@ -194,34 +194,45 @@ def _precision_on(device: str) -> str:
     return TF32 if device == "cuda" and torch.get_float32_matmul_precision() != "highest" else IEEE
 
 
-def _static_positions(gm: fx.GraphModule, example_inputs: Sequence[Any]) -> list[int]:
-    """Positions, in AOT's argument order, of parameters and of buffers that Dynamo marks as static."""
-    owned = len(list(gm.named_parameters(remove_duplicate=False))) + len(list(gm.named_buffers(remove_duplicate=False)))
-    placeholders = [node for node in gm.graph.nodes if node.op == "placeholder"]
-    positions = list(range(owned))
-    for index, (node, example) in enumerate(zip(placeholders, example_inputs, strict=True)):
-        marked = "_dynamo_static_input_type" in (node.meta.get("tensor_dict") or {})
-        if isinstance(example, torch.nn.Parameter) or marked:
-            positions.append(owned + index)
-    return positions
+def _overlap(example_inputs: Sequence[Any]) -> bool:
+    """Whether two different arguments have elements of the same memory (or lie between each other's)."""
+    tensors = [item for item in example_inputs if isinstance(item, torch.Tensor) and item.layout is torch.strided]
+    shared = Counter(tensor.untyped_storage()._cdata for tensor in tensors)
+    spans: dict[int, list[tuple[Any, Any]]] = {}
+    for tensor in tensors:
+        key = tensor.untyped_storage()._cdata
+        if shared[key] == 1 or tensor.numel() == 0:
+            continue
+        size, first = tensor.element_size(), tensor.storage_offset() * tensor.element_size()
+        reach = sum((extent - 1) * step for extent, step in zip(tensor.shape, tensor.stride(), strict=True))
+        span = (first, first + (reach + 1) * size)
+        if any(span[0] < end and start < span[1] for start, end in spans.get(key, ())):
+            return True
+        spans.setdefault(key, []).append(span)
+    return False
 
 
 class _Compiler:
-    """AOT's inner compiler for one graph."""
+    """AOT's inner compiler for one graph, some of whose arguments may `overlap`."""
 
-    def __init__(self, device: str, settings: Settings, static: Sequence[int]) -> None:
+    def __init__(self, device: str, settings: Settings, overlap: bool) -> None:
         self.device = device
         self.settings = settings
-        self.static = static
+        self.overlap = overlap
         self.divisions = 0
 
     def __call__(self, gm: fx.GraphModule, constants: bool) -> Callable[..., Any]:
         """What runs a graph; its parameters are constants, or inputs like all others."""
         placeholders = gm.graph.find_nodes(op="placeholder")
-        changed = _changed_by_graph()
-        static = [position for position in self.static if constants and position not in changed]
-        if static and max(static) >= len(placeholders):
-            raise _Declined("its arguments were rearranged by AOT")
+        context = TracingContext.try_get()
+        about = context.fw_metadata if context is not None else None
+        changed = set() if about is None else {i for i, item in enumerate(about.input_info) if item.mutates_data}
+        if changed and self.overlap:  # AOT reads all of them from one tensor, at the offsets of this call
+            raise _Declined(
+                "arguments share memory that it changes, whose places PyTorch does not check at later calls"
+            )
+        # AOT knows where parameters and buffers are, which may have been taken apart into several tensors.
+        static = set(about.static_input_indices) - changed if constants and about is not None else set()
         module, problems = self._divide(gm, {placeholders[position] for position in static})
         if problems and self.settings.strict:
             return make_boxed_func(functools.partial(_refuse, problems))
@@ -263,13 +274,6 @@ class _Compiler:
         text = "torch.compile: a part of %d operations stays with PyTorch (%s): the engine was not built: %s"
         logger.warning(text, len(work), names, reason)
         return None
-
-
-def _changed_by_graph() -> set[int]:
-    """Positions, in AOT's argument order, of what the graph that is being compiled changes in place."""
-    context = TracingContext.try_get()
-    metadata = context.fw_metadata if context is not None else None
-    return set() if metadata is None else {i for i, item in enumerate(metadata.input_info) if item.mutates_data}
 
 
 def _report(survey: Survey, partition: Partition) -> str:

@@ -11,15 +11,13 @@ from __future__ import annotations
 import argparse
 import fnmatch
 import json
-import multiprocessing
 import os
-import time
 from pathlib import Path
 from typing import Any
 
-from tools.architectures import operators
+from tools.architectures import operators, processes
 from tools.architectures.entry import Entry
-from tools.architectures.trial import WAYS, attempt
+from tools.architectures.trial import WAYS
 
 
 def _of_transformers() -> list[Entry]:
@@ -80,7 +78,7 @@ def main() -> None:
     parser.add_argument("patterns", nargs="*", default=["*"])
     parser.add_argument("--ways", nargs="+", choices=WAYS, default=WAYS)
     parser.add_argument("--output", type=Path)
-    parser.add_argument("--limit", type=float, default=180.0, help="seconds for each")
+    parser.add_argument("--limit", type=float, default=180.0, help="seconds of CPU time for each")
     parser.add_argument("--new", action="store_true")
     parser.add_argument("--part", nargs=2, type=int, default=(0, 1), metavar=("NUMBER", "OF"), help="every n-th entry")
     parser.add_argument("--list", action="store_true")
@@ -98,6 +96,7 @@ def main() -> None:
     if options.list:
         print("\n".join(f"{entry.library:13} {name}" for name, entry in chosen.items()), len(chosen), sep="\n")
         return
+    processes.warm()
     results: dict[str, Any] = {}
     if options.output and options.output.exists():
         results = json.loads(options.output.read_text())
@@ -106,7 +105,7 @@ def main() -> None:
             known = results.setdefault(name, {"library": entry.library})
             if (options.new and way in known) or (way == "dynamic" and not entry.batched):
                 continue
-            outcome = _in_process(entry, way, options.limit)
+            outcome = processes.outcome(entry, way, options.limit)
             if outcome["outcome"] == "none":
                 continue
             known[way] = outcome
@@ -118,31 +117,6 @@ def main() -> None:
 def _short(outcome: dict[str, Any]) -> str:
     text = outcome.get("reason", "") or ("stays: " + str(outcome["kept"]) if outcome.get("kept") else "")
     return text[:400]
-
-
-def _in_process(entry: Entry, way: str, limit: float) -> dict[str, Any]:
-    """The outcome of one trial in a copy of this process, which has the libraries already."""
-    context = multiprocessing.get_context("fork")
-    receiver, sender = context.Pipe(duplex=False)
-    start = time.monotonic()
-    process = context.Process(target=_child, args=(entry, way, sender))
-    process.start()
-    sender.close()
-    outcome: dict[str, Any] = {"outcome": "timeout", "reason": f"more than {limit:.0f} s"}
-    try:
-        if receiver.poll(limit):
-            outcome = receiver.recv()
-    except EOFError:
-        process.join()
-        outcome = {"outcome": "crash", "reason": f"the process ended with {process.exitcode}"}
-    if process.is_alive() and outcome["outcome"] == "timeout":
-        process.kill()
-    process.join()
-    return {**outcome, "seconds": round(time.monotonic() - start, 1)}
-
-
-def _child(entry: Entry, way: str, sender: Any) -> None:
-    sender.send(attempt(entry, way))
 
 
 if __name__ == "__main__":

@@ -143,7 +143,11 @@ def _compiled(tilewright: Any, entry: Entry, module: torch.nn.Module, inputs: An
     torch._dynamo.reset()
     compiled = torch.compile(module, backend="tilewright")
     sizes = (2, 3, 5) if entry.batched else (2,)
-    return False, _each(lambda given: compiled(**given), module, inputs, sizes)  # PyTorch draws the numbers itself
+
+    def run(given: Mapping[str, Any]) -> Any:
+        return compiled(**copy.deepcopy(dict(given)))  # a cache grows in place
+
+    return False, _each(run, module, inputs, sizes)  # PyTorch draws the numbers itself
 
 
 def _each(run: Any, module: torch.nn.Module, inputs: Any, sizes: Sequence[int], noise: bool = False) -> str:

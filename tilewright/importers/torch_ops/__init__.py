@@ -14,6 +14,7 @@ from tilewright.importers.torch_ops import (
     linear_algebra,
     normalization,
     pooling,
+    quantized,
     random,
     recurrent,
     reduction,
@@ -48,8 +49,9 @@ LEFT_TO_PYTORCH = frozenset([*choices.TABLE.rules, *choices.TORCHVISION.rules, *
 RULES: dict[str, Rule] = merge(SECTIONS)
 # Operations that are not ATen's: those of packed sequences are ours; transformers has one where PyTorch's own does not
 # take an element type; numbers that Dynamo made tensors of, because they changed from call to call, are cast by one of
-# its primitives.
+# its primitives; `convert_pt2e` writes quantized tensors.
 FOREIGN: dict[str, Rule] = {
+    **quantized.TABLE.rules,
     "transformers.grouped_mm_fallback.default": contraction.grouped_matmul,
     "prims.convert_element_type.default": elementwise.copy_as,
     "tilewright.known_lengths.default": recurrent.known_lengths,

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
+from tilewright.dtypes import int32
 from tilewright.graph.core import Value
 from tilewright.importers.emitter import Number
 from tilewright.importers.images import transposed_convolution
@@ -21,6 +22,12 @@ def matmul(call: Call, left: Value, right: Value) -> Value:
     if left.rank == right.rank == 1:
         return call.reshape(call.matmul(call.unsqueeze(left, 0), call.unsqueeze(right, 1)), ())
     return call.matmul(left, right)
+
+
+@rule("_int_mm.default")
+def integer_matmul(call: Call, left: Value, right: Value) -> Value:
+    """The product of matrices of 8-bit integers, in int32."""
+    return call.matmul(call.cast(left, int32), call.cast(right, int32))
 
 
 @rule("_grouped_mm.default")
