@@ -11,9 +11,11 @@ pytest tests/device --kept-cache build/cache   compiles kernels into a folder th
 from __future__ import annotations
 
 import gc
+import logging
 import os
 import re
 import secrets
+import sys
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
@@ -47,6 +49,24 @@ def pytest_collection_finish() -> None:
     gc.collect()
     gc.freeze()
     gc.set_threshold(20_000, 20, 50)
+
+
+@pytest.fixture(autouse=True, scope="session")
+def _quick_exports() -> Iterator[None]:
+    """What tests export themselves goes through PyTorch's list of operators once, as imports do. PyTorch's trace of
+    every step, which it writes where its logger has a handler, is not kept: pytest gives one to each logger that does
+    not propagate."""
+    if "torch" not in sys.modules:  # by the tests that were collected
+        yield
+        return
+    from tilewright.importers.torch_operators import operators_listed_once
+
+    trace = logging.getLogger("torch.__trace")
+    trace.propagate = True
+    for handler in tuple(trace.handlers):
+        trace.removeHandler(handler)
+    with operators_listed_once():
+        yield
 
 
 def _settings_now() -> dict[str, Any]:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import gc
-import sys
 from collections.abc import Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -23,18 +22,6 @@ hypothesis.settings.register_profile(
     "any machine", deadline=None, suppress_health_check=[hypothesis.HealthCheck.too_slow]
 )
 hypothesis.settings.load_profile("any machine")
-
-
-@pytest.fixture(autouse=True, scope="session")
-def _quick_exports() -> Iterator[None]:
-    """What tests export themselves goes through PyTorch's list of operators once, as imports do."""
-    if "torch" not in sys.modules:  # by the tests that were collected
-        yield
-        return
-    from tilewright.importers.torch_operators import operators_listed_once
-
-    with operators_listed_once():
-        yield
 
 
 @pytest.fixture(params=["interpreter", "machine code"])
