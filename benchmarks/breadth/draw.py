@@ -18,13 +18,14 @@ class Drawn:
     """One operator on random tensors.
 
     `gather` is (input, dimension): whole-number results are positions in that input, compared by what lies there, since
-    equal elements may be named in any order.
+    equal elements may be named in any order. `reference` computes the same from float64 inputs where `function` cannot.
     """
 
     name: str
     function: Callable[..., Any]
     inputs: tuple[torch.Tensor, ...]
     gather: tuple[int, int] | None = None
+    reference: Callable[..., Any] | None = None
 
 
 Family = Callable[["Draw"], Drawn]

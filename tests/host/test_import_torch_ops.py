@@ -314,6 +314,18 @@ add("instance_norm", floats(2, 3, 5), floats(3), floats(3), None, None, True, 0.
 add("instance_norm", floats(2, 3, 5), None, None, floats(3), positive(3), False, 0.1, 1e-5, False)
 add("_native_batch_norm_legit_no_training", floats(2, 3, 5), floats(3), floats(3), floats(3), positive(3), 0.1, 1e-5)
 add("_native_batch_norm_legit.no_stats", floats(2, 3, 5), floats(3), floats(3), True, 0.1, 1e-5)
+add(
+    "_native_batch_norm_legit_functional",
+    floats(4, 3, 5),
+    floats(3),
+    floats(3),
+    floats(3),
+    positive(3),
+    True,
+    0.1,
+    1e-5,
+)
+add("_native_batch_norm_legit_functional", floats(4, 3), None, None, floats(3), positive(3), True, 0.2, 1e-5)
 add("batch_norm", floats(2, 3, 5, 2), None, None, floats(3), positive(3), False, 0.1, 1e-5, False)
 
 # Shapes

@@ -7,7 +7,7 @@ from collections.abc import Callable
 from functools import wraps
 from typing import Concatenate, ParamSpec
 
-from tilewright.dtypes import float32, int1
+from tilewright.dtypes import float32, float64, int1
 from tilewright.graph.core import Value
 from tilewright.importers.emitter import Emitter, Number
 
@@ -26,10 +26,19 @@ def log1p(emit: Emitter, x: Value) -> Value:
     return emit.op("where", unchanged, x, emit.op("where", infinite, u, scaled))
 
 
+_EXPM1_TERMS = 8  # of its series, below 1/2: what is left out is a rounding of float32
+
+
 def expm1(emit: Emitter, x: Value) -> Value:
-    """exp(x) - 1, accurate for small x: 2 tanh(x/2) / (1 - tanh(x/2)) near zero."""
-    half = emit.op("tanh", emit.op("multiply", x, 0.5))
-    near = emit.op("divide", emit.op("multiply", half, 2.0), emit.op("subtract", 1.0, half))
+    """exp(x) - 1, accurate for small x: near zero its series, or 2 tanh(x/2) / (1 - tanh(x/2)) in float64."""
+    if x.dtype == float64:
+        half = emit.op("tanh", emit.op("multiply", x, 0.5))
+        near = emit.op("divide", emit.op("multiply", half, 2.0), emit.op("subtract", 1.0, half))
+    else:
+        near = emit.value(1 / math.factorial(_EXPM1_TERMS), x.dtype)
+        for term in range(_EXPM1_TERMS - 1, 0, -1):
+            near = emit.op("add", emit.op("multiply", near, x), 1 / math.factorial(term))
+        near = emit.op("multiply", near, x)
     far = emit.op("subtract", emit.op("exp", x), 1.0)
     return emit.op("where", emit.op("less", emit.op("absolute", x), 0.5), near, far)
 
@@ -175,13 +184,27 @@ def where_positive(emit: Emitter, x: Value, positive: Value, other: Value) -> Va
 
 
 def softplus(emit: Emitter, x: Value) -> Value:
-    """log(1 + e^x) = max(x, 0) + log1p(e^-|x|)."""
+    """log(1 + e^x) = max(x, 0) + log(1 + t) with t = e^-|x|.
+
+    Rounding 1 + t to u loses up to half a unit, which adds (t - (u - 1)) / (1 + t) to the logarithm; 1 - t is near
+    enough to 1 / (1 + t) for that, since the loss matters where t is small.
+    """
     tail = emit.op("exp", emit.op("negate", emit.op("absolute", x)))
-    return emit.op("add", emit.op("relu", x), log1p(emit, tail))
+    u = emit.op("add", tail, 1.0)
+    lost = emit.op("subtract", tail, emit.op("subtract", u, 1.0))
+    logarithm = emit.op("add", emit.op("log", u), emit.op("multiply", lost, emit.op("subtract", 1.0, tail)))
+    return emit.op("add", emit.op("relu", x), logarithm)
 
 
+_MISH_END = 20.0  # from where on tanh(softplus(x)) is 1, also in float64
+
+
+@in_float32
 def mish(emit: Emitter, x: Value) -> Value:
-    return emit.op("multiply", x, emit.op("tanh", softplus(emit, x)))
+    """x tanh(log(1 + e)) = x n / (n + 2) with e = e^x and n = e (e + 2)."""
+    power = emit.op("exp", emit.op("minimum", x, _MISH_END))
+    n = emit.op("multiply", power, emit.op("add", power, 2.0))
+    return emit.op("multiply", x, emit.op("divide", n, emit.op("add", n, 2.0)))
 
 
 @in_float32

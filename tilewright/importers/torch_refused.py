@@ -16,7 +16,7 @@ _KINDS: dict[tuple[str, str], tuple[str, ...]] = {
         "randint", "randint_like", "randn", "randn_like", "random", "randperm", "rrelu_with_noise_functional",
         "uniform",
     ),
-    _TRAINING: ("_native_batch_norm_legit", "_native_batch_norm_legit_functional", "native_batch_norm"),
+    _TRAINING: ("_native_batch_norm_legit", "native_batch_norm"),
     _SIZES: ("_unique2", "bincount", "masked_select", "nonzero", "unique_consecutive", "unique_dim"),
     _LOOPS: ("associative_scan", "map_impl", "scan", "while_loop"),
 }  # fmt: skip

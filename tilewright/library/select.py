@@ -13,6 +13,7 @@ from tilewright.graph.core import Graph, Node, Value
 from tilewright.graph.fusion import Group
 from tilewright.graph.passes.fourier import transforms_as_products
 from tilewright.graph.passes.integer_products import integer_products
+from tilewright.graph.passes.planes import convolutions_of_planes
 from tilewright.graph.passes.recurrent import unrolled
 from tilewright.graph.passes.sorting import without_sorting
 from tilewright.library.attention.cpu import attention_candidates
@@ -107,6 +108,8 @@ def prepared(graph: Graph, targets: Sequence[Target]) -> Graph:
     if all(target.integer_products for target in targets):
         graph = integer_products(graph)
     graph = without_sorting(graph, has_kernel, any(target.is_gpu for target in targets))
+    if all(target.is_gpu and not target.tf32 for target in targets):
+        graph = convolutions_of_planes(graph)
     if all("transform" in MAKERS[target.name] for target in targets):
         return graph
     return unrolled(transforms_as_products(graph))

@@ -1,4 +1,7 @@
-"""Pools of channels-first images as pools of images with one channel each.
+"""Channels-first images on GPUs: convolutions that stay channels-first, and pools of images with one channel each.
+
+Where a GPU multiplies and adds on ordinary units, neighbouring pixels suit its threads as well as neighbouring channels
+do, and nothing has to be permuted: such convolutions get the layout "planes", which `to_channels_last` leaves alone.
 
 `to_channels_last` puts a permute before a pool, which cancels where a convolution comes before that.  Where it has
 stayed, it moves more memory than the pool itself.  Each channel's plane is then an image of its own, whose elements lie
@@ -8,12 +11,29 @@ and keep the permute.
 
 from __future__ import annotations
 
+from tilewright.dtypes import float32
 from tilewright.graph.core import Graph, Node, Value
 from tilewright.graph.ops import kind_of
 from tilewright.graph.rewrite import Rewriter, apply_rules
 from tilewright.symbolic import lift, simplify
 
 _POOLS = ("max_pool", "average_pool")
+
+
+def convolutions_of_planes(graph: Graph) -> Graph:
+    """The graph with float32 convolutions that stay channels-first; the same graph when it has none."""
+    return apply_rules(graph, {"conv": [_convolution]})
+
+
+def _convolution(node: Node, rewriter: Rewriter) -> Value | None:
+    x, w = node.inputs[:2]
+    assert x is not None and w is not None
+    if node.attributes["layout"] != "NCHW" or x.dtype != float32 or x.rank > 5:
+        return None
+    if not all(isinstance(extent, int) for extent in w.shape) or all(extent == 1 for extent in node.output.shape[2:]):
+        return None
+    rewriter.remark(f"{node.op} %{node.output.name} stays channels-first")
+    return rewriter.op("conv", node.inputs, **{**node.attributes, "layout": "planes"})
 
 
 def pools_of_planes(graph: Graph) -> Graph:

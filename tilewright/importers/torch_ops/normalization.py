@@ -6,11 +6,12 @@ from collections.abc import Sequence
 
 import ml_dtypes
 
+from tilewright.dtypes import float32, float64
 from tilewright.graph.core import Value
 from tilewright.importers.report import Unsupported
 from tilewright.importers.rules import RuleTable
-from tilewright.importers.torch_fx import Call
-from tilewright.symbolic import Size
+from tilewright.importers.torch_fx import Call, dtype_of
+from tilewright.symbolic import Size, product
 
 TABLE = RuleTable("Normalisation", "aten.")
 rule = TABLE.rule
@@ -147,6 +148,60 @@ def batch_norm_of_batch(
         if item is not None:
             result = call.op(op, result, call.reshape(item, (item.shape[0], *[1] * (x.rank - 2))))
     return result, None, None
+
+
+@rule("_native_batch_norm_legit_functional.default")
+def batch_norm_in_training(
+    call: Call,
+    x: Value,
+    weight: Value | None,
+    bias: Value | None,
+    running_mean: Value,
+    running_variance: Value,
+    training: bool,
+    momentum: float,
+    eps: float,
+) -> tuple[Value, Value | None, Value | None, Value, Value]:
+    """With statistics of the batch, which the running ones follow: the result, the mean, the inverse deviation, and
+    the new running statistics."""
+    if not training:
+        found = _batch_norm(call, x, weight, bias, running_mean, running_variance, eps)
+        return found, None, None, running_mean, running_variance
+    wide = float64 if x.dtype == float64 else float32
+    mean, variance, count = _of_channels(call, call.cast(x, wide))
+    scale = call.op("rsqrt", call.op("add", variance, eps))
+    factor = scale if weight is None else call.op("multiply", scale, call.cast(weight, wide))
+    shape = (x.shape[1], *[1] * (x.rank - 2))
+    centred = call.op("subtract", call.cast(x, wide), call.reshape(mean, shape))
+    result = call.op("multiply", centred, call.reshape(factor, shape))
+    if bias is not None:
+        result = call.op("add", result, call.reshape(call.cast(bias, wide), shape))
+    unbiased = call.op("divide", call.op("multiply", variance, count), call.op("subtract", count, 1.0))
+    statistics = [mean, scale]
+    for old, new in ((running_mean, mean), (running_variance, unbiased)):
+        kept = call.op("multiply", call.cast(old, wide), 1.0 - momentum)
+        statistics.append(call.op("add", kept, call.op("multiply", new, momentum)))
+    # In the types that PyTorch has there, which are not the same on all devices.
+    kinds = [wide if fake is None else dtype_of(fake.dtype) for fake in call.results[1:]]
+    mean, scale, *updated = map(call.cast, statistics, kinds)
+    return call.cast(result, x.dtype), mean, scale, *updated
+
+
+def _of_channels(call: Call, x: Value) -> tuple[Value, Value, Value]:
+    """Mean and variance of each channel, [channels], and the number of its elements.
+
+    Those of each image's channel first, whose elements are neighbours; then of the images: the variance is the mean of
+    theirs and the variance of their means.
+    """
+    count = call.value(product([extent for axis, extent in enumerate(x.shape) if axis != 1]), x.dtype)
+    if x.rank == 2:
+        mean, variance = call.mean_and_variance(x, [0], 0)
+        return call.reshape(mean, (x.shape[1],)), call.reshape(variance, (x.shape[1],)), count
+    rows = call.reshape(x, (x.shape[0], x.shape[1], product(x.shape[2:])))
+    means, variances = (call.reshape(item, x.shape[:2]) for item in call.mean_and_variance(rows, [2], 0))
+    mean, between = call.mean_and_variance(means, [0], 0)
+    within = call.op("reduce_mean", variances, axes=(0,), keepdims=False)
+    return call.reshape(mean, (x.shape[1],)), call.op("add", within, call.reshape(between, (x.shape[1],))), count
 
 
 @rule("batch_norm.default")

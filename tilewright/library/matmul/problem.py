@@ -20,7 +20,8 @@ class MatmulProblem:
     operands, as text.  `obstacle` says why the tensor memory accelerator cannot move these arrays, or is empty.
     `weights_ready`: nothing that still runs when this product starts writes `b`.  `aligned`: the epilogue's arrays and
     their rows begin at multiples of 16 bytes.  `at_most`: a config shall serve every number of rows up to it; `rows` is
-    the one that it is ranked by.  `generated` is what an epilogue made from a graph's expressions costs; then
+    the one that it is ranked by.  `singly`: elements of `a`, and of `b`, are copied one by one, since their rows begin
+    anywhere.  `generated` is what an epilogue made from a graph's expressions costs; then
     `epilogue` is not asked.
     """
 
@@ -39,6 +40,7 @@ class MatmulProblem:
     obstacle: str = ""
     aligned: bool = True
     at_most: int = 0
+    singly: tuple[bool, bool] = (False, False)
     generated: EpilogueCost | None = None
 
     @property

@@ -8,6 +8,7 @@ from typing import Any
 from tilewright.dtypes import float32
 from tilewright.graph.core import Graph, Node, Value
 from tilewright.graph.fusion import Group, read_outside
+from tilewright.library.binding import divides
 from tilewright.library.candidate import Candidate, KernelCall, Stage
 from tilewright.library.cost import Cost, expected
 from tilewright.library.generated.elementwise import chain_operations, total_bytes
@@ -24,6 +25,7 @@ from tilewright.symbolic import Size, lift, product, simplify
 from tilewright.targets.base import Target
 
 PLAIN_FORMS = 6  # tiles of the plain kernel that are candidates
+_COPY_BYTES = 16  # of the largest copies to shared memory
 
 
 def gpu_contraction(group: Group, graph: Graph, target: Target) -> list[Candidate]:
@@ -44,7 +46,12 @@ def gpu_contraction(group: Group, graph: Graph, target: Target) -> list[Candidat
         if not found:
             raise NotImplementedError("the halves of this product do not meet in one kernel")
         return found
-    return product_candidates(problem, epilogue_slots(group, graph), group, target, graph)
+    found = product_candidates(problem, epilogue_slots(group, graph), group, target, graph)
+    if problem.columns == 1 and group.anchor.output.dtype == float32 and not target.tf32:
+        # A matrix times a vector: rows are read as those of a sum are.
+        sums = gpu_reduction(as_sum_of_products(group), graph, target)
+        found += [replace(candidate, name=f"{candidate.name} of products") for candidate in sums]
+    return found
 
 
 def _normed(group: Group, norm: Node, graph: Graph, target: Target) -> list[Candidate]:
@@ -109,7 +116,7 @@ def _plain(problem: Problem, slots: Slots, group: Group, target: Target) -> list
     """
     spans = row_ranges(problem.rows)
     sizes = (problem.columns, problem.depth, problem.batches)
-    ranked = [plain_tiles(span.examples, sizes, problem.a, target) for span in spans]
+    ranked = [plain_tiles(span.examples, sizes, problem.a, target, _singly(problem)) for span in spans]
     elements = expected(simplify(lift(product([problem.batches, problem.rows])) * problem.columns))
     machine, found = target.machine(), []
     behind = elements * slots.cost.exact_work / (machine.processors * machine.clock)
@@ -128,6 +135,16 @@ def _plain(problem: Problem, slots: Slots, group: Group, target: Target) -> list
     return [*found, *_in_parts(problem, slots, group, target, behind)]
 
 
+def _singly(problem: Problem) -> tuple[bool, bool]:
+    """Whether rows of the operands begin anywhere, so that no more than an element is copied at once."""
+    vector = _COPY_BYTES // problem.a.dtype.itemsize
+    a, b = (
+        first if simplify(lift(second) - 1) == 0 else second
+        for first, second in ((problem.a_row, problem.a_depth), (problem.b_depth, problem.b_column))
+    )
+    return not divides(vector, a), problem.width == 0 and not divides(vector, b)
+
+
 def _in_parts(problem: Problem, slots: Slots, group: Group, target: Target, behind: float) -> list[Candidate]:
     """The product with its depth divided among CTAs, where sizes are known and tiles are few."""
     sizes = (problem.rows, problem.columns, problem.depth)
@@ -136,7 +153,7 @@ def _in_parts(problem: Problem, slots: Slots, group: Group, target: Target, behi
     rows, columns, depth = map(expected, sizes)
     constants = tf32_constants(problem.a, target)
     return in_parts(
-        simt_problem((rows, columns, depth, 1), problem.a.dtype, target), slots, group, target,
+        simt_problem((rows, columns, depth, 1), problem.a.dtype, target, _singly(problem)), slots, group, target,
         product_cost(group, rows, columns, depth, 1, behind),
         lambda tile, parts, sums: product_part(problem, tile, parts, sums, constants),
     )  # fmt: skip
@@ -148,11 +165,15 @@ def tf32_constants(operand: Value, target: Target) -> dict[str, Any]:
 
 
 def plain_tiles(
-    rows: tuple[int, ...], sizes: tuple[Size, Size, Size], operand: Value, target: Target
+    rows: tuple[int, ...],
+    sizes: tuple[Size, Size, Size],
+    operand: Value,
+    target: Target,
+    singly: tuple[bool, bool] = (False, False),
 ) -> tuple[tuple[Tile, float], ...]:
     """Tiles for examples of a number of rows, the best by the model first: columns, depth and batches are `sizes`."""
     columns, depth, batches = map(expected, sizes)
-    products = tuple(simt_problem((count, columns, depth, batches), operand.dtype, target) for count in rows)
+    products = tuple(simt_problem((count, columns, depth, batches), operand.dtype, target, singly) for count in rows)
     return ranked_tiles(products, target.machine())
 
 

@@ -16,7 +16,7 @@ from tilewright.graph.core import Value
 from tilewright.graph.fusion import Group
 from tilewright.library.binding import bind_extra, bind_sizes, divides
 from tilewright.library.candidate import Candidate, KernelCall, Operand, Stage
-from tilewright.library.cost import Cost
+from tilewright.library.cost import Cost, expected
 from tilewright.library.generated.generate import next_power_of_2
 from tilewright.library.generated.source import ExtraReferences
 from tilewright.library.matmul.cpu import Problem, gemm_call
@@ -37,22 +37,29 @@ Partial = Callable[[Tile, int, Slots], KernelCall]
 
 
 def in_parts(
-    posed: MatmulProblem, slots: Slots, group: Group, target: Target, cost: Cost, call: Partial
+    posed: MatmulProblem,
+    slots: Slots,
+    group: Group,
+    target: Target,
+    cost: Cost,
+    call: Partial,
+    shape: tuple[int, int] | None = None,
 ) -> list[Candidate]:
     """The candidate that divides the depth of a product of known sizes, where the model says that it may pay.
 
     `cost` is without the seconds of the product: what its epilogue takes.  `call` makes the launch that stores the sums
-    of so many parts of the depth, [parts, rows, columns] float32.
+    of so many parts of the depth, [parts, rows, columns] float32; `shape`: the rows and columns of the epilogue, where
+    they are not those of the product.
     """
     machine = target.machine()
     found = ranked_parts(posed, machine) if posed.input == float32 else None
     if found is None or found[2] > _WORTHWHILE * ranked_tiles((posed,), machine)[0][1]:
         return []
     tile, parts, seconds = found
-    sums = Value(f"{group.name}.parts", float32, (parts, posed.rows, posed.columns))
+    sums = Value(f"{group.name}.parts", float32, (parts, *(shape or (posed.rows, posed.columns))))
     stages = (
         Stage((call(tile, parts, Slots(identity, ExtraReferences(), sums)),)),
-        Stage((_sum(sums, posed, slots),)),
+        Stage((_sum(sums, slots),)),
     )
     reasons = {"epilogue": slots.function.__name__, "tile": str(tile), "parts of the depth": parts}
     return [Candidate("matmul in parts", stages, replace(cost, seconds=cost.seconds + seconds), (sums,), reasons)]
@@ -68,17 +75,18 @@ def product_part(problem: Problem, tile: Tile, parts: int, slots: Slots, constan
     return replace(call, constants={**call.constants, **constants}, options={"num_warps": tile.warps})
 
 
-def _sum(sums: Value, posed: MatmulProblem, slots: Slots) -> KernelCall:
-    block_n = min(_COLUMNS, next_power_of_2(posed.columns))
+def _sum(sums: Value, slots: Slots) -> KernelCall:
+    parts, rows, columns = (expected(size) for size in sums.shape)
+    block_n = min(_COLUMNS, next_power_of_2(columns))
     block_m = _SUMMED // block_n
-    sizes: dict[str, Size] = {"rows": posed.rows, "columns": posed.columns}
+    sizes: dict[str, Size] = {"rows": rows, "columns": columns}
     constants: dict[str, Any] = {
-        "PARTS": sums.shape[0], "BLOCK_M": block_m, "BLOCK_N": block_n, "MASK_M": not divides(block_m, posed.rows),
-        "MASK_N": not divides(block_n, posed.columns), "EPILOGUE": slots.function,
+        "PARTS": parts, "BLOCK_M": block_m, "BLOCK_N": block_n, "MASK_M": not divides(block_m, rows),
+        "MASK_N": not divides(block_n, columns), "EPILOGUE": slots.function,
     }  # fmt: skip
     operands: dict[str, Operand] = {"parts": sums, "out": slots.stored}
     types: dict[str, str] = {}
     bind_sizes(sizes, operands, types, constants)
     bind_extra(slots.extra, operands, types)
-    grid = (ceil_divide(posed.rows, block_m), ceil_divide(posed.columns, block_n), 1)
+    grid = (ceil_divide(rows, block_m), ceil_divide(columns, block_n), 1)
     return KernelCall(sum_parts, operands, types, constants, grid, options={"num_warps": 4})

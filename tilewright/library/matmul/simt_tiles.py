@@ -21,9 +21,13 @@ _ISSUE_ALONE = 0.85  # of one warp
 _STEP = 330.0  # clocks from one block of the depth to the next that a CTA alone waits
 _VECTOR_CLOCKS = 4.0  # of a multiprocessor, for a vector of 16 bytes to each lane of a warp from shared memory
 _BESIDE = 110.0  # instructions for a block of the depth beside arithmetic and loads
-_THREAD_SUMS = (8, 16, 32, 64)
+_COPIED = 4.0  # instructions for the copy of a single element
+_COPIES = 24  # of single elements, whose addresses find registers beside many sums
+_SPILLED = 12.0  # instructions for each one more
+_THREAD_SUMS = (8, 16, 32, 64, 128)
+_TWICE = 64  # sums of a thread that are kept twice: before a block of the depth, and of the block
 _START = 1500.0  # clocks from a CTA's start to its first product
-_PARTS = (2, 4, 8, 16)  # of a depth
+_PARTS = (2, 4, 8, 16, 32, 64)  # of a depth
 _LEAST_STEPS = 3  # blocks of a part
 
 
@@ -40,9 +44,11 @@ class Tile:
         return f"{self.rows} x {self.columns}, depth {self.depth}, {self.warps} warps"
 
 
-def simt_problem(sizes: tuple[int, int, int, int], dtype: DType, target: Target) -> MatmulProblem:
+def simt_problem(
+    sizes: tuple[int, int, int, int], dtype: DType, target: Target, singly: tuple[bool, bool] = (False, False)
+) -> MatmulProblem:
     """The problem of a product of (rows, columns, depth, batches), as plain kernels compute it on a target."""
-    return MatmulProblem(*sizes, dtype, dtype, exact=not target.tf32)
+    return MatmulProblem(*sizes, dtype, dtype, exact=not target.tf32, singly=singly)
 
 
 def tiles(product: MatmulProblem, machine: Machine) -> list[Tile]:
@@ -101,7 +107,11 @@ def _float32_clocks(tile: Tile, product: MatmulProblem, ctas: int, machine: Mach
     columns = min(8, max(4, sums // 4))  # of a thread, about as `scalar_layout` has them
     loads = tile.depth * (columns + sums / columns) / 4
     arithmetic = sums * tile.depth
-    issued = arithmetic * 256 / machine.float32 + loads + sums + _BESIDE
+    added = sums if sums <= _TWICE else 0
+    copied = zip(product.singly, (tile.rows, tile.columns), strict=True)
+    copies = sum(extent for one, extent in copied if one) * tile.depth / (32 * tile.warps)  # of single elements
+    crowded = max(0.0, copies - _COPIES) * _SPILLED if sums > _TWICE else 0.0
+    issued = arithmetic * 256 / machine.float32 + loads + added + copies * _COPIED + crowded + _BESIDE
     alone = issued / _ISSUE_ALONE + _STEP
     read = (tile.rows + tile.columns) * tile.depth * 4 / machine.l2
     shared = tile.warps * max(issued / 4 / _ISSUE, loads * _VECTOR_CLOCKS)
@@ -137,12 +147,12 @@ def ranked_parts(product: MatmulProblem, machine: Machine) -> tuple[Tile, int, f
     """The tile, the number of parts of the depth (two or more, which divide it) and the time of the quickest product
     in parts, with that of their sum; None where nothing divides the depth."""
     best: tuple[Tile, int, float] | None = None
-    elements = product.rows * product.columns
+    elements = product.rows * product.columns * product.batches
     for parts in _PARTS:
         length, rest = divmod(product.depth, parts)
         if rest:
             continue
-        part = replace(product, depth=length, batches=parts)
+        part = replace(product, depth=length, batches=parts * product.batches)
         summing = machine.launches.kernel + elements * (parts + 1) * 4 / machine.memory
         for tile in tiles(part, machine):
             if length < _LEAST_STEPS * tile.depth:

@@ -8,7 +8,7 @@ ring, so that an operation rarely meets what the one before it read, and most ne
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass
 
 from tilewright.ir.core import Function, Operation, Region
@@ -34,8 +34,32 @@ class Allocation:
     barriers: frozenset[Operation]
 
 
-def allocate(function: Function, sizes: Mapping[Operation, int], base: int = 0) -> Allocation:
-    """Places for the scratch of every operation in `sizes` (bytes), from `base` on."""
+def allocate(
+    function: Function,
+    sizes: Mapping[Operation, int],
+    base: int = 0,
+    rings: Mapping[Operation, Interval] | None = None,
+    early: Collection[Operation] | None = None,
+) -> Allocation:
+    """Places for the scratch of every operation in `sizes` (bytes), from `base` on.
+
+    `rings` are the places that loops read in; operations that are not `early` come after all of them, and begin there.
+    """
+    rings = rings or {}
+    parts = [{operation: size for operation, size in sizes.items() if early is None or operation in early}]
+    parts.append({operation: size for operation, size in sizes.items() if operation not in parts[0]})
+    start = min((start for start, _ in rings.values()), default=0)
+    scratch, ends = dict[Operation, int](), list[int]()
+    for part, first in zip(parts, (base, start), strict=True):
+        places, end = _in_turns(function, part, first)
+        scratch |= places
+        ends.append(end)
+    intervals = {operation: (place, place + sizes[operation]) for operation, place in scratch.items()}
+    return Allocation(max(base, *ends), scratch, frozenset(_Hazards(intervals, rings).find(function.region)))
+
+
+def _in_turns(function: Function, sizes: Mapping[Operation, int], base: int) -> tuple[dict[Operation, int], int]:
+    """The places of operations one after the other in a ring from `base` on, and where they end."""
     largest = max(sizes.values(), default=0)
     ring = max(2 * largest if largest <= _TWICE_BYTES else largest, _RING_BYTES)
     scratch: dict[Operation, int] = {}
@@ -49,15 +73,14 @@ def allocate(function: Function, sizes: Mapping[Operation, int], base: int = 0) 
         scratch[operation] = base + cursor
         end = max(end, cursor + size)
         cursor += -(-size // ALIGNMENT) * ALIGNMENT
-    places = {operation: (start, start + sizes[operation]) for operation, start in scratch.items()}
-    return Allocation(base + end, scratch, frozenset(_Hazards(places).find(function.region)))
+    return scratch, base + end if scratch else 0
 
 
 class _Hazards:
     """Follows the kernel's order with the places that may still be read since the last barrier."""
 
-    def __init__(self, places: Mapping[Operation, Interval]) -> None:
-        self.places = places
+    def __init__(self, places: Mapping[Operation, Interval], rings: Mapping[Operation, Interval]) -> None:
+        self.places, self.rings = places, rings
         self.barriers: dict[Operation, None] = {}
 
     def find(self, region: Region) -> dict[Operation, None]:
@@ -81,7 +104,8 @@ class _Hazards:
         if not operation.regions or operation.opcode in ("reduce", "scan", "map"):
             return reading
         if operation.opcode in ("for", "while"):
-            return self.loop(operation, reading)
+            after = self.loop(operation, reading)
+            return after | {self.rings[operation]} if operation in self.rings else after
         return frozenset().union(*(self.region(region, reading) for region in operation.regions))
 
     def loop(self, operation: Operation, reading: frozenset[Interval]) -> frozenset[Interval]:

@@ -158,8 +158,13 @@ def with_bias_in_epilogue(group: Group) -> Group:
         return group
     plain = Value(f"{anchor.output.name}.product", anchor.output.dtype, anchor.output.shape)
     inner = Node("conv", anchor.inputs[:2], [plain], anchor.attributes, anchor.source)
-    add = Node("add", [plain, anchor.inputs[2]], [anchor.output], {}, anchor.source)
-    nodes = [*group.prologue, inner, add, *group.epilogue]
+    bias, view = anchor.inputs[2], []
+    if anchor.attributes["layout"] != "NHWC":
+        shape = (*bias.shape, *(1,) * (anchor.output.rank - 2))
+        channels = Value(f"{bias.name}.channels", bias.dtype, shape)
+        bias, view = channels, [Node("reshape", [bias], [channels], {"shape": shape}, anchor.source)]
+    add = Node("add", [plain, bias], [anchor.output], {}, anchor.source)
+    nodes = [*group.prologue, inner, *view, add, *group.epilogue]
     return Group(group.kind, nodes, group.inputs, group.outputs, inner, group.name)
 
 

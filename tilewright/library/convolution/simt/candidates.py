@@ -5,6 +5,7 @@ sm_90a, 16 bits    `library.convolution.hopper.kernel`: boxes of the image by te
 few channels       the same on a copy whose channels are padded: a line of the window is one run of memory
 few channels       each pixel by itself, if the window is small
 depthwise          each channel by itself
+channels first     the same of planes (`planes`), for types without tensor cores
 others             an implicit product of `tl.dot`, for all that there is
 """
 
@@ -35,6 +36,7 @@ from tilewright.library.convolution.hopper.folded_pixels import folded_pixels
 from tilewright.library.convolution.simt.depthwise import gpu_depthwise
 from tilewright.library.convolution.simt.few_channels import few_channels
 from tilewright.library.convolution.simt.kernel import convolution, pad_channels
+from tilewright.library.convolution.simt.planes import PLANES, plane_convolution
 from tilewright.library.cost import expected
 from tilewright.library.generated.expressions import EXPRESSIONS, language_type
 from tilewright.library.generated.generate import Chain, next_power_of_2
@@ -63,8 +65,10 @@ _LARGEST_STEP = 8  # of a tensor copy
 def gpu_convolution(group: Group, graph: Graph, target: Target) -> list[Candidate]:
     """The candidates of a group whose anchor is a convolution.
 
-    Raises `NotImplementedError` for channels-first images.
+    Raises `NotImplementedError` for channels-first images that no pass has given to `planes`.
     """
+    if group.anchor is not None and group.anchor.attributes["layout"] == PLANES:
+        return plane_convolution(group, graph, target)
     group, moves = with_image_moved(with_bias_in_epilogue(group), graph, target)
     anchor, x, w = checked_convolution(group)
     slots = epilogue_slots(group, graph)

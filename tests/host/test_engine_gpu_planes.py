@@ -1,0 +1,104 @@
+"""Float32 convolutions in engines for GPUs, which stay channels-first: drawn windows, groups, ranks and epilogues."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import pytest
+
+from tests.host.cuda_stand_in import Driver
+from tilewright.build.builder import build
+from tilewright.build.tuning import Tuning
+from tilewright.dtypes import float32
+from tilewright.engine.engine import Engine
+from tilewright.graph.build import GraphBuilder
+from tilewright.graph.core import Graph
+from tilewright.graph.reference import run
+
+Sizes = tuple[int, ...]
+
+
+class Case:
+    """A convolution of [images, groups * channels, *image] that is drawn."""
+
+    def __init__(self, rng: np.random.Generator) -> None:
+        rank = int(rng.choice([1, 2, 2, 3]))
+        self.groups = int(rng.choice([1, 1, 1, 2, 4]))
+        self.channels, self.columns = (int(rng.choice(choice)) for choice in ([1, 3, 5, 16, 32], [1, 4, 6, 16, 40]))
+        self.kernel: Sizes = tuple(int(n) for n in rng.integers(1, 4, rank))
+        self.image: Sizes = tuple(int(n) for n in rng.integers(8, {1: 60, 2: 16, 3: 10}[rank], rank))
+        self.strides, self.dilation = (tuple(int(n) for n in rng.integers(1, 3, rank)) for _ in range(2))
+        self.padding = tuple((int(low), int(high)) for low, high in rng.integers(0, 3, (rank, 2)))
+        self.images = int(rng.integers(1, 4))
+        self.bias, self.residual, self.late = (bool(rng.integers(2)) for _ in range(3))
+        self.rng = rng
+        print(self)
+
+    def __str__(self) -> str:
+        return f"{self.images}x{self.groups}x{self.channels}x{self.image}, {self.columns} of {self.kernel}"
+
+    def graph(self, dynamic: bool = False) -> Graph:
+        b = GraphBuilder("planes")
+        images = b.symbol("images", 1, 8) if dynamic else self.images
+        x = b.input("x", float32, (images, self.groups * self.channels, *self.image))
+        features = self.groups * self.columns
+        w = self.rng.standard_normal((features, self.channels, *self.kernel)).astype(np.float32)
+        inputs = [x, b.constant(w)]
+        if self.bias:
+            inputs.append(b.constant(self.rng.standard_normal(features).astype(np.float32)))
+        y = b.op("conv", inputs, strides=self.strides, padding=self.padding, dilation=self.dilation, groups=self.groups)
+        if self.residual:
+            y = b.op("add", [y, b.input("r", float32, y.shape)])
+        y = b.op("tanh", [y])
+        if self.late:
+            scale = self.rng.standard_normal((features, *(1,) * len(self.image))).astype(np.float32)
+            y = b.op("multiply", [y, b.constant(scale)])
+        b.output(y, "y")
+        return b.finish()
+
+
+def check(graph: Graph, engine: Engine, rng: np.random.Generator, images: int) -> None:
+    inputs: dict[str, Any] = {}
+    for value in graph.inputs:
+        shape = tuple(extent if isinstance(extent, int) else images for extent in value.shape)
+        inputs[value.name] = rng.standard_normal(shape).astype(np.float32)
+    found, exact = engine.run(inputs)["y"], run(graph, inputs)["y"]
+    assert np.max(np.abs(found - exact)) <= 2.0**-17 * max(1.0, float(np.max(np.abs(exact))))
+
+
+def steps(engine: Engine) -> list[Any]:
+    return [step.evidence.get("chosen") for step in engine.plan.steps]
+
+
+@pytest.mark.parametrize("number", range(12))
+def test_drawn_convolutions_stay_channels_first(driver: Driver, rng: np.random.Generator, number: int) -> None:
+    case = Case(rng)
+    graph = case.graph()
+    engine = build(graph, "cuda:sm_90a", tuning=Tuning(effort=0))
+    assert len(steps(engine)) <= 2, (str(case), steps(engine))  # in parts of the depth, two kernels
+    check(graph, engine, case.rng, case.images)
+
+
+@pytest.mark.parametrize("number", range(3))
+def test_the_number_of_images_may_be_dynamic(driver: Driver, rng: np.random.Generator, number: int) -> None:
+    case = Case(rng)
+    graph = case.graph(dynamic=True)
+    engine = build(graph, "cuda:sm_90a", tuning=Tuning(effort=0))
+    for images in (1, 5):
+        check(graph, engine, case.rng, images)
+
+
+def test_nothing_is_permuted_between_convolutions_and_pools(driver: Driver, rng: np.random.Generator) -> None:
+    b = GraphBuilder("network")
+    x = b.input("x", float32, (2, 3, 20, 20))
+    for channels, groups in ((16, 1), (16, 16), (24, 1)):
+        w = rng.standard_normal((channels, x.shape[1] // groups, 3, 3)).astype(np.float32)
+        window = {"strides": (1, 1), "padding": ((1, 1), (1, 1)), "dilation": (1, 1)}
+        x = b.op("relu", [b.op("conv", [x, b.constant(w)], groups=groups, **window)])
+    x = b.op("max_pool", [x], kernel=(2, 2), strides=(2, 2), padding=((0, 0), (0, 0)), dilation=(1, 1))
+    b.output(x, "y")
+    graph = b.finish()
+    engine = build(graph, "cuda:sm_90a", tuning=Tuning(effort=0))
+    assert len(steps(engine)) == 4, steps(engine)
+    check(graph, engine, rng, 2)

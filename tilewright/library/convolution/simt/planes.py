@@ -1,0 +1,165 @@
+"""Convolutions of channels-first images on GPUs by multiply-add: nothing is permuted before or after them."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from math import prod
+from typing import Any
+
+from tilewright.graph.core import Graph, Node, Value
+from tilewright.graph.fusion import Group
+from tilewright.library.binding import bind_extra, bind_sizes, divides
+from tilewright.library.candidate import Candidate, KernelCall, Operand, Stage
+from tilewright.library.convolution.cpu.candidates import behind, with_bias_in_epilogue
+from tilewright.library.convolution.simt.planes_kernel import few_planes, planes
+from tilewright.library.cost import expected
+from tilewright.library.generated.expressions import language_type
+from tilewright.library.generated.generate import Chain, next_power_of_2
+from tilewright.library.generated.source import ExtraReferences
+from tilewright.library.matmul.simt import product_cost
+from tilewright.library.matmul.simt_parts import in_parts
+from tilewright.library.matmul.simt_tiles import Tile, ranked_tiles, simt_problem
+from tilewright.library.packing import order_recipe
+from tilewright.library.slots import Slots, chain_slots
+from tilewright.library.weights import packed_weights
+from tilewright.library.windows import window_cost
+from tilewright.symbolic import Size, ceil_divide, lift, product, simplify
+from tilewright.targets.base import Target
+
+PLANES = "planes"  # the layout of a convolution that these kernels compute
+_FORMS = 6  # tiles that become candidates
+_FEW_ROWS = 8  # output channels of one of several groups that one program has all of
+_FEWEST_ROWS = 4  # of a single group: tiles have 16 rows
+_FEW_BLOCK = 512  # pixels of such a program
+_MOST_TAPS = 128  # that are written one after the other
+_SMALL = 1024  # pixels of an image, below which blocks run over several images
+
+
+def plane_convolution(group: Group, graph: Graph, target: Target) -> list[Candidate]:
+    """The candidates of a group whose anchor is a convolution with the layout `PLANES`."""
+    group = with_bias_in_epilogue(group)
+    anchor = group.anchor
+    assert anchor is not None
+    x, w = anchor.inputs[:2]
+    assert x is not None and w is not None
+    slots = _slots(group, graph)
+    weights = packed_weights(w, order_recipe((*range(2, w.rank), 1, 0)), graph, target)
+    columns = w.shape[0] // anchor.attributes["groups"]  # type: ignore[operator]  # weights are of a fixed shape
+    assert isinstance(columns, int)
+    fewest = _FEW_ROWS if anchor.attributes["groups"] > 1 else _FEWEST_ROWS
+    few = columns <= fewest and prod(w.shape[2:]) <= _MOST_TAPS  # type: ignore[arg-type]
+    found = [_few(group, slots, weights.operand, target)] if few else _tiled(group, slots, weights.operand, target)
+    return [behind(weights, candidate) for candidate in found]
+
+
+def _slots(group: Group, graph: Graph) -> Slots:
+    """The epilogue, whose rows are the channels of all images and whose columns are the pixels of an image."""
+    assert group.anchor is not None
+    output, stored = group.anchor.output, group.outputs[-1]
+    rows = Value(f"{output.name}.planes", output.dtype, (*output.shape[:2], product(output.shape[2:])))
+    view = Node("reshape", [rows], [output], {"shape": output.shape}, group.anchor.source)
+    nodes = (*group.prologue, view, *group.epilogue)
+    return chain_slots(Chain(nodes, rows, stored, graph.constants, tuple(group.outputs[:-1])), ExtraReferences())
+
+
+def _volume(shape: tuple[Size, ...]) -> tuple[Size, Size, Size]:
+    """Depth, height and width of an image or line [images, channels, ...]."""
+    depth, height, width = ((1, 1, *shape[2:]))[-3:]
+    return depth, height, width
+
+
+def _window(anchor: Node, w: Value) -> dict[str, Any]:
+    """The compile-time description of windows, and whether they reach outside the image."""
+    attributes, missing = anchor.attributes, 5 - w.rank
+    neutral: tuple[Any, ...] = (1, 1, (0, 0), 1)
+    windows = [neutral] * missing
+    windows += zip(w.shape[2:], attributes["strides"], attributes["padding"], attributes["dilation"], strict=True)
+    found: dict[str, Any] = {"PADDED": any(low > 0 or high > 0 for _, _, (low, high), _ in windows)}
+    for letter, (extent, stride, padding, dilation) in zip("ZYX", windows, strict=True):
+        found |= {f"KERNEL_{letter}": extent, f"STRIDE_{letter}": stride, f"PAD_{letter}": padding[0],
+                  f"DILATION_{letter}": dilation}  # fmt: skip
+    return found
+
+
+def _bound(anchor: Node, weights: Operand, slots: Slots) -> tuple[dict[str, Operand], dict[str, str], dict[str, Any]]:
+    """What both kernels take: operands, types of run-time sizes, constants."""
+    x, w = anchor.inputs[:2]
+    assert x is not None and w is not None
+    depth, height, width = _volume(x.shape)
+    out_depth, out_height, out_width = _volume(anchor.output.shape)
+    groups = anchor.attributes["groups"]
+    sizes = {
+        "columns": simplify(lift(w.shape[0]) // groups), "depth": depth, "height": height, "width": width,
+        "out_depth": out_depth, "out_height": out_height, "out_width": out_width,
+    }  # fmt: skip
+    constants = {**_window(anchor, w), "CHANNELS": w.shape[1], "GROUPS": groups, "TYPE": language_type(x.dtype),
+                 "EPILOGUE": slots.function}  # fmt: skip
+    operands: dict[str, Operand] = {"x": x, "w": weights, "out": slots.stored}
+    types: dict[str, str] = {}
+    bind_sizes(sizes, operands, types, constants)
+    return operands, types, constants
+
+
+def _tiled(group: Group, slots: Slots, weights: Operand, target: Target) -> list[Candidate]:
+    """The implicit matrix product in its likeliest tiles, and in parts of its depth."""
+    anchor = group.anchor
+    assert anchor is not None
+    x, w = anchor.inputs[:2]
+    assert x is not None and w is not None
+    groups, images, pixels = anchor.attributes["groups"], x.shape[0], product(anchor.output.shape[2:])
+    columns, depth = simplify(lift(w.shape[0]) // groups), product(w.shape[1:])
+    assert isinstance(columns, int) and isinstance(depth, int)
+    flat = expected(pixels) < _SMALL
+    across, batches = (
+        (expected(images) * expected(pixels), groups) if flat else (expected(pixels), expected(images) * groups)
+    )
+    problem = simt_problem((columns, across, depth, batches), x.dtype, target)
+    cost = product_cost(group, product([images, pixels]), columns, depth, groups, 0.0)
+    epilogue = {"epilogue": slots.function.__name__}
+    found = []
+    for tile, seconds in ranked_tiles((problem,), target.machine())[:_FORMS]:
+        call = _call(anchor, weights, tile, 1, flat, slots)
+        reasons = {**epilogue, "tile": str(tile)}
+        found.append(Candidate("planes", (Stage((call,)),), replace(cost, seconds=seconds), (), reasons))
+    if isinstance(images, int) and isinstance(pixels, int) and groups == 1:
+        found += in_parts(
+            problem, slots, group, target, cost,
+            lambda tile, parts, sums: _call(anchor, weights, tile, parts, flat, sums),
+            (images * columns, pixels),
+        )  # fmt: skip
+    return found
+
+
+def _call(anchor: Node, weights: Operand, tile: Tile, parts: int, flat: bool, slots: Slots) -> KernelCall:
+    """A launch in tiles, for so many parts of the depth."""
+    operands, types, constants = _bound(anchor, weights, slots)
+    images, pixels, columns = anchor.output.shape[0], product(anchor.output.shape[2:]), constants["columns"]
+    across = product([images, pixels]) if flat else pixels
+    bind_sizes({"images": images}, operands, types, constants)
+    bind_extra(slots.extra, operands, types)
+    constants |= {
+        "FLAT": flat, "BLOCK_M": tile.rows, "BLOCK_N": tile.columns, "BLOCK_K": tile.depth, "PARTS": parts,
+        "MASK_M": not divides(tile.rows, columns), "MASK_N": not divides(tile.columns, across),
+    }  # fmt: skip
+    blocks = [ceil_divide(across, tile.columns), ceil_divide(columns, tile.rows), *([] if flat else [images])]
+    grid = (product(blocks), anchor.attributes["groups"] * parts, 1)
+    return KernelCall(planes, operands, types, constants, grid, options={"num_warps": tile.warps})
+
+
+def _few(group: Group, slots: Slots, weights: Operand, target: Target) -> Candidate:
+    """Groups of few output channels, each by itself."""
+    anchor = group.anchor
+    assert anchor is not None
+    operands, types, constants = _bound(anchor, weights, slots)
+    bind_extra(slots.extra, operands, types)
+    pixels, out = product(anchor.output.shape[2:]), anchor.output
+    block = min(_FEW_BLOCK, max(32, next_power_of_2(expected(pixels))))
+    constants |= {"ROWS": next_power_of_2(constants["columns"]), "BLOCK": block}
+    grid = (ceil_divide(pixels, block), anchor.attributes["groups"], out.shape[0])
+    call = KernelCall(few_planes, operands, types, constants, grid, options={"num_warps": max(1, block // 128)})
+    w = anchor.inputs[1]
+    assert w is not None
+    flops = simplify(lift(product(out.shape)) * product(w.shape[1:]) * 2)
+    return Candidate(
+        "few planes", (Stage((call,)),), window_cost(group, flops, target), (), {"block": f"{block} pixels"}
+    )

@@ -1,0 +1,157 @@
+"""Convolution of channels-first images on GPUs as an implicit matrix product, in the plain tile language.
+
+Images are [images, GROUPS * CHANNELS, depth, height, width], weights [KERNEL_Z][KERNEL_Y][KERNEL_X][CHANNELS][all
+columns].  Rows of the product are output channels, its columns are output pixels, which lie beside each other in memory
+as those of the image do; its depth runs over the taps of the window and their channels.
+"""
+
+# mypy: ignore-errors
+# The bodies below are tile language, which has types of its own.
+
+from __future__ import annotations
+
+import tilewright
+import tilewright.language as tl
+from tilewright.library.masks import both, within
+from tilewright.library.matmul.kernel import identity
+
+
+@tilewright.jit
+def planes(x, w, out, images, columns, depth, height, width, out_depth, out_height, out_width, *extra,
+           CHANNELS: tl.constexpr, GROUPS: tl.constexpr, KERNEL_Z: tl.constexpr, KERNEL_Y: tl.constexpr,
+           KERNEL_X: tl.constexpr, STRIDE_Z: tl.constexpr, STRIDE_Y: tl.constexpr, STRIDE_X: tl.constexpr,
+           PAD_Z: tl.constexpr, PAD_Y: tl.constexpr, PAD_X: tl.constexpr, DILATION_Z: tl.constexpr,
+           DILATION_Y: tl.constexpr, DILATION_X: tl.constexpr, PADDED: tl.constexpr, FLAT: tl.constexpr,
+           BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr, BLOCK_K: tl.constexpr, MASK_M: tl.constexpr,
+           MASK_N: tl.constexpr, TYPE: tl.constexpr = tl.float32, PRECISION: tl.constexpr = "ieee",
+           PARTS: tl.constexpr = 1, EPILOGUE: tl.constexpr = identity):  # fmt: skip
+    """out = EPILOGUE(convolution of x by w), [images, GROUPS * columns, out_depth, out_height, out_width].
+
+    Grid: (channel blocks x pixel blocks x images, groups x PARTS); channel blocks come first, which read the same
+    pixels.  `FLAT` blocks of pixels run over all images, others are of one image.  `PADDED` says that windows reach
+    outside the image.  With `PARTS` of the depth there are as many groups of CTAs, each of which stores its sums behind
+    those of the one before: `sum_parts` adds them.  The epilogue sees all images' output channels as rows, and an
+    image's pixels as columns.
+    """
+    part = tl.program_id(1) % PARTS
+    group = tl.program_id(1) // PARTS
+    pixels = out_depth * out_height * out_width
+    plane = depth * height * width
+    channel_blocks = tl.cdiv(columns, BLOCK_M)
+    block = tl.program_id(0) // channel_blocks
+    row = tl.program_id(0) % channel_blocks * BLOCK_M + tl.arange(0, BLOCK_M)
+    if FLAT:
+        place = block * BLOCK_N + tl.arange(0, BLOCK_N)
+        image = place // pixels
+        pixel = place - image * pixels
+        there = place < images * pixels
+    else:
+        blocks = tl.cdiv(pixels, BLOCK_N)
+        image = block // blocks
+        pixel = (block - image * blocks) * BLOCK_N + tl.arange(0, BLOCK_N)
+        there = pixel < pixels
+    line = pixel // out_width
+    left = (pixel - line * out_width) * STRIDE_X - PAD_X
+    slice = line // out_height
+    top = (line - slice * out_height) * STRIDE_Y - PAD_Y
+    front = slice * STRIDE_Z - PAD_Z
+    x += group * CHANNELS * plane + image.to(tl.int64) * (CHANNELS * GROUPS * plane)
+    base = x + ((front * height + top) * width + left)
+    w += group * columns
+    DEPTH: tl.constexpr = KERNEL_Z * KERNEL_Y * KERNEL_X * CHANNELS
+    LENGTH: tl.constexpr = (DEPTH + PARTS * BLOCK_K - 1) // (PARTS * BLOCK_K) * BLOCK_K
+
+    acc = tl.zeros((BLOCK_M, BLOCK_N), TYPE)
+    for first in range(part * LENGTH, min(part * LENGTH + LENGTH, DEPTH), BLOCK_K):
+        step = first + tl.arange(0, BLOCK_K)
+        if CHANNELS % BLOCK_K == 0:
+            tap = first // CHANNELS
+            channel = first - tap * CHANNELS + tl.arange(0, BLOCK_K)
+        else:
+            tap = step // CHANNELS
+            channel = step - tap * CHANNELS
+        line_tap = tap // KERNEL_X
+        right = (tap - line_tap * KERNEL_X) * DILATION_X
+        slice_tap = line_tap // KERNEL_Y
+        down = (line_tap - slice_tap * KERNEL_Y) * DILATION_Y
+        behind = slice_tap * DILATION_Z
+        shift = (behind * height + down) * width + right + channel * plane
+        inside = there[None, :]
+        if CHANNELS % BLOCK_K == 0:
+            if PADDED:
+                z, y, column = front + behind, top + down, left + right
+                inside = (there & (z >= 0) & (z < depth) & (y >= 0) & (y < height) & (column >= 0)
+                          & (column < width))[None, :]  # fmt: skip
+        else:
+            inside = inside & (step < DEPTH)[:, None]
+            if PADDED:
+                z = front[None, :] + behind[:, None]
+                y = top[None, :] + down[:, None]
+                column = left[None, :] + right[:, None]
+                inside = inside & (z >= 0) & (z < depth) & (y >= 0) & (y < height) & (column >= 0) & (column < width)
+        values = tl.load(base[None, :] + shift[:, None], mask=inside, other=0.0)
+        places = w + step[None, :] * (columns * GROUPS) + row[:, None]
+        if MASK_M or DEPTH % BLOCK_K != 0:
+            taps = tl.load(places, mask=(step < DEPTH)[None, :] & (row < columns)[:, None], other=0.0)
+        else:
+            taps = tl.load(places)
+        acc = tl.dot(taps, values, acc, input_precision=PRECISION)
+
+    out += part.to(tl.int64) * images * (columns * GROUPS) * pixels
+    mask = both(within(row[:, None], columns, MASK_M), there[None, :] if MASK_N else None)
+    first_row = image.to(tl.int64) * (columns * GROUPS) + group * columns
+    if FLAT:
+        output_row = first_row[None, :] + row[:, None]
+    else:
+        output_row = first_row + row[:, None]
+    result = EPILOGUE(acc, output_row, pixel[None, :], mask, extra)
+    tl.store(out + output_row * pixels + pixel[None, :], result, mask=mask)
+
+
+@tilewright.jit
+def few_planes(x, w, out, columns, depth, height, width, out_depth, out_height, out_width, *extra,
+               CHANNELS: tl.constexpr, GROUPS: tl.constexpr, KERNEL_Z: tl.constexpr, KERNEL_Y: tl.constexpr,
+               KERNEL_X: tl.constexpr, STRIDE_Z: tl.constexpr, STRIDE_Y: tl.constexpr, STRIDE_X: tl.constexpr,
+               PAD_Z: tl.constexpr, PAD_Y: tl.constexpr, PAD_X: tl.constexpr, DILATION_Z: tl.constexpr,
+               DILATION_Y: tl.constexpr, DILATION_X: tl.constexpr, PADDED: tl.constexpr, ROWS: tl.constexpr,
+               BLOCK: tl.constexpr, TYPE: tl.constexpr = tl.float32, EPILOGUE: tl.constexpr = identity):  # fmt: skip
+    """The convolution of `planes` where a group has few output channels (one, if it is depthwise): all of them, `ROWS`
+    or fewer, of a block of an image's pixels, by multiply-adds of what each tap reads.
+
+    Grid: (pixel blocks, groups, images).
+    """
+    group, image = tl.program_id(1), tl.program_id(2).to(tl.int64)
+    pixels = out_depth * out_height * out_width
+    plane = depth * height * width
+    row = tl.arange(0, ROWS)
+    pixel = tl.program_id(0) * BLOCK + tl.arange(0, BLOCK)
+    there = pixel < pixels
+    line = pixel // out_width
+    left = (pixel - line * out_width) * STRIDE_X - PAD_X
+    slice = line // out_height
+    top = (line - slice * out_height) * STRIDE_Y - PAD_Y
+    front = slice * STRIDE_Z - PAD_Z
+    x += (image * GROUPS + group) * CHANNELS * plane
+    base = (front * height + top) * width + left
+    w += group * columns + row
+    acc = tl.zeros((ROWS, BLOCK), TYPE)
+    for channel in range(CHANNELS):
+        for z in tl.static_range(KERNEL_Z):
+            for y in tl.static_range(KERNEL_Y):
+                for column in tl.static_range(KERNEL_X):
+                    behind, down, right = z * DILATION_Z, y * DILATION_Y, column * DILATION_X
+                    inside = there
+                    if PADDED:
+                        inside = (there & (front + behind >= 0) & (front + behind < depth) & (top + down >= 0)
+                                  & (top + down < height) & (left + right >= 0) & (left + right < width))  # fmt: skip
+                    shift = (behind * height + down) * width + right
+                    values = tl.load(x + (base + shift), mask=inside, other=0.0).to(TYPE)
+                    tap = ((z * KERNEL_Y + y) * KERNEL_X + column) * CHANNELS + channel
+                    weight = tl.load(w + tap * (columns * GROUPS), mask=row < columns, other=0.0).to(TYPE)
+                    acc += weight[:, None] * values[None, :]
+        x += plane
+
+    mask = both(within(row[:, None], columns, True), there[None, :])
+    output_row = (image * GROUPS + group) * columns + row[:, None]
+    result = EPILOGUE(acc, output_row, pixel[None, :], mask, extra)
+    tl.store(out + output_row * pixels + pixel[None, :], result, mask=mask)
