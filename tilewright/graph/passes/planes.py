@@ -15,7 +15,7 @@ from tilewright.dtypes import float32
 from tilewright.graph.core import Graph, Node, Value
 from tilewright.graph.ops import kind_of
 from tilewright.graph.rewrite import Rewriter, apply_rules
-from tilewright.symbolic import lift, simplify
+from tilewright.symbolic import lift, product, simplify, upper_bound
 
 _POOLS = ("max_pool", "average_pool")
 
@@ -32,6 +32,8 @@ def _convolution(node: Node, rewriter: Rewriter) -> Value | None:
         return None
     if not all(isinstance(extent, int) for extent in w.shape) or all(extent == 1 for extent in node.output.shape[2:]):
         return None
+    if max(upper_bound(product(value.shape[1:])) for value in (x, node.output)) >= 2**31:
+        return None  # places in an image are numbers of 32 bits
     rewriter.remark(f"{node.op} %{node.output.name} stays channels-first")
     return rewriter.op("conv", node.inputs, **{**node.attributes, "layout": "planes"})
 

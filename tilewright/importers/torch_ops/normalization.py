@@ -183,8 +183,8 @@ def batch_norm_in_training(
         statistics.append(call.op("add", kept, call.op("multiply", new, momentum)))
     # In the types that PyTorch has there, which are not the same on all devices.
     kinds = [wide if fake is None else dtype_of(fake.dtype) for fake in call.results[1:]]
-    mean, scale, *updated = map(call.cast, statistics, kinds)
-    return call.cast(result, x.dtype), mean, scale, *updated
+    mean, scale, new_mean, new_variance = map(call.cast, statistics, kinds)
+    return call.cast(result, x.dtype), mean, scale, new_mean, new_variance
 
 
 def _of_channels(call: Call, x: Value) -> tuple[Value, Value, Value]:

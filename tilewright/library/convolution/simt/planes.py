@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from dataclasses import replace
-from math import prod
 from typing import Any
 
 from tilewright.graph.core import Graph, Node, Value
@@ -23,7 +22,7 @@ from tilewright.library.packing import order_recipe
 from tilewright.library.slots import Slots, chain_slots
 from tilewright.library.weights import packed_weights
 from tilewright.library.windows import window_cost
-from tilewright.symbolic import Size, ceil_divide, lift, product, simplify
+from tilewright.symbolic import Size, ceil_divide, lift, product, simplify, upper_bound
 from tilewright.targets.base import Target
 
 PLANES = "planes"  # the layout of a convolution that these kernels compute
@@ -44,10 +43,9 @@ def plane_convolution(group: Group, graph: Graph, target: Target) -> list[Candid
     assert x is not None and w is not None
     slots = _slots(group, graph)
     weights = packed_weights(w, order_recipe((*range(2, w.rank), 1, 0)), graph, target)
-    columns = w.shape[0] // anchor.attributes["groups"]  # type: ignore[operator]  # weights are of a fixed shape
-    assert isinstance(columns, int)
+    columns = simplify(lift(w.shape[0]) // anchor.attributes["groups"])
     fewest = _FEW_ROWS if anchor.attributes["groups"] > 1 else _FEWEST_ROWS
-    few = columns <= fewest and prod(w.shape[2:]) <= _MOST_TAPS  # type: ignore[arg-type]
+    few = upper_bound(columns) <= fewest and upper_bound(product(w.shape[2:])) <= _MOST_TAPS
     found = [_few(group, slots, weights.operand, target)] if few else _tiled(group, slots, weights.operand, target)
     return [behind(weights, candidate) for candidate in found]
 

@@ -17,6 +17,48 @@ from tilewright.library.matmul.kernel import identity
 
 
 @tilewright.jit
+def window_starts(pixel, out_height, out_width, STRIDE_Z: tl.constexpr, STRIDE_Y: tl.constexpr, STRIDE_X: tl.constexpr,
+                  PAD_Z: tl.constexpr, PAD_Y: tl.constexpr, PAD_X: tl.constexpr):  # fmt: skip
+    """(front, top, left) of the windows of an image's flattened output pixels."""
+    line = pixel // out_width
+    slice = line // out_height
+    left = (pixel - line * out_width) * STRIDE_X - PAD_X
+    top = (line - slice * out_height) * STRIDE_Y - PAD_Y
+    return slice * STRIDE_Z - PAD_Z, top, left
+
+
+@tilewright.jit
+def tap_distances(tap, KERNEL_Y: tl.constexpr, KERNEL_X: tl.constexpr, DILATION_Z: tl.constexpr,
+                  DILATION_Y: tl.constexpr, DILATION_X: tl.constexpr):  # fmt: skip
+    """How far flattened taps of a window are behind, below and right of its first one."""
+    line = tap // KERNEL_X
+    slice = line // KERNEL_Y
+    return slice * DILATION_Z, (line - slice * KERNEL_Y) * DILATION_Y, (tap - line * KERNEL_X) * DILATION_X
+
+
+@tilewright.jit
+def in_image(z, y, x, depth, height, width):
+    """Whether places are inside of an image."""
+    return (z >= 0) & (z < depth) & (y >= 0) & (y < height) & (x >= 0) & (x < width)
+
+
+@tilewright.jit
+def block_of_pixels(block, images, pixels, FLAT: tl.constexpr, BLOCK_N: tl.constexpr):
+    """(image, pixel, whether it exists) of a block of output pixels: of one image, or of all of them if `FLAT`."""
+    if FLAT:
+        place = block * BLOCK_N + tl.arange(0, BLOCK_N)
+        image = place // pixels
+        pixel = place - image * pixels
+        there = place < images * pixels
+    else:
+        blocks = tl.cdiv(pixels, BLOCK_N)
+        image = block // blocks
+        pixel = (block - image * blocks) * BLOCK_N + tl.arange(0, BLOCK_N)
+        there = pixel < pixels
+    return image, pixel, there
+
+
+@tilewright.jit
 def planes(x, w, out, images, columns, depth, height, width, out_depth, out_height, out_width, *extra,
            CHANNELS: tl.constexpr, GROUPS: tl.constexpr, KERNEL_Z: tl.constexpr, KERNEL_Y: tl.constexpr,
            KERNEL_X: tl.constexpr, STRIDE_Z: tl.constexpr, STRIDE_Y: tl.constexpr, STRIDE_X: tl.constexpr,
@@ -33,28 +75,13 @@ def planes(x, w, out, images, columns, depth, height, width, out_depth, out_heig
     those of the one before: `sum_parts` adds them.  The epilogue sees all images' output channels as rows, and an
     image's pixels as columns.
     """
-    part = tl.program_id(1) % PARTS
-    group = tl.program_id(1) // PARTS
-    pixels = out_depth * out_height * out_width
-    plane = depth * height * width
+    part, group = tl.program_id(1) % PARTS, tl.program_id(1) // PARTS
+    pixels, plane = out_depth * out_height * out_width, depth * height * width
     channel_blocks = tl.cdiv(columns, BLOCK_M)
     block = tl.program_id(0) // channel_blocks
     row = tl.program_id(0) % channel_blocks * BLOCK_M + tl.arange(0, BLOCK_M)
-    if FLAT:
-        place = block * BLOCK_N + tl.arange(0, BLOCK_N)
-        image = place // pixels
-        pixel = place - image * pixels
-        there = place < images * pixels
-    else:
-        blocks = tl.cdiv(pixels, BLOCK_N)
-        image = block // blocks
-        pixel = (block - image * blocks) * BLOCK_N + tl.arange(0, BLOCK_N)
-        there = pixel < pixels
-    line = pixel // out_width
-    left = (pixel - line * out_width) * STRIDE_X - PAD_X
-    slice = line // out_height
-    top = (line - slice * out_height) * STRIDE_Y - PAD_Y
-    front = slice * STRIDE_Z - PAD_Z
+    image, pixel, there = block_of_pixels(block, images, pixels, FLAT, BLOCK_N)
+    front, top, left = window_starts(pixel, out_height, out_width, STRIDE_Z, STRIDE_Y, STRIDE_X, PAD_Z, PAD_Y, PAD_X)
     x += group * CHANNELS * plane + image.to(tl.int64) * (CHANNELS * GROUPS * plane)
     base = x + ((front * height + top) * width + left)
     w += group * columns
@@ -64,31 +91,18 @@ def planes(x, w, out, images, columns, depth, height, width, out_depth, out_heig
     acc = tl.zeros((BLOCK_M, BLOCK_N), TYPE)
     for first in range(part * LENGTH, min(part * LENGTH + LENGTH, DEPTH), BLOCK_K):
         step = first + tl.arange(0, BLOCK_K)
-        if CHANNELS % BLOCK_K == 0:
-            tap = first // CHANNELS
-            channel = first - tap * CHANNELS + tl.arange(0, BLOCK_K)
-        else:
-            tap = step // CHANNELS
-            channel = step - tap * CHANNELS
-        line_tap = tap // KERNEL_X
-        right = (tap - line_tap * KERNEL_X) * DILATION_X
-        slice_tap = line_tap // KERNEL_Y
-        down = (line_tap - slice_tap * KERNEL_Y) * DILATION_Y
-        behind = slice_tap * DILATION_Z
+        tap = (first if CHANNELS % BLOCK_K == 0 else step) // CHANNELS
+        channel = step - tap * CHANNELS
+        behind, down, right = tap_distances(tap, KERNEL_Y, KERNEL_X, DILATION_Z, DILATION_Y, DILATION_X)
         shift = (behind * height + down) * width + right + channel * plane
         inside = there[None, :]
-        if CHANNELS % BLOCK_K == 0:
-            if PADDED:
-                z, y, column = front + behind, top + down, left + right
-                inside = (there & (z >= 0) & (z < depth) & (y >= 0) & (y < height) & (column >= 0)
-                          & (column < width))[None, :]  # fmt: skip
-        else:
+        if CHANNELS % BLOCK_K != 0:
             inside = inside & (step < DEPTH)[:, None]
-            if PADDED:
-                z = front[None, :] + behind[:, None]
-                y = top[None, :] + down[:, None]
-                column = left[None, :] + right[:, None]
-                inside = inside & (z >= 0) & (z < depth) & (y >= 0) & (y < height) & (column >= 0) & (column < width)
+        if PADDED and CHANNELS % BLOCK_K == 0:  # one tap: a condition for each pixel
+            inside = inside & in_image(front + behind, top + down, left + right, depth, height, width)[None, :]
+        elif PADDED:
+            z, y = front[None, :] + behind[:, None], top[None, :] + down[:, None]
+            inside = inside & in_image(z, y, left[None, :] + right[:, None], depth, height, width)
         values = tl.load(base[None, :] + shift[:, None], mask=inside, other=0.0)
         places = w + step[None, :] * (columns * GROUPS) + row[:, None]
         if MASK_M or DEPTH % BLOCK_K != 0:
@@ -98,12 +112,9 @@ def planes(x, w, out, images, columns, depth, height, width, out_depth, out_heig
         acc = tl.dot(taps, values, acc, input_precision=PRECISION)
 
     out += part.to(tl.int64) * images * (columns * GROUPS) * pixels
+    first = image.to(tl.int64) * (columns * GROUPS) + group * columns
+    output_row = (first[None, :] if FLAT else first) + row[:, None]
     mask = both(within(row[:, None], columns, MASK_M), there[None, :] if MASK_N else None)
-    first_row = image.to(tl.int64) * (columns * GROUPS) + group * columns
-    if FLAT:
-        output_row = first_row[None, :] + row[:, None]
-    else:
-        output_row = first_row + row[:, None]
     result = EPILOGUE(acc, output_row, pixel[None, :], mask, extra)
     tl.store(out + output_row * pixels + pixel[None, :], result, mask=mask)
 
@@ -126,11 +137,7 @@ def few_planes(x, w, out, columns, depth, height, width, out_depth, out_height, 
     row = tl.arange(0, ROWS)
     pixel = tl.program_id(0) * BLOCK + tl.arange(0, BLOCK)
     there = pixel < pixels
-    line = pixel // out_width
-    left = (pixel - line * out_width) * STRIDE_X - PAD_X
-    slice = line // out_height
-    top = (line - slice * out_height) * STRIDE_Y - PAD_Y
-    front = slice * STRIDE_Z - PAD_Z
+    front, top, left = window_starts(pixel, out_height, out_width, STRIDE_Z, STRIDE_Y, STRIDE_X, PAD_Z, PAD_Y, PAD_X)
     x += (image * GROUPS + group) * CHANNELS * plane
     base = (front * height + top) * width + left
     w += group * columns + row
@@ -142,8 +149,7 @@ def few_planes(x, w, out, columns, depth, height, width, out_depth, out_height, 
                     behind, down, right = z * DILATION_Z, y * DILATION_Y, column * DILATION_X
                     inside = there
                     if PADDED:
-                        inside = (there & (front + behind >= 0) & (front + behind < depth) & (top + down >= 0)
-                                  & (top + down < height) & (left + right >= 0) & (left + right < width))  # fmt: skip
+                        inside = there & in_image(front + behind, top + down, left + right, depth, height, width)
                     shift = (behind * height + down) * width + right
                     values = tl.load(x + (base + shift), mask=inside, other=0.0).to(TYPE)
                     tap = ((z * KERNEL_Y + y) * KERNEL_X + column) * CHANNELS + channel
