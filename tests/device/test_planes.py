@@ -17,4 +17,4 @@ def test_drawn_convolutions(rng: np.random.Generator, number: int, dynamic: bool
     graph = case.graph(dynamic)
     engine = build(graph, "cuda", tuning=Tuning(effort=0))
     for images in (1, 5) if dynamic else (case.images,):
-        check(graph, engine, case.rng, images)
+        check(graph, engine, case.rng, images, case.depth)
