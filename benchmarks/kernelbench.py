@@ -45,6 +45,7 @@ from benchmarks.models_cuda import summary
 
 PATH = common.RESULTS / "kernelbench.json"
 GIB = 1 << 30
+_OPERATIONS = 2000  # of a model whose memory is estimated: an LSTM has tens of thousands
 # Processes are forked: the parent never uses the GPU, and NVML tells it that there is one.
 os.environ["PYTORCH_NVML_BASED_CUDA_CHECK"] = "1"
 os.environ["TORCHINDUCTOR_COMPILE_THREADS"] = "1"
@@ -90,15 +91,15 @@ def drawn_from(path: Path, options: argparse.Namespace) -> Drawn:
 
 
 class Largest(TorchDispatchMode):
-    """The bytes of the largest tensor that a run makes, in its first operations: an LSTM has thousands."""
+    """The bytes of the largest tensor that a run makes in its first operations."""
 
     bytes, operations = 0, 0
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         found = func(*args, **(kwargs or {}))
         self.operations += 1
-        if self.operations > 2000:
-            raise RuntimeError("seen enough")
+        if self.operations > _OPERATIONS:
+            raise RuntimeError("enough is known")
         for tensor in found if isinstance(found, (tuple, list)) else [found]:
             if isinstance(tensor, torch.Tensor):
                 self.bytes = max(self.bytes, tensor.numel() * tensor.element_size())

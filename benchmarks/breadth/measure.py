@@ -44,7 +44,7 @@ def results(found: Any) -> list[torch.Tensor]:
 
 
 def wider(drawn: Drawn) -> tuple[torch.Tensor, ...]:
-    return tuple(x.double() if x.is_floating_point() else x for x in drawn.inputs)
+    return tuple(x.double() if isinstance(x, torch.Tensor) and x.is_floating_point() else x for x in drawn.inputs)
 
 
 def error_of(drawn: Drawn, found: Any, exact: list[torch.Tensor]) -> float:
