@@ -228,6 +228,9 @@ add("_softmax _log_softmax", X, 0, False)
 add("_safe_softmax", lambda: torch.tensor([[-math.inf, -math.inf], [1.0, 2.0]], dtype=torch.float64), 1)
 
 # Products, convolutions, attention
+add(
+    "_int_mm", *(lambda shape=shape: torch.randint(-128, 128, shape, dtype=torch.int8) for shape in ((19, 16), (16, 8)))
+)
 add("mm matmul", X, floats(4, 5))
 add("bmm matmul", floats(2, 3, 4), floats(2, 4, 5))
 add("as_strided", floats(2, 3, 1, 1), [2, 3, 1, 1], [3, 1, 3, 3])
