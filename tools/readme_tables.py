@@ -32,7 +32,7 @@ def table(data: dict[str, Any]) -> str:
     """The Markdown table of results."""
     if "tutorials" in data:
         return conformance_table.markdown(data)
-    if "architectures" in data:
+    if "runs" in data and "architectures" in data["runs"][0]:
         return architectures_table.markdown(data)
     if "breadth" in data:
         return breadth_table(data)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import logging
 from collections.abc import Callable
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -167,6 +168,29 @@ def test_mutated_buffers_become_mutated_inputs(how: str) -> None:
         expected = module(new, place)
     np.testing.assert_allclose(found["state"], module.state.numpy(), rtol=1e-6)
     np.testing.assert_allclose(found[graph.output_names[0]], expected.numpy(), rtol=1e-5, atol=1e-5)
+
+
+def test_buffers_that_an_object_holds_too_are_written() -> None:
+    """As a static cache: the module registers the tensors of an object, and writes them by the object."""
+
+    class Kept(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.kept = SimpleNamespace(state=torch.zeros(2, 6, 3))
+            self.register_buffer("state", self.kept.state, persistent=False)
+
+        def forward(self, new: torch.Tensor, place: torch.Tensor) -> torch.Tensor:
+            self.kept.state.index_copy_(1, place, new)
+            return self.kept.state.sum(1)
+
+    new, place = torch.randn(2, 2, 3), torch.tensor([4, 1])
+    graph = import_model(Kept(), (new, place))
+    assert [value.name for value in graph.inputs] == ["state", "new", "place"]
+    state = torch.randn(2, 6, 3)
+    found = reference.run(graph, {"state": state.numpy(), "new": new.numpy(), "place": place.numpy()})
+    expected = state.index_copy(1, place, new)
+    np.testing.assert_allclose(found["state"], expected.numpy(), rtol=1e-6)
+    np.testing.assert_allclose(found[graph.output_names[0]], expected.sum(1).numpy(), rtol=1e-5, atol=1e-5)
 
 
 def test_bfloat16_parameters_share_memory() -> None:

@@ -189,7 +189,11 @@ def _export(
     """
     try:
         with without_failed_ways():
-            return _plain_export(module, args, kwargs, dynamic_shapes)
+            program = _plain_export(module, args, kwargs, dynamic_shapes)
+            if whole and _holds_buffers_twice(module, program):
+                with suppress(Exception):
+                    return _traced(module, args, kwargs, dynamic_shapes)
+            return program
     except Exception as error:
         for way in (*(_traced,) * whole, _assumed, _fixed) if depends_on_data(error) else ():
             try:
@@ -205,6 +209,15 @@ def _export(
             "Make the module exportable (see the PyTorch guide on torch.export), or use "
             "torch.compile(module, backend='tilewright'), which leaves such parts to PyTorch."
         ) from error
+
+
+def _holds_buffers_twice(module: torch.nn.Module, program: ExportedProgram) -> bool:
+    """Whether the module also has buffers in an object that is no module (a cache), where they are other tensors to the
+    export: what the model writes there would not reach the buffers. Dynamo sees that they are the same."""
+    lifted = program.graph_signature.inputs_to_lifted_tensor_constants.values()
+    constants = [program.constants[name] for name in lifted]
+    known = {buffer.data_ptr() for buffer in module.buffers() if buffer.numel()}
+    return any(type(item) is torch.Tensor and item.numel() and item.data_ptr() in known for item in constants)
 
 
 def _traced(

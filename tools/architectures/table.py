@@ -2,7 +2,8 @@
 
     python -m tools.architectures.table RESULTS.json … --note "what was run"
 
-writes benchmarks/results/architectures.json; tools/readme_tables.py makes the table of it.
+writes the runs of one PyTorch into benchmarks/results/architectures.json, and keeps those of others;
+tools/readme_tables.py makes the tables of it.
 """
 
 from __future__ import annotations
@@ -46,16 +47,20 @@ def meaning(outcome: dict[str, Any]) -> str:
 
 
 def merged(paths: list[Path], note: str) -> dict[str, Any]:
-    """The results of several runs; the last one of an architecture and way counts."""
+    """The results of several runs with one PyTorch; the last one of an architecture and way counts."""
     found: dict[str, Any] = {}
+    versions: set[str] = set()
     for path in paths:
         for name, ways in json.loads(path.read_text()).items():
             entry = found.setdefault(name, {"library": ways["library"]})
             for way in WAYS:
                 if way in ways and ways[way]["outcome"] != "setup":
                     entry[way] = _plain(ways[way])
+                    versions.add(ways[way]["torch"])
+    if len(versions) != 1:
+        raise SystemExit(f"results of one PyTorch at a time, not of {sorted(versions)}")
     tried = {name: entry for name, entry in sorted(found.items()) if any(way in entry for way in WAYS)}
-    return {"date": datetime.date.today().isoformat(), "note": note, "architectures": tried}
+    return {"torch": versions.pop(), "date": datetime.date.today().isoformat(), "note": note, "architectures": tried}
 
 
 def _plain(outcome: dict[str, Any]) -> dict[str, Any]:
@@ -66,9 +71,14 @@ def _plain(outcome: dict[str, Any]) -> dict[str, Any]:
 
 
 def markdown(data: dict[str, Any]) -> str:
-    """Counts of each library and way, and everything that is not right."""
-    entries = data["architectures"]
-    lines = ["| library | architectures | static | dynamic batch | dynamic sequence | torch.compile "
+    """For each PyTorch, counts of each library and way, and everything that is not right."""
+    return "\n".join(_of_one_version(run) for run in data["runs"])
+
+
+def _of_one_version(run: dict[str, Any]) -> str:
+    entries = run["architectures"]
+    lines = [f"### PyTorch {run['torch']}", "",
+             "| library | architectures | static | dynamic batch | dynamic sequence | torch.compile "
              "| of these nothing left to PyTorch |", "| --- | ---: | ---: | ---: | ---: | ---: | ---: |"]  # fmt: skip
     for title in (*LIBRARIES, "all"):
         chosen = [entry for entry in entries.values() if title in (entry["library"], "all")]
@@ -81,10 +91,11 @@ def markdown(data: dict[str, Any]) -> str:
         for way in WAYS:
             if way in entry and entry[way]["outcome"] != "right":
                 reasons[entry[way]["outcome"], entry[way]["why"]].append(f"{name} ({way})")
-    lines += ["", "| outcome | why | architectures |", "| --- | --- | --- |"]
+    if reasons:
+        lines += ["", "| outcome | why | architectures |", "| --- | --- | --- |"]
     for (outcome, why), names in sorted(reasons.items(), key=lambda item: -len(item[1])):
         lines.append(f"| {outcome} | {why.replace('|', '/')} | {', '.join(names)} |")
-    return "\n".join(lines) + f"\n\n{data['note']} {data['date']}.\n"
+    return "\n".join(lines) + f"\n\n{run['note']} {run['date']}.\n"
 
 
 def _share(chosen: list[dict[str, Any]], way: str) -> str:
@@ -97,7 +108,9 @@ def main() -> None:
     parser.add_argument("results", nargs="+", type=Path)
     parser.add_argument("--note", default="")
     options = parser.parse_args()
-    RESULTS.write_text(json.dumps(merged(options.results, options.note), indent=1) + "\n")
+    run = merged(options.results, options.note)
+    others = [other for other in json.loads(RESULTS.read_text())["runs"] if other["torch"] != run["torch"]]
+    RESULTS.write_text(json.dumps({"runs": [run, *others]}, indent=1) + "\n")
 
 
 if __name__ == "__main__":
