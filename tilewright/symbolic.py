@@ -11,6 +11,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from functools import reduce
+from math import prod
 from typing import Any, Union
 
 from tilewright.forks import cached_property
@@ -419,6 +420,8 @@ def minimum(left: Size, right: Size) -> Size:
 
 def product(values: list[Size] | tuple[Size, ...]) -> Size:
     """The product of sizes; 1 for none."""
+    if all(type(value) is int for value in values):
+        return prod(values)  # type: ignore[arg-type]  # as nearly all are
     return simplify(reduce(lambda left, right: lift(left) * right, values, lift(1)))
 
 

@@ -34,6 +34,7 @@ class Rewriter:
         self.nodes: list[Node] = []
         self.constants: dict[Value, np.ndarray] = dict(graph.constants)
         self.remarks = list(graph.remarks)
+        self.memory: dict[Any, Any] = {}  # what rules remember during this walk
         self._map: dict[Value, Value] = {}
         self._producers: dict[Value, Node] = {}
         self._names = {value.name for value in [*graph.inputs, *graph.constants]}

@@ -129,13 +129,16 @@ def _known(value: Value | None, rewriter: Rewriter, limit: int, depth: int = _DE
         return data
     if limit <= SIZE_LIMIT and kind_of(node.op) not in ("source", "view", "elementwise") and node.op != "broadcast_to":
         return None
+    asked = (_known, value, limit)
+    if rewriter.memory.get(asked, 0) >= depth:  # without success
+        return None
     size = _bytes(node)
-    if size is None or size > limit:
-        return None
-    arrays = [_known(item, rewriter, limit, depth - 1) for item in node.inputs]
-    if any(array is None and item is not None for array, item in zip(arrays, node.inputs, strict=True)):
-        return None
-    return _computed(node, arrays)
+    if size is not None and size <= limit:
+        arrays = [_known(item, rewriter, limit, depth - 1) for item in node.inputs]
+        if all(array is not None or item is None for array, item in zip(arrays, node.inputs, strict=True)):
+            return _computed(node, arrays)
+    rewriter.memory[asked] = depth
+    return None
 
 
 def _widened(array: np.ndarray | None, moves: bool) -> np.ndarray | None:
