@@ -421,7 +421,7 @@ def minimum(left: Size, right: Size) -> Size:
 def product(values: list[Size] | tuple[Size, ...]) -> Size:
     """The product of sizes; 1 for none."""
     if all(type(value) is int for value in values):
-        return prod(values)  # type: ignore[arg-type]  # as nearly all are
+        return prod(values)  # as nearly all are
     return simplify(reduce(lambda left, right: lift(left) * right, values, lift(1)))
 
 
