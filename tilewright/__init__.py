@@ -34,6 +34,7 @@ if TYPE_CHECKING:
     from tilewright.launch.wrappers import MockTensor as MockTensor
     from tilewright.launch.wrappers import pointer as pointer
     from tilewright.launch.wrappers import reinterpret as reinterpret
+    from tilewright.quant.quantize import quantize as quantize
 
 __version__ = "0.1.0"
 
@@ -41,6 +42,7 @@ _EXPORTS = {
     "Engine": "tilewright.engine.engine",
     "compile": "tilewright.api",
     "load": "tilewright.engine.engine",
+    "quantize": "tilewright.quant.quantize",
     "jit": "tilewright.launch.jit",
     "JITFunction": "tilewright.launch.jit",
     "Config": "tilewright.launch.autotune",
@@ -59,7 +61,7 @@ _EXPORTS = {
 __all__ = [
     "AsyncCompileMode", "Config", "Engine", "JITFunction", "MockTensor", "TensorDescriptor", "aggregate",
     "autotune", "cdiv", "compile", "constexpr_function", "errors", "heuristics", "jit", "language", "load",
-    "next_power_of_2", "onnx", "pointer", "reinterpret", "testing",
+    "next_power_of_2", "onnx", "pointer", "quantize", "reinterpret", "testing",
 ]  # fmt: skip
 
 

@@ -115,10 +115,10 @@ def build(
     path = output or Path(f"{Path(os.path.realpath(model)).stem}.engine")
     if model.suffix == ".engine" and output is None:
         raise wrong_usage("building an engine again needs -o NEW.engine")
-    _check_written("-o", path)
+    check_written("-o", path)
     adds_times = timing_cache is not None and timing_cache.suffix != ".engine" and not reproducible
     if timing_cache is not None and adds_times:
-        _check_written("--timing-cache", timing_cache)
+        check_written("--timing-cache", timing_cache)
     from tilewright.build import builder
     from tilewright.build.tuning import Tuning
     from tilewright.graph.specialize import restrict_shapes
@@ -205,7 +205,7 @@ def _recorded(model: Path, timing_cache: Path | None, reproducible: bool) -> tup
     return found
 
 
-def _check_written(option: str, path: Path) -> None:
+def check_written(option: str, path: Path) -> None:
     """Refuse, before the build, a file that could not be written after it."""
     if not path.parent.is_dir():
         raise wrong_usage(f"{option} {path}: there is no folder {path.parent}")

@@ -27,6 +27,7 @@ _MODULES = {
     "run": "run",
     "bench": "bench",
     "inspect": "inspect",
+    "quantize": "quantize",
     "generate": "generate",
     "chat": "generate",
     "serve": "serve",

@@ -233,15 +233,15 @@ def _convolution(node: Node, rewriter: Rewriter) -> Value | None:
     if known is None:
         return None
     pixels = _as_uint8(pixels, rewriter)
-    padded = _padded(pixels, node.attributes["padding"], rewriter)
+    padded = _padded(pixels, node, rewriter)
+    channels = (-1, *[1] * (image.rank - 2)) if node.attributes["layout"] == "NCHW" else (-1,)
     options = {**node.attributes, "padding": [(0, 0)] * (image.rank - 2), "dtype": int32, "exact": False}
     sums = rewriter.op("conv", [padded, rewriter.new_constant(known, "weights")], **options)
     if pixels.zero is not None:
         columns = known.astype(np.int64).reshape(len(known), -1).sum(axis=1).astype(np.int32)
-        totals = rewriter.new_constant(columns.reshape(-1, *[1] * (image.rank - 2)), "tap_sums")
+        totals = rewriter.new_constant(columns.reshape(channels), "tap_sums")
         sums = rewriter.op("subtract", [sums, rewriter.op("multiply", [rewriter.cast(pixels.zero, int32), totals])])
     result = rewriter.cast(sums, float32)
-    channels = (-1, *[1] * (image.rank - 2))
     if weights.scale is not None and pixels.scale is not None:
         scale = weights.scale
         scale = rewriter.op("reshape", [scale], shape=channels) if scale.rank else scale
@@ -265,11 +265,12 @@ def _taps(weights: _Integers, taps: Value, rewriter: Rewriter) -> np.ndarray | N
     return whole.astype(np.int8) if low <= whole.min(initial=0) and whole.max(initial=0) <= high else None
 
 
-def _padded(image: _Integers, padding: tuple[tuple[int, int], ...], rewriter: Rewriter) -> Value:
+def _padded(image: _Integers, node: Node, rewriter: Rewriter) -> Value:
     """The integers of an image with those that stand for zero around it."""
+    padding = node.attributes["padding"]
     if not any(low or high for low, high in padding):
         return image.integers
-    pads = ((0, 0), (0, 0), *padding)
+    pads = ((0, 0), (0, 0), *padding) if node.attributes["layout"] == "NCHW" else ((0, 0), *padding, (0, 0))
     zero = np.zeros((), np.uint8) if image.zero is None else _data(image.zero, rewriter)
     if zero is not None:
         return rewriter.op("pad", [image.integers], pads=pads, value=int(zero.reshape(())))

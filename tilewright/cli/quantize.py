@@ -1,0 +1,70 @@
+"""`tilewright quantize`: a model becomes an engine of 8-bit integers, with a table of what that costs."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from tilewright.cli.build import TrustOption, check_written
+from tilewright.cli.console import terminal, wrong_usage
+from tilewright.cli.progress import BuildProgress
+
+if TYPE_CHECKING:
+    from tilewright.quant.quantize import Quantization
+
+
+def quantize(
+    model: Annotated[Path, typer.Argument(help="MODEL.onnx, MODEL.pt2 or a Hugging Face checkpoint folder.")],
+    output: Annotated[Path | None, typer.Option("-o", "--output", help="Engine file to write.")] = None,
+    data: Annotated[
+        Path | None,
+        typer.Option(help="Inputs to calibrate with: a folder of .npz or .npy files, or one .npz file, by input name."),
+    ] = None,
+    scheme: Annotated[
+        str,
+        typer.Option(help="int8: ranges of activations from --data. int8-dynamic: ranges as they come, products only."),
+    ] = "int8",
+    observer: Annotated[
+        str, typer.Option(help="How ranges are found: minmax, percentile (99.99 %), mse or entropy.")
+    ] = "minmax",
+    exclude: Annotated[
+        list[str] | None, typer.Option(help="A layer that stays in floats, by its name in the table. Repeat per layer.")
+    ] = None,
+    target: Annotated[str, typer.Option(help="What to compile for: auto (this CPU), or a target's name.")] = "auto",
+    trust: TrustOption = False,
+    quiet: Annotated[bool, typer.Option("-q", "--quiet", help="No progress display and no table.")] = False,
+) -> None:
+    """Build an engine whose products and convolutions are sums of 8-bit integers, and say what each layer loses."""
+    if model.suffix == ".engine":
+        raise wrong_usage(f"{model} is an engine; quantize the model that it was built from")
+    path = output or Path(f"{model.resolve().stem}.engine")
+    check_written("-o", path)
+    from tilewright.quant.quantize import quantize as quantized
+
+    with BuildProgress(f"Quantizing {path.name}", terminal(stderr=True, quiet=quiet)) as progress:
+        found = quantized(
+            model, data, scheme, observer=observer, exclude=exclude or [], target=target.split(","), trust=trust,
+            progress=progress,
+        )  # fmt: skip
+        progress("save", path.name, 0.0)
+        found.engine.save(path)
+    if not quiet:
+        show(found, path)
+
+
+def show(found: Quantization, path: Path) -> None:
+    """Print the table of layers, the difference of each output, and the file."""
+    from rich.table import Table
+
+    console = terminal()
+    table = Table("layer", "op", "scheme", "range", "error", title=None)
+    for row in found.layers:
+        scheme = found.scheme if row.reason is None else "float"
+        limits = "" if row.range is None else f"{row.range[0]:.4g} … {row.range[1]:.4g}"
+        table.add_row(row.name, row.op, scheme, limits, row.reason or ("" if row.error is None else f"{row.error:.2%}"))
+    console.print(table)
+    for name, error in found.errors.items():
+        console.print(f"output {name} differs by {error:.2%} (root mean square)")
+    console.print(f"{path}: {path.stat().st_size / 1e6:.1f} MB, {len(found.engine.plan.steps)} steps")
