@@ -117,7 +117,7 @@ def test_one_kernel_for_product_bias_residual_and_quantization(rng: np.random.Ge
 
 
 def test_moves_do_not_stand_between(rng: np.random.Generator) -> None:
-    """What only moves elements moves integers, so that products behind it take them."""
+    """Ops that only move elements move integers, so that the products after them take integers."""
     b = GraphBuilder("moves")
     x = b.input("x", float32, (2, 8, 6, 4))
     scale, zero = number(b, 0.02), number(b, -3, int8)
@@ -187,6 +187,23 @@ def test_convolutions_of_integers_are_exact(rng: np.random.Generator) -> None:
     assert products(graph, "conv") == ["i32"]
     (found,), (expected,) = results(graph, x=integers(rng, (1, 24, 8, 7), uint8))
     np.testing.assert_array_equal(found, expected)
+
+
+@pytest.mark.parametrize("scaled", ["image", "taps"])
+def test_a_convolution_may_have_one_scale(scaled: str, rng: np.random.Generator) -> None:
+    """The other operand is whole numbers in floats, whose scale is 1."""
+    b = GraphBuilder("one_scale")
+    image, taps = b.input("x", uint8, (1, 24, 8, 7)), b.constant(integers(rng, (16, 24, 3, 3), int8))
+    whole = [b.op("cast", [b.op("cast", [item], dtype=int32)], dtype=float32) for item in (image, taps)]
+    inputs = [b.op("dequantize", [image, number(b, 0.02)]), whole[1]]
+    if scaled == "taps":
+        scales = rng.uniform(0.001, 0.003, (16, 1, 1, 1)).astype(np.float32)
+        inputs = [whole[0], b.op("dequantize", [taps, b.constant(scales)])]
+    b.output(b.op("conv", inputs, strides=(1, 1), padding=((1, 1), (1, 1)), dilation=(1, 1)))
+    graph = b.finish()
+    assert products(graph, "conv") == ["i32"]
+    (found,), (expected,) = results(graph, x=integers(rng, (1, 24, 8, 7), uint8))
+    np.testing.assert_allclose(found, expected, rtol=1e-5, atol=1e-5 * float(np.abs(expected).max()))
 
 
 def test_grouped_taps_are_unpacked_again(rng: np.random.Generator) -> None:

@@ -27,7 +27,7 @@ from tilewright.graph.rewrite import Rewriter, apply_rules
 FEWEST_CHANNELS = 16  # of an image, for its windows to be gathered
 GROUP = 4  # the depth must be a multiple of what instructions add at once
 _SHIFT = 128  # from int8 to uint8
-_DEEPEST = 8  # nodes behind a constant that is computed
+_DEEPEST = 8  # nodes in the chain that computes a constant
 _MOVES = ("reshape", "permute", "slice", "max_pool")
 
 
@@ -132,11 +132,7 @@ def _product(node: Node, rewriter: Rewriter) -> Value | None:
     sums = _sums(node, _as_uint8(rows, rewriter), matrix, rest, rewriter)
     if not node.output.dtype.is_float:
         return sums
-    scale = rows.scale
-    if columns_scale is not None:
-        scale = columns_scale if scale is None else _times(scale, columns_scale, rewriter)
-    result = rewriter.cast(sums, float32)
-    return rewriter.cast(result if scale is None else rewriter.op("multiply", [result, scale]), node.output.dtype)
+    return rewriter.cast(_scaled(sums, rows.scale, columns_scale, rewriter), node.output.dtype)
 
 
 def _integers(value: Value, rewriter: Rewriter) -> _Integers | None:
@@ -241,11 +237,10 @@ def _convolution(node: Node, rewriter: Rewriter) -> Value | None:
         columns = known.astype(np.int64).reshape(len(known), -1).sum(axis=1).astype(np.int32)
         totals = rewriter.new_constant(columns.reshape(channels), "tap_sums")
         sums = rewriter.op("subtract", [sums, rewriter.op("multiply", [rewriter.cast(pixels.zero, int32), totals])])
-    result = rewriter.cast(sums, float32)
-    if weights.scale is not None and pixels.scale is not None:
-        scale = weights.scale
-        scale = rewriter.op("reshape", [scale], shape=channels) if scale.rank else scale
-        result = rewriter.op("multiply", [result, _times(pixels.scale, scale, rewriter)])
+    scale = weights.scale
+    if scale is not None and scale.rank:
+        scale = rewriter.op("reshape", [scale], shape=channels)
+    result = _scaled(sums, pixels.scale, scale, rewriter)
     if bias is not None:
         result = rewriter.op("add", [result, rewriter.cast(rewriter.op("reshape", [bias], shape=channels), float32)])
     return rewriter.cast(result, node.output.dtype)
@@ -317,9 +312,14 @@ def _sums(node: Node, rows: _Integers, matrix: np.ndarray, rest: np.ndarray | No
     return rewriter.op("subtract", [total, share_of_rows])
 
 
-def _times(left: Value, right: Value, rewriter: Rewriter) -> Value:
-    """Scales of rows times scales of columns, in float32."""
-    return rewriter.op("multiply", [rewriter.cast(left, float32), rewriter.cast(right, float32)])
+def _scaled(sums: Value, left: Value | None, right: Value | None, rewriter: Rewriter) -> Value:
+    """Sums times the scales of both operands, in float32; None is a scale of 1."""
+    scales = [rewriter.cast(scale, float32) for scale in (left, right) if scale is not None]
+    result = rewriter.cast(sums, float32)
+    if not scales:
+        return result
+    scale = scales[0] if len(scales) == 1 else rewriter.op("multiply", scales)
+    return rewriter.op("multiply", [result, scale])
 
 
 def _data(value: Value | None, rewriter: Rewriter, depth: int = _DEEPEST) -> np.ndarray | None:
