@@ -32,7 +32,7 @@ import torch
 
 from benchmarks.breadth import products, rows  # noqa: F401
 from benchmarks.breadth.draw import FAMILIES, Draw
-from benchmarks.breadth.measure import OURS, SLOW, contestant, is_right, line, measure
+from benchmarks.breadth.measure import OURS, SLOW, contestant, is_right, line, measure, report
 from benchmarks.gpu.harness import Monitor
 from benchmarks.kernels_cuda import environment
 from benchmarks.models_cuda import summary
@@ -116,10 +116,7 @@ def main() -> int:
     summaries = tables(records)
     document = {"environment": environment(), "seed": options.seed, "gpu": gpu, "breadth": summaries, "cases": records}
     options.out.write_text(json.dumps(document, indent=1) + "\n")
-    for record in sorted((r for r in records if r.get("ratio", 1) < SLOW), key=lambda r: r["ratio"]):
-        print(f"{record['ratio']:.3f} {record['name']}: {'; '.join(record['slow'])}")
-    for name, row in summaries.items():
-        print(f"{name:15} " + ", ".join(f"{key} {value:.3g}" for key, value in row.items()))
+    report(records, summaries)
     return 1 if any("failed" in record or not is_right(record) for record in records) else 0
 
 

@@ -39,7 +39,7 @@ import torch
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from benchmarks.breadth.draw import Drawn
-from benchmarks.breadth.measure import OURS, SLOW, contestant, is_right, line, measure
+from benchmarks.breadth.measure import OURS, SLOW, contestant, is_right, line, measure, report
 from benchmarks.kernels_cuda import environment
 from benchmarks.models_cuda import summary
 
@@ -252,10 +252,7 @@ def main() -> int:
         print(line(records[-1]), flush=True)
         document |= {"kernelbench": tables(records), "cases": records}
         options.out.write_text(json.dumps(document, indent=1) + "\n")
-    for record in sorted((r for r in records if r.get("ratio", 1) < SLOW), key=lambda r: r["ratio"]):
-        print(f"{record['ratio']:.3f} {record['key']} {record['name']}: {'; '.join(record['slow'])}")
-    for name, row in document["kernelbench"].items():
-        print(f"{name:10} " + ", ".join(f"{key} {value:.3g}" for key, value in row.items()))
+    report(records, tables(records))
     return 0
 
 

@@ -114,7 +114,7 @@ def captured(drawn: Drawn, name: str, record: dict[str, Any], exact: list[torch.
 
 
 def together(drawn: Drawn, record: dict[str, Any], rounds: int, milliseconds: float) -> dict[str, list[float]]:
-    """Times of all contestants in turns."""
+    """Times of all contestants, measured alternately."""
     exact = exact_results(drawn, record)
     found = {name: captured(drawn, name, record, exact) for name in PEERS}
     del exact
@@ -140,6 +140,15 @@ def one_by_one(drawn: Drawn, record: dict[str, Any], rounds: int, milliseconds: 
     return times
 
 
+def timed(drawn: Drawn, record: dict[str, Any], rounds: int, milliseconds: float) -> dict[str, list[float]]:
+    """Times of all contestants, together if memory holds them."""
+    try:
+        return together(drawn, record, rounds, milliseconds)
+    except torch.OutOfMemoryError:
+        pass  # what was captured is freed with the exception
+    return one_by_one(drawn, record, rounds, milliseconds)
+
+
 @torch.inference_mode()
 def measure(drawn: Drawn, rounds: int, milliseconds: float) -> dict[str, Any]:
     """Compile, check and time one case."""
@@ -148,11 +157,7 @@ def measure(drawn: Drawn, rounds: int, milliseconds: float) -> dict[str, Any]:
     heard, logger = Heard(), logging.getLogger("tilewright")
     logger.addHandler(heard)
     try:
-        try:
-            times = together(drawn, record, rounds, milliseconds)
-        except torch.OutOfMemoryError:
-            times = None
-        times = one_by_one(drawn, record, rounds, milliseconds) if times is None else times
+        times = timed(drawn, record, rounds, milliseconds)
     finally:
         logger.removeHandler(heard)
     record["left to PyTorch"] = heard.lines
@@ -181,3 +186,11 @@ def line(record: dict[str, Any]) -> str:
     failed = f" FAILED {record['failed']}" if "failed" in record else ""
     refused = f" {record['notes'][OURS]}" if OURS in record["notes"] else ""
     return f"{ratio:>7} {record['family']}: {record['name']}: us {', '.join(parts)}{wrong}{left}{failed}{refused}"
+
+
+def report(records: list[dict[str, Any]], summaries: dict[str, dict[str, float]]) -> None:
+    """Print the cases under `SLOW` with what our time went to, and a line for each family."""
+    for record in sorted((r for r in records if r.get("ratio", 1) < SLOW), key=lambda r: r["ratio"]):
+        print(f"{record['ratio']:.3f} {record['family']}: {record['name']}: {'; '.join(record['slow'])}")
+    for name, row in summaries.items():
+        print(f"{name:15} " + ", ".join(f"{key} {value:.3g}" for key, value in row.items()))

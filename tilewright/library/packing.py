@@ -8,7 +8,7 @@ A recipe is a tuple of (key, value) pairs; `kind` says which:
              with a group as [columns/W][depth/G][W][G]: G steps of the depth lie beside each other
     taps     ("width", W), ("groups", G), and ("group", B) where B > 1 divides the depth
              convolution weights [O, I/G, *kernel] as a matrix [kernel * I/G, O/G] in panels, for each
-             of the G groups: the depth runs over kernel positions first, then input channels, B of it beside each other
+             of the G groups: the depth runs over kernel positions first, then input channels, B of it adjacent
     winograd ("width", W), ("groups", G)
              3x3 convolution weights [O, I/G, 3, 3] as 16 matrices [I/G, O/G] in panels, for each of the G groups: the
              taps transformed for Winograd's algorithm.  Rounded, so they do not give back the very same taps
@@ -46,7 +46,7 @@ def panels_recipe(width: int, transposed: bool, group: int = 1) -> Recipe:
 
 
 def taps_recipe(width: int, groups: int = 1, group: int = 1) -> Recipe:
-    """The recipe of convolution weights in column panels; `group` steps of their depth lie beside each other."""
+    """The recipe of convolution weights in column panels; `group` steps of their depth are adjacent."""
     recipe: Recipe = (("kind", "taps"), ("width", width), ("groups", groups))
     return recipe if group == 1 else (*recipe, ("group", group))
 

@@ -25,13 +25,13 @@ def window_sizes(x: Value, out: Value) -> dict[str, Size]:
             "out_width": out_width}  # fmt: skip
 
 
-def window_constants(kernel: Sequence[Size], attributes: dict[str, Any]) -> dict[str, Any]:
-    """The compile-time description of windows: kernel, strides, leading padding, dilation."""
+def window_constants(kernel: Sequence[Size], attributes: dict[str, Any], axes: str = "YX") -> dict[str, Any]:
+    """The compile-time description of windows along `axes`: kernel, strides, leading padding, dilation."""
     neutral: tuple[Any, ...] = (1, 1, (0, 0), 1)
-    windows = [neutral] * (2 - len(kernel))
+    windows = [neutral] * (len(axes) - len(kernel))
     windows += zip(kernel, attributes["strides"], attributes["padding"], attributes["dilation"], strict=True)
     found: dict[str, Any] = {}
-    for letter, (extent, stride, padding, dilation) in zip("YX", windows, strict=True):
+    for letter, (extent, stride, padding, dilation) in zip(axes, windows, strict=True):
         found |= {f"KERNEL_{letter}": extent, f"STRIDE_{letter}": stride, f"PAD_{letter}": padding[0],
                   f"DILATION_{letter}": dilation}  # fmt: skip
     return found

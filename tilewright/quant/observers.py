@@ -101,7 +101,8 @@ def _within(histogram: Histogram, cut: float) -> Range:
 
 
 def _divergence(counts: np.ndarray, bins: int) -> float:
-    """Of the first bins, the last one with all that is cut off, from what `_LEAST_BINS` levels tell of them."""
+    """The Kullback-Leibler divergence of the first `bins` bins, the last of which takes what is cut off, from the same
+    bins at `_LEAST_BINS` levels."""
     seen = counts[:bins].astype(np.float64)
     kept = seen > 0
     reference = seen.copy()

@@ -124,7 +124,7 @@ def _take_widening(drafts: Drafts, draft: Draft) -> None:
 
 
 def _widening(drafts: Drafts, value: Value, readers: set[int]) -> list[int]:
-    """The nodes from a cast of narrower numbers to `value`, each read by those behind it alone, the last one first."""
+    """The nodes from a cast of narrower numbers to `value`, each read only by the next ones, the last one first."""
     chain: list[int] = []
     while True:
         index = drafts.producer(value)

@@ -21,7 +21,7 @@ from tilewright.library.matmul.simt_tiles import Tile, ranked_tiles, simt_proble
 from tilewright.library.packing import order_recipe
 from tilewright.library.slots import Slots, chain_slots
 from tilewright.library.weights import packed_weights
-from tilewright.library.windows import window_cost
+from tilewright.library.windows import window_constants, window_cost
 from tilewright.symbolic import Size, ceil_divide, lift, product, simplify, upper_bound
 from tilewright.targets.base import Target
 
@@ -66,19 +66,6 @@ def _volume(shape: tuple[Size, ...]) -> tuple[Size, Size, Size]:
     return depth, height, width
 
 
-def _window(anchor: Node, w: Value) -> dict[str, Any]:
-    """The compile-time description of windows, and whether they reach outside the image."""
-    attributes, missing = anchor.attributes, 5 - w.rank
-    neutral: tuple[Any, ...] = (1, 1, (0, 0), 1)
-    windows = [neutral] * missing
-    windows += zip(w.shape[2:], attributes["strides"], attributes["padding"], attributes["dilation"], strict=True)
-    found: dict[str, Any] = {"PADDED": any(low > 0 or high > 0 for _, _, (low, high), _ in windows)}
-    for letter, (extent, stride, padding, dilation) in zip("ZYX", windows, strict=True):
-        found |= {f"KERNEL_{letter}": extent, f"STRIDE_{letter}": stride, f"PAD_{letter}": padding[0],
-                  f"DILATION_{letter}": dilation}  # fmt: skip
-    return found
-
-
 def _bound(anchor: Node, weights: Operand, slots: Slots) -> tuple[dict[str, Operand], dict[str, str], dict[str, Any]]:
     """What both kernels take: operands, types of run-time sizes, constants."""
     x, w = anchor.inputs[:2]
@@ -90,8 +77,11 @@ def _bound(anchor: Node, weights: Operand, slots: Slots) -> tuple[dict[str, Oper
         "columns": simplify(lift(w.shape[0]) // groups), "depth": depth, "height": height, "width": width,
         "out_depth": out_depth, "out_height": out_height, "out_width": out_width,
     }  # fmt: skip
-    constants = {**_window(anchor, w), "CHANNELS": w.shape[1], "GROUPS": groups, "TYPE": language_type(x.dtype),
-                 "EPILOGUE": slots.function}  # fmt: skip
+    padded = any(low > 0 or high > 0 for low, high in anchor.attributes["padding"])
+    constants = {
+        **window_constants(w.shape[2:], anchor.attributes, "ZYX"), "PADDED": padded, "CHANNELS": w.shape[1],
+        "GROUPS": groups, "TYPE": language_type(x.dtype), "EPILOGUE": slots.function,
+    }  # fmt: skip
     operands: dict[str, Operand] = {"x": x, "w": weights, "out": slots.stored}
     types: dict[str, str] = {}
     bind_sizes(sizes, operands, types, constants)

@@ -30,7 +30,7 @@ def window_starts(pixel, out_height, out_width, STRIDE_Z: tl.constexpr, STRIDE_Y
 @tilewright.jit
 def tap_distances(tap, KERNEL_Y: tl.constexpr, KERNEL_X: tl.constexpr, DILATION_Z: tl.constexpr,
                   DILATION_Y: tl.constexpr, DILATION_X: tl.constexpr):  # fmt: skip
-    """How far flattened taps of a window are behind, below and right of its first one."""
+    """The offsets (z, y, x) of flattened taps from the first tap of a window."""
     line = tap // KERNEL_X
     slice = line // KERNEL_Y
     return slice * DILATION_Z, (line - slice * KERNEL_Y) * DILATION_Y, (tap - line * KERNEL_X) * DILATION_X
