@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import json
+import re
 import subprocess
 import sys
 import threading
@@ -17,6 +18,7 @@ from hypothesis import strategies as st
 
 pytest.importorskip("tokenizers")
 pytest.importorskip("jinja2")
+pytest.importorskip("llguidance")
 
 from tests.host.llm_support import text_checkpoint
 from tilewright.cli.serve import _is_own
@@ -133,6 +135,29 @@ def test_chats(llm):
     assert ask(application, "POST", "/v1/chat/completions", without_limit)[0] == 200
 
 
+@pytest.mark.parametrize(
+    ("form", "pattern"),
+    [
+        (
+            {"response_format": {"type": "json_schema", "json_schema": {"name": "n", "schema": {"enum": [1, 22]}}}},
+            "1|22",
+        ),
+        ({"structured_outputs": {"regex": "a{3,5}"}}, "a{3,5}"),
+        ({"structured_outputs": {"json_object": True}}, r"\{.*"),
+        ({"guided_choice": ["one", "two"]}, "one|two"),
+        ({"guided_json": '{"type": "boolean"}'}, "true|false"),
+        ({"guided_grammar": 'root ::= "x" [0-9]'}, "x[0-9]"),
+        ({"response_format": {"type": "text"}}, ".*"),
+    ],
+    ids=str,
+)
+def test_structured_output(llm, form, pattern):
+    application = Application(llm, "bytes")
+    body = {"messages": [{"role": "user", "content": "Hi"}], "seed": 3, "max_tokens": 20, **form}
+    status, content = ask(application, "POST", "/v1/chat/completions", body)
+    assert status == 200 and re.fullmatch(pattern, content["choices"][0]["message"]["content"], re.DOTALL)
+
+
 def test_small_routes(llm):
     application = Application(llm, "bytes")
     assert ask(application, "GET", "/health") == (200, {"status": "ok"})
@@ -178,6 +203,18 @@ def test_small_routes(llm):
         ({"prompt": "x", "max_tokens": 0}, 400, "max_tokens"),
         ({"prompt": "x", "chat_template": "{{ 1 }}"}, 400, "chat_template"),
         ({"prompt": "x", "seed": 1.5}, 400, "seed"),
+        ({"prompt": "x", "guided_regex": "("}, 400, "guided_regex"),
+        ({"prompt": "x", "guided_regex": "a", "guided_choice": ["b"]}, 400, "guided_choice"),
+        ({"prompt": "x", "guided_choice": "yes"}, 400, "guided_choice"),
+        ({"prompt": "x", "structured_outputs": {"xml": "a"}}, 400, "structured_outputs"),
+        ({"prompt": "x", "structured_outputs": {"regex": "a{1000000}"}}, 400, "structured_outputs"),
+        ({"prompt": "x", "response_format": {"type": "json_schema"}}, 400, "response_format"),
+        (
+            {"prompt": "x", "response_format": {"type": "json_schema", "json_schema": {"schema": {"type": "no"}}}},
+            400,
+            "response_format",
+        ),
+        ({"prompt": "x", "response_format": "json"}, 400, "response_format"),
     ],
     ids=lambda value: str(value)[:40],
 )

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import sys
 import time
 from collections.abc import Iterator
@@ -12,11 +13,11 @@ import typer
 from rich.text import Text
 
 from tilewright.cli.console import terminal
-from tilewright.errors import printable
+from tilewright.errors import InputError, printable
 from tilewright.settings import MOST_THREADS, settings
 
 if TYPE_CHECKING:
-    from tilewright.llm import LLM, Output, SamplingParameters
+    from tilewright.llm import LLM, Output, SamplingParameters, StructuredOutput
 
 PathArgument = Annotated[
     Path, typer.Argument(metavar="PATH", help="A folder with config.json, safetensors and tokenizer.json.")
@@ -46,6 +47,8 @@ def generate(
     repetition_penalty: RepetitionOption = 1.0,
     seed: SeedOption = None,
     stop: StopOption = None,
+    regex: Annotated[str | None, typer.Option(help="The text matches this pattern as a whole.")] = None,
+    json_schema: Annotated[Path | None, typer.Option(help="The text is JSON of the schema in this file.")] = None,
     dtype: DtypeOption = "auto",
     length: LengthOption = None,
     memory: MemoryOption = 1024,
@@ -54,6 +57,7 @@ def generate(
     """Continue a text with a language model, token by token."""
     model = _open(path, dtype, length, memory, threads)
     wanted = _parameters(max_tokens, temperature, top_k, top_p, min_p, repetition_penalty, seed, stop)
+    wanted = dataclasses.replace(wanted, structured_output=_form(regex, json_schema))
     text = sys.stdin.read() if prompt == "-" else prompt
     started = time.perf_counter()
     output = _show(model.stream(text, wanted))
@@ -101,6 +105,18 @@ def _open(path: Path, dtype: str, length: int | None, memory: int, threads: int 
     if threads is not None:
         settings.threads = threads
     return LLM(path, dtype=dtype, length=length, memory=memory << 20)
+
+
+def _form(regex: str | None, json_schema: Path | None) -> StructuredOutput | None:
+    from tilewright.llm import StructuredOutput
+
+    if regex is None and json_schema is None:
+        return None
+    try:
+        schema = None if json_schema is None else json_schema.read_text(encoding="utf-8")
+    except (OSError, ValueError) as error:
+        raise InputError(f"{json_schema}: cannot be read ({error})") from error
+    return StructuredOutput(json=schema, regex=regex)
 
 
 def _parameters(

@@ -2,5 +2,6 @@
 
 from tilewright.llm.llm import LLM
 from tilewright.llm.requests import Completion, Output, SamplingParameters, TokenLogprobs
+from tilewright.llm.structure import StructuredOutput
 
-__all__ = ["LLM", "Completion", "Output", "SamplingParameters", "TokenLogprobs"]
+__all__ = ["LLM", "Completion", "Output", "SamplingParameters", "StructuredOutput", "TokenLogprobs"]

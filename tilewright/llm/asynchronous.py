@@ -79,6 +79,8 @@ class AsyncEngine:
 
         Closing the iterator ends the request.  Raises `InputError` as `Engine.add`, and `EngineStopped`.
         """
+        if parameters is not None and parameters.structured_output is not None:
+            await asyncio.to_thread(self._engine.matcher, parameters)  # compiled while the steps of others go on
         name = secrets.token_hex(8)
         listener = _Listener(asyncio.get_running_loop(), asyncio.Queue())
 

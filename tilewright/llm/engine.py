@@ -6,6 +6,7 @@ request ends: with its last token, by a stop text, at its deadline, by `abort`, 
 
 from __future__ import annotations
 
+import functools
 import logging
 import secrets
 import time
@@ -22,6 +23,7 @@ from tilewright.llm.sampling import Sampler
 from tilewright.llm.scheduler import Scheduler, Work
 from tilewright.llm.scheduler import Sequence as Scheduled
 from tilewright.llm.step import Limits
+from tilewright.llm.structure import FormCompiler, Matcher
 from tilewright.llm.text import Decoder, StopTexts, TextStream
 
 _log = logging.getLogger("tilewright")
@@ -63,6 +65,7 @@ class _Result:
     sampler: Sampler
     stream: TextStream | None
     stops: StopTexts
+    matcher: Matcher | None = None
 
     @property
     def is_finished(self) -> bool:
@@ -91,7 +94,7 @@ class Engine:
     """Works on many requests at once.
 
     `decoder` turns tokens into text, without one results have no text and no stop texts. `end_tokens` end a result.
-    `clock` gives seconds, for deadlines.
+    `clock` gives seconds, for deadlines. `forms` makes the compiler of structured outputs, when one is wanted first.
     """
 
     def __init__(
@@ -102,13 +105,15 @@ class Engine:
         end_tokens: Sequence[int] = (),
         share_prefixes: bool = True,
         clock: Callable[[], float] = time.monotonic,
+        forms: Callable[[], FormCompiler] | None = None,
     ) -> None:
         self.model, self.vocabulary, self.decoder, self.clock = model, vocabulary, decoder, clock
-        self.end_tokens = frozenset(end_tokens)
+        self.end_tokens = frozenset(token for token in end_tokens if token < vocabulary)
         self.scheduler = Scheduler(model.limits, model.pages, share_prefixes)
         self._statistics = Statistics(pages=model.pages)
         self._requests: dict[str, _Request] = {}
         self._arrivals = 0
+        self._forms = None if forms is None else functools.cache(forms)
 
     @property
     def has_work(self) -> bool:
@@ -123,6 +128,17 @@ class Engine:
             counts.prompt_tokens, counts.cached_tokens, counts.generated_tokens, counts.steps, scheduler.preemptions,
             dict(counts.finished), len(scheduler.running), len(scheduler.waiting), pool.count - pool.free, pool.count,
         )  # fmt: skip
+
+    def matcher(self, parameters: SamplingParameters) -> Matcher | None:
+        """The matcher of a structured output that is wanted, compiled or as it was kept; any thread may call this.
+
+        Raises `InputError` for a form that cannot be used.
+        """
+        if parameters.structured_output is None:
+            return None
+        if self._forms is None:
+            raise InputError("structured output needs a tokenizer")
+        return self._forms().matcher(parameters.structured_output)
 
     def add(
         self,
@@ -150,6 +166,7 @@ class Engine:
             raise InputError(f"logit_bias and stop_tokens take tokens from 0 to {self.vocabulary - 1}")
         if parameters.stop and self.decoder is None:
             raise InputError("stop texts need a tokenizer; use stop_tokens")
+        matcher = self.matcher(parameters)
         seed = secrets.randbits(63) if parameters.seed is None else parameters.seed
         deadline = None if seconds is None else self.clock() + seconds
         request = _Request(name, tokens, parameters, [], deadline)
@@ -158,7 +175,8 @@ class Engine:
             completion = Completion(index, [], "", logprobs=None if parameters.logprobs is None else [])
             stream = None if self.decoder is None else TextStream(self.decoder)
             sampler = Sampler(parameters, seed, index, tokens)
-            request.results.append(_Result(completion, scheduled, sampler, stream, StopTexts(parameters.stop)))
+            form = None if matcher is None else matcher.copy()
+            request.results.append(_Result(completion, scheduled, sampler, stream, StopTexts(parameters.stop), form))
         self._arrivals += 1
         self._requests[name] = request
         self.scheduler.add(request.results[0].scheduled)  # the others begin with what it has computed
@@ -233,21 +251,38 @@ class Engine:
             ends |= self.end_tokens
         is_early = len(completion.tokens) < parameters.min_tokens
         try:
-            chosen = result.sampler.choose(logits, sorted(ends) if is_early else ())
-        except FloatingPointError as error:
+            allowed = self._allowed(result, ends, is_early)
+            if allowed is not None and not allowed.any():
+                self._finish(result, "stop")  # the form is complete: nothing but an end may follow
+                return
+            chosen = result.sampler.choose(logits, sorted(ends) if is_early else (), allowed)
+            self._append(result, chosen)
+        except (FloatingPointError, InputError) as error:
             request.error = str(error)
             self._finish(result, "error")
             return
-        self._append(result, chosen)
         longest = self.scheduler.longest
         if chosen.token in ends and not is_early:
             self._finish(result, "stop")
         elif self._grow(result, chosen.token):
             self._finish(result, "stop", cut=True)
+        elif result.matcher is not None and result.matcher.is_complete:
+            self._finish(result, "stop")
         elif len(completion.tokens) == parameters.max_tokens or len(result.scheduled.tokens) >= longest:
             self._finish(result, "length")
 
+    def _allowed(self, result: _Result, ends: set[int], is_early: bool) -> np.ndarray | None:
+        """The tokens that the structured output allows, without end tokens where they are not wanted."""
+        if result.matcher is None:
+            return None
+        allowed = result.matcher.allowed()
+        if is_early or not self.end_tokens <= ends:
+            allowed[sorted(self.end_tokens | (ends if is_early else set()))] = False
+        return allowed
+
     def _append(self, result: _Result, chosen: TokenLogprobs) -> None:
+        if result.matcher is not None:
+            result.matcher.take(chosen.token)
         result.completion.tokens.append(chosen.token)
         result.scheduled.tokens.append(chosen.token)
         self._statistics.generated_tokens += 1

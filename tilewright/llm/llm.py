@@ -17,6 +17,7 @@ from tilewright.llm.engine import Engine
 from tilewright.llm.model import Model, describe, open_family
 from tilewright.llm.requests import Output, SamplingParameters
 from tilewright.llm.step import Limits
+from tilewright.llm.structure import FormCompiler
 from tilewright.llm.tokenizer import Tokenizer, end_tokens
 
 MEMORY = 1 << 30  # bytes of keys and values, where nothing else is said
@@ -64,8 +65,12 @@ class LLM:
         self.model = Model.open(self.path, pages, limits, dtype, progress)
         self.engine = Engine(
             self.model, self.description.vocabulary, self.tokenizer, end_tokens(self.path, self.tokenizer),
-            share_prefixes,
+            share_prefixes, forms=None if self.tokenizer is None else self._forms,
         )  # fmt: skip
+
+    def _forms(self) -> FormCompiler:
+        tokenizer = self.text_tokenizer
+        return FormCompiler(tokenizer.text, self.description.vocabulary, sorted(self.engine.end_tokens))
 
     def _sizes(self, limits: Limits, dtype: str, length: int | None, memory: int) -> tuple[Limits, int]:
         """The limits, and how many pages there are."""

@@ -7,6 +7,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from tilewright.errors import InputError
+from tilewright.llm.structure import StructuredOutput
 
 MOST_RESULTS = 8  # n of a request
 MOST_LOGPROBS = 20
@@ -24,7 +25,7 @@ class SamplingParameters:
     output; `presence_penalty` and `frequency_penalty` are subtracted for tokens of the output. With a `seed` the same
     tokens come again, whatever else runs. `logprobs` wants the logarithms of the probabilities of so many tokens
     beside the chosen one, before temperature and filters. `stop` are texts, which are not part of the result,
-    `stop_tokens` tokens, which are.
+    `stop_tokens` tokens, which are. With `structured_output` the text has a form, unless another bound ends it early.
     """
 
     temperature: float = 1.0
@@ -43,6 +44,7 @@ class SamplingParameters:
     logit_bias: Mapping[int, float] = field(default_factory=dict)
     logprobs: int | None = None
     n: int = 1
+    structured_output: StructuredOutput | None = None
 
     def __post_init__(self) -> None:
         """Raises `InputError` that names the parameter which is out of its range."""
@@ -63,6 +65,8 @@ class SamplingParameters:
         self._check_lists()
 
     def _check_lists(self) -> None:
+        if not isinstance(self.structured_output, (StructuredOutput, type(None))):
+            raise InputError("structured_output takes a StructuredOutput")
         stops = self.stop
         if isinstance(stops, str) or len(stops) > MOST_STOPS or not all(isinstance(one, str) for one in stops):
             raise InputError(f"stop takes a list of at most {MOST_STOPS} texts")

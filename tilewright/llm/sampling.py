@@ -34,15 +34,22 @@ class Sampler:
         penalties = wanted.presence_penalty or wanted.frequency_penalty or wanted.repetition_penalty != 1.0
         return wanted.is_greedy and not penalties and not len(self._biases) and wanted.logprobs is None
 
-    def choose(self, logits: np.ndarray, banned: Sequence[int] = ()) -> TokenLogprobs:
-        """The next token for logits float32 [vocabulary]; `banned` are tokens that it must not be.
+    def choose(
+        self, logits: np.ndarray, banned: Sequence[int] = (), allowed: np.ndarray | None = None
+    ) -> TokenLogprobs:
+        """The next token for logits float32 [vocabulary]; `banned` are tokens that it must not be, `allowed`, bool
+        [vocabulary], those that it may be.
 
         Raises `FloatingPointError` when the logits are no numbers.
         """
         if not np.isfinite(logits.max()):
             raise FloatingPointError("the model's logits are no finite numbers")
         scores = self._adjusted(logits, banned)
-        token = int(np.argmax(scores)) if self.parameters.is_greedy else self._draw(scores)
+        if allowed is None:
+            token = self._pick(scores)
+        else:
+            candidates = np.flatnonzero(allowed[: len(scores)])
+            token = int(candidates[self._pick(scores[candidates])])
         self._count += 1
         self._output[token] += 1
         if self._repeated or self.parameters.repetition_penalty != 1.0:
@@ -50,6 +57,9 @@ class Sampler:
         if self.parameters.logprobs is None:
             return TokenLogprobs(token, 0.0)
         return logprobs_of(logits, token, self.parameters.logprobs)
+
+    def _pick(self, scores: np.ndarray) -> int:
+        return int(np.argmax(scores)) if self.parameters.is_greedy else self._draw(scores)
 
     def _adjusted(self, logits: np.ndarray, banned: Sequence[int]) -> np.ndarray:
         wanted, scores = self.parameters, logits

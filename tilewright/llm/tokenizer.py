@@ -42,6 +42,16 @@ class Tokenizer:
         self._template: Any = None
 
     @property
+    def text(self) -> str:
+        """As tokenizer.json has it, without padding and truncation."""
+        import tokenizers
+
+        copy = tokenizers.Tokenizer.from_str(self._tokenizer.to_str())
+        copy.no_padding()
+        copy.no_truncation()
+        return str(copy.to_str())
+
+    @property
     def size(self) -> int:
         """How many tokens there are."""
         return int(self._tokenizer.get_vocab_size())

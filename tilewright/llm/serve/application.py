@@ -164,6 +164,10 @@ class Application:
     ) -> None:
         """Answer until all is sent or the client has gone."""
         with self._admitted(prompts):
+            try:
+                await asyncio.to_thread(self.llm.llm.engine.matcher, wanted.parameters)
+            except InputError as error:
+                raise Refused(400, f"{wanted.form_field}: {error}", wanted.form_field) from error
             streams = [
                 self.llm.stream(prompt, wanted.parameters, salt=tenant, seconds=self.bounds.seconds)
                 for prompt in prompts

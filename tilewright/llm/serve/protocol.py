@@ -12,15 +12,17 @@ from typing import Any
 from tilewright.engine.bounded_json import read_json
 from tilewright.errors import InputError
 from tilewright.llm.requests import MOST_LOGPROBS, Completion, Output, SamplingParameters, TokenLogprobs
+from tilewright.llm.structure import StructuredOutput
 
 MOST_PROMPTS = 64  # of a request
 _SAMPLING = (
     "temperature", "top_p", "top_k", "min_p", "presence_penalty", "frequency_penalty", "repetition_penalty", "n",
     "min_tokens", "ignore_eos",
 )  # fmt: skip
+_FORMS = {"guided_json": "json", "guided_regex": "regex", "guided_choice": "choice", "guided_grammar": "grammar"}
 _COMMON = frozenset(
     {*_SAMPLING, "model", "max_tokens", "seed", "stop", "stop_token_ids", "logit_bias", "logprobs", "stream",
-     "stream_options", "user", "metadata", "store"}
+     "stream_options", "user", "metadata", "store", *_FORMS, "response_format", "structured_outputs"}
 )  # fmt: skip
 COMPLETION = _COMMON | {"prompt"}
 CHAT = _COMMON | {"messages", "max_completion_tokens", "top_logprobs"}
@@ -50,6 +52,7 @@ class Wanted:
     parameters: SamplingParameters
     stream: bool
     usage_at_end: bool
+    form_field: str | None = None  # which says what the text must be
 
 
 def parse(body: bytes) -> dict[str, Any]:
@@ -153,11 +156,49 @@ def _wanted(
     given["logit_bias"] = _biases(fields.get("logit_bias"))
     if logprobs is not None and (type(logprobs) is not int or not 0 <= logprobs <= MOST_LOGPROBS):
         raise Refused(400, f"logprobs are a whole number from 0 to {MOST_LOGPROBS}", "logprobs")
+    structured, form_field = _structured(fields)
     try:
-        parameters = SamplingParameters(**given, max_tokens=most, logprobs=logprobs)
+        parameters = SamplingParameters(**given, max_tokens=most, logprobs=logprobs, structured_output=structured)
     except InputError as error:
         raise Refused(400, str(error), str(error).split(" ", 1)[0]) from error
-    return Wanted(prompts, messages, parameters, stream, bool(options and options.get("include_usage")))
+    return Wanted(prompts, messages, parameters, stream, bool(options and options.get("include_usage")), form_field)
+
+
+def _structured(fields: Mapping[str, Any]) -> tuple[StructuredOutput | None, str | None]:
+    """What the text must be, by whichever field says it, OpenAI's or those of other servers; and that field."""
+    found: list[tuple[str, dict[str, Any]]] = [
+        (name, {kind: fields[name]}) for name, kind in _FORMS.items() if fields.get(name) is not None
+    ]
+    several = fields.get("structured_outputs")
+    if several is not None:
+        kinds = {"json", "json_object", "regex", "choice", "grammar"}
+        if not isinstance(several, dict) or set(several) - kinds:
+            raise Refused(400, f"structured_outputs takes one of {', '.join(sorted(kinds))}", "structured_outputs")
+        found.append(("structured_outputs", {name: value for name, value in several.items() if value is not None}))
+    response = fields.get("response_format")
+    if response is not None and response != {"type": "text"}:
+        found.append(("response_format", _response_format(response)))
+    if len(found) > 1:
+        raise Refused(400, f"{found[0][0]} and {found[1][0]} both say what the text must be", found[1][0])
+    for name, form in found:
+        try:
+            return StructuredOutput(**form), name
+        except InputError as error:
+            raise Refused(400, f"{name}: {error}", name) from error
+    return None, None
+
+
+def _response_format(given: Any) -> dict[str, Any]:
+    kind = given.get("type") if isinstance(given, dict) else None
+    if kind == "json_object":
+        return {"json_object": True}
+    described = given.get("json_schema") if kind == "json_schema" else None
+    if isinstance(described, dict) and isinstance(described.get("schema"), dict):
+        return {"json": described["schema"]}
+    raise Refused(
+        400, "response_format has the type text, json_object, or json_schema with a json_schema.schema",
+        "response_format",
+    )  # fmt: skip
 
 
 def _prompts(given: Any) -> list[str | list[int]]:

@@ -1,0 +1,300 @@
+"""Results whose text must be of a form: a JSON schema, a regular expression, one of several texts, or a grammar.
+
+The library llguidance says after each token which tokens may come next.  What it is given comes from callers who are
+not trusted, so the size of a form is bounded before it sees one, its own work by its limits.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+import threading
+from collections import OrderedDict
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+
+from tilewright.errors import InputError, MissingDependencyError
+
+LARGEST_FORM = 64 << 10  # characters
+DEEPEST_SCHEMA = 64  # objects and lists in each other
+MOST_CHOICES = 1024  # of choice, and of an enum
+MOST_REPEATS = 10_000  # what the repeats of a pattern amount to
+_KEPT = 32  # compiled forms
+_DEEPEST_GRAMMAR = 200  # definitions that are counted
+_SPACES = r"\n?[ \t]{0,16}"  # between the parts of JSON: a model must not write spaces for ever
+_LIMITS: dict[str, Any] = {"initial_lexer_fuel": 1_000_000, "step_max_items": 10_000, "max_lexer_states": 50_000,
+           "max_grammar_size": 100_000, "precompute_large_lexemes": False, "verbose_errors": False}  # fmt: skip
+_REPEAT = re.compile(r"\{(\d*)(,?)(\d*)\}")
+_DEFINITION = re.compile(r"^[ \t]*[?!]?([A-Za-z_][\w-]*)(?:\.-?\d+)?[ \t]*(?:::=|:)", re.MULTILINE)
+_NAME = re.compile(r"[A-Za-z_][\w-]*")
+
+
+@dataclass(frozen=True)
+class StructuredOutput:
+    """What a result's text must be; exactly one of these is given.
+
+    `json` is a JSON schema (an object or its text), `json_object` wants any JSON object, `regex` a text that the whole
+    pattern matches (Rust's syntax, without look-around and back-references), `choice` one of several texts, `grammar`
+    a text of a context-free grammar in Lark's or llama.cpp's (GBNF) notation.
+
+    Raises `InputError` that names what is wrong or over a bound.
+    """
+
+    json: Mapping[str, Any] | bool | str | None = None
+    json_object: bool = False
+    regex: str | None = None
+    choice: Sequence[str] | None = None
+    grammar: str | None = None
+
+    def __post_init__(self) -> None:
+        given = [name for name in ("json", "regex", "choice", "grammar") if getattr(self, name) is not None]
+        given += ["json_object"] if self.json_object else []
+        if len(given) != 1:
+            raise InputError("structured output takes exactly one of json, json_object, regex, choice and grammar")
+        object.__setattr__(self, "_form", _FORMS[given[0]](getattr(self, given[0])))
+
+    @property
+    def form(self) -> tuple[str, str]:
+        """The kind, and its text as llguidance reads it."""
+        form: tuple[str, str] = self._form  # type: ignore[attr-defined]
+        return form
+
+
+class Matcher:
+    """Which tokens may come next in one result; masks are bool [vocabulary]."""
+
+    def __init__(self, matcher: Any, vocabulary: int) -> None:
+        self._matcher, self._vocabulary = matcher, vocabulary
+
+    def allowed(self) -> np.ndarray:
+        """The tokens that may come next, end tokens among them where the text may end.
+
+        Raises `InputError` when the form is too complex to go on.
+        """
+        bits = np.frombuffer(self._matcher.compute_bitmask(), np.uint8)
+        self._check()
+        return np.unpackbits(bits, count=self._vocabulary, bitorder="little").view(np.bool_)
+
+    def take(self, token: int) -> None:
+        """A token that was allowed has come."""
+        self._matcher.consume_token(token)
+        self._check()
+
+    @property
+    def is_complete(self) -> bool:
+        """Whether the text is whole and nothing can follow."""
+        return bool(self._matcher.is_stopped())
+
+    def copy(self) -> Matcher:
+        """One for another result that begins in the same way."""
+        return Matcher(self._matcher.deep_copy(), self._vocabulary)
+
+    def _check(self) -> None:
+        if self._matcher.is_error():
+            raise InputError(f"the structured output is too complex: {_first_line(self._matcher.get_error())}")
+
+
+class FormCompiler:
+    """Forms to matchers for one tokenizer; keeps the last ones.  Threads may share it.
+
+    `tokenizer` is the text of tokenizer.json.  Raises `MissingDependencyError` without llguidance.
+    """
+
+    def __init__(self, tokenizer: str, vocabulary: int, end_tokens: Sequence[int]) -> None:
+        try:
+            import llguidance
+        except ImportError as error:
+            raise MissingDependencyError(
+                "structured output needs the package llguidance: pip install 'tilewright[structured]'"
+            ) from error
+        self._library: Any = llguidance
+        self._vocabulary = vocabulary
+        self._limits = llguidance.LLParserLimits(**_LIMITS)
+        self._tokenizer = llguidance.LLTokenizer(tokenizer, n_vocab=vocabulary, eos_token=list(end_tokens) or None)
+        self._kept: OrderedDict[tuple[str, str], Matcher] = OrderedDict()
+        self._lock = threading.Lock()
+
+    def matcher(self, wanted: StructuredOutput) -> Matcher:
+        """A matcher at the beginning of a text; raises `InputError` for a form that cannot be compiled."""
+        form = wanted.form
+        with self._lock:
+            if form in self._kept:
+                self._kept.move_to_end(form)
+                return self._kept[form].copy()
+        matcher = self._compile(*form)
+        with self._lock:
+            self._kept[form] = matcher
+            while len(self._kept) > _KEPT:
+                self._kept.popitem(last=False)
+        return matcher.copy()
+
+    def _compile(self, kind: str, text: str) -> Matcher:
+        kinds = self._library.LLMatcher
+        try:
+            if kind == "json":
+                grammar = kinds.grammar_from_json_schema(text, overrides={"whitespace_pattern": _SPACES})
+            else:
+                grammar = self._library.grammar_from(kind, text)
+            found = kinds(self._tokenizer, grammar, log_level=0, limits=self._limits)
+            error = found.get_error()
+            if not error:
+                found.compute_bitmask()  # the first step finds what the compiler does not
+                error = found.get_error()
+        except (ValueError, RecursionError) as reason:
+            error = str(reason) or type(reason).__name__
+        if error:
+            raise InputError(f"the {'JSON schema' if kind == 'json' else kind} cannot be used: {_first_line(error)}")
+        return Matcher(found, self._vocabulary)
+
+
+# -- Bounds of forms ---------------------------------------------------------------------------------
+
+
+def _schema(given: Any) -> tuple[str, str]:
+    if isinstance(given, str):
+        _check_size("json", given)
+        try:
+            given = json.loads(given)
+        except (ValueError, RecursionError) as error:
+            raise InputError(f"json is no JSON: {str(error)[:100]}") from error
+    if not isinstance(given, (Mapping, bool)):
+        raise InputError("json takes a JSON schema: an object")
+    _check_schema(given, 0)
+    try:
+        text = json.dumps(given, sort_keys=False)
+    except (TypeError, ValueError) as error:
+        raise InputError(f"json is no JSON schema: {str(error)[:100]}") from error
+    return "json", _check_size("json", text)
+
+
+def _check_schema(node: Any, depth: int) -> None:
+    if depth > DEEPEST_SCHEMA:
+        raise InputError(f"json is deeper than {DEEPEST_SCHEMA} levels")
+    if isinstance(node, Mapping):
+        enumeration = node.get("enum")
+        if isinstance(enumeration, (list, tuple)) and len(enumeration) > MOST_CHOICES:
+            raise InputError(f"json has an enum of more than {MOST_CHOICES} values")
+        patterns = node.get("patternProperties")
+        for pattern in (node.get("pattern"), *(patterns if isinstance(patterns, Mapping) else ())):
+            if isinstance(pattern, str):
+                _check_repeats("json", _Size(pattern).total())
+    if isinstance(node, (Mapping, list, tuple)):
+        for child in node.values() if isinstance(node, Mapping) else node:
+            _check_schema(child, depth + 1)
+
+
+def _any_object(given: Any) -> tuple[str, str]:
+    if given is not True:
+        raise InputError("json_object is true or false")
+    return "json", '{"type": "object"}'
+
+
+def _regex(given: Any) -> tuple[str, str]:
+    text = _check_size("regex", given)
+    _check_repeats("regex", _Size(text).total())
+    return "regex", text
+
+
+def _choice(given: Any) -> tuple[str, str]:
+    if isinstance(given, str) or not isinstance(given, Sequence) or not 0 < len(given) <= MOST_CHOICES:
+        raise InputError(f"choice takes a list of 1 to {MOST_CHOICES} texts")
+    if not all(isinstance(item, str) and item for item in given):
+        raise InputError("choice takes texts that are not empty")
+    return "choice", _check_size("choice", json.dumps(list(given)))
+
+
+def _grammar(given: Any) -> tuple[str, str]:
+    text = _check_size("grammar", given)
+    places = list(_DEFINITION.finditer(text))
+    ends = [place.start() for place in places[1:]] + [len(text)]
+    bodies = {place.group(1): text[place.end() : end] for place, end in zip(places, ends, strict=True)}
+    _check_repeats("grammar", max((_Size(body, bodies).total() for body in bodies.values()), default=0))
+    return "grammar", text
+
+
+def _check_size(name: str, text: Any) -> str:
+    if not isinstance(text, str) or not text:
+        raise InputError(f"{name} is a text that is not empty")
+    if len(text) > LARGEST_FORM:
+        raise InputError(f"{name} has more than {LARGEST_FORM} characters")
+    try:
+        text.encode()
+    except UnicodeEncodeError as error:
+        raise InputError(f"{name} is no valid Unicode text") from error
+    return text
+
+
+def _check_repeats(name: str, size: int) -> None:
+    if size > MOST_REPEATS:
+        raise InputError(f"{name} repeats its parts more than {MOST_REPEATS} times")
+
+
+class _Size:
+    """Counts what the repeats of a pattern amount to, an upper bound: `(a{9}b){100}` is 1,000.
+
+    In a grammar's definition, names stand for the definitions of `named`.
+    """
+
+    def __init__(self, text: str, named: Mapping[str, str] | None = None, known: dict[str, int] | None = None) -> None:
+        self._text, self._named = text, named or {}
+        self._known: dict[str, int] = {} if known is None else known
+        self._groups: list[int] = []
+        self._sum = self._last = 0
+
+    def total(self) -> int:
+        """The count; characters and names outside of repeats count once."""
+        at = repeated = 0
+        while at < len(self._text):
+            at, count = self._item(at)
+            repeated = max(repeated, count)
+        return repeated
+
+    def _item(self, at: int) -> tuple[int, int]:
+        """The place after the item at a place, and what it amounts to where it repeats."""
+        character = self._text[at]
+        if character == "(":
+            self._groups.append(self._sum + self._last)
+            self._sum = self._last = 0
+            return at + 1, 0
+        if character == ")":
+            inner = self._sum + self._last
+            self._sum, self._last = (self._groups.pop() if self._groups else 0), inner
+            return at + 1, 0
+        repeat = _REPEAT.match(self._text, at) if character == "{" else None
+        if repeat is not None:
+            counts = [int(number[:9]) for number in (repeat.group(1), repeat.group(3)) if number]
+            self._last = max(self._last, 1) * max(1, *counts) if counts else self._last
+            return repeat.end(), self._last
+        self._sum += self._last
+        self._last = 1
+        if character == "[":
+            return self._end_of_class(at), 0
+        name = _NAME.match(self._text, at) if self._named else None
+        if name is not None and name.group() in self._named:
+            self._last = max(1, self._size_of(name.group()))
+            return name.end(), self._last if self._last > 1 else 0
+        return (name.end() if name is not None else at + (2 if character == "\\" else 1)), 0
+
+    def _size_of(self, name: str) -> int:
+        if name not in self._known:
+            known = len(self._known) < _DEEPEST_GRAMMAR
+            self._known[name] = 1 if known else MOST_REPEATS  # 1 while a definition that holds itself is counted
+            if known:
+                self._known[name] = _Size(self._named[name], self._named, self._known).total()
+        return self._known[name]
+
+    def _end_of_class(self, at: int) -> int:
+        end = at + 1
+        while end < len(self._text) and (self._text[end] != "]" or end == at + 1):
+            end += 2 if self._text[end] == "\\" else 1
+        return end + 1
+
+
+def _first_line(error: str) -> str:
+    return error.split("\n", 1)[0][:200]
+
+
+_FORMS = {"json": _schema, "json_object": _any_object, "regex": _regex, "choice": _choice, "grammar": _grammar}
