@@ -19,6 +19,7 @@ from tilewright.llm.requests import Output, SamplingParameters
 from tilewright.llm.step import Limits
 from tilewright.llm.structure import FormCompiler
 from tilewright.llm.tokenizer import Tokenizer, end_tokens
+from tilewright.llm.tools import Tools, read_tools
 
 MEMORY = 1 << 30  # bytes of keys and values, where nothing else is said
 Prompt = str | Sequence[int]
@@ -145,10 +146,16 @@ class LLM:
         messages: Sequence[Mapping[str, Any]],
         parameters: SamplingParameters | None = None,
         *,
+        tools: Sequence[Mapping[str, Any]] | None = None,
         seconds: float | None = None,
     ) -> Output:
-        """The answer to a chat (a list of ``{"role": …, "content": …}``) by the checkpoint's template."""
-        return self.generate(self.text_tokenizer.chat(messages), parameters, seconds=seconds)
+        """The answer to a chat (a list of ``{"role": …, "content": …}``) by the checkpoint's template.
+
+        `tools` that it may call are as OpenAI's API has them; `tilewright.llm.tools.CallReader` reads calls.
+        """
+        offered = None if tools is None else Tools(read_tools(list(tools)))
+        prompt = self.text_tokenizer.chat(messages, tools=offered)
+        return self.generate(prompt, parameters, seconds=seconds)
 
     def tokens(self, prompt: Prompt) -> list[int]:
         """The tokens of a prompt."""

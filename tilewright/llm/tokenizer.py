@@ -5,6 +5,7 @@ A chat template is code from the checkpoint, which runs in Jinja's sandbox with 
 
 from __future__ import annotations
 
+import functools
 import json
 from collections.abc import Mapping, Sequence
 from datetime import datetime
@@ -12,6 +13,7 @@ from pathlib import Path
 from typing import Any, NoReturn
 
 from tilewright.errors import ImportModelError, InputError, MissingDependencyError
+from tilewright.llm.tools import Format, Tools, format_of, with_objects
 
 _LARGEST_JSON = 64 << 20
 _LONGEST_TEMPLATE = 256 << 10  # characters
@@ -69,17 +71,23 @@ class Tokenizer:
         found = self._tokenizer.token_to_id(text)
         return None if found is None else int(found)
 
-    def chat(self, messages: Sequence[Mapping[str, Any]], reply: bool = True) -> list[int]:
-        """The tokens of a chat by the checkpoint's template; with `reply` an answer follows.
+    def chat(self, messages: Sequence[Mapping[str, Any]], reply: bool = True, tools: Tools | None = None) -> list[int]:
+        """The tokens of a chat by the checkpoint's template; with `reply` an answer follows, which may call `tools`.
 
-        A message is ``{"role": "user", "content": "…"}``.  Raises `InputError` for messages that the template
-        refuses, and `ImportModelError` where the checkpoint has no template or it does not work.
+        A message is ``{"role": "user", "content": "…"}``, as OpenAI's chats have them.  Raises `InputError` for
+        messages that the template refuses, and `ImportModelError` where the checkpoint has no template or it does not
+        work.
         """
-        return self.encode(self.render(messages, reply), special=False)
+        return self.encode(self.render(messages, reply, tools), special=False)
 
-    def render(self, messages: Sequence[Mapping[str, Any]], reply: bool = True) -> str:
+    @functools.cached_property
+    def call_format(self) -> Format:
+        """How the checkpoint's chat template writes calls of tools."""
+        return format_of(self._source())
+
+    def render(self, messages: Sequence[Mapping[str, Any]], reply: bool = True, tools: Tools | None = None) -> str:
         """The prompt of a chat as text."""
-        checked = [_message(message) for message in messages]
+        checked = [_message(message) for message in with_objects(messages)]
         if not checked:
             raise InputError("a chat has at least one message")
         import jinja2
@@ -87,7 +95,10 @@ class Tokenizer:
         template = self._compiled()
         parts, length = [], 0
         try:
-            for part in template.generate(messages=checked, add_generation_prompt=reply, **self._special_tokens()):
+            offered = None if tools is None else tools.offered
+            for part in template.generate(
+                messages=checked, tools=offered, add_generation_prompt=reply, **self._special_tokens()
+            ):
                 parts.append(part)
                 length += len(part)
                 if length > _LONGEST_PROMPT:
@@ -98,6 +109,8 @@ class Tokenizer:
             raise ImportModelError(
                 f"{self.folder}: the chat template failed ({type(error).__name__}: {str(error)[:200]})"
             ) from error
+        if tools is not None and tools.is_forced and reply:
+            parts.append(self.call_format.opening)
         return "".join(parts)
 
     def _compiled(self) -> Any:
@@ -186,6 +199,8 @@ def _message(message: Any) -> dict[str, Any]:
         if any(not isinstance(part, str) for part in parts):
             raise InputError("parts of a message's content must be texts")
         content = "".join(part for part in parts if part)
+    if content is None and message.get("tool_calls"):
+        content = ""
     if not isinstance(content, str):
         raise InputError("a message's content is a text")
     return {**message, "content": content}

@@ -31,6 +31,7 @@ from tilewright.llm.requests import Output
 from tilewright.llm.serve import protocol
 from tilewright.llm.serve.metrics import Metrics
 from tilewright.llm.serve.protocol import Refused, Wanted
+from tilewright.llm.tools import MOST_CALLS, CallReader
 
 Message = MutableMapping[str, Any]
 Receive = Callable[[], Awaitable[Message]]
@@ -155,9 +156,11 @@ class Application:
 
     async def _chat(self, tenant: str, receive: Receive, send: Send) -> None:
         wanted = protocol.read_chat(await self._fields(receive), self.llm.llm.engine.scheduler.longest)
-        messages = wanted.messages or []
-        tokens = await asyncio.to_thread(self.llm.llm.text_tokenizer.chat, messages)
-        await self._answer(_Chat(self, "chatcmpl", "chat.completion"), wanted, [tokens], tenant, receive, send)
+        tokenizer = self.llm.llm.text_tokenizer
+        if wanted.tools is not None:
+            wanted = protocol.forced(wanted, tokenizer.call_format)
+        tokens = await asyncio.to_thread(tokenizer.chat, wanted.messages or [], True, wanted.tools)
+        await self._answer(_Chat(self, "chatcmpl", "chat.completion", wanted), wanted, [tokens], tenant, receive, send)
 
     async def _answer(
         self, form: _Text, wanted: Wanted, prompts: list[list[int]], tenant: str, receive: Receive, send: Send
@@ -309,19 +312,68 @@ class _Text:
 
 
 class _Chat(_Text):
-    """How /v1/chat/completions writes results."""
+    """How /v1/chat/completions writes results, with the calls of tools in them."""
 
     chunk_kind = "chat.completion.chunk"
 
+    def __init__(self, application: Application, prefix: str, kind: str, wanted: Wanted) -> None:
+        super().__init__(application, prefix, kind)
+        self._wanted = wanted
+        self._readers: dict[int, CallReader] = {}
+        self._call_ids: dict[tuple[int, int], str] = {}
+
     def choice(self, output: Output, one: Any, first: int) -> dict[str, Any]:
-        message = {"role": "assistant", "content": one.text, "refusal": None}
+        message: dict[str, Any] = {"role": "assistant", "content": one.text, "refusal": None}
+        reader = self._reader(one.index)
+        if reader is not None:
+            found = [reader.push(one.text), reader.finish()]
+            message["content"] = "".join(part.content for part in found) or None
+            if reader.calls:
+                message["tool_calls"] = [self._call(one.index, number, call.arguments)
+                                         for number, call in enumerate(reader.calls)]  # fmt: skip
         return {"index": one.index, "message": message, "logprobs": protocol.chat_logprobs(one.logprobs, self.token),
-                "finish_reason": protocol.finish_reason(one)}  # fmt: skip
+                "finish_reason": self._reason(one)}  # fmt: skip
 
     def event(self, output: Output, one: Any, piece: str, logprobs: Any) -> dict[str, Any]:
-        delta = {"role": "assistant", "content": piece}
+        delta: dict[str, Any] = {"role": "assistant", "content": piece}
+        reader = self._reader(one.index)
+        if reader is not None:
+            parts = [reader.push(piece), *([reader.finish()] if one.finish_reason is not None else [])]
+            delta["content"] = "".join(part.content for part in parts) or None
+            begun = [number for part in parts for number in part.begun]
+            texts: dict[int, str] = {number: "" for number in begun}
+            for part in parts:
+                for number, text in part.arguments.items():
+                    texts[number] = texts.get(number, "") + text
+            if texts:
+                delta["tool_calls"] = [
+                    {"index": number, **self._call(one.index, number, text)} if number in begun
+                    else {"index": number, "function": {"arguments": text}}
+                    for number, text in texts.items()
+                ]  # fmt: skip
         return {"index": one.index, "delta": delta, "logprobs": protocol.chat_logprobs(logprobs, self.token),
-                "finish_reason": protocol.finish_reason(one)}  # fmt: skip
+                "finish_reason": self._reason(one)}  # fmt: skip
+
+    def _reader(self, index: int) -> CallReader | None:
+        tools = self._wanted.tools
+        if tools is None:
+            return None
+        if index not in self._readers:
+            form = self.application.llm.llm.text_tokenizer.call_format
+            names = [function["name"] for function in tools.functions]
+            most = MOST_CALLS if self._wanted.parallel else 1
+            self._readers[index] = CallReader(form, names, tools.is_forced, most)
+        return self._readers[index]
+
+    def _call(self, index: int, number: int, arguments: str) -> dict[str, Any]:
+        name = self._call_ids.setdefault((index, number), f"call_{secrets.token_hex(12)}")
+        function = {"name": self._readers[index].calls[number].name, "arguments": arguments}
+        return {"id": name, "type": "function", "function": function}
+
+    def _reason(self, one: Any) -> str | None:
+        reader = self._readers.get(one.index)
+        reason = protocol.finish_reason(one)
+        return "tool_calls" if reason == "stop" and reader is not None and reader.calls else reason
 
 
 class _Answer:

@@ -5,6 +5,7 @@ Every field is checked, and one that is not known is refused by its name: a requ
 
 from __future__ import annotations
 
+import dataclasses
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -13,6 +14,7 @@ from tilewright.engine.bounded_json import read_json
 from tilewright.errors import InputError
 from tilewright.llm.requests import MOST_LOGPROBS, Completion, Output, SamplingParameters, TokenLogprobs
 from tilewright.llm.structure import StructuredOutput
+from tilewright.llm.tools import Format, Tools, read_tools
 
 MOST_PROMPTS = 64  # of a request
 _SAMPLING = (
@@ -25,7 +27,7 @@ _COMMON = frozenset(
      "stream_options", "user", "metadata", "store", *_FORMS, "response_format", "structured_outputs"}
 )  # fmt: skip
 COMPLETION = _COMMON | {"prompt"}
-CHAT = _COMMON | {"messages", "max_completion_tokens", "top_logprobs"}
+CHAT = _COMMON | {"messages", "max_completion_tokens", "top_logprobs", "tools", "tool_choice", "parallel_tool_calls"}
 
 
 class Refused(Exception):
@@ -53,6 +55,8 @@ class Wanted:
     stream: bool
     usage_at_end: bool
     form_field: str | None = None  # which says what the text must be
+    tools: Tools | None = None
+    parallel: bool = True  # whether several tools may be called at once
 
 
 def parse(body: bytes) -> dict[str, Any]:
@@ -84,7 +88,47 @@ def read_chat(fields: Mapping[str, Any], longest: int) -> Wanted:
         raise Refused(400, "top_logprobs needs logprobs", "top_logprobs")
     most = fields.get("max_completion_tokens", fields.get("max_tokens"))
     logprobs = (0 if top is None else top) if flag else None
-    return _wanted(fields, [], messages, logprobs, longest if most is None else most)
+    wanted = _wanted(fields, [], messages, logprobs, longest if most is None else most)
+    tools, parallel = _tools(fields), fields.get("parallel_tool_calls")
+    if tools is not None and tools.is_forced and wanted.form_field is not None:
+        raise Refused(400, f"tool_choice and {wanted.form_field} both say what the text must be", "tool_choice")
+    _flag(fields, "parallel_tool_calls")
+    return dataclasses.replace(wanted, tools=tools, parallel=parallel is not False)
+
+
+def forced(wanted: Wanted, form: Format) -> Wanted:
+    """The same request, whose text must be a call of a tool where `tool_choice` says so."""
+    if wanted.tools is None or not wanted.tools.is_forced:
+        return wanted
+    try:
+        structured = StructuredOutput(json=wanted.tools.schema(form, wanted.parallel))
+    except InputError as error:
+        raise Refused(400, f"tools: {error}", "tools") from error
+    parameters = dataclasses.replace(wanted.parameters, structured_output=structured)
+    return dataclasses.replace(wanted, parameters=parameters, form_field="tools")
+
+
+def _tools(fields: Mapping[str, Any]) -> Tools | None:
+    """The tools that may be called, by the fields tools and tool_choice."""
+    given, choice = fields.get("tools"), fields.get("tool_choice")
+    if given is None or given == []:
+        if choice not in (None, "none", "auto"):
+            raise Refused(400, "tool_choice needs tools", "tool_choice")
+        return None
+    try:
+        functions = read_tools(given)
+    except InputError as error:
+        raise Refused(400, str(error), "tools") from error
+    if choice == "none":
+        return None
+    if choice is None or choice in ("auto", "required"):
+        return Tools(functions, str(choice or "auto"))
+    function = choice.get("function") if isinstance(choice, dict) and choice.get("type") == "function" else None
+    name = function.get("name") if isinstance(function, dict) else None
+    if name not in [one["name"] for one in functions]:
+        raise Refused(400, "tool_choice is none, auto, required, or {'type': 'function', 'function': {'name': …}} "
+                      "with the name of a tool", "tool_choice")  # fmt: skip
+    return Tools(functions, str(name), is_named=True)
 
 
 def completion_choice(output: Output, completion: Completion, first: int, tokens: Any) -> dict[str, Any]:
