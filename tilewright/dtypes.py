@@ -32,8 +32,13 @@ class DType:
 
     @cached_property
     def itemsize(self) -> int:
-        """Bytes of one element in memory."""
+        """Bytes of one element in memory, where those of less than a byte are not packed."""
         return max(1, self.bits // 8)
+
+    def packed_bytes(self, count: int) -> int:
+        """Bytes of so many elements in a file: those of 4 or 2 bits lie two or four to a byte, booleans do not."""
+        bits = self.itemsize * 8 if self.is_bool else self.bits
+        return -(-count * bits // 8)
 
     @property
     def is_float(self) -> bool:
@@ -82,7 +87,8 @@ float64 = DType("float64", "f64", "float", 64)
 void = DType("void", "void", "void", 0)
 
 # One element in the low bits of a byte.  Only the graph knows these: kernels see their bytes, and formulas of the
-# importers make numbers of them.
+# importers make numbers of them.  Engine files and kernels of quantized weights have several of them in a byte
+# (`library.packing`).
 int4 = DType("int4", "i4", "int", 4)
 uint4 = DType("uint4", "u4", "uint", 4)
 int2 = DType("int2", "i2", "int", 2)

@@ -307,6 +307,7 @@ class Builder:
     def _weight(self, value: Value, recipe: packing.Recipe | None) -> str:
         """The name of a constant's weight, stored in the order of first use."""
         name = self.prefix + value.name
+        recipe = recipe or packing.bytes_recipe(value.dtype)
         if recipe is not None:
             name += "." + ".".join(str(entry) for _, entry in recipe)
         if name not in self.weights:
@@ -319,7 +320,7 @@ class Builder:
         """Constants that kernels have in their code are kept for building the engine again."""
         for value in self.graph.constants:
             if value.name not in self.placements:
-                self._weight(value, None)
+                self._weight(value, packing.dense_recipe(value.dtype))
 
     # -- The package ----------------------------------------------------------------------------
 
@@ -435,7 +436,8 @@ def _source(array: np.ndarray, recipe: packing.Recipe | None) -> WeightSource:
     if recipe is None:
         return WeightSource.of(array)
     shape = packing.packed_shape(recipe, array.shape)
-    return WeightSource(from_numpy(array.dtype), shape, lambda: packing.apply(recipe, array))
+    dtype = from_numpy(packing.packed_dtype(recipe, array.dtype))
+    return WeightSource(dtype, shape, lambda: packing.apply(recipe, array))
 
 
 def _check_symbols(graph: Graph) -> None:

@@ -159,6 +159,9 @@ _op("contraction", "matmul", 2, infer.matmul, compute.matmul,
     "a [..., M, K] times b [..., K, N] (or [..., N, K] with transpose_b); leading sizes broadcast; `dtype` i32: sums "
     "of 8-bit integers, whatever their signs",
     transpose_b=False, dtype=None)
+_op("contraction", "dequantized_matmul", (3, 4), quantization.dequantized_matmul_type, quantization.dequantized_matmul,
+    "x [..., M, K] times the numbers (w - zero point) scale of weights w [N, K] of at most 8 bits, in the type of x; "
+    "scale and zero point [N, groups], of equal groups along K")
 _op("contraction", "grouped_matmul", 3, infer.grouped_matmul, compute.grouped_matmul,
     "rows of a [M, K] times their group's matrix of b [G, K, N] (or [G, N, K] with transpose_b): group g ends before "
     "row ends[g] (integers [G], not falling); rows behind the last group give zeros",

@@ -23,7 +23,7 @@ class Scheme:
     """How a tensor is quantized: the integers' type, which elements share a scale, whether zero is the integer 0."""
 
     dtype: DType
-    granularity: str  # "tensor", "axis 1", "rows" (each row of the last dimension), "blocks"
+    granularity: str  # "tensor", "element of axis 1", "row" (of the last dimension), "block of 1 x 128"
     symmetric: bool
 
     def __str__(self) -> str:
@@ -31,9 +31,13 @@ class Scheme:
 
 
 def scheme_of(node: Node) -> Scheme:
-    """The scheme that a `quantize` or `dequantize` node goes by."""
+    """The scheme that a `quantize` or `dequantize` node goes by, or the weights of a `dequantized_matmul`."""
     x, scale, zero = (*node.inputs, None)[:3]
     assert x is not None and scale is not None
+    if node.op == "dequantized_matmul":
+        w, scale, zero = (*node.inputs, None)[1:4]
+        assert w is not None and scale is not None
+        return Scheme(w.dtype, f"block of 1 x {group_of(w, scale)}", zero is None)
     dtype = node.attributes["dtype"] if node.op == "quantize" else x.dtype
     return Scheme(dtype, granularity(x, scale), zero is None)
 
@@ -45,7 +49,14 @@ def granularity(x: Value, scale: Value) -> str:
         return "tensor"
     if len(axes) == 1:
         return f"element of axis {axes[0]}"
-    return "row" if axes == list(range(x.rank - 1)) else "block"
+    return "row" if axes == list(range(x.rank - 1)) else "block of elements"
+
+
+def group_of(w: Value, scale: Value) -> int:
+    """How many steps of the depth share a scale [columns, groups] of weights [columns, depth]."""
+    depth, groups = w.shape[1], scale.shape[1]
+    assert isinstance(depth, int) and isinstance(groups, int)
+    return depth // groups
 
 
 def integer_range(dtype: DType) -> tuple[int, int]:
@@ -77,8 +88,9 @@ def quantize_type(inputs: Inputs, attributes: Attributes) -> Types:
 def dequantize_type(inputs: Inputs, attributes: Attributes) -> Types:
     """float32 of the shape of x."""
     _check(inputs, "dequantize")
-    if not value(inputs, 0).dtype.is_integer:
-        raise ShapeError(f"of {value(inputs, 0)!r}, which are no integers")
+    x, zero = value(inputs, 0), optional(inputs, 2)
+    if not x.dtype.is_integer and (x.dtype.bits != 8 or zero is not None):
+        raise ShapeError(f"of {x!r}, which are neither integers nor 8-bit floats without a zero point")
     return [(float32, value(inputs, 0).shape)]
 
 
@@ -99,3 +111,32 @@ def dequantize(inputs: Arrays, attributes: Attributes) -> Array:
     if scale.dtype != np.float64:  # else the reference works in it
         whole, scale = whole.astype(np.float32), scale.astype(np.float32)
     return whole * scale
+
+
+def dequantized_matmul_type(inputs: Inputs, attributes: Attributes) -> Types:
+    """[..., M, N] in the type of x."""
+    x, w, scale, zero = value(inputs, 0), value(inputs, 1), value(inputs, 2), optional(inputs, 3)
+    if not x.dtype.is_float or not scale.dtype.is_float:
+        raise ShapeError(f"{x!r} and {scale!r} must be floats")
+    if x.rank < 2 or w.rank != 2 or scale.rank != 2 or w.shape[1] != x.shape[-1] or w.shape[0] != scale.shape[0]:
+        raise ShapeError(f"{x!r}, {w!r} and {scale!r} are no [.., M, K], [N, K] and [N, groups]")
+    depth, groups = w.shape[1], scale.shape[1]
+    if not isinstance(depth, int) or not isinstance(groups, int) or groups < 1 or depth % groups:
+        raise ShapeError(f"the depth of {w!r} is not cut into {groups} equal groups")
+    if w.dtype.bits > 8 or (zero is not None and (zero.shape != scale.shape or not w.dtype.is_integer)):
+        raise ShapeError(f"{w!r} with the zero point {zero!r} are no weights of at most 8 bits")
+    return [(x.dtype, (*x.shape[:-1], w.shape[0]))]
+
+
+def dequantized_matmul(inputs: Arrays, attributes: Attributes) -> Array:
+    """x times the numbers that the weights stand for."""
+    x, w, scale, zero = (*inputs, None)[:4]
+    return np.asarray(x @ numbers_of(w, scale, zero).T.astype(x.dtype))
+
+
+def numbers_of(w: Array, scale: Array, zero: Array | None) -> Array:
+    """float64 [N, K] of weights [N, K] with scales (and zero points) [N, groups]."""
+    whole = w.astype(np.float64).reshape(*scale.shape, -1)
+    if zero is not None:
+        whole = whole - zero.astype(np.float64)[..., None]
+    return (whole * scale.astype(np.float64)[..., None]).reshape(w.shape)

@@ -6,6 +6,13 @@ A recipe is a tuple of (key, value) pairs; `kind` says which:
              a matrix [depth, columns] (or [columns, depth] when transposed) as [columns/W][depth][W]:
              columns are cut into panels of W, the last one filled with zeros;
              with a group as [columns/W][depth/G][W][G]: G steps of the depth lie beside each other
+    nibbles  ("width", W), ("block", B), ("dtype", name)
+             a matrix [columns, depth] of 4-bit numbers as bytes [columns/W][depth/B][B/2][W]: of each B steps of the
+             depth the first half is in the low bits, the second in the high ones; int4 is stored 8 more, as uint4
+    bytes    ("dtype", name)
+             numbers of less than 8 bits, each as a byte: what kernels see of them
+    dense    ("dtype", name)
+             the same packed in one line of bytes, the first in the low bits
     taps     ("width", W), ("groups", G), and ("group", B) where B > 1 divides the depth
              convolution weights [O, I/G, *kernel] as a matrix [kernel * I/G, O/G] in panels, for each
              of the G groups: the depth runs over kernel positions first, then input channels, B of it adjacent
@@ -36,6 +43,8 @@ from typing import Any
 
 import numpy as np
 
+from tilewright.dtypes import BY_NAME, NARROW, DType, int4
+
 Recipe = tuple[tuple[str, Any], ...]
 
 
@@ -43,6 +52,25 @@ def panels_recipe(width: int, transposed: bool, group: int = 1) -> Recipe:
     """The recipe of a matrix in column panels; `group` steps of its depth lie beside each other."""
     recipe: Recipe = (("kind", "panels"), ("width", width), ("transposed", transposed))
     return recipe if group == 1 else (*recipe, ("group", group))
+
+
+def nibbles_recipe(width: int, block: int, dtype: DType) -> Recipe:
+    """The recipe of a matrix [columns, depth] of 4-bit numbers, two to a byte."""
+    return (("kind", "nibbles"), ("width", width), ("block", block), ("dtype", dtype.name))
+
+
+def bytes_recipe(dtype: DType) -> Recipe | None:
+    """The recipe of a constant in its own order: numbers of less than 8 bits are bytes, as kernels see them."""
+    if dtype.bits == 8 or dtype not in NARROW:
+        return None
+    return (("kind", "bytes"), ("dtype", dtype.name))
+
+
+def dense_recipe(dtype: DType) -> Recipe | None:
+    """The recipe of a constant that no kernel reads: numbers of less than 8 bits in as few bytes as they take."""
+    if dtype.bits == 8 or dtype not in NARROW:
+        return None
+    return (("kind", "dense"), ("dtype", dtype.name))
 
 
 def taps_recipe(width: int, groups: int = 1, group: int = 1) -> Recipe:
@@ -91,12 +119,24 @@ def diagonal_recipe(count: int) -> Recipe:
     return (("kind", "diagonal"), ("count", count))
 
 
+def packed_dtype(recipe: Recipe, dtype: np.dtype) -> np.dtype:
+    """The element type of the packed array."""
+    return np.dtype(np.uint8) if dict(recipe)["kind"] in ("nibbles", "bytes", "dense") else dtype
+
+
 def packed_shape(recipe: Recipe, shape: Sequence[int]) -> tuple[int, ...]:
     """The shape of the packed array."""
     fields = dict(recipe)
     if fields["kind"] == "panels":
         columns, depth = (shape[0], shape[1]) if fields["transposed"] else (shape[1], shape[0])
         return _panel_shape(depth, columns, fields["width"], fields.get("group", 1))
+    if fields["kind"] == "bytes":
+        return tuple(shape)
+    if fields["kind"] == "dense":
+        return (BY_NAME[fields["dtype"]].packed_bytes(int(np.prod(shape, dtype=np.int64))),)
+    if fields["kind"] == "nibbles":
+        block = fields["block"]
+        return (-(-shape[0] // fields["width"]), shape[1] // block, block // 2, fields["width"])
     if fields["kind"] == "taps":
         groups = fields["groups"]
         columns, depth = shape[0] // groups, int(np.prod(shape[1:]))
@@ -126,6 +166,12 @@ def apply(recipe: Recipe, array: np.ndarray) -> np.ndarray:
     if fields["kind"] == "panels":
         panels = _to_panels(array.T if fields["transposed"] else array, fields["width"])
         return _group_depth(panels, fields.get("group", 1))
+    if fields["kind"] == "bytes":
+        return np.ascontiguousarray(array).view(np.uint8)
+    if fields["kind"] == "dense":
+        return packed(array, BY_NAME[fields["dtype"]].bits)
+    if fields["kind"] == "nibbles":
+        return _to_nibbles(array, fields["width"], fields["block"])
     if fields["kind"] == "taps":
         groups = fields["groups"]
         matrices = _tap_matrices(array, groups)
@@ -176,6 +222,12 @@ def invert(recipe: Recipe, array: np.ndarray, shape: Sequence[int]) -> np.ndarra
         panels = _ungroup_depth(array, fields.get("group", 1), fields["width"])
         matrix = _from_panels(panels, columns)
         return np.ascontiguousarray(matrix.T if fields["transposed"] else matrix)
+    if fields["kind"] == "bytes":
+        return array.view(BY_NAME[fields["dtype"]].numpy)
+    if fields["kind"] == "dense":
+        return unpacked(array, shape, BY_NAME[fields["dtype"]])
+    if fields["kind"] == "nibbles":
+        return _from_nibbles(array, shape[0], BY_NAME[fields["dtype"]])
     if fields["kind"] == "taps":
         groups, kernel = fields["groups"], shape[2:]
         array = np.stack([_ungroup_depth(part, fields.get("group", 1), fields["width"]) for part in array])
@@ -200,6 +252,22 @@ def invert(recipe: Recipe, array: np.ndarray, shape: Sequence[int]) -> np.ndarra
     if fields["kind"] == "diagonal":
         return np.ascontiguousarray(array[: shape[0], : shape[1]]).reshape(shape)
     return np.ascontiguousarray(array.transpose(np.argsort(fields["axes"])))
+
+
+def packed(array: np.ndarray, bits: int) -> np.ndarray:
+    """Numbers of 4 or 2 bits, in the low bits of bytes, in one line of bytes: the first in the low bits."""
+    count = 8 // bits
+    codes = np.ascontiguousarray(array).view(np.uint8).reshape(-1) & ((1 << bits) - 1)
+    codes = np.pad(codes, (0, -len(codes) % count)).reshape(-1, count)
+    return np.bitwise_or.reduce(codes << np.arange(0, 8, bits, dtype=np.uint8), axis=1).astype(np.uint8)
+
+
+def unpacked(array: np.ndarray, shape: Sequence[int], dtype: DType) -> np.ndarray:
+    """The numbers of a shape that lie in one line of bytes, as `packed` has them."""
+    places = np.arange(0, 8, dtype.bits, dtype=np.uint8)
+    codes = (array[:, None] >> places) & ((1 << dtype.bits) - 1)
+    codes = np.ascontiguousarray(codes.reshape(-1)[: int(np.prod(shape, dtype=np.int64))])
+    return codes.view(dtype.numpy).reshape(shape)
 
 
 def _regrouped(array: np.ndarray, axis: int, groups: tuple[int, int, int]) -> np.ndarray:
@@ -234,6 +302,23 @@ def _to_panels(matrix: np.ndarray, width: int) -> np.ndarray:
     if full < count:
         panels[full, :, : columns - full * width] = matrix[:, full * width :]
     return panels
+
+
+def _to_nibbles(matrix: np.ndarray, width: int, block: int) -> np.ndarray:
+    """Numbers [columns, depth] as bytes [panels][blocks][block / 2][width]."""
+    signed = matrix.dtype == int4.numpy
+    codes = matrix.astype(np.int8) + 8 if signed else matrix.view(np.uint8)
+    panels = _to_panels(codes.view(np.uint8).T, width)
+    halves = panels.reshape(len(panels), -1, 2, block // 2, width)
+    return np.ascontiguousarray((halves[:, :, 0] & 15) | (halves[:, :, 1] << 4))
+
+
+def _from_nibbles(array: np.ndarray, columns: int, dtype: DType) -> np.ndarray:
+    halves = np.stack([array & 15, array >> 4], axis=2)
+    codes = _from_panels(halves.reshape(len(array), -1, array.shape[-1]), columns).T
+    if dtype == int4:
+        return np.ascontiguousarray(codes.view(np.int8) - np.int8(8)).astype(dtype.numpy)
+    return np.ascontiguousarray(codes).view(dtype.numpy)
 
 
 def _panel_shape(depth: int, columns: int, width: int, group: int) -> tuple[int, ...]:

@@ -16,6 +16,7 @@ from tilewright.graph.passes.integer_products import integer_products
 from tilewright.graph.passes.planes import convolutions_of_planes
 from tilewright.graph.passes.recurrent import unrolled
 from tilewright.graph.passes.sorting import without_sorting
+from tilewright.graph.passes.weight_products import weight_products, without_weight_products
 from tilewright.library.attention.cpu import attention_candidates
 from tilewright.library.attention.paged import paged_attention_candidates
 from tilewright.library.attention.simt import gpu_attention
@@ -29,6 +30,7 @@ from tilewright.library.generated.elementwise import elementwise
 from tilewright.library.grouped.cpu import grouped_candidates
 from tilewright.library.grouped.simt import gpu_grouped
 from tilewright.library.matmul.cpu import matmul_candidates
+from tilewright.library.matmul.dequantized import dequantized_candidates
 from tilewright.library.matmul.gate import halves_candidates
 from tilewright.library.matmul.simt import gpu_contraction
 from tilewright.library.movement.candidates import movement
@@ -49,7 +51,10 @@ Maker = Callable[[Group, Graph, Target], list[Candidate]]
 
 def _contraction(group: Group, graph: Graph, target: Target) -> list[Candidate]:
     assert group.anchor is not None
-    makers = {"matmul": matmul_candidates, "grouped_matmul": grouped_candidates, "conv": convolution_candidates}
+    makers = {
+        "matmul": matmul_candidates, "dequantized_matmul": dequantized_candidates,
+        "grouped_matmul": grouped_candidates, "conv": convolution_candidates,
+    }  # fmt: skip
     if gate_halves(group) is not None:
         return halves_candidates(group, graph, target)
     return makers[group.anchor.op](group, graph, target)
@@ -107,6 +112,8 @@ def prepared(graph: Graph, targets: Sequence[Target]) -> Graph:
     has_kernel = all("sorting" in MAKERS[target.name] for target in targets)
     if all(target.integer_products for target in targets):
         graph = integer_products(graph)
+    has_weights = all(target.weight_products for target in targets)
+    graph = weight_products(graph) if has_weights else without_weight_products(graph)
     graph = without_sorting(graph, has_kernel, any(target.is_gpu for target in targets))
     if all(target.is_gpu and not target.tf32 for target in targets):
         graph = convolutions_of_planes(graph)

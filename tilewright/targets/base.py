@@ -167,6 +167,11 @@ class Target(Protocol):
         """Whether products of uint8 by int8 in int32 are faster than those of the same numbers in float32."""
         ...
 
+    @property
+    def weight_products(self) -> bool:
+        """Whether there are kernels of products of floats by quantized weights, which are read as they are stored."""
+        ...
+
     def dot_rate(self, dtype: DType) -> float:
         """Speed of `dot` on operands of this type, relative to float32."""
         ...

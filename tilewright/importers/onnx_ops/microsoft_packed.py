@@ -9,6 +9,7 @@ from tilewright.graph.core import Value
 from tilewright.importers.onnx_call import Call
 from tilewright.importers.onnx_ops.indexing import from_front
 from tilewright.importers.onnx_ops.quantized import along
+from tilewright.importers.quantized_weights import QuantizedMatrix, in_groups, multiply, of_bits, unpacked_bits
 from tilewright.importers.report import Invalid, Unsupported
 from tilewright.importers.rules import RuleTable
 from tilewright.symbolic import lift, simplify
@@ -33,11 +34,15 @@ def matmul_of_packed(call: Call) -> Value:
     depth, columns, block = (call.positive(name) for name in ("K", "N", "block_size"))
     bits = call.positive("bits", 4)
     call.attribute("accuracy_level")  # how precise the products are at least
-    if bits not in (2, 4, 8) or call.has(4):
-        raise Unsupported(
-            "weights in another order, or of a number of bits that does not divide 8", "use 2, 4 or 8 bits"
-        )
+    if bits not in (2, 4, 8):
+        raise Unsupported("weights of a number of bits that does not divide 8", "use 2, 4 or 8 bits")
     blocks = -(-depth // block)
+    matrix = _known_matrix(call, depth, columns, block, bits)
+    if matrix is not None:
+        result = multiply(call, x, matrix, call.tensor(1).name or "weight")
+        return call.op("add", result, call[5]) if call.has(5) else result
+    if call.has(4):
+        raise Unsupported("weights in another order that are no constants", "make the weights initializers")
     weight = call.reshape(_unpacked(call, packed, bits), (columns, blocks, -1))
     if weight.shape[2] != block:
         raise Invalid(f"{packed!r} are not {columns} columns of {blocks} blocks of {block} elements of {bits} bits")
@@ -50,10 +55,43 @@ def matmul_of_packed(call: Call) -> Value:
         zero = call.reshape(call.cast(points, x.dtype), (columns, blocks, 1))
     centred = call.op("subtract", call.cast(weight, x.dtype), zero)
     scaled = call.op("multiply", centred, call.reshape(call.cast(scales, x.dtype), (columns, blocks, 1)))
-    matrix = call.slice(call.reshape(scaled, (columns, blocks * block)), 1, 0, depth)
+    floats = call.slice(call.reshape(scaled, (columns, blocks * block)), 1, 0, depth)
     rows = call.reshape(x, (-1, depth))
-    result = call.reshape(call.op("matmul", rows, matrix, transpose_b=True), (*x.shape[:-1], columns))
+    result = call.reshape(call.op("matmul", rows, floats, transpose_b=True), (*x.shape[:-1], columns))
     return call.op("add", result, call[5]) if call.has(5) else result
+
+
+def _known_matrix(call: Call, depth: int, columns: int, block: int, bits: int) -> QuantizedMatrix | None:
+    """Weights that are constants, with whole zero points; None for others.
+
+    Raises `Invalid` where their sizes do not fit.
+    """
+    given = [call.tensor(index).known if call.has(index) else None for index in range(1, 5)]
+    if any(call.has(index) and given[index - 1] is None for index in range(1, 5)):
+        return None
+    packed, scales, points, places = given
+    assert packed is not None and scales is not None
+    blocks = -(-depth // block)
+    codes, scale = unpacked_bits(packed, bits), scales.reshape(-1)
+    if codes.size != columns * blocks * block or scale.size != columns * blocks:
+        raise Invalid(
+            f"{packed.size} bytes and {scale.size} scales are not {columns} columns of {blocks} blocks of {block} "
+            f"elements of {bits} bits"
+        )
+    zeros = np.full((columns, blocks), 1 << (bits - 1), np.uint8)
+    if points is not None:
+        if points.dtype.kind in "fV":
+            return None
+        rows = unpacked_bits(points.reshape(columns, -1), bits) if points.dtype == np.uint8 else points
+        zeros = rows.reshape(columns, -1)[:, :blocks]
+    filled = of_bits(codes.reshape(columns, blocks * block), bits)
+    matrix = QuantizedMatrix(filled, scale.reshape(columns, blocks), np.ascontiguousarray(zeros), depth=depth)
+    if places is None:
+        return matrix
+    found = in_groups(matrix, places.reshape(-1).astype(np.int64)) if places.size == blocks * block else None
+    if found is None:
+        raise Unsupported("groups of different sizes in `g_idx`", "quantize without act order")
+    return found
 
 
 def _unpacked(call: Call, x: Value, bits: int) -> Value:

@@ -225,6 +225,11 @@ class CPUTarget:
         """Whether products of uint8 by int8 in int32 are faster than those of the same numbers in float32."""
         return self.is_x86
 
+    @property
+    def weight_products(self) -> bool:
+        """Kernels in the tile language."""
+        return True
+
     def group_of_sums(self, dtype: DType, pairs_fit: bool = False) -> int:
         """Products of 8-bit integers that vectors of int32 add at once, for a left operand of this type; 1: none.
 

@@ -217,6 +217,11 @@ class NvidiaTarget:
         """No: engines compute them in floats, which have every sum."""
         return False
 
+    @property
+    def weight_products(self) -> bool:
+        """No: quantized weights become floats when the engine is built."""
+        return False
+
     def dot_rate(self, dtype: DType) -> float:
         """Speed of `dot` on operands of this type, relative to float32 (which multiplies as tf32)."""
         if dtype.bits == 64:

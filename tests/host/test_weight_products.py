@@ -1,0 +1,137 @@
+"""Products by quantized weights: stored in their bits, widened by the kernels; and the ways that weights come in."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from tilewright.build.builder import build
+from tilewright.build.rebuild import read_graph
+from tilewright.dtypes import BY_NAME, DType, bfloat16, float8e4nv, float32, int4, int8, uint4, uint8
+from tilewright.engine.file import read_source
+from tilewright.graph.build import GraphBuilder
+from tilewright.graph.core import Graph
+from tilewright.graph.passes.weight_products import weight_products, without_weight_products
+from tilewright.graph.pipeline import optimize
+from tilewright.graph.quantization import scheme_of
+from tilewright.graph.reference import run_graph
+from tilewright.importers.emitter import Emitter
+from tilewright.importers.quantized_weights import QuantizedMatrix, in_groups, multiply
+from tilewright.library import packing
+
+
+def random_matrix(
+    rng: np.random.Generator, dtype: DType, columns: int, depth: int, group: int, zeros: bool = False
+) -> QuantizedMatrix:
+    codes = rng.integers(0, 1 << dtype.bits, (columns, depth)).astype(np.uint8)
+    if dtype == float8e4nv:
+        codes %= 0x7F  # no NaN
+    else:
+        codes = codes.view(np.int8) if dtype.is_signed and dtype.bits == 8 else codes
+    codes = codes.view(dtype.numpy) if dtype.bits == 8 else codes.astype(np.uint8).view(dtype.numpy)
+    scales = rng.uniform(0.001, 0.01, (columns, depth // group)).astype(np.float32)
+    points = rng.integers(0, 16, scales.shape).astype(np.uint8) if zeros else None
+    return QuantizedMatrix(codes, scales, points)
+
+
+def product_of(matrix: QuantizedMatrix, dtype: DType, rows: int | None = None) -> Graph:
+    """relu(x W + bias); without a number of rows for 1 to 64 of them."""
+    b = GraphBuilder("product")
+    x = b.input("x", dtype, (b.symbol("rows", 1, 64) if rows is None else rows, matrix.depth or matrix.codes.shape[1]))
+    result = multiply(Emitter(b), x, matrix, "w")
+    bias = b.constant(np.linspace(-1, 1, len(matrix.codes)).astype(dtype.numpy), "bias")
+    b.output(b.op("relu", [b.op("add", [result, bias])]), "y")
+    return b.finish()
+
+
+CASES = [
+    (int4, 32, False, float32), (uint4, 64, True, bfloat16), (int8, 192, False, float32), (uint8, 96, True, float32),
+    (float8e4nv, 64, False, bfloat16),
+]  # fmt: skip
+
+
+@pytest.mark.parametrize(("dtype", "group", "zeros", "rows_dtype"), CASES, ids=str)
+def test_few_and_many_rows(
+    dtype: DType, group: int, zeros: bool, rows_dtype: DType, rng: np.random.Generator, tmp_path: Path
+) -> None:
+    """All kernels of one engine, with bias and activation; weights in the file as small as they are."""
+    columns, depth = 133, 192
+    matrix = random_matrix(rng, dtype, columns, depth, group, zeros)
+    graph = product_of(matrix, rows_dtype)
+    engine = build(graph, "cpu")
+    assert [step.name for step in engine.plan.steps] == ["000-dequantized_matmul-add-relu"]
+    weights, bias = matrix.numbers().astype(np.float64), np.linspace(-1, 1, columns).astype(rows_dtype.numpy)
+    for rows in (1, 2, 7, 16, 40):
+        x = rng.standard_normal((rows, depth)).astype(rows_dtype.numpy)
+        expected = np.maximum(x.astype(np.float64) @ weights.T + bias.astype(np.float64), 0)
+        tolerance = 1e-5 if rows_dtype == float32 else 2e-2
+        found = engine.run({"x": x})["y"].astype(np.float64)
+        np.testing.assert_allclose(found, expected, rtol=tolerance, atol=tolerance * np.abs(expected).max())
+    engine.save(tmp_path / "w.engine")
+    kept = max(read_source(tmp_path / "w.engine").weights.entries.values(), key=lambda entry: entry.bytes)
+    assert kept.bytes <= 160 * depth * dtype.bits // 8  # whole panels of 16 or 32 columns
+    again = read_graph(tmp_path / "w.engine")[0]
+    for value, array in again.constants.items():
+        (own,) = [data for other, data in engine_constants(graph).items() if other == value.name]
+        assert array.dtype == own.dtype and array.tobytes() == own.tobytes()
+
+
+def engine_constants(graph: Graph) -> dict[str, np.ndarray]:
+    return {value.name: data for value, data in optimize(weight_products(graph)).constants.items()}
+
+
+def test_floats_again(rng: np.random.Generator) -> None:
+    """Targets without such kernels multiply floats; the meaning is the same."""
+    matrix = random_matrix(rng, uint4, 256, 64, 32, zeros=True)
+    graph = product_of(matrix, float32, rows=3)
+    taken = weight_products(graph)
+    (node,) = [node for node in taken.nodes if node.op == "dequantized_matmul"]
+    assert str(scheme_of(node)) == "uint4, a zero point and a scale for each block of 1 x 32"
+    x = rng.standard_normal((3, 64)).astype(np.float32)
+    plain = optimize(without_weight_products(taken))
+    assert [node.op for node in plain.nodes if node.op.endswith("matmul")] == ["matmul"]
+    results = [run_graph(each, [x], {})[each.outputs[0]] for each in (graph, taken, plain)]
+    np.testing.assert_allclose(results[1], results[0], rtol=1e-5, atol=1e-5)
+    np.testing.assert_allclose(results[2], results[0], rtol=1e-5, atol=1e-5)
+
+
+def test_weights_that_become_floats_are_named(rng: np.random.Generator) -> None:
+    b = GraphBuilder("rows")
+    x = b.input("x", float32, (2, 128))
+    scale = b.constant(rng.uniform(1, 2, (1, 128)).astype(np.float32))
+    w = b.op("dequantize", [b.constant(rng.integers(-9, 9, (256, 128)).astype(np.int8)), scale])
+    b.output(b.op("matmul", [x, w], transpose_b=True), "y")
+    (remark,) = weight_products(b.finish()).remarks
+    assert "become floats: their scales or zero points differ from step to step" in remark
+
+
+def test_depth_that_groups_do_not_divide_and_other_orders(rng: np.random.Generator) -> None:
+    places = rng.permutation(np.repeat(np.arange(4), 32))
+    matrix = random_matrix(rng, int4, 130, 128, 32)
+    ordered = in_groups(matrix, places)
+    assert ordered is not None and ordered.order is not None
+    scales = matrix.scales[:, places]
+    np.testing.assert_allclose(ordered.numbers(), matrix.codes.astype(np.float32) * scales, rtol=1e-6)
+    short = QuantizedMatrix(matrix.codes, matrix.scales, depth=120)
+    for each in (ordered, short):
+        x = rng.standard_normal((2, each.depth or 128)).astype(np.float32)
+        found = build(product_of(each, float32, rows=2), "cpu").run({"x": x})["y"]
+        expected = np.maximum(x @ each.numbers().T + np.linspace(-1, 1, 130), 0)
+        np.testing.assert_allclose(found, expected, rtol=1e-4, atol=1e-4)
+
+
+def test_narrow_constants_in_files(rng: np.random.Generator) -> None:
+    """Packed where no kernel reads them, a byte each where one does."""
+    for dtype in (int4, uint4, BY_NAME["int2"], BY_NAME["float4e2"]):
+        array = rng.integers(0, 1 << dtype.bits, (3, 5)).astype(np.uint8).view(dtype.numpy)
+        for recipe, size in (
+            (packing.dense_recipe(dtype), -(-15 * dtype.bits // 8)),
+            (packing.bytes_recipe(dtype), 15),
+        ):
+            assert recipe is not None
+            stored = packing.apply(recipe, array)
+            assert stored.dtype == packing.packed_dtype(recipe, array.dtype) == np.uint8 and stored.nbytes == size
+            again = packing.invert(recipe, stored, array.shape)
+            assert again.dtype == array.dtype and again.tobytes() == array.tobytes()

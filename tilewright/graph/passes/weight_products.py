@@ -1,0 +1,180 @@
+"""Products of floats by quantized weights, for targets whose kernels read the weights as they are stored.
+
+    matmul(x, views(dequantize(w, scale, zero)))  ->  dequantized_matmul(x, w, scale, zero)
+
+for constants, where every scale is that of a run of the depth, and the runs are equal: a scale for each column (or
+one in all), for groups of 32 to 256 of a column, or for two-dimensional blocks, whose scales are repeated by column.
+Views are reshapes, permutes and changes of the float type.  What stays is named in the remarks, and becomes floats.
+"""
+
+from __future__ import annotations
+
+from math import gcd
+
+import numpy as np
+
+from tilewright.dtypes import DType, float8e4nv, float8e5, int4, int8, uint4, uint8
+from tilewright.graph.core import Graph, Node, Value
+from tilewright.graph.reference import run_node
+from tilewright.graph.rewrite import Rewriter, apply_rules
+
+LEAST_ELEMENTS = 1 << 14  # fewer weights stay in the caches as floats
+LEAST_GROUP = 8
+_DEEPEST = 8  # nodes from the product to `dequantize`, and to the data of a constant
+_VIEWS = ("reshape", "permute", "cast")
+_MOVES = (*_VIEWS, "broadcast_to", "subtract", "add")
+Weights = tuple[np.ndarray, np.ndarray, "np.ndarray | None"]
+
+
+def weight_products(graph: Graph) -> Graph:
+    """The graph with such products, and remarks on quantized weights that are none."""
+
+    def note(node: Node, rewriter: Rewriter) -> Value | None:
+        found = _product(node, rewriter)
+        if not isinstance(found, str):
+            return found
+        rewriter.remark(f"the quantized weights of matmul %{node.output.name} become floats: {found}")
+        rewriter.changed = True
+        return None
+
+    return Rewriter(graph).run({"matmul": [note]})
+
+
+def without_weight_products(graph: Graph) -> Graph:
+    """The graph with products by floats again, which are computed of the weights when the engine is built."""
+    return apply_rules(graph, {"dequantized_matmul": [_product_of_floats]})
+
+
+def _product(node: Node, rewriter: Rewriter) -> Value | str | None:
+    x, w = node.inputs
+    assert x is not None and w is not None
+    if node.attributes["dtype"] is not None or w.rank != 2 or not x.dtype.is_float or x.dtype.bits > 32:
+        return None
+    chain = _chain(w, rewriter)
+    if chain is None:
+        return None
+    source = chain[0]
+    arrays = [_data(item, rewriter) for item in source.inputs]
+    if any(array is None and item is not None for array, item in zip(arrays, source.inputs, strict=True)):
+        return None
+    codes, scale, zero = (*arrays, None)[:3]
+    assert codes is not None and scale is not None
+    if codes.size < LEAST_ELEMENTS:
+        return None
+    found = _by_columns(codes, scale, zero, chain[1:], bool(node.attributes["transpose_b"]))
+    found = found if isinstance(found, str) else _canonical(*found)
+    if isinstance(found, str):
+        return found
+    names = (f"{w.name}.codes", f"{w.name}.scales", f"{w.name}.zeros")
+    made = [rewriter.new_constant(item, name) for item, name in zip(found, names, strict=True) if item is not None]
+    return rewriter.op("dequantized_matmul", [x, *made])
+
+
+def _chain(value: Value, rewriter: Rewriter) -> list[Node] | None:
+    """`dequantize` and the views that lead from it to a product's operand."""
+    found: list[Node] = []
+    for _ in range(_DEEPEST):
+        node = rewriter.producer(value)
+        if node is None or node.inputs[0] is None:
+            return None
+        found.append(node)
+        if node.op == "dequantize":
+            return found[::-1]
+        if node.op not in _VIEWS or (node.op == "cast" and not node.output.dtype.is_float):
+            return None
+        value = node.inputs[0]
+    return None
+
+
+def _data(value: Value | None, rewriter: Rewriter, depth: int = _DEEPEST) -> np.ndarray | None:
+    """The elements of a constant, or of what is moved of constants alone."""
+    found = rewriter.constant(value)
+    node = rewriter.producer(value)
+    if found is not None or node is None or depth == 0 or node.op not in _MOVES:
+        return found
+    arrays = [_data(item, rewriter, depth - 1) for item in node.inputs]
+    return None if any(array is None for array in arrays) else run_node(node, arrays, {})
+
+
+def _by_columns(
+    codes: np.ndarray, scale: np.ndarray, zero: np.ndarray | None, views: list[Node], transposed: bool
+) -> Weights | str:
+    """Weights [columns, depth], and scales and zero points [columns, groups]; or why there are none."""
+    moved = []
+    for array in (codes, scale, zero):
+        if array is not None:
+            array = np.broadcast_to(array, codes.shape)
+            for node in views:
+                array = _viewed(array, node)
+            array = array if transposed else array.T
+        moved.append(array)
+    matrix, scales, zeros = moved
+    assert matrix is not None and scales is not None
+    group = _run(scales, matrix.shape[1])
+    group = group if zeros is None else gcd(group, _run(zeros, matrix.shape[1]))
+    if group < LEAST_GROUP:
+        return "their scales or zero points differ from step to step of the depth"
+    zeros = None if zeros is None else np.ascontiguousarray(zeros[:, ::group])
+    return np.ascontiguousarray(matrix), np.ascontiguousarray(scales[:, ::group]), zeros
+
+
+def _viewed(array: np.ndarray, node: Node) -> np.ndarray:
+    """Elements in the order that a view puts them in; a change of type is none."""
+    if node.op == "permute":
+        return array.transpose(node.attributes["order"])
+    return array.reshape(node.output.shape) if node.op == "reshape" else array  # type: ignore[arg-type]
+
+
+def _run(array: np.ndarray, depth: int) -> int:
+    """The largest length of equal runs of the depth in which no column changes."""
+    changes = np.flatnonzero((array[:, 1:] != array[:, :-1]).any(axis=0)) + 1
+    return int(np.gcd.reduce([depth, *changes.tolist()]))
+
+
+def _canonical(codes: np.ndarray, scales: np.ndarray, zeros: np.ndarray | None) -> Weights | str:
+    """The forms that kernels take: int8, int4 and 8-bit floats without zero points; uint8 and uint4 with one for each
+    group."""
+    dtype, group = codes.dtype, codes.shape[1] // scales.shape[1]
+    if dtype not in (*_ONES, *_FLOATS):
+        return f"there are kernels for integers of 4 and 8 bits and for floats of 8 bits, and these are {dtype}"
+    if dtype.itemsize == 1 and dtype in _FOURS and group % 2:
+        return f"groups of {group} have no whole bytes"
+    if not np.isfinite(scales.astype(np.float32)).all():
+        return "scales are infinite or not a number"
+    if dtype in _FLOATS:
+        return codes, scales, None
+    points = 0 if zeros is None else zeros.astype(np.int64)
+    low, high = int(np.min(points, initial=255)), int(np.max(points, initial=-255))
+    low, high = (0, 0) if zeros is None else (low, high)
+    middle = 8 if dtype in _FOURS else 128
+    signed = dtype in (int4.numpy, int8.numpy)
+    if low == high == (0 if signed else middle):
+        whole = codes if signed else _shifted(codes, middle, int4 if dtype in _FOURS else int8)
+        return whole, scales, None
+    if signed:
+        codes = _shifted(codes, -middle, uint4 if dtype in _FOURS else uint8)
+        low, high, points = low + middle, high + middle, points + middle
+    if low < 0 or high > (127 - 15 if dtype in _FOURS else 255):
+        return f"zero points from {low} to {high} are outside of the weights' range"
+    return codes, scales, np.ascontiguousarray(np.broadcast_to(points, scales.shape).astype(np.uint8))
+
+
+_FOURS = (int4.numpy, uint4.numpy)
+_ONES = (*_FOURS, int8.numpy, uint8.numpy)
+_FLOATS = (float8e4nv.numpy, float8e5.numpy)
+
+
+def _shifted(codes: np.ndarray, by: int, dtype: DType) -> np.ndarray:
+    """The numbers less `by`."""
+    wide = codes.astype(np.int16) - np.int16(by)
+    return wide.astype(np.int8 if dtype.is_signed else np.uint8).astype(dtype.numpy)
+
+
+def _product_of_floats(node: Node, rewriter: Rewriter) -> Value:
+    x, w, scale, zero = (*node.inputs, None)[:4]
+    assert x is not None and w is not None and scale is not None
+    groups = (*scale.shape, w.shape[1] // scale.shape[1])
+    parts = [rewriter.op("reshape", [w], shape=groups)]
+    parts += [rewriter.op("reshape", [item], shape=(*scale.shape, 1)) for item in (scale, zero) if item is not None]
+    matrix = rewriter.op("reshape", [rewriter.op("dequantize", parts)], shape=w.shape)
+    return rewriter.op("matmul", [x, rewriter.cast(matrix, x.dtype)], transpose_b=True)

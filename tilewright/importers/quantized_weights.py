@@ -1,0 +1,90 @@
+"""Quantized weight matrices as checkpoints and models store them, in the one form that graphs have.
+
+Every format is unpacked to codes [columns, depth], scales and zero points [columns, groups], and an order of the depth
+where its groups lie apart; `multiply` writes the product.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+
+import numpy as np
+
+from tilewright.dtypes import uint4
+from tilewright.graph.core import Value
+from tilewright.graph.quantization import numbers_of
+from tilewright.importers.emitter import Emitter
+
+
+@dataclass(frozen=True)
+class QuantizedMatrix:
+    """The numbers (codes - zeros) scales: codes [columns, depth] of at most 8 bits, scales and zeros [columns, groups].
+
+    With an `order` of the depth, column k of the codes is multiplied by element order[k] of a row.  A depth that groups
+    do not divide is filled up with codes that stand for zero, or that rows meet with zeros; `depth` is without them.
+    """
+
+    codes: np.ndarray
+    scales: np.ndarray
+    zeros: np.ndarray | None = None
+    order: np.ndarray | None = None
+    depth: int = 0  # 0: that of the codes
+
+    def numbers(self) -> np.ndarray:
+        """float32 [columns, depth], each rounded once."""
+        found = numbers_of(self.codes, self.scales, self.zeros).astype(np.float32)
+        if self.order is not None:
+            found = found[:, np.argsort(self.order)]
+        return found[:, : self.depth] if self.depth else found
+
+    def rows(self, begin: int, end: int) -> QuantizedMatrix:
+        """Some of the columns, as rows of the stored matrix."""
+        zeros = None if self.zeros is None else self.zeros[begin:end]
+        return replace(self, codes=self.codes[begin:end], scales=self.scales[begin:end], zeros=zeros)
+
+
+def multiply(emit: Emitter, x: Value, matrix: QuantizedMatrix, name: str) -> Value:
+    """x [.., depth] times the matrix: [.., columns] in the type of x."""
+    columns, filled = matrix.codes.shape
+    if matrix.depth and matrix.depth != filled:
+        x = emit.op("pad", x, pads=(*[(0, 0)] * (x.rank - 1), (0, filled - matrix.depth)), value=0)
+    if matrix.order is not None:
+        order = emit.constant(matrix.order.astype(np.int64), f"{name}.order")
+        x = emit.op("gather", x, order, axis=x.rank - 1)
+    groups = matrix.scales.shape[1]
+    shapes = ((columns, groups, -1), (columns, groups, 1), (columns, groups, 1))
+    parts = zip(
+        (matrix.codes, matrix.scales, matrix.zeros), shapes, (name, f"{name}.scales", f"{name}.zeros"), strict=True
+    )
+    values = [emit.constant(array.reshape(shape), text) for array, shape, text in parts if array is not None]
+    numbers = emit.reshape(emit.op("dequantize", *values), (columns, filled))
+    rows = x if x.rank > 1 else emit.unsqueeze(x, 0)
+    result = emit.op("matmul", rows, emit.cast(numbers, x.dtype), transpose_b=True)
+    return result if x.rank > 1 else emit.reshape(result, (columns,))
+
+
+def unpacked_bits(packed: np.ndarray, bits: int) -> np.ndarray:
+    """The codes of bytes [.., n] as uint8 [.., n 8 / bits], those in the low bits first."""
+    places = np.arange(0, 8, bits, dtype=np.uint8)
+    codes = (packed.view(np.uint8)[..., None] >> places) & ((1 << bits) - 1)
+    return codes.reshape(*packed.shape[:-1], -1)
+
+
+def of_bits(codes: np.ndarray, bits: int) -> np.ndarray:
+    """Codes below 2^bits in the narrowest type that kernels have."""
+    return codes.astype(uint4.numpy if bits <= 4 else np.uint8)
+
+
+def in_groups(matrix: QuantizedMatrix, places: np.ndarray) -> QuantizedMatrix | None:
+    """The matrix whose element k of the depth has the scale of group places[k], with an order in which groups are runs
+    of one length; None where the groups are of different sizes."""
+    groups = matrix.scales.shape[1]
+    if len(places) % groups or (places < 0).any() or (places >= groups).any():
+        return None
+    size = len(places) // groups
+    if not (np.bincount(places, minlength=groups) == size).all():
+        return None
+    if (places == np.arange(len(places)) // size).all():
+        return matrix
+    order = np.argsort(places, kind="stable")
+    return replace(matrix, codes=np.ascontiguousarray(matrix.codes[:, order]), order=order)
