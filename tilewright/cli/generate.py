@@ -33,6 +33,10 @@ StopOption = Annotated[list[str] | None, typer.Option(help="End the result befor
 DtypeOption = Annotated[str, typer.Option(help="auto, float32, bfloat16 or float16.")]
 LengthOption = Annotated[int | None, typer.Option(min=1, help="Tokens of the longest sequence.")]
 MemoryOption = Annotated[int, typer.Option(min=1, help="MiB for keys and values.")]
+SpeculateOption = Annotated[
+    int, typer.Option(min=0, max=16, help="Check up to so many guessed tokens in a step, where that is quicker.")
+]
+DraftOption = Annotated[Path | None, typer.Option(help="A smaller model with the same tokens, which guesses them.")]
 ThreadsOption = Annotated[int | None, typer.Option(min=1, max=MOST_THREADS, help="CPU threads.")]
 
 
@@ -52,10 +56,12 @@ def generate(
     dtype: DtypeOption = "auto",
     length: LengthOption = None,
     memory: MemoryOption = 1024,
+    speculate: SpeculateOption = 0,
+    draft: DraftOption = None,
     threads: ThreadsOption = None,
 ) -> None:
     """Continue a text with a language model, token by token."""
-    model = _open(path, dtype, length, memory, threads)
+    model = _open(path, dtype, length, memory, threads, speculate, draft)
     wanted = _parameters(max_tokens, temperature, top_k, top_p, min_p, repetition_penalty, seed, stop)
     wanted = dataclasses.replace(wanted, structured_output=_form(regex, json_schema))
     text = sys.stdin.read() if prompt == "-" else prompt
@@ -77,10 +83,12 @@ def chat(
     dtype: DtypeOption = "auto",
     length: LengthOption = None,
     memory: MemoryOption = 1024,
+    speculate: SpeculateOption = 0,
+    draft: DraftOption = None,
     threads: ThreadsOption = None,
 ) -> None:
     """Chat with a language model: a line is a message, an empty line or the end of the input ends the chat."""
-    model = _open(path, dtype, length, memory, threads)
+    model = _open(path, dtype, length, memory, threads, speculate, draft)
     wanted = _parameters(max_tokens, temperature, top_k, top_p, min_p, repetition_penalty, seed, None)
     messages = [] if system is None else [{"role": "system", "content": system}]
     for line in _lines():
@@ -99,12 +107,14 @@ def _lines() -> Iterator[str]:
         yield line
 
 
-def _open(path: Path, dtype: str, length: int | None, memory: int, threads: int | None) -> LLM:
+def _open(
+    path: Path, dtype: str, length: int | None, memory: int, threads: int | None, speculate: int, draft: Path | None
+) -> LLM:
     from tilewright.llm import LLM
 
     if threads is not None:
         settings.threads = threads
-    return LLM(path, dtype=dtype, length=length, memory=memory << 20)
+    return LLM(path, dtype=dtype, length=length, memory=memory << 20, speculate=speculate, draft=draft)
 
 
 def _form(regex: str | None, json_schema: Path | None) -> StructuredOutput | None:

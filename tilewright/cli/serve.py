@@ -10,7 +10,15 @@ import typer
 from rich.text import Text
 
 from tilewright.cli.console import terminal, wrong_usage
-from tilewright.cli.generate import DtypeOption, LengthOption, MemoryOption, PathArgument, ThreadsOption
+from tilewright.cli.generate import (
+    DraftOption,
+    DtypeOption,
+    LengthOption,
+    MemoryOption,
+    PathArgument,
+    SpeculateOption,
+    ThreadsOption,
+)
 from tilewright.errors import InputError, MissingDependencyError
 from tilewright.settings import settings
 
@@ -32,6 +40,8 @@ def serve(
     dtype: DtypeOption = "auto",
     length: LengthOption = None,
     memory: MemoryOption = 1024,
+    speculate: SpeculateOption = 0,
+    draft: DraftOption = None,
     threads: ThreadsOption = None,
 ) -> None:
     """Serve a language model over HTTP: /v1/completions, /v1/chat/completions, /v1/models, /health, /metrics."""
@@ -47,7 +57,7 @@ def serve(
 
     if threads is not None:
         settings.threads = threads
-    model = AsyncLLM(path, dtype=dtype, length=length, memory=memory << 20)
+    model = AsyncLLM(path, dtype=dtype, length=length, memory=memory << 20, speculate=speculate, draft=draft)
     model.llm.text_tokenizer  # noqa: B018  # raises why there is none
     application = Application(model, name or path.resolve().name, keys, Bounds(requests=requests, seconds=seconds))
     terminal(stderr=True).print(Text(f"serving {application.name} at http://{host}:{port}/v1", "dim"))

@@ -11,7 +11,7 @@ import logging
 import secrets
 import time
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Protocol
 
 import numpy as np
@@ -22,6 +22,7 @@ from tilewright.llm.requests import Completion, Output, SamplingParameters, Toke
 from tilewright.llm.sampling import Sampler
 from tilewright.llm.scheduler import Scheduler, Work
 from tilewright.llm.scheduler import Sequence as Scheduled
+from tilewright.llm.speculation import Drafting, PromptLookup, Speculator
 from tilewright.llm.step import Limits
 from tilewright.llm.structure import FormCompiler, Matcher
 from tilewright.llm.text import Decoder, StopTexts, TextStream
@@ -49,6 +50,9 @@ class Statistics:
     generated_tokens: int = 0
     steps: int = 0
     preemptions: int = 0
+    drafts: int = 0  # times that tokens were drafted
+    drafted_tokens: int = 0
+    accepted_tokens: int = 0
     finished: dict[str, int] = field(default_factory=dict)  # by reason
     running: int = 0
     waiting: int = 0
@@ -66,6 +70,7 @@ class _Result:
     stream: TextStream | None
     stops: StopTexts
     matcher: Matcher | None = None
+    drafting: Drafting | None = None
 
     @property
     def is_finished(self) -> bool:
@@ -87,7 +92,11 @@ class _Request:
     @property
     def output(self) -> Output:
         completions = [result.completion for result in self.results]
-        return Output(self.name, self.prompt, completions, self.results[0].scheduled.cached, self.error)
+        draftings = [result.drafting for result in self.results if result.drafting is not None]
+        return Output(
+            self.name, self.prompt, completions, self.results[0].scheduled.cached, self.error,
+            sum(one.drafted for one in draftings), sum(one.accepted for one in draftings),
+        )  # fmt: skip
 
 
 class Engine:
@@ -95,6 +104,7 @@ class Engine:
 
     `decoder` turns tokens into text, without one results have no text and no stop texts. `end_tokens` end a result.
     `clock` gives seconds, for deadlines. `forms` makes the compiler of structured outputs, when one is wanted first.
+    `speculator` drafts tokens.
     """
 
     def __init__(
@@ -106,6 +116,7 @@ class Engine:
         share_prefixes: bool = True,
         clock: Callable[[], float] = time.monotonic,
         forms: Callable[[], FormCompiler] | None = None,
+        speculator: Speculator | None = None,
     ) -> None:
         self.model, self.vocabulary, self.decoder, self.clock = model, vocabulary, decoder, clock
         self.end_tokens = frozenset(token for token in end_tokens if token < vocabulary)
@@ -113,6 +124,7 @@ class Engine:
         self._statistics = Statistics(pages=model.pages)
         self._requests: dict[str, _Request] = {}
         self._arrivals = 0
+        self.speculator = speculator
         self._forms = None if forms is None else functools.cache(forms)
 
     @property
@@ -124,9 +136,9 @@ class Engine:
     def statistics(self) -> Statistics:
         """A copy of the counts."""
         pool, scheduler, counts = self.scheduler.pool, self.scheduler, self._statistics
-        return Statistics(
-            counts.prompt_tokens, counts.cached_tokens, counts.generated_tokens, counts.steps, scheduler.preemptions,
-            dict(counts.finished), len(scheduler.running), len(scheduler.waiting), pool.count - pool.free, pool.count,
+        return replace(
+            counts, finished=dict(counts.finished), preemptions=scheduler.preemptions, running=len(scheduler.running),
+            waiting=len(scheduler.waiting), used_pages=pool.count - pool.free, pages=pool.count,
         )  # fmt: skip
 
     def matcher(self, parameters: SamplingParameters) -> Matcher | None:
@@ -176,7 +188,9 @@ class Engine:
             stream = None if self.decoder is None else TextStream(self.decoder)
             sampler = Sampler(parameters, seed, index, tokens)
             form = None if matcher is None else matcher.copy()
-            request.results.append(_Result(completion, scheduled, sampler, stream, StopTexts(parameters.stop), form))
+            drafting = None if self.speculator is None else Drafting(PromptLookup(tokens))
+            stops = StopTexts(parameters.stop)
+            request.results.append(_Result(completion, scheduled, sampler, stream, stops, form, drafting))
         self._arrivals += 1
         self._requests[name] = request
         self.scheduler.add(request.results[0].scheduled)  # the others begin with what it has computed
@@ -196,11 +210,15 @@ class Engine:
     def step(self) -> list[Output]:
         """Compute one step, and give the requests that it changed; nothing when there is no work."""
         changed = self._expire()
+        self._plan_drafts()
         work = self.scheduler.schedule()
         if work:
             self._statistics.steps += 1
             try:
+                self._draft(work)
+                began = time.perf_counter()
                 logits = self.model.run([_chunk(item) for item in work])
+                self._observe(work, time.perf_counter() - began)
             except (TilewrightError, MemoryError) as error:
                 _log.error("a step of %d sequences failed: %s", len(work), error)
                 changed += [self._fail(item, f"the step failed ({type(error).__name__})") for item in work]
@@ -231,10 +249,59 @@ class Engine:
             request, result = self._request(item), self._result(item)
             if not request.has_begun:
                 self._begin(request)
-            self._choose(request, result, logits[row])
-            row += 1
+            self._check_drafts(item, request, result, logits[row : row + len(item.sequence.drafts) + 1])
+            row += len(item.sequence.drafts) + 1
             changed.append(request)
         return changed
+
+    # -- Drafts -------------------------------------------------------------------------------------
+
+    def _plan_drafts(self) -> None:
+        if self.speculator is None:
+            return
+        waiting = []
+        for sequence in self.scheduler.running:
+            sequence.wanted, sequence.drafts = 0, []
+            request = self._requests[sequence.name[0]]
+            result = request.results[sequence.name[1]]
+            if sequence.missing == 1 and result.drafting is not None:
+                left = request.parameters.max_tokens - len(result.completion.tokens)
+                room = min(left, self.scheduler.longest - len(sequence.tokens)) - 1
+                waiting.append((sequence, result.drafting, room))
+        self.speculator.plan(waiting)
+
+    def _draft(self, work: Sequence[Work]) -> None:
+        if self.speculator is not None:
+            results = [self._result(item) for item in work]
+            draftings = [result.drafting for result in results if result.drafting is not None]
+            self.speculator.fill(work, [result.sampler for result in results], draftings)
+
+    def _observe(self, work: Sequence[Work], seconds: float) -> None:
+        if self.speculator is not None and all(item.end - item.begin == 1 for item in work):
+            self.speculator.pace.observe(sum(1 + len(item.sequence.drafts) for item in work), seconds)
+
+    def _check_drafts(self, item: Work, request: _Request, result: _Result, logits: np.ndarray) -> None:
+        """Choose the next token; and the one after it where it is the one that was drafted, and so on."""
+        drafts, drafting, accepted = item.sequence.drafts, result.drafting, 0
+        for place in range(len(drafts) + 1):
+            self._choose(request, result, logits[place])
+            if result.is_finished or place == len(drafts) or result.completion.tokens[-1] != drafts[place]:
+                break
+            accepted += 1
+            self.scheduler.advance(Work(item.sequence, item.end + place, item.end + place + 1))
+        if drafting is None:
+            return
+        tokens = result.completion.tokens[-(accepted + 1) :]
+        drafting.lookup.extend(tokens)
+        guess = drafts[:1] or drafting.proposed[:1]
+        if guess and not result.is_finished:
+            drafting.observe(guess[0] == tokens[0])
+        drafting.proposed = []
+        if drafts:
+            drafting.drafted, drafting.accepted = drafting.drafted + len(drafts), drafting.accepted + accepted
+            self._statistics.drafts += 1
+            self._statistics.drafted_tokens += len(drafts)
+            self._statistics.accepted_tokens += accepted
 
     def _begin(self, request: _Request) -> None:
         """The prompt is computed: further results of the request find it in the cache."""
@@ -337,5 +404,6 @@ class Engine:
 
 
 def _chunk(work: Work) -> Chunk:
-    tokens = work.sequence.tokens[work.begin : work.end]
-    return Chunk(tokens, work.begin, work.sequence.blocks, (len(tokens) - 1,) if work.is_last else ())
+    tokens, drafts = work.sequence.tokens[work.begin : work.end], work.sequence.drafts if work.is_last else []
+    wanted = range(len(tokens) - 1, len(tokens) + len(drafts)) if work.is_last else ()
+    return Chunk([*tokens, *drafts], work.begin, work.sequence.blocks, wanted)

@@ -16,6 +16,7 @@ from tilewright.importers.huggingface import Checkpoint
 from tilewright.llm.engine import Engine
 from tilewright.llm.model import Model, describe, open_family
 from tilewright.llm.requests import Output, SamplingParameters
+from tilewright.llm.speculation import MOST_DRAFTS, DraftModel, Speculator
 from tilewright.llm.step import Limits
 from tilewright.llm.structure import FormCompiler
 from tilewright.llm.tokenizer import Tokenizer, end_tokens
@@ -32,6 +33,8 @@ class LLM:
     ``auto`` (that of the checkpoint), ``float32``, ``bfloat16`` or ``float16``.  `length` is the longest sequence, by
     default what the model is made for, or what fits into `memory` (bytes of keys and values of all sequences).  A step
     takes up to `tokens` tokens of up to `sequences` sequences.  `progress` is called as for `tilewright.compile`.
+    With `speculate` a step checks up to so many tokens that are guessed for a sequence, where that is quicker: what
+    followed the same tokens before, or what the smaller model of the folder `draft` says, which has the same tokens.
 
     Raises `ImportModelError`, which names the key or the weights, for checkpoints that cannot be used.
     """
@@ -47,14 +50,21 @@ class LLM:
         sequences: int = 64,
         page: int = 16,
         share_prefixes: bool = True,
+        speculate: int = 0,
+        draft: str | Path | None = None,
         progress: Callable[[str, str, float], None] | None = None,
     ) -> None:
         self.path = Path(path)
         for name, value in (("memory", memory), ("tokens", tokens), ("sequences", sequences), ("page", page)):
             if type(value) is not int or value < 1:
                 raise InputError(f"{name} is {value!r}, expected a whole number from 1")
+        if type(speculate) is not int or not 0 <= speculate <= MOST_DRAFTS:
+            raise InputError(f"speculate is {speculate!r}, expected a whole number from 0 to {MOST_DRAFTS}")
+        if draft is not None and not speculate:
+            raise InputError("a draft model needs speculate, how many tokens it guesses at most")
         self.description = describe(Checkpoint(self.path))
         longest = self.description.length if length is None else length
+        self._draft_path = None if draft is None else Path(draft)
         limits, pages = self._sizes(Limits(page, tokens, sequences, longest), dtype, length, memory)
         self.tokenizer: Tokenizer | None = None
         try:
@@ -64,10 +74,29 @@ class LLM:
                 raise
             self._no_text = reason
         self.model = Model.open(self.path, pages, limits, dtype, progress)
+        speculator = self._speculator(speculate, pages, limits, progress) if speculate else None
         self.engine = Engine(
             self.model, self.description.vocabulary, self.tokenizer, end_tokens(self.path, self.tokenizer),
-            share_prefixes, forms=None if self.tokenizer is None else self._forms,
+            share_prefixes, forms=None if self.tokenizer is None else self._forms, speculator=speculator,
         )  # fmt: skip
+
+    def _speculator(
+        self, most: int, pages: int, limits: Limits, progress: Callable[[str, str, float], None] | None
+    ) -> Speculator:
+        if self._draft_path is None:
+            return Speculator(most)
+        known = describe(Checkpoint(self._draft_path))
+        if known.vocabulary != self.description.vocabulary:
+            own = None if self.tokenizer is None else self.tokenizer.words
+            if own is None or own != Tokenizer(self._draft_path).words:
+                raise InputError(
+                    f"the draft model has {known.vocabulary} tokens and the model {self.description.vocabulary}: "
+                    "a draft model has the same tokens"
+                )
+        if limits.length > known.length and known.family == "gpt2":
+            raise InputError(f"the draft model has {known.length} positions; give length={known.length}")
+        model = Model.open(self._draft_path, pages, limits, "auto", progress)
+        return Speculator(most, DraftModel(model, min(known.vocabulary, self.description.vocabulary)))
 
     def _forms(self) -> FormCompiler:
         tokenizer = self.text_tokenizer
@@ -79,6 +108,9 @@ class LLM:
             raise InputError(f"length is {length!r}, expected a whole number from 1")
         family = open_family(self.path, limits, dtype)
         step_bytes = family.kept * family.step.dtype.itemsize * limits.page
+        if self._draft_path is not None:
+            drafts = open_family(self._draft_path, limits)
+            step_bytes += drafts.kept * drafts.step.dtype.itemsize * limits.page
         pages = memory // step_bytes
         if length is None:
             limits = dataclasses.replace(limits, length=min(limits.length, max(pages, 1) * limits.page))

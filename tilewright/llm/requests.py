@@ -136,6 +136,8 @@ class Output:
     completions: list[Completion]
     cached_tokens: int = 0  # of the prompt, whose keys and values were found
     error: str | None = None
+    drafted_tokens: int = 0  # that were guessed and checked, and how many of them were right
+    accepted_tokens: int = 0
 
     @property
     def is_finished(self) -> bool:

@@ -58,8 +58,12 @@ class Sampler:
             return TokenLogprobs(token, 0.0)
         return logprobs_of(logits, token, self.parameters.logprobs)
 
-    def _pick(self, scores: np.ndarray) -> int:
-        return int(np.argmax(scores)) if self.parameters.is_greedy else self._draw(scores)
+    def propose(self, logits: np.ndarray, ahead: int) -> int:
+        """A guess of the token `ahead` places after the next one, with that place's random number; changes nothing."""
+        return self._pick(logits, ahead)
+
+    def _pick(self, scores: np.ndarray, ahead: int = 0) -> int:
+        return int(np.argmax(scores)) if self.parameters.is_greedy else self._draw(scores, ahead)
 
     def _adjusted(self, logits: np.ndarray, banned: Sequence[int]) -> np.ndarray:
         wanted, scores = self.parameters, logits
@@ -79,9 +83,9 @@ class Sampler:
         scores[[token for token in banned if token < len(scores)]] = -np.inf
         return scores
 
-    def _draw(self, scores: np.ndarray) -> int:
+    def _draw(self, scores: np.ndarray, ahead: int) -> int:
         tokens, probabilities = self._filtered(scores)
-        bits = np.random.Philox(key=[self.seed, self.index], counter=[self._count, 0, 0, 0]).random_raw()
+        bits = np.random.Philox(key=[self.seed, self.index], counter=[self._count + ahead, 0, 0, 0]).random_raw()
         place = (int(bits) >> 11) * 2.0**-53 * probabilities.sum()
         found = int(np.searchsorted(np.cumsum(probabilities), place, side="right"))
         return int(tokens[min(found, len(tokens) - 1)])

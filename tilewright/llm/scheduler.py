@@ -13,7 +13,7 @@ it would not have been taken: so that every sequence ends.
 from __future__ import annotations
 
 import bisect
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 from tilewright.llm.blocks import BlockPool, next_digest, root_digest
 from tilewright.llm.step import Limits
@@ -32,6 +32,9 @@ class Sequence:
     digests: list[bytes] = field(default_factory=list)  # the root's, then of each full block that is computed
     cached: int = 0  # tokens of the prompt that were found when it first ran
     has_run: bool = False
+    wanted: int = 0  # drafts that the next step may check
+    drafts: list[int] = field(default_factory=list)  # tokens that may follow, for the step that runs
+    mirrored: int = 0  # tokens that a draft model has computed
 
     @property
     def missing(self) -> int:
@@ -41,11 +44,15 @@ class Sequence:
 
 @dataclass(frozen=True)
 class Work:
-    """Tokens `begin` to `end - 1` of a sequence; `is_last` where the next token follows from them."""
+    """Tokens `begin` to `end - 1` of a sequence; `is_last` where the next token follows from them.
+
+    After the last there is room for `drafts` tokens that may follow.
+    """
 
     sequence: Sequence
     begin: int
     end: int
+    drafts: int = 0
 
     @property
     def is_last(self) -> bool:
@@ -92,7 +99,7 @@ class Scheduler:
                 budget -= count
         work = [item for item in work if item.sequence in self.running]
         if self.preemptions == preempted:
-            self._admit(work, budget)
+            self._add_drafts(work, self._admit(work, budget))
         return work
 
     def advance(self, work: Work) -> None:
@@ -105,7 +112,8 @@ class Scheduler:
             tokens = sequence.tokens[number * size : (number + 1) * size]
             sequence.digests.append(self.pool.publish(sequence.blocks[number], sequence.digests[-1], tokens))
 
-    def _admit(self, work: list[Work], budget: int) -> None:
+    def _admit(self, work: list[Work], budget: int) -> int:
+        """Let sequences begin; gives what is left of the budget."""
         while self.waiting and budget > 0 and len(self.running) < self.limits.sequences:
             sequence = self.waiting[0]
             found = self._find(sequence)
@@ -113,13 +121,25 @@ class Scheduler:
             end = len(found) * self.pool.size + count
             fresh = self._blocks_for(end) - len(found)
             if fresh > self.pool.free - sum(map(self.pool.is_free, found)):
-                return
+                return budget
             self.waiting.pop(0)
             self._begin(sequence, found)
             self._extend(sequence, end)
             bisect.insort(self.running, sequence, key=lambda item: item.order)
             work.append(Work(sequence, sequence.computed, end))
             budget -= count
+        return budget
+
+    def _add_drafts(self, work: list[Work], budget: int) -> None:
+        """Give drafts what is left of the budget and of the blocks."""
+        for number, item in enumerate(work):
+            count = min(item.sequence.wanted, budget) if item.is_last else 0
+            while count and self._blocks_for(item.end + count) - len(item.sequence.blocks) > self.pool.free:
+                count -= 1
+            if count:
+                self._extend(item.sequence, item.end + count)
+                work[number] = replace(item, drafts=count)
+                budget -= count
 
     def _find(self, sequence: Sequence) -> list[int]:
         """Published blocks of a sequence's beginning; one token at least is left to compute."""
@@ -141,7 +161,7 @@ class Scheduler:
         for block in found:
             self.pool.hold(block)
         sequence.blocks = list(found)
-        sequence.computed = len(found) * self.pool.size
+        sequence.computed = sequence.mirrored = len(found) * self.pool.size
         self.queried += len(sequence.tokens)
         self.found += sequence.computed
         if not sequence.has_run:
@@ -165,7 +185,7 @@ class Scheduler:
 
     def _give_back(self, sequence: Sequence) -> None:
         self.pool.release(reversed(sequence.blocks))
-        sequence.blocks, sequence.computed = [], 0
+        sequence.blocks, sequence.computed, sequence.wanted, sequence.mirrored = [], 0, 0, 0
         sequence.digests = sequence.digests[:1]
 
     def _extend(self, sequence: Sequence, tokens: int) -> None:

@@ -58,6 +58,11 @@ class Tokenizer:
         """How many tokens there are."""
         return int(self._tokenizer.get_vocab_size())
 
+    @property
+    def words(self) -> dict[str, int]:
+        """All tokens by their texts."""
+        return dict(self._tokenizer.get_vocab())
+
     def encode(self, text: str, special: bool = True) -> list[int]:
         """The tokens of a text; with `special` those that the model wants around it."""
         return list(self._tokenizer.encode(text, add_special_tokens=special).ids)

@@ -55,6 +55,9 @@ class Metrics:
             "prompt_tokens_cached_total": counts.cached_tokens,
             "generation_tokens_total": counts.generated_tokens,
             "steps_total": counts.steps,
+            "spec_decode_num_drafts_total": counts.drafts,
+            "spec_decode_num_draft_tokens_total": counts.drafted_tokens,
+            "spec_decode_num_accepted_tokens_total": counts.accepted_tokens,
             "admission_rejections_total": self.rejections,
         }
         lines = []

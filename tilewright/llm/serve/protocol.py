@@ -172,8 +172,12 @@ def usage(outputs: Sequence[Output]) -> dict[str, Any]:
     prompt = sum(len(output.prompt_tokens) for output in outputs)
     generated = sum(len(one.tokens) for output in outputs for one in output.completions)
     cached = sum(output.cached_tokens for output in outputs)
+    drafted = sum(output.drafted_tokens for output in outputs)
+    accepted = sum(output.accepted_tokens for output in outputs)
     return {"prompt_tokens": prompt, "completion_tokens": generated, "total_tokens": prompt + generated,
-            "prompt_tokens_details": {"cached_tokens": cached}}  # fmt: skip
+            "prompt_tokens_details": {"cached_tokens": cached},
+            "completion_tokens_details": {"accepted_prediction_tokens": accepted,
+                                          "rejected_prediction_tokens": drafted - accepted}}  # fmt: skip
 
 
 def _wanted(
