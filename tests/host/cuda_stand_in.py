@@ -339,8 +339,9 @@ def _array(address: int, element: DType, shape: tuple[int, ...], strides: tuple[
     size = element.itemsize
     span = sum((extent - 1) * stride for extent, stride in zip(shape, strides, strict=True)) + 1
     memory = (ctypes.c_uint8 * (span * size)).from_address(address)
-    flat = np.frombuffer(memory, element.numpy)
-    return np.lib.stride_tricks.as_strided(flat, shape, [stride * size for stride in strides])
+    flat = np.frombuffer(memory, np.dtype(f"u{size}"))  # NumPy cannot stride over all of ml_dtypes' types
+    strided = np.lib.stride_tricks.as_strided(flat, shape, [stride * size for stride in strides])
+    return strided.view(element.numpy)
 
 
 _NONE = Resources(0, 0, 0, 0, 0, 0)

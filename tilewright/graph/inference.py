@@ -168,12 +168,15 @@ def where(inputs: Inputs, attributes: Attributes) -> Types:
 
 
 def _sums_of_8_bits(inputs: Inputs, attributes: Attributes) -> DType | None:
-    """int32 where a product is to give it."""
-    if attributes.get("dtype") is None:
+    """int32 or float32 where a product is to give it."""
+    dtype: DType | None = attributes.get("dtype")
+    if dtype is None:
         return None
-    narrow = all(item is not None and item.dtype.is_integer and item.dtype.bits == 8 for item in inputs)
-    _require(narrow and attributes["dtype"] == int32, f"only 8-bit integers give another type, and it is {int32}")
-    return int32
+    narrow = [item.dtype for item in inputs if item is not None and item.dtype.bits == 8]
+    integers, floats = all(each.is_integer for each in narrow), all(each.is_float for each in narrow)
+    fits = len(narrow) == len(inputs) and ((integers and dtype == int32) or (floats and dtype == float32))
+    _require(fits, f"8-bit integers give {int32} and 8-bit floats {float32}; others give no other type")
+    return dtype
 
 
 def matmul(inputs: Inputs, attributes: Attributes) -> Types:

@@ -157,7 +157,7 @@ _op("elementwise", "where", 3, infer.where, _numpy(compute.where), "condition (b
 # ----------------------------------------------------------------------------------------- contractions
 _op("contraction", "matmul", 2, infer.matmul, compute.matmul,
     "a [..., M, K] times b [..., K, N] (or [..., N, K] with transpose_b); leading sizes broadcast; `dtype` i32: sums "
-    "of 8-bit integers, whatever their signs",
+    "of 8-bit integers, whatever their signs, f32: sums of 8-bit floats",
     transpose_b=False, dtype=None)
 _op("contraction", "dequantized_matmul", (3, 4), quantization.dequantized_matmul_type, quantization.dequantized_matmul,
     "x [..., M, K] times the numbers (w - zero point) scale of weights w [N, K] of at most 8 bits, in the type of x; "
@@ -169,7 +169,7 @@ _op("contraction", "grouped_matmul", 3, infer.grouped_matmul, compute.grouped_ma
 _op("contraction", "conv", (2, 3), infer.conv, compute.conv,
     "x [N, C, *spatial] (NCHW) or [N, *spatial, C] (NHWC), w [O, C/groups, *kernel], optional bias [O] of x's type or "
     "float32; padding ((low, high), ...); `exact`: of integers, whose sums have no other rounding than the type's; "
-    "`dtype` i32: sums of 8-bit integers, whatever their signs",
+    "`dtype` i32: sums of 8-bit integers, whatever their signs, f32: sums of 8-bit floats",
     strides=REQUIRED, padding=REQUIRED, dilation=REQUIRED, groups=1, layout="NCHW", exact=False, dtype=None)
 _op("attention", "attention", (3, 4), infer.attention, compute.attention,
     "softmax(scale q k^T + bias) v: q [B, H, S, D], k [B, G, T, D], v [B, G, T, E], G divides H; additive bias "
@@ -228,7 +228,8 @@ _op("composite", "quantize", (2, 3), quantization.quantize_type, quantization.qu
     "x / scale rounded to whole numbers, halves to even, plus a zero point, kept within the range of `dtype`; scale "
     "and zero point, integers of any type, broadcast with x", dtype=REQUIRED)
 _op("composite", "dequantize", (2, 3), quantization.dequantize_type, quantization.dequantize,
-    "f32: (x - zero point) scale of integers; scale and zero point, integers of any type, broadcast with x")
+    "f32: (x - zero point) scale of integers, or x scale of 8-bit floats; scale and zero point, integers of any type, "
+    "broadcast with x")
 _op("composite", "group_norm", (1, 3), infer.channel_norm, compute.group_norm,
     "x, scale, bias: channels are dimension 1, normalised in `groups`", groups=REQUIRED, epsilon=REQUIRED)
 

@@ -1,4 +1,5 @@
-"""Quantized tensors in graphs: integers that stand for (integer - zero point) scale, and what is known of their scheme.
+"""Quantized tensors in graphs: integers that stand for (integer - zero point) scale, 8-bit floats for number times scale,
+and what is known of their scheme.
 
 `quantize` and `dequantize` are nodes of the graph as models have them; which numbers share a scale follows from the
 shape of the scale, which broadcasts with the tensor.

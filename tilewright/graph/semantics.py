@@ -213,12 +213,12 @@ def matmul(inputs: Arrays, attributes: Attributes) -> Array:
     right = np.swapaxes(right, -1, -2) if attributes["transpose_b"] else right
     if attributes["dtype"] is None:
         return np.matmul(left, right)
-    return _sums(np.matmul(left.astype(np.float64), right.astype(np.float64)))
+    return _sums(np.matmul(left.astype(np.float64), right.astype(np.float64)), attributes)
 
 
-def _sums(exact: Array) -> Array:
-    """Sums of 8-bit products, which float64 has exactly, as int32, which wraps."""
-    return exact.astype(np.int64).astype(np.int32)
+def _sums(exact: Array, attributes: Attributes) -> Array:
+    """Sums of 8-bit products, which float64 has exactly: of floats rounded once, of integers as int32, which wraps."""
+    return exact if attributes["dtype"].is_float else exact.astype(np.int64).astype(np.int32)
 
 
 def grouped_matmul(inputs: Arrays, attributes: Attributes) -> Array:
@@ -247,7 +247,7 @@ def conv(inputs: Arrays, attributes: Attributes) -> Array:
     image, weight, bias = (*inputs, None)[:3]
     if attributes["dtype"] is not None:
         wide = [image.astype(np.float64), weight.astype(np.float64)]
-        return _sums(conv(wide, {**attributes, "dtype": None}))
+        return _sums(conv(wide, {**attributes, "dtype": None}), attributes)
     if attributes["layout"] == "NHWC":
         image = np.moveaxis(image, -1, 1)
     count, groups = weight.ndim - 2, attributes["groups"]

@@ -14,7 +14,7 @@ from functools import lru_cache
 
 import tilewright
 import tilewright.language as tl
-from tilewright.dtypes import DType, bfloat16, float16
+from tilewright.dtypes import DType, bfloat16, float8e4nv, float8e5, float16, int8, uint8
 from tilewright.language.function import SourceFunction
 from tilewright.library import functions
 
@@ -156,6 +156,7 @@ ROUNDED: dict[DType, dict[str, SourceFunction]] = {
     bfloat16: {name: _of_whole(of_half) for name, of_half in OF_HALF.items()},
     float16: {name: _of_whole(of_half) for name, of_half in {**OF_HALF, "gelu": gelu_of_half_float16}.items()},
 }
+ROUNDED |= {dtype: ROUNDED[float16] for dtype in (int8, uint8, float8e4nv, float8e5)}
 
 
 @tilewright.jit

@@ -12,7 +12,7 @@ from tilewright.errors import UnsupportedOperationError
 from tilewright.graph.core import Graph, Node, Value
 from tilewright.graph.fusion import Group
 from tilewright.graph.passes.fourier import transforms_as_products
-from tilewright.graph.passes.integer_products import integer_products
+from tilewright.graph.passes.narrow_products import narrow_products
 from tilewright.graph.passes.planes import convolutions_of_planes
 from tilewright.graph.passes.recurrent import unrolled
 from tilewright.graph.passes.sorting import without_sorting
@@ -110,8 +110,8 @@ def prepared(graph: Graph, targets: Sequence[Target]) -> Graph:
     """A graph without the ops for which not all of its targets have (fast) kernels, before its passes, and with those
     for which all have."""
     has_kernel = all("sorting" in MAKERS[target.name] for target in targets)
-    if all(target.integer_products for target in targets):
-        graph = integer_products(graph)
+    gpus = all(target.is_gpu for target in targets)
+    graph = narrow_products(graph, frozenset.intersection(*(target.narrow_products for target in targets)), gpus)
     has_weights = all(target.weight_products for target in targets)
     graph = weight_products(graph) if has_weights else without_weight_products(graph)
     graph = without_sorting(graph, has_kernel, any(target.is_gpu for target in targets))

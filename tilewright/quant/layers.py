@@ -8,7 +8,7 @@ import numpy as np
 
 from tilewright.dtypes import float32, uint8
 from tilewright.graph.core import Graph, Node, Value
-from tilewright.graph.passes.integer_products import FEWEST_CHANNELS, GROUP
+from tilewright.graph.passes.narrow_products import FEWEST_CHANNELS, GROUP
 from tilewright.graph.rewrite import PERMUTED, Rewriter
 from tilewright.quant.observers import LEVELS, Range, affine
 

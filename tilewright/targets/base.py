@@ -163,8 +163,9 @@ class Target(Protocol):
         ...
 
     @property
-    def integer_products(self) -> bool:
-        """Whether products of uint8 by int8 in int32 are faster than those of the same numbers in float32."""
+    def narrow_products(self) -> frozenset[DType]:
+        """Types of 8 bits whose products are faster than those of the same numbers in wider floats: integers by int8 in
+        int32, floats by floats in float32."""
         ...
 
     @property

@@ -83,8 +83,8 @@ class Machine:
 
     def dot_rate(self, dtype: DType, tf32: bool = False) -> float:
         """Operations of an SM and clock in `tl.dot` on operands of a type; float32 as tf32 only where `tf32`."""
-        if dtype.bits == 16:
-            return self.mma
+        if dtype.bits <= 16:
+            return self.mma * 16 / max(8, dtype.bits)
         if tf32 and dtype.bits == 32:
             return self.mma / 2
         return self.float32 / (1 if dtype.bits <= 32 else 2)

@@ -34,7 +34,7 @@ def gpu_contraction(group: Group, graph: Graph, target: Target) -> list[Candidat
     Raises `NotImplementedError` for a gated product that no kernel takes whole.
     """
     assert group.anchor is not None
-    if group.anchor.output.dtype.is_integer:
+    if group.anchor.output.dtype.is_integer and group.anchor.attributes["dtype"] is None:
         return gpu_reduction(as_sum_of_products(group), graph, target)
     norm = norm_in_front(group)
     if norm is not None:

@@ -221,9 +221,9 @@ class CPUTarget:
         return group if depth % group == 0 else 1
 
     @property
-    def integer_products(self) -> bool:
-        """Whether products of uint8 by int8 in int32 are faster than those of the same numbers in float32."""
-        return self.is_x86
+    def narrow_products(self) -> frozenset[DType]:
+        """uint8, which x86 multiplies by int8."""
+        return frozenset({dtypes.uint8}) if self.is_x86 else frozenset()
 
     @property
     def weight_products(self) -> bool:

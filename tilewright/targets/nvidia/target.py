@@ -213,9 +213,10 @@ class NvidiaTarget:
         return 1
 
     @property
-    def integer_products(self) -> bool:
-        """No: engines compute them in floats, which have every sum."""
-        return False
+    def narrow_products(self) -> frozenset[DType]:
+        """What tensor cores multiply: 8-bit integers of either sign, fp8 from sm_89 on."""
+        integers = {dtypes.uint8, dtypes.int8}
+        return frozenset(integers | {dtypes.float8e4nv, dtypes.float8e5} if self.fp8_mma else integers)
 
     @property
     def weight_products(self) -> bool:

@@ -12,7 +12,7 @@ from functools import lru_cache, partial
 from typing import Any
 
 import tilewright.language as tl
-from tilewright.dtypes import DType, bfloat16, float16, float32
+from tilewright.dtypes import DType, bfloat16, float8e4nv, float8e5, float16, float32, int8, uint8
 from tilewright.graph.core import Graph, Node, Value
 from tilewright.graph.fusion import Group
 from tilewright.launch.jit import JITFunction
@@ -36,6 +36,7 @@ HOPPER_FORMS = 10  # forms that are candidates, beside those in which warpgroups
 ROW_RANGES = (16, 64, 128, 256, 1024)  # ends of the ranges of a run-time number of rows
 _TILED_BYTES = 16  # what strides and addresses of tensor copies are multiples of
 _GATE_WIDTH = 8  # columns of either half that lie beside each other
+_WIDE, _NARROW = (float16, bfloat16, float32), (int8, uint8, float8e4nv, float8e5)  # what is stored; narrow operands too
 
 
 @dataclass(frozen=True)
@@ -99,9 +100,9 @@ def _described(
     if problem.batches != 1 and (problem.inner_batches != problem.batches or 0 in steps or sums > 1):
         return None  # a map has one axis of batches, and no two of them at one place
     b_type = b.dtype if isinstance(b, Value) else b.value.dtype
-    aligned = all(extent * 2 % _TILED_BYTES == 0 for extent in (columns // sums, depth))
-    inputs, outputs = (float16, bfloat16), (float16, bfloat16, float32)
-    if not aligned or problem.a.dtype not in inputs or b_type != problem.a.dtype or slots.stored.dtype not in outputs:
+    stored = min(2, slots.stored.dtype.itemsize) * (columns // sums)
+    aligned = all(extent % _TILED_BYTES == 0 for extent in (stored, problem.a.dtype.itemsize * depth))
+    if not aligned or not _multiplies(problem, b_type) or slots.stored.dtype not in (*_WIDE, *_NARROW):
         return None
     slots = slots.rounded(columns // sums)
     factors = rms_factors(depth, norm.attributes["epsilon"]) if norm is not None else None
@@ -109,6 +110,15 @@ def _described(
         problem.rows, columns, depth, problem.a, b, problem.b_column == 1, ready, slots, problem.batches, steps,
         norm=factors,
     )  # fmt: skip
+
+
+def _multiplies(problem: Problem, b_type: DType) -> bool:
+    """Whether the kernel multiplies operands of these types, in this order: 8-bit ones along the depth."""
+    a_type = problem.a.dtype
+    if a_type in (float16, bfloat16):
+        return b_type == a_type
+    alike = a_type in _NARROW and b_type in _NARROW and a_type.is_float == b_type.is_float
+    return alike and problem.a_depth == 1 and problem.b_depth == 1
 
 
 @lru_cache(maxsize=1024)
@@ -210,12 +220,13 @@ def _forms(
         example, found.columns, found.depth, batches, found.dtype, found.slots.stored.dtype,
         right_transposed=found.transposed, at_most=most, generated=found.slots.cost,
     )  # fmt: skip
-    return _usable_forms(problem, machine, found.norm)
+    b_type = found.b.dtype if isinstance(found.b, Value) else found.b.value.dtype
+    return _usable_forms(problem, machine, found.norm, None if b_type == found.dtype else tl.dtype(b_type))
 
 
 @lru_cache(maxsize=1024)
 def _usable_forms(
-    problem: MatmulProblem, machine: Machine, norm: JITFunction | None
+    problem: MatmulProblem, machine: Machine, norm: JITFunction | None, right: tl.dtype | None
 ) -> tuple[tuple[MatmulForm, float], ...]:
-    """The forms worth timing, the one to take untimed first."""
-    return tuple(close_forms(problem, machine, partial(finished, problem=problem, NORM=norm), HOPPER_FORMS))
+    """The forms worth timing, the one to take untimed first; `right` is B's element type where it is not A's."""
+    return tuple(close_forms(problem, machine, partial(finished, problem=problem, NORM=norm, RIGHT=right), HOPPER_FORMS))

@@ -91,7 +91,7 @@ def candidate_forms(problem: MatmulProblem, machine: Machine) -> list[MatmulForm
     forms = []
     tile_rows = [(64, 1, False)] if few else [(64, 1, False), (128, 2, False), (192, 3, False), (256, 2, False)]
     tile_rows += [(64, 2, True), (128, 2, True)] if _may_take_turns(problem) else []
-    step = 16 if not problem.input.is_float else 8
+    step = 8 if problem.input.is_float and problem.output.itemsize > 1 else 16
     given, made = tl.dtype(problem.input), tl.dtype(problem.output)
     for BM, consumers, in_turns in tile_rows:
         for BN in range(32, 257, step):
@@ -172,6 +172,7 @@ def finished(form: MatmulForm, problem: MatmulProblem, **functions: Any) -> Matm
         return None
     # Of operands for each column, few registers hold many; those of each element are as many as the sums.
     together = cost.column_loads and not (cost.element_loads or cost.gated or many) and form.SPLIT == 1
+    together = together and form.OUTPUT.itemsize > 1  # of whose elements a row of the swizzle has twice as many
     form = form._replace(TOGETHER=2 if together else 1, **functions)
     several = (form._replace(STAGES=stages) for stages in range(form.STAGES, 1, -1))
     return next((each for each in several if is_possible(each)), None)  # what is stored otherwise may take more memory

@@ -45,6 +45,7 @@ class MatmulForm(NamedTuple):
     LAG: int = 0
     SINGLE: bool = False
     INPUT: Any = tl.bfloat16
+    RIGHT: Any = None  # the element type of B, where it is not that of A
     OUTPUT: Any = tl.bfloat16
     SUM: Any = tl.float32  # of products: float32, or int32
     A_TRANSPOSED: bool = False  # A is given as [K, M]
@@ -95,6 +96,11 @@ class MatmulForm(NamedTuple):
     def single(self) -> bool:
         """Whether a CTA has one tile, so that there are as many as tiles, and results lie where operands were."""
         return self.SINGLE or self.SPLIT > 1
+
+    @property
+    def right_type(self) -> Any:
+        """The element type of B."""
+        return self.RIGHT or self.INPUT
 
     @property
     def left_shape(self) -> tuple[int, int]:
@@ -284,6 +290,8 @@ class MatmulForm(NamedTuple):
             (self.CONSUMERS in (1, 2, 3) and whole_rows, f"BM is a multiple of 64 rows for {self.sharers} consumers"),
             (self.BN % 8 == 0 and 8 <= self.BN <= 256, "BN is a multiple of 8 up to 256"),
             (self.INPUT.is_floating() or self.BN % 16 == 0, "8-bit integers take BN in steps of 16"),
+            (self.out_columns * self.OUTPUT.itemsize % 16 == 0, "rows of a tile are stored in multiples of 16 bytes"),
+            (self.right_type.itemsize == self.INPUT.itemsize, "operands have elements of one size"),
             (row % ATOM == 0, f"BK is a multiple of {ATOM // self.INPUT.itemsize}"),
             (self.INPUT.itemsize == 2 or not transposed, "only 16-bit operands are transposed"),
             (not self.A_TRANSPOSED or self.BM // self.SHARE_A % 64 == 0, "a transposed A comes in 64 rows"),

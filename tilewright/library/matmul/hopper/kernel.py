@@ -486,7 +486,7 @@ def matmul(a: tx.tensor_map, b: tx.tensor_map, c: tx.tensor_map, c_tail: tx.tens
     if FORM.cluster > 1:
         tx.cluster((FORM.cluster,))
     lefts = tx.shared((FORM.STAGES, *FORM.left_shape), FORM.INPUT, swizzle=128)
-    rights = tx.shared((FORM.STAGES, *FORM.right_shape), FORM.INPUT, swizzle=128)
+    rights = tx.shared((FORM.STAGES, *FORM.right_shape), FORM.right_type, swizzle=128)
     staging = FORM.CONSUMERS * FORM.BUFFERS
     outs = tx.shared((staging, FORM.stored_rows, FORM.chunk), FORM.OUTPUT,
                      swizzle=swizzle_of(FORM.chunk * FORM.OUTPUT.itemsize),

@@ -1,53 +1,78 @@
-"""Products of quantized tensors as sums of 8-bit integers, for targets that have kernels for them.
+"""Products of quantized tensors as sums of 8-bit integers or floats, for targets that have kernels for them.
 
     matmul(dequantize(x, sx, zx), dequantize(w, sw, zw))  ->  cast(sums) (sx sw)
     matmul(x - zx, w - zw) of int32                       ->  sums
     sums = matmul(x, w - zw) {dtype=i32} - zx (sums of the columns of w - zw)
+    matmul(x8 sx, w8 sw) of 8-bit floats                  ->  matmul(x8, w8) {dtype=f32} (sx sw)
 
-for constant w.  Activations become uint8 (a zero point of 128 more) and weights int8, which is what instructions
-multiply; weights that do not fit int8 without their zero point keep the part of it that is left, times the sums of the
-rows of x.  What follows (bias, activation, residual, the next quantization) is elementwise, and becomes the product's
-epilogue.  Scales that a dimension of the sum has keep a product in floats.
+for constant w, if they are integers.  A target's instructions multiply activations of some types by int8: where int8 is
+not among them, activations become uint8 (a zero point of 128 more).  Weights that do not fit int8 without their zero
+point keep the part of it that is left, times the sums of the rows of x.  What follows (bias, activation, residual, the
+next quantization) is elementwise, and becomes the product's epilogue.  Scales that a dimension of the sum has keep a
+product in floats.
 
 Every quantized tensor that does not become part of such a product is named in the remarks, with the reason.
 """
 
 from __future__ import annotations
 
+from collections.abc import Set
 from dataclasses import dataclass
+from functools import partial
 
 import numpy as np
 
-from tilewright.dtypes import DType, float32, int1, int8, int32, uint8
+from tilewright.dtypes import DType, float8e4nv, float8e5, float32, int1, int8, int32, uint8
 from tilewright.graph.core import Graph, Node, Value
+from tilewright.graph.inference import broadcast_shapes
 from tilewright.graph.quantization import integer_range, scheme_of
 from tilewright.graph.reference import run_node
 from tilewright.graph.rewrite import Rewriter, apply_rules
+from tilewright.symbolic import Size
 
 FEWEST_CHANNELS = 16  # of an image, for its windows to be gathered
 GROUP = 4  # the depth must be a multiple of what instructions add at once
 _SHIFT = 128  # from int8 to uint8
 _DEEPEST = 8  # nodes in the chain that computes a constant
 _MOVES = ("reshape", "permute", "slice", "max_pool")
+_FLOATS = (float8e4nv, float8e5)
 
 
 @dataclass(frozen=True)
-class _Integers:
-    """A tensor of floats or int32 as integers of 8 bits: (integers - zero) scale."""
+class _Narrow:
+    """A tensor of floats or int32 as numbers of 8 bits: (numbers - zero) scale."""
 
-    integers: Value
+    numbers: Value
     zero: Value | None
     scale: Value | None  # None: 1
 
 
-def integer_products(graph: Graph) -> Graph:
-    """The graph with such products, and remarks on what stays quantized to no use."""
-    graph = apply_rules(graph, {"quantize": [_unsigned], "dequantize": [_shifted]})
+def narrow_products(graph: Graph, types: Set[DType], zeros_around: bool = False) -> Graph:
+    """The graph with products of activations of these `types` (`Target.narrow_products`), and remarks on what stays
+    quantized to no use.  `zeros_around`: kernels of convolutions see zeros beyond an image's edges."""
+    graph = apply_rules(graph, {"multiply": [_dequantized]})
+    if not types:
+        return _with_remarks(graph, types)
+    if int8 not in types:
+        graph = apply_rules(graph, {"quantize": [_unsigned], "dequantize": [_shifted]})
     graph = apply_rules(graph, dict.fromkeys(_MOVES, [_sunk]))
-    return _with_remarks(apply_rules(graph, {"matmul": [_product], "conv": [_convolution]}))
+    rules = {"matmul": [partial(_product, types=types)], "conv": [partial(_convolution, types=types, zeros_around=zeros_around)]}
+    return _with_remarks(apply_rules(graph, rules), types)
 
 
 # One form of activations ------------------------------------------------------------------------------
+
+
+def _dequantized(node: Node, rewriter: Rewriter) -> Value | None:
+    """cast(x) scale of 8-bit floats as `dequantize`."""
+    for wide, scale in (node.inputs, node.inputs[::-1]):
+        cast = rewriter.producer(wide, "cast")
+        x = cast.inputs[0] if cast is not None else None
+        if x is None or scale is None or x.dtype not in _FLOATS or node.output.dtype != float32:
+            continue
+        if scale.dtype.is_float and broadcast_shapes(x.shape, scale.shape) == x.shape == node.output.shape:
+            return rewriter.op("dequantize", [x, scale])
+    return None
 
 
 def _unsigned(node: Node, rewriter: Rewriter) -> Value | None:
@@ -120,30 +145,65 @@ def _permuted(item: Value | None, rank: int, order: tuple[int, ...], rewriter: R
 # Products ---------------------------------------------------------------------------------------------
 
 
-def _product(node: Node, rewriter: Rewriter) -> Value | None:
+def _product(node: Node, rewriter: Rewriter, types: Set[DType]) -> Value | None:
     if node.attributes["dtype"] is not None:
         return None
     left, right = node.inputs
     assert left is not None and right is not None
-    rows, weights = _integers(left, rewriter), _weights(node, rewriter)
-    if rows is None or weights is None or _reason(node, rows) is not None:
+    rows = _narrow(left, rewriter)
+    if rows is None or _reason(node, rows) is not None:
+        return None
+    if rows.numbers.dtype.is_float:
+        return _product_of_floats(node, rows, rewriter, types)
+    weights = _weights(node, rewriter) if uint8 in types else None
+    if weights is None:
         return None
     matrix, rest, columns_scale = weights
-    sums = _sums(node, _as_uint8(rows, rewriter), matrix, rest, rewriter)
+    sums = _sums(node, _of_type(rows, rewriter, types), matrix, rest, rewriter)
     if not node.output.dtype.is_float:
         return sums
     return rewriter.cast(_scaled(sums, rows.scale, columns_scale, rewriter), node.output.dtype)
 
 
-def _integers(value: Value, rewriter: Rewriter) -> _Integers | None:
-    """What a product's operand is made of, if that is 8-bit integers."""
+def _product_of_floats(node: Node, rows: _Narrow, rewriter: Rewriter, types: Set[DType]) -> Value | None:
+    """A product of 8-bit floats, constants on the right in the order in which tensor copies read them."""
+    value, transposed = node.inputs[1], node.attributes["transpose_b"]
+    assert value is not None
+    right = _narrow(value, rewriter)
+    if right is None or not {rows.numbers.dtype, right.numbers.dtype} <= types & set(_FLOATS):
+        return None
+    scale = right.scale
+    if scale is not None and scale.rank:
+        if value.rank != 2 or any(extent != 1 for extent in _along(scale, value.rank, value.rank - (1 if transposed else 2))):
+            return None
+        scale = rewriter.op("reshape", [scale], shape=(-1,))
+    numbers, data = right.numbers, _data(right.numbers, rewriter)
+    if data is not None and not transposed:
+        numbers, transposed = rewriter.new_constant(np.ascontiguousarray(np.swapaxes(data, -1, -2)), "weights"), True
+    elif data is not None and rewriter.constant(numbers) is None:
+        numbers = rewriter.new_constant(np.ascontiguousarray(data), "weights")
+    sums = rewriter.op("matmul", [rows.numbers, numbers], transpose_b=transposed, dtype=float32)
+    return rewriter.cast(_scaled(sums, rows.scale, scale, rewriter), node.output.dtype)
+
+
+def _along(scale: Value, rank: int, axis: int) -> tuple[Size, ...]:
+    """The extent of a scale along an axis of the tensor of `rank` dimensions that it broadcasts with; none before its
+    own first."""
+    place = axis - (rank - scale.rank)
+    return scale.shape[place : place + 1] if place >= 0 else ()
+
+
+def _narrow(value: Value, rewriter: Rewriter) -> _Narrow | None:
+    """What a product's operand is made of, if that is numbers of 8 bits."""
     node = rewriter.producer(value)
+    while node is not None and node.op == "cast" and value.dtype.is_float and node.inputs[0] is not None:
+        value, node = node.inputs[0], rewriter.producer(node.inputs[0])  # to 16 bits; whole numbers for a convolution
+    if value.dtype in _FLOATS:
+        return _Narrow(value, None, None)
     if node is not None and node.op == "dequantize":
         x, scale, zero = (*node.inputs, None)[:3]
         assert x is not None
-        return _Integers(x, zero, scale) if _is_narrow(x.dtype) else None
-    if node is not None and node.op == "cast" and value.dtype.is_float:  # whole numbers for a convolution
-        value, node = node.inputs[0] or value, rewriter.producer(node.inputs[0])
+        return _Narrow(x, zero, scale) if _is_narrow(x.dtype) else None
     if value.dtype != int32 or node is None:
         return None
     zero = None
@@ -152,21 +212,21 @@ def _integers(value: Value, rewriter: Rewriter) -> _Integers | None:
         node = rewriter.producer(source)
     if node is None or node.op != "cast" or node.inputs[0] is None or not _is_narrow(node.inputs[0].dtype):
         return None
-    return _Integers(node.inputs[0], zero, None)
+    return _Narrow(node.inputs[0], zero, None)
 
 
 def _is_narrow(dtype: DType) -> bool:
-    return dtype in (int8, uint8)
+    return dtype in (int8, uint8, *_FLOATS)
 
 
-def _reason(node: Node, rows: _Integers) -> str | None:
-    """Why a product of integers on the left by known weights stays in floats; None where it does not."""
+def _reason(node: Node, rows: _Narrow) -> str | None:
+    """Why a product of narrow numbers on the left by known weights stays in floats; None where it does not."""
     left = node.inputs[0]
     assert left is not None
     if node.op == "conv":
         return _reason_of_convolution(node, rows)
     depth = left.shape[-1]
-    if not isinstance(depth, int) or depth % GROUP:
+    if rows.numbers.dtype.is_integer and (not isinstance(depth, int) or depth % GROUP):
         return f"its depth {depth} is no multiple of {GROUP}"
     for item in (rows.scale, rows.zero):
         if item is not None and item.rank and item.shape[-1] != 1:
@@ -174,7 +234,7 @@ def _reason(node: Node, rows: _Integers) -> str | None:
     return None
 
 
-def _reason_of_convolution(node: Node, image: _Integers) -> str | None:
+def _reason_of_convolution(node: Node, image: _Narrow) -> str | None:
     x, w = node.inputs[:2]
     assert x is not None and w is not None
     if node.attributes["groups"] != 1 or x.rank > 4:
@@ -192,10 +252,10 @@ def _weights(node: Node, rewriter: Rewriter) -> tuple[np.ndarray, np.ndarray | N
     of the columns."""
     value = node.inputs[1]
     assert value is not None
-    found = _integers(value, rewriter)
-    if found is None or value.rank != 2:
+    found = _narrow(value, rewriter)
+    if found is None or value.rank != 2 or found.numbers.dtype.is_float:
         return None
-    data, zero = _data(found.integers, rewriter), _data(found.zero, rewriter)
+    data, zero = _data(found.numbers, rewriter), _data(found.zero, rewriter)
     depth_axis = 1 if node.attributes["transpose_b"] else 0
     if data is None or (found.zero is not None and zero is None):
         return None
@@ -219,21 +279,26 @@ def _weights(node: Node, rewriter: Rewriter) -> tuple[np.ndarray, np.ndarray | N
     return (data.astype(np.int64) - shift).astype(np.int8), np.ascontiguousarray(rest), scale
 
 
-def _convolution(node: Node, rewriter: Rewriter) -> Value | None:
+def _convolution(node: Node, rewriter: Rewriter, types: Set[DType], zeros_around: bool) -> Value | None:
     image, taps, bias = (*node.inputs, None)[:3]
     assert image is not None and taps is not None
-    pixels, weights = _integers(image, rewriter), _integers(taps, rewriter)
+    pixels, weights = _narrow(image, rewriter), _narrow(taps, rewriter)
     if pixels is None or weights is None or _reason(node, pixels) is not None:
+        return None
+    if pixels.numbers.dtype.is_float or weights.numbers.dtype.is_float or uint8 not in types:
         return None
     known = _taps(weights, taps, rewriter)
     if known is None:
         return None
-    pixels = _as_uint8(pixels, rewriter)
-    padded = _padded(pixels, node, rewriter)
+    pixels = _of_type(pixels, rewriter, types)
+    options = {**node.attributes, "dtype": int32, "exact": False}
+    padded, centred = pixels.numbers, pixels.zero is None or rewriter.uniform(pixels.zero) == 0
+    if not (centred and zeros_around):
+        padded = _padded(pixels, node, rewriter)
+        options["padding"] = [(0, 0)] * (image.rank - 2)
     channels = (-1, *[1] * (image.rank - 2)) if node.attributes["layout"] == "NCHW" else (-1,)
-    options = {**node.attributes, "padding": [(0, 0)] * (image.rank - 2), "dtype": int32, "exact": False}
     sums = rewriter.op("conv", [padded, rewriter.new_constant(known, "weights")], **options)
-    if pixels.zero is not None:
+    if pixels.zero is not None and not centred:
         columns = known.astype(np.int64).reshape(len(known), -1).sum(axis=1).astype(np.int32)
         totals = rewriter.new_constant(columns.reshape(channels), "tap_sums")
         sums = rewriter.op("subtract", [sums, rewriter.op("multiply", [rewriter.cast(pixels.zero, int32), totals])])
@@ -246,10 +311,10 @@ def _convolution(node: Node, rewriter: Rewriter) -> Value | None:
     return rewriter.cast(result, node.output.dtype)
 
 
-def _taps(weights: _Integers, taps: Value, rewriter: Rewriter) -> np.ndarray | None:
+def _taps(weights: _Narrow, taps: Value, rewriter: Rewriter) -> np.ndarray | None:
     """The weights of a convolution as int8 without a zero point; None where they do not fit, or differ otherwise than
     by their first dimension."""
-    data, zero = _data(weights.integers, rewriter), _data(weights.zero, rewriter)
+    data, zero = _data(weights.numbers, rewriter), _data(weights.zero, rewriter)
     if data is None or (weights.zero is not None and zero is None):
         return None
     for item in (weights.scale, weights.zero):
@@ -260,43 +325,44 @@ def _taps(weights: _Integers, taps: Value, rewriter: Rewriter) -> np.ndarray | N
     return whole.astype(np.int8) if low <= whole.min(initial=0) and whole.max(initial=0) <= high else None
 
 
-def _padded(image: _Integers, node: Node, rewriter: Rewriter) -> Value:
+def _padded(image: _Narrow, node: Node, rewriter: Rewriter) -> Value:
     """The integers of an image with those that stand for zero around it."""
     padding = node.attributes["padding"]
     if not any(low or high for low, high in padding):
-        return image.integers
+        return image.numbers
     pads = ((0, 0), (0, 0), *padding) if node.attributes["layout"] == "NCHW" else ((0, 0), *padding, (0, 0))
-    zero = np.zeros((), np.uint8) if image.zero is None else _data(image.zero, rewriter)
+    dtype = image.numbers.dtype
+    zero = np.zeros((), dtype.numpy) if image.zero is None else _data(image.zero, rewriter)
     if zero is not None:
-        return rewriter.op("pad", [image.integers], pads=pads, value=int(zero.reshape(())))
+        return rewriter.op("pad", [image.numbers], pads=pads, value=int(zero.reshape(())))
     assert image.zero is not None
-    here = rewriter.op("full", [], shape=image.integers.shape, value=1, dtype=uint8)
+    here = rewriter.op("full", [], shape=image.numbers.shape, value=1, dtype=dtype)
     inside = rewriter.cast(rewriter.op("pad", [here], pads=pads, value=0), int1)
-    around = rewriter.op("pad", [image.integers], pads=pads, value=0)
-    return rewriter.op("where", [inside, around, rewriter.cast(image.zero, uint8)])
+    around = rewriter.op("pad", [image.numbers], pads=pads, value=0)
+    return rewriter.op("where", [inside, around, rewriter.cast(image.zero, dtype)])
 
 
-def _as_uint8(rows: _Integers, rewriter: Rewriter) -> _Integers:
-    """Activations in the one form that kernels take."""
-    if rows.integers.dtype == uint8:
+def _of_type(rows: _Narrow, rewriter: Rewriter, types: Set[DType]) -> _Narrow:
+    """Activations in a form that kernels take, uint8 if not their own."""
+    if rows.numbers.dtype in types:
         return rows
-    source = _raised_source(rows.integers, rewriter)
+    source = _raised_source(rows.numbers, rewriter)
     if source is None:
-        bits = rewriter.op("bitcast", [rows.integers], of="int8", to="uint8")
+        bits = rewriter.op("bitcast", [rows.numbers], of="int8", to="uint8")
         source = rewriter.op("bitwise_xor", [bits, rewriter.number(_SHIFT, uint8)])
-    return _Integers(source, _raised(rows.zero, rewriter), rows.scale)
+    return _Narrow(source, _raised(rows.zero, rewriter), rows.scale)
 
 
-def _sums(node: Node, rows: _Integers, matrix: np.ndarray, rest: np.ndarray | None, rewriter: Rewriter) -> Value:
+def _sums(node: Node, rows: _Narrow, matrix: np.ndarray, rest: np.ndarray | None, rewriter: Rewriter) -> Value:
     """(x - zx) (w - rest) in int32: the product of the integers, less what their zero points have in it."""
+    if not node.attributes["transpose_b"]:
+        matrix = matrix.T  # what instructions add lies together
     weights = rewriter.new_constant(np.ascontiguousarray(matrix), "weights")
-    transposed = node.attributes["transpose_b"]
-    total = rewriter.op("matmul", [rows.integers, weights], transpose_b=transposed, dtype=int32)
-    depth_axis = 1 if transposed else 0
-    columns = matrix.astype(np.int64).sum(axis=depth_axis)
-    depth = matrix.shape[depth_axis]
+    total = rewriter.op("matmul", [rows.numbers, weights], transpose_b=True, dtype=int32)
+    columns = matrix.astype(np.int64).sum(axis=1)
+    depth = matrix.shape[1]
     if rest is not None:  # - rest (sum of the row of x), and + K zx rest with the other zero points
-        wide = rewriter.cast(rows.integers, int32)
+        wide = rewriter.cast(rows.numbers, int32)
         sums = rewriter.op("reduce_sum", [wide], axes=(-1,), keepdims=True)
         part = rewriter.op("multiply", [sums, rewriter.new_constant(rest.astype(np.int32), "zero_points")])
         total = rewriter.op("subtract", [total, part])
@@ -338,9 +404,11 @@ def _data(value: Value | None, rewriter: Rewriter, depth: int = _DEEPEST) -> np.
 # What stays -------------------------------------------------------------------------------------------
 
 
-def _with_remarks(graph: Graph) -> Graph:
-    """The graph with a remark on each quantized tensor that a product reads as floats."""
+def _with_remarks(graph: Graph, types: Set[DType]) -> Graph:
+    """The graph with a remark on each quantized tensor that a product reads as floats, or on all of them where a target
+    multiplies none of the kind."""
     remarks: list[str] = []
+    unknown: dict[DType, list[str]] = {}
     readers: dict[Value, list[Node]] = {}
     for node in graph.nodes:
         for item in node.inputs:
@@ -349,21 +417,39 @@ def _with_remarks(graph: Graph) -> Graph:
     producers = {node.output: node for node in graph.nodes if len(node.outputs) == 1}
     for node in graph.nodes:
         source = producers.get(node.inputs[0]) if node.op == "dequantize" and node.inputs[0] is not None else None
-        if node.op != "dequantize" or source is None or source.op != "quantize":
+        if node.op != "dequantize" or source is None or source.op not in ("quantize", "cast"):
             continue
-        for reader in readers.get(node.output, []):
-            if reader.op in ("matmul", "conv", "attention"):
-                remarks.append(
-                    f"quantized %{source.output.name} ({scheme_of(source)}) is read as floats by {reader.op} "
-                    f"%{reader.output.name}{f' ({reader.source})' if reader.source else ''}: "
-                    f"{_why(reader, node, producers, graph)}"
-                )
+        for reader in _through_casts(node, readers):
+            if reader.op not in ("matmul", "conv", "attention"):
+                continue
+            dtype = source.output.dtype
+            if (dtype if dtype.is_float else uint8) not in types:
+                unknown.setdefault(dtype, []).append(source.output.name)
+                continue
+            remarks.append(
+                f"quantized %{source.output.name} ({scheme_of(node)}) is read as floats by {reader.op} "
+                f"%{reader.output.name}{f' ({reader.source})' if reader.source else ''}: "
+                f"{_why(reader, node, producers, graph)}"
+            )
+    remarks += [
+        f"{len(names)} products of {dtype.name} (%{names[0]}, …) are computed in floats, which have the numbers exactly: "
+        "the target multiplies none of this type"
+        for dtype, names in unknown.items()
+    ]
     if not remarks:
         return graph
     rewriter = Rewriter(graph)
     rewriter.remarks += remarks
     rewriter.changed = True
     return rewriter.run({})
+
+
+def _through_casts(node: Node, readers: dict[Value, list[Node]]) -> list[Node]:
+    """What reads a node's result, or casts of it to other floats."""
+    found: list[Node] = []
+    for reader in readers.get(node.output, []):
+        found += _through_casts(reader, readers) if reader.op == "cast" and reader.output.dtype.is_float else [reader]
+    return found
 
 
 def _why(reader: Node, node: Node, producers: dict[Value, Node], graph: Graph) -> str:
@@ -374,11 +460,18 @@ def _why(reader: Node, node: Node, producers: dict[Value, Node], graph: Graph) -
     assert x is not None
     other = producers.get(reader.inputs[1]) if reader.inputs[1] is not None else None
     side = "right operand" if reader.op == "matmul" else "weights"
-    reason = _reason(reader, _Integers(x, zero, scale)) if reader.inputs[0] is node.output else None
+    reason = _reason(reader, _Narrow(x, zero, scale)) if reader.inputs[0] is node.output else None
     if reason is not None:
         return reason
+    while other is not None and other.op == "cast" and other.inputs[0] is not None:
+        other = producers.get(other.inputs[0])
     if other is None or other.op != "dequantize":
         return "its other operand is not quantized"
+    if x.dtype.is_float:
+        return "its other operand is no 8-bit float" if other.inputs[0] is None or other.inputs[0].dtype not in _FLOATS else (
+            "convolutions have no kernel for 8-bit floats" if reader.op == "conv"
+            else "scales of its right operand differ along the depth, or it has more than two dimensions"
+        )
     narrow = other.inputs[0] is not None and _is_narrow(other.inputs[0].dtype)
     if not narrow or not _is_narrow(x.dtype):
         return "there are kernels for integers of 8 bits"

@@ -10,14 +10,14 @@ from tilewright.dtypes import DType, float32, int8, int32, uint8
 from tilewright.graph.build import GraphBuilder
 from tilewright.graph.core import Graph, Value
 from tilewright.graph.passes.fuse import fuse
-from tilewright.graph.passes.integer_products import integer_products
+from tilewright.graph.passes.narrow_products import narrow_products
 from tilewright.graph.pipeline import optimize
 from tilewright.graph.reference import run_graph
 from tilewright.graph.verifier import verify
 from tilewright.library import packing
 from tilewright.targets.cpu.target import CPUTarget
 
-if not CPUTarget.host().integer_products:
+if not CPUTarget.host().narrow_products:
     pytest.skip("products of integers are computed in floats here", allow_module_level=True)
 
 
@@ -41,7 +41,7 @@ def results(
 
 def products(graph: Graph, op: str = "matmul") -> list[str]:
     """The types of all products after the passes."""
-    optimized = optimize(integer_products(graph))
+    optimized = optimize(narrow_products(graph, {uint8}))
     verify(optimized)
     return [str(node.output.dtype) for node in optimized.nodes if node.op == op]
 
@@ -108,7 +108,7 @@ def test_one_kernel_for_product_bias_residual_and_quantization(rng: np.random.Ge
     y = b.op("gelu", [b.op("add", [y, b.op("dequantize", [residual, number(b, 0.1), number(b, 128, uint8)])])])
     b.output(b.op("quantize", [y, number(b, 0.2), number(b, 4, uint8)], dtype=uint8))
     graph = b.finish()
-    groups = [group for group in fuse(optimize(integer_products(graph))).groups if group.kind != "view"]
+    groups = [group for group in fuse(optimize(narrow_products(graph, {uint8}))).groups if group.kind != "view"]
     assert [group.kind for group in groups] == ["contraction"]
     for count in (1, 150):
         inputs = {"x": integers(rng, (count, 64), uint8), "r": integers(rng, (count, 48), uint8)}
@@ -232,10 +232,10 @@ def test_what_stays_in_floats_is_named_with_the_reason(rng: np.random.Generator)
         (graph_of(8, one, quantized=False), "other operand is not quantized"),
     ]
     for graph, reason in cases:
-        (remark,) = [text for text in integer_products(graph).remarks if "is read as floats" in text]
+        (remark,) = [text for text in narrow_products(graph, {uint8}).remarks if "is read as floats" in text]
         assert reason in remark and "uint8" in remark and "a scale for each" in remark
         assert "i32" not in products(graph) and not graph.remarks
-    assert not [text for text in integer_products(graph_of(8, one)).remarks if "read as floats" in text]
+    assert not [text for text in narrow_products(graph_of(8, one), {uint8}).remarks if "read as floats" in text]
 
 
 def test_weights_stay_8_bits_in_the_engine(rng: np.random.Generator) -> None:
