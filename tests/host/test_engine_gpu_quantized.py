@@ -8,11 +8,11 @@ from dataclasses import dataclass
 import ml_dtypes
 import numpy as np
 import pytest
-from tilewright.graph import semantics
 
 from tests.host import cuda_stand_in
 from tilewright.build.builder import build
 from tilewright.dtypes import DType, bfloat16, float8e4nv, float8e5, float16, float32, int8, uint8
+from tilewright.graph import reference, semantics
 from tilewright.graph.build import GraphBuilder
 from tilewright.graph.core import Graph, Value
 
@@ -63,10 +63,19 @@ def drawn(seed: int, count: int) -> list[Case]:
         columns = int(16 * rng.integers(1, 7)) if fits else int(rng.integers(1, 60))
         cases.append(
             Case(
-                kind, weights, one(float32, float16, bfloat16), one(float32, float16, bfloat16, int8, uint8, float8e4nv),
-                int(rng.integers(1, 90)), depth, columns,
+                kind,
+                weights,
+                one(float32, float16, bfloat16),
+                one(float32, float16, bfloat16, int8, uint8, float8e4nv),
+                int(rng.integers(1, 90)),
+                depth,
+                columns,
                 int(rng.integers(-20, 20)) + 128 * (kind == uint8) if kind.is_integer and one(True, False) else 0,
-                one(True, False), one(True, False), one(True, False), one(True, False), one("", "relu", "gelu", "silu"),
+                one(True, False),
+                one(True, False),
+                one(True, False),
+                one(True, False),
+                one("", "relu", "gelu", "silu"),
                 one(True, False),
             )  # fmt: skip
         )
@@ -120,7 +129,11 @@ def layer_of(case: Case, rng: np.random.Generator) -> Layer:
     read = dequantized(b, numbers, steps, case.zero)
     data = rng.standard_normal((case.depth, case.columns))
     data = data * 40 if case.weights.is_integer else data
-    data = np.clip(np.rint(data), -127, 127).astype(np.int8) if case.weights.is_integer else data.astype(case.weights.numpy)
+    data = (
+        np.clip(np.rint(data), -127, 127).astype(np.int8)
+        if case.weights.is_integer
+        else data.astype(case.weights.numpy)
+    )
     weight_scale = rng.uniform(0.002, 0.01, (1, case.columns) if case.by_column else ()).astype(np.float32)
     stored = np.ascontiguousarray(data.T) if case.transposed else data
     aside = np.ascontiguousarray(weight_scale.T) if case.transposed and case.by_column else weight_scale
@@ -164,9 +177,11 @@ def expected(case: Case, layer: Layer, x: np.ndarray) -> tuple[np.ndarray, np.nd
     if layer.bias is not None:
         exact = exact + layer.bias
     activations = {
-        "": lambda v: v, "relu": lambda v: np.maximum(v, 0), "gelu": lambda v: semantics.gelu([v], {"approximate": "none"}),
+        "": lambda v: v,
+        "relu": lambda v: np.maximum(v, 0),
+        "gelu": lambda v: semantics.gelu([v], {"approximate": "none"}),
         "silu": lambda v: v / (1 + np.exp(-v)),
-    }  # fmt: skip
+    }
     exact = activations[case.activation](exact)
     return exact, error * 1.2 + np.abs(exact) * 4e-4 + 1e-5
 
@@ -184,7 +199,9 @@ def check(case: Case, found: np.ndarray, exact: np.ndarray, error: np.ndarray, o
         exact, error = np.clip(exact / out_scale, -high, high), error / out_scale
     step = float(ml_dtypes.finfo(case.stored.numpy).eps)
     smallest = float(ml_dtypes.finfo(case.stored.numpy).smallest_subnormal)
-    assert np.all(np.abs(found.astype(np.float64) - exact) <= error + step / 2 * (np.abs(exact) + error) * 1.001 + smallest)
+    assert np.all(
+        np.abs(found.astype(np.float64) - exact) <= error + step / 2 * (np.abs(exact) + error) * 1.001 + smallest
+    )
 
 
 @pytest.mark.parametrize("case", drawn(20261128, 40), ids=str)
@@ -197,3 +214,50 @@ def test_drawn_layers(case: Case, driver, rng: np.random.Generator) -> None:
     x = rng.standard_normal((case.rows, case.depth)).astype(case.given.numpy)
     found = engine.run({"x": x})["y"]
     check(case, found, *expected(case, layer, x), layer.out_scale)
+
+
+@pytest.mark.parametrize("seed", range(6))
+def test_drawn_convolutions(seed: int, driver, rng: np.random.Generator) -> None:
+    """8-bit images by int8 weights, with padding, strides, a residual in 8 bits, and the next quantization."""
+    draw = np.random.default_rng(seed)
+
+    def one(*options):
+        return options[draw.integers(len(options))]
+
+    kind, stored, size = one(uint8, int8), one(uint8, int8, float16), one(1, 3)
+    channels, features = one(16, 32, 48, 20, 80), one(16, 32, 40, 96)
+    zero = int(one(0, 0, 9))
+    stride, pad = one(1, 2), one(0, size // 2)
+    b = GraphBuilder("convolution")
+    images = b.symbol("images", 1, 4) if one(True, False) else 2
+    x = b.input("x", kind, (images, channels, 9, 7))
+    read = b.op("dequantize", [x, b.constant(np.float32(0.02)), b.constant(np.array(zero, kind.numpy))])
+    taps = draw.integers(-127, 128, (features, channels, size, size)).astype(np.int8)
+    scales = draw.uniform(0.001, 0.003, (features, 1, 1, 1)).astype(np.float32)
+    inputs = [read, b.op("dequantize", [b.constant(taps), b.constant(scales)])]
+    if one(True, False):
+        inputs.append(b.constant(draw.standard_normal(features).astype(np.float32)))
+    y = b.op("conv", inputs, strides=(stride, stride), padding=((pad, pad), (pad, pad)), dilation=(1, 1))
+    given = {"x": draw.integers(0, 127, (2, channels, 9, 7)).astype(kind.numpy)}
+    if stored.bits == 8 and one(True, False):
+        residual = b.input("r", stored, y.shape)
+        y = b.op("add", [y, b.op("dequantize", [residual, b.constant(np.float32(0.05))])])
+        shape = (2, *y.shape[1:])
+        given["r"] = draw.integers(0, 100, shape).astype(stored.numpy)
+    y = b.op("relu", [y])
+    if stored.bits == 8:
+        y = b.op("quantize", [y, b.constant(np.float32(0.05))], dtype=stored)
+    else:
+        y = b.op("cast", [y], dtype=stored)
+    b.output(y, "y")
+    graph = b.finish()
+    engine = build(graph, "cuda:sm_90a")
+    names = [step.evidence.get("chosen", "") for step in engine.plan.steps]
+    fits = channels % 16 == 0 and features * min(2, stored.itemsize) % 16 == 0
+    assert any("hopper" in name for name in names) == fits, names
+    found, exact = np.asarray(engine.run(given)["y"]), reference.run(graph, given)["y"]
+    if stored.bits == 8:
+        off = np.abs(found.astype(int) - exact.astype(int))
+        assert off.max() <= 1 and off.mean() < 0.01 and len(np.unique(exact)) > 5
+    else:
+        np.testing.assert_allclose(found.astype(np.float64), exact, rtol=2.0**-10, atol=1e-4)

@@ -161,6 +161,21 @@ def test_ranges_as_they_come_need_no_data(model: Path, rng: np.random.Generator)
     np.testing.assert_allclose(found.engine.run(x)["y"], wanted, atol=0.02 * np.abs(wanted).max())
 
 
+@pytest.mark.parametrize("scheme", ["fp8", "fp8-dynamic"])
+def test_8_bit_floats(scheme: str, model: Path, rng: np.random.Generator) -> None:
+    """The numbers are those of float8 wherever products are computed; only GPUs multiply them as they are."""
+    data = samples(rng)
+    found = tilewright.quantize(model, data, scheme)
+    (remark,) = found.remarks
+    assert "cpu" in remark and [row.reason is None for row in found.layers] == [False, False, True]
+    rows = found.engine.run({"x": data[0]})["y"].astype(np.float64) - tilewright.compile(model).run({"x": data[0]})["y"]
+    assert 0 < found.errors["y"] < 2.0**-4 and np.abs(rows).max() > 0
+    on_gpu = tilewright.quantize(model, data, scheme, target="cuda:sm_90a")
+    assert on_gpu.remarks == () and on_gpu.errors == found.errors
+    steps = [step for step in on_gpu.engine.plan.steps if any("matmul" in name for name in step.operations)]
+    assert ["f8e4nv" in str(step.evidence) or step.evidence["chosen"] for step in steps]
+
+
 def test_layers_that_are_left_out(model: Path, rng: np.random.Generator) -> None:
     data = samples(rng)
     names = [row.name for row in tilewright.quantize(model, data).layers]

@@ -1,4 +1,4 @@
-"""`tilewright quantize`: a model becomes an engine of 8-bit integers, with a table of what that costs."""
+"""`tilewright quantize`: a model becomes an engine of 8-bit integers or floats, with a table of what that costs."""
 
 from __future__ import annotations
 
@@ -24,7 +24,10 @@ def quantize(
     ] = None,
     scheme: Annotated[
         str,
-        typer.Option(help="int8: ranges of activations from --data. int8-dynamic: ranges as they come, products only."),
+        typer.Option(
+            help="int8: ranges of activations from --data. int8-dynamic: ranges as they come, products only. "
+            "fp8, fp8-dynamic: the same in float8 e4m3, products only; multiplied by GPUs from sm_89 on."
+        ),
     ] = "int8",
     observer: Annotated[
         str, typer.Option(help="How ranges are found: minmax, percentile (99.99 %), mse or entropy.")
@@ -36,7 +39,7 @@ def quantize(
     trust: TrustOption = False,
     quiet: Annotated[bool, typer.Option("-q", "--quiet", help="No progress display and no table.")] = False,
 ) -> None:
-    """Build an engine whose products and convolutions are sums of 8-bit integers, and say what each layer loses."""
+    """Build an engine whose products and convolutions are sums of 8-bit numbers, and say what each layer loses."""
     if model.suffix == ".engine":
         raise wrong_usage(f"{model} is an engine; quantize the model that it was built from")
     path = output or Path(f"{model.resolve().stem}.engine")
@@ -67,4 +70,6 @@ def show(found: Quantization, path: Path) -> None:
     console.print(table)
     for name, error in found.errors.items():
         console.print(f"output {name} differs by {error:.2%} (root mean square)")
+    for remark in found.remarks:
+        console.print(remark)
     console.print(f"{path}: {path.stat().st_size / 1e6:.1f} MB, {len(found.engine.plan.steps)} steps")

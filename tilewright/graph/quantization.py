@@ -1,5 +1,5 @@
-"""Quantized tensors in graphs: integers that stand for (integer - zero point) scale, 8-bit floats for number times scale,
-and what is known of their scheme.
+"""Quantized tensors in graphs: integers that stand for (integer - zero point) scale, 8-bit floats that stand for number
+times scale, and what is known of their scheme.
 
 `quantize` and `dequantize` are nodes of the graph as models have them; which numbers share a scale follows from the
 shape of the scale, which broadcasts with the tensor.
@@ -12,7 +12,7 @@ from dataclasses import dataclass
 import ml_dtypes
 import numpy as np
 
-from tilewright.dtypes import DType, float32
+from tilewright.dtypes import DType, float32, from_numpy
 from tilewright.graph import semantics
 from tilewright.graph.core import Node, Value
 from tilewright.graph.inference import Attributes, Inputs, ShapeError, Types, broadcast_shapes, optional, value
@@ -66,6 +66,11 @@ def integer_range(dtype: DType) -> tuple[int, int]:
     return int(limits.min), int(limits.max)
 
 
+def wider(x: DType, scale: DType) -> DType:
+    """The type in which a tensor is divided by its scale: its own, or that of a scale of more bits."""
+    return scale if scale.bits > x.bits else x
+
+
 # The rows of the table of ops -------------------------------------------------------------------------
 
 
@@ -98,9 +103,10 @@ def dequantize_type(inputs: Inputs, attributes: Attributes) -> Types:
 def quantize(inputs: Arrays, attributes: Attributes) -> Array:
     """round(x / scale) + zero point, within the range of the type; NaN gives what a cast of NaN gives."""
     x, scale, zero = (*inputs, None)[:3]
+    wide = wider(from_numpy(x.dtype), from_numpy(scale.dtype)).numpy
     with np.errstate(all="ignore"):
-        whole = np.rint(x / scale.astype(x.dtype))
-        whole = whole if zero is None else whole + zero.astype(x.dtype)
+        whole = np.rint(x.astype(wide) / scale.astype(wide))
+        whole = whole if zero is None else whole + zero.astype(wide)
     low, high = integer_range(attributes["dtype"])
     return semantics.cast([semantics.clip([whole], {"low": low, "high": high})], attributes)
 

@@ -8,7 +8,7 @@ from typing import Any
 
 import numpy as np
 
-from tilewright.dtypes import HOST_ONLY, DType, from_numpy
+from tilewright.dtypes import HOST_ONLY, DType, float8e4nv, float8e5, from_numpy
 from tilewright.errors import ShapeError
 from tilewright.graph.core import Graph, Node, Value
 from tilewright.graph.host_values import given, returned
@@ -22,9 +22,9 @@ PartRunner = Callable[[Node, Sequence[Any], Mapping[str, int]], "list[np.ndarray
 def run(graph: Graph, inputs: Mapping[str, Any], dtype: Any = np.float64) -> dict[str, Any]:
     """The outputs of a graph by name; mutated inputs are returned under the input's name as well.
 
-    Floating-point values are computed in `dtype` throughout (float64: a reference for any format);
-    None keeps each value's own element type.  Symbols are bound from the inputs' shapes, and from those of what ops
-    of the host give.  Raises `ShapeError` for missing inputs and shapes that do not match.
+    Floating-point values are computed in `dtype` throughout (float64: a reference for any format), but 8-bit ones,
+    which are numbers of quantized tensors; None keeps each value's own element type.  Symbols are bound from the
+    inputs' shapes, and from those of what ops of the host give.  Raises `ShapeError` for missing inputs and shapes that do not match.
     """
     read = {value.name: _read(inputs, value) for value in graph.inputs if value.name in inputs}
     symbols = bind_symbols(graph, read)
@@ -284,13 +284,18 @@ def concrete(item: Any, symbols: Mapping[str, int], working: DType | None) -> An
         return evaluate(item, symbols) if known else item  # a symbol that this node will give its value
     if isinstance(item, tuple):
         return tuple(concrete(part, symbols, working) for part in item)
-    if isinstance(item, DType) and item.is_float and working is not None:
+    if isinstance(item, DType) and working is not None and _widens(item):
         return working
     return item
 
 
+def _widens(dtype: DType) -> bool:
+    """Whether values are computed in the reference's own type: 8-bit floats of quantized tensors stay what they are."""
+    return dtype.is_float and dtype not in (float8e4nv, float8e5)
+
+
 def _convert(array: np.ndarray, dtype: DType, working: DType | None) -> np.ndarray:
-    target = working if working is not None and dtype.is_float else dtype
+    target = working if working is not None and _widens(dtype) else dtype
     return np.asarray(array).astype(target.numpy, copy=False)
 
 

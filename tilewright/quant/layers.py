@@ -4,19 +4,25 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+import ml_dtypes
 import numpy as np
 
-from tilewright.dtypes import float32, uint8
+from tilewright.dtypes import bfloat16, float8e4nv, float16, float32, int8, uint8
 from tilewright.graph.core import Graph, Node, Value
 from tilewright.graph.passes.narrow_products import FEWEST_CHANNELS, GROUP
 from tilewright.graph.rewrite import PERMUTED, Rewriter
 from tilewright.quant.observers import LEVELS, Range, affine
 
-STATIC, DYNAMIC = "int8", "int8-dynamic"
+STATIC, DYNAMIC, FP8, FP8_DYNAMIC = "int8", "int8-dynamic", "fp8", "fp8-dynamic"
 SCHEMES = {
     STATIC: "uint8 with a range from calibration by int8 weights with a scale for each column or feature",
-    DYNAMIC: "uint8 with a range for each row as it comes by int8 weights with a scale for each column; products only",
+    DYNAMIC: "uint8 (on GPUs int8) with a range for each row as it comes by int8 weights with a scale for each column; "
+    "products only",
+    FP8: "float8 e4m3 with a scale from calibration by e4m3 weights with a scale for each column; products only",
+    FP8_DYNAMIC: "float8 e4m3 with a scale for each row as it comes by e4m3 weights likewise; products only",
 }
+LARGEST_FP8 = float(ml_dtypes.finfo(float8e4nv.numpy).max)
+_LARGEST_INT8 = 127
 
 
 @dataclass(frozen=True)
@@ -27,6 +33,16 @@ class Layer:
     op: str
     source: str
     input: str  # the name of what its range is that of
+
+
+def needs_data(scheme: str) -> bool:
+    """Whether ranges of activations come from calibration data."""
+    return scheme in (STATIC, FP8)
+
+
+def is_fp8(scheme: str) -> bool:
+    """Whether numbers are 8-bit floats."""
+    return scheme in (FP8, FP8_DYNAMIC)
 
 
 def layers_of(graph: Graph, scheme: str) -> list[Layer]:
@@ -49,13 +65,15 @@ def why_not(node: Node, graph: Graph, scheme: str) -> str | None:
     assert x is not None and w is not None
     if w not in graph.constants:
         return "its weights are no constant"
-    if x.dtype != float32 or w.dtype != float32:
+    if x.dtype not in (float32, float16, bfloat16) or w.dtype != x.dtype:
         return f"it is computed in {x.dtype}"
     if node.op == "matmul":
         depth = x.shape[-1]
-        if w.rank != 2 or not isinstance(depth, int) or depth % GROUP:
+        if w.rank != 2 or not isinstance(depth, int) or (depth % GROUP and not is_fp8(scheme)):
             return f"its weights are no matrix, or its depth is no multiple of {GROUP}"
         return None
+    if is_fp8(scheme):
+        return "convolutions have no kernels for 8-bit floats"
     if scheme == DYNAMIC:
         return "convolutions have ranges from calibration only"
     channels = w.shape[1]
@@ -70,36 +88,91 @@ def _fits(node: Node, graph: Graph, scheme: str) -> bool:
     return why_not(node, graph, scheme) is None
 
 
-def quantized(graph: Graph, names: set[str], ranges: dict[str, Range], scheme: str) -> Graph:
-    """The graph with the layers of these names computed of integers; `ranges` by the name of a layer's input."""
-    read: dict[str, Value] = {}  # inputs as integers read as floats
+def quantized(graph: Graph, names: set[str], ranges: dict[str, Range], scheme: str, signed: bool = False) -> Graph:
+    """The graph with the layers of these names computed of narrow numbers; `ranges` by the name of a layer's input.
+    `signed`: integers of rows with ranges of their own are int8, without a zero point."""
+    read: dict[str, Value] = {}  # inputs as narrow numbers read as floats
 
     def rule(node: Node, rewriter: Rewriter) -> Value | None:
         x, w, *bias = node.inputs
         if name_of(node) not in names or x is None or w is None:
             return None
         if x.name not in read:
-            if scheme == STATIC:
-                scale, zero = affine(*ranges[x.name])
-                parameters = (rewriter.number(float(scale), float32), rewriter.number(zero, uint8))
-            else:
-                parameters = _range_of_rows(x, rewriter)
-            integers = rewriter.op("quantize", [x, *parameters], dtype=uint8)
-            read[x.name] = rewriter.op("dequantize", [integers, *parameters])
+            read[x.name] = rewriter.cast(_read(x, ranges.get(x.name), scheme, signed, rewriter), x.dtype)
         axis = 0 if node.op == "conv" or node.attributes["transpose_b"] else 1
-        whole, scales = rounded_weights(rewriter.constants[w], axis)
-        numbers = [rewriter.new_constant(whole, w.name), rewriter.new_constant(scales, f"{w.name}.scales")]
-        return rewriter.op(node.op, [read[x.name], rewriter.op("dequantize", numbers), *bias], **node.attributes)
+        numbers, scales = rounded_weights(rewriter.constants[w], axis, scheme)
+        constants = [rewriter.new_constant(numbers, w.name), rewriter.new_constant(scales, f"{w.name}.scales")]
+        weights = rewriter.cast(rewriter.op("dequantize", constants), x.dtype)
+        return rewriter.op(node.op, [read[x.name], weights, *bias], **node.attributes)
 
     return Rewriter(graph).run({"matmul": [rule], "conv": [rule]})
 
 
-def rounded_weights(weights: np.ndarray, axis: int) -> tuple[np.ndarray, np.ndarray]:
-    """int8 of the weights' shape and float32 scales that broadcast with them, one for each position of `axis`."""
+def rounded_weights(weights: np.ndarray, axis: int, scheme: str = STATIC) -> tuple[np.ndarray, np.ndarray]:
+    """int8 or float8 of the weights' shape, and float32 scales that broadcast with them, one for each position of
+    `axis`."""
+    weights = weights.astype(np.float32, copy=False)
     others = tuple(place for place in range(weights.ndim) if place != axis)
     largest = np.abs(weights).max(axis=others, keepdims=True, initial=0)
-    scales = np.where(largest > 0, largest / 127, 1).astype(np.float32)
-    return np.clip(np.rint(weights / scales), -127, 127).astype(np.int8), scales
+    most = LARGEST_FP8 if is_fp8(scheme) else _LARGEST_INT8
+    scales = np.where(largest > 0, largest / np.float32(most), 1).astype(np.float32)
+    if is_fp8(scheme):
+        return np.clip(weights / scales, -most, most).astype(float8e4nv.numpy), scales
+    return np.clip(np.rint(weights / scales), -most, most).astype(np.int8), scales
+
+
+def rounded_input(x: np.ndarray, limits: Range | None, scheme: str, signed: bool = False) -> np.ndarray:
+    """The input of a layer as its narrow numbers read, in float32: by one range, or by that of each row."""
+    x = x.astype(np.float32, copy=False)
+    if is_fp8(scheme) or (signed and limits is None):
+        most = np.float32(LARGEST_FP8 if is_fp8(scheme) else _LARGEST_INT8)
+        largest = np.abs(x).max(-1, keepdims=True, initial=0) if limits is None else _largest(limits)
+        scale = np.where(largest > 0, largest / most, 1).astype(np.float32)
+        numbers = x / scale
+        numbers = np.clip(numbers, -most, most).astype(float8e4nv.numpy) if is_fp8(scheme) else np.rint(numbers)
+        return numbers.astype(np.float32) * scale
+    if limits is None:
+        low, high = np.minimum(x.min(-1, keepdims=True), 0), np.maximum(x.max(-1, keepdims=True), 0)
+        scale = np.where(high > low, (high - low) / LEVELS, 1).astype(np.float32)
+        zero = np.rint(-low / scale)
+    else:
+        scale, zero = affine(*limits)  # type: ignore[assignment]
+    return ((np.clip(np.rint(x / scale) + zero, 0, LEVELS) - zero) * scale).astype(np.float32)
+
+
+def _largest(limits: Range) -> np.float32:
+    return np.float32(max(map(abs, limits)))
+
+
+def _read(x: Value, limits: Range | None, scheme: str, signed: bool, rewriter: Rewriter) -> Value:
+    """A layer's input as narrow numbers, read as float32; without `limits` each row has a range of its own."""
+    if is_fp8(scheme):
+        if limits is None:
+            scale = _scale_of_rows(x, LARGEST_FP8, rewriter)
+        else:
+            largest = _largest(limits)
+            scale = rewriter.number(float(largest / np.float32(LARGEST_FP8)) if largest > 0 else 1.0, float32)
+        scaled = rewriter.op("divide", [rewriter.cast(x, float32), scale])
+        near = rewriter.op("clip", [scaled], low=-LARGEST_FP8, high=LARGEST_FP8)
+        return rewriter.op("dequantize", [rewriter.cast(near, float8e4nv), scale])
+    dtype = uint8
+    if limits is not None:
+        scale, zero = affine(*limits)
+        parameters = [rewriter.number(float(scale), float32), rewriter.number(zero, uint8)]
+    elif signed:
+        parameters, dtype = [_scale_of_rows(x, _LARGEST_INT8, rewriter)], int8
+    else:
+        parameters = [*_range_of_rows(rewriter.cast(x, float32), rewriter)]
+    return rewriter.op("dequantize", [rewriter.op("quantize", [x, *parameters], dtype=dtype), *parameters])
+
+
+def _scale_of_rows(x: Value, most: float, rewriter: Rewriter) -> Value:
+    """By row of the last dimension: what its largest magnitude has to be divided by to be `most`; 1 for zeros."""
+    op = rewriter.op
+    largest = rewriter.cast(op("reduce_max", [op("absolute", [x])], axes=(-1,), keepdims=True), float32)
+    scale = op("divide", [largest, rewriter.number(most, float32)])
+    nothing = rewriter.number(0.0, float32)
+    return op("where", [op("equal", [largest, nothing]), rewriter.number(1.0, float32), scale])
 
 
 def _range_of_rows(x: Value, rewriter: Rewriter) -> tuple[Value, Value]:

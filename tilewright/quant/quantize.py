@@ -1,4 +1,4 @@
-"""`tilewright.quantize`: a model with 8-bit integers in place of the floats of its products, as an engine."""
+"""`tilewright.quantize`: a model with 8-bit integers or floats in place of its products' wide floats, as an engine."""
 
 from __future__ import annotations
 
@@ -10,6 +10,7 @@ from typing import Any
 import numpy as np
 
 from tilewright.build.builder import build
+from tilewright.dtypes import float8e4nv, float32, int8
 from tilewright.engine.engine import Engine
 from tilewright.errors import InputError, UnsupportedOperationError
 from tilewright.graph.core import Graph, Value
@@ -18,8 +19,21 @@ from tilewright.graph.pipeline import optimize
 from tilewright.graph.reference import bind_symbols, run_graph, run_node
 from tilewright.importers import import_model
 from tilewright.quant.data import Sample, samples_of
-from tilewright.quant.layers import SCHEMES, STATIC, Layer, layers_of, name_of, quantized, rounded_weights, why_not
-from tilewright.quant.observers import BINS, OBSERVERS, Histogram, Range, affine
+from tilewright.quant.layers import (
+    SCHEMES,
+    STATIC,
+    Layer,
+    is_fp8,
+    layers_of,
+    name_of,
+    needs_data,
+    quantized,
+    rounded_input,
+    rounded_weights,
+    why_not,
+)
+from tilewright.quant.observers import BINS, OBSERVERS, Histogram, Range
+from tilewright.targets.registry import get_targets
 
 Progress = Callable[[str, str, float], None]
 
@@ -39,13 +53,14 @@ class LayerReport:
 
 @dataclass(frozen=True)
 class Quantization:
-    """An engine of a quantized model, and a report: every layer, and by output the root mean square of its difference
-    from the model in floats, in that of the output, over all samples (none without data)."""
+    """An engine of a quantized model, and a report: every layer, by output the root mean square of its difference
+    from the model in floats, in that of the output, over all samples (none without data), and what else to know."""
 
     engine: Engine
     scheme: str
     layers: tuple[LayerReport, ...]
     errors: dict[str, float]
+    remarks: tuple[str, ...] = ()
 
 
 def quantize(
@@ -61,11 +76,14 @@ def quantize(
     trust: bool = False,
     progress: Progress | None = None,
 ) -> Quantization:
-    """Build an engine whose matrix products and convolutions by constant weights are sums of 8-bit integers.
+    """Build an engine whose matrix products and convolutions by constant weights are sums of 8-bit integers, or whose
+    products are sums of 8-bit floats.
 
     `model`, `example_inputs`, `dynamic_shapes`, `target` and `trust` are as `tilewright.compile` has them.  `data` are
-    samples of the inputs (`quant.data.samples_of`): a folder, an .npz file, or dicts, tuples or arrays; the scheme
-    ``int8`` finds the range of each layer's input with them, ``int8-dynamic`` finds it in every run and needs none.
+    samples of the inputs (`quant.data.samples_of`): a folder, an .npz file, or dicts, tuples or arrays; the schemes
+    ``int8`` and ``fp8`` find the range of each layer's input with them, ``int8-dynamic`` and ``fp8-dynamic`` find it in
+    every run and need none.  Targets without 8-bit floats compute with the same numbers in wider ones, and
+    `Quantization.remarks` says so.
     `observer` is ``minmax``, ``percentile``, ``mse`` or ``entropy`` (`quant.observers`).  `exclude` are names of
     layers that stay in floats, as the report has them.  The same model and data give the same engine.
 
@@ -74,7 +92,9 @@ def quantize(
     for kind, name, known in (("scheme", scheme, SCHEMES), ("observer", observer, OBSERVERS)):
         if name not in known:
             raise InputError(f"unknown {kind} {name!r}: choose one of {', '.join(known)}")
-    if data is None and scheme == STATIC:
+    targets = get_targets([target] if isinstance(target, str) else list(target))
+    narrow = frozenset.intersection(*(each.narrow_products for each in targets))
+    if data is None and needs_data(scheme):
         raise InputError(f"the scheme {scheme} needs calibration data: inputs as the model will see them")
     report = progress or (lambda stage, item, seconds: None)
     graph = import_model(model, example_inputs, dynamic_shapes, trust=trust)
@@ -89,13 +109,18 @@ def quantize(
     if unknown:
         raise InputError(f"no quantized layer is called {unknown[0]!r}: there are {', '.join(i.name for i in layers)}")
     layers = [layer for layer in layers if layer.name not in exclude]
-    ranges = calibrate(graph, layers, samples, observer, report) if scheme == STATIC else {}
-    result = quantized(graph, {layer.name for layer in layers}, ranges, scheme)
-    engine = build(result, target, progress, _source(model))
+    ranges = calibrate(graph, layers, samples, observer, report) if needs_data(scheme) else {}
+    signed = int8 in narrow
+    result = quantized(graph, {layer.name for layer in layers}, ranges, scheme, signed)
+    engine = build(result, targets, progress, _source(model))
     engine.results_of = graph.results_of
     report("compare", "with the model in floats", 0.0)
-    rows = _report(graph, layers, ranges, samples, scheme, set(exclude))
-    return Quantization(engine, scheme, tuple(rows), _differences(graph, result, samples))
+    rows = _report(graph, layers, ranges, samples, scheme, set(exclude), signed)
+    remarks = []
+    if is_fp8(scheme) and float8e4nv not in narrow:
+        names = ", ".join(dict.fromkeys(each.name for each in targets if float8e4nv not in each.narrow_products))
+        remarks.append(f"fp8 numbers are multiplied as wider floats on {names}: only GPUs from sm_89 on multiply fp8")
+    return Quantization(engine, scheme, tuple(rows), _differences(graph, result, samples), tuple(remarks))
 
 
 def calibrate(
@@ -135,14 +160,16 @@ def _watching(graph: Graph, names: Sequence[str]) -> tuple[Graph, dict[str, Valu
 
 
 def _run(graph: Graph, values: dict[str, Value], sample: Sample) -> dict[str, np.ndarray]:
+    """These values, those of float32 and narrower in float32; 8-bit floats stay what they are."""
     arrays = [np.asarray(sample[value.name]).astype(value.dtype.numpy, copy=False) for value in graph.inputs]
-    found = run_graph(graph, arrays, bind_symbols(graph, sample))
+    halves = any(value.dtype.is_float and value.dtype.bits == 16 for value in (*graph.inputs, *graph.constants))
+    found = run_graph(graph, arrays, bind_symbols(graph, sample), float32 if halves else None)
     return {name: found[value] for name, value in values.items()}
 
 
 def _report(
     graph: Graph, layers: Sequence[Layer], ranges: dict[str, Range], samples: Sequence[Sample], scheme: str,
-    excluded: set[str],
+    excluded: set[str], signed: bool,
 ) -> list[LayerReport]:  # fmt: skip
     """A row for each product and convolution by weights."""
     taken = {layer.name: layer for layer in layers}
@@ -162,26 +189,15 @@ def _report(
         error = None
         if layer.input in inputs:
             symbols = bind_symbols(graph, samples[0])
-            x, w = inputs[layer.input], graph.constants[node.inputs[1]]  # type: ignore[index]
+            x, w = (item.astype(np.float32) for item in (inputs[layer.input], graph.constants[node.inputs[1]]))  # type: ignore[index]
             axis = 0 if node.op == "conv" or node.attributes["transpose_b"] else 1
-            whole, scales = rounded_weights(w, axis)
+            numbers, scales = rounded_weights(w, axis, scheme)
             rest: list[np.ndarray | None] = [graph.constants.get(item) for item in node.inputs[2:] if item is not None]
-            plain = run_node(node, [x, w, *rest], symbols)
-            found = run_node(node, [_rounded(x, ranges.get(layer.input)), whole * scales, *rest], symbols)
+            rounded = [rounded_input(x, ranges.get(layer.input), scheme, signed), numbers.astype(np.float32) * scales]
+            plain, found = (run_node(node, [*pair, *rest], symbols, float32) for pair in ([x, w], rounded))
             error = _relative(found, plain)
         rows.append(LayerReport(name, node.op, node.source, ranges.get(layer.input), error))
     return rows
-
-
-def _rounded(x: np.ndarray, limits: Range | None) -> np.ndarray:
-    """The input of a layer as its integers read: by one range, or by that of each row."""
-    if limits is None:
-        low, high = np.minimum(x.min(-1, keepdims=True), 0), np.maximum(x.max(-1, keepdims=True), 0)
-        scale = np.where(high > low, (high - low) / 255, 1).astype(np.float32)
-        zero = np.rint(-low / scale)
-    else:
-        scale, zero = affine(*limits)  # type: ignore[assignment]
-    return ((np.clip(np.rint(x / scale) + zero, 0, 255) - zero) * scale).astype(np.float32)
 
 
 def _differences(graph: Graph, result: Graph, samples: Sequence[Sample]) -> dict[str, float]:

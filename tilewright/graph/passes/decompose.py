@@ -6,7 +6,7 @@ from __future__ import annotations
 from tilewright.dtypes import float32, float64, int32
 from tilewright.graph.core import Graph, Node, Value
 from tilewright.graph.passes.fourier import short_as_product
-from tilewright.graph.quantization import integer_range
+from tilewright.graph.quantization import integer_range, wider
 from tilewright.graph.rewrite import Rewriter, apply_rules
 from tilewright.symbolic import floor_divide, lift, product, simplify
 
@@ -43,9 +43,10 @@ def _quantize(node: Node, rewriter: Rewriter) -> Value | None:
     """round(x / scale) + zero point, clipped to the range of the type."""
     x, scale, zero = (*node.inputs, None)[:3]
     assert x is not None and scale is not None
-    whole = rewriter.op("round", [rewriter.op("divide", [x, rewriter.cast(scale, x.dtype)])])
+    wide = wider(x.dtype, scale.dtype)
+    whole = rewriter.op("round", [rewriter.op("divide", [rewriter.cast(item, wide) for item in (x, scale)])])
     if zero is not None and rewriter.uniform(zero) != 0:
-        whole = rewriter.op("add", [whole, rewriter.cast(zero, x.dtype)])
+        whole = rewriter.op("add", [whole, rewriter.cast(zero, wide)])
     low, high = integer_range(node.attributes["dtype"])
     return rewriter.cast(rewriter.op("clip", [whole], low=float(low), high=float(high)), node.attributes["dtype"])
 

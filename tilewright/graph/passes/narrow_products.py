@@ -56,7 +56,10 @@ def narrow_products(graph: Graph, types: Set[DType], zeros_around: bool = False)
     if int8 not in types:
         graph = apply_rules(graph, {"quantize": [_unsigned], "dequantize": [_shifted]})
     graph = apply_rules(graph, dict.fromkeys(_MOVES, [_sunk]))
-    rules = {"matmul": [partial(_product, types=types)], "conv": [partial(_convolution, types=types, zeros_around=zeros_around)]}
+    rules = {
+        "matmul": [partial(_product, types=types)],
+        "conv": [partial(_convolution, types=types, zeros_around=zeros_around)],
+    }
     return _with_remarks(apply_rules(graph, rules), types)
 
 
@@ -174,7 +177,9 @@ def _product_of_floats(node: Node, rows: _Narrow, rewriter: Rewriter, types: Set
         return None
     scale = right.scale
     if scale is not None and scale.rank:
-        if value.rank != 2 or any(extent != 1 for extent in _along(scale, value.rank, value.rank - (1 if transposed else 2))):
+        if value.rank != 2 or any(
+            extent != 1 for extent in _along(scale, value.rank, value.rank - (1 if transposed else 2))
+        ):
             return None
         scale = rewriter.op("reshape", [scale], shape=(-1,))
     numbers, data = right.numbers, _data(right.numbers, rewriter)
@@ -432,8 +437,8 @@ def _with_remarks(graph: Graph, types: Set[DType]) -> Graph:
                 f"{_why(reader, node, producers, graph)}"
             )
     remarks += [
-        f"{len(names)} products of {dtype.name} (%{names[0]}, …) are computed in floats, which have the numbers exactly: "
-        "the target multiplies none of this type"
+        f"{len(names)} products of {dtype.name} (%{names[0]}, …) are computed in wider floats, of the same numbers: the "
+        "target multiplies none of this type"
         for dtype, names in unknown.items()
     ]
     if not remarks:
@@ -468,9 +473,14 @@ def _why(reader: Node, node: Node, producers: dict[Value, Node], graph: Graph) -
     if other is None or other.op != "dequantize":
         return "its other operand is not quantized"
     if x.dtype.is_float:
-        return "its other operand is no 8-bit float" if other.inputs[0] is None or other.inputs[0].dtype not in _FLOATS else (
-            "convolutions have no kernel for 8-bit floats" if reader.op == "conv"
-            else "scales of its right operand differ along the depth, or it has more than two dimensions"
+        return (
+            "its other operand is no 8-bit float"
+            if other.inputs[0] is None or other.inputs[0].dtype not in _FLOATS
+            else (
+                "convolutions have no kernel for 8-bit floats"
+                if reader.op == "conv"
+                else "scales of its right operand differ along the depth, or it has more than two dimensions"
+            )
         )
     narrow = other.inputs[0] is not None and _is_narrow(other.inputs[0].dtype)
     if not narrow or not _is_narrow(x.dtype):

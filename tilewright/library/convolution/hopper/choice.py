@@ -47,6 +47,7 @@ class ConvolutionProblem:
     dilation: tuple[int, int] = (1, 1)
     input: Any = tl.float16
     output: Any = tl.float16
+    right: Any = None  # the element type of weights, where it is not that of the image
     beside: bool = False  # the epilogue reads a tensor like the result
     read: int = 0  # bytes of the image; 0: as many as the result has pixels
     work: float = 0.0  # clocks of a processor for what comes behind the product, an element
@@ -84,7 +85,7 @@ def seconds_of(form: ConvolutionForm, problem: ConvolutionProblem, machine: Mach
     blocks = -(-form.blocks // form.SPLIT)
     # A product of 64 rows and 16 elements of depth takes as long as tensor cores need, or as its operands to be read.
     instruction = 2 * 64 * 16 * form.BN / machine.wgmma
-    multiplied = form.units * form.BK / 16 * max(instruction, 16 + form.BN / 4)
+    multiplied = form.units * form.BK * form.INPUT.itemsize / 32 * max(instruction, 16 + form.BN / 4)
     loaded = form.stage_bytes / machine.l2_windows
     elements = UNIT_PIXELS * form.units * form.stored_columns
     epilogue = _EPILOGUE + form.spans * _SPAN + elements * (1 / 20 + problem.work)
@@ -119,9 +120,9 @@ def candidate_forms(problem: ConvolutionProblem) -> list[ConvolutionForm]:
     line = problem.images == problem.height == 1 and problem.kernel == (1, 1)
     unit = (1, 1, UNIT_PIXELS) if line else unit_of(problem.images, problem.height, problem.width)
     run = problem.channels * problem.input.itemsize
-    depth = next(step for step in (16, 32, 64) if problem.channels <= step or step == 64)
-    if 64 < problem.channels < 128 and run % 64 == 0 and problem.channels % 64 <= 32:
-        depth = 32  # a second stage of 64 channels would be half empty
+    depth = next(step for step in (32, 64, 128) if run <= step or step == 128)  # bytes of a stage
+    if 128 < run < 256 and run % 64 == 0 and run % 128 <= 64:
+        depth = 64  # a second stage of 128 bytes would be half empty
     forms = []
     shares = ((1, 1, False), (2, 1, False), (3, 1, False), (2, 1, True), *((1, s, False) for s in (2, 4, 8)))
     for columns, (consumers, split, turns) in product((16, 32, 64, 96, 128, 192, 256), shares):
@@ -129,8 +130,9 @@ def candidate_forms(problem: ConvolutionProblem) -> list[ConvolutionForm]:
             continue
         form = ConvolutionForm(
             UNIT=unit, BN=columns, CHANNELS=problem.channels, KERNEL=problem.kernel, STRIDE=problem.stride,
-            PAD=problem.pad, DILATION=problem.dilation, GROUPS=problem.groups, BK=depth, STAGES=2,
-            CONSUMERS=consumers, SPLIT=split, TURNS=turns, INPUT=problem.input, OUTPUT=problem.output,
+            PAD=problem.pad, DILATION=problem.dilation, GROUPS=problem.groups, BK=depth // problem.input.itemsize,
+            STAGES=2, CONSUMERS=consumers, SPLIT=split, TURNS=turns, INPUT=problem.input, RIGHT=problem.right,
+            SUM=tl.float32 if problem.input.is_floating() else tl.int32, OUTPUT=problem.output,
         )  # fmt: skip
         for staged in _with_epilogues(form, problem):
             forms += [built for built in _with_stages(staged) if is_possible(built)]
@@ -139,7 +141,7 @@ def candidate_forms(problem: ConvolutionProblem) -> list[ConvolutionForm]:
 
 def _with_epilogues(form: ConvolutionForm, problem: ConvolutionProblem) -> list[ConvolutionForm]:
     """The form with chunks of columns in pairs, and with as much memory for its second operand as is of use."""
-    together = 2 if form.chunks % 2 == 0 and form.SPLIT == 1 else 1
+    together = 2 if form.chunks % 2 == 0 and form.SPLIT == 1 and form.OUTPUT.itemsize > 1 else 1
     form = form._replace(TOGETHER=together)
     form = form._replace(BUFFERS=1 if form.spans == 1 else 2)
     if not problem.beside or form.SPLIT > 1 or form.pixels != UNIT_PIXELS:

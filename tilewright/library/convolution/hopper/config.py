@@ -43,9 +43,16 @@ class ConvolutionForm(NamedTuple):
     BUFFERS: int = 2  # staging tiles of results for each consumer, of the chunks that go together
     BESIDE: int = 0  # such tiles of a second operand of the epilogue that are on their way; 0: there is none
     INPUT: Any = tl.float16
+    RIGHT: Any = None  # the element type of weights, where it is not that of the image
+    SUM: Any = tl.float32  # of products: float32, or int32
     OUTPUT: Any = tl.float16
     DEPENDENT: bool = False  # weights may be read before the kernels in front of this one have ended
     EPILOGUE: Any = identity  # (sums, pixel, column, mask, extra[, the second operand]) -> results
+
+    @property
+    def right_type(self) -> Any:
+        """The element type of weights."""
+        return self.RIGHT or self.INPUT
 
     @property
     def pixels(self) -> int:
@@ -162,8 +169,9 @@ class ConvolutionForm(NamedTuple):
             (self.CONSUMERS in (1, 2, 3), "there are one to three consumers"),
             (self.BN % 8 == 0 and 8 <= self.BN <= 256, "BN is a multiple of 8 up to 256"),
             (row in (32, 64, 128), "a stage has 32, 64 or 128 bytes of channels"),
-            (self.INPUT.itemsize == 2, "operands have 16 bits"),
-            (self.CHANNELS % 8 == 0, "rows of channels are multiples of 16 bytes"),
+            (self.INPUT.itemsize == self.right_type.itemsize <= 2, "operands have 16 bits, or 8"),
+            (self.INPUT.is_floating() or self.BN % 16 == 0, "8-bit integers take BN in steps of 16"),
+            (self.CHANNELS * self.INPUT.itemsize % 16 == 0, "rows of channels are multiples of 16 bytes"),
             (self.stored_columns % self.chunk == 0, "columns are stored in whole chunks"),
             (self.chunk * self.OUTPUT.itemsize in (16, 32, 64, 128), "stored rows are rows of a swizzle, or 16 bytes"),
             (self.SPLIT in (1, 2, 4, 8) and self.SPLIT <= self.blocks, "up to 8 CTAs share the depth of a tile"),

@@ -179,7 +179,7 @@ def load_tiles(copy, x, w, beside, lefts, rights, ring, besides, beside_ring, wo
 def multiply(lefts, rights, ring, position, copy, tile, work, FORM: tl.constexpr):
     """The sums of a unit, and the position behind it."""
     take_turn(copy, tile, work, FORM.TURNS)
-    acc = tx.accumulator((64, FORM.BN), tl.float32)
+    acc = tx.accumulator((64, FORM.BN), FORM.SUM)
     before = position
     for k in range(work.blocks):
         ring.wait_full(position)
@@ -324,7 +324,7 @@ def convolution(x: tx.tensor_map, w: tx.tensor_map, beside: tx.tensor_map, out: 
         tx.cluster((FORM.SPLIT,))
     lefts = tx.shared((FORM.STAGES * FORM.units, FORM.pixels, FORM.BK), FORM.INPUT,
                       swizzle=swizzle(FORM.BK, FORM.INPUT))  # fmt: skip
-    rights = tx.shared((FORM.STAGES, FORM.BN, FORM.BK), FORM.INPUT, swizzle=swizzle(FORM.BK, FORM.INPUT))
+    rights = tx.shared((FORM.STAGES, FORM.BN, FORM.BK), FORM.right_type, swizzle=swizzle(FORM.BK, FORM.INPUT))
     outs = tx.shared((FORM.BUFFERS * FORM.CONSUMERS, 64, FORM.span), FORM.OUTPUT,
                      swizzle=swizzle(FORM.chunk, FORM.OUTPUT))  # fmt: skip
     ring = tx.make_ring(FORM.STAGES, 4 * FORM.units)
@@ -338,8 +338,8 @@ def convolution(x: tx.tensor_map, w: tx.tensor_map, beside: tx.tensor_map, out: 
         tx.grid_launch_dependents()
     work = make_work(images, height, width, columns, FORM)
     if FORM.SPLIT > 1:
-        parts = tx.shared((FORM.CONSUMERS * FORM.SPLIT, 64, FORM.stored_columns), tl.float32,
-                          swizzle=swizzle(FORM.stored_columns, tl.float32))  # fmt: skip
+        parts = tx.shared((FORM.CONSUMERS * FORM.SPLIT, 64, FORM.stored_columns), FORM.SUM,
+                          swizzle=swizzle(FORM.stored_columns, FORM.SUM))  # fmt: skip
         multiplying = tx.role(
             multiply_part, (out, lefts, rights, ring, parts, outs, work, extra, FORM),
             copies=FORM.CONSUMERS, registers=FORM.registers[1],

@@ -16,7 +16,7 @@ from math import gcd, prod
 from typing import Any
 
 import tilewright.language as tl
-from tilewright.dtypes import DType, bfloat16, float16, float32
+from tilewright.dtypes import DType, bfloat16, float16, float32, int8, uint8
 from tilewright.graph.core import Graph, Node, Value
 from tilewright.graph.fusion import Group
 from tilewright.library.binding import bind_extra, bind_sizes, divides
@@ -42,7 +42,7 @@ from tilewright.library.generated.expressions import EXPRESSIONS, language_type
 from tilewright.library.generated.generate import Chain, next_power_of_2
 from tilewright.library.generated.index import dense_strides
 from tilewright.library.generated.source import ExtraReferences
-from tilewright.library.matmul.cpu import Problem
+from tilewright.library.matmul.cpu import Problem, sum_type
 from tilewright.library.matmul.simt import plain_tile, product_candidates, product_cost, tf32_constants
 from tilewright.library.matmul.simt_parts import in_parts
 from tilewright.library.matmul.simt_tiles import Tile, simt_problem
@@ -60,6 +60,7 @@ _TILED_BYTES = 16  # what strides and addresses of tensor copies are multiples o
 _LONGEST_RUN = 2048  # elements of a line of the window that is read as one run
 _LARGEST_PIXEL = 256  # elements that become one pixel of a copied image
 _LARGEST_STEP = 8  # of a tensor copy
+INTEGERS = (int8, uint8)
 
 
 def gpu_convolution(group: Group, graph: Graph, target: Target) -> list[Candidate]:
@@ -80,9 +81,11 @@ def gpu_convolution(group: Group, graph: Graph, target: Target) -> list[Candidat
     copied = _hopper(group, moves, graph, slots, target)
     found = []
     if is_pointwise(anchor, w):
-        problem = Problem(
-            product(x.shape[:-1]), w.shape[0], x.shape[-1], x, weights.operand, x.shape[-1], 1, w.shape[0], 1, 0
-        )
+        steps = (w.shape[0], 1)  # of the depth and of columns
+        if x.dtype.itemsize == 1:  # instructions take what they add side by side
+            weights = packed_weights(w, order_recipe((0, *range(2, w.rank), 1)), graph, target)
+            steps = (1, x.shape[-1])
+        problem = Problem(product(x.shape[:-1]), w.shape[0], x.shape[-1], x, weights.operand, x.shape[-1], 1, *steps, 0)
         # Tiles of `tl.dot` are for what tensor copies cannot move.
         found = [replace(candidate, name=f"pointwise convolution as {candidate.name}")
                  for candidate in product_candidates(problem, slots, group, target)
@@ -137,7 +140,7 @@ def _implicit_call(anchor: Node, weights: Operand, tile: Tile, parts: int, slots
         **window_constants(w.shape[2:], anchor.attributes), "CHANNELS": channels, "GROUPS": groups,
         "BLOCK_M": tile.rows, "BLOCK_N": tile.columns, "BLOCK_K": tile.depth,
         "MASK_M": not divides(tile.rows, pixels), "MASK_N": columns % tile.columns != 0, "PARTS": parts,
-        "TYPE": language_type(x.dtype), **tf32_constants(x, target), "EPILOGUE": slots.function,
+        "TYPE": language_type(sum_type(x.dtype)), **tf32_constants(x, target), "EPILOGUE": slots.function,
     }  # fmt: skip
     operands: dict[str, Operand] = {"x": x, "w": weights, "out": slots.stored}
     types: dict[str, str] = {}
@@ -178,8 +181,11 @@ def _hopper(group: Group, moves: Moves, graph: Graph, slots: Slots, target: Targ
     columns, channels = w.shape[0], w.shape[1]
     assert isinstance(columns, int) and isinstance(channels, int)
     stored = slots.stored.dtype
-    fits = target.wgmma and len(group.outputs) == 1 and x.rank == 4 and w.dtype == x.dtype
-    fits = fits and x.dtype in (float16, bfloat16) and stored in (float16, bfloat16, float32)
+    fits = target.wgmma and len(group.outputs) == 1 and x.rank == 4
+    fits = fits and (
+        (x.dtype == w.dtype and x.dtype in (float16, bfloat16)) or (x.dtype in INTEGERS and w.dtype == int8)
+    )
+    fits = fits and stored in (float16, bfloat16, float32, *INTEGERS)
     fits = fits and product(slots.stored.shape) == product(out.shape)
     if not fits or columns // groups * min(2, stored.itemsize) % _TILED_BYTES:
         return []
@@ -191,7 +197,7 @@ def _hopper(group: Group, moves: Moves, graph: Graph, slots: Slots, target: Targ
         image = _direct_image(anchor, x, w, groups)
         stages, temporaries = (*moves.stages, *stages), (*moves.temporaries, *temporaries)
     else:
-        found = _padded_image(anchor, moves, x, w, graph)
+        found = _padded_image(anchor, moves, x, w, graph) if x.dtype.is_float else None
         if found is None:
             return []
         image, stages, temporaries, weights = found
@@ -202,7 +208,7 @@ def _hopper(group: Group, moves: Moves, graph: Graph, slots: Slots, target: Targ
     slots = slots.rounded(columns)
     ranges, machine = _image_ranges(x.shape[0]), target.machine()
     ranked = [
-        _forms(image, x, columns // groups, groups, stored, (beside is not None, slots.cost.work), known, machine)
+        _forms(image, (x, w), columns // groups, groups, stored, (beside is not None, slots.cost.work), known, machine)
         for _, known in ranges
     ]
     dependent = isinstance(weights, PackedConstant)
@@ -236,8 +242,8 @@ def _image_ranges(images: Size) -> list[tuple[int | None, dict[str, int]]]:
 
 
 def _forms(
-    image: _Image, x: Value, columns: int, groups: int, stored: DType, epilogue: tuple[bool, float],
-    known: dict[str, int], machine: Machine,
+    image: _Image, operands: tuple[Value, Value], columns: int, groups: int, stored: DType,
+    epilogue: tuple[bool, float], known: dict[str, int], machine: Machine,
 ) -> list[tuple[ConvolutionForm, float]]:  # fmt: skip
     """The likeliest forms with their estimates, where symbols have the values `known`, others those expected.
 
@@ -249,9 +255,11 @@ def _forms(
 
     images, height, width = map(at, image.sizes)
     beside, work = epilogue
+    x, w = operands
     problem = ConvolutionProblem(
         images, height, width, columns, image.channels, groups, image.kernel, image.stride, image.pad, image.dilation,
-        tl.dtype(x.dtype), tl.dtype(stored), beside, prod(map(at, x.shape)) * x.dtype.itemsize, work,
+        tl.dtype(x.dtype), tl.dtype(stored), None if w.dtype == x.dtype else tl.dtype(w.dtype), beside,
+        prod(map(at, x.shape)) * x.dtype.itemsize, work,
     )  # fmt: skip
     return list(ranked_forms(problem, machine)[:FORMS])
 
@@ -405,7 +413,6 @@ def _call(
         except NotImplementedError:
             return None
     form = form._replace(EPILOGUE=function)
-    w = weights.value if isinstance(weights, PackedConstant) else weights
     columns = all_columns // form.GROUPS
     images, height, width = image.sizes
     shape: tuple[Size, ...] = (images, height, width, all_columns)
@@ -424,7 +431,6 @@ def _call(
         "beside": result if not form.BESIDE or beside is None else replace(result, value=beside),
         "out": result, "images": images, "height": height, "width": width, "columns": columns,
     }  # fmt: skip
-    assert w.dtype == image.place.dtype
     types = dict.fromkeys(("images", "height", "width", "columns"), "i32")
     bind_extra(extra, operands, types)
     return KernelCall(hopper.convolution, operands, types, {"FORM": form}, _grid(form, image, all_columns, processors))

@@ -36,7 +36,10 @@ HOPPER_FORMS = 10  # forms that are candidates, beside those in which warpgroups
 ROW_RANGES = (16, 64, 128, 256, 1024)  # ends of the ranges of a run-time number of rows
 _TILED_BYTES = 16  # what strides and addresses of tensor copies are multiples of
 _GATE_WIDTH = 8  # columns of either half that lie beside each other
-_WIDE, _NARROW = (float16, bfloat16, float32), (int8, uint8, float8e4nv, float8e5)  # what is stored; narrow operands too
+_WIDE, _NARROW = (
+    (float16, bfloat16, float32),
+    (int8, uint8, float8e4nv, float8e5),
+)  # what is stored; narrow operands too
 
 
 @dataclass(frozen=True)
@@ -229,4 +232,6 @@ def _usable_forms(
     problem: MatmulProblem, machine: Machine, norm: JITFunction | None, right: tl.dtype | None
 ) -> tuple[tuple[MatmulForm, float], ...]:
     """The forms worth timing, the one to take untimed first; `right` is B's element type where it is not A's."""
-    return tuple(close_forms(problem, machine, partial(finished, problem=problem, NORM=norm, RIGHT=right), HOPPER_FORMS))
+    return tuple(
+        close_forms(problem, machine, partial(finished, problem=problem, NORM=norm, RIGHT=right), HOPPER_FORMS)
+    )
