@@ -24,7 +24,8 @@ def run(graph: Graph, inputs: Mapping[str, Any], dtype: Any = np.float64) -> dic
 
     Floating-point values are computed in `dtype` throughout (float64: a reference for any format), but 8-bit ones,
     which are numbers of quantized tensors; None keeps each value's own element type.  Symbols are bound from the
-    inputs' shapes, and from those of what ops of the host give.  Raises `ShapeError` for missing inputs and shapes that do not match.
+    inputs' shapes, and from those of what ops of the host give.  Raises `ShapeError` for missing inputs and shapes that
+    do not match.
     """
     read = {value.name: _read(inputs, value) for value in graph.inputs if value.name in inputs}
     symbols = bind_symbols(graph, read)

@@ -157,8 +157,8 @@ def _read(x: Value, limits: Range | None, scheme: str, signed: bool, rewriter: R
         return rewriter.op("dequantize", [rewriter.cast(near, float8e4nv), scale])
     dtype = uint8
     if limits is not None:
-        scale, zero = affine(*limits)
-        parameters = [rewriter.number(float(scale), float32), rewriter.number(zero, uint8)]
+        step, zero = affine(*limits)
+        parameters = [rewriter.number(float(step), float32), rewriter.number(zero, uint8)]
     elif signed:
         parameters, dtype = [_scale_of_rows(x, _LARGEST_INT8, rewriter)], int8
     else:

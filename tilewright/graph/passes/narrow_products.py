@@ -437,8 +437,8 @@ def _with_remarks(graph: Graph, types: Set[DType]) -> Graph:
                 f"{_why(reader, node, producers, graph)}"
             )
     remarks += [
-        f"{len(names)} products of {dtype.name} (%{names[0]}, …) are computed in wider floats, of the same numbers: the "
-        "target multiplies none of this type"
+        f"{len(names)} products of {dtype.name} (%{names[0]}, …) are computed in wider floats, of the same numbers: "
+        "the target multiplies none of this type"
         for dtype, names in unknown.items()
     ]
     if not remarks:

@@ -81,7 +81,7 @@ def gpu_convolution(group: Group, graph: Graph, target: Target) -> list[Candidat
     copied = _hopper(group, moves, graph, slots, target)
     found = []
     if is_pointwise(anchor, w):
-        steps = (w.shape[0], 1)  # of the depth and of columns
+        steps: tuple[Size, Size] = (w.shape[0], 1)  # of the depth and of columns
         if x.dtype.itemsize == 1:  # instructions take what they add side by side
             weights = packed_weights(w, order_recipe((0, *range(2, w.rank), 1)), graph, target)
             steps = (1, x.shape[-1])

@@ -1,0 +1,65 @@
+"""Quantized products and convolutions in engines on a GPU: exact sums, scales, requantization."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import numpy as np
+import pytest
+
+torch = pytest.importorskip("torch")
+
+import tilewright  # noqa: E402
+from tests.quantized_layers import Case, check, drawn, expected, layer_of  # noqa: E402
+from tilewright.build.builder import build  # noqa: E402
+from tilewright.build.tuning import Tuning  # noqa: E402
+
+_FP8_SUMS = 2.0**-13  # of the magnitudes: the tensor cores of Hopper keep about 14 bits of sums of fp8
+
+
+def _larger(case: Case, rng: np.random.Generator) -> Case:
+    """A case with tiles beyond one CTA and stages beyond a ring."""
+    return replace(case, rows=int(rng.integers(1, 400)), depth=case.depth * 9, columns=case.columns * 5, dynamic=False)
+
+
+@pytest.mark.parametrize("seed", range(6))
+def test_drawn_layers(seed: int, monkeypatch: pytest.MonkeyPatch, rng: np.random.Generator) -> None:
+    """The Hopper kernel where tensor copies can read, untimed, and the plain one."""
+    for case in drawn(seed, 3):
+        case = _larger(case, rng)
+        layer = layer_of(case, rng)
+        engine = build(layer.graph, "cuda", tuning=Tuning(0))
+        x = rng.standard_normal((case.rows, case.depth)).astype(case.given.numpy)
+        check(case, engine.run({"x": x})["y"], *expected(case, layer, x, _FP8_SUMS), layer.out_scale)
+
+
+@pytest.mark.hopper
+@pytest.mark.parametrize("scheme", ["int8", "fp8"])
+def test_a_network(scheme: str, rng: np.random.Generator) -> None:
+    """Convolutions with padding, strides and a residual, and products: as far off as the quantized graph is."""
+    torch.manual_seed(3)
+
+    class Network(torch.nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.convolutions = torch.nn.ModuleList(
+                [torch.nn.Conv2d(3, 64, 3, padding=1), torch.nn.Conv2d(64, 64, 3, padding=1),
+                 torch.nn.Conv2d(64, 128, 3, 2, padding=1), torch.nn.Conv2d(128, 128, 1)]
+            )  # fmt: skip
+            self.layers = torch.nn.Sequential(torch.nn.Linear(128, 256), torch.nn.GELU(), torch.nn.Linear(256, 48))
+
+        def forward(self, x):
+            x = torch.relu(self.convolutions[0](x))
+            x = torch.relu(self.convolutions[1](x) + x)
+            x = torch.relu(self.convolutions[3](torch.relu(self.convolutions[2](x))))
+            return self.layers(x.mean((2, 3)))
+
+    module = Network().half().eval()
+    data = [rng.standard_normal((4, 3, 30, 26)).astype(np.float16) for _ in range(2)]
+    given = (torch.from_numpy(data[0]),)
+    found = tilewright.quantize(module, data, scheme, target="cuda", example_inputs=given)
+    (y,) = found.engine.run({found.engine.plan.inputs[0].name: data[0]}).values()
+    plain = module.float()(given[0].float()).detach().numpy()
+    difference = np.linalg.norm(np.asarray(y, np.float64) - plain) / np.linalg.norm(plain)
+    (expected_difference,) = found.errors.values()
+    assert expected_difference / 2 < difference < 2 * expected_difference < 0.2
