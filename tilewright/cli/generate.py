@@ -31,6 +31,9 @@ RepetitionOption = Annotated[float, typer.Option(help="Above 1: tokens that were
 SeedOption = Annotated[int | None, typer.Option(min=0, help="The same tokens again.")]
 StopOption = Annotated[list[str] | None, typer.Option(help="End the result before this text.")]
 DtypeOption = Annotated[str, typer.Option(help="auto, float32, bfloat16 or float16.")]
+WeightsOption = Annotated[
+    str, typer.Option(help="How linear layers are stored: auto (as in the checkpoint), int8 or int4.")
+]
 LengthOption = Annotated[int | None, typer.Option(min=1, help="Tokens of the longest sequence.")]
 MemoryOption = Annotated[int, typer.Option(min=1, help="MiB for keys and values.")]
 SpeculateOption = Annotated[
@@ -54,6 +57,7 @@ def generate(
     regex: Annotated[str | None, typer.Option(help="The text matches this pattern as a whole.")] = None,
     json_schema: Annotated[Path | None, typer.Option(help="The text is JSON of the schema in this file.")] = None,
     dtype: DtypeOption = "auto",
+    weights: WeightsOption = "auto",
     length: LengthOption = None,
     memory: MemoryOption = 1024,
     speculate: SpeculateOption = 0,
@@ -61,7 +65,7 @@ def generate(
     threads: ThreadsOption = None,
 ) -> None:
     """Continue a text with a language model, token by token."""
-    model = _open(path, dtype, length, memory, threads, speculate, draft)
+    model = _open(path, dtype, weights, length, memory, threads, speculate, draft)
     wanted = _parameters(max_tokens, temperature, top_k, top_p, min_p, repetition_penalty, seed, stop)
     wanted = dataclasses.replace(wanted, structured_output=_form(regex, json_schema))
     text = sys.stdin.read() if prompt == "-" else prompt
@@ -81,6 +85,7 @@ def chat(
     repetition_penalty: RepetitionOption = 1.0,
     seed: SeedOption = None,
     dtype: DtypeOption = "auto",
+    weights: WeightsOption = "auto",
     length: LengthOption = None,
     memory: MemoryOption = 1024,
     speculate: SpeculateOption = 0,
@@ -88,7 +93,7 @@ def chat(
     threads: ThreadsOption = None,
 ) -> None:
     """Chat with a language model: a line is a message, an empty line or the end of the input ends the chat."""
-    model = _open(path, dtype, length, memory, threads, speculate, draft)
+    model = _open(path, dtype, weights, length, memory, threads, speculate, draft)
     wanted = _parameters(max_tokens, temperature, top_k, top_p, min_p, repetition_penalty, seed, None)
     messages = [] if system is None else [{"role": "system", "content": system}]
     for line in _lines():
@@ -108,13 +113,14 @@ def _lines() -> Iterator[str]:
 
 
 def _open(
-    path: Path, dtype: str, length: int | None, memory: int, threads: int | None, speculate: int, draft: Path | None
-) -> LLM:
+    path: Path, dtype: str, weights: str, length: int | None, memory: int, threads: int | None, speculate: int,
+    draft: Path | None,
+) -> LLM:  # fmt: skip
     from tilewright.llm import LLM
 
     if threads is not None:
         settings.threads = threads
-    return LLM(path, dtype=dtype, length=length, memory=memory << 20, speculate=speculate, draft=draft)
+    return LLM(path, dtype=dtype, weights=weights, length=length, memory=memory << 20, speculate=speculate, draft=draft)
 
 
 def _form(regex: str | None, json_schema: Path | None) -> StructuredOutput | None:

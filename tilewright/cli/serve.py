@@ -18,6 +18,7 @@ from tilewright.cli.generate import (
     PathArgument,
     SpeculateOption,
     ThreadsOption,
+    WeightsOption,
 )
 from tilewright.errors import InputError, MissingDependencyError
 from tilewright.settings import settings
@@ -38,6 +39,7 @@ def serve(
     requests: Annotated[int, typer.Option(min=1, help="Prompts that are worked on or wait; more get 429.")] = 256,
     seconds: Annotated[float, typer.Option(min=0.1, help="A request ends after this time.")] = 600.0,
     dtype: DtypeOption = "auto",
+    weights: WeightsOption = "auto",
     length: LengthOption = None,
     memory: MemoryOption = 1024,
     speculate: SpeculateOption = 0,
@@ -57,7 +59,9 @@ def serve(
 
     if threads is not None:
         settings.threads = threads
-    model = AsyncLLM(path, dtype=dtype, length=length, memory=memory << 20, speculate=speculate, draft=draft)
+    model = AsyncLLM(
+        path, dtype=dtype, weights=weights, length=length, memory=memory << 20, speculate=speculate, draft=draft
+    )
     model.llm.text_tokenizer  # noqa: B018  # raises why there is none
     application = Application(model, name or path.resolve().name, keys, Bounds(requests=requests, seconds=seconds))
     terminal(stderr=True).print(Text(f"serving {application.name} at http://{host}:{port}/v1", "dim"))

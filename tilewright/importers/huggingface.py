@@ -186,14 +186,18 @@ class Checkpoint:
     def has(self, name: str) -> bool:
         return name in self.tensors
 
-    def take(self, name: str, shape: tuple[int, ...]) -> np.ndarray:
-        """A tensor of a known shape; what does not fit is noted for `finish` and stands in as zeros."""
+    def take(self, name: str, shape: tuple[int, ...], setting: str = "") -> np.ndarray:
+        """A tensor of a known shape; what does not fit is noted for `finish` and stands in as zeros.
+
+        `setting` names what of config.json the shape follows from, where that is not plain.
+        """
         self._taken.add(name)
         data = self.tensors.get(name)
         if data is None:
             self._problems.append(f"missing: {name} {list(shape)}")
         elif data.shape != shape:
-            self._problems.append(f"wrong shape: {name} is {list(data.shape)}, the configuration says {list(shape)}")
+            said = f"the configuration says {list(shape)}{f' ({setting})' if setting else ''}"
+            self._problems.append(f"wrong shape: {name} is {list(data.shape)}, {said}")
         else:
             return data
         if len(self._problems) == _MOST_PROBLEMS:

@@ -10,7 +10,7 @@ from dataclasses import dataclass, replace
 
 import numpy as np
 
-from tilewright.dtypes import uint4
+from tilewright.dtypes import float32, int4, int8, uint4
 from tilewright.graph.core import Value
 from tilewright.graph.quantization import numbers_of
 from tilewright.importers.emitter import Emitter
@@ -61,6 +61,31 @@ def multiply(emit: Emitter, x: Value, matrix: QuantizedMatrix, name: str) -> Val
     rows = x if x.rank > 1 else emit.unsqueeze(x, 0)
     result = emit.op("matmul", rows, emit.cast(numbers, x.dtype), transpose_b=True)
     return result if x.rank > 1 else emit.reshape(result, (columns,))
+
+
+def multiply_in_8_bits(emit: Emitter, x: Value, matrix: QuantizedMatrix, name: str) -> Value:
+    """The same for rows that are rounded to int8 first, with a scale for each: its largest magnitude is 127.5 steps."""
+    last = x.rank - 1
+    wide = emit.cast(x, float32)
+    largest = emit.op("reduce_max", emit.op("maximum", wide, emit.op("negate", wide)), axes=(last,), keepdims=True)
+    scale = emit.op("maximum", emit.op("multiply", largest, 1 / 127.5), float(np.finfo(np.float32).tiny))
+    rows = emit.op("dequantize", emit.op("quantize", wide, scale, dtype=int8), scale)
+    codes, scales = emit.constant(matrix.codes, name), emit.constant(matrix.scales, f"{name}.scales")
+    return emit.cast(emit.op("matmul", rows, emit.op("dequantize", codes, scales), transpose_b=True), x.dtype)
+
+
+def nearest(weights: np.ndarray, bits: int, group: int) -> QuantizedMatrix:
+    """Weights [columns, depth] rounded to the nearest of 2^bits - 1 numbers around zero, with a scale for each group of
+    the depth (0: for all of it); the last group may be smaller."""
+    columns, depth = weights.shape
+    group = group or depth
+    filled = -(-depth // group) * group
+    padded = np.pad(weights.astype(np.float32), ((0, 0), (0, filled - depth))).reshape(columns, -1, group)
+    most = (1 << (bits - 1)) - 1
+    largest = np.abs(padded).max(axis=2)
+    scales = np.where(largest > 0, largest / most, 1).astype(np.float32)
+    codes = np.clip(np.rint(padded / scales[..., None]), -most, most).astype(np.int8).reshape(columns, filled)
+    return QuantizedMatrix(codes.astype(int4.numpy) if bits == 4 else codes, scales, depth=depth)
 
 
 def unpacked_bits(packed: np.ndarray, bits: int) -> np.ndarray:

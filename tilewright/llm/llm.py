@@ -44,6 +44,7 @@ class LLM:
         path: str | Path,
         *,
         dtype: str = "auto",
+        weights: str = "auto",
         length: int | None = None,
         memory: int = MEMORY,
         tokens: int = 256,
@@ -65,7 +66,7 @@ class LLM:
         self.description = describe(Checkpoint(self.path))
         longest = self.description.length if length is None else length
         self._draft_path = None if draft is None else Path(draft)
-        limits, pages = self._sizes(Limits(page, tokens, sequences, longest), dtype, length, memory)
+        limits, pages = self._sizes(Limits(page, tokens, sequences, longest), dtype, length, memory, weights)
         self.tokenizer: Tokenizer | None = None
         try:
             self.tokenizer = Tokenizer(self.path)
@@ -73,7 +74,7 @@ class LLM:
             if (self.path / "tokenizer.json").exists() and not isinstance(reason, MissingDependencyError):
                 raise
             self._no_text = reason
-        self.model = Model.open(self.path, pages, limits, dtype, progress)
+        self.model = Model.open(self.path, pages, limits, dtype, progress, weights)
         speculator = self._speculator(speculate, pages, limits, progress) if speculate else None
         self.engine = Engine(
             self.model, self.description.vocabulary, self.tokenizer, end_tokens(self.path, self.tokenizer),
@@ -102,11 +103,13 @@ class LLM:
         tokenizer = self.text_tokenizer
         return FormCompiler(tokenizer.text, self.description.vocabulary, sorted(self.engine.end_tokens))
 
-    def _sizes(self, limits: Limits, dtype: str, length: int | None, memory: int) -> tuple[Limits, int]:
+    def _sizes(
+        self, limits: Limits, dtype: str, length: int | None, memory: int, weights: str
+    ) -> tuple[Limits, int]:  # fmt: skip
         """The limits, and how many pages there are."""
         if type(limits.length) is not int or limits.length < 1:
             raise InputError(f"length is {length!r}, expected a whole number from 1")
-        family = open_family(self.path, limits, dtype)
+        family = open_family(self.path, limits, dtype, weights)
         step_bytes = family.kept * family.step.dtype.itemsize * limits.page
         if self._draft_path is not None:
             drafts = open_family(self._draft_path, limits)

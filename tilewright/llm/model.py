@@ -16,7 +16,7 @@ from tilewright.errors import ImportModelError, InputError
 from tilewright.graph.core import Graph
 from tilewright.importers.huggingface import Checkpoint
 from tilewright.llm.families import FAMILIES, Family
-from tilewright.llm.step import DTYPES, Limits, Step
+from tilewright.llm.step import DTYPES, WEIGHTS, Limits, Step
 
 
 @dataclass(frozen=True)
@@ -51,13 +51,9 @@ def describe(checkpoint: Checkpoint) -> Description:
             f"{checkpoint.folder / 'config.json'}: 'model_type' is {repr(family)[:100]}; language models of the "
             f"families {', '.join(sorted(FAMILIES))} can be run"
         )
-    if config.get("quantization_config") is not None:
-        raise ImportModelError(
-            f"{checkpoint.folder / 'config.json'}: 'quantization_config' is given: weights must be stored in float32, "
-            "bfloat16 or float16"
-        )
     kind = config.get("dtype", config.get("torch_dtype"))
-    stored = next(iter(checkpoint.tensors.values())).dtype if checkpoint.tensors else np.dtype(np.float32)
+    floats = [data.dtype for data in checkpoint.tensors.values() if from_numpy(data.dtype).name in DTYPES]
+    stored = floats[0] if floats else np.dtype(np.float32)
     name = kind.removeprefix("torch.") if isinstance(kind, str) else from_numpy(stored).name
     if name not in DTYPES:
         raise ImportModelError(
@@ -67,7 +63,7 @@ def describe(checkpoint: Checkpoint) -> Description:
     return Description(family, checkpoint.number("vocab_size", 50257), length, DTYPES[name])
 
 
-def open_family(folder: str | Path, limits: Limits, dtype: str = "auto") -> Family:
+def open_family(folder: str | Path, limits: Limits, dtype: str = "auto", weights: str = "auto") -> Family:
     """The family that a checkpoint is of, which has read its settings and written nothing yet.
 
     Raises `ImportModelError` naming the key of config.json that cannot be used.
@@ -76,16 +72,21 @@ def open_family(folder: str | Path, limits: Limits, dtype: str = "auto") -> Fami
     known = describe(checkpoint)
     if dtype != "auto" and dtype not in DTYPES:
         raise InputError(f"dtype is {dtype!r}; known are auto, {', '.join(DTYPES)}")
-    step = Step(checkpoint, known.dtype if dtype == "auto" else DTYPES[dtype], limits, checkpoint.folder.resolve().name)
+    if weights not in WEIGHTS:
+        raise InputError(f"weights is {weights!r}; known are {', '.join(WEIGHTS)}")
+    if weights != "auto" and checkpoint.config.get("quantization_config") is not None:
+        raise InputError(f"weights is {weights!r}, and those of {folder} are quantized already; leave it out")
+    name = checkpoint.folder.resolve().name
+    step = Step(checkpoint, known.dtype if dtype == "auto" else DTYPES[dtype], limits, name, weights)
     return FAMILIES[known.family](step)
 
 
-def step_graph(folder: str | Path, limits: Limits, dtype: str = "auto") -> Graph:
+def step_graph(folder: str | Path, limits: Limits, dtype: str = "auto", weights: str = "auto") -> Graph:
     """The graph of one step of a checkpoint.
 
     Raises `ImportModelError` naming the key of config.json, or the weights, that cannot be used.
     """
-    return open_family(folder, limits, dtype).build()
+    return open_family(folder, limits, dtype, weights).build()
 
 
 class Model:
@@ -111,10 +112,11 @@ class Model:
         limits: Limits,
         dtype: str = "auto",
         progress: Callable[[str, str, float], None] | None = None,
+        weights: str = "auto",
     ) -> Model:
         """Read and compile for this machine's CPU, and make the pools; raises `ImportModelError` for what cannot be
         used."""
-        graph = step_graph(folder, limits, dtype)
+        graph = step_graph(folder, limits, dtype, weights)
         return cls(build(graph, "cpu", progress, Path(folder).resolve().name), limits, pages)
 
     @property

@@ -27,6 +27,8 @@ from tilewright.graph.build import GraphBuilder
 from tilewright.graph.core import Graph, Value
 from tilewright.importers.emitter import Emitter
 from tilewright.importers.huggingface import Checkpoint
+from tilewright.importers.quantized_checkpoints import QuantizedLayer, reader_of
+from tilewright.importers.quantized_weights import multiply, multiply_in_8_bits, nearest
 from tilewright.llm.configuration import Configuration
 from tilewright.llm.rotary import Rotary
 
@@ -40,6 +42,12 @@ ACTIVATIONS: dict[str, tuple[str, dict[str, str]]] = {
     "gelu_fast": ("gelu", {"approximate": "tanh"}),
     "gelu_pytorch_tanh": ("gelu", {"approximate": "tanh"}),
 }
+
+
+# How weights of linear layers are stored: `auto` as in the checkpoint, else rounded to the nearest in bits and groups
+# of the depth (0: all of it).  The last layer before the logits has 8 bits at least; routers of experts stay floats.
+WEIGHTS: dict[str, tuple[int, int] | None] = {"auto": None, "int8": (8, 0), "int4": (4, 64)}
+LEAST_WEIGHTS = 1 << 14  # elements of a layer that is rounded
 
 
 @dataclass(frozen=True)
@@ -69,8 +77,12 @@ class Heads:
 class Step:
     """The graph while a family writes it."""
 
-    def __init__(self, checkpoint: Checkpoint, dtype: DType, limits: Limits, name: str) -> None:
+    def __init__(
+        self, checkpoint: Checkpoint, dtype: DType, limits: Limits, name: str, weights: str = "auto"
+    ) -> None:  # fmt: skip
         self.checkpoint, self.dtype, self.limits = checkpoint, dtype, limits
+        self._stored_layer = reader_of(checkpoint)
+        self._rounding = WEIGHTS[weights]
         self.configuration = Configuration(checkpoint)
         self.builder = GraphBuilder(name)
         self.emit = Emitter(self.builder)
@@ -110,9 +122,16 @@ class Step:
         return self._constants[name]
 
     def stacked(self, names: list[list[str]], *shape: int) -> Value:
-        """Tensors of one shape as one: lists joined along the first dimension, then stacked."""
-        parts = [np.concatenate([self.checkpoint.take(name, shape) for name in item]) for item in names]
+        """Tensors of one shape as one: lists joined along the first dimension, then stacked; quantized ones become
+        floats."""
+        parts = [np.concatenate([self._floats(name, shape) for name in item]) for item in names]
         return self.builder.constant(self._converted(np.stack(parts)), f"{names[0][0]}.stacked")
+
+    def _floats(self, name: str, shape: tuple[int, ...]) -> np.ndarray:
+        """A tensor, or what a quantized matrix of this name stands for."""
+        path = name.removesuffix(".weight")
+        stored = self._stored_layer(path, *shape) if self._stored_layer is not None and path != name else None
+        return self.checkpoint.take(name, shape) if stored is None else stored.matrix.numbers()
 
     def _converted(self, data: np.ndarray) -> np.ndarray:
         if data.dtype == self.dtype.numpy:
@@ -130,8 +149,22 @@ class Step:
     def linear(self, path: str, x: Value, rows: int, columns: int, bias: bool = False) -> Value:
         """x [n, columns] by a weight [rows, columns], and a bias [rows]."""
         self.emit.source = path
-        result = self.emit.op("matmul", x, self.weight(f"{path}.weight", rows, columns), transpose_b=True)
+        result = self.product(path, x, rows, columns)
         return self.emit.op("add", result, self.weight(f"{path}.bias", rows)) if bias else result
+
+    def product(self, path: str, x: Value, rows: int, columns: int) -> Value:
+        """x [n, columns] by a weight [rows, columns], which may be quantized, in the checkpoint or here."""
+        name = f"{path}.weight"
+        stored = None if self._stored_layer is None else self._stored_layer(path, rows, columns)
+        if stored is not None:
+            return self._quantized_product(stored, x, name)
+        rounding = (8, 0) if self._rounding is not None and path == "lm_head" else self._rounding
+        if rounding is None or rows * columns < LEAST_WEIGHTS or path.endswith((".gate", ".router")):
+            return self.emit.op("matmul", x, self.weight(name, rows, columns), transpose_b=True)
+        return multiply(self.emit, x, nearest(self.checkpoint.take(name, (rows, columns)), *rounding), name)
+
+    def _quantized_product(self, layer: QuantizedLayer, x: Value, name: str) -> Value:
+        return (multiply_in_8_bits if layer.rows_in_8_bits else multiply)(self.emit, x, layer.matrix, name)
 
     def rms_norm(self, path: str, x: Value, epsilon: float, added: float = 0.0) -> Value:
         """Over the last dimension; `added` to the scale, which some families store less one."""
