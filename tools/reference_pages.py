@@ -89,7 +89,8 @@ def _kind(annotation: Any) -> str:
 def command_line() -> str:
     """The page of the commands: purpose, arguments and options of each."""
     text = _COMMANDS
-    for name, callback in _commands(application(), "tilewright"):
+    groups = [application(), application("bench llm")]
+    for name, callback in (each for group in groups for each in _commands(group, "tilewright")):
         rows = "\n".join(_parameters(callback))
         text += f"\n## {name}\n\n{inspect.cleandoc(callback.__doc__ or '')}\n"
         text += f"\n| argument or option | value | meaning |\n| --- | --- | --- |\n{rows}\n" if rows else ""

@@ -71,7 +71,7 @@ def bench(
 ) -> None:
     """Time an engine or a model: min, mean, median, p90, p99, throughput.
 
-    On a GPU inputs and outputs stay in its memory.
+    On a GPU inputs and outputs stay in its memory. Language models have commands of their own: tilewright bench llm.
 
     An engine is a program: run only those of people you trust, or with --rebuild.
     """

@@ -65,7 +65,7 @@ def generate(
     threads: ThreadsOption = None,
 ) -> None:
     """Continue a text with a language model, token by token."""
-    model = _open(path, dtype, weights, length, memory, threads, speculate, draft)
+    model = open_model(path, dtype, weights, length, memory, threads, speculate, draft)
     wanted = _parameters(max_tokens, temperature, top_k, top_p, min_p, repetition_penalty, seed, stop)
     wanted = dataclasses.replace(wanted, structured_output=_form(regex, json_schema))
     text = sys.stdin.read() if prompt == "-" else prompt
@@ -93,7 +93,7 @@ def chat(
     threads: ThreadsOption = None,
 ) -> None:
     """Chat with a language model: a line is a message, an empty line or the end of the input ends the chat."""
-    model = _open(path, dtype, weights, length, memory, threads, speculate, draft)
+    model = open_model(path, dtype, weights, length, memory, threads, speculate, draft)
     wanted = _parameters(max_tokens, temperature, top_k, top_p, min_p, repetition_penalty, seed, None)
     messages = [] if system is None else [{"role": "system", "content": system}]
     for line in _lines():
@@ -112,10 +112,11 @@ def _lines() -> Iterator[str]:
         yield line
 
 
-def _open(
+def open_model(
     path: Path, dtype: str, weights: str, length: int | None, memory: int, threads: int | None, speculate: int,
     draft: Path | None,
 ) -> LLM:  # fmt: skip
+    """The model of a folder, as the options say."""
     from tilewright.llm import LLM
 
     if threads is not None:

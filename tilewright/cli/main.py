@@ -20,12 +20,13 @@ from tilewright import __version__
 from tilewright.cli.console import terminal
 from tilewright.errors import TilewrightError, printable
 
-# The module of each command, in the order of the help page.
+# The module of each command, in the order of the help page; a group in a command is asked for by both names.
 _MODULES = {
     "build": "build",
     "compile": "compile",
     "run": "run",
     "bench": "bench",
+    "bench llm": "bench_llm",
     "inspect": "inspect",
     "quantize": "quantize",
     "generate": "generate",
@@ -52,7 +53,7 @@ def application(asked: str | None = None) -> typer.Typer:
         context_settings={"help_option_names": ["-h", "--help"]},
     )
     commands.callback()(_options)
-    for name in [asked] if asked in _MODULES else _MODULES:
+    for name in [asked] if asked in _MODULES else [name for name in _MODULES if " " not in name]:
         module = importlib.import_module(f"tilewright.cli.{_MODULES[name]}")
         if hasattr(module, "commands"):
             commands.add_typer(module.commands)
@@ -63,8 +64,10 @@ def application(asked: str | None = None) -> typer.Typer:
 
 def _asked() -> str | None:
     """The command that the arguments begin with; none where a shell asks for completions."""
-    completing = any(name.endswith("_COMPLETE") for name in os.environ)
-    return next(iter(sys.argv[1:]), None) if not completing else None
+    if any(name.endswith("_COMPLETE") for name in os.environ):
+        return None
+    two = " ".join(sys.argv[1:3])
+    return two if two in _MODULES else next(iter(sys.argv[1:]), None)
 
 
 def _show_version(asked: bool) -> None:
