@@ -36,14 +36,15 @@ import torch
 import tilewright
 from benchmarks.gpu.harness import Monitor
 from benchmarks.kernels_cuda import environment
-from benchmarks.models import timed, unseen
+from benchmarks.models import quantized, timed, unseen
 from benchmarks.models.timed import Model
 from tilewright.insight.report import least_arena_bytes
 from tilewright.settings import settings
 
 PATH = common.RESULTS / "models_cuda.json"
-SETS = {"timed": timed.CASES, "unseen": unseen.CASES, "float32": timed.FLOAT32}
+SETS = {"timed": timed.CASES, "unseen": unseen.CASES, "float32": timed.FLOAT32, "quantized": quantized.CASES}
 OURS = "tilewright"
+IN_FLOATS = "tilewright in floats"
 CEILING = 4.48e12  # bytes a second that reads reached on an H200
 
 
@@ -92,9 +93,15 @@ def peers(model: Model, autotune: bool) -> dict[str, Callable[[], Any]]:
         inputs = tuple(t.to(memory_format=torch.channels_last) if t.dim() == 4 else t for t in inputs)
     modes: dict[str, Any] = {"eager": module}
     modes["torch.compile"] = torch.compile(module, dynamic=False)
+    modes |= {f"{name}, compiled": torch.compile(child, dynamic=False) for name, child in model.others.items()}
     if autotune:  # without graphs of its own: every contestant is captured by `in_graph`
         modes["max-autotune"] = torch.compile(module, dynamic=False, mode="max-autotune-no-cudagraphs")
     return {name: lambda run=run: run(*inputs) for name, run in modes.items()}
+
+
+def plainly_built(model: Model) -> Any:
+    """The engine of the module as it is."""
+    return tilewright.compile(model.module, model.inputs, target="cuda")
 
 
 def build(model: Model, record: dict[str, Any]) -> Any:
@@ -105,7 +112,7 @@ def build(model: Model, record: dict[str, Any]) -> Any:
         try:
             for kind in ("cold", "warm"):
                 began = time.perf_counter()
-                engine = tilewright.compile(model.module, model.inputs, target="cuda")
+                engine = model.build() if model.build is not None else plainly_built(model)
                 record[f"build_{kind}_seconds"] = time.perf_counter() - began
         finally:
             settings.cache_directory = before
@@ -173,6 +180,10 @@ def measure(name: str, make: Callable[[], Model], options: Any, monitor: Monitor
         engine = build(model, record)
         outputs[OURS] = engine(*model.inputs)
         runs[OURS] = lambda: engine(*model.inputs)
+        if model.in_floats:
+            plain = plainly_built(model)
+            outputs[IN_FLOATS] = plain(*model.inputs)
+            runs[IN_FLOATS] = lambda: plain(*model.inputs)
         if options.profile:
             record["profile"] = engine.profile(dict(zip((i.name for i in engine.inputs), model.inputs, strict=True)))
     except Exception as error:
@@ -234,6 +245,8 @@ def line(record: dict[str, Any]) -> str:
         parts.append(f"build {record['build_cold_seconds']:.1f} s, warm {record['build_warm_seconds']:.1f} s")
         parts.append(f"load {record['load_and_first_call_seconds']:.2f} s, {record['steps']} steps")
         parts.append(f"arena {record['arena_bytes'] / max(record['arena_least_bytes'], 1):.2f} of the least")
+    if record["name"].startswith("ResNet-50 int8") and OURS in record.get("milliseconds", {}):
+        parts.append(quantized.images_a_second(record))
     if "host_microseconds" in record:
         parts.append(f"host {record['host_microseconds']:.0f} us")
     if "of_bytes_time" in record:

@@ -24,7 +24,8 @@ class Model:
     """A module with the inputs of one measurement, in the precision that is to be measured, on the GPU.
 
     `floor` is what peer / ours must reach; `bytes` what a call must read at least, where memory bounds it.
-    `mutated` tells which inputs are updated in place.
+    `mutated` tells which inputs are updated in place.  `build` makes our engine, where it is not that of the module;
+    then `others` are modules of PyTorch that do the same, and `in_floats` asks for the module's own engine as well.
     """
 
     module: nn.Module
@@ -34,6 +35,9 @@ class Model:
     bytes: int | None = None
     mutated: tuple[int, ...] = ()
     notes: dict[str, Any] = field(default_factory=dict)
+    build: Callable[[], Any] | None = None
+    others: dict[str, nn.Module] = field(default_factory=dict)
+    in_floats: bool = False
 
 
 class LastToken(nn.Module):

@@ -90,8 +90,13 @@ def _fits(node: Node, graph: Graph, scheme: str) -> bool:
 
 def quantized(graph: Graph, names: set[str], ranges: dict[str, Range], scheme: str, signed: bool = False) -> Graph:
     """The graph with the layers of these names computed of narrow numbers; `ranges` by the name of a layer's input.
-    `signed`: integers of rows with ranges of their own are int8, without a zero point."""
+    `signed`: integers of rows with ranges of their own are int8, without a zero point.
+
+    What a convolution and a residual sum both read is stored as integers alone: the sum reads these.
+    """
     read: dict[str, Value] = {}  # inputs as narrow numbers read as floats
+    images = {node.inputs[0].name for node in graph.nodes
+              if node.op == "conv" and name_of(node) in names and node.inputs[0] is not None}  # fmt: skip
 
     def rule(node: Node, rewriter: Rewriter) -> Value | None:
         x, w, *bias = node.inputs
@@ -105,7 +110,11 @@ def quantized(graph: Graph, names: set[str], ranges: dict[str, Range], scheme: s
         weights = rewriter.cast(rewriter.op("dequantize", constants), x.dtype)
         return rewriter.op(node.op, [read[x.name], weights, *bias], **node.attributes)
 
-    return Rewriter(graph).run({"matmul": [rule], "conv": [rule]})
+    def of_integers(node: Node, rewriter: Rewriter) -> Value | None:
+        inputs = [read[x.name] if x is not None and x.name in images & read.keys() else x for x in node.inputs]
+        return None if inputs == node.inputs else rewriter.op("add", inputs)
+
+    return Rewriter(graph).run({"matmul": [rule], "conv": [rule], "add": [of_integers]})
 
 
 def rounded_weights(weights: np.ndarray, axis: int, scheme: str = STATIC) -> tuple[np.ndarray, np.ndarray]:

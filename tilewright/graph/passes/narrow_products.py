@@ -386,11 +386,12 @@ def _sums(node: Node, rows: _Narrow, matrix: np.ndarray, rest: np.ndarray | None
 def _scaled(sums: Value, left: Value | None, right: Value | None, rewriter: Rewriter) -> Value:
     """Sums times the scales of both operands, in float32; None is a scale of 1."""
     scales = [rewriter.cast(scale, float32) for scale in (left, right) if scale is not None]
+    if len(scales) == 2 and min(scale.rank for scale in scales) == 0:
+        scales = [rewriter.op("multiply", scales)]
     result = rewriter.cast(sums, float32)
-    if not scales:
-        return result
-    scale = scales[0] if len(scales) == 1 else rewriter.op("multiply", scales)
-    return rewriter.op("multiply", [result, scale])
+    for scale in scales:  # those of rows and of columns one after the other: nobody shall store their product
+        result = rewriter.op("multiply", [result, scale])
+    return result
 
 
 def _data(value: Value | None, rewriter: Rewriter, depth: int = _DEEPEST) -> np.ndarray | None:
