@@ -1,4 +1,4 @@
-"""Operations on arrays of a GPU: matrix products, attention, rows, elementwise functions, reductions.
+"""Operations on arrays of a GPU: matrix products, attention, convolutions, rows, elementwise functions, reductions.
 
     from tilewright import ops
     y = ops.matmul(x, weight.T, bias=bias, activation="gelu")
@@ -15,8 +15,11 @@ from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from tilewright.ops.attentions import attention as attention
+    from tilewright.ops.attentions import decode_attention as decode_attention
+    from tilewright.ops.convolutions import conv2d as conv2d
     from tilewright.ops.functions import elementwise as elementwise
     from tilewright.ops.grouped import grouped_matmul as grouped_matmul
+    from tilewright.ops.normed import rms_norm_matmul as rms_norm_matmul
     from tilewright.ops.products import MatmulPlan as MatmulPlan
     from tilewright.ops.products import explain_matmul as explain_matmul
     from tilewright.ops.products import interleave_gate as interleave_gate
@@ -30,6 +33,8 @@ if TYPE_CHECKING:
 _EXPORTS = {
     "MatmulPlan": "products",
     "attention": "attentions",
+    "conv2d": "convolutions",
+    "decode_attention": "attentions",
     "elementwise": "functions",
     "explain_matmul": "products",
     "grouped_matmul": "grouped",
@@ -39,11 +44,12 @@ _EXPORTS = {
     "plan_matmul": "products",
     "reduce": "reductions",
     "rms_norm": "rows",
+    "rms_norm_matmul": "normed",
     "softmax": "rows",
 }
 __all__ = [
-    "MatmulPlan", "attention", "elementwise", "explain_matmul", "grouped_matmul", "interleave_gate", "layer_norm",
-    "matmul", "plan_matmul", "reduce", "rms_norm", "softmax",
+    "MatmulPlan", "attention", "conv2d", "decode_attention", "elementwise", "explain_matmul", "grouped_matmul",
+    "interleave_gate", "layer_norm", "matmul", "plan_matmul", "reduce", "rms_norm", "rms_norm_matmul", "softmax",
 ]  # fmt: skip
 
 

@@ -10,6 +10,8 @@ from typing import Any
 import tilewright.language as tl
 from tilewright import dtypes
 from tilewright.errors import LaunchError
+from tilewright.graph.build import GraphBuilder
+from tilewright.graph.core import Graph
 from tilewright.launch.arguments import stored_array
 from tilewright.launch.sizes import cdiv, next_power_of_2
 from tilewright.library.attention.cpu_kernel import attention as portable_attention
@@ -18,7 +20,7 @@ from tilewright.library.attention.hopper.config import AttentionForm, attention_
 from tilewright.library.attention.hopper.kernel import attention as hopper_attention
 from tilewright.library.attention.hopper.launch import prepare_attention
 from tilewright.library.attention.problem import AttentionProblem
-from tilewright.ops import arrays
+from tilewright.ops import arrays, calls
 from tilewright.ops.arrays import View
 from tilewright.runtime import tables
 from tilewright.runtime.cuda.memory import DeviceArray
@@ -283,3 +285,47 @@ def attention(
     elif not problem.keys:
         raise LaunchError("attention needs a key")
     return (target.base, statistics.base) if statistics is not None else target.base
+
+
+def decode_attention(q: Any, k: Any, v: Any, *, bias: Any = None, scale: float | None = None, out: Any = None) -> Any:
+    """softmax(scale q k^T + bias) v of one query for each head against all keys: a step of decoding.
+
+    `q` is [batch, heads, size], `k` and `v` [batch, key heads, keys, size], contiguous, all bfloat16 or float16; heads
+    are a multiple of key heads, size a multiple of 16 up to 256.  `bias` [batch, keys], of q's type, is added to
+    scores: minus infinity hides a key.  `scale` is 1 / sqrt(size) unless given.  The result is like q; a query that
+    sees no key gives zeros.  On compute capability 9.0 the CTAs of a cluster divide the keys.  Raises `LaunchError`.
+    """
+    query, keys, values = arrays.view(q, "q"), arrays.view(k, "k"), arrays.view(v, "v")
+    if len(query.shape) != 3:
+        raise LaunchError(f"decode_attention takes q [batch, heads, size], got {list(query.shape)}")
+    batch, heads, size = query.shape
+    alone = query.changed((batch, heads, 1, size), (*query.strides[:2], size, query.strides[2]))
+    _check(alone, keys, values, None, False, 0)
+    hidden = None if bias is None else arrays.view(bias, "bias")
+    if hidden is not None and (hidden.shape != (batch, keys.shape[2]) or hidden.element != query.element):
+        raise LaunchError(
+            f"bias must be {query.element.name} of shape {[batch, keys.shape[2]]}, got {hidden.described}"
+        )
+    given = {"q": query, "k": keys, "v": values, "bias": hidden}
+    present = {name: found for name, found in given.items() if found is not None}
+    for name, found in present.items():
+        if not found.contiguous:
+            raise LaunchError(f"{name} must be contiguous, got {found.described}")
+    target = calls.result_like(query, query.shape, query.element, out)
+    place = arrays.common_place([*present.values(), target], "decode_attention")
+    if not keys.shape[2]:
+        raise LaunchError("attention needs a key")
+    if 0 in query.shape:
+        return target.base
+    factor = 1 / math.sqrt(size) if scale is None else float(scale)
+
+    def graph() -> Graph:
+        b = GraphBuilder("decode_attention")
+        shapes = {"q": alone.shape, "k": keys.shape, "v": values.shape, "bias": (batch, 1, 1, keys.shape[2])}
+        inputs = [b.input(name, found.element, shapes[name]) for name, found in present.items()]
+        b.output(b.op("attention", inputs, scale=factor))
+        return b.finish()
+
+    key = ("decode_attention", query.element, query.shape, keys.shape, factor, *present)
+    calls.prepared(key, place.ordinal if place else None, graph).run(present, target)
+    return target.base

@@ -150,6 +150,39 @@ def _with_sums(q: Tensor, *rest: Any) -> tuple[Tensor, Tensor]:
     return _attended(q, *rest), q.new_empty(q.shape[:-1], dtype=torch.float32)
 
 
+def _decoded(q: Tensor, k: Tensor, v: Tensor, bias: Any = None, scale: float | None = None) -> Tensor:
+    _require(q.dim() == 3, f"decode_attention takes q [batch, heads, size], got {list(q.shape)}")
+    _attended(q.unsqueeze(2), k, v)
+    _fits("bias", bias, (q.shape[0], k.shape[2]))
+    return q.new_empty(q.shape)
+
+
+def _convolved(
+    x: Tensor, w: Tensor, bias: Any = None, stride: Sequence[int] | None = None, padding: Sequence[int] | None = None,
+    dilation: Sequence[int] | None = None, groups: int = 1, activation: str | None = None,
+) -> Tensor:  # fmt: skip
+    _require(x.dim() == w.dim() == 4, f"conv2d takes x and w of four axes, got {list(x.shape)} and {list(w.shape)}")
+    torch._check(x.shape[3] == w.shape[1] * groups, lambda: f"x {list(x.shape)} and w {list(w.shape)} do not fit")
+    _require_float("x", x)
+    _require(w.dtype == x.dtype, f"x and w must be of one type, got {x.dtype} and {w.dtype}")
+    _fits("bias", bias, w.shape[:1])
+    known = not activation or activation in ACTIVATIONS
+    _require(known, f"activation={brief(activation)}: there are {', '.join(ACTIVATIONS)}")
+    stride, padding, dilation = stride or (1, 1), padding or (0, 0), dilation or (1, 1)
+    extents = [
+        (x.shape[axis + 1] + 2 * padding[axis] - dilation[axis] * (w.shape[axis + 2] - 1) - 1) // stride[axis] + 1
+        for axis in (0, 1)
+    ]
+    return x.new_empty((x.shape[0], *extents, w.shape[0]))
+
+
+def _normed_product(x: Tensor, b: Tensor, epsilon: float = 1e-6) -> Tensor:
+    _require(x.dim() == b.dim() == 2, f"rms_norm_matmul takes matrices, got {list(x.shape)} and {list(b.shape)}")
+    _factors(x, b)
+    _require_float("x", x)
+    return x.new_empty((x.shape[0], b.shape[1]))
+
+
 def _reduced(x: Tensor, kind: str = "sum", axis: int = -1) -> Tensor:
     _require_float("x", x)
     _require(kind in ("sum", "mean", "max", "min"), f"kind={brief(kind)}: there are sum, mean, max, min")
@@ -282,6 +315,37 @@ def attention_lse(
         return_lse=True,
     )  # fmt: skip
     return result
+
+
+@_operator("decode_attention", _decoded)
+def decode_attention(q: Tensor, k: Tensor, v: Tensor, bias: Tensor | None = None, scale: float | None = None) -> Tensor:
+    """`ops.decode_attention`."""
+    return ops.decode_attention(q.contiguous(), k.contiguous(), v.contiguous(), bias=_row(bias), scale=scale)
+
+
+@_operator("conv2d", _convolved)
+def conv2d(
+    x: Tensor,
+    w: Tensor,
+    bias: Tensor | None = None,
+    stride: Sequence[int] | None = None,
+    padding: Sequence[int] | None = None,
+    dilation: Sequence[int] | None = None,
+    groups: int = 1,
+    activation: str | None = None,
+) -> Tensor:
+    """`ops.conv2d`, of images whose channels are last; of strides, padding and dilation two numbers each."""
+    return ops.conv2d(
+        x.contiguous(), w.contiguous(), _row(bias), stride=tuple(stride or (1, 1)), padding=tuple(padding or (0, 0)),
+        dilation=tuple(dilation or (1, 1)), groups=groups, activation=activation,
+    )  # fmt: skip
+
+
+@_operator("rms_norm_matmul", _normed_product)
+def rms_norm_matmul(x: Tensor, b: Tensor, epsilon: float = 1e-6) -> Tensor:
+    """`ops.rms_norm_matmul`."""
+    b = b if b.is_contiguous() or b.t().is_contiguous() else b.contiguous()
+    return ops.rms_norm_matmul(x.contiguous(), b, epsilon=epsilon)
 
 
 @_operator("softmax", _softmaxed)

@@ -39,6 +39,7 @@ from tilewright.library.generated.source import (
     merge_axes,
 )
 from tilewright.library.generated.trace import Coordinates, Expression, Tracer, axes_of
+from tilewright.settings import settings
 from tilewright.symbolic import Size, ceil_divide, lift, product, simplify, upper_bound
 from tilewright.targets.base import Target
 
@@ -87,9 +88,10 @@ _SOURCES: dict[tuple[str, DType | None], JITFunction] = {}
 def function_from_source(name: str, source: str, rounded: DType | None = None) -> JITFunction:
     """The compiled-once function of a source text; equal texts give the same object.
 
-    With `rounded` its activations are those that suit results stored so (`library.epilogue.ROUNDED`).
+    With `rounded` its activations are those that suit results stored so (`library.epilogue.ROUNDED`), which are
+    instructions of a GPU that the interpreter has not.
     """
-    activations = ROUNDED.get(rounded, {}) if rounded is not None else {}
+    activations = ROUNDED.get(rounded, {}) if rounded is not None and not settings.interpret else {}
     key = (source, rounded if activations else None)
     if key not in _SOURCES:
         namespace: dict[str, Any] = {"tl": tl}

@@ -1,0 +1,147 @@
+"""Operations on arrays that the library poses as engines do: a small graph, its groups, a candidate for each.
+
+The candidate is the one that costs least by estimate (`library.select`); sizes are those of the arrays, so that a
+prepared operation is kept for each signature.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Hashable, Mapping, Sequence
+from dataclasses import dataclass
+from itertools import count, takewhile
+from typing import Any
+
+from tilewright.errors import LaunchError
+from tilewright.graph.core import Graph, Value
+from tilewright.graph.fusion import Group
+from tilewright.graph.passes.fuse import fuse
+from tilewright.graph.pipeline import optimize
+from tilewright.launch.descriptor import TensorDescriptor
+from tilewright.launch.jit import JITFunction
+from tilewright.library.candidate import Candidate, KernelCall, Operand, PackedConstant, Part, Table, TiledOperand
+from tilewright.library.select import candidates, choose
+from tilewright.ops import arrays
+from tilewright.ops.arrays import View
+from tilewright.runtime import tables
+from tilewright.runtime.cuda.memory import DeviceArray
+from tilewright.symbolic import Size, evaluate
+
+_MOST = 1024  # prepared operations
+_PREPARED: dict[Hashable, Prepared] = {}
+
+
+@dataclass(frozen=True)
+class Prepared:
+    """An operation for arrays of known shapes: its graph, a candidate for each group, in order, and the tensors between
+    the groups."""
+
+    graph: Graph
+    chosen: tuple[Candidate, ...]
+    between: tuple[Value, ...]
+    ordinal: int | None
+
+    def explain(self) -> str:
+        """What runs, and why."""
+        return "\n".join(
+            f"{candidate.name}: {', '.join(f'{key} {value}' for key, value in candidate.reasons.items())}"
+            for candidate in self.chosen
+        )
+
+    def run(self, given: Mapping[str, View], out: View) -> None:
+        """Launch on arrays by the names of the graph's inputs; the result goes to `out`, contiguous."""
+        places: dict[Value, Any] = {value: given[value.name].base for value in self.graph.inputs}
+        places[self.graph.outputs[0]] = out.base
+        for value in (*self.between, *(each for candidate in self.chosen for each in candidate.temporaries)):
+            places[value] = arrays.empty(out, _numbers(value.shape), value.dtype)
+        for candidate in self.chosen:
+            for stage in candidate.stages:
+                call = next(each for each in stage.calls if _applies(each))
+                self._launch(call, places)
+
+    def _launch(self, call: KernelCall, places: Mapping[Value, Any]) -> None:
+        kernel = call.kernel
+        assert isinstance(kernel, JITFunction)
+        constants, fixed, variadic = dict(call.constants), [], []
+        for parameter in kernel.parameters:
+            if parameter.kind == "variadic":
+                numbered = (f"{parameter.name}_{number}" for number in count())
+                names = takewhile(call.operands.__contains__, numbered)
+                variadic = [self._argument(call.operands[name], places) for name in names]
+            elif parameter.name in call.operands:
+                fixed.append(self._argument(call.operands[parameter.name], places))
+            elif not variadic and parameter.name in constants and not parameter.constexpr:
+                fixed.append(constants.pop(parameter.name))
+        kernel[_numbers(call.grid)](*fixed, *variadic, **constants, **call.options)
+
+    def _argument(self, operand: Operand, places: Mapping[Value, Any]) -> Any:
+        if isinstance(operand, TiledOperand):
+            if isinstance(operand.value, PackedConstant) or operand.offset != 0:
+                raise NotImplementedError("operations have no constants")
+            shape, strides = _numbers(operand.shape), _numbers(operand.strides)
+            return TensorDescriptor(places[operand.value], shape, strides, operand.block, steps=operand.steps or None)
+        if isinstance(operand, Table):
+            table = _table(operand, self.ordinal)
+            return table.shape[1] if operand.columns else table
+        if isinstance(operand, (PackedConstant, Part)):
+            raise NotImplementedError("operations have no constants, and no parts of tensors")
+        if isinstance(operand, Value):
+            return places[operand]
+        return operand if isinstance(operand, float) else evaluate(operand, {})
+
+
+def prepared(key: Hashable, ordinal: int | None, make: Callable[[], Graph], together: bool = False) -> Prepared:
+    """The prepared operation of a signature on a GPU; `make` poses it as a graph of inputs with known sizes, whose last
+    node is the anchor of a group of all where they are `together`.
+
+    Raises `LaunchError` for what no kernel of the library computes.
+    """
+    whole = (key, ordinal)
+    found = _PREPARED.get(whole)
+    if found is None:
+        if len(_PREPARED) >= _MOST:
+            _PREPARED.clear()
+        found = _PREPARED[whole] = _prepare(make(), ordinal, together)
+    return found
+
+
+def _prepare(graph: Graph, ordinal: int | None, together: bool) -> Prepared:
+    target = arrays.target_at(ordinal)
+    if together:
+        anchor = graph.nodes[-1]
+        group = Group("contraction", graph.nodes, graph.inputs, graph.outputs, anchor, graph.name)
+        return Prepared(graph, (choose(candidates(group, graph, target)),), (), ordinal)
+    fused = fuse(optimize(graph))
+    if any(group.kind == "view" for group in fused.groups):
+        raise LaunchError(f"{graph.name}: the library has no kernel for it on {target.description}")
+    chosen = tuple(choose(candidates(group, fused.graph, target)) for group in fused.groups)
+    made = [value for group in fused.groups for value in group.outputs]
+    between = tuple(value for value in made if value not in fused.graph.outputs)
+    return Prepared(fused.graph, chosen, between, ordinal)
+
+
+def _applies(call: KernelCall) -> bool:
+    return call.condition is None or evaluate(call.condition[0], {}) <= call.condition[1]
+
+
+def _numbers(sizes: Sequence[Size]) -> tuple[int, ...]:
+    return tuple(evaluate(size, {}) for size in sizes)
+
+
+_TABLES: dict[tuple[str, tuple[int, ...], int | None], Any] = {}
+
+
+def _table(table: Table, ordinal: int | None) -> Any:
+    """A table of numbers on a GPU, as long as the process lives: graphs that were captured may read it."""
+    key = (table.name, _numbers(table.sizes), ordinal)
+    if key not in _TABLES:
+        found = tables.TABLES[table.name](*key[1])
+        _TABLES[key] = found if ordinal is None else DeviceArray.from_numpy(found, ordinal)
+    return _TABLES[key]
+
+
+def result_like(first: View, shape: Sequence[int], element: Any, out: Any) -> View:
+    """`out`, or a new array of this shape; raises `LaunchError` where it is not contiguous or of another shape."""
+    target = arrays.view(arrays.empty(first, shape, element) if out is None else out, "out")
+    if target.shape != tuple(shape) or target.element != element or not target.contiguous:
+        raise LaunchError(f"out must be contiguous {element.name} of shape {list(shape)}, got {target.described}")
+    return target

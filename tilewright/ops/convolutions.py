@@ -1,0 +1,104 @@
+"""Convolutions of images on arrays of a GPU: by the Hopper kernel of tensor copies, or as implicit products."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+from tilewright.errors import LaunchError, brief
+from tilewright.graph.build import GraphBuilder
+from tilewright.graph.core import Graph
+from tilewright.library import epilogue
+from tilewright.ops import arrays, calls
+from tilewright.ops.arrays import View
+
+Pair = tuple[int, int]
+
+
+def _pair(value: Any, name: str, least: int) -> Pair:
+    """Two numbers for rows and columns, of one or two."""
+    pair = (value, value) if isinstance(value, int) else tuple(value) if isinstance(value, Sequence) else ()
+    if len(pair) != 2 or not all(isinstance(each, int) and each >= least for each in pair):
+        raise LaunchError(f"{name} is a number or two of {least} or more, for rows and columns, got {brief(value)}")
+    return int(pair[0]), int(pair[1])
+
+
+def _check(x: View, w: View, bias: View | None, groups: int) -> None:
+    shapes = f"x {list(x.shape)}, w {list(w.shape)}, {groups} groups"
+    if len(x.shape) != 4 or len(w.shape) != 4:
+        raise LaunchError(f"conv2d takes x [images, height, width, channels] and w [features, …], got {shapes}")
+    if groups < 1 or x.shape[3] != w.shape[1] * groups or w.shape[0] % groups:
+        raise LaunchError(f"{shapes} do not fit: w is [features, channels / groups, kernel height, kernel width]")
+    if x.element not in arrays.FLOATS or w.element != x.element:
+        raise LaunchError(f"x and w must both be float32, float16 or bfloat16, got {x.element.name}, {w.element.name}")
+    if bias is not None and (bias.shape != w.shape[:1] or bias.element != x.element):
+        raise LaunchError(f"bias must be {x.element.name} of shape {list(w.shape[:1])}, got {bias.described}")
+    for name, found in (("x", x), ("w", w), ("bias", bias)):
+        if found is not None and not found.contiguous:
+            raise LaunchError(f"{name} must be contiguous, got {found.described}")
+
+
+def conv2d(
+    x: Any, w: Any, bias: Any = None, *, stride: Any = 1, padding: Any = 0, dilation: Any = 1, groups: int = 1,
+    activation: str | None = None, residual: Any = None, out: Any = None,
+) -> Any:  # fmt: skip
+    """activation(convolution of x by w + bias + residual), of images whose channels are last.
+
+    `x` is [images, height, width, channels] (PyTorch: ``x.permute(0, 2, 3, 1)`` of a channels-last tensor), `w`
+    [features, channels / groups, kernel height, kernel width], `bias` [features], `residual` like the result
+    [images, height', width', features]; all contiguous, of one type: float32, float16 or bfloat16.  Sums are float32.
+    `stride`, `padding` and `dilation` are a number or two; activations are those of `matmul`, applied last.
+
+    On compute capability 9.0 16-bit images of channels in multiples of 8 go to the kernel of tensor copies.  Weights
+    are put into the kernel's order by a small launch each time: engines, whose weights are constants, do that once.
+    Raises `LaunchError`.
+    """
+    image, weights = arrays.view(x, "x"), arrays.view(w, "w")
+    shift = None if bias is None else arrays.view(bias, "bias")
+    _check(image, weights, shift, groups)
+    if activation and activation not in epilogue.ACTIVATIONS:
+        raise LaunchError(f"activation={brief(activation)}: there are {', '.join(epilogue.ACTIVATIONS)}")
+    steps, pads, apart = _pair(stride, "stride", 1), _pair(padding, "padding", 0), _pair(dilation, "dilation", 1)
+    shape = (image.shape[0], *_extents(image, weights, (steps, pads, apart)), weights.shape[0])
+    beside = None if residual is None else arrays.view(residual, "residual")
+    if beside is not None and (beside.shape != shape or beside.element != image.element or not beside.contiguous):
+        raise LaunchError(f"residual must be contiguous {image.element.name} {list(shape)}, got {beside.described}")
+    target = calls.result_like(image, shape, image.element, out)
+    given = {"x": image, "w": weights, "bias": shift, "residual": beside}
+    present = {name: found for name, found in given.items() if found is not None}
+    place = arrays.common_place([*present.values(), target], "conv2d")
+    if 0 in target.shape:
+        return target.base
+    key = ("conv2d", image.element, image.shape, weights.shape, steps, pads, apart, groups, activation, *present)
+
+    def graph() -> Graph:
+        b = GraphBuilder("conv2d")
+        values = {name: b.input(name, found.element, found.shape) for name, found in present.items()}
+        operands = [values[name] for name in ("x", "w", "bias") if name in values]
+        y = b.op("conv", operands, strides=steps, padding=tuple((each, each) for each in pads), dilation=apart,
+                 groups=groups, layout="NHWC")  # fmt: skip
+        y = b.op("add", [y, values["residual"]]) if "residual" in values else y
+        b.output(_activated(b, y, activation))
+        return b.finish()
+
+    calls.prepared(key, place.ordinal if place else None, graph).run(present, target)
+    return target.base
+
+
+def _activated(b: GraphBuilder, y: Any, activation: str | None) -> Any:
+    """The value behind an activation, by its name in `epilogue.ACTIVATIONS`."""
+    if not activation:
+        return y
+    return b.op("gelu", [y], approximate="tanh") if activation == "gelu_tanh" else b.op(activation, [y])
+
+
+def _extents(x: View, w: View, window: tuple[Pair, Pair, Pair]) -> Pair:
+    """Rows and columns of the result; raises `LaunchError` where a window does not fit the image."""
+    steps, pads, apart = window
+    height, width = (
+        (x.shape[axis + 1] + 2 * pads[axis] - apart[axis] * (w.shape[axis + 2] - 1) - 1) // steps[axis] + 1
+        for axis in (0, 1)
+    )
+    if min(height, width) < 1 or min(w.shape[2:]) < 1:
+        raise LaunchError(f"windows of {list(w.shape[2:])} do not fit images of {list(x.shape[1:3])}")
+    return height, width
