@@ -26,12 +26,26 @@ def quantize(
         str,
         typer.Option(
             help="int8: ranges of activations from --data. int8-dynamic: ranges as they come, products only. "
-            "fp8, fp8-dynamic: the same in float8 e4m3, products only; multiplied by GPUs from sm_89 on."
+            "fp8, fp8-dynamic: the same in float8 e4m3, products only; multiplied by GPUs from sm_89 on. "
+            "int8-weights, int4-weights: products of floats by weights in few bits."
         ),
     ] = "int8",
     observer: Annotated[
         str, typer.Option(help="How ranges are found: minmax, percentile (99.99 %), mse or entropy.")
     ] = "minmax",
+    method: Annotated[
+        str,
+        typer.Option(
+            help="How weights are rounded: nearest, or with --data gptq or awq (int8-weights, int4-weights); smooth "
+            "(int8): magnitudes are moved from inputs to weights first."
+        ),
+    ] = "nearest",
+    group: Annotated[
+        int | None, typer.Option(help="Inputs that share a scale, 0 for all: by default 64 of int4, all of int8.")
+    ] = None,
+    correct_bias: Annotated[
+        bool, typer.Option("--correct-bias", help="Add to products what rounding shifts them by over --data.")
+    ] = False,
     exclude: Annotated[
         list[str] | None, typer.Option(help="A layer that stays in floats, by its name in the table. Repeat per layer.")
     ] = None,
@@ -48,8 +62,8 @@ def quantize(
 
     with BuildProgress(f"Quantizing {path.name}", terminal(stderr=True, quiet=quiet)) as progress:
         found = quantized(
-            model, data, scheme, observer=observer, exclude=exclude or [], target=target.split(","), trust=trust,
-            progress=progress,
+            model, data, scheme, observer=observer, method=method, group=group, correct_bias=correct_bias,
+            exclude=exclude or [], target=target.split(","), trust=trust, progress=progress,
         )  # fmt: skip
         progress("save", path.name, 0.0)
         found.engine.save(path)

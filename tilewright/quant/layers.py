@@ -10,17 +10,23 @@ import numpy as np
 from tilewright.dtypes import bfloat16, float8e4nv, float16, float32, int8, uint8
 from tilewright.graph.core import Graph, Node, Value
 from tilewright.graph.passes.narrow_products import FEWEST_CHANNELS, GROUP
+from tilewright.graph.passes.weight_products import LEAST_ELEMENTS
 from tilewright.graph.rewrite import PERMUTED, Rewriter
 from tilewright.quant.observers import LEVELS, Range, affine
 
 STATIC, DYNAMIC, FP8, FP8_DYNAMIC = "int8", "int8-dynamic", "fp8", "fp8-dynamic"
+INT8_WEIGHTS, INT4_WEIGHTS = "int8-weights", "int4-weights"
 SCHEMES = {
     STATIC: "uint8 with a range from calibration by int8 weights with a scale for each column or feature",
     DYNAMIC: "uint8 (on GPUs int8) with a range for each row as it comes by int8 weights with a scale for each column; "
     "products only",
     FP8: "float8 e4m3 with a scale from calibration by e4m3 weights with a scale for each column; products only",
     FP8_DYNAMIC: "float8 e4m3 with a scale for each row as it comes by e4m3 weights likewise; products only",
+    INT8_WEIGHTS: "floats by int8 weights with a scale for each column, or group of it; products only",
+    INT4_WEIGHTS: "floats by int4 weights with a scale for each group of a column; products only",
 }
+WEIGHT_BITS = {INT8_WEIGHTS: 8, INT4_WEIGHTS: 4}
+GROUPS = {INT8_WEIGHTS: 0, INT4_WEIGHTS: 64}  # of the depth that share a scale where nothing is said; 0: all of it
 LARGEST_FP8 = float(ml_dtypes.finfo(float8e4nv.numpy).max)
 _LARGEST_INT8 = 127
 
@@ -69,11 +75,15 @@ def why_not(node: Node, graph: Graph, scheme: str) -> str | None:
         return f"it is computed in {x.dtype}"
     if node.op == "matmul":
         depth = x.shape[-1]
-        if w.rank != 2 or not isinstance(depth, int) or (depth % GROUP and not is_fp8(scheme)):
+        if scheme in WEIGHT_BITS and w.rank == 2 and graph.constants[w].size < LEAST_ELEMENTS:
+            return f"its {graph.constants[w].size} weights are few"
+        if w.rank != 2 or not isinstance(depth, int) or (depth % GROUP and scheme in (STATIC, DYNAMIC)):
             return f"its weights are no matrix, or its depth is no multiple of {GROUP}"
         return None
     if is_fp8(scheme):
         return "convolutions have no kernels for 8-bit floats"
+    if scheme in WEIGHT_BITS:
+        return "convolutions have no kernels for quantized weights alone"
     if scheme == DYNAMIC:
         return "convolutions have ranges from calibration only"
     channels = w.shape[1]

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -13,15 +13,17 @@ from tilewright.build.builder import build
 from tilewright.dtypes import float8e4nv, float32, int8
 from tilewright.engine.engine import Engine
 from tilewright.errors import InputError, UnsupportedOperationError
-from tilewright.graph.core import Graph, Value
+from tilewright.graph.core import Graph, Node, Value
 from tilewright.graph.partition import is_staged
 from tilewright.graph.pipeline import optimize
 from tilewright.graph.reference import bind_symbols, run_graph, run_node
 from tilewright.importers import import_model
 from tilewright.quant.data import Sample, samples_of
 from tilewright.quant.layers import (
+    GROUPS,
     SCHEMES,
     STATIC,
+    WEIGHT_BITS,
     Layer,
     is_fp8,
     layers_of,
@@ -33,9 +35,13 @@ from tilewright.quant.layers import (
     why_not,
 )
 from tilewright.quant.observers import BINS, OBSERVERS, Histogram, Range
+from tilewright.quant.rounding import AWQ, GPTQ, METHODS, NEAREST, Moments, RoundedWeights, rounded
+from tilewright.quant.weights import matrix_of, shifts_of, smoothed, with_corrections, with_rounded_weights
+from tilewright.targets.base import Target
 from tilewright.targets.registry import get_targets
 
 Progress = Callable[[str, str, float], None]
+SMOOTH = "smooth"  # the method that moves magnitudes from inputs to weights
 
 
 @dataclass(frozen=True)
@@ -69,6 +75,9 @@ def quantize(
     scheme: str = STATIC,
     *,
     observer: str = "minmax",
+    method: str = NEAREST,
+    group: int | None = None,
+    correct_bias: bool = False,
     exclude: Sequence[str] = (),
     target: str | Sequence[str] = "auto",
     example_inputs: Any = None,
@@ -76,8 +85,8 @@ def quantize(
     trust: bool = False,
     progress: Progress | None = None,
 ) -> Quantization:
-    """Build an engine whose matrix products and convolutions by constant weights are sums of 8-bit integers, or whose
-    products are sums of 8-bit floats.
+    """Build an engine whose matrix products and convolutions by constant weights are sums of 8-bit integers, whose
+    products are sums of 8-bit floats, or whose products have weights of 8 or 4 bits.
 
     `model`, `example_inputs`, `dynamic_shapes`, `target` and `trust` are as `tilewright.compile` has them.  `data` are
     samples of the inputs (`quant.data.samples_of`): a folder, an .npz file, or dicts, tuples or arrays; the schemes
@@ -87,40 +96,155 @@ def quantize(
     `observer` is ``minmax``, ``percentile``, ``mse`` or ``entropy`` (`quant.observers`).  `exclude` are names of
     layers that stay in floats, as the report has them.  The same model and data give the same engine.
 
+    The schemes ``int8-weights`` and ``int4-weights`` round the weights of products alone, with a scale for each `group`
+    inputs (0: for all of a column; by default that for int8 and 64 for int4), by the `method` ``nearest``, which needs
+    no data, ``gptq`` or ``awq`` (`quant.rounding`).  ``smooth`` is a method for the scheme ``int8``: magnitudes are
+    moved from a product's inputs to its weights first.  `correct_bias` adds to results of products what rounding their
+    weights shifts them by on average over the data.
+
     Raises `InputError` and `ShapeError` for data that the model does not take, and as `tilewright.compile` does.
     """
-    for kind, name, known in (("scheme", scheme, SCHEMES), ("observer", observer, OBSERVERS)):
-        if name not in known:
-            raise InputError(f"unknown {kind} {name!r}: choose one of {', '.join(known)}")
+    _check_names(scheme, observer, method)
     targets = get_targets([target] if isinstance(target, str) else list(target))
     narrow = frozenset.intersection(*(each.narrow_products for each in targets))
-    if data is None and needs_data(scheme):
-        raise InputError(f"the scheme {scheme} needs calibration data: inputs as the model will see them")
+    _check_method(scheme, method, group, correct_bias, data)
     report = progress or (lambda stage, item, seconds: None)
-    graph = import_model(model, example_inputs, dynamic_shapes, trust=trust)
+    graph = whole_graph(import_model(model, example_inputs, dynamic_shapes, trust=trust))
     samples = [] if data is None else samples_of(data, graph)
+    plain = optimize(graph)
+    with_moments = method != NEAREST or correct_bias
+    graph, layers, moments = _studied(plain, exclude, scheme, method, samples if with_moments else [], report)
+    ranges = calibrate(graph, layers, samples, observer, report) if needs_data(scheme) else {}
+    signed = int8 in narrow
+    weights = _rounded(graph, layers, scheme, method, group, moments, report)
+    result = with_rounded_weights(graph, weights)
+    if not weights:
+        result = quantized(graph, {layer.name for layer in layers}, ranges, scheme, signed)
+    if correct_bias:
+        result = with_corrections(result, shifts_of(graph, layers, moments, _numbers_of(graph, weights, scheme)))
+    engine = build(result, targets, progress, _source(model))
+    engine.results_of = graph.results_of
+    report("compare", "with the model in floats", 0.0)
+    rows = tuple(_report(graph, layers, ranges, samples, scheme, set(exclude), signed, weights))
+    errors = _differences(plain, result, samples)
+    return Quantization(engine, scheme, rows, errors, _remarks(scheme, samples, targets))
+
+
+def whole_graph(graph: Graph) -> Graph:
+    """The graph, which is one piece; raises `UnsupportedOperationError` for others."""
     if is_staged(graph) or graph.parts:
         raise UnsupportedOperationError(
             f"the model {graph.name} is cut into parts, as sizes in it depend on data: these are not quantized"
         )
-    graph = optimize(graph)
+    return graph
+
+
+def _studied(
+    graph: Graph, exclude: Sequence[str], scheme: str, method: str, samples: Sequence[Sample], progress: Progress
+) -> tuple[Graph, list[Layer], dict[str, Moments]]:
+    """The graph that is to be rounded, its layers, and the moments of their inputs over the samples."""
+    layers = _layers_without(exclude, graph, scheme)
+    moments = collect(graph, layers, samples, method in (GPTQ, AWQ), progress)
+    if method == SMOOTH:
+        graph = smoothed(graph, layers, moments)
+        layers = _layers_without(exclude, graph, scheme)
+        moments = collect(graph, layers, samples, False, progress)
+    return graph, layers, moments
+
+
+def _layers_without(exclude: Sequence[str], graph: Graph, scheme: str) -> list[Layer]:
+    """The layers of a scheme but for some; raises `InputError` for names that none of them has."""
     layers = layers_of(graph, scheme)
     unknown = sorted(set(exclude) - {layer.name for layer in layers})
     if unknown:
         raise InputError(f"no quantized layer is called {unknown[0]!r}: there are {', '.join(i.name for i in layers)}")
-    layers = [layer for layer in layers if layer.name not in exclude]
-    ranges = calibrate(graph, layers, samples, observer, report) if needs_data(scheme) else {}
-    signed = int8 in narrow
-    result = quantized(graph, {layer.name for layer in layers}, ranges, scheme, signed)
-    engine = build(result, targets, progress, _source(model))
-    engine.results_of = graph.results_of
-    report("compare", "with the model in floats", 0.0)
-    rows = _report(graph, layers, ranges, samples, scheme, set(exclude), signed)
+    return [layer for layer in layers if layer.name not in exclude]
+
+
+def _remarks(scheme: str, samples: Sequence[Sample], targets: Sequence[Target]) -> tuple[str, ...]:
+    """What else a user should know."""
     remarks = []
-    if is_fp8(scheme) and float8e4nv not in narrow:
-        names = ", ".join(dict.fromkeys(each.name for each in targets if float8e4nv not in each.narrow_products))
+    if not samples:
+        remarks.append(f"precision was lowered to {scheme} without data: nothing is known of what results lose")
+    without = dict.fromkeys(each.name for each in targets if float8e4nv not in each.narrow_products)
+    if is_fp8(scheme) and without:
+        names = ", ".join(without)
         remarks.append(f"fp8 numbers are multiplied as wider floats on {names}: only GPUs from sm_89 on multiply fp8")
-    return Quantization(engine, scheme, tuple(rows), _differences(graph, result, samples), tuple(remarks))
+    return tuple(remarks)
+
+
+def _check_names(scheme: str, observer: str, method: str) -> None:
+    """Raise `InputError` for names that are none."""
+    known: dict[str, tuple[str, Sequence[str]]] = {
+        "scheme": (scheme, list(SCHEMES)), "observer": (observer, list(OBSERVERS)),
+        "method": (method, [*METHODS, SMOOTH]),
+    }  # fmt: skip
+    for kind, (name, names) in known.items():
+        if name not in names:
+            raise InputError(f"unknown {kind} {name!r}: choose one of {', '.join(names)}")
+
+
+def _check_method(scheme: str, method: str, group: int | None, correct_bias: bool, data: Any) -> None:
+    """Raise `InputError` for what does not go together."""
+    if method in (GPTQ, AWQ) and scheme not in WEIGHT_BITS:
+        raise InputError(f"the method {method} is for {' and '.join(WEIGHT_BITS)}, and the scheme is {scheme}")
+    if method == SMOOTH and scheme != STATIC:
+        raise InputError(f"the method {SMOOTH} is for the scheme {STATIC}, and the scheme is {scheme}")
+    if group is not None and (scheme not in WEIGHT_BITS or type(group) is not int or group < 0 or group % 2):
+        raise InputError(f"group is {group!r}: give an even number of inputs, or 0, with {' or '.join(WEIGHT_BITS)}")
+    if data is None and (needs_data(scheme) or method != NEAREST or correct_bias):
+        what = f"the scheme {scheme}" if needs_data(scheme) else f"the method {method}"
+        what = "correct_bias" if correct_bias and method == NEAREST and not needs_data(scheme) else what
+        raise InputError(f"{what} needs calibration data: inputs as the model will see them")
+
+
+def _rounded(
+    graph: Graph, layers: Sequence[Layer], scheme: str, method: str, group: int | None, moments: Mapping[str, Moments],
+    progress: Progress,
+) -> dict[str, RoundedWeights]:  # fmt: skip
+    """By layer the weights of a scheme that rounds these alone."""
+    if scheme not in WEIGHT_BITS:
+        return {}
+    nodes = {name_of(node): node for node in graph.nodes if node.op == "matmul"}
+    found: dict[str, RoundedWeights] = {}
+    for number, layer in enumerate(layers):
+        progress("round weights", f"{layer.name}, {number + 1} of {len(layers)}", 0.0)
+        size = GROUPS[scheme] if group is None else group
+        matrix = matrix_of(nodes[layer.name], graph.constants)
+        found[layer.name] = rounded(matrix, WEIGHT_BITS[scheme], size, method, moments.get(layer.input))
+    return found
+
+
+def _numbers_of(
+    graph: Graph, weights: Mapping[str, RoundedWeights], scheme: str
+) -> Callable[[Node], np.ndarray]:  # fmt: skip
+    """What a product's weights are after rounding, [columns, depth]."""
+
+    def numbers(node: Node) -> np.ndarray:
+        if name_of(node) in weights:
+            return weights[name_of(node)].numbers()
+        whole, scales = rounded_weights(matrix_of(node, graph.constants), 0, scheme)
+        return whole.astype(np.float32) * scales
+
+    return numbers
+
+
+def collect(
+    graph: Graph, layers: Sequence[Layer], samples: Sequence[Sample], with_products: bool, progress: Progress
+) -> dict[str, Moments]:
+    """The moments of each product's input, from the reference's values in float32 for all samples."""
+    names = list(dict.fromkeys(layer.input for layer in layers if layer.op == "matmul"))
+    watched, values = _watching(graph, names)
+    found: dict[str, Moments] = {}
+    for number, sample in enumerate(samples):
+        progress("calibrate", f"moments, sample {number + 1} of {len(samples)}", 0.0)
+        for name, array in _run(watched, values, sample).items():
+            if not np.isfinite(array).all():
+                raise InputError(f"sample {number} makes %{name} of the model infinite or not a number")
+            if name not in found:
+                found[name] = Moments.of(array.shape[-1], with_products)
+            found[name].add(array)
+    return found
 
 
 def calibrate(
@@ -169,7 +293,7 @@ def _run(graph: Graph, values: dict[str, Value], sample: Sample) -> dict[str, np
 
 def _report(
     graph: Graph, layers: Sequence[Layer], ranges: dict[str, Range], samples: Sequence[Sample], scheme: str,
-    excluded: set[str], signed: bool,
+    excluded: set[str], signed: bool, weights: Mapping[str, RoundedWeights],
 ) -> list[LayerReport]:  # fmt: skip
     """A row for each product and convolution by weights."""
     taken = {layer.name: layer for layer in layers}
@@ -190,11 +314,16 @@ def _report(
         if layer.input in inputs:
             symbols = bind_symbols(graph, samples[0])
             x, w = (item.astype(np.float32) for item in (inputs[layer.input], graph.constants[node.inputs[1]]))  # type: ignore[index]
-            axis = 0 if node.op == "conv" or node.attributes["transpose_b"] else 1
-            numbers, scales = rounded_weights(w, axis, scheme)
             rest: list[np.ndarray | None] = [graph.constants.get(item) for item in node.inputs[2:] if item is not None]
-            rounded = [rounded_input(x, ranges.get(layer.input), scheme, signed), numbers.astype(np.float32) * scales]
-            plain, found = (run_node(node, [*pair, *rest], symbols, float32) for pair in ([x, w], rounded))
+            if name in weights:
+                numbers = weights[name].numbers()
+                rounded_pair = [x, numbers if node.attributes["transpose_b"] else numbers.T]
+            else:
+                axis = 0 if node.op == "conv" or node.attributes["transpose_b"] else 1
+                whole, scales = rounded_weights(w, axis, scheme)
+                rounded_pair = [rounded_input(x, ranges.get(layer.input), scheme, signed),
+                                whole.astype(np.float32) * scales]  # fmt: skip
+            plain, found = (run_node(node, [*pair, *rest], symbols, float32) for pair in ([x, w], rounded_pair))
             error = _relative(found, plain)
         rows.append(LayerReport(name, node.op, node.source, ranges.get(layer.input), error))
     return rows
