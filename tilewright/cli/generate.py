@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 from rich.text import Text
 
-from tilewright.cli.console import terminal
+from tilewright.cli.console import terminal, wrong_usage
 from tilewright.errors import InputError, printable
 from tilewright.settings import MOST_THREADS, settings
 
@@ -40,6 +40,7 @@ SpeculateOption = Annotated[
     int, typer.Option(min=0, max=16, help="Check up to so many guessed tokens in a step, where that is quicker.")
 ]
 DraftOption = Annotated[Path | None, typer.Option(help="A smaller model with the same tokens, which guesses them.")]
+LoraOption = Annotated[list[str] | None, typer.Option(help="NAME=PATH of a LoRA adapter; several may be given.")]
 ThreadsOption = Annotated[int | None, typer.Option(min=1, max=MOST_THREADS, help="CPU threads.")]
 
 
@@ -62,15 +63,16 @@ def generate(
     memory: MemoryOption = 1024,
     speculate: SpeculateOption = 0,
     draft: DraftOption = None,
+    lora: LoraOption = None,
     threads: ThreadsOption = None,
 ) -> None:
     """Continue a text with a language model, token by token."""
-    model = open_model(path, dtype, weights, length, memory, threads, speculate, draft)
+    model = open_model(path, dtype, weights, length, memory, threads, speculate, draft, lora)
     wanted = _parameters(max_tokens, temperature, top_k, top_p, min_p, repetition_penalty, seed, stop)
     wanted = dataclasses.replace(wanted, structured_output=_form(regex, json_schema))
     text = sys.stdin.read() if prompt == "-" else prompt
     started = time.perf_counter()
-    output = _show(model.stream(text, wanted))
+    output = _show(model.stream(text, wanted, adapter=_only(lora)))
     _summary(output, time.perf_counter() - started)
 
 
@@ -90,15 +92,16 @@ def chat(
     memory: MemoryOption = 1024,
     speculate: SpeculateOption = 0,
     draft: DraftOption = None,
+    lora: LoraOption = None,
     threads: ThreadsOption = None,
 ) -> None:
     """Chat with a language model: a line is a message, an empty line or the end of the input ends the chat."""
-    model = open_model(path, dtype, weights, length, memory, threads, speculate, draft)
+    model = open_model(path, dtype, weights, length, memory, threads, speculate, draft, lora)
     wanted = _parameters(max_tokens, temperature, top_k, top_p, min_p, repetition_penalty, seed, None)
     messages = [] if system is None else [{"role": "system", "content": system}]
     for line in _lines():
         messages.append({"role": "user", "content": line})
-        output = _show(model.stream(model.text_tokenizer.chat(messages), wanted))
+        output = _show(model.stream(model.text_tokenizer.chat(messages), wanted, adapter=_only(lora)))
         messages.append({"role": "assistant", "content": output.completions[0].text})
 
 
@@ -114,14 +117,31 @@ def _lines() -> Iterator[str]:
 
 def open_model(
     path: Path, dtype: str, weights: str, length: int | None, memory: int, threads: int | None, speculate: int,
-    draft: Path | None,
+    draft: Path | None, lora: list[str] | None = None,
 ) -> LLM:  # fmt: skip
     """The model of a folder, as the options say."""
     from tilewright.llm import LLM
 
     if threads is not None:
         settings.threads = threads
-    return LLM(path, dtype=dtype, weights=weights, length=length, memory=memory << 20, speculate=speculate, draft=draft)
+    return LLM(path, dtype=dtype, weights=weights, length=length, memory=memory << 20, speculate=speculate, draft=draft,
+               adapters=adapters_of(lora))  # fmt: skip
+
+
+def adapters_of(given: list[str] | None) -> dict[str, Path]:
+    """The adapters of --lora, by name."""
+    found = {}
+    for one in given or []:
+        name, _, path = one.partition("=")
+        if not name or not path:
+            raise wrong_usage(f"--lora {one}: expected NAME=PATH")
+        found[name] = Path(path)
+    return found
+
+
+def _only(given: list[str] | None) -> str | None:
+    """The adapter that a text is made with: the first of --lora."""
+    return next(iter(adapters_of(given)), None)
 
 
 def _form(regex: str | None, json_schema: Path | None) -> StructuredOutput | None:

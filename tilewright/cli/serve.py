@@ -14,11 +14,13 @@ from tilewright.cli.generate import (
     DraftOption,
     DtypeOption,
     LengthOption,
+    LoraOption,
     MemoryOption,
     PathArgument,
     SpeculateOption,
     ThreadsOption,
     WeightsOption,
+    adapters_of,
 )
 from tilewright.errors import InputError, MissingDependencyError
 from tilewright.settings import settings
@@ -44,6 +46,7 @@ def serve(
     memory: MemoryOption = 1024,
     speculate: SpeculateOption = 0,
     draft: DraftOption = None,
+    lora: LoraOption = None,
     threads: ThreadsOption = None,
 ) -> None:
     """Serve a language model over HTTP: /v1/completions, /v1/chat/completions, /v1/models, /health, /metrics."""
@@ -60,9 +63,18 @@ def serve(
     if threads is not None:
         settings.threads = threads
     model = AsyncLLM(
-        path, dtype=dtype, weights=weights, length=length, memory=memory << 20, speculate=speculate, draft=draft
+        path,
+        dtype=dtype,
+        weights=weights,
+        length=length,
+        memory=memory << 20,
+        speculate=speculate,
+        draft=draft,
+        adapters=adapters_of(lora),
     )
     model.llm.text_tokenizer  # noqa: B018  # raises why there is none
+    if (name or path.resolve().name) in model.llm.engine.adapters:
+        raise wrong_usage(f"--lora {name or path.resolve().name}: the model itself has this name")
     application = Application(model, name or path.resolve().name, keys, Bounds(requests=requests, seconds=seconds))
     terminal(stderr=True).print(Text(f"serving {application.name} at http://{host}:{port}/v1", "dim"))
     uvicorn.run(

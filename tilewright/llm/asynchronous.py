@@ -74,6 +74,7 @@ class AsyncEngine:
         parameters: SamplingParameters | None = None,
         salt: str = "",
         seconds: float | None = None,
+        adapter: str | None = None,
     ) -> AsyncGenerator[Output, None]:
         """The state of a request's results after each step that changed them; its lists are the caller's own.
 
@@ -86,7 +87,7 @@ class AsyncEngine:
 
         def begin() -> None:
             try:
-                self._engine.add(prompt, parameters, name, salt, seconds)
+                self._engine.add(prompt, parameters, name, salt, seconds, adapter)
             except TilewrightError as error:
                 listener.give(error)
             else:
@@ -195,9 +196,10 @@ class AsyncLLM:
         *,
         salt: str = "",
         seconds: float | None = None,
+        adapter: str | None = None,
     ) -> AsyncGenerator[Output, None]:
         """The state of one prompt's results after each step that changed them; closing it ends the request."""
-        return self.engine.stream(self.llm.tokens(prompt), parameters, salt, seconds)
+        return self.engine.stream(self.llm.tokens(prompt), parameters, salt, seconds, adapter)
 
     async def generate(
         self,
@@ -206,10 +208,11 @@ class AsyncLLM:
         *,
         salt: str = "",
         seconds: float | None = None,
+        adapter: str | None = None,
     ) -> Output:
         """The results of one prompt; cancelling ends the request."""
         last: Output | None = None
-        async for output in self.stream(prompt, parameters, salt=salt, seconds=seconds):
+        async for output in self.stream(prompt, parameters, salt=salt, seconds=seconds, adapter=adapter):
             last = output
         assert last is not None
         return last

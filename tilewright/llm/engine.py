@@ -104,7 +104,7 @@ class Engine:
 
     `decoder` turns tokens into text, without one results have no text and no stop texts. `end_tokens` end a result.
     `clock` gives seconds, for deadlines. `forms` makes the compiler of structured outputs, when one is wanted first.
-    `speculator` drafts tokens.
+    `speculator` drafts tokens. `adapters` are the names of those that the model has, in the order of their numbers.
     """
 
     def __init__(
@@ -117,6 +117,7 @@ class Engine:
         clock: Callable[[], float] = time.monotonic,
         forms: Callable[[], FormCompiler] | None = None,
         speculator: Speculator | None = None,
+        adapters: Sequence[str] = (),
     ) -> None:
         self.model, self.vocabulary, self.decoder, self.clock = model, vocabulary, decoder, clock
         self.end_tokens = frozenset(token for token in end_tokens if token < vocabulary)
@@ -125,6 +126,7 @@ class Engine:
         self._requests: dict[str, _Request] = {}
         self._arrivals = 0
         self.speculator = speculator
+        self.adapters = tuple(adapters)
         self._forms = None if forms is None else functools.cache(forms)
 
     @property
@@ -159,12 +161,13 @@ class Engine:
         name: str | None = None,
         salt: str = "",
         seconds: float | None = None,
+        adapter: str | None = None,
     ) -> str:
         """Take a request; gives its name.
 
-        Requests share the keys and values of equal beginnings when they have the same `salt`, one for each tenant.
-        After `seconds` the request ends with what it has. Raises `InputError` for a prompt that is not valid, does
-        not fit with its results, or a name that is in use.
+        Requests share the keys and values of equal beginnings when they have the same `salt`, one for each tenant, and
+        the same `adapter`, the name of one of `adapters`. After `seconds` the request ends with what it has. Raises
+        `InputError` for a prompt that is not valid, does not fit with its results, or a name that is in use.
         """
         parameters = parameters or SamplingParameters()
         tokens = tokens_of(prompt, self.vocabulary)
@@ -179,11 +182,13 @@ class Engine:
         if parameters.stop and self.decoder is None:
             raise InputError("stop texts need a tokenizer; use stop_tokens")
         matcher = self.matcher(parameters)
+        number = 0 if adapter is None else self._adapter(adapter)
+        salt += f"\0{adapter}" if number else ""  # keys and values are those of the adapter
         seed = secrets.randbits(63) if parameters.seed is None else parameters.seed
         deadline = None if seconds is None else self.clock() + seconds
         request = _Request(name, tokens, parameters, [], deadline)
         for index in range(parameters.n):
-            scheduled = Scheduled((name, index), list(tokens), (self._arrivals, index), salt)
+            scheduled = Scheduled((name, index), list(tokens), (self._arrivals, index), salt, adapter=number)
             completion = Completion(index, [], "", logprobs=None if parameters.logprobs is None else [])
             stream = None if self.decoder is None else TextStream(self.decoder)
             sampler = Sampler(parameters, seed, index, tokens)
@@ -195,6 +200,12 @@ class Engine:
         self._requests[name] = request
         self.scheduler.add(request.results[0].scheduled)  # the others begin with what it has computed
         return name
+
+    def _adapter(self, name: str) -> int:
+        if name not in self.adapters:
+            known = f"known are {', '.join(self.adapters)}" if self.adapters else "there are none"
+            raise InputError(f"there is no adapter {name[:100]!r}; {known}")
+        return self.adapters.index(name) + 1
 
     def abort(self, name: str) -> bool:
         """End a request now, and give its memory back; False when there is none of the name.
@@ -406,4 +417,4 @@ class Engine:
 def _chunk(work: Work) -> Chunk:
     tokens, drafts = work.sequence.tokens[work.begin : work.end], work.sequence.drafts if work.is_last else []
     wanted = range(len(tokens) - 1, len(tokens) + len(drafts)) if work.is_last else ()
-    return Chunk([*tokens, *drafts], work.begin, work.sequence.blocks, wanted)
+    return Chunk([*tokens, *drafts], work.begin, work.sequence.blocks, wanted, work.sequence.adapter)

@@ -13,6 +13,7 @@ from typing import Any
 
 from tilewright.errors import ImportModelError, InputError, MissingDependencyError
 from tilewright.importers.huggingface import Checkpoint
+from tilewright.llm.adapters import Adapters
 from tilewright.llm.engine import Engine
 from tilewright.llm.model import Model, describe, open_family
 from tilewright.llm.requests import Output, SamplingParameters
@@ -35,6 +36,7 @@ class LLM:
     takes up to `tokens` tokens of up to `sequences` sequences.  `progress` is called as for `tilewright.compile`.
     With `speculate` a step checks up to so many tokens that are guessed for a sequence, where that is quicker: what
     followed the same tokens before, or what the smaller model of the folder `draft` says, which has the same tokens.
+    `adapters` are folders of LoRA adapters by the names that requests give.
 
     Raises `ImportModelError`, which names the key or the weights, for checkpoints that cannot be used.
     """
@@ -53,6 +55,7 @@ class LLM:
         share_prefixes: bool = True,
         speculate: int = 0,
         draft: str | Path | None = None,
+        adapters: Mapping[str, str | Path] | None = None,
         progress: Callable[[str, str, float], None] | None = None,
     ) -> None:
         self.path = Path(path)
@@ -65,6 +68,7 @@ class LLM:
             raise InputError("a draft model needs speculate, how many tokens it guesses at most")
         self.description = describe(Checkpoint(self.path))
         longest = self.description.length if length is None else length
+        self._adapters = Adapters(adapters or {})
         self._draft_path = None if draft is None else Path(draft)
         limits, pages = self._sizes(Limits(page, tokens, sequences, longest), dtype, length, memory, weights)
         self.tokenizer: Tokenizer | None = None
@@ -74,11 +78,12 @@ class LLM:
             if (self.path / "tokenizer.json").exists() and not isinstance(reason, MissingDependencyError):
                 raise
             self._no_text = reason
-        self.model = Model.open(self.path, pages, limits, dtype, progress, weights)
+        self.model = Model.open(self.path, pages, limits, dtype, progress, weights, self._adapters)
         speculator = self._speculator(speculate, pages, limits, progress) if speculate else None
         self.engine = Engine(
             self.model, self.description.vocabulary, self.tokenizer, end_tokens(self.path, self.tokenizer),
             share_prefixes, forms=None if self.tokenizer is None else self._forms, speculator=speculator,
+            adapters=list(adapters or {}),
         )  # fmt: skip
 
     def _speculator(
@@ -128,13 +133,18 @@ class LLM:
         return limits, min(pages, limits.columns * limits.sequences)
 
     def generate(
-        self, prompt: Prompt, parameters: SamplingParameters | None = None, *, seconds: float | None = None
+        self,
+        prompt: Prompt,
+        parameters: SamplingParameters | None = None,
+        *,
+        seconds: float | None = None,
+        adapter: str | None = None,
     ) -> Output:
         """The results of one prompt, a text or a list of tokens; `seconds` bounds the time.
 
-        Raises `InputError` for a prompt that cannot be used.
+        Raises `InputError` for a prompt that cannot be used, or an adapter that is not there.
         """
-        return self.generate_all([prompt], parameters, seconds=seconds)[0]
+        return self.generate_all([prompt], parameters, seconds=seconds, adapters=adapter)[0]
 
     def generate_all(
         self,
@@ -142,16 +152,18 @@ class LLM:
         parameters: SamplingParameters | Sequence[SamplingParameters] | None = None,
         *,
         seconds: float | None = None,
+        adapters: str | Sequence[str | None] | None = None,
     ) -> list[Output]:
-        """The results of prompts, which run together, in their order; `parameters` are for all or one for each."""
+        """The results of prompts, which run together, in their order; `parameters` and `adapters`: one, or a list."""
+        names_of = adapters if not isinstance(adapters, (str, type(None))) else [adapters] * len(prompts)
         each = parameters if isinstance(parameters, Sequence) else [parameters] * len(prompts)
-        if len(each) != len(prompts):
-            raise InputError(f"{len(each)} parameters for {len(prompts)} prompts")
+        if len(each) != len(prompts) or len(names_of) != len(prompts):
+            raise InputError(f"{len(each)} parameters and {len(names_of)} adapters for {len(prompts)} prompts")
         names: list[str] = []
         done: dict[str, Output] = {}
         try:
-            for prompt, wanted in zip(prompts, each, strict=True):
-                names.append(self.engine.add(self.tokens(prompt), wanted, seconds=seconds))
+            for prompt, wanted, adapter in zip(prompts, each, names_of, strict=True):
+                names.append(self.engine.add(self.tokens(prompt), wanted, seconds=seconds, adapter=adapter))
             while len(done) < len(names):
                 done |= {output.request: output for output in self.engine.step() if output.is_finished}
         finally:
@@ -161,10 +173,15 @@ class LLM:
         return [done[name] for name in names]
 
     def stream(
-        self, prompt: Prompt, parameters: SamplingParameters | None = None, *, seconds: float | None = None
+        self,
+        prompt: Prompt,
+        parameters: SamplingParameters | None = None,
+        *,
+        seconds: float | None = None,
+        adapter: str | None = None,
     ) -> Iterator[Output]:
         """The state of one prompt's results after each token; an iterator that is closed early ends the request."""
-        name = self.engine.add(self.tokens(prompt), parameters, seconds=seconds)
+        name = self.engine.add(self.tokens(prompt), parameters, seconds=seconds, adapter=adapter)
         try:
             while True:
                 for output in self.engine.step():
@@ -183,6 +200,7 @@ class LLM:
         *,
         tools: Sequence[Mapping[str, Any]] | None = None,
         seconds: float | None = None,
+        adapter: str | None = None,
     ) -> Output:
         """The answer to a chat (a list of ``{"role": …, "content": …}``) by the checkpoint's template.
 
@@ -190,7 +208,7 @@ class LLM:
         """
         offered = None if tools is None else Tools(read_tools(list(tools)))
         prompt = self.text_tokenizer.chat(messages, tools=offered)
-        return self.generate(prompt, parameters, seconds=seconds)
+        return self.generate(prompt, parameters, seconds=seconds, adapter=adapter)
 
     def tokens(self, prompt: Prompt) -> list[int]:
         """The tokens of a prompt."""

@@ -15,6 +15,7 @@ from tilewright.engine.engine import Engine
 from tilewright.errors import ImportModelError, InputError
 from tilewright.graph.core import Graph
 from tilewright.importers.huggingface import Checkpoint
+from tilewright.llm.adapters import Adapters
 from tilewright.llm.families import FAMILIES, Family
 from tilewright.llm.step import DTYPES, WEIGHTS, Limits, Step
 
@@ -30,6 +31,7 @@ class Chunk:
     begin: int  # position of the first
     pages: Sequence[int]
     wanted: Sequence[int] = ()
+    adapter: int = 0  # its number, or none
 
 
 @dataclass(frozen=True)
@@ -63,7 +65,9 @@ def describe(checkpoint: Checkpoint) -> Description:
     return Description(family, checkpoint.number("vocab_size", 50257), length, DTYPES[name])
 
 
-def open_family(folder: str | Path, limits: Limits, dtype: str = "auto", weights: str = "auto") -> Family:
+def open_family(
+    folder: str | Path, limits: Limits, dtype: str = "auto", weights: str = "auto", adapters: Adapters | None = None
+) -> Family:
     """The family that a checkpoint is of, which has read its settings and written nothing yet.
 
     Raises `ImportModelError` naming the key of config.json that cannot be used.
@@ -77,16 +81,18 @@ def open_family(folder: str | Path, limits: Limits, dtype: str = "auto", weights
     if weights != "auto" and checkpoint.config.get("quantization_config") is not None:
         raise InputError(f"weights is {weights!r}, and those of {folder} are quantized already; leave it out")
     name = checkpoint.folder.resolve().name
-    step = Step(checkpoint, known.dtype if dtype == "auto" else DTYPES[dtype], limits, name, weights)
+    step = Step(checkpoint, known.dtype if dtype == "auto" else DTYPES[dtype], limits, name, weights, adapters)
     return FAMILIES[known.family](step)
 
 
-def step_graph(folder: str | Path, limits: Limits, dtype: str = "auto", weights: str = "auto") -> Graph:
+def step_graph(
+    folder: str | Path, limits: Limits, dtype: str = "auto", weights: str = "auto", adapters: Adapters | None = None
+) -> Graph:
     """The graph of one step of a checkpoint.
 
     Raises `ImportModelError` naming the key of config.json, or the weights, that cannot be used.
     """
-    return open_family(folder, limits, dtype, weights).build()
+    return open_family(folder, limits, dtype, weights, adapters).build()
 
 
 class Model:
@@ -98,6 +104,7 @@ class Model:
     def __init__(self, engine: Engine, limits: Limits, pages: int) -> None:
         self.engine, self.limits, self.pages = engine, limits, pages
         self._pools: dict[str, np.ndarray] = {}
+        self._has_adapters = any(spec.name == "adapters" for spec in engine.inputs)
         for spec in engine.inputs:
             if spec.mutates is not None:
                 sizes = [size for size in spec.shape[1:] if isinstance(size, int)]  # heads and their width
@@ -113,10 +120,11 @@ class Model:
         dtype: str = "auto",
         progress: Callable[[str, str, float], None] | None = None,
         weights: str = "auto",
+        adapters: Adapters | None = None,
     ) -> Model:
         """Read and compile for this machine's CPU, and make the pools; raises `ImportModelError` for what cannot be
         used."""
-        graph = step_graph(folder, limits, dtype, weights)
+        graph = step_graph(folder, limits, dtype, weights, adapters)
         return cls(build(graph, "cpu", progress, Path(folder).resolve().name), limits, pages)
 
     @property
@@ -151,7 +159,9 @@ class Model:
             positions[starts[number] : starts[number + 1]] = places
             slots[starts[number] : starts[number + 1]] = tables[number, places // page] * page + places % page
             rows += [int(starts[number]) + place for place in chunk.wanted]
+        adapters = {"adapters": np.repeat([chunk.adapter for chunk in chunks], counts).astype(np.int32)}
         return {
+            **(adapters if self._has_adapters else {}),
             "tokens": np.concatenate([np.asarray(chunk.tokens, np.int32) for chunk in chunks]),
             "positions": positions, "slots": slots, "tables": tables, "starts": starts, "lengths": lengths,
             "rows": np.array(rows, np.int32),

@@ -32,6 +32,7 @@ class Sequence:
     digests: list[bytes] = field(default_factory=list)  # the root's, then of each full block that is computed
     cached: int = 0  # tokens of the prompt that were found when it first ran
     has_run: bool = False
+    adapter: int = 0  # its number, or none
     wanted: int = 0  # drafts that the next step may check
     drafts: list[int] = field(default_factory=list)  # tokens that may follow, for the step that runs
     mirrored: int = 0  # tokens that a draft model has computed

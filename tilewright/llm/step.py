@@ -9,6 +9,7 @@ Prompts, chunks of prompts and single tokens are the same to it.  Inputs, all in
     starts     [sequences + 1]          where each sequence's tokens begin
     lengths    [sequences]              tokens of each sequence with these
     rows       [rows]                   the tokens whose logits are wanted
+    adapters   [tokens]                 the number of each token's adapter, where there are some
     keys.N, values.N  [slots, key_heads, width]   the pools of layer N, updated in place
 
 Output: logits float32 [rows, vocabulary].  Families write themselves with the methods of `Step`; paths are names in
@@ -29,6 +30,7 @@ from tilewright.importers.emitter import Emitter
 from tilewright.importers.huggingface import Checkpoint
 from tilewright.importers.quantized_checkpoints import QuantizedLayer, reader_of
 from tilewright.importers.quantized_weights import multiply, multiply_in_8_bits, nearest
+from tilewright.llm.adapters import Adapters
 from tilewright.llm.configuration import Configuration
 from tilewright.llm.rotary import Rotary
 
@@ -78,7 +80,8 @@ class Step:
     """The graph while a family writes it."""
 
     def __init__(
-        self, checkpoint: Checkpoint, dtype: DType, limits: Limits, name: str, weights: str = "auto"
+        self, checkpoint: Checkpoint, dtype: DType, limits: Limits, name: str, weights: str = "auto",
+        adapters: Adapters | None = None,
     ) -> None:  # fmt: skip
         self.checkpoint, self.dtype, self.limits = checkpoint, dtype, limits
         self._stored_layer = reader_of(checkpoint)
@@ -101,6 +104,8 @@ class Step:
         self.places = given("slots", self.count)
         self.tables, self.starts = given("tables", sequences, columns), given("starts", sequences + 1)
         self.lengths, self.rows = given("lengths", sequences), given("rows", rows)
+        self._adapters = adapters or None
+        self._adapter_of = given("adapters", self.count) if adapters else None
         self._angles: dict[int, tuple[Value, Value]] = {}
         self._constants: dict[str, Value] = {}
 
@@ -108,6 +113,8 @@ class Step:
         """The verified graph; raises `ImportModelError` for weights that are missing, misshapen or left over."""
         self.builder.output(self.emit.cast(logits, float32), "logits")
         self.checkpoint.finish(ignored)
+        if self._adapters is not None:
+            self._adapters.finish()
         return self.builder.finish()
 
     # -- Weights ----------------------------------------------------------------------------------
@@ -149,7 +156,7 @@ class Step:
     def linear(self, path: str, x: Value, rows: int, columns: int, bias: bool = False) -> Value:
         """x [n, columns] by a weight [rows, columns], and a bias [rows]."""
         self.emit.source = path
-        result = self.product(path, x, rows, columns)
+        result = self._adapted(path, x, self.product(path, x, rows, columns), rows, columns)
         return self.emit.op("add", result, self.weight(f"{path}.bias", rows)) if bias else result
 
     def product(self, path: str, x: Value, rows: int, columns: int) -> Value:
@@ -162,6 +169,22 @@ class Step:
         if rounding is None or rows * columns < LEAST_WEIGHTS or path.endswith((".gate", ".router")):
             return self.emit.op("matmul", x, self.weight(name, rows, columns), transpose_b=True)
         return multiply(self.emit, x, nearest(self.checkpoint.take(name, (rows, columns)), *rounding), name)
+
+    def _adapted(self, path: str, x: Value, result: Value, rows: int, columns: int) -> Value:
+        """A product with what each token's adapter adds to it."""
+        found = None
+        if self._adapters is not None and x.shape[0] == self.count:
+            found = self._adapters.take(path, rows, columns)
+        if found is None:
+            return result
+        assert self._adapter_of is not None
+        first, second, scales = (
+            self.builder.constant(item.astype(self.dtype.numpy), f"{path}.{name}")
+            for item, name in zip(found, ("lora_A", "lora_B", "lora_scales"), strict=True)
+        )
+        low = self.emit.op("matmul", x, first, transpose_b=True)
+        low = self.emit.op("multiply", low, self.emit.op("gather", scales, self._adapter_of, axis=0))
+        return self.emit.op("add", result, self.emit.op("matmul", low, second, transpose_b=True))
 
     def _quantized_product(self, layer: QuantizedLayer, x: Value, name: str) -> Value:
         return (multiply_in_8_bits if layer.rows_in_8_bits else multiply)(self.emit, x, layer.matrix, name)

@@ -22,7 +22,7 @@ import logging
 import secrets
 import time
 from collections.abc import AsyncGenerator, AsyncIterator, Awaitable, Callable, MutableMapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 from tilewright.errors import InputError, TilewrightError
@@ -143,19 +143,23 @@ class Application:
         await _send_whole(send, 200, text.encode(), b"text/plain; version=0.0.4; charset=utf-8")
 
     async def _models(self, tenant: str, receive: Receive, send: Send) -> None:
-        model = {"id": self.name, "object": "model", "created": self._started, "owned_by": "tilewright",
-                 "max_model_len": self.llm.llm.engine.scheduler.longest}  # fmt: skip
-        await _send_json(send, 200, {"object": "list", "data": [model]})
+        engine = self.llm.llm.engine
+        model = {"object": "model", "created": self._started, "owned_by": "tilewright",
+                 "max_model_len": engine.scheduler.longest}  # fmt: skip
+        adapters = [{"id": name, **model, "parent": self.name} for name in engine.adapters]
+        await _send_json(send, 200, {"object": "list", "data": [{"id": self.name, **model}, *adapters]})
 
     # -- Completions ------------------------------------------------------------------------------
 
     async def _completions(self, tenant: str, receive: Receive, send: Send) -> None:
-        wanted = protocol.read_completion(await self._fields(receive))
+        fields = await self._fields(receive)
+        wanted = self._adapted(fields, protocol.read_completion(fields))
         prompts = [await self._tokens(prompt) for prompt in wanted.prompts]
-        await self._answer(_Text(self, "cmpl", "text_completion"), wanted, prompts, tenant, receive, send)
+        await self._answer(_Text(self, "cmpl", "text_completion", wanted), wanted, prompts, tenant, receive, send)
 
     async def _chat(self, tenant: str, receive: Receive, send: Send) -> None:
-        wanted = protocol.read_chat(await self._fields(receive), self.llm.llm.engine.scheduler.longest)
+        fields = await self._fields(receive)
+        wanted = self._adapted(fields, protocol.read_chat(fields, self.llm.llm.engine.scheduler.longest))
         tokenizer = self.llm.llm.text_tokenizer
         if wanted.tools is not None:
             wanted = protocol.forced(wanted, tokenizer.call_format)
@@ -172,7 +176,9 @@ class Application:
             except InputError as error:
                 raise Refused(400, f"{wanted.form_field}: {error}", wanted.form_field) from error
             streams = [
-                self.llm.stream(prompt, wanted.parameters, salt=tenant, seconds=self.bounds.seconds)
+                self.llm.stream(
+                    prompt, wanted.parameters, salt=tenant, seconds=self.bounds.seconds, adapter=wanted.adapter
+                )
                 for prompt in prompts
             ]
             work = asyncio.ensure_future(self._send_answer(form, wanted, streams, send))
@@ -246,6 +252,11 @@ class Application:
         finally:
             self.requests, self.tokens = self.requests - count, self.tokens - tokens
 
+    def _adapted(self, fields: dict[str, Any], wanted: Wanted) -> Wanted:
+        """A request whose model is the name of an adapter."""
+        model = fields.get("model", self.name)
+        return wanted if model == self.name else replace(wanted, adapter=model)
+
     async def _tokens(self, prompt: str | list[int]) -> list[int]:
         if not isinstance(prompt, str):
             return prompt
@@ -262,8 +273,9 @@ class Application:
         except TimeoutError as error:
             raise Refused(408, "the body did not come in time") from error
         fields = protocol.parse(body)
-        if fields.get("model", self.name) != self.name:
-            raise Refused(404, f"the model is {self.name!r}", "model", "model_not_found")
+        models = [self.name, *self.llm.llm.engine.adapters]
+        if fields.get("model", self.name) not in models:
+            raise Refused(404, f"the model is {' or '.join(map(repr, models))}", "model", "model_not_found")
         return fields
 
 
@@ -272,15 +284,16 @@ class _Text:
 
     chunk_kind = "text_completion"
 
-    def __init__(self, application: Application, prefix: str, kind: str) -> None:
+    def __init__(self, application: Application, prefix: str, kind: str, wanted: Wanted) -> None:
         self.application, self.kind = application, kind
+        self.model = wanted.adapter or application.name
         self._id, self._created = f"{prefix}-{secrets.token_hex(12)}", int(time.time())
         self._texts: dict[int, int] = {}  # of each choice, how much text and how many logprobs were sent
         self._logprobs: dict[int, int] = {}
 
     def head(self, kind: str) -> dict[str, Any]:
         """What all bodies of an answer begin with."""
-        return {"id": self._id, "object": kind, "created": self._created, "model": self.application.name}
+        return {"id": self._id, "object": kind, "created": self._created, "model": self.model}
 
     def token(self, number: int) -> str:
         """The text of a token alone."""
@@ -317,7 +330,7 @@ class _Chat(_Text):
     chunk_kind = "chat.completion.chunk"
 
     def __init__(self, application: Application, prefix: str, kind: str, wanted: Wanted) -> None:
-        super().__init__(application, prefix, kind)
+        super().__init__(application, prefix, kind, wanted)
         self._wanted = wanted
         self._readers: dict[int, CallReader] = {}
         self._call_ids: dict[tuple[int, int], str] = {}

@@ -56,6 +56,7 @@ class Wanted:
     usage_at_end: bool
     form_field: str | None = None  # which says what the text must be
     tools: Tools | None = None
+    adapter: str | None = None
     parallel: bool = True  # whether several tools may be called at once
 
 
