@@ -7,7 +7,7 @@ import pytest
 
 from tilewright.errors import InputError
 from tilewright.llm.requests import SamplingParameters
-from tilewright.llm.sampling import Sampler, logprobs_of
+from tilewright.llm.sampling import Sampler, _place, logprobs_of
 
 
 def sampler(prompt=(), seed=0, index=0, **parameters):
@@ -55,6 +55,23 @@ def test_draws_follow_the_distribution(rng):
     draw = sampler(seed=int(rng.integers(2**62)))
     counts = np.bincount([draw.choose(logits).token for _ in range(20_000)], minlength=10)
     assert ((counts - 20_000 * wanted) ** 2 / (20_000 * wanted)).sum() < 40
+
+
+def test_large_vocabularies(rng):
+    """Sums of blocks and exponentials in float32 where there are many tokens."""
+    logits = rng.normal(0, 3, 40_000).astype(np.float32)
+    powers = np.exp(logits.astype(np.float64) - logits.max())
+    ends = np.cumsum(powers) / powers.sum()
+    for share in rng.random(200):
+        assert _place(powers, share) == min(np.searchsorted(ends, share, side="right"), 39_999)
+        assert abs(_place(powers.astype(np.float32), share) - np.searchsorted(ends, share)) <= 1
+    found = logprobs_of(logits, 7, 3)
+    assert found.logprob == pytest.approx(np.log(powers[7] / powers.sum()), abs=1e-6)
+    for chosen in ({"top_p": 0.5}, {"top_p": 0.99}, {"min_p": 0.01}, {"top_k": 40, "top_p": 0.7}):
+        actual = kept(logits, temperature=0.8, **chosen)
+        off = {"top_k": 0, "top_p": 1.0, "min_p": 0.0}
+        wanted = plain_filter(logits.astype(np.float64), 0.8, **{**off, **chosen})
+        assert abs(len(actual) - len(wanted)) <= 1  # at the bound, by rounding
 
 
 def test_a_seed_gives_the_same_tokens_and_others_do_not(rng):

@@ -14,7 +14,9 @@ import numpy as np
 
 from tilewright.llm.requests import SamplingParameters, TokenLogprobs
 
-_HEAD = 1024  # most probable tokens that nearly always hold what top-p keeps
+_HEADS = (1024, 16384)  # most probable tokens that nearly always hold what top-p keeps
+_FEW = 16384  # tokens whose exponentials are taken in float64
+_BLOCK = 512
 
 
 class Sampler:
@@ -26,13 +28,6 @@ class Sampler:
         self._repeated = set(prompt) if parameters.repetition_penalty != 1.0 else set()
         self._biases = np.array(list(parameters.logit_bias.items()), np.float64).reshape(-1, 2)
         self._count = 0
-
-    @property
-    def is_plain(self) -> bool:
-        """Whether the token is the largest logit's, and nothing else is wanted."""
-        wanted = self.parameters
-        penalties = wanted.presence_penalty or wanted.frequency_penalty or wanted.repetition_penalty != 1.0
-        return wanted.is_greedy and not penalties and not len(self._biases) and wanted.logprobs is None
 
     def choose(
         self, logits: np.ndarray, banned: Sequence[int] = (), allowed: np.ndarray | None = None
@@ -67,7 +62,8 @@ class Sampler:
 
     def _adjusted(self, logits: np.ndarray, banned: Sequence[int]) -> np.ndarray:
         wanted, scores = self.parameters, logits
-        if self.is_plain and not banned:
+        changed = self._repeated or len(self._biases) or banned
+        if not changed and not wanted.presence_penalty and not wanted.frequency_penalty:
             return scores
         scores = logits.astype(np.float64)
         inside = self._biases[self._biases[:, 0] < len(scores)]
@@ -84,22 +80,47 @@ class Sampler:
         return scores
 
     def _draw(self, scores: np.ndarray, ahead: int) -> int:
-        tokens, probabilities = self._filtered(scores)
         bits = np.random.Philox(key=[self.seed, self.index], counter=[self._count + ahead, 0, 0, 0]).random_raw()
-        place = (int(bits) >> 11) * 2.0**-53 * probabilities.sum()
-        found = int(np.searchsorted(np.cumsum(probabilities), place, side="right"))
-        return int(tokens[min(found, len(tokens) - 1)])
+        share = (int(bits) >> 11) * 2.0**-53
+        wanted = self.parameters
+        if not wanted.top_k and wanted.top_p == 1.0 and wanted.min_p == 0.0:
+            return _place(_powers(scores, wanted.temperature), share)
+        tokens, powers = self._filtered(scores)
+        return int(tokens[_place(powers, share)])
 
     def _filtered(self, scores: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-        """The tokens that are left, with what their probabilities are proportional to."""
-        wanted = self.parameters
+        """The tokens that are left, with what their probabilities are proportional to; exact for what is left."""
+        wanted, most = self.parameters, scores.max()
         tokens = _largest(scores, wanted.top_k) if wanted.top_k else np.arange(len(scores))
-        powers = np.exp((scores - scores.max()) / wanted.temperature)
         if wanted.top_p < 1.0:
-            tokens = _nucleus(tokens, powers, wanted.top_p)
+            powers = _powers(scores if len(tokens) == len(scores) else scores[tokens], wanted.temperature)
+            tokens = tokens[_nucleus(powers, wanted.top_p)]
+        elif wanted.min_p > 0.0:  # a little below the bound, which is looked at exactly below
+            least = most + wanted.temperature * (np.log(wanted.min_p) - 1e-3)
+            tokens = tokens[scores[tokens] >= least] if wanted.top_k else np.flatnonzero(scores >= least)
+        powers = np.exp((scores[tokens].astype(np.float64) - most) / wanted.temperature)
         if wanted.min_p > 0.0:
-            tokens = tokens[powers[tokens] >= wanted.min_p]  # the largest power is 1
-        return tokens, powers[tokens]
+            kept = powers >= wanted.min_p  # the largest power is 1
+            tokens, powers = tokens[kept], powers[kept]
+        return tokens, powers
+
+
+def _powers(scores: np.ndarray, temperature: float) -> np.ndarray:
+    """What the probabilities are proportional to, 1 for the largest; of many tokens in float32."""
+    if len(scores) > _FEW:
+        return np.exp((scores - scores.max()).astype(np.float32) * np.float32(1.0 / max(temperature, 1e-30)))
+    return np.exp((scores.astype(np.float64) - scores.max()) / temperature)
+
+
+def _place(powers: np.ndarray, share: float) -> int:
+    """Where the running sum of powers passes a share of their sum; sums are in float64, of blocks first."""
+    blocks = np.add.reduceat(powers, np.arange(0, len(powers), _BLOCK), dtype=np.float64)
+    ends = np.cumsum(blocks)
+    place = share * ends[-1]
+    block = min(int(np.searchsorted(ends, place, side="right")), len(ends) - 1)
+    inside = np.cumsum(powers[block * _BLOCK : (block + 1) * _BLOCK], dtype=np.float64) + (ends[block] - blocks[block])
+    found = int(np.searchsorted(inside, place, side="right"))
+    return block * _BLOCK + min(found, len(inside) - 1)
 
 
 def _largest(scores: np.ndarray, count: int) -> np.ndarray:
@@ -111,24 +132,27 @@ def _largest(scores: np.ndarray, count: int) -> np.ndarray:
     return np.sort(np.concatenate([above, equal[: count - len(above)]]))
 
 
-def _nucleus(tokens: np.ndarray, powers: np.ndarray, share: float) -> np.ndarray:
-    """The fewest tokens, the most probable first, that hold a share of the probability; in the order of tokens."""
-    total = powers[tokens].sum()
-    head = tokens
-    if len(tokens) > _HEAD:
-        head = tokens[_largest(powers[tokens], _HEAD)]
-        if powers[head].sum() < share * total:
-            head = tokens
-    ordered = head[np.argsort(-powers[head], kind="stable")]
-    before = np.cumsum(powers[ordered]) - powers[ordered]
-    return np.sort(ordered[before < share * total])
+def _nucleus(powers: np.ndarray, share: float) -> np.ndarray:
+    """The places of the fewest powers, the largest first, that hold a share of their sum; in their order."""
+    total = powers.sum(dtype=np.float64)
+    places = np.arange(len(powers))
+    for size in _HEADS:
+        if size < len(powers):
+            head = _largest(powers, size)
+            if powers[head].sum(dtype=np.float64) >= share * total:
+                places = head
+                break
+    ordered = places[np.argsort(-powers[places], kind="stable")]
+    sums = np.cumsum(powers[ordered], dtype=np.float64)
+    return np.sort(ordered[sums - powers[ordered] < share * total])
 
 
 def logprobs_of(logits: np.ndarray, token: int, count: int) -> TokenLogprobs:
     """The logprob of a token and the `count` largest, of the model's own distribution."""
-    exact = logits.astype(np.float64)
-    exact -= exact.max()
-    exact -= np.log(np.exp(exact).sum())
-    best = _largest(exact, count) if count else np.zeros(0, np.int64)
-    best = best[np.argsort(-exact[best], kind="stable")]
-    return TokenLogprobs(token, float(exact[token]), tuple((int(one), float(exact[one])) for one in best))
+    most = float(logits.max())
+    total = most + float(np.log(_powers(logits, 1.0).sum(dtype=np.float64)))
+    best = _largest(logits, count) if count else np.zeros(0, np.int64)
+    best = best[np.argsort(-logits[best], kind="stable")]
+    return TokenLogprobs(
+        token, float(logits[token]) - total, tuple((int(one), float(logits[one]) - total) for one in best)
+    )
