@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+
 import torch
 from torch.nn import functional as F
 
@@ -48,6 +50,65 @@ def reduction(draw: Draw) -> Drawn:
         "std_mean": lambda x: torch.std_mean(x, axes),
     }
     return Drawn(f"{kind} of {spelled(*shape)} over {axis} {short(dtype)}", functions[kind], (x,))
+
+
+@family
+def row_program(draw: Draw) -> Drawn:
+    """Several reductions over the same axes, with elementwise ops before, between and behind them."""
+    outer, inner = draw.rows(1 << 24)
+    middle = draw.choice((1, draw.size(2, 64)))
+    shape = (outer, inner) if middle == 1 else (max(1, outer // middle), middle, inner)
+    axis, dtype = draw.choice([axis for axis, extent in enumerate(shape) if extent > 1]), draw.dtype()
+    x, y = draw.tensor(*shape, dtype=dtype), draw.tensor(*shape, dtype=dtype)
+
+    def centred(x: torch.Tensor) -> torch.Tensor:
+        return x - x.mean(axis, keepdim=True)
+
+    def scaled(x: torch.Tensor) -> torch.Tensor:
+        low, high = x.amin(axis, keepdim=True), x.amax(axis, keepdim=True)
+        return (x - low) / (high - low + 1e-3)
+
+    functions = {
+        "normalize": (lambda x: F.normalize(x, dim=axis), (x,)),
+        "rms norm": (lambda x: x * torch.rsqrt((x * x).mean(axis, keepdim=True) + 1e-5), (x,)),
+        "standardize": (lambda x: centred(x) / (x.std(axis, keepdim=True) + 1e-3), (x,)),
+        "between extremes": (scaled, (x,)),
+        "norm by hand": (lambda x, y: F.silu(centred(x) * torch.rsqrt(x.var(axis, keepdim=True) + 1e-5)) * y, (x, y)),
+        "statistics": (lambda x: (x.mean(axis), x.std(axis), x.amax(axis), x.amin(axis)), (x,)),
+        "weighted": (lambda x, y: (F.softmax(x, axis) * y).sum(axis), (x, y)),
+        "entropy": (lambda x: -(F.softmax(x, axis) * F.log_softmax(x, axis)).sum(axis).mean(), (x,)),
+        "divergence": (lambda x, y: F.kl_div(F.log_softmax(x, axis), F.softmax(y, axis), reduction="sum"), (x, y)),
+        "cosine": (lambda x, y: F.cosine_similarity(x, y, dim=axis), (x, y)),
+        "free energy": (lambda x, y: (torch.logsumexp(x * y, axis, keepdim=True) - x).mean(axis), (x, y)),
+        "softmax twice": (lambda x: F.softmax(F.softmax(x, axis) * 8, axis), (x,)),
+        "drawn": _drawn_program(draw, axis, x, y),
+    }
+    kind = draw.choice(tuple(functions))
+    return Drawn(f"{kind} of {spelled(*shape)} along {axis} {short(dtype)}", *functions[kind])
+
+
+def _drawn_program(
+    draw: Draw, axis: int, x: torch.Tensor, y: torch.Tensor
+) -> tuple[Callable[..., torch.Tensor], tuple[torch.Tensor, ...]]:
+    """Three rounds of elementwise ops and a reduction, whose result meets the elements again."""
+    elementwise = (torch.tanh, torch.sigmoid, F.silu, torch.sin, torch.abs)
+    reductions = (
+        torch.mean,
+        torch.amax,
+        torch.amin,
+        torch.logsumexp,
+        lambda x, axis, keepdim: (x * x).mean(axis, True),
+    )
+    meetings = (torch.sub, lambda x, row: x / (row.abs() + 1), torch.maximum)
+    steps = [(draw.choice(elementwise), draw.choice(reductions), draw.choice(meetings)) for _ in range(3)]
+
+    def program(x: torch.Tensor, y: torch.Tensor) -> torch.Tensor:
+        for number, (each, reduce, meet) in enumerate(steps):
+            x = each(x + y if number == 1 else x)
+            x = meet(x, reduce(x, axis, keepdim=True))
+        return x
+
+    return program, (x, y)
 
 
 @family

@@ -134,20 +134,23 @@ def run_graph(
     compiled: bool = False,
     target: CPUTarget = TARGET,
     choice: Choice = choose,
+    row_programs: bool = False,
 ) -> tuple[dict[str, np.ndarray], list[Candidate]]:
     """The outputs of a graph, and the candidates that computed them: those of `target`, compiled for this machine."""
     memory = Memory(graph, inputs)
-    chosen = [run_group(group, memory, compiled, target, choice) for group in fuse(graph).groups]
+    chosen = [
+        run_group(group, memory, compiled, target, choice) for group in fuse(graph, row_programs=row_programs).groups
+    ]
     outputs = {name: memory.array(value) for name, value in zip(graph.output_names, graph.outputs, strict=True)}
     return outputs, [candidate for candidate in chosen if candidate is not None]
 
 
 def check(
     graph: Graph, inputs: Mapping[str, np.ndarray], compiled: bool = False, tolerance: float = 1e-5,
-    target: CPUTarget = TARGET, choice: Choice = choose,
+    target: CPUTarget = TARGET, choice: Choice = choose, row_programs: bool = False,
 ) -> list[Candidate]:  # fmt: skip
     """Run a graph and compare every output with the float64 reference."""
-    outputs, chosen = run_graph(graph, inputs, compiled, target, choice)
+    outputs, chosen = run_graph(graph, inputs, compiled, target, choice, row_programs)
     expected = reference(graph, inputs)
     for name, actual in outputs.items():
         wanted = expected[name]

@@ -43,12 +43,13 @@ from tilewright.graph.passes.canonicalize import canonicalize
 from tilewright.graph.passes.fuse import fuse
 from tilewright.graph.passes.fuse_norms import prepare_norms
 from tilewright.graph.passes.planes import pools_of_planes
+from tilewright.graph.passes.stage_reductions import stage_reductions
 from tilewright.graph.pipeline import optimize
 from tilewright.library import packing
 from tilewright.library.candidate import Candidate, Operand, PackedConstant, Stage
 from tilewright.library.generated.elementwise import copy_candidate
 from tilewright.library.generated.generate import Result, elementwise_call
-from tilewright.library.select import candidates, prepared
+from tilewright.library.select import MAKERS, candidates, prepared
 from tilewright.measure.choosing import Choice
 from tilewright.measure.record import Timing, timing_to_json
 from tilewright.precision import IEEE
@@ -150,6 +151,8 @@ class Builder:
                 self.graph = align_products(self.graph)
             if any(map(_norms_in_products, order.targets)):
                 self.graph = prepare_norms(self.graph)
+            if all(map(_row_programs, order.targets)):
+                self.graph = stage_reductions(self.graph)
         _check_sizes(self.graph)
         self.target = order.targets[0]  # and its kernels, while its program is made
         self.kernels = KernelSet(self.target, self.progress)
@@ -173,11 +176,11 @@ class Builder:
     def programs(self) -> list[Program]:
         """A program for each target; all weights are known then."""
         with self._stage("fuse", self.graph.name):
-            fusions = {each: fuse(self.graph, each) for each in dict.fromkeys(map(_norms_in_products, self.targets))}
+            fusions = {each: fuse(self.graph, *each) for each in dict.fromkeys(map(_fusion_of, self.targets))}
         self.fusion = list(dict.fromkeys(remark for fused in fusions.values() for remark in fused.remarks))
         if self.layers:
             self.graph = with_results(self.graph, [group for fused in fusions.values() for group in fused.groups])
-        programs = [self._program(target, fusions[_norms_in_products(target)]) for target in self.targets]
+        programs = [self._program(target, fusions[_fusion_of(target)]) for target in self.targets]
         self._store_remaining_constants()
         return programs
 
@@ -372,6 +375,16 @@ def _for_all_sizes(candidate: Candidate) -> Candidate:
 def _norms_in_products(target: Target) -> bool:
     """Whether a target's kernels of products compute norms of few rows (`graph.passes.fuse_norms`)."""
     return target.wgmma
+
+
+def _fusion_of(target: Target) -> tuple[bool, bool]:
+    """What `graph.passes.fuse` may make groups of: norms in products, row programs."""
+    return _norms_in_products(target), _row_programs(target)
+
+
+def _row_programs(target: Target) -> bool:
+    """Whether a target has kernels of several reductions over the same rows (`graph.passes.fuse_rows`)."""
+    return "rows" in MAKERS[target.name]
 
 
 def _native_program(program: Program, weights: Weights, suffix: str) -> tuple[dict[str, Any], dict[str, bytes]]:

@@ -39,6 +39,7 @@ from tilewright.library.pool.simt import gpu_pool
 from tilewright.library.recurrent.candidates import recurrent_candidates
 from tilewright.library.rows.cpu import reduction
 from tilewright.library.rows.simt import gpu_reduction
+from tilewright.library.rows.simt_program import gpu_row_program
 from tilewright.library.slots import gate_halves
 from tilewright.library.sort.cpu import sort_candidates
 from tilewright.library.sort.simt import gpu_sorting
@@ -70,6 +71,10 @@ def _excitation(group: Group, graph: Graph, target: Target) -> list[Candidate]:
     return [separate_excitation(group, graph, target, candidates)]
 
 
+def _gpu_rows(group: Group, graph: Graph, target: Target) -> list[Candidate]:
+    return gpu_row_program(group, graph, target, candidates)
+
+
 def _gpu_excitation(group: Group, graph: Graph, target: Target) -> list[Candidate]:
     return [*gpu_excitation(group, graph, target), *_excitation(group, graph, target)]
 
@@ -97,6 +102,7 @@ MAKERS: dict[str, dict[str, Maker]] = {
     "cuda": {
         **_SHARED,
         "reduction": gpu_reduction,
+        "rows": _gpu_rows,
         "sorting": gpu_sorting,
         "contraction": _gpu_contraction,
         "excitation": _gpu_excitation,

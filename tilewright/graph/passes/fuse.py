@@ -11,6 +11,7 @@ The rules, in this order:
    Residual sums in float16 are theirs, not the products'; every second one is computed by two norms, not stored.
    Norms of few rows are computed by the products that read them, where the target has such kernels.
    The mean of an image, a product of it and a second one of that (squeeze and excitation) are one group.
+   Several over the same rows, with the elementwise ops between them, are one group, where the target has such kernels.
 3. Elementwise ops of one shape join into one loop nest, with as many outputs as are read outside;
    so do independent ones that read the same tensor.
 4. Attention takes the reshapes, permutes and slices around it: they are only strides to it.
@@ -33,17 +34,19 @@ from tilewright.graph.passes.fuse_absorb import EXPENSIVE, absorb
 from tilewright.graph.passes.fuse_draft import Draft, Drafts, is_whole_row
 from tilewright.graph.passes.fuse_excite import join_excitations
 from tilewright.graph.passes.fuse_norms import take_norms
+from tilewright.graph.passes.fuse_rows import join_rows
 from tilewright.graph.passes.fuse_stores import join_stores
 from tilewright.graph.passes.fuse_sums import leave_sums_to_norms
 
 FEW_CHANNELS = 8  # fewer than this make an image that is better read in another order than moved
 
 
-def fuse(graph: Graph, norms_in_products: bool = False) -> FusedGraph:
+def fuse(graph: Graph, norms_in_products: bool = False, row_programs: bool = False) -> FusedGraph:
     """Partition a graph into groups, in an order in which they can run.
 
     Every node belongs to one group; views and cheap nodes may be repeated in the groups that read them.
-    `norms_in_products`: whether kernels of products compute norms of few rows (`fuse_norms`).
+    `norms_in_products`: whether kernels of products compute norms of few rows (`fuse_norms`); `row_programs`: whether
+    there are kernels of several reductions over the same rows (`fuse_rows`).
     """
     drafts = Drafts(graph)
     remarks = list(graph.remarks)
@@ -63,6 +66,8 @@ def fuse(graph: Graph, norms_in_products: bool = False) -> FusedGraph:
             _take_prologue(drafts, draft, remarks)
     _join_elementwise(drafts)
     _join_siblings(drafts)
+    if row_programs:
+        join_rows(drafts, remarks)
     absorb(drafts)
     join_stores(drafts)
     return FusedGraph(graph, _ordered(drafts, remarks), remarks)

@@ -140,7 +140,7 @@ def _moves_rows(node: Node, width: Size) -> bool:
 
 def reads_through(drafts: Drafts, draft: Draft) -> bool:
     """Whether the group's kernel is generated from expressions, so that any index can be followed."""
-    if draft.kind in ("elementwise", "update", "contraction", "transform"):
+    if draft.kind in ("elementwise", "rows", "update", "contraction", "transform"):
         return True
     anchor = None if draft.anchor is None else drafts.nodes[draft.anchor]
     if anchor is None:

@@ -85,17 +85,20 @@ def loops_of(target: Target) -> Loops:
 _SOURCES: dict[tuple[str, DType | None], JITFunction] = {}
 
 
-def function_from_source(name: str, source: str, rounded: DType | None = None) -> JITFunction:
+def function_from_source(
+    name: str, source: str, rounded: DType | None = None, helpers: Mapping[str, Any] | None = None
+) -> JITFunction:
     """The compiled-once function of a source text; equal texts give the same object.
 
     With `rounded` its activations are those that suit results stored so (`library.epilogue.ROUNDED`), which are
-    instructions of a GPU that the interpreter has not.
+    instructions of a GPU that the interpreter has not.  `helpers` are functions that it may call besides those of
+    `library.functions`.
     """
     activations = ROUNDED.get(rounded, {}) if rounded is not None and not settings.interpret else {}
     key = (source, rounded if activations else None)
     if key not in _SOURCES:
         namespace: dict[str, Any] = {"tl": tl}
-        for helper, function in {**vars(functions), **activations}.items():
+        for helper, function in {**vars(functions), **activations, **(helpers or {})}.items():
             if isinstance(function, JITFunction) and re.search(rf"\b{helper}\(", source):
                 namespace[helper] = function
         _SOURCES[key] = JITFunction.from_source(source, name, namespace)
@@ -230,7 +233,7 @@ def _read_across(traced: _Traced, variables: Sequence[LoopVariable]) -> int | No
     return None
 
 
-def _decompose(variables: Sequence[LoopVariable], names: Sequence[str], whole: str, writer: Writer) -> list[str]:
+def decompose(variables: Sequence[LoopVariable], names: Sequence[str], whole: str, writer: Writer) -> list[str]:
     """Lines that split a flattened counter into loop variables (the last one fastest)."""
     lines: list[str] = []
     if len(variables) <= 1:
@@ -247,7 +250,8 @@ def _decompose(variables: Sequence[LoopVariable], names: Sequence[str], whole: s
     return lines
 
 
-def _names(count: int, single: str) -> list[str]:
+def names_of(count: int, single: str) -> list[str]:
+    """The names of so many loop variables."""
     return [single] if count == 1 else [f"{single}_{position}" for position in range(count)]
 
 
@@ -323,14 +327,14 @@ def _row_kernel(name: str, traced: _Traced, variables: Sequence[LoopVariable]) -
     if isinstance(rows, int):
         programs = -(-rows // rows_per_program) if separate else 2 * -(-rows // (2 * rows_per_program))
         rows_per_program = max(1, -(-rows // programs))
-    plane_names = _names(len(planes), "plane")
-    row_names = _names(len(walked), "row")
+    plane_names = names_of(len(planes), "plane")
+    row_names = names_of(len(walked), "row")
     names = [*plane_names, *row_names, "column"]
     writer = Writer(traced.tracer, references, variables, names, "" if whole else "mask")
     head = ["first = tl.program_id(0) * ROWS"]
     if planes:
-        head += ["plane = tl.program_id(2).to(tl.int64)", *_decompose(planes, plane_names, "plane", writer)]
-    loop = ["row = index.to(tl.int64)", *_decompose(walked, row_names, "row", writer)]
+        head += ["plane = tl.program_id(2).to(tl.int64)", *decompose(planes, plane_names, "plane", writer)]
+    loop = ["row = index.to(tl.int64)", *decompose(walked, row_names, "row", writer)]
     if whole:
         loop.append("column = tl.arange(0, COLUMNS)")
     else:
@@ -360,7 +364,7 @@ def _block_kernel(name: str, traced: _Traced, variables: Sequence[LoopVariable],
     block = loops.block(product([rows, inner.extent]))
     columns = _column_block(inner.extent, block) if isinstance(inner.extent, int) else block
     count = block // columns
-    names = _names(len(outer), "row")
+    names = names_of(len(outer), "row")
     masked = (not divides(count, rows), not divides(columns, inner.extent))
     writer = Writer(traced.tracer, references, variables, [*names, "column"], "mask" if any(masked) else "")
     body = ["row = (tl.program_id(0) * ROWS + tl.arange(0, ROWS)).to(tl.int64)[:, None]"]
@@ -368,7 +372,7 @@ def _block_kernel(name: str, traced: _Traced, variables: Sequence[LoopVariable],
     limits = (f"(row < {writer.size(rows)})", f"(column < {writer.size(inner.extent)})")
     if any(masked):
         body.append("mask = " + " & ".join(limit for limit, needed in zip(limits, masked, strict=True) if needed))
-    body += _decompose(outer, names, "row", writer)
+    body += decompose(outer, names, "row", writer)
     body += _store_all(traced, writer)
     grid = (ceil_divide(rows, count), ceil_divide(inner.extent, columns), 1)
     return _finish(name, writer, references, {"ROWS": count, "COLUMNS": columns}, body, grid)
@@ -387,14 +391,14 @@ def _tile_kernel(name: str, traced: _Traced, variables: Sequence[LoopVariable], 
         references.result(store.target)
     outer = [variable for position, variable in enumerate(variables[:-1]) if position != across]
     row, column = variables[across], variables[-1]
-    outer_names = _names(len(outer), "plane")
+    outer_names = names_of(len(outer), "plane")
     ordered = [*outer, row, column]
     writer = Writer(traced.tracer, references, ordered, [*outer_names, "row", "column"], "mask")
     body = ["row = (tl.program_id(0) * TILE_ROWS + tl.arange(0, TILE_ROWS)).to(tl.int64)[:, None]"]
     body.append("column = (tl.program_id(1) * TILE_COLUMNS + tl.arange(0, TILE_COLUMNS))[None, :]")
     body.append(f"mask = (row < {writer.size(row.extent)}) & (column < {writer.size(column.extent)})")
     if outer:
-        body += ["plane = tl.program_id(2).to(tl.int64)", *_decompose(outer, outer_names, "plane", writer)]
+        body += ["plane = tl.program_id(2).to(tl.int64)", *decompose(outer, outer_names, "plane", writer)]
     body += _store_all(traced, writer)
     rows, columns = (
         min(variable.extent, TILE) if isinstance(variable.extent, int) else TILE for variable in (row, column)
@@ -423,7 +427,7 @@ def _slot_writer(
     variables = merge_axes(shape, traced_indices, frozenset({last}))
     outer = [variable for variable in variables if variable.axes[-1] != last]
     inner = [variable for variable in variables if variable.axes[-1] == last]
-    names = _names(len(outer), "row")
+    names = names_of(len(outer), "row")
     writer = Writer(tracer, extra, [*outer, *inner], [*names, "column"][: len(variables)], "mask", column_mask)
     starts = first_elements([root, *(item for _, _, item in stores)], tracer)
     written = {target for target, _, _ in stores}
@@ -435,7 +439,7 @@ def _slot_writer(
         for atom, _ in nested.terms
         if isinstance(atom, Coordinate) and atom.axis != last
     }
-    lines = _decompose(outer, names, "row", writer) if needed else []
+    lines = decompose(outer, names, "row", writer) if needed else []
     return writer, lines
 
 

@@ -153,11 +153,11 @@ def expression_indices(roots: Iterable[Expression], tracer: Tracer) -> list[Inde
     """Every index that occurs in expressions, index tensors' own loads included."""
     found: list[Index] = []
     for root in (*roots, *tracer.loaded.values()):
-        found += _own_indices(root)
+        found += own_indices(root)
     return found
 
 
-def _own_indices(root: Expression) -> list[Index]:
+def own_indices(root: Expression) -> list[Index]:
     """Every index that occurs in one expression."""
     found: list[Index] = []
     for item in walk(root):
@@ -265,13 +265,13 @@ class Writer:
         if atom not in self._divisions:
             operator = "%" if atom.remainder else "//"
             text = f"({self.index(atom.index)}) {operator} {self.size(atom.divisor)}"
-            self._divisions[atom] = self._define("i", text)
+            self._divisions[atom] = self.define("i", text)
         return self._divisions[atom]
 
     def _loaded_text(self, atom: Loaded) -> str:
         if atom.identity not in self._loaded:
             source = self.tracer.loaded[atom.identity]
-            name = self._define("i", f"{self._typed(source)}.to(tl.int64)")
+            name = self.define("i", f"{self.typed(source)}.to(tl.int64)")
             extent = self.size(atom.extent)
             last = str(int(extent) - 1) if extent.isdigit() else f"{extent} - 1"
             self.lines.append(f"{name} = tl.where({name} < 0, {name} + {extent}, {name})")
@@ -280,7 +280,8 @@ class Writer:
             self._loaded[atom.identity] = name
         return self._loaded[atom.identity]
 
-    def _define(self, prefix: str, text: str, comment: str = "") -> str:
+    def define(self, prefix: str, text: str, comment: str = "") -> str:
+        """Give a text a name of its own: a new line."""
         name = f"{prefix}_{self._count}"
         self._count += 1
         self.lines.append(f"{name} = {text}" + (f"  # {comment}" if comment else ""))
@@ -295,7 +296,7 @@ class Writer:
                 if not guard.index.is_non_negative():
                     conditions.append(f"({text} >= 0)")
                 conditions.append(f"({text} < {self.size(guard.limit)})")
-            self._guards[guards] = self._define("inside", " & ".join(conditions))
+            self._guards[guards] = self.define("inside", " & ".join(conditions))
         return self._guards[guards]
 
     def load_mask(self, guards: Guards) -> str:
@@ -321,10 +322,10 @@ class Writer:
             if start:
                 item = replace(item, index=replace(item.index, constant=simplify(lift(item.index.constant) - start)))
             text = f"tl.load({self.references.tensor(item.value, start)} + {self._masked_index(item)})"
-            return self._define("v", text + self._widened(item.dtype))
+            return self.define("v", text + self._widened(item.dtype))
         if isinstance(item, Choice):
-            inside, outside = self._typed(item.inside), self._typed(item.outside)
-            return self._define("v", f"tl.where({self.guards(item.guards)}, {inside}, {outside})")
+            inside, outside = self.typed(item.inside), self.typed(item.outside)
+            return self.define("v", f"tl.where({self.guards(item.guards)}, {inside}, {outside})")
         if isinstance(item, Position):
             return self._position(item)
         return self._operation(item)
@@ -365,7 +366,7 @@ class Writer:
                 if isinstance(atom, (Division, Bounded)):
                     stack.append(atom.index)
                 elif isinstance(atom, Loaded):
-                    stack += _own_indices(self.tracer.loaded[atom.identity])
+                    stack += own_indices(self.tracer.loaded[atom.identity])
                 elif self._variable_of.get(atom.axis, ("",))[0].startswith(name):
                     return True
         return False
@@ -373,20 +374,21 @@ class Writer:
     def _operation(self, item: Operation) -> str:
         clipped = _clipped(item)
         if clipped is not None:  # conversions of the language saturate, and NaN becomes 0 in either way
-            return self._define("v", f"{self._typed(clipped)}.to(tl.{item.dtype.name})", "clip, cast")
+            return self.define("v", f"{self.typed(clipped)}.to(tl.{item.dtype.name})", "clip, cast")
         all_literal = all(isinstance(operand, Literal) for operand in item.operands)
         operands = []
         for position, operand in enumerate(item.operands):
             typed = all_literal or takes_types(item.node, position)
-            operands.append(self._typed(operand) if typed else self._operand(operand))
+            operands.append(self.typed(operand) if typed else self._operand(operand))
         self.work[item.node.op] += 1
-        return self._define("v", expression(item.node).format(*operands), item.node.op)
+        return self.define("v", expression(item.node).format(*operands), item.node.op)
 
     def _operand(self, item: Expression) -> str:
         text = self.write(item)
         return f"({text})" if text.startswith("-") else text
 
-    def _typed(self, item: Expression) -> str:
+    def typed(self, item: Expression) -> str:
+        """The text of an expression; a number with its type."""
         if isinstance(item, Literal):
             return typed_literal(item.value, compute_type(item.dtype))
         return self.write(item)
@@ -399,7 +401,7 @@ class Writer:
             value = f"{value} * {literal(item.scale, dtype)}"
         if item.offset != 0:
             value = f"{value} + {literal(item.offset, dtype)}"
-        return self._define("v", value)
+        return self.define("v", value)
 
     @staticmethod
     def _widened(dtype: DType) -> str:
@@ -417,7 +419,7 @@ class Writer:
     ) -> None:
         """A store of one result; its places have the extents of the variables `along`, though there be one only."""
         pointer = self.references.result(value)  # type: ignore[attr-defined]
-        text, offset = self.stored(value, self._typed(item)), self._offset(index)
+        text, offset = self.stored(value, self.typed(item)), self._offset(index)
         offset += "".join(f" + {name} * 0" for name in along if name not in offset)
         self.lines.append(f"tl.store({pointer} + {offset}, {text}{self.load_mask(guards)})")
 

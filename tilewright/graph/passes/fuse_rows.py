@@ -1,0 +1,108 @@
+"""Several row operations over one space as one group, and what lies between them.
+
+A reduction, what it is of, and what is made of the same rows with its result: `x / sqrt(sum(x * x))`, a softmax and the
+sum of what follows it, a mean and a variance, a norm written out.  A kernel that has a row does all of that without
+writing it, or reading it again.  Groups join when they share a tensor with the elements of the space.
+"""
+
+from __future__ import annotations
+
+from tilewright.graph.core import Value
+from tilewright.graph.passes.fuse_draft import Draft, Drafts
+from tilewright.graph.row_spaces import RowSpace, space_of
+from tilewright.symbolic import Size, product
+
+_MOST_TENSORS = 6  # with the elements of the space that a group reads or stores
+
+
+def join_rows(drafts: Drafts, remarks: list[str]) -> None:
+    """Make groups of the class "rows" of reductions with others over the same space, and of elementwise ops there."""
+    for draft in list(drafts.all()):
+        space = _space(drafts, draft)
+        if space is None or drafts.owner[draft.first] is not draft:
+            continue
+        joined = _Joined(drafts, draft, space)
+        joined.grow()
+        if joined.count > 1:
+            draft.kind, draft.anchor = "rows", None
+            ops = ", ".join(drafts.nodes[index].op for index in sorted(draft.nodes))
+            remarks.append(f"{ops} are one group over rows of {space.columns}")
+
+
+def _space(drafts: Drafts, draft: Draft) -> RowSpace | None:
+    """The space of a reduction's group."""
+    if draft.kind != "reduction" or draft.anchor is None:
+        return None
+    return space_of(drafts.nodes[draft.anchor])
+
+
+class _Joined:
+    """A group over a space that takes others."""
+
+    def __init__(self, drafts: Drafts, draft: Draft, space: RowSpace) -> None:
+        self.drafts, self.draft, self.space = drafts, draft, space
+        self.whole: Size = product(space.shape)
+        self.count = 1
+
+    def grow(self) -> None:
+        """Take neighbours as long as there are any to take."""
+        grown = True
+        while grown:
+            grown = False
+            for other in self._neighbours():
+                if self._fits(other) and self.drafts.may_merge(self.draft, other):
+                    self.drafts.merge(self.draft, other)
+                    self.count += 1
+                    grown = True
+                    break
+
+    def _neighbours(self) -> list[Draft]:
+        """Groups that read what this one makes, or read the same tensors."""
+        drafts, found = self.drafts, dict[int, Draft]()
+        for index in drafts.readers_of(self.draft):
+            found.setdefault(id(drafts.owner[index]), drafts.owner[index])
+        for value in drafts.inputs(self.draft):
+            source = drafts.producer(value)
+            if source is not None:
+                found.setdefault(id(drafts.owner[source]), drafts.owner[source])
+            if self._is_full(value):
+                for index in drafts.readers[value]:
+                    found.setdefault(id(drafts.owner[index]), drafts.owner[index])
+        found.pop(id(self.draft), None)
+        return list(found.values())
+
+    def _fits(self, other: Draft) -> bool:
+        """Whether another group works on the same rows, and is better done with them."""
+        if other.kind == "reduction":
+            space = _space(self.drafts, other)
+            if space is None or space.runs != self.space.runs:
+                return False
+        elif other.kind != "elementwise":
+            return False
+        if not all(self._is_on_rows(self.drafts.nodes[index].output) for index in other.nodes):
+            return False
+        full = self._full_tensors(self.draft) | self._full_tensors(other)
+        return self._shares(other) and len(full) <= _MOST_TENSORS
+
+    def _shares(self, other: Draft) -> bool:
+        """Whether a tensor of the space need not be read again, or only numbers of rows are computed."""
+        if self._full_tensors(self.draft) & self._full_tensors(other):
+            return True
+        made = {item for index in self.draft.nodes for item in self.drafts.nodes[index].outputs}
+        rows_only = all(self._is_of_rows(self.drafts.nodes[index].output) for index in other.nodes)
+        return other.kind == "elementwise" and rows_only and not made.isdisjoint(self.drafts.inputs(other))
+
+    def _full_tensors(self, draft: Draft) -> set[Value]:
+        """The tensors with the elements of the space that a group reads or stores."""
+        tensors = [*self.drafts.inputs(draft), *self.drafts.outputs(draft)]
+        return {value for value in tensors if self._is_full(value)}
+
+    def _is_full(self, value: Value) -> bool:
+        return product(value.shape) == self.whole
+
+    def _is_of_rows(self, value: Value) -> bool:
+        return product(value.shape) == self.space.rows
+
+    def _is_on_rows(self, value: Value) -> bool:
+        """Whether a value has the elements of the space, in its order, or one for each row."""
+        return self._is_of_rows(value) or self._is_full(value)

@@ -1,0 +1,168 @@
+"""Row programs on GPUs: blocks for rows that registers hold, for longer ones, and for few of them."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+from math import ceil
+
+from tilewright.graph.core import Graph, Value
+from tilewright.graph.fusion import Group, read_outside
+from tilewright.graph.passes.fuse import fuse
+from tilewright.library.candidate import Candidate, Stage
+from tilewright.library.cost import Cost, estimate, expected
+from tilewright.library.generated.elementwise import chain_operations, tensor_bytes, total_bytes
+from tilewright.library.generated.generate import chain_name, next_power_of_2
+from tilewright.library.rows.program import RowProgram, row_program
+from tilewright.library.rows.program_text import Form, Walk, launches, walk_of
+from tilewright.library.rows.simt_config import block_of, row_form, warps_for
+from tilewright.library.split import Maker
+from tilewright.symbolic import Size, lift, product, simplify
+from tilewright.targets.base import Target
+
+NARROW = 32  # kept elements in a row of memory that are lanes by themselves
+WHOLE = 32768  # elements of all tensors that a CTA holds of whole rows
+TILE = 16384  # elements of all tensors that a CTA holds of whole columns
+CHUNK, CHUNK_WARPS = 4096, 8  # elements of a block where there are several of them
+STRIP = 64  # lanes of such a block across rows
+MOST_PARTS = 1024
+LEAST_ROWS = 128  # of a strip that are worth a CTA
+MOST_WARPS = 16
+
+
+@dataclass(frozen=True)
+class _Traffic:
+    """What the kernels of a program move and compute: all of it once, what is read of each element."""
+
+    group: Group
+    program: RowProgram
+
+    @property
+    def once(self) -> Size:
+        return total_bytes(self.group.inputs, self.group.outputs, self.group.nodes)
+
+    @property
+    def read(self) -> Size:
+        total: Size = 0
+        for value in self.program.full_loads():
+            total = simplify(lift(total) + tensor_bytes(value))
+        return total
+
+    @property
+    def operations(self) -> Size:
+        return simplify(lift(product(self.program.space.shape)) * 8 + chain_operations(self.group.nodes))
+
+
+def gpu_row_program(group: Group, graph: Graph, target: Target, candidates: Maker) -> list[Candidate]:
+    """The candidates of a group of several row operations over one space: one kernel, and a kernel for each."""
+    found = [separate(group, graph, target, candidates)]
+    try:
+        single, joined = (row_program(group, graph, pairs) for pairs in (False, True))
+    except NotImplementedError as reason:
+        return [replace(found[0], reasons={**found[0].reasons, "one kernel": f"not possible: {reason}"})]
+    walk = walk_of(single, NARROW)
+    for form in _whole_forms(single, walk, target):
+        found.append(_candidate(group, single, walk, form, target))
+    walk = walk_of(joined, NARROW)
+    for form in _long_forms(walk, target, len(found) > 1):
+        found.append(_candidate(group, joined, walk, form, target))
+    return found
+
+
+def separate(group: Group, graph: Graph, target: Target, candidates: Maker) -> Candidate:
+    """The groups that there are without row programs, one after the other, each by its likeliest candidate."""
+    constants = {value: graph.constants[value] for value in group.inputs if value in graph.constants}
+    inputs = [value for value in read_outside(group.nodes) if value not in constants]
+    names = [value.name for value in group.outputs]
+    part = Graph(graph.name, graph.symbols, inputs, list(group.outputs), names, list(group.nodes), constants)
+    found = []
+    stored: list[Value] = []
+    for other in fuse(part).groups:
+        found.append(min(candidates(other, part, target), key=lambda candidate: candidate.cost.seconds))
+        stored += other.outputs
+    moved: Size = 0
+    flops: Size = 0
+    for candidate in found:
+        moved, flops = simplify(lift(moved) + candidate.cost.bytes), simplify(lift(flops) + candidate.cost.flops)
+    between = [value for value in stored if value not in group.outputs]
+    return Candidate(
+        "separate rows",
+        tuple(stage for candidate in found for stage in candidate.stages),
+        Cost(moved, flops, sum(candidate.cost.seconds for candidate in found)),
+        (*between, *(value for candidate in found for value in candidate.temporaries)),
+        {"kernels": [candidate.name for candidate in found]},
+    )
+
+
+def _candidate(group: Group, program: RowProgram, walk: Walk, form: Form, target: Target) -> Candidate:
+    calls, temporaries = launches(program, walk, form, chain_name(group.nodes, "rows"))
+    traffic, machine = _Traffic(group, program), target.machine()
+    again = program.levels - 1 + any(item.is_full for item in program.stored)
+    if form.whole:
+        moved = traffic.once
+    else:  # rows are still in the L2 cache where few are on their way, or all of them fit it
+        cached = form.parts == 1 or expected(traffic.read) <= machine.l2_bytes // 2
+        moved = simplify(lift(traffic.once) + lift(traffic.read) * again // (3 if cached else 1))
+    cost = estimate(machine, moved, traffic.operations, calls[0].grid[0], efficiency=0.25)
+    seconds = cost.seconds + (len(calls) - 1) * machine.launches.kernel
+    name = "rows at once" if form.whole else "rows in chunks" if form.parts == 1 else "rows in parts"
+    reasons = {"levels": program.levels, "lanes": form.lanes, "block": form.block, "warps": form.warps,
+               "grid": [str(call.grid[0]) for call in calls]}  # fmt: skip
+    if form.parts > 1:
+        reasons["parts"] = form.parts
+    stages = tuple(Stage((call,)) for call in calls)
+    return Candidate(name, stages, replace(cost, seconds=seconds), tuple(temporaries), reasons)
+
+
+def _whole_forms(program: RowProgram, walk: Walk, target: Target) -> list[Form]:
+    """The forms in which a CTA has all that is reduced in registers; none where that is too much."""
+    columns, tensors = walk.column_count, max(1, len(program.full_loads()))
+    if not isinstance(columns, int):
+        return []
+    processors = target.machine().processors
+    if walk.along:
+        if block_of(columns) * tensors > WHOLE or columns > WHOLE // 2:
+            return []
+        form = row_form(expected(walk.lane_count), columns, processors, tensors)
+        return _with_warps(Form(form.rows, form.block, form.warps, True))
+    block, lanes = next_power_of_2(columns), next_power_of_2(expected(walk.lane_count))
+    most = TILE // (block * tensors)
+    if most < min(16, lanes):
+        return []
+    widest = min(128, lanes, 1 << (most.bit_length() - 1))
+    forms = [
+        Form(width, block, warps_for(block * width * tensors, 1024), True)
+        for width in (widest, max(min(16, lanes), widest // 2))
+    ]
+    strips = expected(walk.plane_count) * ceil(expected(walk.lane_count) / forms[0].lanes)
+    if strips < 2 * processors:
+        forms.reverse()
+    return [other for form in dict.fromkeys(forms) for other in _with_warps(form)]
+
+
+def _long_forms(walk: Walk, target: Target, held: bool) -> list[Form]:
+    """The forms in which CTAs walk what is reduced: each all of it, unless registers hold that (`held`), or several of
+    them a part each."""
+    processors = target.machine().processors
+    columns, lanes = expected(walk.column_count), expected(walk.lane_count)
+    if walk.along:
+        block = min(CHUNK, max(128, next_power_of_2(columns))) if isinstance(walk.column_count, int) else 1024
+        form = Form(1, block, max(1, min(CHUNK_WARPS, block // 256)), False)
+        parts = min(MOST_PARTS, 4 * processors // max(1, lanes), columns // CHUNK)
+    else:
+        wide = min(STRIP, next_power_of_2(lanes)) if isinstance(walk.lane_count, int) else STRIP
+        block = max(1, 2 * CHUNK // wide)
+        if isinstance(walk.column_count, int):
+            block = min(block, next_power_of_2(columns))
+        form = Form(wide, block, warps_for(wide * block, 512, MOST_WARPS), False)
+        strips = expected(walk.plane_count) * ceil(lanes / wide)
+        parts = min(MOST_PARTS, 4 * processors // max(1, strips), columns // LEAST_ROWS)
+    found = [] if held else _with_warps(form)
+    if parts > 1:
+        found += _with_warps(replace(form, parts=parts))
+    return found
+
+
+def _with_warps(form: Form) -> list[Form]:
+    """A form, and those with twice and half as many warps."""
+    counts = (form.warps, 2 * form.warps, form.warps // 2)
+    return [replace(form, warps=count) for count in counts if 1 <= count <= MOST_WARPS]
