@@ -50,17 +50,43 @@ class _Joined:
         while grown:
             grown = False
             for other in self._neighbours():
-                if self._fits(other) and self.drafts.may_merge(self.draft, other):
-                    self.drafts.merge(self.draft, other)
+                if self._fits(other) and self._take(other):
                     self.count += 1
                     grown = True
                     break
+
+    def _take(self, other: Draft) -> bool:
+        """Merge another group, and the reshapes between this one and it; whether that was possible."""
+        drafts, before = self.drafts, self.drafts.snapshot(self.draft)
+        for view in self._views(other):
+            drafts.merge(self.draft, view)
+        if drafts.may_merge(self.draft, other):
+            drafts.merge(self.draft, other)
+            return True
+        drafts.restore(self.draft, before)
+        return False
+
+    def _views(self, other: Draft) -> list[Draft]:
+        """The reshapes of what this group makes that only another one reads."""
+        drafts, found = self.drafts, list[Draft]()
+        for value in drafts.inputs(other):
+            index = drafts.producer(value)
+            if index is None or drafts.nodes[index].op != "reshape" or len(drafts.owner[index].nodes) > 1:
+                continue
+            source = drafts.producer(drafts.nodes[index].inputs[0])
+            inside = source is not None and drafts.owner[source] is self.draft
+            if inside and value not in drafts.results and set(drafts.readers[value]) <= other.nodes:
+                found.append(drafts.owner[index])
+        return found
 
     def _neighbours(self) -> list[Draft]:
         """Groups that read what this one makes, or read the same tensors."""
         drafts, found = self.drafts, dict[int, Draft]()
         for index in drafts.readers_of(self.draft):
             found.setdefault(id(drafts.owner[index]), drafts.owner[index])
+            if drafts.nodes[index].op == "reshape":
+                for reader in drafts.readers.get(drafts.nodes[index].output, ()):
+                    found.setdefault(id(drafts.owner[reader]), drafts.owner[reader])
         for value in drafts.inputs(self.draft):
             source = drafts.producer(value)
             if source is not None:
@@ -86,9 +112,12 @@ class _Joined:
 
     def _shares(self, other: Draft) -> bool:
         """Whether a tensor of the space need not be read again, or only numbers of rows are computed."""
-        if self._full_tensors(self.draft) & self._full_tensors(other):
+        reshaped = {draft.first for draft in self._views(other)}
+        made = {item for index in self.draft.nodes | reshaped for item in self.drafts.nodes[index].outputs}
+        if (self._full_tensors(self.draft) | {value for value in made if self._is_full(value)}) & self._full_tensors(
+            other
+        ):
             return True
-        made = {item for index in self.draft.nodes for item in self.drafts.nodes[index].outputs}
         rows_only = all(self._is_of_rows(self.drafts.nodes[index].output) for index in other.nodes)
         return other.kind == "elementwise" and rows_only and not made.isdisjoint(self.drafts.inputs(other))
 
