@@ -68,6 +68,12 @@ def reduce_axis(x, AXIS: tl.constexpr, KIND: tl.constexpr):
 
 
 @tilewright.jit
+def log_of_powers(total, shift):
+    """The logarithm of a sum of powers from what that is of e^(x - shift); infinite where an element is."""
+    return tl.where(shift == float("inf"), shift, tl.log(total) + shift)
+
+
+@tilewright.jit
 def read_slot(PROLOGUE: tl.constexpr, row, column, mask, extra, inside, OUTSIDE: tl.constexpr, TYPE: tl.constexpr):
     """A block of a prologue, which reads under `mask`; `OUTSIDE` where `inside` does not hold."""
     x = PROLOGUE(row, column, mask, extra).to(TYPE)

@@ -15,7 +15,7 @@ from __future__ import annotations
 
 import tilewright
 import tilewright.language as tl
-from tilewright.library.reduce.kernel import maximum_of
+from tilewright.library.reduce.kernel import log_of_powers, maximum_of
 
 
 @tilewright.jit
@@ -87,7 +87,7 @@ def log_sum_exp(out, rows, columns, *extra, ROWS: tl.constexpr, BLOCK: tl.conste
             total = total * tl.exp(largest - larger) + tl.exp(x - larger)
             largest = larger
         shift = tl.reduce(largest, 0, maximum_of)
-        value = tl.log(tl.sum(total * tl.exp(largest - shift), 0)) + shift
+        value = log_of_powers(tl.sum(total * tl.exp(largest - shift), 0), shift)
         tl.store(out + row, EPILOGUE(value, row, 0, None, extra))
 
 

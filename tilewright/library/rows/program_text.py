@@ -139,8 +139,7 @@ class _Launch:
         self.references = NamedReferences()
         self.axis = 1 if walk.along else 0
         row_masked = not divides(form.lanes, walk.lane_count)
-        whole = form.whole and divides(form.block, walk.column_count) and walk.column_count == form.block
-        self.column_masked = not whole and not (form.parts == 1 and divides(form.block, walk.column_count))
+        self.column_masked = not divides(form.block, walk.column_count)  # parts are whole blocks
         variables = [*walk.planes, *walk.lanes, *walk.columns]
         self.row_names, self.column_names = names_of(len(walk.lanes), "row"), names_of(len(walk.columns), "column")
         names = [*names_of(len(walk.planes), "plane"), *self.row_names, *self.column_names]
@@ -213,7 +212,15 @@ class _Launch:
         masks = [mask for mask in (writer.row_mask, writer.own_column_mask) if mask]
         if masks:
             lines.append(f"mask = {' & '.join(masks)}")
-        lines += decompose(self.walk.columns, self.column_names, "column", writer)
+        inner = self.walk.columns[-1].extent
+        if start and len(self.walk.columns) > 1 and divides(self.form.block, inner):  # one quotient for a whole block
+            lines.append(f"{self.column_names[-1]} = {start} % {writer.size(inner)} + lane")
+            lines.append(f"outside = {start} // {writer.size(inner)} + lane * 0")
+            lines += decompose(self.walk.columns[:-1], self.column_names[:-1], "outside", writer)
+            if len(self.walk.columns) == 2:
+                lines.append(f"{self.column_names[0]} = outside")
+        else:
+            lines += decompose(self.walk.columns, self.column_names, "column", writer)
         if len(self.walk.columns) > 1 and upper_bound(product(self.program.space.shape)) > 2**31 - 1:
             lines += [f"{name} = {name}.to(tl.int64)" for name in self.column_names]
         return lines
@@ -368,7 +375,10 @@ class _Launch:
     # Results
 
     def store_rows(self, of_parts: bool) -> None:
-        """Store what there is one of for each row; of several parts the first one does."""
+        """Store what there is one of for each row; of several parts the first one does.
+
+        Behind `store_columns`, which may read the tensor of the caller's that this updates.
+        """
         writer = self.writer
         stored = [item for item in self.program.stored if not item.is_full]
         texts = [writer.typed(item.expression) for item in stored]
@@ -457,8 +467,8 @@ def launches(program: RowProgram, walk: Walk, form: Form, name: str) -> tuple[li
             for level in range(1, program.levels + 1):
                 for item, results in launch.walk_level(level):
                     launch.finish(item, results)
-        launch.store_rows(False)
         launch.store_columns()
+        launch.store_rows(False)
         return [launch.call(name, strips, constants)], []
     partial = {item: _partial(item, walk, form.parts) for item in program.reductions}
     calls: list[KernelCall] = []
@@ -473,8 +483,8 @@ def launches(program: RowProgram, walk: Walk, form: Form, name: str) -> tuple[li
     launch = _Launch(program, walk, form, partial)
     launch.head(form.parts if full else 1)
     launch.load_partial(program.reductions)
-    launch.store_rows(full)
     launch.store_columns()
+    launch.store_rows(full)
     calls.append(launch.call(f"{name}_of_parts", shared if full else strips, constants))
     return calls, [value for values in partial.values() for value in values]
 

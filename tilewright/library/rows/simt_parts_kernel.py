@@ -13,7 +13,7 @@ from __future__ import annotations
 
 import tilewright
 import tilewright.language as tl
-from tilewright.library.reduce.kernel import combine, maximum_of, read_slot, reduce_axis
+from tilewright.library.reduce.kernel import combine, log_of_powers, maximum_of, read_slot, reduce_axis
 from tilewright.library.reduce.simt_kernel import own_columns
 
 LEAST: tl.constexpr = tl.constexpr(-3.0e38)  # below all numbers, and finite: no difference of infinities is taken
@@ -104,7 +104,7 @@ def log_sum_of_parts(out, largest, total, *extra, PARTS: tl.constexpr, LANES: tl
     """out[row] = EPILOGUE(log(sum(exp(PROLOGUE(row))))), after `powers_of_parts`.  Grid: (rows,)."""
     row = tl.program_id(0).to(tl.int64)
     shift, powers = powers_of_row(largest, total, row, PARTS, LANES)
-    tl.store(out + row, EPILOGUE(tl.log(powers) + shift, row, 0, None, extra))
+    tl.store(out + row, EPILOGUE(log_of_powers(powers, shift), row, 0, None, extra))
 
 
 @tilewright.jit

@@ -12,6 +12,7 @@ from tilewright.library.candidate import Candidate, Stage
 from tilewright.library.cost import Cost, estimate, expected
 from tilewright.library.generated.elementwise import chain_operations, tensor_bytes, total_bytes
 from tilewright.library.generated.generate import chain_name, next_power_of_2
+from tilewright.library.generated.trace import Load, walk
 from tilewright.library.rows.program import RowProgram, row_program
 from tilewright.library.rows.program_text import Form, Walk, launches, walk_of
 from tilewright.library.rows.simt_config import block_of, row_form, warps_for
@@ -23,6 +24,7 @@ NARROW = 32  # kept elements in a row of memory that are lanes by themselves
 WHOLE = 32768  # elements of all tensors that a CTA holds of whole rows
 TILE = 16384  # elements of all tensors that a CTA holds of whole columns
 CHUNK, CHUNK_WARPS = 4096, 8  # elements of a block where there are several of them
+LEAST_BLOCK = 1024  # elements of a block that are worth a smaller one, so that its addresses are simple
 STRIP = 64  # lanes of such a block across rows
 MOST_PARTS = 1024
 LEAST_ROWS = 128  # of a strip that are worth a CTA
@@ -59,13 +61,25 @@ def gpu_row_program(group: Group, graph: Graph, target: Target, candidates: Make
         single, joined = (row_program(group, graph, pairs) for pairs in (False, True))
     except NotImplementedError as reason:
         return [replace(found[0], reasons={**found[0].reasons, "one kernel": f"not possible: {reason}"})]
-    walk = walk_of(single, NARROW)
-    for form in _whole_forms(single, walk, target):
-        found.append(_candidate(group, single, walk, form, target))
-    walk = walk_of(joined, NARROW)
-    for form in _long_forms(walk, target, len(found) > 1):
-        found.append(_candidate(group, joined, walk, form, target))
+    loops = walk_of(single, NARROW)
+    for form in _whole_forms(single, loops, target):
+        found.append(_candidate(group, single, loops, form, target))
+    loops = walk_of(joined, NARROW)
+    safe = not _reads_what_rows_update(joined, graph)
+    for form in _long_forms(loops, target, len(found) > 1):
+        if form.parts > 1 and not safe:
+            continue
+        found.append(_candidate(group, joined, loops, form, target))
     return found
+
+
+def _reads_what_rows_update(program: RowProgram, graph: Graph) -> bool:
+    """Whether elements are computed from a tensor of the caller's whose new value is stored by rows: of several CTAs
+    for a row one would write what others read."""
+    rows = {item.value for item in program.stored if not item.is_full}
+    updated = {target for target, value in graph.mutations.items() if value in rows}
+    full = [part for item in program.stored if item.is_full for part in walk(item.expression)]
+    return any(isinstance(part, Load) and part.value in updated for part in full)
 
 
 def separate(group: Group, graph: Graph, target: Target, candidates: Maker) -> Candidate:
@@ -74,6 +88,9 @@ def separate(group: Group, graph: Graph, target: Target, candidates: Maker) -> C
     inputs = [value for value in read_outside(group.nodes) if value not in constants]
     names = [value.name for value in group.outputs]
     part = Graph(graph.name, graph.symbols, inputs, list(group.outputs), names, list(group.nodes), constants)
+    part.mutations = {
+        target: value for target, value in graph.mutations.items() if target in inputs and value in group.outputs
+    }
     found = []
     stored: list[Value] = []
     for other in fuse(part).groups:
@@ -146,6 +163,9 @@ def _long_forms(walk: Walk, target: Target, held: bool) -> list[Form]:
     columns, lanes = expected(walk.column_count), expected(walk.lane_count)
     if walk.along:
         block = min(CHUNK, max(128, next_power_of_2(columns))) if isinstance(walk.column_count, int) else 1024
+        inner = walk.columns[-1].extent
+        if len(walk.columns) > 1 and isinstance(inner, int) and inner % LEAST_BLOCK == 0:
+            block = min(block, inner & -inner)  # a block lies in one run of neighbours
         form = Form(1, block, max(1, min(CHUNK_WARPS, block // 256)), False)
         parts = min(MOST_PARTS, 4 * processors // max(1, lanes), columns // CHUNK)
     else:

@@ -13,7 +13,7 @@ from __future__ import annotations
 import tilewright
 import tilewright.language as tl
 from tilewright.library.masks import both, within
-from tilewright.library.reduce.kernel import combine, maximum_of, read_slot, reduce_axis
+from tilewright.library.reduce.kernel import combine, log_of_powers, maximum_of, read_slot, reduce_axis
 from tilewright.library.rows.simt_kernel import deviations, softmax_of
 
 
@@ -90,7 +90,7 @@ def log_sum_exp(out, rows, columns, *extra, ROWS: tl.constexpr, BLOCK: tl.conste
         total = total * tl.exp(largest - larger) + tl.exp(x - larger)
         largest = larger
     shift = tl.reduce(largest, 1, maximum_of)
-    value = tl.log(tl.sum(total * tl.exp(largest - shift[:, None]), 1)) + shift
+    value = log_of_powers(tl.sum(total * tl.exp(largest - shift[:, None]), 1), shift)
     inside = within(index, rows, MASK)
     tl.store(out + index, EPILOGUE(value, index, 0, inside, extra), mask=inside)
 

@@ -1,0 +1,169 @@
+"""Several reductions over the same rows as one group, and its kernels, against the float64 reference."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+
+import numpy as np
+import pytest
+
+from tests.host.random_rows import TOLERANCES, RandomRows
+from tests.host.tactics_support import Draw, check, run_graph
+from tilewright.dtypes import float16, float32
+from tilewright.graph.build import GraphBuilder
+from tilewright.graph.core import Graph, Value
+from tilewright.graph.passes.fuse import fuse
+from tilewright.graph.passes.stage_reductions import stage_reductions
+from tilewright.graph.pipeline import optimize
+from tilewright.graph.reference import run as reference
+from tilewright.library.candidate import Candidate
+from tilewright.library.rows import simt_program
+from tilewright.library.select import candidates
+from tilewright.targets.nvidia.target import NvidiaTarget
+
+GPU = NvidiaTarget.named("sm_90a")
+FORMS = ("rows at once", "rows in chunks", "rows in parts")
+
+
+@pytest.fixture
+def small(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Blocks so small that a few numbers are several of them, and several parts."""
+    for name, value in {"CHUNK": 16, "LEAST_ROWS": 3, "STRIP": 8}.items():
+        monkeypatch.setattr(simt_program, name, value)
+
+
+def taking(form: str, seen: list[str]) -> Callable[[Sequence[Candidate]], Candidate]:
+    """The candidate of a form, where there is one."""
+
+    def choice(found: Sequence[Candidate]) -> Candidate:
+        chosen = next((candidate for candidate in found if candidate.name == form), found[0])
+        seen.append(chosen.name)
+        return chosen
+
+    return choice
+
+
+@pytest.mark.usefixtures("small")
+@pytest.mark.parametrize("seed", range(5))
+def test_random_programs(seed: int) -> None:
+    drawn = RandomRows(seed, (1, 2, 3, 7, 31, 65), 700, dynamic=seed % 3 == 0)
+    graph, inputs = optimize(drawn.graph), drawn.inputs()
+    for form in FORMS if seed % 3 else FORMS[1:]:
+        check(graph, inputs, False, TOLERANCES[drawn.type], GPU, taking(form, []), True)
+
+
+def moments(b: GraphBuilder, x: Value, axes: tuple[int, ...]) -> tuple[Value, Value]:
+    """The mean and the variance."""
+    mean = b.op("reduce_mean", [x], axes=axes, keepdims=True)
+    difference = b.op("subtract", [x, mean])
+    return mean, b.op("reduce_mean", [b.op("multiply", [difference, difference])], axes=axes, keepdims=True)
+
+
+def batch_norm(channels: int = 3) -> Graph:
+    b = GraphBuilder("batch norm in training")
+    x, scale = b.input("x", float32, (5, channels, 6, 11)), b.input("scale", float32, (channels, 1, 1))
+    mean, variance = moments(b, x, (0, 2, 3))
+    root = b.op("rsqrt", [b.op("add", [variance, 1e-5])])
+    b.output(b.op("multiply", [b.op("multiply", [b.op("subtract", [x, mean]), root]), scale]), "y")
+    b.output(mean, "mean")
+    return b.finish()
+
+
+def group_norm() -> Graph:
+    b = GraphBuilder("group norm")
+    x, scale = b.input("x", float16, (2, 6, 4, 5)), b.input("scale", float16, (6, 1, 1))
+    y = b.op("layer_norm", [b.op("reshape", [x], shape=(2, 3, 40))], axis=2, epsilon=1e-5)
+    b.output(b.op("silu", [b.op("multiply", [b.op("reshape", [y], shape=x.shape), scale])]), "y")
+    return b.finish()
+
+
+def norm_over_channels() -> Graph:
+    b = GraphBuilder("norm over channels")
+    x = b.input("x", float32, (2, 9, 70))
+    total = b.op("reduce_sum", [b.op("multiply", [x, x])], axes=(1,), keepdims=True)
+    b.output(b.op("divide", [x, b.op("clip", [b.op("sqrt", [total])], low=1e-12)]), "y")
+    return b.finish()
+
+
+def divergence() -> Graph:
+    b = GraphBuilder("divergence")
+    x, y = b.input("x", float32, (4, 37)), b.input("y", float32, (4, 37))
+    p, logarithm = b.op("softmax", [y], axis=1), b.op("log_softmax", [x], axis=1)
+    product = b.op("multiply", [p, b.op("subtract", [b.op("log", [p]), logarithm])])
+    b.output(b.op("reduce_sum", [product], axes=(0, 1)), "y")
+    return stage_reductions(b.finish())
+
+
+def statistics() -> Graph:
+    b = GraphBuilder("statistics")
+    x = b.input("x", float32, (3, b.symbol("n", 1, 99999)))
+    for value in (*moments(b, x, (1,)), b.op("reduce_max", [x], axes=(1,)), b.op("reduce_min", [x], axes=(1,))):
+        b.output(value)
+    return b.finish()
+
+
+@pytest.mark.usefixtures("small")
+@pytest.mark.parametrize("make", [batch_norm, group_norm, norm_over_channels, divergence, statistics])
+def test_one_group_in_every_form(make: Callable[[], Graph], draw: Draw) -> None:
+    graph = optimize(make())
+    kinds = [group.kind for group in fuse(graph, row_programs=True).groups if group.kind != "view"]
+    assert kinds == ["rows"] + ["reduction"] * (make is divergence)
+    inputs = {
+        value.name: draw(*(extent if isinstance(extent, int) else 83 for extent in value.shape)).astype(
+            value.dtype.numpy
+        )
+        for value in graph.inputs
+    }
+    seen: list[str] = []
+    for form in ("separate rows", *FORMS):
+        check(graph, inputs, False, 2e-2 if make is group_norm else 1e-4, GPU, taking(form, seen), True)
+    assert len(set(FORMS).intersection(seen)) >= 1 + (make is not divergence)
+
+
+def test_a_large_mean_costs_no_digits_of_a_variance(small: None, draw: Draw) -> None:
+    for form in FORMS[1:]:
+        check(optimize(statistics()), {"x": draw(3, 150) + 3000}, False, 1e-5, GPU, taking(form, []), True)
+
+
+def test_infinities_and_what_is_no_number(small: None) -> None:
+    """As in the order of the operations: a softmax of nothing but -inf is NaN, its logarithm of sums -inf."""
+    b = GraphBuilder("infinities")
+    x = b.input("x", float32, (5, 70))
+    total = b.op("reduce_log_sum_exp", [x], axes=(1,), keepdims=True)
+    b.output(total, "log of sums")
+    b.output(b.op("subtract", [b.op("softmax", [x], axis=1), b.op("multiply", [total, 0.0])]), "softmax")
+    graph = optimize(b.finish())
+    rows = np.zeros((5, 70), np.float32)
+    rows[0, 3], rows[1], rows[2, 69], rows[3, 5] = -np.inf, -np.inf, np.nan, np.inf
+    expected = reference(graph, {"x": rows})
+    for form in FORMS[:2]:
+        with np.errstate(all="ignore"):
+            outputs, _ = run_graph(graph, {"x": rows}, False, GPU, taking(form, []), True)
+        for name, wanted in expected.items():
+            np.testing.assert_allclose(outputs[name], wanted, rtol=1e-5, err_msg=f"{form}, {name}")
+
+
+def test_other_rows_stay_groups_of_their_own() -> None:
+    """Reductions over other axes, and elementwise ops that share nothing of the size of rows."""
+    b = GraphBuilder("others")
+    x, y = b.input("x", float32, (8, 8)), b.input("y", float32, (8, 8))
+    b.output(b.op("reduce_sum", [x], axes=(0,)))
+    b.output(b.op("multiply", [y, b.op("reduce_max", [x], axes=(1,), keepdims=True)]))
+    assert [group.kind for group in fuse(b.finish(), row_programs=True).groups] == [
+        "reduction",
+        "reduction",
+        "elementwise",
+    ]
+
+
+def test_numbers_of_other_rows_are_refused_by_the_kernel(draw: Draw) -> None:
+    """Of a square matrix, the sums of rows meet columns: as many numbers, but not at the same place."""
+    b = GraphBuilder("square")
+    x = b.input("x", float32, (8, 8))
+    total = b.op("reduce_sum", [x], axes=(1,), keepdims=False)
+    b.output(b.op("subtract", [x, total]))
+    graph = b.finish()
+    (group,) = fuse(graph, row_programs=True).groups
+    (only,) = candidates(group, graph, GPU)
+    assert only.name == "separate rows" and "not possible" in only.reasons["one kernel"]
+    check(graph, {"x": draw(8, 8)}, False, 1e-5, GPU, row_programs=True)
