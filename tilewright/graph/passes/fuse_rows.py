@@ -7,6 +7,8 @@ writing it, or reading it again.  Groups join when they share a tensor with the 
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+
 from tilewright.graph.core import Value
 from tilewright.graph.passes.fuse_draft import Draft, Drafts
 from tilewright.graph.row_spaces import RowSpace, space_of
@@ -17,11 +19,11 @@ _MOST_TENSORS = 6  # with the elements of the space that a group reads or stores
 
 def join_rows(drafts: Drafts, remarks: list[str]) -> None:
     """Make groups of the class "rows" of reductions with others over the same space, and of elementwise ops there."""
-    for draft in list(drafts.all()):
-        space = _space(drafts, draft)
-        if space is None or drafts.owner[draft.first] is not draft:
+    spaces = {draft: space for draft in drafts.all() if (space := _space(drafts, draft)) is not None}
+    for draft, space in spaces.items():
+        if drafts.owner[draft.first] is not draft:
             continue
-        joined = _Joined(drafts, draft, space)
+        joined = _Joined(drafts, draft, spaces)
         joined.grow()
         if joined.count > 1:
             draft.kind, draft.anchor = "rows", None
@@ -39,9 +41,9 @@ def _space(drafts: Drafts, draft: Draft) -> RowSpace | None:
 class _Joined:
     """A group over a space that takes others."""
 
-    def __init__(self, drafts: Drafts, draft: Draft, space: RowSpace) -> None:
-        self.drafts, self.draft, self.space = drafts, draft, space
-        self.whole: Size = product(space.shape)
+    def __init__(self, drafts: Drafts, draft: Draft, spaces: Mapping[Draft, RowSpace]) -> None:
+        self.drafts, self.draft, self.spaces, self.space = drafts, draft, spaces, spaces[draft]
+        self.whole: Size = product(self.space.shape)
         self.count = 1
 
     def grow(self) -> None:
@@ -99,8 +101,8 @@ class _Joined:
 
     def _fits(self, other: Draft) -> bool:
         """Whether another group works on the same rows, and is better done with them."""
-        if other.kind == "reduction":
-            space = _space(self.drafts, other)
+        if other.kind in ("reduction", "rows"):
+            space = self.spaces.get(other)
             if space is None or space.runs != self.space.runs:
                 return False
         elif other.kind != "elementwise":
@@ -114,9 +116,8 @@ class _Joined:
         """Whether a tensor of the space need not be read again, or only numbers of rows are computed."""
         reshaped = {draft.first for draft in self._views(other)}
         made = {item for index in self.draft.nodes | reshaped for item in self.drafts.nodes[index].outputs}
-        if (self._full_tensors(self.draft) | {value for value in made if self._is_full(value)}) & self._full_tensors(
-            other
-        ):
+        own = self._full_tensors(self.draft) | {value for value in made if self._is_full(value)}
+        if own & self._full_tensors(other):
             return True
         rows_only = all(self._is_of_rows(self.drafts.nodes[index].output) for index in other.nodes)
         return other.kind == "elementwise" and rows_only and not made.isdisjoint(self.drafts.inputs(other))

@@ -25,7 +25,7 @@ from tilewright.library.generated.index import Index, flatten, unflatten
 from tilewright.library.generated.trace import Coordinates, Expression, Given, Load, Tracer, axes_of, walk
 from tilewright.library.rows.cpu import REDUCTIONS
 from tilewright.library.rows.primitives import in_primitives
-from tilewright.symbolic import product
+from tilewright.symbolic import product, upper_bound
 
 MOMENTS, POWERS = "moments", "powers"
 
@@ -77,8 +77,16 @@ class RowProgram:
     def roots(self) -> list[Expression]:
         """All expressions that kernels compute."""
         shifts = [shift for item in self.reductions for _, shift in item.others if not isinstance(shift, bool)]
-        own = [item.expression for item in (*self.reductions, *self.stored)]
-        return [*own, *shifts]
+        own = [item.expression for item in self.reductions]
+        return [*own, *(item.expression for item in self.stored), *shifts]
+
+    @property
+    def is_wide(self) -> bool:
+        """Whether any tensor has elements whose places 32 bits do not count."""
+        loads = [item.value for root in (*self.roots(), *self.tracer.loaded.values()) for item in walk(root)
+                 if isinstance(item, Load)]  # fmt: skip
+        shapes = [self.space.shape, *(value.shape for value in loads), *(item.value.shape for item in self.stored)]
+        return any(upper_bound(product(shape)) > 2**31 - 1 for shape in shapes)
 
     def full_loads(self) -> list[Value]:
         """The tensors that are read at each element of the space."""
@@ -128,8 +136,7 @@ class _Maker:
         for node in self.nodes:
             if node.op not in REDUCTIONS:
                 continue
-            kind, source = pairs.get(node.output, (REDUCTIONS[node.op], node.inputs[0]))
-            assert source is not None
+            kind, source = pairs.get(node.output, (REDUCTIONS[node.op], self._source(node)))
             if (kind, source) not in found:
                 expression = self.tracer.trace(source, self._full_at(source))
                 level = 1 + max((levels[value] for value in _given(expression)), default=0)
@@ -143,18 +150,14 @@ class _Maker:
     def _add(self, node: Node, reduction: Reduction) -> None:
         """Note what a node's output is among the results of its reduction."""
         first = {MOMENTS: "reduce_mean", POWERS: "reduce_max"}.get(reduction.kind, node.op)
-        if node.op == first and node.inputs[0] is reduction.source:
+        if node.op == first and self._source(node) is reduction.source:
             reduction.results.append(node.output)
         elif reduction.kind == MOMENTS:
             reduction.others.append((node.output, node.op == "reduce_mean"))
         else:
             shift = self._shift(node)
             assert shift is not None
-            reduction.others.append((node.output, self.tracer.trace(shift, self._full_at_kept(shift))))
-
-    def _full_at_kept(self, value: Value) -> Coordinates:
-        """Where the kept value that is broadcast to the space lies."""
-        return self._kept_at(value)
+            reduction.others.append((node.output, self.tracer.trace(shift, self._kept_at(shift))))
 
     def _stored(self, value: Value) -> Stored:
         count = product(value.shape)
@@ -174,16 +177,14 @@ class _Maker:
             pair = self._moments(node) or self._powers(node)
             if pair is not None:
                 kind, first = pair
-                assert first.inputs[0] is not None
-                found[node.output] = (kind, first.inputs[0])
-                found[first.output] = (kind, first.inputs[0])
+                found[node.output] = found[first.output] = (kind, self._source(first))
         means = {source for kind, source in found.values() if kind == MOMENTS}
         tops = {source for kind, source in found.values() if kind == POWERS}
         for node in self.nodes:  # the same mean or maximum in another form
-            if node.op == "reduce_mean" and node.inputs[0] in means:
-                found.setdefault(node.output, (MOMENTS, node.inputs[0]))
-            if node.op == "reduce_max" and node.inputs[0] in tops:
-                found.setdefault(node.output, (POWERS, node.inputs[0]))
+            if node.op == "reduce_mean" and self._source(node) in means:
+                found.setdefault(node.output, (MOMENTS, self._source(node)))
+            if node.op == "reduce_max" and self._source(node) in tops:
+                found.setdefault(node.output, (POWERS, self._source(node)))
         return found
 
     def _moments(self, node: Node) -> tuple[str, Node] | None:
@@ -237,6 +238,15 @@ class _Maker:
             else:
                 waiting += node.inputs
         return list(found.values())
+
+    def _source(self, node: Node) -> Value:
+        """What a reduction is of, before it is widened to the type that is computed in anyway."""
+        value = node.inputs[0]
+        assert value is not None
+        cast = self._producer(value)
+        given = cast.inputs[0] if cast is not None and cast.op == "cast" else None
+        narrow = given is not None and given.dtype.is_float and compute_type(given.dtype) == value.dtype
+        return given if given is not None and narrow and product(given.shape) == product(value.shape) else value
 
     def _producer(self, value: Value | None) -> Node | None:
         return None if value is None else self.producers.get(value)

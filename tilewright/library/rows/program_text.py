@@ -13,7 +13,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from copy import copy
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 from tilewright.dtypes import DType
@@ -31,13 +31,14 @@ from tilewright.library.generated.source import (
     merge_axes,
     own_indices,
 )
-from tilewright.library.generated.trace import Expression, Load, Operation
+from tilewright.library.generated.trace import Expression, Load, Operation, Tracer
 from tilewright.library.reduce.kernel import combine, reduce_axis
 from tilewright.library.rows import program_kernel
 from tilewright.library.rows.cpu import neutral_element
 from tilewright.library.rows.program import MOMENTS, POWERS, Reduction, RowProgram
-from tilewright.symbolic import Size, ceil_divide, lift, product, simplify, upper_bound
+from tilewright.symbolic import Size, ceil_divide, lift, product, simplify
 
+_LAST_LANES = 8  # of a CTA that only puts parts together
 _HELPERS: dict[str, Any] = {
     "combine": combine,
     "reduce_axis": reduce_axis,
@@ -99,8 +100,11 @@ class Form:
 class _RowWriter(Writer):
     """A writer whose loads that do not depend on the column, or on the row, have masks of their own."""
 
-    def __init__(self, *arguments: Any, row_mask: str, column_mask: str) -> None:
-        super().__init__(*arguments, "mask" if row_mask or column_mask else "")
+    def __init__(
+        self, tracer: Tracer, references: NamedReferences, variables: Sequence[LoopVariable], names: Sequence[str],
+        row_mask: str, column_mask: str,
+    ) -> None:  # fmt: skip
+        super().__init__(tracer, references, variables, names, "mask" if row_mask or column_mask else "")
         self.row_mask, self.own_column_mask = row_mask, column_mask
 
     def _masked_index(self, item: Load) -> str:
@@ -138,6 +142,7 @@ class _Launch:
         self.program, self.walk, self.form, self.partial = program, walk, form, partial
         self.references = NamedReferences()
         self.axis = 1 if walk.along else 0
+        self.wide = ".to(tl.int64)" if program.is_wide else ""
         row_masked = not divides(form.lanes, walk.lane_count)
         self.column_masked = not divides(form.block, walk.column_count)  # parts are whole blocks
         variables = [*walk.planes, *walk.lanes, *walk.columns]
@@ -173,9 +178,9 @@ class _Launch:
             emit("part = own % PARTS")
             emit("own = own // PARTS")
         if walk.planes:
-            emit("plane = own.to(tl.int64)")
+            emit(f"plane = own{self.wide}")
             self.lines += decompose(walk.planes, names_of(len(walk.planes), "plane"), "plane", writer)
-        emit(f"row = ({block} * LANES + tl.arange(0, LANES)).to(tl.int64){self._kept_axis()}")
+        emit(f"row = ({block} * LANES + tl.arange(0, LANES)){self.wide}{self._kept_axis()}")
         if writer.row_mask:
             emit(f"row_mask = row < {writer.size(walk.lane_count)}")
         self.lines += decompose(walk.lanes, self.row_names, "row", writer)
@@ -221,8 +226,8 @@ class _Launch:
                 lines.append(f"{self.column_names[0]} = outside")
         else:
             lines += decompose(self.walk.columns, self.column_names, "column", writer)
-        if len(self.walk.columns) > 1 and upper_bound(product(self.program.space.shape)) > 2**31 - 1:
-            lines += [f"{name} = {name}.to(tl.int64)" for name in self.column_names]
+        if self.wide:
+            lines += [f"{name} = {name}{self.wide}" for name in self.column_names]
         return lines
 
     # Reductions
@@ -480,6 +485,8 @@ def launches(program: RowProgram, walk: Walk, form: Form, name: str) -> tuple[li
         launch.store_partial(launch.walk_level(level))
         calls.append(launch.call(f"{name}_part_{level}", shared, constants))
     full = any(item.is_full for item in program.stored)
+    if not full:
+        form, constants, strips = _last_form(walk, form, constants)
     launch = _Launch(program, walk, form, partial)
     launch.head(form.parts if full else 1)
     launch.load_partial(program.reductions)
@@ -487,6 +494,15 @@ def launches(program: RowProgram, walk: Walk, form: Form, name: str) -> tuple[li
     launch.store_rows(full)
     calls.append(launch.call(f"{name}_of_parts", shared if full else strips, constants))
     return calls, [value for values in partial.values() for value in values]
+
+
+def _last_form(walk: Walk, form: Form, constants: dict[str, int]) -> tuple[Form, dict[str, int], Size]:
+    """The blocks, constants and number of CTAs of a launch that only puts parts together."""
+    lanes = min(form.lanes, _LAST_LANES)
+    pieces = constants["PIECES"]
+    form = replace(form, lanes=lanes, warps=max(1, min(4, pieces * lanes // 256)))
+    strips = simplify(lift(ceil_divide(walk.lane_count, lanes)) * walk.plane_count)
+    return form, {**constants, "LANES": lanes}, strips
 
 
 def _partial(item: Reduction, walk: Walk, parts: int) -> list[Value]:

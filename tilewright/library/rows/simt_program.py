@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
-from math import ceil
+from math import ceil, isqrt
 
 from tilewright.graph.core import Graph, Value
 from tilewright.graph.fusion import Group, read_outside
@@ -26,9 +26,13 @@ TILE = 16384  # elements of all tensors that a CTA holds of whole columns
 CHUNK, CHUNK_WARPS = 4096, 8  # elements of a block where there are several of them
 LEAST_BLOCK = 1024  # elements of a block that are worth a smaller one, so that its addresses are simple
 STRIP = 64  # lanes of such a block across rows
-MOST_PARTS = 1024
+LEAST_STRIP = 16
+MOST_PARTS = 2048
+MOST_PIECES = 8  # of a column that each CTA puts together, whatever their share
 LEAST_ROWS = 128  # of a strip that are worth a CTA
 MOST_WARPS = 16
+OTHERS = 1.02  # how much behind other numbers of warps are ranked
+_BEGIN = 12  # elements that the begin of a line in a block costs
 
 
 @dataclass(frozen=True)
@@ -61,15 +65,14 @@ def gpu_row_program(group: Group, graph: Graph, target: Target, candidates: Make
         single, joined = (row_program(group, graph, pairs) for pairs in (False, True))
     except NotImplementedError as reason:
         return [replace(found[0], reasons={**found[0].reasons, "one kernel": f"not possible: {reason}"})]
-    loops = walk_of(single, NARROW)
-    for form in _whole_forms(single, loops, target):
-        found.append(_candidate(group, single, loops, form, target))
-    loops = walk_of(joined, NARROW)
+    whole, long = walk_of(single, NARROW), walk_of(joined, NARROW)
+    forms = [(single, whole, form) for form in _whole_forms(single, whole, target)]
     safe = not _reads_what_rows_update(joined, graph)
-    for form in _long_forms(loops, target, len(found) > 1):
-        if form.parts > 1 and not safe:
-            continue
-        found.append(_candidate(group, joined, loops, form, target))
+    held = bool(forms)
+    forms += [(joined, long, form) for form in _long_forms(joined, long, target, held) if form.parts == 1 or safe]
+    for program, loops, form in forms:
+        found.append(_candidate(group, program, loops, form, target))
+        found += [_candidate(group, program, loops, other, target, OTHERS) for other in _others(form)]
     return found
 
 
@@ -110,7 +113,9 @@ def separate(group: Group, graph: Graph, target: Target, candidates: Maker) -> C
     )
 
 
-def _candidate(group: Group, program: RowProgram, walk: Walk, form: Form, target: Target) -> Candidate:
+def _candidate(
+    group: Group, program: RowProgram, walk: Walk, form: Form, target: Target, factor: float = 1.0
+) -> Candidate:
     calls, temporaries = launches(program, walk, form, chain_name(group.nodes, "rows"))
     traffic, machine = _Traffic(group, program), target.machine()
     again = program.levels - 1 + any(item.is_full for item in program.stored)
@@ -120,7 +125,7 @@ def _candidate(group: Group, program: RowProgram, walk: Walk, form: Form, target
         cached = form.parts == 1 or expected(traffic.read) <= machine.l2_bytes // 2
         moved = simplify(lift(traffic.once) + lift(traffic.read) * again // (3 if cached else 1))
     cost = estimate(machine, moved, traffic.operations, calls[0].grid[0], efficiency=0.25)
-    seconds = cost.seconds + (len(calls) - 1) * machine.launches.kernel
+    seconds = (cost.seconds + (len(calls) - 1) * machine.launches.kernel) * factor
     name = "rows at once" if form.whole else "rows in chunks" if form.parts == 1 else "rows in parts"
     reasons = {"levels": program.levels, "lanes": form.lanes, "block": form.block, "warps": form.warps,
                "grid": [str(call.grid[0]) for call in calls]}  # fmt: skip
@@ -140,26 +145,29 @@ def _whole_forms(program: RowProgram, walk: Walk, target: Target) -> list[Form]:
         if block_of(columns) * tensors > WHOLE or columns > WHOLE // 2:
             return []
         form = row_form(expected(walk.lane_count), columns, processors, tensors)
-        return _with_warps(Form(form.rows, form.block, form.warps, True))
-    block, lanes = next_power_of_2(columns), next_power_of_2(expected(walk.lane_count))
+        return [Form(form.rows, form.block, form.warps, True)]
+    block, lanes = next_power_of_2(columns), expected(walk.lane_count)
     most = TILE // (block * tensors)
-    if most < min(16, lanes):
+    if most < min(LEAST_STRIP, next_power_of_2(lanes)):
         return []
-    widest = min(128, lanes, 1 << (most.bit_length() - 1))
+    widest = _strip(lanes, min(2 * STRIP, 1 << (most.bit_length() - 1)))
     forms = [
         Form(width, block, warps_for(block * width * tensors, 1024), True)
-        for width in (widest, max(min(16, lanes), widest // 2))
+        for width in dict.fromkeys((widest, max(min(LEAST_STRIP, next_power_of_2(lanes)), widest // 2)))
     ]
-    strips = expected(walk.plane_count) * ceil(expected(walk.lane_count) / forms[0].lanes)
-    if strips < 2 * processors:
-        forms.reverse()
-    return [other for form in dict.fromkeys(forms) for other in _with_warps(form)]
+    return forms[::-1] if expected(walk.plane_count) * ceil(lanes / widest) < 2 * processors else forms
 
 
-def _long_forms(walk: Walk, target: Target, held: bool) -> list[Form]:
+def _strip(lanes: int, most: int) -> int:
+    """Lanes of a block across rows: few of them without an element, and long lines of memory."""
+    least = min(LEAST_STRIP, next_power_of_2(lanes))
+    widths = [1 << power for power in range(least.bit_length() - 1, max(least, most).bit_length())]
+    return min(widths, key=lambda width: ceil(lanes / width) * (width + _BEGIN))
+
+
+def _long_forms(program: RowProgram, walk: Walk, target: Target, held: bool) -> list[Form]:
     """The forms in which CTAs walk what is reduced: each all of it, unless registers hold that (`held`), or several of
     them a part each."""
-    processors = target.machine().processors
     columns, lanes = expected(walk.column_count), expected(walk.lane_count)
     if walk.along:
         block = min(CHUNK, max(128, next_power_of_2(columns))) if isinstance(walk.column_count, int) else 1024
@@ -167,22 +175,32 @@ def _long_forms(walk: Walk, target: Target, held: bool) -> list[Form]:
         if len(walk.columns) > 1 and isinstance(inner, int) and inner % LEAST_BLOCK == 0:
             block = min(block, inner & -inner)  # a block lies in one run of neighbours
         form = Form(1, block, max(1, min(CHUNK_WARPS, block // 256)), False)
-        parts = min(MOST_PARTS, 4 * processors // max(1, lanes), columns // CHUNK)
+        programs, most = lanes, columns // CHUNK
     else:
-        wide = min(STRIP, next_power_of_2(lanes)) if isinstance(walk.lane_count, int) else STRIP
+        wide = _strip(lanes, STRIP) if isinstance(walk.lane_count, int) else STRIP
         block = max(1, 2 * CHUNK // wide)
         if isinstance(walk.column_count, int):
             block = min(block, next_power_of_2(columns))
         form = Form(wide, block, warps_for(wide * block, 512, MOST_WARPS), False)
-        strips = expected(walk.plane_count) * ceil(lanes / wide)
-        parts = min(MOST_PARTS, 4 * processors // max(1, strips), columns // LEAST_ROWS)
-    found = [] if held else _with_warps(form)
-    if parts > 1:
-        found += _with_warps(replace(form, parts=parts))
+        programs, most = expected(walk.plane_count) * ceil(lanes / wide), columns // LEAST_ROWS
+        if any(item.is_full for item in program.stored):  # each CTA puts all parts together before it stores its own
+            numbers = sum(2 if item.is_pair else 1 for item in program.reductions)
+            most = min(most, max(MOST_PIECES, isqrt(columns // (8 * numbers))))
+    found = [] if held else [form]
+    wanted = 4 * target.machine().processors // max(1, programs)
+    counts = [min(MOST_PARTS, most, wanted * count) for count in (1, 4)]
+    if isinstance(walk.column_count, int):
+        counts = [_even(columns, form.block, count) for count in counts]
+    found += [replace(form, parts=count) for count in dict.fromkeys(counts) if count > 1]
     return found
 
 
-def _with_warps(form: Form) -> list[Form]:
-    """A form, and those with twice and half as many warps."""
-    counts = (form.warps, 2 * form.warps, form.warps // 2)
-    return [replace(form, warps=count) for count in counts if 1 <= count <= MOST_WARPS]
+def _even(columns: int, block: int, parts: int) -> int:
+    """The number of parts that have something to do, when each has as many blocks."""
+    blocks = ceil(columns / block)
+    return ceil(blocks / ceil(blocks / parts)) if parts > 1 else parts
+
+
+def _others(form: Form) -> list[Form]:
+    """The form with twice and half as many warps, which the estimate cannot tell apart."""
+    return [replace(form, warps=count) for count in (2 * form.warps, form.warps // 2) if 1 <= count <= MOST_WARPS]
