@@ -29,6 +29,7 @@ from tilewright.library.rows.simt_config import row_form, sum_form
 from tilewright.library.rows.simt_parts import (
     COLUMN_ELEMENTS,
     COLUMNS,
+    CTAS,
     count_parts,
     first_of_parts,
     log_sum_exp_parts,
@@ -43,6 +44,7 @@ WHOLE_ROW = 16384  # longest row that a CTA holds in registers
 FEW_ELEMENTS = 2048  # of a block of a reduction over few rows
 FEW_CTAS = 512  # that there are then at least
 MOST_WARPS = 16  # of a CTA
+MANY_CTAS = 16  # of each processor: short ones, of which more are computed while others wait for memory
 
 
 def gpu_reduction(group: Group, graph: Graph, target: Target) -> list[Candidate]:
@@ -101,12 +103,14 @@ def _row_operation(group: Group, graph: Graph, target: Target) -> Candidate:
 
 def _reductions(group: Group, graph: Graph, target: Target) -> list[Candidate]:
     """A reduction; one to few numbers in two launches, the first of which does parts of what is reduced."""
-    parts = reduction_parts(group, target)
-    if parts == 1:
+    if reduction_parts(group, target) == 1:
         return [row_candidate([_reduce(group, graph, target)], group, target)]
-    first, partial = first_of_parts(group, graph, parts)
-    candidate = row_candidate([first, _reduce(rest_of_parts(group, partial), graph, target)], group, target)
-    return [replace(candidate, temporaries=(partial,), reasons={**candidate.reasons, "parts": parts})]
+    found = []
+    for parts in dict.fromkeys(reduction_parts(group, target, ctas) for ctas in (CTAS, MANY_CTAS)):
+        first, partial = first_of_parts(group, graph, parts)
+        candidate = row_candidate([first, _reduce(rest_of_parts(group, partial), graph, target)], group, target)
+        found.append(replace(candidate, temporaries=(partial,), reasons={**candidate.reasons, "parts": parts}))
+    return found
 
 
 def _reduce(group: Group, graph: Graph, target: Target) -> KernelCall:

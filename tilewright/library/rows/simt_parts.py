@@ -33,17 +33,19 @@ from tilewright.targets.base import Target
 
 BLOCK = 4096  # columns that a CTA has in registers
 WARPS = 8
-MOST_PARTS = 1024  # of a row
+MOST_PARTS = 2048  # of a row
+CTAS = 4  # of each processor, with parts of rows
 COLUMNS = 64  # of a block of a reduction over rows, at most
 COLUMN_ELEMENTS = 8192  # of such a block
 LEAST_ROWS = 128  # that are worth a CTA
 UNDIVIDED = 1 << 14  # of a reduced row: no more than that are not divided
 
 
-def count_parts(rows: Size, columns: Size, target: Target, block: int = BLOCK) -> int:
-    """Into how many parts of at least `block` columns a row is divided, so that all processors have some; 1: not."""
+def count_parts(rows: Size, columns: Size, target: Target, block: int = BLOCK, ctas: int = CTAS) -> int:
+    """Into how many parts of at least `block` columns a row is divided, so that each processor has `ctas` of them; 1:
+    not."""
     programs, length = expected(rows), expected(columns)
-    wanted = 4 * target.machine().processors // max(1, programs)
+    wanted = ctas * target.machine().processors // max(1, programs)
     return max(1, min(MOST_PARTS, wanted, length // block))
 
 
@@ -132,14 +134,14 @@ def log_sum_exp_parts(group: Group, graph: Graph, target: Target, parts: int) ->
     return _candidate(calls, group, target, partial, parts)
 
 
-def reduction_parts(group: Group, target: Target) -> int:
-    """Into how many parts the elements of each sum are divided."""
+def reduction_parts(group: Group, target: Target, ctas: int = CTAS) -> int:
+    """Into how many parts the elements of each sum are divided, with so many of them for each processor."""
     assert group.anchor is not None
     outer, reduced, inner = reduced_space(group.anchor)
     if inner == 1:
-        return count_parts(outer, reduced, target) if expected(reduced) > UNDIVIDED else 1
+        return count_parts(outer, reduced, target, ctas=ctas) if expected(reduced) > UNDIVIDED else 1
     programs = expected(outer) * ceil(expected(inner) / COLUMNS)
-    return max(1, min(4 * target.machine().processors // programs, expected(reduced) // LEAST_ROWS, MOST_PARTS))
+    return max(1, min(ctas * target.machine().processors // programs, expected(reduced) // LEAST_ROWS, MOST_PARTS))
 
 
 def first_of_parts(group: Group, graph: Graph, parts: int) -> tuple[KernelCall, Value]:
