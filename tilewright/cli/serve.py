@@ -49,7 +49,7 @@ def serve(
     lora: LoraOption = None,
     threads: ThreadsOption = None,
 ) -> None:
-    """Serve a language model over HTTP: /v1/completions, /v1/chat/completions, /v1/models, /health, /metrics."""
+    """Serve a language model over HTTP: OpenAI's routes under /v1, a page at /, /health, /metrics."""
     keys = _keys(key_file)
     if not keys and not _is_own(host):
         raise wrong_usage(f"--host {host} can be reached from other machines: give --key-file, or keep to 127.0.0.1")

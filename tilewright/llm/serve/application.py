@@ -6,6 +6,7 @@
     GET  /v1/models
     POST /v1/completions
     POST /v1/chat/completions
+    POST /v1/responses         without state: nothing is stored
 
 What is over a bound is answered with an error and costs nothing more.  A client that goes away ends its request within
 a step.  Error bodies hold no paths, addresses or tracebacks.
@@ -19,7 +20,6 @@ import hashlib
 import hmac
 import json
 import logging
-import secrets
 import time
 from collections.abc import AsyncGenerator, AsyncIterator, Awaitable, Callable, MutableMapping, Sequence
 from dataclasses import dataclass, replace
@@ -28,10 +28,11 @@ from typing import Any
 from tilewright.errors import InputError, TilewrightError
 from tilewright.llm.asynchronous import AsyncLLM, EngineStopped
 from tilewright.llm.requests import Output
-from tilewright.llm.serve import protocol
+from tilewright.llm.serve import protocol, responses
+from tilewright.llm.serve.forms import About, ChatForm, TextForm
 from tilewright.llm.serve.metrics import Metrics
 from tilewright.llm.serve.protocol import Refused, Wanted
-from tilewright.llm.tools import MOST_CALLS, CallReader
+from tilewright.llm.serve.responses import ResponsesForm
 
 Message = MutableMapping[str, Any]
 Receive = Callable[[], Awaitable[Message]]
@@ -66,7 +67,7 @@ class Application:
         self._routes: dict[tuple[str, str], Callable[[str, Receive, Send], Awaitable[None]]] = {
             ("GET", "/health"): self._health, ("GET", "/ready"): self._ready, ("GET", "/metrics"): self._metrics,
             ("GET", "/v1/models"): self._models, ("POST", "/v1/completions"): self._completions,
-            ("POST", "/v1/chat/completions"): self._chat,
+            ("POST", "/v1/chat/completions"): self._chat, ("POST", "/v1/responses"): self._responses,
         }  # fmt: skip
 
     async def __call__(self, scope: Message, receive: Receive, send: Send) -> None:
@@ -155,19 +156,32 @@ class Application:
         fields = await self._fields(receive)
         wanted = self._adapted(fields, protocol.read_completion(fields))
         prompts = [await self._tokens(prompt) for prompt in wanted.prompts]
-        await self._answer(_Text(self, "cmpl", "text_completion", wanted), wanted, prompts, tenant, receive, send)
+        await self._answer(TextForm(self._about(wanted), wanted), wanted, prompts, tenant, receive, send)
 
     async def _chat(self, tenant: str, receive: Receive, send: Send) -> None:
-        fields = await self._fields(receive)
+        await self._talk(ChatForm, await self._fields(receive), {}, tenant, receive, send)
+
+    async def _responses(self, tenant: str, receive: Receive, send: Send) -> None:
+        given = await self._fields(receive)
+        await self._talk(ResponsesForm, responses.as_chat(given), given, tenant, receive, send)
+
+    async def _talk(
+        self, kind: type[ChatForm], fields: dict[str, Any], given: dict[str, Any], tenant: str, receive: Receive,
+        send: Send,
+    ) -> None:  # fmt: skip
+        """Answer the fields of a chat, in the form of `kind`; `given` are those of the request where they differ."""
         wanted = self._adapted(fields, protocol.read_chat(fields, self.llm.llm.engine.scheduler.longest))
         tokenizer = self.llm.llm.text_tokenizer
         if wanted.tools is not None:
             wanted = protocol.forced(wanted, tokenizer.call_format)
         tokens = await asyncio.to_thread(tokenizer.chat, wanted.messages or [], True, wanted.tools)
-        await self._answer(_Chat(self, "chatcmpl", "chat.completion", wanted), wanted, [tokens], tenant, receive, send)
+        await self._answer(kind(self._about(wanted), wanted, given), wanted, [tokens], tenant, receive, send)
+
+    def _about(self, wanted: Wanted) -> About:
+        return About(wanted.adapter or self.name, self.llm.llm.tokenizer)
 
     async def _answer(
-        self, form: _Text, wanted: Wanted, prompts: list[list[int]], tenant: str, receive: Receive, send: Send
+        self, form: TextForm, wanted: Wanted, prompts: list[list[int]], tenant: str, receive: Receive, send: Send
     ) -> None:
         """Answer until all is sent or the client has gone."""
         with self._admitted(prompts):
@@ -193,11 +207,11 @@ class Application:
                     await stream.aclose()
 
     async def _send_answer(
-        self, form: _Text, wanted: Wanted, streams: Sequence[AsyncGenerator[Output, None]], send: Send
+        self, form: TextForm, wanted: Wanted, streams: Sequence[AsyncGenerator[Output, None]], send: Send
     ) -> None:
         began = time.monotonic()
         if wanted.stream:
-            await self._send_events(form, wanted, self._timed(streams[0], began), send)
+            await self._send_events(form, self._timed(streams[0], began), send)
             return
         tasks = [asyncio.ensure_future(_last(self._timed(stream, began))) for stream in streams]
         try:
@@ -207,26 +221,22 @@ class Application:
         failed = next((output.error for output in outputs if output.error is not None), None)
         if failed is not None:
             raise Refused(500, failed)
-        n = wanted.parameters.n
-        choices = [form.choice(output, one, number * n) for number, output in enumerate(outputs)
-                   for one in output.completions]  # fmt: skip
-        await _send_json(send, 200, {**form.head(form.kind), "choices": choices, "usage": protocol.usage(outputs)})
+        await _send_json(send, 200, form.whole(outputs))
 
-    async def _send_events(self, form: _Text, wanted: Wanted, outputs: AsyncIterator[Output], send: Send) -> None:
+    async def _send_events(self, form: TextForm, outputs: AsyncIterator[Output], send: Send) -> None:
         first = await anext(outputs)  # what is refused is refused before an answer begins
         headers = [(b"content-type", b"text/event-stream; charset=utf-8"), (b"cache-control", b"no-store")]
         await send({"type": "http.response.start", "status": 200, "headers": headers})
         last = first
+        for event in form.opening():
+            await _send_event(send, event)
         async for output in _chain(first, outputs):
             last = output
             for event in form.events(output):
-                await _send_event(send, {**form.head(form.chunk_kind), "choices": [event]})
-        if last.error is not None:
-            await _send_event(send, Refused(500, last.error).body)
-        if wanted.usage_at_end:
-            usage = protocol.usage([last])
-            await _send_event(send, {**form.head(form.chunk_kind), "choices": [], "usage": usage})
-        await send({"type": "http.response.body", "body": b"data: [DONE]\n\n", "more_body": False})
+                await _send_event(send, event)
+        for event in form.closing(last):
+            await _send_event(send, event)
+        await send({"type": "http.response.body", "body": form.end, "more_body": False})
 
     async def _timed(self, outputs: AsyncIterator[Output], began: float) -> AsyncIterator[Output]:
         is_first = True
@@ -277,116 +287,6 @@ class Application:
         if fields.get("model", self.name) not in models:
             raise Refused(404, f"the model is {' or '.join(map(repr, models))}", "model", "model_not_found")
         return fields
-
-
-class _Text:
-    """How /v1/completions writes results."""
-
-    chunk_kind = "text_completion"
-
-    def __init__(self, application: Application, prefix: str, kind: str, wanted: Wanted) -> None:
-        self.application, self.kind = application, kind
-        self.model = wanted.adapter or application.name
-        self._id, self._created = f"{prefix}-{secrets.token_hex(12)}", int(time.time())
-        self._texts: dict[int, int] = {}  # of each choice, how much text and how many logprobs were sent
-        self._logprobs: dict[int, int] = {}
-
-    def head(self, kind: str) -> dict[str, Any]:
-        """What all bodies of an answer begin with."""
-        return {"id": self._id, "object": kind, "created": self._created, "model": self.model}
-
-    def token(self, number: int) -> str:
-        """The text of a token alone."""
-        tokenizer = self.application.llm.llm.tokenizer
-        return str(number) if tokenizer is None else tokenizer.decode([number])
-
-    def choice(self, output: Output, one: Any, first: int) -> dict[str, Any]:
-        """A whole result."""
-        return protocol.completion_choice(output, one, first, self.token)
-
-    def events(self, output: Output) -> list[dict[str, Any]]:
-        """What is new of each result since the last time."""
-        found = []
-        for one in output.completions:
-            sent = self._texts.get(one.index, 0)
-            if sent < 0 or (len(one.text) == sent and one.finish_reason is None):
-                continue
-            first = self._logprobs.get(one.index, 0)
-            logprobs = None if one.logprobs is None else one.logprobs[first:]
-            self._texts[one.index] = -1 if one.finish_reason is not None else len(one.text)
-            self._logprobs[one.index] = first + len(logprobs or ())
-            found.append(self.event(output, one, one.text[sent:], logprobs))
-        return found
-
-    def event(self, output: Output, one: Any, piece: str, logprobs: Any) -> dict[str, Any]:
-        """One piece of one result."""
-        part = type(one)(one.index, one.tokens, piece, one.finish_reason, logprobs)
-        return protocol.completion_choice(output, part, 0, self.token)
-
-
-class _Chat(_Text):
-    """How /v1/chat/completions writes results, with the calls of tools in them."""
-
-    chunk_kind = "chat.completion.chunk"
-
-    def __init__(self, application: Application, prefix: str, kind: str, wanted: Wanted) -> None:
-        super().__init__(application, prefix, kind, wanted)
-        self._wanted = wanted
-        self._readers: dict[int, CallReader] = {}
-        self._call_ids: dict[tuple[int, int], str] = {}
-
-    def choice(self, output: Output, one: Any, first: int) -> dict[str, Any]:
-        message: dict[str, Any] = {"role": "assistant", "content": one.text, "refusal": None}
-        reader = self._reader(one.index)
-        if reader is not None:
-            found = [reader.push(one.text), reader.finish()]
-            message["content"] = "".join(part.content for part in found) or None
-            if reader.calls:
-                message["tool_calls"] = [self._call(one.index, number, call.arguments)
-                                         for number, call in enumerate(reader.calls)]  # fmt: skip
-        return {"index": one.index, "message": message, "logprobs": protocol.chat_logprobs(one.logprobs, self.token),
-                "finish_reason": self._reason(one)}  # fmt: skip
-
-    def event(self, output: Output, one: Any, piece: str, logprobs: Any) -> dict[str, Any]:
-        delta: dict[str, Any] = {"role": "assistant", "content": piece}
-        reader = self._reader(one.index)
-        if reader is not None:
-            parts = [reader.push(piece), *([reader.finish()] if one.finish_reason is not None else [])]
-            delta["content"] = "".join(part.content for part in parts) or None
-            begun = [number for part in parts for number in part.begun]
-            texts: dict[int, str] = {number: "" for number in begun}
-            for part in parts:
-                for number, text in part.arguments.items():
-                    texts[number] = texts.get(number, "") + text
-            if texts:
-                delta["tool_calls"] = [
-                    {"index": number, **self._call(one.index, number, text)} if number in begun
-                    else {"index": number, "function": {"arguments": text}}
-                    for number, text in texts.items()
-                ]  # fmt: skip
-        return {"index": one.index, "delta": delta, "logprobs": protocol.chat_logprobs(logprobs, self.token),
-                "finish_reason": self._reason(one)}  # fmt: skip
-
-    def _reader(self, index: int) -> CallReader | None:
-        tools = self._wanted.tools
-        if tools is None:
-            return None
-        if index not in self._readers:
-            form = self.application.llm.llm.text_tokenizer.call_format
-            names = [function["name"] for function in tools.functions]
-            most = MOST_CALLS if self._wanted.parallel else 1
-            self._readers[index] = CallReader(form, names, tools.is_forced, most)
-        return self._readers[index]
-
-    def _call(self, index: int, number: int, arguments: str) -> dict[str, Any]:
-        name = self._call_ids.setdefault((index, number), f"call_{secrets.token_hex(12)}")
-        function = {"name": self._readers[index].calls[number].name, "arguments": arguments}
-        return {"id": name, "type": "function", "function": function}
-
-    def _reason(self, one: Any) -> str | None:
-        reader = self._readers.get(one.index)
-        reason = protocol.finish_reason(one)
-        return "tool_calls" if reason == "stop" and reader is not None and reader.calls else reason
 
 
 class _Answer:
@@ -453,7 +353,8 @@ async def _chain(first: Output, outputs: AsyncIterator[Output]) -> AsyncIterator
 
 
 async def _send_event(send: Send, content: dict[str, Any]) -> None:
-    body = f"data: {json.dumps(content, ensure_ascii=False)}\n\n".encode("utf-8", "replace")
+    kind = f"event: {content['type']}\n" if "type" in content else ""
+    body = f"{kind}data: {json.dumps(content, ensure_ascii=False)}\n\n".encode("utf-8", "replace")
     await send({"type": "http.response.body", "body": body, "more_body": True})
 
 

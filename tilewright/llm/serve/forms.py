@@ -1,0 +1,151 @@
+"""How results are written: the bodies and the events of completions and of chats."""
+
+from __future__ import annotations
+
+import secrets
+import time
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from tilewright.llm.requests import Output
+from tilewright.llm.serve import protocol
+from tilewright.llm.serve.protocol import Refused, Wanted
+from tilewright.llm.tokenizer import Tokenizer
+from tilewright.llm.tools import MOST_CALLS, CallReader
+
+
+@dataclass(frozen=True)
+class About:
+    """The model that answers."""
+
+    model: str
+    tokenizer: Tokenizer | None
+
+
+class TextForm:
+    """How /v1/completions writes results."""
+
+    kind = chunk_kind = "text_completion"
+    prefix = "cmpl-"
+    end = b"data: [DONE]\n\n"
+
+    def __init__(self, about: About, wanted: Wanted, given: Mapping[str, Any] | None = None) -> None:
+        self.about, self.wanted, self.given = about, wanted, given or {}
+        self.id, self.created = f"{self.prefix}{secrets.token_hex(12)}", int(time.time())
+        self._texts: dict[int, int] = {}  # of each choice, how much text and how many logprobs were sent
+        self._logprobs: dict[int, int] = {}
+
+    def head(self, kind: str) -> dict[str, Any]:
+        """What all bodies of an answer begin with."""
+        return {"id": self.id, "object": kind, "created": self.created, "model": self.about.model}
+
+    def token(self, number: int) -> str:
+        """The text of a token alone."""
+        tokenizer = self.about.tokenizer
+        return str(number) if tokenizer is None else tokenizer.decode([number])
+
+    def whole(self, outputs: Sequence[Output]) -> dict[str, Any]:
+        """The answer in one piece."""
+        n = self.wanted.parameters.n
+        choices = [self.choice(output, one, number * n) for number, output in enumerate(outputs)
+                   for one in output.completions]  # fmt: skip
+        return {**self.head(self.kind), "choices": choices, "usage": protocol.usage(outputs)}
+
+    def opening(self) -> list[dict[str, Any]]:
+        """Events before the first piece."""
+        return []
+
+    def closing(self, last: Output) -> list[dict[str, Any]]:
+        """Events after the last piece."""
+        failed = [] if last.error is None else [Refused(500, last.error).body]
+        usage = {**self.head(self.chunk_kind), "choices": [], "usage": protocol.usage([last])}
+        return [*failed, *([usage] if self.wanted.usage_at_end else [])]
+
+    def choice(self, output: Output, one: Any, first: int) -> dict[str, Any]:
+        """A whole result."""
+        return protocol.completion_choice(output, one, first, self.token)
+
+    def events(self, output: Output) -> list[dict[str, Any]]:
+        """What is new of each result since the last time."""
+        found = []
+        for one in output.completions:
+            sent = self._texts.get(one.index, 0)
+            if sent < 0 or (len(one.text) == sent and one.finish_reason is None):
+                continue
+            first = self._logprobs.get(one.index, 0)
+            logprobs = None if one.logprobs is None else one.logprobs[first:]
+            self._texts[one.index] = -1 if one.finish_reason is not None else len(one.text)
+            self._logprobs[one.index] = first + len(logprobs or ())
+            event = self.event(output, one, one.text[sent:], logprobs)
+            found.append({**self.head(self.chunk_kind), "choices": [event]})
+        return found
+
+    def event(self, output: Output, one: Any, piece: str, logprobs: Any) -> dict[str, Any]:
+        """One piece of one result."""
+        part = type(one)(one.index, one.tokens, piece, one.finish_reason, logprobs)
+        return protocol.completion_choice(output, part, 0, self.token)
+
+
+class ChatForm(TextForm):
+    """How /v1/chat/completions writes results, with the calls of tools in them."""
+
+    kind, chunk_kind = "chat.completion", "chat.completion.chunk"
+    prefix = "chatcmpl-"
+
+    def __init__(self, about: About, wanted: Wanted, given: Mapping[str, Any] | None = None) -> None:
+        super().__init__(about, wanted, given)
+        self._readers: dict[int, CallReader] = {}
+        self._call_ids: dict[tuple[int, int], str] = {}
+
+    def choice(self, output: Output, one: Any, first: int) -> dict[str, Any]:
+        message: dict[str, Any] = {"role": "assistant", "content": one.text, "refusal": None}
+        reader = self.reader(one.index)
+        if reader is not None:
+            found = [reader.push(one.text), reader.finish()]
+            message["content"] = "".join(part.content for part in found) or None
+            if reader.calls:
+                message["tool_calls"] = [self.call(one.index, number, call.arguments)
+                                         for number, call in enumerate(reader.calls)]  # fmt: skip
+        return {"index": one.index, "message": message, "logprobs": protocol.chat_logprobs(one.logprobs, self.token),
+                "finish_reason": self._reason(one)}  # fmt: skip
+
+    def event(self, output: Output, one: Any, piece: str, logprobs: Any) -> dict[str, Any]:
+        delta: dict[str, Any] = {"role": "assistant", "content": piece}
+        reader = self.reader(one.index)
+        if reader is not None:
+            parts = [reader.push(piece), *([reader.finish()] if one.finish_reason is not None else [])]
+            delta["content"] = "".join(part.content for part in parts) or None
+            begun = [number for part in parts for number in part.begun]
+            texts: dict[int, str] = {number: "" for number in begun}
+            for part in parts:
+                for number, text in part.arguments.items():
+                    texts[number] = texts.get(number, "") + text
+            if texts:
+                delta["tool_calls"] = [
+                    {"index": number, **self.call(one.index, number, text)} if number in begun
+                    else {"index": number, "function": {"arguments": text}}
+                    for number, text in texts.items()
+                ]  # fmt: skip
+        return {"index": one.index, "delta": delta, "logprobs": protocol.chat_logprobs(logprobs, self.token),
+                "finish_reason": self._reason(one)}  # fmt: skip
+
+    def reader(self, index: int) -> CallReader | None:
+        tools, tokenizer = self.wanted.tools, self.about.tokenizer
+        if tools is None or tokenizer is None:
+            return None
+        if index not in self._readers:
+            names = [function["name"] for function in tools.functions]
+            most = MOST_CALLS if self.wanted.parallel else 1
+            self._readers[index] = CallReader(tokenizer.call_format, names, tools.is_forced, most)
+        return self._readers[index]
+
+    def call(self, index: int, number: int, arguments: str) -> dict[str, Any]:
+        name = self._call_ids.setdefault((index, number), f"call_{secrets.token_hex(12)}")
+        function = {"name": self._readers[index].calls[number].name, "arguments": arguments}
+        return {"id": name, "type": "function", "function": function}
+
+    def _reason(self, one: Any) -> str | None:
+        reader = self._readers.get(one.index)
+        reason = protocol.finish_reason(one)
+        return "tool_calls" if reason == "stop" and reader is not None and reader.calls else reason
