@@ -1,6 +1,7 @@
 """The ASGI application: routes, keys, bounds, and answers in one piece or as server-sent events.
 
-    GET  /health               whether the engine works; the only route without a key
+    GET  /                     the page: a chat, and what the server does; without a key
+    GET  /health               whether the engine works; without a key
     GET  /ready                whether requests are taken now
     GET  /metrics              Prometheus
     GET  /v1/models
@@ -31,6 +32,7 @@ from tilewright.llm.requests import Output
 from tilewright.llm.serve import protocol, responses
 from tilewright.llm.serve.forms import About, ChatForm, TextForm
 from tilewright.llm.serve.metrics import Metrics
+from tilewright.llm.serve.page import page
 from tilewright.llm.serve.protocol import Refused, Wanted
 from tilewright.llm.serve.responses import ResponsesForm
 
@@ -39,6 +41,7 @@ Receive = Callable[[], Awaitable[Message]]
 Send = Callable[[Message], Awaitable[None]]
 _log = logging.getLogger("tilewright")
 _RETRY = [(b"retry-after", b"1")]
+_OPEN = ("/", "/health")  # routes without a key
 
 
 @dataclass(frozen=True)
@@ -65,6 +68,7 @@ class Application:
         self.requests = self.tokens = 0  # that are worked on or wait
         self._started = int(time.time())
         self._routes: dict[tuple[str, str], Callable[[str, Receive, Send], Awaitable[None]]] = {
+            ("GET", "/"): self._page,
             ("GET", "/health"): self._health, ("GET", "/ready"): self._ready, ("GET", "/metrics"): self._metrics,
             ("GET", "/v1/models"): self._models, ("POST", "/v1/completions"): self._completions,
             ("POST", "/v1/chat/completions"): self._chat, ("POST", "/v1/responses"): self._responses,
@@ -104,7 +108,7 @@ class Application:
         if (method, path) in self._routes:
             return self._routes[method, path]
         known = [name for name, other in self._routes if other == path]
-        if path != "/health":
+        if path not in _OPEN:
             self._tenant(scope)  # without a key nobody learns which routes there are
         if known:
             raise Refused(405, f"use {known[0]}", headers=[(b"allow", known[0].encode())])
@@ -112,7 +116,7 @@ class Application:
 
     def _tenant(self, scope: Message) -> str:
         """The salt of whoever asks; raises `Refused` without a valid key, after the same time for all of them."""
-        if not self._keys or scope["path"] == "/health":
+        if not self._keys or scope["path"] in _OPEN:
             return ""
         given = b""
         for name, value in scope["headers"]:
@@ -131,6 +135,12 @@ class Application:
         if not self.llm.engine.is_ready:
             raise Refused(503, "the engine has stopped")
         await _send_json(send, 200, {"status": "ok"})
+
+    async def _page(self, tenant: str, receive: Receive, send: Send) -> None:
+        text, policy = page()
+        headers = [(b"content-security-policy", policy), (b"referrer-policy", b"no-referrer"),
+                   (b"cross-origin-opener-policy", b"same-origin"), (b"x-frame-options", b"DENY")]  # fmt: skip
+        await _send_whole(send, 200, text, b"text/html; charset=utf-8", headers)
 
     async def _ready(self, tenant: str, receive: Receive, send: Send) -> None:
         if not self.llm.engine.is_ready:
