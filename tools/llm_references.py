@@ -1,13 +1,20 @@
-"""Compare the NumPy language models of the tests (tests/host/llm_reference.py) with transformers, in float64.
+"""Compare language models with transformers: the NumPy models of the tests in float64, and what the engine generates.
 
-python tools/llm_references.py            # needs torch and transformers; the tests need neither
+python tools/llm_references.py                # logits of tests/host/llm_reference.py, float64
+python tools/llm_references.py --greedy 200   # so many prompts for each family: greedy tokens of the engine, float32
+
+Needs torch and transformers; the tests need neither.  Prompts are random, of different lengths, and run together in
+the engine, alone in transformers.  Where tokens differ, the gap between the two largest logits at the first difference
+must be a near-tie: at most `TIE` of the largest logit.
 """
 
 from __future__ import annotations
 
+import argparse
 import sys
 import tempfile
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 
@@ -16,31 +23,89 @@ sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
 from tests.host.llm_support import CASES, checkpoint_of, reference, tokens_of
 
 BOUND = 1e-5  # transformers computes angles, and gates of experts, in float32
+TIE = 1e-5
+GENERATED = 16  # tokens
 
 
-def logits_of(name: str, folder: Path, tokens: list[int]) -> np.ndarray:
-    """transformers' logits, float64 [tokens, vocabulary]."""
+def model_of(folder: Path, dtype: str) -> Any:
+    """transformers' model."""
     import torch
     import transformers
 
-    model = transformers.AutoModelForCausalLM.from_pretrained(
-        folder, dtype=torch.float64, attn_implementation="eager", experts_implementation="eager"
-    )
+    return transformers.AutoModelForCausalLM.from_pretrained(
+        folder, dtype=getattr(torch, dtype), attn_implementation="eager", experts_implementation="eager"
+    ).eval()
+
+
+def logits_of(model: Any, tokens: list[int]) -> np.ndarray:
+    """transformers' logits, float64 [tokens, vocabulary]."""
+    import torch
+
     with torch.no_grad():
-        return model.eval()(torch.tensor([tokens])).logits[0].double().numpy()
+        logits: np.ndarray = model(torch.tensor([tokens])).logits[0].double().numpy()
+    return logits
 
 
-def main() -> int:
+def compare_logits() -> int:
+    """The NumPy models of the tests."""
     worst = 0.0
     for name in CASES:
         length = 32 if name == "phi3-longrope" else len(tokens_of(name))  # longer ones take other factors there
         with tempfile.TemporaryDirectory() as folder:
-            theirs = logits_of(name, checkpoint_of(name, Path(folder)), tokens_of(name)[:length])
+            model = model_of(checkpoint_of(name, Path(folder)), "float64")
+            theirs = logits_of(model, tokens_of(name)[:length])
         ours = reference(name)[1][:length]
         difference = np.abs(ours - theirs).max() / np.abs(theirs).max()
         worst = max(worst, difference)
         print(f"{name}: {difference:.1e} of the largest logit")
     return int(worst > BOUND)
+
+
+def compare_greedy(count: int, seed: int) -> int:
+    """The engine's greedy tokens."""
+    import torch
+
+    from tilewright.llm import LLM, SamplingParameters
+
+    wrong = 0
+    for name in CASES:
+        rng = np.random.default_rng(seed)
+        longest = 16 if name == "phi3-longrope" else 48
+        prompts = [rng.integers(0, 96, rng.integers(1, longest)).tolist() for _ in range(count)]
+        wanted = SamplingParameters(temperature=0.0, max_tokens=GENERATED, ignore_eos=True)
+        with tempfile.TemporaryDirectory() as folder:
+            path = checkpoint_of(name, Path(folder))
+            llm = LLM(path, memory=4 << 20, tokens=64, length=longest + GENERATED)
+            ours = [output.completions[0].tokens for output in llm.generate_all(prompts, wanted)]
+            model = model_of(path, "float32")
+            ties = differ = 0
+            for prompt, mine in zip(prompts, ours, strict=True):
+                with torch.no_grad():
+                    found = model.generate(
+                        torch.tensor([prompt]), do_sample=False, max_new_tokens=GENERATED, min_new_tokens=GENERATED,
+                        attention_mask=torch.ones((1, len(prompt)), dtype=torch.int64), eos_token_id=None,
+                        pad_token_id=0,
+                    )[0, len(prompt) :].tolist()  # fmt: skip
+                if found == mine:
+                    continue
+                place = next(at for at, (one, other) in enumerate(zip(found, mine, strict=True)) if one != other)
+                largest = np.sort(logits_of(model, [*prompt, *found[:place]])[-1])
+                gap = (largest[-1] - largest[-2]) / np.abs(largest).max()
+                ties, differ = ties + (gap <= TIE), differ + (gap > TIE)
+                if gap > TIE:
+                    print(f"{name}: {prompt} differs at {place}, where the gap is {gap:.1e} of the largest logit")
+        wrong += differ
+        print(f"{name}: {count - ties - differ} of {count} equal, {ties} near-ties, {differ} wrong", flush=True)
+    return int(wrong > 0)
+
+
+def main() -> int:
+    """0 where all agree."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--greedy", type=int, default=0, metavar="PROMPTS")
+    parser.add_argument("--seed", type=int, default=0)
+    given = parser.parse_args()
+    return compare_greedy(given.greedy, given.seed) if given.greedy else compare_logits()
 
 
 if __name__ == "__main__":

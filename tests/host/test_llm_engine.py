@@ -109,6 +109,32 @@ def test_aborts_and_deadlines_leave_nothing(limits, data):
     assert reasons <= {"length", "abort", "deadline"}
 
 
+def test_aligned_chunks_follow_from_a_sequence_s_own_tokens():
+    """The same runs for a request that is alone, has company, loses its pages, or finds its prefix."""
+
+    class Recording(StandIn):
+        def run(self, chunks):
+            for chunk in chunks:
+                tokens = [int(self.held[chunk.pages[place // 4] * 4 + place % 4]) for place in range(chunk.begin)]
+                self.seen.setdefault((*tokens, *chunk.tokens), set()).add(len(chunk.tokens))
+            assert len(chunks) == 1
+            return super().run(chunks)
+
+    limits = Limits(4, 8, 4, LENGTH)
+    model = Recording(limits, limits.columns + 2)
+    model.seen = {}
+    engine = Engine(model, 17, deterministic=True)
+    parameters = SamplingParameters(max_tokens=9, temperature=0.0, ignore_eos=True, n=2)
+    prompts = [[0] * 21, [0] * 21 + [1] * 5, [0] * 8, [0] * 21, [1]]
+    names = [engine.add(prompt, parameters) for prompt in prompts]
+    done = run(engine)
+    assert engine.statistics.preemptions > 0 and engine.scheduler.found > 0
+    for prompt, name in zip(prompts, names, strict=True):
+        assert shown(done[name])[0][0] == alone(prompt, parameters).completions[0].tokens
+        for end in range(8, len(prompt) + 1, 8):
+            assert 8 in model.seen[tuple(prompt[:end])]
+
+
 def test_results_of_one_request_share_its_prompt():
     engine = Engine(StandIn(Limits(4, 64, 8, LENGTH), 40), 17)
     name = engine.add([0, 1] * 8, SamplingParameters(n=4, seed=1, max_tokens=6))

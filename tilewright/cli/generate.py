@@ -41,6 +41,9 @@ SpeculateOption = Annotated[
 ]
 DraftOption = Annotated[Path | None, typer.Option(help="A smaller model with the same tokens, which guesses them.")]
 LoraOption = Annotated[list[str] | None, typer.Option(help="NAME=PATH of a LoRA adapter; several may be given.")]
+DeterministicOption = Annotated[
+    bool, typer.Option("--deterministic", help="The same bits whatever else runs; each sequence is computed alone.")
+]
 ThreadsOption = Annotated[int | None, typer.Option(min=1, max=MOST_THREADS, help="CPU threads.")]
 
 
@@ -64,10 +67,11 @@ def generate(
     speculate: SpeculateOption = 0,
     draft: DraftOption = None,
     lora: LoraOption = None,
+    deterministic: DeterministicOption = False,
     threads: ThreadsOption = None,
 ) -> None:
     """Continue a text with a language model, token by token."""
-    model = open_model(path, dtype, weights, length, memory, threads, speculate, draft, lora)
+    model = open_model(path, dtype, weights, length, memory, threads, speculate, draft, lora, deterministic)
     wanted = _parameters(max_tokens, temperature, top_k, top_p, min_p, repetition_penalty, seed, stop)
     wanted = dataclasses.replace(wanted, structured_output=_form(regex, json_schema))
     text = sys.stdin.read() if prompt == "-" else prompt
@@ -93,10 +97,11 @@ def chat(
     speculate: SpeculateOption = 0,
     draft: DraftOption = None,
     lora: LoraOption = None,
+    deterministic: DeterministicOption = False,
     threads: ThreadsOption = None,
 ) -> None:
     """Chat with a language model: a line is a message, an empty line or the end of the input ends the chat."""
-    model = open_model(path, dtype, weights, length, memory, threads, speculate, draft, lora)
+    model = open_model(path, dtype, weights, length, memory, threads, speculate, draft, lora, deterministic)
     wanted = _parameters(max_tokens, temperature, top_k, top_p, min_p, repetition_penalty, seed, None)
     messages = [] if system is None else [{"role": "system", "content": system}]
     for line in _lines():
@@ -117,7 +122,7 @@ def _lines() -> Iterator[str]:
 
 def open_model(
     path: Path, dtype: str, weights: str, length: int | None, memory: int, threads: int | None, speculate: int,
-    draft: Path | None, lora: list[str] | None = None,
+    draft: Path | None, lora: list[str] | None = None, deterministic: bool = False,
 ) -> LLM:  # fmt: skip
     """The model of a folder, as the options say."""
     from tilewright.llm import LLM
@@ -125,7 +130,7 @@ def open_model(
     if threads is not None:
         settings.threads = threads
     return LLM(path, dtype=dtype, weights=weights, length=length, memory=memory << 20, speculate=speculate, draft=draft,
-               adapters=adapters_of(lora))  # fmt: skip
+               adapters=adapters_of(lora), deterministic=deterministic)  # fmt: skip
 
 
 def adapters_of(given: list[str] | None) -> dict[str, Path]:

@@ -11,6 +11,7 @@ from rich.text import Text
 
 from tilewright.cli.console import terminal, wrong_usage
 from tilewright.cli.generate import (
+    DeterministicOption,
     DraftOption,
     DtypeOption,
     LengthOption,
@@ -47,6 +48,7 @@ def serve(
     speculate: SpeculateOption = 0,
     draft: DraftOption = None,
     lora: LoraOption = None,
+    deterministic: DeterministicOption = False,
     threads: ThreadsOption = None,
 ) -> None:
     """Serve a language model over HTTP: OpenAI's routes under /v1, a page at /, /health, /metrics."""
@@ -71,6 +73,7 @@ def serve(
         speculate=speculate,
         draft=draft,
         adapters=adapters_of(lora),
+        deterministic=deterministic,
     )
     model.llm.text_tokenizer  # noqa: B018  # raises why there is none
     if (name or path.resolve().name) in model.llm.engine.adapters:

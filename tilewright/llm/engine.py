@@ -105,6 +105,7 @@ class Engine:
     `decoder` turns tokens into text, without one results have no text and no stop texts. `end_tokens` end a result.
     `clock` gives seconds, for deadlines. `forms` makes the compiler of structured outputs, when one is wanted first.
     `speculator` drafts tokens. `adapters` are the names of those that the model has, in the order of their numbers.
+    With `deterministic` each sequence is computed alone, in chunks that follow from its own tokens.
     """
 
     def __init__(
@@ -118,10 +119,12 @@ class Engine:
         forms: Callable[[], FormCompiler] | None = None,
         speculator: Speculator | None = None,
         adapters: Sequence[str] = (),
+        deterministic: bool = False,
     ) -> None:
         self.model, self.vocabulary, self.decoder, self.clock = model, vocabulary, decoder, clock
         self.end_tokens = frozenset(token for token in end_tokens if token < vocabulary)
-        self.scheduler = Scheduler(model.limits, model.pages, share_prefixes)
+        self.deterministic = deterministic
+        self.scheduler = Scheduler(model.limits, model.pages, share_prefixes, deterministic)
         self._statistics = Statistics(pages=model.pages)
         self._requests: dict[str, _Request] = {}
         self._arrivals = 0
@@ -228,7 +231,7 @@ class Engine:
             try:
                 self._draft(work)
                 began = time.perf_counter()
-                logits = self.model.run([_chunk(item) for item in work])
+                logits = self._run([_chunk(item) for item in work])
                 self._observe(work, time.perf_counter() - began)
             except (TilewrightError, MemoryError) as error:
                 _log.error("a step of %d sequences failed: %s", len(work), error)
@@ -240,6 +243,11 @@ class Engine:
             if output.is_finished:
                 self._requests.pop(output.request, None)
         return outputs
+
+    def _run(self, chunks: Sequence[Chunk]) -> np.ndarray:
+        if not self.deterministic:
+            return self.model.run(chunks)
+        return np.concatenate([self.model.run([chunk]) for chunk in chunks])
 
     def clear_ended(self) -> None:
         """Forget requests that have ended and whose outputs nobody waits for."""

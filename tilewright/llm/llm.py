@@ -36,7 +36,8 @@ class LLM:
     takes up to `tokens` tokens of up to `sequences` sequences.  `progress` is called as for `tilewright.compile`.
     With `speculate` a step checks up to so many tokens that are guessed for a sequence, where that is quicker: what
     followed the same tokens before, or what the smaller model of the folder `draft` says, which has the same tokens.
-    `adapters` are folders of LoRA adapters by the names that requests give.
+    `adapters` are folders of LoRA adapters by the names that requests give.  With `deterministic` a request's logits
+    are the same bits whatever else runs, on one machine with one number of threads: each sequence is computed alone.
 
     Raises `ImportModelError`, which names the key or the weights, for checkpoints that cannot be used.
     """
@@ -56,6 +57,7 @@ class LLM:
         speculate: int = 0,
         draft: str | Path | None = None,
         adapters: Mapping[str, str | Path] | None = None,
+        deterministic: bool = False,
         progress: Callable[[str, str, float], None] | None = None,
     ) -> None:
         self.path = Path(path)
@@ -66,6 +68,11 @@ class LLM:
             raise InputError(f"speculate is {speculate!r}, expected a whole number from 0 to {MOST_DRAFTS}")
         if draft is not None and not speculate:
             raise InputError("a draft model needs speculate, how many tokens it guesses at most")
+        if deterministic and (speculate or tokens % page):
+            raise InputError(
+                "deterministic does not go with speculate" if speculate
+                else f"deterministic needs tokens, {tokens}, to be a multiple of page, {page}"
+            )  # fmt: skip
         self.description = describe(Checkpoint(self.path))
         longest = self.description.length if length is None else length
         self._adapters = Adapters(adapters or {})
@@ -83,7 +90,7 @@ class LLM:
         self.engine = Engine(
             self.model, self.description.vocabulary, self.tokenizer, end_tokens(self.path, self.tokenizer),
             share_prefixes, forms=None if self.tokenizer is None else self._forms, speculator=speculator,
-            adapters=list(adapters or {}),
+            adapters=list(adapters or {}), deterministic=deterministic,
         )  # fmt: skip
 
     def _speculator(

@@ -33,6 +33,7 @@ class Sequence:
     cached: int = 0  # tokens of the prompt that were found when it first ran
     has_run: bool = False
     adapter: int = 0  # its number, or none
+    prompt: int = 0  # tokens that it came with
     wanted: int = 0  # drafts that the next step may check
     drafts: list[int] = field(default_factory=list)  # tokens that may follow, for the step that runs
     mirrored: int = 0  # tokens that a draft model has computed
@@ -61,10 +62,15 @@ class Work:
 
 
 class Scheduler:
-    """Owns the order of sequences and their blocks."""
+    """Owns the order of sequences and their blocks.
 
-    def __init__(self, limits: Limits, pages: int, share_prefixes: bool = True) -> None:
-        self.limits, self.share_prefixes = limits, share_prefixes
+    With `aligned` the tokens of a prompt are computed in chunks that begin at multiples of the step's budget, those
+    after it one by one, and only whole chunks of prompts are shared: what is computed at once follows from a sequence's
+    own tokens.  Each sequence then has the budget for itself.
+    """
+
+    def __init__(self, limits: Limits, pages: int, share_prefixes: bool = True, aligned: bool = False) -> None:
+        self.limits, self.share_prefixes, self.aligned = limits, share_prefixes, aligned
         self.pool = BlockPool(pages, limits.page)
         self.running: list[Sequence] = []
         self.waiting: list[Sequence] = []
@@ -78,7 +84,7 @@ class Scheduler:
 
     def add(self, sequence: Sequence) -> None:
         """Let a sequence wait for its turn, by its order."""
-        sequence.digests = [root_digest(sequence.salt)]
+        sequence.digests, sequence.prompt = [root_digest(sequence.salt)], len(sequence.tokens)
         bisect.insort(self.waiting, sequence, key=lambda item: item.order)
 
     def remove(self, sequence: Sequence) -> None:
@@ -89,12 +95,13 @@ class Scheduler:
 
     def schedule(self) -> list[Work]:
         """The work of the next step, running sequences first; empty when nothing waits or runs."""
-        budget, work = self.limits.tokens, []
+        budget = self.limits.tokens * (self.limits.sequences if self.aligned else 1)
+        work: list[Work] = []
         preempted = self.preemptions
         for sequence in list(self.running):
             if sequence not in self.running or budget == 0:
                 continue  # it lost its blocks to an older one
-            count = min(sequence.missing, budget)
+            count = min(self._chunk(sequence, sequence.computed), budget)
             if self._make_room(sequence, sequence.computed + count):
                 work.append(Work(sequence, sequence.computed, sequence.computed + count))
                 budget -= count
@@ -109,7 +116,8 @@ class Scheduler:
         sequence.computed = work.end
         if not self.share_prefixes:
             return
-        for number in range(len(sequence.digests) - 1, sequence.computed // size):
+        shared = sequence.computed if not self.aligned else min(sequence.computed, self._whole(sequence.prompt))
+        for number in range(len(sequence.digests) - 1, shared // size):
             tokens = sequence.tokens[number * size : (number + 1) * size]
             sequence.digests.append(self.pool.publish(sequence.blocks[number], sequence.digests[-1], tokens))
 
@@ -118,7 +126,7 @@ class Scheduler:
         while self.waiting and budget > 0 and len(self.running) < self.limits.sequences:
             sequence = self.waiting[0]
             found = self._find(sequence)
-            count = min(len(sequence.tokens) - len(found) * self.pool.size, budget)
+            count = min(self._chunk(sequence, len(found) * self.pool.size), budget)
             end = len(found) * self.pool.size + count
             fresh = self._blocks_for(end) - len(found)
             if fresh > self.pool.free - sum(map(self.pool.is_free, found)):
@@ -155,8 +163,23 @@ class Scheduler:
                 break
             found.append(block)
             digests.append(next_digest(digests[-1], tokens))
+        if self.aligned:
+            found = found[: self._whole(len(found) * size) // size]
+            digests = digests[: len(found) + 1]
         sequence.digests = digests
         return found
+
+    def _chunk(self, sequence: Sequence, computed: int) -> int:
+        """How many tokens a sequence may compute at once, of which so many are computed."""
+        if not self.aligned:
+            return len(sequence.tokens) - computed
+        if computed >= sequence.prompt:
+            return min(1, len(sequence.tokens) - computed)
+        return min(sequence.prompt, self._whole(computed) + self.limits.tokens) - computed
+
+    def _whole(self, tokens: int) -> int:
+        """The tokens of whole chunks."""
+        return tokens // self.limits.tokens * self.limits.tokens
 
     def _begin(self, sequence: Sequence, found: list[int]) -> None:
         for block in found:
