@@ -10,12 +10,16 @@ unexport OPENBLAS_CORETYPE OPENBLAS_L2_SIZE
 # Exported in some containers: every process that a test starts would compile all modules again.
 unexport PYTHONDONTWRITEBYTECODE
 
-.PHONY: demo test check format docs benchmark sanitize clean
+.PHONY: demo test test-all check format docs benchmark sanitize clean
 
 demo: $(VENV)/.demo
 	$(BIN)/python demo/demo.py
 
+# Without the cases that only widen what others show (marked slow); `test-all` runs those as well.
 test: $(VENV)/.test
+	$(BIN)/python -m pytest --quick $(PYTEST_ARGUMENTS)
+
+test-all: $(VENV)/.test
 	$(BIN)/python -m pytest $(PYTEST_ARGUMENTS)
 
 check: $(VENV)/.test

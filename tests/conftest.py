@@ -6,6 +6,7 @@ def test_prints(golden):
 pytest --update-golden                         writes the texts anew; look at the difference before committing
 pytest --seed 1234                             draws the same random numbers again
 pytest tests/device --kept-cache build/cache   compiles kernels into a folder that stays, for the next run
+pytest --quick                                 leaves out what is marked slow, as `make test` does
 """
 
 from __future__ import annotations
@@ -16,6 +17,7 @@ import os
 import re
 import secrets
 import sys
+from collections import Counter
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
@@ -28,6 +30,7 @@ for _variable in ("OPENBLAS_NUM_THREADS", "OMP_NUM_THREADS"):
 import numpy as np  # noqa: E402
 import pytest  # noqa: E402
 
+from tilewright.build import precompile  # noqa: E402
 from tilewright.errors import MissingDependencyError  # noqa: E402
 from tilewright.settings import settings  # noqa: E402
 from tilewright.targets.nvidia.assemble import find_assembler  # noqa: E402
@@ -39,6 +42,23 @@ def pytest_addoption(parser: pytest.Parser) -> None:
     parser.addoption("--update-golden", action="store_true", help="write the golden texts instead of comparing")
     parser.addoption("--kept-cache", type=Path, default=None, help="where device tests keep what they compile")
     parser.addoption("--seed", type=int, default=None, help="seed of the random numbers (default: a fresh one)")
+    parser.addoption("--quick", action="store_true", help="leave out tests marked slow")
+
+
+def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
+    """With --quick, tests marked ``slow`` are left out; of those marked ``slow(but_every=n)`` every n-th case stays."""
+    if not config.getoption("--quick"):
+        return
+    cases: Counter[str] = Counter()
+    kept, left_out = [], []
+    for item in items:
+        mark = item.get_closest_marker("slow")
+        name = item.nodeid.partition("[")[0]
+        every = mark.kwargs.get("but_every", 0) if mark else 1
+        (kept if every and cases[name] % every == 0 else left_out).append(item)
+        cases[name] += 1
+    items[:] = kept
+    config.hook.pytest_deselected(items=left_out)
 
 
 def pytest_collection_finish() -> None:
@@ -49,6 +69,21 @@ def pytest_collection_finish() -> None:
     gc.collect()
     gc.freeze()
     gc.set_threshold(20_000, 20, 50)
+
+
+@pytest.fixture(autouse=True, scope="session")
+def _no_processes_that_compile() -> Iterator[None]:
+    """Builds compile in the process of their test: workers share the CPUs already, and a fork of one costs more than it
+    saves. Tests of processes that compile take `compile_processes`."""
+    worth_it, precompile._WORTH_IT = precompile._WORTH_IT, sys.maxsize
+    yield
+    precompile._WORTH_IT = worth_it
+
+
+@pytest.fixture
+def compile_processes(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Builds of four kernels and more compile them in several processes, as they do for users."""
+    monkeypatch.setattr(precompile, "_WORTH_IT", 4)
 
 
 @pytest.fixture(autouse=True, scope="session")

@@ -70,9 +70,7 @@ class Settings:
     verify: bool = False  # run the verifiers between passes
     interpret: bool | str = False  # run kernels in the NumPy interpreter; "eager": as Python; "check": with all checks
     interpret_order: int = 0  # the order in which the interpreter lets roles and copies of explicit kernels run
-    check_bounds: bool = (
-        False  # CPU kernels stop at accesses outside of their arguments; before a kernel's first launch
-    )
+    check_bounds: bool = False  # CPU kernels stop at accesses outside of their arguments
     dump_directory: Path | None = None  # write every stage's text here
     always_compile: bool = False  # ignore the object cache
     debug: bool = False  # keep device assertions in kernels that are decorated from now on

@@ -33,6 +33,7 @@ def compiled(form: ConvolutionForm) -> None:
     assert boxes[0] == form.image_block and boxes[1] == form.weight_block and boxes[3] == form.out_block
 
 
+@pytest.mark.slow(but_every=4)
 @pytest.mark.parametrize("name", CASES)
 def test_forms(name: str) -> None:
     compiled(CASES[name].form)

@@ -53,6 +53,7 @@ def images() -> Graph:
     return b.finish()
 
 
+@pytest.mark.slow(but_every=3)
 @pytest.mark.parametrize("name", ["x86-64", "x86-64-v3", "aarch64", "apple-m1"])
 @pytest.mark.parametrize("make", [transformer, images])
 def test_compiles_for(name: str, make: Callable[[], Graph]) -> None:

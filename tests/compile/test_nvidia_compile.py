@@ -44,6 +44,7 @@ def cache(tmp_path: Path) -> Any:
         yield tmp_path
 
 
+@pytest.mark.slow(but_every=3)
 @pytest.mark.parametrize("architecture", ARCHITECTURES)
 def test_compiles_for(architecture: str) -> None:
     kernel = compiled(architecture=architecture)

@@ -16,6 +16,7 @@ from tilewright.targets.nvidia.target import NvidiaTarget
 TARGET = NvidiaTarget.named("sm_90a")
 
 
+@pytest.mark.slow(but_every=3)
 @pytest.mark.parametrize(
     "form",
     [

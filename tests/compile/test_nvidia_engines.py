@@ -34,6 +34,7 @@ def chosen(engine: Engine) -> list[str]:
     return [step.evidence["chosen"] for step in engine.plan.steps]
 
 
+@pytest.mark.slow(but_every=3)
 @pytest.mark.parametrize("architecture", ["sm_80", "sm_90a"])
 @pytest.mark.parametrize("name", ["bert", "resnet", "prefill", "decode"])
 def test_small_models(name: str, architecture: str) -> None:

@@ -30,6 +30,7 @@ def compiled(case: Case) -> tuple[LoweredKernel, Assembly]:
     return lowered, assemble_kernel(lowered, TARGET, AssemblyOptions(strict=True))
 
 
+@pytest.mark.slow(but_every=3)
 @pytest.mark.parametrize("name", CASES)
 def test_assembles_without_slow_code(name: str) -> None:
     lowered, assembly = compiled(CASES[name])

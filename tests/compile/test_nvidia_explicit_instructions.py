@@ -121,6 +121,7 @@ PRODUCTS = [
 ]
 
 
+@pytest.mark.slow(but_every=4)
 @pytest.mark.parametrize(("a", "b", "columns", "types"), PRODUCTS)
 @pytest.mark.parametrize("slices", [1, 2])
 def test_products_of_shared_tiles(a: DType, b: DType, columns: int, types: str, slices: int) -> None:

@@ -89,6 +89,7 @@ def machine_loops(assembly: Assembly, opcode: str) -> list[list[str]]:
     return [re.findall(r"\*/\s+(?:@!?U?P\w+\s+)?([A-Z]\w*)", body) for body in bodies]
 
 
+@pytest.mark.slow(but_every=3)
 @pytest.mark.parametrize(
     "name", ["bf16", "224 columns", "256 rows", "few rows", "few rows, loaded apart", "transposed", "in turns"]
 )
@@ -101,6 +102,7 @@ def test_main_loops_use_uniform_registers(name: str) -> None:
     assert all("R2UR" not in loop for loop in machine_loops(assembly, "UTMALDG"))
 
 
+@pytest.mark.slow(but_every=3)
 @pytest.mark.parametrize("name", FORMS)
 def test_matmul(name: str) -> None:
     form = FORMS[name]

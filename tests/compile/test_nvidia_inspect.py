@@ -28,6 +28,7 @@ def scale(architecture: str) -> GpuBinary:
     )
 
 
+@pytest.mark.slow(but_every=2)
 @pytest.mark.parametrize("architecture", ARCHITECTURES)
 def test_machine_code_is_shown_and_counted(architecture: str) -> None:
     binary = scale(architecture)

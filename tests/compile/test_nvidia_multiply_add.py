@@ -29,6 +29,7 @@ def product(tile, a_rows=True, b_rows=True):
     return traced(matmul, types, {"BLOCK_M": rows, "BLOCK_N": columns, "BLOCK_K": depth, **ones})
 
 
+@pytest.mark.slow(but_every=5)
 @pytest.mark.parametrize("a_rows", [True, False])
 @pytest.mark.parametrize("b_rows", [True, False])
 @pytest.mark.parametrize("tile", TILES)
@@ -58,6 +59,7 @@ def test_code_does_not_grow_with_the_tile(tile, steps, apart):
     assert count(r"\badd(\.rn)?\.f32", assembly.ptx) == (rows * columns // (32 * warps) if apart else 0)
 
 
+@pytest.mark.slow(but_every=3)
 @pytest.mark.parametrize("architecture", ARCHITECTURES)
 def test_every_architecture_copies_them_ahead(architecture):
     lowered, assembly = built(product((64, 64, 32, 4)), architecture)

@@ -85,6 +85,7 @@ def _example_kernels():
     yield example("attention").attention, types, constants
 
 
+@pytest.mark.slow(but_every=3)
 @pytest.mark.parametrize("architecture", ARCHITECTURES)
 def test_every_example_compiles(architecture):
     for kernel, function in example_kernels():
@@ -110,6 +111,7 @@ def library_kernels(make):
     return [call.kernel.trace(parameter_types(call), call.constants) for _, call in smallest.values()]
 
 
+@pytest.mark.slow(but_every=3)
 @pytest.mark.parametrize(
     ("architecture", "make"),
     [(name, make) for name in ARCHITECTURES for make in (transformer, images)],
@@ -237,6 +239,7 @@ FORMS = [
 ]
 
 
+@pytest.mark.slow(but_every=3)
 @pytest.mark.parametrize(("kind", "result", "precision", "architecture", "form", "number"), FORMS)
 def test_products_use_the_instruction_of_their_type(kind, result, precision, architecture, form, number):
     constants = {"M": 64, "N": 64, "K": 64, "PRECISION": precision}

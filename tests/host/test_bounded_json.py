@@ -75,7 +75,7 @@ def test_refusals_take_little_memory() -> None:
 
 def test_the_collector_goes_on_after_reads_in_many_threads() -> None:
     """A thread that begins while another one ends must not leave it off for the rest of the process."""
-    text = b"[" + b"1," * (1 << 19) + b"1]"
+    text = b"[" + b"1," * (1 << 15) + b"1]"
     switch = sys.getswitchinterval()
     sys.setswitchinterval(1e-6)
     try:

@@ -153,6 +153,7 @@ def outcome(kernel, checked, x, out, n, grid=(1,)) -> tuple[str, bytes]:
     return "", out.tobytes()
 
 
+@pytest.mark.slow(but_every=2)
 @pytest.mark.parametrize("kernel", KERNELS, ids=lambda kernel: kernel.__name__)
 def test_reports_are_the_interpreters(kernel):
     reports = set()
@@ -177,6 +178,17 @@ def test_no_memory_is_touched_and_other_instances_end():
     with settings.scope(check_bounds=True, threads=1), pytest.raises(ExecutionError, match="element 24 of x"):
         tilewright.jit(unmasked)[(4,)](x, out[:24], BLOCK=8)
     assert out[:24].all() and not out[24:].any()
+
+
+def test_a_kernel_that_was_launched_before_is_checked_where_the_settings_say():
+    kernel, x, out = tilewright.jit(unmasked), np.ones(24, np.float32), np.zeros(24, np.float32)
+    for _ in range(2):
+        assert not kernel.warmup(x, out, BLOCK=8, grid=(3,)).binary.records
+        kernel[(3,)](x, out, BLOCK=8)
+        with settings.scope(check_bounds=True, threads=1):
+            assert kernel.warmup(x, out, BLOCK=8, grid=(3,)).binary.records
+            with pytest.raises(ExecutionError, match="element 24 of x"):
+                kernel[(4,)](x, out, BLOCK=8)
 
 
 def unmasked(x, out, BLOCK: tl.constexpr):

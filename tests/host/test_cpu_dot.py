@@ -116,6 +116,7 @@ def test_blocks(layout: str, shape: DotShape, rng: np.random.Generator) -> None:
     run_case(Case(shape, layout, accumulate=False), rng)
 
 
+@pytest.mark.slow(but_every=4)
 @pytest.mark.parametrize("layout", LAYOUTS)
 @pytest.mark.parametrize("limits", [(31, 70, 100), (20, 0, 0), (0, 33, 0), (0, 0, 1), (1, 1, 1)], ids=str)
 def test_limits(layout: str, limits: tuple[int, int, int], rng: np.random.Generator) -> None:
@@ -137,6 +138,7 @@ def test_left_operand_in_any_memory(layout: str, left: str, rng: np.random.Gener
     run_case(Case(DotShape(3, 64, 40), layout, left=left, limits=(2, 0, 33)), rng)
 
 
+@pytest.mark.slow(but_every=4)
 @pytest.mark.parametrize("accumulate", [True, False])
 @pytest.mark.parametrize("depth", [1, 2, 9, 67, 512, 1030])
 def test_code_that_knows_strides_and_depth(depth: int, accumulate: bool, rng: np.random.Generator) -> None:
@@ -159,6 +161,7 @@ def test_known_micro_kernels_are_left_as_they_are_written_and_stay_inside_the_ob
     assert len(kept) == len(tiles) and all(line.startswith("define internal ") for line in kept)
 
 
+@pytest.mark.slow(but_every=4)
 @pytest.mark.parametrize("layout", LAYOUTS)
 @pytest.mark.parametrize("types", [FLOAT64, BFLOAT16, FLOAT16, INT8, UINT8], ids=lambda types: types[0].name)
 def test_element_types(layout: str, types: tuple[DType, DType, DType], rng: np.random.Generator) -> None:
@@ -166,6 +169,7 @@ def test_element_types(layout: str, types: tuple[DType, DType, DType], rng: np.r
     run_case(Case(DotShape(3, 80, 65), layout, types, limits=(0, 77, 60)), rng)
 
 
+@pytest.mark.slow(but_every=4)
 @pytest.mark.parametrize("layout", LAYOUTS)
 @pytest.mark.parametrize("types", [BFLOAT16, INT8, UINT8], ids=lambda types: types[0].name)
 @pytest.mark.parametrize("shape", [DotShape(16, 32, 64), DotShape(50, 100, 300), DotShape(33, 17, 5)], ids=str)
@@ -180,6 +184,7 @@ def test_tiles(layout: str, types: tuple[DType, DType, DType], shape: DotShape, 
 SIGNS = [(left, right, dtypes.int32) for left in (dtypes.uint8, dtypes.int8) for right in (dtypes.uint8, dtypes.int8)]
 
 
+@pytest.mark.slow(but_every=3)
 @pytest.mark.parametrize("types", SIGNS, ids=lambda types: "".join(dtype.name for dtype in types[:2]))
 @pytest.mark.parametrize(
     "shape", [DotShape(1, 160, 70), DotShape(4, 70, 96), DotShape(16, 48, 64), DotShape(61, 100, 4100)], ids=str
@@ -241,6 +246,7 @@ def without_vnni(text: str) -> str:
     return re.sub(r"declare .*vpdpbusd.*\n", "", changed)
 
 
+@pytest.mark.slow(but_every=3)
 @pytest.mark.parametrize("features", [("avxvnni",), ("avx512f", "avx512bw", "avx512dq", "avx512vl", "avx512vnni")])
 @pytest.mark.parametrize("shape", [DotShape(2, 33, 12), DotShape(7, 40, 4100)], ids=str)
 def test_groups_of_vnni(features: tuple[str, ...], shape: DotShape, rng: np.random.Generator) -> None:
@@ -342,6 +348,7 @@ def test_nothing_to_do_keeps_the_accumulator() -> None:
         assert (accumulator[:20, :64] == 3).all()
 
 
+@pytest.mark.slow(but_every=2)
 @pytest.mark.parametrize("name", ["x86-64", "x86-64-v3"])
 @pytest.mark.parametrize("layout", LAYOUTS)
 def test_code_for_older_cpus_runs_here(name: str, layout: str, rng: np.random.Generator) -> None:
@@ -354,6 +361,7 @@ def test_code_for_older_cpus_runs_here(name: str, layout: str, rng: np.random.Ge
         run_case(Case(shape, layout, INT8), rng, target)
 
 
+@pytest.mark.slow(but_every=4)
 @pytest.mark.parametrize("name", ["x86-64", "x86-64-v3", "x86-64-v4", "aarch64", "apple-m1"])
 @pytest.mark.parametrize("layout", LAYOUTS)
 def test_compiles_for_other_cpus(name: str, layout: str) -> None:

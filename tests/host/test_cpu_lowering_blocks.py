@@ -346,6 +346,7 @@ def attention(q, k, v, out, queries, keys, D: tl.constexpr, S: tl.constexpr, T: 
     tl.store(out + s[:, None] * D + d[None, :], acc / total[:, None], mask=s[:, None] < queries)
 
 
+@pytest.mark.slow(but_every=3)
 @pytest.mark.parametrize("causal", [False, True])
 @pytest.mark.parametrize("queries,keys,d", [(32, 64, 32), (20, 45, 64), (1, 5, 16), (70, 70, 8)])
 def test_attention(queries, keys, d, causal):

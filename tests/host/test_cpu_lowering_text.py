@@ -122,6 +122,7 @@ def narrowed(x, out, n, ONE: tl.constexpr, BLOCK: tl.constexpr):
     tl.store(out + i, value, mask=i == n if ONE else i < n)
 
 
+@pytest.mark.slow(but_every=4)
 @pytest.mark.parametrize("block", [4, 16, 64, 256])
 @pytest.mark.parametrize("narrow", [np.int8, np.uint8, np.int16, np.int32, ml_dtypes.bfloat16])
 def test_masked_stores_of_narrowed_values_leave_neighbours_alone(narrow, block):
@@ -237,6 +238,7 @@ def test_names_tell_kernels_and_targets_apart():
     assert lowered(add_kernel(), SERVER) == kernels[0]
 
 
+@pytest.mark.slow(but_every=4)
 @pytest.mark.parametrize("name", ["x86-64", "x86-64-v3", "znver5", "aarch64", "apple-m1"])
 @pytest.mark.parametrize("text", ["f32", "bf16", "f16", "i8"])
 def test_compiles_for_other_cpus(name, text):

@@ -118,6 +118,7 @@ def described(x, y, o, n, N: tl.constexpr):
 KERNELS = [copied, combined, reduced, rows, accumulated, multiplied, carried, described]
 
 
+@pytest.mark.slow(but_every=5)
 @pytest.mark.parametrize("starts", [(0, 1, 2), (1, 0, 3), (3, 0, 0), (0, 17, 5), (64, 0, 1), (0, 0, 0), (5, 21, 5)])
 @pytest.mark.parametrize("kernel", KERNELS, ids=lambda kernel: kernel.__name__)
 def test_arrays_that_overlap_with_a_shift(kernel, starts, rng):

@@ -71,6 +71,7 @@ CASES = [
 ]  # fmt: skip
 
 
+@pytest.mark.slow(but_every=4)
 @pytest.mark.parametrize("dtype", dtypes.DTYPES, ids=str)
 def test_every_type(dtype: DType, rng: np.random.Generator) -> None:
     for kernel, n, block, grid in CASES:

@@ -165,6 +165,7 @@ def stuck(kernel, grid, threads, *arguments) -> ExecutionError:
     return caught.value
 
 
+@pytest.mark.slow(but_every=4)
 @pytest.mark.parametrize("kernel", STUCK, ids=lambda kernel: kernel.name)
 def test_a_loop_that_waits_for_nobody_ends_the_launch(kernel) -> None:
     started = time.monotonic()

@@ -335,6 +335,7 @@ def test_engines_for_other_cpus_are_built_saved_and_refused(generator, tmp_path)
     check(Engine.load(tmp_path / "arm.engine", rebuild=True), graph, inputs)
 
 
+@pytest.mark.usefixtures("compile_processes")
 def test_kernels_are_compiled_in_processes_once_and_to_the_same_engine(generator, tmp_path, caplog, monkeypatch):
     b = GraphBuilder("tower")
     x = b.input("x", float32, (3, 16))

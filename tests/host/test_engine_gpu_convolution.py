@@ -76,6 +76,7 @@ CASES: dict[str, tuple[dict[str, Any], dict[str, Any]]] = {
 }
 
 
+@pytest.mark.slow(but_every=4)
 @pytest.mark.parametrize("name", CASES)
 @pytest.mark.parametrize("residual", [False, True])
 def test_hopper_convolutions(
@@ -96,6 +97,7 @@ def test_any_number_of_images(
     check(model(rng, "batch", **sizes, **attributes), rng, (1, 5), "hopper convolution")
 
 
+@pytest.mark.slow(but_every=2)
 @pytest.mark.parametrize(  # every pair of values
     ("batch", "residual", "stride"), [(2, False, 1), (2, True, 2), ("batch", False, 2), ("batch", True, 1)]
 )
@@ -104,6 +106,7 @@ def test_few_channels(driver: Driver, rng: np.random.Generator, batch: int | str
     check(graph, rng, (2,) if batch == 2 else (1, 3), "few channels")
 
 
+@pytest.mark.slow(but_every=2)
 @pytest.mark.parametrize(("stride", "form"), [(1, (1, 1, 8)), (2, (1, 4, 8)), (1, (2, 7, 4)), (2, (2, 7, 4))])
 def test_depthwise(
     driver: Driver, rng: np.random.Generator, monkeypatch: pytest.MonkeyPatch, stride: int, form: tuple[int, int, int]

@@ -29,6 +29,7 @@ MODELS: dict[str, ModelSpecification] = {
 }
 
 
+@pytest.mark.slow(but_every=2)
 @pytest.mark.parametrize(
     ("name", "dynamic"), [("prefill", False), ("prefill", True), ("decode", False), ("bert", False)]
 )

@@ -12,6 +12,7 @@ from tilewright.dtypes import bfloat16, float16, float32
 from tilewright.graph.build import GraphBuilder
 
 
+@pytest.mark.slow(but_every=3)
 @pytest.mark.parametrize("constant", [False, True])
 @pytest.mark.parametrize("transposed", [False, True])
 @pytest.mark.parametrize(

@@ -54,6 +54,7 @@ def drawn(shape: tuple[int, ...], dtype: DType, rng: np.random.Generator, op: st
     return (1 + 1e-3 * x if op == "reduce_product" else x + 3).astype(dtype.numpy)
 
 
+@pytest.mark.slow(but_every=4)
 @pytest.mark.parametrize(("op", "attributes", "shape", "divided"), ROWS, ids=lambda value: str(value))
 def test_rows(
     op: str, attributes: dict[str, Any], shape: tuple[int, ...], divided: bool, driver: Driver, rng: np.random.Generator
@@ -93,6 +94,7 @@ def test_sizes_of_the_call(op: str, driver: Driver, rng: np.random.Generator) ->
         assert (np.abs(engine.run(inputs)["y"] - exact) <= bound).all(), shape
 
 
+@pytest.mark.slow(but_every=4)
 @pytest.mark.parametrize("dtype", [float32, float16, int32])
 @pytest.mark.parametrize(
     ("shape", "axis"), [((3, 50001), 1), ((2003, 3), 0), ((501, 70), 1), ((40003, 2), 0), ((1, 9), 0), ((6, 4001), 0)]
@@ -120,6 +122,7 @@ def test_positions_of_extremes(
             assert np.array_equal(engine.run({"x": values})[name], expected)
 
 
+@pytest.mark.slow(but_every=3)
 @pytest.mark.parametrize("axis", [0, 1])
 @pytest.mark.parametrize("shape", [(3, 50001), (20003, 3), (501, 70), (1, 9), (2, 100, 300)])
 def test_running_combinations(shape: tuple[int, ...], axis: int, driver: Driver, rng: np.random.Generator) -> None:
@@ -185,6 +188,7 @@ def test_long_rows_of_windows_are_no_long_code(driver: Driver, rng: np.random.Ge
         assert (np.abs(result - exact[name]) <= bounds[name]).all()
 
 
+@pytest.mark.slow(but_every=3)
 @pytest.mark.parametrize("op", ["max_pool", "average_pool"])
 @pytest.mark.parametrize(
     ("shape", "kernel", "strides", "padding"),

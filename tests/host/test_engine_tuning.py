@@ -270,6 +270,7 @@ def test_each_launch_has_weights_of_its_own_where_the_models_do_not_fit_the_cach
     assert weights[0] == [1, 1, 1] and sorted(weights[1]) == [1, 1, 64]
 
 
+@pytest.mark.usefixtures("compile_processes")
 def test_kernels_are_compiled_by_several_processes(tmp_path: Path) -> None:
     def job(number: int) -> None:
         if number == 3:
@@ -282,6 +283,7 @@ def test_kernels_are_compiled_by_several_processes(tmp_path: Path) -> None:
     assert not (tmp_path / "100").exists()
 
 
+@pytest.mark.usefixtures("compile_processes")
 def test_processes_that_hang_are_given_up(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog) -> None:
     def job(number: int) -> None:
         (tmp_path / str(number)).write_text(str(os.getpid()))
@@ -298,6 +300,7 @@ def test_processes_that_hang_are_given_up(tmp_path: Path, monkeypatch: pytest.Mo
             os.kill(int((tmp_path / str(number)).read_text()), 0)
 
 
+@pytest.mark.usefixtures("compile_processes")
 def test_a_process_that_dies_holds_nobody_up(tmp_path: Path, caplog) -> None:
     def job(number: int) -> None:
         if number == 1:
@@ -309,6 +312,7 @@ def test_a_process_that_dies_holds_nobody_up(tmp_path: Path, caplog) -> None:
     assert "given up" not in caplog.text
 
 
+@pytest.mark.usefixtures("compile_processes")
 def test_an_interrupted_build_leaves_no_process(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     def job(number: int) -> None:
         (tmp_path / str(number)).write_text(str(os.getpid()))

@@ -89,6 +89,7 @@ def convolution(weights: np.ndarray, zeros: tuple[int, int], shape: tuple[int, .
     return bytes(model.SerializeToString())
 
 
+@pytest.mark.slow(but_every=2)
 @pytest.mark.parametrize(
     ("shape", "features", "window", "spread"),
     [((1, 64, 12, 17), 40, (3, 3), 100), ((2, 300, 9, 8), 33, (1, 1), 90), ((1, 512, 7, 7), 20, (3, 3), 128),

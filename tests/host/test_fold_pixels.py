@@ -33,6 +33,7 @@ def filtered(
     return b.finish()
 
 
+@pytest.mark.slow(but_every=3)
 @pytest.mark.parametrize("bias", [False, True])
 @pytest.mark.parametrize(
     ("weight", "stride", "padding"),

@@ -45,6 +45,7 @@ def both_ways(kernel: JITFunction, grid: tuple[int, ...], *arguments: object, **
     return list(arguments)
 
 
+@pytest.mark.slow(but_every=3)
 @pytest.mark.parametrize("path", sorted((ROOT / "examples").glob("*.py")), ids=lambda path: path.stem)
 @pytest.mark.parametrize("mode", ["eager", "check"])
 def test_examples_run_as_python_and_with_all_checks(path: Path, mode: str) -> None:

@@ -65,11 +65,13 @@ def test_the_reference_rounds_as_the_graph_says(name: str, dtype: DType, rng: np
         assert error <= 0.2 * (1 + np.abs(wanted).max()), (key, error)
 
 
+@pytest.mark.slow(but_every=3)
 @pytest.mark.parametrize("name", CASES)
 def test_on_the_cpu(name: str, rng: np.random.Generator) -> None:
     compare(case(name, rng), "cpu", rng)
 
 
+@pytest.mark.slow(but_every=3)
 @pytest.mark.parametrize("name", CASES)
 def test_kernels_for_gpus(driver: Driver, name: str, rng: np.random.Generator) -> None:
     compare(case(name, rng), "cuda:sm_90a", rng)

@@ -27,6 +27,7 @@ def test_a_campaign_resumes(tmp_path):
     assert (record.cases, record.next, record.left) == (80, 80, [])
 
 
+@pytest.mark.slow(but_every=2)
 @pytest.mark.parametrize(
     "name", ["sizes", "dlpack_objects", "engine_arguments", "plan_json", "zip_attacks", "engine_bytes"]
 )

@@ -89,6 +89,7 @@ def asan() -> None:
         pytest.skip("GCC's libasan does not run here")
 
 
+@pytest.mark.slow(but_every=3)
 @pytest.mark.parametrize("case", ["masked", "gathered", "arena"])
 def test_accesses_beyond_memory_are_reported(case: str, asan: None, tmp_path: Path) -> None:
     text = run(case, tmp_path)

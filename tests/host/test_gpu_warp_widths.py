@@ -85,6 +85,7 @@ def test_elementwise(width, warps, rng):
     np.testing.assert_allclose(result, np.exp(left.astype(np.float64) * 2 + right), rtol=3e-6)
 
 
+@pytest.mark.slow(but_every=2)
 @pytest.mark.parametrize("width", WIDTHS)
 @pytest.mark.parametrize(("rows", "columns", "warps"), [(1, 500, 2), (4, 50, 1), (8, 33, 4)])
 def test_reductions_along_rows(width, rows, columns, warps, rng):

@@ -42,6 +42,7 @@ def scores_filled_twice(scores, padding):
     return scores.masked_fill(~causal, LEAST).masked_fill(padding[:, None, None, :] == 0, LEAST)
 
 
+@pytest.mark.slow(but_every=3)
 @pytest.mark.parametrize("dynamic", [False, True], ids=["static", "dynamic"])
 @pytest.mark.parametrize(
     "masked", [filled, sums_of_masks, both_at_once, scores_then_padding, scores_filled_twice], ids=lambda f: f.__name__

@@ -12,12 +12,14 @@ torch = pytest.importorskip("torch")
 from tests.models.architectures import architectures  # noqa: E402
 from tests.rounding import graph_bounds  # noqa: E402
 from tilewright.build.builder import build  # noqa: E402
+from tilewright.build.tuning import Tuning  # noqa: E402
 from tilewright.graph import reference  # noqa: E402
 from tilewright.importers import import_model  # noqa: E402
 
 MODELS = architectures()
 
 
+@pytest.mark.slow(but_every=3)
 @pytest.mark.parametrize("name", MODELS)
 def test_architecture(name: str) -> None:
     module, inputs, shapes = MODELS[name]
@@ -30,7 +32,7 @@ def test_architecture(name: str) -> None:
     given = {key: item.numpy() for key, item in zip(names, inputs, strict=True)}
     found = reference.run(graph, given)
     bounds = graph_bounds(graph, given, found)
-    compiled = build(graph).run(dict(zip(names, inputs, strict=True)))
+    compiled = build(graph, tuning=Tuning(effort=0)).run(dict(zip(names, inputs, strict=True)))
     for label, want in zip(graph.output_names, _flat(exact), strict=True):
         # float32 constants of the model (a third, an epsilon) limit the reference; rounding limits the engine
         np.testing.assert_allclose(found[label], want.numpy(), rtol=1e-6, atol=1e-6, err_msg=label)

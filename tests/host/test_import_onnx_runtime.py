@@ -225,6 +225,7 @@ def test_the_largest_of_a_dimension_that_may_be_too_short(rng: np.random.Generat
     check(*model_of("TopK", inputs, ["y", "places"], dynamic=True))
 
 
+@pytest.mark.slow(but_every=7)
 @pytest.mark.parametrize("constant", [True, False])
 @pytest.mark.parametrize("dynamic", [True, False])
 @pytest.mark.parametrize("start", [-1, -3, -4, -5, -9, 0, 2, 3, 9])

@@ -53,6 +53,7 @@ def as_module(function: Callable[..., Any]) -> torch.nn.Module:
     return Module().eval()
 
 
+@pytest.mark.slow(but_every=3)
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16], ids=str)
 @pytest.mark.parametrize("name", [*EXACT, *ROUNDED])
 def test_as_pytorch_computes(name: str, dtype: Any) -> None:

@@ -109,6 +109,16 @@ def test_results_have_the_structure_of_the_modules(tmp_path: Path) -> None:
     assert len(tilewright.load(tmp_path / "nested.engine")(x)) == 4  # a file has the outputs by name and in order
 
 
+def test_pytorchs_own_functions_are_models(caplog: pytest.LogCaptureFixture) -> None:
+    """They tell no signature, and are in no mode of training."""
+    x = torch.tensor([1.5, -2.0, 0.0])
+    for function in (torch.sign, torch.add):
+        inputs = (x,) * (1 if function is torch.sign else 2)
+        engine = tilewright.compile(function, inputs, target="cpu", effort=0)
+        torch.testing.assert_close(engine(*inputs), function(*inputs))
+    assert "training" not in caplog.text
+
+
 def test_one_tensor_in_a_list() -> None:
     engine = tilewright.compile(lambda x: [x + 1], (torch.ones(2),), target="cpu", effort=0)
     (found,) = engine(torch.ones(2))

@@ -125,6 +125,7 @@ def quantized(module: nn.Module, dtype: Any = torch.qint8) -> nn.Module:
     return quantize_dynamic(module.eval(), kinds, dtype=dtype)
 
 
+@pytest.mark.slow(but_every=3)
 @pytest.mark.parametrize("dtype", [torch.qint8, torch.float16])
 @pytest.mark.parametrize("kind, options", [("LSTM", {"bidirectional": True, "num_layers": 2}), ("GRU", {})])
 @pytest.mark.filterwarnings("ignore")

@@ -89,6 +89,7 @@ def multiply(form: MatmulForm, rng: np.random.Generator, M: int, N: int, K: int,
         assert np.all(np.abs(c.astype(np.float64) - expected) <= (0 if exact else tolerance))
 
 
+@pytest.mark.slow(but_every=4)
 @pytest.mark.parametrize(
     ("form", "sizes"),
     [
@@ -144,6 +145,7 @@ def test_batches_of_products(rng: np.random.Generator):
     multiply(PRODUCT._replace(BATCHED=True), rng, 136, 72, 100, 3, orders=2)
 
 
+@pytest.mark.slow(but_every=3)
 @pytest.mark.parametrize(
     "form",
     [PRODUCT._replace(BN=80), PRODUCT._replace(SHARE_B=2), NARROW._replace(SPLIT=2), TURNS._replace(BN=80),
@@ -322,6 +324,7 @@ def attend(form: AttentionForm, rng: np.random.Generator, sizes: tuple[int, ...]
             np.testing.assert_allclose(np.where(inside, lse, 0), np.where(inside, sums, 0), rtol=1e-5, atol=1e-4)
 
 
+@pytest.mark.slow(but_every=3)
 @pytest.mark.parametrize(
     ("form", "sizes"),
     [
@@ -357,6 +360,7 @@ def test_attention_of_ragged_lengths(causal: bool, rng: np.random.Generator):
     attend(form, rng, (3, 1, 1, 130, 140), lengths=((130, 140), (77, 77), (60, 1)))
 
 
+@pytest.mark.slow(but_every=3)
 @pytest.mark.parametrize("shared", [False, True])
 @pytest.mark.parametrize(
     "form",

@@ -30,6 +30,7 @@ def convolve(rng: np.random.Generator, name: str, orders: int) -> None:
         assert np.max(np.abs(out - expected)) <= 2e-3 * np.max(np.abs(expected))
 
 
+@pytest.mark.slow(but_every=3)
 @pytest.mark.parametrize("name", CASES)
 def test_forms(rng: np.random.Generator, name: str) -> None:
     convolve(rng, name, 2)

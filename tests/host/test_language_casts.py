@@ -151,6 +151,7 @@ def assert_same(actual: np.ndarray, expected: np.ndarray, defined: np.ndarray, w
     assert not wrong.size, f"{what}: {len(wrong)} wrong, the first: {actual[wrong[0]]}, expected {expected[wrong[0]]}"
 
 
+@pytest.mark.slow(but_every=3)
 @pytest.mark.parametrize("interpret", [False, True], ids=["compiled", "interpreted"])
 @pytest.mark.parametrize("source", DTYPES, ids=lambda dtype: dtype.name)
 def test_every_conversion(source: dtypes.DType, interpret: bool, rng: np.random.Generator) -> None:
@@ -226,6 +227,7 @@ def sums(x, others, outs, N: tl.constexpr):
         tl.store(outs[number] + i, total)
 
 
+@pytest.mark.slow(but_every=3)
 @pytest.mark.parametrize("left", DTYPES, ids=lambda dtype: dtype.name)
 def test_sums_of_all_pairs(left: dtypes.DType, rng: np.random.Generator) -> None:
     """Small whole numbers, so that every dtype holds them; the stored dtype is the promoted one."""

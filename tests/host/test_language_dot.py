@@ -40,6 +40,7 @@ def multiply(
     tl.store(out + tile, product)
 
 
+@pytest.mark.slow(but_every=4)
 @pytest.mark.parametrize("accumulate", [False, True])
 @pytest.mark.parametrize(("name", "operand", "result"), CASES, ids=[case[0] for case in CASES])
 def test_small_whole_numbers_are_exact(

@@ -88,6 +88,7 @@ def found(x: np.ndarray, axis: int, sign: int) -> tuple[np.ndarray, np.ndarray]:
     return np.take_along_axis(wide, np.expand_dims(places, axis), axis).squeeze(axis), places
 
 
+@pytest.mark.slow(but_every=4)
 @pytest.mark.parametrize("way", WAYS)
 @pytest.mark.parametrize("axis", [0, 1])
 @pytest.mark.parametrize("dtype", dtypes.DTYPES, ids=str)

@@ -89,6 +89,7 @@ ARGUMENTS: dict[str, tuple[Callable[[float], float], float, float, float, float]
 }
 
 
+@pytest.mark.slow(but_every=3)
 @pytest.mark.parametrize("dtype", ["float32", "float64"])
 @pytest.mark.parametrize("name", ARGUMENTS)
 def test_special_functions(name: str, dtype: str, rng: np.random.Generator) -> None:

@@ -64,7 +64,13 @@ def check(name: str, model: Any, sizes: dict[str, int], mutated: tuple[str, ...]
 
 
 @pytest.mark.parametrize(
-    ("name", "sizes"), [(name, sizes) for name, entries in SIZES.items() for sizes in entries], ids=str
+    ("name", "sizes"),
+    [
+        pytest.param(name, sizes, marks=[pytest.mark.slow] if name == "resnet50" else [])
+        for name, entries in SIZES.items()
+        for sizes in entries
+    ],
+    ids=str,
 )
 def test_as_exact_as_float32_allows(name: str, sizes: dict[str, int]) -> None:
     check(name, engine(name), sizes, specification(name).mutated)

@@ -132,6 +132,7 @@ def test_moves_do_not_stand_between(rng: np.random.Generator) -> None:
     np.testing.assert_allclose(found, expected, rtol=1e-5, atol=1e-5)
 
 
+@pytest.mark.slow(but_every=4)
 @pytest.mark.parametrize("zero", ["constant", "run time", "none"])
 @pytest.mark.parametrize(
     ("kernel", "strides", "padding", "dilation"),

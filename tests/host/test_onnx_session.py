@@ -517,6 +517,7 @@ def test_a_model_that_changes_after_the_session_was_made(tmp_path: Path) -> None
             sessions[1].run(None, single)
 
 
+@pytest.mark.slow(but_every=3)
 @pytest.mark.parametrize("extent", ["0", "n"])
 @pytest.mark.parametrize(
     "node", ["Hardmax <axis = 1> (x)", "LogSoftmax <axis = 1> (x)", "ArgMax <axis = 1> (x)", "ArgMin <axis = 2> (x)"]

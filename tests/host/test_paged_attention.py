@@ -97,6 +97,7 @@ def bound(inputs, epsilon=2.0**-24):
     return 64 * epsilon * (16 + inputs["q"].shape[2] + int(inputs["lengths"].max())) ** 0.5
 
 
+@pytest.mark.slow(but_every=2)
 @pytest.mark.parametrize("form", FORMS, ids=str)
 def test_meaning_and_kernel(form, rng):
     graph = paged_graph(form)

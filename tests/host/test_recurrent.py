@@ -76,6 +76,7 @@ def check(engine: Engine, graph: Graph, inputs: dict[str, np.ndarray]) -> None:
     assert np.abs(found.astype(np.float64) - wanted.astype(np.float64)).max() <= bound
 
 
+@pytest.mark.slow(but_every=3)
 @pytest.mark.parametrize("cell", sorted(GATES))
 @pytest.mark.parametrize("reverse", [(False,), (True,), (False, True)])
 def test_cells(cell: str, reverse: tuple[bool, ...], rng: np.random.Generator) -> None:
@@ -85,6 +86,7 @@ def test_cells(cell: str, reverse: tuple[bool, ...], rng: np.random.Generator) -
         check(engine, graph, feeds(rng, graph, steps, batch))
 
 
+@pytest.mark.slow(but_every=3)
 @pytest.mark.parametrize("cell", ["gru", "gru_first", "lstm", "rnn"])
 @pytest.mark.parametrize("reverse", [(True,), (False, True)])
 def test_threads_that_share_the_units(cell: str, reverse: tuple[bool, ...], rng: np.random.Generator,

@@ -166,6 +166,7 @@ def never_ends_mapped(x, n):
     tl.store(x + i, tl.map_elementwise(walks, tl.load(x + i)) + n)
 
 
+@pytest.mark.slow(but_every=5)
 @pytest.mark.parametrize("threads", [1, 2, 4])
 @pytest.mark.parametrize("kernel", [never_ends, never_ends_mapped], ids=["a loop", "a mapped function"])
 @pytest.mark.parametrize("checked", [False, True], ids=["", "bounds checked"])

@@ -124,9 +124,10 @@ def test_kernels_are_pickled_by_name() -> None:
     np.testing.assert_array_equal(out, 3 * x)
 
 
-def test_programs(tmp_path: Path) -> None:
+@pytest.mark.parametrize("arguments", [[], pytest.param(["workers"], marks=pytest.mark.slow)], ids=["", "workers"])
+def test_programs(arguments: list[str], tmp_path: Path) -> None:
     """Without GPUs, whatever the machine has: PyTorch's workers would start a context on each."""
     pytest.importorskip("torch")
-    done = run(str(SCRIPTS / "inductor.py"), TORCHINDUCTOR_CACHE_DIR=str(tmp_path), CUDA_VISIBLE_DEVICES="")
+    done = run(str(SCRIPTS / "inductor.py"), *arguments, TORCHINDUCTOR_CACHE_DIR=str(tmp_path), CUDA_VISIBLE_DEVICES="")
     assert done.returncode == 0, done.stderr
     assert "inductor agrees" in done.stdout

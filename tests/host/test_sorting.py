@@ -70,6 +70,7 @@ def sorting(dtype: DType, cases: list[tuple[tuple[int, ...], int, int]] = CASES)
     return b.finish()
 
 
+@pytest.mark.slow(but_every=3)
 @pytest.mark.parametrize("name", NAMES)
 def test_every_type_is_sorted_by_every_form(name: str, rng: np.random.Generator) -> None:
     graph = sorting(BY_NAME[name])
@@ -136,6 +137,7 @@ def small_networks(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(simt, "SELECTED", 5)
 
 
+@pytest.mark.slow(but_every=3)
 @pytest.mark.parametrize("name", NAMES)
 def test_gpus_sort_every_type_by_every_form(
     name: str, small_networks: None, driver: Driver, rng: np.random.Generator

@@ -82,6 +82,7 @@ CASES: dict[str, dict[str, Any]] = {
 }
 
 
+@pytest.mark.slow(but_every=3)
 @pytest.mark.parametrize("name", CASES)
 def test_attention(name: str, draw: Draw, compiled: bool) -> None:
     graph, inputs = attention_case(draw, **CASES[name])

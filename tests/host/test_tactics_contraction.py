@@ -194,6 +194,7 @@ CONVOLUTIONS: dict[str, tuple[str, Callable[[Draw], Case]]] = {
 }
 
 
+@pytest.mark.slow(but_every=3)
 @pytest.mark.parametrize("name", CONVOLUTIONS)
 def test_convolution(name: str, draw: Draw, compiled: bool) -> None:
     expected, make = CONVOLUTIONS[name]
@@ -203,6 +204,7 @@ def test_convolution(name: str, draw: Draw, compiled: bool) -> None:
     assert chosen.name == expected
 
 
+@pytest.mark.slow(but_every=3)
 @pytest.mark.parametrize(
     ("channels", "kernel", "stride", "padding", "dilation", "width"),
     [
@@ -236,6 +238,7 @@ def test_runs_of_pixels(
     assert chosen.name == ("depthwise" if groups == 37 else "direct convolution")
 
 
+@pytest.mark.slow(but_every=3)
 @pytest.mark.parametrize(("kernel", "stride", "features"), [((7, 7), 2, 40), ((3, 5), 1, 20)])
 def test_image_of_few_channels_is_copied_with_zeros_around_it(
     kernel: tuple[int, int], stride: int, features: int, draw: Draw, compiled: bool
@@ -252,6 +255,7 @@ def test_image_of_few_channels_is_copied_with_zeros_around_it(
     assert chosen.stages[-1].calls[0].constants["EDGES"] == "none"
 
 
+@pytest.mark.slow(but_every=3)
 @pytest.mark.parametrize(
     ("channels", "padding", "dilation", "height", "width", "threads"),
     [
@@ -336,6 +340,7 @@ def test_tiles_of_pixels_for_widely_dilated_windows(
     check(graph, {"x": draw(2, shape[0], shape[1] or 13, 24)}, compiled, choice=lambda found: found[0])
 
 
+@pytest.mark.slow(but_every=3)
 @pytest.mark.parametrize(("features", "groups"), [(48, 1), (48, 2), (48, 16), (64, 2)])  # 64: whole panels, no padding
 def test_convolution_with_run_time_weights(features: int, groups: int, draw: Draw, compiled: bool) -> None:
     b = GraphBuilder("convolution")

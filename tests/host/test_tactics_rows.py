@@ -48,6 +48,7 @@ def test_softmax(columns: int, draw: Draw, compiled: bool) -> None:
 AXES = [(3,), (1,), (1, 2), (0, 2), (0, 1, 2, 3)]
 
 
+@pytest.mark.slow(but_every=3)
 @pytest.mark.parametrize("op", ["reduce_sum", "reduce_mean", "reduce_max", "reduce_min", "reduce_product"])
 def test_reductions(op: str, draw: Draw, compiled: bool) -> None:
     b = GraphBuilder("reductions")

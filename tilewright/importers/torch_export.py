@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+import inspect
 import logging
 import warnings
 import zipfile
@@ -123,7 +124,12 @@ class _Function(torch.nn.Module):
 
     def __init__(self, function: Callable[..., Any]) -> None:
         super().__init__()
-        self.forward = function
+        try:
+            inspect.signature(function)
+        except ValueError:  # PyTorch's own functions in C++, such as torch.sign, tell none
+            self.forward = lambda *args, **kwargs: function(*args, **kwargs)
+        else:
+            self.forward = function
 
 
 def import_function(
@@ -135,7 +141,7 @@ def import_function(
 ) -> Graph:
     """Export a function of PyTorch tensors and import it; the rest as for `import_module`."""
     name = name or getattr(function, "__name__", type(function).__name__).strip("<>")
-    return import_module(_Function(function), example_inputs, dynamic_shapes, name, example_kwargs)
+    return import_module(_Function(function).eval(), example_inputs, dynamic_shapes, name, example_kwargs)
 
 
 def import_module(

@@ -16,7 +16,8 @@ own parameters, and Python's call binds them.  For ``def scale(x, n, BLOCK: tl.c
             _c2 = BLOCK if _type in _plain else (bool, BLOCK) if _type is bool else _constant_key(BLOCK)
         except Exception as error:
             raise _owner._argument_error((x, n, BLOCK), _options, _rest, error) from None
-        _key = (_options_key(_options, _rest) if _options or _rest else _default, _settings.interpret, _c0, _c1, _c2)
+        _mode = _settings.interpret or (_settings.check_bounds and 'check_bounds')
+        _key = (_options_key(_options, _rest) if _options or _rest else _default, _mode, _c0, _c1, _c2)
         _launch = _launches.get(_key)
         if _launch is None or (_watched and _changed()):
             _launch = _owner._prepare(_key, (x, n, BLOCK), _options)
@@ -40,6 +41,11 @@ from tilewright.errors import TilewrightError
 from tilewright.language.function import ParameterInfo
 from tilewright.launch import arguments
 from tilewright.settings import settings
+
+
+def mode_now() -> bool | str:
+    """How kernels run, as the settings say and keys of launches have it: another mode is another signature."""
+    return settings.interpret or (settings.check_bounds and "check_bounds")
 
 
 class MissingArgument:
@@ -82,7 +88,7 @@ _END = """\
     except _tw_Exception as _tw_error:
         raise _tw_owner._argument_error(({values}), _tw_options, _tw_rest, _tw_error) from None
     _tw_key = (_tw_options_key(_tw_options, _tw_rest) if _tw_options or _tw_rest else _tw_default_options, \
-_tw_settings.interpret, {classes})
+_tw_settings.interpret or (_tw_settings.check_bounds and 'check_bounds'), {classes})
     _tw_launch = _tw_launches.get(_tw_key)
     if _tw_launch is None or (_tw_watched and _tw_changed()):
         _tw_launch = _tw_owner._prepare(_tw_key, ({values}), _tw_options)

@@ -38,7 +38,7 @@ from tilewright.launch.arguments import (
     on_gpu,
 )
 from tilewright.launch.background import PendingLaunch, active_mode
-from tilewright.launch.binding import MISSING, generate
+from tilewright.launch.binding import MISSING, generate, mode_now
 from tilewright.launch.compiled import CompiledKernel, written_parameters
 from tilewright.launch.kernel_info import (
     KERNELS,
@@ -290,7 +290,7 @@ class JITFunction(KernelSource):
         This is what a generated function does; `launch.binding` shows one.
         """
         values, rest, options = self._bind(arguments, keywords)
-        key: list[Any] = [self._options_key(options, rest), settings.interpret]
+        key: list[Any] = [self._options_key(options, rest), mode_now()]
         slots: list[Any] = []
         try:
             for parameter, rule, value in zip(self.parameters, self.rules, values, strict=True):
@@ -353,7 +353,7 @@ class JITFunction(KernelSource):
         keyed = (
             constant_key(kind) if entry.constexpr else kind for entry, kind in zip(self.parameters, kinds, strict=True)
         )
-        key = (self._options_key(options, ()), settings.interpret, *keyed)
+        key = (self._options_key(options, ()), mode_now(), *keyed)
         return self._prepare(key, tuple(arguments), options).kernel
 
     @property
@@ -521,7 +521,9 @@ class JITFunction(KernelSource):
         with self._lock:
             found = self._launches.get(key)
             if found is None:
-                canonical = (self._relevant(key[0], on_gpu(key[2:])), *key[1:])
+                gpu = on_gpu(key[2:])
+                mode = settings.interpret if gpu else key[1]
+                canonical = (self._relevant(key[0], gpu), mode, *key[2:])
                 found = self._launches.get(canonical) or self._make(key, canonical, arguments, options)
                 if not isinstance(found, SkippedLaunch):
                     self._launches[key] = found

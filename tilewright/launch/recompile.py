@@ -15,7 +15,7 @@ from tilewright.language.function import ParameterInfo
 from tilewright.launch.arguments import ArgumentClass
 
 logger = logging.getLogger("tilewright.jit")
-Key = tuple[Any, ...]  # launch options, interpret, then a class or a constant for each parameter
+Key = tuple[Any, ...]  # launch options, `binding.mode_now`, then a class or a constant for each parameter
 
 
 def report(name: str, parameters: tuple[ParameterInfo, ...], key: Key, known: Iterable[Key]) -> None:
@@ -43,7 +43,7 @@ def report_overlap(name: str) -> None:
 
 def _labels(parameters: tuple[ParameterInfo, ...]) -> list[tuple[str, bool]]:
     """What each entry of a key after the options is called, and whether it is a compile-time constant."""
-    return [("interpret", True), *((f"'{entry.name}'", entry.constexpr) for entry in parameters)]
+    return [("mode", True), *((f"'{entry.name}'", entry.constexpr) for entry in parameters)]
 
 
 def _option_text(options: tuple[tuple[str, Any], ...]) -> str:
