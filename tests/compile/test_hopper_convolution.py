@@ -39,6 +39,7 @@ def test_forms(name: str) -> None:
     compiled(CASES[name].form)
 
 
+@pytest.mark.slow(but_every=2)
 @pytest.mark.parametrize("images", [1, 8, 128])
 @pytest.mark.parametrize("size", [56, 14])
 def test_first_forms(images: int, size: int) -> None:

@@ -94,6 +94,7 @@ def image_graph(dtype: torch.dtype) -> Graph:
     return import_model(layer.to(dtype), (image.to(dtype),))
 
 
+@pytest.mark.slow(but_every=2)
 @pytest.mark.parametrize("architecture", ["sm_80", "sm_90a"])
 def test_tf32_is_a_precision(architecture: str) -> None:
     """Products and convolutions of float32 models are other kernels, and the record says so; halves are the same."""

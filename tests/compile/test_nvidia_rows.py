@@ -56,6 +56,7 @@ def built(function, warps):
     return lowered, assemble(lowered.text, lowered.symbol, TARGET, AssemblyOptions())
 
 
+@pytest.mark.slow(but_every=2)
 @pytest.mark.parametrize("name", ["softmax", "layer norm"])
 @pytest.mark.parametrize(("columns", "kind"), [(32768, "bf16"), (30000, "bf16"), (32768, "f16")])
 def test_two_wide_rows_fit_a_multiprocessor(name, columns, kind):

@@ -45,7 +45,7 @@ PROBLEMS = [
 ]  # fmt: skip
 
 
-@pytest.mark.slow(but_every=3)
+@pytest.mark.slow(but_every=4)
 @pytest.mark.parametrize("problem", PROBLEMS, ids=lambda problem: problem.key)
 def test_matmul_forms(problem: MatmulProblem) -> None:
     chosen = close(problem.shape_class, NvidiaTarget.named("sm_90a").machine())
@@ -57,7 +57,7 @@ def test_matmul_forms(problem: MatmulProblem) -> None:
         assert not kernel.binary.resources.spill_stores
 
 
-@pytest.mark.slow(but_every=3)
+@pytest.mark.slow(but_every=5)
 @pytest.mark.parametrize("size", [64, 96, 128, 256])
 @pytest.mark.parametrize("queries", [32, 4096])
 def test_attention_forms(size: int, queries: int) -> None:

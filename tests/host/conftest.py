@@ -12,6 +12,7 @@ import numpy as np
 import pytest
 
 from tests.host.tactics_support import Draw
+from tilewright.build.tuning import Tuning
 from tilewright.settings import settings
 
 if TYPE_CHECKING:
@@ -28,6 +29,14 @@ hypothesis.settings.load_profile("any machine")
 def compiled(request: pytest.FixtureRequest) -> bool:
     """Whether kernels run as machine code."""
     return bool(request.param == "machine code")
+
+
+@pytest.fixture
+def quick_engines(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Engines that are built without a word on their effort get machine code that is made in less time: for tests of
+    what models mean, not of how fast or by which instructions."""
+    quick = property(lambda self: self.effort in (None, 0) if self.quick is None else self.quick)
+    monkeypatch.setattr(Tuning, "is_quick", quick)
 
 
 @pytest.fixture

@@ -107,6 +107,7 @@ def arrange_left(left: np.ndarray, how: str) -> tuple[np.ndarray, tuple[int, int
     return left, (depth, 1)
 
 
+@pytest.mark.slow(but_every=3)
 @pytest.mark.parametrize("layout", LAYOUTS)
 @pytest.mark.parametrize(
     "shape", [DotShape(1, 160, 70), DotShape(3, 48, 64), DotShape(7, 33, 65), DotShape(50, 100, 600)], ids=str

@@ -139,6 +139,7 @@ def converted(x, y, n, N: tl.constexpr):
         tl.store(y + i, (value & 7).to(y.dtype.element_ty), mask=i < n * 2)
 
 
+@pytest.mark.slow(but_every=3)
 @pytest.mark.parametrize("start", [0, 1, 3, 32, 63])
 @pytest.mark.parametrize("source,target", [("i4", "i8"), ("i8", "i4"), ("i2", "f8"), ("i8", "u1"), ("i4", "f4")])
 def test_one_array_as_two_element_types(source, target, start, rng):

@@ -38,6 +38,7 @@ def outcome(path) -> str:
     return "right"
 
 
+@pytest.mark.slow(but_every=2)
 @pytest.mark.filterwarnings("ignore:Duplicate name")
 @pytest.mark.parametrize("kind", BYTES, ids=lambda kind: kind.__name__)
 def test_no_mutation_crashes_or_gives_a_wrong_answer(original, tmp_path, kind):

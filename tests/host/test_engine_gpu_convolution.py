@@ -88,6 +88,7 @@ def test_hopper_convolutions(
     check(graph, rng, (2,), "hopper convolution")
 
 
+@pytest.mark.slow(but_every=3)
 @pytest.mark.parametrize("name", ["3x3", "1x1", "few channels"])
 def test_any_number_of_images(
     driver: Driver, rng: np.random.Generator, monkeypatch: pytest.MonkeyPatch, name: str

@@ -115,7 +115,7 @@ def test_engines(rows: int, assembler: None, rng: np.random.Generator) -> None:
     assert all(taken["spill_stores"] == taken["spill_loads"] == 0 for taken in resources)
 
 
-@pytest.mark.slow(but_every=2)
+@pytest.mark.slow
 @pytest.mark.parametrize("rows", [1, 5])
 def test_all_candidates_compile(rows: int, assembler: None, rng: np.random.Generator) -> None:
     target, graph = get_target("cuda:sm_90a"), prepare_norms(optimize(block(rows, rng)))

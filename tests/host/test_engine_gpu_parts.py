@@ -138,6 +138,7 @@ def test_running_combinations(shape: tuple[int, ...], axis: int, driver: Driver,
         assert (np.abs(found - exact[name]) <= bounds[name]).all(), name
 
 
+@pytest.mark.slow(but_every=2)
 @pytest.mark.parametrize("op", ["cumsum", "argmax"])
 @pytest.mark.parametrize(("shape", "axis"), [((3, 50001), 1), ((20003, 3), 0), ((501, 70), 0)])
 def test_what_comes_before_and_after_is_computed_in_the_same_kernels(

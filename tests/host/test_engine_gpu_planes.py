@@ -74,6 +74,7 @@ def steps(engine: Engine) -> list[Any]:
     return [step.evidence.get("chosen") for step in engine.plan.steps]
 
 
+@pytest.mark.slow(but_every=3)
 @pytest.mark.parametrize("number", range(12))
 def test_drawn_convolutions_stay_channels_first(driver: Driver, rng: np.random.Generator, number: int) -> None:
     case = Case(rng)

@@ -77,6 +77,7 @@ def test_known_numbers_of_rows(rows) -> None:
     check(*engines(perceptron(), x, None), x, 37 + 70)
 
 
+@pytest.mark.slow
 def test_convolutions_of_any_size() -> None:
     height, width = (4 * torch.export.Dim(name, min=2, max=16) for name in ("height_4", "width_4"))  # PyTorch 2.11 asks
     dims = {0: torch.export.Dim("batch", max=16), 2: height, 3: width}

@@ -53,6 +53,7 @@ def test_sums_of_a_stream_are_rounded_half_as_often(rng: np.random.Generator) ->
     assert error < 0.85 * own
 
 
+@pytest.mark.slow(but_every=4)
 @pytest.mark.parametrize("dtype", [float16, bfloat16], ids=str)
 @pytest.mark.parametrize("name", CASES)
 def test_the_reference_rounds_as_the_graph_says(name: str, dtype: DType, rng: np.random.Generator) -> None:

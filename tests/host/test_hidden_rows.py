@@ -11,6 +11,8 @@ import torch
 
 import tilewright
 
+pytestmark = pytest.mark.usefixtures("quick_engines")
+
 LEAST = torch.finfo(torch.float32).min
 
 

@@ -1,4 +1,4 @@
-"""Imports go round in small circles only, and the check that says so sees larger ones."""
+"""The check of imports, which `make check` runs on the package, sees circles that are too large."""
 
 from __future__ import annotations
 
@@ -7,10 +7,6 @@ from pathlib import Path
 import numpy as np
 
 from tools.check_imports import circles, import_graph, modules, problems
-
-
-def test_the_package_has_small_circles_only() -> None:
-    assert not list(problems(import_graph(modules())))
 
 
 def test_late_imports_count_and_those_for_types_do_not(tmp_path: Path) -> None:

@@ -40,7 +40,7 @@ def test_torch_export(name: str) -> None:
     check(name, torch_graph(name), mutations=True)
 
 
-@pytest.mark.slow(but_every=2)
+@pytest.mark.slow(but_every=3)
 @pytest.mark.parametrize("name", NAMES)
 def test_onnx(name: str) -> None:
     check(name, onnx_graph(name), mutations=False)

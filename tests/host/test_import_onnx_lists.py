@@ -17,6 +17,8 @@ from tilewright.graph import reference
 from tilewright.importers.onnx import import_onnx
 from tilewright.onnx import InferenceSession
 
+pytestmark = pytest.mark.usefixtures("quick_engines")
+
 
 def parsed(text: str) -> onnx.ModelProto:
     return onnx.parser.parse_model(f'<ir_version: 8, opset_import: ["" : 18]> {text}')
@@ -154,7 +156,7 @@ def test_sequences_are_those_of_onnx_runtime(name: str, rng: np.random.Generator
 def test_engines_take_and_give_sequences(name: str, rng: np.random.Generator, tmp_path: Path) -> None:
     text, calls = MODELS[name]
     model = parsed(text)
-    engine = tilewright.compile(model, target="cpu")
+    engine = tilewright.compile(model, target="cpu", effort=0)
     engine.save(tmp_path / "list.engine")
     loaded, graph = Engine.load(tmp_path / "list.engine"), import_onnx(model)
     assert [spec.dtype for spec in loaded.inputs] == [spec.dtype for spec in engine.inputs]

@@ -16,6 +16,8 @@ from tilewright.engine.engine import Engine
 from tilewright.errors import ShapeError
 from tilewright.graph import host_ops
 
+pytestmark = pytest.mark.usefixtures("quick_engines")
+
 Call = dict[str, Any]
 
 

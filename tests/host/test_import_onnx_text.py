@@ -22,6 +22,8 @@ from tilewright.importers.onnx import import_onnx
 from tilewright.onnx import InferenceSession, OrtValue
 from tilewright.runtime.plan import Plan, TensorSpec
 
+pytestmark = pytest.mark.usefixtures("quick_engines")
+
 WORDS = ["", "a", "bc", "Straße", "ÀÉ", "日本", "a,b,,c", " x  y ", "z" * 40, "tab\tend"]
 
 

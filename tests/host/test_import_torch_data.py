@@ -16,6 +16,8 @@ from torch.utils import _pytree as pytree  # noqa: E402
 import tilewright  # noqa: E402
 from tilewright.errors import InputError, ShapeError, UnsupportedOperationError  # noqa: E402
 
+pytestmark = pytest.mark.usefixtures("quick_engines")
+
 BATCH = {"x": {0: ("batch", 1, 9)}}
 
 

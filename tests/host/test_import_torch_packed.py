@@ -54,6 +54,7 @@ def difference(engine: Any, module: nn.Module, sizes: Any = SIZES, order: bool =
     return worst
 
 
+@pytest.mark.slow(but_every=3)
 @pytest.mark.parametrize(
     "kind, what, order, options",
     [

@@ -36,6 +36,7 @@ def test_forms(rng: np.random.Generator, name: str) -> None:
     convolve(rng, name, 2)
 
 
+@pytest.mark.slow(but_every=2)
 @pytest.mark.parametrize("name", ["one consumer", "shared"])
 def test_forms_are_clean_in_any_order(rng: np.random.Generator, name: str) -> None:
     convolve(rng, name, ORDERS)

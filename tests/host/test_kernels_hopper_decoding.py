@@ -57,6 +57,7 @@ def decode(
         assert np.abs(found - expected).max() <= 2 * unit * np.abs(v.astype(np.float64)).max()
 
 
+@pytest.mark.slow(but_every=3)
 @pytest.mark.parametrize(
     ("form", "sizes"),
     [

@@ -68,6 +68,7 @@ def check(kind: str, start: np.ndarray, value: np.ndarray, sem: str = "acq_rel",
     assert old.tobytes() == before.tobytes()
 
 
+@pytest.mark.slow(but_every=3)
 @pytest.mark.parametrize("kind", FUNCTIONS)
 @pytest.mark.parametrize("dtype", INTEGERS)
 def test_integers(dtype: str, kind: str, rng: np.random.Generator) -> None:
@@ -76,6 +77,7 @@ def test_integers(dtype: str, kind: str, rng: np.random.Generator) -> None:
     check(kind, start, value)
 
 
+@pytest.mark.slow(but_every=3)
 @pytest.mark.parametrize("kind", ["add", "max", "min", "exchange"])
 @pytest.mark.parametrize("dtype", FLOATS)
 def test_floats(dtype: str, kind: str, rng: np.random.Generator) -> None:

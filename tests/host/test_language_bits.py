@@ -99,6 +99,7 @@ def floats(rng: np.random.Generator, dtype: str, spread: int = 30) -> np.ndarray
     return (rng.normal(size=N) * 2.0 ** rng.integers(-spread, spread, N)).astype(dtype)
 
 
+@pytest.mark.slow(but_every=2)
 @pytest.mark.parametrize("dtype", ["float32", "float64"])
 @pytest.mark.parametrize("mode", ["rz", "rd", "ru"])
 def test_directed_arithmetic(mode: str, dtype: str, rng: np.random.Generator) -> None:

@@ -167,6 +167,7 @@ def test_every_conversion(source: dtypes.DType, interpret: bool, rng: np.random.
         assert_same(out, expected, defined, f"{source.name} to {target.name}")
 
 
+@pytest.mark.slow(but_every=2)
 @pytest.mark.parametrize("interpret", [False, True], ids=["compiled", "interpreted"])
 @pytest.mark.parametrize("source", [dtype for dtype in FLOATS if dtype.bits > 8], ids=lambda dtype: dtype.name)
 def test_rounding_toward_zero(source: dtypes.DType, interpret: bool, rng: np.random.Generator) -> None:

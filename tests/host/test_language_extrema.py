@@ -110,6 +110,7 @@ def test_ties_and_nans(dtype: DType, axis: int, way: bool | str, rng: np.random.
             np.testing.assert_array_equal(results[plain].astype(np.float64), values)
 
 
+@pytest.mark.slow(but_every=3)
 @pytest.mark.parametrize(("rows", "columns"), [(8, 64), (8, 61), (5, 64), (5, 33), (8, 1), (1, 64), (8, 0), (0, 64)])
 @pytest.mark.parametrize("axis", [0, 1])
 def test_of_masked_rows_that_hold_nothing_but_nan(axis: int, rows: int, columns: int, rng: np.random.Generator) -> None:

@@ -43,6 +43,7 @@ FUNCTIONS = [
 ]
 
 
+@pytest.mark.slow(but_every=3)
 @pytest.mark.parametrize("dtype", ["float32", "float64"])
 @pytest.mark.parametrize(("name", "reference"), FUNCTIONS)
 def test_unary(name: str, reference, dtype: str, rng: np.random.Generator) -> None:

@@ -41,6 +41,7 @@ UNARY = [
 ]
 
 
+@pytest.mark.slow(but_every=3)
 @pytest.mark.parametrize("dtype", ["float32", "float64", "float16", "bfloat16"])
 @pytest.mark.parametrize(("function", "reference"), UNARY, ids=lambda entry: getattr(entry, "__name__", ""))
 def test_unary_functions(function, reference, dtype: str, rng: np.random.Generator) -> None:

@@ -47,6 +47,7 @@ def _operand(name: str, shape: tuple[int, int], packed: int, rng: np.random.Gene
 FORMATS = [("e2m1", "e2m1"), ("e2m1", "bf16"), ("e4m3", "e5m2"), ("bf16", "e2m1"), ("fp16", "e4m3")]
 
 
+@pytest.mark.slow(but_every=3)
 @pytest.mark.parametrize("k_pack", [True, False])
 @pytest.mark.parametrize("group", [32, 16])
 @pytest.mark.parametrize(("left", "right"), FORMATS)

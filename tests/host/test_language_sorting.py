@@ -24,6 +24,7 @@ def sorted_rows(x, out, places, ROWS: tl.constexpr, COLUMNS: tl.constexpr, DOWN:
 DTYPES = ["int8", "uint8", "int32", "uint32", "int64", "float16", "bfloat16", "float32", "float64"]
 
 
+@pytest.mark.slow(but_every=3)
 @pytest.mark.parametrize("descending", [False, True])
 @pytest.mark.parametrize("dtype", DTYPES)
 def test_rows_are_sorted_stably(dtype: str, descending: bool, rng: np.random.Generator) -> None:

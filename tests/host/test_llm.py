@@ -21,6 +21,8 @@ from tilewright.llm import LLM, SamplingParameters
 from tilewright.llm.text import StopTexts, TextStream
 from tilewright.llm.tokenizer import Tokenizer
 
+pytestmark = pytest.mark.usefixtures("quick_engines")
+
 GREEDY = SamplingParameters(temperature=0.0, max_tokens=12, ignore_eos=True)
 
 

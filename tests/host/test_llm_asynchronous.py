@@ -14,6 +14,8 @@ from tilewright.llm.engine import Engine
 from tilewright.llm.requests import SamplingParameters
 from tilewright.llm.step import Limits
 
+pytestmark = pytest.mark.usefixtures("quick_engines")
+
 LIMITS = Limits(4, 16, 8, 64)
 
 

@@ -16,6 +16,8 @@ from tilewright.llm.engine import Engine
 from tilewright.llm.requests import SamplingParameters
 from tilewright.llm.step import Limits
 
+pytestmark = pytest.mark.usefixtures("quick_engines")
+
 LENGTH = 48
 END = 3
 

@@ -13,6 +13,8 @@ from tilewright.llm.families import FAMILIES
 from tilewright.llm.model import Chunk, Model, step_graph
 from tilewright.llm.step import Limits
 
+pytestmark = pytest.mark.usefixtures("quick_engines")
+
 LIMITS = Limits(page=8, tokens=48, sequences=4, length=128)
 
 
@@ -32,7 +34,6 @@ def bound(name, wanted):
     return 2.0**-24 * 64 * layers * max(1.0, np.abs(wanted).max())
 
 
-@pytest.mark.slow(but_every=3)
 @pytest.mark.parametrize("name", CASES)
 def test_logits_are_those_of_the_reference(name, tmp_path, rng):
     length = 32 if name == "phi3-longrope" else 128  # beyond 32 its other factors hold

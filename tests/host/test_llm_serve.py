@@ -26,6 +26,8 @@ from tilewright.llm import SamplingParameters
 from tilewright.llm.asynchronous import AsyncLLM
 from tilewright.llm.serve.application import Application, Bounds
 
+pytestmark = pytest.mark.usefixtures("quick_engines")
+
 GREEDY = {"temperature": 0, "max_tokens": 6, "ignore_eos": True}
 KEY = "0123456789abcdef"
 

@@ -42,6 +42,7 @@ def joined(count: int, ops: int, axis: int = 1) -> Graph:
     return b.finish()
 
 
+@pytest.mark.slow(but_every=3)
 @pytest.mark.parametrize("axis", [0, 1])
 @pytest.mark.parametrize("ops", [1, 3])
 def test_parts_that_are_joined_again(ops: int, axis: int, draw: Draw, compiled: bool) -> None:

@@ -30,6 +30,8 @@ from tilewright.errors import (
 )
 from tilewright.onnx import backend
 
+pytestmark = pytest.mark.usefixtures("quick_engines")
+
 FLOAT = TensorProto.FLOAT
 
 

@@ -25,6 +25,7 @@ from tilewright.settings import settings
 PASSES = [canonicalize, merge_common_subexpressions, remove_dead_code, hoist_loop_invariants, simplify]
 
 
+@pytest.mark.slow(but_every=2)
 @pytest.mark.parametrize("step", PASSES, ids=lambda step: step.__name__)
 @hypothesis_settings(max_examples=15, deadline=None)
 @given(seed=st.integers(0, 2**64))

@@ -255,6 +255,7 @@ for _ in range(2):
 """
 
 
+@pytest.mark.slow(but_every=3)
 @pytest.mark.parametrize("threads", ["1", "2"])
 @pytest.mark.parametrize("what", ["kernel", "engine"])
 def test_a_process_is_interrupted_from_outside(what: str, threads: str) -> None:

@@ -91,6 +91,7 @@ def test_integer_product(transpose_b: bool, draw: Draw, compiled: bool) -> None:
     check(b.finish(), {name: array.astype(np.int32) for name, array in inputs.items()}, compiled)
 
 
+@pytest.mark.slow(but_every=2)
 @pytest.mark.parametrize("dtype", [float16, bfloat16, float64])
 def test_other_element_types(dtype: DType, draw: Draw, compiled: bool) -> None:
     b = GraphBuilder("types")
@@ -363,6 +364,7 @@ def test_windows_along_a_line(layout: str, draw: Draw, compiled: bool) -> None:
     check(b.finish(), {"x": draw(2, *shape)}, compiled)
 
 
+@pytest.mark.slow(but_every=3)
 @pytest.mark.parametrize("layout", ["NHWC", "NCHW"])
 @pytest.mark.parametrize("ceil_mode", [False, True])
 def test_pools(layout: str, ceil_mode: bool, draw: Draw, compiled: bool) -> None:

@@ -30,6 +30,7 @@ def gated(
     return b.finish(), {"x": draw(5, 16), "other": draw(5, half)}
 
 
+@pytest.mark.slow(but_every=3)
 @pytest.mark.parametrize("residual", [False, True])
 @pytest.mark.parametrize("bias", [False, True])
 @pytest.mark.parametrize("half", [24, 32])

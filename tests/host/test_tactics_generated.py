@@ -85,6 +85,7 @@ def test_bits(draw: Draw, compiled: bool, dtype: DType) -> None:
     check(b.finish(), {"x": numbers, "y": shifts}, compiled, 0.0)
 
 
+@pytest.mark.slow(but_every=3)
 @pytest.mark.parametrize("dtype", [int8, uint8], ids=str)
 def test_numbers_do_not_widen_narrow_integers(dtype: DType, draw: Draw, compiled: bool) -> None:
     """Results of an operation with a constant wrap in their own type before they get a wider one."""

@@ -17,6 +17,8 @@ from tests.host.model_support import specification  # noqa: E402
 from tilewright.errors import TilewrightError  # noqa: E402
 from tilewright.importers.torch_compile import _precision_on  # noqa: E402
 
+pytestmark = pytest.mark.usefixtures("quick_engines")
+
 
 class Network(nn.Module):
     def __init__(self) -> None:

@@ -17,6 +17,8 @@ from torch.nn import functional as F  # noqa: E402
 from tests.host.compile_support import Module, check, compiled, fresh  # noqa: E402, F401
 from tilewright.errors import TilewrightError, UnsupportedOperationError  # noqa: E402
 
+pytestmark = pytest.mark.usefixtures("quick_engines")
+
 
 @pytest.fixture
 def sizes_from_data() -> Iterator[None]:
