@@ -35,6 +35,7 @@ if TYPE_CHECKING:
     from tilewright.launch.wrappers import pointer as pointer
     from tilewright.launch.wrappers import reinterpret as reinterpret
     from tilewright.quant.quantize import quantize as quantize
+    from tilewright.quant.search import search_precision as search_precision
 
 __version__ = "0.1.0"
 
@@ -43,6 +44,7 @@ _EXPORTS = {
     "compile": "tilewright.api",
     "load": "tilewright.engine.engine",
     "quantize": "tilewright.quant.quantize",
+    "search_precision": "tilewright.quant.search",
     "jit": "tilewright.launch.jit",
     "JITFunction": "tilewright.launch.jit",
     "Config": "tilewright.launch.autotune",
@@ -61,7 +63,7 @@ _EXPORTS = {
 __all__ = [
     "AsyncCompileMode", "Config", "Engine", "JITFunction", "MockTensor", "TensorDescriptor", "aggregate",
     "autotune", "cdiv", "compile", "constexpr_function", "errors", "heuristics", "jit", "language", "load",
-    "next_power_of_2", "onnx", "pointer", "quantize", "reinterpret", "testing",
+    "next_power_of_2", "onnx", "pointer", "quantize", "reinterpret", "search_precision", "testing",
 ]  # fmt: skip
 
 

@@ -71,6 +71,10 @@ class LaunchError(TilewrightError):
     """A kernel was called with arguments it cannot take."""
 
 
+class PrecisionBoundError(TilewrightError):
+    """No layer of a model can be computed in narrow numbers within the bound on what it may lose."""
+
+
 class SettingsError(TilewrightError, ValueError):
     """A `TILEWRIGHT_*` variable or another setting that is malformed, or asks for what this machine does not have."""
 

@@ -14,9 +14,11 @@ import typer
 from tilewright.cli.console import terminal, wrong_usage
 from tilewright.cli.loading import EffortOption
 from tilewright.cli.peers import remember_model
+from tilewright.cli.precision import AUTO, DataOption, MaxDropOption, MetricOption, search, show_search
 from tilewright.cli.progress import BuildProgress
 from tilewright.engine.file import check_replaceable
 from tilewright.errors import EngineError
+from tilewright.insight.search import search_of
 from tilewright.precision import IEEE
 
 if TYPE_CHECKING:
@@ -78,8 +80,17 @@ def parse_shapes(texts: list[str]) -> dict[str, list[tuple[int, int]]]:
 _PrecisionOption = Annotated[
     str | None,
     typer.Option(
-        help="ieee: float32 multiplies as float32. tf32: as tf32 in products and convolutions on GPUs. By default "
-        "ieee; for an engine, what it was built for."
+        help="ieee: float32 multiplies as float32. tf32: as tf32 in products and convolutions on GPUs. auto: on CPUs "
+        "each layer in the fastest format with which the model loses at most --max-drop over --data. By default ieee; "
+        "for an engine, what it was built for."
+    ),
+]
+
+_TargetOption = Annotated[
+    str | None,
+    typer.Option(
+        help="What to compile for: auto (this CPU), cpu, cuda (this GPU), cuda:sm_90a …; several, with commas, "
+        "share one file. By default auto; for an engine, what it was built for."
     ),
 ]
 
@@ -93,14 +104,11 @@ def build(
         list[str] | None,
         typer.Option(help="Sizes of an input, e.g. x:1..64x128; ranges stay dynamic. Repeat per input."),
     ] = None,
-    target: Annotated[
-        str | None,
-        typer.Option(
-            help="What to compile for: auto (this CPU), cpu, cuda (this GPU), cuda:sm_90a …; several, with commas, "
-            "share one file. By default auto; for an engine, what it was built for."
-        ),
-    ] = None,
+    target: _TargetOption = None,
     precision: _PrecisionOption = None,
+    max_drop: MaxDropOption = "0.5%",
+    metric: MetricOption = "cosine",
+    data: DataOption = None,
     effort: EffortOption = None,
     timing_cache: TimingCacheOption = None,
     reproducible: ReproducibleOption = False,
@@ -109,6 +117,8 @@ def build(
     quiet: Annotated[bool, typer.Option("-q", "--quiet", help="No progress display.")] = False,
 ) -> None:
     """Build an engine from a trained model, or again from the graph inside an engine."""
+    if precision != AUTO and data is not None:
+        raise wrong_usage("--data goes with --precision auto; `tilewright quantize` takes data for one scheme")
     if vendor not in ("allow", "never"):
         raise wrong_usage(f"--vendor {vendor}: expected allow or never")
     ranges = parse_shapes(shapes or [])
@@ -131,18 +141,26 @@ def build(
         graph, source = _read(model, trust)
         if ranges:
             graph = restrict_shapes(graph, ranges)
-        engine = builder.build(graph, _targets(model, target, precision), progress, source, tuning)
+        if precision == AUTO:
+            engine = search(graph, data, max_drop, metric, target, progress).engine
+        else:
+            engine = builder.build(graph, _targets(model, target, precision), progress, source, tuning)
         progress("save", path.name, 0.0)
         engine.save(path)
     remember_model(path, model)
     if timing_cache is not None and adds_times:
-        from tilewright.engine.timings import read_timings
-        from tilewright.measure.record import TimingCache
-
-        TimingCache([*tuning.recorded, *read_timings(path)]).write(timing_cache)
+        _write_times([*tuning.recorded], path, timing_cache)
     if not quiet:
         asked = effort is not None or timing_cache is not None or reproducible or vendor == "allow"
         _describe(engine, path, asked)
+
+
+def _write_times(recorded: Sequence[Timing], path: Path, timing_cache: Path) -> None:
+    """Add the times of an engine's file to those that were recorded."""
+    from tilewright.engine.timings import read_timings
+    from tilewright.measure.record import TimingCache
+
+    TimingCache([*recorded, *read_timings(path)]).write(timing_cache)
 
 
 def _describe(engine: Engine, path: Path, asked: bool) -> None:
@@ -155,6 +173,9 @@ def _describe(engine: Engine, path: Path, asked: bool) -> None:
         console.print(f"  {kind} {spec.name}: {spec.dtype} [{', '.join(map(str, spec.shape))}]")
     for text in _choices(path, engine.targets, asked):
         console.print(f"  {text}", soft_wrap=True)
+    searched = search_of(engine)
+    if searched is not None:
+        show_search(console, searched)
 
 
 def _targets(model: Path, asked: str | None, precision: str | None) -> list[Target]:

@@ -14,11 +14,13 @@ from rich.text import Text
 from tilewright.cli import loading, tensors
 from tilewright.cli.console import terminal, wrong_usage
 from tilewright.cli.loading import EngineArgument
+from tilewright.cli.precision import show_search
 from tilewright.cli.run import SizeOption, TargetOption
 from tilewright.cli.trust import DigestOption, TrustedKeyOption
 from tilewright.engine.file import check_replaceable
 from tilewright.insight.page import page
 from tilewright.insight.report import least_arena_bytes, report, short, transposes
+from tilewright.insight.search import search_of
 from tilewright.symbolic import evaluate
 
 
@@ -95,6 +97,7 @@ def describe(loaded: Any, sizes: dict[str, int]) -> dict[str, Any]:
         "arena_least_bytes": least_arena_bytes(loaded, sizes),
         "weight_bytes": loaded.weight_bytes,
         "remarks": list(loaded.remarks),
+        "search": search_of(loaded),
         "steps": steps,
         "transposes": transposes(steps),
     }
@@ -140,6 +143,8 @@ def show(console: Console, data: dict[str, Any], evidence: bool) -> None:
         figures = (f"{step['bytes'] / 1e6:.2f}", f"{step['flops'] / 1e6:.1f}")
         table.add_row(str(index), step["name"], step["kernel"], grid, operations, *figures)
     console.print(table)
+    if data["search"] is not None:
+        show_search(console, data["search"])
     for remark in data["remarks"]:
         console.print(f"note: {remark}")
     if evidence:

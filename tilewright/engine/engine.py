@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import hashlib
 import importlib
 import json
@@ -483,6 +484,18 @@ class Engine:
     def is_quick(self) -> bool:
         """Whether the machine code was made in less time and is slower (effort 0, for CPUs)."""
         return self._program["target"].get("quick") is True
+
+    @property
+    def search(self) -> Mapping[str, Any] | None:
+        """The search for precisions that the engine comes from (`quant.search.PrecisionSearch.as_data`), if any."""
+        with self.reading():
+            found = self._package.manifest.get("search")
+            return found if isinstance(found, Mapping) else None
+
+    def record_search(self, data: Mapping[str, Any]) -> None:
+        """Keep a search's table and points; `save` writes them."""
+        manifest = {**self._package.manifest, "search": dict(data)}
+        self._package = dataclasses.replace(self._package, manifest=manifest)
 
     def _texts(self, key: str) -> tuple[str, ...]:
         with self.reading():

@@ -257,6 +257,38 @@ function graph() {
       drawing("svg", { width, height, viewBox: `0 0 ${width} ${height}` }, ...parts)));
 }
 
+// -- Precisions -----------------------------------------------------------------------------------------------------
+
+function search() {
+  const found = report.search;
+  if (!found) return;
+  const width = 560, height = 260, left = 74, bottom = 40, points = found.points;
+  const slowest = Math.max(...points.map((point) => point.seconds), 1e-12);
+  const most = Math.max(found.max_drop, ...points.map((point) => point.drop), 1e-12) * 1.1;
+  const x = (seconds) => left + (width - left - 12) * seconds / slowest / 1.05;
+  const y = (drop) => 8 + (height - 8) * (1 - Math.max(drop, 0) / most);
+  const text = (drop) => `${(100 * drop).toPrecision(3)} %`;
+  const bound = drawing("line", { x1: left, x2: width, y1: y(found.max_drop), y2: y(found.max_drop), stroke: "var(--launch)", "stroke-dasharray": "4 3" });
+  const dots = points.map((point) => drawing("circle", {
+    cx: x(point.seconds), cy: y(point.drop), r: 5, fill: point.drop <= found.max_drop ? "var(--tensor)" : "var(--launch)",
+  }, drawing("title", {}, `${point.layers} layers in narrow numbers: ${time(point.seconds)}, drop ${text(point.drop)}`)));
+  const cell = (row, name) => element("td", {}, name in row.candidates
+    ? `${time(row.candidates[name][0])}, ${percent(row.candidates[name][1])}` : "");
+  const names = [...new Set(found.layers.flatMap((row) => Object.keys(row.candidates)))];
+  root.append(
+    element("h2", {}, "Accuracy against speed ", element("small", {},
+      `each dot is an assignment of formats to layers that was tried; the line is the bound. On samples that decided nothing the engine loses ${text(found.drop)} (${found.metric}), a run takes ${time(found.seconds)}, in floats ${time(found.float_seconds)}`)),
+    element("div", { class: "scroll" }, drawing("svg", { width, height: height + bottom, viewBox: `0 0 ${width} ${height + bottom}` },
+      bound, ...dots,
+      drawing("text", { class: "soft", x: left - 8, y: y(found.max_drop) + 4, "text-anchor": "end" }, text(found.max_drop)),
+      drawing("text", { class: "soft", x: left, y: height + 18 }, "0"),
+      drawing("text", { class: "soft", x: width - 12, y: height + 18, "text-anchor": "end" }, `${time(slowest)} of all layers`))),
+    element("div", { class: "scroll", style: "max-height: 400px" }, element("table", {},
+      element("tr", {}, ...["layer", "operation", ...names, "chosen", "why"].map((name) => element("th", {}, name))),
+      ...found.layers.map((row) => element("tr", {}, element("td", {}, row.name), element("td", {}, row.op),
+        ...names.map((name) => cell(row, name)), element("td", {}, row.chosen), element("td", {}, row.why))))));
+}
+
 function remarks() {
   if (!report.remarks.length) return;
   root.append(element("h2", {}, "What the compiler decided"),
@@ -269,6 +301,7 @@ strip();
 steps();
 memory();
 graph();
+search();
 remarks();
 const wanted = /^#step=(\d+)$/.exec(location.hash); // a link to a step
 if (wanted && report.steps[wanted[1]]) select(Number(wanted[1]), false);

@@ -13,6 +13,7 @@ from tilewright.graph.ops import kind_of
 from tilewright.graph.passes.memory import ALIGNMENT
 from tilewright.insight.lanes import lanes
 from tilewright.insight.roofline import bound_of
+from tilewright.insight.search import search_of
 from tilewright.settings import settings
 from tilewright.symbolic import evaluate, from_json
 from tilewright.targets.registry import machine_for
@@ -25,7 +26,7 @@ if TYPE_CHECKING:
 
 _OPERATION = re.compile(r"(\S+) %(\S+)(?: \((.*)\))?")
 _VIEWS = ("reshape", "permute", "slice", "broadcast_to")
-_PRODUCTS = ("matmul", "conv", "attention")
+_PRODUCTS = ("matmul", "dequantized_matmul", "conv", "attention")
 
 
 def report(
@@ -70,6 +71,7 @@ def report(
         "bound_seconds": sum(step["bound_seconds"] for step in steps),
         "steps": steps,
         "graph": _graph(graph, steps, engine.plan.symbols),
+        "search": search_of(engine),
         "remarks": [*engine.remarks, *engine.fusion],
     }  # fmt: skip
 

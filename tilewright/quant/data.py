@@ -16,8 +16,8 @@ from tilewright.runtime.cache_files import why_not_readable
 Sample = dict[str, np.ndarray]
 
 
-def samples_of(data: Any, graph: Graph) -> list[Sample]:
-    """Every sample by input name, checked against the graph's inputs.
+def samples_of(data: Any, graph: Graph, beside: Sequence[str] = ()) -> list[Sample]:
+    """Every sample by input name, checked against the graph's inputs; arrays called as in `beside` may come with them.
 
     `data` is a path (`read_samples`), one sample, or any number of them: a dict by input name, a tuple in the order of
     the inputs, or an array where there is one input.  Raises `InputError` for none, for missing and unknown names, and
@@ -32,7 +32,7 @@ def samples_of(data: Any, graph: Graph) -> list[Sample]:
     if not found:
         raise InputError("the calibration data has no sample; give some inputs as the model will see them")
     for where, sample in found.items():
-        _check(sample, graph, where)
+        _check(sample, graph, where, beside)
     return list(found.values())
 
 
@@ -62,8 +62,9 @@ def _read(file: Path, graph: Graph) -> dict[str, Sample]:
     sample = _by_name(arrays, graph)
     ranks = {value.name: value.rank for value in graph.inputs}
     stacked = {name: array for name, array in sample.items() if array.ndim == ranks.get(name, -1) + 1}
-    if not stacked or len(stacked) != len(sample):
+    if not stacked or len(stacked) != len(sample.keys() & ranks.keys()):
         return {str(file): sample}
+    stacked = {name: array for name, array in sample.items() if array.ndim}
     counts = {len(array) for array in stacked.values()}
     if len(counts) > 1:
         raise ShapeError(f"calibration data {file}: arrays have {sorted(counts)} samples; give each as many")
@@ -80,9 +81,9 @@ def _by_name(item: Any, graph: Graph) -> Sample:
     return {value.name: np.asarray(array) for value, array in zip(graph.inputs, given, strict=True)}
 
 
-def _check(sample: Sample, graph: Graph, where: str) -> None:
+def _check(sample: Sample, graph: Graph, where: str, beside: Sequence[str]) -> None:
     names = [value.name for value in graph.inputs]
-    unknown = sorted(set(sample) - set(names))
+    unknown = sorted(set(sample) - {*names, *beside})
     if unknown:
         raise InputError(f"{where}: there is no input {unknown[0]!r}; the model has {', '.join(names)}")
     try:

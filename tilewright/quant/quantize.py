@@ -122,7 +122,7 @@ def quantize(
         result = quantized(graph, {layer.name for layer in layers}, ranges, scheme, signed)
     if correct_bias:
         result = with_corrections(result, shifts_of(graph, layers, moments, _numbers_of(graph, weights, scheme)))
-    engine = build(result, targets, progress, _source(model))
+    engine = build(result, targets, progress, source_of(model))
     engine.results_of = graph.results_of
     report("compare", "with the model in floats", 0.0)
     rows = tuple(_report(graph, layers, ranges, samples, scheme, set(exclude), signed, weights))
@@ -234,11 +234,11 @@ def collect(
 ) -> dict[str, Moments]:
     """The moments of each product's input, from the reference's values in float32 for all samples."""
     names = list(dict.fromkeys(layer.input for layer in layers if layer.op == "matmul"))
-    watched, values = _watching(graph, names)
+    watched, values = watching(graph, names)
     found: dict[str, Moments] = {}
     for number, sample in enumerate(samples):
         progress("calibrate", f"moments, sample {number + 1} of {len(samples)}", 0.0)
-        for name, array in _run(watched, values, sample).items():
+        for name, array in run_samples(watched, values, sample).items():
             if not np.isfinite(array).all():
                 raise InputError(f"sample {number} makes %{name} of the model infinite or not a number")
             if name not in found:
@@ -252,11 +252,11 @@ def calibrate(
 ) -> dict[str, Range]:
     """The range of each layer's input, from the reference's values in float32 for all samples."""
     names = dict.fromkeys(layer.input for layer in layers)
-    watched, values = _watching(graph, list(names))
+    watched, values = watching(graph, list(names))
     limits: dict[str, Range] = {}
     for number, sample in enumerate(samples):
         progress("calibrate", f"ranges, sample {number + 1} of {len(samples)}", 0.0)
-        for name, array in _run(watched, values, sample).items():
+        for name, array in run_samples(watched, values, sample).items():
             if not np.isfinite(array).all():
                 raise InputError(f"sample {number} makes %{name} of the model infinite or not a number")
             low, high = limits.get(name, (np.inf, -np.inf))
@@ -267,7 +267,7 @@ def calibrate(
     counts = {name: np.zeros(BINS, np.int64) for name in names}
     for number, sample in enumerate(samples):
         progress("calibrate", f"histograms, sample {number + 1} of {len(samples)}", 0.0)
-        for name, array in _run(watched, values, sample).items():
+        for name, array in run_samples(watched, values, sample).items():
             if limits[name][0] < limits[name][1]:
                 counts[name] += np.histogram(array, BINS, limits[name])[0]
     return {
@@ -276,14 +276,14 @@ def calibrate(
     }
 
 
-def _watching(graph: Graph, names: Sequence[str]) -> tuple[Graph, dict[str, Value]]:
+def watching(graph: Graph, names: Sequence[str]) -> tuple[Graph, dict[str, Value]]:
     """The graph with values of these names as its only outputs."""
     found = {value.name: value for value in (*graph.inputs, *(out for node in graph.nodes for out in node.outputs))}
     values = {name: found[name] for name in names}
     return replace(graph, outputs=list(values.values()), output_names=list(values), mutations={}), values
 
 
-def _run(graph: Graph, values: dict[str, Value], sample: Sample) -> dict[str, np.ndarray]:
+def run_samples(graph: Graph, values: dict[str, Value], sample: Sample) -> dict[str, np.ndarray]:
     """These values, those of float32 and narrower in float32; 8-bit floats stay what they are."""
     arrays = [np.asarray(sample[value.name]).astype(value.dtype.numpy, copy=False) for value in graph.inputs]
     halves = any(value.dtype.is_float and value.dtype.bits == 16 for value in (*graph.inputs, *graph.constants))
@@ -299,8 +299,8 @@ def _report(
     taken = {layer.name: layer for layer in layers}
     inputs: dict[str, np.ndarray] = {}
     if samples:
-        watched, values = _watching(graph, list(dict.fromkeys(layer.input for layer in layers)))
-        inputs = _run(watched, values, samples[0])
+        watched, values = watching(graph, list(dict.fromkeys(layer.input for layer in layers)))
+        inputs = run_samples(watched, values, samples[0])
     rows: list[LayerReport] = []
     for node in graph.nodes:
         if node.op not in ("matmul", "conv"):
@@ -333,7 +333,7 @@ def _differences(graph: Graph, result: Graph, samples: Sequence[Sample]) -> dict
     """By output of floats: how much the quantized graph differs, over all samples."""
     squares: dict[str, tuple[float, float]] = {}
     for sample in samples:
-        plain, found = (_run(each, dict(zip(each.output_names, each.outputs, strict=True)), sample)
+        plain, found = (run_samples(each, dict(zip(each.output_names, each.outputs, strict=True)), sample)
                         for each in (graph, result))  # fmt: skip
         for name, array in plain.items():
             if array.dtype.kind == "f":
@@ -348,5 +348,6 @@ def _relative(found: np.ndarray, plain: np.ndarray) -> float:
     return float(np.sqrt(((found.astype(np.float64) - plain) ** 2).sum() / total)) if total else 0.0
 
 
-def _source(model: Any) -> str:
+def source_of(model: Any) -> str:
+    """What a model is called in files."""
     return Path(model).resolve().name if isinstance(model, (str, Path)) else type(model).__qualname__

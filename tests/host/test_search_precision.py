@@ -1,0 +1,118 @@
+"""Formats by layer within a bound: what is taken and left out, held-back samples, the file, the command."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import numpy as np
+import onnx
+import pytest
+from onnx import TensorProto, helper, numpy_helper
+from typer.testing import CliRunner
+
+import tilewright
+from tilewright.cli.main import application
+from tilewright.errors import InputError, PrecisionBoundError
+from tilewright.insight.search import search_of
+from tilewright.quant import metrics, search
+
+TIMES = {"float": 8e-6, "int8": 2e-6, "int8-weights": 4e-6, "int4-weights": 3e-6}
+
+
+@pytest.fixture(scope="module")
+def model(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Three products [128, 128], of which the second has a weight that is much larger than the others."""
+    rng = np.random.default_rng(2)
+    arrays = [(rng.standard_normal((128, 128)) / 11).astype(np.float32) for _ in range(3)]
+    arrays[1][:, 0] *= np.where(np.arange(128) == 5, 3000.0, 1)
+    constants = [numpy_helper.from_array(array, f"w{number}") for number, array in enumerate(arrays)]
+    nodes = [helper.make_node("MatMul", [f"x{n}" if n else "x", f"w{n}"], [f"x{n + 1}" if n < 2 else "y"])
+             for n in range(3)]  # fmt: skip
+    value = helper.make_tensor_value_info
+    graph = helper.make_graph(nodes, "net", [value("x", TensorProto.FLOAT, [4, 128])],
+                              [value("y", TensorProto.FLOAT, [4, 128])], constants)  # fmt: skip
+    path = tmp_path_factory.mktemp("model") / "net.onnx"
+    onnx.save(helper.make_model(graph, opset_imports=[helper.make_opsetid("", 20)]), path)
+    return path
+
+
+@pytest.fixture(autouse=True)
+def known_times(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Times of layers that do not depend on the machine, and few runs of engines."""
+    monkeypatch.setattr(search._Search, "_seconds", lambda self, node, x, scheme: TIMES[scheme])
+    monkeypatch.setattr(search, "_ROUNDS", 1)
+
+
+def samples(rng: np.random.Generator, count: int = 6) -> list[np.ndarray]:
+    return [rng.standard_normal((4, 128)).astype(np.float32) for _ in range(count)]
+
+
+def test_within_the_bound(model: Path, rng: np.random.Generator, tmp_path: Path) -> None:
+    data = samples(rng)
+    tight, wide = (tilewright.search_precision(model, data, max_drop=bound, metric="mse") for bound in (4e-4, 0.2))
+    assert 0 < tight.drop <= 4e-4 < wide.drop <= 0.2
+    assert {row.chosen for row in wide.layers} == {"int8"} and len(wide.points) == 1
+    taken = [row.chosen for row in tight.layers]
+    assert "int8" in taken or "int8-weights" in taken
+    for row in tight.layers:
+        assert set(row.candidates) == set(TIMES) and row.candidates["float"] == (8e-6, 0.0)
+        assert row.candidates["int4-weights"][1] > row.candidates["int8-weights"][1] > 0
+    outputs = [engine.run({"x": data[1]})["y"] for engine in (tight.engine, tilewright.compile(model))]
+    assert ((outputs[0] - outputs[1]) ** 2).sum() / (outputs[1] ** 2).sum() < 1e-3
+    tight.engine.save(tmp_path / "t.engine")
+    again = tilewright.load(tmp_path / "t.engine")
+    assert search_of(again) == tight.as_data()
+    page = CliRunner().invoke(application(), ["inspect", str(tmp_path / "t.engine")])
+    assert page.exit_code == 0 and "mse drop" in page.output and "as fast" in page.output
+
+
+def test_an_impossible_bound_says_how_near_it_came(model: Path, rng: np.random.Generator) -> None:
+    with pytest.raises(PrecisionBoundError, match=r"within a drop of 0.0000%: the least that was lost is 0\.\d+%"):
+        tilewright.search_precision(model, samples(rng), max_drop=0.0, metric="mse")
+
+
+def test_samples_that_are_held_back(model: Path, rng: np.random.Generator) -> None:
+    """A model that loses nothing on the half that decides, and all on the other, is refused."""
+    data = [{"x": x, "label": np.full((), n % 2)} for n, x in enumerate(samples(rng))]
+    exact = tilewright.compile(model)
+
+    def score(outputs: metrics.Outputs, inputs: metrics.Outputs) -> float:
+        if not inputs["label"]:
+            return 1.0
+        return float(np.allclose(outputs["y"], exact.run({"x": inputs["x"]})["y"], rtol=1e-6, atol=1e-6))
+
+    with pytest.raises(PrecisionBoundError):
+        tilewright.search_precision(model, data, metric=score)
+
+
+def test_metrics() -> None:
+    floats = [{"y": np.array([[1.0, 2.0], [3.0, 0.0]], np.float32)}]
+    narrow = [{"y": np.array([[2.0, 1.0], [3.0, 0.0]], np.float32)}]
+    assert metrics.top1(floats, narrow, [{}]) == 0.5
+    assert metrics.top1(floats, narrow, [{"label": np.array([0, 0])}]) == -0.5  # better than in floats
+    assert metrics.mse(floats, narrow, [{}]) == pytest.approx(2 / 14)
+    assert metrics.cosine(floats, narrow, [{}]) == pytest.approx(1 - 13 / 14)
+    assert metrics.of_score(lambda outputs, sample: float(outputs["y"][0, 1]))(floats, narrow, [{}]) == 0.5
+
+
+def test_command_and_bad_input(model: Path, rng: np.random.Generator, tmp_path: Path) -> None:
+    folder, engine = tmp_path / "data", tmp_path / "net.engine"
+    folder.mkdir()
+    for number, x in enumerate(samples(rng)):
+        np.savez(folder / f"{number}.npz", x=x, label=np.zeros(4, int))
+    script = tmp_path / "metric.py"
+    script.write_text("def score(outputs, inputs):\n    return float(abs(outputs['y']).mean() + inputs['x'].size)\n")
+    command = ["build", str(model), "--precision", "auto", "--data", str(folder), "-o", str(engine)]
+    done = CliRunner().invoke(application(), [*command, "--max-drop", "5%", "--metric", str(script)])
+    assert done.exit_code == 0, done.output
+    assert "score drop" in done.output and tilewright.load(engine).search is not None
+    engine.unlink()
+    for extra, message in {("--max-drop", "much"): "expected a part", ("--metric", "none.py"): "no such Python file",
+                           ("--metric", "best"): "unknown metric"}.items():  # fmt: skip
+        failed = CliRunner().invoke(application(), [*command, *extra])
+        assert failed.exit_code != 0 and message in failed.output + str(failed.exception), failed.output
+    assert not engine.exists()
+    with pytest.raises(InputError, match="two samples at least"):
+        tilewright.search_precision(model, samples(rng, 1))
+    with pytest.raises(InputError, match="max_drop is 5"):
+        tilewright.search_precision(model, samples(rng), max_drop=5)

@@ -1,0 +1,100 @@
+"""`tilewright build --precision auto`: a format for each layer within a bound; and the table of such a search."""
+
+from __future__ import annotations
+
+import importlib.util
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+from tilewright.cli.console import wrong_usage
+from tilewright.cli.progress import BuildProgress
+
+if TYPE_CHECKING:
+    from rich.console import Console
+
+    from tilewright.graph.core import Graph
+    from tilewright.quant.search import PrecisionSearch
+
+AUTO = "auto"
+MaxDropOption = Annotated[str, typer.Option(help="With --precision auto: what may be lost at most, e.g. 0.5%.")]
+MetricOption = Annotated[
+    str,
+    typer.Option(
+        help="How a loss is measured: cosine, mse, top1 (by `label` in --data, else by the model in floats), or a "
+        "Python file with a function score(outputs, inputs)."
+    ),
+]
+DataOption = Annotated[
+    Path | None, typer.Option(help="Samples of the inputs: a folder of .npz or .npy files, or one .npz file.")
+]
+
+
+def parse_part(text: str) -> float:
+    """``0.5%`` or ``0.005``; raises `typer.BadParameter`."""
+    try:
+        part = float(text.removesuffix("%")) / (100 if text.endswith("%") else 1)
+    except ValueError:
+        part = -1.0
+    if not 0 <= part < 1:
+        raise wrong_usage(f"--max-drop {text}: expected a part such as 0.5% or 0.005")
+    return part
+
+
+def load_metric(text: str) -> str | Callable[[Mapping[str, Any], Mapping[str, Any]], float]:
+    """A metric's name, or the function `score` of a Python file; raises `typer.BadParameter`."""
+    if not text.endswith(".py"):
+        return text
+    spec = importlib.util.spec_from_file_location(Path(text).stem, text) if Path(text).is_file() else None
+    if spec is None or spec.loader is None:
+        raise wrong_usage(f"--metric {text}: there is no such Python file")
+    module = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    score = getattr(module, "score", None)
+    if not callable(score):
+        raise wrong_usage(f"--metric {text}: it defines no function score(outputs, inputs)")
+    return score
+
+
+def search(
+    graph: Graph, data: Path | None, max_drop: str, metric: str, target: str | None, progress: BuildProgress
+) -> PrecisionSearch:
+    """The search that the options ask for; raises `typer.BadParameter` for what is missing."""
+    if data is None:
+        raise wrong_usage("--precision auto needs --data: samples that tell what is lost")
+    from tilewright.quant.search import search_precision
+
+    return search_precision(
+        graph, data, max_drop=parse_part(max_drop), metric=load_metric(metric), target=(target or "auto").split(","),
+        progress=progress,
+    )  # fmt: skip
+
+
+def show_search(console: Console, data: Mapping[str, Any]) -> None:
+    """Print a search's layers and points (`insight.search.search_of`)."""
+    from rich.table import Table
+
+    names = list(dict.fromkeys(name for row in data["layers"] for name in row["candidates"]))
+    table = Table("layer", "op", *(f"{name} µs, error" for name in names), "chosen", "why")
+    for row in data["layers"]:
+        cells = [
+            f"{row['candidates'][name][0] * 1e6:.0f}, {row['candidates'][name][1]:.2%}"
+            if name in row["candidates"] else "" for name in names
+        ]  # fmt: skip
+        table.add_row(row["name"], row["op"], *cells, row["chosen"], row["why"])
+    console.print(table)
+    points = Table("layers in narrow numbers", "sum of layers µs", f"{data['metric']} drop", "within the bound")
+    for point in sorted(data["points"], key=lambda point: point["seconds"]):
+        within = "yes" if point["drop"] <= data["max_drop"] else "no"
+        points.add_row(str(point["layers"]), f"{point['seconds'] * 1e6:.0f}", f"{point['drop']:.4%}", within)
+    console.print(points)
+    ratio = data["float_seconds"] / data["seconds"] if data["seconds"] else 0.0
+    console.print(
+        f"on samples that decided nothing it loses {data['drop']:.4%} ({data['metric']}, at most "
+        f"{data['max_drop']:.4%}); {data['seconds'] * 1e3:.3g} ms a run, {data['float_seconds'] * 1e3:.3g} ms in "
+        f"floats: {ratio:.2f}x as fast",
+        soft_wrap=True,
+        highlight=False,
+    )

@@ -1,0 +1,72 @@
+"""What a model in narrow numbers loses against the same in floats, as one number: 0 for nothing, 0.01 for one percent.
+
+cosine   1 less the mean cosine of the angle between results, over outputs and samples
+mse      the mean squared difference of results, in the mean square of those in floats
+top1     where samples have a `label`: how much less often the largest number of the first output is at the label;
+         else how often it is somewhere else than in floats
+script   a function `score(outputs, inputs)`, larger is better: the mean over samples is so much less, as a part of
+         that in floats
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping, Sequence
+
+import numpy as np
+
+Outputs = Mapping[str, np.ndarray]
+Score = Callable[[Outputs, Outputs], float]
+Drop = Callable[[Sequence[Outputs], Sequence[Outputs], Sequence[Outputs]], float]  # floats, narrow, samples
+LABEL = "label"
+
+
+def cosine(floats: Sequence[Outputs], narrow: Sequence[Outputs], samples: Sequence[Outputs]) -> float:
+    angles = []
+    for plain, found in zip(floats, narrow, strict=True):
+        for name, array in _floats(plain):
+            a, b = array.astype(np.float64).ravel(), found[name].astype(np.float64).ravel()
+            length = float(np.linalg.norm(a) * np.linalg.norm(b))
+            angles.append(float(a @ b) / length if length else float(np.array_equal(a, b)))
+    return max(0.0, 1.0 - float(np.mean(angles))) if angles else 0.0
+
+
+def mse(floats: Sequence[Outputs], narrow: Sequence[Outputs], samples: Sequence[Outputs]) -> float:
+    error = total = 0.0
+    for plain, found in zip(floats, narrow, strict=True):
+        for name, array in _floats(plain):
+            error += float(((found[name].astype(np.float64) - array) ** 2).sum())
+            total += float((array.astype(np.float64) ** 2).sum())
+    return error / total if total else float(error > 0)
+
+
+def top1(floats: Sequence[Outputs], narrow: Sequence[Outputs], samples: Sequence[Outputs]) -> float:
+    right = {"floats": 0, "narrow": 0}
+    count = 0
+    for plain, found, sample in zip(floats, narrow, samples, strict=True):
+        name, array = next(_floats(plain))
+        own, other = array.argmax(-1), found[name].argmax(-1)
+        labels = np.asarray(sample[LABEL]).reshape(own.shape) if LABEL in sample else own
+        right["floats"] += int((own == labels).sum())
+        right["narrow"] += int((other == labels).sum())
+        count += own.size
+    return (right["floats"] - right["narrow"]) / max(count, 1)
+
+
+def of_score(score: Score) -> Drop:
+    """How much less the mean score is."""
+
+    def drop(floats: Sequence[Outputs], narrow: Sequence[Outputs], samples: Sequence[Outputs]) -> float:
+        plain, found = (
+            float(np.mean([score(outputs, sample) for outputs, sample in zip(each, samples, strict=True)]))
+            for each in (floats, narrow)
+        )
+        return (plain - found) / max(abs(plain), 1e-30)
+
+    return drop
+
+
+METRICS: dict[str, Drop] = {"cosine": cosine, "mse": mse, "top1": top1}
+
+
+def _floats(outputs: Outputs) -> Iterator[tuple[str, np.ndarray]]:
+    return ((name, array) for name, array in outputs.items() if array.dtype.kind in "fV")

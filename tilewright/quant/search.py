@@ -1,0 +1,401 @@
+"""A format for each layer, by measured time and measured error, within a bound on what the model loses.
+
+Half of the samples decide: each layer is timed in every format by an engine of its own, and its result compared with
+that of floats.  Steps to faster formats are then taken in the order of time saved for the squared error they bring, as
+many as stay within the bound; where the next one does not, it is left out and the others go on.  The other half of the
+samples, which decided nothing, is run through the engine itself: if the bound does not hold there, the last steps are
+taken back.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+import numpy as np
+
+from tilewright.build.builder import build
+from tilewright.dtypes import int8
+from tilewright.engine.engine import Engine
+from tilewright.errors import InputError, PrecisionBoundError
+from tilewright.graph.build import GraphBuilder
+from tilewright.graph.core import Graph, Node
+from tilewright.graph.pipeline import optimize
+from tilewright.graph.reference import bind_symbols, run_node
+from tilewright.importers import import_model
+from tilewright.importers.quantized_weights import nearest
+from tilewright.quant.data import Sample, samples_of
+from tilewright.quant.layers import (
+    GROUPS,
+    INT4_WEIGHTS,
+    INT8_WEIGHTS,
+    STATIC,
+    WEIGHT_BITS,
+    Layer,
+    layers_of,
+    name_of,
+    quantized,
+    rounded_input,
+    rounded_weights,
+    why_not,
+)
+from tilewright.quant.metrics import LABEL, METRICS, Drop, Outputs, Score, of_score
+from tilewright.quant.observers import Range
+from tilewright.quant.quantize import Progress, calibrate, run_samples, source_of, watching, whole_graph
+from tilewright.quant.rounding import RoundedWeights
+from tilewright.quant.weights import matrix_of, with_rounded_weights
+from tilewright.targets.base import Target
+from tilewright.targets.registry import get_targets
+
+FLOAT = "float"
+FORMATS = (STATIC, INT8_WEIGHTS, INT4_WEIGHTS)
+_LEAST_SAVED = 0.03  # of a layer's time: less is noise
+_ROUNDS = 15  # of runs that a time is the median of
+_LEFT_OUT = 4  # steps that may fail before the search ends
+_SAMPLES = 4  # that errors of layers are measured on
+Assignment = dict[str, str]  # by layer the format, without those in floats
+
+
+@dataclass(frozen=True)
+class LayerChoice:
+    """A layer: by format its measured seconds and the relative error of its result; what was taken, and why."""
+
+    name: str
+    op: str
+    source: str
+    candidates: dict[str, tuple[float, float]]
+    chosen: str
+    why: str
+
+
+@dataclass(frozen=True)
+class Point:
+    """What was tried: how many layers were in narrow numbers, the sum of all layers' seconds, the drop."""
+
+    layers: int
+    seconds: float
+    drop: float
+
+
+@dataclass(frozen=True)
+class PrecisionSearch:
+    """An engine within the bound; its drop on samples that did not decide; medians of the seconds of a run, of the
+    model in floats and of the engine; every layer and every point that was tried."""
+
+    engine: Engine
+    metric: str
+    max_drop: float
+    drop: float
+    float_seconds: float
+    seconds: float
+    layers: tuple[LayerChoice, ...]
+    points: tuple[Point, ...]
+
+    def as_data(self) -> dict[str, Any]:
+        """All but the engine as JSON values."""
+        layers = [
+            {"name": row.name, "op": row.op, "source": row.source, "chosen": row.chosen, "why": row.why,
+             "candidates": {name: list(pair) for name, pair in row.candidates.items()}}
+            for row in self.layers
+        ]  # fmt: skip
+        points = [vars(point) for point in self.points]
+        return {
+            "metric": self.metric, "max_drop": self.max_drop, "drop": self.drop, "float_seconds": self.float_seconds,
+            "seconds": self.seconds, "layers": layers, "points": points,
+        }  # fmt: skip
+
+
+def search_precision(
+    model: Any,
+    data: Any,
+    *,
+    max_drop: float = 0.005,
+    metric: str | Score = "cosine",
+    target: str | Sequence[str] = "auto",
+    example_inputs: Any = None,
+    dynamic_shapes: Any = None,
+    trust: bool = False,
+    progress: Progress | None = None,
+) -> PrecisionSearch:
+    """Build an engine that is as fast as formats of its layers make it while it loses at most `max_drop`.
+
+    `model` may be a `Graph` as well.  `data` are at least two samples, as `tilewright.quantize` takes them; they may
+    have a ``label`` beside the inputs.
+    `metric` is ``cosine``, ``mse``, ``top1`` or a function ``score(outputs, inputs)`` of one sample's arrays by name,
+    larger for better (`quant.metrics`).  The rest is as for `tilewright.compile`, on a CPU that this machine has.
+
+    Raises `PrecisionBoundError`, which says how near it came, where no layer can be in narrow numbers within the bound,
+    and `InputError` as `tilewright.quantize` does.
+    """
+    if not isinstance(max_drop, (int, float)) or isinstance(max_drop, bool) or not 0 <= max_drop < 1:
+        raise InputError(f"max_drop is {max_drop!r}, expected a part from 0 to 1, such as 0.005")
+    if isinstance(metric, str) and metric not in METRICS:
+        raise InputError(f"unknown metric {metric!r}: choose one of {', '.join(METRICS)}, or give a function")
+    given = model if isinstance(model, Graph) else import_model(model, example_inputs, dynamic_shapes, trust=trust)
+    graph = whole_graph(given)
+    samples = samples_of(data, graph, beside=(LABEL,))
+    if len(samples) < 2:
+        raise InputError("a search needs two samples at least: one half decides, the other one is held back")
+    targets = get_targets([target] if isinstance(target, str) else list(target))
+    if any(each.is_gpu for each in targets):
+        raise InputError("precisions are searched for on CPUs; build for a GPU with a scheme of `tilewright quantize`")
+    report = progress or (lambda stage, item, seconds: None)
+    source = graph.name if model is graph else source_of(model)
+    search = _Search(optimize(graph), samples, metric, float(max_drop), targets, report, source)
+    found = search.result()
+    found.engine.results_of = graph.results_of
+    found.engine.record_search(found.as_data())
+    return found
+
+
+@dataclass
+class _Search:
+    graph: Graph
+    samples: Sequence[Sample]
+    metric: str | Score
+    max_drop: float
+    targets: Sequence[Target]
+    progress: Progress
+    source: str
+    points: list[Point] = field(default_factory=list)
+    failed: dict[str, float] = field(default_factory=dict)  # by layer the drop that it was left out for
+
+    def __post_init__(self) -> None:
+        self.deciding, self.held = self.samples[::2], self.samples[1::2]
+        self.drop: Drop = METRICS[self.metric] if isinstance(self.metric, str) else of_score(self.metric)
+        self.signed = all(int8 in each.narrow_products for each in self.targets)
+        self.layers: dict[str, list[Layer]] = {}
+        for scheme in FORMATS:
+            for layer in layers_of(self.graph, scheme):
+                self.layers.setdefault(layer.name, []).append(layer)
+        self.nodes = {name_of(node): node for node in self.graph.nodes if node.op in ("matmul", "conv")}
+        every = [found[0] for found in self.layers.values()]
+        self.ranges: dict[str, Range] = calibrate(self.graph, every, self.deciding, "minmax", self.progress)
+        self.floats = [self._outputs(self.graph, sample) for sample in self.deciding]
+        self.weights: dict[tuple[str, str], RoundedWeights] = {}
+
+    def result(self) -> PrecisionSearch:
+        """The whole search."""
+        candidates = self._candidates()
+        steps = self._steps(candidates)
+        taken = self._within(steps, candidates)
+        plain = build(self.graph, self.targets, self.progress, self.source)
+        while True:
+            assignment = self._assigned(taken, candidates)
+            engine = build(self._narrowed(assignment), self.targets, self.progress, self.source)
+            drop = self._held_back_drop(plain, engine)
+            if drop <= self.max_drop:
+                break
+            self.failed |= {name: drop for name, _ in taken[len(taken) * 3 // 4 :]}
+            taken = taken[: len(taken) * 3 // 4]
+        if not taken and steps:
+            self._refuse()
+        seconds = _interleaved([plain, engine], self._inputs(self.held[0]))
+        metric = self.metric if isinstance(self.metric, str) else getattr(self.metric, "__name__", "script")
+        rows = tuple(self._choice(node, candidates, assignment) for node in self.nodes.values())
+        return PrecisionSearch(
+            engine, metric, self.max_drop, drop, seconds[0], seconds[1], rows, tuple(self.points)
+        )  # fmt: skip
+
+    # -- What layers take and lose ----------------------------------------------------------------
+
+    def _candidates(self) -> dict[str, dict[str, tuple[float, float]]]:
+        """By layer and format the seconds and the relative error."""
+        watched, values = watching(self.graph, list(dict.fromkeys(found[0].input for found in self.layers.values())))
+        inputs = [run_samples(watched, values, sample) for sample in self.deciding[:_SAMPLES]]
+        times: dict[tuple[Any, ...], float] = {}
+        found: dict[str, dict[str, tuple[float, float]]] = {}
+        for number, (name, layers) in enumerate(self.layers.items()):
+            self.progress("measure layers", f"{name}, {number + 1} of {len(self.layers)}", 0.0)
+            node, given = self.nodes[name], [item[layers[0].input] for item in inputs]
+            pairs: dict[str, tuple[float, float]] = {}
+            for scheme in (FLOAT, *FORMATS):
+                if scheme != FLOAT and why_not(node, self.graph, scheme) is not None:
+                    continue
+                key = (scheme, node.op, given[0].shape, self._shape_of_weights(node), repr(node.attributes))
+                if key not in times:
+                    times[key] = self._seconds(node, given[0], scheme)
+                pairs[scheme] = times[key], self._error(node, given, scheme)
+            found[name] = pairs
+        return found
+
+    def _shape_of_weights(self, node: Node) -> tuple[int, ...]:
+        assert node.inputs[1] is not None
+        return self.graph.constants[node.inputs[1]].shape
+
+    def _seconds(self, node: Node, x: np.ndarray, scheme: str) -> float:
+        """A run of an engine of this layer alone."""
+        b = GraphBuilder("layer")
+        source = node.inputs[0]
+        assert source is not None
+        value = b.input("x", source.dtype, x.shape)
+        others = [b.constant(self.graph.constants[item], f"c{n}") for n, item in enumerate(node.inputs[1:])
+                  if item is not None and item in self.graph.constants]  # fmt: skip
+        if len(others) != sum(item is not None for item in node.inputs[1:]):
+            return float("inf")
+        b.output(b.op(node.op, [value, *others], **node.attributes), "y")
+        graph = b.finish()
+        if scheme != FLOAT:
+            (name,) = (name_of(each) for each in graph.nodes)
+            graph = self._one(graph, {name: scheme}, {"x": self.ranges[source.name]})
+        engine = build(graph, self.targets)
+        return _interleaved([engine], {"x": x.astype(source.dtype.numpy)})[0]
+
+    def _error(self, node: Node, inputs: Sequence[np.ndarray], scheme: str) -> float:
+        """The relative error (root mean square) of the layer's results for exact inputs."""
+        if scheme == FLOAT:
+            return 0.0
+        assert node.inputs[0] is not None and node.inputs[1] is not None
+        w = self.graph.constants[node.inputs[1]].astype(np.float32)
+        rest = [self.graph.constants.get(item) for item in node.inputs[2:] if item is not None]
+        if scheme in WEIGHT_BITS:
+            numbers = self._rounded(node, scheme).numbers()
+            other = numbers if node.attributes["transpose_b"] else numbers.T
+        else:
+            whole, scales = rounded_weights(w, 0 if node.op == "conv" or node.attributes["transpose_b"] else 1, scheme)
+            other = whole.astype(np.float32) * scales
+        error = total = 0.0
+        for x, sample in zip(inputs, self.deciding, strict=False):
+            near = x if scheme in WEIGHT_BITS else rounded_input(x, self.ranges[node.inputs[0].name], scheme)
+            symbols = bind_symbols(self.graph, sample)
+            plain, found = (run_node(node, [*pair, *rest], symbols) for pair in ((x, w), (near, other)))
+            error += float(((found.astype(np.float64) - plain) ** 2).sum())
+            total += float((plain.astype(np.float64) ** 2).sum())
+        return float(np.sqrt(error / total)) if total else 0.0
+
+    def _rounded(self, node: Node, scheme: str) -> RoundedWeights:
+        key = name_of(node), scheme
+        if key not in self.weights:
+            matrix = matrix_of(node, self.graph.constants)
+            self.weights[key] = RoundedWeights(nearest(matrix, WEIGHT_BITS[scheme], GROUPS[scheme]))
+        return self.weights[key]
+
+    # -- Which layers -----------------------------------------------------------------------------
+
+    def _steps(self, candidates: Mapping[str, Mapping[str, tuple[float, float]]]) -> list[tuple[str, str]]:
+        """Layers and formats that are faster than floats, those that save most for their error first."""
+        ranked = []
+        for name, pairs in candidates.items():
+            plain = pairs[FLOAT][0]
+            for scheme, (seconds, error) in pairs.items():
+                if scheme != FLOAT and plain - seconds > _LEAST_SAVED * plain:
+                    ranked.append(((plain - seconds) / (error**2 + 1e-12), name, scheme))
+        return [(name, scheme) for _, name, scheme in sorted(ranked, reverse=True)]
+
+    def _within(
+        self, steps: Sequence[tuple[str, str]], candidates: Mapping[str, Mapping[str, tuple[float, float]]]
+    ) -> list[tuple[str, str]]:
+        """As many steps as stay within the bound on the deciding samples."""
+        taken: list[tuple[str, str]] = []
+        rest = list(steps)
+        for _ in range(_LEFT_OUT):
+            assigned = self._assigned(taken, candidates)
+            rest = [step for step in rest if self._assigned([*taken, step], candidates) != assigned]
+            low, high = 0, len(rest)
+            count = high
+            while rest:
+                if self._try(taken + rest[:count], candidates) <= self.max_drop:
+                    low = count
+                else:
+                    high = count - 1
+                if low >= high:
+                    break
+                count = (low + high + 1) // 2
+            taken, failing, rest = taken + rest[:low], rest[low : low + 1], rest[low + 1 :]
+            self.failed |= {name: self.points[-1].drop for name, _ in failing}
+            if not rest:
+                break
+        return taken
+
+    @staticmethod
+    def _assigned(
+        steps: Sequence[tuple[str, str]], candidates: Mapping[str, Mapping[str, tuple[float, float]]]
+    ) -> Assignment:
+        """The formats after steps, each taken where it is faster than what its layer has by then."""
+        found: Assignment = {}
+        for name, scheme in steps:
+            if candidates[name][scheme][0] < candidates[name][found.get(name, FLOAT)][0]:
+                found[name] = scheme
+        return found
+
+    def _try(
+        self, taken: Sequence[tuple[str, str]], candidates: Mapping[str, Mapping[str, tuple[float, float]]]
+    ) -> float:
+        """The drop of an assignment on the deciding samples, by the reference; it is a point from then on."""
+        assignment = self._assigned(taken, candidates)
+        self.progress("search", f"{len(assignment)} layers in narrow numbers", 0.0)
+        graph = self._narrowed(assignment)
+        found = [self._outputs(graph, sample) for sample in self.deciding]
+        drop = self.drop(self.floats, found, self.deciding)
+        seconds = sum(pairs[assignment.get(name, FLOAT)][0] for name, pairs in candidates.items())
+        self.points.append(Point(len(assignment), seconds, drop))
+        return drop
+
+    def _refuse(self) -> None:
+        least = min(self.points, key=lambda point: point.drop, default=Point(0, 0.0, 0.0))
+        raise PrecisionBoundError(
+            f"no layer can be in narrow numbers within a drop of {self.max_drop:.4%}: the least that was lost is "
+            f"{least.drop:.4%}, with {least.layers} of {len(self.layers)} layers. Allow more, or build in floats"
+        )
+
+    # -- Graphs and runs --------------------------------------------------------------------------
+
+    def _narrowed(self, assignment: Assignment) -> Graph:
+        return self._one(self.graph, assignment, self.ranges)
+
+    def _one(self, graph: Graph, assignment: Assignment, ranges: Mapping[str, Range]) -> Graph:
+        """A graph with its layers in these formats."""
+        nodes = {name_of(node): node for node in graph.nodes if node.op in ("matmul", "conv")}
+        weights = {}
+        for name, scheme in assignment.items():
+            if scheme in WEIGHT_BITS and graph is self.graph:
+                weights[name] = self._rounded(nodes[name], scheme)
+            elif scheme in WEIGHT_BITS:
+                matrix = matrix_of(nodes[name], graph.constants)
+                weights[name] = RoundedWeights(nearest(matrix, WEIGHT_BITS[scheme], GROUPS[scheme]))
+        whole = {name for name, scheme in assignment.items() if scheme == STATIC}
+        return quantized(with_rounded_weights(graph, weights), whole, dict(ranges), STATIC, self.signed)
+
+    def _outputs(self, graph: Graph, sample: Sample) -> Outputs:
+        values = dict(zip(graph.output_names, graph.outputs, strict=True))
+        return run_samples(graph, values, sample)
+
+    def _inputs(self, sample: Sample) -> dict[str, np.ndarray]:
+        return {item.name: np.asarray(sample[item.name]).astype(item.dtype.numpy) for item in self.graph.inputs}
+
+    def _held_back_drop(self, plain: Engine, engine: Engine) -> float:
+        self.progress("verify", f"on {len(self.held)} samples held back", 0.0)
+        both = [[each.run(self._inputs(sample)) for sample in self.held] for each in (plain, engine)]
+        return self.drop(both[0], both[1], self.held)
+
+    def _choice(
+        self, node: Node, candidates: Mapping[str, dict[str, tuple[float, float]]], assignment: Assignment
+    ) -> LayerChoice:
+        name = name_of(node)
+        pairs = candidates.get(name, {})
+        chosen = assignment.get(name, FLOAT)
+        if chosen != FLOAT:
+            why = f"{1 - pairs[chosen][0] / pairs[FLOAT][0]:.0%} less time than floats"
+        elif name in self.failed:
+            why = f"with it the model lost {self.failed[name]:.3%}"
+        elif not pairs:
+            why = why_not(node, self.graph, STATIC) or "it has no other format"
+        else:
+            why = "no other format is faster, or steps before it took all of the bound"
+        return LayerChoice(name, node.op, node.source, pairs, chosen, why)
+
+
+def _interleaved(engines: Sequence[Engine], inputs: Mapping[str, np.ndarray]) -> list[float]:
+    """The median seconds of a run of each, in turns."""
+    taken: list[list[float]] = [[] for _ in engines]
+    runs: list[Callable[[], Any]] = [lambda engine=engine: engine.run(inputs) for engine in engines]  # type: ignore[misc]
+    for run in runs:
+        run()
+    for _ in range(_ROUNDS):
+        for times, run in zip(taken, runs, strict=True):
+            begin = time.perf_counter()
+            run()
+            times.append(time.perf_counter() - begin)
+    return [float(np.median(times)) for times in taken]
