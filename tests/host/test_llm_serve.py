@@ -133,6 +133,8 @@ def test_chats(llm):
     assert len(choice["logprobs"]["content"][0]["top_logprobs"]) == 2
     found = events(ask(application, "POST", "/v1/chat/completions", {**wanted, "stream": True})[1])
     assert "".join(event["choices"][0]["delta"]["content"] for event in found) == choice["message"]["content"]
+    broken = {"messages": [{"role": "user", "content": "half a pair: \ud800"}], "max_tokens": 2}
+    assert ask(application, "POST", "/v1/chat/completions", broken)[0] == 400
     without_limit = {"messages": messages[1:], "temperature": 0}
     assert ask(application, "POST", "/v1/chat/completions", without_limit)[0] == 200
 

@@ -39,6 +39,7 @@ def serve(
         None
     ),
     name: Annotated[str | None, typer.Option(help="What the model is called; by default its folder.")] = None,
+    embeddings: Annotated[Path | None, typer.Option(help="An encoder of the BERT family, for /v1/embeddings.")] = None,
     requests: Annotated[int, typer.Option(min=1, help="Prompts that are worked on or wait; more get 429.")] = 256,
     seconds: Annotated[float, typer.Option(min=0.1, help="A request ends after this time.")] = 600.0,
     dtype: DtypeOption = "auto",
@@ -60,6 +61,7 @@ def serve(
     except ImportError as error:
         raise MissingDependencyError("serving needs the package uvicorn: pip install 'tilewright[serve]'") from error
     from tilewright.llm.asynchronous import AsyncLLM
+    from tilewright.llm.encoder import TextEncoder
     from tilewright.llm.serve.application import Application, Bounds
 
     if threads is not None:
@@ -78,7 +80,9 @@ def serve(
     model.llm.text_tokenizer  # noqa: B018  # raises why there is none
     if (name or path.resolve().name) in model.llm.engine.adapters:
         raise wrong_usage(f"--lora {name or path.resolve().name}: the model itself has this name")
-    application = Application(model, name or path.resolve().name, keys, Bounds(requests=requests, seconds=seconds))
+    encoder = None if embeddings is None else TextEncoder(embeddings)
+    bounds = Bounds(requests=requests, seconds=seconds)
+    application = Application(model, name or path.resolve().name, keys, bounds, encoder)
     terminal(stderr=True).print(Text(f"serving {application.name} at http://{host}:{port}/v1", "dim"))
     uvicorn.run(
         application, host=host, port=port, log_level="warning", server_header=False, ws="none",

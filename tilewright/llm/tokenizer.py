@@ -64,7 +64,14 @@ class Tokenizer:
         return dict(self._tokenizer.get_vocab())
 
     def encode(self, text: str, special: bool = True) -> list[int]:
-        """The tokens of a text; with `special` those that the model wants around it."""
+        """The tokens of a text; with `special` those that the model wants around it.
+
+        Raises `InputError` for a text that is no valid Unicode (half of a surrogate pair, from JSON).
+        """
+        try:
+            text.encode()
+        except UnicodeEncodeError as error:
+            raise InputError("the text is no valid Unicode") from error
         return list(self._tokenizer.encode(text, add_special_tokens=special).ids)
 
     def decode(self, tokens: Sequence[int]) -> str:

@@ -8,6 +8,7 @@
     POST /v1/completions
     POST /v1/chat/completions
     POST /v1/responses         without state: nothing is stored
+    POST /v1/embeddings        where there is an encoder
 
 What is over a bound is answered with an error and costs nothing more.  A client that goes away ends its request within
 a step.  Error bodies hold no paths, addresses or tracebacks.
@@ -28,6 +29,7 @@ from typing import Any
 
 from tilewright.errors import InputError, TilewrightError
 from tilewright.llm.asynchronous import AsyncLLM, EngineStopped
+from tilewright.llm.encoder import TextEncoder
 from tilewright.llm.requests import Output
 from tilewright.llm.serve import protocol, responses
 from tilewright.llm.serve.forms import About, ChatForm, TextForm
@@ -58,13 +60,17 @@ class Bounds:
 class Application:
     """Serves one language model under `name`; with `keys` each request needs one of them.
 
-    Prefixes are shared among the requests of one key.
+    Prefixes are shared among the requests of one key.  `encoder` gives embeddings.
     """
 
-    def __init__(self, llm: AsyncLLM, name: str, keys: Sequence[str] = (), bounds: Bounds | None = None) -> None:
-        self.llm, self.name, self.bounds = llm, name, bounds or Bounds()
+    def __init__(
+        self, llm: AsyncLLM, name: str, keys: Sequence[str] = (), bounds: Bounds | None = None,
+        encoder: TextEncoder | None = None,
+    ) -> None:  # fmt: skip
+        self.llm, self.name, self.bounds, self.encoder = llm, name, bounds or Bounds(), encoder
         self._keys = [key.encode() for key in keys]
         self.metrics = Metrics()
+        self._encoding = asyncio.Lock()  # one request's embeddings at a time
         self.requests = self.tokens = 0  # that are worked on or wait
         self._started = int(time.time())
         self._routes: dict[tuple[str, str], Callable[[str, Receive, Send], Awaitable[None]]] = {
@@ -72,6 +78,7 @@ class Application:
             ("GET", "/health"): self._health, ("GET", "/ready"): self._ready, ("GET", "/metrics"): self._metrics,
             ("GET", "/v1/models"): self._models, ("POST", "/v1/completions"): self._completions,
             ("POST", "/v1/chat/completions"): self._chat, ("POST", "/v1/responses"): self._responses,
+            ("POST", "/v1/embeddings"): self._embeddings,
         }  # fmt: skip
 
     async def __call__(self, scope: Message, receive: Receive, send: Send) -> None:
@@ -158,7 +165,25 @@ class Application:
         model = {"object": "model", "created": self._started, "owned_by": "tilewright",
                  "max_model_len": engine.scheduler.longest}  # fmt: skip
         adapters = [{"id": name, **model, "parent": self.name} for name in engine.adapters]
-        await _send_json(send, 200, {"object": "list", "data": [{"id": self.name, **model}, *adapters]})
+        models = [{"id": self.name, **model}, *adapters]
+        if self.encoder is not None:
+            models.append({"id": self.encoder.name, **model, "max_model_len": self.encoder.longest})
+        await _send_json(send, 200, {"object": "list", "data": models})
+
+    async def _embeddings(self, tenant: str, receive: Receive, send: Send) -> None:
+        encoder = self.encoder
+        if encoder is None:
+            raise Refused(404, "no encoder is served")
+        fields = await self._fields(receive, [encoder.name])
+        texts, is_packed = protocol.read_embeddings(fields)
+        try:
+            prompts = [await asyncio.to_thread(encoder.tokens, text) for text in texts]
+        except InputError as error:
+            raise Refused(400, str(error), "input") from error
+        with self._admitted(prompts):
+            async with self._encoding:
+                vectors = await asyncio.to_thread(encoder.encode_tokens, prompts)
+        await _send_json(send, 200, protocol.embeddings(vectors, encoder.name, sum(map(len, prompts)), is_packed))
 
     # -- Completions ------------------------------------------------------------------------------
 
@@ -281,20 +306,19 @@ class Application:
         if not isinstance(prompt, str):
             return prompt
         try:
-            prompt.encode()
-        except UnicodeEncodeError as error:
-            raise Refused(400, "the prompt is no valid Unicode text", "prompt") from error
-        return await asyncio.to_thread(self.llm.llm.tokens, prompt)
+            return await asyncio.to_thread(self.llm.llm.tokens, prompt)
+        except InputError as error:
+            raise Refused(400, str(error), "prompt") from error
 
-    async def _fields(self, receive: Receive) -> dict[str, Any]:
-        """The body's JSON object, for the model that is served."""
+    async def _fields(self, receive: Receive, models: Sequence[str] = ()) -> dict[str, Any]:
+        """The body's JSON object, for one of these models, or the one that is served and its adapters."""
         try:
             body = await asyncio.wait_for(_body(receive, self.bounds.body), self.bounds.body_seconds)
         except TimeoutError as error:
             raise Refused(408, "the body did not come in time") from error
         fields = protocol.parse(body)
-        models = [self.name, *self.llm.llm.engine.adapters]
-        if fields.get("model", self.name) not in models:
+        models = models or [self.name, *self.llm.llm.engine.adapters]
+        if fields.get("model", models[0]) not in models:
             raise Refused(404, f"the model is {' or '.join(map(repr, models))}", "model", "model_not_found")
         return fields
 

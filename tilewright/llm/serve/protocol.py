@@ -5,10 +5,13 @@ Every field is checked, and one that is not known is refused by its name: a requ
 
 from __future__ import annotations
 
+import base64
 import dataclasses
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
+
+import numpy as np
 
 from tilewright.engine.bounded_json import read_json
 from tilewright.errors import InputError
@@ -17,6 +20,7 @@ from tilewright.llm.structure import StructuredOutput
 from tilewright.llm.tools import Format, Tools, read_tools
 
 MOST_PROMPTS = 64  # of a request
+MOST_TEXTS = 256  # of a request for embeddings
 _SAMPLING = (
     "temperature", "top_p", "top_k", "min_p", "presence_penalty", "frequency_penalty", "repetition_penalty", "n",
     "min_tokens", "ignore_eos",
@@ -130,6 +134,23 @@ def _tools(fields: Mapping[str, Any]) -> Tools | None:
         raise Refused(400, "tool_choice is none, auto, required, or {'type': 'function', 'function': {'name': …}} "
                       "with the name of a tool", "tool_choice")  # fmt: skip
     return Tools(functions, str(name), is_named=True)
+
+
+def read_embeddings(fields: Mapping[str, Any]) -> tuple[list[str | list[int]], bool]:
+    """The texts of a body of /v1/embeddings, and whether vectors are wanted in base64; raises `Refused`."""
+    _check_known(fields, frozenset({"input", "model", "encoding_format", "user"}))
+    form = fields.get("encoding_format") or "float"
+    if form not in ("float", "base64"):
+        raise Refused(400, "encoding_format is float or base64", "encoding_format")
+    return _prompts(fields.get("input"), MOST_TEXTS, "input"), form == "base64"
+
+
+def embeddings(vectors: np.ndarray, model: str, tokens: int, is_packed: bool) -> dict[str, Any]:
+    """The body of an answer to /v1/embeddings."""
+    rows = [base64.b64encode(row.astype("<f4").tobytes()).decode() if is_packed else row.tolist() for row in vectors]
+    data = [{"object": "embedding", "index": number, "embedding": row} for number, row in enumerate(rows)]
+    return {"object": "list", "data": data, "model": model,
+            "usage": {"prompt_tokens": tokens, "total_tokens": tokens}}  # fmt: skip
 
 
 def completion_choice(output: Output, completion: Completion, first: int, tokens: Any) -> dict[str, Any]:
@@ -250,15 +271,15 @@ def _response_format(given: Any) -> dict[str, Any]:
     )  # fmt: skip
 
 
-def _prompts(given: Any) -> list[str | list[int]]:
+def _prompts(given: Any, most: int = MOST_PROMPTS, field: str = "prompt") -> list[str | list[int]]:
     if isinstance(given, str) or (isinstance(given, list) and given and all(type(item) is int for item in given)):
         return [given]
-    if isinstance(given, list) and 0 < len(given) <= MOST_PROMPTS:
+    if isinstance(given, list) and 0 < len(given) <= most:
         if all(isinstance(item, str) for item in given):
             return given
         if all(isinstance(item, list) and all(type(token) is int for token in item) for item in given):
             return given
-    raise Refused(400, f"prompt is a text, a list of tokens, or a list of up to {MOST_PROMPTS} of one kind", "prompt")
+    raise Refused(400, f"{field} is a text, a list of tokens, or a list of up to {most} of one kind", field)
 
 
 def _biases(given: Any) -> dict[int, float]:
