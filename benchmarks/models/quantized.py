@@ -21,7 +21,7 @@ from tilewright.engine.engine import Engine
 from tilewright.graph.core import Graph
 from tilewright.graph.pipeline import optimize
 from tilewright.importers import import_model
-from tilewright.quant.layers import layers_of, quantized
+from tilewright.quant.layers import layers_of, quantized, residuals_of
 from tilewright.quant.quantize import calibrate
 
 FP8_LARGEST = 448.0
@@ -103,7 +103,9 @@ def quantized_graph(model: Model, scheme: str) -> Graph:
     first = tuple(tensor[:1] for tensor in model.inputs)
     small = optimize(import_model(model.module, first))
     sample = {value.name: tensor.cpu().numpy() for value, tensor in zip(small.inputs, first, strict=True)}
-    ranges = calibrate(small, layers_of(small, scheme), [sample], "minmax", lambda stage, item, seconds: None)
+    layers = layers_of(small, scheme)
+    watched = [*layers, *residuals_of(small, {layer.name for layer in layers})]
+    ranges = calibrate(small, watched, [sample], "minmax", lambda stage, item, seconds: None)
     graph = optimize(import_model(model.module, model.inputs))
     names = {layer.name for layer in layers_of(graph, scheme)}
     return quantized(

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Set
 from dataclasses import dataclass
 
 import ml_dtypes
@@ -102,8 +103,10 @@ def quantized(graph: Graph, names: set[str], ranges: dict[str, Range], scheme: s
     """The graph with the layers of these names computed of narrow numbers; `ranges` by the name of a layer's input.
     `signed`: integers of rows with ranges of their own are int8, without a zero point.
 
-    What a convolution and a residual sum both read is stored as integers alone: the sum reads these.
+    What a convolution and a residual sum both read is stored as integers alone: the sum reads these. So is one of two
+    convolutions that are added (`residuals_of`), if it has a range.
     """
+    residuals = {layer.input for layer in residuals_of(graph, names)} & ranges.keys()
     read: dict[str, Value] = {}  # inputs as narrow numbers read as floats
     images = {node.inputs[0].name for node in graph.nodes
               if node.op == "conv" and name_of(node) in names and node.inputs[0] is not None}  # fmt: skip
@@ -121,10 +124,36 @@ def quantized(graph: Graph, names: set[str], ranges: dict[str, Range], scheme: s
         return rewriter.op(node.op, [read[x.name], weights, *bias], **node.attributes)
 
     def of_integers(node: Node, rewriter: Rewriter) -> Value | None:
-        inputs = [read[x.name] if x is not None and x.name in images & read.keys() else x for x in node.inputs]
+        for x in node.inputs:
+            if x is not None and x.name in residuals and x.name not in read:
+                read[x.name] = rewriter.cast(_read(x, ranges[x.name], scheme, signed, rewriter), x.dtype)
+        inputs = [
+            read[x.name] if x is not None and x.name in (images | residuals) & read.keys() else x for x in node.inputs
+        ]
         return None if inputs == node.inputs else rewriter.op("add", inputs)
 
     return Rewriter(graph).run({"matmul": [rule], "conv": [rule], "add": [of_integers]})
+
+
+def residuals_of(graph: Graph, names: Set[str]) -> list[Layer]:
+    """Of each two convolutions of these names that are added, and read by nothing else, the result of the later one,
+    which is stored: the kernel of the earlier one, as fusion goes, adds it."""
+    producers, readers = graph.producers(), graph.users()
+    found = []
+    for node in graph.nodes:
+        sources = [producers.get(item) for item in node.inputs if item is not None] if node.op == "add" else []
+        convolutions = [
+            source
+            for source in sources
+            if source is not None
+            and source.op == "conv"
+            and name_of(source) in names
+            and readers[source.output] == [node]
+        ]
+        if len(convolutions) == len(sources) == 2 and convolutions[0] is not convolutions[1]:
+            later = max(convolutions, key=graph.nodes.index)
+            found.append(Layer(name_of(later), later.op, later.source, later.output.name))
+    return found
 
 
 def rounded_weights(weights: np.ndarray, axis: int, scheme: str = STATIC) -> tuple[np.ndarray, np.ndarray]:
@@ -165,24 +194,34 @@ def _largest(limits: Range) -> np.float32:
 
 def _read(x: Value, limits: Range | None, scheme: str, signed: bool, rewriter: Rewriter) -> Value:
     """A layer's input as narrow numbers, read as float32; without `limits` each row has a range of its own."""
+    op = rewriter.op
+    wide = rewriter.cast(x, float32)
+    if limits is None and (is_fp8(scheme) or signed):
+        scale = _scale_of_rows(x, LARGEST_FP8 if is_fp8(scheme) else _LARGEST_INT8, rewriter)
+        if not is_fp8(scheme):
+            return op("dequantize", [op("quantize", [x, scale], dtype=int8), scale])
+        near = op("clip", [op("divide", [wide, scale])], low=-LARGEST_FP8, high=LARGEST_FP8)
+        return op("dequantize", [rewriter.cast(near, float8e4nv), scale])
+    if limits is None:
+        parameters = _range_of_rows(wide, rewriter)
+        return op("dequantize", [op("quantize", [x, *parameters], dtype=uint8), *parameters])
+    # Times the inverse of the scale, and the zero point before rounding: what an epilogue has one instruction for.
+    step, zero = _parameters(limits, scheme)
+    near = op("multiply", [wide, rewriter.number(1 / float(step), float32)])
     if is_fp8(scheme):
-        if limits is None:
-            scale = _scale_of_rows(x, LARGEST_FP8, rewriter)
-        else:
-            largest = _largest(limits)
-            scale = rewriter.number(float(largest / np.float32(LARGEST_FP8)) if largest > 0 else 1.0, float32)
-        scaled = rewriter.op("divide", [rewriter.cast(x, float32), scale])
-        near = rewriter.op("clip", [scaled], low=-LARGEST_FP8, high=LARGEST_FP8)
-        return rewriter.op("dequantize", [rewriter.cast(near, float8e4nv), scale])
-    dtype = uint8
-    if limits is not None:
-        step, zero = affine(*limits)
-        parameters = [rewriter.number(float(step), float32), rewriter.number(zero, uint8)]
-    elif signed:
-        parameters, dtype = [_scale_of_rows(x, _LARGEST_INT8, rewriter)], int8
-    else:
-        parameters = [*_range_of_rows(rewriter.cast(x, float32), rewriter)]
-    return rewriter.op("dequantize", [rewriter.op("quantize", [x, *parameters], dtype=dtype), *parameters])
+        near = op("clip", [near], low=-LARGEST_FP8, high=LARGEST_FP8)
+        return op("dequantize", [rewriter.cast(near, float8e4nv), rewriter.number(float(step), float32)])
+    near = op("round", [op("add", [near, rewriter.number(float(zero), float32)]) if zero else near])
+    integers = rewriter.cast(op("clip", [near], low=0.0, high=float(LEVELS)), uint8)
+    return op("dequantize", [integers, rewriter.number(float(step), float32), rewriter.number(zero, uint8)])
+
+
+def _parameters(limits: Range, scheme: str) -> tuple[np.float32, int]:
+    """The scale of a range, and the integer that stands for zero."""
+    if not is_fp8(scheme):
+        return affine(*limits)
+    largest = _largest(limits)
+    return np.float32(largest / np.float32(LARGEST_FP8) if largest > 0 else 1), 0
 
 
 def _scale_of_rows(x: Value, most: float, rewriter: Rewriter) -> Value:

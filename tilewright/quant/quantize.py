@@ -30,6 +30,7 @@ from tilewright.quant.layers import (
     name_of,
     needs_data,
     quantized,
+    residuals_of,
     rounded_input,
     rounded_weights,
     why_not,
@@ -114,7 +115,8 @@ def quantize(
     plain = optimize(graph)
     with_moments = method != NEAREST or correct_bias
     graph, layers, moments = _studied(plain, exclude, scheme, method, samples if with_moments else [], report)
-    ranges = calibrate(graph, layers, samples, observer, report) if needs_data(scheme) else {}
+    beside = residuals_of(graph, {layer.name for layer in layers})
+    ranges = calibrate(graph, [*layers, *beside], samples, observer, report) if needs_data(scheme) else {}
     signed = int8 in narrow
     weights = _rounded(graph, layers, scheme, method, group, moments, report)
     result = with_rounded_weights(graph, weights)

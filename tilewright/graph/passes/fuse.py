@@ -30,6 +30,7 @@ import heapq
 from tilewright.graph.core import Graph, Node, Value
 from tilewright.graph.fusion import FusedGraph, Group
 from tilewright.graph.inference import Shape
+from tilewright.graph.ops import kind_of
 from tilewright.graph.passes.fuse_absorb import EXPENSIVE, absorb
 from tilewright.graph.passes.fuse_draft import Draft, Drafts, is_whole_row
 from tilewright.graph.passes.fuse_excite import join_excitations
@@ -54,6 +55,7 @@ def fuse(graph: Graph, norms_in_products: bool = False, row_programs: bool = Fal
         for draft in list(drafts.all()):
             if draft.kind == kind:
                 _take_epilogue(drafts, draft, remarks)
+                _leave_widening(drafts, draft)
                 _take_widening(drafts, draft)
                 _take_gate(drafts, draft, remarks)
                 _take_image(drafts, draft, remarks)
@@ -115,6 +117,32 @@ def _grow(drafts: Drafts, draft: Draft, shape: Shape) -> str:
             break
     drafts.restore(draft, best)
     return refused
+
+
+def _leave_widening(drafts: Drafts, draft: Draft) -> None:
+    """Store the narrow numbers that a group's one result is made of: elementwise ops that read it widen them."""
+    outputs = drafts.outputs(draft)
+    if len(outputs) != 1 or outputs[0] in drafts.results:
+        return
+    value, chain = outputs[0], list[int]()
+    if any(kind_of(drafts.nodes[reader].op) != "elementwise" for reader in drafts.readers[value]):
+        return
+    while True:
+        index = drafts.producer(value)
+        if index is None or index not in draft.nodes or index == draft.anchor:
+            return
+        node = drafts.nodes[index]
+        if chain and drafts.readers[value] != chain[-1:]:
+            return
+        chain.append(index)
+        others = [item for item in node.inputs if item is not None and item not in drafts.graph.constants]
+        if node.op not in ("cast", "add", "subtract", "multiply") or len(others) != 1:
+            return
+        value = others[0]
+        if node.op == "cast" and value.dtype.bits == 8 and not value.dtype.is_bool:
+            break
+    if drafts.producer(value) in draft.nodes - {draft.anchor}:
+        drafts.restore(draft, (draft.nodes - set(chain), set(draft.copies)))
 
 
 def _take_widening(drafts: Drafts, draft: Draft) -> None:

@@ -502,7 +502,8 @@ class Chain:
         """The function, as `epilogue_function` says, and what it costs.
 
         `columns`: what depends on the column alone is masked by columns, of which there are so many, so that a thread
-        loads it once for all its rows.  `rounded`: activations suit the type in which `value` is stored.
+        loads it once for all its rows.  `rounded`: activations suit the type in which `value` is stored, and nothing is
+        rounded to 16 bits before that.
         """
         return _written(self, extra, columns, rounded, beside)
 
@@ -524,12 +525,13 @@ def _written(
     stores = [(other, flatten(own(other), other.shape), tracer.trace(other, own(other))) for other in results]
     column_mask = "" if columns is None else f"column < {columns}"
     writer, lines = _slot_writer(root, stores, anchor.shape, tracer, extra, column_mask)
+    writer.rounds_once = rounded and value.dtype.bits <= 16 and not results
     writer.give(anchor, "acc")
     if beside is not None:
         writer.give(beside, f"beside.to(tl.{compute_type(beside.dtype).name})")
     for target, index, item in stores:
         writer.store(target, index, item, along=("row", "column"))
-    text = writer.stored(value, writer.write(root))
+    text = writer.stored(value, root)
     name = chain_name(nodes, "identity")
     parameters = ["acc", "row", "column", "mask", "extra", *(["beside"] if beside is not None else [])]
     source = _source(name, parameters, [], [*lines, *writer.lines, f"return {text}"])

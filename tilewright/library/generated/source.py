@@ -14,9 +14,10 @@ from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
 from typing import Any, Protocol
 
+import ml_dtypes
 import numpy as np
 
-from tilewright.dtypes import DType, carrier, float32, float64
+from tilewright.dtypes import DType, carrier, float8e4nv, float8e5, float32, float64
 from tilewright.graph.core import Value
 from tilewright.library.candidate import Part
 from tilewright.library.generated.expressions import (
@@ -209,6 +210,7 @@ class Writer:
         self._given: dict[Value, str] = {}
         self._starts: dict[Value, int] = {}
         self._count = 0
+        self.rounds_once = False  # what is stored in 16 bits or fewer is not rounded to 16 bits on the way
 
     def give(self, value: Value, text: str) -> None:
         """Name a value that the surrounding kernel computed."""
@@ -372,9 +374,13 @@ class Writer:
         return False
 
     def _operation(self, item: Operation) -> str:
-        clipped = _clipped(item)
+        clipped = _clipped(item) if item.dtype.is_integer else None
         if clipped is not None:  # conversions of the language saturate, and NaN becomes 0 in either way
             return self.define("v", f"{self.typed(clipped)}.to(tl.{item.dtype.name})", "clip, cast")
+        if self.rounds_once and item.node.op == "cast" and item.dtype.is_float and item.dtype.bits == 16:
+            source = item.operands[0]
+            if source.dtype == float32:
+                return self.typed(source)
         all_literal = all(isinstance(operand, Literal) for operand in item.operands)
         operands = []
         for position, operand in enumerate(item.operands):
@@ -408,29 +414,35 @@ class Writer:
         computed = compute_type(dtype)
         return "" if computed == dtype else f".to(tl.{computed.name})"
 
-    @staticmethod
-    def stored(value: Value, text: str) -> str:
+    def stored(self, value: Value, item: Expression) -> str:
         """An element in the type in which `value` is stored, where the store's own conversion is another one."""
         dtype = carrier(value.dtype)
-        return narrowed(text, dtype) if dtype.is_float and dtype.bits == 8 else text
+        if not dtype.is_float or dtype.bits > 8:
+            return self.typed(item)
+        clipped = _clipped(item) if isinstance(item, Operation) and item.dtype == dtype else None
+        if clipped is not None:  # conversions of the language saturate
+            return f"{self.typed(clipped)}.to(tl.{dtype.name})"
+        return narrowed(self.typed(item), dtype)
 
     def store(
         self, value: Value, index: Index, item: Expression, guards: Guards = (), along: Sequence[str] = ()
     ) -> None:
         """A store of one result; its places have the extents of the variables `along`, though there be one only."""
         pointer = self.references.result(value)  # type: ignore[attr-defined]
-        text, offset = self.stored(value, self.typed(item)), self._offset(index)
+        text, offset = self.stored(value, item), self._offset(index)
         offset += "".join(f" + {name} * 0" for name in along if name not in offset)
         self.lines.append(f"tl.store({pointer} + {offset}, {text}{self.load_mask(guards)})")
 
 
 def _clipped(item: Operation) -> Expression | None:
-    """What is clipped to the range of an integer type of at most 16 bits and cast to it; None for anything else."""
+    """What is clipped to the range of an integer type of at most 16 bits, or of a float type of 8, and cast to it; None
+    for anything else."""
     target, inner = item.dtype, item.operands[0] if item.operands else None
-    if item.node.op != "cast" or not target.is_integer or not 8 <= target.bits <= 16:
+    fits = 8 <= target.bits <= 16 if target.is_integer else target in (float8e4nv, float8e5)
+    if item.node.op != "cast" or not fits:
         return None
     if not isinstance(inner, Operation) or inner.node.op != "clip" or inner.dtype not in (float32, float64):
         return None
-    limits = np.iinfo(target.numpy)
+    limits = np.iinfo(target.numpy) if target.is_integer else ml_dtypes.finfo(target.numpy)
     bounds = (inner.node.attributes["low"], inner.node.attributes["high"])
-    return inner.operands[0] if bounds == (limits.min, limits.max) else None
+    return inner.operands[0] if bounds == (float(limits.min), float(limits.max)) else None

@@ -12,7 +12,7 @@ from tilewright import dtypes
 from tilewright.dtypes import DType
 from tilewright.ir.types import Element, PointerType
 from tilewright.targets.llvm import conversions as portable
-from tilewright.targets.llvm.builder import LLVMValue
+from tilewright.targets.llvm.builder import LLVMBuilder, LLVMValue
 
 
 def register_type(element: Element) -> str:
@@ -28,7 +28,15 @@ def memory_type(element: Element) -> str:
 
 
 class Converter(portable.Converter):
-    """Conversions of scalars, and of lists of registers (`cast_all`), which a GPU may do several at a time."""
+    """Conversions of scalars, and of lists of registers (`cast_all`), which a GPU may do several at a time.
+
+    `whole` are registers that were rounded to whole numbers, with what they were rounded from: instructions that make
+    integers may round as well.
+    """
+
+    def __init__(self, builder: LLVMBuilder) -> None:
+        super().__init__(builder)
+        self.whole: dict[str, LLVMValue] = {}
 
     def cast_all(
         self, values: Sequence[LLVMValue], source: DType, target: DType, rounding: str = "rtne"

@@ -163,6 +163,8 @@ def _float(lowering: KernelLowering, operation: Operation, operands: Sequence[LL
         result = builder.binary(_FLOAT_BINARY[opcode], wide[0], wide[1])
     elif opcode in _FLOAT_INTRINSICS:
         result = builder.intrinsic(_FLOAT_INTRINSICS[opcode], wide)
+        if opcode == "round":
+            converter.whole[result.text] = wide[0]
     elif opcode == "negate":
         result = builder.negate(wide[0])
     elif opcode in _EXTREMA:

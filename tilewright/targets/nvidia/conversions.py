@@ -45,6 +45,8 @@ class NvidiaConverter(Converter):
         """
         builder, signed = self.builder, target.is_signed
         wide = self.widen(value, source)
+        if target.bits == 8 and wide.type == "float":
+            return builder.cast("trunc", self._float_to_byte(wide, signed), "i8")
         kind = "i32" if target.bits <= 32 else "i64"
         letters = ("" if signed else "u") + ("i" if kind == "i32" else "ll")
         number = builder.call(f"llvm.nvvm.{'d' if source.bits == 64 else 'f'}2{letters}.rz", kind, [wide])
@@ -57,6 +59,14 @@ class NvidiaConverter(Converter):
                 number = builder.intrinsic("smax", [number, builder.constant(kind, -(2**bits))])
             number = builder.cast("trunc", number, f"i{target.bits}")
         return number
+
+    def _float_to_byte(self, value: LLVMValue, signed: bool) -> LLVMValue:
+        """A float32 as an integer of 8 bits in an i32, by one instruction, which also rounds to a whole number what
+        was to be rounded so before."""
+        whole = self.whole.get(value.text)
+        mode = "rzi" if whole is None else "rni"
+        text = f"cvt.{mode}.sat.{'s' if signed else 'u'}8.f32 $0, $1;"
+        return self.builder.emit(f'call i32 asm "{text}", "=r,f"({whole or value})', "i32")
 
     def _pair(self, low: LLVMValue, high: LLVMValue, target: DType) -> list[LLVMValue]:
         """Two float32 rounded to a type of 16 or 8 bits by one instruction."""

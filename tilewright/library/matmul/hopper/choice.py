@@ -114,7 +114,8 @@ def candidate_forms(problem: MatmulProblem, machine: Machine) -> list[MatmulForm
 
 def completed(form: MatmulForm, problem: MatmulProblem) -> MatmulForm:
     """The form with what follows from its tile and the problem: how CTAs and consumers share the work, and stages."""
-    if form.TURNS and form.BM * form.BN > _MANY_SUMS and not problem.cost.bare:
+    many = (form.TURNS and form.BM * form.BN > _MANY_SUMS) or form.OUTPUT.itemsize == 1
+    if many and not problem.cost.bare:
         form = form._replace(STORED=64)
     if form.SPLIT > 1 or form.TURNS:
         return filled(form)
