@@ -373,3 +373,18 @@ def test_a_flag_is_watched_by_one_thread_for_all():
 def test_a_wrong_number_of_warps_is_told():
     with pytest.raises(CompilationError, match="num_warps is 1, 2, 4"):
         built(traced(accumulate, pointers("f32", "x", "out"), {"N": 64}), warps=3)
+
+
+def test_rounding_to_bytes_is_one_instruction():
+    """A whole number that becomes an integer of 8 bits is rounded, and kept within its range, by its conversion."""
+
+    @tilewright.jit
+    def rounded(x, out, BLOCK: tl.constexpr):
+        index = tl.arange(0, BLOCK)
+        value = tl.load(x + index)
+        tl.store(out + index, tl.math.rint(value).to(tl.uint8))
+        tl.store(out + BLOCK + index, value.to(tl.int8).to(tl.uint8, bitcast=True))
+
+    _, assembly = built(traced(rounded, {"x": "*f32", "out": "*u8"}, {"BLOCK": 128}))
+    assert count(r"\bcvt\.rni\.sat\.u8\.f32", assembly.ptx) == count(r"\bcvt\.rzi\.sat\.s8\.f32", assembly.ptx) == 1
+    assert not count(r"\bcvt\.rni\.f32\.f32", assembly.ptx)

@@ -246,3 +246,25 @@ def test_weights_stay_8_bits_in_the_engine(rng: np.random.Generator) -> None:
     b.output(b.op("matmul", [b.op("dequantize", [x, number(b, 0.1), number(b, 7, uint8)]), weights]))
     graph = b.finish()
     assert build(graph, CPUTarget.host()).weight_bytes < 512 * 1024 * 1.1
+
+
+def test_a_sum_of_two_convolutions_reads_integers(rng: np.random.Generator) -> None:
+    """What one kernel makes of its own integers is made by the kernel that reads them: these are stored."""
+    b = GraphBuilder("residual")
+    x = b.input("x", uint8, (1, 32, 6, 5))
+    image = b.op("dequantize", [x, number(b, 0.02)])
+    sums = []
+    for _ in range(2):
+        taps = b.op("dequantize", [b.constant(integers(rng, (16, 32, 1, 1), int8)), number(b, 0.01)])
+        sums.append(b.op("conv", [image, taps], strides=(1, 1), padding=((0, 0), (0, 0)), dilation=(1, 1)))
+    scale, zero = number(b, 0.5), number(b, 128, uint8)
+    sums[1] = b.op("dequantize", [b.op("quantize", [sums[1], scale, zero], dtype=uint8), scale, zero])
+    b.output(b.op("quantize", [b.op("relu", [b.op("add", sums)]), scale], dtype=uint8))
+    graph = b.finish()
+    groups = [
+        group for group in fuse(optimize(narrow_products(graph, {uint8, int8}, True))).groups if group.kind != "view"
+    ]
+    stored = [value.dtype for group in groups for value in group.outputs if group.kind == "contraction"]
+    assert stored == [uint8, uint8]
+    (found,), (expected,) = results(graph, x=integers(rng, (1, 32, 6, 5), uint8))
+    assert np.abs(found.astype(int) - expected.astype(int)).max() <= 1 and np.mean(found != expected) < 0.04
