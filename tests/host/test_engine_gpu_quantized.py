@@ -12,6 +12,7 @@ from tilewright.build.builder import build
 from tilewright.dtypes import float16, int8, uint8
 from tilewright.graph import reference
 from tilewright.graph.build import GraphBuilder
+from tilewright.quant.layers import quantized
 
 
 @pytest.fixture
@@ -76,3 +77,21 @@ def test_drawn_convolutions(seed: int, driver, rng: np.random.Generator) -> None
         assert off.max() <= 1 and off.mean() < 0.01 and len(np.unique(exact)) > 5
     else:
         np.testing.assert_allclose(found.astype(np.float64), exact, rtol=2.0**-10, atol=1e-4)
+
+
+@pytest.mark.parametrize("scheme", ["fp8-dynamic", "int8-dynamic", "int8"])
+def test_norms_quantize_what_they_give(scheme: str, driver, rng: np.random.Generator) -> None:
+    """A norm that a sum reads, too, and its quantization are one kernel; the product and that sum the other."""
+    b = GraphBuilder("normed")
+    x = b.input("x", float16, (9, 64))
+    normed = b.op("layer_norm", [x], axis=1, epsilon=1e-5)
+    weights = b.constant((rng.standard_normal((48, 64)) / 8).astype(np.float16))
+    y = b.op("matmul", [normed, weights], transpose_b=True)
+    b.output(b.op("add", [y, b.op("slice", [normed], axis=1, start=0, stop=48)]), "y")
+    plain = b.finish()
+    graph = quantized(plain, {y.name}, {normed.name: (-3.5, 3.5)} if scheme == "int8" else {}, scheme, signed=True)
+    engine = build(graph, "cuda:sm_90a")
+    assert len(engine.plan.steps) == 2
+    given = {"x": rng.standard_normal((9, 64)).astype(np.float16)}
+    found, exact = (run(given)["y"].astype(np.float64) for run in (engine.run, lambda each: reference.run(plain, each)))
+    assert 0 < np.linalg.norm(found - exact) < (0.05 if scheme.startswith("fp8") else 0.02) * np.linalg.norm(exact)

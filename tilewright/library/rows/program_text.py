@@ -386,13 +386,13 @@ class _Launch:
         """
         writer = self.writer
         stored = [item for item in self.program.stored if not item.is_full]
-        texts = [writer.typed(item.expression) for item in stored]
+        texts = [writer.stored(item.value, item.expression) for item in stored]
         conditions = [writer.row_mask] if writer.row_mask else []
         conditions += ["((row >= 0) & (part == 0))"] if of_parts else []
         mask = f", mask={' & '.join(conditions)}" if conditions else ""
         for item, text in zip(stored, texts, strict=True):
             place = f"{self.references.result(item.value)} + ({writer.index(item.index)}) + row * 0"
-            value = f"tl.broadcast_to({writer.stored(item.value, text)}, row.shape)"
+            value = f"tl.broadcast_to({text}, row.shape)"
             self.lines.append(f"tl.store({place}, {value}{mask})")
 
     def store_columns(self) -> None:
@@ -413,11 +413,11 @@ class _Launch:
         self.lines += [f"    {line}" for line in inner.lines]
 
     def _store_block(self, writer: _RowWriter, stored: Sequence[Any]) -> None:
-        texts = [writer.typed(item.expression) for item in stored]
+        texts = [writer.stored(item.value, item.expression) for item in stored]
         mask = f", mask={writer.mask}" if writer.mask else ""
         for item, text in zip(stored, texts, strict=True):
             place = f"{self.references.result(item.value)} + ({writer.index(item.index)})"
-            writer.lines.append(f"tl.store({place}, {writer.stored(item.value, text)}{mask})")
+            writer.lines.append(f"tl.store({place}, {text}{mask})")
 
     def call(self, name: str, grid: Size, constants: dict[str, int]) -> KernelCall:
         body = "\n".join(f"    {line}" for line in self.lines)
