@@ -15,7 +15,7 @@ from typing import Any
 import numpy as np
 
 from tilewright.dtypes import BY_NAME, wrapped
-from tilewright.errors import InputError
+from tilewright.errors import InputError, ShapeError
 
 Array = np.ndarray
 Arrays = Sequence[Any]  # arrays, or None for missing optional inputs
@@ -402,7 +402,11 @@ def _affine(x: Array, scale: Array | None, bias: Array | None) -> Array:
 
 
 def reshape(inputs: Arrays, attributes: Attributes) -> Array:
-    return inputs[0].reshape(attributes["shape"])
+    """Raises `ShapeError` where sizes that only the run knows give another number of elements."""
+    x, shape = inputs[0], attributes["shape"]
+    if math.prod(shape) != x.size:
+        raise ShapeError(f"a tensor of {list(x.shape)} has not the elements of {list(shape)}")
+    return x.reshape(shape)
 
 
 def permute(inputs: Arrays, attributes: Attributes) -> Array:
