@@ -55,6 +55,7 @@ ALLOWED: dict[str, dict[str, str]] = {
     "benchmarks/gpu/compilers.py": {"importlib.util.spec_from_file_location": "a file of this repository"},
     "benchmarks/kernelbench.py": {
         "importlib.util.spec_from_file_location": "runs the Python programs of a benchmark that the user names",
+        "import_module of a name": _TABLE,
         "multiprocessing.connection": "the type of a pipe to its own processes",
     },
     "benchmarks/kernels_cuda.py": _BY_NAME,

@@ -78,6 +78,7 @@ def test_bits(draw: Draw, compiled: bool, dtype: DType) -> None:
     x, y = b.input("x", dtype, (3, 50)), b.input("y", dtype, (3, 50))
     for op in BITWISE:
         b.output(b.op(op, [x, y]), op)
+        b.output(b.op("divide", [b.op(op, [x, y]), y]), f"{op} divided")
     b.output(b.op("bitwise_not", [x]), "not")
     limits = np.iinfo(dtype.numpy)
     numbers = draw.rng.integers(limits.min, limits.max, (3, 50), dtype.numpy, endpoint=True)

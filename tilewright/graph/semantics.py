@@ -185,11 +185,14 @@ def clip(inputs: Arrays, attributes: Attributes) -> Array:
 
 
 def divide(left: Array, right: Array) -> Array:
-    """True division of floats; integers truncate towards zero."""
+    """True division of floats; integers truncate towards zero, and give 0 where the divisor is 0."""
     if left.dtype.kind == "f" or left.dtype.kind == "V":
         return np.divide(left, right)
-    quotient = np.abs(left) // np.where(right == 0, 1, np.abs(right))
-    return (quotient * (np.sign(left) * np.sign(right))).astype(left.dtype)
+    divisor = np.where(right == 0, 1, right)
+    with np.errstate(over="ignore"):  # the least integer by -1 is itself
+        floor = left // divisor
+    whole = floor + ((floor < 0) & (floor * divisor != left))
+    return np.where(right == 0, 0, whole).astype(left.dtype)
 
 
 def power(left: Array, right: Array) -> Array:

@@ -190,7 +190,7 @@ def round_to_float8(x, TYPE: tl.constexpr, LIMIT: tl.constexpr, BEYOND: tl.const
 def shift_left(x, y):
     """x 2^y in the integer type of x; 0 where y is negative or at least the type's width."""
     inside = (y >= 0) & (y < x.dtype.primitive_bitwidth)
-    return tl.where(inside, x << tl.where(inside, y, 0), 0)
+    return tl.where(inside, x << tl.where(inside, y, 0), 0).to(x.dtype)
 
 
 @tilewright.jit
@@ -199,7 +199,7 @@ def shift_right(x, y):
     widest = x.dtype.primitive_bitwidth - 1
     inside = (y >= 0) & (y <= widest)
     near = x >> tl.where(inside, y, widest)
-    return tl.where(inside | (x < 0), near, 0)
+    return tl.where(inside | (x < 0), near, 0).to(x.dtype)
 
 
 @tilewright.jit
