@@ -20,7 +20,8 @@ if TYPE_CHECKING:
     from tilewright.llm import LLM, Output, SamplingParameters, StructuredOutput
 
 PathArgument = Annotated[
-    Path, typer.Argument(metavar="PATH", help="A folder with config.json, safetensors and tokenizer.json.")
+    Path,
+    typer.Argument(metavar="PATH", help="A folder with config.json, safetensors and tokenizer.json, or a GGUF file."),
 ]
 TokensOption = Annotated[int, typer.Option("--max-tokens", min=1, help="Tokens of the result at most.")]
 TemperatureOption = Annotated[float, typer.Option(min=0, max=100, help="0 takes the most probable token.")]

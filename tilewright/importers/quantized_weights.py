@@ -18,7 +18,8 @@ from tilewright.importers.emitter import Emitter
 
 @dataclass(frozen=True)
 class QuantizedMatrix:
-    """The numbers (codes - zeros) scales: codes [columns, depth] of at most 8 bits, scales and zeros [columns, groups].
+    """The numbers (codes - zeros) scales - offsets: codes [columns, depth] of at most 8 bits, the others [columns,
+    groups].
 
     With an `order` of the depth, column k of the codes is multiplied by element order[k] of a row.  A depth that groups
     do not divide is filled up with codes that stand for zero, or that rows meet with zeros; `depth` is without them.
@@ -29,18 +30,24 @@ class QuantizedMatrix:
     zeros: np.ndarray | None = None
     order: np.ndarray | None = None
     depth: int = 0  # 0: that of the codes
+    offsets: np.ndarray | None = None
 
     def numbers(self) -> np.ndarray:
         """float32 [columns, depth], each rounded once."""
-        found = numbers_of(self.codes, self.scales, self.zeros).astype(np.float32)
+        found = numbers_of(self.codes, self.scales, self.zeros)
+        if self.offsets is not None:
+            found = found - np.repeat(self.offsets.astype(np.float64), found.shape[1] // self.offsets.shape[1], axis=1)
+        found = found.astype(np.float32)
         if self.order is not None:
             found = found[:, np.argsort(self.order)]
         return found[:, : self.depth] if self.depth else found
 
-    def rows(self, begin: int, end: int) -> QuantizedMatrix:
-        """Some of the columns, as rows of the stored matrix."""
-        zeros = None if self.zeros is None else self.zeros[begin:end]
-        return replace(self, codes=self.codes[begin:end], scales=self.scales[begin:end], zeros=zeros)
+    def reordered(self, order: np.ndarray) -> QuantizedMatrix:
+        """The columns in another order."""
+        parts = [None if item is None else item[order] for item in (self.zeros, self.offsets)]
+        return replace(
+            self, codes=self.codes[order], scales=self.scales[order], zeros=parts[0], offsets=parts[1]
+        )  # fmt: skip
 
 
 def multiply(emit: Emitter, x: Value, matrix: QuantizedMatrix, name: str) -> Value:
@@ -60,6 +67,12 @@ def multiply(emit: Emitter, x: Value, matrix: QuantizedMatrix, name: str) -> Val
     numbers = emit.reshape(emit.op("dequantize", *values), (columns, filled))
     rows = x if x.rank > 1 else emit.unsqueeze(x, 0)
     result = emit.op("matmul", rows, emit.cast(numbers, x.dtype), transpose_b=True)
+    if matrix.offsets is not None:
+        runs = emit.reshape(rows, (*rows.shape[:-1], groups, filled // groups))
+        sums = emit.op("reduce_sum", emit.cast(runs, float32), axes=(rows.rank,))
+        offsets = emit.constant(matrix.offsets.astype(np.float32), f"{name}.offsets")
+        share = emit.op("matmul", sums, offsets, transpose_b=True)
+        result = emit.cast(emit.op("subtract", emit.cast(result, float32), share), x.dtype)
     return result if x.rank > 1 else emit.reshape(result, (columns,))
 
 

@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Any
 
 from tilewright.errors import ImportModelError, InputError, MissingDependencyError
-from tilewright.importers.huggingface import Checkpoint
+from tilewright.importers.gguf_files import open_checkpoint
 from tilewright.llm.adapters import Adapters
 from tilewright.llm.engine import Engine
 from tilewright.llm.model import Model, describe, open_family
@@ -30,10 +30,12 @@ Prompt = str | Sequence[int]
 class LLM:
     """A language model with an engine of its own, for one thread.
 
-    `path` is a folder with config.json, safetensors and, for texts, tokenizer.json.  `dtype` is what it computes in:
-    ``auto`` (that of the checkpoint), ``float32``, ``bfloat16`` or ``float16``.  `length` is the longest sequence, by
-    default what the model is made for, or what fits into `memory` (bytes of keys and values of all sequences).  A step
-    takes up to `tokens` tokens of up to `sequences` sequences.  `progress` is called as for `tilewright.compile`.
+    `path` is a folder with config.json, safetensors and, for texts, tokenizer.json, or a GGUF file.  `dtype` is what it
+    computes in: ``auto`` (that of the checkpoint), ``float32``, ``bfloat16`` or ``float16``.  `weights` says how linear
+    layers are stored: ``auto`` as in the checkpoint, which may be quantized, ``int8`` or ``int4`` rounded to the
+    nearest.  `length` is the longest sequence, by default what the model is made for, or what fits into `memory` (bytes
+    of keys and values of all sequences).  A step takes up to `tokens` tokens of up to `sequences` sequences.
+    `progress` is called as for `tilewright.compile`.
     With `speculate` a step checks up to so many tokens that are guessed for a sequence, where that is quicker: what
     followed the same tokens before, or what the smaller model of the folder `draft` says, which has the same tokens.
     `adapters` are folders of LoRA adapters by the names that requests give.  With `deterministic` a request's logits
@@ -73,7 +75,7 @@ class LLM:
                 "deterministic does not go with speculate" if speculate
                 else f"deterministic needs tokens, {tokens}, to be a multiple of page, {page}"
             )  # fmt: skip
-        self.description = describe(Checkpoint(self.path))
+        self.description = describe(open_checkpoint(self.path))
         longest = self.description.length if length is None else length
         self._adapters = Adapters(adapters or {})
         self._draft_path = None if draft is None else Path(draft)
@@ -98,7 +100,7 @@ class LLM:
     ) -> Speculator:
         if self._draft_path is None:
             return Speculator(most)
-        known = describe(Checkpoint(self._draft_path))
+        known = describe(open_checkpoint(self._draft_path))
         if known.vocabulary != self.description.vocabulary:
             own = None if self.tokenizer is None else self.tokenizer.words
             if own is None or own != Tokenizer(self._draft_path).words:

@@ -14,6 +14,7 @@ from tilewright.dtypes import DType, from_numpy
 from tilewright.engine.engine import Engine
 from tilewright.errors import ImportModelError, InputError
 from tilewright.graph.core import Graph
+from tilewright.importers.gguf_files import is_gguf, open_checkpoint
 from tilewright.importers.huggingface import Checkpoint
 from tilewright.llm.adapters import Adapters
 from tilewright.llm.families import FAMILIES, Family
@@ -72,13 +73,13 @@ def open_family(
 
     Raises `ImportModelError` naming the key of config.json that cannot be used.
     """
-    checkpoint = Checkpoint(Path(folder))
+    checkpoint = open_checkpoint(folder)
     known = describe(checkpoint)
     if dtype != "auto" and dtype not in DTYPES:
         raise InputError(f"dtype is {dtype!r}; known are auto, {', '.join(DTYPES)}")
     if weights not in WEIGHTS:
         raise InputError(f"weights is {weights!r}; known are {', '.join(WEIGHTS)}")
-    if weights != "auto" and checkpoint.config.get("quantization_config") is not None:
+    if weights != "auto" and (is_gguf(folder) or checkpoint.config.get("quantization_config") is not None):
         raise InputError(f"weights is {weights!r}, and those of {folder} are quantized already; leave it out")
     name = checkpoint.folder.resolve().name
     step = Step(checkpoint, known.dtype if dtype == "auto" else DTYPES[dtype], limits, name, weights, adapters)

@@ -27,6 +27,7 @@ from tilewright.dtypes import DType, bfloat16, float16, float32, int32
 from tilewright.graph.build import GraphBuilder
 from tilewright.graph.core import Graph, Value
 from tilewright.importers.emitter import Emitter
+from tilewright.importers.gguf_files import GGUFCheckpoint
 from tilewright.importers.huggingface import Checkpoint
 from tilewright.importers.quantized_checkpoints import QuantizedLayer, reader_of
 from tilewright.importers.quantized_weights import multiply, multiply_in_8_bits, nearest
@@ -85,6 +86,8 @@ class Step:
     ) -> None:  # fmt: skip
         self.checkpoint, self.dtype, self.limits = checkpoint, dtype, limits
         self._stored_layer = reader_of(checkpoint)
+        if isinstance(checkpoint, GGUFCheckpoint):
+            self._stored_layer = checkpoint.quantized_layer
         self._rounding = WEIGHTS[weights]
         self.configuration = Configuration(checkpoint)
         self.builder = GraphBuilder(name)

@@ -13,6 +13,8 @@ from pathlib import Path
 from typing import Any, NoReturn
 
 from tilewright.errors import ImportModelError, InputError, MissingDependencyError
+from tilewright.importers.gguf_files import is_gguf, read_metadata
+from tilewright.importers.gguf_tokenizer import tokenizer_of
 from tilewright.llm.tools import Format, Tools, format_of, with_objects
 
 _LARGEST_JSON = 64 << 20
@@ -21,7 +23,7 @@ _LONGEST_PROMPT = 16 << 20  # characters that a template may give
 
 
 class Tokenizer:
-    """The tokenizer of a checkpoint folder.
+    """The tokenizer of a checkpoint folder, or of a GGUF file.
 
     Raises `MissingDependencyError` without the library, `ImportModelError` where there is no tokenizer.json or it
     cannot be read.
@@ -33,6 +35,11 @@ class Tokenizer:
         except ImportError as error:
             raise MissingDependencyError("texts need the package tokenizers: pip install 'tilewright[llm]'") from error
         self.folder = Path(folder)
+        self._template: Any = None
+        if is_gguf(folder):
+            text, self.settings = tokenizer_of(read_metadata(self.folder), self.folder)
+            self._tokenizer = tokenizers.Tokenizer.from_str(text)
+            return
         path = self.folder / "tokenizer.json"
         if not path.is_file():
             raise ImportModelError(f"{path}: missing; prompts can be given as lists of tokens")
@@ -41,7 +48,6 @@ class Tokenizer:
         except Exception as error:  # the library's only class
             raise ImportModelError(f"{path}: cannot be read ({str(error)[:200]})") from error
         self.settings = read_json(self.folder / "tokenizer_config.json")
-        self._template: Any = None
 
     @property
     def text(self) -> str:
@@ -172,6 +178,9 @@ class Tokenizer:
 def end_tokens(folder: str | Path, tokenizer: Tokenizer | None) -> list[int]:
     """The tokens that end a result: of generation_config.json, config.json and the tokenizer."""
     found: set[int] = set()
+    if is_gguf(folder):
+        value = read_metadata(Path(folder)).get("tokenizer.ggml.eos_token_id")
+        found |= {value} if type(value) is int else set()
     for name in ("generation_config.json", "config.json"):
         value = read_json(Path(folder) / name).get("eos_token_id")
         items = value if isinstance(value, list) else [value]
