@@ -36,13 +36,16 @@ import torch
 import tilewright
 from benchmarks.gpu.harness import Monitor
 from benchmarks.kernels_cuda import environment
-from benchmarks.models import quantized, timed, unseen
+from benchmarks.models import batched, quantized, timed, unseen
 from benchmarks.models.timed import Model
 from tilewright.insight.report import least_arena_bytes
 from tilewright.settings import settings
 
 PATH = common.RESULTS / "models_cuda.json"
-SETS = {"timed": timed.CASES, "unseen": unseen.CASES, "float32": timed.FLOAT32, "quantized": quantized.CASES}
+SETS = {
+    "timed": timed.CASES, "unseen": unseen.CASES, "float32": timed.FLOAT32, "quantized": quantized.CASES,
+    "batched": batched.CASES,
+}  # fmt: skip
 OURS = "tilewright"
 IN_FLOATS = "tilewright in floats"
 CEILING = 4.48e12  # bytes a second that reads reached on an H200
