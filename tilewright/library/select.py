@@ -38,6 +38,7 @@ from tilewright.library.pool.cpu import pool
 from tilewright.library.pool.simt import gpu_pool
 from tilewright.library.recurrent.candidates import recurrent_candidates
 from tilewright.library.rows.cpu import reduction
+from tilewright.library.rows.cpu_program import cpu_row_program
 from tilewright.library.rows.simt import gpu_reduction
 from tilewright.library.rows.simt_program import gpu_row_program
 from tilewright.library.slots import gate_halves
@@ -71,6 +72,10 @@ def _excitation(group: Group, graph: Graph, target: Target) -> list[Candidate]:
     return [separate_excitation(group, graph, target, candidates)]
 
 
+def _rows(group: Group, graph: Graph, target: Target) -> list[Candidate]:
+    return cpu_row_program(group, graph, target, candidates)
+
+
 def _gpu_rows(group: Group, graph: Graph, target: Target) -> list[Candidate]:
     return gpu_row_program(group, graph, target, candidates)
 
@@ -96,6 +101,7 @@ MAKERS: dict[str, dict[str, Maker]] = {
     "cpu": {
         **_SHARED,
         "transform": fourier_candidates,
+        "rows": _rows,
         "sorting": sort_candidates,
         "paged": paged_attention_candidates,
     },

@@ -88,7 +88,10 @@ def walk_of(program: RowProgram, narrow: int) -> Walk:
 
 @dataclass(frozen=True)
 class Form:
-    """The blocks of a program's CTAs; `whole`: all that is reduced is one block; `parts` CTAs share a row."""
+    """The blocks of a program's CTAs; `whole`: all that is reduced is one block; `parts` CTAs share a row.
+
+    `warps` are those of a GPU's CTA, 0 on CPUs.
+    """
 
     lanes: int
     block: int
@@ -426,7 +429,7 @@ class _Launch:
         source = f"def {name}({', '.join(arguments)}):\n{body}\n"
         kernel = function_from_source(name, source, helpers=_HELPERS)
         return KernelCall(kernel, dict(self.references.operands), dict(self.references.types), dict(used),
-                          (grid, 1, 1), options={"num_warps": self.form.warps})  # fmt: skip
+                          (grid, 1, 1), options={"num_warps": self.form.warps} if self.form.warps else {})  # fmt: skip
 
 
 def _kind(item: Reduction) -> str:

@@ -2,22 +2,20 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from math import ceil, isqrt
 
-from tilewright.graph.core import Graph, Value
-from tilewright.graph.fusion import Group, read_outside
-from tilewright.graph.passes.fuse import fuse
-from tilewright.library.candidate import Candidate, Stage
-from tilewright.library.cost import Cost, estimate, expected
-from tilewright.library.generated.elementwise import chain_operations, tensor_bytes, total_bytes
-from tilewright.library.generated.generate import chain_name, next_power_of_2
+from tilewright.graph.core import Graph
+from tilewright.graph.fusion import Group
+from tilewright.library.candidate import Candidate
+from tilewright.library.cost import expected
+from tilewright.library.generated.generate import next_power_of_2
 from tilewright.library.generated.trace import Load, walk
 from tilewright.library.rows.program import RowProgram, row_program
-from tilewright.library.rows.program_text import Form, Walk, launches, walk_of
+from tilewright.library.rows.program_candidates import one_kernel, separate, told
+from tilewright.library.rows.program_text import Form, Walk, walk_of
 from tilewright.library.rows.simt_config import block_of, row_form, warps_for
 from tilewright.library.split import Maker
-from tilewright.symbolic import Size, lift, product, simplify
 from tilewright.targets.base import Target
 
 NARROW = 32  # kept elements in a row of memory that are lanes by themselves
@@ -35,44 +33,21 @@ OTHERS = 1.02  # how much behind other numbers of warps are ranked
 _BEGIN = 12  # elements that the begin of a line in a block costs
 
 
-@dataclass(frozen=True)
-class _Traffic:
-    """What the kernels of a program move and compute: all of it once, what is read of each element."""
-
-    group: Group
-    program: RowProgram
-
-    @property
-    def once(self) -> Size:
-        return total_bytes(self.group.inputs, self.group.outputs, self.group.nodes)
-
-    @property
-    def read(self) -> Size:
-        total: Size = 0
-        for value in self.program.full_loads():
-            total = simplify(lift(total) + tensor_bytes(value))
-        return total
-
-    @property
-    def operations(self) -> Size:
-        return simplify(lift(product(self.program.space.shape)) * 8 + chain_operations(self.group.nodes))
-
-
 def gpu_row_program(group: Group, graph: Graph, target: Target, candidates: Maker) -> list[Candidate]:
     """The candidates of a group of several row operations over one space: one kernel, and a kernel for each."""
     found = [separate(group, graph, target, candidates)]
     try:
         single, joined = (row_program(group, graph, pairs) for pairs in (False, True))
     except NotImplementedError as reason:
-        return [replace(found[0], reasons={**found[0].reasons, "one kernel": f"not possible: {reason}"})]
+        return [told(found[0], reason)]
     whole, long = walk_of(single, NARROW), walk_of(joined, NARROW)
     forms = [(single, whole, form) for form in _whole_forms(single, whole, target)]
     safe = not _reads_what_rows_update(joined, graph)
     held = bool(forms)
     forms += [(joined, long, form) for form in _long_forms(joined, long, target, held) if form.parts == 1 or safe]
     for program, loops, form in forms:
-        found.append(_candidate(group, program, loops, form, target))
-        found += [_candidate(group, program, loops, other, target, OTHERS) for other in _others(form)]
+        found.append(one_kernel(group, program, loops, form, target))
+        found += [one_kernel(group, program, loops, other, target, OTHERS) for other in _others(form)]
     return found
 
 
@@ -83,56 +58,6 @@ def _reads_what_rows_update(program: RowProgram, graph: Graph) -> bool:
     updated = {target for target, value in graph.mutations.items() if value in rows}
     full = [part for item in program.stored if item.is_full for part in walk(item.expression)]
     return any(isinstance(part, Load) and part.value in updated for part in full)
-
-
-def separate(group: Group, graph: Graph, target: Target, candidates: Maker) -> Candidate:
-    """The groups that there are without row programs, one after the other, each by its likeliest candidate."""
-    constants = {value: graph.constants[value] for value in group.inputs if value in graph.constants}
-    inputs = [value for value in read_outside(group.nodes) if value not in constants]
-    names = [value.name for value in group.outputs]
-    part = Graph(graph.name, graph.symbols, inputs, list(group.outputs), names, list(group.nodes), constants)
-    part.mutations = {
-        target: value for target, value in graph.mutations.items() if target in inputs and value in group.outputs
-    }
-    found = []
-    stored: list[Value] = []
-    for other in fuse(part).groups:
-        found.append(min(candidates(other, part, target), key=lambda candidate: candidate.cost.seconds))
-        stored += other.outputs
-    moved: Size = 0
-    flops: Size = 0
-    for candidate in found:
-        moved, flops = simplify(lift(moved) + candidate.cost.bytes), simplify(lift(flops) + candidate.cost.flops)
-    between = [value for value in stored if value not in group.outputs]
-    return Candidate(
-        "separate rows",
-        tuple(stage for candidate in found for stage in candidate.stages),
-        Cost(moved, flops, sum(candidate.cost.seconds for candidate in found)),
-        (*between, *(value for candidate in found for value in candidate.temporaries)),
-        {"kernels": [candidate.name for candidate in found]},
-    )
-
-
-def _candidate(
-    group: Group, program: RowProgram, walk: Walk, form: Form, target: Target, factor: float = 1.0
-) -> Candidate:
-    calls, temporaries = launches(program, walk, form, chain_name(group.nodes, "rows"))
-    traffic, machine = _Traffic(group, program), target.machine()
-    again = program.levels - 1 + any(item.is_full for item in program.stored)
-    if form.whole:
-        moved = traffic.once
-    else:  # rows are still in the L2 cache where few are on their way, or all of them fit it
-        cached = form.parts == 1 or expected(traffic.read) <= machine.l2_bytes // 2
-        moved = simplify(lift(traffic.once) + lift(traffic.read) * again // (3 if cached else 1))
-    cost = estimate(machine, moved, traffic.operations, calls[0].grid[0], efficiency=0.25)
-    seconds = (cost.seconds + (len(calls) - 1) * machine.launches.kernel) * factor
-    name = "rows at once" if form.whole else "rows in chunks" if form.parts == 1 else "rows in parts"
-    reasons = {"levels": program.levels, "lanes": form.lanes, "block": form.block, "warps": form.warps,
-               "grid": [str(call.grid[0]) for call in calls]}  # fmt: skip
-    if form.parts > 1:
-        reasons["parts"] = form.parts
-    stages = tuple(Stage((call,)) for call in calls)
-    return Candidate(name, stages, replace(cost, seconds=seconds), tuple(temporaries), reasons)
 
 
 def _whole_forms(program: RowProgram, walk: Walk, target: Target) -> list[Form]:
