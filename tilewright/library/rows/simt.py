@@ -30,6 +30,8 @@ from tilewright.library.rows.simt_parts import (
     COLUMN_ELEMENTS,
     COLUMNS,
     CTAS,
+    MANY_CTAS,
+    are_long,
     count_parts,
     first_of_parts,
     log_sum_exp_parts,
@@ -44,7 +46,6 @@ WHOLE_ROW = 16384  # longest row that a CTA holds in registers
 FEW_ELEMENTS = 2048  # of a block of a reduction over few rows
 FEW_CTAS = 512  # that there are then at least
 MOST_WARPS = 16  # of a CTA
-MANY_CTAS = 16  # of each processor: short ones, of which more are computed while others wait for memory
 
 
 def gpu_reduction(group: Group, graph: Graph, target: Target) -> list[Candidate]:
@@ -106,7 +107,8 @@ def _reductions(group: Group, graph: Graph, target: Target) -> list[Candidate]:
     if reduction_parts(group, target) == 1:
         return [row_candidate([_reduce(group, graph, target)], group, target)]
     found = []
-    for parts in dict.fromkeys(reduction_parts(group, target, ctas) for ctas in (CTAS, MANY_CTAS)):
+    few, many = (reduction_parts(group, target, ctas) for ctas in (CTAS, MANY_CTAS))
+    for parts in dict.fromkeys((many, few) if are_long(group, many) else (few, many)):
         first, partial = first_of_parts(group, graph, parts)
         candidate = row_candidate([first, _reduce(rest_of_parts(group, partial), graph, target)], group, target)
         found.append(replace(candidate, temporaries=(partial,), reasons={**candidate.reasons, "parts": parts}))

@@ -35,6 +35,8 @@ BLOCK = 4096  # columns that a CTA has in registers
 WARPS = 8
 MOST_PARTS = 2048  # of a row
 CTAS = 4  # of each processor, with parts of rows
+MANY_CTAS = 16  # the same where parts are long: none is late by much then, as the processors share memory unevenly
+LONG = 16 * BLOCK  # elements of such a part
 COLUMNS = 64  # of a block of a reduction over rows, at most
 COLUMN_ELEMENTS = 8192  # of such a block
 LEAST_ROWS = 128  # that are worth a CTA
@@ -142,6 +144,13 @@ def reduction_parts(group: Group, target: Target, ctas: int = CTAS) -> int:
         return count_parts(outer, reduced, target, ctas=ctas) if expected(reduced) > UNDIVIDED else 1
     programs = expected(outer) * ceil(expected(inner) / COLUMNS)
     return max(1, min(ctas * target.machine().processors // programs, expected(reduced) // LEAST_ROWS, MOST_PARTS))
+
+
+def are_long(group: Group, parts: int) -> bool:
+    """Whether each of so many parts is long enough to be one of many."""
+    assert group.anchor is not None
+    _, reduced, inner = reduced_space(group.anchor)
+    return expected(reduced) * min(expected(inner), COLUMNS) >= parts * LONG
 
 
 def first_of_parts(group: Group, graph: Graph, parts: int) -> tuple[KernelCall, Value]:

@@ -15,6 +15,7 @@ from tilewright.library.rows.program import RowProgram, row_program
 from tilewright.library.rows.program_candidates import one_kernel, separate, told
 from tilewright.library.rows.program_text import Form, Walk, walk_of
 from tilewright.library.rows.simt_config import block_of, row_form, warps_for
+from tilewright.library.rows.simt_parts import CTAS, LONG, MANY_CTAS
 from tilewright.library.split import Maker
 from tilewright.targets.base import Target
 
@@ -30,6 +31,7 @@ MOST_PIECES = 8  # of a column that each CTA puts together, whatever their share
 LEAST_ROWS = 128  # of a strip that are worth a CTA
 MOST_WARPS = 16
 OTHERS = 1.02  # how much behind other numbers of warps are ranked
+SECOND = 1.05  # the same of the other number of parts
 _BEGIN = 12  # elements that the begin of a line in a block costs
 
 
@@ -45,9 +47,12 @@ def gpu_row_program(group: Group, graph: Graph, target: Target, candidates: Make
     safe = not _reads_what_rows_update(joined, graph)
     held = bool(forms)
     forms += [(joined, long, form) for form in _long_forms(joined, long, target, held) if form.parts == 1 or safe]
+    divided = 0
     for program, loops, form in forms:
-        found.append(one_kernel(group, program, loops, form, target))
-        found += [one_kernel(group, program, loops, other, target, OTHERS) for other in _others(form)]
+        divided += form.parts > 1
+        factor = SECOND if divided > 1 else 1.0
+        found.append(one_kernel(group, program, loops, form, target, factor))
+        found += [one_kernel(group, program, loops, other, target, OTHERS * factor) for other in _others(form)]
     return found
 
 
@@ -112,10 +117,12 @@ def _long_forms(program: RowProgram, walk: Walk, target: Target, held: bool) -> 
             numbers = sum(2 if item.is_pair else 1 for item in program.reductions)
             most = min(most, max(MOST_PIECES, isqrt(columns // (8 * numbers))))
     found = [] if held else [form]
-    wanted = 4 * target.machine().processors // max(1, programs)
-    counts = [min(MOST_PARTS, most, wanted * count) for count in (1, 4)]
+    wanted = CTAS * target.machine().processors // max(1, programs)
+    counts = [min(MOST_PARTS, most, wanted * count) for count in (1, MANY_CTAS // CTAS)]
     if isinstance(walk.column_count, int):
         counts = [_even(columns, form.block, count) for count in counts]
+    if columns * form.lanes >= max(counts) * LONG:
+        counts.reverse()
     found += [replace(form, parts=count) for count in dict.fromkeys(counts) if count > 1]
     return found
 
