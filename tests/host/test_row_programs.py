@@ -120,6 +120,15 @@ def test_one_group_in_every_form(make: Callable[[], Graph], draw: Draw) -> None:
     assert len(set(FORMS).intersection(seen)) >= 1 + (make is not divergence)
 
 
+@pytest.mark.parametrize("make", [group_norm, divergence])
+def test_rows_on_cpus(make: Callable[[], Graph], draw: Draw) -> None:
+    graph = optimize(make())
+    inputs = {value.name: draw(*value.shape).astype(value.dtype.numpy) for value in graph.inputs}  # type: ignore[arg-type]
+    seen: list[str] = []
+    check(graph, inputs, True, 2e-2 if make is group_norm else 1e-4, choice=taking(FORMS[0], seen), row_programs=True)
+    assert FORMS[0] in seen
+
+
 def test_a_large_mean_costs_no_digits_of_a_variance(small: None, draw: Draw) -> None:
     for form in FORMS[1:]:
         check(optimize(statistics()), {"x": draw(3, 150) + 3000}, False, 1e-5, GPU, taking(form, []), True)
