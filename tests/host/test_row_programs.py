@@ -9,7 +9,7 @@ import pytest
 
 from tests.host.random_rows import TOLERANCES, RandomRows
 from tests.host.tactics_support import Draw, check, run_graph
-from tilewright.dtypes import float16, float32
+from tilewright.dtypes import DType, float16, float32, float64
 from tilewright.graph.build import GraphBuilder
 from tilewright.graph.core import Graph, Value
 from tilewright.graph.passes.fuse import fuse
@@ -94,9 +94,9 @@ def divergence() -> Graph:
     return stage_reductions(b.finish())
 
 
-def statistics() -> Graph:
+def statistics(dtype: DType = float32) -> Graph:
     b = GraphBuilder("statistics")
-    x = b.input("x", float32, (3, b.symbol("n", 1, 99999)))
+    x = b.input("x", dtype, (3, b.symbol("n", 1, 99999)))
     for value in (*moments(b, x, (1,)), b.op("reduce_max", [x], axes=(1,)), b.op("reduce_min", [x], axes=(1,))):
         b.output(value)
     return b.finish()
@@ -132,6 +132,8 @@ def test_rows_on_cpus(make: Callable[[], Graph], draw: Draw) -> None:
 def test_a_large_mean_costs_no_digits_of_a_variance(small: None, draw: Draw) -> None:
     for form in FORMS[1:]:
         check(optimize(statistics()), {"x": draw(3, 150) + 3000}, False, 1e-5, GPU, taking(form, []), True)
+    wide = draw(3, 150).astype(np.float64) + 3000
+    check(optimize(statistics(float64)), {"x": wide}, False, 1e-12, GPU, taking(FORMS[1], []), True)
 
 
 def test_infinities_and_what_is_no_number(small: None) -> None:

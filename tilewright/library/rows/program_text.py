@@ -268,8 +268,9 @@ class _Launch:
         self._hoist([item.expression for item in items])
         inner = self.writer.forked()
         inner.lines += self._column(inner, "start")
-        if any(item.kind == MOMENTS for item in items):
-            inner.lines.append(f"inverse = 1.0 / ((start - {start}) // BLOCK + 1).to(tl.float32)")
+        bits = max((item.dtype.bits for item in items if item.kind == MOMENTS), default=0)
+        if bits:
+            inner.lines.append(f"inverse = 1.0 / ((start - {start}) // BLOCK + 1).to(tl.float{bits})")
         for item in items:
             self._step(inner, item, names[item])
         self.writer.joined(inner)
