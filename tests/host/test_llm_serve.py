@@ -101,6 +101,18 @@ def test_completions_are_those_of_the_model(llm):
     assert status == 200
 
 
+def test_the_best_of_several(llm):
+    application = Application(llm, "bytes")
+    body = {"prompt": "Once", "max_tokens": 6, "seed": 3, "ignore_eos": True, "logprobs": 0}
+    every = ask(application, "POST", "/v1/completions", {**body, "n": 5})[1]["choices"]
+    means = sorted((sum(one["logprobs"]["token_logprobs"]) for one in every), reverse=True)
+    content = ask(application, "POST", "/v1/completions", {**body, "n": 2, "best_of": 5})[1]
+    assert [sum(one["logprobs"]["token_logprobs"]) for one in content["choices"]] == means[:2]
+    assert content["usage"]["completion_tokens"] == 30
+    plain = ask(application, "POST", "/v1/completions", {**body, "logprobs": None, "best_of": 5})[1]["choices"]
+    assert [one["logprobs"] for one in plain] == [None] and plain[0]["text"] == content["choices"][0]["text"]
+
+
 @pytest.mark.parametrize("n", [1, 3])
 def test_streams_are_the_same_in_pieces(llm, n):
     application = Application(llm, "bytes")
@@ -193,7 +205,10 @@ def test_small_routes(llm):
         ({"prompt": "x", "n": 9}, 400, "n"),
         ({"prompt": "x", "n": 16384}, 400, "n"),
         ({"prompt": "x", "temperature": "hot"}, 400, "temperature"),
-        ({"prompt": "x", "best_of": 2}, 400, "best_of"),
+        ({"prompt": "x", "best_of": 9}, 400, "best_of"),
+        ({"prompt": "x", "n": 3, "best_of": 2}, 400, "best_of"),
+        ({"prompt": "x", "best_of": 2, "stream": True}, 400, "best_of"),
+        ({"prompt": "x", "echo": True}, 400, "echo"),
         ({"prompt": "x", "stop": ["a"] * 5}, 400, "stop"),
         ({"prompt": "x", "stop": {"a": 1}}, 400, "stop"),
         ({"prompt": "x", "logit_bias": {"a": 1}}, 400, "logit_bias"),

@@ -47,10 +47,13 @@ class TextForm:
 
     def whole(self, outputs: Sequence[Output]) -> dict[str, Any]:
         """The answer in one piece."""
-        n = self.wanted.parameters.n
+        n, best = self.wanted.parameters.n, self.wanted.best
+        usage = protocol.usage(outputs)
+        if best is not None:
+            n, outputs = best, [protocol.best_of(output, best, self.wanted.has_logprobs) for output in outputs]
         choices = [self.choice(output, one, number * n) for number, output in enumerate(outputs)
                    for one in output.completions]  # fmt: skip
-        return {**self.head(self.kind), "choices": choices, "usage": protocol.usage(outputs)}
+        return {**self.head(self.kind), "choices": choices, "usage": usage}
 
     def opening(self) -> list[dict[str, Any]]:
         """Events before the first piece."""

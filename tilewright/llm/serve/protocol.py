@@ -15,7 +15,7 @@ import numpy as np
 
 from tilewright.engine.bounded_json import read_json
 from tilewright.errors import InputError
-from tilewright.llm.requests import MOST_LOGPROBS, Completion, Output, SamplingParameters, TokenLogprobs
+from tilewright.llm.requests import MOST_LOGPROBS, MOST_RESULTS, Completion, Output, SamplingParameters, TokenLogprobs
 from tilewright.llm.structure import StructuredOutput
 from tilewright.llm.tools import Format, Tools, read_tools
 
@@ -30,7 +30,7 @@ _COMMON = frozenset(
     {*_SAMPLING, "model", "max_tokens", "seed", "stop", "stop_token_ids", "logit_bias", "logprobs", "stream",
      "stream_options", "user", "metadata", "store", *_FORMS, "response_format", "structured_outputs"}
 )  # fmt: skip
-COMPLETION = _COMMON | {"prompt"}
+COMPLETION = _COMMON | {"prompt", "best_of"}
 CHAT = _COMMON | {"messages", "max_completion_tokens", "top_logprobs", "tools", "tool_choice", "parallel_tool_calls"}
 
 
@@ -61,6 +61,8 @@ class Wanted:
     form_field: str | None = None  # which says what the text must be
     tools: Tools | None = None
     adapter: str | None = None
+    best: int | None = None  # of its results so many are given, those of the largest mean logprob
+    has_logprobs: bool = False  # whether they are wanted in the answer
     parallel: bool = True  # whether several tools may be called at once
 
 
@@ -78,8 +80,29 @@ def parse(body: bytes) -> dict[str, Any]:
 def read_completion(fields: Mapping[str, Any]) -> Wanted:
     """A body of /v1/completions; raises `Refused` that names the field."""
     _check_known(fields, COMPLETION)
-    logprobs = fields.get("logprobs")
-    return _wanted(fields, _prompts(fields.get("prompt")), None, logprobs, fields.get("max_tokens", 16))
+    wanted = _wanted(fields, _prompts(fields.get("prompt")), None, fields.get("logprobs"), fields.get("max_tokens", 16))
+    count = fields.get("best_of")
+    if count is None or count == wanted.parameters.n:
+        return wanted
+    if type(count) is not int or not wanted.parameters.n <= count <= MOST_RESULTS or wanted.stream:
+        raise Refused(400, f"best_of is a whole number from n to {MOST_RESULTS}, and goes with no stream", "best_of")
+    logprobs = wanted.parameters.logprobs or 0
+    parameters = dataclasses.replace(wanted.parameters, n=count, logprobs=logprobs)
+    has_logprobs = wanted.parameters.logprobs is not None
+    return dataclasses.replace(wanted, parameters=parameters, best=wanted.parameters.n, has_logprobs=has_logprobs)
+
+
+def best_of(output: Output, count: int, with_logprobs: bool) -> Output:
+    """The results of the largest mean logprob, the best first."""
+
+    def quality(one: Completion) -> float:
+        values = [item.logprob for item in one.logprobs or ()]
+        return sum(values) / max(1, len(values))
+
+    best = sorted(output.completions, key=quality, reverse=True)[:count]
+    kept = [dataclasses.replace(one, index=place, logprobs=one.logprobs if with_logprobs else None)
+            for place, one in enumerate(best)]  # fmt: skip
+    return dataclasses.replace(output, completions=kept)
 
 
 def read_chat(fields: Mapping[str, Any], longest: int) -> Wanted:
