@@ -98,6 +98,7 @@ def test_a_norm_with_two_readers_stays(rng: np.random.Generator) -> None:
     assert normed(b.finish()) == [False]
 
 
+@pytest.mark.slow(but_every=3)
 @pytest.mark.parametrize("rows", [1, 4, NORMED_ROWS])
 def test_engines(rows: int, assembler: None, rng: np.random.Generator) -> None:
     """No step is a norm's, nothing spills, and reasons say so; other targets keep their norms, and are as exact."""

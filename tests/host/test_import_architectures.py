@@ -19,7 +19,7 @@ from tilewright.importers import import_model  # noqa: E402
 MODELS = architectures()
 
 
-@pytest.mark.slow(but_every=4)
+@pytest.mark.slow(but_every=5)
 @pytest.mark.parametrize("name", MODELS)
 def test_architecture(name: str) -> None:
     module, inputs, shapes = MODELS[name]

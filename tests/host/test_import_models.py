@@ -34,7 +34,7 @@ def check(name: str, graph: Graph, mutations: bool) -> None:
             np.testing.assert_allclose(found[label], want.numpy(), **TOLERANCE, err_msg=f"{name} {sizes} {label}")
 
 
-@pytest.mark.slow(but_every=2)
+@pytest.mark.slow(but_every=3)
 @pytest.mark.parametrize("name", NAMES)
 def test_torch_export(name: str) -> None:
     check(name, torch_graph(name), mutations=True)

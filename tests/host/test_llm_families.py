@@ -34,6 +34,7 @@ def bound(name, wanted):
     return 2.0**-24 * 64 * layers * max(1.0, np.abs(wanted).max())
 
 
+@pytest.mark.slow(but_every=2)
 @pytest.mark.parametrize("name", CASES)
 def test_logits_are_those_of_the_reference(name, tmp_path, rng):
     length = 32 if name == "phi3-longrope" else 128  # beyond 32 its other factors hold

@@ -12,6 +12,8 @@ from tests.host.tactics_support import Draw, check
 from tilewright.dtypes import float32
 from tilewright.graph.build import GraphBuilder
 from tilewright.graph.core import Graph, Value
+from tilewright.graph.passes.fuse import fuse
+from tilewright.graph.pipeline import optimize
 from tilewright.library.candidate import Candidate
 from tilewright.library.generated.index import Coordinate, Index
 from tilewright.library.generated.runs import LEAST, Store, find_runs
@@ -134,3 +136,17 @@ def test_runs_store_what_their_stores_do(number: int, rng: np.random.Generator) 
     found += itertools.chain.from_iterable(([places(run.store, turn) for turn in range(run.count)]) for run in runs)
     key = lambda item: repr(item)  # noqa: E731
     assert sorted(found, key=key) == sorted(map(places, stores), key=key)
+
+
+def test_one_kernel_reads_few_tensors() -> None:
+    """A concat of many tensors is several, and their kernels stay apart: LLVM's time grows with the square of one."""
+    b = GraphBuilder("crossed")
+    x = b.input("x", float32, (2, 500))
+    found = parts(b, x, 500, 1)
+    rng = np.random.default_rng(0)
+    done = []
+    for number, other in enumerate(rng.permutation(500)):
+        offset = b.constant(rng.standard_normal(1).astype(np.float32))
+        done.append(b.op("add", [found[number], b.op("add", [found[other], offset])]))
+    b.output(b.op("concat", done, axis=1), "y")
+    assert max(len(group.inputs) for group in fuse(optimize(b.finish())).groups) <= 256

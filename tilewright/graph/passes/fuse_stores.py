@@ -9,12 +9,13 @@ from __future__ import annotations
 
 from tilewright.graph.core import Value
 from tilewright.graph.passes.fuse_absorb import EXPENSIVE, reads_through
-from tilewright.graph.passes.fuse_draft import Draft, Drafts
+from tilewright.graph.passes.fuse_draft import MOST_NODES, Draft, Drafts
 from tilewright.symbolic import lift, product, simplify, upper_bound
 
 _MOVES = frozenset({"permute", "slice", "pad", "concat", "gather", "gather_elements"})
 _KEEPS = frozenset({"reshape", "permute", "slice", "pad"})  # no element is read twice through these
 _MOST_OUTPUTS = 8  # of loops in one launch
+_MOST_INPUTS = 2 * MOST_NODES  # of one kernel: a concat is one node and has the code of each of its parts
 _FEW = 4  # cheap ops that may be repeated for every element that reads their result
 
 
@@ -51,10 +52,19 @@ def _join_sinks(drafts: Drafts) -> None:
             if source is None or drafts.owner[source].kind != "elementwise" or drafts.owner[source] is draft:
                 continue
             earlier = drafts.owner[source]
-            if _stores_for(drafts, sink, value, earlier, readers) and drafts.may_merge(earlier, draft):
+            if (
+                _stores_for(drafts, sink, value, earlier, readers)
+                and _few_inputs(drafts, earlier, draft)
+                and drafts.may_merge(earlier, draft)
+            ):
                 _merge(drafts, earlier, draft)
     for index in drafts.updates:
         drafts.owner[index].kind = "elementwise"
+
+
+def _few_inputs(drafts: Drafts, first: Draft, second: Draft) -> bool:
+    """Whether two groups together read so few tensors that their kernel is compiled in a short time."""
+    return len(drafts.inputs(first)) + len(drafts.inputs(second)) <= _MOST_INPUTS
 
 
 def _stores_for(drafts: Drafts, sink: int, value: Value, earlier: Draft, readers: dict[Value, int]) -> bool:
@@ -150,5 +160,6 @@ def _join_launches(drafts: Drafts) -> None:
             first, draft = drafts.owner[found[0].first], drafts.owner[member.first]
             if first is draft or drafts.depends(first, draft) or drafts.depends(draft, first):
                 continue
-            if len(drafts.outputs(first)) + len(drafts.outputs(draft)) <= _MOST_OUTPUTS:
+            outputs = len(drafts.outputs(first)) + len(drafts.outputs(draft))
+            if outputs <= _MOST_OUTPUTS and _few_inputs(drafts, first, draft):
                 _merge(drafts, first, draft)
