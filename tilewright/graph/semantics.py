@@ -365,18 +365,26 @@ def log_softmax(inputs: Arrays, attributes: Attributes) -> Array:
 
 
 def layer_norm(inputs: Arrays, attributes: Attributes) -> Array:
-    x, scale, bias = (*inputs, None, None)[:3]
+    x, scale, bias = (*map(_wide, inputs), None, None)[:3]
+    assert x is not None
     axes = tuple(range(attributes["axis"], x.ndim))
     centred = x - np.mean(x, axis=axes, keepdims=True)
     variance = np.mean(centred * centred, axis=axes, keepdims=True)
-    return _affine(centred / np.sqrt(variance + x.dtype.type(attributes["epsilon"])), scale, bias)
+    normal = _affine(centred / np.sqrt(variance + x.dtype.type(attributes["epsilon"])), scale, bias)
+    return normal.astype(inputs[0].dtype)
 
 
 def rms_norm(inputs: Arrays, attributes: Attributes) -> Array:
-    x, scale = (*inputs, None)[:2]
+    x, scale = (*map(_wide, inputs), None)[:2]
+    assert x is not None
     axes = tuple(range(attributes["axis"], x.ndim))
     power = np.mean(x * x, axis=axes, keepdims=True)
-    return _affine(x / np.sqrt(power + x.dtype.type(attributes["epsilon"])), scale, None)
+    return _affine(x / np.sqrt(power + x.dtype.type(attributes["epsilon"])), scale, None).astype(inputs[0].dtype)
+
+
+def _wide(x: Array | None) -> Array | None:
+    """In a type whose range holds squares of float16, as kernels take them."""
+    return x.astype(np.float32) if x is not None and x.dtype.itemsize < 4 else x
 
 
 def batch_norm(inputs: Arrays, attributes: Attributes) -> Array:

@@ -132,8 +132,8 @@ def average_pool(call: Call) -> Value:
 
 @rule("LpPool")
 def lp_pool(call: Call) -> Value:
-    """(sum |x|^p)^(1/p) of each window: the sum is a convolution with ones."""
-    x, order = padded_for_pool(call, call[0], 0), float(call.attribute("p", 2))
+    """(sum |x|^p)^(1/p) of each window, in float32 at least: the sum is a convolution with ones."""
+    x, order = padded_for_pool(call, _wide(call, call[0]), 0), float(call.attribute("p", 2))
     options = pool_window(call, x)
     padding = _needed_padding(x, options)
     powers = _power_of_size(call, x, order)
@@ -142,15 +142,21 @@ def lp_pool(call: Call) -> Value:
     total = call.op(
         "conv", planes, ones, None, strides=options["strides"], padding=padding, dilation=options["dilation"], groups=1
     )
-    return _root(call, call.reshape(total, (*x.shape[:2], *total.shape[2:])), order)
+    found = _root(call, call.reshape(total, (*x.shape[:2], *total.shape[2:])), order)
+    return call.cast(found, call[0].dtype)
 
 
 @rule("GlobalLpPool")
 def global_lp_pool(call: Call) -> Value:
-    x, order = call[0], float(call.attribute("p", 2))
+    x, order = _wide(call, call[0]), float(call.attribute("p", 2))
     call.require_rank(x, 3)
     total = call.op("reduce_sum", _power_of_size(call, x, order), axes=tuple(range(2, x.rank)), keepdims=True)
-    return _root(call, total, order)
+    return call.cast(_root(call, total, order), call[0].dtype)
+
+
+def _wide(call: Call, x: Value) -> Value:
+    """In a type whose range holds powers of float16."""
+    return call.cast(x, float32) if x.dtype.bits < 32 else x
 
 
 def _power_of_size(call: Call, x: Value, order: float) -> Value:

@@ -13,7 +13,7 @@ import contextlib
 import logging
 import random
 import warnings
-from collections.abc import Iterable
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -114,7 +114,7 @@ class Program:
             return  # among computed numbers there may be NaNs, which ONNX Runtime takes as equal to any
         node = helper.make_node(operation, inputs, names, **attributes)
         feeds = {name: {**self.constants, **self.values}[name] for name in inputs if name}
-        if _is_unspecified(node, feeds.values()):
+        if _is_unspecified(node, list(feeds.values())):
             return
         runner, found = self._computed(node, feeds)
         if found is None or any(array.size > MOST_ELEMENTS or array.ndim > 6 for array in found):
@@ -150,8 +150,8 @@ class Program:
         known = {**self.constants, **feeds}
         for node, runner in zip(self.nodes, self.runners, strict=True):
             own = {name: known[name] for name in node.input if name}
-            if _is_unspecified(node, own.values()):
-                raise ValueError(f"{node.op_type} of NaN")
+            if _is_unspecified(node, list(own.values())):
+                raise ValueError(f"nobody defines this {node.op_type}")
             if node.op_type == "Concat":  # ONNX Runtime lets empty tensors have any sizes
                 np.concatenate([known[name] for name in node.input], node.attribute[0].i)
             whole = isinstance(runner, onnxruntime.InferenceSession)
@@ -188,12 +188,21 @@ class Program:
         return {name: self.values[name] for name in self.shapes}
 
 
-def _is_unspecified(node: Any, arrays: Iterable[np.ndarray]) -> bool:
-    """Whether ONNX Runtime's answer depends on where a NaN lies, or is its own (see "Numbers at the edge")."""
-    narrow = node.op_type in ("ReduceMax", "ReduceMin")  # float16 alone: wider types give NaN
-    if not narrow and node.op_type not in ("ArgMax", "ArgMin", "MaxPool", "QuantizeLinear"):
+def _is_unspecified(node: Any, arrays: Sequence[np.ndarray]) -> bool:
+    """Whether ONNX Runtime's answer is its own: NaNs (see "Numbers at the edge"), means of nothing, windows larger than
+    images."""
+    attributes = {attribute.name: helper.get_attribute_value(attribute) for attribute in node.attribute}
+    if "kernel_shape" in attributes:
+        kernel, image = attributes["kernel_shape"], arrays[0].shape[2:]
+        if any(size < reach for size, reach in zip(image, kernel, strict=False)):
+            return True
+    if node.op_type == "ReduceMean" and 0 in arrays[0].shape:
+        return True
+    floats = [array for array in arrays if array.dtype.kind == "f"]
+    if node.op_type in ("ReduceMax", "ReduceMin"):  # float32 alone gives NaN
+        floats = [array for array in floats if array.dtype != np.float32]
+    elif node.op_type not in ("ArgMax", "ArgMin", "MaxPool", "QuantizeLinear", "DynamicQuantizeLinear"):
         return False
-    floats = [array for array in arrays if array.dtype.kind == "f" and (array.dtype == np.float16 or not narrow)]
     return any(np.isnan(array).any() for array in floats)
 
 
