@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 from tilewright.build.builder import build
-from tilewright.dtypes import DType, float32, int8, int32, uint8
+from tilewright.dtypes import DType, bfloat16, float8e4nv, float32, float64, int8, int32, uint8
 from tilewright.graph.build import GraphBuilder
 from tilewright.graph.core import Graph, Value
 from tilewright.graph.passes.fuse import fuse
@@ -268,3 +268,54 @@ def test_a_sum_of_two_convolutions_reads_integers(rng: np.random.Generator) -> N
     assert stored == [uint8, uint8]
     (found,), (expected,) = results(graph, x=integers(rng, (1, 32, 6, 5), uint8))
     assert np.abs(found.astype(int) - expected.astype(int)).max() <= 1 and np.mean(found != expected) < 0.04
+
+
+def test_sums_beyond_float32_are_exact() -> None:
+    """As ConvInteger of a depth above 256 is read: floats of 64 bits, whose sums float32 does not hold."""
+    b = GraphBuilder("deep_sums")
+    x, taps = b.input("x", uint8, (1, 64, 3, 3)), b.constant(np.full((4, 64, 3, 3), 127, np.int8))
+    image, weights = (b.op("cast", [b.op("cast", [item], dtype=int32)], dtype=float64) for item in (x, taps))
+    y = b.op("conv", [image, weights], strides=(1, 1), padding=((0, 0), (0, 0)), dilation=(1, 1), exact=True)
+    b.output(b.op("cast", [y], dtype=int32))
+    graph = b.finish()
+    assert products(graph, "conv") == ["i32"]
+    data = np.full((1, 64, 3, 3), 255, np.uint8)
+    data[0, 0, 0, 0] = 0
+    (found,), _ = results(graph, x=data)
+    assert found.ravel().tolist() == [127 * 255 * 575] * 4
+
+
+def test_a_cast_to_8_bit_floats_rounds(rng: np.random.Generator) -> None:
+    """It stays where integers are multiplied, and makes a product of 8-bit floats where these are."""
+    b = GraphBuilder("rounded")
+    x, scale = b.input("x", int8, (4, 32)), number(b, 0.3)
+    read = b.op("cast", [b.op("cast", [b.op("dequantize", [x, scale])], dtype=float8e4nv)], dtype=float32)
+    weights = b.constant(integers(rng, (32, 16), int8))
+    b.output(b.op("matmul", [read, b.op("dequantize", [weights, scale])]))
+    graph = b.finish()
+    assert "i32" not in products(graph)
+    inputs = [integers(rng, (4, 32), int8)]
+    passed = narrow_products(graph, {uint8})
+    found, expected = (run_graph(item, inputs, {})[item.outputs[0]] for item in (passed, graph))
+    np.testing.assert_allclose(found, expected, rtol=1e-5, atol=1e-4)
+
+    b = GraphBuilder("floats")
+    rounded = b.op("cast", [b.op("cast", [b.input("x", float32, (4, 32))], dtype=float8e4nv)], dtype=bfloat16)
+    w = b.op("cast", [b.input("w", float8e4nv, (16, 32))], dtype=bfloat16)
+    b.output(b.op("matmul", [rounded, w], transpose_b=True))
+    (product,) = [node for node in narrow_products(b.finish(), {float8e4nv}).nodes if node.op == "matmul"]
+    assert [item.dtype for item in product.inputs if item is not None] == [float8e4nv] * 2
+
+
+def test_padding_of_8_bit_floats_is_no_nan(rng: np.random.Generator) -> None:
+    """float8e4nv has no infinity to stand around an image: the largest of a window are found of floats."""
+    b = GraphBuilder("pooled")
+    x = b.input("x", float8e4nv, (1, 2, 4, 4))
+    read = b.op("dequantize", [x, number(b, 0.5)])
+    b.output(b.op("max_pool", [read], kernel=(3, 3), strides=(1, 1), padding=((1, 1), (1, 1)), dilation=(1, 1)))
+    graph = b.finish()
+    data = rng.standard_normal((1, 2, 4, 4)).astype(float8e4nv.numpy)
+    passed = narrow_products(graph, {uint8, float8e4nv})
+    found, expected = (run_graph(item, [data], {})[item.outputs[0]] for item in (passed, graph))
+    np.testing.assert_array_equal(found, expected)
+    assert np.isfinite(expected).all()

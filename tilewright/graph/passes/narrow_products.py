@@ -22,7 +22,7 @@ from functools import partial
 
 import numpy as np
 
-from tilewright.dtypes import DType, float8e4nv, float8e5, float32, int1, int8, int32, uint8
+from tilewright.dtypes import DType, float8e4nv, float8e5, float32, float64, int1, int8, int32, uint8
 from tilewright.graph.core import Graph, Node, Value
 from tilewright.graph.inference import broadcast_shapes
 from tilewright.graph.quantization import integer_range, scheme_of
@@ -124,9 +124,10 @@ def _sunk(node: Node, rewriter: Rewriter) -> Value | None:
         return None
     x, scale, zero = (*source.inputs, None)[:3]
     single = scale is not None and scale.rank == 0 and (zero is None or zero.rank == 0)
+    assert x is not None
     if node.op == "max_pool":
         known = _data(scale, rewriter)
-        if not single or known is None or known <= 0:
+        if not single or known is None or known <= 0 or x.dtype.is_float:  # not all 8-bit floats have a least number
             return None
     moved = [scale, zero]
     if not single:
@@ -165,7 +166,7 @@ def _product(node: Node, rewriter: Rewriter, types: Set[DType]) -> Value | None:
     sums = _sums(node, _of_type(rows, rewriter, types), matrix, rest, rewriter)
     if not node.output.dtype.is_float:
         return sums
-    return rewriter.cast(_scaled(sums, rows.scale, columns_scale, rewriter), node.output.dtype)
+    return rewriter.cast(_scaled(sums, rows.scale, columns_scale, _wide(node), rewriter), node.output.dtype)
 
 
 def _product_of_floats(node: Node, rows: _Narrow, rewriter: Rewriter, types: Set[DType]) -> Value | None:
@@ -188,7 +189,7 @@ def _product_of_floats(node: Node, rows: _Narrow, rewriter: Rewriter, types: Set
     elif data is not None and rewriter.constant(numbers) is None:
         numbers = rewriter.new_constant(np.ascontiguousarray(data), "weights")
     sums = rewriter.op("matmul", [rows.numbers, numbers], transpose_b=transposed, dtype=float32)
-    return rewriter.cast(_scaled(sums, rows.scale, scale, rewriter), node.output.dtype)
+    return rewriter.cast(_scaled(sums, rows.scale, scale, _wide(node), rewriter), node.output.dtype)
 
 
 def _along(scale: Value, rank: int, axis: int) -> tuple[Size, ...]:
@@ -201,7 +202,7 @@ def _along(scale: Value, rank: int, axis: int) -> tuple[Size, ...]:
 def _narrow(value: Value, rewriter: Rewriter) -> _Narrow | None:
     """What a product's operand is made of, if that is numbers of 8 bits."""
     node = rewriter.producer(value)
-    while node is not None and node.op == "cast" and value.dtype.is_float and node.inputs[0] is not None:
+    while node is not None and node.op == "cast" and _is_wide(value.dtype) and node.inputs[0] is not None:
         value, node = node.inputs[0], rewriter.producer(node.inputs[0])  # to 16 bits; whole numbers for a convolution
     if value.dtype in _FLOATS:
         return _Narrow(value, None, None)
@@ -218,6 +219,11 @@ def _narrow(value: Value, rewriter: Rewriter) -> _Narrow | None:
     if node is None or node.op != "cast" or node.inputs[0] is None or not _is_narrow(node.inputs[0].dtype):
         return None
     return _Narrow(node.inputs[0], zero, None)
+
+
+def _is_wide(dtype: DType) -> bool:
+    """Whether a cast to this type only widens what is quantized; one to 8 bits rounds it."""
+    return dtype.is_float and dtype.bits > 8
 
 
 def _is_narrow(dtype: DType) -> bool:
@@ -310,9 +316,10 @@ def _convolution(node: Node, rewriter: Rewriter, types: Set[DType], zeros_around
     scale = weights.scale
     if scale is not None and scale.rank:
         scale = rewriter.op("reshape", [scale], shape=channels)
-    result = _scaled(sums, pixels.scale, scale, rewriter)
+    wide = _wide(node)
+    result = _scaled(sums, pixels.scale, scale, wide, rewriter)
     if bias is not None:
-        result = rewriter.op("add", [result, rewriter.cast(rewriter.op("reshape", [bias], shape=channels), float32)])
+        result = rewriter.op("add", [result, rewriter.cast(rewriter.op("reshape", [bias], shape=channels), wide)])
     return rewriter.cast(result, node.output.dtype)
 
 
@@ -383,12 +390,17 @@ def _sums(node: Node, rows: _Narrow, matrix: np.ndarray, rest: np.ndarray | None
     return rewriter.op("subtract", [total, share_of_rows])
 
 
-def _scaled(sums: Value, left: Value | None, right: Value | None, rewriter: Rewriter) -> Value:
-    """Sums times the scales of both operands, in float32; None is a scale of 1."""
-    scales = [rewriter.cast(scale, float32) for scale in (left, right) if scale is not None]
+def _wide(node: Node) -> DType:
+    """The type in which a product is scaled: float32 does not hold all sums that a product in float64 does."""
+    return float64 if node.output.dtype == float64 else float32
+
+
+def _scaled(sums: Value, left: Value | None, right: Value | None, wide: DType, rewriter: Rewriter) -> Value:
+    """Sums times the scales of both operands, in the type `wide`; None is a scale of 1."""
+    scales = [rewriter.cast(scale, wide) for scale in (left, right) if scale is not None]
     if len(scales) == 2 and min(scale.rank for scale in scales) == 0:
         scales = [rewriter.op("multiply", scales)]
-    result = rewriter.cast(sums, float32)
+    result = rewriter.cast(sums, wide)
     for scale in scales:  # those of rows and of columns one after the other: nobody shall store their product
         result = rewriter.op("multiply", [result, scale])
     return result
@@ -451,10 +463,10 @@ def _with_remarks(graph: Graph, types: Set[DType]) -> Graph:
 
 
 def _through_casts(node: Node, readers: dict[Value, list[Node]]) -> list[Node]:
-    """What reads a node's result, or casts of it to other floats."""
+    """What reads a node's result, or casts of it to wider floats."""
     found: list[Node] = []
     for reader in readers.get(node.output, []):
-        found += _through_casts(reader, readers) if reader.op == "cast" and reader.output.dtype.is_float else [reader]
+        found += _through_casts(reader, readers) if reader.op == "cast" and _is_wide(reader.output.dtype) else [reader]
     return found
 
 
@@ -469,7 +481,7 @@ def _why(reader: Node, node: Node, producers: dict[Value, Node], graph: Graph) -
     reason = _reason(reader, _Narrow(x, zero, scale)) if reader.inputs[0] is node.output else None
     if reason is not None:
         return reason
-    while other is not None and other.op == "cast" and other.inputs[0] is not None:
+    while other is not None and other.op == "cast" and _is_wide(other.output.dtype) and other.inputs[0] is not None:
         other = producers.get(other.inputs[0])
     if other is None or other.op != "dequantize":
         return "its other operand is not quantized"
