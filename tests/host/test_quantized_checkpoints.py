@@ -188,6 +188,26 @@ def test_rounding_weights_when_they_are_read(tmp_path: Path, rng: np.random.Gene
         step_graph(folder, LIMITS, weights="int3")
 
 
+def test_memory_follows_the_file(tmp_path: Path, rng: np.random.Generator) -> None:
+    """Sizes of config.json that ask for 8 TiB, with a file of some bytes: an error that names tensor and setting."""
+    huge = 1 << 21
+    tensors, _ = awq(rng, ROWS, COLUMNS)
+    read = reader_of(Checkpoint(write(tmp_path / "q", {f"l.{key}": data for key, data in tensors.items()},
+                                      quantization_config=FORMATS["awq"][1])))  # fmt: skip
+    assert read is not None
+    with pytest.raises(ImportModelError, match=r"l.qweight is \[96, 6\].*quantization_config: bits 4"):
+        read("l", huge, huge)
+    blocks_of = {**FORMATS["block-fp8"][1], "weight_block_size": [1 << 40, 1 << 40]}
+    stored = {"l.weight": float8(rng, ROWS, COLUMNS), "l.weight_scale_inv": np.ones((1, 1), np.float32)}
+    read = reader_of(Checkpoint(write(tmp_path / "b", stored, quantization_config=blocks_of)))
+    assert read is not None and read("l", ROWS, COLUMNS).matrix.scales.shape == (ROWS, 1)
+    settings, shapes, rest = small_llama(rng)
+    linear = {f"{path}.weight": np.ones(shape, np.float32) for path, shape in shapes.items()}
+    folder = write(tmp_path / "m", {**rest, **linear}, **{**settings, "intermediate_size": 1 << 30})
+    with pytest.raises(ImportModelError, match=r"wrong shape: layers.0.mlp.gate_proj.weight"):
+        step_graph(folder, LIMITS, weights="int4")
+
+
 def test_what_does_not_fit_names_tensor_and_key(tmp_path: Path, rng: np.random.Generator) -> None:
     def refusal(tensors: dict[str, np.ndarray], settings: Any, columns: int = COLUMNS) -> str:
         checkpoint = Checkpoint(write(tmp_path, {f"l.{key}": data for key, data in tensors.items()},

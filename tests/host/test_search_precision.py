@@ -85,6 +85,33 @@ def test_samples_that_are_held_back(model: Path, rng: np.random.Generator) -> No
         tilewright.search_precision(model, data, metric=score)
 
 
+def test_a_score_that_is_never_within_the_bound_ends(model: Path, rng: np.random.Generator) -> None:
+    """A score that differs from call to call, with nothing left to take back; NaN for narrow numbers, for floats."""
+    falling = iter(range(10_000, 0, -1))
+    with pytest.raises(PrecisionBoundError):
+        tilewright.search_precision(model, samples(rng), max_drop=0.0, metric=lambda outputs, inputs: next(falling))
+    exact = [tilewright.compile(model)]
+
+    def score(outputs: metrics.Outputs, inputs: metrics.Outputs) -> float:
+        own = exact[0].run({"x": inputs["x"]})["y"]
+        return 1.0 if np.allclose(outputs["y"], own, rtol=1e-4, atol=1e-3) else float("nan")
+
+    with pytest.raises(PrecisionBoundError):
+        tilewright.search_precision(model, samples(rng), metric=score)
+    with pytest.raises(InputError, match="not a finite number"):
+        tilewright.search_precision(model, samples(rng), metric=lambda outputs, inputs: float("nan"))
+
+
+@pytest.mark.parametrize("name", list(metrics.METRICS))
+def test_metrics_of_nan_and_of_no_floats(name: str) -> None:
+    plain = [{"y": np.array([[2.0, 1.0]], np.float32)}]
+    broken = [{"y": np.array([[np.nan, 1.0]], np.float32)}]
+    assert not metrics.METRICS[name](plain, broken, [{}]) <= 0.5
+    whole = [{"y": np.array([1, 2])}]
+    with pytest.raises(InputError, match="no outputs of floats"):
+        metrics.METRICS[name](whole, whole, [{}])
+
+
 def test_metrics() -> None:
     floats = [{"y": np.array([[1.0, 2.0], [3.0, 0.0]], np.float32)}]
     narrow = [{"y": np.array([[2.0, 1.0], [3.0, 0.0]], np.float32)}]

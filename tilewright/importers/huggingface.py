@@ -194,7 +194,7 @@ class Checkpoint:
         self._taken.add(name)
         data = self.tensors.get(name)
         if data is None:
-            self._problems.append(f"missing: {name} {list(shape)}")
+            self._problems.append(f"missing: {name} {list(shape)}{f' ({setting})' if setting else ''}")
         elif data.shape != shape:
             said = f"the configuration says {list(shape)}{f' ({setting})' if setting else ''}"
             self._problems.append(f"wrong shape: {name} is {list(data.shape)}, {said}")
@@ -203,6 +203,15 @@ class Checkpoint:
         if len(self._problems) == _MOST_PROBLEMS:
             self.finish(ignored=("",))
         return np.broadcast_to(np.float32(0), shape)  # no memory: the shape comes from config.json
+
+    def take_stored(self, name: str, shape: tuple[int, ...], setting: str = "") -> np.ndarray:
+        """As `take`, for readers that work on the elements: what does not fit is an error at once, so that memory
+        follows the file and not config.json."""
+        before = len(self._problems)
+        data = self.take(name, shape, setting)
+        if len(self._problems) > before:
+            self.finish(ignored=("",))
+        return data
 
     def finish(self, ignored: Iterable[str] = ()) -> None:
         """Check the account; names that start with one of `ignored` may be left over."""

@@ -95,12 +95,10 @@ class _Settings:
 
     def take(self, name: str, shape: tuple[int, ...], what: str, kinds: str = "iu") -> np.ndarray:
         """A tensor, whose shape follows from the setting `what`."""
-        found = self.checkpoint.take(name, shape, f"{KEY}: {what}")
-        if name in self.checkpoint.tensors and found.dtype.kind not in kinds:
+        found = self.checkpoint.take_stored(name, shape, f"{KEY}: {what}")
+        if found.dtype.kind not in kinds:
             raise ImportModelError(f"{self.checkpoint.folder}: {name} has elements of {found.dtype} ({KEY}: {what})")
-        if found.dtype.kind in kinds:
-            return np.ascontiguousarray(found)
-        return np.zeros(shape, _FLOAT8 if "V" in kinds else np.int32)  # `finish` of the checkpoint tells of it
+        return np.ascontiguousarray(found)
 
     def skip(self, path: str, *names: str) -> None:
         """Tensors of a layer that say nothing about its weights."""
@@ -290,6 +288,7 @@ def _block(settings: _Settings, key: str) -> tuple[int, int]:
 def of_blocks(codes: np.ndarray, scales: np.ndarray, height: int, width: int) -> QuantizedMatrix:
     """A matrix with a scale for each block of so many rows and columns; the last ones may be smaller."""
     rows, columns = codes.shape
+    height, width = min(height, rows), min(width, columns)
     filled = scales.shape[1] * width
     if filled != columns:
         codes = np.pad(codes.view(np.uint8), ((0, 0), (0, filled - columns))).view(codes.dtype)

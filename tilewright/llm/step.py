@@ -171,7 +171,7 @@ class Step:
         rounding = (8, 0) if self._rounding is not None and path == "lm_head" else self._rounding
         if rounding is None or rows * columns < LEAST_WEIGHTS or path.endswith((".gate", ".router")):
             return self.emit.op("matmul", x, self.weight(name, rows, columns), transpose_b=True)
-        return multiply(self.emit, x, nearest(self.checkpoint.take(name, (rows, columns)), *rounding), name)
+        return multiply(self.emit, x, nearest(self.checkpoint.take_stored(name, (rows, columns)), *rounding), name)
 
     def _adapted(self, path: str, x: Value, result: Value, rows: int, columns: int) -> Value:
         """A product with what each token's adapter adds to it."""

@@ -6,13 +6,17 @@ top1     where samples have a `label`: how much less often the largest number of
          else how often it is somewhere else than in floats
 script   a function `score(outputs, inputs)`, larger is better: the mean over samples is so much less, as a part of
          that in floats
+
+A drop that is not finite is beyond every bound.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 
 import numpy as np
+
+from tilewright.errors import InputError
 
 Outputs = Mapping[str, np.ndarray]
 Score = Callable[[Outputs, Outputs], float]
@@ -27,7 +31,7 @@ def cosine(floats: Sequence[Outputs], narrow: Sequence[Outputs], samples: Sequen
             a, b = array.astype(np.float64).ravel(), found[name].astype(np.float64).ravel()
             length = float(np.linalg.norm(a) * np.linalg.norm(b))
             angles.append(float(a @ b) / length if length else float(np.array_equal(a, b)))
-    return max(0.0, 1.0 - float(np.mean(angles))) if angles else 0.0
+    return float(np.maximum(0.0, 1.0 - np.mean(angles)))  # NaN stays NaN
 
 
 def mse(floats: Sequence[Outputs], narrow: Sequence[Outputs], samples: Sequence[Outputs]) -> float:
@@ -36,18 +40,19 @@ def mse(floats: Sequence[Outputs], narrow: Sequence[Outputs], samples: Sequence[
         for name, array in _floats(plain):
             error += float(((found[name].astype(np.float64) - array) ** 2).sum())
             total += float((array.astype(np.float64) ** 2).sum())
-    return error / total if total else float(error > 0)
+    return error / total if total else float(error != 0)
 
 
 def top1(floats: Sequence[Outputs], narrow: Sequence[Outputs], samples: Sequence[Outputs]) -> float:
     right = {"floats": 0, "narrow": 0}
     count = 0
     for plain, found, sample in zip(floats, narrow, samples, strict=True):
-        name, array = next(_floats(plain))
+        name, array = _floats(plain)[0]
         own, other = array.argmax(-1), found[name].argmax(-1)
+        numbers = ~np.isnan(found[name].astype(np.float64)).any(-1)  # a row with NaN has no largest number
         labels = np.asarray(sample[LABEL]).reshape(own.shape) if LABEL in sample else own
         right["floats"] += int((own == labels).sum())
-        right["narrow"] += int((other == labels).sum())
+        right["narrow"] += int((numbers & (other == labels)).sum())
         count += own.size
     return (right["floats"] - right["narrow"]) / max(count, 1)
 
@@ -68,5 +73,8 @@ def of_score(score: Score) -> Drop:
 METRICS: dict[str, Drop] = {"cosine": cosine, "mse": mse, "top1": top1}
 
 
-def _floats(outputs: Outputs) -> Iterator[tuple[str, np.ndarray]]:
-    return ((name, array) for name, array in outputs.items() if array.dtype.kind in "fV")
+def _floats(outputs: Outputs) -> list[tuple[str, np.ndarray]]:
+    found = [(name, array) for name, array in outputs.items() if array.dtype.kind in "fV"]
+    if not found:
+        raise InputError("the model has no outputs of floats, which cosine, mse and top1 compare: give a function")
+    return found

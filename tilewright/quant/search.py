@@ -12,7 +12,7 @@ from __future__ import annotations
 import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, NoReturn
 
 import numpy as np
 
@@ -127,7 +127,7 @@ def search_precision(
     larger for better (`quant.metrics`).  The rest is as for `tilewright.compile`, on a CPU that this machine has.
 
     Raises `PrecisionBoundError`, which says how near it came, where no layer can be in narrow numbers within the bound,
-    and `InputError` as `tilewright.quantize` does.
+    and `InputError` as `tilewright.quantize` does and where the metric is not a finite number for the model in floats.
     """
     if not isinstance(max_drop, (int, float)) or isinstance(max_drop, bool) or not 0 <= max_drop < 1:
         raise InputError(f"max_drop is {max_drop!r}, expected a part from 0 to 1, such as 0.005")
@@ -188,10 +188,12 @@ class _Search:
             drop = self._held_back_drop(plain, engine)
             if drop <= self.max_drop:
                 break
+            if not taken:
+                self._refuse(drop)
             self.failed |= {name: drop for name, _ in taken[len(taken) * 3 // 4 :]}
             taken = taken[: len(taken) * 3 // 4]
         if not taken and steps:
-            self._refuse()
+            self._refuse(drop)
         seconds = _interleaved([plain, engine], self._inputs(self.held[0]))
         metric = self.metric if isinstance(self.metric, str) else getattr(self.metric, "__name__", "script")
         rows = tuple(self._choice(node, candidates, assignment) for node in self.nodes.values())
@@ -328,13 +330,26 @@ class _Search:
         self.progress("search", f"{len(assignment)} layers in narrow numbers", 0.0)
         graph = self._narrowed(assignment)
         found = [self._outputs(graph, sample) for sample in self.deciding]
-        drop = self.drop(self.floats, found, self.deciding)
+        drop = self._drop_of(self.floats, found, self.deciding)
         seconds = sum(pairs[assignment.get(name, FLOAT)][0] for name, pairs in candidates.items())
         self.points.append(Point(len(assignment), seconds, drop))
         return drop
 
-    def _refuse(self) -> None:
-        least = min(self.points, key=lambda point: point.drop, default=Point(0, 0.0, 0.0))
+    def _drop_of(self, floats: Sequence[Outputs], narrow: Sequence[Outputs], samples: Sequence[Sample]) -> float:
+        """The drop; infinite where the metric gives no finite number, which the model in floats must have."""
+        drop = self.drop(floats, narrow, samples)
+        if np.isfinite(drop):
+            return drop
+        if not np.isfinite(self.drop(floats, floats, samples)):
+            raise InputError(
+                "the metric of the model in floats is not a finite number: look for NaN or infinity in its outputs, "
+                "or in what the metric makes of them"
+            )
+        return float("inf")
+
+    def _refuse(self, drop: float) -> NoReturn:
+        """Raise the error that says how near the search came; `drop` is that of samples held back."""
+        least = min(self.points, key=lambda point: point.drop, default=Point(0, 0.0, drop))
         raise PrecisionBoundError(
             f"no layer can be in narrow numbers within a drop of {self.max_drop:.4%}: the least that was lost is "
             f"{least.drop:.4%}, with {least.layers} of {len(self.layers)} layers. Allow more, or build in floats"
@@ -368,7 +383,7 @@ class _Search:
     def _held_back_drop(self, plain: Engine, engine: Engine) -> float:
         self.progress("verify", f"on {len(self.held)} samples held back", 0.0)
         both = [[each.run(self._inputs(sample)) for sample in self.held] for each in (plain, engine)]
-        return self.drop(both[0], both[1], self.held)
+        return self._drop_of(both[0], both[1], self.held)
 
     def _choice(
         self, node: Node, candidates: Mapping[str, dict[str, tuple[float, float]]], assignment: Assignment
