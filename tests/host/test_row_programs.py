@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 
 import numpy as np
 import pytest
 
 from tests.host.random_rows import TOLERANCES, RandomRows
-from tests.host.tactics_support import Draw, check, run_graph
+from tests.host.tactics_support import Draw, Memory, check, parameter_types, run_call, run_graph
 from tilewright.dtypes import DType, float16, float32, float64
 from tilewright.graph.build import GraphBuilder
 from tilewright.graph.core import Graph, Value
@@ -19,6 +21,7 @@ from tilewright.graph.reference import run as reference
 from tilewright.library.candidate import Candidate
 from tilewright.library.rows import simt_program
 from tilewright.library.select import candidates
+from tilewright.symbolic import evaluate
 from tilewright.targets.nvidia.target import NvidiaTarget
 
 GPU = NvidiaTarget.named("sm_90a")
@@ -134,6 +137,52 @@ def test_a_large_mean_costs_no_digits_of_a_variance(small: None, draw: Draw) -> 
         check(optimize(statistics()), {"x": draw(3, 150) + 3000}, False, 1e-5, GPU, taking(form, []), True)
     wide = draw(3, 150).astype(np.float64) + 3000
     check(optimize(statistics(float64)), {"x": wide}, False, 1e-12, GPU, taking(FORMS[1], []), True)
+
+
+@pytest.mark.usefixtures("small")
+@pytest.mark.parametrize("form", ["separate rows", *FORMS[1:]])
+@pytest.mark.parametrize("dtype", [float32, float64])
+def test_rows_of_the_least_number_and_large_means(form: str, dtype: DType) -> None:
+    """Masks leave rows of nothing but the least number; lanes and parts without elements add nothing to a variance,
+    not even where the square of a mean is infinite."""
+    b = GraphBuilder("edges")
+    x = b.input("x", dtype, (4, b.symbol("n", 1, 99999)))
+    for value in (b.op("softmax", [x], axis=1), b.op("reduce_log_sum_exp", [x], axes=(1,)), *moments(b, x, (1,))):
+        b.output(value)
+    limits = np.finfo(dtype.numpy)
+    large = 2.0 ** (3 * limits.maxexp // 4)
+    rows = np.zeros((4, 32), dtype.numpy)
+    rows[0], rows[1, 5], rows[2] = limits.min, limits.min, large
+    seen: list[str] = []
+    with np.errstate(all="ignore"):
+        outputs, _ = run_graph(optimize(b.finish()), {"x": rows}, False, GPU, taking(form, seen), True)
+    assert seen == [form]
+    softmax, logarithm, mean, variance = outputs.values()
+    np.testing.assert_allclose(softmax[[0, 2, 3]], 1 / 32, rtol=1e-5)
+    np.testing.assert_allclose(softmax[1], (rows[1] == 0) / 31, rtol=1e-5)
+    np.testing.assert_allclose(logarithm, [limits.min, np.log(31), large, np.log(32)], rtol=1e-5)
+    np.testing.assert_allclose(mean[2:, 0], [large, 0], rtol=1e-5)
+    np.testing.assert_array_equal(variance[2:, 0], 0)
+
+
+@pytest.mark.parametrize("shape", [(1, (1 << 31) - 1), (1, (1 << 31) + 4096), ((1 << 29) + 999, 4)])
+def test_parts_of_rows_whose_ends_32_bits_do_not_count(shape: tuple[int, ...]) -> None:
+    """Parts begin and end at 64-bit places; of pieces of the same mean, those that do not exist change nothing."""
+    b = GraphBuilder("long rows")
+    for value in moments(b, b.input("x", float32, shape), (int(np.argmax(shape)),)):
+        b.output(value)
+    graph = optimize(b.finish())
+    (group,) = fuse(graph, row_programs=True).groups
+    found = next(item for item in candidates(group, graph, GPU) if item.name == FORMS[2])
+    memory = Memory(replace(graph, inputs=[]), {})
+    for value in found.temporaries:
+        extents = tuple(evaluate(extent, {}) for extent in value.shape)
+        memory.arrays[value] = np.full(extents, 2.0 if value.name.endswith("first") else 0.0, np.float32)
+    run_call(found.stages[-1].calls[0], memory, False)
+    for value, wanted in zip(graph.outputs, (2, 0), strict=True):
+        np.testing.assert_allclose(memory.array(value), wanted, rtol=1e-5)
+    (first,) = found.stages[0].calls
+    assert re.search(r"= for .*\{\(%\d+: i64,", str(first.kernel.trace(parameter_types(first), first.constants)))
 
 
 def test_infinities_and_what_is_no_number(small: None) -> None:

@@ -15,6 +15,12 @@ import tilewright.language as tl
 from tilewright.library.masks import both, within
 
 
+@tilewright.constexpr_function
+def largest_finite(dtype):
+    """The largest finite number of float32 or float64."""
+    return 1.7976931348623157e308 if dtype.primitive_bitwidth == 64 else 3.4028234663852886e38
+
+
 @tilewright.jit
 def sum_of(left, right):
     """The combination of a sum."""

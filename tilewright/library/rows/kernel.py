@@ -15,7 +15,7 @@ from __future__ import annotations
 
 import tilewright
 import tilewright.language as tl
-from tilewright.library.reduce.kernel import log_of_powers, maximum_of
+from tilewright.library.reduce.kernel import largest_finite, log_of_powers, maximum_of
 
 
 @tilewright.jit
@@ -77,7 +77,7 @@ def log_sum_exp(out, rows, columns, *extra, ROWS: tl.constexpr, BLOCK: tl.conste
     first = tl.program_id(0) * ROWS
     for index in range(first, tl.minimum(first + ROWS, rows)):
         row = index.to(tl.int64)
-        largest = tl.full((BLOCK,), -3.0e38, TYPE)  # finite, so that no difference of infinities is taken
+        largest = tl.full((BLOCK,), -largest_finite(TYPE), TYPE)  # finite, so that no difference of infinities is taken
         total = tl.zeros((BLOCK,), TYPE)
         for start in range(0, columns, BLOCK):
             column = start + tl.arange(0, BLOCK)

@@ -28,6 +28,7 @@ from tilewright.library.rows.primitives import in_primitives
 from tilewright.symbolic import product, upper_bound
 
 MOMENTS, POWERS = "moments", "powers"
+_LAST_BLOCKS = 1 << 25  # elements that the blocks of all parts of a row may reach beyond its end
 
 
 @dataclass(eq=False)
@@ -82,11 +83,11 @@ class RowProgram:
 
     @property
     def is_wide(self) -> bool:
-        """Whether any tensor has elements whose places 32 bits do not count."""
+        """Whether any tensor has elements whose places 32 bits do not count, or the ends of its last blocks."""
         loads = [item.value for root in (*self.roots(), *self.tracer.loaded.values()) for item in walk(root)
                  if isinstance(item, Load)]  # fmt: skip
         shapes = [self.space.shape, *(value.shape for value in loads), *(item.value.shape for item in self.stored)]
-        return any(upper_bound(product(shape)) > 2**31 - 1 for shape in shapes)
+        return any(upper_bound(product(shape)) > 2**31 - _LAST_BLOCKS for shape in shapes)
 
     def full_loads(self) -> list[Value]:
         """The tensors that are read at each element of the space."""

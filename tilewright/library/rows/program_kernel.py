@@ -10,15 +10,13 @@ from __future__ import annotations
 
 import tilewright
 import tilewright.language as tl
-from tilewright.library.reduce.kernel import maximum_of, minimum_of
-
-FINITE: tl.constexpr = tl.constexpr(3.0e38)  # a bound of shifts, so that no difference of infinities is taken
+from tilewright.library.reduce.kernel import largest_finite, maximum_of, minimum_of
 
 
 @tilewright.jit
 def finite(x):
-    """The nearest finite number; NaN stays."""
-    return minimum_of(maximum_of(x, -FINITE), FINITE)
+    """The nearest finite number, so that no difference of infinities is taken; NaN stays."""
+    return minimum_of(maximum_of(x, -largest_finite(x.dtype)), largest_finite(x.dtype))
 
 
 @tilewright.jit
@@ -41,7 +39,7 @@ def moments_of_lanes(mean, squares, count, inverse, AXIS: tl.constexpr):
     """The mean and the sum of squared deviations of all lanes along an axis, which have `count` elements each
     (Chan, Golub and LeVeque, 1983).  `inverse` is one by the number of all elements."""
     whole = tl.expand_dims(tl.sum(mean * count, AXIS) * inverse, AXIS)
-    difference = mean - whole
+    difference = tl.where(count > 0, mean - whole, 0.0)  # its square may be infinite
     return whole, tl.expand_dims(tl.sum(squares + difference * difference * count, AXIS), AXIS)
 
 

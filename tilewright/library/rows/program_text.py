@@ -191,7 +191,7 @@ class _Launch:
         emit(f"lane = tl.arange(0, BLOCK){self._reduced_axis()}")
         if parts > 1:
             emit(f"share = {writer.size(self._share())}")
-            emit("first = part * share")
+            emit(f"first = part{self.wide} * share")
             emit(f"stop = tl.minimum(first + share, {columns})")
 
     def _share(self) -> Size:
@@ -311,7 +311,7 @@ class _Launch:
 
     def _number(self, text: str) -> str:
         """A size as a scalar of the language, so that functions of it can be taken."""
-        return f"tl.full((), {text}, tl.int32)" if text.isdigit() else text
+        return f"tl.full((), {text}, tl.{'int64' if self.wide else 'int32'})" if text.isdigit() else text
 
     def _pair(self, function: str, arguments: Sequence[str]) -> list[str]:
         first, second = self.writer.define("r", "0"), self.writer.define("r", "0")
@@ -374,7 +374,8 @@ class _Launch:
         if item.kind == MOMENTS:
             kind, columns = f"tl.{item.dtype.name}", self.writer.size(self.walk.column_count)
             share = self.writer.size(self._share())
-            count = f"tl.maximum(tl.minimum({columns} - piece * {share}, {share}), 0).to({kind})"
+            first = f"tl.minimum(piece, PARTS){self.wide} * {share}"  # all columns lie in front of the part `PARTS`
+            count = f"tl.maximum(tl.minimum({columns} - {first}, {share}), 0).to({kind})"
             whole = f"1.0 / {self._number(columns)}.to({kind})"
             return self._pair("moments_of_lanes", [*states, count, whole, str(self.axis)])
         if item.kind == POWERS:

@@ -12,7 +12,7 @@ from __future__ import annotations
 import tilewright
 import tilewright.language as tl
 from tilewright.library.masks import both, edge_mask, within
-from tilewright.library.reduce.kernel import combine, maximum_of, reduce_axis
+from tilewright.library.reduce.kernel import combine, largest_finite, maximum_of, reduce_axis
 
 
 @tilewright.jit
@@ -141,7 +141,7 @@ def softmax_long(x, out, rows, columns, x_stride, out_stride, LOG: tl.constexpr,
     row = tl.program_id(0).to(tl.int64)
     x += row * x_stride
     out += row * out_stride
-    greatest = tl.full((BLOCK,), -3.0e38, tl.float32)
+    greatest = tl.full((BLOCK,), -largest_finite(tl.float32), tl.float32)
     total = tl.zeros((BLOCK,), tl.float32)
     for first in range(0, columns, BLOCK):
         column = first + tl.arange(0, BLOCK)

@@ -13,10 +13,15 @@ from __future__ import annotations
 
 import tilewright
 import tilewright.language as tl
-from tilewright.library.reduce.kernel import combine, log_of_powers, maximum_of, read_slot, reduce_axis
+from tilewright.library.reduce.kernel import (
+    combine,
+    largest_finite,
+    log_of_powers,
+    maximum_of,
+    read_slot,
+    reduce_axis,
+)
 from tilewright.library.reduce.simt_kernel import own_columns
-
-LEAST: tl.constexpr = tl.constexpr(-3.0e38)  # below all numbers, and finite: no difference of infinities is taken
 
 
 @tilewright.jit
@@ -30,7 +35,7 @@ def own_part(columns, share, PARTS: tl.constexpr):
 @tilewright.jit
 def sum_of_powers(row, start, stop, extra, BLOCK: tl.constexpr, TYPE: tl.constexpr, PROLOGUE: tl.constexpr):
     """The largest element of some columns, and the sum of e^(x - largest); a lane has its own of both until the end."""
-    largest = tl.full((BLOCK,), LEAST, TYPE)
+    largest = tl.full((BLOCK,), -largest_finite(TYPE), TYPE)  # finite: no difference of infinities is taken
     total = tl.zeros((BLOCK,), TYPE)
     for first in range(start, stop, BLOCK):
         column = first + tl.arange(0, BLOCK)
@@ -83,7 +88,7 @@ def powers_of_row(largest, total, row, PARTS: tl.constexpr, LANES: tl.constexpr)
     """What `powers_of_parts` left of a row, put together."""
     lane = tl.arange(0, LANES)
     inside = lane < PARTS
-    tops = tl.load(largest + row * PARTS + lane, mask=inside, other=LEAST)
+    tops = tl.load(largest + row * PARTS + lane, mask=inside, other=-largest_finite(largest.dtype.element_ty))
     sums = tl.load(total + row * PARTS + lane, mask=inside, other=0.0)
     shift = tl.reduce(tops, 0, maximum_of)
     return shift, tl.sum(sums * tl.exp(tops - shift), 0)

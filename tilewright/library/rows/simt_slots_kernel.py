@@ -13,7 +13,14 @@ from __future__ import annotations
 import tilewright
 import tilewright.language as tl
 from tilewright.library.masks import both, within
-from tilewright.library.reduce.kernel import combine, log_of_powers, maximum_of, read_slot, reduce_axis
+from tilewright.library.reduce.kernel import (
+    combine,
+    largest_finite,
+    log_of_powers,
+    maximum_of,
+    read_slot,
+    reduce_axis,
+)
 from tilewright.library.rows.simt_kernel import deviations, softmax_of
 
 
@@ -79,7 +86,7 @@ def log_sum_exp(out, rows, columns, *extra, ROWS: tl.constexpr, BLOCK: tl.conste
     """out[row] = EPILOGUE(log(sum(exp(PROLOGUE(row, :))))); every lane has its own largest element and sum."""
     index = (tl.program_id(0) * ROWS + tl.arange(0, ROWS)).to(tl.int64)
     row = index[:, None]
-    largest = tl.full((ROWS, BLOCK), -3.0e38, TYPE)  # finite, so that no difference of infinities is taken
+    largest = tl.full((ROWS, BLOCK), -largest_finite(TYPE), TYPE)  # no difference of infinities is taken
     total = tl.zeros((ROWS, BLOCK), TYPE)
     for start in range(0, columns, BLOCK):
         column = start + tl.arange(0, BLOCK)[None, :]
