@@ -51,12 +51,16 @@ def test_callers_get_what_each_gets_alone():
     asyncio.run(main())
 
 
-def test_outputs_are_of_their_step():
+def test_a_slow_caller_gets_the_latest_output():
     async def main():
         engine = made()
-        outputs = [item async for item in engine.stream([0], SamplingParameters(max_tokens=4, seed=1))]
+        stream = engine.stream([0], SamplingParameters(max_tokens=40, seed=1, ignore_eos=True))
+        await anext(stream)
+        await asyncio.to_thread(until, lambda: not engine._engine.has_work)
+        await asyncio.sleep(0)
+        outputs = [item async for item in stream]
         engine.close()
-        assert [len(item.completions[0].tokens) for item in outputs] == [1, 2, 3, 4]
+        assert [len(item.completions[0].tokens) for item in outputs] == [40]
 
     asyncio.run(main())
 

@@ -24,6 +24,7 @@ from tests.host.llm_support import text_checkpoint
 from tilewright.cli.serve import _is_own
 from tilewright.llm import SamplingParameters
 from tilewright.llm.asynchronous import AsyncLLM
+from tilewright.llm.sampling import Sampler
 from tilewright.llm.serve.application import Application, Bounds
 
 pytestmark = pytest.mark.usefixtures("quick_engines")
@@ -254,21 +255,88 @@ json_values = st.recursive(
 fields_drawn = st.dictionaries(
     st.sampled_from(
         ["prompt", "messages", "n", "max_tokens", "temperature", "top_p", "top_k", "min_p", "stop", "seed", "logprobs",
-         "top_logprobs", "stream", "stream_options", "logit_bias", "stop_token_ids", "model", "user", "echo"]
+         "top_logprobs", "stream", "stream_options", "logit_bias", "stop_token_ids", "model", "user", "echo",
+         "repetition_penalty", "min_tokens", "tools", "tool_choice", "guided_json", "guided_regex"]
     ),
     json_values,
 )  # fmt: skip
+functions = st.fixed_dictionaries({"name": st.just("f"), "parameters": json_values})
+fields_in_range = st.fixed_dictionaries(
+    {},
+    optional={
+        "repetition_penalty": st.sampled_from([1e-308, 0.01, 100.0]),
+        "min_tokens": st.integers(0, 3),
+        "stop_token_ids": st.sampled_from([[], [5], list(range(261))]),
+        "top_p": st.sampled_from([1e-308, 0.9]),
+        "min_p": st.sampled_from([1e-308, 0.5]),
+        "stream": st.booleans(),
+        "tools": st.lists(st.fixed_dictionaries({"type": st.just("function"), "function": functions}), max_size=2),
+        "tool_choice": st.sampled_from(["auto", "required", "none"]),
+        "guided_regex": st.sampled_from(["a{2,}", "x|y", "("]),
+        "guided_json": st.fixed_dictionaries({}, optional={"$defs": json_values, "enum": json_values}),
+    },
+)
 
 
 @settings(max_examples=150, deadline=None, suppress_health_check=list(HealthCheck))
-@given(fields=fields_drawn, chat=st.booleans(), sound=st.booleans())
-def test_no_body_breaks_the_server(llm, fields, chat, sound):
+@given(drawn=fields_drawn, in_range=fields_in_range, chat=st.booleans(), sound=st.booleans())
+def test_no_body_breaks_the_server(llm, drawn, in_range, chat, sound):
+    fields = in_range if sound else drawn | in_range
+    if not chat:
+        fields = {name: value for name, value in fields.items() if not name.startswith("tool")}
     if sound:
         fields |= {"messages": [{"role": "user", "content": "Hi"}]} if chat else {"prompt": "Hi"}
     fields["max_tokens"] = fields.get("max_tokens") if isinstance(fields.get("max_tokens"), str) else 3
     path = "/v1/chat/completions" if chat else "/v1/completions"
-    status, _, _ = asyncio.run(call(Application(llm, "bytes"), "POST", path, fields))
-    assert status < 500
+    application = Application(llm, "bytes")
+    status, _, content = asyncio.run(call(application, "POST", path, fields))
+    assert status < 500 and b"server_error" not in content
+    idle(llm)
+    assert ask(application, "GET", "/health")[0] == 200
+
+
+@pytest.mark.parametrize(
+    "fields",
+    [
+        {"min_tokens": 1, "stop_token_ids": list(range(261))},
+        {"repetition_penalty": 1e-308, "top_p": 0.9},
+        {"stop_token_ids": [1] * 1025},
+    ],
+    ids=str,
+)
+def test_parameters_that_leave_no_token(llm, fields):
+    application = Application(llm, "bytes")
+    assert ask(application, "POST", "/v1/completions", {"prompt": "x", "max_tokens": 2, **fields})[0] == 400
+    assert ask(application, "GET", "/health")[0] == 200
+
+
+def test_what_goes_wrong_in_one_result_ends_this_one(llm, monkeypatch, caplog):
+    application = Application(llm, "bytes")
+    monkeypatch.setattr(Sampler, "choose", lambda *_: [][0])
+    status, content = ask(application, "POST", "/v1/completions", {"prompt": "x", "max_tokens": 2})
+    assert status == 500 and "IndexError" in content["error"]["message"] and "Traceback" in caplog.text
+    monkeypatch.undo()
+    assert ask(application, "POST", "/v1/completions", {"prompt": "x", "max_tokens": 2})[0] == 200
+
+
+def test_a_client_that_does_not_read_holds_no_place(llm):
+    application = Application(llm, "bytes", bounds=Bounds(seconds=0.05, send_seconds=0.05))
+
+    async def main():
+        async def receive():
+            return incoming.pop() if incoming else await asyncio.Event().wait()
+
+        async def send(message):
+            await asyncio.Event().wait()
+
+        body = json.dumps({"prompt": "word", "max_tokens": 100, "stream": True}).encode()
+        incoming = [{"type": "http.request", "body": body}]
+        headers = [(b"content-type", b"application/json")]
+        scope = {"type": "http", "method": "POST", "path": "/v1/completions", "headers": headers}
+        await asyncio.wait_for(application(scope, receive, send), 30)
+
+    asyncio.run(main())
+    assert application.requests == 0
     idle(llm)
 
 

@@ -101,6 +101,27 @@ def test_a_draft_model_that_is_the_model_is_always_right():
         assert counts.drafted_tokens == counts.accepted_tokens == 12 and counts.steps == 1 + 4
 
 
+class Broken(StandIn):
+    """A draft model whose logits are sometimes no numbers."""
+
+    def run(self, chunks):
+        logits = super().run(chunks)
+        logits[:, 3] = np.where(logits[:, 0] < 2.0, np.nan, logits[:, 3])
+        return logits
+
+
+def test_a_draft_that_is_no_number_is_none():
+    wanted, limits = SamplingParameters(max_tokens=30, seed=5, top_p=0.9, ignore_eos=True), Limits(4, 16, 8, 64)
+    found = []
+    for drafts in (None, Speculator(3, DraftModel(Broken(limits, 40), 17))):
+        engine = Engine(StandIn(limits, 40), 17, speculator=drafts)
+        for prompt in ([1, 2], [4, 5], [7, 8]):
+            engine.add(prompt, wanted)
+        while engine.has_work:
+            found += [one.completions[0].tokens for one in engine.step() if one.is_finished]
+    assert sorted(found[:3]) == sorted(found[3:]) and engine.statistics.drafted_tokens
+
+
 def test_lookups_find_what_followed_last(rng):
     lookup = PromptLookup([1, 2, 3, 4, 1, 2, 3, 5, 9, 1, 2])
     assert lookup.propose(3) == [3, 5, 9]

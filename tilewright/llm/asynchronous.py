@@ -16,7 +16,7 @@ import queue
 import secrets
 import threading
 from collections.abc import AsyncGenerator, Callable
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from pathlib import Path
 from types import TracebackType
 from typing import Any
@@ -33,18 +33,34 @@ class EngineStopped(TilewrightError):
     """The thread of an `AsyncLLM` has ended: it was closed, or its engine failed."""
 
 
-@dataclass(frozen=True)
 class _Listener:
-    """Where a request's outputs go."""
+    """Where a request's outputs go; it keeps the latest, which has all that those before had."""
 
-    loop: asyncio.AbstractEventLoop
-    outputs: asyncio.Queue[Output | BaseException]
+    def __init__(self, loop: asyncio.AbstractEventLoop) -> None:
+        self._loop = loop
+        self._latest: Output | BaseException | None = None
+        self._has_come = asyncio.Event()
 
     def give(self, item: Output | BaseException) -> None:
+        """Any thread may call this."""
         try:
-            self.loop.call_soon_threadsafe(self.outputs.put_nowait, item)
+            self._loop.call_soon_threadsafe(self._keep, item)
         except RuntimeError:
             pass  # its loop is closed: nobody listens
+
+    async def take(self) -> Output:
+        """The latest output, once there is one that was not taken; raises what was given as an error."""
+        await self._has_come.wait()
+        self._has_come.clear()
+        item, self._latest = self._latest, None
+        if isinstance(item, BaseException):
+            raise item
+        assert item is not None
+        return item
+
+    def _keep(self, item: Output | BaseException) -> None:
+        self._latest = item
+        self._has_come.set()
 
 
 class AsyncEngine:
@@ -76,19 +92,21 @@ class AsyncEngine:
         seconds: float | None = None,
         adapter: str | None = None,
     ) -> AsyncGenerator[Output, None]:
-        """The state of a request's results after each step that changed them; its lists are the caller's own.
+        """The state of a request's results after steps that changed them; its lists are the caller's own.
+
+        A caller that is slower than the steps gets the latest state, which holds those it missed.
 
         Closing the iterator ends the request.  Raises `InputError` as `Engine.add`, and `EngineStopped`.
         """
         if parameters is not None and parameters.structured_output is not None:
             await asyncio.to_thread(self._engine.matcher, parameters)  # compiled while the steps of others go on
         name = secrets.token_hex(8)
-        listener = _Listener(asyncio.get_running_loop(), asyncio.Queue())
+        listener = _Listener(asyncio.get_running_loop())
 
         def begin() -> None:
             try:
                 self._engine.add(prompt, parameters, name, salt, seconds, adapter)
-            except TilewrightError as error:
+            except Exception as error:  # whatever it is ends this request only
                 listener.give(error)
             else:
                 self._listeners[name] = listener
@@ -96,9 +114,7 @@ class AsyncEngine:
         self._call(begin)
         try:
             while True:
-                item = await listener.outputs.get()
-                if isinstance(item, BaseException):
-                    raise item
+                item = await listener.take()
                 yield item
                 if item.is_finished:
                     return

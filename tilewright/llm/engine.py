@@ -12,33 +12,20 @@ import secrets
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
-from typing import Protocol
 
 import numpy as np
 
 from tilewright.errors import InputError, TilewrightError
-from tilewright.llm.model import Chunk
+from tilewright.llm.model import Chunk, StepRunner
 from tilewright.llm.requests import Completion, Output, SamplingParameters, TokenLogprobs, tokens_of
 from tilewright.llm.sampling import Sampler
 from tilewright.llm.scheduler import Scheduler, Work
 from tilewright.llm.scheduler import Sequence as Scheduled
 from tilewright.llm.speculation import Drafting, PromptLookup, Speculator
-from tilewright.llm.step import Limits
 from tilewright.llm.structure import FormCompiler, Matcher
 from tilewright.llm.text import Decoder, StopTexts, TextStream
 
 _log = logging.getLogger("tilewright")
-
-
-class StepRunner(Protocol):
-    """What computes a step: `model.Model`, or a stand-in for tests."""
-
-    limits: Limits
-    pages: int
-
-    def run(self, chunks: Sequence[Chunk]) -> np.ndarray:
-        """Logits float32 [wanted rows, vocabulary]."""
-        ...
 
 
 @dataclass
@@ -88,6 +75,7 @@ class _Request:
     deadline: float | None
     has_begun: bool = False  # its first result has computed the prompt
     error: str | None = None
+    is_refused: bool = False  # the error is the request's own
 
     @property
     def output(self) -> Output:
@@ -95,7 +83,7 @@ class _Request:
         draftings = [result.drafting for result in self.results if result.drafting is not None]
         return Output(
             self.name, self.prompt, completions, self.results[0].scheduled.cached, self.error,
-            sum(one.drafted for one in draftings), sum(one.accepted for one in draftings),
+            sum(one.drafted for one in draftings), sum(one.accepted for one in draftings), self.is_refused,
         )  # fmt: skip
 
 
@@ -331,22 +319,29 @@ class Engine:
             self.scheduler.add(result.scheduled)
 
     def _choose(self, request: _Request, result: _Result, logits: np.ndarray) -> None:
+        """Choose the next token; whatever goes wrong ends this result only."""
+        try:
+            self._choose_next(request, result, logits)
+        except (FloatingPointError, InputError) as error:
+            request.error, request.is_refused = str(error), isinstance(error, InputError)
+            self._finish(result, "error")
+        except Exception as error:
+            _log.exception("choosing a token failed")
+            request.error, request.is_refused = f"choosing a token failed ({type(error).__name__})", False
+            self._finish(result, "error", cut=True)  # its text may be what failed
+
+    def _choose_next(self, request: _Request, result: _Result, logits: np.ndarray) -> None:
         parameters, completion = request.parameters, result.completion
         ends: set[int] = set(parameters.stop_tokens)
         if not parameters.ignore_eos:
             ends |= self.end_tokens
         is_early = len(completion.tokens) < parameters.min_tokens
-        try:
-            allowed = self._allowed(result, ends, is_early)
-            if allowed is not None and not allowed.any():
-                self._finish(result, "stop")  # the form is complete: nothing but an end may follow
-                return
-            chosen = result.sampler.choose(logits, sorted(ends) if is_early else (), allowed)
-            self._append(result, chosen)
-        except (FloatingPointError, InputError) as error:
-            request.error = str(error)
-            self._finish(result, "error")
+        allowed = self._allowed(result, ends, is_early)
+        if allowed is not None and not allowed.any():
+            self._finish(result, "stop")  # the form is complete: nothing but an end may follow
             return
+        chosen = result.sampler.choose(logits, sorted(ends) if is_early else (), allowed)
+        self._append(result, chosen)
         longest = self.scheduler.longest
         if chosen.token in ends and not is_early:
             self._finish(result, "stop")

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, Protocol
 
 import numpy as np
 
@@ -33,6 +33,17 @@ class Chunk:
     pages: Sequence[int]
     wanted: Sequence[int] = ()
     adapter: int = 0  # its number, or none
+
+
+class StepRunner(Protocol):
+    """What computes a step: `Model`, or a stand-in for tests."""
+
+    limits: Limits
+    pages: int
+
+    def run(self, chunks: Sequence[Chunk]) -> np.ndarray:
+        """Logits float32 [wanted rows, vocabulary]."""
+        ...
 
 
 @dataclass(frozen=True)

@@ -13,6 +13,7 @@ MOST_RESULTS = 8  # n of a request
 MOST_LOGPROBS = 20
 MOST_STOPS = 4  # strings, each of at most
 LONGEST_STOP = 64  # characters
+MOST_STOP_TOKENS = 1024
 MOST_BIASES = 1024
 
 
@@ -52,8 +53,8 @@ class SamplingParameters:
             value = getattr(self, name)
             if isinstance(value, bool) or not isinstance(value, (int, float)) or not low <= value <= high:
                 raise InputError(f"{name} is {str(value)[:50]!r}, expected a number from {low:g} to {high:g}")
-        if self.top_p == 0 or self.repetition_penalty == 0:
-            raise InputError(f"{'top_p' if self.top_p == 0 else 'repetition_penalty'} is 0, expected more")
+        if self.top_p == 0:
+            raise InputError("top_p is 0, expected more")
         for name, least, most in _WHOLE:
             value = getattr(self, name)
             if value is None and name in ("seed", "logprobs"):
@@ -72,6 +73,8 @@ class SamplingParameters:
             raise InputError(f"stop takes a list of at most {MOST_STOPS} texts")
         if any(not 0 < len(one) <= LONGEST_STOP for one in stops):
             raise InputError(f"a stop text has 1 to {LONGEST_STOP} characters")
+        if len(self.stop_tokens) > MOST_STOP_TOKENS:
+            raise InputError(f"stop_tokens takes at most {MOST_STOP_TOKENS} tokens")
         if any(type(token) is not int or token < 0 for token in self.stop_tokens):
             raise InputError("stop_tokens takes a list of token numbers")
         if len(self.logit_bias) > MOST_BIASES:
@@ -92,7 +95,7 @@ _REALS = (
     ("min_p", 0.0, 1.0),
     ("presence_penalty", -2.0, 2.0),
     ("frequency_penalty", -2.0, 2.0),
-    ("repetition_penalty", 0.0, 100.0),
+    ("repetition_penalty", 0.01, 100.0),
 )
 _WHOLE = (
     ("top_k", 0, 2**31 - 1),
@@ -138,6 +141,7 @@ class Output:
     error: str | None = None
     drafted_tokens: int = 0  # that were guessed and checked, and how many of them were right
     accepted_tokens: int = 0
+    is_refused: bool = False  # whether the error is one of the request, not of the engine
 
     @property
     def is_finished(self) -> bool:

@@ -12,6 +12,7 @@ from collections.abc import Sequence
 
 import numpy as np
 
+from tilewright.errors import InputError
 from tilewright.llm.requests import SamplingParameters, TokenLogprobs
 
 _HEADS = (1024, 16384)  # most probable tokens that nearly always hold what top-p keeps
@@ -35,16 +36,18 @@ class Sampler:
         """The next token for logits float32 [vocabulary]; `banned` are tokens that it must not be, `allowed`, bool
         [vocabulary], those that it may be.
 
-        Raises `FloatingPointError` when the logits are no numbers.
+        Raises `FloatingPointError` when the logits are no numbers, and `InputError` when the parameters leave no token.
         """
         if not np.isfinite(logits.max()):
             raise FloatingPointError("the model's logits are no finite numbers")
         scores = self._adjusted(logits, banned)
-        if allowed is None:
-            token = self._pick(scores)
-        else:
-            candidates = np.flatnonzero(allowed[: len(scores)])
-            token = int(candidates[self._pick(scores[candidates])])
+        candidates = None if allowed is None else np.flatnonzero(allowed[: len(scores)])
+        if candidates is not None:
+            scores = scores[candidates]
+        if scores is not logits and not (len(scores) and np.isfinite(scores.max())):
+            raise InputError("the parameters leave no token that could come next")
+        place = self._pick(scores)
+        token = place if candidates is None else int(candidates[place])
         self._count += 1
         self._output[token] += 1
         if self._repeated or self.parameters.repetition_penalty != 1.0:
@@ -53,9 +56,12 @@ class Sampler:
             return TokenLogprobs(token, 0.0)
         return logprobs_of(logits, token, self.parameters.logprobs)
 
-    def propose(self, logits: np.ndarray, ahead: int) -> int:
-        """A guess of the token `ahead` places after the next one, with that place's random number; changes nothing."""
-        return self._pick(logits, ahead)
+    def propose(self, logits: np.ndarray, ahead: int) -> int | None:
+        """A guess of the token `ahead` places after the next one, with that place's random number; changes nothing.
+
+        None where the logits are no numbers.
+        """
+        return self._pick(logits, ahead) if np.isfinite(logits.max()) else None
 
     def _pick(self, scores: np.ndarray, ahead: int = 0) -> int:
         return int(np.argmax(scores)) if self.parameters.is_greedy else self._draw(scores, ahead)

@@ -15,15 +15,13 @@ from __future__ import annotations
 import time
 from collections.abc import Sequence
 from dataclasses import dataclass, field
-from typing import Protocol
 
 import numpy as np
 
-from tilewright.llm.model import Chunk
+from tilewright.llm.model import Chunk, StepRunner
 from tilewright.llm.sampling import Sampler
 from tilewright.llm.scheduler import Sequence as Scheduled
 from tilewright.llm.scheduler import Work
-from tilewright.llm.step import Limits
 
 MOST_DRAFTS = 16
 _LONGEST_MATCH, _SHORTEST_MATCH = 4, 2  # tokens
@@ -31,17 +29,6 @@ _GAIN = 1.03  # what drafts must promise to be worth their risk
 _MEMORY = 512  # steps after which a time is measured again
 _WEIGHT = 0.15  # of the last observation in a mean
 _PROBE = 32  # steps without drafts after which a draft model is tried again
-
-
-class StepRunner(Protocol):
-    """What computes a step of a draft model: `model.Model`, or a stand-in for tests."""
-
-    limits: Limits
-    pages: int
-
-    def run(self, chunks: Sequence[Chunk]) -> np.ndarray:
-        """Logits float32 [wanted rows, vocabulary]."""
-        ...
 
 
 @dataclass
@@ -177,24 +164,37 @@ class DraftModel:
         for item in work:
             item.sequence.mirrored = item.end
         active = [number for number, item in enumerate(work) if item.drafts]
-        for number, logits in zip(active, last, strict=True):
-            self._draft(work[number].sequence, samplers[number], logits)
+        active = [
+            number
+            for number, logits in zip(active, last, strict=True)
+            if self._draft(work[number].sequence, samplers[number], logits)
+        ]
         for _ in range(1, rounds):
             active = [number for number in active if work[number].drafts > len(work[number].sequence.drafts)]
+            if not active:
+                break
             sequences = [work[number].sequence for number in active]
             ends = [work[number].end for number in active]
             steps = [
                 Chunk(_known(one.drafts[-1:], self.vocabulary), end + len(one.drafts) - 1, one.blocks, (0,))
                 for one, end in zip(sequences, ends, strict=True)
             ]
+            followed = []
             for number, sequence, logits in zip(active, sequences, self.model.run(steps), strict=True):
                 sequence.mirrored += 1
-                self._draft(sequence, samplers[number], logits)
+                if self._draft(sequence, samplers[number], logits):
+                    followed.append(number)
+            active = followed
         return rounds
 
-    def _draft(self, sequence: Scheduled, sampler: Sampler | None, logits: np.ndarray) -> None:
+    def _draft(self, sequence: Scheduled, sampler: Sampler | None, logits: np.ndarray) -> bool:
+        """Draft one more token; False where the draft model has none, since its logits are no numbers."""
         assert sampler is not None
-        sequence.drafts.append(sampler.propose(logits[: self.vocabulary], len(sequence.drafts)))
+        token = sampler.propose(logits[: self.vocabulary], len(sequence.drafts))
+        if token is None:
+            return False
+        sequence.drafts.append(token)
+        return True
 
     def _run_all(self, chunks: Sequence[Chunk], wanted: Sequence[bool]) -> list[np.ndarray]:
         """Run chunks in as many steps as they need; the last logits of those that want them, in their order."""

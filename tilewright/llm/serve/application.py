@@ -55,6 +55,7 @@ class Bounds:
     tokens: int = 1 << 20  # of these prompts together
     seconds: float = 600.0  # of a request
     body_seconds: float = 30.0  # until a body has come
+    send_seconds: float = 30.0  # after those of the request, until the client has read the answer
 
 
 class Application:
@@ -233,7 +234,8 @@ class Application:
             work = asyncio.ensure_future(self._send_answer(form, wanted, streams, send))
             gone = asyncio.ensure_future(_disconnected(receive))
             try:
-                await asyncio.wait({work, gone}, return_when=asyncio.FIRST_COMPLETED)
+                most = self.bounds.seconds + self.bounds.send_seconds  # a client that does not read holds no place
+                await asyncio.wait({work, gone}, timeout=most, return_when=asyncio.FIRST_COMPLETED)
                 if work.done():
                     work.result()
             finally:
@@ -253,9 +255,9 @@ class Application:
             outputs = await asyncio.gather(*tasks)
         finally:
             await _end(*tasks)  # one that is refused ends the others
-        failed = next((output.error for output in outputs if output.error is not None), None)
+        failed = next((output for output in outputs if output.error is not None), None)
         if failed is not None:
-            raise Refused(500, failed)
+            raise Refused(400 if failed.is_refused else 500, str(failed.error))
         await _send_json(send, 200, form.whole(outputs))
 
     async def _send_events(self, form: TextForm, outputs: AsyncIterator[Output], send: Send) -> None:

@@ -61,7 +61,7 @@ class TextForm:
 
     def closing(self, last: Output) -> list[dict[str, Any]]:
         """Events after the last piece."""
-        failed = [] if last.error is None else [Refused(500, last.error).body]
+        failed = [] if last.error is None else [Refused(400 if last.is_refused else 500, last.error).body]
         usage = {**self.head(self.chunk_kind), "choices": [], "usage": protocol.usage([last])}
         return [*failed, *([usage] if self.wanted.usage_at_end else [])]
 
