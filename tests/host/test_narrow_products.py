@@ -236,7 +236,27 @@ def test_what_stays_in_floats_is_named_with_the_reason(rng: np.random.Generator)
         (remark,) = [text for text in narrow_products(graph, {uint8}).remarks if "is read as floats" in text]
         assert reason in remark and "uint8" in remark and "a scale for each" in remark
         assert "i32" not in products(graph) and not graph.remarks
+
+    b = GraphBuilder("moved")  # and what moves, or comes from outside
+    scale, weights = number(b, 0.1), b.op("dequantize", [b.constant(integers(rng, (6, 8), int8)), number(b, 0.1)])
+    made = b.op("quantize", [b.input("x", float32, (2, 2, 6)), scale], dtype=int8)
+    for item in (made, b.input("given", uint8, (6, 4))):
+        read = b.op("dequantize", [item, scale])
+        rows = b.op("reshape", [read], shape=(4, 6)) if item is made else b.op("permute", [read], order=(1, 0))
+        b.output(b.op("matmul", [rows, weights]))
+    named = [text for text in narrow_products(b.finish(), {uint8}).remarks if "depth 6 is no multiple of 4" in text]
+    assert len(named) == 2 and "%quantize" in named[0] and "%given" in named[1]
     assert not [text for text in narrow_products(graph_of(8, one), {uint8}).remarks if "read as floats" in text]
+
+
+def test_weights_that_the_run_chooses_are_no_constants(rng: np.random.Generator) -> None:
+    b = GraphBuilder("chosen")
+    rows = b.symbol("rows", 1, 8)
+    table = b.constant(integers(rng, (32, 8), int8))
+    weights = b.op("dequantize", [b.op("slice", [table], axis=0, start=rows, stop=rows + 16), number(b, 0.1)])
+    read = b.op("dequantize", [b.input("x", uint8, (rows, 16)), number(b, 0.1)])
+    b.output(b.op("matmul", [read, weights]))
+    assert [node.op for node in narrow_products(b.finish(), {uint8}).nodes][-1] == "matmul"
 
 
 def test_weights_stay_8_bits_in_the_engine(rng: np.random.Generator) -> None:

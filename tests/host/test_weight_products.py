@@ -106,6 +106,18 @@ def test_weights_that_become_floats_are_named(rng: np.random.Generator) -> None:
     (remark,) = weight_products(b.finish()).remarks
     assert "become floats: their scales or zero points differ from step to step" in remark
 
+    b = GraphBuilder("forms")
+    x = b.input("x", float32, (2, 4, 128))
+    w = b.op("dequantize", [b.constant(rng.integers(-9, 9, (2, 128, 128)).astype(np.int8)), b.constant(np.float32(2))])
+    b.output(b.op("matmul", [x, w]))
+    flat = b.op("reshape", [w], shape=(256, 128))
+    part = b.op("slice", [flat], axis=0, stop=128)
+    for item in (part, b.op("concat", [flat, part], axis=0)):
+        b.output(b.op("matmul", [x, item], transpose_b=True))
+    remarks = [text.split("become floats: ")[1] for text in weight_products(b.finish()).remarks]
+    parts = [f"{op} is between them and the product" for op in ("slice", "concat")]
+    assert remarks == ["they have 3 dimensions", *parts]
+
 
 def test_depth_that_groups_do_not_divide_and_other_orders(rng: np.random.Generator) -> None:
     places = rng.permutation(np.repeat(np.arange(4), 32))

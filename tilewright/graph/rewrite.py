@@ -16,12 +16,16 @@ import numpy as np
 from tilewright.dtypes import DType, from_numpy, wrapped
 from tilewright.graph.core import Graph, Node, Value
 from tilewright.graph.ops import infer_types, normalize
+from tilewright.graph.reference import run_node
+from tilewright.symbolic import Expression
 
 Rule = Callable[[Node, "Rewriter"], Union[Value, None]]
 Rules = Mapping[str, Sequence[Rule]]  # by op name
 
 PERMUTED = ".permuted"  # follows the name of a value whose axes have another order than the model's
 _MOST_SWEEPS = 64
+_DEEPEST = 8  # nodes in the chain that computes a constant
+_COMPUTED = ("reshape", "permute", "slice", "cast", "broadcast_to", "subtract", "add")
 _LARGEST_UNIFORM = 1 << 16  # constants above this many elements are not searched for a common value
 
 
@@ -172,6 +176,18 @@ class Rewriter:
             return float(first) if data.size == 1 or bool(np.all(data == first)) else None
         node = self.producer(value, "full")
         return float(node.attributes["value"]) if node is not None else None
+
+
+def computed_constant(value: Value | None, rewriter: Rewriter, depth: int = _DEEPEST) -> np.ndarray | None:
+    """The elements of a constant, or of what is moved, cast, added and subtracted of constants alone."""
+    found = rewriter.constant(value)
+    node = rewriter.producer(value)
+    if found is not None or node is None or depth == 0 or node.op not in _COMPUTED:
+        return found
+    if any(isinstance(item, Expression) for item in (*node.output.shape, *node.attributes.values())):
+        return None  # only the run knows its sizes or bounds
+    arrays = [computed_constant(item, rewriter, depth - 1) for item in node.inputs]
+    return None if any(array is None for array in arrays) else run_node(node, arrays, {})
 
 
 def apply_rules(graph: Graph, rules: Rules) -> Graph:

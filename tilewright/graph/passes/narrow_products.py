@@ -11,7 +11,8 @@ point keep the part of it that is left, times the sums of the rows of x.  What f
 next quantization) is elementwise, and becomes the product's epilogue.  Scales that a dimension of the sum has keep a
 product in floats.
 
-Every quantized tensor that does not become part of such a product is named in the remarks, with the reason.
+Every quantized tensor that a product reads as floats is named in the remarks, with the reason: what `quantize` or a
+cast makes, and inputs of the graph.
 """
 
 from __future__ import annotations
@@ -26,14 +27,12 @@ from tilewright.dtypes import DType, float8e4nv, float8e5, float32, float64, int
 from tilewright.graph.core import Graph, Node, Value
 from tilewright.graph.inference import broadcast_shapes
 from tilewright.graph.quantization import integer_range, scheme_of
-from tilewright.graph.reference import run_node
-from tilewright.graph.rewrite import Rewriter, apply_rules
+from tilewright.graph.rewrite import Rewriter, apply_rules, computed_constant
 from tilewright.symbolic import Size
 
 FEWEST_CHANNELS = 16  # of an image, for its windows to be gathered
 GROUP = 4  # the depth must be a multiple of what instructions add at once
 _SHIFT = 128  # from int8 to uint8
-_DEEPEST = 8  # nodes in the chain that computes a constant
 _MOVES = ("reshape", "permute", "slice", "max_pool")
 _FLOATS = (float8e4nv, float8e5)
 
@@ -126,7 +125,7 @@ def _sunk(node: Node, rewriter: Rewriter) -> Value | None:
     single = scale is not None and scale.rank == 0 and (zero is None or zero.rank == 0)
     assert x is not None
     if node.op == "max_pool":
-        known = _data(scale, rewriter)
+        known = computed_constant(scale, rewriter)
         if not single or known is None or known <= 0 or x.dtype.is_float:  # not all 8-bit floats have a least number
             return None
     moved = [scale, zero]
@@ -183,7 +182,7 @@ def _product_of_floats(node: Node, rows: _Narrow, rewriter: Rewriter, types: Set
         ):
             return None
         scale = rewriter.op("reshape", [scale], shape=(-1,))
-    numbers, data = right.numbers, _data(right.numbers, rewriter)
+    numbers, data = right.numbers, computed_constant(right.numbers, rewriter)
     if data is not None and not transposed:
         numbers, transposed = rewriter.new_constant(np.ascontiguousarray(np.swapaxes(data, -1, -2)), "weights"), True
     elif data is not None and rewriter.constant(numbers) is None:
@@ -266,7 +265,7 @@ def _weights(node: Node, rewriter: Rewriter) -> tuple[np.ndarray, np.ndarray | N
     found = _narrow(value, rewriter)
     if found is None or value.rank != 2 or found.numbers.dtype.is_float:
         return None
-    data, zero = _data(found.numbers, rewriter), _data(found.zero, rewriter)
+    data, zero = computed_constant(found.numbers, rewriter), computed_constant(found.zero, rewriter)
     depth_axis = 1 if node.attributes["transpose_b"] else 0
     if data is None or (found.zero is not None and zero is None):
         return None
@@ -326,7 +325,7 @@ def _convolution(node: Node, rewriter: Rewriter, types: Set[DType], zeros_around
 def _taps(weights: _Narrow, taps: Value, rewriter: Rewriter) -> np.ndarray | None:
     """The weights of a convolution as int8 without a zero point; None where they do not fit, or differ otherwise than
     by their first dimension."""
-    data, zero = _data(weights.numbers, rewriter), _data(weights.zero, rewriter)
+    data, zero = computed_constant(weights.numbers, rewriter), computed_constant(weights.zero, rewriter)
     if data is None or (weights.zero is not None and zero is None):
         return None
     for item in (weights.scale, weights.zero):
@@ -344,7 +343,7 @@ def _padded(image: _Narrow, node: Node, rewriter: Rewriter) -> Value:
         return image.numbers
     pads = ((0, 0), (0, 0), *padding) if node.attributes["layout"] == "NCHW" else ((0, 0), *padding, (0, 0))
     dtype = image.numbers.dtype
-    zero = np.zeros((), dtype.numpy) if image.zero is None else _data(image.zero, rewriter)
+    zero = np.zeros((), dtype.numpy) if image.zero is None else computed_constant(image.zero, rewriter)
     if zero is not None:
         return rewriter.op("pad", [image.numbers], pads=pads, value=int(zero.reshape(())))
     assert image.zero is not None
@@ -381,7 +380,7 @@ def _sums(node: Node, rows: _Narrow, matrix: np.ndarray, rest: np.ndarray | None
         columns = columns - depth * rest
     if rows.zero is None:
         return total
-    known = _data(rows.zero, rewriter)
+    known = computed_constant(rows.zero, rewriter)
     if known is not None and known.size == 1:
         share = (columns * int(known.reshape(()))).astype(np.int32)  # wraps, as the sums do
         return rewriter.op("subtract", [total, rewriter.new_constant(share, "zero_points")]) if share.any() else total
@@ -406,19 +405,6 @@ def _scaled(sums: Value, left: Value | None, right: Value | None, wide: DType, r
     return result
 
 
-def _data(value: Value | None, rewriter: Rewriter, depth: int = _DEEPEST) -> np.ndarray | None:
-    """The elements of a constant, or of what is computed of constants alone."""
-    found = rewriter.constant(value)
-    node = rewriter.producer(value)
-    if found is not None or node is None or depth == 0 or len(node.outputs) != 1:
-        return found
-    if node.op == "cast" or node.op in _MOVES[:3] or node.op in ("subtract", "add", "broadcast_to"):
-        arrays = [_data(item, rewriter, depth - 1) for item in node.inputs]
-        if all(array is not None for array in arrays):
-            return run_node(node, arrays, {})
-    return None
-
-
 # What stays -------------------------------------------------------------------------------------------
 
 
@@ -434,18 +420,18 @@ def _with_remarks(graph: Graph, types: Set[DType]) -> Graph:
                 readers.setdefault(item, []).append(node)
     producers = {node.output: node for node in graph.nodes if len(node.outputs) == 1}
     for node in graph.nodes:
-        source = producers.get(node.inputs[0]) if node.op == "dequantize" and node.inputs[0] is not None else None
-        if node.op != "dequantize" or source is None or source.op not in ("quantize", "cast"):
+        source = _origin(node, producers, graph) if node.op == "dequantize" else None
+        if source is None or node.inputs[0] is None:
             continue
         for reader in _through_casts(node, readers):
             if reader.op not in ("matmul", "conv", "attention"):
                 continue
-            dtype = source.output.dtype
+            dtype = node.inputs[0].dtype
             if (dtype if dtype.is_float else uint8) not in types:
-                unknown.setdefault(dtype, []).append(source.output.name)
+                unknown.setdefault(dtype, []).append(source.name)
                 continue
             remarks.append(
-                f"quantized %{source.output.name} ({scheme_of(node)}) is read as floats by {reader.op} "
+                f"quantized %{source.name} ({scheme_of(node)}) is read as floats by {reader.op} "
                 f"%{reader.output.name}{f' ({reader.source})' if reader.source else ''}: "
                 f"{_why(reader, node, producers, graph)}"
             )
@@ -460,6 +446,19 @@ def _with_remarks(graph: Graph, types: Set[DType]) -> Graph:
     rewriter.remarks += remarks
     rewriter.changed = True
     return rewriter.run({})
+
+
+def _origin(node: Node, producers: dict[Value, Node], graph: Graph) -> Value | None:
+    """The quantized tensor that `dequantize` reads, moved or not; None for constants and what is computed otherwise."""
+    value = node.inputs[0]
+    maker = producers.get(value) if value is not None else None
+    while maker is not None and maker.op in (*_MOVES, "bitcast", "bitwise_xor"):  # the last two: uint8 as int8
+        value = maker.inputs[0]
+        maker = producers.get(value) if value is not None else None
+    if maker is None:
+        return value if value in graph.inputs else None
+    known = maker.op == "quantize" or (maker.op == "cast" and maker.inputs[0] not in graph.constants)
+    return value if known else None
 
 
 def _through_casts(node: Node, readers: dict[Value, list[Node]]) -> list[Node]:

@@ -4,7 +4,8 @@
 
 for constants, where every scale is that of a run of the depth, and the runs are equal: a scale for each column (or
 one in all), for groups of 32 to 256 of a column, or for two-dimensional blocks, whose scales are repeated by column.
-Views are reshapes, permutes and changes of the float type.  What stays is named in the remarks, and becomes floats.
+Views are reshapes, permutes and changes of the float type.  Right operands that stay are named in the remarks, and
+become floats: those of other forms, of more than two dimensions, and slices, concatenations and gathers of weights.
 """
 
 from __future__ import annotations
@@ -15,14 +16,13 @@ import numpy as np
 
 from tilewright.dtypes import DType, float8e4nv, float8e5, int4, int8, uint4, uint8
 from tilewright.graph.core import Graph, Node, Value
-from tilewright.graph.reference import run_node
-from tilewright.graph.rewrite import Rewriter, apply_rules
+from tilewright.graph.rewrite import Rewriter, apply_rules, computed_constant
 
 LEAST_ELEMENTS = 1 << 14  # fewer weights stay in the caches as floats
 LEAST_GROUP = 8
-_DEEPEST = 8  # nodes from the product to `dequantize`, and to the data of a constant
+_DEEPEST = 8  # nodes from the product to `dequantize`
 _VIEWS = ("reshape", "permute", "cast")
-_MOVES = (*_VIEWS, "broadcast_to", "subtract", "add")
+_PARTS = ("slice", "concat", "gather", "broadcast_to")
 Weights = tuple[np.ndarray, np.ndarray, "np.ndarray | None"]
 
 
@@ -48,19 +48,24 @@ def without_weight_products(graph: Graph) -> Graph:
 def _product(node: Node, rewriter: Rewriter) -> Value | str | None:
     x, w = node.inputs
     assert x is not None and w is not None
-    if node.attributes["dtype"] is not None or w.rank != 2 or not x.dtype.is_float or x.dtype.bits > 32:
+    if node.attributes["dtype"] is not None or not x.dtype.is_float or x.dtype.bits > 32:
         return None
     chain = _chain(w, rewriter)
     if chain is None:
         return None
     source = chain[0]
-    arrays = [_data(item, rewriter) for item in source.inputs]
+    arrays = [computed_constant(item, rewriter) for item in source.inputs]
     if any(array is None and item is not None for array, item in zip(arrays, source.inputs, strict=True)):
         return None
     codes, scale, zero = (*arrays, None)[:3]
     assert codes is not None and scale is not None
     if codes.size < LEAST_ELEMENTS:
         return None
+    if w.rank != 2:
+        return f"they have {w.rank} dimensions"
+    part = next((view.op for view in chain[1:] if view.op in _PARTS), None)
+    if part is not None:
+        return f"{part} is between them and the product"
     found = _by_columns(codes, scale, zero, chain[1:], bool(node.attributes["transpose_b"]))
     found = found if isinstance(found, str) else _canonical(*found)
     if isinstance(found, str):
@@ -71,7 +76,7 @@ def _product(node: Node, rewriter: Rewriter) -> Value | str | None:
 
 
 def _chain(value: Value, rewriter: Rewriter) -> list[Node] | None:
-    """`dequantize` and the views that lead from it to a product's operand."""
+    """`dequantize` and the views, or what takes parts, that lead from it to a product's operand."""
     found: list[Node] = []
     for _ in range(_DEEPEST):
         node = rewriter.producer(value)
@@ -80,20 +85,10 @@ def _chain(value: Value, rewriter: Rewriter) -> list[Node] | None:
         found.append(node)
         if node.op == "dequantize":
             return found[::-1]
-        if node.op not in _VIEWS or (node.op == "cast" and not node.output.dtype.is_float):
+        if node.op not in (*_VIEWS, *_PARTS) or (node.op == "cast" and not node.output.dtype.is_float):
             return None
         value = node.inputs[0]
     return None
-
-
-def _data(value: Value | None, rewriter: Rewriter, depth: int = _DEEPEST) -> np.ndarray | None:
-    """The elements of a constant, or of what is moved of constants alone."""
-    found = rewriter.constant(value)
-    node = rewriter.producer(value)
-    if found is not None or node is None or depth == 0 or node.op not in _MOVES:
-        return found
-    arrays = [_data(item, rewriter, depth - 1) for item in node.inputs]
-    return None if any(array is None for array in arrays) else run_node(node, arrays, {})
 
 
 def _by_columns(
