@@ -14,6 +14,7 @@ from tilewright.errors import ImportModelError
 from tilewright.importers.gguf_files import _UNPACKED, open_checkpoint
 from tilewright.llm import LLM, SamplingParameters
 from tilewright.llm.model import Chunk, Model, step_graph
+from tilewright.llm.tokenizer import Tokenizer
 
 gguf = pytest.importorskip("gguf", reason="GGUF files are read by the package gguf")
 KINDS = {kind: gguf.GGMLQuantizationType[kind] for kind in _UNPACKED}
@@ -53,13 +54,20 @@ def write_llama(path: Path, rng: np.random.Generator, kinds: tuple[str, ...], **
     writer.add_head_count(4)
     writer.add_head_count_kv(2)
     writer.add_layer_norm_rms_eps(1e-5)
+    damage = changes.pop("damage", {})  # entries by the method of the writer that takes their place
     letters = [chr(code) for code in range(ord("!"), ord("!") + 93)]
     writer.add_tokenizer_model("gpt2")
     writer.add_tokenizer_pre("llama-bpe")
-    writer.add_token_list(["<s>", "</s>", *letters, "ab"])
-    writer.add_token_types([3, 3, *[1] * 94])
-    writer.add_token_merges(["a b"])
-    writer.add_bos_token_id(0)
+    entries = {
+        "add_token_list": ["<s>", "</s>", *letters, "ab"],
+        "add_token_types": [3, 3, *[1] * 94],
+        "add_token_merges": ["a b"],
+        "add_bos_token_id": 0,
+    }
+    for method, value in {**entries, **damage}.items():
+        if isinstance(value, tuple):
+            writer.kv_data[0].pop(value[0], None)
+        getattr(writer, method)(*value if isinstance(value, tuple) else (value,))
     writer.add_eos_token_id(1)
     writer.add_add_bos_token(True)
     names = {"attn_q": (256, "self_attn.q_proj"), "attn_k": (128, "self_attn.k_proj"),
@@ -116,3 +124,38 @@ def test_files_that_cannot_be_read(tmp_path: Path, rng: np.random.Generator) -> 
         step_graph(damaged, LIMITS)
     with pytest.raises(ImportModelError, match="there is no such file"):
         step_graph(tmp_path / "none.gguf", LIMITS)
+
+
+@pytest.mark.parametrize(
+    ("damage", "message"),
+    [
+        ({"add_bos_token_id": 96}, "bos_token_id is 96, and there are 96 tokens"),
+        ({"add_token_types": [1] * 95}, "token_type is 95, for 96 tokens"),
+        ({"add_token_scores": [1.0]}, "scores is 1, for 96 tokens"),
+        ({"add_token_list": ["a" * 5000] + ["b"] * 95}, "a token of 5000 letters"),
+        ({"add_token_merges": ["a unknown"]}, "its tokenizer cannot be used"),
+        ({"add_token_merges": ["alone"]}, "its tokenizer cannot be used"),
+        ({"add_string": ("llama.rope.freq_base", "often")}, "its settings cannot be used"),
+        ({"add_array": ("general.architecture", ["llama"])}, r"general.architecture is .*\['llama'\]"),
+        ({"add_array": ("general.name", [b"\xff\xfe"])}, "its metadata cannot be used"),
+    ],
+    ids=str,
+)
+def test_damaged_metadata(damage: dict[str, Any], message: str, tmp_path: Path, rng: np.random.Generator) -> None:
+    path = tmp_path / "damaged.gguf"
+    write_llama(path, rng, ("Q4_0",), damage=damage)
+    with pytest.raises(ImportModelError, match=message):
+        open_checkpoint(path)
+        Tokenizer(path)
+
+
+def test_tensors_without_rows(tmp_path: Path) -> None:
+    path = tmp_path / "empty.gguf"
+    writer = gguf.GGUFWriter(str(path), "llama")
+    writer.add_tensor("output.weight", np.zeros((0, 34), np.uint8), raw_dtype=KINDS["Q8_0"])
+    writer.write_header_to_file()
+    writer.write_kv_data_to_file()
+    writer.write_tensors_to_file()
+    writer.close()
+    with pytest.raises(ImportModelError, match="empty.gguf"):
+        open_checkpoint(path)

@@ -7,8 +7,10 @@ import json
 import numpy as np
 import pytest
 from safetensors.numpy import load_file, save_file
+from typer.testing import CliRunner
 
 from tests.host.llm_support import checkpoint_of
+from tilewright.cli.main import application
 from tilewright.errors import ImportModelError, InputError
 from tilewright.llm import LLM, SamplingParameters
 
@@ -153,3 +155,9 @@ def test_targets_that_are_not_there(base, tmp_path):
         LLM(base, memory=1 << 20, adapters={"a": folder})
     with pytest.raises(ImportModelError, match="adapter_config"):
         LLM(base, memory=1 << 20, adapters={"a": tmp_path})
+
+
+@pytest.mark.parametrize("command", [["generate", "folder", "text"], ["chat", "folder"]])
+def test_one_adapter_for_a_text(command):
+    failed = CliRunner().invoke(application(), [*command, "--lora", "a=x", "--lora", "b=y"])
+    assert failed.exit_code == 2 and "--lora is given 2 times" in failed.output, failed.output

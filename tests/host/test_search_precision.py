@@ -133,6 +133,19 @@ def test_command_and_bad_input(model: Path, rng: np.random.Generator, tmp_path: 
     done = CliRunner().invoke(application(), [*command, "--max-drop", "5%", "--metric", str(script)])
     assert done.exit_code == 0, done.output
     assert "score drop" in done.output and tilewright.load(engine).search is not None
+    again = tmp_path / "again.engine"
+    done = CliRunner().invoke(
+        application(), ["build", str(engine), "--precision", "auto", "--data", str(folder), "-o", str(again)]
+    )
+    assert done.exit_code == 0, done.output
+    first, second = tilewright.load(engine), tilewright.load(again)
+    assert first.source == second.source == model.name and first.targets == second.targets
+    for extra in (["--effort", "1"], ["--vendor", "allow"], ["--reproducible"], ["--timing-cache", "x.json"]):
+        failed = CliRunner().invoke(application(), [*command, *extra])
+        assert failed.exit_code == 2 and "does not go with --precision" in failed.output, failed.output
+    for extra in (["--max-drop", "1%"], ["--metric", "mse"], ["--data", str(folder)]):
+        failed = CliRunner().invoke(application(), ["build", str(model), "-o", str(engine), *extra])
+        assert failed.exit_code == 2 and "goes with --precision auto" in failed.output, failed.output
     engine.unlink()
     for extra, message in {("--max-drop", "much"): "expected a part", ("--metric", "none.py"): "no such Python file",
                            ("--metric", "best"): "unknown metric"}.items():  # fmt: skip

@@ -14,7 +14,7 @@ import typer
 from tilewright.cli.console import terminal, wrong_usage
 from tilewright.cli.loading import EffortOption
 from tilewright.cli.peers import remember_model
-from tilewright.cli.precision import AUTO, DataOption, MaxDropOption, MetricOption, search, show_search
+from tilewright.cli.precision import AUTO, DataOption, MaxDropOption, MetricOption, check_options, search, show_search
 from tilewright.cli.progress import BuildProgress
 from tilewright.engine.file import check_replaceable
 from tilewright.errors import EngineError
@@ -106,8 +106,8 @@ def build(
     ] = None,
     target: _TargetOption = None,
     precision: _PrecisionOption = None,
-    max_drop: MaxDropOption = "0.5%",
-    metric: MetricOption = "cosine",
+    max_drop: MaxDropOption = None,
+    metric: MetricOption = None,
     data: DataOption = None,
     effort: EffortOption = None,
     timing_cache: TimingCacheOption = None,
@@ -117,8 +117,8 @@ def build(
     quiet: Annotated[bool, typer.Option("-q", "--quiet", help="No progress display.")] = False,
 ) -> None:
     """Build an engine from a trained model, or again from the graph inside an engine."""
-    if precision != AUTO and data is not None:
-        raise wrong_usage("--data goes with --precision auto; `tilewright quantize` takes data for one scheme")
+    timing = effort, timing_cache, reproducible or None, None if vendor == "never" else vendor
+    check_options(precision, (data, max_drop, metric), timing)
     if vendor not in ("allow", "never"):
         raise wrong_usage(f"--vendor {vendor}: expected allow or never")
     ranges = parse_shapes(shapes or [])
@@ -142,7 +142,7 @@ def build(
         if ranges:
             graph = restrict_shapes(graph, ranges)
         if precision == AUTO:
-            engine = search(graph, data, max_drop, metric, target, progress).engine
+            engine = search(graph, source, data, max_drop, metric, _names(model, target), progress).engine
         else:
             engine = builder.build(graph, _targets(model, target, precision), progress, source, tuning)
         progress("save", path.name, 0.0)
@@ -186,8 +186,15 @@ def _targets(model: Path, asked: str | None, precision: str | None) -> list[Targ
     built = targets_of(model) if asked is None and model.suffix == ".engine" else []
     if built and precision is None:
         return [get_target(*each) for each in built]
-    names = list(dict.fromkeys(name for name, _ in built)) or (asked or "auto").split(",")
-    return get_targets(names, precision or IEEE)
+    return get_targets(_names(model, asked), precision or IEEE)
+
+
+def _names(model: Path, asked: str | None) -> list[str]:
+    """The names of what to build for, as of `_targets`."""
+    from tilewright.build.rebuild import targets_of
+
+    built = targets_of(model) if asked is None and model.suffix == ".engine" else []
+    return list(dict.fromkeys(name for name, _ in built)) or (asked or "auto").split(",")
 
 
 def _choices(path: Path, targets: Sequence[str], asked: bool) -> Iterator[str]:

@@ -41,7 +41,7 @@ SpeculateOption = Annotated[
     int, typer.Option(min=0, max=16, help="Check up to so many guessed tokens in a step, where that is quicker.")
 ]
 DraftOption = Annotated[Path | None, typer.Option(help="A smaller model with the same tokens, which guesses them.")]
-LoraOption = Annotated[list[str] | None, typer.Option(help="NAME=PATH of a LoRA adapter; several may be given.")]
+LoraOption = Annotated[list[str] | None, typer.Option(help="NAME=PATH of a LoRA adapter; `serve` takes several.")]
 DeterministicOption = Annotated[
     bool, typer.Option("--deterministic", help="The same bits whatever else runs; each sequence is computed alone.")
 ]
@@ -72,12 +72,13 @@ def generate(
     threads: ThreadsOption = None,
 ) -> None:
     """Continue a text with a language model, token by token."""
+    adapter = _only(lora)
     model = open_model(path, dtype, weights, length, memory, threads, speculate, draft, lora, deterministic)
     wanted = _parameters(max_tokens, temperature, top_k, top_p, min_p, repetition_penalty, seed, stop)
     wanted = dataclasses.replace(wanted, structured_output=_form(regex, json_schema))
     text = sys.stdin.read() if prompt == "-" else prompt
     started = time.perf_counter()
-    output = _show(model.stream(text, wanted, adapter=_only(lora)))
+    output = _show(model.stream(text, wanted, adapter=adapter))
     _summary(output, time.perf_counter() - started)
 
 
@@ -102,12 +103,13 @@ def chat(
     threads: ThreadsOption = None,
 ) -> None:
     """Chat with a language model: a line is a message, an empty line or the end of the input ends the chat."""
+    adapter = _only(lora)
     model = open_model(path, dtype, weights, length, memory, threads, speculate, draft, lora, deterministic)
     wanted = _parameters(max_tokens, temperature, top_k, top_p, min_p, repetition_penalty, seed, None)
     messages = [] if system is None else [{"role": "system", "content": system}]
     for line in _lines():
         messages.append({"role": "user", "content": line})
-        output = _show(model.stream(model.text_tokenizer.chat(messages), wanted, adapter=_only(lora)))
+        output = _show(model.stream(model.text_tokenizer.chat(messages), wanted, adapter=adapter))
         messages.append({"role": "assistant", "content": output.completions[0].text})
 
 
@@ -146,7 +148,9 @@ def adapters_of(given: list[str] | None) -> dict[str, Path]:
 
 
 def _only(given: list[str] | None) -> str | None:
-    """The adapter that a text is made with: the first of --lora."""
+    """The adapter that all texts are made with; raises `typer.BadParameter` for several."""
+    if given is not None and len(given) > 1:
+        raise wrong_usage(f"--lora is given {len(given)} times: all of the text is made with one adapter; name one")
     return next(iter(adapters_of(given)), None)
 
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import importlib.util
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -19,12 +19,19 @@ if TYPE_CHECKING:
     from tilewright.quant.search import PrecisionSearch
 
 AUTO = "auto"
-MaxDropOption = Annotated[str, typer.Option(help="With --precision auto: what may be lost at most, e.g. 0.5%.")]
+_AUTO_OPTIONS = ("--data", "--max-drop", "--metric")
+_TIMING_OPTIONS = ("--effort", "--timing-cache", "--reproducible", "--vendor")
+MaxDropOption = Annotated[
+    str | None,
+    typer.Option(help="With --precision auto: what may be lost at most, e.g. 1%.", show_default="0.5%"),
+]
 MetricOption = Annotated[
-    str,
+    str | None,
     typer.Option(
-        help="How a loss is measured: cosine, mse, top1 (by `label` in --data, else by the model in floats), or a "
-        "Python file with a function score(outputs, inputs)."
+        help="With --precision auto, how a loss is measured: cosine, mse, top1 (by `label` in --data, else by the "
+        "model in floats), or a Python file with a function score(outputs, inputs). The file is run: it is a "
+        "program, and may do anything that you may.",
+        show_default="cosine",
     ),
 ]
 DataOption = Annotated[
@@ -58,17 +65,30 @@ def load_metric(text: str) -> str | Callable[[Mapping[str, Any], Mapping[str, An
     return score
 
 
+def check_options(precision: str | None, auto: Sequence[object], timing: Sequence[object]) -> None:
+    """Refuse `_AUTO_OPTIONS` without --precision auto and `_TIMING_OPTIONS` with it, where they are not None."""
+    if precision == AUTO:
+        for option, value in zip(_TIMING_OPTIONS, timing, strict=True):
+            if value is not None:
+                raise wrong_usage(f"{option} does not go with --precision auto, which times layers on CPUs by itself")
+        return
+    for option, value in zip(_AUTO_OPTIONS, auto, strict=True):
+        if value is not None:
+            raise wrong_usage(f"{option} goes with --precision auto; `tilewright quantize` makes engines of one scheme")
+
+
 def search(
-    graph: Graph, data: Path | None, max_drop: str, metric: str, target: str | None, progress: BuildProgress
-) -> PrecisionSearch:
+    graph: Graph, source: str, data: Path | None, max_drop: str | None, metric: str | None, targets: Sequence[str],
+    progress: BuildProgress,
+) -> PrecisionSearch:  # fmt: skip
     """The search that the options ask for; raises `typer.BadParameter` for what is missing."""
     if data is None:
         raise wrong_usage("--precision auto needs --data: samples that tell what is lost")
     from tilewright.quant.search import search_precision
 
     return search_precision(
-        graph, data, max_drop=parse_part(max_drop), metric=load_metric(metric), target=(target or "auto").split(","),
-        progress=progress,
+        graph, data, max_drop=parse_part(max_drop or "0.5%"), metric=load_metric(metric or "cosine"), target=targets,
+        progress=progress, source=source,
     )  # fmt: skip
 
 

@@ -13,9 +13,10 @@ F16, BF16 and F32 are floats; other types become floats, and a line in the log n
 
 from __future__ import annotations
 
+import contextlib
 import functools
 import logging
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -23,7 +24,7 @@ import ml_dtypes
 import numpy as np
 
 from tilewright.dtypes import uint4
-from tilewright.errors import ImportModelError, MissingDependencyError
+from tilewright.errors import ImportModelError, MissingDependencyError, TilewrightError
 from tilewright.importers.huggingface import Checkpoint
 from tilewright.importers.quantized_checkpoints import QuantizedLayer
 from tilewright.importers.quantized_weights import QuantizedMatrix
@@ -80,7 +81,21 @@ def _reader(path: Path, changed: int, size: int) -> Any:
 
 def read_metadata(path: Path) -> dict[str, Any]:
     """The settings of a file, by their names in it."""
-    return {name: field.contents() for name, field in read_gguf(path).fields.items()}
+    fields = read_gguf(path).fields
+    with damage_refused(path, "its metadata"):
+        return {name: field.contents() for name, field in fields.items()}
+
+
+@contextlib.contextmanager
+def damage_refused(path: Path, what: str) -> Iterator[None]:
+    """Whatever a damaged file makes of reading `what` is an `ImportModelError` that names the file."""
+    try:
+        yield
+    except TilewrightError:
+        raise
+    except Exception as error:  # any, as values of a file may be of every type, size and length
+        text = f"{type(error).__name__}: {str(error)[:200]}"
+        raise ImportModelError(f"{path}: {what} cannot be used ({text}); the file may be damaged") from error
 
 
 class GGUFCheckpoint(Checkpoint):
@@ -90,23 +105,26 @@ class GGUFCheckpoint(Checkpoint):
         self.folder = path
         self._taken: set[str] = set()
         self._problems: list[str] = []
-        reader = read_gguf(path)
-        self.metadata = {name: field.contents() for name, field in reader.fields.items()}
+        self.metadata = read_metadata(path)
         self.tensors: dict[str, np.ndarray] = {}
         self.blocks: dict[str, tuple[str, np.ndarray]] = {}  # by name of a weight its type and bytes [rows, bytes]
         self._factors: np.ndarray | None = None
         others: dict[str, int] = {}
-        for tensor in reader.tensors:
-            self._add(tensor, others)
+        for tensor in read_gguf(path).tensors:
+            with damage_refused(path, f"the tensor {str(tensor.name)[:60]!r}"):
+                self._add(tensor, others)
         for kind, count in others.items():
             _log.warning("%s: %d tensors of type %s become floats", path.name, count, kind)
-        self.config = self._configuration()
+        with damage_refused(path, "its settings"):
+            self.config = self._configuration()
 
     def _add(self, tensor: Any, others: dict[str, int]) -> None:
         """A tensor by its name in Hugging Face checkpoints."""
         import gguf
 
         kind, shape = tensor.tensor_type.name, tuple(int(n) for n in tensor.shape[::-1])
+        if 0 in shape:
+            raise ImportModelError(f"{self.folder}: {tensor.name} is {list(shape)}, without elements")
         if tensor.name == _ROPE_FACTORS:
             self._factors = np.asarray(tensor.data, np.float32)
             return
@@ -127,7 +145,7 @@ class GGUFCheckpoint(Checkpoint):
     def _configuration(self) -> dict[str, Any]:
         """What config.json of such a model would hold."""
         architecture = self.metadata.get("general.architecture")
-        if architecture not in _FAMILIES:
+        if not isinstance(architecture, str) or architecture not in _FAMILIES:
             raise ImportModelError(
                 f"{self.folder}: general.architecture is {str(architecture)[:60]!r}; files of "
                 f"{', '.join(_FAMILIES)} can be read"

@@ -15,6 +15,7 @@ from tilewright.errors import ImportModelError
 
 _KEY = "tokenizer.ggml"
 _CONTROL, _UNKNOWN, _BYTE = 3, 2, 6  # kinds of tokens
+_MOST_LETTERS = 1024  # of a token: finding the merges of llama takes time by their square
 _SPACE = "\u2581"
 _LLAMA3 = (
     r"(?i:'s|'t|'re|'ve|'m|'ll|'d)|[^\r\n\p{L}\p{N}]?\p{L}+|\p{N}{1,3}| ?[^\s\p{L}\p{N}]+[\r\n]*|\s*[\r\n]+"
@@ -37,6 +38,7 @@ def tokenizer_of(metadata: Mapping[str, Any], path: Path) -> tuple[str, dict[str
             f"{path}: {_KEY}.model is {str(model)[:40]!r}; tokenizers of gpt2 and llama can be read; prompts can be "
             "given as lists of tokens"
         )
+    _check(metadata, tokens, path)
     kinds = list(metadata.get(f"{_KEY}.token_type") or [1] * len(tokens))
     content = (_bytes_of_gpt2 if model == "gpt2" else _pieces_of_llama)(metadata, list(tokens), kinds, path)
     special = [(number, tokens[number]) for number, kind in enumerate(kinds) if kind in (_CONTROL, _UNKNOWN)]
@@ -55,6 +57,27 @@ def tokenizer_of(metadata: Mapping[str, Any], path: Path) -> tuple[str, dict[str
     if "tokenizer.chat_template" in metadata:
         settings["chat_template"] = metadata["tokenizer.chat_template"]
     return json.dumps({"version": "1.0", "truncation": None, "padding": None, **content}), settings
+
+
+def _check(metadata: Mapping[str, Any], tokens: Any, path: Path) -> None:
+    """Raise `ImportModelError` for tokens that are no list of short texts, for lists beside them of another length, and
+    for the number of a token that there is not."""
+    if not isinstance(tokens, list) or not all(isinstance(text, str) for text in tokens):
+        raise ImportModelError(f"{path}: {_KEY}.tokens is no list of texts")
+    longest = max(map(len, tokens))
+    if longest > _MOST_LETTERS:
+        raise ImportModelError(f"{path}: {_KEY}.tokens has a token of {longest} letters, at most {_MOST_LETTERS}")
+    for name in ("token_type", "scores"):
+        found = metadata.get(f"{_KEY}.{name}")
+        if found is not None and (not isinstance(found, list) or len(found) not in (0, len(tokens))):
+            count = len(found) if isinstance(found, list) else repr(found)[:40]
+            raise ImportModelError(f"{path}: {_KEY}.{name} is {count}, for {len(tokens)} tokens")
+    for name in ("bos", "eos", "unknown", "unk"):
+        number = metadata.get(f"{_KEY}.{name}_token_id")
+        if number is not None and (type(number) is not int or not 0 <= number < len(tokens)):
+            raise ImportModelError(
+                f"{path}: {_KEY}.{name}_token_id is {repr(number)[:40]}, and there are {len(tokens)} tokens"
+            )
 
 
 def _bytes_of_gpt2(metadata: Mapping[str, Any], tokens: list[str], kinds: list[int], path: Path) -> dict[str, Any]:

@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Any, NoReturn
 
 from tilewright.errors import ImportModelError, InputError, MissingDependencyError
-from tilewright.importers.gguf_files import is_gguf, read_metadata
+from tilewright.importers.gguf_files import damage_refused, is_gguf, read_metadata
 from tilewright.importers.gguf_tokenizer import tokenizer_of
 from tilewright.llm.tools import Format, Tools, format_of, with_objects
 
@@ -37,8 +37,10 @@ class Tokenizer:
         self.folder = Path(folder)
         self._template: Any = None
         if is_gguf(folder):
-            text, self.settings = tokenizer_of(read_metadata(self.folder), self.folder)
-            self._tokenizer = tokenizers.Tokenizer.from_str(text)
+            metadata = read_metadata(self.folder)
+            with damage_refused(self.folder, "its tokenizer"):
+                text, self.settings = tokenizer_of(metadata, self.folder)
+                self._tokenizer = tokenizers.Tokenizer.from_str(text)
             return
         path = self.folder / "tokenizer.json"
         if not path.is_file():

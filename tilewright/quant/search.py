@@ -118,13 +118,15 @@ def search_precision(
     dynamic_shapes: Any = None,
     trust: bool = False,
     progress: Progress | None = None,
+    source: str | None = None,
 ) -> PrecisionSearch:
     """Build an engine that is as fast as formats of its layers make it while it loses at most `max_drop`.
 
     `model` may be a `Graph` as well.  `data` are at least two samples, as `tilewright.quantize` takes them; they may
     have a ``label`` beside the inputs.
     `metric` is ``cosine``, ``mse``, ``top1`` or a function ``score(outputs, inputs)`` of one sample's arrays by name,
-    larger for better (`quant.metrics`).  The rest is as for `tilewright.compile`, on a CPU that this machine has.
+    larger for better (`quant.metrics`).  `source` is what the engine says of where the model came from, by default its
+    file or name.  The rest is as for `tilewright.compile`, on a CPU that this machine has.
 
     Raises `PrecisionBoundError`, which says how near it came, where no layer can be in narrow numbers within the bound,
     and `InputError` as `tilewright.quantize` does and where the metric is not a finite number for the model in floats.
@@ -142,7 +144,8 @@ def search_precision(
     if any(each.is_gpu for each in targets):
         raise InputError("precisions are searched for on CPUs; build for a GPU with a scheme of `tilewright quantize`")
     report = progress or (lambda stage, item, seconds: None)
-    source = graph.name if model is graph else source_of(model)
+    if source is None:
+        source = model.name if isinstance(model, Graph) else source_of(model)
     search = _Search(optimize(graph), samples, metric, float(max_drop), targets, report, source)
     found = search.result()
     found.engine.results_of = graph.results_of
