@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 
 from tilewright import ops
-from tilewright.errors import LaunchError
+from tilewright.errors import LaunchError, UnsupportedOperationError
 from tilewright.graph import semantics
 from tilewright.ops import calls
 from tilewright.settings import settings
@@ -63,7 +63,9 @@ def test_convolutions(dtype, channels, features, kernel, options, hopper, rng: n
     assert any("hopper" in name for name in names()) == hopper
 
 
-@pytest.mark.parametrize(("heads", "key_heads", "size", "keys"), [(4, 2, 64, 150), (3, 3, 128, 70), (2, 1, 48, 33)])
+@pytest.mark.parametrize(
+    ("heads", "key_heads", "size", "keys"), [(4, 2, 64, 150), (3, 3, 128, 70), (2, 1, 48, 33), (2, 2, 208, 20)]
+)
 def test_decoding(heads: int, key_heads: int, size: int, keys: int, rng: np.random.Generator) -> None:
     q = rng.standard_normal((2, heads, size)).astype(np.float16)
     k, v = (rng.standard_normal((2, key_heads, keys, size)).astype(np.float16) for _ in range(2))
@@ -84,11 +86,53 @@ def test_normed_products(rows: int, dtype, count: int, transposed: bool, rng: np
     assert len(names()) == count
 
 
+def shifted(x: np.ndarray) -> np.ndarray:
+    """A contiguous copy that begins one element behind a multiple of 64 bytes."""
+    room = np.zeros(x.size + 64, x.dtype)
+    first = -room.ctypes.data % 64 // x.itemsize + 1
+    copy = room[first : first + x.size].reshape(x.shape)
+    copy[...] = x
+    return copy
+
+
+def test_arrays_that_tensor_copies_cannot_move(rng: np.random.Generator) -> None:
+    """The same operation on arrays at multiples of 16 bytes before and after keeps its kernel of tensor copies."""
+    x, w = rng.standard_normal((1, 3, 3, 16)), rng.standard_normal((8, 16, 1, 1))
+    q, k = rng.standard_normal((1, 2, 64)), rng.standard_normal((1, 1, 9, 64))
+    rows, b = rng.standard_normal((3, 64)), rng.standard_normal((16, 64))
+    for operation, kind, *given in (
+        (ops.conv2d, np.float16, x, w),
+        (ops.decode_attention, np.float16, q, k, k),
+        (lambda rows, b: ops.rms_norm_matmul(rows, b.T), ml_dtypes.bfloat16, rows, b),
+    ):
+        arguments = [item.astype(kind) for item in given]
+        expected = operation(*arguments)
+        assert any("hopper" in name for name in names())
+        for place in range(len(arguments)):
+            moved = [shifted(item) if at == place else item for at, item in enumerate(arguments)]
+            close(operation(*moved), expected.astype(np.float64), 4)
+            assert not any("hopper" in name for name in names())
+        assert (operation(*arguments) == expected).all()
+    out = shifted(np.zeros((1, 3, 3, 8), np.float16))
+    halves = [item.astype(np.float16) for item in (x, w)]
+    close(ops.conv2d(*halves, out=out), ops.conv2d(*halves).astype(np.float64), 4)
+
+
+@pytest.mark.parametrize("error", [UnsupportedOperationError, NotImplementedError])
+def test_what_has_no_kernel_says_why(error: type[Exception], monkeypatch: pytest.MonkeyPatch) -> None:
+    def refuse(*_: object) -> None:
+        raise error("the reason")
+
+    monkeypatch.setattr(calls, "candidates", refuse)
+    with pytest.raises(LaunchError, match="conv2d: the library has no kernel for it on sm_90a.*: the reason"):
+        ops.conv2d(np.zeros((1, 5, 5, 3), np.float16), np.zeros((2, 3, 2, 5), np.float16))
+
+
 def test_what_does_not_fit_is_refused() -> None:
     x, w = np.zeros((1, 4, 4, 8), np.float16), np.zeros((8, 8, 3, 3), np.float16)
     for arguments, message in (
         ((x, w[:, :4]), "do not fit"), ((x, w.astype(np.float32)), "must both be"), ((x[..., ::2], w[:, :4]), "contig"),
-        ((x, np.zeros((8, 8, 5, 5), np.float16)), "do not fit images"),
+        ((x, np.zeros((8, 8, 5, 5), np.float16)), "do not fit images"), ((x[..., :0], w[:, :0]), "one channel or more"),
     ):  # fmt: skip
         with pytest.raises(LaunchError, match=message):
             ops.conv2d(*arguments)
@@ -119,3 +163,29 @@ def test_custom_operators() -> None:
         found = call(*arguments)
         fake = call(*(item.to("meta") if isinstance(item, torch.Tensor) else item for item in arguments))
         assert fake.shape == found.shape and fake.dtype == found.dtype and bool(found.isfinite().all())
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        ({"stride": [1]}, "stride is a number or two"),
+        ({"stride": [0, 0]}, "stride is a number or two"),
+        ({"padding": [-1, 0]}, "padding is a number or two"),
+        ({"dilation": [2, 2]}, "do not fit images"),
+        ({"groups": 0}, "do not fit"),
+        ({"x": (1, 4, 4, 16), "groups": 2, "w": (7, 8, 3, 3)}, "do not fit"),
+        ({"x": (1, 2, 4, 8)}, "do not fit images"),
+        ({"w": (8, 8, 0, 3)}, "do not fit images"),
+        ({"x": (1, 4, 4, 0), "w": (8, 0, 3, 3)}, "one channel or more"),
+    ],
+)
+def test_operator_refuses_the_same_of_fake_tensors(change: dict, message: str) -> None:
+    torch = pytest.importorskip("torch")
+    import tilewright.ops.torch_library  # noqa: F401  (registers the operators)
+
+    options = {"x": (1, 4, 4, 8), "w": (8, 8, 3, 3), **change}
+    shapes = [options.pop(name) for name in ("x", "w")]
+    for device in ("cpu", "meta"):
+        given = [torch.zeros(shape, dtype=torch.float16, device=device) for shape in shapes]
+        with pytest.raises(LaunchError, match=message):
+            torch.ops.tilewright.conv2d(*given, **options)

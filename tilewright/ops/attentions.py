@@ -327,5 +327,5 @@ def decode_attention(q: Any, k: Any, v: Any, *, bias: Any = None, scale: float |
         return b.finish()
 
     key = ("decode_attention", query.element, query.shape, keys.shape, factor, *present)
-    calls.prepared(key, place.ordinal if place else None, graph).run(present, target)
+    calls.prepared(key, [*present.values(), target], place, graph).run(present, target)
     return target.base

@@ -7,16 +7,16 @@ prepared operation is kept for each signature.
 from __future__ import annotations
 
 from collections.abc import Callable, Hashable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from itertools import count, takewhile
 from typing import Any
 
-from tilewright.errors import LaunchError
+from tilewright.errors import LaunchError, UnsupportedOperationError
 from tilewright.graph.core import Graph, Value
 from tilewright.graph.fusion import Group
 from tilewright.graph.passes.fuse import fuse
 from tilewright.graph.pipeline import optimize
-from tilewright.launch.descriptor import TensorDescriptor
+from tilewright.launch.descriptor import ALIGNMENT, TensorDescriptor
 from tilewright.launch.jit import JITFunction
 from tilewright.library.candidate import Candidate, KernelCall, Operand, PackedConstant, Part, Table, TiledOperand
 from tilewright.library.select import candidates, choose
@@ -24,7 +24,9 @@ from tilewright.ops import arrays
 from tilewright.ops.arrays import View
 from tilewright.runtime import tables
 from tilewright.runtime.cuda.memory import DeviceArray
+from tilewright.runtime.cuda.streams import Place
 from tilewright.symbolic import Size, evaluate
+from tilewright.targets.nvidia.target import NvidiaTarget
 
 _MOST = 1024  # prepared operations
 _PREPARED: dict[Hashable, Prepared] = {}
@@ -76,43 +78,63 @@ class Prepared:
     def _argument(self, operand: Operand, places: Mapping[Value, Any]) -> Any:
         if isinstance(operand, TiledOperand):
             if isinstance(operand.value, PackedConstant) or operand.offset != 0:
-                raise NotImplementedError("operations have no constants")
+                raise LaunchError(f"{self.graph.name}: operations have no constants")
             shape, strides = _numbers(operand.shape), _numbers(operand.strides)
             return TensorDescriptor(places[operand.value], shape, strides, operand.block, steps=operand.steps or None)
         if isinstance(operand, Table):
             table = _table(operand, self.ordinal)
             return table.shape[1] if operand.columns else table
         if isinstance(operand, (PackedConstant, Part)):
-            raise NotImplementedError("operations have no constants, and no parts of tensors")
+            raise LaunchError(f"{self.graph.name}: operations have no constants, and no parts of tensors")
         if isinstance(operand, Value):
             return places[operand]
         return operand if isinstance(operand, float) else evaluate(operand, {})
 
 
-def prepared(key: Hashable, ordinal: int | None, make: Callable[[], Graph], together: bool = False) -> Prepared:
-    """The prepared operation of a signature on a GPU; `make` poses it as a graph of inputs with known sizes, whose last
-    node is the anchor of a group of all where they are `together`.
+def prepared(
+    key: Hashable, used: Sequence[View], place: Place | None, make: Callable[[], Graph], together: bool = False
+) -> Prepared:
+    """The prepared operation of a signature for the arrays that are used at a place; `make` poses it as a graph of
+    inputs with known sizes, whose last node is the anchor of a group of all where they are `together`.
 
-    Raises `LaunchError` for what no kernel of the library computes.
+    Tensor copies move arrays that begin at multiples of 16 bytes; where one does not, no kernel of them is chosen, and
+    the group of all, which only they compute, is divided.  Raises `LaunchError` for what no kernel of the library
+    computes.
     """
-    whole = (key, ordinal)
+    ordinal = place.ordinal if place else None
+    aligned = all(found.address % ALIGNMENT == 0 for found in used)
+    whole = (key, ordinal, aligned)
     found = _PREPARED.get(whole)
     if found is None:
         if len(_PREPARED) >= _MOST:
             _PREPARED.clear()
-        found = _PREPARED[whole] = _prepare(make(), ordinal, together)
+        target = arrays.target_at(ordinal)
+        graph = make()
+        try:
+            found = _prepare(graph, ordinal, target if aligned else _without_copies(target), together and aligned)
+        except (UnsupportedOperationError, NotImplementedError) as reason:
+            raise LaunchError(
+                f"{graph.name}: the library has no kernel for it on {target.description}: {reason}"
+            ) from reason
+        _PREPARED[whole] = found
     return found
 
 
-def _prepare(graph: Graph, ordinal: int | None, together: bool) -> Prepared:
-    target = arrays.target_at(ordinal)
+def _without_copies(target: NvidiaTarget) -> NvidiaTarget:
+    """The target as the library sees it where tensor copies cannot move the operands: its kernels of tensor copies are
+    those of an architecture's own instructions."""
+    return replace(target, suffix="")
+
+
+def _prepare(graph: Graph, ordinal: int | None, target: NvidiaTarget, together: bool) -> Prepared:
     if together:
         anchor = graph.nodes[-1]
         group = Group("contraction", graph.nodes, graph.inputs, graph.outputs, anchor, graph.name)
         return Prepared(graph, (choose(candidates(group, graph, target)),), (), ordinal)
     fused = fuse(optimize(graph))
-    if any(group.kind == "view" for group in fused.groups):
-        raise LaunchError(f"{graph.name}: the library has no kernel for it on {target.description}")
+    for group in fused.groups:
+        if group.kind == "view":
+            raise UnsupportedOperationError(f"group {group.name} is only another view of its input")
     chosen = tuple(choose(candidates(group, fused.graph, target)) for group in fused.groups)
     made = [value for group in fused.groups for value in group.outputs]
     between = tuple(value for value in made if value not in fused.graph.outputs)

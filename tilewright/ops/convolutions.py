@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 from tilewright.errors import LaunchError, brief
@@ -13,22 +13,51 @@ from tilewright.ops import arrays, calls
 from tilewright.ops.arrays import View
 
 Pair = tuple[int, int]
+Require = Callable[[Any, str], None]
+
+
+def window_of(stride: Any, padding: Any, dilation: Any) -> tuple[Pair, Pair, Pair]:
+    """Strides, padding and dilation of rows and columns, each given as one number or two; raises `LaunchError`."""
+    return _pair(stride, "stride", 1), _pair(padding, "padding", 0), _pair(dilation, "dilation", 1)
 
 
 def _pair(value: Any, name: str, least: int) -> Pair:
-    """Two numbers for rows and columns, of one or two."""
     pair = (value, value) if isinstance(value, int) else tuple(value) if isinstance(value, Sequence) else ()
     if len(pair) != 2 or not all(isinstance(each, int) and each >= least for each in pair):
         raise LaunchError(f"{name} is a number or two of {least} or more, for rows and columns, got {brief(value)}")
     return int(pair[0]), int(pair[1])
 
 
-def _check(x: View, w: View, bias: View | None, groups: int) -> None:
-    shapes = f"x {list(x.shape)}, w {list(w.shape)}, {groups} groups"
-    if len(x.shape) != 4 or len(w.shape) != 4:
-        raise LaunchError(f"conv2d takes x [images, height, width, channels] and w [features, …], got {shapes}")
-    if groups < 1 or x.shape[3] != w.shape[1] * groups or w.shape[0] % groups:
-        raise LaunchError(f"{shapes} do not fit: w is [features, channels / groups, kernel height, kernel width]")
+def _require(condition: bool, message: str) -> None:
+    if not condition:
+        raise LaunchError(message)
+
+
+def result_shape(
+    x: Sequence[int], w: Sequence[int], window: tuple[Pair, Pair, Pair], groups: int, require: Require = _require
+) -> tuple[int, ...]:
+    """The shape of the result for the shapes of images and weights; `require` is asked about each condition, with the
+    text of the error where it does not hold."""
+    shapes = f"x {list(x)}, w {list(w)}, {groups} groups"
+    require(
+        len(x) == len(w) == 4, f"conv2d takes x [images, height, width, channels] and w [features, …], got {shapes}"
+    )
+    misfit = f"{shapes} do not fit: w is [features, channels / groups, kernel height, kernel width]"
+    require(groups >= 1, misfit)
+    require(x[3] == w[1] * groups, misfit)
+    require(w[0] % groups == 0, misfit)
+    require(w[1] >= 1, f"conv2d adds over one channel or more, got {shapes}")
+    extents = []
+    for axis, (step, pad, apart) in enumerate(zip(*window, strict=True)):
+        room = x[axis + 1] + 2 * pad - apart * (w[axis + 2] - 1) - 1
+        fits = f"windows of {list(w[2:])} do not fit images of {list(x[1:3])}"
+        require(w[axis + 2] >= 1, fits)
+        require(room >= 0, fits)
+        extents.append(room // step + 1)
+    return (x[0], *extents, w[0])
+
+
+def _check(x: View, w: View, bias: View | None) -> None:
     if x.element not in arrays.FLOATS or w.element != x.element:
         raise LaunchError(f"x and w must both be float32, float16 or bfloat16, got {x.element.name}, {w.element.name}")
     if bias is not None and (bias.shape != w.shape[:1] or bias.element != x.element):
@@ -55,11 +84,11 @@ def conv2d(
     """
     image, weights = arrays.view(x, "x"), arrays.view(w, "w")
     shift = None if bias is None else arrays.view(bias, "bias")
-    _check(image, weights, shift, groups)
+    steps, pads, apart = window = window_of(stride, padding, dilation)
+    shape = result_shape(image.shape, weights.shape, window, groups)
+    _check(image, weights, shift)
     if activation and activation not in epilogue.ACTIVATIONS:
         raise LaunchError(f"activation={brief(activation)}: there are {', '.join(epilogue.ACTIVATIONS)}")
-    steps, pads, apart = _pair(stride, "stride", 1), _pair(padding, "padding", 0), _pair(dilation, "dilation", 1)
-    shape = (image.shape[0], *_extents(image, weights, (steps, pads, apart)), weights.shape[0])
     beside = None if residual is None else arrays.view(residual, "residual")
     if beside is not None and (beside.shape != shape or beside.element != image.element or not beside.contiguous):
         raise LaunchError(f"residual must be contiguous {image.element.name} {list(shape)}, got {beside.described}")
@@ -81,7 +110,7 @@ def conv2d(
         b.output(_activated(b, y, activation))
         return b.finish()
 
-    calls.prepared(key, place.ordinal if place else None, graph).run(present, target)
+    calls.prepared(key, [*present.values(), target], place, graph).run(present, target)
     return target.base
 
 
@@ -90,15 +119,3 @@ def _activated(b: GraphBuilder, y: Any, activation: str | None) -> Any:
     if not activation:
         return y
     return b.op("gelu", [y], approximate="tanh") if activation == "gelu_tanh" else b.op(activation, [y])
-
-
-def _extents(x: View, w: View, window: tuple[Pair, Pair, Pair]) -> Pair:
-    """Rows and columns of the result; raises `LaunchError` where a window does not fit the image."""
-    steps, pads, apart = window
-    height, width = (
-        (x.shape[axis + 1] + 2 * pads[axis] - apart[axis] * (w.shape[axis + 2] - 1) - 1) // steps[axis] + 1
-        for axis in (0, 1)
-    )
-    if min(height, width) < 1 or min(w.shape[2:]) < 1:
-        raise LaunchError(f"windows of {list(w.shape[2:])} do not fit images of {list(x.shape[1:3])}")
-    return height, width

@@ -46,5 +46,5 @@ def rms_norm_matmul(x: Any, b: Any, *, epsilon: float = 1e-6, out: Any = None) -
 
     key = ("rms_norm_matmul", rows.element, rows.shape, matrix.shape, transposed, epsilon)
     few = rows.element == bfloat16 and rows.shape[0] <= NORMED_ROWS
-    calls.prepared(key, place.ordinal if place else None, graph, few).run({"x": rows, "b": matrix}, target)
+    calls.prepared(key, [rows, matrix, target], place, graph, few).run({"x": rows, "b": matrix}, target)
     return target.base

@@ -19,6 +19,7 @@ from torch import Tensor
 from tilewright import ops
 from tilewright.errors import LaunchError, brief
 from tilewright.library.epilogue import ACTIVATIONS
+from tilewright.ops import convolutions
 
 _DTYPES = {
     "float32": torch.float32, "float16": torch.float16, "bfloat16": torch.bfloat16, "int32": torch.int32,
@@ -72,6 +73,14 @@ _MULTIPLIED = (*_FLOATS, torch.float8_e4m3fn, torch.float8_e5m2, torch.int8)
 def _require(condition: bool, message: str) -> None:
     if not condition:
         raise LaunchError(message)
+
+
+def _require_symbolic(condition: Any, message: str) -> None:
+    """As `_require`, for a condition that may be of sizes known only later."""
+    if isinstance(condition, torch.SymBool):
+        torch._check(condition, lambda: message)
+    else:
+        _require(condition, message)
 
 
 def _require_float(name: str, x: Tensor, like: Sequence[torch.dtype] = _FLOATS) -> None:
@@ -161,19 +170,16 @@ def _convolved(
     x: Tensor, w: Tensor, bias: Any = None, stride: Sequence[int] | None = None, padding: Sequence[int] | None = None,
     dilation: Sequence[int] | None = None, groups: int = 1, activation: str | None = None,
 ) -> Tensor:  # fmt: skip
-    _require(x.dim() == w.dim() == 4, f"conv2d takes x and w of four axes, got {list(x.shape)} and {list(w.shape)}")
-    torch._check(x.shape[3] == w.shape[1] * groups, lambda: f"x {list(x.shape)} and w {list(w.shape)} do not fit")
+    given = (stride or (1, 1), padding or (0, 0), dilation or (1, 1))
+    window = convolutions.window_of(*(tuple(map(int, numbers)) for numbers in given))
+    shape = convolutions.result_shape(x.shape, w.shape, window, int(groups), _require_symbolic)
     _require_float("x", x)
     _require(w.dtype == x.dtype, f"x and w must be of one type, got {x.dtype} and {w.dtype}")
     _fits("bias", bias, w.shape[:1])
+    _require(bias is None or bias.dtype == x.dtype, f"bias must be of x's type {x.dtype}")
     known = not activation or activation in ACTIVATIONS
     _require(known, f"activation={brief(activation)}: there are {', '.join(ACTIVATIONS)}")
-    stride, padding, dilation = stride or (1, 1), padding or (0, 0), dilation or (1, 1)
-    extents = [
-        (x.shape[axis + 1] + 2 * padding[axis] - dilation[axis] * (w.shape[axis + 2] - 1) - 1) // stride[axis] + 1
-        for axis in (0, 1)
-    ]
-    return x.new_empty((x.shape[0], *extents, w.shape[0]))
+    return x.new_empty(shape)
 
 
 def _normed_product(x: Tensor, b: Tensor, epsilon: float = 1e-6) -> Tensor:

@@ -34,6 +34,7 @@ from tilewright.targets.base import Target
 _CANDIDATES = 3  # numbers of parts that are worth timing
 _MOST_PARTS = 32  # of the keys, for one query
 _LEAST_KEYS = 64  # of a CTA of a cluster
+_WIDE_HEAD = 192  # the largest head size of which two blocks of 128 keys and values fit shared memory
 _STAGES = 4  # blocks of keys under way that are worth their memory
 _FEW_CLOCKS, _KEY_CLOCKS = 500.0, 7.0  # of a block, and of each of its keys, where these are the rows of products
 
@@ -57,7 +58,7 @@ def decoding_candidates(group: Group, graph: Graph, target: Target) -> list[Cand
     ]
     if upper_bound(product(k.shape[:2])) * _MOST_PARTS >= PAIRS:
         return found
-    block = 128 if packed.views["q"].shape[3] != 256 else 64
+    block = 128 if upper_bound(packed.views["q"].shape[3]) <= _WIDE_HEAD else 64
     clustered = bool(found)
     for splits in _splits(pairs, typical(k.shape[2]), block, target.machine().processors):
         if clustered and splits <= CLUSTER:
