@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import gc
+import weakref
 from collections.abc import Iterator
+from dataclasses import replace
 
 import ml_dtypes
 import numpy as np
@@ -11,7 +14,10 @@ import pytest
 from tilewright import ops
 from tilewright.errors import LaunchError, UnsupportedOperationError
 from tilewright.graph import semantics
+from tilewright.library.candidate import Table
 from tilewright.ops import calls
+from tilewright.ops.arrays import view
+from tilewright.runtime.cuda.streams import Place
 from tilewright.settings import settings
 
 
@@ -126,6 +132,29 @@ def test_what_has_no_kernel_says_why(error: type[Exception], monkeypatch: pytest
     monkeypatch.setattr(calls, "candidates", refuse)
     with pytest.raises(LaunchError, match="conv2d: the library has no kernel for it on sm_90a.*: the reason"):
         ops.conv2d(np.zeros((1, 5, 5, 3), np.float16), np.zeros((2, 3, 2, 5), np.float16))
+
+
+def test_the_oldest_operations_are_forgotten_with_their_tables(monkeypatch: pytest.MonkeyPatch) -> None:
+    """All but the tables that a captured graph may read."""
+    for name, value in (("_PREPARED", {}), ("_CAPTURED", {}), ("_MOST", 2)):
+        monkeypatch.setattr(calls, name, value)
+    x, w = np.ones((1, 1, 1, 2), np.float32), np.ones((1, 2, 1, 1), np.float32)
+    freed = []
+    for captured in (False, True):
+        monkeypatch.setattr(calls.arrays, "capturing", lambda *_, captured=captured: captured)
+        monkeypatch.setattr(calls.arrays, "stream_of", lambda _: 1)
+        ops.conv2d(x, w, padding=int(captured))
+        operation = next(reversed(calls._PREPARED.values()))
+        table = operation._table(Table("attention", (1, 1, 1, 1, 9, 64, 64, 128, 0, 132)))
+        freed.append(weakref.ref(table))
+        object.__setattr__(operation, "ordinal", 0)
+        operation._keep_for_graphs([replace(view(x, "x"), place=Place(0, "torch"))])
+    del operation, table
+    for padding in (2, 3):
+        ops.conv2d(x, w, padding=padding)
+        assert len(calls._PREPARED) == 2
+    gc.collect()
+    assert freed[0]() is None and freed[1]() is not None
 
 
 def test_what_does_not_fit_is_refused() -> None:

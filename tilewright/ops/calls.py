@@ -7,7 +7,7 @@ prepared operation is kept for each signature.
 from __future__ import annotations
 
 from collections.abc import Callable, Hashable, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from itertools import count, takewhile
 from typing import Any
 
@@ -24,23 +24,25 @@ from tilewright.ops import arrays
 from tilewright.ops.arrays import View
 from tilewright.runtime import tables
 from tilewright.runtime.cuda.memory import DeviceArray
-from tilewright.runtime.cuda.streams import Place
+from tilewright.runtime.cuda.streams import DLPACK, Place
 from tilewright.symbolic import Size, evaluate
 from tilewright.targets.nvidia.target import NvidiaTarget
 
 _MOST = 1024  # prepared operations
 _PREPARED: dict[Hashable, Prepared] = {}
+_CAPTURED: dict[int, Prepared] = {}  # whose tables graphs may read as long as the process lives, by identity
 
 
 @dataclass(frozen=True)
 class Prepared:
-    """An operation for arrays of known shapes: its graph, a candidate for each group, in order, and the tensors between
-    the groups."""
+    """An operation for arrays of known shapes: its graph, a candidate for each group, in order, the tensors between the
+    groups, and the tables of numbers that its kernels read, by name and sizes."""
 
     graph: Graph
     chosen: tuple[Candidate, ...]
     between: tuple[Value, ...]
     ordinal: int | None
+    tables: dict[tuple[str, tuple[int, ...]], Any] = field(default_factory=dict)
 
     def explain(self) -> str:
         """What runs, and why."""
@@ -59,6 +61,16 @@ class Prepared:
             for stage in candidate.stages:
                 call = next(each for each in stage.calls if _applies(each))
                 self._launch(call, places)
+        if self.tables:
+            self._keep_for_graphs([*given.values(), out])
+
+    def _keep_for_graphs(self, used: Sequence[View]) -> None:
+        """A graph that captures the launches reads the tables at every replay, and may outlive this entry."""
+        if self.ordinal is None or id(self) in _CAPTURED:
+            return
+        streamed = [found for found in used if found.place is not None and found.place.library != DLPACK]
+        if any(arrays.capturing(arrays.stream_of([found]), self.ordinal) for found in streamed):
+            _CAPTURED[id(self)] = self
 
     def _launch(self, call: KernelCall, places: Mapping[Value, Any]) -> None:
         kernel = call.kernel
@@ -82,13 +94,20 @@ class Prepared:
             shape, strides = _numbers(operand.shape), _numbers(operand.strides)
             return TensorDescriptor(places[operand.value], shape, strides, operand.block, steps=operand.steps or None)
         if isinstance(operand, Table):
-            table = _table(operand, self.ordinal)
+            table = self._table(operand)
             return table.shape[1] if operand.columns else table
         if isinstance(operand, (PackedConstant, Part)):
             raise LaunchError(f"{self.graph.name}: operations have no constants, and no parts of tensors")
         if isinstance(operand, Value):
             return places[operand]
         return operand if isinstance(operand, float) else evaluate(operand, {})
+
+    def _table(self, table: Table) -> Any:
+        key = (table.name, _numbers(table.sizes))
+        if key not in self.tables:
+            found = tables.TABLES[table.name](*key[1])
+            self.tables[key] = found if self.ordinal is None else DeviceArray.from_numpy(found, self.ordinal)
+        return self.tables[key]
 
 
 def prepared(
@@ -106,8 +125,6 @@ def prepared(
     whole = (key, ordinal, aligned)
     found = _PREPARED.get(whole)
     if found is None:
-        if len(_PREPARED) >= _MOST:
-            _PREPARED.clear()
         target = arrays.target_at(ordinal)
         graph = make()
         try:
@@ -116,6 +133,8 @@ def prepared(
             raise LaunchError(
                 f"{graph.name}: the library has no kernel for it on {target.description}: {reason}"
             ) from reason
+        while len(_PREPARED) >= _MOST:
+            _PREPARED.pop(next(iter(_PREPARED)), None)  # the oldest
         _PREPARED[whole] = found
     return found
 
@@ -147,18 +166,6 @@ def _applies(call: KernelCall) -> bool:
 
 def _numbers(sizes: Sequence[Size]) -> tuple[int, ...]:
     return tuple(evaluate(size, {}) for size in sizes)
-
-
-_TABLES: dict[tuple[str, tuple[int, ...], int | None], Any] = {}
-
-
-def _table(table: Table, ordinal: int | None) -> Any:
-    """A table of numbers on a GPU, as long as the process lives: graphs that were captured may read it."""
-    key = (table.name, _numbers(table.sizes), ordinal)
-    if key not in _TABLES:
-        found = tables.TABLES[table.name](*key[1])
-        _TABLES[key] = found if ordinal is None else DeviceArray.from_numpy(found, ordinal)
-    return _TABLES[key]
 
 
 def result_like(first: View, shape: Sequence[int], element: Any, out: Any) -> View:
