@@ -13,8 +13,11 @@ import pytest
 pytest.importorskip("tokenizers")
 pytest.importorskip("jinja2")
 
+from typer.testing import CliRunner
+
 from tests.host.cli_support import tilewright
 from tests.host.llm_support import text_checkpoint
+from tilewright.cli.main import application
 from tilewright.errors import InputError
 from tilewright.llm import load
 from tilewright.llm.asynchronous import AsyncLLM
@@ -88,6 +91,34 @@ def test_a_server_under_load(folder, tmp_path):
     llm.close()
     timings, _ = asyncio.run(load.run(address, None, [[1]], 3, [0.0]))
     assert timings[0].error
+
+
+def test_odd_answers_are_errors_of_their_request():
+    """Events that are no objects, errors that are texts, usage without numbers, no token at all."""
+    events = [b"5", b'{"error": "busy"}', b'{"usage": {"tokens": 1}}', b"[DONE]"]
+    left = iter(events)
+
+    async def answer(reader, writer):
+        await reader.readuntil(b"\r\n\r\n")
+        writer.write(b"HTTP/1.1 200 OK\r\n\r\ndata: " + next(left) + b"\n\n")
+        writer.close()
+
+    async def both():
+        async with await asyncio.start_server(answer, "127.0.0.1", 0) as server:
+            port = server.sockets[0].getsockname()[1]
+            return await load.run(f"http://127.0.0.1:{port}", None, [[1]] * 4, 3, [0.0] * 4, concurrency=1)
+
+    timings, _ = asyncio.run(both())
+    assert all(one.error for one in timings) and load.summary(timings, 1.0)["completed"] == 0
+    with pytest.raises(InputError, match="no address"):
+        asyncio.run(load.run("http://127.0.0.1:99999", None, [[1]], 3, [0.0]))
+
+
+@pytest.mark.parametrize("options", [["--metric-percentiles", "50,101"], ["--metric-percentiles", "nan"],
+                                     ["--save-detailed"], ["--output-json", "no/such/folder/a.json"]])  # fmt: skip
+def test_options_are_checked_before_the_run(options):
+    failed = CliRunner().invoke(application(), ["bench", "llm", "serve", *options])
+    assert failed.exit_code == 2 and options[0] in failed.output, failed.output
 
 
 def test_wrong_usage(folder):

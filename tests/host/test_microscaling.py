@@ -7,6 +7,7 @@ import math
 import numpy as np
 import pytest
 
+from tilewright.errors import InputError
 from tilewright.quant.microscaling import BLOCK, ELEMENTS, decode_mx, decode_nvfp4, encode_mx, encode_nvfp4
 
 
@@ -69,5 +70,7 @@ def test_nvfp4(rng: np.random.Generator) -> None:
     assert np.abs(decode_nvfp4(found) - x).max() < np.abs(x).max() / 5
     assert not decode_nvfp4(encode_nvfp4(np.zeros((1, 16)))).any()
     for bad in (np.zeros((1, 15)), np.full((1, 16), np.nan)):
-        with pytest.raises(ValueError, match="multiple of 16|no NaN"):
+        with pytest.raises(InputError, match="multiple of 16|no NaN"):
             encode_nvfp4(bad)
+    with pytest.raises(InputError, match="unknown format 'mxfp5': choose one of mxfp8_e4m3"):
+        encode_mx(np.zeros((1, 32)), "mxfp5")

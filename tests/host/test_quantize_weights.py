@@ -107,6 +107,12 @@ def test_engines(model: Path, scheme: str, options: dict[str, Any], rng: np.rand
     assert found.engine.weight_bytes < 2 * 128 * 256 * (bits + 1.5) / 8 + 4096
 
 
+def test_layers_that_gptq_leaves_to_the_nearest_are_named(model: Path, rng: np.random.Generator) -> None:
+    found = tilewright.quantize(model, [correlated(rng, 4, 128)], "int4-weights", method="gptq", group=48)
+    (remark,) = found.remarks
+    assert "not by gptq" in remark and any(layer.name in remark for layer in found.layers), remark
+
+
 def test_what_does_not_go_together(model: Path, tmp_path: Path) -> None:
     refused = {
         "the method gptq is for int8-weights and int4-weights": {"scheme": "int8", "method": "gptq"},

@@ -13,6 +13,7 @@ import numpy as np
 import typer
 from rich.table import Table
 
+from tilewright.cli.build import check_written
 from tilewright.cli.console import terminal, wrong_usage
 from tilewright.cli.generate import (
     DraftOption,
@@ -25,6 +26,8 @@ from tilewright.cli.generate import (
     WeightsOption,
     open_model,
 )  # fmt: skip
+from tilewright.errors import InputError
+from tilewright.runtime.cache_files import replacing
 
 if TYPE_CHECKING:
     from tilewright.llm import LLM
@@ -64,6 +67,7 @@ def latency(
     threads: ThreadsOption = None,
 ) -> None:
     """Time one batch of random prompts from its start to its last token."""
+    _check_file(output_json)
     model = open_model(path, dtype, weights, length, memory, threads, speculate, draft)
     times, firsts = [], []
     for number in range(num_iters_warmup + num_iters):
@@ -102,6 +106,7 @@ def throughput(
     threads: ThreadsOption = None,
 ) -> None:
     """Time many random prompts that are there from the beginning."""
+    _check_file(output_json)
     model = open_model(path, dtype, weights, length, memory, threads, speculate, draft)
     _batch(model, _prompts(model, 2, input_len, 0.0, seed + 1, 0), 2)  # warm
     prompts = _prompts(model, num_prompts, input_len, range_ratio, seed, prefix_len)
@@ -150,11 +155,10 @@ def serve(
     """Send random prompts to a server of OpenAI's completions, and time what comes back."""
     from tilewright.llm import load
 
-    bounds = _bounds(goodput or [])
-    try:
-        percentiles = [float(one) for one in metric_percentiles.split(",")]
-    except ValueError as error:
-        raise wrong_usage(f"--metric-percentiles {metric_percentiles}: expected numbers with commas") from error
+    bounds, percentiles = _bounds(goodput or []), _percentiles(metric_percentiles)
+    if save_detailed and output_json is None:
+        raise wrong_usage("--save-detailed goes with --output-json, the file that the numbers are written to")
+    _check_file(output_json)
     key = None if key_file is None else key_file.read_text(encoding="utf-8").split("\n", 1)[0].strip()
     prompts = load.random_prompts(num_prompts, input_len, range_ratio, vocabulary, seed, prefix_len)
     starts = load.arrivals(num_prompts, request_rate, burstiness, seed)
@@ -190,6 +194,8 @@ def _batch(model: LLM, prompts: Sequence[Sequence[int]], most: int) -> tuple[flo
     while len(done) < len(names):
         for output in engine.step():
             started.add(output.request)
+            if output.error is not None:
+                raise InputError(f"a request ended with an error, so that nothing was timed: {output.error}")
             if output.is_finished:
                 done[output.request] = output
         if not first and len(started) == len(names):
@@ -210,6 +216,22 @@ def _bounds(given: Sequence[str]) -> dict[str, float]:
     return bounds
 
 
+def _percentiles(text: str) -> list[float]:
+    try:
+        found = [float(one) for one in text.split(",")]
+    except ValueError:
+        found = []
+    if not found or not all(0 <= one <= 100 for one in found):
+        raise wrong_usage(f"--metric-percentiles {text}: expected numbers from 0 to 100, with commas")
+    return found
+
+
+def _check_file(path: Path | None) -> None:
+    """Refuse, before the run, a file that could not be written after it."""
+    if path is not None:
+        check_written("--output-json", path)
+
+
 def _report(found: dict[str, Any], path: Path | None, more: dict[str, Any] | None = None) -> None:
     """A table, and the file."""
     table = Table(show_header=False, box=None)
@@ -218,4 +240,8 @@ def _report(found: dict[str, Any], path: Path | None, more: dict[str, Any] | Non
             table.add_row(name, f"{value:,.3f}" if isinstance(value, float) else f"{value:,}")
     terminal().print(table)
     if path is not None:
-        path.write_text(json.dumps({**found, **(more or {})}, indent=1) + "\n", encoding="utf-8")
+        try:
+            with replacing(path) as file:
+                file.write(json.dumps({**found, **(more or {})}, indent=1).encode() + b"\n")
+        except OSError as error:
+            raise InputError(f"cannot write {path}: {error.strerror or error}") from error

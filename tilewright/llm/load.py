@@ -90,7 +90,7 @@ async def run(
             try:
                 async with asyncio.timeout(timeout):
                     await _complete(host, port, path, {**body, "prompt": list(prompt)}, key, timing)
-            except (OSError, ValueError, EOFError, TimeoutError) as error:
+            except Exception as error:  # whatever one answer holds, the other requests go on
                 timing.error = f"{type(error).__name__}: {str(error)[:200]}"
         progress()
         return timing
@@ -152,10 +152,14 @@ def _most_at_once(timings: Sequence[Timing]) -> int:
 
 
 def _address(address: str) -> tuple[str, int, str]:
-    parts = urlsplit(address)
+    try:
+        parts = urlsplit(address)
+        port = parts.port
+    except ValueError as error:
+        raise InputError(f"{address!r} is no address like http://127.0.0.1:8000 ({error})") from error
     if parts.scheme != "http" or not parts.hostname:
         raise InputError(f"{address!r} is no address like http://127.0.0.1:8000")
-    return parts.hostname, parts.port or 80, parts.path.rstrip("/") + "/v1/completions"
+    return parts.hostname, 80 if port is None else port, parts.path.rstrip("/") + "/v1/completions"
 
 
 async def _complete(host: str, port: int, path: str, body: Any, key: str | None, timing: Timing) -> None:
@@ -173,7 +177,8 @@ async def _complete(host: str, port: int, path: str, body: Any, key: str | None,
         async for event in _events(reader):
             now = time.perf_counter()
             if "error" in event:
-                raise ValueError(str(event["error"].get("message")))
+                found = event["error"]
+                raise ValueError(str(found.get("message") if isinstance(found, dict) else found))
             if event.get("usage"):
                 timing.output_tokens = int(event["usage"]["completion_tokens"])
             if event.get("choices"):
@@ -183,6 +188,8 @@ async def _complete(host: str, port: int, path: str, body: Any, key: str | None,
                     timing.gaps.append(now - last)
                 last = now
         timing.latency = time.perf_counter() - began
+        if last == began:
+            raise ValueError("the answer ended without a token")
     finally:
         writer.close()
 
@@ -200,7 +207,10 @@ async def _events(reader: asyncio.StreamReader) -> AsyncIterator[dict[str, Any]]
         while (end := text.find(b"\n\n")) >= 0:
             event, text = text[:end].removeprefix(b"data: "), text[end + 2 :]
             if event and event != b"[DONE]":
-                yield json.loads(event)
+                found = json.loads(event)
+                if not isinstance(found, dict):
+                    raise ValueError(f"an event is no object: {event[:100].decode('utf-8', 'replace')}")
+                yield found
     if len(status) < 2 or status[1] != b"200":
         raise ValueError(
             f"status {status[1].decode() if len(status) > 1 else 'none'}: {text[:200].decode('utf-8', 'replace')}"

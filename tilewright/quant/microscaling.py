@@ -15,6 +15,8 @@ from dataclasses import dataclass
 import ml_dtypes
 import numpy as np
 
+from tilewright.errors import InputError
+
 BLOCK, NVFP4_BLOCK = 32, 16
 ELEMENTS: dict[str, np.dtype] = {
     "mxfp8_e4m3": np.dtype(ml_dtypes.float8_e4m3fn), "mxfp8_e5m2": np.dtype(ml_dtypes.float8_e5m2),
@@ -36,7 +38,9 @@ class Blocks:
 
 
 def encode_mx(x: np.ndarray, name: str) -> Blocks:
-    """x [.., n] in an MX format, one of `ELEMENTS`; n is a multiple of 32.  Raises `ValueError` for others."""
+    """x [.., n] in an MX format, one of `ELEMENTS`; n is a multiple of 32.  Raises `InputError` for others."""
+    if name not in ELEMENTS:
+        raise InputError(f"unknown format {name!r}: choose one of {', '.join(ELEMENTS)}")
     dtype = ELEMENTS[name]
     blocks = _in_blocks(x, BLOCK)
     largest = np.abs(blocks).max(axis=-1)
@@ -59,10 +63,10 @@ def decode_mx(blocks: Blocks) -> np.ndarray:
 
 def encode_nvfp4(x: np.ndarray) -> Blocks:
     """x [.., n] in NVFP4; n is a multiple of 16.  The float32 maps the largest magnitude to the largest scale times the
-    largest element.  Raises `ValueError` for other sizes and for numbers that are not finite."""
+    largest element.  Raises `InputError` for other sizes and for numbers that are not finite."""
     blocks = _in_blocks(x, NVFP4_BLOCK)
     if not np.isfinite(blocks).all():
-        raise ValueError("NVFP4 has no infinity and no NaN")
+        raise InputError("NVFP4 has no infinity and no NaN")
     most, most_scale = (float(ml_dtypes.finfo(dtype).max) for dtype in (_E2M1, _E4M3))
     largest = np.abs(blocks).max(axis=-1)
     whole = np.float32(largest.max(initial=0) / (most * most_scale)) or np.float32(1)
@@ -82,7 +86,7 @@ def decode_nvfp4(blocks: Blocks) -> np.ndarray:
 def _in_blocks(x: np.ndarray, size: int) -> np.ndarray:
     """float64 [.., blocks, size]."""
     if not x.ndim or x.shape[-1] % size:
-        raise ValueError(f"the last dimension of {list(x.shape)} is no multiple of {size}")
+        raise InputError(f"the last dimension of {list(x.shape)} is no multiple of {size}")
     return x.astype(np.float64).reshape(*x.shape[:-1], -1, size)
 
 

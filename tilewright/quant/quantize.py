@@ -129,7 +129,7 @@ def quantize(
     report("compare", "with the model in floats", 0.0)
     rows = tuple(_report(graph, layers, ranges, samples, scheme, set(exclude), signed, weights))
     errors = _differences(plain, result, samples)
-    return Quantization(engine, scheme, rows, errors, _remarks(scheme, samples, targets))
+    return Quantization(engine, scheme, rows, errors, _remarks(scheme, samples, targets, weights, method))
 
 
 def whole_graph(graph: Graph) -> Graph:
@@ -163,7 +163,10 @@ def _layers_without(exclude: Sequence[str], graph: Graph, scheme: str) -> list[L
     return [layer for layer in layers if layer.name not in exclude]
 
 
-def _remarks(scheme: str, samples: Sequence[Sample], targets: Sequence[Target]) -> tuple[str, ...]:
+def _remarks(
+    scheme: str, samples: Sequence[Sample], targets: Sequence[Target], weights: Mapping[str, RoundedWeights],
+    method: str,
+) -> tuple[str, ...]:  # fmt: skip
     """What else a user should know."""
     remarks = []
     if not samples:
@@ -172,6 +175,12 @@ def _remarks(scheme: str, samples: Sequence[Sample], targets: Sequence[Target]) 
     if is_fp8(scheme) and without:
         names = ", ".join(without)
         remarks.append(f"fp8 numbers are multiplied as wider floats on {names}: only GPUs from sm_89 on multiply fp8")
+    nearest = [name for name, each in weights.items() if each.matrix.codes.shape[1] != each.matrix.depth]
+    if method == GPTQ and nearest:
+        remarks.append(
+            f"weights of {', '.join(nearest)} are rounded to the nearest, not by gptq: their depth is no multiple of "
+            "the group; choose a group that divides it"
+        )
     return tuple(remarks)
 
 
