@@ -17,7 +17,7 @@ from typer.testing import CliRunner
 
 from tests.host.cli_support import tilewright
 from tests.host.llm_support import text_checkpoint
-from tilewright.cli.main import application
+from tilewright.cli.bench_llm import commands
 from tilewright.errors import InputError
 from tilewright.llm import load
 from tilewright.llm.asynchronous import AsyncLLM
@@ -117,8 +117,8 @@ def test_odd_answers_are_errors_of_their_request():
 @pytest.mark.parametrize("options", [["--metric-percentiles", "50,101"], ["--metric-percentiles", "nan"],
                                      ["--save-detailed"], ["--output-json", "no/such/folder/a.json"]])  # fmt: skip
 def test_options_are_checked_before_the_run(options):
-    failed = CliRunner().invoke(application(), ["bench", "llm", "serve", *options])
-    assert failed.exit_code == 2 and options[0] in failed.output, failed.output
+    failed = CliRunner().invoke(commands, ["llm", "serve", "--num-prompts", "1", *options])
+    assert failed.exit_code == 2 and options[0] in failed.output and "No such" not in failed.output, failed.output
 
 
 def test_wrong_usage(folder):
