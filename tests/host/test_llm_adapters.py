@@ -118,6 +118,7 @@ def test_adapters_that_are_not_there(base, llm):
     ("changes", "message"),
     [
         ({"peft_type": "IA3"}, "peft_type"), ({"bias": "all"}, "bias"), ({"use_dora": True}, "use_dora"),
+        ({"init_lora_weights": "pissa"}, "init_lora_weights"), ({"init_lora_weights": "olora"}, "init_lora_weights"),
         ({"modules_to_save": ["lm_head"]}, "modules_to_save"), ({"r": 0}, "'r'"), ({"r": 5}, "rank"),
         ({"lora_alpha": "x"}, "lora_alpha"), ({"fan_in_fan_out": True}, "fan_in_fan_out"),
     ],

@@ -62,6 +62,14 @@ def test_a_chat_in_a_browser(llm, tmp_path):
         page.wait_for_selector(".assistant .note", timeout=60_000)
         assert page.text_content(".user") == "<b>Hello</b> there" and "tokens" in page.text_content(".assistant .note")
         page.locator("#finished", has_text=re.compile("^1$")).wait_for(timeout=60_000)
+        page.route("**/completions", lambda route: route.fulfill(status=500, json={"error": {"message": "broken"}}))
+        page.fill("#text", "again")
+        page.press("#text", "Enter")
+        page.locator(".error", has_text="broken").wait_for(timeout=60_000)
+        assert page.evaluate("messages.map((one) => one.role)") == ["user", "assistant"]
+        page.click("#clear")
+        assert page.evaluate("messages.length") == 0
+        problems.pop()
         page.screenshot(path=str(tmp_path / "page.png"))
         assert all(url.startswith((address, "data:")) for url in asked)
         assert all("401" in problem for problem in problems)  # before there was a key

@@ -21,11 +21,12 @@ pytest.importorskip("jinja2")
 pytest.importorskip("llguidance")
 
 from tests.host.llm_support import text_checkpoint
-from tilewright.cli.serve import _is_own
+from tilewright.errors import ImportModelError
 from tilewright.llm import SamplingParameters
 from tilewright.llm.asynchronous import AsyncLLM
 from tilewright.llm.sampling import Sampler
 from tilewright.llm.serve.application import Application, Bounds
+from tilewright.llm.serve.local import is_loopback
 
 pytestmark = pytest.mark.usefixtures("quick_engines")
 
@@ -61,7 +62,8 @@ async def call(application, method, path, body=b"", headers=(), leave_after=None
 
     if leave_after == 0:
         gone.set()
-    scope = {"type": "http", "method": method, "path": path, "headers": list(headers), "query_string": b""}
+    headers = [(b"content-type", b"application/json"), *headers]
+    scope = {"type": "http", "method": method, "path": path, "headers": headers, "query_string": b""}
     await application(scope, receive, send)
     status = sent[0]["status"] if sent else None
     return status, dict(sent[0]["headers"]) if sent else {}, b"".join(part.get("body", b"") for part in sent[1:])
@@ -223,6 +225,8 @@ def test_small_routes(llm):
         ({"prompt": "x", "max_tokens": 0}, 400, "max_tokens"),
         ({"prompt": "x", "chat_template": "{{ 1 }}"}, 400, "chat_template"),
         ({"prompt": "x", "seed": 1.5}, 400, "seed"),
+        ({"prompt": "x", "ignore_eos": "no"}, 400, "ignore_eos"),
+        ({"prompt": "x", "store": True}, 400, "store"),
         ({"prompt": "x", "guided_regex": "("}, 400, "guided_regex"),
         ({"prompt": "x", "guided_regex": "a", "guided_choice": ["b"]}, 400, "guided_choice"),
         ({"prompt": "x", "guided_choice": "yes"}, 400, "guided_choice"),
@@ -351,6 +355,55 @@ def test_keys(llm):
     assert ask(application, "GET", "/health")[0] == 200
 
 
+@pytest.mark.parametrize(
+    ("headers", "status"),
+    [
+        ({"host": "localhost:8000", "origin": "http://localhost:8000"}, 200),
+        ({"host": "[::1]:8000"}, 200),
+        ({"host": "rebound.example:8000"}, 403),
+        ({"host": "127.0.0.1.example"}, 403),
+        ({"host": "localhost", "origin": "https://site.example"}, 403),
+        ({"host": "localhost", "origin": "null"}, 403),
+        ({"host": "localhost", "content-type": "text/plain"}, 415),
+    ],
+    ids=str,
+)
+def test_without_keys_nothing_comes_from_other_sites(llm, headers, status):
+    sent = [(name.encode(), value.encode()) for name, value in headers.items()]
+    body = {"prompt": "x", "max_tokens": 1}
+    assert ask(Application(llm, "bytes"), "POST", "/v1/completions", body, sent)[0] == status
+    assert ask(Application(llm, "bytes", [KEY]), "GET", "/health", headers=sent)[0] == 200
+
+
+@pytest.mark.parametrize(
+    ("path", "fields"),
+    [
+        ("/v1/chat/completions", {"tool_choice": "required", "tools": [
+            {"type": "function", "function": {"name": "f", "parameters": {"$defs": 5}}}]}),
+        ("/v1/chat/completions", {"messages": [{"role": "broken", "content": "x"}]}),
+        ("/v1/responses", {"input": "x", "tool_choice": "required"}),
+    ],
+    ids=str,
+)  # fmt: skip
+def test_chats_that_are_refused(llm, monkeypatch, path, fields):
+    def chat(messages, *others):
+        if messages[0]["role"] == "broken":
+            raise ImportModelError("/tmp/model: the chat template failed")
+        return [1]
+
+    monkeypatch.setattr(llm.llm.text_tokenizer, "chat", chat)
+    if "chat" in path:
+        fields = {"messages": [{"role": "user", "content": "x"}]} | fields
+    status, content = ask(Application(llm, "bytes"), "POST", path, fields)
+    assert status == 400 and "/tmp" not in content["error"]["message"]
+
+
+def test_fields_that_are_null_are_absent(llm):
+    body = {"prompt": "x", "max_tokens": None, "model": None, "stream": None, "ignore_eos": True}
+    status, content = ask(Application(llm, "bytes"), "POST", "/v1/completions", body)
+    assert status == 200 and content["usage"]["completion_tokens"] == 16
+
+
 def test_prefixes_are_shared_within_a_key_only(llm):
     application = Application(llm, "bytes", [KEY, KEY[::-1]])
     prompt = {"prompt": "shared beginning, long enough for some pages of the pool", "max_tokens": 1}
@@ -416,7 +469,7 @@ def test_listening_for_others_needs_keys(tmp_path):
     (tmp_path / "keys").write_text("short\n")
     short = run("--host", "0.0.0.0", "--key-file", str(tmp_path / "keys"))
     assert short.returncode == 1 and "16 characters" in short.stderr
-    own = [_is_own(host) for host in ("127.0.0.1", "::1", "localhost", "0.0.0.0", "::", "example.com", "10.0.0.1")]
+    own = [is_loopback(host) for host in ("127.0.0.1", "::1", "localhost", "0.0.0.0", "::", "example.com", "10.0.0.1")]
     assert own == [True] * 3 + [False] * 4
 
 

@@ -131,7 +131,10 @@ def test_more_requests_than_forms_that_are_kept(llm):
         {"json": {"enum": list(range(1025))}}, {"json_object": "yes"}, {"regex": "a{1000000}"},
         {"regex": "x(a{1000}){1000}"}, {"json": {"type": "string", "pattern": "(a{200}){200}"}},
         {"json": {"patternProperties": {"(a{200}){200}": {}}}}, {"regex": "a\ud800"},
-        {"grammar": "start: A{200}\nA: B{200}\nB: /a/"}, {"json": {"type": "object", "x": object()}},
+        {"grammar": "start: A{200}\nA: B{200}\nB: /a/"}, {"grammar": "start: a ~ 200\na: /b/ ~ 1 .. 200"},
+        {"grammar": 'root ::= "a" { 2 , 100000 }'}, {"regex": "(?x)(a{200}) { 200 }"},
+        {"json": {"type": "string", "maxLength": 1000000}}, {"json": {"type": "array", "minItems": 10001}},
+        {"json": {"pattern": "(" * (6 << 20)}}, {"json": {"type": "object", "x": object()}},
     ],
     ids=lambda value: str(value)[:40],
 )  # fmt: skip
@@ -140,6 +143,13 @@ def test_forms_that_are_refused_unread(form):
     with pytest.raises(InputError):
         StructuredOutput(**form)
     assert time.process_time() - began < 2
+
+
+def test_many_definitions_are_counted_once_each():
+    names = range(300)
+    lines = [f'x{number}: "a"{{2}} ' + " ".join(f"x{other}" for other in names[number + 1 :][:9]) for number in names]
+    text = "\n".join([*reversed(lines), "start: " + " ".join(f"x{number}{{3}}" for number in names[250:])])
+    assert StructuredOutput(grammar=text).form == ("grammar", text)
 
 
 def test_depths_that_are_refused():

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import ipaddress
 from pathlib import Path
 from typing import Annotated
 
@@ -105,9 +104,6 @@ def _keys(path: Path | None) -> list[str]:
 
 def _is_own(host: str) -> bool:
     """Whether only this machine can reach an address."""
-    if host == "localhost":
-        return True
-    try:
-        return ipaddress.ip_address(host).is_loopback
-    except ValueError:
-        return False
+    from tilewright.llm.serve.local import is_loopback
+
+    return is_loopback(host)

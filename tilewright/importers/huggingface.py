@@ -99,6 +99,24 @@ def _tensor(data: mmap.mmap, start: int, entry: Mapping[str, Any]) -> np.ndarray
     return np.frombuffer(data, dtype, count, start + first).reshape(shape)
 
 
+def read_settings(path: Path) -> dict[str, Any]:
+    """The JSON object of a file of a checkpoint; raises `ImportModelError` for what is none."""
+    if not os.path.lexists(path):
+        raise ImportModelError(f"{path}: missing; a checkpoint folder needs config.json and weights")
+    _check_file(path)
+    try:
+        with path.open("rb") as file:
+            data = file.read(_LARGEST_JSON + 1)
+        if len(data) > _LARGEST_JSON:
+            raise ImportModelError(f"{path}: more than {_LARGEST_JSON} bytes")
+        content = json.loads(data.decode())
+    except (OSError, ValueError, RecursionError) as error:
+        raise ImportModelError(f"{path}: cannot be read as JSON ({str(error)[:300]})") from error
+    if not isinstance(content, dict):
+        raise ImportModelError(f"{path}: expected a JSON object")
+    return content
+
+
 class Checkpoint:
     """A checkpoint folder: its configuration and its tensors, which a family takes one by one.
 
@@ -108,27 +126,10 @@ class Checkpoint:
 
     def __init__(self, folder: Path) -> None:
         self.folder = folder
-        self.config: dict[str, Any] = self._read_json(folder / "config.json")
+        self.config: dict[str, Any] = read_settings(folder / "config.json")
         self.tensors = self._read_weights()
         self._taken: set[str] = set()
         self._problems: list[str] = []
-
-    @staticmethod
-    def _read_json(path: Path) -> dict[str, Any]:
-        if not os.path.lexists(path):
-            raise ImportModelError(f"{path}: missing; a checkpoint folder needs config.json and weights")
-        _check_file(path)
-        try:
-            with path.open("rb") as file:
-                data = file.read(_LARGEST_JSON + 1)
-            if len(data) > _LARGEST_JSON:
-                raise ImportModelError(f"{path}: more than {_LARGEST_JSON} bytes")
-            content = json.loads(data.decode())
-        except (OSError, ValueError, RecursionError) as error:
-            raise ImportModelError(f"{path}: cannot be read as JSON ({str(error)[:300]})") from error
-        if not isinstance(content, dict):
-            raise ImportModelError(f"{path}: expected a JSON object")
-        return content
 
     def _read_weights(self) -> dict[str, np.ndarray]:
         single, index = self.folder / "model.safetensors", self.folder / "model.safetensors.index.json"
@@ -137,7 +138,7 @@ class Checkpoint:
         if not os.path.lexists(index):
             hint = "; convert the PyTorch weights to safetensors" if any(self.folder.glob("*.bin")) else ""
             raise ImportModelError(f"{self.folder}: no model.safetensors and no model.safetensors.index.json{hint}")
-        mapping = self._read_json(index).get("weight_map")
+        mapping = read_settings(index).get("weight_map")
         if not isinstance(mapping, dict):
             raise ImportModelError(f"{index}: has no weight_map")
         tensors: dict[str, np.ndarray] = {}

@@ -7,7 +7,7 @@ adds it.  So tokens of different adapters share the step, and a token without on
 
 from __future__ import annotations
 
-import json
+import os
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -16,16 +16,16 @@ from typing import Any
 import numpy as np
 
 from tilewright.errors import ImportModelError
-from tilewright.importers.huggingface import read_safetensors
+from tilewright.importers.huggingface import read_safetensors, read_settings
 
 MOST_RANKS = 512  # of an adapter
-_LARGEST_CONFIG = 1 << 20
 _PREFIXES = ("base_model.model.", "model.", "transformer.")
 _PARTS = (".lora_A.weight", ".lora_B.weight")
 # What changes the meaning of the factors, with the values that do not.
 _PLAIN: dict[str, tuple[Any, ...]] = {
     "bias": (None, "none"), "use_dora": (None, False), "fan_in_fan_out": (None, False), "modules_to_save": (None, []),
     "lora_bias": (None, False), "use_qalora": (None, False), "alora_invocation_tokens": (None,),
+    "init_lora_weights": (None, True, False, "gaussian", "eva", "orthogonal"),  # others change the weights below them
     "trainable_token_indices": (None,), "layer_replication": (None, []), "target_parameters": (None, []),
 }  # fmt: skip
 
@@ -92,13 +92,10 @@ def _of_target(config: Mapping[str, Any], key: str, pattern: str, target: str) -
 
 
 def _config(path: Path) -> dict[str, Any]:
-    try:
-        if path.stat().st_size > _LARGEST_CONFIG:
-            raise ImportModelError(f"{path}: more than {_LARGEST_CONFIG} bytes")
-        config = json.loads(path.read_text(encoding="utf-8"))
-    except (OSError, ValueError, RecursionError) as error:
-        raise ImportModelError(f"{path}: cannot be read as JSON ({str(error)[:200]})") from error
-    if not isinstance(config, dict) or config.get("peft_type") != "LORA":
+    if not os.path.lexists(path):
+        raise ImportModelError(f"{path}: missing; an adapter is a folder with this file and adapter_model.safetensors")
+    config = read_settings(path)
+    if config.get("peft_type") != "LORA":
         raise ImportModelError(f"{path}: 'peft_type' is not LORA, the only kind of adapter that is supported")
     for key, values in _PLAIN.items():
         if config.get(key) not in values:

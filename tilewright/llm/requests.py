@@ -61,6 +61,8 @@ class SamplingParameters:
                 continue
             if type(value) is not int or not least <= value <= most:
                 raise InputError(f"{name} is {str(value)[:50]!r}, expected a whole number from {least} to {most}")
+        if not isinstance(self.ignore_eos, bool):
+            raise InputError("ignore_eos is true or false")
         if self.min_tokens > self.max_tokens:
             raise InputError(f"min_tokens {self.min_tokens} is more than max_tokens {self.max_tokens}")
         self._check_lists()

@@ -23,11 +23,13 @@ DEEPEST_SCHEMA = 64  # objects and lists in each other
 MOST_CHOICES = 1024  # of choice, and of an enum
 MOST_REPEATS = 10_000  # what the repeats of a pattern amount to
 _KEPT = 32  # compiled forms
-_DEEPEST_GRAMMAR = 200  # definitions that are counted
+_DEEPEST_GRAMMAR = 200  # definitions in each other that are counted
 _SPACES = r"\n?[ \t]{0,16}"  # between the parts of JSON: a model must not write spaces for ever
 _LIMITS: dict[str, Any] = {"initial_lexer_fuel": 1_000_000, "step_max_items": 10_000, "max_lexer_states": 50_000,
            "max_grammar_size": 100_000, "precompute_large_lexemes": False, "verbose_errors": False}  # fmt: skip
-_REPEAT = re.compile(r"\{(\d*)(,?)(\d*)\}")
+_COUNTS = ("minItems", "maxItems", "minLength", "maxLength")
+_REPEAT = re.compile(r"\{\s*(\d*)\s*,?\s*(\d*)\s*\}")
+_LARK_REPEAT = re.compile(r"~\s*(\d+)(?:\s*\.\.\s*(\d+))?")
 _DEFINITION = re.compile(r"^[ \t]*[?!]?([A-Za-z_][\w-]*)(?:\.-?\d+)?[ \t]*(?:::=|:)", re.MULTILINE)
 _NAME = re.compile(r"[A-Za-z_][\w-]*")
 
@@ -162,12 +164,15 @@ def _schema(given: Any) -> tuple[str, str]:
             raise InputError(f"json is no JSON: {str(error)[:100]}") from error
     if not isinstance(given, (Mapping, bool)):
         raise InputError("json takes a JSON schema: an object")
-    _check_schema(given, 0)
     try:
         text = json.dumps(given, sort_keys=False)
+    except RecursionError as error:
+        raise InputError(f"json is deeper than {DEEPEST_SCHEMA} levels") from error
     except (TypeError, ValueError) as error:
         raise InputError(f"json is no JSON schema: {str(error)[:100]}") from error
-    return "json", _check_size("json", text)
+    _check_size("json", text)
+    _check_schema(given, 0)
+    return "json", text
 
 
 def _check_schema(node: Any, depth: int) -> None:
@@ -177,6 +182,10 @@ def _check_schema(node: Any, depth: int) -> None:
         enumeration = node.get("enum")
         if isinstance(enumeration, (list, tuple)) and len(enumeration) > MOST_CHOICES:
             raise InputError(f"json has an enum of more than {MOST_CHOICES} values")
+        for key in _COUNTS:
+            count = node.get(key)
+            if isinstance(count, (int, float)) and count > MOST_REPEATS:
+                raise InputError(f"json has a {key} of more than {MOST_REPEATS}")
         patterns = node.get("patternProperties")
         for pattern in (node.get("pattern"), *(patterns if isinstance(patterns, Mapping) else ())):
             if isinstance(pattern, str):
@@ -211,7 +220,8 @@ def _grammar(given: Any) -> tuple[str, str]:
     places = list(_DEFINITION.finditer(text))
     ends = [place.start() for place in places[1:]] + [len(text)]
     bodies = {place.group(1): text[place.end() : end] for place, end in zip(places, ends, strict=True)}
-    _check_repeats("grammar", max((_Size(body, bodies).total() for body in bodies.values()), default=0))
+    size = _Size("", bodies)
+    _check_repeats("grammar", max((size.of_name(name) for name in bodies), default=0))
     return "grammar", text
 
 
@@ -238,8 +248,10 @@ class _Size:
     In a grammar's definition, names stand for the definitions of `named`.
     """
 
-    def __init__(self, text: str, named: Mapping[str, str] | None = None, known: dict[str, int] | None = None) -> None:
-        self._text, self._named = text, named or {}
+    def __init__(
+        self, text: str, named: Mapping[str, str] | None = None, known: dict[str, int] | None = None, depth: int = 0
+    ) -> None:
+        self._text, self._named, self._depth = text, named or {}, depth
         self._known: dict[str, int] = {} if known is None else known
         self._groups: list[int] = []
         self._sum = self._last = 0
@@ -263,9 +275,13 @@ class _Size:
             inner = self._sum + self._last
             self._sum, self._last = (self._groups.pop() if self._groups else 0), inner
             return at + 1, 0
-        repeat = _REPEAT.match(self._text, at) if character == "{" else None
+        if character.isspace():  # what follows may be the repeat of the item before
+            self._sum += not self._named
+            return at + 1, 0
+        kind = _REPEAT if character == "{" else _LARK_REPEAT if character == "~" and self._named else None
+        repeat = None if kind is None else kind.match(self._text, at)
         if repeat is not None:
-            counts = [int(number[:9]) for number in (repeat.group(1), repeat.group(3)) if number]
+            counts = [int(number[:9]) for number in repeat.groups() if number]
             self._last = max(self._last, 1) * max(1, *counts) if counts else self._last
             return repeat.end(), self._last
         self._sum += self._last
@@ -274,16 +290,17 @@ class _Size:
             return self._end_of_class(at), 0
         name = _NAME.match(self._text, at) if self._named else None
         if name is not None and name.group() in self._named:
-            self._last = max(1, self._size_of(name.group()))
+            self._last = max(1, self.of_name(name.group()))
             return name.end(), self._last if self._last > 1 else 0
         return (name.end() if name is not None else at + (2 if character == "\\" else 1)), 0
 
-    def _size_of(self, name: str) -> int:
+    def of_name(self, name: str) -> int:
+        """The count of a definition."""
         if name not in self._known:
-            known = len(self._known) < _DEEPEST_GRAMMAR
+            known = self._depth < _DEEPEST_GRAMMAR
             self._known[name] = 1 if known else MOST_REPEATS  # 1 while a definition that holds itself is counted
             if known:
-                self._known[name] = _Size(self._named[name], self._named, self._known).total()
+                self._known[name] = _Size(self._named[name], self._named, self._known, self._depth + 1).total()
         return self._known[name]
 
     def _end_of_class(self, at: int) -> int:

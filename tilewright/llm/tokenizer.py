@@ -125,7 +125,7 @@ class Tokenizer:
                     raise InputError(f"the chat gives a prompt of more than {_LONGEST_PROMPT} characters")
         except jinja2.TemplateError as error:
             raise InputError(f"the chat template refuses the messages: {str(error)[:300]}") from error
-        except (TypeError, ValueError, KeyError, AttributeError, RecursionError, OverflowError) as error:
+        except (TypeError, ValueError, LookupError, AttributeError, RecursionError, ArithmeticError) as error:
             raise ImportModelError(
                 f"{self.folder}: the chat template failed ({type(error).__name__}: {str(error)[:200]})"
             ) from error

@@ -352,7 +352,12 @@ def _message_with_objects(message: Any) -> Any:
 
 def _with_own_definitions(schema: Any, number: int, definitions: dict[str, Any]) -> Any:
     """A schema as a part of another: its definitions go to the whole's, under names of their own."""
-    found = {key: value for name in ("$defs", "definitions") for key, value in (schema.get(name) or {}).items()}
+    found: dict[str, Any] = {}
+    for name in ("$defs", "definitions"):
+        own = schema.get(name, {})
+        if not isinstance(own, Mapping):
+            raise InputError(f"{name} of a tool's parameters is no object")
+        found |= own
     definitions.update({f"{number}.{key}": _renamed(value, number) for key, value in found.items()})
     return _renamed({key: value for key, value in schema.items() if key not in ("$defs", "definitions")}, number)
 

@@ -27,12 +27,13 @@ from collections.abc import AsyncGenerator, AsyncIterator, Awaitable, Callable, 
 from dataclasses import dataclass, replace
 from typing import Any
 
-from tilewright.errors import InputError, TilewrightError
+from tilewright.errors import ImportModelError, InputError, TilewrightError
 from tilewright.llm.asynchronous import AsyncLLM, EngineStopped
 from tilewright.llm.encoder import TextEncoder
 from tilewright.llm.requests import Output
 from tilewright.llm.serve import protocol, responses
 from tilewright.llm.serve.forms import About, ChatForm, TextForm
+from tilewright.llm.serve.local import check_local
 from tilewright.llm.serve.metrics import Metrics
 from tilewright.llm.serve.page import page
 from tilewright.llm.serve.protocol import Refused, Wanted
@@ -59,7 +60,8 @@ class Bounds:
 
 
 class Application:
-    """Serves one language model under `name`; with `keys` each request needs one of them.
+    """Serves one language model under `name`; with `keys` each request needs one of them, without keys it must come
+    from this machine and from no other site's page.
 
     Prefixes are shared among the requests of one key.  `encoder` gives embeddings.
     """
@@ -92,6 +94,8 @@ class Application:
             return
         answer = _Answer(send, self.metrics)
         try:
+            if not self._keys:
+                check_local(scope["method"], scope["headers"])
             await self._route(scope)(self._tenant(scope), receive, answer)
         except Refused as refused:
             await answer.refuse(refused)
@@ -167,8 +171,9 @@ class Application:
                  "max_model_len": engine.scheduler.longest}  # fmt: skip
         adapters = [{"id": name, **model, "parent": self.name} for name in engine.adapters]
         models = [{"id": self.name, **model}, *adapters]
+        models = [{**one, "task": "generate"} for one in models]
         if self.encoder is not None:
-            models.append({"id": self.encoder.name, **model, "max_model_len": self.encoder.longest})
+            models.append({"id": self.encoder.name, **model, "max_model_len": self.encoder.longest, "task": "embed"})
         await _send_json(send, 200, {"object": "list", "data": models})
 
     async def _embeddings(self, tenant: str, receive: Receive, send: Send) -> None:
@@ -208,9 +213,14 @@ class Application:
         """Answer the fields of a chat, in the form of `kind`; `given` are those of the request where they differ."""
         wanted = self._adapted(fields, protocol.read_chat(fields, self.llm.llm.engine.scheduler.longest))
         tokenizer = self.llm.llm.text_tokenizer
-        if wanted.tools is not None:
-            wanted = protocol.forced(wanted, tokenizer.call_format)
-        tokens = await asyncio.to_thread(tokenizer.chat, wanted.messages or [], True, wanted.tools)
+        try:
+            if wanted.tools is not None:
+                wanted = protocol.forced(wanted, tokenizer.call_format)
+            tokens = await asyncio.to_thread(tokenizer.chat, wanted.messages or [], True, wanted.tools)
+        except ImportModelError as error:
+            _log.warning("a chat has no prompt: %s", error)
+            why = "the model has no chat template, or it fails for these messages and tools"
+            raise Refused(400, why, "messages") from error
         await self._answer(kind(self._about(wanted), wanted, given), wanted, [tokens], tenant, receive, send)
 
     def _about(self, wanted: Wanted) -> About:

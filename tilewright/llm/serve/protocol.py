@@ -67,14 +67,14 @@ class Wanted:
 
 
 def parse(body: bytes) -> dict[str, Any]:
-    """The JSON object of a body; raises `Refused`."""
+    """The JSON object of a body, without fields that are null, which are as absent; raises `Refused`."""
     try:
         content = read_json(body, len(body))
     except (ValueError, RecursionError) as error:
         raise Refused(400, f"the body is no JSON: {str(error)[:200]}") from error
     if not isinstance(content, dict):
         raise Refused(400, "the body is no JSON object")
-    return content
+    return {name: value for name, value in content.items() if value is not None}
 
 
 def read_completion(fields: Mapping[str, Any]) -> Wanted:
@@ -228,6 +228,8 @@ def usage(outputs: Sequence[Output]) -> dict[str, Any]:
 def _wanted(
     fields: Mapping[str, Any], prompts: list[str | list[int]], messages: list[Any] | None, logprobs: Any, most: Any
 ) -> Wanted:
+    if _flag(fields, "store"):
+        raise Refused(400, "nothing is stored: store is false", "store")
     stream, options = _flag(fields, "stream"), fields.get("stream_options")
     if options is not None and (not isinstance(options, dict) or set(options) - {"include_usage"}):
         raise Refused(400, "stream_options takes include_usage", "stream_options")

@@ -36,7 +36,8 @@ def as_chat(given: Mapping[str, Any]) -> dict[str, Any]:
         fields["response_format"] = _format(form)
     if given.get("tools"):
         fields["tools"] = [_tool(tool) for tool in _list(given["tools"], "tools")]
-        choice = given.get("tool_choice")
+    choice = given.get("tool_choice")
+    if choice is not None:
         fields["tool_choice"] = (
             {"type": "function", "function": {"name": choice.get("name")}} if isinstance(choice, dict) else choice
         )
