@@ -248,8 +248,6 @@ def line(record: dict[str, Any]) -> str:
         parts.append(f"build {record['build_cold_seconds']:.1f} s, warm {record['build_warm_seconds']:.1f} s")
         parts.append(f"load {record['load_and_first_call_seconds']:.2f} s, {record['steps']} steps")
         parts.append(f"arena {record['arena_bytes'] / max(record['arena_least_bytes'], 1):.2f} of the least")
-    if record["name"].startswith("ResNet-50 int8") and OURS in record.get("milliseconds", {}):
-        parts.append(quantized.images_a_second(record))
     if "host_microseconds" in record:
         parts.append(f"host {record['host_microseconds']:.0f} us")
     if "of_bytes_time" in record:

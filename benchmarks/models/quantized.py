@@ -8,9 +8,7 @@ from __future__ import annotations
 
 import copy
 from collections.abc import Callable
-from typing import Any
 
-import numpy as np
 import torch
 from torch import nn
 
@@ -136,13 +134,7 @@ def _block(batch: int, length: int) -> Model:
 CASES: dict[str, Callable[[], Model]] = {
     "block fp8 b8 s512": lambda: _quantized(_block(8, 512), "fp8"),
     "block int8 b8 s512": lambda: _quantized(_block(8, 512), "int8"),
-    "BERT-base fp8 b64 s128": lambda: _quantized(timed._bert(64, 128), "fp8"),
-    "BERT-base int8 b64 s128": lambda: _quantized(timed._bert(64, 128), "int8"),
-    "ResNet-50 int8 b128": lambda: _quantized(timed._resnet(128), "int8", linears=False),
+    "BERT-base fp8 b64 s128": lambda: _quantized(timed.bert_model(64, 128), "fp8"),
+    "BERT-base int8 b64 s128": lambda: _quantized(timed.bert_model(64, 128), "int8"),
+    "ResNet-50 int8 b128": lambda: _quantized(timed.resnet_model(128), "int8", linears=False),
 }
-
-
-def images_a_second(record: dict[str, Any]) -> str:
-    """What a record of ResNet-50 is in images, for people."""
-    images = int(record["name"].rsplit(" b", 1)[1].split()[0])
-    return f"{images / np.float64(record['milliseconds']['tilewright']['median']) * 1e3:,.0f} images/s"

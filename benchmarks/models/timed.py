@@ -60,12 +60,12 @@ def _on_gpu(module: nn.Module, dtype: torch.dtype) -> nn.Module:
     return module.to(dtype).cuda().eval().requires_grad_(False)
 
 
-def _resnet(batch: int, dtype: torch.dtype = torch.float16, floor: float | None = 1.0) -> Model:
+def resnet_model(batch: int, dtype: torch.dtype = torch.float16, floor: float | None = 1.0) -> Model:
     image = torch.randn(batch, 3, 224, 224, dtype=dtype, device="cuda")
     return Model(_on_gpu(resnet.random_model(), dtype), (image,), dtype, floor)
 
 
-def _bert(batch: int, sequence: int, dtype: torch.dtype = torch.float16, floor: float | None = 1.0) -> Model:
+def bert_model(batch: int, sequence: int, dtype: torch.dtype = torch.float16, floor: float | None = 1.0) -> Model:
     spec = bert.specification(bert.random_model(BERT_BASE))
     inputs = tuple(tensor.cuda() for tensor in spec.make_inputs(batch=batch, sequence=sequence).values())
     return Model(_on_gpu(spec.module, dtype), inputs, dtype, floor)
@@ -99,12 +99,12 @@ def _decode(batch: int) -> Model:
 
 
 CASES: dict[str, Callable[[], Model]] = {
-    "ResNet-50 fp16 b1": lambda: _resnet(1),
-    "ResNet-50 fp16 b8": lambda: _resnet(8),
-    "ResNet-50 fp16 b128": lambda: _resnet(128),
-    "BERT-base fp16 b1 s128": lambda: _bert(1, 128),
-    "BERT-base fp16 b64 s128": lambda: _bert(64, 128),
-    "BERT-base fp16 b8 s384": lambda: _bert(8, 384),
+    "ResNet-50 fp16 b1": lambda: resnet_model(1),
+    "ResNet-50 fp16 b8": lambda: resnet_model(8),
+    "ResNet-50 fp16 b128": lambda: resnet_model(128),
+    "BERT-base fp16 b1 s128": lambda: bert_model(1, 128),
+    "BERT-base fp16 b64 s128": lambda: bert_model(64, 128),
+    "BERT-base fp16 b8 s384": lambda: bert_model(8, 384),
     "ViT-B/16 fp16 b64": lambda: _vit(64),
     "Llama-8B x4 bf16 prefill 1x2048": lambda: _prefill(1, 2048),
     "Llama-8B x4 bf16 prefill 1x8192": lambda: _prefill(1, 8192),
@@ -113,8 +113,8 @@ CASES: dict[str, Callable[[], Model]] = {
     "Llama-8B x4 bf16 decode b32": lambda: _decode(32),
 }
 FLOAT32: dict[str, Callable[[], Model]] = {
-    "ResNet-50 fp32 b1": lambda: _resnet(1, torch.float32, None),
-    "ResNet-50 fp32 b8": lambda: _resnet(8, torch.float32, None),
-    "BERT-base fp32 b1 s128": lambda: _bert(1, 128, torch.float32, None),
-    "BERT-base fp32 b8 s128": lambda: _bert(8, 128, torch.float32, None),
+    "ResNet-50 fp32 b1": lambda: resnet_model(1, torch.float32, None),
+    "ResNet-50 fp32 b8": lambda: resnet_model(8, torch.float32, None),
+    "BERT-base fp32 b1 s128": lambda: bert_model(1, 128, torch.float32, None),
+    "BERT-base fp32 b8 s128": lambda: bert_model(8, 128, torch.float32, None),
 }
