@@ -47,8 +47,8 @@ def samples(rng: np.random.Generator, count: int = 6) -> list[np.ndarray]:
     return [rng.standard_normal((4, 128)).astype(np.float32) for _ in range(count)]
 
 
-def test_within_the_bound(model: Path, rng: np.random.Generator, tmp_path: Path) -> None:
-    data = samples(rng)
+def test_within_the_bound(model: Path, tmp_path: Path) -> None:
+    data = samples(np.random.default_rng(0))  # what each format loses depends on the samples
     tight, wide = (tilewright.search_precision(model, data, max_drop=bound, metric="mse") for bound in (4e-4, 0.2))
     assert 0 < tight.drop <= 4e-4 < wide.drop <= 0.2
     assert {row.chosen for row in wide.layers} == {"int8"} and len(wide.points) == 1
