@@ -33,6 +33,7 @@ REASONS = (
     (r"read out of a tensor by", "a number read out of a tensor"),
     (r"is a quantized|PackedParams|CellParams", "quantized modules"),
     (r"PyTorch cannot export", "PyTorch does not export it"),
+    (r"PyTorch cannot decompose", "PyTorch does not decompose what it exported"),
     (r"no import rule|complex numbers", "an operation without a rule"),
     (r"more than \d+ s", "takes too long"),
 )
