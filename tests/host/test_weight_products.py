@@ -119,6 +119,15 @@ def test_weights_that_become_floats_are_named(rng: np.random.Generator) -> None:
     assert remarks == ["they have 3 dimensions", *parts]
 
 
+def test_operands_without_inputs_are_no_weights() -> None:
+    b = GraphBuilder("counted")
+    x = b.input("x", float32, (3, 256))
+    counted = b.op("iota", [], shape=(256 * 128,), dtype=float32)
+    b.output(b.op("matmul", [x, b.op("reshape", [counted], shape=(256, 128))]), "y")
+    graph = b.finish()
+    assert weight_products(graph) is graph
+
+
 def test_depth_that_groups_do_not_divide_and_other_orders(rng: np.random.Generator) -> None:
     places = rng.permutation(np.repeat(np.arange(4), 32))
     matrix = random_matrix(rng, int4, 130, 128, 32)

@@ -80,7 +80,7 @@ def _chain(value: Value, rewriter: Rewriter) -> list[Node] | None:
     found: list[Node] = []
     for _ in range(_DEEPEST):
         node = rewriter.producer(value)
-        if node is None or node.inputs[0] is None:
+        if node is None or not node.inputs or node.inputs[0] is None:
             return None
         found.append(node)
         if node.op == "dequantize":
