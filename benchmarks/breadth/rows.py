@@ -54,7 +54,7 @@ def reduction(draw: Draw) -> Drawn:
 
 @family
 def row_program(draw: Draw) -> Drawn:
-    """Several reductions over the same axes, with elementwise ops before, between and behind them."""
+    """Several reductions over the same axes, with elementwise ops before, between and after them."""
     outer, inner = draw.rows(1 << 24)
     middle = draw.choice((1, draw.size(2, 64)))
     shape = (outer, inner) if middle == 1 else (max(1, outer // middle), middle, inner)

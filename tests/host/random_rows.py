@@ -1,4 +1,4 @@
-"""Random programs over rows: several reductions over the same axes, with elementwise ops before, between and behind."""
+"""Random programs over rows: several reductions over the same axes, with elementwise ops before, between and after."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Operations that are posed as engines pose them, in the interpreter: convolutions, decoding, normed products."""
+"""Operations on arrays by the candidates of engines, in the interpreter: convolutions, decoding, normed products."""
 
 from __future__ import annotations
 
@@ -93,7 +93,7 @@ def test_normed_products(rows: int, dtype, count: int, transposed: bool, rng: np
 
 
 def shifted(x: np.ndarray) -> np.ndarray:
-    """A contiguous copy that begins one element behind a multiple of 64 bytes."""
+    """A contiguous copy that begins one element after a multiple of 64 bytes."""
     room = np.zeros(x.size + 64, x.dtype)
     first = -room.ctypes.data % 64 // x.itemsize + 1
     copy = room[first : first + x.size].reshape(x.shape)

@@ -72,7 +72,7 @@ def separate(group: Group, graph: Graph, target: Target, candidates: Maker) -> C
 def one_kernel(
     group: Group, program: RowProgram, walk: Walk, form: Form, target: Target, factor: float = 1.0
 ) -> Candidate:
-    """A program in a form; by `factor` it is ranked behind others whose estimates are the same."""
+    """A program in a form; by `factor` it is ranked after others whose estimates are the same."""
     calls, temporaries = launches(program, walk, form, chain_name(group.nodes, "rows"))
     traffic, machine = _Traffic(group, program), target.machine()
     again = program.levels - 1 + any(item.is_full for item in program.stored)

@@ -5,7 +5,7 @@ A CTA (an instance) has `lanes` kept elements and walks what is reduced for them
     along    blocks [lanes, block]; the last dimension is reduced, and read along the rows of a block
     across   blocks [block, lanes]; the last dimension is kept
 
-    row      the kept elements of a CTA, [lanes, 1] or [1, lanes]; behind `plane`, where not all of them are lanes
+    row      the kept elements of a CTA, [lanes, 1] or [1, lanes]; after `plane`, where not all of them are lanes
     column   the reduced ones, [1, block] or [block, 1]
 """
 
@@ -69,7 +69,7 @@ class Walk:
 
 
 def walk_of(program: RowProgram, narrow: int) -> Walk:
-    """The loop variables; kept ones behind the last reduced one are lanes by themselves from `narrow` elements on."""
+    """The loop variables; kept ones after the last reduced one are lanes by themselves from `narrow` elements on."""
     axes = program.space.axes
     indices = [item.index for item in program.stored] + expression_indices(program.roots(), program.tracer)
     shape = program.space.shape
@@ -126,7 +126,7 @@ class _RowWriter(Writer):
         return self.follows_columns(own_indices(item))
 
     def forked(self) -> _RowWriter:
-        """A writer of what stands in a loop behind what is written so far."""
+        """A writer of what stands in a loop that follows."""
         inner = copy(self)
         inner.lines = []
         for name in ("_texts", "_guards", "_divisions", "_loaded"):
@@ -134,7 +134,7 @@ class _RowWriter(Writer):
         return inner
 
     def joined(self, inner: _RowWriter) -> None:
-        """Go on behind a loop: names are used once."""
+        """Go on after a loop: names are used once."""
         self._count = inner._count
 
 

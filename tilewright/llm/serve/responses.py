@@ -6,7 +6,7 @@ import secrets
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from tilewright.llm.requests import Completion, Output
+from tilewright.llm.requests import Output
 from tilewright.llm.serve import protocol
 from tilewright.llm.serve.forms import ChatForm
 from tilewright.llm.serve.protocol import Refused
@@ -193,7 +193,7 @@ class ResponsesForm(ChatForm):
 
     def _body(self, output: Output | None) -> dict[str, Any]:
         parameters, given = self.wanted.parameters, self.given
-        reason = None if output is None else _reason(output.completions[0])
+        reason = None if output is None else protocol.finish_reason(output.completions[0])
         body = {
             "id": self.id, "object": "response", "created_at": self.created, "model": self.about.model,
             "status": {"stop": "completed", "length": "incomplete", None: "in_progress"}.get(reason, "failed"),
@@ -214,7 +214,3 @@ class ResponsesForm(ChatForm):
                 "total_tokens": counts["total_tokens"],
             }  # fmt: skip
         return body
-
-
-def _reason(one: Completion) -> str | None:
-    return protocol.finish_reason(one)
