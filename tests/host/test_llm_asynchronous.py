@@ -94,18 +94,45 @@ def test_a_prompt_that_is_refused_ends_nothing_else():
     asyncio.run(main())
 
 
-def test_a_failure_and_the_end_reach_everybody():
-    class Broken(StandIn):
-        def run(self, chunks):
-            raise ZeroDivisionError
+class Failing(StandIn):
+    """A model with steps to fail."""
 
+    left = 0
+
+    def run(self, chunks):
+        if self.left:
+            self.left -= 1
+            raise ZeroDivisionError("at 0xdeadbeef")
+        return super().run(chunks)
+
+
+def test_steps_that_fail_end_their_requests_and_show_in_health():
+    async def main():
+        model = Failing(LIMITS, 40)
+        engine, wanted = made(model), SamplingParameters(max_tokens=3, ignore_eos=True)
+        for failures in (1, 3):
+            model.left = failures
+            for _ in range(failures):
+                output = await last(engine.stream([0], wanted))
+                assert output.error == "the step failed (ZeroDivisionError)" and not output.is_refused
+            assert engine.is_ready and engine.is_healthy == (failures < 3)
+            assert (await last(engine.stream([0], wanted))).error is None and engine.is_healthy
+        assert engine.statistics.used_pages == 0
+        engine.close()
+        assert not engine.is_healthy
+
+    asyncio.run(main())
+
+
+def test_a_failure_and_the_end_reach_everybody():
     class Slow(StandIn):
         def run(self, chunks):
             time.sleep(0.02)  # so that the end comes before that of the tokens
             return super().run(chunks)
 
     async def main():
-        engine = made(Broken(LIMITS, 40))
+        engine = made()
+        engine._engine.scheduler.schedule = None  # not callable: a fault of the engine itself
         with pytest.raises(EngineStopped):
             await last(engine.stream([0]))
         assert not engine.is_ready

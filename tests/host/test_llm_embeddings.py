@@ -106,5 +106,7 @@ def test_the_route(encoder, tmp_path):
         found, content = ask(application, "POST", path, body)
         assert found == status and content["error"]["param"] == field, body
     assert ask(Application(llm, "bytes"), "POST", path, {"input": "a"})[0] == 404
-    assert application.requests == application.tokens == 0
+    hurried = Application(llm, "bytes", encoder=encoder, bounds=Bounds(seconds=0.0))
+    assert ask(hurried, "POST", path, {"input": "a"})[0] == 503
+    assert application.requests == application.tokens == hurried.requests == 0
     llm.close()

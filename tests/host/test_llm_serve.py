@@ -130,9 +130,8 @@ def test_streams_are_the_same_in_pieces(llm, n):
         pieces = [event["choices"][0] for event in found[:-1] if event["choices"][0]["index"] == choice["index"]]
         assert "".join(piece["text"] for piece in pieces) == choice["text"]
         assert pieces[-1]["finish_reason"] == choice["finish_reason"]
-        assert (
-            sum((piece["logprobs"]["token_logprobs"] for piece in pieces), []) == (choice["logprobs"]["token_logprobs"])
-        )
+        for name in ("token_logprobs", "text_offset"):
+            assert sum((piece["logprobs"][name] for piece in pieces), []) == choice["logprobs"][name]
 
 
 def test_chats(llm):
@@ -422,6 +421,28 @@ def test_bounds(llm):
     assert status == 429 and headers[b"retry-after"] == b"1"
     assert ask(small, "POST", "/v1/completions", {"prompt": "a"})[0] == 200
     assert small.requests == small.tokens == 0 and small.metrics.rejections == 2
+
+    async def places():
+        """A body that is on its way holds a place."""
+        coming = asyncio.Event()
+
+        async def receive():
+            await coming.wait()
+            return {"type": "http.request", "body": b"{}"}
+
+        async def send(message):
+            pass
+
+        scope = {"type": "http", "method": "POST", "path": "/v1/completions",
+                 "headers": [(b"content-type", b"application/json")]}  # fmt: skip
+        slow = [asyncio.ensure_future(small(scope, receive, send)) for _ in range(2)]
+        await asyncio.sleep(0)
+        status, _, _ = await call(small, "POST", "/v1/completions", {"prompt": "a"})
+        coming.set()
+        await asyncio.gather(*slow)
+        return status
+
+    assert asyncio.run(places()) == 429 and small.requests == 0
     hurried = Application(llm, "bytes", bounds=Bounds(seconds=0.0))
     _, content = ask(hurried, "POST", "/v1/completions", {"prompt": "a", "max_tokens": 100})
     assert content["choices"][0]["finish_reason"] == "length" and content["usage"]["completion_tokens"] < 100

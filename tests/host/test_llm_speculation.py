@@ -101,6 +101,20 @@ def test_a_draft_model_that_is_the_model_is_always_right():
         assert counts.drafted_tokens == counts.accepted_tokens == 12 and counts.steps == 1 + 4
 
 
+def test_prefixes_that_are_found_are_those_of_both_models():
+    """Pages that were filled while nothing was drafted are the draft model's too, or are not shared."""
+    limits = Limits(4, 64, 8, LENGTH)
+    engine = Engine(StandIn(limits, 40), 17, speculator=Speculator(3, DraftModel(StandIn(limits, 40), 17)))
+    wanted = Wanted(max_tokens=17, temperature=0.0)
+    engine.speculator.pace.choose = lambda sequences, drafts: 0
+    name = engine.add([0, 1], wanted)
+    text = [0, 1, *run(engine)[name].completions[0].tokens]
+    engine.speculator.pace.choose = lambda sequences, drafts: 3
+    name = engine.add(text, wanted)
+    output = run(engine)[name]
+    assert output.cached_tokens >= 12 and output.drafted_tokens == output.accepted_tokens > 0
+
+
 class Broken(StandIn):
     """A draft model whose logits are sometimes no numbers."""
 

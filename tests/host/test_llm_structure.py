@@ -133,6 +133,8 @@ def test_more_requests_than_forms_that_are_kept(llm):
         {"json": {"patternProperties": {"(a{200}){200}": {}}}}, {"regex": "a\ud800"},
         {"grammar": "start: A{200}\nA: B{200}\nB: /a/"}, {"grammar": "start: a ~ 200\na: /b/ ~ 1 .. 200"},
         {"grammar": 'root ::= "a" { 2 , 100000 }'}, {"regex": "(?x)(a{200}) { 200 }"},
+        {"regex": "(?x)(a{200}) # b\n {200}"}, {"grammar": 'root ::= ("a"{200}) # "b\n {200}'},
+        {"grammar": 'start: "//" (A{200}) // b\n ~ 200\nA: /a"/ # c\n'},
         {"json": {"type": "string", "maxLength": 1000000}}, {"json": {"type": "array", "minItems": 10001}},
         {"json": {"pattern": "(" * (6 << 20)}}, {"json": {"type": "object", "x": object()}},
     ],

@@ -27,6 +27,7 @@ from tilewright.llm.llm import LLM, Prompt
 from tilewright.llm.requests import Output, SamplingParameters
 
 _log = logging.getLogger("tilewright")
+_MOST_FAILURES = 3  # steps one after the other
 
 
 class EngineStopped(TilewrightError):
@@ -78,6 +79,11 @@ class AsyncEngine:
     def is_ready(self) -> bool:
         """Whether requests are taken."""
         return self._thread.is_alive() and self._failure is None
+
+    @property
+    def is_healthy(self) -> bool:
+        """Whether requests are taken, and the last steps have not all failed."""
+        return self.is_ready and self._engine.failures < _MOST_FAILURES
 
     @property
     def statistics(self) -> Statistics:

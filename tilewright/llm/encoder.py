@@ -7,7 +7,7 @@ vectors = encoder.encode(["A cat sits.", "A dog runs."])  # float32 [2, hidden],
 from __future__ import annotations
 
 import threading
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 
 import numpy as np
@@ -62,11 +62,13 @@ class TextEncoder:
             raise InputError(f"a text has {len(tokens)} tokens; at most {self.longest} fit")
         return tokens_of(tokens, self.vocabulary)
 
-    def encode_tokens(self, prompts: Sequence[Sequence[int]]) -> np.ndarray:
-        """The vectors of lists of tokens, which run in batches of like lengths."""
+    def encode_tokens(
+        self, prompts: Sequence[Sequence[int]], is_over: Callable[[], bool] = lambda: False
+    ) -> np.ndarray:
+        """The vectors of lists of tokens, which run in batches of like lengths; zeros for what `is_over` leaves out."""
         vectors = np.zeros((len(prompts), self.width), np.float32)
         order = sorted(range(len(prompts)), key=lambda number: len(prompts[number]))
-        while order:
+        while order and not is_over():
             most = min(_SEQUENCES, max(1, _TOKENS // len(prompts[order[-1]])))
             batch, order = order[-most:], order[:-most]
             vectors[batch] = self._run([prompts[number] for number in batch])

@@ -15,7 +15,7 @@ from dataclasses import dataclass, field, replace
 
 import numpy as np
 
-from tilewright.errors import InputError, TilewrightError
+from tilewright.errors import InputError
 from tilewright.llm.model import Chunk, StepRunner
 from tilewright.llm.requests import Completion, Output, SamplingParameters, TokenLogprobs, tokens_of
 from tilewright.llm.sampling import Sampler
@@ -113,9 +113,11 @@ class Engine:
         self.end_tokens = frozenset(token for token in end_tokens if token < vocabulary)
         self.deterministic = deterministic
         self.scheduler = Scheduler(model.limits, model.pages, share_prefixes, deterministic)
+        self.scheduler.is_mirrored = speculator is not None and speculator.model is not None
         self._statistics = Statistics(pages=model.pages)
         self._requests: dict[str, _Request] = {}
         self._arrivals = 0
+        self.failures = 0  # steps that failed one after the other, the last ones
         self.speculator = speculator
         self.adapters = tuple(adapters)
         self._forms = None if forms is None else functools.cache(forms)
@@ -221,10 +223,12 @@ class Engine:
                 began = time.perf_counter()
                 logits = self._run([_chunk(item) for item in work])
                 self._observe(work, time.perf_counter() - began)
-            except (TilewrightError, MemoryError) as error:
-                _log.error("a step of %d sequences failed: %s", len(work), error)
+            except Exception as error:  # whatever it is ends the requests of this step only
+                _log.exception("a step of %d sequences failed", len(work))
+                self.failures += 1
                 changed += [self._fail(item, f"the step failed ({type(error).__name__})") for item in work]
             else:
+                self.failures = 0
                 changed += self._take(work, logits)
         outputs = [request.output for request in dict.fromkeys(changed)]
         for output in outputs:

@@ -75,6 +75,7 @@ class Scheduler:
         self.running: list[Sequence] = []
         self.waiting: list[Sequence] = []
         self.preemptions = 0
+        self.is_mirrored = False  # whether a draft model follows: only pages that it has computed too are shared
         self.queried = self.found = 0  # tokens that were looked for in the cache, and that were there
 
     @property
@@ -117,6 +118,7 @@ class Scheduler:
         if not self.share_prefixes:
             return
         shared = sequence.computed if not self.aligned else min(sequence.computed, self._whole(sequence.prompt))
+        shared = min(shared, sequence.mirrored) if self.is_mirrored else shared
         for number in range(len(sequence.digests) - 1, shared // size):
             tokens = sequence.tokens[number * size : (number + 1) * size]
             sequence.digests.append(self.pool.publish(sequence.blocks[number], sequence.digests[-1], tokens))

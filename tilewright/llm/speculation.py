@@ -148,13 +148,13 @@ class DraftModel:
         for item in work:
             item.sequence.drafts = []
         rounds = max((item.drafts for item in work), default=0)
-        is_prompt = any(item.end - item.begin > 1 for item in work)
-        if not rounds and not is_prompt:
-            self.idle_steps += 1
-            return 0
-        self.idle_steps = 0 if rounds else self.idle_steps
+        self.idle_steps = 0 if rounds else self.idle_steps + all(item.end - item.begin == 1 for item in work)
         for item in work:
             item.sequence.mirrored = min(item.sequence.mirrored, item.begin)
+        behind = [number for number, item in enumerate(work) if self._must_follow(item)]
+        if not behind:
+            return 0
+        work, samplers = [work[number] for number in behind], [samplers[number] for number in behind]
         chunks = [
             Chunk(_known(item.sequence.tokens[item.sequence.mirrored : item.end], self.vocabulary),
                   item.sequence.mirrored, item.sequence.blocks)
@@ -186,6 +186,13 @@ class DraftModel:
                     followed.append(number)
             active = followed
         return rounds
+
+    def _must_follow(self, item: Work) -> bool:
+        """Whether its tokens are computed now: for drafts, in chunks of a prompt, or since they fill a page, which may
+        be shared once both models have computed it.  A few single tokens can wait.
+        """
+        page = self.model.limits.page
+        return item.drafts > 0 or item.end - item.begin > 1 or item.end // page > item.sequence.mirrored // page
 
     def _draft(self, sequence: Scheduled, sampler: Sampler | None, logits: np.ndarray) -> bool:
         """Draft one more token; False where the draft model has none, since its logits are no numbers."""

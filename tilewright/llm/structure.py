@@ -32,6 +32,14 @@ _REPEAT = re.compile(r"\{\s*(\d*)\s*,?\s*(\d*)\s*\}")
 _LARK_REPEAT = re.compile(r"~\s*(\d+)(?:\s*\.\.\s*(\d+))?")
 _DEFINITION = re.compile(r"^[ \t]*[?!]?([A-Za-z_][\w-]*)(?:\.-?\d+)?[ \t]*(?:::=|:)", re.MULTILINE)
 _NAME = re.compile(r"[A-Za-z_][\w-]*")
+_LARK = re.compile(r"^\s*(?:%llguidance\b|start\s*:)", re.MULTILINE)  # how llguidance tells Lark's notation
+# Comments, and what may hold their marks; what is not closed reaches to the end, so that nothing is looked at twice.
+_TEXT, _CLASS = r'"(?:\\.|[^"\\])*(?:"|\\?\Z)', r"\[(?:\\.|[^\]\\])*(?:\]|\\?\Z)"
+_COMMENTS = {
+    "regex": re.compile(rf"{_CLASS}|\\.|(?P<comment>#[^\n]*)", re.DOTALL),
+    "gbnf": re.compile(rf"{_TEXT}|{_CLASS}|(?P<comment>#[^\r\n]*)", re.DOTALL),
+    "lark": re.compile(rf"{_TEXT}|(?P<comment>(?:#|//)[^\n]*)|/(?:\\.|[^/\\])*(?:/|\\?\Z)", re.DOTALL),
+}
 
 
 @dataclass(frozen=True)
@@ -189,7 +197,7 @@ def _check_schema(node: Any, depth: int) -> None:
         patterns = node.get("patternProperties")
         for pattern in (node.get("pattern"), *(patterns if isinstance(patterns, Mapping) else ())):
             if isinstance(pattern, str):
-                _check_repeats("json", _Size(pattern).total())
+                _check_repeats("json", _pattern_size(pattern))
     if isinstance(node, (Mapping, list, tuple)):
         for child in node.values() if isinstance(node, Mapping) else node:
             _check_schema(child, depth + 1)
@@ -203,7 +211,7 @@ def _any_object(given: Any) -> tuple[str, str]:
 
 def _regex(given: Any) -> tuple[str, str]:
     text = _check_size("regex", given)
-    _check_repeats("regex", _Size(text).total())
+    _check_repeats("regex", _pattern_size(text))
     return "regex", text
 
 
@@ -217,12 +225,26 @@ def _choice(given: Any) -> tuple[str, str]:
 
 def _grammar(given: Any) -> tuple[str, str]:
     text = _check_size("grammar", given)
+    without = _without_comments(text, "lark" if _LARK.search(text) else "gbnf")
+    _check_repeats("grammar", max(_grammar_size(text), _grammar_size(without)))
+    return "grammar", text
+
+
+def _grammar_size(text: str) -> int:
     places = list(_DEFINITION.finditer(text))
     ends = [place.start() for place in places[1:]] + [len(text)]
     bodies = {place.group(1): text[place.end() : end] for place, end in zip(places, ends, strict=True)}
     size = _Size("", bodies)
-    _check_repeats("grammar", max((size.of_name(name) for name in bodies), default=0))
-    return "grammar", text
+    return max((size.of_name(name) for name in bodies), default=0)
+
+
+def _pattern_size(text: str) -> int:
+    return max(_Size(text).total(), _Size(_without_comments(text, "regex")).total())
+
+
+def _without_comments(text: str, kind: str) -> str:
+    """A text where nothing stands between an item and its repeat; in patterns the flag x makes comments."""
+    return _COMMENTS[kind].sub(lambda found: " " if found.group("comment") else found.group(), text)
 
 
 def _check_size(name: str, text: Any) -> str:

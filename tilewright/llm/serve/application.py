@@ -22,10 +22,13 @@ import hashlib
 import hmac
 import json
 import logging
+import threading
 import time
-from collections.abc import AsyncGenerator, AsyncIterator, Awaitable, Callable, MutableMapping, Sequence
+from collections.abc import AsyncGenerator, AsyncIterator, Awaitable, Callable, Iterator, MutableMapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
+
+import numpy as np
 
 from tilewright.errors import ImportModelError, InputError, TilewrightError
 from tilewright.llm.asynchronous import AsyncLLM, EngineStopped
@@ -52,7 +55,7 @@ class Bounds:
     """What a server takes at most."""
 
     body: int = 4 << 20  # bytes
-    requests: int = 256  # prompts that are worked on or wait
+    requests: int = 256  # prompts that are read, worked on or wait
     tokens: int = 1 << 20  # of these prompts together
     seconds: float = 600.0  # of a request
     body_seconds: float = 30.0  # until a body has come
@@ -74,7 +77,7 @@ class Application:
         self._keys = [key.encode() for key in keys]
         self.metrics = Metrics()
         self._encoding = asyncio.Lock()  # one request's embeddings at a time
-        self.requests = self.tokens = 0  # that are worked on or wait
+        self.requests = self.tokens = 0  # that are read, worked on or wait
         self._started = int(time.time())
         self._routes: dict[tuple[str, str], Callable[[str, Receive, Send], Awaitable[None]]] = {
             ("GET", "/"): self._page,
@@ -144,8 +147,9 @@ class Application:
     # -- Small routes -----------------------------------------------------------------------------
 
     async def _health(self, tenant: str, receive: Receive, send: Send) -> None:
-        if not self.llm.engine.is_ready:
-            raise Refused(503, "the engine has stopped")
+        if not self.llm.engine.is_healthy:
+            why = "steps of the model fail" if self.llm.engine.is_ready else "the engine has stopped"
+            raise Refused(503, why)
         await _send_json(send, 200, {"status": "ok"})
 
     async def _page(self, tenant: str, receive: Receive, send: Send) -> None:
@@ -180,35 +184,61 @@ class Application:
         encoder = self.encoder
         if encoder is None:
             raise Refused(404, "no encoder is served")
-        fields = await self._fields(receive, [encoder.name])
-        texts, is_packed = protocol.read_embeddings(fields)
-        try:
-            prompts = [await asyncio.to_thread(encoder.tokens, text) for text in texts]
-        except InputError as error:
-            raise Refused(400, str(error), "input") from error
-        with self._admitted(prompts):
-            async with self._encoding:
-                vectors = await asyncio.to_thread(encoder.encode_tokens, prompts)
+        with self._admitted() as place:
+            fields = await self._fields(receive, [encoder.name])
+            texts, is_packed = protocol.read_embeddings(fields)
+            place.take(len(texts))
+            try:
+                prompts = [await asyncio.to_thread(encoder.tokens, text) for text in texts]
+            except InputError as error:
+                raise Refused(400, str(error), "input") from error
+            place.take(len(texts), sum(map(len, prompts)))
+            vectors = await self._vectors(encoder, prompts, receive)
         await _send_json(send, 200, protocol.embeddings(vectors, encoder.name, sum(map(len, prompts)), is_packed))
+
+    async def _vectors(self, encoder: TextEncoder, prompts: list[list[int]], receive: Receive) -> np.ndarray:
+        """The vectors of prompts, unless the client goes away or the time of a request is over."""
+        is_over = threading.Event()  # batches that have not begun are left out
+
+        async def encode() -> np.ndarray:
+            async with self._encoding:
+                return await asyncio.to_thread(encoder.encode_tokens, prompts, is_over.is_set)
+
+        work, gone = asyncio.ensure_future(encode()), asyncio.ensure_future(_disconnected(receive))
+        try:
+            await asyncio.wait({work, gone}, timeout=self.bounds.seconds, return_when=asyncio.FIRST_COMPLETED)
+            if gone.done():
+                raise Refused(400, "the client has gone")
+            if not work.done():
+                raise Refused(503, f"the time of a request, {self.bounds.seconds:g} s, is over", headers=_RETRY)
+            return work.result()
+        finally:
+            is_over.set()
+            await _end(work, gone)
 
     # -- Completions ------------------------------------------------------------------------------
 
     async def _completions(self, tenant: str, receive: Receive, send: Send) -> None:
-        fields = await self._fields(receive)
-        wanted = self._adapted(fields, protocol.read_completion(fields))
-        prompts = [await self._tokens(prompt) for prompt in wanted.prompts]
-        await self._answer(TextForm(self._about(wanted), wanted), wanted, prompts, tenant, receive, send)
+        with self._admitted() as place:
+            fields = await self._fields(receive)
+            wanted = self._adapted(fields, protocol.read_completion(fields))
+            place.take(len(wanted.prompts))
+            prompts = [await self._tokens(prompt) for prompt in wanted.prompts]
+            form = TextForm(self._about(wanted), wanted)
+            await self._answer(form, wanted, prompts, place, tenant, receive, send)
 
     async def _chat(self, tenant: str, receive: Receive, send: Send) -> None:
-        await self._talk(ChatForm, await self._fields(receive), {}, tenant, receive, send)
+        with self._admitted() as place:
+            await self._talk(ChatForm, await self._fields(receive), {}, place, tenant, receive, send)
 
     async def _responses(self, tenant: str, receive: Receive, send: Send) -> None:
-        given = await self._fields(receive)
-        await self._talk(ResponsesForm, responses.as_chat(given), given, tenant, receive, send)
+        with self._admitted() as place:
+            given = await self._fields(receive)
+            await self._talk(ResponsesForm, responses.as_chat(given), given, place, tenant, receive, send)
 
     async def _talk(
-        self, kind: type[ChatForm], fields: dict[str, Any], given: dict[str, Any], tenant: str, receive: Receive,
-        send: Send,
+        self, kind: type[ChatForm], fields: dict[str, Any], given: dict[str, Any], place: _Place, tenant: str,
+        receive: Receive, send: Send,
     ) -> None:  # fmt: skip
         """Answer the fields of a chat, in the form of `kind`; `given` are those of the request where they differ."""
         wanted = self._adapted(fields, protocol.read_chat(fields, self.llm.llm.engine.scheduler.longest))
@@ -221,37 +251,37 @@ class Application:
             _log.warning("a chat has no prompt: %s", error)
             why = "the model has no chat template, or it fails for these messages and tools"
             raise Refused(400, why, "messages") from error
-        await self._answer(kind(self._about(wanted), wanted, given), wanted, [tokens], tenant, receive, send)
+        form = kind(self._about(wanted), wanted, given)
+        await self._answer(form, wanted, [tokens], place, tenant, receive, send)
 
     def _about(self, wanted: Wanted) -> About:
         return About(wanted.adapter or self.name, self.llm.llm.tokenizer)
 
     async def _answer(
-        self, form: TextForm, wanted: Wanted, prompts: list[list[int]], tenant: str, receive: Receive, send: Send
-    ) -> None:
+        self, form: TextForm, wanted: Wanted, prompts: list[list[int]], place: _Place, tenant: str, receive: Receive,
+        send: Send,
+    ) -> None:  # fmt: skip
         """Answer until all is sent or the client has gone."""
-        with self._admitted(prompts):
-            try:
-                await asyncio.to_thread(self.llm.llm.engine.matcher, wanted.parameters)
-            except InputError as error:
-                raise Refused(400, f"{wanted.form_field}: {error}", wanted.form_field) from error
-            streams = [
-                self.llm.stream(
-                    prompt, wanted.parameters, salt=tenant, seconds=self.bounds.seconds, adapter=wanted.adapter
-                )
-                for prompt in prompts
-            ]
-            work = asyncio.ensure_future(self._send_answer(form, wanted, streams, send))
-            gone = asyncio.ensure_future(_disconnected(receive))
-            try:
-                most = self.bounds.seconds + self.bounds.send_seconds  # a client that does not read holds no place
-                await asyncio.wait({work, gone}, timeout=most, return_when=asyncio.FIRST_COMPLETED)
-                if work.done():
-                    work.result()
-            finally:
-                await _end(work, gone)
-                for stream in streams:
-                    await stream.aclose()
+        place.take(len(prompts), sum(map(len, prompts)))
+        try:
+            await asyncio.to_thread(self.llm.llm.engine.matcher, wanted.parameters)
+        except InputError as error:
+            raise Refused(400, f"{wanted.form_field}: {error}", wanted.form_field) from error
+        streams = [
+            self.llm.stream(prompt, wanted.parameters, salt=tenant, seconds=self.bounds.seconds, adapter=wanted.adapter)
+            for prompt in prompts
+        ]
+        work = asyncio.ensure_future(self._send_answer(form, wanted, streams, send))
+        gone = asyncio.ensure_future(_disconnected(receive))
+        try:
+            most = self.bounds.seconds + self.bounds.send_seconds  # a client that does not read holds no place
+            await asyncio.wait({work, gone}, timeout=most, return_when=asyncio.FIRST_COMPLETED)
+            if work.done():
+                work.result()
+        finally:
+            await _end(work, gone)
+            for stream in streams:
+                await stream.aclose()
 
     async def _send_answer(
         self, form: TextForm, wanted: Wanted, streams: Sequence[AsyncGenerator[Output, None]], send: Send
@@ -295,19 +325,16 @@ class Application:
         self.metrics.whole_request.observe(time.monotonic() - began)
 
     @contextlib.contextmanager
-    def _admitted(self, prompts: Sequence[Sequence[int]]) -> Any:
-        """Places for prompts while they are worked on; raises `Refused` where there are none."""
-        count, tokens = len(prompts), sum(map(len, prompts))
+    def _admitted(self) -> Iterator[_Place]:
+        """A place for a request, from before its body is read to its end; raises `Refused` where there is none."""
         if not self.llm.engine.is_ready:
             raise Refused(503, "the engine has stopped")
-        if self.requests + count > self.bounds.requests or self.tokens + tokens > self.bounds.tokens:
-            self.metrics.rejections += 1
-            raise Refused(429, "all places are taken; try again later", code="overloaded", headers=_RETRY)
-        self.requests, self.tokens = self.requests + count, self.tokens + tokens
+        place = _Place(self)
+        place.take(1)
         try:
-            yield
+            yield place
         finally:
-            self.requests, self.tokens = self.requests - count, self.tokens - tokens
+            place.give_back()
 
     def _adapted(self, fields: dict[str, Any], wanted: Wanted) -> Wanted:
         """A request whose model is the name of an adapter."""
@@ -333,6 +360,27 @@ class Application:
         if fields.get("model", models[0]) not in models:
             raise Refused(404, f"the model is {' or '.join(map(repr, models))}", "model", "model_not_found")
         return fields
+
+
+class _Place:
+    """What one request takes of the bounds of an application: prompts, and tokens once they are known."""
+
+    def __init__(self, application: Application) -> None:
+        self._application = application
+        self._requests = self._tokens = 0
+
+    def take(self, requests: int, tokens: int = 0) -> None:
+        """Take so much in all; raises `Refused` where it is not there."""
+        owner = self._application
+        all_requests, all_tokens = owner.requests + requests - self._requests, owner.tokens + tokens - self._tokens
+        if all_requests > owner.bounds.requests or all_tokens > owner.bounds.tokens:
+            owner.metrics.rejections += 1
+            raise Refused(429, "all places are taken; try again later", code="overloaded", headers=_RETRY)
+        owner.requests, owner.tokens, self._requests, self._tokens = all_requests, all_tokens, requests, tokens
+
+    def give_back(self) -> None:
+        """The request has ended."""
+        self.take(0)
 
 
 class _Answer:

@@ -35,6 +35,7 @@ class TextForm:
         self.id, self.created = f"{self.prefix}{secrets.token_hex(12)}", int(time.time())
         self._texts: dict[int, int] = {}  # of each choice, how much text and how many logprobs were sent
         self._logprobs: dict[int, int] = {}
+        self._begins: dict[int, int] = {}  # where the next token's text begins
 
     def head(self, kind: str) -> dict[str, Any]:
         """What all bodies of an answer begin with."""
@@ -87,7 +88,11 @@ class TextForm:
     def event(self, output: Output, one: Any, piece: str, logprobs: Any) -> dict[str, Any]:
         """One piece of one result."""
         part = type(one)(one.index, one.tokens, piece, one.finish_reason, logprobs)
-        return protocol.completion_choice(output, part, 0, self.token)
+        begin = self._begins.get(one.index, 0)
+        choice = protocol.completion_choice(output, part, 0, self.token, begin)
+        if logprobs:
+            self._begins[one.index] = begin + sum(map(len, choice["logprobs"]["tokens"]))
+        return choice
 
 
 class ChatForm(TextForm):

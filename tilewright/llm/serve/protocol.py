@@ -176,15 +176,19 @@ def embeddings(vectors: np.ndarray, model: str, tokens: int, is_packed: bool) ->
             "usage": {"prompt_tokens": tokens, "total_tokens": tokens}}  # fmt: skip
 
 
-def completion_choice(output: Output, completion: Completion, first: int, tokens: Any) -> dict[str, Any]:
-    """A choice of /v1/completions; `first` is the number of the request's first choice, `tokens` gives their texts."""
+def completion_choice(
+    output: Output, completion: Completion, first: int, tokens: Any, begin: int = 0
+) -> dict[str, Any]:
+    """A choice of /v1/completions; `first` is the number of the request's first choice, `tokens` gives their texts,
+    the first of which begins at the place `begin` of the result's text."""
     logprobs = None
     if completion.logprobs is not None:
+        texts = [tokens(one.token) for one in completion.logprobs]
         logprobs = {
-            "tokens": [tokens(one.token) for one in completion.logprobs],
+            "tokens": texts,
             "token_logprobs": [one.logprob for one in completion.logprobs],
             "top_logprobs": [{tokens(token): value for token, value in one.top} for one in completion.logprobs],
-            "text_offset": _offsets([tokens(one.token) for one in completion.logprobs]),
+            "text_offset": _offsets(texts, begin),
         }
     return {"index": first + completion.index, "text": completion.text, "logprobs": logprobs,
             "finish_reason": finish_reason(completion)}  # fmt: skip
@@ -328,8 +332,8 @@ def _check_known(fields: Mapping[str, Any], known: frozenset[str]) -> None:
             raise Refused(400, f"{name[:100]!r} is not supported", name[:100])
 
 
-def _offsets(texts: Sequence[str]) -> list[int]:
-    found, at = [], 0
+def _offsets(texts: Sequence[str], at: int) -> list[int]:
+    found = []
     for text in texts:
         found.append(at)
         at += len(text)
