@@ -3,15 +3,20 @@ and a stand-in for a model whose tokens follow from what its blocks hold."""
 
 from __future__ import annotations
 
+import contextlib
 import functools
 import hashlib
 import json
 import math
+import threading
+import time
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
 import ml_dtypes
 import numpy as np
+import pytest
 from safetensors.numpy import save_file
 
 from tilewright.llm.step import Limits
@@ -165,6 +170,44 @@ class StandIn:
         digest = hashlib.sha256(repr(tokens).encode()).digest()
         key = np.frombuffer(digest[:16], np.uint64)
         return ((np.random.Philox(key=key).random_raw(self.vocabulary) >> 11) * 2.0**-53 * 4).astype(np.float32)
+
+
+@contextlib.contextmanager
+def served(application: Any) -> Iterator[str]:
+    """A server of an application in a thread of this process; gives its address."""
+    uvicorn = pytest.importorskip("uvicorn")
+    server = uvicorn.Server(uvicorn.Config(application, port=0, log_level="error", lifespan="off"))
+    thread = threading.Thread(target=server.run, daemon=True)
+    thread.start()
+    end = time.monotonic() + 60
+    while not server.started and time.monotonic() < end:
+        time.sleep(0.01)
+    try:
+        yield f"http://127.0.0.1:{server.servers[0].sockets[0].getsockname()[1]}"
+    finally:
+        server.should_exit = True
+        thread.join(30)
+
+
+def shown(output: Any) -> list[tuple[list[int], str, str | None]]:
+    """What of an output does not depend on what else runs."""
+    return [(one.tokens, one.text, one.finish_reason) for one in output.completions]
+
+
+def check_together(engine: Any, requests: Sequence[Any], finish: Any, alone: Any) -> dict[str, Any]:
+    """Requests (prompt, parameters, salt, steps before it comes) that run together give what each gives alone.
+
+    `finish` runs an engine to its end and gives the outputs by name, as this does.
+    """
+    names, done = [], {}
+    for prompt, parameters, salt, wait in requests:
+        for _ in range(wait):
+            done |= {output.request: output for output in engine.step() if output.is_finished}
+        names.append(engine.add(prompt, parameters, salt=salt))
+    done |= finish(engine)
+    for name, (prompt, parameters, _, _) in zip(names, requests, strict=True):
+        assert shown(done[name]) == shown(alone(prompt, parameters))
+    return done
 
 
 BFLOAT16 = ml_dtypes.bfloat16

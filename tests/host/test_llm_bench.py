@@ -4,8 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import json
-import threading
-import time
 
 import numpy as np
 import pytest
@@ -16,7 +14,7 @@ pytest.importorskip("jinja2")
 from typer.testing import CliRunner
 
 from tests.host.cli_support import tilewright
-from tests.host.llm_support import text_checkpoint
+from tests.host.llm_support import served, text_checkpoint
 from tilewright.cli.bench_llm import commands
 from tilewright.errors import InputError
 from tilewright.llm import load
@@ -66,28 +64,20 @@ def test_latency_and_throughput(folder, tmp_path):
 
 
 def test_a_server_under_load(folder, tmp_path):
-    uvicorn = pytest.importorskip("uvicorn")
     llm = AsyncLLM(folder, memory=1 << 20)
-    server = uvicorn.Server(uvicorn.Config(Application(llm, "bytes"), port=0, log_level="error", lifespan="off"))
-    thread = threading.Thread(target=server.run, daemon=True)
-    thread.start()
-    end = time.monotonic() + 60
-    while not server.started and time.monotonic() < end:
-        time.sleep(0.01)
-    address = f"http://127.0.0.1:{server.servers[0].sockets[0].getsockname()[1]}"
-    file = tmp_path / "out.json"
-    done = tilewright(
-        "bench", "llm", "serve", "--base-url", address, "--num-prompts", "6", "--input-len", "8", "--output-len", "4",
-        "--request-rate", "200", "--goodput", "ttft:60000", "--save-detailed", "--output-json", str(file),
-    )  # fmt: skip
-    found = json.loads(file.read_text())
-    assert done.returncode == 0 and found["completed"] == 6 and found["failed"] == 0
-    assert found["total_output_tokens"] == 24 and found["request_goodput"] == found["request_throughput"]
-    assert found["output_lens"] == [4] * 6 and all(found["ttfts"])
-    timings, _ = asyncio.run(load.run(address, "other", [[1]], 3, [0.0]))
-    assert "404" in timings[0].error
-    server.should_exit = True
-    thread.join(30)
+    with served(Application(llm, "bytes")) as address:
+        file = tmp_path / "out.json"
+        done = tilewright(
+            "bench", "llm", "serve", "--base-url", address, "--num-prompts", "6", "--input-len", "8",
+            "--output-len", "4", "--request-rate", "200", "--goodput", "ttft:60000", "--save-detailed",
+            "--output-json", str(file),
+        )  # fmt: skip
+        found = json.loads(file.read_text())
+        assert done.returncode == 0 and found["completed"] == 6 and found["failed"] == 0
+        assert found["total_output_tokens"] == 24 and found["request_goodput"] == found["request_throughput"]
+        assert found["output_lens"] == [4] * 6 and all(found["ttfts"])
+        timings, _ = asyncio.run(load.run(address, "other", [[1]], 3, [0.0]))
+        assert "404" in timings[0].error
     llm.close()
     timings, _ = asyncio.run(load.run(address, None, [[1]], 3, [0.0]))
     assert timings[0].error

@@ -10,7 +10,7 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from tests.host.llm_support import StandIn
+from tests.host.llm_support import StandIn, check_together, shown
 from tilewright.errors import DeviceError, InputError
 from tilewright.llm.engine import Engine
 from tilewright.llm.requests import SamplingParameters
@@ -51,10 +51,6 @@ def alone(prompt, parameters):
     return run(engine)[name]
 
 
-def shown(output):
-    return [(one.tokens, one.text, one.finish_reason) for one in output.completions]
-
-
 limits_drawn = st.builds(
     Limits, page=st.integers(1, 6), tokens=st.integers(1, 12), sequences=st.integers(1, 5), length=st.just(LENGTH)
 )
@@ -79,14 +75,7 @@ requests_drawn = st.lists(
 @given(limits=limits_drawn, spare=st.integers(0, 6), requests=requests_drawn, share=st.booleans())
 def test_requests_together_give_what_they_give_alone(limits, spare, requests, share):
     engine = Engine(StandIn(limits, limits.columns + spare), 17, Letters(), [END], share)
-    names, done = [], {}
-    for prompt, parameters, salt, wait in requests:
-        for _ in range(wait):
-            done |= {output.request: output for output in engine.step() if output.is_finished}
-        names.append(engine.add(prompt, parameters, salt=salt))
-    done |= run(engine)
-    for name, (prompt, parameters, _, _) in zip(names, requests, strict=True):
-        assert shown(done[name]) == shown(alone(prompt, parameters))
+    check_together(engine, requests, run, alone)
 
 
 @settings(max_examples=40, deadline=None, suppress_health_check=list(HealthCheck))

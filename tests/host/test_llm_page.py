@@ -5,15 +5,13 @@ from __future__ import annotations
 import asyncio
 import re
 import shutil
-import threading
-import time
 
 import pytest
 
 pytest.importorskip("tokenizers")
 pytest.importorskip("jinja2")
 
-from tests.host.llm_support import text_checkpoint
+from tests.host.llm_support import served, text_checkpoint
 from tests.host.test_llm_serve import KEY, call
 from tilewright.llm.asynchronous import AsyncLLM
 from tilewright.llm.serve.application import Application
@@ -38,15 +36,7 @@ def test_the_page_asks_nothing_of_others(llm):
 @pytest.mark.skipif(BROWSER is None, reason="no Chromium is installed")
 def test_a_chat_in_a_browser(llm, tmp_path):
     playwright = pytest.importorskip("playwright.sync_api")
-    uvicorn = pytest.importorskip("uvicorn")
-    server = uvicorn.Server(uvicorn.Config(Application(llm, "bytes", [KEY]), port=0, log_level="error", lifespan="off"))
-    thread = threading.Thread(target=server.run, daemon=True)
-    thread.start()
-    end = time.monotonic() + 60
-    while not server.started and time.monotonic() < end:
-        time.sleep(0.01)
-    address = f"http://127.0.0.1:{server.servers[0].sockets[0].getsockname()[1]}"
-    with playwright.sync_playwright() as running:
+    with served(Application(llm, "bytes", [KEY])) as address, playwright.sync_playwright() as running:
         browser = running.chromium.launch(executable_path=BROWSER, args=["--no-sandbox"], timeout=120_000)
         page = browser.new_page(viewport={"width": 1200, "height": 750})
         problems, asked = [], []
@@ -74,5 +64,3 @@ def test_a_chat_in_a_browser(llm, tmp_path):
         assert all(url.startswith((address, "data:")) for url in asked)
         assert all("401" in problem for problem in problems)  # before there was a key
         browser.close()
-    server.should_exit = True
-    thread.join(30)

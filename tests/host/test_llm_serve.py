@@ -3,12 +3,10 @@
 from __future__ import annotations
 
 import asyncio
-import contextlib
 import json
 import re
 import subprocess
 import sys
-import threading
 import time
 import urllib.request
 
@@ -20,7 +18,7 @@ pytest.importorskip("tokenizers")
 pytest.importorskip("jinja2")
 pytest.importorskip("llguidance")
 
-from tests.host.llm_support import text_checkpoint
+from tests.host.llm_support import served, text_checkpoint
 from tilewright.errors import ImportModelError
 from tilewright.llm import SamplingParameters
 from tilewright.llm.asynchronous import AsyncLLM
@@ -495,19 +493,10 @@ def test_listening_for_others_needs_keys(tmp_path):
 
 
 def test_over_a_socket(llm):
-    uvicorn = pytest.importorskip("uvicorn")
-    server = uvicorn.Server(uvicorn.Config(Application(llm, "bytes"), port=0, log_level="error", lifespan="off"))
-    thread = threading.Thread(target=server.run, daemon=True)
-    thread.start()
-    with contextlib.suppress(IndexError, AttributeError):
-        while not server.started:
-            time.sleep(0.01)
-    port = server.servers[0].sockets[0].getsockname()[1]
-    request = urllib.request.Request(
-        f"http://127.0.0.1:{port}/v1/completions", json.dumps({"prompt": "Once", **GREEDY}).encode(),
-        {"content-type": "application/json"},
-    )  # fmt: skip
-    with urllib.request.urlopen(request, timeout=60) as answer:
-        assert json.load(answer)["usage"]["completion_tokens"] == 6
-    server.should_exit = True
-    thread.join(30)
+    with served(Application(llm, "bytes")) as address:
+        request = urllib.request.Request(
+            f"{address}/v1/completions", json.dumps({"prompt": "Once", **GREEDY}).encode(),
+            {"content-type": "application/json"},
+        )  # fmt: skip
+        with urllib.request.urlopen(request, timeout=60) as answer:
+            assert json.load(answer)["usage"]["completion_tokens"] == 6

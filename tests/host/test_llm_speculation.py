@@ -7,8 +7,8 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from tests.host.llm_support import StandIn, checkpoint_of
-from tests.host.test_llm_engine import END, LENGTH, Letters, alone, limits_drawn, requests_drawn, run, shown
+from tests.host.llm_support import StandIn, check_together, checkpoint_of
+from tests.host.test_llm_engine import END, LENGTH, Letters, alone, limits_drawn, requests_drawn, run
 from tilewright.errors import InputError
 from tilewright.llm import LLM, SamplingParameters
 from tilewright.llm.engine import Engine
@@ -44,14 +44,7 @@ def speculator(kind, limits, pages):
 def test_drafts_change_no_result(kind, limits, spare, requests, share):
     pages = limits.columns + spare
     engine = Engine(StandIn(limits, pages), 17, Letters(), [END], share, speculator=speculator(kind, limits, pages))
-    names, done = [], {}
-    for prompt, parameters, salt, wait in requests:
-        for _ in range(wait):
-            done |= {output.request: output for output in engine.step() if output.is_finished}
-        names.append(engine.add(prompt, parameters, salt=salt))
-    done |= run(engine)
-    for name, (prompt, parameters, _, _) in zip(names, requests, strict=True):
-        assert shown(done[name]) == shown(alone(prompt, parameters))
+    done = check_together(engine, requests, run, alone)
     counts = engine.statistics
     assert counts.accepted_tokens <= counts.drafted_tokens
     assert counts.drafted_tokens == sum(output.drafted_tokens for output in done.values())
@@ -159,6 +152,10 @@ def test_the_pace_follows_what_drafts_cost_and_bring():
     assert dear.choose(1, [(0.9, 4)]) == 0 and free.choose(2, [(0.9, 4), (0.0, 0)]) == 4
     free.observe_drafts(1, 2.0)
     assert free.choose(1, [(0.9, 4)]) == 0
+    lucky = Pace(4)
+    for tokens, seconds in ((1, 2.0), (2, 1.0), (3, 3.0)):
+        lucky.observe(tokens, seconds)
+    assert lucky.choose(1, [(0.02, 4)]) == 0  # two tokens do not take less than one
     fresh = Pace(4)
     fresh.observe(1, 1.0)
     assert fresh.choose(1, [(0.6, 4)]) > 0  # what was not measured is tried

@@ -15,17 +15,7 @@ from rich.table import Table
 
 from tilewright.cli.build import check_written
 from tilewright.cli.console import terminal, wrong_usage
-from tilewright.cli.generate import (
-    DraftOption,
-    DtypeOption,
-    LengthOption,
-    MemoryOption,
-    PathArgument,
-    SpeculateOption,
-    ThreadsOption,
-    WeightsOption,
-    open_model,
-)  # fmt: skip
+from tilewright.cli.llm_options import ModelOptions, PathArgument, with_records
 from tilewright.errors import InputError
 from tilewright.runtime.cache_files import replacing
 
@@ -49,8 +39,10 @@ PERCENTILES = (10, 25, 50, 75, 90, 99)
 
 
 @_llm.command()
+@with_records
 def latency(
     path: PathArgument,
+    *,
     batch_size: Annotated[int, typer.Option(min=1, help="Prompts that run together.")] = 8,
     input_len: InputOption = 32,
     output_len: OutputOption = 128,
@@ -58,17 +50,11 @@ def latency(
     num_iters: Annotated[int, typer.Option(min=1, help="Runs.")] = 5,
     seed: SeedOption = 0,
     output_json: JsonOption = None,
-    dtype: DtypeOption = "auto",
-    weights: WeightsOption = "auto",
-    length: LengthOption = None,
-    memory: MemoryOption = 1024,
-    speculate: SpeculateOption = 0,
-    draft: DraftOption = None,
-    threads: ThreadsOption = None,
+    options: ModelOptions,
 ) -> None:
     """Time one batch of random prompts from its start to its last token."""
     _check_file(output_json)
-    model = open_model(path, dtype, weights, length, memory, threads, speculate, draft)
+    model = options.open(path)
     times, firsts = [], []
     for number in range(num_iters_warmup + num_iters):
         prompts = _prompts(model, batch_size, input_len, 0.0, seed + number, 0)
@@ -88,8 +74,10 @@ def latency(
 
 
 @_llm.command()
+@with_records
 def throughput(
     path: PathArgument,
+    *,
     num_prompts: PromptsOption = 64,
     input_len: InputOption = 128,
     output_len: OutputOption = 128,
@@ -97,17 +85,11 @@ def throughput(
     prefix_len: PrefixOption = 0,
     seed: SeedOption = 0,
     output_json: JsonOption = None,
-    dtype: DtypeOption = "auto",
-    weights: WeightsOption = "auto",
-    length: LengthOption = None,
-    memory: MemoryOption = 1024,
-    speculate: SpeculateOption = 0,
-    draft: DraftOption = None,
-    threads: ThreadsOption = None,
+    options: ModelOptions,
 ) -> None:
     """Time many random prompts that are there from the beginning."""
     _check_file(output_json)
-    model = open_model(path, dtype, weights, length, memory, threads, speculate, draft)
+    model = options.open(path)
     _batch(model, _prompts(model, 2, input_len, 0.0, seed + 1, 0), 2)  # warm
     prompts = _prompts(model, num_prompts, input_len, range_ratio, seed, prefix_len)
     _, seconds, outputs = _batch(model, prompts, output_len)

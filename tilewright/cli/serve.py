@@ -9,27 +9,16 @@ import typer
 from rich.text import Text
 
 from tilewright.cli.console import terminal, wrong_usage
-from tilewright.cli.generate import (
-    DeterministicOption,
-    DraftOption,
-    DtypeOption,
-    LengthOption,
-    LoraOption,
-    MemoryOption,
-    PathArgument,
-    SpeculateOption,
-    ThreadsOption,
-    WeightsOption,
-    adapters_of,
-)
+from tilewright.cli.llm_options import LoraOption, ModelOptions, PathArgument, with_records
 from tilewright.errors import InputError, MissingDependencyError
-from tilewright.settings import settings
 
 _LARGEST_HEADERS = 16 << 10  # bytes
 
 
+@with_records
 def serve(
     path: PathArgument,
+    *,
     host: Annotated[str, typer.Option(help="The address to listen on; others than this machine's need keys.")] = (
         "127.0.0.1"
     ),
@@ -41,15 +30,8 @@ def serve(
     embeddings: Annotated[Path | None, typer.Option(help="An encoder of the BERT family, for /v1/embeddings.")] = None,
     requests: Annotated[int, typer.Option(min=1, help="Prompts that are worked on or wait; more get 429.")] = 256,
     seconds: Annotated[float, typer.Option(min=0.1, help="A request ends after this time.")] = 600.0,
-    dtype: DtypeOption = "auto",
-    weights: WeightsOption = "auto",
-    length: LengthOption = None,
-    memory: MemoryOption = 1024,
-    speculate: SpeculateOption = 0,
-    draft: DraftOption = None,
+    options: ModelOptions,
     lora: LoraOption = None,
-    deterministic: DeterministicOption = False,
-    threads: ThreadsOption = None,
 ) -> None:
     """Serve a language model over HTTP: OpenAI's routes under /v1, a page at /, /health, /metrics."""
     keys = _keys(key_file)
@@ -63,19 +45,7 @@ def serve(
     from tilewright.llm.encoder import TextEncoder
     from tilewright.llm.serve.application import Application, Bounds
 
-    if threads is not None:
-        settings.threads = threads
-    model = AsyncLLM(
-        path,
-        dtype=dtype,
-        weights=weights,
-        length=length,
-        memory=memory << 20,
-        speculate=speculate,
-        draft=draft,
-        adapters=adapters_of(lora),
-        deterministic=deterministic,
-    )
+    model = AsyncLLM(path, **options.arguments(lora))
     model.llm.text_tokenizer  # noqa: B018  # raises why there is none
     if (name or path.resolve().name) in model.llm.engine.adapters:
         raise wrong_usage(f"--lora {name or path.resolve().name}: the model itself has this name")

@@ -117,20 +117,24 @@ class Pace:
         return best
 
     def _estimate(self, tokens: int) -> float:
-        """Seconds of a step; of one that was not measured lately those of the next smaller one, so that it is tried."""
+        """Seconds of a step; of one that was not measured lately those of the next smaller one, so that it is tried.
+
+        A larger step takes no less than a smaller one, whatever was measured: on a busy machine a lucky time would let
+        drafts look as if they cost nothing.
+        """
         size = _size(tokens)
         known = {one: mean for one, (mean, when) in self._seconds.items() if self._steps - when < _MEMORY or one <= 1}
         if not known:
             return 1e-9
-        if size in known:
-            return max(known[size], 1e-9)
-        smaller = [one for one in known if one < size]
-        larger = [one for one in known if one > size]
-        if not smaller or not larger:
-            return max(known[max(smaller) if smaller else min(larger)], 1e-9)
-        low, high = max(smaller), min(larger)
-        share = (size - low) / (high - low)
-        return max(known[low] + share * (known[high] - known[low]), 1e-9)
+        least = max((mean for one, mean in known.items() if one <= size), default=1e-9)
+        if size in known or not any(one > size for one in known):
+            return max(least, 1e-9)
+        high = min(one for one in known if one > size)
+        low = max((one for one in known if one < size), default=None)
+        if low is None:
+            return max(known[high], 1e-9)
+        between = known[low] + (size - low) / (high - low) * (known[high] - known[low])
+        return max(between, least, 1e-9)
 
 
 class DraftModel:
