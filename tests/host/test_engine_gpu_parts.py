@@ -13,8 +13,11 @@ from tilewright.build.builder import build
 from tilewright.dtypes import DType, bfloat16, float16, float32, int32
 from tilewright.graph.build import GraphBuilder
 from tilewright.graph.core import Graph
+from tilewright.graph.passes.fuse import fuse
 from tilewright.graph.pipeline import optimize
 from tilewright.graph.reference import run
+from tilewright.library.select import candidates, choose
+from tilewright.targets.registry import get_target
 
 ROWS = [  # op, attributes, shape, whether the row is divided
     ("softmax", {"axis": 1}, (3, 40001), True),
@@ -214,3 +217,15 @@ def test_pools_of_channels_first_images_move_nothing(
     inputs = {"x": rng.standard_normal(shape).astype(np.float32)}
     exact, bound = run(graph, inputs)["y"], graph_bounds(graph, inputs)["y"]
     assert (np.abs(engine.run(inputs)["y"] - exact) <= bound).all()
+
+
+def test_the_estimate_of_two_launches_is_that_of_the_larger_one() -> None:
+    """The second launch has one CTA; the first reads everything with all processors, in many parts where it is long."""
+    graph = optimize(one("reduce_sum", {"axes": (0, 1)}, (16384, 16384), float32))
+    target = get_target("cuda:sm_90a")
+    (group,) = fuse(graph, False).groups
+    found = candidates(group, graph, target)
+    first = choose(found)
+    floor = 4 * 16384**2 / target.machine().memory
+    assert floor <= first.cost.seconds < 1.2 * floor
+    assert first.reasons["parts"] == max(candidate.reasons["parts"] for candidate in found)

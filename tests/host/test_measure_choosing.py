@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import fcntl
 import logging
 import time
 from collections.abc import Iterator
@@ -16,6 +17,7 @@ from tilewright.measure import timers
 from tilewright.measure.choosing import Measured, Records, TuningProblem, attempt, closest, ranked
 from tilewright.measure.keys import problem_key
 from tilewright.measure.record import Timing
+from tilewright.runtime import cache_files
 from tilewright.runtime.cuda import timing
 from tilewright.settings import settings
 from tilewright.targets.cpu.target import CPUTarget
@@ -86,6 +88,25 @@ def test_the_fastest_is_timed_once_and_recorded(caplog: pytest.LogCaptureFixture
     other = problem()
     Records("other gpu").look_up(other)
     assert not other.is_known and other.choice().source == "estimate"
+
+
+def test_processes_time_in_turn(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """One that waited for another finds what that has timed; nobody waits for one that hangs."""
+    waiting = problem()
+    monkeypatch.setattr(cache_files, "_LONGEST_WAIT", 0.01)
+
+    def measure(key: str) -> Measured:
+        with open(tmp_path / "timings.lock") as file, pytest.raises(BlockingIOError):
+            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        if key == "k":
+            Records("gpu").time(problem(keys="n"), measure)
+        return Measured({2: 3.0, 1: 2.0, 0: 4.0}, {}, "")
+
+    Records("gpu").time(problem(), measure)
+    Records("gpu").time(waiting, lambda key: pytest.fail("timed again"))
+    assert (waiting.choice().source, waiting.choice().index) == ("recorded", 1)
+    with open(tmp_path / "timings.lock") as file:
+        fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
 
 
 def test_all_sizes_decide_together() -> None:

@@ -44,6 +44,7 @@ from tilewright.graph.passes.fuse import fuse
 from tilewright.graph.passes.fuse_norms import prepare_norms
 from tilewright.graph.passes.planes import pools_of_planes
 from tilewright.graph.passes.stage_reductions import stage_reductions
+from tilewright.graph.passes.wide_heads import separate_wide_heads
 from tilewright.graph.pipeline import optimize
 from tilewright.library import packing
 from tilewright.library.candidate import Candidate, Operand, PackedConstant, Stage
@@ -146,7 +147,7 @@ class Builder:
         with self._stage("optimize", graph.name):
             self.graph = optimize(prepared(graph, order.targets))
             if all(target.is_gpu for target in order.targets):
-                self.graph = canonicalize(pools_of_planes(self.graph))
+                self.graph = canonicalize(separate_wide_heads(pools_of_planes(self.graph)))
             if all(target.wgmma for target in order.targets):
                 self.graph = align_products(self.graph)
             if any(map(_norms_in_products, order.targets)):

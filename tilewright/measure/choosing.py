@@ -14,16 +14,18 @@ import logging
 import math
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
-from functools import cached_property
 from typing import NamedTuple, TypeVar
 
 from tilewright.errors import TilewrightError
 from tilewright.measure.record import Timing, TimingCache
+from tilewright.runtime import cache_files
+from tilewright.settings import settings
 
 logger = logging.getLogger("tilewright.measure")
 
 # By effort: candidates up to so many times the least estimate are timed (None: all), and at most so many.
 CLOSE: dict[int, tuple[float | None, int]] = {0: (1.0, 1), 1: (1.5, 8), 2: (2.5, 16), 3: (None, 1000)}
+_TURNS = "timings.lock"  # in the cache directory
 Result = TypeVar("Result")
 
 
@@ -109,7 +111,7 @@ class Records:
         self.device = device
         self._given = TimingCache(given)
 
-    @cached_property
+    @property
     def cache(self) -> TimingCache:
         """The times of the cache directory."""
         return TimingCache.of_settings()
@@ -122,9 +124,17 @@ class Records:
         return self._given.find(key, self.device) or self._given.find(key, None) or self.cache.find(key, self.device)
 
     def time(self, problem: TuningProblem, measure: Callable[[str], Measured]) -> None:
-        """Put on record what ``measure(key)`` finds of the close candidates, for each key of a problem."""
-        problem.times = [self._put(problem, key, measure(key)) for key in problem.keys]
-        problem.source = "timed"
+        """Put on record what ``measure(key)`` finds of the close candidates, for each key of a problem.
+
+        Processes take turns, so that none disturbs another on its GPU; one that waited may find on record what it was
+        about to time.
+        """
+        with cache_files.in_turn(cache_files.private_folder(settings.cache_directory) / _TURNS):
+            self.look_up(problem)
+            if problem.is_known:
+                return
+            problem.times = [self._put(problem, key, measure(key)) for key in problem.keys]
+            problem.source = "timed"
 
     def _put(self, problem: TuningProblem, key: str, found: Measured) -> Timing:
         labels, name = problem.labels, problem.keys[key]

@@ -41,6 +41,8 @@ _EARLIER = (".host-", "host-", ".timings-")  # names that earlier versions wrote
 _ABANDONED = 3600.0  # seconds after which a temporary file belongs to nobody, where locks tell nothing
 _RANDOM_BYTES = 8  # of the name under which a file that a user named is written
 _LARGEST = 1 << 30  # bytes of a file that is read
+_LONGEST_WAIT = 60.0  # seconds for other processes that do the same
+_BETWEEN_LOOKS = 0.005
 
 _substitutes: dict[str, Path] = {}  # folders that are not private -> the one used instead in this process
 _checked: dict[str, tuple[int, int, int, int]] = {}  # folders found private -> their state then
@@ -263,6 +265,28 @@ def appending(path: Path) -> Iterator[int]:
                 return
         finally:
             os.close(handle)
+
+
+@contextmanager
+def in_turn(path: Path) -> Iterator[None]:
+    """Work that processes do one after the other: those that name the same file in a folder of the cache.
+
+    Nobody waits for longer than a minute, for a process that hangs, or where the system has no locks.
+    """
+    try:
+        private_folder(path.parent, create=True)
+        handle = os.open(path, os.O_RDWR | os.O_CREAT | getattr(os, "O_CLOEXEC", 0), 0o600)
+    except OSError as error:
+        complain(path.parent, error)
+        yield
+        return
+    try:
+        until = time.monotonic() + (_LONGEST_WAIT if HAS_LOCKS else 0.0)
+        while not _lock(handle) and time.monotonic() < until:
+            time.sleep(_BETWEEN_LOOKS)
+        yield
+    finally:
+        os.close(handle)
 
 
 def _is_at(handle: int, path: Path) -> bool:

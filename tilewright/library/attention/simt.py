@@ -20,6 +20,9 @@ from tilewright.library.generated.generate import next_power_of_2
 from tilewright.symbolic import Size, ceil_divide, product, upper_bound
 from tilewright.targets.base import Target
 
+_WIDE = 1024  # numbers of a head of which registers hold no more than 16 rows; bytes of one that wants all warps
+_WIDEST_BYTES = 4096  # of a head of which 16 rows of keys and values fit shared memory
+
 
 def gpu_attention(group: Group, graph: Graph, target: Target) -> list[Candidate]:
     """The candidates of an attention group; raises as `strided_candidate`."""
@@ -58,14 +61,22 @@ def _plain_seconds(call: KernelCall, strided: Strided, target: Target) -> float:
 def _calls(
     q: Value, operands: dict[str, Operand], types: dict[str, str], constants: dict[str, Any], keys: Size
 ) -> list[KernelCall]:
-    """One launch: blocks of queries as large as there can be, up to 64 (32 in float32, whose products are slow)."""
+    """One launch: blocks of queries as large as there can be, up to 64 (32 in float32, whose products are slow; 16 of
+    wide heads).
+
+    Raises `NotImplementedError` for heads of which no block fits shared memory.
+    """
     batch, heads, queries, _ = q.shape
     wide = q.dtype.itemsize > 2
     head, value_head = (max(SMALLEST, next_power_of_2(constants[name])) for name in ("HEAD", "VALUE_HEAD"))
-    most = 32 if wide or max(head, value_head) > 128 else 64
+    row_bytes = max(head, value_head) * q.dtype.itemsize
+    if row_bytes > _WIDEST_BYTES:
+        raise NotImplementedError(f"heads of {row_bytes} bytes do not fit shared memory; up to {_WIDEST_BYTES} do")
+    most = SMALLEST if max(head, value_head) >= _WIDE else 32 if wide or row_bytes > 256 else 64
     block = min(most, max(SMALLEST, next_power_of_2(int(min(upper_bound(queries), most)))))
     key_block = min(most, max(SMALLEST, next_power_of_2(keys))) if isinstance(keys, int) else most
     given = {**constants, "BLOCK_D": head, "BLOCK_V": value_head, "BLOCK_S": block, "BLOCK_T": key_block}
     grid = (ceil_divide(queries, block), heads, batch)
-    options = {"num_warps": 4 if block > SMALLEST else 1 if not wide else 2}
+    warps = 8 if row_bytes >= _WIDE else 4 if block > SMALLEST else 1 if not wide else 2
+    options = {"num_warps": warps}
     return [KernelCall(attention, dict(operands), dict(types), given, grid, options=options)]

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 import numpy as np
@@ -16,7 +16,7 @@ from tilewright.launch.jit import JITFunction
 from tilewright.library import functions
 from tilewright.library.binding import bind_extra, bind_sizes, divides
 from tilewright.library.candidate import Candidate, KernelCall, Operand, Stage
-from tilewright.library.cost import estimate
+from tilewright.library.cost import estimate, expected
 from tilewright.library.generated.elementwise import chain_operations, total_bytes
 from tilewright.library.generated.expressions import compute_type, language_type
 from tilewright.library.generated.generate import epilogue_function, prologue_function
@@ -63,12 +63,15 @@ def reduction(group: Group, graph: Graph, target: Target) -> list[Candidate]:
 
 
 def row_candidate(calls: Sequence[KernelCall], group: Group, target: Target) -> Candidate:
-    """The candidate of launches that follow each other."""
+    """The candidate of launches that follow each other; the one with the most programs does most of the work."""
     anchor = group.anchor
     assert anchor is not None and anchor.inputs[0] is not None
     flops = simplify(lift(product(anchor.inputs[0].shape)) * 8 + chain_operations(group.nodes))
     moved = total_bytes(group.inputs, group.outputs, group.nodes)
-    cost = estimate(target.machine(), moved, flops, product(calls[-1].grid), efficiency=0.25)
+    programs = max((product(call.grid) for call in calls), key=expected)
+    cost = estimate(target.machine(), moved, flops, programs, efficiency=0.25)
+    further = (len(calls) - 1) * target.machine().launches.kernel
+    cost = replace(cost, seconds=cost.seconds + further)
     reasons = {"kernel": calls[-1].kernel.__name__, "grid": str(calls[-1].grid)}
     return Candidate("row kernel", tuple(Stage((call,)) for call in calls), cost, (), reasons)
 

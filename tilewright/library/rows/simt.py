@@ -46,6 +46,7 @@ WHOLE_ROW = 16384  # longest row that a CTA holds in registers
 FEW_ELEMENTS = 2048  # of a block of a reduction over few rows
 FEW_CTAS = 512  # that there are then at least
 MOST_WARPS = 16  # of a CTA
+OTHER = 1.02  # how much behind the likely number of parts the other one is ranked
 
 
 def gpu_reduction(group: Group, graph: Graph, target: Target) -> list[Candidate]:
@@ -106,11 +107,14 @@ def _reductions(group: Group, graph: Graph, target: Target) -> list[Candidate]:
     """A reduction; one to few numbers in two launches, the first of which does parts of what is reduced."""
     if reduction_parts(group, target) == 1:
         return [row_candidate([_reduce(group, graph, target)], group, target)]
-    found = []
+    found: list[Candidate] = []
     few, many = (reduction_parts(group, target, ctas) for ctas in (CTAS, MANY_CTAS))
     for parts in dict.fromkeys((many, few) if are_long(group, many) else (few, many)):
         first, partial = first_of_parts(group, graph, parts)
         candidate = row_candidate([first, _reduce(rest_of_parts(group, partial), graph, target)], group, target)
+        if found:  # the estimate cannot tell them apart
+            seconds = max(candidate.cost.seconds, found[0].cost.seconds * OTHER)
+            candidate = replace(candidate, cost=replace(candidate.cost, seconds=seconds))
         found.append(replace(candidate, temporaries=(partial,), reasons={**candidate.reasons, "parts": parts}))
     return found
 
