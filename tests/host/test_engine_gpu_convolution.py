@@ -17,6 +17,7 @@ from tilewright.graph.core import Graph
 from tilewright.graph.reference import run
 from tilewright.library.candidate import Candidate
 from tilewright.library.convolution.hopper.folded_pixels import folded_pixels
+from tilewright.library.convolution.simt.candidates import _hopper_rows
 
 
 def pair(value: int | tuple[int, int]) -> tuple[int, int]:
@@ -168,3 +169,24 @@ def test_pixels_in_rows_of_products(
     monkeypatch.setattr("tilewright.library.convolution.simt.candidates.folded_pixels", preferred_pixels)
     graph = model(rng, batch, (5, 12), 16, 24, residual=residual, **window(1))
     check(graph, rng, (2,) if batch == 2 else (1, 3), "4 pixels a row as hopper matmul")
+
+
+def preferred_rows(*arguments: Any) -> list[Candidate]:
+    return [replace(found, cost=replace(found.cost, seconds=0.0)) for found in _hopper_rows(*arguments)]
+
+
+@pytest.mark.parametrize(
+    ("size", "attributes", "pixels", "batch"),
+    [
+        ((20, 24), window(7, stride=2, pad=3), 2, "batch"),
+        ((9, 22), window(3, stride=2, pad=(1, 2)), 4, 2),
+        ((6, 16), window(3, pad=1), 8, 2),
+    ],
+)
+def test_few_channels_in_rows_of_pixels(
+    driver: Driver, rng: np.random.Generator, monkeypatch: pytest.MonkeyPatch, size: Any, attributes: Any,
+    pixels: int, batch: int | str,
+) -> None:  # fmt: skip
+    monkeypatch.setattr("tilewright.library.convolution.simt.candidates._hopper_rows", preferred_rows)
+    graph = model(rng, batch, size, 3, 24, residual=pixels == 4, **attributes)
+    check(graph, rng, (2,) if batch == 2 else (1, 3), f"hopper convolution, {pixels} pixels a row")

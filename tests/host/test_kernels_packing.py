@@ -90,16 +90,22 @@ def test_unknown_recipe_is_refused() -> None:
 
 
 @settings(max_examples=40, deadline=None)
-@given(channels=st.integers(1, 4), rows=st.integers(1, 8), columns=st.integers(1, 8), fold=st.sampled_from([1, 2, 4]))
-def test_runs_round_trip(channels: int, rows: int, columns: int, fold: int) -> None:
+@given(
+    channels=st.integers(1, 4), rows=st.integers(1, 8), columns=st.integers(1, 8), fold=st.sampled_from([1, 2, 4]),
+    pixels=st.integers(1, 3),
+)  # fmt: skip
+def test_runs_round_trip(channels: int, rows: int, columns: int, fold: int, pixels: int) -> None:
     array = np.arange(1, 1 + 3 * channels * rows * columns, dtype=np.float32).reshape(3, channels, rows, columns)
-    recipe = packing.runs_recipe(4, fold, columns * fold * 4 + 3)
+    step = 2
+    recipe = packing.runs_recipe(4, fold, (columns + (pixels - 1) * step) * fold * 4 + 3, pixels, step)
     packed = packing.apply(recipe, array)
     assert packed.shape == packing.packed_shape(recipe, array.shape)
     row, column = rows - 1, columns - 1
-    place = (column * fold + row % fold) * 4
-    np.testing.assert_array_equal(packed[2, row // fold, place : place + channels], array[2, :, row, column])
-    assert np.count_nonzero(packed) == array.size
+    for pixel in range(pixels):
+        place = ((column + pixel * step) * fold + row % fold) * 4
+        found = packed[3 * pixel + 2, row // fold, place : place + channels]
+        np.testing.assert_array_equal(found, array[2, :, row, column])
+    assert np.count_nonzero(packed) == pixels * array.size
     np.testing.assert_array_equal(packing.invert(recipe, packed, array.shape), array)
 
 

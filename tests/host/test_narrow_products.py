@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 from tilewright.build.builder import build
-from tilewright.dtypes import DType, bfloat16, float8e4nv, float32, float64, int8, int32, uint8
+from tilewright.dtypes import DType, bfloat16, float8e4nv, float16, float32, float64, int8, int32, uint8
 from tilewright.graph.build import GraphBuilder
 from tilewright.graph.core import Graph, Value
 from tilewright.graph.passes.fuse import fuse
@@ -268,7 +268,8 @@ def test_weights_stay_8_bits_in_the_engine(rng: np.random.Generator) -> None:
     assert build(graph, CPUTarget.host()).weight_bytes < 512 * 1024 * 1.1
 
 
-def test_a_sum_of_two_convolutions_reads_integers(rng: np.random.Generator) -> None:
+@pytest.mark.parametrize("dtype", [float32, float16], ids=str)
+def test_a_sum_of_two_convolutions_reads_integers(rng: np.random.Generator, dtype: DType) -> None:
     """What one kernel makes of its own integers is made by the kernel that reads them: these are stored."""
     b = GraphBuilder("residual")
     x = b.input("x", uint8, (1, 32, 6, 5))
@@ -276,10 +277,13 @@ def test_a_sum_of_two_convolutions_reads_integers(rng: np.random.Generator) -> N
     sums = []
     for _ in range(2):
         taps = b.op("dequantize", [b.constant(integers(rng, (16, 32, 1, 1), int8)), number(b, 0.01)])
+        image, taps = (b.op("cast", [item], dtype=dtype) for item in (image, taps))
         sums.append(b.op("conv", [image, taps], strides=(1, 1), padding=((0, 0), (0, 0)), dilation=(1, 1)))
     scale, zero = number(b, 0.5), number(b, 128, uint8)
-    sums[1] = b.op("dequantize", [b.op("quantize", [sums[1], scale, zero], dtype=uint8), scale, zero])
-    b.output(b.op("quantize", [b.op("relu", [b.op("add", sums)]), scale], dtype=uint8))
+    wide = b.op("cast", [sums[1]], dtype=float32)
+    read = b.op("dequantize", [b.op("quantize", [wide, scale, zero], dtype=uint8), scale, zero])
+    total = b.op("relu", [b.op("add", [sums[0], b.op("cast", [read], dtype=dtype)])])
+    b.output(b.op("quantize", [b.op("cast", [total], dtype=float32), scale], dtype=uint8))
     graph = b.finish()
     groups = [
         group for group in fuse(optimize(narrow_products(graph, {uint8, int8}, True))).groups if group.kind != "view"
@@ -339,3 +343,27 @@ def test_padding_of_8_bit_floats_is_no_nan(rng: np.random.Generator) -> None:
     found, expected = (run_graph(item, [data], {})[item.outputs[0]] for item in (passed, graph))
     np.testing.assert_array_equal(found, expected)
     assert np.isfinite(expected).all()
+
+
+@pytest.mark.parametrize(
+    ("form", "moved"), [("op", "u8"), ("chain", "u8"), ("any numbers", "f32"), ("read twice", "f32")]
+)
+def test_pools_move_what_is_quantized(rng: np.random.Generator, form: str, moved: str) -> None:
+    b = GraphBuilder("pooled")
+    x = b.op("relu", [b.input("x", float32, (2, 3, 7, 8))])
+    pooled = b.op("max_pool", [x], kernel=(3, 3), strides=(2, 2), padding=((1, 1), (1, 1)), dilation=(1, 1))
+    if form == "op":
+        b.output(b.op("quantize", [pooled, number(b, 0.02), number(b, 7, uint8)], dtype=uint8))
+    else:
+        rounded = b.op("round", [b.op("multiply", [pooled, number(b, 50.0)])])
+        # Numbers outside the range come round: the largest of a window may become the least.
+        clipped = rounded if form == "any numbers" else b.op("clip", [rounded], low=0, high=255)
+        b.output(b.op("cast", [clipped], dtype=uint8))
+    if form == "read twice":
+        b.output(pooled)
+    graph = b.finish()
+    data = rng.standard_normal((2, 3, 7, 8)).astype(np.float32)
+    passed = narrow_products(graph, {uint8})
+    assert [str(node.output.dtype) for node in passed.nodes if node.op == "max_pool"] == [moved]
+    for found, expected in zip(passed.outputs, graph.outputs, strict=True):
+        np.testing.assert_array_equal(run_graph(passed, [data], {})[found], run_graph(graph, [data], {})[expected])

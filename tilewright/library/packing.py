@@ -24,9 +24,10 @@ A recipe is a tuple of (key, value) pairs; `kind` says which:
     halves   ("width", W), ("transposed", bool)
              a matrix [depth, 2n] (or [2n, depth] when transposed) of the same shape: columns 2W i + j are
              columns W i + j of the left half, columns 2W i + W + j are columns W i + j of the right half
-    runs     ("channels", C), ("fold", F), ("length", L)
+    runs     ("channels", C), ("fold", F), ("length", L), and ("pixels", P), ("step", S) where P > 1
              convolution weights [O, I, rows, columns] as [O][rows / F][L]: of F lines together the taps one after
-             the other, [columns][F][C] with zeros for the channels beyond I and lines beyond the last, then zeros
+             the other, [columns][F][C] with zeros for the channels beyond I and lines beyond the last, then zeros;
+             for P neighbouring results [P][O][rows / F][L], each S columns further on in its run
     gates    ("width", W), ("gates", G)
              weights of recurrent layers [directions, depth, G N] as [directions][N / W][G][depth][W]: the panels of a
              run of units stand together, the last run filled with zeros
@@ -99,9 +100,11 @@ def halves_recipe(width: int, transposed: bool) -> Recipe:
     return (("kind", "halves"), ("width", width), ("transposed", transposed))
 
 
-def runs_recipe(channels: int, fold: int, length: int) -> Recipe:
-    """The recipe of convolution weights in lines of the window, `fold` of them together."""
-    return (("kind", "runs"), ("channels", channels), ("fold", fold), ("length", length))
+def runs_recipe(channels: int, fold: int, length: int, pixels: int = 1, step: int = 0) -> Recipe:
+    """The recipe of convolution weights in lines of the window, `fold` of them together; for `pixels` results at
+    once, whose windows begin `step` columns apart."""
+    recipe: Recipe = (("kind", "runs"), ("channels", channels), ("fold", fold), ("length", length))
+    return recipe if pixels == 1 else (*recipe, ("pixels", pixels), ("step", step))
 
 
 def gates_recipe(width: int, gates: int) -> Recipe:
@@ -149,7 +152,7 @@ def packed_shape(recipe: Recipe, shape: Sequence[int]) -> tuple[int, ...]:
     if fields["kind"] == "halves":
         return tuple(shape)
     if fields["kind"] == "runs":
-        return (shape[0], -(-shape[2] // fields["fold"]), fields["length"])
+        return (fields.get("pixels", 1) * shape[0], -(-shape[2] // fields["fold"]), fields["length"])
     if fields["kind"] == "gates":
         units = -(-(shape[2] // fields["gates"]) // fields["width"])
         return (shape[0], units, fields["gates"], shape[1], fields["width"])
@@ -184,14 +187,7 @@ def apply(recipe: Recipe, array: np.ndarray) -> np.ndarray:
     if fields["kind"] == "halves":
         return _regrouped(array, 0 if fields["transposed"] else 1, (2, -1, fields["width"]))
     if fields["kind"] == "runs":
-        outputs, channels, rows, columns = array.shape
-        fold, width = fields["fold"], columns * fields["fold"] * fields["channels"]
-        lines = np.zeros((outputs, -(-rows // fold) * fold, columns, fields["channels"]), array.dtype)
-        lines[:, :rows, :, :channels] = array.transpose(0, 2, 3, 1)
-        together = lines.reshape(outputs, -1, fold, columns, fields["channels"]).swapaxes(2, 3)
-        runs = np.zeros((outputs, together.shape[1], fields["length"]), array.dtype)
-        runs[..., :width] = together.reshape(outputs, -1, width)
-        return runs
+        return _runs(array, fields)
     if fields["kind"] == "gates":
         parts = np.split(array, fields["gates"], axis=2)
         sides = [np.stack([_to_panels(part[side], fields["width"]) for part in parts], 1) for side in range(len(array))]
@@ -204,6 +200,20 @@ def apply(recipe: Recipe, array: np.ndarray) -> np.ndarray:
         matrix = array.reshape(array.shape[:2])
         return np.kron(np.eye(fields["count"], dtype=array.dtype), matrix)
     raise ValueError(f"unknown packing recipe {recipe!r}")
+
+
+def _runs(array: np.ndarray, fields: dict[str, Any]) -> np.ndarray:
+    """Convolution weights in lines of the window."""
+    outputs, channels, rows, columns = array.shape
+    fold, pixel = fields["fold"], fields["fold"] * fields["channels"]
+    lines = np.zeros((outputs, -(-rows // fold) * fold, columns, fields["channels"]), array.dtype)
+    lines[:, :rows, :, :channels] = array.transpose(0, 2, 3, 1)
+    together = lines.reshape(outputs, -1, fold, columns, fields["channels"]).swapaxes(2, 3)
+    runs = np.zeros((fields.get("pixels", 1), outputs, together.shape[1], fields["length"]), array.dtype)
+    for number, one in enumerate(runs):
+        begin = number * fields.get("step", 0) * pixel
+        one[..., begin : begin + columns * pixel] = together.reshape(outputs, -1, columns * pixel)
+    return runs.reshape(-1, *runs.shape[2:])
 
 
 def invert(recipe: Recipe, array: np.ndarray, shape: Sequence[int]) -> np.ndarray:
@@ -240,7 +250,7 @@ def invert(recipe: Recipe, array: np.ndarray, shape: Sequence[int]) -> np.ndarra
         return _regrouped(array, 0 if fields["transposed"] else 1, (-1, 2, fields["width"]))
     if fields["kind"] == "runs":
         fold, channels = fields["fold"], fields["channels"]
-        together = array[..., : shape[3] * fold * channels].reshape(shape[0], -1, shape[3], fold, channels)
+        together = array[: shape[0], :, : shape[3] * fold * channels].reshape(shape[0], -1, shape[3], fold, channels)
         lines = together.swapaxes(2, 3).reshape(shape[0], -1, shape[3], channels)
         return np.ascontiguousarray(lines[:, : shape[2], :, : shape[1]].transpose(0, 3, 1, 2))
     if fields["kind"] == "gates":

@@ -159,6 +159,7 @@ def _take_widening(drafts: Drafts, draft: Draft) -> None:
 def _widening(drafts: Drafts, value: Value, readers: set[int]) -> list[int]:
     """The nodes from a cast of narrower numbers to `value`, each read only by the next ones, the last one first."""
     chain: list[int] = []
+    bits = value.dtype.bits
     while True:
         index = drafts.producer(value)
         if index is None or value in drafts.results or len(drafts.owner[index].nodes) > 1:
@@ -167,12 +168,12 @@ def _widening(drafts: Drafts, value: Value, readers: set[int]) -> list[int]:
         if not set(drafts.readers[value]) <= readers or node.output.shape != value.shape:
             return []
         chain, readers = [*chain, index], {index}
-        if node.op == "cast" and node.inputs[0] is not None and node.inputs[0].dtype.bits < value.dtype.bits:
-            return chain
         others = [item for item in node.inputs if item is not None and item not in drafts.graph.constants]
-        if node.op not in ("add", "subtract", "multiply") or len(others) != 1:
+        if node.op not in ("add", "subtract", "multiply", "cast") or len(others) != 1:
             return []
         value = others[0]
+        if node.op == "cast" and value.dtype.bits < bits:
+            return chain
 
 
 def _take_gate(drafts: Drafts, draft: Draft, remarks: list[str]) -> None:

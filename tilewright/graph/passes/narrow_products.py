@@ -26,6 +26,7 @@ import numpy as np
 from tilewright.dtypes import DType, float8e4nv, float8e5, float32, float64, int1, int8, int32, uint8
 from tilewright.graph.core import Graph, Node, Value
 from tilewright.graph.inference import broadcast_shapes
+from tilewright.graph.passes.narrow_pools import NARROW_POOLS
 from tilewright.graph.quantization import integer_range, scheme_of
 from tilewright.graph.rewrite import Rewriter, apply_rules, computed_constant
 from tilewright.symbolic import Size
@@ -54,7 +55,7 @@ def narrow_products(graph: Graph, types: Set[DType], zeros_around: bool = False)
         return _with_remarks(graph, types)
     if int8 not in types:
         graph = apply_rules(graph, {"quantize": [_unsigned], "dequantize": [_shifted]})
-    graph = apply_rules(graph, dict.fromkeys(_MOVES, [_sunk]))
+    graph = apply_rules(graph, {**dict.fromkeys(_MOVES, [_sunk]), **NARROW_POOLS})
     rules = {
         "matmul": [partial(_product, types=types)],
         "conv": [partial(_convolution, types=types, zeros_around=zeros_around)],

@@ -1,8 +1,8 @@
-"""1x1 convolutions of few channels: several pixels as one row of a product, by weights along a diagonal.
+"""Convolutions of few channels: several pixels as one row of a product.
 
-Tensor copies take their time for each row, however short.  Neighbouring pixels lie one after the other, in the image
-and in the result: as one row of a product they are one row of a copy.  What the zeros beside the diagonal cost is
-time of tensor cores that would wait for memory.
+Tensor copies take their time for each row, however short.  Neighbouring pixels lie one after the other in the result,
+and those of 1x1 convolutions in the image: as one row of a product, by weights along a diagonal, they are one row of a
+copy.  What the zeros beside the diagonal cost is time of tensor cores that would wait for memory.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from tilewright.library.matmul.hopper.candidates import hopper_products
 from tilewright.library.matmul.simt import product_cost
 from tilewright.library.packing import diagonal_recipe
 from tilewright.library.slots import epilogue_slots
-from tilewright.symbolic import floor_divide, product
+from tilewright.symbolic import floor_divide, lift, product, simplify
 from tilewright.targets.base import Target
 
 _ROW = 64  # channels of a row of a copy
@@ -39,17 +39,15 @@ def folded_pixels(group: Group, graph: Graph, target: Target) -> list[Candidate]
         fold //= 2
     if fold < _LEAST or w not in graph.constants or len(group.outputs) != 1:
         return []
-    rows = (*anchor.output.shape[:-2], floor_divide(anchor.output.shape[-2], fold))
-    result = Value(f"{anchor.output.name}.folded", anchor.output.dtype, (*rows, fold * columns))
-    inner = Node("conv", anchor.inputs[:2], [result], anchor.attributes, anchor.source)
-    back = Node("reshape", [result], [anchor.output], {"shape": anchor.output.shape}, anchor.source)
-    moved = Group(group.kind, [inner, back, *group.epilogue], group.inputs, group.outputs, inner, group.name)
+    moved = in_rows_of_pixels(group, fold)
     try:
         slots = epilogue_slots(moved, graph)
     except NotImplementedError:
         return []
     weights, depth = PackedConstant(w, diagonal_recipe(fold)), fold * channels
-    problem = Problem(product(rows), fold * columns, depth, x, weights, depth, 1, 1, depth, 0)
+    problem = Problem(
+        floor_divide(product(anchor.output.shape[:-1]), fold), fold * columns, depth, x, weights, depth, 1, 1, depth, 0
+    )
     pixels = product(anchor.output.shape[:-1])
     return [
         replace(
@@ -59,3 +57,16 @@ def folded_pixels(group: Group, graph: Graph, target: Target) -> list[Candidate]
         )
         for candidate in hopper_products(problem, slots, group, target)
     ]
+
+
+def in_rows_of_pixels(group: Group, count: int) -> Group:
+    """The group of a convolution whose anchor has `count` neighbouring pixels, which divide a line, as one of as many
+    times the columns; what follows reads them as they were."""
+    anchor = group.anchor
+    assert anchor is not None
+    *pixels, width, columns = anchor.output.shape
+    shape = (*pixels, floor_divide(width, count), simplify(lift(columns) * count))
+    result = Value(f"{anchor.output.name}.folded", anchor.output.dtype, shape)
+    inner = Node("conv", anchor.inputs, [result], anchor.attributes, anchor.source)
+    back = Node("reshape", [result], [anchor.output], {"shape": anchor.output.shape}, anchor.source)
+    return Group(group.kind, [inner, back, *group.epilogue], group.inputs, group.outputs, inner, group.name)

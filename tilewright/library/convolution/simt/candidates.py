@@ -32,7 +32,7 @@ from tilewright.library.convolution.cpu.candidates import (
 from tilewright.library.convolution.hopper import kernel as hopper
 from tilewright.library.convolution.hopper.choice import ConvolutionProblem, ranked_forms
 from tilewright.library.convolution.hopper.config import ConvolutionForm
-from tilewright.library.convolution.hopper.folded_pixels import folded_pixels
+from tilewright.library.convolution.hopper.folded_pixels import folded_pixels, in_rows_of_pixels
 from tilewright.library.convolution.simt.depthwise import gpu_depthwise
 from tilewright.library.convolution.simt.few_channels import few_channels
 from tilewright.library.convolution.simt.kernel import convolution, pad_channels
@@ -60,6 +60,8 @@ _TILED_BYTES = 16  # what strides and addresses of tensor copies are multiples o
 _LONGEST_RUN = 2048  # elements of a line of the window that is read as one run
 _LARGEST_PIXEL = 256  # elements that become one pixel of a copied image
 _LARGEST_STEP = 8  # of a tensor copy
+_COPIED_ROW = 128  # bytes of a row of a tensor copy
+_MOST_COLUMNS = 256  # of a row of several pixels
 INTEGERS = (int8, uint8)
 
 
@@ -79,6 +81,8 @@ def gpu_convolution(group: Group, graph: Graph, target: Target) -> list[Candidat
         found = gpu_depthwise(group, slots, weights.operand, target)
         return [behind(moves, behind(weights, candidate)) for candidate in found]
     copied = _hopper(group, moves, graph, slots, target)
+    if copied and _is_padded(x, w):
+        copied += _hopper_rows(group, moves, graph, target)
     found = []
     if is_pointwise(anchor, w):
         steps: tuple[Size, Size] = (w.shape[0], 1)  # of the depth and of columns
@@ -171,33 +175,71 @@ class _Image:
     dilation: tuple[int, int] = (1, 1)
 
 
-def _hopper(group: Group, moves: Moves, graph: Graph, slots: Slots, target: Target) -> list[Candidate]:
-    """The Hopper convolution in its likeliest forms; none where tensor copies cannot move the operands."""
+def _is_padded(x: Value, w: Value) -> bool:
+    """Whether the Hopper kernel reads a copy of the image with more channels: its own are no multiple of 16 bytes."""
+    return not divides(_TILED_BYTES, lift(w.shape[1]) * x.dtype.itemsize)
+
+
+def _fits_hopper(group: Group, stored: Value, x: Value, w: Value, target: Target) -> bool:
+    """Whether the Hopper kernel has these types and can store the columns."""
+    assert group.anchor is not None
+    out, groups = group.anchor.output, group.anchor.attributes["groups"]
+    same = x.dtype == w.dtype and x.dtype in (float16, bfloat16)
+    fits = target.wgmma and len(group.outputs) == 1 and x.rank == 4
+    fits = fits and (same or (x.dtype in INTEGERS and w.dtype == int8))
+    fits = fits and stored.dtype in (float16, bfloat16, float32, *INTEGERS)
+    columns = out.shape[-1]
+    assert isinstance(columns, int)
+    aligned = columns // groups * min(2, stored.dtype.itemsize) % _TILED_BYTES == 0
+    return fits and aligned and product(stored.shape) == product(out.shape)
+
+
+def _hopper_rows(group: Group, moves: Moves, graph: Graph, target: Target) -> list[Candidate]:
+    """The Hopper convolution of an image of few channels with as many pixels of a line as one row as tensor copies
+    take at once."""
+    anchor = group.anchor
+    assert anchor is not None
+    x, w = anchor.inputs[:2]
+    assert x is not None and w is not None
+    columns = w.shape[0]
+    assert isinstance(columns, int)
+    for pixels in (8, 4, 2):
+        row = _Runs.of(anchor, x, w, pixels).length * x.dtype.itemsize
+        whole = divides(pixels, anchor.output.shape[2])
+        if not whole or row > _COPIED_ROW or columns * pixels > _MOST_COLUMNS:
+            continue
+        folded = in_rows_of_pixels(group, pixels)
+        try:
+            return _hopper(folded, moves, graph, epilogue_slots(folded, graph), target, pixels)
+        except NotImplementedError:
+            return []
+    return []
+
+
+def _hopper(group: Group, moves: Moves, graph: Graph, slots: Slots, target: Target, pixels: int = 1) -> list[Candidate]:
+    """The Hopper convolution in its likeliest forms; none where tensor copies cannot move the operands.
+
+    `pixels` of a line are one of the result, as in `in_rows_of_pixels`.
+    """
     anchor = group.anchor
     assert anchor is not None
     x, w = anchor.inputs[:2]
     assert x is not None and w is not None
     out, groups = anchor.output, anchor.attributes["groups"]
-    columns, channels = w.shape[0], w.shape[1]
+    columns, channels = out.shape[-1], w.shape[1]
     assert isinstance(columns, int) and isinstance(channels, int)
     stored = slots.stored.dtype
-    fits = target.wgmma and len(group.outputs) == 1 and x.rank == 4
-    fits = fits and (
-        (x.dtype == w.dtype and x.dtype in (float16, bfloat16)) or (x.dtype in INTEGERS and w.dtype == int8)
-    )
-    fits = fits and stored in (float16, bfloat16, float32, *INTEGERS)
-    fits = fits and product(slots.stored.shape) == product(out.shape)
-    if not fits or columns // groups * min(2, stored.itemsize) % _TILED_BYTES:
+    if not _fits_hopper(group, slots.stored, x, w, target):
         return []
     stages: tuple[Stage, ...] = ()
     temporaries: tuple[Value, ...] = ()
-    if channels * x.dtype.itemsize % _TILED_BYTES == 0:
+    if not _is_padded(x, w):
         packed = packed_weights(w, order_recipe((0, *range(2, w.rank), 1)), graph, target)
         weights, stages, temporaries = packed.operand, packed.stages, packed.temporaries
         image = _direct_image(anchor, x, w, groups)
         stages, temporaries = (*moves.stages, *stages), (*moves.temporaries, *temporaries)
     else:
-        found = _padded_image(anchor, moves, x, w, graph) if x.dtype.is_float else None
+        found = _padded_image(anchor, moves, x, w, graph, pixels) if x.dtype.is_float else None
         if found is None:
             return []
         image, stages, temporaries, weights = found
@@ -224,10 +266,11 @@ def _hopper(group: Group, moves: Moves, graph: Graph, slots: Slots, target: Targ
             continue
         seconds = chosen[-1][1] + machine.launches.kernel * len(stages)
         cost = product_cost(group, product(image.sizes), columns // groups, product(w.shape[1:]), groups, seconds)
-        reasons: dict[str, Any] = {"epilogue": slots.function.__name__}
+        reasons: dict[str, Any] = {"epilogue": slots.function.__name__, **({"pixels": pixels} if pixels > 1 else {})}
         for (at_most, _), (form, _) in zip(ranges, chosen, strict=True):
             reasons["tile" if at_most is None else f"images <= {at_most}"] = _described(form)
-        candidates.append(Candidate("hopper convolution", (*stages, Stage(tuple(calls))), cost, temporaries, reasons))
+        name = "hopper convolution" if pixels == 1 else f"hopper convolution, {pixels} pixels a row"
+        candidates.append(Candidate(name, (*stages, Stage(tuple(calls))), cost, temporaries, reasons))
     return candidates
 
 
@@ -321,45 +364,68 @@ def _by_lines(image: _Image) -> _Image:
     return replace(image, shape=shape, strides=strides, sizes=(images, 1, width), stride=(1, 1))
 
 
+@dataclass(frozen=True)
+class _Runs:
+    """How the lines of a window lie in a copy of the image: `fold` rows together, pixels of `wide` channels.
+
+    A run of `length` elements has the window of `pixels` neighbours; `step` is that of the window downwards.
+    """
+
+    fold: int
+    wide: int
+    length: int
+    step: int
+
+    @staticmethod
+    def of(anchor: Node, x: Value, w: Value, pixels: int) -> _Runs:
+        """Runs that begin a multiple of 16 bytes apart, with no more channels of zeros than that takes."""
+        step_y, step_x = anchor.attributes["strides"]
+        channels, kernel_x = x.shape[-1], _window(w)[1]
+        assert isinstance(channels, int)
+        fold = step_y if step_y & (step_y - 1) == 0 else 1
+        unit = _TILED_BYTES // x.dtype.itemsize
+        apart = unit // gcd(unit, pixels * step_x * fold)
+        wide = -(-channels // apart) * apart
+        return _Runs(fold, wide, (kernel_x + (pixels - 1) * step_x) * fold * wide, step_y)
+
+
 def _padded_image(
-    anchor: Node, moves: Moves, x: Value, w: Value, graph: Graph
+    anchor: Node, moves: Moves, x: Value, w: Value, graph: Graph, pixels: int
 ) -> tuple[_Image, tuple[Stage, ...], tuple[Value, ...], PackedConstant] | None:
     """A copy of an image of few channels in which every line of a window is one run, with the weights to it.
 
     The run's begin moves by a multiple of 16 bytes from pixel to pixel, which takes some channels of zeros; the image's
     edges are filled with zeros, too.  Where the window moves down by several rows, these become channels as well, so
-    that the lines of a window are fewer and longer.
+    that the lines of a window are fewer and longer.  The windows of `pixels` neighbours are read as one.
     """
     attributes = anchor.attributes
     images, height, width, channels = x.shape
     _, out_height, out_width, _ = anchor.output.shape
-    (kernel_y, kernel_x), (step_y, step_x) = _window(w), attributes["strides"]
+    kernel_y, (_, step_x) = _window(w)[0], attributes["strides"]
     (top, _), (left, _) = attributes["padding"]
     assert isinstance(channels, int)
     other = attributes["groups"] != 1 or attributes["dilation"] != (1, 1) or w not in graph.constants
     if other or not isinstance(width, int) or not isinstance(out_width, int):
         return None
     unit = _TILED_BYTES // x.dtype.itemsize
-    fold = step_y if step_y & (step_y - 1) == 0 else 1
-    wide = max(unit // gcd(unit, step_x * fold), next_power_of_2(channels))
-    taps = -(-kernel_y // fold)
-    step = step_y // fold
+    runs = _Runs.of(anchor, x, w, pixels)
+    fold, pixel, run = runs.fold, runs.fold * runs.wide, runs.length
+    taps, step = -(-kernel_y // fold), runs.step // fold
     lines = simplify(lift(out_height) * step + (taps - step))
-    pixel = fold * wide
-    run = kernel_x * pixel
     if pixel > _LARGEST_PIXEL or run > _LONGEST_RUN:
         return None
     along = unit // gcd(unit, pixel)
-    padded = -(-max(left + width, (out_width - 1) * step_x + kernel_x) // along) * along
+    padded = -(-max(left + width, ((out_width - 1) * pixels * step_x * pixel + run) // pixel) // along) * along
     copy = Value(f"{x.name}.runs", x.dtype, (images, lines, padded, pixel))
     row = padded * pixel
     length = -(-run // unit) * unit
     image = _Image(
-        copy, (images, lines, out_width, run), (simplify(lift(lines) * row), row, step_x * pixel, 1),
+        copy, (images, lines, out_width, run), (simplify(lift(lines) * row), row, pixels * step_x * pixel, 1),
         (images, out_height, out_width), length, (taps, 1), (step, 1),
     )  # fmt: skip
-    weights = PackedConstant(w, runs_recipe(wide, fold, length))
-    block = min(256, next_power_of_2(padded), max(1, 1024 // pixel))
+    weights = PackedConstant(w, runs_recipe(runs.wide, fold, length, pixels, step_x))
+    entries = next_power_of_2(pixel)
+    block = min(256, next_power_of_2(padded), max(1, 1024 // entries))
     source, steps = x, (simplify(lift(height) * width * channels), width * channels, channels, 1)
     before, values = moves.stages, moves.temporaries
     if [node.op for node in moves.nodes] == ["permute"] and moves.nodes[0].inputs[0] is not None:
@@ -368,7 +434,8 @@ def _padded_image(
         dense = dense_strides(source.shape)
         steps = tuple(dense[axis] for axis in moves.nodes[0].attributes["order"])
     constants: dict[str, Any] = {
-        "TOP": top, "LEFT": left, "CHANNELS": channels, "FOLD": fold, "WIDE": wide, "BLOCK": block,
+        "TOP": top, "LEFT": left, "CHANNELS": channels, "FOLD": fold, "WIDE": runs.wide, "ENTRIES": entries,
+        "BLOCK": block,
     }  # fmt: skip
     operands: dict[str, Operand] = {"x": source, "out": copy}
     types: dict[str, str] = {}
@@ -378,7 +445,7 @@ def _padded_image(
     }  # fmt: skip
     bind_sizes(sizes, operands, types, constants)
     grid = (product([images, lines]), ceil_divide(padded, block), 1)
-    options = {"num_warps": max(1, block * pixel // 256)}
+    options = {"num_warps": max(1, block * entries // 256)}
     call = KernelCall(pad_channels, operands, types, constants, grid, options=options)
     return image, (*before, Stage((call,))), (*values, copy), weights
 

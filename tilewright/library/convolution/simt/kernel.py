@@ -79,16 +79,16 @@ def convolution(x, w, out, pixels, columns, height, width, out_height, out_width
 @tilewright.jit
 def pad_channels(x, out, height, width, lines, out_width, image_step, row_step, column_step, channel_step,
                  TOP: tl.constexpr, LEFT: tl.constexpr, CHANNELS: tl.constexpr, FOLD: tl.constexpr, WIDE: tl.constexpr,
-                 BLOCK: tl.constexpr):  # fmt: skip
+                 ENTRIES: tl.constexpr, BLOCK: tl.constexpr):  # fmt: skip
     """out [images, lines, out_width, FOLD, WIDE] = x [images, height, width, CHANNELS], which lies in any order (steps
     in elements), `FOLD` rows together, with zeros around: `TOP` rows and `LEFT` pixels in front, the others behind.
 
-    Grid: (images * lines, blocks of `BLOCK` pixels).
+    Grid: (images * lines, blocks of `BLOCK` pixels).  `ENTRIES` is the power of two from `FOLD * WIDE` on.
     """
     place = tl.program_id(0)
     image = place // lines
     pixel = tl.program_id(1) * BLOCK + tl.arange(0, BLOCK)[:, None]
-    entry = tl.arange(0, FOLD * WIDE)[None, :]
+    entry = tl.arange(0, ENTRIES)[None, :]
     channel = entry % WIDE
     row = (place - image * lines) * FOLD + entry // WIDE - TOP
     column = pixel - LEFT
