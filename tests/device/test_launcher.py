@@ -121,8 +121,9 @@ def test_dependent_and_cooperative_launches(gpu: Device) -> None:
 def test_the_drivers_assembler_gives_code_that_runs(gpu: Device) -> None:
     target = NvidiaTarget.for_capability(gpu.capability)
     ptx, _ = to_ptx(handmade.SCALE, target)
-    cubin, log = DriverAssembler().assemble(ptx, target.architecture, AssemblyOptions(opt_level=1, line_info=True))
-    assert parse_report(log, "scale")[0].registers > 0
+    for _ in range(2):  # the second time the driver has it in its cache
+        cubin, log = DriverAssembler().assemble(ptx, target.architecture, AssemblyOptions(opt_level=1, line_info=True))
+        assert parse_report(log, "scale")[0].registers > 0
     program = handmade.program(handmade.SCALE, "scale", handmade.SCALE_PARAMETERS, gpu)
     x = DeviceArray.from_numpy(np.ones(128, np.float32))
     launcher(replace(program, image=cubin), gpu)(1, 1, 1, LEGACY_DEFAULT, x.address, x.address, 5.0)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ctypes
+import uuid
 
 from tilewright.runtime.cuda.device import current_device
 from tilewright.runtime.cuda.driver import api, check
@@ -12,6 +13,14 @@ _LOG_BYTES = 1 << 16
 
 def link_ptx(ptx: str, opt_level: int = 3, line_info: bool = False) -> tuple[bytes | None, str]:
     """The cubin of a module of PTX and the assembler's report (as of ``ptxas -v``); None where it refuses the code."""
+    cubin, log = _link(ptx, opt_level, line_info)
+    if cubin is not None and "ptxas info" not in log:
+        # The driver found the code in its own cache, which keeps no report: spills would go unseen.
+        cubin, log = _link(f"{ptx}\n// {uuid.uuid4()}\n", opt_level, line_info)
+    return cubin, log
+
+
+def _link(ptx: str, opt_level: int, line_info: bool) -> tuple[bytes | None, str]:
     cuda = api()
     kinds = cuda.CUjit_option
     information, errors = bytearray(_LOG_BYTES), bytearray(_LOG_BYTES)
