@@ -64,6 +64,14 @@ def test_squares_outside_of_float32(factor):
     assert not right(ordinary, torch.tensor(torch.inf)) and not right(ordinary, torch.tensor(0.0))
 
 
+def test_zeros_beside_factors_that_overflow():
+    """NaN or 0, by the order of the factors; an ordinary product with a zero is 0."""
+    expected = reference("prod", torch.tensor([0.0, *[1e15] * 3]), 0, False)
+    assert right(expected, torch.tensor(0.0)) and right(expected, torch.tensor(torch.nan))
+    ordinary = reference("prod", torch.tensor([0.0, 2.0, 3.0]), 0, False)
+    assert not right(ordinary, torch.tensor(torch.nan))
+
+
 def test_keys_that_no_query_sees_add_nothing_or_nan():
     x = torch.linspace(-1, 1, 24).reshape(1, 3, 8)
     x[0, 2, 5] = torch.nan

@@ -230,6 +230,20 @@ CASES: dict[str, tuple[str, list[Call]]] = {
             a = ConstantOfShape(s) b = ConstantOfShape(t) c = Add(a, b) e = Exp(c) y = Concat <axis = 0> (e, x) }""",
         [{"x": (3,), "s": ints(a), "t": ints(b)} for a, b in ((4, 4), (1, 5), (5, 1), (0, 1))],
     ),
+    "products whose leading sizes meet": (
+        """m (float[a, 2, 4] x, int64[1] s) => (float[k, 2, 5] y, float[j, 2, 2] z) {
+            four = Constant <value_ints = [4, 5]> () t = Concat <axis = 0> (s, four)
+            w = ConstantOfShape(t) e = Exp(w) y = MatMul(x, e)
+            two = Constant <value_ints = [2, 4]> () u = Concat <axis = 0> (s, two)
+            v = ConstantOfShape(u) f = Cos(v) h = Transpose <perm = [0, 2, 1]> (x) z = MatMul(f, h) }""",
+        [{"x": (a, 2, 4), "s": ints(s)} for a, s in ((3, 3), (3, 1), (1, 3), (1, 1))],
+    ),
+    "a factor that is no simple fraction": (
+        """m (float[n, h] x) => (float[n, k] y) {
+            f = Constant <value_floats = [1.0, 0.7]> ()
+            y = Resize <mode = "linear", coordinate_transformation_mode = "asymmetric"> (x, , f) }""",
+        [{"x": (2, h)} for h in (9, 2)],
+    ),
     "a mask of a computed length": (
         """m (float[n, 4] x) => (float[n, 4] y) {
             r = ReduceMax <keepdims = 0> (x) i = Cast <to = 7> (r) one = Constant <value_ints = [1]> ()

@@ -85,6 +85,8 @@ def test_dataclasses_and_nested_containers() -> None:
     assert isinstance(found, Batch) and found.name == "first"
     np.testing.assert_array_equal(np.asarray(found.words), (x * 3).numpy())
     np.testing.assert_array_equal(np.asarray(found.extra["gain"]), ((x + 1) * x * 3).numpy())
+    again = engine(given["batch"], given["pair"])  # in order, as the module takes them
+    np.testing.assert_array_equal(np.asarray(again.extra["gain"]), np.asarray(found.extra["gain"]))
 
 
 class Pair(NamedTuple):
@@ -107,6 +109,21 @@ def test_results_have_the_structure_of_the_modules(tmp_path: Path) -> None:
         torch.testing.assert_close(found["c"][0], rows.sum())
     engine.save(tmp_path / "nested.engine")
     assert len(tilewright.load(tmp_path / "nested.engine")(x)) == 4  # a file has the outputs by name and in order
+
+
+def test_structures_and_tensors_in_order() -> None:
+    """None in the place of an argument, named tuples, and one more tensor after them."""
+
+    class Mixed(torch.nn.Module):
+        def forward(self, pair: Pair, mask: Any, masks: list[Any], *more: Any, scale: Any = 1.0) -> Any:
+            return (pair.first + pair.second["b"] * masks[1] + more[0]) * scale
+
+    x = torch.arange(3.0)
+    call = (Pair(x, {"b": x + 1}), None, [None, x * 2], x * 5)
+    engine = tilewright.compile(Mixed().eval(), call, example_kwargs={"scale": x - 2}, target="cpu", effort=0)
+    torch.testing.assert_close(engine(*call, scale=x - 2), Mixed()(*call, scale=x - 2))
+    with pytest.raises(InputError, match="twice"):
+        engine(*call, pair_first=x, scale=x)
 
 
 def test_pytorchs_own_functions_are_models(caplog: pytest.LogCaptureFixture) -> None:

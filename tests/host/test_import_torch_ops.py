@@ -377,6 +377,8 @@ add("tril triu", floats(2, 4, 5), 1)
 add("tril", bools(4, 4), -1)
 add("diagonal diagonal_copy", CUBE, 1, 1, 2)
 add("diagonal", floats(5, 4), -2)
+add("diagonal_scatter", CUBE, floats(2, 3), 1, 1, 2)
+add("diagonal_scatter", floats(5, 4), floats(3), -2)
 add("pixel_shuffle", floats(2, 8, 3, 5), 2)
 add("pixel_unshuffle", floats(2, 3, 4, 6), 2)
 
@@ -563,6 +565,8 @@ for _order in (0.0, 1.0, 2.0, 3.0, math.inf):
     add("_cdist_forward", floats(2, 5, 3), floats(2, 4, 3), _order, None)
     add("_pdist_forward", floats(5, 3), _order)
 add("linalg_matrix_exp", floats(3, 4, 4))
+add("linalg_pinv.atol_rtol_tensor", floats(2, 5, 3))
+add("linalg_pinv.atol_rtol_tensor", floats(1, 3, 5), atol=positive(1), rtol=positive(1))
 add("linalg_qr", floats(2, 5, 3))
 add("linalg_qr", floats(3, 5), "complete")
 add("_euclidean_dist", floats(5, 3), floats(4, 3))
@@ -573,6 +577,13 @@ for name, gates in (("gru", 3), ("rnn_tanh", 1), ("rnn_relu", 1)):
 state = [floats(2, 4, 3), floats(2, 4, 3)]
 weights = [floats(12, 5), floats(12, 3)] * 2
 add("lstm.input", floats(4, 2, 5), state, weights, False, 1, 0.0, False, True, True)
+
+add("round.decimals", floats(3, 4), decimals=2)
+add("round.decimals", lambda: torch.randn(3, 4, dtype=torch.float64) * 1e4, decimals=-2)
+add("put", floats(3, 4), ints(12, 5, low=-12), floats(5), True)
+add("put", floats(3, 4), lambda: torch.tensor([0, -1, 5]), floats(3))
+add("nanmedian", strange)
+add("nanmedian.dim", strange, 0, True)
 
 # Results without a defined value, or none at all: checked below, not compared.
 SHAPE_ONLY = {

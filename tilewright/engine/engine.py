@@ -379,15 +379,19 @@ class Engine:
         An engine that `tilewright.compile` made of a PyTorch module returns what the module returns: dicts, lists,
         objects, numbers and None. One that was loaded from a file has no such structure.
 
-        A dict, list or object given by name stands for the inputs that its parts are: ``cache={"keys": k}`` for
-        ``cache_keys=k``.
+        A dict, list or object stands for the inputs that its parts are: ``cache={"keys": k}`` for ``cache_keys=k``, or
+        given in its place. None in the place of an argument stands for no input.
         """
         names = self._input_names
         if named and not named.keys() <= self._input_set:
             named = self._parts_of(named)
-        if len(arguments) > len(names):
-            raise InputError(f"{len(arguments)} inputs given, the engine takes {len(names)}: {', '.join(names)}")
-        inputs = dict(zip(names, arguments, strict=False))
+        row: Sequence[Any] = arguments
+        if all(hasattr(item, "shape") for item in arguments):
+            inputs = dict(zip(names, arguments, strict=False))
+        else:
+            inputs, row = self._parts_in_order(arguments)
+        if len(row) > len(names):
+            raise InputError(f"{len(row)} inputs given, the engine takes {len(names)}: {', '.join(names)}")
         for name in named:
             if name in inputs:
                 raise InputError(f"input {name!r} is given twice")
@@ -416,6 +420,27 @@ class Engine:
             known = {key: item for key, item in parts.items() if key in self._input_set}
             found.update(known or {name: value})
         return found
+
+    def _parts_in_order(self, arguments: Sequence[Any]) -> tuple[dict[str, Any], list[Any]]:
+        """Arguments in order as inputs by name, and in a row; dicts, lists and objects as the inputs that follow and
+        have the names of their parts."""
+        rest, inputs, row = list(self._input_names), {}, []
+        for argument in arguments:
+            parts = {name: item for name, item in _leaves("", argument) if item is not None}
+            if not parts:
+                continue
+            arrays = [part for part, item in parts.items() if part and hasattr(item, "shape")]
+            starts = [rest[0].removesuffix(part) for part in arrays if rest and rest[0].endswith(part)]
+            start = next((start for start in starts if all(start + part in rest for part in arrays)), None)
+            if start is None:
+                named = {rest[0]: argument} if rest else {}
+                row.append(argument)
+            else:
+                named = {start + part: item for part, item in parts.items() if start + part in rest}
+                row += named.values()
+            inputs.update(named)
+            rest = [name for name in rest if name not in named]
+        return inputs, row
 
     @cached_property
     def _input_set(self) -> frozenset[str]:
@@ -584,7 +609,7 @@ def _leaves(name: str, value: Any) -> Iterator[tuple[str, Any]]:
     if isinstance(value, Mapping):
         parts = list(value.items())
     elif isinstance(value, (list, tuple)):
-        parts = list(enumerate(value))
+        parts = list(zip(getattr(value, "_fields", range(len(value))), value, strict=True))
     elif hasattr(value, "shape") or not hasattr(value, "__dict__"):
         yield name, value
         return

@@ -7,7 +7,7 @@ from collections.abc import Callable, Iterable, Sequence
 
 import numpy as np
 
-from tilewright.dtypes import DType, int64
+from tilewright.dtypes import DType, float64, int64
 from tilewright.graph.core import Value
 from tilewright.importers.emitter import Emitter
 from tilewright.importers.report import Unsupported
@@ -140,22 +140,23 @@ def _spread(emit: Emitter, x: Value, axis: int, step: int) -> Value:
 
 
 def adaptive_average(emit: Emitter, x: Value, sizes: Sequence[Size]) -> Value:
-    """Average pooling of the last dimensions to `sizes`: to one, or from fixed sizes, in windows that may overlap."""
+    """Average pooling of the last dimensions to `sizes`, in windows that may overlap."""
     first = x.rank - len(sizes)
     if all(size == 1 for size in sizes):
         return emit.op("reduce_mean", x, axes=tuple(range(first, x.rank)), keepdims=True)
-    pairs = []
-    for extent, size in zip(x.shape[first:], sizes, strict=True):
-        if not (isinstance(extent, int) and isinstance(size, int)):
-            raise Unsupported(f"adaptive pooling from {extent} to {size}", "fix the image size, or pool to 1")
-        pairs.append((extent, size))
-    if all(extent % size == 0 for extent, size in pairs):
-        kernel, count = [extent // size for extent, size in pairs], len(pairs)
+    pairs = list(zip(x.shape[first:], sizes, strict=True))
+    fixed = [(extent, size) for extent, size in pairs if isinstance(extent, int) and isinstance(size, int)]
+    if len(fixed) == len(pairs) and all(extent % size == 0 for extent, size in fixed):
+        kernel, count = [extent // size for extent, size in fixed], len(pairs)
         windows = {"kernel": kernel, "strides": kernel, "padding": ((0, 0),) * count, "dilation": (1,) * count}
         return emit.op("average_pool", x, **windows)
     for axis, (extent, size) in enumerate(pairs, start=first):
-        if extent != size:
+        if extent == size:
+            continue
+        if isinstance(extent, int) and isinstance(size, int):
             x = mix(emit, x, axis, _averaging_matrix(extent, size))
+        else:
+            x = mix(emit, x, axis, _averaging_matrix_at_run_time(emit, extent, size, x.dtype))
     return x
 
 
@@ -166,6 +167,18 @@ def _averaging_matrix(extent: int, size: int) -> np.ndarray:
         begin, end = row * extent // size, -(-(row + 1) * extent // size)
         matrix[row, begin:end] = 1 / (end - begin)
     return matrix
+
+
+def _averaging_matrix_at_run_time(emit: Emitter, extent: Size, size: Size, dtype: DType) -> Value:
+    """As `_averaging_matrix`, of sizes that only the run knows."""
+    rows, columns = emit.unsqueeze(emit.iota(size), 1), emit.unsqueeze(emit.iota(extent), 0)
+    old, new = emit.value(extent, int64), emit.value(size, int64)
+    begin = emit.op("floor_divide", emit.op("multiply", rows, old), new)
+    last = emit.op("subtract", emit.op("multiply", emit.op("add", rows, 1), old), 1)
+    end = emit.op("add", emit.op("floor_divide", last, new), 1)
+    within = emit.op("logical_and", emit.op("less_equal", begin, columns), emit.op("less", columns, end))
+    share = emit.op("divide", 1.0, emit.cast(emit.op("subtract", end, begin), float64))
+    return emit.cast(emit.op("where", within, share, emit.builder.number(0.0, float64)), dtype)
 
 
 def upsample_nearest(emit: Emitter, x: Value, targets: Iterable[tuple[int, Size, float | None]]) -> Value:
@@ -212,13 +225,14 @@ def whole(emit: Emitter, x: Value, dtype: DType) -> Value:
     return emit.cast(emit.op("clip", emit.op("round", x), low=float(limits.min), high=float(limits.max)), dtype)
 
 
-def mix(emit: Emitter, x: Value, axis: int, matrix: np.ndarray) -> Value:
-    """A constant matrix [out, in] applied along one dimension of real numbers."""
+def mix(emit: Emitter, x: Value, axis: int, matrix: np.ndarray | Value) -> Value:
+    """A matrix [out, in] applied along one dimension of real numbers."""
     if not x.dtype.is_float:
         raise Unsupported(f"interpolation of {x.dtype}", "cast the image to float32 first")
     last = emit.transpose(x, axis, x.rank - 1)
-    constant = emit.constant(matrix.astype(x.dtype.numpy), "interpolation")
-    return emit.transpose(emit.op("matmul", last, constant, transpose_b=True), axis, x.rank - 1)
+    if not isinstance(matrix, Value):
+        matrix = emit.constant(matrix.astype(x.dtype.numpy), "interpolation")
+    return emit.transpose(emit.op("matmul", last, matrix, transpose_b=True), axis, x.rank - 1)
 
 
 def interpolation_matrix(places: np.ndarray, extent: int) -> np.ndarray:

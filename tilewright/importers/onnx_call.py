@@ -124,13 +124,14 @@ class Call(Emitter):
         return any(symbol.name in self.builder.run_time_names for symbol in free_symbols(size))
 
     def _fitting(self, name: str, inputs: Sequence[Any]) -> tuple[Any, ...]:
-        """Operands of an elementwise op whose sizes broadcast together: equal ones, or a 1 that only the run knows."""
+        """Operands whose sizes broadcast together, all of an elementwise op and the leading ones of a product: equal
+        ones, or a 1 that only the run knows."""
         values = [item for item in inputs if isinstance(item, Value)]
-        if definition(name).kind != "elementwise":
+        if definition(name).kind != "elementwise" and name != "matmul":
             return tuple(inputs)
         rank = max(value.rank for value in values)
         target: dict[int, Size] = {}  # by position from the end
-        for position in range(-rank, 0):
+        for position in range(-rank, -2 if name == "matmul" else 0):
             extents = [v.shape[position] for v in values if v.rank >= -position and v.shape[position] != 1]
             if any(extent != extents[0] for extent in extents) and any(map(self.is_told, extents)):
                 fixed = [extent for extent in extents if isinstance(extent, int)]

@@ -10,7 +10,7 @@ from tilewright.dtypes import float32, int64
 from tilewright.graph.core import Value
 from tilewright.importers.emitter import Emitter
 from tilewright.importers.report import Unsupported
-from tilewright.symbolic import Size, product
+from tilewright.symbolic import Size, lift, product, simplify
 
 Tap = tuple[Value, Value]  # positions in pixels along one dimension (whole numbers), and their weights
 
@@ -116,6 +116,21 @@ def linear_pair(emit: Emitter, place: Value) -> list[Tap]:
     first = emit.op("floor", place)
     far = emit.op("subtract", place, first)
     return [(first, emit.op("subtract", 1.0, far)), (emit.op("add", first, 1.0), far)]
+
+
+def read_along(emit: Emitter, x: Value, axis: int, taps: Sequence[tuple[Value, Value | None]]) -> Value:
+    """The weighted sum of taps [size] along one dimension of x; those beyond the image read its edge."""
+    last = emit.value(simplify(lift(x.shape[axis]) - 1), taps[0][0].dtype)
+    total: Value | None = None
+    for position, weight in taps:
+        index = emit.cast(emit.op("minimum", emit.op("maximum", position, 0.0), last), int64)
+        found = emit.op("gather", x, index, axis=axis)
+        if weight is not None:
+            column = emit.reshape(emit.cast(weight, x.dtype), (*weight.shape, *[1] * (x.rank - 1 - axis)))
+            found = emit.op("multiply", found, column)
+        total = found if total is None else emit.op("add", total, found)
+    assert total is not None
+    return total
 
 
 def cubic_taps(emit: Emitter, place: Value, coefficient: float = -0.75) -> list[Tap]:

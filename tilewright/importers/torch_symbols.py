@@ -29,6 +29,8 @@ from tilewright.symbolic import (
     upper_bound,
 )
 
+_LARGEST_FRACTION = 64  # denominator of a factor of sizes
+
 
 class SymbolTable:
     """The sympy symbols of one program and the graph symbols they became."""
@@ -192,10 +194,17 @@ class SymbolTable:
         """Whether an expression has symbols that depend on data."""
         return any(symbol_is_type(symbol, SymT.UNBACKED_INT) for symbol in expression.free_symbols)
 
-    def _product(self, expression: Any) -> Size:
+    def _product(self, expression: Any, fractions: bool = False) -> Size:
+        """`fractions`: floats that are fractions of a small power of two are factors too, of what is cut to an integer;
+        products by others are rounded by PyTorch before that."""
         total, divisor = lift(1), 1
         for part in expression.args:
-            if isinstance(part, sympy.Rational) and not isinstance(part, sympy.Integer):
+            if fractions and isinstance(part, sympy.Float):
+                top, bottom = float(part).as_integer_ratio()
+                if top < 0 or bottom > _LARGEST_FRACTION:
+                    raise Unsupported(f"a size that is {part} times another", "use a factor such as 0.5 or 1.25")
+                total, divisor = lift(total * top), divisor * bottom
+            elif isinstance(part, sympy.Rational) and not isinstance(part, sympy.Integer):
                 total, divisor = lift(total * int(part.p)), divisor * int(part.q)
             else:
                 total = lift(total * self._convert(part))
@@ -203,6 +212,8 @@ class SymbolTable:
 
     def _function(self, expression: Any) -> Size:
         kind = type(expression).__name__
+        if kind in ("TruncToInt", "FloorToInt") and expression.args[0].is_Mul:
+            return self._product(expression.args[0], fractions=True)
         parts = [self._convert(part) for part in expression.args]
         if kind in ("FloorDiv", "CleanDiv"):
             return floor_divide(*parts)

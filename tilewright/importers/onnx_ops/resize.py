@@ -16,7 +16,7 @@ from tilewright.importers import images
 from tilewright.importers.onnx_call import Call
 from tilewright.importers.report import Invalid, Unsupported
 from tilewright.importers.rules import RuleTable
-from tilewright.importers.sampling import cubic_taps, grid_sample, linear_pair
+from tilewright.importers.sampling import cubic_taps, grid_sample, linear_pair, read_along
 from tilewright.symbolic import Expression, Size, floor_divide, lift, lower_bound, simplify
 
 TABLE = RuleTable("Resampling")
@@ -165,15 +165,7 @@ def _resized_at_run_time(call: Call, x: Value, target: _Target, settings: _Setti
         taps = linear_pair(call, inside)
     else:
         taps = cubic_taps(call, place, settings.coefficient)
-    total: Value | None = None
-    for position, weight in taps:
-        index = call.cast(call.op("minimum", call.op("maximum", position, 0.0), last), int64)
-        found = call.op("gather", x, index, axis=axis)
-        if weight is not None:
-            column = call.reshape(call.cast(weight, x.dtype), (size, *[1] * (x.rank - 1 - axis)))
-            found = call.op("multiply", found, column)
-        total = found if total is None else call.op("add", total, found)
-    assert total is not None
+    total = read_along(call, x, axis, taps)
     if target.region is None:
         return total
     beyond = call.op("logical_or", call.op("less", place, 0.0), call.op("greater", place, last))
@@ -229,7 +221,9 @@ def _targets(call: Call, x: Value, axes: Sequence[int], policy: str) -> list[_Ta
             continue
         ratio = Fraction(scale)
         if ratio.denominator > _LARGEST_DENOMINATOR:
-            raise Unsupported(f"Resize of a dynamic size by {scale}", "use a factor that is a simple fraction")
+            number = call.builder.number(scale, float64)
+            targets.append(_Target(axis, _scaled(call, extent, number, 0.0), scale))
+            continue
         size = floor_divide(lift(extent) * ratio.numerator, ratio.denominator)
         targets.append(_Target(axis, simplify(size), scale))
     return targets

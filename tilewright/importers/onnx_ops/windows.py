@@ -2,17 +2,17 @@
 
 from __future__ import annotations
 
-import itertools
 import math
 from typing import Any
 
 import numpy as np
 
-from tilewright.dtypes import float32, int1, int64
+from tilewright.dtypes import float32, int64
 from tilewright.graph.core import Value
-from tilewright.graph.inference import pool_extent, window_extent
+from tilewright.graph.inference import window_extent
 from tilewright.importers.onnx_call import Call
 from tilewright.importers.onnx_ops.network import padded_as_same, window
+from tilewright.importers.pools import least_of, needed_padding, positions_of_largest
 from tilewright.importers.report import Invalid, Unsupported
 from tilewright.importers.rules import RuleTable
 from tilewright.importers.sampling import linear_taps, weighted_sum, weighted_taps
@@ -46,7 +46,7 @@ def padded_for_pool(call: Call, x: Value, filled: float) -> Value:
 
 def largest_of_windows(call: Call, x: Value) -> Value:
     """The largest element of each window of a pool."""
-    x = padded_for_pool(call, x, _least(x))
+    x = padded_for_pool(call, x, least_of(x))
     return call.op("max_pool", x, **pool_window(call, x))
 
 
@@ -71,58 +71,10 @@ def max_pool(call: Call) -> tuple[Value, Value | None]:
         return largest_of_windows(call, call[0]), None
     x, options = call[0], pool_window(call, call[0])
     values = call.op("max_pool", x, **options)
-    return values, _positions_of_largest(call, x, values, options, columns_first)
-
-
-def _positions_of_largest(call: Call, x: Value, values: Value, options: dict[str, Any], columns_first: bool) -> Value:
-    """The first place of each window that holds its largest element, as a position in x as one line.
-
-    `columns_first`: the spatial dimensions are counted from the first on.
-    """
-    extents, outs = x.shape[2:], values.shape[2:]
-    needed = _needed_padding(x, options)
-    padded = call.op("pad", x, pads=[(0, 0), (0, 0), *needed], value=_least(x))
-    inside = call.op("pad", call.full((1, 1, *extents), True, int1), pads=[(0, 0), (0, 0), *needed], value=False)
-    found: Value = call.full(values.shape, 0, int64)
-    for tap in reversed(list(itertools.product(*map(range, options["kernel"])))):
-        element, real, place = padded, inside, None
-        for index, step in enumerate(tap):
-            start, stride = step * options["dilation"][index], options["strides"][index]
-            stop = simplify(lift(outs[index]) * stride + (start - stride + 1))
-            element, real = (call.slice(item, 2 + index, start, stop, stride) for item in (element, real))
-            line = call.iota(outs[index], start=start - options["padding"][index][0], step=stride)
-            line = call.reshape(line, [-1 if axis == index else 1 for axis in range(len(outs))])
-            others = extents[:index] if columns_first else extents[index + 1 :]
-            scaled = call.op("multiply", line, call.value(product(others), int64))
-            place = scaled if place is None else call.op("add", place, scaled)
-        assert place is not None
-        largest = call.op("equal", element, values)
-        if x.dtype.is_float:  # a window with a NaN has none that is larger
-            largest = call.op("logical_or", largest, call.op("isnan", element))
-        best = call.op("logical_and", largest, real)
-        found = call.op("where", best, place, found)
-    images = call.op("multiply", call.iota(product(x.shape[:2])), call.value(product(extents), int64))
-    return call.op("add", found, call.reshape(images, (*x.shape[:2], *[1] * len(outs))))
-
-
-def _least(x: Value) -> float:
-    return -math.inf if x.dtype.is_float else int(np.iinfo(x.dtype.numpy).min)
-
-
-def _needed_padding(x: Value, options: dict[str, Any]) -> list[tuple[int, int]]:
-    """The padding of a pool with what the last window of `ceil_mode` reaches beyond it."""
-    found = []
-    for index, extent in enumerate(x.shape[2:]):
-        low, high = options["padding"][index]
-        if options["ceil_mode"]:
-            count = pool_extent(extent, index, options)
-            reach = options["dilation"][index] * (options["kernel"][index] - 1) + 1
-            more = simplify((lift(count) - 1) * options["strides"][index] + (reach - low) - extent)
-            if not isinstance(more, int):
-                raise Unsupported("this pool with 'ceil_mode' of a dynamic image size", "fix the image size")
-            high = max(high, more)
-        found.append((low, high))
-    return found
+    extents = x.shape[2:]
+    found = positions_of_largest(call, x, values, options, columns_first)
+    planes = call.op("multiply", call.iota(product(x.shape[:2])), call.value(product(extents), int64))
+    return values, call.op("add", found, call.reshape(planes, (*x.shape[:2], *[1] * len(extents))))
 
 
 @rule("AveragePool")
@@ -135,7 +87,7 @@ def lp_pool(call: Call) -> Value:
     """(sum |x|^p)^(1/p) of each window, in float32 at least: the sum is a convolution with ones."""
     x, order = padded_for_pool(call, _wide(call, call[0]), 0), float(call.attribute("p", 2))
     options = pool_window(call, x)
-    padding = _needed_padding(x, options)
+    padding = needed_padding(x, options)
     powers = _power_of_size(call, x, order)
     planes = call.reshape(powers, (product(x.shape[:2]), 1, *x.shape[2:]))
     ones = call.full((1, 1, *options["kernel"]), 1.0, x.dtype)

@@ -60,6 +60,16 @@ for _name, _op in (("and", "logical_and"), ("or", "logical_or"), ("xor", "not_eq
     TABLE.add(f"logical_{_name}.default", logical(_op))
 
 
+@rule("round.decimals")
+def round_to_decimals(call: Call, x: Value, decimals: int = 0) -> Value:
+    """To the nearest multiple of a power of ten, halves of the scaled number to even."""
+    if not x.dtype.is_float or decimals == 0:
+        return call.op("round", x) if x.dtype.is_float else x
+    scale = call.builder.number(10.0 ** abs(decimals), x.dtype)
+    into, back = ("multiply", "divide") if decimals > 0 else ("divide", "multiply")
+    return call.op(back, call.op("round", call.op(into, x, scale)), scale)
+
+
 @rule("atan2.default")
 def arctangent_of_two(call: Call, y: Value, x: Value) -> Value:
     return call.op("atan2", *call.pair(y, x, call.dtype))

@@ -326,6 +326,30 @@ def select_scatter(call: Call, x: Value, source: Value, dim: int, index: Size) -
     return call.op("scatter_update", x, _positions(call, position, 1, 1), updates, axis=axis)
 
 
+@rule("diagonal_scatter.default")
+def diagonal_scatter(call: Call, x: Value, source: Value, offset: int = 0, dim1: int = 0, dim2: int = 1) -> Value:
+    """x with a diagonal of the plane of two dimensions replaced by `source`, whose last dimension is along it."""
+    rows, columns = dim1 % x.rank, dim2 % x.rank
+    order = [axis for axis in range(x.rank) if axis not in (rows, columns)] + [rows, columns]
+    planes = call.permute(x, order)
+    width = call.value(planes.shape[-1], int64)
+    line = call.iota(source.shape[-1])
+    down, along = (call.op("add", line, max(start, 0)) for start in (-offset, offset))
+    places = call.op("add", call.op("multiply", down, width), along)
+    flat = call.flatten(planes, x.rank - 2, x.rank)
+    merged = scatter_slices(call, flat, places, call.cast(source, x.dtype), x.rank - 2)
+    return call.permute(call.reshape(merged, planes.shape), [order.index(axis) for axis in range(x.rank)])
+
+
+@rule("put.default")
+def put(call: Call, x: Value, index: Value, source: Value, accumulate: bool = False) -> Value:
+    """x with elements at positions in it as one line replaced, or added to."""
+    line, index, source = (call.reshape(item, (product(item.shape),)) for item in (x, index, source))
+    index = _counted_from_front(call, call.cast(index, int64), line.shape[0])
+    merged = scatter_slices(call, line, index, call.cast(source, x.dtype), 0, "add" if accumulate else "none")
+    return call.reshape(merged, x.shape)
+
+
 def _scattered(call: Call, x: Value, dim: int, index: Value, source: Value, reduction: str) -> Value:
     """The updates are the leading part of `source` in the shape of `index`."""
     source = call.cast(source, x.dtype)

@@ -162,6 +162,38 @@ def eigenvalues(call: Call, a: Value, uplo: str = "L", compute_v: bool = True) -
     return found, _part(call, a, "vectors", upper=upper) if compute_v else None
 
 
+@rule("linalg_pinv.atol_rtol_tensor")
+def pseudo_inverse(
+    call: Call, a: Value, atol: Value | None = None, rtol: Value | None = None, hermitian: bool = False
+) -> Value:
+    """The Moore-Penrose inverse [..., n, m]: singular values of at most max(atol, rtol * the largest) count as 0.
+
+    `rtol` is by default max(m, n) units in the last place, or 0 with an `atol`.
+    """
+    rows, columns = a.shape[-2:]
+    if not (isinstance(rows, int) and isinstance(columns, int)):
+        raise Unsupported(f"the pseudo-inverse of {rows} rows and {columns} columns", "fix both sides of the matrix")
+    if not rows or not columns:
+        return call.full(call.shape, 0.0, a.dtype)
+    left, values, right = (_part(call, a, part, **more) for part, more in
+                           (("u", {"full": False}), ("s", {}), ("vh", {"full": False})))  # fmt: skip
+    largest = call.op("reduce_max", values, axes=(values.rank - 1,), keepdims=True)
+    share = max(rows, columns) * float(np.finfo(a.dtype.numpy).eps) if atol is None else 0.0
+    relative = call.builder.number(share, a.dtype) if rtol is None else _column(call, rtol, a)
+    least = call.op("multiply", relative, largest)
+    if atol is not None:
+        least = call.op("maximum", _column(call, atol, a), least)
+    counts = call.op("greater", values, least)
+    inverted = call.op("where", counts, call.op("divide", 1.0, values), call.builder.number(0.0, a.dtype))
+    scaled = call.op("multiply", _transposed(call, right), call.unsqueeze(inverted, inverted.rank - 1))
+    return call.op("matmul", scaled, _transposed(call, left))
+
+
+def _column(call: Call, numbers: Value, a: Value) -> Value:
+    """A tolerance of each matrix beside its singular values."""
+    return call.unsqueeze(call.cast(numbers, a.dtype), numbers.rank)
+
+
 @rule("linalg_qr.default")
 def orthogonal(call: Call, a: Value, mode: str = "reduced") -> tuple[Value | None, Value]:
     full = mode == "complete"

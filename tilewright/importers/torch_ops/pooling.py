@@ -3,18 +3,20 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
+from functools import partial
 from typing import Any
 
 import numpy as np
 
-from tilewright.dtypes import float32, uint8
+from tilewright.dtypes import float32, float64, int64, uint8
 from tilewright.graph.core import Value
 from tilewright.importers import images
+from tilewright.importers.pools import positions_of_largest
 from tilewright.importers.report import Unsupported
 from tilewright.importers.rules import RuleTable
-from tilewright.importers.sampling import grid_sample
+from tilewright.importers.sampling import grid_sample, linear_pair, read_along
 from tilewright.importers.torch_fx import Call
-from tilewright.symbolic import Size
+from tilewright.symbolic import Size, lift, simplify
 
 TABLE = RuleTable("Pools and resampling", "aten.")
 rule = TABLE.rule
@@ -27,18 +29,26 @@ def _each(item: Ints, count: int) -> tuple[int, ...]:
     return tuple(items * count if len(items) == 1 else items)
 
 
-def _pool(
-    call: Call, op: str, x: Value, kernel: Ints, stride: Ints, padding: Ints, dilation: Ints, **options: Any
-) -> Value:
-    """A pool over the last dimensions; an image without a batch gets one for the op."""
+def _batched(call: Call, x: Value) -> Value:
+    """An image with a batch, which the ops of pools need."""
     count = int(call.node.target.__name__.split("pool")[1][0])  # type: ignore[union-attr]
-    batched = x if x.rank == count + 2 else call.unsqueeze(x, 0)
+    return x if x.rank == count + 2 else call.unsqueeze(x, 0)
+
+
+def _window(batched: Value, kernel: Ints, stride: Ints, padding: Ints, dilation: Ints) -> dict[str, Any]:
+    """The attributes of a pool over the last dimensions."""
+    count = batched.rank - 2
     sizes = _each(kernel, count)
     strides = sizes if stride is None or (not isinstance(stride, int) and not stride) else _each(stride, count)
     pads = tuple((pad, pad) for pad in _each(padding, count))
-    result = call.op(
-        op, batched, kernel=sizes, strides=strides, padding=pads, dilation=_each(dilation, count), **options
-    )
+    return {"kernel": sizes, "strides": strides, "padding": pads, "dilation": _each(dilation, count)}
+
+
+def _pool(
+    call: Call, op: str, x: Value, kernel: Ints, stride: Ints, padding: Ints, dilation: Ints, **options: Any
+) -> Value:
+    batched = _batched(call, x)
+    result = call.op(op, batched, **_window(batched, kernel, stride, padding, dilation), **options)
     return result if batched is x else call.reshape(result, result.shape[1:])
 
 
@@ -56,8 +66,28 @@ def max_pool(
 
 
 @rule("max_pool2d_with_indices.default", "max_pool3d_with_indices.default")
-def max_pool_with_indices(call: Call, x: Value, *args: Any, **options: Any) -> tuple[Value, None]:
-    return max_pool(call, x, *args, **options), None
+def max_pool_with_indices(
+    call: Call,
+    x: Value,
+    kernel: Ints,
+    stride: Ints = (),
+    padding: Ints = 0,
+    dilation: Ints = 1,
+    ceil_mode: bool = False,
+) -> tuple[Value, Value | None]:
+    """The second result is the place of each largest element in its plane, where it is read."""
+    batched = _batched(call, x)
+    window = {**_window(batched, kernel, stride, padding, dilation), "ceil_mode": ceil_mode}
+    values = call.op("max_pool", batched, **window)
+    found = positions_of_largest(call, batched, values, window) if _is_read(call, 1) else None
+    if batched is x:
+        return values, found
+    return call.reshape(values, values.shape[1:]), found and call.reshape(found, found.shape[1:])
+
+
+def _is_read(call: Call, result: int) -> bool:
+    """Whether anything takes one of the results of the call."""
+    return any(user.op != "call_function" or user.args[1] == result for user in call.node.users)
 
 
 @rule("avg_pool1d.default", "avg_pool2d.default", "avg_pool3d.default")
@@ -90,22 +120,48 @@ def adaptive_average_pool(call: Call, x: Value, sizes: Sequence[Size]) -> Value:
 
 
 @rule("adaptive_max_pool2d.default", "adaptive_max_pool3d.default", "adaptive_max_pool1d.default")
-def adaptive_max_pool(call: Call, x: Value, sizes: Sequence[Size]) -> tuple[Value, None]:
-    """The largest of each part of each dimension; parts overlap where sizes do not divide."""
+def adaptive_max_pool(call: Call, x: Value, sizes: Sequence[Size]) -> tuple[Value, Value | None]:
+    """The largest of each part of each dimension, parts overlap where sizes do not divide; and its place in its plane,
+    where that is read."""
     first = x.rank - len(sizes)
+    if _is_read(call, 1):
+        return _largest_and_places(call, x, sizes)
     whole = tuple(first + place for place, size in enumerate(sizes) if size == 1)
     if whole:
         x = call.op("reduce_max", x, axes=whole, keepdims=True)
     for axis, size in enumerate(sizes, start=first):
-        extent = x.shape[axis]
-        if size in (1, extent):
+        if size in (1, x.shape[axis]):
             continue
-        if not (isinstance(extent, int) and isinstance(size, int)):
-            raise Unsupported(f"adaptive max pooling of {extent} to {size}", "fix the image size, or pool to 1")
-        edges = [(place * extent // size, -(-(place + 1) * extent // size)) for place in range(size)]
+        edges = _edges(x.shape[axis], size)
         parts = [call.op("reduce_max", call.slice(x, axis, *edge), axes=(axis,), keepdims=True) for edge in edges]
         x = call.op("concat", *parts, axis=axis)
     return x, None
+
+
+def _edges(extent: Size, size: Size) -> list[tuple[Size, Size]]:
+    """Where each part of a dimension begins and ends."""
+    if size == 1:
+        return [(0, extent)]
+    if not (isinstance(extent, int) and isinstance(size, int)):
+        raise Unsupported(f"adaptive max pooling of {extent} to {size}", "fix the image size, or pool to 1")
+    return [(place * extent // size, -(-(place + 1) * extent // size)) for place in range(size)]
+
+
+def _largest_and_places(call: Call, x: Value, sizes: Sequence[Size]) -> tuple[Value, Value]:
+    """One dimension after the other, the last one first: of equal elements the first in the plane is taken."""
+    places: Value = call.full(x.shape, 0, int64)
+    below: Size = 1  # elements of the plane between neighbours along the axis
+    for axis in reversed(range(x.rank - len(sizes), x.rank)):
+        extent, values, found = x.shape[axis], [], []
+        for begin, end in _edges(extent, sizes[axis - x.rank]):
+            part, known = (call.slice(item, axis, begin, end) for item in (x, places))
+            best = call.op("argmax", part, axis=axis, keepdims=True)
+            values.append(call.op("gather_elements", part, best, axis=axis))
+            own = call.op("multiply", call.op("add", best, call.value(begin, int64)), call.value(below, int64))
+            found.append(call.op("add", own, call.op("gather_elements", known, best, axis=axis)))
+        x, places = (call.op("concat", *parts, axis=axis) if len(parts) > 1 else parts[0] for parts in (values, found))
+        below = simplify(lift(extent) * below)
+    return x, places
 
 
 @rule(
@@ -123,22 +179,31 @@ def upsample_nearest(call: Call, x: Value, sizes: Any, *scales: Any) -> Value:
 
 @rule("upsample_bilinear2d.vec", "upsample_bilinear2d.default", "upsample_linear1d.vec", "upsample_linear1d.default")
 def upsample_linear(call: Call, x: Value, sizes: Any, align_corners: bool, *scales: Any) -> Value:
-    """Linear interpolation as a product with a constant matrix for each spatial dimension."""
-    matrices = []
-    for axis, extent, size, factor in _resampled(call, x, scales, "linear"):
-        places = sample_places(extent, size, align_corners, factor)
-        matrices.append((axis, images.interpolation_matrix(places, extent)))
-    return _mixed(call, x, matrices)
+    """Linear interpolation as a product with a constant matrix for each spatial dimension; between gathered pixels
+    where sizes are dynamic."""
+
+    def resampled(axis: int, extent: Size, size: Size, factor: float | None) -> Callable[[Value], Value]:
+        if isinstance(extent, int) and isinstance(size, int):
+            places = sample_places(extent, size, align_corners, factor)
+            return lambda x: images.mix(call, x, axis, images.interpolation_matrix(places, extent))
+        place = _places_at_run_time(call, extent, size, align_corners, factor)
+        return lambda x: read_along(call, x, axis, linear_pair(call, call.op("maximum", place, 0.0)))
+
+    steps = [
+        (axis, resampled(axis, extent, size, factor)) for axis, extent, size, factor in _resampled(call, x, scales)
+    ]
+    return _one_by_one(call, x, steps)
 
 
-def _mixed(call: Call, x: Value, matrices: list[tuple[int, np.ndarray]]) -> Value:
-    """Constant matrices applied along dimensions; uint8 is rounded after each, as in PyTorch, the last one first."""
+def _one_by_one(call: Call, x: Value, steps: list[tuple[int, Callable[[Value], Value]]]) -> Value:
+    """An image resampled along one dimension after the other; uint8 is rounded after each, as in PyTorch, the last one
+    first."""
     if x.dtype != uint8:
-        for axis, matrix in matrices:
-            x = images.mix(call, x, axis, matrix)
+        for _, step in steps:
+            x = step(x)
         return x
-    for axis, matrix in reversed(matrices):
-        x = images.whole(call, images.mix(call, call.cast(x, float32), axis, matrix), uint8)
+    for _, step in reversed(steps):
+        x = images.whole(call, step(call.cast(x, float32)), uint8)
     return x
 
 
@@ -148,12 +213,10 @@ def _factors(scales: Sequence[Any], count: int) -> tuple[float | None, ...]:
     return tuple(factors[place] if place < len(factors) else None for place in range(count))
 
 
-def _resampled(call: Call, x: Value, scales: Sequence[Any], kind: str) -> Iterator[tuple[int, int, int, float | None]]:
-    """The axes of an image with their extents before and after, and the scales that are given; fixed sizes only."""
+def _resampled(call: Call, x: Value, scales: Sequence[Any]) -> Iterator[tuple[int, Size, Size, float | None]]:
+    """The axes of an image with their extents before and after, and the scales that are given."""
     factors = _factors(scales, x.rank - 2)
     for place, (extent, size, factor) in enumerate(zip(x.shape[2:], call.shape[2:], factors, strict=True)):
-        if not (isinstance(extent, int) and isinstance(size, int)):
-            raise Unsupported(f"{kind} resampling of a dynamic image size", "fix the image size")
         yield 2 + place, extent, size, factor
 
 
@@ -161,15 +224,21 @@ def _smoothed(curve: Callable[[np.ndarray], np.ndarray], width: int) -> Callable
     """The rule of a resampling whose curve is as wide as what one pixel of a smaller image stands for."""
 
     def apply(call: Call, x: Value, sizes: Any, align_corners: bool, *scales: Any) -> Value:
-        matrices = []
-        for axis, extent, size, factor in _resampled(call, x, scales, "smoothed"):
+        steps: list[tuple[int, Callable[[Value], Value]]] = []
+        for axis, extent, size, factor in _resampled(call, x, scales):
+            if not (isinstance(extent, int) and isinstance(size, int)):
+                raise Unsupported("smoothed resampling of a dynamic image size", "fix the image size")
             step = (extent - 1) / max(size - 1, 1) if align_corners else 1 / factor if factor else extent / size
             places = (np.arange(size) + 0.5) * step - 0.5
             matrix = images.curve_matrix(places, extent, curve, width, min(1 / step if step else 1.0, 1.0), True)
-            matrices.append((axis, matrix))
-        return _mixed(call, x, matrices)
+            steps.append((axis, partial(_mixed, call, axis, matrix)))
+        return _one_by_one(call, x, steps)
 
     return apply
+
+
+def _mixed(call: Call, axis: int, matrix: np.ndarray, x: Value) -> Value:
+    return images.mix(call, x, axis, matrix)
 
 
 for _name, _curve, _width in (("bilinear", images.linear_curve, 1), ("bicubic", images.cubic_curve(-0.5), 2)):
@@ -183,6 +252,16 @@ def sample_places(extent: int, size: int, align_corners: bool, factor: float | N
     if align_corners:
         return target * ((extent - 1) / max(size - 1, 1))
     return (target + 0.5) * (1 / factor if factor else extent / size) - 0.5
+
+
+def _places_at_run_time(call: Call, extent: Size, size: Size, align_corners: bool, factor: float | None) -> Value:
+    """As `sample_places`, of sizes that only the run knows: [size] in float64."""
+    old, new, line = call.value(extent, float64), call.value(size, float64), call.iota(size, float64)
+    if align_corners:
+        steps = call.op("maximum", call.op("subtract", new, 1.0), 1.0)
+        return call.op("multiply", line, call.op("divide", call.op("subtract", old, 1.0), steps))
+    step = call.builder.number(1 / factor, float64) if factor else call.op("divide", old, new)
+    return call.op("subtract", call.op("multiply", call.op("add", line, 0.5), step), 0.5)
 
 
 @rule("grid_sampler_2d.default")

@@ -81,6 +81,29 @@ def median(call: Call, x: Value) -> Value:
     return call.reshape(_ordered(call, call.reshape(x, (-1,)), 0, None, False)[0], ())
 
 
+@rule("nanmedian.dim")
+def median_of_numbers(call: Call, x: Value, dim: int, keepdim: bool = False) -> tuple[Value, Value]:
+    """The lower median of the elements that are no NaN; NaN where there is no other."""
+    if not x.rank:
+        return x, call.full((), 0, int64)
+    axis = dim % x.rank
+    if not x.dtype.is_float:
+        return _ordered(call, x, axis, None, keepdim)
+    numbers = call.cast(call.op("logical_not", call.op("isnan", x)), int64)
+    count = call.op("reduce_sum", numbers, axes=(axis,), keepdims=True)
+    middle = call.op("floor_divide", call.op("maximum", call.op("subtract", count, 1), 0), 2)
+    pair = sorting.sort(call, x, axis, descending=False)
+    found = [call.op("gather_elements", item, middle, axis=axis) for item in pair]
+    if not keepdim:
+        found = [call.squeeze(item, [axis]) for item in found]
+    return found[0], found[1]
+
+
+@rule("nanmedian.default")
+def median_of_all_numbers(call: Call, x: Value) -> Value:
+    return call.reshape(median_of_numbers(call, call.reshape(x, (-1,)), 0)[0], ())
+
+
 @rule("kthvalue.default")
 def kth_value(call: Call, x: Value, k: int, dim: int = -1, keepdim: bool = False) -> tuple[Value, Value]:
     if not x.rank:

@@ -173,6 +173,16 @@ class Fused(Formulas):
             result = torch.where((least == most) & ~result.isnan(), 0.0, result)
         return result
 
+    def prod(self, x: torch.Tensor, dim: Any = None, keepdim: bool = False, dtype: Any = None) -> torch.Tensor:
+        """With zeros last, or first when backwards: 0 times what the other factors overflowed to is NaN."""
+        (axis,) = _axes(x, dim)
+        found = super().prod(x, dim, keepdim, dtype)
+        if not x.shape[axis]:
+            return found
+        others = torch.where(x == 0, 1.0, _wide(x)).prod(axis, keepdim=keepdim)
+        overflows = (x == 0).any(axis, keepdim=keepdim) & x.isfinite().all(axis, keepdim=keepdim) & others.isinf()
+        return torch.where(overflows, 0.0 if self.backwards else math.nan, found)
+
     def mm(self, x: torch.Tensor, y: torch.Tensor) -> torch.Tensor:
         if x.dtype == torch.float64 or x.dim() == 1 or y.dim() == 1:
             return super().mm(x, y)

@@ -39,7 +39,7 @@ class Reference:
     def others(self) -> list[tuple[Any, ...]]:
         """The other runs; made only where a result is not PyTorch's to within a few roundings."""
         with torch.no_grad():
-            modes = [Perturbed(0), Fused(0, backwards=False)]
+            modes = [Perturbed(0), Fused(0, backwards=False), Fused(0, backwards=True)]
             modes += [Formulas(seed, backwards=seed % 2 == 0) for seed in range(1, FORMULAS + 1)]
             found = [self._perturbed(mode) for mode in modes]
             found += [exact for dtype in (torch.float32, torch.float64) if (exact := self._exact(dtype)) is not None]

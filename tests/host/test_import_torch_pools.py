@@ -1,0 +1,64 @@
+"""Pools that tell where they found what they give, and images resampled to sizes that only a call tells."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import pytest
+
+torch = pytest.importorskip("torch")
+
+from torch.nn import functional as F  # noqa: E402
+
+from tilewright.graph import reference  # noqa: E402
+from tilewright.importers import import_model  # noqa: E402
+
+
+def compare(function: Any, example: Any, calls: list[Any], dynamic_shapes: Any = None) -> None:
+    """PyTorch's results, and those of the graph in NumPy."""
+    graph = import_model(function, (example,), dynamic_shapes)
+    names = graph.output_names
+    for x in calls:
+        found = reference.run(graph, {graph.inputs[0].name: x.numpy()})
+        wanted = function(x)
+        assert len(wanted) == len(names)
+        for name, want in zip(names, wanted, strict=True):
+            assert found[name].shape == tuple(want.shape), (name, x.shape)
+            np.testing.assert_allclose(found[name], want.numpy(), rtol=1e-5, atol=1e-6)
+
+
+def test_places_of_the_largest_elements() -> None:
+    """Of equal ones the first; in windows that overlap, are dilated or reach beyond the image."""
+
+    def pools(x: Any) -> Any:
+        values, places = F.max_pool2d(x, 2, ceil_mode=True, return_indices=True)
+        return (
+            F.max_unpool2d(values, places, 2, output_size=x.shape[-2:]),
+            *F.max_pool2d(x, 3, 2, 1, dilation=2, return_indices=True),
+            *F.max_pool1d(x[0], 3, return_indices=True),
+            *F.adaptive_max_pool2d(x, (3, 4), return_indices=True),
+            *F.adaptive_max_pool2d(x, (1, None), return_indices=True),
+            *F.adaptive_max_pool1d(x[:, 0], 1, return_indices=True),
+        )
+
+    torch.manual_seed(0)
+    images = [torch.randn(2, 3, 7, 9), torch.randint(0, 3, (2, 3, 7, 9)).float()]
+    compare(pools, images[0], images)
+
+
+def test_images_of_any_size() -> None:
+    """Averages of parts, and linear interpolation by sizes and by factors that are not whole."""
+
+    def sampled(x: Any) -> Any:
+        return (
+            F.adaptive_avg_pool2d(x, (2, 3)),
+            F.interpolate(x[..., ::2], size=x.shape[-2:], mode="bilinear", align_corners=True),
+            F.interpolate(x, size=(5, 6), mode="bilinear"),
+            F.interpolate(x, scale_factor=1.5, mode="bilinear"),
+            F.interpolate(x[:, 0], scale_factor=0.5, mode="linear", align_corners=True),
+        )
+
+    torch.manual_seed(0)
+    calls = [torch.randn(1, 2, *sizes) for sizes in ((7, 9), (2, 4), (12, 5))]
+    compare(sampled, calls[0], calls, {"x": {2: ("rows", 2, 20), 3: ("columns", 4, 20)}})
