@@ -1,4 +1,4 @@
-"""The main job on a real model: a trained sentence encoder becomes an engine, and the engine runs.
+"""The main job on real models: a trained sentence encoder becomes an engine that runs, and a language model writes.
 
     make demo
 
@@ -6,6 +6,7 @@
 2. Start a new process that only loads the engine and embeds a few sentences (`embed.py`).
 3. Check: the expected pairs are nearest; the largest difference from the float64 reference is small.
 4. Time it, beside PyTorch eager and ONNX Runtime when they are installed.
+5. Continue a text with the language model in `model/`, which `tools/train_small_model.py` trained.
 """
 
 from __future__ import annotations
@@ -15,6 +16,7 @@ import json
 import subprocess
 import sys
 import tempfile
+import textwrap
 import time
 from pathlib import Path
 
@@ -26,12 +28,14 @@ from tilewright.build.builder import build
 from tilewright.cli.progress import BuildProgress
 from tilewright.graph import reference
 from tilewright.importers import import_model
+from tilewright.llm import LLM, SamplingParameters
 
 HERE = Path(__file__).resolve().parent
 sys.path.insert(0, str(HERE))
 
 from sentences import SENTENCES, encode, pool  # noqa: E402  (a neighbour of this script)
 
+PROMPT = "Return a new list"
 LARGEST_DIFFERENCE = 1e-4  # of a unit-length embedding; float32 rounding over six layers stays well below
 
 
@@ -91,7 +95,24 @@ def main() -> int:
         console.print("[red]The embeddings are wrong.[/]")
         return 1
     console.print("[green]Expected pairs are nearest; the numbers agree.[/]")
+    show_completion(console)
     return 0
+
+
+def show_completion(console: Console) -> None:
+    """A text that the small language model continues, and how quickly."""
+    began = time.perf_counter()
+    model = LLM(HERE / "model", memory=16 << 20)
+    opened = time.perf_counter()
+    wanted = SamplingParameters(temperature=0.6, min_p=0.05, seed=2, max_tokens=48)
+    output = model.generate(PROMPT, wanted)
+    seconds = time.perf_counter() - opened
+    text = PROMPT + output.completions[0].text
+    console.print(
+        f"\nA language model of 1.4 million weights, opened in {opened - began:.2f} s, continues {PROMPT!r}:\n"
+    )
+    console.print(textwrap.indent(text, "    "), markup=False, highlight=False)
+    console.print(f"\n{len(output.completions[0].tokens)} tokens in {seconds:.3f} s")
 
 
 def latency_table(measured: dict[str, float]) -> Table:

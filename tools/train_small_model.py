@@ -1,6 +1,6 @@
 """Train a small Llama on the text that ships with Python, and write it as a checkpoint folder.
 
-python tools/train_small_model.py FOLDER [--seconds 600] [--epochs 8] [--device cpu]     # needs torch and tokenizers
+python tools/train_small_model.py FOLDER [--seconds 600] [--epochs 12] [--device cpu]     # needs torch and tokenizers
 
 The text: the documentation in `pydoc_data` and the docstrings of the standard library, about 3 MB.  The tokenizer is
 byte-pair encoding with 2,048 tokens; the model has 1.4 million weights, stored in bfloat16 (2.9 MB).  Training stops
@@ -184,7 +184,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("folder", type=Path)
     parser.add_argument("--seconds", type=float, default=600)
-    parser.add_argument("--epochs", type=float, default=8, help="times that the text is read at most")
+    parser.add_argument("--epochs", type=float, default=12, help="times that the text is read at most")
     parser.add_argument("--threads", type=int, default=2)
     parser.add_argument("--device", default="cpu", choices=list(ROWS), help="cuda trains further in the same time")
     given = parser.parse_args()

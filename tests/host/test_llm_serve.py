@@ -25,6 +25,7 @@ from tilewright.llm.asynchronous import AsyncLLM
 from tilewright.llm.sampling import Sampler
 from tilewright.llm.serve.application import Application, Bounds
 from tilewright.llm.serve.local import is_loopback
+from tools.fuzz_server import fuzz
 
 pytestmark = pytest.mark.usefixtures("quick_engines")
 
@@ -294,6 +295,20 @@ def test_no_body_breaks_the_server(llm, drawn, in_range, chat, sound):
     assert status < 500 and b"server_error" not in content
     idle(llm)
     assert ask(application, "GET", "/health")[0] == 200
+
+
+@pytest.mark.parametrize("seed", range(2))
+def test_requests_drawn_from_the_server_s_own_document(llm, seed):
+    statuses = asyncio.run(fuzz(Application(llm, "bytes"), 100, seed, 4))
+    assert statuses[200] and statuses[400] and sum(statuses.values()) == 100
+
+
+def test_the_document_has_the_routes_and_their_fields(llm):
+    status, content = ask(Application(llm, "bytes"), "GET", "/openapi.json")
+    assert status == 200 and content["openapi"] == "3.1.0" and "security" not in content
+    assert {"/health", "/v1/models", "/v1/responses"} < set(content["paths"])
+    body = content["paths"]["/v1/completions"]["post"]["requestBody"]["content"]["application/json"]["schema"]
+    assert body["properties"]["n"] == {"type": "integer", "minimum": 1, "maximum": 8} and "prompt" in body["required"]
 
 
 @pytest.mark.parametrize(

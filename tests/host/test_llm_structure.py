@@ -170,7 +170,7 @@ def test_depths_that_are_refused():
         {"regex": "("}, {"regex": "(?<=a)b"}, {"json": {"type": "nothing"}}, {"json": {"$ref": "http://127.0.0.1/x"}},
         {"json": {"$ref": "#/$defs/a", "$defs": {"a": {"$ref": "#/$defs/a"}}}},
         {"grammar": "root ::= " + "(" * 20000}, {"json": {"type": "integer", "minimum": 5, "maximum": 3}},
-        {"grammar": "start: @other"},
+        {"grammar": "start: @other"}, {"grammar": "no definition"},
     ],
     ids=lambda value: str(value)[:40],
 )  # fmt: skip

@@ -49,13 +49,13 @@ class SamplingParameters:
 
     def __post_init__(self) -> None:
         """Raises `InputError` that names the parameter which is out of its range."""
-        for name, low, high in _REALS:
+        for name, low, high in REALS:
             value = getattr(self, name)
             if isinstance(value, bool) or not isinstance(value, (int, float)) or not low <= value <= high:
                 raise InputError(f"{name} is {str(value)[:50]!r}, expected a number from {low:g} to {high:g}")
         if self.top_p == 0:
             raise InputError("top_p is 0, expected more")
-        for name, least, most in _WHOLE:
+        for name, least, most in WHOLE:
             value = getattr(self, name)
             if value is None and name in ("seed", "logprobs"):
                 continue
@@ -91,7 +91,7 @@ class SamplingParameters:
         return self.temperature == 0.0
 
 
-_REALS = (
+REALS = (  # parameters, with their ranges
     ("temperature", 0.0, 100.0),
     ("top_p", 0.0, 1.0),
     ("min_p", 0.0, 1.0),
@@ -99,7 +99,7 @@ _REALS = (
     ("frequency_penalty", -2.0, 2.0),
     ("repetition_penalty", 0.01, 100.0),
 )
-_WHOLE = (
+WHOLE = (
     ("top_k", 0, 2**31 - 1),
     ("seed", 0, 2**63 - 1),
     ("max_tokens", 1, 2**31 - 1),

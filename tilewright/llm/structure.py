@@ -232,7 +232,7 @@ def _grammar(given: Any) -> tuple[str, str]:
 
 def _grammar_size(text: str) -> int:
     places = list(_DEFINITION.finditer(text))
-    ends = [place.start() for place in places[1:]] + [len(text)]
+    ends = [*(place.start() for place in places[1:]), len(text)][: len(places)]
     bodies = {place.group(1): text[place.end() : end] for place, end in zip(places, ends, strict=True)}
     size = _Size("", bodies)
     return max((size.of_name(name) for name in bodies), default=0)

@@ -4,6 +4,7 @@
     GET  /health               whether the engine works; without a key
     GET  /ready                whether requests are taken now
     GET  /metrics              Prometheus
+    GET  /openapi.json         the routes and the fields of their bodies, as OpenAPI
     GET  /v1/models
     POST /v1/completions
     POST /v1/chat/completions
@@ -34,7 +35,7 @@ from tilewright.errors import ImportModelError, InputError, TilewrightError
 from tilewright.llm.asynchronous import AsyncLLM, EngineStopped
 from tilewright.llm.encoder import TextEncoder
 from tilewright.llm.requests import Output
-from tilewright.llm.serve import protocol, responses
+from tilewright.llm.serve import protocol, responses, schema
 from tilewright.llm.serve.forms import About, ChatForm, TextForm
 from tilewright.llm.serve.local import check_local
 from tilewright.llm.serve.metrics import Metrics
@@ -82,7 +83,8 @@ class Application:
         self._routes: dict[tuple[str, str], Callable[[str, Receive, Send], Awaitable[None]]] = {
             ("GET", "/"): self._page,
             ("GET", "/health"): self._health, ("GET", "/ready"): self._ready, ("GET", "/metrics"): self._metrics,
-            ("GET", "/v1/models"): self._models, ("POST", "/v1/completions"): self._completions,
+            ("GET", "/openapi.json"): self._openapi, ("GET", "/v1/models"): self._models,
+            ("POST", "/v1/completions"): self._completions,
             ("POST", "/v1/chat/completions"): self._chat, ("POST", "/v1/responses"): self._responses,
             ("POST", "/v1/embeddings"): self._embeddings,
         }  # fmt: skip
@@ -168,6 +170,9 @@ class Application:
     async def _metrics(self, tenant: str, receive: Receive, send: Send) -> None:
         text = self.metrics.text(self.llm.engine.statistics)
         await _send_whole(send, 200, text.encode(), b"text/plain; version=0.0.4; charset=utf-8")
+
+    async def _openapi(self, tenant: str, receive: Receive, send: Send) -> None:
+        await _send_json(send, 200, schema.document(list(self._routes), bool(self._keys)))
 
     async def _models(self, tenant: str, receive: Receive, send: Send) -> None:
         engine = self.llm.llm.engine

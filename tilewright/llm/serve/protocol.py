@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import base64
 import dataclasses
-from collections.abc import Mapping, Sequence
+from collections.abc import Container, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -16,22 +16,15 @@ import numpy as np
 from tilewright.engine.bounded_json import read_json
 from tilewright.errors import InputError
 from tilewright.llm.requests import MOST_LOGPROBS, MOST_RESULTS, Completion, Output, SamplingParameters, TokenLogprobs
+from tilewright.llm.serve import schema
 from tilewright.llm.structure import StructuredOutput
 from tilewright.llm.tools import Format, Tools, read_tools
 
-MOST_PROMPTS = 64  # of a request
-MOST_TEXTS = 256  # of a request for embeddings
 _SAMPLING = (
     "temperature", "top_p", "top_k", "min_p", "presence_penalty", "frequency_penalty", "repetition_penalty", "n",
     "min_tokens", "ignore_eos",
 )  # fmt: skip
 _FORMS = {"guided_json": "json", "guided_regex": "regex", "guided_choice": "choice", "guided_grammar": "grammar"}
-_COMMON = frozenset(
-    {*_SAMPLING, "model", "max_tokens", "seed", "stop", "stop_token_ids", "logit_bias", "logprobs", "stream",
-     "stream_options", "user", "metadata", "store", *_FORMS, "response_format", "structured_outputs"}
-)  # fmt: skip
-COMPLETION = _COMMON | {"prompt", "best_of"}
-CHAT = _COMMON | {"messages", "max_completion_tokens", "top_logprobs", "tools", "tool_choice", "parallel_tool_calls"}
 
 
 class Refused(Exception):
@@ -79,7 +72,7 @@ def parse(body: bytes) -> dict[str, Any]:
 
 def read_completion(fields: Mapping[str, Any]) -> Wanted:
     """A body of /v1/completions; raises `Refused` that names the field."""
-    _check_known(fields, COMPLETION)
+    _check_known(fields, schema.COMPLETION)
     wanted = _wanted(fields, _prompts(fields.get("prompt")), None, fields.get("logprobs"), fields.get("max_tokens", 16))
     count = fields.get("best_of")
     if count is None or count == wanted.parameters.n:
@@ -107,7 +100,7 @@ def best_of(output: Output, count: int, with_logprobs: bool) -> Output:
 
 def read_chat(fields: Mapping[str, Any], longest: int) -> Wanted:
     """A body of /v1/chat/completions; results are as long as fits, `longest`, unless it says otherwise."""
-    _check_known(fields, CHAT)
+    _check_known(fields, schema.CHAT)
     messages = fields.get("messages")
     if not isinstance(messages, list) or not messages:
         raise Refused(400, "messages is a list of at least one message", "messages")
@@ -161,11 +154,11 @@ def _tools(fields: Mapping[str, Any]) -> Tools | None:
 
 def read_embeddings(fields: Mapping[str, Any]) -> tuple[list[str | list[int]], bool]:
     """The texts of a body of /v1/embeddings, and whether vectors are wanted in base64; raises `Refused`."""
-    _check_known(fields, frozenset({"input", "model", "encoding_format", "user"}))
+    _check_known(fields, schema.EMBEDDINGS)
     form = fields.get("encoding_format") or "float"
     if form not in ("float", "base64"):
         raise Refused(400, "encoding_format is float or base64", "encoding_format")
-    return _prompts(fields.get("input"), MOST_TEXTS, "input"), form == "base64"
+    return _prompts(fields.get("input"), schema.MOST_TEXTS, "input"), form == "base64"
 
 
 def embeddings(vectors: np.ndarray, model: str, tokens: int, is_packed: bool) -> dict[str, Any]:
@@ -300,7 +293,7 @@ def _response_format(given: Any) -> dict[str, Any]:
     )  # fmt: skip
 
 
-def _prompts(given: Any, most: int = MOST_PROMPTS, field: str = "prompt") -> list[str | list[int]]:
+def _prompts(given: Any, most: int = schema.MOST_PROMPTS, field: str = "prompt") -> list[str | list[int]]:
     if isinstance(given, str) or (isinstance(given, list) and given and all(type(item) is int for item in given)):
         return [given]
     if isinstance(given, list) and 0 < len(given) <= most:
@@ -326,7 +319,7 @@ def _flag(fields: Mapping[str, Any], name: str) -> bool:
     return bool(value)
 
 
-def _check_known(fields: Mapping[str, Any], known: frozenset[str]) -> None:
+def _check_known(fields: Mapping[str, Any], known: Container[str]) -> None:
     for name, value in fields.items():
         if name not in known and value is not None:
             raise Refused(400, f"{name[:100]!r} is not supported", name[:100])

@@ -7,20 +7,19 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from tilewright.llm.requests import Output
-from tilewright.llm.serve import protocol
+from tilewright.llm.serve import protocol, schema
 from tilewright.llm.serve.forms import ChatForm
 from tilewright.llm.serve.protocol import Refused
 
 _SAME = ("model", "temperature", "top_p", "top_k", "min_p", "presence_penalty", "frequency_penalty", "seed", "stream",
          "parallel_tool_calls", "metadata", "user", "repetition_penalty")  # fmt: skip
-_OWN = ("input", "instructions", "max_output_tokens", "tools", "tool_choice", "text", "store")
 _TEXTS = ("input_text", "output_text", "text")
 
 
 def as_chat(given: Mapping[str, Any]) -> dict[str, Any]:
     """The fields of a chat completion that asks for the same; raises `Refused` that names the field."""
     for name, value in given.items():
-        if name not in (*_SAME, *_OWN) and value is not None:
+        if name not in schema.RESPONSES and value is not None:
             raise Refused(400, f"{name[:100]!r} is not supported", name[:100])
     if given.get("store"):
         raise Refused(400, "nothing is stored: store is false", "store")
