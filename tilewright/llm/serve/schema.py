@@ -22,7 +22,7 @@ _ANY_OBJECT: Schema = {"type": "object"}
 _TOKENS: Schema = {"type": "array", "items": {"type": "integer", "minimum": 0}, "minItems": 1}
 
 
-def _object(required: tuple[str, ...] = (), **properties: Schema) -> Schema:
+def _object(required: tuple[str, ...] = (), /, **properties: Schema) -> Schema:
     found: Schema = {"type": "object", "properties": properties, "additionalProperties": False}
     return {**found, "required": list(required)} if required else found
 
@@ -45,7 +45,7 @@ _NUMBERS: dict[str, Schema] = {
     **{name: {"type": "number", "minimum": low, "maximum": high} for name, low, high in requests.REALS},
     **{name: _whole(low, high) for name, low, high in requests.WHOLE},
 }
-_FORM = {
+_FORM: dict[str, Schema] = {
     "json": {"anyOf": [_ANY_OBJECT, _TEXT], "description": f"a JSON schema, {DEEPEST_SCHEMA} levels deep at most"},
     "regex": {"type": "string", "maxLength": LARGEST_FORM},
     "choice": _list({"type": "string", "minLength": 1}, MOST_CHOICES, 1),
