@@ -16,6 +16,7 @@ from tilewright.engine.engine import Engine
 from tilewright.graph.build import GraphBuilder
 from tilewright.graph.core import Graph
 from tilewright.graph.reference import run
+from tilewright.library.matmul import simt_turned
 from tilewright.library.matmul.problem import MatmulProblem
 from tilewright.library.matmul.simt_tiles import Tile, ranked_parts, ranked_tiles, seconds_of
 from tilewright.targets.nvidia.target import ARCHITECTURES, NvidiaTarget
@@ -68,6 +69,21 @@ def test_few_tiles_of_a_product_share_its_depth(
 ) -> None:
     graph = linear(rng, rows, depth, columns, transposed)
     check(built(graph, "matmul in parts"), graph, rng)
+
+
+def test_constants_along_the_depth_are_turned(
+    driver: Driver, rng: np.random.Generator, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """In the build, and the left operand by a launch ahead; where it would be copied in vectors."""
+    monkeypatch.setattr(simt_turned, "_LEAST_WORK", 1 << 16)
+    monkeypatch.setattr(simt_turned, "_BOTH", 0.01)
+    graph = linear(rng, 44, 72, 136, True)
+    engine = built(graph, "tiled matmul")
+    assert [step.evidence["reasons"].get("turned") for step in engine.plan.steps] == ["both operands"] * 2
+    check(engine, graph, rng)
+    for other in (linear(rng, 44, 72, 136, False), linear(rng, 45, 72, 136, True)):
+        steps = build(other, "cuda:sm_90a", tuning=Tuning(effort=0)).plan.steps
+        assert not any("turned" in candidate["label"] for step in steps for candidate in step.evidence["candidates"])
 
 
 @pytest.mark.parametrize("residual", [False, True])

@@ -46,6 +46,7 @@ import numpy as np
 
 from tilewright.dtypes import BY_NAME, NARROW, DType, int4
 
+_ROWS = 256  # of a matrix that are turned at a time
 Recipe = tuple[tuple[str, Any], ...]
 
 
@@ -183,7 +184,7 @@ def apply(recipe: Recipe, array: np.ndarray) -> np.ndarray:
     if fields["kind"] == "winograd":
         return _winograd_taps(array, fields["groups"], fields["width"])
     if fields["kind"] == "order":
-        return np.ascontiguousarray(array.transpose(fields["axes"]))
+        return _turned(array) if fields["axes"] == (1, 0) else np.ascontiguousarray(array.transpose(fields["axes"]))
     if fields["kind"] == "halves":
         return _regrouped(array, 0 if fields["transposed"] else 1, (2, -1, fields["width"]))
     if fields["kind"] == "runs":
@@ -278,6 +279,14 @@ def unpacked(array: np.ndarray, shape: Sequence[int], dtype: DType) -> np.ndarra
     codes = (array[:, None] >> places) & ((1 << dtype.bits) - 1)
     codes = np.ascontiguousarray(codes.reshape(-1)[: int(np.prod(shape, dtype=np.int64))])
     return codes.view(dtype.numpy).reshape(shape)
+
+
+def _turned(matrix: np.ndarray) -> np.ndarray:
+    """The transposed matrix, dense: some rows at a time, so that lines of the caches serve as often as they can."""
+    result = np.empty(matrix.shape[::-1], matrix.dtype)
+    for first in range(0, len(matrix), _ROWS):
+        result[:, first : first + _ROWS] = matrix[first : first + _ROWS].T
+    return result
 
 
 def _regrouped(array: np.ndarray, axis: int, groups: tuple[int, int, int]) -> np.ndarray:

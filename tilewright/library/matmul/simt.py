@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from functools import partial
 from typing import Any
 
 from tilewright.dtypes import float32
@@ -18,6 +19,7 @@ from tilewright.library.matmul.gate import gate_slots
 from tilewright.library.matmul.hopper.candidates import gated_products, hopper_products
 from tilewright.library.matmul.simt_parts import in_parts, product_part
 from tilewright.library.matmul.simt_tiles import Tile, ranked_tiles, simt_problem
+from tilewright.library.matmul.simt_turned import of_turned_operands
 from tilewright.library.rows.simt import gpu_reduction
 from tilewright.library.slots import Slots, epilogue_slots
 from tilewright.library.split import split_group
@@ -25,6 +27,7 @@ from tilewright.symbolic import Size, lift, product, simplify
 from tilewright.targets.base import Target
 
 PLAIN_FORMS = 6  # tiles of the plain kernel that are candidates
+TURNED_FORMS = 2  # of them with operands that are turned ahead
 _COPY_BYTES = 16  # of the largest copies to shared memory
 
 
@@ -97,7 +100,11 @@ def product_candidates(
 ) -> list[Candidate]:
     """Ways to compute a product, several of each kernel, in the order of their estimates; `graph` tells which operands
     are constants."""
-    return [*_plain(problem, slots, group, target), *hopper_products(problem, slots, group, target, graph)]
+    plain = _plain(problem, slots, group, target)
+    if graph is not None:
+        tiles = partial(_tiled, slots=slots, group=group, target=target, most=TURNED_FORMS)
+        plain += of_turned_operands(problem, graph, target, tiles)
+    return [*plain, *hopper_products(problem, slots, group, target, graph)]
 
 
 def product_cost(group: Group, rows: Size, columns: Size, depth: Size, batches: Size, seconds: float) -> Cost:
@@ -110,6 +117,17 @@ def product_cost(group: Group, rows: Size, columns: Size, depth: Size, batches: 
 
 
 def _plain(problem: Problem, slots: Slots, group: Group, target: Target) -> list[Candidate]:
+    """`library.matmul.kernel` in tiles, and with its depth in parts."""
+    return [*_tiled(problem, slots, group, target), *_in_parts(problem, slots, group, target)]
+
+
+def _behind(problem: Problem, slots: Slots, target: Target) -> float:
+    """The seconds of what follows a product."""
+    elements = expected(simplify(lift(product([problem.batches, problem.rows])) * problem.columns))
+    return elements * slots.cost.exact_work / (target.machine().processors * target.machine().clock)
+
+
+def _tiled(problem: Problem, slots: Slots, group: Group, target: Target, most: int = PLAIN_FORMS) -> list[Candidate]:
     """`library.matmul.kernel` in tiles for a GPU, with a variant for each range of rows that can occur.
 
     The first candidate has the best tile for each range, the second the second best, and so on.
@@ -117,11 +135,9 @@ def _plain(problem: Problem, slots: Slots, group: Group, target: Target) -> list
     spans = row_ranges(problem.rows)
     sizes = (problem.columns, problem.depth, problem.batches)
     ranked = [plain_tiles(span.examples, sizes, problem.a, target, _singly(problem)) for span in spans]
-    elements = expected(simplify(lift(product([problem.batches, problem.rows])) * problem.columns))
-    machine, found = target.machine(), []
-    behind = elements * slots.cost.exact_work / (machine.processors * machine.clock)
+    found, behind = [], _behind(problem, slots, target)
     tf32 = tf32_constants(problem.a, target)
-    for tiles in zip(*(each[:PLAIN_FORMS] for each in ranked), strict=True):
+    for tiles in zip(*(each[:most] for each in ranked), strict=True):
         calls: list[KernelCall] = []
         reasons: dict[str, Any] = {"epilogue": slots.function.__name__, **({"precision": "tf32"} if tf32 else {})}
         for span, (tile, _) in zip(spans, tiles, strict=True):
@@ -132,7 +148,7 @@ def _plain(problem: Problem, slots: Slots, group: Group, target: Target) -> list
         seconds = tiles[-1][1] + behind
         cost = product_cost(group, problem.rows, problem.columns, problem.depth, problem.batches, seconds)
         found.append(Candidate("tiled matmul", (Stage(tuple(calls)),), cost, (), reasons))
-    return [*found, *_in_parts(problem, slots, group, target, behind)]
+    return found
 
 
 def _singly(problem: Problem) -> tuple[bool, bool]:
@@ -145,7 +161,7 @@ def _singly(problem: Problem) -> tuple[bool, bool]:
     return not divides(vector, a), problem.width == 0 and not divides(vector, b)
 
 
-def _in_parts(problem: Problem, slots: Slots, group: Group, target: Target, behind: float) -> list[Candidate]:
+def _in_parts(problem: Problem, slots: Slots, group: Group, target: Target) -> list[Candidate]:
     """The product with its depth divided among CTAs, where sizes are known and tiles are few."""
     sizes = (problem.rows, problem.columns, problem.depth)
     if problem.batches != 1 or not all(isinstance(size, int) for size in sizes):
@@ -154,7 +170,7 @@ def _in_parts(problem: Problem, slots: Slots, group: Group, target: Target, behi
     constants = tf32_constants(problem.a, target)
     return in_parts(
         simt_problem((rows, columns, depth, 1), problem.a.dtype, target, _singly(problem)), slots, group, target,
-        product_cost(group, rows, columns, depth, 1, behind),
+        product_cost(group, rows, columns, depth, 1, _behind(problem, slots, target)),
         lambda tile, parts, sums: product_part(problem, tile, parts, sums, constants),
     )  # fmt: skip
 
