@@ -14,7 +14,7 @@ from tilewright.runtime.library import load_objects
 from tilewright.targets.cpu.assemble import assemble
 from tilewright.targets.cpu.target import CPUTarget
 from tilewright.targets.gpu.division import divide
-from tilewright.targets.gpu.functions import _trigonometric_far, remainder
+from tilewright.targets.gpu.functions import _trigonometric_far, logarithm, remainder
 from tilewright.targets.gpu.functions_double import emit_double
 from tilewright.targets.llvm.builder import LLVMBuilder, Module
 
@@ -59,6 +59,22 @@ def test_float64_functions(name, rng):
         wanted = exact(name, x)
         unit = 2.0 ** (math.floor(math.log2(abs(float(wanted)))) - 52)
         assert abs(float((function(float(x)) - wanted) / unit)) <= LIMITS.get(name, 2.5), x
+
+
+@pytest.mark.parametrize("name", ["log", "log2"])
+def test_logarithms(name, rng):
+    """Of all sizes, numbers near one and the least ones among them."""
+    function = compiled(lambda builder, x: logarithm(builder, name, x), "float")
+    numbers = (
+        np.exp(rng.uniform(math.log(1e-45), math.log(3e38), 3000)),
+        rng.uniform(0.5, 2, 3000),
+        1 + rng.normal(0, 1e-4, 500),
+    )
+    for x in np.concatenate(numbers).astype(np.float32):
+        wanted = getattr(math, name)(x) if x else -math.inf
+        assert x == 0 or abs(function(x) - wanted) <= 2 * np.spacing(np.float32(abs(wanted))), x
+    assert function(math.inf) == math.inf and function(0.0) == function(-0.0) == -math.inf and function(1.0) == 0
+    assert all(math.isnan(function(x)) for x in (math.nan, -math.inf, -1.0, -1e-42))
 
 
 @pytest.mark.parametrize("name", ["sin", "cos"])

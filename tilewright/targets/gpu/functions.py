@@ -17,7 +17,16 @@ from tilewright.targets.gpu.intrinsics import Intrinsics
 from tilewright.targets.gpu.lowering import KernelLowering
 from tilewright.targets.llvm.arithmetic import Arithmetic
 from tilewright.targets.llvm.builder import LLVMBuilder, LLVMValue
-from tilewright.targets.llvm.math import TRIGONOMETRIC_LIMIT, emit_math, emit_trigonometric_near, of_quadrant
+from tilewright.targets.llvm.math import (
+    LN2_HIGH,
+    LOG,
+    LOG2E_HIGH,
+    LOG2E_LOW,
+    TRIGONOMETRIC_LIMIT,
+    emit_math,
+    emit_trigonometric_near,
+    of_quadrant,
+)
 
 # tanh x = x + x^3 TANH(x^2) on |x| <= 0.55 (tools/math_coefficients.py)
 _TANH = (-0.3333328366279602, 0.13331490755081177, -0.05374349653720856, 0.02065058797597885, -0.0057170456275343895)
@@ -50,6 +59,8 @@ def emit_function(lowering: KernelLowering, operation: Operation, operands: Sequ
         return tanh(intrinsics, builder, operands[0])
     if opcode in ("sin", "cos"):
         return _trigonometric(builder, opcode, operands[0])
+    if opcode in ("log", "log2"):
+        return logarithm(builder, opcode, operands[0])
     return emit_math(builder, opcode, *operands)
 
 
@@ -72,6 +83,26 @@ def tanh(intrinsics: Intrinsics, builder: LLVMBuilder, x: LLVMValue) -> LLVMValu
     small = m.fma(m.multiply(square, m.polynomial(square, _TANH)), x, x)
     # The sign of the small one too: the fma of -0 is +0.
     return m.with_sign_of(m.select("ult", size, 0.55, small, large), x)
+
+
+def logarithm(builder: LLVMBuilder, opcode: str, x: LLVMValue) -> LLVMValue:
+    """`log` or `log2` of a float32, in two thirds of the instructions that a CPU's vectors take."""
+    m = Arithmetic(builder)
+    tiny = builder.compare("olt", x, m.number(2.0**-126))
+    bits = m.bits(builder.select(tiny, m.multiply(x, 2.0**23), x))
+    exponent = builder.binary("and", m.subtract(bits, m.bits_of(math.sqrt(0.5))), m.integer(-(1 << 23)))
+    f = m.subtract(m.from_bits(m.subtract(bits, exponent)), m.number(1.0))
+    lifted = builder.select(tiny, m.number(-23.0), m.number(0.0))
+    whole = m.fma(builder.cast("sitofp", exponent, m.type), m.number(2.0**-23), lifted)
+    natural = m.fma(m.multiply(f, m.polynomial(f, (-0.5, *LOG))), f, f)
+    if opcode == "log":
+        result = m.fma(whole, m.number(LN2_HIGH), natural)
+    else:
+        result = m.fma(natural, LOG2E_HIGH, m.fma(natural, LOG2E_LOW, whole))
+    # Infinity stays, negative numbers are those minus infinity, which is NaN; so would -0 be.
+    special = builder.compare("uge", bits, m.bits_of(math.inf))
+    result = builder.select(special, m.fma(x, math.inf, m.number(math.inf)), result)
+    return m.select("oeq", x, 0.0, m.number(-math.inf), result)
 
 
 def _trigonometric(builder: LLVMBuilder, opcode: str, x: LLVMValue) -> LLVMValue:

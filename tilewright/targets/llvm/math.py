@@ -26,7 +26,7 @@ _EXP = (0.4999999403953552, 0.1666651964187622, 0.041668396443128586, 0.00836879
 _EXP2 = (0.6931471824645996, 0.24022647738456726, 0.055503323674201965, 0.00961843691766262, 0.0013398875016719103,
          0.00015353361959569156)  # fmt: skip
 # log(1 + f) = f - f^2 / 2 + f^3 LOG(f) on sqrt(1/2) <= 1 + f <= sqrt(2)
-_LOG = (0.3333333134651184, -0.2500081956386566, 0.20001226663589478, -0.16623356938362122, 0.14201758801937103,
+LOG = (0.3333333134651184, -0.2500081956386566, 0.20001226663589478, -0.16623356938362122, 0.14201758801937103,
         -0.13160182535648346, 0.12761574983596802, -0.07634492963552475)  # fmt: skip
 # sin r = r + r^3 SIN(r^2) and cos r = 1 - r^2 / 2 + r^4 COS(r^2) on |r| <= pi / 4
 _SIN = (-0.16666655242443085, 0.008332150988280773, -0.00019513521692715585)
@@ -45,8 +45,8 @@ _LOG2_RATIO = (0.9617966940579502, 0.5770779531214361, 0.41220840983443197, 0.31
 _EXP2_DOUBLE = (0.6931471805416554, 0.24022651075851745, 0.055504109625751016, 0.009618036911017279,
                 0.0013333430783598348, 0.00015467110302534072, 1.531494776908469e-05)  # fmt: skip
 
-_LN2_HIGH, _LN2_LOW = 0.693147182464599609375, -1.90465429995776804525e-9  # their sum is ln 2; the first is a float32
-_LOG2E_HIGH, _LOG2E_LOW = 1.44269502162933349609375, 1.925963033500011e-8
+LN2_HIGH, _LN2_LOW = 0.693147182464599609375, -1.90465429995776804525e-9  # their sum is ln 2; the first is a float32
+LOG2E_HIGH, LOG2E_LOW = 1.44269502162933349609375, 1.925963033500011e-8
 # pi / 2 in three parts of 24 bits
 _HALF_PI = (1.57079637050628662109375, -4.371138828673793e-8, -1.7151245100058819e-15)
 TRIGONOMETRIC_LIMIT = 1e5  # beyond it the three parts are too short; something else has to take over
@@ -99,8 +99,8 @@ def _by_library(builder: LLVMBuilder, opcode: str, operands: Sequence[LLVMValue]
 
 def _exp_reduced(m: Arithmetic, x: LLVMValue) -> tuple[LLVMValue, LLVMValue, LLVMValue]:
     """e^x as a number in [0.7, 1.5] and a power of two, given as a float and as an integer."""
-    whole, exponent = m.rounded(x, _LOG2E_HIGH)
-    rest = m.fma(whole, -_LN2_LOW, m.fma(whole, -_LN2_HIGH, x))
+    whole, exponent = m.rounded(x, LOG2E_HIGH)
+    rest = m.fma(whole, -_LN2_LOW, m.fma(whole, -LN2_HIGH, x))
     tail = m.fma(m.multiply(rest, rest), m.polynomial(rest, _EXP), rest)
     return m.add(tail, 1.0), whole, exponent
 
@@ -128,7 +128,7 @@ def _log_parts(m: Arithmetic, x: LLVMValue) -> tuple[LLVMValue, LLVMValue, LLVMV
     """For positive x = (1 + f) 2^e with 1 + f around one: f, log(1 + f) - f, and e as a float."""
     f, whole = m.around_one(x)
     square = m.multiply(f, f)
-    rest = m.fma(square, -0.5, m.multiply(m.multiply(f, square), m.polynomial(f, _LOG)))
+    rest = m.fma(square, -0.5, m.multiply(m.multiply(f, square), m.polynomial(f, LOG)))
     return f, rest, whole
 
 
@@ -142,13 +142,13 @@ def log_special(m: Arithmetic, x: LLVMValue, result: LLVMValue) -> LLVMValue:
 def _log(m: Arithmetic, x: LLVMValue) -> LLVMValue:
     f, rest, whole = _log_parts(m, x)
     mantissa = m.add(f, m.fma(whole, _LN2_LOW, rest))
-    return log_special(m, x, m.fma(whole, _LN2_HIGH, mantissa))
+    return log_special(m, x, m.fma(whole, LN2_HIGH, mantissa))
 
 
 def _log2(m: Arithmetic, x: LLVMValue) -> LLVMValue:
     f, rest, whole = _log_parts(m, x)
     natural = m.add(f, rest)
-    return log_special(m, x, m.fma(natural, _LOG2E_HIGH, m.fma(natural, _LOG2E_LOW, whole)))
+    return log_special(m, x, m.fma(natural, LOG2E_HIGH, m.fma(natural, LOG2E_LOW, whole)))
 
 
 def _tanh(m: Arithmetic, x: LLVMValue) -> LLVMValue:
