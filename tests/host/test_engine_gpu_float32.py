@@ -71,19 +71,20 @@ def test_few_tiles_of_a_product_share_its_depth(
     check(built(graph, "matmul in parts"), graph, rng)
 
 
-def test_constants_along_the_depth_are_turned(
+def test_operands_along_the_depth_are_turned(
     driver: Driver, rng: np.random.Generator, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """In the build, and the left operand by a launch ahead; where it would be copied in vectors."""
+    """Constants in the build, and the left operand by a launch ahead; where it would be copied in vectors."""
     monkeypatch.setattr(simt_turned, "_LEAST_WORK", 1 << 16)
-    monkeypatch.setattr(simt_turned, "_BOTH", 0.01)
-    graph = linear(rng, 44, 72, 136, True)
-    engine = built(graph, "tiled matmul")
-    assert [step.evidence["reasons"].get("turned") for step in engine.plan.steps] == ["both operands"] * 2
-    check(engine, graph, rng)
-    for other in (linear(rng, 44, 72, 136, False), linear(rng, 45, 72, 136, True)):
-        steps = build(other, "cuda:sm_90a", tuning=Tuning(effort=0)).plan.steps
-        assert not any("turned" in candidate["label"] for step in steps for candidate in step.evidence["candidates"])
+    for number in ("_BOTH", "_LEFT"):
+        monkeypatch.setattr(simt_turned, number, 0.01)
+    for transposed, turned in ((True, "both operands"), (False, "the left operand")):
+        graph = linear(rng, 44, 72, 136, transposed)
+        engine = built(graph, "tiled matmul")
+        assert [step.evidence["reasons"].get("turned") for step in engine.plan.steps] == [turned] * 2
+        check(engine, graph, rng)
+    steps = build(linear(rng, 45, 72, 136, True), "cuda:sm_90a", tuning=Tuning(effort=0)).plan.steps
+    assert not any("turned" in candidate["label"] for step in steps for candidate in step.evidence["candidates"])
 
 
 @pytest.mark.parametrize("residual", [False, True])
