@@ -8,8 +8,10 @@ import pytest
 from tests.host.cuda_stand_in import Driver
 from tests.rounding import product_bound
 from tilewright.build.builder import build
+from tilewright.build.tuning import Tuning
 from tilewright.dtypes import bfloat16, float16, float32
 from tilewright.graph.build import GraphBuilder
+from tilewright.graph.passes import align_products
 
 
 @pytest.mark.slow(but_every=3)
@@ -38,8 +40,25 @@ def test_odd_sizes(
 
 @pytest.mark.parametrize(("dtype", "rows", "depth"), [(float32, 512, 257), (float16, 4, 257), (float16, 16, 31)])
 def test_products_that_stay(dtype, rows: int, depth: int, assembler: None) -> None:
-    """Of float32, of a few rows, and small ones."""
+    """Small ones, and those of a few rows."""
     b = GraphBuilder("stays")
     x, w = b.input("x", dtype, (rows, depth)), b.input("w", dtype, (depth, 256))
     b.output(b.op("matmul", [x, w]), "y")
     assert len(build(b.finish(), "cuda:sm_90a").plan.steps) == 1
+
+
+@pytest.mark.parametrize("transposed", [False, True])
+def test_large_products_of_float32(
+    transposed: bool, driver: Driver, rng: np.random.Generator, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Their depth is filled up, and columns where rows of the right operand run along them."""
+    monkeypatch.setitem(align_products._LEAST_WORK, 32, 1 << 20)
+    w = rng.standard_normal((259, 61) if transposed else (61, 259)).astype(np.float32)
+    b = GraphBuilder("odd")
+    product = b.op("matmul", [b.input("x", float32, (257, 61)), b.constant(w)], transpose_b=transposed)
+    b.output(b.op("relu", [product]), "y")
+    engine = build(b.finish(), "cuda:sm_90a", tuning=Tuning(effort=0))
+    assert len(engine.plan.steps) == (2 if transposed else 3)
+    x = rng.standard_normal((257, 61)).astype(np.float32)
+    exact = np.maximum(x.astype(np.float64) @ (w.T if transposed else w), 0)
+    assert np.max(np.abs(engine.run({"x": x})["y"] - exact)) <= 2.0**-20 * np.max(exact)

@@ -1,21 +1,25 @@
 """Products of odd sizes as products that tensor copies can read.
 
-A GPU's tensor copies read rows of 16-bit numbers that begin at multiples of 16 bytes.  Where the depth or the columns
-are no multiple of 8, a kernel reads element by element, up to five times as slowly: operands are copied into rows of
-zeros first, constants once in the build, and what is beyond the columns is cut off.
+A GPU's copies to shared memory read rows that begin at multiples of 16 bytes.  Where the depth or the columns are no
+multiple of so many numbers, a kernel reads element by element, of 16 bits up to five times as slowly: operands are
+copied into rows of zeros first, constants once in the build, and what is beyond the columns is cut off. Products of
+float32 are slow themselves: large ones alone are worth it, and columns only where rows of the right operand run along
+them.
 """
 
 from __future__ import annotations
 
 from math import prod
 
+from tilewright.dtypes import float32
 from tilewright.graph.core import Graph, Node, Value
 from tilewright.graph.passes.fold_constants import fold_constants
 from tilewright.graph.rewrite import Rewriter, apply_rules
 from tilewright.symbolic import upper_bound
 
-_ALIGNED = 8  # elements
-_LEAST_WORK = 1 << 25  # multiply-adds that are worth the copies
+_ALIGNED = 16  # bytes
+_LEAST_SIDE = 256  # rows and columns of float32, which pay for copies of the other operand
+_LEAST_WORK = {16: 1 << 25, 32: 1 << 30}  # multiply-adds that are worth the copies, by the bits of a number
 
 
 def align_products(graph: Graph) -> Graph:
@@ -29,19 +33,24 @@ def _aligned(node: Node, rewriter: Rewriter) -> Value | None:
     assert a is not None and b is not None
     transposed = node.attributes["transpose_b"]
     depth, columns = a.shape[-1], node.output.shape[-1]
-    if not a.dtype.is_float or a.dtype.bits != 16 or b.dtype != a.dtype or min(a.rank, b.rank) < 2:
+    if not a.dtype.is_float or a.dtype.bits not in _LEAST_WORK or b.dtype != a.dtype or min(a.rank, b.rank) < 2:
         return None
-    if not isinstance(depth, int) or not isinstance(columns, int) or not (depth % _ALIGNED or columns % _ALIGNED):
+    if not isinstance(depth, int) or not isinstance(columns, int):
         return None
+    aligned = _ALIGNED // a.dtype.itemsize
+    more, wider = -depth % aligned, -columns % aligned
     rows = prod(upper_bound(extent) for extent in node.output.shape[:-1])
-    if rows * depth * columns < _LEAST_WORK or rows < _ALIGNED:
+    if a.dtype == float32:
+        wider = 0 if transposed else wider
+        if b.rank > 2 or min(rows, columns) < _LEAST_SIDE:
+            return None
+    if not (more or wider) or rows * depth * columns < _LEAST_WORK[a.dtype.bits] or rows < aligned:
         return None
-    more, wider = -depth % _ALIGNED, -columns % _ALIGNED
     a = _padded(a, 0, more, rewriter)
     b = _padded(b, *((wider, more) if transposed else (more, wider)), rewriter)
     result = rewriter.op("matmul", [a, b], transpose_b=transposed)
     rewriter.remark(
-        f"matmul %{node.output.name}: depth {depth} and columns {columns} are filled up to multiples of {_ALIGNED}"
+        f"matmul %{node.output.name}: depth {depth} and columns {columns} are filled up to multiples of {aligned}"
     )
     return rewriter.op("slice", [result], axis=result.rank - 1, start=0, stop=columns) if wider else result
 
