@@ -72,7 +72,7 @@ def check(spec: ModelSpecification, built: Engine, sizes: dict[str, int], seed: 
 
 
 @pytest.mark.parametrize("name", SIZES)
-def test_models_are_right(name: str, rng: np.random.Generator) -> None:
+def test_models_are_right(name: str, compile_processes: None, rng: np.random.Generator) -> None:
     for sizes in SIZES[name]:
         for device in ("cuda", "cpu", "cuda"):
             check(model_support.specification(name), engine(name), sizes, int(rng.integers(2**31)), device)

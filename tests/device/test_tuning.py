@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import logging
 from pathlib import Path
 from typing import Any
 
@@ -46,9 +47,13 @@ def largest_error(engine: Any, graph: Graph, rows: int, rng: np.random.Generator
     return float(np.max(np.abs(found - exact)) / np.max(np.abs(exact)))
 
 
-def test_the_fastest_of_the_close_candidates_is_taken_and_kept(rng, monkeypatch, tmp_path: Path) -> None:
+def test_the_fastest_of_the_close_candidates_is_taken_and_kept(
+    rng, caplog, monkeypatch, compile_processes, tmp_path: Path
+) -> None:
     graph = towers(rng, 300)
-    engine = build(graph, "cuda", tuning=Tuning(1))
+    with caplog.at_level(logging.INFO, logger="tilewright.engine"):
+        engine = build(graph, "cuda", tuning=Tuning(1))
+    assert settings.threads == 1 or "processes" in caplog.text
     assert largest_error(engine, graph, 300, rng) <= 2.0**-8
     compared = 0
     for step in engine.plan.steps:
