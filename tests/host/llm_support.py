@@ -173,10 +173,10 @@ class StandIn:
 
 
 @contextlib.contextmanager
-def served(application: Any) -> Iterator[str]:
-    """A server of an application in a thread of this process; gives its address."""
+def served(application: Any, **options: Any) -> Iterator[str]:
+    """A server of an application in a thread of this process; gives its address. `options` are uvicorn's."""
     uvicorn = pytest.importorskip("uvicorn")
-    server = uvicorn.Server(uvicorn.Config(application, port=0, log_level="error", lifespan="off"))
+    server = uvicorn.Server(uvicorn.Config(application, port=0, log_level="error", lifespan="off", **options))
     thread = threading.Thread(target=server.run, daemon=True)
     thread.start()
     end = time.monotonic() + 60
