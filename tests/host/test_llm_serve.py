@@ -115,6 +115,33 @@ def test_the_best_of_several(llm):
     assert [one["logprobs"] for one in plain] == [None] and plain[0]["text"] == content["choices"][0]["text"]
 
 
+def test_prompts_with_their_logprobs(llm):
+    """A text is scored as the model would have written it, in chunks of any size, in one piece and in a stream."""
+    application = Application(llm, "bytes")
+    body = {"prompt": "Once more " * 9, "max_tokens": 5, "temperature": 0, "logprobs": 2, "ignore_eos": True}
+    written = ask(application, "POST", "/v1/completions", body)[1]["choices"][0]["logprobs"]["token_logprobs"]
+    tokens = asyncio.run(
+        llm.generate(body["prompt"], SamplingParameters(temperature=0.0, max_tokens=5, ignore_eos=True))
+    )
+    prompt = [*tokens.prompt_tokens, *tokens.completions[0].tokens]
+    for more in ({}, {"max_tokens": 2, "n": 2}, {"best_of": 3}):
+        content = ask(
+            application, "POST", "/v1/completions", {**body, "prompt": prompt, "max_tokens": 0, "echo": True} | more
+        )[1]
+        found = content["choices"][0]["logprobs"]
+        assert found["token_logprobs"][0] is None and found["top_logprobs"][0] is None
+        assert found["token_logprobs"][len(prompt) - 5 : len(prompt)] == pytest.approx(written, abs=1e-5)
+        assert len(found["tokens"]) == len(prompt) + more.get("max_tokens", 0)
+    assert content["usage"]["completion_tokens"] == 0 and content["choices"][0]["text"].startswith(body["prompt"])
+    whole = ask(application, "POST", "/v1/completions", {**body, "echo": True})[1]["choices"][0]
+    stream = events(ask(application, "POST", "/v1/completions", {**body, "echo": True, "stream": True})[1])
+    pieces = [event["choices"][0] for event in stream]
+    assert "".join(piece["text"] for piece in pieces) == whole["text"]
+    for name in ("text_offset", "tokens"):
+        assert sum((piece["logprobs"][name] for piece in pieces), []) == whole["logprobs"][name]
+    idle(llm)
+
+
 @pytest.mark.parametrize("n", [1, 3])
 def test_streams_are_the_same_in_pieces(llm, n):
     application = Application(llm, "bytes")
@@ -209,7 +236,7 @@ def test_small_routes(llm):
         ({"prompt": "x", "best_of": 9}, 400, "best_of"),
         ({"prompt": "x", "n": 3, "best_of": 2}, 400, "best_of"),
         ({"prompt": "x", "best_of": 2, "stream": True}, 400, "best_of"),
-        ({"prompt": "x", "echo": True}, 400, "echo"),
+        ({"prompt": "x", "echo": 1}, 400, "echo"),
         ({"prompt": "x", "stop": ["a"] * 5}, 400, "stop"),
         ({"prompt": "x", "stop": {"a": 1}}, 400, "stop"),
         ({"prompt": "x", "logit_bias": {"a": 1}}, 400, "logit_bias"),

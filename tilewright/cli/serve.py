@@ -30,6 +30,9 @@ def serve(
     embeddings: Annotated[Path | None, typer.Option(help="An encoder of the BERT family, for /v1/embeddings.")] = None,
     requests: Annotated[int, typer.Option(min=1, help="Prompts that are worked on or wait; more get 429.")] = 256,
     seconds: Annotated[float, typer.Option(min=0.1, help="A request ends after this time.")] = 600.0,
+    otlp_traces_endpoint: Annotated[
+        str | None, typer.Option(help="Send a span of each request there, such as http://127.0.0.1:4318/v1/traces.")
+    ] = None,
     options: ModelOptions,
     lora: LoraOption = None,
 ) -> None:
@@ -44,6 +47,9 @@ def serve(
     from tilewright.llm.asynchronous import AsyncLLM
     from tilewright.llm.encoder import TextEncoder
     from tilewright.llm.serve.application import Application, Bounds
+    from tilewright.llm.serve.tracing import OpenTelemetryTracing
+
+    tracing = None if otlp_traces_endpoint is None else OpenTelemetryTracing.to(otlp_traces_endpoint)
 
     model = AsyncLLM(path, **options.arguments(lora))
     model.llm.text_tokenizer  # noqa: B018  # raises why there is none
@@ -51,7 +57,7 @@ def serve(
         raise wrong_usage(f"--lora {name or path.resolve().name}: the model itself has this name")
     encoder = None if embeddings is None else TextEncoder(embeddings)
     bounds = Bounds(requests=requests, seconds=seconds)
-    application = Application(model, name or path.resolve().name, keys, bounds, encoder)
+    application = Application(model, name or path.resolve().name, keys, bounds, encoder, tracing)
     terminal(stderr=True).print(Text(f"serving {application.name} at http://{host}:{port}/v1", "dim"))
     uvicorn.run(
         application, host=host, port=port, log_level="warning", server_header=False, ws="none",

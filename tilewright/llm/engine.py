@@ -18,7 +18,7 @@ import numpy as np
 from tilewright.errors import InputError
 from tilewright.llm.model import Chunk, StepRunner
 from tilewright.llm.requests import Completion, Output, SamplingParameters, TokenLogprobs, tokens_of
-from tilewright.llm.sampling import Sampler
+from tilewright.llm.sampling import Sampler, logprobs_of
 from tilewright.llm.scheduler import Scheduler, Work
 from tilewright.llm.scheduler import Sequence as Scheduled
 from tilewright.llm.speculation import Drafting, PromptLookup, Speculator
@@ -74,6 +74,8 @@ class _Request:
     results: list[_Result]
     deadline: float | None
     has_begun: bool = False  # its first result has computed the prompt
+    found: dict[int, TokenLogprobs] = field(default_factory=dict)  # logprobs of the prompt by the place of the token
+    prompt_logprobs: list[TokenLogprobs] | None = None
     error: str | None = None
     is_refused: bool = False  # the error is the request's own
 
@@ -83,7 +85,8 @@ class _Request:
         draftings = [result.drafting for result in self.results if result.drafting is not None]
         return Output(
             self.name, self.prompt, completions, self.results[0].scheduled.cached, self.error,
-            sum(one.drafted for one in draftings), sum(one.accepted for one in draftings), self.is_refused,
+            sum(one.drafted for one in draftings), sum(one.accepted for one in draftings), self.prompt_logprobs,
+            self.is_refused,
         )  # fmt: skip
 
 
@@ -182,6 +185,7 @@ class Engine:
         request = _Request(name, tokens, parameters, [], deadline)
         for index in range(parameters.n):
             scheduled = Scheduled((name, index), list(tokens), (self._arrivals, index), salt, adapter=number)
+            scheduled.is_whole = parameters.prompt_logprobs is not None and index == 0
             completion = Completion(index, [], "", logprobs=None if parameters.logprobs is None else [])
             stream = None if self.decoder is None else TextStream(self.decoder)
             sampler = Sampler(parameters, seed, index, tokens)
@@ -221,7 +225,7 @@ class Engine:
             try:
                 self._draft(work)
                 began = time.perf_counter()
-                logits = self._run([_chunk(item) for item in work])
+                logits = self._run([self._chunk(item) for item in work])
                 self._observe(work, time.perf_counter() - began)
             except Exception as error:  # whatever it is ends the requests of this step only
                 _log.exception("a step of %d sequences failed", len(work))
@@ -255,15 +259,36 @@ class Engine:
         changed, row = [], 0
         for item in work:
             self.scheduler.advance(item)
+            request, result = self._request(item), self._result(item)
+            row += self._take_prompt(item, request, logits[row:])
             if not item.is_last:
                 continue
-            request, result = self._request(item), self._result(item)
             if not request.has_begun:
                 self._begin(request)
             self._check_drafts(item, request, result, logits[row : row + len(item.sequence.drafts) + 1])
             row += len(item.sequence.drafts) + 1
             changed.append(request)
         return changed
+
+    def _chunk(self, work: Work) -> Chunk:
+        tokens, drafts = work.sequence.tokens[work.begin : work.end], work.sequence.drafts if work.is_last else []
+        first = 0 if self._wants_prompt(self._request(work)) else len(tokens) - work.is_last
+        wanted = range(first, len(tokens) + len(drafts))
+        return Chunk([*tokens, *drafts], work.begin, work.sequence.blocks, wanted, work.sequence.adapter)
+
+    @staticmethod
+    def _wants_prompt(request: _Request) -> bool:
+        return request.parameters.prompt_logprobs is not None and not request.has_begun
+
+    def _take_prompt(self, item: Work, request: _Request, logits: np.ndarray) -> int:
+        """The logprobs of a prompt's tokens; gives how many rows there are before those of the next token."""
+        if not self._wants_prompt(request):
+            return 0
+        wanted = request.parameters.prompt_logprobs or 0
+        places = range(item.begin + 1, min(item.end, len(request.prompt) - 1) + 1)
+        for row, place in enumerate(places):
+            request.found[place] = logprobs_of(logits[row], request.prompt[place], wanted)
+        return len(places)
 
     # -- Drafts -------------------------------------------------------------------------------------
 
@@ -316,6 +341,8 @@ class Engine:
 
     def _begin(self, request: _Request) -> None:
         """The prompt is computed: further results of the request find it in the cache."""
+        if self._wants_prompt(request):
+            request.prompt_logprobs = [request.found[place] for place in range(1, len(request.prompt))]
         request.has_begun = True
         self._statistics.prompt_tokens += len(request.prompt)
         self._statistics.cached_tokens += request.results[0].scheduled.cached
@@ -419,9 +446,3 @@ class Engine:
 
     def _result(self, work: Work) -> _Result:
         return self._request(work).results[work.sequence.name[1]]
-
-
-def _chunk(work: Work) -> Chunk:
-    tokens, drafts = work.sequence.tokens[work.begin : work.end], work.sequence.drafts if work.is_last else []
-    wanted = range(len(tokens) - 1, len(tokens) + len(drafts)) if work.is_last else ()
-    return Chunk([*tokens, *drafts], work.begin, work.sequence.blocks, wanted, work.sequence.adapter)

@@ -25,7 +25,8 @@ class SamplingParameters:
     tokens. `repetition_penalty` divides positive and multiplies negative logits of tokens of the prompt and the
     output; `presence_penalty` and `frequency_penalty` are subtracted for tokens of the output. With a `seed` the same
     tokens come again, whatever else runs. `logprobs` wants the logarithms of the probabilities of so many tokens
-    beside the chosen one, before temperature and filters. `stop` are texts, which are not part of the result,
+    beside the chosen one, before temperature and filters; `prompt_logprobs` wants the same of the prompt, which is then
+    computed whole, whatever is shared. `stop` are texts, which are not part of the result,
     `stop_tokens` tokens, which are. With `structured_output` the text has a form, unless another bound ends it early.
     """
 
@@ -44,6 +45,7 @@ class SamplingParameters:
     ignore_eos: bool = False
     logit_bias: Mapping[int, float] = field(default_factory=dict)
     logprobs: int | None = None
+    prompt_logprobs: int | None = None
     n: int = 1
     structured_output: StructuredOutput | None = None
 
@@ -57,7 +59,7 @@ class SamplingParameters:
             raise InputError("top_p is 0, expected more")
         for name, least, most in WHOLE:
             value = getattr(self, name)
-            if value is None and name in ("seed", "logprobs"):
+            if value is None and name in ("seed", "logprobs", "prompt_logprobs"):
                 continue
             if type(value) is not int or not least <= value <= most:
                 raise InputError(f"{name} is {str(value)[:50]!r}, expected a whole number from {least} to {most}")
@@ -105,6 +107,7 @@ WHOLE = (
     ("max_tokens", 1, 2**31 - 1),
     ("min_tokens", 0, 2**31 - 1),
     ("logprobs", 0, MOST_LOGPROBS),
+    ("prompt_logprobs", 0, MOST_LOGPROBS),
     ("n", 1, MOST_RESULTS),
 )
 
@@ -143,6 +146,7 @@ class Output:
     error: str | None = None
     drafted_tokens: int = 0  # that were guessed and checked, and how many of them were right
     accepted_tokens: int = 0
+    prompt_logprobs: list[TokenLogprobs] | None = None  # of the second token on, once the prompt is computed
     is_refused: bool = False  # whether the error is one of the request, not of the engine
 
     @property

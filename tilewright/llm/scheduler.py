@@ -37,6 +37,7 @@ class Sequence:
     wanted: int = 0  # drafts that the next step may check
     drafts: list[int] = field(default_factory=list)  # tokens that may follow, for the step that runs
     mirrored: int = 0  # tokens that a draft model has computed
+    is_whole: bool = False  # the prompt is computed from its beginning, whatever is known of it
 
     @property
     def missing(self) -> int:
@@ -154,7 +155,7 @@ class Scheduler:
 
     def _find(self, sequence: Sequence) -> list[int]:
         """Published blocks of a sequence's beginning; one token at least is left to compute."""
-        if not self.share_prefixes:
+        if not self.share_prefixes or sequence.is_whole:
             return []
         size, found = self.pool.size, []
         digests = [root_digest(sequence.salt)]

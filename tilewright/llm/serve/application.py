@@ -42,6 +42,7 @@ from tilewright.llm.serve.metrics import Metrics
 from tilewright.llm.serve.page import page
 from tilewright.llm.serve.protocol import Refused, Wanted
 from tilewright.llm.serve.responses import ResponsesForm
+from tilewright.llm.serve.tracing import Tracing
 
 Message = MutableMapping[str, Any]
 Receive = Callable[[], Awaitable[Message]]
@@ -67,16 +68,16 @@ class Application:
     """Serves one language model under `name`; with `keys` each request needs one of them, without keys it must come
     from this machine and from no other site's page.
 
-    Prefixes are shared among the requests of one key.  `encoder` gives embeddings.
+    Prefixes are shared among the requests of one key.  `encoder` gives embeddings, `tracing` spans of requests.
     """
 
     def __init__(
         self, llm: AsyncLLM, name: str, keys: Sequence[str] = (), bounds: Bounds | None = None,
-        encoder: TextEncoder | None = None,
+        encoder: TextEncoder | None = None, tracing: Tracing | None = None,
     ) -> None:  # fmt: skip
         self.llm, self.name, self.bounds, self.encoder = llm, name, bounds or Bounds(), encoder
         self._keys = [key.encode() for key in keys]
-        self.metrics = Metrics()
+        self.metrics, self._tracing = Metrics(), tracing or Tracing()
         self._encoding = asyncio.Lock()  # one request's embeddings at a time
         self.requests = self.tokens = 0  # that are read, worked on or wait
         self._started = int(time.time())
@@ -98,6 +99,11 @@ class Application:
             await send({"type": "websocket.close", "code": 1008})
             return
         answer = _Answer(send, self.metrics)
+        with self._tracing.request(scope["path"], self.name, scope["headers"]):
+            await self._serve(scope, receive, answer)
+            self._tracing.note(http__response__status_code=answer.status)
+
+    async def _serve(self, scope: Message, receive: Receive, answer: _Answer) -> None:
         try:
             if not self._keys:
                 check_local(scope["method"], scope["headers"])
@@ -199,7 +205,9 @@ class Application:
                 raise Refused(400, str(error), "input") from error
             place.take(len(texts), sum(map(len, prompts)))
             vectors = await self._vectors(encoder, prompts, receive)
-        await _send_json(send, 200, protocol.embeddings(vectors, encoder.name, sum(map(len, prompts)), is_packed))
+        tokens = sum(map(len, prompts))
+        self._tracing.note(gen_ai__request__model=encoder.name, gen_ai__usage__input_tokens=tokens)
+        await _send_json(send, 200, protocol.embeddings(vectors, encoder.name, tokens, is_packed))
 
     async def _vectors(self, encoder: TextEncoder, prompts: list[list[int]], receive: Receive) -> np.ndarray:
         """The vectors of prompts, unless the client goes away or the time of a request is over."""
@@ -292,6 +300,7 @@ class Application:
         self, form: TextForm, wanted: Wanted, streams: Sequence[AsyncGenerator[Output, None]], send: Send
     ) -> None:
         began = time.monotonic()
+        self._tracing.asked(wanted)
         if wanted.stream:
             await self._send_events(form, self._timed(streams[0], began), send)
             return
@@ -303,6 +312,7 @@ class Application:
         failed = next((output for output in outputs if output.error is not None), None)
         if failed is not None:
             raise Refused(400 if failed.is_refused else 500, str(failed.error))
+        self._tracing.answered(form.id, outputs)
         await _send_json(send, 200, form.whole(outputs))
 
     async def _send_events(self, form: TextForm, outputs: AsyncIterator[Output], send: Send) -> None:
@@ -316,6 +326,7 @@ class Application:
             last = output
             for event in form.events(output):
                 await _send_event(send, event)
+        self._tracing.answered(form.id, [last])
         for event in form.closing(last):
             await _send_event(send, event)
         await send({"type": "http.response.body", "body": form.end, "more_body": False})
@@ -325,6 +336,7 @@ class Application:
         async for output in outputs:
             if is_first:
                 self.metrics.first_token.observe(time.monotonic() - began)
+                self._tracing.note(gen_ai__response__time_to_first_chunk=time.monotonic() - began)
                 is_first = False
             yield output
         self.metrics.whole_request.observe(time.monotonic() - began)
@@ -393,17 +405,17 @@ class _Answer:
 
     def __init__(self, send: Send, metrics: Metrics) -> None:
         self._send, self._metrics = send, metrics
-        self._has_begun = False
+        self.status = 0  # none yet
 
     async def __call__(self, message: Message) -> None:
         if message["type"] == "http.response.start":
-            self._has_begun = True
+            self.status = message["status"]
             self._metrics.responses[message["status"]] = self._metrics.responses.get(message["status"], 0) + 1
         await self._send(message)
 
     async def refuse(self, refused: Refused) -> None:
         """Answer with an error; in the middle of an answer, as its last event."""
-        if not self._has_begun:
+        if not self.status:
             await _send_json(self, refused.status, refused.body, refused.headers)
             return
         await _send_event(self._send, refused.body)

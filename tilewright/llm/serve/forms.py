@@ -49,6 +49,7 @@ class TextForm:
     def whole(self, outputs: Sequence[Output]) -> dict[str, Any]:
         """The answer in one piece."""
         n, best = self.wanted.parameters.n, self.wanted.best
+        outputs = [protocol.without_results(one) for one in outputs] if self.wanted.is_empty else outputs
         usage = protocol.usage(outputs)
         if best is not None:
             n, outputs = best, [protocol.best_of(output, best, self.wanted.has_logprobs) for output in outputs]
@@ -63,16 +64,29 @@ class TextForm:
     def closing(self, last: Output) -> list[dict[str, Any]]:
         """Events after the last piece."""
         failed = [] if last.error is None else [Refused(400 if last.is_refused else 500, last.error).body]
+        last = protocol.without_results(last) if self.wanted.is_empty else last
         usage = {**self.head(self.chunk_kind), "choices": [], "usage": protocol.usage([last])}
         return [*failed, *([usage] if self.wanted.usage_at_end else [])]
 
     def choice(self, output: Output, one: Any, first: int) -> dict[str, Any]:
         """A whole result."""
-        return protocol.completion_choice(output, one, first, self.token)
+        choice = protocol.completion_choice(output, one, first, self.token)
+        if not self.wanted.echo:
+            return choice
+        n = self.wanted.best or self.wanted.parameters.n
+        return protocol.echoed(choice, output, self._prompt(output, first // n), self.token)
+
+    def _prompt(self, output: Output, number: int) -> str:
+        """The text of a prompt."""
+        given, tokenizer = self.wanted.prompts[number], self.about.tokenizer
+        if isinstance(given, str):
+            return given
+        return "" if tokenizer is None else tokenizer.decode(output.prompt_tokens)
 
     def events(self, output: Output) -> list[dict[str, Any]]:
         """What is new of each result since the last time."""
         found = []
+        output = protocol.without_results(output) if self.wanted.is_empty else output
         for one in output.completions:
             sent = self._texts.get(one.index, 0)
             if sent < 0 or (len(one.text) == sent and one.finish_reason is None):
@@ -88,10 +102,13 @@ class TextForm:
     def event(self, output: Output, one: Any, piece: str, logprobs: Any) -> dict[str, Any]:
         """One piece of one result."""
         part = type(one)(one.index, one.tokens, piece, one.finish_reason, logprobs)
-        begin = self._begins.get(one.index, 0)
+        is_first, begin = one.index not in self._begins, self._begins.get(one.index, 0)
         choice = protocol.completion_choice(output, part, 0, self.token, begin)
-        if logprobs:
-            self._begins[one.index] = begin + sum(map(len, choice["logprobs"]["tokens"]))
+        self._begins[one.index] = begin + sum(map(len, choice["logprobs"]["tokens"] if logprobs else ()))
+        if is_first and self.wanted.echo:
+            prompt = self._prompt(output, 0)
+            self._begins[one.index] += len(prompt)
+            return protocol.echoed(choice, output, prompt, self.token)
         return choice
 
 

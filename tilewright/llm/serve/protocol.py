@@ -57,6 +57,8 @@ class Wanted:
     best: int | None = None  # of its results so many are given, those of the largest mean logprob
     has_logprobs: bool = False  # whether they are wanted in the answer
     parallel: bool = True  # whether several tools may be called at once
+    echo: bool = False  # results begin with the prompt, and hold
+    is_empty: bool = False  # nothing else
 
 
 def parse(body: bytes) -> dict[str, Any]:
@@ -73,16 +75,21 @@ def parse(body: bytes) -> dict[str, Any]:
 def read_completion(fields: Mapping[str, Any]) -> Wanted:
     """A body of /v1/completions; raises `Refused` that names the field."""
     _check_known(fields, schema.COMPLETION)
-    wanted = _wanted(fields, _prompts(fields.get("prompt")), None, fields.get("logprobs"), fields.get("max_tokens", 16))
+    logprobs, most, echo = fields.get("logprobs"), fields.get("max_tokens", 16), _flag(fields, "echo")
+    is_empty = echo and type(most) is int and most == 0  # a token is computed, and not shown
+    wanted = _wanted(fields, _prompts(fields.get("prompt")), None, logprobs, 1 if is_empty else most)
+    if echo:
+        parameters = dataclasses.replace(wanted.parameters, prompt_logprobs=logprobs)
+        wanted = dataclasses.replace(wanted, parameters=parameters, echo=True, is_empty=is_empty)
     count = fields.get("best_of")
     if count is None or count == wanted.parameters.n:
         return wanted
     if type(count) is not int or not wanted.parameters.n <= count <= MOST_RESULTS or wanted.stream:
         raise Refused(400, f"best_of is a whole number from n to {MOST_RESULTS}, and goes with no stream", "best_of")
-    logprobs = wanted.parameters.logprobs or 0
-    parameters = dataclasses.replace(wanted.parameters, n=count, logprobs=logprobs)
-    has_logprobs = wanted.parameters.logprobs is not None
-    return dataclasses.replace(wanted, parameters=parameters, best=wanted.parameters.n, has_logprobs=has_logprobs)
+    parameters = dataclasses.replace(wanted.parameters, n=count, logprobs=logprobs or 0)
+    return dataclasses.replace(
+        wanted, parameters=parameters, best=wanted.parameters.n, has_logprobs=logprobs is not None
+    )  # fmt: skip
 
 
 def best_of(output: Output, count: int, with_logprobs: bool) -> Output:
@@ -185,6 +192,31 @@ def completion_choice(
         }
     return {"index": first + completion.index, "text": completion.text, "logprobs": logprobs,
             "finish_reason": finish_reason(completion)}  # fmt: skip
+
+
+def echoed(choice: dict[str, Any], output: Output, prompt: str, tokens: Any) -> dict[str, Any]:
+    """A choice of /v1/completions that begins with the prompt, whose first token has no logprob."""
+    logprobs = choice["logprobs"]
+    if logprobs is not None:
+        found = output.prompt_logprobs or []
+        texts = [tokens(token) for token in output.prompt_tokens]
+        logprobs = {
+            "tokens": texts + logprobs["tokens"],
+            "token_logprobs": [None, *(one.logprob for one in found), *logprobs["token_logprobs"]],
+            "top_logprobs": [None, *({tokens(token): value for token, value in one.top} for one in found),
+                             *logprobs["top_logprobs"]],
+            "text_offset": _offsets(texts, 0) + [len(prompt) + at for at in logprobs["text_offset"]],
+        }  # fmt: skip
+    return {**choice, "text": prompt + choice["text"], "logprobs": logprobs}
+
+
+def without_results(output: Output) -> Output:
+    """An output of a request that wanted its prompt alone."""
+    empty = [
+        Completion(one.index, [], "", one.finish_reason and "length", None if one.logprobs is None else [])
+        for one in output.completions
+    ]
+    return dataclasses.replace(output, completions=empty)
 
 
 def chat_logprobs(found: Sequence[TokenLogprobs] | None, tokens: Any) -> dict[str, Any] | None:

@@ -130,7 +130,8 @@ _COMMON: dict[str, Schema] = {
 }  # fmt: skip
 COMPLETION: dict[str, Schema] = {
     **_COMMON, "prompt": _texts(MOST_PROMPTS), "logprobs": _NUMBERS["logprobs"],
-    "best_of": _whole(1, requests.MOST_RESULTS),
+    "best_of": _whole(1, requests.MOST_RESULTS), "echo": _FLAG,
+    "max_tokens": {**_NUMBERS["max_tokens"], "minimum": 0, "description": "0 goes with echo"},
 }  # fmt: skip
 CHAT: dict[str, Schema] = {
     **_COMMON, "messages": _list(_MESSAGE, least=1), "max_completion_tokens": _NUMBERS["max_tokens"],

@@ -1,0 +1,57 @@
+"""Spans of requests: what they say, whose trace they are of, and that no text is in them."""
+
+from __future__ import annotations
+
+import asyncio
+
+import pytest
+
+pytest.importorskip("tokenizers")
+pytest.importorskip("jinja2")
+pytest.importorskip("opentelemetry.sdk")
+
+from opentelemetry.sdk.trace import TracerProvider
+from opentelemetry.sdk.trace.export import SimpleSpanProcessor
+from opentelemetry.sdk.trace.export.in_memory_span_exporter import InMemorySpanExporter
+
+from tests.host.llm_support import text_checkpoint
+from tests.host.test_llm_serve import call
+from tilewright.llm.asynchronous import AsyncLLM
+from tilewright.llm.serve.application import Application
+from tilewright.llm.serve.tracing import OpenTelemetryTracing
+
+pytestmark = pytest.mark.usefixtures("quick_engines")
+
+
+def test_a_span_for_each_request(tmp_path, monkeypatch):
+    llm = AsyncLLM(text_checkpoint(tmp_path / "bytes"), memory=1 << 20)
+    kept, provider = InMemorySpanExporter(), TracerProvider()
+    provider.add_span_processor(SimpleSpanProcessor(kept))
+    application = Application(llm, "bytes", tracing=OpenTelemetryTracing(provider))
+    parent = [(b"traceparent", b"00-0af7651916cd43dd8448eb211c80319c-b7ad6b7169203331-01")]
+
+    def span(path, body, headers=()):
+        kept.clear()
+        asyncio.run(call(application, "POST", path, body, headers))
+        (found,) = kept.get_finished_spans()
+        return found
+
+    body = {"prompt": "a secret", "max_tokens": 3, "n": 2, "seed": 4, "stop": ["zz"], "ignore_eos": True}
+    for stream in (False, True):
+        one = span("/v1/completions", {**body, "stream": stream}, parent)
+        found = dict(one.attributes)
+        assert one.name == "text_completion bytes" and one.kind.name == "SERVER"
+        assert format(one.context.trace_id, "032x") == "0af7651916cd43dd8448eb211c80319c"
+        assert found["gen_ai.usage.input_tokens"] == 8 and found["gen_ai.usage.output_tokens"] == 6
+        assert found["gen_ai.response.finish_reasons"] == ("length", "length")
+        assert found["gen_ai.request.choice.count"] == 2 and found["gen_ai.request.stream"] is stream
+        assert found["gen_ai.response.time_to_first_chunk"] > 0 and found["http.response.status_code"] == 200
+        assert "secret" not in str(found)
+    messages = [{"role": "user", "content": "Hi"}]
+    assert span("/v1/chat/completions", {"messages": messages, "max_tokens": 1}).name == "chat bytes"
+    refused = span("/v1/completions", {"prompt": 5})
+    assert refused.attributes["http.response.status_code"] == 400 and refused.status.is_ok
+    monkeypatch.setattr(llm.llm.engine, "matcher", lambda parameters: 1 // 0)
+    failed = span("/v1/completions", body)
+    assert failed.attributes["error.type"] == "500" and not failed.status.is_ok
+    llm.close()
