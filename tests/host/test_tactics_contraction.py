@@ -256,6 +256,17 @@ def test_image_of_few_channels_is_copied_with_zeros_around_it(
     assert chosen.stages[-1].calls[0].constants["EDGES"] == "none"
 
 
+def test_one_tap_with_padding_has_no_pixels_beyond_its_result(draw: Draw, compiled: bool) -> None:
+    """Each pixel of the copy with zeros around it is a row of the product, and so of the result."""
+    b = GraphBuilder("padded")
+    image = b.op("permute", [b.input("x", float32, (3, 5, 8, 3))], order=(0, 2, 3, 1))
+    attributes = {"strides": (1, 1), "padding": ((1, 1), (1, 1)), "dilation": (1, 1), "groups": 1, "layout": "NHWC"}
+    b.output(b.op("conv", [image, b.constant(draw(4, 5, 1, 1)), b.constant(draw(4))], **attributes), "y")
+    (chosen,) = check(b.finish(), {"x": draw(3, 5, 8, 3)}, compiled)
+    assert chosen.name == "pointwise convolution as matmul"
+    assert [value.shape for value in chosen.temporaries] == [(3, 10, 5, 5)]
+
+
 @pytest.mark.slow(but_every=3)
 @pytest.mark.parametrize(
     ("channels", "padding", "dilation", "height", "width", "threads"),

@@ -223,13 +223,16 @@ def with_zeros_around(group: Group, target: Target) -> Group:
     reach = (ceil(across / run) * run - 1) * windows["STRIDE_X"] + 1
     reach += windows["DILATION_X"] * (windows["KERNEL_X"] - 1)
     *padding, (left, right) = attributes["padding"]
-    padding.append((left, max(right, reach - width - left)))
+    unpadded = attributes | {"padding": tuple((0, 0) for _ in attributes["padding"])}
+    inner = Node("conv", [x, *anchor.inputs[1:]], [anchor.output], unpadded, anchor.source)
+    if not is_pointwise(inner, w):  # every pixel of the copy would be one of the result, also those of the last run
+        right = max(right, reach - width - left)
+    padding.append((left, right))
     pads = ((0, 0), *padding, (0, 0))
     shape = tuple(simplify(lift(extent) + low + high) for extent, (low, high) in zip(x.shape, pads, strict=True))
     around = Value(f"{x.name}.padded", x.dtype, shape)
     pad = Node("pad", [x], [around], {"pads": pads, "value": 0}, anchor.source)
-    inner = Node("conv", [around, *anchor.inputs[1:]], [anchor.output],
-                 attributes | {"padding": tuple((0, 0) for _ in padding)}, anchor.source)  # fmt: skip
+    inner = Node("conv", [around, *anchor.inputs[1:]], [anchor.output], unpadded, anchor.source)
     nodes = [inner if node is anchor else node for node in group.nodes]
     nodes.insert(nodes.index(inner), pad)
     return Group(group.kind, nodes, group.inputs, group.outputs, inner, group.name)
