@@ -1,4 +1,4 @@
-"""What structured output and speculation cost and bring on this CPU, against the same engine without them.
+"""What structured output, speculation, shared prefixes and the server cost and bring on this CPU.
 
     python benchmarks/llm_features.py [--layers 4] [--threads 2] [--tokens 64] [--rounds 3] [--cpu-time] [--save]
 
@@ -8,6 +8,10 @@ words.  Cases, each a ratio of seconds for each token, with and without, in turn
     structured  texts of a JSON schema against free texts, at batch 1 and 8
     repeats     lookups where the text repeats itself (the prompt is a cycle that the biases make go on)
     random      lookups where no text repeats
+    misleading  lookups where each pair of tokens was there before, and another token followed it
+    prefixes    16 prompts of 512 tokens, of which 460 are the same, with 8 tokens each
+    server      16 prompts of 64 tokens with as many tokens each, as streams of a server, against the engine alone; the
+                client is a process of its own, whose time is not counted
 
 With --cpu-time seconds are those of the process's CPUs: what to use on a machine that others use too, with --threads 1.
 """
@@ -26,6 +30,7 @@ from benchmarks import common
 import argparse
 import json
 import statistics
+import subprocess
 import tempfile
 import time
 from collections.abc import Callable
@@ -34,7 +39,10 @@ from typing import Any
 import numpy as np
 
 from benchmarks import llm_cpu
+from tests.host.llm_support import served
 from tilewright.llm import LLM, SamplingParameters, StructuredOutput
+from tilewright.llm.asynchronous import AsyncLLM
+from tilewright.llm.serve.application import Application
 from tilewright.settings import settings
 
 SCHEMA = {
@@ -82,17 +90,65 @@ def seconds_a_token(
     return (clock() - began) / max(1, sum(counts.values()) - first) * len(names)
 
 
-def ratio(runs: dict[str, Callable[[], float]], rounds: int) -> dict[str, float]:
-    """Medians of the rounds, in milliseconds, and the first over the second."""
-    found: dict[str, list[float]] = {name: [] for name in runs}
+def case(name: str, runs: dict[str, Callable[[], float]], rounds: int) -> dict[str, Any]:
+    """Medians of the rounds, in milliseconds, and the first over the second; printed."""
+    found: dict[str, list[float]] = {kind: [] for kind in runs}
     for number in range(rounds + 1):
-        for name, run in runs.items():
+        for kind, run in runs.items():
             value = run()
             if number:  # the first warms
-                found[name].append(value)
-    medians = {name: statistics.median(values) * 1e3 for name, values in found.items()}
+                found[kind].append(value)
+    medians = {kind: statistics.median(values) * 1e3 for kind, values in found.items()}
     one, other = medians.values()
-    return {**{f"{name}_ms": round(value, 3) for name, value in medians.items()}, "ratio": round(one / other, 3)}
+    times = {f"{kind}_ms": round(value, 3) for kind, value in medians.items()}
+    measured = {"name": name, **times, "ratio": round(one / other, 3)}
+    print(json.dumps(measured), flush=True)
+    return measured
+
+
+def seconds_of_all(llm: LLM, prompts: list[list[int]], tokens: int, clock: Callable[[], float]) -> float:
+    """Of prompts that are there at once, for each token that is made; prefixes are forgotten first."""
+    llm.engine.scheduler.pool.clear()
+    began = clock()
+    llm.generate_all(prompts, SamplingParameters(temperature=0.0, max_tokens=tokens, ignore_eos=True))
+    return (clock() - began) / (tokens * len(prompts))
+
+
+def seconds_of_server(llm: AsyncLLM, address: str, prompts: int, tokens: int, is_cpu_time: bool) -> float:
+    """The same of a server, which a client in another process asks."""
+    llm.llm.engine.scheduler.pool.clear()
+    with tempfile.TemporaryDirectory() as folder:
+        file = Path(folder) / "out.json"
+        command = [sys.executable, "-m", "tilewright", "bench", "llm", "serve", "--base-url", address, "--num-prompts",
+                   str(prompts), "--input-len", "64", "--output-len", str(tokens), "--output-json",
+                   str(file)]  # fmt: skip
+        began = time.process_time()
+        subprocess.run(command, check=True, stdout=subprocess.DEVNULL)
+        seconds = time.process_time() - began if is_cpu_time else json.loads(file.read_text())["duration"]
+    return seconds / (tokens * prompts)
+
+
+def served_cases(
+    folder: Path, plain: LLM, vocabulary: int, given: argparse.Namespace, clock: Callable[[], float]
+) -> list[dict[str, Any]]:
+    """Shared prefixes and the server."""
+    rng = np.random.default_rng(2)
+    shared = rng.integers(0, vocabulary - 1, 460).tolist()
+    prompts = [[*shared, *rng.integers(0, vocabulary - 1, 52).tolist()] for _ in range(16)]
+    alone = LLM(folder, length=1024, share_prefixes=False)
+    found = [case("prefixes", {
+        "with": lambda: seconds_of_all(plain, prompts, 8, clock),
+        "without": lambda: seconds_of_all(alone, prompts, 8, clock),
+    }, given.rounds)]  # fmt: skip
+    small = [rng.integers(0, 250, 64).tolist() for _ in range(16)]
+    llm = AsyncLLM(folder, length=1024)
+    with served(Application(llm, "model")) as address:
+        found.append(case("server", {
+            "with": lambda: seconds_of_server(llm, address, 16, given.tokens, given.cpu_time),
+            "without": lambda: seconds_of_all(plain, small, given.tokens, clock),
+        }, given.rounds))  # fmt: skip
+    llm.close()
+    return found
 
 
 def main() -> None:
@@ -124,22 +180,22 @@ def main() -> None:
             form = StructuredOutput(json=SCHEMA)
             bound = [parameters(seed=number, structured_output=form) for number in range(batch)]
             free = [parameters(seed=number) for number in range(batch)]
-            found = ratio({
+            cases.append(case(f"structured {batch}", {
                 "with": lambda p=prompts, w=bound: seconds_a_token(plain, p, w, clock),
                 "without": lambda p=prompts, w=free: seconds_a_token(plain, p, w, clock),
-            }, given.rounds)  # fmt: skip
-            cases.append({"name": f"structured {batch}", **found})
+            }, given.rounds))  # fmt: skip
         # One token that the bias makes the most probable comes again and again.
         again = [parameters(temperature=0.0, logit_bias={7: 100.0})]
         never = [parameters(temperature=1.0, seed=3)]
-        for name, prompt, wanted in (("repeats", [7] * 32, again), ("random", list(range(300, 332)), never)):
-            found = ratio({
+        few = {int(token): 100.0 for token in rng.integers(300, vocabulary - 1, 12)}
+        wrong = [parameters(temperature=1.0, seed=3, logit_bias=few)]
+        for name, prompt, wanted in (("repeats", [7] * 32, again), ("random", list(range(300, 332)), never),
+                                     ("misleading", [*few] * 3, wrong)):  # fmt: skip
+            cases.append(case(name, {
                 "with": lambda p=prompt, w=wanted: seconds_a_token(drafting, [p], w, clock),
                 "without": lambda p=prompt, w=wanted: seconds_a_token(plain, [p], w, clock),
-            }, given.rounds)  # fmt: skip
-            cases.append({"name": name, **found})
-        for case in cases:
-            print(json.dumps(case), flush=True)
+            }, given.rounds))  # fmt: skip
+        cases += served_cases(folder, plain, vocabulary, given, clock)
     print(f"load {load}")
     if given.save:
         print(common.save("llm_features", given.threads, cases, load=load, cpu_time=given.cpu_time))
