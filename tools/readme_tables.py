@@ -44,6 +44,8 @@ def table(data: dict[str, Any]) -> str:
         return model_table(data)
     if "calls" in data:
         return call_table(data)
+    if "searches" in data:
+        return search_table(data)
     if "fuzz" in data:
         return fuzz_table(data)
     if "geometric_means" in data:
@@ -65,6 +67,29 @@ def breadth_table(data: dict[str, Any]) -> str:
     versions = ", ".join(f"{name} {text}" for name, text in place["versions"].items() if text)
     rows = "".join(f"| {' | '.join(line)} |\n" for line in lines)
     return f"{rows}\nSeed {data['seed']}; {place['device']}, {place['date']}; {versions}.\n"
+
+
+def search_table(data: dict[str, Any]) -> str:
+    """A row a model: what it loses on data that was not seen, its time beside float32, and how many layers are what."""
+    lines = [["", "lost, of data not seen", "at most", "ms", "float32 ms", "float32 / auto", "layers"]]
+    lines.append(["---", "---:", "---:", "---:", "---:", "---:", "---"])
+    for case in data["cases"]:
+        times = {name: value["median"] for name, value in case["milliseconds"].items()}
+        chosen = ", ".join(f"{count} {kind}" for kind, count in case["chosen"].items())
+        row = [
+            case["name"],
+            f"{case['drop_unseen']:.2%}",
+            f"{case['max_drop']:.2%}",
+            f"{times['tilewright, auto']:.2f}",
+        ]
+        lines.append([*row, f"{times['tilewright, float32']:.2f}", f"{case['ratio']:.2f}", chosen])
+    text = "\n".join("| " + " | ".join(line) + " |" for line in lines)
+    refused = "".join(
+        f'{case["name"]}, 0 % of mse: "{case["impossible"]}"\n\n' for case in data["cases"] if "impossible" in case
+    )
+    environment = data["environment"]
+    place = f"{environment['processor']}, {environment['threads']} threads, {environment['date']}"
+    return f"{text}\n\n{refused}CPU time; {place}, load {data['load']:.0f}; {_versions(environment)}.\n"
 
 
 def fuzz_table(data: dict[str, Any]) -> str:

@@ -16,7 +16,10 @@ from tilewright.errors import InputError, PrecisionBoundError
 from tilewright.insight.search import search_of
 from tilewright.quant import metrics, search
 
-TIMES = {"float": 8e-6, "int8": 2e-6, "int8-weights": 4e-6, "int4-weights": 3e-6}
+TIMES = {
+    "float": 8e-6, "int8": 2e-6, "int8-smooth": 2.5e-6, "int8-dynamic": 3.5e-6, "int8-weights": 4e-6,
+    "int4-weights": 3e-6,
+}  # fmt: skip
 
 
 @pytest.fixture(scope="module")
@@ -39,7 +42,9 @@ def model(tmp_path_factory: pytest.TempPathFactory) -> Path:
 @pytest.fixture(autouse=True)
 def known_times(monkeypatch: pytest.MonkeyPatch) -> None:
     """Times of layers that do not depend on the machine, and few runs of engines."""
-    monkeypatch.setattr(search._Search, "_seconds", lambda self, node, x, scheme: TIMES[scheme])
+    monkeypatch.setattr(
+        search._Search, "_seconds", lambda self, node, x, schemes: {each: TIMES[each] for each in schemes}
+    )
     monkeypatch.setattr(search, "_ROUNDS", 1)
 
 
@@ -64,6 +69,21 @@ def test_within_the_bound(model: Path, tmp_path: Path) -> None:
     assert search_of(again) == tight.as_data()
     page = CliRunner().invoke(application(), ["inspect", str(tmp_path / "t.engine")])
     assert page.exit_code == 0 and "mse drop" in page.output and "as fast" in page.output
+
+
+def test_each_format_is_what_was_measured(model: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """With one format for all layers the engine loses what the graph did, which follows from what the layers lose."""
+    data = samples(np.random.default_rng(1), 12)
+    exact = tilewright.compile(model)
+    for scheme in ("int8-smooth", "int8-dynamic"):
+        times = {**dict.fromkeys(TIMES, 8e-6), scheme: 1e-6}
+        monkeypatch.setattr(search._Search, "_seconds", lambda self, node, x, schemes, times=times: times)
+        found = tilewright.search_precision(model, data, max_drop=0.2, metric="mse")
+        assert {row.chosen for row in found.layers} == {scheme}
+        expected = sum(row.candidates[scheme][1] ** 2 for row in found.layers)
+        pairs = [[np.array(engine.run({"x": x})["y"]) for x in data[::2]] for engine in (exact, found.engine)]
+        drop = ((np.array(pairs[0]) - pairs[1]) ** 2).sum() / (np.array(pairs[0]) ** 2).sum()
+        assert drop == pytest.approx(found.points[-1].drop, rel=0.05) and expected / 4 < drop < expected * 4
 
 
 def test_an_impossible_bound_says_how_near_it_came(model: Path, rng: np.random.Generator) -> None:

@@ -20,6 +20,7 @@ from tilewright.graph.reference import run_graph
 from tilewright.importers.emitter import Emitter
 from tilewright.importers.quantized_weights import QuantizedMatrix, in_groups, multiply
 from tilewright.library import packing
+from tilewright.library.matmul.dequantized import MOST_LINES, lines_of
 
 
 def random_matrix(
@@ -50,6 +51,16 @@ CASES = [
     (int4, 32, False, float32), (uint4, 64, True, bfloat16), (int8, 192, False, float32), (uint8, 96, True, float32),
     (float8e4nv, 64, False, bfloat16),
 ]  # fmt: skip
+
+
+def test_lines_that_are_widened_at_once() -> None:
+    """They fill the depth, and are parts of a group or whole groups."""
+    for depth, group, bits in ((192, 32, 4), (192, 64, 4), (512, 64, 4), (4096, 4096, 8), (96, 96, 8), (30, 10, 4)):
+        lines = lines_of(depth, group, bits)
+        assert lines is not None and lines <= MOST_LINES and depth % (lines * 8 // bits) == 0
+        assert group % lines == 0 or lines % group == 0
+    assert (lines_of(192, 32, 4), lines_of(512, 64, 4), lines_of(14, 7, 4)) == (96, 128, 7)
+    assert lines_of(21, 7, 4) is None
 
 
 @pytest.mark.parametrize(("dtype", "group", "zeros", "rows_dtype"), CASES, ids=str)

@@ -37,7 +37,14 @@ from tilewright.quant.layers import (
 )
 from tilewright.quant.observers import BINS, OBSERVERS, Histogram, Range
 from tilewright.quant.rounding import AWQ, GPTQ, METHODS, NEAREST, Moments, RoundedWeights, rounded
-from tilewright.quant.weights import matrix_of, shifts_of, smoothed, with_corrections, with_rounded_weights
+from tilewright.quant.weights import (
+    matrix_of,
+    shifts_of,
+    smoothed,
+    smoothing_factors,
+    with_corrections,
+    with_rounded_weights,
+)
 from tilewright.targets.base import Target
 from tilewright.targets.registry import get_targets
 
@@ -148,7 +155,8 @@ def _studied(
     layers = _layers_without(exclude, graph, scheme)
     moments = collect(graph, layers, samples, method in (GPTQ, AWQ), progress)
     if method == SMOOTH:
-        graph = smoothed(graph, layers, moments)
+        names = {layer.name for layer in layers if layer.op == "matmul"}
+        graph = smoothed(graph, names, smoothing_factors(graph, layers, moments))
         layers = _layers_without(exclude, graph, scheme)
         moments = collect(graph, layers, samples, False, progress)
     return graph, layers, moments

@@ -1,10 +1,10 @@
 """A format for each layer, by measured time and measured error, within a bound on what the model loses.
 
-Half of the samples decide: each layer is timed in every format by an engine of its own, and its result compared with
-that of floats.  Steps to faster formats are then taken in the order of time saved for the squared error they bring, as
-many as stay within the bound; where the next one does not, it is left out and the others go on.  The other half of the
-samples, which decided nothing, is run through the engine itself: if the bound does not hold there, the last steps are
-taken back.
+Half of the samples decide: two thirds of them give ranges, and with all of them each layer is timed in every format by
+an engine of its own, and its result compared with that of floats.  Steps to faster formats are then taken in the order
+of time saved for the squared error they bring, as many as stay within the bound; where the next one does not, it is
+left out and the others go on.  The other half of the samples, which decided nothing, is run through the engine itself:
+if the bound does not hold there, the last steps are taken back.
 """
 
 from __future__ import annotations
@@ -28,6 +28,7 @@ from tilewright.importers import import_model
 from tilewright.importers.quantized_weights import nearest
 from tilewright.quant.data import Sample, samples_of
 from tilewright.quant.layers import (
+    DYNAMIC,
     GROUPS,
     INT4_WEIGHTS,
     INT8_WEIGHTS,
@@ -44,15 +45,17 @@ from tilewright.quant.layers import (
 from tilewright.quant.metrics import LABEL, METRICS, Drop, Outputs, Score, of_score
 from tilewright.quant.observers import Range
 from tilewright.quant.quantize import Progress, calibrate, run_samples, source_of, watching, whole_graph
-from tilewright.quant.rounding import RoundedWeights
-from tilewright.quant.weights import matrix_of, with_rounded_weights
+from tilewright.quant.rounding import RoundedWeights, smoothing
+from tilewright.quant.weights import matrix_of, smoothed, with_rounded_weights
 from tilewright.targets.base import Target
 from tilewright.targets.registry import get_targets
 
 FLOAT = "float"
-FORMATS = (STATIC, INT8_WEIGHTS, INT4_WEIGHTS)
+SMOOTH = "int8-smooth"  # int8 after magnitudes were moved from a product's inputs to its weights (SmoothQuant)
+FORMATS = (STATIC, SMOOTH, DYNAMIC, INT8_WEIGHTS, INT4_WEIGHTS)
+_SCHEMES = {SMOOTH: STATIC}  # of `quant.layers`, where a format is not one itself
 _LEAST_SAVED = 0.03  # of a layer's time: less is noise
-_ROUNDS = 15  # of runs that a time is the median of
+_ROUNDS = 15  # of runs that a time is the median, or for one layer the least, of
 _LEFT_OUT = 4  # steps that may fail before the search ends
 _SAMPLES = 4  # that errors of layers are measured on
 Assignment = dict[str, str]  # by layer the format, without those in floats
@@ -167,15 +170,18 @@ class _Search:
 
     def __post_init__(self) -> None:
         self.deciding, self.held = self.samples[::2], self.samples[1::2]
+        self.ranging = self.deciding[: (2 * len(self.deciding) + 2) // 3]  # others show whether ranges hold
         self.drop: Drop = METRICS[self.metric] if isinstance(self.metric, str) else of_score(self.metric)
         self.signed = all(int8 in each.narrow_products for each in self.targets)
         self.layers: dict[str, list[Layer]] = {}
-        for scheme in FORMATS:
+        for scheme in (STATIC, INT8_WEIGHTS, INT4_WEIGHTS):
             for layer in layers_of(self.graph, scheme):
                 self.layers.setdefault(layer.name, []).append(layer)
         self.nodes = {name_of(node): node for node in self.graph.nodes if node.op in ("matmul", "conv")}
         every = [found[0] for found in self.layers.values()]
-        self.ranges: dict[str, Range] = calibrate(self.graph, every, self.deciding, "minmax", self.progress)
+        self.ranges: dict[str, Range] = calibrate(self.graph, every, self.ranging, "minmax", self.progress)
+        self.factors, smooth = self._smoothing()
+        self.smooth_ranges = smooth
         self.floats = [self._outputs(self.graph, sample) for sample in self.deciding]
         self.weights: dict[tuple[str, str], RoundedWeights] = {}
 
@@ -197,7 +203,7 @@ class _Search:
             taken = taken[: len(taken) * 3 // 4]
         if not taken and steps:
             self._refuse(drop)
-        seconds = _interleaved([plain, engine], self._inputs(self.held[0]))
+        seconds = [float(np.median(each)) for each in _interleaved([plain, engine], self._inputs(self.held[0]))]
         metric = self.metric if isinstance(self.metric, str) else getattr(self.metric, "__name__", "script")
         rows = tuple(self._choice(node, candidates, assignment) for node in self.nodes.values())
         return PrecisionSearch(
@@ -206,32 +212,58 @@ class _Search:
 
     # -- What layers take and lose ----------------------------------------------------------------
 
+    def _smoothing(self) -> tuple[dict[str, np.ndarray], dict[str, Range]]:
+        """By the name of a product's input what it is divided by, and the range of the quotients."""
+        names = list(dict.fromkeys(found[0].input for found in self.layers.values() if found[0].op == "matmul"))
+        watched, values = watching(self.graph, names)
+        limits: dict[str, tuple[np.ndarray, np.ndarray]] = {}
+        for sample in self.ranging:
+            for name, array in run_samples(watched, values, sample).items():
+                rows = array.reshape(-1, array.shape[-1])
+                low, high = limits.get(name, (np.inf, -np.inf))
+                limits[name] = (
+                    np.minimum(low, rows.min(0, initial=np.inf)),
+                    np.maximum(high, rows.max(0, initial=-np.inf)),
+                )
+        weights: dict[str, list[np.ndarray]] = {}
+        for name, found in self.layers.items():
+            if found[0].op == "matmul":
+                weights.setdefault(found[0].input, []).append(matrix_of(self.nodes[name], self.graph.constants))
+        factors, ranges = {}, {}
+        for name, (low, high) in limits.items():
+            if not np.isfinite(low).all():  # of no rows
+                low, high = np.zeros_like(low), np.zeros_like(high)
+            factors[name] = smoothing(np.concatenate(weights[name]), np.maximum(np.abs(low), np.abs(high)))
+            ranges[name] = float((low / factors[name]).min()), float((high / factors[name]).max())
+        return factors, ranges
+
     def _candidates(self) -> dict[str, dict[str, tuple[float, float]]]:
         """By layer and format the seconds and the relative error."""
         watched, values = watching(self.graph, list(dict.fromkeys(found[0].input for found in self.layers.values())))
-        inputs = [run_samples(watched, values, sample) for sample in self.deciding[:_SAMPLES]]
-        times: dict[tuple[Any, ...], float] = {}
+        inputs = [run_samples(watched, values, sample) for sample in self.deciding[-_SAMPLES:]]
+        times: dict[tuple[Any, ...], dict[str, float]] = {}
         found: dict[str, dict[str, tuple[float, float]]] = {}
         for number, (name, layers) in enumerate(self.layers.items()):
             self.progress("measure layers", f"{name}, {number + 1} of {len(self.layers)}", 0.0)
             node, given = self.nodes[name], [item[layers[0].input] for item in inputs]
-            pairs: dict[str, tuple[float, float]] = {}
-            for scheme in (FLOAT, *FORMATS):
-                if scheme != FLOAT and why_not(node, self.graph, scheme) is not None:
-                    continue
-                key = (scheme, node.op, given[0].shape, self._shape_of_weights(node), repr(node.attributes))
-                if key not in times:
-                    times[key] = self._seconds(node, given[0], scheme)
-                pairs[scheme] = times[key], self._error(node, given, scheme)
-            found[name] = pairs
+            schemes = [each for each in (FLOAT, *FORMATS) if each == FLOAT or self._takes(node, each)]
+            key = node.op, given[0].shape, self._shape_of_weights(node), repr(node.attributes)
+            if key not in times:
+                times[key] = self._seconds(node, given[0], schemes)
+            found[name] = {each: (times[key][each], self._error(node, given, each)) for each in schemes}
         return found
+
+    def _takes(self, node: Node, scheme: str) -> bool:
+        if scheme == SMOOTH and node.op != "matmul":
+            return False
+        return why_not(node, self.graph, _SCHEMES.get(scheme, scheme)) is None
 
     def _shape_of_weights(self, node: Node) -> tuple[int, ...]:
         assert node.inputs[1] is not None
         return self.graph.constants[node.inputs[1]].shape
 
-    def _seconds(self, node: Node, x: np.ndarray, scheme: str) -> float:
-        """A run of an engine of this layer alone."""
+    def _seconds(self, node: Node, x: np.ndarray, schemes: Sequence[str]) -> dict[str, float]:
+        """By format the least seconds of a run of an engine of this layer alone; the engines take turns."""
         b = GraphBuilder("layer")
         source = node.inputs[0]
         assert source is not None
@@ -239,14 +271,18 @@ class _Search:
         others = [b.constant(self.graph.constants[item], f"c{n}") for n, item in enumerate(node.inputs[1:])
                   if item is not None and item in self.graph.constants]  # fmt: skip
         if len(others) != sum(item is not None for item in node.inputs[1:]):
-            return float("inf")
+            return dict.fromkeys(schemes, float("inf"))
         b.output(b.op(node.op, [value, *others], **node.attributes), "y")
         graph = b.finish()
-        if scheme != FLOAT:
-            (name,) = (name_of(each) for each in graph.nodes)
-            graph = self._one(graph, {name: scheme}, {"x": self.ranges[source.name]})
-        engine = build(graph, self.targets)
-        return _interleaved([engine], {"x": x.astype(source.dtype.numpy)})[0]
+        engines = []
+        for scheme in schemes:
+            narrow = graph
+            if scheme != FLOAT:
+                (name,) = (name_of(each) for each in graph.nodes)
+                narrow = self._one(graph, {name: scheme}, {"x": source.name})
+            engines.append(build(narrow, self.targets))
+        taken = _interleaved(engines, {"x": x.astype(source.dtype.numpy)})
+        return {scheme: min(times) for scheme, times in zip(schemes, taken, strict=True)}
 
     def _error(self, node: Node, inputs: Sequence[np.ndarray], scheme: str) -> float:
         """The relative error (root mean square) of the layer's results for exact inputs."""
@@ -259,16 +295,31 @@ class _Search:
             numbers = self._rounded(node, scheme).numbers()
             other = numbers if node.attributes["transpose_b"] else numbers.T
         else:
-            whole, scales = rounded_weights(w, 0 if node.op == "conv" or node.attributes["transpose_b"] else 1, scheme)
-            other = whole.astype(np.float32) * scales
+            axis = 0 if node.op == "conv" or node.attributes["transpose_b"] else 1
+            whole, scales = rounded_weights(w * self._aside(node, scheme, axis), axis, STATIC)
+            other = whole.astype(np.float32) * scales / self._aside(node, scheme, axis)
         error = total = 0.0
-        for x, sample in zip(inputs, self.deciding, strict=False):
-            near = x if scheme in WEIGHT_BITS else rounded_input(x, self.ranges[node.inputs[0].name], scheme)
+        for x, sample in zip(inputs, self.deciding[-_SAMPLES:], strict=True):
+            near = x if scheme in WEIGHT_BITS else self._near(x, node.inputs[0].name, scheme)
             symbols = bind_symbols(self.graph, sample)
             plain, found = (run_node(node, [*pair, *rest], symbols) for pair in ((x, w), (near, other)))
             error += float(((found.astype(np.float64) - plain) ** 2).sum())
             total += float((plain.astype(np.float64) ** 2).sum())
         return float(np.sqrt(error / total)) if total else 0.0
+
+    def _aside(self, node: Node, scheme: str, axis: int) -> np.ndarray | float:
+        """What weights are multiplied by before they are rounded."""
+        if scheme != SMOOTH or node.inputs[0] is None:
+            return 1.0
+        factors = self.factors[node.inputs[0].name]
+        return factors if axis == 0 else factors[:, None]
+
+    def _near(self, x: np.ndarray, name: str, scheme: str) -> np.ndarray:
+        """A layer's input as a format of 8-bit integers has it."""
+        if scheme == SMOOTH:
+            factors = self.factors[name]
+            return rounded_input(x / factors, self.smooth_ranges[name], STATIC) * factors
+        return rounded_input(x, None if scheme == DYNAMIC else self.ranges[name], scheme, self.signed)
 
     def _rounded(self, node: Node, scheme: str) -> RoundedWeights:
         key = name_of(node), scheme
@@ -361,11 +412,13 @@ class _Search:
     # -- Graphs and runs --------------------------------------------------------------------------
 
     def _narrowed(self, assignment: Assignment) -> Graph:
-        return self._one(self.graph, assignment, self.ranges)
+        return self._one(self.graph, assignment)
 
-    def _one(self, graph: Graph, assignment: Assignment, ranges: Mapping[str, Range]) -> Graph:
-        """A graph with its layers in these formats."""
+    def _one(self, graph: Graph, assignment: Assignment, sources: Mapping[str, str] | None = None) -> Graph:
+        """A graph with its layers in these formats; `sources` are the names that inputs have in the model."""
         nodes = {name_of(node): node for node in graph.nodes if node.op in ("matmul", "conv")}
+        own = {name: node.inputs[0].name for name, node in nodes.items() if node.inputs[0] is not None}
+        called = {name: (sources or {}).get(name, name) for name in own.values()}
         weights = {}
         for name, scheme in assignment.items():
             if scheme in WEIGHT_BITS and graph is self.graph:
@@ -373,8 +426,17 @@ class _Search:
             elif scheme in WEIGHT_BITS:
                 matrix = matrix_of(nodes[name], graph.constants)
                 weights[name] = RoundedWeights(nearest(matrix, WEIGHT_BITS[scheme], GROUPS[scheme]))
-        whole = {name for name, scheme in assignment.items() if scheme == STATIC}
-        return quantized(with_rounded_weights(graph, weights), whole, dict(ranges), STATIC, self.signed)
+        by = {scheme: {name for name, each in assignment.items() if each == scheme} for scheme in FORMATS}
+        ranges = self.ranges | {name: self.ranges[model] for name, model in called.items() if model in self.ranges}
+        result = with_rounded_weights(graph, weights)
+        if by[SMOOTH]:
+            factors = {own[name]: self.factors[called[own[name]]] for name in by[SMOOTH]}
+            result = smoothed(result, by[SMOOTH], factors)
+            for node in result.nodes:
+                if name_of(node) in by[SMOOTH] and node.inputs[0] is not None:
+                    ranges[node.inputs[0].name] = self.smooth_ranges[called[own[name_of(node)]]]
+        result = quantized(result, by[STATIC] | by[SMOOTH], ranges, STATIC, self.signed)
+        return quantized(result, by[DYNAMIC], {}, DYNAMIC, self.signed) if by[DYNAMIC] else result
 
     def _outputs(self, graph: Graph, sample: Sample) -> Outputs:
         values = dict(zip(graph.output_names, graph.outputs, strict=True))
@@ -405,8 +467,8 @@ class _Search:
         return LayerChoice(name, node.op, node.source, pairs, chosen, why)
 
 
-def _interleaved(engines: Sequence[Engine], inputs: Mapping[str, np.ndarray]) -> list[float]:
-    """The median seconds of a run of each, in turns."""
+def _interleaved(engines: Sequence[Engine], inputs: Mapping[str, np.ndarray]) -> list[list[float]]:
+    """The seconds of runs of each, in turns."""
     taken: list[list[float]] = [[] for _ in engines]
     runs: list[Callable[[], Any]] = [lambda engine=engine: engine.run(inputs) for engine in engines]  # type: ignore[misc]
     for run in runs:
@@ -416,4 +478,4 @@ def _interleaved(engines: Sequence[Engine], inputs: Mapping[str, np.ndarray]) ->
             begin = time.perf_counter()
             run()
             times.append(time.perf_counter() - begin)
-    return [float(np.median(times)) for times in taken]
+    return taken

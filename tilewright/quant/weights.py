@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence, Set
 
 import numpy as np
 
@@ -51,20 +51,24 @@ def _divided(x: Value, factors: np.ndarray, rewriter: Rewriter) -> Value:
     return rewriter.op("multiply", [x, inverse])
 
 
-def smoothed(graph: Graph, layers: Sequence[Layer], moments: Mapping[str, Moments]) -> Graph:
-    """The graph with the inputs of these products divided by factors that their weights are multiplied by: the same
-    but for rounding.  Products of one input have the same factors."""
+def smoothing_factors(graph: Graph, layers: Sequence[Layer], moments: Mapping[str, Moments]) -> dict[str, np.ndarray]:
+    """By the name of an input what products divide it by.  Products of one input have the same factors."""
     names = {layer.name for layer in layers if layer.op == "matmul"}
     weights: dict[str, list[np.ndarray]] = {}
     for node in graph.nodes:
         if name_of(node) in names and node.inputs[0] is not None:
             weights.setdefault(node.inputs[0].name, []).append(matrix_of(node, graph.constants))
-    factors = {name: smoothing(np.concatenate(found), moments[name].largest) for name, found in weights.items()}
+    return {name: smoothing(np.concatenate(found), moments[name].largest) for name, found in weights.items()}
+
+
+def smoothed(graph: Graph, names: Set[str], factors: Mapping[str, np.ndarray]) -> Graph:
+    """The graph with the inputs of these products, by layer, divided by factors (`smoothing_factors`) that their
+    weights are multiplied by: the same but for rounding."""
     divided: dict[str, Value] = {}
 
     def rule(node: Node, rewriter: Rewriter) -> Value | None:
         x, w = node.inputs
-        if name_of(node) not in names or x is None or w is None:
+        if name_of(node) not in names or x is None or w is None or x.name not in factors:
             return None
         if x.name not in divided:
             divided[x.name] = _divided(x, factors[x.name], rewriter)

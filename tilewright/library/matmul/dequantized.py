@@ -1,13 +1,14 @@
 """Products by quantized weights on CPUs: how the weights are stored, and which kernel takes how many rows.
 
-Few rows read every weight once, at the rate of memory; more rows widen a block of the weights in the caches, and
-multiply floats.
+Few rows widen weights in registers as they read them, at the rate of memory; more rows widen blocks of the weights in
+the caches, and multiply floats.
 """
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
-from math import prod
+from math import ceil, gcd, prod
 from typing import Any
 
 from tilewright.dtypes import float32, int4
@@ -18,7 +19,6 @@ from tilewright.library.binding import bind_extra, bind_sizes, divides
 from tilewright.library.candidate import Candidate, KernelCall, Operand, PackedConstant, Stage
 from tilewright.library.cost import estimate
 from tilewright.library.generated.elementwise import chain_operations, tensor_bytes
-from tilewright.library.generated.expressions import language_type
 from tilewright.library.generated.source import ExtraReferences
 from tilewright.library.matmul.dequantized_kernel import few_rows, many_rows
 from tilewright.library.packing import nibbles_recipe, panels_recipe
@@ -26,9 +26,12 @@ from tilewright.library.slots import Slots, epilogue_slots
 from tilewright.symbolic import Size, ceil_divide, lift, product, simplify, upper_bound
 from tilewright.targets.base import Target
 
-LARGEST_BLOCK = 128  # steps of the depth whose weights are widened at once
+MOST_LINES = 128  # of a panel, that are widened at once
+_CHAINS = 4  # sums of a panel that hide how long one addition takes
+_SHARERS = 4  # programs for each thread, which are not all equally fast
 # Rows at most, rows of a program, panels of it (0: the kernel of few rows).
-_FORMS = ((1, 1, 0), (2, 2, 0), (8, 4, 0), (16, 16, 1), (1 << 62, 64, 4))
+_FORMS = ((1, 1, 0), (2, 2, 0), (8, 4, 0), (16, 16, 4), (64, 64, 4), (1 << 62, 128, 4))
+_FORMS_OF_8_BITS = (*_FORMS[:3], (64, 6, 0), _FORMS[-1])  # which cost less to widen than to store and read again
 
 
 @dataclass(frozen=True)
@@ -53,7 +56,9 @@ def dequantized_candidates(group: Group, graph: Graph, target: Target) -> list[C
     slots = epilogue_slots(group, graph, ExtraReferences(parts=True))
     weights = _weights(anchor.inputs, graph, target)
     rows, columns = product(x.shape[:-1]), w.shape[0]
-    calls = [_call(x, weights, slots, rows, columns, form, target, last) for form, last in _forms_of(simplify(rows))]
+    made = [_call(x, weights, slots, rows, columns, form, target, last)
+            for form, last in _forms_of(simplify(rows), _forms(x, w, target))]  # fmt: skip
+    calls, buffers = [call for call, _ in made], tuple(numbers for _, numbers in made if numbers is not None)
     elements = simplify(lift(rows) * columns)
     flops = simplify(lift(elements) * x.shape[-1] * 2 + chain_operations(group.epilogue))
     moved: Size = 0
@@ -64,14 +69,19 @@ def dequantized_candidates(group: Group, graph: Graph, target: Target) -> list[C
     for call in calls:
         at_most = "rows" if call.condition is None else f"rows <= {call.condition[1]}"
         reasons[at_most] = f"{call.kernel.__name__}, {call.constants['ROWS']} at a time"
-    return [Candidate("product by quantized weights", (Stage(tuple(calls)),), cost, (), reasons)]
+    return [Candidate("product by quantized weights", (Stage(tuple(calls)),), cost, buffers, reasons)]
 
 
-def block_of(group: int, bits: int) -> int | None:
-    """The steps of the depth that are widened at once: the largest divisor of a group that is not too large; None where
-    pairs of 4 bits do not fit in."""
-    unit = 2 if bits == 4 else 1
-    fitting = [block for block in range(unit, LARGEST_BLOCK + 1, unit) if group % block == 0]
+def lines_of(depth: int, group: int, bits: int) -> int | None:
+    """The lines of a panel, of one step of the depth or of two in 4 bits each, that are widened at once: so many that
+    the depth is full of them, and that they are parts of a group or whole groups; None where pairs of 4 bits do not
+    fit in."""
+    parts = 8 // bits
+    fitting = [
+        lines
+        for lines in range(1, MOST_LINES + 1)
+        if depth % (lines * parts) == 0 and (group % lines == 0 or lines % group == 0)
+    ]
     return max(fitting, default=None)
 
 
@@ -82,38 +92,52 @@ def _weights(inputs: list[Value | None], graph: Graph, target: Target) -> _Weigh
         raise NotImplementedError(f"the quantized weights {w!r} are no constants")
     width = target.microtile(float32)[1]
     group, bits = group_of(w, scale), w.dtype.bits
-    block = block_of(group, bits)
-    assert block is not None
+    depth = w.shape[1]
+    assert isinstance(depth, int)
+    lines = lines_of(depth, group, bits)
+    assert lines is not None
     panels = panels_recipe(width, True)
-    codes = PackedConstant(w, nibbles_recipe(width, block, w.dtype) if bits == 4 else panels)
+    codes = PackedConstant(w, nibbles_recipe(width, 2 * lines, w.dtype) if bits == 4 else panels)
     scales = PackedConstant(scale, panels)
     constants = {
-        "BITS": bits, "GROUP": group, "BLOCK": block, "WIDTH": width, "ZERO": 8 if w.dtype == int4 else 0,
+        "BITS": bits, "GROUP": group, "HALF": lines, "WIDTH": width, "ZERO": 8 if w.dtype == int4 else 0,
         "ZEROS": zero is not None,
     }  # fmt: skip
     return _Weights(codes, scales, scales if zero is None else PackedConstant(zero, panels), constants)
 
 
-def _forms_of(rows: Size) -> list[tuple[tuple[int, int, int], bool]]:
+def _forms(x: Value, w: Value, target: Target) -> Sequence[tuple[int, int, int]]:
+    """The kernels for all numbers of rows."""
+    return _FORMS if w.dtype.bits == 4 or target.dot_rate(x.dtype) > 1 else _FORMS_OF_8_BITS
+
+
+def _forms_of(rows: Size, forms: Sequence[tuple[int, int, int]]) -> list[tuple[tuple[int, int, int], bool]]:
     """The kernels for numbers of rows that can occur, and whether it is the last one."""
     if isinstance(rows, int):
-        return [(next(form for form in _FORMS if rows <= form[0]), True)]
+        return [(next(form for form in forms if rows <= form[0]), True)]
     most = max(1, upper_bound(rows))
-    count = next(number for number, form in enumerate(_FORMS, 1) if most <= form[0])
-    return [(form, number == count) for number, form in enumerate(_FORMS[:count], 1)]
+    count = next(number for number, form in enumerate(forms, 1) if most <= form[0])
+    return [(form, number == count) for number, form in enumerate(forms[:count], 1)]
+
+
+def _rows_at_once(rows: Size, most: int) -> int:
+    """Rows of a program, at most so many and more than half of that, that leave the least in the last one."""
+    if not isinstance(rows, int) or not rows:
+        return most
+    return min(range(most, most // 2, -1), key=lambda count: ceil(rows / count) * count)
 
 
 def _call(
     x: Value, weights: _Weights, slots: Slots, rows: Size, columns: Size, form: tuple[int, int, int], target: Target,
     last: bool,
-) -> KernelCall:  # fmt: skip
-    """The launch for up to so many rows."""
+) -> tuple[KernelCall, Value | None]:  # fmt: skip
+    """The launch for up to so many rows, and the temporary for weights as floats, if it has one."""
     at_most, at_once, beside = form
-    width = weights.constants["WIDTH"]
-    panels = ceil_divide(columns, width)
+    at_once = _rows_at_once(rows, at_once)
+    width, lines = weights.constants["WIDTH"], weights.constants["HALF"]
+    panels, depth = ceil_divide(columns, width), x.shape[-1]
     while beside > 1 and isinstance(panels, int) and panels // beside < 2 * target.machine().processors:
         beside //= 2
-    depth = x.shape[-1]
     sizes: dict[str, Size] = {
         "rows": rows, "columns": columns, "depth": depth, "x_row": depth, "c_row": columns
     }  # fmt: skip
@@ -121,20 +145,33 @@ def _call(
         **weights.constants, "ROWS": at_once, "MASK_M": not divides(at_once, rows),
         "MASK_N": not divides(width * max(beside, 1), columns), "EPILOGUE": slots.function,
     }  # fmt: skip
-    if beside:
-        multiplied = x.dtype if target.dot_rate(x.dtype) > 1 else float32
-        constants |= {
-            "PANELS": beside, "MASK_PANEL": not divides(beside, panels), "TYPE": language_type(multiplied)
-        }  # fmt: skip
     operands: dict[str, Operand] = {
         "x": x, "w": weights.codes, "scales": weights.scales, "zeros": weights.zeros, "out": slots.stored
     }  # fmt: skip
+    across, numbers = panels, None
+    if beside:
+        across = _sharers(ceil_divide(panels, beside), target)
+        constants["PANELS"] = beside
+        programs = simplify(lift(ceil_divide(rows, at_once)) * across)
+        multiplied = x.dtype if target.dot_rate(x.dtype) > 1 else float32
+        name = f"{slots.stored.name}.numbers{at_most if last is False else ''}"
+        operands["numbers"] = numbers = Value(name, multiplied, (programs, beside * lines * width))
+    else:
+        run = min(weights.constants["GROUP"], lines)
+        constants["CHAINS"] = gcd(run, max(1, _CHAINS // at_once))
     types: dict[str, str] = {}
     bind_sizes(sizes, operands, types, constants)
     bind_extra(slots.extra, operands, types)
-    grid = (ceil_divide(rows, at_once), ceil_divide(panels, max(beside, 1)), 1)
+    grid = (ceil_divide(rows, at_once), across, 1)
     condition = None if last else (rows, at_most)
-    return KernelCall(many_rows if beside else few_rows, operands, types, constants, grid, condition)
+    return KernelCall(many_rows if beside else few_rows, operands, types, constants, grid, condition), numbers
+
+
+def _sharers(blocks: Size, target: Target) -> Size:
+    """How many programs share blocks of panels equally."""
+    if not isinstance(blocks, int):
+        return blocks
+    return ceil(blocks / ceil(blocks / (_SHARERS * target.machine().processors)))
 
 
 def _bytes(value: Value) -> Size:

@@ -1,9 +1,10 @@
 """Products of float rows by weights of 4 or 8 bits on CPUs: weights are read as stored, and widened in registers.
 
 Weights lie in panels of `WIDTH` columns: 8 bits as [columns/WIDTH][depth][WIDTH], 4 bits two to a byte as
-`library.packing`'s `nibbles` has them.  Scales and zero points lie in panels [columns/WIDTH][groups][WIDTH].  `BLOCK`
-steps of the depth, a divisor of `GROUP`, are one step of the outer loop.  `ZERO` is the number that every code is more
-than its integer; with `ZEROS` the zero points come on top.
+`library.packing`'s `nibbles` has them.  Scales and zero points lie in panels [columns/WIDTH][groups][WIDTH].  `HALF`
+lines of a panel (half a block of nibbles, whose low bits are as many steps of the depth as its high ones) are one step
+of the outer loop; `HALF` and `GROUP` divide one another.  `ZERO` is the number that every code is more than its
+integer; with `ZEROS` the zero points come on top.
 """
 
 # mypy: ignore-errors
@@ -14,7 +15,7 @@ from __future__ import annotations
 import tilewright
 import tilewright.language as tl
 from tilewright.library.masks import both, within
-from tilewright.library.matmul.kernel import identity, load_strided
+from tilewright.library.matmul.kernel import identity, load_panels, load_strided
 
 
 @tilewright.jit
@@ -59,6 +60,18 @@ def load_zero(zeros, place, mask, BITS: tl.constexpr, ZERO: tl.constexpr, ZEROS:
 
 
 @tilewright.jit
+def one_part(codes, PART: tl.constexpr, BITS: tl.constexpr):
+    """The codes of 4 bits in the low (0) or high (1) ones; those of 8 bits as they are."""
+    if BITS == 8:
+        result = codes
+    elif PART == 0:
+        result = codes & 15
+    else:
+        result = codes >> 4
+    return result
+
+
+@tilewright.jit
 def add_products(sums, x, step, rows, weights, x_row, ROWS: tl.constexpr, WHOLE: tl.constexpr):
     """`sums` of each row plus its element at `step` times `weights`; rows beyond the last are read as the last."""
     found = ()
@@ -71,42 +84,57 @@ def add_products(sums, x, step, rows, weights, x_row, ROWS: tl.constexpr, WHOLE:
 
 
 @tilewright.jit
+def no_sums(ROWS: tl.constexpr, WIDTH: tl.constexpr):
+    """Zeros for each row."""
+    found = ()
+    for _ in tl.static_range(ROWS):
+        found = found + (tl.zeros((WIDTH,), tl.float32),)
+    return found
+
+
+@tilewright.jit
 def few_rows(x, w, scales, zeros, out, rows, columns, depth, x_row, c_row, *extra, BITS: tl.constexpr,
-             GROUP: tl.constexpr, BLOCK: tl.constexpr, WIDTH: tl.constexpr, ROWS: tl.constexpr, ZERO: tl.constexpr,
-             ZEROS: tl.constexpr, MASK_M: tl.constexpr, MASK_N: tl.constexpr,
+             GROUP: tl.constexpr, HALF: tl.constexpr, WIDTH: tl.constexpr, ROWS: tl.constexpr, ZERO: tl.constexpr,
+             ZEROS: tl.constexpr, MASK_M: tl.constexpr, MASK_N: tl.constexpr, CHAINS: tl.constexpr = 1,
              EPILOGUE: tl.constexpr = identity):  # fmt: skip
-    """`ROWS` rows by a panel, sums of a block in registers.  Grid: (blocks of rows, panels)."""
+    """`ROWS` rows by a panel, sums of a group in registers; those of one row are `CHAINS` that do not wait for each
+    other.  Grid: (blocks of rows, panels)."""
+    parts: tl.constexpr = 8 // BITS
+    run: tl.constexpr = GROUP if GROUP < HALF else HALF
     first = tl.program_id(0) * ROWS
     panel = tl.program_id(1)
     lane = tl.arange(0, WIDTH)
     groups = depth // GROUP
-    base = w + panel.to(tl.int64) * (depth * WIDTH * BITS // 8)
+    base = w + panel.to(tl.int64) * (depth * WIDTH * BITS // 8) + lane
     x = x + first.to(tl.int64) * x_row
     last = rows - first
-    sums = ()
-    for _ in tl.static_range(ROWS):
-        sums = sums + (tl.zeros((WIDTH,), tl.float32),)
-    for begin in range(0, depth, BLOCK):
-        parts = ()
-        for _ in tl.static_range(ROWS):
-            parts = parts + (tl.zeros((WIDTH,), tl.float32),)
-        place = (panel * groups + begin // GROUP) * WIDTH + lane
-        zero = load_zero(zeros, place, None, BITS, ZERO, ZEROS)
-        if BITS == 4:
-            for step in range(0, BLOCK // 2):
-                codes = tl.load(base + (begin // 2 + step) * WIDTH + lane)
-                low, high = centred(codes & 15, zero, 4, ZERO, ZEROS), centred(codes >> 4, zero, 4, ZERO, ZEROS)
-                parts = add_products(parts, x, begin + step, last, low, x_row, ROWS, not MASK_M)
-                parts = add_products(parts, x, begin + BLOCK // 2 + step, last, high, x_row, ROWS, not MASK_M)
-        else:
-            for step in range(begin, begin + BLOCK):
-                weights = centred(tl.load(base + step * WIDTH + lane), zero, 8, ZERO, ZEROS)
-                parts = add_products(parts, x, step, last, weights, x_row, ROWS, not MASK_M)
-        scale = tl.load(scales + place).to(tl.float32)
-        found = ()
-        for row in tl.static_range(ROWS):
-            found = found + (sums[row] + parts[row] * scale,)
-        sums = found
+    sums = no_sums(ROWS, WIDTH)
+    for begin in range(0, depth, HALF * parts):
+        for part in tl.static_range(parts):
+            for line in range(0, HALF, run):
+                start = begin + part * HALF + line
+                codes = base + (begin // parts + line) * WIDTH
+                place = (panel * groups + start // GROUP) * WIDTH + lane
+                zero = load_zero(zeros, place, None, BITS, ZERO, ZEROS)
+                chains = ()
+                for _ in tl.static_range(CHAINS):
+                    chains = chains + (no_sums(ROWS, WIDTH),)
+                for step in range(0, run, CHAINS):
+                    found = ()
+                    for chain in tl.static_range(CHAINS):
+                        numbers = one_part(tl.load(codes + (step + chain) * WIDTH), part, BITS)
+                        weights = centred(numbers, zero, BITS, ZERO, ZEROS)
+                        found = found + (add_products(chains[chain], x, start + step + chain, last, weights, x_row,
+                                                      ROWS, not MASK_M),)  # fmt: skip
+                    chains = found
+                scale = tl.load(scales + place).to(tl.float32)
+                total = ()
+                for row in tl.static_range(ROWS):
+                    added = chains[0][row]
+                    for chain in tl.static_range(1, CHAINS):
+                        added += chains[chain][row]
+                    total = total + (sums[row] + added * scale,)
+                sums = total
     column = panel * WIDTH + lane
     mask = within(column, columns, MASK_N)
     for row in tl.static_range(ROWS):
@@ -119,39 +147,45 @@ def few_rows(x, w, scales, zeros, out, rows, columns, depth, x_row, c_row, *extr
 
 
 @tilewright.jit
-def many_rows(x, w, scales, zeros, out, rows, columns, depth, x_row, c_row, *extra, BITS: tl.constexpr,
-              GROUP: tl.constexpr, BLOCK: tl.constexpr, WIDTH: tl.constexpr, PANELS: tl.constexpr, ROWS: tl.constexpr,
-              ZERO: tl.constexpr, ZEROS: tl.constexpr, MASK_M: tl.constexpr, MASK_N: tl.constexpr,
-              MASK_PANEL: tl.constexpr, TYPE: tl.constexpr, EPILOGUE: tl.constexpr = identity):  # fmt: skip
-    """`ROWS` rows by `PANELS` panels: a block of the weights becomes floats in the caches, then a product of floats of
-    `TYPE`.  Grid: (blocks of rows, blocks of panels)."""
-    first_panel = tl.program_id(1) * PANELS
-    row = tl.program_id(0) * ROWS + tl.arange(0, ROWS)[:, None]
-    column = first_panel * WIDTH + tl.arange(0, PANELS * WIDTH)[None, :]
-    panel = first_panel + tl.arange(0, PANELS)[None, :, None]
+def widen(w, scales, zeros, numbers, panel, begin, depth, BITS: tl.constexpr, GROUP: tl.constexpr, HALF: tl.constexpr,
+          WIDTH: tl.constexpr, ZERO: tl.constexpr, ZEROS: tl.constexpr, PART: tl.constexpr):  # fmt: skip
+    """Store one part of `HALF` lines of a panel as floats [HALF][WIDTH] at `numbers`."""
+    run: tl.constexpr = GROUP if GROUP < HALF else HALF
     lane = tl.arange(0, WIDTH)[None, None, :]
-    last_panel = tl.cdiv(columns, WIDTH)
-    inside = within(panel, last_panel, MASK_PANEL)
-    groups = depth // GROUP
-    half = BLOCK * BITS // 8  # steps of the depth in a product: 4 bits are two halves of a block
-    within_block = tl.arange(0, half)
-    base = w + panel.to(tl.int64) * (depth * WIDTH * BITS // 8) + lane
-    acc = tl.zeros((ROWS, PANELS * WIDTH), tl.float32)
-    for begin in range(0, depth, BLOCK):
-        place = (panel * groups + begin // GROUP) * WIDTH + lane
-        codes = load_within(base + (begin * BITS // 8 + within_block)[:, None, None] * WIDTH, inside)
-        scale = load_within(scales + place, inside).to(tl.float32)
-        zero = load_zero(zeros, place, inside, BITS, ZERO, ZEROS)
-        for part in tl.static_range(8 // BITS):
-            numbers = codes
-            if BITS == 4:
-                numbers = codes & 15 if part == 0 else codes >> 4
-            right = (centred(numbers, zero, BITS, ZERO, ZEROS) * scale).to(TYPE)
-            right = tl.reshape(right, (half, PANELS * WIDTH))
-            step = begin + part * half + within_block
-            left = load_strided(x, row, step[None, :], x_row, 1, rows, depth, MASK_M, False).to(TYPE)
-            acc = tl.dot(left, right, acc, input_precision="ieee")
-    output_row = row.to(tl.int64)
-    mask = both(within(row, rows, MASK_M), within(column, columns, MASK_N))
-    result = EPILOGUE(acc, output_row, column, mask, extra)
-    tl.store(out + output_row * c_row + column, result, mask=mask)
+    runs = tl.arange(0, HALF // run)[:, None, None]
+    line = runs * run + tl.arange(0, run)[None, :, None]
+    codes = tl.load(w + panel.to(tl.int64) * (depth * WIDTH * BITS // 8) + (begin * BITS // 8 + line) * WIDTH + lane)
+    place = (panel * (depth // GROUP) + (begin + PART * HALF) // GROUP + runs) * WIDTH + lane
+    zero = load_zero(zeros, place, None, BITS, ZERO, ZEROS)
+    found = centred(one_part(codes, PART, BITS), zero, BITS, ZERO, ZEROS) * tl.load(scales + place).to(tl.float32)
+    tl.store(numbers + line * WIDTH + lane, found.to(numbers.dtype.element_ty))
+
+
+@tilewright.jit
+def many_rows(x, w, scales, zeros, out, numbers, rows, columns, depth, x_row, c_row, *extra, BITS: tl.constexpr,
+              GROUP: tl.constexpr, HALF: tl.constexpr, WIDTH: tl.constexpr, PANELS: tl.constexpr, ROWS: tl.constexpr,
+              ZERO: tl.constexpr, ZEROS: tl.constexpr, MASK_M: tl.constexpr, MASK_N: tl.constexpr,
+              EPILOGUE: tl.constexpr = identity):  # fmt: skip
+    """`ROWS` rows by blocks of `PANELS` panels: lines of these become floats in `numbers`, which has room for them for
+    each program and so stays in its caches, then a product of floats of that type.  Panels beyond the last one are read
+    as the last.  Grid: (blocks of rows, programs that share the blocks of panels)."""
+    numbers += (tl.program_id(1) * tl.num_programs(0) + tl.program_id(0)).to(tl.int64) * (PANELS * HALF * WIDTH)
+    row = tl.program_id(0) * ROWS + tl.arange(0, ROWS)[:, None]
+    step = tl.arange(0, HALF)[None, :]
+    panels = tl.cdiv(columns, WIDTH)
+    for block in range(tl.program_id(1), tl.cdiv(panels, PANELS), tl.num_programs(1)):
+        acc = tl.zeros((ROWS, PANELS * WIDTH), tl.float32)
+        for begin in range(0, depth, HALF * (8 // BITS)):
+            for part in tl.static_range(8 // BITS):
+                for number in tl.static_range(PANELS):
+                    panel = tl.minimum(block * PANELS + number, panels - 1)
+                    widen(w, scales, zeros, numbers + number * (HALF * WIDTH), panel, begin, depth, BITS, GROUP, HALF,
+                          WIDTH, ZERO, ZEROS, part)  # fmt: skip
+                left = load_strided(x, row, begin + part * HALF + step, x_row, 1, rows, depth, MASK_M, False)
+                right = load_panels(numbers, 0, 0, HALF, PANELS, PANELS, HALF, WIDTH, False, False)
+                acc = tl.dot(left.to(numbers.dtype.element_ty), right, acc, input_precision="ieee")
+        output_row = row.to(tl.int64)
+        column = block * (PANELS * WIDTH) + tl.arange(0, PANELS * WIDTH)[None, :]
+        mask = both(within(row, rows, MASK_M), within(column, columns, MASK_N))
+        result = EPILOGUE(acc, output_row, column, mask, extra)
+        tl.store(out + output_row * c_row + column, result, mask=mask)
