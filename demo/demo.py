@@ -101,6 +101,9 @@ def main() -> int:
 
 def show_completion(console: Console) -> None:
     """A text that the small language model continues, and how quickly."""
+    if not (HERE / "model").exists():
+        console.print("The small language model is in the repository only, or made by tools/train_small_model.py.")
+        return
     began = time.perf_counter()
     model = LLM(HERE / "model", memory=16 << 20)
     opened = time.perf_counter()
