@@ -72,6 +72,14 @@ def test_zeros_beside_factors_that_overflow():
     assert not right(ordinary, torch.tensor(torch.nan))
 
 
+def test_numbers_below_the_least_normal_one_of_a_narrow_type():
+    """Kernels may leave a cast to float16 out, whose numbers lie 2**-24 apart there."""
+    program = Program([Argument((1,), torch.float16, "normal")], [Step("cast", (0,), (torch.float64, False))])
+    expected = Reference(program, [torch.tensor([1.25e-6], dtype=torch.float16)])
+    assert right(expected, torch.tensor([1.23e-6], dtype=torch.float64))
+    assert not right(expected, torch.tensor([2e-6], dtype=torch.float64))
+
+
 def test_keys_that_no_query_sees_add_nothing_or_nan():
     x = torch.linspace(-1, 1, 24).reshape(1, 3, 8)
     x[0, 2, 5] = torch.nan

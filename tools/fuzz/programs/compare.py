@@ -106,6 +106,9 @@ def _wrong(result: torch.Tensor, plain: torch.Tensor, others: Sequence[torch.Ten
     information = torch.finfo(plain.dtype)
     allowed = FACTOR * spread + ROUNDINGS * information.tiny
     allowed += max(ROUNDINGS * information.eps, NARROW * coarsest) * wide.abs()
+    allowed += NARROW * max(
+        (torch.finfo(dtype).tiny * eps for dtype, eps in EPSILON.items() if eps == coarsest), default=0
+    )
     near = (found - wide).abs() <= allowed
     overflow = finite & (wide.abs() + allowed >= information.max) & ~found.isfinite()
     same = (found == wide) | (found.isnan() & wide.isnan())
