@@ -69,6 +69,16 @@ def test_integer_reductions(draw: Draw, compiled: bool) -> None:
     check(b.finish(), {"x": draw.integers(-5, 90, (3, 30)).astype(np.int32)}, compiled)
 
 
+@pytest.mark.parametrize("axis", [0, 1])
+def test_extremes_of_one_number_everywhere(axis: int, draw: Draw, compiled: bool) -> None:
+    """What a prologue gives is a number then, no block of them."""
+    b = GraphBuilder("same")
+    places = b.input("places", int32, (7, 17))
+    same = b.op("gather", [b.op("full", [], shape=(17,), value=3, dtype=int32), places], axis=0)
+    b.output(b.op("reduce_min", [same], axes=(axis,)), "y")
+    check(b.finish(), {"places": np.arange(7 * 17, dtype=np.int32).reshape(7, 17) % 17}, compiled)
+
+
 def test_maximum_keeps_not_a_number(draw: Draw, compiled: bool) -> None:
     b = GraphBuilder("nan")
     b.output(b.op("reduce_max", [b.input("x", float32, (2, 20))], axes=(1,)))

@@ -83,6 +83,8 @@ def log_of_powers(total, shift):
 def read_slot(PROLOGUE: tl.constexpr, row, column, mask, extra, inside, OUTSIDE: tl.constexpr, TYPE: tl.constexpr):
     """A block of a prologue, which reads under `mask`; `OUTSIDE` where `inside` does not hold."""
     x = PROLOGUE(row, column, mask, extra).to(TYPE)
+    if len(x.shape) == 0:  # one number everywhere
+        x = tl.broadcast_to(x, (row + column).shape)
     if inside is not None:
         x = tl.where(inside, x, OUTSIDE)
     return x
