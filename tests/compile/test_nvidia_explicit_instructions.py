@@ -48,6 +48,18 @@ def write(builder: LLVMBuilder, target: LLVMValue, values: Sequence[LLVMValue]) 
         builder.store(value, builder.emit(f"getelementptr {value.type}, {place}, {thread(builder)}", GLOBAL))
 
 
+def test_parts_of_columns_keep_rows_apart() -> None:
+    """Of a tile without swizzle: rows of the part are as far apart as those of the tile, also in a ring of parts."""
+    builder = LLVMBuilder(Module(HEADER), "kernel", "void", (), linkage="ptx_kernel", attributes="nounwind")
+    ring = views.whole(builder.integer(0, "i32"), (3, 8, 64), dtypes.float32, 0)
+    part = ring.slice(builder, builder.integer(16, "i32"), 2, 32)
+    assert (part.pitch, part.panels, part.start.constant) == (256, 1, 64)
+    one = part.index(builder, builder.integer(2, "i32"))
+    assert (one.pitch, one.start.constant) == (256, 2 * 8 * 256 + 64)
+    again = one.slice(builder, builder.integer(8, "i32"), 1, 8).slice(builder, builder.integer(4, "i32"), 0, 4)
+    assert (again.pitch, again.shape, again.start.constant) == (256, (4, 8), 2 * 8 * 256 + 64 + 32 + 4 * 256)
+
+
 def test_barriers() -> None:
     def body(builder: LLVMBuilder, parity: LLVMValue) -> None:
         first, second = builder.integer(0, "i32"), builder.integer(8, "i32")

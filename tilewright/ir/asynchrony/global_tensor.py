@@ -73,7 +73,8 @@ def global_tensor(name: str, kind: TensorMapType, given: Any) -> GlobalTensor:
         if not isinstance(base, np.ndarray):
             raise LaunchError(f"argument {name}: expected an array or a TensorDescriptor, got {type(given).__name__}")
         strides = tuple(int(stride) * base.itemsize for stride in given.strides)
-        array = np.lib.stride_tricks.as_strided(base, tuple(map(int, given.shape)), strides)
+        bits = base.view(f"u{base.itemsize}")  # NumPy has no name for some of the 8-bit floats
+        array = np.lib.stride_tricks.as_strided(bits, tuple(map(int, given.shape)), strides).view(base.dtype)
     if block is not None and tuple(block) != kind.block:
         raise LaunchError(f"argument {name}: its tiles are {tuple(block)}, the kernel moves {kind.block}")
     if array.ndim != len(kind.block):

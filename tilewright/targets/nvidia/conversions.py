@@ -28,14 +28,33 @@ class NvidiaConverter(Converter):
         if source == target:
             return list(values)
         hardware_pairs = target.name in _PAIRS or (target.name in _FLOAT8_PAIRS and self.target.fp8)
+        if source.name in _FLOAT8_PAIRS and self.target.fp8 and target in (dtypes.float16, dtypes.float32):
+            halves = self._widened_pairs(values, source)
+            return halves if target == dtypes.float16 else [self.widen(each, dtypes.float16) for each in halves]
         if rounding != "rtne" or not hardware_pairs or not source.is_float or source.bits > 32:
             return [self.cast(value, source, target, rounding) for value in values]
-        wide = [self.widen(value, source) for value in values]
+        if source.name in _FLOAT8_PAIRS and self.target.fp8:
+            wide = [self.widen(each, dtypes.float16) for each in self._widened_pairs(values, source)]
+        else:
+            wide = [self.widen(value, source) for value in values]
         results: list[LLVMValue] = []
         for position in range(0, len(wide) - 1, 2):
             results += self._pair(wide[position], wide[position + 1], target)
         if len(wide) % 2:
             results.append(self.narrow(wide[-1], target))
+        return results
+
+    def _widened_pairs(self, values: Sequence[LLVMValue], source: DType) -> list[LLVMValue]:
+        """8-bit floats as float16, which holds all of them, two by one instruction."""
+        builder, results = self.builder, []
+        name = f"llvm.nvvm.{_FLOAT8_PAIRS[source.name]}.to.f16x2.rn"
+        for position in range(0, len(values), 2):
+            codes = [builder.cast("zext", value, "i16") for value in values[position : position + 2]]
+            word = codes[0]
+            if len(codes) == 2:
+                word = builder.binary("or", word, builder.binary("shl", codes[1], LLVMValue("i16", "8")))
+            pair = builder.call(name, "<2 x half>", [word])
+            results += [builder.extract(pair, lane) for lane in range(len(codes))]
         return results
 
     def _float_to_integer(self, value: LLVMValue, source: DType, target: DType) -> LLVMValue:

@@ -26,8 +26,8 @@ FIRST_BARRIER = 8  # hardware barriers of roles; 1 to 7 are the author's
 class ExplicitLowering(NvidiaLowering):
     """The lowering of a kernel with explicit operations.
 
-    `panels` are the bytes between the panels of tiles, `held` the registers that pending products read still, `places`
-    where tiles and barriers are, `cluster` the CTAs of a cluster along x, y and z.
+    `distances` are the bytes between the panels of tiles and between their rows, `held` the registers that pending
+    products read still, `places` where tiles and barriers are, `cluster` the CTAs of a cluster along x, y and z.
     """
 
     def __init__(
@@ -46,7 +46,7 @@ class ExplicitLowering(NvidiaLowering):
         self.cluster = cluster
         self.cluster_size = cluster[0] * cluster[1] * cluster[2]
         self.places = allocation
-        self.panels: dict[Value, int] = {}
+        self.distances: dict[Value, tuple[int, int]] = {}
         self.held: dict[Value, tuple[LLVMValue, ...]] = {}
         self.next_barrier = FIRST_BARRIER
         self._following: dict[Operation, Operation] = {}
@@ -91,14 +91,14 @@ class ExplicitLowering(NvidiaLowering):
         shape = (*kind.shape[:-2], kind.shape[-1], kind.shape[-2]) if kind.transposed else kind.shape
         start, *peer = self.registers(value)
         view = whole(start, shape, kind.element, kind.swizzle)
-        panel_bytes = self.panels.get(value, view.panel_bytes)
+        panel_bytes, row_bytes = self.distances.get(value, (view.panel_bytes, 0))
         rank = peer[0] if peer else None
-        return View(start, shape, kind.element, kind.swizzle, panel_bytes, kind.transposed, rank)
+        return View(start, shape, kind.element, kind.swizzle, panel_bytes, kind.transposed, rank, row_bytes)
 
     def define_view(self, value: Value, view: View) -> None:
         """Bind a handle to a tile."""
         self.define(value, [view.start] if view.peer is None else [view.start, view.peer])
-        self.panels[value] = view.panel_bytes
+        self.distances[value] = view.panel_bytes, view.row_bytes
 
     # Threads -------------------------------------------------------------------------------------
 

@@ -26,6 +26,7 @@ class View:
 
     `start` is the i32 byte offset from the kernel's shared memory; `shape` has the stored order, columns (contiguous)
     last, also where the view is `transposed`; `panel_bytes` lie between panels; `peer` is the rank of another CTA.
+    `row_bytes` lie between rows without swizzle where a view has a part of the columns, else 0.
     """
 
     start: LLVMValue
@@ -35,6 +36,7 @@ class View:
     panel_bytes: int
     transposed: bool = False
     peer: LLVMValue | None = None
+    row_bytes: int = 0
 
     @property
     def rows(self) -> int:
@@ -47,7 +49,7 @@ class View:
     @property
     def pitch(self) -> int:
         """Bytes between rows of a panel."""
-        return self.swizzle or self.columns * self.element.itemsize
+        return self.swizzle or self.row_bytes or self.columns * self.element.itemsize
 
     @property
     def panel_columns(self) -> int:
@@ -65,9 +67,14 @@ class View:
 
     def index(self, builder: LLVMBuilder, number: LLVMValue) -> View:
         """One entry along the first axis."""
-        size = tile_bytes(self.shape[1:], self.element, self.swizzle)
-        start = offset(builder, self.start, scaled(builder, number, size))
+        start = offset(builder, self.start, scaled(builder, number, self._bytes_of(1)))
         return replace(self, start=start, shape=self.shape[1:])
+
+    def _bytes_of(self, axis: int) -> int:
+        """Bytes from one entry to the next along the axis before `axis`, which is none of the last one or two."""
+        if not self.swizzle:
+            return prod(self.shape[axis:-1]) * self.pitch
+        return tile_bytes(self.shape[axis:], self.element, self.swizzle)
 
     def slice(self, builder: LLVMBuilder, first: LLVMValue, axis: int, extent: int) -> View:
         """`extent` elements from `first` (i32) on along an axis of the view."""
@@ -75,16 +82,17 @@ class View:
         if self.transposed and axis >= rank - 2:
             axis = 2 * rank - 3 - axis
         shape = (*self.shape[:axis], extent, *self.shape[axis + 1 :])
+        row_bytes = self.row_bytes
         if axis == rank - 1 and not self.swizzle:
-            size = self.element.itemsize
+            size, row_bytes = self.element.itemsize, self.pitch
         elif axis == rank - 1:  # whole panels
             size = self.panel_bytes // self.panel_columns
         elif axis == rank - 2:
             size = self.pitch
         else:
-            size = tile_bytes(self.shape[axis + 1 :], self.element, self.swizzle)
+            size = self._bytes_of(axis + 1)
         start = offset(builder, self.start, scaled(builder, first, size))
-        return replace(self, start=start, shape=shape)
+        return replace(self, start=start, shape=shape, row_bytes=row_bytes)
 
     def transpose(self) -> View:
         return replace(self, transposed=not self.transposed)
