@@ -1,5 +1,6 @@
 """Quantized models on a GPU: in 8-bit integers and floats, ranges from one calibrated batch, beside our own 16-bit
-engines and PyTorch's float8 and int8 products (`torch._scaled_mm`, `torch._int_mm`), compiled.
+engines and PyTorch's float8 and int8 products (`torch._scaled_mm`, `torch._int_mm`), compiled; and decoding with
+weights alone in 4 and 8 bits, beside our own 16-bit engine and PyTorch's.
 
 Random weights prove speed, never accuracy.
 """
@@ -12,6 +13,7 @@ from collections.abc import Callable
 import torch
 from torch import nn
 
+import tilewright
 from benchmarks.models import timed
 from benchmarks.models.timed import Model
 from tilewright.build.builder import build
@@ -131,10 +133,23 @@ def _block(batch: int, length: int) -> Model:
     return Model(module, (x,), torch.float16)
 
 
+def _weights(model: Model, scheme: str) -> Model:
+    """The model with weights alone in few bits, to the nearest; the peers have them in the model's floats."""
+
+    def engine() -> Engine:
+        return tilewright.quantize(model.module, scheme=scheme, target="cuda", example_inputs=model.inputs).engine
+
+    model.build, model.floor, model.in_floats, model.bytes = engine, None, True, None
+    return model
+
+
 CASES: dict[str, Callable[[], Model]] = {
     "block fp8 b8 s512": lambda: _quantized(_block(8, 512), "fp8"),
     "block int8 b8 s512": lambda: _quantized(_block(8, 512), "int8"),
     "BERT-base fp8 b64 s128": lambda: _quantized(timed.bert_model(64, 128), "fp8"),
     "BERT-base int8 b64 s128": lambda: _quantized(timed.bert_model(64, 128), "int8"),
+    "Llama-8B x4 int4 weights decode b1": lambda: _weights(timed.decode_model(1), "int4-weights"),
+    "Llama-8B x4 int4 weights decode b32": lambda: _weights(timed.decode_model(32), "int4-weights"),
+    "Llama-8B x4 int8 weights decode b1": lambda: _weights(timed.decode_model(1), "int8-weights"),
     "ResNet-50 int8 b128": lambda: _quantized(timed.resnet_model(128), "int8", linears=False),
 }

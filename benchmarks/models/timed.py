@@ -86,7 +86,7 @@ def _prefill(batch: int, sequence: int) -> Model:
     return Model(_on_gpu(LastToken(_llama()), torch.bfloat16), (ids,), torch.bfloat16, 1.0)
 
 
-def _decode(batch: int) -> Model:
+def decode_model(batch: int) -> Model:
     """One token at the last place of a full cache."""
     module = _on_gpu(llama.LlamaDecode(_llama()), torch.bfloat16)
     ids = torch.randint(0, LLAMA_8B.vocabulary, (batch, 1), device="cuda")
@@ -109,8 +109,8 @@ CASES: dict[str, Callable[[], Model]] = {
     "Llama-8B x4 bf16 prefill 1x2048": lambda: _prefill(1, 2048),
     "Llama-8B x4 bf16 prefill 1x8192": lambda: _prefill(1, 8192),
     "Llama-8B x4 bf16 prefill 4x2048": lambda: _prefill(4, 2048),
-    "Llama-8B x4 bf16 decode b1": lambda: _decode(1),
-    "Llama-8B x4 bf16 decode b32": lambda: _decode(32),
+    "Llama-8B x4 bf16 decode b1": lambda: decode_model(1),
+    "Llama-8B x4 bf16 decode b32": lambda: decode_model(32),
 }
 FLOAT32: dict[str, Callable[[], Model]] = {
     "ResNet-50 fp32 b1": lambda: resnet_model(1, torch.float32, None),

@@ -8,16 +8,20 @@ import pytest
 
 import tilewright.language as tl
 from tilewright import dtypes
+from tilewright.ir.core import Parameter
 from tilewright.library import epilogue as epilogues
 from tilewright.library.attention.problem import AttentionProblem
 from tilewright.library.epilogue import Epilogue
 from tilewright.library.matmul import portable
+from tilewright.library.matmul.hopper.dequantized import DequantizedProblem, close_forms
+from tilewright.library.matmul.hopper.dequantized_kernel import dequantized_matmul
 from tilewright.library.matmul.hopper.kernel import matmul as hopper_matmul
 from tilewright.library.matmul.hopper.ranked import close
 from tilewright.library.matmul.problem import MatmulProblem
 from tilewright.library.rows import simt_kernel as gpu_rows
 from tilewright.ops import attentions, products
 from tilewright.ops.attentions import choose_form
+from tilewright.ops.dequantized import kernel_types
 from tilewright.targets.nvidia.target import NvidiaTarget
 
 BF16, F32, FP8, INT8 = dtypes.bfloat16, dtypes.float32, dtypes.float8e4nv, dtypes.int8
@@ -55,6 +59,27 @@ def test_matmul_forms(problem: MatmulProblem) -> None:
         facts = products.kernel_facts(problem)
         kernel = hopper_matmul.compile(types, {"FORM": candidate.form}, facts, target="cuda:sm_90a", options=STRICT)
         assert not kernel.binary.resources.spill_stores
+
+
+WEIGHTS = [
+    DequantizedProblem(1, 14336, 4096, 128),
+    DequantizedProblem(16, 4096, 14336, 64, weights=dtypes.uint4, scale=BF16, zeros=True),
+    DequantizedProblem(64, 4096, 4096, 32, dtypes.float16, output=dtypes.float16),
+    DequantizedProblem(32, 4096, 4096, 4096, weights=INT8),
+    DequantizedProblem(64, 14336, 4096, 128, weights=FP8),
+    DequantizedProblem(200, 4096, 4096, 128),
+]
+
+
+@pytest.mark.slow(but_every=3)
+@pytest.mark.parametrize("problem", WEIGHTS, ids=str)
+def test_dequantized_forms(problem: DequantizedProblem) -> None:
+    form, _ = close_forms(problem, NvidiaTarget.named("sm_90a").machine())[0]
+    facts = {"out": Parameter("out", 16)}
+    kernel = dequantized_matmul.compile(kernel_types(form), {"FORM": form}, facts, target="cuda:sm_90a", options=STRICT)
+    resources = kernel.binary.resources
+    assert not resources.spill_stores
+    assert kernel.binary.shared_bytes <= form.shared_bytes
 
 
 @pytest.mark.slow(but_every=5)

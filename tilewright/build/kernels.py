@@ -10,10 +10,11 @@ from functools import partial
 from typing import TYPE_CHECKING, Any
 
 from tilewright.build.precompile import compile_ahead
-from tilewright.dtypes import BY_TEXT, DType, carrier, int32
+from tilewright.dtypes import BY_TEXT, DType, carrier, from_numpy, int32
 from tilewright.graph.core import Value
 from tilewright.ir.core import Parameter
 from tilewright.ir.types import PointerType, TensorMapType, TensorType, scalar
+from tilewright.library import packing
 from tilewright.library.candidate import ExternKernel, KernelCall, Operand, PackedConstant, Part, Table, TiledOperand
 from tilewright.runtime.cuda.extern import extern_key
 from tilewright.runtime.plan import Argument, BufferReference, Choice, TableReference, TiledReference
@@ -168,7 +169,9 @@ def _tensor_type(operand: Operand) -> str:
 
 
 def _element(operand: TiledOperand) -> DType:
-    return operand.value.value.dtype if isinstance(operand.value, PackedConstant) else operand.value.dtype
+    if isinstance(operand.value, PackedConstant):
+        return from_numpy(packing.packed_dtype(operand.value.recipe, operand.value.value.dtype.numpy))
+    return operand.value.dtype
 
 
 def _number(operand: Operand) -> Any:

@@ -15,7 +15,7 @@ from typing import Any
 import numpy as np
 
 from tilewright.build.kernels import KernelSet
-from tilewright.dtypes import DType
+from tilewright.dtypes import DType, from_numpy
 from tilewright.errors import DeviceError, TilewrightError
 from tilewright.graph.core import Graph, Value
 from tilewright.library import packing
@@ -64,13 +64,14 @@ class _TrialTensors:
             array = self.graph.constants[operand.value]
             name = f"{operand.value.name} {operand.recipe}"
             extent = int(np.prod(packing.packed_shape(operand.recipe, array.shape), dtype=np.int64))
-            value = operand.value
+            value, dtype = operand.value, from_numpy(packing.packed_dtype(operand.recipe, array.dtype))
         else:
             assert isinstance(operand, Value)
             value, name, extent = operand, operand.name, evaluate(product(operand.shape), self.sizes)
+            dtype = value.dtype
         if name not in self.found:
             weight = value in self.graph.constants
-            self.found[name] = _TrialTensor(len(self.found), extent * value.dtype.itemsize, value.dtype, weight)
+            self.found[name] = _TrialTensor(len(self.found), extent * dtype.itemsize, dtype, weight)
         return BufferReference("input", name)
 
 

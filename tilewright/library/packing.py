@@ -9,6 +9,10 @@ A recipe is a tuple of (key, value) pairs; `kind` says which:
     nibbles  ("width", W), ("block", B), ("dtype", name)
              a matrix [columns, depth] of 4-bit numbers as bytes [columns/W][depth/B][B/2][W]: of each B steps of the
              depth the first half is in the low bits, the second in the high ones; int4 is stored 8 more, as uint4
+    fragments ("dtype", name)
+             a matrix [columns, depth] of 4 or 8 bits as [columns/64][depth/S L][256], filled up with zeros, as the left
+             operand of a warpgroup's product: of each 64 columns and S steps of the depth (64 of 4 bits, else 32) 16
+             bytes for each thread, in L lines. Integers are in int32, low bits first, signed ones stored 8 or 128 more
     bytes    ("dtype", name)
              numbers of less than 8 bits, each as a byte: what kernels see of them
     dense    ("dtype", name)
@@ -59,6 +63,11 @@ def panels_recipe(width: int, transposed: bool, group: int = 1) -> Recipe:
 def nibbles_recipe(width: int, block: int, dtype: DType) -> Recipe:
     """The recipe of a matrix [columns, depth] of 4-bit numbers, two to a byte."""
     return (("kind", "nibbles"), ("width", width), ("block", block), ("dtype", dtype.name))
+
+
+def fragments_recipe(dtype: DType) -> Recipe:
+    """The recipe of a matrix [columns, depth] of 4 or 8 bits as the left operand of Hopper's products."""
+    return (("kind", "fragments"), ("dtype", dtype.name))
 
 
 def bytes_recipe(dtype: DType) -> Recipe | None:
@@ -125,7 +134,10 @@ def diagonal_recipe(count: int) -> Recipe:
 
 def packed_dtype(recipe: Recipe, dtype: np.dtype) -> np.dtype:
     """The element type of the packed array."""
-    return np.dtype(np.uint8) if dict(recipe)["kind"] in ("nibbles", "bytes", "dense") else dtype
+    fields = dict(recipe)
+    if fields["kind"] == "fragments":
+        return np.dtype(np.int32) if BY_NAME[fields["dtype"]].is_integer else dtype
+    return np.dtype(np.uint8) if fields["kind"] in ("nibbles", "bytes", "dense") else dtype
 
 
 def packed_shape(recipe: Recipe, shape: Sequence[int]) -> tuple[int, ...]:
@@ -141,6 +153,9 @@ def packed_shape(recipe: Recipe, shape: Sequence[int]) -> tuple[int, ...]:
     if fields["kind"] == "nibbles":
         block = fields["block"]
         return (-(-shape[0] // fields["width"]), shape[1] // block, block // 2, fields["width"])
+    if fields["kind"] == "fragments":
+        step, lines = _fragment(BY_NAME[fields["dtype"]])
+        return (-(-shape[0] // 64), -(-shape[1] // step) * lines, 256)
     if fields["kind"] == "taps":
         groups = fields["groups"]
         columns, depth = shape[0] // groups, int(np.prod(shape[1:]))
@@ -176,6 +191,8 @@ def apply(recipe: Recipe, array: np.ndarray) -> np.ndarray:
         return packed(array, BY_NAME[fields["dtype"]].bits)
     if fields["kind"] == "nibbles":
         return _to_nibbles(array, fields["width"], fields["block"])
+    if fields["kind"] == "fragments":
+        return _to_fragments(array, BY_NAME[fields["dtype"]])
     if fields["kind"] == "taps":
         groups = fields["groups"]
         matrices = _tap_matrices(array, groups)
@@ -239,6 +256,8 @@ def invert(recipe: Recipe, array: np.ndarray, shape: Sequence[int]) -> np.ndarra
         return unpacked(array, shape, BY_NAME[fields["dtype"]])
     if fields["kind"] == "nibbles":
         return _from_nibbles(array, shape[0], BY_NAME[fields["dtype"]])
+    if fields["kind"] == "fragments":
+        return _from_fragments(array, shape, BY_NAME[fields["dtype"]])
     if fields["kind"] == "taps":
         groups, kernel = fields["groups"], shape[2:]
         array = np.stack([_ungroup_depth(part, fields.get("group", 1), fields["width"]) for part in array])
@@ -338,6 +357,63 @@ def _from_nibbles(array: np.ndarray, columns: int, dtype: DType) -> np.ndarray:
     if dtype == int4:
         return np.ascontiguousarray(codes.view(np.int8) - np.int8(8)).astype(dtype.numpy)
     return np.ascontiguousarray(codes).view(dtype.numpy)
+
+
+def _fragment(dtype: DType) -> tuple[int, int]:
+    """Steps of the depth whose numbers of 64 columns are 16 bytes for each of 128 threads, and the lines of these."""
+    return 64 if dtype.bits == 4 else 32, 2 if dtype.is_integer else 8
+
+
+# The axes of 64 columns and a fragment's steps: (warp, half of its rows, row), (16 steps, half of these, thread, one of
+# two).  A thread has the 16 bytes of all but warp, row and thread; in a word of integers halves of rows come first, so
+# that both of two neighbours have the same place in the halves of the word.
+_WORDS = (0, 4, 1, 3, 7, 5, 6, 8, 2)
+_BYTES = (0, 4, 1, 3, 7, 5, 6, 2, 8)
+_NIBBLES = (0, 4, 1, 3, 7, 5, 8, 6, 2)
+
+
+def _fragment_axes(dtype: DType) -> tuple[int, ...]:
+    return _NIBBLES if dtype.bits == 4 else _WORDS if dtype.is_integer else _BYTES
+
+
+def _to_fragments(matrix: np.ndarray, dtype: DType) -> np.ndarray:
+    step, _ = _fragment(dtype)
+    columns, depth = -(-matrix.shape[0] // 64), -(-matrix.shape[1] // step)
+    codes = np.zeros((columns * 64, depth * step), np.uint8)
+    codes[: matrix.shape[0], : matrix.shape[1]] = _unsigned(matrix, dtype)
+    parts = codes.reshape(columns, 4, 2, 8, depth, step // 16, 2, 4, 2)
+    ordered = np.ascontiguousarray(parts.transpose(_fragment_axes(dtype)))
+    if dtype.bits == 4:
+        ordered = ordered[..., 0] | (ordered[..., 1] << 4)
+    lines = ordered.reshape(columns, -1)
+    typed = lines.view(np.int32) if dtype.is_integer else lines.view(dtype.numpy)
+    return np.ascontiguousarray(typed.reshape(columns, -1, 256))
+
+
+def _from_fragments(array: np.ndarray, shape: Sequence[int], dtype: DType) -> np.ndarray:
+    step, _ = _fragment(dtype)
+    columns, depth = -(-shape[0] // 64), -(-shape[1] // step)
+    codes = array.reshape(columns, -1).view(np.uint8)
+    if dtype.bits == 4:
+        codes = np.stack([codes & 15, codes >> 4], axis=-1)
+    axes = _fragment_axes(dtype)
+    extents = (columns, 4, 2, 8, depth, step // 16, 2, 4, 2)
+    parts = codes.reshape([extents[axis] for axis in axes]).transpose(np.argsort(axes))
+    whole = parts.reshape(columns * 64, depth * step)[: shape[0], : shape[1]]
+    return _from_unsigned(np.ascontiguousarray(whole), dtype)
+
+
+def _unsigned(matrix: np.ndarray, dtype: DType) -> np.ndarray:
+    """Bits of floats and unsigned integers as bytes, signed integers half of their range more."""
+    if not dtype.is_integer or not dtype.is_signed:
+        return matrix.view(np.uint8)
+    return matrix.astype(np.int8).view(np.uint8) + np.uint8(1 << (dtype.bits - 1))
+
+
+def _from_unsigned(codes: np.ndarray, dtype: DType) -> np.ndarray:
+    if not dtype.is_integer or not dtype.is_signed:
+        return codes.view(dtype.numpy)
+    return (codes - np.uint8(1 << (dtype.bits - 1))).view(np.int8).astype(dtype.numpy)
 
 
 def _panel_shape(depth: int, columns: int, width: int, group: int) -> tuple[int, ...]:

@@ -32,6 +32,7 @@ from tilewright.library.grouped.simt import gpu_grouped
 from tilewright.library.matmul.cpu import matmul_candidates
 from tilewright.library.matmul.dequantized import dequantized_candidates
 from tilewright.library.matmul.gate import halves_candidates
+from tilewright.library.matmul.hopper.dequantized import hopper_dequantized, unsupported
 from tilewright.library.matmul.simt import gpu_contraction
 from tilewright.library.movement.candidates import movement
 from tilewright.library.pool.cpu import pool
@@ -64,7 +65,10 @@ def _contraction(group: Group, graph: Graph, target: Target) -> list[Candidate]:
 
 def _gpu_contraction(group: Group, graph: Graph, target: Target) -> list[Candidate]:
     assert group.anchor is not None
-    makers = {"matmul": gpu_contraction, "grouped_matmul": gpu_grouped, "conv": gpu_convolution}
+    makers = {
+        "matmul": gpu_contraction, "dequantized_matmul": hopper_dequantized, "grouped_matmul": gpu_grouped,
+        "conv": gpu_convolution,
+    }  # fmt: skip
     return makers[group.anchor.op](group, graph, target)
 
 
@@ -124,8 +128,10 @@ def prepared(graph: Graph, targets: Sequence[Target]) -> Graph:
     has_kernel = all("sorting" in MAKERS[target.name] for target in targets)
     gpus = all(target.is_gpu for target in targets)
     graph = narrow_products(graph, frozenset.intersection(*(target.narrow_products for target in targets)), gpus)
-    has_weights = all(target.weight_products for target in targets)
-    graph = weight_products(graph) if has_weights else without_weight_products(graph)
+    if all(target.weight_products for target in targets):
+        graph = weight_products(graph, unsupported if any(target.is_gpu for target in targets) else None)
+    else:
+        graph = without_weight_products(graph)
     graph = without_sorting(graph, has_kernel, any(target.is_gpu for target in targets))
     if all(target.is_gpu and not target.tf32 for target in targets):
         graph = convolutions_of_planes(graph)

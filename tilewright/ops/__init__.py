@@ -17,6 +17,9 @@ if TYPE_CHECKING:
     from tilewright.ops.attentions import attention as attention
     from tilewright.ops.attentions import decode_attention as decode_attention
     from tilewright.ops.convolutions import conv2d as conv2d
+    from tilewright.ops.dequantized import PackedWeights as PackedWeights
+    from tilewright.ops.dequantized import dequantized_matmul as dequantized_matmul
+    from tilewright.ops.dequantized import pack_weights as pack_weights
     from tilewright.ops.functions import elementwise as elementwise
     from tilewright.ops.grouped import grouped_matmul as grouped_matmul
     from tilewright.ops.normed import rms_norm_matmul as rms_norm_matmul
@@ -32,15 +35,18 @@ if TYPE_CHECKING:
 
 _EXPORTS = {
     "MatmulPlan": "products",
+    "PackedWeights": "dequantized",
     "attention": "attentions",
     "conv2d": "convolutions",
     "decode_attention": "attentions",
+    "dequantized_matmul": "dequantized",
     "elementwise": "functions",
     "explain_matmul": "products",
     "grouped_matmul": "grouped",
     "interleave_gate": "products",
     "layer_norm": "rows",
     "matmul": "products",
+    "pack_weights": "dequantized",
     "plan_matmul": "products",
     "reduce": "reductions",
     "rms_norm": "rows",
@@ -48,8 +54,9 @@ _EXPORTS = {
     "softmax": "rows",
 }
 __all__ = [
-    "MatmulPlan", "attention", "conv2d", "decode_attention", "elementwise", "explain_matmul", "grouped_matmul",
-    "interleave_gate", "layer_norm", "matmul", "plan_matmul", "reduce", "rms_norm", "rms_norm_matmul", "softmax",
+    "MatmulPlan", "PackedWeights", "attention", "conv2d", "decode_attention", "dequantized_matmul", "elementwise",
+    "explain_matmul", "grouped_matmul", "interleave_gate", "layer_norm", "matmul", "pack_weights", "plan_matmul",
+    "reduce", "rms_norm", "rms_norm_matmul", "softmax",
 ]  # fmt: skip
 
 

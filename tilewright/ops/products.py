@@ -155,7 +155,7 @@ def _same_kind(found: View, name: str) -> View:
     return found
 
 
-def _epilogue(
+def epilogue_of(
     arguments: Mapping[str, Any], rows: int, columns: int, depth: int, output: DType, out: View
 ) -> tuple[Epilogue, tuple[Any, ...]]:
     """The epilogue that the arguments ask for, and its operands."""
@@ -245,7 +245,7 @@ def describe(a: Any, b: Any, out: Any, out_dtype: Any, arguments: Mapping[str, A
     batches, rows, depth = left.shape
     if right.shape[0] == 1 and batches > 1:
         right = right.changed((batches, *right.shape[1:]), (0, *right.strides[1:]))
-    spec, extra = _epilogue({**arguments, "shape": shape}, rows, right.shape[2], depth, output, target)
+    spec, extra = epilogue_of({**arguments, "shape": shape}, rows, right.shape[2], depth, output, target)
     size = left.element.itemsize
     left, left_obstacle = _tidy(left, size)
     right, right_obstacle = _tidy(right, size)

@@ -10,11 +10,12 @@ become floats: those of other forms, of more than two dimensions, and slices, co
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from math import gcd
 
 import numpy as np
 
-from tilewright.dtypes import DType, float8e4nv, float8e5, int4, int8, uint4, uint8
+from tilewright.dtypes import DType, float8e4nv, float8e5, from_numpy, int4, int8, uint4, uint8
 from tilewright.graph.core import Graph, Node, Value
 from tilewright.graph.rewrite import Rewriter, apply_rules, computed_constant
 
@@ -24,13 +25,18 @@ _DEEPEST = 8  # nodes from the product to `dequantize`
 _VIEWS = ("reshape", "permute", "cast")
 _PARTS = ("slice", "concat", "gather", "broadcast_to")
 Weights = tuple[np.ndarray, np.ndarray, "np.ndarray | None"]
+Unsupported = Callable[[DType, DType, DType, int, int], str]
 
 
-def weight_products(graph: Graph) -> Graph:
-    """The graph with such products, and remarks on quantized weights that are none."""
+def weight_products(graph: Graph, unsupported: Unsupported | None = None) -> Graph:
+    """The graph with such products, and remarks on quantized weights that are none.
+
+    `unsupported` says of the types of x, codes and scales, the length of a group and the depth why kernels do not read
+    such weights, or nothing.
+    """
 
     def note(node: Node, rewriter: Rewriter) -> Value | None:
-        found = _product(node, rewriter)
+        found = _product(node, rewriter, unsupported)
         if not isinstance(found, str):
             return found
         rewriter.remark(f"the quantized weights of matmul %{node.output.name} become floats: {found}")
@@ -45,7 +51,7 @@ def without_weight_products(graph: Graph) -> Graph:
     return apply_rules(graph, {"dequantized_matmul": [_product_of_floats]})
 
 
-def _product(node: Node, rewriter: Rewriter) -> Value | str | None:
+def _product(node: Node, rewriter: Rewriter, unsupported: Unsupported | None) -> Value | str | None:
     x, w = node.inputs
     assert x is not None and w is not None
     if node.attributes["dtype"] is not None or not x.dtype.is_float or x.dtype.bits > 32:
@@ -67,9 +73,15 @@ def _product(node: Node, rewriter: Rewriter) -> Value | str | None:
     if part is not None:
         return f"{part} is between them and the product"
     found = _by_columns(codes, scale, zero, chain[1:], bool(node.attributes["transpose_b"]))
-    found = found if isinstance(found, str) else _canonical(*found)
+    found = found if isinstance(found, str) else canonical(*found)
     if isinstance(found, str):
         return found
+    if unsupported is not None:
+        codes, scale, depth = found[0], found[1], found[0].shape[1]
+        types = (x.dtype, from_numpy(codes.dtype), from_numpy(scale.dtype))
+        reason = unsupported(*types, depth // scale.shape[1], depth)
+        if reason:
+            return reason
     names = (f"{w.name}.codes", f"{w.name}.scales", f"{w.name}.zeros")
     made = [rewriter.new_constant(item, name) for item, name in zip(found, names, strict=True) if item is not None]
     return rewriter.op("dequantized_matmul", [x, *made])
@@ -126,7 +138,7 @@ def _run(array: np.ndarray, depth: int) -> int:
     return int(np.gcd.reduce([depth, *changes.tolist()]))
 
 
-def _canonical(codes: np.ndarray, scales: np.ndarray, zeros: np.ndarray | None) -> Weights | str:
+def canonical(codes: np.ndarray, scales: np.ndarray, zeros: np.ndarray | None) -> Weights | str:
     """The forms that kernels take: int8, int4 and 8-bit floats without zero points; uint8 and uint4 with one for each
     group."""
     dtype, group = codes.dtype, codes.shape[1] // scales.shape[1]

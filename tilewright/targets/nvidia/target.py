@@ -220,8 +220,8 @@ class NvidiaTarget:
 
     @property
     def weight_products(self) -> bool:
-        """No: quantized weights become floats when the engine is built."""
-        return False
+        """Where there is wgmma; elsewhere quantized weights become floats when the engine is built."""
+        return self.wgmma
 
     def dot_rate(self, dtype: DType) -> float:
         """Speed of `dot` on operands of this type, relative to float32 (which multiplies as tf32)."""

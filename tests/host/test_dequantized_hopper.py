@@ -1,0 +1,227 @@
+"""Products by weights of 4 and 8 bits on Hopper: operations in the interpreter, engines on a stand-in for a GPU."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+import ml_dtypes
+import numpy as np
+import pytest
+
+import tilewright.language as tl
+from tests.host import cuda_stand_in
+from tests.host.hopper_support import ORDERS
+from tests.host.test_weight_products import product_of, random_matrix
+from tilewright import ops
+from tilewright.build.builder import build
+from tilewright.dtypes import BY_NAME, DType, bfloat16, float8e4nv, float16, float32, int4, int8, uint4, uint8
+from tilewright.errors import LaunchError
+from tilewright.graph.passes.weight_products import weight_products
+from tilewright.ir.interpreter import run
+from tilewright.ir.verifier import verify
+from tilewright.library import packing
+from tilewright.library.hopper import is_possible
+from tilewright.library.matmul.hopper.dequantized import DequantizedProblem, close_forms, unsupported
+from tilewright.library.matmul.hopper.dequantized_config import DequantizedForm
+from tilewright.library.matmul.hopper.dequantized_kernel import dequantized_matmul
+from tilewright.ops.dequantized import kernel_types
+from tilewright.passes.pipeline import simplify
+from tilewright.settings import settings
+from tilewright.targets.nvidia.target import NvidiaTarget
+
+TYPES = ("int4", "uint4", "int8", "uint8", "float8e4nv", "float8e5")
+
+
+@dataclass(frozen=True)
+class Case:
+    """A product, drawn: `group` 0 is all of the depth."""
+
+    seed: int
+    dtype: DType
+    rows: int
+    columns: int
+    depth: int
+    group: int
+    zeros: bool
+    given: DType
+    scale: DType
+
+
+def drawn(seed: int) -> Case:
+    draw = np.random.default_rng(seed)
+
+    def one(*options: Any) -> Any:
+        return options[draw.integers(len(options))]
+
+    dtype = BY_NAME[TYPES[seed % len(TYPES)]]
+    group = one(8, 16, 32, 64, 128, 256, 0)
+    depth = int(draw.integers(1, 70)) * 8 if not group else group * int(draw.integers(1, max(2, 700 // group)))
+    zeros = not dtype.is_signed and dtype.is_integer or (dtype.is_integer and one(True, False))
+    rows, columns = one(1, 3, 8, 13, 40, 70), one(8, 64, 77, 200)
+    return Case(
+        seed, dtype, rows, columns, depth, group, zeros, one(bfloat16, float16), one(float32, bfloat16, float16)
+    )
+
+
+def weights_of(case: Case, rng: np.random.Generator) -> tuple[np.ndarray, np.ndarray, np.ndarray | None]:
+    """Codes (of 4 bits in bytes), scales and zero points."""
+    groups = case.depth // case.group if case.group else 1
+    codes = rng.integers(0, 1 << case.dtype.bits, (case.columns, case.depth)).astype(np.uint8)
+    if not case.dtype.is_integer:
+        codes = rng.standard_normal(codes.shape).astype(case.dtype.numpy)
+    elif case.dtype.is_signed:
+        codes = (codes.astype(np.int16) - (1 << (case.dtype.bits - 1))).astype(np.int8)
+    scales = rng.uniform(0.5, 1.5, (case.columns, groups)).astype(case.scale.numpy)
+    points = rng.integers(-7, 16, scales.shape) if case.dtype.is_signed else rng.integers(0, 16, scales.shape)
+    return codes, scales, points if case.zeros else None
+
+
+def close(found: np.ndarray, x: np.ndarray, numbers: np.ndarray, case: Case) -> None:
+    """Within the rounding of the result, that of weights to the type of x where groups are small, and of the sums."""
+    unit = float(ml_dtypes.finfo(case.given.numpy).eps)
+    exact = x.astype(np.float64) @ numbers.T
+    length = np.sqrt(np.square(x.astype(np.float64)) @ np.square(numbers).T)
+    limit = unit * (np.abs(exact) + 4 * length)
+    assert np.all(np.abs(found.astype(np.float64) - exact) <= limit), case
+
+
+@pytest.mark.parametrize("seed", range(12))
+def test_drawn_operations(seed: int) -> None:
+    case, rng = drawn(seed), np.random.default_rng(seed)
+    codes, scales, zeros = weights_of(case, rng)
+    shift = 0 if zeros is None else np.repeat(zeros, case.depth // zeros.shape[1], 1)
+    numbers = (codes.astype(np.float64) - shift) * np.repeat(
+        scales.astype(np.float64), case.depth // scales.shape[1], 1
+    )
+    x = rng.standard_normal((case.rows, case.depth)).astype(case.given.numpy)
+    with settings.scope(interpret=True):
+        packed = ops.pack_weights(codes, scales, zeros, bits=case.dtype.bits)
+        found = ops.dequantized_matmul(x, packed)
+    assert packed.dtype.bits == case.dtype.bits and packed.nbytes < 2 * codes.size + 4096 * 16
+    close(found, x, numbers, case)
+
+
+def test_epilogue_and_scales_of_blocks(rng: np.random.Generator) -> None:
+    codes = rng.standard_normal((200, 256)).astype(float8e4nv.numpy)
+    scales = rng.uniform(0.5, 1.5, (2, 2)).astype(np.float32)
+    x = rng.standard_normal((2, 5, 256)).astype(np.float16)
+    bias, residual = rng.standard_normal(200).astype(np.float16), rng.standard_normal((2, 5, 200)).astype(np.float32)
+    numbers = codes.astype(np.float64) * np.repeat(np.repeat(scales, 128, 0)[:200], 128, 1)
+    with settings.scope(interpret=True):
+        packed = ops.pack_weights(codes, scales)
+        found = ops.dequantized_matmul(x, packed, bias=bias, activation="relu", residual=residual, out_dtype=np.float32)
+    exact = np.maximum(x.astype(np.float64) @ numbers.T + bias, 0) + residual
+    np.testing.assert_allclose(found, exact, rtol=1e-4, atol=1e-4 * np.abs(exact).max())
+
+
+def test_refused(rng: np.random.Generator) -> None:
+    codes, scales = rng.integers(-8, 8, (64, 256)).astype(np.int8), np.ones((64, 2), np.float32)
+    with settings.scope(interpret=True):
+        packed = ops.pack_weights(codes, scales, bits=4)
+        refused = {
+            "from -8 to 7": lambda: ops.pack_weights(codes * 2, scales, bits=4),
+            "equal groups": lambda: ops.pack_weights(codes, np.ones((64, 3), np.float32)),
+            "8, 16, 32, 64 or multiples of 128": lambda: ops.pack_weights(codes[:, :192], np.ones((64, 2), np.float32)),
+            "multiple of 8 elements": lambda: ops.pack_weights(codes[:, :252], np.ones(64, np.float32)),
+            "zeros must be integers": lambda: ops.pack_weights(codes, scales, np.ones((64, 2), np.float32)),
+            "bfloat16 or float16": lambda: ops.dequantized_matmul(np.ones((2, 256), np.float32), packed),
+            r"\[..., 256\]": lambda: ops.dequantized_matmul(np.ones((2, 128), np.float16), packed),
+            "made by pack_weights": lambda: ops.dequantized_matmul(np.ones((2, 256), np.float16), codes),
+        }
+        for text, call in refused.items():
+            with pytest.raises(LaunchError, match=text):
+                call()
+
+
+def test_packing(rng: np.random.Generator) -> None:
+    """Threads of a warpgroup find their 16 bytes; and back again."""
+    for name in TYPES:
+        dtype = BY_NAME[name]
+        codes = rng.integers(0, 1 << dtype.bits, (70, 100)).astype(np.uint8)
+        codes = codes.view(dtype.numpy) if not (dtype == int4) else (codes.view(np.int8) - 8).astype(dtype.numpy)
+        recipe = packing.fragments_recipe(dtype)
+        packed = packing.apply(recipe, codes)
+        assert packed.shape == packing.packed_shape(recipe, codes.shape)
+        assert packed.dtype == packing.packed_dtype(recipe, codes.dtype)
+        assert packing.invert(recipe, packed, codes.shape).tobytes() == codes.tobytes()
+    codes = np.zeros((64, 64), np.uint8)
+    codes[16 + 8 + 3, 16 + 8 + 2 * 2 + 1] = 13  # warp 1, row 3, upper half; step 1, upper half, thread 2, odd
+    (place,) = np.argwhere(packing.apply(packing.fragments_recipe(uint4), codes.astype(uint4.numpy)).reshape(-1, 4))
+    assert place.tolist() == [32 + 3 * 4 + 2, 1]
+
+
+FORMS = [
+    DequantizedForm(STAGES=3),
+    DequantizedForm(STAGES=2, CONSUMERS=2, GROUP=64, ZEROS=True, LOW=0, DEPENDENT=True),
+    DequantizedForm(STAGES=2, GROUP=32, SCALED=True, SPLIT=2, BITS=8, LOW=128),
+    DequantizedForm(STAGES=4, BATCH=16, CONSUMERS=4, GROUP=0, BITS=8, CODES=tl.float8e4nv, SPLIT=2, DEPENDENT=True),
+]
+
+
+@pytest.mark.parametrize("form", FORMS, ids=lambda form: form.described)
+def test_clean_in_any_order(form: DequantizedForm, rng: np.random.Generator) -> None:
+    rows, columns, depth = 11, 200, 640
+    groups = depth // form.GROUP if form.GROUP else 1
+    function = simplify(dequantized_matmul.trace(kernel_types(form), {"FORM": form}))
+    verify(function)
+    blocks = -(-columns // 64)
+    codes = np.zeros((blocks, depth // form.unit * form.unit_lines, 256), form.CODES.element.numpy)
+    scales, zeros = np.ones((blocks, groups, 64), np.float32), np.ones((blocks, groups, 64), np.uint8)
+    x = rng.standard_normal((rows, depth)).astype(form.TYPE.element.numpy)
+    for order in range(ORDERS // 4):
+        out = np.full((rows, columns), np.nan, form.OUTPUT.element.numpy)
+        points = zeros if form.ZEROS else scales
+        run(function, [x, codes, scales, points, out, rows, columns, depth], form.grid(rows, columns), order=order)
+        number = 0.0 if not form.CODES.element.is_integer else -float(form.LOW + form.ZEROS)
+        exact = number * np.repeat(x.astype(np.float64).sum(1)[:, None], columns, 1)
+        np.testing.assert_allclose(out.astype(np.float64), exact, rtol=2**-7, atol=1e-3)
+
+
+def test_forms_of_all_problems() -> None:
+    """There is a form for every problem that is not refused, and it can be built."""
+    machine = NvidiaTarget.named("sm_90a").machine()
+    draw = np.random.default_rng(3)
+    for _ in range(60):
+        group, depth = int(draw.choice([8, 32, 64, 128, 384])), int(draw.integers(1, 40)) * 384
+        dtype = BY_NAME[TYPES[draw.integers(len(TYPES))]]
+        assert not unsupported(bfloat16, dtype, float32, group, depth)
+        rows, columns = int(draw.integers(1, 300)), int(draw.integers(1, 9000))
+        zeros = bool(draw.integers(2)) and dtype.is_integer
+        found = close_forms(DequantizedProblem(rows, columns, depth, group, bfloat16, dtype, zeros=zeros), machine)
+        assert found and all(is_possible(form) and seconds > 0 for form, seconds in found)
+
+
+@pytest.mark.parametrize(
+    ("dtype", "group", "zeros", "given"),
+    [
+        (int4, 32, False, bfloat16),
+        (uint4, 64, True, float16),
+        (int8, 192, False, bfloat16),
+        (uint8, 64, True, bfloat16),
+    ],
+)
+def test_engines(
+    dtype: DType, group: int, zeros: bool, given: DType, monkeypatch: pytest.MonkeyPatch, rng: np.random.Generator
+) -> None:
+    """One kernel with bias and activation, in a form for each range of rows."""
+    cuda_stand_in.install(monkeypatch)
+    matrix = random_matrix(rng, dtype, 133, 192, group, zeros)
+    engine = build(product_of(matrix, given), "cuda:sm_90a")
+    (step,) = engine.plan.steps
+    assert step.evidence["chosen"] == "hopper product by quantized weights"
+    weights, bias = matrix.numbers().astype(np.float64), np.linspace(-1, 1, 133).astype(given.numpy)
+    for rows in (1, 16, 40):
+        x = rng.standard_normal((rows, 192)).astype(given.numpy)
+        exact = np.maximum(x.astype(np.float64) @ weights.T + bias.astype(np.float64), 0)
+        found = np.asarray(engine.run({"x": x})["y"]).astype(np.float64)
+        np.testing.assert_allclose(found, exact, rtol=2e-2, atol=2.0**-8 * np.abs(exact).max())
+
+
+def test_what_stays_floats_is_named(rng: np.random.Generator) -> None:
+    graph = product_of(random_matrix(rng, int4, 256, 192, 96), bfloat16)
+    (remark,) = weight_products(graph, unsupported).remarks
+    assert "become floats: on GPUs groups are" in remark
+    wide = product_of(random_matrix(rng, int4, 256, 192, 64), float32)
+    (remark,) = weight_products(wide, unsupported).remarks
+    assert "not by float32" in remark

@@ -1,0 +1,237 @@
+"""Products of float rows by quantized weights on Hopper: which weights the kernel reads, its forms, what they take.
+
+A number of rows that is known only at run time is divided into ranges, each with the form that suits it; the packed
+weights are the same for all of them.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+from functools import lru_cache
+from itertools import product
+from typing import Any
+
+import tilewright.language as tl
+from tilewright.dtypes import DType, bfloat16, float8e4nv, float8e5, float16, float32, int4, int8, uint4, uint8
+from tilewright.graph.core import Graph, Value
+from tilewright.graph.fusion import Group
+from tilewright.graph.quantization import group_of
+from tilewright.library.binding import bind_extra
+from tilewright.library.candidate import Candidate, KernelCall, Operand, PackedConstant, Stage, TiledOperand
+from tilewright.library.cost import Cost, expected
+from tilewright.library.generated.elementwise import chain_operations, total_bytes
+from tilewright.library.hopper import SHARED_BYTES, is_possible
+from tilewright.library.matmul.hopper.dequantized_config import COLUMNS, LINE, PIECE, DequantizedForm
+from tilewright.library.matmul.hopper.dequantized_kernel import dequantized_matmul
+from tilewright.library.packing import fragments_recipe, panels_recipe
+from tilewright.library.slots import epilogue_slots
+from tilewright.symbolic import Size, ceil_divide, lift, lower_bound, simplify, upper_bound
+from tilewright.symbolic import product as size_of
+from tilewright.targets.base import Target
+from tilewright.targets.machine import Machine
+
+FORMS = 4  # that are candidates
+ROW_RANGES = (8, 16, 32, 64, 128, 256)  # rows of a CTA, and ends of the ranges of a run-time number of rows
+_STAGE = 128  # steps of the depth
+_LEAST_GROUP = 8
+_WEIGHTS = (int4, uint4, int8, uint8, float8e4nv, float8e5)
+_CONSUMERS = {8: (1, 2, 4), 16: (1, 2, 4), 32: (2, 4), 64: (2, 4), 128: (2,), 256: (2,)}  # by the rows of a CTA
+_ALIGNED = 8  # elements that rows of x are multiples of, for tensor copies
+# Clocks of a multiprocessor for 64 columns and a stage, and for each row of x, as an H200 took them; where weights are
+# scaled in float32; and how many warpgroups it takes to hide what each waits for.
+_WIDENING, _ROW, _SCALING, _WARPGROUPS = 280.0, 3.0, 170.0, 3.4
+_FILL = 1500.0  # from the first copy to the first product, and behind the last one
+_CLUSTER = 1500.0  # for the sums of others
+_REGISTERS = {8: 80, 16: 96, 32: 112, 64: 168, 128: 168, 256: 168}  # of a thread, by the rows of a CTA
+
+
+@dataclass(frozen=True)
+class DequantizedProblem:
+    """out[rows, columns] = epilogue(x[rows, depth] @ numbers[columns, depth]^T): `group` steps of the depth share a
+    scale of type `scale`, and a zero point if there are `zeros`.  `aligned`: the result begins at a multiple of 16
+    bytes."""
+
+    rows: int
+    columns: int
+    depth: int
+    group: int
+    input: DType = bfloat16
+    weights: DType = int4
+    scale: DType = float32
+    zeros: bool = False
+    output: DType = bfloat16
+    aligned: bool = True
+
+    @property
+    def stage_group(self) -> int:
+        """Steps that share a scale, as forms have it: 0 for all of the depth."""
+        return 0 if self.group == self.depth else self.group
+
+    @property
+    def weight_bytes(self) -> int:
+        """Bytes of weights, scales and zero points."""
+        scales = self.depth // self.group * (self.scale.itemsize + self.zeros)
+        return self.columns * (self.depth * self.weights.bits // 8 + scales)
+
+
+def unsupported(x: DType, w: DType, scale: DType, group: int, depth: int) -> str:
+    """Why the kernel does not read weights [columns, depth] in groups for rows of a type; nothing where it does."""
+    if x not in (float16, bfloat16):
+        return f"on GPUs they are multiplied by float16 and bfloat16, not by {x.name}"
+    if w not in _WEIGHTS or scale not in (float16, bfloat16, float32):
+        return f"there is no kernel for {w.name} with scales in {scale.name}"
+    if depth % _ALIGNED:
+        return f"tensor copies move rows of a multiple of {_ALIGNED} elements, not of {depth}"
+    if group != depth and group % _STAGE and (group < _LEAST_GROUP or _STAGE % group):
+        return f"on GPUs groups are {_LEAST_GROUP}, 16, 32, 64 or multiples of {_STAGE}, not {group}"
+    return ""
+
+
+def hopper_dequantized(group: Group, graph: Graph, target: Target) -> list[Candidate]:
+    """The candidates of a group whose anchor is a `dequantized_matmul` of constants.
+
+    Raises `NotImplementedError` for what the kernel does not read.
+    """
+    anchor = group.anchor
+    assert anchor is not None
+    x, w, scale, zero = (*anchor.inputs, None)[:4]
+    assert x is not None and w is not None and scale is not None
+    if any(item is not None and item not in graph.constants for item in (w, scale, zero)):
+        raise NotImplementedError(f"the quantized weights {w!r} are no constants")
+    columns, depth = w.shape
+    assert isinstance(columns, int) and isinstance(depth, int)
+    steps = group_of(w, scale)
+    reason = unsupported(x.dtype, w.dtype, scale.dtype, steps, depth) if target.wgmma else "there is no wgmma"
+    if reason:
+        raise NotImplementedError(reason)
+    slots = epilogue_slots(group, graph).rounded(columns)
+    rows = size_of(x.shape[:-1])
+    spans = _spans(rows)
+    problems = [
+        DequantizedProblem(
+            example, columns, depth, steps, x.dtype, w.dtype, scale.dtype, zero is not None, slots.stored.dtype
+        )
+        for example, _ in spans
+    ]  # fmt: skip
+    machine = target.machine()
+    ranked = [close_forms(problem, machine) for problem in problems]
+    flops = simplify(lift(size_of([rows, columns])) * depth * 2 + chain_operations(group.epilogue))
+    candidates = []
+    for forms in zip(*ranked, strict=False):
+        reasons: dict[str, Any] = {
+            "weights": f"{w.dtype.name}, a scale for {steps} of the depth", "epilogue": slots.function.__name__
+        }  # fmt: skip
+        calls = []
+        for (_, at_most), (form, _) in zip(spans, forms, strict=True):
+            form = form._replace(DEPENDENT=True, EPILOGUE=slots.function)
+            operands = _operands(form, x, w, scale, zero, rows, columns, depth)
+            operands["out"] = slots.stored
+            types = dict.fromkeys(("M", "N", "K"), "i32")
+            bind_extra(slots.extra, operands, types)
+            condition = None if at_most is None else (rows, at_most)
+            across, _, _ = form.grid(1, columns)
+            grid = (across, ceil_divide(rows, form.BATCH), 1)
+            calls.append(KernelCall(dequantized_matmul, operands, types, {"FORM": form}, grid, condition))
+            reasons["tile" if isinstance(rows, int) else "rows" if at_most is None else f"rows <= {at_most}"] = (
+                form.described
+            )
+        cost = Cost(total_bytes(group.inputs, group.outputs), flops, forms[-1][1])
+        candidates.append(Candidate("hopper product by quantized weights", (Stage(tuple(calls)),), cost, (), reasons))
+    return candidates
+
+
+def _operands(
+    form: DequantizedForm, x: Value, w: Value, scale: Value, zero: Value | None, rows: Size, columns: int, depth: int
+) -> dict[str, Operand]:
+    """What a form reads, and sizes."""
+    blocks, groups = -(-columns // COLUMNS), scale.shape[1]
+    assert isinstance(groups, int)
+    lines = -(-depth // form.unit) * form.unit_lines
+    panels = panels_recipe(COLUMNS, True)
+
+    def in_panels(value: Value) -> Operand:
+        strides = (groups * COLUMNS, COLUMNS, 1)
+        return TiledOperand(PackedConstant(value, panels), (blocks, groups, COLUMNS), strides, form.scales_block)
+
+    codes = PackedConstant(w, fragments_recipe(w.dtype))
+    return {
+        "x": TiledOperand(x, (rows, depth), (depth, 1), form.x_block),
+        "w": TiledOperand(codes, (blocks, lines, LINE), (lines * LINE, LINE, 1), form.codes_block),
+        "scales": in_panels(scale), "zeros": in_panels(scale if zero is None else zero),
+        "M": rows, "N": columns, "K": depth,
+    }  # fmt: skip
+
+
+def _spans(rows: Size) -> list[tuple[int, int | None]]:
+    """A representative number of rows of each range, and the range's end; None for the last."""
+    if isinstance(rows, int):
+        return [(rows, None)]
+    low, high = lower_bound(rows), upper_bound(rows)
+    ends = [end for end in ROW_RANGES if low <= end < high]
+    past = max([low, *(end + 1 for end in ends)])
+    return [*((end, end) for end in ends), (min(high, max(past, expected(rows))), None)]
+
+
+# Forms ---------------------------------------------------------------------------------------------------------------
+
+
+@lru_cache(maxsize=1024)
+def close_forms(problem: DequantizedProblem, machine: Machine) -> tuple[tuple[DequantizedForm, float], ...]:
+    """The forms worth timing with their estimated seconds, the one to take untimed first."""
+    estimates = [(form, seconds_of(form, problem, machine)) for form in dict.fromkeys(_forms(problem))]
+    return tuple(sorted(estimates, key=lambda entry: round(entry[1] * 1e9))[:FORMS])
+
+
+def _forms(problem: DequantizedProblem) -> Iterator[DequantizedForm]:
+    """Forms that can be built, with as many stages as there is room for so many CTAs of a multiprocessor."""
+    batch = next((rows for rows in ROW_RANGES if problem.rows <= rows), ROW_RANGES[-1])
+    group = problem.stage_group
+    integer = problem.weights.is_integer
+    low = 1 << (problem.weights.bits - 1) if integer and problem.weights.is_signed else 0
+    stages = -(-problem.depth // _STAGE)
+    for consumers, split, together in product(_CONSUMERS[batch], (1, 2, 4, 8), (1, 2, 3, 4)):
+        # Sums beside those of a group would not fit the registers.
+        many = batch == 256 or (batch * consumers == 256 and problem.weights.bits == 8)
+        scaled = 0 < group < PIECE or many
+        form = DequantizedForm(
+            BATCH=batch, CONSUMERS=consumers, DEPTH=_STAGE, STAGES=2, SPLIT=split, GROUP=group, SCALED=scaled,
+            CODES=tl.int32 if integer else tl.dtype(problem.weights), BITS=problem.weights.bits, LOW=low,
+            ZEROS=problem.zeros, TYPE=tl.dtype(problem.input), SCALE=tl.dtype(problem.scale),
+            OUTPUT=tl.dtype(problem.output),
+            MULTIPLE=min(8, problem.columns & -problem.columns) if problem.aligned else 1,
+        )  # fmt: skip
+        room = SHARED_BYTES // together - 1024  # the GPU takes a part of each CTA's
+        most = (room - form.shared_bytes) // form.stage_bytes + form.STAGES
+        form = form._replace(STAGES=max(min(16, -(-stages // split), most), form.least_stages))
+        if split <= stages and form.shared_bytes <= room and is_possible(form) and _resident(form) >= together:
+            yield form
+
+
+def _resident(form: DequantizedForm) -> int:
+    """CTAs of a multiprocessor."""
+    registers = max(form.registers) or _REGISTERS[form.BATCH]
+    by_registers = 65536 // (registers * 128 * form.CONSUMERS + 32 * 128)
+    return max(1, min(by_registers, SHARED_BYTES // (form.shared_bytes + 1024), 2048 // form.threads))
+
+
+def seconds_of(form: DequantizedForm, problem: DequantizedProblem, machine: Machine) -> float:
+    """The estimated time of a problem with a form: the slowest of memory, the L2 cache, and the multiprocessors."""
+    across, down, _ = form.grid(problem.rows, problem.columns)
+    resident = _resident(form)
+    slots = machine.slots(form.SPLIT) * resident
+    ctas = across * down
+    turns = -(-ctas // slots)
+    together = min(resident, -(-ctas // machine.processors))
+    stages = -(-problem.depth // (form.DEPTH * form.SPLIT))
+    unit = _WIDENING + _ROW * form.BATCH + (_SCALING if form.wide == tl.float32 else 0.0)
+    alone = form.CONSUMERS * unit * max(1.0, _WARPGROUPS / (form.CONSUMERS * together))
+    clocks = _FILL + (form.SPLIT > 1) * _CLUSTER + turns * together * stages * alone
+    weights = problem.weight_bytes
+    rows = min(form.BATCH, problem.rows) * problem.depth * problem.input.itemsize * across / form.SPLIT * down
+    busy = min(1.0, ctas / machine.processors)
+    flight = min(1.0, together * min(form.STAGES, stages) * form.weight_bytes / machine.in_flight)
+    results = problem.rows * problem.columns * problem.output.itemsize
+    memory = (weights + results) / (machine.memory * busy * flight)
+    cache = (weights * down + rows + results) / (machine.l2_together * busy)
+    return machine.launches.hopper_product + max(clocks / machine.wgmma_clock, memory, cache)

@@ -1,0 +1,188 @@
+"""The forms of Hopper's product by quantized weights: what is fixed at compile time, and what follows from it."""
+
+from __future__ import annotations
+
+from typing import Any, NamedTuple
+
+import tilewright.language as tl
+from tilewright.errors import LaunchError
+from tilewright.library.hopper import SHARED_BYTES
+from tilewright.library.matmul.kernel import identity
+
+COLUMNS = 64  # of the result, whose weights a warpgroup multiplies at once
+LINE = 256  # elements of a line of packed weights: words of integers, 8-bit floats
+PIECE = 64  # steps of the depth that are widened at once: a row of the widest swizzle
+
+
+class DequantizedForm(NamedTuple):
+    """A product of few rows by weights of 4 or 8 bits: the weights are the left operand of wgmma, from registers, in
+    which they are widened; rows of x are its columns.
+
+    A CTA computes `BATCH` rows of 64 `CONSUMERS` columns, of which each consumer has 64.  `DEPTH` steps of the depth
+    are a stage; `SPLIT` CTAs of a cluster share the depth.  `GROUP` steps share a scale, all of them where it is 0.
+    With `SCALED` weights are multiplied by their scales before the product, else sums are behind it.
+    """
+
+    BATCH: int = 8
+    CONSUMERS: int = 1
+    DEPTH: int = 128
+    STAGES: int = 8
+    SPLIT: int = 1
+    GROUP: int = 128
+    SCALED: bool = False
+    CODES: Any = tl.int32  # elements of packed weights: words of integers, or 8-bit floats
+    BITS: int = 4
+    LOW: int = 8  # what integers are stored more than they are
+    ZEROS: bool = False  # there are zero points
+    TYPE: Any = tl.bfloat16  # of x
+    SCALE: Any = tl.float32  # of the scales
+    OUTPUT: Any = tl.bfloat16
+    MULTIPLE: int = 1  # that the number of columns is of, 8 at most
+    BATCHED: bool = False  # never: what the epilogue of the other Hopper products asks
+    DEPENDENT: bool = False  # weights may be read before the kernels in front of this one have ended
+    EPILOGUE: Any = identity
+
+    @property
+    def unit(self) -> int:
+        """Steps of the depth whose weights of 64 columns are a 16-byte load of each thread."""
+        return 64 if self.BITS == 4 else 32
+
+    @property
+    def unit_lines(self) -> int:
+        """Lines of packed weights of a unit."""
+        return 2048 // (LINE * int(self.CODES.itemsize))
+
+    @property
+    def lines(self) -> int:
+        """Lines of packed weights of a consumer's stage."""
+        return self.DEPTH // self.unit * self.unit_lines
+
+    @property
+    def groups(self) -> int:
+        """Scales of a column in a stage."""
+        return max(1, self.DEPTH // self.GROUP) if self.GROUP else 1
+
+    @property
+    def base(self) -> int:
+        """What floats that are made by bits are more than the integers they stand for."""
+        return (128 if self.TYPE == tl.bfloat16 else 1024) + self.LOW if self.BITS == 4 else 0
+
+    @property
+    def wide(self) -> Any:
+        """The type in which weights are scaled: that of x where scales have it too."""
+        return tl.float32 if self.SCALED and self.SCALE != self.TYPE else self.TYPE
+
+    @property
+    def pieces(self) -> int:
+        """Pieces of a stage of 64 steps, which are widened at once."""
+        return self.DEPTH // PIECE
+
+    @property
+    def piece_groups(self) -> int:
+        """Scales of a column in a piece."""
+        return max(1, self.groups // self.pieces)
+
+    @property
+    def together(self) -> int:
+        """Pieces whose sums are scaled at once."""
+        return self.pieces if self.SCALED else self.pieces // self.groups
+
+    @property
+    def codes_block(self) -> tuple[int, int, int]:
+        """The tile of the packed weights' tensor map."""
+        return self.CONSUMERS, self.lines, LINE
+
+    @property
+    def scales_block(self) -> tuple[int, int, int]:
+        """The tile of the tensor maps of scales and zero points."""
+        return self.CONSUMERS, self.groups, COLUMNS
+
+    @property
+    def x_block(self) -> tuple[int, int]:
+        """The tile of x's tensor map."""
+        return self.BATCH, self.DEPTH
+
+    @property
+    def weight_bytes(self) -> int:
+        """Bytes of weights, scales and zero points that come to a stage."""
+        codes = self.lines * LINE * int(self.CODES.itemsize)
+        scales = self.groups * COLUMNS * (int(self.SCALE.itemsize) + (1 if self.ZEROS else 0))
+        return self.CONSUMERS * (codes + scales)
+
+    @property
+    def centre_rows(self) -> int:
+        """Rows of zero points in a stage: copies begin at multiples of 128 bytes."""
+        return max(2, self.CONSUMERS * self.groups)
+
+    @property
+    def x_bytes(self) -> int:
+        """Bytes of x that come to a stage."""
+        return self.BATCH * self.DEPTH * int(self.TYPE.itemsize)
+
+    @property
+    def stage_bytes(self) -> int:
+        """Bytes that come to a stage."""
+        return self.weight_bytes + self.x_bytes
+
+    @property
+    def least_stages(self) -> int:
+        """Stages in whose x all sums have room."""
+        return max(2, -(-self.CONSUMERS * self.BATCH * COLUMNS * 4 // self.x_bytes))
+
+    @property
+    def stored_columns(self) -> int:
+        """Columns of a consumer that a CTA of those that share the depth stores."""
+        return COLUMNS // self.SPLIT
+
+    @property
+    def shared_bytes(self) -> int:
+        """Shared memory of a CTA; tiles begin at multiples of 128 bytes, those of x at those of 1024."""
+        tiles = self.STAGES * self.stage_bytes
+        # Results of a part of the columns change hands where rows begin anywhere.
+        moved = self.CONSUMERS * self.BATCH * self.stored_columns * int(self.OUTPUT.itemsize)
+        exchanged = moved if self.SPLIT > 1 and self.MULTIPLE < 8 else 0
+        filled = self.STAGES * COLUMNS if self.ZEROS and self.CONSUMERS * self.groups == 1 else 0
+        return tiles + filled + 1024 + 3 * 128 + 24 * self.STAGES + exchanged
+
+    @property
+    def threads(self) -> int:
+        """Threads of a CTA: warpgroups that multiply, and one that loads."""
+        return 128 * (self.CONSUMERS + 1)
+
+    @property
+    def registers(self) -> tuple[int, int]:
+        """Budgets of loading and multiplying threads; (0, 0) where all have enough."""
+        if self.BATCH < 64:
+            return 0, 0
+        return {1: (0, 0), 2: (24, 240), 4: (24, 112)}[self.CONSUMERS]
+
+    @property
+    def described(self) -> str:
+        """What tells a form from others, in a line."""
+        parts = [f"{self.BATCH} rows by {COLUMNS * self.CONSUMERS} columns, depth {self.DEPTH}, {self.STAGES} stages"]
+        parts += [f"depth split by {self.SPLIT}"] if self.SPLIT > 1 else []
+        return ", ".join([*parts, "weights scaled" if self.SCALED else "sums scaled"])
+
+    def check(self) -> DequantizedForm:
+        """The form itself; raises `LaunchError` with the reason when it cannot be built."""
+        step = self.GROUP or self.DEPTH
+        rules = [
+            (self.BATCH in (8, 16, 32, 64, 128, 256), "BATCH is a power of two from 8 to 256"),
+            (self.BITS in (4, 8), "weights have 4 or 8 bits"),
+            (self.CONSUMERS in (1, 2, 4), "there are 1, 2 or 4 consumers"),
+            (self.DEPTH in (64, 128, 256), "DEPTH is 64, 128 or 256"),
+            (self.DEPTH % step == 0 or step % self.DEPTH == 0, "groups divide a stage, or stages a group"),
+            (self.SCALED or self.groups <= self.pieces, f"sums of less than {PIECE} steps are not scaled apart"),
+            (self.SPLIT in (1, 2, 4, 8), "1, 2, 4 or 8 CTAs share the depth"),
+            (self.TYPE in (tl.bfloat16, tl.float16), "x is bfloat16 or float16"),
+            (self.STAGES >= self.least_stages, "sums lie where the stages of x were: use more stages"),
+            (self.shared_bytes <= SHARED_BYTES, f"{self.shared_bytes} bytes of shared memory, {SHARED_BYTES} exist"),
+        ]
+        for holds, reason in rules:
+            if not holds:
+                raise LaunchError(f"{self}: {reason}")
+        return self
+
+    def grid(self, rows: int, columns: int) -> tuple[int, int, int]:
+        """CTAs to launch."""
+        return -(-columns // (COLUMNS * self.CONSUMERS)) * self.SPLIT, -(-rows // self.BATCH), 1

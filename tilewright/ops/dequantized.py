@@ -1,0 +1,280 @@
+"""Products by weights of 4 and 8 bits on arrays of a GPU: the weights are packed once, and read as they are stored.
+
+weights = ops.pack_weights(codes, scales, bits=4)         # [columns, depth], [columns, depth / 128]
+y = ops.dequantized_matmul(x, weights, bias=bias, activation="silu")
+"""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+
+from tilewright import dtypes
+from tilewright.dtypes import DType, from_numpy
+from tilewright.errors import LaunchError
+from tilewright.graph.passes.weight_products import canonical
+from tilewright.ir.core import Parameter
+from tilewright.launch.arguments import stored_array
+from tilewright.launch.descriptor import ALIGNMENT, TensorDescriptor
+from tilewright.library import epilogue as epilogues
+from tilewright.library import packing
+from tilewright.library.epilogue import BLOCK, Epilogue
+from tilewright.library.matmul.hopper.dequantized import DequantizedProblem, close_forms, unsupported
+from tilewright.library.matmul.hopper.dequantized_config import COLUMNS, DequantizedForm
+from tilewright.library.matmul.hopper.dequantized_kernel import dequantized_matmul as kernel
+from tilewright.ops import arrays
+from tilewright.ops.arrays import View
+from tilewright.ops.calls import result_like
+from tilewright.ops.products import epilogue_of
+from tilewright.runtime.cuda.memory import DeviceArray
+from tilewright.runtime.tensors import raise_versions
+from tilewright.settings import settings
+
+_INPUTS = (dtypes.bfloat16, dtypes.float16)
+_WEIGHTS = (dtypes.int8, dtypes.uint8, dtypes.float8e4nv, dtypes.float8e5)
+_MOST = 4096  # prepared launches
+_PREPARED: dict[tuple[Any, ...], Callable[..., Any]] = {}
+
+
+@dataclass(frozen=True)
+class PackedWeights:
+    """Weights [columns, depth] in the order in which kernels read them, made by `pack_weights`.
+
+    `group` steps of the depth share a scale of a column, and its zero point where there are `zeros`; `dtype` is the
+    type of the numbers: int4, uint4, int8, uint8, or a float of 8 bits.
+    """
+
+    columns: int
+    depth: int
+    group: int
+    dtype: DType
+    codes: Any
+    scales: Any
+    zeros: Any
+
+    @property
+    def nbytes(self) -> int:
+        """Bytes on the GPU."""
+        return sum(int(each.nbytes) for each in (self.codes, self.scales, self.zeros) if each is not None)
+
+    def __repr__(self) -> str:
+        points = " and a zero point" if self.zeros is not None else ""
+        shape = f"[{self.columns}, {self.depth}]"
+        return f"PackedWeights({shape} {self.dtype.name}, a scale{points} for {self.group} of the depth)"
+
+
+def pack_weights(weights: Any, scales: Any, zeros: Any = None, *, bits: int = 8) -> PackedWeights:
+    """Quantized weights as `dequantized_matmul` reads them, on the GPU where `weights` are.
+
+    `weights` [columns, depth]: int8 or uint8 (with ``bits=4`` numbers from -8 to 7, or 0 to 15, one a byte), or float8
+    (e4m3fn, e5m2).  They stand for (number - zero point) * scale.  `scales`, floats: one number, [columns],
+    [columns, groups] of equal groups of the depth (8, 16, 32, 64 or a multiple of 128 steps), or
+    [columns / 128, depth / 128] of blocks.  `zeros`: integers of the shape of the scales, or one.  The packing is done
+    on the host, once.
+
+    Raises `LaunchError` for weights that the kernels do not read.
+    """
+    found = arrays.view(weights, "weights")
+    if len(found.shape) != 2 or 0 in found.shape or found.element not in _WEIGHTS:
+        raise LaunchError(
+            f"weights must be [columns, depth] of int8, uint8 or float8, got {found.element.name} {found.described}"
+        )
+    if bits not in (4, 8) or (bits == 4 and not found.element.is_integer):
+        raise LaunchError(f"bits={bits!r} of {found.element.name}: integers have 8 bits or 4, floats 8")
+    codes = _narrow(_on_host(weights, found), bits)
+    columns, depth = codes.shape
+    scale = _by_columns(_on_host(scales, arrays.view(scales, "scales")), codes.shape, "scales")
+    if from_numpy(scale.dtype) not in arrays.FLOATS:
+        raise LaunchError(f"scales must be float32, float16 or bfloat16, got {from_numpy(scale.dtype).name}")
+    zero = None
+    if zeros is not None:
+        held = (
+            np.asarray(zeros) if isinstance(zeros, (int, np.ndarray)) else _on_host(zeros, arrays.view(zeros, "zeros"))
+        )
+        if held.dtype.kind not in "iu":
+            raise LaunchError(f"zeros must be integers, got {held.dtype}")
+        zero = np.broadcast_to(_by_columns(held, codes.shape, "zeros"), scale.shape)
+    canon = canonical(codes, scale, zero)
+    if isinstance(canon, str):
+        raise LaunchError(f"weights cannot be packed: {canon}")
+    codes, scale, zero = canon
+    dtype, group = from_numpy(codes.dtype), depth // scale.shape[1]
+    reason = unsupported(dtypes.bfloat16, dtype, from_numpy(scale.dtype), group, depth)
+    if reason:
+        raise LaunchError(f"weights cannot be packed: {reason}")
+    panels = packing.panels_recipe(COLUMNS, True)
+    ordinal = found.place.ordinal if found.place is not None else None
+
+    def placed(array: np.ndarray) -> Any:
+        return array if ordinal is None else DeviceArray.from_numpy(array, ordinal)
+
+    return PackedWeights(
+        columns, depth, group, dtype, placed(packing.apply(packing.fragments_recipe(dtype), codes)),
+        placed(packing.apply(panels, scale)), None if zero is None else placed(packing.apply(panels, zero)),
+    )  # fmt: skip
+
+
+def dequantized_matmul(
+    x: Any,
+    weights: PackedWeights,
+    *,
+    out: Any = None,
+    out_dtype: Any = None,
+    bias: Any = None,
+    activation: str | None = None,
+    residual: Any = None,
+    weights_ready: bool = False,
+) -> Any:
+    """activation(x @ numbers.T + bias) + residual, the numbers being those that packed weights stand for.
+
+    `x` is [..., depth], contiguous, bfloat16 or float16; the weights are widened to its type and multiplied on the
+    tensor cores, sums are float32, scaled in float32 (in groups of less than 64 the weights are scaled, and rounded).
+    `out` [..., columns] is contiguous, of `out_dtype`: float32, float16 or bfloat16, else the type of `x`.  `bias`
+    [columns], `residual` like out, `activation` as in `matmul`.  Made for up to some 256 rows, whose time is that of
+    reading the weights.  `weights_ready` promises that no kernel which is still running writes the weights.
+
+    The form is taken by estimate.  Raises `LaunchError`, also on GPUs other than those of compute capability 9.0.
+    """
+    first = arrays.view(x, "x")
+    _check(first, weights)
+    depth, columns = weights.depth, weights.columns
+    rows = 1
+    for extent in first.shape[:-1]:
+        rows *= extent
+    shape = (*first.shape[:-1], columns)
+    output = first.element if out_dtype is None else arrays.element_type(out_dtype)
+    output = output if out is None else arrays.view(out, "out").element
+    if output not in arrays.FLOATS:
+        raise LaunchError(f"results are float32, float16 or bfloat16, not {output.name}")
+    target = result_like(first, shape, output, out)
+    arguments = {"bias": bias, "activation": activation, "residual": residual, "shape": shape}
+    spec, extra = epilogue_of(arguments, rows, columns, depth, output, target)
+    views = [first, target, *(entry for entry in extra if isinstance(entry, View))]
+    place = arrays.common_place(views, "dequantized_matmul")
+    ordinal = place.ordinal if place is not None else None
+    if ordinal != (weights.codes.ordinal if isinstance(weights.codes, DeviceArray) else None):
+        raise LaunchError("dequantized_matmul got x and weights on several devices: pack them on the GPU of x")
+    if 0 in shape:
+        return target.base
+    problem = DequantizedProblem(
+        rows, columns, depth, weights.group, first.element, weights.dtype, from_numpy(weights.scales.dtype),
+        weights.zeros is not None, output, target.address % ALIGNMENT == 0,
+    )  # fmt: skip
+    form = _form(problem, spec, weights_ready, ordinal)
+    _launch(form, problem, weights, first, target, extra, views, ordinal)
+    return target.base
+
+
+def _check(x: View, weights: PackedWeights) -> None:
+    if not isinstance(weights, PackedWeights):
+        raise LaunchError(f"weights must be made by pack_weights, got {type(weights).__name__}")
+    if not x.shape or x.shape[-1] != weights.depth or not x.contiguous:
+        raise LaunchError(f"x must be contiguous [..., {weights.depth}] for {weights}, got {x.described}")
+    if x.element not in _INPUTS:
+        raise LaunchError(f"x must be bfloat16 or float16, got {x.element.name}")
+    if x.address % ALIGNMENT:
+        raise LaunchError(f"x must begin at a multiple of {ALIGNMENT} bytes: copy it")
+
+
+def _form(problem: DequantizedProblem, spec: Epilogue, ready: bool, ordinal: int | None) -> DequantizedForm:
+    target = arrays.target_at(ordinal)
+    if not target.wgmma:
+        raise LaunchError(f"{target.card} has no wgmma (compute capability 9.0 has): widen the weights, and use matmul")
+    (form, _), *_ = close_forms(problem, target.machine())
+    return form._replace(EPILOGUE=epilogues.function(spec), DEPENDENT=ready)
+
+
+def _launch(
+    form: DequantizedForm, problem: DequantizedProblem, weights: PackedWeights, x: View, out: View,
+    extra: Sequence[Any], views: Sequence[View], ordinal: int | None,
+) -> None:  # fmt: skip
+    rows = (problem.rows, problem.depth)
+    sizes = (problem.rows, problem.columns, problem.depth)
+    zeros = weights.scales if weights.zeros is None else weights.zeros
+    grid = form.grid(problem.rows, problem.columns)
+    if settings.interpret:
+        maps = [TensorDescriptor(x.base, rows, (rows[1], 1), form.x_block)]
+        blocks = (form.codes_block, form.scales_block, form.scales_block)
+        packed = zip((weights.codes, weights.scales, zeros), blocks, strict=True)
+        maps += [TensorDescriptor.from_tensor(array, block) for array, block in packed]
+        given = [entry.base if isinstance(entry, View) else entry for entry in extra]
+        kernel[grid](*maps, out.base, *sizes, *given, FORM=form)
+        return
+    assert ordinal is not None
+    types = tuple(f"*k {entry.element}" if isinstance(entry, View) else "i32" for entry in extra)
+    key = (form, types, ordinal, problem.aligned)
+    if key not in _PREPARED:
+        if len(_PREPARED) >= _MOST:
+            _PREPARED.clear()
+        facts = {"out": Parameter("out", ALIGNMENT)} if problem.aligned else {}
+        compiled: Any = kernel.compile(kernel_types(form, types), {"FORM": form}, facts, target="cuda:sm_90a")
+        _PREPARED[key] = compiled.start(ordinal)
+    slots: list[Any] = [(x.address, rows, (rows[1], 1))]
+    for array in (weights.codes, weights.scales, zeros):
+        slots.append((array.address, array.shape, arrays.packed_strides(array.shape)))
+    slots += [out.address, *sizes, *(entry.address if isinstance(entry, View) else entry for entry in extra)]
+    raise_versions((stored_array(out.base),))
+    _PREPARED[key](*grid, arrays.stream_of(views), *slots)
+
+
+def kernel_types(form: DequantizedForm, operands: tuple[str, ...] = ()) -> dict[str, Any]:
+    """Types of the kernel's parameters for a form, and for the types of the epilogue's operands."""
+
+    def tiles(block: tuple[int, ...], element: Any) -> str:
+        return f"tensormap<{'x'.join(map(str, block))}x{element}>"
+
+    scale = form.SCALE.element
+    types: dict[str, Any] = {
+        "x": tiles(form.x_block, form.TYPE.element), "w": tiles(form.codes_block, form.CODES.element),
+        "scales": tiles(form.scales_block, scale),
+        "zeros": tiles(form.scales_block, dtypes.uint8 if form.ZEROS else scale),
+        "out": f"*{form.OUTPUT.element}", **dict.fromkeys(("M", "N", "K"), "i32"),
+    }  # fmt: skip
+    return {**types, "extra": operands} if operands else types
+
+
+# Packing -------------------------------------------------------------------------------------------------------------
+
+
+def _on_host(value: Any, found: View) -> np.ndarray:
+    """A copy in the CPU's memory, as NumPy's."""
+    module = sys.modules[type(value).__module__.partition(".")[0]].__name__
+    if module == "torch":
+        torch = sys.modules["torch"]
+        tensor = value.detach().cpu().contiguous()
+        return np.asarray(tensor.view(torch.uint8).numpy().view(found.element.numpy).reshape(found.shape))
+    if isinstance(value, DeviceArray):
+        return value.numpy()
+    return np.asarray(value.get() if hasattr(value, "get") else value)
+
+
+def _narrow(codes: np.ndarray, bits: int) -> np.ndarray:
+    """8-bit codes in the type of so many bits."""
+    if bits == 8:
+        return codes
+    low, high = (-8, 7) if codes.dtype == np.int8 else (0, 15)
+    if codes.min() < low or codes.max() > high:
+        raise LaunchError(f"weights of 4 bits are from {low} to {high}, got {codes.min()} to {codes.max()}")
+    return codes.astype((dtypes.int4 if low else dtypes.uint4).numpy)
+
+
+def _by_columns(values: np.ndarray, shape: tuple[int, int], name: str) -> np.ndarray:
+    """Scales or zero points as [columns, groups]."""
+    columns, depth = shape
+    blocks = (-(-columns // BLOCK), -(-depth // BLOCK))
+    if values.size == 1:
+        return np.broadcast_to(values.reshape(1, 1), (columns, 1))
+    if values.shape == (columns,):
+        return values[:, None]
+    if values.ndim == 2 and values.shape[0] == columns and values.shape[1] and depth % values.shape[1] == 0:
+        return values
+    if values.shape == blocks and depth % BLOCK == 0:
+        return np.repeat(values, BLOCK, axis=0)[:columns]
+    raise LaunchError(
+        f"{name} of weights {list(shape)} are one number, [{columns}], [{columns}, groups] of equal groups, or blocks "
+        f"{list(blocks)}; got {list(values.shape)}"
+    )
