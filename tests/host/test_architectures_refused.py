@@ -52,7 +52,15 @@ def quantized() -> nn.Module:
     return nn.Sequential(torch.ao.nn.quantized.Conv1d(5, 2, 1))
 
 
+class WithoutShapes(nn.Module):
+    """Calls an operation of which PyTorch cannot tell the shapes of the results before it runs."""
+
+    def forward(self, x: Any) -> Any:
+        return torch.linalg.lstsq(x, x).solution
+
+
 REASONS = {
+    "PyTorch does not export it": WithoutShapes,
     "its code depends on the numbers in tensors": Named,
     "PyTorch exports it for one size only": OneBatch,
     "packed sequences": Packed,
