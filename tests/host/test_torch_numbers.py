@@ -95,6 +95,12 @@ def test_slices_that_a_size_does_not_have_are_refused():
         engine(torch.randn(1, 3))
 
 
+def test_limits_that_are_read_out_of_tensors():
+    x = torch.arange(-3, 9)
+    functions = [lambda x, n: x.clamp(0, n.item() * 2 - 1), lambda x, n: x.clamp_min(n.item())]
+    check(functions, x, torch.tensor(3), sizes=[(x, torch.tensor(n)) for n in (1, -2)])
+
+
 def test_a_squeeze_of_a_dynamic_dimension_takes_no_size_of_one():
     engine = tilewright.compile(lambda x: x.squeeze(-1), (torch.randn(3, 4),), {"x": {1: (1, 8)}})
     assert engine(torch.randn(3, 2)).shape == (3, 2)

@@ -15,7 +15,7 @@ from tilewright.importers.rules import RuleTable
 from tilewright.importers.torch_fx import Call, wrapped
 from tilewright.symbolic import Expression
 
-Limit = Number | Expression
+Limit = Number | Expression | Value
 
 TABLE = RuleTable("Elementwise", "aten.")
 rule = TABLE.rule
@@ -342,9 +342,9 @@ def masked_fill(call: Call, x: Value, mask: Value, value: Scalar) -> Value:
 
 @rule("clamp.default")
 def clamp(call: Call, x: Value, low: Limit | None = None, high: Limit | None = None) -> Value:
-    """Limits that are sizes known only at run time are values."""
+    """Limits that are known only at run time, sizes or numbers read out of tensors, are values."""
     x = call.cast(x, call.dtype)
-    if isinstance(low, Expression) or isinstance(high, Expression):
+    if isinstance(low, (Expression, Value)) or isinstance(high, (Expression, Value)):
         if low is not None:
             x = call.op("maximum", x, call.value(low, x.dtype))
         return x if high is None else call.op("minimum", x, call.value(high, x.dtype))
