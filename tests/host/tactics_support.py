@@ -60,6 +60,7 @@ class Memory:
 def parameter_types(call: KernelCall) -> dict[str, Any]:
     """The types of a call's run-time parameters, by parameter name."""
     types: dict[str, Any] = {}
+    more = next((parameter.name for parameter in call.kernel.parameters if parameter.kind == "variadic"), "")
     extra: dict[int, str] = {}
     for name, operand in call.operands.items():
         dtype: DType | None = None
@@ -68,12 +69,12 @@ def parameter_types(call: KernelCall) -> dict[str, Any]:
         elif isinstance(operand, (PackedConstant, Part)):
             dtype = operand.value.dtype
         text = f"*{dtype}" if dtype is not None else call.types[name]
-        if name.startswith("extra_"):
-            extra[int(name.removeprefix("extra_"))] = text
+        if more and name.startswith(f"{more}_"):
+            extra[int(name.removeprefix(f"{more}_"))] = text
         else:
             types[name] = text
-    if any(parameter.kind == "variadic" for parameter in call.kernel.parameters):
-        types["extra"] = tuple(extra[position] for position in range(len(extra)))
+    if more:
+        types[more] = tuple(extra[position] for position in range(len(extra)))
     return types
 
 
@@ -95,7 +96,7 @@ def _order(call: KernelCall, types: Mapping[str, Any]) -> list[str]:
     names: list[str] = []
     for parameter in call.kernel.parameters:
         if parameter.kind == "variadic":
-            names += [f"extra_{position}" for position in range(len(types["extra"]))]
+            names += [f"{parameter.name}_{position}" for position in range(len(types[parameter.name]))]
         elif parameter.name in types:
             names.append(parameter.name)
     return names

@@ -69,7 +69,7 @@ def read_outside(nodes: Sequence[Node]) -> list[Value]:
 
 def is_block_attention(node: Node) -> bool:
     """Whether all queries and keys of a head are one block: its kernel reads rows from where index arithmetic says."""
-    if node.op != "attention" or node.attributes["causal"]:
+    if node.op != "attention" or node.attributes["causal"] or node.attributes["softcap"] or len(node.inputs) > 4:
         return False
     queries, keys = (node.inputs[number].shape[2] for number in (0, 1))  # type: ignore[union-attr]
     if not isinstance(queries, int) or not isinstance(keys, int):

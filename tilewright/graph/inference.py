@@ -264,7 +264,8 @@ def conv(inputs: Inputs, attributes: Attributes) -> Types:
 
 
 def attention(inputs: Inputs, attributes: Attributes) -> Types:
-    query, key, values, bias = (*(value(inputs, index) for index in range(3)), optional(inputs, 3))
+    query, key, values = (value(inputs, index) for index in range(3))
+    bias, lengths = optional(inputs, 3), optional(inputs, 4)
     assert query is not None and key is not None and values is not None
     dtype = _floats(inputs[:3])
     _require(query.rank == key.rank == values.rank == 4, f"needs rank 4: {query!r}, {key!r}, {values!r}")
@@ -279,6 +280,12 @@ def attention(inputs: Inputs, attributes: Attributes) -> Types:
         _require(bias.dtype == dtype, f"the bias is {bias.dtype}, not {dtype}; turn boolean masks into additive ones")
         scores = (batch, heads, rows, keys)
         _require(broadcast_shapes(scores, bias.shape) == scores, f"bias {bias!r} does not fit {shape_text(scores)}")
+    if lengths is not None:
+        _require(lengths.dtype == int32 and lengths.shape == (batch,), f"lengths are {lengths!r}, not i32[{batch}]")
+    window, softcap = attributes["window"], attributes["softcap"]
+    _require(isinstance(window, int) and window >= 0, f"window is {window!r}, expected a number of keys from 0")
+    _require(attributes["causal"] or not window, "a window is of causal attention")
+    _require(0 <= softcap < float("inf"), f"softcap is {softcap!r}, expected a finite number from 0")
     return [(dtype, (batch, heads, rows, values.shape[3]))]
 
 

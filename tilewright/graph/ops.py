@@ -171,11 +171,12 @@ _op("contraction", "conv", (2, 3), infer.conv, compute.conv,
     "float32; padding ((low, high), ...); `exact`: of integers, whose sums have no other rounding than the type's; "
     "`dtype` i32: sums of 8-bit integers, whatever their signs, f32: sums of 8-bit floats",
     strides=REQUIRED, padding=REQUIRED, dilation=REQUIRED, groups=1, layout="NCHW", exact=False, dtype=None)
-_op("attention", "attention", (3, 4), infer.attention, compute.attention,
+_op("attention", "attention", (3, 5), infer.attention, compute.attention,
     "softmax(scale q k^T + bias) v: q [B, H, S, D], k [B, G, T, D], v [B, G, T, E], G divides H; additive bias "
-    "broadcasts to [B, H, S, T]; causal: key j is seen by query i when j <= i + T - S; "
-    "a row that sees no key gives zeros",
-    scale=REQUIRED, causal=False)
+    "broadcasts to [B, H, S, T]; `lengths` [B], i32, are how many keys of a batch are seen; causal: key j is seen by "
+    "query i when j <= i + T - S, `window` (0: all): of those the last ones, so many; `softcap` c (0: none): scores "
+    "before the bias are c tanh(scale q k^T / c); a row that sees no key gives zeros",
+    scale=REQUIRED, causal=False, window=0, softcap=0.0)
 _op("paged", "paged_attention", 6, paged.paged_attention_types, paged.paged_attention,
     "q [T, H, D] of several sequences against keys [slots, G, D] and values [slots, G, E] in pages: tables [R, P], "
     "starts [R + 1] and lengths [R] (integers); the new tokens of a sequence are its last, and see what is before "

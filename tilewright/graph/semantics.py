@@ -278,17 +278,24 @@ def softmax_array(x: Array, axis: int) -> Array:
 
 def attention(inputs: Arrays, attributes: Attributes) -> Array:
     """softmax(scale q k^T + bias) v by head; rows that may see no key at all give zeros."""
-    query, key, values, bias = (*inputs, None)[:4]
+    query, key, values, bias, lengths = (*inputs, None, None)[:5]
     repeat = query.shape[1] // key.shape[1]
     if repeat > 1:
         key, values = np.repeat(key, repeat, axis=1), np.repeat(values, repeat, axis=1)
     scores = np.matmul(query, np.swapaxes(key, -1, -2)) * query.dtype.type(attributes["scale"])
+    if attributes["softcap"]:
+        cap = query.dtype.type(attributes["softcap"])
+        scores = cap * np.tanh(scores / cap)
     if bias is not None:
         scores = scores + bias
     rows, keys = scores.shape[-2:]
+    last = np.arange(rows)[:, None] + (keys - rows)  # key that a row sees, if causal
     if attributes["causal"]:
-        seen = np.arange(keys)[None, :] <= np.arange(rows)[:, None] + (keys - rows)
-        scores = np.where(seen, scores, -np.inf)
+        scores = np.where(np.arange(keys) <= last, scores, -np.inf)
+    if attributes["window"]:
+        scores = np.where(np.arange(keys) > last - attributes["window"], scores, -np.inf)
+    if lengths is not None:
+        scores = np.where(np.arange(keys) < lengths[:, None, None, None], scores, -np.inf)
     with np.errstate(all="ignore"):
         weights = softmax_array(scores, -1)
     blind = np.max(scores, axis=-1, keepdims=True, initial=-np.inf) == -np.inf

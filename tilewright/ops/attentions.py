@@ -145,7 +145,8 @@ class AttentionPlan:
         numbers = (problem.queries, problem.keys, problem.heads // problem.key_heads, scale)
         constants: dict[str, Any] = {
             "HEAD": problem.size, "VALUE_HEAD": problem.size, "BLOCK_S": queries, "BLOCK_T": 64,
-            "MASK_S": True, "MASK_T": True, "CAUSAL": problem.causal, "BIAS": 0, "TYPE": tl.float32,
+            "MASK_S": True, "MASK_T": True, "CAUSAL": problem.causal, "WINDOW": 0, "SOFTCAP": 0.0, "BIAS": 0,
+            "TYPE": tl.float32,
         }  # fmt: skip
         operands = (q.base, k.base, v.base, q.base, out.base)
         rest = (0, 0, 0, 0, 0, 0, 0)

@@ -1,4 +1,5 @@
-"""Which masks are provably causal: key j is seen by query i exactly when j <= i + (T - S).
+"""Which masks are provably causal: key j is seen by query i exactly when j <= i + (T - S); and which of them hide what
+is before a sliding window, or behind so many keys of a batch.
 
 Masks are comparisons of position lines.  A line is an integer tensor whose value depends on its row
 and column in the [S, T] score matrix only: `row * i + column * j + offset`.
@@ -6,10 +7,12 @@ and column in the [S, T] score matrix only: `row * i + column * j + offset`.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 import numpy as np
 
+from tilewright.dtypes import int32
 from tilewright.graph.core import Node, Value
 from tilewright.graph.rewrite import Rewriter
 from tilewright.symbolic import Size, lift, simplify
@@ -41,9 +44,72 @@ def is_causal(condition: Value | None, rows: Size, keys: Size, rewriter: Rewrite
         return False
     if node.op in ("broadcast_to", "reshape") and _keeps_matrix(node):
         return is_causal(node.inputs[0], rows, keys, rewriter)
-    if node.op == "logical_not":
-        return _compares(rewriter.producer(node.inputs[0]), rows, keys, True, rewriter)
-    return _compares(node, rows, keys, False, rewriter)
+    found = _bound(condition, rewriter)
+    return found is not None and found[0] == 1 and simplify(lift(found[1]) - lift(keys) + rows) == 0
+
+
+def sliding_window(condition: Value, rows: Size, keys: Size, rewriter: Rewriter) -> int | None:
+    """How many of the last keys a query of causal attention sees by a condition; None for every other condition."""
+    data = rewriter.constant(condition)
+    if data is not None:
+        return band_of_array(data.astype(bool), rows, keys, causal=True) or None
+    node = rewriter.producer(condition, "broadcast_to", "reshape")
+    if node is not None:
+        source = node.inputs[0]
+        return sliding_window(source, rows, keys, rewriter) if _keeps_matrix(node) and source is not None else None
+    found = _bound(condition, rewriter)
+    if found is None or found[0] != -1:
+        return None
+    width = simplify(lift(found[1]) + lift(keys) - rows + 1)  # i - j <= width - 1 - (T - S)
+    return width if isinstance(width, int) and width > 0 else None
+
+
+def band_of_array(seen: np.ndarray, rows: Size, keys: Size, causal: bool) -> int:
+    """How many of the last keys a query sees by a mask [.., rows, keys], the same for every leading position; 0 for
+    other masks.  `causal`: keys behind a query's own are hidden anyhow."""
+    if seen.ndim < 2 or seen.shape[-2:] != (rows, keys) or not seen.size:
+        return 0
+    count, width = seen.shape[-2:]
+    below = np.tri(count, width, width - count, dtype=bool)
+    band = int((seen.reshape(-1, count, width)[0, -1] & below[-1]).sum())
+    inside = below & ~np.tri(count, width, width - count - band, dtype=bool)
+    return band if 0 < band < width and np.all((seen & below if causal else seen) == inside) else 0
+
+
+def prefix_lengths(condition: Value, batch: Size, keys: Size, rewriter: Rewriter) -> Value | None:
+    """The numbers of keys, int32 [batch], by which a condition `j < lengths[b]` of [batch, 1, 1, keys] decides."""
+    node, flipped = _below_not(condition, rewriter)
+    while node is not None and node.op in ("reshape", "broadcast_to") and _is_row_of_each(node, batch, keys):
+        node = rewriter.producer(node.inputs[0])
+    op = None if node is None else _FLIPPED[node.op] if flipped and node.op in _FLIPPED else node.op
+    if node is None or op not in ("less", "greater") or node.output.shape[-1] != keys:
+        return None
+    line, ends = node.inputs if op == "less" else node.inputs[::-1]
+    if line is None or ends is None or _line(line, rewriter) != Line(0, 1, 0) or line.shape[-1] != keys:
+        return None
+    if ends.shape[-1:] != (1,) or not ends.dtype.is_integer or ends.shape[0] != batch or len(_long(ends.shape[1:])):
+        return None
+    if node.output.rank not in (2, 4) or len(_long(node.output.shape[1:-1])):
+        return None
+    return rewriter.cast(rewriter.op("reshape", [ends], shape=(batch,)), int32)
+
+
+def _below_not(condition: Value | None, rewriter: Rewriter) -> tuple[Node | None, bool]:
+    """What computes a condition, or its opposite: then true."""
+    node = rewriter.producer(condition)
+    if node is None or node.op != "logical_not":
+        return node, False
+    return rewriter.producer(node.inputs[0]), True
+
+
+def _is_row_of_each(node: Node, batch: Size, keys: Size) -> bool:
+    """Whether a reshape or broadcast only puts dimensions of 1 between batch and keys."""
+    shapes = [node.output.shape, node.inputs[0].shape if node.inputs[0] is not None else ()]
+    return all(len(s) >= 2 and (s[0], s[-1]) == (batch, keys) and not _long(s[1:-1]) for s in shapes)
+
+
+def _long(shape: Sequence[Size]) -> list[Size]:
+    return [extent for extent in shape if extent != 1]
 
 
 def is_causal_array(seen: np.ndarray, rows: Size, keys: Size) -> bool:
@@ -63,19 +129,22 @@ def _keeps_matrix(node: Node) -> bool:
 _FLIPPED = {"less_equal": "greater", "less": "greater_equal", "greater": "less_equal", "greater_equal": "less"}
 
 
-def _compares(node: Node | None, rows: Size, keys: Size, negated: bool, rewriter: Rewriter) -> bool:
-    """Whether a comparison of two lines says j - i <= T - S, in any arrangement."""
+def _bound(condition: Value | None, rewriter: Rewriter) -> tuple[int, Size] | None:
+    """(1, bound) of a comparison of two lines that says j - i <= bound, (-1, bound) of i - j <= bound."""
+    node, negated = _below_not(condition, rewriter)
     if node is None or node.op not in _FLIPPED:
-        return False
+        return None
     left, right = (_line(item, rewriter) for item in node.inputs)
     if left is None or right is None:
-        return False
+        return None
     op = _FLIPPED[node.op] if negated else node.op
     if op in ("greater", "greater_equal"):
         left, right, op = right, left, "less" if op == "greater" else "less_equal"
     difference = left.plus(right, -1)  # difference <= 0, or < 0
-    bound = simplify(-1 * lift(difference.offset) - (1 if op == "less" else 0))  # j - i <= bound
-    return (difference.row, difference.column) == (-1, 1) and simplify(lift(bound) - lift(keys) + rows) == 0
+    bound = simplify(-1 * lift(difference.offset) - (1 if op == "less" else 0))
+    if (difference.row, difference.column) not in ((-1, 1), (1, -1)):
+        return None
+    return difference.column, bound
 
 
 def _line(value: Value | None, rewriter: Rewriter, depth: int = _DEEPEST) -> Line | None:

@@ -5,12 +5,15 @@
 Accepted on the way: the scale before or after the product, on q and k separately; any number of
 additive masks; `where(mask, scores, low)` with a low of -1e9 or less; a guard that turns the NaNs of
 rows without a visible key into zeros (attention gives zeros there); keys and values repeated for
-grouped heads; causal masks built from comparisons of positions, which become a flag; masks for each window of a batch;
-in 16 bits a softmax in float32, with casts around it (the op's softmax is in float32 anyway).
+grouped heads; causal masks built from comparisons of positions, which become a flag, and those of a sliding window
+beside them, and of so many keys of each batch; c tanh(scores / c) before the masks, which is a bound of the op; masks
+for each window of a batch; in 16 bits a softmax in float32, with casts around it (the op's softmax is in float32
+anyway).
 """
 
 from __future__ import annotations
 
+import functools
 import math
 from dataclasses import dataclass, field
 
@@ -21,7 +24,7 @@ from tilewright.dtypes import DType, bfloat16, float16, float32
 from tilewright.errors import ShapeError
 from tilewright.graph.core import Graph, Node, Value
 from tilewright.graph.inference import Shape, broadcast_shapes
-from tilewright.graph.passes.causal import is_causal, is_causal_array
+from tilewright.graph.passes.causal import band_of_array, is_causal, is_causal_array, prefix_lengths, sliding_window
 from tilewright.graph.rewrite import Rewriter, apply_rules
 from tilewright.symbolic import Size, floor_divide, lift, simplify
 
@@ -37,14 +40,14 @@ _BOUNDED = frozenset(
     "add subtract multiply negate absolute minimum maximum clip where cast iota dimension "
     "reshape broadcast_to permute slice concat gather".split()
 )
-_LEADING = ("matmul", "multiply", "divide", "add", "where", "reshape", "cast")  # from products to softmax
+_LEADING = ("matmul", "multiply", "divide", "add", "where", "reshape", "cast", "tanh")  # from products to softmax
 _HALVES = (float16, bfloat16)
 _DEEPEST = 6  # masks nested deeper are no masks; sums of sums would take exponential time
 
 
 def recognise_attention(graph: Graph) -> Graph:
     """Replace decomposed attention by the `attention` op and simplify the ones that are there."""
-    present = [_even_bias, _grouped_heads, _causal_bias, _scaled_operands, _scalable_bias]
+    present = [_even_bias, _grouped_heads, _banded_bias, _causal_bias, _scaled_operands, _scalable_bias]
     return apply_rules(graph, {"matmul": [_attention], "attention": present})
 
 
@@ -57,6 +60,7 @@ class _Scores:
     biases: list[Value] = field(default_factory=list)  # additive
     masks: list[Value] = field(default_factory=list)  # boolean, true where a key may be seen
     fills: list[float] = field(default_factory=list)
+    softcap: float = 0.0  # of the scores before masks
     causal: bool = False
     windows: Size = 1  # of a batch, where masks differ by window: they are heads to the op
 
@@ -91,7 +95,7 @@ def _attention(node: Node, rewriter: Rewriter) -> Value | None:
     if not _fit(operands, bias):
         return None
     inputs = operands if bias is None else [*operands, bias]
-    result = rewriter.op("attention", inputs, scale=scores.scale, causal=scores.causal)
+    result = rewriter.op("attention", inputs, scale=scores.scale, causal=scores.causal, softcap=scores.softcap)
     mask = " and ".join(["a causal mask"] * scores.causal + ["a bias"] * (bias is not None)) or "no mask"
     rewriter.remark(f"attention %{node.output.name} was found in its parts, with {mask}")
     return result if result.shape == node.output.shape else rewriter.op("reshape", [result], shape=node.output.shape)
@@ -163,7 +167,7 @@ def _is_blind(value: Value | None, scores: Value | None, rewriter: Rewriter) -> 
 
 def _scores(value: Value | None, rewriter: Rewriter) -> _Scores | None:
     """Peel scales and masks off until the product of queries and keys."""
-    scale = 1.0
+    scale, softcap = 1.0, 0.0
     biases: list[Value] = []
     levels: list[Shape] = []  # of the scores that each bias is added to
     masks: list[Value] = []
@@ -183,8 +187,12 @@ def _scores(value: Value | None, rewriter: Rewriter) -> _Scores | None:
             if not factor or factor < 0:
                 return None
             scale *= factor if node.op == "multiply" else 1 / factor
+        elif node.op == "tanh":
+            if softcap:
+                return None
+            softcap, scale, value = scale, 1.0, left
         elif node.op == "add":
-            if scale != 1.0:  # the bias is scaled as well: not worth the trouble
+            if scale != 1.0 or softcap:  # the bias is scaled or bounded as well: not worth the trouble
                 return None
             first = _leads_to_matmul(left, rewriter)
             value, bias = (left, right) if first else (right, left)
@@ -201,13 +209,14 @@ def _scores(value: Value | None, rewriter: Rewriter) -> _Scores | None:
             value = left
         else:
             chosen = _masked(node, rewriter)
-            if chosen is None or node.output.rank == 5:
+            if chosen is None or node.output.rank == 5 or softcap:
                 return None
             value, mask, fill = chosen
             masks.append(mask)
             fills.append(fill)
     exact = [_in_type(bias, node.output.dtype, rewriter) for bias in biases]
-    found = _Scores(node, scale, [bias for bias in exact if bias is not None], masks, fills)
+    scale *= softcap or 1.0
+    found = _Scores(node, scale, [bias for bias in exact if bias is not None], masks, fills, softcap)
     return found if None not in exact and _settle_windows(found, levels, rewriter) else None
 
 
@@ -374,22 +383,104 @@ def _even_bias(node: Node, rewriter: Rewriter) -> Value | None:
     number = rewriter.uniform(node.inputs[3]) if len(node.inputs) > 3 else None
     if number is None or not math.isfinite(number):
         return None
-    return rewriter.op("attention", node.inputs[:3], **node.attributes)
+    return rewriter.op("attention", _without_bias(node), **node.attributes)
+
+
+def _without_bias(node: Node) -> list[Value | None]:
+    """The inputs of an attention but its bias."""
+    return [*node.inputs[:3], None, *node.inputs[4:]] if len(node.inputs) > 4 else node.inputs[:3]
 
 
 def _causal_bias(node: Node, rewriter: Rewriter) -> Value | None:
     """A bias of where(mask, 0, -inf) whose mask is causal becomes the flag; of an `and`, one half may."""
     if len(node.inputs) < 4 or node.inputs[3] is None:
         return None
-    query, key, values, bias = node.inputs
-    assert query is not None and key is not None and bias is not None
+    query, key, bias = node.inputs[0], node.inputs[1], node.inputs[3]
+    assert query is not None and key is not None
     rows, keys = query.shape[2], key.shape[2]
-    rest = _without_causal(bias, rows, keys, rewriter, others_hide=False)
+    rest = _without_causal(bias, rows, keys, rewriter, others_hide=len(node.inputs) > 4)
     if rest is bias:
         return None
-    inputs = [query, key, values] if rest is None else [query, key, values, rest]
+    inputs = _without_bias(node) if rest is None else [*node.inputs[:3], rest, *node.inputs[4:]]
     rewriter.remark(f"the mask of attention %{node.output.name} is provably causal: keys beyond it are not computed")
-    return rewriter.op("attention", inputs, scale=node.attributes["scale"], causal=True)
+    return rewriter.op("attention", inputs, **{**node.attributes, "causal": True})
+
+
+def _banded_bias(node: Node, rewriter: Rewriter) -> Value | None:
+    """Of a bias that hides keys, the condition of a sliding window, or of so many keys of each batch.
+
+    What else hides keys stays, if by minus infinity: rows of finite numbers alone get the mean of all values.
+    """
+    bias = node.inputs[3] if len(node.inputs) > 3 else None
+    query, key = node.inputs[:2]
+    found = None if bias is None else _hiding_condition(bias, rewriter)
+    if found is None or query is None or key is None:
+        return None
+    seen, low = found
+    rows, keys, attributes = query.shape[2], key.shape[2], dict(node.attributes)
+    if isinstance(seen, np.ndarray):
+        parts: list[Value] = []
+        attributes["window"] = attributes["window"] or band_of_array(seen, rows, keys, attributes["causal"])
+        lengths = None
+    else:
+        parts = _conjuncts(seen, rewriter)
+        beside = [part for part in parts if not is_causal(part, rows, keys, rewriter)]
+        causal = attributes["causal"] or len(beside) < len(parts)
+        bands = {part: sliding_window(part, rows, keys, rewriter) for part in beside if causal}
+        window = next((part for part, band in bands.items() if band and not attributes["window"]), None)
+        attributes["window"] = bands[window] if window is not None else attributes["window"]
+        counted = {part: prefix_lengths(part, query.shape[0], keys, rewriter) for part in beside if low == -math.inf}
+        counts = next((part for part, each in counted.items() if each and len(node.inputs) == 4), None)
+        lengths = None if counts is None else counted[counts]
+        parts = [part for part in (beside if window is not None else parts) if part not in (window, counts)]
+    if lengths is None and attributes["window"] == node.attributes["window"] or (parts and low != -math.inf):
+        return None
+    attributes["causal"] = attributes["causal"] or attributes["window"] > 0
+    rest = _without_bias(node)
+    if parts:
+        condition = functools.reduce(lambda left, right: rewriter.op("logical_and", [left, right]), parts)
+        number = _hiding(low, query.dtype, rewriter)
+        rest[3:] = [rewriter.op("where", [condition, rewriter.number(0.0, query.dtype), number]), *node.inputs[4:]]
+    if lengths is not None:
+        rest[3:] = [rest[3] if len(rest) > 3 else None, lengths]
+    limits = [f"a window of {attributes['window']} keys"] * (attributes["window"] != node.attributes["window"])
+    limits += ["a number of keys for each batch"] * (lengths is not None)
+    rewriter.remark(f"the mask of attention %{node.output.name} is {' and '.join(limits)}: others are not computed")
+    return rewriter.op("attention", rest, **attributes)
+
+
+def _conjuncts(condition: Value, rewriter: Rewriter, depth: int = _DEEPEST) -> list[Value]:
+    """The conditions that hold together where this one holds."""
+    node = rewriter.producer(condition, "logical_and")
+    if node is None or depth == 0:
+        return [condition]
+    return [part for item in node.inputs if item is not None for part in _conjuncts(item, rewriter, depth - 1)]
+
+
+def _hiding_condition(bias: Value, rewriter: Rewriter) -> tuple[Value | np.ndarray, float] | None:
+    """The condition under which a bias is zero, and the low number that it is everywhere else."""
+    data = rewriter.constant(bias)
+    if data is not None:
+        seen = data == 0
+        low = -math.inf if seen.all() else float(data[~seen].max())
+        return (seen, low) if not seen.all() and _is_low(low, bias) else None
+    node = rewriter.producer(bias, "where", "reshape", "broadcast_to")
+    if node is None:
+        return None
+    if node.op != "where":
+        source = node.inputs[0]
+        keeps = source is not None and source.rank >= 2 and source.shape[-2:] == bias.shape[-2:]
+        return _hiding_condition(source, rewriter) if keeps and source is not None else None
+    condition, shown, hidden = node.inputs
+    assert condition is not None
+    for zero, number, flipped in ((shown, hidden, False), (hidden, shown, True)):
+        low = rewriter.uniform(number)
+        if rewriter.uniform(zero) == 0 and low is not None and _is_low(low, bias):
+            seen = rewriter.constant(condition)
+            if seen is not None:
+                return seen.astype(bool) != flipped, low
+            return (rewriter.op("logical_not", [condition]) if flipped else condition), low
+    return None
 
 
 def _may_hide(bias: Value, rewriter: Rewriter, depth: int = _DEEPEST) -> bool:
@@ -471,7 +562,8 @@ def _scalable_bias(node: Node, rewriter: Rewriter) -> Value | None:
     """Numbers of a bias that hide keys, none of them lower than `_LOWEST` unless infinite."""
     bias = node.inputs[3] if len(node.inputs) > 3 else None
     raised = None if bias is None else _raised(bias, rewriter)
-    return None if raised is bias else rewriter.op("attention", [*node.inputs[:3], raised], **node.attributes)
+    inputs = [*node.inputs[:3], raised, *node.inputs[4:]]
+    return None if raised is bias else rewriter.op("attention", inputs, **node.attributes)
 
 
 def _raised(bias: Value, rewriter: Rewriter, depth: int = _DEEPEST) -> Value:
@@ -502,7 +594,7 @@ def _scaled_operands(node: Node, rewriter: Rewriter) -> Value | None:
         if found is not None:
             inputs = [*node.inputs[:index], found[0], *node.inputs[index + 1 :]]
             scale = node.attributes["scale"] * found[1]
-            return rewriter.op("attention", inputs, scale=scale, causal=node.attributes["causal"])
+            return rewriter.op("attention", inputs, **{**node.attributes, "scale": scale})
     return None
 
 

@@ -132,6 +132,7 @@ class Strided:
     bias: Value | None
     bias_form: int  # 0: none, 1: one number for each key, 2: for each query and key
     bias_strides: tuple[Size, ...]  # of [batch, head, row, key]; 0 where it is broadcast
+    lengths: Value | None = None  # keys of each batch that are seen
 
 
 def strided_operands(group: Group) -> Strided:
@@ -143,7 +144,7 @@ def strided_operands(group: Group) -> Strided:
     assert anchor is not None
     q, k, v = anchor.inputs[:3]
     assert q is not None and k is not None and v is not None
-    bias = anchor.inputs[3] if len(anchor.inputs) > 3 else None
+    bias, lengths = (*anchor.inputs[3:], None, None)[:2]
     out_strides = tuple(_output_strides(group))
     found = {name: _source_view(value, group) for name, value in (("q", q), ("k", k), ("v", v))}
     return Strided(
@@ -154,6 +155,7 @@ def strided_operands(group: Group) -> Strided:
         bias,
         0 if bias is None else _bias_form(bias),
         (0, 0, 0, 0) if bias is None else bias_strides(bias),
+        lengths,
     )
 
 
@@ -171,6 +173,8 @@ def strided_candidate(group: Group, target: Target, make: CallMaker) -> Candidat
     out = strided.out_strides
     operands: dict[str, Operand] = {"out": strided.out, **strided.sources}
     operands["bias"] = operands["q"] if strided.bias is None else strided.bias
+    if strided.lengths is not None:
+        operands["lengths_0"] = strided.lengths
     sizes: dict[str, Size] = {
         "queries": q.shape[2], "keys": k.shape[2], "group": simplify(lift(q.shape[1]) // k.shape[1]),
         "out_batch": out[0], "out_head": out[1], "out_row": out[2],
@@ -181,6 +185,7 @@ def strided_candidate(group: Group, target: Target, make: CallMaker) -> Candidat
     sizes |= dict(zip(("bias_batch", "bias_head", "bias_row", "bias_key"), strided.bias_strides, strict=True))
     constants: dict[str, Any] = {
         "HEAD": q.shape[3], "VALUE_HEAD": v.shape[3], "CAUSAL": bool(anchor.attributes["causal"]),
+        "WINDOW": anchor.attributes["window"], "SOFTCAP": float(anchor.attributes["softcap"]),
         "BIAS": strided.bias_form, "scale": float(anchor.attributes["scale"]), "TYPE": language_type(q.dtype),
     }  # fmt: skip
     types: dict[str, str] = {}
@@ -211,7 +216,10 @@ def _calls(
         calls.append(_call(attention, operands, types, {**constants, **masks}, grid, (queries, most)))
     if upper_bound(queries) > FEW_QUERIES:
         block = query_block(queries, expected(lift(batch) * heads), settings.threads)
-        masks = {"MASK_S": _is_ragged(queries, block), "MASK_T": _is_ragged(keys, key_block)}
+        masks = {
+            "MASK_S": _is_ragged(queries, block),
+            "MASK_T": _is_ragged(keys, key_block) or "lengths_0" in operands,
+        }
         calls.append(_call(attention, operands, types, {**constants, **masks, "BLOCK_T": key_block, "BLOCK_S": block},
                            (ceil_divide(queries, block), heads, batch), None))  # fmt: skip
     return calls

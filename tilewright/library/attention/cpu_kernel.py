@@ -7,7 +7,8 @@ calculation for softmax", 2018; Dao et al., "FlashAttention", 2022).  Both kerne
 so heads never need a permuted copy, and `group` query heads may share one key/value head.
 
 `BIAS` says what is added to the scores: 0 nothing, 1 one number for each key (a padding mask),
-2 a number for each query and key.
+2 a number for each query and key.  `WINDOW` is how many keys a query of causal attention sees (0: all), `SOFTCAP`
+bounds scores (0: not), and `lengths`, where there are any, are the keys of each batch that are seen.
 """
 
 # mypy: ignore-errors
@@ -34,24 +35,54 @@ def load_bias(bias, query, key, queries, keys, bias_row, bias_key, BIAS: tl.cons
 
 
 @tilewright.jit
-def hide_unseen(scores, query, key, queries, keys, CAUSAL: tl.constexpr, MASK_T: tl.constexpr):
-    """Scores [keys, queries], minus infinity where the key is none or comes after the query."""
-    if MASK_T:
-        scores = tl.where(key[:, None] < keys, scores, float("-inf"))
+def seen_keys(keys, batch, lengths):
+    """How many keys of a batch are seen."""
+    if len(lengths) > 0:
+        keys = tl.minimum(tl.load(lengths[0] + batch), keys)
+    return keys
+
+
+@tilewright.jit
+def seen_range(query, count, offset, keys, CAUSAL: tl.constexpr, WINDOW: tl.constexpr, BLOCK_T: tl.constexpr):
+    """The first and the last key, in whole blocks, that `count` queries see; a query's own is `offset` behind it."""
+    start, limit = 0, keys
     if CAUSAL:
-        scores = tl.where(key[:, None] <= query[None, :] + (keys - queries), scores, float("-inf"))
+        limit = tl.minimum(keys, query + count + offset)
+    if WINDOW > 0:
+        start = tl.maximum(query + offset - (WINDOW - 1), 0) // BLOCK_T * BLOCK_T
+    return start, limit
+
+
+@tilewright.jit
+def capped(scores, SOFTCAP: tl.constexpr):
+    """SOFTCAP tanh(scores / SOFTCAP): from a power of two, whose overflow and underflow give 1 and -1."""
+    if SOFTCAP > 0:
+        scores = SOFTCAP - (2.0 * SOFTCAP) / (tl.exp2(scores * (2.0 / SOFTCAP * LOG2_E)) + 1.0)
     return scores
 
 
 @tilewright.jit
-def power(scores, BIAS: tl.constexpr):
-    """e to the scores, which are in units of log 2 where there is no bias.
+def hide_unseen(scores, query, key, offset, keys, CAUSAL: tl.constexpr, WINDOW: tl.constexpr,
+                MASK_T: tl.constexpr):  # fmt: skip
+    """Scores [keys, queries], minus infinity where the key is none, comes after the query or before its window."""
+    if MASK_T:
+        scores = tl.where(key[:, None] < keys, scores, float("-inf"))
+    if CAUSAL:
+        scores = tl.where(key[:, None] <= query[None, :] + offset, scores, float("-inf"))
+    if WINDOW > 0:
+        scores = tl.where(key[:, None] > query[None, :] + (offset - WINDOW), scores, float("-inf"))
+    return scores
 
-    With one they are not: the least float32, which often hides keys, would become minus infinity, and rows that see no
+
+@tilewright.jit
+def power(scores, NATURAL: tl.constexpr):
+    """e to the scores, which are in units of log 2 where they are not `NATURAL`.
+
+    With a bias they are: the least float32, which often hides keys, would become minus infinity, and rows that see no
     key zeros instead of the mean of all values.  Denormal powers, as masks of -100 leave, are zeros: beside a sum of at
     least 1 they are nothing, and each product with one takes many CPUs a hundred times as long.
     """
-    exponents = scores * LOG2_E if BIAS > 0 else scores
+    exponents = scores * LOG2_E if NATURAL else scores
     return tl.where(exponents < LEAST, 0.0, tl.exp2(exponents))
 
 
@@ -59,9 +90,9 @@ def power(scores, BIAS: tl.constexpr):
 def attention(q, k, v, bias, out, queries, keys, group, scale,
               q_batch, q_head, q_row, k_batch, k_head, k_row, v_batch, v_head, v_row,
               out_batch, out_head, out_row, bias_batch, bias_head, bias_row, bias_key, q_offset, k_offset, v_offset,
-              HEAD: tl.constexpr, VALUE_HEAD: tl.constexpr, BLOCK_S: tl.constexpr, BLOCK_T: tl.constexpr,
-              MASK_S: tl.constexpr, MASK_T: tl.constexpr, CAUSAL: tl.constexpr, BIAS: tl.constexpr,
-              TYPE: tl.constexpr):  # fmt: skip
+              *lengths, HEAD: tl.constexpr, VALUE_HEAD: tl.constexpr, BLOCK_S: tl.constexpr, BLOCK_T: tl.constexpr,
+              MASK_S: tl.constexpr, MASK_T: tl.constexpr, CAUSAL: tl.constexpr, WINDOW: tl.constexpr,
+              SOFTCAP: tl.constexpr, BIAS: tl.constexpr, TYPE: tl.constexpr):  # fmt: skip
     """Blocks of queries against all keys.  Grid: (query blocks, query heads, batch).
 
     `MASK_S` and `MASK_T` are false where whole blocks of queries and of keys are known to exist.
@@ -69,7 +100,7 @@ def attention(q, k, v, bias, out, queries, keys, group, scale,
     Everything is computed transposed: S^T[t, s] = K Q^T, O^T[d, s] = V^T P^T.  Then keys and values
     are the left operands of `dot`, read in place; the queries lie along the vector dimension, so that
     maxima and sums over keys are plain vector operations; and only Q and O are ever transposed, once.
-    Scores without a bias are in units of log 2, because powers of two are cheaper than those of e.
+    Scores without a bias or cap are in units of log 2, because powers of two are cheaper than those of e.
     """
     head = tl.program_id(1).to(tl.int64)
     batch = tl.program_id(2).to(tl.int64)
@@ -86,27 +117,28 @@ def attention(q, k, v, bias, out, queries, keys, group, scale,
 
     query_exists = query[:, None] < queries if MASK_S else None
     q_block = tl.load(q + query.to(tl.int64)[:, None] * q_row + dim[None, :], mask=query_exists)
-    q_transposed = tl.trans((q_block.to(TYPE) * (scale * LOG2_E if BIAS == 0 else scale)).to(k.dtype.element_ty))
+    NATURAL: tl.constexpr = BIAS > 0 or SOFTCAP > 0
+    q_transposed = tl.trans((q_block.to(TYPE) * (scale if NATURAL else scale * LOG2_E)).to(k.dtype.element_ty))
     maximum = tl.full((BLOCK_S,), float("-inf"), TYPE)
     total = tl.zeros((BLOCK_S,), TYPE)
     acc = tl.zeros((VALUE_HEAD, BLOCK_S), TYPE)
-    limit = keys
-    if CAUSAL:
-        limit = tl.minimum(keys, first_query + BLOCK_S + keys - queries)
-    for first_key in range(0, limit, BLOCK_T):
+    offset = keys - queries
+    keys = seen_keys(keys, batch, lengths)
+    start, limit = seen_range(first_query, BLOCK_S, offset, keys, CAUSAL, WINDOW, BLOCK_T)
+    for first_key in range(start, limit, BLOCK_T):
         key = first_key + tl.arange(0, BLOCK_T)
         key_row = key.to(tl.int64)
         key_exists, absent = (key[:, None] < keys, 0.0) if MASK_T else (None, None)
         k_block = tl.load(k + key_row[:, None] * k_row + dim[None, :], mask=key_exists)
-        scores = tl.dot(k_block, q_transposed, input_precision="ieee")
+        scores = capped(tl.dot(k_block, q_transposed, input_precision="ieee"), SOFTCAP)
         if BIAS > 0:
             scores += load_bias(bias, query, key, queries, keys, bias_row, bias_key, BIAS).to(TYPE)
-        scores = hide_unseen(scores, query, key, queries, keys, CAUSAL, MASK_T)
+        scores = hide_unseen(scores, query, key, offset, keys, CAUSAL, WINDOW, MASK_T)
         new_maximum = tl.maximum(maximum, tl.max(scores, 0))
         # A column with no visible key so far keeps -inf; subtracting it from itself would give NaN.
         reference = tl.where(new_maximum == float("-inf"), 0.0, new_maximum)
-        correction = power(maximum - reference, BIAS)
-        weights = power(scores - reference[None, :], BIAS)
+        correction = power(maximum - reference, NATURAL)
+        weights = power(scores - reference[None, :], NATURAL)
         total = total * correction + tl.sum(weights, 0)
         v_block = tl.load(v + key_row[:, None] * v_row + value_dim[None, :], mask=key_exists, other=absent)
         acc = acc * correction[None, :]
@@ -122,8 +154,9 @@ def attention(q, k, v, bias, out, queries, keys, group, scale,
 def attention_decode(q, k, v, bias, out, queries, keys, group, scale,
                      q_batch, q_head, q_row, k_batch, k_head, k_row, v_batch, v_head, v_row,
                      out_batch, out_head, out_row, bias_batch, bias_head, bias_row, bias_key,
-                     q_offset, k_offset, v_offset, HEAD: tl.constexpr, VALUE_HEAD: tl.constexpr, BLOCK_T: tl.constexpr,
-                     CAUSAL: tl.constexpr, BIAS: tl.constexpr, TYPE: tl.constexpr):  # fmt: skip
+                     q_offset, k_offset, v_offset, *lengths, HEAD: tl.constexpr, VALUE_HEAD: tl.constexpr,
+                     BLOCK_T: tl.constexpr, CAUSAL: tl.constexpr, WINDOW: tl.constexpr, SOFTCAP: tl.constexpr,
+                     BIAS: tl.constexpr, TYPE: tl.constexpr):  # fmt: skip
     """One query against all keys: streams K and V once.  Grid: (queries, query heads, batch)."""
     query = tl.program_id(0)
     head = tl.program_id(1).to(tl.int64)
@@ -140,15 +173,16 @@ def attention_decode(q, k, v, bias, out, queries, keys, group, scale,
     maximum = tl.full((), float("-inf"), TYPE)
     total = tl.zeros((), TYPE)
     acc = tl.zeros((VALUE_HEAD,), TYPE)
-    limit = keys
-    if CAUSAL:
-        limit = tl.minimum(keys, query + 1 + keys - queries)
-    for first_key in range(0, limit, BLOCK_T):
+    offset = keys - queries
+    start, limit = seen_range(query, 1, offset, seen_keys(keys, batch, lengths), CAUSAL, WINDOW, BLOCK_T)
+    for first_key in range(start, limit, BLOCK_T):
         key = first_key + tl.arange(0, BLOCK_T)
         seen = key < limit
+        if WINDOW > 0:
+            seen = seen & (key > query + (offset - WINDOW))
         key_row = key.to(tl.int64)
         k_block = tl.load(k + key_row[:, None] * k_row + dim[None, :], mask=seen[:, None], other=0.0)
-        scores = tl.sum(k_block.to(TYPE) * q_vector[None, :], 1)
+        scores = capped(tl.sum(k_block.to(TYPE) * q_vector[None, :], 1), SOFTCAP)
         if BIAS > 0:
             scores += tl.load(bias + key_row * bias_key, mask=seen, other=0.0).to(TYPE)
         scores = tl.where(seen, scores, float("-inf"))

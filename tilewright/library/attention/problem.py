@@ -15,9 +15,10 @@ TYPICAL = 512  # queries and keys that a run-time number is taken for
 class AttentionProblem:
     """softmax(scale q k^T + bias) v; queries and keys may be typical numbers of a range.
 
-    A `window` is how many keys a query sees, 0 for all; `ragged`: each batch has queries and keys of its own; with
-    `statistics` the logarithms of the sums are results, too.  `obstacle` says why the tensor memory accelerator cannot
-    move these arrays, or is empty.  `bias`: 1 a number for each key, 2 for each query and key.
+    A `window` is how many keys a query sees, 0 for all; `ragged`: each batch has queries and keys of its own;
+    `counted`: it has keys of its own; `softcap` bounds scores (0: not); with `statistics` the logarithms of the sums
+    are results, too.  `obstacle` says why the tensor memory accelerator cannot move these arrays, or is empty.
+    `bias`: 1 a number for each key, 2 for each query and key.
     """
 
     batches: int
@@ -33,6 +34,8 @@ class AttentionProblem:
     statistics: bool = False
     obstacle: str = ""
     bias: int = 0
+    counted: bool = False
+    softcap: float = 0.0
 
 
 def typical(size: Size, most: int = TYPICAL) -> int:

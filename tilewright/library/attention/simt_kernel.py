@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import tilewright
 import tilewright.language as tl
+from tilewright.library.attention.cpu_kernel import capped, seen_keys, seen_range
 
 
 @tilewright.jit
@@ -28,9 +29,9 @@ def load_bias(bias, query_row, key, query_exists, key_exists, bias_row, bias_key
 def attention(q, k, v, bias, out, queries, keys, group, scale,
               q_batch, q_head, q_row, k_batch, k_head, k_row, v_batch, v_head, v_row,
               out_batch, out_head, out_row, bias_batch, bias_head, bias_row, bias_key, q_offset, k_offset, v_offset,
-              HEAD: tl.constexpr, VALUE_HEAD: tl.constexpr, BLOCK_D: tl.constexpr, BLOCK_V: tl.constexpr,
-              BLOCK_S: tl.constexpr, BLOCK_T: tl.constexpr, CAUSAL: tl.constexpr, BIAS: tl.constexpr,
-              TYPE: tl.constexpr):  # fmt: skip
+              *lengths, HEAD: tl.constexpr, VALUE_HEAD: tl.constexpr, BLOCK_D: tl.constexpr, BLOCK_V: tl.constexpr,
+              BLOCK_S: tl.constexpr, BLOCK_T: tl.constexpr, CAUSAL: tl.constexpr, WINDOW: tl.constexpr,
+              SOFTCAP: tl.constexpr, BIAS: tl.constexpr, TYPE: tl.constexpr):  # fmt: skip
     """Blocks of `BLOCK_S` queries against all keys, `BLOCK_T` at a time.  Grid: (query blocks, query heads, batch).
 
     `BLOCK_D` and `BLOCK_V` are powers of two that cover `HEAD` and `VALUE_HEAD`.
@@ -54,20 +55,23 @@ def attention(q, k, v, bias, out, queries, keys, group, scale,
     maximum = tl.full((BLOCK_S,), float("-inf"), TYPE)
     total = tl.zeros((BLOCK_S,), TYPE)
     acc = tl.zeros((BLOCK_S, BLOCK_V), TYPE)
-    limit = keys
-    if CAUSAL:
-        limit = tl.minimum(keys, first_query + BLOCK_S + keys - queries)
-    for first_key in range(0, limit, BLOCK_T):
+    offset = keys - queries
+    keys = seen_keys(keys, batch, lengths)
+    start, limit = seen_range(first_query, BLOCK_S, offset, keys, CAUSAL, WINDOW, BLOCK_T)
+    for first_key in range(start, limit, BLOCK_T):
         key = first_key + tl.arange(0, BLOCK_T)
         key_row = key.to(tl.int64)[:, None]
         key_exists = key[:, None] < keys
         k_block = tl.load(k + key_row * k_row + dim, mask=key_exists & (dim < HEAD), other=0.0)
         scores = tl.dot(q_block, tl.trans(k_block), input_precision="ieee").to(TYPE) * scale
+        scores = capped(scores, SOFTCAP)
         seen = key[None, :] < keys
         if BIAS > 0:
             scores += load_bias(bias, query_row, key, query_exists, seen, bias_row, bias_key, BIAS).to(TYPE)
         if CAUSAL:
-            seen = seen & (key[None, :] <= query[:, None] + (keys - queries))
+            seen = seen & (key[None, :] <= query[:, None] + offset)
+        if WINDOW > 0:
+            seen = seen & (key[None, :] > query[:, None] + (offset - WINDOW))
         scores = tl.where(seen, scores, float("-inf"))
         new_maximum = tl.maximum(maximum, tl.max(scores, 1))
         # A query with no visible key so far keeps -inf; subtracting it from itself would give NaN.

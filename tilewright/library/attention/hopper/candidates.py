@@ -84,7 +84,8 @@ def _hopper_calls(anchor: Node, strided: Strided, number: int, target: Target) -
         pairs = typical(product(q.shape[:2]), 1 << 20)
         problem = AttentionProblem(
             1, pairs, pairs, rows, typical(k.shape[2]), size, strided.sources["q"].dtype,
-            bool(anchor.attributes["causal"]), bias=strided.bias_form,
+            bool(anchor.attributes["causal"]), anchor.attributes["window"], bias=strided.bias_form,
+            counted=strided.lengths is not None, softcap=float(anchor.attributes["softcap"]),
         )  # fmt: skip
         forms = attention_forms(problem)
         if number >= len(forms):
@@ -136,8 +137,9 @@ def hopper_call(
     }
     operands |= {
         "out": tiled(strided.out, out, form.query_block), "lse": schedule if sums is None else sums,
-        "lengths": schedule, "schedule": schedule, "tiles_per_cta": Table("attention", sizes, columns=True),
-        "queries": queries, "keys": keys, "heads": parts, "group": group, "window": 0,
+        "lengths": strided.lengths or schedule, "schedule": schedule,
+        "tiles_per_cta": Table("attention", sizes, columns=True),
+        "queries": queries, "keys": keys, "heads": parts, "group": group, "window": anchor.attributes["window"],
         "scale": scale * math.log2(math.e),
     }  # fmt: skip
     types = dict.fromkeys(("tiles_per_cta", "queries", "keys", "heads", "group", "window"), "i32")

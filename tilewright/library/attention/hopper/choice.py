@@ -49,10 +49,11 @@ def attention_forms(problem: AttentionProblem) -> list[AttentionForm]:
         turns = 1 < consumers < 4 or (consumers == 4 and not problem.causal)
         form = AttentionForm(
             D=problem.size, BN=block, CONSUMERS=consumers, STAGES=stages, CAUSAL=problem.causal,
-            WINDOW=problem.window > 0, LENGTHS=problem.ragged, LSE=problem.statistics, FLAT=flat, TURNS=turns,
-            TYPE=tl.dtype(problem.dtype), BIAS=problem.bias,
+            WINDOW=problem.window > 0, LENGTHS=1 if problem.ragged else 2 * problem.counted,
+            SOFTCAP=problem.softcap, LSE=problem.statistics, FLAT=flat, TURNS=turns, TYPE=tl.dtype(problem.dtype),
+            BIAS=problem.bias,
         )  # fmt: skip
-        if (problem.bias, limit, consumers) in _TOO_MUCH or (problem.window and consumers > 2):
+        if (problem.bias, limit, consumers) in _TOO_MUCH or ((problem.window or problem.softcap) and consumers > 2):
             continue
         if not is_possible(form):
             continue
@@ -68,6 +69,8 @@ def seconds_of(form: AttentionForm, problem: AttentionProblem, machine: Machine)
     blocks = -(-problem.keys // form.BN)
     if problem.causal and problem.queries > form.BM:
         blocks = -(-blocks // 2)
+    if problem.window:
+        blocks = min(blocks, -(-(problem.window + form.BM) // form.BN) + 1)
     clocks = TILE_CLOCKS + blocks * block_clocks(form, machine)
     turns = max(1.0, tiles * pairs / machine.processors) if problem.causal else -(-tiles * pairs // machine.processors)
     return machine.launches.kernel + turns * clocks / machine.clock

@@ -25,7 +25,8 @@ class AttentionForm(NamedTuple):
     STAGES: int = 2
     CAUSAL: bool = False
     WINDOW: bool = False  # with CAUSAL: a query sees only so many keys
-    LENGTHS: bool = False
+    LENGTHS: int = 0  # 1: each batch has queries and keys of its own, 2: keys alone
+    SOFTCAP: float = 0.0  # c: scores are c tanh(scores / c); 0: as they are
     LSE: bool = False
     FLAT: bool = True
     LAZY: bool = True

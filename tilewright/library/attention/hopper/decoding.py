@@ -49,6 +49,8 @@ def decoding_candidates(group: Group, graph: Graph, target: Target) -> list[Cand
     packed = _packed_heads(strided)
     if packed is None or not target.wgmma or not is_tiled(anchor, strided):
         return []
+    if strided.lengths is not None or anchor.attributes["window"] or anchor.attributes["softcap"]:
+        return []
     k = packed.views["k"]
     pairs = _middle(product(k.shape[:2]))
     late = _written_late(packed, graph)

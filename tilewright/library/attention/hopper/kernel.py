@@ -86,7 +86,7 @@ def tile_of(entry, sizes, lengths, FORM: tl.constexpr):
     batch = pair // sizes.heads
     row = (entry & 0xFFFF) * FORM.BM
     queries, keys = sizes.queries, sizes.keys
-    if FORM.LENGTHS:
+    if FORM.LENGTHS == 1:
         queries, keys = tl.load(lengths + 2 * batch), tl.load(lengths + 2 * batch + 1)
     first = row * 0
     if FORM.SPLITS > 1:
@@ -94,6 +94,8 @@ def tile_of(entry, sizes, lengths, FORM: tl.constexpr):
         first = (pair % FORM.SPLITS) * part
         keys = tl.minimum(keys - first, part)
     offset = keys - queries
+    if FORM.LENGTHS == 2:
+        keys = tl.minimum(keys, tl.load(lengths + batch))
     high = blocks_below(tl.minimum(row + FORM.BM, queries) - 1, offset, keys, FORM)
     low = high * 0
     if FORM.WINDOW:
@@ -221,6 +223,15 @@ def bias_of(block, row, tile, sizes, FORM: tl.constexpr):
 
 
 @tilewright.jit
+def bounded(scores, scale, FORM: tl.constexpr):
+    """Scores within the soft cap; `scale` makes exponents of 2 of them. Powers that overflow or vanish give the cap."""
+    if FORM.SOFTCAP > 0:
+        bound = (FORM.SOFTCAP * 1.4426950408889634) / scale
+        scores = bound - 2.0 * bound / (tl.exp2(scores * (scale * (2.0 / FORM.SOFTCAP))) + 1.0)
+    return scores
+
+
+@tilewright.jit
 def partial_sums(block):
     """Sums over every eighth column, [64, 8]: what a thread holds of a product it adds up alone."""
     return tl.sum(tl.reshape(block, (64, block.shape[1] // 8, 8)), 1)
@@ -278,6 +289,7 @@ def walk(first, end, queries, memory, powers, maximum, sums, out, count, top, ro
         if FORM.BIAS > 0 and not FORM.biased_ahead:
             bias = bias_of(top - step, row, tile, sizes, FORM)
         scores, pending = products(queries, memory, powers, out, count + step, count + step - 1, copy, FORM)
+        scores = bounded(scores, scale, FORM)
         if FORM.BIAS > 0:
             scores = tl.fma(bias, sizes.bias_factor, scores)
         if FORM.biased_ahead:
@@ -345,6 +357,7 @@ def first_block(queries, memory, tile, count, copy, sizes, scale, FORM: tl.const
     memory.key_ring.wait_full(position)
     scores = tx.wgmma_wait(tx.wgmma(queries, memory.keys[position.stage].T))
     memory.key_ring.release(position)
+    scores = bounded(scores, scale, FORM)
     if FORM.BIAS > 0:
         scores = tl.fma(bias, sizes.bias_factor, scores)
     powers, maximum, sums = first_softmax(masked(scores, top, row, tile, sizes, FORM), scale)
@@ -455,6 +468,7 @@ def attend(copy, target, lse, memory, sizes, schedule, lengths, scale, FORM: tl.
                 memory.key_ring.wait_full(tx.ring_at(start, FORM.STAGES))
                 scores, pending = products(query_tile(memory, number + 1, copy, FORM), memory, powers, out, start,
                                            count - 1, copy, FORM)  # fmt: skip
+                scores = bounded(scores, scale, FORM)
                 if FORM.BIAS > 0:
                     scores = tl.fma(bias, sizes.bias_factor, scores)
                 scores = masked(scores, top, row, after, sizes, FORM)
@@ -481,8 +495,9 @@ def attention(q: tx.tensor_map, k: tx.tensor_map, v: tx.tensor_map, out: tx.tens
     `FORM.key_block` for k and v.  What lies behind a batch's keys must be finite.
     `schedule` [CTAs, tiles_per_cta] i32 lists each CTA's tiles, ended by -1 (`forms.attention_schedule`).  With causal
     masks the last query sees the last key; `window` is how many keys a query sees.  `lengths` [batch, 2] i32 are the
-    queries and keys of each batch (`LENGTHS`; rows behind them hold nothing of use), `lse` [batch, heads, queries] f32
-    the logarithms of the sums (`LSE`).  With `BIAS` the scores get a bias: `bias` are its pointer, its strides over
+    queries and keys of each batch (`LENGTHS` 1; rows behind them hold nothing of use), or [batch] i32 the keys of each
+    that are seen (2; causal masks are those of all keys).  With `SOFTCAP` c scores are c tanh(scores / c).
+    `lse` [batch, heads, queries] f32 are the logarithms of the sums (`LSE`).  With `BIAS` the scores get a bias: `bias` are its pointer, its strides over
     batches, heads and queries (0 where it is broadcast; keys follow each other), and ln 2 / scale.  With `SPLITS` the
     keys of a head are divided into so many parts of whole blocks (the last may be empty); `heads` counts parts, part s
     of head h is number h SPLITS + s, and `out` and `lse` hold the results of parts, to be put together.
