@@ -474,12 +474,12 @@ def _hiding_condition(bias: Value, rewriter: Rewriter) -> tuple[Value | np.ndarr
     condition, shown, hidden = node.inputs
     assert condition is not None
     for zero, number, flipped in ((shown, hidden, False), (hidden, shown, True)):
-        low = rewriter.uniform(number)
-        if rewriter.uniform(zero) == 0 and low is not None and _is_low(low, bias):
-            seen = rewriter.constant(condition)
-            if seen is not None:
-                return seen.astype(bool) != flipped, low
-            return (rewriter.op("logical_not", [condition]) if flipped else condition), low
+        least = rewriter.uniform(number)
+        if rewriter.uniform(zero) == 0 and least is not None and _is_low(least, bias):
+            mask = rewriter.constant(condition)
+            if mask is not None:
+                return mask.astype(bool) != flipped, least
+            return (rewriter.op("logical_not", [condition]) if flipped else condition), least
     return None
 
 
