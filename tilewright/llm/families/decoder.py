@@ -19,6 +19,7 @@ class Decoder:
     epsilon = 1e-6
     theta = 10000.0
     activation_key, activation_default = "hidden_act", "silu"
+    activations: tuple[str, ...] = tuple(ACTIVATIONS)  # that the MLP may have
     tied = False
     softcap = 0.0  # of attention's scores; 0: none
     ignored: tuple[str, ...] = ("rotary_emb.inv_freq",)
@@ -38,7 +39,7 @@ class Decoder:
         width = config.number("head_dim", self.head_width or self.hidden // heads, low=4)
         self.heads = Heads(heads, keys, width)
         self.norm_epsilon = config.real("rms_norm_eps", self.epsilon, 0.0, 1.0)
-        self.activation = config.word(self.activation_key, self.activation_default, tuple(ACTIVATIONS))
+        self.activation = config.word(self.activation_key, self.activation_default, self.activations)
         step.checkpoint.strip_prefix("model.")
         step.checkpoint.check_layers("layers.", self.layers, "num_hidden_layers")
         self.read()
