@@ -31,6 +31,8 @@ def _separated(node: Node, rewriter: Rewriter) -> Value | None:
         return None
     if upper_bound(product([batch, heads, rows, keys])) * dtype.itemsize > _LARGEST:
         return None
+    if len(node.inputs) > 4 or node.attributes["window"] or node.attributes["softcap"]:
+        return None
     if node.attributes["causal"] and not isinstance(simplify(lift(keys) - rows), int):
         return None
     # Heads that share keys are rows of one product.
