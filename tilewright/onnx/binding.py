@@ -19,12 +19,14 @@ if TYPE_CHECKING:
     from tilewright.onnx.session import InferenceSession
 
 
-_TEXTS = {"float32": "float", "float64": "double", "float4e2m1fn": "float4e2m1", "float8e8m0fnu": "float8e8m0"}
+_TEXTS = {"float32": "float", "float64": "double", "float8e8m0fnu": "float8e8m0"}
 
 
 def element_text(dtype: np.dtype | type) -> str:
     """A NumPy dtype as ONNX writes it in types: "float" for float32."""
     name = np.dtype(dtype).name.replace("_", "")
+    if name.startswith("float") and int(name[5]) < 8:  # of whose widths each has one form
+        name = name.removesuffix("fn")
     return _TEXTS.get(name, name)
 
 
