@@ -122,8 +122,7 @@ def attention(q, k, v, bias, out, queries, keys, group, scale,
     maximum = tl.full((BLOCK_S,), float("-inf"), TYPE)
     total = tl.zeros((BLOCK_S,), TYPE)
     acc = tl.zeros((VALUE_HEAD, BLOCK_S), TYPE)
-    offset = keys - queries
-    keys = seen_keys(keys, batch, lengths)
+    offset, keys = keys - queries, seen_keys(keys, batch, lengths)
     start, limit = seen_range(first_query, BLOCK_S, offset, keys, CAUSAL, WINDOW, BLOCK_T)
     for first_key in range(start, limit, BLOCK_T):
         key = first_key + tl.arange(0, BLOCK_T)
