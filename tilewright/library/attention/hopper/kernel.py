@@ -497,10 +497,11 @@ def attention(q: tx.tensor_map, k: tx.tensor_map, v: tx.tensor_map, out: tx.tens
     masks the last query sees the last key; `window` is how many keys a query sees.  `lengths` [batch, 2] i32 are the
     queries and keys of each batch (`LENGTHS` 1; rows behind them hold nothing of use), or [batch] i32 the keys of each
     that are seen (2; causal masks are those of all keys).  With `SOFTCAP` c scores are c tanh(scores / c).
-    `lse` [batch, heads, queries] f32 are the logarithms of the sums (`LSE`).  With `BIAS` the scores get a bias: `bias` are its pointer, its strides over
-    batches, heads and queries (0 where it is broadcast; keys follow each other), and ln 2 / scale.  With `SPLITS` the
-    keys of a head are divided into so many parts of whole blocks (the last may be empty); `heads` counts parts, part s
-    of head h is number h SPLITS + s, and `out` and `lse` hold the results of parts, to be put together.
+    `lse` [batch, heads, queries] f32 are the logarithms of the sums (`LSE`).  With `BIAS` the scores get a bias: `bias`
+    are its pointer, its strides over batches, heads and queries (0 where it is broadcast; keys follow each other), and
+    ln 2 / scale.  With `SPLITS` the keys of a head are divided into so many parts of whole blocks (the last may be
+    empty); `heads` counts parts, part s of head h is number h SPLITS + s, and `out` and `lse` hold the results of
+    parts, to be put together.
     """
     query_tiles = tx.shared((FORM.query_stages * FORM.CONSUMERS, 64, FORM.D), FORM.TYPE, swizzle=FORM.swizzle)
     key_tiles = tx.shared((FORM.STAGES, FORM.BN, FORM.D), FORM.TYPE, swizzle=FORM.swizzle)
