@@ -10,7 +10,7 @@ import pytest
 from tests.host.cuda_stand_in import Driver
 from tilewright.build.builder import build
 from tilewright.build.tuning import Tuning
-from tilewright.dtypes import DType, float16, float32, float64, int64
+from tilewright.dtypes import DType, float16, float32, float64, int1, int64, uint32
 from tilewright.engine.engine import Engine
 from tilewright.graph import reference
 from tilewright.graph.build import GraphBuilder
@@ -78,9 +78,10 @@ def windowed(model: Model, window: int) -> Value:
     return model.op("logical_and", near, causal)
 
 
-def counted(model: Model) -> Value:
-    ends = model.b.input("ends", int64, (model.batch,))
-    below = model.op("less", model.line(model.keys, 1), model.op("reshape", ends, shape=(model.batch, 1)))
+def counted(model: Model, dtype: DType = int64) -> Value:
+    ends = model.b.input("ends", dtype, (model.batch,))
+    line = model.op("cast", model.line(model.keys, 1), dtype=dtype)
+    below = model.op("less", line, model.op("reshape", ends, shape=(model.batch, 1)))
     return model.op("reshape", below, shape=(model.batch, 1, 1, model.keys))
 
 
@@ -150,9 +151,10 @@ def test_gpus_compute_them_in_their_kernels(given: tuple[Any, ...], driver: Driv
 
 
 def test_other_masks_stay(rng: np.random.Generator) -> None:
-    """A window to the right, one without its causal half, numbers of keys that count from the end, finite numbers."""
-    for kind in ("right", "both ways", "from the end", "finite"):
-        model = Model(float32, 24, 24)
+    """A window to the right, one without its causal half, numbers of keys that count from the end, of each row or head,
+    finite numbers."""
+    for kind in ("right", "both ways", "from the end", "of rows", "of heads", "finite"):
+        model = Model(float32, 24, 24, batch=24 if kind == "of rows" else 2)
         row, column = model.positions()
         if kind == "right":
             condition = model.op("less", row, model.op("add", column, model.number(5, int64)))
@@ -164,6 +166,9 @@ def test_other_masks_stay(rng: np.random.Generator) -> None:
         elif kind == "from the end":
             ends = model.b.input("ends", int64, (2, 1, 1, 1))
             condition = model.op("greater_equal", model.line(24, 1), ends)
+        elif kind.startswith("of"):
+            ends = model.b.input("ends", int64, (24, 1) if kind == "of rows" else (2, 1, 1))
+            condition = model.op("less", model.line(24, 1), ends)
         else:
             condition = counted(model)
         graph = model.finish(condition, low=-1e9 if kind == "finite" else -np.inf)
@@ -181,3 +186,50 @@ def test_masks_that_are_arrays(rng: np.random.Generator) -> None:
         graph = model.finish(model.b.constant(mask), low=-1e9 if finite else -np.inf)
         assert found(graph).attributes["window"] == 9
         agree(build(graph, "cpu", tuning=Tuning(effort=0)), graph, 50, rng)
+
+
+@pytest.mark.parametrize("dtype", [int64, uint32], ids=str)
+@pytest.mark.parametrize("keys", [24, "length"])
+def test_numbers_of_keys_beyond_int32(keys: Size, dtype: DType, rng: np.random.Generator) -> None:
+    ends = [2**32 + 3, 2**63 - 1, -7, 5] if dtype == int64 else [2**31 + 3, 2**32 - 1, 0, 5]
+    model = Model(float32, keys, keys, batch=4)
+    graph = model.finish(counted(model, dtype))
+    assert len(found(graph).inputs) > 4
+    inputs = drawn(graph, 24, rng) | {"ends": np.array(ends, dtype.numpy)}
+    result = build(graph, "cpu", tuning=Tuning(effort=0)).run(inputs)["y"]
+    np.testing.assert_allclose(result, reference.run(graph, inputs)["y"], 2e-5, 2e-5)
+
+
+def test_a_window_and_causal_mask_that_is_one_array(rng: np.random.Generator) -> None:
+    """Beside a padding mask of the input, as exporters write it for fixed sizes."""
+    for window in (6, 0):
+        model = Model(float32, 24, 24)
+        row, column = np.arange(24)[:, None], np.arange(24)[None, :]
+        fixed = model.b.constant(((column <= row) & (column > row - (window or 24)))[None, None])
+        padding = model.b.input("padding", int1, (2, 1, 1, 24))
+        graph = model.finish(model.op("logical_and", fixed, padding))
+        node = found(graph)
+        assert node.attributes["causal"] and node.attributes["window"] == window
+        inputs = drawn(graph, 24, rng) | {"padding": rng.integers(0, 2, (2, 1, 1, 24)).astype(bool)}
+        result = build(graph, "cpu", tuning=Tuning(effort=0)).run(inputs)["y"]
+        np.testing.assert_allclose(result, reference.run(graph, inputs)["y"], 2e-5, 2e-5)
+
+
+def test_queries_before_the_first_key_get_the_mean_of_finite_numbers(rng: np.random.Generator) -> None:
+    for kind in ("array", "causal", "window"):
+        model = Model(float32, 9, 5)
+        row, column = model.positions()
+        if kind == "array":
+            condition = model.b.constant(np.tri(9, 5, -4, dtype=bool))
+        else:
+            condition = model.op("less_equal", column, row) if kind == "causal" else windowed(model, 2)
+        graph = model.finish(condition, low=-1e20)
+        assert not found(graph).attributes["causal"]
+        agree(build(graph, "cpu", tuning=Tuning(effort=0)), graph, 5, rng)
+
+
+def test_soft_caps_that_kernels_would_round_stay_operations(rng: np.random.Generator) -> None:
+    model = Model(float32, 20, 20)
+    graph = model.finish(None, cap=1e5)
+    assert not [node for node in optimize(graph).nodes if node.op == "attention"]
+    agree(build(graph, "cpu", tuning=Tuning(effort=0)), graph, 20, rng)

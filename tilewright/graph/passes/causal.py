@@ -14,6 +14,7 @@ import numpy as np
 
 from tilewright.dtypes import int32
 from tilewright.graph.core import Node, Value
+from tilewright.graph.inference import Shape
 from tilewright.graph.rewrite import Rewriter
 from tilewright.symbolic import Size, lift, simplify
 
@@ -48,15 +49,20 @@ def is_causal(condition: Value | None, rows: Size, keys: Size, rewriter: Rewrite
     return found is not None and found[0] == 1 and simplify(lift(found[1]) - lift(keys) + rows) == 0
 
 
-def sliding_window(condition: Value, rows: Size, keys: Size, rewriter: Rewriter) -> int | None:
-    """How many of the last keys a query of causal attention sees by a condition; None for every other condition."""
+def sliding_window(condition: Value, rows: Size, keys: Size, causal: bool, rewriter: Rewriter) -> int | None:
+    """How many of the last keys a query sees by a condition; None for every other condition.
+
+    `causal`: keys behind a query's own are hidden anyhow. Where they are not, only an array can hide them as well.
+    """
     data = rewriter.constant(condition)
     if data is not None:
-        return band_of_array(data.astype(bool), rows, keys, causal=True) or None
+        return band_of_array(data.astype(bool), rows, keys, causal) or None
     node = rewriter.producer(condition, "broadcast_to", "reshape")
     if node is not None:
-        source = node.inputs[0]
-        return sliding_window(source, rows, keys, rewriter) if _keeps_matrix(node) and source is not None else None
+        source = node.inputs[0] if _keeps_matrix(node) else None
+        return None if source is None else sliding_window(source, rows, keys, causal, rewriter)
+    if not causal:
+        return None
     found = _bound(condition, rewriter)
     if found is None or found[0] != -1:
         return None
@@ -76,8 +82,14 @@ def band_of_array(seen: np.ndarray, rows: Size, keys: Size, causal: bool) -> int
     return band if 0 < band < width and np.all((seen & below if causal else seen) == inside) else 0
 
 
-def prefix_lengths(condition: Value, batch: Size, keys: Size, rewriter: Rewriter) -> Value | None:
-    """The numbers of keys, int32 [batch], by which a condition `j < lengths[b]` of [batch, 1, 1, keys] decides."""
+def prefix_lengths(condition: Value, shape: Shape, rewriter: Rewriter) -> Value | None:
+    """The numbers of keys, int32 [batch], by which a condition `j < lengths[b]` of a shape [batch, 1, 1, keys] decides.
+
+    With fewer dimensions, the first one of a condition is that of heads or of rows.
+    """
+    batch, keys = shape[0], shape[-1]
+    if (1,) * (len(shape) - condition.rank) + condition.shape != shape:
+        return None
     node, flipped = _below_not(condition, rewriter)
     while node is not None and node.op in ("reshape", "broadcast_to") and _is_row_of_each(node, batch, keys):
         node = rewriter.producer(node.inputs[0])
@@ -91,7 +103,19 @@ def prefix_lengths(condition: Value, batch: Size, keys: Size, rewriter: Rewriter
         return None
     if node.output.rank not in (2, 4) or len(_long(node.output.shape[1:-1])):
         return None
-    return rewriter.cast(rewriter.op("reshape", [ends], shape=(batch,)), int32)
+    return _limited(rewriter.op("reshape", [ends], shape=(batch,)), keys, rewriter)
+
+
+def _limited(ends: Value, keys: Size, rewriter: Rewriter) -> Value | None:
+    """Numbers of keys as int32, none below 0 or above all keys; None where their own type does not hold those."""
+    if ends.dtype.bits < 32:
+        return None
+    if isinstance(keys, int):
+        limit = rewriter.number(keys, ends.dtype)
+    else:
+        limit = rewriter.cast(rewriter.op("dimension", [], expression=keys), ends.dtype)
+    ends = rewriter.op("maximum", [ends, rewriter.number(0, ends.dtype)])
+    return rewriter.cast(rewriter.op("minimum", [ends, limit]), int32)
 
 
 def _below_not(condition: Value | None, rewriter: Rewriter) -> tuple[Node | None, bool]:

@@ -26,7 +26,7 @@ from tilewright.graph.core import Graph, Node, Value
 from tilewright.graph.inference import Shape, broadcast_shapes
 from tilewright.graph.passes.causal import band_of_array, is_causal, is_causal_array, prefix_lengths, sliding_window
 from tilewright.graph.rewrite import Rewriter, apply_rules
-from tilewright.symbolic import Size, floor_divide, lift, simplify
+from tilewright.symbolic import Size, at_most, floor_divide, lift, simplify
 
 # After softmax such a score is zero beside any other. The least number of float16 is -65504.
 _LOW_ENOUGH = -1e9
@@ -34,6 +34,8 @@ _LOW_ENOUGH_IN_HALF = -3e4
 # Lower numbers hide a key no better, but become minus infinity where kernels scale them; and rows without any key but
 # such ones would be zeros, not the mean of all values.
 _LOWEST = -1e30
+# Kernels compute c tanh(s / c) as c - 2c / (2^y + 1), which cancels for small scores: float32 leaves c times 6e-8.
+_LARGEST_CAP = 1e3
 # Relative positions and slopes are smaller numbers, and so are these operations' results for them.
 _USUAL = 1e4
 _BOUNDED = frozenset(
@@ -188,7 +190,7 @@ def _scores(value: Value | None, rewriter: Rewriter) -> _Scores | None:
                 return None
             scale *= factor if node.op == "multiply" else 1 / factor
         elif node.op == "tanh":
-            if softcap:
+            if softcap or scale > _LARGEST_CAP:
                 return None
             softcap, scale, value = scale, 1.0, left
         elif node.op == "add":
@@ -318,6 +320,12 @@ def _is_low(number: float | None, scores: Value) -> bool:
     return number is not None and number <= (_LOW_ENOUGH_IN_HALF if scores.dtype == float16 else _LOW_ENOUGH)
 
 
+def _leaves_out(low: float, rows: Size, keys: Size, others_hide: bool) -> bool:
+    """Whether keys that a causal mask or a window hides by `low` may be left out: by minus infinity, or where every row
+    sees its own key. A row that sees none is the mean of all values for a finite number, and zeros without its keys."""
+    return low == -math.inf or (not others_hide and at_most(rows, keys))
+
+
 def _joined_bias(scores: _Scores, query: Value, rewriter: Rewriter) -> Value | None:
     """All masks as one additive value; causal ones set the flag instead."""
     rows, keys = scores.product.output.shape[-2:]
@@ -326,7 +334,7 @@ def _joined_bias(scores: _Scores, query: Value, rewriter: Rewriter) -> Value | N
     kept: list[tuple[Value, float]] = []
     others_hide = not all(causal) or any(_may_hide(bias, rewriter) for bias in biases)
     for mask, fill, flag in zip(scores.masks, scores.fills, causal, strict=True):
-        if flag and (fill == -math.inf or not others_hide):
+        if flag and _leaves_out(fill, rows, keys, others_hide):
             scores.causal = True
             continue
         kept.append((mask, fill))
@@ -416,8 +424,11 @@ def _banded_bias(node: Node, rewriter: Rewriter) -> Value | None:
     found = None if bias is None else _hiding_condition(bias, rewriter)
     if found is None or query is None or key is None:
         return None
-    seen, low = found
+    seen, low, aligned = found
     rows, keys, attributes = query.shape[2], key.shape[2], dict(node.attributes)
+    infinite = low == -math.inf
+    if not _leaves_out(low, rows, keys, others_hide=len(node.inputs) > 4):
+        return None
     if isinstance(seen, np.ndarray):
         parts: list[Value] = []
         attributes["window"] = attributes["window"] or band_of_array(seen, rows, keys, attributes["causal"])
@@ -426,14 +437,15 @@ def _banded_bias(node: Node, rewriter: Rewriter) -> Value | None:
         parts = _conjuncts(seen, rewriter)
         beside = [part for part in parts if not is_causal(part, rows, keys, rewriter)]
         causal = attributes["causal"] or len(beside) < len(parts)
-        bands = {part: sliding_window(part, rows, keys, rewriter) for part in beside if causal}
+        bands = {part: sliding_window(part, rows, keys, causal, rewriter) for part in beside}
         window = next((part for part, band in bands.items() if band and not attributes["window"]), None)
         attributes["window"] = bands[window] if window is not None else attributes["window"]
-        counted = {part: prefix_lengths(part, query.shape[0], keys, rewriter) for part in beside if low == -math.inf}
+        shape = (query.shape[0], 1, 1, keys)
+        counted = {part: prefix_lengths(part, shape, rewriter) for part in beside if infinite and aligned}
         counts = next((part for part, each in counted.items() if each and len(node.inputs) == 4), None)
         lengths = None if counts is None else counted[counts]
         parts = [part for part in (beside if window is not None else parts) if part not in (window, counts)]
-    if lengths is None and attributes["window"] == node.attributes["window"] or (parts and low != -math.inf):
+    if lengths is None and attributes["window"] == node.attributes["window"] or (parts and not infinite):
         return None
     attributes["causal"] = attributes["causal"] or attributes["window"] > 0
     rest = _without_bias(node)
@@ -457,20 +469,26 @@ def _conjuncts(condition: Value, rewriter: Rewriter, depth: int = _DEEPEST) -> l
     return [part for item in node.inputs if item is not None for part in _conjuncts(item, rewriter, depth - 1)]
 
 
-def _hiding_condition(bias: Value, rewriter: Rewriter) -> tuple[Value | np.ndarray, float] | None:
-    """The condition under which a bias is zero, and the low number that it is everywhere else."""
+def _hiding_condition(bias: Value, rewriter: Rewriter) -> tuple[Value | np.ndarray, float, bool] | None:
+    """The condition under which a bias is zero, the low number that it is everywhere else, and whether leading
+    dimensions of the condition are those of the bias."""
     data = rewriter.constant(bias)
     if data is not None:
         seen = data == 0
         low = -math.inf if seen.all() else float(data[~seen].max())
-        return (seen, low) if not seen.all() and _is_low(low, bias) else None
+        return (seen, low, True) if not seen.all() and _is_low(low, bias) else None
     node = rewriter.producer(bias, "where", "reshape", "broadcast_to")
     if node is None:
         return None
     if node.op != "where":
         source = node.inputs[0]
-        keeps = source is not None and source.rank >= 2 and source.shape[-2:] == bias.shape[-2:]
-        return _hiding_condition(source, rewriter) if keeps and source is not None else None
+        if source is None or source.rank < 2 or source.shape[-2:] != bias.shape[-2:]:
+            return None
+        found = _hiding_condition(source, rewriter)
+        longest = max(source.rank, bias.rank)
+        padded = [(1,) * (longest - len(shape)) + shape for shape in (source.shape, bias.shape)]
+        same = node.op == "broadcast_to" or padded[0] == padded[1]
+        return None if found is None else (found[0], found[1], found[2] and same)
     condition, shown, hidden = node.inputs
     assert condition is not None
     for zero, number, flipped in ((shown, hidden, False), (hidden, shown, True)):
@@ -478,8 +496,8 @@ def _hiding_condition(bias: Value, rewriter: Rewriter) -> tuple[Value | np.ndarr
         if rewriter.uniform(zero) == 0 and least is not None and _is_low(least, bias):
             mask = rewriter.constant(condition)
             if mask is not None:
-                return mask.astype(bool) != flipped, least
-            return (rewriter.op("logical_not", [condition]) if flipped else condition), least
+                return mask.astype(bool) != flipped, least, True
+            return (rewriter.op("logical_not", [condition]) if flipped else condition), least, True
     return None
 
 
@@ -513,9 +531,10 @@ def _without_causal(
     if data is not None:
         seen = data == 0
         hidden = data[~seen]
-        low = float(hidden.max()) if hidden.size else None
-        apart = low == -math.inf or not others_hide
-        return None if apart and _is_low(low, bias) and is_causal_array(seen, rows, keys) else bias
+        if not hidden.size or not is_causal_array(seen, rows, keys):
+            return bias
+        highest = float(hidden.max())
+        return None if _is_low(highest, bias) and _leaves_out(highest, rows, keys, others_hide) else bias
     if node is None or depth == 0:
         return bias
     if node.op == "add":
@@ -537,14 +556,15 @@ def _without_causal(
         return None if rest is None else bias
     condition, shown, hidden_value = node.inputs
     low = rewriter.uniform(hidden_value)
-    if rewriter.uniform(shown) == 0 and _is_low(low, bias):
-        if is_causal(condition, rows, keys, rewriter) and (low == -math.inf or not others_hide):
+    if low is not None and rewriter.uniform(shown) == 0 and _is_low(low, bias):
+        if is_causal(condition, rows, keys, rewriter) and _leaves_out(low, rows, keys, others_hide):
             return None
         return _split_condition(node, condition, rows, keys, rewriter) if low == -math.inf else bias
     low = rewriter.uniform(shown)
-    if rewriter.uniform(hidden_value) == 0 and _is_low(low, bias) and (low == -math.inf or not others_hide):
+    if low is not None and rewriter.uniform(hidden_value) == 0 and _is_low(low, bias):
         inverse = rewriter.op("logical_not", [condition])
-        return None if is_causal(inverse, rows, keys, rewriter) else bias
+        apart = _leaves_out(low, rows, keys, others_hide)
+        return None if apart and is_causal(inverse, rows, keys, rewriter) else bias
     return bias
 
 
