@@ -8,6 +8,7 @@ from typing import Any
 import ml_dtypes
 import numpy as np
 import pytest
+import torch
 
 import tilewright.language as tl
 from tests.host import cuda_stand_in
@@ -115,6 +116,27 @@ def test_epilogue_and_scales_of_blocks(rng: np.random.Generator) -> None:
     np.testing.assert_allclose(found, exact, rtol=1e-4, atol=1e-4 * np.abs(exact).max())
 
 
+def test_one_number_and_groups_of_two_sizes(rng: np.random.Generator) -> None:
+    """Scales may be a number of Python or a tensor without dimensions; zero points may have finer groups than scales,
+    and coarser ones."""
+    codes, points = rng.integers(0, 16, (64, 256), np.uint8), rng.integers(0, 16, (64, 4), np.uint8)
+    wide = rng.uniform(0.5, 1.5, (64, 1)).astype(np.float32)
+    fine = rng.uniform(0.5, 1.5, (64, 4)).astype(np.float32)
+    x = rng.standard_normal((2, 256)).astype(np.float16)
+    cases: list[tuple[Any, Any]] = [
+        (0.5, 8), (np.float32(0.5), np.uint8(8)), (torch.tensor(0.5), torch.tensor(8)), (wide[:, 0], points),
+        (fine, points[:, :1]), (torch.from_numpy(fine)[:, ::2], points[0, 0]),
+    ]  # fmt: skip
+    for scales, zeros in cases:
+        both = [np.asarray(each, np.float64) for each in (scales, zeros)]
+        scale, zero = (each[:, None] if each.ndim == 1 else np.atleast_2d(each) for each in both)
+        scale, zero = (np.repeat(each, 256 // each.shape[1], axis=1) for each in (scale, zero))
+        with settings.scope(interpret=True):
+            found = ops.dequantized_matmul(x, ops.pack_weights(codes, scales, zeros, bits=4), out_dtype=np.float32)
+        exact = x.astype(np.float64) @ ((codes - zero) * scale).T
+        np.testing.assert_allclose(found, exact, rtol=1e-4, atol=1e-4 * np.abs(exact).max())
+
+
 def test_refused(rng: np.random.Generator) -> None:
     codes, scales = rng.integers(-8, 8, (64, 256)).astype(np.int8), np.ones((64, 2), np.float32)
     with settings.scope(interpret=True):
@@ -124,6 +146,8 @@ def test_refused(rng: np.random.Generator) -> None:
             "equal groups": lambda: ops.pack_weights(codes, np.ones((64, 3), np.float32)),
             "8, 16, 32, 64 or multiples of 128": lambda: ops.pack_weights(codes[:, :192], np.ones((64, 2), np.float32)),
             "multiple of 8 elements": lambda: ops.pack_weights(codes[:, :252], np.ones(64, np.float32)),
+            "must divide": lambda: ops.pack_weights(codes[:, :192], scales, np.ones((64, 3), np.int8)),
+            "have no zero points": lambda: ops.pack_weights(codes.astype(float8e4nv.numpy), scales, 1),
             "zeros must be integers": lambda: ops.pack_weights(codes, scales, np.ones((64, 2), np.float32)),
             "bfloat16 or float16": lambda: ops.dequantized_matmul(np.ones((2, 256), np.float32), packed),
             r"\[..., 256\]": lambda: ops.dequantized_matmul(np.ones((2, 128), np.float16), packed),

@@ -71,10 +71,10 @@ def pack_weights(weights: Any, scales: Any, zeros: Any = None, *, bits: int = 8)
     """Quantized weights as `dequantized_matmul` reads them, on the GPU where `weights` are.
 
     `weights` [columns, depth]: int8 or uint8 (with ``bits=4`` numbers from -8 to 7, or 0 to 15, one a byte), or float8
-    (e4m3fn, e5m2).  They stand for (number - zero point) * scale.  `scales`, floats: one number, [columns],
-    [columns, groups] of equal groups of the depth (8, 16, 32, 64 or a multiple of 128 steps), or
-    [columns / 128, depth / 128] of blocks.  `zeros`: integers of the shape of the scales, or one.  The packing is done
-    on the host, once.
+    (e4m3fn, e5m2).  They stand for (number - zero point) * scale.  `scales`, floats: one number
+    (of Python, or an array of one), [columns], [columns, groups] of equal groups of the depth (8, 16, 32, 64 or a
+    multiple of 128 steps), or [columns / 128, depth / 128] of blocks.  `zeros`, integers, have one of these forms, too;
+    the number of groups of one divides that of the other.  The packing is done on the host, once.
 
     Raises `LaunchError` for weights that the kernels do not read.
     """
@@ -87,17 +87,17 @@ def pack_weights(weights: Any, scales: Any, zeros: Any = None, *, bits: int = 8)
         raise LaunchError(f"bits={bits!r} of {found.element.name}: integers have 8 bits or 4, floats 8")
     codes = _narrow(_on_host(weights, found), bits)
     columns, depth = codes.shape
-    scale = _by_columns(_on_host(scales, arrays.view(scales, "scales")), codes.shape, "scales")
+    scale = _by_columns(_numbers(scales, "scales", np.float32), codes.shape, "scales")
     if from_numpy(scale.dtype) not in arrays.FLOATS:
         raise LaunchError(f"scales must be float32, float16 or bfloat16, got {from_numpy(scale.dtype).name}")
     zero = None
     if zeros is not None:
-        held = (
-            np.asarray(zeros) if isinstance(zeros, (int, np.ndarray)) else _on_host(zeros, arrays.view(zeros, "zeros"))
-        )
+        held = np.asarray(zeros) if isinstance(zeros, np.ndarray) else _numbers(zeros, "zeros")
         if held.dtype.kind not in "iu":
             raise LaunchError(f"zeros must be integers, got {held.dtype}")
-        zero = np.broadcast_to(_by_columns(held, codes.shape, "zeros"), scale.shape)
+        if found.element.is_float and held.any():
+            raise LaunchError(f"weights of {found.element.name} have no zero points: leave zeros out")
+        scale, zero = _same_groups(scale, _by_columns(held, codes.shape, "zeros"), depth)
     canon = canonical(codes, scale, zero)
     if isinstance(canon, str):
         raise LaunchError(f"weights cannot be packed: {canon}")
@@ -240,12 +240,31 @@ def kernel_types(form: DequantizedForm, operands: tuple[str, ...] = ()) -> dict[
 # Packing -------------------------------------------------------------------------------------------------------------
 
 
+def _numbers(value: Any, name: str, of_python: Any = None) -> np.ndarray:
+    """An array in the CPU's memory; a number of Python, as of the type `of_python`, becomes one without dimensions."""
+    if isinstance(value, (int, float)):
+        return np.asarray(value, of_python)
+    return np.asarray(value) if isinstance(value, np.generic) else _on_host(value, arrays.view(value, name))
+
+
+def _same_groups(scales: np.ndarray, zeros: np.ndarray, depth: int) -> tuple[np.ndarray, np.ndarray]:
+    """Scales and zero points [columns, groups] for the finer groups of the two."""
+    groups = max(scales.shape[1], zeros.shape[1])
+    if groups % scales.shape[1] or groups % zeros.shape[1]:
+        raise LaunchError(
+            f"{scales.shape[1]} groups of scales and {zeros.shape[1]} of zeros along the depth {depth}: "
+            "the number of one must divide that of the other"
+        )
+    first, second = (np.repeat(each, groups // each.shape[1], axis=1) for each in (scales, zeros))
+    return first, second
+
+
 def _on_host(value: Any, found: View) -> np.ndarray:
     """A copy in the CPU's memory, as NumPy's."""
     module = sys.modules[type(value).__module__.partition(".")[0]].__name__
     if module == "torch":
         torch = sys.modules["torch"]
-        tensor = value.detach().cpu().contiguous()
+        tensor = value.detach().cpu().contiguous().reshape(-1)  # one number without a dimension has no other view
         return np.asarray(tensor.view(torch.uint8).numpy().view(found.element.numpy).reshape(found.shape))
     if isinstance(value, DeviceArray):
         return value.numpy()
