@@ -365,5 +365,7 @@ def test_pools_move_what_is_quantized(rng: np.random.Generator, form: str, moved
     data = rng.standard_normal((2, 3, 7, 8)).astype(np.float32)
     passed = narrow_products(graph, {uint8})
     assert [str(node.output.dtype) for node in passed.nodes if node.op == "max_pool"] == [moved]
+    said = [text for text in passed.remarks if "a NaN counts as the integer that it becomes" in text]
+    assert [f"max_pool %{pooled.name}:" in text for text in said] == [True] * (moved == "u8")
     for found, expected in zip(passed.outputs, graph.outputs, strict=True):
         np.testing.assert_array_equal(run_graph(passed, [data], {})[found], run_graph(graph, [data], {})[expected])

@@ -2,8 +2,9 @@
 
     cast(clip(round(max_pool(x) scale)))  ->  max_pool(cast(clip(round(x scale))))
 
-What comes between keeps the order of numbers, so that the largest of a window stays the largest.  A NaN in the window
-becomes an integer before it is compared; no integer stands for it on either side.
+What comes between keeps the order of numbers, so that the largest of a window stays the largest.  A window with a NaN
+has another result: the pool of floats gives NaN, which is cast to an integer; here the NaN is cast first, and larger
+numbers of the window win over that integer.  A remark says so for each pool.
 """
 
 from __future__ import annotations
@@ -27,6 +28,10 @@ def _quantized_first(node: Node, rewriter: Rewriter) -> Value | None:
     narrower = source is not None and node.output.dtype.bits < source.dtype.bits
     if not narrower or len(pool.outputs) > 1 or rewriter.uses(pool.output) > 1 or rewriter.producer(source) is None:
         return None  # what the model is given is read once, by the pool
+    rewriter.remark(
+        f"max_pool %{pool.output.name}: numbers are quantized before the largest of each window is taken; a NaN counts "
+        "as the integer that it becomes, and larger numbers win over it"
+    )
     for each in reversed(chain):
         source = rewriter.op(each.op, [source, *each.inputs[1:]], **each.attributes)
     return rewriter.op("max_pool", [source], **pool.attributes)
