@@ -90,22 +90,33 @@ def test_the_fastest_is_timed_once_and_recorded(caplog: pytest.LogCaptureFixture
     assert not other.is_known and other.choice().source == "estimate"
 
 
-def test_processes_time_in_turn(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """One that waited for another finds what that has timed; nobody waits for one that hangs."""
-    waiting = problem()
+def test_processes_time_in_turn(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    """One that waited for another finds what that has timed; nobody waits for one that hangs, or for another GPU."""
+    waiting, waits = problem(), []
     monkeypatch.setattr(cache_files, "_LONGEST_WAIT", 0.01)
+    monkeypatch.setattr(cache_files.time, "sleep", lambda seconds: waits.append(seconds))
+    lock = tmp_path / "timings-00-1b-00.lock"
 
     def measure(key: str) -> Measured:
-        with open(tmp_path / "timings.lock") as file, pytest.raises(BlockingIOError):
+        with open(lock) as file, pytest.raises(BlockingIOError):
             fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
         if key == "k":
-            Records("gpu").time(problem(keys="n"), measure)
+            Records("gpu", address="00:3b:00").time(problem(keys="m"), measure)
+            assert not waits
+            for other in "no":
+                Records("gpu", address="00:1b:00").time(problem(keys=other), measure)
+                waits.append(-1.0)
         return Measured({2: 3.0, 1: 2.0, 0: 4.0}, {}, "")
 
-    Records("gpu").time(problem(), measure)
-    Records("gpu").time(waiting, lambda key: pytest.fail("timed again"))
+    Records("gpu", address="00:1b:00").time(problem(), measure)
+    assert waits[0] > 0 and waits[-2:] == [-1.0, -1.0]  # the second did not wait again
+    (record,) = [each for each in caplog.records if each.name == "tilewright.cache"]
+    assert f"another process has held {lock} for 0.01 s" in record.getMessage()
+    Records("gpu", address="00:1b:00").time(waiting, lambda key: pytest.fail("timed again"))
     assert (waiting.choice().source, waiting.choice().index) == ("recorded", 1)
-    with open(tmp_path / "timings.lock") as file:
+    with open(lock) as file:
         fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
 
 

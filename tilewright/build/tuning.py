@@ -90,7 +90,8 @@ class Tuner:
         self.used: dict[str, Timing] = {}  # by key: what goes into the engine
         self._on_gpu = target.is_gpu
         self._device, self._untimed = _gpu_for(target) if self._on_gpu else (None, "CPU kernels are not timed")
-        self._records = Records(None if self._device is None else device_name(self._device), tuning.recorded)
+        name, address = (device_name(self._device), self._device.address) if self._device else (None, "")
+        self._records = Records(name, tuning.recorded, address)
         self._problems: dict[str, _GroupProblem] = {}  # by their texts
         weights = sum(array.nbytes for array in graph.constants.values())
         self._cold = weights > target.l2_bytes

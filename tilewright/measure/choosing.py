@@ -25,7 +25,7 @@ logger = logging.getLogger("tilewright.measure")
 
 # By effort: candidates up to so many times the least estimate are timed (None: all), and at most so many.
 CLOSE: dict[int, tuple[float | None, int]] = {0: (1.0, 1), 1: (1.5, 8), 2: (2.5, 16), 3: (None, 1000)}
-_TURNS = "timings.lock"  # in the cache directory
+_TURNS = "timings{}.lock"  # in the cache directory, for each GPU
 Result = TypeVar("Result")
 
 
@@ -106,9 +106,11 @@ class TuningProblem:
 class Records:
     """Times to choose by, of one device: those that are given, then those of the cache directory, to which more go."""
 
-    def __init__(self, device: str | None, given: Iterable[Timing] = ()) -> None:
-        """`device` None: no device is there, and the given times may be of any."""
+    def __init__(self, device: str | None, given: Iterable[Timing] = (), address: str = "") -> None:
+        """`device` None: no device is there, and the given times may be of any.  `address` tells it from other devices
+        of its name."""
         self.device = device
+        self._turns = _TURNS.format(f"-{address.replace(':', '-')}" if address else "")
         self._given = TimingCache(given)
 
     @property
@@ -126,10 +128,10 @@ class Records:
     def time(self, problem: TuningProblem, measure: Callable[[str], Measured]) -> None:
         """Put on record what ``measure(key)`` finds of the close candidates, for each key of a problem.
 
-        Processes take turns, so that none disturbs another on its GPU; one that waited may find on record what it was
-        about to time.
+        Processes take turns on a device, so that none disturbs another there; one that waited may find on record what
+        it was about to time.
         """
-        with cache_files.in_turn(cache_files.private_folder(settings.cache_directory) / _TURNS):
+        with cache_files.in_turn(cache_files.private_folder(settings.cache_directory) / self._turns):
             self.look_up(problem)
             if problem.is_known:
                 return

@@ -374,7 +374,8 @@ class MatmulPlan:
             problem = TuningProblem(
                 {key: f"matmul {shape}"}, [str(candidate) for candidate in self.ranked], numbers, numbers
             )
-            records = Records(device_name(device(self.ordinal)))
+            gpu = device(self.ordinal)
+            records = Records(device_name(gpu), address=gpu.address)
             records.look_up(problem)
             if not problem.is_known and self.effort:
                 if arrays.capturing(arrays.stream_of(operands.views), self.ordinal):

@@ -48,6 +48,7 @@ _substitutes: dict[str, Path] = {}  # folders that are not private -> the one us
 _checked: dict[str, tuple[int, int, int, int]] = {}  # folders found private -> their state then
 _swept: set[str] = set()  # folders whose leftovers this process has removed
 _complained: set[str] = set()  # what this process has warned of
+_given_up: set[str] = set()  # files that this process waits for no more
 
 
 def private_folder(directory: Path, create: bool = False) -> Path:
@@ -271,7 +272,8 @@ def appending(path: Path) -> Iterator[int]:
 def in_turn(path: Path) -> Iterator[None]:
     """Work that processes do one after the other: those that name the same file in a folder of the cache.
 
-    Nobody waits for longer than a minute, for a process that hangs, or where the system has no locks.
+    Where others have had their turn for a minute, as one that hangs does, the work is done beside theirs, with a
+    warning, and this process waits for that file no more.  Where the system has no locks nobody waits.
     """
     try:
         private_folder(path.parent, create=True)
@@ -281,12 +283,27 @@ def in_turn(path: Path) -> Iterator[None]:
         yield
         return
     try:
-        until = time.monotonic() + (_LONGEST_WAIT if HAS_LOCKS else 0.0)
-        while not _lock(handle) and time.monotonic() < until:
-            time.sleep(_BETWEEN_LOOKS)
+        _wait(handle, path)
         yield
     finally:
         os.close(handle)
+
+
+def _wait(handle: int, path: Path) -> None:
+    """Lock a file, or give up, for good, after `_LONGEST_WAIT`."""
+    name = str(path)
+    until = time.monotonic() + (_LONGEST_WAIT if HAS_LOCKS and name not in _given_up else 0.0)
+    while not _lock(handle):
+        if time.monotonic() >= until:
+            if HAS_LOCKS and name not in _given_up:
+                _given_up.add(name)
+                logger.warning(
+                    "another process has held %s for %g s: this one goes on beside it, and times that both measure "
+                    "may be too long. If that process hangs, end it",
+                    path, _LONGEST_WAIT,
+                )  # fmt: skip
+            return
+        time.sleep(_BETWEEN_LOOKS)
 
 
 def _is_at(handle: int, path: Path) -> bool:

@@ -31,6 +31,7 @@ class Device:
     memory_bytes: int
     shared_bytes: int  # the most that one CTA may have
     cooperative: bool
+    address: str = ""  # on the PCI bus: it tells the GPUs of a machine apart, whichever of them a process sees
 
     @contextmanager
     def active(self) -> Iterator[Any]:
@@ -75,6 +76,7 @@ def device(ordinal: int) -> Device:
         memory_bytes=int(check(cuda.cuDeviceTotalMem(handle), "asking for a GPU's memory")),
         shared_bytes=attribute("MAX_SHARED_MEMORY_PER_BLOCK_OPTIN"),
         cooperative=bool(attribute("COOPERATIVE_LAUNCH")),
+        address=":".join(f"{attribute(f'PCI_{part}_ID'):02x}" for part in ("DOMAIN", "BUS", "DEVICE")),
     )
 
 

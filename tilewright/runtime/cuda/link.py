@@ -15,7 +15,9 @@ def link_ptx(ptx: str, opt_level: int = 3, line_info: bool = False) -> tuple[byt
     """The cubin of a module of PTX and the assembler's report (as of ``ptxas -v``); None where it refuses the code."""
     cubin, log = _link(ptx, opt_level, line_info)
     if cubin is not None and "ptxas info" not in log:
-        # The driver found the code in its own cache, which keeps no report: spills would go unseen.
+        # The driver found the code in its own cache, which keeps no report. It is asked only for what our cache does
+        # not have, and whoever asks reads the report: registers and spills stand in the compiled kernel, spills make it
+        # try with more registers, and `strict` refuses them. A comment that is always the same would be found as well.
         cubin, log = _link(f"{ptx}\n// {uuid.uuid4()}\n", opt_level, line_info)
     return cubin, log
 
