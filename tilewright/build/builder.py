@@ -47,6 +47,7 @@ from tilewright.graph.passes.stage_reductions import stage_reductions
 from tilewright.graph.passes.wide_heads import separate_wide_heads
 from tilewright.graph.pipeline import optimize
 from tilewright.library import packing
+from tilewright.library.attention.simt import WIDEST_HEAD
 from tilewright.library.candidate import Candidate, Operand, PackedConstant, Stage
 from tilewright.library.generated.elementwise import copy_candidate
 from tilewright.library.generated.generate import Result, elementwise_call
@@ -147,7 +148,7 @@ class Builder:
         with self._stage("optimize", graph.name):
             self.graph = optimize(prepared(graph, order.targets))
             if all(target.is_gpu for target in order.targets):
-                self.graph = canonicalize(separate_wide_heads(pools_of_planes(self.graph)))
+                self.graph = canonicalize(separate_wide_heads(pools_of_planes(self.graph), WIDEST_HEAD))
             if all(target.wgmma for target in order.targets):
                 self.graph = align_products(self.graph)
             if any(map(_norms_in_products, order.targets)):

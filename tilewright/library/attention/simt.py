@@ -21,7 +21,7 @@ from tilewright.symbolic import Size, ceil_divide, product, upper_bound
 from tilewright.targets.base import Target
 
 _WIDE = 1024  # numbers of a head of which registers hold no more than 16 rows; bytes of one that wants all warps
-_WIDEST_BYTES = 4096  # of a head of which 16 rows of keys and values fit shared memory
+WIDEST_HEAD = 4096  # bytes of a head of which 16 rows of keys and values fit shared memory
 
 
 def gpu_attention(group: Group, graph: Graph, target: Target) -> list[Candidate]:
@@ -64,14 +64,15 @@ def _calls(
     """One launch: blocks of queries as large as there can be, up to 64 (32 in float32, whose products are slow; 16 of
     wide heads).
 
-    Raises `NotImplementedError` for heads of which no block fits shared memory.
+    Raises `NotImplementedError` for heads of which no block fits shared memory (`separate_wide_heads` leaves none where
+    all programs of an engine are for GPUs).
     """
     batch, heads, queries, _ = q.shape
     wide = q.dtype.itemsize > 2
     head, value_head = (max(SMALLEST, next_power_of_2(constants[name])) for name in ("HEAD", "VALUE_HEAD"))
     row_bytes = max(head, value_head) * q.dtype.itemsize
-    if row_bytes > _WIDEST_BYTES:
-        raise NotImplementedError(f"heads of {row_bytes} bytes do not fit shared memory; up to {_WIDEST_BYTES} do")
+    if row_bytes > WIDEST_HEAD:
+        raise NotImplementedError(f"heads of {row_bytes} bytes do not fit shared memory; up to {WIDEST_HEAD} do")
     most = SMALLEST if max(head, value_head) >= _WIDE else 32 if wide or row_bytes > 256 else 64
     block = min(most, max(SMALLEST, next_power_of_2(int(min(upper_bound(queries), most)))))
     key_block = min(most, max(SMALLEST, next_power_of_2(keys))) if isinstance(keys, int) else most
