@@ -34,8 +34,10 @@ ODD: list[Any] = [
     {}, {"a": {}}, {"type": "object"}, {"type": "function"}, {"1": 1}, "{{ 7 }}", "%s%n", "../../etc/passwd",
 ]  # fmt: skip
 FORMS: dict[str, list[Any]] = {
-    "regex": ["a+b?", "[0-9]{1,3}", "(a|b)*", "(", "(?x)a # b", "a{0,9999}", "\\d+", "(?=a)"],
-    "grammar": ['root ::= "a" [0-9]+', 'start: "a" b\nb: /[0-9]/', "start: start", 'root ::= "a" # "', "root ::="],
+    "regex": ["a+b?", "[0-9]{1,3}", "(a|b)*", "(", "(?x)a # b", "a{0,9999}", "\\d+", "(?=a)",
+              "a{" + " " * 60_000, "a{1" + "1" * 60_000, "a{1,2" + " " * 30_000 + "3" * 30_000],
+    "grammar": ['root ::= "a" [0-9]+', 'start: "a" b\nb: /[0-9]/', "start: start", 'root ::= "a" # "', "root ::=",
+                "\n" * 60_000, 'root ::= "a"{' + " " * 60_000],
     "json": [{"type": "object"}, {"enum": [1, "a"]}, {"$ref": "#"}, {"type": "string", "pattern": "a{2}"}, True,
              '{"type": "integer"}', {"type": "array", "items": {"$ref": "#/$defs/a"}, "$defs": {"a": {"const": 1}}}],
 }  # fmt: skip

@@ -100,7 +100,7 @@ def test_the_route(encoder, tmp_path):
         ({"input": []}, 400, "input"), ({"input": "a " * 20}, 400, "input"), ({"input": [5, "a"]}, 400, "input"),
         ({"input": "a", "encoding_format": "int8"}, 400, "encoding_format"),
         ({"input": "a", "model": "bytes"}, 404, "model"),
-        ({"input": "a", "dimensions": 4}, 400, "dimensions"), ({"input": ["a b c d"] * 9}, 429, None),
+        ({"input": "a", "dimensions": 4}, 400, "dimensions"), ({"input": ["a b c d"] * 9}, 400, None),
         ({"input": "a\ud800"}, 400, "input"),
     ):  # fmt: skip
         found, content = ask(application, "POST", path, body)

@@ -5,6 +5,8 @@ Whatever is asked at once, in whatever batches and with however little memory, e
 
 from __future__ import annotations
 
+import itertools
+
 import numpy as np
 import pytest
 from hypothesis import HealthCheck, given, settings
@@ -245,3 +247,15 @@ def test_statistics_count_what_was_done():
     counts = engine.statistics
     assert (counts.prompt_tokens, counts.cached_tokens, counts.generated_tokens) == (20, 8, 8)
     assert counts.finished == {"length": 2} and counts.running == counts.waiting == counts.used_pages == 0
+
+
+@pytest.mark.parametrize("seconds", [None, 2.5])
+def test_logprobs_of_a_prompt_are_held_once(seconds):
+    """Not beside the list that the output has, and not at all once the time is over."""
+    clock = itertools.count()
+    engine = Engine(StandIn(Limits(4, 4, 4, LENGTH), 40), 17, clock=lambda: float(next(clock)))
+    name = engine.add([3] * 12, SamplingParameters(prompt_logprobs=2, max_tokens=3), seconds=seconds)
+    request = engine._requests[name]
+    while engine.has_work and request.prompt_logprobs is None:
+        engine.step()
+    assert request.found == {} and (request.prompt_logprobs is None) == (seconds is not None)

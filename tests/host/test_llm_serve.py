@@ -5,11 +5,14 @@ from __future__ import annotations
 import asyncio
 import json
 import re
+import socket
 import subprocess
 import sys
+import threading
 import time
 import urllib.request
 
+import numpy as np
 import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
@@ -23,8 +26,11 @@ from tilewright.errors import ImportModelError
 from tilewright.llm import SamplingParameters
 from tilewright.llm.asynchronous import AsyncLLM
 from tilewright.llm.sampling import Sampler
-from tilewright.llm.serve.application import Application, Bounds
+from tilewright.llm.serve import protocol
+from tilewright.llm.serve.application import Application, Bounds, _json
+from tilewright.llm.serve.forms import TextForm
 from tilewright.llm.serve.local import is_loopback
+from tilewright.llm.text import TextOffsets
 from tools.fuzz_server import fuzz
 
 pytestmark = pytest.mark.usefixtures("quick_engines")
@@ -140,6 +146,60 @@ def test_prompts_with_their_logprobs(llm):
     for name in ("text_offset", "tokens"):
         assert sum((piece["logprobs"][name] for piece in pieces), []) == whole["logprobs"][name]
     idle(llm)
+
+
+def test_places_of_tokens_in_a_text(llm):
+    """A character of several tokens has one place, and texts are counted in characters."""
+    application, prompt = Application(llm, "bytes"), "aé漢🙂 list"
+    places = [place for place, letter in enumerate(prompt) for _ in letter.encode()]
+    for form in (prompt, llm.llm.tokens(prompt)):
+        body = {"prompt": form, "max_tokens": 12, "seed": 1, "n": 2, "logprobs": 0, "echo": True, "ignore_eos": True}
+        choices = ask(application, "POST", "/v1/completions", body)[1]["choices"]
+        content = ask(application, "POST", "/v1/completions", body | {"stream": True})[1]
+        stream = [event["choices"][0] for event in events(content)]
+        for choice in choices:
+            found, text = choice["logprobs"], choice["text"]
+            assert found["text_offset"][: len(places)] == places and found["text_offset"][len(places)] == len(prompt)
+            for token, at in zip(found["tokens"], found["text_offset"], strict=True):
+                assert "\ufffd" in token or text[at:].startswith(token)
+            pieces = [one["logprobs"]["text_offset"] for one in stream if one["index"] == choice["index"]]
+            assert sum(pieces, []) == found["text_offset"]
+    offsets = TextOffsets(llm.llm.tokenizer)
+    assert [offsets.push(0x80 if number < 5000 else 65) for number in range(5001)][-1] > 4900
+
+
+def test_what_the_logprobs_of_prompts_take(llm, monkeypatch):
+    """They count in the bound of tokens, are written once for all results, and not by the thread that answers."""
+    built, threads = [], set()
+    whole, one = TextForm.whole, protocol.prompt_logprobs
+    monkeypatch.setattr(protocol, "prompt_logprobs", lambda *given: built.append(1) or one(*given))
+    monkeypatch.setattr(TextForm, "whole", lambda *given: threads.add(threading.current_thread()) or whole(*given))
+    application = Application(llm, "bytes", bounds=Bounds(tokens=40))
+    body = {"prompt": "Once", "max_tokens": 0, "echo": True, "n": 2}
+    for stream in (False, True):
+        built.clear()
+        assert ask(application, "POST", "/v1/completions", {**body, "logprobs": 4, "stream": stream})[0] == 200
+        assert len(built) == 1
+        status, content = ask(application, "POST", "/v1/completions", {**body, "logprobs": 5, "stream": stream})
+        assert status == 400 and "48 tokens" in content["error"]["message"] and "40" in content["error"]["message"]
+    assert ask(application, "POST", "/v1/completions", body)[0] == 200
+    assert threads and threading.current_thread() not in threads
+
+
+@pytest.mark.parametrize("stream", [False, True])
+def test_a_prompt_that_is_not_scored_in_time(llm, stream):
+    hurried = Application(llm, "bytes", bounds=Bounds(seconds=0.0))
+    body = {"prompt": "Once", "echo": True, "logprobs": 1, "stream": stream}
+    status, content = ask(hurried, "POST", "/v1/completions", body)
+    assert status == 503 and "before the prompt" in content["error"]["message"]
+    assert ask(hurried, "POST", "/v1/completions", {**body, "logprobs": None})[0] == 200
+
+
+@pytest.mark.parametrize("wrap", [lambda item: item, lambda item: [item], lambda item: {"a": item, "é": [[], item]}])
+def test_bodies_are_written_as_json_has_them(wrap):
+    for item in (None, 1.5, "é\ud800", [], {}, [1, "b"], list(range(1300)), [{"a": [[0.5]]}] * 513, [[], {"x": {}}]):
+        body = wrap(item)
+        assert _json(body) == json.dumps(body, ensure_ascii=False).encode("utf-8", "replace")
 
 
 @pytest.mark.parametrize("n", [1, 3])
@@ -334,6 +394,11 @@ def test_the_document_has_the_routes_and_their_fields(llm):
     status, content = ask(Application(llm, "bytes"), "GET", "/openapi.json")
     assert status == 200 and content["openapi"] == "3.1.0" and "security" not in content
     assert {"/health", "/v1/models", "/v1/responses"} < set(content["paths"])
+    content = ask(Application(llm, "bytes", [KEY]), "GET", "/openapi.json",
+                  headers=[(b"authorization", f"Bearer {KEY}".encode())])[1]  # fmt: skip
+    assert content["security"] == [{"key": []}]
+    assert [path for path, one in content["paths"].items() if one.get("get", {}).get("security") == []] == [
+        "/", "/health"]  # fmt: skip
     body = content["paths"]["/v1/completions"]["post"]["requestBody"]["content"]["application/json"]["schema"]
     assert body["properties"]["n"] == {"type": "integer", "minimum": 1, "maximum": 8} and "prompt" in body["required"]
 
@@ -456,11 +521,11 @@ def test_prefixes_are_shared_within_a_key_only(llm):
 def test_bounds(llm):
     small = Application(llm, "bytes", bounds=Bounds(body=100, requests=2, tokens=10))
     assert ask(small, "POST", "/v1/completions", b" " * 101)[0] == 413
-    assert ask(small, "POST", "/v1/completions", {"prompt": ["a"] * 3})[0] == 429
-    status, headers, _ = asyncio.run(call(small, "POST", "/v1/completions", {"prompt": "a" * 11}))
-    assert status == 429 and headers[b"retry-after"] == b"1"
+    for prompt, most in ((["a"] * 3, 2), ("a" * 11, 10)):  # these would not fit later either
+        status, content = ask(small, "POST", "/v1/completions", {"prompt": prompt})
+        assert status == 400 and f"at most {most}" in content["error"]["message"]
     assert ask(small, "POST", "/v1/completions", {"prompt": "a"})[0] == 200
-    assert small.requests == small.tokens == 0 and small.metrics.rejections == 2
+    assert small.requests == small.tokens == small.metrics.rejections == 0
 
     async def places():
         """A body that is on its way holds a place."""
@@ -477,12 +542,12 @@ def test_bounds(llm):
                  "headers": [(b"content-type", b"application/json")]}  # fmt: skip
         slow = [asyncio.ensure_future(small(scope, receive, send)) for _ in range(2)]
         await asyncio.sleep(0)
-        status, _, _ = await call(small, "POST", "/v1/completions", {"prompt": "a"})
+        status, headers, _ = await call(small, "POST", "/v1/completions", {"prompt": "a"})
         coming.set()
         await asyncio.gather(*slow)
-        return status
+        return status, headers[b"retry-after"]
 
-    assert asyncio.run(places()) == 429 and small.requests == 0
+    assert asyncio.run(places()) == (429, b"1") and small.requests == 0 and small.metrics.rejections == 1
     hurried = Application(llm, "bytes", bounds=Bounds(seconds=0.0))
     _, content = ask(hurried, "POST", "/v1/completions", {"prompt": "a", "max_tokens": 100})
     assert content["choices"][0]["finish_reason"] == "length" and content["usage"]["completion_tokens"] < 100
@@ -542,3 +607,47 @@ def test_over_a_socket(llm):
         )  # fmt: skip
         with urllib.request.urlopen(request, timeout=60) as answer:
             assert json.load(answer)["usage"]["completion_tokens"] == 6
+
+
+class _Wide:
+    """An encoder of long vectors."""
+
+    name, longest = "wide", 64
+
+    def tokens(self, text):
+        return [0]
+
+    def encode_tokens(self, prompts, is_over):
+        return np.full((len(prompts), 1 << 16), 0.5, np.float32)
+
+
+@pytest.mark.parametrize("path", ["/v1/completions", "/v1/embeddings"])
+def test_a_client_that_does_not_read(llm, monkeypatch, path):
+    """Its answer keeps its place, and for a time only."""
+    monkeypatch.setattr(TextForm, "whole", lambda form, outputs: {"text": "a" * (12 << 20)})
+    application = Application(llm, "bytes", encoder=_Wide())
+    packed = {"input": ["a"] * 32, "encoding_format": "base64"}
+    body = json.dumps(packed if path == "/v1/embeddings" else {"prompt": "a", "max_tokens": 1}).encode()
+    head = f"POST {path} HTTP/1.1\r\nhost: localhost\r\ncontent-type: application/json\r\ncontent-length: {len(body)}"
+    with served(application, http="h11") as address:
+        for reads in (True, False):
+            application.bounds = Bounds() if reads else Bounds(seconds=1.0, send_seconds=1.0)
+            client = socket.socket()
+            client.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 4096 if not reads else 1 << 20)
+            client.connect(("127.0.0.1", int(address.rsplit(":", 1)[1])))
+            client.settimeout(30)
+            client.sendall(f"{head}\r\nconnection: close\r\n\r\n".encode() + body)
+            if reads:
+                with client, client.makefile("rb") as answer:
+                    content = answer.read().split(b"\r\n\r\n", 1)[1]
+                assert len(content) > 8 << 20 and json.loads(content)
+                continue
+            with client:
+                end = time.monotonic() + 20
+                while application.metrics.responses[200] < 2 and time.monotonic() < end:
+                    time.sleep(0.01)
+                time.sleep(0.1)
+                assert application.requests
+                while application.requests and time.monotonic() < end:
+                    time.sleep(0.01)
+                assert not application.requests

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import random
 import re
@@ -144,6 +145,21 @@ def test_forms_that_are_refused_unread(form):
     began = time.process_time()
     with pytest.raises(InputError):
         StructuredOutput(**form)
+    assert time.process_time() - began < 2
+
+
+@pytest.mark.parametrize(
+    "form",
+    [
+        {"regex": "a{" + " " * 60_000}, {"regex": "a{" + "1" * 60_000}, {"regex": "a{1" + " " * 30_000 + "2" * 30_000},
+        {"grammar": "\n" * 60_000}, {"grammar": "\n" * 60_000 + 'start: "a"'}, {"grammar": "start" + " " * 60_000},
+    ],
+    ids=lambda value: repr(value)[:24],
+)  # fmt: skip
+def test_long_forms_are_read_in_linear_time(llm, form):
+    began = time.process_time()
+    with contextlib.suppress(InputError):
+        llm.engine.matcher(SamplingParameters(structured_output=StructuredOutput(**form)))
     assert time.process_time() - began < 2
 
 

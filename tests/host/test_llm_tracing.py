@@ -17,7 +17,9 @@ from opentelemetry.sdk.trace.export.in_memory_span_exporter import InMemorySpanE
 from tests.host.llm_support import text_checkpoint
 from tests.host.test_llm_serve import call
 from tilewright.llm.asynchronous import AsyncLLM
+from tilewright.llm.sampling import Sampler
 from tilewright.llm.serve.application import Application
+from tilewright.llm.serve.forms import TextForm
 from tilewright.llm.serve.tracing import OpenTelemetryTracing
 
 pytestmark = pytest.mark.usefixtures("quick_engines")
@@ -30,13 +32,13 @@ def test_a_span_for_each_request(tmp_path, monkeypatch):
     application = Application(llm, "bytes", tracing=OpenTelemetryTracing(provider))
     parent = [(b"traceparent", b"00-0af7651916cd43dd8448eb211c80319c-b7ad6b7169203331-01")]
 
-    def span(path, body, headers=()):
+    def span(path, body, headers=(), leave_after=None):
         kept.clear()
-        asyncio.run(call(application, "POST", path, body, headers))
+        asyncio.run(call(application, "POST", path, body, headers, leave_after))
         (found,) = kept.get_finished_spans()
         return found
 
-    body = {"prompt": "a secret", "max_tokens": 3, "n": 2, "seed": 4, "stop": ["zz"], "ignore_eos": True}
+    body = {"prompt": "a secret", "max_tokens": 3, "n": 2, "seed": 4, "stop": ["a secret end"], "ignore_eos": True}
     for stream in (False, True):
         one = span("/v1/completions", {**body, "stream": stream}, parent)
         found = dict(one.attributes)
@@ -46,11 +48,26 @@ def test_a_span_for_each_request(tmp_path, monkeypatch):
         assert found["gen_ai.response.finish_reasons"] == ("length", "length")
         assert found["gen_ai.request.choice.count"] == 2 and found["gen_ai.request.stream"] is stream
         assert found["gen_ai.response.time_to_first_chunk"] > 0 and found["http.response.status_code"] == 200
-        assert "secret" not in str(found)
+        assert "secret" not in str(found) and found["tilewright.request.stop_sequence_count"] == 1
+        assert one.status.is_unset
     messages = [{"role": "user", "content": "Hi"}]
     assert span("/v1/chat/completions", {"messages": messages, "max_tokens": 1}).name == "chat bytes"
     refused = span("/v1/completions", {"prompt": 5})
     assert refused.attributes["http.response.status_code"] == 400 and refused.status.is_ok
+    long = {**body, "max_tokens": 100, "stream": True}
+    for after, status in ((0, None), (2, 200)):
+        left = span("/v1/completions", {**long, "stream": after > 0}, leave_after=after)
+        assert left.attributes.get("http.response.status_code") == status
+        assert left.status.status_code.name == "ERROR" and left.attributes["error.type"] == "incomplete_answer"
+    with monkeypatch.context() as context:
+        context.setattr(TextForm, "closing", lambda form, last: 1 // 0)
+        failed = span("/v1/completions", {**body, "stream": True})
+    assert failed.attributes["http.response.status_code"] == 200 and failed.attributes["error.type"] == "500"
+    assert failed.status.status_code.name == "ERROR"
+    with monkeypatch.context() as context:
+        context.setattr(Sampler, "choose", lambda *given: 1 // 0)
+        failed = span("/v1/completions", {**body, "stream": True})
+    assert failed.status.status_code.name == "ERROR" and failed.attributes["error.type"] == "500"
     monkeypatch.setattr(llm.llm.engine, "matcher", lambda parameters: 1 // 0)
     failed = span("/v1/completions", body)
     assert failed.attributes["error.type"] == "500" and not failed.status.is_ok

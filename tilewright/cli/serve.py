@@ -28,7 +28,7 @@ def serve(
     ),
     name: Annotated[str | None, typer.Option(help="What the model is called; by default its folder.")] = None,
     embeddings: Annotated[Path | None, typer.Option(help="An encoder of the BERT family, for /v1/embeddings.")] = None,
-    requests: Annotated[int, typer.Option(min=1, help="Prompts that are worked on or wait; more get 429.")] = 256,
+    requests: Annotated[int, typer.Option(min=1, help="Prompts that are read, worked on or wait; more get 429.")] = 256,
     seconds: Annotated[float, typer.Option(min=0.1, help="A request ends after this time.")] = 600.0,
     otlp_traces_endpoint: Annotated[
         str | None, typer.Option(help="Send a span of each request there, such as http://127.0.0.1:4318/v1/traces.")

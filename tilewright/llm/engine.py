@@ -343,6 +343,7 @@ class Engine:
         """The prompt is computed: further results of the request find it in the cache."""
         if self._wants_prompt(request):
             request.prompt_logprobs = [request.found[place] for place in range(1, len(request.prompt))]
+            request.found.clear()
         request.has_begun = True
         self._statistics.prompt_tokens += len(request.prompt)
         self._statistics.cached_tokens += request.results[0].scheduled.cached
@@ -424,6 +425,7 @@ class Engine:
         self._statistics.finished[reason] = self._statistics.finished.get(reason, 0) + 1
 
     def _end(self, request: _Request, reason: str) -> None:
+        request.found.clear()
         for result in request.results:
             self._finish(result, reason)
 

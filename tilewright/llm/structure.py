@@ -10,7 +10,7 @@ import json
 import re
 import threading
 from collections import OrderedDict
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -28,11 +28,12 @@ _SPACES = r"\n?[ \t]{0,16}"  # between the parts of JSON: a model must not write
 _LIMITS: dict[str, Any] = {"initial_lexer_fuel": 1_000_000, "step_max_items": 10_000, "max_lexer_states": 50_000,
            "max_grammar_size": 100_000, "precompute_large_lexemes": False, "verbose_errors": False}  # fmt: skip
 _COUNTS = ("minItems", "maxItems", "minLength", "maxLength")
-_REPEAT = re.compile(r"\{\s*(\d*)\s*,?\s*(\d*)\s*\}")
-_LARK_REPEAT = re.compile(r"~\s*(\d+)(?:\s*\.\.\s*(\d+))?")
+# Possessive where a failure would be looked for again at every place: these run before anything bounds the work.
+_REPEAT = re.compile(r"\{\s*+(\d*+)\s*+,?\s*+(\d*+)\s*+\}")
+_LARK_REPEAT = re.compile(r"~\s*+(\d++)(?:\s*+\.\.\s*+(\d++))?")
 _DEFINITION = re.compile(r"^[ \t]*[?!]?([A-Za-z_][\w-]*)(?:\.-?\d+)?[ \t]*(?:::=|:)", re.MULTILINE)
 _NAME = re.compile(r"[A-Za-z_][\w-]*")
-_LARK = re.compile(r"^\s*(?:%llguidance\b|start\s*:)", re.MULTILINE)  # how llguidance tells Lark's notation
+_LARK = re.compile(r"^[^\S\n]*+(?:%llguidance\b|start\s*+:)", re.MULTILINE)  # how llguidance tells Lark's notation
 # Comments, and what may hold their marks; what is not closed reaches to the end, so that nothing is looked at twice.
 _TEXT, _CLASS = r'"(?:\\.|[^"\\])*(?:"|\\?\Z)', r"\[(?:\\.|[^\]\\])*(?:\]|\\?\Z)"
 _COMMENTS = {
@@ -116,11 +117,13 @@ class FormCompiler:
     def __init__(self, tokenizer: str, vocabulary: int, end_tokens: Sequence[int]) -> None:
         try:
             import llguidance
+            from llguidance.gbnf_to_lark import gbnf_to_lark
         except ImportError as error:
             raise MissingDependencyError(
                 "structured output needs the package llguidance: pip install 'tilewright[structured]'"
             ) from error
         self._library: Any = llguidance
+        self._gbnf_to_lark: Callable[[str], str] = gbnf_to_lark
         self._vocabulary = vocabulary
         self._limits = llguidance.LLParserLimits(**_LIMITS)
         self._tokenizer = llguidance.LLTokenizer(tokenizer, n_vocab=vocabulary, eos_token=list(end_tokens) or None)
@@ -146,6 +149,8 @@ class FormCompiler:
         try:
             if kind == "json":
                 grammar = kinds.grammar_from_json_schema(text, overrides={"whitespace_pattern": _SPACES})
+            elif kind == "grammar":  # the library's own test for Lark's notation takes quadratic time
+                grammar = kinds.grammar_from_lark(text if _LARK.search(text) else self._as_lark(text))
             else:
                 grammar = self._library.grammar_from(kind, text)
             found = kinds(self._tokenizer, grammar, log_level=0, limits=self._limits)
@@ -158,6 +163,12 @@ class FormCompiler:
         if error:
             raise InputError(f"the {'JSON schema' if kind == 'json' else kind} cannot be used: {_first_line(error)}")
         return Matcher(found, self._vocabulary)
+
+    def _as_lark(self, text: str) -> str:
+        try:
+            return self._gbnf_to_lark(text)
+        except Exception as error:  # the library raises `Exception` itself
+            raise ValueError(f"it is no Lark, and as GBNF: {error}") from error
 
 
 # -- Bounds of forms ---------------------------------------------------------------------------------

@@ -6,6 +6,7 @@ from collections.abc import Sequence
 from typing import Protocol
 
 _REPLACEMENT = "\ufffd"  # what decoders give for bytes that are no whole character yet
+_MOST_WITHOUT_TEXT = 32  # tokens one after the other: bytes of no character, or special ones
 
 
 class Decoder(Protocol):
@@ -41,6 +42,31 @@ class TextStream:
         now = self._decoder.decode(self._tokens[self._begin :])
         self._begin = self._read = len(self._tokens)
         return now[len(before) :]
+
+
+class TextOffsets:
+    """Where the text of each token begins in the text of all of them; the tokens of one character share its place."""
+
+    def __init__(self, decoder: Decoder | None, at: int = 0) -> None:
+        self._decoder = decoder
+        self._stream = None if decoder is None else TextStream(decoder)
+        self._at, self._without = at, 0
+
+    def push(self, token: int) -> int:
+        """The place of the next token."""
+        begin = self._at
+        if self._decoder is None or self._stream is None:
+            return begin
+        piece = self._stream.push(token)
+        if piece and self._without:  # bytes that were no character, and then a token that is text of its own
+            own = self._decoder.decode([token])
+            if own and _REPLACEMENT not in own and piece.endswith(own):
+                begin += len(piece) - len(own)
+        self._without = 0 if piece else self._without + 1
+        if self._without == _MOST_WITHOUT_TEXT:  # what is decoded again each time must stay short
+            piece, self._without = self._stream.rest(), 0
+        self._at += len(piece)
+        return begin
 
 
 class StopTexts:

@@ -25,7 +25,16 @@ import json
 import logging
 import threading
 import time
-from collections.abc import AsyncGenerator, AsyncIterator, Awaitable, Callable, Iterator, MutableMapping, Sequence
+from collections.abc import (
+    AsyncGenerator,
+    AsyncIterator,
+    Awaitable,
+    Callable,
+    Coroutine,
+    Iterator,
+    MutableMapping,
+    Sequence,
+)
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -49,6 +58,9 @@ Receive = Callable[[], Awaitable[Message]]
 Send = Callable[[Message], Awaitable[None]]
 _log = logging.getLogger("tilewright")
 _RETRY = [(b"retry-after", b"1")]
+_JSON = b"application/json"
+_PART = 64 << 10  # bytes of an answer that are sent at once
+_AT_ONCE = 512  # items of a list that `json.dumps` writes at once
 _OPEN = ("/", "/health")  # routes without a key
 
 
@@ -101,7 +113,10 @@ class Application:
         answer = _Answer(send, self.metrics)
         with self._tracing.request(scope["path"], self.name, scope["headers"]):
             await self._serve(scope, receive, answer)
-            self._tracing.note(http__response__status_code=answer.status)
+            if answer.status:
+                self._tracing.note(http__response__status_code=answer.status)
+            if answer.failure or not answer.is_whole:
+                self._tracing.failed(answer.failure or "incomplete_answer")
 
     async def _serve(self, scope: Message, receive: Receive, answer: _Answer) -> None:
         try:
@@ -178,7 +193,7 @@ class Application:
         await _send_whole(send, 200, text.encode(), b"text/plain; version=0.0.4; charset=utf-8")
 
     async def _openapi(self, tenant: str, receive: Receive, send: Send) -> None:
-        await _send_json(send, 200, schema.document(list(self._routes), bool(self._keys)))
+        await _send_json(send, 200, schema.document(list(self._routes), bool(self._keys), _OPEN))
 
     async def _models(self, tenant: str, receive: Receive, send: Send) -> None:
         engine = self.llm.llm.engine
@@ -204,10 +219,15 @@ class Application:
             except InputError as error:
                 raise Refused(400, str(error), "input") from error
             place.take(len(texts), sum(map(len, prompts)))
+            began = time.monotonic()
             vectors = await self._vectors(encoder, prompts, receive)
-        tokens = sum(map(len, prompts))
-        self._tracing.note(gen_ai__request__model=encoder.name, gen_ai__usage__input_tokens=tokens)
-        await _send_json(send, 200, protocol.embeddings(vectors, encoder.name, tokens, is_packed))
+            tokens = sum(map(len, prompts))
+            self._tracing.note(gen_ai__request__model=encoder.name, gen_ai__usage__input_tokens=tokens)
+            body = await asyncio.to_thread(
+                lambda: _json(protocol.embeddings(vectors, encoder.name, tokens, is_packed))
+            )  # fmt: skip
+            most = began + self.bounds.seconds + self.bounds.send_seconds - time.monotonic()
+            await _until(_send_whole(send, 200, body, _JSON), receive, most)
 
     async def _vectors(self, encoder: TextEncoder, prompts: list[list[int]], receive: Receive) -> np.ndarray:
         """The vectors of prompts, unless the client goes away or the time of a request is over."""
@@ -223,7 +243,7 @@ class Application:
             if gone.done():
                 raise Refused(400, "the client has gone")
             if not work.done():
-                raise Refused(503, f"the time of a request, {self.bounds.seconds:g} s, is over", headers=_RETRY)
+                raise Refused(503, self._time_over(), headers=_RETRY)
             return work.result()
         finally:
             is_over.set()
@@ -275,7 +295,7 @@ class Application:
         send: Send,
     ) -> None:  # fmt: skip
         """Answer until all is sent or the client has gone."""
-        place.take(len(prompts), sum(map(len, prompts)))
+        place.take(len(prompts), wanted.load(sum(map(len, prompts))))
         try:
             await asyncio.to_thread(self.llm.llm.engine.matcher, wanted.parameters)
         except InputError as error:
@@ -284,15 +304,10 @@ class Application:
             self.llm.stream(prompt, wanted.parameters, salt=tenant, seconds=self.bounds.seconds, adapter=wanted.adapter)
             for prompt in prompts
         ]
-        work = asyncio.ensure_future(self._send_answer(form, wanted, streams, send))
-        gone = asyncio.ensure_future(_disconnected(receive))
         try:
             most = self.bounds.seconds + self.bounds.send_seconds  # a client that does not read holds no place
-            await asyncio.wait({work, gone}, timeout=most, return_when=asyncio.FIRST_COMPLETED)
-            if work.done():
-                work.result()
+            await _until(self._send_answer(form, wanted, streams, send), receive, most)
         finally:
-            await _end(work, gone)
             for stream in streams:
                 await stream.aclose()
 
@@ -302,7 +317,7 @@ class Application:
         began = time.monotonic()
         self._tracing.asked(wanted)
         if wanted.stream:
-            await self._send_events(form, self._timed(streams[0], began), send)
+            await self._send_events(form, wanted, self._timed(streams[0], began), send)
             return
         tasks = [asyncio.ensure_future(_last(self._timed(stream, began))) for stream in streams]
         try:
@@ -312,20 +327,38 @@ class Application:
         failed = next((output for output in outputs if output.error is not None), None)
         if failed is not None:
             raise Refused(400 if failed.is_refused else 500, str(failed.error))
+        self._check_scored(wanted, outputs)
         self._tracing.answered(form.id, outputs)
-        await _send_json(send, 200, form.whole(outputs))
+        await _send_whole(send, 200, await asyncio.to_thread(lambda: _json(form.whole(outputs))), _JSON)
 
-    async def _send_events(self, form: TextForm, outputs: AsyncIterator[Output], send: Send) -> None:
+    def _check_scored(self, wanted: Wanted, outputs: Sequence[Output]) -> None:
+        """Raises `Refused` where a prompt's logprobs are wanted and the request ended before they were there."""
+        if wanted.parameters.prompt_logprobs is None:
+            return
+        for output in outputs:
+            if output.prompt_logprobs is None:
+                if output.error is not None:
+                    raise Refused(400 if output.is_refused else 500, output.error)
+                raise Refused(503, f"{self._time_over()} before the prompt was computed", headers=_RETRY)
+
+    def _time_over(self) -> str:
+        return f"the time of a request, {self.bounds.seconds:g} s, is over"
+
+    async def _send_events(self, form: TextForm, wanted: Wanted, outputs: AsyncIterator[Output], send: Send) -> None:
         first = await anext(outputs)  # what is refused is refused before an answer begins
+        self._check_scored(wanted, [first])
         headers = [(b"content-type", b"text/event-stream; charset=utf-8"), (b"cache-control", b"no-store")]
         await send({"type": "http.response.start", "status": 200, "headers": headers})
         last = first
         for event in form.opening():
             await _send_event(send, event)
+        is_large = wanted.parameters.prompt_logprobs is not None
         async for output in _chain(first, outputs):
             last = output
-            for event in form.events(output):
-                await _send_event(send, event)
+            for event in await asyncio.to_thread(form.events, output) if is_large else form.events(output):
+                await _send_event(send, event, is_large)
+        if last.error is not None:
+            self._tracing.failed("400" if last.is_refused else "500")
         self._tracing.answered(form.id, [last])
         for event in form.closing(last):
             await _send_event(send, event)
@@ -388,9 +421,13 @@ class _Place:
 
     def take(self, requests: int, tokens: int = 0) -> None:
         """Take so much in all; raises `Refused` where it is not there."""
-        owner = self._application
+        owner, bounds = self._application, self._application.bounds
+        what = "tokens (with echo and logprobs times logprobs + 1, times n)"
+        for name, count, most in (("prompts", requests, bounds.requests), (what, tokens, bounds.tokens)):
+            if count > most:  # it would not fit later either
+                raise Refused(400, f"the request takes {count} {name}; the server takes at most {most}")
         all_requests, all_tokens = owner.requests + requests - self._requests, owner.tokens + tokens - self._tokens
-        if all_requests > owner.bounds.requests or all_tokens > owner.bounds.tokens:
+        if all_requests > bounds.requests or all_tokens > bounds.tokens:
             owner.metrics.rejections += 1
             raise Refused(429, "all places are taken; try again later", code="overloaded", headers=_RETRY)
         owner.requests, owner.tokens, self._requests, self._tokens = all_requests, all_tokens, requests, tokens
@@ -406,20 +443,24 @@ class _Answer:
     def __init__(self, send: Send, metrics: Metrics) -> None:
         self._send, self._metrics = send, metrics
         self.status = 0  # none yet
+        self.failure = ""  # the status of an error in the middle of an answer
+        self.is_whole = False
 
     async def __call__(self, message: Message) -> None:
         if message["type"] == "http.response.start":
             self.status = message["status"]
             self._metrics.responses[message["status"]] = self._metrics.responses.get(message["status"], 0) + 1
         await self._send(message)
+        self.is_whole = message["type"] == "http.response.body" and not message.get("more_body", False)
 
     async def refuse(self, refused: Refused) -> None:
         """Answer with an error; in the middle of an answer, as its last event."""
         if not self.status:
             await _send_json(self, refused.status, refused.body, refused.headers)
             return
-        await _send_event(self._send, refused.body)
-        await self._send({"type": "http.response.body", "body": b"", "more_body": False})
+        self.failure = str(refused.status)
+        await _send_event(self, refused.body)
+        await self({"type": "http.response.body", "body": b"", "more_body": False})
 
 
 async def _body(receive: Receive, most: int) -> bytes:
@@ -443,6 +484,17 @@ async def _end(*tasks: asyncio.Future[Any]) -> None:
     await asyncio.gather(*tasks, return_exceptions=True)
 
 
+async def _until(work: Coroutine[Any, Any, None], receive: Receive, seconds: float) -> None:
+    """Wait for work, which ends before it is done when the client goes away or the time is over."""
+    task, gone = asyncio.ensure_future(work), asyncio.ensure_future(_disconnected(receive))
+    try:
+        await asyncio.wait({task, gone}, timeout=seconds, return_when=asyncio.FIRST_COMPLETED)
+        if task.done():
+            task.result()
+    finally:
+        await _end(task, gone)
+
+
 async def _disconnected(receive: Receive) -> None:
     while (await receive())["type"] != "http.disconnect":
         pass
@@ -463,17 +515,16 @@ async def _chain(first: Output, outputs: AsyncIterator[Output]) -> AsyncIterator
         yield output
 
 
-async def _send_event(send: Send, content: dict[str, Any]) -> None:
+async def _send_event(send: Send, content: dict[str, Any], is_large: bool = False) -> None:
     kind = f"event: {content['type']}\n" if "type" in content else ""
-    body = f"{kind}data: {json.dumps(content, ensure_ascii=False)}\n\n".encode("utf-8", "replace")
-    await send({"type": "http.response.body", "body": body, "more_body": True})
+    data = await asyncio.to_thread(_json, content) if is_large else _json(content)
+    await _send_parts(send, b"%sdata: %s\n\n" % (kind.encode(), data), True)
 
 
 async def _send_json(
     send: Send, status: int, content: dict[str, Any], headers: Sequence[tuple[bytes, bytes]] = ()
 ) -> None:
-    body = json.dumps(content, ensure_ascii=False).encode("utf-8", "replace")
-    await _send_whole(send, status, body, b"application/json", headers)
+    await _send_whole(send, status, _json(content), _JSON, headers)
 
 
 async def _send_whole(
@@ -482,4 +533,36 @@ async def _send_whole(
     length = (b"content-length", str(len(body)).encode())
     all_headers = [(b"content-type", kind), length, (b"x-content-type-options", b"nosniff"), *headers]
     await send({"type": "http.response.start", "status": status, "headers": all_headers})
-    await send({"type": "http.response.body", "body": body, "more_body": False})
+    await _send_parts(send, body, False)
+
+
+async def _send_parts(send: Send, body: bytes, more: bool) -> None:
+    """Send in parts: a server waits before each until the client has read most of those before."""
+    for begin in range(0, max(1, len(body)), _PART):
+        end = begin + _PART
+        await send({"type": "http.response.body", "body": body[begin:end], "more_body": more or end < len(body)})
+
+
+def _json(content: Any) -> bytes:
+    """The JSON of a body; other threads run in between, whose turn does not come while `json.dumps` works."""
+    return b"".join(part.encode("utf-8", "replace") for part in _json_parts(content))
+
+
+def _json_parts(content: Any) -> Iterator[str]:
+    if isinstance(content, dict) and content:
+        for number, (name, value) in enumerate(content.items()):
+            yield f"{', ' if number else '{'}{json.dumps(name, ensure_ascii=False)}: "
+            yield from _json_parts(value)
+        yield "}"
+    elif isinstance(content, list) and len(content) > _AT_ONCE:
+        for begin in range(0, len(content), _AT_ONCE):
+            yield ", " if begin else "["
+            yield json.dumps(content[begin : begin + _AT_ONCE], ensure_ascii=False)[1:-1]
+        yield "]"
+    elif isinstance(content, list) and any(isinstance(item, (dict, list)) for item in content):
+        for number, item in enumerate(content):
+            yield ", " if number else "["
+            yield from _json_parts(item)
+        yield "]"
+    else:
+        yield json.dumps(content, ensure_ascii=False)

@@ -11,6 +11,7 @@ from typing import Any
 from tilewright.llm.requests import Output
 from tilewright.llm.serve import protocol
 from tilewright.llm.serve.protocol import Refused, Wanted
+from tilewright.llm.text import TextOffsets
 from tilewright.llm.tokenizer import Tokenizer
 from tilewright.llm.tools import MOST_CALLS, CallReader
 
@@ -35,7 +36,9 @@ class TextForm:
         self.id, self.created = f"{self.prefix}{secrets.token_hex(12)}", int(time.time())
         self._texts: dict[int, int] = {}  # of each choice, how much text and how many logprobs were sent
         self._logprobs: dict[int, int] = {}
-        self._begins: dict[int, int] = {}  # where the next token's text begins
+        self._offsets: dict[int, TextOffsets] = {}  # of each choice in a stream
+        self._tokens: dict[int, str] = {}
+        self._prompts: dict[int, tuple[str, dict[str, list[Any]] | None]] = {}  # texts of prompts and their logprobs
 
     def head(self, kind: str) -> dict[str, Any]:
         """What all bodies of an answer begin with."""
@@ -43,8 +46,10 @@ class TextForm:
 
     def token(self, number: int) -> str:
         """The text of a token alone."""
-        tokenizer = self.about.tokenizer
-        return str(number) if tokenizer is None else tokenizer.decode([number])
+        if number not in self._tokens:
+            tokenizer = self.about.tokenizer
+            self._tokens[number] = str(number) if tokenizer is None else tokenizer.decode([number])
+        return self._tokens[number]
 
     def whole(self, outputs: Sequence[Output]) -> dict[str, Any]:
         """The answer in one piece."""
@@ -70,18 +75,24 @@ class TextForm:
 
     def choice(self, output: Output, one: Any, first: int) -> dict[str, Any]:
         """A whole result."""
-        choice = protocol.completion_choice(output, one, first, self.token)
-        if not self.wanted.echo:
-            return choice
-        n = self.wanted.best or self.wanted.parameters.n
-        return protocol.echoed(choice, output, self._prompt(output, first // n), self.token)
+        return self._begun(output, one, first, first // (self.wanted.best or self.wanted.parameters.n))
 
-    def _prompt(self, output: Output, number: int) -> str:
-        """The text of a prompt."""
-        given, tokenizer = self.wanted.prompts[number], self.about.tokenizer
-        if isinstance(given, str):
-            return given
-        return "" if tokenizer is None else tokenizer.decode(output.prompt_tokens)
+    def _begun(self, output: Output, one: Any, first: int, number: int) -> dict[str, Any]:
+        """A choice from its beginning; `number` is its prompt's."""
+        prompt, scored = self._prompt(output, number) if self.wanted.echo else ("", None)
+        self._offsets[one.index] = TextOffsets(self.about.tokenizer, len(prompt))
+        choice = protocol.completion_choice(one, first, self.token, self._offsets[one.index])
+        return protocol.echoed(choice, prompt, scored) if self.wanted.echo else choice
+
+    def _prompt(self, output: Output, number: int) -> tuple[str, dict[str, list[Any]] | None]:
+        """The text of a prompt, and its logprobs where they are wanted, which all of its choices share."""
+        if number not in self._prompts:
+            given, tokenizer = self.wanted.prompts[number], self.about.tokenizer
+            decoded = "" if tokenizer is None or isinstance(given, str) else tokenizer.decode(output.prompt_tokens)
+            text = given if isinstance(given, str) else decoded
+            scored = protocol.prompt_logprobs(output, text, self.token, TextOffsets(tokenizer))
+            self._prompts[number] = text, scored
+        return self._prompts[number]
 
     def events(self, output: Output) -> list[dict[str, Any]]:
         """What is new of each result since the last time."""
@@ -102,14 +113,9 @@ class TextForm:
     def event(self, output: Output, one: Any, piece: str, logprobs: Any) -> dict[str, Any]:
         """One piece of one result."""
         part = type(one)(one.index, one.tokens, piece, one.finish_reason, logprobs)
-        is_first, begin = one.index not in self._begins, self._begins.get(one.index, 0)
-        choice = protocol.completion_choice(output, part, 0, self.token, begin)
-        self._begins[one.index] = begin + sum(map(len, choice["logprobs"]["tokens"] if logprobs else ()))
-        if is_first and self.wanted.echo:
-            prompt = self._prompt(output, 0)
-            self._begins[one.index] += len(prompt)
-            return protocol.echoed(choice, output, prompt, self.token)
-        return choice
+        if one.index not in self._offsets:
+            return self._begun(output, part, 0, 0)
+        return protocol.completion_choice(part, 0, self.token, self._offsets[one.index])
 
 
 class ChatForm(TextForm):

@@ -18,6 +18,7 @@ from tilewright.errors import InputError
 from tilewright.llm.requests import MOST_LOGPROBS, MOST_RESULTS, Completion, Output, SamplingParameters, TokenLogprobs
 from tilewright.llm.serve import schema
 from tilewright.llm.structure import StructuredOutput
+from tilewright.llm.text import TextOffsets
 from tilewright.llm.tools import Format, Tools, read_tools
 
 _SAMPLING = (
@@ -59,6 +60,12 @@ class Wanted:
     parallel: bool = True  # whether several tools may be called at once
     echo: bool = False  # results begin with the prompt, and hold
     is_empty: bool = False  # nothing else
+
+    def load(self, tokens: int) -> int:
+        """What prompts of so many tokens take of the server's bound of tokens: with their logprobs, as many as the
+        answer has entries for them."""
+        asked = self.parameters.prompt_logprobs
+        return tokens if asked is None else tokens * (asked + 1) * (self.best or self.parameters.n)
 
 
 def parse(body: bytes) -> dict[str, Any]:
@@ -176,37 +183,39 @@ def embeddings(vectors: np.ndarray, model: str, tokens: int, is_packed: bool) ->
             "usage": {"prompt_tokens": tokens, "total_tokens": tokens}}  # fmt: skip
 
 
-def completion_choice(
-    output: Output, completion: Completion, first: int, tokens: Any, begin: int = 0
-) -> dict[str, Any]:
+def completion_choice(completion: Completion, first: int, tokens: Any, offsets: TextOffsets) -> dict[str, Any]:
     """A choice of /v1/completions; `first` is the number of the request's first choice, `tokens` gives their texts,
-    the first of which begins at the place `begin` of the result's text."""
+    and `offsets` where these begin in the choice's text."""
     logprobs = None
     if completion.logprobs is not None:
-        texts = [tokens(one.token) for one in completion.logprobs]
         logprobs = {
-            "tokens": texts,
+            "tokens": [tokens(one.token) for one in completion.logprobs],
             "token_logprobs": [one.logprob for one in completion.logprobs],
-            "top_logprobs": [{tokens(token): value for token, value in one.top} for one in completion.logprobs],
-            "text_offset": _offsets(texts, begin),
+            "top_logprobs": [_top(one, tokens) for one in completion.logprobs],
+            "text_offset": [offsets.push(one.token) for one in completion.logprobs],
         }
     return {"index": first + completion.index, "text": completion.text, "logprobs": logprobs,
             "finish_reason": finish_reason(completion)}  # fmt: skip
 
 
-def echoed(choice: dict[str, Any], output: Output, prompt: str, tokens: Any) -> dict[str, Any]:
-    """A choice of /v1/completions that begins with the prompt, whose first token has no logprob."""
+def prompt_logprobs(output: Output, prompt: str, tokens: Any, offsets: TextOffsets) -> dict[str, list[Any]] | None:
+    """The logprobs of a prompt, as those of a choice of /v1/completions; its first token has none."""
+    found = output.prompt_logprobs
+    if found is None:
+        return None
+    return {
+        "tokens": [tokens(token) for token in output.prompt_tokens],
+        "token_logprobs": [None, *(one.logprob for one in found)],
+        "top_logprobs": [None, *(_top(one, tokens) for one in found)],
+        "text_offset": [min(offsets.push(token), len(prompt)) for token in output.prompt_tokens],
+    }
+
+
+def echoed(choice: dict[str, Any], prompt: str, scored: Mapping[str, list[Any]] | None) -> dict[str, Any]:
+    """A choice of /v1/completions that begins with the prompt, whose `prompt_logprobs` are `scored`."""
     logprobs = choice["logprobs"]
-    if logprobs is not None:
-        found = output.prompt_logprobs or []
-        texts = [tokens(token) for token in output.prompt_tokens]
-        logprobs = {
-            "tokens": texts + logprobs["tokens"],
-            "token_logprobs": [None, *(one.logprob for one in found), *logprobs["token_logprobs"]],
-            "top_logprobs": [None, *({tokens(token): value for token, value in one.top} for one in found),
-                             *logprobs["top_logprobs"]],
-            "text_offset": _offsets(texts, 0) + [len(prompt) + at for at in logprobs["text_offset"]],
-        }  # fmt: skip
+    if logprobs is not None and scored is not None:
+        logprobs = {name: scored[name] + values for name, values in logprobs.items()}
     return {**choice, "text": prompt + choice["text"], "logprobs": logprobs}
 
 
@@ -357,9 +366,5 @@ def _check_known(fields: Mapping[str, Any], known: Container[str]) -> None:
             raise Refused(400, f"{name[:100]!r} is not supported", name[:100])
 
 
-def _offsets(texts: Sequence[str], at: int) -> list[int]:
-    found = []
-    for text in texts:
-        found.append(at)
-        at += len(text)
-    return found
+def _top(found: TokenLogprobs, tokens: Any) -> dict[str, float]:
+    return {tokens(token): value for token, value in found.top}

@@ -5,6 +5,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Container
 from typing import Any
 
 from tilewright import __version__
@@ -172,13 +173,15 @@ _BODIES: dict[str, tuple[dict[str, Schema], tuple[str, ...]]] = {
 _ERROR = _object(("error",), error=_ANY_OBJECT)
 
 
-def document(routes: list[tuple[str, str]], has_keys: bool) -> Schema:
-    """The OpenAPI document of these routes, (method, path)."""
+def document(routes: list[tuple[str, str]], has_keys: bool, open_paths: Container[str] = ()) -> Schema:
+    """The OpenAPI document of these routes, (method, path); those of `open_paths` need no key."""
     paths: dict[str, Schema] = {}
     for method, path in routes:
         answer = {"description": "done", "content": {"application/json": {"schema": _ANY_OBJECT}}}
         refused = {"description": "refused; the body says why", "content": {"application/json": {"schema": _ERROR}}}
         route: Schema = {"responses": {"200": answer, "4XX": refused, "503": refused}}
+        if has_keys and path in open_paths:
+            route["security"] = []
         if path in _BODIES:
             fields, required = _BODIES[path]
             body = {"application/json": {"schema": _object(required, **fields)}}

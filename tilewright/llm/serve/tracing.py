@@ -34,6 +34,9 @@ class Tracing:
     def note(self, **attributes: Any) -> None:
         """Attributes of the request that is worked on, by their names with `__` for dots."""
 
+    def failed(self, kind: str) -> None:
+        """The request that is worked on gets no whole answer: an HTTP status, or a word, says why."""
+
     def asked(self, wanted: protocol.Wanted) -> None:
         """What the request wants."""
 
@@ -95,15 +98,20 @@ class OpenTelemetryTracing(Tracing):
             span.set_attribute(name.replace("__", "."), value)
         status = attributes.get("http__response__status_code", 0)
         if status >= 500:
-            span.set_attribute("error.type", str(status))
-            span.set_status(self._trace.StatusCode.ERROR)
+            self.failed(str(status))
+
+    def failed(self, kind: str) -> None:
+        span = self._trace.get_current_span()
+        span.set_attribute("error.type", kind)
+        span.set_status(self._trace.StatusCode.ERROR)
 
     def asked(self, wanted: protocol.Wanted) -> None:
         values = {f"gen_ai__request__{name.replace('.', '__')}": getattr(wanted.parameters, field)
                   for field, name in _ASKED.items()}  # fmt: skip
         self.note(
             **{name: value for name, value in values.items() if value is not None},
-            gen_ai__request__stream=wanted.stream, gen_ai__request__stop_sequences=list(wanted.parameters.stop),
+            gen_ai__request__stream=wanted.stream,
+            tilewright__request__stop_sequence_count=len(wanted.parameters.stop),  # they are texts of the client
             **({"gen_ai__request__model": wanted.adapter} if wanted.adapter else {}),
         )  # fmt: skip
 
