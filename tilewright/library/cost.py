@@ -6,11 +6,12 @@ The model ranks; it is not a promise of speed (law 11).
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from math import ceil
 
 from tilewright.dtypes import DType, float32
-from tilewright.symbolic import Size, evaluate, free_symbols
+from tilewright.symbolic import Size, evaluate, free_symbols, lower_bound, upper_bound
 from tilewright.targets.machine import Machine
 
 
@@ -27,6 +28,16 @@ def expected(size: Size) -> int:
     """A representative value of a size: each symbol at 64, kept inside its range."""
     symbols = {symbol.name: min(max(64, symbol.low), symbol.high) for symbol in free_symbols(size)}
     return evaluate(size, symbols)
+
+
+def spans(size: Size, ends: Sequence[int]) -> list[tuple[int, int | None]]:
+    """A representative value of each range of a size, and the range's end: `ends` inside of its bounds, and None."""
+    if isinstance(size, int):
+        return [(size, None)]
+    low, high = lower_bound(size), upper_bound(size)
+    inside = [end for end in ends if low <= end < high]
+    past = max([low, *(2 * end for end in inside)])
+    return [*((end, end) for end in inside), (min(high, max(past, expected(size))), None)]
 
 
 def balance(programs: int, threads: int) -> float:

@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from functools import lru_cache
-from typing import Protocol
+from typing import Protocol, TypeVar
 
 from tilewright.errors import LaunchError
 
 SHARED_BYTES = 232448 - 1024  # of a CTA, less what alignment may take
 ATOM = 128  # bytes: a row of the widest swizzle
+Form = TypeVar("Form")
 
 
 def swizzle_of(row_bytes: int) -> int:
@@ -21,6 +23,15 @@ class Checked(Protocol):
 
     def check(self) -> object:
         """The form itself; raises `LaunchError` with the reason when it cannot be built."""
+
+
+def checked(form: Form, rules: Iterable[tuple[bool, str]]) -> Form:
+    """A form that keeps all rules, each of which is said in words; raises `LaunchError` with the first that it
+    breaks."""
+    for holds, reason in rules:
+        if not holds:
+            raise LaunchError(f"{form}: {reason}")
+    return form
 
 
 @lru_cache(maxsize=8192)

@@ -8,7 +8,7 @@ import numpy as np
 
 import tilewright.language as tl
 from tilewright.errors import LaunchError
-from tilewright.library.hopper import SHARED_BYTES, swizzle_of
+from tilewright.library.hopper import SHARED_BYTES, checked, swizzle_of
 from tilewright.runtime import tables
 
 
@@ -112,10 +112,7 @@ class AttentionForm(NamedTuple):
             (self.STAGES >= 2, "there are two stages or more"),
             (self.shared_bytes <= SHARED_BYTES, f"{self.shared_bytes} bytes of shared memory, {SHARED_BYTES} exist"),
         ]
-        for holds, reason in rules:
-            if not holds:
-                raise LaunchError(f"{self}: {reason}")
-        return self
+        return checked(self, rules)
 
 
 def attention_schedule(

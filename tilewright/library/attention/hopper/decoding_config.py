@@ -5,8 +5,7 @@ from __future__ import annotations
 from typing import Any, NamedTuple
 
 import tilewright.language as tl
-from tilewright.errors import LaunchError
-from tilewright.library.hopper import SHARED_BYTES
+from tilewright.library.hopper import SHARED_BYTES, checked
 
 FRESH_ROWS = 8  # that a copy into a tile has at least
 CLUSTER = 8  # CTAs that every Hopper GPU can run together
@@ -73,7 +72,4 @@ class DecodingForm(NamedTuple):
             (self.TYPE.itemsize == 2, "operands have 16 bits"),
             (self.shared_bytes <= SHARED_BYTES, f"{self.shared_bytes} bytes of shared memory, {SHARED_BYTES} exist"),
         ]
-        for holds, reason in rules:
-            if not holds:
-                raise LaunchError(f"{self}: {reason}")
-        return self
+        return checked(self, rules)

@@ -23,6 +23,7 @@ from tilewright.library.convolution.cpu.runs import (
 )
 from tilewright.library.convolution.cpu.tiles import PixelTile, is_sparse, pixel_tile
 from tilewright.library.convolution.cpu.winograd import is_winograd, winograd_candidate
+from tilewright.library.convolution.operands import convolution_of
 from tilewright.library.cost import estimate
 from tilewright.library.generated.elementwise import chain_operations, total_bytes
 from tilewright.library.generated.expressions import language_type
@@ -81,10 +82,7 @@ def convolution_candidates(group: Group, graph: Graph, target: Target) -> list[C
 
 def checked_convolution(group: Group) -> tuple[Node, Value, Value]:
     """Anchor, image and weights of a convolution that there are kernels for."""
-    anchor = group.anchor
-    assert anchor is not None
-    x, w = anchor.inputs[:2]
-    assert x is not None and w is not None
+    anchor, x, w = convolution_of(group)
     if anchor.attributes["layout"] != "NHWC":
         raise NotImplementedError("channels-first convolution")
     if x.rank not in (3, 4) or not all(isinstance(extent, int) for extent in w.shape):
@@ -141,10 +139,7 @@ def is_narrow(anchor: Node, x: Value, w: Value, target: Target) -> bool:
 
 def _pointwise(group: Group, slots: Slots, weights: Operand, target: Target) -> Candidate:
     """A 1x1 convolution: pixels are rows of a plain matrix product."""
-    anchor = group.anchor
-    assert anchor is not None
-    x, w = anchor.inputs[:2]
-    assert x is not None and w is not None
+    anchor, x, w = convolution_of(group)
     width, channels = target.microtile(x.dtype)[1], x.shape[-1]
     problem = Problem(product(x.shape[:-1]), w.shape[0], channels, x, weights, channels, 1, 0, 0, width)
     return replace(gemm_candidate(problem, slots, group, target), name="pointwise convolution as matmul")
@@ -203,10 +198,7 @@ def with_zeros_around(group: Group, target: Target) -> Group:
 
     Beyond the padding come as many as the last run of pixels of a line reads of windows that are not there.
     """
-    anchor = group.anchor
-    assert anchor is not None
-    x, w = anchor.inputs[:2]
-    assert x is not None and w is not None
+    anchor, x, w = convolution_of(group)
     copied = anchor.attributes["layout"] == "NHWC" and any(x in node.outputs for node in group.prologue)
     across, channels, width = anchor.output.shape[-2], w.shape[1], x.shape[-2]
     if not isinstance(across, int) or not isinstance(width, int) or not isinstance(channels, int):
@@ -240,10 +232,7 @@ def with_zeros_around(group: Group, target: Target) -> Group:
 
 def _implicit(group: Group, slots: Slots, weights: Operand, target: Target) -> Candidate:
     """The implicit matrix product, one variant for each range of output pixels."""
-    anchor = group.anchor
-    assert anchor is not None
-    x, w = anchor.inputs[:2]
-    assert x is not None and w is not None
+    anchor, x, w = convolution_of(group)
     machine = target.machine()
     groups = anchor.attributes["groups"]
     columns, depth, channels = simplify(lift(w.shape[0]) // groups), product(w.shape[1:]), w.shape[1]
@@ -277,10 +266,7 @@ def _implicit_call(
     tile: PixelTile | None,
 ) -> KernelCall:  # fmt: skip
     """One launch of an implicit matrix product."""
-    anchor = group.anchor
-    assert anchor is not None
-    x, w = anchor.inputs[:2]
-    assert x is not None and w is not None
+    anchor, x, w = convolution_of(group)
     attributes, groups = anchor.attributes, anchor.attributes["groups"]
     channels, columns = w.shape[1], simplify(lift(w.shape[0]) // groups)
     assert isinstance(channels, int) and isinstance(columns, int)
@@ -317,10 +303,7 @@ def _channel_block(channels: int) -> int:
 
 def depthwise_candidate(group: Group, slots: Slots, weights: Operand, target: Target) -> Candidate:
     """Each channel by itself, a pixel at a time (GPUs; `library.convolution.cpu.runs` for CPUs)."""
-    anchor = group.anchor
-    assert anchor is not None
-    x, w = anchor.inputs[:2]
-    assert x is not None and w is not None
+    anchor, x, w = convolution_of(group)
     columns = w.shape[0]
     assert isinstance(columns, int)
     sizes = {**window_sizes(x, anchor.output), "columns": columns}

@@ -12,6 +12,7 @@ from tilewright.library.binding import bind_extra, bind_sizes, divides
 from tilewright.library.candidate import Candidate, KernelCall, Operand, Stage
 from tilewright.library.convolution.cpu.depthwise_kernel import depthwise_runs
 from tilewright.library.convolution.cpu.direct_kernel import direct_convolution
+from tilewright.library.convolution.operands import convolution_of
 from tilewright.library.cost import estimate
 from tilewright.library.generated.elementwise import chain_operations, total_bytes
 from tilewright.library.generated.expressions import language_type
@@ -82,10 +83,7 @@ def _candidate(
     efficiency: float,
 ) -> Candidate:  # fmt: skip
     """The launch of a kernel that takes runs of `run` pixels and `block` columns at once."""
-    anchor = group.anchor
-    assert anchor is not None
-    x, w = anchor.inputs[:2]
-    assert x is not None and w is not None
+    anchor, x, w = convolution_of(group)
     groups, depth = anchor.attributes["groups"], product(w.shape[1:])
     direct = kernel is direct_convolution
     columns = simplify(lift(w.shape[0]) // groups) if direct else w.shape[0]

@@ -11,6 +11,7 @@ from tilewright.graph.fusion import Group
 from tilewright.library.binding import bind_extra, bind_sizes
 from tilewright.library.candidate import Candidate, KernelCall, Operand, PackedConstant, Stage
 from tilewright.library.convolution.cpu.winograd_kernel import APART, winograd_convolution
+from tilewright.library.convolution.operands import convolution_of
 from tilewright.library.cost import estimate, expected
 from tilewright.library.generated.elementwise import chain_operations, total_bytes
 from tilewright.library.generated.expressions import language_type
@@ -38,10 +39,7 @@ def is_winograd(anchor: Node, x: Value, w: Value, graph: Graph) -> bool:
 
 def winograd_candidate(group: Group, slots: Slots, target: Target) -> Candidate:
     """The convolution as 16 products of transformed tiles."""
-    anchor = group.anchor
-    assert anchor is not None
-    x, w = anchor.inputs[:2]
-    assert x is not None and w is not None
+    anchor, x, w = convolution_of(group)
     machine, attributes = target.machine(), anchor.attributes
     rows, width = target.microtile(x.dtype)
     groups, channels = attributes["groups"], w.shape[1]

@@ -6,8 +6,7 @@ from math import prod
 from typing import Any, NamedTuple
 
 import tilewright.language as tl
-from tilewright.errors import LaunchError
-from tilewright.library.hopper import ATOM, SHARED_BYTES, swizzle_of
+from tilewright.library.hopper import ATOM, SHARED_BYTES, checked, swizzle_of
 from tilewright.library.matmul.kernel import identity
 
 UNIT_PIXELS = 64  # at most: the rows of one warpgroup's product
@@ -192,10 +191,7 @@ class ConvolutionForm(NamedTuple):
             (self.BN <= (192 if self.CONSUMERS == 3 else 256), "accumulators fit the registers"),
             (self.shared_bytes <= SHARED_BYTES, f"{self.shared_bytes} bytes of shared memory, {SHARED_BYTES} exist"),
         ]
-        for holds, reason in rules:
-            if not holds:
-                raise LaunchError(f"{self}: {reason}")
-        return self
+        return checked(self, rules)
 
 
 def swizzle(columns: int, dtype: Any) -> int:

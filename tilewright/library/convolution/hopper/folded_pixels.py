@@ -13,6 +13,7 @@ from tilewright.graph.core import Graph, Node, Value
 from tilewright.graph.fusion import Group
 from tilewright.library.binding import divides
 from tilewright.library.candidate import Candidate, PackedConstant
+from tilewright.library.convolution.operands import convolution_of
 from tilewright.library.matmul.cpu import Problem
 from tilewright.library.matmul.hopper.candidates import hopper_products
 from tilewright.library.matmul.simt import product_cost
@@ -27,10 +28,7 @@ _LEAST = 2
 
 def folded_pixels(group: Group, graph: Graph, target: Target) -> list[Candidate]:
     """Candidates for a 1x1 convolution whose bias is in its epilogue; none where pixels are no whole rows."""
-    anchor = group.anchor
-    assert anchor is not None
-    x, w = anchor.inputs[:2]
-    assert x is not None and w is not None
+    anchor, x, w = convolution_of(group)
     columns, channels = w.shape[:2]
     assert isinstance(columns, int) and isinstance(channels, int)
     fold = _ROW // channels

@@ -33,6 +33,7 @@ from tilewright.library.convolution.hopper import kernel as hopper
 from tilewright.library.convolution.hopper.choice import ConvolutionProblem, ranked_forms
 from tilewright.library.convolution.hopper.config import ConvolutionForm
 from tilewright.library.convolution.hopper.folded_pixels import folded_pixels, in_rows_of_pixels
+from tilewright.library.convolution.operands import convolution_of
 from tilewright.library.convolution.simt.depthwise import gpu_depthwise
 from tilewright.library.convolution.simt.few_channels import few_channels
 from tilewright.library.convolution.simt.kernel import convolution, pad_channels
@@ -103,10 +104,7 @@ def gpu_convolution(group: Group, graph: Graph, target: Target) -> list[Candidat
 
 def _implicit(group: Group, slots: Slots, weights: Operand, target: Target) -> list[Candidate]:
     """The implicit matrix product: output pixels by columns, over taps and channels; in parts of the depth too."""
-    anchor = group.anchor
-    assert anchor is not None
-    x, w = anchor.inputs[:2]
-    assert x is not None and w is not None
+    anchor, x, w = convolution_of(group)
     groups = anchor.attributes["groups"]
     columns, depth = simplify(lift(w.shape[0]) // groups), product(w.shape[1:])
     assert isinstance(columns, int) and isinstance(depth, int)
@@ -197,10 +195,7 @@ def _fits_hopper(group: Group, stored: Value, x: Value, w: Value, target: Target
 def _hopper_rows(group: Group, moves: Moves, graph: Graph, target: Target) -> list[Candidate]:
     """The Hopper convolution of an image of few channels with as many pixels of a line as one row as tensor copies
     take at once."""
-    anchor = group.anchor
-    assert anchor is not None
-    x, w = anchor.inputs[:2]
-    assert x is not None and w is not None
+    anchor, x, w = convolution_of(group)
     columns = w.shape[0]
     assert isinstance(columns, int)
     for pixels in (8, 4, 2):
@@ -221,10 +216,7 @@ def _hopper(group: Group, moves: Moves, graph: Graph, slots: Slots, target: Targ
 
     `pixels` of a line are one of the result, as in `in_rows_of_pixels`.
     """
-    anchor = group.anchor
-    assert anchor is not None
-    x, w = anchor.inputs[:2]
-    assert x is not None and w is not None
+    anchor, x, w = convolution_of(group)
     out, groups = anchor.output, anchor.attributes["groups"]
     columns, channels = out.shape[-1], w.shape[1]
     assert isinstance(columns, int) and isinstance(channels, int)

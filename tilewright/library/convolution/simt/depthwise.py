@@ -9,6 +9,7 @@ from tilewright.graph.fusion import Group
 from tilewright.library.binding import bind_extra, bind_sizes
 from tilewright.library.candidate import Candidate, KernelCall, Operand, Stage
 from tilewright.library.convolution.cpu.candidates import depthwise_candidate
+from tilewright.library.convolution.operands import convolution_of
 from tilewright.library.convolution.simt import depthwise_kernel
 from tilewright.library.cost import expected
 from tilewright.library.generated.expressions import language_type
@@ -27,10 +28,7 @@ _WORKING = 1 << 20  # elements of a result from which on threads may have severa
 
 def gpu_depthwise(group: Group, slots: Slots, weights: Operand, target: Target) -> list[Candidate]:
     """Each channel by itself: runs of pixels, each by one thread."""
-    anchor = group.anchor
-    assert anchor is not None
-    x, w = anchor.inputs[:2]
-    assert x is not None and w is not None
+    anchor, x, w = convolution_of(group)
     columns, out = w.shape[0], anchor.output
     assert isinstance(columns, int)
     taps = product(w.shape[2:])

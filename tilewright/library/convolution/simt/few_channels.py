@@ -11,6 +11,7 @@ from tilewright.graph.fusion import Group
 from tilewright.library.binding import bind_extra, bind_sizes
 from tilewright.library.candidate import Candidate, KernelCall, Operand, PackedConstant, Stage
 from tilewright.library.convolution.cpu.candidates import Moves
+from tilewright.library.convolution.operands import convolution_of
 from tilewright.library.convolution.simt.depthwise_kernel import few_channels as kernel
 from tilewright.library.cost import expected
 from tilewright.library.generated.expressions import language_type
@@ -32,10 +33,7 @@ _BESIDE = 1.6  # instructions for each product, with those that load and widen
 
 def few_channels(group: Group, moves: Moves, graph: Graph, slots: Slots, target: Target) -> list[Candidate]:
     """Candidates for an image of few channels, through a permute that alone stands before it; else none."""
-    anchor = group.anchor
-    assert anchor is not None
-    x, w = anchor.inputs[:2]
-    assert x is not None and w is not None
+    anchor, x, w = convolution_of(group)
     columns, channels, depth = w.shape[0], w.shape[1], product(w.shape[1:])
     assert isinstance(columns, int) and isinstance(channels, int) and isinstance(depth, int)
     small = x.rank == 4 and channels <= _MOST_CHANNELS and depth <= _MOST_DEPTH and anchor.attributes["groups"] == 1

@@ -10,6 +10,7 @@ from tilewright.graph.fusion import Group
 from tilewright.library.binding import bind_extra, bind_sizes, divides
 from tilewright.library.candidate import Candidate, KernelCall, Operand, Stage
 from tilewright.library.convolution.cpu.candidates import behind, with_bias_in_epilogue
+from tilewright.library.convolution.operands import convolution_of
 from tilewright.library.convolution.simt.planes_kernel import few_planes, planes
 from tilewright.library.cost import expected
 from tilewright.library.generated.expressions import language_type
@@ -37,10 +38,7 @@ _SMALL = 1024  # pixels of an image, below which blocks run over several images
 def plane_convolution(group: Group, graph: Graph, target: Target) -> list[Candidate]:
     """The candidates of a group whose anchor is a convolution with the layout `PLANES`."""
     group = with_bias_in_epilogue(group)
-    anchor = group.anchor
-    assert anchor is not None
-    x, w = anchor.inputs[:2]
-    assert x is not None and w is not None
+    anchor, x, w = convolution_of(group)
     slots = _slots(group, graph)
     weights = packed_weights(w, order_recipe((*range(2, w.rank), 1, 0)), graph, target)
     columns = simplify(lift(w.shape[0]) // anchor.attributes["groups"])
@@ -90,10 +88,7 @@ def _bound(anchor: Node, weights: Operand, slots: Slots) -> tuple[dict[str, Oper
 
 def _tiled(group: Group, slots: Slots, weights: Operand, target: Target) -> list[Candidate]:
     """The implicit matrix product in its likeliest tiles, and in parts of its depth."""
-    anchor = group.anchor
-    assert anchor is not None
-    x, w = anchor.inputs[:2]
-    assert x is not None and w is not None
+    anchor, x, w = convolution_of(group)
     groups, images, pixels = anchor.attributes["groups"], x.shape[0], product(anchor.output.shape[2:])
     columns, depth = simplify(lift(w.shape[0]) // groups), product(w.shape[1:])
     assert isinstance(columns, int) and isinstance(depth, int)

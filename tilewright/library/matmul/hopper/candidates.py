@@ -18,7 +18,7 @@ from tilewright.graph.fusion import Group
 from tilewright.launch.jit import JITFunction
 from tilewright.library.binding import bind_extra
 from tilewright.library.candidate import Candidate, KernelCall, Operand, PackedConstant, Stage, TiledOperand
-from tilewright.library.cost import Cost, expected
+from tilewright.library.cost import Cost, expected, spans
 from tilewright.library.generated.elementwise import chain_operations, total_bytes
 from tilewright.library.matmul.cpu import Problem
 from tilewright.library.matmul.gate import GateSlots
@@ -28,7 +28,7 @@ from tilewright.library.matmul.hopper.config import MatmulForm
 from tilewright.library.matmul.problem import MatmulProblem
 from tilewright.library.packing import halves_recipe
 from tilewright.library.slots import Slots
-from tilewright.symbolic import Size, ceil_divide, lift, lower_bound, minimum, product, simplify, upper_bound
+from tilewright.symbolic import Size, ceil_divide, lift, minimum, product, simplify, upper_bound
 from tilewright.targets.base import Target
 from tilewright.targets.machine import Machine
 
@@ -136,8 +136,8 @@ def _candidates(found: _Product | None, group: Group, target: Target) -> list[Ca
         return []
     if len(group.outputs) > 1 and upper_bound(product((found.batches, found.rows))) > FEW_ROWS:
         return []  # others than the last are stored by threads, element by element
-    spans = _spans(found.rows)
-    ranked = [_forms(found, example, at_most, target.machine()) for example, at_most in spans]
+    ranges = spans(found.rows, ROW_RANGES)
+    ranked = [_forms(found, example, at_most, target.machine()) for example, at_most in ranges]
     candidates = []
     for forms in zip(*ranked, strict=False):
         calls = []
@@ -146,7 +146,7 @@ def _candidates(found: _Product | None, group: Group, target: Target) -> list[Ca
             reasons["gate"] = found.gate.__name__
         if found.norm is not None:
             reasons["norm"] = "of the rows that are read: their sums are scaled"
-        for (_, at_most), (form, _) in zip(spans, forms, strict=True):
+        for (_, at_most), (form, _) in zip(ranges, forms, strict=True):
             last = at_most is None or at_most >= upper_bound(found.rows)
             condition = None if at_most is None or last else (found.rows, at_most)
             calls.append(_call(found, form, condition, target))
@@ -157,17 +157,6 @@ def _candidates(found: _Product | None, group: Group, target: Target) -> list[Ca
         name = f"hopper {kind}matmul" if found.batches == 1 else "hopper batched matmul"
         candidates.append(Candidate(name, (Stage(tuple(calls)),), cost, (), reasons))
     return candidates
-
-
-def _spans(rows: Size) -> list[tuple[int, int | None]]:
-    """A representative number of rows of each range, and the range's end."""
-    if isinstance(rows, int):
-        return [(rows, None)]
-    low, high = lower_bound(rows), upper_bound(rows)
-    ends = [end for end in ROW_RANGES if low <= end < high]
-    spans: list[tuple[int, int | None]] = [(end, end) for end in ends]
-    past = max([low, *(2 * end for end in ends)])
-    return [*spans, (min(high, max(past, expected(rows))), None)]
 
 
 def _cost(found: _Product, group: Group, seconds: float) -> Cost:

@@ -9,8 +9,7 @@ from __future__ import annotations
 from typing import Any, NamedTuple
 
 import tilewright.language as tl
-from tilewright.errors import LaunchError
-from tilewright.library.hopper import ATOM, SHARED_BYTES, swizzle_of
+from tilewright.library.hopper import ATOM, SHARED_BYTES, checked, swizzle_of
 from tilewright.library.matmul.kernel import identity
 
 
@@ -324,10 +323,7 @@ class MatmulForm(NamedTuple):
             (self.STORED in (64, ATOM), "128 or 64 bytes of a row are stored at once"),
             (self.NORM is None or normed, "NORM is for up to 32 rows of 16 bits, a power of two of A_ROWS, unpromoted"),
         ]
-        for holds, reason in rules:
-            if not holds:
-                raise LaunchError(f"{self}: {reason}")
-        return self
+        return checked(self, rules)
 
     def grid(self, rows: int, columns: int, batches: int, processors: int) -> tuple[int, int, int]:
         """CTAs to launch: as many clusters as fit the processors, or the tiles if they are fewer."""

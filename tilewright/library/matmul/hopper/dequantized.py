@@ -19,14 +19,14 @@ from tilewright.graph.fusion import Group
 from tilewright.graph.quantization import group_of
 from tilewright.library.binding import bind_extra
 from tilewright.library.candidate import Candidate, KernelCall, Operand, PackedConstant, Stage, TiledOperand
-from tilewright.library.cost import Cost, expected
+from tilewright.library.cost import Cost, spans
 from tilewright.library.generated.elementwise import chain_operations, total_bytes
 from tilewright.library.hopper import SHARED_BYTES, is_possible
 from tilewright.library.matmul.hopper.dequantized_config import COLUMNS, LINE, PIECE, DequantizedForm
 from tilewright.library.matmul.hopper.dequantized_kernel import dequantized_matmul
 from tilewright.library.packing import fragments_recipe, panels_recipe
 from tilewright.library.slots import epilogue_slots
-from tilewright.symbolic import Size, ceil_divide, lift, lower_bound, simplify, upper_bound
+from tilewright.symbolic import Size, ceil_divide, lift, simplify
 from tilewright.symbolic import product as size_of
 from tilewright.targets.base import Target
 from tilewright.targets.machine import Machine
@@ -107,12 +107,12 @@ def hopper_dequantized(group: Group, graph: Graph, target: Target) -> list[Candi
         raise NotImplementedError(reason)
     slots = epilogue_slots(group, graph).rounded(columns)
     rows = size_of(x.shape[:-1])
-    spans = _spans(rows)
+    ranges = spans(rows, ROW_RANGES)
     problems = [
         DequantizedProblem(
             example, columns, depth, steps, x.dtype, w.dtype, scale.dtype, zero is not None, slots.stored.dtype
         )
-        for example, _ in spans
+        for example, _ in ranges
     ]  # fmt: skip
     machine = target.machine()
     ranked = [close_forms(problem, machine) for problem in problems]
@@ -123,7 +123,7 @@ def hopper_dequantized(group: Group, graph: Graph, target: Target) -> list[Candi
             "weights": f"{w.dtype.name}, a scale for {steps} of the depth", "epilogue": slots.function.__name__
         }  # fmt: skip
         calls = []
-        for (_, at_most), (form, _) in zip(spans, forms, strict=True):
+        for (_, at_most), (form, _) in zip(ranges, forms, strict=True):
             form = form._replace(DEPENDENT=True, EPILOGUE=slots.function)
             operands = _operands(form, x, w, scale, zero, rows, columns, depth)
             operands["out"] = slots.stored
@@ -161,16 +161,6 @@ def _operands(
         "scales": in_panels(scale), "zeros": in_panels(scale if zero is None else zero),
         "M": rows, "N": columns, "K": depth,
     }  # fmt: skip
-
-
-def _spans(rows: Size) -> list[tuple[int, int | None]]:
-    """A representative number of rows of each range, and the range's end; None for the last."""
-    if isinstance(rows, int):
-        return [(rows, None)]
-    low, high = lower_bound(rows), upper_bound(rows)
-    ends = [end for end in ROW_RANGES if low <= end < high]
-    past = max([low, *(end + 1 for end in ends)])
-    return [*((end, end) for end in ends), (min(high, max(past, expected(rows))), None)]
 
 
 # Forms ---------------------------------------------------------------------------------------------------------------

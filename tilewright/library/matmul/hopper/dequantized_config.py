@@ -5,8 +5,7 @@ from __future__ import annotations
 from typing import Any, NamedTuple
 
 import tilewright.language as tl
-from tilewright.errors import LaunchError
-from tilewright.library.hopper import SHARED_BYTES
+from tilewright.library.hopper import SHARED_BYTES, checked
 from tilewright.library.matmul.kernel import identity
 
 COLUMNS = 64  # of the result, whose weights a warpgroup multiplies at once
@@ -178,10 +177,7 @@ class DequantizedForm(NamedTuple):
             (self.STAGES >= self.least_stages, "sums lie where the stages of x were: use more stages"),
             (self.shared_bytes <= SHARED_BYTES, f"{self.shared_bytes} bytes of shared memory, {SHARED_BYTES} exist"),
         ]
-        for holds, reason in rules:
-            if not holds:
-                raise LaunchError(f"{self}: {reason}")
-        return self
+        return checked(self, rules)
 
     def grid(self, rows: int, columns: int) -> tuple[int, int, int]:
         """CTAs to launch."""
