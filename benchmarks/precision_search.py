@@ -1,11 +1,11 @@
 """`--precision auto` on trained models: what it loses on data that it did not see, and how much faster it is.
 
-    python benchmarks/precision_search.py [--only digits] [--max-drop 0.005] [--threads 2]
+    python benchmarks/precision_search.py [--only digits] [--max-drop 0.005] [--threads 2] [--save]
 
 Models, data and scores: `benchmarks/models/bounded.py`.  The search has half of the data; engine and model in floats
 then take turns on the other half: the drop of the score, and medians of CPU time.  One model is searched
-with a bound that nothing keeps as well, and has to end with an error that says how near it came.  Results:
-benchmarks/results/precision_search.json.
+with a bound that nothing keeps as well, and has to end with an error that says how near it came.  With --save the
+cases that ran are in benchmarks/results/precision_search.json.
 """
 
 from __future__ import annotations
@@ -102,6 +102,7 @@ def main() -> None:
     parser.add_argument("--threads", type=int, default=1)
     parser.add_argument("--rounds", type=int, default=7)
     parser.add_argument("--seconds", type=float, default=0.3, help="per engine and round")
+    parser.add_argument("--save", action="store_true", help="write the results file")
     options = parser.parse_args()
     settings.threads = options.threads
     results: list[dict[str, Any]] = []
@@ -115,7 +116,7 @@ def main() -> None:
             f"float32: {found['ratio']:.2f}; {found['chosen']}; searched for {found['search_seconds']:.0f} s",
             flush=True,
         )
-        if not options.only:
+        if options.save:
             common.save("precision_search", options.threads, results, searches=len(results), load=os.getloadavg()[0])
 
 

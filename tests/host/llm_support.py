@@ -16,9 +16,9 @@ from typing import Any
 
 import ml_dtypes
 import numpy as np
-import pytest
 from safetensors.numpy import save_file
 
+from tilewright.cli.serve import UVICORN_OPTIONS
 from tilewright.llm.step import Limits
 
 TOKENS = 72  # of each reference
@@ -173,10 +173,12 @@ class StandIn:
 
 
 @contextlib.contextmanager
-def served(application: Any, **options: Any) -> Iterator[str]:
-    """A server of an application in a thread of this process; gives its address. `options` are uvicorn's."""
-    uvicorn = pytest.importorskip("uvicorn")
-    server = uvicorn.Server(uvicorn.Config(application, port=0, log_level="error", lifespan="off", **options))
+def served(application: Any) -> Iterator[str]:
+    """A server of an application in a thread of this process, with the options of the command; gives its address."""
+    import uvicorn
+
+    options = UVICORN_OPTIONS | {"log_level": "error", "lifespan": "off"}
+    server = uvicorn.Server(uvicorn.Config(application, port=0, **options))
     thread = threading.Thread(target=server.run, daemon=True)
     thread.start()
     end = time.monotonic() + 60

@@ -64,6 +64,7 @@ def test_latency_and_throughput(folder, tmp_path):
 
 
 def test_a_server_under_load(folder, tmp_path):
+    pytest.importorskip("uvicorn")
     llm = AsyncLLM(folder, memory=1 << 20)
     with served(Application(llm, "bytes")) as address:
         file = tmp_path / "out.json"

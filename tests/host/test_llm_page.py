@@ -36,6 +36,7 @@ def test_the_page_asks_nothing_of_others(llm):
 @pytest.mark.skipif(BROWSER is None, reason="no Chromium is installed")
 def test_a_chat_in_a_browser(llm, tmp_path):
     playwright = pytest.importorskip("playwright.sync_api")
+    pytest.importorskip("uvicorn")
     with served(Application(llm, "bytes", [KEY])) as address, playwright.sync_playwright() as running:
         browser = running.chromium.launch(executable_path=BROWSER, args=["--no-sandbox"], timeout=120_000)
         page = browser.new_page(viewport={"width": 1200, "height": 750})

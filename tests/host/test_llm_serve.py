@@ -600,6 +600,7 @@ def test_listening_for_others_needs_keys(tmp_path):
 
 
 def test_over_a_socket(llm):
+    pytest.importorskip("uvicorn")
     with served(Application(llm, "bytes")) as address:
         request = urllib.request.Request(
             f"{address}/v1/completions", json.dumps({"prompt": "Once", **GREEDY}).encode(),

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import asyncio
+import http.server
+import threading
 
 import pytest
 
@@ -13,9 +15,11 @@ pytest.importorskip("opentelemetry.sdk")
 from opentelemetry.sdk.trace import TracerProvider
 from opentelemetry.sdk.trace.export import SimpleSpanProcessor
 from opentelemetry.sdk.trace.export.in_memory_span_exporter import InMemorySpanExporter
+from typer.testing import CliRunner
 
 from tests.host.llm_support import text_checkpoint
 from tests.host.test_llm_serve import call
+from tilewright.cli.main import application
 from tilewright.llm.asynchronous import AsyncLLM
 from tilewright.llm.sampling import Sampler
 from tilewright.llm.serve.application import Application
@@ -47,7 +51,7 @@ def test_a_span_for_each_request(tmp_path, monkeypatch):
         assert found["gen_ai.usage.input_tokens"] == 8 and found["gen_ai.usage.output_tokens"] == 6
         assert found["gen_ai.response.finish_reasons"] == ("length", "length")
         assert found["gen_ai.request.choice.count"] == 2 and found["gen_ai.request.stream"] is stream
-        assert found["gen_ai.response.time_to_first_chunk"] > 0 and found["http.response.status_code"] == 200
+        assert found["gen_ai.response.time_to_first_chunk"] >= 0 and found["http.response.status_code"] == 200
         assert "secret" not in str(found) and found["tilewright.request.stop_sequence_count"] == 1
         assert one.status.is_unset
     messages = [{"role": "user", "content": "Hi"}]
@@ -72,3 +76,42 @@ def test_a_span_for_each_request(tmp_path, monkeypatch):
     failed = span("/v1/completions", body)
     assert failed.attributes["error.type"] == "500" and not failed.status.is_ok
     llm.close()
+
+
+def test_spans_go_to_a_collector():
+    pytest.importorskip("opentelemetry.exporter.otlp.proto.http")
+    from opentelemetry.proto.collector.trace.v1.trace_service_pb2 import ExportTraceServiceRequest
+
+    received = []
+
+    class Collector(http.server.BaseHTTPRequestHandler):
+        def do_POST(self):
+            received.append((self.path, self.rfile.read(int(self.headers["content-length"]))))
+            self.send_response(200)
+            self.end_headers()
+
+        def log_message(self, *arguments):
+            pass
+
+    with http.server.ThreadingHTTPServer(("127.0.0.1", 0), Collector) as server:
+        threading.Thread(target=server.serve_forever, daemon=True).start()
+        tracing = OpenTelemetryTracing.to(f"http://127.0.0.1:{server.server_port}/v1/traces")
+        with tracing.request("/v1/completions", "bytes", []):
+            tracing.note(http__response__status_code=200)
+        assert tracing._tracer.span_processor.force_flush()
+        server.shutdown()
+    ((path, body),) = received
+    (resource,) = ExportTraceServiceRequest.FromString(body).resource_spans
+    (span,) = resource.scope_spans[0].spans
+    assert path == "/v1/traces" and span.name == "text_completion bytes"
+    assert [("service.name", "tilewright")] == [
+        (each.key, each.value.string_value) for each in resource.resource.attributes if each.key == "service.name"
+    ]
+
+
+@pytest.mark.parametrize(
+    "address", ["127.0.0.1:4318/v1/traces", "localhost:4318", "grpc://a:4317", "http://", "http://a:x/", "http://["]
+)
+def test_addresses_that_are_none(address):
+    found = CliRunner().invoke(application(), ["serve", "nowhere", "--otlp-traces-endpoint", address])
+    assert found.exit_code == 2 and "expected http:// or https://" in " ".join(found.output.replace("│", "").split())

@@ -87,7 +87,7 @@ def test_each_format_is_what_was_measured(model: Path, monkeypatch: pytest.Monke
 
 
 def test_an_impossible_bound_says_how_near_it_came(model: Path, rng: np.random.Generator) -> None:
-    with pytest.raises(PrecisionBoundError, match=r"within a drop of 0.0000%: the least that was lost is 0\.\d+%"):
+    with pytest.raises(PrecisionBoundError, match=r"within a drop of 0%: the least that was lost is [\d.e-]*[1-9]"):
         tilewright.search_precision(model, samples(rng), max_drop=0.0, metric="mse")
 
 
@@ -101,8 +101,14 @@ def test_samples_that_are_held_back(model: Path, rng: np.random.Generator) -> No
             return 1.0
         return float(np.allclose(outputs["y"], exact.run({"x": inputs["x"]})["y"], rtol=1e-6, atol=1e-6))
 
-    with pytest.raises(PrecisionBoundError):
+    with pytest.raises(PrecisionBoundError, match=r"within a drop of 0\.5%: the least that was lost is 100%"):
         tilewright.search_precision(model, data, metric=score)
+
+
+def test_drops_are_told_apart() -> None:
+    assert search._told_apart(0.0, 3e-9) == ["0%", "3e-07%"]
+    assert search._told_apart(0.005, 0.0050000001) == ["0.5%", "0.50000001%"]
+    assert len(set(search._told_apart(0.1, float(np.nextafter(0.1, 1))))) == 2
 
 
 def test_a_score_that_is_never_within_the_bound_ends(model: Path, rng: np.random.Generator) -> None:

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Any
+from urllib.parse import urlsplit
 
 import typer
 from rich.text import Text
@@ -12,7 +13,11 @@ from tilewright.cli.console import terminal, wrong_usage
 from tilewright.cli.llm_options import LoraOption, ModelOptions, PathArgument, with_records
 from tilewright.errors import InputError, MissingDependencyError
 
-_LARGEST_HEADERS = 16 << 10  # bytes
+UVICORN_OPTIONS: dict[str, Any] = {
+    "http": "h11", "ws": "none", "server_header": False, "timeout_keep_alive": 5,
+    "h11_max_incomplete_event_size": 16 << 10,  # bytes of headers
+    "log_level": "warning",
+}  # fmt: skip
 
 
 @with_records
@@ -40,6 +45,11 @@ def serve(
     keys = _keys(key_file)
     if not keys and not _is_own(host):
         raise wrong_usage(f"--host {host} can be reached from other machines: give --key-file, or keep to 127.0.0.1")
+    if otlp_traces_endpoint is not None and not _is_address(otlp_traces_endpoint):
+        raise wrong_usage(
+            f"--otlp-traces-endpoint {otlp_traces_endpoint}: expected http:// or https://, a host and a path, such as "
+            "http://127.0.0.1:4318/v1/traces"
+        )
     try:
         import uvicorn
     except ImportError as error:
@@ -59,10 +69,7 @@ def serve(
     bounds = Bounds(requests=requests, seconds=seconds)
     application = Application(model, name or path.resolve().name, keys, bounds, encoder, tracing)
     terminal(stderr=True).print(Text(f"serving {application.name} at http://{host}:{port}/v1", "dim"))
-    uvicorn.run(
-        application, host=host, port=port, log_level="warning", server_header=False, ws="none",
-        h11_max_incomplete_event_size=_LARGEST_HEADERS, http="h11", timeout_keep_alive=5,
-    )  # fmt: skip
+    uvicorn.run(application, host=host, port=port, **UVICORN_OPTIONS)
 
 
 def _keys(path: Path | None) -> list[str]:
@@ -76,6 +83,15 @@ def _keys(path: Path | None) -> list[str]:
     if not keys or any(len(key) < 16 for key in keys):
         raise InputError(f"{path}: expected keys of at least 16 characters, one a line")
     return keys
+
+
+def _is_address(text: str) -> bool:
+    """Whether a text is a URL over HTTP with a host, and a port that there can be."""
+    try:
+        found = urlsplit(text)
+        return found.scheme in ("http", "https") and bool(found.hostname) and (found.port is None or found.port > 0)
+    except ValueError:
+        return False
 
 
 def _is_own(host: str) -> bool:

@@ -142,7 +142,8 @@ class CallReader:
         self.form, self.names, self.most = form, frozenset(names), most
         self.calls: list[Call] = []
         self._text = ""  # that is not decided yet
-        self._held = ""  # before it, markers that are content if no call follows
+        self._spaces: list[str] = []  # white space before it
+        self._held = ""  # before both, markers that are content if no call follows
         self._is_outside = form.needs_begin and not is_forced
         self._is_content = False  # no call can follow any more
         self._scanner: _Scanner | None = None
@@ -160,17 +161,21 @@ class CallReader:
         found = Found()
         if self._scanner is not None:
             if self._scanner.number is None:  # an object that is no call
-                found.content += self._held + self._scanner.text
+                found.content += self._held + "".join(self._scanner.pieces)
             self._scanner = None
         elif not self.calls or self._text.strip():
-            found.content += self._held + self._text
+            found.content += self._held + self._take_spaces() + self._text
         self._text = self._held = ""
+        return found
+
+    def _take_spaces(self) -> str:
+        found, self._spaces = "".join(self._spaces), []
         return found
 
     def _advance(self, found: Found) -> bool:
         """One step; False when more text is needed."""
         if self._is_content:
-            found.content, self._text = found.content + self._text, ""
+            found.content, self._text = found.content + self._take_spaces() + self._text, ""
             return False
         if self._scanner is not None:
             return self._scan(found)
@@ -184,22 +189,25 @@ class CallReader:
     def _look_for_begin(self, found: Found) -> bool:
         begin = self.form.begin
         place = self._text.find(begin)
-        if place >= 0:
-            content = self._text[:place].rstrip()
-            found.content += content
-            self._held = self._text[len(content) : place + len(begin)]
-            self._text, self._is_outside = self._text[place + len(begin) :], False
-            return True
-        cut = len(self._text[: len(self._text) - _beginning(self._text, begin)].rstrip())  # space may be before a call
-        found.content, self._text = found.content + self._text[:cut], self._text[cut:]
-        return False
+        end = place if place >= 0 else len(self._text) - _beginning(self._text, begin)
+        content = self._text[:end].rstrip()
+        if content:
+            found.content += self._take_spaces() + content
+        self._spaces.append(self._text[len(content) : end])  # no content if a call follows
+        self._text = self._text[end:]
+        if place < 0:
+            return False
+        self._held, self._text, self._is_outside = self._take_spaces() + begin, self._text[len(begin) :], False
+        return True
 
     def _look_for_call(self, found: Found) -> bool:
         """Where an object or a list of them may begin, after a marker or at the beginning of a text."""
         text = self._text.lstrip()
+        self._spaces.append(self._text[: len(self._text) - len(text)])
+        self._text = text
         for marker in (self.form.begin, self.form.end):
             if marker and text.startswith(marker):
-                self._text = text[len(marker) :]
+                self._text, self._spaces = text[len(marker) :], []
                 self._held += "" if self.calls else marker
                 self._is_outside = self.form.needs_begin and marker == self.form.end
                 return True
@@ -208,10 +216,10 @@ class CallReader:
         if not text:
             return False
         if text[0] in "[,;]" and (self.form.is_list or self.calls):
-            self._text = text[1:]
+            self._text, self._spaces = text[1:], []
             return True
         if text[0] == "{":
-            self._scanner, self._text = _Scanner(self.form.arguments), text
+            self._scanner, self._spaces = _Scanner(self.form.arguments), []
             return True
         name = _NAME.match(text)
         if self.form.is_list and name is not None and name.end() == len(text) <= 64:
@@ -221,7 +229,7 @@ class CallReader:
             if after.startswith("{"):
                 self._begin(name.group(), found)
                 self._scanner = _Scanner(None, len(self.calls) - 1)
-                self._text = after
+                self._text, self._spaces = after, []
                 return True
             if "[ARGS]{".startswith(after):
                 return False
@@ -254,7 +262,7 @@ class CallReader:
                 found.arguments[scanner.number] = found.arguments.get(scanner.number, "") + piece
         if scanner.is_done:
             if scanner.number is None:
-                self._give_up(found, scanner.text)
+                self._give_up(found, "".join(scanner.pieces))
             self._scanner = None
         return bool(self._text)
 
@@ -267,7 +275,8 @@ class _Scanner:
 
     def __init__(self, key: str | None, number: int | None = None) -> None:
         self._key, self.number = key, number
-        self.text = self._unsent = ""
+        self.pieces: list[str] = []
+        self._unsent: list[str] = []
         self.name: str | None = None
         self.has_arguments = key is None
         self.is_done = False
@@ -282,14 +291,14 @@ class _Scanner:
         for used, character in enumerate(text):
             self._read(character)
             if self.is_done:
-                self.text += text[: used + 1]
+                self.pieces.append(text[: used + 1])
                 return used + 1
-        self.text += text
+        self.pieces.append(text)
         return len(text)
 
     def take_arguments(self) -> str:
         """What came of the arguments since the last time."""
-        piece, self._unsent = self._unsent, ""
+        piece, self._unsent = "".join(self._unsent), []
         return piece
 
     def _read(self, character: str) -> None:
@@ -300,7 +309,7 @@ class _Scanner:
         elif character == '"':
             self._in_string = True
         if self._key is None:
-            self._unsent += character
+            self._unsent.append(character)
         elif self._depth == 1 and outside and character in ":,}":
             self._end_of_part(character)
         elif self._depth >= 1:
@@ -308,7 +317,7 @@ class _Scanner:
             if self._is_value and self._current in (self._key, "arguments", "parameters"):
                 if self.has_arguments or not character.isspace():
                     self.has_arguments = True
-                    self._unsent += character
+                    self._unsent.append(character)
         if outside and character in "{[":
             self._depth += 1
         elif outside and character in "}]":

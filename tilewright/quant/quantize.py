@@ -251,18 +251,20 @@ def _numbers_of(
 def collect(
     graph: Graph, layers: Sequence[Layer], samples: Sequence[Sample], with_products: bool, progress: Progress
 ) -> dict[str, Moments]:
-    """The moments of each product's input, from the reference's values in float32 for all samples."""
-    names = list(dict.fromkeys(layer.input for layer in layers if layer.op == "matmul"))
-    watched, values = watching(graph, names)
+    """The moments of each layer's input, from the reference's values in float32 for all samples: a product's by its
+    columns, a convolution's as one column."""
+    products = {layer.input for layer in layers if layer.op == "matmul"}
+    watched, values = watching(graph, list(dict.fromkeys(layer.input for layer in layers)))
     found: dict[str, Moments] = {}
     for number, sample in enumerate(samples):
         progress("calibrate", f"moments, sample {number + 1} of {len(samples)}", 0.0)
         for name, array in run_samples(watched, values, sample).items():
             if not np.isfinite(array).all():
                 raise InputError(f"sample {number} makes %{name} of the model infinite or not a number")
+            rows = array if name in products else array.reshape(-1, 1)
             if name not in found:
-                found[name] = Moments.of(array.shape[-1], with_products)
-            found[name].add(array)
+                found[name] = Moments.of(rows.shape[-1], with_products)
+            found[name].add(rows)
     return found
 
 

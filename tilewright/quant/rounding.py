@@ -36,7 +36,8 @@ class Moments:
     """What calibration data says of a layer's inputs: sums over rows."""
 
     count: int
-    largest: np.ndarray  # [depth] magnitudes
+    lowest: np.ndarray  # [depth], at most 0
+    highest: np.ndarray  # [depth], at least 0
     total: np.ndarray  # [depth]
     magnitudes: np.ndarray  # [depth] sums of magnitudes
     products: np.ndarray | None  # [depth, depth] float64, where a method needs them
@@ -44,13 +45,14 @@ class Moments:
     @classmethod
     def of(cls, depth: int, with_products: bool) -> Moments:
         products = np.zeros((depth, depth)) if with_products else None
-        return cls(0, np.zeros(depth), np.zeros(depth), np.zeros(depth), products)
+        return cls(0, *(np.zeros(depth) for _ in range(4)), products)
 
     def add(self, x: np.ndarray) -> None:
         """Rows [.., depth]."""
         rows = x.reshape(-1, x.shape[-1]).astype(np.float32, copy=False)
         self.count += len(rows)
-        self.largest = np.maximum(self.largest, np.abs(rows).max(axis=0, initial=0))
+        self.lowest = np.minimum(self.lowest, rows.min(axis=0, initial=0))
+        self.highest = np.maximum(self.highest, rows.max(axis=0, initial=0))
         self.total += rows.sum(axis=0, dtype=np.float64)
         self.magnitudes += np.abs(rows).sum(axis=0, dtype=np.float64)
         if self.products is not None:
@@ -60,6 +62,16 @@ class Moments:
     def mean(self) -> np.ndarray:
         """[depth]"""
         return self.total / max(self.count, 1)
+
+    @property
+    def largest(self) -> np.ndarray:
+        """[depth] magnitudes"""
+        return np.maximum(-self.lowest, self.highest)
+
+    def range(self, factors: np.ndarray | float = 1.0) -> tuple[float, float]:
+        """From the lowest to the highest number, and 0, after a division by `factors` [depth]."""
+        low, high = self.lowest / factors, self.highest / factors
+        return float(low.min(initial=0)), float(high.max(initial=0))
 
 
 @dataclass(frozen=True)

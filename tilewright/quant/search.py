@@ -43,10 +43,9 @@ from tilewright.quant.layers import (
     why_not,
 )
 from tilewright.quant.metrics import LABEL, METRICS, Drop, Outputs, Score, of_score
-from tilewright.quant.observers import Range
-from tilewright.quant.quantize import Progress, calibrate, run_samples, source_of, watching, whole_graph
-from tilewright.quant.rounding import RoundedWeights, smoothing
-from tilewright.quant.weights import matrix_of, smoothed, with_rounded_weights
+from tilewright.quant.quantize import Progress, collect, run_samples, source_of, watching, whole_graph
+from tilewright.quant.rounding import RoundedWeights
+from tilewright.quant.weights import matrix_of, smoothed, smoothing_factors, with_rounded_weights
 from tilewright.targets.base import Target
 from tilewright.targets.registry import get_targets
 
@@ -167,6 +166,7 @@ class _Search:
     source: str
     points: list[Point] = field(default_factory=list)
     failed: dict[str, float] = field(default_factory=dict)  # by layer the drop that it was left out for
+    beyond: list[tuple[float, int]] = field(default_factory=list)  # drops outside the bound, with how many layers
 
     def __post_init__(self) -> None:
         self.deciding, self.held = self.samples[::2], self.samples[1::2]
@@ -179,9 +179,10 @@ class _Search:
                 self.layers.setdefault(layer.name, []).append(layer)
         self.nodes = {name_of(node): node for node in self.graph.nodes if node.op in ("matmul", "conv")}
         every = [found[0] for found in self.layers.values()]
-        self.ranges: dict[str, Range] = calibrate(self.graph, every, self.ranging, "minmax", self.progress)
-        self.factors, smooth = self._smoothing()
-        self.smooth_ranges = smooth
+        moments = collect(self.graph, every, self.ranging, False, self.progress)
+        self.ranges = {name: each.range() for name, each in moments.items()}
+        self.factors = smoothing_factors(self.graph, every, moments)
+        self.smooth_ranges = {name: moments[name].range(factors) for name, factors in self.factors.items()}
         self.floats = [self._outputs(self.graph, sample) for sample in self.deciding]
         self.weights: dict[tuple[str, str], RoundedWeights] = {}
 
@@ -197,12 +198,13 @@ class _Search:
             drop = self._held_back_drop(plain, engine)
             if drop <= self.max_drop:
                 break
+            self.beyond.append((drop, len(assignment)))
             if not taken:
-                self._refuse(drop)
+                self._refuse()
             self.failed |= {name: drop for name, _ in taken[len(taken) * 3 // 4 :]}
             taken = taken[: len(taken) * 3 // 4]
         if not taken and steps:
-            self._refuse(drop)
+            self._refuse()
         seconds = [float(np.median(each)) for each in _interleaved([plain, engine], self._inputs(self.held[0]))]
         metric = self.metric if isinstance(self.metric, str) else getattr(self.metric, "__name__", "script")
         rows = tuple(self._choice(node, candidates, assignment) for node in self.nodes.values())
@@ -211,31 +213,6 @@ class _Search:
         )  # fmt: skip
 
     # -- What layers take and lose ----------------------------------------------------------------
-
-    def _smoothing(self) -> tuple[dict[str, np.ndarray], dict[str, Range]]:
-        """By the name of a product's input what it is divided by, and the range of the quotients."""
-        names = list(dict.fromkeys(found[0].input for found in self.layers.values() if found[0].op == "matmul"))
-        watched, values = watching(self.graph, names)
-        limits: dict[str, tuple[np.ndarray, np.ndarray]] = {}
-        for sample in self.ranging:
-            for name, array in run_samples(watched, values, sample).items():
-                rows = array.reshape(-1, array.shape[-1])
-                low, high = limits.get(name, (np.inf, -np.inf))
-                limits[name] = (
-                    np.minimum(low, rows.min(0, initial=np.inf)),
-                    np.maximum(high, rows.max(0, initial=-np.inf)),
-                )
-        weights: dict[str, list[np.ndarray]] = {}
-        for name, found in self.layers.items():
-            if found[0].op == "matmul":
-                weights.setdefault(found[0].input, []).append(matrix_of(self.nodes[name], self.graph.constants))
-        factors, ranges = {}, {}
-        for name, (low, high) in limits.items():
-            if not np.isfinite(low).all():  # of no rows
-                low, high = np.zeros_like(low), np.zeros_like(high)
-            factors[name] = smoothing(np.concatenate(weights[name]), np.maximum(np.abs(low), np.abs(high)))
-            ranges[name] = float((low / factors[name]).min()), float((high / factors[name]).max())
-        return factors, ranges
 
     def _candidates(self) -> dict[str, dict[str, tuple[float, float]]]:
         """By layer and format the seconds and the relative error."""
@@ -387,6 +364,8 @@ class _Search:
         drop = self._drop_of(self.floats, found, self.deciding)
         seconds = sum(pairs[assignment.get(name, FLOAT)][0] for name, pairs in candidates.items())
         self.points.append(Point(len(assignment), seconds, drop))
+        if drop > self.max_drop:
+            self.beyond.append((drop, len(assignment)))
         return drop
 
     def _drop_of(self, floats: Sequence[Outputs], narrow: Sequence[Outputs], samples: Sequence[Sample]) -> float:
@@ -401,12 +380,13 @@ class _Search:
             )
         return float("inf")
 
-    def _refuse(self, drop: float) -> NoReturn:
-        """Raise the error that says how near the search came; `drop` is that of samples held back."""
-        least = min(self.points, key=lambda point: point.drop, default=Point(0, 0.0, drop))
+    def _refuse(self) -> NoReturn:
+        """Raise the error that says how near the search came."""
+        drop, layers = min(self.beyond)
+        bound, least = _told_apart(self.max_drop, drop)
         raise PrecisionBoundError(
-            f"no layer can be in narrow numbers within a drop of {self.max_drop:.4%}: the least that was lost is "
-            f"{least.drop:.4%}, with {least.layers} of {len(self.layers)} layers. Allow more, or build in floats"
+            f"no layer can be in narrow numbers within a drop of {bound}: the least that was lost is {least}, with "
+            f"{layers} of {len(self.layers)} layers. Allow more, or build in floats"
         )
 
     # -- Graphs and runs --------------------------------------------------------------------------
@@ -465,6 +445,12 @@ class _Search:
         else:
             why = "no other format is faster, or steps before it took all of the bound"
         return LayerChoice(name, node.op, node.source, pairs, chosen, why)
+
+
+def _told_apart(*parts: float) -> list[str]:
+    """Numbers that differ in percent, with digits enough to see it."""
+    every = ([f"{100 * part:.{digits}g}%" for part in parts] for digits in range(3, 18))
+    return next((texts for texts in every if len(set(texts)) == len(parts)), [str(part) for part in parts])
 
 
 def _interleaved(engines: Sequence[Engine], inputs: Mapping[str, np.ndarray]) -> list[list[float]]:
