@@ -45,7 +45,7 @@ class Moments:
     @classmethod
     def of(cls, depth: int, with_products: bool) -> Moments:
         products = np.zeros((depth, depth)) if with_products else None
-        return cls(0, *(np.zeros(depth) for _ in range(4)), products)
+        return cls(0, np.zeros(depth), np.zeros(depth), np.zeros(depth), np.zeros(depth), products)
 
     def add(self, x: np.ndarray) -> None:
         """Rows [.., depth]."""
