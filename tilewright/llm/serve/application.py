@@ -60,7 +60,8 @@ _log = logging.getLogger("tilewright")
 _RETRY = [(b"retry-after", b"1")]
 _JSON = b"application/json"
 _PART = 64 << 10  # bytes of an answer that are sent at once
-_AT_ONCE = 512  # items of a list that `json.dumps` writes at once
+_AT_ONCE = 512  # items of a list that `json.dumps` writes at once, each of fewer values than
+_FEW = 32
 _OPEN = ("/", "/health")  # routes without a key
 
 
@@ -545,24 +546,35 @@ async def _send_parts(send: Send, body: bytes, more: bool) -> None:
 
 def _json(content: Any) -> bytes:
     """The JSON of a body; other threads run in between, whose turn does not come while `json.dumps` works."""
-    return b"".join(part.encode("utf-8", "replace") for part in _json_parts(content))
+    body = bytearray()
+    for part in _json_parts(content):
+        body += part.encode("utf-8", "replace")
+    return bytes(body)
 
 
 def _json_parts(content: Any) -> Iterator[str]:
-    if isinstance(content, dict) and content:
+    if isinstance(content, dict) and not _is_short(content):
         for number, (name, value) in enumerate(content.items()):
             yield f"{', ' if number else '{'}{json.dumps(name, ensure_ascii=False)}: "
             yield from _json_parts(value)
         yield "}"
+    elif isinstance(content, list) and not all(map(_is_short, content)):
+        for number, item in enumerate(content):
+            yield ", " if number else "["
+            yield from _json_parts(item)
+        yield "]"
     elif isinstance(content, list) and len(content) > _AT_ONCE:
         for begin in range(0, len(content), _AT_ONCE):
             yield ", " if begin else "["
             yield json.dumps(content[begin : begin + _AT_ONCE], ensure_ascii=False)[1:-1]
         yield "]"
-    elif isinstance(content, list) and any(isinstance(item, (dict, list)) for item in content):
-        for number, item in enumerate(content):
-            yield ", " if number else "["
-            yield from _json_parts(item)
-        yield "]"
     else:
         yield json.dumps(content, ensure_ascii=False)
+
+
+def _is_short(content: Any) -> bool:
+    """Whether it takes `json.dumps` no time: nothing in it holds more."""
+    if not isinstance(content, (dict, list)):
+        return True
+    inner = content.values() if isinstance(content, dict) else content
+    return len(content) < _FEW and not any(isinstance(item, (dict, list)) for item in inner)
