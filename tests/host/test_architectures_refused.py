@@ -80,6 +80,20 @@ def test_reasons(reason: str) -> None:
     assert meaning({"reason": f"{type(refused.value).__name__}: {refused.value}"}) == reason
 
 
+def test_a_program_that_pytorch_does_not_decompose(monkeypatch: pytest.MonkeyPatch) -> None:
+    """As Switch Transformers in newer versions of PyTorch, which export it."""
+    program = torch.export.export(nn.Linear(2, 2), (torch.randn(1, 2),))
+
+    def fail(*arguments: Any) -> Any:
+        raise AssertionError("expected sympy.Symbol")
+
+    monkeypatch.setattr(type(program), "run_decompositions", fail)
+    with pytest.raises(TilewrightError) as refused:
+        tilewright.compile(program, target="cpu", effort=0)
+    reason = meaning({"reason": f"{type(refused.value).__name__}: {refused.value}"})
+    assert reason == "PyTorch does not decompose what it exported"
+
+
 def test_a_failure_of_pytorch_itself() -> None:
     assert meaning({"reason": "PyTorch's own torch.compile fails as well: ValueError"}) == (
         "PyTorch's own torch.compile fails"

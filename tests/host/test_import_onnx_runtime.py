@@ -273,6 +273,14 @@ def test_peepholes_of_sequences_of_any_length(direction: str, lengths: bool, rng
     check(model, feeds)
 
 
+@pytest.mark.parametrize(("kind", "gates"), [("RNN", 1), ("GRU", 3), ("LSTM", 4)])
+def test_recurrent_layers_with_bounded_activations(kind: str, gates: int, rng: np.random.Generator) -> None:
+    shapes = {"w": (1, 4 * gates, 3), "r": (1, 4 * gates, 4), "b": (1, 8 * gates)}
+    weights = [(name, rng.standard_normal(shape, np.float32), True) for name, shape in shapes.items()]
+    inputs = [("x", 2 * rng.standard_normal((12, 2, 3), np.float32), False), *weights]
+    check(*model_of(kind, inputs, ["y"], hidden_size=4, clip=0.4))
+
+
 @pytest.mark.parametrize("dynamic", [False, True])
 def test_no_axes_to_squeeze_are_all_of_size_one(dynamic: bool) -> None:
     inputs = [("x", np.zeros((2, 3, 4), np.float32), False), ("axes", np.zeros(0, np.int64), True)]

@@ -15,7 +15,7 @@ torch = pytest.importorskip("torch")
 
 import sympy  # noqa: E402
 from torch import nn  # noqa: E402
-from torch.utils._sympy.functions import FloorDiv, Mod  # noqa: E402
+from torch.utils._sympy.functions import FloorDiv, Mod, ToFloat, TruncToInt  # noqa: E402
 from torch.utils._sympy.value_ranges import ValueRanges  # noqa: E402
 
 import tilewright  # noqa: E402
@@ -26,6 +26,7 @@ from tilewright.graph.build import GraphBuilder  # noqa: E402
 from tilewright.importers import import_model  # noqa: E402
 from tilewright.importers.report import Unsupported  # noqa: E402
 from tilewright.importers.torch_symbols import SymbolTable  # noqa: E402
+from tilewright.symbolic import evaluate  # noqa: E402
 
 
 class Function(nn.Module):
@@ -460,6 +461,28 @@ def test_conditions_on_sizes(condition: str, holds: bool) -> None:
     table.name(s, None, "s")
     relation = sympy.sympify(condition, {**functions, "s": s}, evaluate=False)
     assert table.always(relation) == holds
+
+
+@pytest.mark.parametrize("factor", [0.5, 0.25, 3.0])
+def test_sizes_cut_to_integers(factor: float) -> None:
+    """``int(factor * (s - 10))`` rounds towards zero, also below zero."""
+    s = sympy.Symbol("s", integer=True, positive=True)
+    table = SymbolTable(GraphBuilder("sizes"), {s: ValueRanges(1, 64)})
+    table.name(s, None, "s")
+    size = table.size(TruncToInt(sympy.Float(factor) * ToFloat(s - 10)))
+    assert [evaluate(size, {"s": n}) for n in range(1, 20)] == [int(factor * (n - 10)) for n in range(1, 20)]
+
+
+def test_conditions_on_floats_are_not_dropped() -> None:
+    """PyTorch can take ``int(n * 0.5)`` for what it is in the example, and asserts nothing of it."""
+    shapes = {"x": {0: ("n", 3, 20)}}
+    x = torch.randn(12, 2)
+    graph = import_model(lambda x: x * int((x.shape[0] - 10) * 0.5), (x,), shapes)
+    for n in (4, 7, 12, 17):
+        (found,) = reference.run(graph, {"x": np.ones((n, 2), np.float32)}).values()
+        np.testing.assert_array_equal(found, np.full((n, 2), int((n - 10) * 0.5), np.float32))
+    with pytest.raises(ImportModelError, match=r"cannot export.*Constraints violated"):
+        import_model(lambda x: x * 2 if x.shape[0] * 0.5 > 4.2 else x, (x,), shapes)
 
 
 @pytest.mark.parametrize(("low", "high"), [(3, 7), (9, 15), (73, 90)])

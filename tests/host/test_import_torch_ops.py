@@ -17,6 +17,7 @@ from torch.utils import _pytree as pytree  # noqa: E402
 from tilewright.graph import reference  # noqa: E402
 from tilewright.graph.build import GraphBuilder  # noqa: E402
 from tilewright.graph.core import Value  # noqa: E402
+from tilewright.importers import import_model  # noqa: E402
 from tilewright.importers.report import Report  # noqa: E402
 from tilewright.importers.torch_export import declare_output  # noqa: E402
 from tilewright.importers.torch_fx import Walker, dtype_of  # noqa: E402
@@ -567,6 +568,10 @@ for _order in (0.0, 1.0, 2.0, 3.0, math.inf):
 add("linalg_matrix_exp", floats(3, 4, 4))
 add("linalg_pinv.atol_rtol_tensor", floats(2, 5, 3))
 add("linalg_pinv.atol_rtol_tensor", floats(1, 3, 5), atol=positive(1), rtol=positive(1))
+add("linalg_pinv.atol_rtol_tensor", floats(4, 4), hermitian=True)
+for _least in (0.0, 1e-3):  # rank 1 but for rounding
+    columns = lambda: torch.outer(torch.arange(1.0, 5.0), torch.tensor([0.1, 0.7, 0.3])).double()  # noqa: E731
+    add("linalg_pinv.atol_rtol_tensor", columns, atol=lambda _least=_least: torch.tensor(_least, dtype=torch.float64))
 add("linalg_qr", floats(2, 5, 3))
 add("linalg_qr", floats(3, 5), "complete")
 add("_euclidean_dist", floats(5, 3), floats(4, 3))
@@ -580,6 +585,13 @@ add("lstm.input", floats(4, 2, 5), state, weights, False, 1, 0.0, False, True, T
 
 add("round.decimals", floats(3, 4), decimals=2)
 add("round.decimals", lambda: torch.randn(3, 4, dtype=torch.float64) * 1e4, decimals=-2)
+add("round.decimals", floats(3, 4), decimals=400)
+add("gcd lcm", ints(90, 5, 1, low=-90), ints(90, 9, low=-90))
+add("gcd", ints(2**62, 7, low=-(2**62)), lambda: torch.tensor([0, 1, 6, 2**40, 7540113804746346429, 360, -15]))
+add(
+    "gcd", lambda: torch.tensor([1836311903, 0], dtype=torch.int32), lambda: torch.tensor(1134903170, dtype=torch.int32)
+)
+add("gcd", lambda: torch.tensor(12, dtype=torch.uint8), lambda: torch.tensor(18, dtype=torch.uint8))
 add("put", floats(3, 4), ints(12, 5, low=-12), floats(5), True)
 add("put", floats(3, 4), lambda: torch.tensor([0, -1, 5]), floats(3))
 add("nanmedian", strange)
@@ -754,3 +766,11 @@ def test_few_channels_of_small_images_pixel_by_pixel(kind: str, axes: Any) -> No
     for batch in (1, 2, 8) if axes else (3,):
         x = torch.randn(batch, *shape)
         torch.testing.assert_close(engine(x), module(x))
+
+
+def test_halves_rounded_to_more_decimals_than_they_have() -> None:
+    """The power of ten is one of float32."""
+    x = torch.linspace(-2, 2, 9).half()
+    graph = import_model(lambda x: torch.round(x, decimals=5), (x,))
+    (found,) = reference.run(graph, {"x": x.numpy()}, dtype=None).values()
+    np.testing.assert_array_equal(found, torch.round(x, decimals=5).numpy())

@@ -47,6 +47,23 @@ def test_places_of_the_largest_elements() -> None:
     compare(pools, images[0], images)
 
 
+def test_places_of_nans_and_in_large_windows() -> None:
+    """Of several NaNs the last one, and a window of 48 x 40 is found without a step for each of its elements."""
+
+    def pools(x: Any) -> Any:
+        return (
+            *F.max_pool2d(x, (3, 5), (2, 3), 1, return_indices=True),
+            *F.adaptive_max_pool2d(x, (1, 4), return_indices=True),
+            *F.max_pool2d(x, (48, 40), 7, return_indices=True),
+        )
+
+    torch.manual_seed(0)
+    images = [torch.randint(0, 3, (2, 2, 60, 50)).float() for _ in range(2)]
+    images[1][torch.rand(images[1].shape) < 0.2] = torch.nan
+    compare(pools, images[0], images)
+    assert len(import_model(pools, (images[0],)).nodes) < 400
+
+
 def test_images_of_any_size() -> None:
     """Averages of parts, and linear interpolation by sizes and by factors that are not whole."""
 

@@ -12,6 +12,7 @@ import pytest
 torch = pytest.importorskip("torch")
 
 from torch import nn  # noqa: E402
+from torch._higher_order_ops import scan, while_loop  # noqa: E402
 from torch.nn import functional as F  # noqa: E402
 
 from tests.host.compile_support import Module, check, compiled, fresh  # noqa: E402, F401
@@ -64,19 +65,31 @@ def test_what_has_no_rule_stays_with_pytorch(built: list[Any], caplog: pytest.Lo
 
 
 @pytest.mark.parametrize("dynamic", [None, True])
-def test_branches_that_depend_on_data_stay_with_pytorch(
-    built: list[Any], caplog: pytest.LogCaptureFixture, dynamic: bool | None
-) -> None:
-    def body(m: Any, x: torch.Tensor) -> torch.Tensor:
+def test_branches_and_loops_that_depend_on_data(built: list[Any], dynamic: bool | None) -> None:
+    def body(m: Any, x: torch.Tensor) -> Any:
         h = m.a(x) * 2 + x.sum()
-        y = torch.cond(h.sum() > 0, lambda h: h.sin() + 1, lambda h: h.cos() - 1, (h,))
+        y = torch.cond(h.sum() > 0, lambda h: m.a(m.b(h)), lambda h: h.cos() - 1, (h,))
+        _, z = while_loop(lambda i, z: i < 3, lambda i, z: (i + 1, m.a(m.b(z)).tanh()), (torch.tensor(0), y))
+        return z, scan(lambda total, row: (total + row, total * row), torch.zeros(8), h)
+
+    x = rows(4, 6).abs()
+    module = Module(body, **layers(a=(6, 8), b=(8, 6)))
+    check(module, [(x,), (-9 * x,), (rows(11, 6) - 9,)], dynamic=dynamic)
+    assert {node.op for graph in built for node in graph.nodes} >= {"if", "loop"}
+
+
+def test_a_branch_with_an_operation_without_a_rule(built: list[Any], caplog: pytest.LogCaptureFixture) -> None:
+    def body(m: Any, x: torch.Tensor) -> torch.Tensor:
+        h = m.a(x) * 2
+        y = torch.cond(h.sum() > 0, lambda h: second(h) + h, lambda h: h.cos() - 1, (h,))
         return m.b(torch.tanh(y * 3) + h)
 
     x = rows(4, 6).abs()
     with caplog.at_level(logging.WARNING, logger="tilewright"):
-        check(Module(body, **layers(a=(6, 8), b=(8, 3))), [(x,), (-9 * x,), (rows(7, 6) - 9,)], dynamic=dynamic)
-    assert built
-    assert "control flow that depends on data" in caplog.text
+        check(Module(body, **layers(a=(6, 8), b=(8, 3))), [(x,), (-9 * x,)])
+    assert len(built) == 2
+    assert "cond (node 'cond')" in caplog.text
+    assert "aten.special_airy_ai.default inside: no import rule" in caplog.text
 
 
 def test_several_results_and_views_across_borders(built: list[Any]) -> None:

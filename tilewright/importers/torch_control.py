@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
@@ -349,6 +349,9 @@ _RULES: dict[str, Callable[[_Control], tuple[Any, ...]]] = {
 }  # fmt: skip
 
 
+CONTROL = frozenset(_RULES)
+
+
 def import_control(walker: Walker, node: fx.Node) -> bool:
     """Import a node with graphs inside; whether it is one."""
     rule = _RULES.get(target_name(node.target)) if isinstance(node.target, torch._ops.HigherOrderOperator) else None
@@ -360,3 +363,14 @@ def import_control(walker: Walker, node: fx.Node) -> bool:
     except _Missing:
         pass  # reported where it was found
     return True
+
+
+def import_control_whole(walker: Walker, node: fx.Node) -> bool:
+    """As `import_control`; what is missing inside is the problem of the node itself, which stays as a whole."""
+    problems = walker.report.problems
+    reported = len(problems)
+    found = import_control(walker, node)
+    for place, problem in enumerate(problems[reported:], start=reported):
+        if problem.node != node.name:
+            problems[place] = replace(problem, node=node.name, reason=f"{problem.operation} inside: {problem.reason}")
+    return found

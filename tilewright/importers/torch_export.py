@@ -43,7 +43,7 @@ from tilewright.importers.torch_fx import Walker, dtype_of
 from tilewright.importers.torch_objects import plain_calls, signature_of, taken_apart
 from tilewright.importers.torch_operators import composites, operators_listed_once
 from tilewright.importers.torch_ops import FOREIGN, RULES
-from tilewright.importers.torch_proved import proving
+from tilewright.importers.torch_proved import proving, watching
 from tilewright.importers.torch_quiet import without_failed_ways, without_tracebacks
 from tilewright.importers.torch_results import filled, results_of
 from tilewright.importers.torch_symbols import SymbolTable, assertions_hold, squeezed_symbols
@@ -195,7 +195,7 @@ def _export(
     """
     try:
         with without_failed_ways():
-            program = _plain_export(module, args, kwargs, dynamic_shapes)
+            program = _plain_export(module, args, kwargs, dynamic_shapes, whole)
             if whole and _holds_buffers_twice(module, program):
                 with suppress(Exception):
                     return _traced(module, args, kwargs, dynamic_shapes)
@@ -260,13 +260,14 @@ _BROKEN_RANGES = ("Constraints violated", "Cannot create Dim with inconsistent")
 
 
 def _plain_export(
-    module: torch.nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any], dynamic_shapes: Any
+    module: torch.nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any], dynamic_shapes: Any, whole: bool
 ) -> ExportedProgram:
     """The exported module without assumptions.
 
     Versions of PyTorch differ in what they can prove of sizes, and refuse a range for the rest, such as
     ``min(32*n, 64*n) == 32*n``: then all sizes of small ranges are tried. For others it is asked for assertions
-    instead, and they are proved here, if they can be.
+    instead, and they are proved here, if they can be. Conditions on floats have none: then the bytecode is exported, in
+    which ``int(n * 0.5)`` is no condition.
     """
     options: dict[str, Any] = {"dynamic_shapes": dynamic_shapes}
     try:
@@ -278,10 +279,14 @@ def _plain_export(
             return export(module, args, kwargs, **options)
         try:
             deferred = {**options, "prefer_deferred_runtime_asserts_over_guards": True}
-            program = export(module, args, kwargs, **deferred)
+            with watching() as lost:
+                program = export(module, args, kwargs, **deferred)
+            if lost and whole:
+                with suppress(Exception):
+                    return _traced(module, args, kwargs, dynamic_shapes)
         except Exception:  # the first error says more
             program = None
-        if program is None or not assertions_hold(program):
+        if program is None or lost or not assertions_hold(program):
             raise
         return program
 

@@ -21,6 +21,7 @@ from tilewright.graph.core import Graph, Value
 from tilewright.importers.emitter import Emitter
 from tilewright.importers.report import Report, Unsupported
 from tilewright.importers.torch_complex import PARTS, Complex, divided, is_complex
+from tilewright.importers.torch_control import import_control_whole
 from tilewright.importers.torch_export import declare_input, declare_output
 from tilewright.importers.torch_fx import Walker, dtype_of
 from tilewright.importers.torch_nodes import linear_sizes, ranges, stride_order
@@ -223,7 +224,7 @@ class Part:
         placeholders = self.gm.graph.find_nodes(op="placeholder")
         builder = GraphBuilder("compiled")
         symbols = SymbolTable(builder, ranges(list(self.gm.graph.nodes)), squeezed_symbols(self.gm.graph))
-        walker = Walker(builder, symbols, Report("compiled"), IMPORT_RULES)
+        walker = Walker(builder, symbols, Report("compiled"), IMPORT_RULES, import_control_whole)
         names = [(position, node) for position, node in enumerate(placeholders) if position not in constants]
         _name_symbols(symbols, [node for _, node in names])
         sizes = []
@@ -238,7 +239,9 @@ class Part:
             if value is not None:
                 walker.values[node] = value
         for node in self.gm.graph.find_nodes(op="get_attr"):
-            walker.values[node] = walker.constant(getattr(self.gm, str(node.target)), str(node.target))
+            data = getattr(self.gm, str(node.target))
+            if isinstance(data, torch.Tensor):  # others are graphs of control flow
+                walker.values[node] = walker.constant(data, str(node.target))
         walker.run(self.gm.graph.nodes)
         if walker.report.problems:
             raise NotImported(walker.report)

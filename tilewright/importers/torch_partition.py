@@ -3,8 +3,9 @@
 1. *Schedule*: all operations that can be compiled and wait for nothing are the first part, then come PyTorch's that
    wait for nothing more, then the next part, and so on: no order has fewer parts. Operations that draw random numbers
    keep their order.
-2. *Too small*: a part of fewer than `LEAST` operations, none of them a product, convolution, norm or recurrent cell,
-   stays with PyTorch, where something stays anyway: a call of an engine costs as much as a few operations of PyTorch.
+2. *Too small*: a part of fewer than `LEAST` operations, none of them a product, convolution, norm, recurrent cell,
+   branch or loop, stays with PyTorch, where something stays anyway: a call of an engine costs as much as a few
+   operations of PyTorch.
 3. *Borders*: views, and what depends on parameters alone, belong to no part. Each part that reads one has it inside,
    and PyTorch makes those it needs itself, so that parameters stay constants and views stay views. A view that has
    fewer elements than what it looks at is made by the part that computes this.
@@ -21,6 +22,7 @@ from typing import Any
 import torch
 from torch import fx
 
+from tilewright.importers.torch_control import CONTROL
 from tilewright.importers.torch_fx import is_contiguous, target_name
 from tilewright.importers.torch_nodes import (
     elements,
@@ -38,7 +40,7 @@ from tilewright.importers.torch_ops import contraction, normalization, recurrent
 from tilewright.importers.torch_symbols import linear_in
 
 LEAST = 3
-_LARGE = frozenset(name for table in (contraction, normalization, recurrent) for name in table.TABLE.rules)
+_LARGE = CONTROL.union(*(table.TABLE.rules for table in (contraction, normalization, recurrent)))
 
 MakePart = Callable[[fx.GraphModule, list[int]], Callable[..., Any]]
 

@@ -15,8 +15,10 @@ from unittest import mock
 
 import sympy
 from torch.fx.experimental.symbolic_shapes import ShapeEnv
+from torch.utils._sympy.functions import IntTrueDiv, ToFloat
 
 _MOST_SIZES = 1024  # combinations that are tried
+_FLOATS = (ToFloat, IntTrueDiv)  # which make a float of a size
 
 
 @contextmanager
@@ -34,6 +36,24 @@ def proving() -> Iterator[None]:
 
     with mock.patch.object(ShapeEnv, "evaluate_expr", proved):
         yield
+
+
+@contextmanager
+def watching() -> Iterator[list[Any]]:
+    """For the time of an export that asserts conditions: the list of those on floats, such as ``n * 0.5 > 4.2``, that
+    do not hold for all sizes. PyTorch takes them, and the ``1`` of ``int(n * 0.5)``, for granted without an assertion.
+    """
+    found: list[Any] = []
+    evaluate = ShapeEnv.evaluate_expr
+
+    def watched(self: ShapeEnv, expression: Any, *rest: Any, **named: Any) -> Any:
+        if isinstance(expression, sympy.Basic) and (expression.has(*_FLOATS) or expression.atoms(sympy.Float)):
+            if self._maybe_evaluate_static(expression) is None and _constant(self, expression) is None:
+                found.append(expression)
+        return evaluate(self, expression, *rest, **named)
+
+    with mock.patch.object(ShapeEnv, "evaluate_expr", watched):
+        yield found
 
 
 def _constant(env: ShapeEnv, expression: Any) -> Any:

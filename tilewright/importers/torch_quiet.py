@@ -14,6 +14,7 @@ import torch.export._trace
 
 _LOGGER = logging.getLogger("torch._subclasses.fake_tensor")
 _ON_SIZES = logging.getLogger("torch.fx.experimental.symbolic_shapes")
+_ON_GUARDS = logging.getLogger("torch._guards")
 
 
 @contextmanager
@@ -46,5 +47,9 @@ def without_failed_ways() -> Iterator[None]:
         if threading.get_ident() != thread:
             builtins.print(*values, **options)
 
-    with _silent(_ON_SIZES), mock.patch.object(torch.export._trace, "print", of_others, create=True):
+    with (
+        _silent(_ON_SIZES),
+        _silent(_ON_GUARDS),
+        mock.patch.object(torch.export._trace, "print", of_others, create=True),
+    ):
         yield

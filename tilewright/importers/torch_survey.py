@@ -17,6 +17,7 @@ from tilewright.graph.build import GraphBuilder
 from tilewright.importers.emitter import Emitter
 from tilewright.importers.report import Problem, Report, Unsupported
 from tilewright.importers.torch_complex import PARTS, divided, is_complex
+from tilewright.importers.torch_control import import_control_whole
 from tilewright.importers.torch_fx import Walker, describe, dtype_of, problem_of, target_name
 from tilewright.importers.torch_nodes import (
     fakes_of,
@@ -55,7 +56,7 @@ class Survey:
         self._anywhere: set[fx.Node] = set()  # made from nothing on the host: an engine has it where it needs it
         self._builder = GraphBuilder("survey")
         self._symbols = SymbolTable(self._builder, ranges(gm.graph.nodes))
-        self._walker = Walker(self._builder, self._symbols, Report("survey"), IMPORT_RULES)
+        self._walker = Walker(self._builder, self._symbols, Report("survey"), IMPORT_RULES, import_control_whole)
         for node in gm.graph.nodes:
             self._name_sizes(node)
         for node in gm.graph.nodes:
@@ -91,8 +92,6 @@ class Survey:
             self._walker.run([node])
         elif node in self.stays or self._is_elsewhere(node):
             self._offer(node)
-        elif target_name(node.target) == "cond":
-            self._keep(node, "control flow that depends on data", "torch.where on both results is compiled")
         elif reads_number(node):
             self._keep(node, "a number read out of a tensor by .item()", "keep it a tensor of no dimensions")
         else:

@@ -194,9 +194,9 @@ class SymbolTable:
         """Whether an expression has symbols that depend on data."""
         return any(symbol_is_type(symbol, SymT.UNBACKED_INT) for symbol in expression.free_symbols)
 
-    def _product(self, expression: Any, fractions: bool = False) -> Size:
-        """`fractions`: floats that are fractions of a small power of two are factors too, of what is cut to an integer;
-        products by others are rounded by PyTorch before that."""
+    def _product(self, expression: Any, fractions: bool = False, to_zero: bool = False) -> Size:
+        """`fractions`: floats that are fractions of a small power of two are factors too, of what is cut to an integer
+        (`to_zero`: also where it is negative); products by others are rounded by PyTorch before that."""
         total, divisor = lift(1), 1
         for part in expression.args:
             if fractions and isinstance(part, sympy.Float):
@@ -208,12 +208,15 @@ class SymbolTable:
                 total, divisor = lift(total * int(part.p)), divisor * int(part.q)
             else:
                 total = lift(total * self._convert(part))
+        if to_zero and lower_bound(total) < 0:
+            above, below = (floor_divide(maximum(side, 0), divisor) for side in (total, lift(0) - total))
+            return lift(above) - below
         return floor_divide(total, divisor)
 
     def _function(self, expression: Any) -> Size:
         kind = type(expression).__name__
         if kind in ("TruncToInt", "FloorToInt") and expression.args[0].is_Mul:
-            return self._product(expression.args[0], fractions=True)
+            return self._product(expression.args[0], fractions=True, to_zero=kind == "TruncToInt")
         parts = [self._convert(part) for part in expression.args]
         if kind in ("FloorDiv", "CleanDiv"):
             return floor_divide(*parts)

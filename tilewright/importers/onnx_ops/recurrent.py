@@ -46,9 +46,15 @@ def _product(call: Call, x: Value, weight: Value, bias: Value | None) -> Value:
     return result if bias is None else call.op("add", result, bias)
 
 
+def _applied(call: Call, function: str, x: Value) -> Value:
+    """An activation of what the attribute `clip` bounds on both sides."""
+    bound = call.attribute("clip")
+    return call.op(function, x if bound is None else call.op("clip", x, low=-float(bound), high=float(bound)))
+
+
 def _rnn(call: Call, x: Value, states: Sequence[Value], weights: _Weights) -> list[Value]:
     total = call.op("add", x, _product(call, states[0], weights.state, weights.bias))
-    return [call.op(weights.activations[0], total)]
+    return [_applied(call, weights.activations[0], total)]
 
 
 def _gru(call: Call, x: Value, states: Sequence[Value], weights: _Weights) -> list[Value]:
@@ -56,7 +62,7 @@ def _gru(call: Call, x: Value, states: Sequence[Value], weights: _Weights) -> li
     update_x, reset_x, new_x = call.equal_parts(x, 3)
     if call.attribute("linear_before_reset", 0):
         update_h, reset_h, new_h = call.equal_parts(_product(call, hidden, weights.state, weights.bias), 3)
-        reset = call.op(gate, call.op("add", reset_x, reset_h))
+        reset = _applied(call, gate, call.op("add", reset_x, reset_h))
         new_h = call.op("multiply", reset, new_h)
     else:
         size = new_x.shape[-1]
@@ -66,10 +72,10 @@ def _gru(call: Call, x: Value, states: Sequence[Value], weights: _Weights) -> li
         if weights.bias is not None:
             biases = [call.slice(weights.bias, 0, 0, 2 * size), call.slice(weights.bias, 0, 2 * size, 3 * size)]
         update_h, reset_h = call.equal_parts(_product(call, hidden, split[0], biases[0]), 2)
-        reset = call.op(gate, call.op("add", reset_x, reset_h))
+        reset = _applied(call, gate, call.op("add", reset_x, reset_h))
         new_h = _product(call, call.op("multiply", reset, hidden), split[1], biases[1])
-    update = call.op(gate, call.op("add", update_x, update_h))
-    new = call.op(activation, call.op("add", new_x, new_h))
+    update = _applied(call, gate, call.op("add", update_x, update_h))
+    new = _applied(call, activation, call.op("add", new_x, new_h))
     return [call.op("add", new, call.op("multiply", update, call.op("subtract", hidden, new)))]
 
 
@@ -80,11 +86,11 @@ def _lstm(call: Call, x: Value, states: Sequence[Value], weights: _Weights) -> l
     if weights.peepholes:
         into = call.op("add", into, call.op("multiply", weights.peepholes[0], memory))
         forget = call.op("add", forget, call.op("multiply", weights.peepholes[2], memory))
-    kept = call.op("multiply", call.op(gate, forget), memory)
-    memory = call.op("add", kept, call.op("multiply", call.op(gate, into), call.op(activation, new)))
+    kept = call.op("multiply", _applied(call, gate, forget), memory)
+    memory = call.op("add", kept, call.op("multiply", _applied(call, gate, into), _applied(call, activation, new)))
     if weights.peepholes:
         out = call.op("add", out, call.op("multiply", weights.peepholes[1], memory))
-    return [call.op("multiply", call.op(gate, out), call.op(last, memory)), memory]
+    return [call.op("multiply", _applied(call, gate, out), call.op(last, memory)), memory]
 
 
 def _activations(call: Call, defaults: Sequence[str], directions: int) -> list[list[str]]:
@@ -116,11 +122,14 @@ def _layer(
     peepholes = peepholes and call.has(7)
     if in_steps and peepholes:
         raise Unsupported("a quantized layer with peepholes", "quantize without it")
-    if call.attribute("clip") is not None or call.attribute("input_forget", 0):
-        raise Unsupported("a recurrent layer with `clip` or `input_forget`", "leave them out")
+    if call.attribute("input_forget", 0):
+        raise Unsupported("a recurrent layer with `input_forget`", "leave it out")
+    bound = call.attribute("clip")
     activations = _activations(call, defaults, directions)
     backwards = [kind == "reverse" or number == 1 for number in range(directions)]
-    if walked and all(functions == activations[0] for functions in activations):
+    if in_steps and bound is not None:
+        raise Unsupported("a quantized layer with `clip`", "leave it out")
+    if walked and bound is None and all(functions == activations[0] for functions in activations):
         cell_name = "lstm_peephole" if peepholes else "lstm_8bit" if in_steps else _CELLS.get(gates)
         joined = _walked(call, x, gates, states, activations[0], backwards, batch_first, cell_name)
         return _ordered(call, joined, batch_first)
@@ -128,7 +137,8 @@ def _layer(
         raise Unsupported("a quantized layer with functions of each direction", "quantize without it")
     if not (isinstance(steps, int) and steps <= LONGEST):
         raise Unsupported(
-            f"directions of {steps} steps with functions of their own", f"fix the length, to at most {LONGEST} steps"
+            f"a layer of {steps} steps with `clip`, or functions of each direction",
+            f"fix the length, to at most {LONGEST} steps",
         )
     outputs: list[Value] = []
     ends: list[list[Value]] = [[] for _ in range(states)]

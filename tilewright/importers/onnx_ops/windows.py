@@ -72,7 +72,7 @@ def max_pool(call: Call) -> tuple[Value, Value | None]:
     x, options = call[0], pool_window(call, call[0])
     values = call.op("max_pool", x, **options)
     extents = x.shape[2:]
-    found = positions_of_largest(call, x, values, options, columns_first)
+    found = positions_of_largest(call, x, options, values.shape[2:], columns_first)
     planes = call.op("multiply", call.iota(product(x.shape[:2])), call.value(product(extents), int64))
     return values, call.op("add", found, call.reshape(planes, (*x.shape[:2], *[1] * len(extents))))
 

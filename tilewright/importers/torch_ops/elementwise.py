@@ -6,7 +6,10 @@ import math
 from collections.abc import Callable
 from typing import Any
 
-from tilewright.dtypes import DType, float32, float64, int1
+import numpy as np
+
+from tilewright.dtypes import DType, float32, float64, int1, int64
+from tilewright.graph.build import GraphBuilder
 from tilewright.graph.core import Value
 from tilewright.importers import formulas
 from tilewright.importers.emitter import Number, Scalar
@@ -62,12 +65,19 @@ for _name, _op in (("and", "logical_and"), ("or", "logical_or"), ("xor", "not_eq
 
 @rule("round.decimals")
 def round_to_decimals(call: Call, x: Value, decimals: int = 0) -> Value:
-    """To the nearest multiple of a power of ten, halves of the scaled number to even."""
+    """To the nearest multiple of a power of ten, halves of the scaled number to even.
+
+    NaN, as in PyTorch, for a power that the type, float32 at least, does not have.
+    """
     if not x.dtype.is_float or decimals == 0:
         return call.op("round", x) if x.dtype.is_float else x
-    scale = call.builder.number(10.0 ** abs(decimals), x.dtype)
+    dtype = float32 if x.dtype.bits < 32 else x.dtype
+    power = float(f"1e{abs(decimals)}")
+    if power > float(np.finfo(dtype.numpy).max):
+        return call.full(x.shape, math.nan, x.dtype)
+    scale = call.builder.number(power, dtype)
     into, back = ("multiply", "divide") if decimals > 0 else ("divide", "multiply")
-    return call.op(back, call.op("round", call.op(into, x, scale)), scale)
+    return call.cast(call.op(back, call.op("round", call.op(into, call.cast(x, dtype), scale)), scale), x.dtype)
 
 
 @rule("atan2.default")
@@ -169,6 +179,46 @@ def remainder(call: Call, x: Scalar, other: Scalar) -> Value:
 @rule("fmod.Tensor", "fmod.Scalar")
 def fmod(call: Call, x: Scalar, other: Scalar) -> Value:
     return formulas.remainder_of_truncation(call, *call.pair(x, other))
+
+
+@rule("gcd.default")
+def greatest_common_divisor(call: Call, x: Value, other: Value) -> Value:
+    """Euclid's algorithm, in a loop that ends once no remainder is left; never negative."""
+    left, right = (call.broadcast(item, call.shape) for item in call.pair(x, other))
+    return _greatest_common_divisor(call, left, right)
+
+
+@rule("lcm.default")
+def least_common_multiple(call: Call, x: Value, other: Value) -> Value:
+    """Never negative; 0 where one of them is."""
+    left, right = (call.broadcast(item, call.shape) for item in call.pair(x, other))
+    divisor = _greatest_common_divisor(call, left, right)
+    share = call.op("floor_divide", call.op("absolute", left), call.op("maximum", divisor, 1))
+    return call.op("multiply", share, call.op("absolute", right))
+
+
+def _greatest_common_divisor(call: Call, left: Value, right: Value) -> Value:
+    first = [call.op("absolute", item) if item.dtype.is_signed else item for item in (left, right)]
+    axes, body = tuple(range(left.rank)), GraphBuilder("body", call.builder)
+    inner = Call(body, call.symbols, call.node)
+    body.input("iteration", int64, ())
+    body.input("going", int1, ())
+    greater, rest = (body.input(f"carried_{place}", item.dtype, item.shape) for place, item in enumerate(first))
+    ended = inner.op("equal", rest, 0)
+    after = inner.op("remainder", greater, inner.op("where", ended, body.number(1, rest.dtype), rest))
+    found = [inner.op("where", ended, greater, rest), inner.op("where", ended, rest, after)]
+    for name, value in zip(("going", "greater", "rest"), [_any_left(inner, found[1], axes), *found], strict=True):
+        body.output(value, name)
+    types = tuple((item.dtype, item.shape) for item in first)
+    inputs = [None, _any_left(call, first[1], axes), *first]
+    made = call.builder.node("loop", inputs, source=call.source, body=body.finish(), carried=2, types=types)
+    return made.outputs[0]
+
+
+def _any_left(call: Call, numbers: Value, axes: tuple[int, ...]) -> Value:
+    """Whether a number is not 0."""
+    left = call.op("not_equal", numbers, 0)
+    return call.op("reduce_max", left, axes=axes) if axes else left
 
 
 @rule("pow.Tensor_Scalar", "pow.Tensor_Tensor", "pow.Scalar")

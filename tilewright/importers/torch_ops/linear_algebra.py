@@ -168,21 +168,27 @@ def pseudo_inverse(
 ) -> Value:
     """The Moore-Penrose inverse [..., n, m]: singular values of at most max(atol, rtol * the largest) count as 0.
 
-    `rtol` is by default max(m, n) units in the last place, or 0 with an `atol`.
+    `rtol` is by default max(m, n) units in the last place, or 0 with an `atol` above 0.
+    Of a `hermitian` matrix the lower triangle is read.
     """
     rows, columns = a.shape[-2:]
     if not (isinstance(rows, int) and isinstance(columns, int)):
         raise Unsupported(f"the pseudo-inverse of {rows} rows and {columns} columns", "fix both sides of the matrix")
     if not rows or not columns:
         return call.full(call.shape, 0.0, a.dtype)
+    if hermitian:
+        lower = call.constant(np.tri(rows, dtype=bool), "lower")
+        a = call.op("where", lower, a, _transposed(call, a))
     left, values, right = (_part(call, a, part, **more) for part, more in
                            (("u", {"full": False}), ("s", {}), ("vh", {"full": False})))  # fmt: skip
     largest = call.op("reduce_max", values, axes=(values.rank - 1,), keepdims=True)
-    share = max(rows, columns) * float(np.finfo(a.dtype.numpy).eps) if atol is None else 0.0
+    share = max(rows, columns) * float(np.finfo(a.dtype.numpy).eps)
     relative = call.builder.number(share, a.dtype) if rtol is None else _column(call, rtol, a)
     least = call.op("multiply", relative, largest)
     if atol is not None:
-        least = call.op("maximum", _column(call, atol, a), least)
+        absolute = _column(call, atol, a)
+        larger = call.op("maximum", absolute, least)
+        least = larger if rtol is not None else call.op("where", call.op("greater", absolute, 0.0), absolute, larger)
     counts = call.op("greater", values, least)
     inverted = call.op("where", counts, call.op("divide", 1.0, values), call.builder.number(0.0, a.dtype))
     scaled = call.op("multiply", _transposed(call, right), call.unsqueeze(inverted, inverted.rank - 1))

@@ -79,7 +79,7 @@ def max_pool_with_indices(
     batched = _batched(call, x)
     window = {**_window(batched, kernel, stride, padding, dilation), "ceil_mode": ceil_mode}
     values = call.op("max_pool", batched, **window)
-    found = positions_of_largest(call, batched, values, window) if _is_read(call, 1) else None
+    found = positions_of_largest(call, batched, window, values.shape[2:]) if _is_read(call, 1) else None
     if batched is x:
         return values, found
     return call.reshape(values, values.shape[1:]), found and call.reshape(found, found.shape[1:])
@@ -148,7 +148,7 @@ def _edges(extent: Size, size: Size) -> list[tuple[Size, Size]]:
 
 
 def _largest_and_places(call: Call, x: Value, sizes: Sequence[Size]) -> tuple[Value, Value]:
-    """One dimension after the other, the last one first: of equal elements the first in the plane is taken."""
+    """One dimension after the other, the last one first: the first of equal elements in the plane, the last of NaNs."""
     places: Value = call.full(x.shape, 0, int64)
     below: Size = 1  # elements of the plane between neighbours along the axis
     for axis in reversed(range(x.rank - len(sizes), x.rank)):
@@ -156,12 +156,21 @@ def _largest_and_places(call: Call, x: Value, sizes: Sequence[Size]) -> tuple[Va
         for begin, end in _edges(extent, sizes[axis - x.rank]):
             part, known = (call.slice(item, axis, begin, end) for item in (x, places))
             best = call.op("argmax", part, axis=axis, keepdims=True)
+            if x.dtype.is_float:
+                best = call.op("maximum", best, _last_nan(call, part, axis))
             values.append(call.op("gather_elements", part, best, axis=axis))
             own = call.op("multiply", call.op("add", best, call.value(begin, int64)), call.value(below, int64))
             found.append(call.op("add", own, call.op("gather_elements", known, best, axis=axis)))
         x, places = (call.op("concat", *parts, axis=axis) if len(parts) > 1 else parts[0] for parts in (values, found))
         below = simplify(lift(extent) * below)
     return x, places
+
+
+def _last_nan(call: Call, x: Value, axis: int) -> Value:
+    """The place of the last NaN along an axis, which is kept with one element; -1 where there is none."""
+    line = call.reshape(call.iota(x.shape[axis]), [-1 if place == axis else 1 for place in range(x.rank)])
+    places = call.op("where", call.op("isnan", x), line, call.value(-1, int64))
+    return call.op("reduce_max", places, axes=(axis,), keepdims=True)
 
 
 @rule(
