@@ -187,6 +187,8 @@ for _reduction in ("sum", "prod"):  # twice true at one place is true
 add("scatter_add", bools(4), 0, ints(2, 6), bools(6))
 add("index_add", bools(4), 0, ints(2, 6), bools(6))
 add("any all", lambda: torch.tensor([0, 2, 3], dtype=torch.uint8))
+for kind in (torch.float32, torch.uint8, torch.bool):  # of nothing
+    add("any.dim all.dim", torch.zeros(2, 0, dtype=kind), 1)
 for kept in (False, True):
     add("sum.dim_IntList mean.dim amax amin", floats(2, 3, 4), [0, -1], kept)
     add("prod.dim_int max.dim min.dim argmax argmin any.dim all.dim", floats(2, 3, 4), 1, kept)

@@ -227,3 +227,26 @@ def test_numbers_of_other_rows_are_refused_by_the_kernel(draw: Draw) -> None:
     (only,) = candidates(group, graph, GPU)
     assert only.name == "separate rows" and "not possible" in only.reasons["one kernel"]
     check(graph, {"x": draw(8, 8)}, False, 1e-5, GPU, row_programs=True)
+
+
+def test_groups_of_one_image_never_wait_for_each_other() -> None:
+    """A group that spans another's nodes can need it, and be needed by one that lies before: no merge may close that."""
+    for seed in range(60):
+        random, b = np.random.default_rng(seed), GraphBuilder(f"readers {seed}")
+        x = b.input("x", float32, (1, 2, 6, 7))
+        for _ in range(int(random.integers(2, 6))):
+            axes = tuple(sorted(random.choice(4, int(random.integers(1, 4)), replace=False).tolist()))
+            kind = random.choice(["norm", "sum", "window", "moments"])
+            if kind == "sum":
+                b.output(b.op("power", [b.op("reduce_sum", [b.op("absolute", [x])], axes=axes, keepdims=True), 0.5]))
+            elif kind == "window":
+                square = b.op("pad", [b.op("multiply", [x, x])], pads=((0, 0), (1, 1), (0, 0), (0, 0)))
+                parts = [b.op("slice", [square], axis=1, start=i, stop=i + 2, step=1) for i in range(3)]
+                total = b.op("add", [b.op("add", parts[:2]), parts[2]])
+                b.output(b.op("divide", [x, b.op("power", [b.op("add", [total, 1.0]), 0.75])]))
+            elif kind == "norm":
+                b.output(b.op(str(random.choice(["softmax", "log_softmax"])), [x], axis=-1))
+            else:
+                mean, variance = moments(b, x, axes)
+                b.output(b.op("divide", [b.op("subtract", [x, mean]), b.op("sqrt", [variance])]))
+        fuse(optimize(b.finish()), row_programs=True)

@@ -57,6 +57,7 @@ class Drafts:
             if node.op == "scatter_update" and (node.inputs[0], node.output) in mutated and _updates_one(node)
         }
         self.owner: list[Draft] = [self._single(index, node) for index, node in enumerate(graph.nodes)]
+        self.spanned = list(range(len(graph.nodes)))  # an earlier position, if a merged group covers both
 
     def _single(self, index: int, node: Node) -> Draft:
         if index in self.updates:
@@ -127,8 +128,12 @@ class Drafts:
         return stored
 
     def depends(self, draft: Draft, on: Draft) -> bool:
-        """Whether `draft` needs, directly or not, something that `on` computes."""
+        """Whether `draft` needs, directly or not, something that `on` computes.
+
+        A group that ends before `on` begins can need it only through groups that span the positions between.
+        """
         seen: set[int] = set()
+        lowest = self._lowest_spanned(on.first)
         waiting = [draft]
         while waiting:
             current = waiting.pop()
@@ -139,7 +144,7 @@ class Drafts:
                 source = self.owner[index]
                 if source is on:
                     return True
-                if id(source) not in seen and source.last > on.first:
+                if id(source) not in seen and source.last > lowest:
                     seen.add(id(source))
                     waiting.append(source)
         return False
@@ -166,6 +171,17 @@ class Drafts:
         into.copies = (into.copies | other.copies) - into.nodes
         for index in other.nodes:
             self.owner[index] = into
+        first, position = into.first, self._lowest_spanned(into.last)
+        while position > first:
+            self.spanned[position] = position - 1
+            position = self._lowest_spanned(position - 1)
+
+    def _lowest_spanned(self, position: int) -> int:
+        """The first position that groups which overlap one another connect with `position`."""
+        while (earlier := self.spanned[position]) != position:
+            self.spanned[position] = self.spanned[earlier]
+            position = self.spanned[position]
+        return position
 
     def snapshot(self, draft: Draft) -> tuple[set[int], set[int]]:
         """What `restore` needs to undo merges into a group."""

@@ -47,12 +47,18 @@ def mean(call: Call, x: Value, dim: Axes = None, keepdim: bool = False, dtype: A
 
 @rule("amax.default", "max.default")
 def amax(call: Call, x: Value, dim: Axes = None, keepdim: bool = False) -> Value:
-    return reduce(call, "reduce_max", x, dim, keepdim)
+    return _extreme(call, "reduce_max", x, dim, keepdim)
 
 
 @rule("amin.default", "min.default")
 def amin(call: Call, x: Value, dim: Axes = None, keepdim: bool = False) -> Value:
-    return reduce(call, "reduce_min", x, dim, keepdim)
+    return _extreme(call, "reduce_min", x, dim, keepdim)
+
+
+def _extreme(call: Call, op: str, x: Value, dim: Axes, keepdim: bool) -> Value:
+    if any(x.shape[axis] == 0 for axis in axes_of(x, dim)):
+        raise Unsupported(f"the extreme of no elements, of shape {list(x.shape)}", "PyTorch refuses it, too")
+    return reduce(call, op, x, dim, keepdim)
 
 
 @rule("prod.default")
@@ -120,9 +126,12 @@ def all_(call: Call, x: Value, dim: Axes = None, keepdim: bool = False) -> Value
 
 
 def _truth(call: Call, op: str, x: Value, dim: Axes, keepdim: bool) -> Value:
-    """Of truth values, 0 or 1; PyTorch gives uint8 for uint8 and boolean for all other types."""
-    truth = reduce(call, op, call.cast(call.cast(x, int1), int32), dim, keepdim)
-    return call.cast(truth, x.dtype if x.dtype == uint8 else int1)
+    """Of truth values, 0 or 1; PyTorch gives uint8 for uint8 and boolean for all other types.
+
+    Of nothing, the reduction is the least or the largest integer: false for "any", true for "all".
+    """
+    found = reduce(call, op, call.cast(call.cast(x, int1), int32), dim, keepdim)
+    return call.cast(call.op("greater", found, 0), x.dtype if x.dtype == uint8 else int1)
 
 
 @rule("sort.default", "sort.stable")
