@@ -98,6 +98,31 @@ def test_sizes_of_two_inputs_must_agree_when_the_model_is_called() -> None:
         engine(x, x[:2])
 
 
+def test_as_many_lengths_as_sequences() -> None:
+    for lengths, constant in (("", "int64[2] l = {3, 5}"), (", int64[m] l", "")):
+        engine = tilewright.compile(
+            model(f"""main (float[n, 5] x{lengths}) => (float[n, 5] y) <{constant}> {{
+                y = ReverseSequence<batch_axis = 0, time_axis = 1>(x, l)
+            }}""")
+        )
+        given = {"l": np.array([3, 5])} if lengths else {}
+        (found,) = engine.run({"x": numbers(2, 5), **given}).values()
+        np.testing.assert_array_equal(found, [[2, 1, 0, 3, 4], [9, 8, 7, 6, 5]])
+        with pytest.raises((InputError, ShapeError)):
+            engine.run({"x": numbers(3, 5), **given})
+
+
+def test_a_symmetric_window_of_one_element() -> None:
+    """It divides 0 by 0, as in ONNX Runtime and the reference implementation."""
+    graph = import_model(
+        model("""main (float[1] x) => (float[1] y) <int64 n = {1}> {
+            window = HannWindow<periodic = 0>(n)
+            y = Add(x, window)
+        }""")
+    )
+    assert np.isnan(run(graph, numbers(1))).all()
+
+
 def test_a_size_with_a_bound_equals_itself_without_it() -> None:
     """max(0, n - 3) from a Range beside n - 3 from a Slice: equal for all but tiny n."""
     text = """main (float[1, n] x) => (float[1, k] y) {

@@ -181,6 +181,7 @@ def test_einsum(equation: str, shapes: list[tuple[int, ...]], rng: np.random.Gen
 def test_ranges_from_zero_are_not_changed_silently(caplog: pytest.LogCaptureFixture) -> None:
     with pytest.raises(ShapeError, match="begin the range of 'batch' at 1"):
         parse_dynamic_shapes({"x": {0: ("batch", 0, 8)}})
+    assert parse_dynamic_shapes({"x": {0: ("batch", 0, 0)}}) == {"x": {0: 0}}
     with caplog.at_level("INFO", "tilewright"):
         dimension = SimpleNamespace(__name__="batch", min=0, max=8)
         assert parse_dynamic_shapes({"x": {0: dimension}}) == {"x": {0: Dimension("batch", 1, 8)}}

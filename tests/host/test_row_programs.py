@@ -230,7 +230,7 @@ def test_numbers_of_other_rows_are_refused_by_the_kernel(draw: Draw) -> None:
 
 
 def test_groups_of_one_image_never_wait_for_each_other() -> None:
-    """A group that spans another's nodes can need it, and be needed by one that lies before: no merge may close that."""
+    """A group may need one that begins after its last node, by way of a third that spans both."""
     for seed in range(60):
         random, b = np.random.default_rng(seed), GraphBuilder(f"readers {seed}")
         x = b.input("x", float32, (1, 2, 6, 7))

@@ -320,3 +320,14 @@ def test_pytorchs_choice_of_tf32_holds_on_gpus(monkeypatch: pytest.MonkeyPatch, 
     monkeypatch.setattr(torch, "get_float32_matmul_precision", lambda: precision)
     assert _precision_on("cuda") == ("ieee" if precision == "highest" else "tf32")
     assert _precision_on("cpu") == "ieee"
+
+
+def test_checks_that_pytorch_keeps_in_order_by_tokens() -> None:
+    """PyTorch passes None for the tokens."""
+
+    def forward(a: torch.Tensor) -> torch.Tensor:
+        return torch.linalg.inv(torch.linalg.cholesky(a @ a.mT + torch.eye(3)))
+
+    a = torch.randn(2, 3, 3, generator=torch.Generator().manual_seed(0))
+    found = torch.compile(forward, backend="tilewright", fullgraph=True)(a)
+    torch.testing.assert_close(found, forward(a), rtol=1e-4, atol=1e-5)

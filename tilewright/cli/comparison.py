@@ -10,9 +10,11 @@ from typing import TYPE_CHECKING
 import numpy as np
 from rich.console import Console
 from rich.table import Table
+from rich.text import Text
 
 from tilewright.cli import peers
 from tilewright.cli.console import wrong_usage
+from tilewright.errors import UnsupportedOperationError
 from tilewright.insight.difference import difference
 from tilewright.settings import settings
 
@@ -35,11 +37,16 @@ def check_options(compare: str | None, layers: str | None) -> None:
 def show_layers(
     console: Console, name: str, engine: Engine, model: Path | None, inputs: Mapping[str, np.ndarray], most: str
 ) -> None:
-    """Print the layers with the largest errors of their own: `most` of them, or "all"."""
+    """Print the layers with the largest errors of their own: `most` of them, or "all"; else why there are none."""
     from tilewright.insight.layers import compare_layers, with_layers
 
+    try:
+        shown = with_layers(engine)
+    except UnsupportedOperationError as error:
+        console.print(Text(f"{error}; the outputs are compared"))
+        return
     theirs = peers.every_tensor(engine, model, settings.threads, inputs) if name == "onnxruntime" else None
-    layers = compare_layers(with_layers(engine), inputs, theirs)
+    layers = compare_layers(shown, inputs, theirs)
     table = Table(
         "step", "tensor", "type", "from", "own error", f"from {name}",
         title="What each layer adds, and how far it is from the peer, relative to its largest value",
@@ -52,7 +59,7 @@ def show_layers(
 def _add_row(table: Table, layer: Layer) -> None:
     kind = f"{layer.dtype} {list(layer.shape)}"
     other = "" if layer.difference is None else f"{layer.difference:.3g}"
-    table.add_row(layer.step, layer.name, kind, layer.source, f"{layer.own:.3g}", other)
+    table.add_row(layer.step, Text(layer.name), kind, Text(layer.source), f"{layer.own:.3g}", other)
 
 
 def compare_outputs(

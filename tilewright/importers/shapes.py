@@ -46,7 +46,7 @@ def parse_dynamic_shapes(dynamic_shapes: Mapping[str, Any] | None, derived: bool
     """The neutral form as `Dimension` (or fixed int) by input name and axis; `derived` ones if the importer takes them.
 
     Raises `ImportModelError` for an entry that is none of the accepted forms, and for one name with
-    two different ranges; `ShapeError` for a range from 0 (a `torch.export.Dim`, whose range is from 0
+    two different ranges; `ShapeError` for a range from 0 to more (a `torch.export.Dim`, whose range is from 0
     when it is not given, begins at 1 instead).
     """
     result: dict[str, Axes] = {}
@@ -85,9 +85,10 @@ def _parse(entry: Any, default_name: str, where: str) -> Dimension | int | None:
     numbers = isinstance(low, int) and isinstance(high, int) and 0 <= low <= high
     if not (numbers and isinstance(name, str) and name.isidentifier()):
         raise ImportModelError(f"{where} = {entry!r}: expected (name, low, high), (low, high), a name or an int")
-    if low == 0:
+    if low == 0 < high:
         raise ShapeError(
-            f"{where} = {entry!r}: a dimension of size 0 leaves nothing to compute; begin the range of {name!r} at 1"
+            f"{where} = {entry!r}: kernels for a range of sizes are compiled for at least one element; begin the range "
+            f"of {name!r} at 1, and compile the model once more with the size 0 if it is to take nothing"
         )
     return low if low == high else Dimension(name, low, high)
 

@@ -30,6 +30,12 @@ def is_getitem(node: fx.Node) -> bool:
     return node.op == "call_function" and node.target is operator.getitem
 
 
+def is_token(node: fx.Node) -> bool:
+    """Whether an argument only keeps operations in order: PyTorch passes None for it."""
+    users = list(node.users)
+    return bool(users) and all(target_name(user.target) == "with_effects" and user.args[0] is node for user in users)
+
+
 def is_number(node: fx.Node) -> bool:
     """Whether a node gives a Python number: a size, or what is computed from sizes."""
     return isinstance(node.meta.get("val"), _NUMBERS)

@@ -24,7 +24,7 @@ from tilewright.importers.torch_complex import PARTS, Complex, divided, is_compl
 from tilewright.importers.torch_control import import_control_whole
 from tilewright.importers.torch_export import declare_input, declare_output
 from tilewright.importers.torch_fx import Walker, dtype_of
-from tilewright.importers.torch_nodes import linear_sizes, ranges, stride_order
+from tilewright.importers.torch_nodes import is_token, linear_sizes, ranges, stride_order
 from tilewright.importers.torch_survey import IMPORT_RULES
 from tilewright.importers.torch_symbols import SymbolTable, squeezed_symbols
 
@@ -261,8 +261,10 @@ def _placeholder(
     constant: bool,
     data: torch.Tensor | None,
 ) -> Any:
-    """The value of an argument; None for a number that is no size."""
+    """The value of an argument; None for a number that is no size, and for a token, which holds nothing."""
     fake = node.meta["val"]
+    if is_token(node):
+        return None
     if not isinstance(fake, torch.Tensor):
         try:
             return symbols.size(fake)

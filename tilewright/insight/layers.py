@@ -51,7 +51,8 @@ def compare_layers(
 ) -> list[Layer]:
     """The layers of an engine of `with_layers`, the one that adds the largest error first.
 
-    `theirs` are tensors of a peer by name; without it the peer is float64 on the whole graph.
+    `theirs` are tensors of a peer by name; without it the peer is float64 on the whole graph.  Layers have the peer's
+    names, and outputs the model's, where values of graphs cannot have them.
     """
     graph = engine.source_graph()
     symbols = reference.bind_symbols(graph, inputs)
@@ -61,6 +62,7 @@ def compare_layers(
     available = {value: inputs[value.name] for value in graph.inputs} | ours
     producers = graph.producers()
     steps = _steps(engine)
+    names = {plain: name for name in [*graph.output_names, *(theirs or ())] if (plain := plain_name(name)) != name}
     found = []
     for value in graph.outputs:
         if value not in producers:
@@ -72,7 +74,7 @@ def compare_layers(
         array = ours[value]
         apart = None if peer is None or peer.shape != array.shape else difference(array, peer)[1]
         added = difference(array, own)[1]
-        place = (steps.get(value.name, ""), value.name, producers[value].source)
+        place = (steps.get(value.name, ""), _as_in_the_model(value.name, names), producers[value].source)
         found.append(Layer(*place, value.dtype.name, array.shape, apart, added))
     return sorted(found, key=lambda layer: -layer.own)
 
@@ -102,6 +104,12 @@ def _steps(engine: Engine) -> dict[str, str]:
     return {
         text.partition("%")[2].partition(" ")[0]: step.name for step in engine.plan.steps for text in step.operations
     }
+
+
+def _as_in_the_model(name: str, names: Mapping[str, str]) -> str:
+    """The name that a value's was made of, by the names of values; with the mark of one with channels last."""
+    plain, mark, rest = name.partition(PERMUTED)
+    return names[name] if name in names else names.get(plain, plain) + mark + rest
 
 
 def _of_peer(name: str, exact: Mapping[str, np.ndarray]) -> np.ndarray | None:

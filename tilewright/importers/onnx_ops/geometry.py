@@ -6,6 +6,7 @@ from tilewright.dtypes import int64
 from tilewright.graph.core import Value
 from tilewright.importers import boxes as boxes_of_images
 from tilewright.importers import linear_algebra
+from tilewright.importers.agreement import must_be
 from tilewright.importers.onnx_call import Call
 from tilewright.importers.report import Invalid, Unsupported
 from tilewright.importers.rules import RuleTable
@@ -20,7 +21,11 @@ def reverse_sequence(call: Call) -> Value:
     """The first elements of each sequence, of the given numbers, in reverse order."""
     x, lengths = call[0], call[1]
     call.require_rank(x, 2)
+    call.require_rank(lengths, 1)
     time, batch = (call.place(call.attribute(name, default), x.rank) for name, default in _SEQUENCE_AXES)
+    if isinstance(lengths.shape[0], int):
+        x = must_be(call, x, [lengths.shape[0] if axis == batch else size for axis, size in enumerate(x.shape)])
+    lengths = must_be(call, lengths, (x.shape[batch],))
     if time == batch or lengths.shape != (x.shape[batch],):
         raise Invalid(f"the lengths {lengths!r} do not fit the axes {time} and {batch} of {x!r}")
     line = call.reshape(call.iota(x.shape[time]), [-1 if axis == time else 1 for axis in range(x.rank)])

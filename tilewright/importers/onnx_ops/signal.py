@@ -32,7 +32,8 @@ def _window(coefficients: tuple[float, float, float]) -> Callable[[Call], Value]
         dtype: DType = call.attribute("output_datatype", float32)
         periodic = bool(call.attribute("periodic", 1))
         if isinstance(size, int):
-            turn = 2 * math.pi * np.arange(size) / max(size if periodic else size - 1, 1)
+            with np.errstate(invalid="ignore"):  # one element of a symmetric window is 0 / 0: NaN
+                turn = 2 * math.pi * np.arange(size) / np.float64(size if periodic else size - 1)
             terms = [c * np.cos(k * turn) for k, c in enumerate(coefficients)]
             return call.constant(np.sum(terms, axis=0).astype(dtype.numpy), "window")
         step = call.op("divide", 2 * math.pi, call.value(size if periodic else simplify(lift(size) - 1), float64))
