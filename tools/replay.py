@@ -40,7 +40,7 @@ from tilewright.graph.pipeline import optimize
 from tilewright.ir.core import Function
 from tilewright.ir.printer import print_function
 from tilewright.library.candidate import Operand, PackedConstant
-from tilewright.library.select import candidates, prepared
+from tilewright.library.select import candidates
 from tilewright.runtime.gpu_program import Resources
 from tilewright.runtime.plan import BufferReference
 from tilewright.settings import settings
@@ -55,6 +55,7 @@ from tilewright.targets.nvidia.backend import NvidiaBackend
 from tilewright.targets.nvidia.options import NvidiaOptions
 from tilewright.targets.nvidia.pipeline import lower as lower_for_nvidia
 from tilewright.targets.nvidia.target import NvidiaTarget
+from tilewright.targets.registry import graph_passes
 from tools.replay_cases import LIBRARY, MODELS, GraphMaker
 
 CPUS = ("x86-64-v3", "x86-64-v4", "apple-m1")
@@ -138,7 +139,7 @@ def library(make: GraphMaker, target: str) -> Texts:
     """Every candidate of every group of a graph: the kernels' texts by place, and the candidates with their order."""
     recorder, machine, texts = Recorder(), target_named(target), {}
     with recorder.installed():
-        graph = optimize(prepared(make(), [machine]))
+        graph = optimize(make(), graph_passes([machine]))
         for number, group in enumerate(fuse(graph, _wide(machine)).groups):
             if group.kind == "view":
                 continue

@@ -12,9 +12,8 @@ from tilewright.build.tuning import Tuning
 from tilewright.dtypes import DType, float16, float32, int32
 from tilewright.graph.build import GraphBuilder
 from tilewright.graph.core import Graph, Value
-from tilewright.graph.passes.wide_heads import separate_wide_heads
+from tilewright.graph.passes.wide_heads import WIDEST_HEAD, separate_wide_heads
 from tilewright.graph.reference import run
-from tilewright.library.attention.simt import WIDEST_HEAD
 
 
 def attention(

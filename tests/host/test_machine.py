@@ -20,13 +20,14 @@ from tilewright.library.matmul.hopper.choice import close_forms, ranked_forms, s
 from tilewright.library.matmul.problem import MatmulProblem
 from tilewright.library.matmul.simt_tiles import ranked_tiles
 from tilewright.library.rows.simt_config import sum_form
-from tilewright.library.select import candidates, prepared
+from tilewright.library.select import candidates
 from tilewright.ops import arrays, attentions, products
 from tilewright.runtime.cuda.device import Device
 from tilewright.settings import settings
 from tilewright.targets.cpu.target import CPUTarget
 from tilewright.targets.machine import CARDS, card_of
 from tilewright.targets.nvidia.target import ARCHITECTURES, NvidiaTarget
+from tilewright.targets.registry import graph_passes
 
 HOPPER = {132: "NVIDIA H200", 114: "NVIDIA H100 PCIe", 78: "NVIDIA H20"}
 
@@ -159,7 +160,7 @@ def experts_graph() -> Graph:
 def tilings(graph: Graph, processors: int) -> list[tuple[Candidate, str]]:
     """The Hopper candidates of a graph of one group."""
     machine = target(processors)
-    ready = optimize(prepared(graph, [machine]))
+    ready = optimize(graph, graph_passes([machine]))
     found = [each for group in fuse(ready, True).groups if group.kind != "view"
              for each in candidates(group, ready, machine) if "hopper" in each.name]  # fmt: skip
     return [(each, str(each.reasons)) for each in found]

@@ -17,8 +17,10 @@ from tilewright.graph import reference  # noqa: E402
 from tilewright.graph.build import GraphBuilder  # noqa: E402
 from tilewright.graph.core import Graph  # noqa: E402
 from tilewright.graph.passes.sorting import FEW, LONGEST, MANY, SHORT, without_sorting  # noqa: E402
+from tilewright.graph.pipeline import TargetPass, TargetPasses  # noqa: E402
 from tilewright.library import select  # noqa: E402
 from tilewright.library.sort import simt  # noqa: E402
+from tilewright.targets.cpu.backend import CPUBackend  # noqa: E402
 
 NAMES = "float16 bfloat16 float32 float64 int8 int16 int32 int64 uint8 uint16 uint32 uint64".split()
 
@@ -105,6 +107,8 @@ def test_targets_without_the_kernel_compare_or_leave_it_to_numpy(
 ) -> None:
     without = {kind: maker for kind, maker in select.MAKERS["cpu"].items() if kind != "sorting"}
     monkeypatch.setitem(select.MAKERS, "cpu", without)
+    passes = TargetPasses(before=[TargetPass(without_sorting, {"has_kernel": False}, required=True)])
+    monkeypatch.setattr(CPUBackend, "graph_passes", passes)
     cases = [((2, LONGEST + 1), 1, MANY + 1), ((2, LONGEST + 1), 1, FEW + 2), ((2, 100), 1, 100)]
     graph = sorting(float32, cases)
     assert sum(node.op == "argsort" for node in without_sorting(graph, has_kernel=False).nodes) == 2

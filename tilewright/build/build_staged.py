@@ -26,10 +26,11 @@ from tilewright.graph.passes.fuse import fuse
 from tilewright.graph.pipeline import optimize
 from tilewright.graph.reference import run_time_symbols
 from tilewright.graph.serialize import to_data
-from tilewright.library.select import candidates, prepared
+from tilewright.library.select import candidates
 from tilewright.runtime.plan import Plan, TensorSpec
 from tilewright.symbolic import Symbol, free_symbols
 from tilewright.targets.base import Target
+from tilewright.targets.registry import graph_passes
 
 if TYPE_CHECKING:
     from tilewright.build.builder import Builder, Order, Program
@@ -193,7 +194,7 @@ def _alone(graph: Graph, symbols: Mapping[str, Symbol], node: Node) -> Graph:
 
 def _reason(graph: Graph, targets: Sequence[Target]) -> str:
     """Why a target has no kernel for a graph; "" when all have."""
-    optimized = optimize(prepared(graph, targets))
+    optimized = optimize(graph, graph_passes(targets))
     for target in targets:
         for group in fuse(optimized, False).groups:
             if group.kind != "view":

@@ -38,20 +38,13 @@ from tilewright.errors import ShapeError, TargetError, UnsupportedOperationError
 from tilewright.graph.core import Graph, Value
 from tilewright.graph.fusion import FusedGraph, Group, with_results
 from tilewright.graph.partition import is_staged, partition
-from tilewright.graph.passes.align_products import align_products
-from tilewright.graph.passes.canonicalize import canonicalize
 from tilewright.graph.passes.fuse import fuse
-from tilewright.graph.passes.fuse_norms import prepare_norms
-from tilewright.graph.passes.planes import pools_of_planes
-from tilewright.graph.passes.stage_reductions import stage_reductions
-from tilewright.graph.passes.wide_heads import separate_wide_heads
 from tilewright.graph.pipeline import optimize
 from tilewright.library import packing
-from tilewright.library.attention.simt import WIDEST_HEAD
 from tilewright.library.candidate import Candidate, Operand, PackedConstant, Stage
 from tilewright.library.generated.elementwise import copy_candidate
 from tilewright.library.generated.generate import Result, elementwise_call
-from tilewright.library.select import MAKERS, candidates, prepared
+from tilewright.library.select import candidates
 from tilewright.measure.choosing import Choice
 from tilewright.measure.record import Timing, timing_to_json
 from tilewright.precision import IEEE
@@ -61,7 +54,7 @@ from tilewright.targets.base import Target
 from tilewright.targets.cpu.assemble import assemble
 from tilewright.targets.cpu.target import CPUTarget
 from tilewright.targets.gpu.binary import GpuBinary
-from tilewright.targets.registry import get_targets
+from tilewright.targets.registry import backend_of, get_targets, graph_passes
 
 Progress = Callable[[str, str, float], None]  # stage, item, seconds (0.0 when it begins)
 
@@ -146,15 +139,7 @@ class Builder:
         check_constant_indices(graph)
         self.conditions = size_conditions(graph)
         with self._stage("optimize", graph.name):
-            self.graph = optimize(prepared(graph, order.targets))
-            if all(target.is_gpu for target in order.targets):
-                self.graph = canonicalize(separate_wide_heads(pools_of_planes(self.graph), WIDEST_HEAD))
-            if all(target.wgmma for target in order.targets):
-                self.graph = align_products(self.graph)
-            if any(map(_norms_in_products, order.targets)):
-                self.graph = prepare_norms(self.graph)
-            if all(map(_row_programs, order.targets)):
-                self.graph = stage_reductions(self.graph)
+            self.graph = optimize(graph, graph_passes(order.targets))
         _check_sizes(self.graph)
         self.target = order.targets[0]  # and its kernels, while its program is made
         self.kernels = KernelSet(self.target, self.progress)
@@ -374,19 +359,10 @@ def _for_all_sizes(candidate: Candidate) -> Candidate:
     return dataclasses.replace(candidate, stages=tuple(Stage(stage.calls[-1:]) for stage in candidate.stages))
 
 
-def _norms_in_products(target: Target) -> bool:
-    """Whether a target's kernels of products compute norms of few rows (`graph.passes.fuse_norms`)."""
-    return target.wgmma
-
-
 def _fusion_of(target: Target) -> tuple[bool, bool]:
     """What `graph.passes.fuse` may make groups of: norms in products, row programs."""
-    return _norms_in_products(target), _row_programs(target)
-
-
-def _row_programs(target: Target) -> bool:
-    """Whether a target has kernels of several reductions over the same rows (`graph.passes.fuse_rows`)."""
-    return "rows" in MAKERS[target.name]
+    passes = backend_of(target).graph_passes
+    return passes.norms_in_products, passes.row_programs
 
 
 def _native_program(program: Program, weights: Weights, suffix: str) -> tuple[dict[str, Any], dict[str, bytes]]:

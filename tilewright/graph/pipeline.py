@@ -3,7 +3,10 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Callable
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from functools import partial
+from typing import Any
 
 from tilewright.graph.core import Graph
 from tilewright.graph.passes.canonicalize import canonicalize
@@ -60,19 +63,76 @@ PASSES: tuple[Pass, ...] = (
 )
 
 
-def optimize(graph: Graph) -> Graph:
+@dataclass(frozen=True)
+class TargetPass:
+    """A pass that graphs take for some targets only, called with `options`: sets and flags.
+
+    `required`: it rewrites what the target has no kernel for, so a graph that several targets share takes it where one
+    of them lists it; any other pass where all of them do, with the options that all of them have.
+    """
+
+    run: Callable[..., Graph]
+    options: Mapping[str, Any] = field(default_factory=dict)
+    required: bool = False
+
+    def bound(self) -> tuple[str, Pass]:
+        """Its name, and the pass with its options."""
+        return self.run.__name__, partial(self.run, **self.options)
+
+
+@dataclass(frozen=True)
+class TargetPasses:
+    """What is done with graphs for a target, besides what is done with all: a table of each one's backend."""
+
+    before: Sequence[TargetPass] = ()  # `PASSES`, on the graph as it was imported
+    after: Sequence[TargetPass] = ()
+    norms_in_products: bool = False  # `fuse`: kernels of products compute norms of few rows
+    row_programs: bool = False  # `fuse`: there are kernels of several reductions over the same rows
+
+
+NO_PASSES = TargetPasses()
+
+
+def shared(tables: Sequence[TargetPasses]) -> TargetPasses:
+    """The passes of a graph that several targets share; whether groups suit one of them is its own table's matter."""
+    return TargetPasses(_shared([table.before for table in tables]), _shared([table.after for table in tables]))
+
+
+def _shared(lists: Sequence[Sequence[TargetPass]]) -> list[TargetPass]:
+    order: list[Callable[..., Graph]] = []  # that of every list
+    for passes in lists:
+        place = 0
+        for each in passes:
+            if each.run not in order:
+                order.insert(place, each.run)
+            place = order.index(each.run) + 1
+    found = []
+    for run in order:
+        same = [each for passes in lists for each in passes if each.run is run]
+        if len(same) == len(lists) or any(each.required for each in same):
+            options = dict(same[0].options)
+            for other in same[1:]:
+                options = {name: options[name] & value for name, value in other.options.items()}
+            found.append(TargetPass(run, options))
+    return found
+
+
+def optimize(graph: Graph, of_targets: TargetPasses = NO_PASSES) -> Graph:
     """The graph in the form that fusion and the kernels want; the given graph is not changed.
 
-    Verified after every pass under ``TILEWRIGHT_VERIFY=1``; with a dump directory, the text of the graph
-    after each pass that changed it is written to ``<graph>.<number>-<pass>.txt`` there.
+    `of_targets` are the passes of those it is built for (`targets.registry.graph_passes`).  Verified after every pass
+    under ``TILEWRIGHT_VERIFY=1``; with a dump directory, the text of the graph after each pass that changed it is
+    written to ``<graph>.<number>-<pass>.txt`` there.
     """
     _dump(graph, "00-imported")
-    for number, transform in enumerate(PASSES, 1):
+    before, after = ([each.bound() for each in passes] for passes in (of_targets.before, of_targets.after))
+    passes = [*before, *((each.__name__, each) for each in PASSES), *after]
+    for number, (name, transform) in enumerate(passes, 1):
         result = transform(graph)
         if settings.verify:
             verify(result)
         if result is not graph:
-            _dump(result, f"{number:02d}-{transform.__name__}")
+            _dump(result, f"{number:02d}-{name}")
         graph = result
     return graph
 

@@ -11,12 +11,6 @@ from collections.abc import Callable, Sequence
 from tilewright.errors import UnsupportedOperationError
 from tilewright.graph.core import Graph, Node, Value
 from tilewright.graph.fusion import Group
-from tilewright.graph.passes.fourier import transforms_as_products
-from tilewright.graph.passes.narrow_products import narrow_products
-from tilewright.graph.passes.planes import convolutions_of_planes
-from tilewright.graph.passes.recurrent import unrolled
-from tilewright.graph.passes.sorting import without_sorting
-from tilewright.graph.passes.weight_products import weight_products, without_weight_products
 from tilewright.library.attention.cpu import attention_candidates
 from tilewright.library.attention.paged import paged_attention_candidates
 from tilewright.library.attention.simt import gpu_attention
@@ -32,7 +26,7 @@ from tilewright.library.grouped.simt import gpu_grouped
 from tilewright.library.matmul.cpu import matmul_candidates
 from tilewright.library.matmul.dequantized import dequantized_candidates
 from tilewright.library.matmul.gate import halves_candidates
-from tilewright.library.matmul.hopper.dequantized import hopper_dequantized, unsupported
+from tilewright.library.matmul.hopper.dequantized import hopper_dequantized
 from tilewright.library.matmul.simt import gpu_contraction
 from tilewright.library.movement.candidates import movement
 from tilewright.library.pool.cpu import pool
@@ -120,24 +114,10 @@ MAKERS: dict[str, dict[str, Maker]] = {
         "pool": gpu_pool,
     },
 }
-
-
-def prepared(graph: Graph, targets: Sequence[Target]) -> Graph:
-    """A graph without the ops for which not all of its targets have (fast) kernels, before its passes, and with those
-    for which all have."""
-    has_kernel = all("sorting" in MAKERS[target.name] for target in targets)
-    gpus = all(target.is_gpu for target in targets)
-    graph = narrow_products(graph, frozenset.intersection(*(target.narrow_products for target in targets)), gpus)
-    if all(target.weight_products for target in targets):
-        graph = weight_products(graph, unsupported if any(target.is_gpu for target in targets) else None)
-    else:
-        graph = without_weight_products(graph)
-    graph = without_sorting(graph, has_kernel, any(target.is_gpu for target in targets))
-    if all(target.is_gpu and not target.tf32 for target in targets):
-        graph = convolutions_of_planes(graph)
-    if all("transform" in MAKERS[target.name] for target in targets):
-        return graph
-    return unrolled(transforms_as_products(graph))
+# The calls of a vendor's library, those that may be faster than the best of ours.
+VENDOR_MAKERS: dict[str, dict[str, Callable[[Group, Graph, Target, float], list[Candidate]]]] = {
+    "cuda": {"contraction": library_candidates},
+}
 
 
 def candidates(group: Group, graph: Graph, target: Target, libraries: bool = False) -> list[Candidate]:
@@ -150,8 +130,9 @@ def candidates(group: Group, graph: Graph, target: Target, libraries: bool = Fal
         raise UnsupportedOperationError(f"group {group.name}: no kernels for the class {group.kind!r}")
     group = _normal_form(group)
     found = _own(group, graph, target, maker)
-    if libraries and target.name == "cuda" and group.kind == "contraction":
-        found += library_candidates(group, graph, target, min(candidate.cost.seconds for candidate in found))
+    vendor = VENDOR_MAKERS.get(target.name, {}).get(group.kind) if libraries else None
+    if vendor is not None:
+        found += vendor(group, graph, target, min(candidate.cost.seconds for candidate in found))
     return found
 
 

@@ -8,6 +8,7 @@ from dataclasses import asdict, dataclass, field, replace
 from typing import Any, Protocol
 
 from tilewright.dtypes import DType
+from tilewright.graph.pipeline import TargetPasses
 from tilewright.ir.core import Function
 from tilewright.targets.machine import Machine
 
@@ -168,11 +169,6 @@ class Target(Protocol):
         int32, floats by floats in float32."""
         ...
 
-    @property
-    def weight_products(self) -> bool:
-        """Whether there are kernels of products of floats by quantized weights, which are read as they are stored."""
-        ...
-
     def dot_rate(self, dtype: DType) -> float:
         """Speed of `dot` on operands of this type, relative to float32."""
         ...
@@ -196,6 +192,11 @@ class Backend(Protocol):
     @property
     def key(self) -> str:
         """Everything besides kernel and options that a binary depends on: the target's key, and who assembles."""
+        ...
+
+    @property
+    def graph_passes(self) -> TargetPasses:
+        """What is done with graphs for this target alone."""
         ...
 
     def prepare(self) -> None:

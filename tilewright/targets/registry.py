@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from tilewright.errors import TargetError, a_kind
+from tilewright.graph.pipeline import TargetPasses, shared
 from tilewright.precision import IEEE, PRECISIONS, TF32, split_name
 from tilewright.targets.base import Backend, Target
 from tilewright.targets.cpu.backend import CPUBackend
@@ -83,6 +84,11 @@ def _known(precision: str) -> str:
 def backend_of(target: Target) -> Backend:
     """What compiles for a target."""
     return TARGETS[target.name].backend(target)
+
+
+def graph_passes(targets: Sequence[Target]) -> TargetPasses:
+    """What is done with a graph that is built for several targets, besides what is done with all graphs."""
+    return shared([backend_of(target).graph_passes for target in targets])
 
 
 def target_of_generation(family: str, generation: int | str) -> Target:

@@ -20,14 +20,16 @@ FEW = 8  # largest elements that are found one after the other
 MANY = 64  # that are found so in rows that are too long to be sorted by comparing
 
 
-def without_sorting(graph: Graph, has_kernel: bool, by_networks: bool = False) -> Graph:
+def without_sorting(graph: Graph, has_kernel: bool = True) -> Graph:
     """The graph with each `argsort` as what the targets have kernels for; `has_kernel`: of rows of any length along the
-    last dimension. What is left otherwise are rows of more than `LONGEST` elements.
+    last dimension. What is left otherwise are rows of more than `LONGEST` elements."""
+    return apply_rules(graph, {"argsort": [functools.partial(_argsort, has_kernel=has_kernel)]})
 
-    `by_networks`: the kernels are those of GPUs, which short rows and few elements suit too, and which take 32 bits.
-    """
-    rule = functools.partial(_argsort, has_kernel=has_kernel, by_networks=by_networks)
-    return apply_rules(graph, {"argsort": [rule]})
+
+def sorting_by_networks(graph: Graph) -> Graph:
+    """The graph with each `argsort` as the kernels of GPUs take it, which short rows and few elements suit too: of 32
+    bits along the last dimension."""
+    return apply_rules(graph, {"argsort": [_for_networks]})
 
 
 def is_compared(node: Node, has_kernel: bool = False) -> bool:
@@ -47,9 +49,7 @@ def _is_few(node: Node, has_kernel: bool) -> bool:
     return isinstance(count, int) and 0 < count <= most
 
 
-def _argsort(node: Node, rewriter: Rewriter, has_kernel: bool, by_networks: bool) -> Value | None:
-    if by_networks:
-        return _for_networks(node, rewriter)
+def _argsort(node: Node, rewriter: Rewriter, has_kernel: bool) -> Value | None:
     x, axis, count, descending = node.inputs[0], *(node.attributes[name] for name in ("axis", "count", "descending"))
     assert x is not None
     if _is_few(node, has_kernel):

@@ -14,6 +14,7 @@ from tilewright.graph.core import Graph, Node, Value
 from tilewright.graph.rewrite import Rewriter, apply_rules
 from tilewright.symbolic import Size, lift, product, simplify, upper_bound
 
+WIDEST_HEAD = 4096  # bytes of a head of which 16 rows of keys and values fit the shared memory of GPUs
 _WIDE = 128  # numbers of a head of which a kernel keeps all in registers
 _LARGEST = 1 << 30  # bytes of scores that are written down although a kernel has room for the heads,
 _TIMES_OPERANDS = 8  # and so many times those of the operands and the result

@@ -8,6 +8,7 @@ from typing import Any
 
 from tilewright.graph.core import Graph, Value
 from tilewright.graph.fusion import Group
+from tilewright.graph.passes.wide_heads import WIDEST_HEAD
 from tilewright.library.attention.cpu import Copies, Strided, strided_candidate, strided_operands, with_strided_operands
 from tilewright.library.attention.hopper.candidates import hopper_candidates
 from tilewright.library.attention.hopper.choice import BLOCK_CLOCKS
@@ -21,7 +22,6 @@ from tilewright.symbolic import Size, ceil_divide, product, upper_bound
 from tilewright.targets.base import Target
 
 _WIDE = 1024  # numbers of a head of which registers hold no more than 16 rows; bytes of one that wants all warps
-WIDEST_HEAD = 4096  # bytes of a head of which 16 rows of keys and values fit shared memory
 
 
 def gpu_attention(group: Group, graph: Graph, target: Target) -> list[Candidate]:

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
+from tilewright.graph.pipeline import TargetPasses
 from tilewright.ir.core import Function
 from tilewright.targets.base import Binary
 from tilewright.targets.cpu.options import OPTION_NAMES, CPUOptions
@@ -23,6 +24,13 @@ class CPUBackend:
     def key(self) -> str:
         """The target's: LLVM assembles, whose version is in all keys."""
         return self.target.key
+
+    @property
+    def graph_passes(self) -> TargetPasses:
+        """The table of `graph_passes.py`."""
+        from tilewright.targets.cpu.graph_passes import graph_passes
+
+        return graph_passes(self.target)
 
     def prepare(self) -> None:
         """Import what `compile` needs."""

@@ -225,11 +225,6 @@ class CPUTarget:
         """uint8, which x86 multiplies by int8."""
         return frozenset({dtypes.uint8}) if self.is_x86 else frozenset()
 
-    @property
-    def weight_products(self) -> bool:
-        """Kernels in the tile language."""
-        return True
-
     def group_of_sums(self, dtype: DType, pairs_fit: bool = False) -> int:
         """Products of 8-bit integers that vectors of int32 add at once, for a left operand of this type; 1: none.
 

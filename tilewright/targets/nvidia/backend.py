@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
+from tilewright.graph.pipeline import TargetPasses
 from tilewright.ir.core import Function
 from tilewright.targets.gpu.binary import GpuBinary
 from tilewright.targets.nvidia.assemble import find_assembler
@@ -24,6 +25,13 @@ class NvidiaBackend:
     def key(self) -> str:
         """The target's, and who assembles; raises `MissingDependencyError` where there is no assembler."""
         return f"{self.target.key}-{find_assembler().identity}"
+
+    @property
+    def graph_passes(self) -> TargetPasses:
+        """The table of `graph_passes.py`."""
+        from tilewright.targets.nvidia.graph_passes import graph_passes
+
+        return graph_passes(self.target)
 
     def prepare(self) -> None:
         """Import what `compile` needs."""

@@ -218,11 +218,6 @@ class NvidiaTarget:
         integers = {dtypes.uint8, dtypes.int8}
         return frozenset(integers | {dtypes.float8e4nv, dtypes.float8e5} if self.fp8_mma else integers)
 
-    @property
-    def weight_products(self) -> bool:
-        """Where there is wgmma; elsewhere quantized weights become floats when the engine is built."""
-        return self.wgmma
-
     def dot_rate(self, dtype: DType) -> float:
         """Speed of `dot` on operands of this type, relative to float32 (which multiplies as tf32)."""
         if dtype.bits == 64:

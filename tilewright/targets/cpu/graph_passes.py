@@ -1,0 +1,24 @@
+"""What is done with graphs for CPUs alone, read aloud: each line is a pass and the reason for its place."""
+
+from __future__ import annotations
+
+from tilewright.graph.passes.narrow_products import narrow_products
+from tilewright.graph.passes.sorting import without_sorting
+from tilewright.graph.passes.stage_reductions import stage_reductions
+from tilewright.graph.passes.weight_products import weight_products
+from tilewright.graph.pipeline import TargetPass, TargetPasses
+from tilewright.targets.cpu.target import CPUTarget
+
+
+def graph_passes(target: CPUTarget) -> TargetPasses:
+    """The passes around those of all graphs."""
+    narrow = {"types": target.narrow_products, "zeros_around": False}
+    return TargetPasses(
+        before=(
+            TargetPass(narrow_products, narrow),  # first: what it leaves stays in floats
+            TargetPass(weight_products),  # what is still quantized is read as it is stored
+            TargetPass(without_sorting),  # few elements are compared; the kernel sorts longer rows
+        ),
+        after=(TargetPass(stage_reductions),),  # last: rows that one kernel reduces in several steps
+        row_programs=True,
+    )

@@ -1,0 +1,43 @@
+"""What is done with graphs for NVIDIA's GPUs alone, read aloud: each line is a pass and the reason for its place."""
+
+from __future__ import annotations
+
+from tilewright.graph.passes.align_products import align_products
+from tilewright.graph.passes.canonicalize import canonicalize
+from tilewright.graph.passes.fourier import transforms_as_products
+from tilewright.graph.passes.fuse_norms import prepare_norms
+from tilewright.graph.passes.narrow_products import narrow_products
+from tilewright.graph.passes.planes import convolutions_of_planes, pools_of_planes
+from tilewright.graph.passes.recurrent import unrolled
+from tilewright.graph.passes.sorting import sorting_by_networks
+from tilewright.graph.passes.stage_reductions import stage_reductions
+from tilewright.graph.passes.weight_products import without_weight_products
+from tilewright.graph.passes.wide_heads import WIDEST_HEAD, separate_wide_heads
+from tilewright.graph.pipeline import TargetPass, TargetPasses
+from tilewright.targets.nvidia.target import NvidiaTarget
+
+
+def graph_passes(target: NvidiaTarget) -> TargetPasses:
+    """The passes around those of all graphs."""
+    narrow = {"types": target.narrow_products, "zeros_around": True}
+    exact = () if target.tf32 else (TargetPass(convolutions_of_planes),)  # tensor cores want channels last
+    tensor_copies = (TargetPass(align_products), TargetPass(prepare_norms, required=True)) if target.wgmma else ()
+    return TargetPasses(
+        before=(
+            TargetPass(narrow_products, narrow),  # first: what it leaves stays in floats
+            TargetPass(without_weight_products, required=True),  # there is no kernel that reads quantized weights
+            TargetPass(sorting_by_networks, required=True),  # the kernels sort 32 bits along the last dimension
+            *exact,
+            TargetPass(transforms_as_products, required=True),  # there is no kernel of Fourier transforms
+            TargetPass(unrolled, required=True),  # few steps are faster as products
+        ),
+        after=(
+            TargetPass(pools_of_planes),  # after channels are last elsewhere
+            TargetPass(separate_wide_heads, {"widest": WIDEST_HEAD}),  # into products, before those are looked at
+            TargetPass(canonicalize),  # the permutes around pools cancel
+            *tensor_copies,  # on products in their final form; norms find the products that read them
+            TargetPass(stage_reductions),  # last: rows that one kernel reduces in several steps
+        ),
+        norms_in_products=target.wgmma,
+        row_programs=True,
+    )
