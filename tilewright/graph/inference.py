@@ -186,9 +186,10 @@ def matmul(inputs: Inputs, attributes: Attributes) -> Types:
         dtype = _floats(inputs) if left.dtype.is_float else _same_dtype(inputs)
     _require(left.rank >= 2 and right.rank >= 2, f"needs rank 2 or more, got {left!r} and {right!r}")
     depth, columns = right.shape[-2:] if not attributes["transpose_b"] else right.shape[:-3:-1]
-    _require(left.shape[-1] == depth, f"inner sizes differ: {left!r} and {right!r}")
+    rows, inner = left.shape[-2:] if not attributes["transpose_a"] else left.shape[:-3:-1]
+    _require(inner == depth, f"inner sizes differ: {left!r} and {right!r}")
     batch = broadcast_shapes(left.shape[:-2], right.shape[:-2])
-    return [(dtype, (*batch, left.shape[-2], columns))]
+    return [(dtype, (*batch, rows, columns))]
 
 
 def grouped_matmul(inputs: Inputs, attributes: Attributes) -> Types:

@@ -213,6 +213,7 @@ def where(condition: Array, left: Array, right: Array) -> Array:
 
 def matmul(inputs: Arrays, attributes: Attributes) -> Array:
     left, right = inputs
+    left = np.swapaxes(left, -1, -2) if attributes["transpose_a"] else left
     right = np.swapaxes(right, -1, -2) if attributes["transpose_b"] else right
     if attributes["dtype"] is None:
         return np.matmul(left, right)

@@ -122,7 +122,9 @@ def _whole(library: Library, group: Group, graph: Graph, target: Target) -> list
 def _depth(anchor: Node) -> Size:
     a, w = anchor.inputs[:2]
     assert a is not None and w is not None
-    return a.shape[-1] if anchor.op == "matmul" else product(w.shape[1:])
+    if anchor.op != "matmul":
+        return product(w.shape[1:])
+    return a.shape[-2 if anchor.attributes["transpose_a"] else -1]
 
 
 def _call(function: str, operands: dict[str, Operand], **options: object) -> KernelCall:

@@ -126,15 +126,16 @@ def describe(node: Node, graph: Graph, width: int, beside: int = 1) -> Problem:
     a, b = node.inputs
     assert a is not None and b is not None
     transposed = node.attributes["transpose_b"]
-    depth = a.shape[-1]
+    height, depth = node.output.shape[-2], a.shape[-2 if node.attributes["transpose_a"] else -1]
     columns = b.shape[-2] if transposed else b.shape[-1]
+    a_row, a_depth = (1, height) if node.attributes["transpose_a"] else (depth, 1)
     b_depth, b_column = (1, depth) if transposed else (columns, 1)
     if all(extent == 1 for extent in b.shape[:-2]):
-        rows = product(a.shape[:-1])
+        rows = product((*a.shape[:-2], height))
         if width and b in graph.constants and b.rank == 2:
             packed = PackedConstant(b, panels_recipe(width, transposed, beside))
-            return Problem(rows, columns, depth, a, packed, depth, 1, 0, 0, width, beside)
-        return Problem(rows, columns, depth, a, b, depth, 1, b_depth, b_column, 0)
+            return Problem(rows, columns, depth, a, packed, a_row, a_depth, 0, 0, width, beside)
+        return Problem(rows, columns, depth, a, b, a_row, a_depth, b_depth, b_column, 0)
     batch = node.output.shape[:-2]
     coordinates = axes_of(batch)
     indices = [flatten(align(coordinates, x.shape[:-2]), x.shape[:-2]) for x in (a, b)]
@@ -153,7 +154,7 @@ def describe(node: Node, graph: Graph, width: int, beside: int = 1) -> Problem:
     a_batch, b_batch = ((*([0] * (2 - len(item))), *item) for item in strides)
     inner = variables[-1].extent if variables else 1
     return Problem(
-        a.shape[-2], columns, depth, a, b, depth, 1, b_depth, b_column, 0, 1, product(batch), inner,
+        height, columns, depth, a, b, a_row, a_depth, b_depth, b_column, 0, 1, product(batch), inner,
         (a_batch[0], a_batch[1]), (b_batch[0], b_batch[1]),
     )  # fmt: skip
 

@@ -11,6 +11,7 @@ from tilewright.graph.passes.planes import convolutions_of_planes, pools_of_plan
 from tilewright.graph.passes.recurrent import unrolled
 from tilewright.graph.passes.sorting import sorting_by_networks
 from tilewright.graph.passes.stage_reductions import stage_reductions
+from tilewright.graph.passes.transposed_products import transposed_products
 from tilewright.graph.passes.weight_products import without_weight_products
 from tilewright.graph.passes.wide_heads import WIDEST_HEAD, separate_wide_heads
 from tilewright.graph.pipeline import TargetPass, TargetPasses
@@ -21,7 +22,11 @@ def graph_passes(target: NvidiaTarget) -> TargetPasses:
     """The passes around those of all graphs."""
     narrow = {"types": target.narrow_products, "zeros_around": True}
     exact = () if target.tf32 else (TargetPass(convolutions_of_planes),)  # tensor cores want channels last
-    tensor_copies = (TargetPass(align_products), TargetPass(prepare_norms, required=True)) if target.wgmma else ()
+    tensor_copies = (
+        TargetPass(align_products),  # of products in their final form
+        TargetPass(transposed_products),  # what is copied for its rows is not read as it lies
+        TargetPass(prepare_norms, required=True),  # they find the products that read them
+    )
     return TargetPasses(
         before=(
             TargetPass(narrow_products, narrow),  # first: what it leaves stays in floats
@@ -35,7 +40,7 @@ def graph_passes(target: NvidiaTarget) -> TargetPasses:
             TargetPass(pools_of_planes),  # after channels are last elsewhere
             TargetPass(separate_wide_heads, {"widest": WIDEST_HEAD}),  # into products, before those are looked at
             TargetPass(canonicalize),  # the permutes around pools cancel
-            *tensor_copies,  # on products in their final form; norms find the products that read them
+            *(tensor_copies if target.wgmma else ()),
             TargetPass(stage_reductions),  # last: rows that one kernel reduces in several steps
         ),
         norms_in_products=target.wgmma,

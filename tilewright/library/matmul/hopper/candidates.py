@@ -16,7 +16,7 @@ from tilewright.dtypes import DType, bfloat16, float8e4nv, float8e5, float16, fl
 from tilewright.graph.core import Graph, Node, Value
 from tilewright.graph.fusion import Group
 from tilewright.launch.jit import JITFunction
-from tilewright.library.binding import bind_extra
+from tilewright.library.binding import bind_extra, divides
 from tilewright.library.candidate import Candidate, KernelCall, Operand, PackedConstant, Stage, TiledOperand
 from tilewright.library.cost import Cost, expected, spans
 from tilewright.library.generated.elementwise import chain_operations, total_bytes
@@ -58,6 +58,7 @@ class _Product:
     steps: tuple[Size, Size] = (0, 0)  # from a batch to the next, of a and b
     gate: JITFunction | None = None
     norm: JITFunction | None = None  # sums of squares of A's rows -> factors of these
+    left_transposed: bool = False  # a is [depth, rows]
 
     @property
     def dtype(self) -> DType:
@@ -104,14 +105,21 @@ def _described(
         return None  # a map has one axis of batches, and no two of them at one place
     b_type = b.dtype if isinstance(b, Value) else b.value.dtype
     stored = min(2, slots.stored.dtype.itemsize) * (columns // sums)
-    aligned = all(extent % _TILED_BYTES == 0 for extent in (stored, problem.a.dtype.itemsize * depth))
-    if not aligned or not _multiplies(problem, b_type) or slots.stored.dtype not in (*_WIDE, *_NARROW):
+    left_transposed = problem.a_depth != 1
+    line = problem.rows if left_transposed else depth  # of A, as it lies
+    aligned = stored % _TILED_BYTES == 0 and divides(_TILED_BYTES // problem.a.dtype.itemsize, line)
+    if (
+        not aligned
+        or (left_transposed and norm is not None)
+        or not _multiplies(problem, b_type)
+        or slots.stored.dtype not in (*_WIDE, *_NARROW)
+    ):
         return None
     slots = slots.rounded(columns // sums)
     factors = rms_factors(depth, norm.attributes["epsilon"]) if norm is not None else None
     return _Product(
         problem.rows, columns, depth, problem.a, b, problem.b_column == 1, ready, slots, problem.batches, steps,
-        norm=factors,
+        norm=factors, left_transposed=left_transposed,
     )  # fmt: skip
 
 
@@ -180,7 +188,7 @@ def _call(found: _Product, form: MatmulForm, condition: tuple[Size, int] | None,
         return TiledOperand(value, (found.batches, *extents), (step, extents[1], 1), block)
 
     operands: dict[str, Operand] = {
-        "a": tiled(found.a, (rows, depth), found.steps[0], form.left_block),
+        "a": tiled(found.a, (depth, rows) if found.left_transposed else (rows, depth), found.steps[0], form.left_block),
         "b": tiled(found.b, shape, found.steps[1], form.right_block),
         "c": tiled(slots.stored, (rows, stored), out_step, form.out_block),
         "c_tail": tiled(slots.stored, (rows, stored), out_step, form.tail_block),
@@ -210,7 +218,7 @@ def _forms(
     batches = 1 if found.batches == 1 else max(2, expected(found.batches))
     problem = MatmulProblem(
         example, found.columns, found.depth, batches, found.dtype, found.slots.stored.dtype,
-        right_transposed=found.transposed, at_most=most, generated=found.slots.cost,
+        found.left_transposed, found.transposed, at_most=most, generated=found.slots.cost,
     )  # fmt: skip
     b_type = found.b.dtype if isinstance(found.b, Value) else found.b.value.dtype
     return _usable_forms(problem, machine, found.norm, None if b_type == found.dtype else tl.dtype(b_type))

@@ -1,0 +1,36 @@
+"""Products of transposed left operands, for targets whose kernels read them as they lie.
+
+    matmul(permute(a), b)  ->  matmul(a, b) {transpose_a=True}
+
+for 16-bit operands of known sizes whose rows tensor copies can read; of others a copy is made first.
+"""
+
+from __future__ import annotations
+
+from tilewright.graph.core import Graph, Node, Value
+from tilewright.graph.rewrite import Rewriter, apply_rules
+
+_ALIGNED = 8  # elements that rows in memory are multiples of
+
+
+def transposed_products(graph: Graph) -> Graph:
+    """The graph with such products; the same graph when there are none."""
+    return apply_rules(graph, {"matmul": [_transposed]})
+
+
+def _transposed(node: Node, rewriter: Rewriter) -> Value | None:
+    left, right = node.inputs
+    permute = rewriter.producer(left, "permute")
+    if permute is None or left is None or right is None or node.attributes["transpose_a"]:
+        return None
+    source, rank = permute.inputs[0], left.rank
+    if source is None or permute.attributes["order"] != (*range(rank - 2), rank - 1, rank - 2):
+        return None
+    rows, depth = left.shape[-2:]
+    sizes = (rows, depth, node.output.shape[-1])
+    known = all(isinstance(size, int) for size in sizes) and isinstance(rows, int) and rows % _ALIGNED == 0
+    together = left.shape[:-2] == right.shape[:-2]  # batches of their own, or none
+    if not known or not together or left.dtype.bits != 16 or right.dtype != left.dtype or rewriter.uses(left) > 1:
+        return None
+    rewriter.remark(f"the left operand of matmul %{node.output.name} is read transposed, as it lies")
+    return rewriter.op("matmul", [source, right], **{**node.attributes, "transpose_a": True})
