@@ -23,12 +23,13 @@ from tilewright.ir.interpreter import run
 from tilewright.ir.verifier import verify
 from tilewright.library import packing
 from tilewright.library.hopper import is_possible
-from tilewright.library.matmul.hopper.dequantized import DequantizedProblem, close_forms, unsupported
+from tilewright.library.matmul.hopper.dequantized import DequantizedProblem, close_forms
 from tilewright.library.matmul.hopper.dequantized_config import DequantizedForm
 from tilewright.library.matmul.hopper.dequantized_kernel import dequantized_matmul
 from tilewright.ops.dequantized import kernel_types
 from tilewright.passes.pipeline import simplify
 from tilewright.settings import settings
+from tilewright.targets.nvidia.quantized_weights import unsupported
 from tilewright.targets.nvidia.target import NvidiaTarget
 
 TYPES = ("int4", "uint4", "int8", "uint8", "float8e4nv", "float8e5")
@@ -244,8 +245,8 @@ def test_engines(
 
 def test_what_stays_floats_is_named(rng: np.random.Generator) -> None:
     graph = product_of(random_matrix(rng, int4, 256, 192, 96), bfloat16)
-    (remark,) = weight_products(graph, unsupported).remarks
+    (remark,) = weight_products(graph, [unsupported]).remarks
     assert "become floats: on GPUs groups are" in remark
     wide = product_of(random_matrix(rng, int4, 256, 192, 64), float32)
-    (remark,) = weight_products(wide, unsupported).remarks
+    (remark,) = weight_products(wide, [unsupported]).remarks
     assert "not by float32" in remark

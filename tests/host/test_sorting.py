@@ -17,7 +17,7 @@ from tilewright.graph import reference  # noqa: E402
 from tilewright.graph.build import GraphBuilder  # noqa: E402
 from tilewright.graph.core import Graph  # noqa: E402
 from tilewright.graph.passes.sorting import FEW, LONGEST, MANY, SHORT, without_sorting  # noqa: E402
-from tilewright.graph.pipeline import TargetPass, TargetPasses  # noqa: E402
+from tilewright.graph.target_passes import TargetPass, TargetPasses  # noqa: E402
 from tilewright.library import select  # noqa: E402
 from tilewright.library.sort import simt  # noqa: E402
 from tilewright.targets.cpu.backend import CPUBackend  # noqa: E402

@@ -3,10 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field
-from functools import partial
-from typing import Any
+from collections.abc import Callable
 
 from tilewright.graph.core import Graph
 from tilewright.graph.passes.canonicalize import canonicalize
@@ -27,6 +24,7 @@ from tilewright.graph.passes.recognise_losses import recognise_losses
 from tilewright.graph.passes.recognise_norms import recognise_norms
 from tilewright.graph.passes.separate_outputs import separate_outputs
 from tilewright.graph.printer import print_graph
+from tilewright.graph.target_passes import NO_PASSES, TargetPasses
 from tilewright.graph.verifier import verify
 from tilewright.settings import settings
 
@@ -61,60 +59,6 @@ PASSES: tuple[Pass, ...] = (
     fold_tables,  # only now: recognisers look at how masks are made
     separate_outputs,  # last: every output is a tensor that some node computes
 )
-
-
-@dataclass(frozen=True)
-class TargetPass:
-    """A pass that graphs take for some targets only, called with `options`: sets and flags.
-
-    `required`: it rewrites what the target has no kernel for, so a graph that several targets share takes it where one
-    of them lists it; any other pass where all of them do, with the options that all of them have.
-    """
-
-    run: Callable[..., Graph]
-    options: Mapping[str, Any] = field(default_factory=dict)
-    required: bool = False
-
-    def bound(self) -> tuple[str, Pass]:
-        """Its name, and the pass with its options."""
-        return self.run.__name__, partial(self.run, **self.options)
-
-
-@dataclass(frozen=True)
-class TargetPasses:
-    """What is done with graphs for a target, besides what is done with all: a table of each one's backend."""
-
-    before: Sequence[TargetPass] = ()  # `PASSES`, on the graph as it was imported
-    after: Sequence[TargetPass] = ()
-    norms_in_products: bool = False  # `fuse`: kernels of products compute norms of few rows
-    row_programs: bool = False  # `fuse`: there are kernels of several reductions over the same rows
-
-
-NO_PASSES = TargetPasses()
-
-
-def shared(tables: Sequence[TargetPasses]) -> TargetPasses:
-    """The passes of a graph that several targets share; whether groups suit one of them is its own table's matter."""
-    return TargetPasses(_shared([table.before for table in tables]), _shared([table.after for table in tables]))
-
-
-def _shared(lists: Sequence[Sequence[TargetPass]]) -> list[TargetPass]:
-    order: list[Callable[..., Graph]] = []  # that of every list
-    for passes in lists:
-        place = 0
-        for each in passes:
-            if each.run not in order:
-                order.insert(place, each.run)
-            place = order.index(each.run) + 1
-    found = []
-    for run in order:
-        same = [each for passes in lists for each in passes if each.run is run]
-        if len(same) == len(lists) or any(each.required for each in same):
-            options = dict(same[0].options)
-            for other in same[1:]:
-                options = {name: options[name] & value for name, value in other.options.items()}
-            found.append(TargetPass(run, options))
-    return found
 
 
 def optimize(graph: Graph, of_targets: TargetPasses = NO_PASSES) -> Graph:

@@ -23,7 +23,7 @@ from tilewright.launch.descriptor import ALIGNMENT, TensorDescriptor
 from tilewright.library import epilogue as epilogues
 from tilewright.library import packing
 from tilewright.library.epilogue import BLOCK, Epilogue
-from tilewright.library.matmul.hopper.dequantized import DequantizedProblem, close_forms, unsupported
+from tilewright.library.matmul.hopper.dequantized import DequantizedProblem, close_forms
 from tilewright.library.matmul.hopper.dequantized_config import COLUMNS, DequantizedForm
 from tilewright.library.matmul.hopper.dequantized_kernel import dequantized_matmul as kernel
 from tilewright.ops import arrays
@@ -33,6 +33,7 @@ from tilewright.ops.products import epilogue_of
 from tilewright.runtime.cuda.memory import DeviceArray
 from tilewright.runtime.tensors import raise_versions
 from tilewright.settings import settings
+from tilewright.targets.nvidia.quantized_weights import unsupported
 
 _INPUTS = (dtypes.bfloat16, dtypes.float16)
 _WEIGHTS = (dtypes.int8, dtypes.uint8, dtypes.float8e4nv, dtypes.float8e5)

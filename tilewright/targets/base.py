@@ -5,12 +5,14 @@ from __future__ import annotations
 import os
 from collections.abc import Iterable, Mapping
 from dataclasses import asdict, dataclass, field, replace
-from typing import Any, Protocol
+from typing import TYPE_CHECKING, Any, Protocol
 
 from tilewright.dtypes import DType
-from tilewright.graph.pipeline import TargetPasses
 from tilewright.ir.core import Function
 from tilewright.targets.machine import Machine
+
+if TYPE_CHECKING:
+    from tilewright.graph.target_passes import TargetPasses
 
 
 @dataclass(frozen=True)

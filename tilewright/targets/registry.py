@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from tilewright.errors import TargetError, a_kind
-from tilewright.graph.pipeline import TargetPasses, shared
+from tilewright.graph.target_passes import TargetPasses, shared
 from tilewright.precision import IEEE, PRECISIONS, TF32, split_name
 from tilewright.targets.base import Backend, Target
 from tilewright.targets.cpu.backend import CPUBackend

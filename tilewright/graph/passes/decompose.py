@@ -18,7 +18,17 @@ def decompose(graph: Graph) -> Graph:
     rules = {"batch_norm": [_batch_norm], "group_norm": [_group_norm], "conv": [_conv_of_volumes]}
     rules |= {"fourier": [short_as_product], "quantize": [_quantize], "dequantize": [_dequantize]}
     rules |= {op: [_pool_of_tiles, _pool_of_volumes] for op in ("max_pool", "average_pool")}
+    rules["matmul"] = [_transposed_left]
     return apply_rules(graph, {**rules, "reduce_max": [_extreme_of_booleans], "reduce_min": [_extreme_of_booleans]})
+
+
+def _transposed_left(node: Node, rewriter: Rewriter) -> Value | None:
+    """transpose_a as a permute: targets whose kernels read such operands find them again (`transposed_products`)."""
+    left = node.inputs[0]
+    if left is None or not node.attributes["transpose_a"]:
+        return None
+    rows = rewriter.op("permute", [left], order=(*range(left.rank - 2), left.rank - 1, left.rank - 2))
+    return rewriter.op("matmul", [rows, node.inputs[1]], **{**node.attributes, "transpose_a": False})
 
 
 def _per_channel(value: Value, rank: int, rewriter: Rewriter) -> Value:

@@ -114,7 +114,7 @@ def reads_memory(drafts: Drafts, draft: Draft, reader: int) -> bool:
 def _fits(node: Node, norm: Node) -> bool:
     """Whether a product of constant weights can compute a norm of its few rows."""
     x, weights = norm.inputs[0], node.inputs[1]
-    if norm.op != "rms_norm" or x is None or weights is None or weights.rank != 2:
+    if node.attributes["transpose_a"] or norm.op != "rms_norm" or x is None or weights is None or weights.rank != 2:
         return False
     rows = product(x.shape[:-1])
     few = isinstance(rows, int) and rows <= NORMED_ROWS and norm.attributes["axis"] == x.rank - 1

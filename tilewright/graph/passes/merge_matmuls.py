@@ -107,6 +107,8 @@ class _Search:
         constants = self.graph.constants
         if node.op != "matmul" or node.inputs[1] not in constants or constants[node.inputs[1]].ndim != 2:
             return None
+        if node.attributes["transpose_a"]:
+            return None
         result, bias = node.output, None
         readers = self.users.get(result, [])
         if len(readers) == 1 and readers[0].op == "add" and result not in self.results:

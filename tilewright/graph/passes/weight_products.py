@@ -10,7 +10,7 @@ become floats: those of other forms, of more than two dimensions, and slices, co
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from math import gcd
 
 import numpy as np
@@ -28,15 +28,15 @@ Weights = tuple[np.ndarray, np.ndarray, "np.ndarray | None"]
 Unsupported = Callable[[DType, DType, DType, int, int], str]
 
 
-def weight_products(graph: Graph, unsupported: Unsupported | None = None) -> Graph:
+def weight_products(graph: Graph, limits: Sequence[Unsupported] = ()) -> Graph:
     """The graph with such products, and remarks on quantized weights that are none.
 
-    `unsupported` says of the types of x, codes and scales, the length of a group and the depth why kernels do not read
-    such weights, or nothing.
+    `limits` say of the types of x, codes and scales, the length of a group and the depth why kernels do not read such
+    weights, or nothing.
     """
 
     def note(node: Node, rewriter: Rewriter) -> Value | None:
-        found = _product(node, rewriter, unsupported)
+        found = _product(node, rewriter, limits)
         if not isinstance(found, str):
             return found
         rewriter.remark(f"the quantized weights of matmul %{node.output.name} become floats: {found}")
@@ -51,7 +51,7 @@ def without_weight_products(graph: Graph) -> Graph:
     return apply_rules(graph, {"dequantized_matmul": [_product_of_floats]})
 
 
-def _product(node: Node, rewriter: Rewriter, unsupported: Unsupported | None) -> Value | str | None:
+def _product(node: Node, rewriter: Rewriter, limits: Sequence[Unsupported]) -> Value | str | None:
     x, w = node.inputs
     assert x is not None and w is not None
     if node.attributes["dtype"] is not None or not x.dtype.is_float or x.dtype.bits > 32:
@@ -76,12 +76,11 @@ def _product(node: Node, rewriter: Rewriter, unsupported: Unsupported | None) ->
     found = found if isinstance(found, str) else canonical(*found)
     if isinstance(found, str):
         return found
-    if unsupported is not None:
-        codes, scale, depth = found[0], found[1], found[0].shape[1]
-        types = (x.dtype, from_numpy(codes.dtype), from_numpy(scale.dtype))
-        reason = unsupported(*types, depth // scale.shape[1], depth)
-        if reason:
-            return reason
+    codes, scale, depth = found[0], found[1], found[0].shape[1]
+    types = (x.dtype, from_numpy(codes.dtype), from_numpy(scale.dtype))
+    reasons = [unsupported(*types, depth // scale.shape[1], depth) for unsupported in limits]
+    if any(reasons):
+        return next(reason for reason in reasons if reason)
     names = (f"{w.name}.codes", f"{w.name}.scales", f"{w.name}.zeros")
     made = [rewriter.new_constant(item, name) for item, name in zip(found, names, strict=True) if item is not None]
     return rewriter.op("dequantized_matmul", [x, *made])

@@ -6,7 +6,7 @@ from tilewright.graph.passes.narrow_products import narrow_products
 from tilewright.graph.passes.sorting import without_sorting
 from tilewright.graph.passes.stage_reductions import stage_reductions
 from tilewright.graph.passes.weight_products import weight_products
-from tilewright.graph.pipeline import TargetPass, TargetPasses
+from tilewright.graph.target_passes import TargetPass, TargetPasses
 from tilewright.targets.cpu.target import CPUTarget
 
 
@@ -16,7 +16,7 @@ def graph_passes(target: CPUTarget) -> TargetPasses:
     return TargetPasses(
         before=(
             TargetPass(narrow_products, narrow),  # first: what it leaves stays in floats
-            TargetPass(weight_products),  # what is still quantized is read as it is stored
+            TargetPass(weight_products, {"limits": ()}),  # what is still quantized is read as it is stored
             TargetPass(without_sorting),  # few elements are compared; the kernel sorts longer rows
         ),
         after=(TargetPass(stage_reductions),),  # last: rows that one kernel reduces in several steps

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
-from tilewright.graph.pipeline import TargetPasses
+from tilewright.graph.target_passes import TargetPasses
 from tilewright.ir.core import Function
 from tilewright.targets.gpu.binary import GpuBinary
 from tilewright.targets.nvidia.assemble import find_assembler

@@ -12,9 +12,10 @@ from tilewright.graph.passes.recurrent import unrolled
 from tilewright.graph.passes.sorting import sorting_by_networks
 from tilewright.graph.passes.stage_reductions import stage_reductions
 from tilewright.graph.passes.transposed_products import transposed_products
-from tilewright.graph.passes.weight_products import without_weight_products
+from tilewright.graph.passes.weight_products import weight_products, without_weight_products
 from tilewright.graph.passes.wide_heads import WIDEST_HEAD, separate_wide_heads
-from tilewright.graph.pipeline import TargetPass, TargetPasses
+from tilewright.graph.target_passes import TargetPass, TargetPasses
+from tilewright.targets.nvidia.quantized_weights import unsupported
 from tilewright.targets.nvidia.target import NvidiaTarget
 
 
@@ -22,6 +23,9 @@ def graph_passes(target: NvidiaTarget) -> TargetPasses:
     """The passes around those of all graphs."""
     narrow = {"types": target.narrow_products, "zeros_around": True}
     exact = () if target.tf32 else (TargetPass(convolutions_of_planes),)  # tensor cores want channels last
+    weights = TargetPass(without_weight_products, required=True)
+    if target.wgmma:
+        weights = TargetPass(weight_products, {"limits": (unsupported,)})
     tensor_copies = (
         TargetPass(align_products),  # of products in their final form
         TargetPass(transposed_products),  # what is copied for its rows is not read as it lies
@@ -30,7 +34,7 @@ def graph_passes(target: NvidiaTarget) -> TargetPasses:
     return TargetPasses(
         before=(
             TargetPass(narrow_products, narrow),  # first: what it leaves stays in floats
-            TargetPass(without_weight_products, required=True),  # there is no kernel that reads quantized weights
+            weights,  # what is still quantized is read as it is stored, where there is wgmma
             TargetPass(sorting_by_networks, required=True),  # the kernels sort 32 bits along the last dimension
             *exact,
             TargetPass(transforms_as_products, required=True),  # there is no kernel of Fourier transforms

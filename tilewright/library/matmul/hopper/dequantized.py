@@ -13,7 +13,7 @@ from itertools import product
 from typing import Any
 
 import tilewright.language as tl
-from tilewright.dtypes import DType, bfloat16, float8e4nv, float8e5, float16, float32, int4, int8, uint4, uint8
+from tilewright.dtypes import DType, bfloat16, float32, int4
 from tilewright.graph.core import Graph, Value
 from tilewright.graph.fusion import Group
 from tilewright.graph.quantization import group_of
@@ -30,14 +30,11 @@ from tilewright.symbolic import Size, ceil_divide, lift, simplify
 from tilewright.symbolic import product as size_of
 from tilewright.targets.base import Target
 from tilewright.targets.machine import Machine
+from tilewright.targets.nvidia.quantized_weights import STAGE, unsupported
 
 FORMS = 4  # that are candidates
 ROW_RANGES = (8, 16, 32, 64, 128, 256)  # rows of a CTA, and ends of the ranges of a run-time number of rows
-_STAGE = 128  # steps of the depth
-_LEAST_GROUP = 8
-_WEIGHTS = (int4, uint4, int8, uint8, float8e4nv, float8e5)
 _CONSUMERS = {8: (1, 2, 4), 16: (1, 2, 4), 32: (2, 4), 64: (2, 4), 128: (2,), 256: (2,)}  # by the rows of a CTA
-_ALIGNED = 8  # elements that rows of x are multiples of, for tensor copies
 # Clocks of a multiprocessor for 64 columns and a stage, and for each row of x, as an H200 took them; where weights are
 # scaled in float32; and how many warpgroups it takes to hide what each waits for.
 _WIDENING, _ROW, _SCALING, _WARPGROUPS = 280.0, 3.0, 170.0, 3.4
@@ -73,19 +70,6 @@ class DequantizedProblem:
         """Bytes of weights, scales and zero points."""
         scales = self.depth // self.group * (self.scale.itemsize + self.zeros)
         return self.columns * (self.depth * self.weights.bits // 8 + scales)
-
-
-def unsupported(x: DType, w: DType, scale: DType, group: int, depth: int) -> str:
-    """Why the kernel does not read weights [columns, depth] in groups for rows of a type; nothing where it does."""
-    if x not in (float16, bfloat16):
-        return f"on GPUs they are multiplied by float16 and bfloat16, not by {x.name}"
-    if w not in _WEIGHTS or scale not in (float16, bfloat16, float32):
-        return f"there is no kernel for {w.name} with scales in {scale.name}"
-    if depth % _ALIGNED:
-        return f"tensor copies move rows of a multiple of {_ALIGNED} elements, not of {depth}"
-    if group != depth and group % _STAGE and (group < _LEAST_GROUP or _STAGE % group):
-        return f"on GPUs groups are {_LEAST_GROUP}, 16, 32, 64 or multiples of {_STAGE}, not {group}"
-    return ""
 
 
 def hopper_dequantized(group: Group, graph: Graph, target: Target) -> list[Candidate]:
@@ -179,13 +163,13 @@ def _forms(problem: DequantizedProblem) -> Iterator[DequantizedForm]:
     group = problem.stage_group
     integer = problem.weights.is_integer
     low = 1 << (problem.weights.bits - 1) if integer and problem.weights.is_signed else 0
-    stages = -(-problem.depth // _STAGE)
+    stages = -(-problem.depth // STAGE)
     for consumers, split, together in product(_CONSUMERS[batch], (1, 2, 4, 8), (1, 2, 3, 4)):
         # Sums beside those of a group would not fit the registers.
         many = batch == 256 or (batch * consumers == 256 and problem.weights.bits == 8)
         scaled = 0 < group < PIECE or many
         form = DequantizedForm(
-            BATCH=batch, CONSUMERS=consumers, DEPTH=_STAGE, STAGES=2, SPLIT=split, GROUP=group, SCALED=scaled,
+            BATCH=batch, CONSUMERS=consumers, DEPTH=STAGE, STAGES=2, SPLIT=split, GROUP=group, SCALED=scaled,
             CODES=tl.int32 if integer else tl.dtype(problem.weights), BITS=problem.weights.bits, LOW=low,
             ZEROS=problem.zeros, TYPE=tl.dtype(problem.input), SCALE=tl.dtype(problem.scale),
             OUTPUT=tl.dtype(problem.output),
