@@ -32,6 +32,7 @@ check: $(VENV)/.test
 	$(BIN)/python tools/check_dangerous.py
 	$(BIN)/python tools/readme_tables.py --check
 	$(BIN)/python tools/reference_pages.py --check
+	$(BIN)/python tools/change_sizes.py --check
 
 format: $(VENV)/.test
 	$(BIN)/ruff check --fix .

@@ -1,7 +1,8 @@
-"""The tokenizer inside a GGUF file as tokenizer.json and tokenizer_config.json have it.
+"""Convert the tokenizer inside a GGUF file to the contents of tokenizer.json and tokenizer_config.json.
 
-`gpt2` files hold the vocabulary and the merges of byte pairs; `llama` files hold pieces with scores, whose merges
-follow from them: of all pairs of pieces that make a piece, that with the highest score is merged first.
+There are two kinds.  `gpt2` files have a vocabulary and a list of byte pair merges.  `llama` files have pieces of text
+with scores and no merges, so the merges are computed: two pieces merge where the result is a piece too, and those
+with the highest score merge first.
 """
 
 from __future__ import annotations

@@ -30,14 +30,8 @@ def _transposed(node: Node, rewriter: Rewriter) -> Value | None:
     sizes = (rows, depth, node.output.shape[-1])
     known = all(isinstance(size, int) for size in sizes) and isinstance(rows, int) and rows % _ALIGNED == 0
     together = left.shape[:-2] == right.shape[:-2]  # batches of their own, or none
-    if (
-        not known
-        or not together
-        or not left.dtype.is_float
-        or left.dtype.bits != 16
-        or right.dtype != left.dtype
-        or rewriter.uses(left) > 1
-    ):
+    halves = left.dtype.is_float and left.dtype.bits == 16 and right.dtype == left.dtype
+    if not known or not together or not halves or rewriter.uses(left) > 1:
         return None
     rewriter.remark(f"the left operand of matmul %{node.output.name} is read transposed, as it lies")
     return rewriter.op("matmul", [source, right], **{**node.attributes, "transpose_a": True})
