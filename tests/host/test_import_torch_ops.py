@@ -585,6 +585,14 @@ state = [floats(2, 4, 3), floats(2, 4, 3)]
 weights = [floats(12, 5), floats(12, 3)] * 2
 add("lstm.input", floats(4, 2, 5), state, weights, False, 1, 0.0, False, True, True)
 
+_SIGNS = torch.tensor([1.5, -2.0, 0.0, -0.0, math.inf, -math.inf, math.nan])
+for _dtype in (torch.float32, torch.float64, torch.float16):
+    add("signbit.default", lambda dtype=_dtype: _SIGNS.to(dtype))
+add("signbit.default", lambda: torch.tensor([3, -4, 0]))
+add("signbit.default", lambda: torch.tensor([3, 200], dtype=torch.uint8))
+add("copysign.Tensor", lambda: _SIGNS[:, None], lambda: _SIGNS[:6])
+add("copysign.Tensor", lambda: torch.tensor([3, -4, 0]), lambda: torch.tensor([-1, 1, -1]))
+add("copysign.Scalar", lambda: _SIGNS, -0.0)
 add("round.decimals", floats(3, 4), decimals=2)
 add("round.decimals", lambda: torch.randn(3, 4, dtype=torch.float64) * 1e4, decimals=-2)
 add("round.decimals", floats(3, 4), decimals=400)

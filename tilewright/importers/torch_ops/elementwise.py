@@ -80,6 +80,28 @@ def round_to_decimals(call: Call, x: Value, decimals: int = 0) -> Value:
     return call.cast(call.op(back, call.op("round", call.op(into, call.cast(x, dtype), scale)), scale), x.dtype)
 
 
+def _has_sign(call: Call, x: Value) -> Value:
+    """Whether the sign is set: of zeros and of NaN, too."""
+    if x.dtype.is_integer and not x.dtype.is_signed:
+        return call.full(x.shape, False, int1)
+    if x.dtype.is_float:
+        x = call.op("bitcast", x, of=x.dtype.name, to=f"int{x.dtype.bits}")
+    return call.op("less", x, call.builder.number(0, x.dtype))
+
+
+@rule("signbit.default")
+def sign_bit(call: Call, x: Value) -> Value:
+    return _has_sign(call, x)
+
+
+@rule("copysign.Tensor", "copysign.Scalar")
+def with_sign_of(call: Call, x: Scalar, y: Scalar) -> Value:
+    """The first operand's size with the second one's sign."""
+    number, signed = call.pair(x, y, call.dtype)
+    size = call.op("absolute", number)
+    return call.op("where", _has_sign(call, signed), call.op("negate", size), size)
+
+
 @rule("atan2.default")
 def arctangent_of_two(call: Call, y: Value, x: Value) -> Value:
     return call.op("atan2", *call.pair(y, x, call.dtype))
