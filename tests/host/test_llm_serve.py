@@ -630,7 +630,7 @@ def test_a_client_that_does_not_read(llm, monkeypatch, path):
     packed = {"input": ["a"] * 32, "encoding_format": "base64"}
     body = json.dumps(packed if path == "/v1/embeddings" else {"prompt": "a", "max_tokens": 1}).encode()
     head = f"POST {path} HTTP/1.1\r\nhost: localhost\r\ncontent-type: application/json\r\ncontent-length: {len(body)}"
-    with served(application, http="h11") as address:
+    with served(application) as address:
         for reads in (True, False):
             application.bounds = Bounds() if reads else Bounds(seconds=1.0, send_seconds=1.0)
             client = socket.socket()
