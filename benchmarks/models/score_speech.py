@@ -1,4 +1,4 @@
-"""How often speech is told from none, at the usual threshold of one half."""
+"""How often speech is detected correctly, at the usual threshold of one half."""
 
 from __future__ import annotations
 

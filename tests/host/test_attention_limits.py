@@ -46,7 +46,7 @@ class Model:
         return self.op("reshape", counted, shape=(extent, 1) if axis == 0 else (1, extent))
 
     def positions(self) -> tuple[Value, Value]:
-        """Of queries and keys, the last ones beside each other."""
+        """Of queries and keys, aligned at their ends."""
         offset = self.keys - self.queries if isinstance(self.keys, int) and isinstance(self.queries, int) else 0
         return self.line(self.queries, 0, offset), self.line(self.keys, 1)
 
@@ -201,7 +201,7 @@ def test_numbers_of_keys_beyond_int32(keys: Size, dtype: DType, rng: np.random.G
 
 
 def test_a_window_and_causal_mask_that_is_one_array(rng: np.random.Generator) -> None:
-    """Beside a padding mask of the input, as exporters write it for fixed sizes."""
+    """Combined with a padding mask from the input, as exporters write it for fixed sizes."""
     for window in (6, 0):
         model = Model(float32, 24, 24)
         row, column = np.arange(24)[:, None], np.arange(24)[None, :]

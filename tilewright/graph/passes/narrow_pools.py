@@ -47,8 +47,13 @@ def _rises(node: Node, rewriter: Rewriter) -> bool:
         return node.inputs[1] is not None and node.inputs[1].rank == 0
     if node.op != "multiply":
         return False
-    factor = computed_constant(node.inputs[1], rewriter)
-    return factor is not None and factor.ndim == 0 and bool(factor > 0)
+    return _is_positive(node.inputs[1], rewriter)
+
+
+def _is_positive(value: Value | None, rewriter: Rewriter) -> bool:
+    """Whether a value is one known number above zero."""
+    known = computed_constant(value, rewriter)
+    return known is not None and known.ndim == 0 and bool(known > 0)
 
 
 def _narrowing_cast(node: Node, rewriter: Rewriter) -> Value | None:
@@ -64,10 +69,9 @@ def _narrowing_cast(node: Node, rewriter: Rewriter) -> Value | None:
 
 def _quantize(node: Node, rewriter: Rewriter) -> Value | None:
     scale, zero = (*node.inputs[1:], None)[:2]
-    single = scale is not None and scale.rank == 0 and (zero is None or zero.rank == 0)
-    known = computed_constant(scale, rewriter) if single else None
-    integers = node.output.dtype.is_integer
-    return _quantized_first(node, rewriter) if known is not None and known > 0 and integers else None
+    if not node.output.dtype.is_integer or (zero is not None and zero.rank > 0) or not _is_positive(scale, rewriter):
+        return None
+    return _quantized_first(node, rewriter)
 
 
 NARROW_POOLS: Rules = {"cast": [_narrowing_cast], "quantize": [_quantize]}

@@ -360,13 +360,12 @@ def _by_lines(image: _Image) -> _Image:
 class _Runs:
     """How the lines of a window lie in a copy of the image: `fold` rows together, pixels of `wide` channels.
 
-    A run of `length` elements has the window of `pixels` neighbours; `step` is that of the window downwards.
+    A run of `length` elements has the windows of neighbouring pixels.
     """
 
     fold: int
     wide: int
     length: int
-    step: int
 
     @staticmethod
     def of(anchor: Node, x: Value, w: Value, pixels: int) -> _Runs:
@@ -378,7 +377,7 @@ class _Runs:
         unit = _TILED_BYTES // x.dtype.itemsize
         apart = unit // gcd(unit, pixels * step_x * fold)
         wide = -(-channels // apart) * apart
-        return _Runs(fold, wide, (kernel_x + (pixels - 1) * step_x) * fold * wide, step_y)
+        return _Runs(fold, wide, (kernel_x + (pixels - 1) * step_x) * fold * wide)
 
 
 def _padded_image(
@@ -393,7 +392,7 @@ def _padded_image(
     attributes = anchor.attributes
     images, height, width, channels = x.shape
     _, out_height, out_width, _ = anchor.output.shape
-    kernel_y, (_, step_x) = _window(w)[0], attributes["strides"]
+    kernel_y, (step_y, step_x) = _window(w)[0], attributes["strides"]
     (top, _), (left, _) = attributes["padding"]
     assert isinstance(channels, int)
     other = attributes["groups"] != 1 or attributes["dilation"] != (1, 1) or w not in graph.constants
@@ -402,7 +401,7 @@ def _padded_image(
     unit = _TILED_BYTES // x.dtype.itemsize
     runs = _Runs.of(anchor, x, w, pixels)
     fold, pixel, run = runs.fold, runs.fold * runs.wide, runs.length
-    taps, step = -(-kernel_y // fold), runs.step // fold
+    taps, step = -(-kernel_y // fold), step_y // fold
     lines = simplify(lift(out_height) * step + (taps - step))
     if pixel > _LARGEST_PIXEL or run > _LONGEST_RUN:
         return None
