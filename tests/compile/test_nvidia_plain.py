@@ -302,6 +302,20 @@ def test_products_are_rounded_by_themselves_where_the_launch_says_so():
 
 
 @tilewright.jit
+def product_less_itself(x, out, N: tl.constexpr):
+    i = tl.arange(0, N)
+    value = tl.load(x + i)
+    product = value * value
+    tl.store(out + i, product - product)
+
+
+def test_a_product_less_itself_is_nothing():
+    kernel = product_less_itself.compile({"x": "*f32", "out": "*f32"}, {"N": 128}, target="cuda:sm_90a")
+    assert count(r"\bfma\.rn\.f32", kernel.dump("ptx")) == 0
+    assert count(r"\bsub\.rn\.f32", kernel.dump("ptx")) == 1
+
+
+@tilewright.jit
 def whole_numbers(x, out, N: tl.constexpr):
     i = tl.arange(0, N)
     tl.store(out + i, tl.load(x + i).to(out.dtype.element_ty))

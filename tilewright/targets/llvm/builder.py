@@ -346,7 +346,8 @@ class LLVMBuilder:
             folded = self._fold(operator, left, right)
             if folded is not None:
                 return folded
-        if operator[0] == "f" and not flags:
+        if operator[0] == "f" and not flags and not (operator == "fsub" and left == right):
+            # A product less itself is 0: as a fused multiply-add it would be the product's rounding.
             flags = self.float_flags
         return self.emit(f"{operator} {flags + ' ' if flags else ''}{left}, {right.text}", left.type)
 
