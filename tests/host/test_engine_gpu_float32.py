@@ -87,6 +87,29 @@ def test_operands_along_the_depth_are_turned(
     assert not any("turned" in candidate["label"] for step in steps for candidate in step.evidence["candidates"])
 
 
+@pytest.mark.parametrize("constant", [False, True])
+@pytest.mark.parametrize("transposed", [False, True])
+@pytest.mark.parametrize("columns", [136, 1])
+def test_a_transposed_left_operand_is_read_as_it_lies(
+    driver: Driver, rng: np.random.Generator, monkeypatch: pytest.MonkeyPatch, columns: int, transposed: bool,
+    constant: bool,
+) -> None:  # fmt: skip
+    monkeypatch.setattr(simt_turned, "_LEAST_WORK", 1 << 16)
+    monkeypatch.setattr(simt_turned, "_RIGHT", 0.01)
+    b = GraphBuilder("transposed")
+    x = b.op("permute", [b.input("x", float32, (72, 44))], order=(1, 0))
+    shape = (columns, 72) if transposed else (72, columns)
+    w = b.constant(rng.standard_normal(shape).astype(np.float32)) if constant else b.input("w", float32, shape)
+    b.output(b.op("matmul", [x, w], transpose_b=transposed), "y")
+    graph = b.finish()
+    engine = build(graph, "cuda:sm_90a", tuning=Tuning(effort=0))
+    turned = transposed and columns > 1
+    assert [step.evidence["reasons"].get("turned") for step in engine.plan.steps] == (
+        ["the right operand"] * (1 if constant else 2) if turned else [None]
+    )
+    check(engine, graph, rng)
+
+
 @pytest.mark.parametrize("residual", [False, True])
 @pytest.mark.parametrize(("channels", "columns"), [(160, 40), (100, 64)])
 def test_few_pixels_of_a_convolution_share_its_depth(

@@ -2,23 +2,27 @@
 
     matmul(permute(a), b)  ->  matmul(a, b) {transpose_a=True}
 
-for 16-bit operands of known sizes whose rows tensor copies can read; of others a copy is made first.
+for operands of known sizes whose rows are copied in whole vectors, of the types that the target says; of others a copy
+is made first.
 """
 
 from __future__ import annotations
 
+from functools import partial
+
+from tilewright.dtypes import DType
 from tilewright.graph.core import Graph, Node, Value
 from tilewright.graph.rewrite import Rewriter, apply_rules
 
-_ALIGNED = 8  # elements that rows in memory are multiples of
+_ALIGNED = 16  # bytes that rows in memory are multiples of
 
 
-def transposed_products(graph: Graph) -> Graph:
-    """The graph with such products; the same graph when there are none."""
-    return apply_rules(graph, {"matmul": [_transposed]})
+def transposed_products(graph: Graph, types: frozenset[DType]) -> Graph:
+    """The graph with such products of operands of `types`; the same graph when there are none."""
+    return apply_rules(graph, {"matmul": [partial(_transposed, types)]})
 
 
-def _transposed(node: Node, rewriter: Rewriter) -> Value | None:
+def _transposed(types: frozenset[DType], node: Node, rewriter: Rewriter) -> Value | None:
     left, right = node.inputs
     permute = rewriter.producer(left, "permute")
     if permute is None or left is None or right is None or node.attributes["transpose_a"]:
@@ -28,10 +32,11 @@ def _transposed(node: Node, rewriter: Rewriter) -> Value | None:
         return None
     rows, depth = left.shape[-2:]
     sizes = (rows, depth, node.output.shape[-1])
-    known = all(isinstance(size, int) for size in sizes) and isinstance(rows, int) and rows % _ALIGNED == 0
+    known = all(isinstance(size, int) for size in sizes)
+    whole = isinstance(rows, int) and rows * left.dtype.itemsize % _ALIGNED == 0
     together = left.shape[:-2] == right.shape[:-2]  # batches of their own, or none
-    halves = left.dtype.is_float and left.dtype.bits == 16 and right.dtype == left.dtype
-    if not known or not together or not halves or rewriter.uses(left) > 1:
+    fits = left.dtype in types and right.dtype == left.dtype
+    if not (known and whole and together and fits) or rewriter.uses(left) > 1:
         return None
     rewriter.remark(f"the left operand of matmul %{node.output.name} is read transposed, as it lies")
     return rewriter.op("matmul", [source, right], **{**node.attributes, "transpose_a": True})

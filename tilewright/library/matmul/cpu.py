@@ -104,9 +104,14 @@ def as_sum_of_products(group: Group) -> Group:
         nodes.append(Node(op, inputs, [result], attributes, anchor.source))
         return result
 
+    def turned(operand: Value) -> Value:
+        order = (*range(operand.rank - 2), operand.rank - 1, operand.rank - 2)
+        return step("permute", [operand], tuple(operand.shape[axis] for axis in order), order=order)
+
+    if anchor.attributes["transpose_a"]:
+        a = turned(a)
     if not anchor.attributes["transpose_b"]:
-        order = (*range(b.rank - 2), b.rank - 1, b.rank - 2)
-        b = step("permute", [b], tuple(b.shape[axis] for axis in order), order=order)
+        b = turned(b)
     left_shape, right_shape = (*a.shape[:-1], 1, a.shape[-1]), (*b.shape[:-2], 1, *b.shape[-2:])
     left = step("reshape", [a], left_shape, shape=left_shape)
     right = step("reshape", [b], right_shape, shape=right_shape)

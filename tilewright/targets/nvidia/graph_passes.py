@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from tilewright.dtypes import bfloat16, float16, float32
 from tilewright.graph.passes.align_products import align_products
 from tilewright.graph.passes.canonicalize import canonicalize
 from tilewright.graph.passes.fourier import transforms_as_products
@@ -26,11 +27,7 @@ def graph_passes(target: NvidiaTarget) -> TargetPasses:
     weights = TargetPass(without_weight_products, required=True)
     if target.wgmma:
         weights = TargetPass(weight_products, {"limits": (unsupported,)})
-    tensor_copies = (
-        TargetPass(align_products),  # of products in their final form
-        TargetPass(transposed_products),  # what is copied for its rows is not read as it lies
-        TargetPass(prepare_norms, required=True),  # they find the products that read them
-    )
+    transposed = {*((float16, bfloat16) if target.wgmma else ()), *(() if target.tf32 else (float32,))}
     return TargetPasses(
         before=(
             TargetPass(narrow_products, narrow),  # first: what it leaves stays in floats
@@ -44,7 +41,10 @@ def graph_passes(target: NvidiaTarget) -> TargetPasses:
             TargetPass(pools_of_planes),  # after channels are last elsewhere
             TargetPass(separate_wide_heads, {"widest": WIDEST_HEAD}),  # into products, before those are looked at
             TargetPass(canonicalize),  # the permutes around pools cancel
-            *(tensor_copies if target.wgmma else ()),
+            *((TargetPass(align_products),) if target.wgmma else ()),  # of products in their final form
+            # What is copied for its rows is not read as it lies.
+            TargetPass(transposed_products, {"types": frozenset(transposed)}),
+            *((TargetPass(prepare_norms, required=True),) if target.wgmma else ()),  # they find their products
             TargetPass(stage_reductions),  # last: rows that one kernel reduces in several steps
         ),
         norms_in_products=target.wgmma,
