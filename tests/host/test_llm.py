@@ -162,6 +162,21 @@ def test_texts_grow_by_whole_characters(rng):
     assert stream.push(0xE6) == "" and stream.rest() == "\ufffd"
 
 
+@pytest.mark.parametrize("token", [0xFF, 300])  # no character, and none at all
+def test_tokens_without_text_are_not_decoded_again_and_again(token):
+    lengths = []
+
+    class Counted(Bytes):
+        def decode(self, tokens):
+            lengths.append(len(tokens))
+            return super().decode([token for token in tokens if token < 256])
+
+    stream = TextStream(Counted())
+    grown = "".join(stream.push(one) for one in [*b"a ", *[token] * 500, *b"b"]) + stream.rest()
+    assert max(lengths) < 40
+    assert grown == ("a b" if token == 300 else f"a {chr(0xFFFD) * 500}b")
+
+
 def test_stop_texts_are_found_wherever_they_are_cut(rng):
     for _ in range(200):
         text = "".join(rng.choice(list("ab"), 30))

@@ -11,7 +11,7 @@ from rich.text import Text
 
 from tilewright.cli.console import terminal, wrong_usage
 from tilewright.cli.llm_options import LoraOption, ModelOptions, PathArgument, with_records
-from tilewright.errors import InputError, MissingDependencyError
+from tilewright.errors import MissingDependencyError
 
 UVICORN_OPTIONS: dict[str, Any] = {
     "http": "h11", "ws": "none", "server_header": False, "timeout_keep_alive": 5,
@@ -42,7 +42,9 @@ def serve(
     lora: LoraOption = None,
 ) -> None:
     """Serve a language model over HTTP: OpenAI's routes under /v1, a page at /, /health, /metrics."""
-    keys = _keys(key_file)
+    from tilewright.llm.serve.keys import read_keys
+
+    keys = read_keys(key_file)
     if not keys and not _is_own(host):
         raise wrong_usage(f"--host {host} can be reached from other machines: give --key-file, or keep to 127.0.0.1")
     if otlp_traces_endpoint is not None and not _is_address(otlp_traces_endpoint):
@@ -70,19 +72,6 @@ def serve(
     application = Application(model, name or path.resolve().name, keys, bounds, encoder, tracing)
     terminal(stderr=True).print(Text(f"serving {application.name} at http://{host}:{port}/v1", "dim"))
     uvicorn.run(application, host=host, port=port, **UVICORN_OPTIONS)
-
-
-def _keys(path: Path | None) -> list[str]:
-    if path is None:
-        return []
-    try:
-        lines = path.read_text(encoding="utf-8").splitlines()
-    except (OSError, ValueError) as error:
-        raise InputError(f"{path}: cannot be read ({error})") from error
-    keys = [line.strip() for line in lines if line.strip()]
-    if not keys or any(len(key) < 16 for key in keys):
-        raise InputError(f"{path}: expected keys of at least 16 characters, one a line")
-    return keys
 
 
 def _is_address(text: str) -> bool:

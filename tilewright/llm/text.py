@@ -23,25 +23,30 @@ class TextStream:
 
     def __init__(self, decoder: Decoder) -> None:
         self._decoder = decoder
-        self._tokens: list[int] = []
-        self._begin = self._read = 0
+        self._window: list[int] = []
+        self._known = ""  # the text of the first `_read` tokens of the window, which was given
+        self._read = 0
 
     def push(self, token: int) -> str:
         """What the text gains, which is nothing while the last character is not whole."""
-        self._tokens.append(token)
-        before = self._decoder.decode(self._tokens[self._begin : self._read])
-        now = self._decoder.decode(self._tokens[self._begin :])
-        if now.endswith(_REPLACEMENT) or len(now) <= len(before):
+        self._window.append(token)
+        now = self._decoder.decode(self._window)
+        if not now.endswith(_REPLACEMENT) and len(now) > len(self._known):
+            piece, self._window = now[len(self._known) :], self._window[self._read :]
+            self._known, self._read = self._decoder.decode(self._window), len(self._window)
+            return piece
+        if len(self._window) - self._read < _MOST_WITHOUT_TEXT:
             return ""
-        self._begin, self._read = self._read, len(self._tokens)
-        return now[len(before) :]
+        if now != self._known:
+            return self.rest()
+        del self._window[self._read :]  # special tokens, which have no text
+        return ""
 
     def rest(self) -> str:
         """What is left at the end: characters that never became whole."""
-        before = self._decoder.decode(self._tokens[self._begin : self._read])
-        now = self._decoder.decode(self._tokens[self._begin :])
-        self._begin = self._read = len(self._tokens)
-        return now[len(before) :]
+        piece = self._decoder.decode(self._window)[len(self._known) :]
+        self._window, self._known, self._read = [], "", 0
+        return piece
 
 
 class TextOffsets:
@@ -63,8 +68,6 @@ class TextOffsets:
             if own and _REPLACEMENT not in own and piece.endswith(own):
                 begin += len(piece) - len(own)
         self._without = 0 if piece else self._without + 1
-        if self._without == _MOST_WITHOUT_TEXT:  # what is decoded again each time must stay short
-            piece, self._without = self._stream.rest(), 0
         self._at += len(piece)
         return begin
 

@@ -42,14 +42,14 @@ class Metrics:
         self.responses: dict[int, int] = {}  # by HTTP status
         self.rejections = 0
 
-    def text(self, counts: Statistics) -> str:
-        """All metrics in Prometheus' text format."""
-        gauges = {
+    def values(self, counts: Statistics) -> tuple[dict[str, float], dict[str, float]]:
+        """Gauges, and counters that only grow, by name."""
+        gauges: dict[str, float] = {
             "num_requests_running": counts.running,
             "num_requests_waiting": counts.waiting,
             "kv_cache_usage_perc": counts.used_pages / max(1, counts.pages),
         }
-        counters = {
+        counters: dict[str, float] = {
             "num_preemptions_total": counts.preemptions,
             "prompt_tokens_total": counts.prompt_tokens,
             "prompt_tokens_cached_total": counts.cached_tokens,
@@ -60,6 +60,11 @@ class Metrics:
             "spec_decode_num_accepted_tokens_total": counts.accepted_tokens,
             "admission_rejections_total": self.rejections,
         }
+        return gauges, counters
+
+    def text(self, counts: Statistics) -> str:
+        """All metrics in Prometheus' text format."""
+        gauges, counters = self.values(counts)
         lines = []
         for kind, values in (("gauge", gauges), ("counter", counters)):
             for name, value in values.items():

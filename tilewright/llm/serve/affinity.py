@@ -1,0 +1,78 @@
+"""Which replica of a model takes a request: one that holds the beginning of its prompt, unless others have much less
+to do.  Policy without a network.
+
+A prompt is known by digests of its beginning, each of a block and the digest before it, as pages of keys and values
+are (`blocks.py`), but of bytes, so that no tokenizer is needed.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import random
+from collections import OrderedDict
+from collections.abc import Collection, Mapping, Sequence
+
+BLOCK = 256  # bytes of a prompt that are known together
+MOST_BLOCKS = 256  # of a prompt; what comes after them decides nothing
+_SLACK = 4  # requests more than the replica with the fewest has, and twice as many
+
+
+def digests_of(prompt: bytes, salt: bytes = b"") -> list[bytes]:
+    """The digests of a prompt's whole blocks, each of all bytes up to its end; `salt` keeps tenants apart."""
+    found, digest = [], hashlib.sha256(salt).digest()
+    for end in range(BLOCK, min(len(prompt), MOST_BLOCKS * BLOCK) + 1, BLOCK):
+        digest = hashlib.sha256(digest + prompt[end - BLOCK : end]).digest()[:16]
+        found.append(digest)
+    return found
+
+
+class Affinity:
+    """Remembers which replicas were given which beginnings, for `most` blocks; the oldest are forgotten first."""
+
+    def __init__(self, most: int = 1 << 16, seed: int | None = None) -> None:
+        self._most = most
+        self._holders: OrderedDict[bytes, set[str]] = OrderedDict()
+        self._random = random.Random(seed)
+
+    def choose(self, digests: Sequence[bytes], loads: Mapping[str, int]) -> str:
+        """The name of the replica, of those in `loads` with the numbers of requests that they work on.
+
+        Of the replicas that have little enough to do, the one that holds most of the prompt; where none holds any, the
+        one of two at random that has less to do (Mitzenmacher, "The power of two choices in randomized load
+        balancing", 2001).
+        """
+        fewest = min(loads.values())
+        free = [name for name, load in loads.items() if load <= 2 * fewest + _SLACK]
+        held = self._held(digests, free)
+        most = max(held.values())
+        among = [name for name in free if held[name] == most]
+        if not most:
+            among = self._random.sample(among, min(2, len(among)))
+        return min(among, key=lambda name: (loads[name], name))
+
+    def note(self, digests: Sequence[bytes], name: str) -> None:
+        """A replica has been given a prompt, and will hold it."""
+        for digest in digests:
+            self._holders.setdefault(digest, set()).add(name)
+            self._holders.move_to_end(digest)
+        while len(self._holders) > self._most:
+            self._holders.popitem(last=False)
+
+    def keep(self, names: Collection[str]) -> None:
+        """Forget the replicas that are not among these."""
+        for digest, holders in list(self._holders.items()):
+            holders.intersection_update(names)
+            if not holders:
+                del self._holders[digest]
+
+    def _held(self, digests: Sequence[bytes], names: Sequence[str]) -> dict[str, int]:
+        """How many blocks of a prompt each replica holds."""
+        held = dict.fromkeys(names, 0)
+        for count, digest in enumerate(digests, 1):
+            holders = self._holders.get(digest, ())
+            going_on = [name for name in names if held[name] == count - 1 and name in holders]
+            if not going_on:
+                break
+            for name in going_on:
+                held[name] = count
+        return held
