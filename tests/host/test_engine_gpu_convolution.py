@@ -18,6 +18,7 @@ from tilewright.graph.reference import run
 from tilewright.library.candidate import Candidate
 from tilewright.library.convolution.hopper.folded_pixels import folded_pixels
 from tilewright.library.convolution.simt.candidates import _hopper_rows
+from tilewright.library.pool import simt
 
 
 def pair(value: int | tuple[int, int]) -> tuple[int, int]:
@@ -134,6 +135,20 @@ def test_pools(driver: Driver, rng: np.random.Generator, op: str) -> None:
         attributes["count_include_pad"] = False
     b.output(b.op(op, [x], layout="NCHW", **attributes), "y")
     check(b.finish(), rng, (1, 3), "windows")
+
+
+@pytest.mark.parametrize(("line", "gathered"), [(2048, 4096), (32, 64)])
+def test_means_of_large_windows(
+    driver: Driver, rng: np.random.Generator, monkeypatch: pytest.MonkeyPatch, line: int, gathered: int
+) -> None:
+    """Of whole lines, and of lines in parts."""
+    monkeypatch.setattr(simt, "_LINE", line)
+    monkeypatch.setattr(simt, "_MOST_GATHERED", gathered)
+    b = GraphBuilder("means")
+    x = b.input("x", float16, (b.symbol("batch", 1, 9), 3, 19, 53))
+    windows = {"strides": (2, 3), "padding": ((2, 2), (3, 1)), "dilation": (1, 2), "count_include_pad": False}
+    b.output(b.op("relu", [b.op("average_pool", [x], layout="NCHW", kernel=(5, 6), **windows)]), "y")
+    check(b.finish(), rng, (1, 3), "lines")
 
 
 @pytest.mark.parametrize(

@@ -8,7 +8,7 @@ from hypothesis import strategies as st
 from tests.host.random_graphs import RandomGraph
 from tilewright.dtypes import float32
 from tilewright.graph.build import GraphBuilder
-from tilewright.graph.core import Graph
+from tilewright.graph.core import Graph, Value
 from tilewright.graph.fusion import FusedGraph
 from tilewright.graph.passes.fuse import fuse
 from tilewright.graph.pipeline import PASSES, optimize
@@ -115,3 +115,26 @@ def test_a_concat_of_many_parts_becomes_concats_of_few() -> None:
     assert max(len(node.inputs) for node in found.nodes if node.op == "concat") <= 128
     rows = np.arange(2000, dtype=np.float32).reshape(1000, 2)
     assert np.array_equal(run(found, {"x": rows})["y"], rows[::-1])
+
+
+def test_what_is_done_behind_a_running_sum_is_done_before_it() -> None:
+    """Exclusive, reversed and shortened sums are one kernel: the sum of what is shifted, turned and cut."""
+    b = GraphBuilder("running")
+    x = b.input("x", float32, (3, 9))
+
+    def flipped(value: Value) -> Value:
+        return b.op("slice", [value], axis=1, start=value.shape[1] - 1, stop=-1, step=-1)
+
+    total = b.op("cumsum", [b.op("slice", [x], axis=1, start=0, stop=8)], axis=1)
+    b.output(b.op("concat", [b.op("full", [], shape=(3, 1), value=0, dtype=float32), total], axis=1), "exclusive")
+    b.output(flipped(b.op("cumsum", [flipped(x)], axis=1)), "reversed")
+    behind = b.op("pad", [b.op("cumprod", [x], axis=1, reverse=True)], pads=((0, 0), (0, 2)), value=1)
+    b.output(b.op("slice", [behind], axis=1, start=5, stop=11), "products")
+    b.output(b.op("pad", [b.op("cumsum", [x], axis=1)], pads=((0, 0), (0, 2)), value=0), "zeros behind it")
+    graph = b.finish()
+    found = optimize(graph)
+    assert [len(group.nodes) for group in fuse(found).groups] == [3, 1, 3, 1, 1]
+    rows = np.random.default_rng(5).standard_normal((3, 9)).astype(np.float32)
+    expected = run(graph, {"x": rows})
+    for name, result in run(found, {"x": rows}).items():
+        np.testing.assert_allclose(result, expected[name], rtol=1e-5, atol=1e-6, err_msg=name)

@@ -259,6 +259,8 @@ for taps, strides, pads, more in (
 ):
     add("convolution", floats(2, 4, 3, 5), floats(4, 3, *taps), floats(6), strides, pads, [1, 1], True, more, 2)
 add("convolution", floats(2, 4, 3, 5), floats(4, 3, 4, 3), floats(3), [2, 1], [1, 2], [1, 2], True, [0, 0], 1)
+for strides, steps, pads in (([5, 2], [2, 4], [1, 0]), ([4, 3], [6, 2], [3, 1]), ([2, 6], [3, 1], [2, 0])):
+    add("convolution", floats(1, 4, 3, 4), floats(4, 2, 3, 2), floats(4), strides, pads, steps, True, [1, 1], 2)
 add(
     "convolution",
     floats(1, 2, 4, 4, 4),

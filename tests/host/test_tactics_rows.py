@@ -105,11 +105,11 @@ def running() -> Graph:
     b = GraphBuilder("running")
     n, m = b.symbol("n", 1, 9), b.symbol("m", 1, 9000)
     x, line = b.input("x", float32, (n, 3, 40)), b.input("line", float32, (2, m))
-    for op in ("cumsum", "cumprod", "cummax", "cummin"):
+    for number, op in enumerate(("cumsum", "cumprod", "cummax", "cummin")):
         for axis in range(3):
-            b.output(b.op(op, [x], axis=axis))
+            b.output(b.op(op, [x], axis=axis, reverse=(axis + number) % 2 == 1))
     b.output(b.op("cumsum", [line], axis=1))
-    b.output(b.op("cummax", [line], axis=1))
+    b.output(b.op("cummax", [line], axis=1, reverse=True))
     return b.finish()
 
 

@@ -209,12 +209,14 @@ _op("reduction", "argmax", 1, infer.arg_reduce, compute.arg_reduction(np.argmax)
     "i64 position of the first largest", axis=REQUIRED, keepdims=False)
 _op("reduction", "argmin", 1, infer.arg_reduce, compute.arg_reduction(np.argmin),
     "i64 position of the first smallest", axis=REQUIRED, keepdims=False)
-_op("reduction", "cumsum", 1, infer.unary, compute.cumulative(np.cumsum), "running sum", axis=REQUIRED)
-_op("reduction", "cumprod", 1, infer.unary, compute.cumulative(np.cumprod), "running product", axis=REQUIRED)
+_op("reduction", "cumsum", 1, infer.unary, compute.cumulative(np.cumsum), "running sum; `reverse`: from the end",
+    axis=REQUIRED, reverse=False)
+_op("reduction", "cumprod", 1, infer.unary, compute.cumulative(np.cumprod), "running product; `reverse`: from the end",
+    axis=REQUIRED, reverse=False)
 _op("reduction", "cummax", 1, infer.unary, compute.cumulative(np.maximum.accumulate), "largest so far; NaN from the "
-    "first on", axis=REQUIRED)
+    "first on; `reverse`: from the end", axis=REQUIRED, reverse=False)
 _op("reduction", "cummin", 1, infer.unary, compute.cumulative(np.minimum.accumulate), "smallest so far; NaN from the "
-    "first on", axis=REQUIRED)
+    "first on; `reverse`: from the end", axis=REQUIRED, reverse=False)
 _op("reduction", "softmax", 1, infer.unary_float, compute.softmax, "e^x / sum e^x along `axis`", axis=REQUIRED)
 _op("reduction", "log_softmax", 1, infer.unary_float, compute.log_softmax, "log(softmax(x)) along `axis`",
     axis=REQUIRED)

@@ -353,10 +353,13 @@ def log_sum_exp(x: Array, axis: tuple[int, ...], keepdims: bool) -> Array:
 
 
 def cumulative(function: Callable[..., Any]) -> Rule:
-    """The rule of a NumPy function that runs along `axis`."""
+    """The rule of a NumPy function that runs along `axis`, from its end with `reverse`."""
 
     def rule(inputs: Arrays, attributes: Attributes) -> Array:
-        return np.asarray(function(inputs[0], axis=attributes["axis"])).astype(inputs[0].dtype)
+        axis, back = attributes["axis"], attributes["reverse"]
+        x = np.flip(inputs[0], axis) if back else inputs[0]
+        result = np.asarray(function(x, axis=axis)).astype(x.dtype)
+        return np.flip(result, axis) if back else result
 
     return rule
 

@@ -72,8 +72,11 @@ def rotation(node: Node, producer: Callable[[Value | None], Node | None]) -> tup
     return (source, axis, shift) if begin == 0 and rest == shift and end == source.shape[axis] else None
 
 
-def _slice(view: View, node: Node) -> View:
+def _slice(view: View, node: Node) -> View | None:
+    """A slice; None where it goes backwards, which kernels of strides do not."""
     axis, start, step = (node.attributes[key] for key in ("axis", "start", "step"))
+    if step < 0:
+        return None
     extent = slice_extent(start, node.attributes["stop"], step)
     shape = (*view.shape[:axis], extent, *view.shape[axis + 1 :])
     strides = list(view.strides)

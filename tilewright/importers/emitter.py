@@ -146,10 +146,7 @@ class Emitter:
 
     def flip(self, value: Value, axis: int) -> Value:
         """Reverse one dimension."""
-        size = value.shape[axis]
-        positions = self.op("iota", shape=(size,), axis=0, dtype=int64, start=0, step=1)
-        last = self.value(simplify(lift(size) - 1), int64)
-        return self.op("gather", value, self.op("subtract", last, positions), axis=axis)
+        return self.op("slice", value, axis=axis, start=simplify(lift(value.shape[axis]) - 1), stop=-1, step=-1)
 
     # Formulas ------------------------------------------------------------------------------------
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass
 
 import numpy as np
 
@@ -28,7 +29,7 @@ def transposed_convolution(
     """Transposed convolution of [N, I, *spatial] by a weight [I, O/groups, *kernel].
 
     `pads` are cropped from both ends of the result, `extra` is added to its far end.  With strides the pixels of the
-    result of each phase, those a stride apart, are a convolution of the image by every stride-th tap.
+    result of each phase, those a stride apart, are a convolution of the image by some of the taps, or zeros.
     """
     for size, (low, high), step, more in zip(weight.shape[2:], pads, dilation, extra, strict=True):
         if not isinstance(size, int):
@@ -38,12 +39,11 @@ def transposed_convolution(
             raise Unsupported("a transposed convolution that crops more than the kernel covers", hint)
     if all(step == 1 for step in strides):
         return _turned_convolution(emit, x, weight, bias, pads, dilation, extra, groups)
-    if all(stride == 1 or step == 1 for stride, step in zip(strides, dilation, strict=True)):
-        return _phases(emit, x, weight, bias, strides, pads, dilation, extra, groups)
-    for axis, step in enumerate(strides, start=2):
-        if step != 1:
-            x = _spread(emit, x, axis, step)
-    return _turned_convolution(emit, x, weight, bias, pads, dilation, extra, groups)
+    axes = [
+        _Phases(*of_axis)
+        for of_axis in zip(map(int, weight.shape[2:]), strides, dilation, pads, extra, strict=True)  # type: ignore[arg-type]
+    ]
+    return _by_phases(emit, x, weight, bias, axes, groups)
 
 
 def _turned_convolution(
@@ -72,71 +72,166 @@ def _turned_convolution(
     )
 
 
-def _phases(
-    emit: Emitter,
-    x: Value,
-    weight: Value,
-    bias: Value | None,
-    strides: Sequence[int],
-    pads: Sequence[tuple[int, int]],
-    dilation: Sequence[int],
-    extra: Sequence[int],
-    groups: int,
-) -> Value:
-    """A transposed convolution as one convolution whose channels are those of all phases, which are then interleaved.
+@dataclass(frozen=True)
+class _Phases:
+    """One dimension of a transposed convolution with a stride.
 
-    Pixel `stride * m + phase` of the whole result is the sum over j of pixel `m - j` times tap `phase + stride * j`.
+    Pixel `stride * i + dilation * tap` of the whole result takes pixel i of the image times a tap.  So a pixel of the
+    result, number m of its phase, sees each `apart`-th tap from some first one on, and those see pixels of the image
+    `dilation / shared` apart.  Only every `shared`-th phase has taps, and of those no more than there are taps.
     """
-    count, outputs = weight.rank - 2, weight.shape[1]
-    kernel = [int(size) for size in weight.shape[2:]]  # type: ignore[arg-type]  # checked before
-    taps, padding, firsts = [], [], []
-    for size, stride, (low, high), step, more in zip(kernel, strides, pads, dilation, extra, strict=True):
-        steps = -(-size // stride)  # taps of a phase
-        taps.append(steps)
-        firsts.append(low % stride)
-        padding.append((step * (steps - 1) - low // stride, (step * (size - 1) - high + more) // stride))
-    weight = emit.op("pad", weight, pads=[(0, 0), (0, 0)] + [
-        (0, steps * stride - size) for size, stride, steps in zip(kernel, strides, taps, strict=True)
-    ])  # fmt: skip
-    pairs = [size for pair in zip(taps, strides, strict=True) for size in pair]
-    weight = emit.reshape(weight, (groups, simplify(lift(weight.shape[0]) // groups), outputs, *pairs))
-    for axis in range(3, 3 + 2 * count, 2):
-        weight = emit.flip(weight, axis)
-    odd, even = range(4, 3 + 2 * count, 2), range(3, 3 + 2 * count, 2)
-    weight = emit.flatten(emit.permute(weight, (0, *odd, 2, 1, *even)), 0, 2 + count)
-    if bias is not None:
-        split = emit.reshape(bias, (groups, *[1] * count, outputs))
-        bias = emit.flatten(emit.broadcast(split, (groups, *strides, outputs)), 0, 2 + count)
-    found = emit.op("conv", x, weight, bias, strides=[1] * count, padding=padding, dilation=tuple(dilation),
-                    groups=groups)  # fmt: skip
-    found = _interleaved(emit, found, strides, groups)
-    for axis, (extent, size, stride, (low, high), step, more, first) in enumerate(
-        zip(x.shape[2:], kernel, strides, pads, dilation, extra, firsts, strict=True), start=2
-    ):
-        length = simplify((lift(extent) - 1) * stride + (step * (size - 1) + 1 - low - high + more))
-        found = emit.slice(found, axis, first, simplify(lift(length) + first))
+
+    size: int
+    stride: int
+    dilation: int
+    crop: tuple[int, int]
+    extra: int
+
+    @property
+    def shared(self) -> int:
+        return math.gcd(self.stride, self.dilation)
+
+    @property
+    def apart(self) -> int:
+        """How far apart the taps of a phase are."""
+        return self.stride // self.shared
+
+    @property
+    def taps(self) -> int:
+        """The most of one phase."""
+        return -(-self.size // self.apart)
+
+    @property
+    def step(self) -> int:
+        """How far apart the pixels of the image are that neighbouring taps of a phase see."""
+        return self.dilation // self.shared
+
+    @property
+    def firsts(self) -> dict[int, int]:
+        """The first tap of each phase that has taps, in order of the phases."""
+        return dict(sorted((self.dilation * tap % self.stride, tap) for tap in range(min(self.size, self.apart))))
+
+    def behind(self, phase: int) -> int:
+        """How many pixels of the image the first tap of a phase sees behind the pixel of the phase's own number."""
+        return self.dilation * self.firsts[phase] // self.stride
+
+    @property
+    def spacing(self) -> int | None:
+        """How far apart the phases with taps are, if evenly from the first one on, and all see the same pixels."""
+        found = list(self.firsts)
+        spacing = found[1] if len(found) > 1 else self.shared
+        even = all(phase == place * spacing for place, phase in enumerate(found))
+        return spacing if even and not any(map(self.behind, found)) else None
+
+    @property
+    def first(self) -> int:
+        """The number, in its phase, of the first pixel that is not cropped."""
+        return self.crop[0] // self.stride
+
+    @property
+    def last(self) -> int:
+        """That of the last pixel, less the number of the image's last one."""
+        return (self.dilation * (self.size - 1) - self.crop[1] + self.extra) // self.stride
+
+    @property
+    def early(self) -> int:
+        """How many pixels before that are computed: what other phases see behind it."""
+        return max(map(self.behind, self.firsts))
+
+    @property
+    def padding(self) -> tuple[int, int]:
+        """Of the convolution that computes all phases."""
+        return (self.step * (self.taps - 1) - self.first + self.early, self.last)
+
+    def extent(self, image: Size) -> Size:
+        """Pixels of the result."""
+        whole = lift(image) * self.stride - self.stride + self.dilation * (self.size - 1) + 1
+        return simplify(whole - sum(self.crop) + self.extra)
+
+
+def _by_phases(
+    emit: Emitter, x: Value, weight: Value, bias: Value | None, axes: Sequence[_Phases], groups: int
+) -> Value:
+    """A transposed convolution as a convolution whose channels are those of all phases, which are then interleaved."""
+    count, phases = len(axes), [len(axis.firsts) for axis in axes]
+    inner = bias if math.prod(phases) == math.prod(axis.stride for axis in axes) else None  # no phase is zeros
+    if inner is not None:
+        split = emit.reshape(inner, (groups, *[1] * count, weight.shape[1]))
+        inner = emit.flatten(emit.broadcast(split, (groups, *phases, weight.shape[1])), 0, 2 + count)
+    found = emit.op(
+        "conv", x, _taps_of_phases(emit, weight, axes, groups), inner, strides=[1] * count,
+        padding=[axis.padding for axis in axes], dilation=tuple(axis.step for axis in axes), groups=groups,
+    )  # fmt: skip
+    found = _interleaved(emit, found, [axis.extent(size) for axis, size in zip(axes, x.shape[2:], strict=True)], axes,
+                         groups)  # fmt: skip
+    if bias is not None and inner is None:
+        found = emit.op("add", found, emit.reshape(bias, (1, bias.shape[0], *[1] * count)))
     return found
 
 
-def _interleaved(emit: Emitter, x: Value, strides: Sequence[int], groups: int) -> Value:
-    """[N, groups * phases * C, *spatial] as [N, groups * C, *(spatial * strides)]."""
-    count, (batch, channels, *spatial) = len(strides), x.shape
+def _taps_of_phases(emit: Emitter, weight: Value, axes: Sequence[_Phases], groups: int) -> Value:
+    """The weight [I, O/groups, *kernel] as [groups * phases * O/groups, I/groups, *taps of a phase]."""
+    count, outputs = len(axes), weight.shape[1]
+    counts = [len(axis.firsts) for axis in axes]
+    ends = [(0, axis.taps * phases - axis.size) for axis, phases in zip(axes, counts, strict=True)]
+    weight = emit.op("pad", weight, pads=[(0, 0), (0, 0), *ends])
+    pairs = [size for axis, phases in zip(axes, counts, strict=True) for size in (axis.taps, phases)]
+    weight = emit.reshape(weight, (groups, simplify(lift(weight.shape[0]) // groups), outputs, *pairs))
+    for place, axis in enumerate(axes):
+        weight = emit.flip(weight, 3 + 2 * place)
+        order = list(axis.firsts.values())
+        if order != sorted(order):
+            weight = emit.op("gather", weight, emit.constant(np.array(order), "phases"), axis=4 + 2 * place)
+    odd, even = range(4, 3 + 2 * count, 2), range(3, 3 + 2 * count, 2)
+    return emit.flatten(emit.permute(weight, (0, *odd, 2, 1, *even)), 0, 2 + count)
+
+
+def _interleaved(emit: Emitter, x: Value, extents: Sequence[Size], axes: Sequence[_Phases], groups: int) -> Value:
+    """[N, groups * phases * C, *numbers in the phases] as [N, groups * C, *extents]."""
+    count, (batch, channels, *spatial) = len(axes), x.shape
+    phases = [len(axis.firsts) for axis in axes]
     lead = () if groups == 1 else (groups,)
-    outputs = simplify(lift(channels) // (groups * math.prod(strides)))
-    x = emit.reshape(x, (batch, *lead, *strides, outputs, *spatial))
+    outputs = simplify(lift(channels) // (groups * math.prod(phases)))
+    x = emit.reshape(x, (batch, *lead, *phases, outputs, *spatial))
     phase = 1 + len(lead)
     places = [place for axis in range(count) for place in (phase + count + 1 + axis, phase + axis)]
     x = emit.permute(x, (*range(phase), phase + count, *places))
-    sizes = [simplify(lift(extent) * stride) for extent, stride in zip(spatial, strides, strict=True)]
-    return emit.reshape(x, (batch, simplify(lift(outputs) * groups), *sizes))
+    for place, axis in enumerate(axes, start=phase + 1):  # each leaves one dimension: the next ones move up
+        x = _merged_phases(emit, x, place, axis)
+    for place, (axis, extent) in enumerate(zip(axes, extents, strict=True), start=phase + 1):
+        first = axis.crop[0] % axis.stride
+        x = emit.slice(x, place, first, simplify(lift(extent) + first))
+    return emit.flatten(x, 1, 1 + len(lead) + 1) if lead else x
 
 
-def _spread(emit: Emitter, x: Value, axis: int, step: int) -> Value:
-    """`step - 1` zeros between the positions of one dimension."""
-    extent = x.shape[axis]
-    pads = [(0, step - 1) if place == axis + 1 else (0, 0) for place in range(x.rank + 1)]
-    merged = emit.flatten(emit.op("pad", emit.unsqueeze(x, axis + 1), pads=pads), axis, axis + 2)
-    return emit.slice(merged, axis, 0, simplify(lift(extent) * step - (step - 1)))
+def _merged_phases(emit: Emitter, x: Value, place: int, axis: _Phases) -> Value:
+    """The dimensions `place` (numbers in the phases) and the next one (phases that have taps) as the pixels of all."""
+    if axis.spacing is None:
+        return _joined_phases(emit, x, place, axis)
+    pads = [(0, 0)] * (x.rank + 1)
+    if axis.spacing > 1:
+        pads[place + 2] = (0, axis.spacing - 1)
+        x = emit.flatten(emit.op("pad", emit.unsqueeze(x, place + 2), pads=pads), place + 1, place + 3)
+    beyond = axis.stride - len(axis.firsts) * axis.spacing
+    if beyond > 0:
+        x = emit.op("pad", x, pads=[(0, beyond if other == place + 1 else 0) for other in range(x.rank)])
+    elif beyond < 0:
+        x = emit.slice(x, place + 1, 0, axis.stride)
+    return emit.flatten(x, place, place + 2)
+
+
+def _joined_phases(emit: Emitter, x: Value, place: int, axis: _Phases) -> Value:
+    """The same for phases that see other pixels, or are not evenly spaced."""
+    numbers = simplify(lift(x.shape[place]) - axis.early)
+    found: list[Value] = []
+    for phase in range(axis.stride):
+        if phase not in axis.firsts:
+            found.append(emit.broadcast(emit.builder.number(0.0, x.dtype), found[0].shape))
+            continue
+        one = emit.slice(x, place + 1, (index := list(axis.firsts).index(phase)), index + 1)
+        start = axis.early - axis.behind(phase)
+        found.append(emit.slice(one, place, start, simplify(lift(numbers) + start)))
+    return emit.flatten(emit.op("concat", *found, axis=place + 1), place, place + 2)
 
 
 def adaptive_average(emit: Emitter, x: Value, sizes: Sequence[Size]) -> Value:

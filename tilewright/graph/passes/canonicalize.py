@@ -7,6 +7,7 @@ permute of the last two axes     -> the transpose flag of the matmul that reads 
 broadcast_to, leading 1s         -> dropped where the reader broadcasts anyway
 reshapes that merge rows         -> below matmul and elementwise ops, where they meet their inverse
 gather at iota or a constant     -> slice
+flip, slice or zeros behind a running sum -> in front of it
 """
 
 from __future__ import annotations
@@ -21,6 +22,7 @@ from tilewright.graph.core import Graph, Node, Value
 from tilewright.graph.inference import Shape, broadcast_shapes
 from tilewright.graph.ops import OPS, infer_types
 from tilewright.graph.passes.canonicalize_movement import MOVEMENT_RULES
+from tilewright.graph.passes.canonicalize_running import RUNNING_RULES
 from tilewright.graph.rewrite import Rewriter, Rule, apply_rules
 from tilewright.symbolic import Size, floor_divide, lift, product, simplify
 
@@ -402,8 +404,9 @@ def _table() -> dict[str, list[Rule]]:
         rules[name].append(_implicit_broadcast)
     rules["grouped_matmul"] += [_matmul_transpose]
     rules["matmul"] += [_matmul_transpose, _matmul_of_rows, _matmul_of_batches, _implicit_broadcast]
-    for name, extra in MOVEMENT_RULES.items():
-        rules[name] += extra
+    for table in (MOVEMENT_RULES, RUNNING_RULES):
+        for name, extra in table.items():
+            rules[name] += extra
     return {name: found for name, found in rules.items() if found}
 
 

@@ -6,9 +6,12 @@ from dataclasses import replace
 
 from tilewright.graph.core import Graph
 from tilewright.graph.fusion import Group
-from tilewright.library.candidate import Candidate, Stage
+from tilewright.library.binding import bind_sizes
+from tilewright.library.candidate import Candidate, KernelCall, Stage
+from tilewright.library.generated.generate import next_power_of_2
 from tilewright.library.pool import simt_kernel
 from tilewright.library.pool.cpu import pool
+from tilewright.library.pool.simt_kernel import UNROLLED
 from tilewright.library.slots import epilogue_slots
 from tilewright.library.windows import window_cost
 from tilewright.symbolic import Size, ceil_divide, lift, product, simplify, upper_bound
@@ -16,6 +19,11 @@ from tilewright.targets.base import Target
 
 _CTA_ELEMENTS = 1024  # eight for each of 128 threads
 _CHANNELS = 128  # at most, of a block
+_LARGE = 25  # taps of a window whose lines are better added up as they lie
+_LINE = 2048  # elements of a line that a CTA has
+_MOST_TAPS = 64  # of a line of such a window
+_MOST_GATHERED = 4096  # elements that windows of a block see, together
+_ALIGNED = 4  # elements that a thread reads at once
 
 
 def channel_block(channels: Size) -> int:
@@ -45,7 +53,44 @@ def gpu_pool(group: Group, graph: Graph, target: Target) -> list[Candidate]:
     call = replace(call, kernel=kernel, constants=constants, grid=grid, options={"num_warps": _warps(rows * block)})
     flops = simplify(lift(product(out.shape)) * product(anchor.attributes["kernel"]))
     reasons = {"block": f"{rows} pixels x {block} channels"}
-    return [Candidate("windows", (Stage((call,)),), window_cost(group, flops, target), (), reasons)]
+    found = [Candidate("windows", (Stage((call,)),), window_cost(group, flops, target), (), reasons)]
+    return [*_of_lines(call, group, target), *found]
+
+
+def _of_lines(windows: KernelCall, group: Group, target: Target) -> list[Candidate]:
+    """Means of large windows of images with one channel, by a kernel that reads whole lines of them."""
+    anchor = group.anchor
+    assert anchor is not None and anchor.inputs[0] is not None
+    x, out, constants = anchor.inputs[0], anchor.output, dict(windows.constants)
+    down, kernel, width, out_width = constants["KERNEL_Y"], constants["KERNEL_X"], x.shape[-2], out.shape[-2]
+    if anchor.op != "average_pool" or x.shape[-1] != 1 or not isinstance(width, int) or not isinstance(out_width, int):
+        return []
+    if down * kernel < _LARGE or down > UNROLLED.value or kernel > _MOST_TAPS:
+        return []
+    stride, span = constants["STRIDE_X"], constants["DILATION_X"] * (kernel - 1) + 1
+    taps, edge = next_power_of_2(kernel), _ALIGNED - 1 if width > _LINE else 0
+    count = out_width if width <= _LINE else (_LINE - span - edge) // stride + 1
+    if count < 1:
+        return []
+    while next_power_of_2(count) * taps > _MOST_GATHERED:
+        count = max(1, next_power_of_2(count) // 2)
+    before = -(-constants["PAD_X"] // _ALIGNED) * _ALIGNED
+    block = next_power_of_2(min(width + before, (count - 1) * stride + span + _ALIGNED - 1))
+    rows = max(1, _LINE // max(block, next_power_of_2(count) * taps))
+    lines = product(out.shape[:-2])
+    constants |= {"ROWS": rows, "BLOCK": block, "WINDOWS": count, "LANES": next_power_of_2(count), "TAPS": taps,
+                  "ALIGNED": _ALIGNED}  # fmt: skip
+    operands, types = dict(windows.operands), dict(windows.types)
+    for name in ("pixels", "channels"):
+        for table in (constants, operands, types):
+            table.pop(name, None)
+    bind_sizes({"lines": lines}, operands, types, constants)
+    grid = (ceil_divide(lines, rows), ceil_divide(out_width, count), 1)
+    call = replace(windows, kernel=simt_kernel.average_of_lines, operands=operands, types=types, constants=constants,
+                   grid=grid, options={"num_warps": 8 if rows * block >= _LINE else 4})  # fmt: skip
+    cost = window_cost(group, 0, target)
+    reasons = {"block": f"{rows} lines x {count} windows"}
+    return [Candidate("lines", (Stage((call,)),), cost, (), reasons)]
 
 
 def _warps(elements: int) -> int:

@@ -1,6 +1,7 @@
 """Pools of channels-last images on GPUs.
 
-A thread takes several neighbouring channels of a pixel at once.
+A thread takes several neighbouring channels of a pixel at once; of images with one channel, in large windows, several
+neighbours of a line.
 """
 
 # mypy: ignore-errors
@@ -78,3 +79,59 @@ def average_pool(x, out, pixels, channels, height, width, out_height, out_width,
                 total += tl.load(x + (y * width + x_position) * channels + channel, mask=mask, other=0.0).to(TYPE)
     row = pixel.to(tl.int64)
     tl.store(out + row * channels + channel, EPILOGUE(total / count.to(TYPE), row, channel, there, extra), mask=there)
+
+
+@tilewright.jit
+def counted_taps(first, extent, KERNEL: tl.constexpr, DILATION: tl.constexpr, COUNT: tl.constexpr,
+                 COUNT_END: tl.constexpr):  # fmt: skip
+    """How many taps of windows that begin at `first` count in the divisor, along one dimension."""
+    count = tl.zeros(first.shape, tl.int32)
+    for tap in tl.static_range(KERNEL):
+        place = first + tap * DILATION
+        count += ((place >= -COUNT) & (place < extent + COUNT_END)).to(tl.int32)
+    return count
+
+
+@tilewright.jit
+def average_of_lines(x, out, lines, height, width, out_height, out_width, *extra, KERNEL_Y: tl.constexpr,
+                     KERNEL_X: tl.constexpr, STRIDE_Y: tl.constexpr, STRIDE_X: tl.constexpr, PAD_Y: tl.constexpr,
+                     PAD_X: tl.constexpr, DILATION_Y: tl.constexpr, DILATION_X: tl.constexpr, COUNT_Y: tl.constexpr,
+                     COUNT_X: tl.constexpr, COUNT_END_Y: tl.constexpr, COUNT_END_X: tl.constexpr, ROWS: tl.constexpr,
+                     BLOCK: tl.constexpr, WINDOWS: tl.constexpr, LANES: tl.constexpr, TAPS: tl.constexpr,
+                     ALIGNED: tl.constexpr, TYPE: tl.constexpr = tl.float32,
+                     EPILOGUE: tl.constexpr = identity):  # fmt: skip
+    """The same of images [images, height, width, 1]: lines are read as they lie and added up, then the sums of
+    neighbours, `TAPS` (a power of two) for each of `WINDOWS` windows (in `LANES`, a power of two).
+
+    `lines` are those of the result. A block of `BLOCK` elements of the image begins at a multiple of `ALIGNED`.
+    Grid: (blocks of `ROWS` lines, blocks of `WINDOWS` columns of the result).
+    """
+    line = tl.program_id(0) * ROWS + tl.arange(0, ROWS)[:, None]
+    image = line // out_height
+    top = (line - image * out_height) * STRIDE_Y - PAD_Y
+    first = tl.program_id(1) * WINDOWS
+    BEFORE: tl.constexpr = (PAD_X + ALIGNED - 1) // ALIGNED * ALIGNED  # so that no negative number is divided
+    start = (first * STRIDE_X - PAD_X + BEFORE) // ALIGNED * ALIGNED - BEFORE
+    column = start + tl.arange(0, BLOCK)[None, :]
+    exists = (line < lines) & (column >= 0) & (column < width)
+    x += image.to(tl.int64) * (height * width)
+    total = tl.zeros((ROWS, BLOCK), TYPE)
+    for tap in tl.static_range(KERNEL_Y):
+        y = top + tap * DILATION_Y
+        total += tl.load(x + (y * width + column), mask=exists & (y >= 0) & (y < height), other=0.0).to(TYPE)
+
+    place = tl.arange(0, LANES * TAPS)[None, :]
+    window, tap = place // TAPS, place % TAPS
+    place = (first + window) * STRIDE_X - PAD_X + tap * DILATION_X - start
+    inside = (tap < KERNEL_X) & (window < WINDOWS) & (place < BLOCK)
+    place = tl.broadcast_to(tl.where(inside, place, 0), (ROWS, LANES * TAPS))
+    seen = tl.where(inside, tl.gather(total, place, 1), 0.0)
+    total = tl.sum(tl.reshape(seen, (ROWS, LANES, TAPS)), 2)
+
+    window = tl.arange(0, LANES)[None, :]
+    pixel = first + window
+    count = counted_taps(top, height, KERNEL_Y, DILATION_Y, COUNT_Y, COUNT_END_Y)
+    count *= counted_taps(pixel * STRIDE_X - PAD_X, width, KERNEL_X, DILATION_X, COUNT_X, COUNT_END_X)
+    row = line.to(tl.int64) * out_width + pixel
+    there = (line < lines) & (window < WINDOWS) & (pixel < out_width)
+    tl.store(out + row, EPILOGUE(total / count.to(TYPE), row, 0, there, extra), mask=there)

@@ -186,17 +186,23 @@ def arg_extreme(x, out, reduced, outer_stride, reduced_stride, inner, LARGEST: t
 
 
 @tilewright.jit
-def cumulative_columns(x, out, length, inner, BLOCK: tl.constexpr, TYPE: tl.constexpr, COMBINE: tl.constexpr):
-    """out[outer, i, inner] = x[outer, 0, inner], .. x[outer, i, inner] combined.  Grid: (outer, column blocks).
+def cumulative_columns(x, out, length, inner, BLOCK: tl.constexpr, TYPE: tl.constexpr, COMBINE: tl.constexpr,
+                       REVERSE: tl.constexpr):  # fmt: skip
+    """out[outer, i, inner] = x[outer, 0, inner], .. x[outer, i, inner] combined, with `REVERSE` the elements from i to
+    the last one.  Grid: (outer, column blocks).
 
     A sequential pass along the combined dimension, vectorised over the inner one.
     """
     column = tl.program_id(1) * BLOCK + tl.arange(0, BLOCK)
     mask = column < inner
-    base = tl.program_id(0).to(tl.int64) * length * inner
-    total = tl.load(x + base + column, mask=mask).to(TYPE)
-    tl.store(out + base + column, total, mask=mask)
+    first = tl.program_id(0).to(tl.int64) * length * inner + column
+    stride = inner
+    if REVERSE:
+        first += (length - 1).to(tl.int64) * inner
+        stride = -inner
+    total = tl.load(x + first, mask=mask).to(TYPE)
+    tl.store(out + first, total, mask=mask)
     for step in range(1, length):
-        offsets = base + step.to(tl.int64) * inner + column
+        offsets = first + step.to(tl.int64) * stride
         total = COMBINE(total, tl.load(x + offsets, mask=mask).to(TYPE))
         tl.store(out + offsets, total, mask=mask)

@@ -145,7 +145,8 @@ def cumulative_candidate(group: Group, graph: Graph, target: Target) -> Candidat
     if split:
         kernel = kernels.totals_of_rows if tiles.is_rows else kernels.totals_of_columns
         calls.append(launch(kernel, {"totals": totals}, tiles.sizes, own, tiles.grid, extra, tiles.warps))
-    constants = {**own, "LANES": next_power_of_2(tiles.parts), "EPILOGUE": epilogue}
+    constants = {**own, "LANES": next_power_of_2(tiles.parts), "EPILOGUE": epilogue,
+                 "REVERSE": anchor.attributes["reverse"]}  # fmt: skip
     kernel = kernels.cumulative_rows if tiles.is_rows else kernels.cumulative_columns
     if tiles.is_rows:
         constants["WHOLE"] = tiles.parts == 1 and upper_bound(tiles.reduced) <= tiles.along

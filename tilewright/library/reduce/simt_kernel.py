@@ -164,40 +164,64 @@ def totals_of_rows(totals, rows, reduced, share, *extra, ROWS: tl.constexpr, BLO
 
 
 @tilewright.jit
+def block_start(start, stop, step, BLOCK: tl.constexpr, REVERSE: tl.constexpr):
+    """The first element of a part's block that is `step` elements behind its first block, or before its last one."""
+    if REVERSE:
+        first = start + (tl.cdiv(stop - start, BLOCK) - 1) * BLOCK - step
+    else:
+        first = start + step
+    return first
+
+
+@tilewright.jit
+def parts_before(lane, part, PARTS: tl.constexpr, REVERSE: tl.constexpr):
+    """Which parts come before one in the order of a running sum."""
+    if REVERSE:
+        before = (lane > part) & (lane < PARTS)
+    else:
+        before = lane < part
+    return before
+
+
+@tilewright.jit
 def cumulative_rows(out, totals, rows, reduced, share, *extra, ROWS: tl.constexpr, BLOCK: tl.constexpr,
                     PARTS: tl.constexpr, LANES: tl.constexpr, INITIAL: tl.constexpr, TYPE: tl.constexpr,
-                    COMBINE: tl.constexpr, WHOLE: tl.constexpr, PROLOGUE: tl.constexpr,
+                    COMBINE: tl.constexpr, REVERSE: tl.constexpr, WHOLE: tl.constexpr, PROLOGUE: tl.constexpr,
                     EPILOGUE: tl.constexpr):  # fmt: skip
-    """out[row, i] = EPILOGUE(PROLOGUE(row, 0), .. PROLOGUE(row, i) combined); of several parts, after `totals_of_rows`.
+    """out[row, i] = EPILOGUE(PROLOGUE(row, 0), .. PROLOGUE(row, i) combined), with `REVERSE` the elements from i to the
+    last one; of several parts, after `totals_of_rows`.
 
     `WHOLE`: a row is one block.  Grid: (blocks of rows * parts,).
     """
     row, part, start, stop = own_rows(reduced, share, ROWS, PARTS)
     row = row[:, None]
-    column = start + tl.arange(0, BLOCK)[None, :]
+    lanes = tl.arange(0, BLOCK)[None, :]
+    column = block_start(start, stop, 0, BLOCK, REVERSE) + lanes
     inside = column < stop
     mask = (row < rows) & inside
     coming = read_slot(PROLOGUE, row, column, mask, extra, inside, INITIAL, TYPE)
     coming = tl.broadcast_to(coming, (ROWS, BLOCK))
     if WHOLE:
-        result = EPILOGUE(tl.associative_scan(coming, 1, COMBINE), row, column, mask, extra)
+        result = EPILOGUE(tl.associative_scan(coming, 1, COMBINE, REVERSE), row, column, mask, extra)
         tl.store(out + row * reduced + column, result, mask=mask)
     else:
         lane = tl.arange(0, LANES)[None, :]
         before = tl.full((ROWS, LANES), INITIAL, TYPE)
         if PARTS > 1:
-            before = tl.load(totals + row * PARTS + lane, mask=(row < rows) & (lane < part), other=INITIAL)
+            earlier = parts_before(lane, part, PARTS, REVERSE)
+            before = tl.load(totals + row * PARTS + lane, mask=(row < rows) & earlier, other=INITIAL)
         total = tl.reduce(before, 1, COMBINE)[:, None]
-        for first in range(start, stop, BLOCK):
+        for step in range(0, stop - start, BLOCK):
             value = coming
-            column = first + tl.arange(0, BLOCK)[None, :]
+            column = block_start(start, stop, step, BLOCK, REVERSE) + lanes
             mask = (row < rows) & (column < stop)
-            ahead = column + BLOCK
-            inside = ahead < stop
+            ahead = block_start(start, stop, step + BLOCK, BLOCK, REVERSE) + lanes
+            inside = (ahead >= start) if REVERSE else (ahead < stop)
             coming = read_slot(PROLOGUE, row, ahead, (row < rows) & inside, extra, inside, INITIAL, TYPE)
             coming = tl.broadcast_to(coming, (ROWS, BLOCK))
-            found = tl.associative_scan(value, 1, COMBINE)
-            found = tl.where(first == 0, found, COMBINE(total, found))
+            found = tl.associative_scan(value, 1, COMBINE, REVERSE)
+            first = (part == (PARTS - 1 if REVERSE else 0)) & (step == 0)  # nothing comes before
+            found = tl.where(first, found, COMBINE(total, found))
             tl.store(out + row * reduced + column, EPILOGUE(found, row, column, mask, extra), mask=mask)
             total = COMBINE(total, tl.reduce(value, 1, COMBINE)[:, None])
 
@@ -223,7 +247,8 @@ def totals_of_columns(totals, reduced, inner, share, *extra, BLOCK_R: tl.constex
 @tilewright.jit
 def cumulative_columns(out, totals, reduced, inner, share, *extra, BLOCK_R: tl.constexpr, BLOCK: tl.constexpr,
                        PARTS: tl.constexpr, LANES: tl.constexpr, INITIAL: tl.constexpr, TYPE: tl.constexpr,
-                       COMBINE: tl.constexpr, PROLOGUE: tl.constexpr, EPILOGUE: tl.constexpr):  # fmt: skip
+                       COMBINE: tl.constexpr, REVERSE: tl.constexpr, PROLOGUE: tl.constexpr,
+                       EPILOGUE: tl.constexpr):  # fmt: skip
     """The same along a middle dimension, whose slots' rows count [outer, reduced] together; of several parts, after
     `totals_of_columns`.  Grid: (column blocks * parts * outer,)."""
     index, part, outer, start, stop = own_columns(reduced, inner, share, BLOCK, PARTS)
@@ -233,22 +258,25 @@ def cumulative_columns(out, totals, reduced, inner, share, *extra, BLOCK_R: tl.c
     if PARTS > 1:
         lane = tl.arange(0, LANES)[:, None]
         place = (outer * PARTS + lane) * inner + column
-        before = tl.load(totals + place, mask=exists & (lane < part), other=INITIAL)
+        earlier = parts_before(lane, part, PARTS, REVERSE)
+        before = tl.load(totals + place, mask=exists & earlier, other=INITIAL)
     total = tl.reduce(before, 0, COMBINE)[None, :]
-    step = start + tl.arange(0, BLOCK_R)[:, None]
+    lanes = tl.arange(0, BLOCK_R)[:, None]
+    place = block_start(start, stop, 0, BLOCK_R, REVERSE) + lanes
     row = outer * reduced
-    inside = step < stop
-    coming = read_slot(PROLOGUE, row + step, column, exists & inside, extra, inside, INITIAL, TYPE)
+    inside = place < stop
+    coming = read_slot(PROLOGUE, row + place, column, exists & inside, extra, inside, INITIAL, TYPE)
     coming = tl.broadcast_to(coming, (BLOCK_R, BLOCK))
-    for first in range(start, stop, BLOCK_R):
+    for step in range(0, stop - start, BLOCK_R):
         value = coming
-        step = first + tl.arange(0, BLOCK_R)[:, None]
-        mask = exists & (step < stop)
-        ahead = step + BLOCK_R
-        inside = ahead < stop
+        place = block_start(start, stop, step, BLOCK_R, REVERSE) + lanes
+        mask = exists & (place < stop)
+        ahead = block_start(start, stop, step + BLOCK_R, BLOCK_R, REVERSE) + lanes
+        inside = (ahead >= start) if REVERSE else (ahead < stop)
         coming = read_slot(PROLOGUE, row + ahead, column, exists & inside, extra, inside, INITIAL, TYPE)
         coming = tl.broadcast_to(coming, (BLOCK_R, BLOCK))
-        found = tl.associative_scan(value, 0, COMBINE)
-        found = tl.where(first == 0, found, COMBINE(total, found))
-        tl.store(out + (row + step) * inner + column, EPILOGUE(found, row + step, column, mask, extra), mask=mask)
+        found = tl.associative_scan(value, 0, COMBINE, REVERSE)
+        first = (part == (PARTS - 1 if REVERSE else 0)) & (step == 0)  # nothing comes before
+        found = tl.where(first, found, COMBINE(total, found))
+        tl.store(out + (row + place) * inner + column, EPILOGUE(found, row + place, column, mask, extra), mask=mask)
         total = COMBINE(total, tl.reduce(value, 0, COMBINE)[None, :])

@@ -359,7 +359,9 @@ def cumulative_call(group: Group) -> KernelCall:
     _only_anchor(group)
     length, inner, outer = source.shape[axis], product(source.shape[axis + 1 :]), product(source.shape[:axis])
     operands: dict[str, Operand] = {"x": source, "out": anchor.output}
-    constants: dict[str, Any] = {"TYPE": language_type(source.dtype), "COMBINE": CUMULATIVE[anchor.op]}
+    constants: dict[str, Any] = {
+        "TYPE": language_type(source.dtype), "COMBINE": CUMULATIVE[anchor.op], "REVERSE": anchor.attributes["reverse"],
+    }  # fmt: skip
     types: dict[str, str] = {}
     constants["BLOCK"] = block = min(inner, CHUNK) if isinstance(inner, int) else CHUNK
     bind_sizes({"length": length, "inner": inner}, operands, types, constants)
