@@ -72,7 +72,7 @@ def traced_attention(form: AttentionForm) -> Function:
     types: dict[str, Any] = {"q": queries, "k": keys, "v": keys, "out": queries, "lse": "*f32", "lengths": "*k i32",
              "schedule": "*k i32", "scale": "f32", **numbers}  # fmt: skip
     if form.BIAS:
-        types["bias"] = (f"*k {form.TYPE.element.text}", "i64", "i64", "i64", "f32")
+        types["extra"] = (f"*k {form.TYPE.element.text}", "i64", "i64", "i64", "f32")
     return attention.trace(types, {"FORM": form})
 
 
@@ -86,7 +86,7 @@ def traced_decoding(form: DecodingForm) -> Function:
     types |= {**dict.fromkeys(("out_batch", "out_head", "out_row"), "i64"),
               **dict.fromkeys(("queries", "keys", "heads"), "i32")}  # fmt: skip
     if form.BIAS:
-        types["bias"] = (f"*k {form.TYPE.element.text}", "i64", "i64", "f32")
+        types["extra"] = (f"*k {form.TYPE.element.text}", "i64", "i64", "f32")
     return decoding.trace(types, {"FORM": form})
 
 

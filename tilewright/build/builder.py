@@ -359,10 +359,10 @@ def _for_all_sizes(candidate: Candidate) -> Candidate:
     return dataclasses.replace(candidate, stages=tuple(Stage(stage.calls[-1:]) for stage in candidate.stages))
 
 
-def _fusion_of(target: Target) -> tuple[bool, bool]:
-    """What `graph.passes.fuse` may make groups of: norms in products, row programs."""
+def _fusion_of(target: Target) -> tuple[bool, bool, bool]:
+    """What `graph.passes.fuse` may make groups of: norms in products, row programs, attention that quantizes."""
     passes = backend_of(target).graph_passes
-    return passes.norms_in_products, passes.row_programs
+    return passes.norms_in_products, passes.row_programs, passes.attention_quantizes
 
 
 def _native_program(program: Program, weights: Weights, suffix: str) -> tuple[dict[str, Any], dict[str, bytes]]:

@@ -14,7 +14,8 @@ The rules, in this order:
    Several over the same rows, with the elementwise ops between them, are one group, where the target has such kernels.
 3. Elementwise ops of one shape join into one loop nest, with as many outputs as are read outside;
    so do independent ones that read the same tensor.
-4. Attention takes the reshapes, permutes and slices around it: they are only strides to it.
+4. Attention takes the reshapes, permutes and slices around it: they are only strides to it.  Where the target's
+   kernels quantize, it takes the quantization of its results as well.
 5. Generated kernels read through movement (also gathers and concats): it is only index arithmetic.
 6. What costs less to compute than to load (iota, comparisons of iota, scalar arithmetic) is computed
    again in every generated kernel that reads it.
@@ -32,6 +33,7 @@ from tilewright.graph.fusion import FusedGraph, Group
 from tilewright.graph.inference import Shape
 from tilewright.graph.ops import kind_of
 from tilewright.graph.passes.fuse_absorb import EXPENSIVE, absorb
+from tilewright.graph.passes.fuse_attention import take_quantization
 from tilewright.graph.passes.fuse_draft import Draft, Drafts, is_whole_row
 from tilewright.graph.passes.fuse_excite import join_excitations
 from tilewright.graph.passes.fuse_norms import take_norms
@@ -42,12 +44,15 @@ from tilewright.graph.passes.fuse_sums import leave_sums_to_norms
 FEW_CHANNELS = 8  # fewer than this make an image that is better read in another order than moved
 
 
-def fuse(graph: Graph, norms_in_products: bool = False, row_programs: bool = False) -> FusedGraph:
+def fuse(
+    graph: Graph, norms_in_products: bool = False, row_programs: bool = False, attention_quantizes: bool = False
+) -> FusedGraph:
     """Partition a graph into groups, in an order in which they can run.
 
     Every node belongs to one group; views and cheap nodes may be repeated in the groups that read them.
     `norms_in_products`: whether kernels of products compute norms of few rows (`fuse_norms`); `row_programs`: whether
-    there are kernels of several reductions over the same rows (`fuse_rows`).
+    there are kernels of several reductions over the same rows (`fuse_rows`); `attention_quantizes`: whether those of
+    attention quantize what they store (`fuse_attention`).
     """
     drafts = Drafts(graph)
     remarks = list(graph.remarks)
@@ -59,6 +64,8 @@ def fuse(graph: Graph, norms_in_products: bool = False, row_programs: bool = Fal
                 _take_widening(drafts, draft)
                 _take_gate(drafts, draft, remarks)
                 _take_image(drafts, draft, remarks)
+    if attention_quantizes:
+        take_quantization(drafts, remarks)
     join_excitations(drafts, remarks)
     if norms_in_products:
         take_norms(drafts, remarks)  # before sums are left to norms that are no kernels then

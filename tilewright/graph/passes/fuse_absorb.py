@@ -11,10 +11,11 @@ from __future__ import annotations
 from tilewright.graph.core import Node, Value
 from tilewright.graph.fusion import is_block_attention
 from tilewright.graph.ops import kind_of
+from tilewright.graph.passes.fuse_attention import moves_rows, take_views_after
 from tilewright.graph.passes.fuse_draft import MOST_NODES, Draft, Drafts
 from tilewright.graph.passes.fuse_norms import reads_memory
 from tilewright.graph.views import dense_view, follow_all, rotation
-from tilewright.symbolic import Size, lift, modulo, simplify
+from tilewright.symbolic import modulo
 
 EXPENSIVE = frozenset({"exp", "exp2", "log", "sin", "cos", "tanh", "erf", "sigmoid", "silu", "gelu", "power"})
 _VIEWS = frozenset({"reshape", "permute", "slice"})  # to attention these are strides
@@ -34,7 +35,7 @@ def absorb(drafts: Drafts) -> None:
     """Copy views, index arithmetic and cheap nodes into the groups that read them."""
     for draft in list(drafts.all()):
         if draft.kind == "attention":
-            _take_views_after(drafts, draft)
+            take_views_after(drafts, draft)
             _take_views_before(drafts, draft)
     cheap = _cheap_nodes(drafts)
     vanishing = _vanishing_nodes(drafts, cheap)
@@ -44,33 +45,6 @@ def absorb(drafts: Drafts) -> None:
 
 
 # Attention -------------------------------------------------------------------------------------------
-
-
-def _take_views_after(drafts: Drafts, draft: Draft) -> None:
-    """Merge the permute and reshape that follow attention: it writes with their strides."""
-    while True:
-        outputs = drafts.outputs(draft)
-        readers = drafts.readers.get(outputs[0], [])
-        if len(outputs) != 1 or outputs[0] in drafts.results or len(readers) != 1:
-            return
-        node = drafts.nodes[readers[0]]
-        if node.op not in ("permute", "reshape") or not _keeps_rows(drafts, draft, node):
-            return
-        drafts.merge(draft, drafts.owner[readers[0]])
-
-
-def _keeps_rows(drafts: Drafts, draft: Draft, node: Node) -> bool:
-    """Whether the output is still [batch, head, row, :] with a stride for each: one permute that keeps
-    the last dimension, then one reshape that merges heads and width.  Of blocks, whether rows stay whole."""
-    assert draft.anchor is not None
-    if is_block_attention(drafts.nodes[draft.anchor]):
-        return _moves_rows(node, drafts.nodes[draft.anchor].output.shape[-1])
-    if node.op == "permute":
-        return len(draft.nodes) == 1 and node.attributes["order"] == (0, 2, 1, 3)
-    source = node.inputs[0]
-    if len(draft.nodes) != 2 or source is None or source.rank != 4:
-        return False
-    return node.output.shape == (*source.shape[:2], simplify(lift(source.shape[2]) * source.shape[3]))
 
 
 def _take_views_before(drafts: Drafts, draft: Draft) -> None:
@@ -111,29 +85,12 @@ def _row_movement(drafts: Drafts, value: Value | None) -> set[int]:
         if turned is not None and turned[1] < node.output.rank - 1 and modulo(node.output.shape[-1], width) == 0:
             value = turned[0]
             found.update(index for item in node.inputs if (index := drafts.producer(item)) is not None)
-        elif _moves_rows(node, width):
+        elif moves_rows(node, width):
             value = node.inputs[0]
         else:
             break
         found.add(drafts.position[node.output])
     return found
-
-
-def _moves_rows(node: Node, width: Size) -> bool:
-    """Whether a view keeps every `width` elements of the last dimension together.
-
-    A slice of that dimension may take some of them: the heads of a packed product.
-    """
-    attributes, last = node.attributes, node.output.rank - 1
-    if node.op == "reshape":
-        return True
-    if node.op == "permute":
-        whole = attributes["order"][-1] == last
-    elif node.op == "slice":
-        whole = attributes["axis"] != last or (attributes["step"] == 1 and modulo(attributes["start"], width) == 0)
-    else:
-        return False
-    return whole and modulo(node.output.shape[-1], width) == 0
 
 
 # Generated kernels -----------------------------------------------------------------------------------

@@ -12,6 +12,7 @@ from tilewright.graph.fusion import Group, read_outside
 from tilewright.graph.views import View, dense_view, follow_all
 from tilewright.launch.jit import JITFunction
 from tilewright.library.attention.cpu_kernel import attention, attention_decode
+from tilewright.library.attention.slots import computes, movement_behind
 from tilewright.library.binding import bind_sizes
 from tilewright.library.candidate import Candidate, KernelCall, Operand, Stage
 from tilewright.library.cost import estimate, expected
@@ -54,8 +55,13 @@ class Copies:
         return replace(candidate, stages=stages, temporaries=(*self.temporaries, *candidate.temporaries))
 
 
-def with_strided_operands(group: Group, graph: Graph, target: Target) -> tuple[Group, Copies]:
-    """A group that reads and writes by strides alone, and the copies of what its movement leaves otherwise."""
+def with_strided_operands(
+    group: Group, graph: Graph, target: Target, quantizes: bool = False
+) -> tuple[Group, Copies]:
+    """A group that reads and writes by strides alone, and the copies of what its movement leaves otherwise.
+
+    Arithmetic behind the anchor stays in a group whose kernel `quantizes`.
+    """
     anchor = group.anchor
     assert anchor is not None
     producers = {output: node for node in group.prologue for output in node.outputs}
@@ -68,7 +74,7 @@ def with_strided_operands(group: Group, graph: Graph, target: Target) -> tuple[G
     )
     after: tuple[Stage, ...] = ()
     temporaries, outputs = tuple(copied), group.outputs
-    if not _writes_by_strides(group):
+    if not _writes_by_strides(group) or (computes(group) and not quantizes):
         (out,) = group.outputs
         after = (Stage((elementwise_call(group.epilogue, [Result(out, out)], graph.constants, target),)),)
         temporaries, outputs = (*temporaries, anchor.output), [anchor.output]
@@ -114,11 +120,11 @@ def _leading(value: Value, producers: Mapping[Value, Node]) -> list[Node]:
 
 def _writes_by_strides(group: Group) -> bool:
     """Whether the movement behind the anchor is one permute of heads and queries, with reshapes behind it."""
-    ops = [node.op for node in group.epilogue]
+    moves = movement_behind(group)
+    ops = [node.op for node in moves]
     if "permute" not in ops:
         return True
-    first = group.epilogue[0]
-    return first.op == "permute" and ops.count("permute") == 1 and first.attributes["order"] == (0, 2, 1, 3)
+    return ops[0] == "permute" and ops.count("permute") == 1 and moves[0].attributes["order"] == (0, 2, 1, 3)
 
 
 @dataclass(frozen=True)
@@ -274,9 +280,7 @@ def _output_strides(group: Group) -> Sequence[Size]:
     anchor = group.anchor
     assert anchor is not None
     batch, heads, queries, width = anchor.output.shape
-    permutes = [node for node in group.epilogue if node.op == "permute"]
-    if any(node.op not in ("permute", "reshape") for node in group.epilogue):
-        raise NotImplementedError(f"{group.name}: attention has no epilogue of arithmetic")
+    permutes = [node for node in movement_behind(group) if node.op == "permute"]
     if not permutes:
         return dense_view(anchor.output.shape).strides
     if len(permutes) > 1 or permutes[0].attributes["order"] != (0, 2, 1, 3):

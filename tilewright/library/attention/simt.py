@@ -4,6 +4,7 @@ stride, bias and element type."""
 from __future__ import annotations
 
 from dataclasses import replace
+from functools import partial
 from typing import Any
 
 from tilewright.graph.core import Graph, Value
@@ -16,8 +17,11 @@ from tilewright.library.attention.hopper.decoding import decoding_candidates
 from tilewright.library.attention.problem import SMALLEST, typical
 from tilewright.library.attention.simt_block import block_attention
 from tilewright.library.attention.simt_kernel import attention
+from tilewright.library.attention.slots import attention_slots
+from tilewright.library.binding import bind_extra
 from tilewright.library.candidate import Candidate, KernelCall, Operand
 from tilewright.library.generated.generate import next_power_of_2
+from tilewright.library.generated.source import ExtraReferences
 from tilewright.symbolic import Size, ceil_divide, product, upper_bound
 from tilewright.targets.base import Target
 
@@ -27,12 +31,12 @@ _WIDE = 1024  # numbers of a head of which registers hold no more than 16 rows; 
 def gpu_attention(group: Group, graph: Graph, target: Target) -> list[Candidate]:
     """The candidates of an attention group; raises as `strided_candidate`."""
     blocks = block_attention(group, graph, target)
-    group, copies = with_strided_operands(group, graph, target)
-    plain = strided_candidate(group, target, _calls)
+    group, copies = with_strided_operands(group, graph, target, quantizes=True)
+    plain = strided_candidate(group, target, partial(_calls, group, graph))
     (call,) = plain.stages[0].calls
     cost = replace(plain.cost, seconds=_plain_seconds(call, strided_operands(group), target))
     strided = [
-        *(decoding_candidates(group, graph, target) or hopper_candidates(group, call, target)),
+        *(decoding_candidates(group, graph, target) or hopper_candidates(group, graph, call, target)),
         replace(plain, cost=cost),
     ]
     return [*blocks, *(_behind(copies, candidate, target) for candidate in strided)]
@@ -59,8 +63,9 @@ def _plain_seconds(call: KernelCall, strided: Strided, target: Target) -> float:
 
 
 def _calls(
-    q: Value, operands: dict[str, Operand], types: dict[str, str], constants: dict[str, Any], keys: Size
-) -> list[KernelCall]:
+    group: Group, graph: Graph, q: Value, operands: dict[str, Operand], types: dict[str, str],
+    constants: dict[str, Any], keys: Size,
+) -> list[KernelCall]:  # fmt: skip
     """One launch: blocks of queries as large as there can be, up to 64 (32 in float32, whose products are slow; 16 of
     wide heads).
 
@@ -77,6 +82,12 @@ def _calls(
     block = min(most, max(SMALLEST, next_power_of_2(int(min(upper_bound(queries), most)))))
     key_block = min(most, max(SMALLEST, next_power_of_2(keys))) if isinstance(keys, int) else most
     given = {**constants, "BLOCK_D": head, "BLOCK_V": value_head, "BLOCK_S": block, "BLOCK_T": key_block}
+    lengths = operands.pop("lengths_0", None)
+    extra = ExtraReferences(first=0 if lengths is None else 1)
+    if lengths is not None:
+        operands["extra_0"] = lengths
+    given |= {"COUNTED": lengths is not None, "EPILOGUE": attention_slots(group, graph, extra).function}
+    bind_extra(extra, operands, types)
     grid = (ceil_divide(queries, block), heads, batch)
     warps = 8 if row_bytes >= _WIDE else 4 if block > SMALLEST else 1 if not wide else 2
     options = {"num_warps": warps}

@@ -10,13 +10,19 @@ from tilewright.graph.fusion import Group, is_block_attention
 from tilewright.launch.jit import JITFunction
 from tilewright.library.attention.cpu import bias_strides
 from tilewright.library.attention.simt_kernel import block_attention as kernel
+from tilewright.library.attention.slots import attention_slots
 from tilewright.library.binding import bind_extra, bind_sizes
 from tilewright.library.candidate import Candidate, KernelCall, Operand, PackedConstant, Stage
 from tilewright.library.cost import Cost, expected
 from tilewright.library.generated.elementwise import total_bytes
 from tilewright.library.generated.expressions import language_type
-from tilewright.library.generated.generate import fits_32_bits, next_power_of_2, place_function
-from tilewright.library.generated.index import Index, flatten, unflatten
+from tilewright.library.generated.generate import (
+    fits_32_bits,
+    moved_coordinates,
+    next_power_of_2,
+    place_function,
+)
+from tilewright.library.generated.index import Index, flatten
 from tilewright.library.generated.source import ExtraReferences
 from tilewright.library.generated.trace import Load, Tracer, axes_of
 from tilewright.library.packing import lines_recipe
@@ -43,7 +49,7 @@ def block_attention(group: Group, graph: Graph, target: Target) -> list[Candidat
     extra = ExtraReferences()
     tracer = Tracer(group.prologue, graph.constants)
     sources: dict[str, Operand] = {}
-    places: dict[str, JITFunction] = {}
+    places: dict[str, JITFunction] = {}  # and the epilogue
     for name, value in (("q", q), ("k", k), ("v", v)):
         found = tracer.trace(value, axes_of(value.shape))
         if not isinstance(found, Load) or found.guards or not _is_dense(found.index):
@@ -53,6 +59,7 @@ def block_attention(group: Group, graph: Graph, target: Target) -> list[Candidat
     if written is None:
         return []
     places["PLACE_OUT"] = place_function(written, anchor.output.shape, extra)
+    places["EPILOGUE"] = attention_slots(group, graph, extra).function
     return [_candidate(group, graph, sources, places, extra, target)]
 
 
@@ -62,17 +69,11 @@ def _is_dense(index: Index) -> bool:
     return index.coefficient(3) == 1 and index.is_followed() and all(nested.coefficient(3) == 0 for nested in inner)
 
 
-def _written(anchor: Node, moves: Sequence[Node]) -> Index | None:
-    """Where an element of the anchor's result is stored, by the reshapes and permutes behind it."""
+def _written(anchor: Node, epilogue: Sequence[Node]) -> Index | None:
+    """Where an element of the anchor's result is stored, by the reshapes and permutes among what is behind it."""
     coordinates, shape = axes_of(anchor.output.shape), anchor.output.shape
-    for node in moves:
-        if node.op == "permute":
-            coordinates = tuple(coordinates[axis] for axis in node.attributes["order"])
-        elif node.op == "reshape":
-            coordinates = unflatten(flatten(coordinates, shape), node.output.shape)
-        else:
-            return None
-        shape = node.output.shape
+    for node in epilogue:
+        coordinates, shape = moved_coordinates(node, coordinates) or coordinates, node.output.shape
     index = flatten(coordinates, shape)
     return index if _is_dense(index) else None
 

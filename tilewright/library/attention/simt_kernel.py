@@ -12,6 +12,7 @@ from __future__ import annotations
 import tilewright
 import tilewright.language as tl
 from tilewright.library.attention.cpu_kernel import capped, seen_keys, seen_range
+from tilewright.library.matmul.kernel import identity
 
 
 @tilewright.jit
@@ -29,12 +30,14 @@ def load_bias(bias, query_row, key, query_exists, key_exists, bias_row, bias_key
 def attention(q, k, v, bias, out, queries, keys, group, scale,
               q_batch, q_head, q_row, k_batch, k_head, k_row, v_batch, v_head, v_row,
               out_batch, out_head, out_row, bias_batch, bias_head, bias_row, bias_key, q_offset, k_offset, v_offset,
-              *lengths, HEAD: tl.constexpr, VALUE_HEAD: tl.constexpr, BLOCK_D: tl.constexpr, BLOCK_V: tl.constexpr,
+              *extra, HEAD: tl.constexpr, VALUE_HEAD: tl.constexpr, BLOCK_D: tl.constexpr, BLOCK_V: tl.constexpr,
               BLOCK_S: tl.constexpr, BLOCK_T: tl.constexpr, CAUSAL: tl.constexpr, WINDOW: tl.constexpr,
-              SOFTCAP: tl.constexpr, BIAS: tl.constexpr, TYPE: tl.constexpr):  # fmt: skip
+              SOFTCAP: tl.constexpr, BIAS: tl.constexpr, TYPE: tl.constexpr, COUNTED: tl.constexpr = False,
+              EPILOGUE: tl.constexpr = identity):  # fmt: skip
     """Blocks of `BLOCK_S` queries against all keys, `BLOCK_T` at a time.  Grid: (query blocks, query heads, batch).
 
-    `BLOCK_D` and `BLOCK_V` are powers of two that cover `HEAD` and `VALUE_HEAD`.
+    `BLOCK_D` and `BLOCK_V` are powers of two that cover `HEAD` and `VALUE_HEAD`.  If keys are `COUNTED`, the first of
+    `extra` are the keys of each batch that are seen; what is behind them is for `EPILOGUE`.
     """
     head = tl.program_id(1).to(tl.int64)
     batch = tl.program_id(2).to(tl.int64)
@@ -55,7 +58,9 @@ def attention(q, k, v, bias, out, queries, keys, group, scale,
     maximum = tl.full((BLOCK_S,), float("-inf"), TYPE)
     total = tl.zeros((BLOCK_S,), TYPE)
     acc = tl.zeros((BLOCK_S, BLOCK_V), TYPE)
-    offset, keys = keys - queries, seen_keys(keys, batch, lengths)
+    offset = keys - queries
+    if COUNTED:
+        keys = seen_keys(keys, batch, extra)
     start, limit = seen_range(first_query, BLOCK_S, offset, keys, CAUSAL, WINDOW, BLOCK_T)
     for first_key in range(start, limit, BLOCK_T):
         key = first_key + tl.arange(0, BLOCK_T)
@@ -85,6 +90,8 @@ def attention(q, k, v, bias, out, queries, keys, group, scale,
     # A query that sees no key has the total 0 and gives zeros.
     result = acc / tl.where(total == 0.0, 1.0, total)[:, None]
     inside = query_exists & (value_dim < VALUE_HEAD)
+    row = (batch * tl.num_programs(1) + head) * queries + query_row
+    result = EPILOGUE(result, row, value_dim, inside, extra)
     tl.store(out + query_row * out_row + value_dim, result.to(out.dtype.element_ty), mask=inside)
 
 
@@ -94,7 +101,7 @@ def block_attention(q, k, v, bias, out, heads, group, bias_batch, bias_head, bia
                     BLOCK_S: tl.constexpr, BLOCK_T: tl.constexpr, BLOCK_D: tl.constexpr, BLOCK_V: tl.constexpr,
                     SCALE: tl.constexpr, BIAS: tl.constexpr, BIAS_KEYS: tl.constexpr, WIDE: tl.constexpr,
                     TYPE: tl.constexpr, PLACE_Q: tl.constexpr, PLACE_K: tl.constexpr, PLACE_V: tl.constexpr,
-                    PLACE_OUT: tl.constexpr):  # fmt: skip
+                    PLACE_OUT: tl.constexpr, EPILOGUE: tl.constexpr = identity):  # fmt: skip
     """All queries of a head against all keys, as one block each.  Grid: (batches * heads,).
 
     ``PLACE(batch, head, row, extra)`` says where a row begins: windows of an image are read and written where they
@@ -132,12 +139,15 @@ def block_attention(q, k, v, bias, out, heads, group, bias_batch, bias_head, bia
     result = tl.dot(weights.to(v.dtype.element_ty), v_block, input_precision="ieee").to(TYPE)
     result = result * (1.0 / tl.where(total == 0.0, 1.0, total))[:, None]
     place = PLACE_OUT(batch, head, query, extra)[:, None]
-    tl.store(out + place + value_dim, result.to(out.dtype.element_ty), mask=query_exists & (value_dim < VALUE_HEAD))
+    inside = query_exists & (value_dim < VALUE_HEAD)
+    result = EPILOGUE(result, number.to(tl.int64) * QUERIES + query[:, None], value_dim, inside, extra)
+    tl.store(out + place + value_dim, result.to(out.dtype.element_ty), mask=inside)
 
 
 @tilewright.jit
-def combine_parts(parts, sums, out, out_batch, out_head, heads, GROUP: tl.constexpr, SPLITS: tl.constexpr,
-                  HEAD: tl.constexpr, BLOCK_P: tl.constexpr, BLOCK_D: tl.constexpr):  # fmt: skip
+def combine_parts(parts, sums, out, out_batch, out_head, heads, *extra, GROUP: tl.constexpr, SPLITS: tl.constexpr,
+                  HEAD: tl.constexpr, BLOCK_P: tl.constexpr, BLOCK_D: tl.constexpr,
+                  EPILOGUE: tl.constexpr = identity):  # fmt: skip
     """Results of parts of the keys put together: out[b, h] = sum over parts of softmax(sums) parts.
 
     `parts` is [batch, heads / GROUP, SPLITS, GROUP, HEAD], `sums` the same without the last axis: logarithms of the
@@ -159,4 +169,5 @@ def combine_parts(parts, sums, out, out_batch, out_head, heads, GROUP: tl.conste
     total = tl.sum(weights, 0)
     result = tl.sum(values * weights[:, None], 0) * (1.0 / tl.where(total == 0.0, 1.0, total))
     place = batch * out_batch + head.to(tl.int64) * out_head + dim
+    result = EPILOGUE(result, batch * heads + head, dim, dim < HEAD, extra)
     tl.store(out + place, result.to(out.dtype.element_ty), mask=dim < HEAD)

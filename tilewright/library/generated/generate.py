@@ -38,7 +38,7 @@ from tilewright.library.generated.source import (
     first_elements,
     merge_axes,
 )
-from tilewright.library.generated.trace import Coordinates, Expression, Tracer, axes_of
+from tilewright.library.generated.trace import Coordinates, Expression, Tracer, align, axes_of
 from tilewright.settings import settings
 from tilewright.symbolic import Size, ceil_divide, lift, product, simplify, upper_bound
 from tilewright.targets.base import Target
@@ -488,13 +488,17 @@ def epilogue_function(
 @dataclass(frozen=True)
 class Chain:
     """An epilogue as data: the nodes that compute `value` from the result of `anchor`, and `results`, which are stored
-    too.  Functions are made of it for what a kernel needs."""
+    too.  Functions are made of it for what a kernel needs.
+
+    `moved`: permutes and reshapes among the nodes are how the kernel stores `value`; otherwise they keep the order.
+    """
 
     nodes: tuple[Node, ...]
     anchor: Value
     value: Value
     constants: Mapping[Value, np.ndarray]
     results: tuple[Value, ...] = ()
+    moved: bool = False
 
     def written(
         self, extra: ExtraReferences, columns: int | None = None, rounded: bool = False, beside: Value | None = None
@@ -521,7 +525,7 @@ def _written(
 
     given = {anchor: coordinates} if beside is None else {anchor: coordinates, beside: coordinates}
     tracer = Tracer(nodes, constants, given)
-    root = tracer.trace(value, own(value))
+    root = tracer.trace(value, _place_of(tracer, chain, coordinates) if chain.moved else own(value))
     stores = [(other, flatten(own(other), other.shape), tracer.trace(other, own(other))) for other in results]
     column_mask = "" if columns is None else f"column < {columns}"
     writer, lines = _slot_writer(root, stores, anchor.shape, tracer, extra, column_mask)
@@ -538,6 +542,32 @@ def _written(
     activations = sum(writer.work[op] for op in OF_HALF)
     cost = EpilogueCost(writer.work["by column"], writer.work["by element"], activations)
     return function_from_source(name, source, value.dtype if rounded else None), cost
+
+
+def _place_of(tracer: Tracer, chain: Chain, coordinates: Coordinates) -> Coordinates:
+    """Where in the chain's value the kernel's element is, by the permutes and reshapes on the way from the anchor."""
+    places = {chain.anchor: coordinates}
+    for node in chain.nodes:
+        source = next((item for item in node.inputs if item in places), None)
+        if source is None:
+            continue
+        place = moved_coordinates(node, places[source])
+        if place is not None:
+            place = align(place, node.output.shape)
+            tracer.know(node.output, place, tracer.trace(source, places[source]))
+        places[node.output] = place or places[source]
+    return places[chain.value]
+
+
+def moved_coordinates(node: Node, coordinates: Coordinates) -> Coordinates | None:
+    """Where a permute or reshape brings the element at `coordinates`; None for other nodes."""
+    source = node.inputs[0]
+    assert source is not None
+    if node.op == "permute":
+        return tuple(coordinates[axis] for axis in node.attributes["order"])
+    if node.op == "reshape":
+        return unflatten(flatten(coordinates, source.shape), node.output.shape)
+    return None
 
 
 def gate_function(

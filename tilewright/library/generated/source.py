@@ -92,11 +92,13 @@ class NamedReferences:
 
 @dataclass
 class ExtraReferences:
-    """Entries of the `*extra` operands of a library kernel, shared by its prologue and epilogue."""
+    """Entries of the `*extra` operands of a library kernel, shared by its prologue and epilogue; the `first` ones are the
+    kernel's own."""
 
     operands: dict[str, Any] = field(default_factory=dict)
     types: dict[str, str] = field(default_factory=dict)
     parts: bool = False
+    first: int = 0
     _positions: dict[Any, int] = field(default_factory=dict)
 
     def tensor(self, value: Value, start: int = 0) -> str:
@@ -111,7 +113,7 @@ class ExtraReferences:
 
     def _position(self, key: Any) -> int:
         if key not in self._positions:
-            self._positions[key] = len(self._positions)
+            self._positions[key] = self.first + len(self._positions)
             self.operands[f"extra_{self._positions[key]}"] = key
         return self._positions[key]
 

@@ -150,6 +150,10 @@ class Tracer:
             self._memo[key] = self._trace(value, coordinates, guards)
         return self._memo[key]
 
+    def know(self, value: Value, coordinates: Coordinates, expression: Expression) -> None:
+        """Take an expression for the element of `value` at `coordinates`, whatever makes it."""
+        self._memo[value, coordinates, ()] = expression
+
     def _trace(self, value: Value, coordinates: Coordinates, guards: Guards) -> Expression:
         if value in self.given:
             if self.given[value] != coordinates:

@@ -5,8 +5,9 @@ from __future__ import annotations
 import math
 from dataclasses import replace
 
+import tilewright.language as tl
 from tilewright.dtypes import bfloat16, float16
-from tilewright.graph.core import Node, Value
+from tilewright.graph.core import Graph, Node, Value
 from tilewright.graph.fusion import Group
 from tilewright.graph.views import View
 from tilewright.library.attention.cpu import Strided, strided_operands
@@ -14,10 +15,13 @@ from tilewright.library.attention.hopper import kernel as hopper
 from tilewright.library.attention.hopper.choice import FEW_QUERIES, attention_forms, seconds_of
 from tilewright.library.attention.hopper.config import AttentionForm
 from tilewright.library.attention.problem import SMALLEST, AttentionProblem, typical
-from tilewright.library.binding import divides
+from tilewright.library.attention.slots import attention_slots
+from tilewright.library.binding import bind_extra, divides
 from tilewright.library.candidate import Candidate, KernelCall, Operand, Stage, Table, TiledOperand
 from tilewright.library.cost import Cost
 from tilewright.library.generated.elementwise import total_bytes
+from tilewright.library.generated.source import ExtraReferences
+from tilewright.library.slots import Slots
 from tilewright.runtime.tables import PAIRS
 from tilewright.symbolic import Size, ceil_divide, lift, lower_bound, maximum, minimum, product, simplify, upper_bound
 from tilewright.targets.base import Target
@@ -25,7 +29,7 @@ from tilewright.targets.base import Target
 _CANDIDATES = 3  # forms that are worth timing
 
 
-def hopper_candidates(group: Group, plain: KernelCall, target: Target) -> list[Candidate]:
+def hopper_candidates(group: Group, graph: Graph, plain: KernelCall, target: Target) -> list[Candidate]:
     """The Hopper kernel in its best forms; none where tensor copies cannot read the operands.
 
     `plain` is the launch for sizes that an entry of the kernel's schedule cannot count, where there may be such.
@@ -35,9 +39,10 @@ def hopper_candidates(group: Group, plain: KernelCall, target: Target) -> list[C
     strided = strided_operands(group)
     if not target.wgmma or not is_tiled(anchor, strided):
         return []
+    slots = attention_slots(group, graph, ExtraReferences(first=own_extra(strided)))
     found = []
     for number in range(_CANDIDATES):
-        calls, seconds = _hopper_calls(anchor, strided, number, target)
+        calls, seconds = _hopper_calls(anchor, strided, slots, number, target)
         if not calls:
             break
         forms = {
@@ -58,19 +63,28 @@ def is_tiled(anchor: Node, strided: Strided) -> bool:
     """Whether tensor copies can move everything, and a form has the head size."""
     q, v = strided.views["q"], strided.views["v"]
     dtype, size = strided.sources["q"].dtype, q.shape[3]
-    kinds = {value.dtype for value in (*strided.sources.values(), strided.out)}
+    kinds, stored = {value.dtype for value in strided.sources.values()}, strided.out.dtype
     if kinds != {dtype} or dtype not in (float16, bfloat16) or (strided.bias and strided.bias.dtype != dtype):
+        return False
+    if stored != dtype and stored.bits != 8:
         return False
     if not isinstance(size, int) or size % SMALLEST or size > 256 or v.shape[3] != size:
         return False
     if strided.bias_form and strided.bias_strides[3] != 1:
         return False
-    out = View(q.shape, strided.out_strides)
-    steps = [stride for view in (*strided.views.values(), out) for stride in (*view.strides[:3], view.offset)]
-    return all(divides(8, step) for step in steps)
+    steps = [stride for view in strided.views.values() for stride in (*view.strides[:3], view.offset)]
+    written = all(divides(16 // stored.itemsize, step) for step in strided.out_strides[:3])
+    return written and all(divides(16 // dtype.itemsize, step) for step in steps)
 
 
-def _hopper_calls(anchor: Node, strided: Strided, number: int, target: Target) -> tuple[list[KernelCall], float]:
+def own_extra(strided: Strided) -> int:
+    """Operands of a bias, in front of those of an epilogue."""
+    return 0 if strided.bias is None else 5
+
+
+def _hopper_calls(
+    anchor: Node, strided: Strided, slots: Slots, number: int, target: Target
+) -> tuple[list[KernelCall], float]:
     """Launches in the forms of a place in the ranking, for few and for many queries, and the expected time.
 
     The last one has a condition only where sizes may be more than a schedule counts.
@@ -90,7 +104,7 @@ def _hopper_calls(anchor: Node, strided: Strided, number: int, target: Target) -
         forms = attention_forms(problem)
         if number >= len(forms):
             return [], 0.0
-        calls.append(hopper_call(anchor, strided, forms[number], condition, target))
+        calls.append(hopper_call(anchor, strided, slots, forms[number], condition, target))
         seconds = seconds_of(forms[number], problem, target.machine())
     return calls, seconds
 
@@ -115,10 +129,12 @@ def _spans(queries: Size, pairs: Size) -> list[tuple[int, tuple[Size, int] | Non
 
 
 def hopper_call(
-    anchor: Node, strided: Strided, form: AttentionForm, condition: tuple[Size, int] | None, target: Target,
-    sums: Value | None = None,
+    anchor: Node, strided: Strided, slots: Slots | None, form: AttentionForm, condition: tuple[Size, int] | None,
+    target: Target, sums: Value | None = None,
 ) -> KernelCall:  # fmt: skip
-    """One launch of the Hopper kernel; `sums` are the log-sum-exps of parts of the keys."""
+    """One launch of the Hopper kernel; `sums` are the log-sum-exps of parts of the keys, which have no `slots`."""
+    if slots is not None:
+        form = form._replace(OUTPUT=tl.dtype(slots.stored.dtype), EPILOGUE=slots.function)
     q, k = strided.views["q"], strided.views["k"]
     batches, heads, queries, size = q.shape
     keys = k.shape[2]
@@ -145,9 +161,11 @@ def hopper_call(
     types = dict.fromkeys(("tiles_per_cta", "queries", "keys", "heads", "group", "window"), "i32")
     types["scale"] = "f32"
     if strided.bias is not None:
-        operands |= {"bias_0": strided.bias, "bias_4": 1 / scale}
-        operands |= {f"bias_{number + 1}": stride for number, stride in enumerate(strided.bias_strides[:3])}
-        types |= {"bias_1": "i64", "bias_2": "i64", "bias_3": "i64", "bias_4": "f32"}
+        operands |= {"extra_0": strided.bias, "extra_4": 1 / scale}
+        operands |= {f"extra_{number + 1}": stride for number, stride in enumerate(strided.bias_strides[:3])}
+        types |= {"extra_1": "i64", "extra_2": "i64", "extra_3": "i64", "extra_4": "f32"}
+    if slots is not None:
+        bind_extra(slots.extra, operands, types)
     tiles = simplify(lift(ceil_divide(queries, form.BM)) * batches * parts)
     return KernelCall(
         hopper.attention, operands, types, {"FORM": form}, (minimum(tiles, processors), 1, 1), condition

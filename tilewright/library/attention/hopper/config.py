@@ -9,6 +9,7 @@ import numpy as np
 import tilewright.language as tl
 from tilewright.errors import LaunchError
 from tilewright.library.hopper import SHARED_BYTES, checked, swizzle_of
+from tilewright.library.matmul.kernel import identity
 from tilewright.runtime import tables
 
 
@@ -35,6 +36,8 @@ class AttentionForm(NamedTuple):
     BIAS: int = 0  # what is added to the scores: 1 a number for each key, 2 for each query and key
     SPLITS: int = 1  # parts of the keys, each with results of its own
     DEPENDENT: bool = False  # starts before the kernels in front of it have ended, and asks for keys and values
+    OUTPUT: Any = None  # the type of results; None: that of the operands
+    EPILOGUE: Any = identity
 
     @property
     def BM(self) -> int:
@@ -42,9 +45,19 @@ class AttentionForm(NamedTuple):
         return 64 * self.CONSUMERS
 
     @property
+    def stored(self) -> Any:
+        """The type of results."""
+        return self.TYPE if self.OUTPUT is None else self.OUTPUT
+
+    @property
     def swizzle(self) -> int:
-        """The swizzle of all tiles."""
+        """The swizzle of the tiles of operands."""
         return swizzle_of(self.D * self.TYPE.itemsize)
+
+    @property
+    def out_stride(self) -> int:
+        """Tiles of results from one warpgroup's to the next one's: those that lie over queries begin where these do."""
+        return 1 if self.separate_outs else int(self.TYPE.itemsize // self.stored.itemsize)
 
     @property
     def biased_ahead(self) -> bool:
@@ -85,7 +98,7 @@ class AttentionForm(NamedTuple):
 
     def shared_bytes_with(self, separate: bool) -> int:
         """Shared memory with or without tiles of their own for results."""
-        outs = self.BM * self.D * self.TYPE.itemsize if separate else 0
+        outs = self.BM * self.D * self.stored.itemsize if separate else 0
         return int(self.loaded_bytes + outs + 8 * (2 * self.query_stages * self.CONSUMERS + 4 * self.STAGES))
 
     @property
@@ -100,6 +113,7 @@ class AttentionForm(NamedTuple):
             (self.D % 16 == 0 and 16 <= self.D <= 256, "D is a multiple of 16 up to 256"),
             (self.BN % 16 == 0 and 16 <= self.BN <= 256, "BN is a multiple of 16 up to 256"),
             (self.TYPE.itemsize == 2, "operands have 16 bits"),
+            (self.stored.itemsize <= 2, "results have 8 or 16 bits"),
             (self.CAUSAL or not self.WINDOW, "a window is of causal attention"),
             (
                 not self.CAUSAL or -(-(self.BM - 64) // self.BN) <= self.STAGES,

@@ -14,19 +14,22 @@ from tilewright.graph.fusion import Group
 from tilewright.graph.views import View, dense_view
 from tilewright.library.attention.cpu import Strided, strided_operands
 from tilewright.library.attention.hopper import decoding_kernel as hopper_decoding
-from tilewright.library.attention.hopper.candidates import hopper_call, is_tiled, tiled
+from tilewright.library.attention.hopper.candidates import hopper_call, is_tiled, own_extra, tiled
 from tilewright.library.attention.hopper.choice import FEW_QUERIES, TILE_CLOCKS, block_clocks
 from tilewright.library.attention.hopper.config import AttentionForm
 from tilewright.library.attention.hopper.decoding_config import CLUSTER, DecodingForm
 from tilewright.library.attention.problem import typical
 from tilewright.library.attention.simt_kernel import combine_parts
-from tilewright.library.binding import bind_sizes
+from tilewright.library.attention.slots import attention_slots
+from tilewright.library.binding import bind_extra, bind_sizes
 from tilewright.library.candidate import Candidate, KernelCall, Operand, Stage
 from tilewright.library.cost import Cost
 from tilewright.library.generated.elementwise import total_bytes
 from tilewright.library.generated.generate import next_power_of_2
+from tilewright.library.generated.source import ExtraReferences
 from tilewright.library.hopper import SHARED_BYTES, is_possible
 from tilewright.library.movement.candidates import updates_in_place
+from tilewright.library.slots import Slots
 from tilewright.runtime.tables import PAIRS
 from tilewright.symbolic import Size, lift, lower_bound, product, simplify, upper_bound
 from tilewright.targets.base import Target
@@ -55,7 +58,7 @@ def decoding_candidates(group: Group, graph: Graph, target: Target) -> list[Cand
     pairs = _middle(product(k.shape[:2]))
     late = _written_late(packed, graph)
     found = [
-        _clustered_candidate(group, packed, form, late, target)
+        _clustered_candidate(group, graph, packed, form, late, target)
         for form in _clustered_forms(packed, late, pairs, target)
     ]
     if upper_bound(product(k.shape[:2])) * _MOST_PARTS >= PAIRS:
@@ -65,7 +68,7 @@ def decoding_candidates(group: Group, graph: Graph, target: Target) -> list[Cand
     for splits in _splits(pairs, typical(k.shape[2]), block, target.machine().processors):
         if clustered and splits <= CLUSTER:
             continue  # they would need a second launch for what a cluster does
-        found.append(_decoding_candidate(group, packed, block, splits, target))
+        found.append(_decoding_candidate(group, graph, packed, block, splits, target))
     return found
 
 
@@ -181,7 +184,9 @@ def _clustered_seconds(form: DecodingForm, pairs: int, keys: int, target: Target
     return machine.launches.kernel + max(memory, own, products), products, -form.STAGES
 
 
-def _clustered_candidate(group: Group, packed: Strided, form: DecodingForm, late: _Late, target: Target) -> Candidate:
+def _clustered_candidate(
+    group: Group, graph: Graph, packed: Strided, form: DecodingForm, late: _Late, target: Target
+) -> Candidate:
     """One launch, of a cluster for each batch and head of keys."""
     anchor = group.anchor
     assert anchor is not None
@@ -200,9 +205,12 @@ def _clustered_candidate(group: Group, packed: Strided, form: DecodingForm, late
     types = dict.fromkeys(("out_batch", "out_head", "out_row"), "i64")
     types |= {**dict.fromkeys(("queries", "keys", "heads"), "i32"), "scale": "f32"}
     if packed.bias is not None:
-        operands |= {"bias_0": packed.bias, "bias_1": packed.bias_strides[0], "bias_2": packed.bias_strides[1]}
-        operands["bias_3"] = 1 / scale
-        types |= {"bias_1": "i64", "bias_2": "i64", "bias_3": "f32"}
+        operands |= {"extra_0": packed.bias, "extra_1": packed.bias_strides[0], "extra_2": packed.bias_strides[1]}
+        operands["extra_3"] = 1 / scale
+        types |= {"extra_1": "i64", "extra_2": "i64", "extra_3": "f32"}
+    slots = attention_slots(group, graph, ExtraReferences(first=0 if packed.bias is None else 4))
+    bind_extra(slots.extra, operands, types)
+    form = form._replace(EPILOGUE=slots.function)
     grid = (simplify(lift(batches) * key_heads * form.SPLITS), 1, 1)
     call = KernelCall(hopper_decoding.decoding, operands, types, {"FORM": form}, grid)
     flops = simplify(lift(product(q.shape)) * k.shape[2] * 4)
@@ -213,7 +221,9 @@ def _clustered_candidate(group: Group, packed: Strided, form: DecodingForm, late
     return Candidate("hopper decoding in clusters", (Stage((call,)),), cost, (), reasons)
 
 
-def _decoding_candidate(group: Group, packed: Strided, block: int, splits: int, target: Target) -> Candidate:
+def _decoding_candidate(
+    group: Group, graph: Graph, packed: Strided, block: int, splits: int, target: Target
+) -> Candidate:
     anchor = group.anchor
     assert anchor is not None
     q, k = packed.views["q"], packed.views["k"]
@@ -236,26 +246,29 @@ def _decoding_candidate(group: Group, packed: Strided, block: int, splits: int, 
     cost = Cost(moved, flops, seconds)
     reasons = {"queries": f"{rows} heads x {block} keys, {splits} parts"}
     if splits == 1:
-        call = hopper_call(anchor, packed, form, None, target)
+        slots = attention_slots(group, graph, ExtraReferences(first=own_extra(packed)))
+        call = hopper_call(anchor, packed, slots, form, None, target)
         return Candidate("hopper decoding", (Stage((call,)),), cost, (), reasons)
     parts = Value(f"{group.name}.parts", dtype, (batches, key_heads * splits, rows, size))
     sums = Value(f"{group.name}.sums", float32, (batches, key_heads * splits, rows))
     partial = replace(packed, out=parts, out_strides=dense_view(parts.shape).strides)
-    call = hopper_call(anchor, partial, form, None, target, sums)
-    together = _combining(packed, parts, sums, splits)
+    call = hopper_call(anchor, partial, None, form, None, target, sums)
+    slots = attention_slots(group, graph, ExtraReferences())
+    together = _combining(packed, slots, parts, sums, splits)
     return Candidate("hopper decoding", (Stage((call,)), Stage((together,))), cost, (parts, sums), reasons)
 
 
-def _combining(packed: Strided, parts: Value, sums: Value, splits: int) -> KernelCall:
+def _combining(packed: Strided, slots: Slots, parts: Value, sums: Value, splits: int) -> KernelCall:
     """The launch that puts parts together."""
     batches, key_heads, rows, size = packed.views["q"].shape
     assert isinstance(key_heads, int) and isinstance(rows, int) and isinstance(size, int)
     operands: dict[str, Operand] = {"parts": parts, "sums": sums, "out": packed.out}
     constants: dict[str, Any] = {
         "GROUP": rows, "SPLITS": splits, "HEAD": size, "BLOCK_P": next_power_of_2(splits),
-        "BLOCK_D": next_power_of_2(size), "heads": key_heads * rows,
+        "BLOCK_D": next_power_of_2(size), "heads": key_heads * rows, "EPILOGUE": slots.function,
     }  # fmt: skip
     types: dict[str, str] = {}
+    bind_extra(slots.extra, operands, types)
     batch, _, head, _ = packed.out_strides
     bind_sizes({"out_batch": batch, "out_head": head}, operands, types, constants)
     grid = (key_heads * rows, batches, 1)

@@ -6,6 +6,7 @@ from typing import Any, NamedTuple
 
 import tilewright.language as tl
 from tilewright.library.hopper import SHARED_BYTES, checked
+from tilewright.library.matmul.kernel import identity
 
 FRESH_ROWS = 8  # that a copy into a tile has at least
 CLUSTER = 8  # CTAs that every Hopper GPU can run together
@@ -27,6 +28,7 @@ class DecodingForm(NamedTuple):
     BIAS: bool = False  # a number for each key is added to its scores
     AHEAD: bool = False  # keys and values are read before the kernels in front have ended …
     FRESH: bool = False  # … which may write those of one number, in every batch and head
+    EPILOGUE: Any = identity
 
     @property
     def query_block(self) -> tuple[int, int, int, int]:

@@ -209,7 +209,7 @@ def put_together(memory, columns, scale, FORM: tl.constexpr):
 
 
 @tilewright.jit
-def attend(copy, out, out_batch, out_head, out_row, queries, memory, part, bias, bias_factor, scale,
+def attend(copy, out, out_batch, out_head, out_row, queries, heads, memory, part, bias, bias_factor, scale, extra,
            FORM: tl.constexpr):  # fmt: skip
     """The multiplying role."""
     tx.grid_wait()  # for the bias, and for those who still read what results are stored over
@@ -228,18 +228,21 @@ def attend(copy, out, out_batch, out_head, out_row, queries, memory, part, bias,
     result = result * tl.where(total > 0, 1.0 / total, 0.0)
     row = tl.arange(0, FORM.ROWS)[None, :]
     place = part.batch.to(tl.int64) * out_batch + part.head.to(tl.int64) * out_head + row.to(tl.int64) * out_row
-    tl.store(out + place + column, result.to(FORM.TYPE), mask=row < queries)
+    number = (part.batch * heads + part.head).to(tl.int64) * queries + row
+    result = FORM.EPILOGUE(result, number, column, row < queries, extra)
+    tl.store(out + place + column, result.to(out.dtype.element_ty), mask=row < queries)
 
 
 @tilewright.jit
 def decoding(q: tx.tensor_map, k: tx.tensor_map, v: tx.tensor_map, k_rows: tx.tensor_map, v_rows: tx.tensor_map, fresh,
-             out, out_batch, out_head, out_row, queries, keys, heads, scale, *bias, FORM: tl.constexpr):  # fmt: skip
+             out, out_batch, out_head, out_row, queries, keys, heads, scale, *extra, FORM: tl.constexpr):  # fmt: skip
     """out[b, h, s] = softmax over keys of (q[b, h, s] . k[b, h] scale ln 2), times v, for a few queries s.
 
     The maps are of tensors [batch, heads, rows, D], with tiles of `FORM.query_block` and `FORM.key_block`; `out` is a
     pointer to such a tensor with strides over batches, heads and queries, and `FORM.ROWS` or fewer queries.  With
-    `BIAS` the scores get a bias: `bias` are its pointer, its strides over batches and heads (keys follow each other),
-    and ln 2 / scale.  With `FRESH` key number `fresh[0]`, from the end where that is negative, may be written by the
+    `BIAS` the scores get a bias: the first of `extra` are its pointer, its strides over batches and heads (keys follow
+    each other), and ln 2 / scale; what is behind them is for the epilogue, whose rows are those of all batches and
+    heads.  With `FRESH` key number `fresh[0]`, from the end where that is negative, may be written by the
     kernels in front (no other key may with `AHEAD`), and `k_rows` and `v_rows` are maps as k and v with tiles of
     `FORM.fresh_block`.
     Grid: (batches * heads * FORM.SPLITS,).
@@ -261,10 +264,11 @@ def decoding(q: tx.tensor_map, k: tx.tensor_map, v: tx.tensor_map, k_rows: tx.te
     part = part_of(keys, heads, fresh, FORM)
     place, factor = out, scale
     if FORM.BIAS:
-        place = bias[0] + (part.batch.to(tl.int64) * bias[1] + part.head * bias[2] + part.first)
-        factor = bias[3]
+        place = extra[0] + (part.batch.to(tl.int64) * extra[1] + part.head * extra[2] + part.first)
+        factor = extra[3]
     tx.grid_launch_dependents()
-    attending = tx.role(attend, (out, out_batch, out_head, out_row, queries, memory, part, place, factor, scale, FORM))
+    attending = tx.role(attend, (out, out_batch, out_head, out_row, queries, heads, memory, part, place, factor, scale,
+                                 extra, FORM))  # fmt: skip
     loading = tx.role(load_tiles, (q, k, v, k_rows, v_rows, memory, part, FORM), warps=1, elected=True)
     tx.warp_roles(attending, loading)
     if FORM.SPLITS > 1:

@@ -403,15 +403,25 @@ def last_values(memory, powers, out, count, FORM: tl.constexpr):
 
 
 @tilewright.jit
-def store_tile(out, maximum, sums, memory, target, lse, tile, sizes, number, copy, scale, FORM: tl.constexpr):
+def finished(out, tile, row, sizes, extra, FORM: tl.constexpr):
+    """The epilogue on 64 rows of results, of which `row` is the first."""
+    rows = row + tl.arange(0, 64)[:, None]
+    column = tl.arange(0, FORM.D)[None, :]
+    number = (tile.batch * sizes.heads + tile.head).to(tl.int64) * sizes.queries + rows
+    return FORM.EPILOGUE(out, number, column, (rows < sizes.queries) & (column < FORM.D), extra)
+
+
+@tilewright.jit
+def store_tile(out, maximum, sums, memory, target, lse, tile, sizes, number, copy, scale, extra,
+               FORM: tl.constexpr):  # fmt: skip
     """Divide by the sums and store this warpgroup's rows."""
     total = tl.sum(sums, 1)
     factor = tl.where(total > 0, 1.0 / total, 0.0)
     row = tile.row + copy * 64
-    staging = memory.outs[copy]
+    staging = memory.outs[copy * FORM.out_stride]
     tx.tma_wait(0, read=True)
     tx.group_sync()
-    staging.store(out * factor[:, None])
+    staging.store(finished(out * factor[:, None], tile, row, sizes, extra, FORM))
     tx.fence_async()
     tx.group_sync()
     tx.tma_store(target, (tile.batch, tile.head, row, 0), staging)
@@ -428,7 +438,7 @@ def store_tile(out, maximum, sums, memory, target, lse, tile, sizes, number, cop
 
 
 @tilewright.jit
-def attend(copy, target, lse, memory, sizes, schedule, lengths, scale, FORM: tl.constexpr):
+def attend(copy, target, lse, memory, sizes, schedule, lengths, scale, extra, FORM: tl.constexpr):
     """The multiplying role: 64 queries of each tile."""
     entry = tl.load(schedule)
     if FORM.DEPENDENT:
@@ -480,7 +490,7 @@ def attend(copy, target, lse, memory, sizes, schedule, lengths, scale, FORM: tl.
                 out = last_values(memory, powers, out, count - 1, FORM)
         else:
             out = last_values(memory, powers, out, count - 1, FORM)
-        store_tile(out, ended_maximum, ended_sums, memory, target, lse, tile, sizes, number, copy, scale, FORM)
+        store_tile(out, ended_maximum, ended_sums, memory, target, lse, tile, sizes, number, copy, scale, extra, FORM)
         number += 1
         entry = following
     tx.tma_wait(read=True)
@@ -488,7 +498,7 @@ def attend(copy, target, lse, memory, sizes, schedule, lengths, scale, FORM: tl.
 
 @tilewright.jit
 def attention(q: tx.tensor_map, k: tx.tensor_map, v: tx.tensor_map, out: tx.tensor_map, lse, lengths, schedule,
-              tiles_per_cta, queries, keys, heads, group, window, scale, *bias, FORM: tl.constexpr):  # fmt: skip
+              tiles_per_cta, queries, keys, heads, group, window, scale, *extra, FORM: tl.constexpr):  # fmt: skip
     """out[b, h, s] = softmax over the keys that query s sees of (q[b, h, s] . k[b, h / group] scale ln 2), times v.
 
     The maps are of tensors [batch, heads, rows, D], with tiles of `FORM.query_block` for q and out and of
@@ -497,9 +507,10 @@ def attention(q: tx.tensor_map, k: tx.tensor_map, v: tx.tensor_map, out: tx.tens
     masks the last query sees the last key; `window` is how many keys a query sees.  `lengths` [batch, 2] i32 are the
     queries and keys of each batch (`LENGTHS` 1; rows behind them hold nothing of use), or [batch] i32 the keys of each
     that are seen (2; causal masks are those of all keys).  With `SOFTCAP` c scores are c tanh(scores / c).
-    `lse` [batch, heads, queries] f32 are the logarithms of the sums (`LSE`).  With `BIAS` the scores get a bias: `bias`
-    are its pointer, its strides over batches, heads and queries (0 where it is broadcast; keys follow each other), and
-    ln 2 / scale.  With `SPLITS` the keys of a head are divided into so many parts of whole blocks (the last may be
+    `lse` [batch, heads, queries] f32 are the logarithms of the sums (`LSE`).  With `BIAS` the scores get a bias: the
+    first of `extra` are its pointer, its strides over batches, heads and queries (0 where it is broadcast; keys follow
+    each other), and ln 2 / scale; what is behind them is for `EPILOGUE`, whose rows are queries of all batches and
+    heads.  With `SPLITS` the keys of a head are divided into so many parts of whole blocks (the last may be
     empty); `heads` counts parts, part s of head h is number h SPLITS + s, and `out` and `lse` hold the results of
     parts, to be put together.
     """
@@ -507,13 +518,14 @@ def attention(q: tx.tensor_map, k: tx.tensor_map, v: tx.tensor_map, out: tx.tens
     key_tiles = tx.shared((FORM.STAGES, FORM.BN, FORM.D), FORM.TYPE, swizzle=FORM.swizzle)
     value_tiles = tx.shared((FORM.STAGES, FORM.BN, FORM.D), FORM.TYPE, swizzle=FORM.swizzle)
     below = None if FORM.separate_outs else query_tiles
-    outs = tx.shared((FORM.CONSUMERS, 64, FORM.D), FORM.TYPE, swizzle=FORM.swizzle, over=below)
+    outs = tx.shared((FORM.CONSUMERS * FORM.out_stride, 64, FORM.D), FORM.stored,
+                     swizzle=swizzle_of(FORM.D * FORM.stored.itemsize), over=below)  # fmt: skip
     query_ring = tx.make_ring(FORM.query_stages * FORM.CONSUMERS, 4)
     key_ring = tx.make_ring(FORM.STAGES, 4 * FORM.CONSUMERS)
     value_ring = tx.make_ring(FORM.STAGES, 4 * FORM.CONSUMERS)
     memory = Memory(query_tiles, key_tiles, value_tiles, outs, query_ring, key_ring, value_ring)
     if FORM.BIAS > 0:
-        sizes = Sizes(queries, keys, heads, group, window, *bias)
+        sizes = Sizes(queries, keys, heads, group, window, extra[0], extra[1], extra[2], extra[3], extra[4])
     else:
         sizes = Sizes(queries, keys, heads, group, window, lengths, 0, 0, 0, 0)
     mine = schedule + tl.program_id(0) * tiles_per_cta
@@ -522,7 +534,7 @@ def attention(q: tx.tensor_map, k: tx.tensor_map, v: tx.tensor_map, out: tx.tens
     # One warpgroup needs no budgets of registers, and a warp behind it is enough to load.
     loading = tx.role(load_tiles, (q, k, v, memory, sizes, mine, lengths, FORM), registers=FORM.registers[0],
                       warps=1 if FORM.CONSUMERS == 1 else 4, elected=True)  # fmt: skip
-    attending = tx.role(attend, (out, lse, memory, sizes, mine, lengths, scale, FORM), copies=FORM.CONSUMERS,
+    attending = tx.role(attend, (out, lse, memory, sizes, mine, lengths, scale, extra, FORM), copies=FORM.CONSUMERS,
                         registers=FORM.registers[1])  # fmt: skip
     if FORM.CONSUMERS == 1:
         tx.warp_roles(attending, loading)
