@@ -8,7 +8,9 @@ import numpy as np
 import pytest
 
 from tests.host.test_engine_gpu_attention import appended, appending, decoding, packed
+from tests.quantized_attention import CASES, check, quantizing
 from tilewright.build.builder import build
+from tilewright.build.tuning import Tuning
 from tilewright.dtypes import bfloat16, float16
 from tilewright.graph.core import Graph
 from tilewright.graph.reference import run
@@ -109,3 +111,9 @@ def test_a_cache_is_read_before_its_last_row(
             assert error <= 2.0**-6 * np.max(np.abs(exact)), place
             for target in graph.mutations:
                 inputs[target.name] = wanted[target.name].astype(inputs[target.name].dtype)
+
+
+@pytest.mark.parametrize("name", CASES)
+def test_results_are_stored_quantized(name: str, rng: np.random.Generator) -> None:
+    graph = quantizing(CASES[name])
+    check(CASES[name], graph, build(graph, "cuda", tuning=Tuning(0)), rng)
