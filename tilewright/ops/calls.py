@@ -150,7 +150,7 @@ def _prepare(graph: Graph, ordinal: int | None, target: NvidiaTarget, together: 
         anchor = graph.nodes[-1]
         group = Group("contraction", graph.nodes, graph.inputs, graph.outputs, anchor, graph.name)
         return Prepared(graph, (choose(candidates(group, graph, target)),), (), ordinal)
-    fused = fuse(optimize(graph))
+    fused = fuse(optimize(graph), attention_quantizes=True)
     for group in fused.groups:
         if group.kind == "view":
             raise UnsupportedOperationError(f"group {group.name} is only another view of its input")

@@ -55,9 +55,7 @@ class Copies:
         return replace(candidate, stages=stages, temporaries=(*self.temporaries, *candidate.temporaries))
 
 
-def with_strided_operands(
-    group: Group, graph: Graph, target: Target, quantizes: bool = False
-) -> tuple[Group, Copies]:
+def with_strided_operands(group: Group, graph: Graph, target: Target, quantizes: bool = False) -> tuple[Group, Copies]:
     """A group that reads and writes by strides alone, and the copies of what its movement leaves otherwise.
 
     Arithmetic behind the anchor stays in a group whose kernel `quantizes`.

@@ -27,6 +27,16 @@ def load_bias(bias, query_row, key, query_exists, key_exists, bias_row, bias_key
 
 
 @tilewright.jit
+def seen_scores(scores, seen, query, key, offset, CAUSAL: tl.constexpr, WINDOW: tl.constexpr):
+    """Scores [queries, keys], minus infinity where a query does not see a key."""
+    if CAUSAL:
+        seen = seen & (key[None, :] <= query[:, None] + offset)
+    if WINDOW > 0:
+        seen = seen & (key[None, :] > query[:, None] + (offset - WINDOW))
+    return tl.where(seen, scores, float("-inf"))
+
+
+@tilewright.jit
 def attention(q, k, v, bias, out, queries, keys, group, scale,
               q_batch, q_head, q_row, k_batch, k_head, k_row, v_batch, v_head, v_row,
               out_batch, out_head, out_row, bias_batch, bias_head, bias_row, bias_key, q_offset, k_offset, v_offset,
@@ -58,9 +68,7 @@ def attention(q, k, v, bias, out, queries, keys, group, scale,
     maximum = tl.full((BLOCK_S,), float("-inf"), TYPE)
     total = tl.zeros((BLOCK_S,), TYPE)
     acc = tl.zeros((BLOCK_S, BLOCK_V), TYPE)
-    offset = keys - queries
-    if COUNTED:
-        keys = seen_keys(keys, batch, extra)
+    offset, keys = keys - queries, seen_keys(keys, batch, extra) if COUNTED else keys
     start, limit = seen_range(first_query, BLOCK_S, offset, keys, CAUSAL, WINDOW, BLOCK_T)
     for first_key in range(start, limit, BLOCK_T):
         key = first_key + tl.arange(0, BLOCK_T)
@@ -72,11 +80,7 @@ def attention(q, k, v, bias, out, queries, keys, group, scale,
         seen = key[None, :] < keys
         if BIAS > 0:
             scores += load_bias(bias, query_row, key, query_exists, seen, bias_row, bias_key, BIAS).to(TYPE)
-        if CAUSAL:
-            seen = seen & (key[None, :] <= query[:, None] + offset)
-        if WINDOW > 0:
-            seen = seen & (key[None, :] > query[:, None] + (offset - WINDOW))
-        scores = tl.where(seen, scores, float("-inf"))
+        scores = seen_scores(scores, seen, query, key, offset, CAUSAL, WINDOW)
         new_maximum = tl.maximum(maximum, tl.max(scores, 1))
         # A query with no visible key so far keeps -inf; subtracting it from itself would give NaN.
         reference = tl.where(new_maximum == float("-inf"), 0.0, new_maximum)
@@ -89,8 +93,7 @@ def attention(q, k, v, bias, out, queries, keys, group, scale,
 
     # A query that sees no key has the total 0 and gives zeros.
     result = acc / tl.where(total == 0.0, 1.0, total)[:, None]
-    inside = query_exists & (value_dim < VALUE_HEAD)
-    row = (batch * tl.num_programs(1) + head) * queries + query_row
+    inside, row = query_exists & (value_dim < VALUE_HEAD), (batch * tl.num_programs(1) + head) * queries + query_row
     result = EPILOGUE(result, row, value_dim, inside, extra)
     tl.store(out + query_row * out_row + value_dim, result.to(out.dtype.element_ty), mask=inside)
 

@@ -92,8 +92,8 @@ class NamedReferences:
 
 @dataclass
 class ExtraReferences:
-    """Entries of the `*extra` operands of a library kernel, shared by its prologue and epilogue; the `first` ones are the
-    kernel's own."""
+    """Entries of the `*extra` operands of a library kernel, shared by its prologue and epilogue; the `first` ones are
+    the kernel's own."""
 
     operands: dict[str, Any] = field(default_factory=dict)
     types: dict[str, str] = field(default_factory=dict)
