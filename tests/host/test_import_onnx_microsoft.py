@@ -324,15 +324,15 @@ def test_lists(rng: np.random.Generator) -> None:
 
 
 @pytest.mark.parametrize("direction", ["forward", "reverse", "bidirectional"])
-@pytest.mark.parametrize("columns", [False, True])
-def test_quantized_recurrent_layer(direction: str, columns: bool, rng: np.random.Generator) -> None:
-    """One sequence, whose rows ONNX Runtime quantizes by one range, as every build does."""
+@pytest.mark.parametrize(("columns", "batch"), [(False, 1), (True, 1), (False, 3)])
+def test_quantized_recurrent_layer(direction: str, columns: bool, batch: int, rng: np.random.Generator) -> None:
+    """The rows of a step, which ONNX Runtime quantizes by one range, as every build does."""
     hidden, width, steps, sides = 16, 8, 6, 1 + (direction == "bidirectional")
-    inputs = given(x=floats(rng, steps, 1, width))
+    inputs = given(x=floats(rng, steps, batch, width) * np.linspace(0.2, 1, batch, dtype=np.float32)[:, None])
     for name, depth in (("w", width), ("r", hidden)):
         inputs.append((name, few_bits(rng, sides, depth, 4 * hidden), True))
     inputs += [("b", floats(rng, sides, 8 * hidden), True), NONE]
-    inputs += [*given(h=floats(rng, sides, 1, hidden), c=floats(rng, sides, 1, hidden)), NONE]
+    inputs += [*given(h=floats(rng, sides, batch, hidden), c=floats(rng, sides, batch, hidden)), NONE]
     count = (sides, 4 * hidden) if columns else (sides,)
     for name in ("w", "r"):
         inputs.append((f"{name}s", rng.uniform(0.5, 1, count).astype(np.float32) / 400, True))

@@ -89,6 +89,52 @@ def test_resize_of_dynamic_sizes(mode: str, coordinates: str, rng: np.random.Gen
         check(*model_of("Resize", inputs, ["y"], dynamic=True, **options), rtol=1e-3)
 
 
+@pytest.mark.parametrize("scaled", [False, True])
+@pytest.mark.parametrize("options", [
+    {"mode": "linear", "antialias": 1},
+    {"mode": "linear", "antialias": 1, "coordinate_transformation_mode": "pytorch_half_pixel"},
+    {"mode": "cubic", "antialias": 1, "exclude_outside": 1},
+    {"mode": "cubic", "antialias": 1, "cubic_coeff_a": -0.5, "coordinate_transformation_mode": "tf_half_pixel_for_nn"},
+    {"mode": "cubic", "exclude_outside": 1, "coordinate_transformation_mode": "half_pixel_symmetric"},
+], ids=str)  # fmt: skip
+def test_resize_by_weights_that_only_the_run_knows(options: dict[str, Any], scaled: bool) -> None:
+    """Larger, smaller and as it was; one dimension each way."""
+    generator = np.random.default_rng(7)
+    for extents, sizes in (((9, 5), (4, 11)), ((7, 6), (7, 3)), ((4, 8), (5, 8))):
+        image = generator.random((1, 2, *extents), dtype=np.float32)
+        inputs = [("x", image, False), ("", image, True)]
+        if scaled:
+            factors = [(size + 0.5) / extent for size, extent in zip(sizes, extents, strict=True)]
+            inputs.append(("s", np.array([1, 1, *factors], np.float32), False))
+        else:
+            inputs += [("", image, True), ("s", np.array([1, 2, *sizes]), False)]
+        model, feeds = model_of("Resize", inputs, ["y"], dynamic=True, **options)
+        model.graph.input[1].type.tensor_type.shape.dim[0].dim_value = 4
+        check(model, feeds, rtol=1e-3)
+
+
+@pytest.mark.parametrize("dynamic", [False, True])
+@pytest.mark.parametrize(("extent", "scale", "options"), [
+    (5, 2.6, {"mode": "nearest"}),  # 13 pixels: the product is rounded up in float32
+    (18, 0.3, {"mode": "nearest", "nearest_mode": "round_prefer_ceil"}),  # a place next to the middle of two
+    (9, 2.6, {"mode": "nearest", "coordinate_transformation_mode": "tf_half_pixel_for_nn"}),
+    (6, 2.2, {"mode": "nearest", "coordinate_transformation_mode": "half_pixel_symmetric"}),
+    (9, 1.7, {"mode": "nearest", "coordinate_transformation_mode": "align_corners"}),
+    (9, 1.7, {"mode": "linear", "coordinate_transformation_mode": "tf_crop_and_resize"}),
+], ids=str)  # fmt: skip
+def test_resize_by_broken_scales(extent: int, scale: float, options: dict[str, Any], dynamic: bool) -> None:
+    image = np.arange(extent * extent, dtype=np.float32).reshape(1, 1, extent, extent)
+    region = np.array([0, 0, 0.1, 0.2, 1, 1, 0.9, 0.8], np.float32)
+    inputs = [("x", image, False), ("r", region, True), ("s", np.array([1, 1, scale, scale], np.float32), True)]
+    check(*model_of("Resize", inputs, ["y"], dynamic=dynamic, **options))
+
+
+def test_an_image_that_keeps_its_size_is_not_resized() -> None:
+    inputs = [("x", np.arange(9, dtype=np.float32).reshape(1, 1, 3, 3), False), ("", np.zeros(0), True)]
+    inputs.append(("s", np.array([1, 1, 1.25, 1.25], np.float32), True))
+    check(*model_of("Resize", inputs, ["y"], mode="linear"))
+
+
 @pytest.mark.parametrize("dynamic", [False, True])
 @pytest.mark.parametrize("kind", [np.uint8, np.int8, np.int32])
 def test_resize_of_integers(kind: type, dynamic: bool, rng: np.random.Generator) -> None:
@@ -273,12 +319,32 @@ def test_peepholes_of_sequences_of_any_length(direction: str, lengths: bool, rng
     check(model, feeds)
 
 
-@pytest.mark.parametrize(("kind", "gates"), [("RNN", 1), ("GRU", 3), ("LSTM", 4)])
-def test_recurrent_layers_with_bounded_activations(kind: str, gates: int, rng: np.random.Generator) -> None:
-    shapes = {"w": (1, 4 * gates, 3), "r": (1, 4 * gates, 4), "b": (1, 8 * gates)}
-    weights = [(name, rng.standard_normal(shape, np.float32), True) for name, shape in shapes.items()]
-    inputs = [("x", 2 * rng.standard_normal((12, 2, 3), np.float32), False), *weights]
-    check(*model_of(kind, inputs, ["y"], hidden_size=4, clip=0.4))
+FUNCTIONS = (
+    "Affine", "Elu", "HardSigmoid", "LeakyRelu", "Relu", "ScaledTanh", "Sigmoid", "Softplus", "Softsign", "Tanh",
+    "ThresholdedRelu",
+)  # fmt: skip
+
+
+@pytest.mark.parametrize("dynamic", [False, True])
+@pytest.mark.parametrize(("kind", "gates", "count"), [("RNN", 1, 1), ("GRU", 3, 2), ("LSTM", 4, 3)])
+def test_recurrent_layers_with_other_functions(kind: str, gates: int, count: int, dynamic: bool) -> None:
+    """Each function in each place, with given numbers and without; bounds, coupled gates, lengths, both directions."""
+    for number in range(0, len(FUNCTIONS), 2 * count - 1):
+        generator = np.random.default_rng(number)
+        chosen = [FUNCTIONS[(number + place) % len(FUNCTIONS)] for place in range(2 * count)]
+        shapes = {"w": (2, 4 * gates, 3), "r": (2, 4 * gates, 4), "b": (2, 8 * gates)}
+        weights = [(name, generator.standard_normal(shape, np.float32) / 3, True) for name, shape in shapes.items()]
+        steps = 12 if dynamic else 6
+        inputs = [("x", generator.standard_normal((steps, 2, 3), np.float32), False), *weights]
+        inputs.append(("l", np.array([steps, 4], np.int32), False))
+        options: dict[str, Any] = {"activation_alpha": [0.3, 0.6, 0.4]} if number % 2 else {"clip": 0.4}
+        if kind == "LSTM":
+            options["input_forget"] = 1
+        model, feeds = model_of(
+            kind, inputs, ["y", "last"], dynamic=dynamic, hidden_size=4, direction="bidirectional", activations=chosen,
+            **options,
+        )  # fmt: skip
+        check(model, feeds)
 
 
 @pytest.mark.parametrize("dynamic", [False, True])

@@ -16,7 +16,8 @@ row p.  The row that is left over holds the initial state.  Cells and their gate
     lstm_peephole  as lstm, with p_i c and p_f c of the old c added to i and f, and p_o c of the new one to o
     gru        z, r, n: n = f(x_n + r (h W_n + b)); h = n + z (h - n)
     gru_first  the same with n = f(x_n + (r h) W_n + b); slots h, r h and z
-    lstm_8bit  as lstm, with h in 256 steps of its own range in the products; slots h in steps, c and h
+    lstm_8bit  as lstm, with h in 256 steps of its range in the products, one range for all rows of the batch that have
+               the step; slots h in steps, c and h
 """
 
 from __future__ import annotations
@@ -80,8 +81,11 @@ def recurrent(inputs: Any, attributes: Attributes) -> np.ndarray:
         for place in range(steps)[:: -1 if backwards else 1]:
             added = None if bias is None else bias[direction]
             new = _step(x[place, direction], state, weight[direction], added, attributes)
-            if lengths is not None:
-                new = np.where((place < lengths)[:, None], new, state)
+            running = np.full(batch, True) if lengths is None else place < lengths
+            if attributes["cell"] == "lstm_8bit":
+                hidden = weight.shape[1]
+                new[:, :hidden] = _in_steps(new[:, :hidden], running)
+            new = np.where(running[:, None], new, state)
             state = result[place if backwards else place + 1, direction] = new.astype(x.dtype)
     return result
 
@@ -99,7 +103,7 @@ def _step(x: np.ndarray, state: np.ndarray, weight: np.ndarray, bias: Any, attri
         old = state[:, hidden : 2 * hidden]
         memory = gate(forget + see_forget * old) * old + gate(into + see_into * old) * others[0](new)
         shown = gate(out + see_out * memory) * others[1](memory)
-        parts = [_in_steps(shown), memory, shown] if cell == "lstm_8bit" else [shown, memory]
+        parts = [shown, memory, shown] if cell == "lstm_8bit" else [shown, memory]
         return np.concatenate(parts, axis=1)
     update_x, reset_x, new_x = np.split(x, 3, axis=1)
     products = h @ weight if bias is None else h @ weight + bias
@@ -114,9 +118,10 @@ def _step(x: np.ndarray, state: np.ndarray, weight: np.ndarray, bias: Any, attri
     return np.concatenate([new + update * (h - new), reset * h, update], axis=1)
 
 
-def _in_steps(h: np.ndarray) -> np.ndarray:
-    """Every row in 256 steps of its own range, 0 among them: `DynamicQuantizeLinear` of ONNX, and back."""
-    low, high = np.minimum(h.min(axis=1, keepdims=True), 0), np.maximum(h.max(axis=1, keepdims=True), 0)
-    step = np.where(high == low, 1, (high - low) / 255)
+def _in_steps(h: np.ndarray, running: np.ndarray) -> np.ndarray:
+    """The rows in 256 steps of the range of those that are `running`, 0 among them: `DynamicQuantizeLinear` of ONNX,
+    and back."""
+    low, high = h[running].min(initial=0), h[running].max(initial=0)
+    step = 1 if high == low else (high - low) / 255
     zero = np.round(-low / step)
     return np.asarray((np.clip(np.round(h / step) + zero, 0, 255) - zero) * step)

@@ -384,6 +384,40 @@ def curve_matrix(
     return matrix / matrix.sum(1, keepdims=True) if exclude_outside or scale < 1 else matrix
 
 
+def curve_matrix_at_run_time(
+    emit: Emitter,
+    place: Value,
+    extent: Size,
+    curve: Callable[[Emitter, Value], Value],
+    width: int,
+    scale: Value | None,
+    exclude_outside: bool,
+) -> Value:
+    """As `curve_matrix`, of places [size] and a scale (None: 1) that only the run knows: [size, extent] in float64.
+
+    What lies beyond an edge is added to it: no curve is wider than `width` images of `extent` pixels, or than `width`
+    pixels where it has no scale.
+    """
+    rows = emit.unsqueeze(place, 1)
+
+    def weights(columns: Value) -> Value:
+        far = emit.op("absolute", emit.op("subtract", rows, emit.unsqueeze(columns, 0)))
+        return curve(emit, far if scale is None else emit.op("multiply", far, scale))
+
+    columns = emit.iota(extent, float64)
+    matrix = weights(columns)
+    if not exclude_outside:
+        last = emit.value(simplify(lift(extent) - 1), float64)
+        beyond = emit.op("add", emit.iota(simplify(lift(extent) * width) if scale is not None else width, float64), 1.0)
+        for edge, outside in ((0.0, emit.op("negate", beyond)), (last, emit.op("add", last, beyond))):
+            share = emit.op("reduce_sum", weights(outside), axes=(1,), keepdims=True)
+            at_edge = emit.unsqueeze(emit.op("equal", columns, edge), 0)
+            matrix = emit.op("add", matrix, emit.op("where", at_edge, share, emit.builder.number(0.0, float64)))
+    if scale is None and not exclude_outside:
+        return matrix
+    return emit.op("divide", matrix, emit.op("reduce_sum", matrix, axes=(1,), keepdims=True))
+
+
 def depth_to_space(emit: Emitter, x: Value, factor: int, columns_first: bool) -> Value:
     """[.., C f f, H, W] -> [.., C, H f, W f]; `columns_first`: channel index = (row, column, channel)."""
     lead, (channels, height, width) = x.shape[:-3], x.shape[-3:]

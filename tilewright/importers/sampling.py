@@ -133,6 +133,29 @@ def read_along(emit: Emitter, x: Value, axis: int, taps: Sequence[tuple[Value, V
     return total
 
 
+def linear_weight(emit: Emitter, far: Value) -> Value:
+    """The weight of a pixel at a distance in linear interpolation."""
+    return emit.op("maximum", emit.op("subtract", 1.0, far), 0.0)
+
+
+def cubic_weight(emit: Emitter, far: Value, coefficient: float) -> Value:
+    """The weight of a pixel at a distance in cubic convolution (Keys, 1981)."""
+    outer = emit.op("where", emit.op("less", far, 2.0), cubic_beyond(emit, far, coefficient), 0.0)
+    return emit.op("where", emit.op("less_equal", far, 1.0), cubic_near(emit, far, coefficient), outer)
+
+
+def cubic_near(emit: Emitter, far: Value, coefficient: float) -> Value:
+    """Up to a distance of 1."""
+    curve = emit.op("subtract", emit.op("multiply", far, coefficient + 2), coefficient + 3)
+    return emit.op("add", emit.op("multiply", emit.op("multiply", curve, far), far), 1.0)
+
+
+def cubic_beyond(emit: Emitter, far: Value, coefficient: float) -> Value:
+    """At a distance from 1 to 2."""
+    curve = emit.op("add", emit.op("multiply", emit.op("subtract", far, 5.0), far), 8.0)
+    return emit.op("multiply", emit.op("subtract", emit.op("multiply", curve, far), 4.0), coefficient)
+
+
 def cubic_taps(emit: Emitter, place: Value, coefficient: float = -0.75) -> list[Tap]:
     """The four pixels around each place, weighted by cubic convolution (Keys, 1981)."""
     first = emit.op("floor", place)
@@ -141,12 +164,7 @@ def cubic_taps(emit: Emitter, place: Value, coefficient: float = -0.75) -> list[
     for step in range(-1, 3):
         position = emit.op("add", first, float(step))
         far = emit.op("absolute", emit.op("subtract", share, float(step)))
-        if step in (0, 1):
-            curve = emit.op("subtract", emit.op("multiply", far, coefficient + 2), coefficient + 3)
-            weight = emit.op("add", emit.op("multiply", emit.op("multiply", curve, far), far), 1.0)
-        else:
-            curve = emit.op("add", emit.op("multiply", emit.op("subtract", far, 5.0), far), 8.0)
-            weight = emit.op("multiply", emit.op("subtract", emit.op("multiply", curve, far), 4.0), coefficient)
+        weight = (cubic_near if step in (0, 1) else cubic_beyond)(emit, far, coefficient)
         found.append((position, weight))
     return found
 

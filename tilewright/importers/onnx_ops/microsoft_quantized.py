@@ -174,8 +174,8 @@ def product_of_16_bits(call: Call) -> Value:
 def dynamic_lstm(call: Call) -> tuple[Value, ...]:
     """An LSTM with weights of 8 bits [directions, width, gates * hidden]; inputs and states are quantized as they come.
 
-    Inputs 8 to 11: scale and zero point of the input's weights, then of the state's.  Every row of the batch is
-    quantized by its own range; ONNX Runtime takes one range for the rows that a thread has.
+    Inputs 8 to 11: scale and zero point of the input's weights, then of the state's.  All rows of the batch
+    share the range of a step, as in ONNX Runtime with one thread; with more it may take a range for the rows of each.
     """
     rows, scale, zero = quantized.dynamic_quantize_linear(call)
     whole = call.op("subtract", call.cast(rows, float32), call.cast(zero, float32))

@@ -1,5 +1,6 @@
 """Recurrent layers (RNN, GRU, LSTM): the graph's op for sequences of any length, unrolled for a few steps.
 
+What the graph's op has not (other functions, `clip`, `input_forget`) is a loop over the steps, in a graph of its own.
 The input's products are one product over all steps; each step then adds the state's.  Formulas and orders of gates are
 those of the ONNX operator specification.
 """
@@ -9,10 +10,14 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
-from tilewright.dtypes import int64
+import numpy as np
+
+from tilewright.dtypes import int1, int64
+from tilewright.graph.build import GraphBuilder
 from tilewright.graph.core import Value
 from tilewright.graph.inference import shape_text
 from tilewright.graph.recurrent import SLOTS
+from tilewright.importers import formulas
 from tilewright.importers.agreement import chosen, must_be, respelled
 from tilewright.importers.onnx_call import Call
 from tilewright.importers.report import Invalid, Unsupported
@@ -22,9 +27,41 @@ from tilewright.symbolic import Size, lift, simplify
 TABLE = RuleTable("Recurrent layers")
 rule = TABLE.rule
 
-LONGEST = 1024  # steps that are unrolled
 FEW = 8  # steps that are always unrolled: their products are one each, and everything around them is fused
-_ACTIVATIONS = {"Sigmoid": "sigmoid", "Tanh": "tanh", "Relu": "relu"}
+_ACTIVATIONS = {"sigmoid": "sigmoid", "tanh": "tanh", "relu": "relu"}  # those of the graph's op
+# The other functions of ONNX, by name, with the alpha and beta that ONNX Runtime takes where none is given.
+_DEFAULTS: dict[str, tuple[float | None, float | None]] = {
+    "sigmoid": (None, None), "tanh": (None, None), "relu": (None, None), "softsign": (None, None),
+    "softplus": (None, None), "affine": (0.0, 0.0), "leakyrelu": (0.01, None), "thresholdedrelu": (0.0, None),
+    "scaledtanh": (0.0, 0.0), "hardsigmoid": (0.2, 0.5), "elu": (1.0, None),
+}  # fmt: skip
+
+
+@dataclass(frozen=True)
+class _Function:
+    """An activation: its name in small letters, alpha and beta."""
+
+    name: str
+    alpha: float = 0.0
+    beta: float = 0.0
+
+    def apply(self, call: Call, x: Value) -> Value:
+        alpha, beta = self.alpha, self.beta
+        if self.name in _ACTIVATIONS:
+            return call.op(_ACTIVATIONS[self.name], x)
+        if self.name in ("softplus", "softsign"):
+            return formulas.softplus(call, x) if self.name == "softplus" else formulas.softsign(call, x)
+        if self.name == "affine":
+            return call.op("add", call.op("multiply", x, alpha), beta)
+        if self.name == "scaledtanh":
+            return call.op("multiply", call.op("tanh", call.op("multiply", x, beta)), alpha)
+        if self.name == "hardsigmoid":
+            return call.op("clip", call.op("add", call.op("multiply", x, alpha), beta), low=0.0, high=1.0)
+        if self.name == "thresholdedrelu":
+            return call.op("where", call.op("greater", x, alpha), x, call.builder.number(0.0, x.dtype))
+        if self.name == "elu":
+            return formulas.elu(call, x, alpha)
+        return formulas.where_positive(call, x, x, call.op("multiply", x, alpha))
 
 
 @dataclass(frozen=True)
@@ -34,7 +71,7 @@ class _Weights:
     state: Value
     bias: Value | None
     peepholes: list[Value]
-    activations: Sequence[str]
+    activations: Sequence[_Function]
 
 
 # (call, [batch, gates * hidden] of the input, states, weights) -> new states, the output first
@@ -46,10 +83,10 @@ def _product(call: Call, x: Value, weight: Value, bias: Value | None) -> Value:
     return result if bias is None else call.op("add", result, bias)
 
 
-def _applied(call: Call, function: str, x: Value) -> Value:
+def _applied(call: Call, function: _Function, x: Value) -> Value:
     """An activation of what the attribute `clip` bounds on both sides."""
     bound = call.attribute("clip")
-    return call.op(function, x if bound is None else call.op("clip", x, low=-float(bound), high=float(bound)))
+    return function.apply(call, x if bound is None else call.op("clip", x, low=-float(bound), high=float(bound)))
 
 
 def _rnn(call: Call, x: Value, states: Sequence[Value], weights: _Weights) -> list[Value]:
@@ -86,21 +123,30 @@ def _lstm(call: Call, x: Value, states: Sequence[Value], weights: _Weights) -> l
     if weights.peepholes:
         into = call.op("add", into, call.op("multiply", weights.peepholes[0], memory))
         forget = call.op("add", forget, call.op("multiply", weights.peepholes[2], memory))
-    kept = call.op("multiply", _applied(call, gate, forget), memory)
-    memory = call.op("add", kept, call.op("multiply", _applied(call, gate, into), _applied(call, activation, new)))
+    taken = _applied(call, gate, into)
+    left = call.op("subtract", 1.0, taken) if call.attribute("input_forget", 0) else _applied(call, gate, forget)
+    kept = call.op("multiply", left, memory)
+    memory = call.op("add", kept, call.op("multiply", taken, _applied(call, activation, new)))
     if weights.peepholes:
         out = call.op("add", out, call.op("multiply", weights.peepholes[1], memory))
-    return [call.op("multiply", _applied(call, gate, out), call.op(last, memory)), memory]
+    return [call.op("multiply", _applied(call, gate, out), last.apply(call, memory)), memory]
 
 
-def _activations(call: Call, defaults: Sequence[str], directions: int) -> list[list[str]]:
-    """The graph's ops for the functions of each direction."""
+def _activations(call: Call, defaults: Sequence[str], directions: int) -> list[list[_Function]]:
+    """The functions of each direction; alphas and betas are given for those that have one, in their order."""
     names = call.attribute("activations") or [*defaults] * directions
     if len(names) != len(defaults) * directions:
         raise Invalid(f"there are {len(names)} activations; there must be {len(defaults) * directions}")
-    if call.attribute("activation_alpha") or call.attribute("activation_beta") or set(names) - set(_ACTIVATIONS):
-        raise Unsupported(f"the activations {', '.join(names)}", f"use {', '.join(_ACTIVATIONS)}")
-    found = [_ACTIVATIONS[name] for name in names]
+    alphas, betas = (list(call.attribute(f"activation_{which}") or []) for which in ("alpha", "beta"))
+    found = []
+    for name in names:
+        if name.lower() not in _DEFAULTS:
+            raise Invalid(f"there is no activation {name!r}")
+        numbers = [
+            0.0 if default is None else float(given.pop(0)) if given else default
+            for default, given in zip(_DEFAULTS[name.lower()], (alphas, betas), strict=True)
+        ]
+        found.append(_Function(name.lower(), *numbers))
     return [found[len(defaults) * number : len(defaults) * (number + 1)] for number in range(directions)]
 
 
@@ -122,24 +168,17 @@ def _layer(
     peepholes = peepholes and call.has(7)
     if in_steps and peepholes:
         raise Unsupported("a quantized layer with peepholes", "quantize without it")
-    if call.attribute("input_forget", 0):
-        raise Unsupported("a recurrent layer with `input_forget`", "leave it out")
-    bound = call.attribute("clip")
     activations = _activations(call, defaults, directions)
     backwards = [kind == "reverse" or number == 1 for number in range(directions)]
-    if in_steps and bound is not None:
-        raise Unsupported("a quantized layer with `clip`", "leave it out")
-    if walked and bound is None and all(functions == activations[0] for functions in activations):
+    plain = call.attribute("clip") is None and not call.attribute("input_forget", 0)
+    usual = all(function.name in _ACTIVATIONS for function in activations[0])
+    if walked and plain and usual and all(functions == activations[0] for functions in activations):
         cell_name = "lstm_peephole" if peepholes else "lstm_8bit" if in_steps else _CELLS.get(gates)
-        joined = _walked(call, x, gates, states, activations[0], backwards, batch_first, cell_name)
+        names = [_ACTIVATIONS[function.name] for function in activations[0]]
+        joined = _walked(call, x, gates, states, names, backwards, batch_first, cell_name)
         return _ordered(call, joined, batch_first)
     if in_steps:
-        raise Unsupported("a quantized layer with functions of each direction", "quantize without it")
-    if not (isinstance(steps, int) and steps <= LONGEST):
-        raise Unsupported(
-            f"a layer of {steps} steps with `clip`, or functions of each direction",
-            f"fix the length, to at most {LONGEST} steps",
-        )
+        raise Unsupported("a quantized layer with `clip`, `input_forget` or such functions", "quantize without it")
     outputs: list[Value] = []
     ends: list[list[Value]] = [[] for _ in range(states)]
     for number in range(directions):
@@ -148,7 +187,8 @@ def _layer(
         peeps = call.equal_parts(call.select(call[7], 0, number), 3) if peepholes else []
         weights = _Weights(call.select(call[2], 0, number), bias[1], peeps, activations[number])
         inputs = _product(call, x, call.select(call[1], 0, number), bias[0])
-        rows, last = _run(call, cell, inputs, first, weights, range(steps)[:: -1 if backwards[number] else 1])
+        run = _looped if walked else _run
+        rows, last = run(call, cell, inputs, first, weights, backwards[number])
         outputs.append(call.unsqueeze(rows, 1))
         for state, value in enumerate(last):
             ends[state].append(call.unsqueeze(value, 0))
@@ -211,21 +251,61 @@ def _initial(call: Call, x: Value, index: int, direction: int, batch_first: bool
 
 
 def _run(
-    call: Call, cell: Cell, inputs: Value, states: list[Value], weights: _Weights, order: Sequence[int]
+    call: Call, cell: Cell, inputs: Value, states: list[Value], weights: _Weights, reverse: bool
 ) -> tuple[Value, list[Value]]:
     """The outputs of all steps [steps, batch, hidden] and the last states; behind a sequence's end they are zeros, and
     its states are kept."""
     rows: dict[int, Value] = {}
     lengths = call.cast(call[4], int64) if call.has(4) else None
-    for step in order:
-        found = cell(call, call.select(inputs, 0, step), states, weights)
-        rows[step] = found[0]
-        if lengths is not None:
-            inside = call.unsqueeze(call.op("greater", lengths, step), 1)
-            rows[step] = call.op("where", inside, found[0], call.builder.number(0.0, found[0].dtype))
-            found = [call.op("where", inside, new, old) for new, old in zip(found, states, strict=True)]
-        states = found
+    steps = inputs.shape[0]
+    assert isinstance(steps, int)
+    for step in range(steps)[:: -1 if reverse else 1]:
+        rows[step], states = _step(call, cell, call.select(inputs, 0, step), states, weights, lengths, step)
     return _concat(call, [call.unsqueeze(rows[step], 0) for step in sorted(rows)], 0), states
+
+
+def _step(
+    call: Call, cell: Cell, row: Value, states: list[Value], weights: _Weights, lengths: Value | None, step: Value | int
+) -> tuple[Value, list[Value]]:
+    """The output and the states after one step."""
+    found = cell(call, row, states, weights)
+    if lengths is None:
+        return found[0], found
+    inside = call.unsqueeze(call.op("greater", lengths, step), 1)
+    shown = call.op("where", inside, found[0], call.builder.number(0.0, found[0].dtype))
+    return shown, [call.op("where", inside, new, old) for new, old in zip(found, states, strict=True)]
+
+
+def _looped(
+    call: Call, cell: Cell, inputs: Value, states: list[Value], weights: _Weights, reverse: bool
+) -> tuple[Value, list[Value]]:
+    """As `_run`, by a loop of the graph, for any number of steps."""
+    steps, body = inputs.shape[0], GraphBuilder("step", call.builder)
+    inner = Call(body, call.source, call.inputs, call.attributes, call.opset, 0)
+    outside: list[Value] = []
+
+    def captured(value: Value) -> Value:
+        outside.append(value)
+        return body.input(f"outside_{len(outside)}", value.dtype, value.shape)
+
+    iteration, _ = body.input("iteration", int64, ()), body.input("going", int1, ())
+    carried = [body.input(f"carried_{number}", state.dtype, state.shape) for number, state in enumerate(states)]
+    place = inner.op("subtract", inner.value(simplify(lift(steps) - 1), int64), iteration) if reverse else iteration
+    row = inner.op("gather", captured(inputs), place, axis=0)
+    bias = None if weights.bias is None else captured(weights.bias)
+    own = _Weights(captured(weights.state), bias, [captured(peep) for peep in weights.peepholes], weights.activations)
+    lengths = captured(call.cast(call[4], int64)) if call.has(4) else None
+    shown, after = _step(inner, cell, row, carried, own, lengths, place)
+    call.read |= inner.read
+    for number, value in enumerate([inner.constant(np.array(True), "going_on"), *after, shown]):
+        body.output(value, f"result_{number}")
+    types = (*((state.dtype, state.shape) for state in states), (shown.dtype, (steps, *shown.shape)))
+    operands = [call.value(steps, int64), None, *states, *outside]
+    node = call.builder.node(
+        "loop", operands, source=call.source, body=body.finish(), carried=len(states), types=types
+    )  # fmt: skip
+    *last, rows = node.outputs
+    return call.flip(rows, 0) if reverse else rows, last
 
 
 _CELLS = {1: "rnn", 4: "lstm"}  # by the number of gates
@@ -280,9 +360,9 @@ def _walked(
 
 
 def _in_steps(call: Call, x: Value) -> Value:
-    """Rows [batch, hidden] in 256 steps of their own range, 0 among them."""
-    low = call.op("minimum", call.op("reduce_min", x, axes=(1,), keepdims=True), 0.0)
-    high = call.op("maximum", call.op("reduce_max", x, axes=(1,), keepdims=True), 0.0)
+    """Rows [batch, hidden] in 256 steps of their range, 0 among them."""
+    low = call.op("minimum", call.op("reduce_min", x, axes=(0, 1), keepdims=True), 0.0)
+    high = call.op("maximum", call.op("reduce_max", x, axes=(0, 1), keepdims=True), 0.0)
     width = call.op("divide", call.op("subtract", high, low), 255.0)
     size = call.op("where", call.op("equal", width, 0.0), 1.0, width)
     zero = call.op("round", call.op("divide", call.op("negate", low), size))

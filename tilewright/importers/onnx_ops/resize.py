@@ -16,7 +16,7 @@ from tilewright.importers import images
 from tilewright.importers.onnx_call import Call
 from tilewright.importers.report import Invalid, Unsupported
 from tilewright.importers.rules import RuleTable
-from tilewright.importers.sampling import cubic_taps, grid_sample, linear_pair, read_along
+from tilewright.importers.sampling import cubic_taps, cubic_weight, grid_sample, linear_pair, linear_weight, read_along
 from tilewright.symbolic import Expression, Size, floor_divide, lift, lower_bound, simplify
 
 TABLE = RuleTable("Resampling")
@@ -27,6 +27,7 @@ _COORDINATES = ("pytorch_half_pixel", "align_corners", "asymmetric", "half_pixel
 _LARGEST_MATRIX = 1 << 24  # elements of the weights between two sizes
 _LONGEST_LINE = 1 << 20  # pixels whose places are constants; those of longer lines are computed by each run
 _LARGEST_DENOMINATOR = 64  # of the scale of a dynamic size
+_TIE = 1e-6  # pixels from the middle of two, within which a place counts as the middle; as ONNX Runtime has it
 
 
 @dataclass(frozen=True)
@@ -40,6 +41,14 @@ class _Settings:
     exclude_outside: bool
     antialias: bool
     beyond: float  # what crops read outside the image
+
+    @property
+    def between_scaled_corners(self) -> bool:
+        """Whether aligned corners are as far apart as the scale says, of which the size is the whole part.
+
+        ONNX's cases for linear and cubic have it so.  ONNX Runtime takes the size, which has no other reading here.
+        """
+        return self.mode != "nearest"
 
 
 @dataclass(frozen=True)
@@ -83,6 +92,9 @@ def resize(call: Call) -> Value:
 
 
 def _all_resized(call: Call, x: Value, targets: list[_Target], settings: _Settings) -> Value:
+    """An image whose sizes all stay is not resampled, whatever its scales; so does ONNX Runtime."""
+    if all(target.region is None and target.size == x.shape[target.axis] for target in targets):
+        return x
     for target in targets:
         x = _resized(call, x, target, settings)
     return x
@@ -114,8 +126,9 @@ def _numbers(call: Call, index: int) -> list[float | Value]:
 def _resized(call: Call, x: Value, target: _Target, settings: _Settings) -> Value:
     """One dimension with a new size."""
     axis, size, extent = target.axis, target.size, x.shape[target.axis]
-    if size == extent and target.factor in (None, 1.0) and target.region in (None, (0.0, 1.0)):
-        return x
+    if size == extent and (target.factor in (None, 1.0) or settings.antialias):
+        if settings.antialias or target.region in (None, (0.0, 1.0)):
+            return x
     told = isinstance(target.factor, Value) or any(isinstance(item, Value) for item in target.region or ())
     if told or not (isinstance(extent, int) and isinstance(size, int)) or max(extent, size) > _LONGEST_LINE:
         return _resized_at_run_time(call, x, target, settings)
@@ -153,24 +166,44 @@ def _resized_at_run_time(call: Call, x: Value, target: _Target, settings: _Setti
     exact = isinstance(whole, int) and simplify(lift(extent) * whole) == size
     if exact and _repeats(call, settings):
         return images.repeat(call, x, axis, whole)
-    if settings.antialias or settings.exclude_outside:
-        raise Unsupported(f"Resize from {extent} to {size} with antialias or exclude_outside", "fix the image size")
     place = _place_at_run_time(call, target, extent, settings)
-    last = call.value(simplify(lift(extent) - 1), float64)
+    if settings.antialias:
+        stays = call.op("equal", call.value(size, int64), call.value(extent, int64))
+        place = call.op("where", stays, call.iota(size, place.dtype), place)
+    last = call.value(simplify(lift(extent) - 1), place.dtype)
     taps: Sequence[tuple[Value, Value | None]]
     if settings.mode == "nearest":
         taps = [(_nearest_at_run_time(call, place, target, extent, settings.nearest), None)]
-    elif settings.mode == "linear":
-        inside = call.op("minimum", call.op("maximum", place, 0.0), last)
-        taps = linear_pair(call, inside)
+        total = read_along(call, x, axis, taps)
+    elif settings.antialias or settings.exclude_outside:
+        total = _mixed_at_run_time(call, x, place, target, settings)
     else:
-        taps = cubic_taps(call, place, settings.coefficient)
-    total = read_along(call, x, axis, taps)
+        inside = call.op("minimum", call.op("maximum", place, 0.0), last)
+        linear = settings.mode == "linear"
+        taps = linear_pair(call, inside) if linear else cubic_taps(call, place, settings.coefficient)
+        total = read_along(call, x, axis, taps)
     if target.region is None:
         return total
     beyond = call.op("logical_or", call.op("less", place, 0.0), call.op("greater", place, last))
     outside = call.reshape(beyond, (size, *[1] * (x.rank - 1 - axis)))
     return call.op("where", outside, call.builder.number(settings.beyond, x.dtype), total)
+
+
+def _mixed_at_run_time(call: Call, x: Value, place: Value, target: _Target, settings: _Settings) -> Value:
+    """One dimension by weights of as many pixels as the scale says."""
+    extent, size = x.shape[target.axis], target.size
+    if isinstance(extent, int) and isinstance(size, int) and extent * size > _LARGEST_MATRIX:
+        raise Unsupported(f"Resize from {extent} to {size}", f"keep their product below {_LARGEST_MATRIX}")
+    scale: Value | None = None
+    if settings.antialias:
+        told = call.op("divide", call.value(size, float64), call.value(extent, float64))
+        told = told if target.factor is None else call.value(target.factor, float64)
+        scale = call.op("minimum", told, 1.0)
+    cubic = settings.mode == "cubic"
+    curve = functools.partial(cubic_weight, coefficient=settings.coefficient) if cubic else linear_weight
+    width = 2 if cubic else 1
+    matrix = images.curve_matrix_at_run_time(call, place, extent, curve, width, scale, settings.exclude_outside)
+    return images.mix(call, x, target.axis, call.cast(matrix, x.dtype))
 
 
 def _repeats(call: Call, settings: _Settings) -> bool:
@@ -212,17 +245,16 @@ def _targets(call: Call, x: Value, axes: Sequence[int], policy: str) -> list[_Ta
     for axis, scale in zip(axes, scales, strict=True):
         extent = x.shape[axis]
         if isinstance(scale, Value):
-            targets.append(_Target(axis, _scaled(call, extent, scale, 0.0), scale))
+            targets.append(_Target(axis, _scaled(call, extent, call.cast(scale, float32), 0.0), scale))
             continue
         if not 0 < scale < 2**31:
             raise Invalid(f"the scale of dimension {axis} is {scale}; it must be a positive number")
         if isinstance(extent, int):
-            targets.append(_Target(axis, int(np.floor(extent * scale)), scale))
+            targets.append(_Target(axis, int(np.float32(extent) * np.float32(scale)), scale))
             continue
         ratio = Fraction(scale)
         if ratio.denominator > _LARGEST_DENOMINATOR:
-            number = call.builder.number(scale, float64)
-            targets.append(_Target(axis, _scaled(call, extent, number, 0.0), scale))
+            targets.append(_Target(axis, _scaled(call, extent, call.builder.number(scale, float32), 0.0), scale))
             continue
         size = floor_divide(lift(extent) * ratio.numerator, ratio.denominator)
         targets.append(_Target(axis, simplify(size), scale))
@@ -230,8 +262,8 @@ def _targets(call: Call, x: Value, axes: Sequence[int], policy: str) -> list[_Ta
 
 
 def _scaled(call: Call, extent: Size, scale: Value, more: float) -> Size:
-    """floor(extent * scale + more), of a scale that only the run knows."""
-    size = call.op("floor", call.op("add", call.op("multiply", call.value(extent, float64), scale), more))
+    """floor(extent * scale + more), of a scale that only the run knows; rounded as the product of its type is."""
+    size = call.op("floor", call.op("add", call.op("multiply", call.value(extent, scale.dtype), scale), more))
     (found,) = call.read_sizes(call.reshape(call.cast(size, int64), (1,)), "size", f"the scaled size {extent}")
     return found
 
@@ -259,55 +291,64 @@ def _in_proportion(call: Call, x: Value, axes: Sequence[int], sizes: Sequence[Si
 
 
 def _places(extent: int, size: int, target: _Target, settings: _Settings) -> np.ndarray:
-    """Where in the image each output pixel reads, by `coordinate_transformation_mode`."""
+    """Where in the image each output pixel reads, by `coordinate_transformation_mode`.
+
+    Places of the nearest pixel are in float32, as ONNX Runtime has them, so that halves fall to the same side.
+    """
     assert not isinstance(target.factor, Value)
-    scale = target.factor or size / extent
-    line = np.arange(size, dtype=np.float64)
-    mode, whole = settings.coordinates, extent * scale if target.factor else size
+    working = np.float32 if settings.mode == "nearest" else np.float64
+    scale = working(target.factor) if target.factor else working(size) / working(extent)
+    line, half = np.arange(size, dtype=working), working(0.5)
+    mode = settings.coordinates
     if target.region is not None:
         first, last = (item for item in target.region if not isinstance(item, Value))
         middle = (last - first) * (extent - 1) / 2
-        spread = line * (last - first) * (extent - 1) / (whole - 1) if whole != 1 else np.full(size, middle)
-        return spread + first * (extent - 1)
+        spread = line * (last - first) * (extent - 1) / (size - 1) if size != 1 else np.full(size, middle)
+        return np.asarray(spread + first * (extent - 1), working)
     if mode == "asymmetric":
         return line / scale
     if mode == "align_corners":
+        whole = extent * scale if settings.between_scaled_corners and target.factor else size
         return line * (extent - 1) / (whole - 1) if whole != 1 else np.zeros(size)
     if mode == "pytorch_half_pixel" and size == 1:
         return np.zeros(1)
     if mode == "half_pixel_symmetric":
-        adjustment = size / (scale * extent)
-        return extent / 2 * (1 - adjustment) + (line + 0.5) / scale - 0.5
+        offset = working(extent) / 2 * (1 - working(size) / (scale * working(extent)))
+        exact = np.float64(offset) + (np.arange(size) + 0.5) / np.float64(scale) - 0.5
+        return exact.astype(working)
     if mode == "tf_half_pixel_for_nn":
-        return (line + 0.5) / scale
-    return (line + 0.5) / scale - 0.5
+        return (line + half) / scale
+    return (line + half) / scale - half
 
 
 def _place_at_run_time(call: Call, target: _Target, extent: Size, settings: _Settings) -> Value:
-    """As `_places`, of sizes that are known at run time: [size] in float64."""
-    old, new, mode = call.value(extent, float64), call.value(target.size, float64), settings.coordinates
-    line = call.iota(target.size, float64)
-    scale = call.op("divide", new, old) if target.factor is None else call.value(target.factor, float64)
+    """As `_places`, of sizes that are known at run time: [size]."""
+    working = float32 if settings.mode == "nearest" else float64
+    old, new, mode = call.value(extent, working), call.value(target.size, working), settings.coordinates
+    line = call.iota(target.size, working)
+    scale = call.op("divide", new, old) if target.factor is None else call.value(target.factor, working)
     if target.region is not None:
-        whole = new if target.factor is None else call.op("multiply", old, scale)
-        return _place_in_region(call, target.region, line, call.op("subtract", old, 1.0), whole)
+        return _place_in_region(call, target.region, line, call.op("subtract", old, 1.0), new)
     if mode == "align_corners":
-        whole = new if target.factor is None else call.op("multiply", old, scale)
+        scaled = settings.between_scaled_corners and target.factor is not None
+        whole = call.op("multiply", old, scale) if scaled else new
         span = call.op("subtract", whole, 1.0)
         span = call.op("where", call.op("equal", span, 0.0), 1.0, span)
         return call.op("divide", call.op("multiply", line, call.op("subtract", old, 1.0)), span)
     if mode == "asymmetric":
         return call.op("divide", line, scale)
     place = call.op("divide", call.op("add", line, 0.5), scale)
-    if mode == "tf_half_pixel_for_nn":
-        return place
+    if mode == "tf_half_pixel_for_nn":  # which is no place of its own where the size stays
+        return call.op("where", call.op("equal", scale, 1.0), line, place)
     place = call.op("subtract", place, 0.5)
     if mode == "pytorch_half_pixel":
-        return call.op("where", call.op("equal", new, 1.0), call.builder.number(0.0, float64), place)
-    if mode == "half_pixel_symmetric" and target.factor is not None:
+        return call.op("where", call.op("equal", new, 1.0), call.builder.number(0.0, working), place)
+    if mode == "half_pixel_symmetric":
         adjustment = call.op("divide", new, call.op("multiply", old, scale))
         shift = call.op("multiply", call.op("multiply", old, 0.5), call.op("subtract", 1.0, adjustment))
-        return call.op("add", place, shift)
+        line, scale, shift = (call.cast(item, float64) for item in (line, scale, shift))
+        place = call.op("subtract", call.op("divide", call.op("add", line, 0.5), scale), 0.5)
+        return call.cast(call.op("add", place, shift), working)
     return place
 
 
@@ -315,7 +356,7 @@ def _place_in_region(
     call: Call, region: tuple[float | Value, float | Value], line: Value, end: Value, whole: Value
 ) -> Value:
     """What a crop reads: from the first part of the image to the last, or their middle."""
-    first, last = (call.value(item, float64) for item in region)
+    first, last = (call.value(item, line.dtype) for item in region)
     width = call.op("multiply", call.op("subtract", last, first), end)
     steps = call.op("subtract", whole, 1.0)
     alone = call.op("equal", steps, 0.0)
@@ -326,14 +367,15 @@ def _place_in_region(
 
 def _nearest(call: Call, places: np.ndarray, smaller: bool, settings: _Settings) -> np.ndarray:
     """The pixel of each place; before opset 11 the next one when the image becomes smaller, else the one before."""
-    mode = settings.nearest
+    mode, places = settings.nearest, places.astype(np.float64)
     if call.opset < 11:
         mode = "ceil" if smaller else "floor"
     if mode == "floor":
         return np.floor(places)
     if mode == "ceil":
         return np.ceil(places)
-    return np.ceil(places - 0.5) if mode == "round_prefer_floor" else np.floor(places + 0.5)
+    half = 0.5 + _TIE
+    return np.ceil(places - half) if mode == "round_prefer_floor" else np.floor(places + half)
 
 
 def _nearest_at_run_time(call: Call, place: Value, target: _Target, extent: Size, mode: str) -> Value:
@@ -342,9 +384,10 @@ def _nearest_at_run_time(call: Call, place: Value, target: _Target, extent: Size
         return call.op("where", smaller, call.op("ceil", place), call.op("floor", place))
     if mode in ("floor", "ceil"):
         return call.op(mode, place)
+    place = call.cast(place, float64)
     if mode == "round_prefer_floor":
-        return call.op("ceil", call.op("subtract", place, 0.5))
-    return call.op("floor", call.op("add", place, 0.5))
+        return call.op("ceil", call.op("subtract", place, 0.5 + _TIE))
+    return call.op("floor", call.op("add", place, 0.5 + _TIE))
 
 
 @rule("GridSample")

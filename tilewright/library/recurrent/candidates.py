@@ -15,12 +15,12 @@ from tilewright.library.cost import Cost, balance, estimate, expected
 from tilewright.library.generated.elementwise import total_bytes
 from tilewright.library.packing import gates_recipe
 from tilewright.library.recurrent.blocks_kernel import recurrent_planes, recurrent_rows
-from tilewright.library.recurrent.kernel import gru_first_step, gru_step, lstm_8bit_step, lstm_step, recurrent, rnn_step
+from tilewright.library.recurrent.kernel import gru_first_step, gru_step, lstm_step, recurrent, recurrent_8bit, rnn_step
 from tilewright.symbolic import Size, ceil_divide, lift, product, simplify
 from tilewright.targets.base import Target
 
 _STEPS = {
-    "rnn": rnn_step, "lstm": lstm_step, "lstm_8bit": lstm_8bit_step, "lstm_peephole": lstm_step, "gru": gru_step,
+    "rnn": rnn_step, "lstm": lstm_step, "lstm_8bit": lstm_step, "lstm_peephole": lstm_step, "gru": gru_step,
     "gru_first": gru_first_step,
 }  # fmt: skip
 _SUMS = 8  # vectors that a step adds to at once, which hide how long one addition takes
@@ -60,7 +60,7 @@ def _common(anchor: Node) -> tuple[dict[str, Any], dict[str, Operand], dict[str,
 
 
 def _row_by_row(group: Group, target: Target) -> Candidate:
-    """A program for each row of the batch: the state's product is one of a vector."""
+    """A program for each row of the batch, or for all of them: the state's product is one of a vector."""
     anchor = group.anchor
     assert anchor is not None
     constants, operands, sizes = _common(anchor)
@@ -72,8 +72,9 @@ def _row_by_row(group: Group, target: Target) -> Candidate:
     types: dict[str, str] = {}
     bind_sizes(sizes, operands, types, constants)
     options = {} if lanes else {"num_warps": 4}
-    grid = (sizes["batch"], sizes["directions"], 1)
-    call = KernelCall(recurrent, operands, types, constants, grid, options=options)
+    together = cell == "lstm_8bit"
+    grid = (1 if together else sizes["batch"], sizes["directions"], 1)
+    call = KernelCall(recurrent_8bit if together else recurrent, operands, types, constants, grid, options=options)
     rows = product(x.shape[:3])
     flops = simplify(lift(rows) * product(weight.shape[1:]) * 2)
     cost = _cost(group, target, flops, rows, simplify(lift(grid[0]) * grid[1]), 0.33, 0.7)

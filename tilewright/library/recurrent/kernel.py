@@ -68,31 +68,6 @@ def lstm_step(x, old, new, weight, bias, hidden: tl.constexpr, F: tl.constexpr, 
 
 
 @tilewright.jit
-def lstm_8bit_step(x, old, new, weight, bias, hidden: tl.constexpr, F: tl.constexpr, G: tl.constexpr, H: tl.constexpr,
-                   BIAS: tl.constexpr, BLOCK: tl.constexpr):  # fmt: skip
-    """As `lstm_step`; then h is kept, and put in 256 steps of its range where the next step reads it."""
-    lstm_step(x, old, new, weight, bias, hidden, F, G, H, BIAS, BLOCK)
-    tl.debug_barrier()
-    low, high = tl.zeros((BLOCK,), tl.float32), tl.zeros((BLOCK,), tl.float32)
-    for start in range(0, hidden, BLOCK):
-        column = start + tl.arange(0, BLOCK)
-        state = tl.load(new + column, mask=column < hidden, other=0)
-        tl.store(new + 2 * hidden + column, state, mask=column < hidden)
-        low, high = minimum(low, state.to(tl.float32)), maximum(high, state.to(tl.float32))
-    least = tl.min(low, axis=0)
-    width = (tl.max(high, axis=0) - least) / 255.0
-    size = tl.where(width == 0.0, 1.0, width)
-    zero = tl.math.rint(-least / size)
-    tl.debug_barrier()
-    for start in range(0, hidden, BLOCK):
-        column = start + tl.arange(0, BLOCK)
-        mask = column < hidden
-        state = tl.load(new + 2 * hidden + column, mask=mask, other=0).to(tl.float32)
-        level = minimum(maximum(tl.math.rint(state / size) + zero, 0.0), 255.0)
-        tl.store(new + column, ((level - zero) * size).to(new.dtype.element_ty), mask=mask)
-
-
-@tilewright.jit
 def gate_bias(bias, column, mask, BIAS: tl.constexpr, BLOCK: tl.constexpr):
     """A part of the bias, or zeros."""
     if BIAS:
@@ -201,3 +176,67 @@ def recurrent(
         else:
             copy_row(old, new, kept, BLOCK)
         tl.debug_barrier()
+
+
+@tilewright.jit
+def recurrent_8bit(
+    x, weight, initial, bias, lengths, out, steps, directions, batch, hidden: tl.constexpr,
+    GATES: tl.constexpr, SLOTS: tl.constexpr, STEP: tl.constexpr, REVERSE: tl.constexpr, F: tl.constexpr,
+    G: tl.constexpr, H: tl.constexpr, BIAS: tl.constexpr, LENGTHS: tl.constexpr, BLOCK: tl.constexpr,
+):  # fmt: skip
+    """As `recurrent`, of the cell lstm_8bit, whose rows share the range of a step.  Grid: (1, directions)."""
+    direction = tl.program_id(1).to(tl.int64)
+    first, rows = direction * batch, directions * batch
+    backwards = (REVERSE >> direction) & 1
+    wide: tl.constexpr = GATES * hidden
+    kept: tl.constexpr = SLOTS * hidden
+    weight += direction * (hidden * wide)
+    for row in range(0, batch):
+        begin = out + (backwards * steps * rows + first + row) * kept
+        copy_row(initial + (first + row) * kept, begin, kept, BLOCK)
+    tl.debug_barrier()
+    for step in range(0, steps):
+        place = step + backwards * (steps - 1 - 2 * step)
+        old = out + ((place + backwards) * rows + first) * kept
+        new = out + ((place + 1 - backwards) * rows + first) * kept
+        low, high = tl.zeros((BLOCK,), tl.float32), tl.zeros((BLOCK,), tl.float32)
+        for row in range(0, batch):
+            source, before, after = x + (place * rows + first + row) * wide, old + row * kept, new + row * kept
+            if place < length_of(lengths, row, steps, LENGTHS):
+                STEP(source, before, after, weight, bias, hidden, F, G, H, BIAS, BLOCK)
+                tl.debug_barrier()
+                for start in range(0, hidden, BLOCK):
+                    column = start + tl.arange(0, BLOCK)
+                    state = tl.load(after + column, mask=column < hidden, other=0).to(tl.float32)
+                    low, high = minimum(low, state), maximum(high, state)
+            else:
+                copy_row(before, after, kept, BLOCK)
+        least, most = tl.min(low, axis=0), tl.max(high, axis=0)
+        for row in range(0, batch):
+            if place < length_of(lengths, row, steps, LENGTHS):
+                put_in_steps(new + row * kept, least, most, hidden, BLOCK)
+        tl.debug_barrier()
+
+
+@tilewright.jit
+def length_of(lengths, row, steps, LENGTHS: tl.constexpr):
+    """The number of steps of a row."""
+    length = steps
+    if LENGTHS:
+        length = tl.load(lengths + row)
+    return length
+
+
+@tilewright.jit
+def put_in_steps(state, least, most, hidden: tl.constexpr, BLOCK: tl.constexpr):
+    """Slot 0 of a row in 256 steps from `least` to `most`; what it was goes to slot 2."""
+    width = (most - least) / 255.0
+    size = tl.where(width == 0.0, 1.0, width)
+    zero = tl.math.rint(-least / size)
+    for start in range(0, hidden, BLOCK):
+        column = start + tl.arange(0, BLOCK)
+        mask = column < hidden
+        exact = tl.load(state + column, mask=mask, other=0)
+        tl.store(state + 2 * hidden + column, exact, mask=mask)
+        level = minimum(maximum(tl.math.rint(exact.to(tl.float32) / size) + zero, 0.0), 255.0)
+        tl.store(state + column, ((level - zero) * size).to(state.dtype.element_ty), mask=mask)
