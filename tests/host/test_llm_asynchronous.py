@@ -51,15 +51,29 @@ def test_callers_get_what_each_gets_alone():
     asyncio.run(main())
 
 
+def test_a_loop_is_woken_once_for_all_requests_of_a_step(monkeypatch):
+    async def main():
+        engine, loop, wakes = made(), asyncio.get_running_loop(), []
+        wake = loop.call_soon_threadsafe
+        monkeypatch.setattr(loop, "call_soon_threadsafe", lambda *given: wakes.append(given) or wake(*given))
+        wanted = SamplingParameters(max_tokens=30, ignore_eos=True)
+        outputs = await asyncio.gather(*(last(engine.stream([number], wanted)) for number in range(8)))
+        assert sum(len(output.completions[0].tokens) for output in outputs) == 240
+        assert len(wakes) <= engine.statistics.steps
+        engine.close()
+
+    asyncio.run(main())
+
+
 def test_a_slow_caller_gets_the_latest_output():
     async def main():
         engine = made()
         stream = engine.stream([0], SamplingParameters(max_tokens=40, seed=1, ignore_eos=True))
         await anext(stream)
         await asyncio.to_thread(until, lambda: not engine._engine.has_work)
+        engine.close()  # all that was given has come when it returns
         await asyncio.sleep(0)
         outputs = [item async for item in stream]
-        engine.close()
         assert [len(item.completions[0].tokens) for item in outputs] == [40]
 
     asyncio.run(main())

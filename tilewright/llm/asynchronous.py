@@ -15,7 +15,7 @@ import logging
 import queue
 import secrets
 import threading
-from collections.abc import AsyncGenerator, Callable
+from collections.abc import AsyncGenerator, Callable, Sequence
 from dataclasses import replace
 from pathlib import Path
 from types import TracebackType
@@ -38,16 +38,9 @@ class _Listener:
     """Where a request's outputs go; it keeps the latest, which has all that those before had."""
 
     def __init__(self, loop: asyncio.AbstractEventLoop) -> None:
-        self._loop = loop
+        self.loop = loop
         self._latest: Output | BaseException | None = None
         self._has_come = asyncio.Event()
-
-    def give(self, item: Output | BaseException) -> None:
-        """Any thread may call this."""
-        try:
-            self._loop.call_soon_threadsafe(self._keep, item)
-        except RuntimeError:
-            pass  # its loop is closed: nobody listens
 
     async def take(self) -> Output:
         """The latest output, once there is one that was not taken; raises what was given as an error."""
@@ -59,9 +52,53 @@ class _Listener:
         assert item is not None
         return item
 
-    def _keep(self, item: Output | BaseException) -> None:
+    def keep(self, item: Output | BaseException) -> None:
+        """For the loop alone."""
         self._latest = item
         self._has_come.set()
+
+
+_Given = Sequence[tuple[_Listener, Output | BaseException]]
+
+
+class _Deliverer:
+    """Hands outputs to event loops, in a thread of its own.
+
+    Waking a loop is a system call, in which a thread gives Python's lock away; the loop then keeps it for as long as
+    it has something to do, up to 5 ms.  The engine's thread must not wait for that: it goes on to the next step, whose
+    machine code needs no lock, and the loop works meanwhile.  A loop is woken once for all of a step's outputs.
+    """
+
+    def __init__(self) -> None:
+        self._given: queue.SimpleQueue[_Given | None] = queue.SimpleQueue()
+        self._thread = threading.Thread(target=self._work, name="tilewright-llm-outputs", daemon=True)
+        self._thread.start()
+
+    def give(self, items: _Given) -> None:
+        """Any thread may call this."""
+        if items:
+            self._given.put(items)
+
+    def close(self) -> None:
+        """End, once all that was given has gone out."""
+        self._given.put(None)
+        self._thread.join()
+
+    def _work(self) -> None:
+        while (items := self._given.get()) is not None:
+            by_loop: dict[asyncio.AbstractEventLoop, list[tuple[_Listener, Output | BaseException]]] = {}
+            for listener, item in items:
+                by_loop.setdefault(listener.loop, []).append((listener, item))
+            for loop, together in by_loop.items():
+                try:
+                    loop.call_soon_threadsafe(_keep, together)
+                except RuntimeError:
+                    pass  # the loop is closed: nobody listens
+
+
+def _keep(items: _Given) -> None:
+    for listener, item in items:
+        listener.keep(item)
 
 
 class AsyncEngine:
@@ -72,6 +109,7 @@ class AsyncEngine:
         self._calls: queue.SimpleQueue[Callable[[], None] | None] = queue.SimpleQueue()
         self._listeners: dict[str, _Listener] = {}
         self._failure: BaseException | None = None
+        self._deliverer = _Deliverer()
         self._thread = threading.Thread(target=self._work, name="tilewright-llm", daemon=True)
         self._thread.start()
 
@@ -113,7 +151,7 @@ class AsyncEngine:
             try:
                 self._engine.add(prompt, parameters, name, salt, seconds, adapter)
             except Exception as error:  # whatever it is ends this request only
-                listener.give(error)
+                self._deliverer.give([(listener, error)])
             else:
                 self._listeners[name] = listener
 
@@ -145,18 +183,21 @@ class AsyncEngine:
     def _work(self) -> None:
         try:
             while self._take_calls():
+                given = []
                 for output in self._engine.step():
                     listener = self._listeners.get(output.request)
                     if listener is not None:
-                        listener.give(_copy(output))
+                        given.append((listener, _copy(output)))
                         if output.is_finished:
                             del self._listeners[output.request]
+                self._deliverer.give(given)
         except BaseException as error:  # whatever it was, callers must not wait for ever
             _log.exception("the language model's engine has failed")
             self._failure = error
         finally:
             self._failure = self._failure or EngineStopped("the language model was closed")
             self._stop()
+            self._deliverer.close()
 
     def _take_calls(self) -> bool:
         """Do what callers want, waiting for it when there is nothing else to do; False at the end."""
@@ -170,10 +211,9 @@ class AsyncEngine:
             call()
 
     def _stop(self) -> None:
-        for name, listener in self._listeners.items():
+        for name in self._listeners:
             self._engine.abort(name)
-            listener.give(EngineStopped("the language model's engine has stopped"))
-        self._listeners.clear()
+        self._refuse_all()
         self._engine.clear_ended()
         while True:  # calls that came meanwhile
             try:
@@ -182,9 +222,12 @@ class AsyncEngine:
                 return
             if call is not None:
                 call()
-                for listener in self._listeners.values():
-                    listener.give(EngineStopped("the language model's engine has stopped"))
-                self._listeners.clear()
+                self._refuse_all()
+
+    def _refuse_all(self) -> None:
+        stopped = EngineStopped("the language model's engine has stopped")
+        self._deliverer.give([(listener, stopped) for listener in self._listeners.values()])
+        self._listeners.clear()
 
 
 def _copy(output: Output) -> Output:

@@ -518,8 +518,11 @@ async def _chain(first: Output, outputs: AsyncIterator[Output]) -> AsyncIterator
 
 async def _send_event(send: Send, content: dict[str, Any], is_large: bool = False) -> None:
     kind = f"event: {content['type']}\n" if "type" in content else ""
-    data = await asyncio.to_thread(_json, content) if is_large else _json(content)
-    await _send_parts(send, b"%sdata: %s\n\n" % (kind.encode(), data), True)
+    if is_large:
+        await _send_parts(send, b"%sdata: %s\n\n" % (kind.encode(), await asyncio.to_thread(_json, content)), True)
+        return
+    data = f"{kind}data: {json.dumps(content, ensure_ascii=False)}\n\n".encode("utf-8", "replace")
+    await send({"type": "http.response.body", "body": data, "more_body": True})
 
 
 async def _send_json(

@@ -21,7 +21,7 @@ from typing import Any
 from tilewright.errors import InputError, MissingDependencyError
 
 try:
-    from pydantic import BaseModel, ConfigDict, Field
+    from pydantic import BaseModel, ConfigDict, Field, ValidationError
     from ray import serve
     from ray.exceptions import RayActorError
     from ray.serve.config import AutoscalingConfig, RequestRouterConfig
@@ -291,11 +291,15 @@ def _refusal(refused: Refused) -> Response:
     return JSONResponse(refused.body, refused.status, headers)
 
 
-def application(settings: Settings) -> serve.Application:
-    """The application, for `serve run`, `serve deploy` and `ray.serve.run`.
+def application(arguments: Mapping[str, Any] | Settings) -> serve.Application:
+    """The application, for `serve run`, `serve deploy` and `ray.serve.run`, with the fields of `Settings`.
 
-    Raises `InputError` for a model that this machine does not have, or numbers of replicas that do not go together.
+    Raises `InputError` for settings that are unknown, of a wrong type, or do not go together.
     """
+    try:
+        settings = arguments if isinstance(arguments, Settings) else Settings(**arguments)
+    except ValidationError as error:
+        raise InputError(f"the settings of replicas: {error}") from error
     if settings.most_replicas is not None and settings.most_replicas < settings.replicas:
         raise InputError(f"most_replicas is {settings.most_replicas}, less than replicas, {settings.replicas}")
     scale: dict[str, Any] = {"num_replicas": settings.replicas}
