@@ -47,6 +47,8 @@ class Reference:
         return result + self.weight(f"{path}.bias", rows) if bias else result
 
     def norm(self, path: str, x: np.ndarray) -> np.ndarray:
+        if self.family == "starcoder2":
+            return self._layer_norm(path, x)
         scale = self.weight(f"{path}.weight", x.shape[-1]) + (1 if self.family.startswith("gemma") else 0)
         return x / np.sqrt((x * x).mean(-1, keepdims=True) + self.settings["rms_norm_eps"]) * scale
 
@@ -59,8 +61,7 @@ class Reference:
         theta = given.get("rope_theta", 10000.0)
         if self.family == "gemma3_text":
             theta = 10000.0 if sliding else 1e6
-        if self.family == "mixtral":
-            theta = 1e6
+        theta = {"mixtral": 1e6, "smollm3": 2e6}.get(self.family, theta)
         frequencies, factor = self.frequencies(given, width, theta)
         angles = np.arange(len(x))[:, None, None] * frequencies
         cosine, sine = np.cos(angles) * factor, np.sin(angles) * factor
@@ -95,7 +96,7 @@ class Reference:
     def window(self, layer: int) -> int | None:
         """How many tokens a layer sees; None for all."""
         settings, family = self.settings, self.family
-        if family in ("mistral", "phi3"):
+        if family in ("mistral", "phi3", "starcoder2"):
             return settings.get("sliding_window")
         if family == "qwen2" and settings.get("use_sliding_window"):
             return settings["sliding_window"] if layer >= settings["max_window_layers"] else None
@@ -103,25 +104,29 @@ class Reference:
             return None if layer % 2 else settings["sliding_window"]
         if family == "gemma3_text":
             return settings["sliding_window"] if (layer + 1) % 6 else None
+        if family == "smollm3" and settings.get("use_sliding_window"):
+            return None if settings["no_rope_layers"][layer] else settings["sliding_window"]
         return None
 
     def _decoder(self, tokens: list[int]) -> np.ndarray:
         settings = self.settings
         hidden, vocabulary, gemma = settings["hidden_size"], settings["vocab_size"], self.family.startswith("gemma")
+        before, after = self.family != "olmo2", self.family in ("gemma2", "gemma3_text", "olmo2")  # norms
+        added = settings.get("residual_multiplier", 1.0)
         table = self.weight("model.embed_tokens.weight", vocabulary, hidden)
-        x = table[tokens] * (math.sqrt(hidden) if gemma else 1.0)
+        x = table[tokens] * (math.sqrt(hidden) if gemma else settings.get("embedding_multiplier", 1.0))
         for layer in range(settings["num_hidden_layers"]):
             path = f"model.layers.{layer}"
-            mixed = self._attention(layer, self.norm(f"{path}.input_layernorm", x))
-            x = x + (self.norm(f"{path}.post_attention_layernorm", mixed) if gemma else mixed)
-            inner = self.norm(f"{path}.{'pre_feedforward' if gemma else 'post_attention'}_layernorm", x)
-            inner = self._mlp(layer, inner)
-            x = x + (self.norm(f"{path}.post_feedforward_layernorm", inner) if gemma else inner)
+            mixed = self._attention(layer, self.norm(f"{path}.input_layernorm", x) if before else x)
+            x = x + (self.norm(f"{path}.post_attention_layernorm", mixed) if after else mixed * added)
+            name = f"{path}.{'pre_feedforward' if after else 'post_attention'}_layernorm"
+            inner = self._mlp(layer, self.norm(name, x) if before else x)
+            x = x + (self.norm(f"{path}.post_feedforward_layernorm", inner) if after else inner * added)
         x = self.norm("model.norm", x)
         if gemma or settings.get("tie_word_embeddings"):
             logits = x @ table.T
             return 30 * np.tanh(logits / 30) if self.family == "gemma2" else logits
-        return self.linear("lm_head", x, vocabulary)
+        return self.linear("lm_head", x, vocabulary) / settings.get("logits_scaling", 1.0)
 
     def _attention(self, layer: int, x: np.ndarray) -> np.ndarray:
         settings, path = self.settings, f"model.layers.{layer}.self_attn"
@@ -131,16 +136,21 @@ class Reference:
         if self.family == "phi3":
             parts = np.split(self.linear(f"{path}.qkv_proj", x, sum(sizes)), np.cumsum(sizes)[:2], -1)
         else:
-            bias = self.family == "qwen2" or settings.get("attention_bias", False)
+            bias = self.family in ("qwen2", "qwen2_moe") or settings.get("attention_bias", False)
+            bias = settings.get("use_bias", bias)
             parts = [self.linear(f"{path}.{name}_proj", x, size, bias) for name, size in zip("qkv", sizes, strict=True)]
+        if self.family == "olmo2":
+            parts = [self.norm(f"{path}.q_norm", parts[0]), self.norm(f"{path}.k_norm", parts[1]), parts[2]]
         query, key, value = (part.reshape(len(x), -1, width) for part in parts)
         if self.family in ("qwen3", "qwen3_moe", "gemma3_text"):
             query, key = self.norm(f"{path}.q_norm", query), self.norm(f"{path}.k_norm", key)
         window = self.window(layer)
-        query, key = self.turned(query, window is not None), self.turned(key, window is not None)
-        scale = (settings["query_pre_attn_scalar"] if self.family.startswith("gemma") else width) ** -0.5
+        if settings.get("no_rope_layers", [1] * 99)[layer]:
+            query, key = self.turned(query, window is not None), self.turned(key, window is not None)
+        scale = settings.get("attention_multiplier", settings.get("query_pre_attn_scalar", width) ** -0.5)
         mixed = attend(query, key, value, scale, window, 50.0 if self.family == "gemma2" else None)
-        return self.linear(f"{path}.o_proj", mixed, settings["hidden_size"], settings.get("attention_bias", False))
+        bias = settings.get("use_bias", settings.get("attention_bias", False))
+        return self.linear(f"{path}.o_proj", mixed, settings["hidden_size"], bias)
 
     def _mlp(self, layer: int, x: np.ndarray) -> np.ndarray:
         settings = self.settings
@@ -151,6 +161,14 @@ class Reference:
         if self.family == "qwen3_moe" and layer not in settings["mlp_only_layers"]:
             return self._experts(path, x, settings["num_experts"], settings["moe_intermediate_size"],
                                  ("gate_proj", "up_proj", "down_proj"))  # fmt: skip
+        if self.family == "qwen2_moe":
+            names = ("gate_proj", "up_proj", "down_proj")
+            chosen = self._experts(path, x, settings["num_experts"], settings["moe_intermediate_size"], names)
+            shared = self._gated(f"{path}.shared_expert", x, settings["shared_expert_intermediate_size"], names)
+            return chosen + shared / (1 + np.exp(-self.linear(f"{path}.shared_expert_gate", x, 1)))
+        if self.family == "starcoder2":
+            inner = gelu_tanh(self.linear(f"{path}.c_fc", x, settings["intermediate_size"], True))
+            return self.linear(f"{path}.c_proj", inner, settings["hidden_size"], True)
         return self._gated(path, x, settings["intermediate_size"], ("gate_proj", "up_proj", "down_proj"))
 
     def _gated(self, path: str, x: np.ndarray, size: int, names: tuple[str, str, str]) -> np.ndarray:
@@ -167,7 +185,8 @@ class Reference:
         each = [self._gated(f"{path}.experts.{number}", x, size, names) for number in range(count)]
         chosen = np.argsort(-scores, -1)[:, : self.settings["num_experts_per_tok"]]
         weights = np.take_along_axis(scores, chosen, -1)
-        weights /= weights.sum(-1, keepdims=True)
+        if self.settings.get("norm_topk_prob", self.family == "mixtral"):
+            weights /= weights.sum(-1, keepdims=True)
         return np.stack([
             sum(weight * each[expert][row] for weight, expert in zip(weights[row], chosen[row], strict=True))
             for row in range(len(x))

@@ -54,10 +54,28 @@ CASES: dict[str, dict[str, Any]] = {
     "qwen2": {
         "model_type": "qwen2", **_SIZES, "use_sliding_window": True, "sliding_window": 7, "max_window_layers": 1,
     },
+    "qwen2_moe": {
+        "model_type": "qwen2_moe", **_SIZES, "num_experts": 6, "num_experts_per_tok": 2, "moe_intermediate_size": 40,
+        "shared_expert_intermediate_size": 56,
+    },
     "qwen3": {"model_type": "qwen3", **_SIZES, "head_dim": 24},
     "qwen3_moe": {
         "model_type": "qwen3_moe", **_SIZES, "head_dim": 16, "num_experts": 8, "num_experts_per_tok": 3,
         "moe_intermediate_size": 40, "norm_topk_prob": True, "mlp_only_layers": [1],
+    },
+    "gemma": {"model_type": "gemma", **_SIZES, "head_dim": 24},
+    "granite": {
+        "model_type": "granite", **_SIZES, "embedding_multiplier": 6.0, "attention_multiplier": 0.2,
+        "residual_multiplier": 0.4, "logits_scaling": 4.0, "tie_word_embeddings": False,
+    },
+    "olmo2": {"model_type": "olmo2", **_SIZES, "tie_word_embeddings": False},
+    "smollm3": {
+        "model_type": "smollm3", **_SIZES, "no_rope_layers": [1, 0], "use_sliding_window": True, "sliding_window": 8,
+        "tie_word_embeddings": True, "pad_token_id": 0,
+    },
+    "starcoder2": {
+        "model_type": "starcoder2", **_SIZES, "use_bias": True, "sliding_window": 10, "norm_epsilon": 1e-5,
+        "tie_word_embeddings": True,
     },
     "gemma2": {
         "model_type": "gemma2", **_SIZES, "head_dim": 24, "sliding_window": 6, "query_pre_attn_scalar": 30,

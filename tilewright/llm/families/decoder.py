@@ -111,15 +111,14 @@ class Decoder:
         query, key, value = self.project(path, x)
         step.emit.source = path
         rotary = self.rotary_of(index)
-        mixed = step.attention(
-            index, step.rotate(query, rotary), step.rotate(key, rotary), value, self.scale, self.windows[index],
-            self.softcap,
-        )  # fmt: skip
+        if rotary is not None:
+            query, key = step.rotate(query, rotary), step.rotate(key, rotary)
+        mixed = step.attention(index, query, key, value, self.scale, self.windows[index], self.softcap)
         width = self.heads.count * self.heads.width
         return step.linear(f"{path}.o_proj", mixed, self.hidden, width, self.output_bias)
 
-    def rotary_of(self, index: int) -> Rotary:
-        """The rotary positions of a layer."""
+    def rotary_of(self, index: int) -> Rotary | None:
+        """The rotary positions of a layer; None where it has no positions."""
         return self.rotary
 
     def mlp(self, index: int, x: Value) -> Value:

@@ -1,5 +1,5 @@
-"""Gemma 2 and 3: norms around attention and MLP with scales stored less one, a scaled embedding, windows in most
-layers; bounded scores and logits in Gemma 2, norms of queries and keys in Gemma 3."""
+"""Gemma: norms with scales stored less one, a scaled embedding.  Gemma 2 and 3 have norms around attention and MLP, and
+windows in most layers; bounded scores and logits in Gemma 2, norms of queries and keys in Gemma 3."""
 
 from __future__ import annotations
 
@@ -8,21 +8,36 @@ from tilewright.llm.families.decoder import Decoder
 from tilewright.llm.rotary import Rotary, read_rotary
 
 
-class Gemma2(Decoder):
-    """model_type "gemma2"."""
+class Gemma(Decoder):
+    """model_type "gemma"."""
 
     head_width = 256
-    key_heads = 4
-    activation_key, activation_default = "hidden_activation", "gelu_pytorch_tanh"
+    activation_default = "gelu_pytorch_tanh"
     tied = True
+
+    def read(self) -> None:
+        super().read()
+        if self.config.flag("use_bidirectional_attention"):
+            self.config.refuse("use_bidirectional_attention", "only causal attention is supported")
+
+    def norm(self, path: str, x: Value) -> Value:
+        return self.step.rms_norm(path, x, self.norm_epsilon, added=1.0)
+
+    def embed(self, table: Value) -> Value:
+        return self.emit.op("multiply", super().embed(table), self.hidden**0.5)
+
+
+class Gemma2(Gemma):
+    """model_type "gemma2"."""
+
+    key_heads = 4
+    activation_key = "hidden_activation"
     score_cap: float = 50.0
     logit_cap: float = 30.0
 
     def read(self) -> None:
         super().read()
         config = self.config
-        if config.flag("use_bidirectional_attention"):
-            config.refuse("use_bidirectional_attention", "only causal attention is supported")
         self.scale = config.real("query_pre_attn_scalar", 256.0, 1e-6) ** -0.5
         self.softcap = self.cap("attn_logit_softcapping", self.score_cap)
         self.final_cap = self.cap("final_logit_softcapping", self.logit_cap)
@@ -37,12 +52,6 @@ class Gemma2(Decoder):
     def default_type(self, index: int) -> str:
         """Layers take turns."""
         return "full_attention" if index % 2 else "sliding_attention"
-
-    def norm(self, path: str, x: Value) -> Value:
-        return self.step.rms_norm(path, x, self.norm_epsilon, added=1.0)
-
-    def embed(self, table: Value) -> Value:
-        return self.emit.op("multiply", super().embed(table), self.hidden**0.5)
 
     def layer(self, index: int, hidden: Value) -> Value:
         path, emit = f"layers.{index}", self.emit
@@ -73,7 +82,7 @@ class Gemma3(Gemma2):
         pattern = self.config.number("sliding_window_pattern", 6)
         return "sliding_attention" if (index + 1) % pattern else "full_attention"
 
-    def rotary_of(self, index: int) -> Rotary:
+    def rotary_of(self, index: int) -> Rotary | None:
         return self.local if self.types[index] == "sliding_attention" else self.rotary
 
     def project(self, path: str, x: Value) -> tuple[Value, Value, Value]:
