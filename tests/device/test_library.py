@@ -231,6 +231,24 @@ def reference(torch: Any, q: Any, k: Any, v: Any, causal: bool, window: int) -> 
     return torch.softmax(scores, -1) @ v, torch.logsumexp(scores, -1)
 
 
+@pytest.mark.hopper
+@pytest.mark.parametrize("kind", ["int8", "float8_e4m3fn"])
+def test_attention_quantizes(torch: Any, kind: str, seed: int) -> None:
+    """Many queries, and one for each head: what the result in floats gives, but where that is rounded first."""
+    dtype = getattr(torch, kind)
+    q, k, v = (normal(torch, seed + n, 3, heads, 700, 64) for n, heads in enumerate((4, 2, 2)))
+    one = q[:, :, 0].contiguous()
+    for found, plain in (
+        (ops.attention(q, k, v, out_dtype=dtype, out_scale=0.004), ops.attention(q, k, v)),
+        (ops.decode_attention(one, k, v, out_dtype=dtype, out_scale=0.004), ops.decode_attention(one, k, v)),
+    ):
+        most = 127.0 if kind == "int8" else 448.0
+        expected = (plain.double() / 0.004).clamp(-most - (kind == "int8"), most)
+        step = 0.5 if kind == "int8" else expected.abs() * 2.0**-4 + 2.0**-10
+        assert found.dtype == dtype
+        assert bool(((found.double() - expected).abs() <= step + expected.abs() * 2.0**-8 + 0.1).all())
+
+
 @pytest.mark.parametrize("causal", [False, True])
 def test_attention_of_more_batches_than_one_launch_counts(torch: Any, causal: bool, seed: int) -> None:
     q, k, v = (normal(torch, seed + n, 16500, 2, 16, 64) for n in range(3))

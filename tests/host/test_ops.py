@@ -334,6 +334,25 @@ def test_attention(causal: bool, interpreted: None, rng: np.random.Generator) ->
     np.testing.assert_allclose(sums, (np.log(total) + greatest)[..., 0], rtol=1e-5, atol=1e-5)
 
 
+@pytest.mark.parametrize("kind", [np.int8, np.uint8, ml_dtypes.float8_e4m3fn, ml_dtypes.float8_e5m2])
+def test_attention_quantizes(kind: type, interpreted: None, rng: np.random.Generator) -> None:
+    """Divided by a scale, to the nearest number; what is beyond the range is at its end."""
+    q, k, v = normal(rng, 1, 2, 70, 64), normal(rng, 1, 1, 90, 64), normal(rng, 1, 1, 90, 64)
+    one = np.ascontiguousarray(q[:, :, 0])
+    integer = np.dtype(kind).kind in "iu"
+    limits = ml_dtypes.iinfo(kind) if integer else ml_dtypes.finfo(kind)
+    low, most = float(limits.min), float(limits.max)
+    for operation, query in ((ops.attention, q), (ops.decode_attention, one)):
+        plain = wide(operation(query, k, v))
+        scale = float(np.abs(plain).max()) / (1.5 * most)
+        result = operation(query, k, v, out_dtype=kind, out_scale=scale)
+        exact = np.clip(plain / scale, low, most)
+        step = 1.0 if integer else np.abs(exact) * float(limits.eps) + 2.0**-6
+        assert result.dtype == kind and len(np.unique(wide(result))) > 20
+        assert np.all(np.abs(wide(result) - exact) <= step + 2 * UNIT * np.abs(plain / scale).max())
+        assert wide(result).max() == most or wide(result).min() == low
+
+
 @pytest.mark.parametrize("causal", [False, True])
 def test_attention_of_more_batches_than_one_launch_counts(
     causal: bool, interpreted: None, rng: np.random.Generator, monkeypatch: pytest.MonkeyPatch
@@ -371,6 +390,9 @@ def test_attention_refuses(rng: np.random.Generator) -> None:
         ({"window": 3}, "causal"),
         (negative, "not -1"),
         ({"lengths": np.zeros((2, 2), np.int32)}, "lengths must be"),
+        ({"out_scale": 2.0}, "goes with results of 8 bits"),
+        ({"out_dtype": np.float32}, "results are stored as bfloat16, or as int8"),
+        ({"out_dtype": np.int8, "out_scale": 0.0}, "a finite number above 0"),
     ):
         with pytest.raises(LaunchError, match=reason):
             ops.attention(q, q, q, **change)

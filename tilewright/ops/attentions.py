@@ -3,15 +3,20 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 from typing import Any
 
+import ml_dtypes
+import numpy as np
+
 import tilewright.language as tl
 from tilewright import dtypes
+from tilewright.dtypes import DType
 from tilewright.errors import LaunchError
 from tilewright.graph.build import GraphBuilder
-from tilewright.graph.core import Graph
+from tilewright.graph.core import Graph, Value
+from tilewright.graph.quantization import integer_range
 from tilewright.launch.arguments import stored_array
 from tilewright.launch.sizes import cdiv, next_power_of_2
 from tilewright.library.attention.cpu_kernel import attention as portable_attention
@@ -20,6 +25,7 @@ from tilewright.library.attention.hopper.config import AttentionForm, attention_
 from tilewright.library.attention.hopper.kernel import attention as hopper_attention
 from tilewright.library.attention.hopper.launch import prepare_attention
 from tilewright.library.attention.problem import AttentionProblem
+from tilewright.library.attention.slots import quantizing
 from tilewright.ops import arrays, calls
 from tilewright.ops.arrays import View
 from tilewright.runtime import tables
@@ -27,10 +33,15 @@ from tilewright.runtime.cuda.memory import DeviceArray
 from tilewright.runtime.tensors import raise_versions
 from tilewright.settings import settings
 
+_NARROW = (dtypes.int8, dtypes.uint8, dtypes.float8e4nv, dtypes.float8e5)  # that results are quantized to
+
 
 def choose_form(problem: AttentionProblem) -> AttentionForm:
     """The form that promises most for the sizes of a problem."""
-    return attention_forms(problem)[0]
+    form = attention_forms(problem)[0]
+    if problem.output is None:
+        return form
+    return form._replace(OUTPUT=tl.dtype(problem.output), EPILOGUE=quantizing(problem.output))
 
 
 class AttentionPlan:
@@ -62,8 +73,10 @@ class AttentionPlan:
 
     def _check_portable(self) -> None:
         problem = self.problem
-        if problem.window or problem.ragged or problem.statistics:
-            raise LaunchError(f"windows, lengths and log-sum-exp need Hopper's tensor copies: {self.reason}")
+        if problem.window or problem.ragged or problem.statistics or problem.output:
+            raise LaunchError(
+                f"windows, lengths, log-sum-exp and results of 8 bits need Hopper's tensor copies: {self.reason}"
+            )
 
     def explain(self) -> str:
         """What runs, and why."""
@@ -78,13 +91,14 @@ class AttentionPlan:
         )
 
     def runner(
-        self, q: View, k: View, v: View, out: View, lse: View | None, lengths: View | None, scale: float
-    ) -> Callable[[], Any]:
-        """A call on these arrays, [batch, heads, rows, size] each."""
+        self, q: View, k: View, v: View, out: View, lse: View | None, lengths: View | None, scale: float,
+        extra: Sequence[float] = (),
+    ) -> Callable[[], Any]:  # fmt: skip
+        """A call on these arrays, [batch, heads, rows, size] each; `extra` are numbers for the form's epilogue."""
         if self.form is None:
             return self._portable(q, k, v, out, scale)
         if self.portions:
-            return self._in_portions((q, k, v, out, lse, lengths), scale)
+            return self._in_portions((q, k, v, out, lse, lengths), scale, extra)
         problem = self.problem
         if settings.interpret:
             return prepare_attention(
@@ -98,11 +112,12 @@ class AttentionPlan:
                 problem.window,
                 scale,
                 processors=self.processors,
+                extra=extra,
             )
         slots: list[Any] = [(found.address, found.shape, found.strides) for found in (q, k, v, out)]
         slots += [lse.address if lse else out.address, lengths.address if lengths else self.schedule.address]
         slots += [self.schedule.address, self.table.shape[1], problem.queries, problem.keys, problem.heads]
-        slots += [problem.heads // problem.key_heads, problem.window, scale * math.log2(math.e)]
+        slots += [problem.heads // problem.key_heads, problem.window, scale * math.log2(math.e), *extra]
         views = [found for found in (q, k, v, out, lse, lengths) if found is not None]
         grid, start = len(self.table), self.start
         stored = [stored_array(found.base) for found in (out, lse) if found is not None]
@@ -115,14 +130,14 @@ class AttentionPlan:
 
         return run
 
-    def _in_portions(self, views: tuple[View | None, ...], scale: float) -> Callable[[], Any]:
+    def _in_portions(self, views: tuple[View | None, ...], scale: float, extra: Sequence[float]) -> Callable[[], Any]:
         """The calls of `portions`, one after the other, each on its batches."""
         runs, first = [], 0
         for plan in self.portions:
             end = first + plan.problem.batches
             q, k, v, out, lse, lengths = (None if found is None else _batches(found, first, end) for found in views)
             assert q is not None and k is not None and v is not None and out is not None
-            runs.append(plan.runner(q, k, v, out, lse, lengths, scale))
+            runs.append(plan.runner(q, k, v, out, lse, lengths, scale, extra))
             first = end
 
         def run() -> None:
@@ -159,15 +174,18 @@ _KERNELS: dict[AttentionForm, Any] = {}
 def compiled(form: AttentionForm) -> Any:
     """The Hopper kernel of a form."""
     if form not in _KERNELS:
-        queries, keys = (
-            f"tensormap<{'x'.join(map(str, block))}x{form.TYPE.element}>"
-            for block in (form.query_block, form.key_block)
-        )
-        types = {
-            "q": queries, "k": keys, "v": keys, "out": queries, "lse": "*f32", "lengths": "*k i32",
+        queries, keys, outs = (
+            f"tensormap<{'x'.join(map(str, block))}x{dtype.element}>"
+            for block, dtype in ((form.query_block, form.TYPE), (form.key_block, form.TYPE),
+                                 (form.query_block, form.stored))
+        )  # fmt: skip
+        types: dict[str, Any] = {
+            "q": queries, "k": keys, "v": keys, "out": outs, "lse": "*f32", "lengths": "*k i32",
             "schedule": "*k i32", "scale": "f32",
             **dict.fromkeys(("tiles_per_cta", "queries", "keys", "heads", "group", "window"), "i32"),
         }  # fmt: skip
+        if form.OUTPUT is not None:
+            types["extra"] = ("f32",)
         _KERNELS[form] = hopper_attention.compile(types, {"FORM": form}, target="cuda:sm_90a")
     return _KERNELS[form]
 
@@ -214,6 +232,15 @@ def plan_attention(problem: AttentionProblem, ordinal: int | None) -> AttentionP
     return found
 
 
+def _quantized(b: GraphBuilder, y: Value, stored: DType, inverse: float) -> Value:
+    """Numbers times `inverse`, to the nearest of a type of 8 bits."""
+    y = b.op("multiply", [b.op("cast", [y], dtype=dtypes.float32), b.constant(np.asarray(inverse, np.float32))])
+    most = float(ml_dtypes.finfo(stored.numpy).max) if stored.is_float else 0.0
+    low, high = integer_range(stored) if stored.is_integer else (-most, most)
+    y = b.op("round", [y]) if stored.is_integer else y
+    return b.op("cast", [b.op("clip", [y], low=float(low), high=float(high))], dtype=stored)
+
+
 def _check(q: View, k: View, v: View, lengths: View | None, causal: bool, window: int) -> None:
     shapes = f"q {list(q.shape)}, k {list(k.shape)}, v {list(v.shape)}"
     if not len(q.shape) == len(k.shape) == len(v.shape) == 4:
@@ -237,6 +264,24 @@ def _check(q: View, k: View, v: View, lengths: View | None, causal: bool, window
         raise LaunchError(f"lengths must be contiguous int32 [{q.shape[0]}, 2]: queries and keys of each batch")
 
 
+def _stored_as(element: DType, out: Any, out_dtype: Any, out_scale: float | None) -> tuple[DType, tuple[float, ...]]:
+    """The type of results, and of those of 8 bits the inverse of their scale."""
+    stored = element if out is None else arrays.view(out, "out").element
+    stored = stored if out_dtype is None else arrays.element_type(out_dtype)
+    if stored == element:
+        if out_scale is not None:
+            raise LaunchError(f"out_scale goes with results of 8 bits: pass out_dtype; {stored.name} is not scaled")
+        return stored, ()
+    if stored not in _NARROW:
+        raise LaunchError(
+            f"results are stored as {element.name}, or as {', '.join(each.name for each in _NARROW)}; not {stored.name}"
+        )
+    scale = 1.0 if out_scale is None else float(out_scale)
+    if not (math.isfinite(scale) and scale > 0):
+        raise LaunchError(f"out_scale must be a finite number above 0, got {scale}")
+    return stored, (1 / scale,)
+
+
 def attention(
     q: Any,
     k: Any,
@@ -248,6 +293,8 @@ def attention(
     lengths: Any = None,
     return_lse: bool = False,
     out: Any = None,
+    out_dtype: Any = None,
+    out_scale: float | None = None,
 ) -> Any:
     """softmax(scale q k^T) v for each head, without the scores in memory.
 
@@ -258,14 +305,21 @@ def attention(
     keys and values behind them must be finite.  `return_lse` also gives the logarithms of the sums, float32
     [batch, heads, queries].  A query that sees no key gives zeros.  Sums and exponentials are float32.
 
-    Windows, lengths and log-sum-exp need a GPU of compute capability 9.0.  Raises `LaunchError`.
+    The result has q's type, or `out_dtype` (that of `out`): int8, uint8 or float8 (e4m3fn, e5m2) of results divided by
+    `out_scale`, to the nearest, what is beyond the type's range at the end of that.
+
+    Windows, lengths, log-sum-exp and results of 8 bits need a GPU of compute capability 9.0.  Raises `LaunchError`.
     """
     first, second, third = arrays.view(q, "q"), arrays.view(k, "k"), arrays.view(v, "v")
     ends = arrays.view(lengths, "lengths") if lengths is not None else None
     _check(first, second, third, ends, causal, window)
-    target = arrays.view(arrays.empty(first, first.shape, first.element) if out is None else out, "out")
-    if target.shape != first.shape or target.element != first.element or target.strides[3] != 1:
-        raise LaunchError(f"out must have q's shape {list(first.shape)} and type, with a contiguous last axis")
+    stored, extra = _stored_as(first.element, out, out_dtype, out_scale)
+    target = arrays.view(arrays.empty(first, first.shape, stored) if out is None else out, "out")
+    if target.shape != first.shape or target.element != stored or target.strides[3] != 1:
+        raise LaunchError(
+            f"out must be {stored.name} of q's shape {list(first.shape)}, with a contiguous last axis; got "
+            f"{target.element.name} {target.described}"
+        )
     statistics = None
     if return_lse:
         statistics = arrays.view(arrays.empty(first, first.shape[:3], dtypes.float32), "lse")
@@ -275,26 +329,37 @@ def attention(
     batches, heads, queries, size = first.shape
     problem = AttentionProblem(
         batches, heads, second.shape[1], queries, second.shape[2], size, first.element, causal,
-        int(window), lengths is not None, return_lse, _obstacle(named),
+        int(window), lengths is not None, return_lse, _obstacle(named), output=stored if extra else None,
     )  # fmt: skip
     present = [*named.values(), *(found for found in (ends, statistics) if found is not None)]
     place = arrays.common_place(present, "attention")
     if batches * heads * queries and problem.keys:
         plan = plan_attention(problem, place.ordinal if place else None)
         factor = 1 / math.sqrt(size) if scale is None else float(scale)
-        plan.runner(named["q"], named["k"], named["v"], named["out"], statistics, ends, factor)()
+        plan.runner(named["q"], named["k"], named["v"], named["out"], statistics, ends, factor, extra)()
     elif not problem.keys:
         raise LaunchError("attention needs a key")
     return (target.base, statistics.base) if statistics is not None else target.base
 
 
-def decode_attention(q: Any, k: Any, v: Any, *, bias: Any = None, scale: float | None = None, out: Any = None) -> Any:
+def decode_attention(
+    q: Any,
+    k: Any,
+    v: Any,
+    *,
+    bias: Any = None,
+    scale: float | None = None,
+    out: Any = None,
+    out_dtype: Any = None,
+    out_scale: float | None = None,
+) -> Any:
     """softmax(scale q k^T + bias) v of one query for each head against all keys: a step of decoding.
 
     `q` is [batch, heads, size], `k` and `v` [batch, key heads, keys, size], contiguous, all bfloat16 or float16; heads
     are a multiple of key heads, size a multiple of 16 up to 256.  `bias` [batch, keys], of q's type, is added to
-    scores: minus infinity hides a key.  `scale` is 1 / sqrt(size) unless given.  The result is like q; a query that
-    sees no key gives zeros.  On compute capability 9.0 the CTAs of a cluster divide the keys.  Raises `LaunchError`.
+    scores: minus infinity hides a key.  `scale` is 1 / sqrt(size) unless given.  The result is like q, or of 8 bits as
+    that of `attention`; a query that sees no key gives zeros.  On compute capability 9.0 the CTAs of a cluster divide
+    the keys.  Raises `LaunchError`.
     """
     query, keys, values = arrays.view(q, "q"), arrays.view(k, "k"), arrays.view(v, "v")
     if len(query.shape) != 3:
@@ -312,7 +377,8 @@ def decode_attention(q: Any, k: Any, v: Any, *, bias: Any = None, scale: float |
     for name, found in present.items():
         if not found.contiguous:
             raise LaunchError(f"{name} must be contiguous, got {found.described}")
-    target = calls.result_like(query, query.shape, query.element, out)
+    stored, inverse = _stored_as(query.element, out, out_dtype, out_scale)
+    target = calls.result_like(query, query.shape, stored, out)
     place = arrays.common_place([*present.values(), target], "decode_attention")
     if not keys.shape[2]:
         raise LaunchError("attention needs a key")
@@ -324,9 +390,10 @@ def decode_attention(q: Any, k: Any, v: Any, *, bias: Any = None, scale: float |
         b = GraphBuilder("decode_attention")
         shapes = {"q": alone.shape, "k": keys.shape, "v": values.shape, "bias": (batch, 1, 1, keys.shape[2])}
         inputs = [b.input(name, found.element, shapes[name]) for name, found in present.items()]
-        b.output(b.op("attention", inputs, scale=factor))
+        y = b.op("attention", inputs, scale=factor)
+        b.output(_quantized(b, y, stored, inverse[0]) if inverse else y)
         return b.finish()
 
-    key = ("decode_attention", query.element, query.shape, keys.shape, factor, *present)
+    key = ("decode_attention", query.element, query.shape, keys.shape, factor, stored, inverse, *present)
     calls.prepared(key, [*present.values(), target], place, graph).run(present, target)
     return target.base

@@ -36,6 +36,7 @@ class AttentionProblem:
     bias: int = 0
     counted: bool = False
     softcap: float = 0.0
+    output: DType | None = None  # 8 bits in which results are stored; None: the type of the operands
 
 
 def typical(size: Size, most: int = TYPICAL) -> int:

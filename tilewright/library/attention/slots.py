@@ -1,13 +1,38 @@
 """The epilogue of attention, for the slots of its kernels: results are quantized before they are stored."""
 
+# mypy: ignore-errors
+# The bodies below are tile language, which has types of its own.
+
 from __future__ import annotations
 
+from functools import lru_cache
+
+import tilewright
+import tilewright.language as tl
+from tilewright.dtypes import DType
 from tilewright.graph.core import Graph, Node
 from tilewright.graph.fusion import Group
+from tilewright.language.function import SourceFunction
 from tilewright.library.generated.generate import Chain
 from tilewright.library.generated.source import ExtraReferences
 from tilewright.library.matmul.kernel import identity
 from tilewright.library.slots import Slots, chain_slots
+
+
+@lru_cache(maxsize=8)
+def quantizing(dtype: DType) -> SourceFunction:
+    """The epilogue that stores results times the one number of `extra`, to the nearest of a type of 8 bits, what is
+    beyond its range at the end of that."""
+    stored, integers = tl.dtype(dtype), dtype.is_integer
+
+    @tilewright.jit
+    def epilogue(value, row, column, mask, extra):
+        value = value * extra[0]
+        if integers:
+            value = tl.math.rint(value)
+        return value.to(stored)
+
+    return epilogue
 
 
 def movement_behind(group: Group) -> list[Node]:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import numpy as np
@@ -27,12 +27,14 @@ def prepare_attention(
     place: Callable[[np.ndarray], Any] = np.asarray,
     *,
     processors: int,
+    extra: Sequence[Any] = (),
 ) -> Callable[[], Any]:
     """A call of attention on these tensors: q and out [batch, heads, queries, D], k and v [batch, key heads, keys, D].
 
     Strides may be any but the last, which is 1; the others are multiples of 16 bytes.  `scale` (default 1 / sqrt(D))
     multiplies the scores.  `lse` [batch, heads, queries] f32 and `lengths` [batch, 2] i32 go with a form that has them.
-    `place` puts the schedule, an array, where the tensors are (for PyTorch: ``lambda x: torch.from_numpy(x).cuda()``).
+    `extra` goes to the form's epilogue.  `place` puts the schedule, an array, where the tensors are (for PyTorch:
+    ``lambda x: torch.from_numpy(x).cuda()``).
     Raises `LaunchError` for shapes that do not fit the form.
     """
     form.check()
@@ -56,5 +58,5 @@ def prepare_attention(
     statistics = lse if form.LSE else place(np.zeros(1, np.float32))
     ends = lengths if form.LENGTHS else schedule
     numbers = (table.shape[1], queries, keys, heads, heads // key_heads, window, factor)
-    arguments = (*maps, statistics, ends, schedule, *numbers)
+    arguments = (*maps, statistics, ends, schedule, *numbers, *extra)
     return lambda: attention[(len(table),)](*arguments, FORM=form)
