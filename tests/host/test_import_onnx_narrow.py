@@ -120,3 +120,24 @@ def test_bits_as_another_type(source: str, target: str, rng: np.random.Generator
         tilewright.compile(model).run({"x": numbers})["y"],
     ):
         np.testing.assert_array_equal(found, wanted)
+
+
+@pytest.mark.parametrize("kind", [TensorProto.INT4, TensorProto.UINT4])
+def test_engine_quantizes_to_narrow_integers_and_back(kind: int) -> None:
+    """Numbers that only the run knows, beyond both ends; a second input of codes."""
+    dtype = np.dtype(TYPES[kind])
+    nodes = [
+        helper.make_node("QuantizeLinear", ["x", "s", "zero"], ["codes"]),
+        helper.make_node("DequantizeLinear", ["given", "s", "zero"], ["numbers"]),
+    ]
+    constants = [helper.make_tensor("s", 1, [], [0.5]), helper.make_tensor("zero", kind, [], [3])]
+    entries = [helper.make_tensor_value_info("x", 1, ["n"]), helper.make_tensor_value_info("given", kind, ["n"])]
+    results = [helper.make_tensor_value_info("codes", kind, ["n"]), helper.make_tensor_value_info("numbers", 1, ["n"])]
+    graph = helper.make_graph(nodes, "quantize", entries, results, constants)
+    engine = tilewright.compile(helper.make_model(graph, opset_imports=[helper.make_opsetid("", 25)]))
+    x = np.array([-9, -3.25, -0.25, 0.75, 2, 9], np.float32)
+    limits = ml_dtypes.iinfo(dtype)
+    codes = np.clip(np.rint(x / 0.5) + 3, limits.min, limits.max).astype(dtype)
+    found = engine.run({"x": x, "given": codes})
+    np.testing.assert_array_equal(found["codes"].astype(np.int8), codes.astype(np.int8))
+    np.testing.assert_array_equal(found["numbers"], (codes.astype(np.float32) - 3) * 0.5)

@@ -10,7 +10,7 @@ import math
 
 import ml_dtypes
 
-from tilewright.dtypes import DType, float8e8, float32, float64, int32, uint8
+from tilewright.dtypes import NARROW, DType, float8e8, float32, float64, int8, int32, uint8
 from tilewright.graph.core import Value
 from tilewright.importers.onnx_call import Call
 from tilewright.importers.onnx_ops.network import convolve
@@ -68,6 +68,10 @@ def quantize(call: Call, x: Value, scale: Value, zero: Value | None, dtype: DTyp
         scaled = scaled if zero is None else call.op("add", scaled, call.cast(zero, x.dtype))
         largest = float(ml_dtypes.finfo(dtype.numpy).max)
         return call.cast(call.op("clip", scaled, low=-largest, high=largest) if saturate else scaled, dtype)
+    if dtype in NARROW:
+        level = call.op("round", call.op("divide", x, call.cast(scale, x.dtype)))
+        level = level if zero is None else call.op("add", level, call.cast(zero, x.dtype))
+        return _saturated(call, level, dtype)
     return call.op("quantize", x, scale, zero, dtype=dtype)
 
 
@@ -97,6 +101,10 @@ def dequantize_linear(call: Call) -> Value:
     dtype = call.attribute("output_dtype") or scale.dtype
     zero = along(call, call[2], x, axis, block) if call.has(2) else None
     scale = along(call, scale, x, axis, block)
+    stored = all(item in call.builder.graph.constants for item in (call[0], call.optional(2)) if item is not None)
+    if x.dtype in NARROW and x.dtype.is_integer and not stored:  # kernels have only bytes of them
+        byte = int8 if x.dtype.is_signed else uint8
+        x, zero = call.cast(x, byte), None if zero is None else call.cast(zero, byte)
     if x.dtype.is_integer:
         return call.cast(call.op("dequantize", x, scale, zero), dtype)
     numbers = call.cast(x, float32)
