@@ -342,7 +342,8 @@ def manifest_of(
         "programs": list(programs),
     }
     if graph.fixed:
-        manifest["fixed"] = graph.fixed
+        manifest["fixed"] = {name: value for name, (_, value) in graph.fixed.items()}
+        manifest["places"] = {name: place for name, (place, _) in graph.fixed.items()}
     if graph.seed is not None:
         manifest["seed"] = graph.seed
     return manifest
