@@ -250,8 +250,8 @@ class Builder:
         )
 
     def _spread(self, accesses: Sequence[Access], evidence: Mapping[str, Any]) -> list[branches.LanePlace]:
-        """A lane for each task: several where a GPU gains by it."""
-        if not self.target.is_gpu:
+        """A lane for each task: several where it pays to run kernels at once."""
+        if not self.target.concurrent_kernels:
             return in_order(accesses)
         machine = self.target.machine()
         work = []
