@@ -69,6 +69,13 @@ def test_constant_indices_divide() -> None:
     assert (quotient.constant, remainder.constant) == (3, 2)
 
 
+def test_places_beside_others_divide() -> None:
+    """Pixel (y + 1, x + 1) of lines of 66 pixels, of which 64 by 65 are asked."""
+    y, x = axes_of((64, 65))
+    quotient, remainder = y.times(66).plus(x).plus(number(67)).divide(66)
+    assert (quotient, remainder) == (y.plus(number(1)), x.plus(number(1)))
+
+
 def test_axes_merge_where_every_access_allows_it() -> None:
     shape = (4, 5, 6)
     coordinates = axes_of(shape)

@@ -12,7 +12,11 @@ from tilewright.dtypes import DType, float64, int64
 from tilewright.graph.core import Value
 from tilewright.importers.emitter import Emitter
 from tilewright.importers.report import Unsupported
-from tilewright.symbolic import Size, lift, simplify
+from tilewright.symbolic import Size, lift, lower_bound, product, simplify
+
+# Multiply-adds of float32 by zeros that are worth some launches and reads of the image (40 us on an H200), and those of
+# each element of the result that are worth putting it together from several tensors.
+_MUCH, _MUCH_OF_EACH = 1 << 30, 96
 
 
 def transposed_convolution(
@@ -138,10 +142,18 @@ class _Phases:
         """How many pixels before that are computed: what other phases see behind it."""
         return max(map(self.behind, self.firsts))
 
+    def padding(self, taps: int) -> tuple[int, int]:
+        """Of a convolution that computes phases of so many taps."""
+        return (self.step * (taps - 1) - self.first + self.early, self.last)
+
     @property
-    def padding(self) -> tuple[int, int]:
-        """Of the convolution that computes all phases."""
-        return (self.step * (self.taps - 1) - self.first + self.early, self.last)
+    def runs(self) -> tuple[tuple[int, int, int], ...]:
+        """(taps, begin, end) of phases beside each other, by their place among those with taps, with equally many taps:
+        a run of the most taps, and one of a tap less."""
+        order, most = list(self.firsts.values()), self.size - (self.taps - 1) * self.apart
+        if order != sorted(order) or self.taps == 1 or most >= len(order) or self.padding(self.taps - 1)[0] < 0:
+            return ((self.taps, 0, len(order)),)
+        return ((self.taps, 0, most), (self.taps - 1, most, len(order)))
 
     def extent(self, image: Size) -> Size:
         """Pixels of the result."""
@@ -152,25 +164,65 @@ class _Phases:
 def _by_phases(
     emit: Emitter, x: Value, weight: Value, bias: Value | None, axes: Sequence[_Phases], groups: int
 ) -> Value:
-    """A transposed convolution as a convolution whose channels are those of all phases, which are then interleaved."""
+    """A transposed convolution as convolutions whose channels are those of phases, which are then interleaved.
+
+    One convolution has all phases, those of fewer taps with zeros; where these are much work in float32, phases with
+    equally many taps have one of their own.
+    """
     count, phases = len(axes), [len(axis.firsts) for axis in axes]
     inner = bias if math.prod(phases) == math.prod(axis.stride for axis in axes) else None  # no phase is zeros
-    if inner is not None:
-        split = emit.reshape(inner, (groups, *[1] * count, weight.shape[1]))
-        inner = emit.flatten(emit.broadcast(split, (groups, *phases, weight.shape[1])), 0, 2 + count)
-    found = emit.op(
-        "conv", x, _taps_of_phases(emit, weight, axes, groups), inner, strides=[1] * count,
-        padding=[axis.padding for axis in axes], dilation=tuple(axis.step for axis in axes), groups=groups,
-    )  # fmt: skip
-    found = _interleaved(emit, found, [axis.extent(size) for axis, size in zip(axes, x.shape[2:], strict=True)], axes,
-                         groups)  # fmt: skip
+    runs = [axis.runs if _is_divided(x, weight, axes, groups) else ((axis.taps, 0, len(axis.firsts)),) for axis in axes]
+    arranged = _taps_of_phases(emit, weight, axes, groups)
+
+    def computed(chosen: tuple[tuple[int, int, int], ...]) -> Value:
+        if len(chosen) < count:
+            parts = [computed((*chosen, run)) for run in runs[len(chosen)]]
+            return parts[0] if len(parts) == 1 else emit.op("concat", *parts, axis=len(lead) + 1 + len(chosen))
+        return _of_runs(emit, x, arranged, inner, axes, groups, chosen)
+
+    lead = () if groups == 1 else (groups,)
+    extents = [axis.extent(size) for axis, size in zip(axes, x.shape[2:], strict=True)]
+    found = _interleaved(emit, computed(()), extents, axes, len(lead))
     if bias is not None and inner is None:
         found = emit.op("add", found, emit.reshape(bias, (1, bias.shape[0], *[1] * count)))
     return found
 
 
+def _is_divided(x: Value, weight: Value, axes: Sequence[_Phases], groups: int) -> bool:
+    """Whether multiply-adds by zeros, of one convolution for all phases, are much work."""
+    zeros = math.prod(axis.taps * len(axis.firsts) for axis in axes) - math.prod(axis.size for axis in axes)
+    inputs, pixels = lower_bound(weight.shape[0]), lower_bound(product((x.shape[0], *x.shape[2:])))
+    much = zeros * inputs * lower_bound(weight.shape[1]) * pixels >= _MUCH
+    each = zeros * inputs // groups // math.prod(axis.stride for axis in axes)
+    return x.dtype.bits >= 32 and much and each >= _MUCH_OF_EACH
+
+
+def _of_runs(
+    emit: Emitter, x: Value, arranged: Value, bias: Value | None, axes: Sequence[_Phases], groups: int,
+    runs: Sequence[tuple[int, int, int]],
+) -> Value:  # fmt: skip
+    """[N, groups (if there are several), *phases of the runs, O/groups, *numbers in the phases]: one convolution."""
+    count, outputs = len(axes), arranged.shape[1 + len(axes)]
+    phases = [end - begin for _, begin, end in runs]
+    for place, (taps, begin, end) in enumerate(runs):
+        arranged = emit.slice(arranged, 1 + place, begin, end)
+        reversed_taps = arranged.shape[3 + count + place]  # the last ones are the first of a phase
+        assert isinstance(reversed_taps, int)
+        arranged = emit.slice(arranged, 3 + count + place, reversed_taps - taps, reversed_taps)
+    if bias is not None:
+        split = emit.reshape(bias, (groups, *[1] * count, outputs))
+        bias = emit.flatten(emit.broadcast(split, (groups, *phases, outputs)), 0, 2 + count)
+    found = emit.op(
+        "conv", x, emit.flatten(arranged, 0, 2 + count), bias, strides=[1] * count,
+        padding=[axis.padding(taps) for axis, (taps, _, _) in zip(axes, runs, strict=True)],
+        dilation=tuple(axis.step for axis in axes), groups=groups,
+    )  # fmt: skip
+    lead = () if groups == 1 else (groups,)
+    return emit.reshape(found, (found.shape[0], *lead, *phases, outputs, *found.shape[2:]))
+
+
 def _taps_of_phases(emit: Emitter, weight: Value, axes: Sequence[_Phases], groups: int) -> Value:
-    """The weight [I, O/groups, *kernel] as [groups * phases * O/groups, I/groups, *taps of a phase]."""
+    """The weight [I, O/groups, *kernel] as [groups, *phases, O/groups, I/groups, *taps of a phase, in reverse]."""
     count, outputs = len(axes), weight.shape[1]
     counts = [len(axis.firsts) for axis in axes]
     ends = [(0, axis.taps * phases - axis.size) for axis, phases in zip(axes, counts, strict=True)]
@@ -183,17 +235,12 @@ def _taps_of_phases(emit: Emitter, weight: Value, axes: Sequence[_Phases], group
         if order != sorted(order):
             weight = emit.op("gather", weight, emit.constant(np.array(order), "phases"), axis=4 + 2 * place)
     odd, even = range(4, 3 + 2 * count, 2), range(3, 3 + 2 * count, 2)
-    return emit.flatten(emit.permute(weight, (0, *odd, 2, 1, *even)), 0, 2 + count)
+    return emit.permute(weight, (0, *odd, 2, 1, *even))
 
 
-def _interleaved(emit: Emitter, x: Value, extents: Sequence[Size], axes: Sequence[_Phases], groups: int) -> Value:
-    """[N, groups * phases * C, *numbers in the phases] as [N, groups * C, *extents]."""
-    count, (batch, channels, *spatial) = len(axes), x.shape
-    phases = [len(axis.firsts) for axis in axes]
-    lead = () if groups == 1 else (groups,)
-    outputs = simplify(lift(channels) // (groups * math.prod(phases)))
-    x = emit.reshape(x, (batch, *lead, *phases, outputs, *spatial))
-    phase = 1 + len(lead)
+def _interleaved(emit: Emitter, x: Value, extents: Sequence[Size], axes: Sequence[_Phases], lead: int) -> Value:
+    """What `_of_runs` gives of all phases, with `lead` dimensions of groups, as [N, channels, *extents]."""
+    count, phase = len(axes), 1 + lead
     places = [place for axis in range(count) for place in (phase + count + 1 + axis, phase + axis)]
     x = emit.permute(x, (*range(phase), phase + count, *places))
     for place, axis in enumerate(axes, start=phase + 1):  # each leaves one dimension: the next ones move up
@@ -201,7 +248,7 @@ def _interleaved(emit: Emitter, x: Value, extents: Sequence[Size], axes: Sequenc
     for place, (axis, extent) in enumerate(zip(axes, extents, strict=True), start=phase + 1):
         first = axis.crop[0] % axis.stride
         x = emit.slice(x, place, first, simplify(lift(extent) + first))
-    return emit.flatten(x, 1, 1 + len(lead) + 1) if lead else x
+    return emit.flatten(x, 1, 2 + lead) if lead else x
 
 
 def _merged_phases(emit: Emitter, x: Value, place: int, axis: _Phases) -> Value:

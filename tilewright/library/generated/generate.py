@@ -38,9 +38,9 @@ from tilewright.library.generated.source import (
     first_elements,
     merge_axes,
 )
-from tilewright.library.generated.trace import Coordinates, Expression, Tracer, align, axes_of
+from tilewright.library.generated.trace import Coordinates, Expression, Load, Tracer, align, axes_of, walk
 from tilewright.settings import settings
-from tilewright.symbolic import Size, ceil_divide, lift, product, simplify, upper_bound
+from tilewright.symbolic import Size, ceil_divide, lift, lower_bound, product, simplify, upper_bound
 from tilewright.targets.base import Target
 
 FLAT_BLOCK = 8192  # elements of one program of a flat kernel
@@ -48,6 +48,7 @@ ROW_ELEMENTS = 16384  # elements of one program of a row kernel
 PLANE_ELEMENTS = 1024  # elements that make it worth to walk one row variable by itself
 COLUMN_BLOCK = 4096  # a contiguous dimension up to this size is one block
 TILE = 32
+_LARGE_TILES = 512  # which keep all processors of a GPU busy
 _NARROWEST = 16  # columns of a block: two threads of 16 bytes, a sector of memory
 _BEGIN = 4  # elements that the begin of a line in a block costs
 
@@ -60,11 +61,13 @@ class Loops:
     from which on it is taken; without any, programs walk rows of any length.  `options` go to the compiler.
     Without blocks, stores of one form become a loop (`runs`), and operands may begin at any of their elements.
     `together`: independent loops share a launch, which costs more than the choice between them.
+    `tile`: the rows and columns of a tile where there are plenty of both.
     """
 
     blocks: tuple[tuple[int, int], ...] = ()
     options: tuple[tuple[str, Any], ...] = ()
     together: bool = False
+    tile: int = TILE
 
     def block(self, elements: Size) -> int:
         """The elements of a program when there are so many in all."""
@@ -73,8 +76,9 @@ class Loops:
 
 
 _WARPS = 4
-# A thread of a GPU moves 16 bytes of two-byte elements at once where there are enough to keep all of them busy.
-_LOOPS = {"cuda": Loops(((1 << 19, 8 * 32 * _WARPS), (0, 2 * 32 * _WARPS)), (("num_warps", _WARPS),), True)}
+# A thread of a GPU moves 16 bytes of two-byte elements at once where there are enough to keep all of them busy.  Lines
+# of larger tiles are whole sectors of memory for what is written too, behind an exchange between the threads.
+_LOOPS = {"cuda": Loops(((1 << 19, 8 * 32 * _WARPS), (0, 2 * 32 * _WARPS)), (("num_warps", _WARPS),), True, 2 * TILE)}
 
 
 def loops_of(target: Target) -> Loops:
@@ -148,6 +152,13 @@ class _Traced:
         """Where elements are loaded."""
         return expression_indices([store.expression for store in self.stores], self.tracer)
 
+    def is_small(self) -> bool:
+        """Whether places in all tensors, and twice as many, are numbers of 32 bits: those are divided in few steps."""
+        loads = [part.value for store in self.stores for part in walk(store.expression) if isinstance(part, Load)]
+        return all(
+            upper_bound(product(value.shape)) < 1 << 30 for value in (*loads, *(store.target for store in self.stores))
+        )
+
     def indices(self) -> list[Index]:
         """Where elements are stored and loaded."""
         return [store.index for store in self.stores] + self.read()
@@ -166,7 +177,7 @@ def elementwise_call(
     name = chain_name(nodes, "copy")
     across = _read_across(traced, variables)
     if across is not None:
-        call = _tile_kernel(name, traced, variables, across)
+        call = _tile_kernel(name, traced, variables, across, loops)
     elif len(variables) <= 1:
         call = _flat_kernel(name, traced, variables, loops)
     elif loops.blocks:
@@ -367,7 +378,8 @@ def _block_kernel(name: str, traced: _Traced, variables: Sequence[LoopVariable],
     names = names_of(len(outer), "row")
     masked = (not divides(count, rows), not divides(columns, inner.extent))
     writer = Writer(traced.tracer, references, variables, [*names, "column"], "mask" if any(masked) else "")
-    body = ["row = (tl.program_id(0) * ROWS + tl.arange(0, ROWS)).to(tl.int64)[:, None]"]
+    wide = "" if lower_bound(rows) >= count and traced.is_small() else ".to(tl.int64)"
+    body = [f"row = (tl.program_id(0) * ROWS + tl.arange(0, ROWS)){wide}[:, None]"]
     body.append("column = (tl.program_id(1) * COLUMNS + tl.arange(0, COLUMNS))[None, :]")
     limits = (f"(row < {writer.size(rows)})", f"(column < {writer.size(inner.extent)})")
     if any(masked):
@@ -385,7 +397,9 @@ def _column_block(columns: int, block: int) -> int:
     return min(widths, key=lambda width: -(-columns // width) * (width + _BEGIN))
 
 
-def _tile_kernel(name: str, traced: _Traced, variables: Sequence[LoopVariable], across: int) -> KernelCall:
+def _tile_kernel(
+    name: str, traced: _Traced, variables: Sequence[LoopVariable], across: int, loops: Loops
+) -> KernelCall:
     references = NamedReferences(parts=traced.alike)
     for store in traced.stores:
         references.result(store.target)
@@ -400,8 +414,11 @@ def _tile_kernel(name: str, traced: _Traced, variables: Sequence[LoopVariable], 
     if outer:
         body += ["plane = tl.program_id(2).to(tl.int64)", *decompose(outer, outer_names, "plane", writer)]
     body += _store_all(traced, writer)
+    total = product([variable.extent for variable in variables])
+    large = all(divides(loops.tile, variable.extent) for variable in (row, column))
+    tile = loops.tile if large and isinstance(total, int) and total >= _LARGE_TILES * loops.tile**2 else TILE
     rows, columns = (
-        min(variable.extent, TILE) if isinstance(variable.extent, int) else TILE for variable in (row, column)
+        min(variable.extent, tile) if isinstance(variable.extent, int) else tile for variable in (row, column)
     )
     planes = product([variable.extent for variable in outer])
     grid = (ceil_divide(row.extent, rows), ceil_divide(column.extent, columns), planes)

@@ -170,7 +170,7 @@ class Index:
         return _is_below(self.last(), limit)
 
     def _split(self, divisor: Size) -> tuple[Index, Index]:
-        """(a, b) with self == a * divisor + b, a as large as its terms show."""
+        """(a, b) with self == a * divisor + b, a as large as its terms and its constant show."""
         whole: list[tuple[Atom, Size]] = []
         rest: list[tuple[Atom, Size]] = []
         for atom, coefficient in self.terms:
@@ -180,6 +180,8 @@ class Index:
                 rest.append((atom, coefficient))
         if modulo(self.constant, divisor) == 0:
             return Index(tuple(whole), floor_divide(self.constant, divisor)), Index(tuple(rest))
+        if isinstance(self.constant, int) and isinstance(divisor, int) and self.constant > divisor:
+            return Index(tuple(whole), self.constant // divisor), Index(tuple(rest), self.constant % divisor)
         return Index(tuple(whole)), Index(tuple(rest), self.constant)
 
 
