@@ -12,7 +12,7 @@ import pytest
 torch = pytest.importorskip("torch")
 
 import tilewright  # noqa: E402
-from tilewright.errors import InputError  # noqa: E402
+from tilewright.errors import ImportModelError, InputError  # noqa: E402
 from tilewright.importers import import_model  # noqa: E402
 
 
@@ -230,3 +230,44 @@ def test_containers_of_other_classes_have_dynamic_sizes() -> None:
     shapes = {"given_hidden": {0: ("n", 1, 5)}, "y": {0: ("n", 1, 5)}}
     graph = import_model(Reads().eval(), example, shapes)
     assert [str(value.shape[0]) for value in graph.inputs] == ["n", "n"]
+
+
+@dataclasses.dataclass
+class _Scaled:
+    x: torch.Tensor
+    by: float = 2.0
+
+
+def test_numbers_in_their_place_and_in_containers() -> None:
+    """A number is what it was in the example, wherever it is given; another one is never ignored."""
+    x, y = torch.randn(3, 4), torch.randn(3, 4)
+
+    def model(k: int, pair: tuple[torch.Tensor, int], scaled: _Scaled, mask: None, y: torch.Tensor) -> torch.Tensor:
+        return k * pair[0] + pair[1] * scaled.x * scaled.by + y
+
+    given = (3, (x, 2), _Scaled(y), None, x)
+    engine = tilewright.compile(model, given, target="cpu", effort=0)
+    torch.testing.assert_close(engine(*given), model(*given))
+    torch.testing.assert_close(engine(x, y, x), model(*given))  # tensors alone
+    for place, other in enumerate((4, (x, 5), _Scaled(y, 1.0))):
+        with pytest.raises(InputError, match="is always .* as in its example"):
+            engine(*given[:place], other, *given[place + 1 :])
+    with pytest.raises(InputError, match="always as in its example: k=3"):
+        engine(x, y, x, x)
+
+
+def test_dynamic_shapes_in_order() -> None:
+    x = torch.randn(3, 4)
+    entries = ({0: ("batch", 1, 8)}, ("batch", None))
+    engine = tilewright.compile(lambda x, y: x + y, (x, x + 1), entries, target="cpu", effort=0)
+    other = torch.randn(5, 4)
+    torch.testing.assert_close(engine(other, other), other + other)
+    batch = torch.export.Dim("batch", min=1, max=8)
+    for wrong, text in (
+        (({0: batch},), "has 1 entries for the arguments x, y"),
+        ({"z": {0: batch}}, "names 'z', and the model has the arguments x, y"),
+        ({"x": {5: batch}, "y": {5: batch}}, "names axis 5; the input has rank 2"),
+        ("batch", "expected a dictionary by the names"),
+    ):
+        with pytest.raises(ImportModelError, match=text):
+            import_model(lambda x, y: x + y, (x, x + 1), wrong)

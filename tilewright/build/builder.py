@@ -250,8 +250,8 @@ class Builder:
         )
 
     def _spread(self, accesses: Sequence[Access], evidence: Mapping[str, Any]) -> list[branches.LanePlace]:
-        """A lane for each task: several where a GPU gains by it."""
-        if not self.target.is_gpu:
+        """A lane for each task: several where it pays to run kernels at once."""
+        if not self.target.concurrent_kernels:
             return in_order(accesses)
         machine = self.target.machine()
         work = []
@@ -342,7 +342,8 @@ def manifest_of(
         "programs": list(programs),
     }
     if graph.fixed:
-        manifest["fixed"] = graph.fixed
+        manifest["fixed"] = {name: value for name, (_, value) in graph.fixed.items()}
+        manifest["places"] = {name: place for name, (place, _) in graph.fixed.items()}
     if graph.seed is not None:
         manifest["seed"] = graph.seed
     return manifest

@@ -120,10 +120,10 @@ class KernelSet:
         """A pointer is free of aliases when no other parameter points into the same tensor.
 
         The memory plan keeps tensors that are alive at the same time apart, and the session checks the
-        caller's buffers. On a GPU every tensor starts at a multiple of 16 bytes, the caller's too.
+        caller's buffers. Every tensor, the caller's too, starts at a multiple of what the target says.
         """
         tensors = [_tensor(place) for place in places.values()]
-        divisibility = 16 if self.target.is_gpu else 1
+        divisibility = self.target.tensor_alignment
         found = {
             name: Parameter(name, divisibility, alias_free=tensors.count(_tensor(place)) == 1)
             for name, place in places.items()

@@ -88,8 +88,7 @@ class Tuner:
     def __init__(self, graph: Graph, target: Target, tuning: Tuning, progress: Progress) -> None:
         self.graph, self.target, self.tuning, self.progress = graph, target, tuning, progress
         self.used: dict[str, Timing] = {}  # by key: what goes into the engine
-        self._on_gpu = target.is_gpu
-        self._device, self._untimed = _gpu_for(target) if self._on_gpu else (None, "CPU kernels are not timed")
+        self._device, self._untimed = _gpu_for(target) if target.times_kernels else (None, "CPU kernels are not timed")
         name, address = (device_name(self._device), self._device.address) if self._device else (None, "")
         self._records = Records(name, tuning.recorded, address)
         self._problems: dict[str, _GroupProblem] = {}  # by their texts
@@ -110,7 +109,7 @@ class Tuner:
 
     def _problem(self, group: Group, found: Sequence[Candidate]) -> _GroupProblem | None:
         """What a group's choice depends on; None where there is none."""
-        if len(found) < 2 or not self._on_gpu:
+        if len(found) < 2 or not self.target.times_kernels:
             return None
         text = problem_text(group, self.graph)
         if text not in self._problems:

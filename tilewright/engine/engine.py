@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, Any, Literal, NoReturn
 
 import numpy as np
 
+from tilewright.engine.arguments import Arguments
 from tilewright.engine.bounded_json import read_json
 from tilewright.engine.file import MOST_GRAPH_BYTES, REBUILD, Package, as_path, read_package, write_package
 from tilewright.engine.gpu_programs import GPU_PROGRAMS, gpu_programs
@@ -380,18 +381,20 @@ class Engine:
         objects, numbers and None. One that was loaded from a file has no such structure.
 
         A dict, list or object stands for the inputs that its parts are: ``cache={"keys": k}`` for ``cache_keys=k``, or
-        given in its place. None in the place of an argument stands for no input.
+        given in its place. None in the place of an argument stands for no input. Arguments that were no tensors in the
+        example may be left out, or be given as they were there.
         """
         names = self._input_names
         if named and not named.keys() <= self._input_set:
-            named = self._parts_of(named)
+            named = self._arguments.named(named)
         row: Sequence[Any] = arguments
         if all(hasattr(item, "shape") for item in arguments):
             inputs = dict(zip(names, arguments, strict=False))
         else:
-            inputs, row = self._parts_in_order(arguments)
+            inputs, row = self._arguments.in_order(arguments)
         if len(row) > len(names):
-            raise InputError(f"{len(row)} inputs given, the engine takes {len(names)}: {', '.join(names)}")
+            taken = f"{len(row)} inputs given, the engine takes {len(names)}: {', '.join(names)}"
+            raise InputError(taken + self._arguments.always())
         for name in named:
             if name in inputs:
                 raise InputError(f"input {name!r} is given twice")
@@ -400,47 +403,11 @@ class Engine:
             return self.results_of(outputs)
         return outputs[0] if len(outputs) == 1 else outputs
 
-    def _parts_of(self, named: Mapping[str, Any]) -> dict[str, Any]:
-        """Arguments that are no input by the names of their parts; those without such parts as they are.
-
-        Arguments that are no tensors must have the values that they had in the example.
-        """
-        found: dict[str, Any] = {}
+    @cached_property
+    def _arguments(self) -> Arguments:
         with self.reading():
-            fixed = dict(self._package.manifest.get("fixed", {}))
-        for name, value in named.items():
-            if name in fixed and name not in self._input_set:
-                if type(value) not in (bool, int, float, str, type(None)) or value != fixed[name]:
-                    raise InputError(
-                        f"argument {name!r} is always {brief(fixed[name])} in this engine, as in its example, "
-                        f"not {brief(value)}; compile the model with that value"
-                    )
-                continue
-            parts = dict(_leaves(name, value)) if name not in self._input_set else {}
-            known = {key: item for key, item in parts.items() if key in self._input_set}
-            found.update(known or {name: value})
-        return found
-
-    def _parts_in_order(self, arguments: Sequence[Any]) -> tuple[dict[str, Any], list[Any]]:
-        """Arguments in order as inputs by name, and in a row; dicts, lists and objects as the inputs that follow and
-        have the names of their parts."""
-        rest, inputs, row = list(self._input_names), {}, []
-        for argument in arguments:
-            parts = {name: item for name, item in _leaves("", argument) if item is not None}
-            if not parts:
-                continue
-            arrays = [part for part, item in parts.items() if part and hasattr(item, "shape")]
-            starts = [rest[0].removesuffix(part) for part in arrays if rest and rest[0].endswith(part)]
-            start = next((start for start in starts if all(start + part in rest for part in arrays)), None)
-            if start is None:
-                named = {rest[0]: argument} if rest else {}
-                row.append(argument)
-            else:
-                named = {start + part: item for part, item in parts.items() if start + part in rest}
-                row += named.values()
-            inputs.update(named)
-            rest = [name for name in rest if name not in named]
-        return inputs, row
+            manifest = self._package.manifest
+            return Arguments(self._input_names, dict(manifest.get("fixed", {})), dict(manifest.get("places", {})))
 
     @cached_property
     def _input_set(self) -> frozenset[str]:
@@ -602,21 +569,6 @@ class Engine:
                 }
             )
         return rows
-
-
-def _leaves(name: str, value: Any) -> Iterator[tuple[str, Any]]:
-    """The arrays in containers and objects, by names as importers give them: ``cache_layers_0_keys``."""
-    if isinstance(value, Mapping):
-        parts = list(value.items())
-    elif isinstance(value, (list, tuple)):
-        parts = list(zip(getattr(value, "_fields", range(len(value))), value, strict=True))
-    elif hasattr(value, "shape") or not hasattr(value, "__dict__"):
-        yield name, value
-        return
-    else:
-        parts = list(vars(value).items())
-    for key, part in parts:
-        yield from _leaves(f"{name}_{key}", part)
 
 
 def plan_symbol(plan: Any, weights: Mapping[str, int]) -> str:

@@ -60,7 +60,8 @@ class Graph:
     `mutations` maps an input to the value that it holds after the run: the caller's buffer is
     updated in place (a static KV cache); such values may or may not be outputs as well.
     `remarks` are the decisions that passes made, for the user.
-    `fixed` are the arguments of the model that are no tensors, and have the same value in every call.
+    `fixed` are the arguments of the model that are no tensors, and have the same value in every call: how many inputs
+    stand before each, and the value.
     `seed` names the input that random numbers follow from: an i64 without dimensions, which an engine draws at each
     call that gives none.
     `results_of` makes what the model returns of the outputs in order, where that is no tensor and no tuple of them;
@@ -77,7 +78,7 @@ class Graph:
     constants: dict[Value, np.ndarray] = field(default_factory=dict)
     mutations: dict[Value, Value] = field(default_factory=dict)
     remarks: list[str] = field(default_factory=list)
-    fixed: dict[str, bool | int | float | str | None] = field(default_factory=dict)
+    fixed: dict[str, tuple[int, bool | int | float | str | None]] = field(default_factory=dict)
     seed: str | None = None
     parts: list[Graph] = field(default_factory=list)
     results_of: Callable[[Sequence[Any]], Any] | None = None

@@ -40,7 +40,7 @@ def to_data(graph: Graph) -> tuple[dict[str, Any], dict[str, np.ndarray]]:
     if graph.seed is not None:
         data["seed"] = graph.seed
     if graph.fixed:
-        data["fixed"] = {name: _attribute_data(item) for name, item in graph.fixed.items()}
+        data["fixed"] = {name: [place, _attribute_data(item)] for name, (place, item) in graph.fixed.items()}
     return data, arrays
 
 
@@ -158,7 +158,8 @@ def _graph(data: Any, arrays: Mapping[str, np.ndarray]) -> Graph:
     graph.output_names = [_text(name) for name, _ in data["outputs"]]
     graph.mutations = {values[target]: values[name] for target, name in data["mutations"]}
     graph.seed = data.get("seed")
-    graph.fixed = {_text(name): _fixed(_attribute(item, sizes, {})) for name, item in data.get("fixed", {}).items()}
+    fixed = data.get("fixed", {}).items()
+    graph.fixed = {_text(name): (int(place), _fixed(_attribute(item, sizes, {}))) for name, (place, item) in fixed}
     return graph
 
 

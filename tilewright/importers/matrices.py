@@ -56,8 +56,8 @@ def pivots(emit: Emitter, a: Value) -> tuple[list[Value], Value]:
     found = []
     sign = emit.full(a.shape[:-2], 1.0, float64)
     for step in range(order):
-        a, swapped = _pivoted(emit, a, step)
-        sign = emit.op("where", swapped, emit.op("negate", sign), sign)
+        a, best = _pivoted(emit, a, step)
+        sign = emit.op("where", emit.op("not_equal", best, step), emit.op("negate", sign), sign)
         row = _row(emit, a, step)
         pivot = emit.slice(row, row.rank - 1, step, step + 1)
         found.append(emit.reshape(pivot, a.shape[:-2]))
@@ -66,6 +66,50 @@ def pivots(emit: Emitter, a: Value) -> tuple[list[Value], Value]:
         below = emit.op("greater", emit.unsqueeze(emit.iota(order), 1), step)
         a = emit.op("where", below, emit.op("subtract", a, emit.op("multiply", ratio, row)), a)
     return found, sign
+
+
+def lower_upper(emit: Emitter, a: Value, pivot: bool = True) -> tuple[Value, Value]:
+    """The factors L (its ones left out) and U of matrices [..., m, n] in one matrix, and the row that each step took
+    the place of [..., min(m, n)], counted from 0."""
+    rows, columns = a.shape[-2:]
+    if not (isinstance(rows, int) and isinstance(columns, int)) or not 1 <= min(rows, columns) <= LARGEST:
+        raise Unsupported(f"the factors of a matrix of {rows} rows", f"use matrices of a fixed 1 to {LARGEST} rows")
+    dtype, a = a.dtype, emit.cast(a, float64)
+    taken = []
+    for step in range(min(rows, columns)):
+        if pivot:
+            a, best = _pivoted(emit, a, step)
+        else:
+            best = emit.full(a.shape[:-2], step, int64)
+        taken.append(emit.unsqueeze(best, best.rank))
+        row = _row(emit, a, step)
+        top = emit.slice(row, row.rank - 1, step, step + 1)
+        column = emit.slice(a, a.rank - 1, step, step + 1)
+        ratio = emit.op("divide", column, emit.op("where", emit.op("equal", top, 0.0), 1.0, top))
+        below = emit.op("greater", emit.unsqueeze(emit.iota(rows), 1), step)
+        line = emit.unsqueeze(emit.iota(columns), 0)
+        reduced = emit.op(
+            "where", emit.op("equal", line, step), ratio, emit.op("subtract", a, emit.op("multiply", ratio, row))
+        )
+        reduced = emit.op("where", emit.op("less", line, step), a, reduced)
+        a = emit.op("where", below, reduced, a)
+    places = taken[0] if len(taken) == 1 else emit.op("concat", *taken, axis=taken[0].rank - 1)
+    return emit.cast(a, dtype), places
+
+
+def order_after(emit: Emitter, places: Value, rows: int) -> Value:
+    """Which row [..., rows] stands where after the swaps of `lower_upper`."""
+    line = emit.iota(rows)
+    order = emit.broadcast(line, (*places.shape[:-1], rows))
+    steps = places.shape[-1]
+    assert isinstance(steps, int)
+    for step in range(steps):
+        other = emit.slice(places, places.rank - 1, step, step + 1)
+        here, there = (emit.op("gather_elements", order, item, axis=order.rank - 1)
+                       for item in (emit.full(other.shape, step, int64), other))  # fmt: skip
+        order = emit.op("where", emit.op("equal", line, other), here, order)
+        order = emit.op("where", emit.op("equal", line, step), there, order)
+    return order
 
 
 def cholesky(emit: Emitter, a: Value, upper: bool) -> Value:
@@ -138,7 +182,7 @@ def _is_row(emit: Emitter, order: int, step: int) -> Value:
 
 
 def _pivoted(emit: Emitter, a: Value, step: int) -> tuple[Value, Value]:
-    """a with the row of a column's largest element, from a step on, at that step; whether rows were swapped."""
+    """a with the row of a column's largest element, from a step on, at that step; where that row was [...]."""
     order = a.shape[-2]
     assert isinstance(order, int)
     rest = emit.op("absolute", emit.slice(emit.slice(a, a.rank - 1, step, step + 1), a.rank - 2, step, order))
@@ -147,5 +191,5 @@ def _pivoted(emit: Emitter, a: Value, step: int) -> tuple[Value, Value]:
     here, there = emit.op("equal", line, step), emit.op("equal", line, best)
     source = emit.op("where", there, emit.builder.number(step, int64), line)
     source = emit.op("where", here, best, source)
-    swapped = emit.op("not_equal", emit.reshape(best, a.shape[:-2]), step)
-    return emit.op("gather_elements", a, emit.broadcast(source, a.shape), axis=a.rank - 2), swapped
+    moved = emit.op("gather_elements", a, emit.broadcast(source, a.shape), axis=a.rank - 2)
+    return moved, emit.reshape(best, a.shape[:-2])

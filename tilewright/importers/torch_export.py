@@ -21,7 +21,7 @@ from torch.utils import _pytree as pytree
 from torch.utils._sympy.symbol import SymT, symbol_is_type
 
 from tilewright.dtypes import int64
-from tilewright.errors import ImportModelError, UnsupportedOperationError, printable
+from tilewright.errors import ImportModelError, UnsupportedOperationError, brief, printable
 from tilewright.graph.build import GraphBuilder
 from tilewright.graph.core import Graph, Value
 from tilewright.importers.emitter import Emitter
@@ -40,7 +40,7 @@ from tilewright.importers.torch_constants import export
 from tilewright.importers.torch_control import import_control
 from tilewright.importers.torch_exportable import exportable, whole_layers
 from tilewright.importers.torch_fx import Walker, dtype_of
-from tilewright.importers.torch_objects import plain_calls, signature_of, taken_apart
+from tilewright.importers.torch_objects import plain_calls, plain_fields, signature_of, taken_apart
 from tilewright.importers.torch_operators import composites, operators_listed_once
 from tilewright.importers.torch_ops import FOREIGN, RULES
 from tilewright.importers.torch_proved import proving, watching
@@ -169,8 +169,11 @@ def import_module(
         program = _export(module, args, kwargs, native, whole)
         known = returned[-1] if returned else None
         names = _own_names([leaf for leaf, _ in _named_leaves(module, args, kwargs)[1]])
+        fields = plain_fields(signature_of(module, named).bind(*given, **named).arguments)
         try:
-            return import_program(program, neutral, name, known, names)
+            graph = import_program(program, neutral, name, known, names)
+            graph.fixed.update((key, (-1, value)) for key, value in fields.items())  # none stands in the row itself
+            return graph
         except UnsupportedOperationError as error:  # such as sizes that follow from numbers in tensors
             if not any(symbol_is_type(symbol, SymT.UNBACKED_INT) for symbol in program.range_constraints):
                 raise
@@ -349,6 +352,7 @@ def _both_forms(
     if not dynamic_shapes:
         return {}, None
     bound, leaves = _named_leaves(module, args, kwargs)
+    dynamic_shapes = _by_argument(dynamic_shapes, bound)
     names = [name for name, _ in leaves]
     shapes = {name: tuple(getattr(leaf, "shape", ())) for name, leaf in leaves}
     if _is_neutral(dynamic_shapes):
@@ -357,7 +361,36 @@ def _both_forms(
         dims: dict[str, Any] = {}
         native = [_native(neutral.get(name, {}), dims) for name in names]
         return neutral, _as_nested(bound, iter(native))
-    return _named_dims(dynamic_shapes, bound), dynamic_shapes
+    named = _named_dims(dynamic_shapes, bound)
+    check_names({name: axes for name, axes in named.items() if name in shapes}, shapes)
+    return named, dynamic_shapes
+
+
+def _by_argument(dynamic_shapes: Any, bound: Mapping[str, Any]) -> Any:
+    """Entries in the order of arguments by their names, where they are in the neutral form.
+
+    Raises `ImportModelError` where the entries are not those of the arguments.
+    """
+    names = f"the arguments {', '.join(bound)}" if len(bound) != 1 else f"the argument {next(iter(bound))}"
+    if isinstance(dynamic_shapes, (tuple, list)):
+        if len(dynamic_shapes) != len(bound):
+            raise ImportModelError(
+                f"dynamic_shapes has {len(dynamic_shapes)} entries for {names}: give each one, "
+                "None for one without dynamic dimensions, or a dictionary by name"
+            )
+        by_name = dict(zip(bound, dynamic_shapes, strict=True))
+        return by_name if _is_neutral(by_name) else dynamic_shapes
+    if isinstance(dynamic_shapes, Mapping):
+        others = [key for key in dynamic_shapes if key not in bound]
+        if others and not _is_neutral(dynamic_shapes):
+            raise ImportModelError(f"dynamic_shapes names {others[0]!r}, and the model has {names}")
+        return dynamic_shapes
+    if not hasattr(dynamic_shapes, "dynamic_shapes"):  # PyTorch's ShapesCollection
+        raise ImportModelError(
+            f"dynamic_shapes is {brief(dynamic_shapes)}: expected a dictionary by the names of {names}, such as "
+            f"{{{next(iter(bound), 'x')!r}: {{0: ('batch', 1, 64)}}}}"
+        )
+    return dynamic_shapes
 
 
 def _named_leaves(
@@ -598,7 +631,7 @@ class _ProgramImporter:
             name = self.names.get(spec.arg.name, spec.arg.name)
             if isinstance(spec.arg, ConstantArgument):
                 if isinstance(spec.arg.value, (bool, int, float, str, type(None))):
-                    self.builder.graph.fixed[name] = spec.arg.value
+                    self.builder.graph.fixed[name] = len(self.builder.graph.inputs), spec.arg.value
                 if spec.arg.value is not None:
                     self._remark(f"input {name!r} is always {spec.arg.value!r}, as in the example")
                 continue

@@ -19,7 +19,8 @@ from tilewright.importers.torch_quantized import plain_layers
 @contextmanager
 def exportable(module: torch.nn.Module) -> Iterator[None]:
     """Dynamic-quantized layers as plain ones, packed sequences as padded ones, conversions to the same type as nothing,
-    masks as they are, lengths of tensors as sizes, and a loss that PyTorch decomposes into another one.
+    masks as they are, lengths of tensors as sizes, covariances without a check of their data, and a loss that PyTorch
+    decomposes into another one.
 
     Raises `ImportModelError` for quantized modules of other kinds.
     """
@@ -28,6 +29,9 @@ def exportable(module: torch.nn.Module) -> Iterator[None]:
         # nn.Transformer compares its mask with a causal one, to leave it out: with the mask the result is the same.
         stack.enter_context(mock.patch.object(transformer, "_detect_is_causal_mask", _says_causal))
         stack.enter_context(mock.patch.object(torch._C._nn, "multilabel_margin_loss", _multilabel_margin_loss))
+        for name, function in (("cov", _covariance), ("corrcoef", _correlation)):
+            stack.enter_context(mock.patch.object(torch, name, function))
+            stack.enter_context(mock.patch.object(torch.Tensor, name, function))
         packed = stack.enter_context(packed_sequences())
         stack.enter_context(_sizes_as_lengths(module))
         stack.enter_context(plain_layers(module, packed))
@@ -106,3 +110,41 @@ def _multilabel_margin_loss(input: torch.Tensor, target: torch.Tensor, reduction
     if reduction == 0:
         return losses.reshape(input.shape[:-1])
     return losses.mean() if reduction == 1 else losses.sum()
+
+
+def _covariance(
+    input: torch.Tensor,
+    *,
+    correction: int = 1,
+    fweights: torch.Tensor | None = None,
+    aweights: torch.Tensor | None = None,
+) -> torch.Tensor:
+    """`torch.cov`, which looks at its data for what to warn of."""
+    rows = input.reshape(1, -1) if input.dim() < 2 else input
+    rows = rows if rows.is_floating_point() or rows.is_complex() else rows.to(torch.get_default_dtype())
+    weights = fweights if aweights is None else aweights if fweights is None else fweights * aweights
+    count: Any = rows.shape[1]
+    if weights is None:
+        centred = rows - rows.mean(1, keepdim=True)
+        product = centred @ centred.mT.conj()
+        count = count - correction
+        count = max(count, 0) if isinstance(count, int) else count
+    else:
+        count = weights.sum()
+        centred = rows - (rows * weights).sum(1, keepdim=True) / count
+        product = (centred * weights) @ centred.mT.conj()
+        lost = correction if aweights is None else correction * (weights * aweights).sum() / count
+        count = (count - lost).clamp(min=0)
+    return (product / count).squeeze()
+
+
+def _correlation(input: torch.Tensor) -> torch.Tensor:
+    """`torch.corrcoef`."""
+    found = _covariance(input)
+    if not found.dim():
+        return found / found
+    spread = torch.sqrt(found.diagonal().real if found.is_complex() else found.diagonal())
+    found = found / spread[:, None] / spread[None, :]
+    if found.is_complex():
+        return torch.complex(found.real.clamp(-1, 1), found.imag.clamp(-1, 1))
+    return found.clamp(-1, 1)

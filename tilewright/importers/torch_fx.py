@@ -123,6 +123,10 @@ class Call(Emitter):
         assert first is not None
         return self.symbols.shape(first.shape)
 
+    def is_read(self, result: int) -> bool:
+        """Whether anything takes one of the results of the call."""
+        return any(user.op != "call_function" or user.args[1] == result for user in self.node.users)
+
     def promoted(self, *positions: int) -> DType:
         """PyTorch's common element type of the tensor and number arguments at `positions`."""
         fakes = [_fake(self.node.args[position]) for position in positions]

@@ -8,6 +8,7 @@ tensors in their places and shares all else.
 from __future__ import annotations
 
 import copy
+import dataclasses
 import functools
 import inspect
 from collections.abc import Callable, Iterator, Mapping
@@ -41,6 +42,27 @@ def taken_apart(value: Any) -> Any:
         return {name: item for name, item in parts.items() if _has_tensors(item)}
 
     return pytree.tree_map(apart, value)
+
+
+def plain_fields(value: Any, name: str = "") -> dict[str, bool | int | float | str]:
+    """The fields of dataclasses with tensors that are numbers or texts: they have the example's values in every call.
+
+    Objects of other classes, such as caches, may count what they hold in theirs.
+    """
+    found: dict[str, bool | int | float | str] = {}
+    if isinstance(value, (Mapping, list, tuple)):
+        keys = value.keys() if isinstance(value, Mapping) else getattr(value, "_fields", range(len(value)))
+        items = value.values() if isinstance(value, Mapping) else value
+        for key, item in zip(keys, items, strict=True):
+            found |= plain_fields(item, f"{name}_{key}" if name else str(key))
+    elif dataclasses.is_dataclass(value) and holds_tensors(value):
+        for field in dataclasses.fields(value):
+            item = getattr(value, field.name, None)
+            if isinstance(item, (bool, int, float, str)):
+                found[f"{name}_{field.name}"] = item
+            else:
+                found |= plain_fields(item, f"{name}_{field.name}")
+    return found
 
 
 def put_together(pattern: Any, value: Any) -> Any:

@@ -13,8 +13,7 @@ _COMPLEX = ("complex numbers in this operation", "compute with real and imaginar
 _KINDS: dict[tuple[str, str], tuple[str, ...]] = {
     _RANDOM: (
         "bernoulli", "exponential", "multinomial", "normal", "normal_functional", "poisson", "rand", "rand_like",
-        "randint", "randint_like", "randn", "randn_like", "random", "randperm", "rrelu_with_noise_functional",
-        "uniform",
+        "randint", "randint_like", "randn", "randn_like", "random", "randperm", "uniform",
     ),
     _TRAINING: ("_native_batch_norm_legit", "native_batch_norm"),
     _SIZES: ("_unique2", "bincount", "masked_select", "nonzero", "unique_consecutive", "unique_dim"),

@@ -31,7 +31,7 @@ from tilewright.library.matmul.simt import gpu_contraction
 from tilewright.library.movement.candidates import movement
 from tilewright.library.pool.cpu import pool
 from tilewright.library.pool.simt import gpu_pool
-from tilewright.library.recurrent.candidates import recurrent_candidates
+from tilewright.library.recurrent.candidates import cpu_recurrent_candidates, recurrent_candidates
 from tilewright.library.rows.cpu import reduction
 from tilewright.library.rows.cpu_program import cpu_row_program
 from tilewright.library.rows.simt import gpu_reduction
@@ -98,6 +98,7 @@ _SHARED: dict[str, Maker] = {
 MAKERS: dict[str, dict[str, Maker]] = {
     "cpu": {
         **_SHARED,
+        "recurrent": cpu_recurrent_candidates,
         "transform": fourier_candidates,
         "rows": _rows,
         "sorting": sort_candidates,

@@ -183,8 +183,8 @@ def _check(x: View, weights: PackedWeights) -> None:
 
 def _form(problem: DequantizedProblem, spec: Epilogue, ready: bool, ordinal: int | None) -> DequantizedForm:
     target = arrays.target_at(ordinal)
-    if not target.wgmma:
-        raise LaunchError(f"{target.card} has no wgmma (compute capability 9.0 has): widen the weights, and use matmul")
+    if target.without_wgmma:
+        raise LaunchError(f"{target.without_wgmma}: widen the weights, and use matmul")
     (form, _), *_ = close_forms(problem, target.machine())
     return form._replace(EPILOGUE=epilogues.function(spec), DEPENDENT=ready)
 

@@ -25,12 +25,12 @@ class BaseBackend:
     """A target as a backend: `hash` names it, `parse_options` checks launch options."""
 
     name = ""
+    binary_ext = "obj"
 
     def __init__(self, target: GPUTarget) -> None:
         if not self.supports_target(target):
             raise TargetError(f"the backend {self.name!r} does not compile for {target}")
         self.target = target
-        self.binary_ext = "cubin" if self.name == "cuda" else "obj"
 
     @classmethod
     def supports_target(cls, target: GPUTarget) -> bool:
@@ -72,6 +72,7 @@ class CudaBackend(BaseBackend):
     """The target of NVIDIA's GPUs."""
 
     name = "cuda"
+    binary_ext = "cubin"
 
 
 @dataclass(frozen=True)

@@ -81,7 +81,7 @@ class Target(Protocol):
 
     @property
     def is_gpu(self) -> bool:
-        """Whether kernels are launched as warps of threads on a device, in memory of its own, and are timed there."""
+        """Whether kernels are launched as warps of threads on a device, in memory of its own."""
         ...
 
     @property
@@ -105,8 +105,28 @@ class Target(Protocol):
         ...
 
     @property
+    def concurrent_kernels(self) -> bool:
+        """Whether kernels of an engine that do not depend on each other may run at once."""
+        ...
+
+    @property
+    def times_kernels(self) -> bool:
+        """Whether a build times candidates whose estimates are close, where this machine has such a device."""
+        ...
+
+    @property
+    def tensor_alignment(self) -> int:
+        """Bytes that the address of every tensor of an engine is a multiple of, the caller's included."""
+        ...
+
+    @property
     def wgmma(self) -> bool:
         """Whether warp groups multiply tiles of shared memory: explicit kernels for Hopper run."""
+        ...
+
+    @property
+    def without_wgmma(self) -> str:
+        """Why explicit kernels for Hopper do not run; empty where they do."""
         ...
 
     @property

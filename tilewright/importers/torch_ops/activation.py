@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 from tilewright.graph.core import Value
 from tilewright.importers import formulas
 from tilewright.importers.emitter import Number
+from tilewright.importers.report import Unsupported
 from tilewright.importers.rules import RuleTable
 from tilewright.importers.torch_fx import Call
 from tilewright.symbolic import floor_divide
@@ -58,6 +61,16 @@ TABLE.add("hardswish.default", formulas.hard_swish)
 TABLE.add("leaky_relu.default", formulas.leaky_relu)
 TABLE.add("elu.default", formulas.elu)
 TABLE.add("selu.default", formulas.selu)
+
+
+@rule("rrelu_with_noise_functional.default")
+def randomized_leaky_relu(
+    call: Call, x: Value, noise: Value, lower: Number = 1 / 8, upper: Number = 1 / 3, training: bool = False, **_: Any
+) -> tuple[Value, Value]:
+    """Outside of training, with the mean of the slopes."""
+    if training:
+        raise Unsupported("randomized leaky ReLU in training mode", "call model.eval() first")
+    return formulas.leaky_relu(call, x, (lower + upper) / 2), noise
 
 
 @rule("prelu.default", "_prelu_kernel.default")

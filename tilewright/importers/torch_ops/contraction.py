@@ -7,11 +7,13 @@ from typing import Any
 
 from tilewright.dtypes import int32
 from tilewright.graph.core import Value
+from tilewright.importers.einsum import einsum
 from tilewright.importers.emitter import Number
 from tilewright.importers.images import transposed_convolution
 from tilewright.importers.report import Unsupported
 from tilewright.importers.rules import RuleTable
 from tilewright.importers.torch_fx import Call
+from tilewright.symbolic import lift, simplify
 
 TABLE = RuleTable("Products, convolutions, attention", "aten.")
 rule = TABLE.rule
@@ -55,6 +57,38 @@ def add_matmul(call: Call, bias: Value, left: Value, right: Value, beta: Number 
     return product if beta == 0 else call.op("add", product, _scaled(call, bias, beta))
 
 
+@rule("addbmm.default")
+def add_sum_of_products(
+    call: Call, bias: Value, left: Value, right: Value, beta: Number = 1, alpha: Number = 1
+) -> Value:
+    """All products [B, M, K] x [B, K, N] added up: one product over B and K."""
+    batch, rows, inner = left.shape
+    joined = call.reshape(call.permute(left, (1, 0, 2)), (rows, simplify(lift(batch) * inner)))
+    stacked = call.reshape(right, (simplify(lift(batch) * inner), right.shape[2]))
+    return add_matmul(call, bias, joined, stacked, beta, alpha)
+
+
+@rule("_trilinear.default")
+def trilinear(
+    call: Call,
+    first: Value,
+    second: Value,
+    third: Value,
+    expand1: Sequence[int],
+    expand2: Sequence[int],
+    expand3: Sequence[int],
+    sumdim: Sequence[int],
+    unroll_dim: int = 1,
+) -> Value:
+    """A product of three tensors, each without the dimensions that its `expand` names, added up over `sumdim`."""
+    rank = first.rank + len(expand1)
+    letters = [chr(ord("a") + axis) for axis in range(rank)]
+    terms = ["".join(letter for axis, letter in enumerate(letters) if axis not in {item % rank for item in expand})
+             for expand in (expand1, expand2, expand3)]  # fmt: skip
+    kept = "".join(letter for axis, letter in enumerate(letters) if axis not in {item % rank for item in sumdim})
+    return einsum(call, f"{','.join(terms)}->{kept}", [first, second, third])
+
+
 @rule("linear.default")
 def linear(call: Call, x: Value, weight: Value, bias: Value | None = None) -> Value:
     if x.rank == 1:
@@ -87,6 +121,14 @@ def convolution(
         both = [(pad, pad) for pad in pads]
         result = call.op("conv", batched, weight, bias, strides=strides, padding=both, dilation=steps, groups=groups)
     return call.reshape(result, call.shape)
+
+
+@rule("conv_tbc.default")
+def convolution_of_steps(call: Call, x: Value, weight: Value, bias: Value, pad: int = 0) -> Value:
+    """A convolution of [T, B, C] with [K, C, M]."""
+    image, kernel = call.permute(x, (1, 2, 0)), call.permute(weight, (2, 1, 0))
+    found = call.op("conv", image, kernel, bias, strides=[1], padding=[(pad, pad)], dilation=[1], groups=1)
+    return call.permute(found, (2, 0, 1))
 
 
 def _each(item: Sequence[int], count: int) -> list[int]:

@@ -8,11 +8,11 @@ from typing import Any
 
 import numpy as np
 
-from tilewright.dtypes import DType, float32, float64, int1, int64
-from tilewright.graph.build import GraphBuilder
+from tilewright.dtypes import BY_NAME, DType, float32, float64, int1, int32
 from tilewright.graph.core import Value
 from tilewright.importers import formulas
-from tilewright.importers.emitter import Number, Scalar
+from tilewright.importers.emitter import Emitter, Number, Scalar
+from tilewright.importers.repeated import any_of, repeat
 from tilewright.importers.report import Unsupported
 from tilewright.importers.rules import RuleTable
 from tilewright.importers.torch_fx import Call, wrapped
@@ -59,6 +59,24 @@ for _name, _op in (("gt", "greater"), ("ge", "greater_equal")):
     TABLE.add(f"{_name}.Scalar", binary(_op))
 for _name in ("maximum", "minimum"):
     TABLE.add(f"{_name}.default", binary(_name))
+
+
+def _of_numbers(op: str) -> Callable[[Call, Value, Value], Value]:
+    """The rule of an extreme that a NaN beside a number does not count for."""
+
+    def apply(call: Call, x: Value, other: Value) -> Value:
+        left, right = call.pair(x, other)
+        found = call.op(op, left, right)
+        if not found.dtype.is_float:
+            return found
+        found = call.op("where", call.op("isnan", left), right, found)
+        return call.op("where", call.op("isnan", right), left, found)
+
+    return apply
+
+
+TABLE.add("fmax.default", _of_numbers("maximum"))
+TABLE.add("fmin.default", _of_numbers("minimum"))
 for _name, _op in (("and", "logical_and"), ("or", "logical_or"), ("xor", "not_equal")):
     TABLE.add(f"logical_{_name}.default", logical(_op))
 
@@ -100,6 +118,25 @@ def with_sign_of(call: Call, x: Scalar, y: Scalar) -> Value:
     number, signed = call.pair(x, y, call.dtype)
     size = call.op("absolute", number)
     return call.op("where", _has_sign(call, signed), call.op("negate", size), size)
+
+
+@rule("hypot.default")
+def hypotenuse(call: Call, x: Value, other: Value) -> Value:
+    """sqrt(x^2 + y^2), of the greater size times a root from 1 to sqrt(2): nothing overflows before the result."""
+    left, right = (call.op("absolute", item) for item in call.pair(x, other))
+    most, least = call.op("maximum", left, right), call.op("minimum", left, right)
+    ratio = call.op("divide", least, call.op("where", call.op("equal", most, 0.0), 1.0, most))
+    found = call.op("multiply", most, call.op("sqrt", call.op("add", call.op("multiply", ratio, ratio), 1.0)))
+    infinite = call.op("logical_or", call.op("equal", left, math.inf), call.op("equal", right, math.inf))
+    return call.op("where", infinite, call.builder.number(math.inf, found.dtype), found)
+
+
+@rule("angle.default")
+def angle(call: Call, x: Value) -> Value:
+    """Of real numbers: pi below zero, NaN for NaN, otherwise 0."""
+    x = call.cast(x, call.dtype)
+    found = call.op("where", call.op("less", x, 0.0), *(call.builder.number(n, x.dtype) for n in (math.pi, 0.0)))
+    return call.op("where", call.op("isnan", x), x, found)
 
 
 @rule("atan2.default")
@@ -193,7 +230,7 @@ def floor_divide(call: Call, x: Scalar, other: Scalar) -> Value:
     return divide_rounding(call, x, other, "floor")
 
 
-@rule("remainder.Tensor", "remainder.Scalar")
+@rule("remainder.Tensor", "remainder.Scalar", "remainder.Scalar_Tensor")
 def remainder(call: Call, x: Scalar, other: Scalar) -> Value:
     return call.op("remainder", *call.pair(x, other))
 
@@ -221,26 +258,15 @@ def least_common_multiple(call: Call, x: Value, other: Value) -> Value:
 
 def _greatest_common_divisor(call: Call, left: Value, right: Value) -> Value:
     first = [call.op("absolute", item) if item.dtype.is_signed else item for item in (left, right)]
-    axes, body = tuple(range(left.rank)), GraphBuilder("body", call.builder)
-    inner = Call(body, call.symbols, call.node)
-    body.input("iteration", int64, ())
-    body.input("going", int1, ())
-    greater, rest = (body.input(f"carried_{place}", item.dtype, item.shape) for place, item in enumerate(first))
-    ended = inner.op("equal", rest, 0)
-    after = inner.op("remainder", greater, inner.op("where", ended, body.number(1, rest.dtype), rest))
-    found = [inner.op("where", ended, greater, rest), inner.op("where", ended, rest, after)]
-    for name, value in zip(("going", "greater", "rest"), [_any_left(inner, found[1], axes), *found], strict=True):
-        body.output(value, name)
-    types = tuple((item.dtype, item.shape) for item in first)
-    inputs = [None, _any_left(call, first[1], axes), *first]
-    made = call.builder.node("loop", inputs, source=call.source, body=body.finish(), carried=2, types=types)
-    return made.outputs[0]
 
+    def step(inner: Emitter, _: Value, carried: list[Value], __: list[Value]) -> tuple[Value, list[Value]]:
+        greater, rest = carried
+        ended = inner.op("equal", rest, 0)
+        after = inner.op("remainder", greater, inner.op("where", ended, inner.builder.number(1, rest.dtype), rest))
+        found = [inner.op("where", ended, greater, rest), inner.op("where", ended, rest, after)]
+        return any_of(inner, inner.op("not_equal", found[1], 0)), found
 
-def _any_left(call: Call, numbers: Value, axes: tuple[int, ...]) -> Value:
-    """Whether a number is not 0."""
-    left = call.op("not_equal", numbers, 0)
-    return call.op("reduce_max", left, axes=axes) if axes else left
+    return repeat(call, step, first, going=any_of(call, call.op("not_equal", first[1], 0)))[0]
 
 
 @rule("pow.Tensor_Scalar", "pow.Tensor_Tensor", "pow.Scalar")
@@ -263,6 +289,87 @@ def _whole_power(call: Call, x: Value, exponent: int) -> Value:
     for _ in range(exponent - 1):
         result = call.op("multiply", result, x)
     return result
+
+
+# Bits of floats ---------------------------------------------------------------------------------------
+
+
+def _bits(call: Call, x: Value) -> Value:
+    return _same_bits(call, x, BY_NAME[f"int{x.dtype.bits}"])
+
+
+@rule("frexp.Tensor")
+def mantissa_and_exponent(call: Call, x: Value) -> tuple[Value, Value]:
+    """x = m 2^e with 1/2 <= |m| < 1; 0, infinities and NaN are their own m, with an exponent of 0."""
+    dtype = float32 if x.dtype.bits < 32 else x.dtype
+    wide = call.cast(x, dtype)
+    digits = 52 if dtype == float64 else 23
+    bias = (1 << (dtype.bits - digits - 2)) - 1
+    ones = 2 * bias + 1
+    tiny = call.op("less", call.op("absolute", wide), float(np.finfo(dtype.numpy).tiny))
+    scaled = call.op("where", tiny, call.op("multiply", wide, 2.0**digits), wide)
+    bits = _bits(call, scaled)
+
+    def number(value: int) -> Value:
+        return call.builder.number(value, bits.dtype)
+
+    field = call.op("bitwise_and", call.op("shift_right", bits, number(digits)), number(ones))
+    kept = call.op("bitwise_and", bits, number(~(ones << digits)))
+    mantissa = _same_bits(call, call.op("bitwise_or", kept, number((bias - 1) << digits)), dtype)
+    exponent = call.op("subtract", field, call.op("where", tiny, number(bias - 1 + digits), number(bias - 1)))
+    own = call.op("logical_or", call.op("equal", wide, 0.0), call.op("equal", field, ones))
+    exponent = call.op("where", own, number(0), exponent)
+    return call.cast(call.op("where", own, wide, mantissa), x.dtype), call.cast(exponent, int32)
+
+
+@rule("ldexp.Tensor")
+def times_power_of_two(call: Call, x: Value, exponent: Value) -> Value:
+    """x 2^e; the power is one of float32 at least, and may overflow alone, as in PyTorch."""
+    power = call.op("exp2", call.cast(exponent, float64 if exponent.dtype == float64 else float32))
+    dtype = _wide(call.dtype)
+    return call.cast(call.op("multiply", call.cast(x, dtype), call.cast(power, dtype)), call.dtype)
+
+
+@rule("nextafter.default")
+def next_number(call: Call, x: Value, other: Value) -> Value:
+    """The next number of the type towards another one."""
+    start, end = (call.broadcast(item, call.shape) for item in call.pair(x, other))
+    bits = _bits(call, start)
+    one = call.builder.number(1, bits.dtype)
+    grows = call.op("equal", call.op("greater", end, start), call.op("greater", start, 0.0))
+    moved = _same_bits(
+        call, call.op("where", grows, call.op("add", bits, one), call.op("subtract", bits, one)), start.dtype
+    )
+    least = with_sign_of(call, _same_bits(call, one, start.dtype), end)
+    found = call.op("where", call.op("equal", start, 0.0), least, moved)
+    found = call.op("where", call.op("equal", start, end), end, found)
+    return call.op("where", call.op("isnan", call.op("add", start, end)), call.op("add", start, end), found)
+
+
+@rule("view.dtype", "view_copy.dtype")
+def view_as_type(call: Call, x: Value, dtype: Any) -> Value:
+    """The bits of elements as another type; the last dimension grows or shrinks where it has another width."""
+    to = call.dtype
+    if x.dtype.itemsize == to.itemsize:
+        return _same_bits(call, x, to)
+    old, new = (BY_NAME[f"uint{8 * item.itemsize}"] for item in (x.dtype, to))
+    whole = _same_bits(call, x, old)
+    if old.bits > new.bits:
+        parts = [
+            call.cast(call.op("shift_right", whole, call.builder.number(shift, old)), new)
+            for shift in range(0, old.bits, new.bits)
+        ]
+        joined = call.op("concat", *(call.unsqueeze(part, x.rank) for part in parts), axis=x.rank)
+    else:
+        count = new.bits // old.bits
+        pairs = call.cast(call.reshape(whole, (*call.shape, count)), new)
+        places = call.constant(np.arange(0, new.bits, old.bits, dtype=new.numpy), "places")
+        joined = call.op("reduce_sum", call.op("shift_left", pairs, places), axes=(pairs.rank - 1,))
+    return _same_bits(call, call.reshape(joined, call.shape), to)
+
+
+def _same_bits(call: Call, x: Value, to: DType) -> Value:
+    return x if x.dtype == to else call.op("bitcast", x, of=x.dtype.name, to=to.name)
 
 
 @rule("square.default")

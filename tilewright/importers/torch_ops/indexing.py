@@ -116,6 +116,8 @@ def _bag_size(call: Call, indices: Value, offsets: Value) -> int | None:
 
 @rule("index_select.default")
 def index_select(call: Call, x: Value, dim: int, index: Value) -> Value:
+    if not x.rank:
+        return x
     return call.op("gather", x, index if index.rank else call.unsqueeze(index, 0), axis=dim)
 
 
@@ -256,7 +258,7 @@ def _masked_put(call: Call, x: Value, mask: Value, values: Value) -> Value:
 @rule("masked_scatter.default")
 def masked_scatter(call: Call, x: Value, mask: Value, source: Value) -> Value:
     """x with the elements of `source`, one after the other, where a mask is true."""
-    mask = call.broadcast(mask, x.shape)
+    x, mask = call.broadcast(x, call.shape), call.broadcast(mask, call.shape)
     before = call.op("cumsum", call.cast(call.reshape(mask, (-1,)), int64), axis=0)
     line = call.op("concat", call.full((1,), 0, x.dtype), call.reshape(call.cast(source, x.dtype), (-1,)), axis=0)
     last = call.value(simplify(lift(line.shape[0]) - 1), int64)
@@ -266,6 +268,8 @@ def masked_scatter(call: Call, x: Value, mask: Value, source: Value) -> Value:
 
 @rule("index_copy.default")
 def index_copy(call: Call, x: Value, dim: int, index: Value, source: Value) -> Value:
+    if not x.rank:
+        return call.reshape(source, ())
     return call.op("scatter_update", x, call.reshape(index, (-1,)), source, axis=dim)
 
 
@@ -394,9 +398,10 @@ def scatter_reduce(
 def index_reduce(
     call: Call, x: Value, dim: int, index: Value, source: Value, reduce: str, include_self: bool = True
 ) -> Value:
-    axis = dim % max(x.rank, 1)
     if not x.rank:
-        raise Unsupported("index_reduce of a tensor without dimensions", "give it one dimension")
+        line, row = call.reshape(x, (1,)), call.reshape(source, (1,))
+        return call.reshape(index_reduce(call, line, 0, index, row, reduce, include_self), ())
+    axis = dim % x.rank
     places = _counted_from_front(call, call.reshape(index, (-1,)), x.shape[axis])
 
     def combined(start: Value, updates: Value, reduction: str) -> Value:
@@ -435,6 +440,11 @@ def _neutral(reduce: str, dtype: DType) -> float | int | bool:
         return -math.inf if reduce == "amax" else math.inf
     limits = np.iinfo(dtype.numpy)
     return int(limits.min if reduce == "amax" else limits.max)
+
+
+@rule("scatter.value_reduce")
+def scatter_value_with(call: Call, x: Value, dim: int, index: Value, value: Scalar, reduce: str) -> Value:
+    return _scattered(call, x, dim, index, call.broadcast(call.value(value, x.dtype), index.shape), reduce)
 
 
 @rule("scatter.value")

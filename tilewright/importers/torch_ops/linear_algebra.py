@@ -8,12 +8,13 @@ from typing import Any
 
 import numpy as np
 
-from tilewright.dtypes import float64, int32
+from tilewright.dtypes import float64, int32, int64
 from tilewright.graph.core import Value
 from tilewright.importers import matrices
 from tilewright.importers.report import Unsupported
 from tilewright.importers.rules import RuleTable
 from tilewright.importers.torch_fx import Call, nothing
+from tilewright.symbolic import Size
 
 TABLE = RuleTable("Linear algebra", "aten.")
 rule = TABLE.rule
@@ -80,6 +81,75 @@ def logarithm_of_determinant(call: Call, a: Value) -> tuple[Value, Value, None, 
         signs.append(call.op("where", call.op("equal", pivot, 0.0), call.builder.number(0.0, float64), below))
     total = functools.reduce(lambda left, right: call.op("add", left, right), logs)
     return call.cast(_product(call, [sign, *signs]), a.dtype), call.cast(total, a.dtype), None, None
+
+
+@rule("linalg_lu_factor_ex.default")
+def factors_and_pivots(
+    call: Call, a: Value, pivot: bool = True, check_errors: bool = False
+) -> tuple[Value, Value, Value]:
+    """L and U in one matrix, and LAPACK's pivots, which count from 1."""
+    found, places = matrices.lower_upper(call, a, pivot)
+    return found, call.cast(call.op("add", places, 1), int32), _success(call, a)
+
+
+@rule("linalg_lu.default")
+def factors(call: Call, a: Value, pivot: bool = True) -> tuple[Value, Value, Value]:
+    """P, L, U of P L U = a; without pivots P is empty."""
+    found, places = matrices.lower_upper(call, a, pivot)
+    rows = a.shape[-2]
+    permutation = _permutation(call, places, rows) if pivot else call.full((0,), 0.0, a.dtype)
+    return (call.cast(permutation, a.dtype), *_both(call, found))
+
+
+@rule("lu_unpack.default")
+def unpacked_factors(
+    call: Call, packed: Value, pivots: Value, unpack_data: bool = True, unpack_pivots: bool = True
+) -> tuple[Value, Value, Value]:
+    nothing_ = call.full((0,), 0.0, packed.dtype)
+    lower, upper = _both(call, packed) if unpack_data else (nothing_, nothing_)
+    if not unpack_pivots:
+        return nothing_, lower, upper
+    places = call.op("subtract", call.cast(pivots, int64), 1)
+    return call.cast(_permutation(call, places, packed.shape[-2]), packed.dtype), lower, upper
+
+
+@rule("linalg_lu_solve.default")
+def solve_by_factors(
+    call: Call, packed: Value, pivots: Value, b: Value, left: bool = True, adjoint: bool = False
+) -> Value:
+    """x of a x = b (x a = b), where P L U is a, or its transpose with `adjoint`."""
+    if not left:
+        turned = solve_by_factors(call, packed, pivots, _transposed(call, b), True, not adjoint)
+        return _transposed(call, turned)
+    lead = max(packed.shape[:-2], b.shape[:-2], key=len)
+    packed, b = (call.broadcast(item, (*lead, *item.shape[-2:])) for item in (packed, b))
+    places = call.op("subtract", call.cast(pivots, int64), 1)
+    permutation = call.cast(_permutation(call, places, packed.shape[-2]), packed.dtype)
+    if adjoint:
+        half = matrices.solve_triangular(call, _transposed(call, packed), b, upper=False)
+        found = matrices.solve_triangular(call, _transposed(call, packed), half, upper=True, unit=True)
+        return call.op("matmul", permutation, found)
+    b = call.op("matmul", _transposed(call, permutation), b)
+    half = matrices.solve_triangular(call, packed, b, upper=False, unit=True)
+    return matrices.solve_triangular(call, packed, half, upper=True)
+
+
+def _both(call: Call, packed: Value) -> tuple[Value, Value]:
+    """L [..., m, k] with its ones, and U [..., k, n]."""
+    rows, columns = packed.shape[-2:]
+    assert isinstance(rows, int) and isinstance(columns, int)
+    least = min(rows, columns)
+    lower = call.keep_triangle(call.slice(packed, packed.rank - 1, 0, least), -1, upper=False)
+    ones = call.constant(np.eye(rows, least, dtype=packed.dtype.numpy), "ones")
+    upper = call.keep_triangle(call.slice(packed, packed.rank - 2, 0, least), 0, upper=True)
+    return call.op("add", lower, ones), upper
+
+
+def _permutation(call: Call, places: Value, rows: Size) -> Value:
+    """The matrix P [..., m, m] that undoes the swaps: its column i has its one in the row that came to stand at i."""
+    assert isinstance(rows, int)
+    order = matrices.order_after(call, places, rows)
+    return call.op("equal", call.unsqueeze(call.iota(rows), 1), call.unsqueeze(order, order.rank - 1))
 
 
 @rule("linalg_cholesky_ex.default")

@@ -17,6 +17,17 @@ TABLE = RuleTable("Normalisation", "aten.")
 rule = TABLE.rule
 
 
+def _statistics(call: Call, x: Value, axes: Sequence[int], eps: float) -> tuple[Value | None, Value | None]:
+    """Mean and 1 / sqrt(variance + eps) in the shape of the second result, where they are read; in float32 at least."""
+    if not (call.is_read(1) or call.is_read(2)):
+        return None, None
+    shape = call.symbols.shape(call.results[1].shape)  # type: ignore[union-attr]
+    mean, variance = call.mean_and_variance(call.cast(x, float32) if x.dtype.bits < 32 else x, axes, 0)
+    found = mean, call.op("rsqrt", call.op("add", variance, eps))
+    mean, inverse = (call.cast(call.reshape(item, shape), x.dtype) for item in found)
+    return mean, inverse
+
+
 @rule("layer_norm.default")
 def layer_norm(
     call: Call,
@@ -33,8 +44,9 @@ def layer_norm(
 @rule("native_layer_norm.default")
 def native_layer_norm(
     call: Call, x: Value, normalized_shape: Sequence[Size], weight: Value | None, bias: Value | None, eps: float
-) -> tuple[Value, None, None]:
-    return layer_norm(call, x, normalized_shape, weight, bias, eps), None, None
+) -> tuple[Value, Value | None, Value | None]:
+    axes = range(x.rank - len(normalized_shape), x.rank)
+    return layer_norm(call, x, normalized_shape, weight, bias, eps), *_statistics(call, x, axes, eps)
 
 
 @rule("rms_norm.default")
@@ -76,8 +88,9 @@ def native_group_norm(
     pixels: Size,
     group: int,
     eps: float,
-) -> tuple[Value, None, None]:
-    return group_norm(call, x, group, weight, bias, eps), None, None
+) -> tuple[Value, Value | None, Value | None]:
+    rows = call.reshape(x, (batch, group, -1))
+    return group_norm(call, x, group, weight, bias, eps), *_statistics(call, rows, (2,), eps)
 
 
 @rule("instance_norm.default")

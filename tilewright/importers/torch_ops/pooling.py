@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Iterator, Sequence
 from functools import partial
 from typing import Any
@@ -11,12 +12,13 @@ import numpy as np
 from tilewright.dtypes import float32, float64, int64, uint8
 from tilewright.graph.core import Value
 from tilewright.importers import images
+from tilewright.importers.formulas import truncate
 from tilewright.importers.pools import positions_of_largest
 from tilewright.importers.report import Unsupported
 from tilewright.importers.rules import RuleTable
 from tilewright.importers.sampling import grid_sample, linear_pair, read_along
 from tilewright.importers.torch_fx import Call
-from tilewright.symbolic import Size, lift, simplify
+from tilewright.symbolic import Size, lift, maximum, product, simplify
 
 TABLE = RuleTable("Pools and resampling", "aten.")
 rule = TABLE.rule
@@ -79,15 +81,10 @@ def max_pool_with_indices(
     batched = _batched(call, x)
     window = {**_window(batched, kernel, stride, padding, dilation), "ceil_mode": ceil_mode}
     values = call.op("max_pool", batched, **window)
-    found = positions_of_largest(call, batched, window, values.shape[2:]) if _is_read(call, 1) else None
+    found = positions_of_largest(call, batched, window, values.shape[2:]) if call.is_read(1) else None
     if batched is x:
         return values, found
     return call.reshape(values, values.shape[1:]), found and call.reshape(found, found.shape[1:])
-
-
-def _is_read(call: Call, result: int) -> bool:
-    """Whether anything takes one of the results of the call."""
-    return any(user.op != "call_function" or user.args[1] == result for user in call.node.users)
 
 
 @rule("avg_pool1d.default", "avg_pool2d.default", "avg_pool3d.default")
@@ -101,10 +98,29 @@ def average_pool(
     count_include_pad: bool = True,
     divisor_override: int | None = None,
 ) -> Value:
-    if divisor_override is not None:
-        raise Unsupported("average pooling with divisor_override", "scale the result instead")
     options = {"ceil_mode": ceil_mode, "count_include_pad": count_include_pad}
+    if divisor_override is not None:
+        count = 3 if "3d" in str(call.node.target) else 2
+        if ceil_mode:
+            x, padding = _filled_up(call, x, count, kernel, stride, padding), 0
+        found = _pool(call, "average_pool", x, kernel, stride, padding, 1, ceil_mode=False, count_include_pad=True)
+        return call.op("multiply", found, math.prod(_each(kernel, count)) / divisor_override)
     return _pool(call, "average_pool", x, kernel, stride, padding, 1, **options)
+
+
+def _filled_up(call: Call, x: Value, count: int, kernel: Ints, stride: Ints, padding: Ints) -> Value:
+    """An image with zeros around it, as far as the windows of the results reach."""
+    sizes = _each(kernel, count)
+    strides = sizes if stride is None or (not isinstance(stride, int) and not stride) else _each(stride, count)
+    pads: list[tuple[Size, Size]] = [(0, 0)] * (x.rank - count)
+    extents, results = x.shape[-count:], call.shape[-count:]
+    for extent, result, size, step, before in zip(extents, results, sizes, strides, _each(padding, count), strict=True):
+        reach = simplify((lift(result) - 1) * step + size - before - extent)
+        pads.append((before, maximum(reach, 0)))
+    x = call.op("pad", x, pads=pads)
+    for axis, (result, size, step) in enumerate(zip(results, sizes, strides, strict=True), start=x.rank - count):
+        x = call.slice(x, axis, 0, simplify((lift(result) - 1) * step + size))
+    return x
 
 
 @rule(
@@ -124,7 +140,7 @@ def adaptive_max_pool(call: Call, x: Value, sizes: Sequence[Size]) -> tuple[Valu
     """The largest of each part of each dimension, parts overlap where sizes do not divide; and its place in its plane,
     where that is read."""
     first = x.rank - len(sizes)
-    if _is_read(call, 1):
+    if call.is_read(1):
         return _largest_and_places(call, x, sizes)
     whole = tuple(first + place for place, size in enumerate(sizes) if size == 1)
     if whole:
@@ -273,7 +289,56 @@ def _places_at_run_time(call: Call, extent: Size, size: Size, align_corners: boo
     return call.op("subtract", call.op("multiply", call.op("add", line, 0.5), step), 0.5)
 
 
-@rule("grid_sampler_2d.default")
+@rule("fractional_max_pool2d.default", "fractional_max_pool3d.default")
+def fractional_max_pool(call: Call, x: Value, kernel: Ints, sizes: Ints, samples: Value) -> tuple[Value, Value]:
+    """The largest of windows that begin at pseudo-random places (Graham, 2014), and its place in its plane.
+
+    `samples` [N, C, 2 or 3]: a number for each plane and dimension, the last dimension of images and the first of
+    volumes first.
+    """
+    count = samples.shape[-1]
+    assert isinstance(count, int)
+    batched = x if x.rank == count + 2 else call.unsqueeze(x, 0)
+    planes, extents = batched.shape[:2], batched.shape[2:]
+    total = simplify(lift(planes[0]) * planes[1])
+    flat: Value | None = None
+    for axis, (extent, size, window) in enumerate(zip(extents, _each(sizes, count), _each(kernel, count), strict=True)):
+        sample = call.select(samples, 2, count - 1 - axis if count == 2 else axis)
+        begins = _fractional_begins(call, call.reshape(sample, (total, 1)), extent, size, window)
+        places = call.op("add", call.unsqueeze(begins, 2), call.iota(window))  # [N * C, size, window]
+        shape = [total, *[1] * (2 * count)]
+        shape[1 + axis], shape[1 + count + axis] = size, window
+        places = call.reshape(places, shape)
+        if flat is None:
+            flat = places
+        else:
+            flat = call.op("add", call.op("multiply", flat, call.value(extent, int64)), places)
+    assert flat is not None
+    outputs, windows = math.prod(_each(sizes, count)), math.prod(_each(kernel, count))
+    flat = call.reshape(flat, (total, outputs * windows))
+    pixels = call.op("gather_elements", call.reshape(batched, (total, product(extents))), flat, axis=1)
+    pixels, flat = (call.reshape(item, (total, outputs, windows)) for item in (pixels, flat))
+    best = call.op("argmax", pixels, axis=2, keepdims=True)
+    if x.dtype.is_float:
+        best = call.op("maximum", best, _last_nan(call, pixels, 2))
+    values, found = (call.op("gather_elements", item, best, axis=2) for item in (pixels, flat))
+    return call.reshape(values, call.shape), call.reshape(found, call.shape)
+
+
+def _fractional_begins(call: Call, sample: Value, extent: Size, size: int, window: int) -> Value:
+    """Where the windows of one dimension begin: [planes, size], the last one at the end of the image."""
+    last = call.value(simplify(lift(extent) - window), int64)
+    if size == 1:
+        return call.broadcast(last, (sample.shape[0], 1))
+    step = call.op("divide", call.cast(last, sample.dtype), float(size - 1))
+    line = call.iota(size, sample.dtype)
+    moved = truncate(call, call.op("multiply", call.op("add", line, sample), step))
+    start = truncate(call, call.op("multiply", sample, step))
+    begins = call.cast(call.op("subtract", moved, start), int64)
+    return call.op("where", call.op("equal", line, float(size - 1)), last, begins)
+
+
+@rule("grid_sampler_2d.default", "grid_sampler_3d.default")
 def grid_sampler(call: Call, x: Value, grid: Value, mode: int, padding: int, align_corners: bool) -> Value:
     mode_name = ("linear", "nearest", "cubic")[mode]
     return grid_sample(call, x, grid, mode_name, ("zeros", "border", "reflection")[padding], align_corners)

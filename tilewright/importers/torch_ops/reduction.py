@@ -13,6 +13,7 @@ from tilewright.importers.emitter import Number
 from tilewright.importers.report import Unsupported
 from tilewright.importers.rules import RuleTable
 from tilewright.importers.torch_fx import Call
+from tilewright.symbolic import lift, simplify, upper_bound
 
 TABLE = RuleTable("Reductions", "aten.")
 rule = TABLE.rule
@@ -146,16 +147,84 @@ def topk(call: Call, x: Value, k: int, dim: int = -1, largest: bool = True, sort
 
 @rule("histc.default")
 def histc(call: Call, x: Value, bins: int = 100, min: Number = 0, max: Number = 0) -> Value:
-    """How many elements lie in each of equal parts of [min, max]."""
-    if not min < max:
-        raise Unsupported("a histogram between the least and the greatest element", "give min and max")
-    numbers = call.cast(call.reshape(x, (-1,)), x.dtype if x.dtype.is_float else float32)
-    scaled = call.op("multiply", call.op("subtract", numbers, float(min)), bins / (max - min))
-    place = call.op("minimum", call.op("floor", scaled), float(bins - 1))
-    outside = call.op("logical_or", call.op("less", numbers, float(min)), call.op("greater", numbers, float(max)))
-    place = call.op("where", outside, call.builder.number(-1.0, numbers.dtype), place)
-    hit = call.op("equal", call.unsqueeze(place, 0), call.unsqueeze(call.iota(bins, numbers.dtype), 1))
-    return call.op("reduce_sum", call.cast(hit, call.dtype), axes=(1,))
+    """How many elements lie in each of equal parts of [min, max]; from the least element to the greatest if both are
+    equal."""
+    x = call.cast(x, x.dtype if x.dtype.is_float else float32)
+    low, high = _limits(call, x, None if min == max else (float(min), float(max)))
+    return call.cast(_counts(call, x, _equal_parts(call, bins, *_apart(call, low, high, 1.0)), None), call.dtype)
+
+
+@rule("histogram.bin_ct")
+def histogram(
+    call: Call,
+    x: Value,
+    bins: int = 100,
+    range: Sequence[float] | None = None,
+    weight: Value | None = None,
+    density: bool = False,
+) -> tuple[Value, Value]:
+    """Counts or sums of weights in equal parts of a range, and the parts' edges."""
+    edges = _equal_parts(call, bins, *_apart(call, *_limits(call, x, range), 0.5))
+    return _shares(call, _counts(call, x, edges, weight), edges, density), edges
+
+
+@rule("histogram.bins_tensor")
+def histogram_of_edges(
+    call: Call, x: Value, bins: Value, weight: Value | None = None, density: bool = False
+) -> tuple[Value, Value]:
+    edges = call.cast(bins, x.dtype)
+    return _shares(call, _counts(call, x, edges, weight), edges, density), edges
+
+
+def _limits(call: Call, x: Value, given: Sequence[float] | None) -> tuple[Value, Value]:
+    """Where a histogram begins and ends: as given, or at the least and the greatest element."""
+    if given is not None:
+        low, high = (call.builder.number(float(limit), x.dtype) for limit in given)
+        return low, high
+    if 0 in x.shape:
+        return call.builder.number(0.0, x.dtype), call.builder.number(0.0, x.dtype)
+    return reduce(call, "reduce_min", x), reduce(call, "reduce_max", x)
+
+
+def _apart(call: Call, low: Value, high: Value, step: float) -> tuple[Value, Value]:
+    """Limits that are equal, each moved away from the other by a step."""
+    same = call.op("equal", low, high)
+    below, above = call.op("subtract", low, step), call.op("add", high, step)
+    return call.op("where", same, below, low), call.op("where", same, above, high)
+
+
+def _equal_parts(call: Call, bins: int, low: Value, high: Value) -> Value:
+    """Edges [bins + 1], counted from the nearer end as PyTorch's linspace."""
+    step = call.op("divide", call.op("subtract", high, low), float(bins))
+    line = call.iota(bins + 1, low.dtype)
+    upward = call.op("add", low, call.op("multiply", step, line))
+    downward = call.op("subtract", high, call.op("multiply", step, call.op("subtract", float(bins), line)))
+    return call.op("where", call.op("less", line, float((bins + 1) // 2)), upward, downward)
+
+
+def _counts(call: Call, x: Value, edges: Value, weight: Value | None) -> Value:
+    """How many elements (or what of their weights) lie between neighbours of ascending edges, the last one included."""
+    numbers = call.reshape(x, (-1,))
+    last = simplify(lift(edges.shape[0]) - 1)
+    begins, end = call.slice(edges, 0, 0, last), call.slice(edges, 0, last, edges.shape[0])
+    beyond = call.op("greater_equal", call.unsqueeze(numbers, 0), call.unsqueeze(begins, 1))
+    inside = call.op("logical_and", beyond, call.op("less_equal", numbers, end))
+    terms = call.cast(inside, x.dtype if weight is not None else int64)
+    if weight is not None:
+        terms = call.op("multiply", terms, call.cast(call.reshape(weight, (-1,)), x.dtype))
+    above = call.op("reduce_sum", terms, axes=(1,))
+    following = call.op("concat", call.slice(above, 0, 1, last), call.full((1,), 0, above.dtype), axis=0)
+    return call.cast(call.op("subtract", above, following), x.dtype)
+
+
+def _shares(call: Call, counts: Value, edges: Value, density: bool) -> Value:
+    """With `density`, counts as shares of all, by the width of their part."""
+    if not density:
+        return counts
+    count = edges.shape[0]
+    widths = call.op("subtract", call.slice(edges, 0, 1, count), call.slice(edges, 0, 0, simplify(lift(count) - 1)))
+    total = call.op("reduce_sum", counts, axes=(0,))
+    return call.op("divide", call.op("divide", counts, total), widths)
 
 
 # Variance and norms ----------------------------------------------------------------------------------
@@ -216,7 +285,24 @@ def vector_norm(
         return reduce(call, "reduce_sum", size, dim, keepdim)
     if ord in (math.inf, -math.inf):
         return reduce(call, "reduce_max" if ord > 0 else "reduce_min", size, dim, keepdim)
-    raise Unsupported(f"a vector norm of order {ord}", "use order 1, 2 or infinity")
+    if ord == 0:
+        return reduce(call, "reduce_sum", call.cast(call.op("not_equal", x, 0.0), x.dtype), dim, keepdim)
+    total = reduce(call, "reduce_sum", call.op("power", size, float(ord)), dim, keepdim)
+    return call.op("power", total, 1 / ord)
+
+
+@rule("linalg__powsum.default")
+def sum_of_powers(
+    call: Call, x: Value, ord: Number = 2, dim: Axes = None, keepdim: bool = False, dtype: Any = None
+) -> Value:
+    powers = call.op("power", call.op("absolute", call.cast(x, call.dtype)), float(ord))
+    return reduce(call, "reduce_sum", powers, dim, keepdim)
+
+
+@rule("dist.default")
+def distance(call: Call, x: Value, other: Value, p: Number = 2) -> Value:
+    """The norm of a difference."""
+    return vector_norm(call, call.op("subtract", *call.pair(x, other)), p)
 
 
 @rule("logsumexp.default")
@@ -236,6 +322,33 @@ def _cumulative(op: str) -> Callable[..., Value]:
 
 TABLE.add("cumsum.default", _cumulative("cumsum"))
 TABLE.add("cumprod.default", _cumulative("cumprod"))
+
+
+@rule("logcumsumexp.default")
+def logarithm_of_running_sum(call: Call, x: Value, dim: int) -> Value:
+    """log(sum of e^x up to each element), in steps of 1, 2, 4, ... elements, each relative to the greater term."""
+    if not x.rank:
+        return x
+    axis = dim % x.rank
+    wide = call.cast(x, float32 if x.dtype.bits < 32 else x.dtype)
+    place = call.reshape(call.iota(x.shape[axis]), [-1 if place == axis else 1 for place in range(x.rank)])
+    step, length = 1, upper_bound(x.shape[axis])
+    while step < length:
+        before = call.op(
+            "gather", wide, call.reshape(call.op("maximum", call.op("subtract", place, step), 0), (-1,)), axis=axis
+        )
+        wide = call.op("where", call.op("less", place, step), wide, _log_add(call, wide, before))
+        step *= 2
+    return call.cast(wide, x.dtype)
+
+
+def _log_add(call: Call, left: Value, right: Value) -> Value:
+    """log(e^a + e^b); infinite and equal terms have no difference."""
+    most, least = call.op("maximum", left, right), call.op("minimum", left, right)
+    same = call.op("equal", most, least)
+    gap = call.op("subtract", least, call.op("where", same, call.builder.number(0.0, most.dtype), most))
+    gap = call.op("where", same, call.builder.number(0.0, most.dtype), gap)
+    return call.op("add", most, formulas.log1p(call, call.op("exp", gap)))
 
 
 # Softmax ---------------------------------------------------------------------------------------------

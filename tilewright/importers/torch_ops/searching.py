@@ -111,6 +111,25 @@ def kth_value(call: Call, x: Value, k: int, dim: int = -1, keepdim: bool = False
     return _ordered(call, x, dim % x.rank, k - 1, keepdim)
 
 
+@rule("mode.default")
+def most_frequent(call: Call, x: Value, dim: int = -1, keepdim: bool = False) -> tuple[Value, Value]:
+    """The least of the values that come most often, and the last place where it stands."""
+    if not x.rank:
+        return x, call.full((), 0, int64)
+    axis = dim % x.rank
+    values, positions = sorting.sort(call, x, axis, descending=False)
+    line = call.reshape(call.iota(x.shape[axis]), [-1 if place == axis else 1 for place in range(x.rank)])
+    before = call.reshape(call.op("maximum", call.op("subtract", line, 1), 0), (-1,))
+    same = call.op("equal", values, call.op("gather", values, before, axis=axis))
+    begins = call.op("where", same, call.builder.number(0, int64), line)  # of the run that an element is in
+    lengths = call.op("subtract", line, call.op("cummax", begins, axis=axis))
+    best = call.op("argmax", lengths, axis=axis, keepdims=True)
+    found = [call.op("gather_elements", item, best, axis=axis) for item in (values, positions)]
+    if not keepdim:
+        found = [call.squeeze(item, [axis]) for item in found]
+    return found[0], found[1]
+
+
 def _running(op: str) -> Callable[[Call, Value, int], tuple[Value, Value]]:
     """Running extremes, and the position of the last element that is as extreme."""
 

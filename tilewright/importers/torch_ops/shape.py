@@ -113,7 +113,7 @@ def _slice_at(call: Call, x: Value, axis: int, start: Scalar, end: Scalar, step:
     return call.op("slice_at", x, *numbers, shape=call.shape)
 
 
-@rule("narrow.default")
+@rule("narrow.default", "narrow_copy.default")
 def narrow(call: Call, x: Value, dim: int, start: Size, length: Size) -> Value:
     return call.slice(x, dim % x.rank, start, simplify(lift(start) + length))
 
@@ -199,6 +199,8 @@ def roll(call: Call, x: Value, shifts: Sequence[Size], dims: Sequence[int] = ())
 
 def _cut(extent: Size, shift: Size) -> Size:
     """``-shift % extent``, in the simplest form that is right for all sizes."""
+    if extent == 0:
+        return 0
     if isinstance(shift, int) and -lower_bound(extent) <= shift <= lower_bound(extent):
         return modulo(-shift, extent) if isinstance(extent, int) else simplify(lift(extent if shift > 0 else 0) - shift)
     return modulo(-1 * lift(shift), extent)

@@ -7,8 +7,8 @@ from functools import partial
 
 from tilewright.dtypes import float64
 from tilewright.graph.core import Value
-from tilewright.importers import special
-from tilewright.importers.emitter import Emitter
+from tilewright.importers import bessel, formulas, special
+from tilewright.importers.emitter import Emitter, Scalar
 from tilewright.importers.rules import RuleTable
 from tilewright.importers.torch_fx import Call
 
@@ -33,9 +33,35 @@ _FUNCTIONS: dict[str, Callable[[Emitter, Value], Value]] = {
     "special_modified_bessel_k1": partial(special.bessel_k, order=1, scaled=False),
     "special_scaled_modified_bessel_k0": partial(special.bessel_k, order=0, scaled=True),
     "special_scaled_modified_bessel_k1": partial(special.bessel_k, order=1, scaled=True),
+    "special_bessel_j0": partial(bessel.bessel_j, order=0),
+    "special_bessel_j1": partial(bessel.bessel_j, order=1),
+    "special_bessel_y0": partial(bessel.bessel_y, order=0),
+    "special_bessel_y1": partial(bessel.bessel_y, order=1),
+    "special_spherical_bessel_j0": bessel.spherical_bessel_j0,
     "special_erfcx": special.scaled_erfc,
     "special_log_ndtr": special.log_ndtr,
     "special_ndtri": special.ndtri,
 }
 for _name, _formula in _FUNCTIONS.items():
     TABLE.add(f"{_name}.default", _in_float64(_formula))
+
+
+@TABLE.rule("polygamma.default")
+def polygamma(call: Call, n: int, x: Value) -> Value:
+    wide = call.cast(x, float64)
+    return call.cast(special.polygamma(call, n, wide) if n else formulas.digamma(call, wide), call.dtype)
+
+
+@TABLE.rule("special_zeta.default", "special_zeta.other_scalar", "special_zeta.self_scalar")
+def zeta(call: Call, x: Scalar, q: Scalar) -> Value:
+    return call.cast(special.zeta(call, *call.pair(x, q, float64)), call.dtype)
+
+
+@TABLE.rule("igamma.default")
+def lower_incomplete_gamma(call: Call, a: Value, x: Value) -> Value:
+    return call.cast(special.incomplete_gamma(call, *call.pair(a, x, float64), upper=False), call.dtype)
+
+
+@TABLE.rule("igammac.default")
+def upper_incomplete_gamma(call: Call, a: Value, x: Value) -> Value:
+    return call.cast(special.incomplete_gamma(call, *call.pair(a, x, float64), upper=True), call.dtype)

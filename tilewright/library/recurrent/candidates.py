@@ -29,13 +29,18 @@ MOST_ROWS = 56  # of a block: four register tiles, which use each panel of the w
 
 
 def recurrent_candidates(group: Group, graph: Graph, target: Target) -> list[Candidate]:
-    """The launches of `library.recurrent.kernel`, and on CPUs of `library.recurrent.blocks_kernel`."""
+    """The launches of `library.recurrent.kernel`, row by row."""
+    return [_row_by_row(group, target)]
+
+
+def cpu_recurrent_candidates(group: Group, graph: Graph, target: Target) -> list[Candidate]:
+    """Row by row, and of constant weights in float32 by the blocks of `library.recurrent.blocks_kernel`."""
     anchor = group.anchor
     assert anchor is not None
-    found = [_row_by_row(group, target)]
+    found = recurrent_candidates(group, graph, target)
     x, weight = anchor.inputs[:2]
     known = weight in graph.constants and x is not None and x.dtype == float32
-    if known and target.name == "cpu" and anchor.attributes["cell"] not in ("lstm_8bit", "lstm_peephole"):
+    if known and anchor.attributes["cell"] not in ("lstm_8bit", "lstm_peephole"):
         found += _in_blocks(group, target)
     return found
 

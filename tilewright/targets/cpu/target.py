@@ -50,7 +50,9 @@ class CPUTarget:
     quick: bool = False  # compile in less time to slower code: fewer forms of a loop, none of LLVM's optimisations
 
     name = "cpu"
-    is_gpu = wgmma = dependent_launch = False
+    is_gpu = concurrent_kernels = times_kernels = wgmma = dependent_launch = False
+    without_wgmma = "CPUs have no wgmma"
+    tensor_alignment = 1  # arrays of callers begin anywhere
     warp_threads = 1
     tf32 = False  # float32 multiplies as float32
     compiles_quickly = True

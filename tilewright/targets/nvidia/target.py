@@ -46,7 +46,8 @@ class NvidiaTarget:
     registers_per_multiprocessor = 65536
     registers_per_thread = 255
     asynchronous_copies = True  # cp.async
-    is_gpu = True
+    is_gpu = concurrent_kernels = times_kernels = True
+    tensor_alignment = 16
     vector_bits = vector_registers = 0  # threads have numbers of their own
     compiles_quickly = quick = False
     reserved_shared_bytes = 1024  # of a multiprocessor, taken by the driver for every resident CTA
@@ -159,6 +160,11 @@ class NvidiaTarget:
     def wgmma(self) -> bool:
         """Whether warp groups multiply tiles of shared memory (wgmma), with setmaxnreg to share registers."""
         return self.sm == 90 and self.suffix == "a"
+
+    @property
+    def without_wgmma(self) -> str:
+        """Why there is no wgmma, with the card's name; empty where there is."""
+        return "" if self.wgmma else f"{self.card or self.architecture} has no wgmma (compute capability 9.0 has)"
 
     @property
     def tma(self) -> bool:

@@ -23,9 +23,7 @@ BLOCK_CLOCKS = 1200.0  # of a block of keys that nothing else hides
 
 def unsupported(problem: AttentionProblem, target: NvidiaTarget) -> str:
     """Why the kernel cannot compute an attention on a target; nothing where it can."""
-    if not target.wgmma:
-        return f"{target.card} has no wgmma (compute capability 9.0 has)"
-    return problem.obstacle
+    return target.without_wgmma or problem.obstacle
 
 
 # By head size up to …: consumers, keys of a block, stages, whether tiles are joined (`FLAT`), relative rate.

@@ -86,7 +86,7 @@ def hopper_dequantized(group: Group, graph: Graph, target: Target) -> list[Candi
     columns, depth = w.shape
     assert isinstance(columns, int) and isinstance(depth, int)
     steps = group_of(w, scale)
-    reason = unsupported(x.dtype, w.dtype, scale.dtype, steps, depth) if target.wgmma else "there is no wgmma"
+    reason = target.without_wgmma or unsupported(x.dtype, w.dtype, scale.dtype, steps, depth)
     if reason:
         raise NotImplementedError(reason)
     slots = epilogue_slots(group, graph).rounded(columns)

@@ -1,0 +1,115 @@
+"""Losses that PyTorch does not take apart."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+
+import numpy as np
+
+from tilewright.dtypes import float32, int64
+from tilewright.graph.core import Value
+from tilewright.importers import formulas
+from tilewright.importers.emitter import Emitter
+from tilewright.importers.repeated import repeat
+from tilewright.importers.rules import RuleTable
+from tilewright.importers.torch_fx import Call
+from tilewright.symbolic import lift, simplify
+
+TABLE = RuleTable("Losses", "aten.")
+rule = TABLE.rule
+
+Lengths = Value | Sequence[int]
+
+
+@rule("_ctc_loss.default", "_ctc_loss.Tensor")
+def connectionist_temporal_classification(
+    call: Call,
+    log_probs: Value,
+    targets: Value,
+    input_lengths: Lengths,
+    target_lengths: Lengths,
+    blank: int = 0,
+    zero_infinity: bool = False,
+) -> tuple[Value, None]:
+    """Minus the logarithm of the probability of each text, [N] (Graves et al., 2006).
+
+    `log_probs` [T, N, C]; `targets` [N, S], or the texts one after the other.  Forward variables of the labels with
+    blanks around them go from step to step.
+    """
+    steps, batch, _ = log_probs.shape
+    wide = call.cast(log_probs, float32 if log_probs.dtype.bits < 32 else log_probs.dtype)
+    lengths, given = _lengths(call, target_lengths), _lengths(call, input_lengths)
+    rows = targets if targets.rank == 2 else _rows(call, targets, target_lengths, lengths)
+    rows = call.cast(rows, int64)
+    labels = _with_blanks(call, rows, blank)  # [N, 2 S + 1]
+    count = labels.shape[1]
+    line = call.iota(count)
+    last = call.op("multiply", call.unsqueeze(lengths, 1), 2)
+    odd = call.op("equal", call.op("remainder", line, 2), 1)
+    before = call.op("gather", labels, call.op("maximum", call.op("subtract", line, 2), 0), axis=1)
+    skips = call.op(
+        "logical_and", call.op("not_equal", labels, before), call.op("logical_and", odd, call.op("greater", line, 1))
+    )
+    never = call.builder.number(-math.inf, wide.dtype)
+    first = call.op("gather_elements", call.select(wide, 0, 0), labels, axis=1)
+    begins = call.op("logical_and", call.op("less", line, 2), call.op("less_equal", line, last))
+    forward = call.op("where", begins, first, never)
+
+    def step(inner: Emitter, number: Value, carried: list[Value], fixed: list[Value]) -> tuple[None, list[Value]]:
+        """One step further; texts whose inputs have ended keep theirs."""
+        every, known, over, ends = fixed
+        (old,) = carried
+        time = inner.op("add", number, 1)
+        moved = [_shifted(inner, old, places) for places in (1, 2)]
+        moved[1] = inner.op("where", over, moved[1], inner.builder.number(-math.inf, old.dtype))
+        terms = inner.op("concat", *(inner.unsqueeze(item, 2) for item in (old, *moved)), axis=2)
+        total = inner.reshape(formulas.logsumexp(inner, terms, (2,)), old.shape)
+        own = inner.op("gather_elements", inner.op("gather", every, time, axis=0), known, axis=1)
+        found = inner.op("add", total, own)
+        return None, [inner.op("where", inner.op("less", time, inner.unsqueeze(ends, 1)), found, old)]
+
+    trips = simplify(lift(steps) - 1)
+    (forward,) = repeat(call, step, [forward], [wide, labels, skips, given], trips=trips)
+    ends = [
+        call.op("gather_elements", forward, place, axis=1)
+        for place in (last, call.op("maximum", call.op("subtract", last, 1), 0))
+    ]
+    ends[1] = call.op("where", call.op("equal", last, 0), never, ends[1])
+    total = formulas.logsumexp(call, call.op("concat", *ends, axis=1), (1,))
+    silent = call.op("equal", call.unsqueeze(given, 1), 0)  # no step at all: only the empty text has a probability
+    empty = call.op("where", call.op("equal", last, 0), call.builder.number(0.0, wide.dtype), never)
+    total = call.op("where", silent, empty, total)
+    return call.cast(call.reshape(call.op("negate", total), (batch,)), call.dtype), None
+
+
+def _lengths(call: Call, lengths: Lengths) -> Value:
+    if isinstance(lengths, Value):
+        return call.cast(call.reshape(lengths, (-1,)), int64)
+    return call.constant(np.array(lengths, np.int64), "lengths")
+
+
+def _rows(call: Call, targets: Value, given: Lengths, lengths: Value) -> Value:
+    """Texts that stand one after the other as rows [N, S], filled up with what follows them."""
+    longest = targets.shape[0] if isinstance(given, Value) else max(given, default=0)
+    ends = call.op("cumsum", lengths, axis=0)
+    begins = call.op("subtract", ends, lengths)
+    places = call.op("add", call.unsqueeze(begins, 1), call.unsqueeze(call.iota(longest), 0))
+    last = call.value(simplify(lift(targets.shape[0]) - 1), int64)
+    return call.op("gather", targets, call.op("minimum", places, last), axis=0)
+
+
+def _with_blanks(call: Call, rows: Value, blank: int) -> Value:
+    """[N, S] as [N, 2 S + 1], with blanks before, between and behind."""
+    batch, length = rows.shape
+    pairs = call.op("concat", call.full((batch, length, 1), blank, int64), call.unsqueeze(rows, 2), axis=2)
+    flat = call.reshape(pairs, (batch, simplify(lift(length) * 2)))
+    return call.op("concat", flat, call.full((batch, 1), blank, int64), axis=1)
+
+
+def _shifted(emit: Emitter, x: Value, places: int) -> Value:
+    """Rows [N, M] moved to the right, filled up with minus infinity."""
+    line = emit.iota(x.shape[1])
+    source = emit.op("maximum", emit.op("subtract", line, places), 0)
+    moved = emit.op("gather", x, source, axis=1)
+    return emit.op("where", emit.op("less", line, places), emit.builder.number(-math.inf, x.dtype), moved)
