@@ -595,6 +595,9 @@ def test_listening_for_others_needs_keys(tmp_path):
     (tmp_path / "keys").write_text("short\n")
     short = run("--host", "0.0.0.0", "--key-file", str(tmp_path / "keys"))
     assert short.returncode == 1 and "16 characters" in short.stderr
+    with socket.create_server(("127.0.0.1", 0)) as other:
+        taken = run("--port", str(other.getsockname()[1]))
+    assert taken.returncode == 1 and "--port" in taken.stderr and "serving" not in taken.stderr
     own = [is_loopback(host) for host in ("127.0.0.1", "::1", "localhost", "0.0.0.0", "::", "example.com", "10.0.0.1")]
     assert own == [True] * 3 + [False] * 4
 

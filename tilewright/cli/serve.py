@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import errno
+import socket
 from pathlib import Path
 from typing import Annotated, Any
 from urllib.parse import urlsplit
@@ -11,7 +13,7 @@ from rich.text import Text
 
 from tilewright.cli.console import terminal, wrong_usage
 from tilewright.cli.llm_options import LoraOption, ModelOptions, PathArgument, with_records
-from tilewright.errors import MissingDependencyError
+from tilewright.errors import InputError, MissingDependencyError
 
 UVICORN_OPTIONS: dict[str, Any] = {
     "http": "h11", "ws": "none", "server_header": False, "timeout_keep_alive": 5,
@@ -63,6 +65,7 @@ def serve(
 
     tracing = None if otlp_traces_endpoint is None else OpenTelemetryTracing.to(otlp_traces_endpoint)
 
+    listener = _listener(host, port)  # before a model is opened, which takes a while
     model = AsyncLLM(path, **options.arguments(lora))
     model.llm.text_tokenizer  # noqa: B018  # raises why there is none
     if (name or path.resolve().name) in model.llm.engine.adapters:
@@ -71,7 +74,20 @@ def serve(
     bounds = Bounds(requests=requests, seconds=seconds)
     application = Application(model, name or path.resolve().name, keys, bounds, encoder, tracing)
     terminal(stderr=True).print(Text(f"serving {application.name} at http://{host}:{port}/v1", "dim"))
-    uvicorn.run(application, host=host, port=port, **UVICORN_OPTIONS)
+    uvicorn.Server(uvicorn.Config(application, **UVICORN_OPTIONS)).run(sockets=[listener])
+
+
+def _listener(host: str, port: int) -> socket.socket:
+    """A socket that has the address, on which nothing is answered yet."""
+    try:
+        family, kind, protocol, _, address = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)[0]
+        listener = socket.socket(family, kind, protocol)
+        listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        listener.bind(address)
+    except OSError as error:
+        hint = "; another program has it, choose another --port" if error.errno == errno.EADDRINUSE else ""
+        raise InputError(f"--host {host} --port {port}: cannot be listened on ({error.strerror}){hint}") from error
+    return listener
 
 
 def _is_address(text: str) -> bool:
