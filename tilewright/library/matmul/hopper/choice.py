@@ -36,7 +36,11 @@ Finish = Callable[[MatmulForm], MatmulForm | None]
 
 def unsupported(problem: MatmulProblem, target: NvidiaTarget) -> str:
     """Why the kernel cannot compute a product on a target; nothing where it can."""
-    return target.without_wgmma or problem.obstacle or ("float32 is multiplied exactly, not as tf32" if problem.exact else "")
+    return (
+        target.without_wgmma
+        or problem.obstacle
+        or ("float32 is multiplied exactly, not as tf32" if problem.exact else "")
+    )
 
 
 def _may_take_turns(problem: MatmulProblem) -> bool:
