@@ -65,3 +65,19 @@ def test_permutes_around_another_spelling_cancel() -> None:
     y = b.op("reshape", [y], shape=(5, 3, simplify(ceil_divide(n, 2))), same=True)
     b.output(b.op("exp", [b.op("permute", [y], order=(1, 2, 0))]), "y")
     assert sorted(node.op for node in optimize(b.finish()).nodes) == ["exp", "reshape"]
+
+
+def test_the_range_of_all_of_a_tensor_is_found_in_the_order_in_which_it_lies(rng: np.random.Generator) -> None:
+    b = GraphBuilder("range")
+    n = b.symbol("n", 1, 64)
+    x = b.input("x", float32, (n, 3, 8))
+    turned = b.op("reshape", [b.op("permute", [x], order=(1, 0, 2))], shape=(3, simplify(n * 8)))
+    b.output(b.op("reduce_max", [turned], axes=(0, 1), keepdims=True), "y")
+    b.output(b.op("reduce_min", [turned], axes=(1,), keepdims=False), "z")  # of each row: the order counts
+    graph = optimize(b.finish())
+    largest = next(node for node in graph.nodes if node.op == "reduce_max")
+    assert largest.inputs[0] is graph.inputs[0]
+    array = rng.standard_normal((5, 3, 8)).astype(np.float32)
+    found = build(graph, "cpu").run({"x": array})
+    np.testing.assert_array_equal(found["y"], [[array.max()]])
+    np.testing.assert_array_equal(found["z"], array.min(axis=(0, 2)))

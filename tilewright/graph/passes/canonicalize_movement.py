@@ -308,6 +308,18 @@ def _iota_axis(node: Node, rewriter: Rewriter) -> Value | None:
     return rewriter.op("broadcast_to", [spread], shape=shape)
 
 
+def _extreme_of_all(node: Node, rewriter: Rewriter) -> Value | None:
+    """The largest or least of all elements does not depend on their order, which costs divisions of places to walk."""
+    moved = rewriter.producer(node.inputs[0])
+    if moved is None or moved.op not in ("permute", "reshape") or moved.inputs[0] is None:
+        return None
+    source, rank = moved.inputs[0], moved.output.rank
+    if len({axis % rank for axis in node.attributes["axes"]}) != rank or source.rank == 0:
+        return None
+    found = rewriter.op(node.op, [source], **{**node.attributes, "axes": tuple(range(source.rank)), "keepdims": False})
+    return rewriter.op("reshape", [found], shape=node.output.shape)
+
+
 MOVEMENT_RULES: dict[str, list[Rule]] = {
     "reshape": [_nothing, _through, _shorter_chain],
     "permute": [
@@ -327,4 +339,6 @@ MOVEMENT_RULES: dict[str, list[Rule]] = {
     "scatter_update": [_wrapped_indices, _scatter_of_permute],
     "copy": [_copy],
     "iota": [_iota_axis],
+    "reduce_max": [_extreme_of_all],
+    "reduce_min": [_extreme_of_all],
 }
