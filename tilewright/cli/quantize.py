@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
@@ -14,10 +14,20 @@ from tilewright.cli.progress import BuildProgress
 if TYPE_CHECKING:
     from tilewright.quant.quantize import Quantization
 
+_OutputOption = Annotated[
+    Path | None,
+    typer.Option(
+        "-o",
+        "--output",
+        help="Engine file to write. For the checkpoint folder of a language model, a name that does not end in "
+        ".engine: a checkpoint folder (int4-weights and int8-weights). Stopped, it goes on when called again.",
+    ),
+]
+
 
 def quantize(
     model: Annotated[Path, typer.Argument(help="MODEL.onnx, MODEL.pt2 or a Hugging Face checkpoint folder.")],
-    output: Annotated[Path | None, typer.Option("-o", "--output", help="Engine file to write.")] = None,
+    output: _OutputOption = None,
     data: Annotated[
         Path | None,
         typer.Option(help="Inputs to calibrate with: a folder of .npz or .npy files, or one .npz file, by input name."),
@@ -54,8 +64,11 @@ def quantize(
     quiet: Annotated[bool, typer.Option("-q", "--quiet", help="No progress display and no table.")] = False,
 ) -> None:
     """Build an engine whose products and convolutions are sums of 8-bit numbers, and say what each layer loses."""
-    if model.suffix == ".engine":
-        raise wrong_usage(f"{model} is an engine; quantize the model that it was built from")
+    if model.is_dir() and output is not None and output.suffix != ".engine":
+        own = {"--data": data, "--observer": observer != "minmax", "--method": method != "nearest",
+               "--correct-bias": correct_bias, "--target": target != "auto", "--trust": trust}  # fmt: skip
+        return _checkpoint(model, output, scheme, group, exclude or [], own, quiet)
+    _check_model(model)
     path = output or Path(f"{model.resolve().stem}.engine")
     check_written("-o", path)
     from tilewright.quant.quantize import quantize as quantized
@@ -69,6 +82,53 @@ def quantize(
         found.engine.save(path)
     if not quiet:
         show(found, path)
+
+
+def _language_model(folder: Path) -> str | None:
+    """The `model_type` of a checkpoint folder that generates text; None of another one."""
+    from tilewright.importers.huggingface import read_settings
+    from tilewright.llm.families import FAMILIES
+
+    kind = read_settings(folder / "config.json").get("model_type")
+    return kind if isinstance(kind, str) and kind in FAMILIES else None
+
+
+def _check_model(model: Path) -> None:
+    """Raise `typer.BadParameter` for what no engine can be quantized from."""
+    if model.suffix == ".engine":
+        raise wrong_usage(f"{model} is an engine; quantize the model that it was built from")
+    kind = _language_model(model) if model.is_dir() else None
+    if kind is not None:
+        raise wrong_usage(
+            f"{model} is a language model ({kind}), which has no engine file; -o FOLDER --scheme int4-weights writes a "
+            "checkpoint folder for `tilewright generate` and `serve`"
+        )
+
+
+def _checkpoint(
+    model: Path, output: Path, scheme: str, group: int | None, exclude: list[str], others: dict[str, Any], quiet: bool
+) -> None:
+    """Write a checkpoint folder; `others` are the options that it has no use for, and whether they were given."""
+    for option, given in others.items():
+        if given:
+            raise wrong_usage(
+                f"{option} is for engines (-o NAME.engine); a checkpoint folder is rounded to the nearest"
+            )
+    from tilewright.quant.checkpoint import quantize_checkpoint
+
+    with BuildProgress(f"Quantizing {output.name}", terminal(stderr=True, quiet=quiet)) as progress:
+        found = quantize_checkpoint(model, output, scheme, group=group, exclude=exclude, progress=progress)
+    if not quiet:
+        from rich.table import Table
+
+        console = terminal()
+        table = Table("layer", "outputs x inputs", "scheme", "error of the weights")
+        for row in found.layers:
+            error = "written by an earlier run" if row.error is None else f"{row.error:.2%}"
+            table.add_row(row.name, f"{row.shape[0]} x {row.shape[1]}", "float" if row.reason else scheme,
+                          row.reason or error)  # fmt: skip
+        console.print(table)
+        console.print(f"{found.folder}: {found.bytes_after / 1e6:.1f} MB of weights, of {found.bytes_before / 1e6:.1f}")
 
 
 def show(found: Quantization, path: Path) -> None:

@@ -39,6 +39,7 @@ _DTYPES: dict[str, DType] = {
     "F32": dtypes.float32,
     "F64": dtypes.float64,
 }
+_STORED = {dtype.numpy: name for name, dtype in _DTYPES.items()}
 _LARGEST_HEADER = 100 << 20  # bytes, as the format says
 _LARGEST_JSON = 64 << 20  # bytes of config.json, or of the index of shards
 _MOST_PROBLEMS = 100  # missing and misshapen tensors, after which reading stops
@@ -66,6 +67,11 @@ def read_safetensors(path: Path) -> dict[str, np.ndarray]:
     except (ValueError, KeyError, TypeError, AttributeError, OverflowError, RecursionError) as error:
         text = f"{type(error).__name__}: {error}"[:300]
         raise ImportModelError(f"{path}: damaged safetensors file ({text}); fetch it again") from error
+
+
+def stored_type(dtype: np.dtype) -> str:
+    """What a safetensors file calls an element type."""
+    return _STORED[dtype]
 
 
 def _check_file(path: Path) -> None:
