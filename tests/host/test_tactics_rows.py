@@ -8,12 +8,18 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
+import tilewright
+import tilewright.language as tl
 from tests.host.tactics_support import Draw, check
 from tilewright.dtypes import float32, int32
 from tilewright.graph.build import GraphBuilder
 from tilewright.graph.core import Graph
 from tilewright.graph.passes.fuse import fuse
+from tilewright.library.reduce import simt_kernel
+from tilewright.library.reduce.kernel import cumulative_columns as cumulative
+from tilewright.library.reduce.kernel import sum_of
 from tilewright.library.select import candidates
+from tilewright.settings import settings
 from tilewright.targets.nvidia.target import NvidiaTarget
 
 Case = tuple[Graph, dict[str, np.ndarray]]
@@ -122,6 +128,34 @@ def test_running_sums_and_their_kin(draw: Draw, compiled: bool) -> None:
 def test_running_sums_of_gpus(draw: Draw) -> None:
     """Of rows within a block, and of some that take three."""
     check(running(), {"x": draw(2, 3, 40), "line": draw(2, 4500)}, False, 1e-4, NvidiaTarget.named("sm_90a"))
+
+
+@tilewright.jit
+def _element(row, column, mask, extra):  # type: ignore[no-untyped-def]
+    return tl.load(extra[0] + row + column, mask=mask, other=0.0)
+
+
+@tilewright.jit
+def _as_it_is(value, row, column, mask, extra):  # type: ignore[no-untyped-def]
+    return value
+
+
+@pytest.mark.parametrize("reverse", [False, True])
+@pytest.mark.parametrize("kernel", ["cpu", "one block", "blocks", "columns"])
+def test_running_sums_of_nothing_touch_nothing(kernel: str, reverse: bool) -> None:
+    """The grid of a running sum does not depend on its length, which may be 0 at run time."""
+    memory, combine = np.ones(64, np.float32), {"TYPE": tl.float32, "COMBINE": sum_of, "REVERSE": reverse}
+    out, nothing = memory[32:32], memory[:0]
+    slots = {"PROLOGUE": _element, "EPILOGUE": _as_it_is, "PARTS": 1, "LANES": 1, "INITIAL": 0.0, "BLOCK": 8}
+    with settings.scope(interpret=True):
+        if kernel == "cpu":
+            cumulative[(2, 1)](nothing, out, 0, 5, BLOCK=8, **combine)
+        elif kernel == "columns":
+            simt_kernel.cumulative_columns[(1,)](out, out, 0, 5, 8, nothing, BLOCK_R=4, **combine, **slots)
+        else:
+            whole = kernel == "one block"
+            simt_kernel.cumulative_rows[(1,)](out, out, 2, 0, 8, nothing, ROWS=2, WHOLE=whole, **combine, **slots)
+    assert (memory == 1).all()
 
 
 @pytest.mark.parametrize("columns", [24, 64, 1030])

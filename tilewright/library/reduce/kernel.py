@@ -194,7 +194,7 @@ def cumulative_columns(x, out, length, inner, BLOCK: tl.constexpr, TYPE: tl.cons
     A sequential pass along the combined dimension, vectorised over the inner one.
     """
     column = tl.program_id(1) * BLOCK + tl.arange(0, BLOCK)
-    mask = column < inner
+    mask = (column < inner) & (length > 0)
     first = tl.program_id(0).to(tl.int64) * length * inner + column
     stride = inner
     if REVERSE:
