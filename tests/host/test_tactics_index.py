@@ -5,9 +5,16 @@ from __future__ import annotations
 import itertools
 from collections.abc import Sequence
 
+import numpy as np
+import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from tilewright.build.builder import build
+from tilewright.build.tuning import Tuning
+from tilewright.dtypes import float32
+from tilewright.graph.build import GraphBuilder
+from tilewright.graph.reference import run
 from tilewright.library.generated.index import Coordinate, Division, Index, flatten, number, unflatten
 from tilewright.library.generated.source import merge_axes
 from tilewright.library.generated.trace import axes_of
@@ -84,3 +91,16 @@ def test_axes_merge_where_every_access_allows_it() -> None:
     row = coordinates[2]  # a tensor of shape [6]
     assert [variable.axes for variable in merge_axes(shape, [dense, row])] == [(0, 1), (2,)]
     assert [variable.extent for variable in merge_axes(shape, [dense], frozenset({2}))] == [20, 6]
+
+
+@pytest.mark.parametrize("permuted", [False, True])
+def test_lines_that_are_read_backwards_behind_a_reshape(permuted: bool) -> None:
+    """Places such as 23 - i are divided whole: parts of them may be negative."""
+    b = GraphBuilder("backwards")
+    x = b.input("x", float32, (12, 5, 3))
+    rows = b.op("permute", [x], order=(1, 0, 2)) if permuted else x
+    lines = b.op("slice", [b.op("reshape", [rows], shape=(20, 9))], axis=0, start=19, stop=-1, step=-1)
+    b.output(b.op("multiply", [b.op("reshape", [lines], shape=(60, 3)), 2.0]), "y")
+    graph = b.finish()
+    data = {"x": np.arange(180, dtype=np.float32).reshape(12, 5, 3)}
+    np.testing.assert_array_equal(build(graph, "cpu", tuning=Tuning(effort=0)).run(data)["y"], run(graph, data)["y"])

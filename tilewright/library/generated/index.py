@@ -178,6 +178,8 @@ class Index:
                 whole.append((atom, floor_divide(coefficient, divisor)))
             else:
                 rest.append((atom, coefficient))
+        if not Index(tuple(rest)).is_non_negative():  # without the constant: kernels divide toward zero
+            return Index(tuple(whole)), Index(tuple(rest), self.constant)
         if modulo(self.constant, divisor) == 0:
             return Index(tuple(whole), floor_divide(self.constant, divisor)), Index(tuple(rest))
         if isinstance(self.constant, int) and isinstance(divisor, int) and self.constant > divisor:
