@@ -9,7 +9,8 @@ can be captured, in float32 without tf32 or in a 16-bit type. Results are compar
 Times are medians of rounds in turns, by device events. A problem runs in a process of its own; `--jobs` processes
 compile problems first, as many at a time as the GPU's memory holds, so that the timed part finds caches.
 
-Prints every problem, then those under 0.9 with what our time went to. Results: benchmarks/results/kernelbench.json.
+Prints every problem, then those under 0.9 with what our time went to. Results: benchmarks/results/kernelbench.json;
+problems that are not run keep what the file has of the same type, with the date of their own run.
 """
 
 from __future__ import annotations
@@ -234,6 +235,14 @@ def tables(records: list[dict[str, Any]]) -> dict[str, dict[str, float]]:
     return found
 
 
+def earlier(options: argparse.Namespace) -> dict[str, dict[str, Any]]:
+    """The results of problems that the output has, by key, if they are of the same type."""
+    if not options.out.exists():
+        return {}
+    document = json.loads(options.out.read_text())
+    return {case["key"]: case for case in document["cases"]} if document["dtype"] == options.dtype else {}
+
+
 def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0] if __doc__ else None)
     parser.add_argument("folder", type=Path, help="the folder with level1, level2, level3")
@@ -255,15 +264,17 @@ def main() -> int:
     share_imports()
     if options.jobs:
         prepare(files, options)
-    document: dict[str, Any] = {"environment": Child(describe, "", options.folder, options).result(),
-                                "dtype": options.dtype}  # fmt: skip
-    records = list[dict[str, Any]]()
+    place = Child(describe, "", options.folder, options).result()
+    records, before = list[dict[str, Any]](), earlier(options)
     for key, path in files.items():
         blank = {"name": path.stem, "errors": {}, "notes": {}, "left to PyTorch": []}
         found = Child(measure_one, key, path, options).result()
-        records.append(blank | found | {"family": f"level {key.split('/')[0]}", "key": key})
+        own = {"family": f"level {key.split('/')[0]}", "key": key, "date": place["date"], "device": place["device"]}
+        records.append(blank | found | own)
         print(line(records[-1]), flush=True)
-        document |= {"kernelbench": tables(records), "cases": records}
+        before[key] = records[-1]
+        cases = sorted(before.values(), key=lambda case: [int(part) for part in case["key"].split("/")])
+        document = {"environment": place, "dtype": options.dtype, "kernelbench": tables(cases), "cases": cases}
         options.out.write_text(json.dumps(document, indent=1) + "\n")
     report(records, tables(records))
     return 0

@@ -36,6 +36,8 @@ def table(data: dict[str, Any]) -> str:
         return architectures_table.markdown(data)
     if "breadth" in data:
         return breadth_table(data)
+    if "kernelbench" in data:
+        return kernelbench_table(data)
     if "families" in data:
         return gpu_table(data)
     if "repeats" in data:
@@ -67,6 +69,24 @@ def breadth_table(data: dict[str, Any]) -> str:
     versions = ", ".join(f"{name} {text}" for name, text in place["versions"].items() if text)
     rows = "".join(f"| {' | '.join(line)} |\n" for line in lines)
     return f"{rows}\nSeed {data['seed']}; {place['device']}, {place['date']}; {versions}.\n"
+
+
+def kernelbench_table(data: dict[str, Any]) -> str:
+    """A row a level: problems, how many are whole graphs and right, the geometric means beside the peers, how many are
+    not slower; then those under 0.9 and where it ran."""
+    lines = [["level", "problems", "whole graphs", "right", "torch.compile", "best peer", "not slower", "under 0.9"]]
+    lines.append(["---", *["---:"] * 7])
+    for name, row in data["kernelbench"].items():
+        counts = [str(int(row[field])) for field in ("problems", "whole", "right")]
+        means = [f"{row[field]:.2f}" for field in ("torch.compile", "best peer")]
+        lines.append([name.split()[-1], *counts, *means, str(int(row["not slower"])), str(int(row["under 0.9"]))])
+    slow = sorted((case["ratio"], case["key"]) for case in data["cases"] if case.get("ratio", 1) < 0.9)
+    rows = "".join(f"| {' | '.join(line)} |\n" for line in lines)
+    text = ", ".join(f"{key} {ratio:.2f}" for ratio, key in slow)
+    dates = sorted({case["date"] for case in data["cases"]})
+    when = dates[0] if len(dates) == 1 else f"{dates[0]} to {dates[-1]}"
+    place = f"{data['dtype']}; {data['environment']['device']}, {when}; {_versions(data['environment'])}"
+    return f"{rows}\nUnder 0.9: {text}.\n\n{place}.\n"
 
 
 def search_table(data: dict[str, Any]) -> str:
