@@ -13,6 +13,7 @@ from torch import fx  # noqa: E402
 from torch.utils import _pytree as pytree  # noqa: E402
 
 from tests.host.torch_op_cases import CASES, SHAPE_ONLY, strange  # noqa: E402
+from tilewright.errors import UnsupportedOperationError  # noqa: E402
 from tilewright.graph import reference  # noqa: E402
 from tilewright.graph.build import GraphBuilder  # noqa: E402
 from tilewright.graph.core import Value  # noqa: E402
@@ -210,3 +211,42 @@ def test_covariances_and_statistics_of_norms() -> None:
     found = reference.run(graph, {"x": x.numpy()}, dtype=None)
     for want, got in zip(model(x), found.values(), strict=True):
         np.testing.assert_allclose(got, want, rtol=1e-4, atol=1e-5)
+
+
+def test_matrices_that_cannot_be_factored_are_told() -> None:
+    a = torch.tensor([[[1.0, 2], [2, 4]], [[0, 0], [0, 0]], [[4, 1], [1, 3]], [[1, 2], [2, 1]]], dtype=torch.float64)
+    ops = torch.ops.aten
+    cases = {"linalg_inv_ex": ops.linalg_inv_ex(a), "linalg_cholesky_ex": ops.linalg_cholesky_ex(a)}
+    for name, want in cases.items():
+        _, found = imported(f"aten.{name}.default", (a,), {})
+        np.testing.assert_array_equal(found[-1], want[-1].numpy())
+    want = ops._linalg_solve_ex(a, a[:, :, :1])
+    _, found = imported("aten._linalg_solve_ex.default", (a, a[:, :, :1]), {})
+    np.testing.assert_array_equal(found[-1], want[-1].numpy())
+
+
+@pytest.mark.parametrize("shapes", [((3, 3), (5, 3, 2)), ((2, 1, 3, 3), (4, 3, 2)), ((1, 3, 3), (5, 3, 2))])
+def test_solutions_for_matrices_that_broadcast(shapes: Any) -> None:
+    a, b = (torch.randn(shape, dtype=torch.float64) for shape in shapes)
+    for name, args in (("linalg_lu_solve", (*torch.linalg.lu_factor(a), b)), ("_linalg_solve_ex", (a, b))):
+        want, found = imported(f"aten.{name}.default", args, {})
+        np.testing.assert_allclose(found[0], want[0].numpy(), rtol=1e-9)
+
+
+def test_spreads_of_fewer_numbers_than_the_correction() -> None:
+    """The divisor is never below 0: PyTorch gives infinity and NaN."""
+
+    def model(x: torch.Tensor) -> Any:
+        return torch.cov(x, correction=3), x.var(1, correction=3), x.std(1, correction=2)
+
+    graph = import_model(model, (torch.randn(2, 6),), dynamic_shapes=({1: ("n", 1, 9)},))
+    for count in (1, 2, 3, 5):
+        x = torch.randn(2, count)
+        found = reference.run(graph, {"x": x.numpy()}, dtype=None)
+        for want, got in zip(model(x), found.values(), strict=True):
+            np.testing.assert_allclose(got, want, rtol=1e-4, atol=1e-5)
+
+
+def test_a_polygamma_whose_factorial_overflows_is_refused() -> None:
+    with pytest.raises(UnsupportedOperationError, match="order 171"):
+        import_model(lambda x: torch.polygamma(171, x), (torch.rand(3) + 1,))

@@ -670,6 +670,8 @@ add(
     lambda: torch.tensor([2.0, 3.0, 2.5, 1.0, 4.0], dtype=torch.float64)[:, None],
     lambda: torch.tensor([-1.0, -2.5, 0.0, 7.5, math.nan], dtype=torch.float64),
 )
+add("special_zeta", lambda: torch.tensor([2.0, 3.0, 2.0, 7.0], dtype=torch.float64), lambda: torch.tensor(
+    [-1000001.5, -2000000.25, -0.1, -1234.625], dtype=torch.float64))  # fmt: skip
 add("special_zeta.other_scalar", positive(5), 2.0)
 add("special_zeta.self_scalar", 3.0, positive(5))
 for size in (0.5, 3.0, 40.0):
@@ -695,20 +697,14 @@ add("scatter.value_reduce", floats(3, 4), 0, places_to_scatter, 2.5, reduce="add
 add("roll", lambda: torch.zeros(0, 3), [1], [0])
 
 
-def classes(*shape: int) -> Callable[[], Any]:
-    return lambda: torch.randn(*shape, dtype=torch.float64).log_softmax(-1)
-
-
-add("_ctc_loss", classes(9, 3, 5), ints(5, 3, 4, low=1), [9, 7, 5], [4, 2, 0])
-add("_ctc_loss", classes(9, 3, 5), ints(4, 7), [9, 3, 5], [4, 1, 2], 4)
-add("_ctc_loss", classes(4, 2, 3), lambda: torch.tensor([[1, 1, 1], [2, 1, 2]]), [4, 4], [3, 3])  # too few steps
-add(
-    "_ctc_loss.Tensor",
-    classes(9, 3, 5),
-    ints(5, 3, 4, low=1),
-    lambda: torch.tensor([9, 7, 1]),
-    lambda: torch.tensor([4, 2, 0]),
-)
+add("ldexp.Tensor", lambda: torch.tensor([1e-20, 1e20, math.inf, 0.0, 1.5, 1e-40]), lambda: torch.tensor(
+    [150, -150, -2000, 2000, -126, 200]))  # fmt: skip
+add("ldexp.Tensor", lambda: torch.tensor([2.0**-1074, 1e300, 0.0, -math.inf, 1.5], dtype=torch.float64), lambda: (
+    torch.tensor([2097, -2000, 5000, -5000, -1022])))  # fmt: skip
+add("igamma igammac", lambda: torch.tensor([1e6, 1e8, 1e12, 199.0, 2e4, 300.0, 1e-3], dtype=torch.float64)[:, None],
+    lambda: torch.tensor([1e6, 1e8, 1e12 + 1e6, 210.0, 2.1e4, 500.0, 1e-9], dtype=torch.float64)[:, None])  # fmt: skip
+SINGULAR = torch.tensor([[[1.0, 2], [2, 4]], [[0, 0], [0, 0]], [[4, 1], [1, 3]]], dtype=torch.float64)
+add("linalg_lu_factor_ex", lambda: SINGULAR)
 
 
 def packed_factors() -> Any:

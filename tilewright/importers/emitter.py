@@ -244,4 +244,5 @@ class Emitter:
             divisor = self.builder.number(max(count - correction, 0.0), x.dtype)
         else:
             divisor = self.op("subtract", self.value(count, x.dtype), self.builder.number(correction, x.dtype))
+            divisor = self.op("maximum", divisor, 0.0)
         return mean, self.op("divide", total, divisor)

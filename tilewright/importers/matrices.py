@@ -10,6 +10,7 @@ import math
 
 from tilewright.dtypes import float64, int64
 from tilewright.graph.core import Value
+from tilewright.graph.inference import broadcast_shapes
 from tilewright.importers.emitter import Emitter
 from tilewright.importers.report import Unsupported
 
@@ -26,23 +27,28 @@ def order_of(a: Value) -> int:
     return order
 
 
-def solve(emit: Emitter, a: Value, b: Value) -> Value:
-    """x of a x = b, with b [..., n, m]."""
+def solve(emit: Emitter, a: Value, b: Value) -> tuple[Value, Value]:
+    """x of a x = b, with b [..., n, m]; and the pivots of a [..., n]."""
     order, dtype = order_of(a), a.dtype
-    lead = max(a.shape[:-2], b.shape[:-2], key=len)
+    lead = broadcast_shapes(a.shape[:-2], b.shape[:-2])
     a, b = (emit.broadcast(emit.cast(item, float64), (*lead, *item.shape[-2:])) for item in (a, b))
     joined = emit.op("concat", a, b, axis=a.rank - 1)
+    found = []
     for step in range(order):
         joined, _ = _pivoted(emit, joined, step)
         row = _row(emit, joined, step)
-        row = emit.op("divide", row, emit.slice(row, row.rank - 1, step, step + 1))
+        pivot = emit.slice(row, row.rank - 1, step, step + 1)
+        found.append(emit.reshape(pivot, (*lead, 1)))
+        row = emit.op("divide", row, pivot)
         column = emit.slice(joined, joined.rank - 1, step, step + 1)
         others = emit.op("subtract", joined, emit.op("multiply", column, row))
         joined = emit.op("where", _is_row(emit, order, step), row, others)
-    return emit.cast(emit.slice(joined, joined.rank - 1, order, joined.shape[-1]), dtype)
+    solution = emit.cast(emit.slice(joined, joined.rank - 1, order, joined.shape[-1]), dtype)
+    return solution, found[0] if order == 1 else emit.op("concat", *found, axis=len(lead))
 
 
-def inverse(emit: Emitter, a: Value) -> Value:
+def inverse(emit: Emitter, a: Value) -> tuple[Value, Value]:
+    """The inverse, and the pivots [..., n]."""
     order = order_of(a)
     line = emit.iota(order)
     identity = emit.op("equal", emit.unsqueeze(line, 1), emit.unsqueeze(line, 0))
@@ -110,6 +116,18 @@ def order_after(emit: Emitter, places: Value, rows: int) -> Value:
         order = emit.op("where", emit.op("equal", line, other), here, order)
         order = emit.op("where", emit.op("equal", line, step), there, order)
     return order
+
+
+def diagonal(emit: Emitter, a: Value) -> Value:
+    """The diagonal [..., min(m, n)] of matrices [..., m, n]."""
+    rows, columns = a.shape[-2:]
+    assert isinstance(rows, int) and isinstance(columns, int)
+    least = min(rows, columns)
+    square = emit.slice(emit.slice(a, a.rank - 2, 0, least), a.rank - 1, 0, least)
+    line = emit.iota(least)
+    own = emit.op("equal", emit.unsqueeze(line, 1), emit.unsqueeze(line, 0))
+    kept = emit.op("where", own, square, emit.builder.number(0.0, a.dtype))
+    return emit.op("reduce_sum", kept, axes=(a.rank - 1,), keepdims=False)
 
 
 def cholesky(emit: Emitter, a: Value, upper: bool) -> Value:

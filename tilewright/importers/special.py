@@ -11,7 +11,7 @@ from tilewright.graph.core import Value
 from tilewright.graph.inference import broadcast_shapes
 from tilewright.importers.emitter import Emitter
 from tilewright.importers.formulas import log1p, with_sign_of
-from tilewright.importers.repeated import any_of, repeat
+from tilewright.importers.report import Unsupported
 
 _FAR = 30.0  # where series in 1 / x of Bessel functions begin
 _NEAR_TERMS, _FAR_TERMS = 50, 24
@@ -89,43 +89,31 @@ _ZETA_TERMS = 10
 
 
 def zeta(emit: Emitter, x: Value, q: Value) -> Value:
-    """Hurwitz's zeta function, the sum of (q + k)^-x for k from 0 on: terms, then the Euler-Maclaurin sum.
+    """Hurwitz's zeta function, the sum of (q + k)^-x for k from 0 on.
 
-    Infinite for x = 1; NaN for x < 1, and for q < 0 with x no whole number. For q < 0 terms are added until q + k > 0.
+    Infinite for x = 1; NaN for x < 1, and for q < 0 with x no whole number.  For q < 0 the sum over all whole k less
+    that of k below 0, each of them by zeta for positive q: zeta(x, f) + s zeta(x, 1 - f) - s zeta(x, 1 - q) with f the
+    fraction of q and s = (-1)^x.
     """
     shape = broadcast_shapes(x.shape, q.shape)
     x, q = emit.broadcast(x, shape), emit.broadcast(q, shape)
-    power = emit.op("negate", x)
-
-    def step(inner: Emitter, _: Value, carried: list[Value], fixed: list[Value]) -> tuple[Value, list[Value]]:
-        place, total = carried
-        below = inner.op("less_equal", place, 0.0)
-        term = inner.op("power", inner.op("where", below, place, 1.0), fixed[0])
-        total = inner.op("where", below, inner.op("add", total, term), total)
-        place = inner.op("where", below, inner.op("add", place, 1.0), place)
-        return any_of(inner, inner.op("less_equal", place, 0.0)), [place, total]
-
-    whole = emit.op("equal", q, emit.op("floor", q))
+    down = emit.op("floor", q)
+    whole = emit.op("equal", q, down)
     pole = emit.op("logical_and", whole, emit.op("less_equal", q, 0.0))
-    begin = emit.op("where", emit.op("logical_or", pole, emit.op("less", q, -_MOST_NEGATIVE)), 1.0, q)
-    first = [begin, emit.full(shape, 0.0, x.dtype)]
-    place, total = repeat(emit, step, first, [power], any_of(emit, emit.op("less_equal", begin, 0.0)))
-    for _ in range(_ZETA_TERMS):
-        total = emit.op("add", total, emit.op("power", place, power))
-        place = emit.op("add", place, 1.0)
-    last = emit.op("power", place, power)
-    tail = emit.op("divide", emit.op("multiply", last, place), emit.op("subtract", x, 1.0))
-    tail = emit.op("add", tail, emit.op("multiply", last, 0.5))
-    factor, inverse = x, emit.op("reciprocal", place)
-    share = emit.op("multiply", last, inverse)
-    for k, divisor in enumerate(_OF_ZETA):
-        tail = emit.op("add", tail, emit.op("divide", emit.op("multiply", factor, share), divisor))
-        factor = emit.op(
-            "multiply", factor, emit.op("multiply", emit.op("add", x, 2 * k + 1.0), emit.op("add", x, 2 * k + 2.0))
-        )
-        share = emit.op("multiply", share, emit.op("multiply", inverse, inverse))
-    vanished = emit.op("equal", last, 0.0)  # the factors may overflow then
-    found = emit.op("add", total, emit.op("where", vanished, 0.0, tail))
+    mirrored = emit.op("logical_and", emit.op("less", q, 0.0), emit.op("not_equal", whole, True))
+    one = emit.builder.number(1.0, q.dtype)
+    places = [
+        emit.op("where", pole, one, emit.op("where", mirrored, emit.op("subtract", q, down), q)),
+        emit.op("where", mirrored, emit.op("subtract", emit.op("ceil", q), q), one),
+        emit.op("where", mirrored, emit.op("subtract", 1.0, q), one),
+    ]
+    joined = emit.op("concat", *(emit.unsqueeze(place, 0) for place in places), axis=0)
+    sums = _zeta_of_positive(emit, emit.unsqueeze(x, 0), joined)
+    found, above, below = (emit.select(sums, 0, number) for number in range(3))
+    even = emit.op("equal", emit.op("remainder", x, 2.0), 0.0)
+    others = emit.op("subtract", above, below)
+    others = emit.op("where", even, others, emit.op("negate", others))
+    found = emit.op("where", mirrored, emit.op("add", found, others), found)
     nan = emit.builder.number(math.nan, x.dtype)
     odd = emit.op("logical_and", emit.op("less", q, 0.0), emit.op("not_equal", x, emit.op("floor", x)))
     found = emit.op("where", odd, nan, found)
@@ -135,92 +123,43 @@ def zeta(emit: Emitter, x: Value, q: Value) -> Value:
     return emit.op("where", emit.op("equal", x, 1.0), emit.builder.number(math.inf, x.dtype), found)
 
 
-_MOST_NEGATIVE = 1e6  # terms are added one by one from there on; what is below is taken for 1
+def _zeta_of_positive(emit: Emitter, x: Value, place: Value) -> Value:
+    """The same for q > 0: terms, then the Euler-Maclaurin sum."""
+    power = emit.op("negate", x)
+    total: Value | None = None
+    for _ in range(_ZETA_TERMS):
+        term = emit.op("power", place, power)
+        total = term if total is None else emit.op("add", total, term)
+        place = emit.op("add", place, 1.0)
+    assert total is not None
+    last = emit.op("power", place, power)
+    tail = emit.op("divide", emit.op("multiply", last, place), emit.op("subtract", x, 1.0))
+    tail = emit.op("add", tail, emit.op("multiply", last, 0.5))
+    factor, inverse = x, emit.op("reciprocal", place)
+    share = emit.op("multiply", last, inverse)
+    for k, divisor in enumerate(_OF_ZETA):
+        tail = emit.op("add", tail, emit.op("divide", emit.op("multiply", factor, share), divisor))
+        pair = emit.op("multiply", emit.op("add", x, 2 * k + 1.0), emit.op("add", x, 2 * k + 2.0))
+        factor = emit.op("multiply", factor, pair)
+        share = emit.op("multiply", share, emit.op("multiply", inverse, inverse))
+    vanished = emit.op("equal", last, 0.0)  # the factors may overflow then
+    return emit.op("add", total, emit.op("where", vanished, 0.0, tail))
+
+
+_LARGEST_ORDER = 170  # of a factorial in float64
 
 
 def polygamma(emit: Emitter, order: int, x: Value) -> Value:
-    """The derivative of digamma of an order of at least 1: (-1)^(n + 1) n! zeta(n + 1, x)."""
+    """The derivative of digamma of an order from 1 to 170: (-1)^(n + 1) n! zeta(n + 1, x).
+
+    Raises `Unsupported` for a higher one, whose factorial float64 cannot hold.
+    """
+    if order > _LARGEST_ORDER:
+        raise Unsupported(
+            f"polygamma of order {order}, whose factorial overflows", f"use an order of at most {_LARGEST_ORDER}"
+        )
     found = zeta(emit, emit.builder.number(float(order + 1), x.dtype), x)
     return emit.op("multiply", found, float((-1) ** (order + 1) * math.factorial(order)))
-
-
-def incomplete_gamma(emit: Emitter, a: Value, x: Value, upper: bool) -> Value:
-    """The regularized lower incomplete gamma function P(a, x), or 1 - P with `upper`.
-
-    Its power series for x < a + 1, otherwise Legendre's continued fraction (by Lentz's method), until nothing changes.
-    """
-    shape = broadcast_shapes(a.shape, x.shape)
-    a, x = emit.broadcast(a, shape), emit.broadcast(x, shape)
-    usual = emit.op("logical_and", emit.op("greater", a, 0.0), emit.op("greater", x, 0.0))
-    usual = emit.op("logical_and", usual, emit.op("less", emit.op("maximum", a, x), math.inf))
-    one = emit.builder.number(1.0, x.dtype)
-    s, y = emit.op("where", usual, a, one), emit.op("where", usual, x, one)
-    near = emit.op("less", y, emit.op("add", s, 1.0))
-    front = emit.op("subtract", emit.op("multiply", s, emit.op("log", y)), emit.op("add", y, emit.op("lgamma", s)))
-    front = emit.op("exp", front)
-    series = emit.op("multiply", _gamma_series(emit, s, emit.op("where", near, y, one)), front)
-    fraction = _gamma_fraction(
-        emit, emit.op("where", near, one, s), emit.op("where", near, emit.builder.number(2.0, x.dtype), y)
-    )
-    fraction = emit.op("multiply", fraction, front)
-    if upper:
-        found = emit.op("where", near, emit.op("subtract", 1.0, series), fraction)
-    else:
-        found = emit.op("where", near, series, emit.op("subtract", 1.0, fraction))
-    low, high = (emit.builder.number(number, x.dtype) for number in ((1.0, 0.0) if upper else (0.0, 1.0)))
-    nan = emit.builder.number(math.nan, x.dtype)
-    edge = emit.op("where", emit.op("equal", x, 0.0), low, high)  # a = 0, or x infinite
-    edge = emit.op(
-        "where", emit.op("logical_and", emit.op("equal", a, math.inf), emit.op("less", x, math.inf)), low, edge
-    )
-    both = emit.op("equal", emit.op("maximum", a, x), emit.op("minimum", a, x))
-    edge = emit.op("where", emit.op("logical_and", both, emit.op("not_equal", usual, True)), nan, edge)
-    wrong = emit.op("logical_or", emit.op("less", a, 0.0), emit.op("less", x, 0.0))
-    wrong = emit.op("logical_or", wrong, emit.op("isnan", emit.op("add", a, x)))
-    return emit.op("where", usual, found, emit.op("where", wrong, nan, edge))
-
-
-_MOST_TERMS = 5000
-
-
-def _gamma_series(emit: Emitter, a: Value, x: Value) -> Value:
-    """The sum of x^k / (a (a + 1) … (a + k)), while terms count."""
-
-    def step(inner: Emitter, _: Value, carried: list[Value], fixed: list[Value]) -> tuple[Value, list[Value]]:
-        place, term, total = carried
-        place = inner.op("add", place, 1.0)
-        term = inner.op("divide", inner.op("multiply", term, fixed[0]), place)
-        total = inner.op("add", total, term)
-        counts = inner.op("greater", term, inner.op("multiply", total, 1e-17))
-        return any_of(inner, counts), [place, term, total]
-
-    first = emit.op("reciprocal", a)
-    return repeat(emit, step, [a, first, first], [x], trips=_MOST_TERMS)[2]
-
-
-def _gamma_fraction(emit: Emitter, a: Value, x: Value) -> Value:
-    """1 / (x + 1 - a - 1 (1 - a) / (x + 3 - a - 2 (2 - a) / (x + 5 - a - …)))."""
-    tiny = 1e-290
-
-    def apart(inner: Emitter, value: Value) -> Value:
-        near = inner.op("less", inner.op("absolute", value), tiny)
-        return inner.op("where", near, inner.builder.number(tiny, value.dtype), value)
-
-    def step(inner: Emitter, number: Value, carried: list[Value], fixed: list[Value]) -> tuple[Value, list[Value]]:
-        b, c, d, total = carried
-        k = inner.op("add", inner.cast(number, b.dtype), 1.0)
-        weight = inner.op("multiply", k, inner.op("subtract", fixed[0], k))
-        b = inner.op("add", b, 2.0)
-        d = inner.op("reciprocal", apart(inner, inner.op("add", inner.op("multiply", weight, d), b)))
-        c = apart(inner, inner.op("add", b, inner.op("divide", weight, c)))
-        change = inner.op("multiply", c, d)
-        counts = inner.op("greater", inner.op("absolute", inner.op("subtract", change, 1.0)), 1e-15)
-        return any_of(inner, counts), [b, c, d, inner.op("multiply", total, change)]
-
-    b = emit.op("subtract", emit.op("add", x, 1.0), a)
-    d = emit.op("reciprocal", apart(emit, b))
-    c = emit.full(b.shape, 1 / tiny, b.dtype)
-    return repeat(emit, step, [b, c, d, d], [a], trips=_MOST_TERMS)[3]
 
 
 def scaled_erfc(emit: Emitter, x: Value) -> Value:

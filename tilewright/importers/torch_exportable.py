@@ -12,6 +12,7 @@ import torch
 from torch._decomp import decompositions
 from torch.nn.modules import transformer
 
+from tilewright.importers.torch_losses import ctc_loss, multilabel_margin_loss
 from tilewright.importers.torch_packed import packed_sequences
 from tilewright.importers.torch_quantized import plain_layers
 
@@ -19,8 +20,8 @@ from tilewright.importers.torch_quantized import plain_layers
 @contextmanager
 def exportable(module: torch.nn.Module) -> Iterator[None]:
     """Dynamic-quantized layers as plain ones, packed sequences as padded ones, conversions to the same type as nothing,
-    masks as they are, lengths of tensors as sizes, covariances without a check of their data, and a loss that PyTorch
-    decomposes into another one.
+    masks as they are, lengths of tensors as sizes, covariances without a check of their data, and losses that it
+    cannot trace or takes apart into others.
 
     Raises `ImportModelError` for quantized modules of other kinds.
     """
@@ -28,7 +29,8 @@ def exportable(module: torch.nn.Module) -> Iterator[None]:
         stack.enter_context(mock.patch.object(torch.nn.Module, "to", _converted))
         # nn.Transformer compares its mask with a causal one, to leave it out: with the mask the result is the same.
         stack.enter_context(mock.patch.object(transformer, "_detect_is_causal_mask", _says_causal))
-        stack.enter_context(mock.patch.object(torch._C._nn, "multilabel_margin_loss", _multilabel_margin_loss))
+        stack.enter_context(mock.patch.object(torch._C._nn, "multilabel_margin_loss", multilabel_margin_loss))
+        stack.enter_context(mock.patch.object(torch, "ctc_loss", ctc_loss))
         for name, function in (("cov", _covariance), ("corrcoef", _correlation)):
             stack.enter_context(mock.patch.object(torch, name, function))
             stack.enter_context(mock.patch.object(torch.Tensor, name, function))
@@ -98,20 +100,6 @@ def _says_causal(mask: Any, is_causal: bool | None = None, size: int | None = No
     return is_causal is True
 
 
-def _multilabel_margin_loss(input: torch.Tensor, target: torch.Tensor, reduction: int = 1) -> torch.Tensor:
-    """As PyTorch documents it: its own decomposition adds terms for the labels behind the first -1."""
-    scores, labels = torch.atleast_2d(input), torch.atleast_2d(target)
-    classes = scores.shape[1]
-    counted = (labels == -1).cumsum(1) == 0
-    named = (torch.where(counted, labels, -1)[:, :, None] == torch.arange(classes, device=labels.device)).any(1)
-    own = scores.gather(1, torch.where(counted, labels, 0))
-    terms = (1 - own[:, :, None] + scores[:, None, :]).clamp(min=0)
-    losses = torch.where(counted[:, :, None] & ~named[:, None, :], terms, 0).sum((1, 2)) / classes
-    if reduction == 0:
-        return losses.reshape(input.shape[:-1])
-    return losses.mean() if reduction == 1 else losses.sum()
-
-
 def _covariance(
     input: torch.Tensor,
     *,
@@ -128,7 +116,7 @@ def _covariance(
         centred = rows - rows.mean(1, keepdim=True)
         product = centred @ centred.mT.conj()
         count = count - correction
-        count = max(count, 0) if isinstance(count, int) else count
+        count = torch.sym_max(count, 0)
     else:
         count = weights.sum()
         centred = rows - (rows * weights).sum(1, keepdim=True) / count

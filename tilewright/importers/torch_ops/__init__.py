@@ -38,7 +38,6 @@ SECTIONS: tuple[RuleTable, ...] = (
     recurrent.TABLE,
     searching.TABLE,
     linear_algebra.TABLE,
-    losses.TABLE,
     regions.TABLE,
     special.TABLE,
     complexes.TABLE,
@@ -49,13 +48,14 @@ SECTIONS: tuple[RuleTable, ...] = (
 # Under torch.compile PyTorch runs these: their results have sizes that depend on data, or are drawn by its generator.
 LEFT_TO_PYTORCH = frozenset([*choices.TABLE.rules, *choices.TORCHVISION.rules, *random.TABLE.rules])
 RULES: dict[str, Rule] = merge(SECTIONS)
-# Operations that are not ATen's: those of packed sequences are ours; transformers has one where PyTorch's own does not
-# take an element type; numbers that Dynamo made tensors of, because they changed from call to call, are cast by one of
-# its primitives; `convert_pt2e` writes quantized tensors.
+# Operations that are not ATen's: those of packed sequences and of the CTC loss are ours; transformers has one where
+# PyTorch's own does not take an element type; numbers that Dynamo made tensors of, because they changed from call to
+# call, are cast by one of its primitives; `convert_pt2e` writes quantized tensors.
 FOREIGN: dict[str, Rule] = {
     **quantized.TABLE.rules,
     "transformers.grouped_mm_fallback.default": contraction.grouped_matmul,
     "prims.convert_element_type.default": elementwise.copy_as,
     "tilewright.known_lengths.default": recurrent.known_lengths,
     "tilewright.padded_layers.default": recurrent.padded_layers,
+    "tilewright.ctc_losses.default": losses.ctc_losses,
 }

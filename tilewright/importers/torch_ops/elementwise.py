@@ -322,12 +322,20 @@ def mantissa_and_exponent(call: Call, x: Value) -> tuple[Value, Value]:
     return call.cast(call.op("where", own, wide, mantissa), x.dtype), call.cast(exponent, int32)
 
 
+_FARTHEST, _FARTHEST_NARROW = 2200.0, 400.0  # from the least float64 or float32 to beyond the largest
+
+
 @rule("ldexp.Tensor")
 def times_power_of_two(call: Call, x: Value, exponent: Value) -> Value:
-    """x 2^e; the power is one of float32 at least, and may overflow alone, as in PyTorch."""
-    power = call.op("exp2", call.cast(exponent, float64 if exponent.dtype == float64 else float32))
-    dtype = _wide(call.dtype)
-    return call.cast(call.op("multiply", call.cast(x, dtype), call.cast(power, dtype)), call.dtype)
+    """x 2^e in float64, which the power of a narrower type cannot leave; that of float64 is the product of three."""
+    most, factors = (_FARTHEST, (3, 2, 1)) if call.dtype == float64 else (_FARTHEST_NARROW, (1,))
+    rest = call.op("clip", call.cast(exponent, float64), low=-most, high=most)
+    found = call.cast(x, float64)
+    for parts in factors:
+        part = call.op("floor", call.op("divide", rest, float(parts))) if parts > 1 else rest
+        found = call.op("multiply", found, call.op("exp2", part))
+        rest = call.op("subtract", rest, part)
+    return call.cast(found, call.dtype)
 
 
 @rule("nextafter.default")

@@ -10,6 +10,7 @@ import numpy as np
 
 from tilewright.dtypes import float64, int32, int64
 from tilewright.graph.core import Value
+from tilewright.graph.inference import broadcast_shapes
 from tilewright.importers import matrices
 from tilewright.importers.report import Unsupported
 from tilewright.importers.rules import RuleTable
@@ -26,19 +27,24 @@ def _transposed(call: Call, x: Value) -> Value:
     return call.transpose(x, x.rank - 2, x.rank - 1)
 
 
-def _success(call: Call, a: Value) -> Value:
-    """PyTorch's `info`: no error."""
-    return call.full(a.shape[:-2], 0, int32)
+def _first(call: Call, failed: Value) -> Value:
+    """PyTorch's `info` [...] of LAPACK: which of the steps [..., n], counted from 1, is the first that failed, or 0."""
+    steps, last = failed.shape[-1], (failed.rank - 1,)
+    assert isinstance(steps, int)
+    places = call.op("where", failed, call.op("add", call.iota(steps), 1), steps + 1)
+    first = call.op("reduce_min", places, axes=last, keepdims=False)
+    return call.cast(call.op("remainder", first, steps + 1), int32)
 
 
 @rule("linalg_inv_ex.default")
 def inverse_and_info(call: Call, a: Value, check_errors: bool = False) -> tuple[Value, Value]:
-    return matrices.inverse(call, a), _success(call, a)
+    found, pivots = matrices.inverse(call, a)
+    return found, _first(call, call.op("equal", pivots, 0.0))
 
 
 @rule("inverse.default", "linalg_inv.default")
 def inverse(call: Call, a: Value) -> Value:
-    return matrices.inverse(call, a)
+    return matrices.inverse(call, a)[0]
 
 
 @rule("_linalg_solve_ex.default")
@@ -48,10 +54,15 @@ def solve(
     vector = b.rank == a.rank - 1 and call.shape == b.shape and (a.rank == 2 or b.shape == a.shape[:-1])
     right = call.unsqueeze(b, -1) if vector else b
     if left or vector:
-        found = matrices.solve(call, a, right)
+        found, pivots = matrices.solve(call, a, right)
     else:
-        found = _transposed(call, matrices.solve(call, _transposed(call, a), _transposed(call, right)))
-    return call.reshape(found, call.shape), None, None, _success(call, a)
+        found, pivots = matrices.solve(call, _transposed(call, a), _transposed(call, right))
+        found = _transposed(call, found)
+    own = (1,) * (pivots.rank - a.rank + 1) + a.shape[:-2]  # those of a, which may have been stretched
+    for axis, size in enumerate(own):
+        pivots = call.slice(pivots, axis, 0, size)
+    failed = call.op("equal", call.reshape(pivots, (*a.shape[:-2], pivots.shape[-1])), 0.0)
+    return call.reshape(found, call.shape), None, None, _first(call, failed)
 
 
 def _product(call: Call, values: list[Value]) -> Value:
@@ -89,7 +100,8 @@ def factors_and_pivots(
 ) -> tuple[Value, Value, Value]:
     """L and U in one matrix, and LAPACK's pivots, which count from 1."""
     found, places = matrices.lower_upper(call, a, pivot)
-    return found, call.cast(call.op("add", places, 1), int32), _success(call, a)
+    zero = call.op("equal", matrices.diagonal(call, found), 0.0)
+    return found, call.cast(call.op("add", places, 1), int32), _first(call, zero)
 
 
 @rule("linalg_lu.default")
@@ -121,7 +133,7 @@ def solve_by_factors(
     if not left:
         turned = solve_by_factors(call, packed, pivots, _transposed(call, b), True, not adjoint)
         return _transposed(call, turned)
-    lead = max(packed.shape[:-2], b.shape[:-2], key=len)
+    lead = broadcast_shapes(packed.shape[:-2], b.shape[:-2])
     packed, b = (call.broadcast(item, (*lead, *item.shape[-2:])) for item in (packed, b))
     places = call.op("subtract", call.cast(pivots, int64), 1)
     permutation = call.cast(_permutation(call, places, packed.shape[-2]), packed.dtype)
@@ -154,7 +166,9 @@ def _permutation(call: Call, places: Value, rows: Size) -> Value:
 
 @rule("linalg_cholesky_ex.default")
 def cholesky_and_info(call: Call, a: Value, upper: bool = False, check_errors: bool = False) -> tuple[Value, Value]:
-    return matrices.cholesky(call, a, upper), _success(call, a)
+    factor = matrices.cholesky(call, a, upper)
+    positive = call.op("greater", matrices.diagonal(call, factor), 0.0)
+    return factor, _first(call, call.op("not_equal", positive, True))
 
 
 @rule("cholesky.default", "linalg_cholesky.default")

@@ -3,45 +3,36 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
-
-import numpy as np
 
 from tilewright.dtypes import float32, int64
 from tilewright.graph.core import Value
 from tilewright.importers import formulas
 from tilewright.importers.emitter import Emitter
 from tilewright.importers.repeated import repeat
-from tilewright.importers.rules import RuleTable
 from tilewright.importers.torch_fx import Call
-from tilewright.symbolic import lift, simplify
-
-TABLE = RuleTable("Losses", "aten.")
-rule = TABLE.rule
-
-Lengths = Value | Sequence[int]
+from tilewright.symbolic import Size, lift, simplify
 
 
-@rule("_ctc_loss.default", "_ctc_loss.Tensor")
-def connectionist_temporal_classification(
-    call: Call,
-    log_probs: Value,
-    targets: Value,
-    input_lengths: Lengths,
-    target_lengths: Lengths,
-    blank: int = 0,
-    zero_infinity: bool = False,
-) -> tuple[Value, None]:
-    """Minus the logarithm of the probability of each text, [N] (Graves et al., 2006).
+def ctc_losses(
+    call: Call, log_probs: Value, targets: Value, given: Value, lengths: Value, longest: Size, blank: int
+) -> Value:
+    """`importers.torch_losses.ctc_losses`: minus the logarithm of the probability of each text, [N] (Graves et al.,
+    2006).  Every call checks lengths and labels.
 
     `log_probs` [T, N, C]; `targets` [N, S], or the texts one after the other.  Forward variables of the labels with
     blanks around them go from step to step.
     """
-    steps, batch, _ = log_probs.shape
+    steps, batch, classes = log_probs.shape
     wide = call.cast(log_probs, float32 if log_probs.dtype.bits < 32 else log_probs.dtype)
-    lengths, given = _lengths(call, target_lengths), _lengths(call, input_lengths)
-    rows = targets if targets.rank == 2 else _rows(call, targets, target_lengths, lengths)
-    rows = call.cast(rows, int64)
+    rows = targets if targets.rank == 2 else _rows(call, targets, lengths, longest)
+    inside = call.op("less", call.iota(rows.shape[1]), call.unsqueeze(lengths, 1))
+    rows = call.op("where", inside, call.cast(rows, int64), blank)  # what stands behind a text's end is of no meaning
+    for numbers, most, what in (
+        (given, steps, "each input length of a CTC loss is from 0 to the number of steps"),
+        (lengths, rows.shape[1], "each target length of a CTC loss is from 0 to the width of its targets"),
+        (rows, simplify(lift(classes) - 1), "each label of a CTC loss is from 0 to the number of classes - 1"),
+    ):
+        _require_range(call, numbers, most, what)
     labels = _with_blanks(call, rows, blank)  # [N, 2 S + 1]
     count = labels.shape[1]
     line = call.iota(count)
@@ -80,18 +71,22 @@ def connectionist_temporal_classification(
     silent = call.op("equal", call.unsqueeze(given, 1), 0)  # no step at all: only the empty text has a probability
     empty = call.op("where", call.op("equal", last, 0), call.builder.number(0.0, wide.dtype), never)
     total = call.op("where", silent, empty, total)
-    return call.cast(call.reshape(call.op("negate", total), (batch,)), call.dtype), None
+    return call.cast(call.reshape(call.op("negate", total), (batch,)), log_probs.dtype)
 
 
-def _lengths(call: Call, lengths: Lengths) -> Value:
-    if isinstance(lengths, Value):
-        return call.cast(call.reshape(lengths, (-1,)), int64)
-    return call.constant(np.array(lengths, np.int64), "lengths")
+def _require_range(call: Call, numbers: Value, most: Size, what: str) -> None:
+    """A condition of every call: all numbers are from 0 to `most`."""
+    if 0 in numbers.shape:
+        return
+    fits = call.op("logical_and", call.op("greater_equal", numbers, 0),
+                   call.op("less_equal", numbers, call.value(most, int64)))  # fmt: skip
+    call.op("condition", call.op("reduce_min", fits, axes=tuple(range(fits.rank)), keepdims=False), what=what)
 
 
-def _rows(call: Call, targets: Value, given: Lengths, lengths: Value) -> Value:
+def _rows(call: Call, targets: Value, lengths: Value, longest: Size) -> Value:
     """Texts that stand one after the other as rows [N, S], filled up with what follows them."""
-    longest = targets.shape[0] if isinstance(given, Value) else max(given, default=0)
+    total = call.op("reduce_sum", lengths, axes=(0,), keepdims=False)
+    _require_range(call, total, targets.shape[0], "the target lengths of a CTC loss are those of its targets")
     ends = call.op("cumsum", lengths, axis=0)
     begins = call.op("subtract", ends, lengths)
     places = call.op("add", call.unsqueeze(begins, 1), call.unsqueeze(call.iota(longest), 0))

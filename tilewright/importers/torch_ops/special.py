@@ -9,6 +9,7 @@ from tilewright.dtypes import float64
 from tilewright.graph.core import Value
 from tilewright.importers import bessel, formulas, special
 from tilewright.importers.emitter import Emitter, Scalar
+from tilewright.importers.incomplete_gamma import incomplete_gamma
 from tilewright.importers.rules import RuleTable
 from tilewright.importers.torch_fx import Call
 
@@ -59,9 +60,9 @@ def zeta(call: Call, x: Scalar, q: Scalar) -> Value:
 
 @TABLE.rule("igamma.default")
 def lower_incomplete_gamma(call: Call, a: Value, x: Value) -> Value:
-    return call.cast(special.incomplete_gamma(call, *call.pair(a, x, float64), upper=False), call.dtype)
+    return call.cast(incomplete_gamma(call, *call.pair(a, x, float64), upper=False), call.dtype)
 
 
 @TABLE.rule("igammac.default")
 def upper_incomplete_gamma(call: Call, a: Value, x: Value) -> Value:
-    return call.cast(special.incomplete_gamma(call, *call.pair(a, x, float64), upper=True), call.dtype)
+    return call.cast(incomplete_gamma(call, *call.pair(a, x, float64), upper=True), call.dtype)
