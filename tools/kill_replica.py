@@ -14,6 +14,7 @@ from __future__ import annotations
 import argparse
 import json
 import os
+import secrets
 import signal
 import sys
 import tempfile
@@ -32,6 +33,7 @@ os.environ["PYTHONPATH"] = os.pathsep.join((sys.path[0], os.environ.get("PYTHONP
 GROUPS = 6
 PREFIX = "The functions of this module take a list of names, and return what each of them stands for. "
 TOKENS = 150
+KEY = secrets.token_hex(16)
 
 
 class Load:
@@ -86,7 +88,8 @@ class Load:
 
 
 def _request(url: str, body: dict[str, Any]) -> urllib.request.Request:
-    return urllib.request.Request(url, json.dumps(body).encode(), {"content-type": "application/json"})
+    headers = {"content-type": "application/json", "authorization": f"Bearer {KEY}"}
+    return urllib.request.Request(url, json.dumps(body).encode(), headers)
 
 
 def replica_processes(root: int) -> Iterator[int]:
@@ -135,7 +138,11 @@ def run(path: Path, seconds: float, clients: int, autoscale: bool, port: int = 8
         )
         try:
             serve.start(http_options={"host": "127.0.0.1", "port": port})
-            serve.run(application(Settings(path=path.resolve(), threads=1, memory=256, health_seconds=1, **options)))
+            key_file = Path(folder) / "keys"
+            key_file.write_text(KEY)
+            serve.run(application(Settings(
+                path=path.resolve(), key_file=key_file, threads=1, memory=256, health_seconds=1, **options
+            )))  # fmt: skip
             load = Load(f"http://127.0.0.1:{port}", clients)
             try:
                 if autoscale:

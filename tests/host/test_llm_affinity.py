@@ -2,13 +2,18 @@
 
 from __future__ import annotations
 
+import asyncio
 import collections
+import json
 import random
 from pathlib import Path
 
 import pytest
 
-from tilewright.llm.serve.affinity import BLOCK, MOST_BLOCKS, Affinity, digests_of
+from tilewright.llm.serve.affinity import BLOCK, MOST_BLOCKS, Affinity, digests_of, prompt_digests
+from tilewright.llm.serve.application import Bounds
+from tilewright.llm.serve.gate import Gate
+from tilewright.llm.serve.protocol import Refused
 
 MODEL = Path(__file__).resolve().parents[2] / "demo" / "model"
 
@@ -67,6 +72,67 @@ def test_groups_of_prompts_stay_together_and_load_is_shared(groups: int):
             loads[running.popleft()] -= 1
     assert found >= 2000 - 4 * groups  # each replica computes a beginning once at most
     assert len(held) <= max(4, 2.5 * groups)
+
+
+KEY = "a key of enough characters"
+
+
+def test_a_gateway_asks_for_a_key_before_it_reads():
+    gate = Gate([KEY], Bounds())
+    for headers in ([], [(b"authorization", b"Bearer another key, as long")], [(b"host", b"localhost")]):
+        with pytest.raises(Refused) as refused:
+            gate.check("/v1/completions", headers)
+        assert refused.value.status == 401
+    gate.check("/v1/completions", [(b"Authorization", b"bearer " + KEY.encode())])
+    gate.check("/health", [])
+
+
+def test_bodies_are_bounded_each_and_together():
+    gate = Gate([KEY], Bounds(body=100, body_seconds=0.05), most_held=150)
+
+    async def pieces(*sizes: int, seconds: float = 0.0):
+        for size in sizes:
+            await asyncio.sleep(seconds)
+            yield bytes(size)
+
+    async def status_of(given) -> int:
+        try:
+            async with gate.body(given) as body:
+                return len(body)
+        except Refused as refused:
+            return -refused.status
+
+    async def run() -> None:
+        assert await status_of(pieces(40, 60)) == 100
+        assert await status_of(pieces(60, 41)) == -413
+        assert await status_of(pieces(10, 10, seconds=0.04)) == -408
+        async with gate.body(pieces(100)):
+            assert gate.held == 100
+            assert await status_of(pieces(30, 21)) == -503
+            assert await status_of(pieces(50)) == 50
+        assert gate.held == 0
+
+    asyncio.run(run())
+
+
+def test_the_prompt_of_a_body_is_found_without_parsing_it():
+    text = 'once "prompt": ' + "upon a time " * 100
+    headers = [(b"Authorization", b"Bearer " + KEY.encode())]
+
+    def digests(fields, given=headers, **how):
+        return prompt_digests(given, json.dumps(fields, **how).encode())
+
+    chat = [{"role": "user", "content": text}]
+    found = digests({"model": "m", "max_tokens": 7, "messages": chat})
+    assert len(found) >= 4
+    longer = [*chat, {"role": "assistant", "content": "yes " * 99}, {"role": "user", "content": "more"}]
+    assert digests({"seed": 12, "messages": longer, "model": "m"})[: len(found) - 1] == found[:-1]
+    assert digests({"model": "n", "messages": chat})[0] != found[0]
+    assert digests({"model": "m", "messages": chat}, [])[0] != found[0]
+    assert digests({"model": "m"}) == [] and prompt_digests(headers, b"\xff" * 999) == []
+    assert len(prompt_digests(headers, b'{"prompt": "' + b"x" * 9 * BLOCK)) == 9  # whether or not it is JSON
+    for hostile in (b'"model"' + b" " * (4 << 20), b'{"a":' * 800_000, b'"model":' * 500_000):
+        assert prompt_digests(headers, hostile) == []
 
 
 @pytest.mark.slow

@@ -22,7 +22,8 @@ pytest.importorskip("jinja2")
 pytest.importorskip("llguidance")
 
 from tests.host.llm_support import served, text_checkpoint
-from tilewright.errors import ImportModelError
+from tilewright.cli.serve import listen
+from tilewright.errors import ImportModelError, InputError
 from tilewright.llm import SamplingParameters
 from tilewright.llm.asynchronous import AsyncLLM
 from tilewright.llm.sampling import Sampler
@@ -600,6 +601,31 @@ def test_listening_for_others_needs_keys(tmp_path):
     assert taken.returncode == 1 and "--port" in taken.stderr and "serving" not in taken.stderr
     own = [is_loopback(host) for host in ("127.0.0.1", "::1", "localhost", "0.0.0.0", "::", "example.com", "10.0.0.1")]
     assert own == [True] * 3 + [False] * 4
+
+
+def test_a_port_is_taken_while_the_model_is_opened():
+    first = listen("localhost", _free_port())
+    port = first[0].getsockname()[1]
+    for one in first:
+        with socket.create_connection(one.getsockname()[:2], timeout=5):
+            pass
+    with pytest.raises(InputError, match="choose another --port"):
+        listen("localhost", port)
+    for one in first:
+        one.close()
+    for one in listen("127.0.0.1", port):  # a client's connection does not hold the port
+        one.close()
+
+
+@pytest.mark.parametrize("host", ["a" * 64 + ".example", ".."])
+def test_a_host_that_is_none(host):
+    with pytest.raises(InputError, match=r"--host .* cannot be listened on"):
+        listen(host, 8000)
+
+
+def _free_port() -> int:
+    with socket.create_server(("127.0.0.1", 0)) as found:
+        return found.getsockname()[1]
 
 
 def test_over_a_socket(llm):

@@ -21,6 +21,9 @@ UVICORN_OPTIONS: dict[str, Any] = {
     "log_level": "warning",
 }  # fmt: skip
 
+_WAITING = 2048  # connections that nobody has accepted yet
+_ABSENT = (errno.EAFNOSUPPORT, errno.EADDRNOTAVAIL)
+
 
 @with_records
 def serve(
@@ -65,7 +68,7 @@ def serve(
 
     tracing = None if otlp_traces_endpoint is None else OpenTelemetryTracing.to(otlp_traces_endpoint)
 
-    listener = _listener(host, port)  # before a model is opened, which takes a while
+    listeners = listen(host, port)  # before a model is opened, which takes a while
     model = AsyncLLM(path, **options.arguments(lora))
     model.llm.text_tokenizer  # noqa: B018  # raises why there is none
     if (name or path.resolve().name) in model.llm.engine.adapters:
@@ -73,21 +76,53 @@ def serve(
     encoder = None if embeddings is None else TextEncoder(embeddings)
     bounds = Bounds(requests=requests, seconds=seconds)
     application = Application(model, name or path.resolve().name, keys, bounds, encoder, tracing)
-    terminal(stderr=True).print(Text(f"serving {application.name} at http://{host}:{port}/v1", "dim"))
-    uvicorn.Server(uvicorn.Config(application, **UVICORN_OPTIONS)).run(sockets=[listener])
+    terminal(stderr=True).print(Text(f"serving {application.name} at http://{_in_url(host)}:{port}/v1", "dim"))
+    uvicorn.Server(uvicorn.Config(application, **UVICORN_OPTIONS)).run(sockets=listeners)
 
 
-def _listener(host: str, port: int) -> socket.socket:
-    """A socket that has the address, on which nothing is answered yet."""
+def listen(host: str, port: int) -> list[socket.socket]:
+    """Sockets that listen on all addresses of a host; who connects waits until something answers.
+
+    Raises `InputError` where the host has no address, or one of them is taken.
+    """
+    listeners: list[socket.socket] = []
     try:
-        family, kind, protocol, _, address = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)[0]
-        listener = socket.socket(family, kind, protocol)
+        found = dict.fromkeys(socket.getaddrinfo(host, port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE))
+        for number, (family, kind, protocol, _, address) in enumerate(found, 1):
+            try:
+                listeners.append(_listener(family, kind, protocol, address))
+            except OSError as error:  # a name may have an address of IPv6 on a machine without it
+                if error.errno not in _ABSENT or (number == len(found) and not listeners):
+                    raise
+    except (OSError, UnicodeError) as error:
+        for listener in listeners:
+            listener.close()
+        why = error.strerror if isinstance(error, OSError) else "not the name of a host"
+        hint = "; another program has it, choose another --port" if _is_taken(error) else ""
+        raise InputError(f"--host {host} --port {port}: cannot be listened on ({why}){hint}") from error
+    return listeners
+
+
+def _listener(family: int, kind: int, protocol: int, address: Any) -> socket.socket:
+    listener = socket.socket(family, kind, protocol)
+    try:
         listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        if family == socket.AF_INET6:
+            listener.setsockopt(socket.IPPROTO_IPV6, socket.IPV6_V6ONLY, 1)  # the addresses of IPv4 have their own
         listener.bind(address)
-    except OSError as error:
-        hint = "; another program has it, choose another --port" if error.errno == errno.EADDRINUSE else ""
-        raise InputError(f"--host {host} --port {port}: cannot be listened on ({error.strerror}){hint}") from error
+        listener.listen(_WAITING)  # with SO_REUSEADDR, a port is taken from here on only
+    except OSError:
+        listener.close()
+        raise
     return listener
+
+
+def _is_taken(error: Exception) -> bool:
+    return isinstance(error, OSError) and error.errno == errno.EADDRINUSE
+
+
+def _in_url(host: str) -> str:
+    return f"[{host}]" if ":" in host else host
 
 
 def _is_address(text: str) -> bool:

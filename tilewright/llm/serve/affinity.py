@@ -9,12 +9,16 @@ from __future__ import annotations
 
 import hashlib
 import random
+import re
 from collections import OrderedDict
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 
 BLOCK = 256  # bytes of a prompt that are known together
 MOST_BLOCKS = 256  # of a prompt; what comes after them decides nothing
 _SLACK = 4  # requests more than the replica with the fewest has, and twice as many
+_SEARCHED = 64 << 10  # bytes at an end of a body in which its fields are searched for
+_PROMPT = re.compile(rb'"(?:tools|instructions|messages|prompt|input)"\s*:')  # quotes inside of a text are escaped
+_MODEL = re.compile(rb'"model"\s*:\s*("[^"]{0,256}")')
 
 
 def digests_of(prompt: bytes, salt: bytes = b"") -> list[bytes]:
@@ -24,6 +28,21 @@ def digests_of(prompt: bytes, salt: bytes = b"") -> list[bytes]:
         digest = hashlib.sha256(digest + prompt[end - BLOCK : end]).digest()[:16]
         found.append(digest)
     return found
+
+
+def prompt_digests(headers: Iterable[tuple[bytes, bytes]], body: bytes) -> list[bytes]:
+    """The digests of the beginning of the prompt in a request's JSON, for its key; none where no prompt is found.
+
+    The fields are searched for near the ends of the body, which is not parsed: a decoder would hold up all requests of
+    a process while it reads a long one.  A field of the same name inside another one costs a worse choice at most.
+    """
+    prompt = _PROMPT.search(body, 0, _SEARCHED)
+    if prompt is None:
+        return []
+    model = _MODEL.search(body, 0, _SEARCHED) or _MODEL.search(body, max(0, len(body) - _SEARCHED))
+    key = next((value for name, value in headers if name.lower() == b"authorization"), b"")
+    begin = prompt.start()
+    return digests_of(body[begin : begin + MOST_BLOCKS * BLOCK], key + b"\n" + (model[1] if model else b""))
 
 
 class Affinity:

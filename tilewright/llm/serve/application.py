@@ -19,8 +19,6 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-import hashlib
-import hmac
 import json
 import logging
 import threading
@@ -46,6 +44,7 @@ from tilewright.llm.encoder import TextEncoder
 from tilewright.llm.requests import Output
 from tilewright.llm.serve import protocol, responses, schema
 from tilewright.llm.serve.forms import About, ChatForm, TextForm
+from tilewright.llm.serve.keys import OPEN, Keys
 from tilewright.llm.serve.local import check_local
 from tilewright.llm.serve.metrics import Metrics
 from tilewright.llm.serve.page import page
@@ -62,7 +61,6 @@ _JSON = b"application/json"
 _PART = 64 << 10  # bytes of an answer that are sent at once
 _AT_ONCE = 512  # items of a list that `json.dumps` writes at once, each of fewer values than
 _FEW = 32
-_OPEN = ("/", "/health")  # routes without a key
 
 
 @dataclass(frozen=True)
@@ -89,7 +87,7 @@ class Application:
         encoder: TextEncoder | None = None, tracing: Tracing | None = None,
     ) -> None:  # fmt: skip
         self.llm, self.name, self.bounds, self.encoder = llm, name, bounds or Bounds(), encoder
-        self._keys = [key.encode() for key in keys]
+        self._keys = Keys(keys)
         self.metrics, self._tracing = Metrics(), tracing or Tracing()
         self._encoding = asyncio.Lock()  # one request's embeddings at a time
         self.requests = self.tokens = 0  # that are read, worked on or wait
@@ -147,26 +145,14 @@ class Application:
         if (method, path) in self._routes:
             return self._routes[method, path]
         known = [name for name, other in self._routes if other == path]
-        if path not in _OPEN:
+        if path not in OPEN:
             self._tenant(scope)  # without a key nobody learns which routes there are
         if known:
             raise Refused(405, f"use {known[0]}", headers=[(b"allow", known[0].encode())])
         raise Refused(404, "no such route")
 
     def _tenant(self, scope: Message) -> str:
-        """The salt of whoever asks; raises `Refused` without a valid key, after the same time for all of them."""
-        if not self._keys or scope["path"] in _OPEN:
-            return ""
-        given = b""
-        for name, value in scope["headers"]:
-            if name.lower() == b"authorization" and value[:7].lower() == b"bearer ":
-                given = value[7:].strip()
-        matches = [hmac.compare_digest(hashlib.sha256(given).digest(), hashlib.sha256(key).digest())
-                   for key in self._keys]  # fmt: skip
-        if not any(matches):
-            raise Refused(401, "a valid key is needed: Authorization: Bearer KEY", code="invalid_api_key",
-                          headers=[(b"www-authenticate", b"Bearer")])  # fmt: skip
-        return hashlib.sha256(given).hexdigest()
+        return self._keys.tenant(scope["path"], scope["headers"])
 
     # -- Small routes -----------------------------------------------------------------------------
 
@@ -194,7 +180,7 @@ class Application:
         await _send_whole(send, 200, text.encode(), b"text/plain; version=0.0.4; charset=utf-8")
 
     async def _openapi(self, tenant: str, receive: Receive, send: Send) -> None:
-        await _send_json(send, 200, schema.document(list(self._routes), bool(self._keys), _OPEN))
+        await _send_json(send, 200, schema.document(list(self._routes), bool(self._keys), OPEN))
 
     async def _models(self, tenant: str, receive: Receive, send: Send) -> None:
         engine = self.llm.llm.engine

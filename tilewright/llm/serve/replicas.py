@@ -1,9 +1,10 @@
 """A Ray Serve application: replicas of a language model behind one address (`pip install 'tilewright[ray]'`).
 
-    serve run tilewright.llm.serve.replicas:application path=models/small replicas=2
+    serve run tilewright.llm.serve.replicas:application path=models/small key_file=keys replicas=2
 
 A replica is an `Application` in an actor: its routes, keys and bounds are those of `tilewright serve`.  The gateway
-takes requests from Ray's proxies, and gives each to a replica that holds the beginning of its prompt (`affinity.py`).
+takes requests with a key from Ray's proxies, and gives each to a replica that holds the beginning of its prompt
+(`affinity.py`).  Ray decides on which addresses its proxies listen, so there is no service without keys.
 A request whose replica dies goes to another one, unless a part of its answer has been sent; then the answer ends with
 an error event.  Nothing here compiles or computes: Ray starts, watches, replaces and scales the replicas.
 """
@@ -13,7 +14,7 @@ from __future__ import annotations
 import asyncio
 import json
 import logging
-from collections.abc import AsyncGenerator, Mapping, Sequence
+from collections.abc import AsyncGenerator, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -33,13 +34,13 @@ try:
 except ImportError as missing:
     raise MissingDependencyError("replicas need the package ray: pip install 'tilewright[ray]'") from missing
 
-from tilewright.llm.serve.affinity import Affinity, digests_of
+from tilewright.llm.serve.affinity import Affinity, prompt_digests
 from tilewright.llm.serve.application import Application, Bounds
+from tilewright.llm.serve.gate import Gate
 from tilewright.llm.serve.keys import read_keys
 from tilewright.llm.serve.protocol import Refused
 
 _log = logging.getLogger("tilewright")
-_PROMPTS = ("tools", "instructions", "messages", "prompt", "input")  # the fields of a prompt, in its order
 _MOST_TRIES = 3  # replicas that a request is given to, one after the other has died
 _FULL = "all replicas have too much to do; try again later"
 
@@ -53,8 +54,8 @@ class Settings(BaseModel):
     model_config = ConfigDict(extra="forbid")
 
     path: Path  # the same on all machines
+    key_file: Path
     name: str | None = None
-    key_file: Path | None = None
     replicas: int = Field(1, ge=1)
     most_replicas: int | None = Field(None, ge=1)
     requests_each: int = Field(32, ge=1)
@@ -92,19 +93,6 @@ class Head:
 
     status: int
     headers: list[tuple[bytes, bytes]]
-
-
-def prompt_digests(headers: Sequence[tuple[bytes, bytes]], body: bytes) -> list[bytes]:
-    """The digests of the beginning of a body's prompt, for whoever's key it comes with; none where it has no prompt."""
-    try:
-        fields = json.loads(body)
-    except (ValueError, RecursionError):
-        return []
-    if not isinstance(fields, dict):
-        return []
-    parts = [fields[name] for name in ("model", *_PROMPTS) if name in fields]
-    key = next((value for name, value in headers if name.lower() == b"authorization"), b"")
-    return digests_of(json.dumps(parts, ensure_ascii=False).encode("utf-8", "replace"), key)
 
 
 class AffinityRouter(RequestRouter):
@@ -227,27 +215,30 @@ class Replica:
 
 
 class Gateway:
-    """Where requests come in: reads a body within its bounds, and passes the request on."""
+    """Where requests come in: reads the body of one that has a key, and passes the request on."""
 
-    def __init__(self, replicas: Any) -> None:
+    def __init__(self, replicas: Any, key_file: str) -> None:
         self._replicas = replicas.options(stream=True)
-        self._bounds = Bounds()
+        self._gate = Gate(read_keys(Path(key_file)), Bounds())
 
     async def __call__(self, request: Request) -> Response:
         """Answer a request, as the replica that it was given to does."""
-        if request.url.path == "/metrics":
-            return _refusal(Refused(404, "Ray gives the metrics of all replicas, at the metrics port of each node"))
+        headers = [(name, value) for name, value in request.headers.raw if name.lower() != b"content-length"]
+        has_body = request.method == "POST"
         try:
-            body = await asyncio.wait_for(self._body(request), self._bounds.body_seconds)
-        except TimeoutError:
-            return _refusal(Refused(408, "the body did not come in time"))
+            self._gate.check(request.url.path, headers)
+            if request.url.path == "/metrics":
+                raise Refused(404, "Ray gives the metrics of all replicas, at the metrics port of each node")
+            async with self._gate.body(request.stream() if has_body else None) as body:
+                digests = prompt_digests(headers, body) if has_body else []
+                return await self._pass_on(Call(request.method, request.url.path, headers, body, digests))
         except Refused as refused:
             return _refusal(refused)
         except ClientDisconnect:
             return Response(status_code=400)
-        headers = [(name, value) for name, value in request.headers.raw if name.lower() != b"content-length"]
-        digests = prompt_digests(headers, body) if request.method == "POST" else []
-        call = Call(request.method, request.url.path, headers, body, digests)
+
+    async def _pass_on(self, call: Call) -> Response:
+        """The answer of a replica, once it has begun."""
         for _ in range(_MOST_TRIES):
             pieces = self._replicas.answer.remote(call)
             try:
@@ -255,21 +246,13 @@ class Gateway:
             except RayActorError:
                 _log.warning("a replica died before it answered; the request goes to another one")
             except (BackPressureError, DeploymentUnavailableError):
-                return _refusal(Refused(503, _FULL, code="overloaded", headers=[(b"retry-after", b"1")]))
+                raise Refused(503, _FULL, code="overloaded", headers=[(b"retry-after", b"1")]) from None
             else:
                 is_stream = any(value.startswith(b"text/event-stream") for _, value in head.headers)
                 response = StreamingResponse(_body_of(pieces, is_stream), head.status)
                 response.raw_headers = head.headers
                 return response
-        return _refusal(Refused(503, "replicas died before they answered", headers=[(b"retry-after", b"1")]))
-
-    async def _body(self, request: Request) -> bytes:
-        body = bytearray()
-        async for piece in request.stream():
-            body += piece
-            if len(body) > self._bounds.body:
-                raise Refused(413, f"the body has more than {self._bounds.body} bytes")
-        return bytes(body)
+        raise Refused(503, "replicas died before they answered", headers=[(b"retry-after", b"1")])
 
 
 async def _body_of(pieces: Any, is_stream: bool) -> AsyncGenerator[bytes, None]:
@@ -299,7 +282,9 @@ def application(arguments: Mapping[str, Any] | Settings) -> serve.Application:
     try:
         settings = arguments if isinstance(arguments, Settings) else Settings(**arguments)
     except ValidationError as error:
-        raise InputError(f"the settings of replicas: {error}") from error
+        wrong = "; ".join(f"{'.'.join(map(str, one['loc']))}: {one['msg']}" for one in error.errors())
+        raise InputError(f"the settings of replicas: {wrong}") from error
+    read_keys(settings.key_file)
     if settings.most_replicas is not None and settings.most_replicas < settings.replicas:
         raise InputError(f"most_replicas is {settings.most_replicas}, less than replicas, {settings.replicas}")
     scale: dict[str, Any] = {"num_replicas": settings.replicas}
@@ -318,4 +303,4 @@ def application(arguments: Mapping[str, Any] | Settings) -> serve.Application:
         Gateway, name="gateway", num_replicas=settings.gateways, ray_actor_options={"num_cpus": 0},
         max_ongoing_requests=16 * settings.requests,
     )  # fmt: skip
-    return gateway.bind(replicas.bind(settings.model_dump(mode="json")))
+    return gateway.bind(replicas.bind(settings.model_dump(mode="json")), str(settings.key_file))
