@@ -18,6 +18,7 @@ from rich.console import Console
 import tilewright as tilewright_package
 from tests.host.cli_support import tilewright
 from tilewright.cli.comparison import compare_outputs
+from tilewright.errors import ImportModelError, InputError
 from tilewright.host import host_cpu
 from tilewright.runtime.plan import TensorSpec
 from tilewright.settings import settings
@@ -323,3 +324,19 @@ def test_the_cache_is_shown_and_cleaned(tmp_path: Path) -> None:
         (tmp_path / "cache").chmod(0o777)
     named = {"TILEWRIGHT_CACHE_DIRECTORY": str(tmp_path / "cache")}
     assert "not used: others may write to it" in started("cache", "show", **named).stdout
+
+
+def test_what_a_language_model_cannot_do_is_said_before_it_is_asked(tmp_path):
+    pytest.importorskip("tokenizers")
+    pytest.importorskip("jinja2")
+    from tilewright.llm.requests import tokens_of
+    from tilewright.llm.tokenizer import Tokenizer
+
+    demo = Path(__file__).resolve().parents[2] / "demo" / "model"
+    refused = tilewright("chat", str(demo))  # nobody writes a message
+    assert refused.returncode == 1 and "has no chat template" in refused.stderr
+    with pytest.raises(ImportModelError, match=r"lists of tokens$") as missing:
+        Tokenizer(tmp_path)
+    assert "bench llm" in str(missing.value)
+    with pytest.raises(InputError, match="the prompt is empty"):
+        tokens_of([], 5)

@@ -117,3 +117,9 @@ def test_wrong_usage(folder):
         asyncio.run(load.run("https://127.0.0.1", None, [[1]], 3, [0.0]))
     assert tilewright("bench", "llm", "serve", "--goodput", "speed:5").returncode == 2
     assert tilewright("bench", "llm").returncode in (0, 2)
+
+
+def test_a_server_that_answers_nothing_has_no_times():
+    result = CliRunner().invoke(commands, ["llm", "serve", "--base-url", "http://127.0.0.1:1", "--num-prompts", "2"])
+    assert isinstance(result.exception, InputError) and "none of 2 requests was answered" in str(result.exception)
+    assert "ttft" not in result.output

@@ -150,11 +150,11 @@ def serve(
     )  # fmt: skip
     found = load.summary(timings, seconds, percentiles, bounds)
     errors = sorted({one.error for one in timings if one.error is not None})
-    _report(found, output_json, load.details(timings) if save_detailed else {})
+    _report(found, output_json, load.details(timings) if save_detailed else {}, found["completed"] > 0)
     for why in errors[:5]:
-        terminal(stderr=True).print(why, markup=False, highlight=False)
+        terminal(stderr=True).print(f"requests failed: {why}", markup=False, highlight=False)
     if found["completed"] == 0:
-        raise typer.Exit(1)
+        raise InputError(f"{base_url}: none of {len(timings)} requests was answered, so that nothing was timed")
 
 
 def _prompts(model: LLM, count: int, length: int, spread: float, seed: int, shared: int) -> list[list[int]]:
@@ -214,13 +214,16 @@ def _check_file(path: Path | None) -> None:
         check_written("--output-json", path)
 
 
-def _report(found: dict[str, Any], path: Path | None, more: dict[str, Any] | None = None) -> None:
-    """A table, and the file."""
+def _report(
+    found: dict[str, Any], path: Path | None, more: dict[str, Any] | None = None, is_shown: bool = True
+) -> None:  # fmt: skip
+    """A table, where it is to be shown, and the file."""
     table = Table(show_header=False, box=None)
     for name, value in found.items():
         if isinstance(value, (int, float)):
             table.add_row(name, f"{value:,.3f}" if isinstance(value, float) else f"{value:,}")
-    terminal().print(table)
+    if is_shown:
+        terminal().print(table)
     if path is not None:
         try:
             with replacing(path) as file:

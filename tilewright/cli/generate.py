@@ -68,6 +68,7 @@ def chat(
     model = options.open(path, lora)
     wanted = sampling.parameters(max_tokens=max_tokens)
     messages = [] if system is None else [{"role": "system", "content": system}]
+    model.text_tokenizer.check_chats()
     for line in _lines():
         messages.append({"role": "user", "content": line})
         output = _show(model.stream(model.text_tokenizer.chat(messages), wanted, adapter=adapter))

@@ -157,8 +157,10 @@ class Output:
 
 def tokens_of(prompt: Any, vocabulary: int) -> list[int]:
     """A prompt that is a list of tokens; raises `InputError` for others."""
-    if not isinstance(prompt, (list, tuple)) or not prompt:
-        raise InputError("a prompt is a text or a list of at least one token")
+    if not isinstance(prompt, (list, tuple)):
+        raise InputError(f"a prompt is a text or a list of tokens, not of type {type(prompt).__name__}")
+    if not prompt:
+        raise InputError("the prompt is empty; give at least one token to begin with")
     for token in prompt:
         if isinstance(token, bool) or not isinstance(token, int) or not 0 <= token < vocabulary:
             raise InputError(f"the token {str(token)[:50]!r} is no whole number from 0 to {vocabulary - 1}")

@@ -44,7 +44,10 @@ class Tokenizer:
             return
         path = self.folder / "tokenizer.json"
         if not path.is_file():
-            raise ImportModelError(f"{path}: missing; prompts can be given as lists of tokens")
+            raise ImportModelError(
+                f"{path}: missing; texts need it, so take it from where the model is from. Without it there are "
+                "`tilewright bench llm` and, in Python, tilewright.llm.LLM with prompts that are lists of tokens"
+            )
         try:
             self._tokenizer = tokenizers.Tokenizer.from_file(str(path))
         except Exception as error:  # the library's only class
@@ -99,6 +102,10 @@ class Tokenizer:
         work.
         """
         return self.encode(self.render(messages, reply, tools), special=False)
+
+    def check_chats(self) -> None:
+        """Raises `ImportModelError` where the checkpoint has no chat template, or one that cannot be read."""
+        self._compiled()
 
     @functools.cached_property
     def call_format(self) -> Format:
