@@ -309,8 +309,17 @@ def product_less_itself(x, out, N: tl.constexpr):
     tl.store(out + i, product - product)
 
 
-def test_a_product_less_itself_is_nothing():
-    kernel = product_less_itself.compile({"x": "*f32", "out": "*f32"}, {"N": 128}, target="cuda:sm_90a")
+@tilewright.jit
+def product_and_its_negation(x, out, N: tl.constexpr):
+    i = tl.arange(0, N)
+    value = tl.load(x + i)
+    product = value * value
+    tl.store(out + i, -product + product)
+
+
+@pytest.mark.parametrize("function", [product_less_itself, product_and_its_negation])
+def test_a_product_less_itself_is_nothing(function):
+    kernel = function.compile({"x": "*f32", "out": "*f32"}, {"N": 128}, target="cuda:sm_90a")
     assert count(r"\bfma\.rn\.f32", kernel.dump("ptx")) == 0
     assert count(r"\bsub\.rn\.f32", kernel.dump("ptx")) == 1
 

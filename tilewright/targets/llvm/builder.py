@@ -233,6 +233,7 @@ class LLVMBuilder:
         self.arguments = [LLVMValue(type_text, f"%{argument}") for type_text, argument, _ in parameters]
         self._names: dict[str, int] = {}
         self._counter = 0
+        self._negated: dict[str, str] = {}  # floats by what their negation is called
         self.entry = Block("entry")
         self.block = self.entry
 
@@ -346,10 +347,16 @@ class LLVMBuilder:
             folded = self._fold(operator, left, right)
             if folded is not None:
                 return folded
-        if operator[0] == "f" and not flags and not (operator == "fsub" and left == right):
-            # A product less itself is 0: as a fused multiply-add it would be the product's rounding.
+        if operator[0] == "f" and not flags and not self._cancels(operator, left, right):
             flags = self.float_flags
         return self.emit(f"{operator} {flags + ' ' if flags else ''}{left}, {right.text}", left.type)
+
+    def _cancels(self, operator: str, left: LLVMValue, right: LLVMValue) -> bool:
+        """Whether a number is taken from itself: of a product that is 0, and as a fused multiply-add would be the
+        product's rounding."""
+        if operator == "fadd":
+            return self._negated.get(left.text) == right.text or self._negated.get(right.text) == left.text
+        return operator == "fsub" and left == right
 
     def _fold(self, operator: str, left: LLVMValue, right: LLVMValue) -> LLVMValue | None:
         a, b = left.constant, right.constant
@@ -391,11 +398,11 @@ class LLVMBuilder:
 
     def negate(self, value: LLVMValue) -> LLVMValue:
         flags = f"{self.float_flags} " if self.float_flags else ""
-        return (
-            self.emit(f"fneg {flags}{value}", value.type)
-            if value.is_float
-            else self.binary("sub", self.zero(value.type), value)
-        )
+        if not value.is_float:
+            return self.binary("sub", self.zero(value.type), value)
+        found = self.emit(f"fneg {flags}{value}", value.type)
+        self._negated[found.text] = value.text
+        return found
 
     def compare(self, predicate: str, left: LLVMValue, right: LLVMValue | int) -> LLVMValue:
         """``icmp`` or ``fcmp`` by the operands' type; the predicate is LLVM's (``slt``, ``olt`` …)."""
