@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import math
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -12,6 +13,7 @@ import pytest
 torch = pytest.importorskip("torch")
 
 import tilewright  # noqa: E402
+from tilewright.engine.arguments import Arguments  # noqa: E402
 from tilewright.errors import ImportModelError, InputError  # noqa: E402
 from tilewright.importers import import_model  # noqa: E402
 
@@ -254,6 +256,16 @@ def test_numbers_in_their_place_and_in_containers() -> None:
             engine(*given[:place], other, *given[place + 1 :])
     with pytest.raises(InputError, match="always as in its example: k=3"):
         engine(x, y, x, x)
+
+
+def test_numbers_of_numpy_and_nan_in_their_place() -> None:
+    x, y = np.zeros(2), np.ones(3)
+    arguments = Arguments(["x", "y"], {"n": 3, "fill": math.nan}, {"n": 1, "fill": 1})
+    for number in (3, 3.0, np.int64(3), np.float32(3)):
+        assert arguments.in_order((x, number, np.float64("nan"), y))[1] == [x, y]
+    with pytest.raises(InputError, match="'n' is always 3"):
+        arguments.in_order((x, np.int64(4), math.nan, y))
+    assert Arguments(["x", "s"], {"n": 3}, {"n": 1}).in_order((x, np.float32(3)))[1] == [x, np.float32(3)]  # an input
 
 
 def test_dynamic_shapes_in_order() -> None:

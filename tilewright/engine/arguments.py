@@ -9,6 +9,8 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
+import numpy as np
+
 from tilewright.errors import InputError, brief
 
 Plain = bool | int | float | str | None
@@ -56,7 +58,9 @@ class Arguments:
             parts = dict(leaves("", argument))
             arrays = [part for part, item in parts.items() if hasattr(item, "shape")]
             own = [self._here(part, pending, taken) for part in parts]
-            if not arrays and all(own) and self._is_fixed(parts, own, len(arguments) - number > len(rest)):
+            too_many = len(arguments) - number > len(rest)
+            plain = not arrays or (too_many and all(isinstance(parts[part], np.generic) for part in arrays))
+            if plain and all(own) and self._is_fixed(parts, own, too_many):
                 pending = [name for name in pending if name not in own]
                 continue
             if all(item is None for item in parts.values()):
@@ -106,7 +110,11 @@ class Arguments:
 
 
 def _is_same(value: Any, known: Plain) -> bool:
-    return type(value) in (bool, int, float, str, type(None)) and value == known
+    """Numbers of NumPy are those of Python, and NaN is itself."""
+    value = value.item() if isinstance(value, np.generic) else value
+    if type(value) not in (bool, int, float, str, type(None)):
+        return False
+    return bool(value == known or (value != value and known != known))
 
 
 def leaves(name: str, value: Any) -> Iterator[tuple[str, Any]]:
