@@ -81,6 +81,19 @@ def test_decoding(heads: int, key_heads: int, size: int, keys: int, rng: np.rand
     close(ops.decode_attention(q, k, v, bias=bias), exact, 4)
 
 
+def test_decoding_is_one_kernel_for_all_scales(rng: np.random.Generator) -> None:
+    """The scale of quantized results is a number that launches are given."""
+    q = rng.standard_normal((1, 2, 64)).astype(np.float16)
+    k = rng.standard_normal((1, 2, 70, 64)).astype(np.float16)
+    for scale in (0.01, 0.02):
+        ops.decode_attention(q, k, k, out_dtype=np.int8, out_scale=scale)
+    first, second = (
+        [call.constants for each in prepared.chosen for stage in each.stages for call in stage.calls]
+        for prepared in list(calls._PREPARED.values())[-2:]
+    )
+    assert first and first == second
+
+
 @pytest.mark.parametrize(("rows", "dtype", "count"), [(3, ml_dtypes.bfloat16, 1), (12, np.float16, 2)])
 @pytest.mark.parametrize("transposed", [True, False])
 def test_normed_products(rows: int, dtype, count: int, transposed: bool, rng: np.random.Generator) -> None:

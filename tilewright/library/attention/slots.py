@@ -7,9 +7,11 @@ from __future__ import annotations
 
 from functools import lru_cache
 
+import ml_dtypes
+
 import tilewright
 import tilewright.language as tl
-from tilewright.dtypes import DType
+from tilewright.dtypes import DType, float8e4nv, float8e5, float32, int8, uint8
 from tilewright.graph.core import Graph, Node
 from tilewright.graph.fusion import Group
 from tilewright.language.function import SourceFunction
@@ -18,16 +20,18 @@ from tilewright.library.generated.source import ExtraReferences
 from tilewright.library.matmul.kernel import identity
 from tilewright.library.slots import Slots, chain_slots
 
+_QUANTIZED = (int8, uint8, float8e4nv, float8e5)
 
-@lru_cache(maxsize=8)
-def quantizing(dtype: DType) -> SourceFunction:
-    """The epilogue that stores results times the one number of `extra`, to the nearest of a type of 8 bits, what is
-    beyond its range at the end of that."""
+
+@lru_cache(maxsize=64)
+def quantizing(dtype: DType, place: int = 0) -> SourceFunction:
+    """The epilogue that stores results times a number of `extra`, to the nearest of a type of 8 bits, what is beyond
+    its range at the end of that."""
     stored, integers = tl.dtype(dtype), dtype.is_integer
 
     @tilewright.jit
     def epilogue(value, row, column, mask, extra):
-        value = value * extra[0]
+        value = value * extra[place]
         if integers:
             value = tl.math.rint(value)
         return value.to(stored)
@@ -45,11 +49,31 @@ def computes(group: Group) -> bool:
     return len(movement_behind(group)) < len(group.epilogue)
 
 
+def quantized_by(group: Group, graph: Graph) -> float | None:
+    """What results are multiplied by, in float32, before they are rounded to a type of 8 bits and its range; None where
+    something else is behind the anchor."""
+    nodes = [node for node in group.epilogue if node.op not in ("permute", "reshape")]
+    stored = group.outputs[-1].dtype
+    if [node.op for node in nodes if node.op != "round"] != ["cast", "multiply", "clip", "cast"]:
+        return None
+    multiply, clip = nodes[1], nodes[-2]
+    if multiply.output.dtype != float32 or stored not in _QUANTIZED or len(nodes) != 4 + stored.is_integer:
+        return None
+    limits = ml_dtypes.iinfo(stored.numpy) if stored.is_integer else ml_dtypes.finfo(stored.numpy)
+    if (clip.attributes["low"], clip.attributes["high"]) != (float(limits.min), float(limits.max)):
+        return None
+    factors = [graph.constants[value] for value in multiply.inputs if value in graph.constants]
+    return float(factors[0]) if len(factors) == 1 and factors[0].size == 1 else None
+
+
 def attention_slots(group: Group, graph: Graph, extra: ExtraReferences) -> Slots:
     """The epilogue of a group, of elements [batch, head, query, column]: its row counts queries of all heads."""
     assert group.anchor is not None
     (stored,) = group.outputs
     if not computes(group):
         return Slots(identity, extra, stored)
+    inverse = quantized_by(group, graph)
+    if inverse is not None:  # one kernel for all scales
+        return Slots(quantizing(stored.dtype, extra.number(inverse)), extra, stored)
     chain = Chain(tuple(group.epilogue), group.anchor.output, stored, graph.constants, moved=True)
     return chain_slots(chain, extra).rounded()

@@ -111,6 +111,13 @@ class ExtraReferences:
         self.types[f"extra_{position}"] = "i64"
         return f"extra[{position}]"
 
+    def number(self, number: float) -> int:
+        """The place of a number that each launch is given, so that kernels do not differ by it."""
+        position = self._position(("number", number))
+        self.operands[f"extra_{position}"] = number
+        self.types[f"extra_{position}"] = "f32"
+        return position
+
     def _position(self, key: Any) -> int:
         if key not in self._positions:
             self._positions[key] = self.first + len(self._positions)
