@@ -117,6 +117,17 @@ def test_a_concat_of_many_parts_becomes_concats_of_few() -> None:
     assert np.array_equal(run(found, {"x": rows})["y"], rows[::-1])
 
 
+def test_movement_is_repeated_for_running_sums_only_where_their_kernels_read_through_it() -> None:
+    """Kernels that do not would each be preceded by a copy of their own."""
+    b = GraphBuilder("running")
+    turned = b.op("slice", [b.input("x", float32, (9, 5))], axis=0, start=8, stop=-1, step=-1)
+    for op in ("cumsum", "cummax"):
+        b.output(b.op("negate", [b.op(op, [turned], axis=0)]), op)
+    graph = b.finish()
+    assert [len(group.nodes) for group in fuse(graph).groups] == [1, 2, 2]
+    assert [len(group.nodes) for group in fuse(graph, generates_running=True).groups] == [3, 3]
+
+
 def test_what_is_done_behind_a_running_sum_is_done_before_it() -> None:
     """Exclusive, reversed and shortened sums are one kernel: the sum of what is shifted, turned and cut."""
     b = GraphBuilder("running")
@@ -133,7 +144,7 @@ def test_what_is_done_behind_a_running_sum_is_done_before_it() -> None:
     b.output(b.op("pad", [b.op("cumsum", [x], axis=1)], pads=((0, 0), (0, 2)), value=0), "zeros behind it")
     graph = b.finish()
     found = optimize(graph)
-    assert [len(group.nodes) for group in fuse(found).groups] == [3, 1, 3, 1, 1]
+    assert [len(group.nodes) for group in fuse(found, generates_running=True).groups] == [3, 1, 3, 1, 1]
     rows = np.random.default_rng(5).standard_normal((3, 9)).astype(np.float32)
     expected = run(graph, {"x": rows})
     for name, result in run(found, {"x": rows}).items():

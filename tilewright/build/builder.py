@@ -360,10 +360,11 @@ def _for_all_sizes(candidate: Candidate) -> Candidate:
     return dataclasses.replace(candidate, stages=tuple(Stage(stage.calls[-1:]) for stage in candidate.stages))
 
 
-def _fusion_of(target: Target) -> tuple[bool, bool, bool]:
-    """What `graph.passes.fuse` may make groups of: norms in products, row programs, attention that quantizes."""
+def _fusion_of(target: Target) -> tuple[bool, bool, bool, bool]:
+    """What `graph.passes.fuse` may make groups of: norms in products, row programs, attention that quantizes, running
+    sums with what they read through."""
     passes = backend_of(target).graph_passes
-    return passes.norms_in_products, passes.row_programs, passes.attention_quantizes
+    return passes.norms_in_products, passes.row_programs, passes.attention_quantizes, passes.generates_running
 
 
 def _native_program(program: Program, weights: Weights, suffix: str) -> tuple[dict[str, Any], dict[str, bytes]]:

@@ -58,6 +58,7 @@ class TargetPasses:
     norms_in_products: bool = False  # `fuse`: kernels of products compute norms of few rows
     row_programs: bool = False  # `fuse`: there are kernels of several reductions over the same rows
     attention_quantizes: bool = False  # `fuse`: kernels of attention quantize their results
+    generates_running: bool = False  # `fuse`: kernels of running sums read through movement
 
     def __post_init__(self) -> None:
         for passes in (self.before, self.after):

@@ -1,5 +1,5 @@
 """Canonicalization rules of running sums and their kin, used by `canonicalize`: what is shifted, cut or turned behind
-them is shifted, cut or turned in front of them, where their kernels read through it."""
+them is shifted, cut or turned in front of them, where GPUs' kernels read through it."""
 
 from __future__ import annotations
 

@@ -16,7 +16,8 @@ The rules, in this order:
    so do independent ones that read the same tensor.
 4. Attention takes the reshapes, permutes and slices around it: they are only strides to it.  Where the target's
    kernels quantize, it takes the quantization of its results as well.
-5. Generated kernels read through movement (also gathers and concats): it is only index arithmetic.
+5. Generated kernels read through movement (also gathers and concats): it is only index arithmetic.  Kernels of
+   running sums are generated on some targets only.
 6. What costs less to compute than to load (iota, comparisons of iota, scalar arithmetic) is computed
    again in every generated kernel that reads it.
 7. Generated kernels store what a concat, a permute or an update of a cache would only move, and independent
@@ -45,16 +46,21 @@ FEW_CHANNELS = 8  # fewer than this make an image that is better read in another
 
 
 def fuse(
-    graph: Graph, norms_in_products: bool = False, row_programs: bool = False, attention_quantizes: bool = False
+    graph: Graph,
+    norms_in_products: bool = False,
+    row_programs: bool = False,
+    attention_quantizes: bool = False,
+    generates_running: bool = False,
 ) -> FusedGraph:
     """Partition a graph into groups, in an order in which they can run.
 
     Every node belongs to one group; views and cheap nodes may be repeated in the groups that read them.
     `norms_in_products`: whether kernels of products compute norms of few rows (`fuse_norms`); `row_programs`: whether
     there are kernels of several reductions over the same rows (`fuse_rows`); `attention_quantizes`: whether those of
-    attention quantize what they store (`fuse_attention`).
+    attention quantize what they store (`fuse_attention`); `generates_running`: whether kernels of running sums are
+    generated from expressions, and read through movement.
     """
-    drafts = Drafts(graph)
+    drafts = Drafts(graph, generates_running)
     remarks = list(graph.remarks)
     for kind in ("contraction", "pool", "transform", "reduction"):
         for draft in list(drafts.all()):

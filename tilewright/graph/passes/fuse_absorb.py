@@ -24,8 +24,8 @@ _IN_ROWS = _FREE | {"frames", "broadcast_to"}  # what the kernel of a transform 
 _INDEXED = _FREE | {"permute", "broadcast_to", "concat", "pad", "frames", "gather", "gather_elements"}
 _READS_THROUGH = frozenset({"permute", "slice", "pad", "concat", "frames", "gather", "gather_elements", "broadcast_to"})
 _ROWS = frozenset({"softmax", "log_softmax", "layer_norm", "rms_norm", "reduce_sum", "reduce_mean", "reduce_max",
-                   "reduce_min", "reduce_product", "reduce_log_sum_exp", "cumsum", "cumprod", "cummax",
-                   "cummin"})  # fmt: skip
+                   "reduce_min", "reduce_product", "reduce_log_sum_exp"})  # fmt: skip
+_RUNNING = frozenset({"cumsum", "cumprod", "cummax", "cummin"})
 _MOST_CONCATENATED = 4  # parts; each costs a masked load of every element
 _FEW_COPIES = 8  # of nodes in a group, which are not worth counting
 _MOST_EVALUATIONS = 4 * MOST_NODES  # of nodes, in the code of one kernel
@@ -103,6 +103,8 @@ def reads_through(drafts: Drafts, draft: Draft) -> bool:
     anchor = None if draft.anchor is None else drafts.nodes[draft.anchor]
     if anchor is None:
         return False
+    if anchor.op in _RUNNING:
+        return drafts.generates_running
     return anchor.op in _ROWS if draft.kind == "reduction" else anchor.op in _READS_THROUGH
 
 

@@ -37,10 +37,13 @@ class Draft:
 
 
 class Drafts:
-    """All groups in the making of one graph; every node starts as a group of its own."""
+    """All groups in the making of one graph; every node starts as a group of its own.
 
-    def __init__(self, graph: Graph) -> None:
+    `generates_running`: whether kernels of running sums are generated from expressions, as those of sums are."""
+
+    def __init__(self, graph: Graph, generates_running: bool = False) -> None:
         self.graph = graph
+        self.generates_running = generates_running
         self.nodes = graph.nodes
         self.position = {output: index for index, node in enumerate(graph.nodes) for output in node.outputs}
         self.readers: dict[Value, list[int]] = {}

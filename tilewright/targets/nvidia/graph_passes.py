@@ -50,4 +50,5 @@ def graph_passes(target: NvidiaTarget) -> TargetPasses:
         norms_in_products=target.wgmma,
         row_programs=True,
         attention_quantizes=True,
+        generates_running=True,
     )
