@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import io
 import json
 
 import numpy as np
@@ -123,3 +124,16 @@ def test_a_server_that_answers_nothing_has_no_times():
     result = CliRunner().invoke(commands, ["llm", "serve", "--base-url", "http://127.0.0.1:1", "--num-prompts", "2"])
     assert isinstance(result.exception, InputError) and "none of 2 requests was answered" in str(result.exception)
     assert "ttft" not in result.output
+
+
+@pytest.mark.parametrize("command", ["latency", "throughput"])
+def test_results_that_would_end_early_are_not_timed(folder, command):
+    lengths = ["--input-len", "30", "--output-len", "35", "--length", "64"]
+    result = CliRunner().invoke(commands, ["llm", command, str(folder), *lengths])
+    assert isinstance(result.exception, InputError) and "64 together" in str(result.exception), result.exception
+
+
+def test_a_chat_that_fills_the_model_says_so(folder, monkeypatch):
+    monkeypatch.setattr("sys.stdin", io.StringIO("hello\n"))
+    full = tilewright("chat", str(folder), "--length", "64", "--system", "a" * 80)
+    assert full.returncode == 1 and "of 64 that fit with an answer; begin another" in full.stderr, full.stderr

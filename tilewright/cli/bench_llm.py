@@ -167,6 +167,12 @@ def _batch(model: LLM, prompts: Sequence[Sequence[int]], most: int) -> tuple[flo
     """Seconds until each prompt has a token, seconds of the whole, and the outputs."""
     from tilewright.llm import SamplingParameters
 
+    longest, takes = max(map(len, prompts)), model.engine.scheduler.longest
+    if longest + most > takes:  # results would end early, and their times stand for others
+        raise InputError(
+            f"a prompt of {longest} tokens and a result of {most} do not fit: the model takes {takes} together; "
+            "choose a smaller --input-len, --prefix-len or --output-len"
+        )
     wanted = SamplingParameters(temperature=0.0, max_tokens=most, ignore_eos=True)
     began, engine = time.perf_counter(), model.engine
     names = [engine.add(prompt, wanted) for prompt in prompts]

@@ -71,7 +71,10 @@ def chat(
     model.text_tokenizer.check_chats()
     for line in _lines():
         messages.append({"role": "user", "content": line})
-        output = _show(model.stream(model.text_tokenizer.chat(messages), wanted, adapter=adapter))
+        tokens, longest = model.text_tokenizer.chat(messages), model.engine.scheduler.longest
+        if len(tokens) >= longest:
+            raise InputError(f"the chat has {len(tokens)} tokens, of {longest} that fit with an answer; begin another")
+        output = _show(model.stream(tokens, wanted, adapter=adapter))
         messages.append({"role": "assistant", "content": output.completions[0].text})
 
 
