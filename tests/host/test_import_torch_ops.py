@@ -195,6 +195,12 @@ def test_halves_rounded_to_more_decimals_than_they_have() -> None:
     np.testing.assert_array_equal(found, torch.round(x, decimals=5).numpy())
 
 
+def test_group_norm_of_no_images() -> None:
+    graph = import_model(torch.nn.GroupNorm(3, 6).eval(), (torch.zeros(0, 6, 4),))
+    (found,) = reference.run(graph, {"input": np.zeros((0, 6, 4), np.float32)}).values()
+    assert found.shape == (0, 6, 4)
+
+
 def test_covariances_and_statistics_of_norms() -> None:
     """PyTorch's own covariance looks at its data, which cannot be exported."""
     w = torch.tensor([2, 1, 3, 1, 5])
@@ -233,6 +239,7 @@ def test_solutions_for_matrices_that_broadcast(shapes: Any) -> None:
         np.testing.assert_allclose(found[0], want[0].numpy(), rtol=1e-9)
 
 
+@pytest.mark.filterwarnings("ignore:.*degrees of freedom")
 def test_spreads_of_fewer_numbers_than_the_correction() -> None:
     """The divisor is never below 0: PyTorch gives infinity and NaN."""
 
@@ -250,3 +257,12 @@ def test_spreads_of_fewer_numbers_than_the_correction() -> None:
 def test_a_polygamma_whose_factorial_overflows_is_refused() -> None:
     with pytest.raises(UnsupportedOperationError, match="order 171"):
         import_model(lambda x: torch.polygamma(171, x), (torch.rand(3) + 1,))
+
+
+def test_a_histogram_of_elements_on_its_edges() -> None:
+    """They are counted where PyTorch's quotient of them lies, which an edge's own rounding may move."""
+    for bins, low, high in ((255, -1.7, 3.1), (7, 0.0, 1.0), (93, 0.3, 0.7)):
+        x = torch.cat([torch.linspace(low, high, 10 * bins + 1), torch.arange(bins + 1) / bins * (high - low) + low])
+        graph = import_model(lambda x, bins=bins, low=low, high=high: torch.histc(x, bins, low, high), (x,))
+        (found,) = reference.run(graph, {"x": x.numpy()}, dtype=None).values()
+        np.testing.assert_array_equal(found, torch.histc(x, bins, low, high).numpy())

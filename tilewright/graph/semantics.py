@@ -406,7 +406,8 @@ def batch_norm(inputs: Arrays, attributes: Attributes) -> Array:
 
 def group_norm(inputs: Arrays, attributes: Attributes) -> Array:
     x, scale, bias = (*inputs, None, None)[:3]
-    grouped = x.reshape(x.shape[0], attributes["groups"], -1)
+    groups = attributes["groups"]
+    grouped = x.reshape(x.shape[0], groups, math.prod(x.shape[1:]) // groups)
     normal = layer_norm([grouped], {"axis": 2, "epsilon": attributes["epsilon"]}).reshape(x.shape)
     return _affine(normal, _per_channel(scale, x.ndim), _per_channel(bias, x.ndim))
 

@@ -11,7 +11,7 @@ from tilewright.graph.core import Value
 from tilewright.importers.report import Unsupported
 from tilewright.importers.rules import RuleTable
 from tilewright.importers.torch_fx import Call, dtype_of
-from tilewright.symbolic import Size, product
+from tilewright.symbolic import Size, floor_divide, product
 
 TABLE = RuleTable("Normalisation", "aten.")
 rule = TABLE.rule
@@ -89,7 +89,7 @@ def native_group_norm(
     group: int,
     eps: float,
 ) -> tuple[Value, Value | None, Value | None]:
-    rows = call.reshape(x, (batch, group, -1))
+    rows = call.reshape(x, (batch, group, product([floor_divide(channels, group), pixels])))
     return group_norm(call, x, group, weight, bias, eps), *_statistics(call, rows, (2,), eps)
 
 

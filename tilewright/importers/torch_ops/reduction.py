@@ -150,8 +150,17 @@ def histc(call: Call, x: Value, bins: int = 100, min: Number = 0, max: Number = 
     """How many elements lie in each of equal parts of [min, max]; from the least element to the greatest if both are
     equal."""
     x = call.cast(x, x.dtype if x.dtype.is_float else float32)
-    low, high = _limits(call, x, None if min == max else (float(min), float(max)))
-    return call.cast(_counts(call, x, _equal_parts(call, bins, *_apart(call, low, high, 1.0)), None), call.dtype)
+    limits = _limits(call, x, None if min == max else (float(min), float(max)))
+    low, high = _apart(call, *limits, 1.0)
+    numbers = call.reshape(x, (-1,))
+    # As PyTorch rounds it: an element beside an edge is counted where this quotient lies.
+    scaled = call.op("multiply", call.op("subtract", numbers, low), float(bins))
+    scaled = call.op("divide", scaled, call.op("subtract", high, low))
+    place = call.op("minimum", call.op("floor", scaled), float(bins - 1))
+    inside = call.op("logical_and", call.op("greater_equal", numbers, low), call.op("less_equal", numbers, high))
+    place = call.op("where", inside, place, call.builder.number(-1.0, place.dtype))
+    hit = call.op("equal", call.unsqueeze(place, 0), call.unsqueeze(call.iota(bins, place.dtype), 1))
+    return call.cast(call.op("reduce_sum", call.cast(hit, int64), axes=(1,)), call.dtype)
 
 
 @rule("histogram.bin_ct")
