@@ -603,6 +603,15 @@ def test_listening_for_others_needs_keys(tmp_path):
     assert own == [True] * 3 + [False] * 4
 
 
+def test_a_long_body_is_parsed_beside_the_loop(llm, monkeypatch):
+    parse, threads = protocol.parse, []
+    monkeypatch.setattr(protocol, "parse", lambda body: [threads.append(threading.get_ident()), parse(body)][1])
+    for count in (1, 1 << 16):
+        fields = {"prompt": "a" * count, **GREEDY}
+        ask(Application(llm, "bytes"), "POST", "/v1/completions", fields)
+    assert threads[0] == threading.get_ident() != threads[1]
+
+
 def test_a_port_is_taken_while_the_model_is_opened():
     first = listen("localhost", _free_port())
     port = first[0].getsockname()[1]

@@ -392,7 +392,8 @@ class Application:
             body = await asyncio.wait_for(_body(receive, self.bounds.body), self.bounds.body_seconds)
         except TimeoutError as error:
             raise Refused(408, "the body did not come in time") from error
-        fields = protocol.parse(body)
+        # While a thread reads a long body, answers to others go on.
+        fields = protocol.parse(body) if len(body) < _PART else await asyncio.to_thread(protocol.parse, body)
         models = models or [self.name, *self.llm.llm.engine.adapters]
         if fields.get("model", models[0]) not in models:
             raise Refused(404, f"the model is {' or '.join(map(repr, models))}", "model", "model_not_found")
