@@ -42,8 +42,9 @@ def layer(
     x = b.input("x", dtype, (steps, directions, batch, gates))
     initial = b.input("initial", dtype, (directions, batch, slots))
     weight = b.constant((rng.standard_normal((directions, hidden, gates)) / (4 * hidden**0.5)).astype(dtype.numpy), "w")
-    added = rng.standard_normal((directions, gates)) / (4 if cell == "lstm_peephole" else 1)
-    has_bias = "gru" in cell or cell == "lstm_peephole"
+    of_memory = cell in ("lstm_peephole", "lstm_8bit")
+    added = rng.standard_normal((directions, gates)) / (4 if of_memory else 1)
+    has_bias = "gru" in cell or of_memory
     bias = b.constant(added.astype(dtype.numpy), "b") if has_bias else None
     ends = b.input("lengths", int64, (batch,)) if lengths else None
     inputs = [x, weight, initial, bias, ends]

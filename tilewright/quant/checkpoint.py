@@ -14,7 +14,7 @@ from __future__ import annotations
 import json
 import os
 import shutil
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, BinaryIO
@@ -240,7 +240,7 @@ def _identity(source: Path, shards: Mapping[str, Sequence[str]]) -> dict[str, li
     return {shard: [state.st_size, state.st_mtime_ns] for shard, state in states.items()}
 
 
-def _first_reason(layers: Iterator[StoredLayer] | Any) -> str:
+def _first_reason(layers: Iterable[StoredLayer]) -> str:
     return next((f": of {layer.name}, {layer.reason}" for layer in layers), "")
 
 

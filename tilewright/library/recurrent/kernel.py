@@ -203,7 +203,7 @@ def recurrent_8bit(
         for row in range(0, batch):
             source, before, after = x + (place * rows + first + row) * wide, old + row * kept, new + row * kept
             if place < length_of(lengths, row, steps, LENGTHS):
-                STEP(source, before, after, weight, bias, hidden, F, G, H, BIAS, BLOCK)
+                STEP(source, before, after, weight, bias + direction * wide, hidden, F, G, H, BIAS, BLOCK)
                 tl.debug_barrier()
                 for start in range(0, hidden, BLOCK):
                     column = start + tl.arange(0, BLOCK)
