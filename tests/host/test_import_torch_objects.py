@@ -283,3 +283,12 @@ def test_dynamic_shapes_in_order() -> None:
     ):
         with pytest.raises(ImportModelError, match=text):
             import_model(lambda x, y: x + y, (x, x + 1), wrong)
+
+
+def test_dynamic_shapes_inside_containers_and_beside_dimensions_of_pytorch() -> None:
+    x, axes = {"a": torch.randn(3), "b": torch.randn(3)}, {0: ("n", 1, 9)}
+    graph = import_model(lambda batch: batch["a"] + batch["b"], (x,), {"batch": {"a": axes, "b": axes}})
+    assert [str(value.shape[0]) for value in graph.inputs] == ["n", "n"]
+    mixed = {"input": {0: ("b", 1, 5), 2: 2 * torch.export.Dim("h", min=2, max=16)}}
+    graph = import_model(torch.nn.Conv2d(3, 4, 2, 2).eval(), (torch.randn(2, 3, 8, 8),), mixed)
+    assert [str(size) for size in graph.inputs[0].shape] == ["b", "3", "2*h", "8"]

@@ -361,6 +361,7 @@ def _both_forms(
         dims: dict[str, Any] = {}
         native = [_native(neutral.get(name, {}), dims) for name in names]
         return neutral, _as_nested(bound, iter(native))
+    dynamic_shapes = _with_dims(dynamic_shapes)
     named = _named_dims(dynamic_shapes, bound)
     check_names({name: axes for name, axes in named.items() if name in shapes}, shapes)
     return named, dynamic_shapes
@@ -479,16 +480,33 @@ def _as_nested(value: Any, entries: Iterator[Any]) -> Any:
     return pytree.tree_unflatten(nested, structure) if builtin else nested
 
 
+def _is_axes(entry: Any) -> bool:
+    return isinstance(entry, Mapping) and all(isinstance(key, int) for key in entry)
+
+
+def _with_dims(dynamic_shapes: Any) -> Any:
+    """PyTorch's form with its own `Dim` for each name and range that stands in it."""
+    dims: dict[str, Any] = {}
+
+    def convert(path: tuple[Any, ...], axes: Any) -> Any:
+        if not _is_axes(axes):
+            return axes
+        name = "_".join(_key(key) for key in path)
+        given = {axis: entry for axis, entry in axes.items() if isinstance(entry, (tuple, str))}
+        return {**axes, **(_native(parse_dynamic_shapes({name: given})[name], dims) or {})}
+
+    if not isinstance(dynamic_shapes, (Mapping, tuple, list)):  # PyTorch's ShapesCollection
+        return dynamic_shapes
+    return pytree.tree_map_with_path(convert, dynamic_shapes, is_leaf=lambda entry: entry is None or _is_axes(entry))
+
+
 def _named_dims(dynamic_shapes: Any, bound: Mapping[str, Any]) -> dict[str, Axes]:
     """Names and ranges of PyTorch's `Dim` objects by input leaf; hints without a name are left out."""
     if isinstance(dynamic_shapes, (tuple, list)):
         dynamic_shapes = dict(zip(bound, dynamic_shapes, strict=False))
 
-    def is_axes(entry: Any) -> bool:
-        return isinstance(entry, Mapping) and all(isinstance(key, int) for key in entry)
-
     result: dict[str, Axes] = {}
-    leaves, _ = pytree.tree_flatten_with_path(dynamic_shapes, is_leaf=is_axes)
+    leaves, _ = pytree.tree_flatten_with_path(dynamic_shapes, is_leaf=_is_axes)
     for path, axes in leaves:
         if isinstance(axes, Mapping):
             name = "_".join(_key(key) for key in path)
