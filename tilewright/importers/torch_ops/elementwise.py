@@ -12,6 +12,7 @@ from tilewright.dtypes import BY_NAME, DType, float32, float64, int1, int32
 from tilewright.graph.core import Value
 from tilewright.importers import formulas
 from tilewright.importers.emitter import Emitter, Number, Scalar
+from tilewright.importers.narrow import bitcast
 from tilewright.importers.repeated import any_of, repeat
 from tilewright.importers.report import Unsupported
 from tilewright.importers.rules import RuleTable
@@ -295,7 +296,7 @@ def _whole_power(call: Call, x: Value, exponent: int) -> Value:
 
 
 def _bits(call: Call, x: Value) -> Value:
-    return _same_bits(call, x, BY_NAME[f"int{x.dtype.bits}"])
+    return bitcast(call, x, BY_NAME[f"int{x.dtype.bits}"])
 
 
 @rule("frexp.Tensor")
@@ -315,7 +316,7 @@ def mantissa_and_exponent(call: Call, x: Value) -> tuple[Value, Value]:
 
     field = call.op("bitwise_and", call.op("shift_right", bits, number(digits)), number(ones))
     kept = call.op("bitwise_and", bits, number(~(ones << digits)))
-    mantissa = _same_bits(call, call.op("bitwise_or", kept, number((bias - 1) << digits)), dtype)
+    mantissa = bitcast(call, call.op("bitwise_or", kept, number((bias - 1) << digits)), dtype)
     exponent = call.op("subtract", field, call.op("where", tiny, number(bias - 1 + digits), number(bias - 1)))
     own = call.op("logical_or", call.op("equal", wide, 0.0), call.op("equal", field, ones))
     exponent = call.op("where", own, number(0), exponent)
@@ -345,10 +346,10 @@ def next_number(call: Call, x: Value, other: Value) -> Value:
     bits = _bits(call, start)
     one = call.builder.number(1, bits.dtype)
     grows = call.op("equal", call.op("greater", end, start), call.op("greater", start, 0.0))
-    moved = _same_bits(
+    moved = bitcast(
         call, call.op("where", grows, call.op("add", bits, one), call.op("subtract", bits, one)), start.dtype
     )
-    least = with_sign_of(call, _same_bits(call, one, start.dtype), end)
+    least = with_sign_of(call, bitcast(call, one, start.dtype), end)
     found = call.op("where", call.op("equal", start, 0.0), least, moved)
     found = call.op("where", call.op("equal", start, end), end, found)
     return call.op("where", call.op("isnan", call.op("add", start, end)), call.op("add", start, end), found)
@@ -359,9 +360,9 @@ def view_as_type(call: Call, x: Value, dtype: Any) -> Value:
     """The bits of elements as another type; the last dimension grows or shrinks where it has another width."""
     to = call.dtype
     if x.dtype.itemsize == to.itemsize:
-        return _same_bits(call, x, to)
+        return bitcast(call, x, to)
     old, new = (BY_NAME[f"uint{8 * item.itemsize}"] for item in (x.dtype, to))
-    whole = _same_bits(call, x, old)
+    whole = bitcast(call, x, old)
     if old.bits > new.bits:
         parts = [
             call.cast(call.op("shift_right", whole, call.builder.number(shift, old)), new)
@@ -373,11 +374,7 @@ def view_as_type(call: Call, x: Value, dtype: Any) -> Value:
         pairs = call.cast(call.reshape(whole, (*call.shape, count)), new)
         places = call.constant(np.arange(0, new.bits, old.bits, dtype=new.numpy), "places")
         joined = call.op("reduce_sum", call.op("shift_left", pairs, places), axes=(pairs.rank - 1,))
-    return _same_bits(call, call.reshape(joined, call.shape), to)
-
-
-def _same_bits(call: Call, x: Value, to: DType) -> Value:
-    return x if x.dtype == to else call.op("bitcast", x, of=x.dtype.name, to=to.name)
+    return bitcast(call, call.reshape(joined, call.shape), to)
 
 
 @rule("square.default")
