@@ -119,6 +119,12 @@ def test_what_is_refused_leaves_nothing(tmp_path: Path) -> None:
     with pytest.raises(InputError, match="is no unfinished work of this command"):
         quantize_checkpoint(source, target, group=16)
     assert (tmp_path / "q.part" / "mine").exists()
+    (tmp_path / "file.part").touch()
+    (tmp_path / "link.part").symlink_to(tmp_path / "done")
+    for name in ("file", "link"):
+        with pytest.raises(InputError, match="is no unfinished work of this command"):
+            quantize_checkpoint(source, tmp_path / name, group=16)
+    assert (tmp_path / "done" / "config.json").exists()
 
 
 def test_command(tmp_path: Path) -> None:

@@ -271,9 +271,10 @@ def _packed(codes: np.ndarray, bits: int) -> bytes:
 def _begin(part: Path, state: dict[str, Any]) -> None:
     """The folder of unfinished work, empty if it is that of other work."""
     text = json.dumps(state, sort_keys=True)
-    if part.exists():
+    if part.is_symlink() or part.exists():
         known = part / _STATE
-        if any(part.iterdir()) and not known.is_file():
+        folder = part.is_dir() and not part.is_symlink()
+        if not folder or any(part.iterdir()) and not known.is_file():
             raise InputError(
                 f"{part} exists and is no unfinished work of this command; remove it, or name another folder"
             )

@@ -104,7 +104,7 @@ def _has_sign(call: Call, x: Value) -> Value:
     if x.dtype.is_integer and not x.dtype.is_signed:
         return call.full(x.shape, False, int1)
     if x.dtype.is_float:
-        x = call.op("bitcast", x, of=x.dtype.name, to=f"int{x.dtype.bits}")
+        x = bitcast(call, x, BY_NAME[f"int{x.dtype.bits}"])
     return call.op("less", x, call.builder.number(0, x.dtype))
 
 
