@@ -1,4 +1,4 @@
-"""The CTC loss, which `torch.export` cannot trace, beside PyTorch's."""
+"""The CTC loss, which `torch.export` cannot trace, compared with PyTorch's."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from tilewright.graph import reference  # noqa: E402
 from tilewright.importers import import_model  # noqa: E402
 
 nn, F = torch.nn, torch.nn.functional
-ROWS = torch.tensor([[1, 2, 2, 4], [3, 1, -100, -1], [7, 99, 0, -5]])  # what stands behind the lengths has no meaning
+ROWS = torch.tensor([[1, 2, 2, 4], [3, 1, -100, -1], [7, 99, 0, -5]])  # entries past the lengths are padding
 IN_A_LINE = torch.tensor([1, 2, 2, 4, 3, 1])
 LENGTHS = [4, 2, 0]
 

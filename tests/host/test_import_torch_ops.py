@@ -109,7 +109,7 @@ def test_cells_of_gpus(kind: str, bias: bool) -> None:
 
 @pytest.mark.parametrize("name", ["j0", "j1", "y0", "y1"])
 def test_bessel_functions(name: str) -> None:
-    """Beside exact values: PyTorch's are up to 1e-6 off, in float64 too."""
+    """Compared with exact values: PyTorch's are off by up to 1e-6, even in float64."""
     mpmath = pytest.importorskip("mpmath")
     x = torch.cat([torch.linspace(0.01, 60, 90, dtype=torch.float64), torch.tensor([1e3, 1e5], dtype=torch.float64)])
     _, (found,) = imported(f"aten.special_bessel_{name}.default", (x,), {})
