@@ -32,7 +32,7 @@ class Symbol:
 
 
 @dataclass(frozen=True)
-class Call:
+class FunctionCall:
     """An integer function that is not a polynomial: `function` is one of // % max min."""
 
     function: str
@@ -45,7 +45,7 @@ class Call:
         return self._hash
 
     def __reduce__(self) -> tuple[Any, ...]:  # hashes of texts differ from process to process
-        return Call, (self.function, self.arguments)
+        return FunctionCall, (self.function, self.arguments)
 
     @cached_property
     def _hash(self) -> int:
@@ -59,7 +59,7 @@ class Call:
         return f"({left}) {self.function} ({right})"
 
 
-Atom = Union[Symbol, Call]
+Atom = Union[Symbol, FunctionCall]
 Monomial = tuple[tuple[Atom, int], ...]  # atoms with their powers, sorted by text
 
 
@@ -183,7 +183,7 @@ def _times(left: Monomial, right: Monomial) -> Monomial:
 
 def _monomial_text(monomial: Monomial) -> str:
     return "*".join(
-        "*".join([f"({atom})" if isinstance(atom, Call) else str(atom)] * power) for atom, power in monomial
+        "*".join([f"({atom})" if isinstance(atom, FunctionCall) else str(atom)] * power) for atom, power in monomial
     )
 
 
@@ -202,7 +202,7 @@ def _polynomial(terms: list[tuple[Monomial, int]]) -> Size:
 
 
 def _call(function: str, *arguments: Size) -> Expression:
-    return Expression((((((Call(function, tuple(map(lift, arguments)))), 1),), 1),))
+    return Expression((((((FunctionCall(function, tuple(map(lift, arguments)))), 1),), 1),))
 
 
 def floor_divide(left: Size, right: Size) -> Size:
@@ -261,7 +261,7 @@ def _division(term: tuple[Monomial, int]) -> tuple[Size, int] | None:
     if factor != 1 or len(monomial) != 1 or monomial[0][1] != 1:
         return None
     atom = monomial[0][0]
-    if not isinstance(atom, Call) or atom.function != "//":
+    if not isinstance(atom, FunctionCall) or atom.function != "//":
         return None
     divisor = simplify(atom.arguments[1])
     return (simplify(atom.arguments[0]), divisor) if isinstance(divisor, int) and divisor > 0 else None
@@ -326,7 +326,7 @@ def _without_modulo(left: Size, right: int) -> Size | None:
     for monomial, factor in _terms(left):
         (atom, power), *others = monomial or ((None, 0),)
         inner: Size | None = None
-        if isinstance(atom, Call) and atom.function == "%" and power == 1 and not others:
+        if isinstance(atom, FunctionCall) and atom.function == "%" and power == 1 and not others:
             dividend, divisor = map(simplify, atom.arguments)
             inner = dividend if isinstance(divisor, int) and divisor % right == 0 else None
         found = found or inner is not None
@@ -364,7 +364,7 @@ def _never_positive(size: Size, depth: int) -> bool:
     if depth == 0 or len(terms) > MOST_PROOF_TERMS:
         return False
     for monomial, factor in terms:
-        if len(monomial) != 1 or monomial[0][1] != 1 or not isinstance(monomial[0][0], Call):
+        if len(monomial) != 1 or monomial[0][1] != 1 or not isinstance(monomial[0][0], FunctionCall):
             continue
         atom = monomial[0][0]
         rest = lift(size) - Expression(((monomial, factor),))
@@ -388,7 +388,7 @@ def _covers(function: str, outer: Size, inner: Size) -> bool:
     if len(terms) != 1 or terms[0][1] != 1 or len(terms[0][0]) != 1:
         return False
     atom, power = terms[0][0][0]
-    return isinstance(atom, Call) and power == 1 and atom.function == function and lift(inner) in atom.arguments
+    return isinstance(atom, FunctionCall) and power == 1 and atom.function == function and lift(inner) in atom.arguments
 
 
 def plain_symbol(size: Size) -> Symbol | None:

@@ -30,7 +30,7 @@ from unittest import mock
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 
-from tilewright.build.builder import Builder, Order
+from tilewright.build.builder import EngineBuilder, Order
 from tilewright.build.kernels import KernelSet
 from tilewright.build.tuning import Tuning
 from tilewright.engine.plan_json import plan_to_json
@@ -176,7 +176,7 @@ def model(make: GraphMaker, target: str) -> Texts:
     recorder, machine = Recorder(), target_named(target)
     with recorder.installed():
         order = Order([machine], lambda *_: None, "", Tuning(effort=0, quick=False))
-        (program,) = Builder(make(), order).programs()
+        (program,) = EngineBuilder(make(), order).programs()
     names = {key: entry.name for key, entry in program.kernels.entries.items()}
     taken = dict.fromkeys(choice.kernel for step in program.plan.steps for choice in step.choices)
     texts = {f"{number:02} {names[key]}": recorder.texts[key] for number, key in enumerate(taken) if key in names}

@@ -110,7 +110,7 @@ def test_tensor_copies(rank: int) -> None:
         tma.prefetch_map(builder, tensor_map)
         tma.load(builder, tensor_map, coordinates, place, barrier)
         tma.load(builder, tensor_map, coordinates, place, barrier, multicast=mask, eviction="evict_first")
-        for kind in ("", *tma.REDUCTIONS):
+        for kind in ("", *tma.TMA_REDUCTIONS):
             tma.store(builder, tensor_map, coordinates, place, kind, "evict_last" if kind else "")
         tma.commit(builder)
         tma.wait(builder, 1, read=True)
@@ -144,7 +144,7 @@ def test_products_of_shared_tiles(a: DType, b: DType, columns: int, types: str, 
         left = views.whole(builder.integer(0, "i32"), (64 * slices, 128 // a.itemsize), a, 128)
         right = views.whole(builder.integer(32768, "i32"), (columns, 128 // b.itemsize), b, 128).transpose()
         operands = views.operand(builder, left, True, slices), views.operand(builder, right, False)
-        instruction = wgmma.Instruction(a, b, columns)
+        instruction = wgmma.WgmmaInstruction(a, b, columns)
         result = wgmma.multiply(builder, instruction, *operands, None)
         result = wgmma.multiply(builder, instruction, *operands, result, builder.compare("ne", number, 0))
         write(builder, target, wgmma.wait(builder, 0, result))
@@ -158,7 +158,7 @@ def test_products_with_registers_and_transposed_operands() -> None:
     def body(builder: LLVMBuilder, target: LLVMValue) -> None:
         left = views.whole(builder.integer(0, "i32"), (64, 128), BF16, 128).transpose()
         right = views.operand(builder, views.whole(builder.integer(32768, "i32"), (64, 128), BF16, 128), False)
-        instruction = wgmma.Instruction(BF16, BF16, 128)
+        instruction = wgmma.WgmmaInstruction(BF16, BF16, 128)
         first = wgmma.multiply(builder, instruction, views.operand(builder, left, True, 2), right, None)
         numbers = wgmma.wait(builder, 0, first)
         narrow = [builder.cast("fptrunc", number, "bfloat") for number in numbers]
@@ -178,7 +178,7 @@ def test_products_with_registers_and_transposed_operands() -> None:
 ])  # fmt: skip
 def test_register_budgets(warps: int, registers: int, expected: str | None) -> None:
     """A CTA of 12 warps starts with 168 registers a thread; one of 8 with all that there are."""
-    role = roles.Role(0, 0, 4, 1, registers, False)
+    role = roles.RoleCopies(0, 0, 4, 1, registers, False)
     text = kernel(lambda builder: roles.set_registers(builder, role, warps)).ptx
     assert ("setmaxnreg" in text) == (expected is not None) and (expected or "") in text
 
@@ -218,7 +218,7 @@ def evaluate(lines: Sequence[str], known: dict[str, Any]) -> dict[str, Any]:
     return known
 
 
-def place_of(row: int, column: int, view: views.View) -> int:
+def place_of(row: int, column: int, view: views.SharedView) -> int:
     """The byte offset of an element, by the definition in the docstring of `views`."""
     if not view.swizzle:
         return (row * view.columns + column) * view.element.itemsize
@@ -227,7 +227,7 @@ def place_of(row: int, column: int, view: views.View) -> int:
     return panel * view.rows * view.swizzle + row * view.swizzle + (within ^ turned)
 
 
-def rows_of(move: access.Move, chosen: access.Plan, layout: LinearLayout, lane: int, warp: int) -> list[Any]:
+def rows_of(move: access.Move, chosen: access.AccessPlan, layout: LinearLayout, lane: int, warp: int) -> list[Any]:
     """Coordinates of what a lane's address points at, in the order of memory."""
     if not chosen.matrices:
         return [layout.apply(register=register, lane=lane, warp=warp) for register in move.registers]

@@ -18,7 +18,7 @@ from tilewright.engine.file import FORMAT, VERSION, Package
 from tilewright.engine.plan_json import plan_to_json
 from tilewright.engine.weights import Weights
 from tilewright.host import host_cpu
-from tilewright.runtime.plan import Argument, BufferReference, Choice, Plan, Step, TensorSpec
+from tilewright.runtime.plan import Argument, BufferReference, LaunchChoice, Plan, Step, TensorSpec
 from tilewright.symbolic import Symbol, round_up, symbol
 
 COLUMNS = 8
@@ -87,10 +87,10 @@ def make_plan() -> Plan:
     def pointers(*references: BufferReference) -> tuple[Argument, ...]:
         return tuple(Argument("*f32", reference) for reference in references)
 
-    scale = Choice("scale", (*pointers(x, bias, hidden), Argument("f32", 2.0)), (BATCH, 1, 1))
-    small = Choice("twice_small", pointers(hidden, hidden, y), (BATCH, 1, 1), BATCH, 5)
-    large = Choice("twice_large", pointers(hidden, hidden, y), (BATCH, 1, 1))
-    increment = Choice("increment", pointers(cache, cache, cache), (1, 1, 1))
+    scale = LaunchChoice("scale", (*pointers(x, bias, hidden), Argument("f32", 2.0)), (BATCH, 1, 1))
+    small = LaunchChoice("twice_small", pointers(hidden, hidden, y), (BATCH, 1, 1), BATCH, 5)
+    large = LaunchChoice("twice_large", pointers(hidden, hidden, y), (BATCH, 1, 1))
+    increment = LaunchChoice("increment", pointers(cache, cache, cache), (1, 1, 1))
     return Plan(
         symbols={"batch": Symbol("batch", 1, 64)},
         inputs=[TensorSpec("x", "float32", (BATCH, COLUMNS)), TensorSpec("cache", "int64", (4,), mutates="cache")],

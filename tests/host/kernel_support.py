@@ -12,7 +12,7 @@ import numpy as np
 from tests.host.cpu_support import guarded
 from tilewright.ir import interpreter
 from tilewright.ir.core import Function
-from tilewright.ir.memory import Pointer
+from tilewright.ir.memory import ArrayPointer
 from tilewright.ir.parser import parse_function
 from tilewright.ir.verifier import verify
 from tilewright.runtime.launch import launch
@@ -20,11 +20,11 @@ from tilewright.runtime.library import load_objects
 from tilewright.targets.cpu.assemble import assemble
 from tilewright.targets.cpu.failures import WORDS, Failure
 from tilewright.targets.cpu.options import CPUOptions
-from tilewright.targets.cpu.pipeline import LoweredKernel, lower
+from tilewright.targets.cpu.pipeline import LoweredCPUKernel, lower
 from tilewright.targets.cpu.target import CPUTarget
 
 
-def lowered(function: Function, target: CPUTarget | None = None) -> LoweredKernel:
+def lowered(function: Function, target: CPUTarget | None = None) -> LoweredCPUKernel:
     """The LLVM text of a kernel for this machine or another."""
     verify(function)
     return lower(function, target or CPUTarget.host(), CPUOptions())
@@ -33,7 +33,7 @@ def lowered(function: Function, target: CPUTarget | None = None) -> LoweredKerne
 def slot(type_text: str, value: Any) -> bytes:
     """One 8-byte argument slot."""
     if type_text.startswith("*"):
-        pointer = value if isinstance(value, Pointer) else Pointer(value)
+        pointer = value if isinstance(value, ArrayPointer) else ArrayPointer(value)
         address = pointer.array.ctypes.data + pointer.offset * pointer.array.dtype.itemsize
         return struct.pack("<Q", address)
     if type_text == "f32":

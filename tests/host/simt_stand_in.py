@@ -17,7 +17,7 @@ from tilewright.passes.uniform_increments import carry_uniform_increments
 from tilewright.runtime.library import load_objects
 from tilewright.targets.cpu.assemble import assemble
 from tilewright.targets.cpu.target import CPUTarget
-from tilewright.targets.gpu.conversions import Converter
+from tilewright.targets.gpu.conversions import RegisterConverter
 from tilewright.targets.gpu.intrinsics import Intrinsics
 from tilewright.targets.gpu.layouts import assign
 from tilewright.targets.gpu.lowering import KernelLowering
@@ -58,7 +58,7 @@ class Common(Intrinsics):
     """What both have: numbers by LLVM's own functions, no messages."""
 
     def converter(self, builder):
-        return Converter(builder)
+        return RegisterConverter(builder)
 
     def exp2(self, builder, x):
         return builder.intrinsic("exp2", [x])

@@ -19,7 +19,7 @@ from tilewright.graph.reference import run as reference
 from tilewright.ir.interpreter import run as interpret
 from tilewright.launch.arguments import classify
 from tilewright.library import packing
-from tilewright.library.candidate import Candidate, KernelCall, PackedConstant, Part
+from tilewright.library.candidate import Candidate, KernelCall, PackedConstant, TensorPart
 from tilewright.library.movement.candidates import updates_in_place
 from tilewright.library.select import candidates, choose
 from tilewright.symbolic import evaluate
@@ -49,7 +49,7 @@ class Memory:
     def operand(self, operand: Any) -> Any:
         if isinstance(operand, Value):
             return self.array(operand)
-        if isinstance(operand, Part):
+        if isinstance(operand, TensorPart):
             return self.array(operand.value).reshape(-1)[operand.offset :]
         if isinstance(operand, PackedConstant):
             packed = packing.apply(operand.recipe, self.graph.constants[operand.value])
@@ -66,7 +66,7 @@ def parameter_types(call: KernelCall) -> dict[str, Any]:
         dtype: DType | None = None
         if isinstance(operand, Value):
             dtype = operand.dtype
-        elif isinstance(operand, (PackedConstant, Part)):
+        elif isinstance(operand, (PackedConstant, TensorPart)):
             dtype = operand.value.dtype
         text = f"*{dtype}" if dtype is not None else call.types[name]
         if more and name.startswith(f"{more}_"):

@@ -19,7 +19,7 @@ from tilewright.ir.parser import parse_function
 from tilewright.library.matmul.kernel import matmul
 from tilewright.targets.cpu.affine import AffineAnalysis
 from tilewright.targets.cpu.assemble import assemble
-from tilewright.targets.cpu.lowering import KernelLowering
+from tilewright.targets.cpu.lowering import CPUKernelLowering
 from tilewright.targets.cpu.placement import Placement
 from tilewright.targets.cpu.storage import Storage, StoragePlan
 from tilewright.targets.cpu.target import CPUTarget
@@ -218,7 +218,7 @@ def test_combination_with_a_loop_is_refused_with_its_line():
           yield %d
         } loc("user.py":7:3)"""
     with pytest.raises(CompilationError, match="user.py:7.*for"):
-        KernelLowering(combination(body), SERVER, Module(), "kernel").run()
+        CPUKernelLowering(combination(body), SERVER, Module(), "kernel").run()
 
 
 def test_combination_with_a_branch_selects():

@@ -159,7 +159,7 @@ def test_descriptors_become_tensor_maps_where_the_kernel_says_so(launches: Launc
     kind, slot = classify(descriptor)
     found = kernel.rules[0](kind, descriptor)
     assert found.type.element == TensorMapType((32, 64), kind.entries[0].type.element.element)
-    assert found.place == streams.Place(0, streams.INTERFACE)
+    assert found.place == streams.DevicePlace(0, streams.INTERFACE)
     assert cuda.tensor_slot(slot, descriptor) == (4096, (64, 64), (64, 1), False)
     with pytest.raises(LaunchError, match="made of a TensorDescriptor"):
         kernel.rules[0](*classify(Array(4096))[:1], Array(4096))

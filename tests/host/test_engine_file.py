@@ -19,7 +19,7 @@ from tilewright import Engine, dtypes
 from tilewright.engine import file
 from tilewright.engine.archive import EngineArchive
 from tilewright.engine.plan_json import plan_from_json, plan_to_json
-from tilewright.engine.weights import ALIGNMENT, Weights
+from tilewright.engine.weights import WEIGHT_ALIGNMENT, Weights
 from tilewright.errors import EngineDamagedError, EngineError, EngineTargetError, EngineVersionError
 from tilewright.host import host_cpu
 from tilewright.runtime.plan import Argument, BufferReference
@@ -85,7 +85,7 @@ def test_large_members_start_on_pages(package, tmp_path):
         assert start % 4096 == 0
         assert path.read_bytes()[start : start + 8] == weights.data[:8].tobytes()
     mapped = file.read_package(path).weights
-    assert mapped.address % ALIGNMENT == 0
+    assert mapped.address % WEIGHT_ALIGNMENT == 0
 
 
 def test_saving_replaces_the_file_at_once(package, path, tmp_path):
@@ -223,11 +223,11 @@ def test_any_weights_round_trip_and_are_aligned(layout, random):
     }
     weights = Weights.parse(Weights.pack(arrays).data)
     assert weights.entries.keys() == arrays.keys()
-    assert weights.address % ALIGNMENT == 0
+    assert weights.address % WEIGHT_ALIGNMENT == 0
     for name, array in arrays.items():
         read = weights.array(name)
         assert (read.dtype, read.shape, read.tobytes()) == (array.dtype, array.shape, array.tobytes())
-        assert weights.offsets[name] % ALIGNMENT == 0
+        assert weights.offsets[name] % WEIGHT_ALIGNMENT == 0
 
 
 NAMES = st.text("abcdefghijklmnopqrstuvwxyz0123456789_-é", min_size=1, max_size=20)

@@ -9,7 +9,7 @@ torch = pytest.importorskip("torch")
 from tests.models import bert, llama  # noqa: E402
 from tests.models.specification import ModelSpecification  # noqa: E402
 from tilewright.build import storage  # noqa: E402
-from tilewright.build.storage import Task, assign_storage  # noqa: E402
+from tilewright.build.storage import GroupTask, assign_storage  # noqa: E402
 from tilewright.graph.core import Value  # noqa: E402
 from tilewright.graph.fusion import Group  # noqa: E402
 from tilewright.graph.passes.fuse import fuse  # noqa: E402
@@ -43,9 +43,9 @@ def test_plans_take_little_more_than_what_is_alive(name: str, dynamic: bool, mon
         plans.append(plan_memory(intervals))
         return plans[-1]
 
-    def copy(source: Value, target_value: Value) -> Task:
+    def copy(source: Value, target_value: Value) -> GroupTask:
         group = Group("movement", [], [source], [target_value], None, "copy")
-        return Task(group, elementwise(group, graph, target)[0])
+        return GroupTask(group, elementwise(group, graph, target)[0])
 
     monkeypatch.setattr(storage, "plan_memory", planned)
     scheduled = [

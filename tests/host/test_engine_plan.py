@@ -15,7 +15,7 @@ from tilewright.build import plan_codegen
 from tilewright.runtime.glue import glue
 from tilewright.runtime.library import load_objects
 from tilewright.runtime.parallel import run_parallel
-from tilewright.runtime.plan import Argument, BufferReference, Choice, ContextLayout, Plan, Step, TensorSpec
+from tilewright.runtime.plan import Argument, BufferReference, ContextLayout, LaunchChoice, Plan, Step, TensorSpec
 from tilewright.symbolic import Size, Symbol, evaluate, symbol
 
 SYMBOLS = {name: Symbol(name, low, high) for name, low, high in (("a", 0, 50), ("b", 1, 9), ("c", 7, 1000))}
@@ -100,7 +100,7 @@ def test_sizes_are_evaluated_as_python_does(sizes, a, b, c):
         Argument("i64", 0),
         *(Argument("i64", size) for size in sizes),
     )
-    step = Step("dump", (Choice("dump", arguments, (1, 1, 1)),), ())
+    step = Step("dump", (LaunchChoice("dump", arguments, (1, 1, 1)),), ())
     count = len(sizes) + 4  # the mark's slot, the sizes, the grid
     result = np.zeros(count, np.int64)
     run_plan(make_plan([step], count), {"dump": dump("dump", count)}, values, result)
@@ -120,7 +120,7 @@ def test_arguments_of_every_kind():
         Argument("f32", float("-inf")),
         Argument("i32", -3),
     )
-    step = Step("dump", (Choice("dump", arguments, (B, 2, 1)),), ())
+    step = Step("dump", (LaunchChoice("dump", arguments, (B, 2, 1)),), ())
     result = np.zeros(12, np.int64)
     run_plan(make_plan([step], 12), {"dump": dump("dump", 12)}, {"a": 0, "b": 3, "c": 7}, result)
     assert result.tolist() == [
@@ -145,7 +145,7 @@ def test_the_first_choice_that_applies_is_taken(a, kernel, nanoseconds):
     arguments = (Argument("*i64", BufferReference("output", "y")), Argument("i64", 0))
     limits = {"few": (A, 5), "some": (A * 2, 40), "many": None}
     choices = tuple(
-        Choice(name, arguments, (B, 1, 1)) if limit is None else Choice(name, arguments, (B, 1, 1), *limit)
+        LaunchChoice(name, arguments, (B, 1, 1)) if limit is None else LaunchChoice(name, arguments, (B, 1, 1), *limit)
         for name, limit in limits.items()
     )
     kernels = {name: dump(name, 1, mark) for name, mark in zip(limits, (11, 12, 13), strict=True)}
@@ -158,27 +158,29 @@ def test_the_first_choice_that_applies_is_taken(a, kernel, nanoseconds):
 def test_a_grid_without_instances_is_skipped():
     arguments = (Argument("*i64", BufferReference("output", "y")), Argument("i64", 0))
     result = np.zeros(1, np.int64)
-    step = Step("nothing", (Choice("dump", arguments, (B, A, 1)),), ())
+    step = Step("nothing", (LaunchChoice("dump", arguments, (B, A, 1)),), ())
     run_plan(make_plan([step], 1), {"dump": dump("dump", 1)}, {"a": 0, "b": 1, "c": 7}, result)
     assert result[0] == 0
 
 
 def test_plans_that_cannot_be_are_refused():
-    conditional = Choice("dump", (), (1, 1, 1), A, 5)
+    conditional = LaunchChoice("dump", (), (1, 1, 1), A, 5)
     with pytest.raises(ValueError, match="last choice must apply always"):
         plan_codegen.generate(make_plan([Step("s", (conditional,), ())], 1), "plan", {"dump": "dump"}, {})
-    symbolic_float = Choice("dump", (Argument("f32", A),), (1, 1, 1))
+    symbolic_float = LaunchChoice("dump", (Argument("f32", A),), (1, 1, 1))
     with pytest.raises(ValueError, match="cannot be passed as f32"):
         plan_codegen.generate(make_plan([Step("s", (symbolic_float,), ())], 1), "plan", {"dump": "dump"}, {})
 
 
 def test_a_plan_of_many_steps_is_several_functions() -> None:
     """Every step runs once, in order, with the sizes of its own function."""
-    count, size = plan_codegen.MOST_STEPS + 3, symbolic.simplify(A + 1)
+    count, size = plan_codegen.MOST_FUNCTION_STEPS + 3, symbolic.simplify(A + 1)
     steps = []
     for number in range(count):
         arguments = (Argument("*i64", BufferReference("output", "y", 40 * number)), Argument("i64", 0))
-        steps.append(Step(f"dump.{number}", (Choice("dump", (*arguments, Argument("i64", size)), (1, 1, 1)),), ()))
+        steps.append(
+            Step(f"dump.{number}", (LaunchChoice("dump", (*arguments, Argument("i64", size)), (1, 1, 1)),), ())
+        )
     result = np.zeros(5 * (count + 1), np.int64)
     run_plan(make_plan(steps, len(result)), {"dump": dump("dump", 5)}, {"a": 7, "b": 1, "c": 1}, result)
     assert result[: 5 * count].tolist() == [1, 8, 1, 1, 1] * count

@@ -13,7 +13,7 @@ from tilewright.graph.build import GraphBuilder
 from tilewright.graph.core import Node, Value
 from tilewright.graph.fusion import FusedGraph
 from tilewright.graph.passes.fuse import fuse
-from tilewright.graph.passes.fuse_draft import MOST_NODES
+from tilewright.graph.passes.fuse_draft import MOST_GROUP_NODES
 from tilewright.graph.pipeline import optimize
 from tilewright.graph.printer import print_fused
 from tilewright.graph.views import dense_view, follow, follow_all
@@ -302,8 +302,8 @@ def test_a_group_has_a_greatest_length(movement: bool) -> None:
             value = b.op("permute", [value], order=(1, 0))
     b.output(value, "y")
     fused = fused_of(b)
-    assert max(len(group.nodes) for group in fused.groups) <= 3 * MOST_NODES // 2
-    assert len(fused.groups) >= 1500 // MOST_NODES
+    assert max(len(group.nodes) for group in fused.groups) <= 3 * MOST_GROUP_NODES // 2
+    assert len(fused.groups) >= 1500 // MOST_GROUP_NODES
 
 
 @pytest.mark.parametrize(

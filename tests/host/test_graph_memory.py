@@ -7,7 +7,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from tilewright.graph.passes.lifetimes import GreatestIndex, OverlapIndex, greatest_sum
-from tilewright.graph.passes.memory import ALIGNMENT, LiveInterval, plan_memory
+from tilewright.graph.passes.memory import TENSOR_ALIGNMENT, LiveInterval, plan_memory
 from tilewright.symbolic import evaluate, round_up, symbol
 
 BATCH = symbol("batch", 1, 64)
@@ -44,7 +44,7 @@ def test_live_tensors_never_overlap(intervals, batch, sequence):
     places = {}
     for item in intervals:
         start = evaluate(plan.offsets[item.name], symbols)
-        assert start % ALIGNMENT == 0
+        assert start % TENSOR_ALIGNMENT == 0
         places[item.name] = (start, start + evaluate(item.bytes, symbols))
         assert 0 <= start and places[item.name][1] <= total
     for item in intervals:
@@ -52,7 +52,7 @@ def test_live_tensors_never_overlap(intervals, batch, sequence):
             if item.name < other.name and item.overlaps(other):
                 (a, b), (c, d) = places[item.name], places[other.name]
                 assert b <= c or d <= a or a == b or c == d, (item, other, places)
-    assert plan.least_bytes(symbols) <= total + ALIGNMENT * len(intervals)
+    assert plan.least_bytes(symbols) <= total + TENSOR_ALIGNMENT * len(intervals)
 
 
 def test_one_family_is_packed_like_integers():
@@ -96,7 +96,7 @@ def test_a_family_of_any_multiples_is_near_the_least():
     sizes = [("x", 32, 0, 4), ("depthwise", 32, 1, 2), ("norm", 32, 2, 3), ("wide", 128, 3, 4), ("narrow", 32, 4, 5)]
     plan = plan_memory([LiveInterval(name, factor * pixels, *life) for name, factor, *life in sizes])
     symbols = {"batch": 3, "sequence": 41}
-    assert evaluate(plan.total, symbols) <= plan.least_bytes(symbols) + 2 * ALIGNMENT
+    assert evaluate(plan.total, symbols) <= plan.least_bytes(symbols) + 2 * TENSOR_ALIGNMENT
 
 
 def test_an_empty_plan_needs_nothing():

@@ -18,7 +18,7 @@ from tilewright.graph import reference  # noqa: E402
 from tilewright.graph.build import GraphBuilder  # noqa: E402
 from tilewright.graph.core import Value  # noqa: E402
 from tilewright.importers import import_model  # noqa: E402
-from tilewright.importers.report import Report  # noqa: E402
+from tilewright.importers.report import ImportReport  # noqa: E402
 from tilewright.importers.torch_export import declare_output  # noqa: E402
 from tilewright.importers.torch_fx import Walker, dtype_of  # noqa: E402
 from tilewright.importers.torch_ops import RULES  # noqa: E402
@@ -72,7 +72,7 @@ def imported(name: str, args: Any, kwargs: Any, expected: Any = None) -> tuple[l
         *pytree.tree_map(lambda x: x.clone() if isinstance(x, torch.Tensor) else x, args), **kwargs
     )
     node.meta["val"] = expected
-    builder, report = GraphBuilder("case"), Report("case")
+    builder, report = GraphBuilder("case"), ImportReport("case")
     walker = Walker(builder, SymbolTable(builder, {}), report, RULES)
     for placeholder in graph.nodes:
         if placeholder.op == "placeholder":

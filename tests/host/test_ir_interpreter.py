@@ -12,7 +12,7 @@ import tilewright
 import tilewright.language as tl
 from tilewright.errors import ExecutionError, LaunchError
 from tilewright.ir.interpreter import run
-from tilewright.ir.memory import Pointer
+from tilewright.ir.memory import ArrayPointer
 from tilewright.ir.parser import parse_function
 from tilewright.ir.verifier import verify
 from tilewright.settings import settings
@@ -63,7 +63,7 @@ def test_strided_reversed_and_offset_arrays():
         (base[2:8], [2, 3, 4, 5]),
         (base[4:10:2], [4, 5, 6, 7]),
         (np.flip(base)[3:], None),
-        (Pointer(base, 5), [5, 6, 7, 8]),
+        (ArrayPointer(base, 5), [5, 6, 7, 8]),
         (np.flip(base)[8:], None),
     ):
         y = np.zeros(4, np.float32)
@@ -88,7 +88,7 @@ def test_out_of_bounds_names_operation_location_and_instance():
     text = str(caught.value)
     assert text.startswith("k.py:5:8: load in program instance (0, 0, 0): access out of bounds: element 3 of x")
     with pytest.raises(ExecutionError, match="element -1 of x"):
-        run(kernel("%x: *f32, %y: *f32", COPY), [Pointer(np.zeros(8, np.float32), -1), np.zeros(4, np.float32)])
+        run(kernel("%x: *f32, %y: *f32", COPY), [ArrayPointer(np.zeros(8, np.float32), -1), np.zeros(4, np.float32)])
     with pytest.raises(ExecutionError, match="null pointer"):
         run(kernel("%x: *f32, %y: *f32", COPY), [None, np.zeros(4, np.float32)])
     fixed = np.zeros(4, np.float32)
@@ -113,7 +113,7 @@ def test_a_neighbouring_buffer_is_not_reached():
         ([np.zeros(1, np.float32), 2**40], "does not fit i32"),
         ([np.zeros(1, np.float32), "x"], "expected a number"),
         ([np.zeros(1, np.float32), 6], "6 is not divisible by 4"),
-        ([Pointer(np.zeros(9, np.float32), 1), 4], "its address is not divisible by 16"),
+        ([ArrayPointer(np.zeros(9, np.float32), 1), 4], "its address is not divisible by 16"),
     ],
 )
 def test_refuses_arguments_that_do_not_fit(arguments, message: str):

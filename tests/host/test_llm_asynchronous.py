@@ -10,7 +10,7 @@ import pytest
 from tests.host.llm_support import StandIn, checkpoint_of
 from tilewright.errors import InputError
 from tilewright.llm.asynchronous import AsyncEngine, AsyncLLM, EngineStopped
-from tilewright.llm.engine import Engine
+from tilewright.llm.engine import LLMEngine
 from tilewright.llm.requests import SamplingParameters
 from tilewright.llm.step import Limits
 
@@ -20,7 +20,7 @@ LIMITS = Limits(4, 16, 8, 64)
 
 
 def made(model=None):
-    return AsyncEngine(Engine(model or StandIn(LIMITS, 40), 17))
+    return AsyncEngine(LLMEngine(model or StandIn(LIMITS, 40), 17))
 
 
 async def last(stream):

@@ -30,9 +30,9 @@ def folder(tmp_path_factory):
 
 def test_metrics_are_their_definitions():
     timings = [
-        load.Timing(10, 5, start=0.0, ttft=0.1, gaps=[0.1] * 4, latency=0.5),
-        load.Timing(20, 1, start=0.2, ttft=0.3, latency=0.3),
-        load.Timing(5, error="status 429"),
+        load.RequestTiming(10, 5, start=0.0, ttft=0.1, gaps=[0.1] * 4, latency=0.5),
+        load.RequestTiming(20, 1, start=0.2, ttft=0.3, latency=0.3),
+        load.RequestTiming(5, error="status 429"),
     ]
     found = load.summary(timings, 2.0, [50], {"ttft": 200.0})
     assert (found["completed"], found["failed"], found["max_concurrent_requests"]) == (2, 1, 2)

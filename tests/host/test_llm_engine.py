@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 
 from tests.host.llm_support import StandIn, check_together, shown
 from tilewright.errors import DeviceError, InputError
-from tilewright.llm.engine import Engine
+from tilewright.llm.engine import LLMEngine
 from tilewright.llm.requests import SamplingParameters
 from tilewright.llm.step import Limits
 
@@ -48,7 +48,7 @@ def run(engine, most=3000):
 
 def alone(prompt, parameters):
     """The results of a request that has the machine for itself, in one chunk, without a cache."""
-    engine = Engine(StandIn(Limits(LENGTH, 256, 8, LENGTH), 16), 17, Letters(), [END], share_prefixes=False)
+    engine = LLMEngine(StandIn(Limits(LENGTH, 256, 8, LENGTH), 16), 17, Letters(), [END], share_prefixes=False)
     name = engine.add(prompt, parameters)
     return run(engine)[name]
 
@@ -76,7 +76,7 @@ requests_drawn = st.lists(
 @settings(max_examples=60, deadline=None, suppress_health_check=list(HealthCheck))
 @given(limits=limits_drawn, spare=st.integers(0, 6), requests=requests_drawn, share=st.booleans())
 def test_requests_together_give_what_they_give_alone(limits, spare, requests, share):
-    engine = Engine(StandIn(limits, limits.columns + spare), 17, Letters(), [END], share)
+    engine = LLMEngine(StandIn(limits, limits.columns + spare), 17, Letters(), [END], share)
     check_together(engine, requests, run, alone)
 
 
@@ -84,7 +84,7 @@ def test_requests_together_give_what_they_give_alone(limits, spare, requests, sh
 @given(limits=limits_drawn, data=st.data())
 def test_aborts_and_deadlines_leave_nothing(limits, data):
     clock = [0.0]
-    engine = Engine(StandIn(limits, limits.columns + 2), 17, end_tokens=[END], clock=lambda: clock[0])
+    engine = LLMEngine(StandIn(limits, limits.columns + 2), 17, end_tokens=[END], clock=lambda: clock[0])
     parameters = SamplingParameters(max_tokens=20, temperature=0.0, ignore_eos=True, n=2)
     names = []
     for _ in range(6):
@@ -116,7 +116,7 @@ def test_aligned_chunks_follow_from_a_sequence_s_own_tokens():
     limits = Limits(4, 8, 4, LENGTH)
     model = Recording(limits, limits.columns + 2)
     model.seen = {}
-    engine = Engine(model, 17, deterministic=True)
+    engine = LLMEngine(model, 17, deterministic=True)
     parameters = SamplingParameters(max_tokens=9, temperature=0.0, ignore_eos=True, n=2)
     prompts = [[0] * 21, [0] * 21 + [1] * 5, [0] * 8, [0] * 21, [1]]
     names = [engine.add(prompt, parameters) for prompt in prompts]
@@ -129,7 +129,7 @@ def test_aligned_chunks_follow_from_a_sequence_s_own_tokens():
 
 
 def test_results_of_one_request_share_its_prompt():
-    engine = Engine(StandIn(Limits(4, 64, 8, LENGTH), 40), 17)
+    engine = LLMEngine(StandIn(Limits(4, 64, 8, LENGTH), 40), 17)
     name = engine.add([0, 1] * 8, SamplingParameters(n=4, seed=1, max_tokens=6))
     output = run(engine)[name]
     assert len({tuple(one.tokens) for one in output.completions}) > 1
@@ -137,7 +137,7 @@ def test_results_of_one_request_share_its_prompt():
 
 
 def test_equal_beginnings_are_found_by_those_of_one_salt():
-    engine = Engine(StandIn(Limits(4, 64, 8, LENGTH), 40), 17)
+    engine = LLMEngine(StandIn(Limits(4, 64, 8, LENGTH), 40), 17)
     prompt = [0, 1, 1, 0] * 5
     cached = []
     for salt in ("a", "a", "b", "a"):
@@ -148,7 +148,7 @@ def test_equal_beginnings_are_found_by_those_of_one_salt():
 
 def test_memory_for_one_sequence_is_enough_for_many():
     limits = Limits(4, 16, 8, LENGTH)
-    engine = Engine(StandIn(limits, limits.columns), 17, end_tokens=[END])
+    engine = LLMEngine(StandIn(limits, limits.columns), 17, end_tokens=[END])
     parameters = SamplingParameters(max_tokens=20, temperature=0.0, ignore_eos=True)
     names = [engine.add([number % 2] * (5 + number), parameters) for number in range(8)]
     done = run(engine)
@@ -160,7 +160,7 @@ def test_memory_for_one_sequence_is_enough_for_many():
 def test_the_oldest_request_never_waits_for_younger_ones():
     limits = Limits(4, 8, 8, LENGTH)
     model = StandIn(limits, limits.columns)
-    engine = Engine(model, 17)
+    engine = LLMEngine(model, 17)
     parameters = SamplingParameters(max_tokens=25, temperature=0.0)
     oldest = engine.add([0] * 20, parameters)
     for number in range(6):
@@ -179,7 +179,7 @@ def test_a_step_that_fails_ends_its_requests_only():
                 raise DeviceError("the machine is on fire at 0xdeadbeef")
             return super().run(chunks)
 
-    engine = Engine(Failing(Limits(4, 16, 8, LENGTH), 20), 17)
+    engine = LLMEngine(Failing(Limits(4, 16, 8, LENGTH), 20), 17)
     first = engine.add([0, 1], SamplingParameters(max_tokens=5))
     failed = run(engine)[first]
     assert failed.completions[0].finish_reason == "error" and "0xdead" not in failed.error
@@ -192,7 +192,7 @@ def test_logits_that_are_no_numbers_end_one_request_only():
         def logits(self, tokens):
             return np.full(17, np.nan, np.float32) if tokens[0] == 1 else super().logits(tokens)
 
-    engine = Engine(Broken(Limits(4, 16, 8, LENGTH), 20), 17)
+    engine = LLMEngine(Broken(Limits(4, 16, 8, LENGTH), 20), 17)
     bad = engine.add([1, 1], SamplingParameters(max_tokens=5, n=3))
     good = engine.add([0, 1], SamplingParameters(max_tokens=5))
     done = run(engine)
@@ -215,7 +215,7 @@ def test_stop_tokens_least_tokens_and_lengths():
 
 
 def test_a_sequence_ends_at_the_longest_length():
-    engine = Engine(StandIn(Limits(4, 16, 8, 16), 8), 17)
+    engine = LLMEngine(StandIn(Limits(4, 16, 8, 16), 8), 17)
     name = engine.add([0] * 10, SamplingParameters(max_tokens=100, temperature=0.0))
     result = run(engine)[name].completions[0]
     assert result.finish_reason == "length" and len(result.tokens) == 6
@@ -223,14 +223,14 @@ def test_a_sequence_ends_at_the_longest_length():
 
 @pytest.mark.parametrize("prompt", [[], [0] * LENGTH, [17], [-1], ["a"], [True], "text", [0.5]])
 def test_prompts_that_are_refused(prompt):
-    engine = Engine(StandIn(Limits(4, 16, 8, LENGTH), 40), 17)
+    engine = LLMEngine(StandIn(Limits(4, 16, 8, LENGTH), 40), 17)
     with pytest.raises(InputError):
         engine.add(prompt)
     assert not engine.has_work
 
 
 def test_a_name_is_used_once_at_a_time():
-    engine = Engine(StandIn(Limits(4, 16, 8, LENGTH), 40), 17)
+    engine = LLMEngine(StandIn(Limits(4, 16, 8, LENGTH), 40), 17)
     engine.add([0], name="mine")
     with pytest.raises(InputError, match="mine"):
         engine.add([0], name="mine")
@@ -240,7 +240,7 @@ def test_a_name_is_used_once_at_a_time():
 
 
 def test_statistics_count_what_was_done():
-    engine = Engine(StandIn(Limits(4, 16, 8, LENGTH), 40), 17)
+    engine = LLMEngine(StandIn(Limits(4, 16, 8, LENGTH), 40), 17)
     for _ in range(2):
         engine.add([0, 1] * 5, SamplingParameters(max_tokens=4, temperature=0.0))
         run(engine)
@@ -253,7 +253,7 @@ def test_statistics_count_what_was_done():
 def test_logprobs_of_a_prompt_are_held_once(seconds):
     """Not beside the list that the output has, and not at all once the time is over."""
     clock = itertools.count()
-    engine = Engine(StandIn(Limits(4, 4, 4, LENGTH), 40), 17, clock=lambda: float(next(clock)))
+    engine = LLMEngine(StandIn(Limits(4, 4, 4, LENGTH), 40), 17, clock=lambda: float(next(clock)))
     name = engine.add([3] * 12, SamplingParameters(prompt_logprobs=2, max_tokens=3), seconds=seconds)
     request = engine._requests[name]
     while engine.has_work and request.prompt_logprobs is None:

@@ -11,7 +11,7 @@ from tests.host.llm_support import StandIn, check_together, checkpoint_of
 from tests.host.test_llm_engine import END, LENGTH, Letters, alone, limits_drawn, requests_drawn, run
 from tilewright.errors import InputError
 from tilewright.llm import LLM, SamplingParameters
-from tilewright.llm.engine import Engine
+from tilewright.llm.engine import LLMEngine
 from tilewright.llm.requests import SamplingParameters as Wanted
 from tilewright.llm.speculation import DraftModel, Pace, PromptLookup, Speculator
 from tilewright.llm.step import Limits
@@ -43,7 +43,7 @@ def speculator(kind, limits, pages):
 @given(limits=limits_drawn, spare=st.integers(0, 6), requests=requests_drawn, share=st.booleans())
 def test_drafts_change_no_result(kind, limits, spare, requests, share):
     pages = limits.columns + spare
-    engine = Engine(StandIn(limits, pages), 17, Letters(), [END], share, speculator=speculator(kind, limits, pages))
+    engine = LLMEngine(StandIn(limits, pages), 17, Letters(), [END], share, speculator=speculator(kind, limits, pages))
     done = check_together(engine, requests, run, alone)
     counts = engine.statistics
     assert counts.accepted_tokens <= counts.drafted_tokens
@@ -70,7 +70,7 @@ def test_the_distribution_is_the_model_s(kind):
     model = None if kind == "lookup" else DraftModel(Biased(limits, 256, 4), 4)
     drafts = Speculator(4, model)
     drafts.pace = Eager(4)
-    engine = Engine(Coins(limits, 256, 4), 4, speculator=drafts)
+    engine = LLMEngine(Coins(limits, 256, 4), 4, speculator=drafts)
     names = [engine.add([0, 1, 2, 3] * 2, Wanted(max_tokens=161, seed=seed)) for seed in range(12)]
     done = run(engine)
     pairs = np.zeros((4, 4))
@@ -87,7 +87,7 @@ def test_a_draft_model_that_is_the_model_is_always_right():
     for temperature in (0.0, 1.0):
         drafts = Speculator(3, DraftModel(StandIn(limits, 40), 17))
         drafts.pace = Eager(3)
-        engine = Engine(StandIn(limits, 40), 17, speculator=drafts)
+        engine = LLMEngine(StandIn(limits, 40), 17, speculator=drafts)
         engine.add([0, 1] * 4, Wanted(max_tokens=17, temperature=temperature, seed=3))
         run(engine)
         counts = engine.statistics
@@ -97,7 +97,7 @@ def test_a_draft_model_that_is_the_model_is_always_right():
 def test_prefixes_that_are_found_are_those_of_both_models():
     """Pages that were filled while nothing was drafted are the draft model's too, or are not shared."""
     limits = Limits(4, 64, 8, LENGTH)
-    engine = Engine(StandIn(limits, 40), 17, speculator=Speculator(3, DraftModel(StandIn(limits, 40), 17)))
+    engine = LLMEngine(StandIn(limits, 40), 17, speculator=Speculator(3, DraftModel(StandIn(limits, 40), 17)))
     wanted = Wanted(max_tokens=17, temperature=0.0)
     engine.speculator.pace.choose = lambda sequences, drafts: 0
     name = engine.add([0, 1], wanted)
@@ -121,7 +121,7 @@ def test_a_draft_that_is_no_number_is_none():
     wanted, limits = SamplingParameters(max_tokens=30, seed=5, top_p=0.9, ignore_eos=True), Limits(4, 16, 8, 64)
     found = []
     for drafts in (None, Speculator(3, DraftModel(Broken(limits, 40), 17))):
-        engine = Engine(StandIn(limits, 40), 17, speculator=drafts)
+        engine = LLMEngine(StandIn(limits, 40), 17, speculator=drafts)
         for prompt in ([1, 2], [4, 5], [7, 8]):
             engine.add(prompt, wanted)
         while engine.has_work:

@@ -16,8 +16,8 @@ from tilewright.graph.passes.fuse import fuse
 from tilewright.graph.pipeline import optimize
 from tilewright.library.candidate import Candidate
 from tilewright.library.generated.index import Coordinate, Index
-from tilewright.library.generated.runs import LEAST, Store, find_runs
-from tilewright.library.generated.trace import Literal, Load, Operation
+from tilewright.library.generated.runs import SHORTEST_RUN, Store, find_runs
+from tilewright.library.generated.trace import ElementwiseOperation, Literal, Load
 from tilewright.symbolic import evaluate
 
 UNARY = ("relu", "tanh", "sigmoid", "negate", "absolute", "exp", "sin")
@@ -107,7 +107,7 @@ def places(store: Store, turn: int = 0) -> list[tuple[Any, ...]]:
         item = waiting.pop()
         if isinstance(item, Load):
             found.append((item.value, *at(item.index)))
-        elif isinstance(item, Operation):
+        elif isinstance(item, ElementwiseOperation):
             waiting += item.operands
             found.append((item.node.op,))
     return found
@@ -125,13 +125,13 @@ def test_runs_store_what_their_stores_do(number: int, rng: np.random.Generator) 
     while len(stores) < 120:
         place, source = (int(each) for each in random.integers(0, 4000, 2))
         steps = [int(each) for each in random.integers(-9, 10, 2)]
-        for turn in range(int(random.choice([1, 3, LEAST, 40]))):
+        for turn in range(int(random.choice([1, 3, SHORTEST_RUN, 40]))):
             load = Load(x, Index(((Coordinate(0, 3), 1),), source + turn * steps[0]), ())
             other = shared if place % 2 else Literal(1.5, float32)
             index = Index(((Coordinate(0, 3), 1),), place + turn * steps[1])
-            stores.append(Store(node.output, index, Operation(node, [load, other])))
+            stores.append(Store(node.output, index, ElementwiseOperation(node, [load, other])))
     single, runs = find_runs(stores)
-    assert all(run.count >= LEAST for run in runs) and runs
+    assert all(run.count >= SHORTEST_RUN for run in runs) and runs
     found = [places(store) for store in single]
     found += itertools.chain.from_iterable(([places(run.store, turn) for turn in range(run.count)]) for run in runs)
     key = lambda item: repr(item)  # noqa: E731

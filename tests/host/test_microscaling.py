@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 from tilewright.errors import InputError
-from tilewright.quant.microscaling import BLOCK, ELEMENTS, decode_mx, decode_nvfp4, encode_mx, encode_nvfp4
+from tilewright.quant.microscaling import BLOCK, ELEMENT_TYPES, decode_mx, decode_nvfp4, encode_mx, encode_nvfp4
 
 
 def codes_of(dtype: np.dtype) -> np.ndarray:
@@ -28,9 +28,9 @@ def nearest(x: float, dtype: np.dtype) -> float:
     )
 
 
-@pytest.mark.parametrize("name", ELEMENTS)
+@pytest.mark.parametrize("name", ELEMENT_TYPES)
 def test_mx_formats(name: str, rng: np.random.Generator) -> None:
-    dtype = ELEMENTS[name]
+    dtype = ELEMENT_TYPES[name]
     numbers = codes_of(dtype)
     most = numbers[np.isfinite(numbers)].max()
     x = (rng.standard_normal((6, BLOCK)) * 2.0 ** rng.integers(-60, 60, (6, 1))).astype(np.float32)

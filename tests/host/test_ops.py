@@ -24,7 +24,7 @@ from tilewright.ops import arrays, products, reductions
 from tilewright.runtime import tables
 from tilewright.runtime.cuda import streams
 from tilewright.runtime.cuda.device import current_device
-from tilewright.runtime.cuda.streams import Place
+from tilewright.runtime.cuda.streams import DevicePlace
 from tilewright.settings import settings
 from tilewright.targets.nvidia.target import NvidiaTarget
 
@@ -302,8 +302,8 @@ def test_forms_and_arrays_of_every_kind_have_a_type_of_kernel() -> None:
 
 
 def test_arrays_without_streams_are_told_what_to_become() -> None:
-    place = Place(0, streams.DLPACK)
-    view = arrays.View(object(), 4096, dtypes.float32, (8, 8), (8, 1), place)
+    place = DevicePlace(0, streams.DLPACK)
+    view = arrays.ArrayView(object(), 4096, dtypes.float32, (8, 8), (8, 1), place)
     for refused in (lambda: arrays.empty(view, (8, 8), dtypes.float32), lambda: arrays.stream_of([view])):
         with pytest.raises(LaunchError, match=r"one library that has streams.*torch\.from_dlpack"):
             refused()
@@ -407,7 +407,7 @@ def test_attention_refuses(rng: np.random.Generator) -> None:
 def test_rows(long: bool, interpreted: None, rng: np.random.Generator, monkeypatch: pytest.MonkeyPatch) -> None:
     if long:
         monkeypatch.setattr(row_forms, "REGISTER_COLUMNS", 64)
-        monkeypatch.setattr(row_forms, "CHUNK", 64)
+        monkeypatch.setattr(row_forms, "ROW_CHUNK", 64)
     x, weight, bias, residual = normal(rng, 7, 100), normal(rng, 100), normal(rng, 100), normal(rng, 7, 100)
     powers = np.exp(wide(x) - wide(x).max(1, keepdims=True))
     expected = powers / powers.sum(1, keepdims=True)

@@ -17,7 +17,7 @@ from tilewright.graph import semantics
 from tilewright.library.candidate import Table
 from tilewright.ops import calls
 from tilewright.ops.arrays import view
-from tilewright.runtime.cuda.streams import Place
+from tilewright.runtime.cuda.streams import DevicePlace
 from tilewright.settings import settings
 
 
@@ -161,7 +161,7 @@ def test_the_oldest_operations_are_forgotten_with_their_tables(monkeypatch: pyte
         table = operation._table(Table("attention", (1, 1, 1, 1, 9, 64, 64, 128, 0, 132)))
         freed.append(weakref.ref(table))
         object.__setattr__(operation, "ordinal", 0)
-        operation._keep_for_graphs([replace(view(x, "x"), place=Place(0, "torch"))])
+        operation._keep_for_graphs([replace(view(x, "x"), place=DevicePlace(0, "torch"))])
     del operation, table
     for padding in (2, 3):
         ops.conv2d(x, w, padding=padding)

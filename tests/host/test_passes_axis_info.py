@@ -13,11 +13,11 @@ from tilewright.dtypes import float32, int32, int64
 from tilewright.ir import interpreter
 from tilewright.ir.builder import Builder
 from tilewright.ir.core import Function, Parameter, Region, Value
-from tilewright.ir.memory import Memory
+from tilewright.ir.memory import LaunchMemory
 from tilewright.ir.parser import parse_function
 from tilewright.ir.types import PointerType, TensorType, scalar
 from tilewright.ir.verifier import verify
-from tilewright.passes.axis_info import LARGEST, AxisInfo, analyze_axes
+from tilewright.passes.axis_info import LARGEST_DIVISOR, AxisInfo, analyze_axes
 
 
 def facts_of(parameters: str, body: str) -> dict[str, AxisInfo]:
@@ -269,7 +269,7 @@ def test_facts_are_true_of_what_is_computed(seed: int):
     function = IndexMaker(random_module.Random(seed)).make(14)
     verify(function)
     facts = analyze_axes(function)
-    memory = Memory()
+    memory = LaunchMemory()
 
     class Checked(interpreter._Instance):
         def operation(self, operation) -> None:
@@ -294,7 +294,7 @@ def test_facts_are_true_of_what_is_computed(seed: int):
             Checked(memory, (program, 0, 0), (2, 1, 1), values).region(function.region)
 
 
-@pytest.mark.parametrize(("number", "divisor"), [(0, LARGEST), (12, 4), (-16, 16), (1, 1)])
+@pytest.mark.parametrize(("number", "divisor"), [(0, LARGEST_DIVISOR), (12, 4), (-16, 16), (1, 1)])
 def test_constants_know_their_divisors(number: int, divisor: int):
     function = Function("k", Region(), [])
     value = Builder(function).constant(number, int32, (8,))

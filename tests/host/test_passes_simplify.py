@@ -13,7 +13,7 @@ from tests.host.random_kernels import random_kernel, run_kernel
 from tilewright.ir.core import Function, Operation, Value
 from tilewright.ir.parser import parse_function
 from tilewright.ir.printer import print_function
-from tilewright.ir.rewrite import Rewriter, RuleTable, rewrite
+from tilewright.ir.rewrite import Rewriter, RewriteTable, rewrite
 from tilewright.ir.verifier import verify
 from tilewright.passes.canonicalize import canonicalize
 from tilewright.passes.common_subexpressions import merge_common_subexpressions
@@ -371,14 +371,14 @@ def test_locations_stay_with_rewritten_operations():
 
 
 def test_rules_see_what_other_rules_made():
-    table = RuleTable("doubling")
+    table = RewriteTable("doubling")
 
     @table.on("add")
     def twice(operation: Operation, build: Rewriter) -> Value | None:
         left, right = operation.operands
         return build.emit("multiply", left, build.like(left, 2)) if left is right else None
 
-    other = RuleTable("shifting")
+    other = RewriteTable("shifting")
 
     @other.on("multiply")
     def shift(operation: Operation, build: Rewriter) -> Value | None:
@@ -390,7 +390,7 @@ def test_rules_see_what_other_rules_made():
 
 
 def test_rules_that_never_rest_are_stopped():
-    table = RuleTable("circle")
+    table = RewriteTable("circle")
 
     @table.on("add")
     def turn(operation: Operation, build: Rewriter) -> Value | None:

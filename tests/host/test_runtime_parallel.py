@@ -19,7 +19,7 @@ from tilewright.runtime import parallel
 from tilewright.runtime.glue import glue_text
 from tilewright.runtime.launch import launch
 from tilewright.runtime.library import load_objects, system_address
-from tilewright.runtime.memory import ALIGNMENT, BufferPool
+from tilewright.runtime.memory import BUFFER_ALIGNMENT, BufferPool
 from tilewright.settings import _cpu_quota, settings
 
 # Adds 1 to x[i] for every instance i, through its scratch memory.
@@ -313,7 +313,7 @@ def test_the_glue_is_valid_for_other_machines(triple):
 def test_buffers_are_aligned_and_reused():
     pool = BufferPool(keep=1)
     with pool.borrow(100) as first:
-        assert first.address % ALIGNMENT == 0
+        assert first.address % BUFFER_ALIGNMENT == 0
         with pool.borrow(100) as second:
             assert second.address != first.address
     with pool.borrow(80) as again:

@@ -51,11 +51,11 @@ def mebibytes(count: int) -> str:
         ("signatures; bytes of a key file", f"{signing.MOST_SIGNATURES}; {signing._LARGEST_KEY_FILE >> 10} KiB"),
         (
             "nodes of an ONNX model, its functions expanded; of the graph that it becomes",
-            f"{onnx_structure.MOST_NODES:,}; {onnx.MOST_GRAPH_NODES:,}",
+            f"{onnx_structure.MOST_MODEL_NODES:,}; {onnx.MOST_GRAPH_NODES:,}",
         ),
         (
             "dimensions of a tensor; elements of a tensor",
-            f"{inference.MOST_DIMENSIONS}; 2^{inference.MOST_ELEMENTS.bit_length() - 1}",
+            f"{inference.MOST_DIMENSIONS}; 2^{inference.MOST_TENSOR_ELEMENTS.bit_length() - 1}",
         ),
         ("items of an ONNX attribute", f"{onnx_structure.MOST_ATTRIBUTE_ITEMS:,}"),
         ("terms of a symbolic size", f"{shapes.MOST_TERMS}"),
@@ -73,7 +73,7 @@ def mebibytes(count: int) -> str:
         ),
         (
             "operations in one fused kernel",
-            f"{3 * fuse_draft.MOST_NODES // 2} (longer groups are split)",
+            f"{3 * fuse_draft.MOST_GROUP_NODES // 2} (longer groups are split)",
         ),
         ("threads of a run", f"{MOST_THREADS:,}"),
     ],

@@ -16,7 +16,13 @@ from tilewright.errors import ShapeError  # noqa: E402
 from tilewright.graph import reference  # noqa: E402
 from tilewright.graph.build import GraphBuilder  # noqa: E402
 from tilewright.graph.core import Graph  # noqa: E402
-from tilewright.graph.passes.sorting import FEW, LONGEST, MANY, SHORT, without_sorting  # noqa: E402
+from tilewright.graph.passes.sorting import (  # noqa: E402
+    LONGEST_COMPARED,
+    LONGEST_WITHOUT_KERNEL,
+    MOST_SELECTED,
+    MOST_SELECTED_LONG,
+    without_sorting,
+)
 from tilewright.graph.target_passes import TargetPass, TargetPasses  # noqa: E402
 from tilewright.library import select  # noqa: E402
 from tilewright.library.sort import simt  # noqa: E402
@@ -54,11 +60,11 @@ def expected(x: np.ndarray, axis: int, count: int, descending: bool) -> np.ndarr
 
 
 CASES = [  # shape, axis, count
-    ((2, SHORT + 53), 1, SHORT + 53),
-    ((2, SHORT + 20, 3), 1, FEW + 1),
-    ((3, SHORT - 8), 1, SHORT - 8),
-    ((2, SHORT - 8, 3), 1, FEW + 3),
-    ((3, 60), 1, FEW),
+    ((2, LONGEST_COMPARED + 53), 1, LONGEST_COMPARED + 53),
+    ((2, LONGEST_COMPARED + 20, 3), 1, MOST_SELECTED + 1),
+    ((3, LONGEST_COMPARED - 8), 1, LONGEST_COMPARED - 8),
+    ((2, LONGEST_COMPARED - 8, 3), 1, MOST_SELECTED + 3),
+    ((3, 60), 1, MOST_SELECTED),
     ((1,), 0, 1),
 ]
 
@@ -109,7 +115,11 @@ def test_targets_without_the_kernel_compare_or_leave_it_to_numpy(
     monkeypatch.setitem(select.MAKERS, "cpu", without)
     passes = TargetPasses(before=[TargetPass(without_sorting, {"has_kernel": False}, required=True)])
     monkeypatch.setattr(CPUBackend, "graph_passes", passes)
-    cases = [((2, LONGEST + 1), 1, MANY + 1), ((2, LONGEST + 1), 1, FEW + 2), ((2, 100), 1, 100)]
+    cases = [
+        ((2, LONGEST_WITHOUT_KERNEL + 1), 1, MOST_SELECTED_LONG + 1),
+        ((2, LONGEST_WITHOUT_KERNEL + 1), 1, MOST_SELECTED + 2),
+        ((2, 100), 1, 100),
+    ]
     graph = sorting(float32, cases)
     assert sum(node.op == "argsort" for node in without_sorting(graph, has_kernel=False).nodes) == 2
     engine = build(graph, "cpu", tuning=Tuning(effort=0))
@@ -137,7 +147,7 @@ GPU_CASES = [  # shape, axis, count: rows in one network, merged tiles, first el
 def small_networks(monkeypatch: pytest.MonkeyPatch) -> None:
     """Networks of 32 elements, so that short rows take every way that long ones do, in code that compiles at once."""
     monkeypatch.setattr(simt, "STAGES", 5)
-    monkeypatch.setattr(simt, "ELEMENTS", 32)
+    monkeypatch.setattr(simt, "NETWORK_ELEMENTS", 32)
     monkeypatch.setattr(simt, "SELECTED", 5)
 
 

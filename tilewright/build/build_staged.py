@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from tilewright.dtypes import HOST_ONLY
-from tilewright.engine.engine import MOST_PARTS, Engine, staged_symbol
+from tilewright.engine.engine import MOST_MODEL_PARTS, Engine, staged_symbol
 from tilewright.engine.file import Package
 from tilewright.engine.graph_json import Placement, graph_entry
 from tilewright.engine.plan_json import plan_to_json
@@ -33,21 +33,21 @@ from tilewright.targets.base import Target
 from tilewright.targets.registry import graph_passes
 
 if TYPE_CHECKING:
-    from tilewright.build.builder import Builder, Order, Program
+    from tilewright.build.builder import EngineBuilder, Order, TargetProgram
 
 
 def build_staged(graph: Graph, order: Order, missing: Sequence[str] = ()) -> Engine:
     """The engine of a graph that was cut; `missing` are remarks about nodes without a kernel. Raises as `build`."""
-    from tilewright.build.builder import Builder, manifest_of
+    from tilewright.build.builder import EngineBuilder, manifest_of
 
     _check_symbols(graph)
-    if len(graph.parts) > MOST_PARTS:
+    if len(graph.parts) > MOST_MODEL_PARTS:
         raise UnsupportedOperationError(
-            f"the model {graph.name} would be cut into {len(graph.parts)} parts, at most {MOST_PARTS} are supported: "
-            "let fewer sizes depend on data"
+            f"the model {graph.name} would be cut into {len(graph.parts)} parts, at most {MOST_MODEL_PARTS} are "
+            "supported: let fewer sizes depend on data"
         )
     weights: dict[str, WeightSource] = {}
-    builders = [Builder(part, order, weights, f"{number}/") for number, part in enumerate(graph.parts)]
+    builders = [EngineBuilder(part, order, weights, f"{number}/") for number, part in enumerate(graph.parts)]
     compiled = [builder.programs() for builder in builders]
     _, arrays = to_data(graph)
     placements: dict[str, Placement] = {name: (f"host/{name}", None) for name in arrays}
@@ -71,7 +71,7 @@ def build_staged(graph: Graph, order: Order, missing: Sequence[str] = ()) -> Eng
 
 
 def _program(
-    graph: Graph, target: Target, parts: Sequence[Program], weights: Weights, text: bytes, number: int
+    graph: Graph, target: Target, parts: Sequence[TargetProgram], weights: Weights, text: bytes, number: int
 ) -> tuple[dict[str, Any], dict[str, bytes]]:
     """The entry of a target: the signature, and its parts."""
     from tilewright.build.builder import program_entry
@@ -148,7 +148,7 @@ def _is_size(value: Value) -> bool:
     return value.dtype.is_integer or 0 in value.shape
 
 
-def _kernel_remarks(builders: Sequence[Builder], compiled: Sequence[Sequence[Program]]) -> list[str]:
+def _kernel_remarks(builders: Sequence[EngineBuilder], compiled: Sequence[Sequence[TargetProgram]]) -> list[str]:
     found = [remark for builder in builders for remark in builder.import_remarks]
     return found + [remark for programs in compiled for program in programs for remark in program.kernels.remarks]
 

@@ -25,7 +25,7 @@ from tilewright.build.build_staged import build_staged, without_kernels
 from tilewright.build.index_ranges import check_constant_indices, index_ranges
 from tilewright.build.kernels import KernelEntry, KernelSet
 from tilewright.build.size_conditions import size_conditions
-from tilewright.build.storage import Access, Storage, Task, assign_storage, in_order
+from tilewright.build.storage import GroupTask, TaskAccess, TensorStorage, assign_storage, in_order
 from tilewright.build.tuning import Tuner, Tuning, labels
 from tilewright.dtypes import from_numpy
 from tilewright.engine import cuda_program
@@ -91,7 +91,11 @@ def build(
             f"the model {graph.name} is cut into parts, as sizes in it depend on data: its layers cannot be shown"
         )
     try:
-        return build_staged(graph if graph.parts else partition(graph), order) if cut else Builder(graph, order).build()
+        return (
+            build_staged(graph if graph.parts else partition(graph), order)
+            if cut
+            else EngineBuilder(graph, order).build()
+        )
     except UnsupportedOperationError:
         missing = {} if graph.parts else without_kernels(graph, targets)
         if not missing:
@@ -116,7 +120,7 @@ class Order:
 
 
 @dataclass(frozen=True)
-class Program:
+class TargetProgram:
     """The plan of a target with its kernels."""
 
     target: Target
@@ -126,7 +130,7 @@ class Program:
     arena: list[list[Any]]  # name, offset, bytes, first and last step of each tensor in it, as JSON
 
 
-class Builder:
+class EngineBuilder:
     """Builds one graph; as a part of a larger one with weights that are stored with those of others, under `prefix`."""
 
     def __init__(
@@ -160,7 +164,7 @@ class Builder:
         with self._stage("link", self.graph.name):
             return Engine(self._package(programs))
 
-    def programs(self) -> list[Program]:
+    def programs(self) -> list[TargetProgram]:
         """A program for each target; all weights are known then."""
         with self._stage("fuse", self.graph.name):
             fusions = {each: fuse(self.graph, *each) for each in dict.fromkeys(map(_fusion_of, self.targets))}
@@ -171,7 +175,7 @@ class Builder:
         self._store_remaining_constants()
         return programs
 
-    def _program(self, target: Target, fused: FusedGraph) -> Program:
+    def _program(self, target: Target, fused: FusedGraph) -> TargetProgram:
         """Kernels, places and steps for one target."""
         self.target, self.kernels = target, KernelSet(target, self.progress)
         tuner = Tuner(self.graph, target, self.tuning, self.progress)
@@ -181,7 +185,7 @@ class Builder:
                 self.graph, scheduled, self._copy, lambda accesses: self._spread(accesses, evidence)
             )
         plan, timings = self._plan(storage, evidence), tuple(tuner.used.values())
-        return Program(target, plan, self.kernels, timings, _arena(storage))
+        return TargetProgram(target, plan, self.kernels, timings, _arena(storage))
 
     # -- Kernels --------------------------------------------------------------------------------
 
@@ -204,13 +208,13 @@ class Builder:
         ]
         return scheduled, {group.name: _evidence(group, found[group.name], chosen[group.name]) for group in computed}
 
-    def _copy(self, source: Value, target: Value) -> Task:
+    def _copy(self, source: Value, target: Value) -> GroupTask:
         """The task that copies one tensor to another."""
         group = Group("movement", [], [source], [target], None, f"copy-{target.name}")
         call = elementwise_call([], [Result(source, target)], self.graph.constants, self.target)
-        return Task(group, copy_candidate("copy", [call], group, self.target))
+        return GroupTask(group, copy_candidate("copy", [call], group, self.target))
 
-    def _plan(self, storage: Storage, evidence: dict[str, dict[str, Any]]) -> Plan:
+    def _plan(self, storage: TensorStorage, evidence: dict[str, dict[str, Any]]) -> Plan:
         self.kernels.compile_ahead(
             [
                 (call, partial(self._place, number, storage=storage))
@@ -249,7 +253,7 @@ class Builder:
             conditions=self.conditions,
         )
 
-    def _spread(self, accesses: Sequence[Access], evidence: Mapping[str, Any]) -> list[branches.LanePlace]:
+    def _spread(self, accesses: Sequence[TaskAccess], evidence: Mapping[str, Any]) -> list[branches.LanePlace]:
         """A lane for each task: several where it pays to run kernels at once."""
         if not self.target.concurrent_kernels:
             return in_order(accesses)
@@ -262,7 +266,7 @@ class Builder:
             work.append(branches.TaskWork(access.reads, access.writes, seconds, fills))
         return branches.places(work, machine.launches.crossing)
 
-    def _steps(self, number: int, task: Task, storage: Storage, evidence: dict[str, Any]) -> list[Step]:
+    def _steps(self, number: int, task: GroupTask, storage: TensorStorage, evidence: dict[str, Any]) -> list[Step]:
         """A step for each stage of the task's candidate."""
         stages = task.candidate.stages
 
@@ -284,7 +288,7 @@ class Builder:
 
     # -- Constants ------------------------------------------------------------------------------
 
-    def _place(self, task: int, operand: Operand, storage: Storage) -> BufferReference:
+    def _place(self, task: int, operand: Operand, storage: TensorStorage) -> BufferReference:
         if isinstance(operand, PackedConstant):
             offset = operand.offset * operand.value.dtype.itemsize
             return BufferReference("weight", self._weight(operand.value, operand.recipe), offset)
@@ -314,7 +318,7 @@ class Builder:
 
     # -- The package ----------------------------------------------------------------------------
 
-    def _package(self, programs: Sequence[Program]) -> Package:
+    def _package(self, programs: Sequence[TargetProgram]) -> Package:
         weights = Weights.pack(self.weights)
         objects: dict[str, bytes] = {}
         entries = []
@@ -349,7 +353,7 @@ def manifest_of(
     return manifest
 
 
-def program_entry(program: Program, weights: Weights, suffix: str) -> tuple[dict[str, Any], dict[str, bytes]]:
+def program_entry(program: TargetProgram, weights: Weights, suffix: str) -> tuple[dict[str, Any], dict[str, bytes]]:
     """The manifest's entry of a program, and its machine code by member name; `suffix` is for the plan's own."""
     make = _launched_program if program.target.is_gpu else _native_program
     return make(program, weights, suffix)
@@ -367,7 +371,7 @@ def _fusion_of(target: Target) -> tuple[bool, bool, bool, bool]:
     return passes.norms_in_products, passes.row_programs, passes.attention_quantizes, passes.generates_running
 
 
-def _native_program(program: Program, weights: Weights, suffix: str) -> tuple[dict[str, Any], dict[str, bytes]]:
+def _native_program(program: TargetProgram, weights: Weights, suffix: str) -> tuple[dict[str, Any], dict[str, bytes]]:
     """The manifest's entry and the object files of a CPU's program, whose plan is a native function."""
     target, kernels = cast(CPUTarget, program.target), program.kernels.entries
     data = plan_to_json(program.plan)
@@ -388,7 +392,7 @@ def _native_program(program: Program, weights: Weights, suffix: str) -> tuple[di
     return entry, objects
 
 
-def _launched_program(program: Program, weights: Weights, suffix: str) -> tuple[dict[str, Any], dict[str, bytes]]:
+def _launched_program(program: TargetProgram, weights: Weights, suffix: str) -> tuple[dict[str, Any], dict[str, bytes]]:
     """The manifest's entry and the cubins of a GPU's program, whose plan the runtime walks."""
     target, kernels = program.target, program.kernels.entries
     data = plan_to_json(program.plan)
@@ -411,7 +415,7 @@ def _launched_program(program: Program, weights: Weights, suffix: str) -> tuple[
     return entry_data, objects
 
 
-def _arena(storage: Storage) -> list[list[Any]]:
+def _arena(storage: TensorStorage) -> list[list[Any]]:
     """What lies in the arena during which steps, for people."""
     counts = [len(task.candidate.stages) for task in storage.tasks]
     starts = [sum(counts[:number]) for number in range(len(counts) + 1)]

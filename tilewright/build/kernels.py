@@ -1,4 +1,4 @@
-"""Compiling the kernels of a plan: equal calls share one binary, and each becomes a plan's `Choice`."""
+"""Compiling the kernels of a plan: equal calls share one binary, and each becomes a plan's `LaunchChoice`."""
 
 from __future__ import annotations
 
@@ -15,9 +15,17 @@ from tilewright.graph.core import Value
 from tilewright.ir.core import Parameter
 from tilewright.ir.types import PointerType, TensorMapType, TensorType, scalar
 from tilewright.library import packing
-from tilewright.library.candidate import ExternKernel, KernelCall, Operand, PackedConstant, Part, Table, TiledOperand
+from tilewright.library.candidate import (
+    ExternKernel,
+    KernelCall,
+    Operand,
+    PackedConstant,
+    Table,
+    TensorPart,
+    TiledOperand,
+)
 from tilewright.runtime.cuda.extern import extern_key
-from tilewright.runtime.plan import Argument, BufferReference, Choice, TableReference, TiledReference
+from tilewright.runtime.plan import Argument, BufferReference, LaunchChoice, TableReference, TiledReference
 from tilewright.symbolic import Expression, lift, simplify
 from tilewright.targets.base import Binary, Target
 from tilewright.targets.registry import backend_of
@@ -48,7 +56,7 @@ class KernelSet:
     remarks: list[str] = field(default_factory=list)
     _compiled: dict[tuple[Any, ...], str] = field(default_factory=dict)
 
-    def choice(self, call: KernelCall, place: Place) -> Choice:
+    def choice(self, call: KernelCall, place: Place) -> LaunchChoice:
         """The launch of `call`, with `place` telling where its tensors lie."""
         places = _places(call, place)
         if isinstance(call.kernel, ExternKernel):
@@ -64,8 +72,8 @@ class KernelSet:
             for name, text in zip(names, types, strict=True)
         )
         if call.condition is None:
-            return Choice(key, arguments, call.grid, planes=call.planes)
-        return Choice(key, arguments, call.grid, *call.condition, planes=call.planes)
+            return LaunchChoice(key, arguments, call.grid, planes=call.planes)
+        return LaunchChoice(key, arguments, call.grid, *call.condition, planes=call.planes)
 
     def compile_ahead(self, calls: Sequence[tuple[KernelCall, Place]]) -> None:
         """Compile the kernels of calls that the object cache has not, several at once, so that `choice` finds them."""
@@ -137,14 +145,14 @@ class KernelSet:
 def _places(call: KernelCall, place: Place) -> dict[str, BufferReference]:
     """Where the tensors among a call's operands lie."""
     return {
-        name: place(operand.value if isinstance(operand, (TiledOperand, Part)) else operand)
+        name: place(operand.value if isinstance(operand, (TiledOperand, TensorPart)) else operand)
         for name, operand in call.operands.items()
         if _is_tensor(operand)
     }
 
 
 def _is_tensor(operand: Operand) -> bool:
-    return isinstance(operand, (Value, PackedConstant, TiledOperand, Part))
+    return isinstance(operand, (Value, PackedConstant, TiledOperand, TensorPart))
 
 
 def _argument(operand: Operand, place: BufferReference | None) -> Any:
@@ -154,7 +162,7 @@ def _argument(operand: Operand, place: BufferReference | None) -> Any:
         start = simplify(lift(place.offset) + lift(operand.offset) * _element(operand).itemsize)
         place = replace(place, offset=start)
         return TiledReference(place, operand.shape, operand.strides, operand.steps)
-    if isinstance(operand, Part):
+    if isinstance(operand, TensorPart):
         assert place is not None
         return replace(place, offset=simplify(lift(place.offset) + operand.offset * operand.value.dtype.itemsize))
     if isinstance(operand, Table):
@@ -186,7 +194,7 @@ def _type(name: str, call: KernelCall) -> TensorType:
         return scalar(TensorMapType(operand.block, _element(operand)))
     if isinstance(operand, Table) and not operand.columns:
         return scalar(PointerType(int32))
-    if isinstance(operand, (PackedConstant, Part)):
+    if isinstance(operand, (PackedConstant, TensorPart)):
         return scalar(PointerType(carrier(operand.value.dtype)))
     if isinstance(operand, Value):
         return scalar(PointerType(carrier(operand.dtype)))

@@ -18,18 +18,18 @@ import numpy as np
 from tilewright.runtime.plan import (
     Argument,
     BufferReference,
-    Choice,
     ContextLayout,
+    LaunchChoice,
     Plan,
     Step,
     TableReference,
     TiledReference,
     estimate_nanoseconds,
 )
-from tilewright.symbolic import Atom, Call, Expression, Size, Symbol, lower_bound
+from tilewright.symbolic import Atom, Expression, FunctionCall, Size, Symbol, lower_bound
 from tilewright.targets.llvm.builder import LLVMBuilder, LLVMValue, Module
 
-MOST_STEPS = 256  # of one function: LLVM's time grows with the square of a function's length
+MOST_FUNCTION_STEPS = 256  # of one function: LLVM's time grows with the square of a function's length
 # A step shorter than this on one core is run by one: waking the others would take about as long.
 _SHARE_FROM_NANOSECONDS = 3000
 
@@ -42,14 +42,14 @@ def generate(plan: Plan, symbol: str, kernels: Mapping[str, str], weights: Mappi
     `kernels` maps a binary's key to its native symbol, `weights` a weight's name to its byte offset.
     """
     module = Module()
-    if len(plan.steps) <= MOST_STEPS:
+    if len(plan.steps) <= MOST_FUNCTION_STEPS:
         _PlanWriter(plan, symbol, kernels, weights, module).write(0, len(plan.steps))
         return module.text
     whole = LLVMBuilder(module, symbol, "void", _PARAMETERS)
-    for start in range(0, len(plan.steps), MOST_STEPS):
+    for start in range(0, len(plan.steps), MOST_FUNCTION_STEPS):
         part = f"{symbol}.from.{start}"
         writer = _PlanWriter(plan, part, kernels, weights, module, linkage="internal", attributes="noinline nounwind")
-        writer.write(start, min(start + MOST_STEPS, len(plan.steps)))
+        writer.write(start, min(start + MOST_FUNCTION_STEPS, len(plan.steps)))
         whole.line(f"call void @{part}({', '.join(map(str, whole.arguments))})")
     whole.ret()
     whole.finish()
@@ -124,7 +124,7 @@ class _PlanWriter:
             raise ValueError(f"step {step.name}: the last choice must apply always")
         builder.start(end)
 
-    def _launch(self, choice: Choice, nanoseconds: Size) -> None:
+    def _launch(self, choice: LaunchChoice, nanoseconds: Size) -> None:
         builder = self.builder
         values = [self._argument(argument) for argument in choice.arguments]
         grid = [self.size(extent) for extent in choice.grid]
@@ -217,7 +217,7 @@ class _PlanWriter:
                 self.sizes[atom] = self._call(atom)
         return self.sizes[atom]
 
-    def _call(self, call: Call) -> LLVMValue:
+    def _call(self, call: FunctionCall) -> LLVMValue:
         builder = self.builder
         left, right = (self.size(_simplified(argument)) for argument in call.arguments)
         if call.function == "max":

@@ -21,7 +21,7 @@ from tilewright.symbolic import Size, lift, product, simplify
 
 
 @dataclass(frozen=True)
-class Task:
+class GroupTask:
     """A group with the candidate that computes it."""
 
     group: Group
@@ -29,25 +29,25 @@ class Task:
 
 
 @dataclass(frozen=True)
-class Access:
+class TaskAccess:
     """A task and the tensors that it reads and writes, by names that tell their memory apart."""
 
-    task: Task
+    task: GroupTask
     reads: frozenset[str]
     writes: frozenset[str]
 
 
 # Says where tasks run: on which lane, and behind which tasks of others.
-Spreader = Callable[[Sequence[Access]], Sequence[LanePlace]]
+Spreader = Callable[[Sequence[TaskAccess]], Sequence[LanePlace]]
 
 
-def in_order(accesses: Sequence[Access]) -> list[LanePlace]:
+def in_order(accesses: Sequence[TaskAccess]) -> list[LanePlace]:
     """All tasks one after the other."""
     return [LanePlace(0, ())] * len(accesses)
 
 
 # Makes the task that copies a tensor's elements to another tensor of the same shape.
-Copier = Callable[[Value, Value], Task]
+Copier = Callable[[Value, Value], GroupTask]
 
 
 @dataclass(frozen=True)
@@ -62,10 +62,10 @@ class Stay:
 
 
 @dataclass
-class Storage:
+class TensorStorage:
     """The result: tasks in order (copies included), and the place of every value."""
 
-    tasks: list[Task]
+    tasks: list[GroupTask]
     places: dict[Value, BufferReference]
     outputs: list[TensorSpec]
     arena_bytes: Size
@@ -82,7 +82,7 @@ class Storage:
 
 def assign_storage(
     graph: Graph, scheduled: Sequence[tuple[Group, Candidate | None]], copier: Copier, spread: Spreader = in_order
-) -> Storage:
+) -> TensorStorage:
     """Places for all values of a graph whose groups run in this order; views have no candidate.
 
     `spread` may let tasks run beside each other: what they share is then kept apart.
@@ -98,26 +98,28 @@ class _Planner:
         self.copier = copier
         self.spread = spread
         self.roots = _roots(scheduled)
-        self.tasks = [Task(group, candidate) for group, candidate in scheduled if candidate is not None]
+        self.tasks = [GroupTask(group, candidate) for group, candidate in scheduled if candidate is not None]
         self.places: dict[Value, BufferReference] = {
             value: BufferReference("input", value.name) for value in graph.inputs
         }
-        self.late: list[Task] = []  # copies at the end
-        self.overwritten: list[tuple[Value, Task]] = []  # inputs, and the task from which on they hold another value
+        self.late: list[GroupTask] = []  # copies at the end
+        self.overwritten: list[
+            tuple[Value, GroupTask]
+        ] = []  # inputs, and the task from which on they hold another value
 
-    def plan(self) -> Storage:
+    def plan(self) -> TensorStorage:
         for target, value in self.graph.mutations.items():
             self._place_mutation(target, value)
         outputs = self._place_outputs()
         redirected = self._insert_copies()
         lanes = self.spread([self._access(number, redirected) for number in range(len(self.tasks))])
         arena_bytes, arena = self._place_in_arena(redirected, lanes)
-        return Storage(self.tasks, self.places, outputs, arena_bytes, self.roots, redirected, arena, lanes)
+        return TensorStorage(self.tasks, self.places, outputs, arena_bytes, self.roots, redirected, arena, lanes)
 
     def root(self, value: Value) -> Value:
         return self.roots.get(value, value)
 
-    def _reads(self, task: Task, root: Value) -> bool:
+    def _reads(self, task: GroupTask, root: Value) -> bool:
         return any(self.root(value) is root for value in task.group.inputs)
 
     def _writer(self, root: Value) -> int | None:
@@ -171,7 +173,7 @@ class _Planner:
         """Add the copies at the end, and before an input is overwritten one of its old value for those who read
         it later; returns which tasks read which inputs' saved values."""
         self.tasks += self.late
-        saved: list[tuple[Value, Value, Task]] = []
+        saved: list[tuple[Value, Value, GroupTask]] = []
         for target, task in self.overwritten:
             position = self.tasks.index(task)
             if any(self._reads(other, target) for other in self.tasks[position + 1 :]):
@@ -191,7 +193,7 @@ class _Planner:
         root = self.root(value)
         return redirected.get((number, root), root)
 
-    def _access(self, number: int, redirected: dict[tuple[int, Value], Value]) -> Access:
+    def _access(self, number: int, redirected: dict[tuple[int, Value], Value]) -> TaskAccess:
         """What a task reads and writes: tensors of the caller by their names, others by their identity."""
         task = self.tasks[number]
 
@@ -205,7 +207,7 @@ class _Planner:
                 if memory not in self.graph.constants
             )
 
-        return Access(task, names(task.group.inputs), names((*task.group.outputs, *task.candidate.temporaries)))
+        return TaskAccess(task, names(task.group.inputs), names((*task.group.outputs, *task.candidate.temporaries)))
 
     def _place_in_arena(
         self, redirected: dict[tuple[int, Value], Value], lanes: Sequence[LanePlace]
@@ -242,7 +244,7 @@ def _roots(scheduled: Sequence[tuple[Group, Candidate | None]]) -> dict[Value, V
     return roots
 
 
-def _updates_in_place(task: Task, graph: Graph) -> bool:
+def _updates_in_place(task: GroupTask, graph: Graph) -> bool:
     return any(node.op == "scatter_update" and updates_in_place(node, graph) for node in task.group.nodes)
 
 

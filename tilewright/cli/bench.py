@@ -25,7 +25,7 @@ from tilewright.settings import settings
 if TYPE_CHECKING:
     from tilewright.engine import Engine
 
-ROUNDS = 4  # runtimes take turns, so that a drift of the machine meets all of them
+TIMING_ROUNDS = 4  # runtimes take turns, so that a drift of the machine meets all of them
 
 
 def sample(run: Callable[[], Any], seconds: float) -> list[float]:
@@ -127,9 +127,9 @@ def measure(runs: dict[str, Callable[[], Any]], seconds: float) -> dict[str, dic
     for run in runs.values():
         run()
         run()
-    for _ in range(ROUNDS):
+    for _ in range(TIMING_ROUNDS):
         for name, run in runs.items():
-            times[name] += sample(run, seconds / ROUNDS)
+            times[name] += sample(run, seconds / TIMING_ROUNDS)
     return {name: statistics(values) for name, values in times.items()}
 
 

@@ -20,7 +20,7 @@ from tilewright.settings import settings
 
 if TYPE_CHECKING:
     from tilewright.engine import Engine
-    from tilewright.insight.layers import Layer
+    from tilewright.insight.layers import LayerTensor
 
 TOLERANCES = {"float16": 1e-2, "bfloat16": 5e-2}  # of outputs that are rounded, and were computed of such
 WITH_LAYERS = ("reference", "onnxruntime")
@@ -28,8 +28,8 @@ WITH_LAYERS = ("reference", "onnxruntime")
 
 def check_options(compare: str | None, layers: str | None) -> None:
     """Raise `typer.BadParameter` for an unknown peer, and for layers that cannot be compared with it."""
-    if compare is not None and compare not in peers.NAMES:
-        raise wrong_usage(f"--compare {compare}: expected one of {', '.join(peers.NAMES)}")
+    if compare is not None and compare not in peers.PEER_NAMES:
+        raise wrong_usage(f"--compare {compare}: expected one of {', '.join(peers.PEER_NAMES)}")
     if layers is not None and (compare not in WITH_LAYERS or not re.fullmatch("all|[1-9][0-9]{0,5}", layers)):
         raise wrong_usage(f"--layers takes all or a number, with --compare {' or '.join(WITH_LAYERS)}")
 
@@ -56,7 +56,7 @@ def show_layers(
     console.print(table)
 
 
-def _add_row(table: Table, layer: Layer) -> None:
+def _add_row(table: Table, layer: LayerTensor) -> None:
     kind = f"{layer.dtype} {list(layer.shape)}"
     other = "" if layer.difference is None else f"{layer.difference:.3g}"
     table.add_row(layer.step, Text(layer.name), kind, Text(layer.source), f"{layer.own:.3g}", other)

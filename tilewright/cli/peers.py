@@ -21,7 +21,7 @@ if TYPE_CHECKING:
     from tilewright.engine import Engine
 
 Run = Callable[[Mapping[str, np.ndarray]], dict[str, np.ndarray]]
-NAMES = ("reference", "onnxruntime", "torch")
+PEER_NAMES = ("reference", "onnxruntime", "torch")
 
 
 def load_peer(name: str, engine: Engine, model: Path | None, threads: int) -> Run:

@@ -38,7 +38,7 @@ def run(
     size: SizeOption = None,
     target: TargetOption = None,
     seed: SeedOption = 0,
-    compare: Annotated[str | None, typer.Option(help=f"Compare with one of: {', '.join(peers.NAMES)}.")] = None,
+    compare: Annotated[str | None, typer.Option(help=f"Compare with one of: {', '.join(peers.PEER_NAMES)}.")] = None,
     layers: Annotated[
         str | None,
         typer.Option(

@@ -23,7 +23,7 @@ from tilewright.errors import EngineDamagedError, EngineError
 
 MOST_MEMBERS = 65_535
 LONGEST_NAME = 255  # bytes
-ALIGNMENT = 4096  # of the file's first byte in memory
+PAGE_ALIGNMENT = 4096  # of the file's first byte in memory
 PADDING_EXTRA = 0xD935  # the extra field that alignment tools use
 
 _ADVICE = "Build the engine again, or copy the file again from where it came"
@@ -96,8 +96,8 @@ def _copy(path: Path) -> memoryview:
     """The file's bytes in memory of this process."""
     with _open(path) as file:
         size = os.fstat(file.fileno()).st_size
-        memory = np.empty(size + ALIGNMENT, np.uint8)
-        first = -memory.ctypes.data % ALIGNMENT
+        memory = np.empty(size + PAGE_ALIGNMENT, np.uint8)
+        first = -memory.ctypes.data % PAGE_ALIGNMENT
         content = memory[first : first + size]
         position = 0
         while position < size:

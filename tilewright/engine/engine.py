@@ -49,7 +49,7 @@ if TYPE_CHECKING:
     from tilewright.measure.record import Timing
 
 Progress = Callable[[str, str, float], None]
-MOST_PARTS = 1000  # of a program
+MOST_MODEL_PARTS = 1000  # of a program
 
 
 class Engine:
@@ -590,8 +590,8 @@ def _check_program(program: Mapping[str, Any]) -> None:
         if "parts" in part or part["target"]["name"] != program["target"]["name"]:
             raise TypeError("a part with parts of its own, or for another target")
         _check_program(part)
-    if len(program.get("parts", ())) > MOST_PARTS:
-        raise TypeError(f"a program of more than {MOST_PARTS} parts")
+    if len(program.get("parts", ())) > MOST_MODEL_PARTS:
+        raise TypeError(f"a program of more than {MOST_MODEL_PARTS} parts")
     target, kernels = program["target"], program["kernels"]
     texts = [target["name"], program["symbol"], *target["features"], *program["objects"], *kernels]
     texts += [target[key] for key in ("triple", "architecture") if key in target]

@@ -29,7 +29,7 @@ import numpy as np
 from tilewright.engine.archive import PADDING_EXTRA, EngineArchive
 from tilewright.engine.bounded_json import read_json
 from tilewright.engine.trust import Trust
-from tilewright.engine.weights import ALIGNMENT, Weights
+from tilewright.engine.weights import WEIGHT_ALIGNMENT, Weights
 from tilewright.errors import EngineError, EngineVersionError, a_kind
 from tilewright.runtime.cache_files import replacing, why_not_replaceable
 from tilewright.settings import settings
@@ -208,7 +208,7 @@ def _weights(archive: EngineArchive, data: memoryview | None) -> Weights:
         weights = Weights.parse(np.frombuffer(data, np.uint8))
     except ValueError as error:
         raise archive.damaged(f"{WEIGHTS}: {error}") from error
-    return weights if weights.address % ALIGNMENT == 0 else weights.aligned()
+    return weights if weights.address % WEIGHT_ALIGNMENT == 0 else weights.aligned()
 
 
 def _read_manifest(archive: EngineArchive, trust: Trust) -> dict[str, Any]:

@@ -9,9 +9,9 @@ from tilewright import dtypes
 from tilewright.runtime.plan import (
     Argument,
     BufferReference,
-    Choice,
     Condition,
     IndexRange,
+    LaunchChoice,
     Plan,
     Step,
     TableReference,
@@ -130,7 +130,7 @@ def _step_from_json(number: int, data: Any, sizes: SizeReader) -> Step:
     )
 
 
-def _choice_to_json(choice: Choice) -> dict[str, Any]:
+def _choice_to_json(choice: LaunchChoice) -> dict[str, Any]:
     data: dict[str, Any] = {
         "kernel": choice.kernel,
         "grid": [to_json(extent) for extent in choice.grid],
@@ -143,14 +143,14 @@ def _choice_to_json(choice: Choice) -> dict[str, Any]:
     return data
 
 
-def _choice_from_json(data: Any, sizes: SizeReader) -> Choice:
+def _choice_from_json(data: Any, sizes: SizeReader) -> LaunchChoice:
     x, y, z = (sizes.read(extent) for extent in data["grid"])
     arguments = tuple(_argument_from_json(argument, sizes) for argument in data["arguments"])
     planes = data.get("planes", False) is True
     if "at_most" not in data:
-        return Choice(_text(data["kernel"]), arguments, (x, y, z), planes=planes)
+        return LaunchChoice(_text(data["kernel"]), arguments, (x, y, z), planes=planes)
     size, at_most = sizes.read(data["size"]), _natural(data["at_most"])
-    return Choice(_text(data["kernel"]), arguments, (x, y, z), size, at_most, planes)
+    return LaunchChoice(_text(data["kernel"]), arguments, (x, y, z), size, at_most, planes)
 
 
 def _argument_to_json(argument: Argument) -> dict[str, Any]:

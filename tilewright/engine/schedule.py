@@ -41,7 +41,7 @@ _TAPES = 64  # combinations of sizes that a loop keeps tapes of
 
 
 @dataclass
-class Call:
+class RunState:
     """What belongs to one run: its threads; `times` and `sizes` take up what is asked for.
 
     `like` is one of the caller's tensors in a GPU's memory: values stay there between the parts.
@@ -62,10 +62,10 @@ class Parts:
         self.sessions, self.graph_of, self.counts = sessions, graph_of, counts
 
 
-class _Step(Protocol):
+class _NodeStep(Protocol):
     """Runs a node: `arrays` are those of its inputs."""
 
-    def run(self, arrays: list[Any], symbols: dict[str, int], call: Call) -> Sequence[np.ndarray]: ...
+    def run(self, arrays: list[Any], symbols: dict[str, int], call: RunState) -> Sequence[np.ndarray]: ...
 
     def write(self, writer: TapeWriter, places: list[TapePlace | None], symbols: dict[str, int]) -> Sequence[TapePlace]:
         """Add it to a tape, for known sizes. Raises `NotFixedError`."""
@@ -95,7 +95,7 @@ class Schedule:
         ]
         self._results = [places[value] for value in graph.results()]
 
-    def run(self, arrays: Sequence[Any], symbols: dict[str, int], call: Call) -> list[Any]:
+    def run(self, arrays: Sequence[Any], symbols: dict[str, int], call: RunState) -> list[Any]:
         """The results for inputs in order, each an array or `OnDevice`; `symbols` takes up those that nodes tell."""
         values: list[Any] = [
             array if array.dtype == dtype else array.astype(dtype)
@@ -131,12 +131,12 @@ def _as(data: Any, value: Value) -> np.ndarray:
     return np.asarray(data).astype(value.dtype.numpy, copy=False)
 
 
-def _step(node: Node, parts: Parts) -> _Step:
+def _step(node: Node, parts: Parts) -> _NodeStep:
     kind = kind_of(node.op)
     if kind == "part":
-        return Part(node, parts)
+        return CompiledPart(node, parts)
     if kind == "control":
-        return _Branch(node, parts) if node.op == "if" else _Loop(node, parts)
+        return _Branch(node, parts) if node.op == "if" else _LoopNode(node, parts)
     return _Host(node)
 
 
@@ -148,7 +148,7 @@ class _Host:
         self._fixed = {key: item for key, item in node.attributes.items() if not _has_sizes(item)}
         self._sizes = {key: item for key, item in node.attributes.items() if key not in self._fixed}
 
-    def run(self, arrays: list[Any], symbols: dict[str, int], call: Call) -> Sequence[np.ndarray]:
+    def run(self, arrays: list[Any], symbols: dict[str, int], call: RunState) -> Sequence[np.ndarray]:
         attributes = self._fixed
         if self._sizes:
             attributes = attributes | {key: concrete(item, symbols, None) for key, item in self._sizes.items()}
@@ -165,7 +165,7 @@ def _has_sizes(item: Any) -> bool:
 # Compiled parts --------------------------------------------------------------------------------------
 
 
-class Part:
+class CompiledPart:
     """A compiled part; with a size of 0 there is next to nothing to compute, and NumPy runs its graph."""
 
     def __init__(self, node: Node, parts: Parts) -> None:
@@ -177,7 +177,7 @@ class Part:
         self._names = sorted(names | set(self.session.plan.symbols))
         self._frames: dict[tuple[int | None, ...], Frame | bool] = {}
 
-    def run(self, arrays: list[Any], symbols: dict[str, int], call: Call) -> Sequence[np.ndarray]:
+    def run(self, arrays: list[Any], symbols: dict[str, int], call: RunState) -> Sequence[np.ndarray]:
         if call.sizes is not None:
             call.sizes.update(symbols)
         frame = self.frame(arrays, symbols)
@@ -226,7 +226,7 @@ class Part:
         native = self.session.native
         return (native is not None and native.frame(symbols)) or True
 
-    def _checked(self, arrays: Sequence[Any], symbols: Mapping[str, int], call: Call) -> list[Any]:
+    def _checked(self, arrays: Sequence[Any], symbols: Mapping[str, int], call: RunState) -> list[Any]:
         """A run by name: of a GPU, and of inputs that do not fit, for the session's error."""
         specs = self.session.plan.inputs
         feeds = {
@@ -250,7 +250,7 @@ def _is_plain(array: np.ndarray) -> bool:
 # Graphs inside ---------------------------------------------------------------------------------------
 
 
-class _Body:
+class _InnerGraph:
     """A graph inside: it sees the symbols outside, and has those of its inputs' dimensions anew."""
 
     def __init__(self, graph: Graph, parts: Parts) -> None:
@@ -269,7 +269,7 @@ class _Body:
                 bind(shape, array.shape, inner, describe)
         return inner
 
-    def run(self, arrays: Sequence[np.ndarray], symbols: Mapping[str, int], call: Call) -> list[np.ndarray]:
+    def run(self, arrays: Sequence[np.ndarray], symbols: Mapping[str, int], call: RunState) -> list[np.ndarray]:
         return self._schedule.run(arrays, self.symbols(arrays, symbols), call)
 
     def write(
@@ -284,9 +284,9 @@ class _Branch:
 
     def __init__(self, node: Node, parts: Parts) -> None:
         self._node = node
-        self._bodies = [_Body(node.attributes[name], parts) for name in ("otherwise", "then")]
+        self._bodies = [_InnerGraph(node.attributes[name], parts) for name in ("otherwise", "then")]
 
-    def run(self, arrays: list[Any], symbols: dict[str, int], call: Call) -> Sequence[np.ndarray]:
+    def run(self, arrays: list[Any], symbols: dict[str, int], call: RunState) -> Sequence[np.ndarray]:
         results = self._bodies[bool(host(arrays[0]).reshape(-1)[0])].run(arrays[1:], symbols, call)
         return _bound(self._node, results, symbols)
 
@@ -303,15 +303,15 @@ class _Branch:
         return _bound(self._node, found, symbols)
 
 
-class _Loop:
+class _LoopNode:
     """A `loop`: rounds of known sizes run on a tape, natively, others one by one."""
 
     def __init__(self, node: Node, parts: Parts) -> None:
         self._node, self._carried = node, node.attributes["carried"]
-        self._body = _Body(node.attributes["body"], parts)
+        self._body = _InnerGraph(node.attributes["body"], parts)
         self._tapes: dict[Hashable, deque[LoopTape] | None] = {}
 
-    def run(self, arrays: list[Any], symbols: dict[str, int], call: Call) -> Sequence[np.ndarray]:
+    def run(self, arrays: list[Any], symbols: dict[str, int], call: RunState) -> Sequence[np.ndarray]:
         node, carried = self._node, self._carried
         count, condition = map(host, arrays[:2])
         trips = None if count is None else int(count.reshape(-1)[0])
@@ -346,7 +346,7 @@ class _Loop:
         first: int,
         trips: int | None,
         symbols: Mapping[str, int],
-        call: Call,
+        call: RunState,
     ) -> Rounds | None:
         """Rounds from number `first` on a tape; None where there is none for these sizes (yet)."""
         shapes = [None if array is None else (array.shape, array.dtype) for array in (*values, *captured)]
@@ -392,7 +392,7 @@ class _Loop:
 
 
 def _written(
-    body: _Body, symbols: Mapping[str, int], writer: TapeWriter, places: list[TapePlace]
+    body: _InnerGraph, symbols: Mapping[str, int], writer: TapeWriter, places: list[TapePlace]
 ) -> tuple[list[TapePlace], set[int]]:
     return body.write(writer, places, symbols)
 

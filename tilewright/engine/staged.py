@@ -10,7 +10,7 @@ import numpy as np
 
 from tilewright import dtypes, forks
 from tilewright.dtypes import int1
-from tilewright.engine.schedule import Call, Parts, Schedule
+from tilewright.engine.schedule import Parts, RunState, Schedule
 from tilewright.errors import EngineError, InputError, ShapeError, TilewrightError
 from tilewright.graph.core import Graph
 from tilewright.graph.host_values import given as given_value
@@ -99,7 +99,7 @@ class StagedSession:
         like = next((array.tensor for array in arrays if isinstance(array, OnDevice)), None)
 
         try:
-            found = self._schedule.run(arrays, symbols, Call(threads, times, sizes, like))
+            found = self._schedule.run(arrays, symbols, RunState(threads, times, sizes, like))
         except TilewrightError:
             raise
         except (LookupError, TypeError, ValueError, ArithmeticError, AttributeError) as error:

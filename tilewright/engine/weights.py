@@ -20,7 +20,7 @@ from tilewright import dtypes
 from tilewright.dtypes import DType
 from tilewright.engine.bounded_json import read_json
 
-ALIGNMENT = 64
+WEIGHT_ALIGNMENT = 64
 _PADDING = ".padding."
 _HEADER_LIMIT = 100 << 20
 _MOST_DIMENSIONS = 32  # as NumPy 1 has them
@@ -80,7 +80,7 @@ class Weights:
         }
         entries, header = _layout(sources)
         text = json.dumps(header, separators=(",", ":")).encode()
-        text += b" " * (-(len(text) + 8) % ALIGNMENT)
+        text += b" " * (-(len(text) + 8) % WEIGHT_ALIGNMENT)
         start = 8 + len(text)
         end = max((entry.offset + entry.bytes for entry in entries.values()), default=0)
         data = _aligned(start + end)
@@ -113,9 +113,9 @@ class Weights:
         return cls(data, entries, start)
 
     def aligned(self) -> Weights:
-        """The same file image, placed so that tensors start at multiples of `ALIGNMENT`, as kernels expect."""
-        memory = np.empty(self.data.size + ALIGNMENT, np.uint8)
-        first = -(memory.ctypes.data + self.start) % ALIGNMENT
+        """The same file image, placed so that tensors start at multiples of `WEIGHT_ALIGNMENT`, as kernels expect."""
+        memory = np.empty(self.data.size + WEIGHT_ALIGNMENT, np.uint8)
+        first = -(memory.ctypes.data + self.start) % WEIGHT_ALIGNMENT
         data = memory[first : first + self.data.size]
         data[:] = self.data
         data.flags.writeable = False
@@ -145,7 +145,7 @@ def _layout(sources: Mapping[str, WeightSource]) -> tuple[dict[str, WeightEntry]
     for name, source in sources.items():
         if name.startswith(_PADDING) or name == "__metadata__":
             raise ValueError(f"a weight cannot be named {name!r}")
-        gap = -position % ALIGNMENT
+        gap = -position % WEIGHT_ALIGNMENT
         if gap:
             offsets = [position, position + gap]
             header[f"{_PADDING}{position}"] = {"dtype": "U8", "shape": [gap], "data_offsets": offsets}
@@ -174,7 +174,7 @@ def _entry(name: str, data: Any, limit: int) -> WeightEntry:
 
 
 def _aligned(size: int) -> np.ndarray:
-    """Uninitialised bytes that start at a multiple of `ALIGNMENT`."""
-    memory = np.empty(size + ALIGNMENT, np.uint8)
-    first = -memory.ctypes.data % ALIGNMENT
+    """Uninitialised bytes that start at a multiple of `WEIGHT_ALIGNMENT`."""
+    memory = np.empty(size + WEIGHT_ALIGNMENT, np.uint8)
+    first = -memory.ctypes.data % WEIGHT_ALIGNMENT
     return memory[first : first + size]

@@ -24,12 +24,14 @@ from tilewright.dtypes import DType, float32, float64
 from tilewright.errors import ShapeError
 from tilewright.graph.inference import Attributes, Inputs, Types, optional, value
 
-FORMS = ("half", "whole", "real")
+TRANSFORM_FORMS = ("half", "whole", "real")
 LARGEST_PRIME = 13  # that a length may have for its transform to be made of small ones
-FEW = 16  # numbers of a transform, below which it is a product
-SHORT = 64  # numbers of one whose product is computed in float64, which costs nothing there and keeps zeros small
-LARGEST_TABLE = 1 << 26  # cosines of a product
-LONGEST = 1 << 20  # numbers of a transform: elements of a block
+SHORTEST_TRANSFORM = 16  # numbers of a transform, below which it is a product
+LONGEST_DOUBLE = (
+    64  # numbers of one whose product is computed in float64, which costs nothing there and keeps zeros small
+)
+MOST_COSINES = 1 << 26  # cosines of a product
+LONGEST_TRANSFORM = 1 << 20  # numbers of a transform: elements of a block
 
 
 def half(length: int) -> int:
@@ -60,7 +62,7 @@ def prime_factors(length: int) -> tuple[int, ...]:
 
 def is_product(length: int) -> bool:
     """Whether transforms of a length are products on every target: short ones, and those of large prime factors."""
-    return length < FEW or prime_factors(length)[-1] > LARGEST_PRIME
+    return length < SHORTEST_TRANSFORM or prime_factors(length)[-1] > LARGEST_PRIME
 
 
 def fourier_types(inputs: Inputs, attributes: Attributes) -> Types:
@@ -68,7 +70,7 @@ def fourier_types(inputs: Inputs, attributes: Attributes) -> Types:
     x, roots = value(inputs, 0), value(inputs, 1)
     imaginary, form = optional(inputs, 2), attributes["form"]
     length = roots.shape[0]
-    if form not in FORMS or not isinstance(length, int) or roots.shape != (length, 2) or length < 1:
+    if form not in TRANSFORM_FORMS or not isinstance(length, int) or roots.shape != (length, 2) or length < 1:
         raise ShapeError(f"a transform of the form {form!r} with the roots {roots!r}")
     given = half(length) if form == "real" else length
     if x.dtype not in (float32, float64) or x.rank < 1 or x.shape[-1] != given:

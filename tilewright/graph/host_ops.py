@@ -15,7 +15,7 @@ import numpy as np
 
 from tilewright.dtypes import DType, int1, int64
 from tilewright.errors import InputError, ShapeError
-from tilewright.graph.inference import MOST_ELEMENTS, Attributes, Inputs, Types, value
+from tilewright.graph.inference import MOST_TENSOR_ELEMENTS, Attributes, Inputs, Types, value
 from tilewright.graph.semantics import Array, Arrays
 from tilewright.graph.sorting import first_positions
 
@@ -88,8 +88,8 @@ def _integers(inputs: Inputs, index: int) -> None:
 
 def extent(inputs: Arrays, attributes: Attributes) -> Array:
     number = int(np.asarray(inputs[0]).reshape(-1)[attributes["element"]])
-    if not 0 <= number <= MOST_ELEMENTS:
-        raise ShapeError(f"{attributes['what']} is {number}; 0 to {MOST_ELEMENTS} are possible")
+    if not 0 <= number <= MOST_TENSOR_ELEMENTS:
+        raise ShapeError(f"{attributes['what']} is {number}; 0 to {MOST_TENSOR_ELEMENTS} are possible")
     return np.broadcast_to(np.False_, (number,))
 
 
@@ -162,8 +162,8 @@ def removed_extents(inputs: Arrays, attributes: Attributes) -> Array:
 def _check_elements(what: str, shape: Iterable[int]) -> None:
     """Raise `ShapeError` for a tensor of more elements than are supported."""
     sizes = list(shape)
-    if math.prod(sizes) > MOST_ELEMENTS:
-        raise ShapeError(f"{what}: a tensor of shape {sizes} has more than {MOST_ELEMENTS} elements")
+    if math.prod(sizes) > MOST_TENSOR_ELEMENTS:
+        raise ShapeError(f"{what}: a tensor of shape {sizes} has more than {MOST_TENSOR_ELEMENTS} elements")
 
 
 def _axes(array: Array, rank: int, attributes: Attributes) -> list[int]:

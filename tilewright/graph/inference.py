@@ -21,7 +21,7 @@ Inputs = Sequence[Value | None]
 Attributes = Mapping[str, Any]
 
 MOST_DIMENSIONS = 32
-MOST_ELEMENTS = 1 << 38  # of one tensor
+MOST_TENSOR_ELEMENTS = 1 << 38  # of one tensor
 
 
 def shape_text(shape: Sequence[Size]) -> str:
@@ -38,8 +38,10 @@ def check_shape(shape: Sequence[Size]) -> None:
         if isinstance(extent, int) and extent < 0:
             raise ShapeError(f"the result would have the negative size {extent} in {shape_text(shape)}")
         least *= max(lower_bound(extent), 1)  # of an empty tensor, without what makes it empty
-    if least > MOST_ELEMENTS:
-        raise ShapeError(f"a tensor {shape_text(shape)} of {least} elements; at most {MOST_ELEMENTS} are supported")
+    if least > MOST_TENSOR_ELEMENTS:
+        raise ShapeError(
+            f"a tensor {shape_text(shape)} of {least} elements; at most {MOST_TENSOR_ELEMENTS} are supported"
+        )
 
 
 def broadcast_shapes(*shapes: Shape) -> Shape:

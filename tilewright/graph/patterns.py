@@ -16,8 +16,8 @@ from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from typing import Union
 
-LONGEST = 10_000  # letters of a pattern
-LARGEST = 20_000  # instructions of a program
+LONGEST_PATTERN = 10_000  # letters of a pattern
+MOST_INSTRUCTIONS = 20_000  # instructions of a program
 _MOST_STEPS = 4096  # that a pattern remembers
 _FIRST = frozenset([0])
 _MOST_REPEATS = 1000  # as in RE2
@@ -339,8 +339,8 @@ Instruction = Union[
 
 def _write(tree: Tree, program: list[Instruction]) -> None:
     """Append the instructions of a tree."""
-    if len(program) > LARGEST:
-        raise PatternError(f"the pattern becomes more than {LARGEST} instructions; repeat less")
+    if len(program) > MOST_INSTRUCTIONS:
+        raise PatternError(f"the pattern becomes more than {MOST_INSTRUCTIONS} instructions; repeat less")
     if isinstance(tree, (One, CheckPattern)):
         program.append(tree)
     elif isinstance(tree, ChainPattern):
@@ -488,8 +488,8 @@ class Pattern:
 @functools.lru_cache(maxsize=64)
 def compiled(text: str) -> Pattern:
     """The pattern of a text; raises `PatternError`."""
-    if len(text) > LONGEST:
-        raise PatternError(f"a pattern of {len(text)} letters, at most {LONGEST} are supported")
+    if len(text) > LONGEST_PATTERN:
+        raise PatternError(f"a pattern of {len(text)} letters, at most {LONGEST_PATTERN} are supported")
     reader = _PatternReader(text)
     tree = reader.group()
     if reader.place < len(text):

@@ -12,9 +12,9 @@ from tilewright.errors import ShapeError
 from tilewright.graph.inference import Attributes, Inputs, Types, binary
 from tilewright.graph.semantics import Array, Arrays
 
-ROUNDS = 10
-STEPS = (0x9E3779B9, 0xBB67AE85)  # of the keys, from round to round
-FACTORS = (0xD2511F53, 0xCD9E8D57)
+PHILOX_ROUNDS = 10
+KEY_STEPS = (0x9E3779B9, 0xBB67AE85)  # of the keys, from round to round
+MULTIPLIERS = (0xD2511F53, 0xCD9E8D57)
 _WORD = np.uint64(32)
 _MASK = np.uint64(0xFFFFFFFF)
 
@@ -35,13 +35,13 @@ def random_bits(inputs: Arrays, attributes: Attributes) -> Array:
     place, seed = np.broadcast_arrays(place, seed)
     keys = [seed & _MASK, seed >> _WORD]
     words = [place & _MASK, place >> _WORD, np.full_like(place, attributes["stream"]), np.zeros_like(place)]
-    for _ in range(ROUNDS):
-        first, second = words[0] * np.uint64(FACTORS[0]), words[2] * np.uint64(FACTORS[1])
+    for _ in range(PHILOX_ROUNDS):
+        first, second = words[0] * np.uint64(MULTIPLIERS[0]), words[2] * np.uint64(MULTIPLIERS[1])
         words = [
             second >> _WORD ^ words[1] ^ keys[0],
             second & _MASK,
             first >> _WORD ^ words[3] ^ keys[1],
             first & _MASK,
         ]
-        keys = [key + np.uint64(step) & _MASK for key, step in zip(keys, STEPS, strict=True)]
+        keys = [key + np.uint64(step) & _MASK for key, step in zip(keys, KEY_STEPS, strict=True)]
     return (words[1] << _WORD | words[0]).view(np.int64)

@@ -21,14 +21,14 @@ from tilewright.graph.core import Graph, Node, Value
 from tilewright.graph.verifier import verify
 from tilewright.symbolic import Expression, Size, SizeReader, Symbol, to_json
 
-FORMAT = 1
+GRAPH_FORMAT = 1
 
 
 def to_data(graph: Graph) -> tuple[dict[str, Any], dict[str, np.ndarray]]:
     """JSON-able data and the constants' arrays by value name (the graph's own, not copies)."""
     arrays = {value.name: array for value, array in graph.constants.items()}
     data = {
-        "format": FORMAT,
+        "format": GRAPH_FORMAT,
         "name": graph.name,
         "symbols": [[symbol.name, symbol.low, symbol.high] for symbol in graph.symbols.values()],
         "inputs": [_value_data(value) for value in graph.inputs],
@@ -57,8 +57,8 @@ def constant_shapes(data: Any, prefix: str = "") -> dict[str, Any]:
 def from_data(data: Any, arrays: Mapping[str, np.ndarray]) -> Graph:
     """The graph again; raises `InvalidIRError` for data that is malformed or breaks the IR's rules."""
     try:
-        if data["format"] != FORMAT:
-            raise InvalidIRError(f"graph data has format {data['format']!r}, this version reads {FORMAT}")
+        if data["format"] != GRAPH_FORMAT:
+            raise InvalidIRError(f"graph data has format {data['format']!r}, this version reads {GRAPH_FORMAT}")
         graph = _graph(data, arrays)
     except (KeyError, TypeError, ValueError, IndexError, AttributeError, ArithmeticError, RecursionError) as error:
         raise InvalidIRError(f"malformed graph data: {type(error).__name__}: {error}") from error

@@ -19,7 +19,7 @@ from tilewright.symbolic import Size, lift, modulo, product, simplify
 
 
 @dataclass(frozen=True)
-class View:
+class StridedView:
     """Element (i, j, …) lies at `offset + i * strides[0] + j * strides[1] + …`."""
 
     shape: Shape
@@ -27,25 +27,27 @@ class View:
     offset: Size = 0
 
 
-def dense_view(shape: Shape) -> View:
+def dense_view(shape: Shape) -> StridedView:
     """A whole row-major tensor."""
-    return View(shape, tuple(product(shape[axis + 1 :]) for axis in range(len(shape))))
+    return StridedView(shape, tuple(product(shape[axis + 1 :]) for axis in range(len(shape))))
 
 
-def follow(view: View, node: Node) -> View | None:
+def follow(view: StridedView, node: Node) -> StridedView | None:
     """The view after one reshape, permute or slice; None when it needs a copy or is another op."""
     if node.op == "permute":
         order = node.attributes["order"]
-        return View(tuple(view.shape[axis] for axis in order), tuple(view.strides[axis] for axis in order), view.offset)
+        return StridedView(
+            tuple(view.shape[axis] for axis in order), tuple(view.strides[axis] for axis in order), view.offset
+        )
     if node.op == "slice":
         return _slice(view, node)
     if node.op == "reshape":
         strides = _reshaped_strides(view, node.output.shape)
-        return None if strides is None else View(node.output.shape, strides, view.offset)
+        return None if strides is None else StridedView(node.output.shape, strides, view.offset)
     return None
 
 
-def follow_all(view: View | None, nodes: Sequence[Node]) -> View | None:
+def follow_all(view: StridedView | None, nodes: Sequence[Node]) -> StridedView | None:
     """The view after several nodes in order."""
     for node in nodes:
         view = None if view is None else follow(view, node)
@@ -72,7 +74,7 @@ def rotation(node: Node, producer: Callable[[Value | None], Node | None]) -> tup
     return (source, axis, shift) if begin == 0 and rest == shift and end == source.shape[axis] else None
 
 
-def _slice(view: View, node: Node) -> View | None:
+def _slice(view: StridedView, node: Node) -> StridedView | None:
     """A slice; None where it goes backwards, which kernels of strides do not."""
     axis, start, step = (node.attributes[key] for key in ("axis", "start", "step"))
     if step < 0:
@@ -82,10 +84,10 @@ def _slice(view: View, node: Node) -> View | None:
     strides = list(view.strides)
     offset = simplify(lift(view.offset) + lift(strides[axis]) * start)
     strides[axis] = simplify(lift(strides[axis]) * step)
-    return View(shape, tuple(strides), offset)
+    return StridedView(shape, tuple(strides), offset)
 
 
-def _reshaped_strides(view: View, shape: Shape) -> tuple[Size, ...] | None:
+def _reshaped_strides(view: StridedView, shape: Shape) -> tuple[Size, ...] | None:
     """Strides that show the same elements under another shape, where that is possible.
 
     Both shapes are cut into the smallest runs of dimensions with equal products; a run of old

@@ -7,7 +7,7 @@ from typing import Any
 
 from tilewright.dtypes import DType, float32, float64, int64
 from tilewright.graph.core import Value
-from tilewright.graph.fourier import LARGEST_TABLE, LONGEST, is_product, roots_of_unity
+from tilewright.graph.fourier import LONGEST_TRANSFORM, MOST_COSINES, is_product, roots_of_unity
 from tilewright.importers.emitter import Emitter
 from tilewright.importers.report import Invalid, Unsupported
 from tilewright.symbolic import Size, floor_divide, lift, simplify
@@ -25,9 +25,9 @@ def _fourier(emit: Emitter, real: Value, imaginary: Value | None, length: int, *
     """The op for a length that is known; float16 and bfloat16 are computed in float32."""
     if length < 1:
         raise Invalid(f"a transform of {length} numbers")
-    if length > LONGEST:
-        raise Unsupported(f"a transform of {length} numbers", f"use at most {LONGEST}")
-    if is_product(length) and length * (length // 2 + 1) > LARGEST_TABLE:
+    if length > LONGEST_TRANSFORM:
+        raise Unsupported(f"a transform of {length} numbers", f"use at most {LONGEST_TRANSFORM}")
+    if is_product(length) and length * (length // 2 + 1) > MOST_COSINES:
         raise Unsupported(f"a transform of {length} numbers", "use a length of small prime factors, or a shorter one")
     dtype = real.dtype if real.dtype == float64 else float32
     roots = emit.constant(roots_of_unity(length, dtype), "roots_of_unity")

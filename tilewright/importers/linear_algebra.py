@@ -7,13 +7,15 @@ from tilewright.graph.core import Value
 from tilewright.importers.emitter import Emitter
 from tilewright.importers.report import Unsupported
 
-LARGEST = 32  # rows: every step of the elimination is written out
+MOST_ELIMINATED_ROWS = 32  # rows: every step of the elimination is written out
 
 
 def _size(x: Value) -> int:
     size = x.shape[-1]
-    if x.rank < 2 or x.shape[-2] != size or not isinstance(size, int) or size > LARGEST:
-        raise Unsupported(f"elimination in {x!r}", f"use square matrices of a fixed size of at most {LARGEST}")
+    if x.rank < 2 or x.shape[-2] != size or not isinstance(size, int) or size > MOST_ELIMINATED_ROWS:
+        raise Unsupported(
+            f"elimination in {x!r}", f"use square matrices of a fixed size of at most {MOST_ELIMINATED_ROWS}"
+        )
     return size
 
 
@@ -36,7 +38,7 @@ def _pivot(emit: Emitter, x: Value, step: int) -> tuple[Value, Value, Value]:
 
 
 def determinant(emit: Emitter, x: Value) -> Value:
-    """Of matrices [.., n, n]: [..]; raises `Unsupported` for sizes that are unknown or above `LARGEST`."""
+    """Of matrices [.., n, n]: [..]; raises `Unsupported` for sizes that are unknown or above `MOST_ELIMINATED_ROWS`."""
     size, rank = _size(x), x.rank
     one = emit.builder.number(1.0, x.dtype)
     total = emit.full((*x.shape[:-2], 1, 1), 1.0, x.dtype)

@@ -1,7 +1,7 @@
 """Solutions, inverses, determinants and factors of small matrices, unrolled; shared by the importers.
 
-Matrices are [..., n, n] of a fixed n up to `LARGEST`; all is computed in float64 and rounded once.  Singular matrices
-give infinities or NaN, where PyTorch raises an error.
+Matrices are [..., n, n] of a fixed n up to `MOST_MATRIX_ROWS`; all is computed in float64 and rounded once.  Singular
+matrices give infinities or NaN, where PyTorch raises an error.
 """
 
 from __future__ import annotations
@@ -14,14 +14,16 @@ from tilewright.graph.inference import broadcast_shapes
 from tilewright.importers.emitter import Emitter
 from tilewright.importers.report import Unsupported
 
-LARGEST = 32  # rows of a matrix: each is a step of a dozen nodes
+MOST_MATRIX_ROWS = 32  # rows of a matrix: each is a step of a dozen nodes
 
 
 def order_of(a: Value) -> int:
     """n of matrices [..., n, n]; raises `Unsupported` for one that is not fixed, or too large to unroll."""
     order = a.shape[-1]
-    if not isinstance(order, int) or not 1 <= order <= LARGEST:
-        raise Unsupported(f"the factors of a matrix of {order} rows", f"use matrices of a fixed 1 to {LARGEST} rows")
+    if not isinstance(order, int) or not 1 <= order <= MOST_MATRIX_ROWS:
+        raise Unsupported(
+            f"the factors of a matrix of {order} rows", f"use matrices of a fixed 1 to {MOST_MATRIX_ROWS} rows"
+        )
     if not a.dtype.is_float:
         raise Unsupported(f"the factors of a matrix of {a.dtype}", "use real floating-point numbers")
     return order
@@ -78,8 +80,10 @@ def lower_upper(emit: Emitter, a: Value, pivot: bool = True) -> tuple[Value, Val
     """The factors L (its ones left out) and U of matrices [..., m, n] in one matrix, and the row that each step took
     the place of [..., min(m, n)], counted from 0."""
     rows, columns = a.shape[-2:]
-    if not (isinstance(rows, int) and isinstance(columns, int)) or not 1 <= min(rows, columns) <= LARGEST:
-        raise Unsupported(f"the factors of a matrix of {rows} rows", f"use matrices of a fixed 1 to {LARGEST} rows")
+    if not (isinstance(rows, int) and isinstance(columns, int)) or not 1 <= min(rows, columns) <= MOST_MATRIX_ROWS:
+        raise Unsupported(
+            f"the factors of a matrix of {rows} rows", f"use matrices of a fixed 1 to {MOST_MATRIX_ROWS} rows"
+        )
     dtype, a = a.dtype, emit.cast(a, float64)
     taken = []
     for step in range(min(rows, columns)):

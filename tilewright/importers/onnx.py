@@ -28,7 +28,7 @@ from tilewright.graph.build import GraphBuilder
 from tilewright.graph.core import Graph, Value
 from tilewright.importers.assumptions import Assumptions, SizeIsFixed, under_assumptions
 from tilewright.importers.onnx_call import Call, Tensor, known_tensor
-from tilewright.importers.onnx_control import CONTROL, Control, RanksDiffer
+from tilewright.importers.onnx_control import CONTROL_OPERATORS, Control, RanksDiffer
 from tilewright.importers.onnx_functions import standard_body
 from tilewright.importers.onnx_known import compared, evaluate, known_elements
 from tilewright.importers.onnx_ops import RULES
@@ -58,7 +58,7 @@ from tilewright.importers.onnx_structure import (
     opset_of,
 )
 from tilewright.importers.onnx_tensors import DTYPES, list_type, read_tensor, type_name
-from tilewright.importers.report import NO_RULE_ADVICE, Invalid, Problem, Report, Unsupported
+from tilewright.importers.report import NO_RULE_ADVICE, ImportProblem, ImportReport, Invalid, Unsupported
 from tilewright.importers.shapes import (
     Axes,
     Dimension,
@@ -108,7 +108,7 @@ def _import(
     folder: Path | None,
     assumptions: Assumptions,
 ) -> Graph:
-    report = Report(name)
+    report = ImportReport(name)
     importer = _Importer(name, structure.functions, folder, report, assumptions)
     scope = Scope(structure.opset, versions={entry.domain: entry.version for entry in model.opset_import})
     importer.inputs(model.graph, dimensions, scope)
@@ -149,7 +149,7 @@ class _Importer:
         name: str,
         functions: Mapping[FunctionKey, FunctionProto],
         folder: Path | None,
-        report: Report,
+        report: ImportReport,
         assumptions: Assumptions,
     ) -> None:
         self.builder = GraphBuilder(name)
@@ -384,9 +384,9 @@ class _Importer:
             if known is not None:
                 self._branch(node, attributes, known, scope)
                 return
-        if rule_name(node) in CONTROL:
+        if rule_name(node) in CONTROL_OPERATORS:
             control = Control(self, node, attributes, inputs, scope, source_of(node) or scope.place)
-            self._store(node, scope, CONTROL[node.op_type](control))
+            self._store(node, scope, CONTROL_OPERATORS[node.op_type](control))
             return
         if rule_name(node) == "Constant":
             self._store(node, scope, [self._stored(node.output[0], self._constant(attributes))])
@@ -598,7 +598,7 @@ class _Importer:
         place = scope.place if scope is not None else ""
         source = f"{source_of(node) or node_text(node, number)}{place}"
         name = node.name or next(filter(None, node.output), "")
-        self.report.add(Problem(operation, name, shown, source, reason, advice))
+        self.report.add(ImportProblem(operation, name, shown, source, reason, advice))
 
     def _is_dynamic(self, node: NodeProto, scope: Scope) -> bool:
         """Whether a node reads sizes that are known only at run time."""

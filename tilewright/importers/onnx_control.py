@@ -426,4 +426,4 @@ def _as_loop(body: Body, states: int, values: Sequence[Value]) -> None:
     body.results.insert(0, Tensor("going_on", going))
 
 
-CONTROL: dict[str, Callable[[Control], list[Tensor]]] = {"If": branch, "Loop": loop, "Scan": scan}
+CONTROL_OPERATORS: dict[str, Callable[[Control], list[Tensor]]] = {"If": branch, "Loop": loop, "Scan": scan}

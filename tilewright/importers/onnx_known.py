@@ -31,14 +31,14 @@ from tilewright.symbolic import (
 )
 
 SIZE_TYPES = (int64, int32, float32, float64)  # in which sizes stay exact
-LARGEST = 4096  # elements; larger constants are left to the graph's own folding
+MOST_KNOWN_ELEMENTS = 4096  # elements; larger constants are left to the graph's own folding
 KnownRule = Callable[[Call], Any]
-KNOWN: dict[str, KnownRule] = {}
+KNOWN_RULES: dict[str, KnownRule] = {}
 
 
 def _rule(*names: str) -> Callable[[KnownRule], KnownRule]:
     def register(function: KnownRule) -> KnownRule:
-        KNOWN.update(dict.fromkeys(names, function))
+        KNOWN_RULES.update(dict.fromkeys(names, function))
         return function
 
     return register
@@ -46,12 +46,12 @@ def _rule(*names: str) -> Callable[[KnownRule], KnownRule]:
 
 def evaluate(name: str, call: Call, result: str) -> Tensor | None:
     """The known tensor `result` of a node; None where it is not decidable here."""
-    rule = KNOWN.get(name)
+    rule = KNOWN_RULES.get(name)
     if rule is None:
         return None
     if name not in ("Shape", "Size"):
         for tensor in call.inputs:
-            if tensor is not None and (tensor.known is None or tensor.known.size > LARGEST):
+            if tensor is not None and (tensor.known is None or tensor.known.size > MOST_KNOWN_ELEMENTS):
                 return None
     try:
         with np.errstate(all="ignore"):
@@ -119,8 +119,8 @@ def _require(condition: bool) -> None:
 
 
 def _small(shape: Sequence[int]) -> None:
-    """Leave results of more than `LARGEST` elements to the ordinary rule."""
-    _require(math.prod(extent for extent in shape if extent) <= LARGEST and len(shape) <= MOST_DIMENSIONS)
+    """Leave results of more than `MOST_KNOWN_ELEMENTS` elements to the ordinary rule."""
+    _require(math.prod(extent for extent in shape if extent) <= MOST_KNOWN_ELEMENTS and len(shape) <= MOST_DIMENSIONS)
 
 
 def _broadcast(*arrays: np.ndarray) -> tuple[int, ...]:
@@ -191,7 +191,7 @@ def concat(call: Call) -> np.ndarray:
     for array in arrays:
         _require(array.ndim == first.ndim)
         _require((array.shape[:axis], array.shape[axis + 1 :]) == (first.shape[:axis], first.shape[axis + 1 :]))
-    _require(sum(array.size for array in arrays) <= LARGEST)
+    _require(sum(array.size for array in arrays) <= MOST_KNOWN_ELEMENTS)
     return np.concatenate(arrays, axis=axis)
 
 
@@ -270,7 +270,7 @@ def range_(call: Call) -> np.ndarray:
     start, limit, step = (_known(call, index) for index in range(3))
     _require(all(item.dtype != object and item.size == 1 for item in (start, limit, step)) and bool(step))
     count = (float(limit.item()) - float(start.item())) / float(step.item())
-    _require(math.isfinite(count) and count <= LARGEST)
+    _require(math.isfinite(count) and count <= MOST_KNOWN_ELEMENTS)
     positions = np.arange(max(0, math.ceil(count)))
     return (start.reshape(()) + positions * step.reshape(())).astype(start.dtype)
 
@@ -424,9 +424,9 @@ def _unary(name: str) -> KnownRule:
 
 
 for _name in NUMERIC:
-    KNOWN[_name] = _binary(_name)
+    KNOWN_RULES[_name] = _binary(_name)
 for _name in UNARY:
-    KNOWN[_name] = _unary(_name)
+    KNOWN_RULES[_name] = _unary(_name)
 
 
 @_rule("Where")

@@ -57,7 +57,7 @@ _NOTES = frozenset({"name", "type", "doc_string", "ref_attr_name"})
 
 
 @dataclass(frozen=True)
-class Parameter:
+class FormalParameter:
     """One formal input: variadic ones stand for all that follow."""
 
     name: str
@@ -69,12 +69,12 @@ class Parameter:
 
 
 @dataclass(frozen=True)
-class Form:
+class OperatorForm:
     """An operation's form in one opset."""
 
     since: int
     attributes: Mapping[str, tuple[int, bool]]  # type number, whether it must be there
-    parameters: tuple[Parameter, ...]
+    parameters: tuple[FormalParameter, ...]
     inputs: tuple[int, int]
     outputs: tuple[int, int]
 
@@ -92,7 +92,7 @@ def rule_name(node: NodeProto) -> str:
 
 
 @functools.lru_cache(maxsize=4096)
-def form_of(operation: str, opset: int, domain: str = "") -> Form:
+def form_of(operation: str, opset: int, domain: str = "") -> OperatorForm:
     """The form of an operation of a domain that ONNX has schemas of.
 
     Raises `Unsupported` for a name that no opset has, and `Invalid` for one that this opset does not have.
@@ -106,7 +106,7 @@ def form_of(operation: str, opset: int, domain: str = "") -> Form:
     if schema.deprecated:
         raise Invalid(f"opset {opset} has no {operation} any more: it ended with opset {schema.since_version - 1}")
     parameters = tuple(
-        Parameter(
+        FormalParameter(
             parameter.name,
             parameter.option == Option.Optional,
             parameter.option == Option.Variadic,
@@ -119,7 +119,7 @@ def form_of(operation: str, opset: int, domain: str = "") -> Form:
     described: Mapping[str, Any] = schema.attributes
     attributes = {name: (int(item.type.value), bool(item.required)) for name, item in described.items()}
     inputs, outputs = (schema.min_input, schema.max_input), (schema.min_output, schema.max_output)
-    return Form(schema.since_version, attributes, parameters, inputs, outputs)
+    return OperatorForm(schema.since_version, attributes, parameters, inputs, outputs)
 
 
 def check_payload(attribute: AttributeProto) -> None:
@@ -135,7 +135,7 @@ def check_payload(attribute: AttributeProto) -> None:
         )
 
 
-def check_attributes(form: Form, attributes: Mapping[str, AttributeProto]) -> None:
+def check_attributes(form: OperatorForm, attributes: Mapping[str, AttributeProto]) -> None:
     """Raise `Invalid` for an attribute of another type, or one that is missing; `Unsupported` for unknown ones."""
     unknown = sorted(set(attributes) - set(form.attributes))
     if unknown:
@@ -152,7 +152,7 @@ def check_attributes(form: Form, attributes: Mapping[str, AttributeProto]) -> No
             raise Invalid(f"the attribute {name!r} is of type {have}; it must be of type {want}")
 
 
-def check_arity(form: Form, inputs: Sequence[object | None], outputs: int) -> None:
+def check_arity(form: OperatorForm, inputs: Sequence[object | None], outputs: int) -> None:
     """Raise `Invalid` for too few or too many inputs (None: left out) and outputs."""
     for side, count, (least, most) in (("inputs", len(inputs), form.inputs), ("outputs", outputs, form.outputs)):
         if not least <= count <= most:
@@ -164,7 +164,7 @@ def check_arity(form: Form, inputs: Sequence[object | None], outputs: int) -> No
             raise Invalid(f"input {index} ({parameter.name!r}) is left out, but it is not optional")
 
 
-def check_types(form: Form, inputs: Sequence[DType | None]) -> None:
+def check_types(form: OperatorForm, inputs: Sequence[DType | None]) -> None:
     """Raise `Invalid` for an input whose element type the operation does not take, or that differs from its peers'."""
     chosen: dict[str, tuple[int, DType]] = {}
     for index, dtype in enumerate(inputs):

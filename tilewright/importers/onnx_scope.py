@@ -11,7 +11,7 @@ from tilewright.graph.build import GraphBuilder
 from tilewright.graph.core import Value
 from tilewright.importers.onnx_call import Tensor
 from tilewright.importers.onnx_schema import DOMAINS, NEWEST, OTHER_DOMAINS, RUNTIME_DOMAIN
-from tilewright.importers.onnx_sequences import RunTimeList, Sequence
+from tilewright.importers.onnx_sequences import RunTimeList, TensorSequence
 from tilewright.importers.report import NO_RULE, Invalid, Unsupported
 
 
@@ -99,9 +99,9 @@ class BodyScope(Scope):
 
     def _inside(self, found: Tensor) -> Tensor:
         """A tensor from outside as one of this graph."""
-        if isinstance(found, Sequence):
+        if isinstance(found, TensorSequence):
             items = [self._inside(item) for item in found.items]
-            return Sequence(found.name, items=items, element=found.element, nothing=found.nothing)
+            return TensorSequence(found.name, items=items, element=found.element, nothing=found.nothing)
         if found.known is not None or found.value is None:
             return Tensor(found.name, known=found.known, hints=found.hints, size_type=found.size_type)
         if found.value not in self.inner:

@@ -14,7 +14,7 @@ import numpy as np
 from tilewright.dtypes import DType, element_of, float32, int64, optional_of, sequence_of
 from tilewright.graph.core import Value
 from tilewright.importers.onnx_call import Call, Tensor, known_tensor
-from tilewright.importers.onnx_structure import MOST_NODES
+from tilewright.importers.onnx_structure import MOST_MODEL_NODES
 from tilewright.importers.report import Invalid, Unsupported
 from tilewright.symbolic import Size, lift, simplify
 
@@ -22,7 +22,7 @@ _ADVICE = "let the length of sequences and the positions in them be fixed"
 
 
 @dataclass(eq=False)
-class Sequence(Tensor):
+class TensorSequence(Tensor):
     """A list of tensors of one element type; without items also an optional, of the type `nothing`, that holds none."""
 
     items: list[Tensor] = field(default_factory=list)
@@ -54,7 +54,7 @@ class RunTimeList(Tensor):
 
 def is_list(tensor: object) -> bool:
     """Whether a tensor is a sequence or an optional."""
-    return isinstance(tensor, (Sequence, RunTimeList))
+    return isinstance(tensor, (TensorSequence, RunTimeList))
 
 
 def joined(left: ItemShape | None, right: ItemShape | None) -> ItemShape | None:
@@ -68,7 +68,7 @@ def joined(left: ItemShape | None, right: ItemShape | None) -> ItemShape | None:
 
 def as_value(call: Call, tensor: Tensor) -> Tensor:
     """A tensor that is a value of the graph, or can become one: lists that are known become `RunTimeList`."""
-    if not isinstance(tensor, Sequence):
+    if not isinstance(tensor, TensorSequence):
         return tensor
     if tensor.nothing is not None:
         return RunTimeList("", call.op("optional", of=element_of(tensor.nothing).name))
@@ -92,27 +92,27 @@ def converted(call: Call, tensor: Tensor, dtype: DType) -> Tensor:
     return as_value(call, tensor)
 
 
-def _sequence(call: Call) -> Sequence | RunTimeList:
+def _sequence(call: Call) -> TensorSequence | RunTimeList:
     """Input 0, a sequence."""
     found = call.tensor(0)
     if isinstance(found, RunTimeList) and found.dtype.kind == "optional":
         found = _held(call, found)
-    if not isinstance(found, (Sequence, RunTimeList)) or found.dtype.kind != "sequence":
+    if not isinstance(found, (TensorSequence, RunTimeList)) or found.dtype.kind != "sequence":
         raise Invalid(f"input 0 ({found.name!r}) is no sequence; it must be one")
     return found
 
 
-def _in_graph(call: Call, sequence: Sequence | RunTimeList) -> tuple[Value, ItemShape | None]:
+def _in_graph(call: Call, sequence: TensorSequence | RunTimeList) -> tuple[Value, ItemShape | None]:
     """A sequence as a value, and what is known of its items."""
     found = as_value(call, sequence)
     assert isinstance(found, RunTimeList)
     return call.materialize(found), found.item
 
 
-def _is_fixed(call: Call, sequence: Sequence | RunTimeList, index: int) -> bool:
+def _is_fixed(call: Call, sequence: TensorSequence | RunTimeList, index: int) -> bool:
     """Whether items and the position that input `index` gives are known."""
     known = call.tensor(index).known if call.has(index) else np.zeros(1)
-    return isinstance(sequence, Sequence) and known is not None and known.dtype != object
+    return isinstance(sequence, TensorSequence) and known is not None and known.dtype != object
 
 
 def _position(call: Call, index: int, count: int, last: int) -> int:
@@ -138,20 +138,20 @@ def _what(call: Call, index: int) -> str:
 
 
 def _empty(call: Call) -> Tensor:
-    return Sequence("", element=call.dtype("dtype") or float32)
+    return TensorSequence("", element=call.dtype("dtype") or float32)
 
 
 def _construct(call: Call) -> Tensor:
     items = [call.tensor(index) for index in range(len(call.inputs))]
-    return Sequence("", items=items, element=items[0].dtype)
+    return TensorSequence("", items=items, element=items[0].dtype)
 
 
 def _insert(call: Call) -> Tensor:
     sequence, tensor = _sequence(call), call.tensor(1)
-    if isinstance(sequence, Sequence) and _is_fixed(call, sequence, 2):
+    if isinstance(sequence, TensorSequence) and _is_fixed(call, sequence, 2):
         items = list(sequence.items)
         items.insert(_position(call, 2, len(items), len(items)), tensor)
-        return Sequence("", items=items, element=tensor.dtype)
+        return TensorSequence("", items=items, element=tensor.dtype)
     value, item = _in_graph(call, sequence)
     result = call.op("sequence_insert", value, call[1], *_given(call, 2), what=_what(call, 2))
     return RunTimeList("", result, item=joined(item, ItemShape(tensor.shape)))
@@ -159,19 +159,19 @@ def _insert(call: Call) -> Tensor:
 
 def _erase(call: Call) -> Tensor:
     sequence = _sequence(call)
-    if isinstance(sequence, Sequence) and not sequence.items:
+    if isinstance(sequence, TensorSequence) and not sequence.items:
         raise Invalid("the sequence has no items")
-    if isinstance(sequence, Sequence) and _is_fixed(call, sequence, 1):
+    if isinstance(sequence, TensorSequence) and _is_fixed(call, sequence, 1):
         items = list(sequence.items)
         del items[_position(call, 1, len(items), len(items) - 1)]
-        return Sequence("", items=items, element=sequence.element)
+        return TensorSequence("", items=items, element=sequence.element)
     value, item = _in_graph(call, sequence)
     return RunTimeList("", call.op("sequence_erase", value, *_given(call, 1), what=_what(call, 1)), item=item)
 
 
 def _at(call: Call) -> Tensor:
     sequence = _sequence(call)
-    if isinstance(sequence, Sequence) and _is_fixed(call, sequence, 1):
+    if isinstance(sequence, TensorSequence) and _is_fixed(call, sequence, 1):
         return sequence.items[_position(call, 1, len(sequence.items), len(sequence.items) - 1)]
     value, item = _in_graph(call, sequence)
     return Tensor("", _item(call, value, item, *_given(call, 1), what=_what(call, 1)))
@@ -193,7 +193,7 @@ def _sizes(call: Call, sizes: tuple[Size | None, ...]) -> tuple[Size, ...]:
 
 def _length(call: Call) -> Tensor:
     sequence = _sequence(call)
-    if isinstance(sequence, Sequence):
+    if isinstance(sequence, TensorSequence):
         return known_tensor("", np.array(len(sequence.items), np.int64))
     return known_tensor("", sequence.shape[0])
 
@@ -241,13 +241,13 @@ def _split(call: Call) -> Tensor:
         part = call.slice(x, axis, start, start + size)
         parts.append(Tensor("", part if keep else call.squeeze(part, [axis])))
         start += size
-    return Sequence("", items=parts, element=x.dtype)
+    return TensorSequence("", items=parts, element=x.dtype)
 
 
 def _known_sizes(call: Call, extent: Size) -> list[int] | None:
     """The sizes of the parts of a dimension; None where only the run knows them, and for more parts than nodes."""
     if not call.has(1):
-        return [1] * extent if isinstance(extent, int) and extent <= MOST_NODES else None
+        return [1] * extent if isinstance(extent, int) and extent <= MOST_MODEL_NODES else None
     if call.is_unknown(1) or call.tensor(1).symbolic:
         return None
     sizes = call.ints(1)
@@ -257,7 +257,7 @@ def _known_sizes(call: Call, extent: Size) -> list[int] | None:
         return sizes
     if sizes[0] < 1:
         raise Invalid(f"the size of parts is {sizes[0]}; it must be at least 1")
-    if not isinstance(extent, int) or extent > sizes[0] * MOST_NODES:
+    if not isinstance(extent, int) or extent > sizes[0] * MOST_MODEL_NODES:
         return None
     whole, rest = divmod(extent, sizes[0])
     return sizes * whole + [rest] * (rest > 0)
@@ -269,7 +269,7 @@ def _optional(call: Call) -> Tensor:
     held = call.attribute("type")
     if held is None:
         raise Invalid("an optional that holds nothing needs the attribute 'type'")
-    return Sequence("", nothing=optional_of(held))
+    return TensorSequence("", nothing=optional_of(held))
 
 
 def _holds(call: Call) -> Tensor:

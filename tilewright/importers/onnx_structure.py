@@ -17,7 +17,7 @@ from tilewright.importers.onnx_schema import DOMAINS, NEWEST
 
 OLDEST_OPSET = 1
 DEEPEST = 32  # functions and branches inside each other
-MOST_NODES = 1 << 16  # of a model, calls of functions replaced by their bodies
+MOST_MODEL_NODES = 1 << 16  # of a model, calls of functions replaced by their bodies
 MOST_ATTRIBUTE_ITEMS = 1 << 20  # of one list
 
 FunctionKey = tuple[str, str, str]  # domain, name, overload
@@ -315,10 +315,10 @@ def _check_size(graph: GraphProto, functions: Mapping[FunctionKey, FunctionProto
         return sizes[key]
 
     total, _ = measure(graph.node, ())
-    if total > MOST_NODES:
+    if total > MOST_MODEL_NODES:
         raise ImportModelError(
-            f"the model has {total} nodes when calls of functions are replaced by their bodies; at most {MOST_NODES} "
-            "are supported"
+            f"the model has {total} nodes when calls of functions are replaced by their bodies; at most "
+            f"{MOST_MODEL_NODES} are supported"
         )
 
 

@@ -24,7 +24,7 @@ class Invalid(Exception):
 
 
 @dataclass(frozen=True)
-class Problem:
+class ImportProblem:
     """One operation that was not imported."""
 
     operation: str  # aten.sort.default, ai.onnx::Sort
@@ -45,14 +45,14 @@ class Problem:
         return "\n".join(lines)
 
 
-class Report:
+class ImportReport:
     """The problems of one import."""
 
     def __init__(self, model: str) -> None:
         self.model = model
-        self.problems: list[Problem] = []
+        self.problems: list[ImportProblem] = []
 
-    def add(self, problem: Problem) -> None:
+    def add(self, problem: ImportProblem) -> None:
         self.problems.append(problem)
 
     def text(self) -> str:

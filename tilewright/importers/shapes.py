@@ -19,7 +19,7 @@ from tilewright.errors import ImportModelError, ShapeError
 from tilewright.importers.report import Unsupported
 from tilewright.symbolic import Expression, Size, Symbol
 
-LARGEST = 2**31 - 1
+LARGEST_SIZE = 2**31 - 1
 MOST_TERMS = 256  # of one symbolic size, those inside its functions counted
 MOST_PRODUCTS = 1024  # terms that the product of all sizes of a shape may have
 
@@ -35,7 +35,7 @@ class Dimension:
 
     name: str
     low: int = 1
-    high: int = LARGEST
+    high: int = LARGEST_SIZE
     derived: bool = False
 
 
@@ -96,7 +96,7 @@ def _parse(entry: Any, default_name: str, where: str) -> Dimension | int | None:
 def _fields(entry: Any, default_name: str) -> tuple[Any, Any, Any]:
     """Name, low and high of an entry as given; an empty name for what is none of the forms."""
     if isinstance(entry, str):
-        return entry, 1, LARGEST
+        return entry, 1, LARGEST_SIZE
     if isinstance(entry, Sequence) and len(entry) in (2, 3):
         return (default_name, *entry) if len(entry) == 2 else tuple(entry)
     if all(hasattr(entry, attribute) for attribute in ("__name__", "min", "max")):
@@ -110,7 +110,7 @@ def _fields(entry: Any, default_name: str) -> tuple[Any, Any, Any]:
 
 def _at_most(high: Any) -> int:
     """The end of a range; `torch.export.Dim` has an infinity of its own, which is no int, where none is given."""
-    return int(min(LARGEST, high))
+    return int(min(LARGEST_SIZE, high))
 
 
 def _merge(seen: dict[str, Dimension], dimension: Dimension) -> Dimension:

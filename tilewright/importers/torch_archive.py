@@ -24,7 +24,7 @@ from torch.export import ExportedProgram
 from tilewright.errors import ImportModelError
 from tilewright.importers.torch_growth import check_growth
 from tilewright.importers.torch_quiet import without_tracebacks
-from tilewright.importers.torch_schema import Refused, checked, without_metadata
+from tilewright.importers.torch_schema import ValueRefused, checked, without_metadata
 
 _LARGEST_JSON = 256 << 20  # bytes
 _MOST_MEMBERS = 1_000_000
@@ -40,7 +40,7 @@ def read_program(path: str | Path) -> ExportedProgram:
     try:
         with zipfile.ZipFile(path) as archive:
             return _Archive(archive, Path(path).stat().st_size).program()
-    except Refused as error:
+    except ValueRefused as error:
         raise ImportModelError(
             f"{path}: cannot be read without running it: {error}. A torch.export file of that kind is a program; if "
             "you trust who made it, allow it: tilewright.compile(path, trust=True), tilewright build --trust"
@@ -122,7 +122,7 @@ class _Archive:
         for weight, payload in config.items():
             member = f"data/{kind}/{payload.path_name}"
             if not re.fullmatch(r"(weight|tensor)_\d+", payload.path_name):
-                raise Refused(f"{weight} is an object of a class of its own, which is pickled")
+                raise ValueRefused(f"{weight} is an object of a class of its own, which is pickled")
             if payload.use_pickle:
                 found[weight] = self._pickled_tensor(member)
                 continue
@@ -142,20 +142,20 @@ class _Archive:
         if not isinstance(found, dict) or not all(
             isinstance(key, str) and _is_plain(tensor) for key, tensor in found.items()
         ):
-            raise Refused(f"{name} holds other things than tensors by name")
+            raise ValueRefused(f"{name} holds other things than tensors by name")
         return dict(found)
 
     def _pickled_tensor(self, name: str) -> torch.Tensor:
         tensor = _restricted(name, self.read(name))
         if not _is_plain(tensor):
-            raise Refused(f"{name} is no plain tensor")
+            raise ValueRefused(f"{name} is no plain tensor")
         return tensor
 
 
 def _restricted(name: str, data: bytes) -> Any:
-    """What a pickle of PyTorch's holds, if it is tensors alone; raises `Refused` for anything else."""
+    """What a pickle of PyTorch's holds, if it is tensors alone; raises `ValueRefused` for anything else."""
     if not data.startswith(b"PK"):
-        raise Refused(f"{name} is a pickle of another kind than torch.save writes")
+        raise ValueRefused(f"{name} is a pickle of another kind than torch.save writes")
     try:
         with zipfile.ZipFile(io.BytesIO(data)) as inner:
             _check_expansion(inner.infolist(), len(data), compressed=0)
@@ -163,7 +163,7 @@ def _restricted(name: str, data: bytes) -> Any:
     except ImportModelError as error:
         raise ImportModelError(f"{name}: {error}") from error
     except Exception as error:  # what the restricted unpickler refuses, and what is damaged
-        raise Refused(f"{name} is no pickle of tensors alone{_what_else(str(error))}") from error
+        raise ValueRefused(f"{name} is no pickle of tensors alone{_what_else(str(error))}") from error
 
 
 def _what_else(message: str) -> str:
@@ -194,7 +194,7 @@ def _is_plain(tensor: Any) -> bool:
 def _tensor(name: str, data: bytearray, meta: Any) -> torch.Tensor:
     """A view of stored bytes; raises `ImportModelError` for one that leaves them."""
     if meta.layout != schema.Layout.Strided:
-        raise Refused(f"{name} is no plain tensor")
+        raise ValueRefused(f"{name} is no plain tensor")
     dtype = _SERIALIZE_TO_TORCH_DTYPE[meta.dtype]
     sizes, strides = ([_number(name, entry) for entry in entries] for entries in (meta.sizes, meta.strides))
     offset = _number(name, meta.storage_offset)

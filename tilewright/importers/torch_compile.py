@@ -27,11 +27,11 @@ from torch._subclasses.fake_tensor import FakeTensor
 from tilewright.build.quick_start import check_quick_start
 from tilewright.build.tuning import Tuning
 from tilewright.errors import MissingDependencyError, TilewrightError, UnsupportedOperationError
-from tilewright.importers.report import Problem
+from tilewright.importers.report import ImportProblem
 from tilewright.importers.torch_export import KEPT
 from tilewright.importers.torch_fx import source_of, target_name
 from tilewright.importers.torch_nodes import is_getitem
-from tilewright.importers.torch_part import NotImported, Part, Settings
+from tilewright.importers.torch_part import EnginePart, NotImported, PartSettings
 from tilewright.importers.torch_partition import Partition
 from tilewright.importers.torch_survey import Survey
 from tilewright.precision import IEEE, TF32
@@ -95,7 +95,7 @@ def backend(
         kind = device.partition(":")[0]
         place = kind if target == "auto" else str(target)
         precision = precision or (_precision_on(kind) if target == "auto" else IEEE)
-        chosen = Settings(place, precision, tuning, strict, quick_start and place.startswith("cpu"))
+        chosen = PartSettings(place, precision, tuning, strict, quick_start and place.startswith("cpu"))
         return _compile(gm, example_inputs, _Compiler(device, chosen, _overlap(example_inputs)))
     except (MissingDependencyError, TorchDynamoException):  # Dynamo's own tell it to try again, or what to do
         raise
@@ -215,7 +215,7 @@ def _overlap(example_inputs: Sequence[Any]) -> bool:
 class _Compiler:
     """AOT's inner compiler for one graph, some of whose arguments may `overlap`."""
 
-    def __init__(self, device: str, settings: Settings, overlap: bool) -> None:
+    def __init__(self, device: str, settings: PartSettings, overlap: bool) -> None:
         self.device = device
         self.settings = settings
         self.overlap = overlap
@@ -243,7 +243,7 @@ class _Compiler:
     def _divide(self, gm: fx.GraphModule, constants: set[fx.Node]) -> tuple[fx.GraphModule, str]:
         """The module that runs a graph by engines and PyTorch, and the report of what stays with PyTorch."""
         nodes = {node.name: node for node in gm.graph.nodes}
-        known: dict[fx.Node, Problem] = {}
+        known: dict[fx.Node, ImportProblem] = {}
         while True:
             survey = Survey(gm, constants, self.device, known)
             partition = Partition(gm, constants, survey.is_kept)
@@ -254,10 +254,10 @@ class _Compiler:
                 continue
             return module, _report(survey, partition)
 
-    def _part(self, gm: fx.GraphModule, constants: list[int]) -> Part:
-        return Part(gm, constants, self.settings, self._without)
+    def _part(self, gm: fx.GraphModule, constants: list[int]) -> EnginePart:
+        return EnginePart(gm, constants, self.settings, self._without)
 
-    def _without(self, part: Part, reason: str) -> Callable[..., Any] | None:
+    def _without(self, part: EnginePart, reason: str) -> Callable[..., Any] | None:
         """What runs a part for which no engine was built: two parts of half its operations; None for PyTorch alone."""
         placeholders = part.gm.graph.find_nodes(op="placeholder")
         constants = {placeholders[position] for position in part.constants}
@@ -288,7 +288,7 @@ def _report(survey: Survey, partition: Partition) -> str:
         f"{_counted(len(partition.parts), 'engine')}; "
         f"what stays with PyTorch: {_counted(count, 'operation')}{among}"
     ]
-    problems: Counter[Problem] = Counter(replace(problem, node="") for problem in survey.stays.values())
+    problems: Counter[ImportProblem] = Counter(replace(problem, node="") for problem in survey.stays.values())
     names = {replace(problem, node=""): problem for problem in reversed(survey.stays.values())}
     for number, (problem, times) in enumerate(problems.items(), start=1):
         if number > _LISTED:

@@ -11,7 +11,7 @@ from tilewright.graph.core import Value
 from tilewright.importers.emitter import Emitter
 from tilewright.symbolic import Size
 
-PARTS = {torch.complex32: torch.float16, torch.complex64: torch.float32, torch.complex128: torch.float64}
+REAL_TYPES = {torch.complex32: torch.float16, torch.complex64: torch.float32, torch.complex128: torch.float64}
 
 
 @dataclass(frozen=True)
@@ -32,7 +32,7 @@ class Complex:
 
 def is_complex(fake: Any) -> bool:
     """Whether a fake tensor is complex."""
-    return isinstance(fake, torch.Tensor) and fake.dtype in PARTS
+    return isinstance(fake, torch.Tensor) and fake.dtype in REAL_TYPES
 
 
 def joined(emit: Emitter, value: Complex) -> Value:

@@ -25,7 +25,7 @@ from tilewright.errors import ImportModelError, UnsupportedOperationError, brief
 from tilewright.graph.build import GraphBuilder
 from tilewright.graph.core import Graph, Value
 from tilewright.importers.emitter import Emitter
-from tilewright.importers.report import Report, Unsupported
+from tilewright.importers.report import ImportReport, Unsupported
 from tilewright.importers.shapes import Axes, Dimension, check_names, parse_dynamic_shapes
 from tilewright.importers.torch_assumed import (
     assumed_of,
@@ -35,7 +35,7 @@ from tilewright.importers.torch_assumed import (
     mark_assumptions,
     without_places,
 )
-from tilewright.importers.torch_complex import PARTS, Complex, divided, is_complex, joined
+from tilewright.importers.torch_complex import REAL_TYPES, Complex, divided, is_complex, joined
 from tilewright.importers.torch_constants import export
 from tilewright.importers.torch_control import import_control
 from tilewright.importers.torch_exportable import exportable, whole_layers
@@ -576,7 +576,7 @@ def import_program(
     check_kept(given, program)
     builder = GraphBuilder(name)
     symbols = SymbolTable(builder, program.range_constraints, squeezed_symbols(program.graph), run_time=True)
-    report = Report(name)
+    report = ImportReport(name)
     walker = Walker(builder, symbols, report, RULES | FOREIGN, import_control)
     dimensions = parse_dynamic_shapes(dynamic_shapes, derived=True)
     importer = _ProgramImporter(program, builder, symbols, walker, dimensions, names or {})
@@ -666,7 +666,7 @@ class _ProgramImporter:
         """A parameter, buffer or constant of an element type without a meaning here may stay unused only."""
         data = self._data(spec)
         try:
-            dtype_of(PARTS.get(data.dtype, data.dtype))
+            dtype_of(REAL_TYPES.get(data.dtype, data.dtype))
         except Unsupported as reason:
             if not node.users:
                 return
@@ -731,7 +731,7 @@ def declare_input(builder: GraphBuilder, symbols: SymbolTable, fake: torch.Tenso
     """A graph input; a `Complex` has its parts as a last dimension of 2.  Raises `Unsupported`."""
     if not is_complex(fake):
         return builder.input(name, dtype_of(fake.dtype), symbols.shape(fake.shape))
-    pairs = builder.input(name, dtype_of(PARTS[fake.dtype]), (*symbols.shape(fake.shape), 2))
+    pairs = builder.input(name, dtype_of(REAL_TYPES[fake.dtype]), (*symbols.shape(fake.shape), 2))
     return divided(Emitter(builder), pairs)
 
 

@@ -28,9 +28,9 @@ from tilewright.graph.core import Value
 from tilewright.importers.agreement import agreed
 from tilewright.importers.assumptions import SizeIsFixed
 from tilewright.importers.emitter import Emitter, Number, Scalar
-from tilewright.importers.report import NO_RULE_ADVICE, Problem, Report, Unsupported
+from tilewright.importers.report import NO_RULE_ADVICE, ImportProblem, ImportReport, Unsupported
 from tilewright.importers.torch_assumed import text_of
-from tilewright.importers.torch_complex import PARTS, Complex, divided, is_complex
+from tilewright.importers.torch_complex import REAL_TYPES, Complex, divided, is_complex
 from tilewright.importers.torch_numbers import Numeric, computed, is_read, read, require, truth
 from tilewright.importers.torch_places import is_written_by_user
 from tilewright.importers.torch_refused import without_rule
@@ -223,7 +223,7 @@ class Walker:
         self,
         builder: GraphBuilder,
         symbols: SymbolTable,
-        report: Report,
+        report: ImportReport,
         rules: dict[str, Rule],
         control: Callable[[Walker, fx.Node], bool] | None = None,
     ) -> None:
@@ -390,7 +390,7 @@ class Walker:
         if fake is None:
             return value
         if isinstance(value, Complex):
-            parts = fake.new_empty(fake.shape, dtype=PARTS[fake.dtype])
+            parts = fake.new_empty(fake.shape, dtype=REAL_TYPES[fake.dtype])
             return Complex(*(self._agree(call, part, parts) for part in (value.real, value.imaginary)))
         dtype, shape = dtype_of(fake.dtype), self.symbols.shape(fake.shape)
         clash = any(
@@ -434,10 +434,10 @@ def hint_of(size: Any) -> int:
     return int(size.node.hint) if size.node.has_hint() else int(value)
 
 
-def problem_of(node: fx.Node, reason: str, advice: str) -> Problem:
+def problem_of(node: fx.Node, reason: str, advice: str) -> ImportProblem:
     """A call that is not imported, for the report."""
     inputs = tuple(describe(argument) for argument in node.all_input_nodes)
-    return Problem(target_name(node.target), node.name, inputs, source_of(node), reason, advice)
+    return ImportProblem(target_name(node.target), node.name, inputs, source_of(node), reason, advice)
 
 
 def describe(node: fx.Node) -> str:

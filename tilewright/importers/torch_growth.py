@@ -15,7 +15,7 @@ from torch._export.serde import schema
 from torch._export.serde.union import _Union
 
 from tilewright.errors import ImportModelError
-from tilewright.importers.torch_schema import LARGEST_POWER, ON_SIZES, Refused
+from tilewright.importers.torch_schema import LARGEST_POWER, ON_SIZES, ValueRefused
 
 _OF_AN_INPUT = 8.0
 _MOST_BITS = 4096.0
@@ -44,12 +44,12 @@ def _arithmetic(node: Any, bits: dict[str, float], others: float) -> float:
     """The bits of the result of an operation on sizes."""
     arguments = [entry.arg for entry in node.inputs]
     if any(_tag(argument) not in _NUMBERS for argument in arguments):
-        raise Refused(f"{node.target}: arithmetic on sizes of something that is no number")
+        raise ValueRefused(f"{node.target}: arithmetic on sizes of something that is no number")
     each = [max(_operands(argument, bits, others), default=0.0) for argument in arguments]
     if node.target in _POWERS:
         power = _literal(arguments[-1])
         if len(each) != 2 or power is None or abs(power) > LARGEST_POWER:
-            raise Refused(f"{node.target}: a power that is no number up to {LARGEST_POWER}")
+            raise ValueRefused(f"{node.target}: a power that is no number up to {LARGEST_POWER}")
         return each[0] * max(1.0, abs(power)) if node.target == "_operator.pow" else each[0] + abs(power)
     if node.target == "_operator.mul":
         return sum(each)

@@ -19,8 +19,8 @@ from tilewright.errors import TilewrightError, UnsupportedOperationError
 from tilewright.graph.build import GraphBuilder
 from tilewright.graph.core import Graph, Value
 from tilewright.importers.emitter import Emitter
-from tilewright.importers.report import Report, Unsupported
-from tilewright.importers.torch_complex import PARTS, Complex, divided, is_complex
+from tilewright.importers.report import ImportReport, Unsupported
+from tilewright.importers.torch_complex import REAL_TYPES, Complex, divided, is_complex
 from tilewright.importers.torch_control import import_control_whole
 from tilewright.importers.torch_export import declare_input, declare_output
 from tilewright.importers.torch_fx import Walker, dtype_of
@@ -36,13 +36,13 @@ SAMPLES = 32  # words of each parameter that are compared at each call
 class NotImported(UnsupportedOperationError):
     """A part has operations that cannot be imported: `problems`."""
 
-    def __init__(self, report: Report) -> None:
+    def __init__(self, report: ImportReport) -> None:
         super().__init__(report.text())
         self.problems = report.problems
 
 
 @dataclass(frozen=True)
-class Settings:
+class PartSettings:
     """How the parts of a graph are built; `strict` raises where PyTorch would take over, `quick_start` is as in
     `tilewright.compile`."""
 
@@ -69,7 +69,7 @@ class _Built:
     sizes: list[tuple[int, str]]
 
 
-class Part:
+class EnginePart:
     """Runs one part by engines, which are kept by the state of the parameters (`_Watched`).
 
     The first engine has the parameters as constants, and so has the one that replaces it when they were changed in
@@ -81,8 +81,8 @@ class Part:
         self,
         gm: fx.GraphModule,
         constants: Sequence[int],
-        settings: Settings,
-        divide: Callable[[Part, str], Callable[..., Any] | None],
+        settings: PartSettings,
+        divide: Callable[[EnginePart, str], Callable[..., Any] | None],
     ) -> None:
         """`constants` are the positions of parameters and buffers; `divide` is asked for what runs a part for which no
         engine can be built, None where PyTorch is to run it.  Raises `NotImported`.
@@ -224,7 +224,7 @@ class Part:
         placeholders = self.gm.graph.find_nodes(op="placeholder")
         builder = GraphBuilder("compiled")
         symbols = SymbolTable(builder, ranges(list(self.gm.graph.nodes)), squeezed_symbols(self.gm.graph))
-        walker = Walker(builder, symbols, Report("compiled"), IMPORT_RULES, import_control_whole)
+        walker = Walker(builder, symbols, ImportReport("compiled"), IMPORT_RULES, import_control_whole)
         names = [(position, node) for position, node in enumerate(placeholders) if position not in constants]
         _name_symbols(symbols, [node for _, node in names])
         sizes = []
@@ -273,7 +273,7 @@ def _placeholder(
     if data is not None:
         return walker.constant(data, node.name)
     if constant and is_complex(fake):
-        parts = dtype_of(PARTS[fake.dtype])
+        parts = dtype_of(REAL_TYPES[fake.dtype])
         return divided(Emitter(builder), builder.constant(np.zeros((*fake.shape, 2), parts.numpy), node.name))
     if constant:
         zero = np.zeros((), dtype_of(fake.dtype).numpy)

@@ -3,8 +3,8 @@
 1. *Schedule*: all operations that can be compiled and wait for nothing are the first part, then come PyTorch's that
    wait for nothing more, then the next part, and so on: no order has fewer parts. Operations that draw random numbers
    keep their order.
-2. *Too small*: a part of fewer than `LEAST` operations, none of them a product, convolution, norm, recurrent cell,
-   branch or loop, stays with PyTorch, where something stays anyway: a call of an engine costs as much as a few
+2. *Too small*: a part of fewer than `LEAST_NODES` operations, none of them a product, convolution, norm, recurrent
+   cell, branch or loop, stays with PyTorch, where something stays anyway: a call of an engine costs as much as a few
    operations of PyTorch.
 3. *Borders*: views, and what depends on parameters alone, belong to no part. Each part that reads one has it inside,
    and PyTorch makes those it needs itself, so that parameters stay constants and views stay views. A view that has
@@ -39,7 +39,7 @@ from tilewright.importers.torch_nodes import (
 from tilewright.importers.torch_ops import contraction, normalization, recurrent
 from tilewright.importers.torch_symbols import linear_in
 
-LEAST = 3
+LEAST_NODES = 3
 _LARGE = CONTROL.union(*(table.TABLE.rules for table in (contraction, normalization, recurrent)))
 
 MakePart = Callable[[fx.GraphModule, list[int]], Callable[..., Any]]
@@ -349,4 +349,4 @@ class Partition:
 
 
 def _is_small(nodes: Sequence[fx.Node]) -> bool:
-    return len(nodes) < LEAST and not any(target_name(node.target) in _LARGE for node in nodes)
+    return len(nodes) < LEAST_NODES and not any(target_name(node.target) in _LARGE for node in nodes)

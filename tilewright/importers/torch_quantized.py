@@ -70,7 +70,7 @@ def rounded(x: Tensor) -> Tensor:
     return (((x * step.reciprocal()).round() + zero).clamp(0, _STEPS) - zero) * step
 
 
-class _Product(nn.Module):
+class _QuantizedProduct(nn.Module):
     """y = x' w + b, with x' as the layer rounds x."""
 
     weight: Tensor
@@ -87,13 +87,13 @@ class _Product(nn.Module):
 
 
 def _linear(layer: Any, packed: Padded) -> nn.Module:
-    return _Product(*layer._weight_bias())
+    return _QuantizedProduct(*layer._weight_bias())
 
 
-class _Cell(nn.Module):
+class _QuantizedCell(nn.Module):
     """The step of a recurrent layer: from the input's product and the states to new states, the output first."""
 
-    def __init__(self, kind: str, state: _Product) -> None:
+    def __init__(self, kind: str, state: _QuantizedProduct) -> None:
         super().__init__()
         self.kind = kind
         self.state = state
@@ -120,9 +120,9 @@ class _SingleCell(nn.Module):
         super().__init__()
         kind = type(layer).__name__.removesuffix("Cell")
         weights, biases = layer.get_weight(), layer.get_bias()
-        self.input = _Product(weights["weight_ih"], biases["bias_ih"])
+        self.input = _QuantizedProduct(weights["weight_ih"], biases["bias_ih"])
         name = f"RNN_{layer.nonlinearity.upper()}" if kind == "RNN" else kind
-        self.cell = _Cell(name, _Product(weights["weight_hh"], biases["bias_hh"]))
+        self.cell = _QuantizedCell(name, _QuantizedProduct(weights["weight_hh"], biases["bias_hh"]))
         self.hidden = layer.hidden_size
 
     def forward(self, input: Tensor, hx: Any = None) -> Any:
@@ -146,8 +146,10 @@ class _Layers(nn.Module):
         self.names = [[name, f"{name}_reverse"] if layer.bidirectional else [name] for name in names]
         self.inputs, self.cells = nn.ModuleDict(), nn.ModuleDict()
         for name in (name for pair in self.names for name in pair):
-            self.inputs[name] = _Product(weights[f"weight_ih_{name}"], biases[f"bias_ih_{name}"])
-            self.cells[name] = _Cell(layer.mode, _Product(weights[f"weight_hh_{name}"], biases[f"bias_hh_{name}"]))
+            self.inputs[name] = _QuantizedProduct(weights[f"weight_ih_{name}"], biases[f"bias_ih_{name}"])
+            self.cells[name] = _QuantizedCell(
+                layer.mode, _QuantizedProduct(weights[f"weight_hh_{name}"], biases[f"bias_hh_{name}"])
+            )
 
     def forward(self, input: Any, hx: Any = None) -> Any:
         if isinstance(input, nn.utils.rnn.PackedSequence):

@@ -59,14 +59,14 @@ _CONTAINERS = ("builtins.tuple", "builtins.list", "builtins.dict", "collections.
 _DEVICE = re.compile(r"[a-z]{1,20}")
 
 
-class Refused(ValueError):
+class ValueRefused(ValueError):
     """A value that this reader does not hand on to PyTorch; the message says where and what."""
 
 
 def checked(kind: Any, data: Any, where: str = "", depth: int = 0) -> Any:
-    """The JSON `data` as a value of one of the schema's types (`schema.ExportedProgram`); raises `Refused`."""
+    """The JSON `data` as a value of one of the schema's types (`schema.ExportedProgram`); raises `ValueRefused`."""
     if depth > _DEEPEST:
-        raise Refused(f"{where[:200]}: values are nested more than {_DEEPEST} deep")
+        raise ValueRefused(f"{where[:200]}: values are nested more than {_DEEPEST} deep")
     kind = _resolved(kind)
     origin, arguments = typing.get_origin(kind), typing.get_args(kind)
     if origin in (typing.Union, types.UnionType):
@@ -82,7 +82,7 @@ def checked(kind: Any, data: Any, where: str = "", depth: int = 0) -> Any:
         try:
             return kind(_of(int, data, where))
         except ValueError as error:
-            raise Refused(f"{where}: {error}") from None
+            raise ValueRefused(f"{where}: {error}") from None
     if kind is str:
         return _text(where, _of(str, data, where))
     if kind is float:
@@ -90,7 +90,7 @@ def checked(kind: Any, data: Any, where: str = "", depth: int = 0) -> Any:
             return float(data)
         return float(data) if isinstance(data, int) and abs(data) < _NUMBER else _of(float, data, where)
     if kind is int and not -_NUMBER <= _of(int, data, where) < 2 * _NUMBER:
-        raise Refused(f"{where}: {data} is no 64-bit number")
+        raise ValueRefused(f"{where}: {data} is no 64-bit number")
     return _of(kind, data, where)
 
 
@@ -104,7 +104,7 @@ def _resolved(kind: Any) -> Any:
 
 def _of(kind: type, data: Any, where: str) -> Any:
     if not isinstance(data, kind) or (kind in (int, float) and isinstance(data, bool)):
-        raise Refused(f"{where}: expected {kind.__name__}, and found {type(data).__name__}")
+        raise ValueRefused(f"{where}: expected {kind.__name__}, and found {type(data).__name__}")
     return data
 
 
@@ -117,9 +117,9 @@ def _structure(kind: Any, data: dict[str, Any], depth: int) -> Any:
     hints = typing.get_type_hints(kind, globalns=vars(schema))
     if hasattr(kind, "create"):
         if len(data) != 1 or (field := next(iter(data))) not in hints:
-            raise Refused(f"{name}: expected one of its alternatives, and found {list(data)[:5]}")
+            raise ValueRefused(f"{name}: expected one of its alternatives, and found {list(data)[:5]}")
         if field in ("as_custom_obj", "custom_obj"):
-            raise Refused(f"{name}: an object of a class of the program's own (a pickle or TorchScript)")
+            raise ValueRefused(f"{name}: an object of a class of the program's own (a pickle or TorchScript)")
         return kind.create(**{field: checked(hints[field], data[field], f"{name}.{field}", depth + 1)})
     values = {
         field.name: checked(hints[field.name], data[field.name], f"{name}.{field.name}", depth + 1)
@@ -129,7 +129,7 @@ def _structure(kind: Any, data: dict[str, Any], depth: int) -> Any:
     try:
         return kind(**values)
     except TypeError as error:
-        raise Refused(f"{name}: {error}") from None
+        raise ValueRefused(f"{name}: {error}") from None
 
 
 # What PyTorch would evaluate, import or look up, and an import has no use for.
@@ -173,7 +173,7 @@ def _key(where: str, key: str) -> str:
         return _expression(where, key)
     pattern = _PATH if where == "PayloadConfig.config" else _IDENTIFIER
     if not pattern.fullmatch(key):
-        raise Refused(f"{where}: {key[:100]!r} is no name")
+        raise ValueRefused(f"{where}: {key[:100]!r} is no name")
     return key
 
 
@@ -184,19 +184,19 @@ def _text(where: str, text: str) -> str:
     if where.startswith("Node.metadata."):
         return text
     if not _IDENTIFIER.fullmatch(text):
-        raise Refused(f"{where}: {text[:100]!r} is no name")
+        raise ValueRefused(f"{where}: {text[:100]!r} is no name")
     return text
 
 
 def _value(where: str, text: str) -> str:
     if len(text) > _TEXT:
-        raise Refused(f"{where}: a text of {len(text)} characters, more than {_TEXT}")
+        raise ValueRefused(f"{where}: a text of {len(text)} characters, more than {_TEXT}")
     return text
 
 
 def _path(where: str, text: str) -> str:
     if not _PATH.fullmatch(text):
-        raise Refused(f"{where}: {text[:100]!r} is no name of a parameter, buffer or module")
+        raise ValueRefused(f"{where}: {text[:100]!r} is no name of a parameter, buffer or module")
     return text
 
 
@@ -206,7 +206,7 @@ def _optional_name(where: str, text: str) -> str:
 
 def _device(where: str, text: str) -> str:
     if not _DEVICE.fullmatch(text):
-        raise Refused(f"{where}: {text[:100]!r} is no kind of device")
+        raise ValueRefused(f"{where}: {text[:100]!r} is no kind of device")
     return text
 
 
@@ -226,7 +226,7 @@ def _operator(where: str, text: str) -> str:
             files = any(argument.name in ("filename", "file", "path") for argument in operation._schema.arguments)
             if not files and torch._C._dispatch_has_kernel(operation.name()):
                 return text
-    raise Refused(f"{where}: {text[:200]!r} is no operation on tensors or sizes that an import takes")
+    raise ValueRefused(f"{where}: {text[:200]!r} is no operation on tensors or sizes that an import takes")
 
 
 def _tree(where: str, text: str) -> str:
@@ -234,25 +234,25 @@ def _tree(where: str, text: str) -> str:
     try:
         protocol, tree = json.loads(text) if len(text) <= 10 * _TEXT else (None, None)
     except (ValueError, TypeError, RecursionError):
-        raise Refused(f"{where}: no structure of inputs or outputs") from None
+        raise ValueRefused(f"{where}: no structure of inputs or outputs") from None
     if protocol != 1:
-        raise Refused(f"{where}: no structure of inputs or outputs that this version knows")
+        raise ValueRefused(f"{where}: no structure of inputs or outputs that this version knows")
     _check_tree(where, tree, 0)
     return text
 
 
 def _check_tree(where: str, tree: Any, depth: int) -> None:
     if depth > _DEEPEST or not isinstance(tree, dict) or tree.keys() != {"type", "context", "children_spec"}:
-        raise Refused(f"{where}: no structure of inputs or outputs")
+        raise ValueRefused(f"{where}: no structure of inputs or outputs")
     children, context = tree["children_spec"], tree["context"]
     if not isinstance(children, list):
-        raise Refused(f"{where}: no structure of inputs or outputs")
+        raise ValueRefused(f"{where}: no structure of inputs or outputs")
     if tree["type"] is None:
         if context is not None or children:
-            raise Refused(f"{where}: a leaf of inputs or outputs that holds something")
+            raise ValueRefused(f"{where}: a leaf of inputs or outputs that holds something")
         return
     if tree["type"] not in _CONTAINERS:
-        raise Refused(
+        raise ValueRefused(
             f"{where}: inputs or outputs in a {str(tree['type'])[:100]}; tuples, lists and dicts are read without "
             "running anything"
         )
@@ -262,7 +262,7 @@ def _check_tree(where: str, tree: Any, depth: int) -> None:
         keys = 0
     names = keys if isinstance(keys, list) else []
     if not (keys is None or names == keys) or not all(isinstance(key, str) and _PATH.fullmatch(key) for key in names):
-        raise Refused(f"{where}: keys of inputs or outputs that are no names")
+        raise ValueRefused(f"{where}: keys of inputs or outputs that are no names")
     for child in children:
         _check_tree(where, child, depth + 1)
 
@@ -270,14 +270,14 @@ def _check_tree(where: str, tree: Any, depth: int) -> None:
 def _expression(where: str, text: str) -> str:
     """A size: PyTorch gives this text to SymPy, which evaluates it as Python."""
     if len(text) > _EXPRESSION:
-        raise Refused(f"{where}: a size of {len(text)} characters, more than {_EXPRESSION}")
+        raise ValueRefused(f"{where}: a size of {len(text)} characters, more than {_EXPRESSION}")
     try:
         tree = ast.parse(text, mode="eval")
         powers = sum(map(_check_expression, ast.walk(tree)))
     except (SyntaxError, ValueError, RecursionError, MemoryError) as error:
-        raise Refused(f"{where}: {text[:100]!r} is no size ({error})") from None
+        raise ValueRefused(f"{where}: {text[:100]!r} is no size ({error})") from None
     if powers > _MOST_POWERS:
-        raise Refused(f"{where}: {text[:100]!r} has more than {_MOST_POWERS} powers")
+        raise ValueRefused(f"{where}: {text[:100]!r} has more than {_MOST_POWERS} powers")
     return text
 
 

@@ -15,8 +15,8 @@ from torch import fx
 
 from tilewright.graph.build import GraphBuilder
 from tilewright.importers.emitter import Emitter
-from tilewright.importers.report import Problem, Report, Unsupported
-from tilewright.importers.torch_complex import PARTS, divided, is_complex
+from tilewright.importers.report import ImportProblem, ImportReport, Unsupported
+from tilewright.importers.torch_complex import REAL_TYPES, divided, is_complex
 from tilewright.importers.torch_control import import_control_whole
 from tilewright.importers.torch_fx import Walker, describe, dtype_of, problem_of, target_name
 from tilewright.importers.torch_nodes import (
@@ -44,19 +44,19 @@ class Survey:
     """
 
     def __init__(
-        self, gm: fx.GraphModule, constants: Collection[fx.Node], device: str, known: Mapping[fx.Node, Problem]
+        self, gm: fx.GraphModule, constants: Collection[fx.Node], device: str, known: Mapping[fx.Node, ImportProblem]
     ) -> None:
         """`constants` are the placeholders whose tensors stay the same, `known` what was found to stay before."""
         self.gm = gm
         self.constants = constants
         self.device = device
-        self.stays: dict[fx.Node, Problem] = dict(known)
+        self.stays: dict[fx.Node, ImportProblem] = dict(known)
         self.moves: set[fx.Node] = set()
         self.checks: set[fx.Node] = set()
         self._anywhere: set[fx.Node] = set()  # made from nothing on the host: an engine has it where it needs it
         self._builder = GraphBuilder("survey")
         self._symbols = SymbolTable(self._builder, ranges(gm.graph.nodes))
-        self._walker = Walker(self._builder, self._symbols, Report("survey"), IMPORT_RULES, import_control_whole)
+        self._walker = Walker(self._builder, self._symbols, ImportReport("survey"), IMPORT_RULES, import_control_whole)
         for node in gm.graph.nodes:
             self._name_sizes(node)
         for node in gm.graph.nodes:
@@ -163,7 +163,7 @@ class Survey:
         if not isinstance(fake, torch.Tensor) or fake.layout != torch.strided:
             return None
         if is_complex(fake):
-            parts = self._tensor(fake.new_empty((*fake.shape, 2), dtype=PARTS[fake.dtype]), name, constant)
+            parts = self._tensor(fake.new_empty((*fake.shape, 2), dtype=REAL_TYPES[fake.dtype]), name, constant)
             return None if parts is None else divided(Emitter(self._builder), parts)
         try:
             shape, dtype = self._symbols.shape(fake.shape), dtype_of(fake.dtype)

@@ -16,7 +16,7 @@ from tilewright.errors import ImportModelError, a_kind
 from tilewright.graph.build import GraphBuilder
 from tilewright.graph.core import Value
 from tilewright.importers.report import Unsupported
-from tilewright.importers.shapes import LARGEST, Dimension
+from tilewright.importers.shapes import LARGEST_SIZE, Dimension
 from tilewright.symbolic import (
     Size,
     floor_divide,
@@ -88,10 +88,10 @@ class SymbolTable:
         """The exported range. PyTorch's default lower bound of 2 stands for "not specialised": 1 is allowed."""
         bounds = self.ranges.get(name)
         if bounds is None:
-            return 1, LARGEST
+            return 1, LARGEST_SIZE
         low = int(bounds.lower) if isinstance(bounds.lower, sympy.Integer) else 1
-        high = int(bounds.upper) if isinstance(bounds.upper, sympy.Integer) else LARGEST
-        return (1 if low <= 2 else low), min(high, LARGEST)
+        high = int(bounds.upper) if isinstance(bounds.upper, sympy.Integer) else LARGEST_SIZE
+        return (1 if low <= 2 else low), min(high, LARGEST_SIZE)
 
     def size(self, value: Any) -> Size:
         """An int, SymInt or sympy expression as a size; raises `Unsupported` for data-dependent ones."""
@@ -147,7 +147,9 @@ class SymbolTable:
         if name not in self.sizes and self.run_time and self._is_told(name):
             high = self.ranges[name].upper
             self.sizes[name] = self.builder.run_time_symbol(
-                "size", max(0, int(self.ranges[name].lower)), min(int(high), LARGEST) if high.is_Integer else LARGEST
+                "size",
+                max(0, int(self.ranges[name].lower)),
+                min(int(high), LARGEST_SIZE) if high.is_Integer else LARGEST_SIZE,
             )
         if name not in self.sizes:
             raise Unsupported(
@@ -167,7 +169,7 @@ class SymbolTable:
         if name not in self.sizes:
             high = bounds.upper + constant
             self.sizes[name] = self.builder.run_time_symbol(
-                "size", int(bounds.lower + constant), min(int(high), LARGEST) if high.is_Integer else LARGEST
+                "size", int(bounds.lower + constant), min(int(high), LARGEST_SIZE) if high.is_Integer else LARGEST_SIZE
             )
             more = self.builder.op("add", [number, self.builder.number(int(constant), int64)])
             what = "a size that follows from the number that .item() gives"

@@ -19,7 +19,7 @@ from tilewright.insight.difference import difference
 
 
 @dataclass(frozen=True)
-class Layer:
+class LayerTensor:
     """A tensor that a kernel stores.
 
     `difference` is the largest difference from the peer, `own` the largest from float64 on what the engine itself
@@ -48,7 +48,7 @@ def with_layers(engine: Engine) -> Engine:
 
 def compare_layers(
     engine: Engine, inputs: Mapping[str, np.ndarray], theirs: Mapping[str, np.ndarray] | None = None
-) -> list[Layer]:
+) -> list[LayerTensor]:
     """The layers of an engine of `with_layers`, the one that adds the largest error first.
 
     `theirs` are tensors of a peer by name; without it the peer is float64 on the whole graph.  Layers have the peer's
@@ -75,7 +75,7 @@ def compare_layers(
         apart = None if peer is None or peer.shape != array.shape else difference(array, peer)[1]
         added = difference(array, own)[1]
         place = (steps.get(value.name, ""), _as_in_the_model(value.name, names), producers[value].source)
-        found.append(Layer(*place, value.dtype.name, array.shape, apart, added))
+        found.append(LayerTensor(*place, value.dtype.name, array.shape, apart, added))
     return sorted(found, key=lambda layer: -layer.own)
 
 

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 from tilewright import dtypes
 from tilewright.graph.ops import kind_of
-from tilewright.graph.passes.memory import ALIGNMENT
+from tilewright.graph.passes.memory import TENSOR_ALIGNMENT
 from tilewright.insight.lanes import lanes
 from tilewright.insight.roofline import bound_of
 from tilewright.insight.search import search_of
@@ -203,7 +203,7 @@ def least_arena_bytes(engine: Engine, sizes: Mapping[str, int]) -> int:
 
     Tensors count as what they take of an arena whose places are aligned.
     """
-    stays = [(stay["first"], stay["last"], -(-stay["bytes"] // ALIGNMENT) * ALIGNMENT)
+    stays = [(stay["first"], stay["last"], -(-stay["bytes"] // TENSOR_ALIGNMENT) * TENSOR_ALIGNMENT)
              for stay in _arena(engine, sizes)]  # fmt: skip
     steps = {first for first, _, _ in stays}
     return max((sum(size for first, last, size in stays if first <= step <= last) for step in steps), default=0)

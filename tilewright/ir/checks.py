@@ -27,7 +27,7 @@ from tilewright.dtypes import DType
 from tilewright.errors import ExecutionError
 from tilewright.ir import unwritten
 from tilewright.ir.core import Location, Operation
-from tilewright.ir.memory import Buffer, Memory
+from tilewright.ir.memory import Buffer, LaunchMemory
 from tilewright.ir.ops import OPS
 from tilewright.ir.types import PointerType
 from tilewright.ir.undefined_lanes import MASK_OPERAND, UndefinedLanes
@@ -45,7 +45,7 @@ _READ = "read it with an atomic (tl.atomic_add of 0, …); or with volatile=True
 
 
 @dataclass(frozen=True)
-class _Access:
+class _RecordedAccess:
     """Who used memory: the instance, at which point of its own time, by which operation."""
 
     index: tuple[int, ...]
@@ -105,7 +105,7 @@ class _Shadow:
 class Checks:
     """Looks at every operation of a launch, before and after it is carried out; raises `ExecutionError`."""
 
-    def __init__(self, memory: Memory) -> None:
+    def __init__(self, memory: LaunchMemory) -> None:
         self.memory = memory
         self.index: tuple[int, ...] = ()
         self.present = -1  # the number of the present instance: so many have begun before it
@@ -113,8 +113,8 @@ class Checks:
         self.clocks: dict[tuple[int, ...], dict[tuple[int, ...], int]] = {}  # how far each instance knows each other
         self.time: dict[tuple[int, ...], int] = {}  # the present instance's clock
         self.released: dict[int, dict[tuple[int, ...], int]] = {}  # clocks left at addresses by atomics
-        self.accesses: list[_Access | None] = [None]
-        self.numbers: dict[_Access, int] = {}
+        self.accesses: list[_RecordedAccess | None] = [None]
+        self.numbers: dict[_RecordedAccess, int] = {}
         self.instances = np.full(64, -1)  # of each access, by its number: that of its instance, -1 for none
         self.shadows: dict[int, tuple[_Shadow, int]] = {}  # of a buffer: where it begins in its stretch of memory
         self.wide: dict[int, _Wide] = {}
@@ -247,7 +247,7 @@ class Checks:
 
     def _number(self, operation: Operation) -> int:
         volatile = bool(operation.attributes.get("volatile"))
-        access = _Access(self.index, self.time[self.index], operation.opcode, operation.location, volatile)
+        access = _RecordedAccess(self.index, self.time[self.index], operation.opcode, operation.location, volatile)
         number = self.numbers.setdefault(access, len(self.accesses))
         if number == len(self.accesses):
             self.accesses.append(access)
@@ -397,7 +397,7 @@ def _stored(element: DType) -> np.dtype:
     return np.dtype(np.uint8) if element.is_bool else element.numpy
 
 
-def _check_duplicates(memory: Memory, addresses: Array, values: Array, element: DType) -> None:
+def _check_duplicates(memory: LaunchMemory, addresses: Array, values: Array, element: DType) -> None:
     """Raise when lanes of one store give one address different values: which one remains is left open."""
     flat = np.ravel(addresses)
     if (flat[1:] > flat[:-1]).all():

@@ -18,7 +18,7 @@ from tilewright.ir.core import Attribute, Operation, Region, Value
 from tilewright.ir.diagnostics import located_execution_error
 from tilewright.ir.explicit import is_explicit
 from tilewright.ir.interpreter import _Instance
-from tilewright.ir.memory import Memory
+from tilewright.ir.memory import LaunchMemory
 from tilewright.ir.types import PointerType, TensorType
 
 _LINES = 20  # of a block that is shown
@@ -28,7 +28,7 @@ class EagerValue(Value):
     """A value with the NumPy array that it holds; pointers are addresses of `ir.memory`."""
 
     def __init__(
-        self, kind: TensorType, array: np.ndarray, memory: Memory, definition: Operation | None = None
+        self, kind: TensorType, array: np.ndarray, memory: LaunchMemory, definition: Operation | None = None
     ) -> None:
         super().__init__(kind, "", definition)
         self.array = array
@@ -59,7 +59,7 @@ class EagerBuilder(Builder):
     """Evaluates what is appended to its outermost region, for one program instance."""
 
     def __init__(
-        self, memory: Memory, index: tuple[int, ...], extents: tuple[int, ...], checks: Checks | None = None
+        self, memory: LaunchMemory, index: tuple[int, ...], extents: tuple[int, ...], checks: Checks | None = None
     ) -> None:
         super().__init__(Region())
         self.outermost = self.current

@@ -28,7 +28,7 @@ from tilewright.ir.checks import Checks
 from tilewright.ir.core import Function, Operation, Parameter, Region, Value
 from tilewright.ir.diagnostics import ASSERTED, inline_asm_error, located_execution_error, step_error, waiting_error
 from tilewright.ir.explicit import is_explicit
-from tilewright.ir.memory import Address, Memory, Pointer
+from tilewright.ir.memory import Address, ArrayPointer, LaunchMemory
 from tilewright.ir.ops import OPS, constant_value
 from tilewright.ir.types import PointerType, TensorMapType, TensorType
 from tilewright.ir.undefined_lanes import MASK_OPERAND
@@ -50,13 +50,13 @@ def run(
     """Run all instances of a kernel over `grid` (up to three extents).
 
     `arguments` fit the parameters in order: for pointers, arrays (any strides; the pointer is to the first
-    element, the span of the array may be reached), `Pointer(array, element offset)`, `Address` or None; for the rest,
-    numbers.
+    element, the span of the array may be reached), `ArrayPointer(array, element offset)`, `Address` or None; for
+    the rest, numbers.
     With `check` the run also stops at what `ir.checks` finds.  Explicit kernels (`ir.explicit`) run in an order drawn
     from `order`, and take arrays for tensor maps.  Errors call the arguments by `names`, or as the parameters are.
     Raises `LaunchError` for arguments that do not fit and `ExecutionError` for what a kernel must not do.
     """
-    memory = Memory()
+    memory = LaunchMemory()
     if len(arguments) != len(function.parameters):
         raise LaunchError(f"{function.name} takes {len(function.parameters)} arguments, not {len(arguments)}")
     described = function.parameters
@@ -101,7 +101,7 @@ def evaluate(operation: Operation, operands: Sequence[Array]) -> list[Array]:
     return list(results) if isinstance(results, tuple) else [np.asarray(results)]
 
 
-def argument_value(type_: TensorType, facts: Parameter, given: Any, memory: Memory) -> Array:
+def argument_value(type_: TensorType, facts: Parameter, given: Any, memory: LaunchMemory) -> Array:
     """The value of a parameter: a number, or the address of an array that is added to `memory`.
 
     Raises `LaunchError` when the argument is not of the type, or breaks what is promised of the parameter.
@@ -119,8 +119,8 @@ def argument_value(type_: TensorType, facts: Parameter, given: Any, memory: Memo
     return semantics.constant(value=value, dtype=type_.dtype, shape=())
 
 
-def _address(element: PointerType, facts: Parameter, given: Any, memory: Memory) -> int:
-    pointer = Pointer(given) if isinstance(given, np.ndarray) else given
+def _address(element: PointerType, facts: Parameter, given: Any, memory: LaunchMemory) -> int:
+    pointer = ArrayPointer(given) if isinstance(given, np.ndarray) else given
     if pointer is None:
         return 0
     if isinstance(pointer, Address):
@@ -129,7 +129,7 @@ def _address(element: PointerType, facts: Parameter, given: Any, memory: Memory)
                 f"argument {facts.name}: its address is not divisible by {facts.divisibility} as promised"
             )
         return pointer.number
-    if not isinstance(pointer, Pointer):
+    if not isinstance(pointer, ArrayPointer):
         raise LaunchError(f"argument {facts.name}: expected an array for {element}, got {type(given).__name__}")
     array, offset = pointer.array, pointer.offset
     if array.dtype.itemsize != element.element.itemsize:
@@ -144,7 +144,7 @@ class _Instance:
 
     def __init__(
         self,
-        memory: Memory,
+        memory: LaunchMemory,
         index: tuple[int, ...],
         extents: tuple[int, ...],
         values: dict[Value, Array],

@@ -25,7 +25,7 @@ _CHUNK = 1 << 20
 
 
 @dataclass(frozen=True)
-class Pointer:
+class ArrayPointer:
     """A pointer argument: the element `offset` of the memory that `array` spans."""
 
     array: np.ndarray
@@ -60,7 +60,7 @@ class Buffer:
         return f"{self.name}[{offset // itemsize}]" if self.name else hex(self.bytes.ctypes.data + offset)
 
 
-class Memory:
+class LaunchMemory:
     """The buffers that one launch may reach."""
 
     def __init__(self) -> None:

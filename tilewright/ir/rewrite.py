@@ -35,7 +35,7 @@ _FUEL_PER_OPERATION = 200
 _GREATEST_DEPTH = 64
 
 
-class RuleTable:
+class RewriteTable:
     """Rules by opcode, tried in the order of their definition; tables add up."""
 
     def __init__(self, name: str, rules: Mapping[str, Sequence[Rule]] | None = None) -> None:
@@ -52,10 +52,10 @@ class RuleTable:
 
         return register
 
-    def __add__(self, other: RuleTable) -> RuleTable:
+    def __add__(self, other: RewriteTable) -> RewriteTable:
         opcodes = {**self.rules, **other.rules}
         merged = {opcode: [*self.rules.get(opcode, []), *other.rules.get(opcode, [])] for opcode in opcodes}
-        return RuleTable(f"{self.name} + {other.name}", merged)
+        return RewriteTable(f"{self.name} + {other.name}", merged)
 
 
 class Rebuilder(Builder):
@@ -153,7 +153,7 @@ class Rebuilder(Builder):
 class Rewriter(Rebuilder):
     """Applies a table of rules."""
 
-    def __init__(self, table: RuleTable, fuel: int) -> None:
+    def __init__(self, table: RewriteTable, fuel: int) -> None:
         super().__init__()
         self.table = table
         self.fuel = fuel
@@ -175,7 +175,7 @@ class Rewriter(Rebuilder):
             self.depth -= 1
 
 
-def rewrite(function: Function, table: RuleTable) -> Function:
+def rewrite(function: Function, table: RewriteTable) -> Function:
     """`function` with the rules of `table` applied until none fires."""
     opcodes = [operation.opcode for operation in function.walk()]
     if table.rules.keys().isdisjoint(opcodes):

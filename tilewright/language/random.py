@@ -14,9 +14,9 @@ from tilewright.language.function import constexpr_function, language_function
 from tilewright.language.types import constexpr, float32, int32, int64, uint32, uint64
 
 # Key steps and multipliers of Philox-4x32 and Philox-4x64.
-NARROW = (0x9E3779B9, 0xBB67AE85, 0xD2511F53, 0xCD9E8D57)
-WIDE = (0x9E3779B97F4A7C15, 0xBB67AE8584CAA73B, 0xD2E7470EE14C6C93, 0xCA5A826395121157)
-ROUNDS = 10
+PHILOX_32 = (0x9E3779B9, 0xBB67AE85, 0xD2511F53, 0xCD9E8D57)
+PHILOX_64 = (0x9E3779B97F4A7C15, 0xBB67AE8584CAA73B, 0xD2E7470EE14C6C93, 0xCA5A826395121157)
+PHILOX_ROUNDS = 10
 UNIT_STEP = 4.6566127342e-10  # 2**31 of these stay below 1
 WIDE_UNIT_STEP = 1.0842020432385337e-19  # 2**63 of these do
 LEAST_UNIFORM = 1.0e-7  # the logarithm of 0 is avoided
@@ -26,11 +26,11 @@ TWO_PI = 6.283185307179586
 @constexpr_function
 def _constants(dtype):
     """Key steps and multipliers for counters of 32 or 64 bits."""
-    return NARROW if dtype.primitive_bitwidth == 32 else WIDE
+    return PHILOX_32 if dtype.primitive_bitwidth == 32 else PHILOX_64
 
 
 @language_function
-def philox_impl(c0, c1, c2, c3, k0, k1, n_rounds: constexpr = ROUNDS):
+def philox_impl(c0, c1, c2, c3, k0, k1, n_rounds: constexpr = PHILOX_ROUNDS):
     """`n_rounds` rounds of Philox on four counters and two keys, all uint32 or all uint64."""
     core.static_assert(c0.dtype == uint32 or c0.dtype == uint64, "the counters of philox_impl are uint32 or uint64")
     constants: constexpr = _constants(c0.dtype)
@@ -46,7 +46,7 @@ def philox_impl(c0, c1, c2, c3, k0, k1, n_rounds: constexpr = ROUNDS):
 
 
 @language_function
-def philox(seed, c0, c1, c2, c3, n_rounds: constexpr = ROUNDS):
+def philox(seed, c0, c1, c2, c3, n_rounds: constexpr = PHILOX_ROUNDS):
     """Four blocks of random integers from a 64-bit seed and four counters, uint32 or (from 64-bit ones) uint64."""
     key = core.to_tensor(seed).to(uint64)
     first = core.to_tensor(c0)
@@ -62,7 +62,7 @@ def philox(seed, c0, c1, c2, c3, n_rounds: constexpr = ROUNDS):
 
 
 @language_function
-def randint4x(seed, offset, n_rounds: constexpr = ROUNDS):
+def randint4x(seed, offset, n_rounds: constexpr = PHILOX_ROUNDS):
     """Four blocks of uniform uint32 numbers, one of each for every offset."""
     low = core.to_tensor(offset)
     if low.dtype.primitive_bitwidth > 32:
@@ -72,7 +72,7 @@ def randint4x(seed, offset, n_rounds: constexpr = ROUNDS):
 
 
 @language_function
-def randint(seed, offset, n_rounds: constexpr = ROUNDS):
+def randint(seed, offset, n_rounds: constexpr = PHILOX_ROUNDS):
     """A block of uniform uint32 numbers, one for every offset."""
     first, _, _, _ = randint4x(seed, offset, n_rounds)
     return first
@@ -88,13 +88,13 @@ def uint_to_uniform_float(x):
 
 
 @language_function
-def rand(seed, offset, n_rounds: constexpr = ROUNDS):
+def rand(seed, offset, n_rounds: constexpr = PHILOX_ROUNDS):
     """A block of fp32 numbers uniform in [0, 1), one for every offset."""
     return uint_to_uniform_float(randint(seed, offset, n_rounds))
 
 
 @language_function
-def rand4x(seed, offsets, n_rounds: constexpr = ROUNDS):
+def rand4x(seed, offsets, n_rounds: constexpr = PHILOX_ROUNDS):
     """Four blocks of fp32 numbers uniform in [0, 1)."""
     a, b, c, d = randint4x(seed, offsets, n_rounds)
     return uint_to_uniform_float(a), uint_to_uniform_float(b), uint_to_uniform_float(c), uint_to_uniform_float(d)
@@ -109,7 +109,7 @@ def pair_uniform_to_normal(u1, u2):
 
 
 @language_function
-def randn(seed, offset, n_rounds: constexpr = ROUNDS):
+def randn(seed, offset, n_rounds: constexpr = PHILOX_ROUNDS):
     """A block of standard normal fp32 numbers, one for every offset."""
     a, b, _, _ = randint4x(seed, offset, n_rounds)
     normal, _ = pair_uniform_to_normal(uint_to_uniform_float(a), uint_to_uniform_float(b))
@@ -117,7 +117,7 @@ def randn(seed, offset, n_rounds: constexpr = ROUNDS):
 
 
 @language_function
-def randn4x(seed, offset, n_rounds: constexpr = ROUNDS):
+def randn4x(seed, offset, n_rounds: constexpr = PHILOX_ROUNDS):
     """Four blocks of standard normal fp32 numbers."""
     a, b, c, d = rand4x(seed, offset, n_rounds)
     n1, n2 = pair_uniform_to_normal(a, b)
@@ -125,5 +125,5 @@ def randn4x(seed, offset, n_rounds: constexpr = ROUNDS):
     return n1, n2, n3, n4
 
 
-N_ROUNDS_DEFAULT = constexpr(ROUNDS)
+N_ROUNDS_DEFAULT = constexpr(PHILOX_ROUNDS)
 uint32_to_uniform_float = uint_to_uniform_float  # the name it had

@@ -20,11 +20,11 @@ class KernelTarget(NamedTuple):
     warp_size: int
 
 
-class _State(threading.local):
+class _TargetState(threading.local):
     target: KernelTarget | None = None
 
 
-_state = _State()
+_state = _TargetState()
 
 
 @contextmanager

@@ -32,11 +32,11 @@ from tilewright.targets.base import Target
 from tilewright.targets.cpu.assemble import assemble
 from tilewright.targets.cpu.failures import WORDS, assertions, failed
 from tilewright.targets.cpu.options import CPUOptions
-from tilewright.targets.cpu.pipeline import LoweredKernel, lower
+from tilewright.targets.cpu.pipeline import LoweredCPUKernel, lower
 from tilewright.targets.cpu.target import CPUTarget
 from tilewright.targets.registry import get_target
 
-MOST_THREADS = 256
+MOST_C_THREADS = 256
 _ENTRY = re.compile(r"(?P<type>\*?k?\s*\w+)\s*(?::\s*(?P<divisor>\d+))?")
 _C_TYPES = {
     "i1": "uint8_t", "i8": "int8_t", "i16": "int16_t", "i32": "int32_t", "i64": "int64_t",
@@ -358,7 +358,7 @@ def _texts(name: str, texts: Sequence[str]) -> str:
 
 
 def _wrapper(
-    name: str, parameters: Sequence[Value], lowered: LoweredKernel, failures: Sequence[str], threads: bool
+    name: str, parameters: Sequence[Value], lowered: LoweredCPUKernel, failures: Sequence[str], threads: bool
 ) -> str:
     """LLVM text of the C function and of its workers, which goes behind the kernel's."""
     given, stores = [], []
@@ -384,7 +384,7 @@ def _wrapper(
         parameters="".join(given),
         slot_count=len(parameters) + 3 + bool(failures),
         stores="\n".join(stores),
-        most=MOST_THREADS,
+        most=MOST_C_THREADS,
         threading=(_POSIX_THREADS if threads else _ONE_THREAD).format(name=name),
         end=_TELL.format(name=name) if failures else _END,
     )

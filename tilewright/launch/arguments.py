@@ -38,7 +38,7 @@ from tilewright.launch.descriptor import parts as descriptor_parts
 from tilewright.launch.wrappers import TensorWrapper, stands_for_array
 from tilewright.runtime import dlpack
 from tilewright.runtime.cuda import memory, streams
-from tilewright.runtime.cuda.streams import Place
+from tilewright.runtime.cuda.streams import DevicePlace
 from tilewright.runtime.tensors import WITHOUT_MEMORY, is_torch, no_memory, version_raiser
 
 
@@ -53,18 +53,18 @@ class ArgumentClass:
     type: TensorType | None  # None for a constant
     divisibility: int
     constant: Any
-    place: Place | None = None
+    place: DevicePlace | None = None
 
     def adjusted(self, kind: TensorType | None, divisibility: int) -> ArgumentClass:
         """The class of the same place with another type or divisor."""
         return argument_class(kind, divisibility, self.constant, self.place)
 
 
-_CLASSES: dict[tuple[TensorType | None, int, type, Any, Place | None], ArgumentClass] = {}
+_CLASSES: dict[tuple[TensorType | None, int, type, Any, DevicePlace | None], ArgumentClass] = {}
 
 
 def argument_class(
-    kind: TensorType | None, divisibility: int = 1, constant: Any = None, place: Place | None = None
+    kind: TensorType | None, divisibility: int = 1, constant: Any = None, place: DevicePlace | None = None
 ) -> ArgumentClass:
     """The one `ArgumentClass` of these values."""
     key = kind, divisibility, type(constant), constant, place
@@ -125,7 +125,7 @@ def _classify_array(value: np.ndarray) -> Classified:
 class _TorchClasses(dict[Any, tuple[ArgumentClass, ArgumentClass]]):
     """Classes of aligned and other tensors of one place by PyTorch's dtype, made when one is asked for."""
 
-    def __init__(self, place: Place | None = None) -> None:
+    def __init__(self, place: DevicePlace | None = None) -> None:
         super().__init__()
         self.place = place
 
@@ -140,7 +140,7 @@ class _CudaClasses(dict[int, _TorchClasses]):
     """The same for each GPU, by its number."""
 
     def __missing__(self, ordinal: int) -> _TorchClasses:
-        self[ordinal] = _TorchClasses(Place(ordinal, streams.TORCH))
+        self[ordinal] = _TorchClasses(DevicePlace(ordinal, streams.TORCH))
         return self[ordinal]
 
 
@@ -190,7 +190,7 @@ def _torch_element(kind: Any) -> DType:
     return dtypes.BY_NAME[name]
 
 
-def _by_alignment(pointer: TensorType, place: Place | None) -> tuple[ArgumentClass, ArgumentClass]:
+def _by_alignment(pointer: TensorType, place: DevicePlace | None) -> tuple[ArgumentClass, ArgumentClass]:
     """Classes of arrays that are aligned to 16 bytes, and of others."""
     assert isinstance(pointer.element, PointerType)
     least = pointer.element.element.itemsize
@@ -400,7 +400,7 @@ def _register(value: Any) -> Handler:
     return handler
 
 
-def places_of(kind: Any) -> list[Place | None]:
+def places_of(kind: Any) -> list[DevicePlace | None]:
     """The places of the arrays in an argument of this class: None for one in the CPU's memory."""
     if isinstance(kind, ValueGroup):
         return [place for entry in kind.entries for place in places_of(entry)]
@@ -410,7 +410,7 @@ def places_of(kind: Any) -> list[Place | None]:
     return []
 
 
-def place_of(values: Iterable[Any]) -> Place | None:
+def place_of(values: Iterable[Any]) -> DevicePlace | None:
     """Where the first array on a GPU among launch arguments is; None where there is none."""
     for value in values:
         try:

@@ -23,7 +23,7 @@ from tilewright.language.semantic.tiled import MAXIMUM_RANK, StridedTensor, Tile
 from tilewright.language.tiles import tensor_descriptor
 from tilewright.runtime import dlpack
 
-ALIGNMENT = 16  # bytes: of the base, of every stride but the last, and of a tile's last axis
+DESCRIPTOR_ALIGNMENT = 16  # bytes: of the base, of every stride but the last, and of a tile's last axis
 
 
 @dataclass
@@ -103,16 +103,21 @@ def check(value: TensorDescriptor, element: PointerType, address: int) -> None:
     """Raise `LaunchError` unless hardware that moves tiles could move those of `value`."""
     value.__post_init__()
     size = element.element.itemsize
-    _require(address % ALIGNMENT == 0, f"the base of a tensor descriptor must be {ALIGNMENT}-byte aligned")
+    _require(
+        address % DESCRIPTOR_ALIGNMENT == 0,
+        f"the base of a tensor descriptor must be {DESCRIPTOR_ALIGNMENT}-byte aligned",
+    )
     for stride in value.strides[:-1]:
         _require(
-            stride * size % ALIGNMENT == 0,
-            f"strides of a tensor descriptor must be {ALIGNMENT}-byte aligned, got {stride} elements of {size} bytes",
+            stride * size % DESCRIPTOR_ALIGNMENT == 0,
+            f"strides of a tensor descriptor must be {DESCRIPTOR_ALIGNMENT}-byte aligned, got {stride} elements of "
+            f"{size} bytes",
         )
-    least = ALIGNMENT // size
+    least = DESCRIPTOR_ALIGNMENT // size
     _require(
-        value.block_shape[-1] * size >= ALIGNMENT,
-        f"the last extent of a descriptor's tile must be at least {ALIGNMENT} bytes: use at least {least} elements",
+        value.block_shape[-1] * size >= DESCRIPTOR_ALIGNMENT,
+        f"the last extent of a descriptor's tile must be at least {DESCRIPTOR_ALIGNMENT} bytes: use at least {least} "
+        "elements",
     )
     if value.padding == "nan":
         _require(element.element.is_float, f"padding 'nan' needs floats, the elements are {element.element}")

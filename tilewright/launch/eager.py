@@ -32,7 +32,7 @@ from tilewright.ir.core import Location, Parameter
 from tilewright.ir.diagnostics import located_execution_error, render, step_error, waiting_error
 from tilewright.ir.eager import EagerBuilder, EagerValue
 from tilewright.ir.interpreter import argument_value, instances
-from tilewright.ir.memory import Memory
+from tilewright.ir.memory import LaunchMemory
 from tilewright.ir.types import TensorType
 from tilewright.language import core
 from tilewright.language.context import activate
@@ -126,7 +126,7 @@ class EagerLaunch:
         ]
 
     def run(self, grid: Any, arguments: tuple[Any, ...], slots: Sequence[Any]) -> None:
-        memory = Memory()
+        memory = LaunchMemory()
         arrays = dict(zip(self.interface.spelled, self.interface.flat(arguments), strict=True))
         values = [
             argument_value(kind, facts, as_memory(value) if kind.is_pointer else value, memory)

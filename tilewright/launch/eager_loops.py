@@ -7,7 +7,7 @@ from types import FrameType
 from typing import Any
 
 from tilewright.ir.eager import EagerValue
-from tilewright.ir.memory import Memory
+from tilewright.ir.memory import LaunchMemory
 from tilewright.language.tensor import tensor
 
 _PATIENCE = 64  # passes without a change of memory until variables are compared
@@ -16,7 +16,7 @@ _PATIENCE = 64  # passes without a change of memory until variables are compared
 class WatchedLoop:
     """A ``while`` at work: how many of its passes have changed no memory, and what its variables were then."""
 
-    def __init__(self, loop: ast.While, memory: Memory) -> None:
+    def __init__(self, loop: ast.While, memory: LaunchMemory) -> None:
         self.loop, self.memory = loop, memory
         self.changes, self.quiet = memory.changes, 0
         self.names: set[str] | None = None

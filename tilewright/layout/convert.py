@@ -21,7 +21,7 @@ from __future__ import annotations
 from dataclasses import dataclass, replace
 from functools import lru_cache
 
-from tilewright.layout.distributed import INPUTS
+from tilewright.layout.distributed import REGISTER_INPUTS
 from tilewright.layout.exchange import BARRIER_CYCLES, Half, SharedExchange, Side, plan_exchange, spans
 from tilewright.layout.gf2 import Span, combine, extension
 from tilewright.layout.linear import LinearLayout
@@ -76,19 +76,19 @@ def _check(source: LinearLayout, target: LinearLayout) -> None:
     if source.outputs != target.outputs:
         raise ValueError(f"layouts of different blocks: {source.shape} and {target.shape}")
     for layout in (source, target):
-        if layout.input_names != INPUTS:
-            raise ValueError(f"a distributed layout has the inputs {INPUTS}, not {layout.input_names}")
-    for name in INPUTS[1:]:
+        if layout.input_names != REGISTER_INPUTS:
+            raise ValueError(f"a distributed layout has the inputs {REGISTER_INPUTS}, not {layout.input_names}")
+    for name in REGISTER_INPUTS[1:]:
         if source.size(name) != target.size(name):
             raise ValueError(f"{source.size(name)} {name}s hold the source, {target.size(name)} the target")
-    inside = [vector for name in INPUTS[:3] for vector in source.bases(name)]
-    needed = [vector for name in INPUTS[:3] for vector in target.bases(name)]
+    inside = [vector for name in REGISTER_INPUTS[:3] for vector in source.bases(name)]
+    needed = [vector for name in REGISTER_INPUTS[:3] for vector in target.bases(name)]
     if not spans(inside, [*needed, *_differences(source, target, "block")]):
         raise ValueError(f"a block needs elements of another block of the cluster: {source} to {target}")
 
 
 def _threads(layout: LinearLayout) -> tuple[int, ...]:
-    return tuple(vector for name in INPUTS[1:] for vector in layout.bases(name))
+    return tuple(vector for name in REGISTER_INPUTS[1:] for vector in layout.bases(name))
 
 
 def _differences(source: LinearLayout, target: LinearLayout, *names: str) -> tuple[int, ...]:
@@ -97,7 +97,7 @@ def _differences(source: LinearLayout, target: LinearLayout, *names: str) -> tup
 
 
 def _register_moves(source: LinearLayout, target: LinearLayout) -> RegisterMoves | None:
-    if any(_differences(source, target, *INPUTS[1:])):
+    if any(_differences(source, target, *REGISTER_INPUTS[1:])):
         return None
     own = Span(source.bases("register"))
     found = [own.solve(vector) for vector in target.bases("register")]
@@ -130,7 +130,7 @@ def exchange_between(
     kept = [extension((), layout.bases("register")) for layout in (source, target)]
     halves = []
     for layout, registers in zip((source, target), kept, strict=True):
-        threads = [vector for name in INPUTS[1:3] for vector in layout.bases(name)]
+        threads = [vector for name in REGISTER_INPUTS[1:3] for vector in layout.bases(name)]
         threads += [v ^ own for v, own in zip(layout.bases("block"), source.bases("block"), strict=True)]
         halves.append(Half(tuple(registers), tuple(threads), len(layout.bases("lane"))))
     elements = extension((), [*halves[0].registers, *halves[0].threads])
@@ -156,8 +156,8 @@ def _warps_apart(source: LinearLayout, target: LinearLayout, step_bits: int) -> 
 
     Warps that hold copies store equal values to one place, which is harmless until a later step stores others there.
     """
-    inside = [vector for name in INPUTS[:2] for vector in source.bases(name)]
-    needed = [vector for name in INPUTS[:2] for vector in target.bases(name)]
+    inside = [vector for name in REGISTER_INPUTS[:2] for vector in source.bases(name)]
+    needed = [vector for name in REGISTER_INPUTS[:2] for vector in target.bases(name)]
     if not spans(inside, [*needed, *_differences(source, target, "warp", "block")]):
         return False
     return not step_bits or len(extension(inside, source.bases("warp"))) == len(source.bases("warp"))

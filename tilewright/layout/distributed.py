@@ -22,7 +22,7 @@ import numpy as np
 
 from tilewright.layout.linear import LinearLayout, log2
 
-INPUTS = ("register", "lane", "warp", "block")
+REGISTER_INPUTS = ("register", "lane", "warp", "block")
 Vector = tuple[int, ...]
 Bases = dict[str, list[Vector]]
 
@@ -67,7 +67,7 @@ class _Tile:
     """A layout under construction: boxes of places stacked upon each other."""
 
     def __init__(self, rank: int, bases: Bases | None = None, extents: Sequence[int] | None = None) -> None:
-        self.bases: Bases = {name: list((bases or {}).get(name, [])) for name in INPUTS}
+        self.bases: Bases = {name: list((bases or {}).get(name, [])) for name in REGISTER_INPUTS}
         self.extents = list(extents or (1,) * rank)
 
     def stack(self, name: str, counts: Sequence[int], order: Sequence[int]) -> None:

@@ -33,7 +33,7 @@ BARRIER_CYCLES = 24  # what a barrier and the latency of two accesses cost a war
 
 
 @dataclass(frozen=True)
-class Access:
+class ExchangeAccess:
     """One instruction: the registers of a thread that lie at consecutive offsets, from `offset` ^ the thread's on."""
 
     offset: int
@@ -45,7 +45,7 @@ class Access:
 class Side:
     """The stores or the loads.  `threads` is the XOR of offsets for each lane, then warp, then block bit."""
 
-    accesses: tuple[Access, ...]
+    accesses: tuple[ExchangeAccess, ...]
     threads: tuple[int, ...]
     wavefronts: int  # of one warp, for all accesses
 
@@ -99,7 +99,7 @@ class Half:
 
 
 @dataclass(frozen=True)
-class _Memory:
+class _ExchangeMemory:
     """A candidate: the basis, and the number of vector bits of the two halves."""
 
     basis: tuple[int, ...]
@@ -122,7 +122,7 @@ def plan_exchange(
     halves = (_without(source, steps, rest), _without(target, steps, rest))
     most = max(0, (ACCESS_BYTES // element_bytes).bit_length() - 1)
     candidates = sorted(_vector_bits(halves, rest, most), key=lambda found: _least(halves, found[2], element_bytes))
-    best: tuple[tuple[int, int], _Memory] | None = None
+    best: tuple[tuple[int, int], _ExchangeMemory] | None = None
     for vectors, kernel, bits in candidates:
         if best is not None and best[0] <= _least(halves, bits, element_bytes):
             break
@@ -224,7 +224,7 @@ def _phase(half: Half, bits: int, element_bytes: int) -> tuple[int, ...]:
 
 def _complete(
     halves: tuple[Half, Half], vectors: list[int], kernel: list[int], bits: tuple[int, int], element_bytes: int
-) -> _Memory:
+) -> _ExchangeMemory:
     """Word, bank and row bits for given vector bits, all inside the complement `kernel`."""
     word_bits = max(0, (4 // element_bytes).bit_length() - 1)
     row_bits = max(0, len(vectors) + len(kernel) - (ROW_BYTES // element_bytes).bit_length() + 1)
@@ -244,10 +244,10 @@ def _complete(
     ]
     rows = common_complement(rest, extension((), reduced[0]), extension((), reduced[1]), row_bits)
     banks = extension(rows, [*reduced[0], *reduced[1], *rest])
-    return _Memory((*vectors, *fill, *banks, *rows), (*words, *fill), tuple(rows), bits)
+    return _ExchangeMemory((*vectors, *fill, *banks, *rows), (*words, *fill), tuple(rows), bits)
 
 
-def _wavefronts(half: Half, memory: _Memory, bits: int, element_bytes: int) -> int:
+def _wavefronts(half: Half, memory: _ExchangeMemory, bits: int, element_bytes: int) -> int:
     """Of one warp for all its accesses: every phase takes as many as some bank has rows to give."""
     phase = _phase(half, bits, element_bytes)
     moved = [*memory.basis[:bits], *phase]
@@ -263,14 +263,14 @@ def _least(halves: tuple[Half, Half], bits: tuple[int, int], element_bytes: int)
     return sum(1 << a + p for a, p in zip(accesses, phases, strict=True)), sum(1 << a for a in accesses)
 
 
-def _cost(halves: tuple[Half, Half], memory: _Memory, element_bytes: int) -> tuple[int, int]:
+def _cost(halves: tuple[Half, Half], memory: _ExchangeMemory, element_bytes: int) -> tuple[int, int]:
     """Wavefronts, then instructions."""
     pairs = list(zip(halves, memory.bits, strict=True))
     instructions = sum(1 << (len(half.registers) - bits) for half, bits in pairs)
     return sum(_wavefronts(half, memory, bits, element_bytes) for half, bits in pairs), instructions
 
 
-def _side(half: Half, memory: _Memory, bits: int, element_bytes: int) -> Side:
+def _side(half: Half, memory: _ExchangeMemory, bits: int, element_bytes: int) -> Side:
     """The accesses of one half; registers are numbered by its independent vectors."""
     places = Span(memory.basis)
 
@@ -285,7 +285,7 @@ def _side(half: Half, memory: _Memory, bits: int, element_bytes: int) -> Side:
         groups.setdefault(start << bits, {})[member] = register
     size = 1 << (len(memory.basis) - memory.steps)
     accesses = tuple(
-        Access(start % size, tuple(group[member] for member in range(1 << bits)), start // size)
+        ExchangeAccess(start % size, tuple(group[member] for member in range(1 << bits)), start // size)
         for start, group in sorted(groups.items())
     )
     threads = tuple(offset(vector) for vector in half.threads)

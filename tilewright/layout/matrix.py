@@ -16,7 +16,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from tilewright.layout.distributed import INPUTS
+from tilewright.layout.distributed import REGISTER_INPUTS
 from tilewright.layout.gf2 import combine
 from tilewright.layout.linear import LinearLayout
 from tilewright.layout.shared import SharedLayout
@@ -75,7 +75,7 @@ def matrix_access(distributed: LinearLayout, shared: SharedLayout, element_bits:
         instructions.append(MatrixInstruction(numbers, combine(further, number)))
     # Lanes 8 i + j give the address of row j of matrix i; the lanes beyond the last matrix repeat the first ones.
     numbering = [*registers[1 : 1 + matrix_bits], *(0,) * (2 - matrix_bits)]
-    warps = [vector for name in INPUTS[2:] for vector in places.bases(name)]
+    warps = [vector for name in REGISTER_INPUTS[2:] for vector in places.bases(name)]
     return MatrixAccess(not straight, tuple(instructions), (*rows, *numbering, *warps))
 
 

@@ -131,7 +131,7 @@ def _plan_units(maps: WarpMaps, low: int, element_bits: int) -> Shuffles | None:
         found = [place for place in solved if place is not None]
         if len(found) < len(solved):
             return None
-        finder = _Finder(len(registers), len(maps.source_lanes), found, len(asked), places.kernel)
+        finder = _ShuffleFinder(len(registers), len(maps.source_lanes), found, len(asked), places.kernel)
         lanes = finder.butterflies() or finder.any_lanes(asked, maps.target_lanes)
         if lanes is not None:
             break
@@ -155,7 +155,7 @@ class _LaneBit:
     place: int
 
 
-class _Finder:
+class _ShuffleFinder:
     """The search for G; places are packed as register | lane << register_bits."""
 
     def __init__(self, registers: int, lanes: int, found: Sequence[int], wanted: int, copies: Sequence[int]) -> None:

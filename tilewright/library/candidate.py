@@ -48,7 +48,7 @@ class TiledOperand:
 
 
 @dataclass(frozen=True)
-class Part:
+class TensorPart:
     """A tensor from one of its elements on.
 
     Kernels that read slices of tensors at different places are one kernel then, called with different addresses: the
@@ -68,7 +68,7 @@ class Table:
     columns: bool = False
 
 
-Operand = Union[Value, PackedConstant, TiledOperand, Part, Table, Size, float]
+Operand = Union[Value, PackedConstant, TiledOperand, TensorPart, Table, Size, float]
 
 
 @dataclass(frozen=True)

@@ -18,7 +18,7 @@ from tilewright.dtypes import DType, bfloat16, float8e4nv, float8e5, float16, in
 from tilewright.language.function import SourceFunction
 from tilewright.library import functions
 
-BLOCK = 128  # depth and columns that share a scale, when scales are of blocks
+SCALE_BLOCK = 128  # depth and columns that share a scale, when scales are of blocks
 _ISSUED = 128  # instructions of a multiprocessor and clock
 
 
@@ -236,7 +236,7 @@ def promotion(spec: Epilogue) -> SourceFunction | None:
     @tilewright.jit
     def promote(partial, row, column, stage, extra):
         left = tl.load(extra[scale_a] + row.to(tl.int64) * extra[a_stride] + stage, mask=row < extra[rows], other=0.0)
-        right = tl.load(extra[scale_b] + column // BLOCK * extra[b_stride] + stage)  # of all columns of the tile
+        right = tl.load(extra[scale_b] + column // SCALE_BLOCK * extra[b_stride] + stage)  # of all columns of the tile
         return partial * (left * right)
 
     return promote

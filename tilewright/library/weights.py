@@ -28,7 +28,7 @@ def pairs_fit(weights: np.ndarray, axis: int) -> bool:
 
 
 @dataclass(frozen=True)
-class Weights:
+class PackedOperand:
     """Packed weights as a kernel's operand, and what must run first to have them."""
 
     operand: Operand
@@ -36,10 +36,10 @@ class Weights:
     temporaries: tuple[Value, ...] = ()
 
 
-def packed_weights(value: Value, recipe: Recipe, graph: Graph, target: Target) -> Weights:
+def packed_weights(value: Value, recipe: Recipe, graph: Graph, target: Target) -> PackedOperand:
     """Weights in the order of a `taps` or `order` recipe."""
     if value in graph.constants:
-        return Weights(PackedConstant(value, recipe))
+        return PackedOperand(PackedConstant(value, recipe))
     fields = dict(recipe)
     moves = _Moves(value)
     if fields["kind"] == "order":
@@ -47,7 +47,7 @@ def packed_weights(value: Value, recipe: Recipe, graph: Graph, target: Target) -
     else:
         _to_panels(moves, fields["groups"], fields["width"])
     call = elementwise_call(moves.nodes, [Result(moves.value, moves.value)], graph.constants, target)
-    return Weights(moves.value, (Stage((call,)),), (moves.value,))
+    return PackedOperand(moves.value, (Stage((call,)),), (moves.value,))
 
 
 class _Moves:

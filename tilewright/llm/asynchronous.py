@@ -22,7 +22,7 @@ from types import TracebackType
 from typing import Any
 
 from tilewright.errors import TilewrightError
-from tilewright.llm.engine import Engine, Statistics
+from tilewright.llm.engine import LLMEngine, Statistics
 from tilewright.llm.llm import LLM, Prompt
 from tilewright.llm.requests import Output, SamplingParameters
 
@@ -102,9 +102,9 @@ def _keep(items: _Given) -> None:
 
 
 class AsyncEngine:
-    """An `Engine` in a thread of its own; any number of event loops may call it."""
+    """An `LLMEngine` in a thread of its own; any number of event loops may call it."""
 
-    def __init__(self, engine: Engine) -> None:
+    def __init__(self, engine: LLMEngine) -> None:
         self._engine = engine
         self._calls: queue.SimpleQueue[Callable[[], None] | None] = queue.SimpleQueue()
         self._listeners: dict[str, _Listener] = {}
@@ -140,7 +140,7 @@ class AsyncEngine:
 
         A caller that is slower than the steps gets the latest state, which holds those it missed.
 
-        Closing the iterator ends the request.  Raises `InputError` as `Engine.add`, and `EngineStopped`.
+        Closing the iterator ends the request.  Raises `InputError` as `LLMEngine.add`, and `EngineStopped`.
         """
         if parameters is not None and parameters.structured_output is not None:
             await asyncio.to_thread(self._engine.matcher, parameters)  # compiled while the steps of others go on

@@ -1,6 +1,6 @@
 """Requests in, results out: the scheduler decides, the model computes, samplers choose.
 
-`Engine` is for one thread, which calls `add`, `abort` and `step` in turns; a step gives what it changed.  Every
+`LLMEngine` is for one thread, which calls `add`, `abort` and `step` in turns; a step gives what it changed.  Every
 request ends: with its last token, by a stop text, at its deadline, by `abort`, or with an error, which ends no other.
 """
 
@@ -23,7 +23,7 @@ from tilewright.llm.scheduler import Scheduler, Work
 from tilewright.llm.scheduler import Sequence as Scheduled
 from tilewright.llm.speculation import Drafting, PromptLookup, Speculator
 from tilewright.llm.structure import FormCompiler, Matcher
-from tilewright.llm.text import Decoder, StopTexts, TextStream
+from tilewright.llm.text import StopTexts, TextDecoder, TextStream
 
 _log = logging.getLogger("tilewright")
 
@@ -90,7 +90,7 @@ class _Request:
         )  # fmt: skip
 
 
-class Engine:
+class LLMEngine:
     """Works on many requests at once.
 
     `decoder` turns tokens into text, without one results have no text and no stop texts. `end_tokens` end a result.
@@ -103,7 +103,7 @@ class Engine:
         self,
         model: StepRunner,
         vocabulary: int,
-        decoder: Decoder | None = None,
+        decoder: TextDecoder | None = None,
         end_tokens: Sequence[int] = (),
         share_prefixes: bool = True,
         clock: Callable[[], float] = time.monotonic,

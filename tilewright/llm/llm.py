@@ -14,7 +14,7 @@ from typing import Any
 from tilewright.errors import ImportModelError, InputError, MissingDependencyError
 from tilewright.importers.gguf_files import open_checkpoint
 from tilewright.llm.adapters import Adapters
-from tilewright.llm.engine import Engine
+from tilewright.llm.engine import LLMEngine
 from tilewright.llm.model import Model, describe, open_family
 from tilewright.llm.requests import Output, SamplingParameters
 from tilewright.llm.speculation import MOST_DRAFTS, DraftModel, Speculator
@@ -89,7 +89,7 @@ class LLM:
             self._no_text = reason
         self.model = Model.open(self.path, pages, limits, dtype, progress, weights, self._adapters)
         speculator = self._speculator(speculate, pages, limits, progress) if speculate else None
-        self.engine = Engine(
+        self.engine = LLMEngine(
             self.model, self.description.vocabulary, self.tokenizer, end_tokens(self.path, self.tokenizer),
             share_prefixes, forms=None if self.tokenizer is None else self._forms, speculator=speculator,
             adapters=list(adapters or {}), deterministic=deterministic,

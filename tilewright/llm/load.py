@@ -19,12 +19,12 @@ import numpy as np
 
 from tilewright.errors import InputError
 
-METRICS = ("ttft", "tpot", "itl", "e2el")
+LATENCY_METRICS = ("ttft", "tpot", "itl", "e2el")
 _MOST_LINE = 1 << 20  # bytes of a line of an answer
 
 
 @dataclass
-class Timing:
+class RequestTiming:
     """One request as the client saw it; seconds."""
 
     input_tokens: int
@@ -71,7 +71,7 @@ async def run(
     sampling: Mapping[str, Any] | None = None,
     timeout: float = 600.0,
     progress: Callable[[], None] = lambda: None,
-) -> tuple[list[Timing], float]:
+) -> tuple[list[RequestTiming], float]:
     """Send a streamed completion for each prompt at its time; gives the timings and the seconds of the whole.
 
     At most `concurrency` requests run at once.  What fails is in a timing's `error`.
@@ -82,9 +82,9 @@ async def run(
     body = {"stream": True, "stream_options": {"include_usage": True}, "max_tokens": output_tokens, "ignore_eos": True,
             **({"model": model} if model else {}), **(sampling or {})}  # fmt: skip
 
-    async def one(prompt: Sequence[int], start: float) -> Timing:
+    async def one(prompt: Sequence[int], start: float) -> RequestTiming:
         await asyncio.sleep(max(0.0, began + start - time.perf_counter()))
-        timing = Timing(len(prompt))
+        timing = RequestTiming(len(prompt))
         async with gate:
             timing.start = time.perf_counter() - began
             try:
@@ -100,7 +100,7 @@ async def run(
 
 
 def summary(
-    timings: Sequence[Timing], duration: float, percentiles: Sequence[float] = (50, 90, 99),
+    timings: Sequence[RequestTiming], duration: float, percentiles: Sequence[float] = (50, 90, 99),
     bounds: Mapping[str, float] | None = None,
 ) -> dict[str, Any]:  # fmt: skip
     """The conventional keys; `bounds` in milliseconds by metric give the goodput."""
@@ -127,7 +127,7 @@ def summary(
     return found
 
 
-def details(timings: Sequence[Timing]) -> dict[str, Any]:
+def details(timings: Sequence[RequestTiming]) -> dict[str, Any]:
     """Each request's numbers."""
     return {
         "input_lens": [one.input_tokens for one in timings], "output_lens": [one.output_tokens for one in timings],
@@ -137,12 +137,12 @@ def details(timings: Sequence[Timing]) -> dict[str, Any]:
     }  # fmt: skip
 
 
-def _milliseconds(timing: Timing, metric: str) -> float:
+def _milliseconds(timing: RequestTiming, metric: str) -> float:
     value = {"ttft": timing.ttft, "tpot": timing.tpot or 0.0, "e2el": timing.latency}[metric]
     return value * 1e3
 
 
-def _most_at_once(timings: Sequence[Timing]) -> int:
+def _most_at_once(timings: Sequence[RequestTiming]) -> int:
     changes = [(one.start, 1) for one in timings] + [(one.start + one.latency, -1) for one in timings]
     most = now = 0
     for _, change in sorted(changes):
@@ -162,7 +162,7 @@ def _address(address: str) -> tuple[str, int, str]:
     return parts.hostname, 80 if port is None else port, parts.path.rstrip("/") + "/v1/completions"
 
 
-async def _complete(host: str, port: int, path: str, body: Any, key: str | None, timing: Timing) -> None:
+async def _complete(host: str, port: int, path: str, body: Any, key: str | None, timing: RequestTiming) -> None:
     """One streamed completion."""
     content = json.dumps(body).encode()
     lines = [f"POST {path} HTTP/1.1", f"host: {host}:{port}", "content-type: application/json", "connection: close",

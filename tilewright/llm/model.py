@@ -18,7 +18,7 @@ from tilewright.importers.gguf_files import is_gguf, open_checkpoint
 from tilewright.importers.huggingface import Checkpoint
 from tilewright.llm.adapters import Adapters
 from tilewright.llm.families import FAMILIES, Family
-from tilewright.llm.step import DTYPES, WEIGHTS, Limits, Step
+from tilewright.llm.step import COMPUTE_DTYPES, WEIGHT_FORMATS, Limits, Step
 
 
 @dataclass(frozen=True)
@@ -66,15 +66,15 @@ def describe(checkpoint: Checkpoint) -> Description:
             f"families {', '.join(sorted(FAMILIES))} can be run"
         )
     kind = config.get("dtype", config.get("torch_dtype"))
-    floats = [data.dtype for data in checkpoint.tensors.values() if from_numpy(data.dtype).name in DTYPES]
+    floats = [data.dtype for data in checkpoint.tensors.values() if from_numpy(data.dtype).name in COMPUTE_DTYPES]
     stored = floats[0] if floats else np.dtype(np.float32)
     name = kind.removeprefix("torch.") if isinstance(kind, str) else from_numpy(stored).name
-    if name not in DTYPES:
+    if name not in COMPUTE_DTYPES:
         raise ImportModelError(
-            f"{checkpoint.folder / 'config.json'}: 'dtype' is {name!r}; known are {', '.join(DTYPES)}"
+            f"{checkpoint.folder / 'config.json'}: 'dtype' is {name!r}; known are {', '.join(COMPUTE_DTYPES)}"
         )
     length = checkpoint.number("n_positions" if family == "gpt2" else "max_position_embeddings", 2048)
-    return Description(family, checkpoint.number("vocab_size", 50257), length, DTYPES[name])
+    return Description(family, checkpoint.number("vocab_size", 50257), length, COMPUTE_DTYPES[name])
 
 
 def open_family(
@@ -86,14 +86,14 @@ def open_family(
     """
     checkpoint = open_checkpoint(folder)
     known = describe(checkpoint)
-    if dtype != "auto" and dtype not in DTYPES:
-        raise InputError(f"dtype is {dtype!r}; known are auto, {', '.join(DTYPES)}")
-    if weights not in WEIGHTS:
-        raise InputError(f"weights is {weights!r}; known are {', '.join(WEIGHTS)}")
+    if dtype != "auto" and dtype not in COMPUTE_DTYPES:
+        raise InputError(f"dtype is {dtype!r}; known are auto, {', '.join(COMPUTE_DTYPES)}")
+    if weights not in WEIGHT_FORMATS:
+        raise InputError(f"weights is {weights!r}; known are {', '.join(WEIGHT_FORMATS)}")
     if weights != "auto" and (is_gguf(folder) or checkpoint.config.get("quantization_config") is not None):
         raise InputError(f"weights is {weights!r}, and those of {folder} are quantized already; leave it out")
     name = checkpoint.folder.resolve().name
-    step = Step(checkpoint, known.dtype if dtype == "auto" else DTYPES[dtype], limits, name, weights, adapters)
+    step = Step(checkpoint, known.dtype if dtype == "auto" else COMPUTE_DTYPES[dtype], limits, name, weights, adapters)
     return FAMILIES[known.family](step)
 
 
@@ -120,7 +120,7 @@ class Model:
         for spec in engine.inputs:
             if spec.mutates is not None:
                 sizes = [size for size in spec.shape[1:] if isinstance(size, int)]  # heads and their width
-                dtype = next(item.numpy for item in DTYPES.values() if item.name == spec.dtype)
+                dtype = next(item.numpy for item in COMPUTE_DTYPES.values() if item.name == spec.dtype)
                 self._pools[spec.name] = np.zeros((pages * limits.page, *sizes), dtype)
 
     @classmethod

@@ -57,7 +57,7 @@ class SamplingParameters:
                 raise InputError(f"{name} is {str(value)[:50]!r}, expected a number from {low:g} to {high:g}")
         if self.top_p == 0:
             raise InputError("top_p is 0, expected more")
-        for name, least, most in WHOLE:
+        for name, least, most in WHOLE_NUMBERS:
             value = getattr(self, name)
             if value is None and name in ("seed", "logprobs", "prompt_logprobs"):
                 continue
@@ -101,7 +101,7 @@ REALS = (  # parameters, with their ranges
     ("frequency_penalty", -2.0, 2.0),
     ("repetition_penalty", 0.01, 100.0),
 )
-WHOLE = (
+WHOLE_NUMBERS = (
     ("top_k", 0, 2**31 - 1),
     ("seed", 0, 2**63 - 1),
     ("max_tokens", 1, 2**31 - 1),

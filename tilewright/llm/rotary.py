@@ -24,7 +24,7 @@ import numpy as np
 
 from tilewright.llm.configuration import Configuration
 
-KNOWN = ("default", "linear", "dynamic", "llama3", "yarn", "longrope")
+ROTARY_KINDS = ("default", "linear", "dynamic", "llama3", "yarn", "longrope")
 _SYNONYMS = {"su": "longrope"}
 
 
@@ -90,9 +90,9 @@ def read_rotary(
     setting = _setting(configuration, head_width, length, layer_type, theta)
     kind = setting.values.get("rope_type", setting.values.get("type", "default"))
     kind = _SYNONYMS.get(kind, kind) if isinstance(kind, str) else kind
-    if kind not in KNOWN:
+    if kind not in ROTARY_KINDS:
         name = "rope_type" if "rope_type" in setting.values else "type"
-        configuration.refuse(f"{setting.key}.{name}", f"known are {', '.join(KNOWN)}")
+        configuration.refuse(f"{setting.key}.{name}", f"known are {', '.join(ROTARY_KINDS)}")
     if kind == "linear":
         return Rotary(setting.plain() / np.float32(setting.real("factor")), 1.0)
     if kind == "dynamic":

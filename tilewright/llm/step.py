@@ -35,7 +35,7 @@ from tilewright.llm.adapters import Adapters
 from tilewright.llm.configuration import Configuration
 from tilewright.llm.rotary import Rotary
 
-DTYPES: dict[str, DType] = {"float32": float32, "bfloat16": bfloat16, "float16": float16}
+COMPUTE_DTYPES: dict[str, DType] = {"float32": float32, "bfloat16": bfloat16, "float16": float16}
 ACTIVATIONS: dict[str, tuple[str, dict[str, str]]] = {
     "silu": ("silu", {}),
     "swish": ("silu", {}),
@@ -49,7 +49,7 @@ ACTIVATIONS: dict[str, tuple[str, dict[str, str]]] = {
 
 # How weights of linear layers are stored: `auto` as in the checkpoint, else rounded to the nearest in bits and groups
 # of the depth (0: all of it).  The last layer before the logits has 8 bits at least; routers of experts stay floats.
-WEIGHTS: dict[str, tuple[int, int] | None] = {"auto": None, "int8": (8, 0), "int4": (4, 64)}
+WEIGHT_FORMATS: dict[str, tuple[int, int] | None] = {"auto": None, "int8": (8, 0), "int4": (4, 64)}
 LEAST_WEIGHTS = 1 << 14  # elements of a layer that is rounded
 
 
@@ -88,7 +88,7 @@ class Step:
         self._stored_layer = reader_of(checkpoint)
         if isinstance(checkpoint, GGUFCheckpoint):
             self._stored_layer = checkpoint.quantized_layer
-        self._rounding = WEIGHTS[weights]
+        self._rounding = WEIGHT_FORMATS[weights]
         self.configuration = Configuration(checkpoint)
         self.builder = GraphBuilder(name)
         self.emit = Emitter(self.builder)

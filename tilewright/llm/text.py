@@ -9,7 +9,7 @@ _REPLACEMENT = "\ufffd"  # what decoders give for bytes that are no whole charac
 _MOST_WITHOUT_TEXT = 32  # tokens one after the other: bytes of no character, or special ones
 
 
-class Decoder(Protocol):
+class TextDecoder(Protocol):
     """What turns tokens into text."""
 
     def decode(self, tokens: Sequence[int]) -> str:
@@ -21,7 +21,7 @@ class TextStream:
     """Grows a text by tokens.  Each step decodes only the last few: those whose text may still change, after a few
     that give them their context (a word's first token has its space there)."""
 
-    def __init__(self, decoder: Decoder) -> None:
+    def __init__(self, decoder: TextDecoder) -> None:
         self._decoder = decoder
         self._window: list[int] = []
         self._known = ""  # the text of the first `_read` tokens of the window, which was given
@@ -52,7 +52,7 @@ class TextStream:
 class TextOffsets:
     """Where the text of each token begins in the text of all of them; the tokens of one character share its place."""
 
-    def __init__(self, decoder: Decoder | None, at: int = 0) -> None:
+    def __init__(self, decoder: TextDecoder | None, at: int = 0) -> None:
         self._decoder = decoder
         self._stream = None if decoder is None else TextStream(decoder)
         self._at, self._without = at, 0

@@ -116,7 +116,7 @@ def read_tools(given: Any) -> list[dict[str, Any]]:
 
 
 @dataclass
-class Call:
+class ToolCall:
     """A call that was found; `arguments` is text of JSON."""
 
     name: str
@@ -140,7 +140,7 @@ class CallReader:
 
     def __init__(self, form: Format, names: Sequence[str], is_forced: bool = False, most: int = MOST_CALLS) -> None:
         self.form, self.names, self.most = form, frozenset(names), most
-        self.calls: list[Call] = []
+        self.calls: list[ToolCall] = []
         self._text = ""  # that is not decided yet
         self._spaces: list[str] = []  # white space before it
         self._held = ""  # before both, markers that are content if no call follows
@@ -244,7 +244,7 @@ class CallReader:
 
     def _begin(self, name: str, found: Found) -> None:
         self._held = ""
-        self.calls.append(Call(name))
+        self.calls.append(ToolCall(name))
         found.begun.append(len(self.calls) - 1)
 
     def _scan(self, found: Found) -> bool:

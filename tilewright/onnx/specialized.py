@@ -31,7 +31,7 @@ from tilewright.runtime.plan import TensorSpec
 from tilewright.runtime.shapes import check_mapping, wrong_names
 
 MOST_ENGINES = 16  # that are kept, the last ones used
-MOST_ELEMENTS = 64  # of an input whose value is part of the model
+MOST_VALUE_ELEMENTS = 64  # of an input whose value is part of the model
 
 logger = logging.getLogger("tilewright")
 
@@ -360,4 +360,4 @@ def _is_small(entry: ValueInfoProto) -> bool:
         or len(tensor.shape.dim) > 1
     ):
         return False
-    return all(dim.HasField("dim_value") and 0 <= dim.dim_value <= MOST_ELEMENTS for dim in tensor.shape.dim)
+    return all(dim.HasField("dim_value") and 0 <= dim.dim_value <= MOST_VALUE_ELEMENTS for dim in tensor.shape.dim)

@@ -18,7 +18,7 @@ from tilewright.launch.arguments import classify, element_of
 from tilewright.launch.cuda import target_of
 from tilewright.runtime.cuda import memory, streams
 from tilewright.runtime.cuda.memory import DeviceArray
-from tilewright.runtime.cuda.streams import Place
+from tilewright.runtime.cuda.streams import DevicePlace
 from tilewright.settings import settings
 from tilewright.targets.nvidia.target import NvidiaTarget
 
@@ -27,7 +27,7 @@ _TORCH_NAMES = {"int1": "bool", "float8e5": "float8_e5m2", "float8e4nv": "float8
 
 
 @dataclass(frozen=True, slots=True)
-class View:
+class ArrayView:
     """An array as kernels see it: extents and strides in elements; `place` is None in the CPU's memory."""
 
     base: Any
@@ -35,15 +35,15 @@ class View:
     element: DType
     shape: tuple[int, ...]
     strides: tuple[int, ...]
-    place: Place | None
+    place: DevicePlace | None
 
     def pointer(self) -> str:
         """The type of a pointer to its elements, as text."""
         return f"*{self.element}"
 
-    def changed(self, shape: Sequence[int], strides: Sequence[int]) -> View:
+    def changed(self, shape: Sequence[int], strides: Sequence[int]) -> ArrayView:
         """The same memory seen with other extents and strides."""
-        return View(self.base, self.address, self.element, tuple(shape), tuple(strides), self.place)
+        return ArrayView(self.base, self.address, self.element, tuple(shape), tuple(strides), self.place)
 
     @property
     def described(self) -> str:
@@ -60,19 +60,19 @@ class View:
         )
 
 
-def view(value: Any, name: str) -> View:
+def view(value: Any, name: str) -> ArrayView:
     """What an array is; raises `LaunchError` naming the parameter for what is none."""
     kind, address = classify(value)
     element = getattr(getattr(kind, "type", None), "element", None)
-    place: Place | None = getattr(kind, "place", None)
+    place: DevicePlace | None = getattr(kind, "place", None)
     if not isinstance(element, PointerType):
         raise LaunchError(f"{name} must be an array, got {a_kind(value)}")
     if not hasattr(value, "shape"):  # known by DLPack or __cuda_array_interface__ only
         found = memory.inspect(value)
-        return View(value, address, element.element, found.shape, found.strides, place)
+        return ArrayView(value, address, element.element, found.shape, found.strides, place)
     shape = tuple(value.shape)
     strides = packed_strides(shape) if 0 in shape else _strides(value)  # NumPy has any where there is no element
-    return View(value, address, element.element, shape, strides, place)
+    return ArrayView(value, address, element.element, shape, strides, place)
 
 
 def _strides(value: Any) -> tuple[int, ...]:
@@ -93,7 +93,7 @@ def element_type(kind: Any) -> DType:
     return element_of(kind)
 
 
-def empty(like: View, shape: Sequence[int], element: DType) -> Any:
+def empty(like: ArrayView, shape: Sequence[int], element: DType) -> Any:
     """A new array on the GPU, and of the library, of `like`; raises `LaunchError` for libraries without any."""
     if like.place is None and isinstance(like.base, np.ndarray):
         return np.empty(tuple(shape), element.numpy)
@@ -117,7 +117,7 @@ _NO_STREAMS = (
 )
 
 
-def common_place(views: Sequence[View], operation: str) -> Place | None:
+def common_place(views: Sequence[ArrayView], operation: str) -> DevicePlace | None:
     """The one GPU that all arrays are on; None for the CPU's memory, which only interpreted calls may be in."""
     ordinals = {found.place.ordinal if found.place is not None else None for found in views}
     if len(ordinals) > 1:
@@ -133,12 +133,12 @@ def target_at(ordinal: int | None) -> NvidiaTarget:
     return NvidiaTarget.named(INTERPRETED) if ordinal is None else target_of(ordinal)
 
 
-def processors_at(place: Place | None) -> int:
+def processors_at(place: DevicePlace | None) -> int:
     """SMs of the GPU at a place; with None those of the target whose kernels are interpreted."""
     return target_at(None if place is None else place.ordinal).multiprocessors
 
 
-def stream_of(views: Sequence[View]) -> int:
+def stream_of(views: Sequence[ArrayView]) -> int:
     """The stream of the arrays' library on which a call belongs; others of another library wait for it not.
 
     Raises `LaunchError` where arrays of several libraries, or of DLPack alone, would need to be ordered.

@@ -27,7 +27,7 @@ from tilewright.library.attention.hopper.launch import prepare_attention
 from tilewright.library.attention.problem import AttentionProblem
 from tilewright.library.attention.slots import quantizing
 from tilewright.ops import arrays, calls
-from tilewright.ops.arrays import View
+from tilewright.ops.arrays import ArrayView
 from tilewright.runtime import tables
 from tilewright.runtime.cuda.memory import DeviceArray
 from tilewright.runtime.tensors import raise_versions
@@ -91,7 +91,7 @@ class AttentionPlan:
         )
 
     def runner(
-        self, q: View, k: View, v: View, out: View, lse: View | None, lengths: View | None, scale: float,
+        self, q: ArrayView, k: ArrayView, v: ArrayView, out: ArrayView, lse: ArrayView | None, lengths: ArrayView | None, scale: float,
         extra: Sequence[float] = (),
     ) -> Callable[[], Any]:  # fmt: skip
         """A call on these arrays, [batch, heads, rows, size] each; `extra` are numbers for the form's epilogue."""
@@ -130,7 +130,9 @@ class AttentionPlan:
 
         return run
 
-    def _in_portions(self, views: tuple[View | None, ...], scale: float, extra: Sequence[float]) -> Callable[[], Any]:
+    def _in_portions(
+        self, views: tuple[ArrayView | None, ...], scale: float, extra: Sequence[float]
+    ) -> Callable[[], Any]:
         """The calls of `portions`, one after the other, each on its batches."""
         runs, first = [], 0
         for plan in self.portions:
@@ -152,7 +154,7 @@ class AttentionPlan:
             self.captured = True
             _CAPTURED.append(self.schedule)
 
-    def _portable(self, q: View, k: View, v: View, out: View, scale: float) -> Callable[[], Any]:
+    def _portable(self, q: ArrayView, k: ArrayView, v: ArrayView, out: ArrayView, scale: float) -> Callable[[], Any]:
         problem = self.problem
         queries = min(64, max(16, next_power_of_2(problem.queries)))
         grid = (cdiv(problem.queries, queries), problem.heads, problem.batches)
@@ -190,14 +192,14 @@ def compiled(form: AttentionForm) -> Any:
     return _KERNELS[form]
 
 
-def _batches(found: View, first: int, end: int) -> View:
+def _batches(found: ArrayView, first: int, end: int) -> ArrayView:
     """Some of the batches of an array; launches go by the address, the interpreter by the array itself."""
     base = found.base[first:end] if settings.interpret else found.base
     address = found.address + first * found.strides[0] * found.element.itemsize
     return replace(found, base=base, address=address, shape=(end - first, *found.shape[1:]))
 
 
-def _obstacle(named: dict[str, View]) -> str:
+def _obstacle(named: dict[str, ArrayView]) -> str:
     reasons = []
     for name, found in named.items():
         steps = [s for s, extent in zip(found.strides[:3], found.shape[:3], strict=True) if extent > 1]
@@ -206,7 +208,7 @@ def _obstacle(named: dict[str, View]) -> str:
     return "; ".join(reasons)
 
 
-def _tidy(found: View) -> View:
+def _tidy(found: ArrayView) -> ArrayView:
     """Sound strides on axes of one element."""
     packed = arrays.packed_strides(found.shape)
     chosen = [
@@ -241,7 +243,7 @@ def _quantized(b: GraphBuilder, y: Value, stored: DType, inverse: float) -> Valu
     return b.op("cast", [b.op("clip", [y], low=float(low), high=float(high))], dtype=stored)
 
 
-def _check(q: View, k: View, v: View, lengths: View | None, causal: bool, window: int) -> None:
+def _check(q: ArrayView, k: ArrayView, v: ArrayView, lengths: ArrayView | None, causal: bool, window: int) -> None:
     shapes = f"q {list(q.shape)}, k {list(k.shape)}, v {list(v.shape)}"
     if not len(q.shape) == len(k.shape) == len(v.shape) == 4:
         raise LaunchError(f"attention takes [batch, heads, rows, head size] arrays, got {shapes}")

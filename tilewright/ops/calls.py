@@ -16,15 +16,15 @@ from tilewright.graph.core import Graph, Value
 from tilewright.graph.fusion import Group
 from tilewright.graph.passes.fuse import fuse
 from tilewright.graph.pipeline import optimize
-from tilewright.launch.descriptor import ALIGNMENT, TensorDescriptor
+from tilewright.launch.descriptor import DESCRIPTOR_ALIGNMENT, TensorDescriptor
 from tilewright.launch.jit import JITFunction
-from tilewright.library.candidate import Candidate, KernelCall, Operand, PackedConstant, Part, Table, TiledOperand
+from tilewright.library.candidate import Candidate, KernelCall, Operand, PackedConstant, Table, TensorPart, TiledOperand
 from tilewright.library.select import candidates, choose
 from tilewright.ops import arrays
-from tilewright.ops.arrays import View
+from tilewright.ops.arrays import ArrayView
 from tilewright.runtime import tables
 from tilewright.runtime.cuda.memory import DeviceArray
-from tilewright.runtime.cuda.streams import DLPACK, Place
+from tilewright.runtime.cuda.streams import DLPACK, DevicePlace
 from tilewright.symbolic import Size, evaluate
 from tilewright.targets.nvidia.target import NvidiaTarget
 
@@ -51,7 +51,7 @@ class Prepared:
             for candidate in self.chosen
         )
 
-    def run(self, given: Mapping[str, View], out: View) -> None:
+    def run(self, given: Mapping[str, ArrayView], out: ArrayView) -> None:
         """Launch on arrays by the names of the graph's inputs; the result goes to `out`, contiguous."""
         places: dict[Value, Any] = {value: given[value.name].base for value in self.graph.inputs}
         places[self.graph.outputs[0]] = out.base
@@ -64,7 +64,7 @@ class Prepared:
         if self.tables:
             self._keep_for_graphs([*given.values(), out])
 
-    def _keep_for_graphs(self, used: Sequence[View]) -> None:
+    def _keep_for_graphs(self, used: Sequence[ArrayView]) -> None:
         """A graph that captures the launches reads the tables at every replay, and may outlive this entry."""
         if self.ordinal is None or id(self) in _CAPTURED:
             return
@@ -96,7 +96,7 @@ class Prepared:
         if isinstance(operand, Table):
             table = self._table(operand)
             return table.shape[1] if operand.columns else table
-        if isinstance(operand, (PackedConstant, Part)):
+        if isinstance(operand, (PackedConstant, TensorPart)):
             raise LaunchError(f"{self.graph.name}: operations have no constants, and no parts of tensors")
         if isinstance(operand, Value):
             return places[operand]
@@ -111,7 +111,11 @@ class Prepared:
 
 
 def prepared(
-    key: Hashable, used: Sequence[View], place: Place | None, make: Callable[[], Graph], together: bool = False
+    key: Hashable,
+    used: Sequence[ArrayView],
+    place: DevicePlace | None,
+    make: Callable[[], Graph],
+    together: bool = False,
 ) -> Prepared:
     """The prepared operation of a signature for the arrays that are used at a place; `make` poses it as a graph of
     inputs with known sizes, whose last node is the anchor of a group of all where they are `together`.
@@ -121,7 +125,7 @@ def prepared(
     computes.
     """
     ordinal = place.ordinal if place else None
-    aligned = all(found.address % ALIGNMENT == 0 for found in used)
+    aligned = all(found.address % DESCRIPTOR_ALIGNMENT == 0 for found in used)
     whole = (key, ordinal, aligned)
     found = _PREPARED.get(whole)
     if found is None:
@@ -168,7 +172,7 @@ def _numbers(sizes: Sequence[Size]) -> tuple[int, ...]:
     return tuple(evaluate(size, {}) for size in sizes)
 
 
-def result_like(first: View, shape: Sequence[int], element: Any, out: Any) -> View:
+def result_like(first: ArrayView, shape: Sequence[int], element: Any, out: Any) -> ArrayView:
     """`out`, or a new array of this shape; raises `LaunchError` where it is not contiguous or of another shape."""
     target = arrays.view(arrays.empty(first, shape, element) if out is None else out, "out")
     if target.shape != tuple(shape) or target.element != element or not target.contiguous:

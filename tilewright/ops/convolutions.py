@@ -10,7 +10,7 @@ from tilewright.graph.build import GraphBuilder
 from tilewright.graph.core import Graph
 from tilewright.library import epilogue
 from tilewright.ops import arrays, calls
-from tilewright.ops.arrays import View
+from tilewright.ops.arrays import ArrayView
 
 Pair = tuple[int, int]
 Require = Callable[[Any, str], None]
@@ -57,7 +57,7 @@ def result_shape(
     return (x[0], *extents, w[0])
 
 
-def _check(x: View, w: View, bias: View | None) -> None:
+def _check(x: ArrayView, w: ArrayView, bias: ArrayView | None) -> None:
     if x.element not in arrays.FLOATS or w.element != x.element:
         raise LaunchError(f"x and w must both be float32, float16 or bfloat16, got {x.element.name}, {w.element.name}")
     if bias is not None and (bias.shape != w.shape[:1] or bias.element != x.element):

@@ -19,15 +19,15 @@ from tilewright.errors import LaunchError
 from tilewright.graph.passes.weight_products import canonical
 from tilewright.ir.core import Parameter
 from tilewright.launch.arguments import stored_array
-from tilewright.launch.descriptor import ALIGNMENT, TensorDescriptor
+from tilewright.launch.descriptor import DESCRIPTOR_ALIGNMENT, TensorDescriptor
 from tilewright.library import epilogue as epilogues
 from tilewright.library import packing
-from tilewright.library.epilogue import BLOCK, Epilogue
+from tilewright.library.epilogue import SCALE_BLOCK, Epilogue
 from tilewright.library.matmul.hopper.dequantized import DequantizedProblem, close_forms
 from tilewright.library.matmul.hopper.dequantized_config import COLUMNS, DequantizedForm
 from tilewright.library.matmul.hopper.dequantized_kernel import dequantized_matmul as kernel
 from tilewright.ops import arrays
-from tilewright.ops.arrays import View
+from tilewright.ops.arrays import ArrayView
 from tilewright.ops.calls import result_like
 from tilewright.ops.products import epilogue_of
 from tilewright.runtime.cuda.memory import DeviceArray
@@ -154,7 +154,7 @@ def dequantized_matmul(
     target = result_like(first, shape, output, out)
     arguments = {"bias": bias, "activation": activation, "residual": residual, "shape": shape}
     spec, extra = epilogue_of(arguments, rows, columns, depth, output, target)
-    views = [first, target, *(entry for entry in extra if isinstance(entry, View))]
+    views = [first, target, *(entry for entry in extra if isinstance(entry, ArrayView))]
     place = arrays.common_place(views, "dequantized_matmul")
     ordinal = place.ordinal if place is not None else None
     if ordinal != (weights.codes.ordinal if isinstance(weights.codes, DeviceArray) else None):
@@ -163,22 +163,22 @@ def dequantized_matmul(
         return target.base
     problem = DequantizedProblem(
         rows, columns, depth, weights.group, first.element, weights.dtype, from_numpy(weights.scales.dtype),
-        weights.zeros is not None, output, target.address % ALIGNMENT == 0,
+        weights.zeros is not None, output, target.address % DESCRIPTOR_ALIGNMENT == 0,
     )  # fmt: skip
     form = _form(problem, spec, weights_ready, ordinal)
     _launch(form, problem, weights, first, target, extra, views, ordinal)
     return target.base
 
 
-def _check(x: View, weights: PackedWeights) -> None:
+def _check(x: ArrayView, weights: PackedWeights) -> None:
     if not isinstance(weights, PackedWeights):
         raise LaunchError(f"weights must be made by pack_weights, got {type(weights).__name__}")
     if not x.shape or x.shape[-1] != weights.depth or not x.contiguous:
         raise LaunchError(f"x must be contiguous [..., {weights.depth}] for {weights}, got {x.described}")
     if x.element not in _INPUTS:
         raise LaunchError(f"x must be bfloat16 or float16, got {x.element.name}")
-    if x.address % ALIGNMENT:
-        raise LaunchError(f"x must begin at a multiple of {ALIGNMENT} bytes: copy it")
+    if x.address % DESCRIPTOR_ALIGNMENT:
+        raise LaunchError(f"x must begin at a multiple of {DESCRIPTOR_ALIGNMENT} bytes: copy it")
 
 
 def _form(problem: DequantizedProblem, spec: Epilogue, ready: bool, ordinal: int | None) -> DequantizedForm:
@@ -190,8 +190,8 @@ def _form(problem: DequantizedProblem, spec: Epilogue, ready: bool, ordinal: int
 
 
 def _launch(
-    form: DequantizedForm, problem: DequantizedProblem, weights: PackedWeights, x: View, out: View,
-    extra: Sequence[Any], views: Sequence[View], ordinal: int | None,
+    form: DequantizedForm, problem: DequantizedProblem, weights: PackedWeights, x: ArrayView, out: ArrayView,
+    extra: Sequence[Any], views: Sequence[ArrayView], ordinal: int | None,
 ) -> None:  # fmt: skip
     rows = (problem.rows, problem.depth)
     sizes = (problem.rows, problem.columns, problem.depth)
@@ -202,22 +202,22 @@ def _launch(
         blocks = (form.codes_block, form.scales_block, form.scales_block)
         packed = zip((weights.codes, weights.scales, zeros), blocks, strict=True)
         maps += [TensorDescriptor.from_tensor(array, block) for array, block in packed]
-        given = [entry.base if isinstance(entry, View) else entry for entry in extra]
+        given = [entry.base if isinstance(entry, ArrayView) else entry for entry in extra]
         kernel[grid](*maps, out.base, *sizes, *given, FORM=form)
         return
     assert ordinal is not None
-    types = tuple(f"*k {entry.element}" if isinstance(entry, View) else "i32" for entry in extra)
+    types = tuple(f"*k {entry.element}" if isinstance(entry, ArrayView) else "i32" for entry in extra)
     key = (form, types, ordinal, problem.aligned)
     if key not in _PREPARED:
         if len(_PREPARED) >= _MOST:
             _PREPARED.clear()
-        facts = {"out": Parameter("out", ALIGNMENT)} if problem.aligned else {}
+        facts = {"out": Parameter("out", DESCRIPTOR_ALIGNMENT)} if problem.aligned else {}
         compiled: Any = kernel.compile(kernel_types(form, types), {"FORM": form}, facts, target="cuda:sm_90a")
         _PREPARED[key] = compiled.start(ordinal)
     slots: list[Any] = [(x.address, rows, (rows[1], 1))]
     for array in (weights.codes, weights.scales, zeros):
         slots.append((array.address, array.shape, arrays.packed_strides(array.shape)))
-    slots += [out.address, *sizes, *(entry.address if isinstance(entry, View) else entry for entry in extra)]
+    slots += [out.address, *sizes, *(entry.address if isinstance(entry, ArrayView) else entry for entry in extra)]
     raise_versions((stored_array(out.base),))
     _PREPARED[key](*grid, arrays.stream_of(views), *slots)
 
@@ -260,7 +260,7 @@ def _same_groups(scales: np.ndarray, zeros: np.ndarray, depth: int) -> tuple[np.
     return first, second
 
 
-def _on_host(value: Any, found: View) -> np.ndarray:
+def _on_host(value: Any, found: ArrayView) -> np.ndarray:
     """A copy in the CPU's memory, as NumPy's."""
     module = sys.modules[type(value).__module__.partition(".")[0]].__name__
     if module == "torch":
@@ -285,15 +285,15 @@ def _narrow(codes: np.ndarray, bits: int) -> np.ndarray:
 def _by_columns(values: np.ndarray, shape: tuple[int, int], name: str) -> np.ndarray:
     """Scales or zero points as [columns, groups]."""
     columns, depth = shape
-    blocks = (-(-columns // BLOCK), -(-depth // BLOCK))
+    blocks = (-(-columns // SCALE_BLOCK), -(-depth // SCALE_BLOCK))
     if values.size == 1:
         return np.broadcast_to(values.reshape(1, 1), (columns, 1))
     if values.shape == (columns,):
         return values[:, None]
     if values.ndim == 2 and values.shape[0] == columns and values.shape[1] and depth % values.shape[1] == 0:
         return values
-    if values.shape == blocks and depth % BLOCK == 0:
-        return np.repeat(values, BLOCK, axis=0)[:columns]
+    if values.shape == blocks and depth % SCALE_BLOCK == 0:
+        return np.repeat(values, SCALE_BLOCK, axis=0)[:columns]
     raise LaunchError(
         f"{name} of weights {list(shape)} are one number, [{columns}], [{columns}, groups] of equal groups, or blocks "
         f"{list(blocks)}; got {list(values.shape)}"

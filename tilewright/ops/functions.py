@@ -11,7 +11,7 @@ from tilewright.errors import LaunchError
 from tilewright.launch.jit import JITFunction
 from tilewright.launch.sizes import cdiv
 from tilewright.ops import arrays
-from tilewright.ops.arrays import View
+from tilewright.ops.arrays import ArrayView
 
 _BLOCK = {1: 4096, 2: 4096, 4: 2048, 8: 1024}  # elements of a CTA of 4 warps, by the size of the widest element
 _WARPS = 4
@@ -74,7 +74,7 @@ def elementwise(function: Any, *operands: Any, out: Any = None, out_dtype: Any =
     return target.base
 
 
-def _kind(found: View, shape: tuple[int, ...], number: int) -> str:
+def _kind(found: ArrayView, shape: tuple[int, ...], number: int) -> str:
     if not found.contiguous:
         raise LaunchError(f"operand {number} must be contiguous")
     if found.shape == shape:

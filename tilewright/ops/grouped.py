@@ -20,14 +20,14 @@ from tilewright.library.matmul.hopper.choice import unsupported
 from tilewright.library.matmul.hopper.config import MatmulForm
 from tilewright.library.matmul.problem import MatmulProblem
 from tilewright.ops import arrays
-from tilewright.ops.arrays import View
+from tilewright.ops.arrays import ArrayView
 from tilewright.settings import settings
 from tilewright.targets.nvidia.target import NvidiaTarget
 
 logger = logging.getLogger("tilewright.ops")
 
 
-def _check(a: View, b: View, ends: View, out: View) -> None:
+def _check(a: ArrayView, b: ArrayView, ends: ArrayView, out: ArrayView) -> None:
     shapes = f"a {list(a.shape)}, b {list(b.shape)}, ends {list(ends.shape)}"
     if len(a.shape) != 2 or len(b.shape) != 3 or len(ends.shape) != 1:
         raise LaunchError(
@@ -48,7 +48,7 @@ def _check(a: View, b: View, ends: View, out: View) -> None:
             raise LaunchError(f"{name} must be contiguous, got {found.described}")
 
 
-def describe(a: View, b: View, out: View, activation: str) -> MatmulProblem:
+def describe(a: ArrayView, b: ArrayView, out: ArrayView, activation: str) -> MatmulProblem:
     """The product of all rows, as if with one matrix; `right_transposed` where rows of the matrices lie together."""
     (rows, depth), (groups, _, columns) = a.shape, b.shape
     swapped = b.changed((groups, columns, depth), (b.strides[0], b.strides[2], b.strides[1]))
@@ -108,7 +108,7 @@ def grouped_matmul(a: Any, b: Any, ends: Any, *, activation: str | None = None, 
     return target.base
 
 
-def _run_plain(problem: MatmulProblem, a: View, b: View, ends: View, out: View) -> None:
+def _run_plain(problem: MatmulProblem, a: ArrayView, b: ArrayView, ends: ArrayView, out: ArrayView) -> None:
     """The launch of the plain kernel."""
     groups = b.shape[0]
     rows, columns, depth, warps = tile_of(problem.rows, groups, a.element)

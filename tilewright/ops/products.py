@@ -35,7 +35,7 @@ from tilewright.measure import timers
 from tilewright.measure.choosing import Choice, Measured, Records, TuningProblem, attempt
 from tilewright.measure.keys import device_name, problem_key
 from tilewright.ops import arrays
-from tilewright.ops.arrays import View
+from tilewright.ops.arrays import ArrayView
 from tilewright.runtime.cuda.device import device
 from tilewright.runtime.tensors import raise_versions, version_raiser
 from tilewright.settings import settings
@@ -54,15 +54,15 @@ _COLD_BYTES = 256 << 20  # of weights that do not stay in any L2 cache
 class Operands:
     """The arrays of one call: a [(batches,) rows, depth], b [(batches,) depth, columns], out, and the epilogue's."""
 
-    a: View
-    b: View
-    out: View
+    a: ArrayView
+    b: ArrayView
+    out: ArrayView
     extra: tuple[Any, ...]  # views and numbers, in the order of `Epilogue.operands`
 
     @property
-    def views(self) -> list[View]:
+    def views(self) -> list[ArrayView]:
         """All arrays."""
-        return [self.a, self.b, self.out, *(entry for entry in self.extra if isinstance(entry, View))]
+        return [self.a, self.b, self.out, *(entry for entry in self.extra if isinstance(entry, ArrayView))]
 
 
 def interleave_gate(gate: Any, up: Any) -> Any:
@@ -81,7 +81,7 @@ def interleave_gate(gate: Any, up: Any) -> Any:
 # Describing
 
 
-def _matrices(found: View, name: str) -> View:
+def _matrices(found: ArrayView, name: str) -> ArrayView:
     """An array with three axes: leading ones joined to one of batches; raises where they have no one stride."""
     if len(found.shape) < 2:
         raise LaunchError(f"{name} must have two axes or more, got the shape {list(found.shape)}")
@@ -97,7 +97,7 @@ def _matrices(found: View, name: str) -> View:
     return found.changed((count, *found.shape[-2:]), (strides[-1], *found.strides[-2:]))
 
 
-def _folded(left: View) -> View:
+def _folded(left: ArrayView) -> ArrayView:
     """A [batches, rows, depth] array as [1, batches * rows, depth], where its strides allow that."""
     batches, rows, depth = left.shape
     if batches == 1 or left.strides[0] == rows * left.strides[1]:
@@ -105,7 +105,7 @@ def _folded(left: View) -> View:
     return left
 
 
-def _tidy(found: View, size: int) -> tuple[View, str]:
+def _tidy(found: ArrayView, size: int) -> tuple[ArrayView, str]:
     """The array with sound strides on axes of one element, and why hardware cannot move its tiles, or nothing."""
     strides = list(found.strides)
     transposed = strides[2] != 1 and found.shape[2] != 1
@@ -131,7 +131,7 @@ def _tidy(found: View, size: int) -> tuple[View, str]:
     return tidy, ""
 
 
-def _scale(value: Any, name: str, length: int, blocks: tuple[int, ...]) -> tuple[str, View]:
+def _scale(value: Any, name: str, length: int, blocks: tuple[int, ...]) -> tuple[str, ArrayView]:
     """The kind of a scale by its shape, and its view."""
     found = arrays.view(value, name)
     if found.element != dtypes.float32:
@@ -149,23 +149,25 @@ def _scale(value: Any, name: str, length: int, blocks: tuple[int, ...]) -> tuple
     raise LaunchError(f"{name} has {numbers}, contiguous; got {found.described}")
 
 
-def _same_kind(found: View, name: str) -> View:
+def _same_kind(found: ArrayView, name: str) -> ArrayView:
     if found.element not in arrays.FLOATS:
         raise LaunchError(f"{name} must be float32, float16 or bfloat16, got {found.element.name}")
     return found
 
 
 def epilogue_of(
-    arguments: Mapping[str, Any], rows: int, columns: int, depth: int, output: DType, out: View
+    arguments: Mapping[str, Any], rows: int, columns: int, depth: int, output: DType, out: ArrayView
 ) -> tuple[Epilogue, tuple[Any, ...]]:
     """The epilogue that the arguments ask for, and its operands."""
     given: dict[str, Any] = {}
     kinds: dict[str, Any] = {}
     for name, length in (("scale_a", rows), ("scale_b", columns)):
         if arguments.get(name) is not None:
-            across = rows if name == "scale_a" else cdiv(columns, epilogues.BLOCK)
-            kinds[name], given[name] = _scale(arguments[name], name, length, (across, cdiv(depth, epilogues.BLOCK)))
-    if (kinds.get("scale_a") == "block") != (kinds.get("scale_b") == "block") and depth <= epilogues.BLOCK:
+            across = rows if name == "scale_a" else cdiv(columns, epilogues.SCALE_BLOCK)
+            kinds[name], given[name] = _scale(
+                arguments[name], name, length, (across, cdiv(depth, epilogues.SCALE_BLOCK))
+            )
+    if (kinds.get("scale_a") == "block") != (kinds.get("scale_b") == "block") and depth <= epilogues.SCALE_BLOCK:
         for name, length in (("scale_a", rows), ("scale_b", columns)):
             if kinds.get(name) == "block":
                 kinds[name], given[name] = _scale(arguments[name], name, length, ())
@@ -205,7 +207,7 @@ def epilogue_of(
 _BESIDES_GATE = ("scale_a", "scale_b", "bias", "activation", "residual")
 
 
-def _result_type(input: DType, out: View | None, out_dtype: Any) -> DType:
+def _result_type(input: DType, out: ArrayView | None, out_dtype: Any) -> DType:
     if out is not None:
         return out.element
     if out_dtype is not None:
@@ -213,7 +215,7 @@ def _result_type(input: DType, out: View | None, out_dtype: Any) -> DType:
     return {"int8": dtypes.int32}.get(input.name, input if input.itemsize > 1 else dtypes.bfloat16)
 
 
-def _check_inputs(left: View, right: View, output: DType) -> None:
+def _check_inputs(left: ArrayView, right: ArrayView, output: DType) -> None:
     if left.element != right.element:
         raise LaunchError(f"a and b must have one element type, got {left.element.name} and {right.element.name}")
     if left.element not in _INPUTS:
@@ -268,13 +270,13 @@ def describe(a: Any, b: Any, out: Any, out_dtype: Any, arguments: Mapping[str, A
 
 
 def _operand_type(entry: Any) -> str:
-    return f"*k {entry.element}" if isinstance(entry, View) else "i32"
+    return f"*k {entry.element}" if isinstance(entry, ArrayView) else "i32"
 
 
 def _aligned(spec: Epilogue, extra: tuple[Any, ...]) -> bool:
     """Whether the arrays of an epilogue begin at multiples of 16 bytes, and the rows of a residual."""
     given = dict(zip(spec.operands, extra, strict=True))
-    begin = all(entry.address % 16 == 0 for entry in extra if isinstance(entry, View))
+    begin = all(entry.address % 16 == 0 for entry in extra if isinstance(entry, ArrayView))
     return begin and (not spec.residual or given["residual_stride"] * given["residual"].element.itemsize % 16 == 0)
 
 
@@ -440,7 +442,7 @@ class MatmulPlan:
         slots: list[Any] = [(found.address, found.shape, found.strides, rounded) for found in (left, right)]
         slots += [(out.address, out.shape, out.strides)] * 2
         slots += [problem.rows, problem.columns, problem.depth, problem.batches]
-        return slots + [entry.address if isinstance(entry, View) else entry for entry in operands.extra]
+        return slots + [entry.address if isinstance(entry, ArrayView) else entry for entry in operands.extra]
 
     def _runner(self, form: MatmulForm, operands: Operands) -> Callable[[], Any]:
         problem = self.problem
@@ -448,7 +450,7 @@ class MatmulPlan:
             left, right, out = _map_views(form, operands)
             blocks = (left, form.left_block), (right, form.right_block), (out, form.out_block), (out, form.tail_block)
             maps = [TensorDescriptor(found.base, found.shape, found.strides, block) for found, block in blocks]
-            extra = tuple(entry.base if isinstance(entry, View) else entry for entry in operands.extra)
+            extra = tuple(entry.base if isinstance(entry, ArrayView) else entry for entry in operands.extra)
             numbers = (problem.rows, problem.columns, problem.depth, problem.batches)
             grid = self._grid(form)
             return lambda: hopper_matmul[grid](*maps, *numbers, *extra, FORM=form)
@@ -481,7 +483,7 @@ class MatmulPlan:
         numbers = (problem.rows, problem.columns, problem.depth, *a.strides[1:], *b.strides[1:], out.strides[1])
         steps = (a.strides[0], b.strides[0], out.strides[0]) if batched else (0, 0, 0)
         grid = (cdiv(problem.rows, form.BM) * cdiv(problem.columns, form.BN), problem.batches)
-        extra = tuple(entry.base if isinstance(entry, View) else entry for entry in operands.extra)
+        extra = tuple(entry.base if isinstance(entry, ArrayView) else entry for entry in operands.extra)
         constants: dict[str, Any] = {
             "FORM": form, "SUM": tl.int32 if problem.input.kind == "int" else tl.float32,
             "PRECISION": "ieee" if problem.exact else "tf32", "EPILOGUE": epilogues.function(problem.epilogue),
@@ -491,7 +493,7 @@ class MatmulPlan:
         return lambda: portable.matmul[grid](*bases, *numbers, *steps, *extra, **constants)
 
 
-def _scratch(out: View) -> View:
+def _scratch(out: ArrayView) -> ArrayView:
     """New memory with the extents and strides of a result."""
     span = 1 + sum((extent - 1) * stride for extent, stride in zip(out.shape, out.strides, strict=True))
     return arrays.view(arrays.empty(out, (span,), out.element), "out").changed(out.shape, out.strides)
@@ -547,7 +549,7 @@ def _map_type(block: tuple[int, ...], dtype: tl.dtype) -> str:
     return f"tensormap<{'x'.join(map(str, block))}x{dtype.element}>"
 
 
-def _map_views(form: MatmulForm, operands: Operands) -> tuple[View, View, View]:
+def _map_views(form: MatmulForm, operands: Operands) -> tuple[ArrayView, ArrayView, ArrayView]:
     """The arrays as the kernel's maps want them: a [M, K] or [K, M], b [N, K] or [K, N], out [M, N]."""
     left = operands.a if not form.A_TRANSPOSED else _swapped(operands.a)
     right = operands.b if form.B_TRANSPOSED else _swapped(operands.b)
@@ -558,7 +560,7 @@ def _map_views(form: MatmulForm, operands: Operands) -> tuple[View, View, View]:
     return flat[0], flat[1], flat[2]
 
 
-def _swapped(found: View) -> View:
+def _swapped(found: ArrayView) -> ArrayView:
     shape, strides = found.shape, found.strides
     return found.changed((shape[0], shape[2], shape[1]), (strides[0], strides[2], strides[1]))
 

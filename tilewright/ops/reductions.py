@@ -14,7 +14,7 @@ from tilewright.launch.sizes import cdiv, next_power_of_2
 from tilewright.library.rows import simt_kernel as gpu_rows
 from tilewright.library.rows.simt_config import sum_form
 from tilewright.ops import arrays
-from tilewright.ops.arrays import View
+from tilewright.ops.arrays import ArrayView
 from tilewright.runtime.cuda.launch import LARGEST_GRID
 
 _INITIAL = {"sum": 0.0, "mean": 0.0, "max": float("-inf"), "min": float("inf")}
@@ -63,7 +63,7 @@ def reduce(x: Any, kind: str = "sum", *, axis: int = -1, out: Any = None, out_dt
     return target.base
 
 
-def _reduce_rows(source: View, out: Any, rows: int, columns: int, factor: float, kind: str) -> None:
+def _reduce_rows(source: ArrayView, out: Any, rows: int, columns: int, factor: float, kind: str) -> None:
     """Along the last axis.  Few long rows are cut in pieces, whose results are reduced again."""
     processors, pieces = arrays.processors_at(source.place), 1
     while rows * pieces < processors and columns % (2 * pieces) == 0 and columns // pieces >= 8192:
@@ -94,7 +94,7 @@ def _launch_rows(x: Any, out: Any, rows: int, columns: int, factor: float, kind:
     )  # fmt: skip
 
 
-def _reduce_columns(source: View, out: Any, outer: int, length: int, inner: int, factor: float, kind: str) -> None:
+def _reduce_columns(source: ArrayView, out: Any, outer: int, length: int, inner: int, factor: float, kind: str) -> None:
     """Along another axis: strips of 128 columns, in pieces of as many rows as a CTA loads at once."""
     target = arrays.target_at(None if source.place is None else source.place.ordinal)
     overlap = source.place is not None and target.dependent_launch
@@ -111,7 +111,7 @@ def _reduce_columns(source: View, out: Any, outer: int, length: int, inner: int,
 
 
 @dataclass(frozen=True)
-class _Launch:
+class _ColumnLaunch:
     """One launch of `reduce_columns`, each of whose CTAs reduces `share` rows."""
 
     grid: tuple[int, int, int]
@@ -122,7 +122,7 @@ class _Launch:
 @functools.lru_cache(maxsize=1024)  # the two launches follow each other closely only if little happens between them
 def _column_launches(
     element: DType, outer: int, length: int, inner: int, kind: str, overlap: bool, processors: int
-) -> tuple[_Launch, ...]:
+) -> tuple[_ColumnLaunch, ...]:
     """What reduces [outer, length, inner] over its middle axis: one launch, or two, which `overlap` if the GPU can.
 
     Many CTAs that load once and end share the memory evenly; as many as fit, each with its part, end one by one.
@@ -161,7 +161,7 @@ class _Columns:
     vectors: int
     step: int  # of a reduction in two launches that overlap: 1, 2; 0 otherwise
 
-    def launch(self, element: DType, shape: tuple[int, int, int], share: int, kind: str) -> _Launch:
+    def launch(self, element: DType, shape: tuple[int, int, int], share: int, kind: str) -> _ColumnLaunch:
         """Reduce `share` rows at a time of [outer, length, inner]."""
         outer, length, inner = shape
         lines = _lines(element, self.block, self.warps)
@@ -177,4 +177,4 @@ class _Columns:
         grid = cdiv(inner, self.block), cdiv(length, share), outer
         if outer > LARGEST_GRID[2] or rows * inner >= 1 << 31:
             grid, options = (math.prod(grid), 1, 1), {**options, "LARGE": True}
-        return _Launch(grid, share, options)
+        return _ColumnLaunch(grid, share, options)

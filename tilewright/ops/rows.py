@@ -9,10 +9,10 @@ from tilewright.launch.sizes import cdiv
 from tilewright.library.rows import simt_kernel as gpu_rows
 from tilewright.library.rows.simt_config import RowForm, row_form
 from tilewright.ops import arrays
-from tilewright.ops.arrays import View
+from tilewright.ops.arrays import ArrayView
 
 
-def _row_stride(found: View) -> int | None:
+def _row_stride(found: ArrayView) -> int | None:
     """The distance of an array's rows, whose leading axes are counted as one; None where it is not one number."""
     distance, passed = None, 1
     for extent, stride in zip(reversed(found.shape[:-1]), reversed(found.strides[:-1]), strict=True):
@@ -26,7 +26,7 @@ def _row_stride(found: View) -> int | None:
     return found.shape[-1] if distance is None else distance
 
 
-def _rows_of(found: View, name: str) -> tuple[int, int, int]:
+def _rows_of(found: ArrayView, name: str) -> tuple[int, int, int]:
     """Rows, columns and the distance of rows of an array, whose leading axes are counted as one."""
     if not found.shape:
         raise LaunchError(f"{name} must have an axis")
@@ -40,7 +40,7 @@ def _rows_of(found: View, name: str) -> tuple[int, int, int]:
     return rows, columns, stride
 
 
-def _float(found: View, name: str) -> View:
+def _float(found: ArrayView, name: str) -> ArrayView:
     if found.element not in arrays.FLOATS:
         raise LaunchError(f"{name} must be float32, float16 or bfloat16, got {found.element.name}")
     return found

@@ -5,9 +5,9 @@ from __future__ import annotations
 import math
 
 from tilewright.ir.core import Operation, Value
-from tilewright.ir.rewrite import Rewriter, RuleTable, constant_of, defined_by
+from tilewright.ir.rewrite import Rewriter, RewriteTable, constant_of, defined_by
 
-ARITHMETIC_RULES = RuleTable("arithmetic")
+ARITHMETIC_RULES = RewriteTable("arithmetic")
 on = ARITHMETIC_RULES.on
 
 

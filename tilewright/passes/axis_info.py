@@ -24,7 +24,7 @@ from tilewright.ir.types import PointerType, TensorType
 from tilewright.passes.choice_rules import keeps_value
 
 # The greatest divisor kept: of zero, which everything divides, and in general.
-LARGEST = 1 << 30
+LARGEST_DIVISOR = 1 << 30
 
 
 @dataclass(frozen=True)
@@ -52,8 +52,8 @@ def analyze_axes(function: Function) -> dict[Value, AxisInfo]:
 
 
 def power_of_two(number: int) -> int:
-    """The greatest power of two that divides `number`, at most `LARGEST`."""
-    return min(number & -number, LARGEST) if number else LARGEST
+    """The greatest power of two that divides `number`, at most `LARGEST_DIVISOR`."""
+    return min(number & -number, LARGEST_DIVISOR) if number else LARGEST_DIVISOR
 
 
 def unknown(type_: TensorType) -> AxisInfo:
@@ -187,7 +187,9 @@ def _sum(operation: Operation, operands: Sequence[AxisInfo]) -> AxisInfo:
         divisibility = min(
             _divisor_of_run(left, axis, contiguity, scale), _divisor_of_run(right, axis, contiguity, 1) * scale
         )
-        columns.append((contiguity, min(divisibility, LARGEST), min(left.constancy[axis], right.constancy[axis])))
+        columns.append(
+            (contiguity, min(divisibility, LARGEST_DIVISOR), min(left.constancy[axis], right.constancy[axis]))
+        )
     return _from_columns(columns)
 
 
@@ -216,7 +218,7 @@ def _multiply(operation: Operation, operands: Sequence[AxisInfo]) -> AxisInfo:
     columns: Columns = []
     for axis in range(len(left.constancy)):
         divisibility = _element_divisibility(left, axis) * _element_divisibility(right, axis)
-        columns.append((1, min(divisibility, LARGEST), min(left.constancy[axis], right.constancy[axis])))
+        columns.append((1, min(divisibility, LARGEST_DIVISOR), min(left.constancy[axis], right.constancy[axis])))
     return _from_columns(columns)
 
 
@@ -226,7 +228,7 @@ def _shift_left(operation: Operation, operands: Sequence[AxisInfo]) -> AxisInfo:
         return _elementwise(operation, operands)
     left = operands[0]
     divisors = [_element_divisibility(left, axis) << count for axis in range(len(left.constancy))]
-    return _from_columns([(1, min(d, LARGEST), c) for d, c in zip(divisors, left.constancy, strict=True)])
+    return _from_columns([(1, min(d, LARGEST_DIVISOR), c) for d, c in zip(divisors, left.constancy, strict=True)])
 
 
 def _divide(operation: Operation, operands: Sequence[AxisInfo]) -> AxisInfo:

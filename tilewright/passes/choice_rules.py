@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from tilewright.dtypes import DType, int1
 from tilewright.ir.core import Operation, Value
-from tilewright.ir.rewrite import Rewriter, RuleTable, constant_of, defined_by
+from tilewright.ir.rewrite import Rewriter, RewriteTable, constant_of, defined_by
 
-CHOICE_RULES = RuleTable("choice and conversion")
+CHOICE_RULES = RewriteTable("choice and conversion")
 on = CHOICE_RULES.on
 
 _MIRRORED = {"eq": "eq", "ne": "ne", "lt": "gt", "le": "ge", "gt": "lt", "ge": "le"}

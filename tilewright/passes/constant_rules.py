@@ -7,9 +7,9 @@ import numpy as np
 from tilewright.ir import interpreter, semantics
 from tilewright.ir.core import Operation, Value
 from tilewright.ir.ops import ELEMENTWISE, OPS
-from tilewright.ir.rewrite import Rewriter, RuleTable, constant_of, defined_by
+from tilewright.ir.rewrite import Rewriter, RewriteTable, constant_of, defined_by
 
-CONSTANT_RULES = RuleTable("constants")
+CONSTANT_RULES = RewriteTable("constants")
 
 # Not a hint: it has a number for each axis of its block, which mean nothing of single elements.
 _FOLDED = [opcode for opcode in OPS if opcode in ELEMENTWISE - {"hint"} and OPS[opcode].evaluate is not None]

@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 from tilewright.ir.core import Operation, Value
-from tilewright.ir.rewrite import Rewriter, RuleTable, constant_of
+from tilewright.ir.rewrite import Rewriter, RewriteTable, constant_of
 
-CONTROL_FLOW_RULES = RuleTable("control flow")
+CONTROL_FLOW_RULES = RewriteTable("control flow")
 on = CONTROL_FLOW_RULES.on
 
 

@@ -29,7 +29,7 @@ from tilewright.ir.rewrite import constant_of
 from tilewright.ir.types import BarrierType, SharedType
 
 REGISTERS = 65536  # of a multiprocessor
-SHARED_BYTES = 232448  # that a CTA may have
+CTA_SHARED_BYTES = 232448  # that a CTA may have
 GREATEST_NUMBER = 7  # of a numbered barrier; the others are the compiler's
 _ONE_THREAD = frozenset(
     "shared_alloc shared_index shared_slice shared_transpose barrier_index barrier_arrive barrier_expect barrier_wait "
@@ -41,7 +41,7 @@ _TOGETHER = frozenset("wgmma wgmma_wait group_sync named_sync named_arrive barri
 
 
 @dataclass(frozen=True, eq=False)
-class Role:
+class RoleThreads:
     """Threads that run one region: a role, or the kernel outside of roles."""
 
     region: Region
@@ -163,7 +163,7 @@ class _HazardCheck:
                     message = f"{operation.opcode} depends on a vote that each warp takes for itself"
                     raise self.fail(operation, message, "do it in front of the branch or behind it, in all warps")
 
-    def one_thread(self, role: Role) -> None:
+    def one_thread(self, role: RoleThreads) -> None:
         for operation in _walk(role):
             if is_explicit(operation.opcode) and operation.opcode not in _ONE_THREAD:
                 raise self.fail(
@@ -202,9 +202,9 @@ class _HazardCheck:
                 memory[base] = max(memory.get(base, 0), tile_bytes(kind))
                 last = operation
         total = sum(memory.values())
-        if last is not None and total > SHARED_BYTES:
+        if last is not None and total > CTA_SHARED_BYTES:
             raise self.fail(
-                last, f"the kernel needs {total} bytes of shared memory, a CTA may have {SHARED_BYTES}",
+                last, f"the kernel needs {total} bytes of shared memory, a CTA may have {CTA_SHARED_BYTES}",
                 "fewer stages, smaller tiles, or tx.shared(…, over=…) for tiles that are not used at the same time",
             )  # fmt: skip
 
@@ -224,7 +224,7 @@ class _HazardCheck:
 
     # Barriers
 
-    def at(self, barriers: Operation, opcode: str) -> list[tuple[Role, Operation]]:
+    def at(self, barriers: Operation, opcode: str) -> list[tuple[RoleThreads, Operation]]:
         """Operations of an opcode on the barriers of an allocation."""
         return [
             (role, operation)
@@ -251,7 +251,7 @@ class _HazardCheck:
                 "a role arrives with each warp of each copy (one thread in an elected role, and for each expect)",
             )
 
-    def amounts(self, role: Role, sites: Sequence[Operation]) -> set[int]:
+    def amounts(self, role: RoleThreads, sites: Sequence[Operation]) -> set[int]:
         """How many arrivals of a role may come to one phase: its sites may be alternatives, or all be taken."""
         kinds = {_key(operation.operands[1]) if len(operation.operands) > 1 else "" for operation in sites}
         expects = [operation for operation in sites if operation.opcode == "barrier_expect"]
@@ -263,7 +263,7 @@ class _HazardCheck:
             each * n * len(kinds) for n in copies
         }
 
-    def depends_on_copy(self, role: Role, operation: Operation) -> bool:
+    def depends_on_copy(self, role: RoleThreads, operation: Operation) -> bool:
         """Whether the barrier, or when it is reached, may differ between the copies of a role."""
         if role.copy is None or role.copies == 1:
             return False
@@ -320,7 +320,7 @@ class _HazardCheck:
         return tile_bytes(kind) * min(peers, prod(cluster))
 
     def turns(self) -> None:
-        uses: dict[int, list[tuple[Role, Operation]]] = {}
+        uses: dict[int, list[tuple[RoleThreads, Operation]]] = {}
         threads_of_all = 32 * (sum(role.warps * role.copies for role in self.roles[1:]) or self.roles[0].warps)
         for role, operation in self.sites:
             if operation.opcode not in ("named_sync", "named_arrive"):
@@ -338,7 +338,7 @@ class _HazardCheck:
         for number, sites in uses.items():
             self.turn(number, sites)
 
-    def turn(self, number: int, sites: Sequence[tuple[Role, Operation]]) -> None:
+    def turn(self, number: int, sites: Sequence[tuple[RoleThreads, Operation]]) -> None:
         threads = {str(operation.attributes["threads"]) for _, operation in sites}
         if len(threads) > 1:
             raise self.fail(
@@ -408,16 +408,16 @@ class _HazardCheck:
             )
 
 
-def _roles(function: Function, own: int) -> Iterator[Role]:
+def _roles(function: Function, own: int) -> Iterator[RoleThreads]:
     """The kernel's own threads, then its roles."""
-    yield Role(function.region, function.name, own, 1, False, None)
+    yield RoleThreads(function.region, function.name, own, 1, False, None)
     for operation in function.region.operations:
         if operation.opcode == "warp_roles":
             attributes: Any = operation.attributes
             for number, region in enumerate(operation.regions):
                 numbers = (attributes[name][number] for name in ("warps", "copies", "elected"))
                 warps, copies, elected = numbers
-                yield Role(region, _name(region, number), warps, copies, bool(elected), region.arguments[0])
+                yield RoleThreads(region, _name(region, number), warps, copies, bool(elected), region.arguments[0])
 
 
 def _name(region: Region, number: int) -> str:
@@ -431,7 +431,7 @@ def _name(region: Region, number: int) -> str:
     return f"role {number}"
 
 
-def _walk(role: Role) -> Iterator[Operation]:
+def _walk(role: RoleThreads) -> Iterator[Operation]:
     """The operations of a role; the kernel's own are those outside of roles."""
     for operation in role.region.operations:
         if operation.opcode == "warp_roles":

@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 from tilewright.ir.core import Operation, Value
-from tilewright.ir.rewrite import Rewriter, RuleTable, constant_of
+from tilewright.ir.rewrite import Rewriter, RewriteTable, constant_of
 
-MEMORY_RULES = RuleTable("memory")
+MEMORY_RULES = RewriteTable("memory")
 on = MEMORY_RULES.on
 
 

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from tilewright.dtypes import int32
 from tilewright.ir.core import Operation, Value
-from tilewright.ir.rewrite import Rewriter, RuleTable, constant_of, defined_by
+from tilewright.ir.rewrite import Rewriter, RewriteTable, constant_of, defined_by
 
-SHAPE_RULES = RuleTable("shape")
+SHAPE_RULES = RewriteTable("shape")
 on = SHAPE_RULES.on
 
 

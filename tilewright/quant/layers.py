@@ -10,7 +10,7 @@ import numpy as np
 
 from tilewright.dtypes import bfloat16, float8e4nv, float16, float32, int8, uint8
 from tilewright.graph.core import Graph, Node, Value
-from tilewright.graph.passes.narrow_products import FEWEST_CHANNELS, GROUP
+from tilewright.graph.passes.narrow_products import FEWEST_GATHERED_CHANNELS, GROUP
 from tilewright.graph.passes.weight_products import LEAST_ELEMENTS
 from tilewright.graph.rewrite import PERMUTED, Rewriter
 from tilewright.quant.observers import LEVELS, Range, affine
@@ -90,7 +90,7 @@ def why_not(node: Node, graph: Graph, scheme: str) -> str | None:
     channels = w.shape[1]
     if node.attributes["groups"] != 1 or x.rank > 4 or not isinstance(channels, int):
         return "its channels come in groups, or it has more than two spatial dimensions"
-    if channels % GROUP or channels < FEWEST_CHANNELS:
+    if channels % GROUP or channels < FEWEST_GATHERED_CHANNELS:
         return f"its {channels} channels are few, or no multiple of {GROUP}"
     return None
 

@@ -18,14 +18,14 @@ import numpy as np
 from tilewright.errors import InputError
 
 BLOCK, NVFP4_BLOCK = 32, 16
-ELEMENTS: dict[str, np.dtype] = {
+ELEMENT_TYPES: dict[str, np.dtype] = {
     "mxfp8_e4m3": np.dtype(ml_dtypes.float8_e4m3fn), "mxfp8_e5m2": np.dtype(ml_dtypes.float8_e5m2),
     "mxfp6_e2m3": np.dtype(ml_dtypes.float6_e2m3fn), "mxfp6_e3m2": np.dtype(ml_dtypes.float6_e3m2fn),
     "mxfp4": np.dtype(ml_dtypes.float4_e2m1fn),
 }  # fmt: skip
 _SCALE = np.dtype(ml_dtypes.float8_e8m0fnu)
 _BIAS, _NAN = 127, 255  # of e8m0
-_E4M3, _E2M1 = np.dtype(ml_dtypes.float8_e4m3fn), ELEMENTS["mxfp4"]
+_E4M3, _E2M1 = np.dtype(ml_dtypes.float8_e4m3fn), ELEMENT_TYPES["mxfp4"]
 
 
 @dataclass(frozen=True)
@@ -38,10 +38,10 @@ class Blocks:
 
 
 def encode_mx(x: np.ndarray, name: str) -> Blocks:
-    """x [.., n] in an MX format, one of `ELEMENTS`; n is a multiple of 32.  Raises `InputError` for others."""
-    if name not in ELEMENTS:
-        raise InputError(f"unknown format {name!r}: choose one of {', '.join(ELEMENTS)}")
-    dtype = ELEMENTS[name]
+    """x [.., n] in an MX format, one of `ELEMENT_TYPES`; n is a multiple of 32.  Raises `InputError` for others."""
+    if name not in ELEMENT_TYPES:
+        raise InputError(f"unknown format {name!r}: choose one of {', '.join(ELEMENT_TYPES)}")
+    dtype = ELEMENT_TYPES[name]
     blocks = _in_blocks(x, BLOCK)
     largest = np.abs(blocks).max(axis=-1)
     most = int(np.frexp(float(ml_dtypes.finfo(dtype).max))[1]) - 1

@@ -50,9 +50,9 @@ from tilewright.targets.base import Target
 from tilewright.targets.registry import get_targets
 
 FLOAT = "float"
-SMOOTH = "int8-smooth"  # int8 after magnitudes were moved from a product's inputs to its weights (SmoothQuant)
-FORMATS = (STATIC, SMOOTH, DYNAMIC, INT8_WEIGHTS, INT4_WEIGHTS)
-_SCHEMES = {SMOOTH: STATIC}  # of `quant.layers`, where a format is not one itself
+INT8_SMOOTH = "int8-smooth"  # int8 after magnitudes were moved from a product's inputs to its weights (SmoothQuant)
+SEARCHED_FORMATS = (STATIC, INT8_SMOOTH, DYNAMIC, INT8_WEIGHTS, INT4_WEIGHTS)
+_SCHEMES = {INT8_SMOOTH: STATIC}  # of `quant.layers`, where a format is not one itself
 _LEAST_SAVED = 0.03  # of a layer's time: less is noise
 _ROUNDS = 15  # of runs that a time is the median, or for one layer the least, of
 _LEFT_OUT = 4  # steps that may fail before the search ends
@@ -223,7 +223,7 @@ class _Search:
         for number, (name, layers) in enumerate(self.layers.items()):
             self.progress("measure layers", f"{name}, {number + 1} of {len(self.layers)}", 0.0)
             node, given = self.nodes[name], [item[layers[0].input] for item in inputs]
-            schemes = [each for each in (FLOAT, *FORMATS) if each == FLOAT or self._takes(node, each)]
+            schemes = [each for each in (FLOAT, *SEARCHED_FORMATS) if each == FLOAT or self._takes(node, each)]
             key = node.op, given[0].shape, self._shape_of_weights(node), repr(node.attributes)
             if key not in times:
                 times[key] = self._seconds(node, given[0], schemes)
@@ -231,7 +231,7 @@ class _Search:
         return found
 
     def _takes(self, node: Node, scheme: str) -> bool:
-        if scheme == SMOOTH and node.op != "matmul":
+        if scheme == INT8_SMOOTH and node.op != "matmul":
             return False
         return why_not(node, self.graph, _SCHEMES.get(scheme, scheme)) is None
 
@@ -286,14 +286,14 @@ class _Search:
 
     def _aside(self, node: Node, scheme: str, axis: int) -> np.ndarray | float:
         """What weights are multiplied by before they are rounded."""
-        if scheme != SMOOTH or node.inputs[0] is None:
+        if scheme != INT8_SMOOTH or node.inputs[0] is None:
             return 1.0
         factors = self.factors[node.inputs[0].name]
         return factors if axis == 0 else factors[:, None]
 
     def _near(self, x: np.ndarray, name: str, scheme: str) -> np.ndarray:
         """A layer's input as a format of 8-bit integers has it."""
-        if scheme == SMOOTH:
+        if scheme == INT8_SMOOTH:
             factors = self.factors[name]
             return rounded_input(x / factors, self.smooth_ranges[name], STATIC) * factors
         return rounded_input(x, None if scheme == DYNAMIC else self.ranges[name], scheme, self.signed)
@@ -406,16 +406,16 @@ class _Search:
             elif scheme in WEIGHT_BITS:
                 matrix = matrix_of(nodes[name], graph.constants)
                 weights[name] = RoundedWeights(nearest(matrix, WEIGHT_BITS[scheme], GROUPS[scheme]))
-        by = {scheme: {name for name, each in assignment.items() if each == scheme} for scheme in FORMATS}
+        by = {scheme: {name for name, each in assignment.items() if each == scheme} for scheme in SEARCHED_FORMATS}
         ranges = self.ranges | {name: self.ranges[model] for name, model in called.items() if model in self.ranges}
         result = with_rounded_weights(graph, weights)
-        if by[SMOOTH]:
-            factors = {own[name]: self.factors[called[own[name]]] for name in by[SMOOTH]}
-            result = smoothed(result, by[SMOOTH], factors)
+        if by[INT8_SMOOTH]:
+            factors = {own[name]: self.factors[called[own[name]]] for name in by[INT8_SMOOTH]}
+            result = smoothed(result, by[INT8_SMOOTH], factors)
             for node in result.nodes:
-                if name_of(node) in by[SMOOTH] and node.inputs[0] is not None:
+                if name_of(node) in by[INT8_SMOOTH] and node.inputs[0] is not None:
                     ranges[node.inputs[0].name] = self.smooth_ranges[called[own[name_of(node)]]]
-        result = quantized(result, by[STATIC] | by[SMOOTH], ranges, STATIC, self.signed)
+        result = quantized(result, by[STATIC] | by[INT8_SMOOTH], ranges, STATIC, self.signed)
         return quantized(result, by[DYNAMIC], {}, DYNAMIC, self.signed) if by[DYNAMIC] else result
 
     def _outputs(self, graph: Graph, sample: Sample) -> Outputs:

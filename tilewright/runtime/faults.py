@@ -484,7 +484,7 @@ _NAMES = {
 }
 
 
-class _Writer:
+class _MessageWriter:
     """LLVM text that appends pieces to the buffer: constant texts, and values as `kind` has them."""
 
     def __init__(self, prefix: str, at: str) -> None:
@@ -519,8 +519,12 @@ def _constant(name: str, text: str) -> str:
 
 def handler_text() -> str:
     """The LLVM text of the handler."""
-    pointer, relative = _Writer("pointer", "place"), _Writer("relative", "pointer.1")
-    integer, report, advise = _Writer("integer", "place"), _Writer("report", "start"), _Writer("advise", "listed")
+    pointer, relative = _MessageWriter("pointer", "place"), _MessageWriter("relative", "pointer.1")
+    integer, report, advise = (
+        _MessageWriter("integer", "place"),
+        _MessageWriter("report", "start"),
+        _MessageWriter("advise", "listed"),
+    )
     pieces = {
         "pointer": pointer.write("  ", ("text", "%name"), " = 0x", ("hex", "%value")),
         "integer": integer.write("  ", ("text", "%name"), " = ", ("signed", "%value")),

@@ -12,18 +12,18 @@ from contextlib import contextmanager
 
 import numpy as np
 
-ALIGNMENT = 128  # two cache lines: adjacent lines are fetched together
+BUFFER_ALIGNMENT = 128  # two cache lines: adjacent lines are fetched together
 
 
 class AlignedBuffer:
-    """Memory at an address that is a multiple of `ALIGNMENT`."""
+    """Memory at an address that is a multiple of `BUFFER_ALIGNMENT`."""
 
     __slots__ = ("address", "capacity", "_owner")
 
     def __init__(self, capacity: int) -> None:
-        self._owner = np.empty(capacity + ALIGNMENT, np.uint8)
+        self._owner = np.empty(capacity + BUFFER_ALIGNMENT, np.uint8)
         start = self._owner.ctypes.data
-        self.address = (start + ALIGNMENT - 1) // ALIGNMENT * ALIGNMENT
+        self.address = (start + BUFFER_ALIGNMENT - 1) // BUFFER_ALIGNMENT * BUFFER_ALIGNMENT
         self.capacity = capacity
 
 

@@ -73,7 +73,7 @@ class Argument:
 
 
 @dataclass(frozen=True)
-class Choice:
+class LaunchChoice:
     """One kernel launch. It is taken when `size` <= `at_most` (always, when `at_most` is None).
 
     With `planes`, the instances of one z run when those of the z before have ended (`runtime.planes`; CPUs alone).
@@ -95,7 +95,7 @@ class Step:
     """
 
     name: str
-    choices: tuple[Choice, ...]
+    choices: tuple[LaunchChoice, ...]
     operations: tuple[str, ...]  # the graph nodes that it computes
     bytes: Size = 0  # read and written
     flops: Size = 0

@@ -63,7 +63,7 @@ class ShimModule(ModuleType):
         return sorted({*super().__dir__(), *self.__all__})
 
 
-class _Finder(importlib.abc.MetaPathFinder, importlib.abc.Loader):
+class _ModuleFinder(importlib.abc.MetaPathFinder, importlib.abc.Loader):
     """Finds and makes the modules of the tables."""
 
     def find_spec(self, name: str, path: Any = None, target: ModuleType | None = None) -> ModuleSpec | None:
@@ -88,7 +88,7 @@ class _Finder(importlib.abc.MetaPathFinder, importlib.abc.Loader):
                     sys.modules[inner] = importlib.import_module(ALIASES[inner])
 
 
-_finder = _Finder()
+_finder = _ModuleFinder()
 
 
 def _children(name: str) -> list[str]:

@@ -140,7 +140,7 @@ def _chain(chain: HookChain) -> Knob:
     return Knob(lambda: chain, chain.replace)
 
 
-class Group:
+class KnobGroup:
     """Switches that belong together."""
 
     def __init__(self) -> None:
@@ -156,13 +156,13 @@ class Group:
         """Their values by name."""
         return {name: getattr(self, name) for name in self.knob_descriptors}
 
-    def copy(self) -> Group:
+    def copy(self) -> KnobGroup:
         """A group with the same values; those that are settings are shared."""
         other = type(self)()
         other.__dict__.update({name: value for name, value in self.__dict__.items() if name != "_defaults"})
         return other
 
-    def reset(self) -> Group:
+    def reset(self) -> KnobGroup:
         """Every switch back to what it was at first."""
         for entry in self.knob_descriptors.values():
             entry.__delete__(self)
@@ -191,10 +191,10 @@ class Group:
                 set_variable(variable, text)
 
 
-base_knobs = Group  # Triton's name
+base_knobs = KnobGroup  # Triton's name
 
 
-class CacheKnobs(Group):
+class CacheKnobs(KnobGroup):
     home_dir = Knob(lambda: os.environ.get("TRITON_HOME") or str(Path.home()), None, "TRITON_HOME")
     dir = _path("cache_directory", "TRITON_CACHE_DIR")
     dump_dir = Knob(lambda: str(folder("TRITON_DUMP_DIR", "dump")), None, "TRITON_DUMP_DIR")
@@ -211,7 +211,7 @@ def _dump(value: bool) -> None:
     settings.dump_directory = Path(cache.dump_dir) if value else None
 
 
-class CompilationKnobs(Group):
+class CompilationKnobs(KnobGroup):
     override = _kept(False, "TRITON_KERNEL_OVERRIDE")
     dump_ir = Knob(lambda: settings.dump_directory is not None, _dump, "TRITON_KERNEL_DUMP")
     store_binary_only = _kept(False, "TRITON_STORE_BINARY_ONLY")
@@ -228,13 +228,13 @@ class CompilationKnobs(Group):
     listener = Knob(lambda: hooks.compilation.listener, lambda value: setattr(hooks.compilation, "listener", value))
 
 
-class AutotuningKnobs(Group):
+class AutotuningKnobs(KnobGroup):
     cache = _kept(True, "TRITON_CACHE_AUTOTUNING")
     print = _setting("print_autotuning", "TRITON_PRINT_AUTOTUNING")
     listener = Knob(lambda: hooks.tuning.listener, lambda value: setattr(hooks.tuning, "listener", value))
 
 
-class RuntimeKnobs(Group):
+class RuntimeKnobs(KnobGroup):
     interpret = _setting("interpret", "TRITON_INTERPRET")
     debug = _setting("debug", "TRITON_DEBUG")
     override_arch = _kept(None, "TRITON_OVERRIDE_ARCH")
@@ -250,13 +250,13 @@ class RuntimeKnobs(Group):
     add_stages_inspection_hook = _kept(None)
 
 
-class LanguageKnobs(Group):
+class LanguageKnobs(KnobGroup):
     fp32_default = _kept(None, "TRITON_F32_DEFAULT")
     default_fp_fusion = _kept(True, "TRITON_DEFAULT_FP_FUSION")
     force_disable_fp_fusion = _kept(False, "TRITON_FORCE_DISABLE_FP_FUSION")
 
 
-class BuildKnobs(Group):
+class BuildKnobs(KnobGroup):
     cc = _kept(None, "CC")
     cudacrt_path = _kept(None, "TRITON_CUDACRT_PATH")
     cudart_path = _kept(None, "TRITON_CUDART_PATH")
@@ -264,7 +264,7 @@ class BuildKnobs(Group):
     backend_dirs: set[str] = set()
 
 
-class NvidiaKnobs(Group):
+class NvidiaKnobs(KnobGroup):
     dump_nvptx = _kept(False, "NVPTX_ENABLE_DUMP")
     disable_ptxas_opt = _kept(False, "DISABLE_PTXAS_OPT")
     ptxas_options = _kept(None, "PTXAS_OPTIONS")
@@ -274,7 +274,7 @@ class NvidiaKnobs(Group):
     libcuda_path = _kept(None, "TRITON_LIBCUDA_PATH")
 
 
-class AmdKnobs(Group):
+class AmdKnobs(KnobGroup):
     use_buffer_ops = _kept(True, "AMDGCN_USE_BUFFER_OPS")
     use_buffer_atomics = _kept(True, "AMDGCN_USE_BUFFER_ATOMICS")
     dump_amdgcn = _kept(False, "AMDGCN_ENABLE_DUMP")
@@ -285,11 +285,11 @@ class AmdKnobs(Group):
     libhip_path = _kept(None, "TRITON_LIBHIP_PATH")
 
 
-class ProtonKnobs(Group):
+class ProtonKnobs(KnobGroup):
     disable = _kept(True, "TRITON_PROTON_DISABLE")
 
 
-class RedisKnobs(Group):
+class RedisKnobs(KnobGroup):
     key_format = _kept("triton:{key}:{filename}", "TRITON_REDIS_KEY_FORMAT")
     host = _kept("localhost", "TRITON_REDIS_HOST")
     port = _kept(6379, "TRITON_REDIS_PORT")
@@ -316,6 +316,6 @@ def refresh_knobs() -> None:
 
 
 __all__ = [
-    "CompileTimes", "Env", "Group", "HookChain", "amd", "autotuning", "base_knobs", "build", "cache", "compilation",
+    "CompileTimes", "Env", "KnobGroup", "HookChain", "amd", "autotuning", "base_knobs", "build", "cache", "compilation",
     "env", "language", "nvidia", "propagate_env", "proton", "redis", "refresh_knobs", "runtime", "set_variable",
 ]  # fmt: skip

@@ -24,12 +24,12 @@ _COUNT, _TIME = "count", "time (ns)"
 
 
 @dataclass
-class _Frame:
+class _ScopeFrame:
     """One scope, by its name inside the scope around it; metrics of repeated visits are added up."""
 
     name: str
     metrics: dict[str, float] = field(default_factory=lambda: {_COUNT: 0, _TIME: 0})
-    children: dict[str, _Frame] = field(default_factory=dict)
+    children: dict[str, _ScopeFrame] = field(default_factory=dict)
 
     def document(self) -> dict[str, Any]:
         """The frame as Hatchet's literal form."""
@@ -41,7 +41,7 @@ class _Frame:
 class _Session:
     path: Path
     active: bool = True
-    root: _Frame = field(default_factory=lambda: _Frame("ROOT"))
+    root: _ScopeFrame = field(default_factory=lambda: _ScopeFrame("ROOT"))
 
 
 _sessions: dict[int, _Session] = {}
@@ -113,7 +113,7 @@ class scope:
                 continue
             frame = session.root
             for name in _open:
-                frame = frame.children.setdefault(name, _Frame(name))
+                frame = frame.children.setdefault(name, _ScopeFrame(name))
             for metric, value in {_COUNT: 1, _TIME: spent, **self.metrics}.items():
                 frame.metrics[metric] = frame.metrics.get(metric, 0) + value
         _open.pop()

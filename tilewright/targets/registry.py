@@ -18,7 +18,7 @@ from tilewright.targets.nvidia.target import NvidiaTarget
 
 
 @dataclass(frozen=True)
-class Family:
+class TargetFamily:
     """Machines that one compiler is for: those of this machine, by name, and as others tell of them."""
 
     host: Callable[[], Target]  # this machine's
@@ -28,11 +28,11 @@ class Family:
     backend: Callable[[Any], Backend]  # of a target of the family
 
 
-def _family(table: Any, backend: Callable[[Any], Backend]) -> Family:
-    return Family(table.host, table.named, table.of_generation, table.recorded_machine, backend)
+def _family(table: Any, backend: Callable[[Any], Backend]) -> TargetFamily:
+    return TargetFamily(table.host, table.named, table.of_generation, table.recorded_machine, backend)
 
 
-TARGETS: dict[str, Family] = {
+TARGETS: dict[str, TargetFamily] = {
     "cpu": _family(CPUTarget, CPUBackend),
     "cuda": _family(NvidiaTarget, NvidiaBackend),
 }

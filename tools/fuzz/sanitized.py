@@ -240,14 +240,14 @@ def _mark(kind: str, address: int, size: int) -> None:
 
 def _apart(intervals: Sequence[Any]) -> Any:
     """A place of its own for every value of an engine, with a zone in front of each and one behind the last."""
-    from tilewright.graph.passes.memory import ALIGNMENT, MemoryPlan
+    from tilewright.graph.passes.memory import TENSOR_ALIGNMENT, MemoryPlan
     from tilewright.symbolic import Size, lift, round_up, simplify
 
     offsets: dict[str, Size] = {}
     end: Size = 0
     for item in intervals:
         offsets[item.name] = simplify(lift(end) + ZONE)
-        end = simplify(lift(offsets[item.name]) + round_up(item.bytes, ALIGNMENT))
+        end = simplify(lift(offsets[item.name]) + round_up(item.bytes, TENSOR_ALIGNMENT))
     return MemoryPlan(offsets, simplify(lift(end) + ZONE), tuple(intervals))
 
 
@@ -257,11 +257,12 @@ class _Guarded:
     def __init__(self, capacity: int) -> None:
         import numpy as np
 
-        from tilewright.runtime.memory import ALIGNMENT
+        from tilewright.runtime.memory import BUFFER_ALIGNMENT
 
-        self._owner = np.empty(max(capacity, 4096) + 2 * ALIGNMENT, np.uint8)  # never one of NumPy's small pieces
+        # Never one of NumPy's small pieces.
+        self._owner = np.empty(max(capacity, 4096) + 2 * BUFFER_ALIGNMENT, np.uint8)
         self._whole = start, size = self._owner.ctypes.data, self._owner.nbytes
-        self.address = (start + ALIGNMENT) // ALIGNMENT * ALIGNMENT
+        self.address = (start + BUFFER_ALIGNMENT) // BUFFER_ALIGNMENT * BUFFER_ALIGNMENT
         self.capacity = capacity
         _mark("unpoison", start, size)
         _mark("poison", start, self.address - start)

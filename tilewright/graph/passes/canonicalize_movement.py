@@ -6,7 +6,7 @@ from typing import Any
 
 from tilewright.graph.core import Node, Value
 from tilewright.graph.rewrite import Rewriter, Rule
-from tilewright.graph.views import View, dense_view, follow_all
+from tilewright.graph.views import StridedView, dense_view, follow_all
 from tilewright.symbolic import Size, lift, lower_bound, simplify, upper_bound
 
 # Of a concat: a kernel that reads more takes very long to compile, and three of 1,000 parts each, one after the other,
@@ -119,7 +119,7 @@ def _shorter_chain(node: Node, rewriter: Rewriter) -> Value | None:
     return None
 
 
-def _split_and_permute(source: Value, view: View | None) -> list[tuple[str, dict[str, Any]]] | None:
+def _split_and_permute(source: Value, view: StridedView | None) -> list[tuple[str, dict[str, Any]]] | None:
     """The reshape, permute and reshape (those that do something) that make a view of a dense tensor."""
     order = None if view is None else _dense_order(view)
     if view is None or order is None:
@@ -136,7 +136,7 @@ def _split_and_permute(source: Value, view: View | None) -> list[tuple[str, dict
     return steps if shape == view.shape else [*steps, ("reshape", {"shape": view.shape})]
 
 
-def _dense_order(view: View) -> list[int] | None:
+def _dense_order(view: StridedView) -> list[int] | None:
     """The view's dimensions other than 1, outermost first, if together they walk memory without gaps."""
     left = [axis for axis, extent in enumerate(view.shape) if extent != 1]
     order: list[int] = []

@@ -8,7 +8,7 @@ import numpy as np
 from tilewright.dtypes import float64
 from tilewright.errors import UnsupportedOperationError
 from tilewright.graph.core import Graph, Node, Value
-from tilewright.graph.fourier import LARGEST_PRIME, LARGEST_TABLE, SHORT, half, is_product, roots_of_unity
+from tilewright.graph.fourier import LARGEST_PRIME, LONGEST_DOUBLE, MOST_COSINES, half, is_product, roots_of_unity
 from tilewright.graph.ops import kind_of
 from tilewright.graph.rewrite import Rewriter, apply_rules
 
@@ -27,12 +27,12 @@ def as_product(node: Node, rewriter: Rewriter) -> Value:
     length, form = roots.shape[0], node.attributes["form"]
     assert isinstance(length, int)
     kept = length if form == "whole" else half(length)
-    if length * kept > LARGEST_TABLE:
+    if length * kept > MOST_COSINES:
         raise UnsupportedOperationError(
             f"{node.source or 'the graph'}: a Fourier transform of {length} numbers is a product here, of a "
             f"table of {length * kept} cosines; use lengths without prime factors above {LARGEST_PRIME}, on a CPU"
         )
-    dtype = float64 if length <= SHORT else x.dtype
+    dtype = float64 if length <= LONGEST_DOUBLE else x.dtype
     turns = np.outer(np.arange(length), np.arange(kept)) % length
     cosines, sines = np.moveaxis(roots_of_unity(length, dtype)[turns], -1, 0)
     if form == "real":
@@ -48,7 +48,7 @@ def as_product(node: Node, rewriter: Rewriter) -> Value:
         if part is not None
     ]
     found = parts[0] if len(parts) == 1 else rewriter.op("add", parts)
-    if length <= SHORT and imaginary is None and form != "real":  # sums of nothing but zeros are 0, not -0
+    if length <= LONGEST_DOUBLE and imaginary is None and form != "real":  # sums of nothing but zeros are 0, not -0
         zero = rewriter.number(0.0, dtype)
         found = rewriter.op("where", [rewriter.op("equal", [found, zero]), zero, found])
     return rewriter.cast(found, x.dtype)

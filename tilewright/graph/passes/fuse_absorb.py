@@ -12,7 +12,7 @@ from tilewright.graph.core import Node, Value
 from tilewright.graph.fusion import is_block_attention
 from tilewright.graph.ops import kind_of
 from tilewright.graph.passes.fuse_attention import moves_rows, take_views_after
-from tilewright.graph.passes.fuse_draft import MOST_NODES, Draft, Drafts
+from tilewright.graph.passes.fuse_draft import MOST_GROUP_NODES, Draft, Drafts
 from tilewright.graph.passes.fuse_norms import reads_memory
 from tilewright.graph.views import dense_view, follow_all, rotation
 from tilewright.symbolic import modulo
@@ -28,7 +28,7 @@ _ROWS = frozenset({"softmax", "log_softmax", "layer_norm", "rms_norm", "reduce_s
 _RUNNING = frozenset({"cumsum", "cumprod", "cummax", "cummin"})
 _MOST_CONCATENATED = 4  # parts; each costs a masked load of every element
 _FEW_COPIES = 8  # of nodes in a group, which are not worth counting
-_MOST_EVALUATIONS = 4 * MOST_NODES  # of nodes, in the code of one kernel
+_MOST_EVALUATIONS = 4 * MOST_GROUP_NODES  # of nodes, in the code of one kernel
 
 
 def absorb(drafts: Drafts) -> None:
@@ -194,7 +194,7 @@ def _take(drafts: Drafts, draft: Draft, vanishing: set[int], cheap: set[int]) ->
         readable = index in vanishing or drafts.nodes[index].op in _FREE
         if index not in cheap and not (alone and readable):
             continue
-        if len(draft.nodes) + len(draft.copies) >= 3 * MOST_NODES // 2:
+        if len(draft.nodes) + len(draft.copies) >= 3 * MOST_GROUP_NODES // 2:
             break
         draft.copies.add(index)
         if len(draft.copies) > _FEW_COPIES and _evaluations(drafts, draft) > _MOST_EVALUATIONS:

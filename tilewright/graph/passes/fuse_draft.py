@@ -14,7 +14,7 @@ from tilewright.graph.ops import kind_of
 from tilewright.symbolic import product
 
 LONGEST_ROW = 16384  # elements that kernels keep in registers
-MOST_NODES = 128  # of one group: the time to write and compile a kernel grows faster than its length
+MOST_GROUP_NODES = 128  # of one group: the time to write and compile a kernel grows faster than its length
 
 
 @dataclass(eq=False)
@@ -154,7 +154,7 @@ class Drafts:
 
     def have_room(self, first: Draft, second: Draft) -> bool:
         """Whether two groups together have no more nodes than one kernel may compute."""
-        return len(first.nodes) + len(second.nodes) <= MOST_NODES
+        return len(first.nodes) + len(second.nodes) <= MOST_GROUP_NODES
 
     def may_merge(self, earlier: Draft, later: Draft) -> bool:
         """Whether both can run as one: nothing that `later` reads from a third group needs `earlier`,

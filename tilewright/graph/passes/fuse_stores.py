@@ -9,13 +9,13 @@ from __future__ import annotations
 
 from tilewright.graph.core import Value
 from tilewright.graph.passes.fuse_absorb import EXPENSIVE, reads_through
-from tilewright.graph.passes.fuse_draft import MOST_NODES, Draft, Drafts
+from tilewright.graph.passes.fuse_draft import MOST_GROUP_NODES, Draft, Drafts
 from tilewright.symbolic import lift, product, simplify, upper_bound
 
 _MOVES = frozenset({"permute", "slice", "pad", "concat", "gather", "gather_elements"})
 _KEEPS = frozenset({"reshape", "permute", "slice", "pad"})  # no element is read twice through these
 _MOST_OUTPUTS = 8  # of loops in one launch
-_MOST_INPUTS = 2 * MOST_NODES  # of one kernel: a concat is one node and has the code of each of its parts
+_MOST_INPUTS = 2 * MOST_GROUP_NODES  # of one kernel: a concat is one node and has the code of each of its parts
 _FEW = 4  # cheap ops that may be repeated for every element that reads their result
 
 

@@ -36,7 +36,7 @@ from tilewright.symbolic import (
     upper_bound,
 )
 
-ALIGNMENT = 64
+TENSOR_ALIGNMENT = 64
 _TRIES = 64  # of an order
 _TRIED_PAIRS = 400_000  # of tensors, over all tries of an order
 
@@ -65,7 +65,9 @@ class MemoryPlan:
 
     def least_bytes(self, symbols: Mapping[str, int]) -> int:
         """No plan can use less: the most bytes that are alive at one step, for given symbol values."""
-        sizes = [(item, -(-evaluate(item.bytes, symbols) // ALIGNMENT) * ALIGNMENT) for item in self.intervals]
+        sizes = [
+            (item, -(-evaluate(item.bytes, symbols) // TENSOR_ALIGNMENT) * TENSOR_ALIGNMENT) for item in self.intervals
+        ]
         return greatest_sum(sizes)
 
     def report(self, symbols: Mapping[str, int]) -> str:
@@ -104,7 +106,7 @@ def plan_memory(intervals: Sequence[LiveInterval]) -> MemoryPlan:
 
 def _above(base: Size, distance: Size, levels: int) -> Size:
     """`base` and at least `distance`, aligned, and so many alignments more."""
-    return simplify(lift(base) + round_up(simplify(distance), ALIGNMENT) + levels * ALIGNMENT)
+    return simplify(lift(base) + round_up(simplify(distance), TENSOR_ALIGNMENT) + levels * TENSOR_ALIGNMENT)
 
 
 def _levels(members: list[tuple[LiveInterval, int]], places: Mapping[str, int]) -> tuple[dict[str, int], int]:
@@ -115,7 +117,7 @@ def _levels(members: list[tuple[LiveInterval, int]], places: Mapping[str, int]) 
     most = 0
     for item, _ in sorted(members, key=lambda member: places[member[0].name]):
         found[item.name] = below.greatest(item)
-        level = found[item.name] + (places[item.name] % ALIGNMENT > 0)
+        level = found[item.name] + (places[item.name] % TENSOR_ALIGNMENT > 0)
         below.add(item, level)
         most = max(most, level)
     return found, most
@@ -135,7 +137,7 @@ def _family(size: Size) -> tuple[Monomial, int] | None:
     if len(terms) != 1 or lower_bound(_product(terms[0][0])) < 0:
         return None
     monomial, factor = terms[0]
-    return monomial, factor if monomial else -(-factor // ALIGNMENT) * ALIGNMENT
+    return monomial, factor if monomial else -(-factor // TENSOR_ALIGNMENT) * TENSOR_ALIGNMENT
 
 
 def _pack(members: list[tuple[LiveInterval, int]]) -> tuple[dict[str, int], int]:
@@ -189,7 +191,7 @@ def _slots(intervals: list[LiveInterval]) -> list[tuple[list[LiveInterval], Size
     slots: list[tuple[list[LiveInterval], Size]] = []
     times: list[list[tuple[int, int]]] = []  # of each slot, sorted: first and last steps of its tenants
     for item in sorted(intervals, key=lambda item: (-upper_bound(item.bytes), item.first)):
-        size = round_up(item.bytes, ALIGNMENT)
+        size = round_up(item.bytes, TENSOR_ALIGNMENT)
         for position, taken in enumerate(times):
             after = bisect_left(taken, (item.first, item.first))
             free = after == len(taken) or item.last < taken[after][0]

@@ -41,7 +41,7 @@ class _Projection:
 
 def merge_matmuls(graph: Graph) -> Graph:
     """Merge projections of one input; the same graph when there are none."""
-    families = _Search(graph).families()
+    families = _ProjectionSearch(graph).families()
     if not families:
         return graph
     by_first = {family[0].product.output: family for family in families}
@@ -76,7 +76,7 @@ def _merge(family: list[_Projection], node: Node, rewriter: Rewriter) -> None:
         start += width
 
 
-class _Search:
+class _ProjectionSearch:
     """What projections of a graph are read by."""
 
     def __init__(self, graph: Graph) -> None:

@@ -31,7 +31,7 @@ from tilewright.graph.quantization import integer_range, scheme_of
 from tilewright.graph.rewrite import Rewriter, apply_rules, computed_constant
 from tilewright.symbolic import Size
 
-FEWEST_CHANNELS = 16  # of an image, for its windows to be gathered
+FEWEST_GATHERED_CHANNELS = 16  # of an image, for its windows to be gathered
 GROUP = 4  # the depth must be a multiple of what instructions add at once
 _SHIFT = 128  # from int8 to uint8
 _MOVES = ("reshape", "permute", "slice", "max_pool")
@@ -251,7 +251,7 @@ def _reason_of_convolution(node: Node, image: _Narrow) -> str | None:
     if node.attributes["groups"] != 1 or x.rank > 4:
         return "there are kernels for one group of channels, and one or two spatial dimensions"
     channels = w.shape[1]
-    if not isinstance(channels, int) or channels % GROUP or channels < FEWEST_CHANNELS:
+    if not isinstance(channels, int) or channels % GROUP or channels < FEWEST_GATHERED_CHANNELS:
         return f"its {channels} channels are few, or no multiple of {GROUP}: floats are faster"
     if any(item is not None and item.rank for item in (image.scale, image.zero)):
         return "the scale or zero point of its image is not a single number"

@@ -5,11 +5,11 @@ from __future__ import annotations
 from tilewright.graph.core import Graph, Node, Value
 from tilewright.graph.rewrite import Rewriter, apply_rules
 
-MOST_STEPS = 64  # that become nodes of their own
+MOST_UNROLLED_STEPS = 64  # that become nodes of their own
 
 
 def unrolled(graph: Graph) -> Graph:
-    """The graph with the layers of at most `MOST_STEPS` steps as those steps."""
+    """The graph with the layers of at most `MOST_UNROLLED_STEPS` steps as those steps."""
     return apply_rules(graph, {"recurrent": [_steps]})
 
 
@@ -17,7 +17,12 @@ def _steps(node: Node, rewriter: Rewriter) -> Value | None:
     x, weight, initial, bias, lengths = [*node.inputs, None, None][:5]
     assert x is not None and weight is not None and initial is not None
     steps, hidden, cell = x.shape[0], weight.shape[1], node.attributes["cell"]
-    if not isinstance(steps, int) or not 0 < steps <= MOST_STEPS or not isinstance(hidden, int) or lengths is not None:
+    if (
+        not isinstance(steps, int)
+        or not 0 < steps <= MOST_UNROLLED_STEPS
+        or not isinstance(hidden, int)
+        or lengths is not None
+    ):
         return None
     if cell not in ("rnn", "lstm", "gru"):
         return None

@@ -14,15 +14,15 @@ from tilewright.graph.core import Graph, Node, Value
 from tilewright.graph.rewrite import Rewriter, apply_rules
 from tilewright.symbolic import Size, upper_bound
 
-SHORT = 48  # elements of rows that are sorted by comparing where a kernel sorts longer ones
-LONGEST = 8192  # elements of rows that are sorted by comparing where no kernel does
-FEW = 8  # largest elements that are found one after the other
-MANY = 64  # that are found so in rows that are too long to be sorted by comparing
+LONGEST_COMPARED = 48  # elements of rows that are sorted by comparing where a kernel sorts longer ones
+LONGEST_WITHOUT_KERNEL = 8192  # elements of rows that are sorted by comparing where no kernel does
+MOST_SELECTED = 8  # largest elements that are found one after the other
+MOST_SELECTED_LONG = 64  # that are found so in rows that are too long to be sorted by comparing
 
 
 def without_sorting(graph: Graph, has_kernel: bool = True) -> Graph:
     """The graph with each `argsort` as what the targets have kernels for; `has_kernel`: of rows of any length along the
-    last dimension. What is left otherwise are rows of more than `LONGEST` elements."""
+    last dimension. What is left otherwise are rows of more than `LONGEST_WITHOUT_KERNEL` elements."""
     return apply_rules(graph, {"argsort": [functools.partial(_argsort, has_kernel=has_kernel)]})
 
 
@@ -34,7 +34,9 @@ def sorting_by_networks(graph: Graph) -> Graph:
 
 def is_compared(node: Node, has_kernel: bool = False) -> bool:
     """Whether an `argsort` becomes comparisons."""
-    return _is_few(node, has_kernel) or upper_bound(_length(node)) <= (SHORT if has_kernel else LONGEST)
+    return _is_few(node, has_kernel) or upper_bound(_length(node)) <= (
+        LONGEST_COMPARED if has_kernel else LONGEST_WITHOUT_KERNEL
+    )
 
 
 def _length(node: Node) -> Size:
@@ -45,7 +47,7 @@ def _length(node: Node) -> Size:
 
 def _is_few(node: Node, has_kernel: bool) -> bool:
     count = node.attributes["count"]
-    most = FEW if has_kernel or upper_bound(_length(node)) <= LONGEST else MANY
+    most = MOST_SELECTED if has_kernel or upper_bound(_length(node)) <= LONGEST_WITHOUT_KERNEL else MOST_SELECTED_LONG
     return isinstance(count, int) and 0 < count <= most
 
 
@@ -177,7 +179,7 @@ def _one_of(rewriter: Rewriter, position: Value, positions: Sequence[Value]) -> 
 
 def _first_free(rewriter: Rewriter, taken: Value, positions: Sequence[Value], axis: int) -> Value:
     """The first position that is not taken: one of the first n + 1, where n are."""
-    if len(positions) > FEW:
+    if len(positions) > MOST_SELECTED:
         return rewriter.op("argmin", [rewriter.cast(taken, int32)], axis=axis, keepdims=True)
     free = rewriter.number(len(positions), int64)
     for number in reversed(range(len(positions))):

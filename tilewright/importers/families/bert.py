@@ -23,7 +23,7 @@ from tilewright.symbolic import Size
 if TYPE_CHECKING:
     from tilewright.importers.huggingface import Checkpoint
 
-INPUTS = ("input_ids", "attention_mask", "token_type_ids")
+BERT_INPUTS = ("input_ids", "attention_mask", "token_type_ids")
 ACTIVATIONS = {
     "gelu": ("gelu", {"approximate": "none"}),
     "gelu_new": ("gelu", {"approximate": "tanh"}),
@@ -65,7 +65,7 @@ class _Bert:
 
     def build(self, dimensions: dict[str, Axes]) -> Graph:
         batch, sequence = self._sizes(dimensions)
-        ids, mask, types = (self.builder.input(name, int64, (batch, sequence)) for name in INPUTS)
+        ids, mask, types = (self.builder.input(name, int64, (batch, sequence)) for name in BERT_INPUTS)
         hidden = self._embeddings(ids, types, sequence)
         bias = self._mask(mask, hidden.dtype)
         for index in range(self.layers):
@@ -85,7 +85,7 @@ class _Bert:
         defaults = (Dimension("batch"), Dimension("sequence", 1, self.positions))
         sizes: list[Size] = []
         for axis, default in enumerate(defaults):
-            entry = symbols(dimensions, INPUTS, axis, default)
+            entry = symbols(dimensions, BERT_INPUTS, axis, default)
             sizes.append(entry if isinstance(entry, int) else self.builder.symbol(entry.name, entry.low, entry.high))
         return sizes[0], sizes[1]
 

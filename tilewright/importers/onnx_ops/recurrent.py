@@ -27,7 +27,9 @@ from tilewright.symbolic import Size, lift, simplify
 TABLE = RuleTable("Recurrent layers")
 rule = TABLE.rule
 
-FEW = 8  # steps that are always unrolled: their products are one each, and everything around them is fused
+MOST_ALWAYS_UNROLLED = (
+    8  # steps that are always unrolled: their products are one each, and everything around them is fused
+)
 _ACTIVATIONS = {"sigmoid": "sigmoid", "tanh": "tanh", "relu": "relu"}  # those of the graph's op
 # The other functions of ONNX, by name, with the alpha and beta that ONNX Runtime takes where none is given.
 _DEFAULTS: dict[str, tuple[float | None, float | None]] = {
@@ -65,7 +67,7 @@ class _Function:
 
 
 @dataclass(frozen=True)
-class _Weights:
+class _DirectionWeights:
     """What one direction's steps read: state weights [gates * hidden, hidden], their bias, peepholes, activations."""
 
     state: Value
@@ -75,7 +77,7 @@ class _Weights:
 
 
 # (call, [batch, gates * hidden] of the input, states, weights) -> new states, the output first
-Cell = Callable[[Call, Value, Sequence[Value], _Weights], "list[Value]"]
+Cell = Callable[[Call, Value, Sequence[Value], _DirectionWeights], "list[Value]"]
 
 
 def _product(call: Call, x: Value, weight: Value, bias: Value | None) -> Value:
@@ -89,12 +91,12 @@ def _applied(call: Call, function: _Function, x: Value) -> Value:
     return function.apply(call, x if bound is None else call.op("clip", x, low=-float(bound), high=float(bound)))
 
 
-def _rnn(call: Call, x: Value, states: Sequence[Value], weights: _Weights) -> list[Value]:
+def _rnn(call: Call, x: Value, states: Sequence[Value], weights: _DirectionWeights) -> list[Value]:
     total = call.op("add", x, _product(call, states[0], weights.state, weights.bias))
     return [_applied(call, weights.activations[0], total)]
 
 
-def _gru(call: Call, x: Value, states: Sequence[Value], weights: _Weights) -> list[Value]:
+def _gru(call: Call, x: Value, states: Sequence[Value], weights: _DirectionWeights) -> list[Value]:
     (hidden,), (gate, activation) = states, weights.activations
     update_x, reset_x, new_x = call.equal_parts(x, 3)
     if call.attribute("linear_before_reset", 0):
@@ -116,7 +118,7 @@ def _gru(call: Call, x: Value, states: Sequence[Value], weights: _Weights) -> li
     return [call.op("add", new, call.op("multiply", update, call.op("subtract", hidden, new)))]
 
 
-def _lstm(call: Call, x: Value, states: Sequence[Value], weights: _Weights) -> list[Value]:
+def _lstm(call: Call, x: Value, states: Sequence[Value], weights: _DirectionWeights) -> list[Value]:
     (hidden, memory), (gate, activation, last) = states, weights.activations
     total = call.op("add", x, _product(call, hidden, weights.state, weights.bias))
     into, out, forget, new = call.equal_parts(total, 4)
@@ -164,7 +166,7 @@ def _layer(
     call.attribute("output_sequence")  # before opset 7; the outputs of the node say it
     x = call.transpose(call[0], 0, 1) if batch_first else call[0]
     steps = x.shape[0]
-    walked = in_steps or not (isinstance(steps, int) and steps <= FEW)
+    walked = in_steps or not (isinstance(steps, int) and steps <= MOST_ALWAYS_UNROLLED)
     peepholes = peepholes and call.has(7)
     if in_steps and peepholes:
         raise Unsupported("a quantized layer with peepholes", "quantize without it")
@@ -185,7 +187,7 @@ def _layer(
         first = [_initial(call, x, 5 + state, number, batch_first) for state in range(states)]
         bias = call.equal_parts(call.select(call[3], 0, number), 2) if call.has(3) else [None, None]
         peeps = call.equal_parts(call.select(call[7], 0, number), 3) if peepholes else []
-        weights = _Weights(call.select(call[2], 0, number), bias[1], peeps, activations[number])
+        weights = _DirectionWeights(call.select(call[2], 0, number), bias[1], peeps, activations[number])
         inputs = _product(call, x, call.select(call[1], 0, number), bias[0])
         run = _looped if walked else _run
         rows, last = run(call, cell, inputs, first, weights, backwards[number])
@@ -251,7 +253,7 @@ def _initial(call: Call, x: Value, index: int, direction: int, batch_first: bool
 
 
 def _run(
-    call: Call, cell: Cell, inputs: Value, states: list[Value], weights: _Weights, reverse: bool
+    call: Call, cell: Cell, inputs: Value, states: list[Value], weights: _DirectionWeights, reverse: bool
 ) -> tuple[Value, list[Value]]:
     """The outputs of all steps [steps, batch, hidden] and the last states; behind a sequence's end they are zeros, and
     its states are kept."""
@@ -265,7 +267,13 @@ def _run(
 
 
 def _step(
-    call: Call, cell: Cell, row: Value, states: list[Value], weights: _Weights, lengths: Value | None, step: Value | int
+    call: Call,
+    cell: Cell,
+    row: Value,
+    states: list[Value],
+    weights: _DirectionWeights,
+    lengths: Value | None,
+    step: Value | int,
 ) -> tuple[Value, list[Value]]:
     """The output and the states after one step."""
     found = cell(call, row, states, weights)
@@ -277,7 +285,7 @@ def _step(
 
 
 def _looped(
-    call: Call, cell: Cell, inputs: Value, states: list[Value], weights: _Weights, reverse: bool
+    call: Call, cell: Cell, inputs: Value, states: list[Value], weights: _DirectionWeights, reverse: bool
 ) -> tuple[Value, list[Value]]:
     """As `_run`, by a loop of the graph, for any number of steps."""
     steps, body = inputs.shape[0], GraphBuilder("step", call.builder)
@@ -293,7 +301,9 @@ def _looped(
     place = inner.op("subtract", inner.value(simplify(lift(steps) - 1), int64), iteration) if reverse else iteration
     row = inner.op("gather", captured(inputs), place, axis=0)
     bias = None if weights.bias is None else captured(weights.bias)
-    own = _Weights(captured(weights.state), bias, [captured(peep) for peep in weights.peepholes], weights.activations)
+    own = _DirectionWeights(
+        captured(weights.state), bias, [captured(peep) for peep in weights.peepholes], weights.activations
+    )
     lengths = captured(call.cast(call[4], int64)) if call.has(4) else None
     shown, after = _step(inner, cell, row, carried, own, lengths, place)
     call.read |= inner.read

@@ -32,7 +32,7 @@ _TIE = 1e-6  # pixels from the middle of two, within which a place counts as the
 
 
 @dataclass(frozen=True)
-class _Settings:
+class _ResizeSettings:
     """The attributes of a Resize."""
 
     mode: str
@@ -73,7 +73,7 @@ def resize(call: Call) -> Value:
     if call.opset < 11:
         coordinates = "asymmetric"
     policy = call.choice("keep_aspect_ratio_policy", "stretch", "not_larger", "not_smaller")
-    settings = _Settings(
+    settings = _ResizeSettings(
         mode,
         coordinates,
         call.choice("nearest_mode", "round_prefer_floor", "round_prefer_ceil", "floor", "ceil"),
@@ -92,7 +92,7 @@ def resize(call: Call) -> Value:
     return images.whole(call, _all_resized(call, call.cast(x, exact), targets, settings), x.dtype)
 
 
-def _all_resized(call: Call, x: Value, targets: list[_Target], settings: _Settings) -> Value:
+def _all_resized(call: Call, x: Value, targets: list[_Target], settings: _ResizeSettings) -> Value:
     """An image whose sizes all stay is not resampled, whatever its scales; so does ONNX Runtime."""
     if all(target.region is None and target.size == x.shape[target.axis] for target in targets):
         return x
@@ -101,7 +101,7 @@ def _all_resized(call: Call, x: Value, targets: list[_Target], settings: _Settin
     return x
 
 
-def _with_regions(call: Call, settings: _Settings, targets: list[_Target]) -> list[_Target]:
+def _with_regions(call: Call, settings: _ResizeSettings, targets: list[_Target]) -> list[_Target]:
     """The targets of a crop with the parts of the image that it reads."""
     if settings.coordinates != "tf_crop_and_resize":
         return targets
@@ -124,7 +124,7 @@ def _numbers(call: Call, index: int) -> list[float | Value]:
     return [call.select(line, 0, element) for element in range(call.count(index))]
 
 
-def _resized(call: Call, x: Value, target: _Target, settings: _Settings) -> Value:
+def _resized(call: Call, x: Value, target: _Target, settings: _ResizeSettings) -> Value:
     """One dimension with a new size."""
     axis, size, extent = target.axis, target.size, x.shape[target.axis]
     if size == extent and (target.factor in (None, 1.0) or settings.antialias):
@@ -160,7 +160,7 @@ def _resized(call: Call, x: Value, target: _Target, settings: _Settings) -> Valu
     return call.op("where", outside, call.builder.number(settings.beyond, x.dtype), result)
 
 
-def _resized_at_run_time(call: Call, x: Value, target: _Target, settings: _Settings) -> Value:
+def _resized_at_run_time(call: Call, x: Value, target: _Target, settings: _ResizeSettings) -> Value:
     """One dimension with a new size, dynamic or long: whole factors repeat pixels, others are gathered."""
     axis, size, extent = target.axis, target.size, x.shape[target.axis]
     whole = simplify(lift(size) // extent) if lower_bound(extent) > 0 else 0
@@ -190,7 +190,7 @@ def _resized_at_run_time(call: Call, x: Value, target: _Target, settings: _Setti
     return call.op("where", outside, call.builder.number(settings.beyond, x.dtype), total)
 
 
-def _mixed_at_run_time(call: Call, x: Value, place: Value, target: _Target, settings: _Settings) -> Value:
+def _mixed_at_run_time(call: Call, x: Value, place: Value, target: _Target, settings: _ResizeSettings) -> Value:
     """One dimension by weights of as many pixels as the scale says."""
     extent, size = x.shape[target.axis], target.size
     if isinstance(extent, int) and isinstance(size, int) and extent * size > _LARGEST_MATRIX:
@@ -207,7 +207,7 @@ def _mixed_at_run_time(call: Call, x: Value, place: Value, target: _Target, sett
     return images.mix(call, x, target.axis, call.cast(matrix, x.dtype))
 
 
-def _repeats(call: Call, settings: _Settings) -> bool:
+def _repeats(call: Call, settings: _ResizeSettings) -> bool:
     """Whether a whole factor repeats every pixel."""
     if settings.mode != "nearest" or settings.antialias:
         return False
@@ -291,7 +291,7 @@ def _in_proportion(call: Call, x: Value, axes: Sequence[int], sizes: Sequence[Si
 # Coordinates -----------------------------------------------------------------------------------------
 
 
-def _places(extent: int, size: int, target: _Target, settings: _Settings) -> np.ndarray:
+def _places(extent: int, size: int, target: _Target, settings: _ResizeSettings) -> np.ndarray:
     """Where in the image each output pixel reads, by `coordinate_transformation_mode`.
 
     Places of the nearest pixel are in float32, as ONNX Runtime has them, so that halves fall to the same side.
@@ -323,7 +323,7 @@ def _places(extent: int, size: int, target: _Target, settings: _Settings) -> np.
     return (line + half) / scale - half
 
 
-def _place_at_run_time(call: Call, target: _Target, extent: Size, settings: _Settings) -> Value:
+def _place_at_run_time(call: Call, target: _Target, extent: Size, settings: _ResizeSettings) -> Value:
     """As `_places`, of sizes that are known at run time: [size]."""
     working = float32 if settings.mode == "nearest" else float64
     old, new, mode = call.value(extent, working), call.value(target.size, working), settings.coordinates
@@ -367,7 +367,7 @@ def _place_in_region(
     return call.op("add", place, call.op("multiply", first, end))
 
 
-def _nearest(call: Call, places: np.ndarray, smaller: bool, settings: _Settings) -> np.ndarray:
+def _nearest(call: Call, places: np.ndarray, smaller: bool, settings: _ResizeSettings) -> np.ndarray:
     """The pixel of each place; before opset 11 the next one when the image becomes smaller, else the one before."""
     mode, places = settings.nearest, places.astype(np.float64)
     if call.opset < 11:

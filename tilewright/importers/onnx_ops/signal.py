@@ -9,7 +9,7 @@ import numpy as np
 
 from tilewright.dtypes import DType, float32, float64, int64
 from tilewright.graph.core import Value
-from tilewright.importers.fourier import LARGEST_TABLE, fitted, half, real_inverse, transform
+from tilewright.importers.fourier import MOST_COSINES, fitted, half, real_inverse, transform
 from tilewright.importers.onnx_call import Call
 from tilewright.importers.report import Invalid, Unsupported
 from tilewright.importers.rules import RuleTable
@@ -56,8 +56,8 @@ def _count(call: Call, index: int, what: str, least: int = 1) -> Size:
     found = call.sizes(index)
     if len(found) != 1 or (isinstance(found[0], int) and found[0] < least):
         raise Invalid(f"the {what} is {list(map(str, found))}; it must be one number of at least {least}")
-    if isinstance(found[0], int) and found[0] > LARGEST_TABLE:
-        raise Unsupported(f"a {what} of {found[0]}", f"use at most {LARGEST_TABLE}")
+    if isinstance(found[0], int) and found[0] > MOST_COSINES:
+        raise Unsupported(f"a {what} of {found[0]}", f"use at most {MOST_COSINES}")
     return found[0]
 
 
@@ -135,7 +135,7 @@ def mel_weights(call: Call) -> Value:
     if not (isinstance(bins, int) and isinstance(length, int) and isinstance(rate, int)):
         raise Unsupported("mel weights of a size that is known only at run time", "fix the sizes")
     low, high = (float(call.number(index)) for index in (3, 4))
-    if not 0 <= low < high <= rate / 2 or (length // 2 + 1) * bins > LARGEST_TABLE:
+    if not 0 <= low < high <= rate / 2 or (length // 2 + 1) * bins > MOST_COSINES:
         raise Invalid(f"edges from {low} to {high} Hz at a rate of {rate}, {bins} bins and a length of {length}")
     dtype: DType = call.attribute("output_datatype", float32)
     edges = 2595 * np.log10(1 + np.array([low, high]) / 700)

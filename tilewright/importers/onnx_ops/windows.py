@@ -22,7 +22,7 @@ from tilewright.symbolic import Size, lift, product, simplify
 TABLE = RuleTable("Windows")
 rule = TABLE.rule
 
-LARGEST_TABLE = 1 << 24  # elements of the positions of blocks
+MOST_POSITIONS = 1 << 24  # elements of the positions of blocks
 _MOST_NEIGHBOURS = 1024  # channels beside a channel that LRN sums over
 
 
@@ -217,8 +217,8 @@ def column_to_image(call: Call) -> Value:
     taps = math.prod(block)
     if size != math.prod(counts) or not isinstance(columns, int) or columns % taps:
         raise Invalid(f"{x!r} has not {taps} rows for each channel and {counts} columns")
-    if taps * math.prod(counts) > LARGEST_TABLE:
-        raise Unsupported(f"blocks of {taps} elements at {counts} places", f"keep them below {LARGEST_TABLE}")
+    if taps * math.prod(counts) > MOST_POSITIONS:
+        raise Unsupported(f"blocks of {taps} elements at {counts} places", f"keep them below {MOST_POSITIONS}")
     places = np.zeros((1,) * (2 * count), np.int64)
     outside = np.zeros_like(places, np.bool_)
     for index in range(count):

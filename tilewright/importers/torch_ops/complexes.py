@@ -16,7 +16,7 @@ from tilewright.importers import fourier
 from tilewright.importers.emitter import Emitter
 from tilewright.importers.report import Unsupported
 from tilewright.importers.rules import RuleTable
-from tilewright.importers.torch_complex import PARTS, Complex, divided, joined
+from tilewright.importers.torch_complex import REAL_TYPES, Complex, divided, joined
 from tilewright.importers.torch_fx import COMPLEX, Call, dtype_of
 from tilewright.importers.torch_ops import creation, indexing, reduction, shape
 from tilewright.symbolic import Size, product
@@ -42,7 +42,7 @@ def _part_type(call: Call) -> DType:
     """The element type of the parts of the first result."""
     first = call.results[0]
     assert first is not None
-    return dtype_of(PARTS.get(first.dtype, first.dtype))
+    return dtype_of(REAL_TYPES.get(first.dtype, first.dtype))
 
 
 def _for_parts(function: Callable[..., Any]) -> Callable[..., Any]:
@@ -175,7 +175,7 @@ def conjugate(call: Call, x: Complex) -> Complex:
 def copy(call: Call, x: Operand, *_: Any, **__: Any) -> Any:
     first = call.results[0]
     assert first is not None
-    if first.dtype not in PARTS:
+    if first.dtype not in REAL_TYPES:
         return call.cast(x.real if isinstance(x, Complex) else x, dtype_of(first.dtype))
     return of(call, x, _part_type(call))
 

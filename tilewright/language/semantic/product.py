@@ -14,7 +14,7 @@ from tilewright.language.semantic.shape import reshape
 from tilewright.language.tensor import emit, tensor, type_text
 from tilewright.language.types import dtype, unwrap, wrap
 
-PRECISIONS = ("ieee", "tf32", "tf32x3", "bf16x3", "bf16x6")
+DOT_PRECISIONS = ("ieee", "tf32", "tf32x3", "bf16x3", "bf16x6")
 _OPERANDS = (dtypes.int8, dtypes.uint8, dtypes.float16, dtypes.bfloat16, dtypes.float32, dtypes.float64,
              dtypes.float8e5, dtypes.float8e4nv, dtypes.float8e5b16, dtypes.float8e4b8,
              dtypes.float8e4b15)  # fmt: skip
@@ -106,9 +106,9 @@ def _precision(input_precision: Any, allow_tf32: Any, of_integers: bool) -> str:
         raise LanguageError("dot takes input_precision or allow_tf32, not both", "input_precision alone says it")
     if of_integers and precision == PAIRS_FIT:
         return PAIRS_FIT
-    if precision not in PRECISIONS:
+    if precision not in DOT_PRECISIONS:
         raise LanguageError(
-            f"input_precision must be one of {', '.join(PRECISIONS)}, got {brief(precision)}",
+            f"input_precision must be one of {', '.join(DOT_PRECISIONS)}, got {brief(precision)}",
             "leave it out for the default",
         )
     return precision

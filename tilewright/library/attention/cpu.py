@@ -9,7 +9,7 @@ from typing import Any
 
 from tilewright.graph.core import Graph, Node, Value
 from tilewright.graph.fusion import Group, read_outside
-from tilewright.graph.views import View, dense_view, follow_all
+from tilewright.graph.views import StridedView, dense_view, follow_all
 from tilewright.launch.jit import JITFunction
 from tilewright.library.attention.cpu_kernel import attention, attention_decode
 from tilewright.library.attention.slots import computes, movement_behind
@@ -23,7 +23,7 @@ from tilewright.settings import settings
 from tilewright.symbolic import Size, ceil_divide, lift, lower_bound, product, simplify, upper_bound
 from tilewright.targets.base import Target
 
-FEW_QUERIES = 4  # up to this many, each query streams the keys by itself
+MOST_STREAMED_QUERIES = 4  # up to this many, each query streams the keys by itself
 QUERY_BLOCKS = (256, 128, 64)  # of queries, the largest that leaves every thread enough programs
 KEY_BLOCK = 128
 SHORT_BLOCKS = (16, 32)  # of queries, and of keys where they are as many: a sentence takes one program a head
@@ -130,7 +130,7 @@ class Strided:
     """An attention group's operands as strided views of tensors in memory."""
 
     sources: dict[str, Value]  # of q, k and v
-    views: dict[str, View]  # [batch, head, row, column] of q, k and v
+    views: dict[str, StridedView]  # [batch, head, row, column] of q, k and v
     out: Value
     out_strides: tuple[Size, ...]  # of [batch, head, row, column]
     bias: Value | None
@@ -210,15 +210,15 @@ def _calls(
     batch, heads, queries, _ = q.shape
     key_block = min(KEY_BLOCK, keys) if isinstance(keys, int) else KEY_BLOCK
     calls: list[KernelCall] = []
-    if lower_bound(queries) <= FEW_QUERIES:
-        condition = (queries, FEW_QUERIES) if upper_bound(queries) > FEW_QUERIES else None
+    if lower_bound(queries) <= MOST_STREAMED_QUERIES:
+        condition = (queries, MOST_STREAMED_QUERIES) if upper_bound(queries) > MOST_STREAMED_QUERIES else None
         calls.append(_call(attention_decode, operands, types, {**constants, "BLOCK_T": key_block},
                            (queries, heads, batch), condition))  # fmt: skip
     for most in _short(queries):
         masks = {"MASK_S": True, "MASK_T": True, "BLOCK_S": most, "BLOCK_T": most if queries == keys else key_block}
         grid = (1, heads, batch)
         calls.append(_call(attention, operands, types, {**constants, **masks}, grid, (queries, most)))
-    if upper_bound(queries) > FEW_QUERIES:
+    if upper_bound(queries) > MOST_STREAMED_QUERIES:
         block = query_block(queries, expected(lift(batch) * heads), settings.threads)
         masks = {
             "MASK_S": _is_ragged(queries, block),
@@ -262,7 +262,7 @@ def _call(
     return KernelCall(kernel, dict(operands), dict(types), constants, grid, condition)
 
 
-def _source_view(value: Value, group: Group) -> tuple[Value, View]:
+def _source_view(value: Value, group: Group) -> tuple[Value, StridedView]:
     """The tensor in memory that a value of the group is a strided view of."""
     chain = _chain(value, {output: node for node in group.prologue for output in node.outputs})
     source = chain[0].inputs[0] if chain else value

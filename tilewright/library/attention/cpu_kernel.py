@@ -20,7 +20,7 @@ import tilewright
 import tilewright.language as tl
 
 LOG2_E = tl.constexpr(1.4426950408889634)
-LEAST = tl.constexpr(-126.0)  # exponent of normal float32 numbers
+LEAST_EXPONENT = tl.constexpr(-126.0)  # exponent of normal float32 numbers
 
 
 @tilewright.jit
@@ -83,7 +83,7 @@ def power(scores, NATURAL: tl.constexpr):
     least 1 they are nothing, and each product with one takes many CPUs a hundred times as long.
     """
     exponents = scores * LOG2_E if NATURAL else scores
-    return tl.where(exponents < LEAST, 0.0, tl.exp2(exponents))
+    return tl.where(exponents < LEAST_EXPONENT, 0.0, tl.exp2(exponents))
 
 
 @tilewright.jit

@@ -15,7 +15,7 @@ from tilewright.symbolic import Size, ceil_divide, lift, product, simplify
 from tilewright.targets.base import Target
 
 QUERY_BLOCK = 64  # rows of a tile: queries of the heads that share keys
-FEW_ROWS = 16  # up to this many, a tile of one vector
+VECTOR_TILE_ROWS = 16  # up to this many, a tile of one vector
 
 
 def paged_attention_candidates(group: Group, graph: Graph, target: Target) -> list[Candidate]:
@@ -30,7 +30,7 @@ def paged_attention_candidates(group: Group, graph: Graph, target: Target) -> li
     tokens, heads, width = query.shape
     key_heads, page = keys.shape[1], anchor.attributes["page"]
     assert isinstance(heads, int) and isinstance(key_heads, int)
-    few = max(FEW_ROWS, -(-heads // key_heads // FEW_ROWS) * FEW_ROWS)
+    few = max(VECTOR_TILE_ROWS, -(-heads // key_heads // VECTOR_TILE_ROWS) * VECTOR_TILE_ROWS)
     block = max(QUERY_BLOCK, few)
     constants: dict[str, Any] = {
         "HEADS": heads, "KEY_HEADS": key_heads, "HEAD": width, "VALUE_HEAD": values.shape[2], "PAGE": page,

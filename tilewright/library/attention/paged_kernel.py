@@ -15,7 +15,7 @@ import tilewright
 import tilewright.language as tl
 from tilewright.library.attention.cpu_kernel import LOG2_E
 
-SHARED = tl.constexpr(3)  # heads of one key head from which on a token is a tile of them
+TILED_HEADS = tl.constexpr(3)  # heads of one key head from which on a token is a tile of them
 
 
 @tilewright.jit
@@ -133,7 +133,7 @@ def paged_attention(q, keys, values, tables, starts, lengths, out, tokens, slots
     Starts, lengths and page numbers are clamped to the tensors that they point into.
     """
     GROUP: tl.constexpr = HEADS // KEY_HEADS
-    SINGLE: tl.constexpr = GROUP if GROUP < SHARED else 0
+    SINGLE: tl.constexpr = GROUP if GROUP < TILED_HEADS else 0
     key_head = tl.program_id(1).to(tl.int64)
     sequence = tl.program_id(2).to(tl.int64)
     start = tl.minimum(tl.maximum(tl.load(starts + sequence).to(tl.int64), 0), tokens)

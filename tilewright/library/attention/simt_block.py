@@ -24,7 +24,7 @@ from tilewright.library.generated.generate import (
 )
 from tilewright.library.generated.index import Index, flatten
 from tilewright.library.generated.source import ExtraReferences
-from tilewright.library.generated.trace import Load, Tracer, axes_of
+from tilewright.library.generated.trace import ExpressionTracer, Load, axes_of
 from tilewright.library.packing import lines_recipe
 from tilewright.symbolic import Size, lift, product, simplify
 from tilewright.targets.base import Target
@@ -47,7 +47,7 @@ def block_attention(group: Group, graph: Graph, target: Target) -> list[Candidat
     if not is_block_attention(anchor) or not known:
         return []
     extra = ExtraReferences()
-    tracer = Tracer(group.prologue, graph.constants)
+    tracer = ExpressionTracer(group.prologue, graph.constants)
     sources: dict[str, Operand] = {}
     places: dict[str, JITFunction] = {}  # and the epilogue
     for name, value in (("q", q), ("k", k), ("v", v)):

@@ -22,10 +22,12 @@ from tilewright.library.slots import epilogue_slots
 from tilewright.symbolic import ceil_divide, lift, product, simplify
 from tilewright.targets.base import Target
 
-CHUNK = 2048  # numbers of a row that slots are given together
-LINE = 64  # bytes: rows that are turned are an odd number of them apart, lest they fall into the same sets of the cache
+SLOT_CHUNK = 2048  # numbers of a row that slots are given together
+CACHE_LINE = (
+    64  # bytes: rows that are turned are an odd number of them apart, lest they fall into the same sets of the cache
+)
 PROGRAMS = 4  # for each thread, so that all have about the same work
-EFFICIENCY = 0.25
+FOURIER_EFFICIENCY = 0.25
 
 
 def fourier_candidates(group: Group, graph: Graph, target: Target) -> list[Candidate]:
@@ -53,14 +55,14 @@ def fourier_candidates(group: Group, graph: Graph, target: Target) -> list[Candi
     if isinstance(blocks, int):
         programs = expected(ceil_divide(ceil_divide(rows, lanes), blocks))
     taken, given = (half(length) if form == "real" else length), (half(length) if form == "half" else length)
-    space, line = lanes * 2 * (points + 1), LINE // x.dtype.itemsize
+    space, line = lanes * 2 * (points + 1), CACHE_LINE // x.dtype.itemsize
     pitch = (ceil(max(taken, given) / line) // 2 * 2 + 1) * line
     sizes = {"first": space, "second": space, "rows_of_lanes": lanes * pitch}
     scratch = {name: Value(f"{anchor.output.name}.{name}", x.dtype, (programs, size)) for name, size in sizes.items()}
     constants: dict[str, Any] = {
         "FORM": form, "COMPLEX": imaginary is not None, "LENGTH": length, "PASSES": _passes(factors, length // points),
-        "RE": int(inverse), "LANES": lanes, "TAKEN": min(taken, CHUNK), "GIVEN": min(given, CHUNK), "SPACE": space,
-        "PITCH": pitch, "TYPE": language_type(x.dtype), "GATED": gate is not None, "PROLOGUE": loads[0],
+        "RE": int(inverse), "LANES": lanes, "TAKEN": min(taken, SLOT_CHUNK), "GIVEN": min(given, SLOT_CHUNK),
+        "SPACE": space, "PITCH": pitch, "TYPE": language_type(x.dtype), "GATED": gate is not None, "PROLOGUE": loads[0],
         "SECOND": loads[1], "GATE": left_part if gate is None else gate.gate, "EPILOGUE": slots.function,
     }  # fmt: skip
     operands: dict[str, Operand] = {"roots": roots, "out": slots.stored, **scratch}
@@ -70,7 +72,7 @@ def fourier_candidates(group: Group, graph: Graph, target: Target) -> list[Candi
     call = KernelCall(fourier, operands, types, constants, (programs, 1, 1))
     whole = simplify(ceil_divide(rows, lanes) * lift(lanes))
     flops = simplify(lift(whole) * operations(points, factors) + chain_operations(group.nodes))
-    cost = estimate(machine, total_bytes(group.inputs, group.outputs), flops, programs, x.dtype, EFFICIENCY)
+    cost = estimate(machine, total_bytes(group.inputs, group.outputs), flops, programs, x.dtype, FOURIER_EFFICIENCY)
     reasons = {"radices": factors, "lanes": lanes}
     return [Candidate("Fourier transform", (Stage((call,)),), cost, tuple(scratch.values()), reasons)]
 

@@ -38,7 +38,7 @@ from tilewright.library.generated.source import (
     first_elements,
     merge_axes,
 )
-from tilewright.library.generated.trace import Coordinates, Expression, Load, Tracer, align, axes_of, walk
+from tilewright.library.generated.trace import Coordinates, Expression, ExpressionTracer, Load, align, axes_of, walk
 from tilewright.settings import settings
 from tilewright.symbolic import Size, ceil_divide, lift, lower_bound, product, simplify, upper_bound
 from tilewright.targets.base import Target
@@ -47,14 +47,14 @@ FLAT_BLOCK = 8192  # elements of one program of a flat kernel
 ROW_ELEMENTS = 16384  # elements of one program of a row kernel
 PLANE_ELEMENTS = 1024  # elements that make it worth to walk one row variable by itself
 COLUMN_BLOCK = 4096  # a contiguous dimension up to this size is one block
-TILE = 32
+TRANSPOSED_TILE = 32
 _LARGE_TILES = 512  # which keep all processors of a GPU busy
 _NARROWEST = 16  # columns of a block: two threads of 16 bytes, a sector of memory
 _BEGIN = 4  # elements that the begin of a line in a block costs
 
 
 @dataclass(frozen=True)
-class Loops:
+class WorkSharing:
     """How generated kernels share work out on a kind of machine.
 
     `blocks` is the number of elements of a program whose blocks are powers of two, one for each number of elements
@@ -67,7 +67,7 @@ class Loops:
     blocks: tuple[tuple[int, int], ...] = ()
     options: tuple[tuple[str, Any], ...] = ()
     together: bool = False
-    tile: int = TILE
+    tile: int = TRANSPOSED_TILE
 
     def block(self, elements: Size) -> int:
         """The elements of a program when there are so many in all."""
@@ -78,12 +78,16 @@ class Loops:
 _WARPS = 4
 # A thread of a GPU moves 16 bytes of two-byte elements at once where there are enough to keep all of them busy.  Lines
 # of larger tiles are whole sectors of memory for what is written too, behind an exchange between the threads.
-_LOOPS = {"cuda": Loops(((1 << 19, 8 * 32 * _WARPS), (0, 2 * 32 * _WARPS)), (("num_warps", _WARPS),), True, 2 * TILE)}
+_LOOPS = {
+    "cuda": WorkSharing(
+        ((1 << 19, 8 * 32 * _WARPS), (0, 2 * 32 * _WARPS)), (("num_warps", _WARPS),), True, 2 * TRANSPOSED_TILE
+    )
+}
 
 
-def loops_of(target: Target) -> Loops:
+def loops_of(target: Target) -> WorkSharing:
     """The loops for a target."""
-    return _LOOPS.get(target.name, Loops())
+    return _LOOPS.get(target.name, WorkSharing())
 
 
 _SOURCES: dict[tuple[str, DType | None], JITFunction] = {}
@@ -144,7 +148,7 @@ class _Traced:
     """Stores of one loop space."""
 
     extents: tuple[Size, ...]
-    tracer: Tracer
+    tracer: ExpressionTracer
     stores: list[Store]
     alike: bool  # whether kernels shall not depend on how many parts there are and where they begin
 
@@ -188,7 +192,7 @@ def elementwise_call(
 
 
 def _trace_results(
-    nodes: Sequence[Node], results: Sequence[Result], constants: Mapping[Value, np.ndarray], loops: Loops
+    nodes: Sequence[Node], results: Sequence[Result], constants: Mapping[Value, np.ndarray], loops: WorkSharing
 ) -> _Traced:
     """Trace over the first result's dimensions, split where an index needs quotients of one of them."""
     shape = results[0].value.shape
@@ -196,7 +200,7 @@ def _trace_results(
     alike = not loops.blocks and all(result.update is None for result in results)
     for _ in range(8):
         coordinates = unflatten(flatten(axes_of(extents), extents), shape)
-        tracer = Tracer(nodes, constants)
+        tracer = ExpressionTracer(nodes, constants)
         stores = []
         for result in results:
             own = coordinates
@@ -301,7 +305,7 @@ def _store_run(run: Run, writer: Writer, name: str) -> None:
         writer.store(run.store.target, run.store.index, run.store.expression)
 
 
-def _flat_kernel(name: str, traced: _Traced, variables: Sequence[LoopVariable], loops: Loops) -> KernelCall:
+def _flat_kernel(name: str, traced: _Traced, variables: Sequence[LoopVariable], loops: WorkSharing) -> KernelCall:
     references = NamedReferences(parts=traced.alike)
     for store in traced.stores:
         references.result(store.target)
@@ -365,7 +369,7 @@ def _row_kernel(name: str, traced: _Traced, variables: Sequence[LoopVariable]) -
     return _finish(name, writer, references, {"ROWS": rows_per_program, "COLUMNS": block}, body, grid)
 
 
-def _block_kernel(name: str, traced: _Traced, variables: Sequence[LoopVariable], loops: Loops) -> KernelCall:
+def _block_kernel(name: str, traced: _Traced, variables: Sequence[LoopVariable], loops: WorkSharing) -> KernelCall:
     """Rows and columns as a two-dimensional block of powers of two; other variables are parts of the row."""
     references = NamedReferences(parts=traced.alike)
     for store in traced.stores:
@@ -398,7 +402,7 @@ def _column_block(columns: int, block: int) -> int:
 
 
 def _tile_kernel(
-    name: str, traced: _Traced, variables: Sequence[LoopVariable], across: int, loops: Loops
+    name: str, traced: _Traced, variables: Sequence[LoopVariable], across: int, loops: WorkSharing
 ) -> KernelCall:
     references = NamedReferences(parts=traced.alike)
     for store in traced.stores:
@@ -416,7 +420,7 @@ def _tile_kernel(
     body += _store_all(traced, writer)
     total = product([variable.extent for variable in variables])
     large = all(divides(loops.tile, variable.extent) for variable in (row, column))
-    tile = loops.tile if large and isinstance(total, int) and total >= _LARGE_TILES * loops.tile**2 else TILE
+    tile = loops.tile if large and isinstance(total, int) and total >= _LARGE_TILES * loops.tile**2 else TRANSPOSED_TILE
     rows, columns = (
         min(variable.extent, tile) if isinstance(variable.extent, int) else tile for variable in (row, column)
     )
@@ -434,8 +438,8 @@ def slot_space(shape: Sequence[Size]) -> Coordinates:
 
 
 def _slot_writer(
-    root: Expression, stores: Sequence[tuple[Value, Index, Expression]], shape: Sequence[Size], tracer: Tracer,
-    extra: ExtraReferences, column_mask: str = "",
+    root: Expression, stores: Sequence[tuple[Value, Index, Expression]], shape: Sequence[Size],
+    tracer: ExpressionTracer, extra: ExtraReferences, column_mask: str = "",
 ) -> tuple[Writer, list[str]]:  # fmt: skip
     """A writer for a slot function that computes `root` and stores others, and the lines that split its row."""
     traced_indices = [index for _, index, _ in stores]
@@ -475,7 +479,7 @@ def prologue_function(
     def own(other: Value) -> Coordinates:
         return coordinates if other.shape == space else unflatten(flatten(coordinates, space), other.shape)
 
-    tracer = Tracer(nodes, constants)
+    tracer = ExpressionTracer(nodes, constants)
     root = tracer.trace(value, own(value))
     stores = [(other, flatten(own(other), other.shape), tracer.trace(other, own(other))) for other in results]
     writer, lines = _slot_writer(root, stores, space, tracer, extra)
@@ -541,7 +545,7 @@ def _written(
         return unflatten(flatten(coordinates, anchor.shape), other.shape)
 
     given = {anchor: coordinates} if beside is None else {anchor: coordinates, beside: coordinates}
-    tracer = Tracer(nodes, constants, given)
+    tracer = ExpressionTracer(nodes, constants, given)
     root = tracer.trace(value, _place_of(tracer, chain, coordinates) if chain.moved else own(value))
     stores = [(other, flatten(own(other), other.shape), tracer.trace(other, own(other))) for other in results]
     column_mask = "" if columns is None else f"column < {columns}"
@@ -561,7 +565,7 @@ def _written(
     return function_from_source(name, source, value.dtype if rounded else None), cost
 
 
-def _place_of(tracer: Tracer, chain: Chain, coordinates: Coordinates) -> Coordinates:
+def _place_of(tracer: ExpressionTracer, chain: Chain, coordinates: Coordinates) -> Coordinates:
     """Where in the chain's value the kernel's element is, by the permutes and reshapes on the way from the anchor."""
     places = {chain.anchor: coordinates}
     for node in chain.nodes:
@@ -594,7 +598,7 @@ def gate_function(
     """`gate(left, right)`: `value` computed by elementwise `nodes` from two blocks of its shape alone, with activations
     that suit results of the type `rounded`."""
     coordinates = slot_space(value.shape)
-    tracer = Tracer(nodes, constants, {left: coordinates, right: coordinates})
+    tracer = ExpressionTracer(nodes, constants, {left: coordinates, right: coordinates})
     writer = Writer(tracer, ExtraReferences(), [], [], "")
     writer.give(left, "left")
     writer.give(right, "right")
@@ -608,7 +612,7 @@ def place_function(index: Index, shape: Sequence[Size], extra: ExtraReferences) 
     """`place(batch, head, row, extra)`: where a row of a tensor seen as [batch, head, row, column] begins, by the
     index of its elements, of which the column is a term of its own."""
     variables = [LoopVariable((axis,), extent) for axis, extent in enumerate(shape[:3])]
-    writer = Writer(Tracer((), {}), extra, variables, ["batch", "head", "row"], "")
+    writer = Writer(ExpressionTracer((), {}), extra, variables, ["batch", "head", "row"], "")
     terms = tuple(term for term in index.terms if not (isinstance(term[0], Coordinate) and term[0].axis == 3))
     text = writer.index(Index(terms, index.constant))
     source = _source("place", ["batch", "head", "row", "extra"], [], [*writer.lines, f"return {text}"])

@@ -13,10 +13,10 @@ from typing import Any
 
 from tilewright.graph.core import Value
 from tilewright.library.generated.index import Coordinate, Index
-from tilewright.library.generated.trace import Expression, Guards, Literal, Load, Operation, walk
+from tilewright.library.generated.trace import ElementwiseOperation, Expression, Guards, Literal, Load, walk
 from tilewright.symbolic import Size, lift, simplify
 
-LEAST = 16  # stores of one form that become a loop: fewer are quickly compiled and run without its counter
+SHORTEST_RUN = 16  # stores of one form that become a loop: fewer are quickly compiled and run without its counter
 AXIS = -1  # of the counter, which is no axis of the loop space
 
 
@@ -52,7 +52,7 @@ def find_runs(stores: Sequence[Store]) -> tuple[list[Store], list[Run]]:
     runs: list[Run] = []
     for members in forms.values():
         for begin, end in _progressions([constants for _, constants in members]):
-            if end - begin < LEAST:
+            if end - begin < SHORTEST_RUN:
                 single += [store for store, _ in members[begin:end]]
             else:
                 first, following = members[begin], members[begin + 1]
@@ -85,7 +85,7 @@ class _Form:
         if isinstance(item, Load):
             self.parts.append(item.value)
             return not item.guards and self._add_index(item.index)
-        if isinstance(item, Operation):
+        if isinstance(item, ElementwiseOperation):
             self.parts.append((item.node.op, repr(sorted(item.node.attributes.items())), item.dtype))
             return all(map(self._add, item.operands))
         return False
@@ -141,8 +141,8 @@ class _Counted:
         made = item
         if isinstance(item, Load):
             made = replace(item, index=self._index(item.index))
-        elif isinstance(item, Operation):
-            made = Operation(item.node, [self._expression(operand) for operand in item.operands])
+        elif isinstance(item, ElementwiseOperation):
+            made = ElementwiseOperation(item.node, [self._expression(operand) for operand in item.operands])
         if id(item) not in self.unchanged or isinstance(item, Literal):
             return made
         self.shared.append(item)

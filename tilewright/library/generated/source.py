@@ -19,7 +19,7 @@ import numpy as np
 
 from tilewright.dtypes import DType, carrier, float8e4nv, float8e5, float32, float64
 from tilewright.graph.core import Value
-from tilewright.library.candidate import Part
+from tilewright.library.candidate import TensorPart
 from tilewright.library.generated.expressions import (
     compute_type,
     expression,
@@ -30,15 +30,15 @@ from tilewright.library.generated.expressions import (
 )
 from tilewright.library.generated.index import Bounded, Coordinate, Division, Index, Loaded
 from tilewright.library.generated.trace import (
-    Choice,
+    Conditional,
+    ElementwiseOperation,
     Expression,
+    ExpressionTracer,
     Given,
     Guards,
     Literal,
     Load,
-    Operation,
     Position,
-    Tracer,
     walk,
 )
 from tilewright.symbolic import Size, lift, simplify, upper_bound
@@ -71,7 +71,7 @@ class NamedReferences:
     _names: dict[Any, str] = field(default_factory=dict)
 
     def tensor(self, value: Value, start: int = 0) -> str:
-        return self._name(Part(value, start) if start else value, "x")
+        return self._name(TensorPart(value, start) if start else value, "x")
 
     def result(self, value: Value) -> str:
         """The text of a pointer to a tensor that is written."""
@@ -102,7 +102,7 @@ class ExtraReferences:
     _positions: dict[Any, int] = field(default_factory=dict)
 
     def tensor(self, value: Value, start: int = 0) -> str:
-        return f"extra[{self._position(Part(value, start) if start else value)}]"
+        return f"extra[{self._position(TensorPart(value, start) if start else value)}]"
 
     result = tensor
 
@@ -159,7 +159,7 @@ def merge_axes(
     return variables
 
 
-def expression_indices(roots: Iterable[Expression], tracer: Tracer) -> list[Index]:
+def expression_indices(roots: Iterable[Expression], tracer: ExpressionTracer) -> list[Index]:
     """Every index that occurs in expressions, index tensors' own loads included."""
     found: list[Index] = []
     for root in (*roots, *tracer.loaded.values()):
@@ -173,12 +173,12 @@ def own_indices(root: Expression) -> list[Index]:
     for item in walk(root):
         if isinstance(item, (Load, Position)):
             found.append(item.index)
-        if isinstance(item, (Load, Choice)):
+        if isinstance(item, (Load, Conditional)):
             found.extend(guard.index for guard in item.guards)
     return found
 
 
-def first_elements(roots: Iterable[Expression], tracer: Tracer) -> dict[Value, int]:
+def first_elements(roots: Iterable[Expression], tracer: ExpressionTracer) -> dict[Value, int]:
     """For each tensor of which expressions read nothing in front of a known element other than the first: that one."""
     found: dict[Value, int] = {}
     for root in (*roots, *tracer.loaded.values()):
@@ -200,7 +200,7 @@ class Writer:
     """
 
     def __init__(
-        self, tracer: Tracer, references: References, variables: Sequence[LoopVariable], names: Sequence[str],
+        self, tracer: ExpressionTracer, references: References, variables: Sequence[LoopVariable], names: Sequence[str],
         mask: str, column_mask: str = "",
     ) -> None:  # fmt: skip
         self.tracer = tracer
@@ -334,7 +334,7 @@ class Writer:
                 item = replace(item, index=replace(item.index, constant=simplify(lift(item.index.constant) - start)))
             text = f"tl.load({self.references.tensor(item.value, start)} + {self._masked_index(item)})"
             return self.define("v", text + self._widened(item.dtype))
-        if isinstance(item, Choice):
+        if isinstance(item, Conditional):
             inside, outside = self.typed(item.inside), self.typed(item.outside)
             return self.define("v", f"tl.where({self.guards(item.guards)}, {inside}, {outside})")
         if isinstance(item, Position):
@@ -382,7 +382,7 @@ class Writer:
                     return True
         return False
 
-    def _operation(self, item: Operation) -> str:
+    def _operation(self, item: ElementwiseOperation) -> str:
         clipped = _clipped(item) if item.dtype.is_integer else None
         if clipped is not None:  # conversions of the language saturate, and NaN becomes 0 in either way
             return self.define("v", f"{self.typed(clipped)}.to(tl.{item.dtype.name})", "clip, cast")
@@ -428,7 +428,7 @@ class Writer:
         dtype = carrier(value.dtype)
         if not dtype.is_float or dtype.bits > 8:
             return self.typed(item)
-        clipped = _clipped(item) if isinstance(item, Operation) and item.dtype == dtype else None
+        clipped = _clipped(item) if isinstance(item, ElementwiseOperation) and item.dtype == dtype else None
         if clipped is not None:  # conversions of the language saturate
             return f"{self.typed(clipped)}.to(tl.{dtype.name})"
         return narrowed(self.typed(item), dtype)
@@ -443,14 +443,14 @@ class Writer:
         self.lines.append(f"tl.store({pointer} + {offset}, {text}{self.load_mask(guards)})")
 
 
-def _clipped(item: Operation) -> Expression | None:
+def _clipped(item: ElementwiseOperation) -> Expression | None:
     """What is clipped to the range of an integer type of at most 16 bits, or of a float type of 8, and cast to it; None
     for anything else."""
     target, inner = item.dtype, item.operands[0] if item.operands else None
     fits = 8 <= target.bits <= 16 if target.is_integer else target in (float8e4nv, float8e5)
     if item.node.op != "cast" or not fits:
         return None
-    if not isinstance(inner, Operation) or inner.node.op != "clip" or inner.dtype not in (float32, float64):
+    if not isinstance(inner, ElementwiseOperation) or inner.node.op != "clip" or inner.dtype not in (float32, float64):
         return None
     limits = np.iinfo(target.numpy) if target.is_integer else ml_dtypes.finfo(target.numpy)
     bounds = (inner.node.attributes["low"], inner.node.attributes["high"])

@@ -55,7 +55,7 @@ class Load:
 
 
 @dataclass(eq=False)
-class Operation:
+class ElementwiseOperation:
     """An elementwise op of the graph."""
 
     node: Node
@@ -67,7 +67,7 @@ class Operation:
 
 
 @dataclass(eq=False)
-class Choice:
+class Conditional:
     """`inside` where the guards hold, else `outside`."""
 
     guards: Guards
@@ -100,7 +100,7 @@ class Given:
         return self.value.dtype
 
 
-Expression = Union[Literal, Load, Operation, Choice, Position, Given]
+Expression = Union[Literal, Load, ElementwiseOperation, Conditional, Position, Given]
 
 
 def walk(root: Expression) -> Iterator[Expression]:
@@ -113,9 +113,9 @@ def walk(root: Expression) -> Iterator[Expression]:
             continue
         seen.add(id(item))
         yield item
-        if isinstance(item, Operation):
+        if isinstance(item, ElementwiseOperation):
             stack.extend(item.operands)
-        elif isinstance(item, Choice):
+        elif isinstance(item, Conditional):
             stack.extend((item.inside, item.outside))
 
 
@@ -126,7 +126,7 @@ def align(coordinates: Coordinates, shape: Sequence[Size]) -> Coordinates:
 
 
 @dataclass
-class Tracer:
+class ExpressionTracer:
     """Pulls expressions out of `nodes`; everything they do not produce is loaded.
 
     `constants` gives the data of constants (numbers are written into the code), `given` the values
@@ -177,7 +177,7 @@ class Tracer:
         operands = [
             self.trace(value, align(coordinates, value.shape), guards) for value in node.inputs if value is not None
         ]
-        return Operation(node, operands)
+        return ElementwiseOperation(node, operands)
 
     # One method for each op that moves elements, named after it.
 
@@ -220,7 +220,7 @@ class Tracer:
         inner = self.trace(source, tuple(moved), guards + tuple(conditions))
         if not conditions:
             return inner
-        return Choice(tuple(conditions), inner, Literal(node.attributes["value"], source.dtype))
+        return Conditional(tuple(conditions), inner, Literal(node.attributes["value"], source.dtype))
 
     def _concat(self, node: Node, coordinates: Coordinates, guards: Guards) -> Expression:
         axis = node.attributes["axis"]
@@ -241,7 +241,7 @@ class Tracer:
             start = simplify(lift(start) + source.shape[axis])
         result = pieces[-1][1]
         for guard, piece in reversed(pieces[:-1]):
-            result = Choice((guard,), piece, result)
+            result = Conditional((guard,), piece, result)
         return result
 
     def _gather(self, node: Node, coordinates: Coordinates, guards: Guards) -> Expression:

@@ -21,7 +21,7 @@ from tilewright.targets.machine import Machine
 ROW_STEPS = (16, 96)  # upper ends of the row ranges that get a kernel of their own
 LARGEST_DEPTH = 512
 LARGEST_TILED_DEPTH = 2048  # in tile registers: a product takes the depth in runs by itself, without clearing its sums
-MOST_ROWS = 16  # register tiles
+MOST_ROW_TILES = 16  # register tiles
 
 
 @dataclass(frozen=True)
@@ -109,7 +109,7 @@ def _possible(rows: int, columns: int, depth: int, tile: tuple[int, int]) -> Ite
     tile_rows, tile_columns = tile
     column_tiles = ceil(columns / tile_columns)
     seen: set[int] = set()
-    for row_tiles in range(1, min(MOST_ROWS, ceil(rows / tile_rows)) + 1):
+    for row_tiles in range(1, min(MOST_ROW_TILES, ceil(rows / tile_rows)) + 1):
         row_blocks = ceil(rows / min(row_tiles * tile_rows, rows))
         block_m = ceil(rows / row_blocks)  # equal blocks instead of a short last one
         unit = 16 if tile_rows % 16 == 0 else 2  # the product handles rows in tiles of 16, or in pairs

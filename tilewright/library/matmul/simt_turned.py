@@ -20,7 +20,7 @@ from tilewright.library.candidate import Candidate
 from tilewright.library.cost import expected
 from tilewright.library.matmul.cpu import Problem
 from tilewright.library.packing import order_recipe
-from tilewright.library.weights import Weights, packed_weights
+from tilewright.library.weights import PackedOperand, packed_weights
 from tilewright.symbolic import product
 from tilewright.targets.base import Target
 
@@ -37,7 +37,7 @@ def of_turned_operands(
     turned besides."""
     if not _is_worthwhile(problem, graph, target):
         return []
-    found, straight, turned = list[Candidate](), problem, list[Weights]()
+    found, straight, turned = list[Candidate](), problem, list[PackedOperand]()
     if problem.b_depth == 1:
         assert isinstance(problem.b, Value)
         turned.append(packed_weights(problem.b, order_recipe((1, 0)), graph, target))
@@ -54,7 +54,7 @@ def of_turned_operands(
 
 
 def _after(
-    turned: list[Weights], candidates: list[Candidate], factor: float, operands: str, target: Target
+    turned: list[PackedOperand], candidates: list[Candidate], factor: float, operands: str, target: Target
 ) -> list[Candidate]:
     """Candidates of a product after the launches that turn its operands."""
     stages = [stage for weights in turned for stage in weights.stages]

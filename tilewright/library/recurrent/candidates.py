@@ -25,7 +25,7 @@ _STEPS = {
 }  # fmt: skip
 _SUMS = 8  # vectors that a step adds to at once, which hide how long one addition takes
 _GPU_BLOCK = 128
-MOST_ROWS = 56  # of a block: four register tiles, which use each panel of the weights that level 1 holds
+MOST_BLOCK_ROWS = 56  # of a block: four register tiles, which use each panel of the weights that level 1 holds
 
 
 def recurrent_candidates(group: Group, graph: Graph, target: Target) -> list[Candidate]:
@@ -109,8 +109,8 @@ def _sides(directions: int) -> list[int]:
 def _block(batch: Size, blocks: int) -> int:
     """Rows of a block, so that there are `blocks` if the batch has as many rows, or more."""
     if not isinstance(batch, int):
-        return MOST_ROWS
-    return ceil(batch / max(ceil(batch / MOST_ROWS), min(batch, blocks)))
+        return MOST_BLOCK_ROWS
+    return ceil(batch / max(ceil(batch / MOST_BLOCK_ROWS), min(batch, blocks)))
 
 
 def _call(kernel: Any, group: Group, target: Target, block: int, grid: tuple[Size, Size, Size],

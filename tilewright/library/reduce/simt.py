@@ -18,11 +18,13 @@ from tilewright.library.rows.simt_parts import launch, share_of
 from tilewright.symbolic import Size, ceil_divide, lift, product, simplify, upper_bound
 from tilewright.targets.base import Target
 
-TILE = 4096  # elements of a CTA's tile
+TILE_ELEMENTS = 4096  # elements of a CTA's tile
 COLUMNS = 64  # of a tile along a middle dimension
-UNKNOWN = 1024  # elements along a tile where their number is known only at run time
-MOST_PARTS = 512
-LEAST = 8192  # elements of the reduced dimension that are worth a second launch, of all columns of a tile together
+ASSUMED_ELEMENTS = 1024  # elements along a tile where their number is known only at run time
+MOST_REDUCED_PARTS = 512
+LEAST_SECOND_LAUNCH = (
+    8192  # elements of the reduced dimension that are worth a second launch, of all columns of a tile together
+)
 NEUTRAL = {"cumsum": "sum", "cumprod": "product", "cummax": "max", "cummin": "min"}
 
 
@@ -78,22 +80,22 @@ def _tiles(anchor: Node, target: Target) -> Tiles:
     source, axis = anchor.inputs[0], anchor.attributes["axis"]
     assert source is not None
     outer, reduced, inner = product(source.shape[:axis]), source.shape[axis], product(source.shape[axis + 1 :])
-    likely = expected(reduced) if isinstance(reduced, int) else min(upper_bound(reduced), UNKNOWN)
+    likely = expected(reduced) if isinstance(reduced, int) else min(upper_bound(reduced), ASSUMED_ELEMENTS)
     length, processors = next_power_of_2(max(1, likely)), target.machine().processors
     if inner == 1:
-        along = min(length, TILE)
+        along = min(length, TILE_ELEMENTS)
         across = 1
-        while 2 * across * along <= TILE // 2 and expected(outer) >= 2 * across * 4 * processors:
+        while 2 * across * along <= TILE_ELEMENTS // 2 and expected(outer) >= 2 * across * 4 * processors:
             across *= 2
         tiles = -(-expected(outer) // across)
     else:
         across = min(next_power_of_2(max(1, expected(inner))), COLUMNS)
         while across > 8 and expected(outer) * -(-expected(inner) // across) < 2 * processors:
             across //= 2
-        along = max(1, min(length, TILE // across))
+        along = max(1, min(length, TILE_ELEMENTS // across))
         tiles = expected(outer) * -(-expected(inner) // across)
     wanted = 4 * processors // max(1, tiles)
-    parts = max(1, min(MOST_PARTS, wanted, expected(reduced) // max(along, LEAST // across)))
+    parts = max(1, min(MOST_REDUCED_PARTS, wanted, expected(reduced) // max(along, LEAST_SECOND_LAUNCH // across)))
     share = share_of(reduced, parts, along)
     warps = min(8, max(1, across * along // 512))
     return Tiles(outer, reduced, inner, across, along, parts, share, warps)
@@ -105,7 +107,7 @@ def extreme_candidate(group: Group, graph: Graph, target: Target) -> Candidate:
     assert anchor is not None and anchor.inputs[0] is not None
     source, tiles = anchor.inputs[0], _tiles(anchor, target)
     dtype, largest = compute_type(source.dtype), anchor.op == "argmax"
-    place = int32 if upper_bound(tiles.reduced) < 2**31 - 2 * TILE else int64
+    place = int32 if upper_bound(tiles.reduced) < 2**31 - 2 * TILE_ELEMENTS else int64
     initial = neutral_element("max" if largest else "min", dtype)
     shape = (tiles.outer, tiles.parts, tiles.inner)
     places, values = (
@@ -120,7 +122,7 @@ def extreme_candidate(group: Group, graph: Graph, target: Target) -> Candidate:
     calls = [launch(kernel, tensors, tiles.sizes, constants, tiles.grid, extra, tiles.warps)]
     if split:
         lanes = next_power_of_2(tiles.parts)
-        block = max(1, min(TILE // lanes, next_power_of_2(expected(tiles.inner))))
+        block = max(1, min(TILE_ELEMENTS // lanes, next_power_of_2(expected(tiles.inner))))
         constants = {"LANES": lanes, "BLOCK": block, "PARTS": tiles.parts, "LARGEST": largest, "INITIAL": initial,
                      "LAST": 2**31 - 1 if place == int32 else 2**63 - 1, "EPILOGUE": epilogue}  # fmt: skip
         grid = (simplify(lift(tiles.outer) * ceil_divide(tiles.inner, block)), 1, 1)

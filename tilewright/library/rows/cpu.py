@@ -32,7 +32,7 @@ from tilewright.symbolic import Size, ceil_divide, lift, product, simplify
 from tilewright.targets.base import Target
 
 WHOLE_ROW = 16384  # longest row that is one block
-CHUNK = 1024
+COLUMN_CHUNK = 1024
 ROW_WORK = 16384  # elements that one program should have at least
 
 REDUCTIONS = {"reduce_sum": "sum", "reduce_mean": "mean", "reduce_max": "max", "reduce_min": "min",
@@ -123,7 +123,7 @@ def _scaled(anchor: Node, scale_and_bias: Sequence[Value | None]) -> tuple[Value
 
 def rows_per_program(rows: Size, columns: Size) -> int:
     """Rows of one program: enough work to be worth starting, and an even number of programs."""
-    width = columns if isinstance(columns, int) else CHUNK
+    width = columns if isinstance(columns, int) else COLUMN_CHUNK
     count = max(1, ROW_WORK // max(1, width))
     if not isinstance(rows, int):
         return min(count, 16)
@@ -214,7 +214,7 @@ def _row_operation(group: Group, graph: Graph) -> KernelCall:
         constants["COLUMNS"] = columns
         kernel = normalize if operation.is_norm else softmax
     else:
-        constants["BLOCK"] = CHUNK
+        constants["BLOCK"] = COLUMN_CHUNK
         kernel = normalize_chunked if operation.is_norm else softmax_chunked
     return operation.call(Deal(kernel, constants, (ceil_divide(operation.rows, count), 1, 1)))
 
@@ -284,7 +284,7 @@ def reduce_call(
 
 
 def _along_rows(outer: Size, reduced: Size) -> Deal:
-    block = reduced if isinstance(reduced, int) and reduced <= CHUNK else CHUNK
+    block = reduced if isinstance(reduced, int) and reduced <= COLUMN_CHUNK else COLUMN_CHUNK
     count = rows_per_program(outer, reduced)
     constants = {"ROWS": count, "BLOCK": block, "MASK": not divides(block, reduced)}
     return Deal(reduce_rows, constants, (ceil_divide(outer, count), 1, 1))
@@ -328,7 +328,7 @@ def log_sum_exp_call(group: Group, graph: Graph, along_rows: Callable[[Size, Siz
 
 def _log_sum_exp(outer: Size, reduced: Size) -> Deal:
     count = rows_per_program(outer, reduced)
-    return Deal(log_sum_exp, {"ROWS": count, "BLOCK": CHUNK}, (ceil_divide(outer, count), 1, 1))
+    return Deal(log_sum_exp, {"ROWS": count, "BLOCK": COLUMN_CHUNK}, (ceil_divide(outer, count), 1, 1))
 
 
 def arg_extreme_call(group: Group) -> KernelCall:
@@ -339,7 +339,7 @@ def arg_extreme_call(group: Group) -> KernelCall:
     inner, reduced = product(source.shape[axis + 1 :]), source.shape[axis]
     outer = product(source.shape[:axis])
     largest = anchor.op == "argmax"
-    block = min(reduced, CHUNK) if isinstance(reduced, int) else CHUNK
+    block = min(reduced, COLUMN_CHUNK) if isinstance(reduced, int) else COLUMN_CHUNK
     constants: dict[str, Any] = {
         "LARGEST": largest, "INITIAL": neutral_element("max" if largest else "min", source.dtype), "BLOCK": block,
     }  # fmt: skip
@@ -363,7 +363,7 @@ def cumulative_call(group: Group) -> KernelCall:
         "TYPE": language_type(source.dtype), "COMBINE": CUMULATIVE[anchor.op], "REVERSE": anchor.attributes["reverse"],
     }  # fmt: skip
     types: dict[str, str] = {}
-    constants["BLOCK"] = block = min(inner, CHUNK) if isinstance(inner, int) else CHUNK
+    constants["BLOCK"] = block = min(inner, COLUMN_CHUNK) if isinstance(inner, int) else COLUMN_CHUNK
     bind_sizes({"length": length, "inner": inner}, operands, types, constants)
     return KernelCall(cumulative_columns, operands, types, constants, (outer, ceil_divide(inner, block), 1))
 

@@ -7,12 +7,12 @@ from tilewright.graph.fusion import Group
 from tilewright.library.candidate import Candidate
 from tilewright.library.rows.program import row_program
 from tilewright.library.rows.program_candidates import one_kernel, separate, told
-from tilewright.library.rows.program_text import Form, walk_of
+from tilewright.library.rows.program_text import ProgramForm, walk_of
 from tilewright.library.split import Maker
 from tilewright.targets.base import Target
 
-WHOLE = 32768  # elements of all tensors of a block
-LEAST = 32  # elements of a row that are worth a program instance
+MOST_BLOCK_ELEMENTS = 32768  # elements of all tensors of a block
+LEAST_ROW_ELEMENTS = 32  # elements of a row that are worth a program instance
 
 
 def cpu_row_program(group: Group, graph: Graph, target: Target, candidates: Maker) -> list[Candidate]:
@@ -28,6 +28,10 @@ def cpu_row_program(group: Group, graph: Graph, target: Target, candidates: Make
         return [told(apart, reason)]
     walk, tensors = walk_of(program, 0), max(1, len(program.full_loads()))
     columns = walk.column_count
-    if not walk.along or not isinstance(columns, int) or not LEAST <= columns <= WHOLE // tensors:
+    if (
+        not walk.along
+        or not isinstance(columns, int)
+        or not LEAST_ROW_ELEMENTS <= columns <= MOST_BLOCK_ELEMENTS // tensors
+    ):
         return [apart]
-    return [apart, one_kernel(group, program, walk, Form(1, columns, 0, True), target)]
+    return [apart, one_kernel(group, program, walk, ProgramForm(1, columns, 0, True), target)]

@@ -21,11 +21,11 @@ def in_primitives(nodes: Sequence[Node]) -> list[Node]:
         if rule is None:
             found.append(node)
         else:
-            rule(_Writer(node, found))
+            rule(_NodeWriter(node, found))
     return found
 
 
-class _Writer:
+class _NodeWriter:
     """Appends the nodes that take the place of one."""
 
     def __init__(self, node: Node, nodes: list[Node]) -> None:
@@ -66,18 +66,18 @@ class _Writer:
             self.nodes.append(Node("copy", [value], [output], {}, self.node.source))
 
 
-def _softmax(to: _Writer) -> None:
+def _softmax(to: _NodeWriter) -> None:
     power = to.full("exp", to.full("subtract", to.source, to.reduced("reduce_max", to.source)))
     to.finish(to.full("multiply", power, to.row("reciprocal", to.reduced("reduce_sum", power))))
 
 
-def _log_softmax(to: _Writer) -> None:
+def _log_softmax(to: _NodeWriter) -> None:
     shifted = to.full("subtract", to.source, to.reduced("reduce_max", to.source))
     total = to.reduced("reduce_sum", to.full("exp", shifted))
     to.finish(to.full("subtract", shifted, to.row("log", total)))
 
 
-def _log_sum_exp(to: _Writer) -> None:
+def _log_sum_exp(to: _NodeWriter) -> None:
     """Shifted by the largest element, where that is finite."""
     largest = to.reduced("reduce_max", to.source)
     size = to.row("absolute", largest)
@@ -87,7 +87,7 @@ def _log_sum_exp(to: _Writer) -> None:
     to.finish(to.row("add", to.row("log", total), shift))
 
 
-def _norm(to: _Writer) -> None:
+def _norm(to: _NodeWriter) -> None:
     scale, bias = (*to.node.inputs[1:], None, None)[:2]
     x = to.source
     if to.node.op == "layer_norm":
@@ -99,7 +99,7 @@ def _norm(to: _Writer) -> None:
     to.finish(result if bias is None else to.full("add", result, bias))
 
 
-_RULES: dict[str, Callable[[_Writer], None]] = {
+_RULES: dict[str, Callable[[_NodeWriter], None]] = {
     "softmax": _softmax,
     "log_softmax": _log_softmax,
     "reduce_log_sum_exp": _log_sum_exp,

@@ -22,7 +22,7 @@ from tilewright.graph.fusion import Group
 from tilewright.graph.row_spaces import ROW_OPS, RowSpace, space_of
 from tilewright.library.generated.expressions import compute_type
 from tilewright.library.generated.index import Index, flatten, unflatten
-from tilewright.library.generated.trace import Coordinates, Expression, Given, Load, Tracer, axes_of, walk
+from tilewright.library.generated.trace import Coordinates, Expression, ExpressionTracer, Given, Load, axes_of, walk
 from tilewright.library.rows.cpu import REDUCTIONS
 from tilewright.library.rows.primitives import in_primitives
 from tilewright.symbolic import product, upper_bound
@@ -32,7 +32,7 @@ _LAST_BLOCKS = 1 << 25  # elements that the blocks of all parts of a row may rea
 
 
 @dataclass(eq=False)
-class Reduction:
+class RowReduction:
     """One reduction of a program: of `kind` (sum, mean, max, min, product, or both of `MOMENTS` or `POWERS`).
 
     `results` are the values that it computes.  Of `MOMENTS` these are the means, `others` the variances (True) and sums
@@ -67,8 +67,8 @@ class RowProgram:
     """The traced program of a group."""
 
     space: RowSpace
-    tracer: Tracer
-    reductions: list[Reduction]
+    tracer: ExpressionTracer
+    reductions: list[RowReduction]
     stored: list[Stored]
 
     @property
@@ -120,7 +120,7 @@ class _Maker:
         kept = tuple(extent for axis, extent in enumerate(space.shape) if axis not in space.axes)
         self.kept = flatten([self.full[axis] for axis in range(len(space.shape)) if axis not in space.axes], kept)
         given = {node.output: self._kept_at(node.output) for node in nodes if node.op in REDUCTIONS}
-        self.tracer = Tracer(nodes, constants, given)
+        self.tracer = ExpressionTracer(nodes, constants, given)
 
     def _kept_at(self, value: Value) -> Coordinates:
         return unflatten(self.kept, value.shape)
@@ -132,7 +132,7 @@ class _Maker:
 
     def program(self, group: Group, joined: bool) -> RowProgram:
         pairs = self._pairs() if joined else {}
-        found: dict[tuple[str, Value], Reduction] = {}
+        found: dict[tuple[str, Value], RowReduction] = {}
         levels: dict[Value, int] = {}
         for node in self.nodes:
             if node.op not in REDUCTIONS:
@@ -141,14 +141,14 @@ class _Maker:
             if (kind, source) not in found:
                 expression = self.tracer.trace(source, self._full_at(source))
                 level = 1 + max((levels[value] for value in _given(expression)), default=0)
-                found[kind, source] = Reduction(kind, source, compute_type(source.dtype), expression, level)
+                found[kind, source] = RowReduction(kind, source, compute_type(source.dtype), expression, level)
             reduction = found[kind, source]
             levels[node.output] = reduction.level
             self._add(node, reduction)
         stored = [self._stored(value) for value in group.outputs]
         return RowProgram(self.space, self.tracer, list(found.values()), stored)
 
-    def _add(self, node: Node, reduction: Reduction) -> None:
+    def _add(self, node: Node, reduction: RowReduction) -> None:
         """Note what a node's output is among the results of its reduction."""
         first = {MOMENTS: "reduce_mean", POWERS: "reduce_max"}.get(reduction.kind, node.op)
         if node.op == first and self._source(node) is reduction.source:

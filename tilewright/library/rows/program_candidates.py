@@ -12,7 +12,7 @@ from tilewright.library.cost import Cost, estimate, expected
 from tilewright.library.generated.elementwise import chain_operations, tensor_bytes, total_bytes
 from tilewright.library.generated.generate import chain_name
 from tilewright.library.rows.program import RowProgram
-from tilewright.library.rows.program_text import Form, Walk, launches
+from tilewright.library.rows.program_text import ProgramForm, Walk, launches
 from tilewright.library.split import Maker
 from tilewright.symbolic import Size, lift, product, simplify
 from tilewright.targets.base import Target
@@ -70,7 +70,7 @@ def separate(group: Group, graph: Graph, target: Target, candidates: Maker) -> C
 
 
 def one_kernel(
-    group: Group, program: RowProgram, walk: Walk, form: Form, target: Target, factor: float = 1.0
+    group: Group, program: RowProgram, walk: Walk, form: ProgramForm, target: Target, factor: float = 1.0
 ) -> Candidate:
     """A program in a form; by `factor` it is ranked after others whose estimates are the same."""
     calls, temporaries = launches(program, walk, form, chain_name(group.nodes, "rows"))

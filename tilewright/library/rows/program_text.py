@@ -31,11 +31,11 @@ from tilewright.library.generated.source import (
     merge_axes,
     own_indices,
 )
-from tilewright.library.generated.trace import Expression, Load, Operation, Tracer
+from tilewright.library.generated.trace import ElementwiseOperation, Expression, ExpressionTracer, Load
 from tilewright.library.reduce.kernel import combine, reduce_axis
 from tilewright.library.rows import program_kernel
 from tilewright.library.rows.cpu import neutral_element
-from tilewright.library.rows.program import MOMENTS, POWERS, Reduction, RowProgram
+from tilewright.library.rows.program import MOMENTS, POWERS, RowProgram, RowReduction
 from tilewright.symbolic import Size, ceil_divide, lift, product, simplify
 
 _LAST_LANES = 8  # of a CTA that only puts parts together
@@ -87,7 +87,7 @@ def walk_of(program: RowProgram, narrow: int) -> Walk:
 
 
 @dataclass(frozen=True)
-class Form:
+class ProgramForm:
     """The blocks of a program's CTAs; `whole`: all that is reduced is one block; `parts` CTAs share a row.
 
     `warps` are those of a GPU's CTA, 0 on CPUs.
@@ -104,8 +104,8 @@ class _RowWriter(Writer):
     """A writer whose loads that do not depend on the column, or on the row, have masks of their own."""
 
     def __init__(
-        self, tracer: Tracer, references: NamedReferences, variables: Sequence[LoopVariable], names: Sequence[str],
-        row_mask: str, column_mask: str,
+        self, tracer: ExpressionTracer, references: NamedReferences, variables: Sequence[LoopVariable],
+        names: Sequence[str], row_mask: str, column_mask: str,
     ) -> None:  # fmt: skip
         super().__init__(tracer, references, variables, names, "mask" if row_mask or column_mask else "")
         self.row_mask, self.own_column_mask = row_mask, column_mask
@@ -138,10 +138,12 @@ class _RowWriter(Writer):
         self._count = inner._count
 
 
-class _Launch:
+class _LaunchWriter:
     """Writes the text of one launch."""
 
-    def __init__(self, program: RowProgram, walk: Walk, form: Form, partial: dict[Reduction, list[Value]]) -> None:
+    def __init__(
+        self, program: RowProgram, walk: Walk, form: ProgramForm, partial: dict[RowReduction, list[Value]]
+    ) -> None:
         self.program, self.walk, self.form, self.partial = program, walk, form, partial
         self.references = NamedReferences()
         self.axis = 1 if walk.along else 0
@@ -155,7 +157,7 @@ class _Launch:
                                  row_mask="row_mask" if row_masked else "",
                                  column_mask="column_mask" if self.column_masked else "")  # fmt: skip
         self.lines = self.writer.lines
-        self.given: set[Reduction] = set()
+        self.given: set[RowReduction] = set()
 
     # Places
 
@@ -260,7 +262,7 @@ class _Launch:
     def _dim(self) -> str:
         return self._kept_axis()
 
-    def walk_level(self, level: int) -> list[tuple[Reduction, list[str]]]:
+    def walk_level(self, level: int) -> list[tuple[RowReduction, list[str]]]:
         """Walk the CTA's columns for the reductions of a level; their results over these columns."""
         items = [item for item in self.program.reductions if item.level == level]
         names = {item: self._states(item) for item in items}
@@ -278,13 +280,13 @@ class _Launch:
         self.lines += [f"    {line}" for line in inner.lines]
         return [(item, self._combine_lanes(item, names[item])) for item in items]
 
-    def _states(self, item: Reduction) -> list[str]:
+    def _states(self, item: RowReduction) -> list[str]:
         """Define what lanes keep of a reduction."""
         kind = f"tl.{item.dtype.name}"
         values = {MOMENTS: ["0.0", "0.0"], POWERS: ['float("-inf")', "0.0"]}.get(item.kind, [_neutral(item)])
         return [self.writer.define("s", f"tl.full({self._shape()}, {value}, {kind})") for value in values]
 
-    def _step(self, writer: _RowWriter, item: Reduction, states: list[str]) -> None:
+    def _step(self, writer: _RowWriter, item: RowReduction, states: list[str]) -> None:
         outside = {MOMENTS: "0.0", POWERS: 'float("-inf")'}.get(item.kind) or _neutral(item)
         x = self.block_of(writer, item.expression, item.dtype, outside)
         if item.kind == MOMENTS:
@@ -296,7 +298,7 @@ class _Launch:
         else:
             writer.lines.append(f"{states[0]} = combine({states[0]}, {x}, {_kind(item)!r})")
 
-    def _combine_lanes(self, item: Reduction, states: list[str]) -> list[str]:
+    def _combine_lanes(self, item: RowReduction, states: list[str]) -> list[str]:
         """The results of all lanes together."""
         start, stop = self._bounds()
         if item.kind == MOMENTS:
@@ -319,13 +321,13 @@ class _Launch:
         self.lines.append(f"{first}, {second} = {function}({', '.join(arguments)})")
         return [first, second]
 
-    def finish(self, item: Reduction, results: list[str]) -> None:
+    def finish(self, item: RowReduction, results: list[str]) -> None:
         """What the graph's values are, from a reduction over all columns."""
         if item.kind == "mean":
             results = [self.writer.define("r", f"{results[0]} / {self.writer.size(self.walk.column_count)}")]
         self._give(item, results)
 
-    def _give(self, item: Reduction, results: list[str]) -> None:
+    def _give(self, item: RowReduction, results: list[str]) -> None:
         writer, columns = self.writer, self.writer.size(self.walk.column_count)
         for value in item.results:
             writer.give(value, results[0])
@@ -344,7 +346,7 @@ class _Launch:
 
     # Parts
 
-    def store_partial(self, results: Sequence[tuple[Reduction, list[str]]]) -> None:
+    def store_partial(self, results: Sequence[tuple[RowReduction, list[str]]]) -> None:
         """Leave a part's results to the next launch."""
         mask = f", mask={self.writer.row_mask}" if self.writer.row_mask else ""
         for item, texts in results:
@@ -357,7 +359,7 @@ class _Launch:
         plane = "plane" if self.walk.planes else "0"
         return f"(({plane} * PARTS + {part}) * {self.writer.size(self.walk.lane_count)} + row)"
 
-    def load_partial(self, items: Sequence[Reduction]) -> None:
+    def load_partial(self, items: Sequence[RowReduction]) -> None:
         """Put the parts of all rows together that launches before have left."""
         writer, emit = self.writer, self.lines.append
         emit(f"piece = tl.arange(0, PIECES){self._reduced_axis()}")
@@ -370,7 +372,7 @@ class _Launch:
                 states.append(writer.define("s", f"tl.load({place}, mask=piece_mask, other={other})"))
             self.finish(item, self._combine_pieces(item, states))
 
-    def _combine_pieces(self, item: Reduction, states: list[str]) -> list[str]:
+    def _combine_pieces(self, item: RowReduction, states: list[str]) -> list[str]:
         if item.kind == MOMENTS:
             kind, columns = f"tl.{item.dtype.name}", self.writer.size(self.walk.column_count)
             share = self.writer.size(self._share())
@@ -434,11 +436,11 @@ class _Launch:
                           (grid, 1, 1), options={"num_warps": self.form.warps} if self.form.warps else {})  # fmt: skip
 
 
-def _kind(item: Reduction) -> str:
+def _kind(item: RowReduction) -> str:
     return "sum" if item.kind == "mean" else item.kind
 
 
-def _neutral(item: Reduction) -> str:
+def _neutral(item: RowReduction) -> str:
     return literal(neutral_element(_kind(item), item.dtype), item.dtype)
 
 
@@ -452,24 +454,24 @@ def _outermost(item: Expression, writer: _RowWriter) -> list[Expression]:
             continue
         seen.add(id(part))
         if not writer.follows_column(part):
-            found += [part] if isinstance(part, (Operation, Load)) else []
-        elif isinstance(part, Operation):
+            found += [part] if isinstance(part, (ElementwiseOperation, Load)) else []
+        elif isinstance(part, ElementwiseOperation):
             waiting += part.operands
     return found
 
 
-def share_of(columns: Size, form: Form) -> Size:
+def share_of(columns: Size, form: ProgramForm) -> Size:
     """The reduced elements of a part, whole blocks."""
     return simplify(lift(ceil_divide(ceil_divide(columns, form.block), form.parts)) * form.block)
 
 
-def launches(program: RowProgram, walk: Walk, form: Form, name: str) -> tuple[list[KernelCall], list[Value]]:
+def launches(program: RowProgram, walk: Walk, form: ProgramForm, name: str) -> tuple[list[KernelCall], list[Value]]:
     """The launches of a program, and the tensors between them."""
     strips = simplify(lift(ceil_divide(walk.lane_count, form.lanes)) * walk.plane_count)
     constants = {"LANES": form.lanes, "BLOCK": form.block, "PARTS": form.parts,
                  "PIECES": next_power_of_2(form.parts)}  # fmt: skip
     if form.parts == 1:
-        launch = _Launch(program, walk, form, {})
+        launch = _LaunchWriter(program, walk, form, {})
         launch.head(1)
         if form.whole:
             launch.reduce_whole()
@@ -484,7 +486,7 @@ def launches(program: RowProgram, walk: Walk, form: Form, name: str) -> tuple[li
     calls: list[KernelCall] = []
     shared = simplify(lift(strips) * form.parts)
     for level in range(1, program.levels + 1):
-        launch = _Launch(program, walk, form, partial)
+        launch = _LaunchWriter(program, walk, form, partial)
         launch.head(form.parts)
         launch.load_partial([item for item in program.reductions if item.level < level])
         launch.store_partial(launch.walk_level(level))
@@ -492,7 +494,7 @@ def launches(program: RowProgram, walk: Walk, form: Form, name: str) -> tuple[li
     full = any(item.is_full for item in program.stored)
     if not full:
         form, constants, strips = _last_form(walk, form, constants)
-    launch = _Launch(program, walk, form, partial)
+    launch = _LaunchWriter(program, walk, form, partial)
     launch.head(form.parts if full else 1)
     launch.load_partial(program.reductions)
     launch.store_columns()
@@ -501,7 +503,7 @@ def launches(program: RowProgram, walk: Walk, form: Form, name: str) -> tuple[li
     return calls, [value for values in partial.values() for value in values]
 
 
-def _last_form(walk: Walk, form: Form, constants: dict[str, int]) -> tuple[Form, dict[str, int], Size]:
+def _last_form(walk: Walk, form: ProgramForm, constants: dict[str, int]) -> tuple[ProgramForm, dict[str, int], Size]:
     """The blocks, constants and number of CTAs of a launch that only puts parts together."""
     lanes = min(form.lanes, _LAST_LANES)
     pieces = constants["PIECES"]
@@ -510,7 +512,7 @@ def _last_form(walk: Walk, form: Form, constants: dict[str, int]) -> tuple[Form,
     return form, {**constants, "LANES": lanes}, strips
 
 
-def _partial(item: Reduction, walk: Walk, parts: int) -> list[Value]:
+def _partial(item: RowReduction, walk: Walk, parts: int) -> list[Value]:
     """The tensors that hold what parts leave of a reduction."""
     name = (item.results or [value for value, _ in item.others])[0].name
     shape = (walk.lane_count, parts) if walk.along else (walk.plane_count, parts, walk.lane_count)

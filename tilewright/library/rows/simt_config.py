@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from tilewright.launch.sizes import cdiv, next_power_of_2
 
 REGISTER_COLUMNS = 32768  # longer rows are walked in chunks
-CHUNK = 8192
+ROW_CHUNK = 8192
 _SUM_COLUMNS = 16384  # longest row that a reduction takes at once
 _SUM_ELEMENTS = 20480  # that its CTAs have, unless one row is longer
 _EARLY = 16384  # columns up to which a row leaves registers for weights
@@ -43,7 +43,7 @@ def row_form(rows: int, columns: int, processors: int, inputs: int = 1, weights:
     until there are 1024 elements with weights, 2048 without; fewer when processors would stay idle.
     """
     if columns > REGISTER_COLUMNS:
-        return RowForm(1, CHUNK, 16, long=True)
+        return RowForm(1, ROW_CHUNK, 16, long=True)
     block = block_of(columns)
     together = 1
     least = 1024 if weights and inputs == 1 else 2048
@@ -55,9 +55,11 @@ def row_form(rows: int, columns: int, processors: int, inputs: int = 1, weights:
     elif weights:
         warps = max(min(8, _even_warps(elements, 512)), _even_warps(elements, 1024))
     else:
-        warps = max(min(4, _even_warps(elements, 512)), _even_warps(elements, 1024 if block <= CHUNK else 2048))
+        warps = max(min(4, _even_warps(elements, 512)), _even_warps(elements, 1024 if block <= ROW_CHUNK else 2048))
     ahead = 0
-    if weights and inputs == 1 and CHUNK < block <= _EARLY and not block & (block - 1):  # a line of the cache a thread
+    if (
+        weights and inputs == 1 and ROW_CHUNK < block <= _EARLY and not block & (block - 1)
+    ):  # a line of the cache a thread
         warps, ahead = 8, 2 * processors
     return RowForm(together, block, warps, early=weights and inputs > 1 and block <= _EARLY, ahead=ahead)
 
@@ -68,10 +70,10 @@ def sum_form(rows: int, columns: int, processors: int) -> RowForm:
     More on its way at once was slower on an H200, as if the memory's pages were closed too early.  Whole rows are put
     together, up to eight, until all threads that a CTA can have are busy; more of them only up to half as many.
     """
-    block = block_of(columns if columns <= _SUM_COLUMNS else cdiv(columns, cdiv(columns, CHUNK)))
+    block = block_of(columns if columns <= _SUM_COLUMNS else cdiv(columns, cdiv(columns, ROW_CHUNK)))
     together = 1
     while rows >= 2 * together * 4 * processors:
-        if 2 * together * block > (_SUM_ELEMENTS if together < 8 and block >= columns else CHUNK):
+        if 2 * together * block > (_SUM_ELEMENTS if together < 8 and block >= columns else ROW_CHUNK):
             break
         together *= 2
     return RowForm(together, block, warps_for(together * block, 512, most=32), long=columns > block)

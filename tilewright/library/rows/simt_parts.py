@@ -31,27 +31,27 @@ from tilewright.library.rows.cpu import (
 from tilewright.symbolic import Size, ceil_divide, lift, simplify
 from tilewright.targets.base import Target
 
-BLOCK = 4096  # columns that a CTA has in registers
-WARPS = 8
-MOST_PARTS = 2048  # of a row
+PART_COLUMNS = 4096  # columns that a CTA has in registers
+PART_WARPS = 8
+MOST_ROW_PARTS = 2048  # of a row
 CTAS = 4  # of each processor, with parts of rows
 MANY_CTAS = 16  # the same where parts are long: none is late by much then, as the processors share memory unevenly
-LONG = 16 * BLOCK  # elements of such a part
+LONG = 16 * PART_COLUMNS  # elements of such a part
 COLUMNS = 64  # of a block of a reduction over rows, at most
 COLUMN_ELEMENTS = 8192  # of such a block
 LEAST_ROWS = 128  # that are worth a CTA
 UNDIVIDED = 1 << 14  # of a reduced row: no more than that are not divided
 
 
-def count_parts(rows: Size, columns: Size, target: Target, block: int = BLOCK, ctas: int = CTAS) -> int:
+def count_parts(rows: Size, columns: Size, target: Target, block: int = PART_COLUMNS, ctas: int = CTAS) -> int:
     """Into how many parts of at least `block` columns a row is divided, so that each processor has `ctas` of them; 1:
     not."""
     programs, length = expected(rows), expected(columns)
     wanted = ctas * target.machine().processors // max(1, programs)
-    return max(1, min(MOST_PARTS, wanted, length // block))
+    return max(1, min(MOST_ROW_PARTS, wanted, length // block))
 
 
-def share_of(columns: Size, parts: int, block: int = BLOCK) -> Size:
+def share_of(columns: Size, parts: int, block: int = PART_COLUMNS) -> Size:
     """The columns of a part, whole blocks."""
     return simplify(lift(ceil_divide(ceil_divide(columns, block), parts)) * block)
 
@@ -63,7 +63,7 @@ def launch(
     constants: Mapping[str, Any],
     grid: tuple[Size, Size, Size],
     extra: ExtraReferences | None = None,
-    warps: int = WARPS,
+    warps: int = PART_WARPS,
 ) -> KernelCall:
     """A launch on tensors and sizes by the names of the kernel's parameters."""
     operands: dict[str, Operand] = dict(tensors)
@@ -83,8 +83,8 @@ def _temporaries(anchor: Node, shape: tuple[Size, ...], *names: str) -> list[Val
 def long_rows(operation: RowOperation, target: Target) -> Candidate:
     """Softmax or a normalisation of rows that registers do not hold."""
     group, rows, columns = operation.group, operation.rows, operation.columns
-    parts = count_parts(rows, columns, target, 2 * BLOCK)
-    constants = {**operation.constants, "BLOCK": BLOCK}
+    parts = count_parts(rows, columns, target, 2 * PART_COLUMNS)
+    constants = {**operation.constants, "BLOCK": PART_COLUMNS}
     out = {"out": group.outputs[-1]}
     if parts == 1:
         kernel = kernels.normalize_long if operation.is_norm else kernels.softmax_long
@@ -126,7 +126,7 @@ def log_sum_exp_parts(group: Group, graph: Graph, target: Target, parts: int) ->
     partial = _temporaries(anchor, (outer, parts), "largest", "total")
     tensors = {"largest": partial[0], "total": partial[1]}
     dtype = language_type(compute_type(anchor.inputs[0].dtype))
-    own = {"BLOCK": BLOCK, "PARTS": parts, "TYPE": dtype, "PROLOGUE": prologue}
+    own = {"BLOCK": PART_COLUMNS, "PARTS": parts, "TYPE": dtype, "PROLOGUE": prologue}
     sizes = {"columns": reduced, "share": share_of(reduced, parts)}
     rest = {"PARTS": parts, "LANES": next_power_of_2(parts), "EPILOGUE": epilogue}
     calls = [
@@ -143,7 +143,7 @@ def reduction_parts(group: Group, target: Target, ctas: int = CTAS) -> int:
     if inner == 1:
         return count_parts(outer, reduced, target, ctas=ctas) if expected(reduced) > UNDIVIDED else 1
     programs = expected(outer) * ceil(expected(inner) / COLUMNS)
-    return max(1, min(ctas * target.machine().processors // programs, expected(reduced) // LEAST_ROWS, MOST_PARTS))
+    return max(1, min(ctas * target.machine().processors // programs, expected(reduced) // LEAST_ROWS, MOST_ROW_PARTS))
 
 
 def are_long(group: Group, parts: int) -> bool:
@@ -166,7 +166,7 @@ def first_of_parts(group: Group, graph: Graph, parts: int) -> tuple[KernelCall, 
                  "PROLOGUE": prologue}  # fmt: skip
     if inner == 1:
         sizes = {"columns": reduced, "share": share_of(reduced, parts)}
-        constants["BLOCK"] = BLOCK
+        constants["BLOCK"] = PART_COLUMNS
         grid: tuple[Size, Size, Size] = (simplify(lift(outer) * parts), 1, 1)
         return launch(kernels.reduce_parts, {"out": partial}, sizes, constants, grid, extra), partial
     block = min(next_power_of_2(inner), COLUMNS) if isinstance(inner, int) else COLUMNS

@@ -13,25 +13,24 @@ from tilewright.library.generated.generate import next_power_of_2
 from tilewright.library.generated.trace import Load, walk
 from tilewright.library.rows.program import RowProgram, row_program
 from tilewright.library.rows.program_candidates import one_kernel, separate, told
-from tilewright.library.rows.program_text import Form, Walk, walk_of
+from tilewright.library.rows.program_text import ProgramForm, Walk, walk_of
 from tilewright.library.rows.simt_config import block_of, row_form, warps_for
-from tilewright.library.rows.simt_parts import CTAS, LONG, MANY_CTAS
+from tilewright.library.rows.simt_parts import CTAS, LONG, MANY_CTAS, MOST_ROW_PARTS
 from tilewright.library.split import Maker
 from tilewright.targets.base import Target
 
-NARROW = 32  # kept elements in a row of memory that are lanes by themselves
-WHOLE = 32768  # elements of all tensors that a CTA holds of whole rows
-TILE = 16384  # elements of all tensors that a CTA holds of whole columns
-CHUNK, CHUNK_WARPS = 4096, 8  # elements of a block where there are several of them
+NARROWEST_LINE = 32  # kept elements in a row of memory that are lanes by themselves
+WHOLE_ROW_ELEMENTS = 32768  # elements of all tensors that a CTA holds of whole rows
+WHOLE_COLUMN_ELEMENTS = 16384  # elements of all tensors that a CTA holds of whole columns
+CHUNK_ELEMENTS, CHUNK_WARPS = 4096, 8  # elements of a block where there are several of them
 LEAST_BLOCK = 1024  # elements of a block that are worth a smaller one, so that its addresses are simple
 STRIP = 64  # lanes of such a block across rows
 LEAST_STRIP = 16
-MOST_PARTS = 2048
 MOST_PIECES = 8  # of a column that each CTA puts together, whatever their share
 LEAST_ROWS = 128  # of a strip that are worth a CTA
 MOST_WARPS = 16
-OTHERS = 1.02  # how much behind other numbers of warps are ranked
-SECOND = 1.05  # the same of the other number of parts
+OTHER_WARPS_PENALTY = 1.02  # how much behind other numbers of warps are ranked
+OTHER_PARTS_PENALTY = 1.05  # the same of the other number of parts
 _BEGIN = 12  # elements that the begin of a line in a block costs
 
 
@@ -42,7 +41,7 @@ def gpu_row_program(group: Group, graph: Graph, target: Target, candidates: Make
         single, joined = (row_program(group, graph, pairs) for pairs in (False, True))
     except NotImplementedError as reason:
         return [told(found[0], reason)]
-    whole, long = walk_of(single, NARROW), walk_of(joined, NARROW)
+    whole, long = walk_of(single, NARROWEST_LINE), walk_of(joined, NARROWEST_LINE)
     forms = [(single, whole, form) for form in _whole_forms(single, whole, target)]
     safe = not _reads_what_rows_update(joined, graph)
     held = bool(forms)
@@ -50,9 +49,11 @@ def gpu_row_program(group: Group, graph: Graph, target: Target, candidates: Make
     divided = 0
     for program, loops, form in forms:
         divided += form.parts > 1
-        factor = SECOND if divided > 1 else 1.0
+        factor = OTHER_PARTS_PENALTY if divided > 1 else 1.0
         found.append(one_kernel(group, program, loops, form, target, factor))
-        found += [one_kernel(group, program, loops, other, target, OTHERS * factor) for other in _others(form)]
+        found += [
+            one_kernel(group, program, loops, other, target, OTHER_WARPS_PENALTY * factor) for other in _others(form)
+        ]
     return found
 
 
@@ -65,24 +66,24 @@ def _reads_what_rows_update(program: RowProgram, graph: Graph) -> bool:
     return any(isinstance(part, Load) and part.value in updated for part in full)
 
 
-def _whole_forms(program: RowProgram, walk: Walk, target: Target) -> list[Form]:
+def _whole_forms(program: RowProgram, walk: Walk, target: Target) -> list[ProgramForm]:
     """The forms in which a CTA has all that is reduced in registers; none where that is too much."""
     columns, tensors = walk.column_count, max(1, len(program.full_loads()))
     if not isinstance(columns, int):
         return []
     processors = target.machine().processors
     if walk.along:
-        if block_of(columns) * tensors > WHOLE or columns > WHOLE // 2:
+        if block_of(columns) * tensors > WHOLE_ROW_ELEMENTS or columns > WHOLE_ROW_ELEMENTS // 2:
             return []
         form = row_form(expected(walk.lane_count), columns, processors, tensors)
-        return [Form(form.rows, form.block, form.warps, True)]
+        return [ProgramForm(form.rows, form.block, form.warps, True)]
     block, lanes = next_power_of_2(columns), expected(walk.lane_count)
-    most = TILE // (block * tensors)
+    most = WHOLE_COLUMN_ELEMENTS // (block * tensors)
     if most < min(LEAST_STRIP, next_power_of_2(lanes)):
         return []
     widest = _strip(lanes, min(2 * STRIP, 1 << (most.bit_length() - 1)))
     forms = [
-        Form(width, block, warps_for(block * width * tensors, 1024), True)
+        ProgramForm(width, block, warps_for(block * width * tensors, 1024), True)
         for width in dict.fromkeys((widest, max(min(LEAST_STRIP, next_power_of_2(lanes)), widest // 2)))
     ]
     return forms[::-1] if expected(walk.plane_count) * ceil(lanes / widest) < 2 * processors else forms
@@ -95,30 +96,30 @@ def _strip(lanes: int, most: int) -> int:
     return min(widths, key=lambda width: ceil(lanes / width) * (width + _BEGIN))
 
 
-def _long_forms(program: RowProgram, walk: Walk, target: Target, held: bool) -> list[Form]:
+def _long_forms(program: RowProgram, walk: Walk, target: Target, held: bool) -> list[ProgramForm]:
     """The forms in which CTAs walk what is reduced: each all of it, unless registers hold that (`held`), or several of
     them a part each."""
     columns, lanes = expected(walk.column_count), expected(walk.lane_count)
     if walk.along:
-        block = min(CHUNK, max(128, next_power_of_2(columns))) if isinstance(walk.column_count, int) else 1024
+        block = min(CHUNK_ELEMENTS, max(128, next_power_of_2(columns))) if isinstance(walk.column_count, int) else 1024
         inner = walk.columns[-1].extent
         if len(walk.columns) > 1 and isinstance(inner, int) and inner % LEAST_BLOCK == 0:
             block = min(block, inner & -inner)  # a block lies in one run of neighbours
-        form = Form(1, block, max(1, min(CHUNK_WARPS, block // 256)), False)
-        programs, most = lanes, columns // CHUNK
+        form = ProgramForm(1, block, max(1, min(CHUNK_WARPS, block // 256)), False)
+        programs, most = lanes, columns // CHUNK_ELEMENTS
     else:
         wide = _strip(lanes, STRIP) if isinstance(walk.lane_count, int) else STRIP
-        block = max(1, 2 * CHUNK // wide)
+        block = max(1, 2 * CHUNK_ELEMENTS // wide)
         if isinstance(walk.column_count, int):
             block = min(block, next_power_of_2(columns))
-        form = Form(wide, block, warps_for(wide * block, 512, MOST_WARPS), False)
+        form = ProgramForm(wide, block, warps_for(wide * block, 512, MOST_WARPS), False)
         programs, most = expected(walk.plane_count) * ceil(lanes / wide), columns // LEAST_ROWS
         if any(item.is_full for item in program.stored):  # each CTA puts all parts together before it stores its own
             numbers = sum(2 if item.is_pair else 1 for item in program.reductions)
             most = min(most, max(MOST_PIECES, isqrt(columns // (8 * numbers))))
     found = [] if held else [form]
     wanted = CTAS * target.machine().processors // max(1, programs)
-    counts = [min(MOST_PARTS, most, wanted * count) for count in (1, MANY_CTAS // CTAS)]
+    counts = [min(MOST_ROW_PARTS, most, wanted * count) for count in (1, MANY_CTAS // CTAS)]
     if isinstance(walk.column_count, int):
         counts = [_even(columns, form.block, count) for count in counts]
     if columns * form.lanes >= max(counts) * LONG:
@@ -133,6 +134,6 @@ def _even(columns: int, block: int, parts: int) -> int:
     return ceil(blocks / ceil(blocks / parts)) if parts > 1 else parts
 
 
-def _others(form: Form) -> list[Form]:
+def _others(form: ProgramForm) -> list[ProgramForm]:
     """The form with twice and half as many warps, which the estimate cannot tell apart."""
     return [replace(form, warps=count) for count in (2 * form.warps, form.warps // 2) if 1 <= count <= MOST_WARPS]

@@ -16,9 +16,9 @@ from tilewright.library.sort.kernel import DIGITS, argsort
 from tilewright.symbolic import Size, ceil_divide, lift, product, simplify, upper_bound
 from tilewright.targets.base import Target
 
-BLOCK = 256  # elements that become keys together
+KEY_BLOCK = 256  # elements that become keys together
 PROGRAMS = 4  # for each thread, so that all have about the same work
-EFFICIENCY = 0.05  # a pass moves one element at a time
+SORT_EFFICIENCY = 0.05  # a pass moves one element at a time
 _KEYS: dict[int, DType] = {1: uint8, 2: uint16, 4: uint32, 8: uint64}
 
 
@@ -42,7 +42,7 @@ def sort_candidates(group: Group, graph: Graph, target: Target) -> list[Candidat
         "counts": Value(f"{anchor.output.name}.counts", place, (programs, counted)),
     }
     constants: dict[str, Any] = {
-        "KEY": getattr(tl, key.name), "PASSES": key.itemsize, "FLOAT": x.dtype.is_float, "BLOCK": BLOCK,
+        "KEY": getattr(tl, key.name), "PASSES": key.itemsize, "FLOAT": x.dtype.is_float, "BLOCK": KEY_BLOCK,
         "SIGN": sign if x.dtype.is_float or x.dtype.is_signed else 0, "DESCENDING": anchor.attributes["descending"],
     }  # fmt: skip
     operands: dict[str, Operand] = {"x": x, "out": anchor.output, **scratch}
@@ -51,5 +51,5 @@ def sort_candidates(group: Group, graph: Graph, target: Target) -> list[Candidat
     bind_sizes(sizes, operands, types, constants)
     call = KernelCall(argsort, operands, types, constants, (programs, 1, 1))
     steps = simplify(lift(product(x.shape)) * (2 * key.itemsize + 1))
-    cost = estimate(machine, total_bytes(group.inputs, group.outputs), steps, programs, key, EFFICIENCY)
+    cost = estimate(machine, total_bytes(group.inputs, group.outputs), steps, programs, key, SORT_EFFICIENCY)
     return [Candidate("radix sort", (Stage((call,)),), cost, tuple(scratch.values()), {"passes": key.itemsize})]

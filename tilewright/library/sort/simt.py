@@ -19,10 +19,10 @@ from tilewright.symbolic import Size, ceil_divide, lift, product, simplify, uppe
 from tilewright.targets.base import Target
 
 STAGES = 12  # log2 of the elements of a CTA's network, at most
-ELEMENTS = 1024  # of the networks of short rows together
+NETWORK_ELEMENTS = 1024  # of the networks of short rows together
 EACH = 8  # elements of a thread
 SELECTED = 9  # log2 of the elements of rows from which on the first few are found without sorting all
-FEW = 9  # log2 of how many first elements of long rows are found without sorting all
+LOG2_SELECTED = 9  # log2 of how many first elements of long rows are found without sorting all
 _KEYS: dict[int, DType] = {1: uint8, 2: uint16, 4: uint32}
 
 
@@ -74,7 +74,7 @@ def gpu_sorting(group: Group, graph: Graph, target: Target) -> list[Candidate]:
     """The candidate of a group that sorts rows. Raises `UnsupportedOperationError` for elements of 64 bits."""
     sorting = _sorting(group)
     longest, few = _log2(upper_bound(sorting.columns)), _log2(upper_bound(sorting.taken))
-    if longest >= max(few + 3, SELECTED) and few <= min(FEW, STAGES - 3):
+    if longest >= max(few + 3, SELECTED) and few <= min(LOG2_SELECTED, STAGES - 3):
         stages, temporaries = _selected(sorting, longest, few)
     elif longest <= STAGES:
         stages, temporaries = [_rows(sorting, longest)], []
@@ -101,7 +101,7 @@ def _warps(elements: int) -> int:
 
 def _rows(sorting: Sorting, stages: int) -> KernelCall:
     """Whole rows in registers."""
-    rows = max(1, ELEMENTS >> stages)
+    rows = max(1, NETWORK_ELEMENTS >> stages)
     sizes = {"rows": sorting.rows, "columns": sorting.columns, "taken": sorting.taken}
     constants = {"ROWS": rows, "STAGES": stages, **sorting.keys}
     tensors = {"x": sorting.source, "out": sorting.anchor.output}

@@ -10,7 +10,7 @@ from tilewright.llm.engine import Statistics
 _SECONDS = (0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0, 30.0, 60.0, 300.0)
 
 
-class Histogram:
+class LatencyHistogram:
     """Seconds in buckets."""
 
     def __init__(self, bounds: Sequence[float] = _SECONDS) -> None:
@@ -37,8 +37,8 @@ class Metrics:
     """What the server counts beside the engine."""
 
     def __init__(self) -> None:
-        self.first_token = Histogram()
-        self.whole_request = Histogram()
+        self.first_token = LatencyHistogram()
+        self.whole_request = LatencyHistogram()
         self.responses: dict[int, int] = {}  # by HTTP status
         self.rejections = 0
 

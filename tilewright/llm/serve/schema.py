@@ -44,7 +44,7 @@ def _texts(most: int) -> Schema:
 
 _NUMBERS: dict[str, Schema] = {
     **{name: {"type": "number", "minimum": low, "maximum": high} for name, low, high in requests.REALS},
-    **{name: _whole(low, high) for name, low, high in requests.WHOLE},
+    **{name: _whole(low, high) for name, low, high in requests.WHOLE_NUMBERS},
 }
 _FORM: dict[str, Schema] = {
     "json": {"anyOf": [_ANY_OBJECT, _TEXT], "description": f"a JSON schema, {DEEPEST_SCHEMA} levels deep at most"},

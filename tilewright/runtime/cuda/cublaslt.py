@@ -26,7 +26,7 @@ _EPILOGUES = {(False, False): "DEFAULT", (True, False): "BIAS", (False, True): "
 
 
 @dataclass(frozen=True)
-class _Plan:
+class _ProductPlan:
     """A product of known sizes: handles of its description and its matrices, the algorithm, bytes of its workspace."""
 
     description: int
@@ -54,7 +54,7 @@ class ProductStep:
         self._bias = bool(options["bias"])
         self._workspaces = Workspaces(device)
         self._factors = np.array([1, 0], np.float32)
-        self._plans: dict[Any, _Plan] = {}
+        self._plans: dict[Any, _ProductPlan] = {}
 
     def __call__(self, x: int, y: int, z: int, stream: int, *operands: Operand) -> None:
         shapes = tuple(operand[1:] for operand in operands)
@@ -71,7 +71,7 @@ class ProductStep:
             self._workspaces.address(stream, plan.workspace), plan.workspace, stream,
         )  # fmt: skip
 
-    def _plan(self, shapes: Any) -> _Plan:
+    def _plan(self, shapes: Any) -> _ProductPlan:
         library = self._library
         description = library.matmul_desc_create(self._compute, _FLOAT)
         matrices = []
@@ -94,7 +94,7 @@ class ProductStep:
         library.matmul_preference_destroy(preference)
         if not count[0]:
             raise LaunchError(f"cuBLASLt has no algorithm for the product of {shapes[0][0]} and {shapes[1][0]}")
-        return _Plan(description, (b, a, out), found, int(found["workspace_size"][0]))
+        return _ProductPlan(description, (b, a, out), found, int(found["workspace_size"][0]))
 
     def _preference(self) -> int:
         found = self._library.matmul_preference_create()

@@ -16,7 +16,7 @@ _TYPES = {"f16": "HALF", "bf16": "BFLOAT16"}
 
 
 @dataclass(frozen=True)
-class _Plan:
+class _GraphPlan:
     """A graph of cuDNN for known sizes, its tensors in the order of the operands, and bytes of its workspace."""
 
     graph: Any
@@ -40,7 +40,7 @@ class ConvolutionStep:
         self._types = [getattr(self._library.data_type, _TYPES[text]) for text in dtypes]
         self._options = options
         self._workspaces = Workspaces(device)
-        self._plans: dict[Any, _Plan] = {}
+        self._plans: dict[Any, _GraphPlan] = {}
 
     def __call__(self, x: int, y: int, z: int, stream: int, *operands: Operand) -> None:
         shapes = tuple(operand[1:] for operand in operands)
@@ -52,7 +52,7 @@ class ConvolutionStep:
             places = {tensor: operand[0] for tensor, operand in zip(plan.tensors, operands, strict=True)}
             plan.graph.execute(places, self._workspaces.address(stream, plan.workspace), handle=self._handle)
 
-    def _plan(self, shapes: Any) -> _Plan:
+    def _plan(self, shapes: Any) -> _GraphPlan:
         library, options = self._library, self._options
         real = library.data_type.FLOAT
         graph = library.pygraph(
@@ -74,7 +74,7 @@ class ConvolutionStep:
         result.set_output(True).set_data_type(self._types[-1])
         result.set_dim(list(shapes[-1][0])).set_stride(list(shapes[-1][1]))
         graph.build([library.heur_mode.A, library.heur_mode.FALLBACK])
-        return _Plan(graph, (*given, result), max(int(graph.get_workspace_size()), 1))
+        return _GraphPlan(graph, (*given, result), max(int(graph.get_workspace_size()), 1))
 
 
 _HANDLES: dict[int, Any] = {}  # by GPU

@@ -59,7 +59,7 @@ def extern_start(key: str, device: Device) -> Callable[..., None]:
     if function not in _FUNCTIONS:
         raise ValueError(f"unknown library function {function!r}")
     dtypes = [str(name) for name in facts["dtypes"]]
-    return _told(key, _Step(function, dtypes, facts["options"], _torch(key), device))
+    return _told(key, _ExternStep(function, dtypes, facts["options"], _torch(key), device))
 
 
 def unusable(library: str, needs: str, install: str, error: Exception) -> MissingDependencyError:
@@ -102,7 +102,7 @@ def _torch(key: str) -> Any:
     return torch
 
 
-class _Step:
+class _ExternStep:
     """A call of a library's function on memory that is known by address."""
 
     def __init__(
@@ -140,13 +140,13 @@ class _Step:
             if len(self._tensors) >= _KEPT:
                 self._tensors.clear()
             dtype = self._dtypes[number]
-            memory = _Memory(*operand, dtype.itemsize)
+            memory = _ExternMemory(*operand, dtype.itemsize)
             seen = self._torch.as_tensor(memory, device=self._place)
             self._tensors[key] = seen.view(getattr(self._torch, dtype.name))
         return self._tensors[key]
 
 
-class _Memory:
+class _ExternMemory:
     """Memory of the GPU as other libraries are told of it."""
 
     def __init__(self, address: int, shape: tuple[int, ...], strides: tuple[int, ...], itemsize: int) -> None:

@@ -14,12 +14,12 @@ from typing import Any
 
 from tilewright.runtime.cuda.launch import Start
 from tilewright.runtime.cuda.tables import DeviceTables
-from tilewright.runtime.plan import Argument, BufferReference, Choice, Step, TableReference, TiledReference
+from tilewright.runtime.plan import Argument, BufferReference, LaunchChoice, Step, TableReference, TiledReference
 from tilewright.symbolic import Expression, Size, evaluate
 
 
 @dataclass(frozen=True)
-class Pointer:
+class PointerArgument:
     """An argument that changes with the caller's memory: number among inputs and outputs, byte offset, and for a
     tensor in tiles what a tensor map wants to know besides the address (extents, strides, …)."""
 
@@ -40,7 +40,7 @@ class Launch:
     start: Start
     grid: tuple[int, int, int]
     arguments: tuple[Any, ...]
-    pointers: tuple[tuple[int, Pointer], ...]
+    pointers: tuple[tuple[int, PointerArgument], ...]
 
     def __call__(self, stream: int, addresses: Sequence[int]) -> None:
         """Enqueue it, with the caller's memory at `addresses`."""
@@ -58,11 +58,11 @@ Recipe = Callable[[Sequence[int]], Any]
 class _Prepared:
     """What is known of a choice's launches before sizes are: None for arguments that depend on these."""
 
-    choice: Choice
+    choice: LaunchChoice
     start: Start
     grid: Callable[[Sequence[int]], tuple[int, int, int]]
     arguments: tuple[Any, ...]
-    pointers: tuple[tuple[int, Pointer], ...]
+    pointers: tuple[tuple[int, PointerArgument], ...]
     varying: tuple[tuple[int, Recipe], ...]  # by position
 
 
@@ -82,19 +82,19 @@ class Binder:
     _fixed: list[int] = field(default_factory=list)  # the sizes in their places, 0 for those that symbols change
     _prepared: dict[int, _Prepared] = field(default_factory=dict)  # by the identity of a choice, which they keep
 
-    def launches(self, choices: Sequence[Choice], symbols: Mapping[str, int]) -> list[Launch]:
+    def launches(self, choices: Sequence[LaunchChoice], symbols: Mapping[str, int]) -> list[Launch]:
         """The launches of choices for the symbols' values."""
         known = [self._prepared.get(id(choice)) or self.prepare(choice) for choice in choices]
         numbers = [evaluate(size, symbols) for size in self._places]
         return [_launch(each, numbers) for each in known]
 
-    def prepare(self, choice: Choice) -> _Prepared:
+    def prepare(self, choice: LaunchChoice) -> _Prepared:
         """Find out what no symbol changes, so that less is to do when sizes are first met."""
         recipes = [self._recipe(argument) for argument in choice.arguments]
         grid = self._sizes(choice.grid)
         changing = {n for n, argument in enumerate(choice.arguments) if _varies(argument)}
         arguments = tuple(None if n in changing else recipe(self._fixed) for n, recipe in enumerate(recipes))
-        pointers = tuple((n, argument) for n, argument in enumerate(arguments) if isinstance(argument, Pointer))
+        pointers = tuple((n, argument) for n, argument in enumerate(arguments) if isinstance(argument, PointerArgument))
         varying = tuple((n, recipes[n]) for n in sorted(changing))
         found = _Prepared(choice, self.starts[choice.kernel], grid, arguments, pointers, varying)
         self._prepared[id(choice)] = found
@@ -123,7 +123,7 @@ class Binder:
         offset = itemgetter(self._place(place.offset))
         number = self.numbers.get((place.kind, place.name))
         if number is not None:
-            return lambda numbers: Pointer(number, offset(numbers), None if tiled is None else tiled(numbers))
+            return lambda numbers: PointerArgument(number, offset(numbers), None if tiled is None else tiled(numbers))
         base = self.address(place)
         if tiled is None:
             return lambda numbers: base + offset(numbers)
@@ -149,7 +149,7 @@ def _launch(known: _Prepared, numbers: Sequence[int]) -> Launch:
     arguments, pointers = list(known.arguments), known.pointers
     for position, recipe in known.varying:
         argument = arguments[position] = recipe(numbers)
-        if isinstance(argument, Pointer):
+        if isinstance(argument, PointerArgument):
             pointers = (*pointers, (position, argument))
     return Launch(known.start, grid, tuple(arguments), pointers)
 
@@ -177,6 +177,6 @@ def place_of(argument: Argument) -> BufferReference | None:
     return value if isinstance(value, BufferReference) else None
 
 
-def taken(step: Step, symbols: Mapping[str, int]) -> Choice:
+def taken(step: Step, symbols: Mapping[str, int]) -> LaunchChoice:
     """The choice of a step for these sizes."""
     return next(c for c in step.choices if c.at_most is None or evaluate(c.size, symbols) <= c.at_most)

@@ -20,7 +20,15 @@ from tilewright.errors import LaunchError
 from tilewright.runtime import dlpack
 from tilewright.runtime.cuda.device import current_device, device
 from tilewright.runtime.cuda.driver import api, check
-from tilewright.runtime.cuda.streams import CUPY, DLPACK, INTERFACE, LEGACY_DEFAULT, Place, not_captured, synchronize
+from tilewright.runtime.cuda.streams import (
+    CUPY,
+    DLPACK,
+    INTERFACE,
+    LEGACY_DEFAULT,
+    DevicePlace,
+    not_captured,
+    synchronize,
+)
 
 
 class DeviceArray:
@@ -85,7 +93,7 @@ def _free(address: int, ordinal: int, process: int) -> None:
 class DeviceMemory:
     """Where an array of some library lies: GPU and library, address, element type, extents and strides (elements)."""
 
-    place: Place
+    place: DevicePlace
     address: int
     element: DType
     shape: tuple[int, ...]
@@ -131,7 +139,7 @@ def _through_interface(value: Any) -> DeviceMemory:
     except KeyError:
         raise LaunchError(f"an array of dtype {kind} cannot be passed to a kernel; convert it first") from None
     library = CUPY if _is_cupy(value) else INTERFACE
-    return DeviceMemory(Place(_ordinal(address), library), int(address), element, shape, strides, not read_only)
+    return DeviceMemory(DevicePlace(_ordinal(address), library), int(address), element, shape, strides, not read_only)
 
 
 def _ordinal(address: int) -> int:
@@ -145,5 +153,5 @@ def _ordinal(address: int) -> int:
 
 def _through_dlpack(value: Any) -> DeviceMemory:
     found = dlpack.borrow(value, LEGACY_DEFAULT)
-    place = Place(found.device_id, DLPACK)
+    place = DevicePlace(found.device_id, DLPACK)
     return DeviceMemory(place, found.address, found.element, found.shape, found.strides, found.writable)

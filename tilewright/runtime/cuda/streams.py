@@ -23,7 +23,7 @@ LEGACY_DEFAULT = 1  # the handle with a meaning of its own: a stream that waits 
 
 
 @dataclass(frozen=True)
-class Place:
+class DevicePlace:
     """Where an array is: the number of its GPU, and the library that knows the stream to work on."""
 
     ordinal: int

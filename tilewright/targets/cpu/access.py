@@ -34,7 +34,7 @@ class Reads:
     reshapes: list[int] = field(default_factory=list)  # innermost extents that reshapes take apart
 
 
-class Walker:
+class ValueWalker:
     """Walks lazy values; `is_stored(value)` says where a walk ends because the value lies in a buffer."""
 
     def __init__(self, is_stored: Callable[[Value], bool]) -> None:

@@ -50,7 +50,7 @@ class Along:
         return self.run % lanes == 0
 
 
-UNKNOWN = Along(None, 1, 1, False)
+UNKNOWN_STRIDE = Along(None, 1, 1, False)
 _KEEPS_STEP = {"add", "subtract", "offset"}
 
 
@@ -112,16 +112,16 @@ class AffineAnalysis:
         """Elementwise operations do not change along an axis along which no operand does."""
         operation, rank = value.definition, value.type.rank
         if operation is None or operation.regions or operation.opcode in ("atomic_rmw", "atomic_cas", "dot"):
-            return (UNKNOWN,) * rank
+            return (UNKNOWN_STRIDE,) * rank
         if operation.opcode in _SHAPE_RULES and hasattr(self, f"_rule_{operation.opcode}"):
             return getattr(self, f"_rule_{operation.opcode}")(operation)
         if any(operand.type.shape != value.type.shape for operand in operation.operands) or not operation.operands:
-            return (UNKNOWN,) * rank
+            return (UNKNOWN_STRIDE,) * rank
         axes = []
         for axis in range(rank):
             inputs = [self.along(operand, axis) for operand in operation.operands]
             still = all(fact.step == 0 for fact in inputs)
-            axes.append(Along(0, gcd(*(fact.run for fact in inputs)), 1) if still else UNKNOWN)
+            axes.append(Along(0, gcd(*(fact.run for fact in inputs)), 1) if still else UNKNOWN_STRIDE)
         return tuple(axes)
 
     def _rule_constant(self, operation: Operation) -> tuple[Along, ...]:
@@ -232,7 +232,7 @@ class AffineAnalysis:
             if extent == 1:
                 facts.append(Along(0, 0, 1))
             elif not solid:
-                facts.append(UNKNOWN)
+                facts.append(UNKNOWN_STRIDE)
             elif len(solid) == 1 and axes[solid[0]].run == 0 and axes[solid[0]].step is not None:
                 step = axes[solid[0]].step
                 assert step is not None
@@ -242,7 +242,7 @@ class AffineAnalysis:
                 run = gcd(last.run, old_shape[solid[-1]], extent)
                 facts.append(last.restricted(run))
             else:
-                facts.append(UNKNOWN)
+                facts.append(UNKNOWN_STRIDE)
             inner *= extent
         return facts[::-1]
 
@@ -317,7 +317,7 @@ def _sum(left: Along, right: Along, sign: int) -> Along:
     left, right = left.restricted(run), right.restricted(run)
     if left.step is None or right.step is None:
         uniform = left.uniform and right.uniform
-        return Along(None, run, gcd(left.multiple, right.multiple), True) if uniform else UNKNOWN
+        return Along(None, run, gcd(left.multiple, right.multiple), True) if uniform else UNKNOWN_STRIDE
     return Along(left.step + sign * right.step, run, gcd(left.multiple, right.multiple))
 
 
@@ -330,12 +330,12 @@ def _product(left: Along, right: Along, factor: int | None) -> Along:
     if factor is not None and left.step is not None:
         return Along(left.step * factor, run, multiple)
     still = left.step == 0 or right.step == 0
-    return Along(None, run, multiple, True) if still and left.uniform and right.uniform else UNKNOWN
+    return Along(None, run, multiple, True) if still and left.uniform and right.uniform else UNKNOWN_STRIDE
 
 
 def _quotient(fact: Along, divisor: int) -> Along:
     if fact.step is None:
-        return UNKNOWN
+        return UNKNOWN_STRIDE
     exact = fact.multiple % divisor == 0
     if fact.step == 0:
         return Along(0, fact.run, fact.multiple // divisor if exact else 1)
@@ -343,18 +343,18 @@ def _quotient(fact: Along, divisor: int) -> Along:
         return Along(fact.step // divisor, fact.run, fact.multiple // divisor)
     if exact and fact.step > 0 and divisor % fact.step == 0:
         return Along(0, gcd(fact.run, divisor // fact.step), 1)
-    return UNKNOWN
+    return UNKNOWN_STRIDE
 
 
 def _remainder(fact: Along, divisor: int) -> Along:
     if fact.step is None:
-        return UNKNOWN
+        return UNKNOWN_STRIDE
     if fact.step == 0:
         return Along(0, fact.run, gcd(fact.multiple, divisor))
     if fact.multiple % divisor == 0 and fact.step > 0 and divisor % fact.step == 0:
         run = gcd(fact.run, divisor // fact.step)
         return Along(fact.step, run, gcd(divisor, fact.step * run))
-    return UNKNOWN
+    return UNKNOWN_STRIDE
 
 
 def _nonnegative(analysis: AffineAnalysis, value: Value) -> bool:

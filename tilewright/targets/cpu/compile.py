@@ -13,7 +13,7 @@ from tilewright.settings import settings
 from tilewright.targets.base import Binary, stored_remarks
 from tilewright.targets.cpu.assemble import assemble
 from tilewright.targets.cpu.options import CPUOptions
-from tilewright.targets.cpu.pipeline import LoweredKernel, lower
+from tilewright.targets.cpu.pipeline import LoweredCPUKernel, lower
 from tilewright.targets.cpu.stored import binary_of, from_entry
 from tilewright.targets.cpu.target import CPUTarget
 from tilewright.targets.llvm.cache import ObjectCache, content_key
@@ -52,7 +52,7 @@ def compile_function(function: Function, target: CPUTarget, options: CPUOptions)
 
 
 def _metadata(
-    function: Function, lowered: LoweredKernel, target: CPUTarget, seconds: Mapping[str, float]
+    function: Function, lowered: LoweredCPUKernel, target: CPUTarget, seconds: Mapping[str, float]
 ) -> dict[str, Any]:
     return {
         "symbol": lowered.symbol,

@@ -9,11 +9,11 @@ from tilewright.ir.ops import ELEMENTWISE
 from tilewright.targets.cpu.access import FIXED, SCATTERED, Axes, PrefixKey, masks_out, operand_axes
 from tilewright.targets.cpu.affine import AffineAnalysis
 from tilewright.targets.cpu.attributes import integer, number
-from tilewright.targets.cpu.program import Program
+from tilewright.targets.cpu.program import ProgramOrder
 
 
 def unneeded_outside(
-    program: Program,
+    program: ProgramOrder,
     analysis: AffineAnalysis,
     value: Value,
     axis: int,
@@ -31,7 +31,7 @@ def unneeded_outside(
 
 class _Demand:
     def __init__(
-        self, program: Program, analysis: AffineAnalysis, key: PrefixKey, limited: frozenset[Operation]
+        self, program: ProgramOrder, analysis: AffineAnalysis, key: PrefixKey, limited: frozenset[Operation]
     ) -> None:
         self.limited = limited
         self.program = program

@@ -27,7 +27,7 @@ from tilewright.targets.llvm.builder import LLVMBuilder, LLVMValue, Module
 _LLVM_TYPES = {"f32": "float", "f64": "double", "bf16": "bfloat", "f16": "half", "i8": "i8", "u8": "i8", "i32": "i32"}
 _IN_PLACE_ROWS = 4  # up to so many rows of `left` are read in place through one pointer each
 _SHORT_RUN = 8  # depth of a run when few rows meet a wide row-major matrix: so many streams from memory
-LINE = 64
+CACHE_LINE = 64
 CACHE_SETS = 64  # of a level 1 cache whose ways are 4 KiB, as most are
 PAGE = 4096
 CROWDED = 4  # lines of one set that the rows of a tile may take
@@ -56,13 +56,13 @@ class Blocking:
         runs = -(-shape.depth // longest)
         self.depth = min(shape.depth, round_up(-(-shape.depth // runs), 4))
         # rows of the copy are an odd number of lines apart, so that they fall into different cache sets
-        per_line = LINE // itemsize
+        per_line = CACHE_LINE // itemsize
         self.left_stride = (round_up(self.depth, max(per_line, self.lanes)) // per_line | 1) * per_line
         left_rows = round_up(shape.rows, 2) + 1  # a vector may be written beyond the last row
         self.transposed_stride = round_up(shape.rows + 1, self.lanes) + per_line
         left = itemsize * max(left_rows * self.left_stride, (self.depth + 1) * self.transposed_stride)
-        self.right_offset = round_up(left, LINE)
-        self.scratch_bytes = self.right_offset + round_up((self.depth + 1) * self.width * itemsize, LINE)
+        self.right_offset = round_up(left, CACHE_LINE)
+        self.scratch_bytes = self.right_offset + round_up((self.depth + 1) * self.width * itemsize, CACHE_LINE)
 
     def panels_at_once(self, rows: int) -> int:
         """Panels that one micro-kernel takes: as many as the registers hold beside so few rows."""
@@ -99,7 +99,7 @@ class _Panel:
 
 
 @dataclass(frozen=True)
-class _Run:
+class _DepthRun:
     """One run of the depth."""
 
     start: LLVMValue
@@ -181,7 +181,7 @@ class DotFunction:
         if plan.right_stride is None:
             return False
         itemsize = plan.right.itemsize
-        ways = max(1, self.target.l1_bytes // (LINE * CACHE_SETS))
+        ways = max(1, self.target.l1_bytes // (CACHE_LINE * CACHE_SETS))
         row_lines = lines_of(self.blocking.width * itemsize)
         starts = CACHE_SETS // math.gcd(CACHE_SETS, lines_of(plan.right_stride * itemsize))
         near = plan.right_stride * itemsize <= 4096
@@ -231,7 +231,7 @@ class DotFunction:
             self._inner_products(start, length, accumulate)
             return
         builder, blocking, columns = self.builder, self.blocking, self.plan.shape.columns
-        run = _Run(start, length, self._prepare_left(start, length), accumulate, rows)
+        run = _DepthRun(start, length, self._prepare_left(start, length), accumulate, rows)
         panels = blocking.panels_at_once(rows[-1])
         done = 0
         limit = builder.minimum(self.columns, columns // blocking.width * blocking.width)
@@ -258,7 +258,7 @@ class DotFunction:
             with builder.when(builder.compare("sgt", self.columns, columns - rest), hint="narrow"):
                 self._columns(run, builder.integer(columns - rest), narrow, 1)
 
-    def _narrow_panel(self, run: _Run) -> None:
+    def _narrow_panel(self, run: _DepthRun) -> None:
         """The last panel, where the columns end in one vector of it."""
         builder, width = self.builder, self.blocking.width
         over = builder.binary("urem", self.columns, builder.integer(width))
@@ -284,7 +284,7 @@ class DotFunction:
                 arguments = [left, right, self.right_stride, tile, length, available, accumulate]
                 builder.call(kernel.name, "void", arguments)
 
-    def _columns(self, run: _Run, column: LLVMValue, width: int, count: int) -> None:
+    def _columns(self, run: _DepthRun, column: LLVMValue, width: int, count: int) -> None:
         """All rows of `count` panels of `right` from `column`, each `width` wide."""
         builder = self.builder
         source = self._right_place(column, run.start)
@@ -399,7 +399,7 @@ class DotFunction:
 
     def _panel(
         self,
-        run: _Run,
+        run: _DepthRun,
         right: LLVMValue,
         stride: LLVMValue | None,
         element: str,
@@ -427,7 +427,7 @@ class DotFunction:
 
     # -- Rows -------------------------------------------------------------------------------------
 
-    def _row_groups(self, run: _Run, panel: _Panel) -> None:
+    def _row_groups(self, run: _DepthRun, panel: _Panel) -> None:
         """Run the micro-kernel on all rows, in groups as equal as can be."""
         if self.plan.limits[0]:
             if self.target.quick:
@@ -473,7 +473,7 @@ class DotFunction:
             sizes |= {small, small + 1} if extra else {small}
         return sorted(sizes)
 
-    def _limited_row_groups(self, run: _Run, panel: _Panel) -> None:
+    def _limited_row_groups(self, run: _DepthRun, panel: _Panel) -> None:
         """Groups of the sizes that `_plan_row_groups` found: one micro-kernel for each size."""
         builder = self.builder
         likely_groups = max(1, run.rows[-1] // self.blocking.max_rows)
@@ -491,7 +491,7 @@ class DotFunction:
             builder.start(done)
             loop.next([builder.add(first, builder.multiply(size, self.unit))])
 
-    def _quick_row_groups(self, run: _Run, panel: _Panel) -> None:
+    def _quick_row_groups(self, run: _DepthRun, panel: _Panel) -> None:
         """Groups of the greatest size, a power of two, then units: two micro-kernels for all numbers of rows."""
         builder, size = self.builder, self.blocking.max_rows
         whole = builder.integer(0)
@@ -502,7 +502,9 @@ class DotFunction:
         with builder.loop(whole, self.rows, self.unit, hint="units") as loop:
             self._run_tile(run, panel, loop.index, self.unit, builder.integer(0), 1)
 
-    def _run_tile(self, run: _Run, panel: _Panel, first: LLVMValue, rows: int, group: LLVMValue, groups: int) -> None:
+    def _run_tile(
+        self, run: _DepthRun, panel: _Panel, first: LLVMValue, rows: int, group: LLVMValue, groups: int
+    ) -> None:
         """Call the micro-kernel for `rows` rows from row `first`, which are group number `group` of `groups`."""
         builder, plan = self.builder, self.plan
         row_stride, depth_stride = self._left_strides()
@@ -556,5 +558,5 @@ class DotFunction:
         line = builder.select(builder.compare("slt", line, 2 * per_row), line, builder.integer(0))
         row = builder.binary("udiv", line, builder.integer(per_row))
         column = builder.binary("urem", line, builder.integer(per_row))
-        offset = builder.add(builder.multiply(row, panel.ahead_stride), builder.multiply(column, LINE))
+        offset = builder.add(builder.multiply(row, panel.ahead_stride), builder.multiply(column, CACHE_LINE))
         return builder.gep(panel.ahead, offset, "i8")

@@ -31,10 +31,10 @@ from tilewright.targets.cpu.dot_places import (
     panels_of,
     shape_source,
 )
-from tilewright.targets.cpu.evaluate import ZERO, Evaluator, Index, Indices
+from tilewright.targets.cpu.evaluate import ZERO, Evaluator, Indices, LaneIndex
 from tilewright.targets.cpu.nests import count_of_prefix
 from tilewright.targets.cpu.placement import Placement
-from tilewright.targets.cpu.report import Report
+from tilewright.targets.cpu.report import KernelReport
 from tilewright.targets.cpu.storage import Storage
 from tilewright.targets.cpu.target import CPUTarget
 from tilewright.targets.llvm.builder import LLVMBuilder, LLVMValue
@@ -45,7 +45,7 @@ class DotEmitter:
 
     def __init__(
         self, builder: LLVMBuilder, target: CPUTarget, placement: Placement, evaluator: Evaluator,
-        storage: dict[Value, Storage], report: Report,
+        storage: dict[Value, Storage], report: KernelReport,
     ) -> None:  # fmt: skip
         self.report = report
         self.builder = builder
@@ -65,7 +65,7 @@ class DotEmitter:
             return
         with self.builder.loop(self.builder.integer(0), self.builder.integer(batches), 1) as loop:
             with self.evaluator.scope(loop.guard, loop.index):
-                self._product(operation, Index(loop.index), scratch, zero)
+                self._product(operation, LaneIndex(loop.index), scratch, zero)
             loop.next([])
 
     def _report(self, operation: Operation) -> None:
@@ -82,7 +82,7 @@ class DotEmitter:
             stored = source in self.placement.stored
             self.report.operand(operation, side, None if stored else source.definition)
 
-    def _product(self, operation: Operation, batch: Index, scratch: Storage, zero: bool) -> None:
+    def _product(self, operation: Operation, batch: LaneIndex, scratch: Storage, zero: bool) -> None:
         left, right, _ = operation.operands
         result = self.storage[operation.result]
         shape = dot_shape(operation)
@@ -167,9 +167,9 @@ class DotEmitter:
 
     # -- Operands ---------------------------------------------------------------------------------
 
-    def _element(self, value: Value, batch: Index, row: int, column: int) -> LLVMValue:
+    def _element(self, value: Value, batch: LaneIndex, row: int, column: int) -> LLVMValue:
         """The address of one element of an operand."""
-        indices: Indices = (Index(self.builder.integer(row)), Index(self.builder.integer(column)))
+        indices: Indices = (LaneIndex(self.builder.integer(row)), LaneIndex(self.builder.integer(column)))
         if value.type.rank == 3:
             indices = (batch, *indices)
         return self.address(value, indices)
@@ -186,7 +186,7 @@ class DotEmitter:
         assert mapped is not None
         return self.address(operation.operands[0], mapped)
 
-    def _stride(self, value: Value, batch: Index, axis: int) -> LLVMValue | int:
+    def _stride(self, value: Value, batch: LaneIndex, axis: int) -> LLVMValue | int:
         """Elements from one element to the next along one of the last two axes (0: rows, 1: columns)."""
         place = value.type.rank - 2 + axis
         if value.type.shape[place] == 1:
@@ -209,13 +209,13 @@ class DotEmitter:
         first, second = (builder.cast("ptrtoint", pointer, "i64") for pointer in (start, end))
         return builder.binary("sdiv", builder.subtract(second, first), builder.integer(itemsize), "exact")
 
-    def _left(self, value: Value, batch: Index) -> LeftOperand:
+    def _left(self, value: Value, batch: LaneIndex) -> LeftOperand:
         pointer = self._element(value, batch, 0, 0)
         strides = self._stride(value, batch, 0), self._stride(value, batch, 1)
         whole = shape_source(self.placement, value) in self.placement.stored
         return LeftOperand(pointer, *strides, value.type.dtype, whole)
 
-    def _right(self, dot: Operation, batch: Index) -> RightOperand:
+    def _right(self, dot: Operation, batch: LaneIndex) -> RightOperand:
         value = dot.operands[1]
         panels = panels_of(self.placement, value)
         if panels is not None:
@@ -237,7 +237,7 @@ class DotEmitter:
         elif fact.step is not None:
             stride = fact.step
         else:
-            following = self.evaluator.address(pointer, (Index(self.builder.integer(1)), *inner))
+            following = self.evaluator.address(pointer, (LaneIndex(self.builder.integer(1)), *inner))
             stride = self._distance(start, following, value.type.dtype.itemsize)
         return RightOperand(start, layout, stride, value.type.dtype)
 

@@ -12,7 +12,7 @@ from tilewright.targets.cpu.affine import AffineAnalysis, Along
 from tilewright.targets.cpu.attributes import integer, integers
 from tilewright.targets.cpu.demand import unneeded_outside, value_outside
 from tilewright.targets.cpu.dot import DotShape, takes_groups
-from tilewright.targets.cpu.program import Program
+from tilewright.targets.cpu.program import ProgramOrder
 from tilewright.targets.cpu.target import CPUTarget
 
 
@@ -21,7 +21,7 @@ class Placed(Protocol):
 
     stored: set[Value]
     analysis: AffineAnalysis
-    program: Program
+    program: ProgramOrder
     target: CPUTarget
 
 

@@ -66,7 +66,7 @@ def emit_tile_function(module: Module, target: CPUTarget, plan: DotPlan) -> None
 
 
 @dataclass(frozen=True)
-class _Run:
+class _TileRun:
     """One run of the depth for one or two strips of columns."""
 
     column: LLVMValue
@@ -134,14 +134,14 @@ class _TileFunction:
         def strips_of(row: LLVMValue, heights: Sequence[int]) -> None:
             def multiply(column: LLVMValue, count: int) -> None:
                 place, _ = self._right_rows(column, start)
-                self._tiles(row, heights, _Run(column, place, count, left, left_stride, steps, accumulate, None))
+                self._tiles(row, heights, _TileRun(column, place, count, left, left_stride, steps, accumulate, None))
 
             self._each_strip(multiply)
 
         def rows_of(column: LLVMValue, count: int) -> None:
             self._pack(column, start, length, count)
             ahead = self._right_ahead(column, start, length)
-            run = _Run(column, self.strips, count, left, left_stride, steps, accumulate, ahead)
+            run = _TileRun(column, self.strips, count, left, left_stride, steps, accumulate, ahead)
             self._each_rows(lambda row, heights: self._tiles(row, heights, run))
 
         if self.in_place:  # rows of `left` stay in level 1, where there is nothing to copy
@@ -191,7 +191,7 @@ class _TileFunction:
 
     # -- One block of tiles -------------------------------------------------------------------------
 
-    def _tiles(self, row: LLVMValue, heights: Sequence[int], run: _Run) -> None:
+    def _tiles(self, row: LLVMValue, heights: Sequence[int], run: _TileRun) -> None:
         """The sums of `heights` rows from `row` and the strips of `run` over a run of the depth."""
         b, count, itemsize = self.builder, run.count, self.plan.left.itemsize
         stride = b.multiply(run.left_stride, itemsize)
@@ -241,7 +241,7 @@ class _TileFunction:
 
     # -- What comes next, on its way meanwhile ---------------------------------------------------------
 
-    def _following_sums(self, row: LLVMValue, run: _Run) -> LLVMValue:
+    def _following_sums(self, row: LLVMValue, run: _TileRun) -> LLVMValue:
         """The sums after those of `row`: further down, or in the next strips."""
         b = self.builder
         below = b.add(row, 2 * _ROWS)
@@ -273,7 +273,7 @@ class _TileFunction:
         )
         return place, b.multiply(stride, self.plan.right.itemsize)
 
-    def _prefetch_right(self, run: _Run, row: LLVMValue, step: LLVMValue) -> None:
+    def _prefetch_right(self, run: _TileRun, row: LLVMValue, step: LLVMValue) -> None:
         """A share of the strips that are copied next, into the level 2 cache; all rows together fetch them."""
         if run.ahead is None:
             return
@@ -286,7 +286,7 @@ class _TileFunction:
         for line in range(lines):
             self._prefetch(b.gep(place, b.multiply(b.add(first, line), stride), "i8"), level=2)
 
-    def _prefetch_left(self, run: _Run, row: LLVMValue, step: LLVMValue) -> None:
+    def _prefetch_left(self, run: _TileRun, row: LLVMValue, step: LLVMValue) -> None:
         """A share of the rows below, which the same strips or the next program takes, into the level 2 cache."""
         b, wide = self.builder, _STRIPS * _ROWS
         stride = b.multiply(run.left_stride, self.plan.left.itemsize)

@@ -16,7 +16,7 @@ from tilewright.ir.types import PointerType
 from tilewright.targets.cpu.asking import AskEmitter
 from tilewright.targets.cpu.attributes import integer
 from tilewright.targets.cpu.elementwise import unsupported
-from tilewright.targets.cpu.evaluate import Evaluator, Index, Indices
+from tilewright.targets.cpu.evaluate import Evaluator, Indices, LaneIndex
 from tilewright.targets.cpu.failures import NUMBER, emit_failure
 from tilewright.targets.cpu.memory import emit_store
 from tilewright.targets.cpu.scalar_region import ScalarRegion
@@ -88,7 +88,7 @@ class EffectEmitter:
         builder = self.builder
         with builder.loop(builder.integer(0), builder.integer(shape[len(indices)]), 1) as loop:
             with self.evaluator.scope(loop.guard, loop.index):
-                self._for_each(shape, (*indices, Index(loop.index)), body)
+                self._for_each(shape, (*indices, LaneIndex(loop.index)), body)
             loop.next([])
 
     def _map(self, operation: Operation, indices: Indices) -> None:

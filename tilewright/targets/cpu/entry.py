@@ -59,7 +59,7 @@ def emit_entry(entry: Entry, function: Function, target: CPUTarget, module: Modu
     counts = [builder.load("i64", builder.gep(slots, first + axis, "i64"), 8) for axis in range(3)]
     narrow = [builder.cast("trunc", count, "i32") for count in counts]
     record = [builder.load("ptr", builder.gep(slots, first + 3, "i64"), 8)] if entry.records else []
-    frame = _Frame(builder, function, slots) if target.is_x86 else None
+    frame = _EntryFrame(builder, function, slots) if target.is_x86 else None
 
     def run(instance: str) -> None:
         if entry.waits:
@@ -111,7 +111,7 @@ def _argument(builder: LLVMBuilder, slots: LLVMValue, number: int, element: Elem
     return builder.cast("trunc", builder.load("i64", address, 8), type_text)
 
 
-class _Frame:
+class _EntryFrame:
     """What the entry point leaves on its stack while instances run, for the handler of faults (`runtime.faults`).
 
     Its stores are volatile: nothing else reads them.

@@ -1,10 +1,10 @@
 """Lazy evaluation of blocks: code for the elements of a value at given indices.
 
-`Evaluator.evaluate(value, indices)` takes one `Index` for each axis.  An index is a scalar position,
+`Evaluator.evaluate(value, indices)` takes one `LaneIndex` for each axis.  An index is a scalar position,
 or `lanes` consecutive positions; at most one index of a tuple has several lanes.  The result is a
 scalar when the elements do not depend on that axis, else a vector.
 
-Code goes to the outermost loop in which its inputs are known: every loop of a nest opens a `Scope`
+Code goes to the outermost loop in which its inputs are known: every loop of a nest opens a `LoopScope`
 with a cache, and a result is cached where it was emitted.  So row quantities are computed once for a
 row, and an expression used by several roots of a nest once for an element.
 """
@@ -30,7 +30,7 @@ from tilewright.targets.llvm.conversions import memory_type, register_type
 
 
 @dataclass(frozen=True, eq=False)
-class Phase:
+class ComparisonPhase:
     """What is known of comparisons along an index: all true ("inside"), all false ("outside"), or `mask`.
 
     `compares` gives for each comparison which of its axes the index must run along.
@@ -42,7 +42,7 @@ class Phase:
 
 
 @dataclass(frozen=True)
-class Index:
+class LaneIndex:
     """Positions base … base + lanes - 1 along an axis; base is a multiple of lanes.
 
     `valid` (a vector of i1) marks the lanes that exist at a ragged end; None: all of them.
@@ -50,7 +50,7 @@ class Index:
 
     base: LLVMValue
     lanes: int = 1
-    phase: Phase | None = None
+    phase: ComparisonPhase | None = None
     valid: LLVMValue | None = None
 
     @property
@@ -58,17 +58,17 @@ class Index:
         return (self.base.text, self.lanes, id(self.phase))
 
     @property
-    def first(self) -> Index:
+    def first(self) -> LaneIndex:
         """The position of the first lane alone."""
-        return Index(self.base) if self.lanes > 1 else self
+        return LaneIndex(self.base) if self.lanes > 1 else self
 
 
-ZERO = Index(LLVMValue("i64", "0"))
-Indices = tuple[Index, ...]
+ZERO = LaneIndex(LLVMValue("i64", "0"))
+Indices = tuple[LaneIndex, ...]
 
 
 @dataclass
-class Scope:
+class LoopScope:
     """One loop level: where its hoisted code goes (None: the current block) and what it has computed."""
 
     block: Block | None = None
@@ -96,14 +96,14 @@ class Evaluator:
         self.streams = False  # stores with the cache modifier .cs go around the caches
         self.through: Value | None = None  # evaluated although it has a buffer: the one being written
         self.on_access: Callable[[Operation, str, int | None, int, bool], None] = lambda *access: None
-        self._scopes = [Scope()]
+        self._scopes = [LoopScope()]
         self._levels: dict[str, int] = {}
 
     # -- Scopes -----------------------------------------------------------------------------------
 
     def reset(self) -> None:
         """Forget everything computed: a new group of roots begins."""
-        self._scopes = [Scope()]
+        self._scopes = [LoopScope()]
         self._levels = {}
 
     @contextmanager
@@ -113,7 +113,7 @@ class Evaluator:
         `known` are the values (the loop's index) that exist from this level on.
         """
         self._scopes[-1].block = outer
-        self._scopes.append(Scope())
+        self._scopes.append(LoopScope())
         for value in known:
             self._levels[value.text] = len(self._scopes) - 1
         yield
@@ -313,7 +313,7 @@ class Evaluator:
 
     def _reshaped(self, operation: Operation, indices: Indices) -> Indices | None:
         old, new = operation.operands[0].type.shape, operation.results[0].type.shape
-        mapped: list[Index] = [ZERO] * len(old)
+        mapped: list[LaneIndex] = [ZERO] * len(old)
         for old_range, new_range in reshape_groups(old, new):
             solid_old = [axis for axis in old_range if old[axis] > 1]
             solid_new = [axis for axis in new_range if new[axis] > 1]
@@ -331,7 +331,7 @@ class Evaluator:
                     mapped[axis] = index
         return tuple(mapped)
 
-    def _split_linear(self, old: list[int], new: list[int], indices: list[Index]) -> list[Index] | None:
+    def _split_linear(self, old: list[int], new: list[int], indices: list[LaneIndex]) -> list[LaneIndex] | None:
         """Row-major position from `indices` in `new`, taken apart over the extents `old`."""
         lanes = max(index.lanes for index in indices)
         if lanes > 1 and (indices[-1].lanes == 1 or old[-1] % lanes or new[-1] % lanes):
@@ -364,9 +364,9 @@ class Evaluator:
         for part in parts:
             if not part.text.isdigit():
                 self._levels.setdefault(part.text, level)
-        result = [Index(part) for part in parts]
+        result = [LaneIndex(part) for part in parts]
         if lanes > 1:
-            result[-1] = Index(parts[-1], lanes, None, indices[-1].valid)
+            result[-1] = LaneIndex(parts[-1], lanes, None, indices[-1].valid)
         return result
 
     def _by_lane(self, value: Value, indices: Indices) -> LLVMValue:
@@ -378,7 +378,7 @@ class Evaluator:
         elements: list[LLVMValue] = []
         for lane in range(index.lanes):
             base = self._lane_position(index, lane)
-            elements.append(self.evaluate(value, (*indices[:place], Index(base), *indices[place + 1 :])))
+            elements.append(self.evaluate(value, (*indices[:place], LaneIndex(base), *indices[place + 1 :])))
 
         def emit() -> LLVMValue:
             vector = self.builder.poison(vector_type(elements[0].type, index.lanes))
@@ -388,12 +388,12 @@ class Evaluator:
 
         return self.emit_at(elements, emit)
 
-    def _lane_position(self, index: Index, lane: int) -> LLVMValue:
+    def _lane_position(self, index: LaneIndex, lane: int) -> LLVMValue:
         """The position of one lane; lanes that do not exist repeat the first."""
         base = self.emit_at([index.base], lambda: self.builder.add(index.base, lane))
         return base if index.valid is None else self._existing_lane(index, lane, base)
 
-    def _existing_lane(self, index: Index, lane: int, base: LLVMValue) -> LLVMValue:
+    def _existing_lane(self, index: LaneIndex, lane: int, base: LLVMValue) -> LLVMValue:
         assert index.valid is not None
         valid = index.valid
 
@@ -418,7 +418,7 @@ class Evaluator:
 
     def _split(self, operation: Operation, value: Value, indices: Indices) -> LLVMValue:
         half = operation.results.index(value)
-        return self.evaluate(operation.operands[0], (*indices, Index(LLVMValue("i64", str(half)))))
+        return self.evaluate(operation.operands[0], (*indices, LaneIndex(LLVMValue("i64", str(half)))))
 
     def _cat(self, operation: Operation, value: Value, indices: Indices) -> LLVMValue:
         axis = integer(operation, "axis")
@@ -436,16 +436,16 @@ class Evaluator:
         assert result is not None
         return result
 
-    def _clamped(self, index: Index, start: int, extent: int) -> Index:
+    def _clamped(self, index: LaneIndex, start: int, extent: int) -> LaneIndex:
         """The index inside one part of a concatenation; any position of the part when it is in another."""
 
         def emit() -> LLVMValue:
             moved = self.builder.subtract(index.base, start)
             return self.builder.minimum(self.builder.maximum(moved, 0), extent - index.lanes)
 
-        return Index(self.emit_at([index.base], emit), index.lanes, None, index.valid)
+        return LaneIndex(self.emit_at([index.base], emit), index.lanes, None, index.valid)
 
-    def _from(self, index: Index, start: int, part: LLVMValue, before: LLVMValue) -> LLVMValue:
+    def _from(self, index: LaneIndex, start: int, part: LLVMValue, before: LLVMValue) -> LLVMValue:
         values = self.matched([part, before])
 
         def emit() -> LLVMValue:

@@ -19,9 +19,9 @@ from tilewright.targets.cpu.evaluate import Evaluator
 from tilewright.targets.cpu.failures import emit_stop
 from tilewright.targets.cpu.nests import NestEmitter
 from tilewright.targets.cpu.placement import Placement, remark_at
-from tilewright.targets.cpu.report import Report
+from tilewright.targets.cpu.report import KernelReport
 from tilewright.targets.cpu.scan import ScanEmitter
-from tilewright.targets.cpu.schedule import Scheduler, Step, TargetStorage
+from tilewright.targets.cpu.schedule import KernelScheduler, ScheduleStep, TargetStorage
 from tilewright.targets.cpu.storage import Storage
 from tilewright.targets.cpu.target import CPUTarget
 from tilewright.targets.cpu.waiting import WaitEmitter, watches_waits
@@ -59,7 +59,7 @@ class _Storage(TargetStorage):
 _ACCUMULATORS = (dtypes.float32, dtypes.float64, dtypes.int32)
 
 
-class KernelLowering:
+class CPUKernelLowering:
     """The lowering of one function into `module`; `run` returns the scratch bytes it needs.
 
     `symbol` names the function of one program instance.  `fuse` lets a product and a sum become one instruction,
@@ -83,9 +83,9 @@ class KernelLowering:
         self.symbol = symbol
         self.analysis = AffineAnalysis(function)
         self.placement = Placement(function, self.analysis, target, careful)
-        self.scheduler = Scheduler(self.placement, _Storage(self.placement, target))
+        self.scheduler = KernelScheduler(self.placement, _Storage(self.placement, target))
         self.remarks = self.placement.remarks
-        self.report = Report(function, self.analysis)
+        self.report = KernelReport(function, self.analysis)
         self.streams = self._has_streams()
         self.asserts = any(operation.opcode == "assert" for operation in function.walk())
         self.waits = watches_waits(function)
@@ -136,7 +136,7 @@ class KernelLowering:
         parameters += [("i32", f"{kind}_{axis}", "") for kind in ("program", "count") for axis in _GRID]
         return [*parameters, ("ptr", "record", "")] if self.records else parameters
 
-    def _emit_instance(self, steps: Sequence[Step]) -> None:
+    def _emit_instance(self, steps: Sequence[ScheduleStep]) -> None:
         attributes = function_attributes(self.target)
         builder = LLVMBuilder(
             self.module,
@@ -179,7 +179,7 @@ class KernelLowering:
 
     # -- Steps ------------------------------------------------------------------------------------
 
-    def _steps(self, steps: Sequence[Step]) -> None:
+    def _steps(self, steps: Sequence[ScheduleStep]) -> None:
         for step in steps:
             if self.waiting is not None and step.writes:
                 self.waiting.note(self.builder.constant("i1", True))
@@ -209,7 +209,7 @@ class KernelLowering:
         for result in operation.results:
             self.scalars[result] = self.evaluator.compute_scalar(result)
 
-    def _whole(self, step: Step) -> None:
+    def _whole(self, step: ScheduleStep) -> None:
         operation = step.operation
         assert operation is not None
         if operation.opcode == "dot":
@@ -228,7 +228,7 @@ class KernelLowering:
 
     # -- Control flow -----------------------------------------------------------------------------
 
-    def _for(self, operation: Operation, bodies: Sequence[Sequence[Step]]) -> None:
+    def _for(self, operation: Operation, bodies: Sequence[Sequence[ScheduleStep]]) -> None:
         builder = self.builder
         region = operation.regions[0]
         kind = operation.operands[0].type.dtype
@@ -251,7 +251,7 @@ class KernelLowering:
         for place, value in zip(places, loop.results, strict=True):
             self.scalars[operation.results[place]] = value
 
-    def _if(self, operation: Operation, bodies: Sequence[Sequence[Step]]) -> None:
+    def _if(self, operation: Operation, bodies: Sequence[Sequence[ScheduleStep]]) -> None:
         builder = self.builder
         blocks = [builder.new_block("if.then"), builder.new_block("if.else")]
         after = builder.new_block("if.end")
@@ -268,7 +268,7 @@ class KernelLowering:
         for place, pairs in zip(places, incoming, strict=True):
             self.scalars[operation.results[place]] = builder.phi(after, pairs[0][0].type, pairs)
 
-    def _while(self, operation: Operation, bodies: Sequence[Sequence[Step]]) -> None:
+    def _while(self, operation: Operation, bodies: Sequence[Sequence[ScheduleStep]]) -> None:
         builder = self.builder
         before, after = operation.regions
         waits = None if self.waiting is None else self.waiting.begin(operation)

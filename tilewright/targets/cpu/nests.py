@@ -21,18 +21,18 @@ from tilewright.ir.core import Operation, Value
 from tilewright.targets.cpu.access import PrefixKey, masks_out, prefix_key, prefix_of
 from tilewright.targets.cpu.affine import AffineAnalysis
 from tilewright.targets.cpu.demand import unneeded_outside
-from tilewright.targets.cpu.evaluate import ZERO, Evaluator, Index, Indices, Phase
+from tilewright.targets.cpu.evaluate import ZERO, ComparisonPhase, Evaluator, Indices, LaneIndex
 from tilewright.targets.cpu.memory import emit_store
 from tilewright.targets.cpu.placement import Placement
-from tilewright.targets.cpu.reduce import Reduction
-from tilewright.targets.cpu.report import Report
-from tilewright.targets.cpu.schedule import Cluster, Partitioner, Root, Scheduler
+from tilewright.targets.cpu.reduce import ReductionLoop
+from tilewright.targets.cpu.report import KernelReport
+from tilewright.targets.cpu.schedule import Cluster, KernelScheduler, Partitioner, Root
 from tilewright.targets.cpu.storage import Storage
 from tilewright.targets.cpu.target import CPUTarget
 from tilewright.targets.cpu.transposition import Transposer, find_turn
 from tilewright.targets.llvm.builder import LLVMBuilder, LLVMValue, vector_type
 
-Bound = dict[Root, dict[int, Index]]
+Bound = dict[Root, dict[int, LaneIndex]]
 Accumulators = list[LLVMValue]
 
 
@@ -49,8 +49,8 @@ class NestEmitter:
     """Emits the nests of one function."""
 
     def __init__(
-        self, builder: LLVMBuilder, target: CPUTarget, placement: Placement, scheduler: Scheduler,
-        evaluator: Evaluator, report: Report,
+        self, builder: LLVMBuilder, target: CPUTarget, placement: Placement, scheduler: KernelScheduler,
+        evaluator: Evaluator, report: KernelReport,
     ) -> None:  # fmt: skip
         self.report = report
         self.builder = builder
@@ -92,7 +92,7 @@ class NestEmitter:
         if limit is not None and any(self._needs_outside(root, axes[root], limit) for root in cluster.roots):
             limit = None
 
-        def body(index: Index, accumulators: Accumulators) -> Accumulators:
+        def body(index: LaneIndex, accumulators: Accumulators) -> Accumulators:
             inner = {root: {**bound[root], axes[root]: index} for root in cluster.roots}
             for part in cluster.inner:
                 self._cluster(part, inner)
@@ -146,7 +146,7 @@ class NestEmitter:
         reductions = [self._reduction(root) for root in roots if root.kind == "reduce"] if position == reduced else []
         lanes = self._lanes(roots, axes, extent) if position == vector else 1
 
-        def body(index: Index, accumulators: Accumulators) -> Accumulators:
+        def body(index: LaneIndex, accumulators: Accumulators) -> Accumulators:
             inner = {root: {**bound[root], axes[root]: index} for root in roots}
             if innermost:
                 return self._point(roots, inner, accumulators)
@@ -160,7 +160,7 @@ class NestEmitter:
         if position == vector:
             results = self._reduced_vector(reductions, extent, lanes, unroll, limit, rest, body)
 
-            def again(found: Accumulators, look: Callable[[Index, Accumulators], Accumulators]) -> Accumulators:
+            def again(found: Accumulators, look: Callable[[LaneIndex, Accumulators], Accumulators]) -> Accumulators:
                 return self._vector_axis(extent, lanes, 1, limit, rest, found, None, look)
         else:
             width = max((index.lanes for root in roots for index in bound[root].values()), default=1)
@@ -168,7 +168,7 @@ class NestEmitter:
             end = None if rest else limit
             results = self._scalar_axis(extent, end, initial, body)
 
-            def again(found: Accumulators, look: Callable[[Index, Accumulators], Accumulators]) -> Accumulators:
+            def again(found: Accumulators, look: Callable[[LaneIndex, Accumulators], Accumulators]) -> Accumulators:
                 return self._scalar_axis(extent, end, found, look)
 
         results = self._look_again(reductions, results, bound, lanes, again)
@@ -176,7 +176,7 @@ class NestEmitter:
         left_out = self.builder.compare("slt", limit.count, extent) if ends and limit is not None else None
         self._finish(roots, bound, reductions, results, left_out)
 
-    def _transposed(self, root: Root, bound: dict[int, Index], axes: list[int]) -> bool:
+    def _transposed(self, root: Root, bound: dict[int, LaneIndex], axes: list[int]) -> bool:
         """Emit a root through transposed tiles, if it reads along one axis and writes along another."""
         turn = find_turn(self.analysis, root, axes, self.width)
         if turn is None:
@@ -184,13 +184,13 @@ class NestEmitter:
         self.report.transposed(root, turn.read_axis, turn.written_axis, turn.side)
         others = [axis for axis in axes if axis not in (turn.read_axis, turn.written_axis)]
 
-        def body(places: dict[int, Index], remaining: list[int]) -> None:
+        def body(places: dict[int, LaneIndex], remaining: list[int]) -> None:
             if not remaining:
                 ends = (self._end(root, turn.read_axis), self._end(root, turn.written_axis))
                 Transposer(self.evaluator, root, turn, ends).emit(places)
                 return
 
-            def inner(index: Index, accumulators: Accumulators) -> Accumulators:
+            def inner(index: LaneIndex, accumulators: Accumulators) -> Accumulators:
                 body({**places, remaining[0]: index}, remaining[1:])
                 return accumulators
 
@@ -207,8 +207,8 @@ class NestEmitter:
         return limit.count
 
     def _reduced_vector(
-        self, reductions: list[Reduction], extent: int, lanes: int, unroll: int, limit: Limit | None, rest: bool,
-        body: Callable[[Index, Accumulators], Accumulators],
+        self, reductions: list[ReductionLoop], extent: int, lanes: int, unroll: int, limit: Limit | None, rest: bool,
+        body: Callable[[LaneIndex, Accumulators], Accumulators],
     ) -> Accumulators:  # fmt: skip
         """A vectorised axis; the accumulators are folded to one lane at the end."""
 
@@ -242,8 +242,8 @@ class NestEmitter:
         return True
 
     def _look_again(
-        self, reductions: list[Reduction], values: Accumulators, bound: Bound, lanes: int,
-        again: Callable[[Accumulators, Callable[[Index, Accumulators], Accumulators]], Accumulators],
+        self, reductions: list[ReductionLoop], values: Accumulators, bound: Bound, lanes: int,
+        again: Callable[[Accumulators, Callable[[LaneIndex, Accumulators], Accumulators]], Accumulators],
     ) -> Accumulators:  # fmt: skip
         """Where a quick minimum or maximum is what it began with: NaN, if all elements are.
 
@@ -258,12 +258,12 @@ class NestEmitter:
         return results
 
     def _number_or_nan(
-        self, reduction: Reduction, value: LLVMValue, bound: dict[int, Index], lanes: int,
-        again: Callable[[Accumulators, Callable[[Index, Accumulators], Accumulators]], Accumulators],
+        self, reduction: ReductionLoop, value: LLVMValue, bound: dict[int, LaneIndex], lanes: int,
+        again: Callable[[Accumulators, Callable[[LaneIndex, Accumulators], Accumulators]], Accumulators],
     ) -> LLVMValue:  # fmt: skip
         builder, root = self.builder, reduction.root
 
-        def look(index: Index, found: Accumulators) -> Accumulators:
+        def look(index: LaneIndex, found: Accumulators) -> Accumulators:
             indices = tuple(index if axis == root.reduced_axis else bound[axis] for axis in range(len(root.domain)))
             return [reduction.numbers(found[0], indices)]
 
@@ -279,7 +279,7 @@ class NestEmitter:
         return self.builder.intrinsic("vector.reduce.or", [mask], "i1") if mask.is_vector else mask
 
     def _finish(
-        self, roots: list[Root], bound: Bound, reductions: list[Reduction], values: Accumulators,
+        self, roots: list[Root], bound: Bound, reductions: list[ReductionLoop], values: Accumulators,
         left_out: LLVMValue | None,
     ) -> None:  # fmt: skip
         """Deliver the results of reductions; `left_out` tells whether their loop ended at a limit."""
@@ -322,8 +322,8 @@ class NestEmitter:
         if own:
             evaluator.remember(root.value, indices, value)
 
-    def _reduction(self, root: Root) -> Reduction:
-        return Reduction(self.evaluator, root, quick=root in self._quick)
+    def _reduction(self, root: Root) -> ReductionLoop:
+        return ReductionLoop(self.evaluator, root, quick=root in self._quick)
 
     # -- Loops ------------------------------------------------------------------------------------
 
@@ -341,21 +341,21 @@ class NestEmitter:
 
     def _scalar_axis(
         self, extent: int, limit: Limit | None, carried: Accumulators,
-        body: Callable[[Index, Accumulators], Accumulators],
+        body: Callable[[LaneIndex, Accumulators], Accumulators],
     ) -> Accumulators:  # fmt: skip
         builder = self.builder
-        phase = Phase("inside", limit.compares) if limit is not None else None
+        phase = ComparisonPhase("inside", limit.compares) if limit is not None else None
         if extent == 1 and limit is None:
             return body(ZERO, carried)
         upper = limit.count if limit is not None else builder.integer(extent)
         with self._loop(builder.integer(0), upper, 1, carried) as (index, values, following):
-            following += body(Index(index, 1, phase), values)
+            following += body(LaneIndex(index, 1, phase), values)
         return following
 
     def _vector_axis(
         self, extent: int, lanes: int, unroll: int, limit: Limit | None, rest: bool, carried: Accumulators,
         fold: Callable[[Accumulators, int], Accumulators] | None,
-        body: Callable[[Index, Accumulators], Accumulators],
+        body: Callable[[LaneIndex, Accumulators], Accumulators],
     ) -> Accumulators:  # fmt: skip
         """Vectors over an axis; see the module. `fold(values, lanes)` narrows accumulators to fewer lanes."""
         if lanes == 1:
@@ -371,27 +371,27 @@ class NestEmitter:
         if left:
             mask = self.builder.lane_mask(self.builder.integer(left), lanes)
             base = self.builder.integer(extent - left)
-            values = body(Index(base, lanes, None, mask), values)
+            values = body(LaneIndex(base, lanes, None, mask), values)
         return values
 
     def _whole_vectors(
         self, start: int, end: int, lanes: int, carried: Accumulators,
-        body: Callable[[Index, Accumulators], Accumulators],
+        body: Callable[[LaneIndex, Accumulators], Accumulators],
     ) -> Accumulators:  # fmt: skip
         if end - start <= lanes:
-            return body(Index(self.builder.integer(start), lanes), carried) if end > start else carried
+            return body(LaneIndex(self.builder.integer(start), lanes), carried) if end > start else carried
         bounds = self.builder.integer(start), self.builder.integer(end)
         with self._loop(*bounds, lanes, carried) as (index, values, following):
-            following += body(Index(index, lanes), values)
+            following += body(LaneIndex(index, lanes), values)
         return following
 
     def _limited_axis(
         self, extent: int, lanes: int, unroll: int, limit: Limit, rest: bool, carried: Accumulators,
         fold: Callable[[Accumulators, int], Accumulators] | None,
-        body: Callable[[Index, Accumulators], Accumulators],
+        body: Callable[[LaneIndex, Accumulators], Accumulators],
     ) -> Accumulators:  # fmt: skip
         builder, count = self.builder, limit.count
-        inside = Phase("inside", limit.compares)
+        inside = ComparisonPhase("inside", limit.compares)
 
         def below(multiple: int) -> LLVMValue:
             return builder.binary("and", count, builder.integer(-multiple))
@@ -402,7 +402,7 @@ class NestEmitter:
                 values = fold(values, lanes)
             end = below(width)
             with self._loop(start, end, width, values) as (index, inner, following):
-                following += body(Index(index, width, inside), inner)
+                following += body(LaneIndex(index, width, inside), inner)
             start, values = end, following
         with self._loop(start, count, lanes, values) as (index, inner, following):
             mask = builder.lane_mask(builder.subtract(count, index), lanes)
@@ -412,13 +412,13 @@ class NestEmitter:
             if not rest:
                 exists = mask
             self._know(mask, exists)
-            following += body(Index(index, lanes, Phase("partial", limit.compares, mask), exists), inner)
+            following += body(LaneIndex(index, lanes, ComparisonPhase("partial", limit.compares, mask), exists), inner)
         values = following
         return self._outside(extent, lanes, limit, values, body) if rest else values
 
     def _outside(
         self, extent: int, lanes: int, limit: Limit, carried: Accumulators,
-        body: Callable[[Index, Accumulators], Accumulators],
+        body: Callable[[LaneIndex, Accumulators], Accumulators],
     ) -> Accumulators:  # fmt: skip
         builder = self.builder
         start = builder.binary("and", builder.add(limit.count, lanes - 1), builder.integer(-lanes))
@@ -427,7 +427,7 @@ class NestEmitter:
                 builder.lane_mask(builder.subtract(builder.integer(extent), index), lanes) if extent % lanes else None
             )
             self._know(exists)
-            following += body(Index(index, lanes, Phase("outside", limit.compares), exists), inner)
+            following += body(LaneIndex(index, lanes, ComparisonPhase("outside", limit.compares), exists), inner)
         return following
 
     def _know(self, *masks: LLVMValue | None) -> None:

@@ -16,7 +16,7 @@ from tilewright.passes.uniform_increments import carry_uniform_increments
 from tilewright.targets.base import Remark
 from tilewright.targets.cpu.entry import Entry, emit_entry
 from tilewright.targets.cpu.failures import assertions, number_assertions
-from tilewright.targets.cpu.lowering import KernelLowering
+from tilewright.targets.cpu.lowering import CPUKernelLowering
 from tilewright.targets.cpu.options import CPUOptions
 from tilewright.targets.cpu.passes.check_bounds import check_bounds
 from tilewright.targets.cpu.passes.widen_products import widen_products
@@ -27,7 +27,7 @@ from tilewright.targets.llvm.symbols import kernel_symbol
 
 
 @dataclass(frozen=True)
-class LoweredKernel:
+class LoweredCPUKernel:
     """LLVM text of a kernel; `symbol` is its entry point (`Binary` in targets/base.py tells how it is called)."""
 
     text: str
@@ -56,7 +56,7 @@ CPU_PASSES: tuple[tuple[Pass, str], ...] = (
 )
 
 
-def lower(function: Function, target: CPUTarget, options: CPUOptions, text: str = "") -> LoweredKernel:
+def lower(function: Function, target: CPUTarget, options: CPUOptions, text: str = "") -> LoweredCPUKernel:
     """LLVM text for a verified kernel; `text` is its own as `print_function` has it, where it is at hand.
 
     Raises `CompilationError` with the source line for what the CPU cannot do.
@@ -66,7 +66,7 @@ def lower(function: Function, target: CPUTarget, options: CPUOptions, text: str 
         return _lower(function, target, symbol, options)
 
 
-def _lower(function: Function, target: CPUTarget, symbol: str, options: CPUOptions) -> LoweredKernel:
+def _lower(function: Function, target: CPUTarget, symbol: str, options: CPUOptions) -> LoweredCPUKernel:
     for operation in function.walk():
         if operation.opcode == "inline_asm":
             raise inline_asm_error(operation, "a CPU")
@@ -88,10 +88,10 @@ def _lower(function: Function, target: CPUTarget, symbol: str, options: CPUOptio
     fuse, overlap = options.fuse, options.overlap
     instance, careful = f"{symbol}.instance", f"{symbol}.careful"
     asks = options.watches
-    lowering = KernelLowering(function, target, module, instance, fuse, overlap == "careful", asks)
+    lowering = CPUKernelLowering(function, target, module, instance, fuse, overlap == "careful", asks)
     scratch_bytes = lowering.run()
     both = bool(lowering.hazards) and overlap != "refuse"
-    needed = KernelLowering(function, target, module, careful, fuse, True, asks).run() if both else 0
+    needed = CPUKernelLowering(function, target, module, careful, fuse, True, asks).run() if both else 0
     entry = Entry(
         symbol,
         instance,
@@ -103,7 +103,7 @@ def _lower(function: Function, target: CPUTarget, symbol: str, options: CPUOptio
     )
     emit_entry(entry, function, target, module)
     title = f"kernel {function.name} on the CPU, with vectors of {target.vector_bits} bits"
-    return LoweredKernel(
+    return LoweredCPUKernel(
         text=module.text,
         symbol=symbol,
         scratch_bytes=max(scratch_bytes, needed),

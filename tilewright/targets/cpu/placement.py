@@ -16,14 +16,14 @@ from tilewright.targets.cpu.access import (
     SHAPE_OPS,
     Prefix,
     PrefixKey,
-    Walker,
+    ValueWalker,
     prefix_key,
     prefix_of,
 )
 from tilewright.targets.cpu.affine import AffineAnalysis
 from tilewright.targets.cpu.aliasing import Aliasing
 from tilewright.targets.cpu.dot_places import addressable, is_zero
-from tilewright.targets.cpu.program import Program
+from tilewright.targets.cpu.program import ProgramOrder
 from tilewright.targets.cpu.target import CPUTarget
 
 LAZY = ELEMENTWISE | SHAPE_OPS | {"constant", "arange", "load", "join", "split", "cat", "gather"}
@@ -48,13 +48,13 @@ class Placement:
     """The decisions for one function: `stored` values have a buffer.  `careful` is told in `Aliasing`."""
 
     def __init__(self, function: Function, analysis: AffineAnalysis, target: CPUTarget, careful: bool = False) -> None:
-        self.program = Program(function)
+        self.program = ProgramOrder(function)
         self.target = target
         self.analysis = analysis
         self.aliasing = Aliasing(function, analysis, careful)
         self.stored: set[Value] = set()
         self.remarks: list[Remark] = []
-        self.walker = Walker(lambda value: value in self.stored)
+        self.walker = ValueWalker(lambda value: value in self.stored)
         self._sites: dict[Value, list[Site]] = {}
         self._costs: dict[Value, float] = {}
         self._writers = [op for op in self.program.operations if op.opcode in WRITERS or op.attributes.get("volatile")]
@@ -187,7 +187,7 @@ class Placement:
         if load.attributes.get("volatile") or self.aliasing.conflict(load, writer):
             return True
         start = self.program.position[load]  # what comes before the load cannot read it, and is not decided yet
-        walker = Walker(
+        walker = ValueWalker(
             lambda value: (
                 value in self.stored or value.definition is None or self.program.position[value.definition] < start
             )

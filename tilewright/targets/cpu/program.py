@@ -8,7 +8,7 @@ from tilewright.ir.core import Function, Operation, Region, Value
 
 
 @dataclass
-class Program:
+class ProgramOrder:
     """Program order of a function: positions, nesting and uses."""
 
     function: Function

@@ -102,7 +102,7 @@ class Combination:
         return self.evaluator.elementwise.converter
 
 
-class Reduction:
+class ReductionLoop:
     """One `reduce` root; `count` LLVM values are carried for it through its loop.
 
     A `quick` minimum or maximum begins with an infinity and passes over NaN by one comparison; one that still is

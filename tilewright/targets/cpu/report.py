@@ -41,7 +41,7 @@ _RESULTS = {
 
 
 @dataclass
-class _Loop:
+class _NestLoop:
     """One axis of a nest, as a root runs through it."""
 
     axis: int
@@ -49,15 +49,15 @@ class _Loop:
 
 
 @dataclass
-class _Traffic:
+class _CodeTraffic:
     """Bytes and float operations of some code, each loop with a run-time count apart."""
 
     read: int = 0
     written: int = 0
     operations: int = 0
-    loops: list[tuple[Operation, _Traffic]] = field(default_factory=list)
+    loops: list[tuple[Operation, _CodeTraffic]] = field(default_factory=list)
 
-    def add(self, other: _Traffic, times: int = 1) -> None:
+    def add(self, other: _CodeTraffic, times: int = 1) -> None:
         self.read += other.read * times
         self.written += other.written * times
         self.operations += other.operations * times
@@ -67,14 +67,14 @@ class _Traffic:
         return f"reads {self.read} bytes, writes {self.written} bytes, {self.operations} float operations"
 
 
-class Report:
+class KernelReport:
     """The decisions about one function."""
 
     def __init__(self, function: Function, analysis: AffineAnalysis) -> None:
         self.function = function
         self.analysis = analysis
         self.notes: list[tuple[Location | None, str]] = []
-        self._loops: dict[Root, list[_Loop]] = {}
+        self._loops: dict[Root, list[_NestLoop]] = {}
         self._companions: dict[Root, str] = {}
         self._pairs: list[tuple[str, str]] = []  # of parameters that a launch looks at
 
@@ -126,7 +126,7 @@ class Report:
         for root in roots:
             loops = self._loops.setdefault(root, [])
             if not any(entry.axis == axes[root] for entry in loops):
-                loops.append(_Loop(axes[root], text))
+                loops.append(_NestLoop(axes[root], text))
 
     def transposed(self, root: Root, read_axis: int, written_axis: int, side: int) -> None:
         """A root that is turned around in registers."""
@@ -134,7 +134,7 @@ class Report:
             f"read along axis {read_axis} and written along axis {written_axis}: tiles of {side} x {side} are "
             "transposed in registers"
         )
-        self._loops.setdefault(root, []).append(_Loop(-1, text))
+        self._loops.setdefault(root, []).append(_NestLoop(-1, text))
 
     # Accesses
 
@@ -294,8 +294,8 @@ class Report:
         together = [self._companions[root]] if root in self._companions else []
         return user_location(root.operation.location), f"{_root_kind(root)}: {'; '.join([*parts, *together])}"
 
-    def _traffic(self, region: Region) -> _Traffic:
-        total = _Traffic()
+    def _traffic(self, region: Region) -> _CodeTraffic:
+        total = _CodeTraffic()
         for operation in region.operations:
             opcode = operation.opcode
             if opcode == "for":
@@ -322,26 +322,26 @@ class Report:
         return len(range(lower, upper, step))
 
 
-def _own_traffic(operation: Operation) -> _Traffic:
+def _own_traffic(operation: Operation) -> _CodeTraffic:
     size = operation.operands[0].type.size if operation.operands else 0
     if operation.opcode in ("load", "store", "atomic_rmw", "atomic_cas"):
         element = operation.operands[0].type.element
         assert isinstance(element, PointerType)
         moved = size * element.element.itemsize
-        return _Traffic(moved if operation.opcode != "store" else 0, moved if operation.opcode != "load" else 0)
+        return _CodeTraffic(moved if operation.opcode != "store" else 0, moved if operation.opcode != "load" else 0)
     if operation.opcode == "dot":
-        return _Traffic(operations=2 * operation.result.type.size * operation.operands[0].type.shape[-1])
+        return _CodeTraffic(operations=2 * operation.result.type.size * operation.operands[0].type.shape[-1])
     results = [result.type.element for result in operation.results]
     if not any(isinstance(element, DType) and element.is_float for element in results):
-        return _Traffic()
+        return _CodeTraffic()
     if operation.opcode in ("reduce", "scan"):
-        return _Traffic(operations=size)
+        return _CodeTraffic(operations=size)
     if operation.opcode in ELEMENTWISE and operation.opcode not in ("select", "bitcast", "cast", "hint"):
-        return _Traffic(operations=operation.result.type.size * (2 if operation.opcode == "fma" else 1))
-    return _Traffic()
+        return _CodeTraffic(operations=operation.result.type.size * (2 if operation.opcode == "fma" else 1))
+    return _CodeTraffic()
 
 
-def _nested(traffic: _Traffic) -> list[tuple[Operation, _Traffic]]:
+def _nested(traffic: _CodeTraffic) -> list[tuple[Operation, _CodeTraffic]]:
     return [entry for loop, inner in traffic.loops for entry in [(loop, inner), *_nested(inner)]]
 
 

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from tilewright.ir.core import Operation, Value
 from tilewright.targets.cpu.attributes import integer
-from tilewright.targets.cpu.evaluate import Evaluator, Index, Indices
+from tilewright.targets.cpu.evaluate import Evaluator, Indices, LaneIndex
 from tilewright.targets.cpu.reduce import inline_region
 from tilewright.targets.cpu.storage import Storage
 from tilewright.targets.cpu.target import CPUTarget
@@ -37,12 +37,12 @@ class ScanEmitter:
             return
         builder = self.builder
         if place == axis:
-            self._outer(operation, (*indices, Index(builder.integer(0))), shape)
+            self._outer(operation, (*indices, LaneIndex(builder.integer(0))), shape)
             return
         lanes = self.lanes if place == len(shape) - 1 and shape[place] % self.lanes == 0 else 1
         with builder.loop(builder.integer(0), builder.integer(shape[place]), lanes) as loop:
             with self.evaluator.scope(loop.guard, loop.index):
-                self._outer(operation, (*indices, Index(loop.index, lanes)), shape)
+                self._outer(operation, (*indices, LaneIndex(loop.index, lanes)), shape)
             loop.next([])
 
     def _scan(self, operation: Operation, indices: Indices, axis: int) -> None:
@@ -53,7 +53,7 @@ class ScanEmitter:
 
         def at(position: LLVMValue) -> Indices:
             where = builder.subtract(builder.integer(extent - 1), position) if reverse else position
-            return (*indices[:axis], Index(where), *indices[axis + 1 :])
+            return (*indices[:axis], LaneIndex(where), *indices[axis + 1 :])
 
         lanes = max(index.lanes for index in indices)
         region = operation.regions[0]

@@ -18,7 +18,7 @@ from dataclasses import dataclass, field
 from math import prod
 
 from tilewright.ir.core import Operation, Region, Value
-from tilewright.targets.cpu.access import Axes, Reads, Walker
+from tilewright.targets.cpu.access import Axes, Reads, ValueWalker
 from tilewright.targets.cpu.aliasing import Aliasing
 from tilewright.targets.cpu.attributes import integer
 from tilewright.targets.cpu.placement import LAZY, Placement, identity_axes
@@ -42,13 +42,13 @@ class Root:
 
 
 @dataclass
-class Step:
+class ScheduleStep:
     """`kind`: "scalar" or "whole" (one operation), "group" (roots), "copy", "control" (operation with bodies)."""
 
     kind: str
     operation: Operation | None = None
     roots: list[Root] = field(default_factory=list)
-    bodies: list[list[Step]] = field(default_factory=list)
+    bodies: list[list[ScheduleStep]] = field(default_factory=list)
     scratch: Storage | None = None  # of a product's own copies; of a "copy", where it copies from
 
     @property
@@ -58,26 +58,26 @@ class Step:
         return stores or (self.operation is not None and self.operation.opcode in ("store", "print"))
 
 
-class Scheduler:
+class KernelScheduler:
     """Builds the schedule of a function and decides which values share a buffer."""
 
     def __init__(self, placement: Placement, target_storage: TargetStorage) -> None:
         self.placement = placement
         self.program = placement.program
-        self.walker: Walker = placement.walker
+        self.walker: ValueWalker = placement.walker
         self.storage: dict[Value, Storage] = {}
         self.plan = StoragePlan()
         self.target_storage = target_storage
         self._preferred: dict[Value, Storage] = {}
         self._count = 0
 
-    def function(self) -> list[Step]:
+    def function(self) -> list[ScheduleStep]:
         """The schedule of the kernel's body."""
         return self._region(self.program.function.region, [])
 
     # -- Regions ----------------------------------------------------------------------------------
 
-    def _region(self, region: Region, targets: Sequence[Storage | None]) -> list[Step]:
+    def _region(self, region: Region, targets: Sequence[Storage | None]) -> list[ScheduleStep]:
         """Steps of a region; `targets` are the buffers that its terminator's values must end up in."""
         builder = _RegionSteps(self)
         for operation in region.operations[:-1]:
@@ -86,7 +86,7 @@ class Scheduler:
         values = terminator.operands[1:] if terminator.opcode == "condition" else terminator.operands
         self._deliver(list(zip(values, targets, strict=False)), terminator, builder)
         builder.flush()
-        builder.steps.append(Step("scalar", terminator))
+        builder.steps.append(ScheduleStep("scalar", terminator))
         return builder.steps
 
     def _operation(self, operation: Operation, builder: _RegionSteps) -> None:
@@ -120,7 +120,7 @@ class Scheduler:
 
     def _whole(self, operation: Operation, builder: _RegionSteps) -> None:
         """An operation that is lowered on its own: product, scan, atomic, print, scalar store …"""
-        step = Step("whole", operation)
+        step = ScheduleStep("whole", operation)
         if operation.opcode == "dot":
             self._product_storage(operation, builder)
         for result in operation.results:
@@ -162,7 +162,7 @@ class Scheduler:
         start = self._begin_loop(carried)
         body = self._region(region, carried)
         self._end_loop(start, carried)
-        builder.steps.append(Step("control", operation, bodies=[body]))
+        builder.steps.append(ScheduleStep("control", operation, bodies=[body]))
 
     def _while(self, operation: Operation, builder: _RegionSteps) -> None:
         before, after = operation.regions
@@ -181,7 +181,7 @@ class Scheduler:
         first = self._region(before, forwarded)
         second = self._region(after, carried)
         self._end_loop(start, [*carried, *forwarded])
-        builder.steps.append(Step("control", operation, bodies=[first, second]))
+        builder.steps.append(ScheduleStep("control", operation, bodies=[first, second]))
 
     def _if(self, operation: Operation, builder: _RegionSteps) -> None:
         targets: list[Storage | None] = []
@@ -201,7 +201,7 @@ class Scheduler:
             if storage is not None:
                 storage.touch(self._count)
         self._count += 1
-        builder.steps.append(Step("control", operation, bodies=bodies))
+        builder.steps.append(ScheduleStep("control", operation, bodies=bodies))
 
     def _branch_storage(self, operation: Operation, index: int) -> Storage:
         """The buffer of an if's result: that of a value that a branch passes on unchanged, if it ends here."""
@@ -268,7 +268,7 @@ class Scheduler:
             builder.flush()
             for value, copy, target in late:
                 root = Root("buffer", operation, value, target, value.type.shape, Reads())
-                builder.steps.append(Step("copy", operation, roots=[root], scratch=copy))
+                builder.steps.append(ScheduleStep("copy", operation, roots=[root], scratch=copy))
                 self._touch(Reads(), [copy, target])
                 self._count += 1
 
@@ -406,9 +406,9 @@ class TargetStorage:
 class _RegionSteps:
     """Collects the steps of one region; roots wait in `pending` until something needs their results."""
 
-    def __init__(self, scheduler: Scheduler) -> None:
+    def __init__(self, scheduler: KernelScheduler) -> None:
         self.scheduler = scheduler
-        self.steps: list[Step] = []
+        self.steps: list[ScheduleStep] = []
         self.pending: list[Root] = []
         self._scalars: set[Value] = set()  # scalar results of pending reductions
 
@@ -426,11 +426,11 @@ class _RegionSteps:
         loads = operation.opcode == "load" and any(root.kind == "store" for root in self.pending)
         if waits or blocks or loads:
             self.flush()
-        self.steps.append(Step("scalar", operation))
+        self.steps.append(ScheduleStep("scalar", operation))
 
     def flush(self) -> None:
         if self.pending:
-            self.steps.append(Step("group", roots=self.pending))
+            self.steps.append(ScheduleStep("group", roots=self.pending))
             self.scheduler.touch_group(self.pending)
         self.pending, self._scalars = [], set()
 
@@ -455,7 +455,7 @@ _ELEMENT_BYTES = 4
 class Partitioner:
     """Splits the roots of a group into clusters."""
 
-    def __init__(self, scheduler: Scheduler, aliasing: Aliasing, lanes: int, l1_bytes: int) -> None:
+    def __init__(self, scheduler: KernelScheduler, aliasing: Aliasing, lanes: int, l1_bytes: int) -> None:
         self.scheduler = scheduler
         self.aliasing = aliasing
         self.lanes = lanes

@@ -10,7 +10,7 @@ from dataclasses import dataclass
 
 from tilewright.targets.cpu.affine import AffineAnalysis
 from tilewright.targets.cpu.dot_pack import transposed
-from tilewright.targets.cpu.evaluate import Evaluator, Index, Indices
+from tilewright.targets.cpu.evaluate import Evaluator, Indices, LaneIndex
 from tilewright.targets.cpu.memory import emit_store
 from tilewright.targets.cpu.schedule import Root
 from tilewright.targets.llvm.builder import LLVMValue
@@ -72,7 +72,7 @@ class Transposer:
         self.turn = turn
         self.read_end, self.written_end = ends
 
-    def emit(self, bound: dict[int, Index]) -> None:
+    def emit(self, bound: dict[int, LaneIndex]) -> None:
         """All tiles; `bound` has the indices of all other axes."""
         builder, side = self.builder, self.turn.side
         with builder.loop(builder.integer(0), self.written_end, side, hint="turn") as outer:
@@ -83,20 +83,20 @@ class Transposer:
                     inner.next([])
             outer.next([])
 
-    def _tile(self, bound: dict[int, Index], written: LLVMValue, read: LLVMValue) -> None:
+    def _tile(self, bound: dict[int, LaneIndex], written: LLVMValue, read: LLVMValue) -> None:
         builder, turn = self.builder, self.turn
-        read_lanes = Index(read, turn.side, None, self._existing(read, self.read_end))
-        written_lanes = Index(written, turn.side, None, self._existing(written, self.written_end))
+        read_lanes = LaneIndex(read, turn.side, None, self._existing(read, self.read_end))
+        written_lanes = LaneIndex(written, turn.side, None, self._existing(written, self.written_end))
         last = builder.subtract(self.written_end, 1)
         rows = []
         for number in range(turn.side):
             place = builder.minimum(builder.add(written, number), last)
             self.evaluator.know(place)
-            rows.append(self._value({**bound, turn.read_axis: read_lanes, turn.written_axis: Index(place)}))
+            rows.append(self._value({**bound, turn.read_axis: read_lanes, turn.written_axis: LaneIndex(place)}))
         for number, row in enumerate(transposed(builder, rows)):
             place = builder.add(read, number)
             self.evaluator.know(place)
-            indices = self._indices({**bound, turn.read_axis: Index(place), turn.written_axis: written_lanes})
+            indices = self._indices({**bound, turn.read_axis: LaneIndex(place), turn.written_axis: written_lanes})
             self._put(place, indices, row, read_lanes.valid is not None)
 
     def _existing(self, start: LLVMValue, end: LLVMValue) -> LLVMValue | None:
@@ -104,10 +104,10 @@ class Transposer:
             return None
         return self.builder.lane_mask(self.builder.subtract(end, start), self.turn.side)
 
-    def _indices(self, places: dict[int, Index]) -> Indices:
+    def _indices(self, places: dict[int, LaneIndex]) -> Indices:
         return tuple(places[axis] for axis in range(len(self.root.domain)))
 
-    def _value(self, places: dict[int, Index]) -> LLVMValue:
+    def _value(self, places: dict[int, LaneIndex]) -> LLVMValue:
         root, evaluator = self.root, self.evaluator
         value = root.value if root.kind == "buffer" else root.operation.operands[1]
         assert value is not None

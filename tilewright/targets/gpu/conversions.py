@@ -27,7 +27,7 @@ def memory_type(element: Element) -> str:
     return "i8" if element == dtypes.int1 else register_type(element)
 
 
-class Converter(portable.Converter):
+class RegisterConverter(portable.Converter):
     """Conversions of scalars, and of lists of registers (`cast_all`), which a GPU may do several at a time.
 
     `whole` are registers that were rounded to whole numbers, with what they were rounded from: instructions that make

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 
 from tilewright.ir.core import Operation
 from tilewright.layout import Plan, RegisterMoves, SharedExchange, Shuffles
-from tilewright.layout.exchange import Access
+from tilewright.layout.exchange import ExchangeAccess
 from tilewright.targets.gpu.lowering import KernelLowering
 from tilewright.targets.llvm.builder import LLVMValue
 
@@ -214,7 +214,7 @@ def _is_real(register: LLVMValue) -> bool:
     return register.text != "undef"
 
 
-def _place(lowering: KernelLowering, base: LLVMValue, start: LLVMValue, access: Access, size: int) -> LLVMValue:
+def _place(lowering: KernelLowering, base: LLVMValue, start: LLVMValue, access: ExchangeAccess, size: int) -> LLVMValue:
     offset = lowering.builder.binary("xor", start, lowering.i32(access.offset * size)) if access.offset else start
     return lowering.shared_pointer(lowering.builder.add(base, offset))
 

@@ -10,7 +10,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from tilewright.targets.gpu.conversions import Converter
+from tilewright.targets.gpu.conversions import RegisterConverter
 from tilewright.targets.llvm.builder import LLVMBuilder, LLVMValue
 
 if TYPE_CHECKING:
@@ -34,11 +34,11 @@ class GlobalAccess:
     def is_plain(self) -> bool:
         """Whether LLVM's own load or store does it: no condition, and nothing asked of caches."""
         attributes = self.operation.attributes
-        hints = attributes.get("volatile"), attributes["cache"], attributes["eviction"] in EVICTIONS
+        hints = attributes.get("volatile"), attributes["cache"], attributes["eviction"] in NAMED_EVICTIONS
         return self.condition is None and not any(hints)
 
 
-EVICTIONS = ("evict_first", "evict_last")  # other policies are how accesses are anyway
+NAMED_EVICTIONS = ("evict_first", "evict_last")  # other policies are how accesses are anyway
 
 
 class Intrinsics(ABC):
@@ -89,7 +89,7 @@ class Intrinsics(ABC):
     # Numbers -------------------------------------------------------------------------------------
 
     @abstractmethod
-    def converter(self, builder: LLVMBuilder) -> Converter:
+    def converter(self, builder: LLVMBuilder) -> RegisterConverter:
         """What converts between element types."""
 
     @abstractmethod

@@ -16,7 +16,7 @@ Blocks fall into three kinds.
 Decisions are made in program order (`Assigner`), then wishes are collected backwards (`_Wishes`), then the kernel is
 written again with a copy of every flexible block for each layout that is wanted of it, and with a conversion, a
 `permute` that changes no order but has the attribute `gpu.conversion`, for every other block that is wanted
-elsewhere (`_Writer`).  The layouts are also written on the operations (`gpu.layout`), so that the printed kernel
+elsewhere (`_LayoutWriter`).  The layouts are also written on the operations (`gpu.layout`), so that the printed kernel
 shows them and runs in the interpreter like any other.
 """
 
@@ -76,7 +76,7 @@ def assign(
     assigner.finish()
     wishes = _Wishes(assigner)
     wishes.region(function.region)
-    writer = _Writer(assigner, wishes.wanted)
+    writer = _LayoutWriter(assigner, wishes.wanted)
     written = writer.run(function)
     return Assignment(written, writer.layouts, analyze_axes(written), writer.working, target)
 
@@ -127,7 +127,7 @@ def needs_of(assigner: Assigner, operation: Operation) -> list[LinearLayout | No
 # Writing -----------------------------------------------------------------------------------------
 
 
-class _Writer(Rebuilder):
+class _LayoutWriter(Rebuilder):
     """Writes the kernel again, every block in each layout that is wanted of it."""
 
     def __init__(self, assigner: Assigner, wanted: Mapping[Value, Mapping[LinearLayout, None]]) -> None:

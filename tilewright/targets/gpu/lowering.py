@@ -33,7 +33,7 @@ from tilewright.targets.gpu.target import SimtTarget, lane_bits
 from tilewright.targets.llvm.builder import Block, LLVMBuilder, LLVMValue, Module
 from tilewright.targets.llvm.debug import DebugLines
 
-SHARED = "ptr addrspace(3)"
+SHARED_POINTER = "ptr addrspace(3)"
 GLOBAL = "ptr addrspace(1)"
 KEPT_ATTRIBUTE = "gpu.kept"  # of a permute: what is computed from it is not joined with what its operand gave
 RESIDENT_ATTRIBUTE = "gpu.resident"  # of a function: CTAs that shall fit a multiprocessor
@@ -320,7 +320,7 @@ class KernelLowering:
     def shared_pointer(self, offset: LLVMValue | int) -> LLVMValue:
         """A pointer into the CTA's shared memory, by bytes from its start."""
         index = self.i32(offset) if isinstance(offset, int) else offset
-        return self.builder.emit(f"getelementptr i8, {SHARED} @shared, {index}", SHARED)
+        return self.builder.emit(f"getelementptr i8, {SHARED_POINTER} @shared, {index}", SHARED_POINTER)
 
     def synchronize(self) -> None:
         """A barrier among the threads of the group, after which they see each other's memory accesses."""

@@ -24,7 +24,7 @@ _PASSES_POINTERS = ("offset", "splat", "broadcast", "expand_dims", "reshape", "p
 
 
 @dataclass(frozen=True)
-class _Access:
+class _OrderedAccess:
     """An access since the last barrier; `root` is the parameter behind its pointers, None if it is not known."""
 
     root: Value | None
@@ -32,7 +32,7 @@ class _Access:
     writes: bool
     atomic: bool
 
-    def conflicts(self, other: _Access) -> bool:
+    def conflicts(self, other: _OrderedAccess) -> bool:
         if not self.writes and not other.writes or self.atomic and other.atomic:
             return False
         if self.root is not None and other.root is not None and self.root is not other.root:
@@ -40,7 +40,7 @@ class _Access:
         return self.pointer is not other.pointer or self.atomic or other.atomic
 
 
-_State = frozenset[_Access]
+_State = frozenset[_OrderedAccess]
 
 
 def ordering_barriers(function: Function, exchanging: Collection[Operation]) -> frozenset[Operation]:
@@ -101,7 +101,7 @@ class _Walk:
         if pointer.type.is_scalar and operation.opcode == "load":
             pointer = operation.result  # every thread loads it, whoever stored it
         atomic = operation.opcode.startswith("atomic")
-        access = _Access(self.root(operation.operands[0]), pointer, operation.opcode != "load", atomic)
+        access = _OrderedAccess(self.root(operation.operands[0]), pointer, operation.opcode != "load", atomic)
         if any(access.conflicts(other) for other in since):
             self.barriers[operation] = None
             since = frozenset()

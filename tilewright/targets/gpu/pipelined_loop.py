@@ -8,7 +8,7 @@ from dataclasses import dataclass
 
 from tilewright.ir.core import Operation
 from tilewright.layout import LinearLayout
-from tilewright.layout.distributed import INPUTS
+from tilewright.layout.distributed import REGISTER_INPUTS
 from tilewright.targets.gpu.accesses import item_size
 from tilewright.targets.gpu.conversions import register_type
 from tilewright.targets.gpu.exchange import from_bits, load_shared
@@ -163,7 +163,7 @@ class PipelinedLoop(ABC):
         layout = lowering.layout(pointer)
         pointers, numbers = lowering.registers(pointer), lowering.numbers(pointer)
         places = stream.tile.addresses(layout)
-        thread = self.thread_place(places.bases(INPUTS[1]), places.bases(INPUTS[2]), size)
+        thread = self.thread_place(places.bases(REGISTER_INPUTS[1]), places.bases(REGISTER_INPUTS[2]), size)
         base = builder.add(start, lowering.i32(stream.offset))
         owner = lowering.both(inside, lowering.first_holder(layout))
         assert owner is not None
@@ -272,11 +272,11 @@ class PipelinedLoop(ABC):
             if registers[width.bit_length() - 1] != width:
                 break
             width *= 2
-        others = [vector for name in INPUTS[1:] for vector in places.bases(name)]
+        others = [vector for name in REGISTER_INPUTS[1:] for vector in places.bases(name)]
         others += registers[width.bit_length() - 1 :]
         while any(vector % width for vector in others):
             width //= 2
-        thread = self.thread_place(places.bases(INPUTS[1]), places.bases(INPUTS[2]), size)
+        thread = self.thread_place(places.bases(REGISTER_INPUTS[1]), places.bases(REGISTER_INPUTS[2]), size)
         if part is not None:
             thread = self.moved(thread, part[0], [registers[bit] * size for bit in part[1]])
         groups = [tuple(range(first, first + width)) for first in range(0, 1 << len(registers), width)]

@@ -63,7 +63,7 @@ def recompute_after_reductions(assignment: Assignment, warps: int) -> Assignment
     fitting, possible = (_resident(assignment.target, words, warps) for words in (before, after))
     if not blocks.reductions or fitting >= _ENOUGH or possible <= fitting:
         return assignment
-    writer = _Writer(blocks)
+    writer = _CopyWriter(blocks)
     function = writer.run(assignment.function)
     function.attributes[RESIDENT_ATTRIBUTE] = possible
     return replace(
@@ -211,7 +211,7 @@ class _Blocks:
         return sum(self.words(value) for value in kept)
 
 
-class _Writer(Rebuilder):
+class _CopyWriter(Rebuilder):
     """Writes the kernel again, with copies of what is computed again in front of its first use after each reduction."""
 
     def __init__(self, blocks: _Blocks) -> None:

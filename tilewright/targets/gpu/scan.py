@@ -48,26 +48,26 @@ class _Block:
 
 
 @dataclass(frozen=True)
-class _Step:
+class _ScanStep:
     """Bits of the coordinate that are dealt with together: one register or lane bit, or some warp bits."""
 
     kind: str
     bits: tuple[int, ...]
 
 
-def _steps(layout: LinearLayout, axis: int) -> list[_Step]:
+def _steps(layout: LinearLayout, axis: int) -> list[_ScanStep]:
     found = sorted(
         (vector[axis], name, bit)
         for name in layout.input_names
         for bit, vector in enumerate(layout.vectors(name))
         if vector[axis]
     )
-    steps: list[_Step] = []
+    steps: list[_ScanStep] = []
     for _, name, bit in found:
         if name == "warp" and steps and steps[-1].kind == "warp":
-            steps[-1] = _Step(name, (*steps[-1].bits, bit))
+            steps[-1] = _ScanStep(name, (*steps[-1].bits, bit))
         else:
-            steps.append(_Step(name, (bit,)))
+            steps.append(_ScanStep(name, (bit,)))
     return steps
 
 
@@ -77,7 +77,7 @@ def _axis(operation: Operation) -> int:
     return axis
 
 
-def _exchanges(layout: LinearLayout, shape: tuple[int, ...], axis: int) -> list[tuple[_Step, WarpSlots]]:
+def _exchanges(layout: LinearLayout, shape: tuple[int, ...], axis: int) -> list[tuple[_ScanStep, WarpSlots]]:
     """The exchanges between warps of a scan."""
     result = []
     finished: list[int] = []

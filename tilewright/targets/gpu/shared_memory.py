@@ -13,7 +13,7 @@ from dataclasses import dataclass
 
 from tilewright.ir.core import Function, Operation, Region
 
-ALIGNMENT = 16
+SHARED_ALIGNMENT = 16
 _RING_BYTES = 16 << 10  # scratch of this size may go round
 _TWICE_BYTES = 24 << 10  # two operations of up to this size get places of their own; larger ones share one
 
@@ -72,7 +72,7 @@ def _in_turns(function: Function, sizes: Mapping[Operation, int], base: int) -> 
             cursor = 0
         scratch[operation] = base + cursor
         end = max(end, cursor + size)
-        cursor += -(-size // ALIGNMENT) * ALIGNMENT
+        cursor += -(-size // SHARED_ALIGNMENT) * SHARED_ALIGNMENT
     return scratch, base + end if scratch else 0
 
 

@@ -24,7 +24,7 @@ from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 
-from tilewright.targets.llvm.debug import DebugLines, Place
+from tilewright.targets.llvm.debug import DebugLines, SourcePlace
 
 _FLOAT_TYPES = {"half": 16, "bfloat": 16, "float": 32, "double": 64}
 _INTEGER_FOLDS = {"add": lambda a, b: a + b, "sub": lambda a, b: a - b, "mul": lambda a, b: a * b}
@@ -300,7 +300,7 @@ class LLVMBuilder:
         """Add an instruction without a result."""
         self.block.lines.append(text + self._line_note)
 
-    def locate(self, place: Place | None) -> None:
+    def locate(self, place: SourcePlace | None) -> None:
         """Where in the source the instructions from now on come from; forgotten unless `debug` is set."""
         if self.debug is not None:
             self._line_note = "" if place is None else self.debug.note(place)

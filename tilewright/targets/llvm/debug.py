@@ -13,7 +13,7 @@ if TYPE_CHECKING:
     from tilewright.targets.llvm.builder import Module
 
 
-class Place(Protocol):
+class SourcePlace(Protocol):
     """A place in the user's source, as `ir.core.Location` is one."""
 
     @property
@@ -27,7 +27,7 @@ class Place(Protocol):
 class DebugLines:
     """The debug metadata of a function named `name` (`symbol` in the object) that begins at `place`."""
 
-    def __init__(self, module: Module, name: str, symbol: str, place: Place) -> None:
+    def __init__(self, module: Module, name: str, symbol: str, place: SourcePlace) -> None:
         self._module = module
         self._file = place.file
         file = self._file_node(place.file)
@@ -43,7 +43,7 @@ class DebugLines:
         module.named_metadata("llvm.dbg.cu", unit)
         module.named_metadata("llvm.module.flags", module.metadata('!{i32 2, !"Debug Info Version", i32 3}'))
 
-    def note(self, place: Place) -> str:
+    def note(self, place: SourcePlace) -> str:
         """What is written behind an instruction that comes from a place."""
         scope = self.subprogram
         if place.file != self._file:  # inlined from another file

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 
 from tilewright import dtypes
 from tilewright.dtypes import DType
-from tilewright.targets.gpu.conversions import Converter
+from tilewright.targets.gpu.conversions import RegisterConverter
 from tilewright.targets.llvm.builder import LLVMBuilder, LLVMValue
 from tilewright.targets.nvidia.target import NvidiaTarget
 
@@ -14,7 +14,7 @@ _PAIRS = {"float16": ("ff2f16x2", "<2 x half>"), "bfloat16": ("ff2bf16x2", "<2 x
 _FLOAT8_PAIRS = {"float8e4nv": "e4m3x2", "float8e5": "e5m2x2"}
 
 
-class NvidiaConverter(Converter):
+class NvidiaConverter(RegisterConverter):
     """Conversions of scalars, and of lists of registers, two and two together where an instruction makes pairs."""
 
     def __init__(self, builder: LLVMBuilder, target: NvidiaTarget) -> None:

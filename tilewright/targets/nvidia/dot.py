@@ -13,7 +13,7 @@ from tilewright.targets.gpu.layouts import Assignment
 from tilewright.targets.gpu.scratch import SIZES, Size
 from tilewright.targets.gpu.tiles import is_tile
 from tilewright.targets.llvm.builder import LLVMValue
-from tilewright.targets.nvidia.dot_layout import Instruction, instruction_of
+from tilewright.targets.nvidia.dot_layout import MmaInstruction, instruction_of
 from tilewright.targets.nvidia.lowering import NvidiaLowering, NvidiaRule
 from tilewright.targets.nvidia.target import NvidiaTarget
 from tilewright.targets.nvidia.warpgroup import warpgroup_dot
@@ -50,7 +50,7 @@ def dot(lowering: NvidiaLowering, operation: Operation) -> None:
     if instruction is None:
         scalar_dot(lowering, operation)
     else:
-        _Product(lowering, operation, instruction).run()
+        _MmaProduct(lowering, operation, instruction).run()
 
 
 def scratch_rules(target: NvidiaTarget) -> Mapping[str, Size]:
@@ -72,8 +72,8 @@ def held_by_first_thread(lowering: NvidiaLowering, value: Value) -> dict[Place, 
     return held
 
 
-class _Product:
-    def __init__(self, lowering: NvidiaLowering, operation: Operation, instruction: Instruction) -> None:
+class _MmaProduct:
+    def __init__(self, lowering: NvidiaLowering, operation: Operation, instruction: MmaInstruction) -> None:
         self.lowering = lowering
         self.operation = operation
         self.instruction = instruction

@@ -28,7 +28,7 @@ _VECTOR_BYTES = 16
 
 
 @dataclass(frozen=True)
-class Instruction:
+class MmaInstruction:
     """A form of mma.sync: `pair` is the neighbours along k that a register holds, `parts` how operands are split."""
 
     operands: tuple[str, str]  # PTX types of A and B
@@ -50,7 +50,7 @@ _SPLIT = {
 }
 
 
-def instruction_of(operation: Operation, target: NvidiaTarget) -> Instruction | None:
+def instruction_of(operation: Operation, target: NvidiaTarget) -> MmaInstruction | None:
     """The instruction of a product; None for multiply-add."""
     a, b, accumulator = (value.type for value in operation.operands)
     shape = (*accumulator.shape, a.shape[-1])
@@ -62,26 +62,26 @@ def instruction_of(operation: Operation, target: NvidiaTarget) -> Instruction | 
     return found
 
 
-def _by_type(operation: Operation, target: NvidiaTarget) -> Instruction | None:
+def _by_type(operation: Operation, target: NvidiaTarget) -> MmaInstruction | None:
     a, b, accumulator = (value.type.dtype for value in operation.operands)
     if (a.name, accumulator.name) == ("float64", "float64"):
-        return Instruction(("f64", "f64"), "f64", 1)
+        return MmaInstruction(("f64", "f64"), "f64", 1)
     if accumulator.name in ("float64", "int64", "uint64"):
         return None
     if a.name in ("float16", "bfloat16"):
         kind = "f16" if a.name == "float16" else "bf16"
-        return Instruction((kind, kind), "f32", 2)
+        return MmaInstruction((kind, kind), "f32", 2)
     if a.is_float and a.bits == 8:
         names = [_SMALL_FLOATS.get(dtype.name) for dtype in (a, b)]
         if target.fp8_mma and names[0] is not None and names[1] is not None:
-            return Instruction((names[0], names[1]), "f32", 4)
-        return Instruction(("f16", "f16"), "f32", 2)
+            return MmaInstruction((names[0], names[1]), "f32", 4)
+        return MmaInstruction(("f16", "f16"), "f32", 2)
     if a.name == "float32":
         row = _SPLIT.get(str(operation.attributes["input_precision"]))
-        return None if row is None else Instruction((row[0], row[0]), "f32", row[1], row[2])
+        return None if row is None else MmaInstruction((row[0], row[0]), "f32", row[1], row[2])
     if a.name in ("int8", "uint8"):
         names_of = {"int8": "s8", "uint8": "u8"}
-        return Instruction((names_of[a.name], names_of[b.name]), "s32", 4)
+        return MmaInstruction((names_of[a.name], names_of[b.name]), "s32", 4)
     return None
 
 
@@ -120,7 +120,7 @@ class ProductLayouts:
 
 
 def product_layouts(
-    operation: Operation, instruction: Instruction, grid: tuple[int, int], width: int
+    operation: Operation, instruction: MmaInstruction, grid: tuple[int, int], width: int
 ) -> ProductLayouts:
     rows, columns = operation.result.type.shape
     depth = operation.operands[0].type.shape[1]
@@ -134,7 +134,7 @@ def product_layouts(
     return ProductLayouts(a, b, accumulator, width)
 
 
-def widths(operation: Operation, instruction: Instruction, streamed: bool) -> Sequence[int]:
+def widths(operation: Operation, instruction: MmaInstruction, streamed: bool) -> Sequence[int]:
     """Possible widths, the instruction's own first; alone it is what ldmatrix gives operands that come from memory."""
     a = operation.operands[0].type
     own = instruction.pair

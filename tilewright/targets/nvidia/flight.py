@@ -15,7 +15,7 @@ from tilewright.targets.nvidia.explicit import wgmma
 
 
 @dataclass
-class Group:
+class InFlightGroup:
     """One group: results by value, and the registers that are being read.
 
     `carried` ones were issued by the iteration before.
@@ -31,16 +31,16 @@ class Flight:
 
     def __init__(self, builder: LLVMBuilder) -> None:
         self.builder = builder
-        self.groups: list[Group] = []
+        self.groups: list[InFlightGroup] = []
 
     def start(self, value: Value, registers: Sequence[LLVMValue], held: Sequence[LLVMValue]) -> None:
         """A result that is under way from now on."""
-        self.groups.append(Group({value: list(registers)}, list(held), False))
+        self.groups.append(InFlightGroup({value: list(registers)}, list(held), False))
 
     def carry(self, values: Mapping[Value, Sequence[LLVMValue]]) -> None:
         """Results that a loop has carried here, of any number of groups older than all that follow."""
         if values:
-            self.groups.append(Group({value: list(own) for value, own in values.items()}, [], True))
+            self.groups.append(InFlightGroup({value: list(own) for value, own in values.items()}, [], True))
 
     def lasting(self) -> int:
         """How many of the newest groups may go on into the next iteration: those that read shared memory only."""

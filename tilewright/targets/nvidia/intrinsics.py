@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
 from tilewright.ir.core import Operation
-from tilewright.targets.gpu.intrinsics import EVICTIONS, GlobalAccess, Intrinsics
+from tilewright.targets.gpu.intrinsics import NAMED_EVICTIONS, GlobalAccess, Intrinsics
 from tilewright.targets.llvm.builder import LLVMBuilder, LLVMValue
 from tilewright.targets.nvidia.conversions import NvidiaConverter
 from tilewright.targets.nvidia.explicit.ptx import call
@@ -152,7 +152,7 @@ def _special_register(builder: LLVMBuilder, name: str) -> LLVMValue:
 def _modifiers(lowering: KernelLowering, operation: Operation) -> str:
     """What stands between ``ld.global`` or ``st.global`` and the type."""
     cache, eviction = str(operation.attributes["cache"]), str(operation.attributes["eviction"])
-    if eviction not in EVICTIONS:
+    if eviction not in NAMED_EVICTIONS:
         return f".{cache}" if cache else ""
     if cache:
         lowering.note(operation, f"cache modifier '{cache}' leaves no room for an eviction policy, which is ignored")

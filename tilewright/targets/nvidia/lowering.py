@@ -14,7 +14,7 @@ from tilewright.targets.gpu.lowering import KernelLowering, Rule
 from tilewright.targets.gpu.shared_memory import Allocation
 from tilewright.targets.llvm.builder import LLVMValue, Module
 from tilewright.targets.nvidia.explicit.ptx import call
-from tilewright.targets.nvidia.explicit.views import View
+from tilewright.targets.nvidia.explicit.views import SharedView
 from tilewright.targets.nvidia.flight import Flight
 from tilewright.targets.nvidia.intrinsics import NvidiaIntrinsics
 from tilewright.targets.nvidia.target import NvidiaTarget
@@ -45,7 +45,7 @@ class NvidiaLowering(KernelLowering):
     ) -> None:
         self.tensor_maps: list[TensorMapUse] = []
         self.tiles: Mapping[Operation, int] = {}
-        self.views: dict[Value, View] = {}
+        self.views: dict[Value, SharedView] = {}
         intrinsics = NvidiaIntrinsics(target)
         super().__init__(assignment, target, intrinsics, module, symbol, allocation, warps, rules, fuse=fuse)
         self.flight = Flight(self.builder)

@@ -33,7 +33,7 @@ _WORDS = 4  # registers of operand A in one instruction
 # Tiles -------------------------------------------------------------------------------------------
 
 
-def tile_view(start: LLVMValue, kind: TensorType, layout: LinearLayout) -> views.View:
+def tile_view(start: LLVMValue, kind: TensorType, layout: LinearLayout) -> views.SharedView:
     """A block in the layout of a tile, `start` bytes from the kernel's shared memory."""
     dtype = kind.dtype
     swizzle = tile_swizzle(layout, dtype.itemsize)
@@ -102,7 +102,7 @@ def _multiply(
     """The results, and the registers that are being read."""
     builder = lowering.builder
     row, column = _group_place(lowering, product)
-    instruction = wgmma.Instruction(a.type.dtype, b.type.dtype, product.columns)
+    instruction = wgmma.WgmmaInstruction(a.type.dtype, b.type.dtype, product.columns)
     held: list[LLVMValue] = []
     left: wgmma.SharedOperand | wgmma.RegisterOperand
     if is_tile(lowering.layout(a)):

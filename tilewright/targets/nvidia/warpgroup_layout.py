@@ -19,7 +19,7 @@ from tilewright.targets.gpu.transfer import conversion_plan, element_bits
 from tilewright.targets.nvidia.dot_layout import instruction_of
 from tilewright.targets.nvidia.target import WARP_THREADS, NvidiaTarget
 
-WARPS = 4  # of a warpgroup
+WARPGROUP_WARPS = 4  # of a warpgroup
 ROWS = 64  # of one instruction
 _COLUMNS = 256  # of one instruction at most
 _LEAST_COLUMNS = 32  # of a warpgroup, that pay for reading A from shared memory
@@ -43,7 +43,7 @@ class WarpgroupProduct:
 
     def accumulator(self) -> LinearLayout:
         shape = (self.rows, self.columns * self.grid[1])
-        warps = WARPS * prod(self.grid)
+        warps = WARPGROUP_WARPS * prod(self.grid)
         return on_threads(wgmma_accumulator(shape, self.columns, self.grid), WARP_THREADS, warps)
 
 
@@ -55,12 +55,12 @@ def warpgroup_product(operation: Operation, target: NvidiaTarget, warps: int, ch
     """
     a, b, accumulator = (value.type for value in operation.operands)
     instruction = instruction_of(operation, target)
-    if not target.wgmma or warps % WARPS or instruction is None or instruction.parts:
+    if not target.wgmma or warps % WARPGROUP_WARPS or instruction is None or instruction.parts:
         return None
     if a.dtype.name not in _ELEMENTS or b.dtype.name not in _ELEMENTS or a.dtype.bits != b.dtype.bits:
         return None
     rows, columns = accumulator.shape
-    groups = warps // WARPS
+    groups = warps // WARPGROUP_WARPS
     along_rows = min(groups, rows // ROWS)
     if not along_rows or a.shape[1] * a.dtype.itemsize < _STEP_BYTES:
         return None
@@ -102,7 +102,9 @@ def _in_registers(a: Value, product: WarpgroupProduct, home: LinearLayout) -> Li
     """The layout of an A in registers, where a 16-bit block gets into it without shared memory."""
     if a.type.dtype.bits != 16:
         return None
-    wanted = on_threads(wgmma_operand(a.type.shape, 2, product.grid), WARP_THREADS, WARPS * prod(product.grid))
+    wanted = on_threads(
+        wgmma_operand(a.type.shape, 2, product.grid), WARP_THREADS, WARPGROUP_WARPS * prod(product.grid)
+    )
     plan = conversion_plan(home, wanted, element_bits(a))
     return None if isinstance(plan, SharedExchange) else wanted
 

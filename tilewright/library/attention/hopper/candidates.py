@@ -9,10 +9,10 @@ import tilewright.language as tl
 from tilewright.dtypes import bfloat16, float16
 from tilewright.graph.core import Graph, Node, Value
 from tilewright.graph.fusion import Group
-from tilewright.graph.views import View
+from tilewright.graph.views import StridedView
 from tilewright.library.attention.cpu import Strided, strided_operands
 from tilewright.library.attention.hopper import kernel as hopper
-from tilewright.library.attention.hopper.choice import FEW_QUERIES, attention_forms, seconds_of
+from tilewright.library.attention.hopper.choice import WARPGROUP_QUERIES, attention_forms, seconds_of
 from tilewright.library.attention.hopper.config import AttentionForm
 from tilewright.library.attention.problem import SMALLEST, AttentionProblem, typical
 from tilewright.library.attention.slots import attention_slots
@@ -46,7 +46,9 @@ def hopper_candidates(group: Group, graph: Graph, plain: KernelCall, target: Tar
         if not calls:
             break
         forms = {
-            f"queries <= {FEW_QUERIES}" if len(calls) > 1 and call is calls[0] else "queries": call.constants["FORM"]
+            f"queries <= {WARPGROUP_QUERIES}" if len(calls) > 1 and call is calls[0] else "queries": call.constants[
+                "FORM"
+            ]
             for call in calls
         }
         flops = simplify(lift(product(strided.views["q"].shape)) * strided.views["k"].shape[2] * 4)
@@ -111,19 +113,19 @@ def _hopper_calls(
 
 def _spans(queries: Size, pairs: Size) -> list[tuple[int, tuple[Size, int] | None]]:
     """Typical numbers of few and of many queries, each with the condition of its launch."""
-    counted = upper_bound(pairs) < PAIRS and upper_bound(queries) < PAIRS * FEW_QUERIES
-    few: tuple[Size, int] | None = (queries, FEW_QUERIES)
+    counted = upper_bound(pairs) < PAIRS and upper_bound(queries) < PAIRS * WARPGROUP_QUERIES
+    few: tuple[Size, int] | None = (queries, WARPGROUP_QUERIES)
     many: tuple[Size, int] | None = None
     if not counted:
         # One comparison for both: of the pairs, and of the queries in a measure in which few are as many.
-        few = (maximum(simplify(lift(queries) * (PAIRS // FEW_QUERIES - 1)), pairs), PAIRS - 1)
-        many = (maximum(ceil_divide(queries, FEW_QUERIES), pairs), PAIRS - 1)
-    elif upper_bound(queries) <= FEW_QUERIES:
+        few = (maximum(simplify(lift(queries) * (PAIRS // WARPGROUP_QUERIES - 1)), pairs), PAIRS - 1)
+        many = (maximum(ceil_divide(queries, WARPGROUP_QUERIES), pairs), PAIRS - 1)
+    elif upper_bound(queries) <= WARPGROUP_QUERIES:
         few = None
     spans: list[tuple[int, tuple[Size, int] | None]] = []
-    if lower_bound(queries) <= FEW_QUERIES:
-        spans.append((typical(queries, FEW_QUERIES), few))
-    if upper_bound(queries) > FEW_QUERIES:
+    if lower_bound(queries) <= WARPGROUP_QUERIES:
+        spans.append((typical(queries, WARPGROUP_QUERIES), few))
+    if upper_bound(queries) > WARPGROUP_QUERIES:
         spans.append((typical(queries), many))
     return spans
 
@@ -146,7 +148,7 @@ def hopper_call(
     sizes = (batches, parts, group, queries, share, form.BM, form.BN, row_bytes, int(form.CAUSAL), processors)
     schedule = Table("attention", sizes)
     scale = float(anchor.attributes["scale"])
-    out = View((batches, parts, queries, size), strided.out_strides)
+    out = StridedView((batches, parts, queries, size), strided.out_strides)
     operands: dict[str, Operand] = {
         name: tiled(strided.sources[name], strided.views[name], form.query_block if name == "q" else form.key_block)
         for name in ("q", "k", "v")
@@ -172,7 +174,7 @@ def hopper_call(
     )  # fmt: skip
 
 
-def tiled(value: Value, view: View, block: tuple[int, ...]) -> TiledOperand:
+def tiled(value: Value, view: StridedView, block: tuple[int, ...]) -> TiledOperand:
     """A view as a tensor map's; an axis of one element gets a stride that a map may have."""
     strides = tuple(
         view.shape[3] if extent == 1 else stride for extent, stride in zip(view.shape[:3], view.strides, strict=False)

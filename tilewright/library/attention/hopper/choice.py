@@ -13,7 +13,7 @@ from tilewright.library.hopper import is_possible
 from tilewright.targets.machine import Machine
 from tilewright.targets.nvidia.target import NvidiaTarget
 
-FEW_QUERIES = 64  # that one warpgroup has
+WARPGROUP_QUERIES = 64  # that one warpgroup has
 
 
 _REACHED = 0.7  # of the rate of tensor cores

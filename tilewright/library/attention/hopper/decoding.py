@@ -11,13 +11,13 @@ import tilewright.language as tl
 from tilewright.dtypes import float32
 from tilewright.graph.core import Graph, Value
 from tilewright.graph.fusion import Group
-from tilewright.graph.views import View, dense_view
+from tilewright.graph.views import StridedView, dense_view
 from tilewright.library.attention.cpu import Strided, strided_operands
 from tilewright.library.attention.hopper import decoding_kernel as hopper_decoding
 from tilewright.library.attention.hopper.candidates import hopper_call, is_tiled, own_extra, tiled
-from tilewright.library.attention.hopper.choice import FEW_QUERIES, TILE_CLOCKS, block_clocks
+from tilewright.library.attention.hopper.choice import TILE_CLOCKS, WARPGROUP_QUERIES, block_clocks
 from tilewright.library.attention.hopper.config import AttentionForm
-from tilewright.library.attention.hopper.decoding_config import CLUSTER, DecodingForm
+from tilewright.library.attention.hopper.decoding_config import CLUSTER_CTAS, DecodingForm
 from tilewright.library.attention.problem import typical
 from tilewright.library.attention.simt_kernel import combine_parts
 from tilewright.library.attention.slots import attention_slots
@@ -66,7 +66,7 @@ def decoding_candidates(group: Group, graph: Graph, target: Target) -> list[Cand
     block = 128 if upper_bound(packed.views["q"].shape[3]) <= _WIDE_HEAD else 64
     clustered = bool(found)
     for splits in _splits(pairs, typical(k.shape[2]), block, target.machine().processors):
-        if clustered and splits <= CLUSTER:
+        if clustered and splits <= CLUSTER_CTAS:
             continue  # they would need a second launch for what a cluster does
         found.append(_decoding_candidate(group, graph, packed, block, splits, target))
     return found
@@ -78,18 +78,18 @@ def _packed_heads(strided: Strided) -> Strided | None:
     heads, key_heads = q.shape[1], k.shape[1]
     if q.shape[2] != 1 or not isinstance(heads, int) or not isinstance(key_heads, int):
         return None
-    if heads // key_heads > FEW_QUERIES:
+    if heads // key_heads > WARPGROUP_QUERIES:
         return None
     group = heads // key_heads
     if strided.bias_form and group > 1 and (strided.bias_strides[1] != 0 or strided.bias_form == 2):
         return None
 
-    def packed(view: View) -> View:
+    def packed(view: StridedView) -> StridedView:
         batch, head, _, column = view.strides
         shape = (view.shape[0], key_heads, group, view.shape[3])
-        return View(shape, (batch, simplify(lift(head) * group), head, column), view.offset)
+        return StridedView(shape, (batch, simplify(lift(head) * group), head, column), view.offset)
 
-    out = packed(View(q.shape, strided.out_strides))
+    out = packed(StridedView(q.shape, strided.out_strides))
     views = {**strided.views, "q": packed(q)}
     return replace(strided, views=views, out_strides=out.strides)
 
@@ -129,7 +129,7 @@ def _written_late(packed: Strided, graph: Graph) -> _Late:
     return row or _Late(False)
 
 
-def _row_written(source: Value, view: View, graph: Graph) -> _Late | None:
+def _row_written(source: Value, view: StridedView, graph: Graph) -> _Late | None:
     """What is written of one operand."""
     if source in graph.inputs:
         return None if source in graph.mutations else _Late(True)
@@ -158,7 +158,7 @@ def _clustered_forms(packed: Strided, late: _Late, pairs: int, target: Target) -
         FRESH=late.row is not None, TYPE=tl.dtype(packed.sources["q"].dtype),
     )  # fmt: skip
     found = []
-    for splits, block in itertools.product((1, 2, 4, CLUSTER), (64, 128, 256)):
+    for splits, block in itertools.product((1, 2, 4, CLUSTER_CTAS), (64, 128, 256)):
         length = -(-keys // splits)
         if (splits > 1 and length <= _LEAST_KEYS) or (block > 64 and block >= 2 * length):
             continue

@@ -9,7 +9,7 @@ from tilewright.library.hopper import SHARED_BYTES, checked
 from tilewright.library.matmul.kernel import identity
 
 FRESH_ROWS = 8  # that a copy into a tile has at least
-CLUSTER = 8  # CTAs that every Hopper GPU can run together
+CLUSTER_CTAS = 8  # CTAs that every Hopper GPU can run together
 
 
 class DecodingForm(NamedTuple):
@@ -68,7 +68,7 @@ class DecodingForm(NamedTuple):
                 self.ROWS * (2 * self.BN + self.D) <= 160 * 128,
                 "exponentials, sums and results fit the registers",
             ),
-            (self.SPLITS in (1, 2, 4, CLUSTER), f"1, 2, 4 or {CLUSTER} CTAs make a cluster"),
+            (self.SPLITS in (1, 2, 4, CLUSTER_CTAS), f"1, 2, 4 or {CLUSTER_CTAS} CTAs make a cluster"),
             (self.AHEAD or not self.FRESH, "what is written late matters to those who read early"),
             (self.STAGES >= 1, "there is one stage at least"),
             (self.TYPE.itemsize == 2, "operands have 16 bits"),

@@ -32,7 +32,7 @@ from tilewright.library.matmul.cpu import Problem, gemm_candidate
 from tilewright.library.matmul.cpu_blocks import Blocks, choose_blocks, row_ranges
 from tilewright.library.packing import order_recipe, taps_recipe
 from tilewright.library.slots import Slots, epilogue_slots
-from tilewright.library.weights import Weights, packed_weights
+from tilewright.library.weights import PackedOperand, packed_weights
 from tilewright.library.windows import window_blocks, window_constants, window_sizes
 from tilewright.symbolic import Size, ceil_divide, lift, product, round_up, simplify
 from tilewright.targets.base import Target
@@ -172,7 +172,7 @@ class Moves:
     nodes: tuple[Node, ...] = ()
 
 
-def behind(before: Moves | Weights, candidate: Candidate) -> Candidate:
+def behind(before: Moves | PackedOperand, candidate: Candidate) -> Candidate:
     """A candidate with what must run first."""
     temporaries = (*before.temporaries, *candidate.temporaries)
     return replace(candidate, stages=(*before.stages, *candidate.stages), temporaries=temporaries)

@@ -21,19 +21,19 @@ from tilewright.library.windows import window_constants, window_sizes
 from tilewright.symbolic import Size, ceil_divide, lift, product, simplify
 from tilewright.targets.base import Target
 
-FEWEST_CHANNELS = 8
+FEWEST_WINOGRAD_CHANNELS = 8
 MOST_COLUMNS = 128  # of a block: with more, what a block of tiles computes leaves level 2
 ROW_TILES = 4  # register tiles in a block of tiles: each panel of the weights that level 1 holds is used so often
-PROGRAMS = 8  # that the tiles are shared out to, by two threads at most; then four for each thread
+PROGRAMS_OF_TWO_THREADS = 8  # that the tiles are shared out to, by two threads at most; then four for each thread
 TRANSFORM = 300  # operations that the transform of one channel of a tile takes the time of
-EFFICIENCY = 0.75
+WINOGRAD_EFFICIENCY = 0.75
 
 
 def is_winograd(anchor: Node, x: Value, w: Value, graph: Graph) -> bool:
     """Whether a convolution has the form: 3x3 taps that are known, strides of 1, float32 that may be rounded."""
     attributes = anchor.attributes
     square = w.rank == 4 and tuple(w.shape[2:]) == (3, 3) and all(step == 1 for step in attributes["strides"])
-    few = not isinstance(w.shape[1], int) or w.shape[1] < FEWEST_CHANNELS
+    few = not isinstance(w.shape[1], int) or w.shape[1] < FEWEST_WINOGRAD_CHANNELS
     return square and not few and x.dtype == float32 and w in graph.constants and not attributes["exact"]
 
 
@@ -59,7 +59,7 @@ def winograd_candidate(group: Group, slots: Slots, target: Target) -> Candidate:
         block = min(block, tiles)
     panels = ceil(columns / width)
     block_panels = next(n for n in range(max(1, MOST_COLUMNS // width), 0, -1) if panels % n == 0)
-    most = max(PROGRAMS, 4 * machine.processors)
+    most = max(PROGRAMS_OF_TWO_THREADS, 4 * machine.processors)
     column_runs = _column_runs(tiles, block, panels // block_panels, groups, machine.processors)
     blocks = simplify(ceil_divide(ceil_divide(tiles, block), most))
     runs = simplify(ceil_divide(ceil_divide(tiles, block), blocks)) if isinstance(blocks, int) else most
@@ -79,11 +79,11 @@ def winograd_candidate(group: Group, slots: Slots, target: Target) -> Candidate:
     bind_extra(slots.extra, operands, types)
     call = KernelCall(winograd_convolution, operands, types, constants, grid)
     products = 32 * channels * panels * width
-    transforms = int(TRANSFORM * EFFICIENCY) * (channels * column_runs + columns)
+    transforms = int(TRANSFORM * WINOGRAD_EFFICIENCY) * (channels * column_runs + columns)
     flops = simplify(lift(tiles) * (groups * (products + transforms)) + chain_operations(group.epilogue))
     taps = w.shape[0] * channels * (16 - 9) * 4
     bytes_moved = simplify(lift(total_bytes(group.inputs, group.outputs)) + taps)
-    cost = estimate(machine, bytes_moved, flops, product(grid), x.dtype, EFFICIENCY)
+    cost = estimate(machine, bytes_moved, flops, product(grid), x.dtype, WINOGRAD_EFFICIENCY)
     reasons = {"tiles": f"{block} of 2 x 2 pixels, {channels} deep, by {block_panels * width} columns"}
     return Candidate("Winograd F(2x2, 3x3)", (Stage((call,)),), cost, (scratch,), reasons)
 

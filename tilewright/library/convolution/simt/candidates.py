@@ -55,7 +55,7 @@ from tilewright.symbolic import Size, ceil_divide, lift, plain_symbol, product, 
 from tilewright.targets.base import Target
 from tilewright.targets.machine import Machine
 
-FORMS = 6  # of the Hopper kernel that become candidates
+MOST_HOPPER_CANDIDATES = 6  # of the Hopper kernel that become candidates
 _IMAGES = (1, 8, 32)  # up to which a run-time number of images has forms of its own
 _TILED_BYTES = 16  # what strides and addresses of tensor copies are multiples of
 _LONGEST_RUN = 2048  # elements of a line of the window that is read as one run
@@ -296,7 +296,7 @@ def _forms(
         tl.dtype(x.dtype), tl.dtype(stored), None if w.dtype == x.dtype else tl.dtype(w.dtype), beside,
         prod(map(at, x.shape)) * x.dtype.itemsize, work,
     )  # fmt: skip
-    return list(ranked_forms(problem, machine)[:FORMS])
+    return list(ranked_forms(problem, machine)[:MOST_HOPPER_CANDIDATES])
 
 
 def _described(form: ConvolutionForm) -> str:

@@ -23,7 +23,7 @@ from tilewright.library.generated.elementwise import chain_operations, total_byt
 from tilewright.library.matmul.cpu import Problem
 from tilewright.library.matmul.gate import GateSlots
 from tilewright.library.matmul.hopper import kernel as hopper
-from tilewright.library.matmul.hopper.choice import FEW_ROWS, close_forms, dependent, finished
+from tilewright.library.matmul.hopper.choice import ONE_WAVE_ROWS, close_forms, dependent, finished
 from tilewright.library.matmul.hopper.config import MatmulForm
 from tilewright.library.matmul.problem import MatmulProblem
 from tilewright.library.packing import halves_recipe
@@ -142,7 +142,7 @@ def rms_factors(depth: int, epsilon: float) -> JITFunction:
 def _candidates(found: _Product | None, group: Group, target: Target) -> list[Candidate]:
     if found is None or not target.wgmma:
         return []
-    if len(group.outputs) > 1 and upper_bound(product((found.batches, found.rows))) > FEW_ROWS:
+    if len(group.outputs) > 1 and upper_bound(product((found.batches, found.rows))) > ONE_WAVE_ROWS:
         return []  # others than the last are stored by threads, element by element
     ranges = spans(found.rows, ROW_RANGES)
     ranked = [_forms(found, example, at_most, target.machine()) for example, at_most in ranges]

@@ -14,14 +14,14 @@ from functools import lru_cache
 from typing import Any
 
 import tilewright.language as tl
-from tilewright.library.epilogue import BLOCK
+from tilewright.library.epilogue import SCALE_BLOCK
 from tilewright.library.hopper import ATOM, SHARED_BYTES, is_possible
 from tilewright.library.matmul.hopper.config import MatmulForm
 from tilewright.library.matmul.problem import MatmulProblem
 from tilewright.targets.machine import Machine
 from tilewright.targets.nvidia.target import NvidiaTarget
 
-FEW_ROWS = 128  # up to which weights are read once, by one wave of CTAs where columns allow it
+ONE_WAVE_ROWS = 128  # up to which weights are read once, by one wave of CTAs where columns allow it
 MANY_ROWS = 4096  # tiles are walked in wider groups, too, where operands outgrow the L2 cache
 FLIGHT_BYTES = 48 << 10  # of a processor, that are under way before the kernels in front have ended
 _CLUSTERS = ((1, 1, 1), (1, 2, 1), (2, 1, 1), (1, 1, 2), (1, 2, 2))  # that share A, that share B, that split the depth
@@ -45,7 +45,7 @@ def unsupported(problem: MatmulProblem, target: NvidiaTarget) -> str:
 
 def _may_take_turns(problem: MatmulProblem) -> bool:
     """Whether products are so short, or what comes behind them so long, that hiding it may pay."""
-    return problem.rows > FEW_ROWS and (problem.cost.work > 0 or problem.depth * problem.input.itemsize <= 16384)
+    return problem.rows > ONE_WAVE_ROWS and (problem.cost.work > 0 or problem.depth * problem.input.itemsize <= 16384)
 
 
 def seconds_of(form: MatmulForm, problem: MatmulProblem, machine: Machine) -> float:
@@ -122,7 +122,7 @@ def completed(form: MatmulForm, problem: MatmulProblem) -> MatmulForm:
     if form.SPLIT > 1 or form.TURNS:
         return filled(form)
     # Of few rows a CTA has one tile, whose results are staged in the room of the stages.
-    form = filled(form._replace(SINGLE=problem.rows <= FEW_ROWS))
+    form = filled(form._replace(SINGLE=problem.rows <= ONE_WAVE_ROWS))
     apart = problem.cost.work > 0 and form.CONSUMERS == 2 and form.STAGES >= 4 and not form.SINGLE
     return form._replace(LAG=2 if apart else 0)
 
@@ -166,7 +166,7 @@ def finished(form: MatmulForm, problem: MatmulProblem, **functions: Any) -> Matm
     """The form with what comes behind the product, and before it: `functions` are fields of the form.  None when it
     cannot be built then."""
     cost, tile = problem.cost, form.BM * form.BN
-    if cost.blocks and (form.BN not in (64, 128) or form.SPLIT > 1 or form.BK != BLOCK or form.TURNS):
+    if cost.blocks and (form.BN not in (64, 128) or form.SPLIT > 1 or form.BK != SCALE_BLOCK or form.TURNS):
         return None  # a tile's columns and the depths of a stage share a scale; promotion would hold up the turns
     many = form.TURNS and tile > 128 * 128  # sums of a thread
     if (many and cost.element_loads) or (form.TURNS and tile > 128 * 176 and cost.row_loads):

@@ -22,7 +22,7 @@ from tilewright.library.candidate import Candidate, KernelCall, Operand, PackedC
 from tilewright.library.cost import Cost, spans
 from tilewright.library.generated.elementwise import chain_operations, total_bytes
 from tilewright.library.hopper import SHARED_BYTES, is_possible
-from tilewright.library.matmul.hopper.dequantized_config import COLUMNS, LINE, PIECE, DequantizedForm
+from tilewright.library.matmul.hopper.dequantized_config import COLUMNS, PACKED_LINE, PIECE, DequantizedForm
 from tilewright.library.matmul.hopper.dequantized_kernel import dequantized_matmul
 from tilewright.library.packing import fragments_recipe, panels_recipe
 from tilewright.library.slots import epilogue_slots
@@ -32,8 +32,8 @@ from tilewright.targets.base import Target
 from tilewright.targets.machine import Machine
 from tilewright.targets.nvidia.quantized_weights import STAGE, unsupported
 
-FORMS = 4  # that are candidates
-ROW_RANGES = (8, 16, 32, 64, 128, 256)  # rows of a CTA, and ends of the ranges of a run-time number of rows
+MOST_CANDIDATES = 4  # that are candidates
+CTA_ROWS = (8, 16, 32, 64, 128, 256)  # rows of a CTA, and ends of the ranges of a run-time number of rows
 _CONSUMERS = {8: (1, 2, 4), 16: (1, 2, 4), 32: (2, 4), 64: (2, 4), 128: (2,), 256: (2,)}  # by the rows of a CTA
 # Clocks of a multiprocessor for 64 columns and a stage, and for each row of x, as an H200 took them; where weights are
 # scaled in float32; and how many warpgroups it takes to hide what each waits for.
@@ -91,7 +91,7 @@ def hopper_dequantized(group: Group, graph: Graph, target: Target) -> list[Candi
         raise NotImplementedError(reason)
     slots = epilogue_slots(group, graph).rounded(columns)
     rows = size_of(x.shape[:-1])
-    ranges = spans(rows, ROW_RANGES)
+    ranges = spans(rows, CTA_ROWS)
     problems = [
         DequantizedProblem(
             example, columns, depth, steps, x.dtype, w.dtype, scale.dtype, zero is not None, slots.stored.dtype
@@ -141,7 +141,7 @@ def _operands(
     codes = PackedConstant(w, fragments_recipe(w.dtype))
     return {
         "x": TiledOperand(x, (rows, depth), (depth, 1), form.x_block),
-        "w": TiledOperand(codes, (blocks, lines, LINE), (lines * LINE, LINE, 1), form.codes_block),
+        "w": TiledOperand(codes, (blocks, lines, PACKED_LINE), (lines * PACKED_LINE, PACKED_LINE, 1), form.codes_block),
         "scales": in_panels(scale), "zeros": in_panels(scale if zero is None else zero),
         "M": rows, "N": columns, "K": depth,
     }  # fmt: skip
@@ -154,12 +154,12 @@ def _operands(
 def close_forms(problem: DequantizedProblem, machine: Machine) -> tuple[tuple[DequantizedForm, float], ...]:
     """The forms worth timing with their estimated seconds, the one to take untimed first."""
     estimates = [(form, seconds_of(form, problem, machine)) for form in dict.fromkeys(_forms(problem))]
-    return tuple(sorted(estimates, key=lambda entry: round(entry[1] * 1e9))[:FORMS])
+    return tuple(sorted(estimates, key=lambda entry: round(entry[1] * 1e9))[:MOST_CANDIDATES])
 
 
 def _forms(problem: DequantizedProblem) -> Iterator[DequantizedForm]:
     """Forms that can be built, with as many stages as there is room for so many CTAs of a multiprocessor."""
-    batch = next((rows for rows in ROW_RANGES if problem.rows <= rows), ROW_RANGES[-1])
+    batch = next((rows for rows in CTA_ROWS if problem.rows <= rows), CTA_ROWS[-1])
     group = problem.stage_group
     integer = problem.weights.is_integer
     low = 1 << (problem.weights.bits - 1) if integer and problem.weights.is_signed else 0

@@ -9,7 +9,7 @@ from tilewright.library.hopper import SHARED_BYTES, checked
 from tilewright.library.matmul.kernel import identity
 
 COLUMNS = 64  # of the result, whose weights a warpgroup multiplies at once
-LINE = 256  # elements of a line of packed weights: words of integers, 8-bit floats
+PACKED_LINE = 256  # elements of a line of packed weights: words of integers, 8-bit floats
 PIECE = 64  # steps of the depth that are widened at once: a row of the widest swizzle
 
 
@@ -49,7 +49,7 @@ class DequantizedForm(NamedTuple):
     @property
     def unit_lines(self) -> int:
         """Lines of packed weights of a unit."""
-        return 2048 // (LINE * int(self.CODES.itemsize))
+        return 2048 // (PACKED_LINE * int(self.CODES.itemsize))
 
     @property
     def lines(self) -> int:
@@ -89,7 +89,7 @@ class DequantizedForm(NamedTuple):
     @property
     def codes_block(self) -> tuple[int, int, int]:
         """The tile of the packed weights' tensor map."""
-        return self.CONSUMERS, self.lines, LINE
+        return self.CONSUMERS, self.lines, PACKED_LINE
 
     @property
     def scales_block(self) -> tuple[int, int, int]:
@@ -104,7 +104,7 @@ class DequantizedForm(NamedTuple):
     @property
     def weight_bytes(self) -> int:
         """Bytes of weights, scales and zero points that come to a stage."""
-        codes = self.lines * LINE * int(self.CODES.itemsize)
+        codes = self.lines * PACKED_LINE * int(self.CODES.itemsize)
         scales = self.groups * COLUMNS * (int(self.SCALE.itemsize) + (1 if self.ZEROS else 0))
         return self.CONSUMERS * (codes + scales)
 

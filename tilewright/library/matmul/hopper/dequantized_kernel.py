@@ -22,10 +22,10 @@ import tilewright
 import tilewright.language as tl
 import tilewright.language.explicit as tx
 from tilewright.language.explicit.objects import barrier_array, shared_tile
-from tilewright.library.matmul.hopper.dequantized_config import COLUMNS, LINE
+from tilewright.library.matmul.hopper.dequantized_config import COLUMNS, PACKED_LINE
 from tilewright.library.matmul.hopper.kernel import finished
 
-COLUMNS, LINE = tl.constexpr(COLUMNS), tl.constexpr(LINE)
+COLUMNS, PACKED_LINE = tl.constexpr(COLUMNS), tl.constexpr(PACKED_LINE)
 
 
 @tilewright.aggregate
@@ -281,7 +281,7 @@ def dequantized_matmul(x: tx.tensor_map, w: tx.tensor_map, scales: tx.tensor_map
     if FORM.SPLIT > 1:
         tx.cluster((FORM.SPLIT,))
     rows = tx.shared((FORM.STAGES, FORM.BATCH, FORM.DEPTH), FORM.TYPE, swizzle=128)
-    codes = tx.shared((FORM.STAGES, FORM.CONSUMERS * FORM.lines, LINE), FORM.CODES)
+    codes = tx.shared((FORM.STAGES, FORM.CONSUMERS * FORM.lines, PACKED_LINE), FORM.CODES)
     scaling = tx.shared((FORM.STAGES, FORM.CONSUMERS * FORM.groups, COLUMNS), FORM.SCALE)
     centres = scaling
     if FORM.ZEROS:

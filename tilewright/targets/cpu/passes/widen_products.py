@@ -5,9 +5,9 @@ from __future__ import annotations
 
 from tilewright.dtypes import float16, float32
 from tilewright.ir.core import Function, Operation, Value
-from tilewright.ir.rewrite import Rewriter, RuleTable, rewrite
+from tilewright.ir.rewrite import Rewriter, RewriteTable, rewrite
 
-_RULES = RuleTable("wider products")
+_RULES = RewriteTable("wider products")
 
 
 @_RULES.on("dot")

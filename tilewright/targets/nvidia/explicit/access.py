@@ -21,8 +21,8 @@ from tilewright.layout.gf2 import combine
 from tilewright.layout.linear import LinearLayout
 from tilewright.targets.llvm.builder import LLVMBuilder, LLVMValue
 from tilewright.targets.nvidia.explicit import cluster
-from tilewright.targets.nvidia.explicit.ptx import SHARED, address, call, offset, pointer
-from tilewright.targets.nvidia.explicit.views import View
+from tilewright.targets.nvidia.explicit.ptx import SHARED_POINTER, address, call, offset, pointer
+from tilewright.targets.nvidia.explicit.views import SharedView
 
 _CHUNK = 16  # bytes
 _LANES = 5
@@ -45,7 +45,7 @@ class Move:
 
 
 @dataclass(frozen=True)
-class Plan:
+class AccessPlan:
     """How a block moves.  `threads` are packed elements for each bit of the lane, then of the warp; the block's layout
     has so many `columns`; `extents` are the rows (of all leading axes) and columns that exist, perhaps fewer.
 
@@ -60,7 +60,7 @@ class Plan:
     transposed: bool = False
 
 
-def plan(layout: LinearLayout, shape: Sequence[int], view: View, stored: bool, matrix: bool = True) -> Plan:
+def plan(layout: LinearLayout, shape: Sequence[int], view: SharedView, stored: bool, matrix: bool = True) -> AccessPlan:
     """The cheapest moves of a block of this layout (powers of two) and `shape` (any) to or from a view.
 
     `stored` leaves out registers that hold copies.  `matrix` allows ldmatrix and stmatrix.
@@ -73,7 +73,9 @@ def plan(layout: LinearLayout, shape: Sequence[int], view: View, stored: bool, m
     return found or _vector_plan(oriented, extents, view, live, stored)
 
 
-def _matrix_plan(layout: LinearLayout, extents: tuple[int, int], view: View, live: frozenset[int]) -> Plan | None:
+def _matrix_plan(
+    layout: LinearLayout, extents: tuple[int, int], view: SharedView, live: frozenset[int]
+) -> AccessPlan | None:
     """Matrices of 8 rows of 16 bytes.  As they are: two registers and four lanes go along a row, eight lanes down the
     rows; transposed: eight lanes along a row, and two registers and four lanes down the rows."""
     registers, lanes = layout.bases("register"), layout.bases("lane")
@@ -105,7 +107,7 @@ def _matrix_plan(layout: LinearLayout, extents: tuple[int, int], view: View, liv
             return None  # the matrices that exist are not the first ones
         moves += [Move(part, combine(registers, part[0])) for part in _powers(group)]
     threads = (*rows, *numbering, *(0,) * (2 - bits), *layout.bases("warp"))
-    return Plan(tuple(moves), threads, columns, extents, 1 << bits, transposed)
+    return AccessPlan(tuple(moves), threads, columns, extents, 1 << bits, transposed)
 
 
 def _powers(group: tuple[int, ...]) -> list[tuple[int, ...]]:
@@ -119,8 +121,8 @@ def _powers(group: tuple[int, ...]) -> list[tuple[int, ...]]:
 
 
 def _vector_plan(
-    layout: LinearLayout, extents: tuple[int, int], view: View, live: frozenset[int], stored: bool
-) -> Plan:
+    layout: LinearLayout, extents: tuple[int, int], view: SharedView, live: frozenset[int], stored: bool
+) -> AccessPlan:
     """Vectors along the columns, as wide as neighbours lie in neighbouring registers and a chunk has room."""
     registers = layout.bases("register")
     bits = 0
@@ -138,13 +140,13 @@ def _vector_plan(
             continue
         seen.add(place)
         moves.append(Move(group, place))
-    return Plan(tuple(moves), (*layout.bases("lane"), *layout.bases("warp")), layout.shape[-1], extents)
+    return AccessPlan(tuple(moves), (*layout.bases("lane"), *layout.bases("warp")), layout.shape[-1], extents)
 
 
 class Addresses:
     """The addresses of a plan's moves, each distinct thread-dependent part computed once."""
 
-    def __init__(self, builder: LLVMBuilder, view: View, chosen: Plan, threads: Threads) -> None:
+    def __init__(self, builder: LLVMBuilder, view: SharedView, chosen: AccessPlan, threads: Threads) -> None:
         self.builder, self.view, self.columns = builder, view, chosen.columns
         self.bytes = view.element.itemsize
         row, column = self._thread_coordinates(chosen.threads, threads)
@@ -181,7 +183,7 @@ class Addresses:
         start = pointer(self.builder, base)
         if not constant:
             return start
-        return self.builder.emit(f"getelementptr inbounds i8, {start}, i32 {constant}", SHARED)
+        return self.builder.emit(f"getelementptr inbounds i8, {start}, i32 {constant}", SHARED_POINTER)
 
     def inside(self, element: int) -> LLVMValue | None:
         """Whether the thread's element of the register part `element` exists; None: it does for every thread."""
@@ -269,7 +271,7 @@ def _runs(vectors: Sequence[int]) -> list[tuple[int, int, int]]:
 Values = dict[int, LLVMValue]  # by number of the layout's register
 
 
-def store(builder: LLVMBuilder, chosen: Plan, view: View, threads: Threads, values: Values) -> None:
+def store(builder: LLVMBuilder, chosen: AccessPlan, view: SharedView, threads: Threads, values: Values) -> None:
     """Store a block's registers."""
     places = Addresses(builder, view, chosen, threads)
     for move in chosen.moves:
@@ -293,7 +295,7 @@ def store(builder: LLVMBuilder, chosen: Plan, view: View, threads: Threads, valu
         builder.start(after)
 
 
-def load(builder: LLVMBuilder, chosen: Plan, view: View, threads: Threads, element: str) -> Values:
+def load(builder: LLVMBuilder, chosen: AccessPlan, view: SharedView, threads: Threads, element: str) -> Values:
     """Load a block's registers, each of LLVM type `element`."""
     places = Addresses(builder, view, chosen, threads)
     values: Values = {}
@@ -313,7 +315,7 @@ def load(builder: LLVMBuilder, chosen: Plan, view: View, threads: Threads, eleme
 
 
 def _load_matrices(
-    builder: LLVMBuilder, chosen: Plan, where: LLVMValue, move: Move, element: str, values: Values
+    builder: LLVMBuilder, chosen: AccessPlan, where: LLVMValue, move: Move, element: str, values: Values
 ) -> None:
     count = len(move.registers)
     kind = "i32" if count == 1 else "{" + ", ".join(["i32"] * count) + "}"
@@ -325,7 +327,9 @@ def _load_matrices(
         values[number], values[number + 1] = builder.extract(halves, 0), builder.extract(halves, 1)
 
 
-def _load_remote(builder: LLVMBuilder, view: View, places: Addresses, move: Move, element: str, values: Values) -> None:
+def _load_remote(
+    builder: LLVMBuilder, view: SharedView, places: Addresses, move: Move, element: str, values: Values
+) -> None:
     """From another CTA, in 32-bit words."""
     assert view.peer is not None
     base, constant = places.place(move.place)

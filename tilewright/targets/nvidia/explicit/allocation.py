@@ -11,7 +11,7 @@ from dataclasses import dataclass, field
 
 from tilewright.ir.core import Function, Operation, Region
 from tilewright.ir.types import SharedType
-from tilewright.targets.gpu.shared_memory import ALIGNMENT, Allocation, allocate
+from tilewright.targets.gpu.shared_memory import SHARED_ALIGNMENT, Allocation, allocate
 from tilewright.targets.nvidia.explicit import roles
 from tilewright.targets.nvidia.explicit.barriers import BARRIER_BYTES
 from tilewright.targets.nvidia.explicit.views import tile_bytes
@@ -35,7 +35,7 @@ def allocate_explicit(function: Function, sizes: Mapping[Operation, int]) -> Exp
     Roles run at once, so each has scratch of its own.
     """
     places = place(function)
-    end = -(-places.size // ALIGNMENT) * ALIGNMENT
+    end = -(-places.size // SHARED_ALIGNMENT) * SHARED_ALIGNMENT
     parts, role_bytes = [], {}
     inside: set[Operation] = set()
     for operation in function.region.operations:
@@ -45,7 +45,7 @@ def allocate_explicit(function: Function, sizes: Mapping[Operation, int]) -> Exp
             own = _of_region(region, sizes)
             inside.update(own)
             part = allocate(Function(function.name, region, []), own, end)
-            role_bytes[role.number] = -(-(part.size - end) // ALIGNMENT) * ALIGNMENT
+            role_bytes[role.number] = -(-(part.size - end) // SHARED_ALIGNMENT) * SHARED_ALIGNMENT
             end += role.copies * role_bytes[role.number]
             parts.append(part)
     rest = {operation: size for operation, size in sizes.items() if operation not in inside}

@@ -14,7 +14,7 @@ from tilewright.targets.gpu.lowering import Rule
 from tilewright.targets.llvm.builder import LLVMValue, Module
 from tilewright.targets.nvidia.explicit import access, barriers, entry
 from tilewright.targets.nvidia.explicit.allocation import ExplicitAllocation
-from tilewright.targets.nvidia.explicit.views import View, whole
+from tilewright.targets.nvidia.explicit.views import SharedView, whole
 from tilewright.targets.nvidia.lowering import NvidiaLowering
 from tilewright.targets.nvidia.target import WARP_THREADS, NvidiaTarget
 
@@ -84,7 +84,7 @@ class ExplicitLowering(NvidiaLowering):
 
     # Tiles ---------------------------------------------------------------------------------------
 
-    def view(self, value: Value) -> View:
+    def view(self, value: Value) -> SharedView:
         """The tile that a handle stands for, in the place that its registers say."""
         kind = value.type.handle
         assert isinstance(kind, SharedType)
@@ -93,9 +93,9 @@ class ExplicitLowering(NvidiaLowering):
         view = whole(start, shape, kind.element, kind.swizzle)
         panel_bytes, row_bytes = self.distances.get(value, (view.panel_bytes, 0))
         rank = peer[0] if peer else None
-        return View(start, shape, kind.element, kind.swizzle, panel_bytes, kind.transposed, rank, row_bytes)
+        return SharedView(start, shape, kind.element, kind.swizzle, panel_bytes, kind.transposed, rank, row_bytes)
 
-    def define_view(self, value: Value, view: View) -> None:
+    def define_view(self, value: Value, view: SharedView) -> None:
         """Bind a handle to a tile."""
         self.define(value, [view.start] if view.peer is None else [view.start, view.peer])
         self.distances[value] = view.panel_bytes, view.row_bytes

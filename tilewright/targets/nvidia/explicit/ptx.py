@@ -10,11 +10,11 @@ from collections.abc import Sequence
 
 from tilewright.targets.llvm.builder import LLVMBuilder, LLVMValue
 
-SHARED = "ptr addrspace(3)"
-CLUSTER = "ptr addrspace(7)"
+SHARED_POINTER = "ptr addrspace(3)"
+CLUSTER_POINTER = "ptr addrspace(7)"
 SYMBOL = "@shared"
 
-_CONSTRAINTS = {"float": "f", "double": "d", "i16": "h", "i32": "r", "i64": "l", SHARED: "r", "ptr": "l"}
+_CONSTRAINTS = {"float": "f", "double": "d", "i16": "h", "i32": "r", "i64": "l", SHARED_POINTER: "r", "ptr": "l"}
 
 
 def offset(builder: LLVMBuilder, base: LLVMValue, amount: LLVMValue | int) -> LLVMValue:
@@ -27,17 +27,17 @@ def offset(builder: LLVMBuilder, base: LLVMValue, amount: LLVMValue | int) -> LL
 
 def pointer(builder: LLVMBuilder, place: LLVMValue) -> LLVMValue:
     """The pointer to a byte of shared memory."""
-    return builder.emit(f"getelementptr inbounds i8, {SHARED} {SYMBOL}, {place}", SHARED)
+    return builder.emit(f"getelementptr inbounds i8, {SHARED_POINTER} {SYMBOL}, {place}", SHARED_POINTER)
 
 
 def cluster_pointer(builder: LLVMBuilder, place: LLVMValue) -> LLVMValue:
     """The pointer to a byte of this CTA's shared memory as the cluster sees it."""
-    return builder.cast("addrspacecast", pointer(builder, place), CLUSTER)
+    return builder.cast("addrspacecast", pointer(builder, place), CLUSTER_POINTER)
 
 
 def address(builder: LLVMBuilder, place: LLVMValue) -> LLVMValue:
     """The address of a byte in the shared window (i32), as descriptors and `mapa` want it."""
-    base = builder.emit(f"ptrtoint {SHARED} {SYMBOL} to i32", "i32")
+    base = builder.emit(f"ptrtoint {SHARED_POINTER} {SYMBOL} to i32", "i32")
     return builder.add(base, place)
 
 

@@ -13,7 +13,7 @@ _MOST_REGISTERS = 255  # of a thread
 
 
 @dataclass(frozen=True)
-class Role:
+class RoleCopies:
     """Copies of a role of `warps` warps each, the first warp being `first`; `registers` 0: as they come."""
 
     number: int
@@ -29,13 +29,13 @@ class Role:
         return self.first + self.warps * self.copies
 
 
-def table(operation: Operation) -> list[Role]:
+def table(operation: Operation) -> list[RoleCopies]:
     """The roles of a `warp_roles`, in the order of their warps."""
     names = ("warps", "copies", "registers", "elected")
     columns = [operation.attributes[name] for name in names]
-    found: list[Role] = []
+    found: list[RoleCopies] = []
     for number, (warps, copies, registers, elected) in enumerate(zip(*columns, strict=True)):
-        found.append(Role(number, found[-1].end if found else 0, warps, copies, registers, bool(elected)))
+        found.append(RoleCopies(number, found[-1].end if found else 0, warps, copies, registers, bool(elected)))
     return found
 
 
@@ -44,7 +44,7 @@ def registers_at_entry(warps: int) -> int:
     return min(_MOST_REGISTERS, _REGISTERS // (32 * warps) // 8 * 8)
 
 
-def set_registers(builder: LLVMBuilder, role: Role, warps: int) -> None:
+def set_registers(builder: LLVMBuilder, role: RoleCopies, warps: int) -> None:
     """Change the registers of each thread of a role in a CTA of `warps`; all warps of a warpgroup run it.
 
     Where every thread may have all that an instruction can name, there is nothing to hand over.

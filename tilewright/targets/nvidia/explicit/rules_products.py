@@ -39,7 +39,7 @@ def _multiply(lowering: ExplicitLowering, operation: Operation) -> None:
         element = view.element
     else:
         left, element = _in_registers(lowering, a, slices), a.type.dtype
-    instruction = wgmma.Instruction(element, right.element, columns)
+    instruction = wgmma.WgmmaInstruction(element, right.element, columns)
     accumulator = lowering.registers(rest[0]) if rest else None
     keep = lowering.scalar(rest[1]) if len(rest) > 1 else None
     result = wgmma.multiply(builder, instruction, left, views.operand(builder, right, False), accumulator, keep)
@@ -49,7 +49,7 @@ def _multiply(lowering: ExplicitLowering, operation: Operation) -> None:
     lowering.held[operation.result] = (*earlier, *held)
 
 
-def _of_group(lowering: ExplicitLowering, view: views.View) -> views.View:
+def _of_group(lowering: ExplicitLowering, view: views.SharedView) -> views.SharedView:
     """The rows of operand A that begin this warpgroup's: every group has 64 of them, then comes the next one's."""
     if lowering.group.warps == 4:
         return view

@@ -143,7 +143,7 @@ _CLUSTER = frozenset(("cluster_arrive", "cluster_wait"))
 
 
 def _role(
-    lowering: ExplicitLowering, role: roles.Role, region: Region, number: LLVMValue, unit: int, ends: bool
+    lowering: ExplicitLowering, role: roles.RoleCopies, region: Region, number: LLVMValue, unit: int, ends: bool
 ) -> None:
     """One role: its registers, the number of the copy, and its code, with which the kernel `ends` or not.
 
@@ -169,7 +169,7 @@ def _role(
         lowering.operations(together)
 
 
-def _group(lowering: ExplicitLowering, role: roles.Role, copy: LLVMValue) -> ThreadGroup:
+def _group(lowering: ExplicitLowering, role: roles.RoleCopies, copy: LLVMValue) -> ThreadGroup:
     """The threads of a role's copy, counted from its first."""
     builder, threads = lowering.builder, WARP_THREADS * role.warps
     if threads & (threads - 1) or WARP_THREADS * role.first % threads:
@@ -190,7 +190,7 @@ def _group(lowering: ExplicitLowering, role: roles.Role, copy: LLVMValue) -> Thr
     )
 
 
-def _hardware_barrier(lowering: ExplicitLowering, role: roles.Role, copy: LLVMValue) -> LLVMValue | None:
+def _hardware_barrier(lowering: ExplicitLowering, role: roles.RoleCopies, copy: LLVMValue) -> LLVMValue | None:
     """One of the compiler's hardware barriers for each copy of more than one warp; others need none."""
     if role.elected or role.warps == 1:
         return None

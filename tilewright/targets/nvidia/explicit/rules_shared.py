@@ -14,7 +14,7 @@ from tilewright.targets.llvm.builder import LLVMValue
 from tilewright.targets.nvidia.explicit import access, tma
 from tilewright.targets.nvidia.explicit.lowering import ExplicitLowering, ExplicitRule
 from tilewright.targets.nvidia.explicit.ptx import offset
-from tilewright.targets.nvidia.explicit.views import View, tile_bytes, whole
+from tilewright.targets.nvidia.explicit.views import SharedView, tile_bytes, whole
 from tilewright.targets.nvidia.lowered import TensorMapUse
 
 _GREATEST_BOX = 256  # elements of a box along one axis
@@ -59,7 +59,9 @@ def _remote(lowering: ExplicitLowering, operation: Operation) -> None:
 # Blocks ------------------------------------------------------------------------------------------
 
 
-def _planned(lowering: ExplicitLowering, operation: Operation, block: Value, view: View, stored: bool) -> access.Plan:
+def _planned(
+    lowering: ExplicitLowering, operation: Operation, block: Value, view: SharedView, stored: bool
+) -> access.AccessPlan:
     """How a block moves to or from a tile."""
     shape = block.type.shape
     if len(shape) > 2 and (view.transposed or any(extent & (extent - 1) for extent in shape[1:-1])):
@@ -92,7 +94,7 @@ def _store(lowering: ExplicitLowering, operation: Operation) -> None:
 # Copies in bulk ----------------------------------------------------------------------------------
 
 
-def _boxes(block: Sequence[int], view: View) -> tuple[tuple[int, ...], list[tuple[tuple[int, ...], int]]]:
+def _boxes(block: Sequence[int], view: SharedView) -> tuple[tuple[int, ...], list[tuple[tuple[int, ...], int]]]:
     """The box of one instruction, and for each instruction its place in the block and its byte offset in the tile.
 
     A box is at most a panel wide and has extents up to 256; leading axes are in it where it is a whole tile.
@@ -139,7 +141,7 @@ def _copies(lowering: ExplicitLowering, operation: Operation) -> Iterator[tuple[
 
 
 def _use_map(
-    lowering: ExplicitLowering, operation: Operation, tensor_map: Value, box: tuple[int, ...], view: View
+    lowering: ExplicitLowering, operation: Operation, tensor_map: Value, box: tuple[int, ...], view: SharedView
 ) -> None:
     """Note how a parameter is used; all uses of one must agree, for it is one map."""
     parameter = lowering.function.region.arguments.index(tensor_map)

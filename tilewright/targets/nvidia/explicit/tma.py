@@ -9,7 +9,7 @@ from tilewright.targets.nvidia.explicit.ptx import call, cluster_pointer, pointe
 
 # Policies as the hardware encodes them: all of the accessed lines in this class.
 EVICTION = {"evict_first": 0x12F0000000000000, "evict_last": 0x14F0000000000000}
-REDUCTIONS = ("add", "min", "max", "and", "or", "xor")
+TMA_REDUCTIONS = ("add", "min", "max", "and", "or", "xor")
 
 
 def prefetch_map(builder: LLVMBuilder, tensor_map: LLVMValue) -> None:
@@ -66,7 +66,7 @@ def store(
     kind: str = "",
     eviction: str = "",
 ) -> None:
-    """Copy the box at `place` to the tensor, or combine it with what is there (`kind` of `REDUCTIONS`).
+    """Copy the box at `place` to the tensor, or combine it with what is there (`kind` of `TMA_REDUCTIONS`).
 
     Elements outside the tensor are left out.  The copy belongs to the group that the next `commit` closes.
     """

@@ -21,7 +21,7 @@ _UNIT = 16  # bytes that descriptors count in
 
 
 @dataclass(frozen=True)
-class View:
+class SharedView:
     """A tile, or a ring of tiles, in shared memory.
 
     `start` is the i32 byte offset from the kernel's shared memory; `shape` has the stored order, columns (contiguous)
@@ -65,7 +65,7 @@ class View:
         """Whether its panels follow each other without a gap."""
         return self.panels == 1 or self.panel_bytes == self.rows * self.pitch
 
-    def index(self, builder: LLVMBuilder, number: LLVMValue) -> View:
+    def index(self, builder: LLVMBuilder, number: LLVMValue) -> SharedView:
         """One entry along the first axis."""
         start = offset(builder, self.start, scaled(builder, number, self._bytes_of(1)))
         return replace(self, start=start, shape=self.shape[1:])
@@ -76,7 +76,7 @@ class View:
             return prod(self.shape[axis:-1]) * self.pitch
         return tile_bytes(self.shape[axis:], self.element, self.swizzle)
 
-    def slice(self, builder: LLVMBuilder, first: LLVMValue, axis: int, extent: int) -> View:
+    def slice(self, builder: LLVMBuilder, first: LLVMValue, axis: int, extent: int) -> SharedView:
         """`extent` elements from `first` (i32) on along an axis of the view."""
         rank = len(self.shape)
         if self.transposed and axis >= rank - 2:
@@ -94,7 +94,7 @@ class View:
         start = offset(builder, self.start, scaled(builder, first, size))
         return replace(self, start=start, shape=shape, row_bytes=row_bytes)
 
-    def transpose(self) -> View:
+    def transpose(self) -> SharedView:
         return replace(self, transposed=not self.transposed)
 
 
@@ -105,11 +105,11 @@ def tile_bytes(shape: Sequence[int], element: DType, swizzle: int) -> int:
     return prod(shape[:-1]) * -(-columns // width) * width
 
 
-def whole(start: LLVMValue, shape: Sequence[int], element: DType, swizzle: int) -> View:
+def whole(start: LLVMValue, shape: Sequence[int], element: DType, swizzle: int) -> SharedView:
     """The view of an allocation."""
     rows = shape[-2] if len(shape) > 1 else 1
     pitch = swizzle or shape[-1] * element.itemsize
-    return View(start, tuple(shape), element, swizzle, rows * pitch)
+    return SharedView(start, tuple(shape), element, swizzle, rows * pitch)
 
 
 def scaled(builder: LLVMBuilder, number: LLVMValue, size: int) -> LLVMValue:
@@ -118,7 +118,9 @@ def scaled(builder: LLVMBuilder, number: LLVMValue, size: int) -> LLVMValue:
     return builder.multiply(number, size)
 
 
-def operand(builder: LLVMBuilder, view: View, is_a: bool, slices: int = 1, groups: int = 1) -> wgmma.SharedOperand:
+def operand(
+    builder: LLVMBuilder, view: SharedView, is_a: bool, slices: int = 1, groups: int = 1
+) -> wgmma.SharedOperand:
     """A view as operand of wgmma: A is m x k, B is k x n.
 
     k runs along the columns of an A that is not transposed, and of a B that is.  Distances along k are constants, so

@@ -29,7 +29,7 @@ _STEP_BYTES = 32  # of k, in one instruction
 
 
 @dataclass(frozen=True)
-class Instruction:
+class WgmmaInstruction:
     """One instruction: 64 x `columns` += 64 x k times k x `columns`, k being 32 bytes of elements."""
 
     a: DType
@@ -109,7 +109,7 @@ def descriptor(builder: LLVMBuilder, place: LLVMValue, bits: int) -> tuple[LLVMV
 
 def multiply(
     builder: LLVMBuilder,
-    instruction: Instruction,
+    instruction: WgmmaInstruction,
     a: SharedOperand | RegisterOperand,
     b: SharedOperand,
     accumulator: Sequence[LLVMValue] | None,
