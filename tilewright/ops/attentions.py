@@ -91,8 +91,8 @@ class AttentionPlan:
         )
 
     def runner(
-        self, q: ArrayView, k: ArrayView, v: ArrayView, out: ArrayView, lse: ArrayView | None, lengths: ArrayView | None, scale: float,
-        extra: Sequence[float] = (),
+        self, q: ArrayView, k: ArrayView, v: ArrayView, out: ArrayView, lse: ArrayView | None,
+        lengths: ArrayView | None, scale: float, extra: Sequence[float] = (),
     ) -> Callable[[], Any]:  # fmt: skip
         """A call on these arrays, [batch, heads, rows, size] each; `extra` are numbers for the form's epilogue."""
         if self.form is None:
