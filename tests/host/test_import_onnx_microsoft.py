@@ -152,7 +152,7 @@ def test_attention_of_many_heads(form: str, rng: np.random.Generator) -> None:
     own("MultiHeadAttention", inputs, 3 if form == "past" else 1, num_heads=heads)
 
 
-@pytest.mark.parametrize("case", ["prompt", "next", "padded", "window", "packed", "softcap"])
+@pytest.mark.parametrize("case", ["prompt", "next", "padded", "window", "packed", "softcap", "sinks", "smooth"])
 def test_attention_of_grouped_heads(case: str, rng: np.random.Generator) -> None:
     heads, groups, width = 4, 2, 16
     past, rows = (0, 5) if case in ("prompt", "window", "packed") else (6, 1)
@@ -167,6 +167,9 @@ def test_attention_of_grouped_heads(case: str, rng: np.random.Generator) -> None
     inputs += [("counts", counts, False), ("total", np.array([total], np.int32), True)]
     inputs += constants(cos=floats(rng, 16, width // 2), sin=floats(rng, 16, width // 2))
     options = {"local_window_size": 3} if case == "window" else {"softcap": 2.0} if case == "softcap" else {}
+    options |= {"smooth_softmax": 1} if case == "smooth" else {}
+    if case == "sinks":
+        inputs += [NONE, NONE, *constants(sinks=floats(rng, heads))]
     names = ["y", "pk2", "pv2"]
     heads_of = {"num_heads": heads, "kv_num_heads": groups, "do_rotary": 1}
     model, feeds = model_of("GroupQueryAttention", inputs, names, domain="com.microsoft", **heads_of, **options)

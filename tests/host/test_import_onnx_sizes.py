@@ -12,6 +12,7 @@ import pytest
 onnx = pytest.importorskip("onnx")
 
 from onnx import parser  # noqa: E402
+from onnx.reference import ReferenceEvaluator  # noqa: E402
 
 import tilewright  # noqa: E402
 from tilewright.errors import InputError, ShapeError  # noqa: E402
@@ -157,6 +158,20 @@ def test_a_tensor_is_stretched_to_a_size_that_is_spelled_differently() -> None:
     np.testing.assert_array_equal(engine.run({"x": x})["y"], x + np.arange(1, 4, dtype=np.float32))
     with pytest.raises(ShapeError):
         engine.run({"x": numbers(2, 5)})
+
+
+def test_what_is_added_to_scores_has_a_spelling_of_its_own(rng: np.random.Generator) -> None:
+    """Masks over all keys, beside a past and new keys."""
+    text = """<ir_version: 10, opset_import: ["" : 23]>
+    m (float[B,2,S,4] q, float[B,2,S,4] k, float[B,2,S,4] v, float[1,1,S,T] mask, float[B,2,P,4] pk,
+       float[B,2,P,4] pv) => (float[B,2,S,4] y, float[B,2,T,4] nk, float[B,2,T,4] nv) {
+       y, nk, nv = Attention(q, k, v, mask, pk, pv) }"""
+    parsed = parser.parse_model(text)
+    shapes = dict.fromkeys("qkv", (2, 2, 3, 4)) | dict.fromkeys(("pk", "pv"), (2, 2, 5, 4)) | {"mask": (1, 1, 3, 8)}
+    feeds = {name: rng.random(shape, np.float32) for name, shape in shapes.items()}
+    wanted = ReferenceEvaluator(parsed).run(None, feeds)
+    found = reference.run(import_model(parsed), feeds)
+    np.testing.assert_allclose(found["y"], wanted[0], rtol=1e-4)
 
 
 def test_joined_parts_and_products_agree() -> None:

@@ -473,6 +473,28 @@ def test_an_engine_for_sizes_that_are_one(rng: np.random.Generator) -> None:
         session.run(None, {"x": np.zeros((1, 5), np.float32), "y": np.zeros((3, 5), np.float32)})
 
 
+def test_steps_of_a_decoder(rng: np.random.Generator, caplog: pytest.LogCaptureFixture) -> None:
+    """The total length is an input, prompts have nothing before them: two engines for all lengths."""
+    model = onnx.parser.parse_model("""<ir_version: 8, opset_import: ["" : 17, "com.microsoft" : 1]>
+        g (float[B,S,16] q, float[B,S,8] k, float[B,S,8] v, float[B,1,P,8] pk, float[B,1,P,8] pv, int32[B] counts,
+            int32 total) => (float[B,S,16] y, float[B,1,T,8] nk, float[B,1,T,8] nv) {
+            y, nk, nv = com.microsoft.GroupQueryAttention <num_heads = 2, kv_num_heads = 1>
+                (q, k, v, pk, pv, counts, total) }""")
+    session = tw.InferenceSession(model.SerializeToString())
+    peer = onnxruntime.InferenceSession(model.SerializeToString(), providers=["CPUExecutionProvider"])
+    past = {name: np.zeros((1, 1, 0, 8), np.float32) for name in ("pk", "pv")}
+    for rows, before in ((5, 0), (1, 5), (1, 6), (3, 0)):
+        feeds = {name: rng.random((1, rows, width), np.float32) for name, width in (("q", 16), ("k", 8), ("v", 8))}
+        feeds |= {name: array[:, :, :before] for name, array in past.items()}
+        total = np.int32(before + rows)
+        feeds |= {"counts": np.array([total - 1], np.int32), "total": np.array(total)}
+        wanted = peer.run(None, feeds)
+        for mine, theirs in zip(session.run(None, feeds), wanted, strict=True):
+            np.testing.assert_allclose(mine, theirs, rtol=1e-5, atol=1e-6)
+        past = dict(zip(("pk", "pv"), wanted[1:], strict=True))
+    assert [record.args[0] for record in caplog.records if record.args] == ["pk[2] = 0, pv[2] = 0"]
+
+
 def test_inputs_that_are_declared_without_a_number_of_dimensions() -> None:
     model = onnx.parser.parse_model("""
         <ir_version: 8, opset_import: ["" : 17]> m (float[n] x, float[3] w) => (float[n] y) {

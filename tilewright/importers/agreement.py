@@ -156,16 +156,17 @@ def _convolved(emit: Emitter, inputs: Sequence[Any], groups: int) -> Operands:
 
 
 def _attended(emit: Emitter, inputs: Sequence[Any]) -> Operands:
-    """Queries [B, H, S, D], keys [B, G, T, D] and values [B, G, T, E]."""
+    """Queries [B, H, S, D], keys [B, G, T, D], values [B, G, T, E], and what is added to the scores [B, H, S, T]."""
     query, key, value, *rest = inputs
     if not query.rank == key.rank == value.rank == 4:
         return list(inputs)
     batch = chosen([item.shape[0] for item in (query, key, value)])
     heads, keys = (chosen([key.shape[axis], value.shape[axis]]) for axis in (1, 2))
     width = chosen([query.shape[3], key.shape[3]])
+    scores = (batch, *query.shape[1:3], keys)
     return [
         must_be(emit, query, (batch, *query.shape[1:3], width)),
         must_be(emit, key, (batch, heads, keys, width)),
         must_be(emit, value, (batch, heads, keys, value.shape[3])),
-        *rest,
+        *(respelled(emit, item, _stretched(item.shape, scores)) if isinstance(item, Value) else item for item in rest),
     ]

@@ -250,14 +250,10 @@ class InferenceSession:
         names = self._names(output_names)
         inputs = self._inputs(feed)
         began = time.perf_counter_ns()
-        try:
+        if self._sizes is None or not isinstance(self.engine, Engine):
             results = self.engine.run(inputs, out or None, self._threads)
-        except ShapeError as error:
-            if self._sizes is None:
-                raise
-            given = [spec for spec in self.engine.inputs if spec.name in inputs]
-            engine = self._sizes.engine(inputs, given, error)
-            results = engine.run(inputs, out or None, self._threads)
+        else:
+            results = self._sizes.run(self.engine, inputs, out or None, self._threads)
         if self._options.enable_profiling:
             self._record("model_run", "Session", began, time.perf_counter_ns() - began)
             self._last = inputs

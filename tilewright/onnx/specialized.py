@@ -25,6 +25,7 @@ from tilewright.errors import EngineError, ImportModelError, ShapeError, Tilewri
 from tilewright.importers.onnx import import_onnx
 from tilewright.importers.onnx_tensors import DTYPES, list_type
 from tilewright.importers.report import NO_RULE
+from tilewright.importers.shapes import parse_dynamic_shapes
 from tilewright.onnx.source import Source
 from tilewright.runtime import tensors
 from tilewright.runtime.plan import TensorSpec
@@ -34,6 +35,8 @@ MOST_ENGINES = 16  # that are kept, the last ones used
 MOST_VALUE_ELEMENTS = 64  # of an input whose value is part of the model
 
 logger = logging.getLogger("tilewright")
+
+_Fixed = tuple[tuple[str, int, int], ...]  # input, axis, size
 
 
 class SpecializedEngine:
@@ -45,18 +48,19 @@ class SpecializedEngine:
         self._model, self._target, self._shapes, self._quick_start = model, target, dynamic_shapes, quick_start
         self.inputs, self.outputs = _specs(model)
         self._bound = [entry.name for entry in _inputs(model) if _is_small(entry)]
-        self._engines: OrderedDict[tuple[Any, ...], Engine] = OrderedDict()
+        self._engines: OrderedDict[tuple[Any, ...], tuple[Engine, EnginesOfSizes]] = OrderedDict()
         self._lock = forks.lock()
 
     def run(
         self, inputs: Mapping[str, Any], out: Mapping[str, Any] | None = None, threads: int | None = None
     ) -> dict[str, Any]:
         """As `Engine.run`; compiles the first time that values come. Raises as `tilewright.compile` too."""
-        return self._for(inputs).run(self._rest(inputs), out, threads)
+        engine, sizes = self._for(inputs)
+        return sizes.run(engine, self._rest(inputs), out, threads)
 
     def profile(self, inputs: Mapping[str, Any], runs: int = 10, threads: int | None = None) -> list[dict[str, Any]]:
         """As `Engine.profile`, for the engine of these values."""
-        return self._for(inputs).profile(self._rest(inputs), runs, threads)
+        return self._for(inputs)[0].profile(self._rest(inputs), runs, threads)
 
     def save(self, path: str | Path) -> NoReturn:
         """Raises `EngineError`: there is no single engine."""
@@ -93,7 +97,7 @@ class SpecializedEngine:
     def _rest(self, inputs: Mapping[str, Any]) -> dict[str, Any]:
         return {name: value for name, value in inputs.items() if name not in self._bound}
 
-    def _for(self, inputs: Mapping[str, Any]) -> Engine:
+    def _for(self, inputs: Mapping[str, Any]) -> tuple[Engine, EnginesOfSizes]:
         """The engine for the values of the small inputs."""
         known = [spec.name for spec in self.inputs]
         check_mapping(inputs, "inputs")
@@ -105,49 +109,95 @@ class SpecializedEngine:
             if key in self._engines:
                 self._engines.move_to_end(key)
                 return self._engines[key]
-            engine = self._engines[key] = compile_model(
-                bound(self._model, values), None, self._shapes, self._target, quick_start=self._quick_start
-            )
+            source = Source(bound(self._model, values))
+            engine = compile_model(source.get(), None, self._shapes, self._target, quick_start=self._quick_start)
+            self._engines[key] = engine, EnginesOfSizes(source, self._target, self._shapes)
             if len(self._engines) > MOST_ENGINES:
                 self._engines.popitem(last=False)
-            return engine
+            return self._engines[key]
 
 
 class EnginesOfSizes:
-    """Engines for the sizes of single calls, of a model whose engine for all sizes does not take them."""
+    """Engines for calls whose sizes the engine for all sizes does not take.
+
+    One with the sizes of 0 fixed and the others free comes first, so that a decoder's prompts of any length, before
+    which there is nothing, share an engine; then one with those of 0 and 1 fixed; then one for the sizes of the call.
+    """
 
     def __init__(self, source: Source, target: str, dynamic_shapes: Mapping[str, Any] | None) -> None:
-        self._source, self._target, self._shapes = source, target, dynamic_shapes
-        self._engines: OrderedDict[tuple[tuple[int, ...], ...], Engine | None] = OrderedDict()
+        self._source, self._target, self._shapes = source, target, dict(dynamic_shapes or {})
+        self._engines: OrderedDict[_Fixed, Engine | None] = OrderedDict()
         self._lock = forks.lock()
 
+    def run(
+        self, engine: Engine, inputs: Mapping[str, Any], out: Mapping[str, Any] | None, threads: int | None
+    ) -> dict[str, Any]:
+        """As `engine.run`, the engine for all sizes; compiles when sizes that it does not take first come."""
+        try:
+            return engine.run(inputs, out, threads)
+        except ShapeError as error:
+            known = [spec for spec in engine.inputs if spec.name in inputs]
+            *some, every = self._choices(inputs, known, error)
+            if every not in self._engines:
+                for fixed in some:
+                    found = self._engine(fixed, error)
+                    if found is not None:
+                        try:
+                            return found.run(inputs, out, threads)
+                        except ShapeError:
+                            pass  # these sizes fit no better
+            return self._needed(every, error).run(inputs, out, threads)
+
     def engine(self, inputs: Mapping[str, Any], known: Sequence[TensorSpec], error: TilewrightError) -> Engine:
-        """The engine for these inputs, compiled when their sizes first come; raises `error` where there is none."""
-        shapes = {spec.name: getattr(inputs[spec.name], "shape", None) for spec in known}
-        if not all(_fits(spec, shapes[spec.name]) for spec in known):
-            raise error
-        key = tuple(tuple(shape) for shape in shapes.values() if shape is not None)
-        with self._lock:
-            if key not in self._engines:
-                self._engines[key] = self._compiled(shapes, error)
-                if len(self._engines) > MOST_ENGINES:
-                    self._engines.popitem(last=False)
-            self._engines.move_to_end(key)
-            found = self._engines[key]
+        """The engine for exactly these sizes, compiled when they first come; raises `error` where there is none."""
+        return self._needed(self._choices(inputs, known, error)[-1], error)
+
+    def _needed(self, fixed: _Fixed, error: TilewrightError) -> Engine:
+        found = self._engine(fixed, error)
         if found is None:
             raise error
         return found
 
-    def _compiled(self, shapes: Mapping[str, Any], error: TilewrightError) -> Engine | None:
-        """None for sizes that the model does not take."""
-        fixed = {name: dict(enumerate(shape)) for name, shape in shapes.items()}
+    def _choices(self, inputs: Mapping[str, Any], known: Sequence[TensorSpec], error: TilewrightError) -> list[_Fixed]:
+        """Which sizes may be fixed, the fewest first; raises `error` for shapes that the model does not take."""
+        shapes = {spec.name: getattr(inputs[spec.name], "shape", None) for spec in known}
+        if not all(_fits(spec, shapes[spec.name]) for spec in known):
+            raise error
+        sizes = [
+            (spec.name, axis, int(size))
+            for spec in known
+            for axis, (size, declared) in enumerate(zip(shapes[spec.name] or (), spec.shape, strict=True))
+            if not isinstance(declared, int)
+        ]
+        choices = [tuple(entry for entry in sizes if entry[2] <= most) for most in (0, 1)]
+        return list(dict.fromkeys([*filter(None, choices), tuple(sizes)]))
+
+    def _engine(self, fixed: _Fixed, error: TilewrightError) -> Engine | None:
+        """The engine with these sizes; None for sizes that the model does not take."""
+        with self._lock:
+            if fixed not in self._engines:
+                self._engines[fixed] = self._compiled(fixed, error)
+                if len(self._engines) > MOST_ENGINES:
+                    self._engines.popitem(last=False)
+            self._engines.move_to_end(fixed)
+            return self._engines[fixed]
+
+    def _compiled(self, fixed: _Fixed, error: TilewrightError) -> Engine | None:
+        shapes = {name: dict(axes) for name, axes in parse_dynamic_shapes(self._shapes).items()}
+        for name, axis, size in fixed:
+            shapes.setdefault(name, {})[axis] = size
         model = self._source.get()
         try:
-            engine = compile_model(model, None, {**(self._shapes or {}), **fixed}, self._target)
+            engine = compile_model(model, None, shapes, self._target)
         except (ImportModelError, UnsupportedOperationError, ShapeError):
             return None
-        logger.warning("an engine is compiled for these sizes alone: %s", error)
+        logger.warning("an engine is compiled with %s: %s", _text_of(fixed), error)
         return engine
+
+
+def _text_of(fixed: _Fixed) -> str:
+    """Fixed sizes for messages: x[0] = 1."""
+    return ", ".join(f"{name}[{axis}] = {size}" for name, axis, size in fixed)
 
 
 class EnginesOfCalls:
@@ -223,10 +273,7 @@ class EnginesOfRanks:
     ) -> dict[str, Any]:
         """As `Engine.run`; compiles when numbers of dimensions first come. Raises as `tilewright.compile` too."""
         engine, sizes = self._for(inputs)
-        try:
-            return engine.run(inputs, out, threads)
-        except ShapeError as error:
-            return sizes.engine(inputs, engine.inputs, error).run(inputs, out, threads)
+        return sizes.run(engine, inputs, out, threads)
 
     def profile(self, inputs: Mapping[str, Any], runs: int = 10, threads: int | None = None) -> list[dict[str, Any]]:
         """As `Engine.profile`, for the engine of these inputs."""

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from tilewright.dtypes import DType, float32, int64
 from tilewright.graph.core import Value
@@ -22,7 +22,7 @@ class Scores:
     """How the scores of queries and keys become weights: scale, soft cap, then what is added to them.
 
     `causal`: key j is seen by query i when j <= i + T - S, as the graph's own attention does it.  `allowed` (boolean)
-    and `bias` broadcast to [B, H, S, T].
+    and `bias` broadcast to [B, H, S, T].  `sink`, [1, H, 1, 1], is the score of one key more, which has no value.
     """
 
     scale: float
@@ -30,6 +30,7 @@ class Scores:
     causal: bool = False
     allowed: Value | None = None
     bias: Value | None = None
+    sink: Value | None = None
 
     def allow(self, call: Call, condition: Value) -> None:
         """One more condition on the keys that a query sees."""
@@ -68,7 +69,7 @@ def default_scale(query: Value) -> float:
 
 def attend(call: Call, query: Value, key: Value, value: Value, scores: Scores) -> Value:
     """Attention of [B, H, S, D], [B, G, T, D], [B, G, T, E]; a row that sees no key gives zeros."""
-    if not scores.softcap:
+    if not scores.softcap and scores.sink is None:
         if value.dtype != query.dtype:
             value = call.cast(value, query.dtype)
         bias = scores.additive(call, query.dtype)
@@ -92,13 +93,18 @@ def weigh(call: Call, query: Value, key: Value, scores: Scores) -> tuple[Value, 
     if scores.softcap:
         capped = call.op("multiply", call.op("tanh", call.op("divide", products, scores.softcap)), scores.softcap)
     if scores.causal:
-        scores = Scores(scores.scale, scores.softcap, False, scores.allowed, scores.bias)
+        scores = replace(scores, causal=False)
         rows, keys = products.shape[2:]
         scores.allow(call, seen(call, rows, keys, simplify(lift(keys) - rows)))
     bias = scores.additive(call, dtype)
+    total = capped if bias is None else call.op("add", capped, bias)
+    if scores.sink is not None:
+        keys = total.shape[3]
+        column = call.broadcast(call.cast(scores.sink, dtype), (*total.shape[:3], 1))
+        every = call.op("softmax", call.op("concat", total, column, axis=3), axis=3)
+        return products, capped, total, call.slice(every, 3, 0, keys)
     if bias is None:
         return products, capped, capped, call.op("softmax", capped, axis=3)
-    total = call.op("add", capped, bias)
     hidden = call.op("equal", call.op("reduce_max", bias, axes=(bias.rank - 1,), keepdims=True), -math.inf)
     zero = call.builder.number(0.0, dtype)
     weights = call.op("softmax", call.op("where", hidden, zero, total), axis=3)

@@ -216,7 +216,7 @@ def group_query_attention(call: Call) -> tuple[Value | None, ...]:
     _refuse_group_extras(call)
     query, key, value = _grouped_parts(call, heads, groups)
     batch, _, rows, width = query.shape
-    total = call.sizes(6)
+    total = call.lengths(6, "keys")
     if len(total) != 1:
         raise Invalid(f"the total length is {list(map(str, total))}; it must be one number")
     counts = call.op("add", call.reshape(call.cast(call[5], int64), (-1,)), 1)
@@ -226,10 +226,10 @@ def group_query_attention(call: Call) -> tuple[Value | None, ...]:
     first = call.op("equal", call.value(total[0], int64), call.value(rows, int64))
     begin = call.op("where", first, call.builder.number(0, int64), begin)
     places = call.op("add", call.unsqueeze(begin, 1), call.unsqueeze(call.iota(rows), 0))  # [B, S]
+    interleaved = bool(call.attribute("rotary_interleaved", 0))
     if call.attribute("do_rotary", 0):
         at = call.cast(call[9], int64) if call.has(9) else places
         tables = [call.cast(call.op("gather", call[index], at, axis=0), query.dtype) for index in (7, 8)]
-        interleaved = bool(call.attribute("rotary_interleaved", 0))
         query, key = (
             call.transpose(rotate(call, call.transpose(item, 1, 2), tables[0], tables[1], interleaved), 1, 2)
             for item in (query, key)
@@ -248,6 +248,10 @@ def group_query_attention(call: Call) -> tuple[Value | None, ...]:
     scores.allow(call, seen(call, rows, keys, begin, *_window(call)))
     if call.has(10):
         scores.bias = _bias_of_all_keys(call, call[10], keys)
+    if call.has(11):
+        scores.sink = call.reshape(call[11], (1, heads, 1, 1))
+    elif call.attribute("smooth_softmax", 0) == 1:
+        scores.sink = call.reshape(call.builder.number(0.0, query.dtype), (1, 1, 1, 1))
     result = attend(call, query, stored[0], stored[1], scores)
     return merge_heads(call, result), stored[0], stored[1]
 
@@ -268,14 +272,14 @@ def _bias_of_all_keys(call: Call, bias: Value, keys: Size) -> Value:
 
 def _refuse_group_extras(call: Call) -> None:
     """Raise `Unsupported` for forms of GroupQueryAttention that have no rule."""
-    for name in ("kv_cache_bit_width", "qk_output", "smooth_softmax"):
+    for name in ("kv_cache_bit_width", "qk_output"):
         if call.attribute(name, 0) > 0:
             raise Unsupported(f"the attribute {name!r}", "export without it")
     for name in ("k_quant_type", "v_quant_type"):
         if call.attribute(name, "NONE") != "NONE":
             raise Unsupported(f"the attribute {name!r}", "export a cache of floats")
-    if call.has(11) or call.has(12) or call.has(13):
-        raise Unsupported("sinks of heads or scales of the cache", "export without them")
+    if call.has(12) or call.has(13):
+        raise Unsupported("scales of the cache", "export a cache of floats")
 
 
 def _grouped_parts(call: Call, heads: int, groups: int) -> tuple[Value, Value, Value]:
