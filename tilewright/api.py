@@ -39,28 +39,28 @@ def compile(
     `model` is a PyTorch module, a function of PyTorch tensors, an `ExportedProgram`, an ONNX `ModelProto` or its bytes,
     or the path of an .onnx file, a .pt2 file or a Hugging Face checkpoint folder.  A module or function needs
     `example_inputs` (a tuple, a dict by argument name, or one tensor) or `example_kwargs`; `dynamic_shapes`
-    says which dimensions vary (see `importers.import_model`).  `threads` is how many CPU threads the engine's runs
-    use, by default `settings.threads`.  `target` is ``auto`` (this machine's CPU) or a
-    target's name: ``cuda`` (this machine's GPU), ``cuda:sm_90a`` (on any machine); several make one engine for all.
-    With the `precision` ``tf32`` products and convolutions of float32 multiply as tf32 on GPUs; by default (``ieee``)
-    as float32.
+    says which dimensions vary (see `importers.import_model`).  `threads` is the number of CPU threads of a run, by
+    default `settings.threads`.  `target` is ``auto`` (this machine's CPU) or a target's name: ``cuda`` (this machine's
+    GPU), ``cuda:sm_90a`` (on any machine).  Several targets make one engine with a program for each.
+    The `precision` ``tf32`` multiplies float32 as tf32 in products and convolutions on GPUs; the default ``ieee``
+    multiplies as float32.
     `progress` is called with (stage, item, seconds).  `trust` lets PyTorch read a .pt2 file that cannot be read as
-    data: it runs the pickles in it, so such a file is a program.
+    data: that runs the pickles in the file, so the file is a program.
 
-    Kernels for this machine's GPU are chosen by time among those that estimates cannot tell apart: `effort` 0 times
-    nothing, 1 (the default) the close ones, 3 all. For CPUs, `effort` 0 compiles fewer kernels and does not optimise
-    them: the engine is built in less time, and its runs are slower. `timing_cache` names recorded times (a file of
-    `tilewright tune`, or an engine) to use before others; `reproducible` lets recorded times alone decide.  With
-    `vendor`, products of cuBLASLt, convolutions of cuDNN and PyTorch's are candidates as well where their packages are
-    installed, taken where they are faster; such an engine needs the package.
+    For this machine's GPU, kernels that the estimates cannot tell apart are timed: `effort` 0 times none, 1 (the
+    default) the close ones, 2 more, 3 all.  For CPUs, `effort` 0 compiles fewer kernels without optimising them: the
+    build is faster, the engine slower.  `timing_cache` names recorded times (a file of `tilewright tune`, or an
+    engine) to use first; with `reproducible`, kernels are chosen by recorded times alone.  With `vendor`, products of
+    cuBLASLt, convolutions of cuDNN and both of PyTorch are candidates where their packages are installed.  They are
+    chosen where they are faster; such an engine needs the package.
 
-    With `quick_start` (CPUs only) the engine is that of effort 0, and a thread builds it at `effort` meanwhile; the
-    engine then goes on with that machine code, between two runs and without being asked.  Results of the two are equal
-    within rounding.  `Engine.wait_for_full_build` waits, as `Engine.save` does; a full build that fails is logged.
+    With `quick_start` (CPUs only) the call returns the engine of effort 0, and a thread runs the build at `effort`.
+    When that is ready, the engine switches to its code between two runs.  The results of both are equal within
+    rounding.  `Engine.wait_for_full_build` waits for it, as does `Engine.save`; a full build that fails is logged.
 
-    Raises `UnsupportedOperationError` listing every operation that no rule knows, `ImportModelError`
-    when the model cannot be read, `MissingDependencyError` when reading it needs a package, and `MissingTimingError`
-    when a reproducible build would have to time kernels.
+    Raises `UnsupportedOperationError` listing every unsupported operation, `ImportModelError` when the model cannot
+    be read, `MissingDependencyError` when reading it needs a package, and `MissingTimingError` when a reproducible
+    build would have to time kernels.
     """
     graph = import_model(model, example_inputs, dynamic_shapes, trust=trust, example_kwargs=example_kwargs)
     source = Path(model).resolve().name if isinstance(model, (str, Path)) else type(model).__qualname__

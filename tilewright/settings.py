@@ -22,7 +22,7 @@ from typing import Any
 from tilewright.errors import SettingsError, printable
 
 PREFIX = "TILEWRIGHT_"
-MOST_THREADS = 1024  # of one run: more workers than any machine has use for
+MOST_THREADS = 1024  # limit of one run: more than any machine can use
 _CHOICES = {
     "interpret": ("eager", "check"),
     "cpu": ("native", "x86-64", "x86-64-v2", "x86-64-v3", "x86-64-v4", "znver4", "znver5", "sapphirerapids")
@@ -65,21 +65,21 @@ class Settings:
     """Every switch of tilewright. The environment variable of `name` is ``TILEWRIGHT_NAME``."""
 
     cache_directory: Path  # compiled kernels; TILEWRIGHT_CACHE_DIRECTORY
-    threads: int  # workers of a CPU launch; by default the CPUs that this process may use
-    cpu: str = "native"  # use the instructions of this CPU only, read once; one of those that --target cpu:NAME takes
+    threads: int  # threads of a CPU launch; by default one per CPU available to this process
+    cpu: str = "native"  # use only the instructions of this CPU, a name as in --target cpu:NAME; read once
     verify: bool = False  # run the verifiers between passes
     interpret: bool | str = False  # run kernels in the NumPy interpreter; "eager": as Python; "check": with all checks
-    interpret_order: int = 0  # the order in which the interpreter lets roles and copies of explicit kernels run
-    check_bounds: bool = False  # CPU kernels stop at accesses outside of their arguments
+    interpret_order: int = 0  # seed of the order in which the interpreter runs roles and copies of explicit kernels
+    check_bounds: bool = False  # compile bounds checks into CPU kernels
     dump_directory: Path | None = None  # write every stage's text here
     always_compile: bool = False  # ignore the object cache
-    debug: bool = False  # keep device assertions in kernels that are decorated from now on
-    print_autotuning: bool = False  # print what autotune chose
-    tune: bool = True  # time the close forms of an operation on the caller's GPU; otherwise the first by cost is taken
-    explain_recompile: bool = False  # log why a kernel is compiled for another signature
-    parallel: str = "auto"  # who provides threads: auto, openmp, libdispatch, threads (our own), none
-    shim: bool = False  # `import triton` gives tilewright, where tilewright.shim's folder is on PYTHONPATH
-    log: str | None = None  # level of the "tilewright" logger, set at import; None leaves logging to the program
+    debug: bool = False  # keep device assertions in kernels decorated afterwards
+    print_autotuning: bool = False  # print the config that autotune chose
+    tune: bool = True  # time the close candidates of a GPU operation; with 0 use the one with the lowest estimate
+    explain_recompile: bool = False  # log why a kernel is compiled again
+    parallel: str = "auto"  # who provides threads: auto, openmp, libdispatch, threads (tilewright's own), none
+    shim: bool = False  # `import triton` gives tilewright, if the folder of tilewright.shim is on PYTHONPATH
+    log: str | None = None  # level of the "tilewright" logger, set at import; if not set, the program decides
 
     @classmethod
     def from_environment(cls) -> Settings:

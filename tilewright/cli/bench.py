@@ -1,4 +1,4 @@
-"""`tilewright bench`: time an engine, beside other runtimes in the same run."""
+"""`tilewright bench`: time an engine, and compare it with other runtimes in the same run."""
 
 from __future__ import annotations
 
@@ -59,7 +59,7 @@ def bench(
     size: SizeOption = None,
     target: TargetOption = None,
     seed: SeedOption = 0,
-    vs: Annotated[str, typer.Option(help="Other runtimes, comma separated: torch,onnxruntime.")] = "",
+    vs: Annotated[str, typer.Option(help="Other runtimes to time, separated by commas: torch,onnxruntime.")] = "",
     model: ModelOption = None,
     seconds: Annotated[float, typer.Option(min=0.0, help="Time to spend on each runtime.")] = 4.0,
     threads: ThreadsOption = None,
@@ -71,9 +71,9 @@ def bench(
 ) -> None:
     """Time an engine or a model: min, mean, median, p90, p99, throughput.
 
-    On a GPU inputs and outputs stay in its memory. Language models have commands of their own: tilewright bench llm.
+    On a GPU inputs and outputs stay in its memory. For language models, use tilewright bench llm.
 
-    An engine is a program: run only those of people you trust, or with --rebuild.
+    An engine is a program: run only those that you trust, or use --rebuild.
     """
     names = [name.strip() for name in vs.split(",") if name.strip()]
     for name in names:

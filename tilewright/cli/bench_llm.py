@@ -26,14 +26,14 @@ commands = typer.Typer(name="bench", help="Time language models.", no_args_is_he
 _llm = typer.Typer(name="llm", help="Time a language model.", no_args_is_help=True)
 commands.add_typer(_llm)
 
-InputOption = Annotated[int, typer.Option("--input-len", min=1, help="Tokens of a prompt.")]
-OutputOption = Annotated[int, typer.Option("--output-len", min=1, help="Tokens of a result.")]
-PromptsOption = Annotated[int, typer.Option("--num-prompts", min=1, help="How many requests there are.")]
+InputOption = Annotated[int, typer.Option("--input-len", min=1, help="Tokens in a prompt.")]
+OutputOption = Annotated[int, typer.Option("--output-len", min=1, help="Tokens in a result.")]
+PromptsOption = Annotated[int, typer.Option("--num-prompts", min=1, help="Number of requests.")]
 SpreadOption = Annotated[
-    float, typer.Option("--range-ratio", min=0, max=1, help="Lengths of prompts vary by this part.")
+    float, typer.Option("--range-ratio", min=0, max=1, help="Prompt lengths vary by up to this fraction.")
 ]
 PrefixOption = Annotated[int, typer.Option("--prefix-len", min=0, help="Tokens that all prompts begin with.")]
-SeedOption = Annotated[int, typer.Option(min=0, help="Of the random prompts.")]
+SeedOption = Annotated[int, typer.Option(min=0, help="Seed of the random prompts.")]
 JsonOption = Annotated[Path | None, typer.Option("--output-json", help="Write the results to this file.")]
 PERCENTILES = (10, 25, 50, 75, 90, 99)
 
@@ -46,8 +46,8 @@ def latency(
     batch_size: Annotated[int, typer.Option(min=1, help="Prompts that run together.")] = 8,
     input_len: InputOption = 32,
     output_len: OutputOption = 128,
-    num_iters_warmup: Annotated[int, typer.Option(min=0, help="Runs that are not counted.")] = 2,
-    num_iters: Annotated[int, typer.Option(min=1, help="Runs.")] = 5,
+    num_iters_warmup: Annotated[int, typer.Option(min=0, help="Warm-up runs, not counted.")] = 2,
+    num_iters: Annotated[int, typer.Option(min=1, help="Runs to time.")] = 5,
     seed: SeedOption = 0,
     output_json: JsonOption = None,
     options: ModelOptions,
@@ -87,7 +87,7 @@ def throughput(
     output_json: JsonOption = None,
     options: ModelOptions,
 ) -> None:
-    """Time many random prompts that are there from the beginning."""
+    """Time many random prompts, all submitted at the start."""
     _check_file(output_json)
     model = options.open(path)
     _batch(model, _prompts(model, 2, input_len, 0.0, seed + 1, 0), 2)  # warm
@@ -109,32 +109,36 @@ def throughput(
 
 @_llm.command()
 def serve(
-    base_url: Annotated[str, typer.Option(help="Where the server is.")] = "http://127.0.0.1:8000",
-    model: Annotated[str | None, typer.Option(help="The model's name, where the server wants one.")] = None,
+    base_url: Annotated[str, typer.Option(help="Address of the server.")] = "http://127.0.0.1:8000",
+    model: Annotated[str | None, typer.Option(help="Name of the model, if the server needs one.")] = None,
     num_prompts: PromptsOption = 100,
     input_len: InputOption = 128,
     output_len: OutputOption = 128,
     range_ratio: SpreadOption = 0.0,
     prefix_len: PrefixOption = 0,
-    vocabulary: Annotated[int, typer.Option(min=1, help="Prompts are of tokens below this number.")] = 250,
-    request_rate: Annotated[float, typer.Option(min=0.001, help="Requests a second; inf sends all at once.")] = (
+    vocabulary: Annotated[int, typer.Option(min=1, help="Prompts use token ids below this number.")] = 250,
+    request_rate: Annotated[float, typer.Option(min=0.001, help="Requests per second; inf sends all at once.")] = (
         float("inf")
     ),
-    burstiness: Annotated[float, typer.Option(min=0.01, help="1: Poisson; below, requests come in bursts.")] = 1.0,
-    max_concurrency: Annotated[int | None, typer.Option(min=1, help="Requests at once.")] = None,
+    burstiness: Annotated[
+        float, typer.Option(min=0.01, help="1: Poisson arrivals; below 1: requests come in bursts.")
+    ] = 1.0,
+    max_concurrency: Annotated[int | None, typer.Option(min=1, help="Most requests in flight.")] = None,
     goodput: Annotated[
         list[str] | None,
-        typer.Option(help="A bound in ms such as ttft:500, tpot:50 or e2el:9000; several may be given."),
+        typer.Option(help="A bound in ms, such as ttft:500, tpot:50 or e2el:9000. May be repeated."),
     ] = None,
-    metric_percentiles: Annotated[str, typer.Option(help="Percentiles, with commas.")] = "50,90,99",
-    temperature: Annotated[float, typer.Option(min=0, help="Of the requests.")] = 0.0,
+    metric_percentiles: Annotated[str, typer.Option(help="Percentiles to print, separated by commas.")] = "50,90,99",
+    temperature: Annotated[float, typer.Option(min=0, help="Temperature of the requests.")] = 0.0,
     key_file: Annotated[Path | None, typer.Option(help="A file whose first line is a key.")] = None,
-    timeout: Annotated[float, typer.Option(min=0.1, help="Seconds of a request.")] = 600.0,
-    save_detailed: Annotated[bool, typer.Option("--save-detailed", help="Each request's numbers in the file.")] = False,
+    timeout: Annotated[float, typer.Option(min=0.1, help="Most seconds for a request.")] = 600.0,
+    save_detailed: Annotated[
+        bool, typer.Option("--save-detailed", help="Write the numbers of each request to the file.")
+    ] = False,
     seed: SeedOption = 0,
     output_json: JsonOption = None,
 ) -> None:
-    """Send random prompts to a server of OpenAI's completions, and time what comes back."""
+    """Send random prompts to an OpenAI-compatible completions server, and time its answers."""
     from tilewright.llm import load
 
     bounds, percentiles = _bounds(goodput or []), _percentiles(metric_percentiles)

@@ -1,4 +1,4 @@
-"""`tilewright build`: a model file or checkpoint folder becomes an engine file."""
+"""`tilewright build`: build an engine file from a model file or a checkpoint folder."""
 
 from __future__ import annotations
 
@@ -35,24 +35,26 @@ _DIMENSION = re.compile(r"(\d{1,18})(?:\.\.(\d{1,18}))?", re.ASCII)
 
 TimingCacheOption = Annotated[
     Path | None,
-    typer.Option(help="Recorded times to use, of `tilewright tune` or an engine; new ones are added to such a file."),
+    typer.Option(
+        help="Recorded times to use: a file of `tilewright tune`, to which new times are added, or an engine."
+    ),
 ]
 ReproducibleOption = Annotated[
-    bool, typer.Option("--reproducible", help="Choose kernels by recorded times alone; fail where there are none.")
+    bool, typer.Option("--reproducible", help="Choose kernels by recorded times alone; fail where a time is missing.")
 ]
 VendorOption = Annotated[
     str,
     typer.Option(
-        help="allow: products of cuBLASLt (nvmath-python), convolutions of cuDNN (nvidia-cudnn-frontend) and both of "
-        "PyTorch may be taken where they are faster; the engine then needs that package. never: only our own kernels."
+        help="allow: use products of cuBLASLt (nvmath-python), convolutions of cuDNN (nvidia-cudnn-frontend) and both "
+        "of PyTorch where they are faster; the engine then needs that package. never: use only tilewright's kernels."
     ),
 ]
 TrustOption = Annotated[
     bool,
     typer.Option(
         "--trust",
-        help="Let PyTorch read a .pt2 file that cannot be read as data. It runs the pickles in the file: such a file "
-        "is a program, and may do anything that you may.",
+        help="Let PyTorch read a .pt2 file that cannot be read as data. This runs the pickles in the file: such a file "
+        "is a program that can do anything you can.",
     ),
 ]
 
@@ -80,8 +82,8 @@ def parse_shapes(texts: list[str]) -> dict[str, list[tuple[int, int]]]:
 _PrecisionOption = Annotated[
     str | None,
     typer.Option(
-        help="ieee: float32 multiplies as float32. tf32: as tf32 in products and convolutions on GPUs. auto: on CPUs "
-        "each layer in the fastest format with which the model loses at most --max-drop over --data. By default ieee; "
+        help="ieee: multiply float32 as float32. tf32: as tf32, in products and convolutions on GPUs. auto: on CPUs, "
+        "choose the fastest format for each layer within a loss of --max-drop over --data. By default ieee; "
         "for an engine, what it was built for."
     ),
 ]
@@ -89,8 +91,8 @@ _PrecisionOption = Annotated[
 _TargetOption = Annotated[
     str | None,
     typer.Option(
-        help="What to compile for: auto (this CPU), cpu, cuda (this GPU), cuda:sm_90a …; several, with commas, "
-        "share one file. By default auto; for an engine, what it was built for."
+        help="What to compile for: auto (this CPU), cpu, cuda (this GPU), cuda:sm_90a …; several, separated by "
+        "commas, share one file. By default auto; for an engine, what it was built for."
     ),
 ]
 
@@ -102,7 +104,7 @@ def build(
     output: Annotated[Path | None, typer.Option("-o", "--output", help="Engine file to write.")] = None,
     shapes: Annotated[
         list[str] | None,
-        typer.Option(help="Sizes of an input, e.g. x:1..64x128; ranges stay dynamic. Repeat per input."),
+        typer.Option(help="Sizes of an input, e.g. x:1..64x128; a range stays dynamic. Repeat for each input."),
     ] = None,
     target: _TargetOption = None,
     precision: _PrecisionOption = None,
@@ -114,9 +116,9 @@ def build(
     reproducible: ReproducibleOption = False,
     vendor: VendorOption = "never",
     trust: TrustOption = False,
-    quiet: Annotated[bool, typer.Option("-q", "--quiet", help="No progress display.")] = False,
+    quiet: Annotated[bool, typer.Option("-q", "--quiet", help="Show no progress.")] = False,
 ) -> None:
-    """Build an engine from a trained model, or again from the graph inside an engine."""
+    """Build an engine from a trained model, or rebuild one from the graph inside an engine."""
     timing = effort, timing_cache, reproducible or None, None if vendor == "never" else vendor
     check_options(precision, (data, max_drop, metric), timing)
     if vendor not in ("allow", "never"):

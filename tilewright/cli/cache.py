@@ -1,4 +1,4 @@
-"""`tilewright cache`: what is kept between processes, and removing it."""
+"""`tilewright cache`: show and clean the folder of compiled kernels."""
 
 from __future__ import annotations
 
@@ -67,7 +67,7 @@ def summary(state: CacheState) -> str:
 
 @commands.command("show")
 def show(as_json: Annotated[bool, typer.Option("--json", help="Print as JSON.")] = False) -> None:
-    """Show the folder, what it holds, and what killed processes have left there."""
+    """Show the folder, its contents, and files left by killed processes."""
     state = cache_state()
     if as_json:
         print(json.dumps(asdict(state), indent=2))
@@ -81,9 +81,9 @@ def show(as_json: Annotated[bool, typer.Option("--json", help="Print as JSON.")]
 
 @commands.command("clean")
 def clean(
-    everything: Annotated[bool, typer.Option("--all", help="Remove all entries, too; recorded times stay.")] = False,
+    everything: Annotated[bool, typer.Option("--all", help="Remove all entries as well; keep recorded times.")] = False,
 ) -> None:
-    """Remove what killed processes have left, and the least recently used entries beyond 2 GiB."""
+    """Remove files left by killed processes, and the least recently used entries beyond 2 GiB."""
     count, size = cache_files.remove_leftovers(settings.cache_directory)
     console = terminal()
     console.print(f"removed {count} files of killed writers, {size / 1e6:.1f} MB")

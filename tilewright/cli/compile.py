@@ -1,4 +1,4 @@
-"""`tilewright compile`: a kernel becomes an object file with a C header."""
+"""`tilewright compile`: compile a kernel to an object file with a C header."""
 
 from __future__ import annotations
 
@@ -18,12 +18,12 @@ if TYPE_CHECKING:
 
 
 def compile(
-    file: Annotated[Path, typer.Argument(help="A Python file that defines the kernel, also one for Triton.")],
-    name: Annotated[str, typer.Option("--name", "-n", help="The kernel.")],
+    file: Annotated[Path, typer.Argument(help="A Python file that defines the kernel; it may import Triton.")],
+    name: Annotated[str, typer.Option("--name", "-n", help="Name of the kernel.")],
     signature: Annotated[
         str,
         typer.Option(
-            "--signature", "-s", help='Types of its parameters, e.g. "*f32:16, *f32:16, i32": :16 is what divides them.'
+            "--signature", "-s", help='Parameter types, e.g. "*f32:16, *f32:16, i32"; :16 promises divisibility by 16.'
         ),
     ],
     constants: Annotated[
@@ -32,7 +32,7 @@ def compile(
     ] = None,
     output: Annotated[Path, typer.Option("--output", "-o", help="Folder for NAME.o and NAME.h.")] = Path("."),
     out_name: Annotated[str | None, typer.Option(help="Name of the C function; by default the kernel's.")] = None,
-    target: Annotated[str, typer.Option(help="cpu (this machine), or cpu:x86-64-v3 and the like.")] = "cpu",
+    target: Annotated[str, typer.Option(help="cpu (this machine), or a CPU such as cpu:x86-64-v3.")] = "cpu",
 ) -> None:
     """Compile a kernel to an object file and a C header, for programs without Python."""
     if not file.is_file():

@@ -1,4 +1,4 @@
-"""`tilewright doctor`: what is on this machine, what it can do, what is missing and how to get it."""
+"""`tilewright doctor`: the hardware, the targets that work, and how to install what is missing."""
 
 from __future__ import annotations
 
@@ -163,7 +163,7 @@ def report() -> dict[str, Any]:
 
 
 def doctor(as_json: Annotated[bool, typer.Option("--json", help="Print as JSON.")] = False) -> None:
-    """Tell what is on this machine, which targets work, and what is missing."""
+    """Show this machine's hardware and packages, which targets work, and what is missing."""
     found = report()
     if as_json:
         print(json.dumps(found, indent=2))

@@ -26,19 +26,21 @@ from tilewright.errors import InputError, printable
 if TYPE_CHECKING:
     from tilewright.llm import Output, StructuredOutput
 
-TokensOption = Annotated[int, typer.Option("--max-tokens", min=1, help="Tokens of the result at most.")]
+TokensOption = Annotated[int, typer.Option("--max-tokens", min=1, help="Most tokens to generate.")]
 
 
 @with_records
 def generate(
     path: PathArgument,
-    prompt: Annotated[str, typer.Argument(help="What the text begins with; - reads it from standard input.")],
+    prompt: Annotated[str, typer.Argument(help="The start of the text; - reads standard input.")],
     *,
     max_tokens: TokensOption = 128,
     sampling: SamplingOptions,
     stop: StopOption = None,
-    regex: Annotated[str | None, typer.Option(help="The text matches this pattern as a whole.")] = None,
-    json_schema: Annotated[Path | None, typer.Option(help="The text is JSON of the schema in this file.")] = None,
+    regex: Annotated[str | None, typer.Option(help="Generate text that matches this whole pattern.")] = None,
+    json_schema: Annotated[
+        Path | None, typer.Option(help="Generate JSON that follows the schema in this file.")
+    ] = None,
     options: ModelOptions,
     lora: LoraOption = None,
 ) -> None:
@@ -57,13 +59,13 @@ def generate(
 def chat(
     path: PathArgument,
     *,
-    system: Annotated[str | None, typer.Option(help="What the model is told first.")] = None,
+    system: Annotated[str | None, typer.Option(help="System message.")] = None,
     max_tokens: TokensOption = 512,
     sampling: SamplingOptions,
     options: ModelOptions,
     lora: LoraOption = None,
 ) -> None:
-    """Chat with a language model: a line is a message, an empty line or the end of the input ends the chat."""
+    """Chat with a language model: each line is a message; an empty line or the end of the input ends the chat."""
     adapter = _only(lora)
     model = options.open(path, lora)
     wanted = sampling.parameters(max_tokens=max_tokens)

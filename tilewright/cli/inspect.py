@@ -31,7 +31,7 @@ def inspect(
     evidence: Annotated[bool, typer.Option("--evidence", help="Show why each kernel was chosen.")] = False,
     html: Annotated[
         Path | None,
-        typer.Option("--html", help="Write a page with times, bounds, memory, graph and kernels considered."),
+        typer.Option("--html", help="Write a page with times, bounds, memory, graph and candidate kernels."),
     ] = None,
     profile: Annotated[bool, typer.Option("--profile", help="With --html: time each step on this machine.")] = False,
     as_json: Annotated[bool, typer.Option("--json", help="Print as JSON.")] = False,
@@ -40,12 +40,12 @@ def inspect(
 ) -> None:
     """Show an engine's plan: step, kernel, fused operations, bytes, FLOPs, memory.
 
-    None of its code is run, but with --profile.
+    Runs none of its code, except with --profile.
     """
     if profile and html is None:
         raise wrong_usage("--profile goes with --html; `tilewright bench --profile` prints the times of steps")
     if html is not None and (as_json or evidence):
-        raise wrong_usage("--html writes all there is to the page; --json and --evidence go without it")
+        raise wrong_usage("--html writes everything to the page; omit --json and --evidence")
     # Read, not loaded: it may be for another machine.
     loaded = loading.load(engine, target, False, expect_sha256, trusted_key, linked=False)
     sizes = tensors.parse_sizes(size or [], loaded.plan)

@@ -23,7 +23,9 @@ PathArgument = Annotated[
     Path,
     typer.Argument(metavar="PATH", help="A folder with config.json, safetensors and tokenizer.json, or a GGUF file."),
 ]
-LoraOption = Annotated[list[str] | None, typer.Option(help="NAME=PATH of a LoRA adapter; `serve` takes several.")]
+LoraOption = Annotated[
+    list[str] | None, typer.Option(help="NAME=PATH of a LoRA adapter; may be repeated with `serve`.")
+]
 StopOption = Annotated[list[str] | None, typer.Option(help="End the result before this text.")]
 
 
@@ -33,19 +35,19 @@ class ModelOptions:
 
     dtype: Annotated[str, typer.Option(help="auto, float32, bfloat16 or float16.")] = "auto"
     weights: Annotated[
-        str, typer.Option(help="How linear layers are stored: auto (as in the checkpoint), int8 or int4.")
+        str, typer.Option(help="Storage of linear layers: auto (as in the checkpoint), int8 or int4.")
     ] = "auto"
-    length: Annotated[int | None, typer.Option(min=1, help="Tokens of the longest sequence.")] = None
-    memory: Annotated[int, typer.Option(min=1, help="MiB for keys and values.")] = 1024
+    length: Annotated[int | None, typer.Option(min=1, help="Most tokens in a sequence.")] = None
+    memory: Annotated[int, typer.Option(min=1, help="MiB for the KV cache.")] = 1024
     speculate: Annotated[
-        int, typer.Option(min=0, max=16, help="Check up to so many guessed tokens in a step, where that is quicker.")
+        int, typer.Option(min=0, max=16, help="Check up to this many guessed tokens per step, where that is faster.")
     ] = 0
     draft: Annotated[
-        Path | None, typer.Option(help="A smaller model with the same tokens, which guesses them.")
+        Path | None, typer.Option(help="A smaller model with the same tokenizer that guesses tokens.")
     ] = None  # fmt: skip
     deterministic: Annotated[
         bool,
-        typer.Option("--deterministic", help="The same bits whatever else runs; each sequence is computed alone."),
+        typer.Option("--deterministic", help="Give the same bits whatever else runs; computes each sequence alone."),
     ] = False
     threads: Annotated[int | None, typer.Option(min=1, max=MOST_THREADS, help="CPU threads.")] = None
 
@@ -67,16 +69,16 @@ class ModelOptions:
 class SamplingOptions:
     """How tokens are chosen."""
 
-    temperature: Annotated[float, typer.Option(min=0, max=100, help="0 takes the most probable token.")] = 0.8
-    top_k: Annotated[int, typer.Option(min=0, help="Choose among so many tokens; 0: all.")] = 0
-    top_p: Annotated[float, typer.Option(help="Choose among the fewest tokens that hold this probability.")] = 1.0
+    temperature: Annotated[float, typer.Option(min=0, max=100, help="0 chooses the most probable token.")] = 0.8
+    top_k: Annotated[int, typer.Option(min=0, help="Choose among this many tokens; 0: all.")] = 0
+    top_p: Annotated[float, typer.Option(help="Choose among the fewest tokens with this total probability.")] = 1.0
     min_p: Annotated[
-        float, typer.Option(help="No tokens below this part of the most probable one's probability.")
+        float, typer.Option(help="Exclude tokens below this fraction of the highest probability.")
     ] = 0.05  # fmt: skip
     repetition_penalty: Annotated[
-        float, typer.Option(help="Above 1: tokens that were there before are less probable.")
+        float, typer.Option(help="Above 1: tokens that occurred before become less probable.")
     ] = 1.0  # fmt: skip
-    seed: Annotated[int | None, typer.Option(min=0, help="The same tokens again.")] = None
+    seed: Annotated[int | None, typer.Option(min=0, help="Seed; repeats the same tokens.")] = None
 
     def parameters(self, **more: Any) -> SamplingParameters:
         """What a request takes."""

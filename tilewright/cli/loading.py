@@ -25,8 +25,8 @@ EffortOption = Annotated[
     typer.Option(
         min=0,
         max=3,
-        help="How many kernels to time on this GPU: 0 none, 1 the close ones (default), 2 more, 3 all. For a CPU 0 "
-        "builds in less time, to slower code.",
+        help="How many kernels to time on this GPU: 0 none, 1 the close ones (default), 2 more, 3 all. On a CPU, 0 "
+        "builds faster, to slower code.",
     ),
 ]
 

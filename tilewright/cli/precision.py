@@ -23,14 +23,14 @@ _AUTO_OPTIONS = ("--data", "--max-drop", "--metric")
 _TIMING_OPTIONS = ("--effort", "--timing-cache", "--reproducible", "--vendor")
 MaxDropOption = Annotated[
     str | None,
-    typer.Option(help="With --precision auto: what may be lost at most, e.g. 1%.", show_default="0.5%"),
+    typer.Option(help="With --precision auto: the largest loss allowed, e.g. 1%.", show_default="0.5%"),
 ]
 MetricOption = Annotated[
     str | None,
     typer.Option(
-        help="With --precision auto, how a loss is measured: cosine, mse, top1 (by `label` in --data, else by the "
+        help="With --precision auto: how to measure the loss: cosine, mse, top1 (by `label` in --data, else by the "
         "model in floats), or a Python file with a function score(outputs, inputs). The file is run: it is a "
-        "program, and may do anything that you may.",
+        "program that can do anything you can.",
         show_default="cosine",
     ),
 ]

@@ -1,4 +1,4 @@
-"""`tilewright quantize`: a model becomes an engine of 8-bit integers or floats, with a table of what that costs."""
+"""`tilewright quantize`: build a quantized engine or checkpoint, with a table of the error of each layer."""
 
 from __future__ import annotations
 
@@ -19,8 +19,8 @@ _OutputOption = Annotated[
     typer.Option(
         "-o",
         "--output",
-        help="Engine file to write. For the checkpoint folder of a language model, a name that does not end in "
-        ".engine: a checkpoint folder (int4-weights and int8-weights). Stopped, it goes on when called again.",
+        help="Engine file to write. For a language model, a name without .engine writes a checkpoint folder "
+        "(int4-weights and int8-weights); an interrupted run resumes when repeated.",
     ),
 ]
 
@@ -30,40 +30,42 @@ def quantize(
     output: _OutputOption = None,
     data: Annotated[
         Path | None,
-        typer.Option(help="Inputs to calibrate with: a folder of .npz or .npy files, or one .npz file, by input name."),
+        typer.Option(help="Calibration inputs by name: a folder of .npz or .npy files, or one .npz file."),
     ] = None,
     scheme: Annotated[
         str,
         typer.Option(
-            help="int8: ranges of activations from --data. int8-dynamic: ranges as they come, products only. "
-            "fp8, fp8-dynamic: the same in float8 e4m3, products only; multiplied by GPUs from sm_89 on. "
+            help="int8: activation ranges from --data. int8-dynamic: ranges found at run time, products only. "
+            "fp8, fp8-dynamic: the same in float8 e4m3, products only; multiplied on GPUs from sm_89. "
             "int8-weights, int4-weights: products of floats by weights in few bits."
         ),
     ] = "int8",
     observer: Annotated[
-        str, typer.Option(help="How ranges are found: minmax, percentile (99.99 %), mse or entropy.")
+        str, typer.Option(help="How to find ranges: minmax, percentile (99.99 %), mse or entropy.")
     ] = "minmax",
     method: Annotated[
         str,
         typer.Option(
-            help="How weights are rounded: nearest, or with --data gptq or awq (int8-weights, int4-weights); smooth "
-            "(int8): magnitudes are moved from inputs to weights first."
+            help="How to round weights: nearest; with --data, gptq or awq (int8-weights, int4-weights), or smooth "
+            "(int8), which first moves magnitude from inputs to weights."
         ),
     ] = "nearest",
     group: Annotated[
-        int | None, typer.Option(help="Inputs that share a scale, 0 for all: by default 64 of int4, all of int8.")
+        int | None, typer.Option(help="Inputs that share a scale, 0 for all; by default 64 for int4, all for int8.")
     ] = None,
     correct_bias: Annotated[
-        bool, typer.Option("--correct-bias", help="Add to products what rounding shifts them by over --data.")
+        bool,
+        typer.Option("--correct-bias", help="Correct the mean shift that rounding causes in products over --data."),
     ] = False,
     exclude: Annotated[
-        list[str] | None, typer.Option(help="A layer that stays in floats, by its name in the table. Repeat per layer.")
+        list[str] | None,
+        typer.Option(help="Keep this layer in floats; its name is in the table. Repeat for each layer."),
     ] = None,
     target: Annotated[str, typer.Option(help="What to compile for: auto (this CPU), or a target's name.")] = "auto",
     trust: TrustOption = False,
-    quiet: Annotated[bool, typer.Option("-q", "--quiet", help="No progress display and no table.")] = False,
+    quiet: Annotated[bool, typer.Option("-q", "--quiet", help="Show no progress and no table.")] = False,
 ) -> None:
-    """Build an engine whose products and convolutions are sums of 8-bit numbers, and say what each layer loses."""
+    """Build an engine with 8-bit products and convolutions, or few-bit weights, and report the error of each layer."""
     if model.is_dir() and output is not None and output.suffix != ".engine":
         own = {"--data": data, "--observer": observer != "minmax", "--method": method != "nearest",
                "--correct-bias": correct_bias, "--target": target != "auto", "--trust": trust}  # fmt: skip

@@ -17,17 +17,15 @@ from tilewright.cli.trust import DigestOption, RebuildOption, TrustedKeyOption
 from tilewright.settings import MOST_THREADS, settings
 
 InputOption = Annotated[
-    list[str] | None, typer.Option("--input", help="NAME=FILE.npy; inputs not given are drawn at random.")
+    list[str] | None, typer.Option("--input", help="NAME=FILE.npy; the other inputs are drawn at random.")
 ]
 SizeOption = Annotated[list[str] | None, typer.Option("--size", help="NAME=NUMBER: a dynamic size, e.g. batch=4.")]
 TargetOption = Annotated[
     str | None,
-    typer.Option(help="Which of the engine's programs: cpu, cuda, cuda:sm_90a … Without it the first that fits."),
+    typer.Option(help="The engine's program to use: cpu, cuda, cuda:sm_90a …; by default the first that fits."),
 ]
 SeedOption = Annotated[int, typer.Option(min=0, help="Seed of random inputs.")]
-ThreadsOption = Annotated[
-    int | None, typer.Option(min=1, max=MOST_THREADS, help="CPU threads, of every runtime that is run.")
-]
+ThreadsOption = Annotated[int | None, typer.Option(min=1, max=MOST_THREADS, help="CPU threads of each runtime.")]
 ModelOption = Annotated[Path | None, typer.Option(help="The model to compare with, if it moved since the build.")]
 
 
@@ -42,8 +40,8 @@ def run(
     layers: Annotated[
         str | None,
         typer.Option(
-            help="With --compare reference or onnxruntime: compare what each kernel stores, all or a number of them, "
-            "those that add the largest errors first. Fusion and kernels stay as they are."
+            help="With --compare reference or onnxruntime: compare the results of the kernels, all or a number, "
+            "largest added error first. Fusion and kernels do not change."
         ),
     ] = None,
     model: ModelOption = None,
@@ -61,7 +59,7 @@ def run(
     rebuild: RebuildOption = False,
     effort: EffortOption = None,
 ) -> None:
-    """Run an engine or a model once. An engine is a program: run only those of people you trust, or with --rebuild."""
+    """Run an engine or a model once. An engine is a program: run only those that you trust, or use --rebuild."""
     if random and inputs:
         raise wrong_usage("--random and --input exclude each other")
     comparison.check_options(compare, layers)

@@ -1,4 +1,4 @@
-"""`tilewright serve`: a language model behind the endpoints of OpenAI's API."""
+"""`tilewright serve`: serve a language model with the endpoints of OpenAI's API."""
 
 from __future__ import annotations
 
@@ -29,24 +29,24 @@ _ABSENT = (errno.EAFNOSUPPORT, errno.EADDRNOTAVAIL)
 def serve(
     path: PathArgument,
     *,
-    host: Annotated[str, typer.Option(help="The address to listen on; others than this machine's need keys.")] = (
+    host: Annotated[str, typer.Option(help="The address to listen on; other than loopback needs --key-file.")] = (
         "127.0.0.1"
     ),
     port: Annotated[int, typer.Option(min=1, max=65535, help="The port to listen on.")] = 8000,
-    key_file: Annotated[Path | None, typer.Option(help="A file of keys, one a line, of which a request needs one.")] = (
+    key_file: Annotated[Path | None, typer.Option(help="A file of keys, one per line; each request must give one.")] = (
         None
     ),
-    name: Annotated[str | None, typer.Option(help="What the model is called; by default its folder.")] = None,
-    embeddings: Annotated[Path | None, typer.Option(help="An encoder of the BERT family, for /v1/embeddings.")] = None,
-    requests: Annotated[int, typer.Option(min=1, help="Prompts that are read, worked on or wait; more get 429.")] = 256,
-    seconds: Annotated[float, typer.Option(min=0.1, help="A request ends after this time.")] = 600.0,
+    name: Annotated[str | None, typer.Option(help="Name of the model; by default the name of its folder.")] = None,
+    embeddings: Annotated[Path | None, typer.Option(help="A BERT-like encoder for /v1/embeddings.")] = None,
+    requests: Annotated[int, typer.Option(min=1, help="Most prompts running or waiting; further ones get 429.")] = 256,
+    seconds: Annotated[float, typer.Option(min=0.1, help="Most seconds for a request.")] = 600.0,
     otlp_traces_endpoint: Annotated[
-        str | None, typer.Option(help="Send a span of each request there, such as http://127.0.0.1:4318/v1/traces.")
+        str | None, typer.Option(help="Send a span for each request to this URL, e.g. http://127.0.0.1:4318/v1/traces.")
     ] = None,
     options: ModelOptions,
     lora: LoraOption = None,
 ) -> None:
-    """Serve a language model over HTTP: OpenAI's routes under /v1, a page at /, /health, /metrics."""
+    """Serve a language model over HTTP: OpenAI's routes under /v1, a chat page at /, /health, /metrics."""
     from tilewright.llm.serve.keys import read_keys
 
     keys = read_keys(key_file)

@@ -14,7 +14,7 @@ from tilewright.cli.trust import DigestOption, EngineFileArgument, TrustedKeyOpt
 def keygen(
     key: Annotated[Path, typer.Argument(help="File for the private key; the public key is written to KEY.pub.")],
 ) -> None:
-    """Make a key for signing engines: KEY stays with you, KEY.pub is for everybody who loads your engines.
+    """Make a key for signing engines: keep KEY, and give KEY.pub to everybody who loads your engines.
 
     Both are Ed25519 keys in PEM format. KEY is not encrypted; only you may read it. Files are never overwritten.
     """
@@ -26,12 +26,12 @@ def keygen(
 
 def sign(
     engine: EngineFileArgument,
-    key: Annotated[Path, typer.Option("--key", help="Your private key, of `tilewright keygen`.")],
+    key: Annotated[Path, typer.Option("--key", help="Your private key, from `tilewright keygen`.")],
     output: Annotated[
         Path | None, typer.Option("-o", "--output", help="Engine file to write; by default ENGINE is replaced.")
     ] = None,
 ) -> None:
-    """Sign an engine, after checking that it is undamaged. None of its code is run. Other signatures in it stay."""
+    """Check that an engine is undamaged and sign it. None of its code is run. Other signatures in it stay."""
     from tilewright.engine.signing import sign_engine
 
     public = sign_engine(engine, key, output)
@@ -41,9 +41,9 @@ def sign(
 def verify(
     engine: EngineFileArgument, trusted_key: TrustedKeyOption = None, expect_sha256: DigestOption = None
 ) -> None:
-    """Check that an engine is undamaged, signed by a trusted key, the expected file. None of its code is run.
+    """Check that an engine is undamaged and matches --trusted-key and --expect-sha256. None of its code is run.
 
-    Exit code 1 says that it is not.
+    The exit code is 1 if it does not.
     """
     from tilewright.engine.signing import verify_engine
     from tilewright.engine.trust import Trust

@@ -1,4 +1,4 @@
-"""What `run`, `bench` and `inspect` ask of an engine file before they use it."""
+"""The checks of an engine file that `run`, `bench` and `inspect` make before they use it."""
 
 from __future__ import annotations
 
@@ -10,14 +10,14 @@ import typer
 EngineFileArgument = Annotated[Path, typer.Argument(help="Engine file.")]
 TrustedKeyOption = Annotated[
     list[Path] | None,
-    typer.Option("--trusted-key", help="A public key: only an engine that it has signed is used. May be repeated."),
+    typer.Option("--trusted-key", help="A public key: accept only an engine signed by it. May be repeated."),
 ]
 DigestOption = Annotated[
-    str | None, typer.Option("--expect-sha256", help="The file's SHA-256: no other file is used.", metavar="DIGITS")
+    str | None, typer.Option("--expect-sha256", help="Accept only the file with this SHA-256.", metavar="DIGITS")
 ]
 RebuildOption = Annotated[
     bool,
     typer.Option(
-        "--rebuild", help="Compile the graph inside the file for this machine; no machine code of the file is run."
+        "--rebuild", help="Compile the graph inside the file for this machine; run no machine code of the file."
     ),
 ]

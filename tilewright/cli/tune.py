@@ -10,9 +10,7 @@ from rich.table import Column, Table
 
 from tilewright.cli.console import terminal
 
-FilesArgument = Annotated[
-    list[Path], typer.Argument(help="Timing caches, or engines, whose times are taken; later ones win.")
-]
+FilesArgument = Annotated[list[Path], typer.Argument(help="Timing caches or engines to read; later files win.")]
 
 commands = typer.Typer(name="tune", help="Merge and show recorded kernel times.", no_args_is_help=True)
 
@@ -33,7 +31,7 @@ def merge(
 
 @commands.command("show")
 def show(files: FilesArgument) -> None:
-    """Show what is on record: problem, device, candidates timed, the fastest and its time."""
+    """Show recorded times: problem, device, candidates timed, the fastest and its time."""
     from tilewright.engine.timings import read_timings
     from tilewright.measure.record import TimingCache
 

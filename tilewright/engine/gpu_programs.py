@@ -1,4 +1,4 @@
-"""What engines of GPUs are run by: a module for each family of targets, `cuda_program` for NVIDIA's."""
+"""The modules that run GPU engines, one for each family of targets: `cuda_program` for NVIDIA."""
 
 from __future__ import annotations
 
