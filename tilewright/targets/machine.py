@@ -7,7 +7,7 @@ machine.launches.kernel                     # seconds of a launch, however short
 Numbers of SMs, caches and shared memory are those of the target: of the driver where it is this machine's GPU, else of
 the usual card of an architecture.  Rates of memory and peaks are those of the card's data sheet, found by the driver's
 name of it.  What else there is of GPUs is as models were fitted on an H200, and is taken for the others, too: estimates
-rank what could be done, for which ratios are enough.  docs/guide/tuning.md#machines has the source of each figure.
+rank what could be done, for which ratios are enough.  docs/guide/tuning.md#the-machine-model has the source of each figure.
 """
 
 from __future__ import annotations
