@@ -50,7 +50,7 @@ def mebibytes(count: int) -> str:
         ("parts of all size expressions of a file, counted as they are read", f"{SizeReader.MOST_WORK:,}"),
         ("signatures; bytes of a key file", f"{signing.MOST_SIGNATURES}; {signing._LARGEST_KEY_FILE >> 10} KiB"),
         (
-            "nodes of an ONNX model, its functions expanded; of the graph that it becomes",
+            "nodes of an ONNX model, its functions expanded; of the imported graph",
             f"{onnx_structure.MOST_MODEL_NODES:,}; {onnx.MOST_GRAPH_NODES:,}",
         ),
         (

@@ -1,13 +1,13 @@
-"""What a machine gives to kernels: the one description that all estimates read, and the only place with rates.
+"""The machine model: the one description with rates that all estimates read.
 
 machine = target.machine()                  # of a CPU or a GPU
-machine.processors, machine.memory          # SMs or threads; bytes a second of all of them
+machine.processors, machine.memory          # SMs or threads; bytes per second of all of them
 machine.launches.kernel                     # seconds of a launch, however short
 
-Numbers of SMs, caches and shared memory are those of the target: of the driver where it is this machine's GPU, else of
-the usual card of an architecture.  Rates of memory and peaks are those of the card's data sheet, found by the driver's
-name of it.  What else there is of GPUs is as models were fitted on an H200, and is taken for the others, too: estimates
-rank what could be done, for which ratios are enough.  docs/guide/tuning.md#the-machine-model has the source of each figure.
+The target gives the number of SMs, caches and shared memory: those that the driver reports for this machine's GPU, else
+those of the usual card of the architecture.  Memory and peak rates come from the data sheet of the card, which the
+driver's name selects.  Other rates were fitted on an H200 and are used for all GPUs: ranking needs only ratios.
+docs/guide/tuning.md#the-machine-model lists the source of each figure.
 """
 
 from __future__ import annotations
