@@ -57,7 +57,7 @@ def read(name: str) -> Change:
 
 def table() -> str:
     """The table of the page."""
-    lines = ["| change | files | at most | of them new | tried as | shown by |", "|---|---|---|---|---|---|"]
+    lines = ["| change | files | limit | new files | trial | checked by |", "|---|---|---|---|---|---|"]
     for change in map(read, ORDER):
         counted, head = change.counted, change.head
         new = sum(change.files.get(path) is False for path in counted)
