@@ -198,7 +198,7 @@ def model_table(data: dict[str, Any]) -> str:
 
 
 def model_facts(data: dict[str, Any]) -> str:
-    """What the table of models does not show: limits that were missed, peers, memory, builds."""
+    """What the table of models does not show: missed limits, peers, memory, builds."""
     cases = [case for case in data["cases"] if "ratio" in case]
     medians = {case["name"]: {k: v["median"] for k, v in case["milliseconds"].items()} for case in cases}
     ratios = {c["name"]: medians[c["name"]][c["best_peer"]] / medians[c["name"]]["tilewright"] for c in cases}
@@ -207,9 +207,9 @@ def model_facts(data: dict[str, Any]) -> str:
     wrong = [f"{c['name']} ({c['error_ratio']:.2f})" for c in cases if c["error_ratio"] > ERROR_LIMIT]
     untuned = [case["name"] for case in floors if "max-autotune" not in case["milliseconds"]]
     lines = [
-        f"Slower than asked for: {', '.join(below)}." if below else "Every floor is reached.",
-        f"Errors beyond {ERROR_LIMIT} of the peer's: {', '.join(wrong)}." if wrong
-        else f"No error is beyond {max(case['error_ratio'] for case in cases):.2f} of the peer's.",
+        f"Below the floor: {', '.join(below)}." if below else "Every floor is reached.",
+        f"Errors above {ERROR_LIMIT} times the peer's: {', '.join(wrong)}." if wrong
+        else f"No error is above {max(case['error_ratio'] for case in cases):.2f} times the peer's.",
         f"max-autotune was timed for {len(floors) - len(untuned)} of the {len(floors)} models with floors"
         + (f", not for {', '.join(untuned)}." if untuned else "."),
     ]  # fmt: skip
@@ -219,15 +219,15 @@ def model_facts(data: dict[str, Any]) -> str:
             notes.setdefault(note.split(". ")[0].rstrip("."), []).append(peer)
         lines += [f"{case['name']}: {' and '.join(found)}: {note}." for note, found in notes.items()]
     lines += [
-        f"{case['name']}: {case['of_bytes_time']:.0%} of the time is what its bytes take at 4.48 TB/s."
+        f"{case['name']}: reading its bytes at 4.48 TB/s would take {case['of_bytes_time']:.0%} of the time."
         for case in cases if "of_bytes_time" in case
     ]  # fmt: skip
     most = max(case["arena_bytes"] / case["arena_least_bytes"] for case in cases if case.get("arena_least_bytes"))
     seconds = {key: max(case[key] for case in cases) for key in ("build_warm_seconds", "load_and_first_call_seconds")}
-    lines.append(f"Arenas take at most {most:.3f} of what is alive at once.")
+    lines.append(f"Arenas are at most {most:.3f} times the live tensors.")
     lines.append(
-        f"With kernels and their times in the cache builds take {seconds['build_warm_seconds']:.1f} s at most; loading "
-        f"an engine and its first call {seconds['load_and_first_call_seconds']:.2f} s."
+        f"With a warm cache builds take at most {seconds['build_warm_seconds']:.1f} s; loading an engine and its first call "
+        f"{seconds['load_and_first_call_seconds']:.2f} s."
     )
     return "".join(f"- {line}\n" for line in lines)
 

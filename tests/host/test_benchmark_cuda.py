@@ -113,9 +113,9 @@ def test_what_models_miss_is_told(monkeypatch: pytest.MonkeyPatch) -> None:
     notes = {"eager": "not captured: E: why. Do this.", "compiled": "not captured: E: why"}
     cases = [record("fast", "max-autotune", 4.0, 1.2), record("slow", "eager", 2.0, 1.6, notes=notes)]
     text = readme_tables.model_facts({"cases": [*cases, {"name": "none", "notes": {}}]})
-    assert "Slower than asked for: slow (1.000 of 1.1)." in text and "Errors beyond 1.5 of the peer's: slow" in text
+    assert "Below the floor: slow (1.000 of 1.1)." in text and "Errors above 1.5 times the peer's: slow" in text
     assert "max-autotune was timed for 1 of the 2 models with floors, not for slow." in text
-    assert "slow: eager and compiled: not captured: E: why.\n" in text and "at most 1.500 of" in text
+    assert "slow: eager and compiled: not captured: E: why.\n" in text and "at most 1.500 times" in text
 
 
 def test_kernels_written_for_triton_are_ours_too() -> None:
