@@ -155,7 +155,7 @@ class Target(Base):
                 rep = backend.prepare(test.model)
                 known = [spec.name for spec in rep.engine.inputs if spec.name in names]  # a seed may be left out
                 feeds = {name: arrays[names.index(name)] for name in known}
-                results = rep.engine.run(feeds)
+                results = dict(enumerate(rep.run(feeds)))
             else:
                 graph = _imported(test.model, dict(zip(names, arrays, strict=False)))
                 feeds = {

@@ -89,6 +89,14 @@ def test_resize_of_dynamic_sizes(mode: str, coordinates: str, rng: np.random.Gen
         check(*model_of("Resize", inputs, ["y"], dynamic=True, **options), rtol=1e-3)
 
 
+@pytest.mark.parametrize("padding", ["SAME_UPPER", "SAME_LOWER", "VALID", "NOTSET"])
+@pytest.mark.parametrize("size", [16, 17])
+def test_transposed_convolutions_to_larger_sizes(padding: str, size: int, rng: np.random.Generator) -> None:
+    """What is added lies at the end, whatever the padding."""
+    inputs = [(name, rng.random(shape, np.float32), False) for name, shape in (("x", (1, 2, 5)), ("w", (2, 3, 3)))]
+    check(*model_of("ConvTranspose", inputs, ["y"], auto_pad=padding, strides=[3], output_shape=[size]))
+
+
 @pytest.mark.parametrize("scaled", [False, True])
 @pytest.mark.parametrize("options", [
     {"mode": "linear", "antialias": 1},

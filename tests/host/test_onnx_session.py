@@ -560,10 +560,40 @@ def test_along_axes_without_elements(node: str, extent: str) -> None:
 
 
 @pytest.mark.filterwarnings("error::RuntimeWarning")
-def test_the_mean_of_no_elements_is_no_number() -> None:
-    model = onnx.parser.parse_model("""<ir_version: 8, opset_import: ["" : 17]> m (float[2, n] x) => (float[2] y) {
-        y = ReduceMean <axes = [1], keepdims = 0> (x) }""")
-    assert np.isnan(tw.InferenceSession(model).run(None, {"x": np.zeros((2, 0), np.float32)})[0]).all()
+@pytest.mark.parametrize("kind", ["float", "int64"])
+def test_the_mean_of_no_elements(kind: str) -> None:
+    model = onnx.parser.parse_model(f"""<ir_version: 8, opset_import: ["" : 17]>
+        m ({kind}[2, n] x) => ({kind}[2] y, {kind}[2] z) {{
+            y = ReduceMean <axes = [1], keepdims = 0> (x) n = NonZero(x) m = Cast <to = {7 if kind == "int64" else 1}> (n)
+            z = ReduceMean <axes = [1], keepdims = 0> (m) }}""")
+    peer = onnxruntime.InferenceSession(model.SerializeToString(), providers=["CPUExecutionProvider"])
+    session = tw.InferenceSession(model)
+    for x in (np.zeros((2, 0)), np.zeros((2, 3)), np.ones((2, 3))):
+        feeds = {"x": x.astype("float32" if kind == "float" else kind)}
+        for mine, theirs in zip(session.run(None, feeds), peer.run(None, feeds), strict=True):
+            np.testing.assert_array_equal(mine, theirs, strict=True)
+
+
+ITEMS = {
+    "joined": "y = ConcatFromSequence <axis = 0> (s)",
+    "one": "i = Constant <value_int = -1> () t = SequenceAt(s, i) y = Neg(t)",
+    "shape and rank": "t = ConcatFromSequence <axis = 0> (s) y = Reshape(t, k)",
+}
+
+
+@pytest.mark.parametrize("case", ITEMS)
+def test_sequences_whose_items_have_any_number_of_dimensions(case: str, rng: np.random.Generator) -> None:
+    model = onnx.parser.parse_model(f"""<ir_version: 8, opset_import: ["" : 17]>
+        m (float[1] s, int64[m] k) => (float[n] y) {{ {ITEMS[case]} }}""")
+    model.graph.input[0].type.Clear()
+    model.graph.input[0].type.sequence_type.elem_type.tensor_type.elem_type = onnx.TensorProto.FLOAT
+    model.graph.output[0].type.tensor_type.ClearField("shape")
+    peer = onnxruntime.InferenceSession(model.SerializeToString(), providers=["CPUExecutionProvider"])
+    session = tw.InferenceSession(model.SerializeToString())
+    for shape in ((3,), (1, 4)):
+        feeds = {"s": [rng.random(shape, np.float32) for _ in range(2)], "k": np.array([2, -1, 1][: 4 - len(shape)])}
+        (mine,), (theirs,) = session.run(None, feeds), peer.run(None, feeds)
+        np.testing.assert_array_equal(mine, theirs, strict=True)
 
 
 FREE = {

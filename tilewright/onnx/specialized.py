@@ -11,15 +11,16 @@ from __future__ import annotations
 import logging
 from collections import OrderedDict
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any, NoReturn
 
 import numpy as np
-from onnx import ModelProto, ValueInfoProto, numpy_helper
+from onnx import ModelProto, TypeProto, ValueInfoProto, numpy_helper
 
 from tilewright import forks
 from tilewright.api import compile as compile_model
-from tilewright.dtypes import BY_NAME, string
+from tilewright.dtypes import ANY_BY_NAME, BY_NAME, string
 from tilewright.engine.engine import Engine
 from tilewright.errors import EngineError, ImportModelError, ShapeError, TilewrightError, UnsupportedOperationError
 from tilewright.importers.onnx import import_onnx
@@ -48,19 +49,18 @@ class SpecializedEngine:
         self._model, self._target, self._shapes, self._quick_start = model, target, dynamic_shapes, quick_start
         self.inputs, self.outputs = _specs(model)
         self._bound = [entry.name for entry in _inputs(model) if _is_small(entry)]
-        self._engines: OrderedDict[tuple[Any, ...], tuple[Engine, EnginesOfSizes]] = OrderedDict()
+        self._engines: OrderedDict[tuple[Any, ...], _SizedEngine] = OrderedDict()
         self._lock = forks.lock()
 
     def run(
         self, inputs: Mapping[str, Any], out: Mapping[str, Any] | None = None, threads: int | None = None
     ) -> dict[str, Any]:
         """As `Engine.run`; compiles the first time that values come. Raises as `tilewright.compile` too."""
-        engine, sizes = self._for(inputs)
-        return sizes.run(engine, self._rest(inputs), out, threads)
+        return self._for(inputs).run(self._rest(inputs), out, threads)
 
     def profile(self, inputs: Mapping[str, Any], runs: int = 10, threads: int | None = None) -> list[dict[str, Any]]:
         """As `Engine.profile`, for the engine of these values."""
-        return self._for(inputs)[0].profile(self._rest(inputs), runs, threads)
+        return self._for(inputs).profile(self._rest(inputs), runs, threads)
 
     def save(self, path: str | Path) -> NoReturn:
         """Raises `EngineError`: there is no single engine."""
@@ -97,7 +97,7 @@ class SpecializedEngine:
     def _rest(self, inputs: Mapping[str, Any]) -> dict[str, Any]:
         return {name: value for name, value in inputs.items() if name not in self._bound}
 
-    def _for(self, inputs: Mapping[str, Any]) -> tuple[Engine, EnginesOfSizes]:
+    def _for(self, inputs: Mapping[str, Any]) -> _SizedEngine:
         """The engine for the values of the small inputs."""
         known = [spec.name for spec in self.inputs]
         check_mapping(inputs, "inputs")
@@ -111,7 +111,7 @@ class SpecializedEngine:
                 return self._engines[key]
             source = Source(bound(self._model, values))
             engine = compile_model(source.get(), None, self._shapes, self._target, quick_start=self._quick_start)
-            self._engines[key] = engine, EnginesOfSizes(source, self._target, self._shapes)
+            self._engines[key] = _SizedEngine(engine, EnginesOfSizes(source, self._target, self._shapes))
             if len(self._engines) > MOST_ENGINES:
                 self._engines.popitem(last=False)
             return self._engines[key]
@@ -160,6 +160,7 @@ class EnginesOfSizes:
 
     def _choices(self, inputs: Mapping[str, Any], known: Sequence[TensorSpec], error: TilewrightError) -> list[_Fixed]:
         """Which sizes may be fixed, the fewest first; raises `error` for shapes that the model does not take."""
+        known = [spec for spec in known if _is_tensor(spec)]
         shapes = {spec.name: getattr(inputs[spec.name], "shape", None) for spec in known}
         if not all(_fits(spec, shapes[spec.name]) for spec in known):
             raise error
@@ -212,7 +213,7 @@ class EnginesOfCalls:
         error: UnsupportedOperationError | ShapeError,
     ) -> None:
         read = source.read()
-        self.inputs, self.outputs = _specs(read)
+        self.inputs, self.outputs = _specs(read, dynamic_shapes)
         self._error = error
         self._engines = EnginesOfSizes(source, target, dynamic_shapes)
         logger.warning(
@@ -245,8 +246,8 @@ class EnginesOfCalls:
 
 
 class EnginesOfRanks:
-    """Engines of a model that does not say how many dimensions its inputs have, one for each number that comes; with
-    the methods of `Engine` for running.  Several threads may call `run` at once."""
+    """Engines of a model that does not say how many dimensions its inputs, or the items of its sequences, have: one for
+    each number that comes; with the methods of `Engine` for running.  Several threads may call `run` at once."""
 
     def __init__(
         self,
@@ -259,25 +260,23 @@ class EnginesOfRanks:
         self._shapes = dict(dynamic_shapes or {})
         model = source.read()
         self.inputs, self.outputs = _specs(model)
-        entries = _inputs(model)
         self._open = [
             entry.name
-            for entry in entries
-            if entry.type.WhichOneof("value") == "tensor_type" and not entry.type.tensor_type.HasField("shape")
+            for entry in _inputs(model)
+            if (found := _tensor(entry)) is not None and not found.HasField("shape")
         ]
-        self._engines: OrderedDict[tuple[int, ...], tuple[Engine, EnginesOfSizes]] = OrderedDict()
+        self._engines: OrderedDict[tuple[int, ...], _Runner] = OrderedDict()
         self._lock = forks.lock()
 
     def run(
         self, inputs: Mapping[str, Any], out: Mapping[str, Any] | None = None, threads: int | None = None
     ) -> dict[str, Any]:
         """As `Engine.run`; compiles when numbers of dimensions first come. Raises as `tilewright.compile` too."""
-        engine, sizes = self._for(inputs)
-        return sizes.run(engine, inputs, out, threads)
+        return self._for(inputs).run(inputs, out, threads)
 
     def profile(self, inputs: Mapping[str, Any], runs: int = 10, threads: int | None = None) -> list[dict[str, Any]]:
         """As `Engine.profile`, for the engine of these inputs."""
-        return self._for(inputs)[0].profile(inputs, runs, threads)
+        return self._for(inputs).profile(inputs, runs, threads)
 
     def save(self, path: str | Path) -> NoReturn:
         """Raises `EngineError`: there is no single engine."""
@@ -286,26 +285,91 @@ class EnginesOfRanks:
             "each number; build it with dynamic_shapes, which gives them"
         )
 
-    def _for(self, inputs: Mapping[str, Any]) -> tuple[Engine, EnginesOfSizes]:
+    def _for(self, inputs: Mapping[str, Any]) -> _Runner:
         check_mapping(inputs, "inputs")
         known = [spec.name for spec in self.inputs]
         if inputs.keys() != set(known):
             raise wrong_names(known, inputs)
-        key = tuple(len(np.shape(inputs[name])) for name in self._open)
+        key = tuple(_rank(inputs[name]) for name in self._open)
         with self._lock:
             if key not in self._engines:
-                given = {
-                    name: {axis: f"{name}_{axis}" for axis in range(rank)}
-                    for name, rank in zip(self._open, key, strict=True)
-                }
-                shapes = {**self._shapes, **given}
                 logger.warning("an engine is compiled for %s of %s dimensions", ", ".join(self._open), list(key))
-                engine = compile_model(self._source.get(), None, shapes, self._target, quick_start=self._quick_start)
-                self._engines[key] = engine, EnginesOfSizes(self._source, self._target, shapes)
+                self._engines[key] = self._compiled(dict(zip(self._open, key, strict=True)))
                 if len(self._engines) > MOST_ENGINES:
                     self._engines.popitem(last=False)
             self._engines.move_to_end(key)
             return self._engines[key]
+
+    def _compiled(self, ranks: Mapping[str, int]) -> _Runner:
+        """What runs the model with these numbers of dimensions; for items of sequences, the model that declares them."""
+        source, shapes = self._source, dict(self._shapes)
+        tensor = {spec.name: _is_tensor(spec) for spec in self.inputs}
+        shapes |= {
+            name: {axis: f"{name}_{axis}" for axis in range(rank)} for name, rank in ranks.items() if tensor[name]
+        }
+        items = {name: rank for name, rank in ranks.items() if not tensor[name]}
+        if items:
+            source = Source(_with_items(source.whole(), items))
+        try:
+            engine = compile_model(source.get(), None, shapes, self._target, quick_start=self._quick_start)
+        except (UnsupportedOperationError, ShapeError) as error:
+            if -1 in items.values():  # of which the operation needs one number
+                raise
+            return instead(source, self._target, shapes, error, self._quick_start)
+        return _SizedEngine(engine, EnginesOfSizes(source, self._target, shapes))
+
+
+class _SizedEngine:
+    """An engine, and those for the sizes that it does not take."""
+
+    def __init__(self, engine: Engine, sizes: EnginesOfSizes) -> None:
+        self._engine, self._sizes = engine, sizes
+
+    def run(
+        self, inputs: Mapping[str, Any], out: Mapping[str, Any] | None = None, threads: int | None = None
+    ) -> dict[str, Any]:
+        return self._sizes.run(self._engine, inputs, out, threads)
+
+    def profile(self, inputs: Mapping[str, Any], runs: int = 10, threads: int | None = None) -> list[dict[str, Any]]:
+        return self._engine.profile(inputs, runs, threads)
+
+
+_Runner = _SizedEngine | SpecializedEngine | EnginesOfCalls | EnginesOfRanks
+
+
+def _rank(value: Any) -> int:
+    """The number of dimensions of a tensor, or of the items of a sequence; -1 where they differ."""
+    if not isinstance(value, (list, tuple)):
+        return 1 if value is None else len(np.shape(value))
+    ranks = {len(np.shape(item)) for item in value} or {1}  # any will do for no items
+    return ranks.pop() if len(ranks) == 1 else -1
+
+
+def _with_items(model: ModelProto, ranks: Mapping[str, int]) -> ModelProto:
+    """The model with the number of dimensions of what sequences and optionals hold declared, where one is given."""
+    result = ModelProto()
+    result.CopyFrom(model)
+    for entry in result.graph.input:
+        if ranks.get(entry.name, -1) >= 0:
+            found = _tensor(entry)
+            assert found is not None
+            found.shape.SetInParent()
+            for _ in range(ranks[entry.name]):
+                found.shape.dim.add()
+    return result
+
+
+def _tensor(entry: ValueInfoProto) -> TypeProto.Tensor | None:
+    """The type of a tensor, or of the items of a sequence or optional of tensors."""
+    found = entry.type
+    while (kind := found.WhichOneof("value")) in ("sequence_type", "optional_type"):
+        found = getattr(found, kind).elem_type
+    return found.tensor_type if kind == "tensor_type" else None
+
+
+def _is_tensor(spec: TensorSpec) -> bool:
+    """Whether an input is no sequence and no optional."""
+    return ANY_BY_NAME[spec.dtype].kind not in ("sequence", "optional")
 
 
 def _fits(spec: TensorSpec, shape: Any) -> bool:
@@ -332,19 +396,29 @@ def instead(
     dynamic_shapes: Mapping[str, Any] | None,
     error: UnsupportedOperationError | ShapeError,
     quick_start: bool = False,
-) -> SpecializedEngine | EnginesOfCalls:
-    """What runs a model that was refused: an engine for each set of values of its small inputs, or of sizes.
+) -> SpecializedEngine | EnginesOfCalls | EnginesOfRanks:
+    """What runs a model that was refused: an engine for each set of values of its small inputs, of numbers of
+    dimensions of the items of sequences, or of sizes.
 
-    Raises `error` where neither can help: there is no rule for an operation, or all sizes are known.
+    Raises `error` where none can help: there is no rule for an operation, or all sizes are known.
     """
     whole = source.whole()
     try:
         return specialized(whole, target, dynamic_shapes, error, quick_start)
     except (UnsupportedOperationError, ShapeError):
-        free = any(not isinstance(size, int) for spec in _specs(whole)[0] for size in spec.shape)
-        if NO_RULE in str(error) or not free:
+        if NO_RULE in str(error):
             raise
+    if any(_holds_any(entry) for entry in _inputs(whole)):
+        return EnginesOfRanks(source, target, dynamic_shapes, quick_start)
+    if all(isinstance(size, int) for spec in _specs(whole, dynamic_shapes)[0] for size in spec.shape):
+        raise error
     return EnginesOfCalls(source, target, dynamic_shapes, error)
+
+
+def _holds_any(entry: ValueInfoProto) -> bool:
+    """Whether items of a sequence or optional may have any number of dimensions."""
+    found = _tensor(entry)
+    return found is not None and not entry.type.HasField("tensor_type") and not found.HasField("shape")
 
 
 def specialized(
@@ -382,9 +456,16 @@ def _inputs(model: ModelProto) -> list[ValueInfoProto]:
     return [entry for entry in model.graph.input if entry.name not in stored]
 
 
-def _specs(model: ModelProto) -> tuple[list[TensorSpec], list[TensorSpec]]:
-    """Inputs and outputs of a model."""
-    return list(map(_spec, _inputs(model))), list(map(_spec, model.graph.output))
+def _specs(
+    model: ModelProto, dynamic_shapes: Mapping[str, Any] | None = None
+) -> tuple[list[TensorSpec], list[TensorSpec]]:
+    """Inputs and outputs of a model; inputs without a shape have the names that are given for their dimensions."""
+    inputs = list(map(_spec, _inputs(model)))
+    for place, entry in enumerate(_inputs(model)):
+        given = (dynamic_shapes or {}).get(entry.name)
+        if given and entry.type.HasField("tensor_type") and not entry.type.tensor_type.HasField("shape"):
+            inputs[place] = replace(inputs[place], shape=tuple(f"{entry.name}_{axis}" for axis in sorted(given)))
+    return inputs, list(map(_spec, model.graph.output))
 
 
 def _spec(entry: ValueInfoProto) -> TensorSpec:

@@ -131,7 +131,7 @@ def _padding_to_size(
     call: Call, x: Value, kernel: list[int], strides: list[int], dilation: list[int], extra: list[int]
 ) -> list[tuple[int, int]]:
     """What a transposed convolution crops to give `output_shape`, or `auto_pad`'s stride times the image; below zero:
-    what it adds."""
+    what it adds, all of it at the end."""
     wanted = call.attribute("output_shape")
     wanted = list(wanted or [])[-len(kernel) :]
     if wanted and len(wanted) != len(kernel):
@@ -146,8 +146,8 @@ def _padding_to_size(
             raise Unsupported(f"the attribute 'output_shape' for a dynamic size {extent}", "give explicit pads")
         if not wanted:
             total = max(total, 0)
-        small = total // 2
-        padding.append((small, total - small) if upper else (total - small, small))
+        small = max(total, 0) // 2
+        padding.append((small, total - small) if upper or total < 0 else (total - small, small))
     return padding
 
 

@@ -7,14 +7,14 @@ from collections.abc import Callable
 
 import numpy as np
 
-from tilewright.dtypes import float64, uint8
+from tilewright.dtypes import float64, int64, uint8
 from tilewright.graph.core import Value
 from tilewright.importers import formulas, sorting
 from tilewright.importers.onnx_call import Call
 from tilewright.importers.onnx_ops.run_time import along_axis, top_k, with_axes
 from tilewright.importers.report import Invalid, Unsupported
 from tilewright.importers.rules import RuleTable
-from tilewright.symbolic import Size, product, upper_bound
+from tilewright.symbolic import Size, lower_bound, maximum, product, upper_bound
 
 TABLE = RuleTable("Reductions")
 rule = TABLE.rule
@@ -78,11 +78,18 @@ def _floats(call: Call) -> Value:
 @rule("ReduceMean")
 @with_axes
 def reduce_mean(call: Call) -> Value:
+    """The mean of nothing is 0, as ONNX Runtime has it."""
     x = call[0]
-    if x.dtype.is_float:
-        return _reduce(call, "reduce_mean", x)
-    count = call.value(product([x.shape[axis] for axis in _axes(call, x)]), x.dtype)
-    return call.op("divide", _reduce(call, "reduce_sum", x), count)
+    count = product([x.shape[axis] for axis in _axes(call, x)])
+    if count == 0:
+        return _reduce(call, "reduce_sum", x)
+    if not x.dtype.is_float:
+        return call.op("divide", _reduce(call, "reduce_sum", x), call.value(maximum(count, 1), x.dtype))
+    mean = _reduce(call, "reduce_mean", x)
+    if lower_bound(count) > 0:
+        return mean
+    nothing = call.op("equal", call.value(count, int64), 0)
+    return call.op("where", nothing, call.builder.number(0.0, x.dtype), mean)
 
 
 @rule("ReduceL1")
