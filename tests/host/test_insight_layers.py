@@ -12,7 +12,6 @@ from onnx import TensorProto, helper, numpy_helper
 import tilewright
 from tests.host.test_cli import tilewright as command
 from tilewright.cli.peers import every_tensor
-from tilewright.errors import UnsupportedOperationError
 from tilewright.insight.layers import compare_layers, with_layers
 
 FLOAT = TensorProto.FLOAT
@@ -78,17 +77,42 @@ def test_from_the_shell(model: Path, monkeypatch: pytest.MonkeyPatch) -> None:
         assert refused.returncode == 2 and "--layers takes all or a number" in refused.stderr
 
 
-def test_an_engine_in_parts_has_no_layers(tmp_path: Path) -> None:
-    graph = helper.make_graph(
-        [helper.make_node("NonZero", ["x"], ["places"])],
-        "places",
-        [helper.make_tensor_value_info("x", FLOAT, [4])],
-        [helper.make_tensor_value_info("places", TensorProto.INT64, [1, None])],
-    )
-    path = tmp_path / "places.onnx"
-    onnx.save(helper.make_model(graph, opset_imports=[helper.make_opsetid("", 17)], ir_version=9), path)
-    with pytest.raises(UnsupportedOperationError, match="its layers cannot be shown"):
-        with_layers(tilewright.compile(path))
-    finished = command("run", str(path), "--compare", "onnxruntime", "--layers", "all")
+@pytest.fixture(scope="module")
+def parts(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Rows that only the run knows, and a loop over them."""
+    model = onnx.parser.parse_model("""<ir_version: 8, opset_import: ["" : 17]>
+        parts (float[n, 4] x) => (float[m] y, float[4] total) <float[4, 4] w = {
+            1.0, 0.5, 0.0, 2.0, 1.5, 0.25, 1.0, 0.0, 3.0, 1.0, 0.5, 0.5, 0.0, 1.0, 2.0, 0.75}> {
+            scaled = MatMul(x, w) first = Relu(scaled) places = NonZero(first)
+            rows = Transpose(places) kept = GatherND(first, rows) half = Sigmoid(kept) y = Softmax <axis = 0> (half)
+            count = Shape <start = 0, end = 1> (places) trips = Squeeze(count) more = Constant <value = bool {1}> ()
+            begin = Constant <value_floats = [0.0, 0.0, 0.0, 0.0]> ()
+            total = Loop(trips, more, begin) <
+                body = step (int64 i, bool go, float[4] before) => (bool on, float[4] after) {
+                    on = Identity(go) sum = Add(before, begin) row = Cos(sum) after = Add(row, before) }> }""")
+    path = tmp_path_factory.mktemp("parts") / "parts.onnx"
+    onnx.save(model, path)
+    return path
+
+
+def test_layers_of_an_engine_in_parts(parts: Path, rng: np.random.Generator) -> None:
+    engine = tilewright.compile(parts)
+    shown, inputs = with_layers(engine), {"x": rng.standard_normal((3, 4)).astype(np.float32)}
+    theirs = every_tensor(engine, parts, 1, inputs)
+    for peer in (None, theirs):
+        layers = {layer.name: layer for layer in compare_layers(shown, inputs, peer)}
+        assert {"first", "y", "add_1"} <= layers.keys()  # the last one of the loop
+        assert all(layer.own < 1e-5 and (layer.difference or 0) < 1e-5 for layer in layers.values())
+        assert layers["y"].difference is not None and layers["first"].difference is not None
+    wrong = {**theirs, "first": theirs["first"] * 1.5}
+    apart = {layer.name: layer.difference or 0 for layer in compare_layers(shown, inputs, wrong)}
+    assert apart["first"] > 0.3 and apart["y"] < 1e-5
+    nothing = compare_layers(shown, {"x": -np.ones((3, 4), np.float32)})  # no row is left
+    assert {"first"} <= {layer.name for layer in nothing}
+
+
+def test_parts_from_the_shell(parts: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("COLUMNS", "200")
+    finished = command("run", str(parts), "--compare", "onnxruntime", "--layers", "all", "--size", "n=3")
     assert finished.returncode == 0 and "agrees" in finished.stdout, finished.stdout + finished.stderr
-    assert "layers cannot be shown" in " ".join(finished.stdout.split())
+    assert "own error" in finished.stdout and "add_1" in finished.stdout

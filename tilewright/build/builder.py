@@ -71,7 +71,7 @@ def build(
     """Compile a graph into an engine; the graph is not changed.
 
     With `layers` everything that a kernel stores is an output, by the name of the value; fusion and kernels are those
-    of the engine without.
+    of the engine without.  The graph must then be of one part.
 
     With several targets the engine holds a program for each, and takes the first that fits the machine it runs on.
     `precision` ``tf32`` is for products and convolutions of float32 on GPUs.
@@ -86,10 +86,6 @@ def build(
         raise TargetError("an engine is built for at least one target")
     order = Order(targets, progress or (lambda stage, item, seconds: None), source, tuning, layers)
     cut = bool(graph.parts) or is_staged(graph)
-    if cut and layers:
-        raise UnsupportedOperationError(
-            f"the model {graph.name} is cut into parts, as sizes in it depend on data: its layers cannot be shown"
-        )
     try:
         return (
             build_staged(graph if graph.parts else partition(graph), order)

@@ -14,7 +14,6 @@ from rich.text import Text
 
 from tilewright.cli import peers
 from tilewright.cli.console import wrong_usage
-from tilewright.errors import UnsupportedOperationError
 from tilewright.insight.difference import difference
 from tilewright.settings import settings
 
@@ -37,14 +36,10 @@ def check_options(compare: str | None, layers: str | None) -> None:
 def show_layers(
     console: Console, name: str, engine: Engine, model: Path | None, inputs: Mapping[str, np.ndarray], most: str
 ) -> None:
-    """Print the layers with the largest errors of their own: `most` of them, or "all"; else why there are none."""
+    """Print the layers with the largest errors of their own: `most` of them, or "all"."""
     from tilewright.insight.layers import compare_layers, with_layers
 
-    try:
-        shown = with_layers(engine)
-    except UnsupportedOperationError as error:
-        console.print(Text(f"{error}; the outputs are compared"))
-        return
+    shown = with_layers(engine)
     theirs = peers.every_tensor(engine, model, settings.threads, inputs) if name == "onnxruntime" else None
     layers = compare_layers(shown, inputs, theirs)
     table = Table(

@@ -27,7 +27,7 @@ def run(graph: Graph, inputs: Mapping[str, Any], dtype: Any = np.float64) -> dic
     inputs' shapes, and from those of what ops of the host give.  Raises `ShapeError` for missing inputs and shapes that
     do not match.
     """
-    read = {value.name: _read(inputs, value) for value in graph.inputs if value.name in inputs}
+    read = {value.name: read_input(inputs, value) for value in graph.inputs if value.name in inputs}
     symbols = bind_symbols(graph, read)
     working = None if dtype is None else from_numpy(np.dtype(dtype))
     arrays = [read[value.name] for value in graph.inputs]
@@ -42,7 +42,7 @@ def run(graph: Graph, inputs: Mapping[str, Any], dtype: Any = np.float64) -> dic
     return results
 
 
-def _read(inputs: Mapping[str, Any], value: Value) -> np.ndarray:
+def read_input(inputs: Mapping[str, Any], value: Value) -> np.ndarray:
     """An input as an array."""
     item = inputs[value.name]
     return given(item, value.dtype, value.name) if value.dtype in HOST_ONLY else np.asarray(item)

@@ -301,7 +301,7 @@ class EnginesOfRanks:
             return self._engines[key]
 
     def _compiled(self, ranks: Mapping[str, int]) -> _Runner:
-        """What runs the model with these numbers of dimensions; for items of sequences, the model that declares them."""
+        """What runs the model with these numbers of dimensions: for items of sequences, the model declares them."""
         source, shapes = self._source, dict(self._shapes)
         tensor = {spec.name: _is_tensor(spec) for spec in self.inputs}
         shapes |= {
@@ -464,7 +464,8 @@ def _specs(
     for place, entry in enumerate(_inputs(model)):
         given = (dynamic_shapes or {}).get(entry.name)
         if given and entry.type.HasField("tensor_type") and not entry.type.tensor_type.HasField("shape"):
-            inputs[place] = replace(inputs[place], shape=tuple(f"{entry.name}_{axis}" for axis in sorted(given)))
+            shape = tuple(f"{entry.name}_{axis}" for axis in sorted(given))
+            inputs[place] = replace(inputs[place], shape=shape)  # type: ignore[arg-type]
     return inputs, list(map(_spec, model.graph.output))
 
 
