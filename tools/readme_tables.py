@@ -226,8 +226,8 @@ def model_facts(data: dict[str, Any]) -> str:
     seconds = {key: max(case[key] for case in cases) for key in ("build_warm_seconds", "load_and_first_call_seconds")}
     lines.append(f"Arenas are at most {most:.3f} times the live tensors.")
     lines.append(
-        f"With a warm cache builds take at most {seconds['build_warm_seconds']:.1f} s; loading an engine and its first call "
-        f"{seconds['load_and_first_call_seconds']:.2f} s."
+        f"With a warm cache builds take at most {seconds['build_warm_seconds']:.1f} s; loading an engine and its first "
+        f"call {seconds['load_and_first_call_seconds']:.2f} s."
     )
     return "".join(f"- {line}\n" for line in lines)
 
