@@ -21,7 +21,7 @@ from tools.architectures.trial import WAYS
 
 
 def _of_transformers() -> list[Entry]:
-    from tools.architectures.entries import heads, newest, sequence, sound, text, vision
+    from tools.architectures.entries import heads, newest, sequence, sound, tasks, text, vision
 
     return [
         *text.ENTRIES,
@@ -30,6 +30,7 @@ def _of_transformers() -> list[Entry]:
         *vision.ENTRIES,
         *sound.ENTRIES,
         *newest.ENTRIES,
+        *tasks.ENTRIES,
     ]
 
 
