@@ -144,6 +144,20 @@ def as_size(x: Any, n: Any) -> tuple[Any, ...]:
     return x[:k] * 2, k, x.repeat(k, 1), torch.arange(k), torch.zeros(k, 3) + x[:1], x * k
 
 
+def test_what_a_model_checks_of_its_tensors_is_checked_in_every_call() -> None:
+    """As models of texts with images do: as many places in the text as there are patches of the image."""
+
+    def filled(words: Any, patches: Any) -> Any:
+        places = words == 3
+        torch._check_tensor_all(places.sum() == len(patches), lambda: "places and patches")
+        return torch.zeros(*words.shape, 2).masked_scatter(places[..., None], patches)
+
+    words, patches = torch.tensor([[3, 1, 3], [3, 5, 3]]), torch.randn(4, 2)
+    engine = check(filled, [(words, patches), (words.flip(1), patches)])
+    with pytest.raises(InputError, match="a check that the model makes"):
+        engine(torch.tensor([[3, 1, 3], [3, 5, 4]]), patches)
+
+
 def test_a_number_read_from_a_tensor_as_a_size() -> None:
     engine = check(as_size, numbers(2, 0, 1, 5))
     for number, words in ((6, "is 6, outside 0..5"), (-1, "is -1; 0 to")):

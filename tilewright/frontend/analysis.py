@@ -20,18 +20,27 @@ def assigned_names(statements: Iterable[ast.AST]) -> list[str]:
     Names annotated with constexpr are left out: they stay compile-time values.
     """
     found: dict[str, None] = {}
+    inner: set[str] = set()  # a comprehension's own variable is not visible outside
     for statement in statements:
-        for node in ast.walk(statement):
-            if isinstance(node, ast.AnnAssign) and _is_constexpr(node.annotation):
-                continue
-            for target in _targets(node):
-                found.update(dict.fromkeys(target_names(target)))
-    for statement in statements:  # a comprehension's own variable is not visible outside
-        for node in ast.walk(statement):
-            if isinstance(node, ast.comprehension):
-                for name in target_names(node.target):
-                    found.pop(name, None)
-    return list(found)
+        assigned, of_comprehensions = _assigned_by(statement)
+        found.update(dict.fromkeys(assigned))
+        inner |= of_comprehensions
+    return [name for name in found if name not in inner]
+
+
+@lru_cache(maxsize=4096)
+def _assigned_by(statement: ast.AST) -> tuple[tuple[str, ...], frozenset[str]]:
+    """Names bound inside a statement, in order of appearance, and the variables of comprehensions."""
+    found: dict[str, None] = {}
+    inner: set[str] = set()
+    for node in ast.walk(statement):
+        if isinstance(node, ast.comprehension):
+            inner.update(target_names(node.target))
+        if isinstance(node, ast.AnnAssign) and _is_constexpr(node.annotation):
+            continue
+        for target in _targets(node):
+            found.update(dict.fromkeys(target_names(target)))
+    return tuple(found), frozenset(inner)
 
 
 def _targets(node: ast.AST) -> list[ast.AST]:
@@ -72,6 +81,7 @@ def _exposed(statements: Iterable[ast.stmt]) -> tuple[set[str], set[str]]:
     return exposed, assigned
 
 
+@lru_cache(maxsize=4096)
 def _exposed_by(statement: ast.stmt) -> tuple[set[str], set[str]]:
     if isinstance(statement, ast.If):
         then, then_assigned = _exposed(statement.body)

@@ -48,7 +48,13 @@ def read(emit: Emitter, symbols: SymbolTable, known: Any, x: Value) -> Value | S
             return number
         emit.op("extent", emit.cast(x, int64), element=0, size=size, what="the number that .item() gives")
         return size
-    return emit.cast(emit.reshape(x, ()), int1 if isinstance(known, torch.SymBool) else float64)
+    if isinstance(known, torch.SymFloat):
+        return emit.cast(emit.reshape(x, ()), float64)
+    truth = emit.cast(emit.reshape(x, ()), int1)
+    condition = known.node.expr
+    if isinstance(condition, sympy.Eq) and condition.lhs.is_Symbol and condition.rhs == 1:
+        symbols.truths[str(condition.lhs)] = truth
+    return truth
 
 
 def computed(emit: Emitter, known: Any, name: str, operands: list[Any]) -> Value | None:
@@ -119,8 +125,13 @@ def _is_float(item: Any) -> bool:
 def require(emit: Emitter, symbols: SymbolTable, condition: Any) -> None:
     """Make an assertion on numbers read from tensors a condition of every call, as far as it is one on sizes.
 
-    A comparison with a number alone is not needed: it is the range of the symbol.
+    A comparison with a number alone is not needed: it is the range of the symbol.  One on a boolean that was read
+    (``torch._check_tensor_all``) is that it is true, or false.
     """
+    names = [str(symbol) for symbol in condition.free_symbols]
+    if len(names) == 1 and names[0] in symbols.truths:
+        _require_truth(emit, symbols, condition, names[0])
+        return
     if not isinstance(condition, sympy.core.relational.Relational) or symbols.always(condition):
         return
     left, right = _both_sides(condition)
@@ -138,6 +149,16 @@ def require(emit: Emitter, symbols: SymbolTable, condition: Any) -> None:
         more, less = sizes if condition.rel_op in (">=", ">") else sizes[::-1]
         least = simplify(lift(less) + 1) if condition.rel_op in (">", "<") else less
         emit.require_equal(maximum(more, least), more)
+
+
+def _require_truth(emit: Emitter, symbols: SymbolTable, condition: Any, name: str) -> None:
+    (symbol,) = condition.free_symbols
+    of_false, of_true = (condition.subs(symbol, value) == sympy.true for value in (0, 1))
+    if of_false == of_true or name in symbols.required:
+        return
+    symbols.required.add(name)
+    truth = symbols.truths[name] if of_true else emit.op("logical_not", symbols.truths[name])
+    emit.op("condition", truth, what="a check that the model makes of its tensors fails there")
 
 
 def _both_sides(condition: Any) -> tuple[Any, Any]:

@@ -50,6 +50,8 @@ class SymbolTable:
         self.ranges = {str(symbol): bounds for symbol, bounds in ranges.items()}
         self.sizes: dict[str, Size] = {}
         self.numbers: dict[str, Value] = {}  # numbers that were read and may be negative
+        self.truths: dict[str, Value] = {}  # booleans that were read, by the symbol that is 1 where one is true
+        self.required: set[str] = set()  # the symbols of those that must be true, or false, in every call
 
     def name(self, expression: Any, dimension: Dimension | None, default: str) -> None:
         """Give the symbol of a size its name, and the range that the size's own range leaves it.
@@ -144,7 +146,7 @@ class SymbolTable:
         return self._function(expression)
 
     def _symbol(self, name: str) -> Size:
-        if name not in self.sizes and self.run_time and self._is_told(name):
+        if name not in self.sizes and self.run_time and self._is_told(name) and name not in self.truths:
             high = self.ranges[name].upper
             self.sizes[name] = self.builder.run_time_symbol(
                 "size",

@@ -1,124 +1,32 @@
 """The kernels for a fused group: candidates by class, and the choice by estimated cost.
 
-One file for each class of group makes its candidates.  A group that no kernel takes whole is split:
-the anchor alone, generated copies around it (`library.split`).
+The makers of a target's family (`cpu_makers.py`, `gpu_makers.py`) make the candidates of each class of group, one file
+for each.  A group that no kernel takes whole is split: the anchor alone, generated copies around it (`library.split`).
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+import importlib
+from collections.abc import Callable, Mapping, Sequence
 
 from tilewright.errors import UnsupportedOperationError
 from tilewright.graph.core import Graph, Node, Value
 from tilewright.graph.fusion import Group
-from tilewright.library.attention.cpu import attention_candidates
-from tilewright.library.attention.paged import paged_attention_candidates
-from tilewright.library.attention.simt import gpu_attention
 from tilewright.library.candidate import Candidate
-from tilewright.library.convolution.cpu.candidates import convolution_candidates
-from tilewright.library.convolution.simt.candidates import gpu_convolution
-from tilewright.library.excitation.separate import separate_excitation
-from tilewright.library.excitation.simt import gpu_excitation
-from tilewright.library.fourier.cpu import fourier_candidates
-from tilewright.library.generated.elementwise import elementwise
-from tilewright.library.grouped.cpu import grouped_candidates
-from tilewright.library.grouped.simt import gpu_grouped
-from tilewright.library.matmul.cpu import matmul_candidates
-from tilewright.library.matmul.dequantized import dequantized_candidates
-from tilewright.library.matmul.gate import halves_candidates
-from tilewright.library.matmul.hopper.dequantized import hopper_dequantized
-from tilewright.library.matmul.simt import gpu_contraction
-from tilewright.library.movement.candidates import movement
-from tilewright.library.pool.cpu import pool
-from tilewright.library.pool.simt import gpu_pool
-from tilewright.library.recurrent.candidates import cpu_recurrent_candidates, recurrent_candidates
-from tilewright.library.rows.cpu import reduction
-from tilewright.library.rows.cpu_program import cpu_row_program
-from tilewright.library.rows.simt import gpu_reduction
-from tilewright.library.rows.simt_program import gpu_row_program
-from tilewright.library.slots import gate_halves
-from tilewright.library.sort.cpu import sort_candidates
-from tilewright.library.sort.simt import gpu_sorting
 from tilewright.library.split import split_group, with_axes_moved
-from tilewright.library.vendor import library_candidates
 from tilewright.targets.base import Target
 
 Maker = Callable[[Group, Graph, Target], list[Candidate]]
+VendorMaker = Callable[[Group, Graph, Target, float], list[Candidate]]
+
+# The makers of each family of targets: a build imports the kernels of its own target only.
+MAKERS: dict[str, str] = {"cpu": "cpu_makers", "cuda": "gpu_makers"}
 
 
-def _contraction(group: Group, graph: Graph, target: Target) -> list[Candidate]:
-    assert group.anchor is not None
-    makers = {
-        "matmul": matmul_candidates, "dequantized_matmul": dequantized_candidates,
-        "grouped_matmul": grouped_candidates, "conv": convolution_candidates,
-    }  # fmt: skip
-    if gate_halves(group) is not None:
-        return halves_candidates(group, graph, target)
-    return makers[group.anchor.op](group, graph, target)
-
-
-def _gpu_contraction(group: Group, graph: Graph, target: Target) -> list[Candidate]:
-    assert group.anchor is not None
-    makers = {
-        "matmul": gpu_contraction, "dequantized_matmul": hopper_dequantized, "grouped_matmul": gpu_grouped,
-        "conv": gpu_convolution,
-    }  # fmt: skip
-    return makers[group.anchor.op](group, graph, target)
-
-
-def _excitation(group: Group, graph: Graph, target: Target) -> list[Candidate]:
-    return [separate_excitation(group, graph, target, candidates)]
-
-
-def _rows(group: Group, graph: Graph, target: Target) -> list[Candidate]:
-    return cpu_row_program(group, graph, target, candidates)
-
-
-def _gpu_rows(group: Group, graph: Graph, target: Target) -> list[Candidate]:
-    return gpu_row_program(group, graph, target, candidates)
-
-
-def _gpu_excitation(group: Group, graph: Graph, target: Target) -> list[Candidate]:
-    return [*gpu_excitation(group, graph, target), *_excitation(group, graph, target)]
-
-
-_SHARED: dict[str, Maker] = {
-    "elementwise": elementwise,
-    "source": elementwise,
-    "view": elementwise,
-    "movement": movement,
-    "reduction": reduction,
-    "contraction": _contraction,
-    "excitation": _excitation,
-    "attention": attention_candidates,
-    "pool": pool,
-    "recurrent": recurrent_candidates,
-}
-# By the target's family, then by the group's class.
-MAKERS: dict[str, dict[str, Maker]] = {
-    "cpu": {
-        **_SHARED,
-        "recurrent": cpu_recurrent_candidates,
-        "transform": fourier_candidates,
-        "rows": _rows,
-        "sorting": sort_candidates,
-        "paged": paged_attention_candidates,
-    },
-    "cuda": {
-        **_SHARED,
-        "reduction": gpu_reduction,
-        "rows": _gpu_rows,
-        "sorting": gpu_sorting,
-        "contraction": _gpu_contraction,
-        "excitation": _gpu_excitation,
-        "attention": gpu_attention,
-        "pool": gpu_pool,
-    },
-}
-# The calls of a vendor's library, those that may be faster than the best of ours.
-VENDOR_MAKERS: dict[str, dict[str, Callable[[Group, Graph, Target, float], list[Candidate]]]] = {
-    "cuda": {"contraction": library_candidates},
-}
+def makers(target: Target) -> tuple[Mapping[str, Maker], Mapping[str, VendorMaker]]:
+    """By a group's class: the makers for a target, and the calls of a vendor's library that may be faster than ours."""
+    module = importlib.import_module(f"tilewright.library.{MAKERS[target.name]}")
+    return module.MAKERS, module.VENDOR_MAKERS
 
 
 def candidates(group: Group, graph: Graph, target: Target, libraries: bool = False) -> list[Candidate]:
@@ -126,12 +34,13 @@ def candidates(group: Group, graph: Graph, target: Target, libraries: bool = Fal
 
     Raises `UnsupportedOperationError` naming the op and its source when there is none.
     """
-    maker = MAKERS[target.name].get(group.kind)
+    own, vendors = makers(target)
+    maker = own.get(group.kind)
     if maker is None:
         raise UnsupportedOperationError(f"group {group.name}: no kernels for the class {group.kind!r}")
     group = _normal_form(group)
     found = _own(group, graph, target, maker)
-    vendor = VENDOR_MAKERS.get(target.name, {}).get(group.kind) if libraries else None
+    vendor = vendors.get(group.kind) if libraries else None
     if vendor is not None:
         found += vendor(group, graph, target, min(candidate.cost.seconds for candidate in found))
     return found

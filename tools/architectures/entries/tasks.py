@@ -14,6 +14,7 @@ from tools.architectures.entries.vision import DETR, VIT, rt_detr
 from tools.architectures.entry import Entry, Inputs, images, lasting, padding_mask, tokens
 
 DECODER = {**SMALL, **GROUPED}
+SQUARES = dict(image_size=[32, 32], patch_size=[8, 8])
 HEADLESS = {key: value for key, value in VIT.items() if key != "intermediate_size"}
 IMAGE_WORD, IMAGE_WORDS = 58, 16  # the word in whose place a patch of the image stands, and how many patches
 MIXER = dict(linear_num_key_heads=2, linear_num_value_heads=4, linear_key_head_dim=8, linear_value_head_dim=8,
@@ -129,7 +130,7 @@ def _conditional_detr() -> torch.nn.Module:
 
 
 def _poses() -> tuple[torch.nn.Module, Inputs]:
-    backbone = transformers.VitPoseBackboneConfig(**{**HEADLESS, "image_size": [32, 32], "patch_size": [8, 8]},
+    backbone = transformers.VitPoseBackboneConfig(**{**HEADLESS, **SQUARES},
                                                   mlp_ratio=2, out_features=["stage2"])  # fmt: skip
     return transformers.VitPoseForPoseEstimation(
         transformers.VitPoseConfig(backbone_config=backbone, num_labels=5)
@@ -172,7 +173,7 @@ ENTRIES: list[Entry] = [
                       lambda: transformers.Cohere2Config(**DECODER, head_dim=8), described(4),
                       image_token_index=IMAGE_WORD, downsample_factor=2, alignment_intermediate_size=48),
     of_image_and_text("InternVL", "ForConditionalGeneration",
-                      lambda: transformers.InternVLVisionConfig(**{**VIT, "image_size": [32, 32], "patch_size": [8, 8]}),
+                      lambda: transformers.InternVLVisionConfig(**{**VIT, **SQUARES}),
                       lambda: transformers.Qwen2Config(**DECODER), described(4), image_token_id=IMAGE_WORD,
                       image_seq_length=4, downsample_ratio=0.5),
     model("Git", lambda batch: {"input_ids": tokens(batch), "pixel_values": images(batch)},
@@ -214,8 +215,9 @@ ENTRIES: list[Entry] = [
           d_model=24, num_self_attends_per_block=2, num_self_attention_heads=2, num_cross_attention_heads=2),
     model("ImageGPT", lambda batch: {"input_ids": tokens(batch)}, vocab_size=60, n_positions=32, n_embd=32, n_layer=2,
           n_head=4, use_cache=False),
-    model("TimesFm", lambda batch: {"past_values": torch.randn(batch, 32), "past_values_padding": torch.zeros(batch, 32),
-                                    "freq": torch.zeros(batch, 1, dtype=torch.long)},
+    model("TimesFm", lambda batch: {
+        "past_values": torch.randn(batch, 32), "past_values_padding": torch.zeros(batch, 32),
+        "freq": torch.zeros(batch, 1, dtype=torch.long)},
           patch_length=8, context_length=32, horizon_length=8, num_hidden_layers=2, hidden_size=32,
           intermediate_size=48, head_dim=8, num_attention_heads=4),
     Entry("ParakeetForCTC", "transformers", lambda: (transformers.ParakeetForCTC(
@@ -242,8 +244,9 @@ ENTRIES: list[Entry] = [
     Entry("Qwen3_5MoeTextModel", "transformers", lambda: (transformers.Qwen3_5MoeTextModel(
         transformers.Qwen3_5MoeTextConfig(**DECODER, head_dim=8, **EXPERTS, shared_expert_intermediate_size=16,
                                           **MIXER)), padded)),
-    decoder("Zamba", kind="ForCausalLM", num_hidden_layers=4, attn_layer_period=2, attn_layer_offset=1, mamba_d_state=8, mamba_dt_rank=4,
-            n_mamba_heads=2, use_mamba_kernels=False, layers_block_type=["mamba", "hybrid"] * 2),
+    decoder("Zamba", kind="ForCausalLM", num_hidden_layers=4, attn_layer_period=2, attn_layer_offset=1,
+            mamba_d_state=8, mamba_dt_rank=4, n_mamba_heads=2, use_mamba_kernels=False,
+            layers_block_type=["mamba", "hybrid"] * 2),
     decoder("Bamba", kind="ForCausalLM", attn_layer_indices=[1], **MAMBA),
     model("HrmText", padded, **DECODER),
 ]  # fmt: skip

@@ -1,0 +1,66 @@
+"""The makers of candidates for CPUs, by the class of a fused group."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+from tilewright.graph.core import Graph
+from tilewright.graph.fusion import Group
+from tilewright.library.attention.cpu import attention_candidates
+from tilewright.library.attention.paged import paged_attention_candidates
+from tilewright.library.candidate import Candidate
+from tilewright.library.convolution.cpu.candidates import convolution_candidates
+from tilewright.library.excitation.separate import separate_excitation
+from tilewright.library.fourier.cpu import fourier_candidates
+from tilewright.library.generated.elementwise import elementwise
+from tilewright.library.grouped.cpu import grouped_candidates
+from tilewright.library.matmul.cpu import matmul_candidates
+from tilewright.library.matmul.dequantized import dequantized_candidates
+from tilewright.library.matmul.gate import halves_candidates
+from tilewright.library.movement.candidates import movement
+from tilewright.library.pool.cpu import pool
+from tilewright.library.recurrent.candidates import cpu_recurrent_candidates
+from tilewright.library.rows.cpu import reduction
+from tilewright.library.rows.cpu_program import cpu_row_program
+from tilewright.library.select import Maker, VendorMaker, candidates
+from tilewright.library.slots import gate_halves
+from tilewright.library.sort.cpu import sort_candidates
+from tilewright.targets.base import Target
+
+
+def _contraction(group: Group, graph: Graph, target: Target) -> list[Candidate]:
+    assert group.anchor is not None
+    makers = {
+        "matmul": matmul_candidates, "dequantized_matmul": dequantized_candidates,
+        "grouped_matmul": grouped_candidates, "conv": convolution_candidates,
+    }  # fmt: skip
+    if gate_halves(group) is not None:
+        return halves_candidates(group, graph, target)
+    return makers[group.anchor.op](group, graph, target)
+
+
+def _excitation(group: Group, graph: Graph, target: Target) -> list[Candidate]:
+    return [separate_excitation(group, graph, target, candidates)]
+
+
+def _rows(group: Group, graph: Graph, target: Target) -> list[Candidate]:
+    return cpu_row_program(group, graph, target, candidates)
+
+
+MAKERS: Mapping[str, Maker] = {
+    "elementwise": elementwise,
+    "source": elementwise,
+    "view": elementwise,
+    "movement": movement,
+    "reduction": reduction,
+    "rows": _rows,
+    "sorting": sort_candidates,
+    "contraction": _contraction,
+    "excitation": _excitation,
+    "attention": attention_candidates,
+    "paged": paged_attention_candidates,
+    "pool": pool,
+    "recurrent": cpu_recurrent_candidates,
+    "transform": fourier_candidates,
+}
+VENDOR_MAKERS: Mapping[str, VendorMaker] = {}
