@@ -218,3 +218,42 @@ def test_fills_and_cuts_that_depend_on_sizes() -> None:
 
     calls = [(torch.randn(n, 3), torch.randn(2, 2)) for n in (4, 1, 2, 9)]
     check(function, calls, BATCH)
+
+
+def writes(x: Any, at: Any, end: Any) -> tuple[Any, ...]:
+    """Writes to places that numbers in tensors choose; the last is to a view."""
+    cache = torch.zeros(3, 6)
+    cache[:, at] = x[:3, 0]
+    cache[1, at:end] = 7
+    cache[1:2, None, :end, ...] = x[:1, :1]
+    cache[at.item()] = 2
+    cache[at, at] += 1
+    cache[:, at].mul_(3)
+    return cache, torch.select_scatter(cache, x[:3, 1], 1, end.item())
+
+
+def test_numbers_in_tensors_choose_what_is_written() -> None:
+    x = torch.randn(5, 3)
+    check(writes, [(x, torch.tensor(at), torch.tensor(end)) for at, end in ((1, 3), (0, 5), (2, 1), (-1, -2))])
+
+
+def test_a_slice_that_is_written_has_the_values_size() -> None:
+    class Cache(torch.nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.register_buffer("keys", torch.zeros(2, 8))
+
+        def forward(self, x: Any, at: Any) -> Any:
+            self.keys[:, at : at + x.shape[1]] = x
+            return self.keys.sum(1)
+
+    example = torch.ones(2, 3), torch.tensor(1)
+    engine = tilewright.compile(Cache().eval(), example, dynamic_shapes={"x": {1: ("n", 1, 6)}, "at": None}, effort=0)
+    for length, at in ((3, 1), (1, 7), (6, 0), (2, -4)):
+        model, keys = Cache(), torch.zeros(2, 8)
+        arguments = torch.randn(2, length), torch.tensor(at)
+        wanted = model(*arguments)
+        torch.testing.assert_close(engine(x=arguments[0], at=arguments[1], keys=keys), wanted)
+        torch.testing.assert_close(keys, model.keys)
+    with pytest.raises(InputError, match=r"has the value's size at test_import_torch_data\.py"):
+        engine(x=torch.ones(2, 4), at=torch.tensor(6), keys=torch.zeros(2, 8))

@@ -172,6 +172,13 @@ def mark_assumptions(program: ExportedProgram, assumptions: Sequence[Assumption]
                 node.update_arg(1, f"{_MARK}{stated[node]}{_THEN}{way}")
 
 
+def required(condition: torch.Tensor, what: str) -> None:
+    """Make a condition on numbers in tensors, a boolean without dimensions, one of every call; for the time of an
+    export. `what` it says goes into the error with the line that asks for it."""
+    text = f"{what} at {_asking_line()}"
+    torch.ops.aten._assert_scalar.default(condition.item(), f"{_MARK}{text}{_THEN}{text}")
+
+
 def text_of(assertion: fx.Node) -> str | None:
     """What an assertion assumes; None for others."""
     message = str(assertion.args[-1])

@@ -47,6 +47,7 @@ from tilewright.importers.torch_proved import proving, watching
 from tilewright.importers.torch_quiet import without_failed_ways, without_tracebacks
 from tilewright.importers.torch_results import filled, results_of
 from tilewright.importers.torch_symbols import SymbolTable, assertions_hold, squeezed_symbols
+from tilewright.importers.torch_writes import select_scatter
 
 logger = logging.getLogger("tilewright")
 
@@ -116,6 +117,7 @@ def _decompositions(names: tuple[str, ...]) -> dict[Any, Any]:
         packet = getattr(torch.ops.aten, name)
         for overload in packet.overloads():
             table.pop(getattr(packet, overload), None)
+    table[torch.ops.aten.select_scatter.default] = select_scatter
     return table
 
 

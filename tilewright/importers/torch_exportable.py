@@ -15,13 +15,14 @@ from torch.nn.modules import transformer
 from tilewright.importers.torch_losses import ctc_loss, multilabel_margin_loss
 from tilewright.importers.torch_packed import packed_sequences
 from tilewright.importers.torch_quantized import plain_layers
+from tilewright.importers.torch_writes import written
 
 
 @contextmanager
 def exportable(module: torch.nn.Module) -> Iterator[None]:
     """Dynamic-quantized layers as plain ones, packed sequences as padded ones, conversions to the same type as nothing,
-    masks as they are, lengths of tensors as sizes, covariances without a check of their data, and losses that it
-    cannot trace or takes apart into others.
+    masks as they are, lengths of tensors as sizes, covariances without a check of their data, writes to
+    places that numbers in tensors choose, and losses that it cannot trace or takes apart into others.
 
     Raises `ImportModelError` for quantized modules of other kinds.
     """
@@ -31,6 +32,7 @@ def exportable(module: torch.nn.Module) -> Iterator[None]:
         stack.enter_context(mock.patch.object(transformer, "_detect_is_causal_mask", _says_causal))
         stack.enter_context(mock.patch.object(torch._C._nn, "multilabel_margin_loss", multilabel_margin_loss))
         stack.enter_context(mock.patch.object(torch, "ctc_loss", ctc_loss))
+        stack.enter_context(mock.patch.object(torch.Tensor, "__setitem__", written))
         for name, function in (("cov", _covariance), ("corrcoef", _correlation)):
             stack.enter_context(mock.patch.object(torch, name, function))
             stack.enter_context(mock.patch.object(torch.Tensor, name, function))
