@@ -481,8 +481,9 @@ def test_conditions_on_floats_are_not_dropped() -> None:
     for n in (4, 7, 12, 17):
         (found,) = reference.run(graph, {"x": np.ones((n, 2), np.float32)}).values()
         np.testing.assert_array_equal(found, np.full((n, 2), int((n - 10) * 0.5), np.float32))
-    with pytest.raises(ImportModelError, match=r"cannot export.*Constraints violated"):
-        import_model(lambda x: x * 2 if x.shape[0] * 0.5 > 4.2 else x, (x,), shapes)
+    graph = import_model(lambda x: x * 2 if x.shape[0] * 0.5 > 4.2 else x, (x,), shapes)
+    assert str(graph.inputs[0].shape[0]) == "n" and "taken while 0.5*ToFloat(n) > 4.2" in graph.remarks[0]
+    assert graph.symbols["n"].low == 9
 
 
 @pytest.mark.parametrize(("low", "high"), [(3, 7), (9, 15), (73, 90)])
@@ -651,3 +652,49 @@ def test_conditions_that_hold_for_all_sizes_are_none() -> None:
         x, y = torch.randn(n, 4), torch.randn(n, 4)
         (found,) = reference.run(graph, {"x": x.numpy(), "y": y.numpy()}).values()
         np.testing.assert_allclose(found, Halves()(x, y).numpy(), rtol=1e-5, atol=1e-5)
+
+
+def padded_windows(x: torch.Tensor) -> torch.Tensor:
+    """Means of windows of 4 x 4, the last ones filled up."""
+    batch, height, width = x.shape
+    x = nn.functional.pad(x, (0, -width % 4, 0, -height % 4))
+    rows, columns = x.shape[1] // 4, x.shape[2] // 4
+    windows = x.view(batch, rows, 4, columns, 4).permute(0, 1, 3, 2, 4).reshape(-1, 16)
+    spread = (windows - windows.mean(1, keepdim=True)).view(batch, rows, columns, 4, 4).permute(0, 1, 3, 2, 4)
+    return spread.reshape(batch, 4 * rows, 4 * columns)[:, :height, :width]
+
+
+def smoothed(x: torch.Tensor) -> torch.Tensor:
+    sizes = (x.shape[1] // 2, x.shape[2] // 3 + 1)
+    resized = nn.functional.interpolate(x[None], sizes, mode="bicubic", antialias=True)
+    pooled = nn.functional.max_pool2d(resized, 2, ceil_mode=True, return_indices=True)[1]
+    return torch.linalg.matrix_norm(resized, ord=1).sum() + pooled.sum()
+
+
+@pytest.mark.parametrize("function", [padded_windows, smoothed])
+def test_sizes_that_computed_ones_are_1_for(function: Any) -> None:
+    shapes = {"x": {0: ("batch", 1, 5), 1: ("h", 2, 20), 2: ("w", 2, 20)}}
+    graph = import_model(function, (torch.randn(2, 7, 9),), shapes)
+    assert not graph.remarks
+    for sizes in ((1, 2, 2), (5, 20, 20), (2, 4, 13)):
+        x = torch.randn(sizes)
+        (found,) = reference.run(graph, {"x": x.numpy()}).values()
+        np.testing.assert_allclose(found, function(x).numpy(), rtol=1e-4, atol=1e-4)
+
+
+def test_conditions_on_sizes_are_checked_at_the_call() -> None:
+    def halves(x: torch.Tensor) -> torch.Tensor:
+        if x.shape[0] % 2:
+            x = x[1:]
+        return x.reshape(2, -1).sum(0)
+
+    engine = tilewright.compile(halves, (torch.randn(8),), {"x": {0: ("n", 1, 30)}}, effort=0)
+    torch.testing.assert_close(engine(torch.ones(2)), torch.full((1,), 2.0))
+    with pytest.raises(
+        ShapeError, match=r"n = 7.*if x\.shape\[0\] % 2: \(the example's way, taken while Eq\(Mod\(n, 2\)"
+    ):
+        engine(torch.ones(7))
+    with pytest.raises(ImportModelError, match=r"no range of n, only 8: test_import_torch\.py:\d+: "):
+        import_model(
+            lambda x: x * int(x.shape[0] == 8) + 1 if x.shape[0] == 8 else x, (torch.ones(8),), {"x": {0: ("n", 1, 30)}}
+        )

@@ -10,7 +10,7 @@ from tilewright.graph.core import Value
 from tilewright.importers.emitter import Emitter
 from tilewright.importers.report import Unsupported
 from tilewright.importers.sampling import linear_pair, weighted_sum, weighted_taps
-from tilewright.symbolic import product
+from tilewright.symbolic import lift, product, simplify
 
 
 def align(
@@ -77,8 +77,7 @@ def _align_by_size(
     """
     matrices = []
     for (start, size), count, extent in zip(sides, counts, x.shape[2:], strict=True):
-        if not isinstance(extent, int):
-            raise Unsupported("a number of samples that follows from the boxes, in images of dynamic size", "fix it")
+        limit = call.value(extent, start.dtype)
         bin_size = call.unsqueeze(call.op("divide", size, float(count)), 2)  # [R, 1, 1]
         samples = call.op("maximum", call.op("ceil", bin_size), 0.0)
         step = call.op("divide", bin_size, call.op("maximum", samples, 1.0))
@@ -87,14 +86,13 @@ def _align_by_size(
         first = call.op("add", first, call.op("multiply", step, 0.5))
         safe = call.op("where", call.op("greater", step, 0.0), step, 1.0)
         skipped = call.op("maximum", call.op("floor", call.op("divide", call.op("subtract", -1.0, first), safe)), 0.0)
-        line = call.iota(2 * extent + 8, start.dtype)  # steps are above half a pixel where there are two or more
+        most = simplify(lift(extent) * 2 + 8)  # steps are above half a pixel where there are two or more
+        line = call.iota(most, start.dtype)
         index = call.op("add", skipped, line)  # [R, count, samples]
         place = call.op("add", first, call.op("multiply", index, step))
-        inside = call.op(
-            "logical_and", call.op("greater_equal", place, -1.0), call.op("less_equal", place, float(extent))
-        )
+        inside = call.op("logical_and", call.op("greater_equal", place, -1.0), call.op("less_equal", place, limit))
         inside = call.op("logical_and", inside, call.op("less", index, samples))
-        place = call.op("minimum", call.op("maximum", place, 0.0), float(extent - 1))
+        place = call.op("minimum", call.op("maximum", place, 0.0), call.op("subtract", limit, 1.0))
         pixel = call.iota(extent, start.dtype)
         far = call.op("absolute", call.op("subtract", call.unsqueeze(place, 3), pixel))
         weight = call.op("maximum", call.op("subtract", 1.0, far), 0.0)

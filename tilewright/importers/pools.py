@@ -26,7 +26,7 @@ def positions_of_largest(
     `options` are those of the graph's ``max_pool`` of x, `counts` the numbers of its windows in each dimension.
     `columns_first`: the spatial dimensions are counted from the first on.
     """
-    extents, needed = x.shape[2:], needed_padding(x, options)
+    extents, needed = x.shape[2:], needed_padding(x, options, exact=False)
     order = range(len(extents)) if columns_first else reversed(range(len(extents)))
     places: Value = emit.full((1, 1, *extents), 0, int64)
     below: Size = 1  # elements between neighbours along the axis
@@ -80,8 +80,9 @@ def least_of(x: Value) -> float:
     return -math.inf if x.dtype.is_float else int(np.iinfo(x.dtype.numpy).min)
 
 
-def needed_padding(x: Value, options: Mapping[str, Any]) -> list[tuple[int, int]]:
-    """The padding of a pool with what the last window of `ceil_mode` reaches beyond it."""
+def needed_padding(x: Value, options: Mapping[str, Any], exact: bool = True) -> list[tuple[int, int]]:
+    """The padding of a pool with what the last window of `ceil_mode` reaches beyond it; what it can reach at most where
+    that depends on dynamic sizes and need not be `exact`."""
     found = []
     for index, extent in enumerate(x.shape[2:]):
         low, high = options["padding"][index]
@@ -89,6 +90,8 @@ def needed_padding(x: Value, options: Mapping[str, Any]) -> list[tuple[int, int]
             count = pool_extent(extent, index, options)
             reach = options["dilation"][index] * (options["kernel"][index] - 1) + 1
             more = simplify((lift(count) - 1) * options["strides"][index] + (reach - low) - extent)
+            if not isinstance(more, int) and not exact:
+                more = high + options["strides"][index] - 1
             if not isinstance(more, int):
                 raise Unsupported("this pool with 'ceil_mode' of a dynamic image size", "fix the image size")
             high = max(high, more)

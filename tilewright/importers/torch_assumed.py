@@ -90,7 +90,7 @@ def assuming(fixed: bool = False) -> Iterator[list[Assumption]]:
 
     def noting(self: ShapeEnv, condition: Any, message: str, *rest: Any, **named: Any) -> Any:
         if message.startswith(_NOTED) and condition not in [known.condition for known in found]:
-            found.append(Assumption(condition, _asking_line()))
+            found.append(Assumption(condition, asking_line()))
         return defer(self, condition, message, *rest, **named)
 
     with (
@@ -144,7 +144,7 @@ def _copied_parameters() -> Iterator[None]:
         yield
 
 
-def _asking_line() -> str:
+def asking_line() -> str:
     """The innermost line of the user's, or of a library's, that is neither PyTorch's nor ours."""
     frame = sys._getframe(2)
     while frame is not None:
@@ -175,7 +175,7 @@ def mark_assumptions(program: ExportedProgram, assumptions: Sequence[Assumption]
 def required(condition: torch.Tensor, what: str) -> None:
     """Make a condition on numbers in tensors, a boolean without dimensions, one of every call; for the time of an
     export. `what` it says goes into the error with the line that asks for it."""
-    text = f"{what} at {_asking_line()}"
+    text = f"{what} at {asking_line()}"
     torch.ops.aten._assert_scalar.default(condition.item(), f"{_MARK}{text}{_THEN}{text}")
 
 

@@ -5,12 +5,12 @@ from __future__ import annotations
 import functools
 import inspect
 import logging
+import re
 import warnings
 import zipfile
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager, suppress
+from contextlib import contextmanager, nullcontext
 from typing import Any
-from unittest import mock
 
 import numpy as np
 import torch
@@ -28,26 +28,26 @@ from tilewright.importers.emitter import Emitter
 from tilewright.importers.report import ImportReport, Unsupported
 from tilewright.importers.shapes import Axes, Dimension, check_names, parse_dynamic_shapes
 from tilewright.importers.torch_assumed import (
+    Assumption,
     assumed_of,
-    assuming,
     check_kept,
-    depends_on_data,
-    mark_assumptions,
     without_places,
 )
 from tilewright.importers.torch_complex import REAL_TYPES, Complex, divided, is_complex, joined
-from tilewright.importers.torch_constants import export
 from tilewright.importers.torch_control import import_control
 from tilewright.importers.torch_exportable import exportable, whole_layers
 from tilewright.importers.torch_fx import Walker, dtype_of
+from tilewright.importers.torch_numbers import require_of_sizes
 from tilewright.importers.torch_objects import plain_calls, plain_fields, signature_of, taken_apart
 from tilewright.importers.torch_operators import composites, operators_listed_once
 from tilewright.importers.torch_ops import FOREIGN, RULES
-from tilewright.importers.torch_proved import proving, watching
-from tilewright.importers.torch_quiet import without_failed_ways, without_tracebacks
+from tilewright.importers.torch_proved import deciding
+from tilewright.importers.torch_quiet import without_tracebacks
 from tilewright.importers.torch_results import filled, results_of
-from tilewright.importers.torch_symbols import SymbolTable, assertions_hold, squeezed_symbols
+from tilewright.importers.torch_symbols import SymbolTable, squeezed_symbols
+from tilewright.importers.torch_ways import export_fixed, export_program, narrowed_ranges
 from tilewright.importers.torch_writes import select_scatter
+from tilewright.symbolic import lower_bound, upper_bound
 
 logger = logging.getLogger("tilewright")
 
@@ -168,19 +168,20 @@ def import_module(
     name = name or type(module).__name__
     with _inference_mode(module), torch.no_grad(), exportable(module), plain_calls(module, given, named) as returned:
         whole = pytree.tree_structure((given, named)) == pytree.tree_structure((args, kwargs))
-        program = _export(module, args, kwargs, native, whole)
+        assumed: list[Assumption] = []  # of sizes
+        program = export_program(module, args, kwargs, native, whole, assumed)
         known = returned[-1] if returned else None
         names = _own_names([leaf for leaf, _ in _named_leaves(module, args, kwargs)[1]])
         fields = plain_fields(signature_of(module, named).bind(*given, **named).arguments)
         try:
-            graph = import_program(program, neutral, name, known, names)
+            graph = import_program(program, neutral, name, known, names, assumed)
             graph.fixed.update((key, (-1, value)) for key, value in fields.items())  # none stands in the row itself
             return graph
         except UnsupportedOperationError as error:  # such as sizes that follow from numbers in tensors
             if not any(symbol_is_type(symbol, SymT.UNBACKED_INT) for symbol in program.range_constraints):
                 raise
             try:
-                graph = import_program(_fixed(module, args, kwargs, native), neutral, name, known, names)
+                graph = import_program(export_fixed(module, args, kwargs, native), neutral, name, known, names)
             except Exception:  # the first error says more
                 raise error from None
             graph.remarks.append(f"numbers and sizes read from tensors are fixed to the example's: {_on_a_line(error)}")
@@ -189,111 +190,6 @@ def import_module(
 
 def _on_a_line(error: Exception) -> str:
     return " ".join(str(error).split())[:1000]
-
-
-def _export(
-    module: torch.nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any], dynamic_shapes: Any, whole: bool
-) -> ExportedProgram:
-    """The exported module; code that depends on the numbers in tensors as it goes for the example (`torch_assumed`).
-
-    `whole`: no argument was taken apart. Raises `ImportModelError`.
-    """
-    try:
-        with without_failed_ways():
-            program = _plain_export(module, args, kwargs, dynamic_shapes, whole)
-            if whole and _holds_buffers_twice(module, program):
-                with suppress(Exception):
-                    return _traced(module, args, kwargs, dynamic_shapes)
-            return program
-    except Exception as error:
-        for way in (*(_traced,) * whole, _assumed, _fixed) if depends_on_data(error) else ():
-            try:
-                with without_failed_ways():
-                    return way(module, args, kwargs, dynamic_shapes)
-            except Exception as other:  # the first error says more
-                if "Constraints violated" in str(other):
-                    error = other
-        older = torch.__version__.startswith("2.11.") and depends_on_data(error)
-        raise ImportModelError(
-            f"PyTorch cannot export {type(module).__name__}: {error}\n"
-            f"{'PyTorch 2.11 cannot take the way of the example here, newer versions do. ' if older else ''}"
-            "Make the module exportable (see the PyTorch guide on torch.export), or use "
-            "torch.compile(module, backend='tilewright'), which leaves such parts to PyTorch."
-        ) from error
-
-
-def _holds_buffers_twice(module: torch.nn.Module, program: ExportedProgram) -> bool:
-    """Whether the module also has buffers in an object that is no module (a cache), where they are other tensors to the
-    export: what the model writes there would not reach the buffers. Dynamo sees that they are the same."""
-    lifted = program.graph_signature.inputs_to_lifted_tensor_constants.values()
-    constants = [program.constants[name] for name in lifted]
-    known = {buffer.data_ptr() for buffer in module.buffers() if buffer.numel()}
-    return any(type(item) is torch.Tensor and item.numel() and item.data_ptr() in known for item in constants)
-
-
-def _traced(
-    module: torch.nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any], dynamic_shapes: Any
-) -> ExportedProgram:
-    """The module exported from its bytecode, in which ``int(x.max())`` is a number that the run reads.
-
-    Where Python runs the code, `int` gives the example's number.
-    """
-    forward = vars(module.forward)["__wrapped__"]  # what `plain_calls` took the place of: Dynamo does not follow it
-    with mock.patch.object(module, "forward", forward):
-        return export(module, args, kwargs, dynamic_shapes=dynamic_shapes, strict=True)
-
-
-def _fixed(
-    module: torch.nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any], dynamic_shapes: Any
-) -> ExportedProgram:
-    """As `_assumed`, all numbers that are read and all sizes that follow from them those of the example."""
-    return _assumed(module, args, kwargs, dynamic_shapes, fixed=True)
-
-
-def _assumed(
-    module: torch.nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any], dynamic_shapes: Any, fixed: bool = False
-) -> ExportedProgram:
-    """The module exported for what the example says of the numbers in tensors, with assertions that say so."""
-    with assuming(fixed) as assumptions:
-        program = export(module, args, kwargs, dynamic_shapes=dynamic_shapes)
-    mark_assumptions(program, assumptions)
-    return program
-
-
-# What PyTorch says where it cannot prove that a range is free of conditions; it fails itself to word some of them.
-_BROKEN_RANGES = ("Constraints violated", "Cannot create Dim with inconsistent")
-
-
-def _plain_export(
-    module: torch.nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any], dynamic_shapes: Any, whole: bool
-) -> ExportedProgram:
-    """The exported module without assumptions.
-
-    Versions of PyTorch differ in what they can prove of sizes, and refuse a range for the rest, such as
-    ``min(32*n, 64*n) == 32*n``: then all sizes of small ranges are tried. For others it is asked for assertions
-    instead, and they are proved here, if they can be. Conditions on floats have none: then the bytecode is exported, in
-    which ``int(n * 0.5)`` is no condition.
-    """
-    options: dict[str, Any] = {"dynamic_shapes": dynamic_shapes}
-    try:
-        return export(module, args, kwargs, **options)
-    except Exception as error:
-        if not any(text in str(error) for text in _BROKEN_RANGES):
-            raise
-        with suppress(Exception), proving():
-            return export(module, args, kwargs, **options)
-        try:
-            deferred = {**options, "prefer_deferred_runtime_asserts_over_guards": True}
-            with watching() as lost:
-                program = export(module, args, kwargs, **deferred)
-            if lost and whole:
-                with suppress(Exception):
-                    return _traced(module, args, kwargs, dynamic_shapes)
-        except Exception:  # the first error says more
-            program = None
-        if program is None or lost or not assertions_hold(program):
-            raise
-        return program
 
 
 def _arguments(
@@ -558,16 +454,27 @@ def import_program(
     name: str = "exported",
     returned: Any = None,
     names: Mapping[str, str] | None = None,
+    assumed: Sequence[Assumption] = (),
 ) -> Graph:
     """Import an exported program: the signature gives inputs, constants, outputs and mutations.
 
     `dynamic_shapes` only names and narrows the dimensions that were exported as dynamic; `returned` is a result of the
-    module itself, for the objects in it; `names` are the module's for inputs that have others in the program.
+    module itself, for the objects in it; `names` are the module's for inputs that have others in the program; `assumed`
+    are conditions on sizes that every call checks.
     Raises `ImportModelError` when PyTorch cannot decompose the program, `UnsupportedOperationError`.
     """
     try:
         quiet = without_tracebacks(), warnings.catch_warnings()
-        with torch.no_grad(), whole_layers(), without_places(), operators_listed_once(), quiet[0], quiet[1]:
+        sizes: Any = deciding() if assumed else nullcontext([])
+        with (
+            torch.no_grad(),
+            whole_layers(),
+            without_places(),
+            operators_listed_once(),
+            quiet[0],
+            quiet[1],
+            sizes as more,
+        ):
             warnings.simplefilter("ignore", FutureWarning)  # what PyTorch tells itself of its own classes
             given, program = program, program.run_decompositions(decompositions())
     except Exception as error:  # PyTorch's own faults, such as those with programs read from files
@@ -576,13 +483,16 @@ def import_program(
             "give tilewright.compile the module itself, with dynamic_shapes as in the export"
         ) from error
     check_kept(given, program)
+    assumed = [*assumed, *more]
     builder = GraphBuilder(name)
-    symbols = SymbolTable(builder, program.range_constraints, squeezed_symbols(program.graph), run_time=True)
+    ranges, others = narrowed_ranges(program.range_constraints, assumed)
+    symbols = SymbolTable(builder, ranges, squeezed_symbols(program.graph), run_time=True)
     report = ImportReport(name)
     walker = Walker(builder, symbols, report, RULES | FOREIGN, import_control)
     dimensions = parse_dynamic_shapes(dynamic_shapes, derived=True)
     importer = _ProgramImporter(program, builder, symbols, walker, dimensions, names or {})
     importer.inputs()
+    importer.require(assumed, others)
     walker.run(program.graph.nodes)
     report.check()
     importer.outputs(returned)
@@ -663,6 +573,38 @@ class _ProgramImporter:
                 self._remark(f"buffer {str(spec.target)!r} is written by the model: it is an input, updated in place")
             elif spec.target is not None and isinstance(spec.arg, TensorArgument):
                 self._constant(node, spec)
+
+    def require(self, assumed: Sequence[Assumption], conditions: Sequence[Assumption]) -> None:
+        """Tell what is taken for granted of sizes, and check at every call what is no range.
+
+        Raises `ImportModelError` where a size is left with one value, or a condition cannot be checked.
+        """
+        names = {str(symbol): size for symbol, size in self.symbols.sizes.items()}
+
+        def told(assumption: Assumption) -> str:
+            text = re.sub(r"\bs\d+\b", lambda found: str(names.get(found[0], found[0])), str(assumption.condition))
+            return f"{assumption.place} (the example's way, taken while {text})"
+
+        for assumption in assumed:
+            for symbol in assumption.condition.free_symbols:
+                size = self.symbols.sizes.get(str(symbol))
+                bounds = (lower_bound(size), upper_bound(size)) if size is not None else (0, 1)
+                if bounds[0] == bounds[1]:
+                    raise ImportModelError(
+                        f"the model takes no range of {size}, only {bounds[0]}: {told(assumption)}; make the size "
+                        "fixed, or write the line without a condition on it"
+                    )
+            self._remark(f"the way of the code depends on sizes, which every call checks: {told(assumption)}")
+        for assumption in conditions:
+            emit = Emitter(self.builder)
+            emit.source = told(assumption)
+            try:
+                require_of_sizes(emit, self.symbols, assumption.condition)
+            except Unsupported as problem:
+                raise ImportModelError(
+                    f"the code depends on sizes in a way that no call can check: {told(assumption)}: {problem.reason}; "
+                    "give a range for all of which it holds"
+                ) from problem
 
     def _constant(self, node: fx.Node, spec: Any) -> None:
         """A parameter, buffer or constant of an element type without a meaning here may stay unused only."""

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import inspect
+import math
+import sys
 from collections.abc import Iterator, Sequence
 from contextlib import ExitStack, contextmanager
 from typing import Any
@@ -22,7 +24,8 @@ from tilewright.importers.torch_writes import written
 def exportable(module: torch.nn.Module) -> Iterator[None]:
     """Dynamic-quantized layers as plain ones, packed sequences as padded ones, conversions to the same type as nothing,
     masks as they are, lengths of tensors as sizes, covariances without a check of their data, writes to
-    places that numbers in tensors choose, and losses that it cannot trace or takes apart into others.
+    places that numbers in tensors choose, norms of matrices of dynamic sizes, boxes of any
+    number, and losses that it cannot trace or takes apart into others.
 
     Raises `ImportModelError` for quantized modules of other kinds.
     """
@@ -33,9 +36,15 @@ def exportable(module: torch.nn.Module) -> Iterator[None]:
         stack.enter_context(mock.patch.object(torch._C._nn, "multilabel_margin_loss", multilabel_margin_loss))
         stack.enter_context(mock.patch.object(torch, "ctc_loss", ctc_loss))
         stack.enter_context(mock.patch.object(torch.Tensor, "__setitem__", written))
+        # Those in C++ fix dynamic sizes.
+        stack.enter_context(mock.patch.object(torch.linalg, "matrix_norm", _matrix_norm))
+        stack.enter_context(mock.patch.object(torch.linalg, "norm", _norm))
         for name, function in (("cov", _covariance), ("corrcoef", _correlation)):
             stack.enter_context(mock.patch.object(torch, name, function))
             stack.enter_context(mock.patch.object(torch.Tensor, name, function))
+        for place in ("torchvision.ops", "torchvision.ops.boxes"):
+            if place in sys.modules:
+                stack.enter_context(mock.patch.object(sys.modules[place], "batched_nms", _batched_nms))
         packed = stack.enter_context(packed_sequences())
         stack.enter_context(_sizes_as_lengths(module))
         stack.enter_context(plain_layers(module, packed))
@@ -102,6 +111,13 @@ def _says_causal(mask: Any, is_causal: bool | None = None, size: int | None = No
     return is_causal is True
 
 
+def _batched_nms(boxes: torch.Tensor, scores: torch.Tensor, idxs: torch.Tensor, iou_threshold: float) -> torch.Tensor:
+    """`torchvision.ops.batched_nms`, of any number of boxes: classes are moved apart, so that none overlap."""
+    lowest = boxes.new_full((1,), -math.inf)
+    beyond = torch.cat([boxes.flatten(), lowest]).amax() + 1
+    return torch.ops.torchvision.nms(boxes + (idxs.to(boxes) * beyond)[:, None], scores, iou_threshold)
+
+
 def _covariance(
     input: torch.Tensor,
     *,
@@ -138,3 +154,37 @@ def _correlation(input: torch.Tensor) -> torch.Tensor:
     if found.is_complex():
         return torch.complex(found.real.clamp(-1, 1), found.imag.clamp(-1, 1))
     return found.clamp(-1, 1)
+
+
+_norms = torch.linalg.matrix_norm, torch.linalg.norm
+_OF_PLANES = (1, -1, math.inf, -math.inf, 2, -2, "nuc")
+
+
+def _matrix_norm(
+    A: torch.Tensor,
+    ord: Any = "fro",
+    dim: Sequence[int] = (-2, -1),
+    keepdim: bool = False,
+    *,
+    dtype: torch.dtype | None = None,
+) -> torch.Tensor:
+    """`torch.linalg.matrix_norm`: sums along rows or columns, or singular values."""
+    if ord not in _OF_PLANES:
+        return _norms[0](A, ord, tuple(dim), keepdim, dtype=dtype)
+    rows, columns = (axis % A.dim() for axis in dim)
+    planes = (A if dtype is None else A.to(dtype)).movedim((rows, columns), (-2, -1))
+    values = torch.linalg.svdvals(planes) if ord in (2, -2, "nuc") else planes.abs().sum(-2 if abs(ord) == 1 else -1)
+    found = values.sum(-1) if ord == "nuc" else values.amax(-1) if ord > 0 else values.amin(-1)
+    for axis in sorted((rows, columns)) if keepdim else ():
+        found = found.unsqueeze(axis)
+    return found
+
+
+def _norm(
+    A: torch.Tensor, ord: Any = None, dim: Any = None, keepdim: bool = False, *, dtype: torch.dtype | None = None
+) -> torch.Tensor:
+    """`torch.linalg.norm`."""
+    plane = (0, 1) if dim is None and A.dim() == 2 else dim
+    if ord in _OF_PLANES and isinstance(plane, (tuple, list)) and len(plane) == 2:
+        return _matrix_norm(A, ord, plane, keepdim, dtype=dtype)
+    return _norms[1](A, ord, dim, keepdim, dtype=dtype)

@@ -7,6 +7,7 @@ read from a tensor.  Every other number is a tensor without dimensions, and its 
 from __future__ import annotations
 
 from collections.abc import Mapping
+from contextlib import suppress
 from typing import Any
 
 import sympy
@@ -137,10 +138,20 @@ def require(emit: Emitter, symbols: SymbolTable, condition: Any) -> None:
     left, right = _both_sides(condition)
     if len(condition.free_symbols) == 1 and (left.is_Number or right.is_Number) and condition.rel_op != "==":
         return
-    try:
-        sizes = symbols.size(left), symbols.size(right)
-    except Unsupported:
+    with suppress(Unsupported):
+        require_of_sizes(emit, symbols, condition)
+
+
+def require_of_sizes(emit: Emitter, symbols: SymbolTable, condition: Any) -> None:
+    """Make a relation of sizes, or several, a condition of every call. Raises `Unsupported` for others."""
+    if isinstance(condition, sympy.And):
+        for part in condition.args:
+            require_of_sizes(emit, symbols, part)
         return
+    if not isinstance(condition, sympy.core.relational.Relational):
+        raise Unsupported(f"the condition {condition}")
+    left, right = (side + 1 for side in _both_sides(condition))  # a tensor of 0 elements could be left out
+    sizes = symbols.size(left), symbols.size(right)
     if condition.rel_op == "==":
         emit.require_equal(*sizes)
     elif condition.rel_op == "!=":

@@ -1,41 +1,57 @@
-"""Conditions on sizes that hold for the whole of their range, though PyTorch cannot prove them: every size is tried.
+"""Conditions on sizes that PyTorch would refuse a range for: every size is tried, and what still differs is checked at
+the call.
 
 ``torch.chunk(x, 2)`` of 2*n rows, say, makes ``(3*n - 1)//n`` parts: 2 for every n, which PyTorch takes for a condition
-that n is the example's.
+that n is the example's.  It also asks of sizes that it computes whether they are 0 or 1, to tell layouts and what is
+stretched: where nothing else changes the answer, it is that of greater sizes, as for the sizes of inputs.
 """
 
 from __future__ import annotations
 
-import itertools
-import math
-from collections.abc import Iterator
+import sys
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
+from dataclasses import dataclass
 from typing import Any
 from unittest import mock
 
+import numpy as np
 import sympy
 from torch.fx.experimental.symbolic_shapes import ShapeEnv
 from torch.utils._sympy.functions import IntTrueDiv, ToFloat
 
-_MOST_SIZES = 1024  # combinations that are tried
+from tilewright.importers.torch_assumed import Assumption, asking_line
+from tilewright.importers.torch_places import is_written_by_user
+
+_MOST_SIZES = 1 << 20  # combinations that are tried, for a proof
+_FEW_SIZES = 1 << 10  # before that, to see that there is none
+_LARGEST_TRIED = 1 << 20  # size of a range that has no end
 _FLOATS = (ToFloat, IntTrueDiv)  # which make a float of a size
+_NUMBERS = ("__bool__", "__int__", "__index__", "__float__")  # by which Python code asks
+_BETWEEN = ("torch/__init__.py", "experimental/symbolic_shapes.py", "experimental/sym_node.py",
+            "experimental/recording.py", "unittest/mock.py", "contextlib.py", "functools.py")  # fmt: skip
+_OF_MODULES = ("torch/nn/", "torch/functional.py")  # PyTorch's code that branches as a user's does
 
 
 @contextmanager
-def proving() -> Iterator[None]:
-    """For the time of an export: what is the same for all sizes in their ranges is no condition."""
+def deciding() -> Iterator[list[Assumption]]:
+    """For the time of an export: what is the same for all sizes in their ranges is no condition.
+
+    Where the answer differs it is the example's; yields a list that takes up these conditions, with who asked.
+    """
     known: dict[Any, Any] = {}  # what was found, by shape environment and expression
+    found: list[Assumption] = []
     evaluate = ShapeEnv.evaluate_expr
 
-    def proved(self: ShapeEnv, expression: Any, *rest: Any, **named: Any) -> Any:
+    def decided(self: ShapeEnv, expression: Any, *rest: Any, **named: Any) -> Any:
         key = (id(self), expression)
         if key not in known:
-            known[key] = _constant(self, expression)
-        found = known[key]
-        return evaluate(self, expression, *rest, **named) if found is None else found
+            answers = _Answers.of(self, expression)
+            known[key] = None if answers is None else _decide(answers, found)
+        return evaluate(self, expression, *rest, **named) if known[key] is None else known[key]
 
-    with mock.patch.object(ShapeEnv, "evaluate_expr", proved):
-        yield
+    with mock.patch.object(ShapeEnv, "evaluate_expr", decided):
+        yield found
 
 
 @contextmanager
@@ -48,7 +64,8 @@ def watching() -> Iterator[list[Any]]:
 
     def watched(self: ShapeEnv, expression: Any, *rest: Any, **named: Any) -> Any:
         if isinstance(expression, sympy.Basic) and (expression.has(*_FLOATS) or expression.atoms(sympy.Float)):
-            if self._maybe_evaluate_static(expression) is None and _constant(self, expression) is None:
+            answers = _Answers.of(self, expression) if self._maybe_evaluate_static(expression) is None else None
+            if answers is not None and not (answers.equal and answers.whole):
                 found.append(expression)
         return evaluate(self, expression, *rest, **named)
 
@@ -56,32 +73,181 @@ def watching() -> Iterator[list[Any]]:
         yield found
 
 
-def _constant(env: ShapeEnv, expression: Any) -> Any:
-    """What an expression is for all sizes; None where it differs (mostly at the ends), or where there are too many."""
-    symbols = sorted(getattr(expression, "free_symbols", ()), key=str)
-    sizes = [_sizes(env, symbol) for symbol in symbols]
-    if not symbols or any(choice is None for choice in sizes) or math.prod(map(len, sizes)) > _MOST_SIZES:  # type: ignore[arg-type]
+@dataclass(frozen=True)
+class _Answers:
+    """What an expression is for the sizes in a range. `whole`: for each of them; otherwise for some."""
+
+    expression: Any
+    example: Any
+    values: np.ndarray
+    regular: np.ndarray  # whether no size in the expression is 0 or 1
+    whole: bool
+
+    @staticmethod
+    def of(env: ShapeEnv, expression: Any) -> _Answers | None:
+        """None for an expression of other things than sizes of inputs, or of operations that are not known."""
+        symbols = sorted(getattr(expression, "free_symbols", ()), key=str)
+        known = env.backed_var_to_val
+        if not symbols or any(symbol not in known for symbol in symbols):
+            return None
+        hints = {symbol: np.array([int(known[symbol])]) for symbol in symbols}
+        try:
+            (example,) = np.broadcast_to(evaluated(expression, hints), 1).tolist()
+            ranges = [_bounds(env, symbol) for symbol in symbols]
+            for most in (_FEW_SIZES, _MOST_SIZES):
+                choices = [_sizes(*bounds, int(most ** (1 / len(symbols)))) for bounds in ranges]
+                grid = dict(zip(symbols, np.meshgrid(*(choice for choice, _ in choices), indexing="ij"), strict=True))
+                values = np.broadcast_to(evaluated(expression, grid), next(iter(grid.values())).shape).ravel()
+                regular = _regular(expression, grid).ravel()
+                answers = _Answers(expression, example, values, regular, all(whole for _, whole in choices))
+                if answers.whole or not answers.equal:
+                    break
+        except (TypeError, ValueError, OverflowError):
+            return None
+        return answers
+
+    @property
+    def equal(self) -> bool:
+        """Whether it is the example's for all sizes that were tried."""
+        return bool((self.values == self.example).all())
+
+    @property
+    def regular_answer(self) -> Any:
+        """The answer of an operator that asks: what holds for all sizes that make nothing 0 or 1, and that two sizes
+        differ which do so for the example. None where it has to be the example's."""
+        if isinstance(self.expression, sympy.Ne if self.example else sympy.Eq):
+            return self.example
+        kept = self.values[self.regular]
+        return kept[0].item() if kept.size and (kept == kept[0]).all() else None
+
+
+def _decide(answers: _Answers, found: list[Assumption]) -> Any:
+    """The answer that an export is given."""
+    if answers.equal and answers.whole:
+        return sympy.S(answers.example)
+    regular = None if _is_asked_by_user() else answers.regular_answer
+    if regular is not None:
+        return sympy.S(regular)
+    found.append(Assumption(_condition(answers), asking_line()))
+    return sympy.S(answers.example)
+
+
+def _condition(answers: _Answers) -> Any:
+    """The relation that holds while an expression is what it is for the example."""
+    if isinstance(answers.example, bool):
+        return answers.expression if answers.example else sympy.Not(answers.expression)
+    return sympy.Eq(answers.expression, answers.example)
+
+
+def _is_asked_by_user() -> bool:
+    """Whether code that branches on sizes asks, rather than one of PyTorch's operators."""
+    asked = False
+    frame: Any = sys._getframe(1)
+    while frame is not None:
+        name = frame.f_code.co_filename.replace("\\", "/")
+        if name != __file__.replace("\\", "/") and not name.endswith(_BETWEEN):
+            return asked and (is_written_by_user(name) or any(part in name for part in _OF_MODULES))
+        asked = asked or frame.f_code.co_name in _NUMBERS
+        frame = frame.f_back
+    return False
+
+
+def _bounds(env: ShapeEnv, symbol: Any) -> tuple[int, int]:
+    """The range of a size; 1 belongs to a range that PyTorch has begin at 2."""
+    bounds = env.var_to_range[symbol]
+    low = int(bounds.lower) if bounds.lower.is_Integer else 1
+    high = int(bounds.upper) if bounds.upper.is_Integer else sys.maxsize
+    return 1 if low == 2 else low, high
+
+
+def _sizes(low: int, high: int, most: int) -> tuple[np.ndarray, bool]:
+    """Sizes from `low` to `high`, and whether they are all of them."""
+    if high - low < most:
+        return np.arange(low, high + 1), True
+    spread = np.geomspace(max(low, 1), min(high, max(low, 1) + _LARGEST_TRIED), most // 2).astype(np.int64)
+    return np.unique([*range(low, low + most // 2), *spread, min(high, low + _LARGEST_TRIED)]), False
+
+
+def allowed(condition: Any, symbol: Any, low: int, high: int) -> np.ndarray | None:
+    """The sizes of a range for which a condition on one symbol holds; None for one too wide, or of other operations."""
+    if high - low >= _MOST_SIZES:
         return None
-    found: Any = None
-    ends = zip(*((choice[-1], choice[0]) for choice in sizes), strict=True)  # type: ignore[index]
-    for values in itertools.chain(ends, itertools.product(*sizes)):  # type: ignore[arg-type]
-        value = expression.xreplace({symbol: sympy.Integer(size) for symbol, size in zip(symbols, values, strict=True)})
-        if value.free_symbols or not (value in (sympy.true, sympy.false) or value.is_Integer):
-            return None
-        if found is not None and value != found:
-            return None
-        found = value
+    sizes = np.arange(low, high + 1)
+    try:
+        return sizes[np.broadcast_to(evaluated(condition, {symbol: sizes}), sizes.shape)]
+    except (TypeError, ValueError, OverflowError):
+        return None
+
+
+def _regular(expression: Any, grid: Mapping[Any, np.ndarray]) -> np.ndarray:
+    """Where no size in an expression is 0 or 1: neither a term nor a factor of its sides, nor a quotient."""
+    first = next(iter(grid.values()))
+    found = np.ones(first.shape, bool)
+    pending = [expression]
+    while pending:
+        item = pending.pop()
+        if not item.free_symbols or type(item).__name__ in ("Mod", "PythonMod"):
+            continue
+        if not item.is_Boolean and not item.is_Relational:
+            value = evaluated(item, grid)
+            found = found & (value != 0) & (value != 1)
+        pending.extend(item.args)
     return found
 
 
-def _sizes(env: ShapeEnv, symbol: Any) -> range | None:
-    """The values of a size of an input; 1 belongs to a range that PyTorch has begin at 2."""
-    bounds = env.var_to_range.get(symbol)
-    if (
-        symbol not in env.backed_var_to_val
-        or bounds is None
-        or not (bounds.lower.is_Integer and bounds.upper.is_Integer)
-    ):
-        return None
-    low, high = int(bounds.lower), int(bounds.upper)
-    return range(1 if low == 2 else low, high + 1) if high - low < _MOST_SIZES else None
+def evaluated(expression: Any, values: Mapping[Any, np.ndarray]) -> np.ndarray:
+    """What a sympy expression of sizes is for each of many sizes. Raises `TypeError` for operations that are not known.
+
+    Quotients by 0 are 0: no code that the example takes computes them.
+    """
+    if expression in values:
+        return values[expression]
+    if expression in (sympy.true, sympy.false):
+        return np.array(expression is sympy.true)
+    if expression.is_Integer:
+        return np.array(int(expression))
+    if expression.is_Rational or expression.is_Float:
+        return np.array(float(expression))
+    operation = _OPERATIONS.get(type(expression).__name__)
+    if operation is None:
+        raise TypeError(f"{type(expression).__name__} of sizes")
+    return operation([evaluated(part, values) for part in expression.args])
+
+
+def _fold(function: Callable[..., Any]) -> Callable[[Sequence[np.ndarray]], np.ndarray]:
+    def folded(parts: Sequence[np.ndarray]) -> np.ndarray:
+        total = parts[0]
+        for part in parts[1:]:
+            total = function(total, part)
+        return total
+
+    return folded
+
+
+def _divided(function: Callable[..., Any]) -> Callable[[Sequence[np.ndarray]], np.ndarray]:
+    return lambda parts: np.where(parts[1] == 0, 0, function(parts[0], np.where(parts[1] == 0, 1, parts[1])))
+
+
+def _whole(function: Callable[..., Any]) -> Callable[[Sequence[np.ndarray]], np.ndarray]:
+    return lambda parts: function(parts[0]).astype(np.int64)
+
+
+def _power(parts: Sequence[np.ndarray]) -> np.ndarray:
+    if (parts[1] < 0).any():
+        return parts[0].astype(float) ** parts[1]
+    return parts[0] ** parts[1]
+
+
+_OPERATIONS: dict[str, Callable[[Sequence[np.ndarray]], np.ndarray]] = {
+    "Add": _fold(np.add), "Mul": _fold(np.multiply), "Pow": _power, "PowByNatural": _power,
+    "FloorDiv": _divided(np.floor_divide), "CleanDiv": _divided(np.floor_divide), "Mod": _divided(np.mod),
+    "PythonMod": _divided(np.mod), "IntTrueDiv": _divided(np.true_divide), "FloatTrueDiv": _divided(np.true_divide),
+    "ModularIndexing": lambda parts: np.mod(np.floor_divide(parts[0], parts[1]), parts[2]),
+    "Max": _fold(np.maximum), "Min": _fold(np.minimum), "Abs": lambda parts: np.abs(parts[0]),
+    "ToFloat": lambda parts: parts[0].astype(float), "Identity": lambda parts: parts[0],
+    "TruncToInt": _whole(np.trunc), "FloorToInt": _whole(np.floor), "CeilToInt": _whole(np.ceil),
+    "RoundToInt": _whole(np.rint), "TruncToFloat": lambda parts: np.trunc(parts[0]),
+    "Equality": _fold(np.equal), "Unequality": _fold(np.not_equal), "LessThan": _fold(np.less_equal),
+    "StrictLessThan": _fold(np.less), "GreaterThan": _fold(np.greater_equal), "StrictGreaterThan": _fold(np.greater),
+    "And": _fold(np.logical_and), "Or": _fold(np.logical_or), "Not": lambda parts: np.logical_not(parts[0]),
+}  # fmt: skip

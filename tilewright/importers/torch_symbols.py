@@ -93,7 +93,7 @@ class SymbolTable:
             return 1, LARGEST_SIZE
         low = int(bounds.lower) if isinstance(bounds.lower, sympy.Integer) else 1
         high = int(bounds.upper) if isinstance(bounds.upper, sympy.Integer) else LARGEST_SIZE
-        return (1 if low <= 2 else low), min(high, LARGEST_SIZE)
+        return (1 if low <= 2 < high else low), min(high, LARGEST_SIZE)
 
     def size(self, value: Any) -> Size:
         """An int, SymInt or sympy expression as a size; raises `Unsupported` for data-dependent ones."""

@@ -1,4 +1,4 @@
-"""Writes to a part of a tensor that numbers in tensors choose: ``cache[:, position] = x``, ``cache[:, start:stop] = x``.
+"""Writes to a part of a tensor that numbers in tensors choose: ``cache[:, place] = x``, ``cache[:, start:stop] = x``.
 
 PyTorch makes views of them, whose places in memory are numbers that only the run knows, and asks for their signs. For
 the time of an export the write is one to the places themselves, which asks nothing.
@@ -77,7 +77,7 @@ def _copy_masked(view: torch.Tensor, chosen: dict[int, Any], value: torch.Tensor
         beyond = view.dim() - axis  # the axis counted from the end: a value may have fewer dimensions
         if not isinstance(item, slice) and value.dim() >= beyond:
             value = value.unsqueeze(value.dim() - beyond + 1)
-    mask = None
+    mask: Any = None
     for axis, item in chosen.items():
         extent = view.shape[axis]
         places = torch.arange(extent, device=view.device)
@@ -107,7 +107,7 @@ def _bound(item: Any, default: Any, extent: Any, beside: torch.Tensor) -> torch.
 
 
 def select_scatter(x: torch.Tensor, source: torch.Tensor, dim: int, index: Any) -> Any:
-    """`aten.select_scatter` at a number that the run reads, which PyTorch takes apart by its sign; others stay whole."""
+    """`aten.select_scatter` at a number that is read, which PyTorch takes apart by its sign; others stay whole."""
     if not _is_read(index):
         return NotImplemented
     dim = dim % x.dim()

@@ -12,11 +12,12 @@ import numpy as np
 from tilewright.dtypes import float32, float64, int64, uint8
 from tilewright.graph.core import Value
 from tilewright.importers import images
+from tilewright.importers.emitter import Emitter
 from tilewright.importers.formulas import truncate
 from tilewright.importers.pools import positions_of_largest
 from tilewright.importers.report import Unsupported
 from tilewright.importers.rules import RuleTable
-from tilewright.importers.sampling import grid_sample, linear_pair, read_along
+from tilewright.importers.sampling import cubic_weight, grid_sample, linear_pair, linear_weight, read_along
 from tilewright.importers.torch_fx import Call
 from tilewright.symbolic import Size, lift, maximum, product, simplify
 
@@ -245,14 +246,24 @@ def _resampled(call: Call, x: Value, scales: Sequence[Any]) -> Iterator[tuple[in
         yield 2 + place, extent, size, factor
 
 
-def _smoothed(curve: Callable[[np.ndarray], np.ndarray], width: int) -> Callable[..., Value]:
-    """The rule of a resampling whose curve is as wide as what one pixel of a smaller image stands for."""
+def _smoothed(
+    curve: Callable[[np.ndarray], np.ndarray], weight: Callable[[Emitter, Value], Value], width: int
+) -> Callable[..., Value]:
+    """The rule of a resampling whose curve is as wide as what one pixel of a smaller image stands for.
+
+    `weight` is the curve of distances that only the run knows.
+    """
 
     def apply(call: Call, x: Value, sizes: Any, align_corners: bool, *scales: Any) -> Value:
         steps: list[tuple[int, Callable[[Value], Value]]] = []
         for axis, extent, size, factor in _resampled(call, x, scales):
             if not (isinstance(extent, int) and isinstance(size, int)):
-                raise Unsupported("smoothed resampling of a dynamic image size", "fix the image size")
+                run_time = _step_at_run_time(call, extent, size, align_corners, factor)
+                scale = call.op("divide", 1.0, call.op("maximum", run_time, 1.0))
+                place = _centres(call, size, run_time)
+                found = images.curve_matrix_at_run_time(call, place, extent, weight, width, scale, True)
+                steps.append((axis, partial(_mixed_at_run_time, call, axis, found)))
+                continue
             step = (extent - 1) / max(size - 1, 1) if align_corners else 1 / factor if factor else extent / size
             places = (np.arange(size) + 0.5) * step - 0.5
             matrix = images.curve_matrix(places, extent, curve, width, min(1 / step if step else 1.0, 1.0), True)
@@ -262,13 +273,21 @@ def _smoothed(curve: Callable[[np.ndarray], np.ndarray], width: int) -> Callable
     return apply
 
 
+def _mixed_at_run_time(call: Call, axis: int, matrix: Value, x: Value) -> Value:
+    return images.mix(call, x, axis, call.cast(matrix, x.dtype))
+
+
 def _mixed(call: Call, axis: int, matrix: np.ndarray, x: Value) -> Value:
     return images.mix(call, x, axis, matrix)
 
 
-for _name, _curve, _width in (("bilinear", images.linear_curve, 1), ("bicubic", images.cubic_curve(-0.5), 2)):
+_CURVES = (
+    ("bilinear", images.linear_curve, linear_weight, 1),
+    ("bicubic", images.cubic_curve(-0.5), partial(cubic_weight, coefficient=-0.5), 2),
+)
+for _name, _curve, _weight, _width in _CURVES:
     for _overload in ("default", "vec"):
-        TABLE.add(f"_upsample_{_name}2d_aa.{_overload}", _smoothed(_curve, _width))
+        TABLE.add(f"_upsample_{_name}2d_aa.{_overload}", _smoothed(_curve, _weight, _width))
 
 
 def sample_places(extent: int, size: int, align_corners: bool, factor: float | None) -> np.ndarray:
@@ -281,12 +300,22 @@ def sample_places(extent: int, size: int, align_corners: bool, factor: float | N
 
 def _places_at_run_time(call: Call, extent: Size, size: Size, align_corners: bool, factor: float | None) -> Value:
     """As `sample_places`, of sizes that only the run knows: [size] in float64."""
-    old, new, line = call.value(extent, float64), call.value(size, float64), call.iota(size, float64)
+    step = _step_at_run_time(call, extent, size, align_corners, factor)
+    return _centres(call, size, step) if not align_corners else call.op("multiply", call.iota(size, float64), step)
+
+
+def _centres(call: Call, size: Size, step: Value) -> Value:
+    """Where in the image the centre of each output pixel is."""
+    return call.op("subtract", call.op("multiply", call.op("add", call.iota(size, float64), 0.5), step), 0.5)
+
+
+def _step_at_run_time(call: Call, extent: Size, size: Size, align_corners: bool, factor: float | None) -> Value:
+    """Pixels of the image from one output pixel to the next."""
+    old, new = call.value(extent, float64), call.value(size, float64)
     if align_corners:
         steps = call.op("maximum", call.op("subtract", new, 1.0), 1.0)
-        return call.op("multiply", line, call.op("divide", call.op("subtract", old, 1.0), steps))
-    step = call.builder.number(1 / factor, float64) if factor else call.op("divide", old, new)
-    return call.op("subtract", call.op("multiply", call.op("add", line, 0.5), step), 0.5)
+        return call.op("divide", call.op("subtract", old, 1.0), steps)
+    return call.builder.number(1 / factor, float64) if factor else call.op("divide", old, new)
 
 
 @rule("fractional_max_pool2d.default", "fractional_max_pool3d.default")

@@ -1,0 +1,161 @@
+"""A module as a program of `torch.export`: plainly, or as its code goes for the example, which is then checked."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from contextlib import suppress
+from typing import Any
+from unittest import mock
+
+import torch
+from torch.export import ExportedProgram
+from torch.utils._sympy.value_ranges import ValueRanges
+
+from tilewright.errors import ImportModelError
+from tilewright.importers.torch_assumed import Assumption, assuming, depends_on_data, mark_assumptions
+from tilewright.importers.torch_constants import export
+from tilewright.importers.torch_proved import allowed, deciding, watching
+from tilewright.importers.torch_quiet import without_failed_ways
+from tilewright.importers.torch_symbols import assertions_hold
+
+
+def export_program(
+    module: torch.nn.Module,
+    args: tuple[Any, ...],
+    kwargs: dict[str, Any],
+    dynamic_shapes: Any,
+    whole: bool,
+    assumed: list[Assumption],
+) -> ExportedProgram:
+    """The exported module; code that depends on the numbers in tensors as it goes for the example (`torch_assumed`).
+
+    `whole`: no argument was taken apart. `assumed` takes up conditions on sizes that do not hold for all of a range.
+    Raises `ImportModelError`.
+    """
+    try:
+        with without_failed_ways():
+            program = _plain_export(module, args, kwargs, dynamic_shapes, whole, assumed)
+            if whole and _holds_buffers_twice(module, program):
+                with suppress(Exception):
+                    return _traced(module, args, kwargs, dynamic_shapes)
+            return program
+    except Exception as error:
+        for way in (*(_traced,) * whole, _assumed, export_fixed) if depends_on_data(error) else ():
+            try:
+                with without_failed_ways():
+                    return way(module, args, kwargs, dynamic_shapes)
+            except Exception as other:  # the first error says more
+                if "Constraints violated" in str(other):
+                    error = other
+        older = torch.__version__.startswith("2.11.") and depends_on_data(error)
+        raise ImportModelError(
+            f"PyTorch cannot export {type(module).__name__}: {error}\n"
+            f"{'PyTorch 2.11 cannot take the way of the example here, newer versions do. ' if older else ''}"
+            "Make the module exportable (see the PyTorch guide on torch.export), or use "
+            "torch.compile(module, backend='tilewright'), which leaves such parts to PyTorch."
+        ) from error
+
+
+def _holds_buffers_twice(module: torch.nn.Module, program: ExportedProgram) -> bool:
+    """Whether the module also has buffers in an object that is no module (a cache), where they are other tensors to the
+    export: what the model writes there would not reach the buffers. Dynamo sees that they are the same."""
+    lifted = program.graph_signature.inputs_to_lifted_tensor_constants.values()
+    constants = [program.constants[name] for name in lifted]
+    known = {buffer.data_ptr() for buffer in module.buffers() if buffer.numel()}
+    return any(type(item) is torch.Tensor and item.numel() and item.data_ptr() in known for item in constants)
+
+
+def _traced(
+    module: torch.nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any], dynamic_shapes: Any
+) -> ExportedProgram:
+    """The module exported from its bytecode, in which ``int(x.max())`` is a number that the run reads.
+
+    Where Python runs the code, `int` gives the example's number.
+    """
+    forward = vars(module.forward)["__wrapped__"]  # what `plain_calls` took the place of: Dynamo does not follow it
+    with mock.patch.object(module, "forward", forward):
+        return export(module, args, kwargs, dynamic_shapes=dynamic_shapes, strict=True)
+
+
+def export_fixed(
+    module: torch.nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any], dynamic_shapes: Any
+) -> ExportedProgram:
+    """As `_assumed`, all numbers that are read and all sizes that follow from them those of the example."""
+    return _assumed(module, args, kwargs, dynamic_shapes, fixed=True)
+
+
+def _assumed(
+    module: torch.nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any], dynamic_shapes: Any, fixed: bool = False
+) -> ExportedProgram:
+    """The module exported for what the example says of the numbers in tensors, with assertions that say so."""
+    with assuming(fixed) as assumptions:
+        program = export(module, args, kwargs, dynamic_shapes=dynamic_shapes)
+    mark_assumptions(program, assumptions)
+    return program
+
+
+# What PyTorch says where it cannot prove that a range is free of conditions; it fails itself to word some of them.
+_BROKEN_RANGES = ("Constraints violated", "Cannot create Dim with inconsistent")
+
+
+def _plain_export(
+    module: torch.nn.Module,
+    args: tuple[Any, ...],
+    kwargs: dict[str, Any],
+    dynamic_shapes: Any,
+    whole: bool,
+    assumed: list[Assumption],
+) -> ExportedProgram:
+    """The exported module without assumptions on the numbers in tensors.
+
+    Versions of PyTorch differ in what they can prove of sizes, and refuse a range for the rest, such as
+    ``min(32*n, 64*n) == 32*n``: then all sizes are tried. For conditions that differ it is asked for assertions
+    instead, and they are proved here, if they can be. Conditions on floats have none: then the bytecode is exported, in
+    which ``int(n * 0.5)`` is no condition. What is left is as for the example, and checked at every call.
+    """
+    options: dict[str, Any] = {"dynamic_shapes": dynamic_shapes}
+    try:
+        return export(module, args, kwargs, **options)
+    except Exception as error:
+        if not any(text in str(error) for text in _BROKEN_RANGES):
+            raise
+        program = None
+        with suppress(Exception), deciding() as conditions:
+            program = export(module, args, kwargs, **options)
+        if program is not None and not conditions:
+            return program
+        with suppress(Exception):
+            deferred = {**options, "prefer_deferred_runtime_asserts_over_guards": True}
+            with watching() as lost:
+                other = export(module, args, kwargs, **deferred)
+            if lost and whole:
+                with suppress(Exception):
+                    return _traced(module, args, kwargs, dynamic_shapes)
+            if not lost and assertions_hold(other):
+                return other
+        if program is None:
+            raise
+        assumed.extend(conditions)
+        return program
+
+
+def narrowed_ranges(
+    ranges: Mapping[Any, Any], assumed: Sequence[Assumption]
+) -> tuple[dict[Any, Any], list[Assumption]]:
+    """Ranges of sizes within which conditions hold, and the conditions that do not come to a range.
+
+    Raises `ImportModelError` where a single size is left.
+    """
+    narrowed, others = dict(ranges), []
+    for assumption in assumed:
+        (symbol, *more) = assumption.condition.free_symbols
+        bounds = narrowed.get(symbol)
+        sizes = None
+        if not more and bounds is not None and bounds.lower.is_Integer and bounds.upper.is_Integer:
+            low = int(bounds.lower)
+            sizes = allowed(assumption.condition, symbol, 1 if low == 2 else low, int(bounds.upper))
+        if sizes is None or not len(sizes) or sizes[-1] - sizes[0] >= len(sizes):
+            others.append(assumption)
+            continue
+        narrowed[symbol] = ValueRanges(int(sizes[0]), int(sizes[-1]))
+    return narrowed, others
