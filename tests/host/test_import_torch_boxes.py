@@ -133,7 +133,9 @@ def test_boxes_resampled_to_one_size(operators: Any, ratio: int, aligned: bool) 
     torch.manual_seed(3)
     x = torch.randn(2, 3, 9, 10)
     regions = torch.cat([torch.tensor([[0.0], [1.0], [1.0], [0.0]]), boxes(4)], 1)
-    check(lambda x, regions: operators.roi_align(x, regions, 0.7, 3, 4, ratio, aligned), [(x, regions)])
+    shapes = {"x": {2: ("h", 4, 12), 3: ("w", 4, 12)}, "regions": None} if ratio < 0 else None
+    calls = [(x, regions), (torch.randn(2, 3, 12, 4), regions)][: 2 if shapes else 1]
+    check(lambda x, regions: operators.roi_align(x, regions, 0.7, 3, 4, ratio, aligned), calls, shapes)
 
 
 def test_largest_elements_of_the_bins_of_boxes(operators: Any) -> None:

@@ -102,6 +102,25 @@ def test_complex_numbers(function: Any) -> None:
     check(function, pairs(2, 6, 8))
 
 
+def test_writes_and_products_of_complex_numbers() -> None:
+    def write(x: Any, index: Any, place: Any) -> Any:
+        zeros = torch.zeros(4, 5, dtype=PAIRS)
+        scattered = zeros.scatter(1, index, x[:, :3]), zeros.scatter(1, index, 2.5), zeros.scatter_add(1, index, x)
+        rows = zeros.index_add(0, place[None], x[:1]), zeros.index_copy(0, place[None], x[:1])
+        zeros[1], zeros[:, 3] = x[0] * 2, 1j
+        zeros[torch.tensor([0, 2])] = x[:2]
+        masked = zeros.masked_fill(x.real > 0, 2 + 1j)
+        return *scattered, *rows, zeros, masked, x.prod(), x.prod(0), x[:3].prod(0, keepdim=True), x[:0].prod(0)
+
+    index = torch.tensor([[0, 3, 4], [1, 2, 3], [4, 0, 1], [2, 4, 3]])
+    check(write, pairs(4, 5), index, torch.tensor(2))
+
+
+def test_rows_without_dimensions() -> None:
+    one = real(1)
+    check(lambda x: (x[0].softmax(0), x[0].log_softmax(0), fft.fft(x), fft.irfft(fft.rfft(x), 1)), one)
+
+
 def test_short_time_transforms() -> None:
     window = torch.hann_window(16, dtype=DOUBLE)
 

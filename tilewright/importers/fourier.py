@@ -29,6 +29,10 @@ def _fourier(emit: Emitter, real: Value, imaginary: Value | None, length: int, *
         raise Unsupported(f"a transform of {length} numbers", f"use at most {LONGEST_TRANSFORM}")
     if is_product(length) and length * (length // 2 + 1) > MOST_COSINES:
         raise Unsupported(f"a transform of {length} numbers", "use a length of small prime factors, or a shorter one")
+    if real.rank == 1:
+        rows = [None if part is None else emit.unsqueeze(part, 0) for part in (real, imaginary)]
+        assert rows[0] is not None
+        return emit.reshape(_fourier(emit, rows[0], rows[1], length, **attributes), (-1,))
     dtype = real.dtype if real.dtype == float64 else float32
     roots = emit.constant(roots_of_unity(length, dtype), "roots_of_unity")
     parts = [None if part is None else emit.cast(part, dtype) for part in (real, imaginary)]

@@ -278,6 +278,92 @@ def matmul(call: Call, left: Complex, right: Complex) -> Complex:
     return Complex(real_part, other)
 
 
+@rule("prod.default")
+def product_of_all(call: Call, x: Operand, dtype: Any = None) -> Complex:
+    x = of(call, x, _part_type(call))
+    return _product_along(call, x, range(x.real.rank), False)
+
+
+@rule("prod.dim_int")
+def product_along(call: Call, x: Operand, dim: int, keepdim: bool = False, dtype: Any = None) -> Complex:
+    x = of(call, x, _part_type(call))
+    return _product_along(call, x, [dim % x.real.rank] if x.real.rank else [], keepdim)
+
+
+def _product_along(call: Call, x: Complex, axes: Sequence[int], keepdim: bool) -> Complex:
+    """Products of halves of a dimension, as often as it takes to leave one element; 1 for none."""
+    for axis in axes:
+        length = x.real.shape[axis]
+        if not isinstance(length, int):
+            raise Unsupported("a product of a dynamic number of complex numbers", "fix the size")
+        if not length:
+            shape = [1 if place == axis else size for place, size in enumerate(x.real.shape)]
+            x, length = Complex(*(call.full(shape, number, x.real.dtype) for number in (1, 0))), 1
+        while length > 1:
+            middle = length // 2
+            left, right = (_sliced(call, x, axis, start, start + middle) for start in (0, middle))
+            found = _times(call, left, right)
+            if length % 2:
+                rest = _sliced(call, x, axis, length - 1, length)
+                joined_parts = zip((found.real, found.imaginary), (rest.real, rest.imaginary), strict=True)
+                found = Complex(*(call.op("concat", *pair, axis=axis) for pair in joined_parts))
+            x, length = found, middle + length % 2
+    if keepdim:
+        return x
+    kept = [size for place, size in enumerate(x.real.shape) if place not in axes]
+    return Complex(*(call.reshape(part, kept) for part in (x.real, x.imaginary)))
+
+
+def _sliced(call: Call, x: Complex, axis: int, start: int, stop: int) -> Complex:
+    return Complex(*(call.slice(part, axis, start, stop) for part in (x.real, x.imaginary)))
+
+
+def _written(function: Callable[..., Any]) -> Callable[..., Any]:
+    """A rule that writes a part of a tensor as one for complex numbers; real tensors and numbers are of both kinds."""
+    apply = _for_parts(function)
+
+    def written(call: Call, x: Operand, *args: Any, **kwargs: Any) -> Any:
+        names = ("source", "values", "value", "updates")
+        dtype = _part_type(call)
+
+        def both(item: Any) -> Any:
+            floating = isinstance(item, Value) and item.dtype.is_float
+            return of(call, item, dtype) if floating else item
+
+        args = tuple(map(both, args))
+        kwargs = {key: both(item) if key in names else item for key, item in kwargs.items()}
+        return apply(call, of(call, x, dtype), *args, **kwargs)
+
+    return written
+
+
+for _name in (
+    "scatter.src", "scatter_add.default", "index_put.default", "index_put_.default", "_unsafe_index_put.default",
+    "index_copy.default", "index_add.default", "slice_scatter.default", "select_scatter.default",
+    "diagonal_scatter.default", "masked_scatter.default",
+):  # fmt: skip
+    TABLE.add(_name, _written(indexing.TABLE.rules[f"aten.{_name}"]))
+
+
+@rule("scatter.value")
+def scatter_value(call: Call, x: Complex, dim: int, index: Value, value: Any) -> Complex:
+    number = of(call, value, _part_type(call))
+    part = _Part(call.builder, call.symbols, call.node)
+    pairs = (x.real, number.real), (x.imaginary, number.imaginary)
+    return Complex(*(indexing.scatter_value(part, old, dim, index, new) for old, new in pairs))
+
+
+@rule("copy.default")
+def copied(call: Call, x: Operand, source: Operand, *_: Any) -> Complex:
+    found = of(call, source, _part_type(call))
+    return Complex(*(call.broadcast(part, call.shape) for part in (found.real, found.imaginary)))
+
+
+@rule("masked_fill.Scalar", "masked_fill.Tensor")
+def masked_fill(call: Call, x: Operand, mask: Value, value: Operand) -> Complex:
+    return where(call, mask, value, x)
+
+
 @rule("where.self")
 def where(call: Call, condition: Value, left: Operand, right: Operand) -> Complex:
     a, b = _pair(call, left, right)

@@ -365,18 +365,26 @@ def _log_add(call: Call, left: Value, right: Value) -> Value:
 
 @rule("softmax.int", "_softmax.default")
 def softmax(call: Call, x: Value, dim: int, dtype: Any = None) -> Value:
-    return call.op("softmax", call.cast(x, call.dtype), axis=dim)
+    return _of_rows(call, "softmax", x, dim)
 
 
 @rule("log_softmax.int", "_log_softmax.default")
 def log_softmax(call: Call, x: Value, dim: int, dtype: Any = None) -> Value:
-    return call.op("log_softmax", call.cast(x, call.dtype), axis=dim)
+    return _of_rows(call, "log_softmax", x, dim)
+
+
+def _of_rows(call: Call, op: str, x: Value, dim: int) -> Value:
+    """A softmax; of a tensor without dimensions as of one element."""
+    x = call.cast(x, call.dtype)
+    return call.op(op, x, axis=dim) if x.rank else call.reshape(call.op(op, call.reshape(x, (1,)), axis=0), ())
 
 
 @rule("_safe_softmax.default")
 def safe_softmax(call: Call, x: Value, dim: int, dtype: Any = None) -> Value:
     """Softmax that gives zeros for rows of minus infinity only."""
     x = call.cast(x, call.dtype)
+    if not x.rank:
+        return call.op("where", call.op("equal", x, -math.inf), 0.0, _of_rows(call, "softmax", x, 0))
     largest = call.op("reduce_max", x, axes=(dim,), keepdims=True)
     blind = call.op("equal", largest, -math.inf)
     return call.op("where", blind, call.builder.number(0.0, x.dtype), call.op("softmax", x, axis=dim))
