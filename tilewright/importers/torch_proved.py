@@ -124,12 +124,18 @@ class _Answers:
 def _decide(answers: _Answers, found: list[Assumption]) -> Any:
     """The answer that an export is given."""
     if answers.equal and answers.whole:
-        return sympy.S(answers.example)
+        return _as_sympy(answers.example)
     regular = None if _is_asked_by_user() else answers.regular_answer
     if regular is not None:
-        return sympy.S(regular)
+        return _as_sympy(regular)
     found.append(Assumption(_condition(answers), asking_line()))
-    return sympy.S(answers.example)
+    return _as_sympy(answers.example)
+
+
+def _as_sympy(answer: Any) -> Any:
+    if isinstance(answer, bool):
+        return sympy.true if answer else sympy.false
+    return sympy.Integer(answer) if isinstance(answer, int) else sympy.Float(answer)
 
 
 def _condition(answers: _Answers) -> Any:
