@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -15,7 +16,9 @@ from tilewright.dtypes import float32
 from tilewright.engine.engine import Engine
 from tilewright.graph.build import GraphBuilder
 from tilewright.graph.core import Graph
+from tilewright.graph.passes.planes import convolutions_of_planes
 from tilewright.graph.reference import run
+from tilewright.settings import settings
 
 Sizes = tuple[int, ...]
 
@@ -106,3 +109,29 @@ def test_nothing_is_permuted_between_convolutions_and_pools(driver: Driver, rng:
     engine = build(graph, "cuda:sm_90a", tuning=Tuning(effort=0))
     assert len(steps(engine)) == 4, steps(engine)
     check(graph, engine, rng, 2, 9 * 16)
+
+
+def test_pixels_of_pointwise_convolutions_are_read_in_vectors(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    monkeypatch.setattr(settings, "dump_directory", tmp_path)
+    monkeypatch.setattr(settings, "cache_directory", tmp_path / "cache")
+    b = GraphBuilder("pointwise")
+    x = b.input("x", float32, (2, 64, 28, 28))
+    w = b.constant(np.ones((64, 64, 1, 1), np.float32))
+    b.output(b.op("conv", [x, w], strides=(1, 1), padding=((0, 0), (0, 0)), dilation=(1, 1), groups=1), "y")
+    build(b.finish(), "cuda:sm_90a", tuning=Tuning(effort=0))
+    (text,) = [path.read_text() for path in tmp_path.glob("tw_planes_*.ptx")]
+    assert "cp.async.cg" in text and "cp.async.ca" not in text  # 16 bytes, and not fewer
+
+
+@pytest.mark.parametrize(("convolutions", "groups", "first"), [(8, 1, False), (8, 16, True), (3, 1, True)])
+def test_networks_of_many_whole_convolutions_are_channels_last(convolutions: int, groups: int, first: bool) -> None:
+    b = GraphBuilder("network")
+    x = b.input("x", float32, (1, 16, 12, 12))
+    for number in range(convolutions):
+        parts = groups if number == 1 else 1
+        w = b.constant(np.ones((16, 16 // parts, 3, 3), np.float32))
+        window = {"strides": (1, 1), "padding": ((1, 1), (1, 1)), "dilation": (1, 1)}
+        x = b.op("relu", [b.op("conv", [x, w], groups=parts, **window)])
+    b.output(x, "y")
+    layouts = {node.attributes["layout"] for node in convolutions_of_planes(b.finish()).nodes if node.op == "conv"}
+    assert layouts == {"planes" if first else "NCHW"}

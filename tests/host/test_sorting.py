@@ -21,6 +21,7 @@ from tilewright.graph.passes.sorting import (  # noqa: E402
     LONGEST_WITHOUT_KERNEL,
     MOST_SELECTED,
     MOST_SELECTED_LONG,
+    sorting_by_networks,
     without_sorting,
 )
 from tilewright.graph.target_passes import TargetPass, TargetPasses  # noqa: E402
@@ -184,6 +185,29 @@ def test_gpus_sort_rows_of_any_number_and_length(
         order = np.argsort(numbers, axis=1, kind="stable")
         wanted = order if count == "columns" else order[:, :count]
         np.testing.assert_array_equal(engine.run({"x": numbers})["y"], wanted)
+
+
+@pytest.mark.parametrize(
+    ("name", "shape", "compared"),
+    [
+        ("int64", (1, 600), True),
+        ("float32", (2, 2_000), True),
+        ("float32", (1, 300), False),
+        ("int32", (64, 1_000), False),
+    ],
+)
+def test_gpus_compare_the_pairs_of_few_long_rows(
+    name: str, shape: tuple[int, int], compared: bool, driver: Driver, rng: np.random.Generator
+) -> None:
+    """All SMs compare; a network has one for each row."""
+    b = GraphBuilder("rows")
+    b.output(b.op("argsort", [b.input("x", BY_NAME[name], shape)], axis=1, count=shape[1] - 1), "y")
+    graph = b.finish()
+    assert any(node.op == "argsort" for node in sorting_by_networks(graph).nodes) != compared
+    if compared:
+        numbers = odd_numbers(rng, BY_NAME[name], shape)
+        found = build(graph, "cuda:sm_90a", tuning=Tuning(effort=0)).run({"x": numbers})["y"]
+        np.testing.assert_array_equal(found, expected(numbers, 1, shape[1] - 1, False))
 
 
 def test_what_cannot_be_sorted() -> None:

@@ -12,10 +12,13 @@ from collections.abc import Sequence
 from tilewright.dtypes import float32, float64, int32, int64
 from tilewright.graph.core import Graph, Node, Value
 from tilewright.graph.rewrite import Rewriter, apply_rules
-from tilewright.symbolic import Size, upper_bound
+from tilewright.symbolic import Size, lower_bound, product, upper_bound
 
 LONGEST_COMPARED = 48  # elements of rows that are sorted by comparing where a kernel sorts longer ones
 LONGEST_WITHOUT_KERNEL = 8192  # elements of rows that are sorted by comparing where no kernel does
+MOST_PAIRS = 1 << 24  # of a GPU's comparisons, which all its SMs share: a network sorts a row in one CTA
+SHORTEST_COMPARED = 512  # elements of rows that a GPU sorts by comparing: shorter ones are no time in a network
+SHORTEST_COMPARED_WIDE = 128  # of 64 bits, which networks sort twice
 MOST_SELECTED = 8  # largest elements that are found one after the other
 MOST_SELECTED_LONG = 64  # that are found so in rows that are too long to be sorted by comparing
 
@@ -64,12 +67,12 @@ def _argsort(node: Node, rewriter: Rewriter, has_kernel: bool) -> Value | None:
         return rewriter.op("permute", [found], order=order)
     if not is_compared(node, has_kernel):
         return None
-    positions = _by_comparing(rewriter, x, descending)
-    return positions if count == x.shape[-1] else rewriter.op("slice", [positions], axis=last, start=0, stop=count)
+    return _compared(rewriter, x, count, descending)
 
 
 def _for_networks(node: Node, rewriter: Rewriter) -> Value | None:
-    """One element is searched for; rows are the last axis; 64 bits are sorted by their lower half, then the other."""
+    """One element is searched for; rows are the last axis; few long rows are compared; 64 bits are sorted by their
+    lower half, then the other."""
     x, axis, count, descending = node.inputs[0], *(node.attributes[name] for name in ("axis", "count", "descending"))
     assert x is not None
     if count == 1:
@@ -80,7 +83,23 @@ def _for_networks(node: Node, rewriter: Rewriter) -> Value | None:
         rows = rewriter.op("permute", [x], order=order)
         found = rewriter.op("argsort", [rows], axis=last, count=count, descending=descending)
         return rewriter.op("permute", [found], order=order)
+    if _are_few_long(x):
+        return _compared(rewriter, x, count, descending)
     return _by_halves(rewriter, x, count, descending) if x.dtype.itemsize == 8 else None
+
+
+def _are_few_long(x: Value) -> bool:
+    """Whether comparing all pairs takes a GPU less time than networks, each of which has one SM."""
+    shortest = SHORTEST_COMPARED_WIDE if x.dtype.itemsize == 8 else SHORTEST_COMPARED
+    return lower_bound(x.shape[-1]) >= shortest and upper_bound(product([*x.shape, x.shape[-1]])) <= MOST_PAIRS
+
+
+def _compared(rewriter: Rewriter, x: Value, count: Size, descending: bool) -> Value:
+    """The first positions along the last dimension, by comparing."""
+    positions = _by_comparing(rewriter, x, descending)
+    return (
+        positions if count == x.shape[-1] else rewriter.op("slice", [positions], axis=x.rank - 1, start=0, stop=count)
+    )
 
 
 def _by_halves(rewriter: Rewriter, x: Value, count: Size, descending: bool) -> Value:

@@ -18,7 +18,7 @@ from tilewright.library.matmul.cpu_blocks import Blocks, row_ranges
 from tilewright.library.matmul.gate import gate_slots
 from tilewright.library.matmul.hopper.candidates import gated_products, hopper_products
 from tilewright.library.matmul.simt_parts import in_parts, product_part
-from tilewright.library.matmul.simt_tiles import Tile, ranked_tiles, simt_problem
+from tilewright.library.matmul.simt_tiles import Tile, ranked_tiles, simt_problem, varied_tiles
 from tilewright.library.matmul.simt_turned import of_turned_operands
 from tilewright.library.rows.simt import gpu_reduction
 from tilewright.library.slots import Slots, epilogue_slots
@@ -137,7 +137,7 @@ def _tiled(problem: Problem, slots: Slots, group: Group, target: Target, most: i
     ranked = [plain_tiles(span.examples, sizes, problem.a, target, _singly(problem)) for span in spans]
     found, behind = [], _behind(problem, slots, target)
     tf32 = tf32_constants(problem.a, target)
-    for tiles in zip(*(each[:most] for each in ranked), strict=True):
+    for tiles in zip(*(varied_tiles(each, most) for each in ranked), strict=True):
         calls: list[KernelCall] = []
         reasons: dict[str, Any] = {"epilogue": slots.function.__name__, **({"precision": "tf32"} if tf32 else {})}
         for span, (tile, _) in zip(spans, tiles, strict=True):

@@ -45,24 +45,41 @@ def in_parts(
     call: Partial,
     shape: tuple[int, int] | None = None,
 ) -> list[Candidate]:
-    """The candidate that divides the depth of a product of known sizes, where the model says that it may pay.
+    """The candidates that divide the depth of a product of known sizes, where the model says that they may pay.
 
     `cost` is without the seconds of the product: what its epilogue takes.  `call` makes the launch that stores the sums
     of so many parts of the depth, [parts, rows, columns] float32; `shape`: the rows and columns of the epilogue, where
     they are not those of the product.
     """
     machine = target.machine()
-    found = ranked_parts(posed, machine) if posed.input == float32 else None
-    if found is None or found[2] > _WORTHWHILE * ranked_tiles((posed,), machine)[0][1]:
-        return []
-    tile, parts, seconds = found
-    sums = Value(f"{group.name}.parts", float32, (parts, *(shape or (posed.rows, posed.columns))))
+    found = ranked_parts(posed, machine) if posed.input == float32 else ()
+    limit = _WORTHWHILE * ranked_tiles((posed,), machine)[0][1]
+    return [
+        _divided(
+            tile,
+            parts,
+            slots,
+            group,
+            replace(cost, seconds=cost.seconds + seconds),
+            call,
+            shape or (posed.rows, posed.columns),
+        )
+        for tile, parts, seconds in found
+        if seconds <= limit
+    ]
+
+
+def _divided(
+    tile: Tile, parts: int, slots: Slots, group: Group, cost: Cost, call: Partial, shape: tuple[int, int]
+) -> Candidate:
+    """The candidate with so many parts of the depth."""
+    sums = Value(f"{group.name}.parts", float32, (parts, *shape))
     stages = (
         Stage((call(tile, parts, Slots(identity, ExtraReferences(), sums)),)),
         Stage((_sum(sums, slots),)),
     )
     reasons = {"epilogue": slots.function.__name__, "tile": str(tile), "parts of the depth": parts}
-    return [Candidate("matmul in parts", stages, replace(cost, seconds=cost.seconds + seconds), (sums,), reasons)]
+    return Candidate("matmul in parts", stages, cost, (sums,), reasons)
 
 
 def product_part(problem: Problem, tile: Tile, parts: int, slots: Slots, constants: dict[str, Any]) -> KernelCall:

@@ -7,6 +7,7 @@ It ranks tiles and promises nothing: ratios alone matter.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from functools import lru_cache
 from math import ceil
@@ -42,6 +43,11 @@ class Tile:
 
     def __str__(self) -> str:
         return f"{self.rows} x {self.columns}, depth {self.depth}, {self.warps} warps"
+
+    @property
+    def sums(self) -> int:
+        """Of a thread."""
+        return self.rows * self.columns // (32 * self.warps)
 
 
 def simt_problem(
@@ -103,7 +109,7 @@ def _float32_clocks(tile: Tile, product: MatmulProblem, ctas: int, machine: Mach
     A block of the depth takes a CTA alone what its instructions take one after the other, and a wait; several share the
     schedulers, and the way from shared memory to registers.  Fitted to 20 tiles of eight products (H200, 2026-11-22).
     """
-    sums = tile.rows * tile.columns // (32 * tile.warps)
+    sums = tile.sums
     columns = min(8, max(4, sums // 4))  # of a thread, about as `scalar_layout` has them
     loads = tile.depth * (columns + sums / columns) / 4
     arithmetic = sums * tile.depth
@@ -142,11 +148,22 @@ def ranked_tiles(products: tuple[MatmulProblem, ...], machine: Machine) -> tuple
     return tuple((tile, seconds_of(tile, products[0], machine)) for tile in ranked)
 
 
+def varied_tiles(ranked: Sequence[tuple[Tile, float]], most: int) -> list[tuple[Tile, float]]:
+    """The first tiles, no more than half of which keep many sums in a thread: there the estimate is least certain."""
+    found, crowded = [], 0
+    for tile, seconds in ranked:
+        crowded += tile.sums > _TWICE
+        if tile.sums <= _TWICE or crowded <= most // 2:
+            found.append((tile, seconds))
+    return found[:most]
+
+
 @lru_cache(maxsize=4096)
-def ranked_parts(product: MatmulProblem, machine: Machine) -> tuple[Tile, int, float] | None:
-    """The tile, the number of parts of the depth (two or more, which divide it) and the time of the quickest product
-    in parts, with that of their sum; None where nothing divides the depth."""
-    best: tuple[Tile, int, float] | None = None
+def ranked_parts(product: MatmulProblem, machine: Machine) -> tuple[tuple[Tile, int, float], ...]:
+    """The quickest product in parts of its depth, and the quickest whose threads keep few sums if it is another: the
+    tile, the number of parts (two or more, which divide the depth) and the time, with that of their sum.  Nothing
+    where no number of parts divides the depth."""
+    best: dict[bool, tuple[Tile, int, float]] = {}
     elements = product.rows * product.columns * product.batches
     for parts in _PARTS:
         length, rest = divmod(product.depth, parts)
@@ -158,6 +175,8 @@ def ranked_parts(product: MatmulProblem, machine: Machine) -> tuple[Tile, int, f
             if length < _LEAST_STEPS * tile.depth:
                 continue
             seconds = seconds_of(tile, part, machine) + summing
-            if best is None or seconds < best[2]:
-                best = tile, parts, seconds
-    return best
+            crowded = tile.sums > _TWICE
+            if crowded not in best or seconds < best[crowded][2]:
+                best[crowded] = tile, parts, seconds
+    found = sorted(best.values(), key=lambda each: each[2])
+    return tuple(each for each in found if each is found[0] or found[0][0].sums > _TWICE)

@@ -18,7 +18,6 @@ and 0.98, one of them 0.90 and 0.95, both along the depth 0.89 and 0.91.
 
 from __future__ import annotations
 
-import itertools
 from collections.abc import Callable, Iterator, Sequence
 
 from tilewright import dtypes
@@ -143,20 +142,26 @@ class _ScalarDot:
         rows: dict[Place, LLVMValue] = {}
         columns: dict[Place, LLVMValue] = {}
 
-        def factors(k: int, row: int, column: int) -> tuple[LLVMValue, LLVMValue]:
+        def of_row(k: int, row: int) -> LLVMValue:
             if (row, k) not in rows:
                 rows[row, k] = self.operand(self.a, left[of_a[row, k]])
+            return rows[row, k]
+
+        def of_column(k: int, column: int) -> LLVMValue:
             if (k, column) not in columns:
                 columns[k, column] = self.operand(self.b, right[of_b[k, column]])
-            return rows[row, k], columns[k, column]
+            return columns[k, column]
 
-        if self.deep == 2 and not self.crowded:  # loads between the multiply-adds would make registers spill
-            for k, (row, column) in itertools.product(range(length), places):
-                factors(k, row, column)
         found = dict(zip(places, sums, strict=True)) if sums is not None else {}
+        whole = self.deep == 2 and not self.crowded  # loads between the multiply-adds would make registers spill
         for k, (row, column) in self.order(places, length):
+            if whole and (places[-1][0], k) not in rows:  # nor before they are needed: the assembler keeps the order
+                for each in dict.fromkeys(row for row, _ in places):
+                    of_row(k, each)
+                for each in dict.fromkeys(column for _, column in places):
+                    of_column(k, each)
             total = [found[row, column]] if (row, column) in found else None
-            (found[row, column],) = self.step([factors(k, row, column)], total)
+            (found[row, column],) = self.step([(of_row(k, row), of_column(k, column))], total)
         return [found[place] for place in places]
 
     def most_steps(self) -> int:

@@ -18,7 +18,7 @@ from tilewright.library.generated.generate import Chain, next_power_of_2
 from tilewright.library.generated.source import ExtraReferences
 from tilewright.library.matmul.simt import product_cost
 from tilewright.library.matmul.simt_parts import in_parts
-from tilewright.library.matmul.simt_tiles import Tile, ranked_tiles, simt_problem
+from tilewright.library.matmul.simt_tiles import Tile, ranked_tiles, simt_problem, varied_tiles
 from tilewright.library.packing import order_recipe
 from tilewright.library.slots import Slots, chain_slots
 from tilewright.library.weights import packed_weights
@@ -100,7 +100,7 @@ def _tiled(group: Group, slots: Slots, weights: Operand, target: Target) -> list
     cost = product_cost(group, product([images, pixels]), columns, depth, groups, 0.0)
     epilogue = {"epilogue": slots.function.__name__}
     found = []
-    for tile, seconds in ranked_tiles((problem,), target.machine())[:_FORMS]:
+    for tile, seconds in varied_tiles(ranked_tiles((problem,), target.machine()), _FORMS):
         call = _call(anchor, weights, tile, 1, flat, slots)
         reasons = {**epilogue, "tile": str(tile)}
         found.append(Candidate("planes", (Stage((call,)),), replace(cost, seconds=seconds), (), reasons))
@@ -121,12 +121,21 @@ def _call(anchor: Node, weights: Operand, tile: Tile, parts: int, flat: bool, sl
     bind_sizes({"images": images}, operands, types, constants)
     bind_extra(slots.extra, operands, types)
     constants |= {
-        "FLAT": flat, "BLOCK_M": tile.rows, "BLOCK_N": tile.columns, "BLOCK_K": tile.depth, "PARTS": parts,
+        "FLAT": flat, "POINTWISE": _is_pointwise(anchor),
+        "BLOCK_M": tile.rows, "BLOCK_N": tile.columns, "BLOCK_K": tile.depth, "PARTS": parts,
         "MASK_M": not divides(tile.rows, columns), "MASK_N": not divides(tile.columns, across),
     }  # fmt: skip
     blocks = [ceil_divide(across, tile.columns), ceil_divide(columns, tile.rows), *([] if flat else [images])]
     grid = (product(blocks), anchor.attributes["groups"] * parts, 1)
     return KernelCall(planes, operands, types, constants, grid, options={"num_warps": tile.warps})
+
+
+def _is_pointwise(anchor: Node) -> bool:
+    """Whether each window of a convolution is one pixel, the output's own."""
+    attributes, w = anchor.attributes, anchor.inputs[1]
+    assert w is not None
+    steps = (*w.shape[2:], *attributes["strides"])
+    return all(step == 1 for step in steps) and not any(any(pair) for pair in attributes["padding"])
 
 
 def _few(group: Group, slots: Slots, weights: Operand, target: Target) -> Candidate:

@@ -65,15 +65,16 @@ def planes(x, w, out, images, columns, depth, height, width, out_depth, out_heig
            PAD_Z: tl.constexpr, PAD_Y: tl.constexpr, PAD_X: tl.constexpr, DILATION_Z: tl.constexpr,
            DILATION_Y: tl.constexpr, DILATION_X: tl.constexpr, PADDED: tl.constexpr, FLAT: tl.constexpr,
            BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr, BLOCK_K: tl.constexpr, MASK_M: tl.constexpr,
-           MASK_N: tl.constexpr, TYPE: tl.constexpr = tl.float32, PRECISION: tl.constexpr = "ieee",
-           PARTS: tl.constexpr = 1, EPILOGUE: tl.constexpr = identity):  # fmt: skip
+           MASK_N: tl.constexpr, POINTWISE: tl.constexpr = False, TYPE: tl.constexpr = tl.float32,
+           PRECISION: tl.constexpr = "ieee", PARTS: tl.constexpr = 1,
+           EPILOGUE: tl.constexpr = identity):  # fmt: skip
     """out = EPILOGUE(convolution of x by w), [images, GROUPS * columns, out_depth, out_height, out_width].
 
     Grid: (channel blocks x pixel blocks x images, groups x PARTS); channel blocks come first, which read the same
     pixels.  `FLAT` blocks of pixels run over all images, others are of one image.  `PADDED` says that windows reach
-    outside the image.  With `PARTS` of the depth there are as many groups of CTAs, each of which stores its sums behind
-    those of the one before: `sum_parts` adds them.  The epilogue sees all images' output channels as rows, and an
-    image's pixels as columns.
+    outside the image, `POINTWISE` that each window is the pixel itself.  With `PARTS` of the depth there are as many
+    groups of CTAs, each of which stores its sums behind those of the one before: `sum_parts` adds them.  The epilogue
+    sees all images' output channels as rows, and an image's pixels as columns.
     """
     part, group = tl.program_id(1) % PARTS, tl.program_id(1) // PARTS
     pixels, plane = out_depth * out_height * out_width, depth * height * width
@@ -83,7 +84,8 @@ def planes(x, w, out, images, columns, depth, height, width, out_depth, out_heig
     image, pixel, there = block_of_pixels(block, images, pixels, FLAT, BLOCK_N)
     front, top, left = window_starts(pixel, out_height, out_width, STRIDE_Z, STRIDE_Y, STRIDE_X, PAD_Z, PAD_Y, PAD_X)
     x += group * CHANNELS * plane + image.to(tl.int64) * (CHANNELS * GROUPS * plane)
-    base = x + ((front * height + top) * width + left)
+    # The pixel itself where it is the window: then pixels are known to be contiguous, and are loaded several at a time.
+    base = x + (pixel if POINTWISE else (front * height + top) * width + left)
     w += group * columns
     DEPTH: tl.constexpr = KERNEL_Z * KERNEL_Y * KERNEL_X * CHANNELS
     LENGTH: tl.constexpr = (DEPTH + PARTS * BLOCK_K - 1) // (PARTS * BLOCK_K) * BLOCK_K
