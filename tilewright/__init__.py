@@ -21,7 +21,7 @@ if TYPE_CHECKING:
     from tilewright.engine.engine import Engine as Engine
     from tilewright.engine.engine import load as load
     from tilewright.language.aggregate import aggregate as aggregate
-    from tilewright.language.function import constexpr_function as constexpr_function
+    from tilewright.language.types import constexpr_function as constexpr_function
     from tilewright.launch.autotune import Config as Config
     from tilewright.launch.autotune import autotune as autotune
     from tilewright.launch.background import AsyncCompileMode as AsyncCompileMode
@@ -55,7 +55,7 @@ _EXPORTS = {
     "MockTensor": "tilewright.launch.wrappers",
     "pointer": "tilewright.launch.wrappers",
     "reinterpret": "tilewright.launch.wrappers",
-    "constexpr_function": "tilewright.language.function",
+    "constexpr_function": "tilewright.language.types",
     "TensorDescriptor": "tilewright.launch.descriptor",
     "cdiv": "tilewright.launch.sizes",
     "next_power_of_2": "tilewright.launch.sizes",

@@ -1,19 +1,36 @@
-"""Imports go round in small circles only: at most three files of one package, and none from package to package.
+"""Imports go round in small circles only, and stand at the top of their files.
 
     python tools/check_imports.py
 
-Imports inside functions count, those for type checkers alone do not.  A package is a folder or a file of `tilewright`.
+Circles: of at most three files of one package, and none from package to package.  Imports inside functions count, those
+for type checkers alone do not.  A package is a folder or a file of `tilewright`.
+
+An import inside a function is for what may be absent: a package that the base install does not bring, or a module of
+ours that imports one.  All others are in `LATE`, with the reason.
 """
 
 from __future__ import annotations
 
 import ast
+import re
 import sys
-from collections.abc import Iterator, Mapping
+import tomllib
+from collections.abc import Iterable, Iterator, Mapping
 from pathlib import Path
 
 ROOT = Path(__file__).resolve().parents[1] / "tilewright"
 MOST_FILES = 3  # of one circle
+# Modules (or packages of them) that import late what is always there, and why. An entry without need fails the check.
+LATE = {
+    "tilewright.cli": "the command line starts quickly: a command imports what it runs",
+    "tilewright.engine.engine": "engines of one part are loaded without the graph and without records of times",
+    "tilewright.engine.cuda_program": "engines for CPUs are loaded without the session of GPUs",
+    "tilewright.targets.cpu.backend": "kernels in the cache are loaded without the compiler",
+    "tilewright.targets.nvidia.backend": "kernels in the cache are loaded without the compiler",
+    "tilewright.targets.nvidia.compile": "kernels in the cache are loaded without the compiler",
+    "tilewright.launch.jit": "kernels are launched without the interpreter",
+    "tilewright.launch.launching": "kernels are launched without the interpreter",
+}
 
 Graph = dict[str, set[str]]
 
@@ -45,6 +62,73 @@ def _imported(node: ast.AST, files: Mapping[str, Path]) -> Iterator[str]:
     else:
         for child in ast.iter_child_nodes(node):
             yield from _imported(child, files)
+
+
+def external(node: ast.AST, name: str) -> set[str]:
+    """The packages of others that a statement imports, by their first names; `name` is the module's of ours."""
+    if isinstance(node, ast.Import):
+        found = {alias.name.partition(".")[0] for alias in node.names}
+    elif isinstance(node, ast.ImportFrom) and node.module is not None:
+        found = {node.module.partition(".")[0]}
+    else:
+        return set()
+    return found - {name.partition(".")[0], "__future__"}
+
+
+def base_install() -> set[str]:
+    """What can be imported wherever `tilewright` is: Python's own modules, and the dependencies without an extra."""
+    project = tomllib.loads((ROOT.parent / "pyproject.toml").read_text(encoding="utf-8"))["project"]
+    named = {re.split(r"[^\w-]", entry)[0].replace("-", "_").lower() for entry in project["dependencies"]}
+    return named | set(sys.stdlib_module_names)
+
+
+def statements(node: ast.AST, late: bool = False, guarded: bool = False) -> Iterator[tuple[ast.stmt, bool, bool]]:
+    """The imports below a node: each with whether it is inside a function, and whether its failure is handled."""
+    if isinstance(node, (ast.Import, ast.ImportFrom)):
+        yield node, late, guarded
+    if isinstance(node, ast.If) and ast.unparse(node.test).endswith("TYPE_CHECKING"):
+        return
+    late = late or isinstance(node, (ast.FunctionDef, ast.AsyncFunctionDef))
+    handlers = getattr(node, "handlers", ())
+    handled = any("ImportError" in ast.unparse(entry.type or entry) for entry in handlers)
+    for part in ("body", "handlers", "orelse", "finalbody", "cases"):  # expressions have no imports
+        children = getattr(node, part, ())
+        for child in children if isinstance(children, list) else ():
+            yield from statements(child, late, guarded or handled)
+
+
+def late_imports(files: Mapping[str, Path]) -> Iterator[str]:
+    """What is wrong with imports inside functions."""
+    found = {name: list(statements(ast.parse(path.read_text(encoding="utf-8")))) for name, path in files.items()}
+    early: Graph = {name: set() for name in files}
+    others: Graph = {name: set() for name in files}
+    for name, entries in found.items():
+        for node, late, _ in entries:
+            if not late:
+                early[name] |= set(_imported(node, files))
+                others[name] |= external(node, name)
+    base, unused = base_install(), set(LATE)
+    plain = [(name, node) for name, entries in found.items() for node, late, guarded in entries if late and not guarded]
+    for name, node in plain:
+        needed = {package for module in reached(early, _imported(node, files)) for package in others[module]}
+        if (needed | external(node, name)) - base - others[name]:
+            continue
+        known = {entry for entry in LATE if f"{name}.".startswith(f"{entry}.")}
+        unused -= known
+        if not known:
+            yield f"{name}: line {node.lineno}: `{ast.unparse(node)}` belongs to the top of its file"
+    yield from (f"{entry}: the entry in LATE is no longer needed" for entry in sorted(unused))
+
+
+def reached(graph: Mapping[str, set[str]], start: Iterable[str]) -> set[str]:
+    """The modules of a graph that some of them lead to, with these."""
+    found, following = set(), list(start)
+    while following:
+        name = following.pop()
+        if name not in found:
+            found.add(name)
+            following += graph[name]
+    return found
 
 
 def circles(graph: Mapping[str, set[str]]) -> list[list[str]]:
@@ -112,8 +196,9 @@ def problems(graph: Mapping[str, set[str]]) -> Iterator[str]:
 
 
 def main() -> int:
-    graph = import_graph(modules())
-    found = list(problems(graph))
+    files = modules()
+    graph = import_graph(files)
+    found = [*problems(graph), *late_imports(files)]
     for problem in found:
         print(problem)
     print(f"imports: {len(found)} problems, {len(circles(graph))} circles of up to {MOST_FILES} files")

@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 
 from tilewright import Engine
-from tilewright.build import trials
+from tilewright.build import trials, tuning
 from tilewright.build.builder import build
 from tilewright.build.tuning import Tuning
 from tilewright.dtypes import DType, bfloat16, float16
@@ -112,7 +112,7 @@ def test_library_calls_work_inside_plans(torch: Any, rng, monkeypatch, tmp_path:
             times = {n: time / 1e3 if candidates[n].name == "PyTorch" else time for n, time in times.items()}
             return Measured(times, failures, context)
 
-    monkeypatch.setattr(trials, "Trials", LibraryFirst)
+    monkeypatch.setattr(tuning, "Trials", LibraryFirst)
     b = GraphBuilder("library")
     count = b.symbol("batch", 1, 16)
     x = b.input("x", float16, (count, 14, 14, 32))
@@ -149,7 +149,7 @@ def test_bindings_of_libraries_work_inside_plans(rng, monkeypatch, tmp_path: Pat
             times = {n: time / 1e3 if candidates[n].name.startswith("cu") else time for n, time in times.items()}
             return Measured(times, failures, context)
 
-    monkeypatch.setattr(trials, "Trials", BindingsFirst)
+    monkeypatch.setattr(tuning, "Trials", BindingsFirst)
     b = GraphBuilder("bindings")
     count = b.symbol("batch", 1, 16)
     x = b.input("x", dtype, (count, 14, 14, 32))

@@ -60,14 +60,14 @@ def driver(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Iterator[Driver]:
 @pytest.fixture
 def built(monkeypatch: pytest.MonkeyPatch) -> list[Any]:
     """The graphs that a test built into engines."""
-    import tilewright.build.builder
+    from tilewright.importers import torch_part
 
     graphs: list[Any] = []
-    build = tilewright.build.builder.build
+    build = torch_part.build
 
     def record(graph: Any, *arguments: Any, **options: Any) -> Any:
         graphs.append(graph)
         return build(graph, *arguments, **options)
 
-    monkeypatch.setattr(tilewright.build.builder, "build", record)
+    monkeypatch.setattr(torch_part, "build", record)
     return graphs

@@ -193,7 +193,7 @@ def test_library_calls_are_taken_where_they_are_allowed_and_faster(driver, timed
             super().measure(candidates, sizes)
             return Measured({n: 1.0 if c.name == "PyTorch" else 2.0 for n, c in candidates.items()}, {}, "")
 
-    monkeypatch.setattr(trials, "Trials", Fastest)
+    monkeypatch.setattr(tuning, "Trials", Fastest)
     monkeypatch.setitem(tuning.CLOSE, 1, (1.5, 1))
     with settings.scope(cache_directory=tmp_path / "allowed"):
         engine = build(graph, "cuda:sm_90a", tuning=Tuning(1, libraries=True))
@@ -223,7 +223,7 @@ def test_libraries_are_called_through_their_own_bindings(driver, timed, rng, mon
             super().measure(candidates, sizes)
             return Measured({n: 1.0 if c.name.startswith("cu") else 2.0 for n, c in candidates.items()}, {}, "")
 
-    monkeypatch.setattr(trials, "Trials", Bindings)
+    monkeypatch.setattr(tuning, "Trials", Bindings)
     graph = library_graph(rng, float16)
     x = rng.standard_normal((2, 9, 7, 8)).astype(np.float16)
     exact = run(graph, {"x": x})["y"]

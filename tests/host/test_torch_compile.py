@@ -293,7 +293,7 @@ def test_a_failure_without_a_message_is_named(
     def fail(*arguments: Any, **named: Any) -> Any:
         raise AssertionError
 
-    monkeypatch.setattr("tilewright.build.builder.build", fail)
+    monkeypatch.setattr("tilewright.importers.torch_part.build", fail)
     x = torch.randn(3, 4)
     with caplog.at_level(logging.WARNING, logger="tilewright"):
         torch.testing.assert_close(compiled(torch.relu)(x), x.relu())

@@ -17,6 +17,7 @@ from torch.nn import functional as F  # noqa: E402
 
 from tests.host.compile_support import Module, check, compiled, fresh  # noqa: E402, F401
 from tilewright.errors import TilewrightError, UnsupportedOperationError  # noqa: E402
+from tilewright.importers import torch_part  # noqa: E402
 
 pytestmark = pytest.mark.usefixtures("quick_engines")
 
@@ -335,16 +336,14 @@ def test_parts_that_are_too_small_stay(built: list[Any], caplog: pytest.LogCaptu
 def test_operations_without_which_an_engine_can_be_built(
     monkeypatch: pytest.MonkeyPatch, built: list[Any], caplog: pytest.LogCaptureFixture
 ) -> None:
-    import tilewright.build.builder
-
-    build = tilewright.build.builder.build
+    build = torch_part.build
 
     def refuse(graph: Any, *arguments: Any, **options: Any) -> Any:
         if any(node.op == "tanh" for node in graph.nodes):
             raise TilewrightError("no kernel for tanh")
         return build(graph, *arguments, **options)
 
-    monkeypatch.setattr(tilewright.build.builder, "build", refuse)
+    monkeypatch.setattr(torch_part, "build", refuse)
     module = Module(lambda m, x: m.b(torch.tanh(m.a(x).exp() * 2)).sigmoid() + 1, **layers(a=(6, 8), b=(8, 3)))
     with caplog.at_level(logging.WARNING, logger="tilewright"):
         check(module, [(rows(4, 6),), (rows(4, 6),)])

@@ -8,10 +8,12 @@ from __future__ import annotations
 
 import json
 from collections.abc import Iterator, Mapping, Sequence
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 
+from tilewright.build.engine_builder import EngineBuilder, Order
+from tilewright.build.manifest import TargetProgram, manifest_of, program_entry
 from tilewright.dtypes import HOST_ONLY
 from tilewright.engine.engine import MOST_MODEL_PARTS, Engine, staged_symbol
 from tilewright.engine.file import Package
@@ -32,14 +34,9 @@ from tilewright.symbolic import Symbol, free_symbols
 from tilewright.targets.base import Target
 from tilewright.targets.registry import graph_passes
 
-if TYPE_CHECKING:
-    from tilewright.build.builder import EngineBuilder, Order, TargetProgram
-
 
 def build_staged(graph: Graph, order: Order, missing: Sequence[str] = ()) -> Engine:
     """The engine of a graph that was cut; `missing` are remarks about nodes without a kernel. Raises as `build`."""
-    from tilewright.build.builder import EngineBuilder, manifest_of
-
     _check_symbols(graph)
     if len(graph.parts) > MOST_MODEL_PARTS:
         raise UnsupportedOperationError(
@@ -74,8 +71,6 @@ def _program(
     graph: Graph, target: Target, parts: Sequence[TargetProgram], weights: Weights, text: bytes, number: int
 ) -> tuple[dict[str, Any], dict[str, bytes]]:
     """The entry of a target: the signature, and its parts."""
-    from tilewright.build.builder import program_entry
-
     entries: list[dict[str, Any]] = []
     objects: dict[str, bytes] = {}
     for place, part in enumerate(parts):

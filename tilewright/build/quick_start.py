@@ -24,7 +24,8 @@ from typing import Any
 
 import numpy as np
 
-from tilewright.build.builder import Progress, build
+from tilewright.build.builder import build
+from tilewright.build.engine_builder import Progress
 from tilewright.build.tuning import Tuning
 from tilewright.engine.engine import Engine
 from tilewright.errors import SettingsError

@@ -15,6 +15,7 @@ from functools import partial
 from typing import TYPE_CHECKING
 
 from tilewright.build.kernels import KernelSet
+from tilewright.build.trials import Trials
 from tilewright.errors import DeviceError, MissingDependencyError, MissingTimingError, SettingsError, brief
 from tilewright.graph.core import Graph, Value
 from tilewright.graph.fusion import Group
@@ -22,13 +23,14 @@ from tilewright.library.candidate import Candidate, ExternKernel, Operand, Packe
 from tilewright.measure.choosing import CLOSE, Choice, Measured, Records, TuningProblem, closest, ranked
 from tilewright.measure.keys import device_name, problem_key
 from tilewright.measure.record import Timing
+from tilewright.runtime.cuda import device as devices
+from tilewright.runtime.gpu_program import runs_on
 from tilewright.runtime.plan import BufferReference
 from tilewright.settings import settings
 from tilewright.symbolic import Size, free_symbols
 from tilewright.targets.base import Target
 
 if TYPE_CHECKING:
-    from tilewright.build.trials import Trials
     from tilewright.runtime.cuda.device import Device
 
 Progress = Callable[[str, str, float], None]
@@ -142,8 +144,6 @@ class Tuner:
         """Time the close candidates of problems, and put the times on record."""
         if not problems:
             return
-        from tilewright.build.trials import Trials
-
         stages = [stage for problem in problems for index in problem.close for stage in problem.found[index].stages]
         calls = [(call, _anywhere) for stage in stages for call in stage.calls]
         KernelSet(self.target, self.progress).compile_ahead(calls)
@@ -234,9 +234,6 @@ def summary(group: Group) -> str:
 
 def _gpu_for(target: Target) -> tuple[Device | None, str]:
     """The GPU that runs a target's code, or why there is none."""
-    from tilewright.runtime.cuda import device as devices
-    from tilewright.runtime.gpu_program import runs_on
-
     try:
         device = devices.current_device()
     except (DeviceError, MissingDependencyError) as error:

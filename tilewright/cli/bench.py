@@ -23,7 +23,7 @@ from tilewright.insight.report import report
 from tilewright.settings import settings
 
 if TYPE_CHECKING:
-    from tilewright.engine import Engine
+    from tilewright.engine.engine import Engine
 
 TIMING_ROUNDS = 4  # runtimes take turns, so that a drift of the machine meets all of them
 

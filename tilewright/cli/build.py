@@ -22,7 +22,7 @@ from tilewright.insight.search import search_of
 from tilewright.precision import IEEE
 
 if TYPE_CHECKING:
-    from tilewright.engine import Engine
+    from tilewright.engine.engine import Engine
     from tilewright.graph.core import Graph
     from tilewright.measure.record import Timing
     from tilewright.targets.base import Target
@@ -202,7 +202,7 @@ def _names(model: Path, asked: str | None) -> list[str]:
 def _choices(path: Path, targets: Sequence[str], asked: bool) -> Iterator[str]:
     """For each target that lets kernels be timed, how many were chosen how; for the others that nothing was timed, if
     something was `asked` for that has to do with it."""
-    from tilewright.engine import Engine
+    from tilewright.engine.engine import Engine
 
     for target in targets:
         engine = Engine.read(path, target)

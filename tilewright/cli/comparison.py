@@ -18,7 +18,7 @@ from tilewright.insight.difference import difference
 from tilewright.settings import settings
 
 if TYPE_CHECKING:
-    from tilewright.engine import Engine
+    from tilewright.engine.engine import Engine
     from tilewright.insight.layers import LayerTensor
 
 TOLERANCES = {"float16": 1e-2, "bfloat16": 5e-2}  # of outputs that are rounded, and were computed of such

@@ -13,7 +13,7 @@ from tilewright.cli.console import terminal, wrong_usage
 from tilewright.cli.progress import BuildProgress
 
 if TYPE_CHECKING:
-    from tilewright.engine import Engine
+    from tilewright.engine.engine import Engine
 
 EngineArgument = Annotated[
     Path,
@@ -44,7 +44,7 @@ def load(
 
     Raises as `Engine.load` and `tilewright.compile` do.
     """
-    from tilewright.engine import Engine
+    from tilewright.engine.engine import Engine
 
     if not is_model(path):
         if effort is not None:

@@ -18,7 +18,7 @@ from tilewright.settings import settings
 from tilewright.targets.llvm.cache import ObjectCache
 
 if TYPE_CHECKING:
-    from tilewright.engine import Engine
+    from tilewright.engine.engine import Engine
 
 Run = Callable[[Mapping[str, np.ndarray]], dict[str, np.ndarray]]
 PEER_NAMES = ("reference", "onnxruntime", "torch")

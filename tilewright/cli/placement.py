@@ -18,7 +18,7 @@ from tilewright.runtime.tensors import torch_dtype
 from tilewright.settings import settings
 
 if TYPE_CHECKING:
-    from tilewright.engine import Engine
+    from tilewright.engine.engine import Engine
 
 
 @dataclass(frozen=True)

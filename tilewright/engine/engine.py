@@ -14,12 +14,14 @@ from typing import TYPE_CHECKING, Any, Literal, NoReturn
 
 import numpy as np
 
+from tilewright.engine import gpu_entries
 from tilewright.engine.arguments import Arguments
 from tilewright.engine.bounded_json import read_json
 from tilewright.engine.file import MOST_GRAPH_BYTES, REBUILD, Package, as_path, read_package, write_package
 from tilewright.engine.gpu_programs import GPU_PROGRAMS, gpu_programs
 from tilewright.engine.plan_json import plan_from_json
-from tilewright.engine.trust import PublicKey, Trust
+from tilewright.engine.signatures import PublicKey
+from tilewright.engine.trust import Trust
 from tilewright.errors import (
     EngineDamagedError,
     EngineError,
@@ -102,7 +104,7 @@ class Engine:
         for part in program.get("parts", [program]):
             gpu = gpu_programs(part["target"])
             if gpu is not None:
-                expected = gpu.symbol(part["plan"], part["kernels"], offsets)
+                expected = gpu_entries.symbol(part["plan"], part["kernels"], offsets)
             else:
                 expected = plan_symbol(part["plan"], offsets)
             if part["symbol"] != expected:

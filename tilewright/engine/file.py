@@ -2,7 +2,7 @@
 
     manifest.json          what the file is, its programs, and the digest of every other member
     manifest.sha256        the manifest's digest, as ``sha256sum`` writes it
-    manifest.signatures    signatures of the manifest, where somebody has signed it (`engine.signing`)
+    manifest.signatures    signatures of the manifest, where somebody has signed it (`engine.signatures`)
     weights.safetensors    constants, aligned, in the order in which kernels read them
     graph.json             the graph that the engine was built from; its constants are in the weights
     kernels/<key>.o        machine code of a CPU
@@ -28,6 +28,7 @@ import numpy as np
 
 from tilewright.engine.archive import PADDING_EXTRA, EngineArchive
 from tilewright.engine.bounded_json import read_json
+from tilewright.engine.signatures import SIGNATURES
 from tilewright.engine.trust import Trust
 from tilewright.engine.weights import WEIGHT_ALIGNMENT, Weights
 from tilewright.errors import EngineError, EngineVersionError, a_kind
@@ -41,7 +42,6 @@ READABLE = (2, 3, 4)
 
 MANIFEST = "manifest.json"
 GUARD = "manifest.sha256"
-SIGNATURES = "manifest.signatures"
 WEIGHTS = "weights.safetensors"
 GRAPH = "graph.json"
 MOST_MANIFEST_BYTES = 64 << 20

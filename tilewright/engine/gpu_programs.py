@@ -15,10 +15,6 @@ from tilewright.runtime.session import PlanSession
 class GpuPrograms(Protocol):
     """The functions of such a module."""
 
-    def symbol(self, plan: Any, kernels: Mapping[str, Any], weights: Mapping[str, int]) -> str:
-        """A digest of everything that a program's kernels are launched with."""
-        ...
-
     def misfit(self, target: Mapping[str, Any]) -> str | None:
         """Why no GPU of this machine runs a program for `target`; None when the current one does."""
         ...

@@ -1,7 +1,7 @@
 """What a caller asks of an engine file before anything in it is used: a digest, or a signature by a trusted key.
 
 An engine is a program.  Digests inside the file find damage, not forgery; what is known from outside the file decides
-whether it may run: the file's SHA-256, or the public keys of those who may sign (`engine.signing` has the format).
+whether it may run: the file's SHA-256, or the public keys of those who may sign (`engine.signatures` has the format).
 """
 
 from __future__ import annotations
@@ -11,11 +11,9 @@ import string
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Union
 
+from tilewright.engine.signatures import PublicKey, read_public_key, signed_by
 from tilewright.errors import EngineUntrustedError, SettingsError, brief
-
-PublicKey = Union[str, Path, bytes]  # a file in PEM format, or its contents
 
 
 @dataclass(frozen=True)
@@ -34,8 +32,6 @@ class Trust:
         digest = "" if expect_sha256 is None else _hexadecimal(expect_sha256)
         if trusted_keys is None:
             return cls(digest)
-        from tilewright.engine.signing import read_public_key
-
         listed = [trusted_keys] if isinstance(trusted_keys, (str, Path, bytes)) else list(_iterable(trusted_keys))
         if not listed:
             raise SettingsError("trusted_keys is empty, so that no engine could be trusted: name a public key, or None")
@@ -61,8 +57,6 @@ class Trust:
         """Raise `EngineUntrustedError` unless one of the trusted keys has signed the manifest."""
         if self.keys is None:
             return
-        from tilewright.engine.signing import signed_by
-
         signed_by(path, manifest, signatures, self.keys)
 
 

@@ -20,10 +20,19 @@ from tilewright.language.aggregate import Aggregate, seal, unsealed
 from tilewright.language.context import LanguageError
 from tilewright.language.core import BUILTIN
 from tilewright.language.extra import libdevice
-from tilewright.language.function import MUST_USE, ConstexprFunction, SourceFunction
+from tilewright.language.function import MUST_USE, SourceFunction
 from tilewright.language.semantic import hint
 from tilewright.language.tensor import tensor, type_text
-from tilewright.language.types import block_type, constexpr, constexpr_type, dtype, pointer_type, tuple_type, unwrap
+from tilewright.language.types import (
+    ConstexprFunction,
+    block_type,
+    constexpr,
+    constexpr_type,
+    dtype,
+    pointer_type,
+    tuple_type,
+    unwrap,
+)
 
 _TYPES = (pointer_type, block_type, constexpr_type, tuple_type, dtype, slice)
 

@@ -18,8 +18,8 @@ from tilewright.ir.core import Location
 from tilewright.language.aggregate import Aggregate
 from tilewright.language.context import LanguageError
 from tilewright.language.core import BUILTIN
-from tilewright.language.function import ConstexprFunction, SourceFunction
-from tilewright.language.types import block_type, constexpr, dtype, unwrap
+from tilewright.language.function import SourceFunction
+from tilewright.language.types import ConstexprFunction, block_type, constexpr, dtype, unwrap
 
 MISSING = object()
 _INSTEAD = {

@@ -26,6 +26,7 @@ from tilewright.errors import ShapeError
 from tilewright.graph.core import Graph, Node, Value
 from tilewright.graph.inference import check_shape
 from tilewright.graph.ops import OPS, infer_types, normalize
+from tilewright.graph.verifier import verify
 from tilewright.symbolic import Size, Symbol, simplify, symbol
 
 _ARITHMETIC = ("add", "subtract", "multiply", "divide")
@@ -156,8 +157,6 @@ class GraphBuilder:
 
     def finish(self) -> Graph:
         """The verified graph."""
-        from tilewright.graph.verifier import verify
-
         verify(self.graph)
         return self.graph
 

@@ -16,6 +16,7 @@ import numpy as np
 
 from tilewright.dtypes import BY_NAME, wrapped
 from tilewright.errors import InputError, ShapeError
+from tilewright.graph.inference import pool_extent
 
 Array = np.ndarray
 Arrays = Sequence[Any]  # arrays, or None for missing optional inputs
@@ -529,8 +530,6 @@ def _pool_windows(image: Array, extents: Sequence[int], attributes: Attributes, 
 
 
 def _pooled(inputs: Arrays, attributes: Attributes, reduce: Callable[[Array, list[int]], Array]) -> Array:
-    from tilewright.graph.inference import pool_extent
-
     image = inputs[0] if attributes["layout"] == "NCHW" else np.moveaxis(inputs[0], -1, 1)
     extents = [int(pool_extent(n, i, attributes)) for i, n in enumerate(image.shape[2:])]  # type: ignore[arg-type]
     result = reduce(image, extents)

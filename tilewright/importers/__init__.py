@@ -16,6 +16,7 @@ from typing import Any
 
 from tilewright.errors import ImportModelError, MissingDependencyError, a_kind
 from tilewright.graph.core import Graph
+from tilewright.importers.families import import_checkpoint
 from tilewright.runtime.cache_files import why_not_readable
 
 ACCEPTED = (
@@ -73,8 +74,6 @@ def _import_path(path: Path, dynamic_shapes: Any, name: str | None, trust: bool)
     if not there:
         raise ImportModelError(f"{path}: no such file or folder; expected {ACCEPTED}")
     if path.is_dir():
-        from tilewright.importers.huggingface import import_checkpoint
-
         return import_checkpoint(path, dynamic_shapes, name)
     if path.suffix == ".onnx":
         return onnx_importer().import_onnx(path, dynamic_shapes, name)

@@ -19,8 +19,7 @@ import numpy as np
 from tilewright import dtypes
 from tilewright.dtypes import DType
 from tilewright.errors import ImportModelError
-from tilewright.graph.core import Graph
-from tilewright.importers.shapes import Axes, Dimension, parse_dynamic_shapes
+from tilewright.importers.shapes import Axes, Dimension
 
 _DTYPES: dict[str, DType] = {
     "BOOL": dtypes.int1,
@@ -249,17 +248,3 @@ def symbols(dimensions: Mapping[str, Axes], inputs: Iterable[str], axis: int, de
         if entry is not None:
             return Dimension(entry.name, max(entry.low, default.low), min(entry.high, default.high))
     return default
-
-
-def import_checkpoint(folder: Path, dynamic_shapes: Mapping[str, Any] | None = None, name: str | None = None) -> Graph:
-    """Import a checkpoint folder; raises `ImportModelError` for an unknown family or unfitting weights."""
-    from tilewright.importers.families import FAMILIES
-
-    checkpoint = Checkpoint(Path(folder))
-    family = checkpoint.config.get("model_type")
-    if not isinstance(family, str) or family not in FAMILIES:
-        raise ImportModelError(
-            f"{folder}: model_type {repr(family)[:100]} has no importer yet; known: {', '.join(FAMILIES)}. "
-            "Import the model through PyTorch (torch.export) or ONNX, or add a family (docs/internals/importers.md)."
-        )
-    return FAMILIES[family](checkpoint, parse_dynamic_shapes(dynamic_shapes), name or Path(folder).resolve().name)

@@ -20,6 +20,7 @@ from functorch.compile import make_boxed_func
 from torch import fx
 from torch._decomp import core_aten_decompositions
 from torch._dynamo.exc import TorchDynamoException
+from torch._dynamo.symbolic_convert import InstructionTranslator
 from torch._functorch.aot_autograd import aot_module_simplified
 from torch._guards import TracingContext
 from torch._subclasses.fake_tensor import FakeTensor
@@ -155,8 +156,6 @@ def _refuse(message: str, *arguments: Any, **named: Any) -> Any:
 
 def _wants_full_graph() -> bool:
     """Whether the graph that Dynamo hands over just now is compiled with ``fullgraph=True``."""
-    from torch._dynamo.symbolic_convert import InstructionTranslator
-
     try:
         return bool(InstructionTranslator.current_tx().one_graph)
     except (AttributeError, LookupError):  # called by something else than Dynamo

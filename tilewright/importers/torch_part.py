@@ -13,6 +13,8 @@ from torch import fx
 from torch._subclasses.fake_tensor import unset_fake_temporarily
 from torch.fx.experimental.symbolic_shapes import free_unbacked_symbols
 
+from tilewright.build.builder import build
+from tilewright.build.quick_start import build_quickly_first
 from tilewright.build.tuning import Tuning
 from tilewright.engine.engine import Engine
 from tilewright.errors import TilewrightError, UnsupportedOperationError
@@ -27,6 +29,7 @@ from tilewright.importers.torch_fx import Walker, dtype_of
 from tilewright.importers.torch_nodes import is_token, linear_sizes, ranges, stride_order
 from tilewright.importers.torch_survey import IMPORT_RULES
 from tilewright.importers.torch_symbols import SymbolTable, squeezed_symbols
+from tilewright.runtime.cuda.device import on_gpu_of
 
 logger = logging.getLogger("tilewright")
 
@@ -180,10 +183,6 @@ class EnginePart:
         return built
 
     def _engine(self, constants: Mapping[int, torch.Tensor | None], arguments: Sequence[Any]) -> _Built:
-        from tilewright.build.builder import build
-        from tilewright.build.quick_start import build_quickly_first
-        from tilewright.runtime.cuda.device import on_gpu_of
-
         imported = self._import(constants)  # again: a rule may need the values of what was a constant so far
         with on_gpu_of(arguments):  # whose kernels are timed there
             how = build_quickly_first if self.settings.quick_start else build

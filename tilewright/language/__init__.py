@@ -80,7 +80,7 @@ from tilewright.language.core import (
     view,
     where,
 )
-from tilewright.language.function import const, constexpr_function, must_use_result
+from tilewright.language.function import const, must_use_result
 from tilewright.language.math import (
     abs,
     ceil,
@@ -149,6 +149,7 @@ from tilewright.language.types import (
     bfloat16,
     block_type,
     constexpr,
+    constexpr_function,
     constexpr_type,
     dtype,
     float8e4b8,

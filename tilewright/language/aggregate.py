@@ -23,6 +23,7 @@ from typing import Any
 from tilewright.language.context import LanguageError, in_kernel
 from tilewright.language.core import builtin
 from tilewright.language.function import SourceFunction
+from tilewright.language.semantic.convert import is_literal, to_tensor
 from tilewright.language.tensor import tensor, type_text
 from tilewright.language.types import constexpr, unwrap
 
@@ -110,8 +111,6 @@ def _fitted(kind: str, name: str, wanted: Any, value: Any) -> Any:
     if not isinstance(wanted, type) or isinstance(value, wanted):
         return value
     if wanted is tensor:
-        from tilewright.language.semantic.convert import is_literal, to_tensor
-
         if not in_kernel():
             return value
         if is_literal(unwrap(value)):

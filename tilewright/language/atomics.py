@@ -8,10 +8,10 @@ from __future__ import annotations
 from tilewright.errors import brief
 from tilewright.language import core
 from tilewright.language.context import written
-from tilewright.language.function import constexpr_function, language_function
+from tilewright.language.function import language_function
 from tilewright.language.standard import max as largest
 from tilewright.language.standard import require
-from tilewright.language.types import get_int_dtype, int1, int32, pointer_type, uint8
+from tilewright.language.types import constexpr_function, get_int_dtype, int1, int32, pointer_type, uint8
 
 POLL_NANOSECONDS = 10  # what one load of a poll is taken to last
 

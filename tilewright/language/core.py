@@ -13,11 +13,10 @@ from typing import Any, TypeVar
 
 from tilewright.errors import brief
 from tilewright.language import types
-from tilewright.language.function import constexpr_function
 from tilewright.language.semantic import arithmetic, convert, escape, hint, memory, product, reduction, tiled
 from tilewright.language.semantic import shape as shapes
 from tilewright.language.tensor import tensor
-from tilewright.language.types import block_type, constexpr, dtype, pointer_type, unwrap
+from tilewright.language.types import block_type, constexpr, constexpr_function, dtype, pointer_type, unwrap
 
 F = TypeVar("F", bound=Callable[..., Any])
 BUILTIN = "__tilewright_builtin__"

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import ast
 import dis
-import functools
 import hashlib
 import inspect
 import linecache
@@ -23,7 +22,7 @@ from tilewright.forks import cached_property
 from tilewright.ir.core import Location
 from tilewright.ir.diagnostics import render
 from tilewright.language.records import contents, is_record, is_users
-from tilewright.language.types import NAMES, constexpr, dtype, pointer_type
+from tilewright.language.types import NAMES, ConstexprFunction, constexpr, dtype, pointer_type
 
 
 @dataclass(frozen=True)
@@ -420,27 +419,6 @@ def _indentation(line: str) -> int:
 
 class const:
     """Annotation of a read-only pointer parameter: ``x: tl.const``."""
-
-
-class ConstexprFunction:
-    """A plain Python function that kernels may call at compile time, on constants."""
-
-    def __init__(self, function: Callable[..., Any]) -> None:
-        self.function = function
-        self.__name__ = getattr(function, "__name__", "function")
-        self.__doc__ = function.__doc__
-
-    def __call__(self, *arguments: Any, **keywords: Any) -> Any:
-        return self.function(*arguments, **keywords)
-
-    def __get__(self, instance: Any, owner: type | None = None) -> Any:
-        """As a method of an aggregate it takes the instance first."""
-        return self if instance is None else functools.partial(self, instance)
-
-
-def constexpr_function(function: Callable[..., Any]) -> ConstexprFunction:
-    """Decorator: let kernels call a Python function at compile time, on constants."""
-    return ConstexprFunction(function)
 
 
 MUST_USE = "__tilewright_must_use__"

@@ -10,8 +10,8 @@ from __future__ import annotations
 
 from tilewright.language import core
 from tilewright.language import math as tl_math
-from tilewright.language.function import constexpr_function, language_function
-from tilewright.language.types import constexpr, float32, int32, int64, uint32, uint64
+from tilewright.language.function import language_function
+from tilewright.language.types import constexpr, constexpr_function, float32, int32, int64, uint32, uint64
 
 # Key steps and multipliers of Philox-4x32 and Philox-4x64.
 PHILOX_32 = (0x9E3779B9, 0xBB67AE85, 0xD2511F53, 0xCD9E8D57)

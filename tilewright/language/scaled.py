@@ -12,10 +12,11 @@ from __future__ import annotations
 
 from tilewright.errors import brief
 from tilewright.language import core
-from tilewright.language.function import constexpr_function, language_function
+from tilewright.language.function import language_function
 from tilewright.language.types import (
     bfloat16,
     constexpr,
+    constexpr_function,
     float8e4nv,
     float8e5,
     float16,

@@ -12,8 +12,8 @@ the wanted one.  Floats are ordered by their bits: -0 before +0, and NaNs, which
 from __future__ import annotations
 
 from tilewright.language import core, standard
-from tilewright.language.function import constexpr_function, language_function
-from tilewright.language.types import constexpr, float32, get_int_dtype, int1, int8, int32
+from tilewright.language.function import language_function
+from tilewright.language.types import constexpr, constexpr_function, float32, get_int_dtype, int1, int8, int32
 
 _LARGEST_BLOCK = 1 << 20
 

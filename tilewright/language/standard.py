@@ -7,8 +7,8 @@ from __future__ import annotations
 
 from tilewright.language import core
 from tilewright.language import math as tl_math
-from tilewright.language.function import constexpr_function, language_function
-from tilewright.language.types import constexpr, float32, int32, uint32
+from tilewright.language.function import language_function
+from tilewright.language.types import constexpr, constexpr_function, float32, int32, uint32
 
 AS_INTEGERS = constexpr("bits of floats are x.to(tl.int32, bitcast=True), conditions are x != 0")
 

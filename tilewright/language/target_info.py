@@ -8,7 +8,7 @@ from contextlib import contextmanager
 from typing import Any, NamedTuple
 
 from tilewright.language.core import builtin
-from tilewright.language.function import constexpr_function
+from tilewright.language.types import constexpr_function
 
 
 class KernelTarget(NamedTuple):

@@ -7,6 +7,7 @@ kernels ask (``x.dtype.is_floating()``, ``ptr.dtype.element_ty``, ``x.type.scala
 from __future__ import annotations
 
 import enum
+import functools
 import operator
 from collections.abc import Callable, Iterator
 from types import FunctionType
@@ -366,6 +367,27 @@ def tuple_of_ints(shape: Any) -> tuple[int, ...]:
     return tuple(values)
 
 
+class ConstexprFunction:
+    """A plain Python function that kernels may call at compile time, on constants."""
+
+    def __init__(self, function: Callable[..., Any]) -> None:
+        self.function = function
+        self.__name__ = getattr(function, "__name__", "function")
+        self.__doc__ = function.__doc__
+
+    def __call__(self, *arguments: Any, **keywords: Any) -> Any:
+        return self.function(*arguments, **keywords)
+
+    def __get__(self, instance: Any, owner: type | None = None) -> Any:
+        """As a method of an aggregate it takes the instance first."""
+        return self if instance is None else functools.partial(self, instance)
+
+
+def constexpr_function(function: Callable[..., Any]) -> ConstexprFunction:
+    """Decorator: let kernels call a Python function at compile time, on constants."""
+    return ConstexprFunction(function)
+
+
 class constexpr:
     """A compile-time value: ``x: tl.constexpr`` in a signature, ``N = tl.constexpr(4)`` as a global.
 
@@ -375,9 +397,7 @@ class constexpr:
     def __init__(self, value: Any) -> None:
         self.value = unwrap(value)
         if isinstance(self.value, FunctionType):
-            from tilewright.language.function import constexpr_function
-
-            self.value = constexpr_function(self.value)
+            self.value = ConstexprFunction(self.value)
 
     def __repr__(self) -> str:
         return f"constexpr[{self.value!r}]"

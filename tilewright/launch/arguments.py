@@ -29,9 +29,9 @@ from tilewright.frontend.values import Static, ValueGroup, members
 from tilewright.ir.memory import Address
 from tilewright.ir.types import PointerType, TensorMapType, TensorType, scalar
 from tilewright.language.aggregate import Aggregate
-from tilewright.language.function import ConstexprFunction, SourceFunction
+from tilewright.language.function import SourceFunction
 from tilewright.language.records import argument_values, is_record
-from tilewright.language.types import NAMES, constexpr, dtype, unwrap
+from tilewright.language.types import NAMES, ConstexprFunction, constexpr, dtype, unwrap
 from tilewright.launch.descriptor import DescriptorForm, TensorDescriptor
 from tilewright.launch.descriptor import check as check_descriptor
 from tilewright.launch.descriptor import parts as descriptor_parts

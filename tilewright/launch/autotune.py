@@ -26,12 +26,14 @@ from tilewright.language.function import describe
 from tilewright.language.types import unwrap
 from tilewright.launch import hooks
 from tilewright.launch.arguments import place_of
+from tilewright.launch.cuda import target_of
 from tilewright.launch.heuristics import Heuristics, KernelWrapper
 from tilewright.launch.jit import JITFunction
 from tilewright.measure.choosing import ranked
 from tilewright.measure.keys import device_name, problem_key
 from tilewright.measure.record import Timing, TimingCache, is_time
 from tilewright.measure.timers import call_times, graph_call_times, quantiles_of
+from tilewright.runtime.cuda import device as devices
 from tilewright.settings import settings
 from tilewright.targets.base import Target
 from tilewright.targets.registry import get_target
@@ -413,10 +415,7 @@ def _machine(values: Iterable[Any]) -> tuple[Target, str]:
     if place is None:
         target = get_target("cpu")
         return target, target.description
-    from tilewright.launch.cuda import target_of
-    from tilewright.runtime.cuda.device import device
-
-    return target_of(place.ordinal), device_name(device(place.ordinal))
+    return target_of(place.ordinal), device_name(devices.device(place.ordinal))
 
 
 def _text(value: Any) -> str:

@@ -27,6 +27,7 @@ from tilewright.language.records import contents, is_users
 from tilewright.language.types import unwrap
 from tilewright.launch import hooks
 from tilewright.launch.compiled import CompiledKernel, Interface, written_parameters
+from tilewright.launch.cuda import CudaKernel
 from tilewright.settings import settings
 from tilewright.targets.base import Binary, Remark, Target, stored_remarks
 from tilewright.targets.gpu.binary import GpuBinary
@@ -184,8 +185,6 @@ def _kernel(
 
 def _kernel_class(binary: Binary) -> type[CompiledKernel]:
     if isinstance(binary, GpuBinary):
-        from tilewright.launch.cuda import CudaKernel  # programs without a GPU do not pay for it
-
         return CudaKernel
     return CompiledKernel
 

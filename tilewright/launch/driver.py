@@ -15,6 +15,8 @@ from typing import Any, Protocol
 
 from tilewright.errors import TargetError, brief
 from tilewright.measure.benchmark import do_bench
+from tilewright.runtime.cuda import device as devices
+from tilewright.runtime.cuda.driver import is_available
 from tilewright.settings import settings
 from tilewright.targets.base import Target
 from tilewright.targets.registry import get_target, target_of_generation
@@ -121,9 +123,7 @@ class CudaUtilities:
 
     def get_device_properties(self, device: int = 0) -> dict[str, int]:
         """Sizes that occupancy formulas read. Clocks and bus width are not asked for: 0."""
-        from tilewright.runtime.cuda.device import device as gpu
-
-        found = gpu(device)
+        found = devices.device(device)
         return {
             "max_shared_mem": found.shared_bytes,
             "max_num_regs": 65536,
@@ -142,14 +142,10 @@ class CudaDriver(Driver):
 
     @classmethod
     def is_active(cls) -> bool:
-        from tilewright.runtime.cuda.driver import is_available
-
         return is_available()
 
     def get_current_target(self) -> GPUTarget:
-        from tilewright.runtime.cuda.device import current_device
-
-        major, minor = current_device().capability
+        major, minor = devices.current_device().capability
         return GPUTarget("cuda", 10 * major + minor, 32)
 
     def get_current_device(self) -> int:

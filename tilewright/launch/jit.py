@@ -32,6 +32,7 @@ from tilewright.language.function import ParameterInfo, SourceFunction
 from tilewright.language.target_info import compiling_for
 from tilewright.language.types import unwrap
 from tilewright.launch import binaries, hooks, recompile
+from tilewright.launch.allocations import watch_allocations
 from tilewright.launch.arguments import (
     as_tensor_map,
     classify,
@@ -40,6 +41,7 @@ from tilewright.launch.arguments import (
 from tilewright.launch.background import PendingLaunch, active_mode
 from tilewright.launch.binding import MISSING, generate, mode_now
 from tilewright.launch.compiled import CompiledKernel, written_parameters
+from tilewright.launch.cuda import ArrayPlaces, CudaKernel, CudaLaunch
 from tilewright.launch.kernel_info import (
     KERNELS,
     Compiled,
@@ -124,8 +126,6 @@ class JITFunction(KernelSource):
         KERNELS.add(self)
         self._entry: Callable[..., CompiledKernel | None] = self._run_first  # what ``kernel[grid]`` calls
         if settings.interpret == "check":
-            from tilewright.launch.allocations import watch_allocations
-
             watch_allocations()
 
     @classmethod
@@ -604,8 +604,6 @@ class JITFunction(KernelSource):
         classified: tuple[Sequence[Any], Sequence[Any]],
     ) -> PreparedLaunch:
         """The signature, ready to run on the GPU that its arguments are on."""
-        from tilewright.launch.cuda import ArrayPlaces, CudaKernel, CudaLaunch
-
         places = ArrayPlaces(self.name, *classified)
         kernel = self.compile(types, constants, described, target=places.target, options=options)
         assert isinstance(kernel, CudaKernel)

@@ -23,6 +23,7 @@ from tilewright.ir.verifier import verify
 from tilewright.language.function import ParameterInfo, SourceFunction
 from tilewright.language.types import NAMES, dtype, unwrap
 from tilewright.launch.arguments import ArgumentClass, argument_class
+from tilewright.launch.driver import driver
 
 if TYPE_CHECKING:
     from tilewright.launch.compiled import CompiledKernel
@@ -130,9 +131,7 @@ class DeviceCaches(Mapping[int, tuple[Any, ...]]):
         self._compiled = Compiled(launches)
 
     def __getitem__(self, device: int) -> tuple[Any, ...]:
-        from tilewright.launch.driver import active
-
-        return (self._compiled, {}, active.get_current_target(), None, None)
+        return (self._compiled, {}, driver.active.get_current_target(), None, None)
 
     def __iter__(self) -> Iterator[int]:
         return iter((0,) if self._compiled else ())

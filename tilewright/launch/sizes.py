@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from tilewright.language.function import constexpr_function
+from tilewright.language.types import constexpr_function
 
 
 @constexpr_function

@@ -14,7 +14,8 @@ import numpy as np
 
 from tilewright.build.builder import build
 from tilewright.errors import ImportModelError, InputError
-from tilewright.importers.huggingface import Checkpoint, import_checkpoint
+from tilewright.importers.families import import_checkpoint
+from tilewright.importers.huggingface import Checkpoint
 from tilewright.llm.requests import tokens_of
 from tilewright.llm.tokenizer import Tokenizer, read_json
 

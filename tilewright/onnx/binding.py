@@ -14,6 +14,7 @@ import numpy as np
 from tilewright.dtypes import ANY_BY_NAME, DType, element_of
 from tilewright.errors import InputError, a_kind, brief, out_of_memory
 from tilewright.runtime import tensors
+from tilewright.runtime.cuda.memory import DeviceArray
 
 if TYPE_CHECKING:
     from tilewright.onnx.session import InferenceSession
@@ -55,8 +56,6 @@ class OrtValue:
             return OrtValue(numpy_obj)
         if device_type != "cuda":
             raise InputError(f"the device is {brief(device_type)}: expected 'cpu' or 'cuda'")
-        from tilewright.runtime.cuda.memory import DeviceArray
-
         return OrtValue(DeviceArray.from_numpy(numpy_obj, device_id))
 
     @staticmethod

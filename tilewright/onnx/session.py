@@ -33,6 +33,7 @@ from tilewright.errors import (
 )
 from tilewright.onnx.binding import IOBinding, OrtValue, as_numpy, type_text
 from tilewright.onnx.source import Source
+from tilewright.runtime.cuda import device as devices
 from tilewright.runtime.plan import TensorSpec
 from tilewright.runtime.session import check_threads
 from tilewright.runtime.shapes import check_mapping
@@ -56,10 +57,8 @@ def get_available_providers() -> list[str]:
 
 def has_gpu() -> bool:
     """Whether engines for an NVIDIA GPU run here."""
-    from tilewright.runtime.cuda.device import device
-
     try:
-        device(0)
+        devices.device(0)
     except TilewrightError:
         return False
     return True

@@ -16,7 +16,9 @@ from tilewright.errors import LaunchError, a_kind
 from tilewright.ir.types import PointerType
 from tilewright.launch.arguments import classify, element_of
 from tilewright.launch.cuda import target_of
-from tilewright.runtime.cuda import memory, streams
+from tilewright.runtime.cuda import device as devices
+from tilewright.runtime.cuda import driver, memory, streams
+from tilewright.runtime.cuda.driver import check
 from tilewright.runtime.cuda.memory import DeviceArray
 from tilewright.runtime.cuda.streams import DevicePlace
 from tilewright.settings import settings
@@ -154,11 +156,8 @@ def stream_of(views: Sequence[ArrayView]) -> int:
 
 def capturing(stream: int, ordinal: int) -> bool:
     """Whether a CUDA graph is being captured on a stream, so that nothing may be measured."""
-    from tilewright.runtime.cuda.device import device
-    from tilewright.runtime.cuda.driver import api, check
-
-    with device(ordinal).active():
-        status = check(api().cuStreamIsCapturing(stream), "asking whether a graph is captured")
+    with devices.device(ordinal).active():
+        status = check(driver.api().cuStreamIsCapturing(stream), "asking whether a graph is captured")
     return int(status) != 0
 
 

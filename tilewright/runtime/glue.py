@@ -39,6 +39,7 @@ from dataclasses import dataclass
 import llvmlite
 import llvmlite.binding as llvm
 
+from tilewright.host import llvm_host
 from tilewright.runtime import cache_files, planes, signals, tape
 from tilewright.runtime.library import NativeLibrary, host_machine, load_objects, system_address
 from tilewright.settings import settings
@@ -770,8 +771,6 @@ def kept_object(text: str, name: str) -> bytes:
 
     It is kept in the cache folder, with a checksum that covers its name: compiling it takes some milliseconds.
     """
-    from tilewright.host import llvm_host  # the runtime needs it nowhere else
-
     host = llvm_host()
     made_of = repr((text, llvmlite.__version__, host.triple, host.name, host.features)).encode()
     folder = cache_files.private_folder(settings.cache_directory)

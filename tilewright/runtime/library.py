@@ -19,6 +19,7 @@ from typing import Any
 import llvmlite.binding as llvm
 
 from tilewright import forks
+from tilewright.host import llvm_host
 from tilewright.runtime import elf
 from tilewright.runtime.objects import check_object
 
@@ -128,8 +129,6 @@ def host_machine() -> llvm.TargetMachine:
 
     Code is generated the fast way: three times sooner, and the functions are small.
     """
-    from tilewright.host import llvm_host  # programs whose functions are in the cache need no such machine
-
     llvm.initialize_native_target()
     llvm.initialize_native_asmprinter()
     return llvm.Target.from_default_triple().create_target_machine(

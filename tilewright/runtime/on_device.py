@@ -4,12 +4,18 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Sequence
+from contextlib import contextmanager
 from typing import Any
 
 import numpy as np
 
 from tilewright import dtypes
 from tilewright.runtime import tensors
+from tilewright.runtime.cuda import device as devices
+from tilewright.runtime.cuda import driver
+from tilewright.runtime.cuda.driver import check
+from tilewright.runtime.cuda.memory import inspect, is_device_array
+from tilewright.runtime.cuda.tensors import allocate, view
 from tilewright.runtime.tensors import TensorView
 
 
@@ -45,22 +51,16 @@ class OnDevice:
             else:
                 self.tensor.detach().copy_(_torch_copy(host(values), self.element))
             return
-        from tilewright.runtime.cuda.driver import api, check
-        from tilewright.runtime.cuda.memory import inspect
-
         found, data = inspect(self.tensor), np.ascontiguousarray(host(values))
         with _waited(found.place.ordinal):
-            check(api().cuMemcpyHtoD(found.address, data.ctypes.data, data.nbytes), "copying to a GPU")
+            check(driver.api().cuMemcpyHtoD(found.address, data.ctypes.data, data.nbytes), "copying to a GPU")
 
     def _read(self) -> np.ndarray:
         if tensors.is_torch(self.tensor):
             return tensors.as_array(tensors.view(self.tensor.detach().cpu(), "", self.element))
-        from tilewright.runtime.cuda.driver import api, check
-        from tilewright.runtime.cuda.memory import inspect
-
         found, result = inspect(self.tensor), np.empty(self.shape, self.dtype)
         with _waited(found.place.ordinal):
-            check(api().cuMemcpyDtoH(result.ctypes.data, found.address, result.nbytes), "copying from a GPU")
+            check(driver.api().cuMemcpyDtoH(result.ctypes.data, found.address, result.nbytes), "copying from a GPU")
         return result
 
 
@@ -70,16 +70,11 @@ def is_on_gpu(value: Any) -> bool:
         return bool(value.is_cuda)
     if isinstance(value, np.ndarray) or value is None:
         return False
-    from tilewright.runtime.cuda.memory import is_device_array
-
     return is_device_array(value)
 
 
 def viewed(value: Any, name: str, element: str, ordinal: int | None, role: str) -> tuple[OnDevice, TensorView]:
     """A caller's tensor in the memory of GPU `ordinal`, None for any, and where it lies. Raises `InputError`."""
-    from tilewright.runtime.cuda.memory import inspect
-    from tilewright.runtime.cuda.tensors import view
-
     if ordinal is None:
         ordinal = value.device.index if tensors.is_torch(value) else inspect(value).place.ordinal
     found = view(value, name, element, ordinal, role)
@@ -96,9 +91,6 @@ def on_device(values: np.ndarray, element: str, like: Any) -> OnDevice:
     """An array in a GPU's memory, of the library and on the GPU of `like`."""
     if tensors.is_torch(like):
         return OnDevice(_torch_copy(values, element).to(like.device), element, values.shape)
-    from tilewright.runtime.cuda.memory import inspect
-    from tilewright.runtime.cuda.tensors import allocate
-
     found = OnDevice(allocate(like, element, values.shape, inspect(like).place.ordinal), element, values.shape)
     found.fill(values)
     return found
@@ -133,15 +125,11 @@ def _torch_copy(values: np.ndarray, element: str) -> Any:
 
 def _waited(ordinal: int) -> Any:
     """A context in which a GPU's memory can be copied: all work on it has ended."""
-    from contextlib import contextmanager
-
-    from tilewright.runtime.cuda.device import device
-    from tilewright.runtime.cuda.driver import api, check
 
     @contextmanager
     def active() -> Any:
-        with device(ordinal).active():
-            check(api().cuCtxSynchronize(), "waiting for a GPU")
+        with devices.device(ordinal).active():
+            check(driver.api().cuCtxSynchronize(), "waiting for a GPU")
             yield
 
     return active()

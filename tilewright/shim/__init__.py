@@ -17,6 +17,7 @@ import importlib.abc
 import importlib.util
 import logging
 import os
+import runpy
 import sys
 from collections.abc import Sequence
 from importlib.machinery import ModuleSpec
@@ -24,6 +25,7 @@ from pathlib import Path
 from types import ModuleType
 from typing import Any
 
+from tilewright.shim import environment
 from tilewright.shim.tables import ABSENT, ALIASES, TABLES, VERSION
 
 ENABLED = "TILEWRIGHT_SHIM"  # 1: Python processes started with `site_directory` on their path have the shim
@@ -124,8 +126,6 @@ def install() -> None:
         )
     _replaced = {name: sys.modules.pop(name) for name in present}
     sys.meta_path.insert(0, _finder)
-    from tilewright.shim import environment
-
     environment.apply()
 
 
@@ -139,8 +139,6 @@ def uninstall() -> None:
         del sys.modules[name]
     sys.modules.update(_replaced)
     _replaced = None
-    from tilewright.shim import environment
-
     environment.restore()
 
 
@@ -197,8 +195,6 @@ def main(arguments: Sequence[str] | None = None) -> Any:
 
 
 def _run(given: list[str]) -> Any:
-    import runpy
-
     if given[0] == "-m":
         sys.argv = given[1:]
         sys.path[0:1] = [os.getcwd()]

@@ -7,8 +7,9 @@ from dataclasses import dataclass
 from enum import Enum
 from typing import Any
 
-from tilewright.errors import TargetError
+from tilewright.errors import LaunchError, TargetError
 from tilewright.launch.driver import CudaDriver, Driver, GPUTarget
+from tilewright.launch.jit import LAUNCH_OPTIONS
 from tilewright.targets.registry import backend_of
 
 DriverBase = Driver
@@ -43,9 +44,6 @@ class BaseBackend:
 
     def parse_options(self, options: dict[str, Any]) -> Options:
         """Launch options as an object; raises `LaunchError` for an unknown one."""
-        from tilewright.errors import LaunchError
-        from tilewright.launch.jit import LAUNCH_OPTIONS
-
         unknown = sorted(set(options) - LAUNCH_OPTIONS)
         if unknown:
             raise LaunchError(f"unknown options {', '.join(unknown)}: there are {', '.join(sorted(LAUNCH_OPTIONS))}")

@@ -19,6 +19,7 @@ from typing import Any
 from tilewright.launch import hooks
 from tilewright.launch.hooks import CompileTimes, HookChain
 from tilewright.settings import settings
+from tilewright.shim import environment
 from tilewright.shim.environment import folder, is_set
 
 propagate_env = True  # whether setting a switch sets its environment variable
@@ -309,8 +310,6 @@ proton = ProtonKnobs()
 
 def refresh_knobs() -> None:
     """Read the environment again, for variables that were changed since."""
-    from tilewright.shim import environment
-
     environment.restore()
     environment.apply()
 

@@ -9,8 +9,8 @@ from collections.abc import Mapping
 from types import ModuleType
 from typing import Any, TypeVar
 
-from tilewright.language.function import ConstexprFunction, SourceFunction, describe
-from tilewright.language.types import unwrap
+from tilewright.language.function import SourceFunction, describe
+from tilewright.language.types import ConstexprFunction, unwrap
 
 T = TypeVar("T")
 

@@ -57,7 +57,7 @@ _KERNELS = {
     **_from("tilewright.shim.interface", "KernelInterface"),
     **_from(_INFO, "KernelParam", "JitFunctionInfo"),
     **_from(_WRAPPERS, "MockTensor", "TensorWrapper", "reinterpret"),
-    **_from("tilewright.language.function", "constexpr_function", "ConstexprFunction"),
+    **_from("tilewright.language.types", "constexpr_function", "ConstexprFunction"),
 }
 _RUNTIME_ERRORS = {
     **_from(_ERRORS, "AutotunerError", "OutOfResources", TritonError="TilewrightError"),

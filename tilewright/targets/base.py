@@ -239,3 +239,11 @@ class Backend(Protocol):
     def load(self, key: str) -> Binary | None:
         """The binary of a key that `compile` gave before, from the cache on disk; None when it is not there."""
         ...
+
+
+class PlanAssembler(Protocol):
+    """The backend of a target whose plans are native functions of the host; others are walked by the runtime."""
+
+    def assemble_plan(self, text: str) -> bytes:
+        """The object file of a plan's LLVM module."""
+        ...

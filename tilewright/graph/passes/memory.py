@@ -25,6 +25,7 @@ from dataclasses import dataclass, field
 
 from tilewright.graph.passes.lifetimes import GreatestIndex, OverlapIndex, greatest_sum
 from tilewright.symbolic import (
+    Expression,
     Monomial,
     Size,
     evaluate,
@@ -124,8 +125,6 @@ def _levels(members: list[tuple[LiveInterval, int]], places: Mapping[str, int]) 
 
 
 def _product(monomial: Monomial) -> Size:
-    from tilewright.symbolic import Expression
-
     return Expression(((monomial, 1),))
 
 

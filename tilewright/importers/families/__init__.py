@@ -5,18 +5,30 @@ A family is ``build(checkpoint, dimensions) -> Graph``; the key is `model_type` 
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from typing import TYPE_CHECKING
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from typing import Any
 
+from tilewright.errors import ImportModelError
 from tilewright.graph.core import Graph
 from tilewright.importers.families import bert
-from tilewright.importers.shapes import Axes
+from tilewright.importers.huggingface import Checkpoint
+from tilewright.importers.shapes import Axes, parse_dynamic_shapes
 
-if TYPE_CHECKING:
-    from tilewright.importers.huggingface import Checkpoint
-
-Build = Callable[["Checkpoint", dict[str, Axes], str], Graph]
+Build = Callable[[Checkpoint, dict[str, Axes], str], Graph]
 
 FAMILIES: dict[str, Build] = {
     "bert": bert.build,
 }
+
+
+def import_checkpoint(folder: Path, dynamic_shapes: Mapping[str, Any] | None = None, name: str | None = None) -> Graph:
+    """Import a checkpoint folder; raises `ImportModelError` for an unknown family or unfitting weights."""
+    checkpoint = Checkpoint(Path(folder))
+    family = checkpoint.config.get("model_type")
+    if not isinstance(family, str) or family not in FAMILIES:
+        raise ImportModelError(
+            f"{folder}: model_type {repr(family)[:100]} has no importer yet; known: {', '.join(FAMILIES)}. "
+            "Import the model through PyTorch (torch.export) or ONNX, or add a family (docs/internals/importers.md)."
+        )
+    return FAMILIES[family](checkpoint, parse_dynamic_shapes(dynamic_shapes), name or Path(folder).resolve().name)

@@ -8,7 +8,6 @@ checkpoint has a pooler.
 from __future__ import annotations
 
 import math
-from typing import TYPE_CHECKING
 
 import ml_dtypes
 
@@ -17,11 +16,9 @@ from tilewright.errors import ImportModelError
 from tilewright.graph.build import GraphBuilder
 from tilewright.graph.core import Graph, Value
 from tilewright.importers.emitter import Emitter
+from tilewright.importers.huggingface import Checkpoint, symbols
 from tilewright.importers.shapes import Axes, Dimension
 from tilewright.symbolic import Size
-
-if TYPE_CHECKING:
-    from tilewright.importers.huggingface import Checkpoint
 
 BERT_INPUTS = ("input_ids", "attention_mask", "token_type_ids")
 ACTIVATIONS = {
@@ -80,8 +77,6 @@ class _Bert:
         return self.builder.finish()
 
     def _sizes(self, dimensions: dict[str, Axes]) -> tuple[Size, Size]:
-        from tilewright.importers.huggingface import symbols
-
         defaults = (Dimension("batch"), Dimension("sequence", 1, self.positions))
         sizes: list[Size] = []
         for axis, default in enumerate(defaults):

@@ -6,6 +6,7 @@ import math
 from collections.abc import Callable
 from typing import Any
 
+import ml_dtypes
 import numpy as np
 
 from tilewright.dtypes import BY_NAME, DType, float32, float64, int1, int32
@@ -499,8 +500,6 @@ def is_finite(call: Call, x: Value) -> Value:
 def nan_to_number(
     call: Call, x: Value, nan: float | None = None, posinf: float | None = None, neginf: float | None = None
 ) -> Value:
-    import ml_dtypes
-
     if not x.dtype.is_float:
         return x
     largest = float(ml_dtypes.finfo(x.dtype.numpy).max)

@@ -14,7 +14,8 @@ import tilewright.language as tl
 from tilewright.language.aggregate import aggregate
 from tilewright.language.explicit.objects import barrier_array
 from tilewright.language.explicit.operations import barriers
-from tilewright.language.function import constexpr_function, language_function
+from tilewright.language.function import language_function
+from tilewright.language.types import constexpr_function
 
 
 @constexpr_function

@@ -6,9 +6,9 @@ from __future__ import annotations
 
 from tilewright.language import core
 from tilewright.language import math as tl_math
-from tilewright.language.function import constexpr_function, language_function
+from tilewright.language.function import language_function
 from tilewright.language.math import abs
-from tilewright.language.types import float32, float64, get_int_dtype, int32, int64, uint32, uint64
+from tilewright.language.types import constexpr_function, float32, float64, get_int_dtype, int32, int64, uint32, uint64
 
 
 @constexpr_function

@@ -9,9 +9,9 @@ from __future__ import annotations
 
 from tilewright.language import core
 from tilewright.language.extra import libdevice
-from tilewright.language.function import constexpr_function, language_function
+from tilewright.language.function import language_function
 from tilewright.language.target_info import current_target, is_cuda
-from tilewright.language.types import float8e4b15, float16, int32, int64
+from tilewright.language.types import constexpr_function, float8e4b15, float16, int32, int64
 
 
 @language_function

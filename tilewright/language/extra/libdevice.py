@@ -55,7 +55,7 @@ from tilewright.language.extra.special import (
     sinpi,
     tgamma,
 )
-from tilewright.language.function import constexpr_function, language_function
+from tilewright.language.function import language_function
 from tilewright.language.math import (
     abs,
     ceil,
@@ -75,7 +75,7 @@ from tilewright.language.math import (
     tanh,
     trunc,
 )
-from tilewright.language.types import float32, float64, uint64
+from tilewright.language.types import constexpr_function, float32, float64, uint64
 
 fabs, nearbyint, fmaf, scalbn, rsqrt_rn = abs, rint, fma, ldexp, rsqrt
 fast_expf, fast_exp2f, fast_logf, fast_log2f, fast_sinf, fast_cosf, fast_powf = exp, exp2, log, log2, sin, cos, pow

@@ -11,9 +11,9 @@ from tilewright.language import core
 from tilewright.language import math as tl_math
 from tilewright.language.extra.bits import copysign, ldexp
 from tilewright.language.extra.tables import ERFCX, LGAMMA, STIRLING
-from tilewright.language.function import constexpr_function, language_function
+from tilewright.language.function import language_function
 from tilewright.language.math import abs, cos, erf, exp, floor, fma, log, rint, sin, sqrt
-from tilewright.language.types import float32, float64, int32
+from tilewright.language.types import constexpr_function, float32, float64, int32
 
 INFINITY = float("inf")
 NAN = float("nan")

@@ -34,11 +34,13 @@ try:
 except ImportError as missing:
     raise MissingDependencyError("replicas need the package ray: pip install 'tilewright[ray]'") from missing
 
+from tilewright.llm.asynchronous import AsyncLLM
 from tilewright.llm.serve.affinity import Affinity, prompt_digests
 from tilewright.llm.serve.application import Application, Bounds
 from tilewright.llm.serve.gate import Gate
 from tilewright.llm.serve.keys import read_keys
 from tilewright.llm.serve.protocol import Refused
+from tilewright.settings import settings as process
 
 _log = logging.getLogger("tilewright")
 _MOST_TRIES = 3  # replicas that a request is given to, one after the other has died
@@ -159,9 +161,6 @@ class Replica:
     """One engine with the application around it, in an actor of its own."""
 
     def __init__(self, options: Mapping[str, Any]) -> None:
-        from tilewright.llm.asynchronous import AsyncLLM
-        from tilewright.settings import settings as process
-
         wanted = Settings(**options)
         process.threads = wanted.threads
         llm = AsyncLLM(

@@ -8,7 +8,9 @@ from typing import Any
 from tilewright.graph.target_passes import TargetPasses
 from tilewright.ir.core import Function
 from tilewright.targets.base import Binary
+from tilewright.targets.cpu.assemble import assemble
 from tilewright.targets.cpu.options import OPTION_NAMES, CPUOptions
+from tilewright.targets.cpu.stored import load_binary
 from tilewright.targets.cpu.target import CPUTarget
 
 
@@ -50,6 +52,8 @@ class CPUBackend:
 
     def load(self, key: str) -> Binary | None:
         """The binary of a key from the cache; None when it is not there."""
-        from tilewright.targets.cpu.stored import load_binary
-
         return load_binary(key, self.target)
+
+    def assemble_plan(self, text: str) -> bytes:
+        """See `targets.base.PlanAssembler`."""
+        return assemble(text, self.target).image

@@ -15,6 +15,8 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 
+import numpy as np
+
 from tilewright import dtypes
 from tilewright.dtypes import DType
 from tilewright.ir.core import Operation, Value
@@ -262,8 +264,6 @@ class Evaluator:
         """A scalar constant in its register form."""
         text = register_type(element)
         if isinstance(element, DType) and element.is_float and text.startswith("i"):
-            import numpy as np
-
             return LLVMValue(text, str(int(np.array(value).astype(element.numpy).view(f"u{element.itemsize}"))))
         return LLVMValue(text, literal(text, value))
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from math import prod
 
+from tilewright.dtypes import int8
 from tilewright.ir.types import Element
 
 _LINE = 64  # bytes
@@ -37,8 +38,6 @@ class Storage:
     @classmethod
     def raw(cls, size: int) -> Storage:
         """Plain bytes, for a kernel's own packed copies."""
-        from tilewright.dtypes import int8
-
         return cls(int8, (size,), (1,), size)
 
     def touch(self, step: int) -> None:

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 
+import numpy as np
+
 from tilewright.ir.core import Operation, Value
 from tilewright.layout import split
 from tilewright.targets.gpu import relocate
@@ -29,8 +31,6 @@ def _constant(lowering: KernelLowering, operation: Operation) -> None:
     dtype = result.type.dtype
     type_text = register_type(dtype)
     if dtype.is_float and type_text.startswith("i"):
-        import numpy as np
-
         bits = int(np.asarray(number, np.float64).astype(dtype.numpy).view(f"u{dtype.itemsize}"))
         register = LLVMValue(type_text, str(bits))
     else:

@@ -24,6 +24,9 @@ from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 
+import ml_dtypes
+import numpy as np
+
 from tilewright.targets.llvm.debug import DebugLines, SourcePlace
 
 _FLOAT_TYPES = {"half": 16, "bfloat": 16, "float": 32, "double": 64}
@@ -96,14 +99,9 @@ def literal(type_text: str, number: float | int | bool) -> str:
     if type_text == "double":
         return f"0x{struct.unpack('<Q', struct.pack('<d', float(number)))[0]:016X}"
     if type_text == "float":  # LLVM writes float constants as the double of equal value
-        import numpy as np
-
         with np.errstate(over="ignore"):
             rounded = float(np.float32(number))
         return f"0x{struct.unpack('<Q', struct.pack('<d', rounded))[0]:016X}"
-    import ml_dtypes
-    import numpy as np
-
     narrow = np.float16 if type_text == "half" else ml_dtypes.bfloat16
     with np.errstate(over="ignore"):
         bits = int(np.array(number, dtype=narrow).view(np.uint16))

@@ -26,6 +26,9 @@ from pathlib import Path
 from typing import Any, Protocol
 
 from tilewright.errors import CompilationError, MissingDependencyError
+from tilewright.runtime.cuda import driver
+from tilewright.runtime.cuda.device import current_device
+from tilewright.runtime.cuda.link import link_ptx
 from tilewright.runtime.gpu_program import Resources
 from tilewright.targets.base import Remark
 from tilewright.targets.llvm.optimize import MachineOptions, generate_assembly
@@ -238,8 +241,6 @@ def find_assembler() -> Assembler:
             return Ptxas(path, origin, _version(path))
         except (OSError, subprocess.SubprocessError, ValueError):
             continue  # a file that does not run here: the next candidate serves
-    from tilewright.runtime.cuda import driver
-
     if driver.is_available():
         return DriverAssembler()
     raise MissingDependencyError(
@@ -325,21 +326,14 @@ class DriverAssembler:
 
     @property
     def identity(self) -> str:
-        from tilewright.runtime.cuda import driver
-
         return f"driver{driver.version()}"
 
     @property
     def description(self) -> str:
-        from tilewright.runtime.cuda import driver
-
         major, minor = divmod(driver.version(), 1000)
         return f"the driver's assembler (CUDA {major}.{minor // 10})"
 
     def assemble(self, ptx: str, architecture: str, options: AssemblyOptions) -> tuple[bytes, str]:
-        from tilewright.runtime.cuda.device import current_device
-        from tilewright.runtime.cuda.link import link_ptx
-
         if options.ptxas_options:
             raise CompilationError(
                 "ptxas_options need ptxas, and this machine has the driver's assembler only: "

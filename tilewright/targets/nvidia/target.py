@@ -16,6 +16,7 @@ from tilewright import dtypes
 from tilewright.dtypes import DType
 from tilewright.errors import DeviceError, TargetError
 from tilewright.precision import TF32
+from tilewright.runtime.cuda import device as devices
 from tilewright.targets.machine import Machine, nvidia_machine
 
 WARP_THREADS = 32
@@ -56,10 +57,8 @@ class NvidiaTarget:
     def host(cls) -> NvidiaTarget:
         """The architecture of the current (or first) GPU of this machine; raises `DeviceError` without one, and
         `MissingDependencyError` without the package that drives it."""
-        from tilewright.runtime.cuda.device import current_device  # needs the driver, which other uses do not
-
         try:
-            device = current_device()
+            device = devices.current_device()
         except DeviceError as error:
             raise DeviceError(
                 f"{error}: the target `cuda` is this machine's GPU. Name an architecture, such as cuda:sm_90a, to "
