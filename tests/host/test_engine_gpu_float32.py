@@ -16,7 +16,7 @@ from tilewright.engine.engine import Engine
 from tilewright.graph.build import GraphBuilder
 from tilewright.graph.core import Graph
 from tilewright.graph.reference import run
-from tilewright.library.matmul import simt_turned
+from tilewright.library.matmul import simt_transposed
 from tilewright.library.matmul.problem import MatmulProblem
 from tilewright.library.matmul.simt_tiles import Tile, ranked_parts, ranked_tiles, seconds_of
 from tilewright.targets.nvidia.target import ARCHITECTURES, NvidiaTarget
@@ -75,9 +75,9 @@ def test_operands_along_the_depth_are_turned(
     driver: Driver, rng: np.random.Generator, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Constants in the build, and the left operand by a launch ahead; where it would be copied in vectors."""
-    monkeypatch.setattr(simt_turned, "_LEAST_WORK", 1 << 16)
+    monkeypatch.setattr(simt_transposed, "_LEAST_WORK", 1 << 16)
     for number in ("_BOTH", "_LEFT"):
-        monkeypatch.setattr(simt_turned, number, 0.01)
+        monkeypatch.setattr(simt_transposed, number, 0.01)
     for transposed, turned in ((True, "both operands"), (False, "the left operand")):
         graph = linear(rng, 44, 72, 136, transposed)
         engine = built(graph, "tiled matmul")
@@ -94,8 +94,8 @@ def test_a_transposed_left_operand_is_read_as_it_lies(
     driver: Driver, rng: np.random.Generator, monkeypatch: pytest.MonkeyPatch, columns: int, transposed: bool,
     constant: bool,
 ) -> None:  # fmt: skip
-    monkeypatch.setattr(simt_turned, "_LEAST_WORK", 1 << 16)
-    monkeypatch.setattr(simt_turned, "_RIGHT", 0.01)
+    monkeypatch.setattr(simt_transposed, "_LEAST_WORK", 1 << 16)
+    monkeypatch.setattr(simt_transposed, "_RIGHT", 0.01)
     b = GraphBuilder("transposed")
     x = b.op("permute", [b.input("x", float32, (72, 44))], order=(1, 0))
     shape = (columns, 72) if transposed else (72, columns)

@@ -15,7 +15,7 @@ import tilewright  # noqa: E402
 from tilewright.errors import InputError, ShapeError  # noqa: E402
 from tilewright.graph import reference  # noqa: E402
 from tilewright.importers.torch_export import import_module  # noqa: E402
-from tilewright.importers.torch_places import is_written_by_user  # noqa: E402
+from tilewright.importers.torch_source_lines import is_written_by_user  # noqa: E402
 
 pytestmark = pytest.mark.filterwarnings("ignore")
 takes_truths = pytest.mark.skipif(

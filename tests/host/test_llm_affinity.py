@@ -12,7 +12,7 @@ import pytest
 
 from tilewright.llm.serve.affinity import BLOCK, MOST_BLOCKS, Affinity, digests_of, prompt_digests
 from tilewright.llm.serve.application import Bounds
-from tilewright.llm.serve.gate import Gate
+from tilewright.llm.serve.gateway import Gate
 from tilewright.llm.serve.protocol import Refused
 
 MODEL = Path(__file__).resolve().parents[2] / "demo" / "model"

@@ -29,8 +29,8 @@ from tilewright.llm.asynchronous import AsyncLLM
 from tilewright.llm.sampling import Sampler
 from tilewright.llm.serve import protocol
 from tilewright.llm.serve.application import Application, Bounds, _json
-from tilewright.llm.serve.forms import TextForm
 from tilewright.llm.serve.local import is_loopback
+from tilewright.llm.serve.results import TextForm
 from tilewright.llm.text import TextOffsets
 from tools.fuzz_server import fuzz
 

@@ -23,7 +23,7 @@ from tilewright.cli.main import application
 from tilewright.llm.asynchronous import AsyncLLM
 from tilewright.llm.sampling import Sampler
 from tilewright.llm.serve.application import Application
-from tilewright.llm.serve.forms import TextForm
+from tilewright.llm.serve.results import TextForm
 from tilewright.llm.serve.tracing import OpenTelemetryTracing
 
 pytestmark = pytest.mark.usefixtures("quick_engines")

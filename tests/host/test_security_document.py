@@ -18,8 +18,8 @@ from tilewright.importers import (
     onnx_structure,
     shapes,
     torch_archive,
-    torch_growth,
     torch_schema,
+    torch_size_bounds,
 )
 from tilewright.settings import MOST_THREADS
 from tilewright.symbolic import SizeReader
@@ -65,7 +65,7 @@ def mebibytes(count: int) -> str:
         ),
         (
             "bits of a number that a `.pt2` file's arithmetic on sizes computes, estimated; powers and shifts",
-            f"{torch_growth._MOST_BITS:,.0f}; {torch_schema.LARGEST_POWER}",
+            f"{torch_size_bounds._MOST_BITS:,.0f}; {torch_schema.LARGEST_POWER}",
         ),
         (
             "`config.json` and the index of shards; header of a safetensors file",

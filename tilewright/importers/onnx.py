@@ -30,7 +30,6 @@ from tilewright.importers.assumptions import Assumptions, SizeIsFixed, under_ass
 from tilewright.importers.onnx_call import Call, Tensor, known_tensor
 from tilewright.importers.onnx_control import CONTROL_OPERATORS, Control, RanksDiffer
 from tilewright.importers.onnx_functions import standard_body
-from tilewright.importers.onnx_known import compared, evaluate, known_elements
 from tilewright.importers.onnx_ops import RULES
 from tilewright.importers.onnx_refused import REASONS, without_rule
 from tilewright.importers.onnx_schema import (
@@ -43,6 +42,7 @@ from tilewright.importers.onnx_schema import (
 )
 from tilewright.importers.onnx_scope import Scope, Unavailable
 from tilewright.importers.onnx_sequences import ItemShape, RunTimeList, converted, is_list, rule_of
+from tilewright.importers.onnx_shape_arithmetic import compared, evaluate, known_elements
 from tilewright.importers.onnx_structure import (
     DEEPEST,
     FunctionKey,

@@ -31,7 +31,7 @@ from torch.overrides import TorchFunctionMode
 from torch.utils import _pytree as pytree
 
 from tilewright.errors import ImportModelError
-from tilewright.importers.torch_places import is_written_by_user
+from tilewright.importers.torch_source_lines import is_written_by_user
 
 _MARK = "assumed "  # begins the messages of assertions that stand for an assumption: the condition,
 _THEN = " | "  # and then the line that it comes from

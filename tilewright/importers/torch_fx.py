@@ -32,8 +32,8 @@ from tilewright.importers.report import NO_RULE_ADVICE, ImportProblem, ImportRep
 from tilewright.importers.torch_assumed import text_of
 from tilewright.importers.torch_complex import REAL_TYPES, Complex, divided, is_complex
 from tilewright.importers.torch_numbers import Numeric, computed, is_read, read, require, truth
-from tilewright.importers.torch_places import is_written_by_user
 from tilewright.importers.torch_refused import without_rule
+from tilewright.importers.torch_source_lines import is_written_by_user
 from tilewright.importers.torch_symbols import SymbolTable
 from tilewright.symbolic import Size
 

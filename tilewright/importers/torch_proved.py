@@ -21,7 +21,7 @@ from torch.fx.experimental.symbolic_shapes import ShapeEnv
 from torch.utils._sympy.functions import IntTrueDiv, ToFloat
 
 from tilewright.importers.torch_assumed import Assumption, asking_line
-from tilewright.importers.torch_places import is_written_by_user
+from tilewright.importers.torch_source_lines import is_written_by_user
 
 _MOST_SIZES = 1 << 20  # combinations that are tried, for a proof
 _FEW_SIZES = 1 << 10  # before that, to see that there is none

@@ -13,7 +13,7 @@ from typing import Any, TypeVar
 
 from tilewright.errors import brief
 from tilewright.language import types
-from tilewright.language.semantic import arithmetic, convert, escape, hint, memory, product, reduction, tiled
+from tilewright.language.semantic import arithmetic, convert, hint, memory, product, reduction, scalar_code, tiled
 from tilewright.language.semantic import shape as shapes
 from tilewright.language.tensor import tensor
 from tilewright.language.types import block_type, constexpr, constexpr_function, dtype, pointer_type, unwrap
@@ -405,7 +405,7 @@ def map_elementwise(scalar_fn: Callable[..., Any], *args: tensor, pack: int = 1)
     Its branches are real: only the side that is taken runs.  It computes and reads no memory.  With `pack`, it takes
     that many elements of each block (all of the first block, then of the next) and returns as many of each result.
     """
-    return escape.map_elements(scalar_fn, args, pack)
+    return scalar_code.map_elements(scalar_fn, args, pack)
 
 
 @builtin
@@ -418,7 +418,7 @@ def inline_asm_elementwise(
     first result come before those of the next.  One block for a dtype, a tuple of blocks for a tuple of dtypes.
     Targets that have no such instructions refuse the kernel with a `CompilationError`.
     """
-    return escape.inline_asm(asm, constraints, args, dtype, is_pure, pack)
+    return scalar_code.inline_asm(asm, constraints, args, dtype, is_pure, pack)
 
 
 extern = builtin  # decorator of functions that end in `extern_elementwise`
@@ -433,7 +433,7 @@ def extern_elementwise(
     `arg_type_symbol_dict` maps tuples of dtypes to a symbol and a result dtype: ``{(tl.float32,): ("__nv_expf",
     tl.float32)}``.  No library is linked: the function of `tl.extra.libdevice` of that name takes its place.
     """
-    return escape.external(args, arg_type_symbol_dict, lib_name or "the library")
+    return scalar_code.external(args, arg_type_symbol_dict, lib_name or "the library")
 
 
 # Hints, assertions, printing ---------------------------------------------------------------------

@@ -19,7 +19,7 @@ from tilewright.library.matmul.gate import gate_slots
 from tilewright.library.matmul.hopper.candidates import gated_products, hopper_products
 from tilewright.library.matmul.simt_parts import in_parts, product_part
 from tilewright.library.matmul.simt_tiles import Tile, ranked_tiles, simt_problem, varied_tiles
-from tilewright.library.matmul.simt_turned import of_turned_operands
+from tilewright.library.matmul.simt_transposed import of_turned_operands
 from tilewright.library.rows.simt import gpu_reduction
 from tilewright.library.slots import Slots, epilogue_slots
 from tilewright.library.split import split_group

@@ -43,13 +43,13 @@ from tilewright.llm.asynchronous import AsyncLLM, EngineStopped
 from tilewright.llm.encoder import TextEncoder
 from tilewright.llm.requests import Output
 from tilewright.llm.serve import protocol, responses, schema
-from tilewright.llm.serve.forms import About, ChatForm, TextForm
 from tilewright.llm.serve.keys import OPEN, Keys
 from tilewright.llm.serve.local import check_local
 from tilewright.llm.serve.metrics import Metrics
 from tilewright.llm.serve.page import page
 from tilewright.llm.serve.protocol import Refused, Wanted
 from tilewright.llm.serve.responses import ResponsesForm
+from tilewright.llm.serve.results import About, ChatForm, TextForm
 from tilewright.llm.serve.tracing import Tracing
 
 Message = MutableMapping[str, Any]

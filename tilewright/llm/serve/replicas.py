@@ -37,7 +37,7 @@ except ImportError as missing:
 from tilewright.llm.asynchronous import AsyncLLM
 from tilewright.llm.serve.affinity import Affinity, prompt_digests
 from tilewright.llm.serve.application import Application, Bounds
-from tilewright.llm.serve.gate import Gate
+from tilewright.llm.serve.gateway import Gate
 from tilewright.llm.serve.keys import read_keys
 from tilewright.llm.serve.protocol import Refused
 from tilewright.settings import settings as process

@@ -8,8 +8,8 @@ from typing import Any
 
 from tilewright.llm.requests import Output
 from tilewright.llm.serve import protocol, schema
-from tilewright.llm.serve.forms import ChatForm
 from tilewright.llm.serve.protocol import Refused
+from tilewright.llm.serve.results import ChatForm
 
 _SAME = ("model", "temperature", "top_p", "top_k", "min_p", "presence_penalty", "frequency_penalty", "seed", "stream",
          "parallel_tool_calls", "metadata", "user", "repetition_penalty")  # fmt: skip

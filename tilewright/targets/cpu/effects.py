@@ -13,13 +13,13 @@ from tilewright.dtypes import DType, bfloat16, float32, float64, int64
 from tilewright.ir.core import Operation, Value
 from tilewright.ir.print_lines import line_format
 from tilewright.ir.types import PointerType
-from tilewright.targets.cpu.asking import AskEmitter
 from tilewright.targets.cpu.attributes import integer
 from tilewright.targets.cpu.elementwise import unsupported
 from tilewright.targets.cpu.evaluate import Evaluator, Indices, LaneIndex
 from tilewright.targets.cpu.failures import NUMBER, emit_failure
 from tilewright.targets.cpu.memory import emit_store
 from tilewright.targets.cpu.scalar_region import ScalarRegion
+from tilewright.targets.cpu.signal_checks import AskEmitter
 from tilewright.targets.cpu.storage import Storage
 from tilewright.targets.cpu.waiting import WAITS, WaitEmitter
 from tilewright.targets.llvm.builder import LLVMValue

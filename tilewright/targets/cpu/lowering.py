@@ -8,7 +8,6 @@ from tilewright import dtypes
 from tilewright.ir.core import Function, Operation, Value
 from tilewright.targets.cpu.affine import AffineAnalysis
 from tilewright.targets.cpu.aliasing import Hazard
-from tilewright.targets.cpu.asking import AskEmitter, loops_without_end
 from tilewright.targets.cpu.assemble import function_attributes
 from tilewright.targets.cpu.attributes import integer
 from tilewright.targets.cpu.dot import accumulator_extents
@@ -22,6 +21,7 @@ from tilewright.targets.cpu.placement import Placement, remark_at
 from tilewright.targets.cpu.report import KernelReport
 from tilewright.targets.cpu.scan import ScanEmitter
 from tilewright.targets.cpu.schedule import KernelScheduler, ScheduleStep, TargetStorage
+from tilewright.targets.cpu.signal_checks import AskEmitter, loops_without_end
 from tilewright.targets.cpu.storage import Storage
 from tilewright.targets.cpu.target import CPUTarget
 from tilewright.targets.cpu.waiting import WaitEmitter, watches_waits

@@ -6,10 +6,10 @@ from collections.abc import Sequence
 
 from tilewright.ir.core import Operation, Region, Value
 from tilewright.ir.ops import ELEMENTWISE
-from tilewright.targets.cpu.asking import AskEmitter
 from tilewright.targets.cpu.attributes import number
 from tilewright.targets.cpu.elementwise import unsupported
 from tilewright.targets.cpu.evaluate import Evaluator
+from tilewright.targets.cpu.signal_checks import AskEmitter
 from tilewright.targets.llvm.builder import Block, LLVMValue
 
 

@@ -1,6 +1,6 @@
 """What the lowering of kernels for NVIDIA's GPUs knows beside the registers of values: products that are under way.
 
-Products by warpgroups are issued and left under way (`flight.py`); operations that need their results wait for them.
+Products by warpgroups are issued and left under way (`in_flight.py`); operations that need their results wait for them.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from tilewright.targets.gpu.shared_memory import Allocation
 from tilewright.targets.llvm.builder import LLVMValue, Module
 from tilewright.targets.nvidia.explicit.ptx import call
 from tilewright.targets.nvidia.explicit.views import SharedView
-from tilewright.targets.nvidia.flight import Flight
+from tilewright.targets.nvidia.in_flight import Flight
 from tilewright.targets.nvidia.intrinsics import NvidiaIntrinsics
 from tilewright.targets.nvidia.target import NvidiaTarget
 

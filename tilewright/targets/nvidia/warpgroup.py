@@ -1,6 +1,6 @@
 """Emits products by warpgroups, and copies of blocks to the tiles that they read.
 
-A product is issued and left under way (`flight.py`); the first operation that needs its result waits for it.
+A product is issued and left under way (`in_flight.py`); the first operation that needs its result waits for it.
 """
 
 from __future__ import annotations
