@@ -132,6 +132,8 @@ def test_trees_for_classes(transform: str, rng: np.random.Generator) -> None:
     options = {"outputs": 2, "post_transform": transform}
     several = trees("class", [0, 1, 2, 2, 0], [1.0, 2.0, 3.0, 0.5, 4.0])
     own("TreeEnsembleClassifier", x, classlabels_int64s=[3, 1, 2], **options, **several)
+    below = trees("class", [0, 1, 2, 2, 0], [-1.0, -2.0, -3.0, -0.5, -4.0])  # a class without a score is none
+    own("TreeEnsembleClassifier", x, classlabels_int64s=[3, 1, 2], **options, **below)
     signed = trees("class", [0] * 5, [1.0, 2.0, -3.0, 0.5, -4.0])
     own("TreeEnsembleClassifier", x, classlabels_int64s=[7, 8], **options, **signed)
     for place in (0, 1):

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -9,6 +10,10 @@ import pytest
 
 pytest.importorskip("onnx")
 pytest.importorskip("onnxruntime")
+
+import onnx
+import onnxruntime
+from onnx import numpy_helper
 
 from tests.host.test_import_onnx_runtime import check, model_of
 from tilewright.errors import UnsupportedOperationError
@@ -348,10 +353,47 @@ def test_quantized_recurrent_layer(direction: str, columns: bool, batch: int, rn
     check(model, feeds, rtol=2e-3, atol=2e-3)
 
 
-def test_layouts_of_one_processor_are_refused_with_the_reason(rng: np.random.Generator) -> None:
-    model, _ = model_of("ReorderInput", given(x=floats(rng, 1, 8, 4, 4)), ["y"], domain="com.microsoft.nchwc")
-    with pytest.raises(UnsupportedOperationError, match="ORT_ENABLE_EXTENDED"):
-        import_onnx(model)
+BLOCKED = onnx.parser.parse_model("""<ir_version: 8, opset_import: ["" : 17]>
+    m (float[n, 3, h, w] x, float[16, 3, 3, 3] w0, float[16, 1, 3, 3] w1, float[24, 16, 1, 1] w2, float[24] b2,
+       float[24, 24, 3, 3] w3) => (float[n, 24, a, b] y, float[n, 24, 1, 1] z) {
+        c0 = Conv <strides = [2, 2], pads = [1, 1, 1, 1]> (x, w0) r0 = Relu(c0)
+        c1 = Conv <group = 16, pads = [1, 1, 1, 1]> (r0, w1) r1 = HardSigmoid(c1)
+        p1 = MaxPool <kernel_shape = [2, 2], strides = [2, 2]> (r1) a1 = AveragePool <kernel_shape = [2, 2]> (p1)
+        c2 = Conv(a1, w2, b2) s = Sigmoid(c2) t = Mul(c2, s) c3 = Conv <auto_pad = "SAME_UPPER"> (t, w3) u = Add(c3, t)
+        k = Constant <value = float[4] {1.0, 1.0, 2.0, 2.0}> ()
+        y = Resize <mode = "nearest", coordinate_transformation_mode = "asymmetric", nearest_mode = "floor"> (u, , k)
+        g = GlobalAveragePool(u) z = Relu(g) }""")
+
+
+def blocked(rng: np.random.Generator, place: Path) -> onnx.ModelProto:
+    """A network with its channels in blocks, as ONNX Runtime saves it."""
+    model = onnx.ModelProto()
+    model.CopyFrom(BLOCKED)
+    for entry in list(model.graph.input)[1:]:
+        shape = [dim.dim_value for dim in entry.type.tensor_type.shape.dim]
+        model.graph.initializer.append(numpy_helper.from_array(floats(rng, *shape), entry.name))
+    del model.graph.input[1:]
+    options = onnxruntime.SessionOptions()
+    options.optimized_model_filepath, options.log_severity_level = str(place), 4
+    onnxruntime.InferenceSession(model.SerializeToString(), options, providers=["CPUExecutionProvider"])
+    return onnx.load(place)
+
+
+def test_channels_in_blocks(rng: np.random.Generator, tmp_path: Path) -> None:
+    saved = blocked(rng, tmp_path / "saved.onnx")
+    found = {node.op_type for node in saved.graph.node if node.domain == "com.microsoft.nchwc"}
+    assert {"Conv", "MaxPool", "ReorderOutput", "Upsample"} <= found
+    check(saved, {"x": floats(rng, 2, 3, 22, 26)}, rtol=1e-3)
+    assert any("in blocks of" in remark for remark in import_onnx(saved).remarks)
+
+
+def test_channels_that_make_up_no_blocks_are_refused(
+    rng: np.random.Generator, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    saved = blocked(rng, tmp_path / "saved.onnx")
+    monkeypatch.setattr("tilewright.importers.onnx_ops.microsoft_blocked.block_of_host", lambda: 64)
+    with pytest.raises(UnsupportedOperationError, match=r"blocks of 64.*\n.*ORT_ENABLE_EXTENDED"):
+        import_onnx(saved)
 
 
 X = np.linspace(-3, 5, 120, dtype=np.float32).reshape(2, 3, 4, 5) ** 2 - 4

@@ -8,10 +8,6 @@ _RANDOM = ("random numbers", "draw them outside of the model and give them as an
 _TRAINING = ("derivatives of a graph", "export the backward pass as nodes, or train in PyTorch")
 _MAPS = ("a dictionary as an input", "give its values as a tensor")
 _GENERATION = ("a loop that generates text", "export one step of the decoder, and keep the loop outside of the model")
-_PROCESSOR = (
-    "a layout of weights for the processor on which ONNX Runtime saved the model",
-    "save it with the optimization level ORT_ENABLE_EXTENDED, or give the model before it was optimized",
-)
 
 _KINDS: dict[tuple[str, str], tuple[str, ...]] = {
     _RANDOM: (
@@ -19,13 +15,6 @@ _KINDS: dict[tuple[str, str], tuple[str, ...]] = {
     ),
     _TRAINING: ("ai.onnx.preview.training::Gradient",),
     _MAPS: ("ai.onnx.ml::CastMap", "ai.onnx.ml::DictVectorizer"),
-    _PROCESSOR: tuple(
-        f"com.microsoft.nchwc::{name}"
-        for name in (
-            "AveragePool", "Conv", "GlobalAveragePool", "GlobalMaxPool", "MaxPool", "ReorderInput", "ReorderOutput",
-            "Upsample",
-        )
-    ),
     _GENERATION: ("com.microsoft::BeamSearch", "com.microsoft::GreedySearch", "com.microsoft::WhisperBeamSearch"),
 }  # fmt: skip
 REASONS = {name: reason for reason, names in _KINDS.items() for name in names}

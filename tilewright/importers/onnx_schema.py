@@ -30,6 +30,7 @@ RUNTIME_NAMES = {
     "ThresholdedRelu": 9,
 }
 RUNTIME_DOMAIN = "com.microsoft"  # of ONNX Runtime, whose optimiser and quantiser write its operations
+RUNTIME_DOMAINS = (RUNTIME_DOMAIN, "com.microsoft.nchwc")
 Option = onnx.defs.OpSchema.FormalParameterOption
 
 _TYPE_TEXT = {dtype: f"tensor({type_name(number).lower()})" for number, dtype in DTYPES.items()}
@@ -81,7 +82,7 @@ class OperatorForm:
 
 def has_schema(node: NodeProto, opset: int) -> bool:
     """Whether the onnx package should know an operation: ONNX Runtime's own have no description there."""
-    return node.domain != RUNTIME_DOMAIN and not (
+    return node.domain not in RUNTIME_DOMAINS and not (
         node.domain in DOMAINS and opset <= RUNTIME_NAMES.get(node.op_type, 0)
     )
 

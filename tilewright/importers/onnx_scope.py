@@ -10,7 +10,7 @@ from onnx import AttributeProto, NodeProto
 from tilewright.graph.build import GraphBuilder
 from tilewright.graph.core import Value
 from tilewright.importers.onnx_call import Tensor
-from tilewright.importers.onnx_schema import DOMAINS, NEWEST, OTHER_DOMAINS, RUNTIME_DOMAIN
+from tilewright.importers.onnx_schema import DOMAINS, NEWEST, OTHER_DOMAINS, RUNTIME_DOMAINS
 from tilewright.importers.onnx_sequences import RunTimeList, TensorSequence
 from tilewright.importers.report import NO_RULE, Invalid, Unsupported
 
@@ -55,7 +55,7 @@ class Scope:
 
         Raises `Invalid` for a domain that the model does not import, and `Unsupported` for one that is not known.
         """
-        if domain == RUNTIME_DOMAIN:
+        if domain in RUNTIME_DOMAINS:
             return NEWEST
         if domain not in DOMAINS and domain not in OTHER_DOMAINS:
             raise Unsupported(NO_RULE)

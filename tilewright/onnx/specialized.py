@@ -26,7 +26,7 @@ from tilewright.errors import EngineError, ImportModelError, ShapeError, Tilewri
 from tilewright.importers.onnx import import_onnx
 from tilewright.importers.onnx_tensors import DTYPES, list_type
 from tilewright.importers.report import NO_RULE
-from tilewright.importers.shapes import parse_dynamic_shapes
+from tilewright.importers.shapes import parse_dynamic_shapes, symbol_name
 from tilewright.onnx.source import Source
 from tilewright.runtime import tensors
 from tilewright.runtime.plan import TensorSpec
@@ -305,7 +305,9 @@ class EnginesOfRanks:
         source, shapes = self._source, dict(self._shapes)
         tensor = {spec.name: _is_tensor(spec) for spec in self.inputs}
         shapes |= {
-            name: {axis: f"{name}_{axis}" for axis in range(rank)} for name, rank in ranks.items() if tensor[name]
+            name: {axis: symbol_name(f"{name}_{axis}") for axis in range(rank)}
+            for name, rank in ranks.items()
+            if tensor[name]
         }
         items = {name: rank for name, rank in ranks.items() if not tensor[name]}
         if items:
@@ -464,7 +466,7 @@ def _specs(
     for place, entry in enumerate(_inputs(model)):
         given = (dynamic_shapes or {}).get(entry.name)
         if given and entry.type.HasField("tensor_type") and not entry.type.tensor_type.HasField("shape"):
-            shape = tuple(f"{entry.name}_{axis}" for axis in sorted(given))
+            shape = tuple(symbol_name(f"{entry.name}_{axis}") for axis in sorted(given))
             inputs[place] = replace(inputs[place], shape=shape)  # type: ignore[arg-type]
     return inputs, list(map(_spec, model.graph.output))
 

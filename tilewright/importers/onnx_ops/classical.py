@@ -541,7 +541,8 @@ def tree_classifier(call: Call) -> tuple[Value, Value]:
     if not single:
         if base.size:
             total = call.op("add", total, call.constant(base.astype(x.dtype.numpy), "base"))
-        label = call.op("gather", classes, call.op("argmax", total, axis=1), axis=0)
+        best = call.op("argmax", total if base.size else _scored(call, x, trees, total), axis=1)
+        label = call.op("gather", classes, best, axis=0)
         return label, call.cast(_transformed(call, total), float32)
     if base.size > 1 or (ids == [1] and base.size):
         raise Unsupported(f"{base.size} base values where leaves score class {ids[0]} alone", "score both classes")
@@ -555,6 +556,16 @@ def tree_classifier(call: Call) -> tuple[Value, Value]:
     if ids == [1]:  # then the first class has a score of 0
         return label, call.cast(_transformed(call, total), float32)
     return label, call.cast(_of_two(call, score, positive), float32)
+
+
+def _scored(call: Call, x: Value, trees: _Trees, total: Value) -> Value:
+    """The scores [N, classes] with the least one for a class of which no leaf of a row says anything."""
+    leaves = trees.when_true == np.arange(len(trees.modes))
+    if trees.given[leaves].all() or (trees.weights >= 0).all():
+        return total
+    table = call.constant(trees.given.astype(np.int64), "given")
+    told = call.op("reduce_max", call.op("gather", table, _leaves(call, x, trees), axis=0), axes=(1,))
+    return call.op("where", call.op("greater", told, 0), total, call.builder.number(-np.inf, total.dtype))
 
 
 _MODES = ("BRANCH_LEQ", "BRANCH_LT", "BRANCH_GTE", "BRANCH_GT", "BRANCH_EQ", "BRANCH_NEQ", "BRANCH_MEMBER")
