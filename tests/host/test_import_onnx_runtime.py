@@ -97,6 +97,13 @@ def test_transposed_convolutions_to_larger_sizes(padding: str, size: int, rng: n
     check(*model_of("ConvTranspose", inputs, ["y"], auto_pad=padding, strides=[3], output_shape=[size]))
 
 
+def test_the_default_functions_of_two_directions(rng: np.random.Generator) -> None:
+    """ONNX Runtime's optimiser writes them for one direction as well."""
+    shapes = {"x": (4, 2, 3), "w": (1, 5, 3), "r": (1, 5, 5)}
+    inputs = [(name, rng.standard_normal(shape, np.float32), False) for name, shape in shapes.items()]
+    check(*model_of("RNN", inputs, ["y"], hidden_size=5, activations=["Tanh", "Tanh"]))
+
+
 @pytest.mark.parametrize("scaled", [False, True])
 @pytest.mark.parametrize("options", [
     {"mode": "linear", "antialias": 1},

@@ -7,6 +7,7 @@ import json
 import subprocess
 import sys
 import threading
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -635,3 +636,79 @@ def test_a_model_that_no_engine_of_all_sizes_runs(rng: np.random.Generator, capl
         session.run(None, {"x": rng.random((2, 3), np.float32)})
     with pytest.raises(EngineError, match="the sizes of each call"):
         session.engine.save("m.engine")
+
+
+def described(name: str) -> onnx.ModelProto:
+    model = onnx.parser.parse_model("""<ir_version: 8, opset_import: ["" : 17]>
+        m (float[rows, ?] x, float[4, 2] w) => (float[n, 2] y) <float[4, 2] w = {1, 2, 3, 4, 5, 6, 7, 8}> {
+            y = MatMul(x, w) }""")
+    model.producer_name, model.model_version, model.doc_string, model.domain = name, 7, "a product", "test"
+    model.metadata_props.add(key="labels", value="a,b")
+    return model
+
+
+def options_are_taken(ort: Any, model: bytes, x: np.ndarray) -> Any:
+    options, run = ort.SessionOptions(), ort.RunOptions()
+    options.graph_optimization_level = ort.GraphOptimizationLevel.ORT_ENABLE_EXTENDED
+    options.execution_mode, options.log_severity_level = ort.ExecutionMode.ORT_SEQUENTIAL, 3
+    options.enable_mem_pattern = options.enable_cpu_mem_arena = False
+    options.add_session_config_entry("session.intra_op.allow_spinning", "0")
+    run.add_run_config_entry("gpu_graph_id", "-1")
+    providers = [("CPUExecutionProvider", {"use_arena": "1"})]
+    session = ort.InferenceSession(model, options, providers, disabled_optimizers=["ConstantFolding"])
+    entry = options.get_session_config_entry("session.intra_op.allow_spinning")
+    return session.run(["y"], {"x": x}, run), session.get_provider_options().keys(), entry
+
+
+def models_are_described(ort: Any, model: bytes, x: np.ndarray) -> Any:
+    session = ort.InferenceSession(model, providers=["CPUExecutionProvider"])
+    meta = session.get_modelmeta()
+    shapes = [(entry.name, entry.type, entry.shape) for entry in session.get_inputs()]
+    texts = meta.producer_name, meta.graph_name, meta.domain, meta.description, meta.graph_description
+    return shapes, texts, meta.version, meta.custom_metadata_map
+
+
+def constants_are_given(ort: Any, model: bytes, x: np.ndarray) -> Any:
+    session = ort.InferenceSession(model, providers=["CPUExecutionProvider"])
+    known = [(entry.name, entry.type, entry.shape) for entry in session.get_overridable_initializers()]
+    given = session.run(None, {"x": x, "w": np.ones((4, 2), np.float32)})
+    return known, given, session.run(None, {"x": x})
+
+
+def memory_is_bound_by_address(ort: Any, model: bytes, x: np.ndarray) -> Any:
+    session = ort.InferenceSession(model, providers=["CPUExecutionProvider"])
+    values = {
+        "x": ort.OrtValue.ortvalue_from_numpy(x),
+        "y": ort.OrtValue.ortvalue_from_shape_and_type([3, 2], np.float32),
+    }
+    binding = session.io_binding()
+    for name, bind in (("x", binding.bind_input), ("y", binding.bind_output)):
+        bind(name, "cpu", 0, np.float32, values[name].shape(), values[name].data_ptr())
+    session.run_with_iobinding(binding)
+    y = values["y"]
+    facts = y.data_type(), y.element_type(), y.tensor_size_in_bytes(), y.is_tensor_sequence(), y.is_sparse_tensor()
+    bits = ort.OrtValue.ortvalue_from_numpy_with_onnx_type(np.array([0x3F80], np.uint16), onnx.TensorProto.BFLOAT16)
+    return y.numpy(), facts, bits.data_type()
+
+
+PROGRAMS = (options_are_taken, models_are_described, constants_are_given, memory_is_bound_by_address)
+
+
+@pytest.mark.parametrize("program", PROGRAMS)
+def test_programs_change_one_import(program: Callable[..., Any]) -> None:
+    x = np.arange(12, dtype=np.float32).reshape(3, 4)
+    model = described("one").SerializeToString()
+    np.testing.assert_equal(program(tw, model, x), program(onnxruntime, model, x))
+
+
+def test_providers_without_a_device(monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture) -> None:
+    monkeypatch.setattr("tilewright.onnx.session.has_gpu", lambda: False)
+    session = tw.InferenceSession(described("one"), providers=["CUDAExecutionProvider", "CPUExecutionProvider"])
+    assert session.get_providers() == ["CPUExecutionProvider"] and tw.get_device() == "CPU"
+    assert "CUDAExecutionProvider is not available here: the model runs on CPUExecutionProvider" in caplog.text
+    session.set_providers(["CPUExecutionProvider"])
+    assert session.run(None, {"x": np.ones((1, 4), np.float32)})[0].tolist() == [[16, 20]]
+    options = tw.SessionOptions()
+    for wrong in (lambda: options.get_session_config_entry("none"), lambda: tw.set_default_logger_severity(7)):
+        with pytest.raises(SettingsError):
+            wrong()

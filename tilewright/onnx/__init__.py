@@ -10,12 +10,39 @@
 
 from __future__ import annotations
 
+from tilewright import __version__
 from tilewright.onnx.binding import IOBinding, OrtValue
+from tilewright.onnx.options import (
+    ExecutionMode,
+    ExecutionOrder,
+    GraphOptimizationLevel,
+    ModelMetadata,
+    NodeArg,
+    RunOptions,
+    SessionOptions,
+)
 from tilewright.onnx.session import (
     InferenceSession,
-    NodeArg,
-    SessionOptions,
+    get_all_providers,
     get_available_providers,
+    get_device,
+    set_default_logger_severity,
 )
 
-__all__ = ["IOBinding", "InferenceSession", "NodeArg", "OrtValue", "SessionOptions", "get_available_providers"]
+__all__ = [
+    "ExecutionMode",
+    "ExecutionOrder",
+    "GraphOptimizationLevel",
+    "IOBinding",
+    "InferenceSession",
+    "ModelMetadata",
+    "NodeArg",
+    "OrtValue",
+    "RunOptions",
+    "SessionOptions",
+    "__version__",
+    "get_all_providers",
+    "get_available_providers",
+    "get_device",
+    "set_default_logger_severity",
+]

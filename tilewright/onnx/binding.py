@@ -59,6 +59,19 @@ class OrtValue:
         return OrtValue(DeviceArray.from_numpy(numpy_obj, device_id))
 
     @staticmethod
+    def ortvalue_from_numpy_with_onnx_type(data: np.ndarray, onnx_element_type: int) -> OrtValue:
+        """The array's bits as elements of another type, which ONNX has that number for. Raises `InputError`."""
+        from onnx import helper
+
+        try:
+            dtype = np.dtype(helper.tensor_dtype_to_np_dtype(onnx_element_type))
+            return OrtValue(data if data.dtype == dtype else data.view(dtype))
+        except (KeyError, TypeError, ValueError) as error:
+            raise InputError(
+                f"an array of {data.dtype} cannot hold the element type {brief(onnx_element_type)}: {error}"
+            ) from error
+
+    @staticmethod
     def ortvalue_from_shape_and_type(
         shape: Sequence[int], element_type: Any, device_type: str = "cpu", device_id: int = 0
     ) -> OrtValue:
@@ -103,6 +116,35 @@ class OrtValue:
             return "cpu"
         place = getattr(self.value, "device", "cuda")  # our own arrays are those of GPUs
         return "cpu" if str(place).partition(":")[0] == "cpu" else "cuda"
+
+    def data_ptr(self) -> int:
+        """The address of the first element, in the memory of the host or of a GPU."""
+        if isinstance(self.value, np.ndarray):
+            return self.value.ctypes.data
+        if tensors.is_torch(self.value):
+            return int(self.value.data_ptr())
+        if hasattr(self.value, "__cuda_array_interface__"):
+            return int(self.value.__cuda_array_interface__["data"][0])
+        raise InputError(f"{a_kind(self.value)} has no address: pass an array or a tensor")
+
+    def element_type(self) -> int:
+        """The number that ONNX has for the element type."""
+        from onnx import helper
+
+        array = self.numpy()
+        return int(helper.np_dtype_to_tensor_dtype(np.dtype(object) if array.dtype.kind in "OUT" else array.dtype))
+
+    def tensor_size_in_bytes(self) -> int:
+        """The bytes of all elements."""
+        return self.numpy().nbytes
+
+    def is_sparse_tensor(self) -> bool:
+        """False: there are none."""
+        return False
+
+    def is_tensor_sequence(self) -> bool:
+        """Whether this is a sequence."""
+        return isinstance(self.value, list)
 
     def has_value(self) -> bool:
         """Whether this is no optional that holds nothing."""

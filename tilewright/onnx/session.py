@@ -11,7 +11,6 @@ import os
 import time
 from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -32,6 +31,7 @@ from tilewright.errors import (
     brief,
 )
 from tilewright.onnx.binding import IOBinding, OrtValue, as_numpy, type_text
+from tilewright.onnx.options import ModelMetadata, NodeArg, SessionOptions, declared_shapes
 from tilewright.onnx.source import Source
 from tilewright.runtime.cuda import device as devices
 from tilewright.runtime.plan import TensorSpec
@@ -55,6 +55,23 @@ def get_available_providers() -> list[str]:
     return [name for name, target in reversed(TARGETS.items()) if target == "cpu" or has_gpu()]
 
 
+def get_all_providers() -> list[str]:
+    """What `InferenceSession` knows as `providers`, the GPU first."""
+    return list(reversed(TARGETS))
+
+
+def get_device() -> str:
+    """ "GPU" where an NVIDIA GPU runs engines, else "CPU"."""
+    return "GPU" if has_gpu() else "CPU"
+
+
+def set_default_logger_severity(severity: int) -> None:
+    """What the logger ``tilewright`` tells: 0 and 1 everything, 2 warnings, 3 errors, 4 fatal errors."""
+    if not isinstance(severity, int) or not 0 <= severity <= 4:
+        raise SettingsError(f"the severity is {brief(severity)}: expected a number from 0 to 4")
+    logger.setLevel((logging.DEBUG, logging.INFO, logging.WARNING, logging.ERROR, logging.CRITICAL)[severity])
+
+
 def has_gpu() -> bool:
     """Whether engines for an NVIDIA GPU run here."""
     try:
@@ -62,39 +79,6 @@ def has_gpu() -> bool:
     except TilewrightError:
         return False
     return True
-
-
-@dataclass
-class SessionOptions:
-    """Options of a session.
-
-    `intra_op_num_threads`: threads of a run, 0 for those of `tilewright.settings`; `enable_profiling`: time the runs,
-    and write them to a file whose name begins with `profile_file_prefix` (`InferenceSession.end_profiling`);
-    `optimized_model_filepath`: write the engine there; `quick_start`: begin with an engine that is compiled in less
-    time, as in `tilewright.compile`.  ONNX Runtime's other options are accepted when its own `SessionOptions` is given;
-    they have no meaning here.
-    """
-
-    intra_op_num_threads: int = 0
-    enable_profiling: bool = False
-    profile_file_prefix: str = "tilewright_profile_"
-    optimized_model_filepath: str = ""
-    quick_start: bool = False
-    dimensions: dict[str, int] = field(default_factory=dict)
-
-    def add_free_dimension_override_by_name(self, dim_name: str, dim_value: int) -> None:
-        """Fix the dimensions of that name."""
-        self.dimensions[dim_name] = dim_value
-
-
-@dataclass(frozen=True)
-class NodeArg:
-    """An input or output: its name, type ("tensor(float)", "seq(tensor(string))") and shape (numbers, and names of
-    dynamic sizes; nothing for sequences and optionals)."""
-
-    name: str
-    type: str
-    shape: list[int | str]
 
 
 class InferenceSession:
@@ -115,29 +99,33 @@ class InferenceSession:
         sess_options: SessionOptions | None = None,
         providers: Sequence[str | tuple[str, Any]] | None = None,
         provider_options: Sequence[Mapping[str, Any]] | None = None,
+        enable_fallback: int = 1,
+        disabled_optimizers: Sequence[str] | None = None,
     ) -> None:
         """`path_or_bytes`: an .onnx file, its contents, a `ModelProto`, or an engine file.
 
         `providers` names where to run, "CPUExecutionProvider" (the default) or "CUDAExecutionProvider"; the first
-        that is known counts.  `provider_options` are accepted, and have no meaning here.  Raises as
-        `tilewright.compile` and `Engine.load` do, and `SettingsError` for providers of which none is known.
+        that is known and has its device here counts, with a warning where another came first.  The arguments after it
+        are accepted, and have no meaning here.  Raises as `tilewright.compile` and `Engine.load` do, and
+        `SettingsError` for providers of which none is known.
         """
         self.engine: Engine | SpecializedEngine | EnginesOfRanks | EnginesOfCalls
         self._sizes: EnginesOfSizes | None = None
         self._options = sess_options if sess_options is not None else SessionOptions()
         if not hasattr(self._options, "intra_op_num_threads"):
             raise SettingsError(f"sess_options are a SessionOptions, not {a_kind(sess_options)}")
-        self._provider = _provider(providers)
-        target = TARGETS[self._provider]
         path = Path(path_or_bytes) if isinstance(path_or_bytes, (str, os.PathLike)) else None
-        if path is not None and path.suffix == ".engine":
-            self.engine = Engine.load(path, target=target)
-        else:
-            source = Source(_model(path_or_bytes) if path is None else path)
-            shapes = self._overrides(source)
-            quick_start = bool(getattr(self._options, "quick_start", False))
-            self.engine = _compiled(source, shapes, target, quick_start)
-            self._sizes = _engines_of_sizes(self.engine, source, shapes, target)
+        self._file = path if path is not None and path.suffix == ".engine" else None
+        self._source = None if self._file else Source(_model(path_or_bytes) if path is None else path)
+        self._declared: dict[str, list[int | str | None]] = {}
+        self._meta, self._overridable = ModelMetadata(), dict[str, NodeArg]()
+        if self._source is not None:
+            model = self._source.read()
+            self._meta = ModelMetadata.of(model)
+            self._declared = declared_shapes(model, getattr(self._options, "dimensions", {}))
+            self._overridable = _overridable(model)
+        self._given: dict[frozenset[str], InferenceSession] = {}
+        self.set_providers(providers)
         threads = self._options.intra_op_num_threads
         self._threads = check_threads(threads) if threads else None
         if self._options.optimized_model_filepath:
@@ -146,6 +134,27 @@ class InferenceSession:
         self._began = time.perf_counter_ns()
         self._last: dict[str, Any] | None = None
         self._pool: ThreadPoolExecutor | None = None
+
+    def set_providers(
+        self,
+        providers: Sequence[str | tuple[str, Any]] | None = None,
+        provider_options: Sequence[Mapping[str, Any]] | None = None,
+    ) -> None:
+        """Compile or load the model for another provider. Raises as the making of a session."""
+        provider = _provider(providers)
+        if provider == getattr(self, "_provider", None):
+            return
+        target = TARGETS[provider]
+        if self._source is None:
+            assert self._file is not None
+            self.engine = Engine.load(self._file, target=target)
+        else:
+            shapes = self._overrides(self._source)
+            quick_start = bool(getattr(self._options, "quick_start", False))
+            self.engine = _compiled(self._source, shapes, target, quick_start)
+            self._sizes = _engines_of_sizes(self.engine, self._source, shapes, target)
+        self._provider = provider
+        self._given.clear()
 
     def _overrides(self, source: Source) -> dict[str, dict[int, int]] | None:
         """The dimensions that the options fix, by input and axis."""
@@ -170,15 +179,34 @@ class InferenceSession:
     def get_inputs(self) -> list[NodeArg]:
         """The inputs of the model, in order."""
         seed = getattr(self.engine, "seed", None)
-        return [_node_arg(spec) for spec in self.engine.inputs if spec.name != seed]
+        return [_node_arg(spec, self._declared) for spec in self.engine.inputs if spec.name != seed]
 
     def get_outputs(self) -> list[NodeArg]:
         """The outputs, in order."""
-        return list(map(_node_arg, self.engine.outputs))
+        return [_node_arg(spec, self._declared) for spec in self.engine.outputs]
+
+    def get_overridable_initializers(self) -> list[NodeArg]:
+        """The constants that are inputs of the model as well: a run may give others, for which it is compiled again
+        when they first come."""
+        return list(self._overridable.values())
+
+    def get_modelmeta(self) -> ModelMetadata:
+        """What the model says about itself; nothing for an engine file."""
+        return self._meta
 
     def get_providers(self) -> list[str]:
         """The provider that runs the model."""
         return [self._provider]
+
+    def get_provider_options(self) -> dict[str, dict[str, str]]:
+        """No options, of the provider that runs the model."""
+        return {self._provider: {}}
+
+    def enable_fallback(self) -> None:
+        """Nothing: a session runs on the provider that it was made for."""
+
+    def disable_fallback(self) -> None:
+        """Nothing: a session runs on the provider that it was made for."""
 
     def get_session_options(self) -> SessionOptions:
         """The options given to the session."""
@@ -246,8 +274,11 @@ class InferenceSession:
     def _run(
         self, output_names: Sequence[str] | None, feed: Mapping[str, Any], out: Mapping[str, Any] | None = None
     ) -> list[Any]:
-        names = self._names(output_names)
+        names = self._asked(output_names)
         inputs = self._inputs(feed)
+        others = frozenset(inputs.keys() & self._overridable.keys())
+        if others:
+            return self._with_inputs(others)._run(names, inputs, out)
         began = time.perf_counter_ns()
         if self._sizes is None or not isinstance(self.engine, Engine):
             results = self.engine.run(inputs, out or None, self._threads)
@@ -258,7 +289,24 @@ class InferenceSession:
             self._last = inputs
         return [results[name] for name in names]
 
-    def _names(self, asked: Sequence[str] | None) -> list[str]:
+    def _with_inputs(self, names: frozenset[str]) -> InferenceSession:
+        """The session of the model in which some constants are inputs."""
+        if names not in self._given:
+            assert self._source is not None  # an engine has no such constants
+            whole = self._source.whole()
+            model = type(whole)()
+            model.CopyFrom(whole)
+            kept = [tensor for tensor in whole.graph.initializer if tensor.name not in names]
+            del model.graph.initializer[:]
+            model.graph.initializer.extend(kept)
+            logger.warning("an engine is compiled that takes %s as inputs", ", ".join(sorted(names)))
+            options = SessionOptions(
+                self._options.intra_op_num_threads, dimensions=dict(getattr(self._options, "dimensions", {}))
+            )
+            self._given[names] = InferenceSession(model, options, [self._provider])
+        return self._given[names]
+
+    def _asked(self, asked: Sequence[str] | None) -> list[str]:
         """The names of outputs that are asked for; all of them for none."""
         known = [spec.name for spec in self.engine.outputs]
         if isinstance(asked, (str, bytes)) or not isinstance(asked, (Sequence, type(None))):
@@ -352,10 +400,13 @@ def _provider(providers: Sequence[str | tuple[str, Any]] | None) -> str:
         raise SettingsError(f"providers are a list of names, got {a_kind(providers)}")
     entries = [entry[0] if isinstance(entry, tuple) and entry else entry for entry in providers or _DEFAULT]
     names = [str(name) for name in entries]
-    for name in names:
-        if name in TARGETS:
-            return name
-    raise SettingsError(f"none of the providers {', '.join(names)} is known: expected {' or '.join(TARGETS)}")
+    known = [name for name in names if name in TARGETS]
+    if not known:
+        raise SettingsError(f"none of the providers {', '.join(names)} is known: expected {' or '.join(TARGETS)}")
+    found = next((name for name in known if TARGETS[name] == "cpu" or has_gpu()), known[0])
+    if found != names[0]:
+        logger.warning("%s is not available here: the model runs on %s", names[0], found)
+    return found
 
 
 def _model(given: Any) -> ModelProto | bytes:
@@ -368,8 +419,24 @@ def _model(given: Any) -> ModelProto | bytes:
     return model
 
 
-def _node_arg(spec: TensorSpec) -> NodeArg:
+def _node_arg(spec: TensorSpec, declared: Mapping[str, list[int | str | None]]) -> NodeArg:
+    """A tensor as the model declares it; what it does not tell is as in the engine."""
     dtype = ANY_BY_NAME[spec.dtype]
     sizes = () if dtype.kind in ("sequence", "optional") else spec.shape
-    shape: list[int | str] = [size if isinstance(size, int) else str(size) for size in sizes]
-    return NodeArg(spec.name, type_text(dtype), shape)
+    shape: list[int | str | None] = [size if isinstance(size, int) else str(size) for size in sizes]
+    return NodeArg(spec.name, type_text(dtype), declared.get(spec.name, shape) if sizes else [])
+
+
+def _overridable(model: ModelProto) -> dict[str, NodeArg]:
+    """The constants of a model that are inputs as well; up to IR version 3 all constants are, and none is meant."""
+    from tilewright.importers.onnx_tensors import DTYPES
+
+    if model.ir_version < 4:
+        return {}
+    stored = {tensor.name: tensor for tensor in model.graph.initializer}
+    entries = [stored[entry.name] for entry in model.graph.input if entry.name in stored]
+    return {
+        tensor.name: NodeArg(tensor.name, type_text(DTYPES[tensor.data_type]), list(tensor.dims))
+        for tensor in entries
+        if tensor.data_type in DTYPES
+    }

@@ -17,7 +17,6 @@ from tilewright.importers.onnx_ops.microsoft import activated
 from tilewright.importers.onnx_ops.network import convolve
 from tilewright.importers.report import Unsupported
 from tilewright.importers.rules import RuleTable
-from tilewright.symbolic import lift, simplify
 
 TABLE = RuleTable("ONNX Runtime: channels in blocks", "com.microsoft.nchwc::")
 rule = TABLE.rule
@@ -54,10 +53,12 @@ def reorder_input(call: Call) -> Value:
     x = call[0]
     call.require_rank(x, 4, 4)
     x = call.permute(x, (0, 3, 1, 2)) if call.attribute("channels_last", 0) else x
-    block = block_of_host()
-    missing = simplify(-lift(x.shape[1]) % block) if not isinstance(x.shape[1], int) else -x.shape[1] % block
+    channels = x.shape[1]
+    if not isinstance(channels, int):
+        raise Unsupported(f"{channels} channels where blocks are filled up", "fix that dimension")
+    missing = -channels % block_of_host()
     pads = [(0, 0), (0, missing), (0, 0), (0, 0)]
-    return call.op("pad", x, pads=pads, value=0.0) if missing != 0 else x
+    return call.op("pad", x, pads=pads, value=0.0) if missing else x
 
 
 @rule("ReorderOutput")

@@ -137,6 +137,8 @@ def _lstm(call: Call, x: Value, states: Sequence[Value], weights: _DirectionWeig
 def _activations(call: Call, defaults: Sequence[str], directions: int) -> list[list[_Function]]:
     """The functions of each direction; alphas and betas are given for those that have one, in their order."""
     names = call.attribute("activations") or [*defaults] * directions
+    if len(names) == 2 and len(defaults) == directions == 1:  # the standard's default of RNN is for two directions
+        names = names[:1]
     if len(names) != len(defaults) * directions:
         raise Invalid(f"there are {len(names)} activations; there must be {len(defaults) * directions}")
     alphas, betas = (list(call.attribute(f"activation_{which}") or []) for which in ("alpha", "beta"))

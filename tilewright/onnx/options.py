@@ -1,0 +1,166 @@
+"""Options of sessions and runs, and what a model says about itself, as ONNX Runtime's Python interface has them.
+
+Options that steer ONNX Runtime's own optimizer, memory, threads and log are taken and kept, and have no meaning here.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from enum import IntEnum
+from typing import TYPE_CHECKING
+
+from tilewright.errors import SettingsError, brief
+
+if TYPE_CHECKING:
+    from onnx import ModelProto
+
+
+class GraphOptimizationLevel(IntEnum):
+    """How much ONNX Runtime optimizes; tilewright always does all that it can."""
+
+    ORT_DISABLE_ALL = 0
+    ORT_ENABLE_BASIC = 1
+    ORT_ENABLE_EXTENDED = 2
+    ORT_ENABLE_LAYOUT = 3
+    ORT_ENABLE_ALL = 99
+
+
+class ExecutionMode(IntEnum):
+    """Whether ONNX Runtime runs nodes at once; tilewright decides for each plan."""
+
+    ORT_SEQUENTIAL = 0
+    ORT_PARALLEL = 1
+
+
+class ExecutionOrder(IntEnum):
+    """In which order ONNX Runtime runs nodes; tilewright decides for each plan."""
+
+    DEFAULT = 0
+    PRIORITY_BASED = 1
+    MEMORY_EFFICIENT = 2
+
+
+@dataclass
+class SessionOptions:
+    """Options of a session.
+
+    `intra_op_num_threads`: threads of a run, 0 for those of `tilewright.settings`; `enable_profiling`: time the runs,
+    and write them to a file whose name begins with `profile_file_prefix` (`InferenceSession.end_profiling`);
+    `optimized_model_filepath`: write the engine there; `quick_start`: begin with an engine that is compiled in less
+    time, as in `tilewright.compile`.  The others have no meaning here.
+    """
+
+    intra_op_num_threads: int = 0
+    enable_profiling: bool = False
+    profile_file_prefix: str = "tilewright_profile_"
+    optimized_model_filepath: str = ""
+    quick_start: bool = False
+    dimensions: dict[str, int] = field(default_factory=dict)
+    inter_op_num_threads: int = 0
+    graph_optimization_level: GraphOptimizationLevel = GraphOptimizationLevel.ORT_ENABLE_ALL
+    execution_mode: ExecutionMode = ExecutionMode.ORT_SEQUENTIAL
+    execution_order: ExecutionOrder = ExecutionOrder.DEFAULT
+    enable_cpu_mem_arena: bool = True
+    enable_mem_pattern: bool = True
+    enable_mem_reuse: bool = True
+    use_deterministic_compute: bool = False
+    use_per_session_threads: bool = True
+    log_severity_level: int = -1
+    log_verbosity_level: int = 0
+    logid: str = ""
+    entries: dict[str, str] = field(default_factory=dict)
+
+    def add_free_dimension_override_by_name(self, dim_name: str, dim_value: int) -> None:
+        """Fix the dimensions of that name."""
+        self.dimensions[dim_name] = dim_value
+
+    def add_session_config_entry(self, config_key: str, config_value: str) -> None:
+        """Keep an entry, which has no meaning here."""
+        self.entries[config_key] = config_value
+
+    def get_session_config_entry(self, config_key: str) -> str:
+        """An entry that was added. Raises `SettingsError` for another."""
+        return _entry(self.entries, config_key)
+
+    def register_custom_ops_library(self, path: str) -> None:
+        """Raises `SettingsError`: a library's operations are machine code for ONNX Runtime."""
+        raise SettingsError(
+            f"{path}: operations of a library for ONNX Runtime cannot run here; write them as functions of the model"
+        )
+
+
+@dataclass
+class RunOptions:
+    """Options of a run, without a meaning here."""
+
+    log_severity_level: int = 2
+    log_verbosity_level: int = 0
+    logid: str = ""
+    only_execute_path_to_fetches: bool = False
+    terminate: bool = False
+    entries: dict[str, str] = field(default_factory=dict)
+
+    def add_run_config_entry(self, config_key: str, config_value: str) -> None:
+        """Keep an entry, which has no meaning here."""
+        self.entries[config_key] = config_value
+
+    def get_run_config_entry(self, config_key: str) -> str:
+        """An entry that was added. Raises `SettingsError` for another."""
+        return _entry(self.entries, config_key)
+
+
+def _entry(entries: dict[str, str], key: str) -> str:
+    if key not in entries:
+        raise SettingsError(f"there is no entry {brief(key)}; there are: {', '.join(entries) or 'none'}")
+    return entries[key]
+
+
+@dataclass(frozen=True)
+class ModelMetadata:
+    """What a model says about itself."""
+
+    producer_name: str = ""
+    graph_name: str = ""
+    domain: str = ""
+    description: str = ""
+    graph_description: str = ""
+    version: int = 0
+    custom_metadata_map: dict[str, str] = field(default_factory=dict)
+
+    @staticmethod
+    def of(model: ModelProto) -> ModelMetadata:
+        """That of an ONNX model."""
+        return ModelMetadata(
+            model.producer_name,
+            model.graph.name,
+            model.domain,
+            model.doc_string,
+            model.graph.doc_string,
+            model.model_version,
+            {entry.key: entry.value for entry in model.metadata_props},
+        )
+
+
+@dataclass(frozen=True)
+class NodeArg:
+    """An input or output: its name, type ("tensor(float)", "seq(tensor(string))") and shape (numbers, names of dynamic
+    sizes, None for those without a name; nothing for sequences and optionals)."""
+
+    name: str
+    type: str
+    shape: list[int | str | None]
+
+
+def declared_shapes(model: ModelProto, fixed: Mapping[str, int]) -> dict[str, list[int | str | None]]:
+    """The shapes of inputs and outputs that have one in the model; `fixed` has sizes for names."""
+    found: dict[str, list[int | str | None]] = {}
+    for entry in (*model.graph.input, *model.graph.output):
+        tensor = entry.type.tensor_type
+        if tensor.HasField("shape"):
+            found[entry.name] = [
+                dim.dim_value if dim.HasField("dim_value") and dim.dim_value >= 0
+                else fixed.get(dim.dim_param, dim.dim_param) or None
+                for dim in tensor.shape.dim
+            ]  # fmt: skip
+    return found
