@@ -19,7 +19,7 @@ from tilewright.engine.engine import plan_symbol
 from tilewright.engine.file import FORMAT, VERSION, VERSION_OF_PARTS
 from tilewright.engine.plan_json import plan_to_json
 from tilewright.engine.weights import Weights
-from tilewright.graph.core import Graph
+from tilewright.graph.core import Advice, Graph
 from tilewright.measure.record import Timing, timing_to_json
 from tilewright.runtime.plan import Plan
 from tilewright.targets.base import PlanAssembler, Target
@@ -49,7 +49,8 @@ def manifest_of(
         "name": graph.name,
         "source": os.path.basename(source),  # a name only: folders are nobody else's business
         "remarks": list(remarks),
-        "fusion": list(fusion),
+        "fusion": [text for text in fusion if not isinstance(text, Advice)],
+        "advice": [text for text in fusion if isinstance(text, Advice)],
         "programs": list(programs),
     }
     if graph.fixed:

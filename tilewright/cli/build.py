@@ -30,6 +30,7 @@ if TYPE_CHECKING:
 _SOURCES = {
     "only": "without a choice", "estimate": "by estimate", "timed": "timed", "recorded": "by times on record"
 }  # fmt: skip
+_MOST_ADVICE = 5  # lines that a build prints
 _DIMENSION = re.compile(r"(\d{1,18})(?:\.\.(\d{1,18}))?", re.ASCII)
 
 
@@ -175,6 +176,10 @@ def _describe(engine: Engine, path: Path, asked: bool) -> None:
         console.print(f"  {kind} {spec.name}: {spec.dtype} [{', '.join(map(str, spec.shape))}]")
     for text in _choices(path, engine.targets, asked):
         console.print(f"  {text}", soft_wrap=True)
+    for text in engine.advice[:_MOST_ADVICE]:
+        console.print(f"  advice: {text}", soft_wrap=True)
+    if len(engine.advice) > _MOST_ADVICE:
+        console.print(f"  and {len(engine.advice) - _MOST_ADVICE} more (tilewright inspect {path})")
     searched = search_of(engine)
     if searched is not None:
         show_search(console, searched)

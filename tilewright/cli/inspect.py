@@ -97,6 +97,7 @@ def describe(loaded: Any, sizes: dict[str, int]) -> dict[str, Any]:
         "arena_least_bytes": least_arena_bytes(loaded, sizes),
         "weight_bytes": loaded.weight_bytes,
         "remarks": list(loaded.remarks),
+        "advice": list(loaded.advice),
         "search": search_of(loaded),
         "steps": steps,
         "transposes": transposes(steps),
@@ -147,6 +148,8 @@ def show(console: Console, data: dict[str, Any], evidence: bool) -> None:
         show_search(console, data["search"])
     for remark in data["remarks"]:
         console.print(f"note: {remark}")
+    for text in data["advice"]:
+        console.print(f"advice: {text}")
     if evidence:
         for step in data["steps"]:
             console.print(Text(step["name"], "bold"))

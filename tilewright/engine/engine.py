@@ -506,6 +506,11 @@ class Engine:
         return self._texts("fusion")
 
     @property
+    def advice(self) -> tuple[str, ...]:
+        """What is slower than it could be, why, and what to change in the model or the build."""
+        return self._texts("advice")
+
+    @property
     def arena(self) -> tuple[tuple[Any, ...], ...]:
         """What lies in the arena: name, offset, bytes (as JSON sizes), first and last step."""
         with self.reading():

@@ -52,6 +52,12 @@ class Node:
         return value
 
 
+class Advice(str):
+    """A remark on what is slower than it could be, and what the user can change."""
+
+    __slots__ = ()
+
+
 @dataclass(eq=False)
 class Graph:
     """A tensor program.
@@ -59,7 +65,7 @@ class Graph:
     `constants` maps a value to its data (often memory-mapped, never changed in place).
     `mutations` maps an input to the value that it holds after the run: the caller's buffer is
     updated in place (a static KV cache); such values may or may not be outputs as well.
-    `remarks` are the decisions that passes made, for the user.
+    `remarks` are the decisions that passes made, for the user; those that are `Advice` say what to change.
     `fixed` are the arguments of the model that are no tensors, and have the same value in every call: how many inputs
     stand before each, and the value.
     `seed` names the input that random numbers follow from: an i64 without dimensions, which an engine draws at each

@@ -14,7 +14,7 @@ from typing import Any, Union
 import numpy as np
 
 from tilewright.dtypes import DType, from_numpy, wrapped
-from tilewright.graph.core import Graph, Node, Value
+from tilewright.graph.core import Advice, Graph, Node, Value
 from tilewright.graph.ops import infer_types, normalize
 from tilewright.graph.reference import run_node
 from tilewright.symbolic import Expression
@@ -112,6 +112,13 @@ class Rewriter:
     def remark(self, text: str) -> None:
         """Note a decision for the user, with where the node being rewritten came from."""
         self.remarks.append(f"{text} (from {self._source})" if self._source else text)
+
+    def advise(self, text: str) -> None:
+        """Note what the user can change, with where the node being rewritten came from; a graph with more advice is
+        another one."""
+        self.remark(text)
+        self.remarks[-1] = Advice(self.remarks[-1])
+        self.changed = True
 
     # The walk
 

@@ -289,6 +289,13 @@ function search() {
         ...names.map((name) => cell(row, name)), element("td", {}, row.chosen), element("td", {}, row.why))))));
 }
 
+function advice() {
+  if (!report.advice.length) return;
+  root.append(element("h2", {}, "What you can change"),
+    element("div", { class: "scroll", style: "max-height: 300px; padding: 8px 14px" },
+      element("ul", { class: "plain" }, ...report.advice.map((text) => element("li", {}, text)))));
+}
+
 function remarks() {
   if (!report.remarks.length) return;
   root.append(element("h2", {}, "What the compiler decided"),
@@ -302,6 +309,7 @@ steps();
 memory();
 graph();
 search();
+advice();
 remarks();
 const wanted = /^#step=(\d+)$/.exec(location.hash); // a link to a step
 if (wanted && report.steps[wanted[1]]) select(Number(wanted[1]), false);

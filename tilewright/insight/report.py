@@ -73,6 +73,7 @@ def report(
         "graph": _graph(graph, steps, engine.plan.symbols),
         "search": search_of(engine),
         "remarks": [*engine.remarks, *engine.fusion],
+        "advice": list(engine.advice),
     }  # fmt: skip
 
 

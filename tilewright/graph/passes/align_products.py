@@ -49,8 +49,9 @@ def _aligned(node: Node, rewriter: Rewriter) -> Value | None:
     a = _padded(a, 0, more, rewriter)
     b = _padded(b, *((wider, more) if transposed else (more, wider)), rewriter)
     result = rewriter.op("matmul", [a, b], transpose_b=transposed)
-    rewriter.remark(
-        f"matmul %{node.output.name}: depth {depth} and columns {columns} are filled up to multiples of {aligned}"
+    rewriter.advise(
+        f"matmul %{node.output.name}: depth {depth} and columns {columns} are filled up to multiples of {aligned}; "
+        f"{depth + more} and {columns + wider} in the model itself need no copies"
     )
     return rewriter.op("slice", [result], axis=result.rank - 1, start=0, stop=columns) if wider else result
 

@@ -17,14 +17,15 @@ cast makes, and inputs of the graph.
 
 from __future__ import annotations
 
-from collections.abc import Set
+from collections.abc import Sequence, Set
 from dataclasses import dataclass
 from functools import partial
+from typing import NamedTuple
 
 import numpy as np
 
 from tilewright.dtypes import DType, float8e4nv, float8e5, float32, float64, int1, int8, int32, uint8
-from tilewright.graph.core import Graph, Node, Value
+from tilewright.graph.core import Advice, Graph, Node, Value
 from tilewright.graph.inference import broadcast_shapes
 from tilewright.graph.passes.narrow_pools import NARROW_POOLS
 from tilewright.graph.quantization import integer_range, scheme_of
@@ -45,6 +46,17 @@ class _Narrow:
     numbers: Value
     zero: Value | None
     scale: Value | None  # None: 1
+
+
+class _Reason(NamedTuple):
+    """Why a product stays in floats, and what to change."""
+
+    text: str
+    change: str
+
+
+_LEAVE = "leave what it reads in floats"
+_BY_COLUMN = "give its weights a scale for each column"
 
 
 def narrow_products(graph: Graph, types: Set[DType], zeros_around: bool = False) -> Graph:
@@ -230,7 +242,7 @@ def _is_narrow(dtype: DType) -> bool:
     return dtype in (int8, uint8, *_FLOATS)
 
 
-def _reason(node: Node, rows: _Narrow) -> str | None:
+def _reason(node: Node, rows: _Narrow) -> _Reason | None:
     """Why a product of narrow numbers on the left by known weights stays in floats; None where it does not."""
     left = node.inputs[0]
     assert left is not None
@@ -238,23 +250,29 @@ def _reason(node: Node, rows: _Narrow) -> str | None:
         return _reason_of_convolution(node, rows)
     depth = left.shape[-1]
     if rows.numbers.dtype.is_integer and (not isinstance(depth, int) or depth % GROUP):
-        return f"its depth {depth} is no multiple of {GROUP}"
+        more = f"make it {-(-depth // GROUP) * GROUP} with zeros" if isinstance(depth, int) else "give it a known size"
+        return _Reason(f"its depth {depth} is no multiple of {GROUP}", more)
     for item in (rows.scale, rows.zero):
         if item is not None and item.rank and item.shape[-1] != 1:
-            return "the scale or zero point of its left operand differs along the depth"
+            return _Reason(
+                "the scale or zero point of its left operand differs along the depth",
+                "quantize that with one scale, or one for each row",
+            )
     return None
 
 
-def _reason_of_convolution(node: Node, image: _Narrow) -> str | None:
+def _reason_of_convolution(node: Node, image: _Narrow) -> _Reason | None:
     x, w = node.inputs[:2]
     assert x is not None and w is not None
     if node.attributes["groups"] != 1 or x.rank > 4:
-        return "there are kernels for one group of channels, and one or two spatial dimensions"
+        return _Reason("there are kernels for one group of channels, and one or two spatial dimensions", _LEAVE)
     channels = w.shape[1]
     if not isinstance(channels, int) or channels % GROUP or channels < FEWEST_GATHERED_CHANNELS:
-        return f"its {channels} channels are few, or no multiple of {GROUP}: floats are faster"
+        return _Reason(f"its {channels} channels are few, or no multiple of {GROUP}: floats are faster", _LEAVE)
     if any(item is not None and item.rank for item in (image.scale, image.zero)):
-        return "the scale or zero point of its image is not a single number"
+        return _Reason(
+            "the scale or zero point of its image is not a single number", "quantize its image with one scale"
+        )
     return None
 
 
@@ -431,22 +449,54 @@ def _with_remarks(graph: Graph, types: Set[DType]) -> Graph:
             if (dtype if dtype.is_float else uint8) not in types:
                 unknown.setdefault(dtype, []).append(source.name)
                 continue
+            why = _why(reader, node, producers, graph)
             remarks.append(
-                f"quantized %{source.name} ({scheme_of(node)}) is read as floats by {reader.op} "
-                f"%{reader.output.name}{f' ({reader.source})' if reader.source else ''}: "
-                f"{_why(reader, node, producers, graph)}"
+                Advice(
+                    f"quantized %{source.name} ({scheme_of(node)}) is read as floats by {reader.op} "
+                    f"%{reader.output.name}{f' ({reader.source})' if reader.source else ''}: "
+                    f"{why.text}; {why.change}"
+                )
             )
     remarks += [
         f"{len(names)} products of {dtype.name} (%{names[0]}, …) are computed in wider floats, of the same numbers: "
         "the target multiplies none of this type"
         for dtype, names in unknown.items()
     ]
+    remarks += _unquantized(graph)
     if not remarks:
         return graph
     rewriter = Rewriter(graph)
     rewriter.remarks += remarks
     rewriter.changed = True
     return rewriter.run({})
+
+
+def _unquantized(graph: Graph) -> list[Advice]:
+    """Advice on layers in floats where other ones are of 8-bit numbers, a line for those of a kind."""
+    layers = [node for node in graph.nodes if node.op in ("matmul", "conv")]
+    kinds = {node.op for node in layers if node.inputs[0] is not None and _is_narrow(node.inputs[0].dtype)}
+    alike: dict[tuple[str, DType, _Reason], list[str]] = {}
+    for node in layers:
+        x, w = node.inputs[:2]
+        assert x is not None and w is not None
+        if node.op not in kinds or w not in graph.constants or w.rank < 2 or not _is_wide(x.dtype):
+            continue
+        reason = _reason(node, _Narrow(Value(x.name, uint8, x.shape), None, None))
+        if reason is None:
+            reason = _Reason("neither of its operands is quantized", "quantize both if the results allow it")
+        if reason.change is not _LEAVE:
+            name = f"%{node.output.name}{f' ({node.source})' if node.source else ''}"
+            alike.setdefault((node.op, x.dtype, reason), []).append(name)
+    return [
+        Advice(f"{op} {listed(names)} in {dtype} beside layers of 8 bits: {reason.text}; {reason.change}")
+        for (op, dtype, reason), names in alike.items()
+    ]
+
+
+def listed(names: Sequence[str], most: int = 3) -> str:
+    """The first names, and how many more there are."""
+    more = f" and {len(names) - most} more" if len(names) > most else ""
+    return ", ".join(names[:most]) + more
 
 
 def _origin(node: Node, producers: dict[Value, Node], graph: Graph) -> Value | None:
@@ -470,10 +520,10 @@ def _through_casts(node: Node, readers: dict[Value, list[Node]]) -> list[Node]:
     return found
 
 
-def _why(reader: Node, node: Node, producers: dict[Value, Node], graph: Graph) -> str:
+def _why(reader: Node, node: Node, producers: dict[Value, Node], graph: Graph) -> _Reason:
     """Why a product that reads a quantized tensor is none of integers."""
     if reader.op == "attention":
-        return "attention has no kernel for integers"
+        return _Reason("attention has no kernel for integers", _LEAVE)
     x, scale, zero = (*node.inputs, None)[:3]
     assert x is not None
     other = producers.get(reader.inputs[1]) if reader.inputs[1] is not None else None
@@ -484,22 +534,29 @@ def _why(reader: Node, node: Node, producers: dict[Value, Node], graph: Graph) -
     while other is not None and other.op == "cast" and _is_wide(other.output.dtype) and other.inputs[0] is not None:
         other = producers.get(other.inputs[0])
     if other is None or other.op != "dequantize":
-        return "its other operand is not quantized"
+        return _Reason("its other operand is not quantized", "quantize that, too")
     if x.dtype.is_float:
-        return (
-            "its other operand is no 8-bit float"
-            if other.inputs[0] is None or other.inputs[0].dtype not in _FLOATS
-            else (
-                "convolutions have no kernel for 8-bit floats"
-                if reader.op == "conv"
-                else "scales of its right operand differ along the depth, or it has more than two dimensions"
-            )
-        )
+        return _why_of_floats(reader, other)
     narrow = other.inputs[0] is not None and _is_narrow(other.inputs[0].dtype)
     if not narrow or not _is_narrow(x.dtype):
-        return "there are kernels for integers of 8 bits"
+        return _Reason("there are kernels for integers of 8 bits", "quantize both operands to 8 bits")
     if other.inputs[0] not in graph.constants:
-        return f"its {side} {'are' if side == 'weights' else 'is'} no constant"
+        return _Reason(
+            f"its {side} {'are' if side == 'weights' else 'is'} no constant",
+            "make that a constant, or use 8-bit floats",
+        )
     if reader.op == "conv":
-        return "its weights without their zero points do not fit int8, or scales differ within a feature"
-    return "scales of its right operand differ along the depth"
+        return _Reason(
+            "its weights without their zero points do not fit int8, or scales differ within a feature",
+            "quantize them to int8 without zero points, with a scale for each feature",
+        )
+    return _Reason("scales of its right operand differ along the depth", _BY_COLUMN)
+
+
+def _why_of_floats(reader: Node, other: Node) -> _Reason:
+    """Why a product that reads 8-bit floats is none of them."""
+    if other.inputs[0] is None or other.inputs[0].dtype not in _FLOATS:
+        return _Reason("its other operand is no 8-bit float", "quantize both operands to 8-bit floats")
+    if reader.op == "conv":
+        return _Reason("convolutions have no kernel for 8-bit floats", "quantize it to integers")
+    return _Reason("scales of its right operand differ along the depth, or it has more than two dimensions", _BY_COLUMN)

@@ -39,8 +39,7 @@ def weight_products(graph: Graph, limits: Sequence[Unsupported] = ()) -> Graph:
         found = _product(node, rewriter, limits)
         if not isinstance(found, str):
             return found
-        rewriter.remark(f"the quantized weights of matmul %{node.output.name} become floats: {found}")
-        rewriter.changed = True
+        rewriter.advise(f"the quantized weights of matmul %{node.output.name} become floats: {found}")
         return None
 
     return Rewriter(graph).run({"matmul": [note]})

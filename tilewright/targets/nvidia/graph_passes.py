@@ -8,6 +8,7 @@ from tilewright.graph.passes.canonicalize import canonicalize
 from tilewright.graph.passes.fourier import transforms_as_products
 from tilewright.graph.passes.fuse_norms import prepare_norms
 from tilewright.graph.passes.narrow_products import narrow_products
+from tilewright.graph.passes.native_shapes import native_shapes
 from tilewright.graph.passes.planes import convolutions_of_planes, pools_of_planes
 from tilewright.graph.passes.recurrent import unrolled
 from tilewright.graph.passes.sorting import sorting_by_networks
@@ -45,7 +46,8 @@ def graph_passes(target: NvidiaTarget) -> TargetPasses:
             # What is copied for its rows is not read as it lies.
             TargetPass(transposed_products, {"types": frozenset(transposed)}),
             *((TargetPass(prepare_norms, required=True),) if target.wgmma else ()),  # they find their products
-            TargetPass(stage_reductions),  # last: rows that one kernel reduces in several steps
+            TargetPass(stage_reductions),  # rows that one kernel reduces in several steps
+            TargetPass(native_shapes, {"exact": not target.tf32}),  # last: it tells of what is left
         ),
         norms_in_products=target.wgmma,
         row_programs=True,
