@@ -1,4 +1,4 @@
-"""tilewright: from a trained model, or one kernel, to machine code, with every decision shown.
+"""tilewright compiles a trained model, or one kernel, to machine code, and shows every decision.
 
     engine = tilewright.compile(model, example_inputs)       # or a path: .onnx, .pt2, a checkpoint folder
     engine.save("model.engine")

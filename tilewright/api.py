@@ -1,4 +1,4 @@
-"""`tilewright.compile`: from a model of any supported kind to an engine."""
+"""`tilewright.compile`: compiles a model of any supported kind to an engine."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Errors that a user can cause or meet, one class each; every message says what to do.
+"""Errors that users can cause or see, one class each; every message says what to do.
 
 All of them derive from `TilewrightError`.  Internal mistakes raise ordinary Python exceptions.
 """

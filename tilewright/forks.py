@@ -1,4 +1,4 @@
-"""What a child of `os.fork` needs: locks that it finds free. Threads that held them do not come along."""
+"""Keeps a child of `os.fork` working: its locks must be free, because the threads that held them do not exist in it."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Properties that are made once, however many threads ask first."""
+"""Properties that are computed once, however many threads ask first."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""How models multiply numbers of float32: as they are, or rounded to fewer bits where a machine is faster so."""
+"""The precision of float32 products: as they are, or rounded to fewer bits where that is faster."""
 
 from __future__ import annotations
 

@@ -1,1 +1,1 @@
-"""From a graph to an engine: kernels chosen, tuned and compiled, memory laid out, the plan written and compiled."""
+"""Builds an engine from a graph: choose, tune and compile kernels, lay out memory, write and compile the plan."""

@@ -1,4 +1,4 @@
-"""Independent branches of a plan: which steps may run beside each other, on which of a few lanes, and where it pays.
+"""Independent branches of a plan: which steps may run concurrently, on which lanes, and where that pays.
 
 Two tasks depend on each other when one writes a tensor that the other reads or writes.  Tasks are put on lanes in their
 order, each behind the task that it waits for last, if it can be.  Lanes are used where the estimates promise that they

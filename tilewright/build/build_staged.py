@@ -1,4 +1,4 @@
-"""Building an engine of several parts: each part as a graph of its own, with one file for all.
+"""Builds an engine of several parts: each part as a separate graph, all in one file.
 
 A program of the manifest has a plan without steps, which says what the engine takes and gives, and ``parts``: the
 programs of the parts by number.  ``graph.json`` holds what the host runs between them, and the parts' graphs.

@@ -1,4 +1,4 @@
-"""Which indices a graph may be given: kernels never leave a tensor, so that wrong ones must be reported beforehand.
+"""The allowed ranges of index inputs, which a run checks: kernels clamp indices and cannot report wrong ones.
 
 Gathers and scatters take -extent to extent - 1, negative ones counting from the end, and attention over pages the
 numbers of pages that its pool has.  Constants are

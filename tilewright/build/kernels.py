@@ -1,4 +1,4 @@
-"""Compiling the kernels of a plan: equal calls share one binary, and each becomes a plan's `LaunchChoice`."""
+"""Compiles the kernels of a plan: equal calls share one binary, and each becomes a plan's `LaunchChoice`."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""A plan as machine code: one native function that runs all of its steps.
+"""Compiles a plan to one native function that runs all of its steps.
 
     void plan(ptr team, ptr context)
 

@@ -1,4 +1,4 @@
-"""Compiling many kernels at once, in processes that put them into the object cache.
+"""Compiles many kernels at once, in processes that put them into the object cache.
 
 Tracing a kernel is Python and LLVM works for one thread at a time, so threads gain little.  Each worker is a fork of
 this process: it has every kernel and constant at hand, compiles what it draws from a pipe that all share, tells by

@@ -1,4 +1,4 @@
-"""Quick starts: an engine that is there soon, and that becomes the usual one when that has been built.
+"""Quick starts: an engine that is usable soon and is replaced by the full build when that is ready.
 
     engine = build_quickly_first(graph, "cpu")     # effort 0
     engine.run(inputs)                             # slower

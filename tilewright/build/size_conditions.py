@@ -1,4 +1,4 @@
-"""Conditions on dynamic sizes that shapes alone do not tell: reshapes keep all elements, slices stay inside.
+"""Conditions on dynamic sizes that shapes do not imply: reshapes keep all elements, slices stay inside.
 
 ``x.reshape(-1, 2, 4)`` of ``[n, 4]`` is ``[n // 2, 2, 4]``, which for an odd n would leave the last row out; ``x[5]``
 needs an n of 6.

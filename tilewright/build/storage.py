@@ -1,4 +1,4 @@
-"""Where every tensor of a plan lies: the caller's buffers, the weights, or a place in the arena.
+"""The storage of every tensor of a plan: the caller's buffers, the weights, or an offset in the arena.
 
 Views share the memory of what they show (their *root*).  The group that computes a graph output or the
 new value of a mutated input writes it to its final place, where that is possible; else a copy is added

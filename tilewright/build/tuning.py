@@ -1,4 +1,4 @@
-"""Which candidate computes each fused group: ranked by estimate, and the close ones timed on the GPU, once.
+"""Chooses the candidate of each fused group: ranks by estimate, and times the close ones on the GPU once.
 
 Equal groups (the same operations, shapes, layouts and kernels) share one problem of `measure.choosing`.  Times go to
 the cache directory's timing cache and into the engine.

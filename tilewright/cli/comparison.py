@@ -1,4 +1,4 @@
-"""`tilewright run --compare`: an engine's outputs, or what each of its kernels stores, and a peer's."""
+"""`tilewright run --compare`: compares an engine's outputs, or the results of its kernels, with a peer's."""
 
 from __future__ import annotations
 

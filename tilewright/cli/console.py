@@ -1,4 +1,4 @@
-"""How commands print: brackets in shapes, names and advice are text, never markup; no name controls the terminal."""
+"""Printing of commands: brackets in shapes, names and advice are text, never markup; no name controls the terminal."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Options that the commands for language models share, each described once, in records."""
+"""Options shared by the commands for language models, each described once, in records."""
 
 from __future__ import annotations
 

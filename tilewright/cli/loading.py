@@ -1,4 +1,4 @@
-"""The engine that `run`, `bench` and `inspect` are given: a file, or one that is built from a model on the way."""
+"""Loads the engine of `run`, `bench` and `inspect`: from its file, or by building a model first."""
 
 from __future__ import annotations
 

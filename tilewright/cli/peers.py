@@ -1,4 +1,4 @@
-"""Other runtimes, run on the model that an engine was built from: for `run --compare` and `bench --vs`."""
+"""Other runtimes on the model that an engine was built from, for `run --compare` and `bench --vs`."""
 
 from __future__ import annotations
 

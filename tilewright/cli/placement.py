@@ -1,4 +1,4 @@
-"""Where `bench` puts inputs, and how long it waits: an engine for a GPU is timed on tensors in the GPU's memory.
+"""Where `bench` puts inputs, and how it waits: a GPU engine is timed on tensors in the GPU's memory.
 
 What a call costs with arrays in the host's memory is mostly the way there and back.
 """

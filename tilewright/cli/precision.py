@@ -1,4 +1,4 @@
-"""`tilewright build --precision auto`: a format for each layer within a bound; and the table of such a search."""
+"""`tilewright build --precision auto`: a format for each layer within an error bound, and the table of the search."""
 
 from __future__ import annotations
 

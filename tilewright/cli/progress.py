@@ -1,4 +1,4 @@
-"""A live display of a build: stage, current item, seconds; plain lines where there is no terminal."""
+"""A live display of a build: stage, current item, seconds; plain lines if there is no terminal."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""`tilewright keygen`, `sign` and `verify`: who made an engine, and whether it is still what they made."""
+"""`tilewright keygen`, `sign` and `verify`: make keys, sign engines and check signatures."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The zip archive of an engine file, read by ourselves: only the plain form that engines are written in is accepted.
+"""Reads the zip archive of an engine file: only the plain form in which engines are written is accepted.
 
 Readers of zip files disagree about archives that contradict themselves: members that overlap or are listed twice,
 directories that differ from the headers in front of the data, bytes between members, comments that look like

@@ -1,4 +1,4 @@
-"""Arguments of a call as an engine's inputs: by name, in their place, in dicts, lists and objects.
+"""Maps the arguments of a call to an engine's inputs: by name, position, and in dicts, lists and objects.
 
 What was no tensor in the example (a number, a text, None) is no input. It may be left out, or given with the example's
 value, in its place or by its name.

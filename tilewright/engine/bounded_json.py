@@ -1,4 +1,4 @@
-"""JSON from a file that nobody vouches for: size, depth and number of values are bounded before it is parsed."""
+"""JSON from an untrusted file: size, depth and number of values are bounded before parsing."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Programs of an engine for NVIDIA GPUs: what the manifest says of each cubin, and the session that runs them.
+"""Programs for NVIDIA GPUs: the records of each cubin in the manifest, and the session that runs them.
 
 The session is imported when such a program is run: engines for CPUs need none of it.
 """

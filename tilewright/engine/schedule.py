@@ -1,4 +1,4 @@
-"""What the host runs of an engine in parts, prepared once: places of values, when they are let go, and steps.
+"""The host's schedule of an engine in parts, prepared once: slots and lifetimes of values, and steps.
 
     schedule = Schedule(graph, parts)
     results = schedule.run(arrays, symbols, call)     # of graph.results(), in order

@@ -1,4 +1,4 @@
-"""Running an engine of several parts: what the host computes between them, and the sizes that it tells."""
+"""Runs an engine of several parts: the host's work between them, and the sizes that it determines."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Loops as tapes: rounds whose sizes are known run natively, as `engine.schedule` says what they hold.
+"""Records loops as tapes: iterations with known sizes run natively, by the lifetimes in `engine.schedule`.
 
 A `TapePlace` is a value of a tape.  Words that own a buffer hold pairwise different ones: a value is handed on by
 swapping two of them, so that a loop copies its carried values once, at its start.

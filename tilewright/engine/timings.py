@@ -1,4 +1,4 @@
-"""Recorded kernel times from the files that people have: timing caches, and engines, which carry theirs."""
+"""Reads recorded kernel times from timing caches and from engines."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What a caller asks of an engine file before anything in it is used: a digest, or a signature by a trusted key.
+"""Checks an engine file before anything in it is used: a digest, or a signature by a trusted key.
 
 An engine is a program.  Digests inside the file find damage, not forgery; what is known from outside the file decides
 whether it may run: the file's SHA-256, or the public keys of those who may sign (`engine.signatures` has the format).

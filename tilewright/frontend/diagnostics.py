@@ -1,4 +1,4 @@
-"""Compile errors: the place of a syntax node, in the form of `ir.diagnostics`."""
+"""Compile errors with the location of a syntax node, in the form of `ir.diagnostics`."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The state of one function being traced: names, place in the source, and the trace it writes to."""
+"""The state of one traced function: names, source location, and the trace it writes to."""
 
 from __future__ import annotations
 

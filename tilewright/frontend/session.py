@@ -1,4 +1,4 @@
-"""One trace: the builder, the remarks, and the way from a function of the language into its body."""
+"""One trace: the builder, the remarks, and how a function of the language is entered."""
 
 from __future__ import annotations
 

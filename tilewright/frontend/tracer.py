@@ -1,4 +1,4 @@
-"""From a function's source to Tile IR: the tracer put together from its parts, and the entry `trace_kernel`."""
+"""Traces a function's source to Tile IR: the tracer assembled from its parts, and the entry `trace_kernel`."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Values that live through control flow: taken apart into tensors and put together again."""
+"""Values carried through control flow: split into tensors and reassembled."""
 
 from __future__ import annotations
 

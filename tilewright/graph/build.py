@@ -1,4 +1,4 @@
-"""`GraphBuilder`: how importers and tests make graphs.
+"""`GraphBuilder`: the builder with which importers and tests make graphs.
 
     b = GraphBuilder("mlp")
     batch = b.symbol("batch", 1, 64)

@@ -1,4 +1,4 @@
-"""Fused groups: what `graph.passes.fuse` makes of a graph and `tactics` turns into kernels."""
+"""Fused groups: the result of `graph.passes.fuse`, from which tactics choose kernels."""
 
 from __future__ import annotations
 

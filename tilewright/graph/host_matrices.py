@@ -1,4 +1,4 @@
-"""The op of the host that takes matrices apart, with LAPACK by NumPy: factors that no fixed number of steps gives."""
+"""Host ops that factor matrices with LAPACK through NumPy, where no fixed number of steps suffices."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Ops that the host runs between the compiled parts: sizes of their results are known only once they have run.
+"""Ops that the host runs between compiled parts, because the sizes of their results are known only afterwards.
 
 A rule's attribute `shape` (or `size`) names the result's dimensions, fresh symbols among them: whoever runs the node
 binds those to what it finds.  The sizes of a reshape, a slice or a range are computed here from small integer

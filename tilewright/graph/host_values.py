@@ -1,4 +1,4 @@
-"""What is no tensor of numbers, between its callers and the ops of the host: text, sequences, optionals.
+"""Host values other than tensors of numbers: text, sequences, optionals, for callers and host ops.
 
 Callers give and get arrays of strings, lists of arrays, and None or what an optional holds; ops of the host work on
 arrays of objects.

@@ -1,4 +1,4 @@
-"""Cutting a graph where sizes are known only at run time: compiled parts, and what the host runs between them.
+"""Cuts a graph at sizes known only at run time: compiled parts, and host ops between them.
 
     staged = partition(graph)     # nodes of the host, of control, and `part` nodes; the parts are staged.parts
 

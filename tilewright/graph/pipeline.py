@@ -1,4 +1,4 @@
-"""The graph pipeline, read aloud: each line is a pass and the reason for its place."""
+"""The graph pipeline: each line is a pass, with the reason for its place."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What the graph ops compute, in NumPy: the definition of meaning (law 3).
+"""The meaning of the graph ops, in NumPy.
 
 A rule takes arrays (None for a missing optional input) and attributes with concrete sizes, and
 returns the output array.  Rules keep the element type of their inputs; `graph.reference` runs them

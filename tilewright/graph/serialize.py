@@ -1,4 +1,4 @@
-"""Graphs as JSON data plus named arrays: what an engine embeds to be rebuilt elsewhere.
+"""Graphs as JSON data plus named arrays, which an engine embeds to be rebuilt elsewhere.
 
     data, arrays = to_data(graph)      # data is JSON; arrays maps a constant's name to its data
     graph = from_data(data, arrays)    # verified: malformed data raises `InvalidIRError`

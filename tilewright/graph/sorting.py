@@ -1,4 +1,4 @@
-"""Positions in order: the type and the meaning of `argsort`."""
+"""The graph op `argsort`: its type and meaning."""
 
 from __future__ import annotations
 

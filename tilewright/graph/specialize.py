@@ -1,4 +1,4 @@
-"""Narrow a graph's dynamic sizes: a symbol becomes a number or gets a smaller range."""
+"""Narrows a graph's dynamic sizes: a symbol becomes a number or gets a smaller range."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Strided views: what a chain of reshapes, permutes and slices of a dense tensor is in memory.
+"""Strided views: a chain of reshapes, permutes and slices of a dense tensor as offset and strides.
 
     x [batch, sequence, 1152] dense
     slice 384..768   offset 384, strides (1152*sequence, 1152, 1)

@@ -1,4 +1,4 @@
-"""Sizes that an operation needs equal, but that are spelled differently: equal at run time, or the call is refused.
+"""Sizes that must be equal but have different expressions: compared at run time; unequal ones raise an error.
 
 A dimension gets the other's spelling by a reshape, which moves nothing; `build.size_conditions` makes of it a
 condition that is checked when sizes are first met.

@@ -1,4 +1,4 @@
-"""GGUF files as checkpoints: configuration, tensors and quantized layers, read through the `gguf` package as they lie.
+"""GGUF files as checkpoints: configuration, tensors and quantized layers, read in place through the `gguf` package.
 
 Names of tensors and settings become those of Hugging Face checkpoints, so that families read both alike.  Linear layers
 of these types keep their bits (d, m: the block's float16 numbers):

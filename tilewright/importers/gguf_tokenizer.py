@@ -1,4 +1,4 @@
-"""Convert the tokenizer inside a GGUF file to the contents of tokenizer.json and tokenizer_config.json.
+"""Converts the tokenizer of a GGUF file to the contents of tokenizer.json and tokenizer_config.json.
 
 There are two kinds.  `gpt2` files have a vocabulary and a list of byte pair merges.  `llama` files have pieces of text
 with scores and no merges, so the merges are computed: two pieces merge where the result is a piece too, and those

@@ -1,4 +1,4 @@
-"""The incomplete gamma functions, in float64, of elementary functions and series."""
+"""The incomplete gamma functions in float64, by elementary functions and series."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""One ONNX node as its rule sees it: inputs as graph values or as known arrays of sizes, attributes."""
+"""One ONNX node as seen by its rule: inputs as graph values or known arrays of sizes, attributes."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""If, Loop and Scan whose course depends on data: graphs inside the graph, run between the compiled parts."""
+"""If, Loop and Scan that depend on data: graphs inside the graph, run between the compiled parts."""
 
 from __future__ import annotations
 

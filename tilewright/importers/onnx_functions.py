@@ -1,4 +1,4 @@
-"""Bodies of functions: those of the model, and those that ONNX gives for operations without a rule."""
+"""Bodies of functions: those of the model, and those that ONNX defines for operations without a rule."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""ONNX operations that a graph cannot express by their nature: why, and what to do."""
+"""ONNX operations that a graph cannot express in principle: the reason, and what to do."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What ONNX itself says of an operation in one opset: attributes, numbers of inputs and outputs, element types.
+"""ONNX's schema of an operation in one opset: attributes, numbers of inputs and outputs, element types.
 
 The rules then see only nodes of the right form; what is left to them are shapes and the values of attributes.
 """

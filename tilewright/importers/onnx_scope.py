@@ -1,4 +1,4 @@
-"""Names and what they stand for: in the graph, in a branch that sees the graph's names, in a call of a function."""
+"""Scopes of names: in the graph, in a branch that sees the graph's names, in a call of a function."""
 
 from __future__ import annotations
 

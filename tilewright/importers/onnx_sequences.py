@@ -1,4 +1,4 @@
-"""Sequences and optionals: lists of tensors during the import, or values of the graph that the host works on.
+"""Sequences and optionals: lists of tensors during the import, or host values of the graph.
 
 A list whose length and places are known needs nothing of the graph.  Where only the run knows them, a list is a value
 (`RunTimeList`) of one dimension, whose size is the number of its items.

@@ -1,4 +1,4 @@
-"""Shape arithmetic at import time: ONNX ops on tensors whose elements are known, maybe symbolic sizes.
+"""Shape arithmetic at import time: ONNX ops on tensors with known elements, which may be symbolic sizes.
 
 A rule returns the known elements of the result, or raises `Undecided` when they are not decidable here; then the
 ordinary rule of the op runs.

@@ -1,4 +1,4 @@
-"""The rules that an ONNX model must keep as a whole, checked before anything is imported.
+"""The rules for an ONNX model as a whole, checked before anything is imported.
 
 Versions, unique names, nodes in an order in which they can run, and bounds on what a small file can ask for.
 """

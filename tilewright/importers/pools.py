@@ -1,4 +1,4 @@
-"""Where pools find what they give; shared by the importers."""
+"""Positions of pools' results; shared by the importers."""
 
 from __future__ import annotations
 

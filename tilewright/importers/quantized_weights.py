@@ -1,4 +1,4 @@
-"""Quantized weight matrices as checkpoints and models store them, in the one form that graphs have.
+"""Quantized weight matrices of checkpoints and models, converted to the one form of graphs.
 
 Every format is unpacked to codes [columns, depth], scales and zero points [columns, groups], and an order of the depth
 where its groups lie apart; `multiply` writes the product.

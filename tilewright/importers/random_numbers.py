@@ -1,4 +1,4 @@
-"""Random numbers by counter, shared by the importers: each follows from the graph's seed, the draw and the place.
+"""Random numbers by counter, shared by the importers: each follows from the graph's seed, the draw and the position.
 
 A graph that draws has an input `seed`, which an engine gives a number of its own at each call without one.
 """

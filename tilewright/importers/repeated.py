@@ -1,4 +1,4 @@
-"""Steps that are repeated until a condition ends, as a loop of the graph; shared by the importers."""
+"""Loops that run until a condition ends, as a loop of the graph; shared by the importers."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Rule tables: what an importer knows about each operation, section by section."""
+"""Rule tables: an importer's rule for each operation, section by section."""
 
 from __future__ import annotations
 

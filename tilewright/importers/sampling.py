@@ -1,4 +1,4 @@
-"""Sampling of images and volumes at places that a tensor gives; shared by the importers."""
+"""Sampling of images and volumes at positions given by a tensor; shared by the importers."""
 
 from __future__ import annotations
 

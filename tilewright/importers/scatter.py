@@ -1,4 +1,4 @@
-"""Scatters of single elements, by flat positions; shared by the importers."""
+"""Scatters of single elements by flat index; shared by the importers."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Dynamic shapes in one neutral form for all importers.
+"""One neutral form of dynamic shapes for all importers.
 
     {"input_ids": {0: ("batch", 1, 64), 1: "sequence"}, "image": {2: 224}}
 

@@ -1,4 +1,4 @@
-"""Sorted rows, shared by the importers; how they are sorted is decided where the target is known."""
+"""Sorted rows, shared by the importers; the target decides how they are sorted."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Reading files of `torch.export.save` without running anything that is in them.
+"""Reads files of `torch.export.save` without running their contents.
 
 `torch.export.load` reads pickles, which are programs, and hands texts to Python.  Here the archive is read as data:
 a zip file with the program as JSON (checked by `torch_schema`), and weights as plain bytes.  Examples of inputs, which

@@ -1,4 +1,4 @@
-"""Code that depends on the numbers in tensors: exported as it goes for the example, and checked at every call.
+"""Code that depends on numbers in tensors: exported for the example's path, and checked at every call.
 
     if mask.all():          # taken as for the example; the engine raises InputError where the numbers say otherwise
         ...

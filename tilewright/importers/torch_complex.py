@@ -1,4 +1,4 @@
-"""Complex tensors as pairs of real ones: what the walk over a graph and its borders know of them."""
+"""Complex tensors as pairs of real ones, inside a graph and at its borders."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Small buffers of whole numbers that nothing writes: their numbers are known while a module is exported.
+"""Small integer buffers that nothing writes: their values are known during the export.
 
 Kernel sizes and strides that are kept as buffers, say: `int(self.stride)` is a number, where PyTorch would make it one
 that only a run knows.

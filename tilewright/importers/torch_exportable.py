@@ -1,4 +1,4 @@
-"""Modules made ready for `torch.export`, for its time: what it cannot trace is replaced by what means the same."""
+"""Prepares modules for `torch.export`: replaces what it cannot trace by equivalents, during the export only."""
 
 from __future__ import annotations
 

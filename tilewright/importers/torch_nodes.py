@@ -1,4 +1,4 @@
-"""Questions about the nodes of an ATen graph: what they give, and whether they are worth a kernel."""
+"""Queries about the nodes of an ATen graph: their results, and whether they are worth a kernel."""
 
 from __future__ import annotations
 

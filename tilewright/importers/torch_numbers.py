@@ -1,4 +1,4 @@
-"""Python numbers in exported programs: sizes, what `.item()` reads, and what is computed from both.
+"""Python numbers in exported programs: sizes, results of `.item()`, and arithmetic on both.
 
 A number that PyTorch knows to be no less than 0 becomes a size: a symbol, whose value an `extent` node finds when it is
 read from a tensor.  Every other number is a tensor without dimensions, and its arithmetic becomes nodes of the graph.

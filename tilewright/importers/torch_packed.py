@@ -1,4 +1,4 @@
-"""Packed sequences in modules that `torch.export` takes: padded sequences and their lengths go with them.
+"""Packed sequences for `torch.export`: padded sequences that keep their lengths.
 
 What `pack_padded_sequence` gives has as many rows as all sequences have steps, which only a run knows. Recurrent layers
 do not need them: they take the padded sequences, by an operator that keeps the states behind each sequence's end. Only

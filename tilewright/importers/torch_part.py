@@ -1,4 +1,4 @@
-"""One part of a graph of `torch.compile`: its engines, and the parameters that are their constants."""
+"""One part of a `torch.compile` graph: its engines, and the parameters that are their constants."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Divides an ATen graph into parts that become engines and operations that stay with PyTorch.
+"""Divides an ATen graph into parts that become engines, and operations that stay with PyTorch.
 
 1. *Schedule*: all operations that can be compiled and wait for nothing are the first part, then come PyTorch's that
    wait for nothing more, then the next part, and so on: no order has fewer parts. Operations that draw random numbers

@@ -1,4 +1,4 @@
-"""Dynamic-quantized modules (`quantize_dynamic`) as plain ones that round as PyTorch's do on x86.
+"""Replaces dynamic-quantized modules (`quantize_dynamic`) by plain ones that round as PyTorch does on x86.
 
 Weights are whole numbers of 8 bits times a scale; the input of a product is rounded to 7 bits between its least and its
 greatest element, each time. Weights in float16 are float16 numbers, and nothing else is rounded.

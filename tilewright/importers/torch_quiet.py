@@ -1,4 +1,4 @@
-"""What PyTorch writes of failures that it raises too: here the error says it, or another way of the export goes on."""
+"""Suppresses PyTorch's log messages for failures that it also raises, or that another way of exporting avoids."""
 
 from __future__ import annotations
 

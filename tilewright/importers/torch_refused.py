@@ -1,4 +1,4 @@
-"""Operations of PyTorch that a graph cannot express by its nature: why, and what to do."""
+"""Operations of PyTorch that a graph cannot express in principle: the reason, and what to do."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What a call of an engine returns: the structure of the module's own results, made of the engine's outputs."""
+"""The result of an engine call: the structure of the module's own results, filled with the engine's outputs."""
 
 from __future__ import annotations
 

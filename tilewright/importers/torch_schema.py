@@ -1,4 +1,4 @@
-"""What the JSON of a torch.export archive may say: it is checked here before PyTorch reads it.
+"""The allowed JSON of a torch.export archive, checked before PyTorch reads it.
 
 PyTorch's reader trusts that text.  Names become source code that is executed (FX generates Python), sizes are
 evaluated by SymPy, operators are looked up below `torch` by attribute, and guards are statements.  So each field is

@@ -1,4 +1,4 @@
-"""How large the numbers get that a program of torch.export computes for its sizes.
+"""Bounds the numbers that a torch.export program computes for its sizes.
 
 PyTorch runs this arithmetic while it reads a program, on whole numbers without bounds: `pow(2**62, 2**62)`, or forty
 products of a size with itself, would never end.  Each value gets an upper bound of its bits, as if each size of an

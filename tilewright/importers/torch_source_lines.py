@@ -1,4 +1,4 @@
-"""Whose line is named: the innermost one that is neither PyTorch's nor an importer's."""
+"""Finds the user's source line: the innermost one outside PyTorch and the importers."""
 
 from __future__ import annotations
 

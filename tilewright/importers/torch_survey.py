@@ -1,4 +1,4 @@
-"""Which operations of an ATen graph an engine can compute, and why the others stay with PyTorch.
+"""Surveys an ATen graph: which operations an engine can compute, and why the others stay with PyTorch.
 
 Every node is imported once, without an engine in mind. The results of one whose rule is missing or refuses become
 inputs, so that the nodes after it are judged on their own.

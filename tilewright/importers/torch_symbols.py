@@ -1,4 +1,4 @@
-"""PyTorch's symbolic sizes (SymInt, sympy) as tilewright sizes with the ranges of the export."""
+"""Converts PyTorch's symbolic sizes (SymInt, sympy) to tilewright sizes with the ranges of the export."""
 
 from __future__ import annotations
 

@@ -1,1 +1,1 @@
-"""Looking at engines: what was built, why, and how far it is from what the machine could do."""
+"""Reports about engines: what was built, why, and how close it comes to the machine's limits."""

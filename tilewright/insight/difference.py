@@ -1,4 +1,4 @@
-"""How far two arrays are from each other."""
+"""Measures the difference of two arrays."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Drawing a graph as rows: every node a row, every value a lane beside the rows from its producer to its last user."""
+"""Lays out a graph as rows: every node is a row, every value a lane from its producer to its last reader."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The results of an engine's kernels, one by one, and what they should be: which layer makes an engine differ."""
+"""Compares the result of each kernel of an engine with a reference, to find the layer that differs."""
 
 from __future__ import annotations
 

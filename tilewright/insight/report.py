@@ -1,4 +1,4 @@
-"""Everything about an engine's program as one JSON value: steps with times and bounds, memory, graph, choices."""
+"""An engine's program as one JSON value: steps with times and bounds, memory, graph, choices."""
 
 from __future__ import annotations
 

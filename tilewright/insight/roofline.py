@@ -1,4 +1,4 @@
-"""What a machine could do at best, and what bounds a step: memory, arithmetic, or the cost of starting it.
+"""The machine's limits, and what bounds a step: memory, arithmetic, or launch cost.
 
 Peaks of GPUs are those of the usual card of an architecture, from its data sheet; those of a CPU are estimates by its
 vector width and the number of threads.  A step that finds its operands in a cache may be faster than its bound.

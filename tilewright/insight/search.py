@@ -1,4 +1,4 @@
-"""The search for precisions that an engine comes from, as its file has it."""
+"""The precision search of an engine, as recorded in its file."""
 
 from __future__ import annotations
 

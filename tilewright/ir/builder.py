@@ -1,4 +1,4 @@
-"""Builds Tile IR: one entry point, `create`, and short cuts for the operations with regions.
+"""Builds Tile IR: one entry point, `create`, and shortcuts for operations with regions.
 
 region = Region(arguments=[Value(parse_type("*f32"), "x")])
 builder = Builder(region)

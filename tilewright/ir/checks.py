@@ -1,4 +1,4 @@
-"""What a checked run of a kernel finds besides accesses out of bounds, which every run of the interpreter refuses.
+"""The checks of a checked run, in addition to bounds checks, which every run of the interpreter makes.
 
 unwritten memory   a load, or an atomic that uses the old value, of memory that nobody has written (`ir.unwritten`)
 overflow           an i32 sum or product that wrapped and reached the address of an access

@@ -1,4 +1,4 @@
-"""How errors with a place in the user's source look: message, source line with caret, call chain, details, advice."""
+"""The form of errors with a source location: message, source line with caret, call chain, details, advice."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Tile IR evaluated while it is built: the values of operations are known as soon as they are created.
+"""Evaluates Tile IR while it is built: the values of operations are known when they are created.
 
 `EagerBuilder` creates operations like `ir.builder` does, with the op table's type rules, and hands each over to the
 interpreter at once.  Operations inside a region (the combine function of a reduction, say) are only recorded; they

@@ -1,4 +1,4 @@
-"""Result types of Tile IR operations, one small function a rule; `ir.ops` says which op uses which.
+"""Result types of Tile IR operations, one small function per rule; `ir.ops` says which op uses which.
 
 Every rule has the form ``rule(operands, attributes, regions) -> [TensorType]``: it checks the operand
 types and returns the result types, or raises `InvalidIRError` with the reason (the builder and the

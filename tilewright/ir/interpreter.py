@@ -1,4 +1,4 @@
-"""Runs Tile IR on NumPy arrays: with `ir.ops`, the definition of what a kernel means.
+"""Runs Tile IR on NumPy arrays; with `ir.ops`, this defines the meaning of a kernel.
 
     run(function, [x, y, out, 1000], grid=(4,))
 

@@ -1,4 +1,4 @@
-"""The table of Tile IR operations: the one place that says what exists and what it means.
+"""The table of Tile IR operations: the one place that defines what exists and what it means.
 
 A row is an `OpInfo`: opcode, one-line summary, number of operands, attributes, type rule (`ir.inference`),
 effects, NumPy meaning (`ir.semantics`), whether it works element by element, and at what cost.

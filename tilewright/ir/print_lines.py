@@ -1,4 +1,4 @@
-"""How `print` looks, alike on every target: a line for each element of each operand.
+"""The output of `print`, the same on every target: a line for each element of each operand.
 
     pid (0, 1, 0) idx ( 7) x: 0.500000
     pid (0, 1, 0) idx ( 7) x: (operand 1) 3        where there are several operands

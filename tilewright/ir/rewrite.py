@@ -1,4 +1,4 @@
-"""Rewriting of Tile IR: named tables of small rules, applied until none fires.
+"""Rewriting of Tile IR: named tables of small rules, applied until none matches.
 
 A rule looks at one operation, whose operands are already rewritten, and returns what replaces its results,
 or None:

@@ -1,4 +1,4 @@
-"""NumPy meaning of the Tile IR operations that need nothing but their operands; `ir.ops` refers here.
+"""NumPy meaning of the Tile IR operations that need only their operands; `ir.ops` refers to it.
 
 Every function has the form ``meaning(*arrays, **attributes) -> array`` (`split`: a tuple), with the
 attributes of the op table.  Scalars are arrays of rank 0.  Element types are the NumPy (or ml_dtypes)

@@ -1,4 +1,4 @@
-"""What a row of the op table is made of: effects, attributes, and the row itself. The rows are in `ir.ops`."""
+"""The parts of a row of the op table: effects, attributes, and the row itself. `ir.ops` has the rows."""
 
 from __future__ import annotations
 

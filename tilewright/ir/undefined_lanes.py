@@ -1,4 +1,4 @@
-"""Lanes that a load masks off and gives no `other`: a checked run reports where a result depends on them.
+"""Lanes that a load masks off without `other`: a checked run reports results that depend on them.
 
 The op table says that such lanes are zero; in Triton they are undefined, and a kernel that relies on them is wrong
 there.  A block of a checked run therefore has origins: for each element the load that left it undefined, or 0.  They

@@ -1,4 +1,4 @@
-"""Memory that nobody has written yet: arrays declared as such, watched from launch to launch.
+"""Unwritten memory: arrays declared as such, tracked from launch to launch.
 
 A declared array is filled with a pattern.  Kernels that run with checks clear the mark of what they store.  Anything
 else that writes to the array (host code, a compiled kernel) is not seen, but leaves the pattern changed: a word of

@@ -1,4 +1,4 @@
-"""What decides whether a `while` ends: a loop waits when passes change neither that nor memory."""
+"""Detects a `while` that waits: its iterations change neither memory nor a value that its condition needs."""
 
 from __future__ import annotations
 

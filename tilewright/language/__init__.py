@@ -1,4 +1,4 @@
-"""What a kernel author sees as `tl`.
+"""The tile language, imported as `tl`.
 
 import tilewright
 import tilewright.language as tl

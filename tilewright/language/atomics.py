@@ -1,4 +1,4 @@
-"""Atomics built of others: loads, stores, polling, and updates of 8-bit floats by compare and swap."""
+"""Atomics composed of others: loads, stores, polling, and updates of 8-bit floats by compare and swap."""
 
 # Their bodies are tile language, which Python's type rules do not describe.
 # mypy: disallow-untyped-defs=False, check-untyped-defs=False

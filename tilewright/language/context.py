@@ -1,4 +1,4 @@
-"""The trace in progress: what every language function emits its operations into.
+"""The current trace, into which every language function emits its operations.
 
 The front end activates a `Tracer` while it walks a kernel; language functions reach it through
 `active()`.  Calling one of them outside a kernel is a user error with a clear message.

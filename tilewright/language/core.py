@@ -1,4 +1,4 @@
-"""The documented names of the tile language: signatures and what they promise.
+"""The documented names of the tile language: signatures and contracts.
 
 Each function checks nothing itself: it hands over to `semantic`, which emits Tile IR.  Names and
 meaning follow Triton's, so that its kernels compile unchanged.  A function marked *method* below

@@ -1,4 +1,4 @@
-"""Names that Triton keeps to itself in ``triton.language.core`` and programs import all the same.
+"""Internal names of ``triton.language.core`` that programs import nevertheless.
 
 They are found through `core` (``tl.core._aggregate``); nothing in tilewright uses them.
 """

@@ -1,4 +1,4 @@
-"""Names of the language that kernels also reach through ``tl.core``, ``tl.standard`` and ``tl.math``.
+"""Names that kernels also reach through ``tl.core``, ``tl.standard`` and ``tl.math``.
 
 Other modules define them, of which those three know nothing: the last one that `tilewright.language` imports adds them.
 """

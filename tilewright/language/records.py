@@ -1,4 +1,4 @@
-"""Objects of users' own classes in kernels: dataclasses as arguments, and what compile-time objects hold."""
+"""Objects of users' classes in kernels: dataclasses as arguments, and fields of compile-time objects."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Names that Triton's language once had and kernels still ask for, with what to write instead."""
+"""Names that Triton removed and kernels still use, with their replacements."""
 
 from __future__ import annotations
 

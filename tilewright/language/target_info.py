@@ -1,4 +1,4 @@
-"""Facts about the machine that a kernel is compiled for, known at compile time: ``if tl.target_info.is_cuda():``"""
+"""Compile-time facts about the target: ``if tl.target_info.is_cuda():``"""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""A kernel as an object file with a C header, for programs without Python.
+"""Compiles a kernel to an object file with a C header, for programs without Python.
 
 built = build(kernel, parse_signature(kernel, "*f32:16, *f32:16, i32", {"BLOCK": 1024}), name="add")
 built.write("out")                       # out/add.o, out/add.h

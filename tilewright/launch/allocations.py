@@ -1,4 +1,4 @@
-"""Arrays whose memory nobody has written, for the checks: declared by the user, or made by ``empty`` functions.
+"""Arrays with unwritten memory, for the checks: declared by the user, or made by ``empty`` functions.
 
 While ``TILEWRIGHT_INTERPRET=check`` is set, what the functions of NumPy and PyTorch named ``empty…`` and the methods
 ``Tensor.new_empty…`` give is declared unwritten (`ir.unwritten`).  No other setting changes these functions.

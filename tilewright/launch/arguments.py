@@ -1,4 +1,4 @@
-"""Launch arguments: what each one is (its class for specialization) and the value that the kernel gets.
+"""Launch arguments: the class of each for specialization, and the value that the kernel gets.
 
 array, tensor   pointer to its dtype, with whether the address is divisible by 16, and the GPU that it is on
                 (also anything with `data_ptr()` and `dtype`, such as `wrappers.pointer`, or an array interface)

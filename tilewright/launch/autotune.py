@@ -1,4 +1,4 @@
-"""`@autotune`: the configuration of a kernel is the fastest of several, measured once for each key.
+"""`@autotune`: chooses the fastest of several configs of a kernel, timed once for each key.
 
 @tilewright.autotune([Config({"BLOCK": 256}), Config({"BLOCK": 1024})], key=["n"])
 @tilewright.jit

@@ -1,4 +1,4 @@
-"""Compiling in the background: inside an `AsyncCompileMode`, new signatures are compiled by an executor.
+"""Compiles in the background: inside an `AsyncCompileMode`, an executor compiles new signatures.
 
 with ThreadPoolExecutor(4) as pool, AsyncCompileMode(pool):
     for block in (64, 128, 256):

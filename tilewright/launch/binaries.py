@@ -1,4 +1,4 @@
-"""From a kernel and a signature to its binary, without tracing it when the disk already knows.
+"""Finds the binary of a kernel and a signature, without tracing if it is in the disk cache.
 
 The signature's key covers the source of every function that the kernel reaches, the values that they
 capture, parameter types, constants, options, the target, and the sources of the compiler.  On disk the

@@ -1,4 +1,4 @@
-"""The Python function that a launch of one kernel goes through, generated once for each kernel.
+"""Generates the Python function that launches one kernel.
 
 `kernel[grid](...)` binds arguments, finds what each is specialised on, looks the signature up and runs it.
 A loop over the parameters would cost more than many kernels run; so the steps are written out for the kernel's

@@ -1,4 +1,4 @@
-"""Launches of kernels that check their accesses (`TILEWRIGHT_CHECK_BOUNDS`): what they may reach, and their errors."""
+"""Launches with bounds checks (`TILEWRIGHT_CHECK_BOUNDS`): the allowed ranges, and the errors."""
 
 from __future__ import annotations
 

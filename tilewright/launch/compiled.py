@@ -1,4 +1,4 @@
-"""A kernel compiled for one signature: its code, its texts, and how it is launched."""
+"""A kernel compiled for one signature: its code, its texts, and its launch."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Kernels on a GPU: a compiled one, and a signature that is ready to be launched on tensors there."""
+"""Kernels on a GPU: compiled kernels, and signatures ready to launch on tensors there."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""`TensorDescriptor`: a tensor that the host hands to a kernel, to be read and written by tiles.
+"""`TensorDescriptor`: a host tensor that a kernel reads and writes by tiles.
 
 tiles = TensorDescriptor.from_tensor(x, [64, 32])
 kernel[grid](tiles, …)                  # in the kernel: tiles.load([row, column]), tiles.store([row, column], block)

@@ -1,4 +1,4 @@
-"""What host code asks of the device that kernels run on: `driver.active`, `set_allocator`.
+"""The device that host code sees: `driver.active`, `set_allocator`.
 
 from tilewright.launch.driver import driver
 driver.active.get_active_torch_device()          # device(type='cpu'), or the GPU where there is one

@@ -1,4 +1,4 @@
-"""Kernels run by Python itself, one program instance after the other, for debuggers and print.
+"""Runs kernels as Python, one program instance after another, for debuggers and print.
 
 The kernel's function (`launch.rewriting`) runs in ordinary frames, so that breakpoints, single steps and variables
 work as in any Python code; its values hold NumPy arrays.  What an expression means is decided by the same rules that

@@ -1,4 +1,4 @@
-"""Loops of kernels that Python runs, of which a pass changes nothing: they wait for what no other instance will do."""
+"""Loops of kernels run as Python whose iterations change nothing: they wait for another instance, in vain."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What programs may watch of kernels: launches, compilations and loads.
+"""Hooks for launches, compilations and loads of kernels.
 
     hooks.launch_enter.add(lambda metadata: print(metadata.get()["name"]))
 

@@ -1,4 +1,4 @@
-"""`@tilewright.jit`: kernels that are traced, compiled for what they are called with, cached and launched.
+"""`@tilewright.jit`: kernels that are traced, compiled for their arguments, cached and launched.
 
 @tilewright.jit
 def add(x, y, out, n, BLOCK: tl.constexpr): ...

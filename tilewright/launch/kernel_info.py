@@ -1,4 +1,4 @@
-"""What programs read of a kernel and of its signatures: parameters, source, keys, what is compiled, and its text form.
+"""Attributes of a kernel and its signatures: parameters, source, keys, compiled kernels, and its text form.
 
 A signature has a text form (JSON), so that one process can tell another what to compile: hooks get it as
 ``specialization_data``, and `JITFunction.preload` takes it.

@@ -1,4 +1,4 @@
-"""Why a kernel was compiled again: what differs from the most similar signature that it already has.
+"""Why a kernel was compiled again: the difference from the most similar existing signature.
 
 TILEWRIGHT_EXPLAIN_RECOMPILE=1 python program.py
     kernel 'scale' is compiled again: 'n': i32 divisible by 16 -> the constant 1; 'BLOCK': 64 -> 128

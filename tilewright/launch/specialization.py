@@ -1,4 +1,4 @@
-"""What a signature is made of: keys of constants and captured values, rules of annotations and decorators, types.
+"""The parts of a signature: keys of constants and captured values, rules of annotations and decorators, types.
 
 A rule adjusts the class that an argument has by itself (`arguments.classify`) to what its parameter says.
 """

@@ -1,4 +1,4 @@
-"""How a block goes from one distributed layout to another, planned from the two maps alone.
+"""Plans the conversion of a block between two distributed layouts, from the two maps alone.
 
     same registers        nothing to do                                  `RegisterMoves` in place
     same threads          other numbers for the same registers           `RegisterMoves`

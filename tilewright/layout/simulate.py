@@ -1,4 +1,4 @@
-"""Plans run on NumPy arrays: every register of every thread is an array element, and really moves.
+"""Runs plans on NumPy arrays: every register of every thread is an array element.
 
 Arrays have the axes (block, warp, lane, register); `held` fills one with the elements a layout says are there.
 """

@@ -1,4 +1,4 @@
-"""Memory accesses: how wide a thread's may be in a layout, and which layout an access wants.
+"""Memory accesses: the widest access of a thread in a layout, and the preferred layout of an access.
 
 The facts of an access are plain numbers for each axis of the block of pointers, as `passes/axis_info.py` finds them
 (all powers of two):

@@ -1,4 +1,4 @@
-"""What a kernel call is expected to take: the analytical model that ranks candidates.
+"""The expected time of a kernel call: the analytical model that ranks candidates.
 
 seconds = launch + max(compute, memory) / parallel efficiency, with the rates of a `Machine`.
 The model ranks; it is not a promise of speed (law 11).

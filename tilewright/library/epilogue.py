@@ -1,4 +1,4 @@
-"""What comes behind a matrix product, put together for a case: scales, bias, activation, residual, gate.
+"""The epilogue of a matrix product: scales, bias, activation, residual, gate.
 
 `Epilogue` says which parts there are, `function` makes the jit function of them, for the slot of a product kernel
 (`docs/internals/kernels.md`).  Its operands come as `extra`, in the order of `Epilogue.operands`.

@@ -1,4 +1,4 @@
-"""What the Hopper kernels share: the shared memory of a CTA, swizzles, and when a form can be built."""
+"""Shared code of the Hopper kernels: shared memory of a CTA, swizzles, and when a config can be built."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Masks of blocks that may reach beyond a tensor; None holds everywhere, and costs nothing."""
+"""Masks of blocks that may exceed a tensor; None masks nothing and costs nothing."""
 
 # mypy: ignore-errors
 # The bodies below are tile language, which has types of its own.

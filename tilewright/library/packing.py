@@ -1,4 +1,4 @@
-"""Constants stored in the order in which a kernel reads them: recipes as data, and how to undo them.
+"""Packs constants in the order in which a kernel reads them: recipes as data, and their inverse.
 
 A recipe is a tuple of (key, value) pairs; `kind` says which:
 

@@ -1,4 +1,4 @@
-"""Two warpgroups that take tiles in turns: one issues its products while the other finishes and stores its tile.
+"""Ping-pong: two warpgroups alternate on tiles; one multiplies while the other finishes and stores its tile.
 
 The order is kept by two barriers of the hardware, one for each warpgroup, which they pass to each other.
 """

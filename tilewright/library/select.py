@@ -1,4 +1,4 @@
-"""The kernels for a fused group: candidates by class, and the choice by estimated cost.
+"""Selects the kernels of a fused group: candidates by class, and the choice by estimated cost.
 
 The makers of a target's family (`cpu_makers.py`, `gpu_makers.py`) make the candidates of each class of group, one file
 for each.  A group that no kernel takes whole is split: the anchor alone, generated copies around it (`library.split`).

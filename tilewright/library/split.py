@@ -1,4 +1,4 @@
-"""Groups that no kernel takes whole: the anchor alone, with copies before and after it.
+"""The fallback for groups that no kernel computes whole: the anchor alone, with generated copies around it.
 
 Every class of group can fall back to this: what leads to the anchor is computed into temporaries,
 the bare anchor runs on them, and a generated kernel does the rest.

@@ -1,4 +1,4 @@
-"""What kernels that walk windows of channels-last images are told: sizes, constants, blocks."""
+"""Parameters of kernels over windows of channels-last images: sizes, constants, blocks."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Language models: families of checkpoints, a step over paged keys and values, and an engine that batches requests."""
+"""Language models: checkpoint families, steps over a paged KV cache, and an engine that batches requests."""
 
 from tilewright.llm.llm import LLM
 from tilewright.llm.requests import Completion, Output, SamplingParameters, TokenLogprobs

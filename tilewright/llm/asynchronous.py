@@ -1,4 +1,4 @@
-"""`AsyncLLM`: many callers of one event loop and one language model, whose steps run in a thread of their own.
+"""`AsyncLLM`: many callers in one event loop share a language model, whose steps run in a thread.
 
     async with AsyncLLM("models/small") as llm:
         async for output in llm.stream("Once upon a time"):

@@ -1,4 +1,4 @@
-"""Blocks of the pools of keys and values: who holds them, which are free, and which prefixes they still know.
+"""Pages of the KV cache: their owners, free pages, and the prefixes that they still hold.
 
 A block is a page of the pools, by its number; there are no tensors here.  A full block may be published under the
 digest of its tokens and of all before them (a chain of SHA-256, with the tenant's salt at its root), so that another

@@ -1,4 +1,4 @@
-"""Reading config.json of a language model: every refusal names the key."""
+"""Reads config.json of a language model; every error names the key."""
 
 from __future__ import annotations
 

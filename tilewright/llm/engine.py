@@ -1,4 +1,4 @@
-"""Requests in, results out: the scheduler decides, the model computes, samplers choose.
+"""The engine: requests in, results out. The scheduler decides, the model computes, samplers choose.
 
 `LLMEngine` is for one thread, which calls `add`, `abort` and `step` in turns; a step gives what it changed.  Every
 request ends: with its last token, by a stop text, at its deadline, by `abort`, or with an error, which ends no other.

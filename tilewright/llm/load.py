@@ -1,4 +1,4 @@
-"""Load for a server of OpenAI's completions, and what users feel of it: requests that arrive at random, their times.
+"""A load generator for OpenAI-compatible servers: random arrivals, latency and throughput.
 
 Definitions, as benchmarks of language models have them: TTFT is from sending to the first streamed token, TPOT the rest
 of the time for each further token (one value for each request, those with one token left out), ITL each gap between

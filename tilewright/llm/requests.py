@@ -1,4 +1,4 @@
-"""What a caller asks for, what becomes of it, and what comes back: data without tensors."""
+"""Requests, their state and their outputs: data without tensors."""
 
 from __future__ import annotations
 

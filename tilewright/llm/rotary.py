@@ -1,4 +1,4 @@
-"""Rotary positions: the frequencies of a head's pairs, for every way in which checkpoints stretch them.
+"""Rotary positions: the frequencies of a head's pairs, for every kind of scaling.
 
 A pair (a, b) of a head at position p is turned by the angle p f; `frequencies` are the f of all pairs, `factor` scales
 sines and cosines.  The ways, by `rope_type`:

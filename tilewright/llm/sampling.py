@@ -1,4 +1,4 @@
-"""From logits to a token, in NumPy: the same token for the same request, whatever else is in the step.
+"""Chooses a token from logits, in NumPy: the same token for the same request, whatever else is in the step.
 
 The order: biases and penalties, temperature, then the filters top-k, top-p and min-p, then one random number.  That
 number follows from the seed, the result's index and the position alone (Philox, by counter).  Equal logits are

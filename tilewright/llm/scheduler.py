@@ -1,4 +1,4 @@
-"""Which tokens of which sequences the next step takes: policy without tensors.
+"""Chooses the tokens and sequences of the next step: policy without tensors.
 
 There are no phases.  A sequence has tokens (its prompt, and what was sampled) of which a number is computed; a step
 hands out a budget of tokens so that the computed ones catch up.  Prompts in chunks, single new tokens, prefixes that

@@ -1,4 +1,4 @@
-"""Results whose text must be of a form: a JSON schema, a regular expression, one of several texts, or a grammar.
+"""Structured output: text that follows a JSON schema, a regular expression, a list of choices, or a grammar.
 
 The library llguidance says after each token which tokens may come next.  What it is given comes from callers who are
 not trusted, so the size of a form is bounded before it sees one, its own work by its limits.

@@ -1,4 +1,4 @@
-"""The text of tokens that come one by one, and the texts at which a result stops."""
+"""Incremental decoding of tokens to text, and stop texts."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Tools that a model may call: how families write calls, and how a text that grows is taken apart into them.
+"""Tool calls: the notation of each family, and parsing calls in a growing text.
 
 `hermes` (Qwen, Hermes) writes ``<tool_call>{"name": …, "arguments": …}</tool_call>`` as often as it calls, `llama`
 (Llama 3) ``{"name": …, "parameters": …}`` alone, `mistral` ``[TOOL_CALLS][{"name": …, "arguments": …}, …]`` or

@@ -1,4 +1,4 @@
-"""Choosing among candidates by their times: what `tilewright.ops`, engines and `@autotune` have in common.
+"""Chooses among candidates by time, for `tilewright.ops`, engines and `@autotune`.
 
     labels, estimates -> the close candidates (`choosing`) -> times on record (`record`), or taken now (`timers`)
 

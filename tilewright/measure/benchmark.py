@@ -1,4 +1,4 @@
-"""Milliseconds of a call, as programs written for Triton ask for them: `do_bench`."""
+"""`do_bench`: milliseconds of a call, as in Triton."""
 
 from __future__ import annotations
 

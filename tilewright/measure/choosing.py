@@ -1,4 +1,4 @@
-"""Which of several candidates is taken for a problem, and why: ranked by estimate, the close ones timed, once.
+"""Chooses one of several candidates of a problem, with the reason: ranks by estimate, times the close ones once.
 
 problem = TuningProblem({problem_key(…): "matmul 64x4096x4096"}, labels, ranked(seconds), closest(seconds, effort))
 records = Records(device_name(gpu))

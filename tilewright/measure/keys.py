@@ -1,4 +1,4 @@
-"""The names under which times are on record: of problems, and of the devices that they are timed on."""
+"""The keys of recorded times: of problems, and of the devices."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Times of kernels on record: one file of JSON lines, which programs append to, engines carry, and people merge.
+"""Recorded kernel times: one file of JSON lines that programs append to, engines carry, and users merge.
 
     {"device": "NVIDIA H200, CUDA 13.0", "key": "group-4be1…", "what": "matmul f16[128,768] …", "context": "…",
      "microseconds": {"hopper matmul, tile 128 x 256 …": 5.21, …}, "failures": {…}}

@@ -1,4 +1,4 @@
-"""How long work takes: on a GPU by its events, in CUDA graphs or call by call; on a CPU by the host's clock.
+"""Timers: GPU events, in CUDA graphs or call by call; the host's clock on a CPU.
 
 Candidates that are compared take turns: a chip's clock falls as it warms.
 """

@@ -1,4 +1,4 @@
-"""ONNX models through the interfaces that their users know.
+"""ONNX models through the interfaces of ONNX Runtime and ONNX.
 
     import tilewright.onnx as tw
 

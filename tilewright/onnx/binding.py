@@ -1,4 +1,4 @@
-"""Values and bindings of `InferenceSession`, as ONNX Runtime's Python interface has them."""
+"""Values and bindings of `InferenceSession`, as in ONNX Runtime's Python interface."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What a session compiles: now, and later for other values, sizes and numbers of dimensions."""
+"""The engines that a session compiles: at first, and later for other values, sizes and numbers of dimensions."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Models whose structure follows from the values of small inputs, or from sizes: an engine for each set of them.
+"""Models whose structure depends on the values of small inputs, or on sizes: an engine for each set of them.
 
 Some operations need a number when the model is compiled (the step of a window, a kind of dropout).  Where a model gives
 it as an input, the model cannot become one engine; a session, which has the compiler at hand, makes one for the values

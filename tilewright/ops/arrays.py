@@ -1,4 +1,4 @@
-"""Arrays of the caller: where they are, what they hold, and new ones of the same kind."""
+"""The caller's arrays: device, type, layout, and allocation of arrays of the same kind."""
 
 from __future__ import annotations
 

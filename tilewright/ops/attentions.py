@@ -1,4 +1,4 @@
-"""Attention forward on arrays of a GPU: the Hopper kernel with a form by head size, or the portable one."""
+"""Attention forward on arrays of a GPU: the Hopper kernel with a config by head size, or the portable one."""
 
 from __future__ import annotations
 

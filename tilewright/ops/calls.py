@@ -1,4 +1,4 @@
-"""Operations on arrays that the library poses as engines do: a small graph, its groups, a candidate for each.
+"""Operations on arrays through the engines' kernels: a small graph, its groups, a candidate for each.
 
 The candidate is the one that costs least by estimate (`library.select`); sizes are those of the arrays, so that a
 prepared operation is kept for each signature.

@@ -1,4 +1,4 @@
-"""Products of groups of rows with a matrix each (experts), on arrays of a GPU."""
+"""Grouped products (experts), on arrays of a GPU."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What is known of the numbers in a block, along each axis: runs of consecutive or equal values, and divisors.
+"""Facts about the numbers in a block, along each axis: runs of consecutive or equal values, and divisors.
 
     offsets = pid * 64 + arange(0, 64)          contiguity 64, divisibility 64, constancy 1
     mask    = offsets < n   (16 divides n)      constancy 16

@@ -1,4 +1,4 @@
-"""Brings a kernel to a simpler, canonical form: the rule tables of this folder, applied until none fires."""
+"""Canonicalizes a kernel: the rule tables of this folder, applied until none matches."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Computes equal things once: a pure operation that repeats an earlier one in reach is replaced by it."""
+"""Replaces a pure operation by an equal earlier one."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Removes what nobody needs: unused operations that at most read, and values carried around for nothing.
+"""Removes unused operations without side effects, and unused carried values.
 
 Mark and sweep.  Marking starts from the operations that have an effect and follows operands backwards; for
 loops and branches each carried value is followed on its own, so that a value which only feeds itself around a

@@ -1,4 +1,4 @@
-"""What can be said of an explicit kernel's synchronisation before it runs: `check_hazards`.
+"""`check_hazards`: checks an explicit kernel's synchronisation before it runs.
 
 Checks only say no when they are sure: a kernel passes whose barriers might fit.  What depends on the order in which
 things happen is for the interpreter (`ir.asynchrony`).

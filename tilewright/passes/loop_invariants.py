@@ -1,4 +1,4 @@
-"""Moves out of `for` loops what is the same in every iteration.
+"""Moves loop-invariant operations out of `for` loops.
 
 A loop whose author asked for it (``tl.range(disable_licm=True)``) keeps everything.  Only operations move that do no
 harm when the loop runs zero times (`ir.ops.is_speculatable`).  `while` bodies keep theirs: a condition is run at least

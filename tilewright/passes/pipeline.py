@@ -1,4 +1,4 @@
-"""The target-neutral simplification of a kernel, to be read from top to bottom."""
+"""The order of the target-independent passes of a kernel."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Rules that compose shape operations and move them out of the way."""
+"""Rules that combine shape operations and move them."""
 
 from __future__ import annotations
 

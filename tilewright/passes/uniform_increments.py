@@ -1,4 +1,4 @@
-"""Carries a distance around loops instead of a block of pointers.
+"""Carries an offset around loops instead of a block of pointers.
 
     for … (pointers = start) {                       for … (distance = 0) {
         … load pointers                                  pointers = start + splat(distance)

@@ -1,1 +1,1 @@
-"""Quantization: observers of what a model computes, integers in its graph, an engine of it, and what it costs."""
+"""Quantization: observers, quantized graphs, engines of them, and the error of each layer."""

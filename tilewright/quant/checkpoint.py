@@ -1,4 +1,4 @@
-"""A language model's checkpoint folder with its linear layers in 4 or 8 bits, as another checkpoint folder.
+"""Quantizes a language model's checkpoint folder: linear layers in 4 or 8 bits, written as another folder.
 
 The result is what `compressed-tensors` calls ``pack-quantized``: ``weight_packed``, ``weight_scale`` and
 ``weight_shape`` for each layer, and ``quantization_config`` in config.json.  Tensors are read from the mapped files and

@@ -1,4 +1,4 @@
-"""What a model in narrow numbers loses against the same in floats, as one number: 0 for nothing, 0.01 for one percent.
+"""The loss of a quantized model against the float model, as one number: 0 for none, 0.01 for one percent.
 
 cosine   1 less the mean cosine of the angle between results, over outputs and samples
 mse      the mean squared difference of results, in the mean square of those in floats

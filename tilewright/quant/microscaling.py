@@ -1,4 +1,4 @@
-"""Block formats with narrow scales, as arrays: the MX formats and NVFP4, encoded and decoded.
+"""Block-scaled formats as arrays: the MX formats and NVFP4, encoded and decoded.
 
     MXFP8, MXFP6, MXFP4   blocks of 32 elements of 8, 6 or 4 bits under a power of two (e8m0), with which the largest
                           magnitude has the largest exponent of the element type (OCP Microscaling Formats v1.0, 6.3)

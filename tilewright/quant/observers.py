@@ -1,4 +1,4 @@
-"""Which part of a tensor's range its 8-bit integers stand for, from a histogram of what calibration data gave.
+"""Observers: choose the range of a tensor's 8-bit integers from a histogram of the calibration data.
 
     minmax       all of it
     percentile   without 0.01 % of the elements, half of them at each end

@@ -1,4 +1,4 @@
-"""`tilewright.quantize`: a model with 8-bit integers or floats in place of its products' wide floats, as an engine."""
+"""`tilewright.quantize`: an engine of a model with 8-bit products, or with few-bit weights."""
 
 from __future__ import annotations
 

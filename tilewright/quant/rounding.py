@@ -1,4 +1,4 @@
-"""How weights of products become few bits: to the nearest number, or so that results on calibration data change least.
+"""Rounds weights to few bits: to the nearest, or so that results on calibration data change least.
 
     nearest   each weight by itself
     gptq      column after column of the depth, what one loses is made up for by those behind it (Frantar et al., "GPTQ:

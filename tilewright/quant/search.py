@@ -1,4 +1,4 @@
-"""A format for each layer, by measured time and measured error, within a bound on what the model loses.
+"""Chooses a format for each layer, by measured time and error, within a bound on the model's loss.
 
 Half of the samples decide: two thirds of them give ranges, and with all of them each layer is timed in every format by
 an engine of its own, and its result compared with that of floats.  Steps to faster formats are then taken in the order

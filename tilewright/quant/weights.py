@@ -1,4 +1,4 @@
-"""Products whose weights alone are quantized, or whose inputs are smoothed first; what rounding shifts results by."""
+"""Products with quantized weights only, or with smoothed inputs; the mean shift that rounding causes."""
 
 from __future__ import annotations
 

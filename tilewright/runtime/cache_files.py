@@ -1,4 +1,4 @@
-"""Files that are kept between processes: machine code and data that a program will trust later.
+"""Files kept between processes: machine code and data that a program will trust later.
 
 Machine code from a cache runs, so nobody but the user may be able to put it there:
 

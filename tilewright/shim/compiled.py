@@ -1,4 +1,4 @@
-"""`triton.compiler.CompiledKernel`: what `triton.compile` gives, with the launcher that generated host code calls.
+"""`triton.compiler.CompiledKernel`: the result of `triton.compile`, with the launcher that generated host code calls.
 
     kernel._init_handles()
     kernel.run(x, y, z, stream, kernel.function, kernel.packed_metadata, facts, enter_hook, exit_hook, *arguments)

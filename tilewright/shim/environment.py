@@ -1,4 +1,4 @@
-"""Triton's environment variables, as settings of tilewright. A variable of tilewright's own for the same wins."""
+"""Triton's environment variables as settings of tilewright. A `TILEWRIGHT_` variable for the same setting wins."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""`triton.runtime.jit.KernelInterface`: what programs derive launchers of their own from."""
+"""`triton.runtime.jit.KernelInterface`: the base class of programs' own launchers."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""`triton.knobs`: Triton's switches, which are settings and hooks of tilewright here.
+"""`triton.knobs`: Triton's switches, mapped to settings and hooks of tilewright.
 
 knobs.autotuning.print = True
 with knobs.runtime.scope():                      # puts everything of the group back at its end

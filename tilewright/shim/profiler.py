@@ -1,4 +1,4 @@
-"""`triton.profiler`: scopes that a program names, timed on the clock and written as a tree when a session ends.
+"""`triton.profiler`: named scopes, timed on the clock and written as a tree when a session ends.
 
     session = proton.start("matmul")
     with proton.scope("warm", {"flops": 2e9}):

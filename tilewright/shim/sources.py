@@ -1,4 +1,4 @@
-"""Names of `triton.runtime.jit` about a function's source: where it is, and what it depends on."""
+"""Names of `triton.runtime.jit` about a function's source: its location and dependencies."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Which of Triton's modules and names there are, and where tilewright has them.
+"""The supported modules and names of Triton, and their places in tilewright.
 
 `ALIASES` are modules of tilewright under another name; `TABLES` modules made of names found elsewhere
 ("module:attribute"); `ABSENT` what cannot be here, with what to use instead.

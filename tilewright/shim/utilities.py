@@ -1,4 +1,4 @@
-"""`triton._utils`: dtype names as signatures write them, and small checks."""
+"""`triton._utils`: dtype names as in signatures, and small checks."""
 
 from __future__ import annotations
 

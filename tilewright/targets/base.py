@@ -1,4 +1,4 @@
-"""What every target offers: a table of capabilities and a way from Tile IR to a binary."""
+"""The contract of a target: a table of capabilities and a way from Tile IR to a binary."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The targets tilewright knows: an explicit list, one line each."""
+"""The targets of tilewright: an explicit list, one line each."""
 
 from __future__ import annotations
 

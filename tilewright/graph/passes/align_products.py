@@ -1,4 +1,4 @@
-"""Products of odd sizes as products that tensor copies can read.
+"""Pads products of odd sizes so that tensor copies can read them.
 
 A GPU's copies to shared memory read rows that begin at multiples of 16 bytes.  Where the depth or the columns are no
 multiple of so many numbers, a kernel reads element by element, of 16 bits up to five times as slowly: operands are

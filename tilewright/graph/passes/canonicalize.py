@@ -1,4 +1,4 @@
-"""Canonical forms: one way to write each thing, so that later passes match fewer shapes of it.
+"""Canonical forms: one way to write each expression, so that later passes have fewer patterns to match.
 
 x + 0, x * 1, x ** 2, …          -> x, x, x * x, …
 full                             -> a scalar constant, broadcast where it must be

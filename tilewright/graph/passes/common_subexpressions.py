@@ -1,4 +1,4 @@
-"""Common subexpressions: equal ops on equal inputs are computed once; equal constants are kept once."""
+"""Common subexpressions: equal ops on equal inputs are computed once; equal constants are stored once."""
 
 from __future__ import annotations
 

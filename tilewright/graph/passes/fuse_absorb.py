@@ -1,4 +1,4 @@
-"""Fusion without loops of its own: what groups read through instead of reading it from memory.
+"""Fusion without extra loops: movement and cheap ops that groups read through instead of reading memory.
 
 Movement (reshape, permute, slice, concat, gather, …) is index arithmetic to the kernels of elementwise
 groups, reductions and other movement; to attention a chain of views is a set of strides, and where

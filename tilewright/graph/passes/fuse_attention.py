@@ -1,4 +1,4 @@
-"""What attention takes of what follows it: views, which are strides to it, and the quantization of its results."""
+"""Fuses attention with the following views, as strides, and with the quantization of its results."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Groups in the making: which node belongs to which group, and whether two groups may become one.
+"""Draft groups: which node belongs to which group, and whether two groups may be merged.
 
 Groups run one after the other, each as a whole.  So a merge is legal only when no path leads out of
 the merged group and back in; `Drafts.may_merge` checks that on the graph of groups.

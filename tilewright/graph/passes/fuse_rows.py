@@ -1,4 +1,4 @@
-"""Several row operations over one space as one group, and what lies between them.
+"""Fuses several row operations over one space, and the ops between them, into one group.
 
 A reduction, what it is of, and what is made of the same rows with its result: `x / sqrt(sum(x * x))`, a softmax and the
 sum of what follows it, a mean and a variance, a norm written out.  A kernel that has a row does all of that without

@@ -1,4 +1,4 @@
-"""Groups of several loops: what stores move, and independent loops that share a launch.
+"""Groups of several loops: stores through movement, and independent loops that share a launch.
 
 A generated kernel stores wherever index arithmetic says.  So the elementwise group that computes the parts of a
 concat, what a permute moves, or the new place of a tensor of the caller's stores it there; and groups

@@ -1,4 +1,4 @@
-"""What is alive together: questions about intervals of steps, each answered in logarithmic time and what it finds."""
+"""Live ranges that overlap: queries on intervals of steps, in logarithmic time plus the number of results."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Matmuls of one input with several constant weights become one matmul with the weights side by side.
+"""Merges matmuls of one input by several constant weights into one matmul with concatenated weights.
 
     q = x Wq + bq,  k = x Wk + bk,  v = x Wv + bv   ->   slices of x [Wq Wk Wv] + [bq bk bv]
 

@@ -1,4 +1,4 @@
-"""Permutes of whole rows move across products, to where they meet other views.
+"""Moves permutes of whole rows across products, to where they meet other views.
 
 A product with a matrix does the same to every row, in whatever order the rows come.  Models that keep
 the sequence first (`torch.nn.MultiheadAttention`) permute rows before the projection and after it:

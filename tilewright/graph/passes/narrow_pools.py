@@ -1,4 +1,4 @@
-"""Pools of numbers that are quantized at once: the kernel in front quantizes what it stores, and the pool moves bytes.
+"""Pools whose result is quantized: the preceding kernel quantizes its results, and the pool moves bytes.
 
     cast(clip(round(max_pool(x) scale)))  ->  max_pool(cast(clip(round(x scale))))
 

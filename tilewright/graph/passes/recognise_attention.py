@@ -1,4 +1,4 @@
-"""Attention from its parts.
+"""Recognises attention in its parts.
 
     matmul(softmax(scale * matmul(q, k^T) + mask), v)  ->  attention(q, k, v, bias)
 

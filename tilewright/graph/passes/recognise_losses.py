@@ -1,4 +1,4 @@
-"""Cross entropy: the logarithm of a softmax of which a few elements are read is never made whole.
+"""Cross entropy: a softmax's logarithm of which only a few elements are read is never stored.
 
 gather_elements(log_softmax(x), i)  ->  gather_elements(x, i) - log_sum_exp(x)
 """

@@ -1,4 +1,4 @@
-"""Recurrent layers of few steps, one product a step, for targets whose kernel walks rows of the batch by themselves."""
+"""Expands recurrent layers of few steps, one product each, for targets whose kernel computes batch rows separately."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Every result is a tensor of its own: not an input, not a constant, not the same as another result.
+"""Makes every result a separate tensor: not an input, a constant, or another result.
 
 A run writes its results into memory that its caller owns, so each must be computed by a node.  Where
 that is not so, the result is a copy.

@@ -1,4 +1,4 @@
-"""Sorting in terms of comparing, for short rows, few elements, and targets without a kernel that sorts.
+"""Sorting by comparisons, for short rows, few elements, and targets without a sort kernel.
 
 An element's place is the number of those before it: every pair is compared. A few of the largest elements are found
 one after the other, in rows of any length.

@@ -1,4 +1,4 @@
-"""Reductions of what row operations give, over their axes and others, in two steps.
+"""Splits reductions of row operations' results over their axes and others into two steps.
 
 sum(f(softmax(x)), all axes)      -> sum(sum(f(softmax(x)), rows), the rest)
 mean(f(layer_norm(x)), all axes)  -> mean(mean(f(layer_norm(x)), rows), the rest)

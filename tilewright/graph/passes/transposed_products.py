@@ -1,4 +1,4 @@
-"""Products of transposed left operands, for targets whose kernels read them as they lie.
+"""Products of transposed left operands, for targets whose kernels read them in place.
 
     matmul(permute(a), b)  ->  matmul(a, b) {transpose_a=True}
 

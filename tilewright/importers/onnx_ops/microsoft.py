@@ -1,4 +1,4 @@
-"""What the optimiser of ONNX Runtime writes: fused layers, norms, activations, products."""
+"""Operations written by ONNX Runtime's optimiser: fused layers, norms, activations, products."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Resampling: new sizes by nearest, linear and cubic, with and without antialiasing; sampling at given places."""
+"""Resampling: nearest, linear and cubic, with and without antialiasing; sampling at given positions."""
 
 from __future__ import annotations
 

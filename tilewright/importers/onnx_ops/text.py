@@ -1,4 +1,4 @@
-"""Text: what joins, splits, changes, finds and counts it. The host does the work, but for the counts."""
+"""Text operations: joining, splitting, changing, matching, counting. The host runs all but the counts."""
 
 from __future__ import annotations
 

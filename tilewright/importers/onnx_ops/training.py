@@ -1,4 +1,4 @@
-"""Steps of optimisers that models for training hold as nodes."""
+"""Optimiser steps, which training models contain as nodes."""
 
 from __future__ import annotations
 

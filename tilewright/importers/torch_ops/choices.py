@@ -1,4 +1,4 @@
-"""Operations whose results have sizes that depend on data: NumPy runs them between the compiled parts."""
+"""Operations whose result sizes depend on data: NumPy runs them between the compiled parts."""
 
 from __future__ import annotations
 

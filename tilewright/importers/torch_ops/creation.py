@@ -1,4 +1,4 @@
-"""Tensors made from nothing: ranges, constants, identity matrices."""
+"""Created tensors: ranges, constants, identity matrices."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Losses that PyTorch does not take apart."""
+"""Losses that PyTorch does not decompose."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Quantized tensors as `convert_pt2e` writes them: integers or 8-bit floats with their scales and zero points.
+"""Quantized tensors of `convert_pt2e`: integers or 8-bit floats with their scales and zero points.
 
 Every operation is written with floats as PyTorch's definition says, rounding included.
 """

@@ -1,4 +1,4 @@
-"""Places in sorted rows, medians, running extremes with their positions."""
+"""Positions in sorted rows, medians, running extremes with their positions."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""How findings are told: which mistake an unordered pair of accesses most likely is, and what to do about it."""
+"""Reports of findings: the most likely mistake behind an unordered pair of accesses, and what to do about it."""
 
 from __future__ import annotations
 

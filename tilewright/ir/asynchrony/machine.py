@@ -1,4 +1,4 @@
-"""The machine: CTAs of a cluster, their agents, what is in flight, and the order in which things happen."""
+"""The machine: CTAs of a cluster, their agents, in-flight operations, and the order of events."""
 
 from __future__ import annotations
 

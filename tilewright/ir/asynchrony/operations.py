@@ -1,4 +1,4 @@
-"""What each explicit operation does to an agent and to the machine.
+"""The effect of each explicit operation on an agent and on the machine.
 
 A handler takes the agent, the operation and its operands' values and gives the results; those that wait are coroutines.
 """

@@ -1,4 +1,4 @@
-"""The explicit level of the tile language: what a schedule for one GPU architecture (sm_90a) is made of.
+"""The explicit level of the tile language: schedules for one GPU architecture (sm_90a).
 
     import tilewright.language.explicit as tx
 

@@ -1,4 +1,4 @@
-"""The things that a schedule is made of: shared tiles, barriers, tensor maps and accumulators in flight.
+"""Objects of the explicit level: shared tiles, barriers, tensor maps and in-flight accumulators.
 
 They are values of the kernel like tensors: functions take and return them, loops and branches carry them.
 """

@@ -1,4 +1,4 @@
-"""The functions of the explicit level: allocate, copy in bulk, multiply, synchronise, share out warps."""
+"""Functions of the explicit level: allocate, copy in bulk, multiply, synchronise, assign warps to roles."""
 
 from __future__ import annotations
 

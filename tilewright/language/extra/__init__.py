@@ -1,4 +1,4 @@
-"""Names beyond the core of the language; `libdevice` is the one that kernels in the wild import."""
+"""Names beyond the core of the language, such as `libdevice`."""
 
 from tilewright.language.extra import cuda, hip, libdevice
 

@@ -1,4 +1,4 @@
-"""What kernels for NVIDIA GPUs reach by itself: clocks, places, dependent launches; and `libdevice`.
+"""Functions for NVIDIA GPUs: clocks, SM numbers, dependent launch; and `libdevice`.
 
 Clocks and places are instructions of these GPUs: other targets refuse them.
 """

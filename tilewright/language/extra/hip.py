@@ -1,4 +1,4 @@
-"""What kernels for AMD GPUs reach by itself: the clock and the place; and `libdevice`. Other targets refuse them."""
+"""Functions for AMD GPUs: the clock and the compute unit; and `libdevice`. Other targets reject them."""
 
 # Their bodies are tile language, which Python's type rules do not describe.
 # mypy: disallow-untyped-defs=False, check-untyped-defs=False, disable-error-code="assignment,attr-defined,operator"

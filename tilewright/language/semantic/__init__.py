@@ -1,4 +1,4 @@
-"""What language functions mean: promotion, broadcasting, checks, and the operations they emit.
+"""The meaning of language functions: promotion, broadcasting, checks, and the operations to emit.
 
 One module a section: `promotion` (types of binary operators), `convert` (constants and casts),
 `arithmetic`, `shape`, `memory` (atomics too), `tiled` (block pointers, descriptors), `reduction`,

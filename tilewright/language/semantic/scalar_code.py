@@ -1,4 +1,4 @@
-"""Ways out of block operations: machine text, and scalar functions applied to each element."""
+"""Element-by-element code in block operations: inline assembly, and scalar functions mapped over blocks."""
 
 from __future__ import annotations
 

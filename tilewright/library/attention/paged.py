@@ -1,4 +1,4 @@
-"""Attention over pages: one launch for chunks of prompts and single tokens alike."""
+"""Paged attention: one launch for prompt chunks and single tokens."""
 
 from __future__ import annotations
 

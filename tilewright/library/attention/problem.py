@@ -1,4 +1,4 @@
-"""What attention is, apart from the data: sizes, masks, outputs; for operations on arrays and for engines."""
+"""The attention problem without its data: sizes, masks, outputs; for operations on arrays and for engines."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What the anchor of a convolution reads."""
+"""The operands of a convolution's anchor."""
 
 from __future__ import annotations
 

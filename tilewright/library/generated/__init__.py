@@ -1,1 +1,1 @@
-"""Kernels and epilogues made from expressions."""
+"""Kernels and epilogues generated from expressions."""

@@ -1,4 +1,4 @@
-"""Where an element lies, as a function of loop coordinates: the index algebra of generated kernels.
+"""The address of an element as a function of loop coordinates: the index algebra of generated kernels.
 
 An `Index` is `constant + sum of coefficient * atom`.  Atoms are loop coordinates, values loaded from
 index tensors, and quotients or remainders that do not simplify.  Coefficients and extents may be

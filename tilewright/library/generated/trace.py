@@ -1,4 +1,4 @@
-"""From graph nodes to expressions over loop coordinates.
+"""Traces graph nodes to expressions over loop coordinates.
 
 A traced expression says how one element is computed: which elements are loaded (at an `Index`), which
 operations follow.  Ops that only move elements (reshape, permute, slice, pad, gather, …) leave no

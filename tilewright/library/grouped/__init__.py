@@ -1,1 +1,1 @@
-"""Products of groups of rows with a matrix each (experts)."""
+"""Grouped products: groups of rows, each times its own matrix (experts)."""

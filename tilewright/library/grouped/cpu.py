@@ -1,4 +1,4 @@
-"""Products of groups of rows with a matrix each: one launch whose programs find their group at run time."""
+"""Grouped products on CPUs: one launch whose program instances find their group at run time."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Gated products: a product whose columns are two halves that meet again, as `graph.passes.fuse` groups them.
+"""Gated products: the columns are two halves that are combined, as `graph.passes.fuse` groups them.
 
     p = x W,  W = [Wg Wu];   y = silu(p[.., :n]) * p[.., n:]  (+ what follows elementwise)
 

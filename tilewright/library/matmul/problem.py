@@ -1,4 +1,4 @@
-"""What a matrix product is, apart from the data: sizes, element types, orders in memory, what comes behind it.
+"""The matrix product problem without its data: sizes, element types, memory orders, epilogue.
 
 Operations on arrays, engines, and the models that rank configs describe a product by this alone.
 """

@@ -1,4 +1,4 @@
-"""Products with few tiles of the result: their depth divided among CTAs, and a kernel that sums the parts.
+"""Products with few tiles: CTAs share the depth, and a second kernel sums the parts.
 
 98 pixels by 512 columns are 16 tiles of 64 x 64, for an H200's 132 SMs: with the depth in eight parts all have
 something to do.  The sums of the parts go through memory; they are added in one order, so that results are the same

@@ -1,4 +1,4 @@
-"""Products whose depth is divided among CTAs: the sum of their parts, in an order that is always the same."""
+"""Sums the parts of a product with split depth, always in the same order."""
 
 # mypy: ignore-errors
 # The bodies below are tile language, which has types of its own.

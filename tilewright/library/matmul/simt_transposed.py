@@ -1,4 +1,4 @@
-"""Float32 products on GPUs whose operands run along the depth in memory: turned first, so that they run along the sums.
+"""Float32 products on GPUs whose operands are contiguous along the depth: computed from transposed copies.
 
 A thread of a product by multiply-add has vectors of rows and of columns in fewer registers than vectors of the depth,
 and meets more of its operands in the registers of the step before (`targets.gpu.dot_scalar`). Constants are turned in

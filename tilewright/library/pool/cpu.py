@@ -1,4 +1,4 @@
-"""Pool groups: windows of channels-last images, and what follows them element by element."""
+"""Pool groups: windows of channels-last images, with an elementwise epilogue."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Families of language models, by the `model_type` of config.json: one small file of wiring each."""
+"""Families of language models, by the `model_type` of config.json: one small file each."""
 
 from __future__ import annotations
 

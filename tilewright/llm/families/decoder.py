@@ -1,4 +1,4 @@
-"""The decoder that most families are: RMS norms, rotary positions, grouped heads and a gated MLP.
+"""The decoder shared by most families: RMS norms, rotary positions, grouped heads and a gated MLP.
 
 A family is a subclass that says what it does otherwise.  Names of weights are those of the checkpoint without the
 prefix ``model.``.

@@ -1,4 +1,4 @@
-"""What a gateway asks of a request before it reads any of its body, and how much it holds of all bodies."""
+"""The checks of a gateway before it reads a request's body, and the bound on the bodies that it holds."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The keys of a server, a file with one a line."""
+"""The keys of a server: a file with one key per line."""
 
 from __future__ import annotations
 

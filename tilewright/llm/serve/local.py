@@ -1,4 +1,4 @@
-"""What a server without keys takes: requests of this machine's own programs, none that another site's page makes.
+"""The rules of a server without keys: only requests from programs on this machine, none from another site's page.
 
 A browser sends to any address what a page wants: by a name that leads here (DNS rebinding), or as a form.  The first
 shows in `Host`, the second in `Origin` and in a body that is not declared as JSON.

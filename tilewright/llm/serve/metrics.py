@@ -1,4 +1,4 @@
-"""Counts of a server as Prometheus reads them; names end as those that dashboards for language models know."""
+"""Metrics of a server in Prometheus' format, with the suffixes that dashboards for language models expect."""
 
 from __future__ import annotations
 

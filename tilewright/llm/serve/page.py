@@ -1,4 +1,4 @@
-"""The page at /: a chat, and what the server does; one file that asks nothing of anybody else."""
+"""The page at /: a chat, and the state of the server; one file that loads nothing from other hosts."""
 
 from __future__ import annotations
 

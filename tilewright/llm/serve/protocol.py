@@ -1,4 +1,4 @@
-"""Bodies of requests to what the engine takes, and outputs to bodies: OpenAI's completions and chat completions.
+"""Converts request bodies for the engine, and outputs to bodies: OpenAI's completions and chat completions.
 
 Every field is checked, and one that is not known is refused by its name: a request never does less than it says.
 """

@@ -1,4 +1,4 @@
-"""OpenAI's responses without state: a request as the chat that it is, and results as items and events."""
+"""OpenAI's stateless responses: a request as a chat, and results as items and events."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""How results are written: the bodies and the events of completions and of chats."""
+"""Writes results: the bodies and events of completions and chats."""
 
 from __future__ import annotations
 

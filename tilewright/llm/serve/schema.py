@@ -1,4 +1,4 @@
-"""The fields of requests as JSON schemas, and the OpenAPI document that a server gives of itself.
+"""The fields of requests as JSON schemas, and the server's OpenAPI document.
 
 `protocol.py` refuses fields that are not here, and checks what a schema does not say: that fields go together.
 """

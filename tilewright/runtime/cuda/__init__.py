@@ -1,4 +1,4 @@
-"""GPUs of NVIDIA through the driver alone: no toolkit, no PyTorch.
+"""NVIDIA GPUs through the driver alone: no toolkit, no PyTorch.
 
 `driver` finds the driver and raises its errors, `device` describes GPUs and their contexts, `program` loads
 machine code, `tensor_map` describes tensors to the tensor memory accelerator, `streams` finds the caller's

@@ -1,4 +1,4 @@
-"""Enqueuing a plan whose independent branches run beside each other: lanes are streams, events order them."""
+"""Enqueues a plan with concurrent branches: lanes are streams, ordered by events."""
 
 from __future__ import annotations
 

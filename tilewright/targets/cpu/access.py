@@ -1,4 +1,4 @@
-"""What one root reads: a walk from the values it evaluates back to memory, buffers and masks.
+"""The reads of one root: a walk from the values it evaluates back to memory, buffers and masks.
 
 A *root* (a store, a reduction, a block written to scratch) is computed over a domain of axes.  The walk
 follows lazy operations and keeps, for every value on the way, which domain axis each of its axes is:

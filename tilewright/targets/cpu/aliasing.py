@@ -1,4 +1,4 @@
-"""Which memory operations may touch the same element: by parameters, address patterns, and what a launch checks.
+"""Which memory operations may access the same element: by parameters, address patterns, and checks at launch.
 
 A loop that loads through one parameter and stores through another at the same offsets goes lane by lane. That is
 right where the two point to different memory, and where they point to the very same elements (an update in place),

@@ -1,4 +1,4 @@
-"""Typed reading of operations' attributes."""
+"""Typed access to operations' attributes."""
 
 from __future__ import annotations
 

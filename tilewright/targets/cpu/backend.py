@@ -1,4 +1,4 @@
-"""The compiler of CPUs behind one object."""
+"""The CPU compiler as one object."""
 
 from __future__ import annotations
 

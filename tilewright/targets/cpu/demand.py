@@ -1,4 +1,4 @@
-"""What masked-off elements are worth: which need not be computed, and which are known constants."""
+"""Masked-off elements: which need not be computed, and which are known constants."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Whether the lanes of a block of pointers reach different elements of memory.
+"""Proves that the lanes of a block of pointers access different elements of memory.
 
 An update in place (`store(p, f(load(p)))`) may go lane by lane only where no lane reads what another one wrote:
 

@@ -1,4 +1,4 @@
-"""Where the operands of `dot` lie: the user's memory or a buffer, and how much of them is needed.
+"""The operands of `dot`: in the user's memory or in a buffer, and how much of them is needed.
 
 An operand that is a plain load (through axis permutations and reshapes) with uniform strides is read
 in place.  Masks that are conjunctions of prefixes become run-time limits of the product, when nobody

@@ -1,4 +1,4 @@
-"""Which operands of `dot` can be used where they lie, in the user's memory or in a buffer, and how they lie there."""
+"""Which operands of `dot` can be used in place, in the user's memory or in a buffer, and their layout there."""
 
 from __future__ import annotations
 

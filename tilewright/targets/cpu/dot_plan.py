@@ -1,4 +1,4 @@
-"""One kind of matrix product: extents, types, what is known of the operands; and the parameters of its function."""
+"""One kind of matrix product: extents, types, facts about the operands; and the parameters of its function."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What is done with graphs for CPUs alone, read aloud: each line is a pass and the reason for its place."""
+"""The graph passes for CPUs alone: each line is a pass, with the reason for its place."""
 
 from __future__ import annotations
 

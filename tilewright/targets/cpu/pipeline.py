@@ -1,4 +1,4 @@
-"""The way of one kernel through the CPU compiler, to be read from top to bottom."""
+"""The CPU compiler's steps for one kernel, in order."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The order of a kernel's operations: where each stands, what it stands in, who uses its results."""
+"""The order of a kernel's operations: the position, parent and users of each."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Between which numbers an integer of a kernel lies, in terms of what a launch knows: its arguments and its grid.
+"""Bounds of a kernel's integers in terms of a launch's arguments and grid.
 
     place = program_id(0) * 64 + arange(0, 64)      from 0 to (grid.x - 1) * 64 + 63
     … where place < n holds                         from 0 to min((grid.x - 1) * 64 + 63, n - 1)

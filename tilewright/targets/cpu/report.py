@@ -1,4 +1,4 @@
-"""What the lowering decided about a kernel, line by line of its source: `kernel.explain()`.
+"""The decisions of the lowering about a kernel, by source line: `kernel.explain()`.
 
 The parts of the lowering record their decisions here where they take them: loop nests and their vectors (`nests`),
 how memory is accessed (`evaluate`, `memory`), blocks that live in scratch memory (`placement`, `schedule`), products

@@ -1,4 +1,4 @@
-"""Regions of scalar operations with real branches and loops, as `map` has them: emitted where they stand."""
+"""Regions of scalar operations with real branches and loops, as in `map`, emitted in place."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Loops without a known end ask for signals: Ctrl-C ends a launch whose instances never would.
+"""Loops without a known end check for signals, so that Ctrl-C ends a launch that would run forever.
 
 A run asks Python for signals between instances (`runtime.glue`), so that one that stays in a `while` would not see
 them.  Its passes are counted, and every `_PASSES` of them call the runtime's `tilewright_ask`, whose address is in the

@@ -1,4 +1,4 @@
-"""Binaries for a CPU as the object cache keeps them, read without the compiler: what a warm start takes."""
+"""CPU binaries as stored in the object cache, read without the compiler on a warm start."""
 
 from __future__ import annotations
 

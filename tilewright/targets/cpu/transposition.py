@@ -1,4 +1,4 @@
-"""Nests that read along one axis and write along another: square tiles are turned around in registers.
+"""Nests that read along one axis and write along another: square tiles are transposed in registers.
 
 for j in steps of T along the written axis, for i in steps of T along the read axis:
     T vectors along i (one for each position j + r)  ->  transpose  ->  T vectors along j, stored

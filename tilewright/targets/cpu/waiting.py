@@ -1,4 +1,4 @@
-"""Loops that wait for another program instance, and launches in which all that run wait for one that cannot begin.
+"""Loops that wait for another program instance, and launches that hang because it cannot begin.
 
 A `while` may wait when its passes can follow each other without a change: it reads memory, and the values that decide
 about its next pass come from there.  `watch_waits` puts an assertion at the end of such a loop's body, which says

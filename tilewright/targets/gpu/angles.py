@@ -1,4 +1,4 @@
-"""Angles too large for parts of pi / 2: as many bits of 2 / pi as the exponent asks for, in integers.
+"""Angles too large for parts of pi / 2: reduced in integers, with as many bits of 2 / pi as the exponent needs.
 
 Payne and Hanek, "Radian reduction for trigonometric functions", 1983.
 """

@@ -1,4 +1,4 @@
-"""Atomic operations, and loads of volatile scalars: one for each element, by one thread of those with copies.
+"""Atomic operations and volatile scalar loads: one per element, by one of the threads that hold it.
 
 LLVM knows how to make those that the hardware lacks (8 and 16 bits, float extrema) of compare-and-swap loops.
 """

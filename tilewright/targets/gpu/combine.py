@@ -1,4 +1,4 @@
-"""What reductions and scans share: partial results, how two of them are merged, and how they pass between warps."""
+"""Shared code of reductions and scans: partial results, merging two of them, and passing them between warps."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Products by multiply-add: both operands lie in shared memory, and every thread walks along k for its elements.
+"""Products by multiply-add: both operands are in shared memory, and every thread loops over k for its elements.
 
 For types without a matrix instruction, for f32 whose inputs must not be rounded, and for blocks that are smaller than
 an instruction or whose extents are no powers of two.  Operands that a loop has copied to shared memory are read from

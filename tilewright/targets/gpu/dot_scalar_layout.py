@@ -1,4 +1,4 @@
-"""Layouts of products by multiply-add (`dot_scalar.py`): rectangles of the result to a thread.
+"""Layouts of products by multiply-add (`dot_scalar.py`): rectangles of the result per thread.
 
 An element of A serves as often as a thread has columns, one of B as often as it has rows, so that rectangles near a
 square need the fewest loads from shared memory: 8 x 8 sums take 16 numbers for 64 multiply-adds.  Operands that a loop

@@ -1,4 +1,4 @@
-"""Lowers the plans of conversions (`layout.plan_conversion`): other register numbers, shuffles, shared memory."""
+"""Lowers conversion plans (`layout.plan_conversion`): register renaming, shuffles, shared memory."""
 
 from __future__ import annotations
 

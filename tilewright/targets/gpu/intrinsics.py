@@ -1,4 +1,4 @@
-"""What each GPU has names of its own for: the table of intrinsics that generic code emits through.
+"""The table of intrinsics through which generic code emits operations that each GPU names differently.
 
 Everything else is LLVM's own language, the same for all.  Words are integers of 32 bits; a thread's numbers are i32.
 """

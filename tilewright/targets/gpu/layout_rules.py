@@ -1,4 +1,4 @@
-"""The layout rules of operations: what each one needs of its operands, and where its results are."""
+"""The layout rules of operations: the layouts of their operands and results."""
 
 from __future__ import annotations
 

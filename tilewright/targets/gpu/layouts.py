@@ -1,4 +1,4 @@
-"""Layout assignment: which registers of which threads hold each block, and where blocks have to change hands.
+"""Layout assignment: which registers of which threads hold each block, and where blocks are converted.
 
     assignment = assign(function, target, warps=4)
     assignment.layouts[value]           a `LinearLayout` for every block

@@ -1,4 +1,4 @@
-"""Loads and stores: as wide as layout, alignment and mask allow, up to 16 bytes an instruction.
+"""Loads and stores: as wide as layout, alignment and mask allow, up to 16 bytes per instruction.
 
 Accesses without a mask are LLVM's own, so that it may move them; those under a mask are the GPU's (`Intrinsics.load`).
 A value that several threads hold is stored by one of them.

@@ -1,4 +1,4 @@
-"""The plan of a kernel's shared memory: scratch, tiles of products, and the stages of loops that copy ahead."""
+"""The plan of a kernel's shared memory: scratch, tiles of products, and the stages of pipelined loops."""
 
 from __future__ import annotations
 

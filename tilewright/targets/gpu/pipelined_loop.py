@@ -1,4 +1,4 @@
-"""Emits the loops of `pipelining.py`; how copies are started and waited for is the GPU's."""
+"""Emits the loops of `pipelining.py`; each GPU defines how copies are issued and waited for."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Loops whose products are fed by loads: tiles are copied to shared memory some iterations ahead.
+"""Pipelined loops: loads that feed products are copied to shared memory some iterations ahead.
 
     for k:  a = load pa; b = load pb                  copies of the first stages - 1 iterations
             acc = dot(convert a, convert b, acc)  ->  for k:  wait until this iteration's copies are there; barrier

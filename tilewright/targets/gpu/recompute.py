@@ -1,4 +1,4 @@
-"""Rows that fill the registers: what is cheap to compute again is not kept over a reduction.
+"""Rows that fill the registers: cheap values are recomputed after a reduction instead of kept.
 
 A row of bfloat16 takes half the registers of the float32 numbers that are computed from it.  A kernel that needs those
 before and after a reduction keeps them, and with them so many registers that few CTAs fit a multiprocessor: while one

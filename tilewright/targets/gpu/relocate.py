@@ -1,4 +1,4 @@
-"""Shape operations that renumber elements in no linear way, and gathers: through shared memory, element by element.
+"""Gathers, and shape operations that renumber elements non-linearly: through shared memory, element by element.
 
 Every operand is stored row by row (extents rounded up), and each thread loads the elements of its result by number.
 """

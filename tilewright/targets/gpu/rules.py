@@ -1,4 +1,4 @@
-"""The rules of the lowering that any GPU can begin with: the union of the modules' tables."""
+"""The generic lowering rules for any GPU: the union of the modules' tables."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""How much shared memory each operation needs to hand values from thread to thread."""
+"""The shared memory that each operation needs to pass values between threads."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Constants, ranges, grid indices, functions of each element, and operations that only rename registers."""
+"""Constants, ranges, grid indices, elementwise functions, and operations that only rename registers."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Shared memory: where the buffers of a kernel and the scratch of its operations lie, and the barriers between them.
+"""Shared memory: addresses of a kernel's buffers and of its operations' scratch, and the barriers between them.
 
 Scratch belongs to one operation: what one thread hands to another in a conversion, a reduction or a scan.  Each such
 operation writes its scratch, has a barrier, and reads it.  Memory that another thread may still be reading must not be

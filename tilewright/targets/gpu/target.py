@@ -1,4 +1,4 @@
-"""What generic code asks of the table of a GPU."""
+"""The capabilities of a GPU that generic code needs."""
 
 from __future__ import annotations
 

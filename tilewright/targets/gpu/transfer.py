@@ -1,4 +1,4 @@
-"""How layouts pass through operations, and what accesses and conversions cost: pure functions of layouts.
+"""Propagation of layouts through operations, and the cost of accesses and conversions: pure functions of layouts.
 
 Extents that are no powers of two are rounded up: the layout of a 64 x 224 block is one of 64 x 256, of which the
 registers that hold an element of the real block in some thread exist (`layout.live_registers`).

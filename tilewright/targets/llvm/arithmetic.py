@@ -1,4 +1,4 @@
-"""Arithmetic on float32 or float64, as functions of `targets.llvm.math` and of other targets are written in it."""
+"""Arithmetic on float32 or float64, in which `targets.llvm.math` and other targets write functions."""
 
 from __future__ import annotations
 

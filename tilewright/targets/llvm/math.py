@@ -1,4 +1,4 @@
-"""Transcendental functions as LLVM code: our own float32 polynomials, for scalars and vectors alike.
+"""Transcendental functions as LLVM code: float32 polynomials, for scalars and vectors.
 
 Each function reduces its argument to a small interval, evaluates a polynomial there and undoes the
 reduction, without branches; infinities, NaN, zeros, denormals and overflow come out as IEEE 754

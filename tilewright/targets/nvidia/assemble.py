@@ -1,4 +1,4 @@
-"""LLVM text of a GPU kernel -> PTX (LLVM) -> cubin (an assembler), with a report of what the code takes.
+"""LLVM text of a GPU kernel -> PTX (LLVM) -> cubin (an assembler), with a report of the resources.
 
 Assemblers, the first found is used (`find_assembler`, named by ``tilewright doctor``):
 

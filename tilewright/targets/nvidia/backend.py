@@ -1,4 +1,4 @@
-"""The compiler of NVIDIA's GPUs behind one object."""
+"""The compiler for NVIDIA GPUs as one object."""
 
 from __future__ import annotations
 

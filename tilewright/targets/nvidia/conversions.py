@@ -1,4 +1,4 @@
-"""Conversions between element types for which NVIDIA's GPUs have instructions."""
+"""Conversions between element types for which NVIDIA GPUs have instructions."""
 
 from __future__ import annotations
 

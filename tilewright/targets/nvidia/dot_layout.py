@@ -1,4 +1,4 @@
-"""Products: which instruction multiplies, and the layouts that it wants.
+"""Products: the instruction that multiplies, and the layouts that it needs.
 
     f16, bf16            mma m16n8k16            two neighbours along k to a register
     f32 (input_precision tf32, tf32x3)           m16n8k8 with tf32

@@ -1,4 +1,4 @@
-"""Products by warpgroups that are under way: issued, but not waited for yet.
+"""In-flight products by warpgroups: issued, but not waited for yet.
 
 Groups of wgmma finish in the order in which they were issued.  A wait leaves the newest ones under way; it ties the
 registers of what it retires, and takes those that the retired groups read as operand A.

@@ -1,4 +1,4 @@
-"""PTX that the user wrote, run for each element."""
+"""The user's PTX, run for each element."""
 
 from __future__ import annotations
 

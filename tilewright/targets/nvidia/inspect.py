@@ -1,4 +1,4 @@
-"""What a compiled GPU kernel is: its SASS (machine code as text), its instructions by kind, and what it takes.
+"""Inspects a compiled GPU kernel: its SASS (machine code as text), instructions by kind, and resources.
 
 The disassembler is NVIDIA's: of the package `nvidia-cuda-nvdisasm`, of a CUDA toolkit, or of an installed Triton.
 """

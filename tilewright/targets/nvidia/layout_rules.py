@@ -1,4 +1,4 @@
-"""The layout rules of NVIDIA's operations: products as their instructions want them, and the explicit operations."""
+"""The layout rules of NVIDIA's operations: products by tensor cores, and the explicit operations."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What the lowering of a kernel hands to the assembler and, through the binary, to the launcher."""
+"""The result of lowering a kernel, for the assembler and, through the binary, for the launcher."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Loops that copy ahead by cp.async; products by warpgroups read the tiles, others by ldmatrix where it fits."""
+"""Pipelined loops by cp.async; products by warpgroups read the tiles, others by ldmatrix where it fits."""
 
 from __future__ import annotations
 

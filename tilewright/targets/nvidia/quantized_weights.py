@@ -1,4 +1,4 @@
-"""Which quantized weights Hopper's kernels of products multiply as they are stored."""
+"""Which quantized weights Hopper's product kernels read as they are stored."""
 
 from __future__ import annotations
 

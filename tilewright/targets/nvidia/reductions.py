@@ -1,4 +1,4 @@
-"""Sums of floats in memory whose old values nobody wants (``red``), up to 16 bytes at once where the GPU can."""
+"""Float sums in memory whose old values are unused (``red``), up to 16 bytes at once where the GPU can."""
 
 from __future__ import annotations
 

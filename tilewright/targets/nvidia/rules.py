@@ -1,4 +1,4 @@
-"""All rules of the lowering: those of any GPU, and those of NVIDIA's instead of some."""
+"""All rules of the lowering: the generic ones, and NVIDIA's replacements."""
 
 from __future__ import annotations
 

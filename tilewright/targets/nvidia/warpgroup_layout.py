@@ -1,4 +1,4 @@
-"""Products by warpgroups (wgmma) in the plain language: which ones, and where their operands have to lie.
+"""Products by warpgroups (wgmma) in the plain language: which ones, and the layouts of their operands.
 
 The right operand is a tile in shared memory; the left one too, or registers when it was computed in the layout that
 the instruction reads (attention's probabilities).  A tile is a layout like any other here, with the one input `offset`:

@@ -1,1 +1,1 @@
-"""Tile IR passes of the CPU target, one a file."""
+"""Tile IR passes of the CPU target, one per file."""

@@ -1,4 +1,4 @@
-"""Places of an explicit kernel's tiles and barriers in shared memory.
+"""Addresses of an explicit kernel's tiles and barriers in shared memory.
 
 They live as long as the kernel: roles run at once, and what one of them still reads no order of the text tells.  An
 author who knows says so, by allocating a tile in the memory of another one.

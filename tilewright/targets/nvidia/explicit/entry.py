@@ -1,4 +1,4 @@
-"""What an explicit kernel does before its first operation."""
+"""The entry of an explicit kernel, before its first operation."""
 
 from __future__ import annotations
 

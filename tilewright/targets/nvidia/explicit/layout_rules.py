@@ -1,4 +1,4 @@
-"""Layout rules of the explicit operations: what products want, and what the roles' warps make of the rest."""
+"""Layout rules of the explicit operations: those of products, and those that follow for the roles' warps."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Computes the blocks that a role uses inside it.
+"""Recomputes blocks inside the role that uses them.
 
 The threads of a role are numbered anew, so a block that all threads of the CTA hold is not what a role's threads hold.
 Ranges and constants that stand before the roles (or were put there, being equal) are computed again in each role.

@@ -1,4 +1,4 @@
-"""The way of an explicit kernel through the NVIDIA compiler, behind the passes that all kernels run."""
+"""The NVIDIA compiler's steps for an explicit kernel, after the common passes."""
 
 from __future__ import annotations
 

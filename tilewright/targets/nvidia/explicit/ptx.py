@@ -1,4 +1,4 @@
-"""What all emitters of this package share: addresses in shared memory, and PTX that LLVM has no intrinsic for.
+"""Shared code of this package's emitters: shared-memory addresses, and PTX that LLVM has no intrinsic for.
 
 Addresses in shared memory are i32 byte offsets from `@shared`, the kernel's dynamic shared memory.  A constant offset
 becomes part of an instruction so, and an offset that all threads of a warp agree on stays in a uniform register.

@@ -1,4 +1,4 @@
-"""Warp roles: who runs what, with how many registers."""
+"""Warp roles: the warps of each role, and their register budgets."""
 
 from __future__ import annotations
 

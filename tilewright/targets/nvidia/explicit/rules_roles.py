@@ -1,4 +1,4 @@
-"""Rules of warp roles, of what their threads wait for, and of clusters."""
+"""Rules of warp roles, of their waits, and of clusters."""
 
 from __future__ import annotations
 

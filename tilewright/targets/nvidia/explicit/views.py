@@ -1,4 +1,4 @@
-"""Tiles in shared memory as values of the lowering: where they start, and how their elements lie.
+"""Tiles in shared memory as values of the lowering: their addresses and the layout of their elements.
 
 A tile of rows x columns lies in panels: columns of `swizzle` bytes, all rows of one panel after the other, in which the
 16-byte chunk c of row r stands in chunk c ^ (r * swizzle / 128) % (swizzle / 16).  Without swizzle a tile is one panel
