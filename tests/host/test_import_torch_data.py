@@ -229,7 +229,7 @@ def writes(x: Any, at: Any, end: Any) -> tuple[Any, ...]:
     cache[at.item()] = 2
     cache[at, at] += 1
     cache[:, at].mul_(3)
-    return cache, torch.select_scatter(cache, x[:3, 1], 1, end.item())
+    return cache, torch.select_scatter(cache, x[:3, 1], 1, end.item()), torch.narrow(cache, 1, at, 1)
 
 
 def test_numbers_in_tensors_choose_what_is_written() -> None:

@@ -54,6 +54,7 @@ logger = logging.getLogger("tilewright")
 # Composites that the graph has ops for: kept whole instead of being decomposed.
 KEPT = (
     "scaled_dot_product_attention",
+    "_scaled_dot_product_flash_attention_for_cpu",
     "layer_norm",
     "native_layer_norm",
     "rms_norm",

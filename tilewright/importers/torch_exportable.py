@@ -23,9 +23,9 @@ from tilewright.importers.torch_writes import written
 @contextmanager
 def exportable(module: torch.nn.Module) -> Iterator[None]:
     """Dynamic-quantized layers as plain ones, packed sequences as padded ones, conversions to the same type as nothing,
-    masks as they are, lengths of tensors as sizes, covariances without a check of their data, writes to
-    places that numbers in tensors choose, norms of matrices of dynamic sizes, boxes of any
-    number, and losses that it cannot trace or takes apart into others.
+    masks as they are, lengths of tensors as sizes, covariances without a check of their data, reads and writes at
+    places that numbers in tensors choose, norms of matrices of dynamic sizes, boxes of any number, and losses that it
+    cannot trace or takes apart into others.
 
     Raises `ImportModelError` for quantized modules of other kinds.
     """
@@ -42,6 +42,8 @@ def exportable(module: torch.nn.Module) -> Iterator[None]:
         for name, function in (("cov", _covariance), ("corrcoef", _correlation)):
             stack.enter_context(mock.patch.object(torch, name, function))
             stack.enter_context(mock.patch.object(torch.Tensor, name, function))
+        for space in (torch, torch.Tensor):
+            stack.enter_context(mock.patch.object(space, "narrow", _narrow))
         for place in ("torchvision.ops", "torchvision.ops.boxes"):
             if place in sys.modules:
                 stack.enter_context(mock.patch.object(sys.modules[place], "batched_nms", _batched_nms))
@@ -109,6 +111,17 @@ def _converted(self: torch.nn.Module, *args: Any, **kwargs: Any) -> Any:
 
 def _says_causal(mask: Any, is_causal: bool | None = None, size: int | None = None) -> bool:
     return is_causal is True
+
+
+_cut = torch.narrow
+
+
+def _narrow(input: torch.Tensor, dim: int, start: Any, length: Any) -> torch.Tensor:
+    """`torch.narrow`; from a place that a tensor holds a copy, not a view whose place in memory is unknown."""
+    if not isinstance(start, torch.Tensor):
+        return _cut(input, dim, start, length)
+    begin = torch.where(start < 0, start + input.shape[dim], start)
+    return input.index_select(dim, begin + torch.arange(length, device=input.device))
 
 
 def _batched_nms(boxes: torch.Tensor, scores: torch.Tensor, idxs: torch.Tensor, iou_threshold: float) -> torch.Tensor:

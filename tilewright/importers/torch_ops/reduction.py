@@ -218,12 +218,14 @@ def _counts(call: Call, x: Value, edges: Value, weight: Value | None) -> Value:
     begins, end = call.slice(edges, 0, 0, last), call.slice(edges, 0, last, edges.shape[0])
     beyond = call.op("greater_equal", call.unsqueeze(numbers, 0), call.unsqueeze(begins, 1))
     inside = call.op("logical_and", beyond, call.op("less_equal", numbers, end))
-    terms = call.cast(inside, x.dtype if weight is not None else int64)
-    if weight is not None:
-        terms = call.op("multiply", terms, call.cast(call.reshape(weight, (-1,)), x.dtype))
-    above = call.op("reduce_sum", terms, axes=(1,))
-    following = call.op("concat", call.slice(above, 0, 1, last), call.full((1,), 0, above.dtype), axis=0)
-    return call.cast(call.op("subtract", above, following), x.dtype)
+    none = call.full((1, numbers.shape[0]), False, int1)
+    following = call.op("concat", call.slice(inside, 0, 1, last), none, axis=0)
+    member = call.op("logical_and", inside, call.op("logical_not", following))
+    terms = call.cast(member, int64)
+    if weight is not None:  # not a product: 0 times infinity is NaN
+        weights = call.unsqueeze(call.cast(call.reshape(weight, (-1,)), x.dtype), 0)
+        terms = call.op("where", member, weights, call.builder.number(0.0, x.dtype))
+    return call.cast(call.op("reduce_sum", terms, axes=(1,)), x.dtype)
 
 
 def _shares(call: Call, counts: Value, edges: Value, density: bool) -> Value:
