@@ -168,9 +168,14 @@ def _run(engine: Any, given: Mapping[str, Any]) -> Any:
 
 
 def tensors(result: Any) -> list[torch.Tensor]:
-    """All tensors of a result, in order; objects such as caches by their attributes."""
+    """All tensors of a result, by where they stand in it; objects such as caches by their attributes.
+
+    The parts of a result are a dictionary whose order is the order in which a model sets them, and another one in what
+    PyTorch makes of an exported program.
+    """
     found: list[torch.Tensor] = []
-    for leaf in pytree.tree_leaves(result):
+    leaves, _ = pytree.tree_flatten_with_path(result)
+    for _, leaf in sorted(leaves, key=lambda item: pytree.keystr(item[0])):
         if isinstance(leaf, torch.Tensor):
             found.append(leaf)
         elif type(leaf).__module__ == "numpy":

@@ -34,6 +34,16 @@ def described(count: int = IMAGE_WORDS) -> Inputs:
     return inputs
 
 
+def asked(batch: int) -> dict[str, torch.Tensor]:
+    """The same, with an end of the text that is an answer: words before it see each other in both directions."""
+    given = described()(batch)
+    kinds = torch.zeros_like(given["input_ids"])
+    kinds[:, -3:] = 1
+    mask = torch.ones_like(kinds)
+    mask[:, -1] = 0
+    return {**given, "attention_mask": mask, "token_type_ids": kinds}
+
+
 def of_image_and_text(name: str, kind: str, vision: Any, text: Any, inputs: Inputs | None = None, **more: Any) -> Entry:
     """A decoder of text with an encoder of images, made of the configurations that are given."""
 
@@ -167,7 +177,7 @@ ENTRIES: list[Entry] = [
     of_image_and_text("Llava", "ForConditionalGeneration", _clip, _llama, image_token_index=IMAGE_WORD),
     of_image_and_text("VipLlava", "ForConditionalGeneration", _clip, _llama, image_token_index=IMAGE_WORD,
                       vision_feature_layers=[-2, -1]),
-    of_image_and_text("PaliGemma", "ForConditionalGeneration", _siglip, _gemma, image_token_index=IMAGE_WORD,
+    of_image_and_text("PaliGemma", "ForConditionalGeneration", _siglip, _gemma, asked, image_token_index=IMAGE_WORD,
                       projection_dim=32, hidden_size=32),
     of_image_and_text("AyaVision", "ForConditionalGeneration", _siglip,
                       lambda: transformers.Cohere2Config(**DECODER, head_dim=8), described(4),
