@@ -31,6 +31,11 @@ import tempfile
 import time
 from typing import Any
 
+# Variables that make builds slower: without bytecode, most of an import is reading sources.
+_CHANGING = (
+    "TILEWRIGHT_ALWAYS_COMPILE", "TILEWRIGHT_VERIFY", "TILEWRIGHT_DUMP_DIRECTORY", "PYTHONDONTWRITEBYTECODE",
+)  # fmt: skip
+
 
 def cpu_seconds() -> float:
     """CPU time of this process and of its children that have ended."""
@@ -90,7 +95,7 @@ def fresh_process(*arguments: str) -> dict[str, Any]:
     """What a process of its own with an empty cache prints."""
     with tempfile.TemporaryDirectory() as cache:
         environment = {**os.environ, "TILEWRIGHT_CACHE_DIRECTORY": cache}
-        for variable in ("TILEWRIGHT_ALWAYS_COMPILE", "TILEWRIGHT_VERIFY", "TILEWRIGHT_DUMP_DIRECTORY"):
+        for variable in _CHANGING:
             environment.pop(variable, None)
         done = subprocess.run(
             [sys.executable, __file__, *arguments], env=environment, capture_output=True, text=True, check=True
