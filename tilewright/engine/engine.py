@@ -208,7 +208,7 @@ class Engine:
 
         `threads` is how many CPU threads its runs use, by default `settings.threads`.
 
-        An engine is a program: loading and running one from somebody you do not trust is running their code.  With
+        An engine is a program: loading and running one runs the code of whoever made it.  With
         `expect_sha256` the file must have that SHA-256, with `trusted_keys` (files of public keys in PEM format, or
         their contents as bytes) one of them must have signed it (`tilewright sign`); nothing of the file is used
         before.  ``rebuild="always"`` reads only the graph and the weights and compiles them here: no machine code of
@@ -217,9 +217,8 @@ class Engine:
         With ``rebuild=True``, an engine that does not load is built again, for this machine, from the graph inside
         it.  Both import the compiler; save the result to keep it.
 
-        The file is copied to memory.  ``mmap=True`` maps it in its place, so that processes share the weights; while
-        it is mapped, the file may be replaced or deleted, but must not be written to: that would change results or end
-        the process.
+        The file is copied to memory.  ``mmap=True`` maps it instead, so that processes share the weights.  A mapped
+        file may be replaced or deleted, but must not be written to: that would change results or end the process.
 
         Raises `EngineDamagedError`, `EngineVersionError`, `EngineTargetError` or `EngineUntrustedError` with the
         reason, `SigningKeyError` for a key that cannot be read, and `MissingDependencyError` without `cryptography`.

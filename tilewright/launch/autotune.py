@@ -47,11 +47,10 @@ Hook = Callable[..., Any]
 
 
 class Config:
-    """One configuration: values of compile-time parameters, and launch options.
+    """One config: values of compile-time parameters, and launch options.
 
-    `pre_hook` is called with the dict of all arguments before each launch with this configuration.  `ir_override`
-    names a file with the kernel's Tile IR, which is compiled in place of what its source says.
-    Two configurations with the same values and hook are equal.
+    `pre_hook` is called with the dict of all arguments before each launch with this config.  `ir_override` names a file
+    with Tile IR to compile instead of the kernel's source.  Two configs with the same values and hook are equal.
     """
 
     def __init__(
@@ -460,7 +459,7 @@ def autotune(
     do_bench: Callable[..., Any] | None = None,
     cache_results: bool | None = None,
 ) -> Callable[[Any], Autotuner]:
-    """Decorator: launch a kernel with the fastest of `configs`, measured once for each tuning key.
+    """Decorator: launch a kernel with the fastest of `configs`, timed once for each tuning key.
 
     `key`: arguments whose values, with the dtypes of all arrays, make the tuning key.
     `prune_configs_by`: dict of ``early_config_prune(configs, named_arguments, **keywords)`` and

@@ -28,20 +28,20 @@ Prompt = str | Sequence[int]
 
 
 class LLM:
-    """A language model with an engine of its own, for one thread.
+    """A language model, ready to generate; for one thread at a time.
 
-    `path` is a folder with config.json, safetensors and, for texts, tokenizer.json, or a GGUF file.  `dtype` is what it
-    computes in: ``auto`` (that of the checkpoint), ``float32``, ``bfloat16`` or ``float16``.  `weights` says how linear
-    layers are stored: ``auto`` as in the checkpoint, which may be quantized, ``int8`` or ``int4`` rounded to the
-    nearest.  `length` is the longest sequence, by default what the model is made for, or what fits into `memory` (bytes
-    of keys and values of all sequences).  A step takes up to `tokens` tokens of up to `sequences` sequences.
-    `progress` is called as for `tilewright.compile`.
-    With `speculate` a step checks up to so many tokens that are guessed for a sequence, where that is quicker: what
-    followed the same tokens before, or what the smaller model of the folder `draft` says, which has the same tokens.
-    `adapters` are folders of LoRA adapters by the names that requests give.  With `deterministic` a request's logits
-    are the same bits whatever else runs, on one machine with one number of threads: each sequence is computed alone.
+    `path` is a folder with config.json, safetensors and, for texts, tokenizer.json, or a GGUF file.  `dtype` is the
+    type of computation: ``auto`` (that of the checkpoint), ``float32``, ``bfloat16`` or ``float16``.  `weights` is the
+    storage of linear layers: ``auto`` as in the checkpoint, which may be quantized, or ``int8`` or ``int4``, rounded
+    to the nearest.  `length` is the longest sequence, by default the model's own limit, or what fits into `memory`
+    (bytes of the KV cache).  A step takes up to `tokens` tokens of up to `sequences` sequences.  `progress` is called
+    as for `tilewright.compile`.
+    With `speculate` a step checks up to that many guessed tokens of a sequence, where that is faster.  Guesses are what
+    followed the same tokens before, or come from the smaller model in the folder `draft`, with the same tokenizer.
+    `adapters` maps names for requests to folders of LoRA adapters.  With `deterministic` a request's logits have the
+    same bits whatever else runs, on one machine with one number of threads: each sequence is computed alone.
 
-    Raises `ImportModelError`, which names the key or the weights, for checkpoints that cannot be used.
+    Raises `ImportModelError`, which names the key or the weights, for unusable checkpoints.
     """
 
     def __init__(
@@ -151,7 +151,7 @@ class LLM:
     ) -> Output:
         """The results of one prompt, a text or a list of tokens; `seconds` bounds the time.
 
-        Raises `InputError` for a prompt that cannot be used, or an adapter that is not there.
+        Raises `InputError` for an unusable prompt or an unknown adapter.
         """
         return self.generate_all([prompt], parameters, seconds=seconds, adapters=adapter)[0]
 
@@ -163,7 +163,7 @@ class LLM:
         seconds: float | None = None,
         adapters: str | Sequence[str | None] | None = None,
     ) -> list[Output]:
-        """The results of prompts, which run together, in their order; `parameters` and `adapters`: one, or a list."""
+        """The results of prompts, batched, in their order; `parameters` and `adapters`: one, or a list."""
         names_of = adapters if not isinstance(adapters, (str, type(None))) else [adapters] * len(prompts)
         each = parameters if isinstance(parameters, Sequence) else [parameters] * len(prompts)
         if len(each) != len(prompts) or len(names_of) != len(prompts):
@@ -189,7 +189,7 @@ class LLM:
         seconds: float | None = None,
         adapter: str | None = None,
     ) -> Iterator[Output]:
-        """The state of one prompt's results after each token; an iterator that is closed early ends the request."""
+        """The results of one prompt so far, after each token; closing the iterator ends the request."""
         name = self.engine.add(self.tokens(prompt), parameters, seconds=seconds, adapter=adapter)
         try:
             while True:
@@ -213,7 +213,7 @@ class LLM:
     ) -> Output:
         """The answer to a chat (a list of ``{"role": …, "content": …}``) by the checkpoint's template.
 
-        `tools` that it may call are as OpenAI's API has them; `tilewright.llm.tools.CallReader` reads calls.
+        `tools` have the form of OpenAI's API; `tilewright.llm.tools.CallReader` parses calls.
         """
         offered = None if tools is None else Tools(read_tools(list(tools)))
         prompt = self.text_tokenizer.chat(messages, tools=offered)

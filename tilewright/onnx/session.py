@@ -82,15 +82,15 @@ def has_gpu() -> bool:
 
 
 class InferenceSession:
-    """A model, compiled when the session is made.
+    """A model, compiled when the session is created.
 
         session = InferenceSession("model.onnx", providers=["CPUExecutionProvider"])
         logits, = session.run(["logits"], {"input_ids": ids})
 
-    Where the structure of a model follows from the values of small inputs (the step of a window), an engine is
-    compiled for each set of values, when it first comes; likewise for numbers of dimensions where the model does not
-    tell them, and for sizes that the engine of all sizes does not take
-    (a 1 that is stretched).  A warning is logged.  Several threads may call `run` at once.
+    If the structure of a model depends on the values of small inputs (the step of a window), an engine is compiled for
+    each new set of values.  The same holds for numbers of dimensions that the model does not declare, and for sizes
+    that do not fit the engine of all sizes (a 1 that is broadcast).  A warning is logged.  Several threads may call
+    `run` at once.
     """
 
     def __init__(

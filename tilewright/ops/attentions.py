@@ -301,16 +301,16 @@ def attention(
     """softmax(scale q k^T) v for each head, without the scores in memory.
 
     `q` [batch, heads, queries, size], `k` and `v` [batch, key heads, keys, size], bfloat16 or float16; heads are a
-    multiple of key heads, size a multiple of 16 up to 256.  Strides may be any but the last.  `scale` is 1 / sqrt(size)
-    unless given.  With `causal` the last query sees the last key; with `window` a query sees so many keys, its own
-    included.  `lengths` [batch, 2] int32 are queries and keys of each batch: results behind them have no meaning, and
-    keys and values behind them must be finite.  `return_lse` also gives the logarithms of the sums, float32
-    [batch, heads, queries].  A query that sees no key gives zeros.  Sums and exponentials are float32.
+    multiple of key heads, size a multiple of 16 up to 256.  Any strides but the last, which is 1.  The default `scale`
+    is 1 / sqrt(size).  With `causal` the last query sees the last key; with `window` a query sees that many keys, its
+    own included.  `lengths` [batch, 2] int32 are the numbers of queries and keys of each batch: results beyond them are
+    undefined, and keys and values beyond them must be finite.  `return_lse` also returns the logarithms of the sums,
+    float32 [batch, heads, queries].  A query without visible keys gives zeros.  Sums and exponentials are float32.
 
     The result has q's type, or `out_dtype` (that of `out`): int8, uint8 or float8 (e4m3fn, e5m2) of results divided by
-    `out_scale`, to the nearest, what is beyond the type's range at the end of that.
+    `out_scale`, rounded to the nearest and saturated.
 
-    Windows, lengths, log-sum-exp and results of 8 bits need a GPU of compute capability 9.0.  Raises `LaunchError`.
+    Windows, lengths, log-sum-exp and 8-bit results need a GPU of compute capability 9.0.  Raises `LaunchError`.
     """
     first, second, third = arrays.view(q, "q"), arrays.view(k, "k"), arrays.view(v, "v")
     ends = arrays.view(lengths, "lengths") if lengths is not None else None

@@ -69,15 +69,15 @@ class PackedWeights:
 
 
 def pack_weights(weights: Any, scales: Any, zeros: Any = None, *, bits: int = 8) -> PackedWeights:
-    """Quantized weights as `dequantized_matmul` reads them, on the GPU where `weights` are.
+    """Pack quantized weights for `dequantized_matmul`, on the host; the result is on the GPU of `weights`.
 
-    `weights` [columns, depth]: int8 or uint8 (with ``bits=4`` numbers from -8 to 7, or 0 to 15, one a byte), or float8
-    (e4m3fn, e5m2).  They stand for (number - zero point) * scale.  `scales`, floats: one number
-    (of Python, or an array of one), [columns], [columns, groups] of equal groups of the depth (8, 16, 32, 64 or a
-    multiple of 128 steps), or [columns / 128, depth / 128] of blocks.  `zeros`, integers, have one of these forms, too;
-    the number of groups of one divides that of the other.  The packing is done on the host, once.
+    `weights` [columns, depth]: int8 or uint8 (with ``bits=4`` numbers from -8 to 7, or 0 to 15, one per byte), or
+    float8 (e4m3fn, e5m2).  Their value is (number - zero point) * scale.  `scales`, floats, have one of these forms:
+    one number (of Python, or an array of one), [columns], [columns, groups] of equal groups of the depth (8, 16, 32, 64
+    or a multiple of 128 steps), or [columns / 128, depth / 128] of blocks.  `zeros`, integers, have one of these forms
+    too; the number of groups of one divides that of the other.
 
-    Raises `LaunchError` for weights that the kernels do not read.
+    Raises `LaunchError` for weights that the kernels do not support.
     """
     found = arrays.view(weights, "weights")
     if len(found.shape) != 2 or 0 in found.shape or found.element not in _WEIGHTS:
@@ -130,15 +130,15 @@ def dequantized_matmul(
     residual: Any = None,
     weights_ready: bool = False,
 ) -> Any:
-    """activation(x @ numbers.T + bias) + residual, the numbers being those that packed weights stand for.
+    """activation(x @ values.T + bias) + residual, with the values of packed weights.
 
-    `x` is [..., depth], contiguous, bfloat16 or float16; the weights are widened to its type and multiplied on the
-    tensor cores, sums are float32, scaled in float32 (in groups of less than 64 the weights are scaled, and rounded).
-    `out` [..., columns] is contiguous, of `out_dtype`: float32, float16 or bfloat16, else the type of `x`.  `bias`
-    [columns], `residual` like out, `activation` as in `matmul`.  Made for up to some 256 rows, whose time is that of
-    reading the weights.  `weights_ready` promises that no kernel which is still running writes the weights.
+    `x` is [..., depth], contiguous, bfloat16 or float16.  The weights are widened to its type and multiplied on the
+    tensor cores; sums are float32 and scaled in float32 (in groups of less than 64 the weights are scaled and rounded).
+    `out` [..., columns] is contiguous, of `out_dtype`: float32, float16 or bfloat16, by default the type of `x`.
+    `bias` is [columns], `residual` like out, `activation` as in `matmul`.  Intended for up to about 256 rows, which
+    take the time of reading the weights.  `weights_ready` promises that no running kernel writes the weights.
 
-    The form is taken by estimate.  Raises `LaunchError`, also on GPUs other than those of compute capability 9.0.
+    The config is chosen by estimate.  Raises `LaunchError`, also on GPUs other than compute capability 9.0.
     """
     first = arrays.view(x, "x")
     _check(first, weights)

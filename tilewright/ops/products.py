@@ -341,7 +341,7 @@ class MatmulPlan:
         return operands.out.base
 
     def bind(self, a: Any, b: Any, *, out: Any, **arguments: Any) -> Callable[[], Any]:
-        """A call on these arrays, on the stream that is current at the call; they must stay alive."""
+        """A prepared call on these arrays, which must stay alive; it runs on the stream that is current at the call."""
         problem, operands = describe(a, b, out, None, arguments)
         if problem != self.problem:
             raise LaunchError(f"the plan is for {self.problem.key}, the arguments pose {problem.key}")
@@ -584,7 +584,7 @@ def _plan(problem: MatmulProblem, operands: Operands, effort: int | None) -> Mat
 def plan_matmul(
     a: Any, b: Any, *, out: Any = None, out_dtype: Any = None, effort: int | None = None, **arguments: Any
 ) -> MatmulPlan:
-    """A prepared product for arrays like these (the arguments are those of `matmul`): its form is chosen, now."""
+    """A prepared product for arrays like these: chooses its config.  The arguments are those of `matmul`."""
     problem, operands = describe(a, b, out, out_dtype, arguments)
     plan = _plan(problem, operands, effort)
     if not settings.interpret:
@@ -620,18 +620,18 @@ def matmul(
     `a` is [..., M, K], `b` [K, N] or [..., K, N]; any strides (weights given as ``w.T`` of [N, K] are fastest).
     Element types: bfloat16, float16, float32 (as tf32, or exactly: ``precision="ieee"``), float8 (e4m3fn, e5m2), int8.
     Sums are float32, for int8 int32.  `out` [..., M, N] has contiguous rows of `out_dtype`: float32, float16, bfloat16,
-    for int8 also int32 (the default there; else that of `a`, bfloat16 for float8).
+    for int8 also int32.  The default is int32 for int8, bfloat16 for float8, else the type of `a`.
 
-    `bias` [N]; `residual` like out; `activation` one of relu, gelu, gelu_tanh, silu, sigmoid; those of bfloat16
-    results are accurate to 4e-4 of their argument, not more.  Scales are float32 arrays: `scale_a` of one number, of M,
-    or [M, K / 128]; `scale_b` of one number, of N, or [N / 128, K / 128]; the last two go together, and their sums over
-    128 of depth are promoted to float32.  `gate` (an activation): gate(left columns) * right columns, [..., M, N / 2],
-    with `b` as `interleave_gate` makes it.  `weights_ready` promises that no kernel which is still running writes `b`:
-    the product may then read it before those have ended.
+    `bias` is [N], `residual` like out, `activation` one of relu, gelu, gelu_tanh, silu, sigmoid.  Activations of
+    bfloat16 results are accurate to 4e-4 of their argument.  Scales are float32 arrays: `scale_a` of one number, of M,
+    or [M, K / 128]; `scale_b` of one number, of N, or [N / 128, K / 128].  The two block forms go together, and their
+    sums over 128 of depth are promoted to float32.  `gate` (an activation): gate(left columns) * right columns,
+    [..., M, N / 2], with `b` from `interleave_gate`.  `weights_ready` promises that no running kernel writes `b`, so
+    that the product may prefetch it before those kernels have ended.
 
-    `effort` 0 takes the first form by cost; otherwise (`settings.tune`) close ones are timed once for a shape class and
-    kept on disk.  Arrays that tensor copies cannot move go to a portable kernel; `explain_matmul` tells.
-    Raises `LaunchError` for what cannot be multiplied.
+    `effort` 0 uses the config with the least estimate; otherwise (`settings.tune`) close ones are timed once per shape
+    class and recorded on disk.  Arrays that tensor copies cannot move go to a portable kernel; `explain_matmul` says
+    why.  Raises `LaunchError` for unsupported arguments.
     """
     arguments = {
         "bias": bias, "activation": activation, "residual": residual, "scale_a": scale_a, "scale_b": scale_b,

@@ -93,24 +93,23 @@ def quantize(
     trust: bool = False,
     progress: Progress | None = None,
 ) -> Quantization:
-    """Build an engine whose matrix products and convolutions by constant weights are sums of 8-bit integers, whose
-    products are sums of 8-bit floats, or whose products have weights of 8 or 4 bits.
+    """Build an engine with int8 products and convolutions, float8 products, or 8- or 4-bit weights.
 
-    `model`, `example_inputs`, `dynamic_shapes`, `target` and `trust` are as `tilewright.compile` has them.  `data` are
-    samples of the inputs (`quant.data.samples_of`): a folder, an .npz file, or dicts, tuples or arrays; the schemes
-    ``int8`` and ``fp8`` find the range of each layer's input with them, ``int8-dynamic`` and ``fp8-dynamic`` find it in
-    every run and need none.  Targets without 8-bit floats compute with the same numbers in wider ones, and
+    `model`, `example_inputs`, `dynamic_shapes`, `target` and `trust` are as for `tilewright.compile`.  `data` are
+    samples of the inputs (`quant.data.samples_of`): a folder, an .npz file, or dicts, tuples or arrays.  The schemes
+    ``int8`` and ``fp8`` use them to find the range of each layer's input; ``int8-dynamic`` and ``fp8-dynamic`` find it
+    at run time and need none.  Targets without 8-bit floats compute with the same numbers in wider ones, and
     `Quantization.remarks` says so.
-    `observer` is ``minmax``, ``percentile``, ``mse`` or ``entropy`` (`quant.observers`).  `exclude` are names of
-    layers that stay in floats, as the report has them.  The same model and data give the same engine.
+    `observer` is ``minmax``, ``percentile``, ``mse`` or ``entropy`` (`quant.observers`).  `exclude` names layers that
+    stay in floats, as in the report.  The same model and data give the same engine.
 
-    The schemes ``int8-weights`` and ``int4-weights`` round the weights of products alone, with a scale for each `group`
-    inputs (0: for all of a column; by default that for int8 and 64 for int4), by the `method` ``nearest``, which needs
-    no data, ``gptq`` or ``awq`` (`quant.rounding`).  ``smooth`` is a method for the scheme ``int8``: magnitudes are
-    moved from a product's inputs to its weights first.  `correct_bias` adds to results of products what rounding their
-    weights shifts them by on average over the data.
+    The schemes ``int8-weights`` and ``int4-weights`` round only the weights of products, with a scale for each `group`
+    inputs (0: for all of a column; by default that for int8 and 64 for int4).  The `method` is ``nearest``, which needs
+    no data, ``gptq`` or ``awq`` (`quant.rounding`).  ``smooth`` is a method for the scheme ``int8``: it first moves
+    magnitude from a product's inputs to its weights.  `correct_bias` corrects the mean shift that rounding the weights
+    causes in results of products over the data.
 
-    Raises `InputError` and `ShapeError` for data that the model does not take, and as `tilewright.compile` does.
+    Raises `InputError` and `ShapeError` for data that does not fit the model, and as `tilewright.compile` does.
     """
     _check_names(scheme, observer, method)
     targets = get_targets([target] if isinstance(target, str) else list(target))

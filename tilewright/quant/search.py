@@ -122,16 +122,16 @@ def search_precision(
     progress: Progress | None = None,
     source: str | None = None,
 ) -> PrecisionSearch:
-    """Build an engine that is as fast as formats of its layers make it while it loses at most `max_drop`.
+    """Build the fastest engine, by the choice of a format for each layer, that loses at most `max_drop`.
 
-    `model` may be a `Graph` as well.  `data` are at least two samples, as `tilewright.quantize` takes them; they may
-    have a ``label`` beside the inputs.
+    `model` may also be a `Graph`.  `data` are at least two samples, as for `tilewright.quantize`; they may have a
+    ``label`` besides the inputs.
     `metric` is ``cosine``, ``mse``, ``top1`` or a function ``score(outputs, inputs)`` of one sample's arrays by name,
-    larger for better (`quant.metrics`).  `source` is what the engine says of where the model came from, by default its
-    file or name.  The rest is as for `tilewright.compile`, on a CPU that this machine has.
+    where larger is better (`quant.metrics`).  `source` is the model's origin in the engine, by default its file or
+    name.  The rest is as for `tilewright.compile`, for a CPU that can run here.
 
-    Raises `PrecisionBoundError`, which says how near it came, where no layer can be in narrow numbers within the bound,
-    and `InputError` as `tilewright.quantize` does and where the metric is not a finite number for the model in floats.
+    Raises `PrecisionBoundError`, with the smallest loss, if no layer can be lowered within the bound, and `InputError`
+    as `tilewright.quantize` does and if the metric is not finite for the model in floats.
     """
     if not isinstance(max_drop, (int, float)) or isinstance(max_drop, bool) or not 0 <= max_drop < 1:
         raise InputError(f"max_drop is {max_drop!r}, expected a part from 0 to 1, such as 0.005")
