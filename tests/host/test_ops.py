@@ -390,7 +390,7 @@ def test_attention_refuses(rng: np.random.Generator) -> None:
         ({"window": 3}, "causal"),
         (negative, "not -1"),
         ({"lengths": np.zeros((2, 2), np.int32)}, "lengths must be"),
-        ({"out_scale": 2.0}, "goes with results of 8 bits"),
+        ({"out_scale": 2.0}, "needs 8-bit results"),
         ({"out_dtype": np.float32}, "results are stored as bfloat16, or as int8"),
         ({"out_dtype": np.int8, "out_scale": 0.0}, "a finite number above 0"),
     ):

@@ -168,10 +168,10 @@ def test_command_and_bad_input(model: Path, rng: np.random.Generator, tmp_path: 
     assert first.source == second.source == model.name and first.targets == second.targets
     for extra in (["--effort", "1"], ["--vendor", "allow"], ["--reproducible"], ["--timing-cache", "x.json"]):
         failed = CliRunner().invoke(application(), [*command, *extra])
-        assert failed.exit_code == 2 and "does not go with --precision" in failed.output, failed.output
+        assert failed.exit_code == 2 and "cannot be combined with --precision" in failed.output, failed.output
     for extra in (["--max-drop", "1%"], ["--metric", "mse"], ["--data", str(folder)]):
         failed = CliRunner().invoke(application(), ["build", str(model), "-o", str(engine), *extra])
-        assert failed.exit_code == 2 and "goes with --precision auto" in failed.output, failed.output
+        assert failed.exit_code == 2 and "needs --precision auto" in failed.output, failed.output
     engine.unlink()
     for extra, message in {("--max-drop", "much"): "expected a part", ("--metric", "none.py"): "no such Python file",
                            ("--metric", "best"): "unknown metric"}.items():  # fmt: skip

@@ -143,7 +143,7 @@ def serve(
 
     bounds, percentiles = _bounds(goodput or []), _percentiles(metric_percentiles)
     if save_detailed and output_json is None:
-        raise wrong_usage("--save-detailed goes with --output-json, the file that the numbers are written to")
+        raise wrong_usage("--save-detailed needs --output-json, the file for the numbers")
     _check_file(output_json)
     key = None if key_file is None else key_file.read_text(encoding="utf-8").split("\n", 1)[0].strip()
     prompts = load.random_prompts(num_prompts, input_len, range_ratio, vocabulary, seed, prefix_len)

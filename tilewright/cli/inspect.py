@@ -43,7 +43,7 @@ def inspect(
     Runs none of its code, except with --profile.
     """
     if profile and html is None:
-        raise wrong_usage("--profile goes with --html; `tilewright bench --profile` prints the times of steps")
+        raise wrong_usage("--profile needs --html; `tilewright bench --profile` prints the times of steps")
     if html is not None and (as_json or evidence):
         raise wrong_usage("--html writes everything to the page; omit --json and --evidence")
     # Read, not loaded: it may be for another machine.

@@ -48,7 +48,7 @@ def load(
 
     if not is_model(path):
         if effort is not None:
-            raise wrong_usage(f"{path} is an engine; --effort goes with models")
+            raise wrong_usage(f"{path} is an engine; --effort is for models")
         if linked:
             return Engine.load(
                 path,

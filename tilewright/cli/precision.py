@@ -70,11 +70,13 @@ def check_options(precision: str | None, auto: Sequence[object], timing: Sequenc
     if precision == AUTO:
         for option, value in zip(_TIMING_OPTIONS, timing, strict=True):
             if value is not None:
-                raise wrong_usage(f"{option} does not go with --precision auto, which times layers on CPUs by itself")
+                raise wrong_usage(
+                    f"{option} cannot be combined with --precision auto, which times layers on CPUs itself"
+                )
         return
     for option, value in zip(_AUTO_OPTIONS, auto, strict=True):
         if value is not None:
-            raise wrong_usage(f"{option} goes with --precision auto; `tilewright quantize` makes engines of one scheme")
+            raise wrong_usage(f"{option} needs --precision auto; `tilewright quantize` makes engines of one scheme")
 
 
 def search(
@@ -83,7 +85,7 @@ def search(
 ) -> PrecisionSearch:  # fmt: skip
     """The search that the options ask for; raises `typer.BadParameter` for what is missing."""
     if data is None:
-        raise wrong_usage("--precision auto needs --data: samples that tell what is lost")
+        raise wrong_usage("--precision auto needs --data: samples to measure the loss")
     from tilewright.quant.search import search_precision
 
     return search_precision(

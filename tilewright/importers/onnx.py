@@ -199,7 +199,7 @@ class _Importer:
         """A sequence or an optional that the engine takes: its length is a symbol of its own."""
         dtype, inner = list_type(entry.type), entry.type
         if dtype is None or (dtype.kind == "sequence" and element_of(dtype).kind == "map"):
-            raise ImportModelError(f"input {entry.name!r} is a list of what is not supported; give tensors")
+            raise ImportModelError(f"input {entry.name!r} is a list of unsupported values; give tensors")
         while inner.WhichOneof("value") != "tensor_type":
             inner = getattr(inner, inner.WhichOneof("value")).elem_type
         tensor = inner.tensor_type

@@ -69,10 +69,10 @@ class LLM:
         if type(speculate) is not int or not 0 <= speculate <= MOST_DRAFTS:
             raise InputError(f"speculate is {speculate!r}, expected a whole number from 0 to {MOST_DRAFTS}")
         if draft is not None and not speculate:
-            raise InputError("a draft model needs speculate, how many tokens it guesses at most")
+            raise InputError("a draft model needs speculate, the most tokens that it guesses")
         if deterministic and (speculate or tokens % page):
             raise InputError(
-                "deterministic does not go with speculate" if speculate
+                "deterministic cannot be combined with speculate" if speculate
                 else f"deterministic needs tokens, {tokens}, to be a multiple of page, {page}"
             )  # fmt: skip
         self.description = describe(open_checkpoint(self.path))

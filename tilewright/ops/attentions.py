@@ -272,7 +272,7 @@ def _stored_as(element: DType, out: Any, out_dtype: Any, out_scale: float | None
     stored = stored if out_dtype is None else arrays.element_type(out_dtype)
     if stored == element:
         if out_scale is not None:
-            raise LaunchError(f"out_scale goes with results of 8 bits: pass out_dtype; {stored.name} is not scaled")
+            raise LaunchError(f"out_scale needs 8-bit results: pass out_dtype; {stored.name} is not scaled")
         return stored, ()
     if stored not in _NARROW:
         raise LaunchError(

@@ -336,7 +336,7 @@ class MatmulPlan:
     def __call__(self, a: Any, b: Any, *, out: Any = None, out_dtype: Any = None, **arguments: Any) -> Any:
         problem, operands = describe(a, b, out, out_dtype, arguments)
         if problem != self.problem:
-            raise LaunchError(f"the plan is for {self.problem.key}, the arguments pose {problem.key}")
+            raise LaunchError(f"the plan is for {self.problem.key}, the arguments need {problem.key}")
         self.launch(operands)
         return operands.out.base
 
@@ -344,7 +344,7 @@ class MatmulPlan:
         """A prepared call on these arrays, which must stay alive; it runs on the stream that is current at the call."""
         problem, operands = describe(a, b, out, None, arguments)
         if problem != self.problem:
-            raise LaunchError(f"the plan is for {self.problem.key}, the arguments pose {problem.key}")
+            raise LaunchError(f"the plan is for {self.problem.key}, the arguments need {problem.key}")
         return self.runner(operands)
 
     def launch(self, operands: Operands) -> None:
@@ -638,7 +638,7 @@ def matmul(
         "gate": gate, "precision": precision, "weights_ready": weights_ready,
     }  # fmt: skip
     if precision not in ("tf32", "ieee"):
-        raise LaunchError(f"precision={brief(precision)}: there are tf32 and ieee")
+        raise LaunchError(f"precision={brief(precision)}: expected tf32 or ieee")
     problem, operands = describe(a, b, out, out_dtype, arguments)
     plan = _plan(problem, operands, effort)
     plan.launch(operands)

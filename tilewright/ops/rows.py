@@ -125,7 +125,7 @@ def _normalize(
     if return_sum:
         total = arrays.empty(source, source.shape, source.element)
         if out_stride != columns:
-            raise LaunchError("return_sum goes with a contiguous out")
+            raise LaunchError("return_sum needs a contiguous out")
     place = arrays.common_place(present, "layer_norm" if center else "rms_norm")
     if rows * columns:
         inputs, weighted = 1 if residual is None else 2, weight is not None or bias is not None

@@ -115,7 +115,7 @@ class ProductStep:
         (rows, columns), (row, column) = shape[-2:], strides[-2:]
         turned = not (column == 1 or columns == 1)
         if turned and not (row == 1 or rows == 1):
-            raise LaunchError(f"cuBLASLt wants rows or columns without gaps, and the strides are {strides}")
+            raise LaunchError(f"cuBLASLt needs contiguous rows or columns; the strides are {strides}")
         inner, outer, step = (rows, columns, column) if turned else (columns, rows, row)
         matrix = self._library.matrix_layout_create(dtype, inner, outer, step if outer > 1 else inner)
         if len(shape) == 3:

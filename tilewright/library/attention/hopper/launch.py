@@ -48,7 +48,7 @@ def prepare_attention(
         if (given is not None) != wanted:
             raise LaunchError(f"{name} is {'missing' if wanted else 'given, but the form has none'}")
     if form.WINDOW != (window > 0):
-        raise LaunchError(f"a window of {window} does not go with WINDOW={form.WINDOW}")
+        raise LaunchError(f"a window of {window} conflicts with WINDOW={form.WINDOW}")
     table = attention_schedule(form, batches, heads, queries, keys, heads // key_heads, processors)
     schedule = place(table)
     maps = [TensorDescriptor.from_tensor(tensor, form.query_block) for tensor in (q, out)]
