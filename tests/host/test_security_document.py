@@ -9,7 +9,7 @@ import pytest
 from typer.testing import CliRunner
 
 from tilewright.cli.main import application
-from tilewright.engine import archive, bounded_json, file, plan_json, signing, weights
+from tilewright.engine import archive, bounded_json, file, plan_json, signatures, weights
 from tilewright.graph import inference
 from tilewright.graph.passes import fuse_draft
 from tilewright.importers import (
@@ -48,7 +48,7 @@ def mebibytes(count: int) -> str:
         ),
         ("numbers in size expressions", f"2^{SizeReader.LARGEST.bit_length() - 1}"),
         ("parts of all size expressions of a file, counted as they are read", f"{SizeReader.MOST_WORK:,}"),
-        ("signatures; bytes of a key file", f"{signing.MOST_SIGNATURES}; {signing._LARGEST_KEY_FILE >> 10} KiB"),
+        ("signatures; bytes of a key file", f"{signatures.MOST_SIGNATURES}; {signatures._LARGEST_KEY_FILE >> 10} KiB"),
         (
             "nodes of an ONNX model, its functions expanded; of the imported graph",
             f"{onnx_structure.MOST_MODEL_NODES:,}; {onnx.MOST_GRAPH_NODES:,}",
