@@ -63,15 +63,15 @@ def feeds(rng: np.random.Generator, graph: Graph, steps: int, batch: int) -> dic
     return found
 
 
-def check(engine: Engine, graph: Graph, inputs: dict[str, np.ndarray]) -> None:
+def check(engine: Engine, graph: Graph, inputs: dict[str, np.ndarray], hidden: int | None = None) -> None:
     """The state's weights are small enough to pass on at most what they get, so that the roundings of every step
     add up: of what is stored, and of the sums of a product."""
     (wanted,) = reference.run(graph, inputs).values()
     found = engine.run(inputs)["y"]
-    steps, hidden = wanted.shape[0], graph.nodes[0].inputs[1].shape[1]
+    steps, hidden = wanted.shape[0], hidden or graph.nodes[0].inputs[1].shape[1]
     unit, single = float(np.finfo(found.dtype).eps), float(np.finfo(np.float32).eps)
     bound = (4 * unit + 4 * single * (hidden + 8)) * steps * max(1.0, np.abs(wanted).max())
-    if graph.nodes[0].attributes["cell"] == "lstm_8bit":  # a number between two levels becomes either of them
+    if graph.nodes[-1].attributes["cell"] == "lstm_8bit":  # a number between two levels becomes either of them
         bound += 2 * 2 / 255
     assert found.shape == wanted.shape
     assert np.abs(found.astype(np.float64) - wanted.astype(np.float64)).max() <= bound
@@ -85,6 +85,32 @@ def test_cells(cell: str, reverse: tuple[bool, ...], rng: np.random.Generator) -
     engine = build(graph, "cpu")
     for steps, batch in ((1, 1), (7, 3), (40, 2)):
         check(engine, graph, feeds(rng, graph, steps, batch))
+
+
+@pytest.mark.parametrize(("hidden", "reverse", "largest"), [(21, (True,), 127), (96, (False, True), 60)])
+def test_integer_weights_are_multiplied_as_integers(
+    hidden: int, reverse: tuple[bool, ...], largest: int, rng: np.random.Generator
+) -> None:
+    """Depths that are groups or not, sums of two that fit 16 bits or not, blocks of rows, lengths; as the graph of
+    `dequantize` says."""
+    b = GraphBuilder("lstm_8bit")
+    steps, batch, directions = b.symbol("steps"), b.symbol("batch", 1, 64), len(reverse)
+    x = b.input("x", float32, (steps, directions, batch, 4 * hidden))
+    shown, memory = (b.input(name, float32, (directions, batch, hidden)) for name in ("h", "c"))
+    codes = b.constant(rng.integers(-largest, largest + 1, (directions, hidden, 4 * hidden)).astype(np.int8), "w")
+    scale = b.constant((rng.uniform(0.5, 1, (directions, 1, 4 * hidden)) / 127 / hidden**0.5).astype(np.float32), "s")
+    weight = b.op("dequantize", [codes, scale])
+    initial = b.op("concat", [shown, memory, shown], axis=2)  # h is 0 or 1 in the first: steps of its range
+    ends = b.input("lengths", int64, (batch,))
+    attributes = {"cell": "lstm_8bit", "functions": FUNCTIONS["lstm_8bit"], "reverse": reverse}
+    b.output(b.op("recurrent", [x, weight, initial, None, ends], **attributes), "y")
+    graph = b.finish()
+    engine = build(graph, "cpu")
+    assert [step.evidence["chosen"] for step in engine.plan.steps][-1] == "recurrent levels"
+    for count, rows in ((1, 1), (5, 3), (3, 60)):
+        inputs = feeds(rng, graph, count, rows)
+        inputs["h"] = np.rint(rng.uniform(0, 1, inputs["h"].shape)).astype(np.float32)
+        check(engine, graph, inputs, hidden)
 
 
 @pytest.mark.slow(but_every=3)

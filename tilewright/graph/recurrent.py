@@ -1,10 +1,11 @@
 """The graph op `recurrent`: the steps of a layer (RNN, GRU, LSTM) over a sequence of any length, types and meaning.
 
     x        [steps, directions, batch, gates * hidden]   the input's products, with all biases that may be added first
-    weight   [directions, hidden, gates * hidden]         of the state, transposed
+    weight   [directions, hidden, gates * hidden]         of the state, transposed; of lstm_8bit also int8
     initial  [directions, batch, slots * hidden]          what is kept from step to step: h, then c of an LSTM
     bias     [directions, gates * hidden]                 of the state's products, of cells whose gates multiply them;
-                                                          p of lstm_peephole
+                                                          p of lstm_peephole; [directions, 1, gates * hidden] scales
+                                                          of the columns of an int8 weight
     lengths  [batch] int64                                 steps after a sequence's end keep the state
     result   [steps + 1, directions, batch, slots * hidden]
 
@@ -17,7 +18,8 @@ row p.  The row that is left over holds the initial state.  Cells and their gate
     gru        z, r, n: n = f(x_n + r (h W_n + b)); h = n + z (h - n)
     gru_first  the same with n = f(x_n + (r h) W_n + b); slots h, r h and z
     lstm_8bit  as lstm, with h in 256 steps of its range in the products, one range for all rows of the batch that have
-               the step; slots h in steps, c and h
+               the step; slots h in steps, c and h, of which `initial` has the first as the steps
+               of the last
 """
 
 from __future__ import annotations
@@ -27,7 +29,7 @@ from typing import Any
 
 import numpy as np
 
-from tilewright.dtypes import int64
+from tilewright.dtypes import int8, int64
 from tilewright.errors import ShapeError
 from tilewright.graph.inference import Attributes, Inputs, Types, optional, value
 from tilewright.symbolic import lift, simplify
@@ -56,14 +58,17 @@ def recurrent_types(inputs: Inputs, attributes: Attributes) -> Types:
         (x, (steps, directions, batch, wide)),
         (weight, (directions, hidden, wide)),
         (initial, (directions, batch, simplify(lift(hidden) * SLOTS[cell]))),
-        (optional(inputs, 3), (directions, wide)),
+        (optional(inputs, 3), (directions, 1, wide) if weight.dtype == int8 else (directions, wide)),
         (optional(inputs, 4), (batch,)),
     ]
     for item, shape in wanted:
         if item is not None and item.shape != shape:
             raise ShapeError(f"{item!r} must have the shape [{', '.join(map(str, shape))}]")
-        if item is not None and item.dtype != (int64 if len(shape) == 1 else x.dtype):
+        narrow = item is weight and cell == "lstm_8bit" and weight.dtype == int8
+        if item is not None and not narrow and item.dtype != (int64 if len(shape) == 1 else x.dtype):
             raise ShapeError(f"{item!r} has another element type than {x!r}, or lengths are no int64")
+    if weight.dtype == int8 and optional(inputs, 3) is None:
+        raise ShapeError(f"{weight!r} needs the scales of its columns")
     if len(attributes["reverse"]) != directions:
         raise ShapeError(f"{len(attributes['reverse'])} flags of `reverse` for {directions} directions")
     return [(x.dtype, (simplify(lift(steps) + 1), directions, batch, initial.shape[2]))]
@@ -72,6 +77,8 @@ def recurrent_types(inputs: Inputs, attributes: Attributes) -> Types:
 def recurrent(inputs: Any, attributes: Attributes) -> np.ndarray:
     """The meaning, one step after the other."""
     x, weight, initial, bias, lengths = [*inputs, None, None][:5]
+    if weight.dtype == np.int8:
+        weight, bias = weight * bias, None
     steps, directions, batch, _ = x.shape
     result = np.empty((steps + 1, *initial.shape), x.dtype)
     for direction in range(directions):

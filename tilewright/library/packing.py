@@ -35,6 +35,9 @@ A recipe is a tuple of (key, value) pairs; `kind` says which:
     gates    ("width", W), ("gates", G)
              weights of recurrent layers [directions, depth, G N] as [directions][N / W][G][depth][W]: the panels of a
              run of units stand together, the last run filled with zeros
+             and with ("group", B) where B > 1 divides the depth as [directions][N / W][G][depth / B][W][B]
+    gate_sums ("width", W), ("gates", G)
+             the sums over the depth of such integers, as int32 [directions][N / W][G][W].  They do not tell the weights
     lines    ("length", L)
              the last dimension filled with zeros up to L elements
     diagonal ("count", N)
@@ -97,7 +100,7 @@ def winograd_recipe(width: int, groups: int = 1) -> Recipe:
 
 def is_exact(recipe: Recipe) -> bool:
     """Whether `invert` gives back the very same constant."""
-    return dict(recipe)["kind"] != "winograd"
+    return dict(recipe)["kind"] not in ("winograd", "gate_sums")
 
 
 def order_recipe(axes: Sequence[int]) -> Recipe:
@@ -117,9 +120,16 @@ def runs_recipe(channels: int, fold: int, length: int, pixels: int = 1, step: in
     return recipe if pixels == 1 else (*recipe, ("pixels", pixels), ("step", step))
 
 
-def gates_recipe(width: int, gates: int) -> Recipe:
-    """The recipe of a recurrent layer's weights in panels, of all gates of the same units in turns."""
-    return (("kind", "gates"), ("width", width), ("gates", gates))
+def gates_recipe(width: int, gates: int, group: int = 1) -> Recipe:
+    """The recipe of a recurrent layer's weights in panels, of all gates of the same units in turns; `group` steps of
+    the depth lie beside each other."""
+    recipe: Recipe = (("kind", "gates"), ("width", width), ("gates", gates))
+    return recipe if group == 1 else (*recipe, ("group", group))
+
+
+def gate_sums_recipe(width: int, gates: int) -> Recipe:
+    """The recipe of the sums of the columns of a recurrent layer's integers."""
+    return (("kind", "gate_sums"), ("width", width), ("gates", gates))
 
 
 def lines_recipe(length: int) -> Recipe:
@@ -137,6 +147,8 @@ def packed_dtype(recipe: Recipe, dtype: np.dtype) -> np.dtype:
     fields = dict(recipe)
     if fields["kind"] == "fragments":
         return np.dtype(np.int32) if BY_NAME[fields["dtype"]].is_integer else dtype
+    if fields["kind"] == "gate_sums":
+        return np.dtype(np.int32)
     return np.dtype(np.uint8) if fields["kind"] in ("nibbles", "bytes", "dense") else dtype
 
 
@@ -169,9 +181,12 @@ def packed_shape(recipe: Recipe, shape: Sequence[int]) -> tuple[int, ...]:
         return tuple(shape)
     if fields["kind"] == "runs":
         return (fields.get("pixels", 1) * shape[0], -(-shape[2] // fields["fold"]), fields["length"])
-    if fields["kind"] == "gates":
-        units = -(-(shape[2] // fields["gates"]) // fields["width"])
-        return (shape[0], units, fields["gates"], shape[1], fields["width"])
+    if fields["kind"] in ("gates", "gate_sums"):
+        units, group = -(-(shape[2] // fields["gates"]) // fields["width"]), fields.get("group", 1)
+        outer = (shape[0], units, fields["gates"])
+        if fields["kind"] == "gate_sums":
+            return (*outer, fields["width"])
+        return (*outer, shape[1] // group, fields["width"], *((group,) if group > 1 else ()))
     if fields["kind"] == "lines":
         return (*shape[:-1], fields["length"])
     if fields["kind"] == "diagonal":
@@ -207,9 +222,9 @@ def apply(recipe: Recipe, array: np.ndarray) -> np.ndarray:
     if fields["kind"] == "runs":
         return _runs(array, fields)
     if fields["kind"] == "gates":
-        parts = np.split(array, fields["gates"], axis=2)
-        sides = [np.stack([_to_panels(part[side], fields["width"]) for part in parts], 1) for side in range(len(array))]
-        return np.ascontiguousarray(np.stack(sides))
+        return _group_depth(_to_gates(array, fields), fields.get("group", 1))
+    if fields["kind"] == "gate_sums":
+        return _to_gates(array.sum(axis=1, keepdims=True, dtype=np.int32), fields)[..., 0, :].copy()
     if fields["kind"] == "lines":
         lines = np.zeros((*array.shape[:-1], fields["length"]), array.dtype)
         lines[..., : array.shape[-1]] = array
@@ -218,6 +233,13 @@ def apply(recipe: Recipe, array: np.ndarray) -> np.ndarray:
         matrix = array.reshape(array.shape[:2])
         return np.kron(np.eye(fields["count"], dtype=array.dtype), matrix)
     raise ValueError(f"unknown packing recipe {recipe!r}")
+
+
+def _to_gates(array: np.ndarray, fields: dict[str, Any]) -> np.ndarray:
+    """[directions, depth, gates * units] as [directions][panels][gates][depth][width]."""
+    parts = np.split(array, fields["gates"], axis=2)
+    sides = [np.stack([_to_panels(part[side], fields["width"]) for part in parts], 1) for side in range(len(array))]
+    return np.ascontiguousarray(np.stack(sides))
 
 
 def _runs(array: np.ndarray, fields: dict[str, Any]) -> np.ndarray:
@@ -275,6 +297,7 @@ def invert(recipe: Recipe, array: np.ndarray, shape: Sequence[int]) -> np.ndarra
         return np.ascontiguousarray(lines[:, : shape[2], :, : shape[1]].transpose(0, 3, 1, 2))
     if fields["kind"] == "gates":
         units, numbers = shape[2] // fields["gates"], range(fields["gates"])
+        array = _ungroup_depth(array, fields.get("group", 1), fields["width"])
         whole = [np.concatenate([_from_panels(side[:, gate], units) for gate in numbers], axis=1) for side in array]
         return np.ascontiguousarray(np.stack(whole))
     if fields["kind"] == "lines":
@@ -422,16 +445,16 @@ def _panel_shape(depth: int, columns: int, width: int, group: int) -> tuple[int,
 
 
 def _group_depth(panels: np.ndarray, group: int) -> np.ndarray:
-    """[count, depth, width] as [count, depth / group, width, group]."""
+    """[.., depth, width] as [.., depth / group, width, group]."""
     if group == 1:
         return panels
-    count, _, width = panels.shape
-    return np.ascontiguousarray(panels.reshape(count, -1, group, width).swapaxes(2, 3))
+    *count, _, width = panels.shape
+    return np.ascontiguousarray(panels.reshape(*count, -1, group, width).swapaxes(-2, -1))
 
 
 def _ungroup_depth(panels: np.ndarray, group: int, width: int) -> np.ndarray:
-    """[count, depth / group, width, group] as [count, depth, width]."""
-    return panels if group == 1 else panels.swapaxes(2, 3).reshape(len(panels), -1, width)
+    """[.., depth / group, width, group] as [.., depth, width]."""
+    return panels if group == 1 else panels.swapaxes(-2, -1).reshape(*panels.shape[:-3], -1, width)
 
 
 def _from_panels(panels: np.ndarray, columns: int) -> np.ndarray:

@@ -177,16 +177,9 @@ def dynamic_lstm(call: Call) -> tuple[Value, ...]:
     Inputs 8 to 11: scale and zero point of the input's weights, then of the state's.  All rows of the batch
     share the range of a step, as in ONNX Runtime with one thread; with more it may take a range for the rows of each.
     """
-    rows, scale, zero = quantized.dynamic_quantize_linear(call)
-    whole = call.op("subtract", call.cast(rows, float32), call.cast(zero, float32))
-    call.inputs[0] = Tensor(call.tensor(0).name, call.op("multiply", whole, scale))
-    for index, place in ((1, 8), (2, 10)):
-        weight = call[index]
-        parameters = [call.cast(call[item], float32) for item in (place, place + 1)]
-        number, point = (call.reshape(item, (weight.shape[0], 1, -1)) for item in parameters)
-        numbers = call.op("multiply", call.op("subtract", call.cast(weight, float32), point), number)
-        call.inputs[index] = Tensor(call.tensor(index).name, call.transpose(numbers, 1, 2))
-    del call.inputs[8:]
+    call.inputs[0] = Tensor(call.tensor(0).name, call.op("dequantize", *quantized.dynamic_quantize_linear(call)))
+    for index in (1, 2):
+        call.inputs[index] = Tensor(call.tensor(index).name, call.transpose(call[index], 1, 2))
     return recurrent.lstm_of_8_bits(call)
 
 

@@ -159,7 +159,8 @@ def _layer(
 ) -> tuple[Value, ...]:
     """(outputs [steps, directions, batch, hidden], last states [directions, batch, hidden] …).
 
-    `in_steps`: products take the state in 256 steps of its range.
+    `in_steps`: products take the state in 256 steps of its range, and weights are integers, whose scales and zero
+    points are the inputs 8 and 9, of the state's 10 and 11.
     """
     batch_first = bool(call.attribute("layout", 0))
     kind = call.choice("direction", "forward", "reverse", "bidirectional")
@@ -347,7 +348,11 @@ def _walked(
     inputs = []
     for number in numbers:
         bias, own = sides[number]
-        product = _product(call, x, call.select(call[1], 0, number), bias)
+        matrix = call.select(call[1], 0, number)
+        if in_steps:
+            parameters = [call.select(call[index], 0, number) for index in (8, 9)]
+            matrix = call.op("dequantize", matrix, *(call.reshape(p, (-1, 1) if p.rank else ()) for p in parameters))
+        product = _product(call, x, matrix, bias)
         product = product if separate or own is None else call.op("add", product, own)
         inputs.append(call.unsqueeze(product, 1))
     biases = [call.unsqueeze(own, 0) for _, own in sides if own is not None] if separate else []
@@ -359,10 +364,13 @@ def _walked(
             row[:] = [_in_steps(call, row[0]), row[1], row[0]]
         row += [call.full(row[0].shape, 0.0, x.dtype)] * (SLOTS[cell] - len(row))
     initial = [call.unsqueeze(_concat(call, row, 1), 0) for row in first]
+    weight = call.transpose(call[2], 1, 2)
+    if in_steps:
+        weight = call.op("dequantize", weight, *(call.reshape(call[index], (directions, 1, -1)) for index in (10, 11)))
     rows = call.op(
         "recurrent",
         _concat(call, inputs, 1),
-        call.transpose(call[2], 1, 2),
+        weight,
         _concat(call, initial, 0),
         _concat(call, biases, 0) if biases else None,
         call.cast(call[4], int64) if call.has(4) else None,

@@ -5,17 +5,20 @@ from __future__ import annotations
 from math import ceil
 from typing import Any
 
-from tilewright.dtypes import float32
+from tilewright.dtypes import float32, int8, uint8
 from tilewright.graph.core import Graph, Node, Value
 from tilewright.graph.fusion import Group
 from tilewright.graph.recurrent import GATES, SLOTS
+from tilewright.ir.ops import PAIRS_FIT
 from tilewright.library.binding import bind_sizes
 from tilewright.library.candidate import Candidate, KernelCall, Operand, PackedConstant, Stage
 from tilewright.library.cost import Cost, balance, estimate, expected
 from tilewright.library.generated.elementwise import total_bytes
-from tilewright.library.packing import gates_recipe
+from tilewright.library.packing import gate_sums_recipe, gates_recipe
 from tilewright.library.recurrent.blocks_kernel import recurrent_planes, recurrent_rows
 from tilewright.library.recurrent.kernel import gru_first_step, gru_step, lstm_step, recurrent, recurrent_8bit, rnn_step
+from tilewright.library.recurrent.narrow_kernel import recurrent_levels
+from tilewright.library.weights import pairs_fit
 from tilewright.symbolic import Size, ceil_divide, lift, product, simplify
 from tilewright.targets.base import Target
 
@@ -34,9 +37,12 @@ def recurrent_candidates(group: Group, graph: Graph, target: Target) -> list[Can
 
 
 def cpu_recurrent_candidates(group: Group, graph: Graph, target: Target) -> list[Candidate]:
-    """Row by row, and of constant weights in float32 by the blocks of `library.recurrent.blocks_kernel`."""
+    """Row by row, and of constant weights in float32 by the blocks of `library.recurrent.blocks_kernel`; of weights of
+    int8 the launch of `library.recurrent.narrow_kernel`."""
     anchor = group.anchor
-    assert anchor is not None
+    assert anchor is not None and anchor.inputs[1] is not None
+    if anchor.inputs[1].dtype == int8:
+        return [_levels(group, graph, target)]
     found = recurrent_candidates(group, graph, target)
     x, weight = anchor.inputs[:2]
     known = weight in graph.constants and x is not None and x.dtype == float32
@@ -141,6 +147,43 @@ def _walk(group: Group, target: Target, block: int) -> Candidate:
     passes = simplify(lift(steps) * product(grid))
     cost = _cost(group, target, _flops(anchor), passes, product(grid), _efficiency(batch, block), 1.0)
     return Candidate("recurrent rows", (Stage((call,)),), cost, (sums,), _reasons(anchor, block))
+
+
+def _levels(group: Group, graph: Graph, target: Target) -> Candidate:
+    """A program for each direction, which multiplies integers; its blocks of rows share the range of a step."""
+    anchor = group.anchor
+    assert anchor is not None
+    constants, operands, sizes = _common(anchor)
+    x, weight, scales = anchor.inputs[0], anchor.inputs[1], anchor.inputs[3]
+    assert x is not None and weight is not None and scales is not None and isinstance(weight.shape[1], int)
+    steps, directions, batch, _ = x.shape
+    hidden, width, gates = weight.shape[1], target.microtile(uint8)[1], GATES["lstm_8bit"]
+    block = _block(batch, 1)
+    fits = pairs_fit(graph.constants[weight], 1)
+    beside = target.panel_group(uint8, 1, hidden, fits)
+    for name in ("GATES", "SLOTS", "BIAS"):
+        del constants[name]
+    constants |= {"WIDTH": width, "GROUP": beside, "BLOCK_B": block, "PRECISION": PAIRS_FIT if fits else "ieee"}
+    grid = (1, directions, 1)
+    name = anchor.output.name
+    buffers = (
+        Value(f"{name}.sums", float32, (directions, block * gates * width)),
+        Value(f"{name}.levels", uint8, (directions, batch, hidden)),
+        Value(f"{name}.ranges", float32, (directions, batch, 2)),
+    )
+    del operands["bias"]
+    operands |= {
+        "weight": PackedConstant(weight, gates_recipe(width, gates, beside)),
+        "totals": PackedConstant(weight, gate_sums_recipe(width, gates)),
+        "scales": PackedConstant(scales, gates_recipe(width, gates)),
+        **dict(zip(("sums", "levels", "ranges"), buffers, strict=True)),
+    }
+    types: dict[str, str] = {}
+    bind_sizes(sizes, operands, types, constants)
+    call = KernelCall(recurrent_levels, operands, types, constants, grid)
+    passes = simplify(lift(steps) * product((directions, ceil_divide(batch, block))))
+    cost = _cost(group, target, _flops(anchor), passes, directions, _efficiency(batch, block), 1.0)
+    return Candidate("recurrent levels", (Stage((call,)),), cost, buffers, _reasons(anchor, block))
 
 
 def _share(group: Group, target: Target, block: int, panels: Size, side_by_side: int) -> Candidate:

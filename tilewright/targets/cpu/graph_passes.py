@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from tilewright.graph.passes.narrow_products import narrow_products
+from tilewright.graph.passes.narrow_recurrent import narrow_recurrent
 from tilewright.graph.passes.sorting import without_sorting
 from tilewright.graph.passes.stage_reductions import stage_reductions
 from tilewright.graph.passes.weight_products import weight_products
@@ -16,6 +17,7 @@ def graph_passes(target: CPUTarget) -> TargetPasses:
     return TargetPasses(
         before=(
             TargetPass(narrow_products, narrow),  # first: what it leaves stays in floats
+            TargetPass(narrow_recurrent),  # as products
             TargetPass(weight_products, {"limits": ()}),  # what is still quantized is read as it is stored
             TargetPass(without_sorting),  # few elements are compared; the kernel sorts longer rows
         ),
