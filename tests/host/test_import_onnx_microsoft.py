@@ -323,6 +323,54 @@ def test_transposed_convolution_of_computed_padding(known: bool, rng: np.random.
     own("ConvTransposeWithDynamicPads", inputs, strides=[2, 2], output_padding=[1, 0])
 
 
+def test_group_norm_of_a_sum(rng: np.random.Generator) -> None:
+    """ONNX Runtime has it on GPUs only: as the operations that it stands for."""
+    x, skip, bias = floats(rng, 2, 3, 3, 8), floats(rng, 2, 8), floats(rng, 8)
+    table = {"scale": floats(rng, 8), "shift": floats(rng, 8)}
+    options = {"domain": "com.microsoft", "groups": 2, "activation": 1}
+    inputs = given(x=x) + constants(**table) + given(skip=skip, bias=bias)
+    model, feeds = model_of("SkipGroupNorm", inputs, ["y", "s"], **options)
+    found = reference.run(import_onnx(model), feeds)
+    total = x + skip[:, None, None] + bias
+    whole, _ = model_of("GroupNorm", given(x=total) + constants(**table), ["y"], **options)
+    np.testing.assert_allclose(found["s"], total, rtol=1e-5, atol=1e-6)
+    np.testing.assert_allclose(found["y"], reference.run(import_onnx(whole), {"x": total})["y"], rtol=1e-4, atol=1e-5)
+
+
+@pytest.mark.parametrize("activation", ["gelu", "swiglu"])
+@pytest.mark.parametrize("normalized", [0, 1])
+def test_experts(activation: str, normalized: int, rng: np.random.Generator) -> None:
+    halves = 2 if activation == "swiglu" else 1
+    inputs = given(x=floats(rng, 5, 8), scores=3 * floats(rng, 5, 4))
+    inputs += constants(w1=floats(rng, 4, 6 * halves, 8), b1=floats(rng, 4, 6 * halves), w2=floats(rng, 4, 8, 6))
+    options = {"activation_type": activation, "k": 2, "normalize_routing_weights": normalized}
+    if activation == "swiglu":
+        options |= {"swiglu_fusion": 1, "activation_alpha": 1.7, "activation_beta": 1.0, "swiglu_limit": 0.7}
+    own("MoE", inputs, **options)
+
+
+@pytest.mark.parametrize("bits", [4, 8])
+@pytest.mark.parametrize("block", [0, 16])
+@pytest.mark.parametrize("zero", [False, True])
+def test_experts_of_packed_weights(bits: int, block: int, zero: bool, rng: np.random.Generator) -> None:
+    experts, width, hidden, packed = 4, 32, 32, 8 // bits
+    inputs, zeros = given(x=floats(rng, 5, width), scores=3 * floats(rng, 5, experts)), []
+    for name, rows, columns in (("1", hidden, width), ("2", width, hidden)):
+        weight = rng.integers(0, 256, (experts, rows, columns // packed), dtype=np.uint8)
+        groups = (columns // block,) if block else ()
+        scales = rng.uniform(0.01, 0.02, (experts, rows, *groups)).astype(np.float32) * 16 / 2**bits
+        inputs += [*constants(**{"w" + name: weight, "s" + name: scales}), NONE]
+        bytes_ = (experts, rows, -(-groups[0] // packed)) if block else (experts, rows // packed)
+        zeros += constants(**{"z" + name: rng.integers(0, 256, bytes_, dtype=np.uint8)})
+    options = {"k": 2, "activation_type": "silu", "expert_weight_bits": bits, "normalize_routing_weights": 1}
+    options |= {"block_size": block} if block else {}
+    model, feeds = model_of(
+        "QMoE", [*inputs, *[NONE] * 3, *(zeros if zero else [])], ["y"], domain="com.microsoft", **options
+    )
+    rounded = bits == 8 and block  # tokens become 8 bits in ONNX Runtime, twice
+    check(model, feeds, rtol=0.1 if rounded else 1e-3)
+
+
 def test_lists(rng: np.random.Generator) -> None:
     numbers = rng.integers(0, 5, 12)
     own("Unique", given(x=numbers.astype(np.float32)), 3)

@@ -226,7 +226,22 @@ def embed_layer_norm(call: Call) -> tuple[Value | None, ...]:
 @rule("GroupNorm")
 def group_norm(call: Call) -> Value:
     """Channels are the last dimension; an activation of 1 is SiLU."""
-    x, groups = call[0], call.positive("groups")
+    return _group_norm(call, call[0])
+
+
+@rule("SkipGroupNorm")
+def group_norm_of_sum(call: Call) -> tuple[Value, Value]:
+    """As GroupNorm of a sum with a fourth input, whole or one number for each channel, and a bias; and the sum."""
+    x, skip = call[0], call[3]
+    if skip.rank == 2:
+        skip = call.reshape(skip, (skip.shape[0], *[1] * (x.rank - 2), skip.shape[1]))
+    total = call.op("add", x, skip)
+    total = call.op("add", total, call[4]) if call.has(4) else total
+    return _group_norm(call, total), total
+
+
+def _group_norm(call: Call, x: Value) -> Value:
+    groups = call.positive("groups")
     if call.attribute("channels_last", 1):
         x = call.permute(x, [0, x.rank - 1, *range(1, x.rank - 1)])
     scale, bias = (call.cast(call[index], x.dtype) for index in (1, 2))

@@ -43,14 +43,14 @@ def matmul_of_packed(call: Call) -> Value:
         return call.op("add", result, call[5]) if call.has(5) else result
     if call.has(4):
         raise Unsupported("weights in another order that are no constants", "make the weights initializers")
-    weight = call.reshape(_unpacked(call, packed, bits), (columns, blocks, -1))
+    weight = call.reshape(unpacked(call, packed, bits), (columns, blocks, -1))
     if weight.shape[2] != block:
         raise Invalid(f"{packed!r} are not {columns} columns of {blocks} blocks of {block} elements of {bits} bits")
     zero: Value | float = float(1 << (bits - 1))
     if call.has(3):
         points = call[3]
         if points.dtype == uint8:
-            rows = call.reshape(_unpacked(call, points, bits), (columns, -1))
+            rows = call.reshape(unpacked(call, points, bits), (columns, -1))
             points = call.slice(rows, 1, 0, blocks)
         zero = call.reshape(call.cast(points, x.dtype), (columns, blocks, 1))
     centred = call.op("subtract", call.cast(weight, x.dtype), zero)
@@ -94,7 +94,7 @@ def _known_matrix(call: Call, depth: int, columns: int, block: int, bits: int) -
     return found
 
 
-def _unpacked(call: Call, x: Value, bits: int) -> Value:
+def unpacked(call: Call, x: Value, bits: int) -> Value:
     """The elements of bytes [.., n] as uint8 [.., n 8 / bits], those in the low bits first."""
     if bits == 8:
         return call.cast(x, uint8)
@@ -112,7 +112,7 @@ def matmul_of_numbers_by_place(call: Call) -> Value:
     kind, transposed = call.attribute("quant_type", 1), bool(call.attribute("transB", 1))
     if kind not in (0, 1):
         raise Invalid(f"the attribute 'quant_type' is {kind}; it must be 0 or 1")
-    halves = _unpacked(call, call.reshape(call[1], (-1,)), 4)  # of each byte the high half comes first
+    halves = unpacked(call, call.reshape(call[1], (-1,)), 4)  # of each byte the high half comes first
     pairs = call.reshape(halves, (-1, 2))
     order = call.op("concat", call.slice(pairs, 1, 1, 2), call.slice(pairs, 1, 0, 1), axis=1)
     count = depth * columns
@@ -145,7 +145,7 @@ def gather_of_packed(call: Call) -> Value:
     found = []
     for item, is_packed in ((data, packed), (scales, False), (points, packed)):
         taken = None if item is None else call.op("gather", item, where, axis=gather_axis)
-        found.append(_unpacked(call, taken, bits) if taken is not None and is_packed else taken)
+        found.append(unpacked(call, taken, bits) if taken is not None and is_packed else taken)
     elements, factors, zeros = found
     assert elements is not None and factors is not None
     axis += indices.rank - 1 if axis > gather_axis else 0
