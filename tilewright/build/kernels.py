@@ -115,11 +115,7 @@ class KernelSet:
             binary = compiled.binary
             constants = {key: value for key, value in call.constants.items() if isinstance(value, (bool, int, float))}
             self.entries.setdefault(binary.key, KernelEntry(binary, name, constants))
-            self.remarks += [
-                f"{name}: {remark.message} ({os.path.basename(remark.file)}:{remark.line})"
-                for remark in compiled.remarks
-                if remark.severity == "warning"
-            ]
+            self.remarks += _warnings(name, compiled)
             self._compiled[identity] = binary.key
             self.progress("compile", name, seconds)
         return self._compiled[identity]
@@ -238,3 +234,12 @@ def _tensor(place: BufferReference) -> tuple[Any, ...]:
 
 def _hashable(entries: Mapping[str, Any]) -> tuple[Any, ...]:
     return tuple(sorted(entries.items(), key=lambda entry: entry[0]))
+
+
+def _warnings(name: str, compiled: CompiledKernel) -> list[str]:
+    """What the compiler warns of in a kernel, with the places."""
+    return [
+        f"{name}: {remark.message} ({os.path.basename(remark.file)}:{remark.line})"
+        for remark in compiled.remarks
+        if remark.severity == "warning"
+    ]

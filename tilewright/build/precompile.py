@@ -84,16 +84,20 @@ def _fork(jobs: Sequence[Callable[[], object]], read: int, tell: int) -> int:
         return child
     status = 1
     try:
-        gc.freeze()  # garbage of the parent (graphs and memory of a GPU, sockets) is the parent's to finish
-        gc.set_threshold(_FEW_COLLECTIONS)
-        logging.disable(logging.CRITICAL)  # remarks are told when the kernel is taken from the cache
-        while number := os.read(read, _NUMBER.size):
-            with contextlib.suppress(Exception):  # told by who needs the kernel
-                jobs[_NUMBER.unpack(number)[0]]()
-            os.write(tell, b".")
+        _work(jobs, read, tell)
         status = 0
     finally:
         os._exit(status)
+
+
+def _work(jobs: Sequence[Callable[[], object]], read: int, tell: int) -> None:
+    gc.freeze()  # garbage of the parent (graphs and memory of a GPU, sockets) is the parent's to finish
+    gc.set_threshold(_FEW_COLLECTIONS)
+    logging.disable(logging.CRITICAL)  # remarks are told when the kernel is taken from the cache
+    while number := os.read(read, _NUMBER.size):
+        with contextlib.suppress(Exception):  # told by who needs the kernel
+            jobs[_NUMBER.unpack(number)[0]]()
+        os.write(tell, b".")
 
 
 def _wait(children: list[int], heard: int, given: int, told: Callable[[int], None]) -> int:

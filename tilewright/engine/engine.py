@@ -7,7 +7,7 @@ import hashlib
 import importlib
 import json
 import os
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal, NoReturn
@@ -601,15 +601,16 @@ def _check_program(program: Mapping[str, Any]) -> None:
     target, kernels = program["target"], program["kernels"]
     texts = [target["name"], program["symbol"], *target["features"], *program["objects"], *kernels]
     texts += [target[key] for key in ("triple", "architecture") if key in target]
-    for text in texts:
-        if not isinstance(text, str):
-            raise TypeError(f"expected a text, found {str(text)[:80]}")
-    for part in (target, program["plan"], kernels, *kernels.values()):
-        if not isinstance(part, dict):
-            raise TypeError(f"expected an object, found {str(part)[:80]}")
-    for part in (target["features"], program["objects"], program.get("arena", []), program.get("timings", [])):
-        if not isinstance(part, list):
-            raise TypeError(f"expected a list, found {str(part)[:80]}")
+    lists = (target["features"], program["objects"], program.get("arena", []), program.get("timings", []))
+    _check_kind(texts, str, "a text")
+    _check_kind((target, program["plan"], kernels, *kernels.values()), dict, "an object")
+    _check_kind(lists, list, "a list")
+
+
+def _check_kind(entries: Iterable[Any], kind: type, name: str) -> None:
+    for entry in entries:
+        if not isinstance(entry, kind):
+            raise TypeError(f"expected {name}, found {str(entry)[:80]}")
 
 
 def _misfit(target: Mapping[str, Any]) -> str | None:

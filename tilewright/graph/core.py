@@ -89,6 +89,10 @@ class Graph:
     parts: list[Graph] = field(default_factory=list)
     results_of: Callable[[Sequence[Any]], Any] | None = None
 
+    def keep_facts(self, old: Graph) -> None:
+        """Take what passes leave as it is: mutations, remarks, arguments that are fixed, and the seed."""
+        self.mutations, self.remarks, self.fixed, self.seed = old.mutations, old.remarks, old.fixed, old.seed
+
     def producers(self) -> dict[Value, Node]:
         """Each computed value's node."""
         return {output: node for node in self.nodes for output in node.outputs}

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import io
 import warnings
+from typing import Any
 
 import numpy as np
 
@@ -26,13 +27,19 @@ def decoded_type(inputs: Inputs, attributes: Attributes) -> Types:
     return [(uint8, shape)]
 
 
-def decoded_image(inputs: Arrays, attributes: Attributes) -> Array:
+def _pillow() -> Any:
+    """Pillow's module of images; raises `MissingDependencyError`."""
     try:
         from PIL import Image
     except ImportError:
         raise MissingDependencyError(
             "the model decodes image files, for which Pillow is needed: pip install 'tilewright[images]'"
         ) from None
+    return Image
+
+
+def decoded_image(inputs: Arrays, attributes: Attributes) -> Array:
+    Image = _pillow()
     try:
         with warnings.catch_warnings():
             warnings.simplefilter("error", Image.DecompressionBombWarning)

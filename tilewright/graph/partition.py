@@ -83,8 +83,8 @@ def _partition(graph: Graph, on_host: OnHost, outer: set[Symbol], parts: list[Gr
         hosted |= _sizes_only(graph, nodes, hosted)  # else rounds may run without the host
     levels = _levels(nodes, hosted, known | outer)
     staged = Graph(graph.name, dict(graph.symbols), graph.inputs, graph.outputs, graph.output_names)
-    staged.mutations, staged.remarks, staged.fixed = graph.mutations, list(graph.remarks), graph.fixed
-    staged.seed = graph.seed
+    staged.keep_facts(graph)
+    staged.remarks = list(graph.remarks)
     for level in sorted(set(levels.values())):
         here = [node for node in nodes if levels[id(node)] == level]
         for node in (node for node in here if id(node) in hosted):

@@ -219,8 +219,8 @@ def drop_dead(graph: Graph) -> Graph:
     if len(kept) == len(graph.nodes) and len(constants) == len(graph.constants):
         return graph
     result = Graph(graph.name, graph.symbols, graph.inputs, graph.outputs, graph.output_names, kept[::-1])
-    result.mutations, result.constants, result.remarks = graph.mutations, constants, graph.remarks
-    result.fixed, result.seed = graph.fixed, graph.seed
+    result.constants = constants
+    result.keep_facts(graph)
     return result
 
 

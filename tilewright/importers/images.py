@@ -499,15 +499,18 @@ def pad_from_image(emit: Emitter, x: Value, axis: int, low: int, high: int, mode
         return x
     extent = x.shape[axis]
     position = emit.iota(simplify(lift(extent) + (low + high)), start=-low)
+    return emit.op("gather", x, _inside(emit, position, extent, mode), axis=axis)
+
+
+def _inside(emit: Emitter, position: Value, extent: Size, mode: str) -> Value:
+    """Where in a dimension the elements of a padded one come from."""
     last = emit.value(simplify(lift(extent) - 1), int64)
     if mode == "reflect":
         from_start = emit.op("absolute", position)
-        position = emit.op("subtract", last, emit.op("absolute", emit.op("subtract", last, from_start)))
-    elif mode == "edge":
-        position = emit.op("minimum", emit.op("maximum", position, 0), last)
-    else:
-        position = emit.op("remainder", position, emit.value(extent, int64))
-    return emit.op("gather", x, position, axis=axis)
+        return emit.op("subtract", last, emit.op("absolute", emit.op("subtract", last, from_start)))
+    if mode == "edge":
+        return emit.op("minimum", emit.op("maximum", position, 0), last)
+    return emit.op("remainder", position, emit.value(extent, int64))
 
 
 def pad_by_sizes(emit: Emitter, x: Value, axis: int, low: Size, high: Size, value: Value) -> Value:

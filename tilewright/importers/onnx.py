@@ -226,16 +226,8 @@ class _Importer:
     ) -> Size:
         """A dimension's size; exporters write negative numbers for one that is not known."""
         if dim.HasField("dim_value") and dim.dim_value >= 0:
-            size = int(dim.dim_value)
-            if size > LARGEST_DIMENSION:
-                raise ImportModelError(
-                    f"input {name!r}: dimension {axis} has the size {size}; at most {LARGEST_DIMENSION} is supported"
-                )
-            if entry not in (None, size):
-                raise ImportModelError(
-                    f"dynamic_shapes[{name!r}][{axis}]: the model fixes this dimension at {size}; export it as dynamic"
-                )
-            return size
+            _check_fixed(int(dim.dim_value), name, axis, entry)
+            return int(dim.dim_value)
         if dim.dim_param in chosen:
             return chosen[dim.dim_param]
         if entry is not None:
@@ -683,3 +675,15 @@ def source_of(node: NodeProto) -> str:
         file, _, rest = lines[-1].partition('", line ')
         parts.append(f"{file.replace(chr(92), '/').rsplit('/', 1)[-1]}:{rest.split(',')[0]}")
     return ", ".join(parts) or node.name
+
+
+def _check_fixed(size: int, name: str, axis: int, entry: Dimension | int | None) -> None:
+    """Raise unless an input's dimension may have the size that the model gives it."""
+    if size > LARGEST_DIMENSION:
+        raise ImportModelError(
+            f"input {name!r}: dimension {axis} has the size {size}; at most {LARGEST_DIMENSION} is supported"
+        )
+    if entry not in (None, size):
+        raise ImportModelError(
+            f"dynamic_shapes[{name!r}][{axis}]: the model fixes this dimension at {size}; export it as dynamic"
+        )

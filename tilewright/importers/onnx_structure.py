@@ -116,9 +116,8 @@ def _check_graph(graph: GraphProto, outer: tuple[set[str], ...], where: str) -> 
         _define(entry.name, defined, where, "an input")
     stored = [tensor.name for tensor in graph.initializer] + [item.values.name for item in graph.sparse_initializer]
     _no_repeats(stored, where, "initializers")
-    for name in stored:
-        if not name:
-            raise ImportModelError(f"{where} has an initializer without a name")
+    if not all(stored):
+        raise ImportModelError(f"{where} has an initializer without a name")
     defined.update(stored)
     _check_nodes(graph.node, defined, outer, where)
     names = [entry.name for entry in graph.output]
@@ -128,8 +127,7 @@ def _check_graph(graph: GraphProto, outer: tuple[set[str], ...], where: str) -> 
             raise ImportModelError(f"output {name!r} of {where} is computed by no node of the model")
 
 
-def _check_nodes(nodes: Iterable[NodeProto], defined: set[str], outer: tuple[set[str], ...], where: str) -> None:
-    nodes = list(nodes)
+def _check_nodes(nodes: Sequence[NodeProto], defined: set[str], outer: tuple[set[str], ...], where: str) -> None:
     for node in nodes:
         _check_text([node.op_type, node.domain, node.name, node.overload, *node.input, *node.output], where)
     ordered = in_order(nodes)

@@ -90,6 +90,13 @@ class _Archive:
             raise ImportModelError(f"{name} is no JSON object")
         return data
 
+    def _model_name(self) -> str:
+        """The name of the model, ``model`` if there are several."""
+        found = [match[1] for name in self.members if (match := re.fullmatch(r"models/([\w.-]+)\.json", name))]
+        if not found:
+            raise ImportModelError("the archive has no models/NAME.json")
+        return "model" if "model" in found else found[0]
+
     def program(self) -> ExportedProgram:
         """The program, of PyTorch's present or earlier format."""
         if "byteorder" in self.members and self.read("byteorder") != b"little":
@@ -99,12 +106,8 @@ class _Archive:
         if _EARLIER[0] in self.members:
             text, weights, constants = self.json(_EARLIER[0]), self._pickled(_EARLIER[1]), self._pickled(_EARLIER[2])
         else:
-            models = [name for name in self.members if re.fullmatch(r"models/[\w.-]+\.json", name)]
-            if not models:
-                raise ImportModelError("the archive has no models/NAME.json")
-            model = "models/model.json" if "models/model.json" in models else models[0]
-            name = model.removeprefix("models/").removesuffix(".json")
-            text = self.json(model)
+            name = self._model_name()
+            text = self.json(f"models/{name}.json")
             weights, constants = self._tensors("weights", name), self._tensors("constants", name)
         program = checked(schema.ExportedProgram, without_metadata(text), "ExportedProgram")
         check_growth(program.graph_module.graph)

@@ -205,11 +205,16 @@ def check_kept(before: ExportedProgram, after: ExportedProgram) -> None:
             written[lost].update_arg(1, node.args[1])
             kept.add(lost)
             continue
-        equal = re.fullmatch(r"Eq\((.*), (-?\d+)\)", lost)
-        bound = re.fullmatch(r"(.*) [<>]= (-?\d+)", lost)
-        both = equal is not None and {f"{equal[1]} >= {equal[2]}", f"{equal[1]} <= {equal[2]}"} <= kept
-        if not both and not (bound is not None and f"Eq({bound[1]}, {bound[2]})" in kept):
+        if not _is_implied(lost, kept):
             raise _unchecked(f"{text_of(node)}")
+
+
+def _is_implied(lost: str, kept: set[str | None]) -> bool:
+    """Whether an assertion follows from others: a size that is equal from both bounds, and each of these from it."""
+    equal = re.fullmatch(r"Eq\((.*), (-?\d+)\)", lost)
+    bound = re.fullmatch(r"(.*) [<>]= (-?\d+)", lost)
+    both = equal is not None and {f"{equal[1]} >= {equal[2]}", f"{equal[1]} <= {equal[2]}"} <= kept
+    return both or (bound is not None and f"Eq({bound[1]}, {bound[2]})" in kept)
 
 
 def _marked(assertion: fx.Node) -> str | None:

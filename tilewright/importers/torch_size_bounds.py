@@ -40,6 +40,13 @@ def check_growth(graph: Any, others: float = _OF_AN_INPUT) -> float:
     return max((*bits.values(), others))
 
 
+def _raised(target: str, each: list[float], power: float | None) -> float:
+    """The bits of a power or a shift."""
+    if len(each) != 2 or power is None or abs(power) > LARGEST_POWER:
+        raise ValueRefused(f"{target}: a power that is no number up to {LARGEST_POWER}")
+    return each[0] * max(1.0, abs(power)) if target == "_operator.pow" else each[0] + abs(power)
+
+
 def _arithmetic(node: Any, bits: dict[str, float], others: float) -> float:
     """The bits of the result of an operation on sizes."""
     arguments = [entry.arg for entry in node.inputs]
@@ -47,10 +54,7 @@ def _arithmetic(node: Any, bits: dict[str, float], others: float) -> float:
         raise ValueRefused(f"{node.target}: arithmetic on sizes of something that is no number")
     each = [max(_operands(argument, bits, others), default=0.0) for argument in arguments]
     if node.target in _POWERS:
-        power = _literal(arguments[-1])
-        if len(each) != 2 or power is None or abs(power) > LARGEST_POWER:
-            raise ValueRefused(f"{node.target}: a power that is no number up to {LARGEST_POWER}")
-        return each[0] * max(1.0, abs(power)) if node.target == "_operator.pow" else each[0] + abs(power)
+        return _raised(node.target, each, _literal(arguments[-1]))
     if node.target == "_operator.mul":
         return sum(each)
     if node.target in ("_operator.add", "_operator.sub"):

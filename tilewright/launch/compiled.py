@@ -520,12 +520,8 @@ def written_parameters(function: Function) -> frozenset[str]:
     return accesses(function).written
 
 
-def accesses(function: Function) -> Accesses:
-    """What a kernel does with its pointer parameters, following pointers through every operation."""
-    sources: dict[Value, set[str]] = {
-        value: {value.name} if _is_memory(value) else set() for value in function.region.arguments
-    }
-    edges = [edge for operation in function.walk() for edge in _pointer_flow(operation)]
+def _follow(edges: Sequence[tuple[Value, Value]], sources: dict[Value, set[str]]) -> None:
+    """Take the parameters that pointers come from along the edges."""
     changed = True
     while changed:  # loops carry pointers, so that facts may have to travel round
         changed = False
@@ -534,6 +530,14 @@ def accesses(function: Function) -> Accesses:
             missing = sources.get(source, set()) - known
             known |= missing
             changed = changed or bool(missing)
+
+
+def accesses(function: Function) -> Accesses:
+    """What a kernel does with its pointer parameters, following pointers through every operation."""
+    sources: dict[Value, set[str]] = {
+        value: {value.name} if _is_memory(value) else set() for value in function.region.arguments
+    }
+    _follow([edge for operation in function.walk() for edge in _pointer_flow(operation)], sources)
 
     def reached(*opcodes: str) -> frozenset[str]:
         through = [entry.operands[0] for entry in function.walk() if entry.opcode in opcodes]

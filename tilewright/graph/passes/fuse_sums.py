@@ -38,9 +38,8 @@ def leave_sums_to_norms(drafts: Drafts, remarks: list[str]) -> None:
         remarks.append(f"%{total.output.name} is left to the norm that reads it")
         left.add(tail[0])
         for index in left.intersection(map(drafts.producer, total.inputs)):
-            if not _is_for_two_norms(drafts, index, tail[0]):
-                continue
-            if unstored.isdisjoint(map(drafts.producer, drafts.nodes[index].inputs)):  # else one more tensor to read
+            once = unstored.isdisjoint(map(drafts.producer, drafts.nodes[index].inputs))  # else one more tensor to read
+            if once and _is_for_two_norms(drafts, index, tail[0]):
                 norm.copies.add(index)
                 unstored.add(index)
                 remarks.append(f"%{drafts.nodes[index].output.name} is computed twice, which leaves it unrounded")

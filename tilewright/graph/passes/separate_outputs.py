@@ -23,12 +23,10 @@ def separate_outputs(graph: Graph) -> Graph:
         return graph
     rewriter = Rewriter(graph)
     rewriter.run({})
-    outputs = list(graph.outputs)
-    for position in copied:
-        outputs[position] = rewriter.op("copy", [graph.outputs[position]])
+    outputs = [rewriter.op("copy", [value]) if n in copied else value for n, value in enumerate(graph.outputs)]
     result = Graph(graph.name, graph.symbols, graph.inputs, outputs, graph.output_names, rewriter.nodes)
-    result.constants, result.mutations, result.remarks = graph.constants, graph.mutations, graph.remarks
-    result.fixed, result.seed = graph.fixed, graph.seed
+    result.constants = graph.constants
+    result.keep_facts(graph)
     return result
 
 

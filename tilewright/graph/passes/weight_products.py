@@ -11,6 +11,7 @@ become floats: those of other forms, of more than two dimensions, and slices, co
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from functools import reduce
 from math import gcd
 
 import numpy as np
@@ -105,16 +106,12 @@ def _by_columns(
     codes: np.ndarray, scale: np.ndarray, zero: np.ndarray | None, views: list[Node], transposed: bool
 ) -> Weights | str:
     """Weights [columns, depth], and scales and zero points [columns, groups]; or why there are none."""
-    moved = []
-    for array in (codes, scale, zero):
-        if array is not None:
-            array = np.broadcast_to(array, codes.shape)
-            for node in views:
-                array = _viewed(array, node)
-            array = array if transposed else array.T
-        moved.append(array)
-    matrix, scales, zeros = moved
-    assert matrix is not None and scales is not None
+
+    def moved(array: np.ndarray) -> np.ndarray:
+        found = reduce(_viewed, views, np.broadcast_to(array, codes.shape))
+        return found if transposed else found.T
+
+    matrix, scales, zeros = moved(codes), moved(scale), None if zero is None else moved(zero)
     group = _run(scales, matrix.shape[1])
     group = group if zeros is None else gcd(group, _run(zeros, matrix.shape[1]))
     if group < LEAST_GROUP:

@@ -149,6 +149,15 @@ def conflicts(tile: SharedTile, writes: bool) -> list[tuple[SharedBuffer, Buffer
     return found
 
 
+def _forget(buffer: SharedBuffer, known: int, first: int, end: int) -> None:
+    """Drop the accesses inside some bytes that are known."""
+    buffer.accesses = [
+        old
+        for old in buffer.accesses
+        if not (old.bit & known and first <= buffer.span(old.box)[0] and buffer.span(old.box)[1] <= end)
+    ]
+
+
 def record(tile: SharedTile, access: BufferAccess, known: int) -> None:
     """Keep an access; those that it replaces (known to it, and inside it if it writes) are forgotten."""
     buffer = tile.buffer
@@ -162,12 +171,7 @@ def record(tile: SharedTile, access: BufferAccess, known: int) -> None:
         buffer.accesses = kept
         for other in buffer.family:
             if other is not buffer:
-                first, end = buffer.span(tile.box)
-                other.accesses = [
-                    old
-                    for old in other.accesses
-                    if not (old.bit & known and first <= other.span(old.box)[0] and other.span(old.box)[1] <= end)
-                ]
+                _forget(other, known, *buffer.span(tile.box))
     buffer.accesses.append(access)
 
 

@@ -118,6 +118,12 @@ class ResponsesForm(ChatForm):
         body = {**self._body(None), "status": "in_progress"}
         return [self._event("created", response=body), self._event("in_progress", response=body)]
 
+    def _call_begun(self, number: int) -> dict[str, Any]:
+        """The event that a call of a tool begins."""
+        self._order.append(number)
+        self._calls[number] = ""
+        return self._event("output_item.added", output_index=self._place(number), item=self._call(number))
+
     def events(self, output: Output) -> list[dict[str, Any]]:
         one = output.completions[0]
         piece, self._sent = one.text[self._sent :], len(one.text)
@@ -127,12 +133,7 @@ class ResponsesForm(ChatForm):
         events: list[dict[str, Any]] = []
         for found in [reader.push(piece), *([reader.finish()] if is_end else [])]:
             events += self._grow(found.content) if found.content else []
-            for number in found.begun:
-                self._order.append(number)
-                self._calls[number] = ""
-                events.append(
-                    self._event("output_item.added", output_index=self._place(number), item=self._call(number))
-                )
+            events += [self._call_begun(number) for number in found.begun]
             for number, text in found.arguments.items():
                 self._calls[number] += text
                 events.append(self._event("function_call_arguments.delta", item_id=self._call(number)["id"],

@@ -94,18 +94,23 @@ class GraphCache:
         keys = [key for key, graph in self._graphs.items() if shape in (None, graph.shape)]
         return min(keys, key=lambda key: self._graphs[key].used)
 
+    def _updated(self, graph: Any, shape: Key) -> Any:
+        """The oldest executable of a shape with the work of a graph, where there are enough of them; None else."""
+        if sum(found.shape == shape for found in self._graphs.values()) < self.variants:
+            return None
+        cuda, executable = api(), self._taken(self._oldest(shape))
+        status, *_ = cuda.cuGraphExecUpdate(executable, graph)
+        if int(status) == 0:
+            return executable
+        check(cuda.cuGraphExecDestroy(executable), "giving up a graph")
+        return None
+
     def _captured(self, key: tuple[Key, Key], enqueue: Callable[[int], None]) -> CapturedGraph:
         cuda = api()
         shape, _ = key
         graph = self._capture(enqueue)
         try:
-            executable = None
-            if sum(found.shape == shape for found in self._graphs.values()) >= self.variants:
-                executable = self._taken(self._oldest(shape))
-                status, *_ = cuda.cuGraphExecUpdate(executable, graph)
-                if int(status) != 0:
-                    check(cuda.cuGraphExecDestroy(executable), "giving up a graph")
-                    executable = None
+            executable = self._updated(graph, shape)
             if executable is None:
                 executable = check(cuda.cuGraphInstantiate(graph, 0), "preparing a plan's graph")
         finally:

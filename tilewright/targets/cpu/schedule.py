@@ -494,13 +494,9 @@ class Partitioner:
         return all(self._independent(mode, earlier, root, axes) for earlier in cluster)
 
     def _possible(self, mode: str, cluster: list[Root], root: Root, axes: dict[Root, list[int]]) -> bool:
-        own = axes[root]
         if mode == "flat":
-            if not cluster:
-                return True
-            same = _extents(root, axes) == _extents(cluster[0], axes)
-            places = {_place(item, axes) for item in [*cluster, root] if item.kind == "reduce"}
-            return same and len(places) <= 1
+            return not cluster or _possible_flat(cluster, root, axes)
+        own = axes[root]
         position = 0 if mode == "rows" else -1
         if not own or own[position] == root.reduced_axis:
             return False
@@ -597,3 +593,9 @@ def _local(pairs: list[tuple[int, int]], first: Axes, second: Axes, made_first: 
         if first[place] != one or second[place] != other:
             return False
     return True
+
+
+def _possible_flat(cluster: list[Root], root: Root, axes: dict[Root, list[int]]) -> bool:
+    """Whether one loop over all elements computes a root beside others: of its extents, with one place of results."""
+    places = {_place(item, axes) for item in [*cluster, root] if item.kind == "reduce"}
+    return _extents(root, axes) == _extents(cluster[0], axes) and len(places) <= 1

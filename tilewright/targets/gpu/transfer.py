@@ -13,6 +13,7 @@ from math import prod
 
 from tilewright.ir.core import Operation, Value
 from tilewright.layout import (
+    Blocked,
     Facts,
     LinearLayout,
     Plan,
@@ -75,15 +76,20 @@ def blocked_layout(
     runs = tuple(elements if position == axis else 1 for position in range(len(extents)))
     blocked = coalesce(extents, Facts(runs, runs), 1, warps, lanes)
     if combined is not None:
-        order = (*(other for other in blocked.order if other != combined), combined)
-        counts, left = [1] * len(extents), warps
-        for place in order:
-            room = extents[place] // (blocked.elements[place] * blocked.lanes[place])
-            counts[place] = min(left, max(1, room))
-            left //= counts[place]
-        counts[combined] *= left
-        blocked = replace(blocked, warps=tuple(counts))
+        blocked = replace(blocked, warps=_warps_beside(blocked, extents, combined, warps))
     return on_threads(blocked.layout(extents), lanes, warps)
+
+
+def _warps_beside(blocked: Blocked, extents: Sequence[int], combined: int, warps: int) -> tuple[int, ...]:
+    """The warps along each axis; along `combined` only those for which the others have no room."""
+    order = (*(other for other in blocked.order if other != combined), combined)
+    counts, left = [1] * len(extents), warps
+    for place in order:
+        room = extents[place] // (blocked.elements[place] * blocked.lanes[place])
+        counts[place] = min(left, max(1, room))
+        left //= counts[place]
+    counts[combined] *= left
+    return tuple(counts)
 
 
 def facts_of(pointer: AxisInfo, mask: AxisInfo | None) -> Facts:

@@ -9,6 +9,7 @@ every read, and an entry that is damaged or lies under another key is removed an
 
 from __future__ import annotations
 
+import contextlib
 import hashlib
 import json
 import logging
@@ -95,19 +96,21 @@ class ObjectCache:
             self.clean()
         return True
 
+    def _entries(self) -> list[tuple[float, int, Path]]:
+        """When each entry was used last, its bytes and its file."""
+        entries = []
+        for path in cache_files.files(self.directory):
+            if path.suffix == SUFFIX:
+                with contextlib.suppress(OSError):  # removed by another process
+                    status = path.lstat()
+                    entries.append((status.st_mtime, status.st_size, path))
+        return entries
+
     def clean(self) -> int:
         """Remove what killed writers have left, then the least recently used entries beyond `limit_bytes`; returns how
         many files that were."""
         removed, _ = cache_files.remove_leftovers(self.directory)
-        entries = []
-        for path in cache_files.files(self.directory):
-            if path.suffix != SUFFIX:
-                continue
-            try:
-                status = path.lstat()
-            except OSError:
-                continue  # removed by another process
-            entries.append((status.st_mtime, status.st_size, path))
+        entries = self._entries()
         total = sum(size for _, size, _ in entries)
         for _, size, path in sorted(entries, key=lambda entry: (entry[0], entry[2])):
             if total <= self.limit_bytes:

@@ -191,9 +191,8 @@ def assembly(
     """Inline PTX that touches memory; results of 8 bits come in 16-bit registers."""
     wide = ["i16" if type_text == "i8" else type_text for type_text in results]
     whole = "void" if not wide else wide[0] if len(wide) == 1 else "{" + ", ".join(wide) + "}"
-    listed = ", ".join(map(str, arguments))
-    clobbered = ",".join([*([constraints] if constraints else []), "~{memory}"])
-    call = f'call {whole} asm sideeffect "{text}", "{clobbered}"({listed})'
+    clobbered = f"{constraints},~{{memory}}" if constraints else "~{memory}"
+    call = f'call {whole} asm sideeffect "{text}", "{clobbered}"({", ".join(map(str, arguments))})'
     if not wide:
         builder.line(call)
         return []

@@ -78,10 +78,9 @@ def _packed_heads(strided: Strided) -> Strided | None:
     heads, key_heads = q.shape[1], k.shape[1]
     if q.shape[2] != 1 or not isinstance(heads, int) or not isinstance(key_heads, int):
         return None
-    if heads // key_heads > WARPGROUP_QUERIES:
-        return None
     group = heads // key_heads
-    if strided.bias_form and group > 1 and (strided.bias_strides[1] != 0 or strided.bias_form == 2):
+    by_head = strided.bias_form and group > 1 and (strided.bias_strides[1] != 0 or strided.bias_form == 2)
+    if by_head or group > WARPGROUP_QUERIES:
         return None
 
     def packed(view: StridedView) -> StridedView:
