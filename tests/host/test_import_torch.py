@@ -682,6 +682,16 @@ def test_sizes_that_computed_ones_are_1_for(function: Any) -> None:
         np.testing.assert_allclose(found, function(x).numpy(), rtol=1e-4, atol=1e-4)
 
 
+def test_code_that_asks_what_an_operator_has_asked_branches_on_it() -> None:
+    def later(x: torch.Tensor) -> torch.Tensor:
+        rest = x[3:]
+        rest = rest + rest.sum(0, keepdim=True)  # asks whether there is one row, which changes nothing
+        return rest * 100 if rest.shape[0] == 1 else rest
+
+    graph = import_model(later, (torch.randn(8, 3),), {"x": {0: ("n", 4, 10)}})
+    assert graph.symbols["n"].low == 5 and "if rest.shape[0] == 1" in graph.remarks[0]
+
+
 def test_conditions_on_sizes_are_checked_at_the_call() -> None:
     def halves(x: torch.Tensor) -> torch.Tensor:
         if x.shape[0] % 2:

@@ -41,15 +41,16 @@ def deciding() -> Iterator[list[Assumption]]:
 
     Where the answer differs it is the example's; yields a list that takes up these conditions, with who asked.
     """
-    known: dict[Any, Any] = {}  # what was found, by shape environment and expression
+    known: dict[Any, Any] = {}  # what was found, by shape environment, expression and whether the user's code asks
     found: list[Assumption] = []
     evaluate = ShapeEnv.evaluate_expr
 
     def decided(self: ShapeEnv, expression: Any, *rest: Any, **named: Any) -> Any:
-        key = (id(self), expression)
+        by_user = _is_asked_by_user()
+        key = (id(self), expression, by_user)
         if key not in known:
             answers = _Answers.of(self, expression)
-            known[key] = None if answers is None else _decide(answers, found)
+            known[key] = None if answers is None else _decide(answers, by_user, found)
         return evaluate(self, expression, *rest, **named) if known[key] is None else known[key]
 
     with (
@@ -126,14 +127,16 @@ class _Answers:
         return kept[0].item() if kept.size and (kept == kept[0]).all() else None
 
 
-def _decide(answers: _Answers, found: list[Assumption]) -> Any:
-    """The answer that an export is given."""
+def _decide(answers: _Answers, by_user: bool, found: list[Assumption]) -> Any:
+    """The answer that an export is given; `by_user`: to code that branches on it."""
     if answers.equal and answers.whole:
         return _as_sympy(answers.example)
-    regular = None if _is_asked_by_user() else answers.regular_answer
+    regular = None if by_user else answers.regular_answer
     if regular is not None:
         return _as_sympy(regular)
-    found.append(Assumption(_condition(answers), asking_line()))
+    condition = _condition(answers)
+    if condition not in [assumption.condition for assumption in found]:
+        found.append(Assumption(condition, asking_line()))
     return _as_sympy(answers.example)
 
 
