@@ -3,23 +3,10 @@ them is shifted, cut or turned in front of them, where GPUs' kernels read throug
 
 from __future__ import annotations
 
-import math
-
-from tilewright.dtypes import DType
 from tilewright.graph.core import Node, Value
+from tilewright.graph.neutral import RUNNING_KINDS, neutral_element
 from tilewright.graph.rewrite import Rewriter, Rule
 from tilewright.symbolic import lift, simplify
-
-CUMULATIVE = ("cumsum", "cumprod", "cummax", "cummin")
-
-
-def neutral_number(op: str, dtype: DType) -> float | None:
-    """What changes no running result of an op of `CUMULATIVE`; None where no number is known not to."""
-    if op in ("cumsum", "cumprod"):
-        return float(op == "cumprod")
-    if not dtype.is_float:
-        return None
-    return -math.inf if op == "cummax" else math.inf
 
 
 def is_flip(node: Node | None) -> bool:
@@ -41,8 +28,13 @@ def flip_twice(node: Node, rewriter: Rewriter) -> Value | None:
 
 def _running(value: Value | None, rewriter: Rewriter) -> Node | None:
     """The running sum, or one of its kin, that computes a value which nothing else reads."""
-    inner = rewriter.producer(value, *CUMULATIVE)
+    inner = rewriter.producer(value, *RUNNING_KINDS)
     return inner if inner is not None and rewriter.uses(inner.output) == 1 else None
+
+
+def _neutral(running: Node) -> float | int:
+    """What changes no result of a running sum, or of one of its kin."""
+    return neutral_element(RUNNING_KINDS[running.op], running.output.dtype)
 
 
 def slice_of_running(node: Node, rewriter: Rewriter) -> Value | None:
@@ -65,7 +57,7 @@ def slice_of_running(node: Node, rewriter: Rewriter) -> Value | None:
 def pad_of_running(node: Node, rewriter: Rewriter) -> Value | None:
     """A running sum behind which nothing is added but zeros before it: the sum of elements behind zeros."""
     inner = _running(node.inputs[0], rewriter)
-    if inner is None or node.attributes["value"] != neutral_number(inner.op, inner.output.dtype):
+    if inner is None or node.attributes["value"] != _neutral(inner):
         return None
     pads, axis = node.attributes["pads"], inner.attributes["axis"]
     if any(low != 0 or high != 0 for place, (low, high) in enumerate(pads) if place != axis):
@@ -83,7 +75,7 @@ def concat_of_running(node: Node, rewriter: Rewriter) -> Value | None:
     for place, other in ((1, 0), (0, 1)):
         inner, repeated = _running(node.inputs[place], rewriter), rewriter.producer(node.inputs[other], "broadcast_to")
         number = rewriter.uniform(node.inputs[other] if repeated is None else repeated.inputs[0])
-        if inner is None or number is None or number != neutral_number(inner.op, inner.output.dtype):
+        if inner is None or number is None or number != _neutral(inner):
             continue
         axis, beside = node.attributes["axis"], node.inputs[other]
         if inner.attributes["axis"] != axis or inner.attributes["reverse"] != (place == 0) or beside is None:

@@ -8,12 +8,13 @@ from typing import Any
 from tilewright.dtypes import int32, int64
 from tilewright.graph.core import Graph, Node, Value
 from tilewright.graph.fusion import Group
+from tilewright.graph.neutral import RUNNING_KINDS, neutral_element
 from tilewright.library.candidate import Candidate
 from tilewright.library.cost import expected
 from tilewright.library.generated.expressions import compute_type, language_type
 from tilewright.library.generated.generate import next_power_of_2
 from tilewright.library.reduce import simt_kernel as kernels
-from tilewright.library.rows.cpu import CUMULATIVE, neutral_element, reduce_slots, row_candidate
+from tilewright.library.rows.cpu import CUMULATIVE, reduce_slots, row_candidate
 from tilewright.library.rows.simt_parts import launch, share_of
 from tilewright.symbolic import Size, ceil_divide, lift, product, simplify, upper_bound
 from tilewright.targets.base import Target
@@ -25,7 +26,6 @@ MOST_REDUCED_PARTS = 512
 LEAST_SECOND_LAUNCH = (
     8192  # elements of the reduced dimension that are worth a second launch, of all columns of a tile together
 )
-NEUTRAL = {"cumsum": "sum", "cumprod": "product", "cummax": "max", "cummin": "min"}
 
 
 @dataclass(frozen=True)
@@ -140,7 +140,7 @@ def cumulative_candidate(group: Group, graph: Graph, target: Target) -> Candidat
     source, tiles = anchor.inputs[0], _tiles(anchor, target)
     dtype = compute_type(source.dtype)
     prologue, epilogue, extra = reduce_slots(group, graph, tiles.space, tiles.space)
-    own = {**tiles.constants, "PROLOGUE": prologue, "INITIAL": neutral_element(NEUTRAL[anchor.op], dtype),
+    own = {**tiles.constants, "PROLOGUE": prologue, "INITIAL": neutral_element(RUNNING_KINDS[anchor.op], dtype),
            "TYPE": language_type(dtype), "COMBINE": CUMULATIVE[anchor.op]}  # fmt: skip
     totals = Value(f"{anchor.output.name}.totals", dtype, (tiles.outer, tiles.parts, tiles.inner))
     split, calls = tiles.parts > 1, []

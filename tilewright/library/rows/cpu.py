@@ -6,12 +6,10 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
 
-import numpy as np
-
-from tilewright.dtypes import DType
 from tilewright.errors import UnsupportedOperationError
 from tilewright.graph.core import Graph, Node, Value
 from tilewright.graph.fusion import Group
+from tilewright.graph.neutral import neutral_element
 from tilewright.launch.jit import JITFunction
 from tilewright.library import functions
 from tilewright.library.binding import bind_extra, bind_sizes, divides
@@ -237,19 +235,6 @@ def with_space(group: Group, shape: Sequence[Size]) -> Group:
     restored = Node("reshape", [flat], [anchor.output], {"shape": anchor.output.shape})
     return Group(group.kind, [*group.prologue, *nodes, flattened, restored, *group.epilogue], group.inputs,
                  group.outputs, flattened, group.name)  # fmt: skip
-
-
-def neutral_element(kind: str, dtype: DType) -> float | int:
-    """The neutral element of a reduction."""
-    if kind in ("max", "min"):
-        if dtype.is_float:
-            return float("-inf") if kind == "max" else float("inf")
-        if dtype.is_bool:
-            return 0 if kind == "max" else 1
-        limits = np.iinfo(dtype.numpy)
-        return int(limits.min if kind == "max" else limits.max)
-    neutral = 1 if kind == "product" else 0
-    return float(neutral) if dtype.is_float else neutral
 
 
 def reduced_space(anchor: Node) -> tuple[Size, Size, Size]:

@@ -18,6 +18,7 @@ from typing import Any
 
 from tilewright.dtypes import DType
 from tilewright.graph.core import Value
+from tilewright.graph.neutral import neutral_element
 from tilewright.launch.jit import JITFunction
 from tilewright.library.binding import divides
 from tilewright.library.candidate import KernelCall
@@ -34,7 +35,6 @@ from tilewright.library.generated.source import (
 from tilewright.library.generated.trace import ElementwiseOperation, Expression, ExpressionTracer, Load
 from tilewright.library.reduce.kernel import combine, reduce_axis
 from tilewright.library.rows import program_kernel
-from tilewright.library.rows.cpu import neutral_element
 from tilewright.library.rows.program import MOMENTS, POWERS, RowProgram, RowReduction
 from tilewright.symbolic import Size, ceil_divide, lift, product, simplify
 

@@ -12,6 +12,7 @@ from typing import Any
 
 from tilewright.graph.core import Graph, Node, Value
 from tilewright.graph.fusion import Group
+from tilewright.graph.neutral import neutral_element
 from tilewright.launch.jit import JITFunction
 from tilewright.library.binding import bind_extra, bind_sizes
 from tilewright.library.candidate import Candidate, KernelCall, Operand
@@ -23,7 +24,6 @@ from tilewright.library.rows import simt_parts_kernel as kernels
 from tilewright.library.rows.cpu import (
     REDUCTIONS,
     RowOperation,
-    neutral_element,
     reduce_slots,
     reduced_space,
     row_candidate,
