@@ -185,6 +185,19 @@ def text_of(assertion: fx.Node) -> str | None:
     return message.partition(_THEN)[2] if message.startswith(_MARK) else None
 
 
+def is_assumed_too(assertion: fx.Node) -> bool:
+    """Whether another assertion of the graph assumes something of the same numbers, and names the line that asks."""
+    asked = _numbers(assertion)
+    return any(text_of(other) is not None and _numbers(other) == asked for other in assertions(assertion.graph))
+
+
+def _numbers(assertion: fx.Node) -> frozenset[Any]:
+    """The numbers read from tensors in an assertion's condition."""
+    condition = assertion.args[0]
+    known = condition.meta.get("val") if isinstance(condition, fx.Node) else None
+    return frozenset(known.node.expr.free_symbols) if isinstance(known, torch.SymBool) else frozenset()
+
+
 def assumed_of(program: ExportedProgram) -> dict[str, None]:
     """What a program assumes, each once."""
     return dict.fromkeys(text for text in map(text_of, assertions(program.graph)) if text is not None)

@@ -29,7 +29,7 @@ from tilewright.importers.agreement import agreed
 from tilewright.importers.assumptions import SizeIsFixed
 from tilewright.importers.emitter import Emitter, Number, Scalar
 from tilewright.importers.report import NO_RULE_ADVICE, ImportProblem, ImportReport, Unsupported
-from tilewright.importers.torch_assumed import text_of
+from tilewright.importers.torch_assumed import is_assumed_too, text_of
 from tilewright.importers.torch_complex import REAL_TYPES, Complex, divided, is_complex
 from tilewright.importers.torch_numbers import Numeric, computed, is_read, read, require, truth
 from tilewright.importers.torch_refused import without_rule
@@ -338,7 +338,7 @@ class Walker:
             return
         known = condition.meta.get("val") if isinstance(condition, fx.Node) else None
         if name.startswith("aten._assert_scalar") and self.symbols.run_time and isinstance(known, torch.SymBool):
-            if self.symbols.is_unbacked(known.node.expr):
+            if self.symbols.is_unbacked(known.node.expr) and not is_assumed_too(node):
                 require(Call(self.builder, self.symbols, node), self.symbols, known.node.expr)
 
     def _effect(self, node: fx.Node) -> None:

@@ -150,8 +150,10 @@ def require_of_sizes(emit: Emitter, symbols: SymbolTable, condition: Any) -> Non
         return
     if not isinstance(condition, sympy.core.relational.Relational):
         raise Unsupported(f"the condition {condition}")
-    left, right = (side + 1 for side in _both_sides(condition))  # a tensor of 0 elements could be left out
-    sizes = symbols.size(left), symbols.size(right)
+    sides = _both_sides(condition)
+    if not any(side.is_Number and side > 0 for side in sides):  # a tensor of 0 elements could be left out
+        sides = sides[0] + 1, sides[1] + 1
+    sizes = symbols.size(sides[0]), symbols.size(sides[1])
     if condition.rel_op == "==":
         emit.require_equal(*sizes)
     elif condition.rel_op == "!=":
