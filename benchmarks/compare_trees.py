@@ -3,11 +3,12 @@
     git worktree add ../before 460d8d9
     python benchmarks/compare_trees.py ../before [--parts models kernels cpu] [--only BERT softmax] [--limit 600]
 
-`kernels` and `models` are the cases of kernels_cuda.py and models_cuda.py that both trees have under the same name, as
-each tree's own benchmarks define them; `cpu` are the models of models_cpu.py, on one thread.  Each tree runs in a
-process of its own; the two alternate, and each round begins with the other one.  Times are medians: device events on a
-GPU, CPU time of the process on a CPU.  Engines for a GPU are built first, several at a time; only one process times
-candidates.  Results: benchmarks/results/compare_trees.json; cases that are not run keep theirs.
+`kernels` and `models` are the cases of kernels_cuda.py and models_cuda.py as each tree's own benchmarks define them; a
+family of kernels ends where the trees' cases have different names.  `cpu` are the models of models_cpu.py, on one
+thread.  Each tree runs in a process of its own; the two alternate, and each round begins with the other one.  Times are
+medians: device events on a GPU, CPU time of the process on a CPU.  Engines for a GPU are built first, several at a
+time; only one process times candidates.  Results: benchmarks/results/compare_trees.json; cases that are not run keep
+theirs.
 """
 
 from __future__ import annotations
@@ -226,9 +227,12 @@ class Pair:
         """One side's answer."""
         process = self.processes[side]
         assert process.stdin is not None and process.stdout is not None
-        process.stdin.write(text + "\n")
-        process.stdin.flush()
-        line = process.stdout.readline()
+        try:
+            process.stdin.write(text + "\n")
+            process.stdin.flush()
+            line = process.stdout.readline()
+        except BrokenPipeError:
+            line = ""
         found: dict[str, Any] = json.loads(line) if line else {"error": "the process ended"}
         return found
 
@@ -277,12 +281,13 @@ def compare(pair: Pair, part: str, name: str) -> Iterator[dict[str, Any]]:
     times: dict[str, dict[str, list[float]]] = {side: {} for side in SIDES}
     for number in range(ROUNDS):
         for side in SIDES if number % 2 else reversed(SIDES):
-            for key, value in pair.ask("time", side).items():
+            found = pair.ask("time", side)
+            if "error" in found:
+                yield {"part": part, "name": name, "failed": {side: found["error"]}}
+                return
+            for key, value in found.items():
                 times[side].setdefault(key, []).append(value)
     for key in times["before"].keys() & times["after"].keys():
-        if key == "error":
-            yield {"part": part, "name": name, "failed": "while it was timed"}
-            continue
         before, after = (statistics.median(times[side][key]) for side in SIDES)
         ratio = statistics.median(b / a for b, a in zip(times["before"][key], times["after"][key], strict=True))
         yield {"part": part, "name": name, "way": key, "before": before, "after": after, "ratio": ratio}
@@ -295,13 +300,13 @@ def cases(pair: Pair, part: str, names: list[str]) -> Iterator[tuple[str, dict[s
             yield name, pair.both(f"{'cpu' if part == 'cpu' else 'model'} {name}")
             continue
         pair.both(f"family {name}")
-        while True:
+        found = pair.both("following")
+        while all(found.values()):
+            names_now = [answer.get("name") for answer in found.values()]
+            yield f"{name}: {names_now[-1]}", found
+            if any("error" in answer for answer in found.values()) or names_now[0] != names_now[1]:
+                break  # what comes later can no longer be paired
             found = pair.both("following")
-            if not all(found.values()):
-                break
-            yield f"{name}: {found['after'].get('name', '?')}", found
-            if any("error" in answer for answer in found.values()):
-                break
 
 
 def names_of(part: str) -> list[str]:
@@ -331,8 +336,8 @@ def save(trees: dict[str, Path], records: list[dict[str, Any]]) -> None:
 
     made = {"environment": common.environment(1), **{side: version(tree) for side, tree in trees.items()}}
     old = json.loads(PATH.read_text())["cases"] if PATH.exists() else []
-    new = {(each["part"], each["name"], each.get("way")) for each in records}
-    kept = [each for each in old if (each["part"], each["name"], each.get("way")) not in new]
+    new = {(each["part"], each["name"]) for each in records}
+    kept = [each for each in old if (each["part"], each["name"]) not in new]
     PATH.write_text(json.dumps({"cases": [*kept, *({**each, **made} for each in records)]}, indent=1) + "\n")
 
 
@@ -350,12 +355,16 @@ def main() -> int:
     records: list[dict[str, Any]] = []
     with tempfile.TemporaryDirectory() as folder:
         for part in options.parts:
+            if time.monotonic() - began > options.limit:
+                break
             names = [each for each in names_of(part) if not options.only or any(word in each for word in options.only)]
             if part == "models":
                 build_engines(trees, Path(folder), names)
             pair = Pair(trees, Path(folder), part)
             for name, found in cases(pair, part, names):
                 errors = {side: answer["error"] for side, answer in found.items() if "error" in answer}
+                if not errors and len({answer["name"] for answer in found.values()}) > 1:
+                    errors = {side: f"the case is called {answer['name']} here" for side, answer in found.items()}
                 made = [{"part": part, "name": name, "failed": errors}] if errors else list(compare(pair, part, name))
                 records += made
                 for each in made:
@@ -363,7 +372,7 @@ def main() -> int:
                 if time.monotonic() - began > options.limit:
                     break
             pair.close()
-    save(trees, records)
+            save(trees, records)
     slower = sorted((each for each in records if each.get("ratio", 1) < LIMIT), key=lambda each: each["ratio"])
     print(f"{len(records)} cases, {len(slower)} under {LIMIT}")
     for each in slower:
