@@ -692,6 +692,21 @@ def test_code_that_asks_what_an_operator_has_asked_branches_on_it() -> None:
     assert graph.symbols["n"].low == 5 and "if rest.shape[0] == 1" in graph.remarks[0]
 
 
+def test_a_condition_that_size_1_breaks_is_checked_at_the_call() -> None:
+    def ways(x: torch.Tensor) -> torch.Tensor:
+        x = x * 2 if x.shape[0] * x.shape[0] <= 64 else x - 1  # for which PyTorch refuses the range
+        return x + 100 if x.shape[0] > 1 else x - 7
+
+    graph = import_model(ways, (torch.randn(4),), {"x": {0: ("n", 1, 10)}})
+    for n in (2, 8):
+        x = torch.randn(n)
+        (found,) = reference.run(graph, {"x": x.numpy()}).values()
+        np.testing.assert_allclose(found, ways(x).numpy(), rtol=1e-6)
+    assert "taken while n > 1)" in graph.remarks[1]
+    with pytest.raises(ShapeError):
+        reference.run(graph, {"x": np.ones(1, np.float32)})
+
+
 def test_conditions_on_sizes_are_checked_at_the_call() -> None:
     def halves(x: torch.Tensor) -> torch.Tensor:
         if x.shape[0] % 2:

@@ -14,7 +14,7 @@ from torch.fx.experimental.symbolic_shapes import ShapeEnv  # noqa: E402
 from torch.utils import _pytree as pytree  # noqa: E402
 
 import tilewright  # noqa: E402
-from tilewright.errors import InputError, ShapeError, UnsupportedOperationError  # noqa: E402
+from tilewright.errors import ImportModelError, InputError, ShapeError, UnsupportedOperationError  # noqa: E402
 
 pytestmark = pytest.mark.usefixtures("quick_engines")
 
@@ -235,6 +235,36 @@ def writes(x: Any, at: Any, end: Any) -> tuple[Any, ...]:
 def test_numbers_in_tensors_choose_what_is_written() -> None:
     x = torch.randn(5, 3)
     check(writes, [(x, torch.tensor(at), torch.tensor(end)) for at, end in ((1, 3), (0, 5), (2, 1), (-1, -2))])
+
+
+def test_masks_of_uint8_choose_what_is_written() -> None:
+    def masked(x: Any, which: Any) -> Any:
+        x = x.clone()
+        x[which] = 5
+        return x
+
+    engine = tilewright.compile(masked, (torch.zeros(2, 3), torch.tensor(1, dtype=torch.uint8)), effort=0)
+    torch.testing.assert_close(engine(torch.zeros(2, 3), torch.tensor(1, dtype=torch.uint8)), torch.full((2, 3), 5.0))
+
+
+@pytest.mark.parametrize("of", ["the part", "the tensor"])
+def test_writes_beside_a_narrow_from_a_place_in_a_tensor_are_refused(of: str) -> None:
+    def written(x: Any, at: Any) -> Any:
+        x = x.clone()
+        part = x.narrow(1, at, 2)
+        (part if of == "the part" else x).mul_(2)
+        return x, part
+
+    with pytest.raises(ImportModelError, match=r"writes to it.*test_import_torch_data\.py:\d+: part = x\.narrow"):
+        tilewright.compile(written, (torch.ones(3, 6), torch.tensor(1)), effort=0)
+
+
+def test_a_narrow_from_a_place_in_a_tensor_stays_within() -> None:
+    x = torch.randn(2, 6)
+    engine = check(lambda x, at: x.narrow(1, at, 2), [(x, torch.tensor(at)) for at in (0, 4, -6, -2)])
+    for at in (5, -1, -7):
+        with pytest.raises(InputError, match="is within the tensor"):
+            engine(x, torch.tensor(at))
 
 
 def test_a_slice_that_is_written_has_the_values_size() -> None:

@@ -14,6 +14,7 @@ import torch
 from torch._decomp import decompositions
 from torch.nn.modules import transformer
 
+from tilewright.importers.torch_cuts import cuts_from_tensors
 from tilewright.importers.torch_losses import ctc_loss, multilabel_margin_loss
 from tilewright.importers.torch_packed import packed_sequences
 from tilewright.importers.torch_quantized import plain_layers
@@ -27,7 +28,7 @@ def exportable(module: torch.nn.Module) -> Iterator[None]:
     places that numbers in tensors choose, norms of matrices of dynamic sizes, boxes of any number, and losses that it
     cannot trace or takes apart into others.
 
-    Raises `ImportModelError` for quantized modules of other kinds.
+    Raises `ImportModelError` for quantized modules of other kinds, and for writes that a `torch.narrow` would lose.
     """
     with ExitStack() as stack:
         stack.enter_context(mock.patch.object(torch.nn.Module, "to", _converted))
@@ -42,8 +43,7 @@ def exportable(module: torch.nn.Module) -> Iterator[None]:
         for name, function in (("cov", _covariance), ("corrcoef", _correlation)):
             stack.enter_context(mock.patch.object(torch, name, function))
             stack.enter_context(mock.patch.object(torch.Tensor, name, function))
-        for space in (torch, torch.Tensor):
-            stack.enter_context(mock.patch.object(space, "narrow", _narrow))
+        stack.enter_context(cuts_from_tensors())
         for place in ("torchvision.ops", "torchvision.ops.boxes"):
             if place in sys.modules:
                 stack.enter_context(mock.patch.object(sys.modules[place], "batched_nms", _batched_nms))
@@ -111,17 +111,6 @@ def _converted(self: torch.nn.Module, *args: Any, **kwargs: Any) -> Any:
 
 def _says_causal(mask: Any, is_causal: bool | None = None, size: int | None = None) -> bool:
     return is_causal is True
-
-
-_cut = torch.narrow
-
-
-def _narrow(input: torch.Tensor, dim: int, start: Any, length: Any) -> torch.Tensor:
-    """`torch.narrow`; from a place that a tensor holds a copy, not a view whose place in memory is unknown."""
-    if not isinstance(start, torch.Tensor):
-        return _cut(input, dim, start, length)
-    begin = torch.where(start < 0, start + input.shape[dim], start)
-    return input.index_select(dim, begin + torch.arange(length, device=input.device))
 
 
 def _batched_nms(boxes: torch.Tensor, scores: torch.Tensor, idxs: torch.Tensor, iou_threshold: float) -> torch.Tensor:

@@ -142,7 +142,8 @@ def _plain_export(
 def narrowed_ranges(
     ranges: Mapping[Any, Any], assumed: Sequence[Assumption]
 ) -> tuple[dict[Any, Any], list[Assumption]]:
-    """Ranges of sizes within which conditions hold, and the conditions that do not come to a range.
+    """Ranges of sizes within which conditions hold, and the conditions that do not come to a range: one from 2 on, in
+    PyTorch's words, has 1 too.
 
     Raises `ImportModelError` where a single size is left.
     """
@@ -154,7 +155,7 @@ def narrowed_ranges(
         if not more and bounds is not None and bounds.lower.is_Integer and bounds.upper.is_Integer:
             low = int(bounds.lower)
             sizes = allowed(assumption.condition, symbol, 1 if low == 2 else low, int(bounds.upper))
-        if sizes is None or not len(sizes) or sizes[-1] - sizes[0] >= len(sizes):
+        if sizes is None or not len(sizes) or sizes[-1] - sizes[0] >= len(sizes) or sizes[0] == 2 < sizes[-1]:
             others.append(assumption)
             continue
         narrowed[symbol] = ValueRanges(int(sizes[0]), int(sizes[-1]))

@@ -39,9 +39,10 @@ def written(self: torch.Tensor, index: Any, value: Any) -> None:
 
 
 def _is_read(item: Any) -> bool:
-    """Whether an index or a bound is a number that is read from a tensor."""
+    """Whether an index or a bound is a number that is read from a tensor; uint8 is a mask to PyTorch."""
     if isinstance(item, torch.Tensor):
-        return item.dim() == 0 and not (item.is_floating_point() or item.is_complex() or item.dtype == torch.bool)
+        masks = item.dtype in (torch.bool, torch.uint8)
+        return item.dim() == 0 and not (item.is_floating_point() or item.is_complex() or masks)
     return isinstance(item, torch.SymInt) and not item.node.has_hint()
 
 
