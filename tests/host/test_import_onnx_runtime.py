@@ -334,6 +334,25 @@ def test_peepholes_of_sequences_of_any_length(direction: str, lengths: bool, rng
     check(model, feeds)
 
 
+@pytest.mark.parametrize("options", [{}, {"clip": 0.4}], ids=["node", "loop"])
+@pytest.mark.parametrize("dynamic", [False, True])
+@pytest.mark.parametrize(("kind", "gates"), [("RNN", 1), ("GRU", 3), ("LSTM", 4)])
+def test_a_sequence_without_steps_ends_in_zeros(
+    kind: str, gates: int, dynamic: bool, options: dict[str, float], rng: np.random.Generator
+) -> None:
+    inputs = [
+        ("x", rng.standard_normal((3, 2, 3), np.float32), False),
+        ("w", rng.standard_normal((2, 4 * gates, 3), np.float32), True),
+        ("r", rng.standard_normal((2, 4 * gates, 4), np.float32), True),
+        ("", np.zeros(0), True),
+        ("l", np.array([0, 2], np.int32), False),
+    ]
+    states = ["h", "c"] if kind == "LSTM" else ["h"]
+    inputs += [(name, rng.standard_normal((2, 2, 4), np.float32), False) for name in states]
+    outputs = ["y", *(f"last_{name}" for name in states)]
+    check(*model_of(kind, inputs, outputs, dynamic=dynamic, hidden_size=4, direction="bidirectional", **options))
+
+
 FUNCTIONS = (
     "Affine", "Elu", "HardSigmoid", "LeakyRelu", "Relu", "ScaledTanh", "Sigmoid", "Softplus", "Softsign", "Tanh",
     "ThresholdedRelu",

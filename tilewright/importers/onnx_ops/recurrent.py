@@ -181,7 +181,7 @@ def _layer(
         cell_name = "lstm_peephole" if peepholes else "lstm_8bit" if in_steps else _CELLS.get(gates)
         names = [_ACTIVATIONS[function.name] for function in activations[0]]
         joined = _walked(call, x, gates, states, names, backwards, batch_first, cell_name)
-        return _ordered(call, joined, batch_first)
+        return _ordered(call, _of_sequences(call, joined), batch_first)
     if in_steps:
         raise Unsupported("a quantized layer with `clip`, `input_forget` or such functions", "quantize without it")
     outputs: list[Value] = []
@@ -197,7 +197,17 @@ def _layer(
         outputs.append(call.unsqueeze(rows, 1))
         for state, value in enumerate(last):
             ends[state].append(call.unsqueeze(value, 0))
-    return _ordered(call, [_concat(call, outputs, 1), *(_concat(call, values, 0) for values in ends)], batch_first)
+    joined = [_concat(call, outputs, 1), *(_concat(call, values, 0) for values in ends)]
+    return _ordered(call, _of_sequences(call, joined), batch_first)
+
+
+def _of_sequences(call: Call, joined: Sequence[Value]) -> list[Value]:
+    """The results, with zeros for the last states of a sequence without steps, as ONNX Runtime gives them."""
+    rows, *last = joined
+    if call.has(4):
+        any_step = call.unsqueeze(call.op("greater", call.cast(call[4], int64), 0), 1)
+        last = [call.op("where", any_step, state, call.builder.number(0.0, state.dtype)) for state in last]
+    return [rows, *last]
 
 
 def _ordered(call: Call, joined: Sequence[Value], batch_first: bool) -> tuple[Value, ...]:
