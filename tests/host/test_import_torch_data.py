@@ -267,6 +267,19 @@ def test_a_narrow_from_a_place_in_a_tensor_stays_within() -> None:
             engine(x, torch.tensor(at))
 
 
+def test_a_place_that_is_written_is_one_of_the_tensors() -> None:
+    def written(x: Any, at: Any) -> Any:
+        x = x.clone()
+        x[:, at] = 5
+        return x
+
+    x = torch.randn(2, 6)
+    engine = check(written, [(x, torch.tensor(at)) for at in (1, 0, -6, 5)])
+    for at in (6, -7):
+        with pytest.raises(InputError, match=r"an index out of range.*takes -6\.\.5"):
+            engine(x, torch.tensor(at))
+
+
 def test_a_slice_that_is_written_has_the_values_size() -> None:
     class Cache(torch.nn.Module):
         def __init__(self) -> None:

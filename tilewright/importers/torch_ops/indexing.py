@@ -234,7 +234,6 @@ def index_put(call: Call, x: Value, indices: Sequence[Value | None], values: Val
     values = call.cast(values, x.dtype)
     if selection.single and selection.indices[0].rank == 1:
         axis, position = selection.axes[0], selection.indices[0]
-        position = _counted_from_front(call, position, x.shape[axis])
         updates = call.broadcast(values, (*x.shape[:axis], position.shape[0], *x.shape[axis + 1 :]))
         return scatter_slices(call, x, position, updates, axis, reduction)
     flat, common = selection.flat_index()
