@@ -16,6 +16,7 @@ from tilewright.graph.build import GraphBuilder
 from tilewright.graph.core import Advice, Graph, Value
 from tilewright.graph.passes.align_products import align_products
 from tilewright.graph.passes.narrow_products import narrow_products
+from tilewright.graph.passes.narrow_recurrent import narrow_recurrent
 from tilewright.graph.passes.native_shapes import native_shapes
 from tilewright.insight.page import page
 from tilewright.insight.report import report
@@ -99,6 +100,18 @@ def test_pairs_that_integers_do_not_take_are_named_with_what_to_change(rng: np.r
         "neither of its operands is quantized; quantize both if the results allow it",
     ]
     assert [text.split(" ", 1)[0] for text in found] == ["quantized", "quantized", "matmul"]
+    assert "matmul %matmul_2:" in found[1] and "matmul %matmul_3 in f32" in found[2]
+
+
+def test_layers_whose_quantized_weights_become_floats_are_advice() -> None:
+    b = GraphBuilder("recurrent")
+    codes, scale = b.constant(np.full((1, 8, 32), 200, np.uint8)), b.constant(np.full((1, 1, 32), 0.01, np.float32))
+    rows = [b.input(name, float32, shape) for name, shape in (("x", (3, 1, 2, 32)), ("states", (1, 2, 24)))]
+    inputs = [rows[0], b.op("dequantize", [codes, scale]), rows[1]]
+    functions = ("sigmoid", "tanh", "tanh")
+    b.output(b.op("recurrent", inputs, cell="lstm_8bit", functions=functions, reverse=(False,)))
+    (text,) = advice_of(narrow_recurrent(b.finish()))
+    assert text.endswith("quantize weights symmetrically")
 
 
 def test_advice_goes_through_build_and_inspect_to_the_page(rng: np.random.Generator, tmp_path: Path) -> None:

@@ -701,6 +701,17 @@ def test_programs_change_one_import(program: Callable[..., Any]) -> None:
     np.testing.assert_equal(program(tw, model, x), program(onnxruntime, model, x))
 
 
+def test_threads_that_give_a_constant_share_an_engine(caplog: pytest.LogCaptureFixture) -> None:
+    session = tw.InferenceSession(described("one"))
+    feeds = {"x": np.ones((1, 4), np.float32), "w": np.ones((4, 2), np.float32)}
+    threads = [threading.Thread(target=session.run, args=(None, feeds)) for _ in range(4)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert caplog.text.count("an engine is compiled that takes w") == 1
+
+
 def test_providers_without_a_device(monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture) -> None:
     monkeypatch.setattr("tilewright.onnx.session.has_gpu", lambda: False)
     session = tw.InferenceSession(described("one"), providers=["CUDAExecutionProvider", "CPUExecutionProvider"])

@@ -16,6 +16,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
+from tilewright import forks
 from tilewright.api import compile as compile_model
 from tilewright.dtypes import ANY_BY_NAME
 from tilewright.engine.engine import Engine
@@ -125,6 +126,7 @@ class InferenceSession:
             self._declared = declared_shapes(model, getattr(self._options, "dimensions", {}))
             self._overridable = _overridable(model)
         self._given: dict[frozenset[str], InferenceSession] = {}
+        self._lock = forks.lock()  # of `_given`
         self.set_providers(providers)
         threads = self._options.intra_op_num_threads
         self._threads = check_threads(threads) if threads else None
@@ -291,20 +293,26 @@ class InferenceSession:
 
     def _with_inputs(self, names: frozenset[str]) -> InferenceSession:
         """The session of the model in which some constants are inputs."""
-        if names not in self._given:
-            assert self._source is not None  # an engine has no such constants
-            whole = self._source.whole()
-            model = type(whole)()
-            model.CopyFrom(whole)
-            kept = [tensor for tensor in whole.graph.initializer if tensor.name not in names]
-            del model.graph.initializer[:]
-            model.graph.initializer.extend(kept)
-            logger.warning("an engine is compiled that takes %s as inputs", ", ".join(sorted(names)))
-            options = SessionOptions(
-                self._options.intra_op_num_threads, dimensions=dict(getattr(self._options, "dimensions", {}))
-            )
-            self._given[names] = InferenceSession(model, options, [self._provider])
-        return self._given[names]
+        with self._lock:
+            if names not in self._given:
+                self._given[names] = self._made_with_inputs(names)
+            return self._given[names]
+
+    def _made_with_inputs(self, names: frozenset[str]) -> InferenceSession:
+        assert self._source is not None  # an engine has no such constants
+        whole = self._source.whole()
+        model = type(whole)()
+        model.CopyFrom(whole)
+        kept = [tensor for tensor in whole.graph.initializer if tensor.name not in names]
+        del model.graph.initializer[:]
+        model.graph.initializer.extend(kept)
+        logger.warning("an engine is compiled that takes %s as inputs", ", ".join(sorted(names)))
+        options = SessionOptions(
+            self._options.intra_op_num_threads,
+            quick_start=bool(getattr(self._options, "quick_start", False)),
+            dimensions=dict(getattr(self._options, "dimensions", {})),
+        )
+        return InferenceSession(model, options, [self._provider])
 
     def _asked(self, asked: Sequence[str] | None) -> list[str]:
         """The names of outputs that are asked for; all of them for none."""

@@ -432,6 +432,7 @@ def _with_remarks(graph: Graph, types: Set[DType]) -> Graph:
     multiplies none of the kind."""
     remarks: list[str] = []
     unknown: dict[DType, list[str]] = {}
+    partly: set[Value] = set()
     readers: dict[Value, list[Node]] = {}
     for node in graph.nodes:
         for item in node.inputs:
@@ -445,6 +446,7 @@ def _with_remarks(graph: Graph, types: Set[DType]) -> Graph:
         for reader in _through_casts(node, readers):
             if reader.op not in ("matmul", "conv", "attention"):
                 continue
+            partly.add(reader.output)
             dtype = node.inputs[0].dtype
             if (dtype if dtype.is_float else uint8) not in types:
                 unknown.setdefault(dtype, []).append(source.name)
@@ -462,7 +464,7 @@ def _with_remarks(graph: Graph, types: Set[DType]) -> Graph:
         "the target multiplies none of this type"
         for dtype, names in unknown.items()
     ]
-    remarks += _unquantized(graph)
+    remarks += _unquantized(graph, partly)
     if not remarks:
         return graph
     rewriter = Rewriter(graph)
@@ -471,9 +473,10 @@ def _with_remarks(graph: Graph, types: Set[DType]) -> Graph:
     return rewriter.run({})
 
 
-def _unquantized(graph: Graph) -> list[Advice]:
-    """Advice on layers in floats where other ones are of 8-bit numbers, a line for those of a kind."""
-    layers = [node for node in graph.nodes if node.op in ("matmul", "conv")]
+def _unquantized(graph: Graph, partly: Set[Value]) -> list[Advice]:
+    """Advice on layers in floats where other ones are of 8-bit numbers, a line for those of a kind.  Results of layers
+    that read a quantized tensor, which have their own lines, are `partly`."""
+    layers = [node for node in graph.nodes if node.op in ("matmul", "conv") and node.output not in partly]
     kinds = {node.op for node in layers if node.inputs[0] is not None and _is_narrow(node.inputs[0].dtype)}
     alike: dict[tuple[str, DType, _Reason], list[str]] = {}
     for node in layers:

@@ -28,8 +28,7 @@ def _of_integers(node: Node, rewriter: Rewriter) -> Value | None:
         return None
     found = _integers(source, weight, rewriter)
     if isinstance(found, str):
-        rewriter.remark(f"the quantized weights of recurrent %{node.output.name} become floats: {found}")
-        rewriter.changed = True
+        rewriter.advise(f"the quantized weights of recurrent %{node.output.name} become floats: {found}")
         return None
     numbers, scales = found
     inputs = [x, rewriter.new_constant(numbers, "weights"), initial, rewriter.new_constant(scales, "scales"), lengths]
