@@ -110,6 +110,7 @@ def test_writes_and_products_of_complex_numbers() -> None:
         zeros[1], zeros[:, 3] = x[0] * 2, 1j
         zeros[torch.tensor([0, 2])] = x[:2]
         masked = zeros.masked_fill(x.real > 0, 2 + 1j)
+        zeros.imag.copy_(zeros)
         return *scattered, *rows, zeros, masked, x.prod(), x.prod(0), x[:3].prod(0, keepdim=True), x[:0].prod(0)
 
     index = torch.tensor([[0, 3, 4], [1, 2, 3], [4, 0, 1], [2, 4, 3]])

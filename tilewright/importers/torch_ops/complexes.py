@@ -354,9 +354,11 @@ def scatter_value(call: Call, x: Complex, dim: int, index: Value, value: Any) ->
 
 
 @rule("copy.default")
-def copied(call: Call, x: Operand, source: Operand, *_: Any) -> Complex:
+def copied(call: Call, x: Operand, source: Operand, *_: Any) -> Operand:
+    """A real tensor takes the real part of a complex one."""
     found = of(call, source, _part_type(call))
-    return Complex(*(call.broadcast(part, call.shape) for part in (found.real, found.imaginary)))
+    real, imaginary = (call.broadcast(part, call.shape) for part in (found.real, found.imaginary))
+    return Complex(real, imaginary) if isinstance(x, Complex) else real
 
 
 @rule("masked_fill.Scalar", "masked_fill.Tensor")
