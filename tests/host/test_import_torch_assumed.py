@@ -289,3 +289,22 @@ def test_ways_that_failed_are_not_printed(capfd: pytest.CaptureFixture[str]) -> 
     engine = tilewright.compile(forward, (torch.arange(6),), target="cpu", effort=0)
     torch.testing.assert_close(engine(torch.arange(6)), torch.arange(6) + 6)
     assert "def forward" not in "".join(capfd.readouterr())
+
+
+class OfSizes(nn.Module):
+    """Asks what PyTorch answers without a condition."""
+
+    def forward(self, x: Any, y: Any) -> Any:
+        if x.shape[0] == y.shape[0]:
+            return x.sum() * y.sum()
+        return x.sum() - y.sum() if x.shape[0] > 1 else x.sum()
+
+
+def test_what_torch_export_answers_without_a_condition_is_told_or_checked() -> None:
+    x, y = torch.rand(5, 3), torch.rand(3, 3)
+    engine = built(OfSizes(), x, y, axes={"x": {0: ("n", 1, 8)}, "y": {0: ("m", 1, 8)}})
+    assert torch.allclose(engine(x[:4], y), x[:4].sum() - y.sum())
+    with pytest.raises(ShapeError, match=r"test_import_torch_assumed.py:\d+: if x.shape\[0\] == y.shape\[0\]"):
+        engine(x[:3], y)
+    one = [remark for remark in engine.remarks if remark.startswith("a size of 1 takes the way of greater sizes")]
+    assert len(one) == 1 and "if x.shape[0] > 1" in one[0]

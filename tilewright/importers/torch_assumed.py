@@ -45,6 +45,7 @@ class Assumption:
 
     condition: Any
     place: str  # modeling_led.py:1175: is_global = mask.any().item()
+    only_one: bool = False  # sizes of 1 alone may take another way: they are given that of greater sizes
 
     @property
     def numbers(self) -> set[str]:

@@ -466,7 +466,7 @@ def import_program(
     """
     try:
         quiet = without_tracebacks(), warnings.catch_warnings()
-        sizes: Any = deciding() if assumed else nullcontext([])
+        sizes: Any = nullcontext([]) if all(each.only_one for each in assumed) else deciding()
         with (
             torch.no_grad(),
             whole_layers(),
@@ -484,7 +484,8 @@ def import_program(
             "give tilewright.compile the module itself, with dynamic_shapes as in the export"
         ) from error
     check_kept(given, program)
-    assumed = [*assumed, *more]
+    asked = {assumption.condition for assumption in assumed}
+    assumed = [*assumed, *(each for each in more if each.condition not in asked)]
     builder = GraphBuilder(name)
     ranges, others = narrowed_ranges(program.range_constraints, assumed)
     symbols = SymbolTable(builder, ranges, squeezed_symbols(program.graph), run_time=True)
@@ -587,6 +588,9 @@ class _ProgramImporter:
             return f"{assumption.place} (the example's way, taken while {text})"
 
         for assumption in assumed:
+            if assumption.only_one:
+                self.builder.graph.remarks.append(f"a size of 1 takes the way of greater sizes: {told(assumption)}")
+                continue
             for symbol in assumption.condition.free_symbols:
                 size = self.symbols.sizes.get(str(symbol))
                 bounds = (lower_bound(size), upper_bound(size)) if size is not None else (0, 1)

@@ -61,6 +61,30 @@ def deciding() -> Iterator[list[Assumption]]:
 
 
 @contextmanager
+def asked() -> Iterator[list[Assumption]]:
+    """For the time of an export: the list of what the module's own code asks of sizes that PyTorch answers without a
+    condition, though sizes in their ranges differ in the answer: whether one is 1, or two are equal.
+    """
+    found: dict[Any, Assumption] = {}
+    known: set[Any] = set()
+    evaluate = ShapeEnv.evaluate_expr
+
+    def recorded(self: ShapeEnv, expression: Any, *rest: Any, **named: Any) -> Any:
+        if getattr(expression, "free_symbols", ()) and expression not in known and _is_asked_by_user():
+            known.add(expression)
+            answers = _Answers.of(self, expression)
+            if answers is not None and not answers.equal:
+                condition = _condition(answers)
+                found[condition] = Assumption(condition, asking_line(), only_one=answers.differ_at_one)
+        return evaluate(self, expression, *rest, **named)
+
+    kept: list[Assumption] = []
+    with mock.patch.object(ShapeEnv, "evaluate_expr", recorded):
+        yield kept
+    kept.extend(found.values())
+
+
+@contextmanager
 def watching() -> Iterator[list[Any]]:
     """For the time of an export that asserts conditions: the list of those on floats, such as ``n * 0.5 > 4.2``, that
     do not hold for all sizes. PyTorch takes them, and the ``1`` of ``int(n * 0.5)``, for granted without an assertion.
@@ -87,6 +111,7 @@ class _Answers:
     example: Any
     values: np.ndarray
     regular: np.ndarray  # whether no size in the expression is 0 or 1
+    ones: np.ndarray  # whether one of the symbols is 1
     whole: bool
 
     @staticmethod
@@ -105,7 +130,8 @@ class _Answers:
                 grid = dict(zip(symbols, np.meshgrid(*(choice for choice, _ in choices), indexing="ij"), strict=True))
                 values = np.broadcast_to(evaluated(expression, grid), next(iter(grid.values())).shape).ravel()
                 regular = _regular(expression, grid).ravel()
-                answers = _Answers(expression, example, values, regular, all(whole for _, whole in choices))
+                ones = np.any([sizes == 1 for sizes in grid.values()], axis=0).ravel()
+                answers = _Answers(expression, example, values, regular, ones, all(whole for _, whole in choices))
                 if answers.whole or not answers.equal:
                     break
         except (TypeError, ValueError, OverflowError):
@@ -116,6 +142,11 @@ class _Answers:
     def equal(self) -> bool:
         """Whether it is the example's for all sizes that were tried."""
         return bool((self.values == self.example).all())
+
+    @property
+    def differ_at_one(self) -> bool:
+        """Whether it is the example's for all sizes that were tried but those that have a 1 among them."""
+        return bool((self.values == self.example)[~self.ones].all())
 
     @property
     def regular_answer(self) -> Any:

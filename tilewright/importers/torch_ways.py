@@ -14,7 +14,7 @@ from torch.utils._sympy.value_ranges import ValueRanges
 from tilewright.errors import ImportModelError
 from tilewright.importers.torch_assumed import Assumption, assuming, depends_on_data, mark_assumptions
 from tilewright.importers.torch_constants import export
-from tilewright.importers.torch_proved import allowed, deciding, watching
+from tilewright.importers.torch_proved import allowed, asked, deciding, watching
 from tilewright.importers.torch_quiet import without_failed_ways
 from tilewright.importers.torch_symbols import assertions_hold
 
@@ -115,7 +115,10 @@ def _plain_export(
     """
     options: dict[str, Any] = {"dynamic_shapes": dynamic_shapes}
     try:
-        return export(module, args, kwargs, **options)
+        with asked() as conditions:
+            program = export(module, args, kwargs, **options)
+        assumed.extend(conditions)
+        return program
     except Exception as error:
         if not any(text in str(error) for text in _BROKEN_RANGES):
             raise
@@ -149,6 +152,8 @@ def narrowed_ranges(
     """
     narrowed, others = dict(ranges), []
     for assumption in assumed:
+        if assumption.only_one:
+            continue
         (symbol, *more) = assumption.condition.free_symbols
         bounds = narrowed.get(symbol)
         sizes = None
