@@ -349,6 +349,12 @@ def test_experts(activation: str, normalized: int, rng: np.random.Generator) -> 
     own("MoE", inputs, **options)
 
 
+def test_of_equal_scores_the_last_expert_is_taken(rng: np.random.Generator) -> None:
+    inputs = given(x=floats(rng, 2, 8), scores=np.array([[1, 2, 2, 0], [3, 3, 3, 3]], np.float32))
+    inputs += constants(w1=floats(rng, 4, 6, 8), b1=floats(rng, 4, 6), w2=floats(rng, 4, 8, 6))
+    own("MoE", inputs, activation_type="relu", k=1, normalize_routing_weights=1)
+
+
 @pytest.mark.parametrize("bits", [4, 8])
 @pytest.mark.parametrize("block", [0, 16])
 @pytest.mark.parametrize("zero", [False, True])

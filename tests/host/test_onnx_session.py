@@ -723,3 +723,15 @@ def test_providers_without_a_device(monkeypatch: pytest.MonkeyPatch, caplog: pyt
     for wrong in (lambda: options.get_session_config_entry("none"), lambda: tw.set_default_logger_severity(7)):
         with pytest.raises(SettingsError):
             wrong()
+
+
+def test_one_name_of_unequal_sizes() -> None:
+    entries = [helper.make_tensor_value_info(name, TensorProto.FLOAT, ["n", 3]) for name in "xz"]
+    result = helper.make_tensor_value_info("y", TensorProto.FLOAT, None)
+    graph = helper.make_graph([helper.make_node("Concat", ["x", "z"], ["y"], axis=0)], "g", entries, [result])
+    session = tw.InferenceSession(
+        helper.make_model(graph, opset_imports=[helper.make_opsetid("", 17)], ir_version=9).SerializeToString()
+    )
+    for rows in ((4, 4), (2, 5)):
+        feeds = {name: np.full((count, 3), count, np.float32) for name, count in zip("xz", rows, strict=True)}
+        np.testing.assert_array_equal(session.run(None, feeds)[0], np.concatenate(list(feeds.values())))

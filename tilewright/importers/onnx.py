@@ -228,6 +228,8 @@ class _Importer:
         if dim.HasField("dim_value") and dim.dim_value >= 0:
             _check_fixed(int(dim.dim_value), name, axis, entry)
             return int(dim.dim_value)
+        if isinstance(entry, int):  # whatever other dimensions of the name are: files give one name to unequal sizes
+            return entry
         if dim.dim_param in chosen:
             return chosen[dim.dim_param]
         if entry is not None:

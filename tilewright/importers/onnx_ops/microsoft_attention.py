@@ -248,9 +248,10 @@ def group_query_attention(call: Call) -> tuple[Value | None, ...]:
     scores.allow(call, seen(call, rows, keys, begin, *_window(call)))
     if call.has(10):
         scores.bias = _bias_of_all_keys(call, call[10], keys)
+    smooth = call.attribute("smooth_softmax", 0) == 1
     if call.has(11):
         scores.sink = call.reshape(call[11], (1, heads, 1, 1))
-    elif call.attribute("smooth_softmax", 0) == 1:
+    elif smooth:
         scores.sink = call.reshape(call.builder.number(0.0, query.dtype), (1, 1, 1, 1))
     result = attend(call, query, stored[0], stored[1], scores)
     return merge_heads(call, result), stored[0], stored[1]

@@ -94,12 +94,12 @@ def _linear(call: Call, x: Value, layer: tuple[Value | None, Value | None]) -> V
 
 
 def _shares(call: Call, count: int, mixing: Value | None) -> Value:
-    """What each expert counts for each token [T, E]: nothing but for the best."""
+    """What each expert counts for each token [T, E]: nothing but for the best, the last of equal ones."""
     scores = call.cast(call[1], float32)
     if not isinstance(scores.shape[1], int) or count > scores.shape[1]:
         raise Invalid(f"the router's scores {scores!r} are not of {count} experts or more")
-    _, places = sorting.top(call, scores, count, 1, True)
-    line = call.reshape(call.iota(scores.shape[1]), (1, 1, -1))
+    _, places = sorting.top(call, call.flip(scores, 1), count, 1, True)
+    line = call.reshape(call.flip(call.iota(scores.shape[1]), 0), (1, 1, -1))
     hits = call.op("equal", call.unsqueeze(places, 2), line)
     chosen = call.op("greater", call.op("reduce_sum", call.cast(hits, float32), axes=(1,)), 0.0)
     nothing = call.builder.number(0.0, float32)
