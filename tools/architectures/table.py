@@ -22,6 +22,7 @@ LIBRARIES = ("transformers", "timm", "torchvision", "diffusers", "torch")
 # (in the reason, what it means); the first that matches is taken.
 REASONS = (
     (r"torch\.compile fails as well", "PyTorch's own torch.compile fails"),
+    (r"takes no range of", "PyTorch exports it for one size only"),
     (
         r"PyTorch cannot export.*data-dependent|is a number read out|the example's way|and the model needs",
         "its code depends on the numbers in tensors",
