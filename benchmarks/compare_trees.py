@@ -1,4 +1,4 @@
-"""Two versions of tilewright beside each other, case by case: what changed, and whether it became slower.
+"""Compare two versions of tilewright, case by case: what became faster, and what became slower.
 
     git worktree add ../before 460d8d9
     python benchmarks/compare_trees.py ../before [--parts models kernels cpu] [--only BERT softmax] [--limit 600]
@@ -74,6 +74,7 @@ class Side:
         import torch
 
         import tilewright
+        from benchmarks.models_cuda import milliseconds
 
         self.timed, self.held = {}, None
         torch.cuda.empty_cache()
@@ -83,14 +84,8 @@ class Side:
             engine = tilewright.load(self.engine_path(name), target="cuda")
 
         def timed(calls: int) -> float:
-            begin, end = (torch.cuda.Event(enable_timing=True) for _ in range(2))
             with torch.inference_mode():
-                begin.record()
-                for _ in range(calls):
-                    engine(*inputs)
-                end.record()
-            torch.cuda.synchronize()
-            return float(begin.elapsed_time(end)) / calls
+                return milliseconds(lambda: engine(*inputs), calls)
 
         timed(3)
         calls = max(3, min(400, int(MILLISECONDS / max(timed(3), 1e-3))))
@@ -302,9 +297,13 @@ def cases(pair: Pair, part: str, names: list[str]) -> Iterator[tuple[str, dict[s
         pair.both(f"family {name}")
         found = pair.both("following")
         while all(found.values()):
-            names_now = [answer.get("name") for answer in found.values()]
-            yield f"{name}: {names_now[-1]}", found
-            if any("error" in answer for answer in found.values()) or names_now[0] != names_now[1]:
+            called = {side: answer.get("name", "?") for side, answer in found.items()}
+            if len(set(called.values())) > 1:
+                found = {
+                    side: {"error": f"the case is called {other} here"} | found[side] for side, other in called.items()
+                }
+            yield f"{name}: {called['after']}", found
+            if any("error" in answer for answer in found.values()):
                 break  # what comes later can no longer be paired
             found = pair.both("following")
 
@@ -363,8 +362,6 @@ def main() -> int:
             pair = Pair(trees, Path(folder), part)
             for name, found in cases(pair, part, names):
                 errors = {side: answer["error"] for side, answer in found.items() if "error" in answer}
-                if not errors and len({answer["name"] for answer in found.values()}) > 1:
-                    errors = {side: f"the case is called {answer['name']} here" for side, answer in found.items()}
                 made = [{"part": part, "name": name, "failed": errors}] if errors else list(compare(pair, part, name))
                 records += made
                 for each in made:

@@ -72,7 +72,7 @@ def breadth_table(data: dict[str, Any]) -> str:
 
 
 def kernelbench_table(data: dict[str, Any]) -> str:
-    """A row a level: problems, how many are whole graphs and right, the geometric means beside the peers, how many are
+    """A row a level: problems, how many are whole graphs and right, the geometric means against the peers, how many are
     not slower; then those under 0.9 and where it ran."""
     lines = [["level", "problems", "whole graphs", "right", "torch.compile", "best peer", "not slower", "under 0.9"]]
     lines.append(["---", *["---:"] * 7])

@@ -161,7 +161,7 @@ def test_a_tensor_is_stretched_to_a_size_that_is_spelled_differently() -> None:
 
 
 def test_what_is_added_to_scores_has_a_spelling_of_its_own(rng: np.random.Generator) -> None:
-    """Masks over all keys, beside a past and new keys."""
+    """Masks over all keys, those of the past and the new ones."""
     text = """<ir_version: 10, opset_import: ["" : 23]>
     m (float[B,2,S,4] q, float[B,2,S,4] k, float[B,2,S,4] v, float[1,1,S,T] mask, float[B,2,P,4] pk,
        float[B,2,P,4] pv) => (float[B,2,S,4] y, float[B,2,T,4] nk, float[B,2,T,4] nv) {

@@ -68,7 +68,7 @@ def _as_tensor(lengths: Tensor | Sequence[int] | int, like: Tensor) -> Tensor:
 
 
 def multilabel_margin_loss(input: Tensor, target: Tensor, reduction: int = _MEAN) -> Tensor:
-    """As PyTorch documents it: its own decomposition adds terms for the labels behind the first -1."""
+    """As PyTorch documents it: its own decomposition adds terms for the labels after the first -1."""
     scores, labels = torch.atleast_2d(input), torch.atleast_2d(target)
     classes = scores.shape[1]
     counted = (labels == -1).cumsum(1) == 0

@@ -65,23 +65,21 @@ def asked() -> Iterator[list[Assumption]]:
     """For the time of an export: the list of what the module's own code asks of sizes that PyTorch answers without a
     condition, though sizes in their ranges differ in the answer: whether one is 1, or two are equal.
     """
-    found: dict[Any, Assumption] = {}
-    known: set[Any] = set()
+    found: list[Assumption] = []
+    known: set[Any] = set()  # by shape environment and expression
     evaluate = ShapeEnv.evaluate_expr
 
     def recorded(self: ShapeEnv, expression: Any, *rest: Any, **named: Any) -> Any:
-        if getattr(expression, "free_symbols", ()) and expression not in known and _is_asked_by_user():
-            known.add(expression)
+        key = (id(self), expression)
+        if getattr(expression, "free_symbols", ()) and key not in known and _is_asked_by_user():
+            known.add(key)
             answers = _Answers.of(self, expression)
             if answers is not None and not answers.equal:
-                condition = _condition(answers)
-                found[condition] = Assumption(condition, asking_line(), only_one=answers.differ_at_one)
+                _take_up(found, answers, answers.differ_at_one)
         return evaluate(self, expression, *rest, **named)
 
-    kept: list[Assumption] = []
     with mock.patch.object(ShapeEnv, "evaluate_expr", recorded):
-        yield kept
-    kept.extend(found.values())
+        yield found
 
 
 @contextmanager
@@ -110,8 +108,7 @@ class _Answers:
     expression: Any
     example: Any
     values: np.ndarray
-    regular: np.ndarray  # whether no size in the expression is 0 or 1
-    ones: np.ndarray  # whether one of the symbols is 1
+    grid: Mapping[Any, np.ndarray]  # the sizes, by symbol
     whole: bool
 
     @staticmethod
@@ -129,9 +126,7 @@ class _Answers:
                 choices = [_sizes(*bounds, int(most ** (1 / len(symbols)))) for bounds in ranges]
                 grid = dict(zip(symbols, np.meshgrid(*(choice for choice, _ in choices), indexing="ij"), strict=True))
                 values = np.broadcast_to(evaluated(expression, grid), next(iter(grid.values())).shape).ravel()
-                regular = _regular(expression, grid).ravel()
-                ones = np.any([sizes == 1 for sizes in grid.values()], axis=0).ravel()
-                answers = _Answers(expression, example, values, regular, ones, all(whole for _, whole in choices))
+                answers = _Answers(expression, example, values, grid, all(whole for _, whole in choices))
                 if answers.whole or not answers.equal:
                     break
         except (TypeError, ValueError, OverflowError):
@@ -146,7 +141,8 @@ class _Answers:
     @property
     def differ_at_one(self) -> bool:
         """Whether it is the example's for all sizes that were tried but those that have a 1 among them."""
-        return bool((self.values == self.example)[~self.ones].all())
+        ones = np.any([sizes == 1 for sizes in self.grid.values()], axis=0).ravel()
+        return bool((self.values == self.example)[~ones].all())
 
     @property
     def regular_answer(self) -> Any:
@@ -154,7 +150,7 @@ class _Answers:
         differ which do so for the example. None where it has to be the example's."""
         if isinstance(self.expression, sympy.Ne if self.example else sympy.Eq):
             return self.example
-        kept = self.values[self.regular]
+        kept = self.values[_regular(self.expression, self.grid).ravel()]
         return kept[0].item() if kept.size and (kept == kept[0]).all() else None
 
 
@@ -165,10 +161,15 @@ def _decide(answers: _Answers, by_user: bool, found: list[Assumption]) -> Any:
     regular = None if by_user else answers.regular_answer
     if regular is not None:
         return _as_sympy(regular)
+    _take_up(found, answers)
+    return _as_sympy(answers.example)
+
+
+def _take_up(found: list[Assumption], answers: _Answers, only_one: bool = False) -> None:
+    """Add the condition that the answer is the example's, with the line that asks, once."""
     condition = _condition(answers)
     if condition not in [assumption.condition for assumption in found]:
-        found.append(Assumption(condition, asking_line()))
-    return _as_sympy(answers.example)
+        found.append(Assumption(condition, asking_line(), only_one))
 
 
 def _as_sympy(answer: Any) -> Any:

@@ -81,7 +81,7 @@ def compare_layers(
 def _of_engine(
     engine: Engine, inputs: Mapping[str, np.ndarray], exact: Mapping[str, np.ndarray], names: Mapping[str, str]
 ) -> tuple[list[LayerTensor], dict[str, Any]]:
-    """The layers of one engine, beside a peer's tensors, and its results by name."""
+    """The layers of one engine, compared with a peer's tensors, and its results by name."""
     graph = engine.source_graph()
     symbols = reference.bind_symbols(graph, inputs)
     results = engine.run({name: array.copy() for name, array in inputs.items()})  # which may update inputs in place

@@ -122,7 +122,7 @@ def runs_recipe(channels: int, fold: int, length: int, pixels: int = 1, step: in
 
 def gates_recipe(width: int, gates: int, group: int = 1) -> Recipe:
     """The recipe of a recurrent layer's weights in panels, of all gates of the same units in turns; `group` steps of
-    the depth lie beside each other."""
+    the depth are contiguous."""
     recipe: Recipe = (("kind", "gates"), ("width", width), ("gates", gates))
     return recipe if group == 1 else (*recipe, ("group", group))
 

@@ -26,7 +26,7 @@ def ctc_losses(
     wide = call.cast(log_probs, float32 if log_probs.dtype.bits < 32 else log_probs.dtype)
     rows = targets if targets.rank == 2 else _rows(call, targets, lengths, longest)
     inside = call.op("less", call.iota(rows.shape[1]), call.unsqueeze(lengths, 1))
-    rows = call.op("where", inside, call.cast(rows, int64), blank)  # what stands behind a text's end is of no meaning
+    rows = call.op("where", inside, call.cast(rows, int64), blank)  # what follows the end of a text has no meaning
     for numbers, most, what in (
         (given, steps, "each input length of a CTC loss is from 0 to the number of steps"),
         (lengths, rows.shape[1], "each target length of a CTC loss is from 0 to the width of its targets"),

@@ -153,7 +153,7 @@ def histc(call: Call, x: Value, bins: int = 100, min: Number = 0, max: Number = 
     limits = _limits(call, x, None if min == max else (float(min), float(max)))
     low, high = _apart(call, *limits, 1.0)
     numbers = call.reshape(x, (-1,))
-    # As PyTorch rounds it: an element beside an edge is counted where this quotient lies.
+    # As PyTorch rounds it: this quotient decides in which bin an element next to an edge is counted.
     scaled = call.op("multiply", call.op("subtract", numbers, low), float(bins))
     scaled = call.op("divide", scaled, call.op("subtract", high, low))
     place = call.op("minimum", call.op("floor", scaled), float(bins - 1))

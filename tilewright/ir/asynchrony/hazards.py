@@ -1,4 +1,4 @@
-"""Reports of findings: the most likely mistake behind an unordered pair of accesses, and what to do about it."""
+"""Reports of findings: the most likely cause of an unordered pair of accesses, and what to do about it."""
 
 from __future__ import annotations
 

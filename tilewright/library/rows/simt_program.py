@@ -29,7 +29,7 @@ LEAST_STRIP = 16
 MOST_PIECES = 8  # of a column that each CTA puts together, whatever their share
 LEAST_ROWS = 128  # of a strip that are worth a CTA
 MOST_WARPS = 16
-OTHER_WARPS_PENALTY = 1.02  # how much behind other numbers of warps are ranked
+OTHER_WARPS_PENALTY = 1.02  # factor by which other numbers of warps are ranked lower
 OTHER_PARTS_PENALTY = 1.05  # the same of the other number of parts
 _BEGIN = 12  # elements that the begin of a line in a block costs
 

@@ -596,6 +596,6 @@ def _local(pairs: list[tuple[int, int]], first: Axes, second: Axes, made_first: 
 
 
 def _possible_flat(cluster: list[Root], root: Root, axes: dict[Root, list[int]]) -> bool:
-    """Whether one loop over all elements computes a root beside others: of its extents, with one place of results."""
+    """Whether one loop over all elements computes a root with others: of its extents, with one place of results."""
     places = {_place(item, axes) for item in [*cluster, root] if item.kind == "reduce"}
     return _extents(root, axes) == _extents(cluster[0], axes) and len(places) <= 1

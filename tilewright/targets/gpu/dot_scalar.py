@@ -154,11 +154,12 @@ class _ScalarDot:
 
         found = dict(zip(places, sums, strict=True)) if sums is not None else {}
         whole = self.deep == 2 and not self.crowded  # loads between the multiply-adds would make registers spill
+        own_rows, own_columns = (list(dict.fromkeys(place[axis] for place in places)) for axis in (0, 1))
         for k, (row, column) in self.order(places, length):
             if whole and (places[-1][0], k) not in rows:  # nor before they are needed: the assembler keeps the order
-                for each in dict.fromkeys(row for row, _ in places):
+                for each in own_rows:
                     of_row(k, each)
-                for each in dict.fromkeys(column for _, column in places):
+                for each in own_columns:
                     of_column(k, each)
             total = [found[row, column]] if (row, column) in found else None
             (found[row, column],) = self.step([(of_row(k, row), of_column(k, column))], total)

@@ -95,9 +95,14 @@ def checked_convolution(group: Group) -> tuple[Node, Value, Value]:
 
 def is_pointwise(anchor: Node, w: Value) -> bool:
     """Whether each output pixel is a product of one input pixel."""
+    return anchor.attributes["groups"] == 1 and reads_one_pixel(anchor, w)
+
+
+def reads_one_pixel(anchor: Node, w: Value) -> bool:
+    """Whether each window is one pixel, the output's own."""
     attributes = anchor.attributes
     moved = any(step != 1 for step in attributes["strides"]) or any(low or high for low, high in attributes["padding"])
-    return attributes["groups"] == 1 and not moved and all(extent == 1 for extent in w.shape[2:])
+    return not moved and all(extent == 1 for extent in w.shape[2:])
 
 
 def is_direct(anchor: Node, x: Value, w: Value) -> bool:

@@ -9,7 +9,7 @@ from tilewright.graph.core import Graph, Node, Value
 from tilewright.graph.fusion import Group
 from tilewright.library.binding import bind_extra, bind_sizes, divides
 from tilewright.library.candidate import Candidate, KernelCall, Operand, Stage
-from tilewright.library.convolution.cpu.candidates import behind, with_bias_in_epilogue
+from tilewright.library.convolution.cpu.candidates import behind, reads_one_pixel, with_bias_in_epilogue
 from tilewright.library.convolution.operands import convolution_of
 from tilewright.library.convolution.simt.planes_kernel import few_planes, planes
 from tilewright.library.cost import expected
@@ -115,27 +115,21 @@ def _tiled(group: Group, slots: Slots, weights: Operand, target: Target) -> list
 
 def _call(anchor: Node, weights: Operand, tile: Tile, parts: int, flat: bool, slots: Slots) -> KernelCall:
     """A launch in tiles, for so many parts of the depth."""
+    w = anchor.inputs[1]
+    assert w is not None
     operands, types, constants = _bound(anchor, weights, slots)
     images, pixels, columns = anchor.output.shape[0], product(anchor.output.shape[2:]), constants["columns"]
     across = product([images, pixels]) if flat else pixels
     bind_sizes({"images": images}, operands, types, constants)
     bind_extra(slots.extra, operands, types)
     constants |= {
-        "FLAT": flat, "POINTWISE": _is_pointwise(anchor),
+        "FLAT": flat, "POINTWISE": reads_one_pixel(anchor, w),
         "BLOCK_M": tile.rows, "BLOCK_N": tile.columns, "BLOCK_K": tile.depth, "PARTS": parts,
         "MASK_M": not divides(tile.rows, columns), "MASK_N": not divides(tile.columns, across),
     }  # fmt: skip
     blocks = [ceil_divide(across, tile.columns), ceil_divide(columns, tile.rows), *([] if flat else [images])]
     grid = (product(blocks), anchor.attributes["groups"] * parts, 1)
     return KernelCall(planes, operands, types, constants, grid, options={"num_warps": tile.warps})
-
-
-def _is_pointwise(anchor: Node) -> bool:
-    """Whether each window of a convolution is one pixel, the output's own."""
-    attributes, w = anchor.attributes, anchor.inputs[1]
-    assert w is not None
-    steps = (*w.shape[2:], *attributes["strides"])
-    return all(step == 1 for step in steps) and not any(any(pair) for pair in attributes["padding"])
 
 
 def _few(group: Group, slots: Slots, weights: Operand, target: Target) -> Candidate:
