@@ -14,6 +14,7 @@ theirs.
 from __future__ import annotations
 
 import argparse
+import contextlib
 import fcntl
 import json
 import os
@@ -220,20 +221,28 @@ class Pair:
 
     def ask(self, text: str, side: str) -> dict[str, Any]:
         """One side's answer."""
-        process = self.processes[side]
-        assert process.stdin is not None and process.stdout is not None
-        try:
-            process.stdin.write(text + "\n")
-            process.stdin.flush()
-            line = process.stdout.readline()
-        except BrokenPipeError:
-            line = ""
-        found: dict[str, Any] = json.loads(line) if line else {"error": "the process ended"}
-        return found
+        self._send(text, side)
+        return self._answer(side)
 
     def both(self, text: str) -> dict[str, dict[str, Any]]:
-        """The answers of both."""
-        return {side: self.ask(text, side) for side in SIDES}
+        """The answers of both, which work at the same time."""
+        for side in SIDES:
+            self._send(text, side)
+        return {side: self._answer(side) for side in SIDES}
+
+    def _send(self, text: str, side: str) -> None:
+        process = self.processes[side]
+        assert process.stdin is not None
+        with contextlib.suppress(BrokenPipeError):  # a process that ended has no answer either
+            process.stdin.write(text + "\n")
+            process.stdin.flush()
+
+    def _answer(self, side: str) -> dict[str, Any]:
+        process = self.processes[side]
+        assert process.stdout is not None
+        line = process.stdout.readline()
+        found: dict[str, Any] = json.loads(line) if line else {"error": "the process ended"}
+        return found
 
     def close(self) -> None:
         """End both processes."""

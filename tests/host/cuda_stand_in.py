@@ -116,17 +116,17 @@ class Driver:
     def _cuDevicePrimaryCtxRetain(self, handle: Any) -> int:
         return 1
 
-    def _allocate(self, size: int, flags: int = 0) -> int:
+    def _allocate(self, size: int) -> int:
         memory = ctypes.create_string_buffer(size + 256)
         address = -(-ctypes.addressof(memory) // 256) * 256
         self.memory[address] = memory
         ctypes.memset(address, 0x7F, size)
         return address
 
-    _cuMemHostAlloc = _allocate
-
-    def _cuMemAlloc(self, size: int) -> tuple[int, int]:
+    def _cuMemAlloc(self, size: int, flags: int = 0) -> tuple[int, int]:
         return (900, 0) if self.captured and self.mode != 2 else (0, self._allocate(size))
+
+    _cuMemHostAlloc = _cuMemAlloc
 
     def _free(self, address: int) -> tuple[int]:
         del self.memory[address]

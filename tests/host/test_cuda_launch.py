@@ -15,7 +15,9 @@ import pytest
 from tilewright.dtypes import bfloat16
 from tilewright.errors import DeviceError, LaunchError
 from tilewright.runtime.cuda import launch, tensor_map
+from tilewright.runtime.cuda.device import current_device
 from tilewright.runtime.cuda.memory import DeviceArray
+from tilewright.runtime.cuda.staging import PinnedBuffer
 from tilewright.runtime.gpu_program import Program, TensorMapUse, runs_on
 
 
@@ -219,3 +221,11 @@ def test_arrays_are_made_and_freed_while_a_graph_is_captured(driver: Any) -> Non
     address = array.address
     del array
     assert address not in driver.memory
+
+
+def test_host_memory_is_locked_and_freed_while_a_graph_is_captured(driver: Any) -> None:
+    driver.cuStreamBeginCapture(5, 1)
+    buffer = PinnedBuffer(current_device())
+    buffer.reserve(100)
+    buffer.reserve(1 << 17)  # frees the first; raises where that ends the capture
+    assert list(driver.memory) == [buffer.address]

@@ -11,6 +11,7 @@ import numpy as np
 from tilewright.runtime.cuda.device import Device
 from tilewright.runtime.cuda.driver import api, check
 from tilewright.runtime.cuda.memory import DeviceArray
+from tilewright.runtime.cuda.streams import not_captured
 
 _PAGE = 1 << 16  # sizes are rounded up to it
 
@@ -58,7 +59,10 @@ class Workspaces:
 
 
 class PinnedBuffer:
-    """Page-locked memory of the host, from which and to which a GPU copies by itself; grows like `DeviceBuffer`."""
+    """Page-locked memory of the host, from which and to which a GPU copies by itself; grows like `DeviceBuffer`.
+
+    Like a `DeviceArray` it may be locked, and freed by the garbage collector, while somebody captures a CUDA graph.
+    """
 
     def __init__(self, device: Device) -> None:
         self._device = device
@@ -74,7 +78,7 @@ class PinnedBuffer:
             self._release()
             self.bytes = self.address = 0
         size = -(-size // _PAGE) * _PAGE
-        with self._device.active():
+        with self._device.active(), not_captured():
             found = check(api().cuMemHostAlloc(size, 0), f"locking {size} bytes of host memory")
         self.address, self.bytes = int(found), size
         self._release = weakref.finalize(self, _free, self.address, self._device, os.getpid())
@@ -84,7 +88,7 @@ class PinnedBuffer:
 def _free(address: int, device: Device, process: int) -> None:
     if os.getpid() != process:  # a fork has the object, but not the memory
         return
-    with device.active():
+    with device.active(), not_captured():
         check(api().cuMemFreeHost(address), "freeing locked host memory")
 
 
