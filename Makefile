@@ -29,6 +29,7 @@ check: $(VENV)/.test
 	$(BIN)/lint-imports
 	$(BIN)/python tools/check_imports.py
 	$(BIN)/python tools/check_sizes.py
+	$(BIN)/python tools/check_names.py
 	$(BIN)/python tools/check_dangerous.py
 	$(BIN)/python tools/readme_tables.py --check
 	$(BIN)/python tools/reference_pages.py --check

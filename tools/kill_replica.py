@@ -128,7 +128,7 @@ def run(path: Path, seconds: float, clients: int, autoscale: bool, port: int = 8
     import ray
     from ray import serve
 
-    from tilewright.llm.serve.replicas import Settings, application
+    from tilewright.llm.serve.replicas import ReplicaSettings, application
 
     options = {"replicas": 1, "most_replicas": 2, "requests_each": 2} if autoscale else {"replicas": 2}
     report: dict[str, Any] = {}
@@ -140,7 +140,7 @@ def run(path: Path, seconds: float, clients: int, autoscale: bool, port: int = 8
             serve.start(http_options={"host": "127.0.0.1", "port": port})
             key_file = Path(folder) / "keys"
             key_file.write_text(KEY)
-            serve.run(application(Settings(
+            serve.run(application(ReplicaSettings(
                 path=path.resolve(), key_file=key_file, threads=1, memory=256, health_seconds=1, **options
             )))  # fmt: skip
             load = Load(f"http://127.0.0.1:{port}", clients)

@@ -18,7 +18,7 @@ from tilewright.engine.file import FORMAT, VERSION, Package
 from tilewright.engine.plan_json import plan_to_json
 from tilewright.engine.weights import Weights
 from tilewright.host import host_cpu
-from tilewright.runtime.plan import Argument, BufferReference, LaunchChoice, Plan, Step, TensorSpec
+from tilewright.runtime.plan import Argument, BufferReference, LaunchChoice, Plan, PlanStep, TensorSpec
 from tilewright.symbolic import Symbol, round_up, symbol
 
 COLUMNS = 8
@@ -96,9 +96,9 @@ def make_plan() -> Plan:
         inputs=[TensorSpec("x", "float32", (BATCH, COLUMNS)), TensorSpec("cache", "int64", (4,), mutates="cache")],
         outputs=[TensorSpec("y", "float32", (BATCH, COLUMNS)), TensorSpec("cache_out", "int64", (4,), mutates="cache")],
         steps=[
-            Step("scale", (scale,), ("multiply", "add"), row_bytes * 2, row_bytes // 2, {"why": "the only one"}),
-            Step("twice", (small, large), ("add",)),
-            Step("count", (increment,), ("add",), 64, 4),
+            PlanStep("scale", (scale,), ("multiply", "add"), row_bytes * 2, row_bytes // 2, {"why": "the only one"}),
+            PlanStep("twice", (small, large), ("add",)),
+            PlanStep("count", (increment,), ("add",), 64, 4),
         ],
         arena_bytes=offset + row_bytes,
         scratch_bytes=64,

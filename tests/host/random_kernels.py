@@ -15,7 +15,7 @@ import numpy as np
 from tilewright.dtypes import DTYPES, DType, bfloat16, float16, float32, int1, int8, int32, int64
 from tilewright.ir import inference
 from tilewright.ir.builder import Builder
-from tilewright.ir.core import Function, Location, Parameter, Region, Value
+from tilewright.ir.core import Function, Location, Parameter, Region, SSAValue
 from tilewright.ir.interpreter import run
 from tilewright.ir.ops import OPS, PREDICATES
 from tilewright.ir.types import PointerType, TensorType, scalar
@@ -35,18 +35,18 @@ class KernelMaker:
         self.random = random
         self.exact = exact
         parameters = [Parameter("n", divisibility=4)]
-        values = [Value(scalar(int32), "n")]
+        values = [SSAValue(scalar(int32), "n")]
         for dtype in STORED:
             for name, const in (("in", True), ("out", False)):
                 facts = (dtype.itemsize, False) if overlapping else (16, const)
                 parameters.append(Parameter(f"{name}_{dtype.text}", *facts))
-                values.append(Value(scalar(PointerType(dtype, const)), parameters[-1].name))
+                values.append(SSAValue(scalar(PointerType(dtype, const)), parameters[-1].name))
         self.function = Function(
             "random_kernel", Region(list(values)), parameters, {"num_warps": 4, "note": 'a "b"\n', "scale": 0.5}
         )
         self.pointers = {parameter.name: value for parameter, value in zip(parameters, values, strict=True)}
         self.build = Builder(self.function)
-        self.pool: list[Value] = [values[0]]
+        self.pool: list[SSAValue] = [values[0]]
         self.stored = dict.fromkeys(STORED, 0)
         self.makers: list[Callable[[], None]] = [
             self.elementwise, self.elementwise, self.elementwise, self.compare_select, self.convert, self.shape,
@@ -85,8 +85,8 @@ class KernelMaker:
 
     # Values
 
-    def add(self, values: Value | Sequence[Value]) -> None:
-        for value in [values] if isinstance(values, Value) else values:
+    def add(self, values: SSAValue | Sequence[SSAValue]) -> None:
+        for value in [values] if isinstance(values, SSAValue) else values:
             if self.random.random() < 0.3:
                 value.name = self.random.choice(["x", "acc", "mask", "x_1", "π", "7"])
             self.pool.append(value)
@@ -106,7 +106,7 @@ class KernelMaker:
     def type(self, kind: str) -> TensorType:
         return TensorType(self.random.choice(SHAPES), self.dtype(kind))
 
-    def value(self, type_: TensorType) -> Value:
+    def value(self, type_: TensorType) -> SSAValue:
         """A value of this type: one in reach, or a new one."""
         found = [value for value in self.pool if value.type == type_]
         choice = self.random.random()
@@ -121,7 +121,7 @@ class KernelMaker:
             return self.build.emit("splat", self.value(scalar(type_.element)), shape=type_.shape)
         return self.build.constant(self.number(type_.dtype), type_.dtype, type_.shape)
 
-    def any_value(self, kind: str = "ordered") -> Value:
+    def any_value(self, kind: str = "ordered") -> SSAValue:
         found = [value for value in self.pool if inference.KINDS[kind](value.type)]
         return self.random.choice(found) if found and self.random.random() < 0.8 else self.value(self.type(kind))
 
@@ -193,7 +193,7 @@ class KernelMaker:
         index = self.build.emit("and", self.value(TensorType((2, 4), int32)), self.build.constant(1, int32, (2, 4)))
         self.add(self.build.emit("gather", source, index, axis=axis))
 
-    def lanes(self, pointer: Value, shape: tuple[int, ...], start: int) -> Value:
+    def lanes(self, pointer: SSAValue, shape: tuple[int, ...], start: int) -> SSAValue:
         """Pointers to different elements of a buffer, from element `start`."""
         size = int(np.prod(shape))
         if not shape:
@@ -201,7 +201,7 @@ class KernelMaker:
         index = self.build.emit("reshape", self.build.emit("arange", start=start, end=start + size), shape=shape)
         return self.build.emit("offset", self.build.emit("splat", pointer, shape=shape), index)
 
-    def meeting_lanes(self, pointer: Value, shape: tuple[int, ...], start: int) -> Value:
+    def meeting_lanes(self, pointer: SSAValue, shape: tuple[int, ...], start: int) -> SSAValue:
         """Pointers to elements of a buffer, of which some are the same: by remainder, quotient, stride or data."""
         emit = self.build.emit
         lanes = emit("arange", start=0, end=int(np.prod(shape)))
@@ -229,7 +229,7 @@ class KernelMaker:
     def load(self) -> None:
         dtype, shape = self.random.choice(STORED), self.random.choice(SHAPES)
         pointers = self.lanes(self.pointers[f"in_{dtype.text}"], shape, self.random.randrange(32))
-        extra: list[Value] = []
+        extra: list[SSAValue] = []
         if self.random.random() < 0.6:
             extra.append(self.value(TensorType(shape, int1)))
             if self.random.random() < 0.6:
@@ -246,11 +246,11 @@ class KernelMaker:
             pointer = self.build.emit("splat", pointer, shape=shape)
         self.add(self.build.emit("load", self.build.emit("offset", pointer, index)))
 
-    def limit(self) -> Value:
+    def limit(self) -> SSAValue:
         """A scalar in 0 … 7 that is known at run time."""
         return self.build.emit("and", self.value(scalar(int32)), self.build.constant(7))
 
-    def block(self, dtype: DType, rows: int, columns: int, masked: bool = True) -> tuple[Value, Value | None]:
+    def block(self, dtype: DType, rows: int, columns: int, masked: bool = True) -> tuple[SSAValue, SSAValue | None]:
         """[rows, columns] of an input read by row and column pointers, and its mask `row < m and column < n`."""
         emit = self.build.emit
         row = emit("expand_dims", emit("arange", start=0, end=rows), axis=1)
@@ -306,7 +306,7 @@ class KernelMaker:
         start = self.lanes(self.pointers[f"in_{dtype.text}"], shape, 0)
         step = self.build.constant(self.random.choice([1, 4]), int32, shape)
 
-        def body(index: Value, carried: list[Value]) -> list[Value]:
+        def body(index: SSAValue, carried: list[SSAValue]) -> list[SSAValue]:
             bound = self.build.emit("splat", index, shape=shape)
             mask = self.build.emit("compare", self.build.constant(2, int32, shape), bound, predicate="ge")
             loaded = self.build.emit("load", carried[0], mask)
@@ -319,7 +319,7 @@ class KernelMaker:
     def store(self) -> None:
         self.store_value(self.any_value())
 
-    def store_value(self, value: Value) -> None:
+    def store_value(self, value: SSAValue) -> None:
         """To memory that no other operation writes; converted when there is no buffer of its type."""
         dtype = value.type.dtype
         if dtype not in STORED:
@@ -369,7 +369,7 @@ class KernelMaker:
 
         if self.random.random() < 0.3:
 
-            def body(index: Value, carried: list[Value]) -> list[Value]:
+            def body(index: SSAValue, carried: list[SSAValue]) -> list[SSAValue]:
                 write()
                 return [self.build.emit("add", carried[0], loaded)]
 
@@ -441,7 +441,7 @@ class KernelMaker:
         if self.random.random() < 0.3:
             steps[1] = self.build.constant(self.random.choice([1, 8]))
 
-        def body(_: Value, carried: list[Value]) -> list[Value]:
+        def body(_: SSAValue, carried: list[SSAValue]) -> list[SSAValue]:
             source, target = (emit("offset", emit("splat", place, shape=shape), index) for place in carried[:2])
             loaded = emit("load", source)
             value = emit("add", loaded, self.build.constant(1, dtype, shape))
@@ -455,7 +455,7 @@ class KernelMaker:
         results = self.build.for_loop(*bounds, [*starts, self.build.constant(0, dtype, shape)], body)
         self.add(results[2])
 
-    def indices(self, shape: tuple[int, ...]) -> list[Value]:
+    def indices(self, shape: tuple[int, ...]) -> list[SSAValue]:
         """The index along each axis of a block."""
         found = []
         for axis, extent in enumerate(shape):
@@ -465,7 +465,7 @@ class KernelMaker:
             found.append(self.build.emit("broadcast", index, shape=shape))
         return found
 
-    def places(self, shape: tuple[int, ...]) -> Value:
+    def places(self, shape: tuple[int, ...]) -> SSAValue:
         """Offsets of a block: consecutive, in rows a distance apart that is known now or at run time, or shared."""
         emit = self.build.emit
         kind = self.random.choice(["plain", "plain", "plain", "strided", "rows", "rows", "shared"])
@@ -490,7 +490,7 @@ class KernelMaker:
         operands = [self.value(TensorType(shape, element)) for element in elements]
         opcodes = [self.random.choice(["add", "maximum", "minimum", "multiply"]) for _ in operands]
 
-        def combine(left: list[Value], right: list[Value]) -> list[Value]:
+        def combine(left: list[SSAValue], right: list[SSAValue]) -> list[SSAValue]:
             emitted = zip(opcodes, left, right, strict=True)
             return [self.build.emit(opcode, one, other) for opcode, one, other in emitted]
 
@@ -506,11 +506,11 @@ class KernelMaker:
             number, other = region.arguments
             zero, two, limit = (self.build.constant(value) for value in (0, 2, 40))
 
-            def before(values: list[Value]) -> tuple[Value, list[Value]]:
+            def before(values: list[SSAValue]) -> tuple[SSAValue, list[SSAValue]]:
                 magnitude = self.build.emit("absolute", values[0])
                 return self.build.emit("compare", magnitude, limit, predicate="gt"), values
 
-            def after(values: list[Value]) -> list[Value]:
+            def after(values: list[SSAValue]) -> list[SSAValue]:
                 positive = self.build.emit("compare", values[0], zero, predicate="gt")
                 half = self.build.emit("divide", values[0], two)
                 return self.build.if_branch(
@@ -544,7 +544,7 @@ class KernelMaker:
 
     # Control flow
 
-    def nested(self, yields: Sequence[TensorType], arguments: Sequence[Value] = ()) -> list[Value]:
+    def nested(self, yields: Sequence[TensorType], arguments: Sequence[SSAValue] = ()) -> list[SSAValue]:
         """A few operations and the values that a body yields; what it made goes out of reach."""
         outside, depth = list(self.pool), self.depth
         self.pool += arguments
@@ -581,11 +581,11 @@ class KernelMaker:
         initial = [first, *(self.value(type_) for type_ in self.results())]
         forwarded = [counter, *self.results()]
 
-        def before(values: list[Value]) -> tuple[Value, list[Value]]:
+        def before(values: list[SSAValue]) -> tuple[SSAValue, list[SSAValue]]:
             go_on = self.build.emit("compare", values[0], self.build.constant(0), predicate="gt")
             return go_on, [values[0], *self.nested(forwarded[1:], values)]
 
-        def after(values: list[Value]) -> list[Value]:
+        def after(values: list[SSAValue]) -> list[SSAValue]:
             rest = self.nested([value.type for value in initial[1:]], values)
             return [self.build.emit("subtract", values[0], self.build.constant(1)), *rest]
 

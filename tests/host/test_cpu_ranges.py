@@ -15,7 +15,7 @@ import tilewright.language as tl
 from tilewright.dtypes import int32, int64
 from tilewright.ir import interpreter
 from tilewright.ir.builder import Builder
-from tilewright.ir.core import Function, Parameter, Region, Value
+from tilewright.ir.core import Function, Parameter, Region, SSAValue
 from tilewright.ir.types import PointerType, scalar
 from tilewright.targets.cpu.affine import AffineAnalysis
 from tilewright.targets.cpu.ranges import Ranges
@@ -49,7 +49,7 @@ class Maker:
         self.random = drawn
         parameters = [Parameter("n"), Parameter("m"), Parameter("out")]
         kinds = [scalar(int32), scalar(int64), scalar(PointerType(int64))]
-        values = [Value(kind, entry.name) for kind, entry in zip(kinds, parameters, strict=True)]
+        values = [SSAValue(kind, entry.name) for kind, entry in zip(kinds, parameters, strict=True)]
         self.function = Function("bounded", Region(values), parameters)
         self.build = Builder(self.function)
         self.out = values[2]

@@ -15,7 +15,7 @@ from tilewright.build import plan_codegen
 from tilewright.runtime.glue import glue
 from tilewright.runtime.library import load_objects
 from tilewright.runtime.parallel import run_parallel
-from tilewright.runtime.plan import Argument, BufferReference, ContextLayout, LaunchChoice, Plan, Step, TensorSpec
+from tilewright.runtime.plan import Argument, BufferReference, ContextLayout, LaunchChoice, Plan, PlanStep, TensorSpec
 from tilewright.symbolic import Size, Symbol, evaluate, symbol
 
 SYMBOLS = {name: Symbol(name, low, high) for name, low, high in (("a", 0, 50), ("b", 1, 9), ("c", 7, 1000))}
@@ -80,7 +80,7 @@ def run_plan(plan: Plan, kernels: dict[str, str], symbols: dict[str, int], resul
     run_parallel(library.address("plan"), ctypes.addressof(context), 0, 2)
 
 
-def make_plan(steps: list[Step], count: int) -> Plan:
+def make_plan(steps: list[PlanStep], count: int) -> Plan:
     return Plan(SYMBOLS, [], [TensorSpec("y", "int64", (count,))], steps, 0, 0)
 
 
@@ -100,7 +100,7 @@ def test_sizes_are_evaluated_as_python_does(sizes, a, b, c):
         Argument("i64", 0),
         *(Argument("i64", size) for size in sizes),
     )
-    step = Step("dump", (LaunchChoice("dump", arguments, (1, 1, 1)),), ())
+    step = PlanStep("dump", (LaunchChoice("dump", arguments, (1, 1, 1)),), ())
     count = len(sizes) + 4  # the mark's slot, the sizes, the grid
     result = np.zeros(count, np.int64)
     run_plan(make_plan([step], count), {"dump": dump("dump", count)}, values, result)
@@ -120,7 +120,7 @@ def test_arguments_of_every_kind():
         Argument("f32", float("-inf")),
         Argument("i32", -3),
     )
-    step = Step("dump", (LaunchChoice("dump", arguments, (B, 2, 1)),), ())
+    step = PlanStep("dump", (LaunchChoice("dump", arguments, (B, 2, 1)),), ())
     result = np.zeros(12, np.int64)
     run_plan(make_plan([step], 12), {"dump": dump("dump", 12)}, {"a": 0, "b": 3, "c": 7}, result)
     assert result.tolist() == [
@@ -150,7 +150,7 @@ def test_the_first_choice_that_applies_is_taken(a, kernel, nanoseconds):
     )
     kernels = {name: dump(name, 1, mark) for name, mark in zip(limits, (11, 12, 13), strict=True)}
     result = np.zeros(1, np.int64)
-    step = Step("choose", choices, (), bytes=symbolic.lift(nanoseconds) * 8)
+    step = PlanStep("choose", choices, (), bytes=symbolic.lift(nanoseconds) * 8)
     run_plan(make_plan([step], 1), kernels, {"a": a, "b": 1, "c": 7}, result)
     assert result[0] == kernel
 
@@ -158,7 +158,7 @@ def test_the_first_choice_that_applies_is_taken(a, kernel, nanoseconds):
 def test_a_grid_without_instances_is_skipped():
     arguments = (Argument("*i64", BufferReference("output", "y")), Argument("i64", 0))
     result = np.zeros(1, np.int64)
-    step = Step("nothing", (LaunchChoice("dump", arguments, (B, A, 1)),), ())
+    step = PlanStep("nothing", (LaunchChoice("dump", arguments, (B, A, 1)),), ())
     run_plan(make_plan([step], 1), {"dump": dump("dump", 1)}, {"a": 0, "b": 1, "c": 7}, result)
     assert result[0] == 0
 
@@ -166,10 +166,10 @@ def test_a_grid_without_instances_is_skipped():
 def test_plans_that_cannot_be_are_refused():
     conditional = LaunchChoice("dump", (), (1, 1, 1), A, 5)
     with pytest.raises(ValueError, match="last choice must apply always"):
-        plan_codegen.generate(make_plan([Step("s", (conditional,), ())], 1), "plan", {"dump": "dump"}, {})
+        plan_codegen.generate(make_plan([PlanStep("s", (conditional,), ())], 1), "plan", {"dump": "dump"}, {})
     symbolic_float = LaunchChoice("dump", (Argument("f32", A),), (1, 1, 1))
     with pytest.raises(ValueError, match="cannot be passed as f32"):
-        plan_codegen.generate(make_plan([Step("s", (symbolic_float,), ())], 1), "plan", {"dump": "dump"}, {})
+        plan_codegen.generate(make_plan([PlanStep("s", (symbolic_float,), ())], 1), "plan", {"dump": "dump"}, {})
 
 
 def test_a_plan_of_many_steps_is_several_functions() -> None:
@@ -179,7 +179,7 @@ def test_a_plan_of_many_steps_is_several_functions() -> None:
     for number in range(count):
         arguments = (Argument("*i64", BufferReference("output", "y", 40 * number)), Argument("i64", 0))
         steps.append(
-            Step(f"dump.{number}", (LaunchChoice("dump", (*arguments, Argument("i64", size)), (1, 1, 1)),), ())
+            PlanStep(f"dump.{number}", (LaunchChoice("dump", (*arguments, Argument("i64", size)), (1, 1, 1)),), ())
         )
     result = np.zeros(5 * (count + 1), np.int64)
     run_plan(make_plan(steps, len(result)), {"dump": dump("dump", 5)}, {"a": 7, "b": 1, "c": 1}, result)

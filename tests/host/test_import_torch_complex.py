@@ -196,7 +196,7 @@ def test_deformable_convolutions_of_torchvision(use_mask: bool) -> None:
     """With offsets of whole pixels it is a convolution of shifted images."""
     from tilewright.graph.build import GraphBuilder
     from tilewright.importers.torch_export import declare_output
-    from tilewright.importers.torch_fx import Call
+    from tilewright.importers.torch_fx import TorchCall
     from tilewright.importers.torch_ops import RULES
     from tilewright.importers.torch_symbols import SymbolTable
 
@@ -209,7 +209,7 @@ def test_deformable_convolutions_of_torchvision(use_mask: bool) -> None:
     builder = GraphBuilder("deformed")
     values = [builder.input(f"x{i}", float64, tuple(item.shape)) for i, item in enumerate(arrays)]
     node = torch.fx.Graph().create_node("call_function", torch.relu)
-    call = Call(builder, SymbolTable(builder, {}), node)
+    call = TorchCall(builder, SymbolTable(builder, {}), node)
     result = RULES["torchvision.deform_conv2d.default"](call, *values, 2, 2, 1, 1, 1, 1, 2, 2, use_mask)
     declare_output(builder, result, "y")
     found = reference.run(builder.finish(), {f"x{i}": item.numpy() for i, item in enumerate(arrays)})["y"]

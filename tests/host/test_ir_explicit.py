@@ -6,7 +6,7 @@ import pytest
 
 from tilewright.errors import InvalidIRError
 from tilewright.ir.builder import Builder
-from tilewright.ir.core import Region, Value
+from tilewright.ir.core import Region, SSAValue
 from tilewright.ir.explicit import OPCODES
 from tilewright.ir.parser import parse_function, parse_type
 from tilewright.ir.printer import print_function
@@ -148,9 +148,9 @@ def test_malformed_types(text: str):
 def test_broken_rules(opcode: str, types: list[str], attributes: dict[str, object], reason: str):
     given = {name: parse_type(value).dtype if isinstance(value, str) else value for name, value in attributes.items()}
     with pytest.raises(InvalidIRError, match=reason):
-        Builder(Region()).create(opcode, [Value(parse_type(text)) for text in types], given)  # type: ignore[arg-type]
+        Builder(Region()).create(opcode, [SSAValue(parse_type(text)) for text in types], given)  # type: ignore[arg-type]
 
 
 def test_a_leading_one_of_a_map_is_left_out():
     types = ["tensormap<1x64x64xf16>", "i32", "i32", "i32", "shared<64x64xf16,128>", "barrier"]
-    Builder(Region()).create("tma_load", [Value(parse_type(text)) for text in types])
+    Builder(Region()).create("tma_load", [SSAValue(parse_type(text)) for text in types])

@@ -13,7 +13,7 @@ from tests.host.random_kernels import random_kernel
 from tilewright.dtypes import float32, int32
 from tilewright.errors import InvalidIRError
 from tilewright.ir.builder import Builder
-from tilewright.ir.core import Function, Location, Operation, Parameter, Region, Value
+from tilewright.ir.core import Function, Location, Operation, Parameter, Region, SSAValue
 from tilewright.ir.parser import parse_function
 from tilewright.ir.types import TensorType, scalar
 from tilewright.ir.verifier import verify
@@ -52,7 +52,7 @@ def result_without_definition(function: Function) -> None:
 
 
 def operand_from_nowhere(function: Function) -> None:
-    find(function, "splat").operands[0] = Value(scalar(float32))
+    find(function, "splat").operands[0] = SSAValue(scalar(float32))
 
 
 def operand_out_of_region(function: Function) -> None:
@@ -126,7 +126,7 @@ def block_in_combine(function: Function) -> None:
 
 
 def parameter_is_a_block(function: Function) -> None:
-    function.region.arguments.append(Value(TensorType((4,), int32)))
+    function.region.arguments.append(SSAValue(TensorType((4,), int32)))
     function.parameters.append(Parameter("block"))
 
 

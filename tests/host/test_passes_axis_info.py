@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 from tilewright.dtypes import float32, int32, int64
 from tilewright.ir import interpreter
 from tilewright.ir.builder import Builder
-from tilewright.ir.core import Function, Parameter, Region, Value
+from tilewright.ir.core import Function, Parameter, Region, SSAValue
 from tilewright.ir.memory import LaunchMemory
 from tilewright.ir.parser import parse_function
 from tilewright.ir.types import PointerType, TensorType, scalar
@@ -140,7 +140,7 @@ class IndexMaker:
         self.random = random
         names = [Parameter("x", 16), Parameter("y", 4), Parameter("n", 8), Parameter("m", 1)]
         types = [scalar(PointerType(float32)), scalar(PointerType(float32)), scalar(int64), scalar(int64)]
-        values = [Value(type_, parameter.name) for type_, parameter in zip(types, names, strict=True)]
+        values = [SSAValue(type_, parameter.name) for type_, parameter in zip(types, names, strict=True)]
         self.function = Function("k", Region(list(values)), names)
         self.build = Builder(self.function)
         self.pool = values[2:]
@@ -157,7 +157,7 @@ class IndexMaker:
         for _ in range(length):
             self.random.choice(makers)()
 
-    def value(self, shape: tuple[int, ...]) -> Value:
+    def value(self, shape: tuple[int, ...]) -> SSAValue:
         found = [value for value in self.pool if value.type == TensorType(shape, int64)]
         if found and self.random.random() < 0.8:
             return self.random.choice(found)
@@ -165,7 +165,7 @@ class IndexMaker:
             return self.build.emit("splat", self.value(()), shape=shape)
         return self.build.constant(self.random.choice([-16, -3, 0, 1, 2, 8, 12, 16, 48]), int64, shape)
 
-    def any_value(self) -> Value:
+    def any_value(self) -> SSAValue:
         return self.random.choice([value for value in self.pool if value.type.element == int64])
 
     def arithmetic(self) -> None:
@@ -186,7 +186,7 @@ class IndexMaker:
             return self.pool.append(result) if self.depth_of(result) < 4 else None
         self.pool.append(result)
 
-    def depth_of(self, value: Value) -> int:
+    def depth_of(self, value: SSAValue) -> int:
         """How many products lie behind a value."""
         if value.definition is None:
             return 0
@@ -233,7 +233,7 @@ class IndexMaker:
         bounds = [self.build.constant(number, int64) for number in (self.random.choice([0, 4]), 9, 4)]
         initial = [self.any_value(), self.any_value()]
 
-        def body(index: Value, carried: list[Value]) -> list[Value]:
+        def body(index: SSAValue, carried: list[SSAValue]) -> list[SSAValue]:
             outside = list(self.pool)
             self.pool += [index, *carried]
             for _ in range(3):
@@ -247,7 +247,7 @@ class IndexMaker:
         self.pool += results
 
 
-def check(value: Value, numbers: np.ndarray, facts: AxisInfo) -> None:
+def check(value: SSAValue, numbers: np.ndarray, facts: AxisInfo) -> None:
     scale = 4 if value.type.is_pointer else 1
     block = numbers.astype(np.int64).reshape(value.type.shape or (1,))
     for axis, extent in enumerate(block.shape):

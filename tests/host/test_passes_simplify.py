@@ -10,10 +10,10 @@ from hypothesis import settings as hypothesis_settings
 from hypothesis import strategies as st
 
 from tests.host.random_kernels import random_kernel, run_kernel
-from tilewright.ir.core import Function, Operation, Value
+from tilewright.ir.core import Function, Operation, SSAValue
 from tilewright.ir.parser import parse_function
 from tilewright.ir.printer import print_function
-from tilewright.ir.rewrite import Rewriter, RewriteTable, rewrite
+from tilewright.ir.rewrite import RewriteTable, RuleRewriter, rewrite
 from tilewright.ir.verifier import verify
 from tilewright.passes.canonicalize import canonicalize
 from tilewright.passes.common_subexpressions import merge_common_subexpressions
@@ -374,14 +374,14 @@ def test_rules_see_what_other_rules_made():
     table = RewriteTable("doubling")
 
     @table.on("add")
-    def twice(operation: Operation, build: Rewriter) -> Value | None:
+    def twice(operation: Operation, build: RuleRewriter) -> SSAValue | None:
         left, right = operation.operands
         return build.emit("multiply", left, build.like(left, 2)) if left is right else None
 
     other = RewriteTable("shifting")
 
     @other.on("multiply")
-    def shift(operation: Operation, build: Rewriter) -> Value | None:
+    def shift(operation: Operation, build: RuleRewriter) -> SSAValue | None:
         return build.emit("shift_left", operation.operands[0], build.like(operation.operands[0], 1))
 
     function = parse_function("kernel k(%x: i32) {\n%a = add %x, %x : i32\nprint %a\nreturn\n}")
@@ -393,11 +393,11 @@ def test_rules_that_never_rest_are_stopped():
     table = RewriteTable("circle")
 
     @table.on("add")
-    def turn(operation: Operation, build: Rewriter) -> Value | None:
+    def turn(operation: Operation, build: RuleRewriter) -> SSAValue | None:
         return build.emit("subtract", *operation.operands)
 
     @table.on("subtract")
-    def back(operation: Operation, build: Rewriter) -> Value | None:
+    def back(operation: Operation, build: RuleRewriter) -> SSAValue | None:
         return build.emit("add", *operation.operands)
 
     function = parse_function("kernel k(%x: i32) {\n%a = add %x, %x : i32\nprint %a\nreturn\n}")

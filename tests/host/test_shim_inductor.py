@@ -14,11 +14,11 @@ import tilewright.language as tl
 from tests.host.test_frontend_shim import SCRIPTS, run
 from tilewright.errors import ExecutionError, LaunchError
 from tilewright.launch import hooks
-from tilewright.launch.compiled import CompiledKernel as NativeKernel
+from tilewright.launch.compiled import CompiledKernel
 from tilewright.launch.driver import GPUTarget
 from tilewright.launch.jit import JITFunction
 from tilewright.shim import compiler
-from tilewright.shim.compiled import CompiledKernel
+from tilewright.shim.compiled import CompiledSource
 
 TEXT = """
 def scale(x, out, n, BLOCK: tl.constexpr):
@@ -35,7 +35,7 @@ def module_scale(x, out, n, BLOCK: tl.constexpr):
     tl.store(out + i, tl.load(x + i, mask=i < n) * 3, mask=i < n)
 
 
-def compiled_scale() -> CompiledKernel:
+def compiled_scale() -> CompiledSource:
     source = compiler.ASTSource(JITFunction.from_source(TEXT, "scale", {"tl": tl}), SIGNATURE, {"BLOCK": 64}, ALIGNED)
     return compiler.compile(source, GPUTarget("cpu", "", 1), {"num_warps": 4})
 
@@ -59,7 +59,7 @@ def test_the_launcher() -> None:
     check(kernel)
     kernel._init_handles()
     assert kernel.function and kernel.module is not None
-    assert isinstance(kernel.kernel, CompiledKernel) and isinstance(kernel, CompiledKernel)
+    assert isinstance(kernel.kernel, CompiledSource) and isinstance(kernel, CompiledSource)
     x = np.zeros(64, np.float32)
     with pytest.raises(LaunchError, match="'n': it was compiled for multiples of 16"):
         start(kernel, x[1:], x[1:], 63)
@@ -105,7 +105,7 @@ def test_state_for_another_process() -> None:
     state = pickle.loads(pickle.dumps({**vars(kernel), "module": None, "function": None, "run": None}))
     assert (function.arg_names, function.constexprs) == (names, [3])
     function.fn = python
-    again = CompiledKernel.__new__(CompiledKernel)
+    again = CompiledSource.__new__(CompiledSource)
     vars(again).update(state)
     assert again.src.fn.fn is None and again.src.fn.arg_names == names
     assert [entry.num for entry in again.src.fn.params if entry.is_constexpr] == again.src.fn.constexprs == [3]
@@ -118,7 +118,7 @@ def test_kernels_are_pickled_by_name() -> None:
     assert pickle.loads(pickle.dumps(module_scale)) is module_scale
     native = module_scale.compile({"x": "*f32", "out": "*f32", "n": "i32"}, {"BLOCK": 64})
     again = pickle.loads(pickle.dumps(native))
-    assert type(again) is NativeKernel and again.hash == native.hash and again.dump() == native.dump()
+    assert type(again) is CompiledKernel and again.hash == native.hash and again.dump() == native.dump()
     x, out = np.arange(64, dtype=np.float32), np.zeros(64, np.float32)
     again[(1,)](x, out, 64)
     np.testing.assert_array_equal(out, 3 * x)

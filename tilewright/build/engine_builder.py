@@ -36,7 +36,7 @@ from tilewright.library.generated.elementwise import copy_candidate
 from tilewright.library.generated.generate import Result, elementwise_call
 from tilewright.library.select import candidates
 from tilewright.measure.choosing import Choice
-from tilewright.runtime.plan import BufferReference, Plan, Step, TensorSpec, estimate_nanoseconds
+from tilewright.runtime.plan import BufferReference, Plan, PlanStep, TensorSpec, estimate_nanoseconds
 from tilewright.symbolic import Size, evaluate, floor_divide, free_symbols, lift, simplify, to_json
 from tilewright.targets.base import Target
 from tilewright.targets.registry import backend_of, graph_passes
@@ -148,7 +148,7 @@ class EngineBuilder:
                 for call in stage.calls
             ]
         )
-        steps: list[Step] = []
+        steps: list[PlanStep] = []
         known = [evidence.get(task.group.name, {"group": "copy"}) for task in storage.tasks]
         lanes = storage.lanes
         ends: list[int] = []  # the last step of each task
@@ -191,7 +191,7 @@ class EngineBuilder:
             work.append(branches.TaskWork(access.reads, access.writes, seconds, fills))
         return branches.places(work, machine.launches.crossing)
 
-    def _steps(self, number: int, task: GroupTask, storage: TensorStorage, evidence: dict[str, Any]) -> list[Step]:
+    def _steps(self, number: int, task: GroupTask, storage: TensorStorage, evidence: dict[str, Any]) -> list[PlanStep]:
         """A step for each stage of the task's candidate."""
         stages = task.candidate.stages
 
@@ -200,7 +200,7 @@ class EngineBuilder:
 
         with _naming(task.group):
             return [
-                Step(
+                PlanStep(
                     name=task.group.name if len(stages) == 1 else f"{task.group.name}.{position}",
                     choices=tuple(self.kernels.choice(call, place) for call in stage.calls),
                     operations=_operations(task.group),

@@ -21,7 +21,7 @@ from tilewright.runtime.plan import (
     ContextLayout,
     LaunchChoice,
     Plan,
-    Step,
+    PlanStep,
     TableReference,
     TiledReference,
     estimate_nanoseconds,
@@ -105,7 +105,7 @@ class _PlanWriter:
             now = builder.call("tilewright_clock", "i64", [])
             builder.store(now, builder.gep(self.profile, number, "i64"), align=8)
 
-    def _step(self, step: Step) -> None:
+    def _step(self, step: PlanStep) -> None:
         builder = self.builder
         nanoseconds = estimate_nanoseconds(step.bytes, step.flops)
         end = builder.new_block("step.end")

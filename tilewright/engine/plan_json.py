@@ -13,7 +13,7 @@ from tilewright.runtime.plan import (
     IndexRange,
     LaunchChoice,
     Plan,
-    Step,
+    PlanStep,
     TableReference,
     TensorSpec,
     TiledReference,
@@ -98,7 +98,7 @@ def _index_range_from_json(data: Any, sizes: SizeReader, inputs: list[TensorSpec
     return IndexRange(_text(name), sizes.read(low), sizes.read(high), _text(operation))
 
 
-def _step_to_json(step: Step) -> dict[str, Any]:
+def _step_to_json(step: PlanStep) -> dict[str, Any]:
     lanes = {"lane": step.lane, "after": list(step.after)} if step.lane or step.after else {}
     return {
         **lanes,
@@ -111,14 +111,14 @@ def _step_to_json(step: Step) -> dict[str, Any]:
     }
 
 
-def _step_from_json(number: int, data: Any, sizes: SizeReader) -> Step:
+def _step_from_json(number: int, data: Any, sizes: SizeReader) -> PlanStep:
     evidence = data["evidence"]
     lane, after = _natural(data.get("lane", 0)), tuple(map(_natural, data.get("after", ())))
     if lane > _LANES or any(other >= number for other in after):
         raise ValueError("a step waits for a later one, or has an unknown lane")
     if not isinstance(evidence, dict):
         raise ValueError("a step's evidence is no object")
-    return Step(
+    return PlanStep(
         _text(data["name"]),
         tuple(_choice_from_json(choice, sizes) for choice in data["choices"]),
         tuple(map(_text, data["operations"])),

@@ -14,7 +14,7 @@ from tilewright.frontend.builtins import constant_of
 from tilewright.frontend.compile_time import compute, member
 from tilewright.frontend.scope import FunctionState, is_compile_time, nearest
 from tilewright.frontend.values import check_same, put_together, take_apart
-from tilewright.ir.core import Region, Value
+from tilewright.ir.core import Region, SSAValue
 from tilewright.language.aggregate import Aggregate
 from tilewright.language.atomics import METHODS as ATOMIC_METHODS
 from tilewright.language.context import LanguageError
@@ -335,7 +335,7 @@ class Expressions(FunctionState):
             check_same(name, values[0][name], values[1][name], ("in one branch", "in the other"))
         for region, bound in zip(regions, values, strict=True):
             with builder.at(region):
-                handles: list[Value] = []
+                handles: list[SSAValue] = []
                 for name, value in bound.items():
                     shapes[name], leaves = take_apart(value)
                     handles.extend(leaf.handle for leaf in leaves)

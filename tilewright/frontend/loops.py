@@ -21,7 +21,7 @@ from tilewright.frontend.analysis import (
 from tilewright.frontend.compile_time import unrolled
 from tilewright.frontend.statements import ASSIGN_BEFORE, RETURN_VALUE, RETURNED, Left, Outcome, Statements
 from tilewright.frontend.values import Shape, check_same, put_together, take_apart
-from tilewright.ir.core import Region, Value
+from tilewright.ir.core import Region, SSAValue
 from tilewright.language import core
 from tilewright.language.context import LanguageError
 from tilewright.language.semantic import arithmetic
@@ -39,11 +39,11 @@ class CarriedNames:
     initial: list[tensor]
     before: list[Any]
 
-    def region(self, leading: Sequence[Value] = ()) -> Region:
+    def region(self, leading: Sequence[SSAValue] = ()) -> Region:
         """A region whose arguments are `leading` and one value for each carried tensor."""
-        return Region([*leading, *(Value(entry.handle.type) for entry in self.initial)])
+        return Region([*leading, *(SSAValue(entry.handle.type) for entry in self.initial)])
 
-    def rebuild(self, handles: Sequence[Value]) -> dict[str, Any]:
+    def rebuild(self, handles: Sequence[SSAValue]) -> dict[str, Any]:
         """The carried names' values on new IR values."""
         stream = iter(handles)
         return {name: put_together(shape, stream) for name, shape in zip(self.names, self.shapes, strict=True)}
@@ -163,7 +163,7 @@ class Loops(Statements):
             self.session.builder.create("yield", handles)
         self.names, self.unbound, self.loop, self.carried, self.unrolled = saved
 
-    def _leave(self, statement: ast.For | ast.While, carried: CarriedNames, results: Sequence[Value]) -> None:
+    def _leave(self, statement: ast.For | ast.While, carried: CarriedNames, results: Sequence[SSAValue]) -> None:
         """Bind the carried names to the loop's results; other names assigned inside end with it."""
         for name in assigned_names([statement]):
             self.unbind(name, f"it is assigned inside the loop at line {statement.lineno} only")
@@ -195,7 +195,7 @@ class Loops(Statements):
             return
         lower, upper, step, backward = bounds
         carried = self._carried(statement)
-        region = carried.region([Value(lower.handle.type)])
+        region = carried.region([SSAValue(lower.handle.type)])
         builder = self.session.builder
         with builder.at(region):
             self.mark(statement)
@@ -257,7 +257,7 @@ class Loops(Statements):
         for the body, and `following`, given also whether the body lets the loop run on, their next values.
         """
         builder, count = self.session.builder, len(leading)
-        before, after = (carried.region([Value(value.handle.type) for value in leading]) for _ in range(2))
+        before, after = (carried.region([SSAValue(value.handle.type) for value in leading]) for _ in range(2))
         names = dict(self.names)
         with builder.at(before):
             for name, value in carried.rebuild(before.arguments[count:]).items():

@@ -13,7 +13,7 @@ from tilewright.frontend.session import TraceSession
 from tilewright.frontend.statements import Returned
 from tilewright.frontend.values import Static, ValueGroup
 from tilewright.ir.builder import Builder
-from tilewright.ir.core import Function, Location, Parameter, Region, Value
+from tilewright.ir.core import Function, Location, Parameter, Region, SSAValue
 from tilewright.ir.types import TensorType
 from tilewright.language.aggregate import assembled
 from tilewright.language.context import LanguageError, activate
@@ -124,7 +124,7 @@ def trace_kernel(
     described: list[Parameter] = []
 
     def add(name: str, kind: TensorType) -> Any:
-        value = Value(kind, name)
+        value = SSAValue(kind, name)
         region.arguments.append(value)
         described.append(known.get(name, Parameter(name)))
         return assembled(tensor_map, [tensor(value)]) if kind.is_handle else tensor(value)

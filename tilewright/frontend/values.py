@@ -6,7 +6,7 @@ from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from typing import Any
 
-from tilewright.ir.core import Value
+from tilewright.ir.core import SSAValue
 from tilewright.language import records
 from tilewright.language.aggregate import Aggregate, assembled, field_values
 from tilewright.language.context import LanguageError
@@ -69,7 +69,7 @@ def take_apart(value: Any) -> tuple[Shape, list[tensor]]:
     return ValueGroup(group.kind, tuple(part[0] for part in parts)), [leaf for part in parts for leaf in part[1]]
 
 
-def put_together(shape: Shape, handles: Iterator[Value]) -> Any:
+def put_together(shape: Shape, handles: Iterator[SSAValue]) -> Any:
     """The inverse of `take_apart`, on new IR values."""
     if isinstance(shape, Leaf):
         return tensor(next(handles))

@@ -19,7 +19,7 @@ from tilewright.graph.ops import infer_types, normalize
 from tilewright.graph.reference import run_node
 from tilewright.symbolic import Expression
 
-Rule = Callable[[Node, "Rewriter"], Union[Value, None]]
+Rule = Callable[[Node, "GraphRewriter"], Union[Value, None]]
 Rules = Mapping[str, Sequence[Rule]]  # by op name
 
 PERMUTED = ".permuted"  # follows the name of a value whose axes have another order than the model's
@@ -29,7 +29,7 @@ _COMPUTED = ("reshape", "permute", "slice", "cast", "broadcast_to", "subtract", 
 _LARGEST_UNIFORM = 1 << 16  # constants above this many elements are not searched for a common value
 
 
-class Rewriter:
+class GraphRewriter:
     """A new graph being made from an old one."""
 
     def __init__(self, graph: Graph) -> None:
@@ -185,7 +185,7 @@ class Rewriter:
         return float(node.attributes["value"]) if node is not None else None
 
 
-def computed_constant(value: Value | None, rewriter: Rewriter, depth: int = _DEEPEST) -> np.ndarray | None:
+def computed_constant(value: Value | None, rewriter: GraphRewriter, depth: int = _DEEPEST) -> np.ndarray | None:
     """The elements of a constant, or of what is moved, cast, added and subtracted of constants alone."""
     found = rewriter.constant(value)
     node = rewriter.producer(value)
@@ -200,7 +200,7 @@ def computed_constant(value: Value | None, rewriter: Rewriter, depth: int = _DEE
 def apply_rules(graph: Graph, rules: Rules) -> Graph:
     """Walk with a table of rules until nothing changes; raises `RuntimeError` if that never happens."""
     for _ in range(_MOST_SWEEPS):
-        result = Rewriter(graph).run(rules)
+        result = GraphRewriter(graph).run(rules)
         if result is graph:
             return graph
         graph = result

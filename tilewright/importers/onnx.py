@@ -27,7 +27,7 @@ from tilewright.errors import ImportModelError, ShapeError, UnknownRankError, pr
 from tilewright.graph.build import GraphBuilder
 from tilewright.graph.core import Graph, Value
 from tilewright.importers.assumptions import Assumptions, SizeIsFixed, under_assumptions
-from tilewright.importers.onnx_call import Call, Tensor, known_tensor
+from tilewright.importers.onnx_call import OnnxCall, Tensor, known_tensor
 from tilewright.importers.onnx_control import CONTROL_OPERATORS, Control, RanksDiffer
 from tilewright.importers.onnx_functions import standard_body
 from tilewright.importers.onnx_ops import RULES
@@ -361,7 +361,7 @@ class _Importer:
         of_sequences = rule_of(rule_name(node), inputs)
         if of_sequences is not None:
             values = {name: self._attribute(item) for name, item in attributes.items()}
-            call = Call(self.builder, source_of(node) or scope.place, inputs, values, opset, len(node.output))
+            call = OnnxCall(self.builder, source_of(node) or scope.place, inputs, values, opset, len(node.output))
             self._store(node, scope, [of_sequences(call)])
             return
         if has_schema(node, opset):
@@ -400,7 +400,7 @@ class _Importer:
             return
         values = {name: self._attribute(attribute) for name, attribute in attributes.items()}
         source = source_of(node) or scope.place
-        call = Call(self.builder, source, inputs, values, opset, len(node.output))
+        call = OnnxCall(self.builder, source, inputs, values, opset, len(node.output))
         known = evaluate(rule_name(node), call, node.output[0])
         if known is not None:
             self._store(node, scope, [known])
@@ -508,7 +508,7 @@ class _Importer:
         pair = None if condition.value is None else self.comparisons.get(condition.value)
         if pair is None:
             return None
-        call = Call(self.builder, source, [], {}, 0, 0)
+        call = OnnxCall(self.builder, source, [], {}, 0, 0)
         equal = self.assumptions.takes_one()
         (call.require_equal if equal else call.require_different)(*pair)
         return np.array(equal)
@@ -560,7 +560,7 @@ class _Importer:
 
     def outputs(self, outputs: Iterable[ValueInfoProto], scope: Scope) -> None:
         """Graph outputs; inputs, constants and repeated values are copied."""
-        call = Call(self.builder, "output", [], {}, scope.opset, 0)
+        call = OnnxCall(self.builder, "output", [], {}, scope.opset, 0)
         graph = self.builder.graph
         taken = {*graph.inputs, *graph.constants}
         for entry in outputs:

@@ -84,7 +84,7 @@ def known_tensor(name: str, data: Any, dtype: DType = int64) -> Tensor:
     return Tensor(name, known=filled.reshape(array.shape), size_type=dtype)
 
 
-class Call(Emitter):
+class OnnxCall(Emitter):
     """An `Emitter` that also gives the node's inputs and attributes."""
 
     def __init__(

@@ -14,7 +14,7 @@ from onnx import AttributeProto, GraphProto, NodeProto
 from tilewright.dtypes import DType, int1, int64
 from tilewright.graph.build import GraphBuilder
 from tilewright.graph.core import Graph, Node, Value
-from tilewright.importers.onnx_call import Call, Tensor, known_tensor
+from tilewright.importers.onnx_call import OnnxCall, Tensor, known_tensor
 from tilewright.importers.onnx_scope import BodyScope, Scope
 from tilewright.importers.onnx_sequences import ItemShape, RunTimeList, as_value, converted, joined
 from tilewright.importers.onnx_structure import DEEPEST
@@ -25,7 +25,7 @@ if TYPE_CHECKING:
     from tilewright.importers.onnx import _Importer
 
 _MOST_ROWS = 64  # of a batch that a Scan has
-Feeds = Callable[[Call], Sequence[Tensor]]  # the tensors of a body's inputs, made in its own graph
+Feeds = Callable[[OnnxCall], Sequence[Tensor]]  # the tensors of a body's inputs, made in its own graph
 
 
 @dataclass
@@ -49,7 +49,7 @@ class Control:
     source: str
 
     @property
-    def call(self) -> Call:
+    def call(self) -> OnnxCall:
         """Writes nodes to the graph outside."""
         return _call(self.importer.builder, self.source, self.scope.opset)
 
@@ -113,8 +113,8 @@ class Control:
         return self.importer.builder.node(op, inputs, source=self.source, **attributes)
 
 
-def _call(builder: GraphBuilder, source: str, opset: int) -> Call:
-    return Call(builder, source, [], {}, opset, 0)
+def _call(builder: GraphBuilder, source: str, opset: int) -> OnnxCall:
+    return OnnxCall(builder, source, [], {}, opset, 0)
 
 
 @contextmanager
@@ -217,7 +217,7 @@ def loop(control: Control) -> list[Tensor]:
     graph = control.attributes["body"].g
     rows = len(graph.output) - 1 - len(first)
 
-    def feeds(call: Call, values: list[Tensor]) -> list[Tensor]:
+    def feeds(call: OnnxCall, values: list[Tensor]) -> list[Tensor]:
         iteration, going = (call.builder.input(name, dtype, ()) for name, dtype in (("i", int64), ("going", int1)))
         return [Tensor("i", iteration), Tensor("going", going), *values]
 
@@ -252,7 +252,7 @@ def _settled(
     first: list[Tensor],
     leading: int,
     rows: int,
-    feeds: Callable[[Call, list[Tensor]], list[Tensor]],
+    feeds: Callable[[OnnxCall, list[Tensor]], list[Tensor]],
 ) -> tuple[Body, list[tuple[Size, ...]], list[set[int]]]:
     """The body with carried values of sizes that every round gives again: those that change are symbols of its own.
 
@@ -266,7 +266,7 @@ def _settled(
         control.importer.report.problems[:] = problems
         shapes: list[tuple[Size, ...]] = []
 
-        def given(call: Call, shapes: list[tuple[Size, ...]] = shapes) -> list[Tensor]:
+        def given(call: OnnxCall, shapes: list[tuple[Size, ...]] = shapes) -> list[Tensor]:
             values = []
             for number, (tensor, changing) in enumerate(zip(first, loose, strict=True)):
                 shape = tuple(
@@ -380,7 +380,7 @@ def _scan(control: Control) -> list[Tensor]:
     rows = len(graph.output) - states
     length = lines[0].shape[axes[0]]
 
-    def feeds(inner: Call, values: list[Tensor]) -> list[Tensor]:
+    def feeds(inner: OnnxCall, values: list[Tensor]) -> list[Tensor]:
         iteration = inner.builder.input("i", int64, ())
         inner.builder.input("going", int1, ())
         last = inner.value(simplify(lift(length) - 1), int64)

@@ -13,7 +13,7 @@ import numpy as np
 
 from tilewright.dtypes import DType, element_of, float32, int64, optional_of, sequence_of
 from tilewright.graph.core import Value
-from tilewright.importers.onnx_call import Call, Tensor, known_tensor
+from tilewright.importers.onnx_call import OnnxCall, Tensor, known_tensor
 from tilewright.importers.onnx_structure import MOST_MODEL_NODES
 from tilewright.importers.report import Invalid, Unsupported
 from tilewright.symbolic import Size, lift, simplify
@@ -66,7 +66,7 @@ def joined(left: ItemShape | None, right: ItemShape | None) -> ItemShape | None:
     return ItemShape(tuple(a if a == b else None for a, b in zip(left.sizes, right.sizes, strict=True)))
 
 
-def as_value(call: Call, tensor: Tensor) -> Tensor:
+def as_value(call: OnnxCall, tensor: Tensor) -> Tensor:
     """A tensor that is a value of the graph, or can become one: lists that are known become `RunTimeList`."""
     if not isinstance(tensor, TensorSequence):
         return tensor
@@ -79,7 +79,7 @@ def as_value(call: Call, tensor: Tensor) -> Tensor:
     return RunTimeList("", call.op("sequence", *values, of=tensor.element.name), item=item)
 
 
-def converted(call: Call, tensor: Tensor, dtype: DType) -> Tensor:
+def converted(call: OnnxCall, tensor: Tensor, dtype: DType) -> Tensor:
     """A tensor or a list as an optional of what it is, or what an optional holds, where `dtype` says so."""
     if tensor.dtype == dtype:
         return as_value(call, tensor)
@@ -92,7 +92,7 @@ def converted(call: Call, tensor: Tensor, dtype: DType) -> Tensor:
     return as_value(call, tensor)
 
 
-def _sequence(call: Call) -> TensorSequence | RunTimeList:
+def _sequence(call: OnnxCall) -> TensorSequence | RunTimeList:
     """Input 0, a sequence."""
     found = call.tensor(0)
     if isinstance(found, RunTimeList) and found.dtype.kind == "optional":
@@ -102,20 +102,20 @@ def _sequence(call: Call) -> TensorSequence | RunTimeList:
     return found
 
 
-def _in_graph(call: Call, sequence: TensorSequence | RunTimeList) -> tuple[Value, ItemShape | None]:
+def _in_graph(call: OnnxCall, sequence: TensorSequence | RunTimeList) -> tuple[Value, ItemShape | None]:
     """A sequence as a value, and what is known of its items."""
     found = as_value(call, sequence)
     assert isinstance(found, RunTimeList)
     return call.materialize(found), found.item
 
 
-def _is_fixed(call: Call, sequence: TensorSequence | RunTimeList, index: int) -> bool:
+def _is_fixed(call: OnnxCall, sequence: TensorSequence | RunTimeList, index: int) -> bool:
     """Whether items and the position that input `index` gives are known."""
     known = call.tensor(index).known if call.has(index) else np.zeros(1)
     return isinstance(sequence, TensorSequence) and known is not None and known.dtype != object
 
 
-def _position(call: Call, index: int, count: int, last: int) -> int:
+def _position(call: OnnxCall, index: int, count: int, last: int) -> int:
     """A position in a sequence of `count` items, counted from the front; `last` where none is given."""
     if not call.has(index):
         return last
@@ -128,25 +128,25 @@ def _position(call: Call, index: int, count: int, last: int) -> int:
     return number + count if number < 0 else number
 
 
-def _given(call: Call, index: int) -> list[Value]:
+def _given(call: OnnxCall, index: int) -> list[Value]:
     """An optional last operand."""
     return [call[index]] if call.has(index) else []
 
 
-def _what(call: Call, index: int) -> str:
+def _what(call: OnnxCall, index: int) -> str:
     return call.what(index) if call.has(index) else "the position"
 
 
-def _empty(call: Call) -> Tensor:
+def _empty(call: OnnxCall) -> Tensor:
     return TensorSequence("", element=call.dtype("dtype") or float32)
 
 
-def _construct(call: Call) -> Tensor:
+def _construct(call: OnnxCall) -> Tensor:
     items = [call.tensor(index) for index in range(len(call.inputs))]
     return TensorSequence("", items=items, element=items[0].dtype)
 
 
-def _insert(call: Call) -> Tensor:
+def _insert(call: OnnxCall) -> Tensor:
     sequence, tensor = _sequence(call), call.tensor(1)
     if isinstance(sequence, TensorSequence) and _is_fixed(call, sequence, 2):
         items = list(sequence.items)
@@ -157,7 +157,7 @@ def _insert(call: Call) -> Tensor:
     return RunTimeList("", result, item=joined(item, ItemShape(tensor.shape)))
 
 
-def _erase(call: Call) -> Tensor:
+def _erase(call: OnnxCall) -> Tensor:
     sequence = _sequence(call)
     if isinstance(sequence, TensorSequence) and not sequence.items:
         raise Invalid("the sequence has no items")
@@ -169,7 +169,7 @@ def _erase(call: Call) -> Tensor:
     return RunTimeList("", call.op("sequence_erase", value, *_given(call, 1), what=_what(call, 1)), item=item)
 
 
-def _at(call: Call) -> Tensor:
+def _at(call: OnnxCall) -> Tensor:
     sequence = _sequence(call)
     if isinstance(sequence, TensorSequence) and _is_fixed(call, sequence, 1):
         return sequence.items[_position(call, 1, len(sequence.items), len(sequence.items) - 1)]
@@ -177,7 +177,7 @@ def _at(call: Call) -> Tensor:
     return Tensor("", _item(call, value, item, *_given(call, 1), what=_what(call, 1)))
 
 
-def _item(call: Call, value: Value, item: ItemShape | None, *position: Value, what: str) -> Value:
+def _item(call: OnnxCall, value: Value, item: ItemShape | None, *position: Value, what: str) -> Value:
     """An item of a list, whose sizes that differ are read at run time."""
     if item is None or item.sizes is None:
         raise Unsupported(
@@ -187,18 +187,18 @@ def _item(call: Call, value: Value, item: ItemShape | None, *position: Value, wh
     return call.op("list_item", value, *position, shape=_sizes(call, item.sizes), what=what)
 
 
-def _sizes(call: Call, sizes: tuple[Size | None, ...]) -> tuple[Size, ...]:
+def _sizes(call: OnnxCall, sizes: tuple[Size | None, ...]) -> tuple[Size, ...]:
     return tuple(call.fresh("item") if size is None else size for size in sizes)
 
 
-def _length(call: Call) -> Tensor:
+def _length(call: OnnxCall) -> Tensor:
     sequence = _sequence(call)
     if isinstance(sequence, TensorSequence):
         return known_tensor("", np.array(len(sequence.items), np.int64))
     return known_tensor("", sequence.shape[0])
 
 
-def _join(call: Call) -> Tensor:
+def _join(call: OnnxCall) -> Tensor:
     sequence, stacked = _sequence(call), bool(call.attribute("new_axis", 0))
     if isinstance(sequence, RunTimeList):
         return _join_at_run_time(call, sequence, stacked)
@@ -211,7 +211,7 @@ def _join(call: Call) -> Tensor:
     return Tensor("", values[0] if len(values) == 1 else call.op("concat", *values, axis=axis))
 
 
-def _join_at_run_time(call: Call, sequence: RunTimeList, stacked: bool) -> Tensor:
+def _join_at_run_time(call: OnnxCall, sequence: RunTimeList, stacked: bool) -> Tensor:
     if sequence.item is None or sequence.item.sizes is None:
         raise Unsupported(
             "a sequence is joined whose items have a number of dimensions that is not known",
@@ -227,7 +227,7 @@ def _join_at_run_time(call: Call, sequence: RunTimeList, stacked: bool) -> Tenso
     return Tensor("", call.op("sequence_join", value, shape=shape, along=axis, stacked=stacked))
 
 
-def _split(call: Call) -> Tensor:
+def _split(call: OnnxCall) -> Tensor:
     x = call[0]
     axis, keep = call.axis(x.rank, 0), bool(call.attribute("keepdims", 1)) or call.has(1)
     extent, sizes = x.shape[axis], _known_sizes(call, x.shape[axis])
@@ -244,7 +244,7 @@ def _split(call: Call) -> Tensor:
     return TensorSequence("", items=parts, element=x.dtype)
 
 
-def _known_sizes(call: Call, extent: Size) -> list[int] | None:
+def _known_sizes(call: OnnxCall, extent: Size) -> list[int] | None:
     """The sizes of the parts of a dimension; None where only the run knows them, and for more parts than nodes."""
     if not call.has(1):
         return [1] * extent if isinstance(extent, int) and extent <= MOST_MODEL_NODES else None
@@ -263,7 +263,7 @@ def _known_sizes(call: Call, extent: Size) -> list[int] | None:
     return sizes * whole + [rest] * (rest > 0)
 
 
-def _optional(call: Call) -> Tensor:
+def _optional(call: OnnxCall) -> Tensor:
     if call.has(0):
         return call.tensor(0)
     held = call.attribute("type")
@@ -272,18 +272,18 @@ def _optional(call: Call) -> Tensor:
     return TensorSequence("", nothing=optional_of(held))
 
 
-def _holds(call: Call) -> Tensor:
+def _holds(call: OnnxCall) -> Tensor:
     found = call.tensor(0) if call.has(0) else None
     if isinstance(found, RunTimeList) and found.dtype.kind == "optional":
         return Tensor("", call.op("greater", call.value(found.shape[0], int64), 0))
     return known_tensor("", np.array(found is not None and found.dtype.kind != "optional"))
 
 
-def _content(call: Call) -> Tensor:
+def _content(call: OnnxCall) -> Tensor:
     return _held(call, call.tensor(0))
 
 
-def _held(call: Call, found: Tensor) -> Tensor:
+def _held(call: OnnxCall, found: Tensor) -> Tensor:
     """What an optional holds; what is no optional as it is."""
     if found.dtype.kind != "optional":
         return found
@@ -296,7 +296,7 @@ def _held(call: Call, found: Tensor) -> Tensor:
     return Tensor(found.name, _item(call, value, found.item, what=what))
 
 
-def _zip_map(call: Call) -> Tensor:
+def _zip_map(call: OnnxCall) -> Tensor:
     """A dictionary for each row of scores: scikit-learn's converters name classes so."""
     x, names, numbers = call[0], call.attribute("classlabels_strings"), call.attribute("classlabels_int64s")
     if bool(names) == bool(numbers):
@@ -308,11 +308,11 @@ def _zip_map(call: Call) -> Tensor:
     return RunTimeList("", call.op("zip_map", rows, keys))
 
 
-def _same(call: Call) -> Tensor:
+def _same(call: OnnxCall) -> Tensor:
     return call.tensor(0)
 
 
-SEQUENCES: dict[str, Callable[[Call], Tensor]] = {
+SEQUENCES: dict[str, Callable[[OnnxCall], Tensor]] = {
     "SequenceEmpty": _empty,
     "SequenceConstruct": _construct,
     "SequenceInsert": _insert,
@@ -329,7 +329,7 @@ SEQUENCES: dict[str, Callable[[Call], Tensor]] = {
 _WITH_GRAPHS = ("If", "Loop", "SequenceMap")  # which take sequences, and have other rules
 
 
-def rule_of(name: str, inputs: list[Tensor | None]) -> Callable[[Call], Tensor] | None:
+def rule_of(name: str, inputs: list[Tensor | None]) -> Callable[[OnnxCall], Tensor] | None:
     """The rule of an operation on sequences; None for other operations, which refuse them."""
     if name in SEQUENCES:
         return SEQUENCES[name]

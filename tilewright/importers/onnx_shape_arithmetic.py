@@ -15,7 +15,7 @@ import numpy as np
 from tilewright.dtypes import DType, float32, float64, int32, int64
 from tilewright.graph.inference import MOST_DIMENSIONS
 from tilewright.importers import ratios
-from tilewright.importers.onnx_call import Call, Tensor, known_tensor
+from tilewright.importers.onnx_call import OnnxCall, Tensor, known_tensor
 from tilewright.importers.onnx_ops.shape import slice_operands
 from tilewright.importers.ratios import Number, Ratio, Undecided, number_of
 from tilewright.importers.report import Invalid, Unsupported
@@ -32,7 +32,7 @@ from tilewright.symbolic import (
 
 SIZE_TYPES = (int64, int32, float32, float64)  # in which sizes stay exact
 MOST_KNOWN_ELEMENTS = 4096  # elements; larger constants are left to the graph's own folding
-KnownRule = Callable[[Call], Any]
+KnownRule = Callable[[OnnxCall], Any]
 KNOWN_RULES: dict[str, KnownRule] = {}
 
 
@@ -44,7 +44,7 @@ def _rule(*names: str) -> Callable[[KnownRule], KnownRule]:
     return register
 
 
-def evaluate(name: str, call: Call, result: str) -> Tensor | None:
+def evaluate(name: str, call: OnnxCall, result: str) -> Tensor | None:
     """The known tensor `result` of a node; None where it is not decidable here."""
     rule = KNOWN_RULES.get(name)
     if rule is None:
@@ -61,7 +61,7 @@ def evaluate(name: str, call: Call, result: str) -> Tensor | None:
     return known_tensor(result, found, _result_type(name, call) if found.dtype == object else int64)
 
 
-def known_elements(name: str, call: Call) -> list[Size | None] | None:
+def known_elements(name: str, call: OnnxCall) -> list[Size | None] | None:
     """The elements of a list of integers of which only some are known; None where none is, or for another op."""
     if name in ("Cast", "Identity", "Squeeze", "Unsqueeze", "Reshape"):
         return call.tensor(0).hints
@@ -84,7 +84,7 @@ def _whole_size(item: Any) -> Size | None:
     return None if isinstance(number, Ratio) else number
 
 
-def compared(name: str, call: Call) -> tuple[Size, Size] | None:
+def compared(name: str, call: OnnxCall) -> tuple[Size, Size] | None:
     """The two sizes that a node compares for equality; None for other nodes."""
     if name != "Equal":
         return None
@@ -96,7 +96,7 @@ def compared(name: str, call: Call) -> tuple[Size, Size] | None:
     return (left, right) if isinstance(left, (int, Expression)) and isinstance(right, (int, Expression)) else None
 
 
-def _result_type(name: str, call: Call) -> DType:
+def _result_type(name: str, call: OnnxCall) -> DType:
     """The element type of a result that holds sizes."""
     if name in ("Shape", "Size"):
         return int64
@@ -105,7 +105,7 @@ def _result_type(name: str, call: Call) -> DType:
     return call.tensor(1 if name == "Where" else 0).dtype
 
 
-def _known(call: Call, index: int) -> np.ndarray:
+def _known(call: OnnxCall, index: int) -> np.ndarray:
     known = call.tensor(index).known
     if known is None:
         raise Undecided
@@ -154,13 +154,13 @@ def _objects(items: list[Any], shape: tuple[int, ...]) -> np.ndarray:
 
 
 @_rule("Shape")
-def shape(call: Call) -> np.ndarray:
+def shape(call: OnnxCall) -> np.ndarray:
     extents = list(call.tensor(0).shape)
     return _objects(extents[call.attribute("start", 0) : call.attribute("end")], (-1,))
 
 
 @_rule("Size")
-def size(call: Call) -> np.ndarray:
+def size(call: OnnxCall) -> np.ndarray:
     return _objects([product(call.tensor(0).shape)], ())
 
 
@@ -168,12 +168,12 @@ def size(call: Call) -> np.ndarray:
 
 
 @_rule("Identity")
-def identity(call: Call) -> np.ndarray:
+def identity(call: OnnxCall) -> np.ndarray:
     return _known(call, 0)
 
 
 @_rule("Gather")
-def gather(call: Call) -> np.ndarray:
+def gather(call: OnnxCall) -> np.ndarray:
     data, indices = _known(call, 0), _known(call, 1).astype(np.int64)
     axis = call.axis(data.ndim, 0)
     extent = data.shape[axis]
@@ -184,7 +184,7 @@ def gather(call: Call) -> np.ndarray:
 
 
 @_rule("Concat")
-def concat(call: Call) -> np.ndarray:
+def concat(call: OnnxCall) -> np.ndarray:
     arrays = [_known(call, index) for index in range(len(call.inputs))]
     first = arrays[0]
     axis = call.axis(first.ndim, 1)
@@ -196,7 +196,7 @@ def concat(call: Call) -> np.ndarray:
 
 
 @_rule("Slice")
-def slice_(call: Call) -> np.ndarray:
+def slice_(call: OnnxCall) -> np.ndarray:
     data, (starts, ends, given, steps) = _known(call, 0), slice_operands(call)
     _require(len(starts) <= data.ndim)
     axes = call.places(range(len(starts)) if given is None else given, data.ndim)
@@ -210,7 +210,7 @@ def slice_(call: Call) -> np.ndarray:
 
 
 @_rule("Squeeze")
-def squeeze(call: Call) -> np.ndarray:
+def squeeze(call: OnnxCall) -> np.ndarray:
     data = _known(call, 0)
     axes = call.axes(1, data.ndim) or None
     _require(axes is None or all(data.shape[axis] == 1 for axis in axes))
@@ -218,7 +218,7 @@ def squeeze(call: Call) -> np.ndarray:
 
 
 @_rule("Unsqueeze")
-def unsqueeze(call: Call) -> np.ndarray:
+def unsqueeze(call: OnnxCall) -> np.ndarray:
     data, axes = _known(call, 0), call.listed(1, "axes")
     assert axes is not None  # they are required, there or here
     _require(data.ndim + len(axes) <= MOST_DIMENSIONS)
@@ -226,7 +226,7 @@ def unsqueeze(call: Call) -> np.ndarray:
 
 
 @_rule("Reshape")
-def reshape(call: Call) -> np.ndarray:
+def reshape(call: OnnxCall) -> np.ndarray:
     data, target = _known(call, 0), call.ints(1)
     if not call.attribute("allowzero", 0):
         _require(all(index < data.ndim for index, extent in enumerate(target) if extent == 0))
@@ -241,7 +241,7 @@ def reshape(call: Call) -> np.ndarray:
 
 
 @_rule("Expand")
-def expand(call: Call) -> np.ndarray:
+def expand(call: OnnxCall) -> np.ndarray:
     data, target = _known(call, 0), call.ints(1)
     _require(all(extent >= 0 for extent in target))
     _small(target)
@@ -249,7 +249,7 @@ def expand(call: Call) -> np.ndarray:
 
 
 @_rule("Transpose")
-def transpose(call: Call) -> np.ndarray:
+def transpose(call: OnnxCall) -> np.ndarray:
     data = _known(call, 0)
     order = call.places(call.attribute("perm") or range(data.ndim)[::-1], data.ndim)
     _require(len(order) == data.ndim)
@@ -257,7 +257,7 @@ def transpose(call: Call) -> np.ndarray:
 
 
 @_rule("ConstantOfShape")
-def constant_of_shape(call: Call) -> np.ndarray:
+def constant_of_shape(call: OnnxCall) -> np.ndarray:
     value = call.attribute("value", np.zeros(1, np.float32))
     extents = call.ints(0)
     _require(value.size == 1 and all(extent >= 0 for extent in extents))
@@ -266,7 +266,7 @@ def constant_of_shape(call: Call) -> np.ndarray:
 
 
 @_rule("Range")
-def range_(call: Call) -> np.ndarray:
+def range_(call: OnnxCall) -> np.ndarray:
     start, limit, step = (_known(call, index) for index in range(3))
     _require(all(item.dtype != object and item.size == 1 for item in (start, limit, step)) and bool(step))
     count = (float(limit.item()) - float(start.item())) / float(step.item())
@@ -357,7 +357,7 @@ UNARY: dict[str, Callable[[Any], Any]] = {
 
 
 def _binary(name: str) -> KnownRule:
-    def rule(call: Call) -> np.ndarray:
+    def rule(call: OnnxCall) -> np.ndarray:
         _require(not call.attributes)  # fmod; how arrays broadcast before opset 7
         arrays = [_known(call, index) for index in range(len(call.inputs))]
         whole = call.tensor(0).dtype.is_integer
@@ -413,7 +413,7 @@ def _whole(number: Number) -> Number:
 
 
 def _unary(name: str) -> KnownRule:
-    def rule(call: Call) -> np.ndarray:
+    def rule(call: OnnxCall) -> np.ndarray:
         data = _known(call, 0)
         if data.dtype == object:
             _require(name in SYMBOLIC_UNARY)
@@ -430,7 +430,7 @@ for _name in UNARY:
 
 
 @_rule("Where")
-def where(call: Call) -> np.ndarray:
+def where(call: OnnxCall) -> np.ndarray:
     condition, left, right = (_known(call, index) for index in range(3))
     shape = _broadcast(condition, left, right)
     if left.dtype == object or right.dtype == object:
@@ -441,7 +441,7 @@ def where(call: Call) -> np.ndarray:
 
 
 @_rule("Cast")
-def cast(call: Call) -> np.ndarray:
+def cast(call: OnnxCall) -> np.ndarray:
     """Between numbers that both types hold; symbolic sizes stay sizes, as integers and as floats."""
     data, dtype = _known(call, 0), call.dtype("to")
     assert dtype is not None  # the attribute is required
@@ -457,7 +457,7 @@ def cast(call: Call) -> np.ndarray:
 
 
 @_rule("ReduceProd")
-def reduce_product(call: Call) -> np.ndarray:
+def reduce_product(call: OnnxCall) -> np.ndarray:
     data = _known(call, 0)
     axes = call.axes(1, data.ndim)
     if data.ndim != 1 or axes not in (None, (0,)):

@@ -20,7 +20,7 @@ from tilewright.graph.build import GraphBuilder
 from tilewright.graph.core import Graph, Value
 from tilewright.importers.report import Unsupported
 from tilewright.importers.torch_complex import Complex
-from tilewright.importers.torch_fx import Call, Walker, dtype_of, target_name
+from tilewright.importers.torch_fx import TorchCall, Walker, dtype_of, target_name
 from tilewright.importers.torch_numbers import Numeric, read
 from tilewright.importers.torch_ops import activation, creation, elementwise, reduction
 from tilewright.symbolic import Size, lift, simplify
@@ -41,7 +41,7 @@ class _Body:
     """A graph inside, while it is imported."""
 
     builder: GraphBuilder
-    call: Call  # writes nodes to it
+    call: TorchCall  # writes nodes to it
     results: list[Value]
 
     def finish(self) -> Graph:
@@ -58,9 +58,9 @@ class _Control:
         self.node = node
 
     @property
-    def call(self) -> Call:
+    def call(self) -> TorchCall:
         """Writes nodes to the graph that is imported at this time."""
-        return Call(self.walker.builder, self.walker.symbols, self.node)
+        return TorchCall(self.walker.builder, self.walker.symbols, self.node)
 
     def module(self, item: fx.Node) -> fx.GraphModule:
         """The graph that an argument of the node names."""
@@ -120,7 +120,7 @@ class _Control:
         return list(module.graph.find_nodes(op="placeholder"))
 
     @contextmanager
-    def inside(self, name: str) -> Iterator[Call]:
+    def inside(self, name: str) -> Iterator[TorchCall]:
         """What is imported goes to a new graph, which knows the sizes of the one outside."""
         walker = self.walker
         outside, constants = walker.builder, walker.constants
@@ -214,7 +214,7 @@ def _is_cheap(module: fx.GraphModule) -> bool:
     return len(calls) <= _FEW_OPERATIONS and all(name in _CHEAP for name in names)
 
 
-def _own(call: Call, values: Sequence[Value]) -> list[Value]:
+def _own(call: TorchCall, values: Sequence[Value]) -> list[Value]:
     """Results of a graph inside: inputs, constants and repeated values as copies."""
     found: list[Value] = []
     graph = call.builder.graph

@@ -122,7 +122,7 @@ def _decompositions(names: tuple[str, ...]) -> dict[Any, Any]:
     return table
 
 
-class _Function(torch.nn.Module):
+class _FunctionModule(torch.nn.Module):
     """A function of tensors as a module, with the function's own signature."""
 
     def __init__(self, function: Callable[..., Any]) -> None:
@@ -144,7 +144,7 @@ def import_function(
 ) -> Graph:
     """Export a function of PyTorch tensors and import it; the rest as for `import_module`."""
     name = name or getattr(function, "__name__", type(function).__name__).strip("<>")
-    return import_module(_Function(function).eval(), example_inputs, dynamic_shapes, name, example_kwargs)
+    return import_module(_FunctionModule(function).eval(), example_inputs, dynamic_shapes, name, example_kwargs)
 
 
 def import_module(

@@ -1,6 +1,6 @@
 """Walks an FX graph of ATen calls and applies the rule table `torch_ops.RULES` to each.
 
-A rule is a function with the ATen op's own signature after a first `Call` argument: tensors arrive as
+A rule is a function with the ATen op's own signature after a first `TorchCall` argument: tensors arrive as
 graph values, symbolic ints as sizes, and the rule returns a value, a tuple of values (None for a
 result that cannot be given), or a size.
 """
@@ -81,7 +81,7 @@ def to_numpy(tensor: torch.Tensor) -> np.ndarray:
 _MOST_FIXED = 1 << 20  # elements of what PyTorch computes when a model is imported
 
 
-class Call(Emitter):
+class TorchCall(Emitter):
     """The call that a rule is to express: an `Emitter`, and what PyTorch says of the result."""
 
     def __init__(self, builder: GraphBuilder, symbols: SymbolTable, node: fx.Node) -> None:
@@ -212,7 +212,7 @@ def is_condition(node: fx.Node) -> bool:
     return part and bool(node.users) and all(map(is_condition, node.users))
 
 
-def nothing(call: Call, *_: Any, **__: Any) -> None:
+def nothing(call: TorchCall, *_: Any, **__: Any) -> None:
     """The rule of assertions on shapes and types: the engine checks its inputs itself."""
 
 
@@ -308,7 +308,7 @@ class Walker:
         """A symbolic number: a size, or a tensor without dimensions."""
         if not all(argument in self.values for argument in node.all_input_nodes):
             return  # reported already, or used by assertions only
-        call = Call(self.builder, self.symbols, node)
+        call = TorchCall(self.builder, self.symbols, node)
         operands: list[Any] = [self.values[item] if isinstance(item, fx.Node) else item for item in node.args]
         if is_read(name):
             self.values[node] = read(call, self.symbols, known, operands[0])
@@ -333,13 +333,13 @@ class Walker:
         condition = node.args[0] if node.args else None
         assumed = text_of(node) if node.args else None
         if isinstance(condition, fx.Node) and assumed is not None:
-            call = Call(self.builder, self.symbols, node)
+            call = TorchCall(self.builder, self.symbols, node)
             call.op("condition", truth(call, self.values, condition), what=assumed)
             return
         known = condition.meta.get("val") if isinstance(condition, fx.Node) else None
         if name.startswith("aten._assert_scalar") and self.symbols.run_time and isinstance(known, torch.SymBool):
             if self.symbols.is_unbacked(known.node.expr) and not is_assumed_too(node):
-                require(Call(self.builder, self.symbols, node), self.symbols, known.node.expr)
+                require(TorchCall(self.builder, self.symbols, node), self.symbols, known.node.expr)
 
     def _effect(self, node: fx.Node) -> None:
         """An operation that PyTorch keeps in order by tokens: assertions say nothing here."""
@@ -372,7 +372,7 @@ class Walker:
         self.values[node] = value
 
     def _apply(self, rule: Rule, node: fx.Node) -> None:
-        call = Call(self.builder, self.symbols, node)
+        call = TorchCall(self.builder, self.symbols, node)
         args = fx.map_arg(node.args, lambda argument: self.values[argument])
         kwargs = fx.map_arg(node.kwargs, lambda argument: self.values[argument])
         result = rule(call, *args, **{key: value for key, value in kwargs.items() if key not in _LAYOUT})
@@ -385,7 +385,7 @@ class Walker:
         elif result is not None:
             self.values[node] = self._agree(call, result, expected[0])
 
-    def _agree(self, call: Call, value: Any, fake: torch.Tensor | None) -> Any:
+    def _agree(self, call: TorchCall, value: Any, fake: torch.Tensor | None) -> Any:
         """Check a rule's result against PyTorch's; its symbolic shape replaces an equal one."""
         if fake is None:
             return value

@@ -20,7 +20,7 @@ from tilewright.targets.registry import machine_for
 
 if TYPE_CHECKING:
     from tilewright.engine.engine import Engine
-    from tilewright.runtime.plan import Step
+    from tilewright.runtime.plan import PlanStep
     from tilewright.symbolic import Symbol
     from tilewright.targets.machine import Machine
 
@@ -104,7 +104,7 @@ def _only_transposes(operations: Sequence[Any]) -> bool:
 
 
 def _step(
-    engine: Engine, number: int, step: Step, sizes: Mapping[str, int], machine: Machine, types: Mapping[str, str]
+    engine: Engine, number: int, step: PlanStep, sizes: Mapping[str, int], machine: Machine, types: Mapping[str, str]
 ) -> dict[str, Any]:
     taken = next(c for c in step.choices if c.at_most is None or evaluate(c.size, sizes) <= c.at_most)
     operations = [_operation(text) for text in step.operations]
@@ -166,7 +166,7 @@ def _product_bits(operations: Sequence[Mapping[str, str]], types: Mapping[str, s
     return 0
 
 
-def _time(step: Step, engine: Engine) -> tuple[float, str]:
+def _time(step: PlanStep, engine: Engine) -> tuple[float, str]:
     """Seconds of a step by what the builder knew, and how: ``timed`` or ``estimated``."""
     candidates, choice = step.evidence.get("candidates", []), step.evidence.get("choice", {})
     if not candidates:
@@ -179,7 +179,7 @@ def _time(step: Step, engine: Engine) -> tuple[float, str]:
     return chosen["seconds"] / launches, "estimated"
 
 
-def _group(step: Step) -> str:
+def _group(step: PlanStep) -> str:
     """The group of a step: its name without the number of its launch."""
     return re.sub(r"\.\d+$", "", step.name)
 

@@ -13,7 +13,7 @@ from contextlib import contextmanager
 
 from tilewright.dtypes import DType, int32
 from tilewright.errors import InvalidIRError
-from tilewright.ir.core import Attribute, Function, Location, Operation, Region, Value
+from tilewright.ir.core import Attribute, Function, Location, Operation, Region, SSAValue
 from tilewright.ir.ops import complete_attributes, infer_types
 from tilewright.ir.types import TensorType
 
@@ -38,7 +38,7 @@ class Builder:
     def create(
         self,
         opcode: str,
-        operands: Sequence[Value] = (),
+        operands: Sequence[SSAValue] = (),
         attributes: Mapping[str, Attribute] | None = None,
         regions: Sequence[Region] = (),
     ) -> Operation:
@@ -56,11 +56,11 @@ class Builder:
         self.current.operations.append(operation)
         return operation
 
-    def emit(self, opcode: str, *operands: Value, **attributes: Attribute) -> Value:
+    def emit(self, opcode: str, *operands: SSAValue, **attributes: Attribute) -> SSAValue:
         """`create` for an operation with one result, as that value: ``emit("add", x, y)``."""
         return self.create(opcode, operands, attributes).result
 
-    def constant(self, value: bool | int | float, dtype: DType = int32, shape: Sequence[int] = ()) -> Value:
+    def constant(self, value: bool | int | float, dtype: DType = int32, shape: Sequence[int] = ()) -> SSAValue:
         """A block (or scalar) full of one number."""
         return self.emit("constant", value=value, dtype=dtype, shape=tuple(shape))
 
@@ -68,13 +68,13 @@ class Builder:
 
     def for_loop(
         self,
-        lower: Value,
-        upper: Value,
-        step: Value,
-        initial: Sequence[Value],
-        body: Callable[[Value, list[Value]], Sequence[Value]],
+        lower: SSAValue,
+        upper: SSAValue,
+        step: SSAValue,
+        initial: Sequence[SSAValue],
+        body: Callable[[SSAValue, list[SSAValue]], Sequence[SSAValue]],
         attributes: Mapping[str, Attribute] | None = None,
-    ) -> list[Value]:
+    ) -> list[SSAValue]:
         """`for` with `body(index, carried) -> next`; returns the results."""
         region = self.region([lower.type, *(value.type for value in initial)])
         with self.at(region):
@@ -83,10 +83,10 @@ class Builder:
 
     def while_loop(
         self,
-        initial: Sequence[Value],
-        before: Callable[[list[Value]], tuple[Value, Sequence[Value]]],
-        after: Callable[[list[Value]], Sequence[Value]],
-    ) -> list[Value]:
+        initial: Sequence[SSAValue],
+        before: Callable[[list[SSAValue]], tuple[SSAValue, Sequence[SSAValue]]],
+        after: Callable[[list[SSAValue]], Sequence[SSAValue]],
+    ) -> list[SSAValue]:
         """`while` with `before(values) -> (condition, forwarded)` and `after(forwarded) -> next values`."""
         first = self.region([value.type for value in initial])
         with self.at(first):
@@ -98,8 +98,8 @@ class Builder:
         return self.create("while", initial, None, [first, second]).results
 
     def if_branch(
-        self, condition: Value, then: Callable[[], Sequence[Value]], otherwise: Callable[[], Sequence[Value]]
-    ) -> list[Value]:
+        self, condition: SSAValue, then: Callable[[], Sequence[SSAValue]], otherwise: Callable[[], Sequence[SSAValue]]
+    ) -> list[SSAValue]:
         """`if` with two callbacks that return the yielded values."""
         regions = [self.region([]), self.region([])]
         for region, body in zip(regions, (then, otherwise), strict=True):
@@ -108,18 +108,21 @@ class Builder:
         return self.create("if", [condition], None, regions).results
 
     def reduce(
-        self, operands: Sequence[Value], axis: int, combine: Callable[[list[Value], list[Value]], Sequence[Value]]
-    ) -> list[Value]:
+        self,
+        operands: Sequence[SSAValue],
+        axis: int,
+        combine: Callable[[list[SSAValue], list[SSAValue]], Sequence[SSAValue]],
+    ) -> list[SSAValue]:
         """`reduce` with `combine(left, right) -> combination`, all scalars."""
         return self.create("reduce", operands, {"axis": axis}, [self._combine(operands, combine)]).results
 
     def scan(
         self,
-        operands: Sequence[Value],
+        operands: Sequence[SSAValue],
         axis: int,
-        combine: Callable[[list[Value], list[Value]], Sequence[Value]],
+        combine: Callable[[list[SSAValue], list[SSAValue]], Sequence[SSAValue]],
         reverse: bool = False,
-    ) -> list[Value]:
+    ) -> list[SSAValue]:
         """`scan` with `combine(left, right) -> combination`, all scalars."""
         attributes: dict[str, Attribute] = {"axis": axis, "reverse": reverse}
         return self.create("scan", operands, attributes, [self._combine(operands, combine)]).results
@@ -127,10 +130,10 @@ class Builder:
     def region(self, types: Sequence[TensorType], names: Sequence[str] = ()) -> Region:
         """An empty region with arguments of these types."""
         padded = [*names, *[""] * (len(types) - len(names))]
-        return Region([Value(type_, name) for type_, name in zip(types, padded, strict=True)])
+        return Region([SSAValue(type_, name) for type_, name in zip(types, padded, strict=True)])
 
     def _combine(
-        self, operands: Sequence[Value], combine: Callable[[list[Value], list[Value]], Sequence[Value]]
+        self, operands: Sequence[SSAValue], combine: Callable[[list[SSAValue], list[SSAValue]], Sequence[SSAValue]]
     ) -> Region:
         count = len(operands)
         region = self.region([value.type.with_shape(()) for value in operands] * 2)

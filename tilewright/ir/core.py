@@ -46,7 +46,7 @@ class Location:
 
 
 @dataclass(eq=False, slots=True)
-class Value:
+class SSAValue:
     """An SSA value: the result of an operation or an argument of a region. Compared by identity."""
 
     type: TensorType
@@ -58,7 +58,7 @@ class Value:
 class Region:
     """A list of operations ended by a terminator, with arguments."""
 
-    arguments: list[Value] = field(default_factory=list)
+    arguments: list[SSAValue] = field(default_factory=list)
     operations: list[Operation] = field(default_factory=list)
 
     @property
@@ -71,19 +71,19 @@ class Operation:
     """One operation; see `ir.ops` for the table of opcodes. Compared by identity."""
 
     opcode: str
-    operands: list[Value]
+    operands: list[SSAValue]
     result_types: list[TensorType]
     attributes: dict[str, Attribute] = field(default_factory=dict)
     regions: list[Region] = field(default_factory=list)
     location: Location | None = None
-    results: list[Value] = field(default_factory=list)
+    results: list[SSAValue] = field(default_factory=list)
 
     def __post_init__(self) -> None:
         if not self.results:
-            self.results = [Value(result_type, definition=self) for result_type in self.result_types]
+            self.results = [SSAValue(result_type, definition=self) for result_type in self.result_types]
 
     @property
-    def result(self) -> Value:
+    def result(self) -> SSAValue:
         """The only result."""
         (value,) = self.results
         return value

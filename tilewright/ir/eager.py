@@ -14,7 +14,7 @@ import numpy as np
 from tilewright.errors import ExecutionError
 from tilewright.ir.builder import Builder
 from tilewright.ir.checks import Checks
-from tilewright.ir.core import Attribute, Operation, Region, Value
+from tilewright.ir.core import Attribute, Operation, Region, SSAValue
 from tilewright.ir.diagnostics import located_execution_error
 from tilewright.ir.explicit import is_explicit
 from tilewright.ir.interpreter import _Instance
@@ -24,7 +24,7 @@ from tilewright.ir.types import PointerType, TensorType
 _LINES = 20  # of a block that is shown
 
 
-class EagerValue(Value):
+class EagerValue(SSAValue):
     """A value with the NumPy array that it holds; pointers are addresses of `ir.memory`."""
 
     def __init__(
@@ -46,10 +46,10 @@ class EagerValue(Value):
         return f"[{' '.join(rows)}]"
 
 
-class _EagerValues(dict[Value, np.ndarray]):
+class _EagerValues(dict[SSAValue, np.ndarray]):
     """Values inside regions by the dictionary, values around them by themselves."""
 
-    def __missing__(self, value: Value) -> np.ndarray:
+    def __missing__(self, value: SSAValue) -> np.ndarray:
         if not isinstance(value, EagerValue):
             raise KeyError(value)
         return value.array
@@ -80,7 +80,7 @@ class EagerBuilder(Builder):
     def create(
         self,
         opcode: str,
-        operands: Sequence[Value] = (),
+        operands: Sequence[SSAValue] = (),
         attributes: Mapping[str, Attribute] | None = None,
         regions: Sequence[Region] = (),
     ) -> Operation:

@@ -12,7 +12,7 @@ from typing import Any
 
 from tilewright.dtypes import DType, int1, int32, int64, uint64
 from tilewright.errors import InvalidIRError
-from tilewright.ir.core import Region, Value
+from tilewright.ir.core import Region, SSAValue
 from tilewright.ir.types import PointerType, TensorType, scalar
 
 Types = Sequence[TensorType]
@@ -56,7 +56,7 @@ def _drop_axis(shape: tuple[int, ...], axis: int) -> tuple[int, ...]:
     return shape[:axis] + shape[axis + 1 :]
 
 
-def _types(values: Sequence[Value]) -> list[TensorType]:
+def _types(values: Sequence[SSAValue]) -> list[TensorType]:
     return [value.type for value in values]
 
 

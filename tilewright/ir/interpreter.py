@@ -25,7 +25,7 @@ from tilewright.ir import print_lines, semantics
 from tilewright.ir.asynchrony import run_explicit
 from tilewright.ir.asynchrony.global_tensor import global_tensor
 from tilewright.ir.checks import Checks
-from tilewright.ir.core import Function, Operation, Parameter, Region, Value
+from tilewright.ir.core import Function, Operation, Parameter, Region, SSAValue
 from tilewright.ir.diagnostics import ASSERTED, inline_asm_error, located_execution_error, step_error, waiting_error
 from tilewright.ir.explicit import is_explicit
 from tilewright.ir.memory import Address, ArrayPointer, LaunchMemory
@@ -147,7 +147,7 @@ class _Instance:
         memory: LaunchMemory,
         index: tuple[int, ...],
         extents: tuple[int, ...],
-        values: dict[Value, Array],
+        values: dict[SSAValue, Array],
         checks: Checks | None = None,
     ) -> None:
         self.memory, self.index, self.extents, self.values = memory, index, extents, values

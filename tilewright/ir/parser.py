@@ -31,7 +31,7 @@ from typing import TypeVar
 from tilewright.dtypes import BY_TEXT, DType, void
 from tilewright.errors import InvalidIRError
 from tilewright.ir.builder import Builder
-from tilewright.ir.core import Attribute, Function, Location, Operation, Parameter, Region, Value
+from tilewright.ir.core import Attribute, Function, Location, Operation, Parameter, Region, SSAValue
 from tilewright.ir.types import (
     BarrierType,
     Element,
@@ -110,7 +110,7 @@ class _Parser:
     def __init__(self, text: str) -> None:
         self.tokens = _tokens(text)
         self.position = 0
-        self.scopes: list[dict[str, Value]] = []
+        self.scopes: list[dict[str, SSAValue]] = []
         self.names: set[str] = set()
 
     # Tokens
@@ -240,7 +240,7 @@ class _Parser:
 
     # Values
 
-    def define(self, text: str, value: Value) -> Value:
+    def define(self, text: str, value: SSAValue) -> SSAValue:
         if text in self.names:
             raise self.fail(f"{text} is defined twice")
         self.names.add(text)
@@ -248,7 +248,7 @@ class _Parser:
         value.name = "" if text[1:].isdigit() else text[1:]
         return value
 
-    def use(self) -> Value:
+    def use(self) -> SSAValue:
         text = self.token.text
         for scope in reversed(self.scopes):
             if text in scope:
@@ -256,10 +256,10 @@ class _Parser:
                 return scope[text]
         raise self.fail(f"{text} is not defined here" if self.token.kind == "value" else f"expected a value: {text!r}")
 
-    def argument(self) -> Value:
+    def argument(self) -> SSAValue:
         name = self.expect("value")
         self.expect("mark", ":")
-        return self.define(name, Value(self.type()))
+        return self.define(name, SSAValue(self.type()))
 
     # Operations, regions, kernels
 
@@ -367,7 +367,7 @@ class _Parser:
         self.operations(region)
         return Function(name, region, parameters, attributes)
 
-    def parameter(self) -> tuple[Value, Parameter]:
+    def parameter(self) -> tuple[SSAValue, Parameter]:
         value = self.argument()
         facts = self.attributes()
         divisibility, alias_free = facts.pop("divisibility", 1), facts.pop("alias_free", False)

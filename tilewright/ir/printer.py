@@ -17,7 +17,7 @@ from collections.abc import Mapping
 import numpy as np
 
 from tilewright.dtypes import DType, float64
-from tilewright.ir.core import Attribute, Function, Location, Operation, Parameter, Region, Value, prints_functions
+from tilewright.ir.core import Attribute, Function, Location, Operation, Parameter, Region, SSAValue, prints_functions
 from tilewright.ir.ops import OPS, attribute_key
 
 IDENTIFIER = re.compile(r"[A-Za-z_][A-Za-z0-9_]*")
@@ -65,7 +65,7 @@ def location_text(location: Location) -> str:
 class _Printer:
     def __init__(self, locations: bool) -> None:
         self.locations = locations
-        self.names: dict[Value, str] = {}
+        self.names: dict[SSAValue, str] = {}
         self.used: set[str] = set()
         self.number = 0
 
@@ -78,7 +78,7 @@ class _Printer:
             lines += self.operation(operation, 1)
         return "\n".join([*lines, "}"]) + "\n"
 
-    def parameter(self, value: Value, parameter: Parameter) -> str:
+    def parameter(self, value: SSAValue, parameter: Parameter) -> str:
         facts: dict[str, Attribute] = {}
         if parameter.divisibility != 1:
             facts["divisibility"] = parameter.divisibility
@@ -114,7 +114,7 @@ class _Printer:
             return ""
         return f"({', '.join(f'{self.name(value)}: {value.type}' for value in region.arguments)})"
 
-    def name(self, value: Value, wanted: str | None = None) -> str:
+    def name(self, value: SSAValue, wanted: str | None = None) -> str:
         if value not in self.names:
             self.names[value] = "%" + self.fresh_name(wanted or value.name)
         return self.names[value]

@@ -6,7 +6,7 @@ or None:
     RULES = RuleTable("doubling")
 
     @RULES.on("add")
-    def twice(operation: Operation, build: Rewriter) -> Value | None:
+    def twice(operation: Operation, build: RuleRewriter) -> SSAValue | None:
         left, right = operation.operands
         if left is not right:
             return None
@@ -24,10 +24,10 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import Union
 
 from tilewright.ir.builder import Builder
-from tilewright.ir.core import Attribute, Function, Operation, Region, Value
+from tilewright.ir.core import Attribute, Function, Operation, Region, SSAValue
 
-Replacement = Union[Value, Sequence[Value], None]
-Rule = Callable[[Operation, "Rewriter"], Replacement]
+Replacement = Union[SSAValue, Sequence[SSAValue], None]
+Rule = Callable[[Operation, "RuleRewriter"], Replacement]
 
 # A rule set that has not come to rest after so many applications for each operation, or applications to
 # results of applications, never will.
@@ -68,7 +68,7 @@ class Rebuilder(Builder):
 
     def __init__(self) -> None:
         super().__init__(Region())
-        self.mapping: dict[Value, Value] = {}
+        self.mapping: dict[SSAValue, SSAValue] = {}
         self.changed = False
 
     def visit(self, operation: Operation) -> Replacement:
@@ -106,7 +106,7 @@ class Rebuilder(Builder):
             new.name = old.name
         self.mapping.update(zip(operation.results, self.place(copy), strict=True))
 
-    def place(self, operation: Operation) -> list[Value]:
+    def place(self, operation: Operation) -> list[SSAValue]:
         """Append an operation, or what `visit` has in its place; the values of its results."""
         saved, self.location = self.location, operation.location
         replacement = self.visit(operation)
@@ -115,42 +115,42 @@ class Rebuilder(Builder):
             self.current.operations.append(operation)
             return operation.results
         self.changed = True
-        values = [replacement] if isinstance(replacement, Value) else list(replacement)
+        values = [replacement] if isinstance(replacement, SSAValue) else list(replacement)
         for old, new in zip(operation.results, values, strict=True):
             assert old.type == new.type, f"{operation.opcode}: {old.type} replaced by {new.type}"
             if not new.name and new.definition is not None:
                 new.name = old.name
         return values
 
-    def inline(self, region: Region, arguments: Sequence[Value]) -> list[Value]:
+    def inline(self, region: Region, arguments: Sequence[SSAValue]) -> list[SSAValue]:
         """Append the operations of a region with its arguments bound; the values its terminator yields."""
         self.mapping.update(zip(region.arguments, arguments, strict=True))
         for operation in region.operations[:-1]:
             self.copy(operation)
         return [self.mapping.get(value, value) for value in region.terminator.operands]
 
-    def emit(self, opcode: str, *operands: Value, **attributes: Attribute) -> Value:
+    def emit(self, opcode: str, *operands: SSAValue, **attributes: Attribute) -> SSAValue:
         (value,) = self.emit_all(opcode, operands, attributes)
         return value
 
     def emit_all(
         self,
         opcode: str,
-        operands: Sequence[Value],
+        operands: Sequence[SSAValue],
         attributes: Mapping[str, Attribute] | None = None,
         regions: Sequence[Region] = (),
-    ) -> list[Value]:
+    ) -> list[SSAValue]:
         """Create an operation and place it; its results, or what stands for them."""
         operation = self.create(opcode, operands, attributes, regions)
         self.current.operations.pop()
         return self.place(operation)
 
-    def like(self, value: Value, number: bool | int | float) -> Value:
+    def like(self, value: SSAValue, number: bool | int | float) -> SSAValue:
         """A constant of the type of `value` (which is no pointer)."""
         return self.constant(number, value.type.dtype, value.type.shape)
 
 
-class Rewriter(Rebuilder):
+class RuleRewriter(Rebuilder):
     """Applies a table of rules."""
 
     def __init__(self, table: RewriteTable, fuel: int) -> None:
@@ -182,14 +182,14 @@ def rewrite(function: Function, table: RewriteTable) -> Function:
         return function
     fuel = _FUEL_PER_OPERATION * (1 + len(opcodes))
     while True:
-        rewriter = Rewriter(table, fuel)
+        rewriter = RuleRewriter(table, fuel)
         result = rewriter.run(function)
         if result is function:
             return function
         function, fuel = result, rewriter.fuel
 
 
-def constant_of(value: Value) -> bool | int | float | None:
+def constant_of(value: SSAValue) -> bool | int | float | None:
     """The number that every element of `value` is, when a `constant` (or a splat of one) defines it."""
     operation = value.definition
     while operation is not None and operation.opcode == "splat":
@@ -201,7 +201,7 @@ def constant_of(value: Value) -> bool | int | float | None:
     return number
 
 
-def defined_by(value: Value, opcode: str) -> Operation | None:
+def defined_by(value: SSAValue, opcode: str) -> Operation | None:
     """The operation that defines `value`, if it has this opcode."""
     operation = value.definition
     return operation if operation is not None and operation.opcode == opcode else None

@@ -11,7 +11,7 @@
 from __future__ import annotations
 
 from tilewright.errors import InvalidIRError
-from tilewright.ir.core import Function, Operation, Region, Value
+from tilewright.ir.core import Function, Operation, Region, SSAValue
 from tilewright.ir.ops import OPS, attribute_key, complete_attributes, effects_of, infer_types
 from tilewright.ir.printer import IDENTIFIER, print_operation
 
@@ -24,7 +24,7 @@ def verify(function: Function) -> None:
 class _Verifier:
     def __init__(self, function: Function) -> None:
         self.function = function
-        self.visible: set[Value] = set()
+        self.visible: set[SSAValue] = set()
         self.seen: set[int] = set()  # operations, regions and values met, by identity
 
     def run(self) -> None:
@@ -50,7 +50,7 @@ class _Verifier:
             f"{where}: {operation.opcode} at {operation.location or '<unknown>'}: {message}\n  {text}"
         )
 
-    def once(self, item: Operation | Region | Value, owner: Operation | None, what: str) -> None:
+    def once(self, item: Operation | Region | SSAValue, owner: Operation | None, what: str) -> None:
         if id(item) in self.seen:
             raise self.fail(owner, f"the same {what} occurs twice")
         self.seen.add(id(item))

@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-from tilewright.ir.core import Operation, Value
+from tilewright.ir.core import Operation, SSAValue
 
 _EFFECTS = ("atomic_rmw", "atomic_cas", "load", "store", "assert", "print")
 
 
-def deciding_values(loop: Operation) -> set[Value]:
+def deciding_values(loop: Operation) -> set[SSAValue]:
     """The values of a `while` on which its condition depends, and what it does to memory: not a count of its passes
     that is only used after it."""
     before, after = loop.regions
@@ -19,7 +19,7 @@ def deciding_values(loop: Operation) -> set[Value]:
         for operation in region.operations:
             if operation.regions or operation.opcode in _EFFECTS:
                 pending += [value for entry in operation.walk() for value in entry.operands]
-    found: set[Value] = set()
+    found: set[SSAValue] = set()
     while pending:
         value = pending.pop()
         if value in found:

@@ -13,7 +13,7 @@ from typing import Any, Protocol
 
 from tilewright.errors import CompilationError
 from tilewright.ir.builder import Builder
-from tilewright.ir.core import Attribute, Operation, Region, Value
+from tilewright.ir.core import Attribute, Operation, Region, SSAValue
 
 
 class LanguageError(CompilationError):
@@ -83,7 +83,7 @@ def activate(tracer: Tracer) -> Iterator[None]:
 
 def create(
     opcode: str,
-    operands: Sequence[Value],
+    operands: Sequence[SSAValue],
     attributes: dict[str, Attribute] | None = None,
     regions: list[Region] | None = None,
 ) -> Operation:

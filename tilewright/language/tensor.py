@@ -9,7 +9,7 @@ import numpy as np
 
 from tilewright.dtypes import DType
 from tilewright.errors import brief
-from tilewright.ir.core import Attribute, Region, Value
+from tilewright.ir.core import Attribute, Region, SSAValue
 from tilewright.ir.types import PointerType
 from tilewright.language import types
 from tilewright.language.context import LanguageError, create
@@ -26,10 +26,10 @@ class tensor:
 
     __slots__ = ("handle", "constant")
 
-    handle: Value
+    handle: SSAValue
     constant: Number | None
 
-    def __init__(self, handle: Value, constant: Number | None = None) -> None:
+    def __init__(self, handle: SSAValue, constant: Number | None = None) -> None:
         self.handle = handle
         self.constant = constant
 

@@ -22,7 +22,7 @@ from typing import Any, cast
 import tilewright
 from tilewright.dtypes import DType
 from tilewright.errors import LaunchError, TargetError
-from tilewright.ir.core import Operation, Parameter, Value
+from tilewright.ir.core import Operation, Parameter, SSAValue
 from tilewright.ir.types import PointerType, TensorType, scalar
 from tilewright.language.types import NAMES
 from tilewright.launch.compiled import Accesses, accesses
@@ -358,7 +358,7 @@ def _texts(name: str, texts: Sequence[str]) -> str:
 
 
 def _wrapper(
-    name: str, parameters: Sequence[Value], lowered: LoweredCPUKernel, failures: Sequence[str], threads: bool
+    name: str, parameters: Sequence[SSAValue], lowered: LoweredCPUKernel, failures: Sequence[str], threads: bool
 ) -> str:
     """LLVM text of the C function and of its workers, which goes behind the kernel's."""
     given, stores = [], []
@@ -416,7 +416,7 @@ def _header(
     name: str,
     kernel: JITFunction,
     signature: Signature,
-    parameters: Sequence[Value],
+    parameters: Sequence[SSAValue],
     accessed: Accesses,
     target: CPUTarget,
     failing: Sequence[Operation],
@@ -455,7 +455,7 @@ def _header(
     )
 
 
-def _fact(value: Value, divisor: int, accessed: Accesses) -> str:
+def _fact(value: SSAValue, divisor: int, accessed: Accesses) -> str:
     if isinstance(value.type.element, PointerType):
         uses = [use for use, names in (("read", accessed.read), ("written", accessed.written)) if value.name in names]
         use = " and ".join(uses) or "not accessed"

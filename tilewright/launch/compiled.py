@@ -15,7 +15,7 @@ import numpy as np
 from tilewright import dtypes
 from tilewright.errors import DeviceError, LaunchError, brief
 from tilewright.forks import cached_property
-from tilewright.ir.core import Function, Operation, Value
+from tilewright.ir.core import Function, Operation, SSAValue
 from tilewright.ir.diagnostics import located_execution_error, user_place
 from tilewright.ir.parser import parse_function
 from tilewright.ir.printer import print_function
@@ -520,7 +520,7 @@ def written_parameters(function: Function) -> frozenset[str]:
     return accesses(function).written
 
 
-def _follow(edges: Sequence[tuple[Value, Value]], sources: dict[Value, set[str]]) -> None:
+def _follow(edges: Sequence[tuple[SSAValue, SSAValue]], sources: dict[SSAValue, set[str]]) -> None:
     """Take the parameters that pointers come from along the edges."""
     changed = True
     while changed:  # loops carry pointers, so that facts may have to travel round
@@ -534,7 +534,7 @@ def _follow(edges: Sequence[tuple[Value, Value]], sources: dict[Value, set[str]]
 
 def accesses(function: Function) -> Accesses:
     """What a kernel does with its pointer parameters, following pointers through every operation."""
-    sources: dict[Value, set[str]] = {
+    sources: dict[SSAValue, set[str]] = {
         value: {value.name} if _is_memory(value) else set() for value in function.region.arguments
     }
     _follow([edge for operation in function.walk() for edge in _pointer_flow(operation)], sources)
@@ -549,17 +549,17 @@ def accesses(function: Function) -> Accesses:
 _ATOMICS = ("atomic_rmw", "atomic_cas")
 
 
-def _is_memory(value: Value) -> bool:
+def _is_memory(value: SSAValue) -> bool:
     """Whether a value tells where an argument's memory is: a pointer, or a tensor map."""
     return value.type.is_pointer or isinstance(value.type.handle, TensorMapType)
 
 
-def _may_lead_to_memory(value: Value) -> bool:
+def _may_lead_to_memory(value: SSAValue) -> bool:
     """The same, and the 64-bit numbers that pointers are cast to and from."""
     return _is_memory(value) or value.type.element in (dtypes.int64, dtypes.uint64)
 
 
-def _pointer_flow(operation: Operation) -> Iterator[tuple[Value, Value]]:
+def _pointer_flow(operation: Operation) -> Iterator[tuple[SSAValue, SSAValue]]:
     """Pairs (from, to) of values between which an operation passes pointers on."""
     if operation.opcode == "for":
         (body,) = operation.regions

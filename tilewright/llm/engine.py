@@ -19,7 +19,7 @@ from tilewright.errors import InputError
 from tilewright.llm.model import Chunk, StepRunner
 from tilewright.llm.requests import Completion, Output, SamplingParameters, TokenLogprobs, tokens_of
 from tilewright.llm.sampling import Sampler, logprobs_of
-from tilewright.llm.scheduler import Scheduler, Work
+from tilewright.llm.scheduler import ScheduledTokens, Scheduler
 from tilewright.llm.scheduler import Sequence as Scheduled
 from tilewright.llm.speculation import Drafting, PromptLookup, Speculator
 from tilewright.llm.structure import FormCompiler, Matcher
@@ -255,7 +255,7 @@ class LLMEngine:
 
     # -- A step's results ---------------------------------------------------------------------------
 
-    def _take(self, work: Sequence[Work], logits: np.ndarray) -> list[_Request]:
+    def _take(self, work: Sequence[ScheduledTokens], logits: np.ndarray) -> list[_Request]:
         changed, row = [], 0
         for item in work:
             self.scheduler.advance(item)
@@ -270,7 +270,7 @@ class LLMEngine:
             changed.append(request)
         return changed
 
-    def _chunk(self, work: Work) -> Chunk:
+    def _chunk(self, work: ScheduledTokens) -> Chunk:
         tokens, drafts = work.sequence.tokens[work.begin : work.end], work.sequence.drafts if work.is_last else []
         first = 0 if self._wants_prompt(self._request(work)) else len(tokens) - work.is_last
         wanted = range(first, len(tokens) + len(drafts))
@@ -280,7 +280,7 @@ class LLMEngine:
     def _wants_prompt(request: _Request) -> bool:
         return request.parameters.prompt_logprobs is not None and not request.has_begun
 
-    def _take_prompt(self, item: Work, request: _Request, logits: np.ndarray) -> int:
+    def _take_prompt(self, item: ScheduledTokens, request: _Request, logits: np.ndarray) -> int:
         """The logprobs of a prompt's tokens; gives how many rows there are before those of the next token."""
         if not self._wants_prompt(request):
             return 0
@@ -306,17 +306,17 @@ class LLMEngine:
                 waiting.append((sequence, result.drafting, room))
         self.speculator.plan(waiting)
 
-    def _draft(self, work: Sequence[Work]) -> None:
+    def _draft(self, work: Sequence[ScheduledTokens]) -> None:
         if self.speculator is not None:
             results = [self._result(item) for item in work]
             draftings = [result.drafting for result in results if result.drafting is not None]
             self.speculator.fill(work, [result.sampler for result in results], draftings)
 
-    def _observe(self, work: Sequence[Work], seconds: float) -> None:
+    def _observe(self, work: Sequence[ScheduledTokens], seconds: float) -> None:
         if self.speculator is not None and all(item.end - item.begin == 1 for item in work):
             self.speculator.pace.observe(sum(1 + len(item.sequence.drafts) for item in work), seconds)
 
-    def _check_drafts(self, item: Work, request: _Request, result: _Result, logits: np.ndarray) -> None:
+    def _check_drafts(self, item: ScheduledTokens, request: _Request, result: _Result, logits: np.ndarray) -> None:
         """Choose the next token; and the one after it where it is the one that was drafted, and so on."""
         drafts, drafting, accepted = item.sequence.drafts, result.drafting, 0
         for place in range(len(drafts) + 1):
@@ -324,7 +324,7 @@ class LLMEngine:
             if result.is_finished or place == len(drafts) or result.completion.tokens[-1] != drafts[place]:
                 break
             accepted += 1
-            self.scheduler.advance(Work(item.sequence, item.end + place, item.end + place + 1))
+            self.scheduler.advance(ScheduledTokens(item.sequence, item.end + place, item.end + place + 1))
         if drafting is None:
             return
         tokens = result.completion.tokens[-(accepted + 1) :]
@@ -437,14 +437,14 @@ class LLMEngine:
                 self._end(request, "deadline")
         return [request for request in self._requests.values() if all(one.is_finished for one in request.results)]
 
-    def _fail(self, work: Work, why: str) -> _Request:
+    def _fail(self, work: ScheduledTokens, why: str) -> _Request:
         request = self._request(work)
         request.error = why
         self._end(request, "error")
         return request
 
-    def _request(self, work: Work) -> _Request:
+    def _request(self, work: ScheduledTokens) -> _Request:
         return self._requests[work.sequence.name[0]]
 
-    def _result(self, work: Work) -> _Result:
+    def _result(self, work: ScheduledTokens) -> _Result:
         return self._request(work).results[work.sequence.name[1]]

@@ -13,7 +13,7 @@ import numpy as np
 from tilewright.dtypes import float32, int32
 from tilewright.graph.core import Value
 from tilewright.importers.sorting import top
-from tilewright.llm.step import Step
+from tilewright.llm.step import GenerationStep
 from tilewright.symbolic import lift, simplify
 
 
@@ -29,7 +29,7 @@ class Experts:
     normalised: bool
 
 
-def mixture(step: Step, router: str, x: Value, experts: Experts, gate_up: Value, down: Value) -> Value:
+def mixture(step: GenerationStep, router: str, x: Value, experts: Experts, gate_up: Value, down: Value) -> Value:
     """x [tokens, hidden] by experts: gate_up [experts, 2 * intermediate, hidden], down [experts, hidden,
     intermediate]."""
     emit = step.emit
@@ -49,7 +49,7 @@ def mixture(step: Step, router: str, x: Value, experts: Experts, gate_up: Value,
     return emit.op("reduce_sum", weighted, axes=(1,))
 
 
-def _order(step: Step, chosen: Value, experts: Experts) -> tuple[Value, Value, Value]:
+def _order(step: GenerationStep, chosen: Value, experts: Experts) -> tuple[Value, Value, Value]:
     """Of pairs in the order of tokens the place in the order of experts; of those in that order the token; and where
     each expert's pairs end."""
     emit = step.emit
@@ -67,7 +67,9 @@ def _order(step: Step, chosen: Value, experts: Experts) -> tuple[Value, Value, V
     return place, emit.op("scatter_update", empty, place, tokens, axis=0), ends
 
 
-def expert_weights(step: Step, path: str, experts: Experts, names: tuple[str, str, str]) -> tuple[Value, Value]:
+def expert_weights(
+    step: GenerationStep, path: str, experts: Experts, names: tuple[str, str, str]
+) -> tuple[Value, Value]:
     """Gate and up, and down, of all experts: stacked in the checkpoint, or a tensor for each (`names` of gate, up and
     down), which are copied together."""
     count, hidden, intermediate = experts.count, experts.hidden, experts.intermediate

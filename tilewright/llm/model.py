@@ -18,7 +18,7 @@ from tilewright.importers.gguf_files import is_gguf, open_checkpoint
 from tilewright.importers.huggingface import Checkpoint
 from tilewright.llm.adapters import Adapters
 from tilewright.llm.families import FAMILIES, Family
-from tilewright.llm.step import COMPUTE_DTYPES, WEIGHT_FORMATS, Limits, Step
+from tilewright.llm.step import COMPUTE_DTYPES, WEIGHT_FORMATS, GenerationStep, Limits
 
 
 @dataclass(frozen=True)
@@ -93,8 +93,8 @@ def open_family(
     if weights != "auto" and (is_gguf(folder) or checkpoint.config.get("quantization_config") is not None):
         raise InputError(f"weights is {weights!r}, and those of {folder} are quantized already; leave it out")
     name = checkpoint.folder.resolve().name
-    step = Step(checkpoint, known.dtype if dtype == "auto" else COMPUTE_DTYPES[dtype], limits, name, weights, adapters)
-    return FAMILIES[known.family](step)
+    computed = known.dtype if dtype == "auto" else COMPUTE_DTYPES[dtype]
+    return FAMILIES[known.family](GenerationStep(checkpoint, computed, limits, name, weights, adapters))
 
 
 def step_graph(

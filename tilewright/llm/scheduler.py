@@ -46,7 +46,7 @@ class Sequence:
 
 
 @dataclass(frozen=True)
-class Work:
+class ScheduledTokens:
     """Tokens `begin` to `end - 1` of a sequence; `is_last` where the next token follows from them.
 
     After the last there is room for `drafts` tokens that may follow.
@@ -95,24 +95,24 @@ class Scheduler:
         self.waiting = [item for item in self.waiting if item is not sequence]
         self._give_back(sequence)
 
-    def schedule(self) -> list[Work]:
+    def schedule(self) -> list[ScheduledTokens]:
         """The work of the next step, running sequences first; empty when nothing waits or runs."""
         budget = self.limits.tokens * (self.limits.sequences if self.aligned else 1)
-        work: list[Work] = []
+        work: list[ScheduledTokens] = []
         preempted = self.preemptions
         for sequence in list(self.running):
             if sequence not in self.running or budget == 0:
                 continue  # it lost its blocks to an older one
             count = min(self._chunk(sequence, sequence.computed), budget)
             if self._make_room(sequence, sequence.computed + count):
-                work.append(Work(sequence, sequence.computed, sequence.computed + count))
+                work.append(ScheduledTokens(sequence, sequence.computed, sequence.computed + count))
                 budget -= count
         work = [item for item in work if item.sequence in self.running]
         if self.preemptions == preempted:
             self._add_drafts(work, self._admit(work, budget))
         return work
 
-    def advance(self, work: Work) -> None:
+    def advance(self, work: ScheduledTokens) -> None:
         """A step has computed its tokens: blocks that are full now can be shared."""
         sequence, size = work.sequence, self.pool.size
         sequence.computed = work.end
@@ -124,7 +124,7 @@ class Scheduler:
             tokens = sequence.tokens[number * size : (number + 1) * size]
             sequence.digests.append(self.pool.publish(sequence.blocks[number], sequence.digests[-1], tokens))
 
-    def _admit(self, work: list[Work], budget: int) -> int:
+    def _admit(self, work: list[ScheduledTokens], budget: int) -> int:
         """Let sequences begin; gives what is left of the budget."""
         while self.waiting and budget > 0 and len(self.running) < self.limits.sequences:
             sequence = self.waiting[0]
@@ -138,11 +138,11 @@ class Scheduler:
             self._begin(sequence, found)
             self._extend(sequence, end)
             bisect.insort(self.running, sequence, key=lambda item: item.order)
-            work.append(Work(sequence, sequence.computed, end))
+            work.append(ScheduledTokens(sequence, sequence.computed, end))
             budget -= count
         return budget
 
-    def _add_drafts(self, work: list[Work], budget: int) -> None:
+    def _add_drafts(self, work: list[ScheduledTokens], budget: int) -> None:
         """Give drafts what is left of the budget and of the blocks."""
         for number, item in enumerate(work):
             count = min(item.sequence.wanted, budget) if item.is_last else 0

@@ -20,8 +20,8 @@ import numpy as np
 
 from tilewright.llm.model import Chunk, StepRunner
 from tilewright.llm.sampling import Sampler
+from tilewright.llm.scheduler import ScheduledTokens
 from tilewright.llm.scheduler import Sequence as Scheduled
-from tilewright.llm.scheduler import Work
 
 MOST_DRAFTS = 16
 _LONGEST_MATCH, _SHORTEST_MATCH = 4, 2  # tokens
@@ -147,7 +147,7 @@ class DraftModel:
         self.model, self.vocabulary = model, vocabulary
         self.idle_steps = 0
 
-    def fill(self, work: Sequence[Work], samplers: Sequence[Sampler | None]) -> int:
+    def fill(self, work: Sequence[ScheduledTokens], samplers: Sequence[Sampler | None]) -> int:
         """Draft tokens for the work that wants some; gives the rounds that this took."""
         for item in work:
             item.sequence.drafts = []
@@ -191,7 +191,7 @@ class DraftModel:
             active = followed
         return rounds
 
-    def _must_follow(self, item: Work) -> bool:
+    def _must_follow(self, item: ScheduledTokens) -> bool:
         """Whether its tokens are computed now: for drafts, in chunks of a prompt, or since they fill a page, which may
         be shared once both models have computed it.  A few single tokens can wait.
         """
@@ -257,7 +257,9 @@ class Speculator:
         for (sequence, _, _), (_, there) in zip(waiting, drafts, strict=True):
             sequence.wanted = min(count, there)
 
-    def fill(self, work: Sequence[Work], samplers: Sequence[Sampler | None], draftings: Sequence[Drafting]) -> None:
+    def fill(
+        self, work: Sequence[ScheduledTokens], samplers: Sequence[Sampler | None], draftings: Sequence[Drafting]
+    ) -> None:
         """Give the work of a step its drafts."""
         if self.model is None:
             for item, drafting in zip(work, draftings, strict=True):

@@ -12,8 +12,8 @@ Prompts, chunks of prompts and single tokens are the same to it.  Inputs, all in
     adapters   [tokens]                 the number of each token's adapter, where there are some
     keys.N, values.N  [slots, key_heads, width]   the pools of layer N, updated in place
 
-Output: logits float32 [rows, vocabulary].  Families write themselves with the methods of `Step`; paths are names in
-the checkpoint.
+Output: logits float32 [rows, vocabulary].  Families write themselves with the methods of `GenerationStep`; paths are
+names in the checkpoint.
 """
 
 from __future__ import annotations
@@ -77,7 +77,7 @@ class Heads:
     width: int
 
 
-class Step:
+class GenerationStep:
     """The graph while a family writes it."""
 
     def __init__(

@@ -18,7 +18,7 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
-from tilewright.ir.core import Function, Operation, Region, Value
+from tilewright.ir.core import Function, Operation, Region, SSAValue
 from tilewright.ir.rewrite import constant_of
 from tilewright.ir.types import PointerType, TensorType
 from tilewright.passes.choice_rules import keeps_value
@@ -42,7 +42,7 @@ class AxisInfo:
 Columns = list[tuple[int, int, int]]  # contiguity, divisibility, constancy of each axis
 
 
-def analyze_axes(function: Function) -> dict[Value, AxisInfo]:
+def analyze_axes(function: Function) -> dict[SSAValue, AxisInfo]:
     """Facts for every value of a kernel (integers and pointers; of others the constancy only)."""
     analysis = _Analysis()
     for value, parameter in zip(function.region.arguments, function.parameters, strict=True):
@@ -79,7 +79,7 @@ def meet(left: AxisInfo, right: AxisInfo, type_: TensorType) -> AxisInfo:
     return _from_columns(columns)
 
 
-def _shape(value: Value) -> tuple[int, ...]:
+def _shape(value: SSAValue) -> tuple[int, ...]:
     return value.type.shape or (1,)
 
 
@@ -89,7 +89,7 @@ def _item_size(type_: TensorType) -> int:
 
 class _Analysis:
     def __init__(self) -> None:
-        self.facts: dict[Value, AxisInfo] = {}
+        self.facts: dict[SSAValue, AxisInfo] = {}
 
     def region(self, region: Region) -> None:
         for operation in region.operations:
@@ -119,7 +119,7 @@ class _Analysis:
                 self.region(region)
             self.assume_nothing(operation.results)
 
-    def assume_nothing(self, values: Sequence[Value]) -> None:
+    def assume_nothing(self, values: Sequence[SSAValue]) -> None:
         for value in values:
             self.facts[value] = unknown(value.type)
 
@@ -285,7 +285,7 @@ def _compare(operation: Operation, operands: Sequence[AxisInfo]) -> AxisInfo:
     return _from_columns(columns)
 
 
-def _integer(value: Value) -> bool:
+def _integer(value: SSAValue) -> bool:
     return not value.type.is_pointer and value.type.dtype.is_integer
 
 
@@ -420,7 +420,7 @@ def common_divisor(facts: AxisInfo) -> int:
     return max(_element_divisibility(facts, axis) for axis in range(len(facts.constancy)))
 
 
-def _numbers_programs(value: Value) -> bool:
+def _numbers_programs(value: SSAValue) -> bool:
     """Whether a value is the number of a program, or a part of it: a remainder or quotient."""
     operation = value.definition
     while operation is not None and operation.opcode in ("remainder", "divide"):
@@ -432,7 +432,7 @@ _KEEPS_SIGN = ("add", "multiply", "divide", "minimum", "and", "or", "xor", "shif
 _MOVES = ("splat", "expand_dims", "broadcast", "reshape", "permute", "hint", "join", "cat")
 
 
-def not_negative(value: Value, depth: int = 8) -> bool:
+def not_negative(value: SSAValue, depth: int = 8) -> bool:
     """Whether no element of an integer value is below zero, as far as `depth` definitions back tell."""
     operation, number = value.definition, constant_of(value)
     if value.type.is_pointer or not value.type.dtype.is_integer:

@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 from tilewright.dtypes import DType, int1
-from tilewright.ir.core import Operation, Value
-from tilewright.ir.rewrite import Rewriter, RewriteTable, constant_of, defined_by
+from tilewright.ir.core import Operation, SSAValue
+from tilewright.ir.rewrite import RewriteTable, RuleRewriter, constant_of, defined_by
 
 CHOICE_RULES = RewriteTable("choice and conversion")
 on = CHOICE_RULES.on
@@ -18,7 +18,7 @@ def _predicate(operation: Operation) -> str:
 
 
 @on("compare")
-def constant_on_the_right(operation: Operation, build: Rewriter) -> Value | None:
+def constant_on_the_right(operation: Operation, build: RuleRewriter) -> SSAValue | None:
     """c < x = x > c."""
     left, right = operation.operands
     if constant_of(left) is None or constant_of(right) is not None:
@@ -27,7 +27,7 @@ def constant_on_the_right(operation: Operation, build: Rewriter) -> Value | None
 
 
 @on("compare")
-def compare_with_itself(operation: Operation, build: Rewriter) -> Value | None:
+def compare_with_itself(operation: Operation, build: RuleRewriter) -> SSAValue | None:
     """x <= x is true and x < x false; a float may be NaN, where only x < x and x > x are known."""
     left, right = operation.operands
     predicate = _predicate(operation)
@@ -37,7 +37,7 @@ def compare_with_itself(operation: Operation, build: Rewriter) -> Value | None:
 
 
 @on("compare")
-def compare_truth_value(operation: Operation, build: Rewriter) -> Value | None:
+def compare_truth_value(operation: Operation, build: RuleRewriter) -> SSAValue | None:
     """For i1: (x != false) = (x == true) = x, and the opposites are not x."""
     left, right = operation.operands
     number, predicate = constant_of(right), _predicate(operation)
@@ -47,7 +47,7 @@ def compare_truth_value(operation: Operation, build: Rewriter) -> Value | None:
 
 
 @on("not")
-def not_compare(operation: Operation, build: Rewriter) -> Value | None:
+def not_compare(operation: Operation, build: RuleRewriter) -> SSAValue | None:
     """not (x < y) = x >= y; of floats, which may be unordered, only == and !=."""
     compare = defined_by(operation.operands[0], "compare")
     if compare is None:
@@ -60,7 +60,7 @@ def not_compare(operation: Operation, build: Rewriter) -> Value | None:
 
 
 @on("select")
-def decided(operation: Operation, build: Rewriter) -> Value | None:
+def decided(operation: Operation, build: RuleRewriter) -> SSAValue | None:
     """A constant condition, or the same value on both sides."""
     condition, left, right = operation.operands
     known = constant_of(condition)
@@ -70,7 +70,7 @@ def decided(operation: Operation, build: Rewriter) -> Value | None:
 
 
 @on("select")
-def select_not(operation: Operation, build: Rewriter) -> Value | None:
+def select_not(operation: Operation, build: RuleRewriter) -> SSAValue | None:
     """select(not c, x, y) = select(c, y, x)."""
     condition, left, right = operation.operands
     inner = defined_by(condition, "not")
@@ -78,7 +78,7 @@ def select_not(operation: Operation, build: Rewriter) -> Value | None:
 
 
 @on("select")
-def select_truth_values(operation: Operation, build: Rewriter) -> Value | None:
+def select_truth_values(operation: Operation, build: RuleRewriter) -> SSAValue | None:
     """For i1: select(c, true, false) = c, select(c, x, false) = c & x, select(c, true, y) = c | y."""
     condition, left, right = operation.operands
     if left.type.element != int1:
@@ -89,7 +89,7 @@ def select_truth_values(operation: Operation, build: Rewriter) -> Value | None:
 
 
 @on("select")
-def nested_select(operation: Operation, build: Rewriter) -> Value | None:
+def nested_select(operation: Operation, build: RuleRewriter) -> SSAValue | None:
     """select(c, select(c, x, y), z) = select(c, x, z), and so on the other side."""
     condition, left, right = operation.operands
     inner_left, inner_right = defined_by(left, "select"), defined_by(right, "select")
@@ -127,7 +127,7 @@ def keeps_value(source: DType, target: DType) -> bool:
 
 
 @on("cast")
-def cast_of_cast(operation: Operation, build: Rewriter) -> Value | None:
+def cast_of_cast(operation: Operation, build: RuleRewriter) -> SSAValue | None:
     """cast(cast(x, A), B) = cast(x, B), when A keeps x, or when integers only get narrower (they wrap)."""
     inner = defined_by(operation.operands[0], "cast")
     if inner is None:
@@ -146,14 +146,14 @@ def cast_of_cast(operation: Operation, build: Rewriter) -> Value | None:
 
 
 @on("cast")
-def cast_to_same(operation: Operation, build: Rewriter) -> Value | None:
+def cast_to_same(operation: Operation, build: RuleRewriter) -> SSAValue | None:
     """A cast to the type that the operand has."""
     (source,) = operation.operands
     return source if source.type == operation.result.type else None
 
 
 @on("bitcast")
-def bitcast_of_bitcast(operation: Operation, build: Rewriter) -> Value | None:
+def bitcast_of_bitcast(operation: Operation, build: RuleRewriter) -> SSAValue | None:
     """bitcast(bitcast(x)) = bitcast(x), and x when the types meet again."""
     (source,) = operation.operands
     if source.type == operation.result.type:
@@ -163,6 +163,6 @@ def bitcast_of_bitcast(operation: Operation, build: Rewriter) -> Value | None:
 
 
 @on("hint")
-def empty_hint(operation: Operation, build: Rewriter) -> Value | None:
+def empty_hint(operation: Operation, build: RuleRewriter) -> SSAValue | None:
     """A hint that says nothing."""
     return operation.operands[0] if not any(operation.attributes.values()) else None

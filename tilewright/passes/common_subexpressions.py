@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from tilewright.ir.core import Function, Operation, Region, Value
+from tilewright.ir.core import Function, Operation, Region, SSAValue
 from tilewright.ir.ops import OPS, attribute_key, is_pure
 from tilewright.ir.rewrite import Rebuilder, Replacement
 
@@ -17,7 +17,7 @@ def merge_common_subexpressions(function: Function) -> Function:
 class _Merger(Rebuilder):
     def __init__(self) -> None:
         super().__init__()
-        self.scopes: list[dict[Any, list[Value]]] = []
+        self.scopes: list[dict[Any, list[SSAValue]]] = []
 
     def copy_region(self, region: Region) -> Region:
         self.scopes.append({})

@@ -5,9 +5,9 @@ from __future__ import annotations
 import numpy as np
 
 from tilewright.ir import interpreter, semantics
-from tilewright.ir.core import Operation, Value
+from tilewright.ir.core import Operation, SSAValue
 from tilewright.ir.ops import ELEMENTWISE, OPS
-from tilewright.ir.rewrite import Rewriter, RewriteTable, constant_of, defined_by
+from tilewright.ir.rewrite import RewriteTable, RuleRewriter, constant_of, defined_by
 
 CONSTANT_RULES = RewriteTable("constants")
 
@@ -16,7 +16,7 @@ _FOLDED = [opcode for opcode in OPS if opcode in ELEMENTWISE - {"hint"} and OPS[
 
 
 @CONSTANT_RULES.on(*_FOLDED)
-def fold(operation: Operation, build: Rewriter) -> Value | None:
+def fold(operation: Operation, build: RuleRewriter) -> SSAValue | None:
     """f(constants) = constant: all elements are the same, so one is computed."""
     type_ = operation.result.type
     numbers = [constant_of(value) for value in operation.operands]
@@ -35,7 +35,7 @@ def fold(operation: Operation, build: Rewriter) -> Value | None:
 
 
 @CONSTANT_RULES.on(*(info.opcode for info in OPS.values() if info.commutative))
-def constant_on_the_right(operation: Operation, build: Rewriter) -> Value | None:
+def constant_on_the_right(operation: Operation, build: RuleRewriter) -> SSAValue | None:
     """c + x = x + c, so that the other rules need to look at one side."""
     left, right = operation.operands
     if constant_of(left) is None or constant_of(right) is not None:
@@ -44,7 +44,7 @@ def constant_on_the_right(operation: Operation, build: Rewriter) -> Value | None
 
 
 @CONSTANT_RULES.on(*_FOLDED, "offset")
-def splats(operation: Operation, build: Rewriter) -> Value | None:
+def splats(operation: Operation, build: RuleRewriter) -> SSAValue | None:
     """f(splat x, splat y) = splat f(x, y): one number is computed instead of a block."""
     if operation.result.type.is_scalar or all(constant_of(value) is not None for value in operation.operands):
         return None

@@ -2,22 +2,22 @@
 
 from __future__ import annotations
 
-from tilewright.ir.core import Operation, Value
-from tilewright.ir.rewrite import Rewriter, RewriteTable, constant_of
+from tilewright.ir.core import Operation, SSAValue
+from tilewright.ir.rewrite import RewriteTable, RuleRewriter, constant_of
 
 CONTROL_FLOW_RULES = RewriteTable("control flow")
 on = CONTROL_FLOW_RULES.on
 
 
 @on("if")
-def if_constant(operation: Operation, build: Rewriter) -> list[Value] | None:
+def if_constant(operation: Operation, build: RuleRewriter) -> list[SSAValue] | None:
     """The branch that is taken."""
     known = constant_of(operation.operands[0])
     return None if known is None else build.inline(operation.regions[0 if known else 1], [])
 
 
 @on("if")
-def if_empty(operation: Operation, build: Rewriter) -> list[Value] | None:
+def if_empty(operation: Operation, build: RuleRewriter) -> list[SSAValue] | None:
     """Branches that do nothing but yield: selects (no value: nothing)."""
     if any(len(region.operations) > 1 for region in operation.regions):
         return None
@@ -32,7 +32,7 @@ def if_empty(operation: Operation, build: Rewriter) -> list[Value] | None:
 
 
 @on("for")
-def loop_trips(operation: Operation, build: Rewriter) -> list[Value] | None:
+def loop_trips(operation: Operation, build: RuleRewriter) -> list[SSAValue] | None:
     """No iteration: the initial values. One iteration: the body."""
     lower, upper, step = (constant_of(value) for value in operation.operands[:3])
     if lower is None or upper is None:
@@ -45,7 +45,7 @@ def loop_trips(operation: Operation, build: Rewriter) -> list[Value] | None:
 
 
 @on("for")
-def loop_carries_the_same(operation: Operation, build: Rewriter) -> list[Value] | None:
+def loop_carries_the_same(operation: Operation, build: RuleRewriter) -> list[SSAValue] | None:
     """A carried value that every iteration hands on as it is (or as it began) needs not be carried."""
     (body,) = operation.regions
     initial, carried = operation.operands[3:], body.arguments[1:]
@@ -68,7 +68,7 @@ def loop_carries_the_same(operation: Operation, build: Rewriter) -> list[Value] 
 
 
 @on("while")
-def while_false(operation: Operation, build: Rewriter) -> list[Value] | None:
+def while_false(operation: Operation, build: RuleRewriter) -> list[SSAValue] | None:
     """A condition that is never true: the first region runs once."""
     before = operation.regions[0]
     if constant_of(before.terminator.operands[0]) is not False:

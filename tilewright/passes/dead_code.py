@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from tilewright.ir.core import Function, Operation, Region, Value
+from tilewright.ir.core import Function, Operation, Region, SSAValue
 from tilewright.ir.ops import OPS, Effect, effects_of
 from tilewright.ir.rewrite import Rebuilder
 
@@ -24,11 +24,11 @@ class _Marker:
     """Finds the live operations and values."""
 
     def __init__(self, function: Function) -> None:
-        self.values: set[Value] = set()
+        self.values: set[SSAValue] = set()
         self.operations: set[Operation] = set()
-        self.owners: dict[Value, tuple[Operation, Region, int]] = {}  # region arguments
+        self.owners: dict[SSAValue, tuple[Operation, Region, int]] = {}  # region arguments
         self.parents: dict[Operation, Operation] = {}
-        self.pending: list[Value] = []
+        self.pending: list[SSAValue] = []
         self.index(function.region, None)
         for operation in function.region.operations:
             self.roots(operation)
@@ -81,12 +81,12 @@ class _Marker:
         elif operation.opcode == "if" or not OPS[operation.opcode].terminator:
             self.need(operation.operands)
 
-    def need(self, values: Sequence[Value]) -> None:
+    def need(self, values: Sequence[SSAValue]) -> None:
         fresh = [value for value in values if value not in self.values]
         self.values.update(fresh)
         self.pending += fresh
 
-    def follow(self, value: Value) -> None:
+    def follow(self, value: SSAValue) -> None:
         operation = value.definition
         if operation is None:
             if value in self.owners:
@@ -176,5 +176,5 @@ class _Sweeper(Rebuilder):
         )
 
 
-def _kept(values: list[Value], keep: list[bool]) -> list[Value]:
+def _kept(values: list[SSAValue], keep: list[bool]) -> list[SSAValue]:
     return [value for value, wanted in zip(values, keep, strict=True) if wanted]

@@ -22,7 +22,7 @@ from math import prod
 from typing import Any
 
 from tilewright.errors import CompilationError
-from tilewright.ir.core import Function, Operation, Region, Value
+from tilewright.ir.core import Function, Operation, Region, SSAValue
 from tilewright.ir.diagnostics import render, user_place
 from tilewright.ir.explicit import is_explicit, slice_unit, tile_bytes
 from tilewright.ir.rewrite import constant_of
@@ -49,7 +49,7 @@ class RoleThreads:
     warps: int
     copies: int
     elected: bool
-    copy: Value | None
+    copy: SSAValue | None
 
     @property
     def arrivals(self) -> int:
@@ -463,18 +463,18 @@ def _tile_position(load: Operation) -> int:
     return next(place for place, value in enumerate(load.operands) if isinstance(value.type.handle, SharedType))
 
 
-def _barrier_of(operation: Operation) -> Value:
+def _barrier_of(operation: Operation) -> SSAValue:
     return operation.operands[_tile_position(operation) + 1 if operation.opcode == "tma_load" else 0]
 
 
-def _origin(value: Value) -> Operation:
+def _origin(value: SSAValue) -> Operation:
     """The allocation that a handle comes from (the lowest, for memory over other memory)."""
     definition = value.definition
     assert definition is not None
     return _origin(definition.operands[0]) if definition.operands else definition
 
 
-def _stage_of(tile: Value) -> Value | None:
+def _stage_of(tile: SSAValue) -> SSAValue | None:
     """The run-time index that chose a tile from its ring."""
     definition = tile.definition
     while definition is not None and definition.opcode in ("shared_slice", "shared_transpose"):
@@ -482,9 +482,9 @@ def _stage_of(tile: Value) -> Value | None:
     return definition.operands[1] if definition is not None and definition.opcode == "shared_index" else None
 
 
-def _inputs(value: Value) -> set[Value]:
+def _inputs(value: SSAValue) -> set[SSAValue]:
     """The region arguments and loop results that a value is computed from."""
-    found: set[Value] = set()
+    found: set[SSAValue] = set()
     pending, seen = [value], set()
     while pending:
         current = pending.pop()
@@ -498,7 +498,7 @@ def _inputs(value: Value) -> set[Value]:
     return found
 
 
-def _is_voted(value: Value) -> bool:
+def _is_voted(value: SSAValue) -> bool:
     """Whether a number is computed from a warp's vote."""
     pending, seen = [value], set()
     while pending:
@@ -512,7 +512,7 @@ def _is_voted(value: Value) -> bool:
     return False
 
 
-def _key(value: Value | None) -> Any:
+def _key(value: SSAValue | None) -> Any:
     """Equal for values that are computed in the same way from the same ones; None for none."""
     if value is None:
         return None

@@ -7,7 +7,7 @@ once, so the gain is small.
 
 from __future__ import annotations
 
-from tilewright.ir.core import Function, Operation, Region, Value
+from tilewright.ir.core import Function, Operation, Region, SSAValue
 from tilewright.ir.ops import is_speculatable
 from tilewright.ir.rewrite import Rebuilder, Replacement
 
@@ -42,10 +42,10 @@ class _Hoister(Rebuilder):
         body.operations = staying
 
 
-def _free_values(operation: Operation) -> set[Value]:
+def _free_values(operation: Operation) -> set[SSAValue]:
     """The values that an operation, with its regions, takes from around it."""
-    used: set[Value] = set()
-    own: set[Value] = set()
+    used: set[SSAValue] = set()
+    own: set[SSAValue] = set()
     for inner in operation.walk():
         used.update(inner.operands)
         if inner is not operation:

@@ -2,15 +2,15 @@
 
 from __future__ import annotations
 
-from tilewright.ir.core import Operation, Value
-from tilewright.ir.rewrite import Rewriter, RewriteTable, constant_of
+from tilewright.ir.core import Operation, SSAValue
+from tilewright.ir.rewrite import RewriteTable, RuleRewriter, constant_of
 
 MEMORY_RULES = RewriteTable("memory")
 on = MEMORY_RULES.on
 
 
 @on("load")
-def load_masked_by_constant(operation: Operation, build: Rewriter) -> Value | None:
+def load_masked_by_constant(operation: Operation, build: RuleRewriter) -> SSAValue | None:
     """Every lane: no mask. No lane: `other`, or zero."""
     if len(operation.operands) == 1:
         return None
@@ -24,7 +24,7 @@ def load_masked_by_constant(operation: Operation, build: Rewriter) -> Value | No
 
 
 @on("load")
-def load_other_of_zero(operation: Operation, build: Rewriter) -> Value | None:
+def load_other_of_zero(operation: Operation, build: RuleRewriter) -> SSAValue | None:
     """Zero is what masked-off lanes are without `other` (for floats, 0.0)."""
     if len(operation.operands) < 3:
         return None
@@ -35,7 +35,7 @@ def load_other_of_zero(operation: Operation, build: Rewriter) -> Value | None:
 
 
 @on("store", "atomic_rmw")
-def write_masked_by_constant(operation: Operation, build: Rewriter) -> list[Value] | None:
+def write_masked_by_constant(operation: Operation, build: RuleRewriter) -> list[SSAValue] | None:
     """Every lane: no mask. No lane: nothing is written."""
     if len(operation.operands) == 2:
         return None
@@ -49,7 +49,7 @@ def write_masked_by_constant(operation: Operation, build: Rewriter) -> list[Valu
 
 
 @on("atomic_cas")
-def exchange_masked_by_constant(operation: Operation, build: Rewriter) -> list[Value] | None:
+def exchange_masked_by_constant(operation: Operation, build: RuleRewriter) -> list[SSAValue] | None:
     """The same for compare and swap."""
     known = constant_of(operation.operands[3]) if len(operation.operands) > 3 else None
     if known is None:
@@ -60,6 +60,6 @@ def exchange_masked_by_constant(operation: Operation, build: Rewriter) -> list[V
 
 
 @on("assume", "assert")
-def holds(operation: Operation, build: Rewriter) -> list[Value] | None:
+def holds(operation: Operation, build: RuleRewriter) -> list[SSAValue] | None:
     """What is true needs neither be stated nor checked."""
     return [] if constant_of(operation.operands[0]) else None

@@ -3,15 +3,15 @@
 from __future__ import annotations
 
 from tilewright.dtypes import int32
-from tilewright.ir.core import Operation, Value
-from tilewright.ir.rewrite import Rewriter, RewriteTable, constant_of, defined_by
+from tilewright.ir.core import Operation, SSAValue
+from tilewright.ir.rewrite import RewriteTable, RuleRewriter, constant_of, defined_by
 
 SHAPE_RULES = RewriteTable("shape")
 on = SHAPE_RULES.on
 
 
 @on("arange")
-def range_of_one(operation: Operation, build: Rewriter) -> Value | None:
+def range_of_one(operation: Operation, build: RuleRewriter) -> SSAValue | None:
     """A range of one number is that number."""
     start, shape = operation.attributes["start"], operation.result.type.shape
     assert isinstance(start, int)
@@ -19,7 +19,7 @@ def range_of_one(operation: Operation, build: Rewriter) -> Value | None:
 
 
 @on("splat", "expand_dims", "broadcast", "reshape", "permute", "hint")
-def of_constant(operation: Operation, build: Rewriter) -> Value | None:
+def of_constant(operation: Operation, build: RuleRewriter) -> SSAValue | None:
     """A constant block of the new shape."""
     number = constant_of(operation.operands[0])
     type_ = operation.result.type
@@ -27,7 +27,7 @@ def of_constant(operation: Operation, build: Rewriter) -> Value | None:
 
 
 @on("expand_dims", "broadcast", "reshape", "permute")
-def of_splat(operation: Operation, build: Rewriter) -> Value | None:
+def of_splat(operation: Operation, build: RuleRewriter) -> SSAValue | None:
     """A splat of the new shape (a scalar for rank 0)."""
     splat = defined_by(operation.operands[0], "splat")
     if splat is None:
@@ -37,21 +37,21 @@ def of_splat(operation: Operation, build: Rewriter) -> Value | None:
 
 
 @on("splat", "broadcast", "reshape")
-def to_same_shape(operation: Operation, build: Rewriter) -> Value | None:
+def to_same_shape(operation: Operation, build: RuleRewriter) -> SSAValue | None:
     """Nothing to do."""
     (source,) = operation.operands
     return source if source.type == operation.result.type else None
 
 
 @on("broadcast")
-def broadcast_of_broadcast(operation: Operation, build: Rewriter) -> Value | None:
+def broadcast_of_broadcast(operation: Operation, build: RuleRewriter) -> SSAValue | None:
     """Both stretch axes of extent 1: one step does."""
     inner = defined_by(operation.operands[0], "broadcast")
     return None if inner is None else build.emit("broadcast", inner.operands[0], **operation.attributes)
 
 
 @on("reshape")
-def reshape_of_reshape(operation: Operation, build: Rewriter) -> Value | None:
+def reshape_of_reshape(operation: Operation, build: RuleRewriter) -> SSAValue | None:
     """reshape(reshape(x)) and reshape(expand_dims(x)) keep the row-major order of x."""
     inner = operation.operands[0].definition
     if inner is None or inner.opcode not in ("reshape", "expand_dims"):
@@ -60,7 +60,7 @@ def reshape_of_reshape(operation: Operation, build: Rewriter) -> Value | None:
 
 
 @on("reshape")
-def reshape_as_expand(operation: Operation, build: Rewriter) -> Value | None:
+def reshape_as_expand(operation: Operation, build: RuleRewriter) -> SSAValue | None:
     """A reshape that inserts one axis of extent 1 is expand_dims, which is easier to see through."""
     (source,) = operation.operands
     old, new = source.type.shape, operation.result.type.shape
@@ -73,14 +73,14 @@ def reshape_as_expand(operation: Operation, build: Rewriter) -> Value | None:
 
 
 @on("permute")
-def permute_nothing(operation: Operation, build: Rewriter) -> Value | None:
+def permute_nothing(operation: Operation, build: RuleRewriter) -> SSAValue | None:
     """The order 0, 1, 2, …"""
     order = operation.attributes["order"]
     return operation.operands[0] if order == tuple(range(operation.result.type.rank)) else None
 
 
 @on("permute")
-def permute_of_permute(operation: Operation, build: Rewriter) -> Value | None:
+def permute_of_permute(operation: Operation, build: RuleRewriter) -> SSAValue | None:
     """Axis i of the result is axis inner[outer[i]] of the first source."""
     inner = defined_by(operation.operands[0], "permute")
     if inner is None:
@@ -91,14 +91,14 @@ def permute_of_permute(operation: Operation, build: Rewriter) -> Value | None:
 
 
 @on("split")
-def split_of_join(operation: Operation, build: Rewriter) -> list[Value] | None:
+def split_of_join(operation: Operation, build: RuleRewriter) -> list[SSAValue] | None:
     """split(join(x, y)) = x, y."""
     inner = defined_by(operation.operands[0], "join")
     return None if inner is None else list(inner.operands)
 
 
 @on("join")
-def join_of_split(operation: Operation, build: Rewriter) -> Value | None:
+def join_of_split(operation: Operation, build: RuleRewriter) -> SSAValue | None:
     """join(split(x)) = x."""
     left, right = operation.operands
     split = defined_by(left, "split")
@@ -106,7 +106,7 @@ def join_of_split(operation: Operation, build: Rewriter) -> Value | None:
 
 
 @on("reduce")
-def reduce_single(operation: Operation, build: Rewriter) -> list[Value] | None:
+def reduce_single(operation: Operation, build: RuleRewriter) -> list[SSAValue] | None:
     """A reduction of one element is that element."""
     axis = operation.attributes["axis"]
     assert isinstance(axis, int)
@@ -117,7 +117,7 @@ def reduce_single(operation: Operation, build: Rewriter) -> list[Value] | None:
 
 
 @on("scan")
-def scan_single(operation: Operation, build: Rewriter) -> list[Value] | None:
+def scan_single(operation: Operation, build: RuleRewriter) -> list[SSAValue] | None:
     """A scan of one element is that element."""
     axis = operation.attributes["axis"]
     assert isinstance(axis, int)

@@ -15,7 +15,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from tilewright.dtypes import int64
-from tilewright.ir.core import Function, Operation, Region, Value
+from tilewright.ir.core import Function, Operation, Region, SSAValue
 from tilewright.ir.rewrite import Rebuilder, Replacement
 from tilewright.ir.types import TensorType, scalar
 
@@ -41,7 +41,7 @@ class _Pass(Rebuilder):
         }
         return self._rewritten(operation, steps) if steps else None
 
-    def _rewritten(self, operation: Operation, steps: dict[int, list[Value]]) -> list[Value]:
+    def _rewritten(self, operation: Operation, steps: dict[int, list[SSAValue]]) -> list[SSAValue]:
         body = operation.regions[0]
         bounds, initial = operation.operands[:3], operation.operands[3:]
         types = {place: _distance_type(initial[place].type) for place in steps}
@@ -62,15 +62,15 @@ class _Pass(Rebuilder):
         results = self.emit_loop(operation, [*bounds, *carried], region)
         return [self._moved(initial[place], value) if place in steps else value for place, value in enumerate(results)]
 
-    def emit_loop(self, operation: Operation, operands: Sequence[Value], region: Region) -> list[Value]:
+    def emit_loop(self, operation: Operation, operands: Sequence[SSAValue], region: Region) -> list[SSAValue]:
         """The loop with new carried values, appended as it is."""
         return self.create("for", operands, operation.attributes, [region]).results
 
-    def _moved(self, start: Value, distance: Value) -> Value:
+    def _moved(self, start: SSAValue, distance: SSAValue) -> SSAValue:
         block = self.emit("splat", distance, shape=start.type.shape)
         return self.emit("offset" if start.type.is_pointer else "add", start, block)
 
-    def _advanced(self, distance: Value, increments: list[Value], replaced: dict[Value, Value]) -> Value:
+    def _advanced(self, distance: SSAValue, increments: list[SSAValue], replaced: dict[SSAValue, SSAValue]) -> SSAValue:
         for increment in increments:
             number = replaced.get(increment, increment)
             if number.type.rank:
@@ -80,7 +80,7 @@ class _Pass(Rebuilder):
             distance = self.emit("add", distance, number)
         return distance
 
-    def _scalar_constant(self, block: Value) -> Value:
+    def _scalar_constant(self, block: SSAValue) -> SSAValue:
         assert block.definition is not None
         return self.constant(block.definition.attributes["value"], block.type.dtype)  # type: ignore[arg-type]
 
@@ -89,11 +89,11 @@ def _distance_type(block: TensorType) -> TensorType:
     return scalar(int64) if block.is_pointer else scalar(block.element)
 
 
-def _increments(argument: Value, value: Value) -> list[Value] | None:
+def _increments(argument: SSAValue, value: SSAValue) -> list[SSAValue] | None:
     """The uniform numbers (scalars or constant blocks) added to `argument` to give `value`; None if it is not so."""
     if not argument.type.rank or not (argument.type.is_pointer or argument.type.dtype.is_integer):
         return None
-    found: list[Value] = []
+    found: list[SSAValue] = []
     while value is not argument:
         operation = value.definition
         if operation is None or operation.opcode not in _STEPS:
@@ -106,7 +106,7 @@ def _increments(argument: Value, value: Value) -> list[Value] | None:
     return found or None
 
 
-def _uniform(block: Value) -> Value | None:
+def _uniform(block: SSAValue) -> SSAValue | None:
     """The scalar (or constant block) that all elements of `block` equal."""
     while block.type.rank:
         operation = block.definition
@@ -120,7 +120,7 @@ def _uniform(block: Value) -> Value | None:
     return block
 
 
-def _substitute(region: Region, replaced: dict[Value, Value]) -> None:
+def _substitute(region: Region, replaced: dict[SSAValue, SSAValue]) -> None:
     """Replace operands in a region that is a copy of ours."""
     for operation in region.operations:
         operation.operands = [replaced.get(value, value) for value in operation.operands]

@@ -12,7 +12,7 @@ from tilewright.dtypes import bfloat16, float8e4nv, float16, float32, int8, uint
 from tilewright.graph.core import Graph, Node, Value
 from tilewright.graph.passes.narrow_products import FEWEST_GATHERED_CHANNELS, GROUP
 from tilewright.graph.passes.weight_products import LEAST_ELEMENTS
-from tilewright.graph.rewrite import PERMUTED, Rewriter
+from tilewright.graph.rewrite import PERMUTED, GraphRewriter
 from tilewright.quant.observers import LEVELS, Range, affine
 
 STATIC, DYNAMIC, FP8, FP8_DYNAMIC = "int8", "int8-dynamic", "fp8", "fp8-dynamic"
@@ -111,7 +111,7 @@ def quantized(graph: Graph, names: set[str], ranges: dict[str, Range], scheme: s
     images = {node.inputs[0].name for node in graph.nodes
               if node.op == "conv" and name_of(node) in names and node.inputs[0] is not None}  # fmt: skip
 
-    def rule(node: Node, rewriter: Rewriter) -> Value | None:
+    def rule(node: Node, rewriter: GraphRewriter) -> Value | None:
         x, w, *bias = node.inputs
         if name_of(node) not in names or x is None or w is None:
             return None
@@ -123,7 +123,7 @@ def quantized(graph: Graph, names: set[str], ranges: dict[str, Range], scheme: s
         weights = rewriter.cast(rewriter.op("dequantize", constants), x.dtype)
         return rewriter.op(node.op, [read[x.name], weights, *bias], **node.attributes)
 
-    def of_integers(node: Node, rewriter: Rewriter) -> Value | None:
+    def of_integers(node: Node, rewriter: GraphRewriter) -> Value | None:
         for x in node.inputs:
             if x is not None and x.name in residuals and x.name not in read:
                 read[x.name] = rewriter.cast(_read(x, ranges[x.name], scheme, signed, rewriter), x.dtype)
@@ -132,7 +132,7 @@ def quantized(graph: Graph, names: set[str], ranges: dict[str, Range], scheme: s
         ]
         return None if inputs == node.inputs else rewriter.op("add", inputs)
 
-    return Rewriter(graph).run({"matmul": [rule], "conv": [rule], "add": [of_integers]})
+    return GraphRewriter(graph).run({"matmul": [rule], "conv": [rule], "add": [of_integers]})
 
 
 def residuals_of(graph: Graph, names: Set[str]) -> list[Layer]:
@@ -192,7 +192,7 @@ def _largest(limits: Range) -> np.float32:
     return np.float32(max(map(abs, limits)))
 
 
-def _read(x: Value, limits: Range | None, scheme: str, signed: bool, rewriter: Rewriter) -> Value:
+def _read(x: Value, limits: Range | None, scheme: str, signed: bool, rewriter: GraphRewriter) -> Value:
     """A layer's input as narrow numbers, read as float32; without `limits` each row has a range of its own."""
     op = rewriter.op
     wide = rewriter.cast(x, float32)
@@ -224,7 +224,7 @@ def _parameters(limits: Range, scheme: str) -> tuple[np.float32, int]:
     return np.float32(largest / np.float32(LARGEST_FP8) if largest > 0 else 1), 0
 
 
-def _scale_of_rows(x: Value, most: float, rewriter: Rewriter) -> Value:
+def _scale_of_rows(x: Value, most: float, rewriter: GraphRewriter) -> Value:
     """By row of the last dimension: what its largest magnitude has to be divided by to be `most`; 1 for zeros."""
     op = rewriter.op
     largest = rewriter.cast(op("reduce_max", [op("absolute", [x])], axes=(-1,), keepdims=True), float32)
@@ -233,7 +233,7 @@ def _scale_of_rows(x: Value, most: float, rewriter: Rewriter) -> Value:
     return op("where", [op("equal", [largest, nothing]), rewriter.number(1.0, float32), scale])
 
 
-def _range_of_rows(x: Value, rewriter: Rewriter) -> tuple[Value, Value]:
+def _range_of_rows(x: Value, rewriter: GraphRewriter) -> tuple[Value, Value]:
     """Scale and zero point of each row of the last dimension, 0 in its range."""
     op = rewriter.op
     nothing = rewriter.number(0.0, float32)

@@ -29,7 +29,7 @@ _E4M3, _E2M1 = np.dtype(ml_dtypes.float8_e4m3fn), ELEMENT_TYPES["mxfp4"]
 
 
 @dataclass(frozen=True)
-class Blocks:
+class ScaledBlocks:
     """Elements of x's shape, scales [.., blocks] of the last dimension, and for NVFP4 a float32 over all of them."""
 
     elements: np.ndarray
@@ -37,7 +37,7 @@ class Blocks:
     whole: np.float32 = np.float32(1)
 
 
-def encode_mx(x: np.ndarray, name: str) -> Blocks:
+def encode_mx(x: np.ndarray, name: str) -> ScaledBlocks:
     """x [.., n] in an MX format, one of `ELEMENT_TYPES`; n is a multiple of 32.  Raises `InputError` for others."""
     if name not in ELEMENT_TYPES:
         raise InputError(f"unknown format {name!r}: choose one of {', '.join(ELEMENT_TYPES)}")
@@ -50,10 +50,10 @@ def encode_mx(x: np.ndarray, name: str) -> Blocks:
     codes = np.where(np.isfinite(largest), codes, _NAN).astype(np.uint8)
     factors = np.ldexp(1.0, np.where(codes == _NAN, 0, codes.astype(np.int32) - _BIAS))
     elements = _rounded(np.where(np.isfinite(blocks), blocks, 0) / factors[..., None], dtype)
-    return Blocks(elements.reshape(x.shape), codes.view(_SCALE))
+    return ScaledBlocks(elements.reshape(x.shape), codes.view(_SCALE))
 
 
-def decode_mx(blocks: Blocks) -> np.ndarray:
+def decode_mx(blocks: ScaledBlocks) -> np.ndarray:
     """float32 of x's shape; NaN where a block's scale is."""
     scales = blocks.scales.astype(np.float32).astype(np.float64)
     parts = _in_blocks(blocks.elements.astype(np.float32), BLOCK)
@@ -61,7 +61,7 @@ def decode_mx(blocks: Blocks) -> np.ndarray:
         return np.asarray((parts * scales[..., None]).astype(np.float32)).reshape(blocks.elements.shape)
 
 
-def encode_nvfp4(x: np.ndarray) -> Blocks:
+def encode_nvfp4(x: np.ndarray) -> ScaledBlocks:
     """x [.., n] in NVFP4; n is a multiple of 16.  The float32 maps the largest magnitude to the largest scale times the
     largest element.  Raises `InputError` for other sizes and for numbers that are not finite."""
     blocks = _in_blocks(x, NVFP4_BLOCK)
@@ -73,10 +73,10 @@ def encode_nvfp4(x: np.ndarray) -> Blocks:
     scales = _rounded(largest / most / float(whole), _E4M3)
     factors = scales.astype(np.float64) * float(whole)
     numbers = np.divide(blocks, factors[..., None], out=np.zeros_like(blocks), where=factors[..., None] > 0)
-    return Blocks(_rounded(numbers, _E2M1).reshape(x.shape), scales, whole)
+    return ScaledBlocks(_rounded(numbers, _E2M1).reshape(x.shape), scales, whole)
 
 
-def decode_nvfp4(blocks: Blocks) -> np.ndarray:
+def decode_nvfp4(blocks: ScaledBlocks) -> np.ndarray:
     """float32 of x's shape."""
     scales = blocks.scales.astype(np.float64) * float(blocks.whole)
     parts = _in_blocks(blocks.elements.astype(np.float32), NVFP4_BLOCK)

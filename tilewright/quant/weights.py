@@ -7,7 +7,7 @@ from collections.abc import Callable, Mapping, Sequence, Set
 import numpy as np
 
 from tilewright.graph.core import Graph, Node, Value
-from tilewright.graph.rewrite import Rewriter
+from tilewright.graph.rewrite import GraphRewriter
 from tilewright.importers.quantized_weights import QuantizedMatrix
 from tilewright.quant.layers import Layer, name_of
 from tilewright.quant.rounding import Moments, RoundedWeights, smoothing
@@ -23,7 +23,7 @@ def matrix_of(node: Node, constants: Mapping[Value, np.ndarray]) -> np.ndarray:
 def with_rounded_weights(graph: Graph, found: Mapping[str, RoundedWeights]) -> Graph:
     """The graph with these products, by layer, of floats by weights in few bits."""
 
-    def rule(node: Node, rewriter: Rewriter) -> Value | None:
+    def rule(node: Node, rewriter: GraphRewriter) -> Value | None:
         rounded = found.get(name_of(node))
         x, w = node.inputs
         if rounded is None or x is None or w is None:
@@ -36,17 +36,17 @@ def with_rounded_weights(graph: Graph, found: Mapping[str, RoundedWeights]) -> G
             x = rewriter.op("pad", [x], pads=(*[(0, 0)] * (x.rank - 1), (0, filled - matrix.depth)))
         return rewriter.op("matmul", [x, rewriter.cast(_numbers(matrix, w.name, rewriter), x.dtype)], transpose_b=True)
 
-    return Rewriter(graph).run({"matmul": [rule]})
+    return GraphRewriter(graph).run({"matmul": [rule]})
 
 
-def _numbers(matrix: QuantizedMatrix, name: str, rewriter: Rewriter) -> Value:
+def _numbers(matrix: QuantizedMatrix, name: str, rewriter: GraphRewriter) -> Value:
     columns, groups = matrix.scales.shape
     codes = rewriter.new_constant(matrix.codes.reshape(columns, groups, -1), name)
     scales = rewriter.new_constant(matrix.scales.reshape(columns, groups, 1), f"{name}.scales")
     return rewriter.op("reshape", [rewriter.op("dequantize", [codes, scales])], shape=matrix.codes.shape)
 
 
-def _divided(x: Value, factors: np.ndarray, rewriter: Rewriter) -> Value:
+def _divided(x: Value, factors: np.ndarray, rewriter: GraphRewriter) -> Value:
     inverse = rewriter.new_constant((1 / factors).astype(x.dtype.numpy), f"{x.name}.factors")
     return rewriter.op("multiply", [x, inverse])
 
@@ -66,7 +66,7 @@ def smoothed(graph: Graph, names: Set[str], factors: Mapping[str, np.ndarray]) -
     weights are multiplied by: the same but for rounding."""
     divided: dict[str, Value] = {}
 
-    def rule(node: Node, rewriter: Rewriter) -> Value | None:
+    def rule(node: Node, rewriter: GraphRewriter) -> Value | None:
         x, w = node.inputs
         if name_of(node) not in names or x is None or w is None or x.name not in factors:
             return None
@@ -77,13 +77,13 @@ def smoothed(graph: Graph, names: Set[str], factors: Mapping[str, np.ndarray]) -
         scaled = rewriter.new_constant((data.astype(np.float32) * aside).astype(data.dtype), w.name)
         return rewriter.op("matmul", [divided[x.name], scaled], **node.attributes)
 
-    return Rewriter(graph).run({"matmul": [rule]})
+    return GraphRewriter(graph).run({"matmul": [rule]})
 
 
 def with_corrections(graph: Graph, shifts: Mapping[str, np.ndarray]) -> Graph:
     """The graph with these numbers [columns] added to the results of products, by layer."""
 
-    def rule(node: Node, rewriter: Rewriter) -> Value | None:
+    def rule(node: Node, rewriter: GraphRewriter) -> Value | None:
         shift = shifts.get(name_of(node))
         if shift is None:
             return None
@@ -91,7 +91,7 @@ def with_corrections(graph: Graph, shifts: Mapping[str, np.ndarray]) -> Graph:
         added = rewriter.new_constant(shift.astype(result.dtype.numpy), f"{node.output.name}.shift")
         return rewriter.op("add", [result, added])
 
-    return Rewriter(graph).run({"matmul": [rule]})
+    return GraphRewriter(graph).run({"matmul": [rule]})
 
 
 def shifts_of(

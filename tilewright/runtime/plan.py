@@ -88,7 +88,7 @@ class LaunchChoice:
 
 
 @dataclass(frozen=True)
-class Step:
+class PlanStep:
     """One fused group's launch: the first choice whose condition holds; the last has none.
 
     On a GPU, steps of one `lane` run in order; a step waits for those of other lanes that `after` counts.
@@ -130,7 +130,7 @@ class Plan:
     symbols: dict[str, Symbol]
     inputs: list[TensorSpec]
     outputs: list[TensorSpec]
-    steps: list[Step]
+    steps: list[PlanStep]
     arena_bytes: Size
     scratch_bytes: int  # of one worker: the largest of all binaries
     nanoseconds: Size = 0  # rough estimate of a whole run on one core; 0 when unknown

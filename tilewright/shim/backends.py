@@ -60,13 +60,13 @@ class Options:
         return f"Options({', '.join(f'{name}={value!r}' for name, value in sorted(self.__dict__.items()))})"
 
 
-class CPUBackend(BaseBackend):
+class TritonCPUBackend(BaseBackend):
     """The CPU target."""
 
     name = "cpu"
 
 
-class CudaBackend(BaseBackend):
+class TritonCudaBackend(BaseBackend):
     """The target of NVIDIA's GPUs."""
 
     name = "cuda"
@@ -74,11 +74,14 @@ class CudaBackend(BaseBackend):
 
 
 @dataclass(frozen=True)
-class Backend:
+class CompilerAndDriver:
     """A backend's compiler and driver."""
 
     compiler: type[BaseBackend]
     driver: type[Driver]
 
 
-backends: dict[str, Backend] = {"cpu": Backend(CPUBackend, Driver), "cuda": Backend(CudaBackend, CudaDriver)}
+backends: dict[str, CompilerAndDriver] = {
+    "cpu": CompilerAndDriver(TritonCPUBackend, Driver),
+    "cuda": CompilerAndDriver(TritonCudaBackend, CudaDriver),
+}

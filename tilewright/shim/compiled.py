@@ -20,7 +20,7 @@ from tilewright.launch.cuda import CudaKernel, with_tensors
 from tilewright.launch.driver import driver
 
 
-class CompiledKernel(metaclass=ABCMeta):  # noqa: B024  (of this metaclass for `register`)
+class CompiledSource(metaclass=ABCMeta):  # noqa: B024  (of this metaclass for `register`)
     """A kernel compiled from a source: `src` is the source, `kernel` what tilewright made of it.
 
     What this class does not define is read from `kernel`; kernels that launches give count as instances.
@@ -105,4 +105,4 @@ class CompiledKernel(metaclass=ABCMeta):  # noqa: B024  (of this metaclass for `
         kernel.run(extents, slots, kernel.extents(given, names or kernel.binary.parameters))
 
 
-CompiledKernel.register(compiled.CompiledKernel)
+CompiledSource.register(compiled.CompiledKernel)

@@ -22,7 +22,7 @@ from tilewright.launch.driver import GPUTarget, driver
 from tilewright.launch.jit import GPU_OPTIONS, LAUNCH_OPTIONS, JITFunction
 from tilewright.launch.kernel_info import read_override, short_name
 from tilewright.shim.backends import BaseBackend, backends
-from tilewright.shim.compiled import CompiledKernel
+from tilewright.shim.compiled import CompiledSource
 from tilewright.targets.registry import backend_of
 
 
@@ -142,7 +142,7 @@ def compile(
     target: GPUTarget | None = None,
     options: Mapping[str, Any] | None = None,
     _env_vars: Mapping[str, str] | None = None,
-) -> CompiledKernel:
+) -> CompiledSource:
     """Compile a source, or a file of Tile IR, for a target (the current one when None).
 
     Raises `CompilationError`, `LaunchError` for unknown options, and `TargetError` for an unknown target.
@@ -152,7 +152,7 @@ def compile(
     if unknown:
         raise LaunchError(f"unknown options {', '.join(unknown)}: there are {', '.join(sorted(LAUNCH_OPTIONS))}")
     source = IRSource(src) if isinstance(src, str) else src
-    return CompiledKernel(source, source.compile(target or driver.active.get_current_target(), given))
+    return CompiledSource(source, source.compile(target or driver.active.get_current_target(), given))
 
 
 def make_backend(target: GPUTarget) -> BaseBackend:

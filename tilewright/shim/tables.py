@@ -70,7 +70,7 @@ _COMPILER_ERRORS = _from(
     UnsupportedLanguageConstruct="CompilationError",
 )
 _COMPILED = {
-    **_from("tilewright.shim.compiled", "CompiledKernel"),
+    **_from("tilewright.shim.compiled", CompiledKernel="CompiledSource"),
     **_from("tilewright.launch.hooks", LazyDict="LaunchFacts"),
     **_from(_COMPILER, "ASTSource", "IRSource", "compile", "make_backend", "max_shared_mem"),
     **_from(_CACHE, "get_cache_key", "triton_key"),
@@ -119,7 +119,7 @@ TABLES: dict[str, dict[str, str]] = {
     "triton.compiler": {**_COMPILED, **_COMPILER_ERRORS},
     "triton.compiler.compiler": {**_COMPILED, **_COMPILER_ERRORS, **_TARGET, **_RUNTIME_ERRORS},
     "triton.compiler.errors": _COMPILER_ERRORS,
-    "triton.backends": _from(_BACKENDS, "backends", "Backend", "BaseBackend", "DriverBase"),
+    "triton.backends": _from(_BACKENDS, "backends", "BaseBackend", "DriverBase", Backend="CompilerAndDriver"),
     "triton.backends.compiler": _TARGET,
     "triton.backends.driver": _from(_BACKENDS, "DriverBase", "Benchmarker", GPUDriver="DriverBase"),
     "triton.tools": {},

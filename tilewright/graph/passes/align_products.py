@@ -14,7 +14,7 @@ from math import prod
 from tilewright.dtypes import float32
 from tilewright.graph.core import Graph, Node, Value
 from tilewright.graph.passes.fold_constants import fold_constants
-from tilewright.graph.rewrite import Rewriter, apply_rules
+from tilewright.graph.rewrite import GraphRewriter, apply_rules
 from tilewright.symbolic import upper_bound
 
 _ALIGNED = 16  # bytes
@@ -28,7 +28,7 @@ def align_products(graph: Graph) -> Graph:
     return fold_constants(result) if result is not graph else graph
 
 
-def _aligned(node: Node, rewriter: Rewriter) -> Value | None:
+def _aligned(node: Node, rewriter: GraphRewriter) -> Value | None:
     a, b = node.inputs
     assert a is not None and b is not None
     transposed = node.attributes["transpose_b"]
@@ -56,7 +56,7 @@ def _aligned(node: Node, rewriter: Rewriter) -> Value | None:
     return rewriter.op("slice", [result], axis=result.rank - 1, start=0, stop=columns) if wider else result
 
 
-def _padded(value: Value, rows: int, columns: int, rewriter: Rewriter) -> Value:
+def _padded(value: Value, rows: int, columns: int, rewriter: GraphRewriter) -> Value:
     """A matrix with rows and columns of zeros after its own."""
     if not rows and not columns:
         return value

@@ -23,7 +23,7 @@ from tilewright.graph.inference import Shape, broadcast_shapes
 from tilewright.graph.ops import OPS, infer_types
 from tilewright.graph.passes.canonicalize_movement import MOVEMENT_RULES
 from tilewright.graph.passes.canonicalize_running import RUNNING_RULES
-from tilewright.graph.rewrite import Rewriter, Rule, apply_rules
+from tilewright.graph.rewrite import GraphRewriter, Rule, apply_rules
 from tilewright.symbolic import Size, floor_divide, lift, product, simplify
 
 _ELEMENTWISE = [name for name, row in OPS.items() if row.kind == "elementwise"]
@@ -46,7 +46,7 @@ def _fits(value: Value, node: Node) -> bool:
 def _neutral(position: int, number: float, commutative: bool = False) -> Rule:
     """The rule that drops operand `position` when it is `number` everywhere."""
 
-    def rule(node: Node, rewriter: Rewriter) -> Value | None:
+    def rule(node: Node, rewriter: GraphRewriter) -> Value | None:
         for index in (0, 1) if commutative else (position,):
             kept = node.inputs[1 - index]
             if kept is not None and _fits(kept, node) and rewriter.uniform(node.inputs[index]) == number:
@@ -56,7 +56,7 @@ def _neutral(position: int, number: float, commutative: bool = False) -> Rule:
     return rule
 
 
-def _power(node: Node, rewriter: Rewriter) -> Value | None:
+def _power(node: Node, rewriter: GraphRewriter) -> Value | None:
     """Powers with a name of their own."""
     base, exponent = node.inputs[0], rewriter.uniform(node.inputs[1])
     if base is None or not _fits(base, node):
@@ -73,7 +73,7 @@ def _power(node: Node, rewriter: Rewriter) -> Value | None:
     return None
 
 
-def _divide_by_power_of_two(node: Node, rewriter: Rewriter) -> Value | None:
+def _divide_by_power_of_two(node: Node, rewriter: GraphRewriter) -> Value | None:
     """A division whose reciprocal is exact is a multiplication."""
     left, divisor = node.inputs[0], rewriter.uniform(node.inputs[1])
     if left is None or not left.dtype.is_float or not _fits(left, node) or not divisor or math.isinf(divisor):
@@ -83,13 +83,13 @@ def _divide_by_power_of_two(node: Node, rewriter: Rewriter) -> Value | None:
     return rewriter.op("multiply", [left, rewriter.number(1 / divisor, left.dtype)])
 
 
-def _reciprocal_product(node: Node, rewriter: Rewriter) -> Value | None:
+def _reciprocal_product(node: Node, rewriter: GraphRewriter) -> Value | None:
     """a * (1/b) with b of the size of a row factor: reciprocal(sqrt(b)) is rsqrt(b)."""
     inner = rewriter.producer(node.inputs[0], "sqrt")
     return rewriter.op("rsqrt", inner.inputs) if inner is not None else None
 
 
-def _reciprocal_from_divide(node: Node, rewriter: Rewriter) -> Value | None:
+def _reciprocal_from_divide(node: Node, rewriter: GraphRewriter) -> Value | None:
     """1 / x is reciprocal(x)."""
     right = node.inputs[1]
     if right is not None and right.dtype.is_float and _fits(right, node) and rewriter.uniform(node.inputs[0]) == 1:
@@ -97,18 +97,18 @@ def _reciprocal_from_divide(node: Node, rewriter: Rewriter) -> Value | None:
     return None
 
 
-def _involution(node: Node, rewriter: Rewriter) -> Value | None:
+def _involution(node: Node, rewriter: GraphRewriter) -> Value | None:
     """negate and logical_not undo themselves."""
     inner = rewriter.producer(node.inputs[0], node.op)
     return inner.inputs[0] if inner is not None else None
 
 
-def _idempotent(node: Node, rewriter: Rewriter) -> Value | None:
+def _idempotent(node: Node, rewriter: GraphRewriter) -> Value | None:
     """relu, absolute, floor, … done twice are done once."""
     return node.inputs[0] if rewriter.producer(node.inputs[0], node.op) is not None else None
 
 
-def _subtract_negative(node: Node, rewriter: Rewriter) -> Value | None:
+def _subtract_negative(node: Node, rewriter: GraphRewriter) -> Value | None:
     """a + (-b) is a - b, and a - (-b) is a + b."""
     for index in (1, 0) if node.op == "add" else (1,):
         inner = rewriter.producer(node.inputs[index], "negate")
@@ -128,7 +128,7 @@ def _holds(dtype: DType, other: DType) -> bool:
     return (dtype.name, other.name) in exact
 
 
-def _cast(node: Node, rewriter: Rewriter) -> Value | None:
+def _cast(node: Node, rewriter: GraphRewriter) -> Value | None:
     """No cast to the same type, and no stop at a type that holds every value."""
     source = node.inputs[0]
     if source is not None and source.dtype == node.output.dtype:
@@ -139,7 +139,7 @@ def _cast(node: Node, rewriter: Rewriter) -> Value | None:
     return None
 
 
-def _where(node: Node, rewriter: Rewriter) -> Value | None:
+def _where(node: Node, rewriter: GraphRewriter) -> Value | None:
     """A condition that is constant, or branches that are the same."""
     condition = rewriter.uniform(node.inputs[0])
     chosen = node.inputs[1] if condition or node.inputs[1] is node.inputs[2] else node.inputs[2]
@@ -151,7 +151,7 @@ def _where(node: Node, rewriter: Rewriter) -> Value | None:
     return None
 
 
-def _compare_choice(node: Node, rewriter: Rewriter) -> Value | None:
+def _compare_choice(node: Node, rewriter: GraphRewriter) -> Value | None:
     """Comparing where(c, a, b), or a boolean as a number, with a number: c, not c, or always the same."""
     limit = rewriter.uniform(node.inputs[1])
     choice = rewriter.producer(node.inputs[0], "where", "cast")
@@ -176,7 +176,7 @@ _COMPARISONS: dict[str, Callable[[float, float], bool]] = {
 }  # fmt: skip
 
 
-def _clip(node: Node, rewriter: Rewriter) -> Value | None:
+def _clip(node: Node, rewriter: GraphRewriter) -> Value | None:
     """clip at 0 from below is relu; without limits nothing."""
     low, high = node.attributes["low"], node.attributes["high"]
     if high is not None:
@@ -184,7 +184,7 @@ def _clip(node: Node, rewriter: Rewriter) -> Value | None:
     return node.inputs[0] if low is None else rewriter.op("relu", node.inputs) if low == 0 else None
 
 
-def _zero_maximum(node: Node, rewriter: Rewriter) -> Value | None:
+def _zero_maximum(node: Node, rewriter: GraphRewriter) -> Value | None:
     """maximum(x, 0) is relu(x)."""
     for index in (0, 1):
         kept = node.inputs[1 - index]
@@ -193,7 +193,7 @@ def _zero_maximum(node: Node, rewriter: Rewriter) -> Value | None:
     return None
 
 
-def _no_axes(node: Node, rewriter: Rewriter) -> Value | None:
+def _no_axes(node: Node, rewriter: GraphRewriter) -> Value | None:
     """A reduction over nothing, or over axes of size 1."""
     source, axes = node.inputs[0], node.attributes["axes"]
     if source is not None and all(source.shape[axis] == 1 for axis in axes):
@@ -204,7 +204,7 @@ def _no_axes(node: Node, rewriter: Rewriter) -> Value | None:
 # Symbolic scalars ----------------------------------------------------------------------------------
 
 
-def _dimension_arithmetic(node: Node, rewriter: Rewriter) -> Value | None:
+def _dimension_arithmetic(node: Node, rewriter: GraphRewriter) -> Value | None:
     """Arithmetic of symbolic sizes is a symbolic size."""
     if node.output.shape != () or node.output.dtype.name != "int64":
         return None
@@ -222,7 +222,7 @@ def _dimension_arithmetic(node: Node, rewriter: Rewriter) -> Value | None:
     return rewriter.op("dimension", [], expression=simplify(functions[node.op]()))
 
 
-def _scalar_size(value: Value | None, rewriter: Rewriter) -> Size | None:
+def _scalar_size(value: Value | None, rewriter: GraphRewriter) -> Size | None:
     node = rewriter.producer(value, "dimension")
     if node is not None:
         return node.attributes["expression"]
@@ -233,13 +233,13 @@ def _scalar_size(value: Value | None, rewriter: Rewriter) -> Size | None:
 # Broadcasting --------------------------------------------------------------------------------------
 
 
-def _full(node: Node, rewriter: Rewriter) -> Value | None:
+def _full(node: Node, rewriter: GraphRewriter) -> Value | None:
     """`full` is a scalar constant, broadcast."""
     scalar = rewriter.number(node.attributes["value"], node.output.dtype)
     return scalar if node.output.shape == () else rewriter.op("broadcast_to", [scalar], shape=node.output.shape)
 
 
-def _narrower(value: Value | None, rewriter: Rewriter) -> Value | None:
+def _narrower(value: Value | None, rewriter: GraphRewriter) -> Value | None:
     """A value with fewer elements or dimensions that broadcasts to the same thing."""
     if value is None:
         return None
@@ -256,7 +256,7 @@ def _narrower(value: Value | None, rewriter: Rewriter) -> Value | None:
     return None if number is None else rewriter.number(number, value.dtype)
 
 
-def _implicit_broadcast(node: Node, rewriter: Rewriter) -> Value | None:
+def _implicit_broadcast(node: Node, rewriter: GraphRewriter) -> Value | None:
     """Read the narrow value where the op broadcasts it anyway."""
     for index, item in enumerate(node.inputs):
         narrow = _narrower(item, rewriter)
@@ -276,7 +276,7 @@ def _infers(node: Node, inputs: Sequence[Value | None]) -> bool:
         return False
 
 
-def _late_broadcast(node: Node, rewriter: Rewriter) -> Value | None:
+def _late_broadcast(node: Node, rewriter: GraphRewriter) -> Value | None:
     """An elementwise op of values that are all broadcast (constants of one number among them) is done before that."""
     sources: list[Value] = []
     for item in node.inputs:
@@ -296,7 +296,7 @@ def _late_broadcast(node: Node, rewriter: Rewriter) -> Value | None:
 # Rows ----------------------------------------------------------------------------------------------
 
 
-def _merged_rows(value: Value | None, rewriter: Rewriter) -> Value | None:
+def _merged_rows(value: Value | None, rewriter: GraphRewriter) -> Value | None:
     """x of reshape(x) where the reshape only regroups dimensions before the last."""
     node = rewriter.producer(value, "reshape")
     if node is None or node.inputs[0] is None or value is None:
@@ -307,7 +307,7 @@ def _merged_rows(value: Value | None, rewriter: Rewriter) -> Value | None:
     return source
 
 
-def _merged_tail(value: Value | None, rewriter: Rewriter) -> Value | None:
+def _merged_tail(value: Value | None, rewriter: GraphRewriter) -> Value | None:
     """[a, b, …, c] of reshape(x) = [a*b*…, c], where x is [a, b, …, c1, c2, …] with c = c1*c2*…"""
     node = rewriter.producer(value, "reshape")
     if node is None or node.inputs[0] is None or value is None or value.rank != 2:
@@ -319,7 +319,7 @@ def _merged_tail(value: Value | None, rewriter: Rewriter) -> Value | None:
     return None
 
 
-def _matmul_of_rows(node: Node, rewriter: Rewriter) -> Value | None:
+def _matmul_of_rows(node: Node, rewriter: GraphRewriter) -> Value | None:
     """matmul(reshape(x), w) with a matrix w: multiply first, regroup rows afterwards."""
     left, right = node.inputs
     source = _merged_rows(left, rewriter) or _merged_tail(left, rewriter)
@@ -328,7 +328,7 @@ def _matmul_of_rows(node: Node, rewriter: Rewriter) -> Value | None:
     return rewriter.op("reshape", [rewriter.op("matmul", [source, right], **node.attributes)], shape=node.output.shape)
 
 
-def _matmul_of_batches(node: Node, rewriter: Rewriter) -> Value | None:
+def _matmul_of_batches(node: Node, rewriter: GraphRewriter) -> Value | None:
     """matmul of two reshapes that merge the same leading dimensions: multiply first, merge afterwards."""
     inner = [rewriter.producer(item, "reshape") for item in node.inputs]
     if inner[0] is None or inner[1] is None:
@@ -346,7 +346,7 @@ def _matmul_of_batches(node: Node, rewriter: Rewriter) -> Value | None:
     return rewriter.op("reshape", [product], shape=node.output.shape)
 
 
-def _elementwise_of_rows(node: Node, rewriter: Rewriter) -> Value | None:
+def _elementwise_of_rows(node: Node, rewriter: GraphRewriter) -> Value | None:
     """The same for elementwise ops whose other operands only span the last dimension."""
     sources = [_merged_rows(item, rewriter) for item in node.inputs]
     shapes = {source.shape for source in sources if source is not None}
@@ -362,7 +362,7 @@ def _elementwise_of_rows(node: Node, rewriter: Rewriter) -> Value | None:
     return rewriter.op("reshape", [rewriter.op(node.op, inputs, **node.attributes)], shape=node.output.shape)
 
 
-def _matmul_transpose(node: Node, rewriter: Rewriter) -> Value | None:
+def _matmul_transpose(node: Node, rewriter: GraphRewriter) -> Value | None:
     """A right operand whose last two axes are swapped: flip the flag instead."""
     left, right, *ends = node.inputs
     swap = rewriter.producer(right, "permute")

@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 from tilewright.graph.core import Node, Value
-from tilewright.graph.rewrite import Rewriter, Rule
+from tilewright.graph.rewrite import GraphRewriter, Rule
 from tilewright.graph.views import StridedView, dense_view, follow_all
 from tilewright.symbolic import Size, lift, lower_bound, simplify, upper_bound
 
@@ -14,7 +14,7 @@ from tilewright.symbolic import Size, lift, lower_bound, simplify, upper_bound
 _MOST_PARTS = 128
 
 
-def _nothing(node: Node, rewriter: Rewriter) -> Value | None:
+def _nothing(node: Node, rewriter: GraphRewriter) -> Value | None:
     """A reshape, broadcast, slice, pad or permute that changes nothing."""
     source = node.inputs[0]
     if source is None or source.shape != node.output.shape:
@@ -28,7 +28,7 @@ def _nothing(node: Node, rewriter: Rewriter) -> Value | None:
     return source
 
 
-def _through(node: Node, rewriter: Rewriter) -> Value | None:
+def _through(node: Node, rewriter: GraphRewriter) -> Value | None:
     """A reshape of a reshape, a broadcast of a broadcast: only the last counts."""
     inner = rewriter.producer(node.inputs[0], node.op)
     if inner is None:
@@ -43,7 +43,7 @@ def _through(node: Node, rewriter: Rewriter) -> Value | None:
     return rewriter.op(node.op, [source], shape=node.output.shape)
 
 
-def _permute_of_same(node: Node, rewriter: Rewriter) -> Value | None:
+def _permute_of_same(node: Node, rewriter: GraphRewriter) -> Value | None:
     """Dimensions that are spelled in another way between two permutes are so behind both, which are one then."""
     inner = rewriter.producer(node.inputs[0], "reshape")
     if inner is None or not inner.attributes["same"] or rewriter.producer(inner.inputs[0], "permute") is None:
@@ -52,7 +52,7 @@ def _permute_of_same(node: Node, rewriter: Rewriter) -> Value | None:
     return rewriter.op("reshape", [moved], shape=node.output.shape, same=True)
 
 
-def _permute_twice(node: Node, rewriter: Rewriter) -> Value | None:
+def _permute_twice(node: Node, rewriter: GraphRewriter) -> Value | None:
     inner = rewriter.producer(node.inputs[0], "permute")
     if inner is None:
         return None
@@ -61,7 +61,7 @@ def _permute_twice(node: Node, rewriter: Rewriter) -> Value | None:
     )
 
 
-def _permute_of_ones(node: Node, rewriter: Rewriter) -> Value | None:
+def _permute_of_ones(node: Node, rewriter: GraphRewriter) -> Value | None:
     """A permutation that only moves dimensions of size 1 is a reshape."""
     source = node.inputs[0]
     assert source is not None
@@ -69,7 +69,7 @@ def _permute_of_ones(node: Node, rewriter: Rewriter) -> Value | None:
     return rewriter.op("reshape", [source], shape=node.output.shape) if long == sorted(long) else None
 
 
-def _permute_between_reshapes(node: Node, rewriter: Rewriter) -> Value | None:
+def _permute_between_reshapes(node: Node, rewriter: GraphRewriter) -> Value | None:
     """permute(reshape(x)) where the reshape only adds or drops 1s: permute x, then reshape."""
     inner = rewriter.producer(node.inputs[0], "reshape")
     if inner is None or inner.inputs[0] is None:
@@ -84,7 +84,7 @@ def _permute_between_reshapes(node: Node, rewriter: Rewriter) -> Value | None:
     return rewriter.op("reshape", [rewriter.op("permute", [source], order=order)], shape=node.output.shape)
 
 
-def _permute_below_merge(node: Node, rewriter: Rewriter) -> Value | None:
+def _permute_below_merge(node: Node, rewriter: GraphRewriter) -> Value | None:
     """permute(reshape(x)) where the reshape merges the last dimensions and the permute keeps the last:
     permute x, then merge."""
     inner, order = rewriter.producer(node.inputs[0], "reshape"), node.attributes["order"]
@@ -97,7 +97,7 @@ def _permute_below_merge(node: Node, rewriter: Rewriter) -> Value | None:
     return rewriter.op("reshape", [moved], shape=node.output.shape)
 
 
-def _shorter_chain(node: Node, rewriter: Rewriter) -> Value | None:
+def _shorter_chain(node: Node, rewriter: GraphRewriter) -> Value | None:
     """Any chain of reshapes and permutes that only splits and reorders dimensions: split, permute, done.
 
     The chain is followed as strides: the dimensions of the result, sorted by stride, must walk the
@@ -152,7 +152,7 @@ def _dense_order(view: StridedView) -> list[int] | None:
     return order
 
 
-def _scatter_of_permute(node: Node, rewriter: Rewriter) -> Value | None:
+def _scatter_of_permute(node: Node, rewriter: GraphRewriter) -> Value | None:
     """scatter_update(permute(x), i, u) = permute(scatter_update(x, i, permute back(u)))."""
     target, indices, updates = node.inputs
     inner = rewriter.producer(target, "permute")
@@ -165,7 +165,7 @@ def _scatter_of_permute(node: Node, rewriter: Rewriter) -> Value | None:
     return rewriter.op("permute", [result], order=order)
 
 
-def _wrapped_indices(node: Node, rewriter: Rewriter) -> Value | None:
+def _wrapped_indices(node: Node, rewriter: GraphRewriter) -> Value | None:
     """Indices that count from the end when negative do so by themselves: where(i < 0, i + extent, i) is i."""
     source, indices, *rest = node.inputs
     choice = rewriter.producer(indices, "where")
@@ -182,13 +182,13 @@ def _wrapped_indices(node: Node, rewriter: Rewriter) -> Value | None:
     return rewriter.op(node.op, [source, plain, *rest], **node.attributes)
 
 
-def _is_size(value: Value | None, size: Size, rewriter: Rewriter) -> bool:
+def _is_size(value: Value | None, size: Size, rewriter: GraphRewriter) -> bool:
     """Whether an integer scalar is a given size."""
     node = rewriter.producer(value, "dimension")
     return rewriter.uniform(value) == size if node is None else node.attributes["expression"] == size
 
 
-def _slice_twice(node: Node, rewriter: Rewriter) -> Value | None:
+def _slice_twice(node: Node, rewriter: GraphRewriter) -> Value | None:
     inner, attributes = rewriter.producer(node.inputs[0], "slice"), node.attributes
     if inner is None or inner.attributes["axis"] != attributes["axis"]:
         return None
@@ -205,7 +205,7 @@ def _slice_twice(node: Node, rewriter: Rewriter) -> Value | None:
     )
 
 
-def _slice_of_concat(node: Node, rewriter: Rewriter) -> Value | None:
+def _slice_of_concat(node: Node, rewriter: GraphRewriter) -> Value | None:
     """A slice that lies within one part of a concat reads that part."""
     inner, attributes = rewriter.producer(node.inputs[0], "concat"), node.attributes
     axis = attributes["axis"]
@@ -225,7 +225,7 @@ def _slice_of_concat(node: Node, rewriter: Rewriter) -> Value | None:
     return None
 
 
-def _slice_of_broadcast(node: Node, rewriter: Rewriter) -> Value | None:
+def _slice_of_broadcast(node: Node, rewriter: GraphRewriter) -> Value | None:
     """Slicing a repeated dimension: repeat less often."""
     inner = rewriter.producer(node.inputs[0], "broadcast_to")
     if inner is None or inner.inputs[0] is None:
@@ -237,7 +237,7 @@ def _slice_of_broadcast(node: Node, rewriter: Rewriter) -> Value | None:
     return rewriter.op("broadcast_to", [source], shape=node.output.shape)
 
 
-def _concat(node: Node, rewriter: Rewriter) -> Value | None:
+def _concat(node: Node, rewriter: GraphRewriter) -> Value | None:
     """A concat of one part, of too many, of concats, or of neighbouring slices of one value."""
     axis = node.attributes["axis"]
     if len(node.inputs) == 1:
@@ -267,7 +267,7 @@ def _concat(node: Node, rewriter: Rewriter) -> Value | None:
     return rewriter.op("slice", first.inputs, axis=axis, start=first.attributes["start"], stop=last.attributes["stop"])
 
 
-def _gather(node: Node, rewriter: Rewriter) -> Value | None:
+def _gather(node: Node, rewriter: GraphRewriter) -> Value | None:
     """Indices that are one constant, or that count up from a start, make a slice."""
     source, indices = node.inputs
     axis = node.attributes["axis"]
@@ -292,12 +292,12 @@ def _gather(node: Node, rewriter: Rewriter) -> Value | None:
     return rewriter.op("reshape", [piece], shape=wanted)
 
 
-def _copy(node: Node, rewriter: Rewriter) -> Value | None:
+def _copy(node: Node, rewriter: GraphRewriter) -> Value | None:
     """Values never change, so a copy is the value."""
     return node.inputs[0]
 
 
-def _iota_axis(node: Node, rewriter: Rewriter) -> Value | None:
+def _iota_axis(node: Node, rewriter: GraphRewriter) -> Value | None:
     """An iota of several dimensions is a line, reshaped and broadcast."""
     shape, axis = node.output.shape, node.attributes["axis"]
     if len(shape) < 2:
@@ -308,7 +308,7 @@ def _iota_axis(node: Node, rewriter: Rewriter) -> Value | None:
     return rewriter.op("broadcast_to", [spread], shape=shape)
 
 
-def _extreme_of_all(node: Node, rewriter: Rewriter) -> Value | None:
+def _extreme_of_all(node: Node, rewriter: GraphRewriter) -> Value | None:
     """The largest or least of all elements does not depend on their order, which costs divisions of places to walk."""
     moved = rewriter.producer(node.inputs[0])
     if moved is None or moved.op not in ("permute", "reshape") or moved.inputs[0] is None:

@@ -5,7 +5,7 @@ from __future__ import annotations
 
 from tilewright.graph.core import Node, Value
 from tilewright.graph.neutral import RUNNING_KINDS, neutral_element
-from tilewright.graph.rewrite import Rewriter, Rule
+from tilewright.graph.rewrite import GraphRewriter, Rule
 from tilewright.symbolic import lift, simplify
 
 
@@ -18,7 +18,7 @@ def is_flip(node: Node | None) -> bool:
     return whole and simplify(lift(attributes["start"]) + 1) == extent
 
 
-def flip_twice(node: Node, rewriter: Rewriter) -> Value | None:
+def flip_twice(node: Node, rewriter: GraphRewriter) -> Value | None:
     """A dimension that is turned around twice is as it was."""
     inner = rewriter.producer(node.inputs[0], "slice")
     if inner is None or not is_flip(node) or not is_flip(inner):
@@ -26,7 +26,7 @@ def flip_twice(node: Node, rewriter: Rewriter) -> Value | None:
     return inner.inputs[0] if inner.attributes["axis"] == node.attributes["axis"] else None
 
 
-def _running(value: Value | None, rewriter: Rewriter) -> Node | None:
+def _running(value: Value | None, rewriter: GraphRewriter) -> Node | None:
     """The running sum, or one of its kin, that computes a value which nothing else reads."""
     inner = rewriter.producer(value, *RUNNING_KINDS)
     return inner if inner is not None and rewriter.uses(inner.output) == 1 else None
@@ -37,7 +37,7 @@ def _neutral(running: Node) -> float | int:
     return neutral_element(RUNNING_KINDS[running.op], running.output.dtype)
 
 
-def slice_of_running(node: Node, rewriter: Rewriter) -> Value | None:
+def slice_of_running(node: Node, rewriter: GraphRewriter) -> Value | None:
     """A slice of a running sum is the sum of a slice: where it turns a dimension around, takes a part of another
     dimension, or ends the sum early."""
     inner = _running(node.inputs[0], rewriter)
@@ -54,7 +54,7 @@ def slice_of_running(node: Node, rewriter: Rewriter) -> Value | None:
     return rewriter.op(inner.op, [source], axis=inner.attributes["axis"], reverse=reverse)
 
 
-def pad_of_running(node: Node, rewriter: Rewriter) -> Value | None:
+def pad_of_running(node: Node, rewriter: GraphRewriter) -> Value | None:
     """A running sum behind which nothing is added but zeros before it: the sum of elements behind zeros."""
     inner = _running(node.inputs[0], rewriter)
     if inner is None or node.attributes["value"] != _neutral(inner):
@@ -68,7 +68,7 @@ def pad_of_running(node: Node, rewriter: Rewriter) -> Value | None:
     return rewriter.op(inner.op, [source], **inner.attributes)
 
 
-def concat_of_running(node: Node, rewriter: Rewriter) -> Value | None:
+def concat_of_running(node: Node, rewriter: GraphRewriter) -> Value | None:
     """The same where the zeros are parts of a concat (an exclusive running sum)."""
     if len(node.inputs) != 2:
         return None

@@ -15,7 +15,7 @@ import numpy as np
 from tilewright.dtypes import int32
 from tilewright.graph.core import Node, Value
 from tilewright.graph.inference import Shape
-from tilewright.graph.rewrite import Rewriter
+from tilewright.graph.rewrite import GraphRewriter
 from tilewright.symbolic import Size, lift, simplify
 
 _DEEPEST = 8  # positions nested deeper are not looked at; sums of sums would take exponential time
@@ -35,7 +35,7 @@ class Line:
         return Line(self.row + sign * other.row, self.column + sign * other.column, offset)
 
 
-def is_causal(condition: Value | None, rows: Size, keys: Size, rewriter: Rewriter) -> bool:
+def is_causal(condition: Value | None, rows: Size, keys: Size, rewriter: GraphRewriter) -> bool:
     """Whether a boolean value is provably the causal "may see" mask for [rows, keys] scores."""
     data = rewriter.constant(condition)
     if data is not None:
@@ -49,7 +49,7 @@ def is_causal(condition: Value | None, rows: Size, keys: Size, rewriter: Rewrite
     return found is not None and found[0] == 1 and simplify(lift(found[1]) - lift(keys) + rows) == 0
 
 
-def sliding_window(condition: Value, rows: Size, keys: Size, causal: bool, rewriter: Rewriter) -> int | None:
+def sliding_window(condition: Value, rows: Size, keys: Size, causal: bool, rewriter: GraphRewriter) -> int | None:
     """How many of the last keys a query sees by a condition; None for every other condition.
 
     `causal`: keys behind a query's own are hidden anyhow. Where they are not, only an array can hide them as well.
@@ -82,7 +82,7 @@ def band_of_array(seen: np.ndarray, rows: Size, keys: Size, causal: bool) -> int
     return band if 0 < band < width and np.all((seen & below if causal else seen) == inside) else 0
 
 
-def prefix_lengths(condition: Value, shape: Shape, rewriter: Rewriter) -> Value | None:
+def prefix_lengths(condition: Value, shape: Shape, rewriter: GraphRewriter) -> Value | None:
     """The numbers of keys, int32 [batch], by which a condition `j < lengths[b]` of a shape [batch, 1, 1, keys] decides.
 
     With fewer dimensions, the first one of a condition is that of heads or of rows.
@@ -106,7 +106,7 @@ def prefix_lengths(condition: Value, shape: Shape, rewriter: Rewriter) -> Value 
     return _limited(rewriter.op("reshape", [ends], shape=(batch,)), keys, rewriter)
 
 
-def _limited(ends: Value, keys: Size, rewriter: Rewriter) -> Value | None:
+def _limited(ends: Value, keys: Size, rewriter: GraphRewriter) -> Value | None:
     """Numbers of keys as int32, none below 0 or above all keys; None where their own type does not hold those."""
     if ends.dtype.bits < 32:
         return None
@@ -118,7 +118,7 @@ def _limited(ends: Value, keys: Size, rewriter: Rewriter) -> Value | None:
     return rewriter.cast(rewriter.op("minimum", [ends, limit]), int32)
 
 
-def _below_not(condition: Value | None, rewriter: Rewriter) -> tuple[Node | None, bool]:
+def _below_not(condition: Value | None, rewriter: GraphRewriter) -> tuple[Node | None, bool]:
     """What computes a condition, or its opposite: then true."""
     node = rewriter.producer(condition)
     if node is None or node.op != "logical_not":
@@ -153,7 +153,7 @@ def _keeps_matrix(node: Node) -> bool:
 _FLIPPED = {"less_equal": "greater", "less": "greater_equal", "greater": "less_equal", "greater_equal": "less"}
 
 
-def _bound(condition: Value | None, rewriter: Rewriter) -> tuple[int, Size] | None:
+def _bound(condition: Value | None, rewriter: GraphRewriter) -> tuple[int, Size] | None:
     """(1, bound) of a comparison of two lines that says j - i <= bound, (-1, bound) of i - j <= bound."""
     node, negated = _below_not(condition, rewriter)
     if node is None or node.op not in _FLIPPED:
@@ -171,7 +171,7 @@ def _bound(condition: Value | None, rewriter: Rewriter) -> tuple[int, Size] | No
     return difference.column, bound
 
 
-def _line(value: Value | None, rewriter: Rewriter, depth: int = _DEEPEST) -> Line | None:
+def _line(value: Value | None, rewriter: GraphRewriter, depth: int = _DEEPEST) -> Line | None:
     """The line that a value is."""
     if value is None:
         return None
@@ -198,7 +198,7 @@ def _line(value: Value | None, rewriter: Rewriter, depth: int = _DEEPEST) -> Lin
     return None
 
 
-def _reshaped(node: Node, rewriter: Rewriter, depth: int) -> Line | None:
+def _reshaped(node: Node, rewriter: GraphRewriter, depth: int) -> Line | None:
     """A reshape that moves the one long dimension to the last place (columns) or the one before (rows)."""
     source = node.inputs[0]
     inner = _line(source, rewriter, depth)

@@ -14,7 +14,7 @@ from collections.abc import Sequence
 
 from tilewright.graph.core import Graph, Node, Value
 from tilewright.graph.ops import OPS
-from tilewright.graph.rewrite import Rewriter, Rules, apply_rules
+from tilewright.graph.rewrite import GraphRewriter, Rules, apply_rules
 from tilewright.symbolic import Size, product, simplify
 
 _WINDOWED = ("conv", "max_pool", "average_pool")
@@ -37,7 +37,7 @@ def _first(rank: int) -> tuple[int, ...]:
     return (0, rank - 1, *range(1, rank - 1))
 
 
-def _windowed(node: Node, rewriter: Rewriter) -> Value | None:
+def _windowed(node: Node, rewriter: GraphRewriter) -> Value | None:
     image = node.inputs[0]
     if node.attributes["layout"] != "NCHW" or image is None:
         return None
@@ -49,7 +49,7 @@ def _windowed(node: Node, rewriter: Rewriter) -> Value | None:
     return rewriter.op("permute", [result], order=_first(image.rank))
 
 
-def _as_image(node: Node, line: Value, rewriter: Rewriter) -> Value:
+def _as_image(node: Node, line: Value, rewriter: GraphRewriter) -> Value:
     """A convolution or pool along one dimension [N, L, C], as one over an image of one row."""
     attributes = {**node.attributes, "layout": "NHWC"}
     for name, neutral in (("strides", 1), ("dilation", 1), ("kernel", 1), ("padding", (0, 0))):
@@ -65,7 +65,7 @@ def _as_image(node: Node, line: Value, rewriter: Rewriter) -> Value:
     return rewriter.op("permute", [result], order=_first(3))
 
 
-def _source(value: Value | None, rewriter: Rewriter) -> Value | None:
+def _source(value: Value | None, rewriter: GraphRewriter) -> Value | None:
     """The channels-last value of which `value` is the channels-first permutation."""
     node = rewriter.producer(value, "permute")
     if node is None or value is None or value.rank < 3 or node.attributes["order"] != _first(value.rank):
@@ -73,14 +73,14 @@ def _source(value: Value | None, rewriter: Rewriter) -> Value | None:
     return node.inputs[0]
 
 
-def _permute_cancels(node: Node, rewriter: Rewriter) -> Value | None:
+def _permute_cancels(node: Node, rewriter: GraphRewriter) -> Value | None:
     """Back to channels-last: the value itself."""
     if node.inputs[0] is None or node.attributes["order"] != _last(node.inputs[0].rank):
         return None
     return _source(node.inputs[0], rewriter)
 
 
-def _elementwise(node: Node, rewriter: Rewriter) -> Value | None:
+def _elementwise(node: Node, rewriter: GraphRewriter) -> Value | None:
     """An elementwise op on channels-first permutations, numbers and per-channel constants."""
     rank = node.output.rank  # an operand of lower rank has its channels elsewhere
     sources = [_source(item, rewriter) if item is not None and item.rank == rank else None for item in node.inputs]
@@ -97,7 +97,7 @@ def _elementwise(node: Node, rewriter: Rewriter) -> Value | None:
     return rewriter.op("permute", [result], order=_first(node.output.rank))
 
 
-def _moved(value: Value, rank: int, rewriter: Rewriter) -> Value | None:
+def _moved(value: Value, rank: int, rewriter: GraphRewriter) -> Value | None:
     """A number as it is; operands that only vary along channels as [C]; others permuted.
 
     Permuting an operand costs what permuting the result would, and keeps the region together.  Not in
@@ -116,7 +116,7 @@ def _moved(value: Value, rank: int, rewriter: Rewriter) -> Value | None:
     return rewriter.op("permute", [full], order=_last(rank))
 
 
-def _reduction(node: Node, rewriter: Rewriter) -> Value | None:
+def _reduction(node: Node, rewriter: GraphRewriter) -> Value | None:
     """A reduction over spatial dimensions (and channels)."""
     source = _source(node.inputs[0], rewriter)
     if source is None:
@@ -131,7 +131,7 @@ def _reduction(node: Node, rewriter: Rewriter) -> Value | None:
     return rewriter.op("permute", [result], order=tuple(ranks))
 
 
-def _concat(node: Node, rewriter: Rewriter) -> Value | None:
+def _concat(node: Node, rewriter: GraphRewriter) -> Value | None:
     sources = [_source(item, rewriter) for item in node.inputs]
     if any(source is None for source in sources):
         return None
@@ -140,7 +140,7 @@ def _concat(node: Node, rewriter: Rewriter) -> Value | None:
     return rewriter.op("permute", [result], order=order)
 
 
-def _pad(node: Node, rewriter: Rewriter) -> Value | None:
+def _pad(node: Node, rewriter: GraphRewriter) -> Value | None:
     source = _source(node.inputs[0], rewriter)
     if source is None:
         return None
@@ -152,7 +152,7 @@ def _pad(node: Node, rewriter: Rewriter) -> Value | None:
     return rewriter.op("permute", [result], order=order)
 
 
-def _grouped_rows(node: Node, rewriter: Rewriter) -> Value | None:
+def _grouped_rows(node: Node, rewriter: GraphRewriter) -> Value | None:
     """A norm of groups of channels: rows [N, groups, channels * spatial] become [N, groups, spatial, channels].
 
     The order inside of a row does not matter to the norm, and neighbours in memory stay neighbours.
@@ -176,7 +176,7 @@ def _grouped_rows(node: Node, rewriter: Rewriter) -> Value | None:
     return rewriter.op("permute", [result], order=_first(image.rank))
 
 
-def _shuffled(node: Node, rewriter: Rewriter) -> Value | None:
+def _shuffled(node: Node, rewriter: GraphRewriter) -> Value | None:
     """Channels that become pixels, or pixels channels (reshape, permute, reshape): the same on channels-last images."""
     moved = rewriter.producer(node.inputs[0], "permute")
     split = rewriter.producer(moved.inputs[0], "reshape") if moved is not None else None

@@ -7,21 +7,21 @@ from typing import Any
 import numpy as np
 
 from tilewright.graph.core import Graph, Node, Value
-from tilewright.graph.rewrite import Rewriter
+from tilewright.graph.rewrite import GraphRewriter
 
 _COMPARED_BYTES = 4096  # constants up to this size are compared by content, larger ones by memory
 
 
 def share_common_subexpressions(graph: Graph) -> Graph:
     """One node for each distinct computation; the same graph when there are no repetitions."""
-    rewriter = Rewriter(graph)
+    rewriter = GraphRewriter(graph)
     representative: dict[Any, Value] = {}
     for value, data in graph.constants.items():
         known = representative.setdefault(_constant_key(data), value)
         if known is not value:
             rewriter.replace(value, known)
 
-    def share(node: Node, walk: Rewriter) -> Value | None:
+    def share(node: Node, walk: GraphRewriter) -> Value | None:
         key = (node.op, tuple(map(id, node.inputs)), _attribute_key(node.attributes))
         known = representative.setdefault(key, node.output)
         return None if known is node.output else known

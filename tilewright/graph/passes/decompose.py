@@ -7,7 +7,7 @@ from tilewright.dtypes import float32, float64, int32
 from tilewright.graph.core import Graph, Node, Value
 from tilewright.graph.passes.fourier import short_as_product
 from tilewright.graph.quantization import integer_range, wider
-from tilewright.graph.rewrite import Rewriter, apply_rules
+from tilewright.graph.rewrite import GraphRewriter, apply_rules
 from tilewright.symbolic import floor_divide, lift, product, simplify
 
 _MANY_TAPS = 64  # of a window that is reduced as rows are
@@ -22,7 +22,7 @@ def decompose(graph: Graph) -> Graph:
     return apply_rules(graph, {**rules, "reduce_max": [_extreme_of_booleans], "reduce_min": [_extreme_of_booleans]})
 
 
-def _transposed_left(node: Node, rewriter: Rewriter) -> Value | None:
+def _transposed_left(node: Node, rewriter: GraphRewriter) -> Value | None:
     """transpose_a as a permute: targets whose kernels read such operands find them again (`transposed_products`)."""
     left = node.inputs[0]
     if left is None or not node.attributes["transpose_a"]:
@@ -31,12 +31,12 @@ def _transposed_left(node: Node, rewriter: Rewriter) -> Value | None:
     return rewriter.op("matmul", [rows, node.inputs[1]], **{**node.attributes, "transpose_a": False})
 
 
-def _per_channel(value: Value, rank: int, rewriter: Rewriter) -> Value:
+def _per_channel(value: Value, rank: int, rewriter: GraphRewriter) -> Value:
     """[C] as [C, 1, …] so that it broadcasts along dimension 1 of `rank`."""
     return value if rank == 2 else rewriter.op("reshape", [value], shape=(*value.shape, *[1] * (rank - 2)))
 
 
-def _batch_norm(node: Node, rewriter: Rewriter) -> Value | None:
+def _batch_norm(node: Node, rewriter: GraphRewriter) -> Value | None:
     """x * s + (bias - mean * s) with s = scale / sqrt(variance + epsilon); s and the sum are constants."""
     inputs = [value for value in node.inputs if value is not None]
     given = inputs[0].dtype
@@ -49,7 +49,7 @@ def _batch_norm(node: Node, rewriter: Rewriter) -> Value | None:
     return rewriter.cast(rewriter.op("add", [scaled, _per_channel(shift, x.rank, rewriter)]), given)
 
 
-def _quantize(node: Node, rewriter: Rewriter) -> Value | None:
+def _quantize(node: Node, rewriter: GraphRewriter) -> Value | None:
     """round(x / scale) + zero point, clipped to the range of the type."""
     x, scale, zero = (*node.inputs, None)[:3]
     assert x is not None and scale is not None
@@ -61,7 +61,7 @@ def _quantize(node: Node, rewriter: Rewriter) -> Value | None:
     return rewriter.cast(rewriter.op("clip", [whole], low=float(low), high=float(high)), node.attributes["dtype"])
 
 
-def _dequantize(node: Node, rewriter: Rewriter) -> Value | None:
+def _dequantize(node: Node, rewriter: GraphRewriter) -> Value | None:
     """(x - zero point) scale; integers of 32 bits are less their zero point in float64, which does not round them."""
     x, scale, zero = (*node.inputs, None)[:3]
     assert x is not None and scale is not None
@@ -72,7 +72,7 @@ def _dequantize(node: Node, rewriter: Rewriter) -> Value | None:
     return rewriter.op("multiply", [rewriter.cast(whole, float32), rewriter.cast(scale, float32)])
 
 
-def _group_norm(node: Node, rewriter: Rewriter) -> Value | None:
+def _group_norm(node: Node, rewriter: GraphRewriter) -> Value | None:
     """Layer norm of each group's elements as one row."""
     x, scale, bias = (*node.inputs, None, None)[:3]
     assert x is not None
@@ -86,7 +86,7 @@ def _group_norm(node: Node, rewriter: Rewriter) -> Value | None:
     return result if bias is None else rewriter.op("add", [result, _per_channel(bias, x.rank, rewriter)])
 
 
-def _extreme_of_booleans(node: Node, rewriter: Rewriter) -> Value | None:
+def _extreme_of_booleans(node: Node, rewriter: GraphRewriter) -> Value | None:
     """Whether any or all elements hold, found among numbers."""
     (x,) = node.inputs
     assert x is not None
@@ -96,7 +96,7 @@ def _extreme_of_booleans(node: Node, rewriter: Rewriter) -> Value | None:
     return rewriter.cast(numbers, x.dtype)
 
 
-def _conv_of_volumes(node: Node, rewriter: Rewriter) -> Value | None:
+def _conv_of_volumes(node: Node, rewriter: GraphRewriter) -> Value | None:
     """A convolution over [N, C, depth, height, width] as one over the images of [N * depth', C * taps, height, width]:
     the slices that a window's depth sees are channels beside each other."""
     x, weight, bias = (*node.inputs, None)[:3]
@@ -131,7 +131,7 @@ def _conv_of_volumes(node: Node, rewriter: Rewriter) -> Value | None:
     return rewriter.op("permute", [rewriter.op("reshape", [result], shape=shape)], order=(0, 2, 1, 3, 4))
 
 
-def _pool_of_tiles(node: Node, rewriter: Rewriter) -> Value | None:
+def _pool_of_tiles(node: Node, rewriter: GraphRewriter) -> Value | None:
     """Large pooling windows that tile one dimension and cover the others become reductions."""
     (x,) = node.inputs
     assert x is not None
@@ -160,7 +160,7 @@ def _pool_of_tiles(node: Node, rewriter: Rewriter) -> Value | None:
     return rewriter.op("reshape", [result], shape=node.output.shape)
 
 
-def _pool_of_volumes(node: Node, rewriter: Rewriter) -> Value | None:
+def _pool_of_volumes(node: Node, rewriter: GraphRewriter) -> Value | None:
     """Windows over [N, C, depth, height, width]: first over the depth, then over height and width of each slice.
 
     Largest elements are those of parts, and means those of means, as all parts of a window are of the same size or

@@ -18,7 +18,7 @@ import numpy as np
 
 from tilewright.dtypes import DType, float32, float64
 from tilewright.graph.core import Graph, Node, Value
-from tilewright.graph.rewrite import Rewriter, apply_rules
+from tilewright.graph.rewrite import GraphRewriter, apply_rules
 
 _EXACT = {float32: 1 << 24, float64: 1 << 53}  # up to which all integers are numbers of a type
 _MOST_PARTS = 8  # of the depth; more take longer than one product in float64
@@ -31,7 +31,7 @@ def exact_products(graph: Graph) -> Graph:
     return apply_rules(graph, {"matmul": [_product], "conv": [_convolution]})
 
 
-def _product(node: Node, rewriter: Rewriter) -> Value | None:
+def _product(node: Node, rewriter: GraphRewriter) -> Value | None:
     left, right = node.inputs
     assert left is not None and right is not None
     depth, dtype = left.shape[-1], node.output.dtype
@@ -52,7 +52,7 @@ def _product(node: Node, rewriter: Rewriter) -> Value | None:
     return None
 
 
-def _in_parts(node: Node, rewriter: Rewriter, depth: int, step: int) -> Value | None:
+def _in_parts(node: Node, rewriter: GraphRewriter, depth: int, step: int) -> Value | None:
     """The sum of the products of `step` of the depth each."""
     left, right = node.inputs
     assert left is not None and right is not None
@@ -68,12 +68,12 @@ def _in_parts(node: Node, rewriter: Rewriter, depth: int, step: int) -> Value | 
     return total
 
 
-def _multiplied(node: Node, rewriter: Rewriter, left: Value, right: Value, dtype: DType) -> Value:
+def _multiplied(node: Node, rewriter: GraphRewriter, left: Value, right: Value, dtype: DType) -> Value:
     product = rewriter.op("matmul", [rewriter.cast(left, dtype), rewriter.cast(right, dtype)], **node.attributes)
     return rewriter.cast(product, node.output.dtype)
 
 
-def _columns(node: Node, depth: int, rewriter: Rewriter) -> np.ndarray | None:
+def _columns(node: Node, depth: int, rewriter: GraphRewriter) -> np.ndarray | None:
     """[depth, columns] in float64: how large the elements on the right are at most."""
     right = node.inputs[1]
     assert right is not None
@@ -85,7 +85,7 @@ def _columns(node: Node, depth: int, rewriter: Rewriter) -> np.ndarray | None:
     return np.abs(np.moveaxis(weights, axis, 0).reshape(depth, -1).astype(np.float64))
 
 
-def _convolution(node: Node, rewriter: Rewriter) -> Value | None:
+def _convolution(node: Node, rewriter: GraphRewriter) -> Value | None:
     image, weight, bias = (*node.inputs, None)[:3]
     assert image is not None and weight is not None
     taps = rewriter.constant(weight)
@@ -102,13 +102,13 @@ def _whole(data: np.ndarray) -> bool:
     return data.dtype.kind in "iu" or bool((data == np.rint(data)).all())
 
 
-def _largest(value: Value, rewriter: Rewriter) -> int | None:
+def _largest(value: Value, rewriter: GraphRewriter) -> int | None:
     """The largest magnitude of the elements; None where they may be no integers, or where that is not known."""
     bounds = _bounds(value, rewriter, _DEEPEST)
     return None if bounds is None else max(map(abs, bounds))
 
 
-def _bounds(value: Value, rewriter: Rewriter, depth: int) -> tuple[int, int] | None:
+def _bounds(value: Value, rewriter: GraphRewriter, depth: int) -> tuple[int, int] | None:
     data, dtype, node = rewriter.constant(value), value.dtype, rewriter.producer(value)
     if data is not None and data.size and data.dtype.kind in "iuf":
         return (int(data.min()), int(data.max())) if _whole(data) else None

@@ -13,7 +13,7 @@ from tilewright.dtypes import float64
 from tilewright.graph.core import Graph, Node, Value
 from tilewright.graph.ops import kind_of
 from tilewright.graph.reference import run_node
-from tilewright.graph.rewrite import Rewriter, apply_rules
+from tilewright.graph.rewrite import GraphRewriter, apply_rules
 from tilewright.symbolic import Expression, product
 
 _DEEPEST = 6  # arithmetic nested deeper is not looked at; sums of sums would take exponential time
@@ -31,7 +31,7 @@ def fold_constants(graph: Graph) -> Graph:
 
     weights = _operands(graph)
 
-    def fold(node: Node, rewriter: Rewriter) -> Value | None:
+    def fold(node: Node, rewriter: GraphRewriter) -> Value | None:
         if len(node.outputs) != 1:  # loops and branches
             return None
         if node.output in weights:
@@ -47,7 +47,7 @@ def fold_tables(graph: Graph) -> Graph:
     limit = max(SIZE_LIMIT, sum(data.nbytes for data in graph.constants.values()) // _SHARE)
     stored, weights = _stored(graph), _weights(graph)
 
-    def fold(node: Node, rewriter: Rewriter) -> Value | None:
+    def fold(node: Node, rewriter: GraphRewriter) -> Value | None:
         if len(node.outputs) != 1:
             return None
         if node.output in weights:
@@ -89,7 +89,7 @@ def _weights(graph: Graph) -> set[Value]:
     return found
 
 
-def _fold(node: Node, rewriter: Rewriter, limit: int, growth: int = 1) -> Value | None:
+def _fold(node: Node, rewriter: GraphRewriter, limit: int, growth: int = 1) -> Value | None:
     whole = node.op != "broadcast_to" and (
         growth > 1 or limit > SIZE_LIMIT or kind_of(node.op) in ("movement", "reduction")
     )
@@ -121,7 +121,7 @@ def _bytes(node: Node) -> int | None:
     return elements * node.output.dtype.itemsize
 
 
-def _known(value: Value | None, rewriter: Rewriter, limit: int, depth: int = _DEEPEST) -> np.ndarray | None:
+def _known(value: Value | None, rewriter: GraphRewriter, limit: int, depth: int = _DEEPEST) -> np.ndarray | None:
     """The elements of a constant, or of a small value that is computed of positions and constants alone."""
     data = rewriter.constant(value)
     node = rewriter.producer(value)

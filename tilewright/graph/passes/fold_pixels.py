@@ -12,7 +12,7 @@ from __future__ import annotations
 import numpy as np
 
 from tilewright.graph.core import Graph, Node, Value
-from tilewright.graph.rewrite import Rewriter, apply_rules
+from tilewright.graph.rewrite import GraphRewriter, apply_rules
 from tilewright.symbolic import lift, simplify
 
 _LANES = 16  # channels that kernels take at once
@@ -24,7 +24,7 @@ def fold_pixels(graph: Graph) -> Graph:
     return apply_rules(graph, {"conv": [_conv]})
 
 
-def _conv(node: Node, rewriter: Rewriter) -> Value | None:
+def _conv(node: Node, rewriter: GraphRewriter) -> Value | None:
     x, weight, bias = (*node.inputs, None)[:3]
     assert x is not None and weight is not None
     taps, options = rewriter.constant(weight), node.attributes

@@ -18,7 +18,7 @@ import numpy as np
 from tilewright.dtypes import bfloat16, float32
 from tilewright.graph.core import Graph, Node, Value
 from tilewright.graph.inference import channel_axis
-from tilewright.graph.rewrite import Rewriter, apply_rules
+from tilewright.graph.rewrite import GraphRewriter, apply_rules
 
 
 def fold_scales(graph: Graph) -> Graph:
@@ -26,7 +26,7 @@ def fold_scales(graph: Graph) -> Graph:
     return apply_rules(graph, {"multiply": [_scale_conv, _scale_matmul], "add": [_shift_conv]})
 
 
-def _channels(value: Value | None, conv: Node, rewriter: Rewriter) -> np.ndarray | None:
+def _channels(value: Value | None, conv: Node, rewriter: GraphRewriter) -> np.ndarray | None:
     """The constant as [channels] float64, if it varies along the convolution's channels only; it may be a number that
     is repeated at run time, as where all channels are scaled alike."""
     data = rewriter.constant(value)
@@ -45,7 +45,7 @@ def _channels(value: Value | None, conv: Node, rewriter: Rewriter) -> np.ndarray
     return np.broadcast_to(data.astype(np.float64).reshape(-1), (channels,)) if isinstance(channels, int) else None
 
 
-def _match(node: Node, op: str, rewriter: Rewriter) -> tuple[Node, Value | None] | None:
+def _match(node: Node, op: str, rewriter: GraphRewriter) -> tuple[Node, Value | None] | None:
     """(the `op` node that only this node reads, perhaps through a cast, the other operand)."""
     for index in (0, 1):
         source = rewriter.producer(node.inputs[index], op, "cast")
@@ -61,16 +61,16 @@ def _match(node: Node, op: str, rewriter: Rewriter) -> tuple[Node, Value | None]
     return None
 
 
-def _rounded(data: np.ndarray, like: Value, rewriter: Rewriter) -> Value:
+def _rounded(data: np.ndarray, like: Value, rewriter: GraphRewriter) -> Value:
     return rewriter.new_constant(data.astype(like.dtype.numpy), like.name)
 
 
-def _bias(data: np.ndarray, image: Value, rewriter: Rewriter) -> Value:
+def _bias(data: np.ndarray, image: Value, rewriter: GraphRewriter) -> Value:
     dtype = float32 if image.dtype.bits < 32 else image.dtype
     return rewriter.new_constant(data.astype(dtype.numpy), "bias")
 
 
-def _scale_conv(node: Node, rewriter: Rewriter) -> Value | None:
+def _scale_conv(node: Node, rewriter: GraphRewriter) -> Value | None:
     found = _match(node, "conv", rewriter)
     if found is None:
         return None
@@ -92,7 +92,7 @@ def _scale_conv(node: Node, rewriter: Rewriter) -> Value | None:
     return rewriter.cast(rewriter.op("conv", inputs, **conv.attributes), node.output.dtype)
 
 
-def _shift_conv(node: Node, rewriter: Rewriter) -> Value | None:
+def _shift_conv(node: Node, rewriter: GraphRewriter) -> Value | None:
     found = _match(node, "conv", rewriter)
     if found is None:
         return None
@@ -107,7 +107,7 @@ def _shift_conv(node: Node, rewriter: Rewriter) -> Value | None:
     return rewriter.cast(rewriter.op("conv", inputs, **conv.attributes), node.output.dtype)
 
 
-def _scale_matmul(node: Node, rewriter: Rewriter) -> Value | None:
+def _scale_matmul(node: Node, rewriter: GraphRewriter) -> Value | None:
     """Only for a vector of factors: one number is left to the epilogue or to attention's scale."""
     found = _match(node, "matmul", rewriter)
     if found is None:

@@ -10,7 +10,7 @@ from tilewright.errors import UnsupportedOperationError
 from tilewright.graph.core import Graph, Node, Value
 from tilewright.graph.fourier import LARGEST_PRIME, LONGEST_DOUBLE, MOST_COSINES, half, is_product, roots_of_unity
 from tilewright.graph.ops import kind_of
-from tilewright.graph.rewrite import Rewriter, apply_rules
+from tilewright.graph.rewrite import GraphRewriter, apply_rules
 
 _FAR = 24  # nodes between a transform and where its parts meet
 
@@ -20,7 +20,7 @@ def transforms_as_products(graph: Graph) -> Graph:
     return apply_rules(graph, {"fourier": [as_product]})
 
 
-def as_product(node: Node, rewriter: Rewriter) -> Value:
+def as_product(node: Node, rewriter: GraphRewriter) -> Value:
     """x [cos | -sin] + imaginary [sin | cos], or what makes real numbers of half of their transform."""
     x, roots, imaginary = [*node.inputs, None][:3]
     assert x is not None and roots is not None
@@ -54,7 +54,7 @@ def as_product(node: Node, rewriter: Rewriter) -> Value:
     return rewriter.cast(found, x.dtype)
 
 
-def short_as_product(node: Node, rewriter: Rewriter) -> Value | None:
+def short_as_product(node: Node, rewriter: GraphRewriter) -> Value | None:
     """A transform that no target has a faster kernel for."""
     roots = node.inputs[1]
     assert roots is not None and isinstance(roots.shape[0], int)
@@ -78,7 +78,7 @@ def join_parts(graph: Graph) -> Graph:
     return apply_rules(graph, {**rules, "reduce_sum": [_sum_of_parts]})
 
 
-def _sum_of_parts(node: Node, rewriter: Rewriter) -> Value | None:
+def _sum_of_parts(node: Node, rewriter: GraphRewriter) -> Value | None:
     (source,), axes = node.inputs, node.attributes["axes"]
     if source is None or len(axes) != 1 or source.shape[axes[0]] != 2 or not _comes_from_transform(source, rewriter):
         return None
@@ -89,7 +89,7 @@ def _sum_of_parts(node: Node, rewriter: Rewriter) -> Value | None:
     return rewriter.op("reshape", [total], shape=node.output.shape)
 
 
-def _parts(value: Value, axis: int, rewriter: Rewriter) -> list[Value] | None:
+def _parts(value: Value, axis: int, rewriter: GraphRewriter) -> list[Value] | None:
     """The two elements of an axis of size 2, computed each by itself; None if that is not how the value is made."""
     node = rewriter.producer(value)
     if node is None:
@@ -110,12 +110,12 @@ def _parts(value: Value, axis: int, rewriter: Rewriter) -> list[Value] | None:
     return [rewriter.op(node.op, operand, **node.attributes) for operand in operands]
 
 
-def _without(value: Value, axis: int, rewriter: Rewriter) -> Value:
+def _without(value: Value, axis: int, rewriter: GraphRewriter) -> Value:
     """The same without an axis of size 1."""
     return rewriter.op("reshape", [value], shape=(*value.shape[:axis], *value.shape[axis + 1 :]))
 
 
-def _moved_later(node: Node, rewriter: Rewriter) -> Value | None:
+def _moved_later(node: Node, rewriter: GraphRewriter) -> Value | None:
     """f(move(a), move(b)) as move(f(a, b)), for parts of a transform."""
     if node.output.rank == 0:
         return None
@@ -155,7 +155,7 @@ def _alike(first: Node, second: Node) -> bool:
     return same and a is not None and b is not None and a.shape == b.shape
 
 
-def _comes_from_transform(value: Value, rewriter: Rewriter) -> bool:
+def _comes_from_transform(value: Value, rewriter: GraphRewriter) -> bool:
     """Whether a value is nothing but elements of a transform, moved and computed with."""
     waiting, left = [value], _FAR
     while waiting and left:

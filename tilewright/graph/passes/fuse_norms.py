@@ -20,7 +20,7 @@ import numpy as np
 from tilewright.dtypes import bfloat16, float32
 from tilewright.graph.core import Graph, Node, Value
 from tilewright.graph.passes.fuse_draft import Draft, Drafts
-from tilewright.graph.rewrite import Rewriter, apply_rules
+from tilewright.graph.rewrite import GraphRewriter, apply_rules
 from tilewright.symbolic import product
 
 NORMED_ROWS = 8  # of activations, up to which a product computes their norm
@@ -33,12 +33,12 @@ def prepare_norms(graph: Graph) -> Graph:
     graph = apply_rules(graph, {"matmul": [_into_weights]})
     summed = _normalised_sums(graph)
 
-    def sum_in_float32(node: Node, rewriter: Rewriter) -> Value | None:
+    def sum_in_float32(node: Node, rewriter: GraphRewriter) -> Value | None:
         if node.output not in summed:
             return None
         return rewriter.cast(rewriter.op("add", [_unrounded(item, rewriter) for item in node.inputs]), bfloat16)
 
-    return Rewriter(graph).run({"add": [sum_in_float32]})
+    return GraphRewriter(graph).run({"add": [sum_in_float32]})
 
 
 def _normalised_sums(graph: Graph) -> set[Value]:
@@ -54,7 +54,7 @@ def _normalised_sums(graph: Graph) -> set[Value]:
     return {node.output for node in sums if all(item and item.shape == node.output.shape for item in node.inputs)}
 
 
-def _unrounded(value: Value | None, rewriter: Rewriter) -> Value:
+def _unrounded(value: Value | None, rewriter: GraphRewriter) -> Value:
     """A value in float32, as it was before it was rounded, if it was."""
     assert value is not None
     rounding = rewriter.producer(value, "cast")
@@ -121,7 +121,7 @@ def _fits(node: Node, norm: Node) -> bool:
     return few and all(value.dtype == bfloat16 for value in (x, norm.output, weights, node.output))
 
 
-def _into_weights(node: Node, rewriter: Rewriter) -> Value | None:
+def _into_weights(node: Node, rewriter: GraphRewriter) -> Value | None:
     norm = rewriter.producer(node.inputs[0], "rms_norm")
     if norm is None or rewriter.uses(norm.output) > 1 or len(norm.inputs) < 2 or not _fits(node, norm):
         return None

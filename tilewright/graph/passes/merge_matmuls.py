@@ -19,7 +19,7 @@ import numpy as np
 
 from tilewright.graph.core import Graph, Node, Value
 from tilewright.graph.ops import kind_of
-from tilewright.graph.rewrite import Rewriter
+from tilewright.graph.rewrite import GraphRewriter
 from tilewright.symbolic import Size
 
 _VIEWS = {"reshape", "permute", "slice"}
@@ -46,16 +46,16 @@ def merge_matmuls(graph: Graph) -> Graph:
         return graph
     by_first = {family[0].product.output: family for family in families}
 
-    def merge(node: Node, rewriter: Rewriter) -> Value | None:
+    def merge(node: Node, rewriter: GraphRewriter) -> Value | None:
         family = by_first.get(node.output)
         if family is not None:
             _merge(family, node, rewriter)
         return None
 
-    return Rewriter(graph).run({"matmul": [merge]})
+    return GraphRewriter(graph).run({"matmul": [merge]})
 
 
-def _merge(family: list[_Projection], node: Node, rewriter: Rewriter) -> None:
+def _merge(family: list[_Projection], node: Node, rewriter: GraphRewriter) -> None:
     """Emit the merged product where the first one stands, and let readers use slices of it."""
     transposed = node.attributes["transpose_b"]
     weights = [rewriter.constants[weight] for item in family if (weight := item.product.inputs[1]) is not None]

@@ -19,7 +19,7 @@ from collections.abc import Callable, Mapping
 
 from tilewright.graph.core import Graph, Node, Value
 from tilewright.graph.fusion import is_block_attention
-from tilewright.graph.rewrite import Rewriter
+from tilewright.graph.rewrite import GraphRewriter
 from tilewright.graph.views import rotation
 
 _VIEWS = {"reshape", "permute", "slice"}
@@ -37,7 +37,7 @@ def move_row_permutes(graph: Graph) -> Graph:
             return only_views(readers[0].output)
         return value not in results and bool(readers) and all(reader.op in _VIEWS for reader in readers)
 
-    def sink(node: Node, rewriter: Rewriter) -> Value | None:
+    def sink(node: Node, rewriter: GraphRewriter) -> Value | None:
         moved = _row_permute(rewriter.producer(node.inputs[0], "permute"))
         if moved is None or not only_views(node.output):
             return None
@@ -49,10 +49,10 @@ def move_row_permutes(graph: Graph) -> Graph:
         result = rewriter.op(node.op, [source, *node.inputs[1:]], **node.attributes)
         return rewriter.op("permute", [result], order=order)
 
-    def sink_rotations(node: Node, rewriter: Rewriter) -> Value | None:
+    def sink_rotations(node: Node, rewriter: GraphRewriter) -> Value | None:
         return _sunk(node, rewriter) if _feeds_blocks(node.output, users, results) else None
 
-    def rise(node: Node, rewriter: Rewriter) -> Value | None:
+    def rise(node: Node, rewriter: GraphRewriter) -> Value | None:
         moved = _row_permute(node)
         if moved is None or only_views(node.output):
             return None
@@ -71,7 +71,9 @@ def move_row_permutes(graph: Graph) -> Graph:
         result = rewriter.op("matmul", [lifted, matrix], **product.attributes)
         return result if add is None else rewriter.op("add", [result, bias])
 
-    return Rewriter(graph).run({"matmul": [sink_rotations, sink], "add": [sink_rotations, sink], "permute": [rise]})
+    return GraphRewriter(graph).run(
+        {"matmul": [sink_rotations, sink], "add": [sink_rotations, sink], "permute": [rise]}
+    )
 
 
 def _row_permute(node: Node | None) -> tuple[Value, tuple[int, ...]] | None:
@@ -94,7 +96,7 @@ def _feeds_blocks(value: Value, users: Mapping[Value, list[Node]], results: set[
     )  # fmt: skip
 
 
-def _sunk(node: Node, rewriter: Rewriter) -> Value | None:
+def _sunk(node: Node, rewriter: GraphRewriter) -> Value | None:
     """A product, or the sum with a bias, of rows before they were rotated, and these movements behind it."""
     if node.op == "matmul" and (node.inputs[1] is None or node.inputs[1].rank != 2):
         return None
@@ -128,7 +130,7 @@ def _row_moves(value: Value | None, producer: Callable[..., Node | None]) -> tup
     return value, moves
 
 
-def _moved_alike(move: Node, value: Value, rewriter: Rewriter) -> Value:
+def _moved_alike(move: Node, value: Value, rewriter: GraphRewriter) -> Value:
     """Other rows moved as a node of `_row_moves` does."""
     if move.op == "reshape":
         return rewriter.op("reshape", [value], shape=(*move.output.shape[:-1], value.shape[-1]))

@@ -11,12 +11,12 @@ from __future__ import annotations
 
 from tilewright.graph.core import Node, Value
 from tilewright.graph.quantization import integer_range
-from tilewright.graph.rewrite import Rewriter, Rules, computed_constant
+from tilewright.graph.rewrite import GraphRewriter, Rules, computed_constant
 
 _RISING = frozenset({"round", "floor", "clip", "relu"})  # with numbers that are the same everywhere
 
 
-def _quantized_first(node: Node, rewriter: Rewriter) -> Value | None:
+def _quantized_first(node: Node, rewriter: GraphRewriter) -> Value | None:
     """The pool of what is made of its input, where that is narrower, and read of nothing else."""
     chain: list[Node] = [node]
     while (pool := rewriter.producer(chain[-1].inputs[0], "max_pool")) is None:
@@ -37,7 +37,7 @@ def _quantized_first(node: Node, rewriter: Rewriter) -> Value | None:
     return rewriter.op("max_pool", [source], **pool.attributes)
 
 
-def _rises(node: Node, rewriter: Rewriter) -> bool:
+def _rises(node: Node, rewriter: GraphRewriter) -> bool:
     """Whether a node gives no smaller number for a larger one, element by element."""
     if node.op == "cast":
         return node.output.dtype.is_float
@@ -50,13 +50,13 @@ def _rises(node: Node, rewriter: Rewriter) -> bool:
     return _is_positive(node.inputs[1], rewriter)
 
 
-def _is_positive(value: Value | None, rewriter: Rewriter) -> bool:
+def _is_positive(value: Value | None, rewriter: GraphRewriter) -> bool:
     """Whether a value is one known number above zero."""
     known = computed_constant(value, rewriter)
     return known is not None and known.ndim == 0 and bool(known > 0)
 
 
-def _narrowing_cast(node: Node, rewriter: Rewriter) -> Value | None:
+def _narrowing_cast(node: Node, rewriter: GraphRewriter) -> Value | None:
     """To bytes, of numbers that have been brought into their range: others would come round."""
     dtype, clip = node.output.dtype, rewriter.producer(node.inputs[0], "clip")
     if clip is None or not dtype.is_integer or dtype.bits != 8:
@@ -67,7 +67,7 @@ def _narrowing_cast(node: Node, rewriter: Rewriter) -> Value | None:
     return _quantized_first(node, rewriter)
 
 
-def _quantize(node: Node, rewriter: Rewriter) -> Value | None:
+def _quantize(node: Node, rewriter: GraphRewriter) -> Value | None:
     scale, zero = (*node.inputs[1:], None)[:2]
     if not node.output.dtype.is_integer or (zero is not None and zero.rank > 0) or not _is_positive(scale, rewriter):
         return None

@@ -29,7 +29,7 @@ from tilewright.graph.core import Advice, Graph, Node, Value
 from tilewright.graph.inference import broadcast_shapes
 from tilewright.graph.passes.narrow_pools import NARROW_POOLS
 from tilewright.graph.quantization import integer_range, scheme_of
-from tilewright.graph.rewrite import Rewriter, apply_rules, computed_constant
+from tilewright.graph.rewrite import GraphRewriter, apply_rules, computed_constant
 from tilewright.symbolic import Size
 
 FEWEST_GATHERED_CHANNELS = 16  # of an image, for its windows to be gathered
@@ -78,7 +78,7 @@ def narrow_products(graph: Graph, types: Set[DType], zeros_around: bool = False)
 # One form of activations ------------------------------------------------------------------------------
 
 
-def _dequantized(node: Node, rewriter: Rewriter) -> Value | None:
+def _dequantized(node: Node, rewriter: GraphRewriter) -> Value | None:
     """cast(x) scale of 8-bit floats as `dequantize`."""
     for wide, scale in (node.inputs, node.inputs[::-1]):
         cast = rewriter.producer(wide, "cast")
@@ -90,7 +90,7 @@ def _dequantized(node: Node, rewriter: Rewriter) -> Value | None:
     return None
 
 
-def _unsigned(node: Node, rewriter: Rewriter) -> Value | None:
+def _unsigned(node: Node, rewriter: GraphRewriter) -> Value | None:
     """int8 as uint8 less 128: the same numbers."""
     if node.attributes["dtype"] != int8:
         return None
@@ -99,20 +99,20 @@ def _unsigned(node: Node, rewriter: Rewriter) -> Value | None:
     return _signed(raised, rewriter)
 
 
-def _raised(zero: Value | None, rewriter: Rewriter) -> Value:
+def _raised(zero: Value | None, rewriter: GraphRewriter) -> Value:
     """A zero point of int8 as that of uint8."""
     if zero is None:
         return rewriter.number(_SHIFT, int32)
     return rewriter.op("add", [rewriter.cast(zero, int32), rewriter.number(_SHIFT, int32)])
 
 
-def _signed(x: Value, rewriter: Rewriter) -> Value:
+def _signed(x: Value, rewriter: GraphRewriter) -> Value:
     """uint8 as int8, 128 less."""
     flipped = rewriter.op("bitwise_xor", [x, rewriter.number(_SHIFT, uint8)])
     return rewriter.op("bitcast", [flipped], of="uint8", to="int8")
 
 
-def _raised_source(x: Value, rewriter: Rewriter) -> Value | None:
+def _raised_source(x: Value, rewriter: GraphRewriter) -> Value | None:
     """The uint8 tensor that an int8 one is 128 less than."""
     cast = rewriter.producer(x, "bitcast")
     flipped = rewriter.producer(cast.inputs[0], "bitwise_xor") if cast is not None else None
@@ -121,7 +121,7 @@ def _raised_source(x: Value, rewriter: Rewriter) -> Value | None:
     return flipped.inputs[0]
 
 
-def _shifted(node: Node, rewriter: Rewriter) -> Value | None:
+def _shifted(node: Node, rewriter: GraphRewriter) -> Value | None:
     """What is read of an int8 tensor is read of the uint8 one that it was made of."""
     x, scale, zero = (*node.inputs, None)[:3]
     assert x is not None
@@ -129,7 +129,7 @@ def _shifted(node: Node, rewriter: Rewriter) -> Value | None:
     return None if source is None else rewriter.op("dequantize", [source, scale, _raised(zero, rewriter)])
 
 
-def _sunk(node: Node, rewriter: Rewriter) -> Value | None:
+def _sunk(node: Node, rewriter: GraphRewriter) -> Value | None:
     """Elements that are only moved are moved as integers: move(dequantize(x)) = dequantize(move(x))."""
     source = rewriter.producer(node.inputs[0], "dequantize")
     if source is None or len(node.inputs) != 1:
@@ -149,7 +149,7 @@ def _sunk(node: Node, rewriter: Rewriter) -> Value | None:
     return rewriter.op("dequantize", [rewriter.op(node.op, [x], **node.attributes), *moved])
 
 
-def _permuted(item: Value | None, rank: int, order: tuple[int, ...], rewriter: Rewriter) -> Value | None:
+def _permuted(item: Value | None, rank: int, order: tuple[int, ...], rewriter: GraphRewriter) -> Value | None:
     """A scale that broadcasts with a tensor of `rank` dimensions, for the tensor with them in another order."""
     if item is None or item.rank == 0:
         return item
@@ -161,7 +161,7 @@ def _permuted(item: Value | None, rank: int, order: tuple[int, ...], rewriter: R
 # Products ---------------------------------------------------------------------------------------------
 
 
-def _product(node: Node, rewriter: Rewriter, types: Set[DType]) -> Value | None:
+def _product(node: Node, rewriter: GraphRewriter, types: Set[DType]) -> Value | None:
     if node.attributes["dtype"] is not None:
         return None
     left, right = node.inputs
@@ -181,7 +181,7 @@ def _product(node: Node, rewriter: Rewriter, types: Set[DType]) -> Value | None:
     return rewriter.cast(_scaled(sums, rows.scale, columns_scale, _wide(node), rewriter), node.output.dtype)
 
 
-def _product_of_floats(node: Node, rows: _Narrow, rewriter: Rewriter, types: Set[DType]) -> Value | None:
+def _product_of_floats(node: Node, rows: _Narrow, rewriter: GraphRewriter, types: Set[DType]) -> Value | None:
     """A product of 8-bit floats, constants on the right in the order in which tensor copies read them."""
     value, transposed = node.inputs[1], node.attributes["transpose_b"]
     assert value is not None
@@ -211,7 +211,7 @@ def _along(scale: Value, rank: int, axis: int) -> tuple[Size, ...]:
     return scale.shape[place : place + 1] if place >= 0 else ()
 
 
-def _narrow(value: Value, rewriter: Rewriter) -> _Narrow | None:
+def _narrow(value: Value, rewriter: GraphRewriter) -> _Narrow | None:
     """What a product's operand is made of, if that is numbers of 8 bits."""
     node = rewriter.producer(value)
     while node is not None and node.op == "cast" and _is_wide(value.dtype) and node.inputs[0] is not None:
@@ -276,7 +276,7 @@ def _reason_of_convolution(node: Node, image: _Narrow) -> _Reason | None:
     return None
 
 
-def _weights(node: Node, rewriter: Rewriter) -> tuple[np.ndarray, np.ndarray | None, Value | None] | None:
+def _weights(node: Node, rewriter: GraphRewriter) -> tuple[np.ndarray, np.ndarray | None, Value | None] | None:
     """The right operand of a product as int8 of its shape, the zero point that is left of each column, and the scale
     of the columns."""
     value = node.inputs[1]
@@ -308,7 +308,7 @@ def _weights(node: Node, rewriter: Rewriter) -> tuple[np.ndarray, np.ndarray | N
     return (data.astype(np.int64) - shift).astype(np.int8), np.ascontiguousarray(rest), scale
 
 
-def _convolution(node: Node, rewriter: Rewriter, types: Set[DType], zeros_around: bool) -> Value | None:
+def _convolution(node: Node, rewriter: GraphRewriter, types: Set[DType], zeros_around: bool) -> Value | None:
     image, taps, bias = (*node.inputs, None)[:3]
     assert image is not None and taps is not None
     pixels, weights = _narrow(image, rewriter), _narrow(taps, rewriter)
@@ -341,7 +341,7 @@ def _convolution(node: Node, rewriter: Rewriter, types: Set[DType], zeros_around
     return rewriter.cast(result, node.output.dtype)
 
 
-def _taps(weights: _Narrow, taps: Value, rewriter: Rewriter) -> np.ndarray | None:
+def _taps(weights: _Narrow, taps: Value, rewriter: GraphRewriter) -> np.ndarray | None:
     """The weights of a convolution as int8 without a zero point; None where they do not fit, or differ otherwise than
     by their first dimension."""
     data, zero = computed_constant(weights.numbers, rewriter), computed_constant(weights.zero, rewriter)
@@ -355,7 +355,7 @@ def _taps(weights: _Narrow, taps: Value, rewriter: Rewriter) -> np.ndarray | Non
     return whole.astype(np.int8) if low <= whole.min(initial=0) and whole.max(initial=0) <= high else None
 
 
-def _padded(image: _Narrow, node: Node, rewriter: Rewriter) -> Value:
+def _padded(image: _Narrow, node: Node, rewriter: GraphRewriter) -> Value:
     """The integers of an image with those that stand for zero around it."""
     padding = node.attributes["padding"]
     if not any(low or high for low, high in padding):
@@ -372,7 +372,7 @@ def _padded(image: _Narrow, node: Node, rewriter: Rewriter) -> Value:
     return rewriter.op("where", [inside, around, rewriter.cast(image.zero, dtype)])
 
 
-def _of_type(rows: _Narrow, rewriter: Rewriter, types: Set[DType]) -> _Narrow:
+def _of_type(rows: _Narrow, rewriter: GraphRewriter, types: Set[DType]) -> _Narrow:
     """Activations in a form that kernels take, uint8 if not their own."""
     if rows.numbers.dtype in types:
         return rows
@@ -383,7 +383,7 @@ def _of_type(rows: _Narrow, rewriter: Rewriter, types: Set[DType]) -> _Narrow:
     return _Narrow(source, _raised(rows.zero, rewriter), rows.scale)
 
 
-def _sums(node: Node, rows: _Narrow, matrix: np.ndarray, rest: np.ndarray | None, rewriter: Rewriter) -> Value:
+def _sums(node: Node, rows: _Narrow, matrix: np.ndarray, rest: np.ndarray | None, rewriter: GraphRewriter) -> Value:
     """(x - zx) (w - rest) in int32: the product of the integers, less what their zero points have in it."""
     if not node.attributes["transpose_b"]:
         matrix = matrix.T  # what instructions add lies together
@@ -413,7 +413,7 @@ def _wide(node: Node) -> DType:
     return float64 if node.output.dtype == float64 else float32
 
 
-def _scaled(sums: Value, left: Value | None, right: Value | None, wide: DType, rewriter: Rewriter) -> Value:
+def _scaled(sums: Value, left: Value | None, right: Value | None, wide: DType, rewriter: GraphRewriter) -> Value:
     """Sums times the scales of both operands, in the type `wide`; None is a scale of 1."""
     scales = [rewriter.cast(scale, wide) for scale in (left, right) if scale is not None]
     if len(scales) == 2 and min(scale.rank for scale in scales) == 0:
@@ -467,7 +467,7 @@ def _with_remarks(graph: Graph, types: Set[DType]) -> Graph:
     remarks += _unquantized(graph, partly)
     if not remarks:
         return graph
-    rewriter = Rewriter(graph)
+    rewriter = GraphRewriter(graph)
     rewriter.remarks += remarks
     rewriter.changed = True
     return rewriter.run({})

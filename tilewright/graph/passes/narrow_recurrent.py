@@ -13,15 +13,15 @@ import numpy as np
 from tilewright.dtypes import int8
 from tilewright.graph.core import Graph, Node, Value
 from tilewright.graph.quantization import integer_range
-from tilewright.graph.rewrite import Rewriter, computed_constant
+from tilewright.graph.rewrite import GraphRewriter, computed_constant
 
 
 def narrow_recurrent(graph: Graph) -> Graph:
     """The graph with such layers."""
-    return Rewriter(graph).run({"recurrent": [_of_integers]})
+    return GraphRewriter(graph).run({"recurrent": [_of_integers]})
 
 
-def _of_integers(node: Node, rewriter: Rewriter) -> Value | None:
+def _of_integers(node: Node, rewriter: GraphRewriter) -> Value | None:
     x, weight, initial, _, lengths = [*node.inputs, None, None][:5]
     source = rewriter.producer(weight, "dequantize")
     if node.attributes["cell"] != "lstm_8bit" or source is None or weight is None:
@@ -35,7 +35,7 @@ def _of_integers(node: Node, rewriter: Rewriter) -> Value | None:
     return rewriter.op("recurrent", inputs, **node.attributes)
 
 
-def _integers(source: Node, weight: Value, rewriter: Rewriter) -> tuple[np.ndarray, np.ndarray] | str:
+def _integers(source: Node, weight: Value, rewriter: GraphRewriter) -> tuple[np.ndarray, np.ndarray] | str:
     """The weights as int8 [directions, depth, columns], and scales [directions, 1, columns]; or why there are none."""
     arrays = [computed_constant(item, rewriter) for item in source.inputs]
     if any(array is None for array in arrays):

@@ -10,7 +10,7 @@ from math import prod
 from tilewright.dtypes import float32
 from tilewright.graph.core import Graph, Node, Value
 from tilewright.graph.passes.narrow_products import listed
-from tilewright.graph.rewrite import Rewriter
+from tilewright.graph.rewrite import GraphRewriter
 from tilewright.symbolic import upper_bound
 
 _ALIGNED = 16  # bytes that rows are multiples of, for tensor copies
@@ -21,7 +21,7 @@ def native_shapes(graph: Graph, exact: bool) -> Graph:
     """The graph with advice; `exact`: products in float32 are not rounded to tf32."""
     wide: list[str] = []
 
-    def look(node: Node, rewriter: Rewriter) -> Value | None:
+    def look(node: Node, rewriter: GraphRewriter) -> Value | None:
         x, w = node.inputs[:2]
         assert x is not None and w is not None
         if _work(node) < _LEAST_WORK:
@@ -34,11 +34,11 @@ def native_shapes(graph: Graph, exact: bool) -> Graph:
                 rewriter.advise(text)
         return None
 
-    rewriter = Rewriter(graph)
+    rewriter = GraphRewriter(graph)
     result = rewriter.run({"matmul": [look], "conv": [look]})
     if not wide:
         return result
-    rewriter = Rewriter(result)
+    rewriter = GraphRewriter(result)
     what = "1 product or convolution" if len(wide) == 1 else f"{len(wide)} products and convolutions"
     rewriter.advise(
         f"{what} in float32 ({listed(wide)}): tensor cores multiply float16, bfloat16, 8-bit numbers, and float32 that "

@@ -18,7 +18,7 @@ from functools import partial
 from tilewright.dtypes import float32
 from tilewright.graph.core import Graph, Node, Value
 from tilewright.graph.ops import kind_of
-from tilewright.graph.rewrite import Rewriter, apply_rules
+from tilewright.graph.rewrite import GraphRewriter, apply_rules
 from tilewright.symbolic import lift, product, simplify, upper_bound
 
 _NETWORK = 8  # convolutions of images in a graph, from which they are faster channels-last
@@ -32,7 +32,7 @@ def convolutions_of_planes(graph: Graph) -> Graph:
     return apply_rules(graph, {"conv": [partial(_convolution, network=network)]})
 
 
-def _convolution(node: Node, rewriter: Rewriter, network: bool) -> Value | None:
+def _convolution(node: Node, rewriter: GraphRewriter, network: bool) -> Value | None:
     x, w = node.inputs[:2]
     assert x is not None and w is not None
     if network and x.rank == 4:
@@ -54,7 +54,7 @@ def pools_of_planes(graph: Graph) -> Graph:
     return apply_rules(graph, {**{op: [_of_permuted] for op in _POOLS}, "permute": [_permuted_back]})
 
 
-def _of_permuted(node: Node, rewriter: Rewriter) -> Value | None:
+def _of_permuted(node: Node, rewriter: GraphRewriter) -> Value | None:
     """A pool of an image that was channels-first, or of a line, which is an image of one row."""
     image = node.inputs[0]
     assert image is not None
@@ -75,7 +75,7 @@ def _of_permuted(node: Node, rewriter: Rewriter) -> Value | None:
     return rewriter.op("permute", [first], order=(0, 2, 3, 1))
 
 
-def _permuted_back(node: Node, rewriter: Rewriter) -> Value | None:
+def _permuted_back(node: Node, rewriter: GraphRewriter) -> Value | None:
     """What is permuted to channels-last, goes through elementwise ops alone and is permuted back stays as it is; the
     ops come before the reshape of planes, in the pool's own shape, so that it can take them."""
     value, chain = node.inputs[0], list[Node]()

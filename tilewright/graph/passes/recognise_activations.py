@@ -11,7 +11,7 @@ import math
 
 from tilewright.dtypes import bfloat16
 from tilewright.graph.core import Graph, Node, Value
-from tilewright.graph.rewrite import Rewriter, apply_rules
+from tilewright.graph.rewrite import GraphRewriter, apply_rules
 
 _TOLERANCE = 1e-3  # models write 0.7978845608 or 0.797885
 _COARSE = {bfloat16: 2.0**-9 * 1.01}  # numbers of these types are that far off themselves
@@ -33,7 +33,7 @@ def _close(number: float | None, wanted: float, x: Value) -> bool:
     return number is not None and math.isclose(number, wanted, rel_tol=_COARSE.get(x.dtype, _TOLERANCE))
 
 
-def factors(value: Value | None, rewriter: Rewriter, depth: int = _DEEPEST) -> tuple[float, list[Value]]:
+def factors(value: Value | None, rewriter: GraphRewriter, depth: int = _DEEPEST) -> tuple[float, list[Value]]:
     """A product as (number, other factors), seen through `depth` multiplications and divisions by numbers."""
     if value is None:
         return 1.0, []
@@ -53,7 +53,7 @@ def factors(value: Value | None, rewriter: Rewriter, depth: int = _DEEPEST) -> t
     return left[0] * right[0], left[1] + right[1]
 
 
-def one_plus(value: Value | None, rewriter: Rewriter) -> Value | None:
+def one_plus(value: Value | None, rewriter: GraphRewriter) -> Value | None:
     """x of 1 + x."""
     node = rewriter.producer(value, "add")
     if node is not None:
@@ -63,7 +63,7 @@ def one_plus(value: Value | None, rewriter: Rewriter) -> Value | None:
     return None
 
 
-def _gelu(node: Node, rewriter: Rewriter) -> Value | None:
+def _gelu(node: Node, rewriter: GraphRewriter) -> Value | None:
     left, right = (factors(item, rewriter) for item in node.inputs)
     scale, parts = left[0] * right[0], left[1] + right[1]
     if not _close(scale, 0.5, node.output) or len(parts) != 2:
@@ -81,12 +81,12 @@ def _gelu(node: Node, rewriter: Rewriter) -> Value | None:
     return None
 
 
-def _is_scaled(value: Value | None, x: Value, scale: float, rewriter: Rewriter) -> bool:
+def _is_scaled(value: Value | None, x: Value, scale: float, rewriter: GraphRewriter) -> bool:
     number, parts = factors(value, rewriter)
     return _close(number, scale, x) and len(parts) == 1 and parts[0] is x
 
 
-def _is_tanh_argument(value: Value | None, x: Value, rewriter: Rewriter) -> bool:
+def _is_tanh_argument(value: Value | None, x: Value, rewriter: GraphRewriter) -> bool:
     """sqrt(2/pi) (x + 0.044715 x^3), or sqrt(2/pi) x (1 + 0.044715 x^2)."""
     number, parts = factors(value, rewriter)
     if not _close(number, math.sqrt(2 / math.pi), x):
@@ -103,30 +103,30 @@ def _is_tanh_argument(value: Value | None, x: Value, rewriter: Rewriter) -> bool
     return False
 
 
-def _is_power(value: Value | None, x: Value, count: int, rewriter: Rewriter) -> bool:
+def _is_power(value: Value | None, x: Value, count: int, rewriter: GraphRewriter) -> bool:
     number, parts = factors(value, rewriter)
     return _close(number, 0.044715, x) and len(parts) == count and all(part is x for part in parts)
 
 
-def _sigmoid(node: Node, rewriter: Rewriter) -> Value | None:
+def _sigmoid(node: Node, rewriter: GraphRewriter) -> Value | None:
     """1 / (1 + exp(-x))."""
     x = _logistic_denominator(node.inputs[0], rewriter)
     return rewriter.op("sigmoid", [x]) if x is not None else None
 
 
-def _sigmoid_quotient(node: Node, rewriter: Rewriter) -> Value | None:
+def _sigmoid_quotient(node: Node, rewriter: GraphRewriter) -> Value | None:
     x = _logistic_denominator(node.inputs[1], rewriter)
     return rewriter.op("sigmoid", [x]) if x is not None and rewriter.uniform(node.inputs[0]) == 1 else None
 
 
-def _logistic_denominator(value: Value | None, rewriter: Rewriter) -> Value | None:
+def _logistic_denominator(value: Value | None, rewriter: GraphRewriter) -> Value | None:
     """x of 1 + exp(-x)."""
     exponential = rewriter.producer(one_plus(value, rewriter), "exp")
     negative = rewriter.producer(exponential.inputs[0], "negate") if exponential is not None else None
     return negative.inputs[0] if negative is not None else None
 
 
-def _silu(node: Node, rewriter: Rewriter) -> Value | None:
+def _silu(node: Node, rewriter: GraphRewriter) -> Value | None:
     """x * sigmoid(x)."""
     for index in (0, 1):
         gate = rewriter.producer(node.inputs[index], "sigmoid")
@@ -135,13 +135,13 @@ def _silu(node: Node, rewriter: Rewriter) -> Value | None:
     return None
 
 
-def _silu_quotient(node: Node, rewriter: Rewriter) -> Value | None:
+def _silu_quotient(node: Node, rewriter: GraphRewriter) -> Value | None:
     """x / (1 + exp(-x))."""
     x = _logistic_denominator(node.inputs[1], rewriter)
     return rewriter.op("silu", [x]) if x is not None and x is node.inputs[0] else None
 
 
-def _softmax(node: Node, rewriter: Rewriter) -> Value | None:
+def _softmax(node: Node, rewriter: GraphRewriter) -> Value | None:
     """e / sum(e) with e = exp(x - max(x))."""
     total = rewriter.producer(node.inputs[1], "reduce_sum")
     exponential = rewriter.producer(node.inputs[0], "exp")

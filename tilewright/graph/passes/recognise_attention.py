@@ -25,7 +25,7 @@ from tilewright.errors import ShapeError
 from tilewright.graph.core import Graph, Node, Value
 from tilewright.graph.inference import Shape, broadcast_shapes
 from tilewright.graph.passes.causal import band_of_array, is_causal, is_causal_array, prefix_lengths, sliding_window
-from tilewright.graph.rewrite import Rewriter, apply_rules
+from tilewright.graph.rewrite import GraphRewriter, apply_rules
 from tilewright.symbolic import Size, at_most, floor_divide, lift, simplify
 
 # After softmax such a score is zero beside any other. The least number of float16 is -65504.
@@ -67,7 +67,7 @@ class _Scores:
     windows: Size = 1  # of a batch, where masks differ by window: they are heads to the op
 
 
-def _attention(node: Node, rewriter: Rewriter) -> Value | None:
+def _attention(node: Node, rewriter: GraphRewriter) -> Value | None:
     weights, values = node.inputs
     softmax = _softmax_below_guard(weights, rewriter)
     if softmax is None or weights is None or values is None or weights.rank not in (3, 4):
@@ -119,7 +119,7 @@ def _fit(operands: list[Value], bias: Value | None) -> bool:
         return False
 
 
-def _softmax_below_guard(value: Value | None, rewriter: Rewriter) -> Node | None:
+def _softmax_below_guard(value: Value | None, rewriter: GraphRewriter) -> Node | None:
     """The softmax, seen through `where(isnan(p), 0, p)`, `where(no key visible, 0, p)` and casts to 16 bits."""
     node = rewriter.producer(_below_cast(value, float32, _HALVES, rewriter), "softmax", "where")
     if node is None or node.op == "softmax":
@@ -133,7 +133,9 @@ def _softmax_below_guard(value: Value | None, rewriter: Rewriter) -> Node | None
     return softmax if _is_blind(node.inputs[0], softmax.inputs[0], rewriter) else None
 
 
-def _below_cast(value: Value | None, source: DType, results: tuple[DType, ...], rewriter: Rewriter) -> Value | None:
+def _below_cast(
+    value: Value | None, source: DType, results: tuple[DType, ...], rewriter: GraphRewriter
+) -> Value | None:
     """What is cast from `source` to one of `results`; any other value itself."""
     node = rewriter.producer(value, "cast")
     if node is None or value is None or value.dtype not in results or node.inputs[0] is None:
@@ -141,7 +143,7 @@ def _below_cast(value: Value | None, source: DType, results: tuple[DType, ...], 
     return node.inputs[0] if node.inputs[0].dtype == source else value
 
 
-def _is_blind(value: Value | None, scores: Value | None, rewriter: Rewriter) -> bool:
+def _is_blind(value: Value | None, scores: Value | None, rewriter: GraphRewriter) -> bool:
     """Whether a condition is true exactly for the rows whose scores are all -inf.
 
     Exporters write "not any(s != -inf)" with casts, comparisons with 0 and logical nots in between;
@@ -167,7 +169,7 @@ def _is_blind(value: Value | None, scores: Value | None, rewriter: Rewriter) -> 
     return False
 
 
-def _scores(value: Value | None, rewriter: Rewriter) -> _Scores | None:
+def _scores(value: Value | None, rewriter: GraphRewriter) -> _Scores | None:
     """Peel scales and masks off until the product of queries and keys."""
     scale, softcap = 1.0, 0.0
     biases: list[Value] = []
@@ -222,7 +224,7 @@ def _scores(value: Value | None, rewriter: Rewriter) -> _Scores | None:
     return found if None not in exact and _settle_windows(found, levels, rewriter) else None
 
 
-def _in_type(bias: Value, dtype: DType, rewriter: Rewriter) -> Value | None:
+def _in_type(bias: Value, dtype: DType, rewriter: GraphRewriter) -> Value | None:
     """A float32 bias in the type of the product, where nothing is lost: one widened before, or numbers that 16 bits
     hold. What is low enough to hide a key may become another such number."""
     if bias.dtype == dtype:
@@ -247,7 +249,7 @@ def _in_type(bias: Value, dtype: DType, rewriter: Rewriter) -> Value | None:
     return rewriter.op("where", [node.inputs[0], *(_hiding(number, dtype, rewriter) for number in numbers_of)])
 
 
-def _hiding(number: float | None, dtype: DType, rewriter: Rewriter) -> Value:
+def _hiding(number: float | None, dtype: DType, rewriter: GraphRewriter) -> Value:
     """Zero, or what hides keys: finite numbers stay finite, so that rows without a visible key do not become zeros."""
     assert number is not None
     return rewriter.number(max(number, _least(dtype)) if math.isfinite(number) else number, dtype)
@@ -258,7 +260,7 @@ def _least(dtype: DType) -> float:
     return max(float(ml_dtypes.finfo(dtype.numpy).min), _LOWEST)
 
 
-def _settle_windows(scores: _Scores, levels: list[Shape], rewriter: Rewriter) -> bool:
+def _settle_windows(scores: _Scores, levels: list[Shape], rewriter: GraphRewriter) -> bool:
     """Make biases of scores [batch, windows, heads, rows, keys] ones of [batch, windows * heads, rows, keys].
 
     Shifted windows (Swin) add a mask for each window, and one for each head, the same for all images.
@@ -285,14 +287,14 @@ def _settle_windows(scores: _Scores, levels: list[Shape], rewriter: Rewriter) ->
     return True
 
 
-def _windows_as_heads(value: Value, windows: Size, rewriter: Rewriter) -> Value:
+def _windows_as_heads(value: Value, windows: Size, rewriter: GraphRewriter) -> Value:
     """[batch * windows, heads, rows, width] as [batch, windows * heads, rows, width]."""
     batch, heads, rows, width = value.shape
     shape = (floor_divide(batch, windows), simplify(lift(windows) * heads), rows, width)
     return rewriter.op("reshape", [value], shape=shape)
 
 
-def _leads_to_matmul(value: Value | None, rewriter: Rewriter, depth: int = _DEEPEST) -> bool:
+def _leads_to_matmul(value: Value | None, rewriter: GraphRewriter, depth: int = _DEEPEST) -> bool:
     """Whether a value is a product, perhaps scaled and masked."""
     node = rewriter.producer(value, *_LEADING)
     if node is None or node.op == "matmul" or depth == 0:
@@ -300,7 +302,7 @@ def _leads_to_matmul(value: Value | None, rewriter: Rewriter, depth: int = _DEEP
     return any(_leads_to_matmul(item, rewriter, depth - 1) for item in node.inputs)
 
 
-def _masked(node: Node, rewriter: Rewriter) -> tuple[Value, Value, float] | None:
+def _masked(node: Node, rewriter: GraphRewriter) -> tuple[Value, Value, float] | None:
     """(scores, condition that is true where they count, fill) of a `where`."""
     condition, left, right = node.inputs
     assert condition is not None and left is not None and right is not None
@@ -326,7 +328,7 @@ def _leaves_out(low: float, rows: Size, keys: Size, others_hide: bool) -> bool:
     return low == -math.inf or (not others_hide and at_most(rows, keys))
 
 
-def _joined_bias(scores: _Scores, query: Value, rewriter: Rewriter) -> Value | None:
+def _joined_bias(scores: _Scores, query: Value, rewriter: GraphRewriter) -> Value | None:
     """All masks as one additive value; causal ones set the flag instead."""
     rows, keys = scores.product.output.shape[-2:]
     biases = list(scores.biases)
@@ -352,7 +354,7 @@ def _joined_bias(scores: _Scores, query: Value, rewriter: Rewriter) -> Value | N
 # Attention that is already one op --------------------------------------------------------------------
 
 
-def _grouped_heads(node: Node, rewriter: Rewriter) -> Value | None:
+def _grouped_heads(node: Node, rewriter: GraphRewriter) -> Value | None:
     """Keys and values that are repeated for groups of query heads are read once."""
     query, key, values, *rest = node.inputs
     few_keys, few_values = _unrepeated(key, rewriter), _unrepeated(values, rewriter)
@@ -361,7 +363,7 @@ def _grouped_heads(node: Node, rewriter: Rewriter) -> Value | None:
     return rewriter.op("attention", [query, few_keys, few_values, *rest], **node.attributes)
 
 
-def _unrepeated(value: Value | None, rewriter: Rewriter) -> Value | None:
+def _unrepeated(value: Value | None, rewriter: GraphRewriter) -> Value | None:
     """[B, G, T, D] of its repetition along heads: reshape(broadcast_to(reshape(x))) or gather."""
     node = rewriter.producer(value, "reshape", "gather")
     if node is None or value is None or node.inputs[0] is None:
@@ -386,7 +388,7 @@ def _unrepeated(value: Value | None, rewriter: Rewriter) -> Value | None:
     return rewriter.op("reshape", [narrow], shape=(batch, groups, keys, width))
 
 
-def _even_bias(node: Node, rewriter: Rewriter) -> Value | None:
+def _even_bias(node: Node, rewriter: GraphRewriter) -> Value | None:
     """One finite number added to all scores changes nothing."""
     number = rewriter.uniform(node.inputs[3]) if len(node.inputs) > 3 else None
     if number is None or not math.isfinite(number):
@@ -399,7 +401,7 @@ def _without_bias(node: Node) -> list[Value | None]:
     return [*node.inputs[:3], None, *node.inputs[4:]] if len(node.inputs) > 4 else node.inputs[:3]
 
 
-def _causal_bias(node: Node, rewriter: Rewriter) -> Value | None:
+def _causal_bias(node: Node, rewriter: GraphRewriter) -> Value | None:
     """A bias of where(mask, 0, -inf) whose mask is causal becomes the flag; of an `and`, one half may."""
     if len(node.inputs) < 4 or node.inputs[3] is None:
         return None
@@ -414,7 +416,7 @@ def _causal_bias(node: Node, rewriter: Rewriter) -> Value | None:
     return rewriter.op("attention", inputs, **{**node.attributes, "causal": True})
 
 
-def _banded_bias(node: Node, rewriter: Rewriter) -> Value | None:
+def _banded_bias(node: Node, rewriter: GraphRewriter) -> Value | None:
     """Of a bias that hides keys, the condition of a sliding window, or of so many keys of each batch.
 
     What else hides keys stays, if by minus infinity: rows of finite numbers alone get the mean of all values.
@@ -461,7 +463,7 @@ def _banded_bias(node: Node, rewriter: Rewriter) -> Value | None:
     return rewriter.op("attention", rest, **attributes)
 
 
-def _conjuncts(condition: Value, rewriter: Rewriter, depth: int = _DEEPEST) -> list[Value]:
+def _conjuncts(condition: Value, rewriter: GraphRewriter, depth: int = _DEEPEST) -> list[Value]:
     """The conditions that hold together where this one holds."""
     node = rewriter.producer(condition, "logical_and")
     if node is None or depth == 0:
@@ -469,7 +471,7 @@ def _conjuncts(condition: Value, rewriter: Rewriter, depth: int = _DEEPEST) -> l
     return [part for item in node.inputs if item is not None for part in _conjuncts(item, rewriter, depth - 1)]
 
 
-def _hiding_condition(bias: Value, rewriter: Rewriter) -> tuple[Value | np.ndarray, float, bool] | None:
+def _hiding_condition(bias: Value, rewriter: GraphRewriter) -> tuple[Value | np.ndarray, float, bool] | None:
     """The condition under which a bias is zero, the low number that it is everywhere else, and whether leading
     dimensions of the condition are those of the bias."""
     data = rewriter.constant(bias)
@@ -501,7 +503,7 @@ def _hiding_condition(bias: Value, rewriter: Rewriter) -> tuple[Value | np.ndarr
     return None
 
 
-def _may_hide(bias: Value, rewriter: Rewriter, depth: int = _DEEPEST) -> bool:
+def _may_hide(bias: Value, rewriter: GraphRewriter, depth: int = _DEEPEST) -> bool:
     """Whether a bias may have numbers as low as those of hidden keys."""
     data = rewriter.constant(bias)
     if data is not None:
@@ -519,7 +521,7 @@ def _may_hide(bias: Value, rewriter: Rewriter, depth: int = _DEEPEST) -> bool:
 
 
 def _without_causal(
-    bias: Value, rows: Size, keys: Size, rewriter: Rewriter, depth: int = _DEEPEST, *, others_hide: bool
+    bias: Value, rows: Size, keys: Size, rewriter: GraphRewriter, depth: int = _DEEPEST, *, others_hide: bool
 ) -> Value | None:
     """The bias without its causal part; None when nothing is left, `bias` when nothing is causal.
 
@@ -568,7 +570,9 @@ def _without_causal(
     return bias
 
 
-def _split_condition(node: Node, condition: Value | None, rows: Size, keys: Size, rewriter: Rewriter) -> Value | None:
+def _split_condition(
+    node: Node, condition: Value | None, rows: Size, keys: Size, rewriter: GraphRewriter
+) -> Value | None:
     """where(causal and other, 0, -inf) keeps where(other, 0, -inf)."""
     both = rewriter.producer(condition, "logical_and")
     if both is not None:
@@ -578,7 +582,7 @@ def _split_condition(node: Node, condition: Value | None, rows: Size, keys: Size
     return node.output
 
 
-def _scalable_bias(node: Node, rewriter: Rewriter) -> Value | None:
+def _scalable_bias(node: Node, rewriter: GraphRewriter) -> Value | None:
     """Numbers of a bias that hide keys, none of them lower than `_LOWEST` unless infinite."""
     bias = node.inputs[3] if len(node.inputs) > 3 else None
     raised = None if bias is None else _raised(bias, rewriter)
@@ -586,7 +590,7 @@ def _scalable_bias(node: Node, rewriter: Rewriter) -> Value | None:
     return None if raised is bias else rewriter.op("attention", inputs, **node.attributes)
 
 
-def _raised(bias: Value, rewriter: Rewriter, depth: int = _DEEPEST) -> Value:
+def _raised(bias: Value, rewriter: GraphRewriter, depth: int = _DEEPEST) -> Value:
     """The bias with its too low numbers raised; itself where there are none to be seen."""
     lowest = 2 * _LOWEST  # 16 bits may round it
     data = rewriter.constant(bias)
@@ -607,7 +611,7 @@ def _raised(bias: Value, rewriter: Rewriter, depth: int = _DEEPEST) -> Value:
     return rewriter.op(node.op, [*node.inputs[:first], *inputs], **node.attributes)
 
 
-def _scaled_operands(node: Node, rewriter: Rewriter) -> Value | None:
+def _scaled_operands(node: Node, rewriter: GraphRewriter) -> Value | None:
     """q * c and k * c put c into the scale, also below views."""
     for index in (0, 1):
         found = _without_factor(node.inputs[index], rewriter)
@@ -618,7 +622,7 @@ def _scaled_operands(node: Node, rewriter: Rewriter) -> Value | None:
     return None
 
 
-def _without_factor(value: Value | None, rewriter: Rewriter) -> tuple[Value, float] | None:
+def _without_factor(value: Value | None, rewriter: GraphRewriter) -> tuple[Value, float] | None:
     """(x, c) when a value is a chain of views of x * c with a number c."""
     node = rewriter.producer(value, "multiply", "divide", "reshape", "permute")
     if node is None:

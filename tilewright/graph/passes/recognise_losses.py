@@ -6,7 +6,7 @@ gather_elements(log_softmax(x), i)  ->  gather_elements(x, i) - log_sum_exp(x)
 from __future__ import annotations
 
 from tilewright.graph.core import Graph, Node, Value
-from tilewright.graph.rewrite import Rewriter, apply_rules
+from tilewright.graph.rewrite import GraphRewriter, apply_rules
 
 
 def recognise_losses(graph: Graph) -> Graph:
@@ -14,7 +14,7 @@ def recognise_losses(graph: Graph) -> Graph:
     return apply_rules(graph, {"gather_elements": [_of_log_softmax, _of_cast]})
 
 
-def _of_log_softmax(node: Node, rewriter: Rewriter) -> Value | None:
+def _of_log_softmax(node: Node, rewriter: GraphRewriter) -> Value | None:
     table, indices = node.inputs
     logarithm = rewriter.producer(table, "log_softmax")
     axis = node.attributes["axis"]
@@ -29,7 +29,7 @@ def _of_log_softmax(node: Node, rewriter: Rewriter) -> Value | None:
     return rewriter.op("subtract", [chosen, total])
 
 
-def _of_cast(node: Node, rewriter: Rewriter) -> Value | None:
+def _of_cast(node: Node, rewriter: GraphRewriter) -> Value | None:
     source = rewriter.producer(node.inputs[0], "cast")
     if source is None:
         return None

@@ -8,7 +8,7 @@ layer_norm(x) * scale + bias                               -> layer_norm(x, scal
 from __future__ import annotations
 
 from tilewright.graph.core import Graph, Node, Value
-from tilewright.graph.rewrite import Rewriter, apply_rules
+from tilewright.graph.rewrite import GraphRewriter, apply_rules
 
 
 def recognise_norms(graph: Graph) -> Graph:
@@ -17,7 +17,7 @@ def recognise_norms(graph: Graph) -> Graph:
     return apply_rules(graph, rules)
 
 
-def _product(node: Node, rewriter: Rewriter) -> Value | None:
+def _product(node: Node, rewriter: GraphRewriter) -> Value | None:
     """d * rsqrt(…), d * (1 / sqrt(…))."""
     for index in (0, 1):
         root = rewriter.producer(node.inputs[index], "rsqrt")
@@ -28,13 +28,13 @@ def _product(node: Node, rewriter: Rewriter) -> Value | None:
     return None
 
 
-def _quotient(node: Node, rewriter: Rewriter) -> Value | None:
+def _quotient(node: Node, rewriter: GraphRewriter) -> Value | None:
     """d / sqrt(…)."""
     root = rewriter.producer(node.inputs[1], "sqrt")
     return _norm(node.inputs[0], root.inputs[0], node, rewriter) if root is not None else None
 
 
-def _norm(row: Value | None, radicand: Value | None, node: Node, rewriter: Rewriter) -> Value | None:
+def _norm(row: Value | None, radicand: Value | None, node: Node, rewriter: GraphRewriter) -> Value | None:
     """The norm of which `row` is the centred (or plain) input and `radicand` the variance plus epsilon."""
     total = rewriter.producer(radicand, "add")
     if total is None or row is None or row.shape != node.output.shape:
@@ -63,7 +63,7 @@ def _trailing_axis(mean: Node) -> int | None:
     return axes[0]
 
 
-def _centred(row: Value, mean: Node, rewriter: Rewriter) -> Value | None:
+def _centred(row: Value, mean: Node, rewriter: GraphRewriter) -> Value | None:
     """x of x - mean(x) over the same axes."""
     difference = rewriter.producer(row, "subtract")
     if difference is None:
@@ -74,7 +74,7 @@ def _centred(row: Value, mean: Node, rewriter: Rewriter) -> Value | None:
     return difference.inputs[0]
 
 
-def _inner(node: Node, rewriter: Rewriter) -> tuple[Node, Value] | None:
+def _inner(node: Node, rewriter: GraphRewriter) -> tuple[Node, Value] | None:
     """(a norm that only this node reads, the other operand if it covers the normalised dimensions)."""
     for index in (0, 1):
         norm = rewriter.producer(node.inputs[index], "layer_norm", "rms_norm")
@@ -86,14 +86,14 @@ def _inner(node: Node, rewriter: Rewriter) -> tuple[Node, Value] | None:
     return None
 
 
-def _scale(node: Node, rewriter: Rewriter) -> Value | None:
+def _scale(node: Node, rewriter: GraphRewriter) -> Value | None:
     found = _inner(node, rewriter)
     if found is None or any(item is not None for item in found[0].inputs[1:]):
         return None
     return rewriter.op(found[0].op, [found[0].inputs[0], found[1]], **found[0].attributes)
 
 
-def _bias(node: Node, rewriter: Rewriter) -> Value | None:
+def _bias(node: Node, rewriter: GraphRewriter) -> Value | None:
     found = _inner(node, rewriter)
     if found is None or found[0].op != "layer_norm" or len(found[0].inputs) > 2:
         return None

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from tilewright.graph.core import Graph, Node, Value
-from tilewright.graph.rewrite import Rewriter, apply_rules
+from tilewright.graph.rewrite import GraphRewriter, apply_rules
 
 MOST_UNROLLED_STEPS = 64  # that become nodes of their own
 
@@ -13,7 +13,7 @@ def unrolled(graph: Graph) -> Graph:
     return apply_rules(graph, {"recurrent": [_steps]})
 
 
-def _steps(node: Node, rewriter: Rewriter) -> Value | None:
+def _steps(node: Node, rewriter: GraphRewriter) -> Value | None:
     x, weight, initial, bias, lengths = [*node.inputs, None, None][:5]
     assert x is not None and weight is not None and initial is not None
     steps, hidden, cell = x.shape[0], weight.shape[1], node.attributes["cell"]
@@ -40,19 +40,19 @@ def _steps(node: Node, rewriter: Rewriter) -> Value | None:
     return sides[0] if len(sides) == 1 else rewriter.op("concat", sides, axis=1)
 
 
-def _at(rewriter: Rewriter, value: Value, axis: int, place: int) -> Value:
+def _at(rewriter: GraphRewriter, value: Value, axis: int, place: int) -> Value:
     """One element of an axis."""
     shape = (*value.shape[:axis], *value.shape[axis + 1 :])
     return rewriter.op("reshape", [_part(rewriter, value, axis, place, 1)], shape=shape)
 
 
-def _part(rewriter: Rewriter, value: Value, axis: int, number: int, size: int) -> Value:
+def _part(rewriter: GraphRewriter, value: Value, axis: int, number: int, size: int) -> Value:
     """Part `number` of an axis, each of `size`."""
     return rewriter.op("slice", [value], axis=axis, start=number * size, stop=(number + 1) * size)
 
 
 def _step(
-    rewriter: Rewriter, node: Node, x: Value, state: Value, weight: Value, bias: Value | None, hidden: int
+    rewriter: GraphRewriter, node: Node, x: Value, state: Value, weight: Value, bias: Value | None, hidden: int
 ) -> Value:
     """[batch, slots * hidden] after one step (see `graph.recurrent`)."""
     cell, (gate, *others) = node.attributes["cell"], node.attributes["functions"]

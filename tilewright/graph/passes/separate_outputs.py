@@ -7,7 +7,7 @@ that is not so, the result is a copy.
 from __future__ import annotations
 
 from tilewright.graph.core import Graph, Node, Value
-from tilewright.graph.rewrite import Rewriter
+from tilewright.graph.rewrite import GraphRewriter
 
 
 def separate_outputs(graph: Graph) -> Graph:
@@ -21,7 +21,7 @@ def separate_outputs(graph: Graph) -> Graph:
         taken.add(value)
     if not copied:
         return graph
-    rewriter = Rewriter(graph)
+    rewriter = GraphRewriter(graph)
     rewriter.run({})
     outputs = [rewriter.op("copy", [value]) if n in copied else value for n, value in enumerate(graph.outputs)]
     result = Graph(graph.name, graph.symbols, graph.inputs, outputs, graph.output_names, rewriter.nodes)

@@ -11,7 +11,7 @@ from collections.abc import Sequence
 
 from tilewright.dtypes import float32, float64, int32, int64
 from tilewright.graph.core import Graph, Node, Value
-from tilewright.graph.rewrite import Rewriter, apply_rules
+from tilewright.graph.rewrite import GraphRewriter, apply_rules
 from tilewright.symbolic import Size, lower_bound, product, upper_bound
 
 LONGEST_COMPARED = 48  # elements of rows that are sorted by comparing where a kernel sorts longer ones
@@ -54,7 +54,7 @@ def _is_few(node: Node, has_kernel: bool) -> bool:
     return isinstance(count, int) and 0 < count <= most
 
 
-def _argsort(node: Node, rewriter: Rewriter, has_kernel: bool) -> Value | None:
+def _argsort(node: Node, rewriter: GraphRewriter, has_kernel: bool) -> Value | None:
     x, axis, count, descending = node.inputs[0], *(node.attributes[name] for name in ("axis", "count", "descending"))
     assert x is not None
     if _is_few(node, has_kernel):
@@ -70,7 +70,7 @@ def _argsort(node: Node, rewriter: Rewriter, has_kernel: bool) -> Value | None:
     return _compared(rewriter, x, count, descending)
 
 
-def _for_networks(node: Node, rewriter: Rewriter) -> Value | None:
+def _for_networks(node: Node, rewriter: GraphRewriter) -> Value | None:
     """One element is searched for; rows are the last axis; few long rows are compared; 64 bits are sorted by their
     lower half, then the other."""
     x, axis, count, descending = node.inputs[0], *(node.attributes[name] for name in ("axis", "count", "descending"))
@@ -94,7 +94,7 @@ def _are_few_long(x: Value) -> bool:
     return lower_bound(x.shape[-1]) >= shortest and upper_bound(product([*x.shape, x.shape[-1]])) <= MOST_PAIRS
 
 
-def _compared(rewriter: Rewriter, x: Value, count: Size, descending: bool) -> Value:
+def _compared(rewriter: GraphRewriter, x: Value, count: Size, descending: bool) -> Value:
     """The first positions along the last dimension, by comparing."""
     positions = _by_comparing(rewriter, x, descending)
     return (
@@ -102,7 +102,7 @@ def _compared(rewriter: Rewriter, x: Value, count: Size, descending: bool) -> Va
     )
 
 
-def _by_halves(rewriter: Rewriter, x: Value, count: Size, descending: bool) -> Value:
+def _by_halves(rewriter: GraphRewriter, x: Value, count: Size, descending: bool) -> Value:
     """Positions in rows of 64-bit numbers, by two sorts of 32 bits, the second of which keeps the first one's order."""
     last = x.rank - 1
     if x.dtype.is_float:
@@ -121,7 +121,7 @@ def _by_halves(rewriter: Rewriter, x: Value, count: Size, descending: bool) -> V
     return rewriter.op("gather_elements", [first, second], axis=last)
 
 
-def _by_comparing(rewriter: Rewriter, x: Value, descending: bool) -> Value:
+def _by_comparing(rewriter: GraphRewriter, x: Value, descending: bool) -> Value:
     """All positions along the last dimension."""
 
     def op(name: str, *values: Value) -> Value:
@@ -146,7 +146,7 @@ def _by_comparing(rewriter: Rewriter, x: Value, descending: bool) -> Value:
     return rewriter.op("reduce_sum", [chosen], axes=(rank,))
 
 
-def _one_by_one(rewriter: Rewriter, x: Value, axis: int, count: int, descending: bool) -> Value:
+def _one_by_one(rewriter: GraphRewriter, x: Value, axis: int, count: int, descending: bool) -> Value:
     """`count` positions; none comes twice."""
     length = x.shape[axis]
     if x.dtype.is_float and not descending:
@@ -169,7 +169,7 @@ def _one_by_one(rewriter: Rewriter, x: Value, axis: int, count: int, descending:
     return positions[0] if count == 1 else rewriter.op("concat", positions, axis=axis)
 
 
-def _ordered_bits(rewriter: Rewriter, x: Value) -> Value:
+def _ordered_bits(rewriter: GraphRewriter, x: Value) -> Value:
     """Floats as integers of the same order, NaN the greatest: a search for the least number would stop at NaN."""
     wide = float64 if x.dtype == float64 else float32
     integer = int64 if wide == float64 else int32
@@ -182,7 +182,7 @@ def _ordered_bits(rewriter: Rewriter, x: Value) -> Value:
     return rewriter.op("where", [rewriter.op("isnan", [x]), most, bits])
 
 
-def _is_bounded(rewriter: Rewriter, x: Value) -> bool:
+def _is_bounded(rewriter: GraphRewriter, x: Value) -> bool:
     """Whether no element is infinite: scores of experts are mostly results of softmax."""
     node = rewriter.producer(x)
     while node is not None and node.op == "cast" and x.dtype.is_float:
@@ -190,13 +190,13 @@ def _is_bounded(rewriter: Rewriter, x: Value) -> bool:
     return node is not None and node.op in ("softmax", "sigmoid")
 
 
-def _one_of(rewriter: Rewriter, position: Value, positions: Sequence[Value]) -> Value:
+def _one_of(rewriter: GraphRewriter, position: Value, positions: Sequence[Value]) -> Value:
     """Whether a position is one of several."""
     found = [rewriter.op("equal", [item, position]) for item in positions]
     return functools.reduce(lambda left, right: rewriter.op("logical_or", [left, right]), found)
 
 
-def _first_free(rewriter: Rewriter, taken: Value, positions: Sequence[Value], axis: int) -> Value:
+def _first_free(rewriter: GraphRewriter, taken: Value, positions: Sequence[Value], axis: int) -> Value:
     """The first position that is not taken: one of the first n + 1, where n are."""
     if len(positions) > MOST_SELECTED:
         return rewriter.op("argmin", [rewriter.cast(taken, int32)], axis=axis, keepdims=True)

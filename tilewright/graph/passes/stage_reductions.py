@@ -12,7 +12,7 @@ from __future__ import annotations
 from tilewright.dtypes import float32
 from tilewright.graph.core import Graph, Node, Value
 from tilewright.graph.ops import kind_of
-from tilewright.graph.rewrite import Rewriter, apply_rules
+from tilewright.graph.rewrite import GraphRewriter, apply_rules
 from tilewright.graph.row_spaces import REDUCTIONS, ROW_OPS, RowSpace, space_of
 
 _MOST_BETWEEN = 32  # elementwise ops between a row operation and what is reduced
@@ -23,7 +23,7 @@ def stage_reductions(graph: Graph) -> Graph:
     return apply_rules(graph, {op: [_staged] for op in REDUCTIONS})
 
 
-def _staged(node: Node, rewriter: Rewriter) -> Value | None:
+def _staged(node: Node, rewriter: GraphRewriter) -> Value | None:
     source, space = node.inputs[0], space_of(node)
     if source is None or space is None:
         return None
@@ -37,7 +37,7 @@ def _staged(node: Node, rewriter: Rewriter) -> Value | None:
     return rewriter.cast(result, node.output.dtype)
 
 
-def _row_axes(source: Value, space: RowSpace, rewriter: Rewriter) -> tuple[int, ...] | None:
+def _row_axes(source: Value, space: RowSpace, rewriter: GraphRewriter) -> tuple[int, ...] | None:
     """The axes of a row operation that a value with its shape follows from, if more than these are reduced."""
     waiting, seen = [source], set[Value]()
     while waiting and len(seen) < _MOST_BETWEEN:

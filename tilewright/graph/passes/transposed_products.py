@@ -12,7 +12,7 @@ from functools import partial
 
 from tilewright.dtypes import DType
 from tilewright.graph.core import Graph, Node, Value
-from tilewright.graph.rewrite import Rewriter, apply_rules
+from tilewright.graph.rewrite import GraphRewriter, apply_rules
 
 _ALIGNED = 16  # bytes that rows in memory are multiples of
 
@@ -22,7 +22,7 @@ def transposed_products(graph: Graph, types: frozenset[DType]) -> Graph:
     return apply_rules(graph, {"matmul": [partial(_transposed, types)]})
 
 
-def _transposed(types: frozenset[DType], node: Node, rewriter: Rewriter) -> Value | None:
+def _transposed(types: frozenset[DType], node: Node, rewriter: GraphRewriter) -> Value | None:
     left, right = node.inputs
     permute = rewriter.producer(left, "permute")
     if permute is None or left is None or right is None or node.attributes["transpose_a"]:

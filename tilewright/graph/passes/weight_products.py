@@ -18,7 +18,7 @@ import numpy as np
 
 from tilewright.dtypes import DType, float8e4nv, float8e5, from_numpy, int4, int8, uint4, uint8
 from tilewright.graph.core import Graph, Node, Value
-from tilewright.graph.rewrite import Rewriter, apply_rules, computed_constant
+from tilewright.graph.rewrite import GraphRewriter, apply_rules, computed_constant
 
 LEAST_ELEMENTS = 1 << 14  # fewer weights stay in the caches as floats
 LEAST_GROUP = 8
@@ -36,14 +36,14 @@ def weight_products(graph: Graph, limits: Sequence[Unsupported] = ()) -> Graph:
     weights, or nothing.
     """
 
-    def note(node: Node, rewriter: Rewriter) -> Value | None:
+    def note(node: Node, rewriter: GraphRewriter) -> Value | None:
         found = _product(node, rewriter, limits)
         if not isinstance(found, str):
             return found
         rewriter.advise(f"the quantized weights of matmul %{node.output.name} become floats: {found}")
         return None
 
-    return Rewriter(graph).run({"matmul": [note]})
+    return GraphRewriter(graph).run({"matmul": [note]})
 
 
 def without_weight_products(graph: Graph) -> Graph:
@@ -51,7 +51,7 @@ def without_weight_products(graph: Graph) -> Graph:
     return apply_rules(graph, {"dequantized_matmul": [_product_of_floats]})
 
 
-def _product(node: Node, rewriter: Rewriter, limits: Sequence[Unsupported]) -> Value | str | None:
+def _product(node: Node, rewriter: GraphRewriter, limits: Sequence[Unsupported]) -> Value | str | None:
     x, w = node.inputs
     assert x is not None and w is not None
     if node.attributes["dtype"] is not None or not x.dtype.is_float or x.dtype.bits > 32:
@@ -86,7 +86,7 @@ def _product(node: Node, rewriter: Rewriter, limits: Sequence[Unsupported]) -> V
     return rewriter.op("dequantized_matmul", [x, *made])
 
 
-def _chain(value: Value, rewriter: Rewriter) -> list[Node] | None:
+def _chain(value: Value, rewriter: GraphRewriter) -> list[Node] | None:
     """`dequantize` and the views, or what takes parts, that lead from it to a product's operand."""
     found: list[Node] = []
     for _ in range(_DEEPEST):
@@ -172,7 +172,7 @@ def _shifted(codes: np.ndarray, by: int, dtype: DType) -> np.ndarray:
     return wide.astype(np.int8 if dtype.is_signed else np.uint8).astype(dtype.numpy)
 
 
-def _product_of_floats(node: Node, rewriter: Rewriter) -> Value:
+def _product_of_floats(node: Node, rewriter: GraphRewriter) -> Value:
     x, w, scale, zero = (*node.inputs, None)[:4]
     assert x is not None and w is not None and scale is not None
     groups = (*scale.shape, w.shape[1] // scale.shape[1])

@@ -11,7 +11,7 @@ import numpy as np
 
 from tilewright.dtypes import float32, int32
 from tilewright.graph.core import Graph, Node, Value
-from tilewright.graph.rewrite import Rewriter, apply_rules
+from tilewright.graph.rewrite import GraphRewriter, apply_rules
 from tilewright.symbolic import Size, lift, product, simplify, upper_bound
 
 WIDEST_HEAD = 4096  # bytes of a head of which 16 rows of keys and values fit the shared memory of GPUs
@@ -28,13 +28,13 @@ def separate_wide_heads(graph: Graph, widest: int) -> Graph:
     so that scores are not rounded. Remarks name what was separated, and the bytes of its scores.
     """
 
-    def separated(node: Node, rewriter: Rewriter) -> Value | None:
+    def separated(node: Node, rewriter: GraphRewriter) -> Value | None:
         return _separated(node, rewriter, widest)
 
     return apply_rules(graph, {"attention": [separated]})
 
 
-def _separated(node: Node, rewriter: Rewriter, widest: int) -> Value | None:
+def _separated(node: Node, rewriter: GraphRewriter, widest: int) -> Value | None:
     query, key, values, bias = (*node.inputs, None)[:4]
     assert query is not None and key is not None and values is not None
     (batch, heads, rows, size), (groups, keys) = query.shape, key.shape[1:3]
@@ -82,7 +82,7 @@ def _is_cheap(node: Node, scores_bytes: int) -> bool:
     return node.output.dtype.itemsize >= 4 and plain and scores_bytes <= min(_LARGEST, _TIMES_OPERANDS * operands)
 
 
-def _seen(node: Node, rewriter: Rewriter, rows: Size, keys: Size) -> list[Value]:
+def _seen(node: Node, rewriter: GraphRewriter, rows: Size, keys: Size) -> list[Value]:
     """Conditions that broadcast to [batch, heads, rows, keys], all of which hold where a query sees a key."""
     lengths = (*node.inputs, None, None)[4]
     causal, window = node.attributes["causal"], node.attributes["window"]

@@ -8,7 +8,7 @@ from dataclasses import dataclass, replace
 from tilewright.dtypes import DType, float32, int64
 from tilewright.graph.core import Value
 from tilewright.importers import images
-from tilewright.importers.onnx_call import Call
+from tilewright.importers.onnx_call import OnnxCall
 from tilewright.importers.report import Invalid, Unsupported
 from tilewright.importers.rules import RuleTable
 from tilewright.symbolic import Size, lift, simplify
@@ -32,11 +32,11 @@ class Scores:
     bias: Value | None = None
     sink: Value | None = None
 
-    def allow(self, call: Call, condition: Value) -> None:
+    def allow(self, call: OnnxCall, condition: Value) -> None:
         """One more condition on the keys that a query sees."""
         self.allowed = condition if self.allowed is None else call.op("logical_and", self.allowed, condition)
 
-    def additive(self, call: Call, dtype: DType) -> Value | None:
+    def additive(self, call: OnnxCall, dtype: DType) -> Value | None:
         """Conditions and bias as one tensor that is added to the scores."""
         hidden = None if self.allowed is None else call.additive_mask(self.allowed, dtype)
         if hidden is None or self.bias is None:
@@ -44,7 +44,7 @@ class Scores:
         return call.op("add", call.cast(self.bias, dtype), hidden)
 
 
-def split_heads(call: Call, x: Value, heads: int, name: str) -> Value:
+def split_heads(call: OnnxCall, x: Value, heads: int, name: str) -> Value:
     """[B, S, H D] as [B, H, S, D]; raises `Invalid` when the number of heads, the attribute `name`, does not fit."""
     batch, length, width = x.shape
     if heads < 1 or (isinstance(width, int) and width % heads):
@@ -53,7 +53,7 @@ def split_heads(call: Call, x: Value, heads: int, name: str) -> Value:
     return call.permute(split, (0, 2, 1, 3))
 
 
-def merge_heads(call: Call, x: Value) -> Value:
+def merge_heads(call: OnnxCall, x: Value) -> Value:
     """[B, H, S, D] as [B, S, H D]."""
     batch, heads, rows, width = x.shape
     return call.reshape(call.permute(x, (0, 2, 1, 3)), (batch, rows, simplify(lift(heads) * width)))
@@ -67,7 +67,7 @@ def default_scale(query: Value) -> float:
     return width**-0.5
 
 
-def attend(call: Call, query: Value, key: Value, value: Value, scores: Scores) -> Value:
+def attend(call: OnnxCall, query: Value, key: Value, value: Value, scores: Scores) -> Value:
     """Attention of [B, H, S, D], [B, G, T, D], [B, G, T, E]; a row that sees no key gives zeros."""
     if not scores.softcap and scores.sink is None:
         if value.dtype != query.dtype:
@@ -78,7 +78,7 @@ def attend(call: Call, query: Value, key: Value, value: Value, scores: Scores) -
     return weighted_values(call, weights, value)
 
 
-def weigh(call: Call, query: Value, key: Value, scores: Scores) -> tuple[Value, Value, Value, Value]:
+def weigh(call: OnnxCall, query: Value, key: Value, scores: Scores) -> tuple[Value, Value, Value, Value]:
     """The products of queries and keys, these after the soft cap, with the bias added, and their softmax.
 
     All [B, H, S, T], in float32 at least.
@@ -111,14 +111,14 @@ def weigh(call: Call, query: Value, key: Value, scores: Scores) -> tuple[Value, 
     return products, capped, total, call.op("where", hidden, zero, weights)
 
 
-def weighted_values(call: Call, weights: Value, value: Value) -> Value:
+def weighted_values(call: OnnxCall, weights: Value, value: Value) -> Value:
     """Weights [B, H, S, T] times values [B, G, T, E], in the type of the values."""
     heads, groups = weights.shape[1], value.shape[1]
     repeated = value if heads == groups else images.repeat(call, value, 1, simplify(lift(heads) // groups))
     return call.cast(call.op("matmul", weights, call.cast(repeated, weights.dtype)), value.dtype)
 
 
-def seen(call: Call, rows: Size, keys: Size, offset: Size | Value, left: int = -1, right: int = 0) -> Value:
+def seen(call: OnnxCall, rows: Size, keys: Size, offset: Size | Value, left: int = -1, right: int = 0) -> Value:
     """Whether i + offset - left <= j <= i + offset + right: [S, T], or [B, 1, S, T] for offsets [B]; -1: no bound."""
     position = call.unsqueeze(call.iota(rows), 1)
     key = call.unsqueeze(call.iota(keys), 0)
@@ -137,7 +137,7 @@ def seen(call: Call, rows: Size, keys: Size, offset: Size | Value, left: int = -
 # The standard operations -----------------------------------------------------------------------------
 
 
-def _heads(call: Call, x: Value, name: str) -> Value:
+def _heads(call: OnnxCall, x: Value, name: str) -> Value:
     """[B, S, H D] as [B, H, S, D], H the attribute `name`; rank 4 as it is."""
     call.require_rank(x, 3, 4)
     heads = call.attribute(name)
@@ -148,7 +148,7 @@ def _heads(call: Call, x: Value, name: str) -> Value:
     return split_heads(call, x, heads, name)
 
 
-def _mask(call: Call, mask: Value, keys: Size) -> Value:
+def _mask(call: OnnxCall, mask: Value, keys: Size) -> Value:
     """The mask with all keys: those after its end are not seen."""
     call.require_rank(mask, 1, 4)
     extent = mask.shape[-1]
@@ -164,7 +164,7 @@ def _mask(call: Call, mask: Value, keys: Size) -> Value:
     return call.op("pad", mask, pads=pads, value=False if mask.dtype.is_bool else -math.inf)
 
 
-def _scores(call: Call, query: Value, key: Value) -> Scores:
+def _scores(call: OnnxCall, query: Value, key: Value) -> Scores:
     """Scale, cap and masks of a standard Attention."""
     rows, keys = query.shape[2], key.shape[2]
     scale = call.attribute("scale")
@@ -196,7 +196,7 @@ def _scores(call: Call, query: Value, key: Value) -> Scores:
 
 
 @rule("Attention")
-def attention(call: Call) -> tuple[Value | None, ...]:
+def attention(call: OnnxCall) -> tuple[Value | None, ...]:
     """Opset 23 and newer; new keys follow those of the past, of which a causal row sees all."""
     query = _heads(call, call[0], "q_num_heads")
     key, value = (_heads(call, call[index], "kv_num_heads") for index in (1, 2))
@@ -223,7 +223,7 @@ def attention(call: Call) -> tuple[Value | None, ...]:
     return call.cast(result, call[0].dtype), key, value, shown
 
 
-def rotate(call: Call, x: Value, cos: Value, sin: Value, interleaved: bool) -> Value:
+def rotate(call: OnnxCall, x: Value, cos: Value, sin: Value, interleaved: bool) -> Value:
     """The first elements of each head [B, S, H, D] turned by angles whose cosines and sines are [B, S, W/2].
 
     Pairs are the halves of the W elements, or neighbours (`interleaved`); the rest of each head stays.
@@ -248,7 +248,7 @@ def rotate(call: Call, x: Value, cos: Value, sin: Value, interleaved: bool) -> V
 
 
 @rule("RotaryEmbedding")
-def rotary_embedding(call: Call) -> Value:
+def rotary_embedding(call: OnnxCall) -> Value:
     """Opset 23: rotates pairs (halves, or neighbours when interleaved) of each head by cos and sin."""
     source = call[0]
     x = call.transpose(_heads(call, source, "num_heads"), 1, 2)  # [B, S, H, D]

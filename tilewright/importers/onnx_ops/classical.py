@@ -10,7 +10,7 @@ import numpy as np
 
 from tilewright.dtypes import float32, float64, int64, string
 from tilewright.graph.core import Value
-from tilewright.importers.onnx_call import Call
+from tilewright.importers.onnx_call import OnnxCall
 from tilewright.importers.report import Invalid, Unsupported
 from tilewright.importers.rules import RuleTable
 from tilewright.symbolic import product
@@ -23,14 +23,14 @@ _DEFAULTS: dict[str, tuple[str, object]] = {  # of labels by the kind of their N
 }  # fmt: skip
 
 
-def _rows(call: Call, x: Value) -> Value:
+def _rows(call: OnnxCall, x: Value) -> Value:
     """[N, C] in float32 at least; one row may come without its first dimension."""
     call.require_rank(x, 1, 2)
     x = call.unsqueeze(x, 0) if x.rank == 1 else x
     return x if x.dtype == float64 else call.cast(x, float32)
 
 
-def _transformed(call: Call, scores: Value, name: str | None = None) -> Value:
+def _transformed(call: OnnxCall, scores: Value, name: str | None = None) -> Value:
     """Scores [N, E] after the transform of a name, or of the attribute `post_transform`; a single score stays as it
     is, as in ONNX Runtime."""
     name = name or call.choice("post_transform", "NONE", "SOFTMAX", "LOGISTIC", "SOFTMAX_ZERO", "PROBIT")
@@ -41,7 +41,7 @@ def _transformed(call: Call, scores: Value, name: str | None = None) -> Value:
     return call.op("sigmoid", scores) if name == "LOGISTIC" else call.op("softmax", scores, axis=1)
 
 
-def _of_two(call: Call, score: Value, shares: bool) -> Value:
+def _of_two(call: OnnxCall, score: Value, shares: bool) -> Value:
     """Scores [N, 2] of two classes from that of the second [N, 1]: of shares, which a softmax leaves as they are, the
     first has the rest."""
     transform = call.choice("post_transform", "NONE", "SOFTMAX", "LOGISTIC")
@@ -51,12 +51,12 @@ def _of_two(call: Call, score: Value, shares: bool) -> Value:
 
 
 @rule("Binarizer")
-def binarizer(call: Call) -> Value:
+def binarizer(call: OnnxCall) -> Value:
     return call.cast(call.op("greater", call[0], call.attribute("threshold", 0.0)), call[0].dtype)
 
 
 @rule("Scaler")
-def scaler(call: Call) -> Value:
+def scaler(call: OnnxCall) -> Value:
     """(x - offset) scale, by column, in float32."""
     x = call.cast(call[0], float32)
     offset, scale = (np.array(call.attribute(name) or [default], np.float32) for name, default in _SCALING)
@@ -69,7 +69,7 @@ _LARGEST_TABLE = 1 << 25  # numbers of all nodes of trees
 
 
 @rule("Normalizer")
-def normalizer(call: Call) -> Value:
+def normalizer(call: OnnxCall) -> Value:
     """Rows divided by their largest size, sum of sizes or length; rows of zeros stay."""
     x, norm = call.cast(call[0], float32), call.choice("norm", "MAX", "L1", "L2")
     axes = (x.rank - 1,)
@@ -83,7 +83,7 @@ def normalizer(call: Call) -> Value:
 
 
 @rule("Imputer")
-def imputer(call: Call) -> Value:
+def imputer(call: OnnxCall) -> Value:
     """Another number, by column, in place of one that stands for what is missing."""
     x = call[0]
     kind = "float" if x.dtype.is_float else "int64"
@@ -97,7 +97,7 @@ def imputer(call: Call) -> Value:
 
 
 @rule("ArrayFeatureExtractor")
-def array_feature_extractor(call: Call) -> Value:
+def array_feature_extractor(call: OnnxCall) -> Value:
     """Columns of the last dimension; a list becomes one row."""
     x, places = call[0], call.cast(call[1], int64)
     found = call.op("gather", x, call.reshape(places, (product(places.shape),)), axis=x.rank - 1)
@@ -105,7 +105,7 @@ def array_feature_extractor(call: Call) -> Value:
 
 
 @rule("FeatureVectorizer")
-def feature_vectorizer(call: Call) -> Value:
+def feature_vectorizer(call: OnnxCall) -> Value:
     """Numbers of several inputs side by side, a row for each sample; each is cut or filled with 0 to its own width."""
     parts = [call.flatten(x, 1, x.rank) if x.rank > 2 else x for x in map(call.__getitem__, range(len(call.inputs)))]
     parts = [call.cast(_rows(call, part), float32) for part in parts]
@@ -121,7 +121,7 @@ def feature_vectorizer(call: Call) -> Value:
 
 
 @rule("OneHotEncoder")
-def one_hot_encoder(call: Call) -> Value:
+def one_hot_encoder(call: OnnxCall) -> Value:
     texts, classes = call.attribute("cats_strings"), call.attribute("cats_int64s")
     call.attribute("zeros", 1)  # whether a number that is no class is an error, which only the run would know
     if not texts and not classes:
@@ -135,7 +135,7 @@ def one_hot_encoder(call: Call) -> Value:
 
 
 @rule("LabelEncoder")
-def label_encoder(call: Call) -> Value:
+def label_encoder(call: OnnxCall) -> Value:
     """Labels by a table of numbers or texts; others become a default."""
     classes = call.attribute("classes_strings")
     if classes is not None:  # version 1: a text and its place in the list, either way
@@ -174,7 +174,7 @@ def label_encoder(call: Call) -> Value:
 
 
 @rule("CategoryMapper")
-def category_mapper(call: Call) -> Value:
+def category_mapper(call: OnnxCall) -> Value:
     """Texts to numbers or numbers to texts, by a list of pairs."""
     texts, numbers = call.attribute("cats_strings") or [], call.attribute("cats_int64s") or []
     if len(texts) != len(numbers) or not texts:
@@ -182,7 +182,7 @@ def category_mapper(call: Call) -> Value:
     return _by_list(call, texts, numbers)
 
 
-def _by_list(call: Call, texts: Sequence[str], numbers: Sequence[int]) -> Value:
+def _by_list(call: OnnxCall, texts: Sequence[str], numbers: Sequence[int]) -> Value:
     """Texts to their numbers or numbers to their texts, the last of equal ones; others become a default."""
     other, code = call.attribute("default_string", "_Unused"), call.attribute("default_int64", -1)
     if call[0].dtype == string:
@@ -199,7 +199,7 @@ def _by_list(call: Call, texts: Sequence[str], numbers: Sequence[int]) -> Value:
     return call.op("gather", call.constant(np.array([*known.values(), other], object), "texts"), place, axis=0)
 
 
-def _table(call: Call, name: str) -> np.ndarray:
+def _table(call: OnnxCall, name: str) -> np.ndarray:
     """The keys or the values of a LabelEncoder."""
     for kind, dtype in (("strings", object), ("int64s", np.int64), ("floats", np.float32), ("tensor", None)):
         found = call.attribute(f"{name}_{kind}")
@@ -209,7 +209,7 @@ def _table(call: Call, name: str) -> np.ndarray:
     raise Invalid(f"the {name} are missing")
 
 
-def _classes(call: Call, name: str) -> np.ndarray:
+def _classes(call: OnnxCall, name: str) -> np.ndarray:
     """The names of classes: texts, or the numbers of an attribute."""
     texts, numbers = call.attribute("classlabels_strings"), call.attribute(name)
     return np.array(texts, object) if texts else np.array(numbers or [], np.int64)
@@ -218,7 +218,7 @@ def _classes(call: Call, name: str) -> np.ndarray:
 # Linear models and kernels ---------------------------------------------------------------------------
 
 
-def _linear(call: Call, outputs: int) -> Value:
+def _linear(call: OnnxCall, outputs: int) -> Value:
     """Scores [N, outputs]; coefficients beyond the last row are not read, as in ONNX Runtime, which has such a file."""
     x = _rows(call, call[0])
     numbers = np.array(call.attribute("coefficients"), np.float32)
@@ -234,12 +234,12 @@ def _linear(call: Call, outputs: int) -> Value:
 
 
 @rule("LinearRegressor")
-def linear_regressor(call: Call) -> Value:
+def linear_regressor(call: OnnxCall) -> Value:
     return _transformed(call, _linear(call, int(call.attribute("targets", 1))))
 
 
 @rule("LinearClassifier")
-def linear_classifier(call: Call) -> tuple[Value, Value]:
+def linear_classifier(call: OnnxCall) -> tuple[Value, Value]:
     call.attribute("multi_class")
     intercepts, labels = call.attribute("intercepts") or [], _classes(call, "classlabels_ints")
     width = call[0].shape[-1]
@@ -258,7 +258,7 @@ def linear_classifier(call: Call) -> tuple[Value, Value]:
 
 
 @rule("SVMRegressor")
-def support_vector_regressor(call: Call) -> Value:
+def support_vector_regressor(call: OnnxCall) -> Value:
     """A sum of kernels of the row and each support vector."""
     x = call.cast(_rows(call, call[0]), float32)
     count, one_class = int(call.attribute("n_supports", 0)), call.attribute("one_class", 0)
@@ -280,7 +280,7 @@ def support_vector_regressor(call: Call) -> Value:
 
 
 @rule("SVMClassifier")
-def support_vector_classifier(call: Call) -> tuple[Value, Value]:
+def support_vector_classifier(call: OnnxCall) -> tuple[Value, Value]:
     """Each pair of classes has a score, by which one gets a vote; or one score for each class, without vectors."""
     labels = _classes(call, "classlabels_ints")
     counts = [int(count) for count in call.attribute("vectors_per_class") or []]
@@ -333,7 +333,7 @@ def _of_pairs(coefficients: np.ndarray, counts: list[int]) -> tuple[np.ndarray, 
 
 
 def _of_classes(
-    call: Call, scores: Value, slopes: np.ndarray, shifts: np.ndarray, first: np.ndarray, second: np.ndarray
+    call: OnnxCall, scores: Value, slopes: np.ndarray, shifts: np.ndarray, first: np.ndarray, second: np.ndarray
 ) -> Value:
     """Probabilities of classes [N, C] from scores of pairs [N, pairs], of which the matrices have the classes."""
     line = call.op("multiply", scores, call.constant(slopes, "slopes"))
@@ -347,7 +347,7 @@ def _of_classes(
     return call.op("coupled_probabilities", call.reshape(call.op("add", won, lost), (-1, classes, classes)))
 
 
-def _kernel(call: Call, x: Value, vectors: np.ndarray, kind: str, numbers: tuple[float, float, float]) -> Value:
+def _kernel(call: OnnxCall, x: Value, vectors: np.ndarray, kind: str, numbers: tuple[float, float, float]) -> Value:
     """Kernels [N, count] of rows and support vectors."""
     gamma, offset, degree = numbers
     table = call.constant(vectors, "vectors")
@@ -403,7 +403,7 @@ _COMPARISONS = {
 }
 
 
-def _numbers(call: Call, name: str) -> np.ndarray:
+def _numbers(call: OnnxCall, name: str) -> np.ndarray:
     """Floats of an attribute, or of its form as a tensor."""
     tensor = call.attribute(f"{name}_as_tensor")
     given = call.attribute(name)
@@ -419,7 +419,7 @@ def _tree_table(nodes: int, columns: int, filled: float | bool) -> np.ndarray:
     return np.full((nodes, columns), filled)
 
 
-def _trees(call: Call, side: str, results: int) -> _Trees:
+def _trees(call: OnnxCall, side: str, results: int) -> _Trees:
     """The trees of a TreeEnsembleRegressor (`side` target) or -Classifier (class)."""
     trees, nodes = call.attribute("nodes_treeids"), call.attribute("nodes_nodeids")
     place = {pair: index for index, pair in enumerate(zip(trees, nodes, strict=True))}
@@ -459,7 +459,7 @@ def _trees(call: Call, side: str, results: int) -> _Trees:
     )
 
 
-def _leaves(call: Call, x: Value, trees: _Trees) -> Value:
+def _leaves(call: OnnxCall, x: Value, trees: _Trees) -> Value:
     """The leaf [N, trees] of each tree for each row: all trees take one step at a time."""
     batch = x.shape[0]
     place = call.broadcast(call.constant(trees.roots, "roots"), (batch, len(trees.roots)))
@@ -495,7 +495,7 @@ def _leaves(call: Call, x: Value, trees: _Trees) -> Value:
     return place
 
 
-def _is_member(call: Call, number: Value, place: Value, trees: _Trees) -> Value:
+def _is_member(call: OnnxCall, number: Value, place: Value, trees: _Trees) -> Value:
     """Whether numbers [N, trees] are in the sets of the nodes where the trees are."""
     assert trees.members is not None  # `_leaves` has looked
     members = call.op("gather", call.constant(trees.members.astype(number.dtype.numpy), "members"), place, axis=0)
@@ -503,7 +503,7 @@ def _is_member(call: Call, number: Value, place: Value, trees: _Trees) -> Value:
     return call.op("greater", call.op("reduce_max", call.cast(hits, int64), axes=(2,)), 0)
 
 
-def _aggregated(call: Call, x: Value, trees: _Trees, function: str) -> Value:
+def _aggregated(call: OnnxCall, x: Value, trees: _Trees, function: str) -> Value:
     """The weights of the leaves put together: [N, results]."""
     names = {"SUM": "reduce_sum", "AVERAGE": "reduce_sum", "MIN": "reduce_min", "MAX": "reduce_max"}
     none = {"MIN": np.inf, "MAX": -np.inf}.get(function, 0.0)  # of a tree that says nothing of a result
@@ -517,7 +517,7 @@ def _aggregated(call: Call, x: Value, trees: _Trees, function: str) -> Value:
 
 
 @rule("TreeEnsembleRegressor")
-def tree_regressor(call: Call) -> Value:
+def tree_regressor(call: OnnxCall) -> Value:
     x, results = _rows(call, call[0]), call.positive("n_targets")
     function = call.choice("aggregate_function", "SUM", "AVERAGE", "MIN", "MAX")
     total = _aggregated(call, x, _trees(call, "target", results), function)
@@ -528,7 +528,7 @@ def tree_regressor(call: Call) -> Value:
 
 
 @rule("TreeEnsembleClassifier")
-def tree_classifier(call: Call) -> tuple[Value, Value]:
+def tree_classifier(call: OnnxCall) -> tuple[Value, Value]:
     """One score for each class; of two classes one may be enough."""
     labels = _classes(call, "classlabels_int64s")
     x, single = _rows(call, call[0]), len(labels) == 2 and len(set(call.attribute("class_ids"))) == 1
@@ -558,7 +558,7 @@ def tree_classifier(call: Call) -> tuple[Value, Value]:
     return label, call.cast(_of_two(call, score, positive), float32)
 
 
-def _scored(call: Call, x: Value, trees: _Trees, total: Value) -> Value:
+def _scored(call: OnnxCall, x: Value, trees: _Trees, total: Value) -> Value:
     """The scores [N, classes] with the least one for a class of which no leaf of a row says anything."""
     leaves = trees.when_true == np.arange(len(trees.modes))
     if trees.given[leaves].all() or (trees.weights >= 0).all():
@@ -574,7 +574,7 @@ _TRANSFORMS = ("NONE", "SOFTMAX", "LOGISTIC", "SOFTMAX_ZERO", "PROBIT")
 
 
 @rule("TreeEnsemble")
-def tree_ensemble(call: Call) -> Value:
+def tree_ensemble(call: OnnxCall) -> Value:
     """Sums (or others) of the weights of leaves [N, targets]: inner nodes and leaves have lists of their own."""
     call.require_rank(call[0], 2, 2)
     x = call[0] if call[0].dtype == float64 else call.cast(call[0], float32)
@@ -585,7 +585,7 @@ def tree_ensemble(call: Call) -> Value:
     return call.cast(_transformed(call, total, _TRANSFORMS[transform]), call[0].dtype)
 
 
-def _ensemble(call: Call) -> _Trees:
+def _ensemble(call: OnnxCall) -> _Trees:
     """The trees of a TreeEnsemble: the leaves follow the inner nodes."""
     codes = np.asarray(call.attribute("nodes_modes")).reshape(-1)
     splits = np.asarray(call.attribute("nodes_splits")).reshape(-1)
@@ -620,7 +620,7 @@ def _ensemble(call: Call) -> _Trees:
     )  # fmt: skip
 
 
-def _members(call: Call, codes: np.ndarray, leaves: int) -> np.ndarray | None:
+def _members(call: OnnxCall, codes: np.ndarray, leaves: int) -> np.ndarray | None:
     """The numbers of the sets of the nodes that ask for membership, which NaNs separate."""
     numbers = call.attribute("membership_values")
     asking = np.flatnonzero(codes == _MODES.index("BRANCH_MEMBER"))

@@ -9,7 +9,7 @@ import numpy as np
 
 from tilewright.graph.core import Value
 from tilewright.importers import formulas
-from tilewright.importers.onnx_call import Call
+from tilewright.importers.onnx_call import OnnxCall
 from tilewright.importers.onnx_ops import shape
 from tilewright.importers.report import Invalid
 from tilewright.importers.rules import RuleTable
@@ -18,7 +18,7 @@ TABLE = RuleTable("Before opset 10")
 rule = TABLE.rule
 
 
-def _required(call: Call, name: str) -> float:
+def _required(call: OnnxCall, name: str) -> float:
     value = call.attribute(name)
     if value is None:
         raise Invalid(f"the attribute {name!r} is missing")
@@ -26,31 +26,31 @@ def _required(call: Call, name: str) -> float:
 
 
 @rule("Affine")
-def affine(call: Call) -> Value:
+def affine(call: OnnxCall) -> Value:
     scaled = call.op("multiply", call[0], float(call.attribute("alpha", 1.0)))
     return call.op("add", scaled, float(call.attribute("beta", 0.0)))
 
 
 @rule("Scale")
-def scale(call: Call) -> Value:
+def scale(call: OnnxCall) -> Value:
     return call.op("multiply", call[0], float(call.attribute("scale", 1.0)))
 
 
 @rule("ScaledTanh")
-def scaled_tanh(call: Call) -> Value:
+def scaled_tanh(call: OnnxCall) -> Value:
     inner = call.op("tanh", call.op("multiply", call[0], _required(call, "beta")))
     return call.op("multiply", inner, _required(call, "alpha"))
 
 
 @rule("ParametricSoftplus")
-def parametric_softplus(call: Call) -> Value:
+def parametric_softplus(call: OnnxCall) -> Value:
     """alpha * log(1 + exp(beta * x))"""
     inner = formulas.softplus(call, call.op("multiply", call[0], _required(call, "beta")))
     return call.op("multiply", inner, _required(call, "alpha"))
 
 
 @rule("ImageScaler")
-def image_scaler(call: Call) -> Value:
+def image_scaler(call: OnnxCall) -> Value:
     """Pictures [N, C, H, W] times one factor, plus a number for each channel."""
     x, bias = call[0], call.attribute("bias")
     call.require_rank(x, 4, 4)
@@ -61,7 +61,7 @@ def image_scaler(call: Call) -> Value:
 
 
 @rule("Crop")
-def crop(call: Call) -> Value:
+def crop(call: OnnxCall) -> Value:
     """Pictures [N, C, H, W] without a border of left, top, right and bottom, or of a height and a width from there."""
     x, border, size = call[0], call.attribute("border") or [], call.attribute("scale") or []
     call.require_rank(x, 4, 4)
@@ -74,7 +74,7 @@ def crop(call: Call) -> Value:
 
 
 @rule("DynamicSlice")
-def dynamic_slice(call: Call) -> Value:
+def dynamic_slice(call: OnnxCall) -> Value:
     """The Slice of opset 10, whose starts, ends and axes are inputs."""
     call.opset = 10
     return shape.slice_(call)

@@ -14,7 +14,7 @@ from tilewright.graph.inference import broadcast_shapes
 from tilewright.importers import formulas, narrow
 from tilewright.importers.agreement import must_be
 from tilewright.importers.emitter import Emitter
-from tilewright.importers.onnx_call import Call
+from tilewright.importers.onnx_call import OnnxCall
 from tilewright.importers.report import Invalid
 from tilewright.importers.rules import RuleTable
 
@@ -75,15 +75,15 @@ FORMULAS: dict[str, formulas.Unary] = {
 }
 
 
-def _unary(op: str) -> Callable[[Call], Value]:
+def _unary(op: str) -> Callable[[OnnxCall], Value]:
     return lambda call: call.op(op, call[0])
 
 
-def _rounding(op: str) -> Callable[[Call], Value]:
+def _rounding(op: str) -> Callable[[OnnxCall], Value]:
     return lambda call: call.op(op, call[0]) if call[0].dtype.is_float else call[0]
 
 
-def _operands(call: Call) -> tuple[Value, Value]:
+def _operands(call: OnnxCall) -> tuple[Value, Value]:
     """Both inputs; before opset 7 the second one meets the first at an axis that the node gives."""
     left, right = call[0], call[1]
     if call.opset >= 7:
@@ -100,17 +100,17 @@ def _operands(call: Call) -> tuple[Value, Value]:
     return left, right
 
 
-def _binary(op: str) -> Callable[[Call], Value]:
+def _binary(op: str) -> Callable[[OnnxCall], Value]:
     return lambda call: call.op(op, *_operands(call))
 
 
-def _variadic(op: str) -> Callable[[Call], Value]:
+def _variadic(op: str) -> Callable[[OnnxCall], Value]:
     return lambda call: reduce(
         lambda left, right: call.op(op, left, right), [call[index] for index in range(len(call.inputs))]
     )
 
 
-def _formula(function: formulas.Unary) -> Callable[[Call], Value]:
+def _formula(function: formulas.Unary) -> Callable[[OnnxCall], Value]:
     return lambda call: function(call, call[0])
 
 
@@ -127,25 +127,25 @@ for _name, _function in FORMULAS.items():
 
 
 @rule("Mean")
-def mean(call: Call) -> Value:
+def mean(call: OnnxCall) -> Value:
     total = _variadic("add")(call)
     return call.op("multiply", total, 1 / len(call.inputs))
 
 
 @rule("Mod")
-def modulo(call: Call) -> Value:
+def modulo(call: OnnxCall) -> Value:
     if call.attribute("fmod", 0):
         return formulas.remainder_of_truncation(call, call[0], call[1])
     return call.op("remainder", call[0], call[1])
 
 
 @rule("BitShift")
-def bit_shift(call: Call) -> Value:
+def bit_shift(call: OnnxCall) -> Value:
     return call.op("shift_left" if call.attribute("direction") == "LEFT" else "shift_right", call[0], call[1])
 
 
 @rule("Pow")
-def power(call: Call) -> Value:
+def power(call: OnnxCall) -> Value:
     """Small constant whole powers and roots become products and roots."""
     (base, power_of), exponent = _operands(call), call.tensor(1)
     if exponent.known is not None and not exponent.symbolic and exponent.known.size == 1 and exponent.known.ndim == 0:
@@ -163,7 +163,7 @@ def power(call: Call) -> Value:
 
 
 @rule("IsInf")
-def is_infinite(call: Call) -> Value:
+def is_infinite(call: OnnxCall) -> Value:
     x = call[0]
     negative, positive = call.attribute("detect_negative", 1), call.attribute("detect_positive", 1)
     if negative and positive:
@@ -174,12 +174,12 @@ def is_infinite(call: Call) -> Value:
 
 
 @rule("Where")
-def where(call: Call) -> Value:
+def where(call: OnnxCall) -> Value:
     return call.op("where", call[0], call[1], call[2])
 
 
 @rule("Clip")
-def clip(call: Call) -> Value:
+def clip(call: OnnxCall) -> Value:
     """Limits are attributes before opset 11."""
     x = call[0]
     if call.opset < 11:
@@ -196,18 +196,18 @@ def clip(call: Call) -> Value:
 
 
 @rule("Cast")
-def cast(call: Call) -> Value:
+def cast(call: OnnxCall) -> Value:
     dtype = call.dtype("to")
     assert dtype is not None  # the attribute is required
     return _saturating_cast(call, dtype)
 
 
 @rule("CastLike")
-def cast_like(call: Call) -> Value:
+def cast_like(call: OnnxCall) -> Value:
     return _saturating_cast(call, call.tensor(1).dtype)
 
 
-def _saturating_cast(call: Call, dtype: DType) -> Value:
+def _saturating_cast(call: OnnxCall, dtype: DType) -> Value:
     """To 8-bit floats, numbers out of range become the largest unless `saturate` is off."""
     x, saturate = call[0], call.attribute("saturate", 1)
     rounding = call.choice("round_mode", "up", "down", "nearest")
@@ -222,7 +222,7 @@ def _saturating_cast(call: Call, dtype: DType) -> Value:
 
 
 @rule("BitCast")
-def bitcast(call: Call) -> Value:
+def bitcast(call: OnnxCall) -> Value:
     x, dtype = call[0], call.dtype("to")
     assert dtype is not None  # the attribute is required
     if (8 if x.dtype.is_bool else x.dtype.bits) != (8 if dtype.is_bool else dtype.bits):
@@ -232,7 +232,7 @@ def bitcast(call: Call) -> Value:
 
 
 @rule("Identity")
-def identity(call: Call) -> Value:
+def identity(call: OnnxCall) -> Value:
     return call[0]
 
 
@@ -240,12 +240,12 @@ def identity(call: Call) -> Value:
 
 
 @rule("Gelu")
-def gelu(call: Call) -> Value:
+def gelu(call: OnnxCall) -> Value:
     return call.op("gelu", call[0], approximate=call.choice("approximate", "none", "tanh"))
 
 
 @rule("Swish")
-def swish(call: Call) -> Value:
+def swish(call: OnnxCall) -> Value:
     x, alpha = call[0], call.attribute("alpha", 1.0)
     if alpha == 1.0:
         return call.op("silu", x)
@@ -253,12 +253,12 @@ def swish(call: Call) -> Value:
 
 
 @rule("LeakyRelu")
-def leaky_relu(call: Call) -> Value:
+def leaky_relu(call: OnnxCall) -> Value:
     return formulas.leaky_relu(call, call[0], call.attribute("alpha", 0.01))
 
 
 @rule("PRelu")
-def prelu(call: Call) -> Value:
+def prelu(call: OnnxCall) -> Value:
     """The slope broadcasts to the input; before opset 7 a list of slopes is one for each channel."""
     x, slope = call[0], call[1]
     if call.opset < 7 and slope.rank == 1 and slope.shape != (1,):
@@ -274,12 +274,12 @@ def prelu(call: Call) -> Value:
 
 
 @rule("Elu")
-def elu(call: Call) -> Value:
+def elu(call: OnnxCall) -> Value:
     return formulas.elu(call, call[0], call.attribute("alpha", 1.0))
 
 
 @rule("Celu")
-def celu(call: Call) -> Value:
+def celu(call: OnnxCall) -> Value:
     alpha = call.attribute("alpha", 1.0)
     if alpha == 0:
         raise Invalid("the attribute 'alpha' is 0, by which the operation divides")
@@ -287,7 +287,7 @@ def celu(call: Call) -> Value:
 
 
 @rule("Selu")
-def selu(call: Call) -> Value:
+def selu(call: OnnxCall) -> Value:
     alpha, gamma = (
         call.attribute("alpha", 1.67326319217681884765625),
         call.attribute("gamma", 1.05070102214813232421875),
@@ -296,7 +296,7 @@ def selu(call: Call) -> Value:
 
 
 @rule("HardSigmoid")
-def hard_sigmoid(call: Call) -> Value:
+def hard_sigmoid(call: OnnxCall) -> Value:
     return clipped_line(call, call[0], call.attribute("alpha", 0.2), call.attribute("beta", 0.5))
 
 
@@ -307,13 +307,13 @@ def clipped_line(call: Emitter, x: Value, slope: float = 0.2, offset: float = 0.
 
 
 @rule("ThresholdedRelu")
-def thresholded_relu(call: Call) -> Value:
+def thresholded_relu(call: OnnxCall) -> Value:
     x = call[0]
     return call.op("where", call.op("greater", x, call.attribute("alpha", 1.0)), x, call.builder.number(0.0, x.dtype))
 
 
 @rule("Shrink")
-def shrink(call: Call) -> Value:
+def shrink(call: OnnxCall) -> Value:
     """Integers are compared and moved as real numbers, and truncated at the end."""
     source, limit, bias = call[0], call.attribute("lambd", 0.5), call.attribute("bias", 0.0)
     x = source if source.dtype.is_float else call.cast(source, float64)

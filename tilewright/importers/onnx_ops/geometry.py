@@ -7,7 +7,7 @@ from tilewright.graph.core import Value
 from tilewright.importers import boxes as boxes_of_images
 from tilewright.importers import linear_algebra
 from tilewright.importers.agreement import must_be
-from tilewright.importers.onnx_call import Call
+from tilewright.importers.onnx_call import OnnxCall
 from tilewright.importers.report import Invalid, Unsupported
 from tilewright.importers.rules import RuleTable
 from tilewright.symbolic import lift, product, simplify
@@ -17,7 +17,7 @@ rule = TABLE.rule
 
 
 @rule("ReverseSequence")
-def reverse_sequence(call: Call) -> Value:
+def reverse_sequence(call: OnnxCall) -> Value:
     """The first elements of each sequence, of the given numbers, in reverse order."""
     x, lengths = call[0], call[1]
     call.require_rank(x, 2)
@@ -39,7 +39,7 @@ _SEQUENCE_AXES = (("time_axis", 0), ("batch_axis", 1))
 
 
 @rule("CenterCropPad")
-def center_crop_pad(call: Call) -> Value:
+def center_crop_pad(call: OnnxCall) -> Value:
     """The middle of each dimension cut to its new size, or zeros around it; the odd element is at the end."""
     x, sizes = call[0], call.sizes(1)
     axes = call.places(call.attribute("axes") or range(x.rank), x.rank)
@@ -59,13 +59,13 @@ def center_crop_pad(call: Call) -> Value:
 
 
 @rule("Det")
-def determinant(call: Call) -> Value:
+def determinant(call: OnnxCall) -> Value:
     call.require_rank(call[0], 2)
     return linear_algebra.determinant(call, call[0])
 
 
 @rule("AffineGrid")
-def affine_grid(call: Call) -> Value:
+def affine_grid(call: OnnxCall) -> Value:
     """Places from -1 to 1 (the last dimension first) moved by matrices [N, d, d + 1]: [N, *spatial, d]."""
     theta, sizes = call[0], call.sizes(1)
     count = len(sizes) - 2
@@ -94,7 +94,7 @@ def affine_grid(call: Call) -> Value:
 
 
 @rule("RoiAlign")
-def roi_align(call: Call) -> Value:
+def roi_align(call: OnnxCall) -> Value:
     """Boxes [R, 4] of images [N, C, H, W], each resampled to one size: [R, C, rows, columns]."""
     x, boxes, images = call[0], call[1], call[2]
     call.require_rank(x, 4, 4)
@@ -108,7 +108,7 @@ def roi_align(call: Call) -> Value:
 
 
 @rule("MaxRoiPool")
-def max_roi_pool(call: Call) -> Value:
+def max_roi_pool(call: OnnxCall) -> Value:
     """The largest elements of the bins of boxes [R, 5], which begin with the number of their image."""
     x, boxes = call[0], call[1]
     call.require_rank(x, 4, 4)

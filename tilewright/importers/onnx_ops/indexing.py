@@ -8,7 +8,7 @@ from tilewright.dtypes import int64
 from tilewright.graph.core import Value
 from tilewright.graph.inference import shape_text
 from tilewright.importers.agreement import must_be
-from tilewright.importers.onnx_call import Call
+from tilewright.importers.onnx_call import OnnxCall
 from tilewright.importers.report import Invalid, Unsupported
 from tilewright.importers.rules import RuleTable
 from tilewright.importers.scatter import scatter_elements, scatter_slices
@@ -28,7 +28,7 @@ def check_range(indices: np.ndarray, extent: Size) -> None:
             )
 
 
-def from_front(call: Call, index: int, extent: Size) -> Value:
+def from_front(call: OnnxCall, index: int, extent: Size) -> Value:
     """An input of indices with negative ones counted from the end; known ones are settled at import."""
     tensor = call.tensor(index)
     if tensor.known is not None and not tensor.symbolic:
@@ -44,7 +44,7 @@ def from_front(call: Call, index: int, extent: Size) -> Value:
 
 
 @rule("Gather")
-def gather(call: Call) -> Value:
+def gather(call: OnnxCall) -> Value:
     """Embedding tables are read without a check for negative ids: token ids count from zero."""
     x = call[0]
     axis = call.axis(x.rank, 0)
@@ -58,14 +58,14 @@ def gather(call: Call) -> Value:
 
 
 @rule("GatherElements")
-def gather_elements(call: Call) -> Value:
+def gather_elements(call: OnnxCall) -> Value:
     x = call[0]
     axis = call.axis(x.rank, 0)
     _check_elements(call, x, axis)
     return call.op("gather_elements", x, from_front(call, 1, x.shape[axis]), axis=axis)
 
 
-def _check_elements(call: Call, x: Value, axis: int) -> None:
+def _check_elements(call: OnnxCall, x: Value, axis: int) -> None:
     """Raise `Invalid` for indices that reach beyond the data along another axis."""
     indices = call[1]
     call.require_rank(indices, x.rank, x.rank)
@@ -80,7 +80,7 @@ def _check_elements(call: Call, x: Value, axis: int) -> None:
             raise Unsupported(f"indices {indices!r} that may reach beyond dimension {place} of {x!r}", "fix both sizes")
 
 
-def _flat_indices(call: Call, x: Value, indices: Value, depth: int) -> Value:
+def _flat_indices(call: OnnxCall, x: Value, indices: Value, depth: int) -> Value:
     """Index tuples [.., depth] into the first `depth` dimensions as one flat index [n]."""
     total: Value | None = None
     for axis in range(depth):
@@ -92,7 +92,7 @@ def _flat_indices(call: Call, x: Value, indices: Value, depth: int) -> Value:
     return call.reshape(total, (product(total.shape),))
 
 
-def _depth(call: Call, indices: Value, most: int) -> int:
+def _depth(call: OnnxCall, indices: Value, most: int) -> int:
     """The length of the index tuples, from 1 to `most`."""
     call.require_rank(indices, 1)
     depth = indices.shape[-1]
@@ -104,7 +104,7 @@ def _depth(call: Call, indices: Value, most: int) -> int:
 
 
 @rule("GatherND")
-def gather_nd(call: Call) -> Value:
+def gather_nd(call: OnnxCall) -> Value:
     x, indices, batch = call[0], call[1], call.attribute("batch_dims", 0)
     if not 0 <= batch < min(x.rank, indices.rank):
         raise Invalid(f"the attribute 'batch_dims' is {batch}; it must be from 0 to {min(x.rank, indices.rank) - 1}")
@@ -115,7 +115,7 @@ def gather_nd(call: Call) -> Value:
     return call.reshape(found, (*indices.shape[:-1], *x.shape[depth:]))
 
 
-def _batched_gather(call: Call, x: Value, indices: Value, batch: int) -> Value:
+def _batched_gather(call: OnnxCall, x: Value, indices: Value, batch: int) -> Value:
     """Leading dimensions shared by data and indices: their position becomes part of the flat index."""
     depth, lead = _depth(call, indices, x.rank - batch), x.shape[:batch]
     indices = must_be(call, indices, (*lead, *indices.shape[batch:]))
@@ -137,14 +137,14 @@ def _batched_gather(call: Call, x: Value, indices: Value, batch: int) -> Value:
     return call.reshape(found, (*indices.shape[:-1], *x.shape[batch + depth :]))
 
 
-def _reduction(call: Call) -> str:
+def _reduction(call: OnnxCall) -> str:
     """The graph's name of a scatter's `reduction`."""
     names = {"none": "none", "add": "add", "mul": "multiply", "max": "maximum", "min": "minimum"}
     return names[call.choice("reduction", *names)]
 
 
 @rule("ScatterND")
-def scatter_nd(call: Call) -> Value:
+def scatter_nd(call: OnnxCall) -> Value:
     x, indices = call[0], call[1]
     depth = _depth(call, indices, x.rank)
     wanted = (*indices.shape[:-1], *x.shape[depth:])
@@ -158,7 +158,7 @@ def scatter_nd(call: Call) -> Value:
 
 
 @rule("ScatterElements", "Scatter")
-def scatter(call: Call) -> Value:
+def scatter(call: OnnxCall) -> Value:
     x = call[0]
     axis = call.axis(x.rank, 0)
     _check_elements(call, x, axis)
@@ -169,7 +169,7 @@ def scatter(call: Call) -> Value:
 
 
 @rule("TensorScatter")
-def tensor_scatter(call: Call) -> Value:
+def tensor_scatter(call: OnnxCall) -> Value:
     """Opset 24's cache update: `update` goes to `past` from a start for each batch entry."""
     past, update = call[0], call[1]
     call.require_rank(update, past.rank, past.rank)
@@ -194,7 +194,7 @@ def tensor_scatter(call: Call) -> Value:
 
 
 @rule("OneHot")
-def one_hot(call: Call) -> Value:
+def one_hot(call: OnnxCall) -> Value:
     indices, depths = call[0], call.lengths(1, "depth")
     if len(depths) != 1 or (isinstance(depths[0], int) and depths[0] < 1):
         raise Invalid(f"the depth is {list(map(str, depths))}; it must be one positive number")

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from tilewright.dtypes import int64
 from tilewright.graph.core import Value
-from tilewright.importers.onnx_call import Call
+from tilewright.importers.onnx_call import OnnxCall
 from tilewright.importers.report import Invalid, Unsupported
 from tilewright.importers.rules import RuleTable
 
@@ -12,7 +12,7 @@ TABLE = RuleTable("Losses")
 rule = TABLE.rule
 
 
-def _likelihood_loss(call: Call, logarithms: Value, target: Value, weight: Value | None) -> Value:
+def _likelihood_loss(call: OnnxCall, logarithms: Value, target: Value, weight: Value | None) -> Value:
     """Negative log likelihoods [N, C, ...] at the classes `target` [N, ...], by `ignore_index` and `reduction`."""
     dtype = logarithms.dtype
     zero = call.builder.number(0.0, dtype)
@@ -46,12 +46,12 @@ def _likelihood_loss(call: Call, logarithms: Value, target: Value, weight: Value
 
 
 @rule("NegativeLogLikelihoodLoss")
-def negative_log_likelihood(call: Call) -> Value:
+def negative_log_likelihood(call: OnnxCall) -> Value:
     return _likelihood_loss(call, call[0], call[1], call.optional(2))
 
 
 @rule("SoftmaxCrossEntropyLoss")
-def softmax_cross_entropy(call: Call) -> tuple[Value, Value]:
+def softmax_cross_entropy(call: OnnxCall) -> tuple[Value, Value]:
     call.require_rank(call[0], 2)
     logarithms = call.op("log_softmax", call[0], axis=1)
     return _likelihood_loss(call, logarithms, call[1], call.optional(2)), logarithms

@@ -10,7 +10,7 @@ from tilewright.dtypes import int32, int64
 from tilewright.graph.core import Value
 from tilewright.importers import formulas, fourier, linear_algebra
 from tilewright.importers.agreement import must_be
-from tilewright.importers.onnx_call import Call, known_tensor
+from tilewright.importers.onnx_call import OnnxCall, known_tensor
 from tilewright.importers.onnx_ops import elementwise, indexing, network, quantized, resize, run_time, shape
 from tilewright.importers.onnx_ops.network import convolve, row_statistics
 from tilewright.importers.onnx_ops.windows import largest_of_windows
@@ -32,7 +32,7 @@ for _name, _table in (
 ):
     TABLE.add(_name, _table.rules[_name])
 
-ACTIVATIONS: dict[str, Callable[[Call, Value, Sequence[float]], Value]] = {
+ACTIVATIONS: dict[str, Callable[[OnnxCall, Value, Sequence[float]], Value]] = {
     "Relu": lambda call, x, numbers: call.op("relu", x),
     "Tanh": lambda call, x, numbers: call.op("tanh", x),
     "Sigmoid": lambda call, x, numbers: call.op("sigmoid", x),
@@ -46,7 +46,7 @@ ACTIVATIONS: dict[str, Callable[[Call, Value, Sequence[float]], Value]] = {
 }
 
 
-def activated(call: Call, x: Value) -> Value:
+def activated(call: OnnxCall, x: Value) -> Value:
     """x after the activation that the node names, if any."""
     name = call.attribute("activation", "")
     names = ("activation_alpha", "activation_beta", "activation_gamma")
@@ -65,19 +65,19 @@ def activated(call: Call, x: Value) -> Value:
 
 
 @rule("FusedConv")
-def fused_convolution(call: Call) -> Value:
+def fused_convolution(call: OnnxCall) -> Value:
     """A convolution, a sum with a fourth input, and an activation."""
     found = convolve(call, call[0], call[1], call.optional(2))
     return activated(call, call.op("add", found, call[3]) if call.has(3) else found)
 
 
 @rule("FusedGemm")
-def fused_gemm(call: Call) -> Value:
+def fused_gemm(call: OnnxCall) -> Value:
     return activated(call, network.gemm(call))
 
 
 @rule("FusedMatMul", "TransposeMatMul", "FusedMatMulActivation")
-def fused_matmul(call: Call) -> Value:
+def fused_matmul(call: OnnxCall) -> Value:
     """alpha a b; each may be transposed, and have its first dimension next to the last."""
     sides = []
     for index, side in enumerate("AB"):
@@ -92,7 +92,7 @@ def fused_matmul(call: Call) -> Value:
 
 
 @rule("ConvTransposeWithDynamicPads")
-def transposed_convolution(call: Call) -> Value:
+def transposed_convolution(call: OnnxCall) -> Value:
     """Inputs: image, weight, what is cut off at the begins and the ends, a bias."""
     known, pads, what = not call.is_unknown(2), call.optional(2), call.what(2)
     if known and call.has(2):
@@ -111,12 +111,12 @@ def transposed_convolution(call: Call) -> Value:
 
 
 @rule("Inverse")
-def inverse(call: Call) -> Value:
+def inverse(call: OnnxCall) -> Value:
     return linear_algebra.inverse(call, call[0])
 
 
 @rule("CDist")
-def distances(call: Call) -> Value:
+def distances(call: OnnxCall) -> Value:
     """Distances of all rows of one matrix from all of another."""
     left, right = call[0], call[1]
     metric = call.choice("metric", "sqeuclidean", "euclidean")
@@ -133,39 +133,39 @@ def distances(call: Call) -> Value:
 
 
 @rule("FastGelu")
-def fast_gelu(call: Call) -> Value:
+def fast_gelu(call: OnnxCall) -> Value:
     x = call.op("add", call[0], call[1]) if call.has(1) else call[0]
     return call.op("gelu", x, approximate="tanh")
 
 
 @rule("BiasGelu")
-def bias_gelu(call: Call) -> Value:
+def bias_gelu(call: OnnxCall) -> Value:
     return call.op("gelu", call.op("add", call[0], call[1]), approximate="none")
 
 
-def quick_gelu_of(call: Call, x: Value, alpha: float = 1.702) -> Value:
+def quick_gelu_of(call: OnnxCall, x: Value, alpha: float = 1.702) -> Value:
     return call.op("multiply", x, call.op("sigmoid", call.op("multiply", x, alpha)))
 
 
 @rule("QuickGelu")
-def quick_gelu(call: Call) -> Value:
+def quick_gelu(call: OnnxCall) -> Value:
     return quick_gelu_of(call, call[0], call.attribute("alpha", 1.702))
 
 
 @rule("BiasSplitGelu")
-def bias_split_gelu(call: Call) -> Value:
+def bias_split_gelu(call: OnnxCall) -> Value:
     """The first half of the last dimension times the GELU of the second, after adding a bias."""
     left, right = call.equal_parts(call.op("add", call[0], call[1]), 2)
     return call.op("multiply", left, call.op("gelu", right, approximate="none"))
 
 
 @rule("BiasAdd")
-def bias_add(call: Call) -> Value:
+def bias_add(call: OnnxCall) -> Value:
     return call.op("add", call.op("add", call[0], call[1]), call[2])
 
 
 @rule("BiasSoftmax")
-def bias_softmax(call: Call) -> Value:
+def bias_softmax(call: OnnxCall) -> Value:
     """Over all dimensions from `axis` on; the bias broadcasts within the batch or like any other."""
     x, axis = call[0], call.axis(call[0].rank, 1)
     call.attribute("is_inner_broadcast")
@@ -177,17 +177,17 @@ def bias_softmax(call: Call) -> Value:
 # Norms -----------------------------------------------------------------------------------------------
 
 
-def _norm(call: Call, x: Value, scale: Value, bias: Value | None, epsilon: float, simplified: bool) -> Value:
+def _norm(call: OnnxCall, x: Value, scale: Value, bias: Value | None, epsilon: float, simplified: bool) -> Value:
     axis = x.rank - 1
     if simplified:
         return call.op("rms_norm", x, call.cast(scale, x.dtype), axis=axis, epsilon=epsilon)
     return call.op("layer_norm", x, scale, bias, axis=axis, epsilon=epsilon)
 
 
-def _skip_norm(simplified: bool) -> Callable[[Call], tuple[Value | None, ...]]:
+def _skip_norm(simplified: bool) -> Callable[[OnnxCall], tuple[Value | None, ...]]:
     """input + skip + bias, normalised; the fourth result is this sum."""
 
-    def apply(call: Call) -> tuple[Value | None, ...]:
+    def apply(call: OnnxCall) -> tuple[Value | None, ...]:
         epsilon = call.attribute("epsilon", 1e-12 if not simplified else 1e-5)
         beta, bias = (None, call.optional(3)) if simplified else (call.optional(3), call.optional(4))
         total = call.op("add", call[0], call[1])
@@ -205,7 +205,7 @@ TABLE.add("SkipSimplifiedLayerNormalization", _skip_norm(True))
 
 
 @rule("EmbedLayerNormalization")
-def embed_layer_norm(call: Call) -> tuple[Value | None, ...]:
+def embed_layer_norm(call: OnnxCall) -> tuple[Value | None, ...]:
     """Words, positions and segments, added and normalised; the second result counts the words that the mask keeps."""
     ids = call[0]
     call.require_rank(ids, 2, 2)
@@ -224,13 +224,13 @@ def embed_layer_norm(call: Call) -> tuple[Value | None, ...]:
 
 
 @rule("GroupNorm")
-def group_norm(call: Call) -> Value:
+def group_norm(call: OnnxCall) -> Value:
     """Channels are the last dimension; an activation of 1 is SiLU."""
     return _group_norm(call, call[0])
 
 
 @rule("SkipGroupNorm")
-def group_norm_of_sum(call: Call) -> tuple[Value, Value]:
+def group_norm_of_sum(call: OnnxCall) -> tuple[Value, Value]:
     """As GroupNorm of a sum with a fourth input, whole or one number for each channel, and a bias; and the sum."""
     x, skip = call[0], call[3]
     if skip.rank == 2:
@@ -240,7 +240,7 @@ def group_norm_of_sum(call: Call) -> tuple[Value, Value]:
     return _group_norm(call, total), total
 
 
-def _group_norm(call: Call, x: Value) -> Value:
+def _group_norm(call: OnnxCall, x: Value) -> Value:
     groups = call.positive("groups")
     if call.attribute("channels_last", 1):
         x = call.permute(x, [0, x.rank - 1, *range(1, x.rank - 1)])
@@ -254,21 +254,21 @@ def _group_norm(call: Call, x: Value) -> Value:
 
 
 @rule("NhwcMaxPool")
-def max_pool_channels_last(call: Call) -> Value:
+def max_pool_channels_last(call: OnnxCall) -> Value:
     x = call[0]
     inner = call.permute(x, [0, x.rank - 1, *range(1, x.rank - 1)])
     return call.permute(largest_of_windows(call, inner), [0, *range(2, x.rank), 1])
 
 
 @rule("GridSample")
-def grid_sample(call: Call) -> Value:
+def grid_sample(call: OnnxCall) -> Value:
     """As the standard one of opset 16."""
     call.opset = 16
     return resize.sample_grid(call)
 
 
 @rule("CropAndResize")
-def crop_and_resize(call: Call) -> Value:
+def crop_and_resize(call: OnnxCall) -> Value:
     """Boxes [R, 4] of y, x, y, x (1 is the last pixel) of pictures [N, C, H, W] as [R, C, h, w]; one number stands for
     what lies outside."""
     x, boxes, counts = call[0], call[1], call.ints(3)
@@ -299,7 +299,7 @@ def crop_and_resize(call: Call) -> Value:
     return call.permute(call.op("where", within, found, outside), [0, 3, 1, 2])
 
 
-def _crossed(call: Call, corners: Sequence[Sequence[Value]], shares: Sequence[Value], nearest: bool) -> Value:
+def _crossed(call: OnnxCall, corners: Sequence[Sequence[Value]], shares: Sequence[Value], nearest: bool) -> Value:
     """Pixels [R, h, w, C] of pictures where rows [R, h] and columns [R, w] cross: the first of each pair, or mixed."""
     x = call[0]
     channels, height, width = x.shape[1:]
@@ -321,7 +321,7 @@ def _crossed(call: Call, corners: Sequence[Sequence[Value]], shares: Sequence[Va
 
 
 @rule("Range")
-def range_(call: Call) -> Value:
+def range_(call: OnnxCall) -> Value:
     """As the standard one; without a step it is 1."""
     if not call.has(2):
         call.inputs = [*call.inputs[:2], known_tensor("delta", np.ones((), call.tensor(0).dtype.numpy))]
@@ -330,7 +330,7 @@ def range_(call: Call) -> Value:
 
 
 @rule("Unique")
-def unique(call: Call) -> tuple[Value, ...]:
+def unique(call: OnnxCall) -> tuple[Value, ...]:
     """Elements in the order in which they come, where each is in them, and how often."""
     call.attributes, wanted = {**call.attributes, "sorted": 0}, call.outputs
     call.outputs = 4
@@ -339,13 +339,13 @@ def unique(call: Call) -> tuple[Value, ...]:
 
 
 @rule("ExpandDims")
-def expand_dims(call: Call) -> Value:
+def expand_dims(call: OnnxCall) -> Value:
     axis = int(call.number(1))
     return call.unsqueeze(call[0], call.place(axis, call[0].rank + 1))
 
 
 @rule("Rfft")
-def real_transform(call: Call) -> Value:
+def real_transform(call: OnnxCall) -> Value:
     """Of the last dimension: [.., n / 2 + 1, 2]."""
     x = _one_dimension(call)
     length = x.shape[-1]
@@ -355,14 +355,14 @@ def real_transform(call: Call) -> Value:
     return call.op("concat", real, imaginary, axis=real.rank - 1)
 
 
-def _one_dimension(call: Call) -> Value:
+def _one_dimension(call: OnnxCall) -> Value:
     if call.attribute("signal_ndim", 1) != 1 or call.attribute("normalized", 0) or not call.attribute("onesided", 1):
         raise Unsupported("a transform of several dimensions, normalised, or of both sides", "use one real dimension")
     return call[0]
 
 
 @rule("Irfft")
-def inverse_real_transform(call: Call) -> Value:
+def inverse_real_transform(call: OnnxCall) -> Value:
     """[.., n / 2 + 1, 2] to [.., n], of an even length; without a division by the length."""
     x = _one_dimension(call)
     real, imaginary = (call.select(x, x.rank - 1, part) for part in range(2))

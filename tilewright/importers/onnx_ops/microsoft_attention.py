@@ -6,7 +6,7 @@ import math
 
 from tilewright.dtypes import int64
 from tilewright.graph.core import Value
-from tilewright.importers.onnx_call import Call
+from tilewright.importers.onnx_call import OnnxCall
 from tilewright.importers.onnx_ops.attention import (
     Scores,
     attend,
@@ -27,12 +27,12 @@ TABLE = RuleTable("ONNX Runtime: attention", "com.microsoft::")
 rule = TABLE.rule
 
 
-def _heads_of_rows(call: Call, x: Value, heads: int, name: str = "num_heads") -> Value:
+def _heads_of_rows(call: OnnxCall, x: Value, heads: int, name: str = "num_heads") -> Value:
     call.require_rank(x, 3, 3)
     return split_heads(call, x, heads, name)
 
 
-def _key_mask(call: Call, mask: Value, batch: Size, rows: Size, keys: Size) -> Value:
+def _key_mask(call: OnnxCall, mask: Value, batch: Size, rows: Size, keys: Size) -> Value:
     """The keys that may be seen, as a boolean that broadcasts to [B, H, S, T].
 
     Masks are counts of keys [B], ends and starts [2 B], or numbers, 0 for hidden, [B, T], [B, S, T] or [B, 1, S, T].
@@ -58,7 +58,7 @@ def _key_mask(call: Call, mask: Value, batch: Size, rows: Size, keys: Size) -> V
     return kept
 
 
-def _scores(call: Call, query: Value, key: Value, mask_index: int, bias_index: int) -> Scores:
+def _scores(call: OnnxCall, query: Value, key: Value, mask_index: int, bias_index: int) -> Scores:
     """Scale, mask, bias and order as the operations of this file give them.
 
     Hidden keys get `mask_filter_value` added; below -1000 that is as good as not seeing them while others are seen.
@@ -84,7 +84,7 @@ def _lowest(x: Value) -> float:
 
 
 @rule("Attention")
-def attention(call: Call) -> tuple[Value, Value | None]:
+def attention(call: OnnxCall) -> tuple[Value, Value | None]:
     """Projections of one input [B, S, width] to queries, keys and values, then attention; past and present [2, ..]."""
     if call.has(6):
         raise Unsupported("a shared cache in this operation", "export GroupQueryAttention")
@@ -94,7 +94,7 @@ def attention(call: Call) -> tuple[Value, Value | None]:
 
 
 @rule("QAttention")
-def quantized_attention(call: Call) -> tuple[Value, Value | None]:
+def quantized_attention(call: OnnxCall) -> tuple[Value, Value | None]:
     """As Attention; input and weight are integers, with scales (inputs 3 and 4) and zero points (6 and 7)."""
     product = call.matmul(centred(call, 0, 6), centred(call, 1, 7, [1, -1]))
     columns = call.reshape(call[4], () if call.count(4) == 1 else (-1,))
@@ -104,7 +104,7 @@ def quantized_attention(call: Call) -> tuple[Value, Value | None]:
 
 
 def _attention_of_projections(
-    call: Call, product: Value, mask_index: int, past_index: int, bias_index: int
+    call: OnnxCall, product: Value, mask_index: int, past_index: int, bias_index: int
 ) -> tuple[Value, Value | None]:
     """Attention of queries, keys and values that lie next to each other [B, S, widths], with masks and caches."""
     heads = call.positive("num_heads")
@@ -132,7 +132,7 @@ def _attention_of_projections(
     return merge_heads(call, result), present
 
 
-def _query_key_value(call: Call, heads: int) -> tuple[Value, Value, Value]:
+def _query_key_value(call: OnnxCall, heads: int) -> tuple[Value, Value, Value]:
     """[B, H, S, D] of each, from separate tensors, or packed ones."""
     query = call[0]
     if query.rank == 5:  # [B, S, H, 3, D]
@@ -166,7 +166,7 @@ def _query_key_value(call: Call, heads: int) -> tuple[Value, Value, Value]:
 
 
 @rule("MultiHeadAttention")
-def multi_head_attention(call: Call) -> tuple[Value | None, ...]:
+def multi_head_attention(call: OnnxCall) -> tuple[Value | None, ...]:
     """Queries [B, S, H D], keys and values alike or packed, a bias, a mask of keys, what is added to scores, a past."""
     heads = call.positive("num_heads")
     if call.has(8) or call.has(9):
@@ -181,7 +181,7 @@ def multi_head_attention(call: Call) -> tuple[Value | None, ...]:
 
 
 @rule("RotaryEmbedding")
-def rotary_embedding(call: Call) -> Value:
+def rotary_embedding(call: OnnxCall) -> Value:
     """Inputs: x [B, S, H D] or [B, H, S, D], positions [B, S] or the first one, tables of cosines and sines."""
     x, places, cos, sin = call[0], call.cast(call[1], int64), call[2], call[3]
     call.require_rank(x, 3, 4)
@@ -205,7 +205,7 @@ def rotary_embedding(call: Call) -> Value:
 
 
 @rule("GroupQueryAttention")
-def group_query_attention(call: Call) -> tuple[Value | None, ...]:
+def group_query_attention(call: OnnxCall) -> tuple[Value | None, ...]:
     """Attention of grouped heads over a cache [B, G, P, D] that new keys enter at each sequence's own end.
 
     Input 5 has the number of valid keys of each sequence less one, input 6 the largest of these numbers.
@@ -257,13 +257,13 @@ def group_query_attention(call: Call) -> tuple[Value | None, ...]:
     return merge_heads(call, result), stored[0], stored[1]
 
 
-def _window(call: Call) -> tuple[int, int]:
+def _window(call: OnnxCall) -> tuple[int, int]:
     """How far a query sees to the left; `local_window_size` counts its own key too."""
     size = int(call.attribute("local_window_size", -1))
     return (size - 1 if size > 0 else -1), 0
 
 
-def _bias_of_all_keys(call: Call, bias: Value, keys: Size) -> Value:
+def _bias_of_all_keys(call: OnnxCall, bias: Value, keys: Size) -> Value:
     missing = simplify(lift(keys) - bias.shape[3])
     if missing == 0:
         return bias
@@ -271,7 +271,7 @@ def _bias_of_all_keys(call: Call, bias: Value, keys: Size) -> Value:
     return call.op("concat", bias, rest, axis=3)
 
 
-def _refuse_group_extras(call: Call) -> None:
+def _refuse_group_extras(call: OnnxCall) -> None:
     """Raise `Unsupported` for forms of GroupQueryAttention that have no rule."""
     for name in ("kv_cache_bit_width", "qk_output"):
         if call.attribute(name, 0) > 0:
@@ -283,7 +283,7 @@ def _refuse_group_extras(call: Call) -> None:
         raise Unsupported("scales of the cache", "export a cache of floats")
 
 
-def _grouped_parts(call: Call, heads: int, groups: int) -> tuple[Value, Value, Value]:
+def _grouped_parts(call: OnnxCall, heads: int, groups: int) -> tuple[Value, Value, Value]:
     query = call[0]
     if call.has(1):
         return (

@@ -11,7 +11,7 @@ import numpy as np
 
 from tilewright.graph.core import Value
 from tilewright.host import llvm_host
-from tilewright.importers.onnx_call import Call, known_tensor
+from tilewright.importers.onnx_call import OnnxCall, known_tensor
 from tilewright.importers.onnx_ops import resize, windows
 from tilewright.importers.onnx_ops.microsoft import activated
 from tilewright.importers.onnx_ops.network import convolve
@@ -33,7 +33,7 @@ def block_of_host() -> int:
     return 16 if host.flags.get("avx512f") or host.triple.startswith(("aarch64", "arm64")) else 8
 
 
-def _block(call: Call, channels: object) -> int:
+def _block(call: OnnxCall, channels: object) -> int:
     """The channels of a block; raises `Unsupported` for a number of channels that is no multiple."""
     block = block_of_host()
     if not isinstance(channels, int) or channels % block:
@@ -48,7 +48,7 @@ def _block(call: Call, channels: object) -> int:
 
 
 @rule("ReorderInput")
-def reorder_input(call: Call) -> Value:
+def reorder_input(call: OnnxCall) -> Value:
     """[N, C, H, W], or [N, H, W, C], with the channels filled up."""
     x = call[0]
     call.require_rank(x, 4, 4)
@@ -62,14 +62,14 @@ def reorder_input(call: Call) -> Value:
 
 
 @rule("ReorderOutput")
-def reorder_output(call: Call) -> Value:
+def reorder_output(call: OnnxCall) -> Value:
     """The first of the channels, as they were."""
     x = call.slice(call[0], 1, 0, call.positive("channels"))
     return call.permute(x, (0, 2, 3, 1)) if call.attribute("channels_last", 0) else x
 
 
 @rule("Conv")
-def convolution(call: Call) -> Value:
+def convolution(call: OnnxCall) -> Value:
     """A convolution, also of an image whose channels are in no blocks; a sum with a fourth input; an activation."""
     stored = call.tensor(1).known
     if stored is None or stored.ndim != 4:
@@ -88,7 +88,7 @@ def convolution(call: Call) -> Value:
 
 
 @rule("Upsample")
-def upsample(call: Call) -> Value:
+def upsample(call: OnnxCall) -> Value:
     """Whole factors, a list of them as an attribute."""
     scales = known_tensor("scales", np.array(call.attribute("scales"), np.float32))
     attributes = {
@@ -96,5 +96,5 @@ def upsample(call: Call) -> Value:
         "coordinate_transformation_mode": call.attribute("coordinate_transformation_mode", "asymmetric"),
         "nearest_mode": "floor",
     }
-    inner = Call(call.builder, call.source, [call.tensor(0), None, scales], attributes, 13, 1)
+    inner = OnnxCall(call.builder, call.source, [call.tensor(0), None, scales], attributes, 13, 1)
     return resize.resize(inner)

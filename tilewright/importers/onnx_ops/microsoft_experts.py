@@ -7,7 +7,7 @@ import math
 from tilewright.dtypes import float32
 from tilewright.graph.core import Value
 from tilewright.importers import sorting
-from tilewright.importers.onnx_call import Call
+from tilewright.importers.onnx_call import OnnxCall
 from tilewright.importers.onnx_ops.microsoft_packed import unpacked
 from tilewright.importers.report import Invalid, Unsupported
 from tilewright.importers.rules import RuleTable
@@ -19,14 +19,14 @@ _REMARK = "each token goes through all {} experts, of which {} count, with weigh
 
 
 @rule("MoE")
-def mixture_of_experts(call: Call) -> Value:
+def mixture_of_experts(call: OnnxCall) -> Value:
     """Inputs: tokens, the router's scores [T, E], and weight and bias of each layer: FC1, FC2 and, perhaps, FC3."""
     layers = [(call.optional(index), call.optional(index + 1)) for index in (2, 4, 6)]
     return _mixed(call, layers, None)
 
 
 @rule("QMoE")
-def mixture_of_packed_experts(call: Call) -> Value:
+def mixture_of_packed_experts(call: OnnxCall) -> Value:
     """As MoE; weights are bytes with a scale, and perhaps a zero point, for each row or each block of it."""
     if call.attribute("quant_type", "int") != "int" or any(call.has(index) for index in range(15, 21)):
         raise Unsupported("experts of floats of a few bits", "quantize them to integers")
@@ -42,7 +42,7 @@ def mixture_of_packed_experts(call: Call) -> Value:
     return _mixed(call, layers, call.optional(14))
 
 
-def _restored(call: Call, index: int, zero_index: int, bits: int, block: int) -> Value:
+def _restored(call: OnnxCall, index: int, zero_index: int, bits: int, block: int) -> Value:
     """The weights [E, N, K] of input `index`, in float32; their scales are the next input."""
     if bits not in (2, 4, 8):
         raise Unsupported(f"experts of {bits} bits", "use 2, 4 or 8 bits")
@@ -67,7 +67,7 @@ def _restored(call: Call, index: int, zero_index: int, bits: int, block: int) ->
     return call.reshape(scaled, (experts, rows, depth))
 
 
-def _mixed(call: Call, layers: list[tuple[Value | None, Value | None]], mixing: Value | None) -> Value:
+def _mixed(call: OnnxCall, layers: list[tuple[Value | None, Value | None]], mixing: Value | None) -> Value:
     """The experts' results for each token, by the weights of the best of them."""
     x, count = call[0], call.positive("k", 1)
     first, second, third = layers
@@ -85,7 +85,7 @@ def _mixed(call: Call, layers: list[tuple[Value | None, Value | None]], mixing: 
     return call.reshape(call.cast(total, x.dtype), x.shape)
 
 
-def _linear(call: Call, x: Value, layer: tuple[Value | None, Value | None]) -> Value:
+def _linear(call: OnnxCall, x: Value, layer: tuple[Value | None, Value | None]) -> Value:
     """[1 or E, T, K] by weights [E, N, K], and a bias [E, N]."""
     weight, bias = layer
     assert weight is not None
@@ -93,7 +93,7 @@ def _linear(call: Call, x: Value, layer: tuple[Value | None, Value | None]) -> V
     return product if bias is None else call.op("add", product, call.unsqueeze(call.cast(bias, float32), 1))
 
 
-def _shares(call: Call, count: int, mixing: Value | None) -> Value:
+def _shares(call: OnnxCall, count: int, mixing: Value | None) -> Value:
     """What each expert counts for each token [T, E]: nothing but for the best, the last of equal ones."""
     scores = call.cast(call[1], float32)
     if not isinstance(scores.shape[1], int) or count > scores.shape[1]:
@@ -114,7 +114,7 @@ def _shares(call: Call, count: int, mixing: Value | None) -> Value:
     return call.op("where", chosen, call.op("softmax", scores, axis=1), nothing)
 
 
-def _activated(call: Call, x: Value, other: Value | None) -> Value:
+def _activated(call: OnnxCall, x: Value, other: Value | None) -> Value:
     """The hidden layer; a gated one has two halves, or comes with FC3's result."""
     kind = call.attribute("activation_type", "relu")
     alpha, beta = (

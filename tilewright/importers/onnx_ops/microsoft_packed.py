@@ -6,7 +6,7 @@ import numpy as np
 
 from tilewright.dtypes import int64, uint8
 from tilewright.graph.core import Value
-from tilewright.importers.onnx_call import Call
+from tilewright.importers.onnx_call import OnnxCall
 from tilewright.importers.onnx_ops.indexing import from_front
 from tilewright.importers.onnx_ops.quantized import along
 from tilewright.importers.quantized_weights import QuantizedMatrix, in_groups, multiply, of_bits, unpacked_bits
@@ -28,7 +28,7 @@ _FLOATS = (*_SIZES, *(-size for size in _SIZES))
 
 
 @rule("MatMulNBits")
-def matmul_of_packed(call: Call) -> Value:
+def matmul_of_packed(call: OnnxCall) -> Value:
     """Rows [.., K] times weights [N, blocks, bytes] of a few bits, with a scale (and a zero point) for each block."""
     x, packed, scales = call[0], call[1], call[2]
     depth, columns, block = (call.positive(name) for name in ("K", "N", "block_size"))
@@ -61,7 +61,7 @@ def matmul_of_packed(call: Call) -> Value:
     return call.op("add", result, call[5]) if call.has(5) else result
 
 
-def _known_matrix(call: Call, depth: int, columns: int, block: int, bits: int) -> QuantizedMatrix | None:
+def _known_matrix(call: OnnxCall, depth: int, columns: int, block: int, bits: int) -> QuantizedMatrix | None:
     """Weights that are constants, with whole zero points; None for others.
 
     Raises `Invalid` where their sizes do not fit.
@@ -94,7 +94,7 @@ def _known_matrix(call: Call, depth: int, columns: int, block: int, bits: int) -
     return found
 
 
-def unpacked(call: Call, x: Value, bits: int) -> Value:
+def unpacked(call: OnnxCall, x: Value, bits: int) -> Value:
     """The elements of bytes [.., n] as uint8 [.., n 8 / bits], those in the low bits first."""
     if bits == 8:
         return call.cast(x, uint8)
@@ -104,7 +104,7 @@ def unpacked(call: Call, x: Value, bits: int) -> Value:
 
 
 @rule("MatMulBnb4")
-def matmul_of_numbers_by_place(call: Call) -> Value:
+def matmul_of_numbers_by_place(call: OnnxCall) -> Value:
     """Rows [.., K] times weights of four bits that stand for the numbers of a table, with a scale for each block."""
     x, absmax = call[0], call[2]
     depth, columns, block = (call.positive(name) for name in ("K", "N", "block_size"))
@@ -128,7 +128,7 @@ def matmul_of_numbers_by_place(call: Call) -> Value:
 
 
 @rule("GatherBlockQuantized")
-def gather_of_packed(call: Call) -> Value:
+def gather_of_packed(call: OnnxCall) -> Value:
     """Slices of a tensor of a few bits, as floats: elements less a zero point, times a scale of their block."""
     data, indices, scales = call[0], call[1], call[2]
     bits, block = call.positive("bits", 4), call.positive("block_size", 128)

@@ -7,7 +7,7 @@ from collections.abc import Callable
 from tilewright.dtypes import float32, int32
 from tilewright.graph.core import Value
 from tilewright.importers import formulas
-from tilewright.importers.onnx_call import Call, Tensor
+from tilewright.importers.onnx_call import OnnxCall, Tensor
 from tilewright.importers.onnx_ops import microsoft, quantized, recurrent
 from tilewright.importers.onnx_ops.quantized import centred, quantize
 from tilewright.importers.onnx_ops.windows import mean_of_windows
@@ -17,11 +17,11 @@ TABLE = RuleTable("ONNX Runtime: quantized", "com.microsoft::")
 rule = TABLE.rule
 
 
-def _single(call: Call, index: int) -> Value:
+def _single(call: OnnxCall, index: int) -> Value:
     return call.reshape(call[index], ())
 
 
-def _numbers(call: Call, index: int) -> Value:
+def _numbers(call: OnnxCall, index: int) -> Value:
     """Input `index` with its scale and zero point behind it, as float32."""
     x = call.cast(call[index], float32)
     if call.has(index + 2):
@@ -29,13 +29,13 @@ def _numbers(call: Call, index: int) -> Value:
     return call.op("multiply", x, call.cast(_single(call, index + 1), float32))
 
 
-def _result(call: Call, x: Value, index: int, like: Value) -> Value:
+def _result(call: OnnxCall, x: Value, index: int, like: Value) -> Value:
     """Numbers by the scale and zero point at `index`; without a zero point in the type of `like`."""
     zero = _single(call, index + 1) if call.has(index + 1) else None
     return quantize(call, x, _single(call, index), zero, like.dtype if zero is None else zero.dtype)
 
 
-def _binary(op: str) -> Callable[[Call], Value]:
+def _binary(op: str) -> Callable[[OnnxCall], Value]:
     return lambda call: _result(call, call.op(op, _numbers(call, 0), _numbers(call, 3)), 6, call[0])
 
 
@@ -44,17 +44,17 @@ TABLE.add("QLinearMul", _binary("multiply"))
 
 
 @rule("QLinearSigmoid")
-def quantized_sigmoid(call: Call) -> Value:
+def quantized_sigmoid(call: OnnxCall) -> Value:
     return _result(call, call.op("sigmoid", _numbers(call, 0)), 3, call[0])
 
 
 @rule("QLinearLeakyRelu")
-def quantized_leaky_relu(call: Call) -> Value:
+def quantized_leaky_relu(call: OnnxCall) -> Value:
     return _result(call, formulas.leaky_relu(call, _numbers(call, 0), call.attribute("alpha", 0.01)), 3, call[0])
 
 
 @rule("QLinearSoftmax")
-def quantized_softmax(call: Call) -> Value:
+def quantized_softmax(call: OnnxCall) -> Value:
     """The softmax of `opset`: before 13 over all dimensions from the axis on."""
     x = _numbers(call, 0)
     axis, old = call.axis(x.rank, -1), call.attribute("opset", 13) < 13
@@ -62,29 +62,29 @@ def quantized_softmax(call: Call) -> Value:
     return _result(call, call.reshape(call.op("softmax", rows, axis=axis), x.shape), 3, call[0])
 
 
-def _channels_first(call: Call, x: Value) -> Value:
+def _channels_first(call: OnnxCall, x: Value) -> Value:
     return call.permute(x, [0, x.rank - 1, *range(1, x.rank - 1)]) if call.attribute("channels_last", 0) else x
 
 
-def _channels_back(call: Call, x: Value) -> Value:
+def _channels_back(call: OnnxCall, x: Value) -> Value:
     return call.permute(x, [0, *range(2, x.rank), 1]) if call.attribute("channels_last", 0) else x
 
 
 @rule("QLinearGlobalAveragePool")
-def quantized_global_average(call: Call) -> Value:
+def quantized_global_average(call: OnnxCall) -> Value:
     x = _channels_first(call, _numbers(call, 0))
     mean = call.op("reduce_mean", x, axes=tuple(range(2, x.rank)), keepdims=True)
     return _channels_back(call, _result(call, mean, 3, call[0]))
 
 
 @rule("QLinearAveragePool")
-def quantized_average(call: Call) -> Value:
+def quantized_average(call: OnnxCall) -> Value:
     x = _channels_first(call, _numbers(call, 0))
     return _channels_back(call, _result(call, mean_of_windows(call, x), 3, call[0]))
 
 
 @rule("QLinearConcat")
-def quantized_concat(call: Call) -> Value:
+def quantized_concat(call: OnnxCall) -> Value:
     """The result's scale and zero point come first, then each part with its own."""
     parts = [_numbers(call, index) for index in range(2, len(call.inputs), 3)]
     axis = call.place(call.attribute("axis"), parts[0].rank)
@@ -92,12 +92,12 @@ def quantized_concat(call: Call) -> Value:
 
 
 @rule("QLinearWhere")
-def quantized_where(call: Call) -> Value:
+def quantized_where(call: OnnxCall) -> Value:
     return _result(call, call.op("where", call[0], _numbers(call, 1), _numbers(call, 4)), 7, call[1])
 
 
 @rule("QLinearConv")
-def quantized_convolution(call: Call) -> Value:
+def quantized_convolution(call: OnnxCall) -> Value:
     """The standard one; channels of image and result may be last."""
     if not call.attribute("channels_last", 0):
         return quantized.quantized_convolution(call)
@@ -110,19 +110,19 @@ def quantized_convolution(call: Call) -> Value:
 # Products --------------------------------------------------------------------------------------------
 
 
-def _scaled(call: Call, product: Value, scale: Value, bias: Value | None) -> Value:
+def _scaled(call: OnnxCall, product: Value, scale: Value, bias: Value | None) -> Value:
     result = call.op("multiply", call.cast(product, float32), scale)
     return result if bias is None else call.op("add", result, bias)
 
 
-def _of_columns(call: Call, index: int) -> Value:
+def _of_columns(call: OnnxCall, index: int) -> Value:
     """A scale of the right operand: one number, or one for each column."""
     scale = call[index]
     return call.reshape(scale, ()) if scale.shape == (1,) else scale
 
 
 @rule("DynamicQuantizeMatMul")
-def dynamic_product(call: Call) -> Value:
+def dynamic_product(call: OnnxCall) -> Value:
     """a [.., K] of floats, quantized by its own range, times b with its scale and zero point; a bias."""
     rows, scale, zero = quantized.dynamic_quantize_linear(call)
     left = call.op("subtract", call.cast(rows, int32), call.cast(zero, int32))
@@ -131,7 +131,7 @@ def dynamic_product(call: Call) -> Value:
 
 
 @rule("MatMulIntegerToFloat")
-def product_to_float(call: Call) -> Value:
+def product_to_float(call: OnnxCall) -> Value:
     """Inputs: a, b, their scales, their zero points, a bias."""
     product = call.matmul(centred(call, 0, 4, [-1, 1]), centred(call, 1, 5, [1, -1]))
     scale = call.op("multiply", _of_columns(call, 2), _of_columns(call, 3))
@@ -139,7 +139,7 @@ def product_to_float(call: Call) -> Value:
 
 
 @rule("QGemm")
-def quantized_gemm(call: Call) -> Value:
+def quantized_gemm(call: OnnxCall) -> Value:
     """alpha a b + c in integers; a float where no scale of the result is given."""
     left, right = centred(call, 0, 2), _columns_centred(call, 3, 5)
     left = call.transpose(left, 0, 1) if call.attribute("transA", 0) else left
@@ -152,7 +152,7 @@ def quantized_gemm(call: Call) -> Value:
     return _result(call, result, 7, call[0]) if call.has(7) else result
 
 
-def _columns_centred(call: Call, index: int, zero: int) -> Value:
+def _columns_centred(call: OnnxCall, index: int, zero: int) -> Value:
     """The right operand [K, N], less its zero point or one for each column."""
     x = call.cast(call[index], int32)
     x = call.transpose(x, 0, 1) if call.attribute("transB", 0) else x
@@ -163,7 +163,7 @@ def _columns_centred(call: Call, index: int, zero: int) -> Value:
 
 
 @rule("MatMulInteger16")
-def product_of_16_bits(call: Call) -> Value:
+def product_of_16_bits(call: OnnxCall) -> Value:
     return call.matmul(call.cast(call[0], int32), call.cast(call[1], int32))
 
 
@@ -171,7 +171,7 @@ def product_of_16_bits(call: Call) -> Value:
 
 
 @rule("DynamicQuantizeLSTM")
-def dynamic_lstm(call: Call) -> tuple[Value, ...]:
+def dynamic_lstm(call: OnnxCall) -> tuple[Value, ...]:
     """An LSTM with weights of 8 bits [directions, width, gates * hidden]; inputs and states are quantized as they come.
 
     Inputs 8 to 11: scale and zero point of the input's weights, then of the state's.  All rows of the batch
@@ -184,7 +184,7 @@ def dynamic_lstm(call: Call) -> tuple[Value, ...]:
 
 
 @rule("QEmbedLayerNormalization")
-def quantized_embeddings(call: Call) -> tuple[Value | None, ...]:
+def quantized_embeddings(call: OnnxCall) -> tuple[Value | None, ...]:
     """As EmbedLayerNormalization; tables, factors and biases (inputs 2 to 6) are integers, with scales from input 8 and
     zero points from input 13 on."""
     for index in range(2, 7):

@@ -10,7 +10,7 @@ from tilewright.graph.inference import broadcast_shapes
 from tilewright.importers import images
 from tilewright.importers.agreement import must_be
 from tilewright.importers.einsum import einsum
-from tilewright.importers.onnx_call import Call
+from tilewright.importers.onnx_call import OnnxCall
 from tilewright.importers.report import Invalid, Unsupported
 from tilewright.importers.rules import RuleTable
 from tilewright.symbolic import Size, ceil_divide, lift, maximum, simplify
@@ -20,7 +20,7 @@ rule = TABLE.rule
 
 
 @rule("MatMul")
-def matmul(call: Call) -> Value:
+def matmul(call: OnnxCall) -> Value:
     left, right = call[0], call[1]
     for operand in (left, right):
         call.require_rank(operand, 1)
@@ -30,7 +30,7 @@ def matmul(call: Call) -> Value:
 
 
 @rule("Gemm")
-def gemm(call: Call) -> Value:
+def gemm(call: OnnxCall) -> Value:
     call.attribute("broadcast")  # before opset 7; the bias broadcasts where it can
     for index in range(2):
         call.require_rank(call[index], 2, 2)
@@ -46,7 +46,7 @@ def gemm(call: Call) -> Value:
     return call.op("add", product, bias)
 
 
-def _factor(call: Call, name: str, dtype: DType) -> float:
+def _factor(call: OnnxCall, name: str, dtype: DType) -> float:
     """A factor that the element type can hold."""
     found = float(call.attribute(name, 1.0))
     if dtype.is_integer and not found.is_integer():
@@ -55,14 +55,14 @@ def _factor(call: Call, name: str, dtype: DType) -> float:
 
 
 @rule("Einsum")
-def einsum_(call: Call) -> Value:
+def einsum_(call: OnnxCall) -> Value:
     return einsum(call, call.attribute("equation"), [call[index] for index in range(len(call.inputs))])
 
 
 # Convolutions ------------------------------------------------------------------------------
 
 
-def window(call: Call, x: Value, kernel: Sequence[int]) -> tuple[list[int], list[tuple[int, int]], list[int]]:
+def window(call: OnnxCall, x: Value, kernel: Sequence[int]) -> tuple[list[int], list[tuple[int, int]], list[int]]:
     """Strides, padding and dilation of a sliding window, with `auto_pad` worked out."""
     count = len(kernel)
     strides = call.integers("strides", count, default=1, least=1)
@@ -91,7 +91,7 @@ def _same(extent: Size, kernel: int, stride: int, dilation: int, lower: bool) ->
     return (large, small) if lower else (small, large)
 
 
-def padded_as_same(call: Call, x: Value, kernel: Sequence[int], filled: float) -> Value:
+def padded_as_same(call: OnnxCall, x: Value, kernel: Sequence[int], filled: float) -> Value:
     """x with the padding of `auto_pad` where that depends on the sizes of a call; the attribute then asks for none."""
     auto, count = call.attribute("auto_pad", "NOTSET"), len(kernel)
     strides = call.integers("strides", count, default=1, least=1)
@@ -115,7 +115,7 @@ def padded_as_same(call: Call, x: Value, kernel: Sequence[int], filled: float) -
     return x
 
 
-def _kernel(call: Call, x: Value, weight: Value) -> list[int]:
+def _kernel(call: OnnxCall, x: Value, weight: Value) -> list[int]:
     """The kernel's size, which the weight has and an attribute may repeat."""
     call.require_rank(x, 3)
     call.require_rank(weight, x.rank, x.rank)
@@ -128,7 +128,7 @@ def _kernel(call: Call, x: Value, weight: Value) -> list[int]:
 
 
 def _padding_to_size(
-    call: Call, x: Value, kernel: list[int], strides: list[int], dilation: list[int], extra: list[int]
+    call: OnnxCall, x: Value, kernel: list[int], strides: list[int], dilation: list[int], extra: list[int]
 ) -> list[tuple[int, int]]:
     """What a transposed convolution crops to give `output_shape`, or `auto_pad`'s stride times the image; below zero:
     what it adds, all of it at the end."""
@@ -151,7 +151,7 @@ def _padding_to_size(
     return padding
 
 
-def convolve(call: Call, x: Value, weight: Value, bias: Value | None, exact: bool = False) -> Value:
+def convolve(call: OnnxCall, x: Value, weight: Value, bias: Value | None, exact: bool = False) -> Value:
     """A convolution by the attributes of Conv and its kin; an `exact` one is of integers."""
     kernel = _kernel(call, x, weight)
     x = padded_as_same(call, x, kernel, 0)
@@ -162,12 +162,12 @@ def convolve(call: Call, x: Value, weight: Value, bias: Value | None, exact: boo
 
 
 @rule("Conv")
-def convolution(call: Call) -> Value:
+def convolution(call: OnnxCall) -> Value:
     return convolve(call, call[0], call[1], call.optional(2))
 
 
 @rule("ConvTranspose")
-def transposed_convolution(call: Call) -> Value:
+def transposed_convolution(call: OnnxCall) -> Value:
     x, weight = call[0], call[1]
     kernel = _kernel(call, x, weight)
     extra = call.integers("output_padding", len(kernel), default=0, least=0)
@@ -186,7 +186,7 @@ def transposed_convolution(call: Call) -> Value:
 
 
 @rule("LayerNormalization")
-def layer_norm(call: Call) -> tuple[Value, ...]:
+def layer_norm(call: OnnxCall) -> tuple[Value, ...]:
     """The second and third result are the mean and 1 / the standard deviation of each row, in float32."""
     x = call[0]
     axis, epsilon = call.axis(x.rank, -1), call.attribute("epsilon", 1e-5)
@@ -196,7 +196,7 @@ def layer_norm(call: Call) -> tuple[Value, ...]:
     return (result, *row_statistics(call, x, range(axis, x.rank), epsilon)) if call.outputs > 1 else (result,)
 
 
-def row_statistics(call: Call, x: Value, axes: Sequence[int], epsilon: float) -> tuple[Value, Value]:
+def row_statistics(call: OnnxCall, x: Value, axes: Sequence[int], epsilon: float) -> tuple[Value, Value]:
     """Mean and 1 / sqrt(variance + epsilon) over `axes`, kept as ones, in float32 at least."""
     wide = x if x.dtype.bits > 32 else call.cast(x, float32)
     mean, variance = call.mean_and_variance(wide, axes, 0)
@@ -204,7 +204,7 @@ def row_statistics(call: Call, x: Value, axes: Sequence[int], epsilon: float) ->
 
 
 @rule("RMSNormalization")
-def rms_norm(call: Call) -> Value:
+def rms_norm(call: OnnxCall) -> Value:
     x = call[0]
     axis = call.axis(x.rank, -1)
     scale = call.broadcast(call[1], x.shape[axis:])
@@ -212,7 +212,7 @@ def rms_norm(call: Call) -> Value:
 
 
 @rule("SimplifiedLayerNormalization")
-def simplified_layer_norm(call: Call) -> tuple[Value, ...]:
+def simplified_layer_norm(call: OnnxCall) -> tuple[Value, ...]:
     """RMSNormalization under the name that ONNX Runtime gives it; also 1 / the root of the mean square, in float32."""
     x = call[0]
     axis, epsilon = call.axis(x.rank, -1), call.attribute("epsilon", 1e-5)
@@ -226,7 +226,7 @@ def simplified_layer_norm(call: Call) -> tuple[Value, ...]:
 
 
 @rule("BatchNormalization")
-def batch_norm(call: Call) -> tuple[Value | None, ...]:
+def batch_norm(call: OnnxCall) -> tuple[Value | None, ...]:
     """Before opset 7 the attribute `is_test` says whether the model is for inference."""
     if call.opset < 7 and not call.attribute("is_test", 0):
         raise Unsupported("batch normalisation in training mode", "export the model for inference")
@@ -240,7 +240,7 @@ def batch_norm(call: Call) -> tuple[Value | None, ...]:
     return call.op("batch_norm", x, *parts, epsilon=epsilon), None, None
 
 
-def _batch_norm_of_batch(call: Call, x: Value, epsilon: float) -> tuple[Value, Value, Value]:
+def _batch_norm_of_batch(call: OnnxCall, x: Value, epsilon: float) -> tuple[Value, Value, Value]:
     """Training mode: by the mean and variance of the batch, with which the running ones are mixed."""
     momentum = call.attribute("momentum", 0.9)
     scale, bias = (call.cast(call[index], x.dtype) for index in (1, 2))
@@ -254,7 +254,7 @@ def _batch_norm_of_batch(call: Call, x: Value, epsilon: float) -> tuple[Value, V
 
 
 @rule("InstanceNormalization")
-def instance_norm(call: Call) -> Value:
+def instance_norm(call: OnnxCall) -> Value:
     x = call[0]
     call.require_rank(x, 3)
     channels = call[1].shape[0]
@@ -265,7 +265,7 @@ def instance_norm(call: Call) -> Value:
 
 
 @rule("GroupNormalization")
-def group_norm(call: Call) -> Value:
+def group_norm(call: OnnxCall) -> Value:
     """From opset 21 scale and bias have one entry for each channel, before for each group."""
     x, groups = call[0], call.positive("num_groups")
     call.require_rank(x, 3)

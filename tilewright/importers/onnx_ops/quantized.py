@@ -12,7 +12,7 @@ import ml_dtypes
 
 from tilewright.dtypes import NARROW, DType, float8e8, float32, float64, int8, int32, uint8
 from tilewright.graph.core import Value
-from tilewright.importers.onnx_call import Call
+from tilewright.importers.onnx_call import OnnxCall
 from tilewright.importers.onnx_ops.network import convolve
 from tilewright.importers.report import Invalid, Unsupported
 from tilewright.importers.rules import RuleTable
@@ -24,7 +24,7 @@ rule = TABLE.rule
 LARGEST_EXACT_DEPTH = 2**24 // 2**16  # products of 8 bits that float32 adds without rounding
 
 
-def along(call: Call, parameter: Value, x: Value, axis: int, block: int) -> Value:
+def along(call: OnnxCall, parameter: Value, x: Value, axis: int, block: int) -> Value:
     """A scale or zero point in a shape that broadcasts with x: one number, one for each position of `axis`, or one for
     `block` positions."""
     if parameter.rank == 0 or parameter.shape == (1,):
@@ -39,7 +39,7 @@ def along(call: Call, parameter: Value, x: Value, axis: int, block: int) -> Valu
     return call.reshape(parameter, [-1 if place == axis else 1 for place in range(x.rank)])
 
 
-def _axis_and_block(call: Call, x: Value) -> tuple[int, int]:
+def _axis_and_block(call: OnnxCall, x: Value) -> tuple[int, int]:
     """Where scales lie along x: an axis, which means nothing to a single scale, and how many share one."""
     axis, block = call.attribute("axis", 1), call.attribute("block_size", 0)
     scale = call[1]
@@ -53,13 +53,13 @@ def _axis_and_block(call: Call, x: Value) -> tuple[int, int]:
     return axis, block
 
 
-def _saturated(call: Call, x: Value, dtype: DType) -> Value:
+def _saturated(call: OnnxCall, x: Value, dtype: DType) -> Value:
     """Whole numbers of a float as an integer type, those outside its range as its ends."""
     limits = ml_dtypes.iinfo(dtype.numpy)
     return call.cast(call.op("clip", x, low=float(limits.min), high=float(limits.max)), dtype)
 
 
-def quantize(call: Call, x: Value, scale: Value, zero: Value | None, dtype: DType, saturate: bool = True) -> Value:
+def quantize(call: OnnxCall, x: Value, scale: Value, zero: Value | None, dtype: DType, saturate: bool = True) -> Value:
     """round(x / scale) + zero point, halves to even; `scale` and `zero` broadcast with x, which is a float."""
     if not dtype.is_integer and (dtype.bits > 8 or dtype == float8e8):
         raise Unsupported(f"quantization to {dtype}", "use integers, or floats of 8 or 4 bits")
@@ -81,7 +81,7 @@ def _wide(dtype: DType) -> DType:
 
 
 @rule("QuantizeLinear")
-def quantize_linear(call: Call) -> Value:
+def quantize_linear(call: OnnxCall) -> Value:
     """The type is that of the zero point, else `output_dtype`, else uint8."""
     x, scale = call[0], call[1]
     axis, block = _axis_and_block(call, x)
@@ -94,7 +94,7 @@ def quantize_linear(call: Call) -> Value:
 
 
 @rule("DequantizeLinear")
-def dequantize_linear(call: Call) -> Value:
+def dequantize_linear(call: OnnxCall) -> Value:
     """(x - zero point) scale, in the type of the scale, or `output_dtype`."""
     x, scale = call[0], call[1]
     axis, block = _axis_and_block(call, x)
@@ -114,7 +114,7 @@ def dequantize_linear(call: Call) -> Value:
 
 
 @rule("DynamicQuantizeLinear")
-def dynamic_quantize_linear(call: Call) -> tuple[Value, Value, Value]:
+def dynamic_quantize_linear(call: OnnxCall) -> tuple[Value, Value, Value]:
     """To uint8 by the tensor's own smallest and largest numbers, with 0 among them."""
     x = call[0]
     axes = tuple(range(x.rank))
@@ -129,7 +129,7 @@ def dynamic_quantize_linear(call: Call) -> tuple[Value, Value, Value]:
 # Products --------------------------------------------------------------------------------------------
 
 
-def centred(call: Call, index: int, zero_index: int, shape: list[int] | None = None) -> Value:
+def centred(call: OnnxCall, index: int, zero_index: int, shape: list[int] | None = None) -> Value:
     """An input of integers less its zero point, in int32; a zero point for each of many is given `shape`."""
     x = call.cast(call[index], int32)
     if not call.has(zero_index):
@@ -142,7 +142,7 @@ def centred(call: Call, index: int, zero_index: int, shape: list[int] | None = N
     return call.op("subtract", x, zero)
 
 
-def _scale_of_rows(call: Call, index: int) -> Value:
+def _scale_of_rows(call: OnnxCall, index: int) -> Value:
     """A scale of the left operand: one number, or one for each row."""
     scale = call[index]
     if scale.rank == 1:
@@ -151,12 +151,12 @@ def _scale_of_rows(call: Call, index: int) -> Value:
 
 
 @rule("MatMulInteger")
-def matmul_integer(call: Call) -> Value:
+def matmul_integer(call: OnnxCall) -> Value:
     return call.matmul(centred(call, 0, 2, [-1, 1]), centred(call, 1, 3, [1, -1]))
 
 
 @rule("QLinearMatMul")
-def quantized_matmul(call: Call) -> Value:
+def quantized_matmul(call: OnnxCall) -> Value:
     """Inputs: a, its scale and zero point, b, its scale and zero point, the result's scale and zero point."""
     product = call.matmul(centred(call, 0, 2, [-1, 1]), centred(call, 3, 5, [1, -1]))
     scale = call.op("multiply", call.cast(_scale_of_rows(call, 1), float32), call.cast(call[4], float32))
@@ -164,7 +164,7 @@ def quantized_matmul(call: Call) -> Value:
     return quantize(call, scaled, call.reshape(call[6], ()), call.reshape(call[7], ()), call[7].dtype)
 
 
-def _convolve_integers(call: Call, x: Value, weight: Value) -> Value:
+def _convolve_integers(call: OnnxCall, x: Value, weight: Value) -> Value:
     """A convolution of int32 values that stem from 8 bits, exact: as floats that hold every sum; int32."""
     depth = math.prod(size for size in weight.shape[1:] if isinstance(size, int))
     exact = depth <= LARGEST_EXACT_DEPTH and all(isinstance(size, int) for size in weight.shape[1:])
@@ -177,13 +177,13 @@ def _for_channels(weight_rank: int) -> list[int]:
 
 
 @rule("ConvInteger")
-def convolution_integer(call: Call) -> Value:
+def convolution_integer(call: OnnxCall) -> Value:
     weight = centred(call, 1, 3, _for_channels(len(call.tensor(1).shape)))
     return _convolve_integers(call, centred(call, 0, 2), weight)
 
 
 @rule("QLinearConv")
-def quantized_convolution(call: Call) -> Value:
+def quantized_convolution(call: OnnxCall) -> Value:
     """Inputs: x, its scale and zero point, w, its scale and zero point, the result's two, an int32 bias."""
     rank = len(call.tensor(3).shape)
     weight = centred(call, 3, 5, _for_channels(rank))

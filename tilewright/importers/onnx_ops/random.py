@@ -8,7 +8,7 @@ from collections.abc import Sequence
 from tilewright.dtypes import DType, float32, float64, int1, int32, int64
 from tilewright.graph.core import Value
 from tilewright.importers import random_numbers
-from tilewright.importers.onnx_call import Call
+from tilewright.importers.onnx_call import OnnxCall
 from tilewright.importers.report import Invalid, Unsupported
 from tilewright.importers.rules import RuleTable
 from tilewright.symbolic import Size, lift, simplify
@@ -17,7 +17,7 @@ TABLE = RuleTable("Random numbers")
 rule = TABLE.rule
 
 
-def drawn(call: Call, shape: Sequence[Size], distribution: str, dtype: DType = float64) -> Value:
+def drawn(call: OnnxCall, shape: Sequence[Size], distribution: str, dtype: DType = float64) -> Value:
     """Numbers from 0 up to 1 ("uniform"), or of mean 0 and variance 1 ("normal"), by the attribute `seed`.
 
     Without it they are drawn by counter; in graphs inside by the host, anew each time.
@@ -31,7 +31,7 @@ def drawn(call: Call, shape: Sequence[Size], distribution: str, dtype: DType = f
     return call.op("random", shape=tuple(shape), distribution=distribution, of=dtype.name, seed=number)
 
 
-def _numbers(call: Call, shape: Sequence[Size], distribution: str, names: tuple[str, str], dtype: DType) -> Value:
+def _numbers(call: OnnxCall, shape: Sequence[Size], distribution: str, names: tuple[str, str], dtype: DType) -> Value:
     """Numbers of a range or of a mean and scale, whose attributes have these names."""
     if not dtype.is_float:
         raise Invalid(f"random numbers of the type {dtype}")
@@ -41,7 +41,7 @@ def _numbers(call: Call, shape: Sequence[Size], distribution: str, names: tuple[
     return call.cast(wide, dtype)
 
 
-def _given_shape(call: Call) -> list[int]:
+def _given_shape(call: OnnxCall) -> list[int]:
     shape = list(call.attribute("shape"))
     if min(shape, default=0) < 0:
         raise Invalid(f"the attribute 'shape' is {shape}; sizes are 0 or more")
@@ -49,29 +49,29 @@ def _given_shape(call: Call) -> list[int]:
 
 
 @rule("RandomUniform")
-def uniform(call: Call) -> Value:
+def uniform(call: OnnxCall) -> Value:
     return _numbers(call, _given_shape(call), "uniform", ("low", "high"), call.dtype("dtype") or float32)
 
 
 @rule("RandomNormal")
-def normal(call: Call) -> Value:
+def normal(call: OnnxCall) -> Value:
     return _numbers(call, _given_shape(call), "normal", ("mean", "scale"), call.dtype("dtype") or float32)
 
 
 @rule("RandomUniformLike")
-def uniform_like(call: Call) -> Value:
+def uniform_like(call: OnnxCall) -> Value:
     x = call.tensor(0)
     return _numbers(call, x.shape, "uniform", ("low", "high"), call.dtype("dtype") or x.dtype)
 
 
 @rule("RandomNormalLike")
-def normal_like(call: Call) -> Value:
+def normal_like(call: OnnxCall) -> Value:
     x = call.tensor(0)
     return _numbers(call, x.shape, "normal", ("mean", "scale"), call.dtype("dtype") or x.dtype)
 
 
 @rule("Bernoulli")
-def bernoulli(call: Call) -> Value:
+def bernoulli(call: OnnxCall) -> Value:
     """1 with the probability that an element is, else 0."""
     x = call[0]
     hit = call.op("less", drawn(call, x.shape, "uniform"), call.cast(x, float64))
@@ -79,7 +79,7 @@ def bernoulli(call: Call) -> Value:
 
 
 @rule("Multinomial")
-def multinomial(call: Call) -> Value:
+def multinomial(call: OnnxCall) -> Value:
     """Classes drawn from rows of logarithms of probabilities [N, C]: [N, samples]."""
     x, samples = call[0], call.positive("sample_size", 1)
     call.require_rank(x, 2, 2)
@@ -91,7 +91,7 @@ def multinomial(call: Call) -> Value:
 
 
 @rule("Dropout")
-def dropout(call: Call) -> tuple[Value, Value]:
+def dropout(call: OnnxCall) -> tuple[Value, Value]:
     """The second result says which elements are kept: all of them."""
     if call.has(2):
         return _training_dropout(call)
@@ -101,7 +101,7 @@ def dropout(call: Call) -> tuple[Value, Value]:
     return call[0], call.full(call[0].shape, True, int1 if call.opset >= 10 else call[0].dtype)
 
 
-def _training_dropout(call: Call) -> tuple[Value, Value]:
+def _training_dropout(call: OnnxCall) -> tuple[Value, Value]:
     """A truth that may only be known at run time says whether elements are dropped."""
     x, training = call[0], call.tensor(2)
     ratio = call.number(1) if call.has(1) and not call.is_unknown(1) else 0.5 if not call.has(1) else None

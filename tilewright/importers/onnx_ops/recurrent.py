@@ -19,7 +19,7 @@ from tilewright.graph.inference import shape_text
 from tilewright.graph.recurrent import SLOTS
 from tilewright.importers import formulas
 from tilewright.importers.agreement import chosen, must_be, respelled
-from tilewright.importers.onnx_call import Call
+from tilewright.importers.onnx_call import OnnxCall
 from tilewright.importers.report import Invalid, Unsupported
 from tilewright.importers.rules import RuleTable
 from tilewright.symbolic import Size, lift, simplify
@@ -40,14 +40,14 @@ _DEFAULTS: dict[str, tuple[float | None, float | None]] = {
 
 
 @dataclass(frozen=True)
-class _Function:
+class _Activation:
     """An activation: its name in small letters, alpha and beta."""
 
     name: str
     alpha: float = 0.0
     beta: float = 0.0
 
-    def apply(self, call: Call, x: Value) -> Value:
+    def apply(self, call: OnnxCall, x: Value) -> Value:
         alpha, beta = self.alpha, self.beta
         if self.name in _ACTIVATIONS:
             return call.op(_ACTIVATIONS[self.name], x)
@@ -73,30 +73,30 @@ class _DirectionWeights:
     state: Value
     bias: Value | None
     peepholes: list[Value]
-    activations: Sequence[_Function]
+    activations: Sequence[_Activation]
 
 
 # (call, [batch, gates * hidden] of the input, states, weights) -> new states, the output first
-Cell = Callable[[Call, Value, Sequence[Value], _DirectionWeights], "list[Value]"]
+Cell = Callable[[OnnxCall, Value, Sequence[Value], _DirectionWeights], "list[Value]"]
 
 
-def _product(call: Call, x: Value, weight: Value, bias: Value | None) -> Value:
+def _product(call: OnnxCall, x: Value, weight: Value, bias: Value | None) -> Value:
     result = call.op("matmul", x, weight, transpose_b=True)
     return result if bias is None else call.op("add", result, bias)
 
 
-def _applied(call: Call, function: _Function, x: Value) -> Value:
+def _applied(call: OnnxCall, function: _Activation, x: Value) -> Value:
     """An activation of what the attribute `clip` bounds on both sides."""
     bound = call.attribute("clip")
     return function.apply(call, x if bound is None else call.op("clip", x, low=-float(bound), high=float(bound)))
 
 
-def _rnn(call: Call, x: Value, states: Sequence[Value], weights: _DirectionWeights) -> list[Value]:
+def _rnn(call: OnnxCall, x: Value, states: Sequence[Value], weights: _DirectionWeights) -> list[Value]:
     total = call.op("add", x, _product(call, states[0], weights.state, weights.bias))
     return [_applied(call, weights.activations[0], total)]
 
 
-def _gru(call: Call, x: Value, states: Sequence[Value], weights: _DirectionWeights) -> list[Value]:
+def _gru(call: OnnxCall, x: Value, states: Sequence[Value], weights: _DirectionWeights) -> list[Value]:
     (hidden,), (gate, activation) = states, weights.activations
     update_x, reset_x, new_x = call.equal_parts(x, 3)
     if call.attribute("linear_before_reset", 0):
@@ -118,7 +118,7 @@ def _gru(call: Call, x: Value, states: Sequence[Value], weights: _DirectionWeigh
     return [call.op("add", new, call.op("multiply", update, call.op("subtract", hidden, new)))]
 
 
-def _lstm(call: Call, x: Value, states: Sequence[Value], weights: _DirectionWeights) -> list[Value]:
+def _lstm(call: OnnxCall, x: Value, states: Sequence[Value], weights: _DirectionWeights) -> list[Value]:
     (hidden, memory), (gate, activation, last) = states, weights.activations
     total = call.op("add", x, _product(call, hidden, weights.state, weights.bias))
     into, out, forget, new = call.equal_parts(total, 4)
@@ -134,7 +134,7 @@ def _lstm(call: Call, x: Value, states: Sequence[Value], weights: _DirectionWeig
     return [call.op("multiply", _applied(call, gate, out), last.apply(call, memory)), memory]
 
 
-def _activations(call: Call, defaults: Sequence[str], directions: int) -> list[list[_Function]]:
+def _activations(call: OnnxCall, defaults: Sequence[str], directions: int) -> list[list[_Activation]]:
     """The functions of each direction; alphas and betas are given for those that have one, in their order."""
     names = call.attribute("activations") or [*defaults] * directions
     if len(names) == 2 and len(defaults) == directions == 1:  # the standard's default of RNN is for two directions
@@ -150,12 +150,18 @@ def _activations(call: Call, defaults: Sequence[str], directions: int) -> list[l
             0.0 if default is None else float(given.pop(0)) if given else default
             for default, given in zip(_DEFAULTS[name.lower()], (alphas, betas), strict=True)
         ]
-        found.append(_Function(name.lower(), *numbers))
+        found.append(_Activation(name.lower(), *numbers))
     return [found[len(defaults) * number : len(defaults) * (number + 1)] for number in range(directions)]
 
 
 def _layer(
-    call: Call, cell: Cell, gates: int, defaults: Sequence[str], states: int, peepholes: bool, in_steps: bool = False
+    call: OnnxCall,
+    cell: Cell,
+    gates: int,
+    defaults: Sequence[str],
+    states: int,
+    peepholes: bool,
+    in_steps: bool = False,
 ) -> tuple[Value, ...]:
     """(outputs [steps, directions, batch, hidden], last states [directions, batch, hidden] …).
 
@@ -201,7 +207,7 @@ def _layer(
     return _ordered(call, _of_sequences(call, joined), batch_first)
 
 
-def _of_sequences(call: Call, joined: Sequence[Value]) -> list[Value]:
+def _of_sequences(call: OnnxCall, joined: Sequence[Value]) -> list[Value]:
     """The results, with zeros for the last states of a sequence without steps, as ONNX Runtime gives them."""
     rows, *last = joined
     if call.has(4):
@@ -210,14 +216,14 @@ def _of_sequences(call: Call, joined: Sequence[Value]) -> list[Value]:
     return [rows, *last]
 
 
-def _ordered(call: Call, joined: Sequence[Value], batch_first: bool) -> tuple[Value, ...]:
+def _ordered(call: OnnxCall, joined: Sequence[Value], batch_first: bool) -> tuple[Value, ...]:
     """Outputs [steps, directions, batch, hidden] and states [directions, batch, hidden], in the order of the layout."""
     if not batch_first:
         return tuple(joined)
     return call.permute(joined[0], (2, 0, 1, 3)), *(call.transpose(value, 0, 1) for value in joined[1:])
 
 
-def _check_shapes(call: Call, directions: int, gates: int, batch_first: bool) -> None:
+def _check_shapes(call: OnnxCall, directions: int, gates: int, batch_first: bool) -> None:
     """Raise `Invalid` for inputs that are not [steps, batch, width] and weights and states for it."""
     for index in range(3):
         call.require_rank(call[index], 3, 3)
@@ -247,18 +253,18 @@ def _check_shapes(call: Call, directions: int, gates: int, batch_first: bool) ->
             raise Invalid(f"input {index} is {call[index]!r}; with {x!r} it must have the shape {shape_text(shape)}")
 
 
-def _share_batch(call: Call, batch: Size, batch_first: bool) -> None:
+def _share_batch(call: OnnxCall, batch: Size, batch_first: bool) -> None:
     """Give the input the batch of a state, where that is the plainer of the two."""
     shape, axis = list(call[0].shape), 0 if batch_first else 1
     shape[axis] = chosen([shape[axis], batch])
     call.tensor(0).value = must_be(call, call[0], shape)
 
 
-def _concat(call: Call, values: Sequence[Value], axis: int) -> Value:
+def _concat(call: OnnxCall, values: Sequence[Value], axis: int) -> Value:
     return values[0] if len(values) == 1 else call.op("concat", *values, axis=axis)
 
 
-def _initial(call: Call, x: Value, index: int, direction: int, batch_first: bool) -> Value:
+def _initial(call: OnnxCall, x: Value, index: int, direction: int, batch_first: bool) -> Value:
     """A direction's state [batch, hidden] before its first step: zeros where none is given."""
     if call.has(index):
         return call.select(call[index], 1 if batch_first else 0, direction)
@@ -266,7 +272,7 @@ def _initial(call: Call, x: Value, index: int, direction: int, batch_first: bool
 
 
 def _run(
-    call: Call, cell: Cell, inputs: Value, states: list[Value], weights: _DirectionWeights, reverse: bool
+    call: OnnxCall, cell: Cell, inputs: Value, states: list[Value], weights: _DirectionWeights, reverse: bool
 ) -> tuple[Value, list[Value]]:
     """The outputs of all steps [steps, batch, hidden] and the last states; behind a sequence's end they are zeros, and
     its states are kept."""
@@ -280,7 +286,7 @@ def _run(
 
 
 def _step(
-    call: Call,
+    call: OnnxCall,
     cell: Cell,
     row: Value,
     states: list[Value],
@@ -298,11 +304,11 @@ def _step(
 
 
 def _looped(
-    call: Call, cell: Cell, inputs: Value, states: list[Value], weights: _DirectionWeights, reverse: bool
+    call: OnnxCall, cell: Cell, inputs: Value, states: list[Value], weights: _DirectionWeights, reverse: bool
 ) -> tuple[Value, list[Value]]:
     """As `_run`, by a loop of the graph, for any number of steps."""
     steps, body = inputs.shape[0], GraphBuilder("step", call.builder)
-    inner = Call(body, call.source, call.inputs, call.attributes, call.opset, 0)
+    inner = OnnxCall(body, call.source, call.inputs, call.attributes, call.opset, 0)
     outside: list[Value] = []
 
     def captured(value: Value) -> Value:
@@ -335,7 +341,7 @@ _CELLS = {1: "rnn", 4: "lstm"}  # by the number of gates
 
 
 def _walked(
-    call: Call,
+    call: OnnxCall,
     x: Value,
     gates: int,
     states: int,
@@ -389,7 +395,7 @@ def _walked(
     return _results(call, rows, x.shape[0], hidden, [2, 1] if in_steps else list(range(states)), backwards)
 
 
-def _in_steps(call: Call, x: Value) -> Value:
+def _in_steps(call: OnnxCall, x: Value) -> Value:
     """Rows [batch, hidden] in 256 steps of their range, 0 among them."""
     low = call.op("minimum", call.op("reduce_min", x, axes=(0, 1), keepdims=True), 0.0)
     high = call.op("maximum", call.op("reduce_max", x, axes=(0, 1), keepdims=True), 0.0)
@@ -401,7 +407,7 @@ def _in_steps(call: Call, x: Value) -> Value:
 
 
 def _results(
-    call: Call, rows: Value, steps: Size, hidden: int, slots: Sequence[int], backwards: Sequence[bool]
+    call: OnnxCall, rows: Value, steps: Size, hidden: int, slots: Sequence[int], backwards: Sequence[bool]
 ) -> list[Value]:
     """Outputs and last states from the states around every step, of which `slots` has the places; after a sequence's
     end outputs are zeros."""
@@ -424,20 +430,20 @@ def _results(
 
 
 @rule("RNN")
-def rnn(call: Call) -> tuple[Value, ...]:
+def rnn(call: OnnxCall) -> tuple[Value, ...]:
     return _layer(call, _rnn, 1, ["Tanh"], 1, peepholes=False)
 
 
 @rule("GRU")
-def gru(call: Call) -> tuple[Value, ...]:
+def gru(call: OnnxCall) -> tuple[Value, ...]:
     return _layer(call, _gru, 3, ["Sigmoid", "Tanh"], 1, peepholes=False)
 
 
 @rule("LSTM")
-def lstm(call: Call) -> tuple[Value, ...]:
+def lstm(call: OnnxCall) -> tuple[Value, ...]:
     return _layer(call, _lstm, 4, ["Sigmoid", "Tanh", "Tanh"], 2, peepholes=True)
 
 
-def lstm_of_8_bits(call: Call) -> tuple[Value, ...]:
+def lstm_of_8_bits(call: OnnxCall) -> tuple[Value, ...]:
     """As `lstm`; its products take the state in 256 steps of its range."""
     return _layer(call, _lstm, 4, ["Sigmoid", "Tanh", "Tanh"], 2, peepholes=True, in_steps=True)

@@ -10,7 +10,7 @@ import numpy as np
 from tilewright.dtypes import float64, int64, uint8
 from tilewright.graph.core import Value
 from tilewright.importers import formulas, sorting
-from tilewright.importers.onnx_call import Call
+from tilewright.importers.onnx_call import OnnxCall
 from tilewright.importers.onnx_ops.run_time import along_axis, top_k, with_axes
 from tilewright.importers.report import Invalid, Unsupported
 from tilewright.importers.rules import RuleTable
@@ -20,7 +20,7 @@ TABLE = RuleTable("Reductions")
 rule = TABLE.rule
 
 
-def _axes(call: Call, x: Value) -> tuple[int, ...]:
+def _axes(call: OnnxCall, x: Value) -> tuple[int, ...]:
     """The axes to reduce: all of them when none are given, unless the node says that none means none."""
     axes = call.axes(1, x.rank)
     nothing = call.attribute("noop_with_empty_axes", 0)
@@ -29,19 +29,19 @@ def _axes(call: Call, x: Value) -> tuple[int, ...]:
     return axes
 
 
-def _reduce(call: Call, op: str, x: Value) -> Value:
+def _reduce(call: OnnxCall, op: str, x: Value) -> Value:
     axes, keep = _axes(call, x), bool(call.attribute("keepdims", 1))
     return call.op(op, x, axes=axes, keepdims=keep) if axes else x
 
 
-def _plain(op: str) -> Callable[[Call], Value]:
+def _plain(op: str) -> Callable[[OnnxCall], Value]:
     return with_axes(lambda call: _reduce(call, op, call[0]))
 
 
-def _extreme(op: str) -> Callable[[Call], Value]:
+def _extreme(op: str) -> Callable[[OnnxCall], Value]:
     """Of booleans as of the numbers 0 and 1."""
 
-    def apply(call: Call) -> Value:
+    def apply(call: OnnxCall) -> Value:
         x = call[0]
         if any(x.shape[axis] == 0 for axis in _axes(call, x)):
             return _of_nothing(call, x, op == "reduce_max")
@@ -51,7 +51,7 @@ def _extreme(op: str) -> Callable[[Call], Value]:
     return with_axes(apply)
 
 
-def _of_nothing(call: Call, x: Value, largest: bool) -> Value:
+def _of_nothing(call: OnnxCall, x: Value, largest: bool) -> Value:
     """The largest or smallest of no elements: what no element of the type is below, or above."""
     axes, keep = _axes(call, x), bool(call.attribute("keepdims", 1))
     shape = [1 if axis in axes else size for axis, size in enumerate(x.shape) if keep or axis not in axes]
@@ -69,7 +69,7 @@ TABLE.add("ReduceMin", _extreme("reduce_min"))
 TABLE.add("ReduceProd", _plain("reduce_product"))
 
 
-def _floats(call: Call) -> Value:
+def _floats(call: OnnxCall) -> Value:
     """The input as real numbers: what follows has no meaning for integers."""
     x = call[0]
     return x if x.dtype.is_float else call.cast(x, float64)
@@ -77,7 +77,7 @@ def _floats(call: Call) -> Value:
 
 @rule("ReduceMean")
 @with_axes
-def reduce_mean(call: Call) -> Value:
+def reduce_mean(call: OnnxCall) -> Value:
     """The mean of nothing is 0, as ONNX Runtime has it."""
     x = call[0]
     count = product([x.shape[axis] for axis in _axes(call, x)])
@@ -94,19 +94,19 @@ def reduce_mean(call: Call) -> Value:
 
 @rule("ReduceL1")
 @with_axes
-def reduce_l1(call: Call) -> Value:
+def reduce_l1(call: OnnxCall) -> Value:
     return _reduce(call, "reduce_sum", call.op("absolute", call[0]))
 
 
 @rule("ReduceSumSquare")
 @with_axes
-def reduce_sum_square(call: Call) -> Value:
+def reduce_sum_square(call: OnnxCall) -> Value:
     return _reduce(call, "reduce_sum", call.op("multiply", call[0], call[0]))
 
 
 @rule("ReduceL2")
 @with_axes
-def reduce_l2(call: Call) -> Value:
+def reduce_l2(call: OnnxCall) -> Value:
     x = _floats(call)
     total = call.op("sqrt", _reduce(call, "reduce_sum", call.op("multiply", x, x)))
     return call.cast(total, call[0].dtype)
@@ -114,13 +114,13 @@ def reduce_l2(call: Call) -> Value:
 
 @rule("ReduceLogSum")
 @with_axes
-def reduce_log_sum(call: Call) -> Value:
+def reduce_log_sum(call: OnnxCall) -> Value:
     return call.cast(call.op("log", _reduce(call, "reduce_sum", _floats(call))), call[0].dtype)
 
 
 @rule("ReduceLogSumExp")
 @with_axes
-def reduce_log_sum_exp(call: Call) -> Value:
+def reduce_log_sum_exp(call: OnnxCall) -> Value:
     x = _floats(call)
     axes, keep = _axes(call, x), call.attribute("keepdims", 1)
     if not axes:
@@ -133,8 +133,8 @@ def reduce_log_sum_exp(call: Call) -> Value:
     return call.reshape(result, [size for axis, size in enumerate(result.shape) if axis not in axes])
 
 
-def _position(op: str) -> Callable[[Call], Value]:
-    def apply(call: Call) -> Value:
+def _position(op: str) -> Callable[[OnnxCall], Value]:
+    def apply(call: OnnxCall) -> Value:
         x = call[0]
         axis = call.axis(max(x.rank, 1), 0)
         keep = bool(call.attribute("keepdims", 1))
@@ -151,10 +151,10 @@ TABLE.add("ArgMax", _position("argmax"))
 TABLE.add("ArgMin", _position("argmin"))
 
 
-def _along_rows(apply: Callable[[Call, Value, int], Value]) -> Callable[[Call], Value]:
+def _along_rows(apply: Callable[[OnnxCall, Value, int], Value]) -> Callable[[OnnxCall], Value]:
     """Along one axis; before opset 13 over all dimensions from the axis on, as one."""
 
-    def rule_(call: Call) -> Value:
+    def rule_(call: OnnxCall) -> Value:
         x = call[0]
         if call.opset >= 13:
             return apply(call, x, call.axis(x.rank, -1))
@@ -166,7 +166,7 @@ def _along_rows(apply: Callable[[Call, Value, int], Value]) -> Callable[[Call], 
     return rule_
 
 
-def _hardmax(call: Call, x: Value, axis: int) -> Value:
+def _hardmax(call: OnnxCall, x: Value, axis: int) -> Value:
     if x.shape[axis] == 0:
         return x
     best = call.op("argmax", x, axis=axis, keepdims=True)
@@ -180,7 +180,7 @@ TABLE.add("Hardmax", _along_rows(_hardmax))
 
 
 @rule("TopK")
-def largest(call: Call) -> tuple[Value, Value]:
+def largest(call: OnnxCall) -> tuple[Value, Value]:
     """The count is an attribute before opset 10."""
     x = call[0]
     axis = call.axis(x.rank, -1)
@@ -201,13 +201,13 @@ def largest(call: Call) -> tuple[Value, Value]:
     return sorting.top(call, x, count, axis, bool(call.attribute("largest", 1)))
 
 
-def _cumulative(op: str, neutral: int) -> Callable[[Call], Value]:
-    def apply(call: Call) -> Value:
+def _cumulative(op: str, neutral: int) -> Callable[[OnnxCall], Value]:
+    def apply(call: OnnxCall) -> Value:
         if call.is_unknown(1):
             return along_axis(call, call[0], lambda moved, axis: along(call, moved, axis))
         return along(call, call[0], call.place(int(call.number(1)), call[0].rank))
 
-    def along(call: Call, x: Value, axis: int) -> Value:
+    def along(call: OnnxCall, x: Value, axis: int) -> Value:
         reverse = bool(call.attribute("reverse", 0))
         x = call.flip(x, axis) if reverse else x
         result = call.op(op, x, axis=axis)
@@ -224,7 +224,7 @@ TABLE.add("CumProd", _cumulative("cumprod", 1))
 
 
 @rule("LpNormalization")
-def lp_normalization(call: Call) -> Value:
+def lp_normalization(call: OnnxCall) -> Value:
     x, order = call[0], call.attribute("p", 2)
     axis = call.axis(x.rank, -1)
     if order == 1:
@@ -237,7 +237,7 @@ def lp_normalization(call: Call) -> Value:
 
 
 @rule("MeanVarianceNormalization")
-def mean_variance_normalization(call: Call) -> Value:
+def mean_variance_normalization(call: OnnxCall) -> Value:
     """Before opset 9, as ONNX Runtime has it, over the channels too or not, and divided by the deviation or not."""
     x = call[0]
     if call.opset < 9:

@@ -14,7 +14,7 @@ import numpy as np
 from tilewright.dtypes import float32, float64, int1, int64
 from tilewright.graph.core import Value
 from tilewright.importers import images
-from tilewright.importers.onnx_call import Call
+from tilewright.importers.onnx_call import OnnxCall
 from tilewright.importers.report import Invalid, Unsupported
 from tilewright.importers.rules import RuleTable
 from tilewright.importers.sampling import cubic_taps, cubic_weight, grid_sample, linear_pair, linear_weight, read_along
@@ -66,7 +66,7 @@ class _Target:
 
 
 @rule("Resize", "Upsample")
-def resize(call: Call) -> Value:
+def resize(call: OnnxCall) -> Value:
     """Upsample, and Resize before opset 11, have no modes of coordinates."""
     x, mode = call[0], call.choice("mode", "nearest", "linear", "bilinear", "cubic").removeprefix("bi")
     coordinates = call.choice("coordinate_transformation_mode", "half_pixel", *_COORDINATES)
@@ -92,7 +92,7 @@ def resize(call: Call) -> Value:
     return images.whole(call, _all_resized(call, call.cast(x, exact), targets, settings), x.dtype)
 
 
-def _all_resized(call: Call, x: Value, targets: list[_Target], settings: _ResizeSettings) -> Value:
+def _all_resized(call: OnnxCall, x: Value, targets: list[_Target], settings: _ResizeSettings) -> Value:
     """An image whose sizes all stay is not resampled, whatever its scales; so does ONNX Runtime."""
     if all(target.region is None and target.size == x.shape[target.axis] for target in targets):
         return x
@@ -101,7 +101,7 @@ def _all_resized(call: Call, x: Value, targets: list[_Target], settings: _Resize
     return x
 
 
-def _with_regions(call: Call, settings: _ResizeSettings, targets: list[_Target]) -> list[_Target]:
+def _with_regions(call: OnnxCall, settings: _ResizeSettings, targets: list[_Target]) -> list[_Target]:
     """The targets of a crop with the parts of the image that it reads."""
     if settings.coordinates != "tf_crop_and_resize":
         return targets
@@ -115,7 +115,7 @@ def _with_regions(call: Call, settings: _ResizeSettings, targets: list[_Target])
     ]
 
 
-def _numbers(call: Call, index: int) -> list[float | Value]:
+def _numbers(call: OnnxCall, index: int) -> list[float | Value]:
     """The elements of an input of real numbers, in the graph where they are not known."""
     known = call.tensor(index).known
     if known is not None and not call.tensor(index).symbolic:
@@ -124,7 +124,7 @@ def _numbers(call: Call, index: int) -> list[float | Value]:
     return [call.select(line, 0, element) for element in range(call.count(index))]
 
 
-def _resized(call: Call, x: Value, target: _Target, settings: _ResizeSettings) -> Value:
+def _resized(call: OnnxCall, x: Value, target: _Target, settings: _ResizeSettings) -> Value:
     """One dimension with a new size."""
     axis, size, extent = target.axis, target.size, x.shape[target.axis]
     if size == extent and (target.factor in (None, 1.0) or settings.antialias):
@@ -160,7 +160,7 @@ def _resized(call: Call, x: Value, target: _Target, settings: _ResizeSettings) -
     return call.op("where", outside, call.builder.number(settings.beyond, x.dtype), result)
 
 
-def _resized_at_run_time(call: Call, x: Value, target: _Target, settings: _ResizeSettings) -> Value:
+def _resized_at_run_time(call: OnnxCall, x: Value, target: _Target, settings: _ResizeSettings) -> Value:
     """One dimension with a new size, dynamic or long: whole factors repeat pixels, others are gathered."""
     axis, size, extent = target.axis, target.size, x.shape[target.axis]
     whole = simplify(lift(size) // extent) if lower_bound(extent) > 0 else 0
@@ -190,7 +190,7 @@ def _resized_at_run_time(call: Call, x: Value, target: _Target, settings: _Resiz
     return call.op("where", outside, call.builder.number(settings.beyond, x.dtype), total)
 
 
-def _mixed_at_run_time(call: Call, x: Value, place: Value, target: _Target, settings: _ResizeSettings) -> Value:
+def _mixed_at_run_time(call: OnnxCall, x: Value, place: Value, target: _Target, settings: _ResizeSettings) -> Value:
     """One dimension by weights of as many pixels as the scale says."""
     extent, size = x.shape[target.axis], target.size
     if isinstance(extent, int) and isinstance(size, int) and extent * size > _LARGEST_MATRIX:
@@ -207,7 +207,7 @@ def _mixed_at_run_time(call: Call, x: Value, place: Value, target: _Target, sett
     return images.mix(call, x, target.axis, call.cast(matrix, x.dtype))
 
 
-def _repeats(call: Call, settings: _ResizeSettings) -> bool:
+def _repeats(call: OnnxCall, settings: _ResizeSettings) -> bool:
     """Whether a whole factor repeats every pixel."""
     if settings.mode != "nearest" or settings.antialias:
         return False
@@ -219,7 +219,7 @@ def _repeats(call: Call, settings: _ResizeSettings) -> bool:
     )
 
 
-def _scales(call: Call, rank: int) -> list[float | Value]:
+def _scales(call: OnnxCall, rank: int) -> list[float | Value]:
     """The factors: an attribute of Upsample before opset 9, else an input."""
     if call.opset < 9:
         given = call.attribute("scales")
@@ -229,7 +229,7 @@ def _scales(call: Call, rank: int) -> list[float | Value]:
     return _numbers(call, 1 if call.opset < 11 else 2)
 
 
-def _targets(call: Call, x: Value, axes: Sequence[int], policy: str) -> list[_Target]:
+def _targets(call: OnnxCall, x: Value, axes: Sequence[int], policy: str) -> list[_Target]:
     """The new size of each axis, and its scale where scales are given or the aspect ratio is kept."""
     if call.opset >= 11 and call.has(3):
         sizes = call.lengths(3)
@@ -262,14 +262,14 @@ def _targets(call: Call, x: Value, axes: Sequence[int], policy: str) -> list[_Ta
     return targets
 
 
-def _scaled(call: Call, extent: Size, scale: Value, more: float) -> Size:
+def _scaled(call: OnnxCall, extent: Size, scale: Value, more: float) -> Size:
     """floor(extent * scale + more), of a scale that only the run knows; rounded as the product of its type is."""
     size = call.op("floor", call.op("add", call.op("multiply", call.value(extent, scale.dtype), scale), more))
     (found,) = call.read_sizes(call.reshape(call.cast(size, int64), (1,)), "size", f"the scaled size {extent}")
     return found
 
 
-def _in_proportion(call: Call, x: Value, axes: Sequence[int], sizes: Sequence[Size], policy: str) -> list[_Target]:
+def _in_proportion(call: OnnxCall, x: Value, axes: Sequence[int], sizes: Sequence[Size], policy: str) -> list[_Target]:
     """One scale for all axes, by which none becomes larger (or smaller) than its size."""
     extents = [x.shape[axis] for axis in axes]
     if any(isinstance(size, Expression) for size in (*extents, *sizes)) or 0 in extents:
@@ -323,7 +323,7 @@ def _places(extent: int, size: int, target: _Target, settings: _ResizeSettings) 
     return (line + half) / scale - half
 
 
-def _place_at_run_time(call: Call, target: _Target, extent: Size, settings: _ResizeSettings) -> Value:
+def _place_at_run_time(call: OnnxCall, target: _Target, extent: Size, settings: _ResizeSettings) -> Value:
     """As `_places`, of sizes that are known at run time: [size]."""
     working = float32 if settings.mode == "nearest" else float64
     old, new, mode = call.value(extent, working), call.value(target.size, working), settings.coordinates
@@ -355,7 +355,7 @@ def _place_at_run_time(call: Call, target: _Target, extent: Size, settings: _Res
 
 
 def _place_in_region(
-    call: Call, region: tuple[float | Value, float | Value], line: Value, end: Value, whole: Value
+    call: OnnxCall, region: tuple[float | Value, float | Value], line: Value, end: Value, whole: Value
 ) -> Value:
     """What a crop reads: from the first part of the image to the last, or their middle."""
     first, last = (call.value(item, line.dtype) for item in region)
@@ -367,7 +367,7 @@ def _place_in_region(
     return call.op("add", place, call.op("multiply", first, end))
 
 
-def _nearest(call: Call, places: np.ndarray, smaller: bool, settings: _ResizeSettings) -> np.ndarray:
+def _nearest(call: OnnxCall, places: np.ndarray, smaller: bool, settings: _ResizeSettings) -> np.ndarray:
     """The pixel of each place; before opset 11 the next one when the image becomes smaller, else the one before."""
     mode, places = settings.nearest, places.astype(np.float64)
     if call.opset < 11:
@@ -380,7 +380,7 @@ def _nearest(call: Call, places: np.ndarray, smaller: bool, settings: _ResizeSet
     return np.ceil(places - half) if mode == "round_prefer_floor" else np.floor(places + half)
 
 
-def _nearest_at_run_time(call: Call, place: Value, target: _Target, extent: Size, mode: str) -> Value:
+def _nearest_at_run_time(call: OnnxCall, place: Value, target: _Target, extent: Size, mode: str) -> Value:
     if call.opset < 11:
         smaller = call.op("less", call.value(target.size, int64), call.value(extent, int64))
         return call.op("where", smaller, call.op("ceil", place), call.op("floor", place))
@@ -393,7 +393,7 @@ def _nearest_at_run_time(call: Call, place: Value, target: _Target, extent: Size
 
 
 @rule("GridSample")
-def sample_grid(call: Call) -> Value:
+def sample_grid(call: OnnxCall) -> Value:
     """Modes have other names before opset 20."""
     names = ("linear", "nearest", "cubic") if call.opset >= 20 else ("bilinear", "nearest", "bicubic")
     mode = call.choice("mode", *names).removeprefix("bi")

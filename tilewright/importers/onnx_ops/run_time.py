@@ -9,7 +9,7 @@ import numpy as np
 
 from tilewright.graph.core import Value
 from tilewright.graph.host_images import CHANNELS
-from tilewright.importers.onnx_call import Call, Tensor, known_tensor
+from tilewright.importers.onnx_call import OnnxCall, Tensor, known_tensor
 from tilewright.importers.report import Invalid
 from tilewright.importers.rules import RuleTable
 from tilewright.symbolic import Size
@@ -21,7 +21,7 @@ rule = TABLE.rule
 # Shapes --------------------------------------------------------------------------------------------
 
 
-def reshape(call: Call, x: Value) -> Value:
+def reshape(call: OnnxCall, x: Value) -> Value:
     """A Reshape whose shape is known only then; elements that are known at import stay numbers."""
     count, what = call.count(1), call.what(1)
     allow_zero = bool(call.attribute("allowzero", 0))
@@ -43,7 +43,7 @@ def reshape(call: Call, x: Value) -> Value:
     return call.reshape(x, sizes)
 
 
-def expand(call: Call, x: Value) -> Value:
+def expand(call: OnnxCall, x: Value) -> Value:
     """An Expand to a shape that is known only then; where x has a fixed size other than 1, that stays."""
     count, what = call.count(1), call.what(1)
     rank = max(count, x.rank)
@@ -62,7 +62,7 @@ def expand(call: Call, x: Value) -> Value:
     return call.broadcast(x, shape)
 
 
-def squeeze(call: Call, x: Value) -> Value:
+def squeeze(call: OnnxCall, x: Value) -> Value:
     """A Squeeze whose axes are known only then."""
     what, count = call.what(1), x.rank - call.count(1)
     if count < 0:
@@ -71,14 +71,14 @@ def squeeze(call: Call, x: Value) -> Value:
     return call.reshape(x, call.read_sizes(kept, "size", what))
 
 
-def unsqueeze(call: Call, x: Value) -> Value:
+def unsqueeze(call: OnnxCall, x: Value) -> Value:
     """An Unsqueeze whose axes are known only then."""
     what, count = call.what(1), x.rank + call.count(1)
     extents = call.op("inserted_extents", call.extents(x), call.numbers(1), count=count, what=what)
     return call.reshape(x, call.read_sizes(extents, "size", what))
 
 
-def slice_(call: Call, x: Value) -> Value:
+def slice_(call: OnnxCall, x: Value) -> Value:
     """A Slice of which starts, ends, axes or steps are known only then."""
     axes: list[int] = list(range(x.rank))
     if not call.has(3):
@@ -90,7 +90,7 @@ def slice_(call: Call, x: Value) -> Value:
     return call.op("slice_at", x, *operands, shape=shape, what="the slice")
 
 
-def pad(call: Call, x: Value, mode: str) -> Value:
+def pad(call: OnnxCall, x: Value, mode: str) -> Value:
     """A Pad of which pads or axes are known only then."""
     axes = list(range(x.rank)) if not call.has(3) or call.is_unknown(3) else call.places(call.ints(3), x.rank)
     shape = tuple(call.fresh("size") if axis in axes else size for axis, size in enumerate(x.shape))
@@ -99,7 +99,7 @@ def pad(call: Call, x: Value, mode: str) -> Value:
     return call.op("pad_at", x, call.numbers(1), value, given, shape=shape, mode=mode, what="the pads")
 
 
-def range_(call: Call) -> Value:
+def range_(call: OnnxCall) -> Value:
     """A Range whose length is known only then."""
     start, limit, step = (call.reshape(call[index], ()) for index in range(3))
     count = call.op("range_count", start, limit, step, what="the range")
@@ -109,16 +109,16 @@ def range_(call: Call) -> Value:
     return call.op("add", call.op("multiply", line, step), start)
 
 
-def split_last(call: Call, part: Value, axis: int, size: Size) -> Value:
+def split_last(call: OnnxCall, part: Value, axis: int, size: Size) -> Value:
     """The last part of a Split, which must have the given size: checked at the call."""
     shape = [size if place == axis else extent for place, extent in enumerate(part.shape)]
     return call.reshape(part, shape)
 
 
-def with_axes(apply: Callable[[Call], Value]) -> Callable[[Call], Value]:
+def with_axes(apply: Callable[[OnnxCall], Value]) -> Callable[[OnnxCall], Value]:
     """A reduction whose axes may be known only at run time: then they are moved after the others, as one."""
 
-    def rule_(call: Call) -> Value:
+    def rule_(call: OnnxCall) -> Value:
         if not call.is_unknown(1):
             return apply(call)
         x, count, keep = call[0], call.count(1), bool(call.attribute("keepdims", 1))
@@ -142,13 +142,13 @@ def with_axes(apply: Callable[[Call], Value]) -> Callable[[Call], Value]:
     return rule_
 
 
-def _other(call: Call, inputs: list[Tensor | None], attributes: Mapping[str, Any]) -> Call:
+def _other(call: OnnxCall, inputs: list[Tensor | None], attributes: Mapping[str, Any]) -> OnnxCall:
     """The same node with other inputs and attributes."""
     call.read.update(call.attributes)
-    return Call(call.builder, call.source, inputs, attributes, call.opset, call.outputs)
+    return OnnxCall(call.builder, call.source, inputs, attributes, call.opset, call.outputs)
 
 
-def along_axis(call: Call, x: Value, apply: Callable[[Value, int], Value]) -> Value:
+def along_axis(call: OnnxCall, x: Value, apply: Callable[[Value, int], Value]) -> Value:
     """Something along an axis that is known only then: the axis is the last meanwhile."""
     if call.count(1) != 1:
         raise Invalid(f"there are {call.count(1)} axes; there must be one")
@@ -158,7 +158,7 @@ def along_axis(call: Call, x: Value, apply: Callable[[Value, int], Value]) -> Va
     return call.op("last_axis_at", apply(moved, x.rank - 1), call.numbers(1), shape=x.shape, what=what)
 
 
-def top_k(call: Call, x: Value, axis: int, largest: bool, count: Size | None = None) -> tuple[Value, Value]:
+def top_k(call: OnnxCall, x: Value, axis: int, largest: bool, count: Size | None = None) -> tuple[Value, Value]:
     """The k largest, where k (`count`, if it is a size) is known only then."""
     shape = list(x.shape)
     shape[axis] = call.fresh("k") if count is None else count
@@ -173,13 +173,13 @@ def top_k(call: Call, x: Value, axis: int, largest: bool, count: Size | None = N
 
 
 @rule("NonZero")
-def nonzero(call: Call) -> Value:
+def nonzero(call: OnnxCall) -> Value:
     x = call[0]
     return call.op("nonzero", x, shape=(x.rank, call.fresh("count")))
 
 
 @rule("Compress")
-def compress(call: Call) -> Value:
+def compress(call: OnnxCall) -> Value:
     x = call[0]
     axis = call.attribute("axis")
     if axis is None:
@@ -190,7 +190,7 @@ def compress(call: Call) -> Value:
 
 
 @rule("Unique")
-def unique(call: Call) -> tuple[Value, ...]:
+def unique(call: OnnxCall) -> tuple[Value, ...]:
     x, axis, in_order = call[0], call.attribute("axis"), bool(call.attribute("sorted", 1))
     if axis is None:
         x, axis = call.reshape(x, (-1,)), 0
@@ -207,7 +207,7 @@ def unique(call: Call) -> tuple[Value, ...]:
 
 
 @rule("ImageDecoder")
-def decoded_image(call: Call) -> Value:
+def decoded_image(call: OnnxCall) -> Value:
     """The pixels of an image file: [height, width, channels]."""
     pixels = call.choice("pixel_format", "RGB", "BGR", "Grayscale")
     shape = (call.fresh("height", 1), call.fresh("width", 1), CHANNELS[pixels])
@@ -215,7 +215,7 @@ def decoded_image(call: Call) -> Value:
 
 
 @rule("NonMaxSuppression")
-def non_max_suppression(call: Call) -> Value:
+def non_max_suppression(call: OnnxCall) -> Value:
     operands = [call.optional(index) for index in range(len(call.inputs))]
     center = bool(call.attribute("center_point_box", 0))
     if call[0].rank != 3 or call[1].rank != 3:

@@ -10,7 +10,7 @@ from tilewright.dtypes import from_numpy, int1
 from tilewright.graph.core import Value
 from tilewright.importers import images
 from tilewright.importers.agreement import must_be, stretched_shape
-from tilewright.importers.onnx_call import Call
+from tilewright.importers.onnx_call import OnnxCall
 from tilewright.importers.onnx_ops import run_time
 from tilewright.importers.report import Invalid, Unsupported
 from tilewright.importers.rules import RuleTable
@@ -38,7 +38,7 @@ def not_negative(sizes: Sequence[Size], what: str) -> None:
 
 
 @rule("Reshape")
-def reshape(call: Call) -> Value:
+def reshape(call: OnnxCall) -> Value:
     """The shape is an attribute before opset 5."""
     x = call[0]
     if call.opset >= 5 and call.is_unknown(1):
@@ -57,14 +57,14 @@ def reshape(call: Call) -> Value:
 
 
 @rule("Flatten")
-def flatten(call: Call) -> Value:
+def flatten(call: OnnxCall) -> Value:
     x, axis = call[0], call.attribute("axis", 1)
     axis = axis if axis == x.rank else call.place(axis, x.rank)
     return call.reshape(x, (product(x.shape[:axis]), product(x.shape[axis:])))
 
 
 @rule("Squeeze")
-def squeeze(call: Call) -> Value:
+def squeeze(call: OnnxCall) -> Value:
     """The axes are an attribute before opset 13.  An empty list of them is none, as ONNX Runtime has it."""
     x = call[0]
     if call.is_unknown(1):
@@ -78,7 +78,7 @@ def squeeze(call: Call) -> Value:
     return call.squeeze(x, axes)
 
 
-def _ones(call: Call, x: Value) -> tuple[int, ...]:
+def _ones(call: OnnxCall, x: Value) -> tuple[int, ...]:
     """The dimensions of size 1; those that may have it are assumed to have it, or to have another."""
     found = []
     for axis, extent in enumerate(x.shape):
@@ -93,7 +93,7 @@ def _ones(call: Call, x: Value) -> tuple[int, ...]:
 
 
 @rule("Unsqueeze")
-def unsqueeze(call: Call) -> Value:
+def unsqueeze(call: OnnxCall) -> Value:
     """The axes are an attribute before opset 13."""
     if call.is_unknown(1):
         return run_time.unsqueeze(call, call[0])
@@ -103,7 +103,7 @@ def unsqueeze(call: Call) -> Value:
 
 
 @rule("Transpose")
-def transpose(call: Call) -> Value:
+def transpose(call: OnnxCall) -> Value:
     x = call[0]
     order = call.places(call.attribute("perm") or list(range(x.rank))[::-1], x.rank)
     if len(order) != x.rank:
@@ -112,7 +112,7 @@ def transpose(call: Call) -> Value:
 
 
 @rule("Expand")
-def expand(call: Call) -> Value:
+def expand(call: OnnxCall) -> Value:
     if call.is_unknown(1):
         return run_time.expand(call, call[0])
     x, target = call[0], call.sizes(1)
@@ -121,7 +121,7 @@ def expand(call: Call) -> Value:
 
 
 @rule("Tile")
-def tile(call: Call) -> Value:
+def tile(call: OnnxCall) -> Value:
     """Before opset 6 the inputs are one count and its axis."""
     x, repeats = call[0], call.lengths(1)
     if call.opset < 6:
@@ -134,7 +134,7 @@ def tile(call: Call) -> Value:
 
 
 @rule("Concat")
-def concat(call: Call) -> Value:
+def concat(call: OnnxCall) -> Value:
     values = [call[index] for index in range(len(call.inputs))]
     axis = call.axis(values[0].rank, 1)  # a default of the oldest opsets
     for value in values[1:]:
@@ -155,7 +155,7 @@ def _bound(bound: Size, extent: Size, low: Size, high: Size) -> Size:
     return maximum(low, minimum(bound, high))
 
 
-def slice_operands(call: Call) -> tuple[list[Size], list[Size], list[int] | None, list[int]]:
+def slice_operands(call: OnnxCall) -> tuple[list[Size], list[Size], list[int] | None, list[int]]:
     """Starts, ends, axes and steps of a Slice; before opset 10 they are attributes.
 
     Raises `Invalid` for lists that do not fit together.
@@ -176,7 +176,7 @@ def slice_operands(call: Call) -> tuple[list[Size], list[Size], list[int] | None
 
 
 @rule("Slice")
-def slice_(call: Call) -> Value:
+def slice_(call: OnnxCall) -> Value:
     if call.opset >= 10 and call.is_unknown(1, 2, 3, 4):
         return run_time.slice_(call, call[0])
     x, (starts, ends, given, steps) = call[0], slice_operands(call)
@@ -193,7 +193,7 @@ def slice_(call: Call) -> Value:
     return x
 
 
-def _backwards(call: Call, x: Value, axis: int, start: Size, end: Size, step: int) -> Value:
+def _backwards(call: OnnxCall, x: Value, axis: int, start: Size, end: Size, step: int) -> Value:
     """A slice with a negative step: the forward slice of the reversed dimension."""
     extent = x.shape[axis]
     last = simplify(lift(extent) - 1)
@@ -203,7 +203,7 @@ def _backwards(call: Call, x: Value, axis: int, start: Size, end: Size, step: in
     return call.slice(call.flip(x, axis), axis, begin, maximum(begin, simplify(lift(last) - stop)), -step)
 
 
-def _parts(call: Call, extent: Size) -> list[Size]:
+def _parts(call: OnnxCall, extent: Size) -> list[Size]:
     """The sizes of the parts of a Split: an input, in the oldest opsets an attribute, or equal ones."""
     sizes = call.lengths(1) if call.has(1) else call.attribute("split")
     count = call.attribute("num_outputs", call.outputs)
@@ -223,7 +223,7 @@ def _parts(call: Call, extent: Size) -> list[Size]:
 
 
 @rule("Split")
-def split(call: Call) -> tuple[Value, ...]:
+def split(call: OnnxCall) -> tuple[Value, ...]:
     x = call[0]
     axis = call.axis(x.rank, 0)
     sizes = _parts(call, x.shape[axis])
@@ -245,7 +245,7 @@ def split(call: Call) -> tuple[Value, ...]:
 
 
 @rule("Pad")
-def pad(call: Call) -> Value:
+def pad(call: OnnxCall) -> Value:
     """Pads and value are attributes before opset 11; pads may be symbolic sizes."""
     x = call[0]
     mode, computed = call.choice("mode", "constant", "reflect", "edge", "wrap"), False
@@ -292,12 +292,12 @@ def pad(call: Call) -> Value:
 
 
 @rule("Shape", "Size")
-def known_only(call: Call) -> Value:
+def known_only(call: OnnxCall) -> Value:
     raise Unsupported("the shape of this tensor is not known", "check the model with onnx.shape_inference")
 
 
 @rule("ConstantOfShape")
-def constant_of_shape(call: Call) -> Value:
+def constant_of_shape(call: OnnxCall) -> Value:
     value, shape = call.attribute("value", np.zeros(1, np.float32)), call.lengths(0)
     if value.size != 1:
         raise Invalid(f"the attribute 'value' has {value.size} elements; it must have one")
@@ -306,7 +306,7 @@ def constant_of_shape(call: Call) -> Value:
 
 
 @rule("Range")
-def range_(call: Call) -> Value:
+def range_(call: OnnxCall) -> Value:
     """An iota whose length is known from sizes."""
     dtype = call.tensor(0).dtype
     if call.is_unknown(0, 1, 2):
@@ -334,7 +334,7 @@ def range_(call: Call) -> Value:
 
 
 @rule("EyeLike")
-def eye_like(call: Call) -> Value:
+def eye_like(call: OnnxCall) -> Value:
     call.require_rank(call[0], 2, 2)
     rows, columns = call.tensor(0).shape
     dtype = call.dtype("dtype") or call.tensor(0).dtype
@@ -344,7 +344,7 @@ def eye_like(call: Call) -> Value:
 
 
 @rule("Trilu")
-def triangle(call: Call) -> Value:
+def triangle(call: OnnxCall) -> Value:
     call.require_rank(call[0], 2)
     if call.is_unknown(1):
         return _triangle_from(call, call[0], call.reshape(call[1], ()))
@@ -352,7 +352,7 @@ def triangle(call: Call) -> Value:
     return call.keep_triangle(call[0], diagonal, upper=bool(call.attribute("upper", 1)))
 
 
-def _triangle_from(call: Call, x: Value, diagonal: Value) -> Value:
+def _triangle_from(call: OnnxCall, x: Value, diagonal: Value) -> Value:
     """A triangle whose diagonal is computed."""
     row, column = call.unsqueeze(call.iota(x.shape[-2]), 1), call.unsqueeze(call.iota(x.shape[-1]), 0)
     edge = call.op("add", row, diagonal)
@@ -363,14 +363,14 @@ def _triangle_from(call: Call, x: Value, diagonal: Value) -> Value:
 
 
 @rule("DepthToSpace")
-def depth_to_space(call: Call) -> Value:
+def depth_to_space(call: OnnxCall) -> Value:
     call.require_rank(call[0], 4, 4)
     columns_first = call.choice("mode", "DCR", "CRD") == "DCR"
     return images.depth_to_space(call, call[0], call.positive("blocksize"), columns_first)
 
 
 @rule("SpaceToDepth")
-def space_to_depth(call: Call) -> Value:
+def space_to_depth(call: OnnxCall) -> Value:
     call.require_rank(call[0], 4, 4)
     columns_first = call.choice("mode", "DCR", "CRD") == "DCR"
     return images.space_to_depth(call, call[0], call.positive("blocksize"), columns_first)

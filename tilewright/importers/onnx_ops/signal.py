@@ -10,7 +10,7 @@ import numpy as np
 from tilewright.dtypes import DType, float32, float64, int64
 from tilewright.graph.core import Value
 from tilewright.importers.fourier import MOST_COSINES, fitted, half, real_inverse, transform
-from tilewright.importers.onnx_call import Call
+from tilewright.importers.onnx_call import OnnxCall
 from tilewright.importers.report import Invalid, Unsupported
 from tilewright.importers.rules import RuleTable
 from tilewright.symbolic import Size, floor_divide, lift, simplify
@@ -26,8 +26,8 @@ WINDOWS = {
 }
 
 
-def _window(coefficients: tuple[float, float, float]) -> Callable[[Call], Value]:
-    def apply(call: Call) -> Value:
+def _window(coefficients: tuple[float, float, float]) -> Callable[[OnnxCall], Value]:
+    def apply(call: OnnxCall) -> Value:
         size = _count(call, 0, "size of the window", least=0)
         dtype: DType = call.attribute("output_datatype", float32)
         periodic = bool(call.attribute("periodic", 1))
@@ -51,7 +51,7 @@ for _name, _coefficients in WINDOWS.items():
     TABLE.add(_name, _window(_coefficients))
 
 
-def _count(call: Call, index: int, what: str, least: int = 1) -> Size:
+def _count(call: OnnxCall, index: int, what: str, least: int = 1) -> Size:
     """An input that is one whole number of at least `least`."""
     found = call.sizes(index)
     if len(found) != 1 or (isinstance(found[0], int) and found[0] < least):
@@ -62,7 +62,7 @@ def _count(call: Call, index: int, what: str, least: int = 1) -> Size:
 
 
 @rule("DFT")
-def fourier_transform(call: Call) -> Value:
+def fourier_transform(call: OnnxCall) -> Value:
     """[..., n, ..., 1 or 2] along one axis; opset 20 has the axis as an input, which counts the last dimension too."""
     x = call[0]
     call.require_rank(x, 2)
@@ -86,7 +86,7 @@ def fourier_transform(call: Call) -> Value:
     return call.op("concat", real, imaginary, axis=real.rank - 1)
 
 
-def _real_inverse(call: Call, parts: list[Value], length: Size | None, axis: int) -> Value:
+def _real_inverse(call: OnnxCall, parts: list[Value], length: Size | None, axis: int) -> Value:
     """The real signal whose transform begins with the numbers given."""
     if length is None:
         length = simplify((lift(parts[0].shape[-1]) - 1) * 2)
@@ -96,7 +96,7 @@ def _real_inverse(call: Call, parts: list[Value], length: Size | None, axis: int
 
 
 @rule("STFT")
-def short_time_transform(call: Call) -> Value:
+def short_time_transform(call: OnnxCall) -> Value:
     """Frames of a signal [B, n, 1 or 2] or [B, n], times a window, transformed: [B, frames, numbers, 2]."""
     signal, step = call[0], _count(call, 1, "step between frames")
     window = call.optional(2)
@@ -118,7 +118,7 @@ def short_time_transform(call: Call) -> Value:
     return call.op("concat", real, imaginary, axis=real.rank - 1)
 
 
-def _frames(call: Call, x: Value, count: Size, length: Size, step: Size) -> Value:
+def _frames(call: OnnxCall, x: Value, count: Size, length: Size, step: Size) -> Value:
     """Pieces of the signals [B, n]: [B, count, length]."""
     if isinstance(step, int):
         return call.op("frames", x, axis=1, count=count, length=length, step=step)
@@ -128,7 +128,7 @@ def _frames(call: Call, x: Value, count: Size, length: Size, step: Size) -> Valu
 
 
 @rule("MelWeightMatrix")
-def mel_weights(call: Call) -> Value:
+def mel_weights(call: OnnxCall) -> Value:
     """Triangles over the numbers of a spectrum, evenly spaced in mel: [dft_length // 2 + 1, bins]."""
     sizes = [_count(call, index, what) for index, what in enumerate(("number of bins", "length", "sample rate"))]
     bins, length, rate = sizes

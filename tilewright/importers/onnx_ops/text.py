@@ -7,7 +7,7 @@ import numpy as np
 from tilewright.dtypes import float32, int64
 from tilewright.graph.core import Value
 from tilewright.graph.patterns import PatternError, compiled
-from tilewright.importers.onnx_call import Call
+from tilewright.importers.onnx_call import OnnxCall
 from tilewright.importers.report import Invalid, Unsupported
 from tilewright.importers.rules import RuleTable
 
@@ -18,12 +18,12 @@ runtime_rule = RUNTIME.rule
 
 
 @rule("StringConcat")
-def concatenate(call: Call) -> Value:
+def concatenate(call: OnnxCall) -> Value:
     return call.op("text_concat", call[0], call[1])
 
 
 @rule("StringSplit")
-def split(call: Call) -> tuple[Value, ...]:
+def split(call: OnnxCall) -> tuple[Value, ...]:
     """The pieces of each text, with empty ones up to the largest number of them, and their numbers."""
     attributes = {"delimiter": call.attribute("delimiter", ""), "most": call.attribute("maxsplit")}
     pieces = call.op("text_split", call[0], count=call.fresh("pieces"), **attributes)
@@ -31,7 +31,7 @@ def split(call: Call) -> tuple[Value, ...]:
 
 
 @rule("StringNormalizer")
-def normalize(call: Call) -> Value:
+def normalize(call: OnnxCall) -> Value:
     """Texts without stop words, in another case. The locale has no say: letters have the cases that Unicode gives."""
     call.attribute("locale")
     case = call.choice("case_change_action", "NONE", "LOWER", "UPPER")
@@ -42,7 +42,7 @@ def normalize(call: Call) -> Value:
 
 
 @rule("RegexFullMatch")
-def full_match(call: Call) -> Value:
+def full_match(call: OnnxCall) -> Value:
     """Whether texts as a whole are what a pattern in RE2's syntax describes."""
     pattern = call.attribute("pattern", "")
     try:
@@ -53,7 +53,7 @@ def full_match(call: Call) -> Value:
 
 
 @runtime_rule("Tokenizer")
-def tokenize(call: Call) -> Value:
+def tokenize(call: OnnxCall) -> Value:
     """The tokens of texts [C] or [N, C], one dimension more."""
     call.require_rank(call[0], 1, 2)
     pattern, separators = call.attribute("tokenexp", ""), tuple(call.attribute("separators") or ())
@@ -71,14 +71,14 @@ def tokenize(call: Call) -> Value:
 
 
 @runtime_rule("MurmurHash3")
-def murmur_hash(call: Call) -> Value:
+def murmur_hash(call: OnnxCall) -> Value:
     """32 bits of each element, a text or a number."""
     seed, positive = call.attribute("seed", 0), bool(call.attribute("positive", 1))
     return call.op("murmur_hash", call[0], seed=seed, positive=positive)
 
 
 @rule("TfIdfVectorizer")
-def count_sequences(call: Call) -> Value:
+def count_sequences(call: OnnxCall) -> Value:
     """How often each sequence of a pool occurs in rows of tokens [C] or [N, C], with gaps of equal length."""
     x = call[0]
     call.require_rank(x, 1, 2)

@@ -5,17 +5,17 @@ from __future__ import annotations
 from collections.abc import Callable
 
 from tilewright.graph.core import Value
-from tilewright.importers.onnx_call import Call
+from tilewright.importers.onnx_call import OnnxCall
 from tilewright.importers.report import Invalid
 from tilewright.importers.rules import RuleTable
 
 TABLE = RuleTable("Training", "ai.onnx.preview.training::")
 rule = TABLE.rule
 
-Step = Callable[[Call, Value, Value, list[Value]], tuple[Value, ...]]
+Step = Callable[[OnnxCall, Value, Value, list[Value]], tuple[Value, ...]]
 
 
-def _for_each(call: Call, states: int, step: Step) -> tuple[Value, ...]:
+def _for_each(call: OnnxCall, states: int, step: Step) -> tuple[Value, ...]:
     """A step for each parameter: the inputs are the rate, the count, and parameters, gradients and states in groups."""
     if len(call.inputs) < 2 + states or (len(call.inputs) - 2) % states:
         raise Invalid(f"it has {len(call.inputs)} inputs; there must be {states} for each parameter, and two more")
@@ -27,21 +27,21 @@ def _for_each(call: Call, states: int, step: Step) -> tuple[Value, ...]:
     return tuple(result[place] for place in range(states - 1) for result in found)
 
 
-def _regularized(call: Call, x: Value, gradient: Value) -> Value:
+def _regularized(call: OnnxCall, x: Value, gradient: Value) -> Value:
     """The gradient and what `norm_coefficient` adds to it."""
     factor = call.attribute("norm_coefficient", 0.0)
     return call.op("add", call.op("multiply", x, factor), gradient) if factor else gradient
 
 
-def _mixed(call: Call, old: Value, old_share: float, new: Value, new_share: float | Value) -> Value:
+def _mixed(call: OnnxCall, old: Value, old_share: float, new: Value, new_share: float | Value) -> Value:
     return call.op("add", call.op("multiply", old, old_share), call.op("multiply", new, new_share))
 
 
 @rule("Adagrad")
-def adagrad(call: Call) -> tuple[Value, ...]:
+def adagrad(call: OnnxCall) -> tuple[Value, ...]:
     decay, epsilon = call.attribute("decay_factor", 0.0), call.attribute("epsilon", 0.0)
 
-    def step(call: Call, rate: Value, number: Value, group: list[Value]) -> tuple[Value, ...]:
+    def step(call: OnnxCall, rate: Value, number: Value, group: list[Value]) -> tuple[Value, ...]:
         x, gradient, history = group
         slowed = call.op("add", call.op("multiply", call.cast(number, x.dtype), decay), 1.0)
         gradient = _regularized(call, x, gradient)
@@ -56,11 +56,11 @@ def adagrad(call: Call) -> tuple[Value, ...]:
 
 
 @rule("Adam")
-def adam(call: Call) -> tuple[Value, ...]:
+def adam(call: OnnxCall) -> tuple[Value, ...]:
     alpha, beta = call.attribute("alpha", 0.9), call.attribute("beta", 0.999)
     epsilon, after = call.attribute("epsilon", 0.0), call.attribute("norm_coefficient_post", 0.0)
 
-    def step(call: Call, rate: Value, number: Value, group: list[Value]) -> tuple[Value, ...]:
+    def step(call: OnnxCall, rate: Value, number: Value, group: list[Value]) -> tuple[Value, ...]:
         x, gradient, momentum, history = group
         gradient = _regularized(call, x, gradient)
         momentum = _mixed(call, momentum, alpha, gradient, 1 - alpha)
@@ -80,11 +80,11 @@ def adam(call: Call) -> tuple[Value, ...]:
 
 
 @rule("Momentum")
-def momentum_step(call: Call) -> tuple[Value, ...]:
+def momentum_step(call: OnnxCall) -> tuple[Value, ...]:
     alpha, beta = call.attribute("alpha"), call.attribute("beta")
     nesterov = call.choice("mode", "standard", "nesterov") == "nesterov"
 
-    def step(call: Call, rate: Value, number: Value, group: list[Value]) -> tuple[Value, ...]:
+    def step(call: OnnxCall, rate: Value, number: Value, group: list[Value]) -> tuple[Value, ...]:
         x, gradient, momentum = group
         gradient = _regularized(call, x, gradient)
         later = call.op("greater", number, 0)

@@ -10,7 +10,7 @@ import numpy as np
 from tilewright.dtypes import float32, int64
 from tilewright.graph.core import Value
 from tilewright.graph.inference import window_extent
-from tilewright.importers.onnx_call import Call
+from tilewright.importers.onnx_call import OnnxCall
 from tilewright.importers.onnx_ops.network import padded_as_same, window
 from tilewright.importers.pools import least_of, needed_padding, positions_of_largest
 from tilewright.importers.report import Invalid, Unsupported
@@ -26,7 +26,7 @@ MOST_POSITIONS = 1 << 24  # elements of the positions of blocks
 _MOST_NEIGHBOURS = 1024  # channels beside a channel that LRN sums over
 
 
-def pool_window(call: Call, x: Value) -> dict[str, Any]:
+def pool_window(call: OnnxCall, x: Value) -> dict[str, Any]:
     """The window of a pool over x, and how the last one counts."""
     call.require_rank(x, 3)
     kernel = call.integers("kernel_shape", x.rank - 2, default=0, least=1)
@@ -38,19 +38,19 @@ def pool_window(call: Call, x: Value) -> dict[str, Any]:
     return {"kernel": kernel, "strides": strides, "padding": padding, "dilation": dilation, "ceil_mode": ceil_mode}
 
 
-def padded_for_pool(call: Call, x: Value, filled: float) -> Value:
+def padded_for_pool(call: OnnxCall, x: Value, filled: float) -> Value:
     """x with the padding of `auto_pad` that only a call's sizes tell."""
     call.require_rank(x, 3)
     return padded_as_same(call, x, call.integers("kernel_shape", x.rank - 2, default=0, least=1), filled)
 
 
-def largest_of_windows(call: Call, x: Value) -> Value:
+def largest_of_windows(call: OnnxCall, x: Value) -> Value:
     """The largest element of each window of a pool."""
     x = padded_for_pool(call, x, least_of(x))
     return call.op("max_pool", x, **pool_window(call, x))
 
 
-def mean_of_windows(call: Call, x: Value) -> Value:
+def mean_of_windows(call: OnnxCall, x: Value) -> Value:
     """The mean of each window of a pool; padding counts where the attribute says so."""
     counted, attributes = bool(call.attribute("count_include_pad", 0)), call.attributes
     padded = padded_for_pool(call, x, 0)
@@ -64,7 +64,7 @@ def mean_of_windows(call: Call, x: Value) -> Value:
 
 
 @rule("MaxPool")
-def max_pool(call: Call) -> tuple[Value, Value | None]:
+def max_pool(call: OnnxCall) -> tuple[Value, Value | None]:
     """The second result is the position of each largest element in the whole tensor."""
     columns_first = bool(call.attribute("storage_order", 0))
     if call.outputs < 2:
@@ -78,12 +78,12 @@ def max_pool(call: Call) -> tuple[Value, Value | None]:
 
 
 @rule("AveragePool")
-def average_pool(call: Call) -> Value:
+def average_pool(call: OnnxCall) -> Value:
     return mean_of_windows(call, call[0])
 
 
 @rule("LpPool")
-def lp_pool(call: Call) -> Value:
+def lp_pool(call: OnnxCall) -> Value:
     """(sum |x|^p)^(1/p) of each window, in float32 at least: the sum is a convolution with ones."""
     x, order = padded_for_pool(call, _wide(call, call[0]), 0), float(call.attribute("p", 2))
     options = pool_window(call, x)
@@ -99,19 +99,19 @@ def lp_pool(call: Call) -> Value:
 
 
 @rule("GlobalLpPool")
-def global_lp_pool(call: Call) -> Value:
+def global_lp_pool(call: OnnxCall) -> Value:
     x, order = _wide(call, call[0]), float(call.attribute("p", 2))
     call.require_rank(x, 3)
     total = call.op("reduce_sum", _power_of_size(call, x, order), axes=tuple(range(2, x.rank)), keepdims=True)
     return call.cast(_root(call, total, order), call[0].dtype)
 
 
-def _wide(call: Call, x: Value) -> Value:
+def _wide(call: OnnxCall, x: Value) -> Value:
     """In a type whose range holds powers of float16."""
     return call.cast(x, float32) if x.dtype.bits < 32 else x
 
 
-def _power_of_size(call: Call, x: Value, order: float) -> Value:
+def _power_of_size(call: OnnxCall, x: Value, order: float) -> Value:
     if order < 1:
         raise Invalid(f"the attribute 'p' is {order}; it must be at least 1")
     if order == 2:
@@ -120,26 +120,26 @@ def _power_of_size(call: Call, x: Value, order: float) -> Value:
     return size if order == 1 else call.op("power", size, call.builder.number(order, x.dtype))
 
 
-def _root(call: Call, x: Value, order: float) -> Value:
+def _root(call: OnnxCall, x: Value, order: float) -> Value:
     if order == 1:
         return x
     return call.op("sqrt", x) if order == 2 else call.op("power", x, call.builder.number(1 / order, x.dtype))
 
 
 @rule("GlobalAveragePool")
-def global_average_pool(call: Call) -> Value:
+def global_average_pool(call: OnnxCall) -> Value:
     call.require_rank(call[0], 3)
     return call.op("reduce_mean", call[0], axes=tuple(range(2, call[0].rank)), keepdims=True)
 
 
 @rule("GlobalMaxPool")
-def global_max_pool(call: Call) -> Value:
+def global_max_pool(call: OnnxCall) -> Value:
     call.require_rank(call[0], 3)
     return call.op("reduce_max", call[0], axes=tuple(range(2, call[0].rank)), keepdims=True)
 
 
 @rule("LRN")
-def local_response_norm(call: Call) -> Value:
+def local_response_norm(call: OnnxCall) -> Value:
     """x / (bias + alpha / size sum of squares of `size` neighbouring channels)^beta."""
     x, size = call[0], call.positive("size")
     call.require_rank(x, 2)
@@ -160,7 +160,7 @@ def local_response_norm(call: Call) -> Value:
 
 
 @rule("MaxUnpool")
-def max_unpool(call: Call) -> Value:
+def max_unpool(call: OnnxCall) -> Value:
     """Elements at the positions that a MaxPool gave, zeros elsewhere."""
     x, positions = call[0], call[1]
     call.require_rank(x, 3)
@@ -189,7 +189,7 @@ def max_unpool(call: Call) -> Value:
     return call.op("pad", result, pads=[(0, extra) for extra in more]) if any(more) else result
 
 
-def _enlarged(call: Call, image: Value) -> Value:
+def _enlarged(call: OnnxCall, image: Value) -> Value:
     """An image with zeros after it up to a shape that is known only at run time."""
     if call.count(2) != image.rank:
         raise Invalid(f"{call.what(2)} has {call.count(2)} sizes; {image!r} has {image.rank} dimensions")
@@ -200,7 +200,7 @@ def _enlarged(call: Call, image: Value) -> Value:
 
 
 @rule("Col2Im")
-def column_to_image(call: Call) -> Value:
+def column_to_image(call: OnnxCall) -> Value:
     """Blocks [N, C prod(block), L] added up at their places in an image [N, C, *image]."""
     x, image, block = call[0], call.ints(1), call.ints(2)
     call.require_rank(x, 3, 3)
@@ -242,7 +242,7 @@ def column_to_image(call: Call) -> Value:
 
 
 @rule("DeformConv")
-def deformable_convolution(call: Call) -> Value:
+def deformable_convolution(call: OnnxCall) -> Value:
     """A convolution whose taps are read at places that are moved by offsets, between pixels, and weighed by a mask."""
     x, weight, offset = call[0], call[1], call[2]
     for item in (x, weight, offset):

@@ -11,7 +11,7 @@ from tilewright.dtypes import float32, int1, int64
 from tilewright.graph.core import Value
 from tilewright.importers.report import Unsupported
 from tilewright.importers.rules import RuleTable
-from tilewright.importers.torch_fx import Call
+from tilewright.importers.torch_fx import TorchCall
 from tilewright.symbolic import Size
 
 TABLE = RuleTable("Choices that depend on data", "aten.")
@@ -19,13 +19,13 @@ rule = TABLE.rule
 
 
 @rule("nonzero.default")
-def nonzero(call: Call, x: Value) -> Value:
+def nonzero(call: TorchCall, x: Value) -> Value:
     """Positions [n, rank]."""
     return call.permute(call.op("nonzero", x, shape=(x.rank, call.shape[0])), (1, 0))
 
 
 @rule("nonzero_static.default")
-def nonzero_static(call: Call, x: Value, *, size: int, fill_value: int = -1) -> Value:
+def nonzero_static(call: TorchCall, x: Value, *, size: int, fill_value: int = -1) -> Value:
     """The first `size` positions, and rows of `fill_value` for those that are missing."""
     found = call.op("nonzero", x, shape=(x.rank, call.builder.run_time_symbol("size")))
     rest = call.full((x.rank, size), fill_value, int64)
@@ -33,20 +33,20 @@ def nonzero_static(call: Call, x: Value, *, size: int, fill_value: int = -1) -> 
 
 
 @rule("masked_select.default")
-def masked_select(call: Call, x: Value, mask: Value) -> Value:
+def masked_select(call: TorchCall, x: Value, mask: Value) -> Value:
     shape = call.op("logical_or", call.full(x.shape, False, int1), mask).shape
     lines = [call.reshape(call.broadcast(item, shape), (-1,)) for item in (x, mask)]
     return call.op("compress", *lines, axis=0, shape=call.shape)
 
 
-def select_rows(call: Call, x: Value, mask: Value, axis: int) -> Value:
+def select_rows(call: TorchCall, x: Value, mask: Value, axis: int) -> Value:
     """The slices of x where a mask is true: the mask covers some dimensions, from `axis` on, which become one."""
     merged = call.flatten(x, axis, axis + mask.rank) if mask.rank else call.unsqueeze(x, axis)
     shape = tuple(call.shape[place] if place == axis else size for place, size in enumerate(merged.shape))
     return call.op("compress", merged, call.reshape(mask, (-1,)), axis=axis, shape=shape)
 
 
-def positions_of(call: Call, mask: Value, count: Size | None) -> list[Value]:
+def positions_of(call: TorchCall, mask: Value, count: Size | None) -> list[Value]:
     """Where a mask is true, as one list of positions for each of its dimensions; `count` is how many there must be."""
     size = call.builder.run_time_symbol("size") if count is None else count
     found = call.op("nonzero", mask, shape=(mask.rank, size))
@@ -56,7 +56,7 @@ def positions_of(call: Call, mask: Value, count: Size | None) -> list[Value]:
 # Different elements ----------------------------------------------------------------------------------
 
 
-def _unique(call: Call, x: Value, axis: int, wanted: Sequence[str], consecutive: bool) -> tuple[Value | None, ...]:
+def _unique(call: TorchCall, x: Value, axis: int, wanted: Sequence[str], consecutive: bool) -> tuple[Value | None, ...]:
     """The slices, the places of all among them, and how many of each there are, as far as they are wanted."""
     if not x.rank:
         x = call.reshape(x, (1,))
@@ -90,7 +90,7 @@ def _wanted(return_inverse: bool, return_counts: bool) -> list[str]:
     return ["values", *(["inverse"] if return_inverse else []), *(["counts"] if return_counts else [])]
 
 
-def _of_all(call: Call, x: Value, wanted: Sequence[str], consecutive: bool) -> tuple[Value | None, ...]:
+def _of_all(call: TorchCall, x: Value, wanted: Sequence[str], consecutive: bool) -> tuple[Value | None, ...]:
     """The different elements of a whole tensor: the places have its shape."""
     values, inverse, counts = _unique(call, call.reshape(x, (-1,)), 0, wanted, consecutive)
     return values, None if inverse is None else call.reshape(inverse, x.shape), counts
@@ -98,21 +98,21 @@ def _of_all(call: Call, x: Value, wanted: Sequence[str], consecutive: bool) -> t
 
 @rule("_unique2.default")
 def unique(
-    call: Call, x: Value, sorted: bool = True, return_inverse: bool = False, return_counts: bool = False
+    call: TorchCall, x: Value, sorted: bool = True, return_inverse: bool = False, return_counts: bool = False
 ) -> tuple[Value | None, ...]:
     return _of_all(call, x, _wanted(return_inverse, return_counts), False)
 
 
 @rule("unique_dim.default")
 def unique_along(
-    call: Call, x: Value, dim: int, sorted: bool = True, return_inverse: bool = False, return_counts: bool = False
+    call: TorchCall, x: Value, dim: int, sorted: bool = True, return_inverse: bool = False, return_counts: bool = False
 ) -> tuple[Value | None, ...]:
     return _unique(call, x, dim % max(x.rank, 1), _wanted(return_inverse, return_counts), False)
 
 
 @rule("unique_consecutive.default")
 def unique_consecutive(
-    call: Call, x: Value, return_inverse: bool = False, return_counts: bool = False, dim: int | None = None
+    call: TorchCall, x: Value, return_inverse: bool = False, return_counts: bool = False, dim: int | None = None
 ) -> tuple[Value | None, ...]:
     wanted = _wanted(return_inverse, return_counts)
     if dim is None:
@@ -124,13 +124,13 @@ def unique_consecutive(
 
 
 @rule("repeat_interleave.Tensor")
-def repeat_interleave(call: Call, repeats: Value, output_size: Size | None = None) -> Value:
+def repeat_interleave(call: TorchCall, repeats: Value, output_size: Size | None = None) -> Value:
     """The position of each repeat, as often as it says."""
     return call.op("repeated_positions", repeats, shape=call.shape)
 
 
 @rule("bincount.default")
-def bincount(call: Call, x: Value, weights: Value | None = None, minlength: Size = 0) -> Value:
+def bincount(call: TorchCall, x: Value, weights: Value | None = None, minlength: Size = 0) -> Value:
     """How often each number appears, or the sum of its weights."""
     least = call.value(minlength, int64)
     (result,) = call.results
@@ -148,7 +148,7 @@ TORCHVISION = RuleTable("Choices of boxes", "torchvision.")
 
 
 @TORCHVISION.rule("nms.default")
-def suppress(call: Call, boxes: Value, scores: Value, threshold: float) -> Value:
+def suppress(call: TorchCall, boxes: Value, scores: Value, threshold: float) -> Value:
     """Positions of the boxes [N, 4] that overlap no better one by more than a share, best first."""
     count = boxes.shape[0]
     assert isinstance(call.results[0], torch.Tensor)

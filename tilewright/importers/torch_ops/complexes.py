@@ -17,7 +17,7 @@ from tilewright.importers.emitter import Emitter
 from tilewright.importers.report import Unsupported
 from tilewright.importers.rules import RuleTable
 from tilewright.importers.torch_complex import REAL_TYPES, Complex, divided, joined
-from tilewright.importers.torch_fx import COMPLEX, Call, dtype_of
+from tilewright.importers.torch_fx import COMPLEX, TorchCall, dtype_of
 from tilewright.importers.torch_ops import creation, indexing, reduction, shape
 from tilewright.symbolic import Size, product
 
@@ -27,7 +27,7 @@ rule = TABLE.rule
 Operand = Any  # Complex, Value, or a number, complex or not
 
 
-class _Part(Call):
+class _Part(TorchCall):
     """A call on complex tensors, as a call on one of their parts."""
 
     @property
@@ -38,7 +38,7 @@ class _Part(Call):
         return _part_type(self)
 
 
-def _part_type(call: Call) -> DType:
+def _part_type(call: TorchCall) -> DType:
     """The element type of the parts of the first result."""
     first = call.results[0]
     assert first is not None
@@ -48,7 +48,7 @@ def _part_type(call: Call) -> DType:
 def _for_parts(function: Callable[..., Any]) -> Callable[..., Any]:
     """A rule for real numbers as one for complex ones, part by part; what is real there has no imaginary part."""
 
-    def apply(call: Call, *args: Any, **kwargs: Any) -> Any:
+    def apply(call: TorchCall, *args: Any, **kwargs: Any) -> Any:
         part = _Part(call.builder, call.symbols, call.node)
         results = []
         for number in range(2):
@@ -96,19 +96,19 @@ def of(call: Emitter, value: Operand, dtype: DType) -> Complex:
     return Complex(real, call.full(real.shape, 0, dtype))
 
 
-def _pair(call: Call, left: Operand, right: Operand) -> tuple[Complex, Complex]:
+def _pair(call: TorchCall, left: Operand, right: Operand) -> tuple[Complex, Complex]:
     dtype = _part_type(call)
     return of(call, left, dtype), of(call, right, dtype)
 
 
 @rule("cat.default")
-def concatenate(call: Call, tensors: Sequence[Operand], dim: int = 0) -> Complex:
+def concatenate(call: TorchCall, tensors: Sequence[Operand], dim: int = 0) -> Complex:
     found = [of(call, item, _part_type(call)) for item in tensors]
     return _for_parts(shape.concatenate)(call, found, dim)
 
 
 @rule("stack.default")
-def stack(call: Call, tensors: Sequence[Operand], dim: int = 0) -> Complex:
+def stack(call: TorchCall, tensors: Sequence[Operand], dim: int = 0) -> Complex:
     found = [of(call, item, _part_type(call)) for item in tensors]
     return _for_parts(shape.stack)(call, found, dim)
 
@@ -117,36 +117,36 @@ def stack(call: Call, tensors: Sequence[Operand], dim: int = 0) -> Complex:
 
 
 @rule("view_as_real.default", "view_as_real_copy.default")
-def view_as_real(call: Call, x: Complex) -> Value:
+def view_as_real(call: TorchCall, x: Complex) -> Value:
     return joined(call, x)
 
 
 @rule("view_as_complex.default", "view_as_complex_copy.default")
-def view_as_complex(call: Call, x: Value) -> Complex:
+def view_as_complex(call: TorchCall, x: Value) -> Complex:
     return divided(call, x)
 
 
 @rule("complex.default")
-def complex_of(call: Call, real: Value, imaginary: Value) -> Complex:
+def complex_of(call: TorchCall, real: Value, imaginary: Value) -> Complex:
     return Complex(*(call.broadcast(part, call.shape) for part in (real, imaginary)))
 
 
 @rule("polar.default")
-def polar(call: Call, size: Value, angle: Value) -> Complex:
+def polar(call: TorchCall, size: Value, angle: Value) -> Complex:
     return Complex(*(call.op("multiply", size, call.op(name, angle)) for name in ("cos", "sin")))
 
 
 @rule("real.default")
-def real(call: Call, x: Complex) -> Value:
+def real(call: TorchCall, x: Complex) -> Value:
     return x.real
 
 
 @rule("imag.default")
-def imaginary(call: Call, x: Complex) -> Value:
+def imaginary(call: TorchCall, x: Complex) -> Value:
     return x.imaginary
 
 
-def size(call: Call, x: Complex) -> Value:
+def size(call: TorchCall, x: Complex) -> Value:
     """sqrt(re² + im²), by the ratio of the smaller part to the larger, which does not overflow."""
     parts = [call.op("absolute", part) for part in (x.real, x.imaginary)]
     large, small = call.op("maximum", *parts), call.op("minimum", *parts)
@@ -161,18 +161,18 @@ TABLE.add("abs.default", size)
 
 
 @rule("angle.default")
-def angle(call: Call, x: Complex) -> Value:
+def angle(call: TorchCall, x: Complex) -> Value:
     return call.op("atan2", x.imaginary, x.real)
 
 
 @rule("_conj.default", "_conj_physical.default", "conj.default", "conj_physical.default", "_conj_copy.default")
-def conjugate(call: Call, x: Complex) -> Complex:
+def conjugate(call: TorchCall, x: Complex) -> Complex:
     return Complex(x.real, call.op("negate", x.imaginary))
 
 
 @rule("resolve_conj.default", "resolve_neg.default", "clone.default", "alias.default", "detach.default",
       "contiguous.default", "lift_fresh_copy.default", "_to_copy.default")  # fmt: skip
-def copy(call: Call, x: Operand, *_: Any, **__: Any) -> Any:
+def copy(call: TorchCall, x: Operand, *_: Any, **__: Any) -> Any:
     first = call.results[0]
     assert first is not None
     if first.dtype not in REAL_TYPES:
@@ -184,7 +184,7 @@ def copy(call: Call, x: Operand, *_: Any, **__: Any) -> Any:
 
 
 def _by_parts(op: str) -> Callable[..., Complex]:
-    def apply(call: Call, left: Operand, right: Operand, alpha: Any = 1) -> Complex:
+    def apply(call: TorchCall, left: Operand, right: Operand, alpha: Any = 1) -> Complex:
         a, b = _pair(call, left, right)
         if alpha != 1:
             b = _times(call, b, of(call, alpha, b.real.dtype))
@@ -199,24 +199,24 @@ for _name, _op in (("add", "add"), ("sub", "subtract")):
 
 
 @rule("neg.default")
-def negate(call: Call, x: Complex) -> Complex:
+def negate(call: TorchCall, x: Complex) -> Complex:
     return Complex(call.op("negate", x.real), call.op("negate", x.imaginary))
 
 
-def _times(call: Call, a: Complex, b: Complex) -> Complex:
+def _times(call: TorchCall, a: Complex, b: Complex) -> Complex:
     real = call.op("subtract", call.op("multiply", a.real, b.real), call.op("multiply", a.imaginary, b.imaginary))
     other = call.op("add", call.op("multiply", a.real, b.imaginary), call.op("multiply", a.imaginary, b.real))
     return Complex(real, other)
 
 
-def _scaled(call: Call, op: str, x: Complex, factor: Any) -> Complex:
+def _scaled(call: TorchCall, op: str, x: Complex, factor: Any) -> Complex:
     """x times, or divided by, something real."""
     number = call.value(factor, x.real.dtype)
     return Complex(call.op(op, x.real, number), call.op(op, x.imaginary, number))
 
 
 @rule("mul.Tensor", "mul.Scalar")
-def multiply(call: Call, left: Operand, right: Operand) -> Complex:
+def multiply(call: TorchCall, left: Operand, right: Operand) -> Complex:
     if not isinstance(right, (Complex, complex)):
         return _scaled(call, "multiply", of(call, left, _part_type(call)), right)
     if not isinstance(left, (Complex, complex)):
@@ -225,7 +225,7 @@ def multiply(call: Call, left: Operand, right: Operand) -> Complex:
 
 
 @rule("div.Tensor", "div.Scalar")
-def divide(call: Call, left: Operand, right: Operand) -> Complex:
+def divide(call: TorchCall, left: Operand, right: Operand) -> Complex:
     """With a complex divisor by Smith's method, which does not overflow."""
     if not isinstance(right, (Complex, complex)):
         return _scaled(call, "divide", of(call, left, _part_type(call)), right)
@@ -241,18 +241,18 @@ def divide(call: Call, left: Operand, right: Operand) -> Complex:
 
 
 @rule("reciprocal.default")
-def reciprocal(call: Call, x: Complex) -> Complex:
+def reciprocal(call: TorchCall, x: Complex) -> Complex:
     return divide(call, 1.0, x)
 
 
 @rule("exp.default")
-def exponential(call: Call, x: Complex) -> Complex:
+def exponential(call: TorchCall, x: Complex) -> Complex:
     grown = call.op("exp", x.real)
     return Complex(*(call.op("multiply", grown, call.op(name, x.imaginary)) for name in ("cos", "sin")))
 
 
 @rule("pow.Tensor_Scalar")
-def power(call: Call, x: Complex, exponent: Any) -> Complex:
+def power(call: TorchCall, x: Complex, exponent: Any) -> Complex:
     if exponent not in (1, 2, 3):
         raise Unsupported(f"a complex number to the power of {exponent}", "use products, or exp and log of its parts")
     result = x
@@ -262,12 +262,12 @@ def power(call: Call, x: Complex, exponent: Any) -> Complex:
 
 
 @rule("square.default")
-def square(call: Call, x: Complex) -> Complex:
+def square(call: TorchCall, x: Complex) -> Complex:
     return _times(call, x, x)
 
 
 @rule("mm.default", "bmm.default", "matmul.default", "mv.default", "dot.default")
-def matmul(call: Call, left: Complex, right: Complex) -> Complex:
+def matmul(call: TorchCall, left: Complex, right: Complex) -> Complex:
     def product_of(a: Value, b: Value) -> Value:
         if a.rank == b.rank == 1:
             return call.reshape(call.matmul(call.unsqueeze(a, 0), call.unsqueeze(b, 1)), ())
@@ -279,18 +279,18 @@ def matmul(call: Call, left: Complex, right: Complex) -> Complex:
 
 
 @rule("prod.default")
-def product_of_all(call: Call, x: Operand, dtype: Any = None) -> Complex:
+def product_of_all(call: TorchCall, x: Operand, dtype: Any = None) -> Complex:
     x = of(call, x, _part_type(call))
     return _product_along(call, x, range(x.real.rank), False)
 
 
 @rule("prod.dim_int")
-def product_along(call: Call, x: Operand, dim: int, keepdim: bool = False, dtype: Any = None) -> Complex:
+def product_along(call: TorchCall, x: Operand, dim: int, keepdim: bool = False, dtype: Any = None) -> Complex:
     x = of(call, x, _part_type(call))
     return _product_along(call, x, [dim % x.real.rank] if x.real.rank else [], keepdim)
 
 
-def _product_along(call: Call, x: Complex, axes: Sequence[int], keepdim: bool) -> Complex:
+def _product_along(call: TorchCall, x: Complex, axes: Sequence[int], keepdim: bool) -> Complex:
     """Products of halves of a dimension, as often as it takes to leave one element; 1 for none."""
     for axis in axes:
         length = x.real.shape[axis]
@@ -314,7 +314,7 @@ def _product_along(call: Call, x: Complex, axes: Sequence[int], keepdim: bool) -
     return Complex(*(call.reshape(part, kept) for part in (x.real, x.imaginary)))
 
 
-def _sliced(call: Call, x: Complex, axis: int, start: int, stop: int) -> Complex:
+def _sliced(call: TorchCall, x: Complex, axis: int, start: int, stop: int) -> Complex:
     return Complex(*(call.slice(part, axis, start, stop) for part in (x.real, x.imaginary)))
 
 
@@ -322,7 +322,7 @@ def _written(function: Callable[..., Any]) -> Callable[..., Any]:
     """A rule that writes a part of a tensor as one for complex numbers; real tensors and numbers are of both kinds."""
     apply = _for_parts(function)
 
-    def written(call: Call, x: Operand, *args: Any, **kwargs: Any) -> Any:
+    def written(call: TorchCall, x: Operand, *args: Any, **kwargs: Any) -> Any:
         names = ("source", "values", "value", "updates")
         dtype = _part_type(call)
 
@@ -346,7 +346,7 @@ for _name in (
 
 
 @rule("scatter.value")
-def scatter_value(call: Call, x: Complex, dim: int, index: Value, value: Any) -> Complex:
+def scatter_value(call: TorchCall, x: Complex, dim: int, index: Value, value: Any) -> Complex:
     number = of(call, value, _part_type(call))
     part = _Part(call.builder, call.symbols, call.node)
     pairs = (x.real, number.real), (x.imaginary, number.imaginary)
@@ -354,7 +354,7 @@ def scatter_value(call: Call, x: Complex, dim: int, index: Value, value: Any) ->
 
 
 @rule("copy.default")
-def copied(call: Call, x: Operand, source: Operand, *_: Any) -> Operand:
+def copied(call: TorchCall, x: Operand, source: Operand, *_: Any) -> Operand:
     """A real tensor takes the real part of a complex one."""
     found = of(call, source, _part_type(call))
     real, imaginary = (call.broadcast(part, call.shape) for part in (found.real, found.imaginary))
@@ -362,33 +362,33 @@ def copied(call: Call, x: Operand, source: Operand, *_: Any) -> Operand:
 
 
 @rule("masked_fill.Scalar", "masked_fill.Tensor")
-def masked_fill(call: Call, x: Operand, mask: Value, value: Operand) -> Complex:
+def masked_fill(call: TorchCall, x: Operand, mask: Value, value: Operand) -> Complex:
     return where(call, mask, value, x)
 
 
 @rule("where.self")
-def where(call: Call, condition: Value, left: Operand, right: Operand) -> Complex:
+def where(call: TorchCall, condition: Value, left: Operand, right: Operand) -> Complex:
     a, b = _pair(call, left, right)
     chosen = call.cast(condition, int1)
     return Complex(call.op("where", chosen, a.real, b.real), call.op("where", chosen, a.imaginary, b.imaginary))
 
 
 @rule("eq.Tensor", "eq.Scalar")
-def equal(call: Call, left: Operand, right: Operand) -> Value:
+def equal(call: TorchCall, left: Operand, right: Operand) -> Value:
     found = [item for item in (left, right) if isinstance(item, Complex)]
     a, b = (of(call, item, found[0].real.dtype) for item in (left, right))
     return call.op("logical_and", call.op("equal", a.real, b.real), call.op("equal", a.imaginary, b.imaginary))
 
 
 @rule("scalar_tensor.default")
-def scalar_tensor(call: Call, value: Any, **_: Any) -> Complex:
+def scalar_tensor(call: TorchCall, value: Any, **_: Any) -> Complex:
     return of(call, value, _part_type(call))
 
 
 def _made(function: Callable[..., Value]) -> Callable[..., Complex]:
     """A tensor of one complex number."""
 
-    def apply(call: Call, *args: Any, **_: Any) -> Complex:
+    def apply(call: TorchCall, *args: Any, **_: Any) -> Complex:
         number = complex(next((item for item in reversed(args) if isinstance(item, (int, float, complex))), 0.0))
         if function is not creation.full:
             number = complex(function is creation.ones)
@@ -407,7 +407,7 @@ for _function in (creation.full, creation.zeros, creation.ones, creation.empty):
 # Fourier transforms ----------------------------------------------------------------------------------
 
 
-def _normalized(call: Call, x: Value, normalization: int, lengths: list[Size]) -> Value:
+def _normalized(call: TorchCall, x: Value, normalization: int, lengths: list[Size]) -> Value:
     """Divided by the count of numbers (2), its root (1), or not (0)."""
     if normalization == 0:
         return x
@@ -415,7 +415,7 @@ def _normalized(call: Call, x: Value, normalization: int, lengths: list[Size]) -
     return call.op("divide", x, call.op("sqrt", count) if normalization == 1 else count)
 
 
-def _along(call: Call, x: Complex, axis: int, inverse: bool) -> Complex:
+def _along(call: TorchCall, x: Complex, axis: int, inverse: bool) -> Complex:
     """The transform along one dimension, without a factor."""
     last, length = x.rank - 1, x.shape[axis]
     real_part, other = (call.transpose(part, axis, last) for part in (x.real, x.imaginary))
@@ -424,7 +424,7 @@ def _along(call: Call, x: Complex, axis: int, inverse: bool) -> Complex:
 
 
 @rule("_fft_c2c.default")
-def transform(call: Call, x: Complex, dim: Sequence[int], normalization: int, forward: bool) -> Complex:
+def transform(call: TorchCall, x: Complex, dim: Sequence[int], normalization: int, forward: bool) -> Complex:
     axes = [axis % x.rank for axis in dim]
     lengths = [x.shape[axis] for axis in axes]
     for axis in axes:
@@ -433,7 +433,7 @@ def transform(call: Call, x: Complex, dim: Sequence[int], normalization: int, fo
 
 
 @rule("_fft_r2c.default")
-def transform_of_real(call: Call, x: Value, dim: Sequence[int], normalization: int, onesided: bool) -> Complex:
+def transform_of_real(call: TorchCall, x: Value, dim: Sequence[int], normalization: int, onesided: bool) -> Complex:
     """The last of `dim` first; `onesided` keeps the half of its numbers from which the others follow."""
     axes = [axis % x.rank for axis in dim]
     lengths, last = [x.shape[axis] for axis in axes], axes[-1]
@@ -448,7 +448,9 @@ def transform_of_real(call: Call, x: Value, dim: Sequence[int], normalization: i
 
 
 @rule("_fft_c2r.default")
-def transform_to_real(call: Call, x: Complex, dim: Sequence[int], normalization: int, last_dim_size: Size) -> Value:
+def transform_to_real(
+    call: TorchCall, x: Complex, dim: Sequence[int], normalization: int, last_dim_size: Size
+) -> Value:
     """The inverse of a transform of real numbers; the last of `dim` last."""
     axes = [axis % x.rank for axis in dim]
     lengths, last = [*(x.shape[axis] for axis in axes[:-1]), last_dim_size], axes[-1]

@@ -12,7 +12,7 @@ from tilewright.importers.emitter import Number
 from tilewright.importers.images import transposed_convolution
 from tilewright.importers.report import Unsupported
 from tilewright.importers.rules import RuleTable
-from tilewright.importers.torch_fx import Call
+from tilewright.importers.torch_fx import TorchCall
 from tilewright.symbolic import lift, simplify
 
 TABLE = RuleTable("Products, convolutions, attention", "aten.")
@@ -20,21 +20,21 @@ rule = TABLE.rule
 
 
 @rule("mm.default", "bmm.default", "matmul.default", "mv.default", "dot.default")
-def matmul(call: Call, left: Value, right: Value) -> Value:
+def matmul(call: TorchCall, left: Value, right: Value) -> Value:
     if left.rank == right.rank == 1:
         return call.reshape(call.matmul(call.unsqueeze(left, 0), call.unsqueeze(right, 1)), ())
     return call.matmul(left, right)
 
 
 @rule("_int_mm.default")
-def integer_matmul(call: Call, left: Value, right: Value) -> Value:
+def integer_matmul(call: TorchCall, left: Value, right: Value) -> Value:
     """The product of matrices of 8-bit integers, in int32."""
     return call.matmul(call.cast(left, int32), call.cast(right, int32))
 
 
 @rule("_grouped_mm.default")
 def grouped_matmul(
-    call: Call,
+    call: TorchCall,
     rows: Value,
     matrices: Value,
     offs: Value | None = None,
@@ -47,19 +47,19 @@ def grouped_matmul(
     return call.op("grouped_matmul", rows, matrices, offs)
 
 
-def _scaled(call: Call, x: Value, factor: Number) -> Value:
+def _scaled(call: TorchCall, x: Value, factor: Number) -> Value:
     return x if factor == 1 else call.op("multiply", x, factor)
 
 
 @rule("addmm.default", "baddbmm.default", "addmv.default")
-def add_matmul(call: Call, bias: Value, left: Value, right: Value, beta: Number = 1, alpha: Number = 1) -> Value:
+def add_matmul(call: TorchCall, bias: Value, left: Value, right: Value, beta: Number = 1, alpha: Number = 1) -> Value:
     product = _scaled(call, call.matmul(left, right), alpha)
     return product if beta == 0 else call.op("add", product, _scaled(call, bias, beta))
 
 
 @rule("addbmm.default")
 def add_sum_of_products(
-    call: Call, bias: Value, left: Value, right: Value, beta: Number = 1, alpha: Number = 1
+    call: TorchCall, bias: Value, left: Value, right: Value, beta: Number = 1, alpha: Number = 1
 ) -> Value:
     """All products [B, M, K] x [B, K, N] added up: one product over B and K."""
     batch, rows, inner = left.shape
@@ -70,7 +70,7 @@ def add_sum_of_products(
 
 @rule("_trilinear.default")
 def trilinear(
-    call: Call,
+    call: TorchCall,
     first: Value,
     second: Value,
     third: Value,
@@ -90,7 +90,7 @@ def trilinear(
 
 
 @rule("linear.default")
-def linear(call: Call, x: Value, weight: Value, bias: Value | None = None) -> Value:
+def linear(call: TorchCall, x: Value, weight: Value, bias: Value | None = None) -> Value:
     if x.rank == 1:
         return call.reshape(linear(call, call.unsqueeze(x, 0), weight, bias), call.shape)
     product = call.op("matmul", x, call.unsqueeze(weight, 0) if weight.rank == 1 else weight, transpose_b=True)
@@ -100,7 +100,7 @@ def linear(call: Call, x: Value, weight: Value, bias: Value | None = None) -> Va
 
 @rule("convolution.default")
 def convolution(
-    call: Call,
+    call: TorchCall,
     x: Value,
     weight: Value,
     bias: Value | None,
@@ -124,7 +124,7 @@ def convolution(
 
 
 @rule("conv_tbc.default")
-def convolution_of_steps(call: Call, x: Value, weight: Value, bias: Value, pad: int = 0) -> Value:
+def convolution_of_steps(call: TorchCall, x: Value, weight: Value, bias: Value, pad: int = 0) -> Value:
     """A convolution of [T, B, C] with [K, C, M]."""
     image, kernel = call.permute(x, (1, 2, 0)), call.permute(weight, (2, 1, 0))
     found = call.op("conv", image, kernel, bias, strides=[1], padding=[(pad, pad)], dilation=[1], groups=1)
@@ -137,7 +137,7 @@ def _each(item: Sequence[int], count: int) -> list[int]:
 
 @rule("scaled_dot_product_attention.default")
 def attention(
-    call: Call,
+    call: TorchCall,
     query: Value,
     key: Value,
     value: Value,
@@ -154,7 +154,7 @@ def attention(
 
 @rule("_scaled_dot_product_flash_attention_for_cpu.default")
 def flash_attention(
-    call: Call,
+    call: TorchCall,
     query: Value,
     key: Value,
     value: Value,
@@ -170,14 +170,14 @@ def flash_attention(
 # cannot be imported.
 
 
-def _alone(call: Call, result: Value) -> tuple[Value | None, ...]:
+def _alone(call: TorchCall, result: Value) -> tuple[Value | None, ...]:
     """The first result of an operation whose others cannot be imported."""
     return (result, *[None] * (len(call.results) - 1))
 
 
 @rule("_scaled_dot_product_flash_attention.default")
 def gpu_flash_attention(
-    call: Call,
+    call: TorchCall,
     query: Value,
     key: Value,
     value: Value,
@@ -191,7 +191,7 @@ def gpu_flash_attention(
 
 @rule("_scaled_dot_product_efficient_attention.default", "_scaled_dot_product_cudnn_attention.default")
 def gpu_biased_attention(
-    call: Call,
+    call: TorchCall,
     query: Value,
     key: Value,
     value: Value,
@@ -207,7 +207,7 @@ def gpu_biased_attention(
 
 @rule("_scaled_dot_product_attention_math.default")
 def math_attention(
-    call: Call,
+    call: TorchCall,
     query: Value,
     key: Value,
     value: Value,
@@ -224,12 +224,17 @@ def math_attention(
 # The fused layers that PyTorch uses in inference for nn.MultiheadAttention and nn.TransformerEncoderLayer.
 
 
-def _affine(call: Call, x: Value, weight: Value, bias: Value) -> Value:
+def _affine(call: TorchCall, x: Value, weight: Value, bias: Value) -> Value:
     return call.op("add", call.op("matmul", x, weight, transpose_b=True), bias)
 
 
 def _self_attention(
-    call: Call, x: Value, heads: int, packed: tuple[Value, Value], projection: tuple[Value, Value], mask: Value | None
+    call: TorchCall,
+    x: Value,
+    heads: int,
+    packed: tuple[Value, Value],
+    projection: tuple[Value, Value],
+    mask: Value | None,
 ) -> Value:
     """x [B, S, E] with packed query, key and value weights; a boolean mask is true where keys are left out."""
     if mask is not None and not (mask.dtype.is_bool and mask.rank == 2):
@@ -248,7 +253,7 @@ def _self_attention(
 
 @rule("_native_multi_head_attention.default")
 def fused_attention(
-    call: Call,
+    call: TorchCall,
     query: Value,
     key: Value,
     value: Value,
@@ -272,7 +277,7 @@ def fused_attention(
 
 @rule("_transformer_encoder_layer_fwd.default")
 def fused_encoder_layer(
-    call: Call,
+    call: TorchCall,
     x: Value,
     embed_dim: int,
     heads: int,

@@ -17,7 +17,7 @@ from tilewright.importers.narrow import bitcast
 from tilewright.importers.repeated import any_of, repeat
 from tilewright.importers.report import Unsupported
 from tilewright.importers.rules import RuleTable
-from tilewright.importers.torch_fx import Call, wrapped
+from tilewright.importers.torch_fx import TorchCall, wrapped
 from tilewright.symbolic import Expression
 
 Limit = Number | Expression | Value
@@ -26,22 +26,22 @@ TABLE = RuleTable("Elementwise", "aten.")
 rule = TABLE.rule
 
 
-def float_unary(op: str) -> Callable[[Call, Value], Value]:
+def float_unary(op: str) -> Callable[[TorchCall, Value], Value]:
     """The rule of a function that gives floats; integers are converted first."""
     return lambda call, x: call.op(op, call.cast(x, call.dtype))
 
 
-def rounding(op: str) -> Callable[[Call, Value], Value]:
+def rounding(op: str) -> Callable[[TorchCall, Value], Value]:
     """The rule of a rounding function: integers stay as they are."""
     return lambda call, x: call.op(op, x) if x.dtype.is_float else x
 
 
-def binary(op: str) -> Callable[[Call, Scalar, Scalar], Value]:
+def binary(op: str) -> Callable[[TorchCall, Scalar, Scalar], Value]:
     """The rule of an arithmetic op with PyTorch's type promotion."""
     return lambda call, left, right: call.op(op, *call.pair(left, right))
 
 
-def logical(op: str) -> Callable[[Call, Scalar, Scalar], Value]:
+def logical(op: str) -> Callable[[TorchCall, Scalar, Scalar], Value]:
     """The rule of a logical op: operands as booleans."""
     return lambda call, left, right: call.op(op, *call.pair(left, right, int1))
 
@@ -63,10 +63,10 @@ for _name in ("maximum", "minimum"):
     TABLE.add(f"{_name}.default", binary(_name))
 
 
-def _of_numbers(op: str) -> Callable[[Call, Value, Value], Value]:
+def _of_numbers(op: str) -> Callable[[TorchCall, Value, Value], Value]:
     """The rule of an extreme that a NaN beside a number does not count for."""
 
-    def apply(call: Call, x: Value, other: Value) -> Value:
+    def apply(call: TorchCall, x: Value, other: Value) -> Value:
         left, right = call.pair(x, other)
         found = call.op(op, left, right)
         if not found.dtype.is_float:
@@ -84,7 +84,7 @@ for _name, _op in (("and", "logical_and"), ("or", "logical_or"), ("xor", "not_eq
 
 
 @rule("round.decimals")
-def round_to_decimals(call: Call, x: Value, decimals: int = 0) -> Value:
+def round_to_decimals(call: TorchCall, x: Value, decimals: int = 0) -> Value:
     """To the nearest multiple of a power of ten, halves of the scaled number to even.
 
     NaN, as in PyTorch, for a power that the type, float32 at least, does not have.
@@ -100,7 +100,7 @@ def round_to_decimals(call: Call, x: Value, decimals: int = 0) -> Value:
     return call.cast(call.op(back, call.op("round", call.op(into, call.cast(x, dtype), scale)), scale), x.dtype)
 
 
-def _has_sign(call: Call, x: Value) -> Value:
+def _has_sign(call: TorchCall, x: Value) -> Value:
     """Whether the sign is set: of zeros and of NaN, too."""
     if x.dtype.is_integer and not x.dtype.is_signed:
         return call.full(x.shape, False, int1)
@@ -110,12 +110,12 @@ def _has_sign(call: Call, x: Value) -> Value:
 
 
 @rule("signbit.default")
-def sign_bit(call: Call, x: Value) -> Value:
+def sign_bit(call: TorchCall, x: Value) -> Value:
     return _has_sign(call, x)
 
 
 @rule("copysign.Tensor", "copysign.Scalar")
-def with_sign_of(call: Call, x: Scalar, y: Scalar) -> Value:
+def with_sign_of(call: TorchCall, x: Scalar, y: Scalar) -> Value:
     """The first operand's size with the second one's sign."""
     number, signed = call.pair(x, y, call.dtype)
     size = call.op("absolute", number)
@@ -123,7 +123,7 @@ def with_sign_of(call: Call, x: Scalar, y: Scalar) -> Value:
 
 
 @rule("hypot.default")
-def hypotenuse(call: Call, x: Value, other: Value) -> Value:
+def hypotenuse(call: TorchCall, x: Value, other: Value) -> Value:
     """sqrt(x^2 + y^2), of the greater size times a root from 1 to sqrt(2): nothing overflows before the result."""
     left, right = (call.op("absolute", item) for item in call.pair(x, other))
     most, least = call.op("maximum", left, right), call.op("minimum", left, right)
@@ -134,7 +134,7 @@ def hypotenuse(call: Call, x: Value, other: Value) -> Value:
 
 
 @rule("angle.default")
-def angle(call: Call, x: Value) -> Value:
+def angle(call: TorchCall, x: Value) -> Value:
     """Of real numbers: pi below zero, NaN for NaN, otherwise 0."""
     x = call.cast(x, call.dtype)
     found = call.op("where", call.op("less", x, 0.0), *(call.builder.number(n, x.dtype) for n in (math.pi, 0.0)))
@@ -142,22 +142,22 @@ def angle(call: Call, x: Value) -> Value:
 
 
 @rule("atan2.default")
-def arctangent_of_two(call: Call, y: Value, x: Value) -> Value:
+def arctangent_of_two(call: TorchCall, y: Value, x: Value) -> Value:
     return call.op("atan2", *call.pair(y, x, call.dtype))
 
 
 @rule("abs.default")
-def absolute(call: Call, x: Value) -> Value:
+def absolute(call: TorchCall, x: Value) -> Value:
     return call.op("absolute", x)
 
 
 @rule("neg.default")
-def negate(call: Call, x: Value) -> Value:
+def negate(call: TorchCall, x: Value) -> Value:
     return call.op("negate", x)
 
 
 @rule("sign.default", "sgn.default")
-def sign(call: Call, x: Value) -> Value:
+def sign(call: TorchCall, x: Value) -> Value:
     """As in PyTorch, the sign of NaN is 0."""
     if not x.dtype.is_float:
         return call.cast(x, x.dtype) if x.dtype.is_bool else call.op("sign", x)
@@ -166,7 +166,7 @@ def sign(call: Call, x: Value) -> Value:
 
 
 @rule("add.Tensor", "add.Scalar")
-def add(call: Call, x: Scalar, other: Scalar, alpha: Number = 1) -> Value:
+def add(call: TorchCall, x: Scalar, other: Scalar, alpha: Number = 1) -> Value:
     left, right = _terms(call, x, other)
     if left.dtype.is_bool:
         return call.op("logical_or", left, right)
@@ -174,18 +174,18 @@ def add(call: Call, x: Scalar, other: Scalar, alpha: Number = 1) -> Value:
 
 
 @rule("sub.Tensor", "sub.Scalar")
-def subtract(call: Call, x: Scalar, other: Scalar, alpha: Number = 1) -> Value:
+def subtract(call: TorchCall, x: Scalar, other: Scalar, alpha: Number = 1) -> Value:
     left, right = _terms(call, x, other)
     return call.op("subtract", left, _weighed(call, right, alpha))
 
 
 @rule("rsub.Tensor", "rsub.Scalar")
-def reverse_subtract(call: Call, x: Scalar, other: Scalar, alpha: Number = 1) -> Value:
+def reverse_subtract(call: TorchCall, x: Scalar, other: Scalar, alpha: Number = 1) -> Value:
     left, right = _terms(call, x, other)
     return call.op("subtract", right, _weighed(call, left, alpha))
 
 
-def _terms(call: Call, *terms: Scalar) -> tuple[Value, Value]:
+def _terms(call: TorchCall, *terms: Scalar) -> tuple[Value, Value]:
     """The terms of a sum in PyTorch's common type."""
     dtype = call.promoted(0, 1)
     left, right = (
@@ -194,27 +194,27 @@ def _terms(call: Call, *terms: Scalar) -> tuple[Value, Value]:
     return left, right
 
 
-def _weighed(call: Call, x: Value, factor: Number) -> Value:
+def _weighed(call: TorchCall, x: Value, factor: Number) -> Value:
     return x if factor == 1 else call.op("multiply", x, call.added(factor, x.dtype))
 
 
-def _times(call: Call, x: Value, factor: Number) -> Value:
+def _times(call: TorchCall, x: Value, factor: Number) -> Value:
     return x if factor == 1 else call.op("multiply", x, factor)
 
 
 @rule("mul.Tensor", "mul.Scalar")
-def multiply(call: Call, x: Scalar, other: Scalar) -> Value:
+def multiply(call: TorchCall, x: Scalar, other: Scalar) -> Value:
     left, right = call.factors(x, other)
     return call.op("logical_and" if left.dtype.is_bool else "multiply", left, right)
 
 
 @rule("div.Tensor", "div.Scalar", "true_divide.Tensor")
-def divide(call: Call, x: Scalar, other: Scalar) -> Value:
+def divide(call: TorchCall, x: Scalar, other: Scalar) -> Value:
     return call.op("divide", call.value(x, call.dtype), call.factors(x, other, call.dtype)[1])
 
 
 @rule("div.Tensor_mode", "div.Scalar_mode")
-def divide_rounding(call: Call, x: Scalar, other: Scalar, rounding_mode: str | None = None) -> Value:
+def divide_rounding(call: TorchCall, x: Scalar, other: Scalar, rounding_mode: str | None = None) -> Value:
     left, right = call.pair(x, other, _wide(call.dtype))
     if rounding_mode == "floor":
         return call.cast(call.op("floor_divide", left, right), call.dtype)
@@ -228,29 +228,29 @@ def _wide(dtype: DType) -> DType:
 
 
 @rule("floor_divide.default")
-def floor_divide(call: Call, x: Scalar, other: Scalar) -> Value:
+def floor_divide(call: TorchCall, x: Scalar, other: Scalar) -> Value:
     return divide_rounding(call, x, other, "floor")
 
 
 @rule("remainder.Tensor", "remainder.Scalar", "remainder.Scalar_Tensor")
-def remainder(call: Call, x: Scalar, other: Scalar) -> Value:
+def remainder(call: TorchCall, x: Scalar, other: Scalar) -> Value:
     return call.op("remainder", *call.pair(x, other))
 
 
 @rule("fmod.Tensor", "fmod.Scalar")
-def fmod(call: Call, x: Scalar, other: Scalar) -> Value:
+def fmod(call: TorchCall, x: Scalar, other: Scalar) -> Value:
     return formulas.remainder_of_truncation(call, *call.pair(x, other))
 
 
 @rule("gcd.default")
-def greatest_common_divisor(call: Call, x: Value, other: Value) -> Value:
+def greatest_common_divisor(call: TorchCall, x: Value, other: Value) -> Value:
     """Euclid's algorithm, in a loop that ends once no remainder is left; never negative."""
     left, right = (call.broadcast(item, call.shape) for item in call.pair(x, other))
     return _greatest_common_divisor(call, left, right)
 
 
 @rule("lcm.default")
-def least_common_multiple(call: Call, x: Value, other: Value) -> Value:
+def least_common_multiple(call: TorchCall, x: Value, other: Value) -> Value:
     """Never negative; 0 where one of them is."""
     left, right = (call.broadcast(item, call.shape) for item in call.pair(x, other))
     divisor = _greatest_common_divisor(call, left, right)
@@ -258,7 +258,7 @@ def least_common_multiple(call: Call, x: Value, other: Value) -> Value:
     return call.op("multiply", share, call.op("absolute", right))
 
 
-def _greatest_common_divisor(call: Call, left: Value, right: Value) -> Value:
+def _greatest_common_divisor(call: TorchCall, left: Value, right: Value) -> Value:
     first = [call.op("absolute", item) if item.dtype.is_signed else item for item in (left, right)]
 
     def step(inner: Emitter, _: Value, carried: list[Value], __: list[Value]) -> tuple[Value, list[Value]]:
@@ -272,7 +272,7 @@ def _greatest_common_divisor(call: Call, left: Value, right: Value) -> Value:
 
 
 @rule("pow.Tensor_Scalar", "pow.Tensor_Tensor", "pow.Scalar")
-def power(call: Call, x: Scalar, exponent: Scalar) -> Value:
+def power(call: TorchCall, x: Scalar, exponent: Scalar) -> Value:
     """Small whole powers and roots become products and roots."""
     left = call.value(x, call.dtype)
     if isinstance(exponent, (int, float)):
@@ -284,7 +284,7 @@ def power(call: Call, x: Scalar, exponent: Scalar) -> Value:
     return call.op("power", left, call.value(exponent, call.dtype))
 
 
-def _whole_power(call: Call, x: Value, exponent: int) -> Value:
+def _whole_power(call: TorchCall, x: Value, exponent: int) -> Value:
     if exponent == 0:
         return call.full(x.shape, 1, x.dtype)
     result = x
@@ -296,12 +296,12 @@ def _whole_power(call: Call, x: Value, exponent: int) -> Value:
 # Bits of floats ---------------------------------------------------------------------------------------
 
 
-def _bits(call: Call, x: Value) -> Value:
+def _bits(call: TorchCall, x: Value) -> Value:
     return bitcast(call, x, BY_NAME[f"int{x.dtype.bits}"])
 
 
 @rule("frexp.Tensor")
-def mantissa_and_exponent(call: Call, x: Value) -> tuple[Value, Value]:
+def mantissa_and_exponent(call: TorchCall, x: Value) -> tuple[Value, Value]:
     """x = m 2^e with 1/2 <= |m| < 1; 0, infinities and NaN are their own m, with an exponent of 0."""
     dtype = float32 if x.dtype.bits < 32 else x.dtype
     wide = call.cast(x, dtype)
@@ -328,7 +328,7 @@ _FARTHEST, _FARTHEST_NARROW = 2200.0, 400.0  # from the least float64 or float32
 
 
 @rule("ldexp.Tensor")
-def times_power_of_two(call: Call, x: Value, exponent: Value) -> Value:
+def times_power_of_two(call: TorchCall, x: Value, exponent: Value) -> Value:
     """x 2^e in float64, which the power of a narrower type cannot leave; that of float64 is the product of three."""
     most, factors = (_FARTHEST, (3, 2, 1)) if call.dtype == float64 else (_FARTHEST_NARROW, (1,))
     rest = call.op("clip", call.cast(exponent, float64), low=-most, high=most)
@@ -341,7 +341,7 @@ def times_power_of_two(call: Call, x: Value, exponent: Value) -> Value:
 
 
 @rule("nextafter.default")
-def next_number(call: Call, x: Value, other: Value) -> Value:
+def next_number(call: TorchCall, x: Value, other: Value) -> Value:
     """The next number of the type towards another one."""
     start, end = (call.broadcast(item, call.shape) for item in call.pair(x, other))
     bits = _bits(call, start)
@@ -357,7 +357,7 @@ def next_number(call: Call, x: Value, other: Value) -> Value:
 
 
 @rule("view.dtype", "view_copy.dtype")
-def view_as_type(call: Call, x: Value, dtype: Any) -> Value:
+def view_as_type(call: TorchCall, x: Value, dtype: Any) -> Value:
     """The bits of elements as another type; the last dimension grows or shrinks where it has another width."""
     to = call.dtype
     if x.dtype.itemsize == to.itemsize:
@@ -379,24 +379,24 @@ def view_as_type(call: Call, x: Value, dtype: Any) -> Value:
 
 
 @rule("square.default")
-def square(call: Call, x: Value) -> Value:
+def square(call: TorchCall, x: Value) -> Value:
     return call.op("multiply", x, x)
 
 
 @rule("addcmul.default")
-def add_product(call: Call, x: Value, left: Value, right: Value, value: Number = 1) -> Value:
+def add_product(call: TorchCall, x: Value, left: Value, right: Value, value: Number = 1) -> Value:
     left, right = call.cast(left, call.dtype), call.cast(right, call.dtype)
     return call.op("add", call.cast(x, call.dtype), _times(call, call.op("multiply", left, right), value))
 
 
 @rule("addcdiv.default")
-def add_quotient(call: Call, x: Value, left: Value, right: Value, value: Number = 1) -> Value:
+def add_quotient(call: TorchCall, x: Value, left: Value, right: Value, value: Number = 1) -> Value:
     left, right = call.cast(left, call.dtype), call.cast(right, call.dtype)
     return call.op("add", call.cast(x, call.dtype), _times(call, call.op("divide", left, right), value))
 
 
 @rule("lerp.Scalar", "lerp.Tensor")
-def interpolate(call: Call, start: Value, end: Value, weight: Scalar) -> Value:
+def interpolate(call: TorchCall, start: Value, end: Value, weight: Scalar) -> Value:
     """From the nearer end, so that a weight of one gives `end`."""
     if isinstance(weight, (int, float)):
         part = call.builder.factor(weight, start.dtype)
@@ -411,7 +411,7 @@ def interpolate(call: Call, start: Value, end: Value, weight: Scalar) -> Value:
 # Functions made of others ----------------------------------------------------------------------------
 
 
-def _log_to_base(base: float) -> Callable[[Call, Value], Value]:
+def _log_to_base(base: float) -> Callable[[TorchCall, Value], Value]:
     scaled = formulas.in_float32(lambda emit, x: emit.op("multiply", emit.op("log", x), 1 / math.log(base)))
     return lambda call, x: scaled(call, call.cast(x, call.dtype))
 
@@ -420,7 +420,7 @@ TABLE.add("log2.default", _log_to_base(2))
 TABLE.add("log10.default", _log_to_base(10))
 
 
-def of_floats(function: formulas.Unary) -> Callable[[Call, Value], Value]:
+def of_floats(function: formulas.Unary) -> Callable[[TorchCall, Value], Value]:
     """The rule of a formula over floats."""
     return lambda call, x: function(call, call.cast(x, call.dtype))
 
@@ -438,13 +438,13 @@ TABLE.add("isinf.default", formulas.is_infinite)
 
 
 @rule("digamma.default", "special_digamma.default")
-def digamma(call: Call, x: Value) -> Value:
+def digamma(call: TorchCall, x: Value) -> Value:
     """The derivative of lgamma, in float64."""
     return call.cast(formulas.digamma(call, call.cast(x, float64)), call.dtype)
 
 
 @rule("frac.default")
-def fraction(call: Call, x: Value) -> Value:
+def fraction(call: TorchCall, x: Value) -> Value:
     return call.op("subtract", x, formulas.truncate(call, x))
 
 
@@ -452,12 +452,12 @@ def fraction(call: Call, x: Value) -> Value:
 
 
 @rule("logical_not.default")
-def logical_not(call: Call, x: Value) -> Value:
+def logical_not(call: TorchCall, x: Value) -> Value:
     return call.op("logical_not", call.cast(x, int1))
 
 
-def _bitwise(of_booleans: str, of_integers: str) -> Callable[[Call, Scalar, Scalar], Value]:
-    def apply(call: Call, left: Scalar, right: Scalar) -> Value:
+def _bitwise(of_booleans: str, of_integers: str) -> Callable[[TorchCall, Scalar, Scalar], Value]:
+    def apply(call: TorchCall, left: Scalar, right: Scalar) -> Value:
         left, right = call.pair(left, right)
         return call.op(of_booleans if left.dtype.is_bool else of_integers, left, right)
 
@@ -480,17 +480,17 @@ for _name, _op in (("lshift", "shift_left"), ("rshift", "shift_right")):
 
 
 @rule("bitwise_not.default")
-def bitwise_not(call: Call, x: Value) -> Value:
+def bitwise_not(call: TorchCall, x: Value) -> Value:
     return call.op("logical_not" if x.dtype.is_bool else "bitwise_not", x)
 
 
 @rule("isnan.default")
-def is_nan(call: Call, x: Value) -> Value:
+def is_nan(call: TorchCall, x: Value) -> Value:
     return call.op("isnan", x) if x.dtype.is_float else call.full(x.shape, False, int1)
 
 
 @rule("isfinite.default")
-def is_finite(call: Call, x: Value) -> Value:
+def is_finite(call: TorchCall, x: Value) -> Value:
     if not x.dtype.is_float:
         return call.full(x.shape, True, int1)
     return call.op("less", call.op("absolute", x), math.inf)
@@ -498,7 +498,7 @@ def is_finite(call: Call, x: Value) -> Value:
 
 @rule("nan_to_num.default")
 def nan_to_number(
-    call: Call, x: Value, nan: float | None = None, posinf: float | None = None, neginf: float | None = None
+    call: TorchCall, x: Value, nan: float | None = None, posinf: float | None = None, neginf: float | None = None
 ) -> Value:
     if not x.dtype.is_float:
         return x
@@ -514,17 +514,17 @@ def nan_to_number(
 
 
 @rule("where.self", "where.ScalarOther", "where.ScalarSelf", "where.Scalar")
-def where(call: Call, condition: Value, left: Scalar, right: Scalar) -> Value:
+def where(call: TorchCall, condition: Value, left: Scalar, right: Scalar) -> Value:
     return call.op("where", call.cast(condition, int1), *call.pair(left, right, call.dtype))
 
 
 @rule("masked_fill.Scalar", "masked_fill.Tensor")
-def masked_fill(call: Call, x: Value, mask: Value, value: Scalar) -> Value:
+def masked_fill(call: TorchCall, x: Value, mask: Value, value: Scalar) -> Value:
     return call.op("where", mask, call.value(value, x.dtype), x)
 
 
 @rule("clamp.default")
-def clamp(call: Call, x: Value, low: Limit | None = None, high: Limit | None = None) -> Value:
+def clamp(call: TorchCall, x: Value, low: Limit | None = None, high: Limit | None = None) -> Value:
     """Limits that are known only at run time, sizes or numbers read out of tensors, are values."""
     x = call.cast(x, call.dtype)
     if isinstance(low, (Expression, Value)) or isinstance(high, (Expression, Value)):
@@ -537,22 +537,22 @@ def clamp(call: Call, x: Value, low: Limit | None = None, high: Limit | None = N
 
 
 @rule("hardtanh.default")
-def hard_tanh(call: Call, x: Value, low: Number = -1, high: Number = 1) -> Value:
+def hard_tanh(call: TorchCall, x: Value, low: Number = -1, high: Number = 1) -> Value:
     return clamp(call, x, low, high)
 
 
 @rule("clamp_min.default")
-def clamp_min(call: Call, x: Value, low: Limit) -> Value:
+def clamp_min(call: TorchCall, x: Value, low: Limit) -> Value:
     return clamp(call, x, low)
 
 
 @rule("clamp_max.default")
-def clamp_max(call: Call, x: Value, high: Limit) -> Value:
+def clamp_max(call: TorchCall, x: Value, high: Limit) -> Value:
     return clamp(call, x, None, high)
 
 
 @rule("clamp.Tensor")
-def clamp_tensor(call: Call, x: Value, low: Value | None = None, high: Value | None = None) -> Value:
+def clamp_tensor(call: TorchCall, x: Value, low: Value | None = None, high: Value | None = None) -> Value:
     x = call.cast(x, call.dtype)
     if low is not None:
         x = call.op("maximum", x, call.cast(low, call.dtype))
@@ -560,12 +560,12 @@ def clamp_tensor(call: Call, x: Value, low: Value | None = None, high: Value | N
 
 
 @rule("clamp_min.Tensor")
-def clamp_min_tensor(call: Call, x: Value, low: Value) -> Value:
+def clamp_min_tensor(call: TorchCall, x: Value, low: Value) -> Value:
     return clamp_tensor(call, x, low)
 
 
 @rule("clamp_max.Tensor")
-def clamp_max_tensor(call: Call, x: Value, high: Value) -> Value:
+def clamp_max_tensor(call: TorchCall, x: Value, high: Value) -> Value:
     return clamp_tensor(call, x, None, high)
 
 
@@ -586,19 +586,19 @@ def clamp_max_tensor(call: Call, x: Value, high: Value) -> Value:
     "dropout.default",
     "alias_copy.default",
 )
-def copy_as(call: Call, x: Value, *rest: Any, **options: Any) -> Value:
+def copy_as(call: TorchCall, x: Value, *rest: Any, **options: Any) -> Value:
     """The same elements, in the element type that PyTorch gives the result."""
     return call.cast(x, call.dtype)
 
 
 @rule("native_dropout.default")
-def native_dropout(call: Call, x: Value, probability: float, train: bool | None) -> tuple[Value, None]:
+def native_dropout(call: TorchCall, x: Value, probability: float, train: bool | None) -> tuple[Value, None]:
     if train:
         raise Unsupported("dropout in training mode", "call model.eval() first")
     return x, None
 
 
 @rule("copy.default", "fill.Tensor", "fill.Scalar")
-def copy(call: Call, x: Value, source: Scalar, non_blocking: bool = False) -> Value:
+def copy(call: TorchCall, x: Value, source: Scalar, non_blocking: bool = False) -> Value:
     """`source` in the shape and element type of `x`."""
     return call.broadcast(call.value(source, x.dtype), x.shape)

@@ -14,7 +14,7 @@ from tilewright.importers.emitter import Number, Scalar
 from tilewright.importers.report import Unsupported
 from tilewright.importers.rules import RuleTable
 from tilewright.importers.scatter import scatter_elements, scatter_slices
-from tilewright.importers.torch_fx import Call
+from tilewright.importers.torch_fx import TorchCall
 from tilewright.importers.torch_ops.choices import positions_of, select_rows
 from tilewright.importers.torch_ops.shape import bounds
 from tilewright.symbolic import Expression, Size, floor_divide, lift, product, simplify
@@ -24,13 +24,13 @@ rule = TABLE.rule
 
 
 @rule("embedding.default")
-def embedding(call: Call, weight: Value, indices: Value, *_: Any, **__: Any) -> Value:
+def embedding(call: TorchCall, weight: Value, indices: Value, *_: Any, **__: Any) -> Value:
     return call.op("gather", weight, indices, axis=0)
 
 
 @rule("_embedding_bag.default", "_embedding_bag_forward_only.default")
 def embedding_bag(
-    call: Call,
+    call: TorchCall,
     weight: Value,
     indices: Value,
     offsets: Value,
@@ -69,7 +69,7 @@ def embedding_bag(
 
 
 def _ragged_bags(
-    call: Call, rows: Value, offsets: Value, mode: int, weights: Value | None, kept: Value | None
+    call: TorchCall, rows: Value, offsets: Value, mode: int, weights: Value | None, kept: Value | None
 ) -> Value:
     """What `embedding_bag` gives of rows [n, width] where bags begin at offsets; `kept` tells rows that count."""
     bags, (count, width), dtype = offsets.shape[0], rows.shape, rows.dtype
@@ -95,7 +95,7 @@ def _ragged_bags(
     return call.cast(total, dtype)
 
 
-def _bag_size(call: Call, indices: Value, offsets: Value) -> int | None:
+def _bag_size(call: TorchCall, indices: Value, offsets: Value) -> int | None:
     """How many indices each bag has, where bags are known to be equal."""
     made_by = next((node for node in reversed(call.builder.graph.nodes) if offsets in node.outputs), None)
     data = call.builder.graph.constants.get(offsets)
@@ -115,25 +115,25 @@ def _bag_size(call: Call, indices: Value, offsets: Value) -> int | None:
 
 
 @rule("index_select.default")
-def index_select(call: Call, x: Value, dim: int, index: Value) -> Value:
+def index_select(call: TorchCall, x: Value, dim: int, index: Value) -> Value:
     if not x.rank:
         return x
     return call.op("gather", x, index if index.rank else call.unsqueeze(index, 0), axis=dim)
 
 
 @rule("gather.default")
-def gather(call: Call, x: Value, dim: int, index: Value, sparse_grad: bool = False) -> Value:
+def gather(call: TorchCall, x: Value, dim: int, index: Value, sparse_grad: bool = False) -> Value:
     return call.op("gather_elements", x, index, axis=dim) if x.rank else x
 
 
 @rule("take_along_dim.default")
-def take_along(call: Call, x: Value, index: Value, dim: int | None = None) -> Value:
+def take_along(call: TorchCall, x: Value, index: Value, dim: int | None = None) -> Value:
     if dim is None:
         return call.op("gather_elements", call.reshape(x, (-1,)), call.reshape(index, (-1,)), axis=0)
     return call.op("gather_elements", x, index, axis=dim)
 
 
-def _counted_from_front(call: Call, index: Value, extent: Size) -> Value:
+def _counted_from_front(call: TorchCall, index: Value, extent: Size) -> Value:
     """Indices with negative ones counted from the end; positions made by iota are never negative."""
     producers = call.builder.graph.nodes
     made_by = next((node for node in reversed(producers) if index in node.outputs), None)
@@ -146,7 +146,7 @@ def _counted_from_front(call: Call, index: Value, extent: Size) -> Value:
     return call.op("where", call.op("less", index, 0), shifted, index)
 
 
-def _without_masks(call: Call, indices: Sequence[Value | None], count: Size | None) -> list[Value | None]:
+def _without_masks(call: TorchCall, indices: Sequence[Value | None], count: Size | None) -> list[Value | None]:
     """Indices with the positions of their true elements in the place of boolean masks; `count` is how many of them
     there must be."""
     found: list[Value | None] = []
@@ -165,7 +165,7 @@ def _without_masks(call: Call, indices: Sequence[Value | None], count: Size | No
 class _Selection:
     """Tensor indices of `x`, some None: which dimensions they name and one flat index for them all."""
 
-    def __init__(self, call: Call, x: Value, indices: Sequence[Value | None]) -> None:
+    def __init__(self, call: TorchCall, x: Value, indices: Sequence[Value | None]) -> None:
         self.call = call
         indices = _without_masks(call, indices, None)
         self.x = x
@@ -203,7 +203,7 @@ class _Selection:
 
 
 @rule("index.Tensor", "_unsafe_index.Tensor")
-def index(call: Call, x: Value, indices: Sequence[Value | None]) -> Value:
+def index(call: TorchCall, x: Value, indices: Sequence[Value | None]) -> Value:
     given = [(axis, item) for axis, item in enumerate(indices) if item is not None]
     if len(given) == 1 and given[0][1].dtype.is_bool and call.symbols.run_time:
         return select_rows(call, x, given[0][1], given[0][0])
@@ -221,7 +221,9 @@ def index(call: Call, x: Value, indices: Sequence[Value | None]) -> Value:
 
 
 @rule("index_put.default", "index_put_.default", "_unsafe_index_put.default")
-def index_put(call: Call, x: Value, indices: Sequence[Value | None], values: Value, accumulate: bool = False) -> Value:
+def index_put(
+    call: TorchCall, x: Value, indices: Sequence[Value | None], values: Value, accumulate: bool = False
+) -> Value:
     reduction = "add" if accumulate else "none"
     first = indices[0]
     if len(indices) == 1 and first is not None and first.dtype.is_bool:
@@ -249,13 +251,13 @@ def index_put(call: Call, x: Value, indices: Sequence[Value | None], values: Val
     return call.permute(restored, [order.index(axis) for axis in range(x.rank)])
 
 
-def _masked_put(call: Call, x: Value, mask: Value, values: Value) -> Value:
+def _masked_put(call: TorchCall, x: Value, mask: Value, values: Value) -> Value:
     mask = call.reshape(mask, (*mask.shape, *[1] * (x.rank - mask.rank)))
     return call.op("where", mask, call.reshape(call.cast(values, x.dtype), ()), x)
 
 
 @rule("masked_scatter.default")
-def masked_scatter(call: Call, x: Value, mask: Value, source: Value) -> Value:
+def masked_scatter(call: TorchCall, x: Value, mask: Value, source: Value) -> Value:
     """x with the elements of `source`, one after the other, where a mask is true."""
     x, mask = call.broadcast(x, call.shape), call.broadcast(mask, call.shape)
     before = call.op("cumsum", call.cast(call.reshape(mask, (-1,)), int64), axis=0)
@@ -266,14 +268,14 @@ def masked_scatter(call: Call, x: Value, mask: Value, source: Value) -> Value:
 
 
 @rule("index_copy.default")
-def index_copy(call: Call, x: Value, dim: int, index: Value, source: Value) -> Value:
+def index_copy(call: TorchCall, x: Value, dim: int, index: Value, source: Value) -> Value:
     if not x.rank:
         return call.reshape(source, ())
     return call.op("scatter_update", x, call.reshape(index, (-1,)), source, axis=dim)
 
 
 @rule("index_add.default")
-def index_add(call: Call, x: Value, dim: int, index: Value, source: Value, alpha: Number = 1) -> Value:
+def index_add(call: TorchCall, x: Value, dim: int, index: Value, source: Value, alpha: Number = 1) -> Value:
     if not x.rank:
         return call.op("add", x, call.reshape(_scaled(call, call.cast(source, x.dtype), alpha), ()))
     axis = dim % x.rank
@@ -281,19 +283,19 @@ def index_add(call: Call, x: Value, dim: int, index: Value, source: Value, alpha
     return scatter_slices(call, x, index, _scaled(call, call.cast(source, x.dtype), alpha), axis, "add")
 
 
-def _scaled(call: Call, x: Value, factor: Number) -> Value:
+def _scaled(call: TorchCall, x: Value, factor: Number) -> Value:
     return x if factor == 1 else call.op("multiply", x, factor)
 
 
 @rule("index_fill.int_Scalar", "index_fill.int_Tensor")
-def index_fill(call: Call, x: Value, dim: int, index: Value, value: Scalar) -> Value:
+def index_fill(call: TorchCall, x: Value, dim: int, index: Value, value: Scalar) -> Value:
     axis = dim % x.rank
     index = call.reshape(index, (-1,))
     updates = call.broadcast(call.value(value, x.dtype), (*x.shape[:axis], index.shape[0], *x.shape[axis + 1 :]))
     return call.op("scatter_update", x, _counted_from_front(call, index, x.shape[axis]), updates, axis=axis)
 
 
-def _positions(call: Call, start: Size, length: Size, step: int) -> Value:
+def _positions(call: TorchCall, start: Size, length: Size, step: int) -> Value:
     if isinstance(start, Expression):
         return call.op("add", call.iota(length, step=step), call.value(start, int64))
     return call.iota(length, start=start, step=step)
@@ -301,7 +303,7 @@ def _positions(call: Call, start: Size, length: Size, step: int) -> Value:
 
 @rule("slice_scatter.default")
 def slice_scatter(
-    call: Call,
+    call: TorchCall,
     x: Value,
     source: Value,
     dim: int = 0,
@@ -320,7 +322,7 @@ def slice_scatter(
 
 
 @rule("select_scatter.default")
-def select_scatter(call: Call, x: Value, source: Value, dim: int, index: Size) -> Value:
+def select_scatter(call: TorchCall, x: Value, source: Value, dim: int, index: Size) -> Value:
     axis = dim % x.rank
     position = simplify(lift(x.shape[axis]) + index) if isinstance(index, int) and index < 0 else index
     updates = call.broadcast(
@@ -330,7 +332,7 @@ def select_scatter(call: Call, x: Value, source: Value, dim: int, index: Size) -
 
 
 @rule("diagonal_scatter.default")
-def diagonal_scatter(call: Call, x: Value, source: Value, offset: int = 0, dim1: int = 0, dim2: int = 1) -> Value:
+def diagonal_scatter(call: TorchCall, x: Value, source: Value, offset: int = 0, dim1: int = 0, dim2: int = 1) -> Value:
     """x with a diagonal of the plane of two dimensions replaced by `source`, whose last dimension is along it."""
     rows, columns = dim1 % x.rank, dim2 % x.rank
     order = [axis for axis in range(x.rank) if axis not in (rows, columns)] + [rows, columns]
@@ -345,7 +347,7 @@ def diagonal_scatter(call: Call, x: Value, source: Value, offset: int = 0, dim1:
 
 
 @rule("put.default")
-def put(call: Call, x: Value, index: Value, source: Value, accumulate: bool = False) -> Value:
+def put(call: TorchCall, x: Value, index: Value, source: Value, accumulate: bool = False) -> Value:
     """x with elements at positions in it as one line replaced, or added to."""
     line, index, source = (call.reshape(item, (product(item.shape),)) for item in (x, index, source))
     index = _counted_from_front(call, call.cast(index, int64), line.shape[0])
@@ -353,7 +355,7 @@ def put(call: Call, x: Value, index: Value, source: Value, accumulate: bool = Fa
     return call.reshape(merged, x.shape)
 
 
-def _scattered(call: Call, x: Value, dim: int, index: Value, source: Value, reduction: str) -> Value:
+def _scattered(call: TorchCall, x: Value, dim: int, index: Value, source: Value, reduction: str) -> Value:
     """The updates are the leading part of `source` in the shape of `index`."""
     source = call.cast(source, x.dtype)
     if not x.rank:
@@ -366,17 +368,17 @@ def _scattered(call: Call, x: Value, dim: int, index: Value, source: Value, redu
 
 
 @rule("scatter.src")
-def scatter(call: Call, x: Value, dim: int, index: Value, source: Value) -> Value:
+def scatter(call: TorchCall, x: Value, dim: int, index: Value, source: Value) -> Value:
     return _scattered(call, x, dim, index, source, "none")
 
 
 @rule("scatter_add.default")
-def scatter_add(call: Call, x: Value, dim: int, index: Value, source: Value) -> Value:
+def scatter_add(call: TorchCall, x: Value, dim: int, index: Value, source: Value) -> Value:
     return _scattered(call, x, dim, index, source, "add")
 
 
 @rule("scatter.reduce")
-def scatter_with(call: Call, x: Value, dim: int, index: Value, source: Value, reduce: str) -> Value:
+def scatter_with(call: TorchCall, x: Value, dim: int, index: Value, source: Value, reduce: str) -> Value:
     return _scattered(call, x, dim, index, source, reduce)
 
 
@@ -385,7 +387,7 @@ _REDUCTIONS = {"sum": "add", "prod": "multiply", "amax": "maximum", "amin": "min
 
 @rule("scatter_reduce.two")
 def scatter_reduce(
-    call: Call, x: Value, dim: int, index: Value, source: Value, reduce: str, include_self: bool = True
+    call: TorchCall, x: Value, dim: int, index: Value, source: Value, reduce: str, include_self: bool = True
 ) -> Value:
     def combined(start: Value, updates: Value, reduction: str) -> Value:
         return _scattered(call, start, dim, index, updates, reduction)
@@ -395,7 +397,7 @@ def scatter_reduce(
 
 @rule("index_reduce.default")
 def index_reduce(
-    call: Call, x: Value, dim: int, index: Value, source: Value, reduce: str, include_self: bool = True
+    call: TorchCall, x: Value, dim: int, index: Value, source: Value, reduce: str, include_self: bool = True
 ) -> Value:
     if not x.rank:
         line, row = call.reshape(x, (1,)), call.reshape(source, (1,))
@@ -409,9 +411,10 @@ def index_reduce(
     return _combined(call, x, source, reduce, include_self, combined)
 
 
-def _combined(
-    call: Call, x: Value, source: Value, reduce: str, include_self: bool, combine: Callable[[Value, Value, str], Value]
-) -> Value:
+_Combine = Callable[[Value, Value, str], Value]  # of tensor, updates and the name of a reduction of the graph
+
+
+def _combined(call: TorchCall, x: Value, source: Value, reduce: str, include_self: bool, combine: _Combine) -> Value:
     """x combined with updates by a reduction of PyTorch's; without `include_self` what is updated starts anew."""
     source = call.cast(source, x.dtype)
     if include_self and reduce != "mean":
@@ -442,18 +445,18 @@ def _neutral(reduce: str, dtype: DType) -> float | int | bool:
 
 
 @rule("scatter.value_reduce")
-def scatter_value_with(call: Call, x: Value, dim: int, index: Value, value: Scalar, reduce: str) -> Value:
+def scatter_value_with(call: TorchCall, x: Value, dim: int, index: Value, value: Scalar, reduce: str) -> Value:
     return _scattered(call, x, dim, index, call.broadcast(call.value(value, x.dtype), index.shape), reduce)
 
 
 @rule("scatter.value")
-def scatter_value(call: Call, x: Value, dim: int, index: Value, value: Scalar) -> Value:
+def scatter_value(call: TorchCall, x: Value, dim: int, index: Value, value: Scalar) -> Value:
     updates = call.broadcast(call.value(value, x.dtype), index.shape)
     return scatter_elements(call, x, index, updates, dim % x.rank) if x.rank else updates
 
 
 @rule("one_hot.default")
-def one_hot(call: Call, x: Value, classes: int = -1) -> Value:
+def one_hot(call: TorchCall, x: Value, classes: int = -1) -> Value:
     if classes < 0:
         raise Unsupported("one_hot without a number of classes", "give num_classes")
     hot = call.op("equal", call.unsqueeze(x, -1), call.iota(classes))

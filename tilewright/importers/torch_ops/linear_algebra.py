@@ -14,7 +14,7 @@ from tilewright.graph.inference import broadcast_shapes
 from tilewright.importers import matrices
 from tilewright.importers.report import Unsupported
 from tilewright.importers.rules import RuleTable
-from tilewright.importers.torch_fx import Call, nothing
+from tilewright.importers.torch_fx import TorchCall, nothing
 from tilewright.symbolic import Size
 
 TABLE = RuleTable("Linear algebra", "aten.")
@@ -23,11 +23,11 @@ rule = TABLE.rule
 TABLE.add("_linalg_check_errors.default", nothing)
 
 
-def _transposed(call: Call, x: Value) -> Value:
+def _transposed(call: TorchCall, x: Value) -> Value:
     return call.transpose(x, x.rank - 2, x.rank - 1)
 
 
-def _first(call: Call, failed: Value) -> Value:
+def _first(call: TorchCall, failed: Value) -> Value:
     """PyTorch's `info` [...] of LAPACK: which of the steps [..., n], counted from 1, is the first that failed, or 0."""
     steps, last = failed.shape[-1], (failed.rank - 1,)
     assert isinstance(steps, int)
@@ -37,19 +37,19 @@ def _first(call: Call, failed: Value) -> Value:
 
 
 @rule("linalg_inv_ex.default")
-def inverse_and_info(call: Call, a: Value, check_errors: bool = False) -> tuple[Value, Value]:
+def inverse_and_info(call: TorchCall, a: Value, check_errors: bool = False) -> tuple[Value, Value]:
     found, pivots = matrices.inverse(call, a)
     return found, _first(call, call.op("equal", pivots, 0.0))
 
 
 @rule("inverse.default", "linalg_inv.default")
-def inverse(call: Call, a: Value) -> Value:
+def inverse(call: TorchCall, a: Value) -> Value:
     return matrices.inverse(call, a)[0]
 
 
 @rule("_linalg_solve_ex.default")
 def solve(
-    call: Call, a: Value, b: Value, left: bool = True, check_errors: bool = False
+    call: TorchCall, a: Value, b: Value, left: bool = True, check_errors: bool = False
 ) -> tuple[Value, None, None, Value]:
     vector = b.rank == a.rank - 1 and call.shape == b.shape and (a.rank == 2 or b.shape == a.shape[:-1])
     right = call.unsqueeze(b, -1) if vector else b
@@ -65,23 +65,23 @@ def solve(
     return call.reshape(found, call.shape), None, None, _first(call, failed)
 
 
-def _product(call: Call, values: list[Value]) -> Value:
+def _product(call: TorchCall, values: list[Value]) -> Value:
     return functools.reduce(lambda left, right: call.op("multiply", left, right), values)
 
 
 @rule("_linalg_det.default")
-def determinant(call: Call, a: Value) -> tuple[Value, None, None]:
+def determinant(call: TorchCall, a: Value) -> tuple[Value, None, None]:
     found, sign = matrices.pivots(call, a)
     return call.cast(_product(call, [sign, *found]), a.dtype), None, None
 
 
 @rule("linalg_det.default")
-def determinant_alone(call: Call, a: Value) -> Value:
+def determinant_alone(call: TorchCall, a: Value) -> Value:
     return determinant(call, a)[0]
 
 
 @rule("_linalg_slogdet.default")
-def logarithm_of_determinant(call: Call, a: Value) -> tuple[Value, Value, None, None]:
+def logarithm_of_determinant(call: TorchCall, a: Value) -> tuple[Value, Value, None, None]:
     """The sign, and the logarithm of the size as a sum, which does not overflow."""
     found, sign = matrices.pivots(call, a)
     one = call.builder.number(1.0, float64)
@@ -96,7 +96,7 @@ def logarithm_of_determinant(call: Call, a: Value) -> tuple[Value, Value, None, 
 
 @rule("linalg_lu_factor_ex.default")
 def factors_and_pivots(
-    call: Call, a: Value, pivot: bool = True, check_errors: bool = False
+    call: TorchCall, a: Value, pivot: bool = True, check_errors: bool = False
 ) -> tuple[Value, Value, Value]:
     """L and U in one matrix, and LAPACK's pivots, which count from 1."""
     found, places = matrices.lower_upper(call, a, pivot)
@@ -105,7 +105,7 @@ def factors_and_pivots(
 
 
 @rule("linalg_lu.default")
-def factors(call: Call, a: Value, pivot: bool = True) -> tuple[Value, Value, Value]:
+def factors(call: TorchCall, a: Value, pivot: bool = True) -> tuple[Value, Value, Value]:
     """P, L, U of P L U = a; without pivots P is empty."""
     found, places = matrices.lower_upper(call, a, pivot)
     rows = a.shape[-2]
@@ -115,7 +115,7 @@ def factors(call: Call, a: Value, pivot: bool = True) -> tuple[Value, Value, Val
 
 @rule("lu_unpack.default")
 def unpacked_factors(
-    call: Call, packed: Value, pivots: Value, unpack_data: bool = True, unpack_pivots: bool = True
+    call: TorchCall, packed: Value, pivots: Value, unpack_data: bool = True, unpack_pivots: bool = True
 ) -> tuple[Value, Value, Value]:
     nothing_ = call.full((0,), 0.0, packed.dtype)
     lower, upper = _both(call, packed) if unpack_data else (nothing_, nothing_)
@@ -127,7 +127,7 @@ def unpacked_factors(
 
 @rule("linalg_lu_solve.default")
 def solve_by_factors(
-    call: Call, packed: Value, pivots: Value, b: Value, left: bool = True, adjoint: bool = False
+    call: TorchCall, packed: Value, pivots: Value, b: Value, left: bool = True, adjoint: bool = False
 ) -> Value:
     """x of a x = b (x a = b), where P L U is a, or its transpose with `adjoint`."""
     if not left:
@@ -146,7 +146,7 @@ def solve_by_factors(
     return matrices.solve_triangular(call, packed, half, upper=True)
 
 
-def _both(call: Call, packed: Value) -> tuple[Value, Value]:
+def _both(call: TorchCall, packed: Value) -> tuple[Value, Value]:
     """L [..., m, k] with its ones, and U [..., k, n]."""
     rows, columns = packed.shape[-2:]
     assert isinstance(rows, int) and isinstance(columns, int)
@@ -157,7 +157,7 @@ def _both(call: Call, packed: Value) -> tuple[Value, Value]:
     return call.op("add", lower, ones), upper
 
 
-def _permutation(call: Call, places: Value, rows: Size) -> Value:
+def _permutation(call: TorchCall, places: Value, rows: Size) -> Value:
     """The matrix P [..., m, m] that undoes the swaps: its column i has its one in the row that came to stand at i."""
     assert isinstance(rows, int)
     order = matrices.order_after(call, places, rows)
@@ -165,19 +165,21 @@ def _permutation(call: Call, places: Value, rows: Size) -> Value:
 
 
 @rule("linalg_cholesky_ex.default")
-def cholesky_and_info(call: Call, a: Value, upper: bool = False, check_errors: bool = False) -> tuple[Value, Value]:
+def cholesky_and_info(
+    call: TorchCall, a: Value, upper: bool = False, check_errors: bool = False
+) -> tuple[Value, Value]:
     factor = matrices.cholesky(call, a, upper)
     positive = call.op("greater", matrices.diagonal(call, factor), 0.0)
     return factor, _first(call, call.op("not_equal", positive, True))
 
 
 @rule("cholesky.default", "linalg_cholesky.default")
-def cholesky(call: Call, a: Value, upper: bool = False) -> Value:
+def cholesky(call: TorchCall, a: Value, upper: bool = False) -> Value:
     return matrices.cholesky(call, a, upper)
 
 
 @rule("cholesky_solve.default")
-def cholesky_solve(call: Call, b: Value, factor: Value, upper: bool = False) -> Value:
+def cholesky_solve(call: TorchCall, b: Value, factor: Value, upper: bool = False) -> Value:
     """x of L Lᵀ x = b, or of Uᵀ U x = b."""
     lower = _transposed(call, factor) if upper else factor
     half = matrices.solve_triangular(call, lower, b, upper=False)
@@ -186,7 +188,7 @@ def cholesky_solve(call: Call, b: Value, factor: Value, upper: bool = False) -> 
 
 @rule("linalg_solve_triangular.default")
 def solve_triangular(
-    call: Call, a: Value, b: Value, upper: bool = False, left: bool = True, unitriangular: bool = False
+    call: TorchCall, a: Value, b: Value, upper: bool = False, left: bool = True, unitriangular: bool = False
 ) -> Value:
     if left:
         return matrices.solve_triangular(call, a, b, upper, unitriangular)
@@ -196,14 +198,14 @@ def solve_triangular(
 
 @rule("triangular_solve.default")
 def old_solve_triangular(
-    call: Call, b: Value, a: Value, upper: bool = True, transpose: bool = False, unitriangular: bool = False
+    call: TorchCall, b: Value, a: Value, upper: bool = True, transpose: bool = False, unitriangular: bool = False
 ) -> tuple[Value, Value]:
     matrix = _transposed(call, a) if transpose else a
     return matrices.solve_triangular(call, matrix, b, upper != transpose, unitriangular), a
 
 
 @rule("cholesky_inverse.default")
-def inverse_of_cholesky(call: Call, factor: Value, upper: bool = False) -> Value:
+def inverse_of_cholesky(call: TorchCall, factor: Value, upper: bool = False) -> Value:
     """The inverse of L Lᵀ, or of Uᵀ U; one triangle of the factor is read."""
     lower = _transposed(call, factor) if upper else factor
     identity = call.constant(np.eye(matrices.order_of(lower), dtype=lower.dtype.numpy), "identity")
@@ -212,11 +214,11 @@ def inverse_of_cholesky(call: Call, factor: Value, upper: bool = False) -> Value
 
 
 @rule("linalg_matrix_exp.default")
-def matrix_exponential(call: Call, a: Value) -> Value:
+def matrix_exponential(call: TorchCall, a: Value) -> Value:
     return matrices.exponential(call, a)
 
 
-def _part(call: Call, a: Value, part: str, **more: Any) -> Value:
+def _part(call: TorchCall, a: Value, part: str, **more: Any) -> Value:
     if not a.dtype.is_float:
         raise Unsupported(f"the factors of a matrix of {a.dtype}", "use real floating-point numbers")
     rows, columns = a.shape[-2:]
@@ -230,7 +232,7 @@ def _part(call: Call, a: Value, part: str, **more: Any) -> Value:
 
 @rule("_linalg_svd.default")
 def singular_values(
-    call: Call, a: Value, full_matrices: bool = False, compute_uv: bool = True, driver: Any = None
+    call: TorchCall, a: Value, full_matrices: bool = False, compute_uv: bool = True, driver: Any = None
 ) -> tuple[Value | None, Value, Value | None]:
     """u [..., m, k], s [..., k], vh [..., k, n]; of the signs of vectors, those that LAPACK gives."""
     found = _part(call, a, "s")
@@ -240,7 +242,7 @@ def singular_values(
 
 
 @rule("_linalg_eigh.default")
-def eigenvalues(call: Call, a: Value, uplo: str = "L", compute_v: bool = True) -> tuple[Value, Value | None]:
+def eigenvalues(call: TorchCall, a: Value, uplo: str = "L", compute_v: bool = True) -> tuple[Value, Value | None]:
     upper = uplo.upper() == "U"
     found = _part(call, a, "values", upper=upper)
     return found, _part(call, a, "vectors", upper=upper) if compute_v else None
@@ -248,7 +250,7 @@ def eigenvalues(call: Call, a: Value, uplo: str = "L", compute_v: bool = True) -
 
 @rule("linalg_pinv.atol_rtol_tensor")
 def pseudo_inverse(
-    call: Call, a: Value, atol: Value | None = None, rtol: Value | None = None, hermitian: bool = False
+    call: TorchCall, a: Value, atol: Value | None = None, rtol: Value | None = None, hermitian: bool = False
 ) -> Value:
     """The Moore-Penrose inverse [..., n, m]: singular values of at most max(atol, rtol * the largest) count as 0.
 
@@ -279,19 +281,19 @@ def pseudo_inverse(
     return call.op("matmul", scaled, _transposed(call, left))
 
 
-def _column(call: Call, numbers: Value, a: Value) -> Value:
+def _column(call: TorchCall, numbers: Value, a: Value) -> Value:
     """A tolerance of each matrix beside its singular values."""
     return call.unsqueeze(call.cast(numbers, a.dtype), numbers.rank)
 
 
 @rule("linalg_qr.default")
-def orthogonal(call: Call, a: Value, mode: str = "reduced") -> tuple[Value | None, Value]:
+def orthogonal(call: TorchCall, a: Value, mode: str = "reduced") -> tuple[Value | None, Value]:
     full = mode == "complete"
     return None if mode == "r" else _part(call, a, "q", full=full), _part(call, a, "r", full=full)
 
 
 @rule("_cdist_forward.default")
-def distances(call: Call, left: Value, right: Value, p: float, mode: Any = None) -> Value:
+def distances(call: TorchCall, left: Value, right: Value, p: float, mode: Any = None) -> Value:
     """Distances [..., P, R] between rows [..., P, M] and [..., R, M], from their differences."""
     gaps = call.op("subtract", call.unsqueeze(left, left.rank - 1), call.unsqueeze(right, right.rank - 2))
     size, last = call.op("absolute", gaps), (gaps.rank - 1,)
@@ -307,12 +309,12 @@ def distances(call: Call, left: Value, right: Value, p: float, mode: Any = None)
 
 
 @rule("_euclidean_dist.default")
-def euclidean_distances(call: Call, left: Value, right: Value) -> Value:
+def euclidean_distances(call: TorchCall, left: Value, right: Value) -> Value:
     return distances(call, left, right, 2.0)
 
 
 @rule("_pdist_forward.default")
-def own_distances(call: Call, x: Value, p: float = 2) -> Value:
+def own_distances(call: TorchCall, x: Value, p: float = 2) -> Value:
     """Distances between all pairs of rows [N, M], in the order of the upper triangle."""
     count = x.shape[0]
     if not isinstance(count, int) or count < 2:

@@ -9,12 +9,12 @@ from tilewright.graph.core import Value
 from tilewright.importers import formulas
 from tilewright.importers.emitter import Emitter
 from tilewright.importers.repeated import repeat
-from tilewright.importers.torch_fx import Call
+from tilewright.importers.torch_fx import TorchCall
 from tilewright.symbolic import Size, lift, simplify
 
 
 def ctc_losses(
-    call: Call, log_probs: Value, targets: Value, given: Value, lengths: Value, longest: Size, blank: int
+    call: TorchCall, log_probs: Value, targets: Value, given: Value, lengths: Value, longest: Size, blank: int
 ) -> Value:
     """`importers.torch_losses.ctc_losses`: minus the logarithm of the probability of each text, [N] (Graves et al.,
     2006).  Every call checks lengths and labels.
@@ -74,7 +74,7 @@ def ctc_losses(
     return call.cast(call.reshape(call.op("negate", total), (batch,)), log_probs.dtype)
 
 
-def _require_range(call: Call, numbers: Value, most: Size, what: str) -> None:
+def _require_range(call: TorchCall, numbers: Value, most: Size, what: str) -> None:
     """A condition of every call: all numbers are from 0 to `most`."""
     if 0 in numbers.shape:
         return
@@ -83,7 +83,7 @@ def _require_range(call: Call, numbers: Value, most: Size, what: str) -> None:
     call.op("condition", call.op("reduce_min", fits, axes=tuple(range(fits.rank)), keepdims=False), what=what)
 
 
-def _rows(call: Call, targets: Value, lengths: Value, longest: Size) -> Value:
+def _rows(call: TorchCall, targets: Value, lengths: Value, longest: Size) -> Value:
     """Texts that stand one after the other as rows [N, S], filled up with what follows them."""
     total = call.op("reduce_sum", lengths, axes=(0,), keepdims=False)
     _require_range(call, total, targets.shape[0], "the target lengths of a CTC loss are those of its targets")
@@ -94,7 +94,7 @@ def _rows(call: Call, targets: Value, lengths: Value, longest: Size) -> Value:
     return call.op("gather", targets, call.op("minimum", places, last), axis=0)
 
 
-def _with_blanks(call: Call, rows: Value, blank: int) -> Value:
+def _with_blanks(call: TorchCall, rows: Value, blank: int) -> Value:
     """[N, S] as [N, 2 S + 1], with blanks before, between and behind."""
     batch, length = rows.shape
     pairs = call.op("concat", call.full((batch, length, 1), blank, int64), call.unsqueeze(rows, 2), axis=2)

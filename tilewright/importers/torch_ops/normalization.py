@@ -10,14 +10,14 @@ from tilewright.dtypes import float32, float64
 from tilewright.graph.core import Value
 from tilewright.importers.report import Unsupported
 from tilewright.importers.rules import RuleTable
-from tilewright.importers.torch_fx import Call, dtype_of
+from tilewright.importers.torch_fx import TorchCall, dtype_of
 from tilewright.symbolic import Size, floor_divide, product
 
 TABLE = RuleTable("Normalisation", "aten.")
 rule = TABLE.rule
 
 
-def _statistics(call: Call, x: Value, axes: Sequence[int], eps: float) -> tuple[Value | None, Value | None]:
+def _statistics(call: TorchCall, x: Value, axes: Sequence[int], eps: float) -> tuple[Value | None, Value | None]:
     """Mean and 1 / sqrt(variance + eps) in the shape of the second result, where they are read; in float32 at least."""
     if not (call.is_read(1) or call.is_read(2)):
         return None, None
@@ -30,7 +30,7 @@ def _statistics(call: Call, x: Value, axes: Sequence[int], eps: float) -> tuple[
 
 @rule("layer_norm.default")
 def layer_norm(
-    call: Call,
+    call: TorchCall,
     x: Value,
     normalized_shape: Sequence[Size],
     weight: Value | None = None,
@@ -43,7 +43,7 @@ def layer_norm(
 
 @rule("native_layer_norm.default")
 def native_layer_norm(
-    call: Call, x: Value, normalized_shape: Sequence[Size], weight: Value | None, bias: Value | None, eps: float
+    call: TorchCall, x: Value, normalized_shape: Sequence[Size], weight: Value | None, bias: Value | None, eps: float
 ) -> tuple[Value, Value | None, Value | None]:
     axes = range(x.rank - len(normalized_shape), x.rank)
     return layer_norm(call, x, normalized_shape, weight, bias, eps), *_statistics(call, x, axes, eps)
@@ -51,7 +51,7 @@ def native_layer_norm(
 
 @rule("rms_norm.default")
 def rms_norm(
-    call: Call, x: Value, normalized_shape: Sequence[Size], weight: Value | None = None, eps: float | None = None
+    call: TorchCall, x: Value, normalized_shape: Sequence[Size], weight: Value | None = None, eps: float | None = None
 ) -> Value:
     epsilon = float(ml_dtypes.finfo(x.dtype.numpy).eps) if eps is None else eps
     return call.op("rms_norm", x, weight, axis=x.rank - len(normalized_shape), epsilon=epsilon)
@@ -59,14 +59,14 @@ def rms_norm(
 
 @rule("_fused_rms_norm.default")
 def fused_rms_norm(
-    call: Call, x: Value, normalized_shape: Sequence[Size], weight: Value | None, eps: float | None
+    call: TorchCall, x: Value, normalized_shape: Sequence[Size], weight: Value | None, eps: float | None
 ) -> tuple[Value, None]:
     return rms_norm(call, x, normalized_shape, weight, eps), None
 
 
 @rule("group_norm.default")
 def group_norm(
-    call: Call,
+    call: TorchCall,
     x: Value,
     num_groups: int,
     weight: Value | None = None,
@@ -79,7 +79,7 @@ def group_norm(
 
 @rule("native_group_norm.default")
 def native_group_norm(
-    call: Call,
+    call: TorchCall,
     x: Value,
     weight: Value | None,
     bias: Value | None,
@@ -95,7 +95,7 @@ def native_group_norm(
 
 @rule("instance_norm.default")
 def instance_norm(
-    call: Call,
+    call: TorchCall,
     x: Value,
     weight: Value | None,
     bias: Value | None,
@@ -115,7 +115,7 @@ def instance_norm(
 
 
 def _batch_norm(
-    call: Call,
+    call: TorchCall,
     x: Value,
     weight: Value | None,
     bias: Value | None,
@@ -133,7 +133,7 @@ def _batch_norm(
 
 @rule("_native_batch_norm_legit_no_training.default")
 def batch_norm_inference(
-    call: Call,
+    call: TorchCall,
     x: Value,
     weight: Value | None,
     bias: Value | None,
@@ -147,7 +147,7 @@ def batch_norm_inference(
 
 @rule("_native_batch_norm_legit.no_stats")
 def batch_norm_of_batch(
-    call: Call, x: Value, weight: Value | None, bias: Value | None, training: bool, momentum: float, eps: float
+    call: TorchCall, x: Value, weight: Value | None, bias: Value | None, training: bool, momentum: float, eps: float
 ) -> tuple[Value, None, None]:
     """Statistics of the batch itself: what instance normalisation is made of, never a training step."""
     if x.shape[0] == 1:  # of instances: rows of neighbouring elements
@@ -165,7 +165,7 @@ def batch_norm_of_batch(
 
 @rule("_native_batch_norm_legit_functional.default")
 def batch_norm_in_training(
-    call: Call,
+    call: TorchCall,
     x: Value,
     weight: Value | None,
     bias: Value | None,
@@ -200,7 +200,7 @@ def batch_norm_in_training(
     return call.cast(result, x.dtype), mean, scale, new_mean, new_variance
 
 
-def _of_channels(call: Call, x: Value) -> tuple[Value, Value, Value]:
+def _of_channels(call: TorchCall, x: Value) -> tuple[Value, Value, Value]:
     """Mean and variance of each channel, [channels], and the number of its elements.
 
     Those of each image's channel first, whose elements are neighbours; then of the images: the variance is the mean of
@@ -219,7 +219,7 @@ def _of_channels(call: Call, x: Value) -> tuple[Value, Value, Value]:
 
 @rule("batch_norm.default")
 def batch_norm(
-    call: Call,
+    call: TorchCall,
     x: Value,
     weight: Value | None,
     bias: Value | None,

@@ -18,7 +18,7 @@ from tilewright.importers.pools import positions_of_largest
 from tilewright.importers.report import Unsupported
 from tilewright.importers.rules import RuleTable
 from tilewright.importers.sampling import cubic_weight, grid_sample, linear_pair, linear_weight, read_along
-from tilewright.importers.torch_fx import Call
+from tilewright.importers.torch_fx import TorchCall
 from tilewright.symbolic import Size, lift, maximum, product, simplify
 
 TABLE = RuleTable("Pools and resampling", "aten.")
@@ -32,7 +32,7 @@ def _each(item: Ints, count: int) -> tuple[int, ...]:
     return tuple(items * count if len(items) == 1 else items)
 
 
-def _batched(call: Call, x: Value) -> Value:
+def _batched(call: TorchCall, x: Value) -> Value:
     """An image with a batch, which the ops of pools need."""
     count = int(call.node.target.__name__.split("pool")[1][0])  # type: ignore[union-attr]
     return x if x.rank == count + 2 else call.unsqueeze(x, 0)
@@ -48,7 +48,7 @@ def _window(batched: Value, kernel: Ints, stride: Ints, padding: Ints, dilation:
 
 
 def _pool(
-    call: Call, op: str, x: Value, kernel: Ints, stride: Ints, padding: Ints, dilation: Ints, **options: Any
+    call: TorchCall, op: str, x: Value, kernel: Ints, stride: Ints, padding: Ints, dilation: Ints, **options: Any
 ) -> Value:
     batched = _batched(call, x)
     result = call.op(op, batched, **_window(batched, kernel, stride, padding, dilation), **options)
@@ -57,7 +57,7 @@ def _pool(
 
 @rule("max_pool1d.default", "max_pool2d.default", "max_pool3d.default")
 def max_pool(
-    call: Call,
+    call: TorchCall,
     x: Value,
     kernel: Ints,
     stride: Ints = (),
@@ -70,7 +70,7 @@ def max_pool(
 
 @rule("max_pool2d_with_indices.default", "max_pool3d_with_indices.default")
 def max_pool_with_indices(
-    call: Call,
+    call: TorchCall,
     x: Value,
     kernel: Ints,
     stride: Ints = (),
@@ -90,7 +90,7 @@ def max_pool_with_indices(
 
 @rule("avg_pool1d.default", "avg_pool2d.default", "avg_pool3d.default")
 def average_pool(
-    call: Call,
+    call: TorchCall,
     x: Value,
     kernel: Ints,
     stride: Ints = (),
@@ -109,7 +109,7 @@ def average_pool(
     return _pool(call, "average_pool", x, kernel, stride, padding, 1, **options)
 
 
-def _filled_up(call: Call, x: Value, count: int, kernel: Ints, stride: Ints, padding: Ints) -> Value:
+def _filled_up(call: TorchCall, x: Value, count: int, kernel: Ints, stride: Ints, padding: Ints) -> Value:
     """An image with zeros around it, as far as the windows of the results reach."""
     sizes = _each(kernel, count)
     strides = sizes if stride is None or (not isinstance(stride, int) and not stride) else _each(stride, count)
@@ -131,13 +131,13 @@ def _filled_up(call: Call, x: Value, count: int, kernel: Ints, stride: Ints, pad
     "_adaptive_avg_pool2d.default",
     "_adaptive_avg_pool3d.default",
 )
-def adaptive_average_pool(call: Call, x: Value, sizes: Sequence[Size]) -> Value:
+def adaptive_average_pool(call: TorchCall, x: Value, sizes: Sequence[Size]) -> Value:
     batched = x if x.rank == len(sizes) + 2 else call.unsqueeze(x, 0)
     return call.reshape(images.adaptive_average(call, batched, sizes), call.shape)
 
 
 @rule("adaptive_max_pool2d.default", "adaptive_max_pool3d.default", "adaptive_max_pool1d.default")
-def adaptive_max_pool(call: Call, x: Value, sizes: Sequence[Size]) -> tuple[Value, Value | None]:
+def adaptive_max_pool(call: TorchCall, x: Value, sizes: Sequence[Size]) -> tuple[Value, Value | None]:
     """The largest of each part of each dimension, parts overlap where sizes do not divide; and its place in its plane,
     where that is read."""
     first = x.rank - len(sizes)
@@ -164,7 +164,7 @@ def _edges(extent: Size, size: Size) -> list[tuple[Size, Size]]:
     return [(place * extent // size, -(-(place + 1) * extent // size)) for place in range(size)]
 
 
-def _largest_and_places(call: Call, x: Value, sizes: Sequence[Size]) -> tuple[Value, Value]:
+def _largest_and_places(call: TorchCall, x: Value, sizes: Sequence[Size]) -> tuple[Value, Value]:
     """One dimension after the other, the last one first: the first of equal elements in the plane, the last of NaNs."""
     places: Value = call.full(x.shape, 0, int64)
     below: Size = 1  # elements of the plane between neighbours along the axis
@@ -183,7 +183,7 @@ def _largest_and_places(call: Call, x: Value, sizes: Sequence[Size]) -> tuple[Va
     return x, places
 
 
-def _last_nan(call: Call, x: Value, axis: int) -> Value:
+def _last_nan(call: TorchCall, x: Value, axis: int) -> Value:
     """The place of the last NaN along an axis, which is kept with one element; -1 where there is none."""
     line = call.reshape(call.iota(x.shape[axis]), [-1 if place == axis else 1 for place in range(x.rank)])
     places = call.op("where", call.op("isnan", x), line, call.value(-1, int64))
@@ -198,13 +198,13 @@ def _last_nan(call: Call, x: Value, axis: int) -> Value:
     "upsample_nearest2d.default",
     "upsample_nearest3d.default",
 )
-def upsample_nearest(call: Call, x: Value, sizes: Any, *scales: Any) -> Value:
+def upsample_nearest(call: TorchCall, x: Value, sizes: Any, *scales: Any) -> Value:
     factors = _factors(scales, x.rank - 2)
     return images.upsample_nearest(call, x, zip(range(2, x.rank), call.shape[2:], factors, strict=True))
 
 
 @rule("upsample_bilinear2d.vec", "upsample_bilinear2d.default", "upsample_linear1d.vec", "upsample_linear1d.default")
-def upsample_linear(call: Call, x: Value, sizes: Any, align_corners: bool, *scales: Any) -> Value:
+def upsample_linear(call: TorchCall, x: Value, sizes: Any, align_corners: bool, *scales: Any) -> Value:
     """Linear interpolation as a product with a constant matrix for each spatial dimension; between gathered pixels
     where sizes are dynamic."""
 
@@ -221,7 +221,7 @@ def upsample_linear(call: Call, x: Value, sizes: Any, align_corners: bool, *scal
     return _one_by_one(call, x, steps)
 
 
-def _one_by_one(call: Call, x: Value, steps: list[tuple[int, Callable[[Value], Value]]]) -> Value:
+def _one_by_one(call: TorchCall, x: Value, steps: list[tuple[int, Callable[[Value], Value]]]) -> Value:
     """An image resampled along one dimension after the other; uint8 is rounded after each, as in PyTorch, the last one
     first."""
     if x.dtype != uint8:
@@ -239,7 +239,7 @@ def _factors(scales: Sequence[Any], count: int) -> tuple[float | None, ...]:
     return tuple(factors[place] if place < len(factors) else None for place in range(count))
 
 
-def _resampled(call: Call, x: Value, scales: Sequence[Any]) -> Iterator[tuple[int, Size, Size, float | None]]:
+def _resampled(call: TorchCall, x: Value, scales: Sequence[Any]) -> Iterator[tuple[int, Size, Size, float | None]]:
     """The axes of an image with their extents before and after, and the scales that are given."""
     factors = _factors(scales, x.rank - 2)
     for place, (extent, size, factor) in enumerate(zip(x.shape[2:], call.shape[2:], factors, strict=True)):
@@ -254,7 +254,7 @@ def _smoothed(
     `weight` is the curve of distances that only the run knows.
     """
 
-    def apply(call: Call, x: Value, sizes: Any, align_corners: bool, *scales: Any) -> Value:
+    def apply(call: TorchCall, x: Value, sizes: Any, align_corners: bool, *scales: Any) -> Value:
         steps: list[tuple[int, Callable[[Value], Value]]] = []
         for axis, extent, size, factor in _resampled(call, x, scales):
             if not (isinstance(extent, int) and isinstance(size, int)):
@@ -273,11 +273,11 @@ def _smoothed(
     return apply
 
 
-def _mixed_at_run_time(call: Call, axis: int, matrix: Value, x: Value) -> Value:
+def _mixed_at_run_time(call: TorchCall, axis: int, matrix: Value, x: Value) -> Value:
     return images.mix(call, x, axis, call.cast(matrix, x.dtype))
 
 
-def _mixed(call: Call, axis: int, matrix: np.ndarray, x: Value) -> Value:
+def _mixed(call: TorchCall, axis: int, matrix: np.ndarray, x: Value) -> Value:
     return images.mix(call, x, axis, matrix)
 
 
@@ -298,18 +298,18 @@ def sample_places(extent: int, size: int, align_corners: bool, factor: float | N
     return (target + 0.5) * (1 / factor if factor else extent / size) - 0.5
 
 
-def _places_at_run_time(call: Call, extent: Size, size: Size, align_corners: bool, factor: float | None) -> Value:
+def _places_at_run_time(call: TorchCall, extent: Size, size: Size, align_corners: bool, factor: float | None) -> Value:
     """As `sample_places`, of sizes that only the run knows: [size] in float64."""
     step = _step_at_run_time(call, extent, size, align_corners, factor)
     return _centres(call, size, step) if not align_corners else call.op("multiply", call.iota(size, float64), step)
 
 
-def _centres(call: Call, size: Size, step: Value) -> Value:
+def _centres(call: TorchCall, size: Size, step: Value) -> Value:
     """Where in the image the centre of each output pixel is."""
     return call.op("subtract", call.op("multiply", call.op("add", call.iota(size, float64), 0.5), step), 0.5)
 
 
-def _step_at_run_time(call: Call, extent: Size, size: Size, align_corners: bool, factor: float | None) -> Value:
+def _step_at_run_time(call: TorchCall, extent: Size, size: Size, align_corners: bool, factor: float | None) -> Value:
     """Pixels of the image from one output pixel to the next."""
     old, new = call.value(extent, float64), call.value(size, float64)
     if align_corners:
@@ -319,7 +319,7 @@ def _step_at_run_time(call: Call, extent: Size, size: Size, align_corners: bool,
 
 
 @rule("fractional_max_pool2d.default", "fractional_max_pool3d.default")
-def fractional_max_pool(call: Call, x: Value, kernel: Ints, sizes: Ints, samples: Value) -> tuple[Value, Value]:
+def fractional_max_pool(call: TorchCall, x: Value, kernel: Ints, sizes: Ints, samples: Value) -> tuple[Value, Value]:
     """The largest of windows that begin at pseudo-random places (Graham, 2014), and its place in its plane.
 
     `samples` [N, C, 2 or 3]: a number for each plane and dimension, the last dimension of images and the first of
@@ -354,7 +354,7 @@ def fractional_max_pool(call: Call, x: Value, kernel: Ints, sizes: Ints, samples
     return call.reshape(values, call.shape), call.reshape(found, call.shape)
 
 
-def _fractional_begins(call: Call, sample: Value, extent: Size, size: int, window: int) -> Value:
+def _fractional_begins(call: TorchCall, sample: Value, extent: Size, size: int, window: int) -> Value:
     """Where the windows of one dimension begin: [planes, size], the last one at the end of the image."""
     last = call.value(simplify(lift(extent) - window), int64)
     if size == 1:
@@ -368,6 +368,6 @@ def _fractional_begins(call: Call, sample: Value, extent: Size, size: int, windo
 
 
 @rule("grid_sampler_2d.default", "grid_sampler_3d.default")
-def grid_sampler(call: Call, x: Value, grid: Value, mode: int, padding: int, align_corners: bool) -> Value:
+def grid_sampler(call: TorchCall, x: Value, grid: Value, mode: int, padding: int, align_corners: bool) -> Value:
     mode_name = ("linear", "nearest", "cubic")[mode]
     return grid_sample(call, x, grid, mode_name, ("zeros", "border", "reflection")[padding], align_corners)

@@ -13,7 +13,7 @@ from tilewright.dtypes import DType, float16, float32, float64, int64
 from tilewright.graph.core import Value
 from tilewright.importers.emitter import Scalar
 from tilewright.importers.rules import RuleTable
-from tilewright.importers.torch_fx import Call, dtype_of
+from tilewright.importers.torch_fx import TorchCall, dtype_of
 from tilewright.symbolic import Size
 
 TABLE = RuleTable("Quantized", "quantized_decomposed.")
@@ -25,20 +25,20 @@ def _wide(*operands: Scalar | None) -> DType:
     return float64 if any(isinstance(item, Value) and item.dtype == float64 for item in operands) else float32
 
 
-def _within(call: Call, x: Value, low: Scalar, high: Scalar, dtype: Any) -> Value:
+def _within(call: TorchCall, x: Value, low: Scalar, high: Scalar, dtype: Any) -> Value:
     if isinstance(low, (int, float)) and isinstance(high, (int, float)):
         return call.cast(call.op("clip", x, low=float(low), high=float(high)), dtype_of(dtype))
     limited = call.op("maximum", x, call.cast(_number(call, low, x.dtype), x.dtype))
     return call.cast(call.op("minimum", limited, call.cast(_number(call, high, x.dtype), x.dtype)), dtype_of(dtype))
 
 
-def _number(call: Call, given: Scalar, dtype: DType) -> Value:
+def _number(call: TorchCall, given: Scalar, dtype: DType) -> Value:
     """A number, or a tensor of one element without its dimensions."""
     return call.reshape(given, ()) if isinstance(given, Value) else call.builder.number(float(given), dtype)  # type: ignore[arg-type]
 
 
 @rule("quantize_per_tensor.default", "quantize_per_tensor.tensor", "quantize_per_tensor.tensor2")
-def quantize(call: Call, x: Value, scale: Scalar, zero: Scalar, low: Scalar, high: Scalar, dtype: Any) -> Value:
+def quantize(call: TorchCall, x: Value, scale: Scalar, zero: Scalar, low: Scalar, high: Scalar, dtype: Any) -> Value:
     """round(x / scale) + zero point within the limits; PyTorch takes the reciprocal in float64, and rounds it."""
     inverse = call.op("reciprocal", call.cast(_number(call, scale, float64), float64))
     whole = call.op("round", call.op("multiply", call.cast(x, float32), call.cast(inverse, float32)))
@@ -47,7 +47,7 @@ def quantize(call: Call, x: Value, scale: Scalar, zero: Scalar, low: Scalar, hig
 
 @rule("dequantize_per_tensor.default", "dequantize_per_tensor.tensor", "dequantize_per_tensor.tensor2")
 def dequantize(
-    call: Call, x: Value, scale: Scalar, zero: Scalar, low: Any, high: Any, dtype: Any, *, out_dtype: Any = None
+    call: TorchCall, x: Value, scale: Scalar, zero: Scalar, low: Any, high: Any, dtype: Any, *, out_dtype: Any = None
 ) -> Value:
     """(x - zero point) scale, in the result's type."""
     centred = call.op("subtract", call.cast(x, call.dtype), call.cast(_number(call, zero, float32), call.dtype))
@@ -55,12 +55,12 @@ def dequantize(
     return call.cast(call.op("multiply", wide, call.cast(_number(call, scale, float64), wide.dtype)), call.dtype)
 
 
-def _channels(call: Call, given: Value, rank: int, axis: int) -> Value:
+def _channels(call: TorchCall, given: Value, rank: int, axis: int) -> Value:
     """One number for each position of an axis, in a shape that broadcasts with the tensor."""
     return call.reshape(given, [-1 if place == axis % rank else 1 for place in range(rank)])
 
 
-def _quantized(call: Call, x: Value, scale: Value, zero: Value, late: bool) -> Value:
+def _quantized(call: TorchCall, x: Value, scale: Value, zero: Value, late: bool) -> Value:
     """x times the reciprocal of the scale, and the zero point; rounded before that is added, or `late`, after it."""
     dtype = _wide(x, scale)
     inverse = call.cast(call.op("reciprocal", scale), dtype)
@@ -69,7 +69,7 @@ def _quantized(call: Call, x: Value, scale: Value, zero: Value, late: bool) -> V
     return call.op("round", found) if late else found
 
 
-def _dequantized(call: Call, x: Value, scale: Value, zero: Value | None) -> Value:
+def _dequantized(call: TorchCall, x: Value, scale: Value, zero: Value | None) -> Value:
     """(x - zero point) scale: a difference of integers is exact."""
     if zero is not None:
         kind = int64 if x.dtype.is_integer and zero.dtype.is_integer else _wide(x, zero)
@@ -80,7 +80,7 @@ def _dequantized(call: Call, x: Value, scale: Value, zero: Value | None) -> Valu
 
 @rule("quantize_per_channel.default")
 def quantize_channels(
-    call: Call, x: Value, scales: Value, zeros: Value, axis: int, low: int, high: int, dtype: Any
+    call: TorchCall, x: Value, scales: Value, zeros: Value, axis: int, low: int, high: int, dtype: Any
 ) -> Value:
     scale, zero = (_channels(call, item, x.rank, axis) for item in (scales, zeros))
     return _within(call, _quantized(call, call.cast(x, float32), scale, zero, late=False), low, high, dtype)
@@ -88,7 +88,7 @@ def quantize_channels(
 
 @rule("dequantize_per_channel.default")
 def dequantize_channels(
-    call: Call,
+    call: TorchCall,
     x: Value,
     scales: Value,
     zeros: Value | None,
@@ -104,25 +104,27 @@ def dequantize_channels(
 
 
 @rule("fake_quant_per_channel.default")
-def fake_quantize_channels(call: Call, x: Value, scales: Value, zeros: Value, axis: int, low: int, high: int) -> Value:
+def fake_quantize_channels(
+    call: TorchCall, x: Value, scales: Value, zeros: Value, axis: int, low: int, high: int
+) -> Value:
     scale, zero = (call.cast(_channels(call, item, x.rank, axis), float32) for item in (scales, zeros))
     near = call.op("clip", _quantized(call, x, scale, zero, late=False), low=float(low), high=float(high))
     return call.op("multiply", call.op("subtract", near, zero), scale)
 
 
 @rule("quantize_per_token.default")
-def quantize_tokens(call: Call, x: Value, scales: Value, zeros: Value, low: int, high: int, dtype: Any) -> Value:
+def quantize_tokens(call: TorchCall, x: Value, scales: Value, zeros: Value, low: int, high: int, dtype: Any) -> Value:
     return _within(call, _quantized(call, x, scales, zeros, late=True), low, high, dtype)
 
 
 @rule("dequantize_per_token.default")
 def dequantize_tokens(
-    call: Call, x: Value, scales: Value, zeros: Value, low: int, high: int, dtype: Any, output_dtype: Any = None
+    call: TorchCall, x: Value, scales: Value, zeros: Value, low: int, high: int, dtype: Any, output_dtype: Any = None
 ) -> Value:
     return _dequantized(call, x, scales, zeros)
 
 
-def _groups(call: Call, x: Value, size: int) -> Value:
+def _groups(call: TorchCall, x: Value, size: int) -> Value:
     """[rows, groups of `size` columns, size]; a group that is larger than a row is the row."""
     extent = x.shape[-1]
     if isinstance(extent, int):
@@ -130,13 +132,13 @@ def _groups(call: Call, x: Value, size: int) -> Value:
     return call.reshape(x, (x.shape[0], -1, size))
 
 
-def _for_groups(call: Call, given: Value, rows: Size) -> Value:
+def _for_groups(call: TorchCall, given: Value, rows: Size) -> Value:
     return call.reshape(given, (rows, -1, 1))
 
 
 @rule("quantize_per_channel_group.default")
 def quantize_groups(
-    call: Call, x: Value, scales: Value, zeros: Value, low: int, high: int, dtype: Any, group_size: int = 128
+    call: TorchCall, x: Value, scales: Value, zeros: Value, low: int, high: int, dtype: Any, group_size: int = 128
 ) -> Value:
     scale, zero = (_for_groups(call, item, x.shape[0]) for item in (scales, zeros))
     found = _quantized(call, _groups(call, x, group_size), scale, zero, late=True)
@@ -145,7 +147,7 @@ def quantize_groups(
 
 @rule("dequantize_per_channel_group.default")
 def dequantize_groups(
-    call: Call,
+    call: TorchCall,
     x: Value,
     scales: Value,
     zeros: Value | None,
@@ -160,14 +162,14 @@ def dequantize_groups(
     return call.reshape(found, call.shape)
 
 
-def _range(call: Call, x: Value, axes: tuple[int, ...]) -> tuple[Value, Value]:
+def _range(call: TorchCall, x: Value, axes: tuple[int, ...]) -> tuple[Value, Value]:
     """The least and the greatest number over axes that are kept, 0 among them."""
     low, high = (call.op(f"reduce_{name}", x, axes=axes, keepdims=True) for name in ("min", "max"))
     return call.op("minimum", low, 0.0), call.op("maximum", high, 0.0)
 
 
 @rule("choose_qparams.tensor")
-def choose(call: Call, x: Value, low: int, high: int, eps: float, dtype: Any) -> tuple[Value, Value]:
+def choose(call: TorchCall, x: Value, low: int, high: int, eps: float, dtype: Any) -> tuple[Value, Value]:
     """The scale in which a tensor's range takes all steps, and where 0 is."""
     least, greatest = _range(call, x, tuple(range(x.rank)))
     step = call.op("divide", call.op("subtract", greatest, least), float(high - low))
@@ -178,7 +180,7 @@ def choose(call: Call, x: Value, low: int, high: int, eps: float, dtype: Any) ->
 
 
 @rule("choose_qparams_symmetric.tensor")
-def choose_symmetric(call: Call, x: Value, low: int, high: int, eps: float, dtype: Any) -> tuple[Value, Value]:
+def choose_symmetric(call: TorchCall, x: Value, low: int, high: int, eps: float, dtype: Any) -> tuple[Value, Value]:
     least, greatest = _range(call, x, tuple(range(x.rank)))
     extent = call.op("maximum", call.op("negate", least), greatest)
     step = call.op("divide", extent, (high - low) / 2)
@@ -191,12 +193,12 @@ def _at_least_float32(x: Value) -> DType:
     return float64 if x.dtype == float64 else float32
 
 
-def _one(call: Call, x: Value, dtype: DType) -> Value:
+def _one(call: TorchCall, x: Value, dtype: DType) -> Value:
     return call.cast(call.reshape(x, (1,)), dtype)
 
 
 @rule("choose_qparams_per_token.default")
-def choose_for_tokens(call: Call, x: Value, dtype: Any) -> tuple[Value, Value]:
+def choose_for_tokens(call: TorchCall, x: Value, dtype: Any) -> tuple[Value, Value]:
     """For each row the scale in which its largest element is 127."""
     extent = call.op("reduce_max", call.op("absolute", x), axes=(x.rank - 1,), keepdims=True)
     extent = call.cast(extent, float32) if x.dtype == float16 else extent
@@ -205,7 +207,7 @@ def choose_for_tokens(call: Call, x: Value, dtype: Any) -> tuple[Value, Value]:
 
 
 @rule("choose_qparams_per_token_asymmetric.default", "_choose_qparams_per_token_asymmetric_impl.default")
-def choose_asymmetric_for_tokens(call: Call, x: Value, dtype: Any) -> tuple[Value, Value]:
+def choose_asymmetric_for_tokens(call: TorchCall, x: Value, dtype: Any) -> tuple[Value, Value]:
     """For each row the scale in which its range takes 256 steps; the end with the smaller error decides on the zero."""
     least, greatest = _range(call, x, (x.rank - 1,))
     step = call.op("divide", call.op("subtract", greatest, least), 255.0)
@@ -219,5 +221,5 @@ def choose_asymmetric_for_tokens(call: Call, x: Value, dtype: Any) -> tuple[Valu
 
 
 @rule("convert_element_type.no_fuse")
-def convert(call: Call, x: Value, dtype: Any) -> Value:
+def convert(call: TorchCall, x: Value, dtype: Any) -> Value:
     return call.cast(x, dtype_of(dtype))

@@ -13,21 +13,26 @@ from tilewright.dtypes import int64
 from tilewright.graph.core import Value
 from tilewright.importers.report import Unsupported
 from tilewright.importers.rules import RuleTable
-from tilewright.importers.torch_fx import Call
+from tilewright.importers.torch_fx import TorchCall
 from tilewright.symbolic import Size, lift, simplify
 
 TABLE = RuleTable("Recurrent layers and cells", "aten.")
 rule = TABLE.rule
 
 
-def _gates(call: Call, x: Value, bias: Value | None, count: int) -> list[Value]:
+def _gates(call: TorchCall, x: Value, bias: Value | None, count: int) -> list[Value]:
     """Equal parts of the last dimension, with their bias."""
     return call.equal_parts(x if bias is None else call.op("add", x, bias), count)
 
 
 @rule("_thnn_fused_gru_cell.default")
 def gru_cell(
-    call: Call, inputs: Value, states: Value, hidden: Value, input_bias: Value | None = None, bias: Value | None = None
+    call: TorchCall,
+    inputs: Value,
+    states: Value,
+    hidden: Value,
+    input_bias: Value | None = None,
+    bias: Value | None = None,
 ) -> tuple[Value, None]:
     """new + update * (hidden - new), new = tanh(input's part + reset * state's part)."""
     parts = zip(_gates(call, inputs, input_bias, 3), _gates(call, states, bias, 3), strict=True)
@@ -40,7 +45,12 @@ def gru_cell(
 
 @rule("_thnn_fused_lstm_cell.default")
 def lstm_cell(
-    call: Call, inputs: Value, states: Value, memory: Value, input_bias: Value | None = None, bias: Value | None = None
+    call: TorchCall,
+    inputs: Value,
+    states: Value,
+    memory: Value,
+    input_bias: Value | None = None,
+    bias: Value | None = None,
 ) -> tuple[Value, Value, None]:
     """output * tanh(memory), memory = forget * memory + input * new."""
     own, theirs = _gates(call, inputs, input_bias, 4), _gates(call, states, bias, 4)
@@ -74,7 +84,7 @@ _CELLS = {
 
 @rule("lstm.input")
 def lstm(
-    call: Call, x: Value, states: Sequence[Value], params: Sequence[Value], has_biases: bool, layers: int,
+    call: TorchCall, x: Value, states: Sequence[Value], params: Sequence[Value], has_biases: bool, layers: int,
     dropout: float, train: bool, bidirectional: bool, batch_first: bool,
 ) -> tuple[Value, Value, Value]:  # fmt: skip
     """Outputs, last states and last memories."""
@@ -84,7 +94,7 @@ def lstm(
 
 @rule("gru.input")
 def gru(
-    call: Call, x: Value, state: Value, params: Sequence[Value], has_biases: bool, layers: int,
+    call: TorchCall, x: Value, state: Value, params: Sequence[Value], has_biases: bool, layers: int,
     dropout: float, train: bool, bidirectional: bool, batch_first: bool,
 ) -> tuple[Value, Value]:  # fmt: skip
     """Outputs and last states."""
@@ -94,7 +104,7 @@ def gru(
 
 @rule("rnn_tanh.input")
 def rnn_tanh(
-    call: Call, x: Value, state: Value, params: Sequence[Value], has_biases: bool, layers: int,
+    call: TorchCall, x: Value, state: Value, params: Sequence[Value], has_biases: bool, layers: int,
     dropout: float, train: bool, bidirectional: bool, batch_first: bool,
 ) -> tuple[Value, Value]:  # fmt: skip
     """Outputs and last states."""
@@ -104,7 +114,7 @@ def rnn_tanh(
 
 @rule("rnn_relu.input")
 def rnn_relu(
-    call: Call, x: Value, state: Value, params: Sequence[Value], has_biases: bool, layers: int,
+    call: TorchCall, x: Value, state: Value, params: Sequence[Value], has_biases: bool, layers: int,
     dropout: float, train: bool, bidirectional: bool, batch_first: bool,
 ) -> tuple[Value, Value]:  # fmt: skip
     """Outputs and last states."""
@@ -113,7 +123,7 @@ def rnn_relu(
 
 
 def padded_layers(
-    call: Call, x: Value, lengths: Value, states: Sequence[Value], params: Sequence[Value], has_biases: bool,
+    call: TorchCall, x: Value, lengths: Value, states: Sequence[Value], params: Sequence[Value], has_biases: bool,
     layers: int, bidirectional: bool, kind: str,
 ) -> tuple[Value, ...]:  # fmt: skip
     """`importers.torch_packed.padded_layers`: outputs, zeros behind each sequence's end, and last states."""
@@ -121,7 +131,7 @@ def padded_layers(
     return tuple(found)
 
 
-def known_lengths(call: Call, lengths: Value, steps: Size) -> Value:
+def known_lengths(call: TorchCall, lengths: Value, steps: Size) -> Value:
     """`importers.torch_packed.known_lengths`: every call checks them."""
     least, most = (call.op(name, lengths, axes=(0,), keepdims=False) for name in ("reduce_min", "reduce_max"))
     fits = call.op("logical_and", call.op("greater", least, 0), call.op("less_equal", most, call.value(steps, int64)))
@@ -130,8 +140,8 @@ def known_lengths(call: Call, lengths: Value, steps: Size) -> Value:
 
 
 def _layers(
-    call: Call, cell: _Cell, x: Value, states: Sequence[Value], params: Sequence[Value], has_biases: bool, layers: int,
-    bidirectional: bool, batch_first: bool, lengths: Value | None = None,
+    call: TorchCall, cell: _Cell, x: Value, states: Sequence[Value], params: Sequence[Value], has_biases: bool,
+    layers: int, bidirectional: bool, batch_first: bool, lengths: Value | None = None,
 ) -> list[Value]:  # fmt: skip
     """Outputs [steps, batch, directions * width] (batch first, if so) and each last state [layers * directions, batch,
     width]; behind the ends of sequences of `lengths` outputs are zeros and states stay."""
@@ -151,11 +161,11 @@ def _layers(
     return [x, *(_joined(call, [call.unsqueeze(value, 0) for value in values], 0) for values in ends)]
 
 
-def _joined(call: Call, values: Sequence[Value], axis: int) -> Value:
+def _joined(call: TorchCall, values: Sequence[Value], axis: int) -> Value:
     return values[0] if len(values) == 1 else call.op("concat", *values, axis=axis)
 
 
-def _ordered(call: Call, value: Value, cell: _Cell) -> Value:
+def _ordered(call: TorchCall, value: Value, cell: _Cell) -> Value:
     """Weights or a bias with the gates in the graph's order."""
     size = value.shape[0]
     assert isinstance(size, int)
@@ -164,7 +174,7 @@ def _ordered(call: Call, value: Value, cell: _Cell) -> Value:
 
 
 def _layer(
-    call: Call, cell: _Cell, x: Value, begin: Sequence[Sequence[Value]], sides: Sequence[Sequence[Value]],
+    call: TorchCall, cell: _Cell, x: Value, begin: Sequence[Sequence[Value]], sides: Sequence[Sequence[Value]],
     has_biases: bool, lengths: Value | None,
 ) -> tuple[Value, list[list[Value]]]:  # fmt: skip
     """The outputs of a layer, and by state those of each direction behind its last step."""
@@ -202,14 +212,14 @@ def _layer(
     return joined, ends
 
 
-def _part(call: Call, x: Value, place: int, hidden: Size) -> Value:
+def _part(call: TorchCall, x: Value, place: int, hidden: Size) -> Value:
     """One of the states that stand beside each other."""
     assert isinstance(hidden, int)
     return call.slice(x, x.rank - 1, place * hidden, (place + 1) * hidden)
 
 
 def _projected_layer(
-    call: Call, cell: _Cell, x: Value, begin: Sequence[Sequence[Value]], sides: Sequence[Sequence[Value]],
+    call: TorchCall, cell: _Cell, x: Value, begin: Sequence[Sequence[Value]], sides: Sequence[Sequence[Value]],
     has_biases: bool, lengths: Value | None,
 ) -> tuple[Value, list[list[Value]]]:  # fmt: skip
     """The same of an LSTM whose state is projected, step by step."""

@@ -12,7 +12,7 @@ from tilewright.importers import formulas, sorting
 from tilewright.importers.emitter import Number
 from tilewright.importers.report import Unsupported
 from tilewright.importers.rules import RuleTable
-from tilewright.importers.torch_fx import Call
+from tilewright.importers.torch_fx import TorchCall
 from tilewright.symbolic import lift, simplify, upper_bound
 
 TABLE = RuleTable("Reductions", "aten.")
@@ -29,65 +29,65 @@ def axes_of(x: Value, dim: Axes) -> tuple[int, ...]:
     return tuple(sorted(axis % max(x.rank, 1) for axis in dims)) if x.rank else ()
 
 
-def reduce(call: Call, op: str, x: Value, dim: Axes = None, keepdim: bool = False) -> Value:
+def reduce(call: TorchCall, op: str, x: Value, dim: Axes = None, keepdim: bool = False) -> Value:
     """One reduction; a scalar is its own reduction."""
     axes = axes_of(x, dim)
     return call.op(op, x, axes=axes, keepdims=keepdim) if axes else x
 
 
 @rule("sum.dim_IntList", "sum.default")
-def sum_(call: Call, x: Value, dim: Axes = None, keepdim: bool = False, dtype: Any = None) -> Value:
+def sum_(call: TorchCall, x: Value, dim: Axes = None, keepdim: bool = False, dtype: Any = None) -> Value:
     op = "reduce_max" if call.dtype == int1 else "reduce_sum"  # truth values are added by "or"
     return reduce(call, op, call.cast(x, call.dtype), dim, keepdim)
 
 
 @rule("mean.dim", "mean.default")
-def mean(call: Call, x: Value, dim: Axes = None, keepdim: bool = False, dtype: Any = None) -> Value:
+def mean(call: TorchCall, x: Value, dim: Axes = None, keepdim: bool = False, dtype: Any = None) -> Value:
     return reduce(call, "reduce_mean", call.cast(x, call.dtype), dim, keepdim)
 
 
 @rule("amax.default", "max.default")
-def amax(call: Call, x: Value, dim: Axes = None, keepdim: bool = False) -> Value:
+def amax(call: TorchCall, x: Value, dim: Axes = None, keepdim: bool = False) -> Value:
     return _extreme(call, "reduce_max", x, dim, keepdim)
 
 
 @rule("amin.default", "min.default")
-def amin(call: Call, x: Value, dim: Axes = None, keepdim: bool = False) -> Value:
+def amin(call: TorchCall, x: Value, dim: Axes = None, keepdim: bool = False) -> Value:
     return _extreme(call, "reduce_min", x, dim, keepdim)
 
 
-def _extreme(call: Call, op: str, x: Value, dim: Axes, keepdim: bool) -> Value:
+def _extreme(call: TorchCall, op: str, x: Value, dim: Axes, keepdim: bool) -> Value:
     if any(x.shape[axis] == 0 for axis in axes_of(x, dim)):
         raise Unsupported(f"the extreme of no elements, of shape {list(x.shape)}", "PyTorch refuses it, too")
     return reduce(call, op, x, dim, keepdim)
 
 
 @rule("prod.default")
-def product_all(call: Call, x: Value, dtype: Any = None) -> Value:
+def product_all(call: TorchCall, x: Value, dtype: Any = None) -> Value:
     return reduce(call, "reduce_product", call.cast(x, call.dtype))
 
 
 @rule("prod.dim_int")
-def product(call: Call, x: Value, dim: int, keepdim: bool = False, dtype: Any = None) -> Value:
+def product(call: TorchCall, x: Value, dim: int, keepdim: bool = False, dtype: Any = None) -> Value:
     return reduce(call, "reduce_product", call.cast(x, call.dtype), dim, keepdim)
 
 
 @rule("max.dim")
-def max_dim(call: Call, x: Value, dim: int, keepdim: bool = False) -> tuple[Value, Value]:
+def max_dim(call: TorchCall, x: Value, dim: int, keepdim: bool = False) -> tuple[Value, Value]:
     return reduce(call, "reduce_max", x, dim, keepdim), _position(call, "argmax", x, dim, keepdim)
 
 
 @rule("min.dim")
-def min_dim(call: Call, x: Value, dim: int, keepdim: bool = False) -> tuple[Value, Value]:
+def min_dim(call: TorchCall, x: Value, dim: int, keepdim: bool = False) -> tuple[Value, Value]:
     return reduce(call, "reduce_min", x, dim, keepdim), _position(call, "argmin", x, dim, keepdim)
 
 
-def _first(call: Call) -> Value:
+def _first(call: TorchCall) -> Value:
     """Where a tensor without dimensions has its only element."""
     return call.full((), 0, int64)
 
 
-def _position(call: Call, op: str, x: Value, dim: int | None, keepdim: bool) -> Value:
+def _position(call: TorchCall, op: str, x: Value, dim: int | None, keepdim: bool) -> Value:
     if x.rank == 0:
         return _first(call)
     if dim is None:
@@ -97,36 +97,36 @@ def _position(call: Call, op: str, x: Value, dim: int | None, keepdim: bool) -> 
 
 
 @rule("argmax.default")
-def argmax(call: Call, x: Value, dim: int | None = None, keepdim: bool = False) -> Value:
+def argmax(call: TorchCall, x: Value, dim: int | None = None, keepdim: bool = False) -> Value:
     return _position(call, "argmax", x, dim, keepdim)
 
 
 @rule("argmin.default")
-def argmin(call: Call, x: Value, dim: int | None = None, keepdim: bool = False) -> Value:
+def argmin(call: TorchCall, x: Value, dim: int | None = None, keepdim: bool = False) -> Value:
     return _position(call, "argmin", x, dim, keepdim)
 
 
 @rule("_is_all_true.default")
-def is_all_true(call: Call, x: Value) -> Value:
+def is_all_true(call: TorchCall, x: Value) -> Value:
     return all_(call, x)
 
 
 @rule("_is_any_true.default")
-def is_any_true(call: Call, x: Value) -> Value:
+def is_any_true(call: TorchCall, x: Value) -> Value:
     return any_(call, x)
 
 
 @rule("any.default", "any.dim", "any.dims")
-def any_(call: Call, x: Value, dim: Axes = None, keepdim: bool = False) -> Value:
+def any_(call: TorchCall, x: Value, dim: Axes = None, keepdim: bool = False) -> Value:
     return _truth(call, "reduce_max", x, dim, keepdim)
 
 
 @rule("all.default", "all.dim", "all.dims")
-def all_(call: Call, x: Value, dim: Axes = None, keepdim: bool = False) -> Value:
+def all_(call: TorchCall, x: Value, dim: Axes = None, keepdim: bool = False) -> Value:
     return _truth(call, "reduce_min", x, dim, keepdim)
 
 
-def _truth(call: Call, op: str, x: Value, dim: Axes, keepdim: bool) -> Value:
+def _truth(call: TorchCall, op: str, x: Value, dim: Axes, keepdim: bool) -> Value:
     """Of truth values, 0 or 1; PyTorch gives uint8 for uint8 and boolean for all other types.
 
     Of nothing, the reduction is the least or the largest integer: false for "any", true for "all".
@@ -136,17 +136,21 @@ def _truth(call: Call, op: str, x: Value, dim: Axes, keepdim: bool) -> Value:
 
 
 @rule("sort.default", "sort.stable")
-def sort(call: Call, x: Value, dim: int = -1, descending: bool = False, stable: bool = False) -> tuple[Value, Value]:
+def sort(
+    call: TorchCall, x: Value, dim: int = -1, descending: bool = False, stable: bool = False
+) -> tuple[Value, Value]:
     return (x, _first(call)) if x.rank == 0 else sorting.sort(call, x, dim % x.rank, descending)
 
 
 @rule("topk.default")
-def topk(call: Call, x: Value, k: int, dim: int = -1, largest: bool = True, sorted: bool = True) -> tuple[Value, Value]:
+def topk(
+    call: TorchCall, x: Value, k: int, dim: int = -1, largest: bool = True, sorted: bool = True
+) -> tuple[Value, Value]:
     return (x, _first(call)) if x.rank == 0 else sorting.top(call, x, k, dim % x.rank, largest)
 
 
 @rule("histc.default")
-def histc(call: Call, x: Value, bins: int = 100, min: Number = 0, max: Number = 0) -> Value:
+def histc(call: TorchCall, x: Value, bins: int = 100, min: Number = 0, max: Number = 0) -> Value:
     """How many elements lie in each of equal parts of [min, max]; from the least element to the greatest if both are
     equal."""
     x = call.cast(x, x.dtype if x.dtype.is_float else float32)
@@ -165,7 +169,7 @@ def histc(call: Call, x: Value, bins: int = 100, min: Number = 0, max: Number = 
 
 @rule("histogram.bin_ct")
 def histogram(
-    call: Call,
+    call: TorchCall,
     x: Value,
     bins: int = 100,
     range: Sequence[float] | None = None,
@@ -179,13 +183,13 @@ def histogram(
 
 @rule("histogram.bins_tensor")
 def histogram_of_edges(
-    call: Call, x: Value, bins: Value, weight: Value | None = None, density: bool = False
+    call: TorchCall, x: Value, bins: Value, weight: Value | None = None, density: bool = False
 ) -> tuple[Value, Value]:
     edges = call.cast(bins, x.dtype)
     return _shares(call, _counts(call, x, edges, weight), edges, density), edges
 
 
-def _limits(call: Call, x: Value, given: Sequence[float] | None) -> tuple[Value, Value]:
+def _limits(call: TorchCall, x: Value, given: Sequence[float] | None) -> tuple[Value, Value]:
     """Where a histogram begins and ends: as given, or at the least and the greatest element."""
     if given is not None:
         low, high = (call.builder.number(float(limit), x.dtype) for limit in given)
@@ -195,14 +199,14 @@ def _limits(call: Call, x: Value, given: Sequence[float] | None) -> tuple[Value,
     return reduce(call, "reduce_min", x), reduce(call, "reduce_max", x)
 
 
-def _apart(call: Call, low: Value, high: Value, step: float) -> tuple[Value, Value]:
+def _apart(call: TorchCall, low: Value, high: Value, step: float) -> tuple[Value, Value]:
     """Limits that are equal, each moved away from the other by a step."""
     same = call.op("equal", low, high)
     below, above = call.op("subtract", low, step), call.op("add", high, step)
     return call.op("where", same, below, low), call.op("where", same, above, high)
 
 
-def _equal_parts(call: Call, bins: int, low: Value, high: Value) -> Value:
+def _equal_parts(call: TorchCall, bins: int, low: Value, high: Value) -> Value:
     """Edges [bins + 1], counted from the nearer end as PyTorch's linspace."""
     step = call.op("divide", call.op("subtract", high, low), float(bins))
     line = call.iota(bins + 1, low.dtype)
@@ -211,7 +215,7 @@ def _equal_parts(call: Call, bins: int, low: Value, high: Value) -> Value:
     return call.op("where", call.op("less", line, float((bins + 1) // 2)), upward, downward)
 
 
-def _counts(call: Call, x: Value, edges: Value, weight: Value | None) -> Value:
+def _counts(call: TorchCall, x: Value, edges: Value, weight: Value | None) -> Value:
     """How many elements (or what of their weights) lie between neighbours of ascending edges, the last one included."""
     numbers = call.reshape(x, (-1,))
     last = simplify(lift(edges.shape[0]) - 1)
@@ -228,7 +232,7 @@ def _counts(call: Call, x: Value, edges: Value, weight: Value | None) -> Value:
     return call.cast(call.op("reduce_sum", terms, axes=(1,)), x.dtype)
 
 
-def _shares(call: Call, counts: Value, edges: Value, density: bool) -> Value:
+def _shares(call: TorchCall, counts: Value, edges: Value, density: bool) -> Value:
     """With `density`, counts as shares of all, by the width of their part."""
     if not density:
         return counts
@@ -241,7 +245,7 @@ def _shares(call: Call, counts: Value, edges: Value, density: bool) -> Value:
 # Variance and norms ----------------------------------------------------------------------------------
 
 
-def _variance(call: Call, x: Value, dim: Axes, correction: Number | None, keepdim: bool) -> tuple[Value, Value]:
+def _variance(call: TorchCall, x: Value, dim: Axes, correction: Number | None, keepdim: bool) -> tuple[Value, Value]:
     axes = axes_of(x, dim)
     mean, variance = call.mean_and_variance(x, axes, 1.0 if correction is None else float(correction))
     if keepdim:
@@ -249,13 +253,13 @@ def _variance(call: Call, x: Value, dim: Axes, correction: Number | None, keepdi
     return _drop(call, variance, axes), _drop(call, mean, axes)
 
 
-def _drop(call: Call, x: Value, axes: Sequence[int]) -> Value:
+def _drop(call: TorchCall, x: Value, axes: Sequence[int]) -> Value:
     return call.reshape(x, [size for axis, size in enumerate(x.shape) if axis not in axes])
 
 
 @rule("var.correction", "var.dim")
 def variance(
-    call: Call,
+    call: TorchCall,
     x: Value,
     dim: Axes = None,
     unbiased: bool = True,
@@ -267,7 +271,7 @@ def variance(
 
 @rule("std.correction", "std.dim")
 def deviation(
-    call: Call,
+    call: TorchCall,
     x: Value,
     dim: Axes = None,
     unbiased: bool = True,
@@ -279,14 +283,14 @@ def deviation(
 
 @rule("var_mean.correction")
 def variance_and_mean(
-    call: Call, x: Value, dim: Axes = None, correction: Number | None = None, keepdim: bool = False
+    call: TorchCall, x: Value, dim: Axes = None, correction: Number | None = None, keepdim: bool = False
 ) -> tuple[Value, Value]:
     return _variance(call, x, dim, correction, keepdim)
 
 
 @rule("linalg_vector_norm.default")
 def vector_norm(
-    call: Call, x: Value, ord: Number = 2, dim: Axes = None, keepdim: bool = False, dtype: Any = None
+    call: TorchCall, x: Value, ord: Number = 2, dim: Axes = None, keepdim: bool = False, dtype: Any = None
 ) -> Value:
     x = call.cast(x, call.dtype)
     if ord == 2:
@@ -304,27 +308,27 @@ def vector_norm(
 
 @rule("linalg__powsum.default")
 def sum_of_powers(
-    call: Call, x: Value, ord: Number = 2, dim: Axes = None, keepdim: bool = False, dtype: Any = None
+    call: TorchCall, x: Value, ord: Number = 2, dim: Axes = None, keepdim: bool = False, dtype: Any = None
 ) -> Value:
     powers = call.op("power", call.op("absolute", call.cast(x, call.dtype)), float(ord))
     return reduce(call, "reduce_sum", powers, dim, keepdim)
 
 
 @rule("dist.default")
-def distance(call: Call, x: Value, other: Value, p: Number = 2) -> Value:
+def distance(call: TorchCall, x: Value, other: Value, p: Number = 2) -> Value:
     """The norm of a difference."""
     return vector_norm(call, call.op("subtract", *call.pair(x, other)), p)
 
 
 @rule("logsumexp.default")
-def logsumexp(call: Call, x: Value, dim: Axes, keepdim: bool = False) -> Value:
+def logsumexp(call: TorchCall, x: Value, dim: Axes, keepdim: bool = False) -> Value:
     axes = axes_of(x, dim)
     result = formulas.logsumexp(call, x, axes)
     return result if keepdim else _drop(call, result, axes)
 
 
 def _cumulative(op: str) -> Callable[..., Value]:
-    def apply(call: Call, x: Value, dim: int, dtype: Any = None) -> Value:
+    def apply(call: TorchCall, x: Value, dim: int, dtype: Any = None) -> Value:
         x = call.cast(x, call.dtype)
         return call.op(op, x, axis=dim) if x.rank else x
 
@@ -336,7 +340,7 @@ TABLE.add("cumprod.default", _cumulative("cumprod"))
 
 
 @rule("logcumsumexp.default")
-def logarithm_of_running_sum(call: Call, x: Value, dim: int) -> Value:
+def logarithm_of_running_sum(call: TorchCall, x: Value, dim: int) -> Value:
     """log(sum of e^x up to each element), in steps of 1, 2, 4, ... elements, each relative to the greater term."""
     if not x.rank:
         return x
@@ -353,7 +357,7 @@ def logarithm_of_running_sum(call: Call, x: Value, dim: int) -> Value:
     return call.cast(wide, x.dtype)
 
 
-def _log_add(call: Call, left: Value, right: Value) -> Value:
+def _log_add(call: TorchCall, left: Value, right: Value) -> Value:
     """log(e^a + e^b); infinite and equal terms have no difference."""
     most, least = call.op("maximum", left, right), call.op("minimum", left, right)
     same = call.op("equal", most, least)
@@ -366,23 +370,23 @@ def _log_add(call: Call, left: Value, right: Value) -> Value:
 
 
 @rule("softmax.int", "_softmax.default")
-def softmax(call: Call, x: Value, dim: int, dtype: Any = None) -> Value:
+def softmax(call: TorchCall, x: Value, dim: int, dtype: Any = None) -> Value:
     return _of_rows(call, "softmax", x, dim)
 
 
 @rule("log_softmax.int", "_log_softmax.default")
-def log_softmax(call: Call, x: Value, dim: int, dtype: Any = None) -> Value:
+def log_softmax(call: TorchCall, x: Value, dim: int, dtype: Any = None) -> Value:
     return _of_rows(call, "log_softmax", x, dim)
 
 
-def _of_rows(call: Call, op: str, x: Value, dim: int) -> Value:
+def _of_rows(call: TorchCall, op: str, x: Value, dim: int) -> Value:
     """A softmax; of a tensor without dimensions as of one element."""
     x = call.cast(x, call.dtype)
     return call.op(op, x, axis=dim) if x.rank else call.reshape(call.op(op, call.reshape(x, (1,)), axis=0), ())
 
 
 @rule("_safe_softmax.default")
-def safe_softmax(call: Call, x: Value, dim: int, dtype: Any = None) -> Value:
+def safe_softmax(call: TorchCall, x: Value, dim: int, dtype: Any = None) -> Value:
     """Softmax that gives zeros for rows of minus infinity only."""
     x = call.cast(x, call.dtype)
     if not x.rank:

@@ -8,7 +8,7 @@ from tilewright.importers import boxes
 from tilewright.importers.report import Unsupported
 from tilewright.importers.rules import RuleTable
 from tilewright.importers.sampling import linear_taps, weighted_sum, weighted_taps
-from tilewright.importers.torch_fx import Call
+from tilewright.importers.torch_fx import TorchCall
 from tilewright.symbolic import lift, product, simplify
 
 TABLE = RuleTable("torchvision", "torchvision.")
@@ -17,7 +17,7 @@ rule = TABLE.rule
 
 @rule("roi_align.default")
 def align_regions(
-    call: Call, x: Value, regions: Value, scale: float, rows: int, columns: int, ratio: int, aligned: bool
+    call: TorchCall, x: Value, regions: Value, scale: float, rows: int, columns: int, ratio: int, aligned: bool
 ) -> Value:
     """Means of samples in the bins of regions [R, 5], which begin with the number of their image."""
     images = call.reshape(call.cast(call.slice(regions, 1, 0, 1), int64), (-1,))
@@ -26,14 +26,16 @@ def align_regions(
 
 
 @rule("roi_pool.default")
-def pool_regions(call: Call, x: Value, regions: Value, scale: float, rows: int, columns: int) -> tuple[Value, None]:
+def pool_regions(
+    call: TorchCall, x: Value, regions: Value, scale: float, rows: int, columns: int
+) -> tuple[Value, None]:
     """The largest elements of the bins; their positions are not given."""
     return boxes.pool(call, x, call.cast(regions, x.dtype), (rows, columns), scale), None
 
 
 @rule("deform_conv2d.default")
 def deformable_convolution(
-    call: Call, x: Value, weight: Value, offset: Value, mask: Value, bias: Value,
+    call: TorchCall, x: Value, weight: Value, offset: Value, mask: Value, bias: Value,
     stride_h: int, stride_w: int, pad_h: int, pad_w: int, dilation_h: int, dilation_w: int,
     groups: int, parts: int, use_mask: bool,
 ) -> Value:  # fmt: skip

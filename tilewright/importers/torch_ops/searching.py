@@ -9,14 +9,14 @@ from tilewright.graph.core import Value
 from tilewright.importers import sorting
 from tilewright.importers.emitter import Scalar
 from tilewright.importers.rules import RuleTable
-from tilewright.importers.torch_fx import Call
+from tilewright.importers.torch_fx import TorchCall
 from tilewright.symbolic import floor_divide, lift, simplify
 
 TABLE = RuleTable("Searches", "aten.")
 rule = TABLE.rule
 
 
-def _places(call: Call, edges: Value, values: Value, right: bool) -> Value:
+def _places(call: TorchCall, edges: Value, values: Value, right: bool) -> Value:
     """How many edges [.., S] lie before each value [.., V]: those that are less, with `right` those that are equal too.
 
     No edge is beyond NaN.
@@ -29,7 +29,7 @@ def _places(call: Call, edges: Value, values: Value, right: bool) -> Value:
 
 @rule("searchsorted.Tensor", "searchsorted.Scalar")
 def search_sorted(
-    call: Call,
+    call: TorchCall,
     edges: Value,
     values: Scalar,
     out_int32: bool = False,
@@ -45,12 +45,12 @@ def search_sorted(
 
 
 @rule("bucketize.Tensor", "bucketize.Scalar")
-def bucketize(call: Call, values: Scalar, edges: Value, out_int32: bool = False, right: bool = False) -> Value:
+def bucketize(call: TorchCall, values: Scalar, edges: Value, out_int32: bool = False, right: bool = False) -> Value:
     found, edges = call.pair(values, edges)
     return call.reshape(_places(call, edges, call.reshape(found, (-1,)), right), call.shape)
 
 
-def _ordered(call: Call, x: Value, axis: int, place: int | None, keepdim: bool) -> tuple[Value, Value]:
+def _ordered(call: TorchCall, x: Value, axis: int, place: int | None, keepdim: bool) -> tuple[Value, Value]:
     """The element at a place of the ascending order, and its position; without a place the lower median, which is NaN
     where any element is."""
     length = x.shape[axis]
@@ -70,19 +70,19 @@ def _ordered(call: Call, x: Value, axis: int, place: int | None, keepdim: bool) 
 
 
 @rule("median.dim")
-def median_along(call: Call, x: Value, dim: int, keepdim: bool = False) -> tuple[Value, Value]:
+def median_along(call: TorchCall, x: Value, dim: int, keepdim: bool = False) -> tuple[Value, Value]:
     if not x.rank:
         return x, call.full((), 0, int64)
     return _ordered(call, x, dim % x.rank, None, keepdim)
 
 
 @rule("median.default")
-def median(call: Call, x: Value) -> Value:
+def median(call: TorchCall, x: Value) -> Value:
     return call.reshape(_ordered(call, call.reshape(x, (-1,)), 0, None, False)[0], ())
 
 
 @rule("nanmedian.dim")
-def median_of_numbers(call: Call, x: Value, dim: int, keepdim: bool = False) -> tuple[Value, Value]:
+def median_of_numbers(call: TorchCall, x: Value, dim: int, keepdim: bool = False) -> tuple[Value, Value]:
     """The lower median of the elements that are no NaN; NaN where there is no other."""
     if not x.rank:
         return x, call.full((), 0, int64)
@@ -100,19 +100,19 @@ def median_of_numbers(call: Call, x: Value, dim: int, keepdim: bool = False) -> 
 
 
 @rule("nanmedian.default")
-def median_of_all_numbers(call: Call, x: Value) -> Value:
+def median_of_all_numbers(call: TorchCall, x: Value) -> Value:
     return call.reshape(median_of_numbers(call, call.reshape(x, (-1,)), 0)[0], ())
 
 
 @rule("kthvalue.default")
-def kth_value(call: Call, x: Value, k: int, dim: int = -1, keepdim: bool = False) -> tuple[Value, Value]:
+def kth_value(call: TorchCall, x: Value, k: int, dim: int = -1, keepdim: bool = False) -> tuple[Value, Value]:
     if not x.rank:
         return x, call.full((), 0, int64)
     return _ordered(call, x, dim % x.rank, k - 1, keepdim)
 
 
 @rule("mode.default")
-def most_frequent(call: Call, x: Value, dim: int = -1, keepdim: bool = False) -> tuple[Value, Value]:
+def most_frequent(call: TorchCall, x: Value, dim: int = -1, keepdim: bool = False) -> tuple[Value, Value]:
     """The least of the values that come most often, and the last place where it stands."""
     if not x.rank:
         return x, call.full((), 0, int64)
@@ -130,10 +130,10 @@ def most_frequent(call: Call, x: Value, dim: int = -1, keepdim: bool = False) ->
     return found[0], found[1]
 
 
-def _running(op: str) -> Callable[[Call, Value, int], tuple[Value, Value]]:
+def _running(op: str) -> Callable[[TorchCall, Value, int], tuple[Value, Value]]:
     """Running extremes, and the position of the last element that is as extreme."""
 
-    def apply(call: Call, x: Value, dim: int) -> tuple[Value, Value]:
+    def apply(call: TorchCall, x: Value, dim: int) -> tuple[Value, Value]:
         if not x.rank:
             return x, call.full((), 0, int64)
         axis = dim % x.rank

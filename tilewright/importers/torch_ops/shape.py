@@ -11,7 +11,7 @@ from tilewright.importers import images
 from tilewright.importers.emitter import Number, Scalar
 from tilewright.importers.report import Unsupported
 from tilewright.importers.rules import RuleTable
-from tilewright.importers.torch_fx import Call, hint_of, is_contiguous, nothing
+from tilewright.importers.torch_fx import TorchCall, hint_of, is_contiguous, nothing
 from tilewright.symbolic import Size, lift, lower_bound, maximum, minimum, modulo, simplify
 
 TABLE = RuleTable("Shapes, joins and splits", "aten.")
@@ -32,13 +32,13 @@ LAST = 2**63 - 1  # PyTorch's "up to the end"
     "unsqueeze.default",
     "unsqueeze_copy.default",
 )
-def reshape(call: Call, x: Value, *_: Any, **__: Any) -> Value:
+def reshape(call: TorchCall, x: Value, *_: Any, **__: Any) -> Value:
     """PyTorch has computed the new shape already."""
     return call.reshape(x, call.shape)
 
 
 @rule("squeeze.dim", "squeeze.dims", "squeeze.default", "squeeze_copy.dim", "squeeze_copy.dims")
-def squeeze(call: Call, x: Value, dim: int | Sequence[int] | None = None) -> Value:
+def squeeze(call: TorchCall, x: Value, dim: int | Sequence[int] | None = None) -> Value:
     """PyTorch has decided which dimensions go: no size known only at run time may turn out to be 1."""
     dims = range(x.rank) if dim is None else [dim] if isinstance(dim, int) else dim
     for axis in dims:
@@ -51,22 +51,22 @@ def squeeze(call: Call, x: Value, dim: int | Sequence[int] | None = None) -> Val
 
 
 @rule("permute.default", "permute_copy.default")
-def permute(call: Call, x: Value, dims: Sequence[int]) -> Value:
+def permute(call: TorchCall, x: Value, dims: Sequence[int]) -> Value:
     return call.permute(x, dims)
 
 
 @rule("transpose.int", "transpose_copy.int")
-def transpose(call: Call, x: Value, first: int, second: int) -> Value:
+def transpose(call: TorchCall, x: Value, first: int, second: int) -> Value:
     return call.transpose(x, first, second) if x.rank else x
 
 
 @rule("t.default", "t_copy.default")
-def transpose_matrix(call: Call, x: Value) -> Value:
+def transpose_matrix(call: TorchCall, x: Value) -> Value:
     return call.transpose(x, 0, 1) if x.rank == 2 else x
 
 
 @rule("movedim.int", "movedim.intlist")
-def move_dimensions(call: Call, x: Value, source: int | Sequence[int], target: int | Sequence[int]) -> Value:
+def move_dimensions(call: TorchCall, x: Value, source: int | Sequence[int], target: int | Sequence[int]) -> Value:
     sources = [axis % x.rank for axis in ([source] if isinstance(source, int) else source)]
     targets = [axis % x.rank for axis in ([target] if isinstance(target, int) else target)]
     placed = dict(zip(targets, sources, strict=True))
@@ -75,7 +75,7 @@ def move_dimensions(call: Call, x: Value, source: int | Sequence[int], target: i
 
 
 @rule("expand.default", "expand_copy.default", "broadcast_to.default", "expand_as.default")
-def expand(call: Call, x: Value, *_: Any, **__: Any) -> Value:
+def expand(call: TorchCall, x: Value, *_: Any, **__: Any) -> Value:
     return call.broadcast(x, call.shape)
 
 
@@ -95,7 +95,7 @@ def bounds(x: Value, axis: int, start: Size | None, stop: Size | None) -> tuple[
 
 @rule("slice.Tensor", "slice_copy.Tensor")
 def slice_(
-    call: Call, x: Value, dim: int = 0, start: Size | None = None, end: Size | None = None, step: int = 1
+    call: TorchCall, x: Value, dim: int = 0, start: Size | None = None, end: Size | None = None, step: int = 1
 ) -> Value:
     axis = dim % x.rank
     length = call.results[0].shape[axis] if call.symbols.run_time and call.results[0] is not None else 0
@@ -107,26 +107,26 @@ def slice_(
     return call.slice(x, axis, first, last, step)
 
 
-def _slice_at(call: Call, x: Value, axis: int, start: Scalar, end: Scalar, step: int) -> Value:
+def _slice_at(call: TorchCall, x: Value, axis: int, start: Scalar, end: Scalar, step: int) -> Value:
     """A slice whose bounds, or whose length, only the run knows."""
     numbers = [call.reshape(call.value(number, int64), (1,)) for number in (start, end, axis, step)]
     return call.op("slice_at", x, *numbers, shape=call.shape)
 
 
 @rule("narrow.default", "narrow_copy.default")
-def narrow(call: Call, x: Value, dim: int, start: Size, length: Size) -> Value:
+def narrow(call: TorchCall, x: Value, dim: int, start: Size, length: Size) -> Value:
     return call.slice(x, dim % x.rank, start, simplify(lift(start) + length))
 
 
 @rule("select.int", "select_copy.int")
-def select(call: Call, x: Value, dim: int, index: Size | Value) -> Value:
+def select(call: TorchCall, x: Value, dim: int, index: Size | Value) -> Value:
     if isinstance(index, Value):  # a number read from a tensor; negative ones count from the end
         return call.op("gather", x, index, axis=dim % x.rank)
     return call.select(x, dim, index)
 
 
 @rule("cat.default")
-def concatenate(call: Call, tensors: Sequence[Value], dim: int = 0) -> Value:
+def concatenate(call: TorchCall, tensors: Sequence[Value], dim: int = 0) -> Value:
     """Legacy empty tensors of one dimension are left out, as PyTorch does."""
     rank = max(value.rank for value in tensors)
     kept = [call.cast(value, call.dtype) for value in tensors if not (value.shape == (0,) and rank > 1)]
@@ -134,13 +134,13 @@ def concatenate(call: Call, tensors: Sequence[Value], dim: int = 0) -> Value:
 
 
 @rule("stack.default")
-def stack(call: Call, tensors: Sequence[Value], dim: int = 0) -> Value:
+def stack(call: TorchCall, tensors: Sequence[Value], dim: int = 0) -> Value:
     axis = dim % (tensors[0].rank + 1)
     return concatenate(call, [call.unsqueeze(value, axis) for value in tensors], axis)
 
 
 @rule("split_with_sizes.default", "split_with_sizes_copy.default")
-def split_with_sizes(call: Call, x: Value, sizes: Sequence[Size], dim: int = 0) -> tuple[Value, ...]:
+def split_with_sizes(call: TorchCall, x: Value, sizes: Sequence[Size], dim: int = 0) -> tuple[Value, ...]:
     axis, start = dim % x.rank, lift(0)
     parts = []
     for size in sizes:
@@ -151,40 +151,40 @@ def split_with_sizes(call: Call, x: Value, sizes: Sequence[Size], dim: int = 0) 
 
 
 @rule("split.Tensor", "chunk.default", "tensor_split.sections", "split_copy.Tensor")
-def split(call: Call, x: Value, _: Size, dim: int = 0) -> tuple[Value, ...]:
+def split(call: TorchCall, x: Value, _: Size, dim: int = 0) -> tuple[Value, ...]:
     axis = dim % x.rank
     sizes = [call.symbols.shape(fake.shape)[axis] for fake in call.results if fake is not None]
     return split_with_sizes(call, x, sizes, axis)
 
 
 @rule("unbind.int", "unbind_copy.int")
-def unbind(call: Call, x: Value, dim: int = 0) -> tuple[Value, ...]:
+def unbind(call: TorchCall, x: Value, dim: int = 0) -> tuple[Value, ...]:
     return tuple(call.select(x, dim, index) for index in range(len(call.results)))
 
 
 @rule("repeat.default", "tile.default")
-def repeat(call: Call, x: Value, repeats: Sequence[Size]) -> Value:
+def repeat(call: TorchCall, x: Value, repeats: Sequence[Size]) -> Value:
     """`repeats` covers the last dimensions (tile) or adds leading ones (repeat)."""
     x = call.reshape(x, (1,) * (len(repeats) - x.rank) + x.shape)
     return images.tile(call, x, [1] * (x.rank - len(repeats)) + list(repeats))
 
 
 @rule("repeat_interleave.self_int")
-def repeat_elements(call: Call, x: Value, repeats: Size, dim: int | None = None, output_size: Any = None) -> Value:
+def repeat_elements(call: TorchCall, x: Value, repeats: Size, dim: int | None = None, output_size: Any = None) -> Value:
     if dim is None:
         x, dim = call.reshape(x, (-1,)), 0
     return images.repeat(call, x, dim % x.rank, repeats)
 
 
 @rule("flip.default")
-def flip(call: Call, x: Value, dims: Sequence[int]) -> Value:
+def flip(call: TorchCall, x: Value, dims: Sequence[int]) -> Value:
     for dim in dims if x.rank else ():
         x = call.flip(x, dim % x.rank)
     return x
 
 
 @rule("roll.default")
-def roll(call: Call, x: Value, shifts: Sequence[Size], dims: Sequence[int] = ()) -> Value:
+def roll(call: TorchCall, x: Value, shifts: Sequence[Size], dims: Sequence[int] = ()) -> Value:
     """Each dimension as its last `shift` elements, then the rest."""
     if not dims:
         return call.reshape(roll(call, call.reshape(x, (-1,)), shifts, [0]), x.shape)
@@ -208,7 +208,7 @@ def _cut(extent: Size, shift: Size) -> Size:
 
 @rule("constant_pad_nd.default", "pad.default")
 def constant_pad(
-    call: Call, x: Value, pad: Sequence[Size], mode: str | Number = "constant", value: Number | None = None
+    call: TorchCall, x: Value, pad: Sequence[Size], mode: str | Number = "constant", value: Number | None = None
 ) -> Value:
     """`pad` goes from the last dimension to the front; negative numbers crop."""
     if not isinstance(mode, str):
@@ -228,8 +228,8 @@ def constant_pad(
     return call.op("pad", x, pads=pads, value=value or 0) if any(pair != (0, 0) for pair in pads) else x
 
 
-def _pad_from_image(mode: str) -> Callable[[Call, Value, Sequence[int]], Value]:
-    def apply(call: Call, x: Value, pad: Sequence[int]) -> Value:
+def _pad_from_image(mode: str) -> Callable[[TorchCall, Value, Sequence[int]], Value]:
+    def apply(call: TorchCall, x: Value, pad: Sequence[int]) -> Value:
         for index in range(len(pad) // 2):
             x = images.pad_from_image(call, x, x.rank - 1 - index, pad[2 * index], pad[2 * index + 1], mode)
         return x
@@ -243,17 +243,17 @@ for _count in (1, 2, 3):
 
 
 @rule("tril.default")
-def lower_triangle(call: Call, x: Value, diagonal: int = 0) -> Value:
+def lower_triangle(call: TorchCall, x: Value, diagonal: int = 0) -> Value:
     return call.keep_triangle(x, diagonal, upper=False)
 
 
 @rule("triu.default")
-def upper_triangle(call: Call, x: Value, diagonal: int = 0) -> Value:
+def upper_triangle(call: TorchCall, x: Value, diagonal: int = 0) -> Value:
     return call.keep_triangle(x, diagonal, upper=True)
 
 
 @rule("diagonal.default", "diagonal_copy.default")
-def diagonal(call: Call, x: Value, offset: int = 0, dim1: int = 0, dim2: int = 1) -> Value:
+def diagonal(call: TorchCall, x: Value, offset: int = 0, dim1: int = 0, dim2: int = 1) -> Value:
     """A strided read of the flattened matrix."""
     first, second = dim1 % x.rank, dim2 % x.rank
     rest = [axis for axis in range(x.rank) if axis not in (first, second)]
@@ -268,12 +268,12 @@ def diagonal(call: Call, x: Value, offset: int = 0, dim1: int = 0, dim2: int = 1
 
 
 @rule("pixel_shuffle.default")
-def pixel_shuffle(call: Call, x: Value, factor: int) -> Value:
+def pixel_shuffle(call: TorchCall, x: Value, factor: int) -> Value:
     return images.depth_to_space(call, x, factor, columns_first=False)
 
 
 @rule("pixel_unshuffle.default")
-def pixel_unshuffle(call: Call, x: Value, factor: int) -> Value:
+def pixel_unshuffle(call: TorchCall, x: Value, factor: int) -> Value:
     return images.space_to_depth(call, x, factor, columns_first=False)
 
 
@@ -289,7 +289,7 @@ for _name in (
 
 
 @rule("unfold.default")
-def unfold(call: Call, x: Value, dimension: int, size: int, step: int) -> Value:
+def unfold(call: TorchCall, x: Value, dimension: int, size: int, step: int) -> Value:
     """Windows of one dimension, which begin `step` apart; places inside a window are a new last dimension."""
     if x.rank == 0:
         return call.reshape(x, call.shape)  # one window
@@ -298,7 +298,7 @@ def unfold(call: Call, x: Value, dimension: int, size: int, step: int) -> Value:
     return call.permute(windows, [*range(axis + 1), *range(axis + 2, windows.rank), axis + 1])
 
 
-def _frames(call: Call, x: Value, strides: Sequence[Size], stride: Sequence[Any]) -> Value | None:
+def _frames(call: TorchCall, x: Value, strides: Sequence[Size], stride: Sequence[Any]) -> Value | None:
     """Pieces of a line, [.., pieces, length], as a view by strides of [.., line] is; None for another view."""
     if len(call.shape) != x.rank + 1 or x.rank < 1 or strides[-1] != 1 or stride[-1] != 1:
         return None
@@ -315,7 +315,9 @@ def _frames(call: Call, x: Value, strides: Sequence[Size], stride: Sequence[Any]
 
 
 @rule("as_strided.default", "as_strided_copy.default")
-def as_strided(call: Call, x: Value, size: Sequence[Any], stride: Sequence[Any], storage_offset: Any = None) -> Value:
+def as_strided(
+    call: TorchCall, x: Value, size: Sequence[Any], stride: Sequence[Any], storage_offset: Any = None
+) -> Value:
     """A view of memory: the tensor itself where only strides of dimensions of 1 differ (how PyTorch tells that it is
     channels-last), else a gather of the elements of a tensor that fills its memory, in whatever order."""
     given = call.node.all_input_nodes[0].meta["val"]

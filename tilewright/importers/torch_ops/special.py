@@ -11,13 +11,13 @@ from tilewright.importers import bessel, formulas, special
 from tilewright.importers.emitter import Emitter, Scalar
 from tilewright.importers.incomplete_gamma import incomplete_gamma
 from tilewright.importers.rules import RuleTable
-from tilewright.importers.torch_fx import Call
+from tilewright.importers.torch_fx import TorchCall
 
 TABLE = RuleTable("Special functions", "aten.")
 
 
-def _in_float64(formula: Callable[[Emitter, Value], Value]) -> Callable[[Call, Value], Value]:
-    def rule(call: Call, x: Value) -> Value:
+def _in_float64(formula: Callable[[Emitter, Value], Value]) -> Callable[[TorchCall, Value], Value]:
+    def rule(call: TorchCall, x: Value) -> Value:
         return call.cast(formula(call, call.cast(x, float64)), call.dtype)
 
     return rule
@@ -48,21 +48,21 @@ for _name, _formula in _FUNCTIONS.items():
 
 
 @TABLE.rule("polygamma.default")
-def polygamma(call: Call, n: int, x: Value) -> Value:
+def polygamma(call: TorchCall, n: int, x: Value) -> Value:
     wide = call.cast(x, float64)
     return call.cast(special.polygamma(call, n, wide) if n else formulas.digamma(call, wide), call.dtype)
 
 
 @TABLE.rule("special_zeta.default", "special_zeta.other_scalar", "special_zeta.self_scalar")
-def zeta(call: Call, x: Scalar, q: Scalar) -> Value:
+def zeta(call: TorchCall, x: Scalar, q: Scalar) -> Value:
     return call.cast(special.zeta(call, *call.pair(x, q, float64)), call.dtype)
 
 
 @TABLE.rule("igamma.default")
-def lower_incomplete_gamma(call: Call, a: Value, x: Value) -> Value:
+def lower_incomplete_gamma(call: TorchCall, a: Value, x: Value) -> Value:
     return call.cast(incomplete_gamma(call, *call.pair(a, x, float64), upper=False), call.dtype)
 
 
 @TABLE.rule("igammac.default")
-def upper_incomplete_gamma(call: Call, a: Value, x: Value) -> Value:
+def upper_incomplete_gamma(call: TorchCall, a: Value, x: Value) -> Value:
     return call.cast(incomplete_gamma(call, *call.pair(a, x, float64), upper=True), call.dtype)

@@ -15,7 +15,7 @@ from tilewright.ir.asynchrony.agents import Agent, Wait
 from tilewright.ir.asynchrony.memory import Box, BufferAccess, SharedBuffer, SharedTile, name_of, poison
 from tilewright.ir.asynchrony.operations import HANDLERS
 from tilewright.ir.asynchrony.synchronisation import ClusterBarrier, Mbarrier, NamedBarrier
-from tilewright.ir.core import Function, Operation, Value
+from tilewright.ir.core import Function, Operation, SSAValue
 from tilewright.ir.diagnostics import user_place
 from tilewright.ir.types import SharedType
 
@@ -57,7 +57,7 @@ class Cta:
 
 def run_explicit(
     function: Function,
-    values: Mapping[Value, Any],
+    values: Mapping[SSAValue, Any],
     extents: tuple[int, int, int],
     instance: Callable[..., Any],
     order: int = 0,
@@ -92,7 +92,7 @@ class _AsynchronousMachine:
     def __init__(
         self,
         function: Function,
-        values: Mapping[Value, Any],
+        values: Mapping[SSAValue, Any],
         extents: tuple[int, int, int],
         instance: Callable[..., Any],
         draw: random.Random,

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from typing import Any
 
 from tilewright import dtypes
-from tilewright.ir.core import Attribute, Region, Value
+from tilewright.ir.core import Attribute, Region, SSAValue
 from tilewright.ir.types import scalar
 from tilewright.language.context import LanguageError, active
 from tilewright.language.core import builtin
@@ -287,7 +287,7 @@ def warp_roles(*roles: Role) -> None:
             raise LanguageError(
                 f"warp_roles takes roles, got {type_text(entry)}", "make them with tx.role(function, …)"
             )
-        copy = Value(scalar(dtypes.int32), "copy")
+        copy = SSAValue(scalar(dtypes.int32), "copy")
         region = Region([copy])
         with tracer.builder.at(region):
             here = tracer.builder.location

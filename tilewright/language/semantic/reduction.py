@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 from tilewright.errors import brief
-from tilewright.ir.core import Region, Value
+from tilewright.ir.core import Region, SSAValue
 from tilewright.language.context import LanguageError, active
 from tilewright.language.semantic.convert import broadcast, cast
 from tilewright.language.semantic.shape import axis_of, expand_dims, reshape
@@ -25,7 +25,7 @@ def _combine_region(inputs: list[tensor], combine: Any, what: str) -> Region:
     """The combine function traced on scalars: left group, then right group."""
     tracer = active()
     types = [value.handle.type.with_shape(()) for value in inputs] * 2
-    region = Region([Value(entry) for entry in types])
+    region = Region([SSAValue(entry) for entry in types])
     with tracer.builder.at(region):
         results = tracer.call(combine, [tensor(argument) for argument in region.arguments], {})
         results = list(results) if isinstance(results, tuple) else [results]

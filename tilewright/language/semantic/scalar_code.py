@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 from tilewright.dtypes import DType
-from tilewright.ir.core import Region, Value
+from tilewright.ir.core import Region, SSAValue
 from tilewright.ir.ops import effects_of
 from tilewright.language.context import LanguageError, active, written
 from tilewright.language.function import SourceFunction
@@ -136,7 +136,7 @@ def _interleaved(columns: list[tensor]) -> tensor:
 def _scalar_region(function: Any, values: list[tensor]) -> tuple[Region, bool]:
     """The function traced on scalars; True when it returns one value and no tuple."""
     tracer = active()
-    region = Region([Value(value.handle.type.with_shape(())) for value in values])
+    region = Region([SSAValue(value.handle.type.with_shape(())) for value in values])
     with tracer.builder.at(region):
         returned = tracer.call(unwrap(function), [tensor(argument) for argument in region.arguments], {})
         listed = list(returned) if isinstance(returned, (tuple, list)) else [returned]

@@ -11,7 +11,7 @@ from tilewright.library.candidate import Candidate
 from tilewright.library.cost import expected
 from tilewright.library.grouped.cpu import plain_grouped, tile_of
 from tilewright.library.grouped.hopper import hopper_grouped
-from tilewright.library.matmul.simt_tiles import Tile, seconds_of, simt_problem
+from tilewright.library.matmul.simt_tiles import SimtTile, seconds_of, simt_problem
 from tilewright.library.slots import epilogue_slots
 from tilewright.targets.base import Target
 
@@ -25,7 +25,7 @@ def gpu_grouped(group: Group, graph: Graph, target: Target) -> list[Candidate]:
     a, b = anchor.inputs[:2]
     assert a is not None and b is not None
     slots = epilogue_slots(group, graph)
-    tile = Tile(*tile_of(expected(a.shape[0]), expected(b.shape[0]), a.dtype))
+    tile = SimtTile(*tile_of(expected(a.shape[0]), expected(b.shape[0]), a.dtype))
     groups = expected(b.shape[0])
     share = ceil(expected(a.shape[0]) / max(1, groups))
     rows = groups * ceil(share / tile.rows) * tile.rows

@@ -25,7 +25,7 @@ from tilewright.library.generated.expressions import language_type
 from tilewright.library.generated.index import flatten
 from tilewright.library.generated.source import ExtraReferences, merge_axes
 from tilewright.library.generated.trace import align, axes_of
-from tilewright.library.matmul.cpu_blocks import Blocks, choose_blocks, row_ranges
+from tilewright.library.matmul.cpu_blocks import MatmulBlocks, choose_blocks, row_ranges
 from tilewright.library.matmul.kernel import matmul
 from tilewright.library.packing import panels_recipe
 from tilewright.library.rows.cpu import reduction
@@ -201,7 +201,7 @@ def _form(problem: Problem) -> str:
     return "panels" if problem.group == 1 else f"panels, {problem.group} steps of the depth beside each other"
 
 
-def gemm_call(problem: Problem, slots: Slots, blocks: Blocks, condition: tuple[Size, int] | None) -> KernelCall:
+def gemm_call(problem: Problem, slots: Slots, blocks: MatmulBlocks, condition: tuple[Size, int] | None) -> KernelCall:
     """One launch of `library.matmul.kernel`."""
     block_m, block_n, block_k = blocks.rows, blocks.columns, blocks.depth
     batched = problem.batches != 1

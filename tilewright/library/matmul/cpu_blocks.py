@@ -25,7 +25,7 @@ MOST_ROW_TILES = 16  # register tiles
 
 
 @dataclass(frozen=True)
-class Blocks:
+class MatmulBlocks:
     """What one program computes."""
 
     rows: int
@@ -93,9 +93,11 @@ class _Kernel:
 
 
 @lru_cache(maxsize=4096)
-def _choose(rows: tuple[int, ...], columns: int, depth: int, batches: int, kernel: _Kernel, machine: Machine) -> Blocks:
+def _choose(
+    rows: tuple[int, ...], columns: int, depth: int, batches: int, kernel: _Kernel, machine: Machine
+) -> MatmulBlocks:
     """The blocks with the least product of the times of all examples."""
-    best: tuple[float, Blocks] | None = None
+    best: tuple[float, MatmulBlocks] | None = None
     for blocks in _possible(max(rows), columns, depth, kernel.tile):
         score = prod(_seconds(count, columns, depth, batches, blocks, kernel, machine) for count in rows)
         if best is None or score < best[0]:
@@ -104,7 +106,7 @@ def _choose(rows: tuple[int, ...], columns: int, depth: int, batches: int, kerne
     return best[1]
 
 
-def _possible(rows: int, columns: int, depth: int, tile: tuple[int, int]) -> Iterator[Blocks]:
+def _possible(rows: int, columns: int, depth: int, tile: tuple[int, int]) -> Iterator[MatmulBlocks]:
     """Blocks of whole register tiles: rows in equal parts, columns in few or equal parts."""
     tile_rows, tile_columns = tile
     column_tiles = ceil(columns / tile_columns)
@@ -119,11 +121,11 @@ def _possible(rows: int, columns: int, depth: int, tile: tuple[int, int]) -> Ite
         seen.add(block_m)
         for panels in range(1, column_tiles + 1):
             if panels <= 8 or column_tiles % panels == 0:
-                yield Blocks(block_m, panels * tile_columns, depth_block(depth))
+                yield MatmulBlocks(block_m, panels * tile_columns, depth_block(depth))
 
 
 def _seconds(
-    rows: int, columns: int, depth: int, batches: int, blocks: Blocks, kernel: _Kernel, machine: Machine
+    rows: int, columns: int, depth: int, batches: int, blocks: MatmulBlocks, kernel: _Kernel, machine: Machine
 ) -> float:
     """The model: register-tile work, traffic from the caches, program starts, balance of the threads."""
     used, tile = min(rows, blocks.rows), kernel.tile
@@ -154,7 +156,7 @@ def _seconds(
 def choose_blocks(
     rows: tuple[int, ...], columns: Size, depth: Size, batches: Size, dtype: DType, target: Target, machine: Machine,
     width: int, group: int = 1,
-) -> Blocks:  # fmt: skip
+) -> MatmulBlocks:  # fmt: skip
     """The best blocks of the model for examples of a number of rows; other unknown sizes at representative values.
 
     `dtype` is the operands' element type, `width` that of the panels of B (0: B is strided), `group` the steps of the
@@ -165,6 +167,6 @@ def choose_blocks(
     kernel = _Kernel((tile_rows, width or tile_columns), rate, dtype.itemsize, group > 1)
     blocks = _choose(rows, expected(columns), expected(depth), expected(batches), kernel, machine)
     if group > 1:
-        return Blocks(blocks.rows, blocks.columns, expected(depth))
+        return MatmulBlocks(blocks.rows, blocks.columns, expected(depth))
     largest = LARGEST_TILED_DEPTH if rate > 1 else LARGEST_DEPTH  # faster than float32's: tile registers
-    return Blocks(blocks.rows, blocks.columns, depth_block(depth, largest))
+    return MatmulBlocks(blocks.rows, blocks.columns, depth_block(depth, largest))

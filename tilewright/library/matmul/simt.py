@@ -14,11 +14,11 @@ from tilewright.library.candidate import Candidate, KernelCall, Stage
 from tilewright.library.cost import Cost, expected
 from tilewright.library.generated.elementwise import chain_operations, total_bytes
 from tilewright.library.matmul.cpu import Problem, as_sum_of_products, describe, gemm_call, norm_in_front
-from tilewright.library.matmul.cpu_blocks import Blocks, row_ranges
+from tilewright.library.matmul.cpu_blocks import MatmulBlocks, row_ranges
 from tilewright.library.matmul.gate import gate_slots
 from tilewright.library.matmul.hopper.candidates import gated_products, hopper_products
 from tilewright.library.matmul.simt_parts import in_parts, product_part
-from tilewright.library.matmul.simt_tiles import Tile, ranked_tiles, simt_problem, varied_tiles
+from tilewright.library.matmul.simt_tiles import SimtTile, ranked_tiles, simt_problem, varied_tiles
 from tilewright.library.matmul.simt_transposed import of_turned_operands
 from tilewright.library.rows.simt import gpu_reduction
 from tilewright.library.slots import Slots, epilogue_slots
@@ -142,7 +142,7 @@ def _tiled(problem: Problem, slots: Slots, group: Group, target: Target, most: i
         reasons: dict[str, Any] = {"epilogue": slots.function.__name__, **({"precision": "tf32"} if tf32 else {})}
         for span, (tile, _) in zip(spans, tiles, strict=True):
             condition = None if span.at_most is None else (problem.rows, span.at_most)
-            call = gemm_call(problem, slots, Blocks(tile.rows, tile.columns, tile.depth), condition)
+            call = gemm_call(problem, slots, MatmulBlocks(tile.rows, tile.columns, tile.depth), condition)
             calls.append(replace(call, constants={**call.constants, **tf32}, options={"num_warps": tile.warps}))
             reasons["rows" if span.at_most is None else f"rows <= {span.at_most}"] = str(tile)
         seconds = tiles[-1][1] + behind
@@ -186,7 +186,7 @@ def plain_tiles(
     operand: Value,
     target: Target,
     singly: tuple[bool, bool] = (False, False),
-) -> tuple[tuple[Tile, float], ...]:
+) -> tuple[tuple[SimtTile, float], ...]:
     """Tiles for examples of a number of rows, the best by the model first: columns, depth and batches are `sizes`."""
     columns, depth, batches = map(expected, sizes)
     products = tuple(simt_problem((count, columns, depth, batches), operand.dtype, target, singly) for count in rows)
@@ -195,6 +195,6 @@ def plain_tiles(
 
 def plain_tile(
     rows: tuple[int, ...], sizes: tuple[Size, Size, Size], operand: Value, target: Target
-) -> tuple[Tile, float]:
+) -> tuple[SimtTile, float]:
     """The first of `plain_tiles`."""
     return plain_tiles(rows, sizes, operand, target)[0]

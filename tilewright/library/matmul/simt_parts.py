@@ -20,11 +20,11 @@ from tilewright.library.cost import Cost, expected
 from tilewright.library.generated.generate import next_power_of_2
 from tilewright.library.generated.source import ExtraReferences
 from tilewright.library.matmul.cpu import Problem, gemm_call
-from tilewright.library.matmul.cpu_blocks import Blocks
+from tilewright.library.matmul.cpu_blocks import MatmulBlocks
 from tilewright.library.matmul.kernel import identity
 from tilewright.library.matmul.problem import MatmulProblem
 from tilewright.library.matmul.simt_parts_kernel import sum_parts
-from tilewright.library.matmul.simt_tiles import Tile, ranked_parts, ranked_tiles
+from tilewright.library.matmul.simt_tiles import SimtTile, ranked_parts, ranked_tiles
 from tilewright.library.slots import Slots
 from tilewright.symbolic import Size, ceil_divide, product
 from tilewright.targets.base import Target
@@ -33,7 +33,7 @@ _SUMMED = 1024  # elements of a CTA that sums parts
 _COLUMNS = 128
 _WORTHWHILE = 0.95  # of the time of a product whose depth is not divided
 
-Partial = Callable[[Tile, int, Slots], KernelCall]
+Partial = Callable[[SimtTile, int, Slots], KernelCall]
 
 
 def in_parts(
@@ -70,7 +70,7 @@ def in_parts(
 
 
 def _divided(
-    tile: Tile, parts: int, slots: Slots, group: Group, cost: Cost, call: Partial, shape: tuple[int, int]
+    tile: SimtTile, parts: int, slots: Slots, group: Group, cost: Cost, call: Partial, shape: tuple[int, int]
 ) -> Candidate:
     """The candidate with so many parts of the depth."""
     sums = Value(f"{group.name}.parts", float32, (parts, *shape))
@@ -82,13 +82,13 @@ def _divided(
     return Candidate("matmul in parts", stages, cost, (sums,), reasons)
 
 
-def product_part(problem: Problem, tile: Tile, parts: int, slots: Slots, constants: dict[str, Any]) -> KernelCall:
+def product_part(problem: Problem, tile: SimtTile, parts: int, slots: Slots, constants: dict[str, Any]) -> KernelCall:
     """The sums of each part of the depth, as a batch: `parts` divide the depth."""
     assert isinstance(problem.depth, int)
     length = problem.depth // parts
     a, b = ((0, product((length, step))) for step in (problem.a_depth, problem.b_depth))
     part = replace(problem, depth=length, batches=parts, inner_batches=parts, a_batch=a, b_batch=b)
-    call = gemm_call(part, slots, Blocks(tile.rows, tile.columns, tile.depth), None)
+    call = gemm_call(part, slots, MatmulBlocks(tile.rows, tile.columns, tile.depth), None)
     return replace(call, constants={**call.constants, **constants}, options={"num_warps": tile.warps})
 
 

@@ -33,7 +33,7 @@ _LEAST_STEPS = 3  # blocks of a part
 
 
 @dataclass(frozen=True)
-class Tile:
+class SimtTile:
     """A tile of a product: `rows` x `columns` of the result, `depth` at a time, by `warps` warps."""
 
     rows: int
@@ -57,7 +57,7 @@ def simt_problem(
     return MatmulProblem(*sizes, dtype, dtype, exact=not target.tf32, singly=singly)
 
 
-def tiles(product: MatmulProblem, machine: Machine) -> list[Tile]:
+def tiles(product: MatmulProblem, machine: Machine) -> list[SimtTile]:
     """Tiles that fit shared memory in three stages."""
     size = product.input.itemsize
     depths = (64, 32) if size <= 2 else (32, 16)
@@ -68,7 +68,7 @@ def tiles(product: MatmulProblem, machine: Machine) -> list[Tile]:
                 continue
             for depth in depths:
                 if 3 * (rows + columns) * depth * size <= machine.shared_bytes - 2048:
-                    found += [Tile(rows, columns, depth, warps) for warps in _warps(rows * columns, product)]
+                    found += [SimtTile(rows, columns, depth, warps) for warps in _warps(rows * columns, product)]
     return found
 
 
@@ -79,7 +79,7 @@ def _warps(elements: int, product: MatmulProblem) -> list[int]:
     return [8 if elements >= 128 * 128 else 4 if elements > 16 * 32 else 2]
 
 
-def seconds_of(tile: Tile, product: MatmulProblem, machine: Machine) -> float:
+def seconds_of(tile: SimtTile, product: MatmulProblem, machine: Machine) -> float:
     """The expected time of a product in tiles of `library.matmul.kernel`."""
     size = product.input.itemsize
     ctas = ceil(product.rows / tile.rows) * ceil(product.columns / tile.columns) * product.batches
@@ -103,7 +103,7 @@ def seconds_of(tile: Tile, product: MatmulProblem, machine: Machine) -> float:
     return machine.launches.kernel + max(clocks / machine.clock, moved)
 
 
-def _float32_clocks(tile: Tile, product: MatmulProblem, ctas: int, machine: Machine) -> float:
+def _float32_clocks(tile: SimtTile, product: MatmulProblem, ctas: int, machine: Machine) -> float:
     """Clocks of multiply-adds in tiles: those of the busiest multiprocessor.
 
     A block of the depth takes a CTA alone what its instructions take one after the other, and a wait; several share the
@@ -134,11 +134,11 @@ def _float32_clocks(tile: Tile, product: MatmulProblem, ctas: int, machine: Mach
 
 
 @lru_cache(maxsize=4096)
-def ranked_tiles(products: tuple[MatmulProblem, ...], machine: Machine) -> tuple[tuple[Tile, float], ...]:
+def ranked_tiles(products: tuple[MatmulProblem, ...], machine: Machine) -> tuple[tuple[SimtTile, float], ...]:
     """All tiles with their times for the first of several examples; first the one whose times over all examples have
     the least product."""
 
-    def score(tile: Tile) -> float:
+    def score(tile: SimtTile) -> float:
         total = 1.0
         for product in products:
             total *= seconds_of(tile, product, machine)
@@ -148,7 +148,7 @@ def ranked_tiles(products: tuple[MatmulProblem, ...], machine: Machine) -> tuple
     return tuple((tile, seconds_of(tile, products[0], machine)) for tile in ranked)
 
 
-def varied_tiles(ranked: Sequence[tuple[Tile, float]], most: int) -> list[tuple[Tile, float]]:
+def varied_tiles(ranked: Sequence[tuple[SimtTile, float]], most: int) -> list[tuple[SimtTile, float]]:
     """The first tiles, no more than half of which keep many sums in a thread: there the estimate is least certain."""
     found, crowded = [], 0
     for tile, seconds in ranked:
@@ -159,11 +159,11 @@ def varied_tiles(ranked: Sequence[tuple[Tile, float]], most: int) -> list[tuple[
 
 
 @lru_cache(maxsize=4096)
-def ranked_parts(product: MatmulProblem, machine: Machine) -> tuple[tuple[Tile, int, float], ...]:
+def ranked_parts(product: MatmulProblem, machine: Machine) -> tuple[tuple[SimtTile, int, float], ...]:
     """The quickest product in parts of its depth, and the quickest whose threads keep few sums if it is another: the
     tile, the number of parts (two or more, which divide the depth) and the time, with that of their sum.  Nothing
     where no number of parts divides the depth."""
-    best: dict[bool, tuple[Tile, int, float]] = {}
+    best: dict[bool, tuple[SimtTile, int, float]] = {}
     elements = product.rows * product.columns * product.batches
     for parts in _PARTS:
         length, rest = divmod(product.depth, parts)

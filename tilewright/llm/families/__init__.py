@@ -15,15 +15,15 @@ from tilewright.llm.families.phi3 import Phi3
 from tilewright.llm.families.qwen import Qwen2, Qwen2Experts, Qwen3, Qwen3Experts
 from tilewright.llm.families.smollm3 import SmolLM3
 from tilewright.llm.families.starcoder2 import Starcoder2
-from tilewright.llm.step import Step
+from tilewright.llm.step import GenerationStep
 
 
 class Family(Protocol):
     """A family writes a whole step."""
 
-    step: Step
+    step: GenerationStep
 
-    def __init__(self, step: Step) -> None: ...
+    def __init__(self, step: GenerationStep) -> None: ...
 
     @property
     def kept(self) -> int:

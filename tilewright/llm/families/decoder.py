@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from tilewright.graph.core import Graph, Value
 from tilewright.llm.rotary import Rotary, read_rotary
-from tilewright.llm.step import ACTIVATIONS, Heads, Step
+from tilewright.llm.step import ACTIVATIONS, GenerationStep, Heads
 
 
 class Decoder:
@@ -24,7 +24,7 @@ class Decoder:
     softcap = 0.0  # of attention's scores; 0: none
     ignored: tuple[str, ...] = ("rotary_emb.inv_freq",)
 
-    def __init__(self, step: Step) -> None:
+    def __init__(self, step: GenerationStep) -> None:
         config = step.configuration
         self.step, self.emit, self.config = step, step.emit, config
         self.hidden = config.number("hidden_size")

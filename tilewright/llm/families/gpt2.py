@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 from tilewright.graph.core import Graph, Value
-from tilewright.llm.step import ACTIVATIONS, Step
+from tilewright.llm.step import ACTIVATIONS, GenerationStep
 
 
 class GPT2:
     """model_type "gpt2"."""
 
-    def __init__(self, step: Step) -> None:
+    def __init__(self, step: GenerationStep) -> None:
         config = step.configuration
         self.step, self.emit, self.config = step, step.emit, config
         self.hidden = config.number("n_embd", 768)

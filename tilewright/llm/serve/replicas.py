@@ -47,7 +47,7 @@ _MOST_TRIES = 3  # replicas that a request is given to, one after the other has 
 _FULL = "all replicas have too much to do; try again later"
 
 
-class Settings(BaseModel):
+class ReplicaSettings(BaseModel):
     """What `application` takes: a model, how it is opened (as `LLM` has it, `memory` in MiB), and its replicas.
 
     With `most_replicas` there are as many as give each about `requests_each` requests at a time, from `replicas` up.
@@ -79,7 +79,7 @@ class Settings(BaseModel):
 
 
 @dataclass(frozen=True)
-class Call:
+class ReplicaCall:
     """An HTTP request on its way to a replica."""
 
     method: str
@@ -128,7 +128,7 @@ class AffinityRouter(RequestRouter):
 
 
 def _digests(request: PendingRequest | None) -> list[bytes]:
-    found = next((one for one in request.args if isinstance(one, Call)), None) if request is not None else None
+    found = next((one for one in request.args if isinstance(one, ReplicaCall)), None) if request is not None else None
     return found.digests if found is not None else []
 
 
@@ -161,7 +161,7 @@ class Replica:
     """One engine with the application around it, in an actor of its own."""
 
     def __init__(self, options: Mapping[str, Any]) -> None:
-        wanted = Settings(**options)
+        wanted = ReplicaSettings(**options)
         process.threads = wanted.threads
         llm = AsyncLLM(
             wanted.path, dtype=wanted.dtype, weights=wanted.weights, length=wanted.length, memory=wanted.memory << 20,
@@ -178,7 +178,7 @@ class Replica:
         if not self.application.llm.engine.is_healthy:
             raise RuntimeError("the engine has stopped, or its steps fail")
 
-    async def answer(self, call: Call) -> AsyncGenerator[Head | bytes, None]:
+    async def answer(self, call: ReplicaCall) -> AsyncGenerator[Head | bytes, None]:
         """The answer to a request; closing it ends the request, as a client does that goes away."""
         pieces: asyncio.Queue[Head | bytes | None] = asyncio.Queue()
         incoming = [{"type": "http.request", "body": call.body, "more_body": False}]
@@ -230,13 +230,13 @@ class Gateway:
                 raise Refused(404, "Ray gives the metrics of all replicas, at the metrics port of each node")
             async with self._gate.body(request.stream() if has_body else None) as body:
                 digests = prompt_digests(headers, body) if has_body else []
-                return await self._pass_on(Call(request.method, request.url.path, headers, body, digests))
+                return await self._pass_on(ReplicaCall(request.method, request.url.path, headers, body, digests))
         except Refused as refused:
             return _refusal(refused)
         except ClientDisconnect:
             return Response(status_code=400)
 
-    async def _pass_on(self, call: Call) -> Response:
+    async def _pass_on(self, call: ReplicaCall) -> Response:
         """The answer of a replica, once it has begun."""
         for _ in range(_MOST_TRIES):
             pieces = self._replicas.answer.remote(call)
@@ -273,13 +273,13 @@ def _refusal(refused: Refused) -> Response:
     return JSONResponse(refused.body, refused.status, headers)
 
 
-def application(arguments: Mapping[str, Any] | Settings) -> serve.Application:
-    """The application, for `serve run`, `serve deploy` and `ray.serve.run`, with the fields of `Settings`.
+def application(arguments: Mapping[str, Any] | ReplicaSettings) -> serve.Application:
+    """The application, for `serve run`, `serve deploy` and `ray.serve.run`, with the fields of `ReplicaSettings`.
 
     Raises `InputError` for settings that are unknown, of a wrong type, or do not go together.
     """
     try:
-        settings = arguments if isinstance(arguments, Settings) else Settings(**arguments)
+        settings = arguments if isinstance(arguments, ReplicaSettings) else ReplicaSettings(**arguments)
     except ValidationError as error:
         wrong = "; ".join(f"{'.'.join(map(str, one['loc']))}: {one['msg']}" for one in error.errors())
         raise InputError(f"the settings of replicas: {wrong}") from error

@@ -14,7 +14,7 @@ from typing import Any
 
 from tilewright.runtime.cuda.launch import Start
 from tilewright.runtime.cuda.tables import DeviceTables
-from tilewright.runtime.plan import Argument, BufferReference, LaunchChoice, Step, TableReference, TiledReference
+from tilewright.runtime.plan import Argument, BufferReference, LaunchChoice, PlanStep, TableReference, TiledReference
 from tilewright.symbolic import Expression, Size, evaluate
 
 
@@ -177,6 +177,6 @@ def place_of(argument: Argument) -> BufferReference | None:
     return value if isinstance(value, BufferReference) else None
 
 
-def taken(step: Step, symbols: Mapping[str, int]) -> LaunchChoice:
+def taken(step: PlanStep, symbols: Mapping[str, int]) -> LaunchChoice:
     """The choice of a step for these sizes."""
     return next(c for c in step.choices if c.at_most is None or evaluate(c.size, symbols) <= c.at_most)

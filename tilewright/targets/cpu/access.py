@@ -13,7 +13,7 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 
-from tilewright.ir.core import Operation, Value
+from tilewright.ir.core import Operation, SSAValue
 from tilewright.targets.cpu.affine import AffineAnalysis, reshape_groups
 from tilewright.targets.cpu.attributes import integer, integers
 from tilewright.targets.cpu.distinct import plain
@@ -27,23 +27,23 @@ SHAPE_OPS = frozenset({"expand_dims", "broadcast", "permute", "reshape", "splat"
 class Reads:
     """Everything a walk met, each with the domain axes of its own axes."""
 
-    buffers: list[tuple[Value, Axes]] = field(default_factory=list)
+    buffers: list[tuple[SSAValue, Axes]] = field(default_factory=list)
     loads: list[tuple[Operation, Axes]] = field(default_factory=list)
-    compares: list[tuple[Value, Axes]] = field(default_factory=list)
-    scalars: set[Value] = field(default_factory=set)
+    compares: list[tuple[SSAValue, Axes]] = field(default_factory=list)
+    scalars: set[SSAValue] = field(default_factory=set)
     reshapes: list[int] = field(default_factory=list)  # innermost extents that reshapes take apart
 
 
 class ValueWalker:
     """Walks lazy values; `is_stored(value)` says where a walk ends because the value lies in a buffer."""
 
-    def __init__(self, is_stored: Callable[[Value], bool]) -> None:
+    def __init__(self, is_stored: Callable[[SSAValue], bool]) -> None:
         self.is_stored = is_stored
 
-    def reads(self, roots: Sequence[tuple[Value, Axes]], through_stored: Value | None = None) -> Reads:
+    def reads(self, roots: Sequence[tuple[SSAValue, Axes]], through_stored: SSAValue | None = None) -> Reads:
         """What evaluating `roots` reads; `through_stored` is evaluated even though it has a buffer."""
         found = Reads()
-        seen: set[tuple[Value, Axes]] = set()
+        seen: set[tuple[SSAValue, Axes]] = set()
         pending = list(roots)
         while pending:
             value, axes = pending.pop()
@@ -66,7 +66,7 @@ class ValueWalker:
         return found
 
 
-def operand_axes(operation: Operation, result: Value, axes: Axes) -> list[tuple[Value, Axes]]:
+def operand_axes(operation: Operation, result: SSAValue, axes: Axes) -> list[tuple[SSAValue, Axes]]:
     """The operands of a lazy operation with the domain axes of theirs, given the result's."""
     opcode, operands = operation.opcode, operation.operands
     if opcode == "expand_dims":
@@ -128,13 +128,13 @@ def _reshaped_axes(old: tuple[int, ...], new: tuple[int, ...], axes: Axes) -> Ax
 class Prefix:
     """A comparison that holds exactly for the first elements of one of its axes: `index < limit`."""
 
-    index: Value
-    limit: Value
+    index: SSAValue
+    limit: SSAValue
     inclusive: bool
     axis: int
 
 
-def prefix_of(compare: Value, analysis: AffineAnalysis) -> Prefix | None:
+def prefix_of(compare: SSAValue, analysis: AffineAnalysis) -> Prefix | None:
     """The prefix form of a comparison block, if it is one: step 1 along one axis, unchanging along all others."""
     operation = compare.definition
     if operation is None or operation.opcode != "compare" or compare.type.is_scalar:
@@ -157,12 +157,12 @@ def prefix_of(compare: Value, analysis: AffineAnalysis) -> Prefix | None:
     return Prefix(left, right, predicate == "le", moving[0])
 
 
-def _still(value: Value, axis: int, analysis: AffineAnalysis) -> bool:
+def _still(value: SSAValue, axis: int, analysis: AffineAnalysis) -> bool:
     fact = analysis.along(value, axis)
     return fact.step == 0 and fact.run == 0
 
 
-def conjuncts(mask: Value, axes: Axes | None = None) -> list[tuple[Value, Axes]]:
+def conjuncts(mask: SSAValue, axes: Axes | None = None) -> list[tuple[SSAValue, Axes]]:
     """The parts of a mask that is a conjunction, with where their axes lie in the mask."""
     own = tuple(range(mask.type.rank)) if axes is None else axes
     operation = mask.definition
@@ -173,10 +173,10 @@ def conjuncts(mask: Value, axes: Axes | None = None) -> list[tuple[Value, Axes]]
     return [(mask, own)]
 
 
-PrefixKey = tuple[str, Value, Value]
+PrefixKey = tuple[str, SSAValue, SSAValue]
 
 
-def prefix_key(compare: Value) -> PrefixKey | None:
+def prefix_key(compare: SSAValue) -> PrefixKey | None:
     """What a comparison compares, without broadcasts: two with equal keys along one axis hold together."""
     operation = compare.definition
     if operation is None or operation.opcode != "compare":
@@ -188,7 +188,7 @@ def prefix_key(compare: Value) -> PrefixKey | None:
     return (predicate, plain(left), plain(right))
 
 
-def masks_out(mask: Value, axis: int, key: PrefixKey, analysis: AffineAnalysis) -> bool:
+def masks_out(mask: SSAValue, axis: int, key: PrefixKey, analysis: AffineAnalysis) -> bool:
     """Whether `mask` is a conjunction that is false wherever the prefix `key` along its `axis` is false."""
     for part, axes in conjuncts(mask):
         if prefix_key(part) != key:

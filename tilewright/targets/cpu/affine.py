@@ -19,7 +19,7 @@ from collections.abc import Callable
 from dataclasses import dataclass, replace
 from math import gcd
 
-from tilewright.ir.core import Function, Operation, Value
+from tilewright.ir.core import Function, Operation, SSAValue
 from tilewright.ir.types import PointerType, TensorType
 from tilewright.targets.cpu.attributes import integer, integers, number
 
@@ -58,9 +58,9 @@ class AffineAnalysis:
     """Answers `along(value, axis)` and `multiple(scalar)`, with memory."""
 
     def __init__(self, function: Function) -> None:
-        self._known: dict[Value, tuple[Along, ...]] = {}
-        self._multiples: dict[Value, int] = {}
-        self._nonnegative: dict[Value, bool] = {}
+        self._known: dict[SSAValue, tuple[Along, ...]] = {}
+        self._multiples: dict[SSAValue, int] = {}
+        self._nonnegative: dict[SSAValue, bool] = {}
         for argument, parameter in zip(function.region.arguments, function.parameters, strict=True):
             if not argument.type.is_pointer:
                 self._multiples[argument] = parameter.divisibility
@@ -70,16 +70,16 @@ class AffineAnalysis:
                 self.multiple(result)
                 self.all_axes(result)
 
-    def along(self, value: Value, axis: int) -> Along:
+    def along(self, value: SSAValue, axis: int) -> Along:
         """How `value` changes along one of its axes."""
         return self.all_axes(value)[axis]
 
-    def all_axes(self, value: Value) -> tuple[Along, ...]:
+    def all_axes(self, value: SSAValue) -> tuple[Along, ...]:
         if value not in self._known:
             self._known[value] = self._compute(value)
         return self._known[value]
 
-    def multiple(self, value: Value) -> int:
+    def multiple(self, value: SSAValue) -> int:
         """A number that divides all elements of an integer value (0: all are zero)."""
         if value.type.rank:
             return self.along(value, 0).divisor
@@ -87,7 +87,7 @@ class AffineAnalysis:
             self._multiples[value] = self._scalar_multiple(value)
         return self._multiples[value]
 
-    def is_nonnegative(self, value: Value) -> bool:
+    def is_nonnegative(self, value: SSAValue) -> bool:
         """Whether an integer value is proved to be at least zero in every element."""
         if value not in self._nonnegative:
             self._nonnegative[value] = _nonnegative(self, value)
@@ -95,7 +95,7 @@ class AffineAnalysis:
 
     # -- Blocks -----------------------------------------------------------------------------------
 
-    def _compute(self, value: Value) -> tuple[Along, ...]:
+    def _compute(self, value: SSAValue) -> tuple[Along, ...]:
         operation, rank = value.definition, value.type.rank
         if operation is None or not _is_index(value.type):
             return self._invariant(value)
@@ -108,7 +108,7 @@ class AffineAnalysis:
             return tuple(_sum(self.along(left, axis), self.along(right, axis), sign) for axis in range(rank))
         return self._invariant(value)
 
-    def _invariant(self, value: Value) -> tuple[Along, ...]:
+    def _invariant(self, value: SSAValue) -> tuple[Along, ...]:
         """Elementwise operations do not change along an axis along which no operand does."""
         operation, rank = value.definition, value.type.rank
         if operation is None or operation.regions or operation.opcode in ("atomic_rmw", "atomic_cas", "dot"):
@@ -205,7 +205,7 @@ class AffineAnalysis:
         pairs = zip(self.all_axes(source), source.type.shape, operation.result.type.shape, strict=True)
         return tuple(fact if old == new else self._still(source) for fact, old, new in pairs)
 
-    def _still(self, source: Value) -> Along:
+    def _still(self, source: SSAValue) -> Along:
         return Along(0, 0, self.multiple(source) if _is_index(source.type) else 1)
 
     def _rule_permute(self, operation: Operation) -> tuple[Along, ...]:
@@ -248,7 +248,7 @@ class AffineAnalysis:
 
     # -- Scalars ----------------------------------------------------------------------------------
 
-    def _scalar_multiple(self, value: Value) -> int:
+    def _scalar_multiple(self, value: SSAValue) -> int:
         operation = value.definition
         if operation is None or not _is_index(value.type):
             return 1
@@ -269,7 +269,7 @@ class AffineAnalysis:
 _SHAPE_RULES = {"constant", "splat", "expand_dims", "broadcast", "permute", "reshape"}
 
 
-def constant_of(value: Value) -> int | None:
+def constant_of(value: SSAValue) -> int | None:
     """The number an integer value is known to be in every element, through splats and casts."""
     operation = value.definition
     if operation is None or not _is_index(value.type):
@@ -357,7 +357,7 @@ def _remainder(fact: Along, divisor: int) -> Along:
     return UNKNOWN_STRIDE
 
 
-def _nonnegative(analysis: AffineAnalysis, value: Value) -> bool:
+def _nonnegative(analysis: AffineAnalysis, value: SSAValue) -> bool:
     operation = value.definition
     if operation is None or value.type.is_pointer:
         return False

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from tilewright.ir.core import Function, Operation, Value
+from tilewright.ir.core import Function, Operation, SSAValue
 from tilewright.ir.types import PointerType
 from tilewright.targets.cpu.access import SHAPE_OPS, conjuncts, prefix_of
 from tilewright.targets.cpu.affine import AffineAnalysis
@@ -30,8 +30,8 @@ class Hazard:
     distances tell, False that equal addresses are wrong all the same.
     """
 
-    read: Value
-    written: Value
+    read: SSAValue
+    written: SSAValue
     itemsize: int
     read_bytes: Interval
     written_bytes: Interval
@@ -57,7 +57,7 @@ class Aliasing:
         }
         self._parameters = set(function.region.arguments)
         self._carried = _carried_pointers(function)
-        self._ranges: dict[Value | None, Ranges] = {}  # by the mask that holds; made when asked for
+        self._ranges: dict[SSAValue | None, Ranges] = {}  # by the mask that holds; made when asked for
         self._found: dict[tuple[Operation, Operation], Hazard | None] = {}
 
     @property
@@ -65,7 +65,7 @@ class Aliasing:
         """Without repetitions, in the order in which they were met."""
         return list(dict.fromkeys(hazard for hazard in self._found.values() if hazard is not None))
 
-    def overlap(self, pointer: Value, written: Value) -> bool:
+    def overlap(self, pointer: SSAValue, written: SSAValue) -> bool:
         """Whether an access through `pointer` may touch any element that is written through `written`."""
         base, other = self.base(pointer), self.base(written)
         if base is not None and other is not None and base is not other:
@@ -102,7 +102,7 @@ class Aliasing:
         first, second = (_bounds(operation, self._analysis) for operation in (access, writer))
         return {axis: limits & second[axis] for axis, limits in first.items() if axis in second}
 
-    def base(self, pointer: Value) -> Value | None:
+    def base(self, pointer: SSAValue) -> SSAValue | None:
         """The parameter that a pointer block is derived from; None when there is no single one."""
         value = pointer
         while value.definition is not None or value in self._carried:
@@ -117,7 +117,7 @@ class Aliasing:
                 return None
         return value if value in self._parameters else None
 
-    def _pattern(self, pointer: Value) -> tuple[object, ...]:
+    def _pattern(self, pointer: SSAValue) -> tuple[object, ...]:
         """The offsets added to a parameter, in order: equal patterns move equally lane by lane.
 
         Of other pointers they begin with the pointer, so that equal patterns are equal addresses.
@@ -168,14 +168,14 @@ class Aliasing:
         found = ranges.distance(operation.operands[0])
         return None if found is None else Interval(found.low, plus(found.high, _itemsize(operation)))
 
-    def _ranges_within(self, mask: Value | None) -> Ranges:
+    def _ranges_within(self, mask: SSAValue | None) -> Ranges:
         if None not in self._ranges:
             self._ranges[None] = Ranges(self._function, self._analysis)
         if mask is not None and mask not in self._ranges:
             self._ranges[mask] = self._ranges[None].within(mask)
         return self._ranges[mask]
 
-    def _axes(self, pointer: Value, limits: Limits) -> list[tuple[Stride, Number]]:
+    def _axes(self, pointer: SSAValue, limits: Limits) -> list[tuple[Stride, Number]]:
         """Along each axis: the distance between neighbours, and how many of them there are within the limits."""
         found: list[tuple[Stride, Number]] = []
         for axis, extent in enumerate(pointer.type.shape):
@@ -214,13 +214,13 @@ class Aliasing:
 class _Carried:
     """A pointer that each pass of a loop moves on: two with equal `increments` keep their distance."""
 
-    start: Value
+    start: SSAValue
     loop: Operation
-    increments: tuple[Value, ...]
+    increments: tuple[SSAValue, ...]
 
 
-def _carried_pointers(function: Function) -> dict[Value, _Carried]:
-    found: dict[Value, _Carried] = {}
+def _carried_pointers(function: Function) -> dict[SSAValue, _Carried]:
+    found: dict[SSAValue, _Carried] = {}
     for loop in function.walk():
         if loop.opcode != "for":
             continue
@@ -228,7 +228,7 @@ def _carried_pointers(function: Function) -> dict[Value, _Carried]:
         for start, argument, value in zip(
             loop.operands[3:], region.arguments[1:], region.terminator.operands, strict=True
         ):
-            increments: list[Value] = []
+            increments: list[SSAValue] = []
             while value.definition is not None and value.definition.opcode == "offset":
                 increments.append(value.definition.operands[1])
                 value = value.definition.operands[0]
@@ -250,10 +250,10 @@ def _in_bytes(elements: Interval, operation: Operation) -> Interval:
     return Interval(found.low, plus(found.high, size))
 
 
-def _bounds(operation: Operation, analysis: AffineAnalysis) -> dict[int, frozenset[Value]]:
+def _bounds(operation: Operation, analysis: AffineAnalysis) -> dict[int, frozenset[SSAValue]]:
     """The scalars that a memory operation's mask keeps the indices of its lanes below, by axis; from 0 on."""
     place = _MASKS[operation.opcode]
-    found: dict[int, frozenset[Value]] = {}
+    found: dict[int, frozenset[SSAValue]] = {}
     if len(operation.operands) <= place:
         return found
     for part, axes in conjuncts(operation.operands[place]):

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 
-from tilewright.ir.core import Operation, Value
+from tilewright.ir.core import Operation, SSAValue
 from tilewright.ir.ops import ELEMENTWISE
 from tilewright.targets.cpu.access import FIXED, SCATTERED, Axes, PrefixKey, masks_out, operand_axes
 from tilewright.targets.cpu.affine import AffineAnalysis
@@ -15,7 +15,7 @@ from tilewright.targets.cpu.program import ProgramOrder
 def unneeded_outside(
     program: ProgramOrder,
     analysis: AffineAnalysis,
-    value: Value,
+    value: SSAValue,
     axis: int,
     key: PrefixKey,
     limited: frozenset[Operation] = frozenset(),
@@ -37,9 +37,9 @@ class _Demand:
         self.program = program
         self.analysis = analysis
         self.key = key
-        self.visiting: set[tuple[Value, int]] = set()
+        self.visiting: set[tuple[SSAValue, int]] = set()
 
-    def unneeded(self, value: Value, axis: int) -> bool:
+    def unneeded(self, value: SSAValue, axis: int) -> bool:
         if (value, axis) in self.visiting:
             return True  # a cycle through a loop is decided by its other uses
         self.visiting.add((value, axis))
@@ -48,10 +48,10 @@ class _Demand:
                 return False
         return True
 
-    def _masked(self, mask: Value, axis: int) -> bool:
+    def _masked(self, mask: SSAValue, axis: int) -> bool:
         return masks_out(mask, axis, self.key, self.analysis)
 
-    def _use(self, value: Value, axis: int, user: Operation) -> bool:
+    def _use(self, value: SSAValue, axis: int, user: Operation) -> bool:
         opcode = user.opcode
         if opcode == "store":  # the mask itself is read everywhere
             return len(user.operands) > 2 and user.operands[2] is not value and self._masked(user.operands[2], axis)
@@ -74,11 +74,11 @@ class _Demand:
             return self._forwarded(value, axis, user)
         return False
 
-    def _dropped(self, value: Value, axis: int, user: Operation) -> bool:
+    def _dropped(self, value: SSAValue, axis: int, user: Operation) -> bool:
         condition, then, otherwise = user.operands
         return value is then and value is not otherwise and value is not condition and self._masked(condition, axis)
 
-    def _dot(self, value: Value, axis: int, user: Operation) -> bool:
+    def _dot(self, value: SSAValue, axis: int, user: Operation) -> bool:
         left, right, accumulator = user.operands
         rank = accumulator.type.rank
         fits = True
@@ -95,7 +95,7 @@ class _Demand:
             return False
         return self.unneeded(loop.regions[0].arguments[index + 1], axis) and self.unneeded(loop.results[index], axis)
 
-    def _yielded(self, value: Value, axis: int, user: Operation) -> bool:
+    def _yielded(self, value: SSAValue, axis: int, user: Operation) -> bool:
         parent = self.program.parent[user]
         if parent is None or parent.opcode not in ("for", "if"):
             return False
@@ -105,7 +105,7 @@ class _Demand:
                 return False
         return True
 
-    def _forwarded(self, value: Value, axis: int, user: Operation) -> bool:
+    def _forwarded(self, value: SSAValue, axis: int, user: Operation) -> bool:
         result = user.result
         own: Axes = tuple(range(result.type.rank))
         for operand, axes in operand_axes(user, result, own):
@@ -116,14 +116,14 @@ class _Demand:
         return True
 
 
-def _places(user: Operation, value: Value) -> list[int]:
+def _places(user: Operation, value: SSAValue) -> list[int]:
     return [index for index, operand in enumerate(user.operands) if operand is value]
 
 
 # Constants outside ---------------------------------------------------------------------------------
 
 
-def value_outside(value: Value, compares: frozenset[Value]) -> float | int | bool | None:
+def value_outside(value: SSAValue, compares: frozenset[SSAValue]) -> float | int | bool | None:
     """The number that every element of `value` has where `compares` are false; None when unknown.
 
     Minus infinity less any number counts as minus infinity, as a softmax over masked scores needs.
@@ -151,7 +151,7 @@ def value_outside(value: Value, compares: frozenset[Value]) -> float | int | boo
     return _arithmetic(opcode, numbers, value)
 
 
-def _arithmetic(opcode: str, numbers: list[float | int | bool | None], value: Value) -> float | int | None:
+def _arithmetic(opcode: str, numbers: list[float | int | bool | None], value: SSAValue) -> float | int | None:
     if opcode in ("add", "subtract") and numbers[0] == -math.inf:
         return -math.inf
     if any(number is None for number in numbers) or value.type.is_pointer:

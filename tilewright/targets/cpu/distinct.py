@@ -14,12 +14,12 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass
 
-from tilewright.ir.core import Operation, Value
+from tilewright.ir.core import Operation, SSAValue
 from tilewright.ir.types import PointerType
 from tilewright.targets.cpu.affine import AffineAnalysis, constant_of
 from tilewright.targets.cpu.attributes import integer, integers
 
-Limits = Mapping[int, frozenset[Value]]  # axis -> scalars that the lanes' indices along it, from 0 on, stay below
+Limits = Mapping[int, frozenset[SSAValue]]  # axis -> scalars that the lanes' indices along it, from 0 on, stay below
 _SPAN = 1 << 31  # of offsets that cannot meet again by wrapping around
 
 
@@ -28,7 +28,7 @@ class Stride:
     """The distance from lane to lane along an axis, in elements: `factor` times run-time scalars."""
 
     factor: int
-    scale: tuple[Value, ...] = ()
+    scale: tuple[SSAValue, ...] = ()
 
 
 class Lanes:
@@ -37,10 +37,10 @@ class Lanes:
     def __init__(self, analysis: AffineAnalysis) -> None:
         self._analysis = analysis
 
-    def distinct(self, pointer: Value, limits: Limits, trusting: bool) -> bool:
+    def distinct(self, pointer: SSAValue, limits: Limits, trusting: bool) -> bool:
         """Whether no two lanes within `limits` meet; `trusting`: strides known at run time only hold lanes apart."""
-        groups: dict[tuple[Value, ...], list[tuple[int, int]]] = {}
-        places: dict[tuple[Value, ...], list[int]] = {}
+        groups: dict[tuple[SSAValue, ...], list[tuple[int, int]]] = {}
+        places: dict[tuple[SSAValue, ...], list[int]] = {}
         for axis, extent in enumerate(pointer.type.shape):
             if extent == 1:
                 continue
@@ -66,7 +66,7 @@ class Lanes:
             and scaled[0][0] in limits.get(row[0], ())
         )
 
-    def meet(self, pointer: Value) -> bool:
+    def meet(self, pointer: SSAValue) -> bool:
         """Whether lanes share elements for sure: then the last of them, in row-major order, must store last."""
         strides = [self.stride(pointer, axis) for axis, extent in enumerate(pointer.type.shape) if extent > 1]
         extents = [extent for extent in pointer.type.shape if extent > 1]
@@ -74,7 +74,7 @@ class Lanes:
                  if stride is not None and not stride.scale]  # fmt: skip
         return len(known) == len(strides) and not _spread(known)
 
-    def stride(self, value: Value, axis: int) -> Stride | None:
+    def stride(self, value: SSAValue, axis: int) -> Stride | None:
         """The one distance between neighbours along an axis, wherever they lie; None when there is none."""
         fact, extent = self._analysis.along(value, axis), value.type.shape[axis]
         if fact.step is not None and fact.covers(extent):
@@ -95,7 +95,7 @@ class Lanes:
             return self.stride(operands[0], integers(operation, "order")[axis])
         return None
 
-    def _multiplied(self, index: Value, factor: Value, axis: int) -> Stride | None:
+    def _multiplied(self, index: SSAValue, factor: SSAValue, axis: int) -> Stride | None:
         scalar = plain(factor)
         if not scalar.type.is_scalar:
             return None
@@ -103,7 +103,7 @@ class Lanes:
         return Stride(stride.factor, (*stride.scale, scalar)) if stride is not None else None
 
 
-def plain(value: Value) -> Value:
+def plain(value: SSAValue) -> SSAValue:
     """A value without what only repeats or widens it."""
     while value.definition is not None:
         operation = value.definition

@@ -7,7 +7,7 @@ uses what lies outside.  Everything else is first written to a buffer.
 
 from __future__ import annotations
 
-from tilewright.ir.core import Operation, Value
+from tilewright.ir.core import Operation, SSAValue
 from tilewright.targets.cpu.access import Prefix
 from tilewright.targets.cpu.attributes import integer
 from tilewright.targets.cpu.demand import unneeded_outside
@@ -45,7 +45,7 @@ class DotEmitter:
 
     def __init__(
         self, builder: LLVMBuilder, target: CPUTarget, placement: Placement, evaluator: Evaluator,
-        storage: dict[Value, Storage], report: KernelReport,
+        storage: dict[SSAValue, Storage], report: KernelReport,
     ) -> None:  # fmt: skip
         self.report = report
         self.builder = builder
@@ -167,14 +167,14 @@ class DotEmitter:
 
     # -- Operands ---------------------------------------------------------------------------------
 
-    def _element(self, value: Value, batch: LaneIndex, row: int, column: int) -> LLVMValue:
+    def _element(self, value: SSAValue, batch: LaneIndex, row: int, column: int) -> LLVMValue:
         """The address of one element of an operand."""
         indices: Indices = (LaneIndex(self.builder.integer(row)), LaneIndex(self.builder.integer(column)))
         if value.type.rank == 3:
             indices = (batch, *indices)
         return self.address(value, indices)
 
-    def address(self, value: Value, indices: Indices) -> LLVMValue:
+    def address(self, value: SSAValue, indices: Indices) -> LLVMValue:
         """The address of an element of a value that lies in memory."""
         if value in self.placement.stored:
             return self.evaluator.buffer_address(self.storage[value], indices)
@@ -186,7 +186,7 @@ class DotEmitter:
         assert mapped is not None
         return self.address(operation.operands[0], mapped)
 
-    def _stride(self, value: Value, batch: LaneIndex, axis: int) -> LLVMValue | int:
+    def _stride(self, value: SSAValue, batch: LaneIndex, axis: int) -> LLVMValue | int:
         """Elements from one element to the next along one of the last two axes (0: rows, 1: columns)."""
         place = value.type.rank - 2 + axis
         if value.type.shape[place] == 1:
@@ -209,7 +209,7 @@ class DotEmitter:
         first, second = (builder.cast("ptrtoint", pointer, "i64") for pointer in (start, end))
         return builder.binary("sdiv", builder.subtract(second, first), builder.integer(itemsize), "exact")
 
-    def _left(self, value: Value, batch: LaneIndex) -> LeftOperand:
+    def _left(self, value: SSAValue, batch: LaneIndex) -> LeftOperand:
         pointer = self._element(value, batch, 0, 0)
         strides = self._stride(value, batch, 0), self._stride(value, batch, 1)
         whole = shape_source(self.placement, value) in self.placement.stored
@@ -226,7 +226,7 @@ class DotEmitter:
             return RightOperand(pointer, "rows", down, value.type.dtype)
         return RightOperand(pointer, "columns", across, value.type.dtype)
 
-    def _panel_operand(self, panels: Panels, value: Value, layout: str) -> RightOperand:
+    def _panel_operand(self, panels: Panels, value: SSAValue, layout: str) -> RightOperand:
         pointer = panels.load.operands[0]
         inner = (ZERO,) * (pointer.type.rank - 1)
         start = self.evaluator.address(pointer, (ZERO, *inner))

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Protocol
 
-from tilewright.ir.core import Operation, Value
+from tilewright.ir.core import Operation, SSAValue
 from tilewright.ir.ops import PAIRS_FIT
 from tilewright.targets.cpu.access import SHAPE_OPS, Axes, Prefix, conjuncts, operand_axes, prefix_key, prefix_of
 from tilewright.targets.cpu.affine import AffineAnalysis, Along
@@ -19,7 +19,7 @@ from tilewright.targets.cpu.target import CPUTarget
 class Placed(Protocol):
     """What is known and decided of a kernel's blocks (`placement.Placement`): `stored` ones have a buffer."""
 
-    stored: set[Value]
+    stored: set[SSAValue]
     analysis: AffineAnalysis
     program: ProgramOrder
     target: CPUTarget
@@ -41,14 +41,14 @@ class Panels:
 class MaskPart:
     """A prefix mask of an operand: `axis` of the operand, in units of `scale` elements."""
 
-    compare: Value
+    compare: SSAValue
     prefix: Prefix
     axis: int
     extent: int
     scale: int = 1
 
 
-def shape_source(placement: Placed, value: Value) -> Value:
+def shape_source(placement: Placed, value: SSAValue) -> SSAValue:
     """The value that `value` is a rearrangement of."""
     while value not in placement.stored and value.definition is not None and value.definition.opcode in SHAPE_OPS:
         source = value.definition.operands[0]
@@ -58,7 +58,7 @@ def shape_source(placement: Placed, value: Value) -> Value:
     return value
 
 
-def panels_of(placement: Placed, value: Value) -> Panels | None:
+def panels_of(placement: Placed, value: SSAValue) -> Panels | None:
     """The panel form of a right operand, if it has it."""
     reshape = value.definition
     if value in placement.stored or reshape is None or reshape.opcode != "reshape" or value.type.rank != 2:
@@ -82,7 +82,7 @@ def panels_of(placement: Placed, value: Value) -> Panels | None:
     return Panels(load, width, group) if whole and (count == 1 or (panel.uniform and panel.run == 0)) else None
 
 
-def address_facts(placement: Placed, value: Value) -> tuple[Along, ...] | None:
+def address_facts(placement: Placed, value: SSAValue) -> tuple[Along, ...] | None:
     """How the address of `value`'s elements changes along its axes; None when it is not in memory."""
     analysis: AffineAnalysis = placement.analysis
     operation = value.definition
@@ -107,7 +107,7 @@ def address_facts(placement: Placed, value: Value) -> tuple[Along, ...] | None:
     return None
 
 
-def addressable(placement: Placed, dot: Operation, operand: Value, side: str) -> bool:
+def addressable(placement: Placed, dot: Operation, operand: SSAValue, side: str) -> bool:
     """Whether an operand is used where it lies: in a buffer, or in memory that a lazy load reads."""
     source = shape_source(placement, operand)
     if source in placement.stored:
@@ -128,7 +128,7 @@ def addressable(placement: Placed, dot: Operation, operand: Value, side: str) ->
     return mask_parts(placement, dot, operand, side) is not None
 
 
-def _panels_fit(placement: Placed, dot: Operation, operand: Value) -> bool:
+def _panels_fit(placement: Placed, dot: Operation, operand: SSAValue) -> bool:
     """Whether panels are as wide as the register tile, in groups only where it takes them so."""
     panels = panels_of(placement, operand)
     assert panels is not None
@@ -139,7 +139,7 @@ def _panels_fit(placement: Placed, dot: Operation, operand: Value) -> bool:
     return panels.width == width and mask_parts(placement, dot, operand, "right") is not None
 
 
-def _buffer_fits(placement: Placed, operand: Value, source: Value, side: str) -> bool:
+def _buffer_fits(placement: Placed, operand: SSAValue, source: SSAValue, side: str) -> bool:
     """A buffer is used as it is, or with its last two axes exchanged."""
     if operand is source:
         return True
@@ -154,7 +154,7 @@ def _buffer_fits(placement: Placed, operand: Value, source: Value, side: str) ->
     )
 
 
-def mask_parts(placement: Placed, dot: Operation, operand: Value, side: str) -> list[MaskPart] | None:
+def mask_parts(placement: Placed, dot: Operation, operand: SSAValue, side: str) -> list[MaskPart] | None:
     """The prefix masks of a lazily loaded operand; None when its mask cannot become limits of the product."""
     source = shape_source(placement, operand)
     load = source.definition
@@ -191,7 +191,7 @@ def mask_parts(placement: Placed, dot: Operation, operand: Value, side: str) -> 
     return parts
 
 
-def _axis_in_operand(operand: Value, source: Value, axis: int) -> int | None:
+def _axis_in_operand(operand: SSAValue, source: SSAValue, axis: int) -> int | None:
     """Which axis of `operand` is axis `axis` of the loaded block it is a rearrangement of."""
     axes: Axes = tuple(range(operand.type.rank))
     value = operand
@@ -206,7 +206,7 @@ def pairs_fit(dot: Operation) -> bool:
     return dot.attributes["input_precision"] == PAIRS_FIT
 
 
-def is_zero(value: Value) -> bool:
+def is_zero(value: SSAValue) -> bool:
     """Whether a block is the constant zero."""
     operation = value.definition
     if operation is None:

@@ -10,7 +10,7 @@ from collections.abc import Callable, Sequence
 from functools import partial
 
 from tilewright.dtypes import DType, bfloat16, float32, float64, int64
-from tilewright.ir.core import Operation, Value
+from tilewright.ir.core import Operation, SSAValue
 from tilewright.ir.print_lines import line_format
 from tilewright.ir.types import PointerType
 from tilewright.targets.cpu.attributes import integer
@@ -41,7 +41,7 @@ class EffectEmitter:
     def __init__(
         self,
         evaluator: Evaluator,
-        storage: dict[Value, Storage],
+        storage: dict[SSAValue, Storage],
         programs: Sequence[LLVMValue],
         record: LLVMValue | None,
         waiting: WaitEmitter | None,
@@ -196,7 +196,7 @@ class EffectEmitter:
     def _result(self, operation: Operation, indices: Indices, value: LLVMValue) -> None:
         self._write(operation.result, indices, value)
 
-    def _write(self, result: Value, indices: Indices, value: LLVMValue) -> None:
+    def _write(self, result: SSAValue, indices: Indices, value: LLVMValue) -> None:
         if result.type.is_scalar:
             self.evaluator.scalars[result] = value
         else:

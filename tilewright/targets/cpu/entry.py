@@ -15,7 +15,7 @@ from dataclasses import dataclass
 from functools import partial, reduce
 from itertools import permutations
 
-from tilewright.ir.core import Function, Value
+from tilewright.ir.core import Function, SSAValue
 from tilewright.ir.types import Element, PointerType
 from tilewright.runtime.faults import FRAME_WORDS, MARK, SEAL
 from tilewright.targets.cpu.aliasing import Hazard
@@ -140,7 +140,7 @@ class _EntryFrame:
         self._builder.line(f"store volatile {value}, {self._builder.gep(self._place, word, 'i64')}, align 8")
 
 
-def _letter(parameter: Value) -> str:
+def _letter(parameter: SSAValue) -> str:
     """A parameter's kind in the text of a frame."""
     if parameter.type.is_pointer:
         return "p"
@@ -150,7 +150,7 @@ def _letter(parameter: Value) -> str:
 class _Overlaps:
     """Emits the checks of hazards."""
 
-    def __init__(self, builder: LLVMBuilder, arguments: dict[Value, LLVMValue], counts: Sequence[LLVMValue]) -> None:
+    def __init__(self, builder: LLVMBuilder, arguments: dict[SSAValue, LLVMValue], counts: Sequence[LLVMValue]) -> None:
         self._builder = builder
         self._arguments = arguments
         self._counts = counts

@@ -19,7 +19,7 @@ import numpy as np
 
 from tilewright import dtypes
 from tilewright.dtypes import DType
-from tilewright.ir.core import Operation, Value
+from tilewright.ir.core import Operation, SSAValue
 from tilewright.ir.ops import ELEMENTWISE
 from tilewright.ir.types import PointerType
 from tilewright.targets.cpu.access import SHAPE_OPS
@@ -39,7 +39,7 @@ class ComparisonPhase:
     """
 
     kind: str
-    compares: Mapping[Value, int]
+    compares: Mapping[SSAValue, int]
     mask: LLVMValue | None = None
 
 
@@ -85,8 +85,8 @@ class Evaluator:
         builder: LLVMBuilder,
         elementwise: Elementwise,
         analysis: AffineAnalysis,
-        scalars: dict[Value, LLVMValue],
-        storage: Mapping[Value, Storage],
+        scalars: dict[SSAValue, LLVMValue],
+        storage: Mapping[SSAValue, Storage],
         scratch: LLVMValue,
     ) -> None:
         self.builder = builder
@@ -96,7 +96,7 @@ class Evaluator:
         self.storage = storage
         self.scratch = scratch
         self.streams = False  # stores with the cache modifier .cs go around the caches
-        self.through: Value | None = None  # evaluated although it has a buffer: the one being written
+        self.through: SSAValue | None = None  # evaluated although it has a buffer: the one being written
         self.on_access: Callable[[Operation, str, int | None, int, bool], None] = lambda *access: None
         self._scopes = [LoopScope()]
         self._levels: dict[str, int] = {}
@@ -142,7 +142,7 @@ class Evaluator:
         self._levels.setdefault(result.text, level)
         return result
 
-    def remember(self, value: Value, indices: Indices, result: LLVMValue) -> None:
+    def remember(self, value: SSAValue, indices: Indices, result: LLVMValue) -> None:
         """Cache a result in the innermost scope."""
         self._levels.setdefault(result.text, len(self._scopes) - 1)
         self._scopes[-1].cache[self._key(value, indices)] = result
@@ -156,7 +156,7 @@ class Evaluator:
         self._scopes[min(self.level([value]), len(self._scopes) - 1)].cache[key] = value
         return value
 
-    def _key(self, value: Value, indices: Indices) -> object:
+    def _key(self, value: SSAValue, indices: Indices) -> object:
         shape = value.type.shape
         return (value, tuple(index.key for index, extent in zip(indices, shape, strict=True) if extent > 1))
 
@@ -168,7 +168,7 @@ class Evaluator:
 
     # -- Evaluation -------------------------------------------------------------------------------
 
-    def evaluate(self, value: Value, indices: Indices) -> LLVMValue:
+    def evaluate(self, value: SSAValue, indices: Indices) -> LLVMValue:
         """The elements of `value` at `indices`: a scalar, or a vector over the index with several lanes."""
         if value.type.is_scalar:
             return self.scalars[value]
@@ -184,11 +184,11 @@ class Evaluator:
             self._scopes[level].cache[key] = known
         return known
 
-    def compute_scalar(self, value: Value) -> LLVMValue:
+    def compute_scalar(self, value: SSAValue) -> LLVMValue:
         """A scalar result of an operation, computed here and now."""
         return self._compute(value, ())
 
-    def vector(self, value: Value, indices: Indices, lanes: int) -> LLVMValue:
+    def vector(self, value: SSAValue, indices: Indices, lanes: int) -> LLVMValue:
         """`evaluate`, splat to `lanes` lanes."""
         result = self.evaluate(value, indices)
         return result if result.is_vector or lanes == 1 else self.splat(result, lanes)
@@ -201,7 +201,7 @@ class Evaluator:
             self._scopes[min(self.level([known]), len(self._scopes) - 1)].cache[key] = known
         return known
 
-    def _compute(self, value: Value, indices: Indices) -> LLVMValue:
+    def _compute(self, value: SSAValue, indices: Indices) -> LLVMValue:
         storage = self.storage.get(value)
         if storage is not None and value is not self.through:
             return self.read(storage, indices)
@@ -218,7 +218,7 @@ class Evaluator:
             return self._shape(operation, value, indices)
         return getattr(self, f"_{opcode}")(operation, value, indices)
 
-    def _assumed(self, value: Value, indices: Indices) -> LLVMValue | None:
+    def _assumed(self, value: SSAValue, indices: Indices) -> LLVMValue | None:
         """A comparison that the loop's phase decides."""
         for axis, index in enumerate(indices):
             phase = index.phase
@@ -257,7 +257,7 @@ class Evaluator:
 
     # -- Sources ----------------------------------------------------------------------------------
 
-    def _constant(self, operation: Operation, value: Value, indices: Indices) -> LLVMValue:
+    def _constant(self, operation: Operation, value: SSAValue, indices: Indices) -> LLVMValue:
         return self.number(value.type.element, number(operation))
 
     def number(self, element: DType | PointerType, value: float | int | bool) -> LLVMValue:
@@ -267,7 +267,7 @@ class Evaluator:
             return LLVMValue(text, str(int(np.array(value).astype(element.numpy).view(f"u{element.itemsize}"))))
         return LLVMValue(text, literal(text, value))
 
-    def _arange(self, operation: Operation, value: Value, indices: Indices) -> LLVMValue:
+    def _arange(self, operation: Operation, value: SSAValue, indices: Indices) -> LLVMValue:
         (index,) = indices
         start = integer(operation, "start")
 
@@ -285,7 +285,7 @@ class Evaluator:
 
     # -- Shapes -----------------------------------------------------------------------------------
 
-    def _shape(self, operation: Operation, value: Value, indices: Indices) -> LLVMValue:
+    def _shape(self, operation: Operation, value: SSAValue, indices: Indices) -> LLVMValue:
         source = operation.operands[0]
         mapped = self.source_indices(operation, indices)
         if mapped is None:
@@ -369,7 +369,7 @@ class Evaluator:
             result[-1] = LaneIndex(parts[-1], lanes, None, indices[-1].valid)
         return result
 
-    def _by_lane(self, value: Value, indices: Indices) -> LLVMValue:
+    def _by_lane(self, value: SSAValue, indices: Indices) -> LLVMValue:
         """The universal fall-back: every lane on its own."""
         place = next(position for position, index in enumerate(indices) if index.lanes > 1)
         index = indices[place]
@@ -402,7 +402,7 @@ class Evaluator:
 
         return self.emit_at([index.base, valid, base], emit)
 
-    def _join(self, operation: Operation, value: Value, indices: Indices) -> LLVMValue:
+    def _join(self, operation: Operation, value: SSAValue, indices: Indices) -> LLVMValue:
         last = indices[-1]
         if last.lanes > 1:
             return self._by_lane(value, indices)
@@ -416,11 +416,11 @@ class Evaluator:
 
         return self.emit_at([last.base, *values], emit)
 
-    def _split(self, operation: Operation, value: Value, indices: Indices) -> LLVMValue:
+    def _split(self, operation: Operation, value: SSAValue, indices: Indices) -> LLVMValue:
         half = operation.results.index(value)
         return self.evaluate(operation.operands[0], (*indices, LaneIndex(LLVMValue("i64", str(half)))))
 
-    def _cat(self, operation: Operation, value: Value, indices: Indices) -> LLVMValue:
+    def _cat(self, operation: Operation, value: SSAValue, indices: Indices) -> LLVMValue:
         axis = integer(operation, "axis")
         index = indices[axis]
         extents = [operand.type.shape[axis] for operand in operation.operands]
@@ -453,7 +453,7 @@ class Evaluator:
 
         return self.emit_at([index.base, *values], emit)
 
-    def _gather(self, operation: Operation, value: Value, indices: Indices) -> LLVMValue:
+    def _gather(self, operation: Operation, value: SSAValue, indices: Indices) -> LLVMValue:
         source, chosen = operation.operands
         axis = integer(operation, "axis")
         storage = self.storage[source]
@@ -556,7 +556,7 @@ class Evaluator:
         valid = indices[place].valid or self.builder.constant(vector_type("i1", lanes), True)
         self.builder.scatter(stored, self.builder.gep(address, numbers, memory_type(storage.element)), valid, align)
 
-    def _load(self, operation: Operation, value: Value, indices: Indices) -> LLVMValue:
+    def _load(self, operation: Operation, value: SSAValue, indices: Indices) -> LLVMValue:
         pointer = operation.operands[0]
         element = value.type.element
         place = _vector_place(indices)
@@ -580,12 +580,12 @@ class Evaluator:
     def _mask(self, operation: Operation, indices: Indices) -> LLVMValue | None:
         return self.evaluate(operation.operands[1], indices) if len(operation.operands) > 1 else None
 
-    def _other(self, operation: Operation, value: Value, indices: Indices) -> LLVMValue:
+    def _other(self, operation: Operation, value: SSAValue, indices: Indices) -> LLVMValue:
         if len(operation.operands) > 2:
             return self.evaluate(operation.operands[2], indices)
         return self.builder.zero(register_type(value.type.element))
 
-    def _step(self, pointer: Value, place: int, lanes: int) -> int | None:
+    def _step(self, pointer: SSAValue, place: int, lanes: int) -> int | None:
         fact = self.analysis.along(pointer, place)
         return fact.step if fact.covers(lanes) else None
 
@@ -668,7 +668,7 @@ class Evaluator:
 
     # -- Addresses --------------------------------------------------------------------------------
 
-    def address(self, pointer: Value, indices: Indices) -> LLVMValue:
+    def address(self, pointer: SSAValue, indices: Indices) -> LLVMValue:
         """The pointer at scalar indices, its offsets computed in 64 bits."""
         operation = pointer.definition
         if pointer.type.is_scalar or operation is None or operation.opcode not in (*SHAPE_OPS, "offset", "hint"):
@@ -692,7 +692,7 @@ class Evaluator:
         self._scopes[min(self.level([known]), len(self._scopes) - 1)].cache[key] = known
         return known
 
-    def wide(self, value: Value, indices: Indices) -> LLVMValue:
+    def wide(self, value: SSAValue, indices: Indices) -> LLVMValue:
         """An integer value at scalar indices as i64; signed sums and products are formed in 64 bits."""
         operation = value.definition
         if operation is None or value.type.is_scalar or value in self.storage or not value.type.dtype.is_signed:
@@ -721,13 +721,13 @@ class Evaluator:
             return self.builder.integer(integer(operation, "value"))
         return self._extended(value, indices)
 
-    def _extended(self, value: Value, indices: Indices) -> LLVMValue:
+    def _extended(self, value: SSAValue, indices: Indices) -> LLVMValue:
         if value.type.is_scalar:
             return self.wide_scalar(value)
         narrow = self.evaluate(value, indices)
         return self.emit_at([narrow], lambda: self.elementwise.converter.cast(narrow, value.type.dtype, dtypes.int64))
 
-    def wide_scalar(self, value: Value) -> LLVMValue:
+    def wide_scalar(self, value: SSAValue) -> LLVMValue:
         """A scalar integer as i64."""
         narrow = self.scalars[value]
         if narrow.type == "i64":

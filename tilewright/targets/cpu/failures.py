@@ -30,7 +30,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
 from tilewright.errors import ExecutionError
-from tilewright.ir.core import Function, Operation, Value
+from tilewright.ir.core import Function, Operation, SSAValue
 from tilewright.ir.diagnostics import ASSERTED, step_error
 from tilewright.ir.rewrite import Rebuilder
 from tilewright.runtime.signals import RECORD_INTERRUPTED, RECORD_RAISED
@@ -89,7 +89,7 @@ def _may_stand_still(operation: Operation) -> bool:
     return operation.opcode == "for" and not _positive(operation.operands[2])
 
 
-def _positive(value: Value) -> bool:
+def _positive(value: SSAValue) -> bool:
     operation = value.definition
     if operation is None:
         return False

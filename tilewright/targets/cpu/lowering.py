@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from tilewright import dtypes
-from tilewright.ir.core import Function, Operation, Value
+from tilewright.ir.core import Function, Operation, SSAValue
 from tilewright.targets.cpu.affine import AffineAnalysis
 from tilewright.targets.cpu.aliasing import Hazard
 from tilewright.targets.cpu.assemble import function_attributes
@@ -38,12 +38,12 @@ class _Storage(TargetStorage):
         self.placement = placement
         self.target = target
 
-    def block(self, value: Value) -> Storage:
+    def block(self, value: SSAValue) -> Storage:
         extents = self._product_extents(value)
         rows, stride = extents if extents is not None else (0, 0)
         return Storage.for_block(value.type.element, value.type.shape, rows, stride)
 
-    def _product_extents(self, value: Value) -> tuple[int, int] | None:
+    def _product_extents(self, value: SSAValue) -> tuple[int, int] | None:
         """Padded rows and row stride of a block that is, or may share the buffer of, an accumulator."""
         if value.type.rank < 2 or value.type.is_pointer or value.type.element not in _ACCUMULATORS:
             return None
@@ -151,7 +151,7 @@ class CPUKernelLowering:
         scratch, *rest = builder.arguments[count:]
         grid, self.record = rest[:6], rest[6] if self.records else None
         self.builder = builder
-        self.scalars: dict[Value, LLVMValue] = dict(
+        self.scalars: dict[SSAValue, LLVMValue] = dict(
             zip(self.function.region.arguments, builder.arguments[:count], strict=True)
         )
         self.grid = grid

@@ -17,7 +17,7 @@ from dataclasses import dataclass
 from math import gcd
 
 from tilewright.dtypes import DType
-from tilewright.ir.core import Operation, Value
+from tilewright.ir.core import Operation, SSAValue
 from tilewright.targets.cpu.access import PrefixKey, masks_out, prefix_key, prefix_of
 from tilewright.targets.cpu.affine import AffineAnalysis
 from tilewright.targets.cpu.demand import unneeded_outside
@@ -41,7 +41,7 @@ class Limit:
     """A run-time count of leading elements of an axis for which `compares`, all of one key, hold."""
 
     key: PrefixKey
-    compares: dict[Value, int]
+    compares: dict[SSAValue, int]
     count: LLVMValue
 
 
@@ -474,7 +474,7 @@ class NestEmitter:
             score += 3 if axis == len(root.domain) - 1 else -3
         return score
 
-    def _step_score(self, pointer: Value, axes: tuple[int, ...], axis: int) -> float:
+    def _step_score(self, pointer: SSAValue, axes: tuple[int, ...], axis: int) -> float:
         if axis not in axes:
             return 0.0
         step = self.analysis.along(pointer, axes.index(axis)).step
@@ -527,7 +527,7 @@ class NestEmitter:
             unroll //= 2
         return unroll
 
-    def _cost(self, value: Value, root: Root) -> float:
+    def _cost(self, value: SSAValue, root: Root) -> float:
         own = value is root.value and value in self.placement.stored and value.definition is not None
         if own and root.kind == "buffer" and root.operation is value.definition:
             return self.placement.computation_cost(value)
@@ -535,7 +535,7 @@ class NestEmitter:
 
     def _limit(self, roots: Sequence[Root], axes: dict[Root, int]) -> Limit | None:
         """The prefix mask along an axis that most roots have."""
-        found: dict[PrefixKey, dict[Value, int]] = {}
+        found: dict[PrefixKey, dict[SSAValue, int]] = {}
         votes: dict[PrefixKey, int] = {}
         for root in roots:
             for compare, mapping in root.reads.compares:
@@ -582,7 +582,7 @@ class NestEmitter:
         return not all(unneeded_outside(program, self.analysis, result, kept, limit.key) for result in results)
 
 
-def count_of_prefix(evaluator: Evaluator, index: Value, limit: Value, inclusive: bool, extent: int) -> LLVMValue:
+def count_of_prefix(evaluator: Evaluator, index: SSAValue, limit: SSAValue, inclusive: bool, extent: int) -> LLVMValue:
     """How many leading elements satisfy `index < limit`: an i64 between 0 and the extent."""
     builder = evaluator.builder
     key = ("prefix", index, limit, inclusive, extent)

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from tilewright.ir.core import Function, Operation, Value
+from tilewright.ir.core import Function, Operation, SSAValue
 from tilewright.ir.ops import ELEMENTWISE
 from tilewright.targets.base import Remark
 from tilewright.targets.cpu.access import (
@@ -52,11 +52,11 @@ class Placement:
         self.target = target
         self.analysis = analysis
         self.aliasing = Aliasing(function, analysis, careful)
-        self.stored: set[Value] = set()
+        self.stored: set[SSAValue] = set()
         self.remarks: list[Remark] = []
         self.walker = ValueWalker(lambda value: value in self.stored)
-        self._sites: dict[Value, list[Site]] = {}
-        self._costs: dict[Value, float] = {}
+        self._sites: dict[SSAValue, list[Site]] = {}
+        self._costs: dict[SSAValue, float] = {}
         self._writers = [op for op in self.program.operations if op.opcode in WRITERS or op.attributes.get("volatile")]
         self.prefixes = self._find_prefixes()
         self._decide()
@@ -71,7 +71,7 @@ class Placement:
                     found.setdefault(key, prefix)
         return list(found.items())
 
-    def sites(self, value: Value) -> list[Site]:
+    def sites(self, value: SSAValue) -> list[Site]:
         """Where a lazy or stored value is evaluated or read, through lazy operations."""
         if value not in self._sites:
             found: dict[int, Site] = {}
@@ -83,7 +83,7 @@ class Placement:
             self._sites[value] = list(found.values())
         return self._sites[value]
 
-    def _sites_through(self, value: Value, user: Operation) -> list[Site]:
+    def _sites_through(self, value: SSAValue, user: Operation) -> list[Site]:
         if user.opcode == "assume":
             return []
         lazy = user.opcode in LAZY and user.results[0].type.rank > 0
@@ -118,13 +118,13 @@ class Placement:
                 if result.type.rank and (operation.opcode not in LAZY or self._wants_buffer(operation, result)):
                     self.stored.add(result)
 
-    def _block_arguments(self) -> list[Value]:
+    def _block_arguments(self) -> list[SSAValue]:
         return [argument for argument in self.program.owner if argument.type.rank]
 
-    def _store_operand(self, operand: Value) -> None:
+    def _store_operand(self, operand: SSAValue) -> None:
         self.stored.add(operand)
 
-    def _wants_buffer(self, operation: Operation, value: Value) -> bool:
+    def _wants_buffer(self, operation: Operation, value: SSAValue) -> bool:
         if value in self.stored:
             return True
         sites = self.sites(value)
@@ -201,7 +201,7 @@ class Placement:
             if extent > 1
         )
 
-    def cost(self, value: Value) -> float:
+    def cost(self, value: SSAValue) -> float:
         """Rough number of vector operations to compute one vector of a lazy value."""
         if value.type.is_scalar or value in self.stored:
             return 1.0 if value.type.rank else 0.0
@@ -209,7 +209,7 @@ class Placement:
             self._costs[value] = self.computation_cost(value)
         return self._costs[value]
 
-    def computation_cost(self, value: Value) -> float:
+    def computation_cost(self, value: SSAValue) -> float:
         """`cost` of computing a lazy value, though it may have a buffer."""
         operation = value.definition
         assert operation is not None
@@ -258,5 +258,5 @@ def _stretch(user: Operation) -> int:
     return min(times, 8)
 
 
-def identity_axes(value: Value) -> tuple[int, ...]:
+def identity_axes(value: SSAValue) -> tuple[int, ...]:
     return tuple(range(value.type.rank))

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 
-from tilewright.ir.core import Function, Operation, Region, Value
+from tilewright.ir.core import Function, Operation, Region, SSAValue
 
 
 @dataclass
@@ -15,9 +15,9 @@ class ProgramOrder:
     position: dict[Operation, int] = field(default_factory=dict)
     last: dict[Operation, int] = field(default_factory=dict)  # position of the last operation inside
     parent: dict[Operation, Operation | None] = field(default_factory=dict)
-    uses: dict[Value, list[Operation]] = field(default_factory=dict)
+    uses: dict[SSAValue, list[Operation]] = field(default_factory=dict)
     operations: list[Operation] = field(default_factory=list)
-    owner: dict[Value, Operation | None] = field(default_factory=dict)  # of region arguments
+    owner: dict[SSAValue, Operation | None] = field(default_factory=dict)  # of region arguments
 
     def __post_init__(self) -> None:
         self._visit(self.function.region, None)
@@ -36,7 +36,7 @@ class ProgramOrder:
                     self._visit(inner, operation)
             self.last[operation] = len(self.operations) - 1
 
-    def definition_parent(self, value: Value) -> Operation | None:
+    def definition_parent(self, value: SSAValue) -> Operation | None:
         """The control-flow operation whose region defines `value`."""
         return self.parent[value.definition] if value.definition is not None else self.owner.get(value)
 

@@ -14,7 +14,7 @@ from dataclasses import dataclass
 from functools import reduce
 from typing import Any, Union
 
-from tilewright.ir.core import Function, Operation, Value
+from tilewright.ir.core import Function, Operation, SSAValue
 from tilewright.ir.types import PointerType
 from tilewright.targets.cpu.access import SCATTERED, Axes, conjuncts, operand_axes
 from tilewright.targets.cpu.affine import AffineAnalysis, constant_of
@@ -119,19 +119,19 @@ class Ranges:
         self._function = function
         self._analysis = analysis
         self._everywhere = everywhere or self  # where no mask holds
-        self._loops: dict[Value, Operation] = everywhere._loops if everywhere is not None else _loops(function)
+        self._loops: dict[SSAValue, Operation] = everywhere._loops if everywhere is not None else _loops(function)
         self._known: dict[Place, Interval | None] = {}
         self._below: dict[Place, list[tuple[Place, int]]] = {}  # what stays below a limit, and how far
         self._above: dict[Place, list[tuple[Place, int]]] = {}
 
-    def within(self, mask: Value) -> Ranges:
+    def within(self, mask: SSAValue) -> Ranges:
         """The same for the lanes where a mask holds: of blocks whose axes are the mask's, and what they come from."""
         found = Ranges(self._function, self._analysis, self._everywhere)
         for part, axes in conjuncts(mask):
             found._note(part, axes)
         return found
 
-    def _note(self, part: Value, axes: Axes) -> None:
+    def _note(self, part: SSAValue, axes: Axes) -> None:
         operation = part.definition
         if operation is None or operation.opcode != "compare":
             return
@@ -147,11 +147,11 @@ class Ranges:
             self._below.setdefault(lower, []).append((upper, -distance))
             self._above.setdefault(upper, []).append((lower, distance))
 
-    def of(self, value: Value) -> Interval | None:
+    def of(self, value: SSAValue) -> Interval | None:
         """The bounds of all elements of an integer value; None where a launch does not know them."""
         return self._at(value, tuple(range(value.type.rank)))
 
-    def distance(self, pointer: Value) -> Interval | None:
+    def distance(self, pointer: SSAValue) -> Interval | None:
         """The bounds of the bytes from a parameter to the elements of a block of pointers derived from it."""
         total, place = Interval.exactly(0), (pointer, tuple(range(pointer.type.rank)))
         while place[0] not in self._function.region.arguments:
@@ -166,7 +166,7 @@ class Ranges:
             place = sources[0]
         return total
 
-    def _at(self, value: Value, axes: Axes) -> Interval | None:
+    def _at(self, value: SSAValue, axes: Axes) -> Interval | None:
         """`of`, for the lanes whose axes are a value's `axes` (as in `access`)."""
         place = (value, axes)
         if place not in self._known:
@@ -187,7 +187,7 @@ class Ranges:
             low = low if bound is None else most(low, plus(bound.low, distance))
         return found if low is found.low and high is found.high else Interval(low, high)
 
-    def _compute(self, value: Value, axes: Axes) -> Interval | None:
+    def _compute(self, value: SSAValue, axes: Axes) -> Interval | None:
         if value.type.is_pointer or not value.type.dtype.is_integer or value.type.dtype.is_bool:
             return None
         operation = value.definition
@@ -206,7 +206,7 @@ class Ranges:
 
     # -- Loops ------------------------------------------------------------------------------------
 
-    def _argument(self, value: Value, axes: Axes) -> Interval | None:
+    def _argument(self, value: SSAValue, axes: Axes) -> Interval | None:
         if value in self._function.region.arguments:
             return Interval.exactly(Term("argument", (value,)))
         loop = self._loops.get(value)
@@ -280,24 +280,24 @@ class Ranges:
         return None
 
 
-def element_bytes(pointer: Value) -> int:
+def element_bytes(pointer: SSAValue) -> int:
     """The size of what pointers point to."""
     element = pointer.type.element
     assert isinstance(element, PointerType)
     return element.element.itemsize
 
 
-Place = tuple[Value, Axes]  # a value, and which axes of the lanes its own are
+Place = tuple[SSAValue, Axes]  # a value, and which axes of the lanes its own are
 Operands = list[Interval | None]
 
 
-def _loops(function: Function) -> dict[Value, Operation]:
+def _loops(function: Function) -> dict[SSAValue, Operation]:
     """The loop that an argument belongs to."""
     loops = [operation for operation in function.walk() if operation.opcode == "for"]
     return {argument: loop for loop in loops for argument in loop.regions[0].arguments}
 
 
-def _source(value: Value, axes: Axes) -> Place:
+def _source(value: SSAValue, axes: Axes) -> Place:
     """A value without what only repeats or widens it."""
     end = plain(value)
     while value is not end:

@@ -12,7 +12,7 @@ from collections.abc import Sequence
 
 from tilewright import dtypes
 from tilewright.dtypes import DType
-from tilewright.ir.core import Operation, Region, Value
+from tilewright.ir.core import Operation, Region, SSAValue
 from tilewright.ir.ops import ELEMENTWISE
 from tilewright.targets.cpu.attributes import number
 from tilewright.targets.cpu.demand import value_outside
@@ -41,14 +41,14 @@ def inline_region(evaluator: Evaluator, region: Region, arguments: Sequence[LLVM
 
     Of a branch both sides are computed and the result selected.
     """
-    known: dict[Value, LLVMValue] = dict(zip(region.arguments, arguments, strict=True))
+    known: dict[SSAValue, LLVMValue] = dict(zip(region.arguments, arguments, strict=True))
     return _inline(evaluator, region, known, max(argument.lanes for argument in arguments))
 
 
-def _inline(evaluator: Evaluator, region: Region, known: dict[Value, LLVMValue], lanes: int) -> list[LLVMValue]:
+def _inline(evaluator: Evaluator, region: Region, known: dict[SSAValue, LLVMValue], lanes: int) -> list[LLVMValue]:
     builder = evaluator.builder
 
-    def operand(value: Value) -> LLVMValue:
+    def operand(value: SSAValue) -> LLVMValue:
         found = known[value] if value in known else evaluator.scalars[value]
         return builder.splat(found, lanes)
 
@@ -123,7 +123,7 @@ class ReductionLoop:
             self.combination.nan = "passed over"
         self.count = 1 if self.known else len(self.operands) + 1
 
-    def is_neutral_outside(self, compares: frozenset[Value]) -> bool:
+    def is_neutral_outside(self, compares: frozenset[SSAValue]) -> bool:
         """Whether elements outside a mask leave the result as it is."""
         if self.known is None:
             return False

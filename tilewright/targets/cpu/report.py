@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from tilewright.dtypes import DType
-from tilewright.ir.core import Function, Location, Operation, Region, Value
+from tilewright.ir.core import Function, Location, Operation, Region, SSAValue
 from tilewright.ir.diagnostics import source_line
 from tilewright.ir.ops import ELEMENTWISE
 from tilewright.ir.types import PointerType
@@ -103,7 +103,7 @@ class KernelReport:
 
     def loop(
         self, roots: Iterable[Root], axes: Mapping[Root, int], extent: int, lanes: int, unroll: int,
-        masks: Iterable[Value], past_masks: bool,
+        masks: Iterable[SSAValue], past_masks: bool,
     ) -> None:  # fmt: skip
         """A loop over an axis of roots: `lanes` at once, `unroll` registers in the main loop.
 
@@ -174,13 +174,13 @@ class KernelReport:
         source = self._array(load.operands[0])
         self.note(load, f"load of {source}: the product of line {_line(product)} reads it where it lies{mask}")
 
-    def _array(self, pointer: Value) -> str:
+    def _array(self, pointer: SSAValue) -> str:
         value = pointer
         while value.definition is not None and value.definition.operands:
             value = value.definition.operands[0]
         return f"'{value.name}'" if value in self.function.region.arguments else "memory"
 
-    def _irregularity(self, pointer: Value, axis: int, lanes: int) -> str:
+    def _irregularity(self, pointer: SSAValue, axis: int, lanes: int) -> str:
         """Why elements along an axis are not consecutive, and which fact would help."""
         fact = self.analysis.along(pointer, axis)
         beside = [
@@ -215,11 +215,11 @@ class KernelReport:
             )
         return f"the {operation.opcode} at line {_line(operation)} gives offsets along axis {axis} without a known step"
 
-    def _cause(self, value: Value, axis: int) -> Operation | None:
+    def _cause(self, value: SSAValue, axis: int) -> Operation | None:
         """The operation at which the regular step along an axis is lost; None for a value from control flow."""
         while value.definition is not None:
             operation = value.definition
-            following: tuple[Value, int] | None = None
+            following: tuple[SSAValue, int] | None = None
             if operation.opcode != "load":
                 for operand, axes in operand_axes(operation, value, tuple(range(value.type.rank))):
                     if axis in axes and self.analysis.along(operand, axes.index(axis)).step is None:
@@ -242,7 +242,7 @@ class KernelReport:
 
     # Blocks in memory
 
-    def buffers(self, storage: Mapping[Value, Storage], remarks: Iterable[Remark]) -> None:
+    def buffers(self, storage: Mapping[SSAValue, Storage], remarks: Iterable[Remark]) -> None:
         """Blocks that live in scratch memory; why, `remarks` say of those that need not."""
         for remark in remarks:
             location = Location(remark.file, remark.line) if remark.file else None

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from tilewright.ir.core import Operation, Region, Value
+from tilewright.ir.core import Operation, Region, SSAValue
 from tilewright.ir.ops import ELEMENTWISE
 from tilewright.targets.cpu.attributes import number
 from tilewright.targets.cpu.elementwise import unsupported
@@ -20,7 +20,7 @@ class ScalarRegion:
         self.evaluator = evaluator
         self.asking = asking
         self.builder = evaluator.builder
-        self.known: dict[Value, LLVMValue] = {}
+        self.known: dict[SSAValue, LLVMValue] = {}
 
     def emit(self, region: Region, arguments: Sequence[LLVMValue]) -> list[LLVMValue]:
         """The values that the region yields for these arguments."""
@@ -29,7 +29,7 @@ class ScalarRegion:
             self._operation(operation)
         return [self._value(value) for value in region.terminator.operands]
 
-    def _value(self, value: Value) -> LLVMValue:
+    def _value(self, value: SSAValue) -> LLVMValue:
         return self.known[value] if value in self.known else self.evaluator.scalars[value]
 
     def _operation(self, operation: Operation) -> None:

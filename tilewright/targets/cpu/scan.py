@@ -5,7 +5,7 @@ Every combination is rounded to its type, as the combine region says.
 
 from __future__ import annotations
 
-from tilewright.ir.core import Operation, Value
+from tilewright.ir.core import Operation, SSAValue
 from tilewright.targets.cpu.attributes import integer
 from tilewright.targets.cpu.evaluate import Evaluator, Indices, LaneIndex
 from tilewright.targets.cpu.reduce import inline_region
@@ -17,7 +17,7 @@ from tilewright.targets.llvm.builder import LLVMValue
 class ScanEmitter:
     """Emits `scan` operations into the buffers of their results."""
 
-    def __init__(self, evaluator: Evaluator, storage: dict[Value, Storage], target: CPUTarget) -> None:
+    def __init__(self, evaluator: Evaluator, storage: dict[SSAValue, Storage], target: CPUTarget) -> None:
         self.evaluator = evaluator
         self.builder = evaluator.builder
         self.storage = storage

@@ -17,7 +17,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from math import prod
 
-from tilewright.ir.core import Operation, Region, Value
+from tilewright.ir.core import Operation, Region, SSAValue
 from tilewright.targets.cpu.access import Axes, Reads, ValueWalker
 from tilewright.targets.cpu.aliasing import Aliasing
 from tilewright.targets.cpu.attributes import integer
@@ -31,7 +31,7 @@ class Root:
 
     kind: str
     operation: Operation
-    value: Value | None
+    value: SSAValue | None
     storage: Storage | None
     domain: tuple[int, ...]
     reads: Reads
@@ -65,10 +65,10 @@ class KernelScheduler:
         self.placement = placement
         self.program = placement.program
         self.walker: ValueWalker = placement.walker
-        self.storage: dict[Value, Storage] = {}
+        self.storage: dict[SSAValue, Storage] = {}
         self.plan = StoragePlan()
         self.target_storage = target_storage
-        self._preferred: dict[Value, Storage] = {}
+        self._preferred: dict[SSAValue, Storage] = {}
         self._count = 0
 
     def function(self) -> list[ScheduleStep]:
@@ -218,11 +218,11 @@ class KernelScheduler:
         return self._fresh(operation.results[index])
 
     def _carried(
-        self, operation: Operation, initial: Sequence[Value], arguments: Sequence[Value], builder: _RegionSteps
+        self, operation: Operation, initial: Sequence[SSAValue], arguments: Sequence[SSAValue], builder: _RegionSteps
     ) -> list[Storage | None]:
         """Buffers of loop-carried blocks, filled with the initial values."""
         carried: list[Storage | None] = []
-        deliveries: list[tuple[Value, Storage | None]] = []
+        deliveries: list[tuple[SSAValue, Storage | None]] = []
         for value, argument in zip(initial, arguments, strict=True):
             storage: Storage | None = None
             if argument.type.rank:
@@ -241,7 +241,7 @@ class KernelScheduler:
         return carried
 
     def _deliver(
-        self, values: Sequence[tuple[Value, Storage | None]], operation: Operation, builder: _RegionSteps
+        self, values: Sequence[tuple[SSAValue, Storage | None]], operation: Operation, builder: _RegionSteps
     ) -> None:
         """Write values to the buffers that must hold them at this point.
 
@@ -249,8 +249,8 @@ class KernelScheduler:
         """
         moves = [(value, target) for value, target in values if target is not None]
         moves = [(value, target) for value, target in moves if self.storage.get(value) is not target]
-        direct: list[tuple[Value, Storage]] = []
-        late: list[tuple[Value, Storage, Storage]] = []
+        direct: list[tuple[SSAValue, Storage]] = []
+        late: list[tuple[SSAValue, Storage, Storage]] = []
         for value, target in moves:
             reads = self.walker.reads([(value, identity_axes(value))])
             sources = [(self.storage[source], axes) for source, axes in reads.buffers]
@@ -275,7 +275,11 @@ class KernelScheduler:
     # -- Buffers in place -------------------------------------------------------------------------
 
     def _prefer(
-        self, region: Region, arguments: Sequence[Value], yielded: Sequence[Value], carried: Sequence[Storage | None]
+        self,
+        region: Region,
+        arguments: Sequence[SSAValue],
+        yielded: Sequence[SSAValue],
+        carried: Sequence[Storage | None],
     ) -> None:
         """Let yielded values be computed in the buffer of the carried block they replace, when safe."""
         for argument, value, storage in zip(arguments, yielded, carried, strict=True):
@@ -284,7 +288,7 @@ class KernelScheduler:
             if self._safe_in_place(argument, value):
                 self._prefer_chain(value, storage, argument)
 
-    def _prefer_chain(self, value: Value, storage: Storage, argument: Value) -> None:
+    def _prefer_chain(self, value: SSAValue, storage: Storage, argument: SSAValue) -> None:
         """`value` and the accumulators it is built on share `storage`."""
         while value is not argument and value in self.placement.stored:
             definition = value.definition
@@ -298,7 +302,7 @@ class KernelScheduler:
             else:
                 break
 
-    def _safe_in_place(self, argument: Value, value: Value) -> bool:
+    def _safe_in_place(self, argument: SSAValue, value: SSAValue) -> bool:
         """Whether `value`'s chain may overwrite `argument`'s buffer: all reads of it come before."""
         first = value
         while first is not argument and first.definition is not None:
@@ -327,28 +331,33 @@ class KernelScheduler:
         reads = self.walker.reads([(first, own)], through_stored=first)
         return all(axes == own for buffer, axes in reads.buffers if buffer is argument)
 
-    def _read_before(self, argument: Value, operation: Operation) -> bool:
+    def _read_before(self, argument: SSAValue, operation: Operation) -> bool:
         limit = self.program.position[operation]
         return all(site.position <= limit for site in self.placement.sites(argument))
 
-    def _dies_at(self, value: Value, position: int) -> bool:
+    def _dies_at(self, value: SSAValue, position: int) -> bool:
         """Whether nothing reads `value` after `position`, and no loop brings an earlier read back."""
         operation = self.program.operations[position]
         loops = self.program.enclosing_loops(operation, self.program.definition_parent(value))
         return not loops and all(site.position <= position for site in self.placement.sites(value))
 
-    def _new_storage(self, value: Value) -> Storage:
+    def _new_storage(self, value: SSAValue) -> Storage:
         preferred = self._preferred.get(value)
         self.storage[value] = preferred if preferred is not None else self._fresh(value)
         return self.storage[value]
 
-    def _fresh(self, value: Value) -> Storage:
+    def _fresh(self, value: SSAValue) -> Storage:
         return self.plan.add(self.target_storage.block(value))
 
     # -- Roots and lifetimes ----------------------------------------------------------------------
 
     def _root(
-        self, kind: str, operation: Operation, value: Value | None, storage: Storage | None, inputs: Sequence[Value]
+        self,
+        kind: str,
+        operation: Operation,
+        value: SSAValue | None,
+        storage: Storage | None,
+        inputs: Sequence[SSAValue],
     ) -> Root:
         starts = [(item, identity_axes(item)) for item in inputs]
         through = value if value is not None and storage is self.storage.get(value) else None
@@ -368,7 +377,7 @@ class KernelScheduler:
             self._touch(root.reads, [storage for _, storage, _ in self.written(root)])
         self._count += 1
 
-    def written(self, root: Root) -> list[tuple[Value, Storage, Axes]]:
+    def written(self, root: Root) -> list[tuple[SSAValue, Storage, Axes]]:
         """Blocks that a root writes to buffers, with the domain axes of theirs."""
         if root.kind == "buffer":
             assert root.value is not None and root.storage is not None
@@ -396,7 +405,7 @@ class KernelScheduler:
 class TargetStorage:
     """What the storage of a function needs to know of products; implemented by the lowering."""
 
-    def block(self, value: Value) -> Storage:
+    def block(self, value: SSAValue) -> Storage:
         raise NotImplementedError
 
     def dot_scratch(self, operation: Operation) -> int:
@@ -410,7 +419,7 @@ class _RegionSteps:
         self.scheduler = scheduler
         self.steps: list[ScheduleStep] = []
         self.pending: list[Root] = []
-        self._scalars: set[Value] = set()  # scalar results of pending reductions
+        self._scalars: set[SSAValue] = set()  # scalar results of pending reductions
 
     def add(self, root: Root) -> None:
         if root.reads.scalars & self._scalars:

@@ -19,7 +19,7 @@ from collections.abc import Iterator
 from functools import reduce
 
 from tilewright.dtypes import int1
-from tilewright.ir.core import Function, Operation, Region, Value
+from tilewright.ir.core import Function, Operation, Region, SSAValue
 from tilewright.ir.rewrite import Rebuilder
 from tilewright.ir.waiting import deciding_values
 from tilewright.targets.cpu.attributes import integer
@@ -76,7 +76,7 @@ class _Watcher(Rebuilder):
         self.location = saved
         body.operations.append(terminator)
 
-    def _differ(self, old: Value, new: Value) -> Value:
+    def _differ(self, old: SSAValue, new: SSAValue) -> SSAValue:
         """Whether two values of one type differ, blocks in some element."""
         if not old.type.rank:
             return self.emit("compare", old, new, predicate="ne")
@@ -86,7 +86,7 @@ class _Watcher(Rebuilder):
         return differ
 
 
-def _deciding(loop: Operation) -> list[tuple[Value, Value]] | None:
+def _deciding(loop: Operation) -> list[tuple[SSAValue, SSAValue]] | None:
     """Carried values that decide about further passes, before and after the body; None for a loop that cannot wait.
 
     What the body computes from memory alone is left out: it is as it was while memory is.
@@ -114,7 +114,7 @@ def _deciding(loop: Operation) -> list[tuple[Value, Value]] | None:
     return pairs if polls or not pairs else None
 
 
-def _varying(before: Region, after: Region, varying: set[Value]) -> set[Value]:
+def _varying(before: Region, after: Region, varying: set[SSAValue]) -> set[SSAValue]:
     """What a pass computes from values that the pass before it has left, `varying` to begin with."""
 
     def follow(region: Region) -> None:

@@ -6,7 +6,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass
 
-from tilewright.ir.core import Function, Operation, Value
+from tilewright.ir.core import Function, Operation, SSAValue
 from tilewright.ir.types import PointerType
 from tilewright.layout import Facts
 from tilewright.passes.axis_info import AxisInfo
@@ -27,13 +27,13 @@ class Access:
 ACCESSES = ("load", "store", "atomic_rmw", "atomic_cas")
 
 
-def access_operands(operation: Operation) -> tuple[Value, Value | None]:
+def access_operands(operation: Operation) -> tuple[SSAValue, SSAValue | None]:
     """Pointer and mask of a memory operation."""
     place = {"load": 1, "store": 2, "atomic_rmw": 2, "atomic_cas": 3}[operation.opcode]
     return operation.operands[0], operation.operands[place] if place < len(operation.operands) else None
 
 
-def access_facts(operation: Operation, facts: Mapping[Value, AxisInfo]) -> Facts:
+def access_facts(operation: Operation, facts: Mapping[SSAValue, AxisInfo]) -> Facts:
     pointer, mask = access_operands(operation)
     return transfer.facts_of(facts[pointer], facts[mask] if mask is not None else None)
 
@@ -44,7 +44,7 @@ def item_size(operation: Operation) -> int:
     return pointer.element.itemsize
 
 
-def plan_accesses(function: Function, facts: Mapping[Value, AxisInfo]) -> dict[Operation, Access]:
+def plan_accesses(function: Function, facts: Mapping[SSAValue, AxisInfo]) -> dict[Operation, Access]:
     """Of every access to a block; those of one shape that run along one axis get equally many elements a thread."""
     found: dict[Operation, tuple[Facts, int, int]] = {}
     runs: dict[tuple[tuple[int, ...], int], list[tuple[int, int]]] = {}
@@ -77,7 +77,7 @@ def chained_products(function: Function) -> frozenset[Operation]:
     dots = [operation for operation in function.walk() if operation.opcode == "dot"]
     found: set[Operation] = set()
     for operation in dots if len(dots) > 1 else ():
-        seen: set[Value] = set()
+        seen: set[SSAValue] = set()
         stack = [operation.operands[0]]
         while stack:
             value = stack.pop()
@@ -91,7 +91,7 @@ def chained_products(function: Function) -> frozenset[Operation]:
     return frozenset(found)
 
 
-def load_of(value: Value) -> Operation | None:
+def load_of(value: SSAValue) -> Operation | None:
     """The load of a block that comes from memory as it is."""
     operation = value.definition
     while operation is not None and operation.opcode == "permute":
@@ -99,6 +99,6 @@ def load_of(value: Value) -> Operation | None:
     return operation if operation is not None and operation.opcode == "load" else None
 
 
-def loaded(value: Value) -> bool:
+def loaded(value: SSAValue) -> bool:
     """Whether a block comes from memory as it is."""
     return load_of(value) is not None

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 
 from tilewright.errors import CompilationError
-from tilewright.ir.core import Function, Operation, Region, Value
+from tilewright.ir.core import Function, Operation, Region, SSAValue
 from tilewright.ir.ops import ELEMENTWISE, OPS
 from tilewright.layout import LinearLayout
 from tilewright.passes.axis_info import AxisInfo
@@ -31,7 +31,7 @@ class Assigner:
         self,
         lanes: int,
         warps: int,
-        facts: Mapping[Value, AxisInfo],
+        facts: Mapping[SSAValue, AxisInfo],
         accesses: Mapping[Operation, Access],
         rules: Mapping[str, Rule],
     ) -> None:
@@ -40,13 +40,15 @@ class Assigner:
         self.rules = rules
         self.facts = facts
         self.accesses = accesses
-        self.home: dict[Value, LinearLayout] = {}
+        self.home: dict[SSAValue, LinearLayout] = {}
         self.required: dict[Operation, list[LinearLayout | None]] = {}
         self.working: dict[Operation, LinearLayout] = {}
-        self.flexible: dict[Value, int] = {}  # and what computing it again costs
-        self.open: dict[Value, None] = {}
-        self.groups: dict[Value, list[Value]] = {}  # of open blocks of loops and branches: what shares their layout
-        self.flow: dict[Operation, list[Value | None]] = {}  # operands that must be where another value is
+        self.flexible: dict[SSAValue, int] = {}  # and what computing it again costs
+        self.open: dict[SSAValue, None] = {}
+        self.groups: dict[
+            SSAValue, list[SSAValue]
+        ] = {}  # of open blocks of loops and branches: what shares their layout
+        self.flow: dict[Operation, list[SSAValue | None]] = {}  # operands that must be where another value is
         self.chained: frozenset[Operation] = frozenset()  # products that feed products
         self.combined: dict[tuple[int, ...], int] = {}  # shapes of blocks that are reduced, and along which axis
         self.stored: dict[Operation, Operation] = {}  # reductions whose results are only stored, and where
@@ -78,7 +80,7 @@ class Assigner:
         for value in list(self.open):
             self.settle(value)
 
-    def refresh(self, value: Value) -> None:
+    def refresh(self, value: SSAValue) -> None:
         """An open block follows what it is computed from, or what flows into the loop that carries it, once that has
         been anchored."""
         seen, path = {value}, [value] if value in self.open else []
@@ -98,7 +100,7 @@ class Assigner:
 
     # Asking and deciding -------------------------------------------------------------------------
 
-    def default(self, value: Value) -> LinearLayout:
+    def default(self, value: SSAValue) -> LinearLayout:
         """The layout of a block of which nothing else is known."""
         return self.default_of(value.type.shape, value.type.element.bits)
 
@@ -106,7 +108,7 @@ class Assigner:
         """The layout of a block of this shape, with elements of so many bits, of which nothing else is known."""
         return transfer.default_layout(shape, bits // 8 or 1, self.warps, self.lanes)
 
-    def settle(self, value: Value) -> LinearLayout:
+    def settle(self, value: SSAValue) -> LinearLayout:
         """The layout of an operand that may have any: its own, or the default, which it then gets."""
         self.refresh(value)
         if value not in self.home:
@@ -115,11 +117,11 @@ class Assigner:
             return self.home.get(value, layout)
         return self.home[value]
 
-    def anchor(self, value: Value, layout: LinearLayout) -> None:
+    def anchor(self, value: SSAValue, layout: LinearLayout) -> None:
         self.home[value] = layout
         self.open.pop(value, None)
 
-    def demand(self, value: Value, layout: LinearLayout) -> None:
+    def demand(self, value: SSAValue, layout: LinearLayout) -> None:
         """A user wants `value` in `layout`: open blocks behind it take what follows from that."""
         waiting = [(value, layout)]
         while waiting:
@@ -134,8 +136,8 @@ class Assigner:
                 waiting += reversed(self._settle_open(value, operation, layout))
 
     def _settle_open(
-        self, value: Value, operation: Operation | None, layout: LinearLayout
-    ) -> list[tuple[Value, LinearLayout]]:
+        self, value: SSAValue, operation: Operation | None, layout: LinearLayout
+    ) -> list[tuple[SSAValue, LinearLayout]]:
         """An open block gets its layout; what that means for others."""
         if operation is not None and operation.opcode == "load":
             layout = self._load_layout(operation, layout)
@@ -153,7 +155,7 @@ class Assigner:
         ]
         return self._wanted_operands(operation, layout)
 
-    def _wanted_operands(self, operation: Operation, layout: LinearLayout) -> list[tuple[Value, LinearLayout]]:
+    def _wanted_operands(self, operation: Operation, layout: LinearLayout) -> list[tuple[SSAValue, LinearLayout]]:
         wanted = [(operand, operand_layout(operation, n, layout)) for n, operand in enumerate(operation.operands)]
         return [(operand, needed) for operand, needed in wanted if needed is not None]
 
@@ -164,7 +166,7 @@ class Assigner:
             if layout is not None:
                 self.demand(operand, layout)
 
-    def moved(self, operands: Sequence[Value], layout: LinearLayout) -> float:
+    def moved(self, operands: Sequence[SSAValue], layout: LinearLayout) -> float:
         """The cost of bringing anchored operands into a layout."""
         return sum(
             transfer.conversion_cost(self.home[value], layout, element_bits(value))
@@ -174,7 +176,7 @@ class Assigner:
 
     # Loops and branches --------------------------------------------------------------------------
 
-    def link(self, own: Sequence[Value], others: Sequence[Value]) -> None:
+    def link(self, own: Sequence[SSAValue], others: Sequence[SSAValue]) -> None:
         """Blocks `own` that a loop or a branch defines and `others` that flow into them: of one layout."""
         if own[0].type.is_scalar:
             return
@@ -183,7 +185,7 @@ class Assigner:
             self.open[value] = None
             self.groups[value] = group
 
-    def close(self, own: Value, others: Sequence[Value]) -> None:
+    def close(self, own: SSAValue, others: Sequence[SSAValue]) -> None:
         """More values that flow into a linked block; if it is open still, it takes the layout of one of them."""
         if own.type.is_scalar:
             return
@@ -267,7 +269,7 @@ class Assigner:
 
 def stored_reductions(function: Function) -> dict[Operation, Operation]:
     """Reductions whose results (blocks) are only computed with, element by element, and stored, each with a store."""
-    users: dict[Value, list[Operation]] = {}
+    users: dict[SSAValue, list[Operation]] = {}
     for operation in function.walk():
         for operand in operation.operands:
             users.setdefault(operand, []).append(operation)

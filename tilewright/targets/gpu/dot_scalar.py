@@ -22,7 +22,7 @@ from collections.abc import Callable, Iterator, Sequence
 
 from tilewright import dtypes
 from tilewright.dtypes import DType
-from tilewright.ir.core import Operation, Value
+from tilewright.ir.core import Operation, SSAValue
 from tilewright.targets.gpu.dot_scalar_layout import in_registers
 from tilewright.targets.gpu.exchange import from_bits, load_shared
 from tilewright.targets.gpu.layouts import Assignment
@@ -71,7 +71,7 @@ def _in_registers(assignment: Assignment, operation: Operation) -> bool:
     return in_registers(assignment.layouts[a], assignment.layouts[b], assignment.layouts[operation.result])
 
 
-def _gap(value: Value) -> int:
+def _gap(value: SSAValue) -> int:
     """Elements that are left out behind each row of an operand in scratch."""
     return _GAP_BYTES * 8 // element_bits(value)
 
@@ -187,7 +187,7 @@ class _ScalarDot:
             return _pairs(rows, columns, length)
         return _serpentine(rows, columns, length) if self.deep < 2 else _by_rows(rows, columns, length)
 
-    def held(self, value: Value) -> dict[Place, int]:
+    def held(self, value: SSAValue) -> dict[Place, int]:
         """Positions of registers by the coordinates of their element in thread 0."""
         layout = self.lowering.layout(value)
         found: dict[Place, int] = {}
@@ -196,7 +196,7 @@ class _ScalarDot:
             found[row, column] = place
         return found
 
-    def operand(self, value: Value, register: LLVMValue) -> LLVMValue:
+    def operand(self, value: SSAValue, register: LLVMValue) -> LLVMValue:
         return self.lowering.converter.cast(register, value.type.dtype, self.dtype)
 
     # Operands in scratch -------------------------------------------------------------------------
@@ -241,11 +241,11 @@ class _ScalarDot:
             loop.next(following)
         return list(loop.results)
 
-    def row_length(self, value: Value) -> int:
+    def row_length(self, value: SSAValue) -> int:
         """Elements from one row of an operand to the next."""
         return row_shape(value, _gap(value))[-1]
 
-    def batch(self, value: Value, place: list[LLVMValue]) -> LLVMValue:
+    def batch(self, value: SSAValue, place: list[LLVMValue]) -> LLVMValue:
         """The number of the first element of a matrix of the batch."""
         builder, total = self.lowering.builder, self.lowering.i32(0)
         shape = row_shape(value, _gap(value))
@@ -263,11 +263,11 @@ class _ScalarDot:
         """The address of the first element of a column of B."""
         return self.address(start, self.b, self.lowering.builder.add(self.batch(self.b, place), place[-1]))
 
-    def address(self, start: LLVMValue, value: Value, number: LLVMValue) -> LLVMValue:
+    def address(self, start: LLVMValue, value: SSAValue, number: LLVMValue) -> LLVMValue:
         builder = self.lowering.builder
         return builder.add(start, builder.multiply(number, self.lowering.i32(element_bits(value) // 8)))
 
-    def element(self, value: Value, start: LLVMValue, k: LLVMValue, stride: int) -> LLVMValue:
+    def element(self, value: SSAValue, start: LLVMValue, k: LLVMValue, stride: int) -> LLVMValue:
         """An element of an operand, in the type of the sum."""
         lowering, builder = self.lowering, self.lowering.builder
         bits = element_bits(value)

@@ -12,7 +12,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from math import prod
 
-from tilewright.ir.core import Operation, Value
+from tilewright.ir.core import Operation, SSAValue
 from tilewright.layout import LinearLayout
 from tilewright.layout.distributed import on_threads
 from tilewright.passes.axis_info import AxisInfo
@@ -98,7 +98,7 @@ def multiply_add(assigner: Assigner, operation: Operation) -> None:
 
 
 def copied_layouts(
-    operation: Operation, lanes: int, warps: int, facts: Mapping[Value, AxisInfo]
+    operation: Operation, lanes: int, warps: int, facts: Mapping[SSAValue, AxisInfo]
 ) -> ScalarLayouts | None:
     """Layouts for operands that come from memory as they are; None where they do not, or are too large."""
     a, b, accumulator = operation.operands
@@ -115,7 +115,7 @@ def copied_layouts(
     )
 
 
-def _memory_axis(value: Value, load: Operation, facts: Mapping[Value, AxisInfo]) -> int:
+def _memory_axis(value: SSAValue, load: Operation, facts: Mapping[SSAValue, AxisInfo]) -> int:
     """The axis of a block along which it lies in memory, as its tile in shared memory does."""
     known, size = access_facts(load, facts), item_size(load)
     axis = max((0, 1), key=lambda candidate: (known.run(candidate, size), candidate))

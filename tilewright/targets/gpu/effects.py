@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import os
 
-from tilewright.ir.core import Operation, Value
+from tilewright.ir.core import Operation, SSAValue
 from tilewright.ir.print_lines import line_format
 from tilewright.targets.gpu.lowering import KernelLowering, Rule
 from tilewright.targets.gpu.relocate import position
@@ -44,7 +44,7 @@ def _assert(lowering: KernelLowering, operation: Operation) -> None:
     builder.start(passed)
 
 
-def _outside(lowering: KernelLowering, value: Value, place: int) -> LLVMValue | None:
+def _outside(lowering: KernelLowering, value: SSAValue, place: int) -> LLVMValue | None:
     """Whether a register holds no element of the real block."""
     if value.type.is_scalar:
         return None
@@ -84,7 +84,7 @@ def _print_element(
         _line(lowering, line_format(operation, number), [*programs, *indices, wide])
 
 
-def _widened(lowering: KernelLowering, value: Value, register: LLVMValue, bits: bool) -> LLVMValue:
+def _widened(lowering: KernelLowering, value: SSAValue, register: LLVMValue, bits: bool) -> LLVMValue:
     """A register as `line_format` wants the element: a double, or 64 bits."""
     builder = lowering.builder
     if value.type.is_pointer:

@@ -16,7 +16,7 @@ from collections.abc import Sequence
 
 from tilewright import dtypes
 from tilewright.dtypes import DType
-from tilewright.ir.core import Operation, Value
+from tilewright.ir.core import Operation, SSAValue
 from tilewright.ir.ops import ELEMENTWISE
 from tilewright.ir.types import PointerType
 from tilewright.targets.gpu.conversions import register_type
@@ -87,7 +87,7 @@ def _defer(
     lowering.define_later(operation.result, register, len(chosen))
 
 
-def representatives(lowering: KernelLowering, value: Value) -> list[int]:
+def representatives(lowering: KernelLowering, value: SSAValue) -> list[int]:
     """For each register the position of one that holds the same number for certain (often itself)."""
     if value.type.is_scalar:
         return [0]
@@ -114,7 +114,7 @@ def _cast(lowering: KernelLowering, operation: Operation, registers: Sequence[LL
     return lowering.converter.cast_all(registers, source, target, str(operation.attributes["rounding"]))
 
 
-def _is_index(lowering: KernelLowering, value: Value) -> bool:
+def _is_index(lowering: KernelLowering, value: SSAValue) -> bool:
     """Whether a block counts elements, as ranges do: such numbers are taken not to wrap around (`axis_info`)."""
     facts = lowering.assignment.facts.get(value)
     return value.type.rank > 0 and facts is not None and max(facts.contiguity) > 1

@@ -25,7 +25,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
-from tilewright.ir.core import Attribute, Function, Operation, Region, Value
+from tilewright.ir.core import Attribute, Function, Operation, Region, SSAValue
 from tilewright.ir.rewrite import Rebuilder
 from tilewright.layout import LinearLayout
 from tilewright.passes.axis_info import AxisInfo, analyze_axes
@@ -48,8 +48,8 @@ class Assignment:
     """The kernel with its conversions, the layout of every block of it, and what is known of its numbers."""
 
     function: Function
-    layouts: Mapping[Value, LinearLayout]
-    facts: Mapping[Value, AxisInfo]
+    layouts: Mapping[SSAValue, LinearLayout]
+    facts: Mapping[SSAValue, AxisInfo]
     working: Mapping[Operation, LinearLayout]  # of operations that have a layout of their own: accesses, scans …
     target: SimtTarget
 
@@ -94,7 +94,7 @@ class _Wishes:
 
     def __init__(self, assigner: Assigner) -> None:
         self.assigner = assigner
-        self.wanted: dict[Value, dict[LinearLayout, None]] = {}
+        self.wanted: dict[SSAValue, dict[LinearLayout, None]] = {}
 
     def region(self, region: Region) -> None:
         for operation in reversed(region.operations):
@@ -112,7 +112,7 @@ class _Wishes:
         for operand, need in zip(operation.operands, needs_of(self.assigner, operation), strict=True):
             self.wish(operand, need)
 
-    def wish(self, value: Value, layout: LinearLayout | None) -> None:
+    def wish(self, value: SSAValue, layout: LinearLayout | None) -> None:
         if layout is not None and value.type.rank:
             self.wanted.setdefault(value, {})[layout] = None
 
@@ -130,13 +130,13 @@ def needs_of(assigner: Assigner, operation: Operation) -> list[LinearLayout | No
 class _LayoutWriter(Rebuilder):
     """Writes the kernel again, every block in each layout that is wanted of it."""
 
-    def __init__(self, assigner: Assigner, wanted: Mapping[Value, Mapping[LinearLayout, None]]) -> None:
+    def __init__(self, assigner: Assigner, wanted: Mapping[SSAValue, Mapping[LinearLayout, None]]) -> None:
         super().__init__()
         self.assigner = assigner
         self.wanted = wanted
-        self.layouts: dict[Value, LinearLayout] = {}
+        self.layouts: dict[SSAValue, LinearLayout] = {}
         self.working: dict[Operation, LinearLayout] = {}
-        self.written: dict[tuple[Value, LinearLayout], Value] = {}
+        self.written: dict[tuple[SSAValue, LinearLayout], SSAValue] = {}
 
     def run(self, function: Function) -> Function:
         region = self.copy_region(function.region)
@@ -187,12 +187,12 @@ class _LayoutWriter(Rebuilder):
         self.current.operations.append(copy)
         return copy
 
-    def operand(self, value: Value, layout: LinearLayout | None) -> Value:
+    def operand(self, value: SSAValue, layout: LinearLayout | None) -> SSAValue:
         if layout is None:
             return self.mapping.get(value, value)
         return self.written[value, layout]
 
-    def defined(self, old: Value, new: Value, home: LinearLayout | None, operation: Operation | None) -> None:
+    def defined(self, old: SSAValue, new: SSAValue, home: LinearLayout | None, operation: Operation | None) -> None:
         """A value that stands where it stands; conversions follow for the other layouts that are wanted of it."""
         self.mapping[old] = new
         if home is None:
@@ -203,7 +203,7 @@ class _LayoutWriter(Rebuilder):
             if layout != home:
                 self.written[old, layout] = self.convert(new, home, layout)
 
-    def convert(self, value: Value, home: LinearLayout, layout: LinearLayout) -> Value:
+    def convert(self, value: SSAValue, home: LinearLayout, layout: LinearLayout) -> SSAValue:
         if layout in self.assigner.operands:
             plan = _COPIED
         elif is_tile(layout):

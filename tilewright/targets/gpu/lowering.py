@@ -20,7 +20,7 @@ from typing import Any
 
 from tilewright import dtypes
 from tilewright.errors import CompilationError
-from tilewright.ir.core import Function, Operation, Parameter, Region, Value
+from tilewright.ir.core import Function, Operation, Parameter, Region, SSAValue
 from tilewright.ir.diagnostics import unsupported_error
 from tilewright.ir.types import Element, PointerType
 from tilewright.layout import LinearLayout, live_registers
@@ -118,10 +118,10 @@ class KernelLowering:
         self.affine: dict[str, tuple[LLVMValue, int]] = {}
         self.used = {value for operation in self.function.walk() for value in operation.operands}
         self.loops: Mapping[Operation, Rule] = {}  # rules of loops that are not emitted as they stand
-        self.reads: dict[Value, PartRead] = {}  # blocks in shared memory of which products take parts
+        self.reads: dict[SSAValue, PartRead] = {}  # blocks in shared memory of which products take parts
         self.deferred: frozenset[Operation] = frozenset()  # whose registers are computed when they are asked for
         self._instead: dict[Operation, Rule] = {}
-        self._values: dict[Value, list[LLVMValue]] = {}
+        self._values: dict[SSAValue, list[LLVMValue]] = {}
         self._memo: dict[tuple[object, ...], LLVMValue] = {}
         self._declare()
 
@@ -140,7 +140,7 @@ class KernelLowering:
             for argument, register in zip(self.function.region.arguments, self.builder.arguments, strict=True)
         )
 
-    def parameter(self, argument: Value, parameter: Parameter) -> tuple[str, str]:
+    def parameter(self, argument: SSAValue, parameter: Parameter) -> tuple[str, str]:
         """The LLVM type of a parameter of the kernel, and its attributes."""
         notes = []
         if argument.type.is_pointer:
@@ -179,27 +179,27 @@ class KernelLowering:
 
     # Values --------------------------------------------------------------------------------------
 
-    def registers(self, value: Value) -> list[LLVMValue]:
+    def registers(self, value: SSAValue) -> list[LLVMValue]:
         """What a thread holds of a value: the live registers of its layout in their order; of a scalar, one."""
         return self._values[value]
 
-    def scalar(self, value: Value) -> LLVMValue:
+    def scalar(self, value: SSAValue) -> LLVMValue:
         """The one register of a scalar."""
         (register,) = self._values[value]
         return register
 
-    def define(self, value: Value, registers: Sequence[LLVMValue]) -> None:
+    def define(self, value: SSAValue, registers: Sequence[LLVMValue]) -> None:
         self._values[value] = list(registers)
 
-    def define_later(self, value: Value, register: Callable[[int], LLVMValue], count: int) -> None:
+    def define_later(self, value: SSAValue, register: Callable[[int], LLVMValue], count: int) -> None:
         """A value whose registers are emitted when they are asked for, each once; all uses are in this basic block."""
         self._values[value] = _LaterRegisters(register, count)
 
-    def layout(self, value: Value) -> LinearLayout:
+    def layout(self, value: SSAValue) -> LinearLayout:
         """The layout of a block; extents that are no powers of two are rounded up in it."""
         return self.assignment.layouts[value]
 
-    def numbers(self, value: Value) -> tuple[int, ...]:
+    def numbers(self, value: SSAValue) -> tuple[int, ...]:
         """The register numbers of a block's layout that exist, in the order of `registers`."""
         return self.live(self.layout(value), value.type.shape)
 

@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from tilewright.ir.core import Operation, Value
+from tilewright.ir.core import Operation, SSAValue
 from tilewright.ir.types import PointerType
 from tilewright.layout import Facts, LinearLayout, widest_access
 from tilewright.targets.gpu.accesses import access_facts, access_operands
@@ -29,7 +29,7 @@ class Piece:
 
 
 def pieces(
-    lowering: KernelLowering, operation: Operation, value: Value, *, once: bool, widest: int = 16
+    lowering: KernelLowering, operation: Operation, value: SSAValue, *, once: bool, widest: int = 16
 ) -> list[Piece]:
     """The instructions of an access; with `once`, each element is moved by one thread only.
 
@@ -55,7 +55,7 @@ def pieces(
 def _groups(
     lowering: KernelLowering,
     operation: Operation,
-    pointer: Value,
+    pointer: SSAValue,
     layout: LinearLayout,
     positions: dict[int, int],
     widest: int,
@@ -155,7 +155,7 @@ def load_piece(lowering: KernelLowering, operation: Operation, piece: Piece) -> 
     return [from_memory(lowering, register, result) for register in loaded]
 
 
-def repeated(lowering: KernelLowering, value: Value, registers: dict[int, LLVMValue]) -> list[LLVMValue]:
+def repeated(lowering: KernelLowering, value: SSAValue, registers: dict[int, LLVMValue]) -> list[LLVMValue]:
     """All registers of a block, those that repeat another's element included."""
     if value.type.is_scalar:
         return [registers[0]]
@@ -164,13 +164,13 @@ def repeated(lowering: KernelLowering, value: Value, registers: dict[int, LLVMVa
     return [held[layout.element(register=number)] for number in numbers]
 
 
-def as_memory(lowering: KernelLowering, register: LLVMValue, value: Value) -> LLVMValue:
+def as_memory(lowering: KernelLowering, register: LLVMValue, value: SSAValue) -> LLVMValue:
     """A register as memory has it: truth values are bytes."""
     wanted = memory_type(value.type.element)
     return lowering.builder.cast("zext", register, wanted) if register.type == "i1" else register
 
 
-def from_memory(lowering: KernelLowering, register: LLVMValue, value: Value) -> LLVMValue:
+def from_memory(lowering: KernelLowering, register: LLVMValue, value: SSAValue) -> LLVMValue:
     if register_type(value.type.element) == "i1":
         return lowering.builder.compare("ne", register, 0)
     return register

@@ -16,7 +16,7 @@ from __future__ import annotations
 from collections.abc import Collection
 from dataclasses import dataclass
 
-from tilewright.ir.core import Function, Operation, Region, Value
+from tilewright.ir.core import Function, Operation, Region, SSAValue
 from tilewright.targets.gpu.accesses import ACCESSES
 from tilewright.targets.gpu.layouts import SCALAR_REGIONS
 
@@ -27,8 +27,8 @@ _PASSES_POINTERS = ("offset", "splat", "broadcast", "expand_dims", "reshape", "p
 class _OrderedAccess:
     """An access since the last barrier; `root` is the parameter behind its pointers, None if it is not known."""
 
-    root: Value | None
-    pointer: Value
+    root: SSAValue | None
+    pointer: SSAValue
     writes: bool
     atomic: bool
 
@@ -79,8 +79,8 @@ class _Walk:
         self.parameters = set(function.region.arguments)
         self.exchanging = exchanging
         self.barriers: dict[Operation, None] = {}
-        self.roots: dict[Value, Value | None] = {}
-        self.carried: dict[Value, Value] = {}  # arguments of loops: what they begin with
+        self.roots: dict[SSAValue, SSAValue | None] = {}
+        self.carried: dict[SSAValue, SSAValue] = {}  # arguments of loops: what they begin with
 
     def region(self, region: Region, since: _State) -> _State:
         for operation in region.operations:
@@ -122,14 +122,14 @@ class _Walk:
                 return together
             since = together
 
-    def root(self, value: Value) -> Value | None:
+    def root(self, value: SSAValue) -> SSAValue | None:
         """The parameter that a pointer was made of; blocks that a loop carries stay in the memory they begin in."""
         if value not in self.roots:
             self.roots[value] = None  # for a cycle
             self.roots[value] = self.find_root(value)
         return self.roots[value]
 
-    def find_root(self, value: Value) -> Value | None:
+    def find_root(self, value: SSAValue) -> SSAValue | None:
         operation = value.definition
         while operation is not None and operation.opcode in _PASSES_POINTERS:
             value = operation.operands[0]

@@ -16,7 +16,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from math import prod
 
-from tilewright.ir.core import Operation, Region, Value
+from tilewright.ir.core import Operation, Region, SSAValue
 from tilewright.ir.ops import Effect, effects_of
 from tilewright.ir.rewrite import constant_of
 from tilewright.layout import LinearLayout, SharedExchange, SharedLayout, swizzled, unswizzled, widest_access
@@ -92,7 +92,7 @@ def plan_pipelines(assignment: Assignment, stages: int, limit: int) -> dict[Oper
     """Pipelines of `stages` stages for the loops of a kernel; fewer where they take more than `limit` bytes."""
     if not assignment.target.asynchronous_copies:
         return {}
-    users: dict[Value, list[Operation]] = {}
+    users: dict[SSAValue, list[Operation]] = {}
     for operation in assignment.function.walk():
         for value in operation.operands:
             users.setdefault(value, []).append(operation)
@@ -111,7 +111,7 @@ def plan_pipelines(assignment: Assignment, stages: int, limit: int) -> dict[Oper
 def _plan(
     assignment: Assignment,
     loop: Operation,
-    users: Mapping[Value, Sequence[Operation]],
+    users: Mapping[SSAValue, Sequence[Operation]],
     stages: int,
     limit: int,
 ) -> Pipeline | None:
@@ -150,7 +150,7 @@ def _spare_stage(assignment: Assignment, body: Region, stages: int, stage_bytes:
     return int(resident[1] >= min(by_registers, resident[0]))
 
 
-def _flying(assignment: Assignment, body: Region, users: Mapping[Value, Sequence[Operation]]) -> tuple[int, ...]:
+def _flying(assignment: Assignment, body: Region, users: Mapping[SSAValue, Sequence[Operation]]) -> tuple[int, ...]:
     """Results of products from shared memory that are only carried to the next iteration."""
     found = []
     for position, value in enumerate(body.terminator.operands):
@@ -167,7 +167,7 @@ def _stream(
     assignment: Assignment,
     body: Region,
     load: Operation,
-    users: Mapping[Value, Sequence[Operation]],
+    users: Mapping[SSAValue, Sequence[Operation]],
     offset: int,
 ) -> Stream | None:
     """A load as a stream, if all that happens to its block is a conversion through shared memory for a product."""
@@ -258,7 +258,7 @@ def _slice(body: Region, streams: Sequence[Stream]) -> tuple[tuple[Operation, ..
     inside = {result: operation for operation in body.operations for result in operation.results}
     needed: dict[Operation, None] = {}
     positions: dict[int, None] = {}
-    stack: list[Value] = []
+    stack: list[SSAValue] = []
     for stream in streams:
         pointer, mask = access_operands(stream.load)
         stack += [pointer, *([mask] if mask is not None else [])]

@@ -20,7 +20,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass, replace
 
-from tilewright.ir.core import Attribute, Function, Operation, Value
+from tilewright.ir.core import Attribute, Function, Operation, SSAValue
 from tilewright.ir.ops import ELEMENTWISE
 from tilewright.ir.rewrite import Rebuilder
 from tilewright.layout import LinearLayout
@@ -46,7 +46,7 @@ _FEW_WORDS = 2  # registers of a thread that may be kept without a thought
 class _Chain:
     """How a block is computed again: the blocks that it comes from, instructions for each element."""
 
-    roots: frozenset[Value]
+    roots: frozenset[SSAValue]
     cost: int
 
 
@@ -93,7 +93,7 @@ def deferred_operations(function: Function) -> frozenset[Operation]:
     )
 
 
-def _is_number(value: Value) -> bool:
+def _is_number(value: SSAValue) -> bool:
     """Whether a value is of floats, or of integers from memory: what rows consist of."""
     if value.type.is_pointer or value.type.dtype.is_bool:
         return False
@@ -117,16 +117,16 @@ class _Blocks:
             for number, operation in enumerate(operations)
             if operation.opcode == "reduce" and self.words(operation.operands[0]) > _FEW_WORDS
         ]
-        self.last: dict[Value, int] = {}  # of what is defined here, the place of the last use
+        self.last: dict[SSAValue, int] = {}  # of what is defined here, the place of the last use
         for number, operation in enumerate(operations):
             for value in operation.operands:
                 if value.definition is not None:
                     self.last[value] = number
-        self._chains: dict[Value, _Chain | None] = {}
+        self._chains: dict[SSAValue, _Chain | None] = {}
         self.again = self._recomputed()
         self.roots = {root for value in self.again for root in self._found(value).roots}
 
-    def words(self, value: Value) -> int:
+    def words(self, value: SSAValue) -> int:
         """32-bit registers of a thread that a block of numbers takes; addresses and masks take none to speak of."""
         if value.type.is_scalar or value.type.is_pointer or value.type.dtype.is_bool:
             return 0
@@ -135,7 +135,7 @@ class _Blocks:
         layout = self.assignment.layouts[value]
         return -(-len(cached_live_registers(layout, value.type.shape)) * value.type.dtype.bits // 32)
 
-    def source(self, value: Value) -> Value:
+    def source(self, value: SSAValue) -> SSAValue:
         """The block whose registers a value has."""
         while value.definition is not None and value.definition.opcode in _RENAMING:
             value = value.definition.operands[0]
@@ -145,18 +145,18 @@ class _Blocks:
         """How many reductions stand before an operation."""
         return sum(place < number for place in self.reductions)
 
-    def crosses(self, value: Value, place: int) -> bool:
+    def crosses(self, value: SSAValue, place: int) -> bool:
         """Whether a block is used behind an operation that stands behind its definition."""
         assert value.definition is not None
         return self.place[value.definition] < place < self.last[value]
 
-    def chain(self, value: Value) -> _Chain | None:
+    def chain(self, value: SSAValue) -> _Chain | None:
         """How a block is computed from loads and what is at hand; None when it is not, or too dear."""
         if value not in self._chains:
             self._chains[value] = self._chain(value)
         return self._chains[value]
 
-    def _chain(self, value: Value) -> _Chain | None:
+    def _chain(self, value: SSAValue) -> _Chain | None:
         operation, source = value.definition, self.source(value)
         if self.words(source) <= _FEW_WORDS or not _is_number(value):
             return _Chain(frozenset(), 0)
@@ -168,7 +168,7 @@ class _Blocks:
             return None
         parts = [self.chain(operand) for operand in operation.operands]
         cost = _HEAVY_COST if operation.opcode in _HEAVY else int(operation.opcode not in _RENAMING)
-        roots: set[Value] = set()
+        roots: set[SSAValue] = set()
         for part in parts:
             if part is None:
                 return None
@@ -176,12 +176,12 @@ class _Blocks:
             cost += part.cost
         return _Chain(frozenset(roots), cost) if cost <= _GREATEST_COST else None
 
-    def _found(self, value: Value) -> _Chain:
+    def _found(self, value: SSAValue) -> _Chain:
         chain = self.chain(value)
         assert chain is not None
         return chain
 
-    def _recomputed(self) -> set[Value]:
+    def _recomputed(self) -> set[SSAValue]:
         """The blocks that would be computed again."""
         found = set()
         for value in list(self.last):
@@ -197,7 +197,7 @@ class _Blocks:
         return max((self._kept(place, again) for place in self.reductions), default=0)
 
     def _kept(self, place: int, again: bool) -> int:
-        kept: dict[Value, None] = {}
+        kept: dict[SSAValue, None] = {}
         for value in self.last:
             assert value.definition is not None
             start = self.place[value.definition]
@@ -217,10 +217,10 @@ class _CopyWriter(Rebuilder):
     def __init__(self, blocks: _Blocks) -> None:
         super().__init__()
         self.blocks = blocks
-        self.layouts: dict[Value, LinearLayout] = {}
+        self.layouts: dict[SSAValue, LinearLayout] = {}
         self.working: dict[Operation, LinearLayout] = {}
         self._epoch = 0
-        self._own: dict[Value, int] = {}  # the epoch in which the present copy of a block was computed
+        self._own: dict[SSAValue, int] = {}  # the epoch in which the present copy of a block was computed
 
     def run(self, function: Function) -> Function:
         region = self.copy_region(function.region)
@@ -235,7 +235,7 @@ class _CopyWriter(Rebuilder):
         super().copy(operation)
         self._describe(operation, self.current.operations[-1])
 
-    def _renew(self, value: Value) -> None:
+    def _renew(self, value: SSAValue) -> None:
         """See to it that a block that is computed again was so since the last reduction."""
         operation = value.definition
         if operation is None:
@@ -253,7 +253,7 @@ class _CopyWriter(Rebuilder):
             super().copy(operation)
             self._describe(operation, self.current.operations[-1])
 
-    def _keep(self, value: Value) -> None:
+    def _keep(self, value: SSAValue) -> None:
         operand = self.mapping[value]
         layout = self.blocks.assignment.layouts[value]
         attributes: dict[str, Attribute] = {"order": tuple(range(value.type.rank))}

@@ -8,7 +8,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from math import prod
 
-from tilewright.ir.core import Operation, Value
+from tilewright.ir.core import Operation, SSAValue
 from tilewright.layout import LinearLayout
 from tilewright.targets.gpu import transfer
 from tilewright.targets.gpu.combine import (
@@ -177,7 +177,7 @@ def _over_warps(
     return {element: combiner.tree(several) for element, several in zip(partials, exchanged, strict=True)}
 
 
-def _elements(lowering: KernelLowering, result: Value) -> list[int]:
+def _elements(lowering: KernelLowering, result: SSAValue) -> list[int]:
     if result.type.is_scalar:
         return [0]
     layout = lowering.layout(result)

@@ -8,7 +8,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from math import prod
 
-from tilewright.ir.core import Operation, Value
+from tilewright.ir.core import Operation, SSAValue
 from tilewright.layout import LinearLayout
 from tilewright.targets.gpu.exchange import from_bits, load_shared, store_shared, to_bits
 from tilewright.targets.gpu.layouts import Assignment
@@ -52,13 +52,13 @@ def _coordinates(lowering: KernelLowering, number: LLVMValue, shape: Sequence[in
     return result[::-1]
 
 
-def row_shape(value: Value, gap: int = 0) -> tuple[int, ...]:
+def row_shape(value: SSAValue, gap: int = 0) -> tuple[int, ...]:
     """The extents of a block in scratch, where each row is followed by `gap` elements that are nothing."""
     shape = padded(value.type.shape)
     return (*shape[:-1], shape[-1] + gap) if shape else ()
 
 
-def area_bytes(value: Value, gap: int = 0) -> int:
+def area_bytes(value: SSAValue, gap: int = 0) -> int:
     """Scratch for all elements of a block."""
     size = prod(row_shape(value, gap)) * element_bits(value) // 8
     return -(-size // _ALIGNMENT) * _ALIGNMENT
@@ -68,7 +68,7 @@ class _Areas:
     """The operands of an operation in scratch memory."""
 
     def __init__(
-        self, lowering: KernelLowering, operation: Operation, operands: Sequence[Value], gaps: Sequence[int]
+        self, lowering: KernelLowering, operation: Operation, operands: Sequence[SSAValue], gaps: Sequence[int]
     ) -> None:
         self.lowering = lowering
         self.starts: list[LLVMValue] = []
@@ -78,7 +78,7 @@ class _Areas:
             self.starts.append(lowering.builder.add(lowering.group.scratch, lowering.i32(offset)))
             offset += area_bytes(value, gap)
 
-    def store(self, number: int, value: Value) -> None:
+    def store(self, number: int, value: SSAValue) -> None:
         """Put an operand in its place."""
         lowering = self.lowering
         registers = lowering.registers(value)
@@ -91,7 +91,7 @@ class _Areas:
             index = row_major(lowering, coordinates, row_shape(value, self.gaps[number]))
             store_shared(lowering, self.pointer(number, value, index), [to_bits(lowering, register)])
 
-    def load(self, number: int, value: Value, coordinates: Sequence[LLVMValue]) -> LLVMValue:
+    def load(self, number: int, value: SSAValue, coordinates: Sequence[LLVMValue]) -> LLVMValue:
         """An element of an operand; coordinates beyond it give some other element."""
         lowering = self.lowering
         shape = padded(value.type.shape)
@@ -102,14 +102,14 @@ class _Areas:
         (loaded,) = load_shared(lowering, self.pointer(number, value, index), bits, 1)
         return from_bits(lowering, loaded, lowering.registers(value)[0].type)
 
-    def pointer(self, number: int, value: Value, index: LLVMValue) -> LLVMValue:
+    def pointer(self, number: int, value: SSAValue, index: LLVMValue) -> LLVMValue:
         lowering = self.lowering
         distance = lowering.builder.multiply(index, lowering.i32(element_bits(value) // 8))
         return lowering.shared_pointer(lowering.builder.add(self.starts[number], distance))
 
 
 def _stored(
-    lowering: KernelLowering, operation: Operation, operands: Sequence[Value], gaps: Sequence[int] | None = None
+    lowering: KernelLowering, operation: Operation, operands: Sequence[SSAValue], gaps: Sequence[int] | None = None
 ) -> _Areas:
     areas = _Areas(lowering, operation, operands, gaps or [0] * len(operands))
     for number, value in enumerate(operands):
@@ -119,7 +119,7 @@ def _stored(
 
 
 def store_areas(
-    lowering: KernelLowering, operation: Operation, operands: Sequence[Value], gaps: Sequence[int]
+    lowering: KernelLowering, operation: Operation, operands: Sequence[SSAValue], gaps: Sequence[int]
 ) -> list[LLVMValue]:
     """Put blocks into scratch, row by row, one after the other; their first bytes' offsets, after a barrier.
 
@@ -128,7 +128,7 @@ def store_areas(
     return _stored(lowering, operation, operands, gaps).starts
 
 
-def _result_coordinates(lowering: KernelLowering, value: Value) -> list[list[LLVMValue]]:
+def _result_coordinates(lowering: KernelLowering, value: SSAValue) -> list[list[LLVMValue]]:
     layout = lowering.layout(value)
     return [
         [position(lowering, layout, axis, number) for axis in range(value.type.rank)]

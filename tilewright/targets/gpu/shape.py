@@ -6,7 +6,7 @@ from collections.abc import Callable, Sequence
 
 import numpy as np
 
-from tilewright.ir.core import Operation, Value
+from tilewright.ir.core import Operation, SSAValue
 from tilewright.layout import split
 from tilewright.targets.gpu import relocate
 from tilewright.targets.gpu.conversions import register_type
@@ -20,7 +20,7 @@ from tilewright.targets.llvm.builder import LLVMValue
 Coordinates = tuple[int, ...]
 
 
-def count_of(lowering: KernelLowering, value: Value) -> int:
+def count_of(lowering: KernelLowering, value: SSAValue) -> int:
     """How many registers a value has."""
     return 1 if value.type.is_scalar else len(lowering.numbers(value))
 
@@ -61,7 +61,7 @@ def _splat(lowering: KernelLowering, operation: Operation) -> None:
 
 
 def _renamed(
-    lowering: KernelLowering, result: Value, operand: Value, place: Callable[[Coordinates], Coordinates]
+    lowering: KernelLowering, result: SSAValue, operand: SSAValue, place: Callable[[Coordinates], Coordinates]
 ) -> None:
     """Each register of the result is the operand's whose element `place` names by its coordinates."""
     registers = lowering.registers(operand)

@@ -11,7 +11,7 @@ from dataclasses import replace
 from functools import lru_cache
 from math import prod
 
-from tilewright.ir.core import Operation, Value
+from tilewright.ir.core import Operation, SSAValue
 from tilewright.layout import (
     Blocked,
     Facts,
@@ -279,7 +279,7 @@ def separable(layout: LinearLayout, axis: int) -> bool:
 # Costs -------------------------------------------------------------------------------------------
 
 
-def element_bits(value: Value) -> int:
+def element_bits(value: SSAValue) -> int:
     """Bits of an element in a register; a truth value travels as a byte."""
     return max(8, value.type.element.bits)
 

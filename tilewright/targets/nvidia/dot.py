@@ -6,7 +6,7 @@ from collections.abc import Mapping, Sequence
 from functools import partial
 
 from tilewright import dtypes
-from tilewright.ir.core import Operation, Value
+from tilewright.ir.core import Operation, SSAValue
 from tilewright.targets.gpu.dot_scalar import scalar_dot, scalar_dot_bytes
 from tilewright.targets.gpu.exchange import pack, to_bits
 from tilewright.targets.gpu.layouts import Assignment
@@ -62,7 +62,7 @@ def _dot_bytes(target: NvidiaTarget, assignment: Assignment, operation: Operatio
     return 0 if instruction_of(operation, target) is not None else scalar_dot_bytes(assignment, operation)
 
 
-def held_by_first_thread(lowering: NvidiaLowering, value: Value) -> dict[Place, int]:
+def held_by_first_thread(lowering: NvidiaLowering, value: SSAValue) -> dict[Place, int]:
     """Positions of registers by the coordinates of their element in thread 0."""
     layout = lowering.layout(value)
     held: dict[Place, int] = {}
@@ -180,7 +180,7 @@ class _MmaProduct:
 
     # Parts of operands ---------------------------------------------------------------------------
 
-    def parts(self, value: Value) -> Sequence[Sequence[LLVMValue]]:
+    def parts(self, value: SSAValue) -> Sequence[Sequence[LLVMValue]]:
         """An operand's registers as the instruction takes them; split into parts where the precision asks for it."""
         lowering, dtype = self.lowering, value.type.dtype
         registers = lowering.registers(value)

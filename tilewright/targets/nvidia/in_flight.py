@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
-from tilewright.ir.core import Value
+from tilewright.ir.core import SSAValue
 from tilewright.targets.llvm.builder import LLVMBuilder, LLVMValue
 from tilewright.targets.nvidia.explicit import wgmma
 
@@ -21,7 +21,7 @@ class InFlightGroup:
     `carried` ones were issued by the iteration before.
     """
 
-    values: dict[Value, list[LLVMValue]]
+    values: dict[SSAValue, list[LLVMValue]]
     held: list[LLVMValue]
     carried: bool
 
@@ -33,11 +33,11 @@ class Flight:
         self.builder = builder
         self.groups: list[InFlightGroup] = []
 
-    def start(self, value: Value, registers: Sequence[LLVMValue], held: Sequence[LLVMValue]) -> None:
+    def start(self, value: SSAValue, registers: Sequence[LLVMValue], held: Sequence[LLVMValue]) -> None:
         """A result that is under way from now on."""
         self.groups.append(InFlightGroup({value: list(registers)}, list(held), False))
 
-    def carry(self, values: Mapping[Value, Sequence[LLVMValue]]) -> None:
+    def carry(self, values: Mapping[SSAValue, Sequence[LLVMValue]]) -> None:
         """Results that a loop has carried here, of any number of groups older than all that follow."""
         if values:
             self.groups.append(InFlightGroup({value: list(own) for value, own in values.items()}, [], True))
@@ -55,20 +55,20 @@ class Flight:
         """Forget the groups, whose results a loop carries on."""
         self.groups.clear()
 
-    def holds(self, value: Value) -> bool:
+    def holds(self, value: SSAValue) -> bool:
         return any(value in group.values for group in self.groups)
 
-    def take(self, value: Value) -> None:
+    def take(self, value: SSAValue) -> None:
         """The next product adds to this one's registers: nobody waits for them as they are."""
         for group in self.groups:
             group.values.pop(value, None)
 
-    def newer(self, value: Value) -> int:
+    def newer(self, value: SSAValue) -> int:
         """How many groups were issued after the one of a value."""
         place = next(number for number, group in enumerate(self.groups) if value in group.values)
         return len(self.groups) - place - 1
 
-    def land(self, keep: int = 0) -> dict[Value, list[LLVMValue]]:
+    def land(self, keep: int = 0) -> dict[SSAValue, list[LLVMValue]]:
         """Wait until at most the `keep` newest groups are under way; the results of the others, as numbers."""
         count = max(0, len(self.groups) - keep)
         retired, self.groups = self.groups[:count], self.groups[count:]

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 
-from tilewright.ir.core import Operation, Region, Value
+from tilewright.ir.core import Operation, Region, SSAValue
 from tilewright.runtime.gpu_program import TensorMapUse
 from tilewright.targets.gpu.layouts import Assignment
 from tilewright.targets.gpu.lowering import KernelLowering, Rule
@@ -45,7 +45,7 @@ class NvidiaLowering(KernelLowering):
     ) -> None:
         self.tensor_maps: list[TensorMapUse] = []
         self.tiles: Mapping[Operation, int] = {}
-        self.views: dict[Value, SharedView] = {}
+        self.views: dict[SSAValue, SharedView] = {}
         intrinsics = NvidiaIntrinsics(target)
         super().__init__(assignment, target, intrinsics, module, symbol, allocation, warps, rules, fuse=fuse)
         self.flight = Flight(self.builder)
@@ -78,7 +78,7 @@ class NvidiaLowering(KernelLowering):
         for value, registers in self.flight.land(keep).items():
             self.define(value, registers)
 
-    def land_value(self, value: Value) -> None:
+    def land_value(self, value: SSAValue) -> None:
         """Wait for the product that a value is the result of, if it is still under way."""
         if self.flight.holds(value):
             self.land(self.flight.newer(value))

@@ -8,7 +8,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from tilewright import dtypes
-from tilewright.ir.core import Operation, Value
+from tilewright.ir.core import Operation, SSAValue
 from tilewright.ir.rewrite import constant_of
 from tilewright.ir.types import TensorType
 from tilewright.layout import LinearLayout
@@ -91,13 +91,13 @@ def warpgroup_dot(lowering: NvidiaLowering, operation: Operation) -> None:
         lowering.define(operation.result, lowering.converter.cast_all(numbers, own, dtype))
 
 
-def _only_use(lowering: NvidiaLowering, value: Value) -> bool:
+def _only_use(lowering: NvidiaLowering, value: SSAValue) -> bool:
     uses = sum(1 for operation in lowering.function.walk() for operand in operation.operands if operand is value)
     return uses == 1
 
 
 def _multiply(
-    lowering: NvidiaLowering, product: WarpgroupProduct, a: Value, b: Value, sums: Sequence[LLVMValue] | None
+    lowering: NvidiaLowering, product: WarpgroupProduct, a: SSAValue, b: SSAValue, sums: Sequence[LLVMValue] | None
 ) -> tuple[list[LLVMValue], list[LLVMValue]]:
     """The results, and the registers that are being read."""
     builder = lowering.builder
@@ -134,7 +134,7 @@ def _group_place(lowering: NvidiaLowering, product: WarpgroupProduct) -> tuple[L
     return row, column
 
 
-def _in_registers(lowering: NvidiaLowering, a: Value, slices: int) -> wgmma.RegisterOperand:
+def _in_registers(lowering: NvidiaLowering, a: SSAValue, slices: int) -> wgmma.RegisterOperand:
     """A from a block in the operand's layout, whose registers are in the order of the instructions."""
     bits = [to_bits(lowering, register) for register in lowering.registers(a)]
     words = [pack(lowering, bits[first : first + 2], 32) for first in range(0, len(bits), 2)]

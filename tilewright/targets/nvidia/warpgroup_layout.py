@@ -11,7 +11,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from math import prod
 
-from tilewright.ir.core import Operation, Value
+from tilewright.ir.core import Operation, SSAValue
 from tilewright.layout import LinearLayout, SharedExchange, nvmma, wgmma_accumulator, wgmma_operand
 from tilewright.layout.distributed import on_threads
 from tilewright.targets.gpu.tiles import OFFSET, tile_axis
@@ -98,7 +98,7 @@ def operand_layouts(
     return None if left is None or right is None else (left, right)
 
 
-def _in_registers(a: Value, product: WarpgroupProduct, home: LinearLayout) -> LinearLayout | None:
+def _in_registers(a: SSAValue, product: WarpgroupProduct, home: LinearLayout) -> LinearLayout | None:
     """The layout of an A in registers, where a 16-bit block gets into it without shared memory."""
     if a.type.dtype.bits != 16:
         return None
@@ -109,7 +109,7 @@ def _in_registers(a: Value, product: WarpgroupProduct, home: LinearLayout) -> Li
     return None if isinstance(plan, SharedExchange) else wanted
 
 
-def _operand_tile(value: Value, number: int, home: LinearLayout, extent: int) -> LinearLayout | None:
+def _operand_tile(value: SSAValue, number: int, home: LinearLayout, extent: int) -> LinearLayout | None:
     """A tile that runs along the axis along which threads hold neighbours.
 
     Along k, or for 16-bit elements along the other axis too, of which an instruction reads `extent`.

@@ -27,7 +27,7 @@ swizzle_of = tilewright.constexpr_function(swizzle_of)
 
 
 @tilewright.aggregate
-class Memory:
+class DecodingMemory:
     """Tiles and barriers in shared memory."""
 
     queries: tx.shared_tile
@@ -44,7 +44,7 @@ class Memory:
 
 
 @tilewright.aggregate
-class Part:
+class KeyPart:
     """A part of the keys of a head: which, and what of it is there."""
 
     batch: tl.tensor
@@ -68,7 +68,7 @@ def part_of(keys, heads, fresh, FORM: tl.constexpr):
         number = tl.load(fresh)
         local = tl.where(number < 0, number + keys, number) - first
         late = tl.where((local >= 0) & (local < tl.minimum(own, FORM.STAGES * FORM.BN)), local, -1).to(tl.int32)
-    return Part(batch, pair - batch * heads, first, own, tl.cdiv(own, FORM.BN), late)
+    return KeyPart(batch, pair - batch * heads, first, own, tl.cdiv(own, FORM.BN), late)
 
 
 @tilewright.jit
@@ -259,7 +259,7 @@ def decoding(q: tx.tensor_map, k: tx.tensor_map, v: tx.tensor_map, k_rows: tx.te
         results = tx.shared((FORM.D, FORM.ROWS), tl.float32)
         maxima = tx.shared((1, FORM.ROWS), tl.float32)
         sums = tx.shared((1, FORM.ROWS), tl.float32)
-    memory = Memory(query_tile, keys_, values, weights, results, maxima, sums, tx.barriers(1, 1),
+    memory = DecodingMemory(query_tile, keys_, values, weights, results, maxima, sums, tx.barriers(1, 1),
                     tx.make_ring(FORM.STAGES, 4), tx.make_ring(FORM.STAGES, 4), tx.barriers(1, 1))  # fmt: skip
     part = part_of(keys, heads, fresh, FORM)
     place, factor = out, scale

@@ -44,7 +44,7 @@ class Sizes:
 
 
 @tilewright.aggregate
-class Memory:
+class AttentionMemory:
     """Tiles and barriers in shared memory."""
 
     queries: tx.shared_tile
@@ -57,7 +57,7 @@ class Memory:
 
 
 @tilewright.aggregate
-class Tile:
+class QueryTile:
     """A tile of queries: its batch and head, first row, and the blocks of keys that some of its rows see."""
 
     batch: tl.tensor
@@ -100,7 +100,7 @@ def tile_of(entry, sizes, lengths, FORM: tl.constexpr):
     low = high * 0
     if FORM.WINDOW:
         low = tl.minimum(tl.maximum(row + offset - sizes.window + 1, 0) // FORM.BN, high - 1)
-    return Tile(batch, pair - batch * sizes.heads, row, keys, first, offset, low, high)
+    return QueryTile(batch, pair - batch * sizes.heads, row, keys, first, offset, low, high)
 
 
 @tilewright.jit
@@ -523,7 +523,7 @@ def attention(q: tx.tensor_map, k: tx.tensor_map, v: tx.tensor_map, out: tx.tens
     query_ring = tx.make_ring(FORM.query_stages * FORM.CONSUMERS, 4)
     key_ring = tx.make_ring(FORM.STAGES, 4 * FORM.CONSUMERS)
     value_ring = tx.make_ring(FORM.STAGES, 4 * FORM.CONSUMERS)
-    memory = Memory(query_tiles, key_tiles, value_tiles, outs, query_ring, key_ring, value_ring)
+    memory = AttentionMemory(query_tiles, key_tiles, value_tiles, outs, query_ring, key_ring, value_ring)
     if FORM.BIAS > 0:
         sizes = Sizes(queries, keys, heads, group, window, extra[0], extra[1], extra[2], extra[3], extra[4])
     else:

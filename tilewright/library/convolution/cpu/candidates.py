@@ -29,7 +29,7 @@ from tilewright.library.generated.elementwise import chain_operations, total_byt
 from tilewright.library.generated.expressions import language_type
 from tilewright.library.generated.generate import Result, elementwise_call, next_power_of_2
 from tilewright.library.matmul.cpu import Problem, gemm_candidate
-from tilewright.library.matmul.cpu_blocks import Blocks, choose_blocks, row_ranges
+from tilewright.library.matmul.cpu_blocks import MatmulBlocks, choose_blocks, row_ranges
 from tilewright.library.packing import order_recipe, taps_recipe
 from tilewright.library.slots import Slots, epilogue_slots
 from tilewright.library.weights import PackedOperand, packed_weights
@@ -267,7 +267,7 @@ def _implicit(group: Group, slots: Slots, weights: Operand, target: Target) -> C
 
 
 def _implicit_call(
-    group: Group, slots: Slots, weights: Operand, blocks: Blocks, width: int, condition: tuple[Size, int] | None,
+    group: Group, slots: Slots, weights: Operand, blocks: MatmulBlocks, width: int, condition: tuple[Size, int] | None,
     tile: PixelTile | None,
 ) -> KernelCall:  # fmt: skip
     """One launch of an implicit matrix product."""

@@ -24,7 +24,7 @@ swizzle = tilewright.constexpr_function(swizzle)
 
 
 @tilewright.aggregate
-class Work:
+class ConvolutionWork:
     """What all roles know: sizes of the result, and which part of the work is this CTA's."""
 
     images: tl.tensor
@@ -63,7 +63,7 @@ def make_work(images, height, width, columns, FORM: tl.constexpr):
     tiles = tl.cdiv(units, FORM.units) * column_tiles
     first = tl.program_id(0) // FORM.SPLIT
     step = tl.num_programs(0) // FORM.SPLIT
-    return Work(images, height, width, columns, column_tiles, tiles, first, step, start, blocks)
+    return ConvolutionWork(images, height, width, columns, column_tiles, tiles, first, step, start, blocks)
 
 
 @tilewright.jit

@@ -46,7 +46,7 @@ from tilewright.library.generated.source import ExtraReferences
 from tilewright.library.matmul.cpu import Problem, sum_type
 from tilewright.library.matmul.simt import plain_tile, product_candidates, product_cost, tf32_constants
 from tilewright.library.matmul.simt_parts import in_parts
-from tilewright.library.matmul.simt_tiles import Tile, simt_problem
+from tilewright.library.matmul.simt_tiles import SimtTile, simt_problem
 from tilewright.library.packing import order_recipe, runs_recipe
 from tilewright.library.slots import Slots, epilogue_slots
 from tilewright.library.weights import packed_weights
@@ -129,7 +129,9 @@ def _implicit(group: Group, slots: Slots, weights: Operand, target: Target) -> l
     return found
 
 
-def _implicit_call(anchor: Node, weights: Operand, tile: Tile, parts: int, slots: Slots, target: Target) -> KernelCall:
+def _implicit_call(
+    anchor: Node, weights: Operand, tile: SimtTile, parts: int, slots: Slots, target: Target
+) -> KernelCall:
     """A launch in tiles, for so many parts of the depth."""
     x, w = anchor.inputs[:2]
     assert x is not None and w is not None

@@ -18,7 +18,7 @@ from tilewright.library.generated.generate import Chain, next_power_of_2
 from tilewright.library.generated.source import ExtraReferences
 from tilewright.library.matmul.simt import product_cost
 from tilewright.library.matmul.simt_parts import in_parts
-from tilewright.library.matmul.simt_tiles import Tile, ranked_tiles, simt_problem, varied_tiles
+from tilewright.library.matmul.simt_tiles import SimtTile, ranked_tiles, simt_problem, varied_tiles
 from tilewright.library.packing import order_recipe
 from tilewright.library.slots import Slots, chain_slots
 from tilewright.library.weights import packed_weights
@@ -113,7 +113,7 @@ def _tiled(group: Group, slots: Slots, weights: Operand, target: Target) -> list
     return found
 
 
-def _call(anchor: Node, weights: Operand, tile: Tile, parts: int, flat: bool, slots: Slots) -> KernelCall:
+def _call(anchor: Node, weights: Operand, tile: SimtTile, parts: int, flat: bool, slots: Slots) -> KernelCall:
     """A launch in tiles, for so many parts of the depth."""
     w = anchor.inputs[1]
     assert w is not None

@@ -29,7 +29,7 @@ COLUMNS, PACKED_LINE = tl.constexpr(COLUMNS), tl.constexpr(PACKED_LINE)
 
 
 @tilewright.aggregate
-class Part:
+class DepthPart:
     """Which part of the work is this CTA's."""
 
     column: tl.tensor  # first column, in units of 64
@@ -63,7 +63,7 @@ def make_part(K, FORM: tl.constexpr):
     # of the third dimension, which is 0, makes it a variable (64 rows on an H200: 32.1 us in place of 35.0).
     low = 0x000F000F | tl.program_id(2)
     column, row = tl.program_id(0) // FORM.SPLIT * FORM.CONSUMERS, tl.program_id(1) * FORM.BATCH
-    return Part(column, row, rank, start, blocks, low)
+    return DepthPart(column, row, rank, start, blocks, low)
 
 
 # Loading -------------------------------------------------------------------------------------------------------------
@@ -179,7 +179,7 @@ def widened(codes, scaling, centres, low, FORM: tl.constexpr):
 
 
 @tilewright.aggregate
-class Stages:
+class WeightStages:
     """The ring's memory, and its barriers."""
 
     codes: shared_tile
@@ -296,7 +296,7 @@ def dequantized_matmul(x: tx.tensor_map, w: tx.tensor_map, scales: tx.tensor_map
                       registers=FORM.registers[0], elected=True)  # fmt: skip
     multiplying = tx.role(
         multiply_part if FORM.SPLIT > 1 else multiply_whole,
-        (out, Stages(codes, scaling, centres, rows, ring), sums, part, M, N, extra, FORM),
+        (out, WeightStages(codes, scaling, centres, rows, ring), sums, part, M, N, extra, FORM),
         copies=FORM.CONSUMERS, registers=FORM.registers[1],
     )  # fmt: skip
     tx.warp_roles(loading, multiplying)

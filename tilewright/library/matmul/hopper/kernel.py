@@ -39,7 +39,7 @@ class Task:
 
 
 @tilewright.aggregate
-class Stages:
+class StageBarriers:
     """The barriers of the ring, one of each a stage: what comes has come (`full`), without A if it comes `apart`; A has
     come then (`left`); and all may be written again (`empty`)."""
 
@@ -73,7 +73,7 @@ def make_stages(FORM: tl.constexpr):
     left = full
     if FORM.apart:
         left = tx.barriers(FORM.STAGES, 1)
-    return Stages(full, left, tx.barriers(FORM.STAGES, 4 * FORM.sharers * FORM.shared), FORM.apart)
+    return StageBarriers(full, left, tx.barriers(FORM.STAGES, 4 * FORM.sharers * FORM.shared), FORM.apart)
 
 
 @tilewright.jit

@@ -25,7 +25,7 @@ from functools import reduce
 
 from tilewright import dtypes
 from tilewright.dtypes import DType, int64
-from tilewright.ir.core import Function, Operation, Parameter, Value
+from tilewright.ir.core import Function, Operation, Parameter, SSAValue
 from tilewright.ir.rewrite import Rebuilder, constant_of
 from tilewright.ir.types import PointerType, scalar
 from tilewright.targets.cpu.attributes import integer
@@ -49,21 +49,21 @@ class _Bounds:
     """Between which numbers (scalars, i64) the elements of a block lie that a mask leaves, where `holds` (scalars, i1)
     are true; it leaves none where one of `empty` is true."""
 
-    low: Value
-    high: Value
-    holds: list[Value] = field(default_factory=list)
-    empty: list[Value] = field(default_factory=list)
+    low: SSAValue
+    high: SSAValue
+    holds: list[SSAValue] = field(default_factory=list)
+    empty: list[SSAValue] = field(default_factory=list)
 
 
 _Axes = tuple[int, ...] | None  # which axes of the block of pointers a block's axes are; None when not known
-_Place = tuple[Value, _Axes]
+_Place = tuple[SSAValue, _Axes]
 
 
 @dataclass
 class _Limit:
     """What a mask says of an index: that it is at most, or at least, a number (a scalar, i64)."""
 
-    number: Value
+    number: SSAValue
     above: bool
 
 
@@ -72,13 +72,15 @@ class _Checker(Rebuilder):
         super().__init__()
         self.numbers = {operation: first + place for place, operation in enumerate(accesses(function))}
         self.sources = pointer_sources(function)
-        self.arrays: dict[Value, tuple[Value, Value]] = {}  # of a pointer parameter: the array's address and bytes
+        self.arrays: dict[
+            SSAValue, tuple[SSAValue, SSAValue]
+        ] = {}  # of a pointer parameter: the array's address and bytes
         prefix = "_array"
         while any(parameter.name.startswith(prefix) for parameter in function.parameters):
             prefix = f"_{prefix}"
         for place, value in enumerate(function.region.arguments):
             if value.type.is_pointer:
-                start, size = (Value(scalar(int64), f"{prefix}_{place}_{what}") for what in ("first", "bytes"))
+                start, size = (SSAValue(scalar(int64), f"{prefix}_{place}_{what}") for what in ("first", "bytes"))
                 self.arrays[value] = (start, size)
         self.limits: dict[_Place, list[_Limit]] = {}  # what the mask of the present access says of indices
         self.elements = 0  # of its block of pointers
@@ -106,7 +108,7 @@ class _Checker(Rebuilder):
             self.location = saved
         super().copy(operation)
 
-    def _check(self, operation: Operation, number: int, arrays: Sequence[tuple[Value, Value]]) -> None:
+    def _check(self, operation: Operation, number: int, arrays: Sequence[tuple[SSAValue, SSAValue]]) -> None:
         place = MASK_OPERAND[operation.opcode]
         pointer = self.mapping[operation.operands[0]]
         mask = self.mapping[operation.operands[place]] if len(operation.operands) > place else None
@@ -117,7 +119,7 @@ class _Checker(Rebuilder):
         self.limits, self.elements = {} if mask is None else self._limits(mask), pointer.type.size
         inside = self._inside(pointer, limits)
 
-        def check_each() -> list[Value]:
+        def check_each() -> list[SSAValue]:
             self._check_each(pointer, mask, limits, size, number)
             return []
 
@@ -137,7 +139,7 @@ class _Checker(Rebuilder):
             self.emit("compare", place, self.constant(extent, int64, shape), predicate="ge"),
         )
 
-        def then() -> list[Value]:
+        def then() -> list[SSAValue]:
             lanes = self.constant(outside.type.size, int64)
             self._fail(self.emit("not", outside), [place, self._count(outside), lanes], number)
             return []
@@ -147,7 +149,12 @@ class _Checker(Rebuilder):
     # -- Element by element -----------------------------------------------------------------------
 
     def _check_each(
-        self, pointer: Value, mask: Value | None, limits: Sequence[tuple[Value, Value]], size: int, number: int
+        self,
+        pointer: SSAValue,
+        mask: SSAValue | None,
+        limits: Sequence[tuple[SSAValue, SSAValue]],
+        size: int,
+        number: int,
     ) -> None:
         address = self.emit("bitcast", pointer, element=int64)
         within = [self._within(address, first, last, size) for first, last in limits]
@@ -160,14 +167,14 @@ class _Checker(Rebuilder):
             self._fail(self.emit("not", outside), [address, one, one], number)
             return
 
-        def then() -> list[Value]:
+        def then() -> list[SSAValue]:
             lanes = self.constant(outside.type.size, int64) if mask is None else self._count(mask)
             self._fail(self.emit("not", outside), [address, self._count(outside), lanes], number)
             return []
 
         self.if_branch(self._total(outside, "or"), then, lambda: [])
 
-    def _within(self, address: Value, first: Value, last: Value, size: int) -> Value:
+    def _within(self, address: SSAValue, first: SSAValue, last: SSAValue, size: int) -> SSAValue:
         shape = address.type.shape
         low, high = (self._spread(value, shape) for value in (first, last))
         inside = self.emit(
@@ -181,25 +188,25 @@ class _Checker(Rebuilder):
         aligned = self.emit("compare", rest, self.constant(0, int64, shape), predicate="eq")
         return self.emit("and", inside, aligned)
 
-    def _spread(self, value: Value, shape: Sequence[int]) -> Value:
+    def _spread(self, value: SSAValue, shape: Sequence[int]) -> SSAValue:
         return self.emit("splat", value, shape=tuple(shape)) if shape else value
 
-    def _count(self, block: Value) -> Value:
+    def _count(self, block: SSAValue) -> SSAValue:
         return self._total(self.emit("cast", block, dtype=int64), "add")
 
-    def _total(self, block: Value, opcode: str) -> Value:
+    def _total(self, block: SSAValue, opcode: str) -> SSAValue:
         while block.type.rank:
             (block,) = self.reduce(
                 [block], block.type.rank - 1, lambda left, right: [self.emit(opcode, left[0], right[0])]
             )
         return block
 
-    def _fail(self, holds: Value, facts: list[Value], number: int) -> None:
+    def _fail(self, holds: SSAValue, facts: list[SSAValue], number: int) -> None:
         self.create("assert", [holds, *facts], {"message": "", NUMBER: number})
 
     # -- Whole blocks -----------------------------------------------------------------------------
 
-    def _inside(self, pointer: Value, limits: Sequence[tuple[Value, Value]]) -> Value | None:
+    def _inside(self, pointer: SSAValue, limits: Sequence[tuple[SSAValue, SSAValue]]) -> SSAValue | None:
         """Whether all addresses of a block are inside, as one scalar; None where nothing is known of them."""
         if not pointer.type.rank or self.casts or len(limits) > 1:
             return None
@@ -214,7 +221,7 @@ class _Checker(Rebuilder):
         inside = reduce(lambda left, right: self.emit("or", left, right), [self.emit("and", *ends), *bounds.empty])
         return reduce(lambda left, right: self.emit("and", left, right), [inside, *bounds.holds])
 
-    def _pointers(self, value: Value, axes: _Axes) -> _Bounds | None:
+    def _pointers(self, value: SSAValue, axes: _Axes) -> _Bounds | None:
         if not value.type.rank:
             address = self.emit("bitcast", value, element=int64)
             return _Bounds(address, address)
@@ -239,7 +246,7 @@ class _Checker(Rebuilder):
             [*start.empty, *moved.empty],
         )
 
-    def _integers(self, value: Value, axes: _Axes) -> _Bounds | None:
+    def _integers(self, value: SSAValue, axes: _Axes) -> _Bounds | None:
         """The bounds of an index, within what the mask leaves of it."""
         bounds = self._computed(value, axes)
         limits = self.limits.get((value, axes)) if axes is not None else None
@@ -253,7 +260,7 @@ class _Checker(Rebuilder):
                 low = self.emit("maximum", low, limit.number)
         return _Bounds(low, high, bounds.holds, [*bounds.empty, self.emit("compare", high, low, predicate="lt")])
 
-    def _computed(self, value: Value, axes: _Axes) -> _Bounds | None:
+    def _computed(self, value: SSAValue, axes: _Axes) -> _Bounds | None:
         """The bounds of an index by the operation that computes it."""
         operation, constant = value.definition, constant_of(value)
         kind = value.type.dtype
@@ -287,14 +294,14 @@ class _Checker(Rebuilder):
             found.holds += self._limited(found, low, low + (1 << kind.bits) - 1)
         return found
 
-    def _extremes(self, value: Value) -> _Bounds | None:
+    def _extremes(self, value: SSAValue) -> _Bounds | None:
         """The least and the greatest element of a block; None for one that is not much smaller than the pointers'."""
         if value.type.size * _FEWER > self.elements:
             return None
         low, high = (self.emit("cast", self._total(value, way), dtype=int64) for way in ("minimum", "maximum"))
         return _Bounds(low, high)
 
-    def _limits(self, mask: Value) -> dict[_Place, list[_Limit]]:
+    def _limits(self, mask: SSAValue) -> dict[_Place, list[_Limit]]:
         """What a mask says of the indices that it compares with numbers, where it is true."""
         found: dict[_Place, list[_Limit]] = {}
         pending: list[_Place] = [(mask, tuple(range(mask.type.rank)))]
@@ -351,7 +358,7 @@ class _Checker(Rebuilder):
         left, right = operands
         return _Bounds(self.emit("maximum", left.low, right.low), self.emit("maximum", left.high, right.high))
 
-    def _limited(self, bounds: _Bounds, low: int, high: int) -> list[Value]:
+    def _limited(self, bounds: _Bounds, low: int, high: int) -> list[SSAValue]:
         """That both ends lie between two numbers; nothing for ends that are known to."""
         holds = []
         for end, predicate, limit in ((bounds.low, "ge", low), (bounds.high, "le", high)):
@@ -360,10 +367,10 @@ class _Checker(Rebuilder):
                 holds.append(self.emit("compare", end, self.constant(limit, int64), predicate=predicate))
         return holds
 
-    def _plus(self, value: Value, other: Value | int) -> Value:
+    def _plus(self, value: SSAValue, other: SSAValue | int) -> SSAValue:
         return self.emit("add", value, self.constant(other, int64) if isinstance(other, int) else other)
 
-    def _times(self, value: Value, factor: int) -> Value:
+    def _times(self, value: SSAValue, factor: int) -> SSAValue:
         return self.emit("multiply", value, self.constant(factor, int64))
 
 
@@ -381,7 +388,7 @@ _MIRRORED = {"lt": "gt", "gt": "lt", "le": "ge", "ge": "le"}
 _COMPARED = frozenset(dtype for dtype in dtypes.DTYPES if dtype.is_integer and dtype != dtypes.uint64)
 
 
-def _origin(value: Value, axes: _Axes) -> _Place:
+def _origin(value: SSAValue, axes: _Axes) -> _Place:
     """What a block has its elements from, through operations that repeat, move or widen them."""
     while (operation := value.definition) is not None:
         widens = operation.opcode == "cast" and _widens(operation.operands[0].type.dtype, value.type.dtype)
@@ -421,10 +428,10 @@ def _changes_size(operation: Operation) -> bool:
     return not (same and before.element.itemsize == after.element.itemsize)  # type: ignore[union-attr]
 
 
-def pointer_sources(function: Function) -> dict[Value, tuple[Value, ...]]:
+def pointer_sources(function: Function) -> dict[SSAValue, tuple[SSAValue, ...]]:
     """The pointer parameters that each value is computed from, in their order."""
     formal = [value for value in function.region.arguments if value.type.is_pointer]
-    found: dict[Value, set[Value]] = {value: {value} for value in formal}
+    found: dict[SSAValue, set[SSAValue]] = {value: {value} for value in formal}
     edges = [edge for operation in function.walk() for edge in _flow(operation)]
     changed = True
     while changed:  # loops carry pointers, so that facts may have to travel round
@@ -437,10 +444,10 @@ def pointer_sources(function: Function) -> dict[Value, tuple[Value, ...]]:
     return {value: tuple(entry for entry in formal if entry in known) for value, known in found.items() if known}
 
 
-def _flow(operation: Operation) -> list[tuple[Value, Value]]:
+def _flow(operation: Operation) -> list[tuple[SSAValue, SSAValue]]:
     """Pairs (from, to) of values between which an operation passes addresses on."""
     opcode, operands, results = operation.opcode, operation.operands, operation.results
-    groups: list[tuple[Sequence[Value], Sequence[Value]]] = []
+    groups: list[tuple[Sequence[SSAValue], Sequence[SSAValue]]] = []
     if opcode == "for":
         (body,) = operation.regions
         for sources in (operands[3:], body.terminator.operands):

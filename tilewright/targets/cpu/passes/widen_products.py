@@ -4,14 +4,14 @@ are carried in float32 within each product."""
 from __future__ import annotations
 
 from tilewright.dtypes import float16, float32
-from tilewright.ir.core import Function, Operation, Value
-from tilewright.ir.rewrite import Rewriter, RewriteTable, rewrite
+from tilewright.ir.core import Function, Operation, SSAValue
+from tilewright.ir.rewrite import RewriteTable, RuleRewriter, rewrite
 
 _RULES = RewriteTable("wider products")
 
 
 @_RULES.on("dot")
-def product_of_float8(operation: Operation, build: Rewriter) -> Value | None:
+def product_of_float8(operation: Operation, build: RuleRewriter) -> SSAValue | None:
     """dot(a, b, c) = dot(cast(a, float16), cast(b, float16), c)"""
     left, right, accumulator = operation.operands
     if left.type.dtype.bits != 8 or not left.type.dtype.is_float:
@@ -21,7 +21,7 @@ def product_of_float8(operation: Operation, build: Rewriter) -> Value | None:
 
 
 @_RULES.on("dot")
-def sum_in_float16(operation: Operation, build: Rewriter) -> Value | None:
+def sum_in_float16(operation: Operation, build: RuleRewriter) -> SSAValue | None:
     """dot(a, b, c) = cast(dot(a, b, cast(c, float32)), float16), rounded once."""
     left, right, accumulator = operation.operands
     if accumulator.type.dtype != float16:

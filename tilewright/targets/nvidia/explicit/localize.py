@@ -7,7 +7,7 @@ Ranges and constants that stand before the roles (or were put there, being equal
 from __future__ import annotations
 
 from tilewright.errors import CompilationError
-from tilewright.ir.core import Function, Operation, Region, Value
+from tilewright.ir.core import Function, Operation, Region, SSAValue
 from tilewright.ir.ops import is_pure
 from tilewright.ir.rewrite import Rebuilder
 
@@ -43,7 +43,7 @@ class _Localizer(Rebuilder):
         self.mapping = outside
         return copy
 
-    def _again(self, value: Value) -> None:
+    def _again(self, value: SSAValue) -> None:
         """Put the operation that defines a block, and the blocks that it needs, into the role."""
         operation = value.definition
         if operation is None or not is_pure(operation) or operation.regions:
@@ -59,7 +59,7 @@ class _Localizer(Rebuilder):
         super().copy(operation)
 
 
-def _blocks_from_outside(region: Region) -> list[Value]:
+def _blocks_from_outside(region: Region) -> list[SSAValue]:
     """Blocks that a region uses and does not define, in the order of their uses."""
     own = set(region.arguments)
     for operation in region.operations:

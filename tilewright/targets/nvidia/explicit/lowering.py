@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 
-from tilewright.ir.core import Operation, Parameter, Region, Value
+from tilewright.ir.core import Operation, Parameter, Region, SSAValue
 from tilewright.ir.explicit import is_explicit
 from tilewright.ir.ops import is_pure
 from tilewright.ir.types import SharedType, TensorMapType
@@ -46,8 +46,8 @@ class ExplicitLowering(NvidiaLowering):
         self.cluster = cluster
         self.cluster_size = cluster[0] * cluster[1] * cluster[2]
         self.places = allocation
-        self.distances: dict[Value, tuple[int, int]] = {}
-        self.held: dict[Value, tuple[LLVMValue, ...]] = {}
+        self.distances: dict[SSAValue, tuple[int, int]] = {}
+        self.held: dict[SSAValue, tuple[LLVMValue, ...]] = {}
         self.next_barrier = FIRST_BARRIER
         self._following: dict[Operation, Operation] = {}
         super().__init__(assignment, target, module, symbol, allocation, warps, rules, fuse=fuse)
@@ -66,7 +66,7 @@ class ExplicitLowering(NvidiaLowering):
 
     # The kernel ----------------------------------------------------------------------------------
 
-    def parameter(self, argument: Value, parameter: Parameter) -> tuple[str, str]:
+    def parameter(self, argument: SSAValue, parameter: Parameter) -> tuple[str, str]:
         if isinstance(argument.type.handle, TensorMapType):
             return "ptr", 'byval([128 x i8]) align 64 "nvvm.grid_constant"'
         return super().parameter(argument, parameter)
@@ -84,7 +84,7 @@ class ExplicitLowering(NvidiaLowering):
 
     # Tiles ---------------------------------------------------------------------------------------
 
-    def view(self, value: Value) -> SharedView:
+    def view(self, value: SSAValue) -> SharedView:
         """The tile that a handle stands for, in the place that its registers say."""
         kind = value.type.handle
         assert isinstance(kind, SharedType)
@@ -95,7 +95,7 @@ class ExplicitLowering(NvidiaLowering):
         rank = peer[0] if peer else None
         return SharedView(start, shape, kind.element, kind.swizzle, panel_bytes, kind.transposed, rank, row_bytes)
 
-    def define_view(self, value: Value, view: SharedView) -> None:
+    def define_view(self, value: SSAValue, view: SharedView) -> None:
         """Bind a handle to a tile."""
         self.define(value, [view.start] if view.peer is None else [view.start, view.peer])
         self.distances[value] = view.panel_bytes, view.row_bytes

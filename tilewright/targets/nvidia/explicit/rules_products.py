@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from tilewright.ir.core import Operation, Value
+from tilewright.ir.core import Operation, SSAValue
 from tilewright.ir.types import PendingType, SharedType
 from tilewright.targets.gpu.conversions import register_type
 from tilewright.targets.llvm.builder import LLVMValue
@@ -59,7 +59,7 @@ def _of_group(lowering: ExplicitLowering, view: views.SharedView) -> views.Share
     return view.slice(builder, first, 0, view.rows if not view.transposed else view.columns)
 
 
-def _in_registers(lowering: ExplicitLowering, a: Value, slices: int) -> wgmma.RegisterOperand:
+def _in_registers(lowering: ExplicitLowering, a: SSAValue, slices: int) -> wgmma.RegisterOperand:
     """Operand A from a block in the operand's layout, whose registers are in the order of the instructions."""
     registers = lowering.registers(a)
     width = max(1, 4 // a.type.dtype.itemsize)

@@ -6,7 +6,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import replace
 from itertools import product
 
-from tilewright.ir.core import Operation, Value
+from tilewright.ir.core import Operation, SSAValue
 from tilewright.ir.types import SharedType, TensorMapType
 from tilewright.targets.gpu.conversions import register_type
 from tilewright.targets.gpu.lowering import unsupported
@@ -60,7 +60,7 @@ def _remote(lowering: ExplicitLowering, operation: Operation) -> None:
 
 
 def _planned(
-    lowering: ExplicitLowering, operation: Operation, block: Value, view: SharedView, stored: bool
+    lowering: ExplicitLowering, operation: Operation, block: SSAValue, view: SharedView, stored: bool
 ) -> access.AccessPlan:
     """How a block moves to or from a tile."""
     shape = block.type.shape
@@ -141,7 +141,7 @@ def _copies(lowering: ExplicitLowering, operation: Operation) -> Iterator[tuple[
 
 
 def _use_map(
-    lowering: ExplicitLowering, operation: Operation, tensor_map: Value, box: tuple[int, ...], view: SharedView
+    lowering: ExplicitLowering, operation: Operation, tensor_map: SSAValue, box: tuple[int, ...], view: SharedView
 ) -> None:
     """Note how a parameter is used; all uses of one must agree, for it is one map."""
     parameter = lowering.function.region.arguments.index(tensor_map)
