@@ -94,7 +94,6 @@ ALLOWED: dict[str, dict[str, str]] = {
     "tilewright/importers/torch_export.py": {"torch.export.load": "the caller said trust=True or --trust"},
     "tilewright/importers/torch_symbols.py": {"sympy.sympify": "strict=True, which takes objects and never text"},
     "tilewright/language/function.py": {"compile": _KERNEL, "types.FunctionType": _KERNEL},
-    "tilewright/library/select.py": {"import_module of a name": _TABLE},
     "tilewright/ops/__init__.py": {"import_module of a name": _TABLE},
     "tilewright/runtime/cuda/extern.py": {"import_module of a name": _TABLE},
     "tilewright/runtime/cuda/launch.py": {"exec": _OWN, "compile": _OWN},

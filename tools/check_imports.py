@@ -2,8 +2,8 @@
 
     python tools/check_imports.py
 
-Circles: of at most three files of one package, and none from package to package.  Imports inside functions count, those
-for type checkers alone do not.  A package is a folder or a file of `tilewright`.
+Circles: of at most three files of one package, and none from package to package.  Imports inside functions and by
+`importlib.import_module` count, those for type checkers alone do not.  A package is a folder or a file of `tilewright`.
 
 An import inside a function is for what may be absent: a package that the base install does not bring, or a module of
 ours that imports one.  All others are in `LATE`, with the reason.
@@ -28,8 +28,19 @@ LATE = {
     "tilewright.targets.cpu.backend": "kernels in the cache are loaded without the compiler",
     "tilewright.targets.nvidia.backend": "kernels in the cache are loaded without the compiler",
     "tilewright.targets.nvidia.compile": "kernels in the cache are loaded without the compiler",
+    "tilewright.library.select": "a build imports the kernels of its own target only",
     "tilewright.launch.jit": "kernels are launched without the interpreter",
     "tilewright.launch.launching": "kernels are launched without the interpreter",
+}
+
+# Modules that import others of ours by names that are data or that lead back, and why these imports do not count.
+BY_NAME = {
+    "tilewright": "names of the package are loaded when they are first used",
+    "tilewright.ops": "names of the package are loaded when they are first used",
+    "tilewright.shim": "names of Triton are loaded when they are first used",
+    "tilewright.engine.engine": "an engine that does not load is built again, by the compiler that loading never needs",
+    "tilewright.launch.kernel_info": "constants of a kernel on record are functions of the user's modules",
+    "tilewright.runtime.cuda.extern": "a library is loaded by the first step that calls it",
 }
 
 Graph = dict[str, set[str]]
@@ -46,7 +57,36 @@ def modules(root: Path = ROOT) -> dict[str, Path]:
 
 def import_graph(files: Mapping[str, Path]) -> Graph:
     """Which modules each one imports, of those in `files`."""
-    return {name: set(_imported(ast.parse(path.read_text(encoding="utf-8")), files)) for name, path in files.items()}
+    graph = {}
+    for name, path in files.items():
+        tree = ast.parse(path.read_text(encoding="utf-8"))
+        graph[name] = set(_imported(tree, files))
+        if name not in BY_NAME:
+            graph[name] |= {other for pattern in named(tree) for other in files if re.fullmatch(pattern or "", other)}
+    return graph
+
+
+def named(tree: ast.AST) -> Iterator[str | None]:
+    """What `import_module` is called with: patterns of names of modules, None for an expression that may be any."""
+    for node in ast.walk(tree):
+        if isinstance(node, ast.Call) and ast.unparse(node.func) == "importlib.import_module":
+            yield _pattern(node.args[0])
+
+
+def _pattern(name: ast.expr) -> str | None:
+    if isinstance(name, ast.JoinedStr):
+        parts = [_pattern(part) if isinstance(part, ast.Constant) else r"[^.]+" for part in name.values]
+        return "".join(part or "" for part in parts)
+    return re.escape(str(name.value)) if isinstance(name, ast.Constant) else None
+
+
+def unknown_names(files: Mapping[str, Path]) -> Iterator[str]:
+    """What is wrong with imports by name: a module may be any, or its entry in `BY_NAME` is not needed."""
+    found = {name: list(named(ast.parse(path.read_text(encoding="utf-8")))) for name, path in files.items()}
+    anything = {name for name, patterns in found.items() if None in patterns}
+    yield from (f"{name}: imports a module that no table names: add it to BY_NAME" for name in anything - {*BY_NAME})
+    unused = [entry for entry in BY_NAME if not found.get(entry)]
+    yield from (f"{entry}: the entry in BY_NAME is no longer needed" for entry in unused)
 
 
 def _imported(node: ast.AST, files: Mapping[str, Path]) -> Iterator[str]:
@@ -56,12 +96,20 @@ def _imported(node: ast.AST, files: Mapping[str, Path]) -> Iterator[str]:
         for alias in node.names:
             inner = f"{node.module}.{alias.name}"
             yield from (name for name in (inner if inner in files else node.module,) if name in files)
-    elif isinstance(node, ast.If) and ast.unparse(node.test).endswith("TYPE_CHECKING"):
-        for other in node.orelse:
+    elif isinstance(node, ast.If) and (checking := type_checking(node.test)) is not None:
+        for other in node.orelse if checking else node.body:
             yield from _imported(other, files)
     else:
         for child in ast.iter_child_nodes(node):
             yield from _imported(child, files)
+
+
+def type_checking(test: ast.expr) -> bool | None:
+    """Whether a condition holds for type checkers alone (True) or everywhere else (False); None for others."""
+    if isinstance(test, ast.UnaryOp) and isinstance(test.op, ast.Not):
+        inner = type_checking(test.operand)
+        return None if inner is None else not inner
+    return True if re.fullmatch(r"(typing\.)?_?TYPE_CHECKING", ast.unparse(test)) else None
 
 
 def external(node: ast.AST, name: str) -> set[str]:
@@ -86,7 +134,9 @@ def statements(node: ast.AST, late: bool = False, guarded: bool = False) -> Iter
     """The imports below a node: each with whether it is inside a function, and whether its failure is handled."""
     if isinstance(node, (ast.Import, ast.ImportFrom)):
         yield node, late, guarded
-    if isinstance(node, ast.If) and ast.unparse(node.test).endswith("TYPE_CHECKING"):
+    if isinstance(node, ast.If) and (checking := type_checking(node.test)) is not None:
+        for child in node.orelse if checking else node.body:
+            yield from statements(child, late, guarded)
         return
     late = late or isinstance(node, (ast.FunctionDef, ast.AsyncFunctionDef))
     handlers = getattr(node, "handlers", ())
@@ -198,7 +248,7 @@ def problems(graph: Mapping[str, set[str]]) -> Iterator[str]:
 def main() -> int:
     files = modules()
     graph = import_graph(files)
-    found = [*problems(graph), *late_imports(files)]
+    found = [*problems(graph), *late_imports(files), *unknown_names(files)]
     for problem in found:
         print(problem)
     print(f"imports: {len(found)} problems, {len(circles(graph))} circles of up to {MOST_FILES} files")

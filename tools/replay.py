@@ -119,7 +119,7 @@ _FACTS = ("scratch_bytes", "asserts", "waits", "refuses", "warps", "shared_bytes
 def _stub(target: Any, key: str, lowered: Any, function: Function) -> Binary:
     """A binary without machine code, named by its text."""
     types = tuple(str(argument.type) for argument in function.region.arguments)
-    if not target.is_gpu:
+    if target.host_code:
         return Binary("cpu", key, f"kernel_{key}", b"", types, lowered.scratch_bytes)
     return GpuBinary(
         "cuda", key, f"kernel_{key}", b"", types, 0, features=(target.architecture,), warps=lowered.warps,

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import numpy as np
 
-from tools.check_imports import circles, import_graph, modules, problems
+from tools.check_imports import circles, import_graph, modules, problems, unknown_names
 
 
 def test_late_imports_count_and_those_for_types_do_not(tmp_path: Path) -> None:
@@ -25,6 +25,12 @@ def test_late_imports_count_and_those_for_types_do_not(tmp_path: Path) -> None:
     assert graph["part.d"] == {"part.e"} and not circles(graph)
     (root / "e.py").write_text("def late():\n    from part.a import thing\n")
     assert circles(import_graph(modules(root))) == [[f"part.{name}" for name in "abcde"]]
+    (root / "e.py").write_text('import importlib\nwhole = importlib.import_module(f"part.{name}")\n')
+    assert "part.a" in import_graph(modules(root))["part.e"]
+    (root / "e.py").write_text("if not TYPE_CHECKING:\n    import part.a\n")
+    assert import_graph(modules(root))["part.e"] == {"part.a"}
+    (root / "e.py").write_text("import importlib\nwhole = importlib.import_module(name)\n")
+    assert "part.e: imports a module that no table names: add it to BY_NAME" in unknown_names(modules(root))
 
 
 def test_packages_that_import_each_other_are_told_with_the_imports() -> None:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import numpy as np
 import pytest
 
@@ -25,7 +27,7 @@ from tilewright.graph.passes.sorting import (  # noqa: E402
     without_sorting,
 )
 from tilewright.graph.target_passes import TargetPass, TargetPasses  # noqa: E402
-from tilewright.library import cpu_makers  # noqa: E402
+from tilewright.library import select  # noqa: E402
 from tilewright.library.sort import simt  # noqa: E402
 from tilewright.targets.cpu.backend import CPUBackend  # noqa: E402
 
@@ -112,8 +114,9 @@ def test_rows_of_any_number_and_length(rng: np.random.Generator) -> None:
 def test_targets_without_the_kernel_compare_or_leave_it_to_numpy(
     rng: np.random.Generator, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    without = {kind: maker for kind, maker in cpu_makers.MAKERS.items() if kind != "sorting"}
-    monkeypatch.setattr(cpu_makers, "MAKERS", without)
+    makers = select.MAKERS["cpu"]()
+    without = replace(makers, own={kind: maker for kind, maker in makers.own.items() if kind != "sorting"})
+    monkeypatch.setitem(select.MAKERS, "cpu", lambda: without)
     passes = TargetPasses(before=[TargetPass(without_sorting, {"has_kernel": False}, required=True)])
     monkeypatch.setattr(CPUBackend, "graph_passes", passes)
     cases = [

@@ -63,7 +63,7 @@ def manifest_of(
 
 def program_entry(program: TargetProgram, weights: Weights, suffix: str) -> tuple[dict[str, Any], dict[str, bytes]]:
     """The manifest's entry of a program, and its machine code by member name; `suffix` is for the plan's own."""
-    make = _launched_program if program.target.is_gpu else _native_program
+    make = _native_program if program.target.host_code else _launched_program
     return make(program, weights, suffix)
 
 

@@ -10,7 +10,7 @@ from tilewright.graph.core import Value
 from tilewright.graph.inference import broadcast_shapes
 from tilewright.importers.emitter import Emitter
 from tilewright.importers.formulas import with_sign_of
-from tilewright.importers.repeated import any_of, repeat
+from tilewright.importers.loops import any_of, loop
 from tilewright.importers.special import polynomial
 
 _MOST_TERMS = 5000
@@ -152,7 +152,7 @@ def _series(emit: Emitter, a: Value, x: Value) -> Value:
         return any_of(inner, counts), [place, term, total]
 
     first = emit.full(a.shape, 1.0, a.dtype)
-    return repeat(emit, step, [a, first, first], [x], trips=_MOST_TERMS)[2]
+    return loop(emit, step, [a, first, first], [x], trips=_MOST_TERMS)[2]
 
 
 def _fraction(emit: Emitter, a: Value, x: Value) -> Value:
@@ -177,4 +177,4 @@ def _fraction(emit: Emitter, a: Value, x: Value) -> Value:
     b = emit.op("subtract", emit.op("add", x, 1.0), a)
     d = emit.op("reciprocal", apart(emit, b))
     c = emit.full(b.shape, 1 / tiny, b.dtype)
-    return repeat(emit, step, [b, c, d, d], [a], trips=_MOST_TERMS)[3]
+    return loop(emit, step, [b, c, d, d], [a], trips=_MOST_TERMS)[3]

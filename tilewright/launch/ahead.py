@@ -158,7 +158,7 @@ def build(
     one that many have.  Raises `CompilationError`, `LaunchError` for a name that C does not allow, and `TargetError`.
     """
     chosen = get_target(target)
-    if chosen.is_gpu:
+    if not chosen.host_code:
         raise TargetError(
             f"objects with a C header are for CPUs, not for {chosen.name}; for a GPU, "
             "kernel.compile(types, constants, target=…).asm['cubin'] is the code"

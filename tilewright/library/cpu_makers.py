@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from functools import partial
 
 from tilewright.graph.core import Graph
 from tilewright.graph.fusion import Group
@@ -14,6 +14,7 @@ from tilewright.library.excitation.separate import separate_excitation
 from tilewright.library.fourier.cpu import fourier_candidates
 from tilewright.library.generated.elementwise import elementwise
 from tilewright.library.grouped.cpu import grouped_candidates
+from tilewright.library.makers import Maker, Makers
 from tilewright.library.matmul.cpu import matmul_candidates
 from tilewright.library.matmul.dequantized import dequantized_candidates
 from tilewright.library.matmul.gate import halves_candidates
@@ -22,7 +23,6 @@ from tilewright.library.pool.cpu import pool
 from tilewright.library.recurrent.candidates import cpu_recurrent_candidates
 from tilewright.library.rows.cpu import reduction
 from tilewright.library.rows.cpu_program import cpu_row_program
-from tilewright.library.select import Maker, VendorMaker, candidates
 from tilewright.library.slots import gate_halves
 from tilewright.library.sort.cpu import sort_candidates
 from tilewright.targets.base import Target
@@ -39,28 +39,20 @@ def _contraction(group: Group, graph: Graph, target: Target) -> list[Candidate]:
     return makers[group.anchor.op](group, graph, target)
 
 
-def _excitation(group: Group, graph: Graph, target: Target) -> list[Candidate]:
-    return [separate_excitation(group, graph, target, candidates)]
-
-
-def _rows(group: Group, graph: Graph, target: Target) -> list[Candidate]:
-    return cpu_row_program(group, graph, target, candidates)
-
-
-MAKERS: Mapping[str, Maker] = {
-    "elementwise": elementwise,
-    "source": elementwise,
-    "view": elementwise,
-    "movement": movement,
-    "reduction": reduction,
-    "rows": _rows,
-    "sorting": sort_candidates,
-    "contraction": _contraction,
-    "excitation": _excitation,
-    "attention": attention_candidates,
-    "paged": paged_attention_candidates,
-    "pool": pool,
-    "recurrent": cpu_recurrent_candidates,
-    "transform": fourier_candidates,
-}
-VENDOR_MAKERS: Mapping[str, VendorMaker] = {}
+def cpu_makers(candidates: Maker) -> Makers:
+    """The table; `candidates` are those of any group, for kernels that stand for several."""
+    own: dict[str, Maker] = {
+        **dict.fromkeys(("elementwise", "source", "view"), elementwise),
+        "movement": movement,
+        "reduction": reduction,
+        "rows": partial(cpu_row_program, candidates=candidates),
+        "sorting": sort_candidates,
+        "contraction": _contraction,
+        "excitation": partial(separate_excitation, candidates=candidates),
+        "attention": attention_candidates,
+        "paged": paged_attention_candidates,
+        "pool": pool,
+        "recurrent": cpu_recurrent_candidates,
+        "transform": fourier_candidates,
+    }
+    return Makers(own)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from functools import partial
 
 from tilewright.graph.core import Graph
 from tilewright.graph.fusion import Group
@@ -13,6 +13,7 @@ from tilewright.library.excitation.separate import separate_excitation
 from tilewright.library.excitation.simt import gpu_excitation
 from tilewright.library.generated.elementwise import elementwise
 from tilewright.library.grouped.simt import gpu_grouped
+from tilewright.library.makers import Maker, Makers
 from tilewright.library.matmul.hopper.dequantized import hopper_dequantized
 from tilewright.library.matmul.simt import gpu_contraction
 from tilewright.library.movement.candidates import movement
@@ -20,7 +21,6 @@ from tilewright.library.pool.simt import gpu_pool
 from tilewright.library.recurrent.candidates import recurrent_candidates
 from tilewright.library.rows.simt import gpu_reduction
 from tilewright.library.rows.simt_program import gpu_row_program
-from tilewright.library.select import Maker, VendorMaker, candidates
 from tilewright.library.sort.simt import gpu_sorting
 from tilewright.library.vendor import library_candidates
 from tilewright.targets.base import Target
@@ -35,27 +35,22 @@ def _contraction(group: Group, graph: Graph, target: Target) -> list[Candidate]:
     return makers[group.anchor.op](group, graph, target)
 
 
-def _excitation(group: Group, graph: Graph, target: Target) -> list[Candidate]:
-    return [*gpu_excitation(group, graph, target), separate_excitation(group, graph, target, candidates)]
+def _excitation(group: Group, graph: Graph, target: Target, candidates: Maker) -> list[Candidate]:
+    return [*gpu_excitation(group, graph, target), *separate_excitation(group, graph, target, candidates)]
 
 
-def _rows(group: Group, graph: Graph, target: Target) -> list[Candidate]:
-    return gpu_row_program(group, graph, target, candidates)
-
-
-MAKERS: Mapping[str, Maker] = {
-    "elementwise": elementwise,
-    "source": elementwise,
-    "view": elementwise,
-    "movement": movement,
-    "reduction": gpu_reduction,
-    "rows": _rows,
-    "sorting": gpu_sorting,
-    "contraction": _contraction,
-    "excitation": _excitation,
-    "attention": gpu_attention,
-    "pool": gpu_pool,
-    "recurrent": recurrent_candidates,
-}
-# The calls of a vendor's library, those that may be faster than the best of ours.
-VENDOR_MAKERS: Mapping[str, VendorMaker] = {"contraction": library_candidates}
+def gpu_makers(candidates: Maker) -> Makers:
+    """The table; `candidates` are those of any group, for kernels that stand for several."""
+    own: dict[str, Maker] = {
+        **dict.fromkeys(("elementwise", "source", "view"), elementwise),
+        "movement": movement,
+        "reduction": gpu_reduction,
+        "rows": partial(gpu_row_program, candidates=candidates),
+        "sorting": gpu_sorting,
+        "contraction": _contraction,
+        "excitation": partial(_excitation, candidates=candidates),
+        "attention": gpu_attention,
+        "pool": gpu_pool,
+        "recurrent": recurrent_candidates,
+    }
+    return Makers(own, {"contraction": library_candidates})

@@ -6,27 +6,34 @@ for each.  A group that no kernel takes whole is split: the anchor alone, genera
 
 from __future__ import annotations
 
-import importlib
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
+from functools import cache
 
 from tilewright.errors import UnsupportedOperationError
 from tilewright.graph.core import Graph, Node, Value
 from tilewright.graph.fusion import Group
 from tilewright.library.candidate import Candidate
+from tilewright.library.makers import Maker, Makers
 from tilewright.library.split import split_group, with_axes_moved
 from tilewright.targets.base import Target
 
-Maker = Callable[[Group, Graph, Target], list[Candidate]]
-VendorMaker = Callable[[Group, Graph, Target, float], list[Candidate]]
+
+@cache
+def _cpu_makers() -> Makers:
+    from tilewright.library.cpu_makers import cpu_makers
+
+    return cpu_makers(candidates)
+
+
+@cache
+def _gpu_makers() -> Makers:
+    from tilewright.library.gpu_makers import gpu_makers
+
+    return gpu_makers(candidates)
+
 
 # The makers of each family of targets: a build imports the kernels of its own target only.
-MAKERS: dict[str, str] = {"cpu": "cpu_makers", "cuda": "gpu_makers"}
-
-
-def makers(target: Target) -> tuple[Mapping[str, Maker], Mapping[str, VendorMaker]]:
-    """By a group's class: the makers for a target, and the calls of a vendor's library that may be faster than ours."""
-    module = importlib.import_module(f"tilewright.library.{MAKERS[target.name]}")
-    return module.MAKERS, module.VENDOR_MAKERS
+MAKERS: dict[str, Callable[[], Makers]] = {"cpu": _cpu_makers, "cuda": _gpu_makers}
 
 
 def candidates(group: Group, graph: Graph, target: Target, libraries: bool = False) -> list[Candidate]:
@@ -34,13 +41,13 @@ def candidates(group: Group, graph: Graph, target: Target, libraries: bool = Fal
 
     Raises `UnsupportedOperationError` naming the op and its source when there is none.
     """
-    own, vendors = makers(target)
-    maker = own.get(group.kind)
+    makers = MAKERS[target.name]()
+    maker = makers.own.get(group.kind)
     if maker is None:
         raise UnsupportedOperationError(f"group {group.name}: no kernels for the class {group.kind!r}")
     group = _normal_form(group)
     found = _own(group, graph, target, maker)
-    vendor = vendors.get(group.kind) if libraries else None
+    vendor = makers.vendor.get(group.kind) if libraries else None
     if vendor is not None:
         found += vendor(group, graph, target, min(candidate.cost.seconds for candidate in found))
     return found

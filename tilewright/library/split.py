@@ -6,17 +6,14 @@ the bare anchor runs on them, and a generated kernel does the rest.
 
 from __future__ import annotations
 
-from collections.abc import Callable
-
 from tilewright.graph.core import Graph, Node, Value
 from tilewright.graph.fusion import Group
 from tilewright.library.candidate import Candidate, Cost
 from tilewright.library.generated.elementwise import copy_candidate
 from tilewright.library.generated.generate import Result, elementwise_call
+from tilewright.library.makers import Maker
 from tilewright.symbolic import product
 from tilewright.targets.base import Target
-
-Maker = Callable[[Group, Graph, Target], list[Candidate]]
 
 
 def split_group(group: Group, graph: Graph, target: Target, maker: Maker, reason: str) -> list[Candidate]:

@@ -42,7 +42,7 @@ def window_blocks(pixels: Size, channels: Size, target: Target) -> tuple[int, in
 
     A thread of a GPU takes up to eight neighbouring channels of a pixel.
     """
-    if not target.is_gpu:
+    if target.warp_threads == 1:
         block = min(channels, CHANNEL_BLOCK) if isinstance(channels, int) else CHANNEL_BLOCK
         return max(1, rows_per_program(pixels, block) // 4), block, {}
     block = min(next_power_of_2(channels), CHANNEL_BLOCK) if isinstance(channels, int) else CHANNEL_BLOCK

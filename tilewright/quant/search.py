@@ -143,7 +143,7 @@ def search_precision(
     if len(samples) < 2:
         raise InputError("a search needs two samples at least: one half decides, the other one is held back")
     targets = get_targets([target] if isinstance(target, str) else list(target))
-    if any(each.is_gpu for each in targets):
+    if not all(each.host_code for each in targets):
         raise InputError("precisions are searched for on CPUs; build for a GPU with a scheme of `tilewright quantize`")
     report = progress or (lambda stage, item, seconds: None)
     if source is None:

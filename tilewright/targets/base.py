@@ -80,8 +80,8 @@ class Target(Protocol):
         ...
 
     @property
-    def is_gpu(self) -> bool:
-        """Whether kernels are launched as warps of threads on a device, in memory of its own."""
+    def host_code(self) -> bool:
+        """Whether kernels and plans are functions of the host's processor; others are launched on a device."""
         ...
 
     @property

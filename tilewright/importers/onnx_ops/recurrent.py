@@ -9,16 +9,16 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from itertools import islice
 
-import numpy as np
-
-from tilewright.dtypes import int1, int64
-from tilewright.graph.build import GraphBuilder
+from tilewright.dtypes import int64
 from tilewright.graph.core import Value
 from tilewright.graph.inference import shape_text
 from tilewright.graph.recurrent import SLOTS
 from tilewright.importers import formulas
 from tilewright.importers.agreement import chosen, must_be, respelled
+from tilewright.importers.emitter import Emitter
+from tilewright.importers.loops import loop
 from tilewright.importers.onnx_call import OnnxCall
 from tilewright.importers.report import Invalid, Unsupported
 from tilewright.importers.rules import RuleTable
@@ -27,9 +27,8 @@ from tilewright.symbolic import Size, lift, simplify
 TABLE = RuleTable("Recurrent layers")
 rule = TABLE.rule
 
-MOST_ALWAYS_UNROLLED = (
-    8  # steps that are always unrolled: their products are one each, and everything around them is fused
-)
+# Steps that are always unrolled: their products are one each, and everything around them is fused.
+MOST_ALWAYS_UNROLLED = 8
 _ACTIVATIONS = {"sigmoid": "sigmoid", "tanh": "tanh", "relu": "relu"}  # those of the graph's op
 # The other functions of ONNX, by name, with the alpha and beta that ONNX Runtime takes where none is given.
 _DEFAULTS: dict[str, tuple[float | None, float | None]] = {
@@ -307,33 +306,24 @@ def _looped(
     call: OnnxCall, cell: Cell, inputs: Value, states: list[Value], weights: _DirectionWeights, reverse: bool
 ) -> tuple[Value, list[Value]]:
     """As `_run`, by a loop of the graph, for any number of steps."""
-    steps, body = inputs.shape[0], GraphBuilder("step", call.builder)
-    inner = OnnxCall(body, call.source, call.inputs, call.attributes, call.opset, 0)
-    outside: list[Value] = []
+    steps = inputs.shape[0]
+    bias = [] if weights.bias is None else [weights.bias]
+    lengths = [call.cast(call[4], int64)] if call.has(4) else []
 
-    def captured(value: Value) -> Value:
-        outside.append(value)
-        return body.input(f"outside_{len(outside)}", value.dtype, value.shape)
+    def step(emit: Emitter, iteration: Value, carried: list[Value], captured: list[Value]) -> tuple[None, list[Value]]:
+        inner = OnnxCall(emit.builder, call.source, call.inputs, call.attributes, call.opset, 0)
+        given = iter(captured)
+        place = inner.op("subtract", inner.value(simplify(lift(steps) - 1), int64), iteration) if reverse else iteration
+        row = inner.op("gather", next(given), place, axis=0)
+        state, own_bias = next(given), next(given) if bias else None
+        peepholes = list(islice(given, len(weights.peepholes)))
+        own = _DirectionWeights(state, own_bias, peepholes, weights.activations)
+        shown, after = _step(inner, cell, row, carried, own, next(given, None), place)
+        call.read |= inner.read
+        return None, [*after, shown]
 
-    iteration, _ = body.input("iteration", int64, ()), body.input("going", int1, ())
-    carried = [body.input(f"carried_{number}", state.dtype, state.shape) for number, state in enumerate(states)]
-    place = inner.op("subtract", inner.value(simplify(lift(steps) - 1), int64), iteration) if reverse else iteration
-    row = inner.op("gather", captured(inputs), place, axis=0)
-    bias = None if weights.bias is None else captured(weights.bias)
-    own = _DirectionWeights(
-        captured(weights.state), bias, [captured(peep) for peep in weights.peepholes], weights.activations
-    )
-    lengths = captured(call.cast(call[4], int64)) if call.has(4) else None
-    shown, after = _step(inner, cell, row, carried, own, lengths, place)
-    call.read |= inner.read
-    for number, value in enumerate([inner.constant(np.array(True), "going_on"), *after, shown]):
-        body.output(value, f"result_{number}")
-    types = (*((state.dtype, state.shape) for state in states), (shown.dtype, (steps, *shown.shape)))
-    operands = [call.value(steps, int64), None, *states, *outside]
-    node = call.builder.node(
-        "loop", operands, source=call.source, body=body.finish(), carried=len(states), types=types
-    )  # fmt: skip
-    *last, rows = node.outputs
+    captured = [inputs, weights.state, *bias, *weights.peepholes, *lengths]
+    *last, rows = loop(call, step, states, captured, trips=steps)
     return call.flip(rows, 0) if reverse else rows, last
 
 

@@ -13,8 +13,8 @@ from tilewright.dtypes import BY_NAME, DType, float32, float64, int1, int32
 from tilewright.graph.core import Value
 from tilewright.importers import formulas
 from tilewright.importers.emitter import Emitter, Number, Scalar
+from tilewright.importers.loops import any_of, loop
 from tilewright.importers.narrow import bitcast
-from tilewright.importers.repeated import any_of, repeat
 from tilewright.importers.report import Unsupported
 from tilewright.importers.rules import RuleTable
 from tilewright.importers.torch_fx import TorchCall, wrapped
@@ -268,7 +268,7 @@ def _greatest_common_divisor(call: TorchCall, left: Value, right: Value) -> Valu
         found = [inner.op("where", ended, greater, rest), inner.op("where", ended, rest, after)]
         return any_of(inner, inner.op("not_equal", found[1], 0)), found
 
-    return repeat(call, step, first, going=any_of(call, call.op("not_equal", first[1], 0)))[0]
+    return loop(call, step, first, going=any_of(call, call.op("not_equal", first[1], 0)))[0]
 
 
 @rule("pow.Tensor_Scalar", "pow.Tensor_Tensor", "pow.Scalar")

@@ -8,7 +8,7 @@ from tilewright.dtypes import float32, int64
 from tilewright.graph.core import Value
 from tilewright.importers import formulas
 from tilewright.importers.emitter import Emitter
-from tilewright.importers.repeated import repeat
+from tilewright.importers.loops import loop
 from tilewright.importers.torch_fx import TorchCall
 from tilewright.symbolic import Size, lift, simplify
 
@@ -61,7 +61,7 @@ def ctc_losses(
         return None, [inner.op("where", inner.op("less", time, inner.unsqueeze(ends, 1)), found, old)]
 
     trips = simplify(lift(steps) - 1)
-    (forward,) = repeat(call, step, [forward], [wide, labels, skips, given], trips=trips)
+    (forward,) = loop(call, step, [forward], [wide, labels, skips, given], trips=trips)
     ends = [
         call.op("gather_elements", forward, place, axis=1)
         for place in (last, call.op("maximum", call.op("subtract", last, 1), 0))

@@ -2,17 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 from tilewright.graph.core import Graph, Node, Value
 from tilewright.graph.fusion import Group, read_outside
 from tilewright.library.candidate import Candidate
 from tilewright.library.cost import Cost
+from tilewright.library.makers import Maker
 from tilewright.symbolic import lift, simplify
 from tilewright.targets.base import Target
-
-Candidates = Callable[[Group, Graph, Target], list[Candidate]]
 
 
 @dataclass(frozen=True)
@@ -38,7 +37,7 @@ def parts_of(group: Group) -> Excitation:
     return Excitation(mean, first, between, hidden, anchor, tuple(group.epilogue))
 
 
-def separate_excitation(group: Group, graph: Graph, target: Target, candidates: Candidates) -> Candidate:
+def separate_excitation(group: Group, graph: Graph, target: Target, candidates: Maker) -> list[Candidate]:
     """The likeliest candidates of the parts, one after the other."""
     parts = parts_of(group)
     groups = [
@@ -50,13 +49,14 @@ def separate_excitation(group: Group, graph: Graph, target: Target, candidates: 
     moved, flops = found[0].cost.bytes, found[0].cost.flops
     for other in found[1:]:
         moved, flops = simplify(lift(moved) + other.cost.bytes), simplify(lift(flops) + other.cost.flops)
-    return Candidate(
+    candidate = Candidate(
         "separate products",
         tuple(stage for candidate in found for stage in candidate.stages),
         Cost(moved, flops, sum(candidate.cost.seconds for candidate in found)),
         (parts.mean.output, parts.hidden, *(value for candidate in found for value in candidate.temporaries)),
         {"kernels": [candidate.name for candidate in found]},
     )
+    return [candidate]
 
 
 def _group(kind: str, nodes: Sequence[Node], anchor: Node, output: Value, whole: Group, name: str) -> Group:

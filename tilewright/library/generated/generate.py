@@ -76,18 +76,16 @@ class WorkSharing:
 
 
 _WARPS = 4
-# A thread of a GPU moves 16 bytes of two-byte elements at once where there are enough to keep all of them busy.  Lines
-# of larger tiles are whole sectors of memory for what is written too, behind an exchange between the threads.
-_LOOPS = {
-    "cuda": WorkSharing(
-        ((1 << 19, 8 * 32 * _WARPS), (0, 2 * 32 * _WARPS)), (("num_warps", _WARPS),), True, 2 * TRANSPOSED_TILE
-    )
-}
 
 
 def loops_of(target: Target) -> WorkSharing:
-    """The loops for a target."""
-    return _LOOPS.get(target.name, WorkSharing())
+    """How a target shares work out: over the threads of warps, where it has them."""
+    if target.warp_threads == 1:
+        return WorkSharing()
+    # A thread moves 16 bytes of two-byte elements at once where there are enough to keep all of them busy.  Lines of
+    # larger tiles are whole sectors of memory for what is written too, behind an exchange between the threads.
+    threads = target.warp_threads * _WARPS
+    return WorkSharing(((1 << 19, 8 * threads), (0, 2 * threads)), (("num_warps", _WARPS),), True, 2 * TRANSPOSED_TILE)
 
 
 _SOURCES: dict[tuple[str, DType | None], JITFunction] = {}

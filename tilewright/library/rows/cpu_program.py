@@ -5,10 +5,10 @@ from __future__ import annotations
 from tilewright.graph.core import Graph
 from tilewright.graph.fusion import Group
 from tilewright.library.candidate import Candidate
+from tilewright.library.makers import Maker
 from tilewright.library.rows.program import row_program
 from tilewright.library.rows.program_candidates import one_kernel, separate, told
 from tilewright.library.rows.program_text import ProgramForm, walk_of
-from tilewright.library.split import Maker
 from tilewright.targets.base import Target
 
 MOST_BLOCK_ELEMENTS = 32768  # elements of all tensors of a block

@@ -11,9 +11,9 @@ from tilewright.library.candidate import Candidate, Stage
 from tilewright.library.cost import Cost, estimate, expected
 from tilewright.library.generated.elementwise import chain_operations, tensor_bytes, total_bytes
 from tilewright.library.generated.generate import chain_name
+from tilewright.library.makers import Maker
 from tilewright.library.rows.program import RowProgram
 from tilewright.library.rows.program_text import ProgramForm, Walk, launches
-from tilewright.library.split import Maker
 from tilewright.symbolic import Size, lift, product, simplify
 from tilewright.targets.base import Target
 

@@ -11,12 +11,12 @@ from tilewright.library.candidate import Candidate
 from tilewright.library.cost import expected
 from tilewright.library.generated.generate import next_power_of_2
 from tilewright.library.generated.trace import Load, walk
+from tilewright.library.makers import Maker
 from tilewright.library.rows.program import RowProgram, row_program
 from tilewright.library.rows.program_candidates import one_kernel, separate, told
 from tilewright.library.rows.program_text import ProgramForm, Walk, walk_of
 from tilewright.library.rows.simt_config import block_of, row_form, warps_for
 from tilewright.library.rows.simt_parts import CTAS, LONG, MANY_CTAS, MOST_ROW_PARTS
-from tilewright.library.split import Maker
 from tilewright.targets.base import Target
 
 NARROWEST_LINE = 32  # kept elements in a row of memory that are lanes by themselves

@@ -50,12 +50,12 @@ class CPUTarget:
     quick: bool = False  # compile in less time to slower code: fewer forms of a loop, none of LLVM's optimisations
 
     name = "cpu"
-    is_gpu = concurrent_kernels = times_kernels = wgmma = dependent_launch = False
+    host_code = compiles_quickly = True
+    concurrent_kernels = times_kernels = wgmma = dependent_launch = False
     without_wgmma = "CPUs have no wgmma"
     tensor_alignment = 1  # arrays of callers begin anywhere
     warp_threads = 1
     tf32 = False  # float32 multiplies as float32
-    compiles_quickly = True
 
     @classmethod
     def host(cls) -> CPUTarget:

@@ -101,11 +101,7 @@ def _as_letter(lowering: KernelLowering, word: LLVMValue, letter: str) -> LLVMVa
 
 
 def _elements(
-    lowering: KernelLowering,
-    pieces: Sequence[LLVMValue],
-    dtypes: Sequence[DType],
-    words: Sequence[int],
-    count: int,
+    lowering: KernelLowering, pieces: Sequence[LLVMValue], dtypes: Sequence[DType], words: Sequence[int], count: int
 ) -> list[list[LLVMValue]]:
     """The results' elements out of the registers of the assembly."""
     results, used = [], 0

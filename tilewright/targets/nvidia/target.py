@@ -47,7 +47,8 @@ class NvidiaTarget:
     registers_per_multiprocessor = 65536
     registers_per_thread = 255
     asynchronous_copies = True  # cp.async
-    is_gpu = concurrent_kernels = times_kernels = True
+    host_code = False
+    concurrent_kernels = times_kernels = True
     tensor_alignment = 16
     vector_bits = vector_registers = 0  # threads have numbers of their own
     compiles_quickly = quick = False

@@ -1,4 +1,4 @@
-"""Loops that run until a condition ends, as a loop of the graph; shared by the importers."""
+"""Loops of the graph, for rules that run a step several times."""
 
 from __future__ import annotations
 
@@ -10,13 +10,14 @@ from tilewright.graph.core import Value
 from tilewright.importers.emitter import Emitter
 from tilewright.symbolic import Size
 
-# (emitter of the body, iteration, carried values, captured values) -> (whether to go on, the next carried values)
-Step = Callable[[Emitter, Value, "list[Value]", "list[Value]"], "tuple[Value | None, list[Value]]"]
+# (emitter of the body, iteration, carried values, captured values) -> (whether to go on, the next carried values and
+# what the step adds to the results)
+LoopStep = Callable[[Emitter, Value, "list[Value]", "list[Value]"], "tuple[Value | None, list[Value]]"]
 
 
-def repeat(
+def loop(
     emit: Emitter,
-    step: Step,
+    step: LoopStep,
     carried: Sequence[Value],
     captured: Sequence[Value] = (),
     going: Value | None = None,
@@ -24,6 +25,7 @@ def repeat(
 ) -> list[Value]:
     """The carried values after the last step, of the types and shapes that they begin with.
 
+    What a step of a loop of `trips` steps gives after these is put together, [trips, …], and follows them.
     `going` (boolean, without dimensions) tells whether the first step is taken, `trips` limits the number of steps; a
     body's values are those of its own graph.
     """
@@ -38,10 +40,13 @@ def repeat(
     body.output(inner.op("copy", before) if after is None else after, "going")
     for place, value in enumerate(found):
         body.output(inner.op("copy", value) if value in body.graph.inputs else value, f"next_{place}")
-    types = tuple((item.dtype, item.shape) for item in carried)
+    types = [(item.dtype, item.shape) for item in carried]
+    types += [(item.dtype, (trips, *item.shape)) for item in found[len(carried) :] if trips is not None]
     count = None if trips is None else emit.value(trips, int64)
     inputs = [count, going, *carried, *captured]
-    made = emit.builder.node("loop", inputs, source=emit.source, body=body.finish(), carried=len(carried), types=types)
+    made = emit.builder.node(
+        "loop", inputs, source=emit.source, body=body.finish(), carried=len(carried), types=tuple(types)
+    )
     return list(made.outputs)
 
 
