@@ -145,6 +145,26 @@ def test_single_elements_of_other_ctas_are_refused() -> None:
         lower(text_of(body), TARGET, NvidiaOptions())
 
 
+def test_ctas_leave_when_what_they_load_from_others_has_come() -> None:
+    """Also warps that make no use of it, and arrive relaxed: the other CTA may end then."""
+    body = """
+  %rank = cluster_rank : i32
+  %zero = constant 0 : i32
+  %one = shared_alloc {shape = [64, 64], dtype = f32, swizzle = 0} : shared<64x64xf32,0>
+  %there = shared_remote %one, %rank : shared<64x64xf32,0,remote>
+  %block = shared_load %there : <64x64xf32>
+  cluster_arrive {relaxed = true}
+  cluster_wait
+  shared_store %one, %block
+  tma_store %x, %zero, %zero, %one"""
+    lowered = lower(text_of(body, "%x: tensormap<64x64xf32>"), TARGET, NvidiaOptions(cluster=(2, 1, 1)))
+    ptx = assemble_kernel(lowered, TARGET, AssemblyOptions(strict=True)).ptx
+    last = ptx.rindex("ld.shared::cluster")
+    fence, arrival = ptx.index("fence.acq_rel.cta"), ptx.index("barrier.cluster.arrive.relaxed;")
+    assert last < fence < arrival
+    assert ptx[last:fence].count("xor.b32") == ptx.count("ld.shared::cluster") - 1
+
+
 def text_of(body: str, parameters: str = "%x: tensormap<64x64xbf16>") -> Function:
     function = parse_function(f"kernel k({parameters}) {{\n{body}\n  return\n}}")
     verify(function)

@@ -331,6 +331,6 @@ def test_moves_of_tiles(name: str, instruction: str) -> None:
             if stored:
                 access.store(builder, chosen, view, threads, values)
             else:
-                values = access.load(builder, chosen, view, threads, kind)
+                values = access.load(builder, chosen, view, threads, kind, [])
 
     assert instruction in kernel(body).ptx

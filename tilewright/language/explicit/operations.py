@@ -325,7 +325,10 @@ def cluster_rank() -> tensor:
 
 @builtin
 def cluster_arrive(relaxed: bool = False) -> None:
-    """Arrive at the barrier of all threads of the cluster; `relaxed` orders no memory."""
+    """Arrive at the barrier of all threads of the cluster, when what was loaded from other CTAs has come.
+
+    `relaxed` orders no other memory.
+    """
     emit_many("cluster_arrive", [], {"relaxed": bool(unwrap(relaxed))})
 
 

@@ -295,15 +295,17 @@ def store(builder: LLVMBuilder, chosen: AccessPlan, view: SharedView, threads: T
         builder.start(after)
 
 
-def load(builder: LLVMBuilder, chosen: AccessPlan, view: SharedView, threads: Threads, element: str) -> Values:
-    """Load a block's registers, each of LLVM type `element`."""
+def load(
+    builder: LLVMBuilder, chosen: AccessPlan, view: SharedView, threads: Threads, element: str, loading: list[LLVMValue]
+) -> Values:
+    """Load a block's registers, each of LLVM type `element`; of each load from another CTA a word joins `loading`."""
     places = Addresses(builder, view, chosen, threads)
     values: Values = {}
     for move in chosen.moves:
         if chosen.matrices:
             _load_matrices(builder, chosen, places.pointer(move.place), move, element, values)
         elif view.peer is not None:
-            _load_remote(builder, view, places, move, element, values)
+            loading.append(_load_remote(builder, view, places, move, element, values))
         else:
             size = len(move.registers)
             where = places.pointer(move.place)
@@ -329,8 +331,8 @@ def _load_matrices(
 
 def _load_remote(
     builder: LLVMBuilder, view: SharedView, places: Addresses, move: Move, element: str, values: Values
-) -> None:
-    """From another CTA, in 32-bit words."""
+) -> LLVMValue:
+    """From another CTA, in 32-bit words, of which the first is given back."""
     assert view.peer is not None
     base, constant = places.place(move.place)
     size = len(move.registers) * view.element.itemsize
@@ -344,6 +346,7 @@ def _load_remote(
         else:
             lanes = builder.cast("bitcast", word, f"<{per_word} x {element}>")
             values.update({number: builder.extract(lanes, lane) for lane, number in enumerate(numbers)})
+    return words[0]
 
 
 def pair(builder: LLVMBuilder, low: LLVMValue, high: LLVMValue) -> LLVMValue:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 
 from tilewright.ir.core import Operation, Parameter, Region, SSAValue
@@ -12,7 +12,7 @@ from tilewright.ir.types import SharedType, TensorMapType
 from tilewright.targets.gpu.layouts import Assignment
 from tilewright.targets.gpu.lowering import Rule
 from tilewright.targets.llvm.builder import LLVMValue, Module
-from tilewright.targets.nvidia.explicit import access, barriers, entry
+from tilewright.targets.nvidia.explicit import access, barriers, cluster, entry
 from tilewright.targets.nvidia.explicit.allocation import ExplicitAllocation
 from tilewright.targets.nvidia.explicit.views import SharedView, whole
 from tilewright.targets.nvidia.lowering import NvidiaLowering
@@ -49,6 +49,7 @@ class ExplicitLowering(NvidiaLowering):
         self.distances: dict[SSAValue, tuple[int, int]] = {}
         self.held: dict[SSAValue, tuple[LLVMValue, ...]] = {}
         self.next_barrier = FIRST_BARRIER
+        self.loading: list[LLVMValue] = []  # of each load from another CTA that may be under way a word, an i32
         self._following: dict[Operation, Operation] = {}
         super().__init__(assignment, target, module, symbol, allocation, warps, rules, fuse=fuse)
         self._index(self.function.region)
@@ -81,6 +82,20 @@ class ExplicitLowering(NvidiaLowering):
     def body(self) -> None:
         entry.enter(self)
         super().body()
+
+    def operations(self, operations: Sequence[Operation]) -> None:
+        """Loads from other CTAs end with the region they are in, at the latest."""
+        outer, self.loading = self.loading, []
+        super().operations(operations)
+        if operations is not self.function.region.operations:  # behind which is nothing
+            self.await_loads()
+        self.loading = outer
+
+    def await_loads(self) -> None:
+        """Wait for loads from other CTAs, which may end when this one has arrived at the cluster's barrier."""
+        if self.loading:
+            cluster.await_words(self.builder, self.loading)
+            self.loading = []
 
     # Tiles ---------------------------------------------------------------------------------------
 

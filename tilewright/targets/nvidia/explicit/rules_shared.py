@@ -79,7 +79,7 @@ def _load(lowering: ExplicitLowering, operation: Operation) -> None:
             lowering, operation, "threads read other CTAs' memory in words of 4 bytes, and want single elements"
         )
     element = register_type(result.type.element)
-    values = access.load(lowering.builder, chosen, view, lowering.threads, element)
+    values = access.load(lowering.builder, chosen, view, lowering.threads, element, lowering.loading)
     lowering.define(result, [values[number] for number in lowering.numbers(result)])
 
 
