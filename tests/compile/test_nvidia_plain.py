@@ -317,11 +317,20 @@ def product_and_its_negation(x, out, N: tl.constexpr):
     tl.store(out + i, -product + product)
 
 
-@pytest.mark.parametrize("function", [product_less_itself, product_and_its_negation])
-def test_a_product_less_itself_is_nothing(function):
+@tilewright.jit
+def product_less_its_maximum(x, out, N: tl.constexpr):
+    i = tl.arange(0, N)
+    value = tl.load(x + i)
+    product = value * value
+    tl.store(out + i, product - tl.max(product, 0))
+
+
+@pytest.mark.parametrize("function", [product_less_itself, product_and_its_negation, product_less_its_maximum])
+def test_a_product_with_several_uses_is_rounded_once(function):
     kernel = function.compile({"x": "*f32", "out": "*f32"}, {"N": 128}, target="cuda:sm_90a")
     assert count(r"\bfma\.rn\.f32", kernel.dump("ptx")) == 0
-    assert count(r"\bsub\.rn\.f32", kernel.dump("ptx")) == 1
+    assert count(r"\bmul\.rn\.f32", kernel.dump("ptx")) == 1  # which the assembler does not fuse
+    assert count(r"\bsub(\.rn)?\.f32", kernel.dump("ptx")) == 1
 
 
 @tilewright.jit

@@ -19,7 +19,9 @@ constants is folded on the way, which keeps the text small.
 
 from __future__ import annotations
 
+import re
 import struct
+from collections import Counter
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
@@ -231,7 +233,6 @@ class LLVMBuilder:
         self.arguments = [LLVMValue(type_text, f"%{argument}") for type_text, argument, _ in parameters]
         self._names: dict[str, int] = {}
         self._counter = 0
-        self._negated: dict[str, str] = {}  # floats by what their negation is called
         self.entry = Block("entry")
         self.block = self.entry
 
@@ -345,16 +346,9 @@ class LLVMBuilder:
             folded = self._fold(operator, left, right)
             if folded is not None:
                 return folded
-        if operator[0] == "f" and not flags and not self._cancels(operator, left, right):
+        if operator[0] == "f" and not flags:
             flags = self.float_flags
         return self.emit(f"{operator} {flags + ' ' if flags else ''}{left}, {right.text}", left.type)
-
-    def _cancels(self, operator: str, left: LLVMValue, right: LLVMValue) -> bool:
-        """Whether a number is taken from itself: of a product that is 0, and as a fused multiply-add would be the
-        product's rounding."""
-        if operator == "fadd":
-            return self._negated.get(left.text) == right.text or self._negated.get(right.text) == left.text
-        return operator == "fsub" and left == right
 
     def _fold(self, operator: str, left: LLVMValue, right: LLVMValue) -> LLVMValue | None:
         a, b = left.constant, right.constant
@@ -398,9 +392,7 @@ class LLVMBuilder:
         flags = f"{self.float_flags} " if self.float_flags else ""
         if not value.is_float:
             return self.binary("sub", self.zero(value.type), value)
-        found = self.emit(f"fneg {flags}{value}", value.type)
-        self._negated[found.text] = value.text
-        return found
+        return self.emit(f"fneg {flags}{value}", value.type)
 
     def compare(self, predicate: str, left: LLVMValue, right: LLVMValue | int) -> LLVMValue:
         """``icmp`` or ``fcmp`` by the operands' type; the predicate is LLVM's (``slt``, ``olt`` …)."""
@@ -672,4 +664,34 @@ class LLVMBuilder:
             lines.append(f"{block.label}:")
             lines += [f"  {text}" for text in [*block.phis, *block.lines, block.terminator or "unreachable"]]
             block = block.following
+        if "contract" in self.float_flags:
+            lines = _with_rounded_products(lines)
         self.module.functions.append("\n".join([*lines, "}"]))
+
+
+_NAME = re.compile(r"%v\d+")
+_PRODUCT = re.compile(r"  (%v\d+) = (fmul contract [^!]*)")  # without its place in the source
+
+
+def _with_rounded_products(lines: list[str]) -> list[str]:
+    """The lines of a function, products with several uses rounded by themselves.
+
+    LLVM's GPU targets fuse a product with each sum that it is part of, also where another use needs the product itself:
+    then ``p - p`` and ``p - max(p)`` would be what rounding takes from ``p``, not 0.
+    """
+    products = {
+        number: (found[1], found[2])
+        for number, line in enumerate(lines)
+        if "fmul contract" in line and (found := _PRODUCT.match(line))
+    }
+    if not products:
+        return lines
+    named = Counter(_NAME.findall("\n".join(lines)))  # once where it is defined
+    uses: Counter[str] = Counter()
+    for name, text in products.values():
+        uses[text] += named[name] - 1  # LLVM makes one of equal products
+    kept = list(lines)
+    for number, (_, text) in products.items():
+        if uses[text] > 1:
+            kept[number] = lines[number].replace("fmul contract", "fmul", 1)
+    return kept
