@@ -9,6 +9,7 @@ from tilewright.build.builder import build
 from tilewright.dtypes import DType, bfloat16, float8e4nv, float16, float32, float64, int8, int32, uint8
 from tilewright.graph.build import GraphBuilder
 from tilewright.graph.core import Graph, Value
+from tilewright.graph.passes.fold_zero_points import fold_zero_points
 from tilewright.graph.passes.fuse import fuse
 from tilewright.graph.passes.narrow_products import narrow_products
 from tilewright.graph.pipeline import optimize
@@ -96,6 +97,27 @@ def test_integer_products_are_exact(rows: int, zeros: str, rng: np.random.Genera
     assert products(graph) == ["i32"]
     (found,), (expected,) = results(graph, **inputs)
     np.testing.assert_array_equal(found, expected)
+
+
+@pytest.mark.parametrize("dtype", [float16, float32], ids=str)
+def test_zero_points_are_part_of_the_bias(dtype: DType, rng: np.random.Generator) -> None:
+    for depth, subtractions in ((64, 0), (70000, 1)):  # the sums of the second may wrap, their differences do not
+        b = GraphBuilder("shifted")
+        read = b.op("dequantize", [b.input("x", uint8, (5, depth)), number(b, 0.05), number(b, 131, uint8)])
+        scales = b.constant(rng.uniform(0.001, 0.002, (1, 24)).astype(np.float32))
+        weights = b.op("dequantize", [b.constant(integers(rng, (depth, 24), int8)), scales])
+        read, weights = (b.op("cast", [item], dtype=dtype) if dtype != float32 else item for item in (read, weights))
+        bias = b.constant(rng.standard_normal(24).astype(dtype.numpy))
+        b.output(b.op("add", [b.op("matmul", [read, weights]), bias]))
+        graph = b.finish()
+        folded = optimize(fold_zero_points(narrow_products(graph, {uint8})))
+        verify(folded)
+        assert [node.op for node in folded.nodes].count("subtract") == subtractions
+        x = integers(rng, (5, depth), uint8)
+        graphs = (folded, optimize(narrow_products(graph, {uint8})))
+        (found,), (expected,) = (run_graph(each, [x], {}).values() for each in graphs)
+        eps = float(np.finfo(dtype.numpy).eps)
+        np.testing.assert_allclose(found, expected, rtol=0, atol=4 * eps * float(np.abs(expected).max()))
 
 
 def test_one_kernel_for_product_bias_residual_and_quantization(rng: np.random.Generator) -> None:

@@ -156,7 +156,7 @@ ROUNDED: dict[DType, dict[str, SourceFunction]] = {
     bfloat16: {name: _of_whole(of_half) for name, of_half in OF_HALF.items()},
     float16: {name: _of_whole(of_half) for name, of_half in {**OF_HALF, "gelu": gelu_of_half_float16}.items()},
 }
-ROUNDED |= {dtype: ROUNDED[float16] for dtype in (int8, uint8, float8e4nv, float8e5)}
+ROUNDED |= {dtype: ROUNDED[bfloat16] for dtype in (int8, uint8, float8e4nv, float8e5)}
 
 
 @tilewright.jit

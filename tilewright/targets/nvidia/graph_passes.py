@@ -5,6 +5,7 @@ from __future__ import annotations
 from tilewright.dtypes import bfloat16, float16, float32
 from tilewright.graph.passes.align_products import align_products
 from tilewright.graph.passes.canonicalize import canonicalize
+from tilewright.graph.passes.fold_zero_points import fold_zero_points
 from tilewright.graph.passes.fourier import transforms_as_products
 from tilewright.graph.passes.fuse_norms import prepare_norms
 from tilewright.graph.passes.narrow_products import narrow_products
@@ -32,6 +33,7 @@ def graph_passes(target: NvidiaTarget) -> TargetPasses:
     return TargetPasses(
         before=(
             TargetPass(narrow_products, narrow),  # first: what it leaves stays in floats
+            TargetPass(fold_zero_points),  # of its products
             weights,  # what is still quantized is read as it is stored, where there is wgmma
             TargetPass(sorting_by_networks, required=True),  # the kernels sort 32 bits along the last dimension
             *exact,
