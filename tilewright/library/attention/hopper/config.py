@@ -33,6 +33,7 @@ class AttentionForm(NamedTuple):
     LAZY: bool = True
     TURNS: bool = True
     TYPE: Any = tl.bfloat16
+    WHOLE: bool = False  # all keys are in whole blocks, and seen by all queries
     BIAS: int = 0  # what is added to the scores: 1 a number for each key, 2 for each query and key
     SPLITS: int = 1  # parts of the keys, each with results of its own
     DEPENDENT: bool = False  # starts before the kernels in front of it have ended, and asks for keys and values
@@ -121,6 +122,7 @@ class AttentionForm(NamedTuple):
             ),
             (self.CONSUMERS > 1 or not self.TURNS, "one consumer has nobody to take turns with"),
             (self.SPLITS == 1 or not (self.CAUSAL or self.LENGTHS), "keys are split where all are seen"),
+            (not (self.WHOLE and (self.CAUSAL or self.LENGTHS or self.SPLITS > 1)), "blocks are whole where all are seen"),
             (not (self.DEPENDENT and self.LENGTHS), "lengths are not known before the kernels in front have ended"),
             (self.SPLITS == 1 or self.LSE, "parts are put together by their log-sum-exp"),
             (self.STAGES >= 2, "there are two stages or more"),

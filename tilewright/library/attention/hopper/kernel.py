@@ -23,6 +23,7 @@ import tilewright
 import tilewright.language as tl
 import tilewright.language.explicit as tx
 from tilewright.library.hopper import swizzle_of
+from tilewright.library.masks import both
 
 swizzle_of = tilewright.constexpr_function(swizzle_of)
 
@@ -194,6 +195,8 @@ def pass_unread(ring, count, blocks, copy, TURNS: tl.constexpr, FORM: tl.constex
 @tilewright.jit
 def masked(scores, block, row, tile, sizes, FORM: tl.constexpr):
     """Scores with minus infinity where a query does not see a key. `row` is this warpgroup's first."""
+    if FORM.WHOLE:
+        return scores
     first = block * FORM.BN
     # A thread has the columns 8 n + 2 (lane % 4) and the next ones: its own part goes to the limit, and what is left is
     # a constant for each register, so that no column numbers are held beside the scores.
@@ -214,12 +217,16 @@ def bias_of(block, row, tile, sizes, FORM: tl.constexpr):
     """The bias of a block's scores: [1, BN], or [64, BN] where queries differ."""
     column = block * FORM.BN + tl.arange(0, FORM.BN)[None, :]
     place = sizes.bias + (tile.batch * sizes.bias_batch + tile.head // FORM.SPLITS * sizes.bias_head + tile.first)
-    exists = column < tile.keys
+    exists = None if FORM.WHOLE else column < tile.keys
     if FORM.BIAS == 2:
         rows = row + tl.arange(0, 64)[:, None]
         place = place + rows.to(tl.int64) * sizes.bias_row
-        exists = exists & (rows < sizes.queries)
-    return tl.load(place + column, mask=exists, other=0.0).to(tl.float32)
+        exists = both(exists, rows < sizes.queries)
+    if exists is None:
+        bias = tl.load(place + column)
+    else:
+        bias = tl.load(place + column, mask=exists, other=0.0)
+    return bias.to(tl.float32)
 
 
 @tilewright.jit
