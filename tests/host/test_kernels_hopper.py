@@ -376,6 +376,11 @@ def test_attention_with_a_bias(form: AttentionForm, shared: bool, rng: np.random
     attend(form, rng, (2, 2, 1, 150, 136), shared=shared)
 
 
+@pytest.mark.parametrize("bias", [0, 1, 2])
+def test_attention_of_whole_blocks(bias: int, rng: np.random.Generator):
+    attend(ATTENTION._replace(WHOLE=True, BIAS=bias, FLAT=bias != 2), rng, (2, 1, 1, 100, 96))
+
+
 @pytest.mark.parametrize(("splits", "keys"), [(3, 200), (4, 64), (5, 290)])
 def test_attention_on_parts_of_the_keys(splits: int, keys: int, rng: np.random.Generator):
     """Parts of whole blocks, the last ones short or empty, and their results put together."""
