@@ -334,6 +334,19 @@ def test_a_product_with_several_uses_is_rounded_once(function):
 
 
 @tilewright.jit
+def sum_and_maximum(x, out):
+    value = tl.load(x + tl.arange(0, 96))
+    tl.store(out, tl.sum(value, 0))
+    tl.store(out + 1, tl.max(value, 0))
+
+
+def test_lanes_without_elements_exchange_neutral_ones():
+    """One number a step, and no flag beside it."""
+    kernel = sum_and_maximum.compile({"x": "*f32", "out": "*f32"}, {}, target="cuda:sm_90a", options={"num_warps": 1})
+    assert count(r"\bshfl\.sync\.bfly", kernel.dump("ptx")) == 2 * 5
+
+
+@tilewright.jit
 def whole_numbers(x, out, N: tl.constexpr):
     i = tl.arange(0, N)
     tl.store(out + i, tl.load(x + i).to(out.dtype.element_ty))

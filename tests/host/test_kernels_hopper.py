@@ -378,7 +378,7 @@ def test_attention_with_a_bias(form: AttentionForm, shared: bool, rng: np.random
 
 @pytest.mark.parametrize("bias", [0, 1, 2])
 def test_attention_of_whole_blocks(bias: int, rng: np.random.Generator):
-    attend(ATTENTION._replace(WHOLE=True, BIAS=bias, FLAT=bias != 2), rng, (2, 1, 1, 100, 96))
+    attend(ATTENTION._replace(WHOLE=True, BIAS=bias, PAIRED=bias > 0, FLAT=bias != 2), rng, (2, 1, 1, 100, 96))
 
 
 @pytest.mark.parametrize(("splits", "keys"), [(3, 200), (4, 64), (5, 290)])

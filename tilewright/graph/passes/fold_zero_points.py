@@ -12,7 +12,7 @@ import numpy as np
 
 from tilewright.dtypes import float32, int32
 from tilewright.graph.core import Graph, Node, Value
-from tilewright.graph.rewrite import Rewriter, apply_rules, computed_constant
+from tilewright.graph.rewrite import GraphRewriter, apply_rules, computed_constant
 
 
 def fold_zero_points(graph: Graph) -> Graph:
@@ -20,7 +20,7 @@ def fold_zero_points(graph: Graph) -> Graph:
     return apply_rules(graph, {"add": [_bias]})
 
 
-def _bias(node: Node, rewriter: Rewriter) -> Value | None:
+def _bias(node: Node, rewriter: GraphRewriter) -> Value | None:
     for value, summand in (node.inputs, node.inputs[::-1]):
         bias = computed_constant(summand, rewriter)
         found = _shifted(value, rewriter) if bias is not None else None
@@ -37,7 +37,7 @@ def _bias(node: Node, rewriter: Rewriter) -> Value | None:
     return None
 
 
-def _shifted(value: Value | None, rewriter: Rewriter) -> tuple[Value, np.ndarray, Value, np.ndarray] | None:
+def _shifted(value: Value | None, rewriter: GraphRewriter) -> tuple[Value, np.ndarray, Value, np.ndarray] | None:
     """(sums, share, scale, the scale's numbers) of a value (sums - share) scale, which may be cast to 16 bits; None
     where it is something else, or also read by others."""
     cast = rewriter.producer(value, "cast")
@@ -58,14 +58,14 @@ def _shifted(value: Value | None, rewriter: Rewriter) -> tuple[Value, np.ndarray
     return None
 
 
-def _never_wraps(sums: Value, rewriter: Rewriter) -> bool:
+def _never_wraps(sums: Value, rewriter: GraphRewriter) -> bool:
     """Whether sums of a product are what they stand for; where they wrap, only their differences are."""
     product = rewriter.producer(sums, "matmul", "conv")
     weights = computed_constant(product.inputs[1], rewriter) if product is not None else None
     return weights is not None and weights.size // len(weights) * 255 * 128 < 2**31
 
 
-def _numbers(scale: Value | None, rewriter: Rewriter) -> np.ndarray | None:
+def _numbers(scale: Value | None, rewriter: GraphRewriter) -> np.ndarray | None:
     """The numbers of a scale that is known, or the product of two that are."""
     known = computed_constant(scale, rewriter)
     product = rewriter.producer(scale, "multiply")

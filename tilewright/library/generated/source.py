@@ -369,8 +369,8 @@ class Writer:
         """Whether any of the indices depends on the innermost loop variable."""
         return self._follows(indices, "column")
 
-    def _follows(self, indices: Iterable[Index], name: str) -> bool:
-        """Whether any of the indices depends on a loop variable whose name begins so."""
+    def _follows(self, indices: Iterable[Index], name: str | tuple[str, ...]) -> bool:
+        """Whether any of the indices depends on a loop variable whose name begins so, or in one of these ways."""
         stack = list(indices)
         while stack:
             for atom, _ in stack.pop().terms:

@@ -32,12 +32,13 @@ from tilewright.library.generated.source import (
     merge_axes,
     own_indices,
 )
-from tilewright.library.generated.trace import ElementwiseOperation, Expression, ExpressionTracer, Load
+from tilewright.library.generated.trace import ElementwiseOperation, Expression, ExpressionTracer, Load, walk
 from tilewright.library.reduce.kernel import combine, reduce_axis
 from tilewright.library.rows import program_kernel
 from tilewright.library.rows.program import MOMENTS, POWERS, RowProgram, RowReduction
 from tilewright.symbolic import Size, ceil_divide, lift, product, simplify
 
+_EARLY = 32 * 24  # elements of a warp's block up to which what there is of each column is loaded with the rows
 _LAST_LANES = 8  # of a CTA that only puts parts together
 _HELPERS: dict[str, Any] = {
     "combine": combine,
@@ -124,6 +125,10 @@ class _RowWriter(Writer):
 
     def follows_column(self, item: Expression) -> bool:
         return self.follows_columns(own_indices(item))
+
+    def is_of_column(self, item: Load) -> bool:
+        """Whether an element depends on the column alone."""
+        return self._follows([item.index], "column") and not self._follows([item.index], ("row", "plane"))
 
     def forked(self) -> _RowWriter:
         """A writer of what stands in a loop that follows."""
@@ -251,13 +256,26 @@ class _LaunchWriter:
         """All reductions, of blocks that hold all that is reduced."""
         self.lines += self._column(self.writer, "")
         columns = self.writer.size(self.walk.column_count)
-        for item in self.program.reductions:
+        for number, item in enumerate(self.program.reductions):
             outside = _neutral(item)
             x = self.block_of(self.writer, item.expression, item.dtype, outside)
+            if number == 0:
+                self._load_columns()
             text = f"reduce_axis({x}, {self.axis}, {_kind(item)!r}){self._dim()}"
             if item.kind == "mean":
                 text += f" / {columns}"
             self._give(item, [self.writer.define("r", text)])
+
+    def _load_columns(self) -> None:
+        """Load what results are computed with of each column, where threads have registers for it: on GPUs it comes
+        together with the rows, not behind the barriers of the reductions."""
+        form = self.form
+        if not form.warps or form.block * form.lanes > _EARLY * form.warps:
+            return
+        for stored in self.program.stored:
+            for item in walk(stored.expression) if stored.is_full else ():
+                if isinstance(item, Load) and not item.guards and self.writer.is_of_column(item):
+                    self.writer.write(item)
 
     def _dim(self) -> str:
         return self._kept_axis()

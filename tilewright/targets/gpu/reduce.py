@@ -5,10 +5,10 @@ The order of combination is fixed by the layout, so results are the same in ever
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterator, Sequence
-from math import prod
 
-from tilewright.ir.core import Operation, SSAValue
+from tilewright.ir.core import Operation, Region, SSAValue
 from tilewright.layout import LinearLayout
 from tilewright.targets.gpu import transfer
 from tilewright.targets.gpu.combine import (
@@ -71,7 +71,8 @@ def reduce(lowering: KernelLowering, operation: Operation) -> None:
             )
             for number in numbers
         )
-        partials[element] = _over_lanes(combiner, combiner.tree(parts), layout, axis)
+        whole = _without_flag(lowering, operation, combiner.tree(parts))
+        partials[element] = _over_lanes(combiner, whole, layout, axis)
     slots = _slots(layout, axis, len(partials))
     if slots.along and is_handed_over(lowering.assignment, operation):
         wanted = Handover(lowering, operation, slots).parts(partials)
@@ -101,7 +102,7 @@ class Handover:
         self.lowering, self.operation, self.slots = lowering, operation, slots
         layout = lowering.layout(operation.operands[0])
         self.source, self.target = layout.drop(_axis(operation)), lowering.layout(operation.result)
-        self.count = prod(self.target.shape)
+        self.count = math.prod(self.target.shape)
         self.width = slot_widths([operation.operands[0].type], False)[0]
         self.start = lowering.builder.add(lowering.group.scratch, lowering.i32(lowering.allocation.scratch[operation]))
 
@@ -162,6 +163,29 @@ def _inside_axis(
     return lowering.inside(layout, whole, number)
 
 
+def _neutral(region: Region) -> float | None:
+    """What a combination leaves every other operand as it is with, bit for bit; None where there is no such number, or
+    none is known."""
+    first, *others = region.operations
+    if len(others) != 1 or len(region.arguments) != 2 or set(first.operands) != set(region.arguments):
+        return None
+    if first.opcode in ("minimum", "maximum") and first.result.type.dtype.is_float:
+        if not first.attributes.get("propagate_nan", False):
+            return math.nan  # which loses to every number
+        return math.inf if first.opcode == "minimum" else -math.inf
+    return {"add": -0.0, "multiply": 1, "or": 0, "xor": 0}.get(first.opcode)
+
+
+def _without_flag(lowering: KernelLowering, operation: Operation, part: Partial) -> Partial:
+    """A thread's part, which is the neutral element where the thread holds nothing: a number and a flag would take
+    twice as many exchanges between lanes as a number."""
+    neutral = _neutral(operation.regions[0])
+    if part.valid is None or neutral is None:
+        return part
+    builder, (register,) = lowering.builder, part.registers
+    return Partial((builder.select(part.valid, register, builder.constant(register.type, neutral)),))
+
+
 def _over_lanes(combiner: Combiner, part: Partial, layout: LinearLayout, axis: int) -> Partial:
     """Butterflies over the lane bits along the axis, from the lowest: every lane has the whole in the end."""
     vectors = layout.vectors("lane")
@@ -191,7 +215,8 @@ def reduce_bytes(assignment: Assignment, operation: Operation) -> int:
     slots = _slots(layout, axis, len(_grouped(layout, shape, axis)))
     if not slots.along:
         return 0
-    return slots.bytes(slot_widths([value.type for value in operands], _is_flagged(layout, shape, axis)))
+    with_flags = _is_flagged(layout, shape, axis) and _neutral(operation.regions[0]) is None
+    return slots.bytes(slot_widths([value.type for value in operands], with_flags))
 
 
 RULES: dict[str, Rule] = {"reduce": reduce}

@@ -141,7 +141,9 @@ def hopper_call(
     batches, heads, queries, size = q.shape
     keys = k.shape[2]
     all_seen = not form.CAUSAL and not form.LENGTHS and form.SPLITS == 1
-    form = form._replace(WHOLE=all_seen and divides(form.BN, keys))
+    whole = all_seen and divides(form.BN, keys)
+    paired = whole and strided.bias is not None and all(divides(2, stride) for stride in strided.bias_strides[:3])
+    form = form._replace(WHOLE=whole, PAIRED=paired)
     group = simplify(lift(heads) // k.shape[1])
     parts = simplify(lift(heads) * form.SPLITS)
     processors = target.machine().processors

@@ -35,6 +35,7 @@ class AttentionForm(NamedTuple):
     TYPE: Any = tl.bfloat16
     WHOLE: bool = False  # all keys are in whole blocks, and seen by all queries
     BIAS: int = 0  # what is added to the scores: 1 a number for each key, 2 for each query and key
+    PAIRED: bool = False  # biases of two keys are one load
     SPLITS: int = 1  # parts of the keys, each with results of its own
     DEPENDENT: bool = False  # starts before the kernels in front of it have ended, and asks for keys and values
     OUTPUT: Any = None  # the type of results; None: that of the operands

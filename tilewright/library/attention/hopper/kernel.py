@@ -216,7 +216,10 @@ def masked(scores, block, row, tile, sizes, FORM: tl.constexpr):
 def bias_of(block, row, tile, sizes, FORM: tl.constexpr):
     """The bias of a block's scores: [1, BN], or [64, BN] where queries differ."""
     column = block * FORM.BN + tl.arange(0, FORM.BN)[None, :]
-    place = sizes.bias + (tile.batch * sizes.bias_batch + tile.head // FORM.SPLITS * sizes.bias_head + tile.first)
+    first = tile.batch * sizes.bias_batch + tile.head // FORM.SPLITS * sizes.bias_head + tile.first
+    if FORM.PAIRED:
+        first = tl.multiple_of(first, 2)
+    place = sizes.bias + first
     exists = None if FORM.WHOLE else column < tile.keys
     if FORM.BIAS == 2:
         rows = row + tl.arange(0, 64)[:, None]
