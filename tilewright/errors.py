@@ -124,7 +124,14 @@ class ExecutionError(TilewrightError):
 
 
 class UnsupportedOperationError(TilewrightError):
-    """A model uses operations that no importer rule knows; lists all of them."""
+    """A model uses operations that no importer rule knows; lists all of them.
+
+    `reasons` has the name and the node of each operation and why it is not supported, where an importer says it.
+    """
+
+    def __init__(self, message: str, reasons: tuple[tuple[str, str, str], ...] = ()) -> None:
+        super().__init__(message)
+        self.reasons = reasons
 
 
 class ImportModelError(TilewrightError):

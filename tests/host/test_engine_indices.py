@@ -81,6 +81,28 @@ def test_added_numbers_move_the_range():
         engine.run(arguments("gather", 3))
 
 
+def test_each_index_of_a_tuple_has_its_own_range():
+    """As importers number the elements of two dimensions: (i * 4) + j."""
+    builder = GraphBuilder("tuples")
+    table = builder.input("table", dtypes.float32, (5, 4))
+    tuples = builder.input("tuples", dtypes.int64, (3, 2))
+    parts = []
+    for place, extent in enumerate((5, 4)):
+        part = builder.op("slice", [tuples], axis=1, start=place, stop=place + 1)
+        part = builder.op("reshape", [part], shape=(3,))
+        test, wrapped = builder.op("less", [part, 0]), builder.op("add", [part, extent])
+        parts.append(builder.op("where", [test, wrapped, part]))
+    flat = builder.op("add", [builder.op("multiply", [parts[0], 4]), parts[1]])
+    builder.output(builder.op("gather", [builder.op("reshape", [table], shape=(20,)), flat], axis=0), "y")
+    engine = build(builder.finish())
+    assert plan_from_json(plan_to_json(engine.plan)).index_ranges == engine.plan.index_ranges
+    tuples = np.array([[0, 3], [-5, -4], [4, 0]])
+    np.testing.assert_array_equal(engine.run({"table": TABLE, "tuples": tuples})["y"], TABLE[tuple(tuples.T)])
+    for index, ends in (((0, 4), "-4..3"), ((5, 0), "-5..4"), ((0, -5), "-4..3")):
+        with pytest.raises(InputError, match=f"takes {ends}"):
+            engine.run({"table": TABLE, "tuples": np.array([index, (0, 0), (1, 1)])})
+
+
 def test_computed_indices_are_clamped_and_never_written():
     gather = build(looked_up("gather", computed))
     np.testing.assert_array_equal(gather.run(arguments("gather", 1 << 20))["y"], TABLE[[4, 1, 1]])

@@ -115,6 +115,7 @@ CASES: dict[str, tuple[onnx.ModelProto, str]] = {
     "pad mode": (single("Pad", constants={"pads": ints(0, 0, 1, 1)}, mode="mirror"), "'mode' is 'mirror'"),
     "gather": (single("Gather", constants={"i": ints(0, 2)}), "out of range"),
     "gather elements": (single("GatherElements", constants={"i": ints(0, 1, 0).reshape(3, 1)}, axis=1), "reach beyond"),
+    "index tuples": (single("GatherND", constants={"i": ints(0, 99)}), "from 99 to 99 are out of range"),
     "gather nd": (single("GatherND", constants={"i": ints(0, 0, 0)}), "tuples of 3 numbers"),
     "scatter": (
         single("ScatterElements", constants={"i": ints(0).reshape(1, 1), "u": np.ones((2, 1), np.float32)}),

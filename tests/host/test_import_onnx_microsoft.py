@@ -89,6 +89,7 @@ def test_products_of_packed_weights(depth: int, block: int, rng: np.random.Gener
     options = {"K": depth, "N": columns, "bits": 4, "block_size": block}
     own("MatMulNBits", x + constants(w=packed, s=scales), **options)
     own("MatMulNBits", x + constants(w=packed, s=scales, z=zeros), **options)
+    own("MatMulNBits", x + constants(w=packed, s=scales, z=zeros), accuracy_level=4, **options)  # x as bytes
 
 
 def test_norms_behind_sums(rng: np.random.Generator) -> None:

@@ -513,6 +513,67 @@ def test_inputs_that_are_declared_without_a_number_of_dimensions() -> None:
         np.testing.assert_array_equal(session.run(None, feeds)[0], peer.run(None, feeds)[0])
 
 
+RANKS = {
+    "outputs": "t = If (c) <then_branch = a () => (p) { p = Reshape (x, all) }, "
+    "else_branch = b () => (q) { q = Neg (x) }> y = Identity (t)",
+    "nodes after it": "t = If (c) <then_branch = a () => (p) { p = Unsqueeze (x, zero) }, "
+    "else_branch = b () => (p) { p = Neg (x) }> u = Relu (t) y = Add (u, u)",
+    "inside another": "d = Less (least, half) t = If (c) <then_branch = a () => (t1) { t1 = If (d) <then_branch = "
+    "e () => (p) { p = Reshape (x, all) }, else_branch = f () => (p) { p = Neg (x) }> }, "
+    "else_branch = b () => (q) { q = Unsqueeze (x, zero) }> y = Identity (t)",
+    "one size alone": "y = If (c) <then_branch = a () => (p) { p = Squeeze (x) }, "
+    "else_branch = b () => (q) { q = Neg (x) }>",
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("case", RANKS)
+def test_branches_of_other_numbers_of_dimensions(case: str, rng: np.random.Generator) -> None:
+    """Whose condition is computed: which branch a call takes is known only then."""
+    text = f"""<ir_version: 8, opset_import: ["" : 17]> m (float[n, 3] x) => (float y)
+        <float half = {{0.5}}, int64[1] all = {{-1}}, int64[1] zero = {{0}}> {{
+        least = ReduceMin <keepdims = 0> (x) most = ReduceMax <keepdims = 0> (x) c = Greater (most, half)
+        {RANKS[case]} }}"""
+    model = onnx.parser.parse_model(text)
+    model.graph.output[0].type.tensor_type.ClearField("shape")
+    session = tw.InferenceSession(model.SerializeToString())
+    peer = onnxruntime.InferenceSession(model.SerializeToString(), providers=["CPUExecutionProvider"])
+    for rows, low, high in ((2, 1, 2), (2, 0, 0.4), (2, 0, 2), (1, 1, 2), (1, 0, 0.4)):
+        feeds = {"x": np.linspace(low, high, rows * 3, dtype=np.float32).reshape(rows, 3)}
+        np.testing.assert_array_equal(session.run(None, feeds)[0], peer.run(None, feeds)[0])
+
+
+BROKEN = {
+    "y = NoOperation (x)": (UnsupportedOperationError, "no operation of this name"),
+    "y = Softmax <axes = 1> (x)": (UnsupportedOperationError, "the attributes axes"),
+    "y = Gelu (x)": (ImportModelError, "opset 17 has no Gelu"),
+    "y = MatMul (x)": (ImportModelError, "it has 1 inputs"),
+    "y = Cast (x)": (ImportModelError, "'to' is missing"),
+    "i = Shape (x) y = Sigmoid (i)": (ImportModelError, "is i64, which the operation does not take"),
+    "i = Shape (x) y = Add (x, i)": (ImportModelError, "must have one element type"),
+    "y = Shape (x)": (ImportModelError, "output 'y' is declared as FLOAT, but it is i64"),
+    "c = Constant <value_int = 1> () b = Cast <to = 9> (c) "
+    "y = If (b) <then_branch = t () => (float z) { z = Nothing (x) }, "
+    "else_branch = e () => (float z) { z = Relu (x) }>": (UnsupportedOperationError, "no operation of this name"),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("nodes", BROKEN)
+def test_what_no_number_of_dimensions_helps_is_refused_at_once(nodes: str) -> None:
+    text = f'<ir_version: 8, opset_import: ["" : 17]> m (float[n] x) => (float[n] y) {{ {nodes} }}'
+    model = onnx.parser.parse_model(text)
+    model.graph.input[0].type.tensor_type.ClearField("shape")
+    error, reason = BROKEN[nodes]
+    with pytest.raises(error, match=reason):
+        tw.InferenceSession(model)
+
+
+def test_what_no_size_helps_is_refused_at_once() -> None:
+    text = """<ir_version: 8, opset_import: ["" : 17]> m (float[n, c] x) => (float[n, c] y) {
+        y = LpNormalization <p = 3> (x) }"""
+    with pytest.raises(UnsupportedOperationError, match="LpNormalization of order 3"):
+        tw.InferenceSession(onnx.parser.parse_model(text))
+
+
 def stretched(weight: float) -> onnx.ModelProto:
     """A model whose engine for all sizes does not take a single row, with its weights in other files."""
     model = onnx.parser.parse_model("""

@@ -1,15 +1,16 @@
 """The allowed ranges of index inputs, which a run checks: kernels clamp indices and cannot report wrong ones.
 
 Gathers and scatters take -extent to extent - 1, negative ones counting from the end, and attention over pages the
-numbers of pages that its pool has.  Constants are
-checked when an engine is built.  Where the indices are an input, seen through views, casts and added
-numbers, the plan gets the range and every run checks it.  Computed indices are not checked: the
-kernels clamp those of gathers and leave out the updates of scatters.
+numbers of pages that its pool has.  Constants are checked when an engine is built.  Where the indices are an input,
+seen through views, casts, added numbers and the numbering of several dimensions, the plan gets the range and every
+run checks it.  Computed indices are not checked: the kernels clamp those of gathers and leave out the updates of
+scatters.
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterator
+from typing import NamedTuple
 
 from tilewright.errors import ShapeError
 from tilewright.graph.core import Graph, Node, Value
@@ -36,18 +37,29 @@ def check_constant_indices(graph: Graph) -> None:
 
 def index_ranges(graph: Graph) -> list[IndexRange]:
     """The range of every input that is used as indices; for two uses of an input two entries."""
-    found: dict[tuple[str, Size, Size], IndexRange] = {}
+    found: dict[tuple[str, Size, Size, int | None], IndexRange] = {}
     producers = graph.producers()
     inputs = set(graph.inputs)
-    for node, value, low, high in _indexing(graph):
-        while value not in inputs:
-            step = _before(value, low, high, producers, graph)
-            if step is None:
-                break
-            value, low, high = step
-        else:
-            found.setdefault((value.name, low, high), IndexRange(value.name, low, high, _text(node)))
+    for node, indices, low, high in _indexing(graph):
+        waiting = [_Allowed(indices, low, high)]
+        while waiting:
+            allowed = waiting.pop()
+            if allowed.value in inputs:
+                name, column = allowed.value.name, allowed.column
+                key = name, allowed.low, allowed.high, column
+                found.setdefault(key, IndexRange(name, allowed.low, allowed.high, _text(node), column))
+            else:
+                waiting += _before(allowed, producers, graph)
     return list(found.values())
+
+
+class _Allowed(NamedTuple):
+    """The numbers that a value may hold, with a `column` those at this place of its last dimension."""
+
+    value: Value
+    low: Size
+    high: Size
+    column: int | None = None
 
 
 def _indexing(graph: Graph) -> Iterator[tuple[Node, Value, Size, Size]]:
@@ -70,31 +82,82 @@ def _indexed(node: Node) -> str:
     return f"dimension {node.attributes['axis']} of {node.inputs[0]!r}"
 
 
-def _before(
-    value: Value, low: Size, high: Size, producers: dict[Value, Node], graph: Graph
-) -> tuple[Value, Size, Size] | None:
-    """What `value` is made of, and the range that this must have for `value` to lie in its own."""
+def _before(allowed: _Allowed, producers: dict[Value, Node], graph: Graph) -> list[_Allowed]:
+    """What a value is made of, and the ranges that these must have for it to lie in its own."""
+    value, low, high, column = allowed
     node = producers.get(value)
     source = node.inputs[0] if node is not None and node.inputs else None
     if node is None or source is None:
-        return None
+        return []
     if node.op in _VIEWS or (node.op == "cast" and source.dtype.is_integer):
-        return source, low, high
+        return [allowed._replace(value=source)] if column is None or _keeps_columns(node, source, value) else []
+    if node.op == "slice" and column is None:
+        return _before_column(node, source, low, high)
+    if node.op == "add" and (tuples := _before_tuples(node, producers, graph)):
+        return tuples
     if node.op == "add":
         for plain, added in ((source, node.inputs[1]), (node.inputs[1], source)):
             number = _number(added, producers, graph)
             if plain is not None and number is not None:
-                return plain, simplify(lift(low) - number), simplify(lift(high) - number)
+                return [_Allowed(plain, simplify(lift(low) - number), simplify(lift(high) - number), column)]
     if node.op == "subtract":
         number = _number(node.inputs[1], producers, graph)
-        return None if number is None else (source, simplify(lift(low) + number), simplify(lift(high) + number))
-    if node.op == "where":
-        return _before_wrap(node, high, producers, graph)
-    return None
+        if number is None:
+            return []
+        return [_Allowed(source, simplify(lift(low) + number), simplify(lift(high) + number), column)]
+    wrapped = _wrapped(node, producers, graph)
+    return [] if wrapped is None else [_Allowed(wrapped[0], simplify(-1 * lift(wrapped[1])), high, column)]
 
 
-def _before_wrap(node: Node, high: Size, producers: dict[Value, Node], graph: Graph) -> tuple[Value, Size, Size] | None:
-    """The same for ``where(i < 0, i + extent, i)``, as importers count negative indices from the end."""
+def _keeps_columns(node: Node, source: Value, value: Value) -> bool:
+    """Whether a view has the elements of each place of the last dimension at the same place."""
+    if node.op == "permute":
+        return bool(node.attributes["order"][-1] == source.rank - 1)
+    return source.rank > 0 and value.rank > 0 and source.shape[-1] == value.shape[-1]
+
+
+def _before_column(node: Node, source: Value, low: Size, high: Size) -> list[_Allowed]:
+    """The same for one place of the last dimension: of index tuples those for one of the dimensions."""
+    start, stop = node.attributes["start"], node.attributes["stop"]
+    alone = node.attributes["axis"] == source.rank - 1 and isinstance(start, int) and stop == start + 1
+    return [_Allowed(source, low, high, start)] if alone else []
+
+
+def _before_tuples(node: Node, producers: dict[Value, Node], graph: Graph) -> list[_Allowed]:
+    """The same for ``(i * columns) + j``, as importers number the elements of several dimensions.
+
+    Each index has the range of its own dimension, which is known where negative ones count from its end.
+    """
+    for left, right in (node.inputs, node.inputs[::-1]):
+        product = producers.get(left) if left is not None else None
+        if product is None or product.op != "multiply":
+            continue
+        for rows, factor in (product.inputs, product.inputs[::-1]):
+            if rows is not None and right is not None and _number(factor, producers, graph) is not None:
+                return [item for part in (rows, right) for item in _in_own_range(part, producers, graph)]
+    return []
+
+
+def _in_own_range(value: Value, producers: dict[Value, Node], graph: Graph) -> list[_Allowed]:
+    """Indices whose negative numbers count from the end of their dimension, and those of tuples, with their ranges."""
+    node = producers.get(value)
+    while node is not None and node.op in (*_VIEWS, "cast") and node.inputs[0] is not None:
+        node = producers.get(node.inputs[0])
+    if node is None:
+        return []
+    if node.op == "add":
+        return _before_tuples(node, producers, graph)
+    found = _wrapped(node, producers, graph)
+    if found is None:
+        return []
+    plain, extent = found
+    return [_Allowed(plain, simplify(-1 * lift(extent)), simplify(lift(extent) - 1))]
+
+
+def _wrapped(node: Node, producers: dict[Value, Node], graph: Graph) -> tuple[Value, Size] | None:
+    """Of ``where(i < 0, i + extent, i)``, as importers count negative indices from the end: i, and the extent."""
+    if node.op != "where":
+        return None
     condition, shifted, plain = node.inputs
     assert condition is not None and shifted is not None and plain is not None
     test, total = producers.get(condition), producers.get(shifted)
@@ -104,7 +167,7 @@ def _before_wrap(node: Node, high: Size, producers: dict[Value, Node], graph: Gr
         return None
     (added,) = [item for item in total.inputs if item is not plain] or [None]
     extent = _number(added, producers, graph)
-    return None if extent is None else (plain, simplify(-1 * lift(extent)), high)
+    return None if extent is None else (plain, extent)
 
 
 def _number(value: Value | None, producers: dict[Value, Node], graph: Graph) -> Size | None:

@@ -41,6 +41,7 @@ def plan_to_json(plan: Plan) -> dict[str, Any]:
         "nanoseconds": to_json(plan.nanoseconds),
         "index_ranges": [
             [allowed.input, to_json(allowed.low), to_json(allowed.high), allowed.operation]
+            + ([] if allowed.column is None else [allowed.column])
             for allowed in plan.index_ranges
         ],
         "steps": [_step_to_json(step) for step in plan.steps],
@@ -92,10 +93,15 @@ def _spec_from_json(data: Any, sizes: SizeReader, known: Mapping[str, dtypes.DTy
 
 
 def _index_range_from_json(data: Any, sizes: SizeReader, inputs: list[TensorSpec]) -> IndexRange:
-    name, low, high, operation = data
-    if name not in [spec.name for spec in inputs]:
+    name, low, high, operation, *rest = data
+    shapes = {spec.name: spec.shape for spec in inputs}
+    if name not in shapes:
         raise ValueError(f"an index range is for {name!r}, which is no input")
-    return IndexRange(_text(name), sizes.read(low), sizes.read(high), _text(operation))
+    column = _natural(*rest) if rest else None
+    last = shapes[name][-1] if shapes[name] else 0
+    if column is not None and not (isinstance(last, int) and column < last):
+        raise ValueError(f"an index range is for column {column} of {name!r}, which has none")
+    return IndexRange(_text(name), sizes.read(low), sizes.read(high), _text(operation), column)
 
 
 def _step_to_json(step: PlanStep) -> dict[str, Any]:

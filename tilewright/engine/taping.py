@@ -77,8 +77,10 @@ class TapeWriter:
 
     def call(self, session: Session, frame: Frame, places: Sequence[TapePlace]) -> list[TapePlace]:
         """The outputs of a compiled part."""
-        for number, low, high, _ in frame.binding.index_ranges:
+        for number, low, high, allowed in frame.binding.index_ranges:
             found = places[number]
+            if allowed.column is not None:
+                raise NotFixedError("indices of several dimensions")
             if found.dtype not in (np.int32, np.int64):
                 raise NotFixedError("indices of another type")
             count = math.prod(found.shape)

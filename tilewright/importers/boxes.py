@@ -8,9 +8,8 @@ from collections.abc import Sequence
 from tilewright.dtypes import float32, int64
 from tilewright.graph.core import Value
 from tilewright.importers.emitter import Emitter
-from tilewright.importers.report import Unsupported
 from tilewright.importers.sampling import linear_pair, weighted_sum, weighted_taps
-from tilewright.symbolic import lift, product, simplify
+from tilewright.symbolic import Size, lift, product, simplify
 
 
 def align(
@@ -33,9 +32,8 @@ def align(
         size = call.op("subtract", call.slice(boxes, 1, index + 2, index + 3), start)
         sides.append((start, size if half else call.op("maximum", size, 1.0)))
     if ratio <= 0:
-        if mode == "max":
-            raise Unsupported("the largest of a number of samples that follows from the boxes", "set sampling_ratio")
-        return call.cast(_align_by_size(call, x, images, sides, (rows, columns)), x.dtype)
+        by_size = _largest_by_size if mode == "max" else _align_by_size
+        return call.cast(by_size(call, x, images, sides, (rows, columns)), x.dtype)
     taps = []
     for (start, size), count, extent in zip(sides, (rows, columns), x.shape[2:], strict=True):
         line = call.op("divide", call.op("add", call.iota(count * ratio, dtype), 0.5), float(count * ratio))
@@ -68,31 +66,78 @@ def _over_grid(call: Emitter, item: Value, grid: tuple[int, int], index: int) ->
     return call.reshape(spread, (item.shape[0], grid[0] * grid[1]))
 
 
+def _samples_inside(call: Emitter, start: Value, size: Value, count: int, extent: Size) -> tuple[Value, Value, Value]:
+    """Samples in each of `count` bins along one dimension, as many as a bin has pixels: their places in the image
+    [R, count, samples], which of them there are, and the number of samples of a bin [R, 1, 1].
+
+    Samples outside the image are not among them: those inside are enumerated from the first one on.
+    """
+    limit = call.value(extent, start.dtype)
+    bin_size = call.unsqueeze(call.op("divide", size, float(count)), 2)  # [R, 1, 1]
+    samples = call.op("maximum", call.op("ceil", bin_size), 0.0)
+    step = call.op("divide", bin_size, call.op("maximum", samples, 1.0))
+    bins = call.reshape(call.iota(count, start.dtype), (1, count, 1))
+    first = call.op("add", call.unsqueeze(start, 2), call.op("multiply", bins, bin_size))  # [R, count, 1]
+    first = call.op("add", first, call.op("multiply", step, 0.5))
+    safe = call.op("where", call.op("greater", step, 0.0), step, 1.0)
+    skipped = call.op("maximum", call.op("floor", call.op("divide", call.op("subtract", -1.0, first), safe)), 0.0)
+    most = simplify(lift(extent) * 2 + 8)  # steps are above half a pixel where there are two or more
+    index = call.op("add", skipped, call.iota(most, start.dtype))
+    place = call.op("add", first, call.op("multiply", index, step))
+    inside = call.op("logical_and", call.op("greater_equal", place, -1.0), call.op("less_equal", place, limit))
+    inside = call.op("logical_and", inside, call.op("less", index, samples))
+    place = call.op("minimum", call.op("maximum", place, 0.0), call.op("subtract", limit, 1.0))
+    return place, inside, samples
+
+
+def _largest_by_size(
+    call: Emitter, x: Value, images: Value, sides: list[tuple[Value, Value]], counts: tuple[int, int]
+) -> Value:
+    """The largest of the pixels around as many samples as a bin has pixels, each times its weight.
+
+    Weights are not negative, so that the dimensions follow one after the other, and of all weights of one pixel in a
+    bin the largest and the smallest one suffice.  Samples outside the image are zeros, and so are bins without samples.
+    """
+    found = call.cast(call.op("gather", x, images, axis=0), sides[0][0].dtype)  # [R, C, H, W]
+    empty: Value | None = None
+    for axis, ((start, size), count, extent) in enumerate(zip(sides, counts, x.shape[2:], strict=True), start=2):
+        place, inside, samples = _samples_inside(call, start, size, count, extent)
+        taps = linear_pair(call, place)
+        last = call.op("subtract", call.value(extent, place.dtype), 1.0)
+        pixel = call.iota(extent, place.dtype)
+        extremes = []  # [R, count, extent]
+        for op, neutral in (("maximum", -math.inf), ("minimum", math.inf)):
+            none, parts = call.builder.number(neutral, place.dtype), []
+            for position, weight in taps:
+                at = call.op("equal", call.unsqueeze(call.op("minimum", position, last), 3), pixel)
+                there = call.op("logical_and", at, call.unsqueeze(inside, 3))
+                parts.append(call.op("where", there, call.unsqueeze(weight, 3), none))
+            both = call.op(op, *parts)
+            extremes.append(call.op("reduce_max" if op == "maximum" else "reduce_min", both, axes=(2,)))
+        least = call.builder.number(-math.inf, place.dtype)
+        shape = (start.shape[0], 1, count, extent, 1) if axis == 2 else (start.shape[0], 1, 1, count, extent)
+        high, low = (call.reshape(extreme, shape) for extreme in extremes)
+        spread = call.unsqueeze(found, axis)
+        largest = call.op("maximum", call.op("multiply", spread, high), call.op("multiply", spread, low))
+        largest = call.op("where", call.op("greater_equal", high, 0.0), largest, least)
+        found = call.op("reduce_max", largest, axes=(axis + 1,))
+        number = call.op("reduce_sum", call.cast(inside, place.dtype), axes=(2,), keepdims=True)
+        outside = call.op("less", number, samples)
+        bins = (start.shape[0], 1, count, 1) if axis == 2 else (start.shape[0], 1, 1, count)
+        found = call.op("where", call.reshape(outside, bins), call.op("maximum", found, 0.0), found)
+        none_here = call.op("equal", call.reshape(samples, (start.shape[0], 1, 1, 1)), 0.0)
+        empty = none_here if empty is None else call.op("logical_or", empty, none_here)
+    assert empty is not None
+    return call.op("where", empty, call.builder.number(0.0, found.dtype), found)
+
+
 def _align_by_size(
     call: Emitter, x: Value, images: Value, sides: list[tuple[Value, Value]], counts: tuple[int, int]
 ) -> Value:
-    """The mean of as many samples as a bin has pixels: the weight of every pixel row and column for every bin.
-
-    Samples outside the image count for nothing, so that those inside are enumerated from the first one on.
-    """
+    """The mean of as many samples as a bin has pixels: the weight of every pixel row and column for every bin."""
     matrices = []
     for (start, size), count, extent in zip(sides, counts, x.shape[2:], strict=True):
-        limit = call.value(extent, start.dtype)
-        bin_size = call.unsqueeze(call.op("divide", size, float(count)), 2)  # [R, 1, 1]
-        samples = call.op("maximum", call.op("ceil", bin_size), 0.0)
-        step = call.op("divide", bin_size, call.op("maximum", samples, 1.0))
-        bins = call.reshape(call.iota(count, start.dtype), (1, count, 1))
-        first = call.op("add", call.unsqueeze(start, 2), call.op("multiply", bins, bin_size))  # [R, count, 1]
-        first = call.op("add", first, call.op("multiply", step, 0.5))
-        safe = call.op("where", call.op("greater", step, 0.0), step, 1.0)
-        skipped = call.op("maximum", call.op("floor", call.op("divide", call.op("subtract", -1.0, first), safe)), 0.0)
-        most = simplify(lift(extent) * 2 + 8)  # steps are above half a pixel where there are two or more
-        line = call.iota(most, start.dtype)
-        index = call.op("add", skipped, line)  # [R, count, samples]
-        place = call.op("add", first, call.op("multiply", index, step))
-        inside = call.op("logical_and", call.op("greater_equal", place, -1.0), call.op("less_equal", place, limit))
-        inside = call.op("logical_and", inside, call.op("less", index, samples))
-        place = call.op("minimum", call.op("maximum", place, 0.0), call.op("subtract", limit, 1.0))
+        place, inside, samples = _samples_inside(call, start, size, count, extent)
         pixel = call.iota(extent, start.dtype)
         far = call.op("absolute", call.op("subtract", call.unsqueeze(place, 3), pixel))
         weight = call.op("maximum", call.op("subtract", 1.0, far), 0.0)

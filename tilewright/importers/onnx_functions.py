@@ -19,6 +19,15 @@ from tilewright.importers.report import Unsupported
 _NUMBERS = {dtype: number for number, dtype in DTYPES.items()}
 
 
+def has_standard_body(node: NodeProto, opset: int) -> bool:
+    """Whether ONNX gives a body for an operation, perhaps for some element types alone."""
+    try:
+        schema: Any = onnx.defs.get_schema(node.op_type, opset, "" if node.domain in DOMAINS else node.domain)
+    except onnx.defs.SchemaError:
+        return False
+    return bool(schema.has_function or schema.has_context_dependent_function)
+
+
 def standard_body(
     node: NodeProto, opset: int, attributes: Mapping[str, AttributeProto], inputs: Sequence[Tensor | None]
 ) -> FunctionProto | None:

@@ -36,6 +36,7 @@ Option = onnx.defs.OpSchema.FormalParameterOption
 _TYPE_TEXT = {dtype: f"tensor({type_name(number).lower()})" for number, dtype in DTYPES.items()}
 _TYPE_TEXT |= {sequence_of(dtype): f"seq({text})" for dtype, text in _TYPE_TEXT.items()}
 _TYPE_TEXT |= {optional_of(dtype): f"optional({text})" for dtype, text in _TYPE_TEXT.items()}
+_BY_TEXT = {text: dtype for dtype, text in _TYPE_TEXT.items()}
 # The field of an attribute that holds the value of each type.
 _PAYLOADS = {
     AttributeProto.FLOAT: "f",
@@ -76,6 +77,7 @@ class OperatorForm:
     since: int
     attributes: Mapping[str, tuple[int, bool]]  # type number, whether it must be there
     parameters: tuple[FormalParameter, ...]
+    results: tuple[FormalParameter, ...]
     inputs: tuple[int, int]
     outputs: tuple[int, int]
 
@@ -106,21 +108,23 @@ def form_of(operation: str, opset: int, domain: str = "") -> OperatorForm:
         raise Invalid(f"opset {opset} has no {operation}; a later one brings it") from None
     if schema.deprecated:
         raise Invalid(f"opset {opset} has no {operation} any more: it ended with opset {schema.since_version - 1}")
-    parameters = tuple(
-        FormalParameter(
-            parameter.name,
-            parameter.option == Option.Optional,
-            parameter.option == Option.Variadic,
-            parameter.is_homogeneous,
-            parameter.type_str,
-            frozenset(parameter.types),
-        )
-        for parameter in schema.inputs
-    )
+    parameters, results = (tuple(map(_formal, found)) for found in (schema.inputs, schema.outputs))
     described: Mapping[str, Any] = schema.attributes
     attributes = {name: (int(item.type.value), bool(item.required)) for name, item in described.items()}
     inputs, outputs = (schema.min_input, schema.max_input), (schema.min_output, schema.max_output)
-    return OperatorForm(schema.since_version, attributes, parameters, inputs, outputs)
+    return OperatorForm(schema.since_version, attributes, parameters, results, inputs, outputs)
+
+
+def _formal(parameter: Any) -> FormalParameter:
+    """A formal input or output of a schema."""
+    return FormalParameter(
+        parameter.name,
+        parameter.option == Option.Optional,
+        parameter.option == Option.Variadic,
+        parameter.is_homogeneous,
+        parameter.type_str,
+        frozenset(parameter.types),
+    )
 
 
 def check_payload(attribute: AttributeProto) -> None:
@@ -184,3 +188,19 @@ def check_types(form: OperatorForm, inputs: Sequence[DType | None]) -> None:
         first, other = chosen.setdefault(parameter.variable, (index, dtype))
         if other != dtype:
             raise Invalid(f"inputs {first} and {index} must have one element type; they have {other} and {dtype}")
+
+
+def results_of(form: OperatorForm, inputs: Sequence[DType | None], count: int) -> list[DType | None]:
+    """The element types of results, of inputs that `check_types` takes: those of inputs with the same type variable,
+    or the only one that there is; None where an attribute says it."""
+    chosen = {
+        form.parameters[min(index, len(form.parameters) - 1)].variable: dtype
+        for index, dtype in enumerate(inputs)
+        if dtype is not None
+    }
+    found: list[DType | None] = []
+    for index in range(count):
+        result = form.results[min(index, len(form.results) - 1)]
+        only = _BY_TEXT.get(next(iter(result.types))) if len(result.types) == 1 else None
+        found.append(only or (chosen.get(result.variable) if result.same or not result.variadic else None))
+    return found

@@ -64,4 +64,5 @@ class ImportReport:
     def check(self) -> None:
         """Raise `UnsupportedOperationError` when anything was reported."""
         if self.problems:
-            raise UnsupportedOperationError(self.text())
+            reasons = tuple((problem.operation, problem.node, problem.reason) for problem in self.problems)
+            raise UnsupportedOperationError(self.text(), reasons)

@@ -42,7 +42,15 @@ from tilewright.runtime.shapes import check_mapping
 if TYPE_CHECKING:
     from onnx import ModelProto
 
-    from tilewright.onnx.specialized import EnginesOfCalls, EnginesOfRanks, EnginesOfSizes, SpecializedEngine
+    from tilewright.onnx.specialized import (
+        EnginesOfBranches,
+        EnginesOfCalls,
+        EnginesOfRanks,
+        EnginesOfSizes,
+        SpecializedEngine,
+    )
+
+    _Engines = Engine | SpecializedEngine | EnginesOfRanks | EnginesOfCalls | EnginesOfBranches
 
 _DEFAULT = ("CPUExecutionProvider",)
 TARGETS = {"CPUExecutionProvider": "cpu", "CUDAExecutionProvider": "cuda"}
@@ -110,7 +118,7 @@ class InferenceSession:
         are accepted, and have no meaning here.  Raises as `tilewright.compile` and `Engine.load` do, and
         `SettingsError` for providers of which none is known.
         """
-        self.engine: Engine | SpecializedEngine | EnginesOfRanks | EnginesOfCalls
+        self.engine: _Engines
         self._sizes: EnginesOfSizes | None = None
         self._options = sess_options if sess_options is not None else SessionOptions()
         if not hasattr(self._options, "intra_op_num_threads"):
@@ -374,7 +382,7 @@ class InferenceSession:
 
 
 def _engines_of_sizes(
-    engine: Engine | SpecializedEngine | EnginesOfRanks | EnginesOfCalls,
+    engine: _Engines,
     source: Source,
     shapes: Mapping[str, Any] | None,
     target: str,
@@ -387,9 +395,7 @@ def _engines_of_sizes(
     return EnginesOfSizes(source, target, shapes)
 
 
-def _compiled(
-    source: Source, dynamic_shapes: Mapping[str, Any] | None, target: str, quick_start: bool
-) -> Engine | SpecializedEngine | EnginesOfRanks | EnginesOfCalls:
+def _compiled(source: Source, dynamic_shapes: Mapping[str, Any] | None, target: str, quick_start: bool) -> _Engines:
     """The engine of a model, or what compiles one for each set of values of its small inputs, or of ranks."""
     try:
         return compile_model(source.get(), None, dynamic_shapes, target, quick_start=quick_start)

@@ -40,6 +40,11 @@ class Source:
                 )
         return self._given
 
+    @property
+    def folder(self) -> Path | None:
+        """Where tensors outside the model's file are; None for a model that is in no file."""
+        return self._given.parent if isinstance(self._given, Path) else None
+
     def read(self) -> ModelProto:
         """The model without the tensors in other files."""
         given = self.get()

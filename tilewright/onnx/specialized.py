@@ -16,7 +16,7 @@ from pathlib import Path
 from typing import Any, NoReturn
 
 import numpy as np
-from onnx import ModelProto, TypeProto, ValueInfoProto, numpy_helper
+from onnx import ModelProto, NodeProto, TypeProto, ValueInfoProto, numpy_helper
 
 from tilewright import forks
 from tilewright.api import compile as compile_model
@@ -24,9 +24,12 @@ from tilewright.dtypes import ANY_BY_NAME, BY_NAME, string
 from tilewright.engine.engine import Engine
 from tilewright.errors import EngineError, ImportModelError, ShapeError, TilewrightError, UnsupportedOperationError
 from tilewright.importers.onnx import import_onnx
+from tilewright.importers.onnx_structure import node_text
+from tilewright.importers.onnx_survey import survey
 from tilewright.importers.onnx_tensors import DTYPES, list_type
 from tilewright.importers.report import NO_RULE
 from tilewright.importers.shapes import parse_dynamic_shapes, symbol_name
+from tilewright.onnx.branches import condition_of, refused_branch, with_branch
 from tilewright.onnx.source import Source
 from tilewright.runtime import tensors
 from tilewright.runtime.plan import TensorSpec
@@ -34,6 +37,7 @@ from tilewright.runtime.shapes import check_mapping, wrong_names
 
 MOST_ENGINES = 16  # that are kept, the last ones used
 MOST_VALUE_ELEMENTS = 64  # of an input whose value is part of the model
+_TRIED = (2, 17)  # sizes of free dimensions of a model that is refused without them
 
 logger = logging.getLogger("tilewright")
 
@@ -126,7 +130,7 @@ class EnginesOfSizes:
 
     def __init__(self, source: Source, target: str, dynamic_shapes: Mapping[str, Any] | None) -> None:
         self._source, self._target, self._shapes = source, target, dict(dynamic_shapes or {})
-        self._engines: OrderedDict[_Fixed, Engine | None] = OrderedDict()
+        self._engines: OrderedDict[_Fixed, Engine | EnginesOfBranches | None] = OrderedDict()
         self._lock = forks.lock()
 
     def run(
@@ -148,11 +152,13 @@ class EnginesOfSizes:
                             pass  # these sizes fit no better
             return self._needed(every, error).run(inputs, out, threads)
 
-    def engine(self, inputs: Mapping[str, Any], known: Sequence[TensorSpec], error: TilewrightError) -> Engine:
+    def engine(
+        self, inputs: Mapping[str, Any], known: Sequence[TensorSpec], error: TilewrightError
+    ) -> Engine | EnginesOfBranches:
         """The engine for exactly these sizes, compiled when they first come; raises `error` where there is none."""
         return self._needed(self._choices(inputs, known, error)[-1], error)
 
-    def _needed(self, fixed: _Fixed, error: TilewrightError) -> Engine:
+    def _needed(self, fixed: _Fixed, error: TilewrightError) -> Engine | EnginesOfBranches:
         found = self._engine(fixed, error)
         if found is None:
             raise error
@@ -173,7 +179,7 @@ class EnginesOfSizes:
         choices = [tuple(entry for entry in sizes if entry[2] <= most) for most in (0, 1)]
         return list(dict.fromkeys([*filter(None, choices), tuple(sizes)]))
 
-    def _engine(self, fixed: _Fixed, error: TilewrightError) -> Engine | None:
+    def _engine(self, fixed: _Fixed, error: TilewrightError) -> Engine | EnginesOfBranches | None:
         """The engine with these sizes; None for sizes that the model does not take."""
         with self._lock:
             if fixed not in self._engines:
@@ -183,14 +189,20 @@ class EnginesOfSizes:
             self._engines.move_to_end(fixed)
             return self._engines[fixed]
 
-    def _compiled(self, fixed: _Fixed, error: TilewrightError) -> Engine | None:
+    def _compiled(self, fixed: _Fixed, error: TilewrightError) -> Engine | EnginesOfBranches | None:
         shapes = {name: dict(axes) for name, axes in parse_dynamic_shapes(self._shapes).items()}
         for name, axis, size in fixed:
             shapes.setdefault(name, {})[axis] = size
         model = self._source.get()
         try:
-            engine = compile_model(model, None, shapes, self._target)
-        except (ImportModelError, UnsupportedOperationError, ShapeError):
+            engine: Engine | EnginesOfBranches = compile_model(model, None, shapes, self._target)
+        except UnsupportedOperationError as problem:  # an If that keeps the number of dimensions at other sizes only
+            whole = self._source.whole()
+            branch = refused_branch(whole, problem)
+            if branch is None:
+                return None
+            engine = EnginesOfBranches(whole, branch, self._target, shapes)
+        except (ImportModelError, ShapeError):
             return None
         logger.warning("an engine is compiled with %s: %s", _text_of(fixed), error)
         return engine
@@ -237,7 +249,7 @@ class EnginesOfCalls:
             f"{path}: the model has an engine for the sizes of each call; build it with dynamic_shapes that fix them"
         )
 
-    def _for(self, inputs: Mapping[str, Any]) -> Engine:
+    def _for(self, inputs: Mapping[str, Any]) -> Engine | EnginesOfBranches:
         check_mapping(inputs, "inputs")
         known = [spec.name for spec in self.inputs]
         if inputs.keys() != set(known):
@@ -259,6 +271,7 @@ class EnginesOfRanks:
         self._source, self._target, self._quick_start = source, target, quick_start
         self._shapes = dict(dynamic_shapes or {})
         model = source.read()
+        survey(model, source.folder)
         self.inputs, self.outputs = _specs(model)
         self._open = [
             entry.name
@@ -312,13 +325,10 @@ class EnginesOfRanks:
         items = {name: rank for name, rank in ranks.items() if not tensor[name]}
         if items:
             source = Source(_with_items(source.whole(), items))
-        try:
+        if -1 in items.values():  # of which an operation may need one number
             engine = compile_model(source.get(), None, shapes, self._target, quick_start=self._quick_start)
-        except (UnsupportedOperationError, ShapeError) as error:
-            if -1 in items.values():  # of which the operation needs one number
-                raise
-            return instead(source, self._target, shapes, error, self._quick_start)
-        return _SizedEngine(engine, EnginesOfSizes(source, self._target, shapes))
+            return _SizedEngine(engine, EnginesOfSizes(source, self._target, shapes))
+        return _runner(source, self._target, shapes, self._quick_start)
 
 
 class _SizedEngine:
@@ -336,7 +346,64 @@ class _SizedEngine:
         return self._engine.profile(inputs, runs, threads)
 
 
-_Runner = _SizedEngine | SpecializedEngine | EnginesOfCalls | EnginesOfRanks
+class EnginesOfBranches:
+    """Engines of a model with an If whose branches give other numbers of dimensions: one of the condition, and one of
+    the model for each branch; with the methods of `Engine` for running.  Several threads may call `run` at once."""
+
+    def __init__(
+        self,
+        model: ModelProto,
+        node: NodeProto,
+        target: str,
+        dynamic_shapes: Mapping[str, Any] | None,
+        quick_start: bool = False,
+    ) -> None:
+        self._model, self._node, self._target, self._quick_start = model, node, target, quick_start
+        self._shapes = dict(dynamic_shapes or {})
+        self.inputs, self.outputs = _specs(model, dynamic_shapes)
+        self._condition = self._compiled(condition_of(model, node))
+        self._branches: dict[bool, _Runner] = {}
+        self._lock = forks.lock()
+
+    def run(
+        self, inputs: Mapping[str, Any], out: Mapping[str, Any] | None = None, threads: int | None = None
+    ) -> dict[str, Any]:
+        """As `Engine.run`; compiles when a branch is first taken. Raises as `tilewright.compile` too."""
+        return self._for(inputs, threads).run(inputs, out, threads)
+
+    def profile(self, inputs: Mapping[str, Any], runs: int = 10, threads: int | None = None) -> list[dict[str, Any]]:
+        """As `Engine.profile`, for the engine of the branch that is taken."""
+        return self._for(inputs, threads).profile(inputs, runs, threads)
+
+    def save(self, path: str | Path) -> NoReturn:
+        """Raises `EngineError`: there is no single engine."""
+        raise EngineError(
+            f"{path}: the branches of {node_text(self._node)} give other numbers of dimensions, and have an engine "
+            "each; let both give the same number"
+        )
+
+    def _for(self, inputs: Mapping[str, Any], threads: int | None) -> _Runner:
+        (condition,) = self._condition.run(inputs, None, threads).values()
+        taken = bool(np.asarray(condition.cpu() if tensors.is_torch(condition) else condition).reshape(-1)[0])
+        with self._lock:
+            if taken not in self._branches:
+                self._branches[taken] = self._compiled(with_branch(self._model, self._node, taken))
+            return self._branches[taken]
+
+    def _compiled(self, model: ModelProto) -> _Runner:
+        return _runner(Source(model), self._target, self._shapes, self._quick_start)
+
+
+_Runner = _SizedEngine | SpecializedEngine | EnginesOfCalls | EnginesOfRanks | EnginesOfBranches
+
+
+def _runner(source: Source, target: str, shapes: Mapping[str, Any], quick_start: bool) -> _Runner:
+    """What runs a model; raises as `instead`."""
+    try:
+        engine = compile_model(source.get(), None, shapes, target, quick_start=quick_start)
+    except (UnsupportedOperationError, ShapeError) as error:
+        return instead(source, target, shapes, error, quick_start)
+    return _SizedEngine(engine, EnginesOfSizes(source, target, shapes))
 
 
 def _rank(value: Any) -> int:
@@ -398,13 +465,17 @@ def instead(
     dynamic_shapes: Mapping[str, Any] | None,
     error: UnsupportedOperationError | ShapeError,
     quick_start: bool = False,
-) -> SpecializedEngine | EnginesOfCalls | EnginesOfRanks:
-    """What runs a model that was refused: an engine for each set of values of its small inputs, of numbers of
-    dimensions of the items of sequences, or of sizes.
+) -> SpecializedEngine | EnginesOfCalls | EnginesOfRanks | EnginesOfBranches:
+    """What runs a model that was refused: an engine for each branch of an If, set of values of its small inputs, of
+    numbers of dimensions of the items of sequences, or of sizes.
 
     Raises `error` where none can help: there is no rule for an operation, or all sizes are known.
     """
+    survey(source.read(), source.folder)
     whole = source.whole()
+    branch = refused_branch(whole, error) if isinstance(error, UnsupportedOperationError) else None
+    if branch is not None:
+        return EnginesOfBranches(whole, branch, target, dynamic_shapes, quick_start)
     try:
         return specialized(whole, target, dynamic_shapes, error, quick_start)
     except (UnsupportedOperationError, ShapeError):
@@ -414,7 +485,25 @@ def instead(
         return EnginesOfRanks(source, target, dynamic_shapes, quick_start)
     if all(isinstance(size, int) for spec in _specs(whole, dynamic_shapes)[0] for size in spec.shape):
         raise error
+    if isinstance(error, UnsupportedOperationError) and all(_as_refused(whole, size, error) for size in _TRIED):
+        raise error
     return EnginesOfCalls(source, target, dynamic_shapes, error)
+
+
+def _as_refused(model: ModelProto, size: int, error: UnsupportedOperationError) -> bool:
+    """Whether a model is refused for the same reasons when its free dimensions have this size: no size helps it."""
+    shapes = {
+        spec.name: {axis: size for axis, extent in enumerate(spec.shape) if not isinstance(extent, int)}
+        for spec in _specs(model)[0]
+        if _is_tensor(spec)
+    }
+    try:
+        import_onnx(model, shapes)
+    except UnsupportedOperationError as other:
+        return bool(error.reasons) and other.reasons == error.reasons
+    except TilewrightError:
+        pass  # a size that the model does not take
+    return False
 
 
 def _holds_any(entry: ValueInfoProto) -> bool:

@@ -106,12 +106,16 @@ class PlanStep:
 
 @dataclass(frozen=True)
 class IndexRange:
-    """The numbers that an input of indices may hold: `low` to `high`, because `operation` looks them up."""
+    """The numbers that an input of indices may hold: `low` to `high`, because `operation` looks them up.
+
+    With a `column` only those at this place of the last dimension: of tuples that index several dimensions.
+    """
 
     input: str
     low: Size
     high: Size
     operation: str  # for the error message
+    column: int | None = None
 
 
 @dataclass(frozen=True)

@@ -286,15 +286,18 @@ def check_threads(threads: Any) -> int:
 
 def check_indices(ranges: Sequence[tuple[int, int, int, IndexRange]], inputs: Sequence[Any]) -> None:
     """Raise `InputError` for an input that holds an index out of its range."""
-    extremes: dict[int, tuple[int, int]] = {}
+    extremes: dict[tuple[int, int | None], tuple[int, int]] = {}
     for number, low, high, allowed in ranges:
-        if number not in extremes:
+        key = number, allowed.column
+        if key not in extremes:
             indices = np.asarray(inputs[number])
+            if allowed.column is not None:
+                indices = indices[..., allowed.column]
             if indices.size == 0:
                 continue
             # The reductions themselves: the methods cost several times as much for a few numbers.
-            extremes[number] = int(np.minimum.reduce(indices, None)), int(np.maximum.reduce(indices, None))
-        least, most = extremes[number]
+            extremes[key] = int(np.minimum.reduce(indices, None)), int(np.maximum.reduce(indices, None))
+        least, most = extremes[key]
         if least < low or most > high:
             raise InputError(
                 f"input {allowed.input!r} holds {least if least < low else most}, an index out of range: "

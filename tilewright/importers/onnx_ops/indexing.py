@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 import numpy as np
 
 from tilewright.dtypes import int64
@@ -12,27 +14,32 @@ from tilewright.importers.onnx_call import OnnxCall
 from tilewright.importers.report import Invalid, Unsupported
 from tilewright.importers.rules import RuleTable
 from tilewright.importers.scatter import scatter_elements, scatter_slices
-from tilewright.symbolic import Size, lower_bound, product, simplify, upper_bound
+from tilewright.symbolic import Size, lower_bound, maximum, product, simplify, upper_bound
 
 TABLE = RuleTable("Indexing")
 rule = TABLE.rule
 
 
-def check_range(indices: np.ndarray, extent: Size) -> None:
-    """Raise `Invalid` for known indices outside a dimension of known size."""
-    if indices.size and isinstance(extent, int):
-        least, most = int(indices.min()), int(indices.max())
-        if least < -extent or most >= extent:
-            raise Invalid(
-                f"the indices from {least} to {most} are out of range: the dimension takes {-extent}..{extent - 1}"
-            )
+def check_range(call: OnnxCall, indices: np.ndarray, extent: Size) -> None:
+    """Raise `Invalid` for known indices outside a dimension; one of a dynamic size is checked at the call."""
+    if indices.size == 0:
+        return
+    least, most = int(indices.min()), int(indices.max())
+    needed = max(most + 1, -least)
+    if not isinstance(extent, int):
+        if lower_bound(extent) < needed:
+            call.require_equal(extent, maximum(extent, needed))
+    elif needed > extent:
+        raise Invalid(
+            f"the indices from {least} to {most} are out of range: the dimension takes {-extent}..{extent - 1}"
+        )
 
 
 def from_front(call: OnnxCall, index: int, extent: Size) -> Value:
     """An input of indices with negative ones counted from the end; known ones are settled at import."""
     tensor = call.tensor(index)
     if tensor.known is not None and not tensor.symbolic:
-        check_range(tensor.known, extent)
+        check_range(call, tensor.known, extent)
         if tensor.known.size == 0 or int(tensor.known.min()) >= 0:
             return call[index]
         if isinstance(extent, int):
@@ -50,7 +57,7 @@ def gather(call: OnnxCall) -> Value:
     axis = call.axis(x.rank, 0)
     index = call.tensor(1)
     if index.known is not None and not index.symbolic:
-        check_range(index.known, x.shape[axis])
+        check_range(call, index.known, x.shape[axis])
         if index.known.ndim == 0:
             return call.select(x, axis, int(index.known))
     table = call.tensor(0).known is not None and x.rank == 2 and index.known is None
@@ -92,6 +99,14 @@ def _flat_indices(call: OnnxCall, x: Value, indices: Value, depth: int) -> Value
     return call.reshape(total, (product(total.shape),))
 
 
+def _check_tuples(call: OnnxCall, extents: Sequence[Size]) -> None:
+    """Raise `Invalid` for known index tuples outside their dimensions."""
+    tensor = call.tensor(1)
+    if tensor.known is not None and not tensor.symbolic:
+        for axis, extent in enumerate(extents):
+            check_range(call, tensor.known[..., axis], extent)
+
+
 def _depth(call: OnnxCall, indices: Value, most: int) -> int:
     """The length of the index tuples, from 1 to `most`."""
     call.require_rank(indices, 1)
@@ -111,6 +126,7 @@ def gather_nd(call: OnnxCall) -> Value:
     if batch:
         return _batched_gather(call, x, indices, batch)
     depth = _depth(call, indices, x.rank)
+    _check_tuples(call, x.shape[:depth])
     found = call.op("gather", call.flatten(x, 0, depth), _flat_indices(call, x, indices, depth), axis=0)
     return call.reshape(found, (*indices.shape[:-1], *x.shape[depth:]))
 
@@ -122,6 +138,7 @@ def _batched_gather(call: OnnxCall, x: Value, indices: Value, batch: int) -> Val
     if indices.shape[:batch] != lead:
         raise Invalid(f"{x!r} and {indices!r} differ in their first {batch} dimensions")
     inner = x.shape[batch : batch + depth]
+    _check_tuples(call, inner)
     merged = call.flatten(call.flatten(x, 0, batch), 1, 1 + depth)  # [batch, product(inner), rest..]
     rows = call.reshape(indices, (product(lead), -1, depth))
     total: Value | None = None
@@ -151,6 +168,7 @@ def scatter_nd(call: OnnxCall) -> Value:
     updates = must_be(call, call[2], wanted)
     if updates.shape != wanted:
         raise Invalid(f"the updates {updates!r} must have the shape {shape_text(wanted)}")
+    _check_tuples(call, x.shape[:depth])
     flat = _flat_indices(call, x, indices, depth)
     updates = call.reshape(updates, (flat.shape[0], *x.shape[depth:]))
     merged = scatter_slices(call, call.flatten(x, 0, depth), flat, updates, 0, _reduction(call))

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import numpy as np
 
-from tilewright.dtypes import int64, uint8
+from tilewright.dtypes import float32, int64, uint8
 from tilewright.graph.core import Value
 from tilewright.importers.onnx_call import OnnxCall
 from tilewright.importers.onnx_ops.indexing import from_front
@@ -27,16 +27,22 @@ _SIZES = (0.0, 1 / 192, 2 / 3, 1.0, 1 / 3, 1 / 2, 1 / 6, 1 / 4)
 _FLOATS = (*_SIZES, *(-size for size in _SIZES))
 
 
+_OF_BYTES = 4  # the accuracy level of products of bytes
+
+
 @rule("MatMulNBits")
 def matmul_of_packed(call: OnnxCall) -> Value:
     """Rows [.., K] times weights [N, blocks, bytes] of a few bits, with a scale (and a zero point) for each block."""
     x, packed, scales = call[0], call[1], call[2]
     depth, columns, block = (call.positive(name) for name in ("K", "N", "block_size"))
     bits = call.positive("bits", 4)
-    call.attribute("accuracy_level")  # how precise the products are at least
+    level = call.attribute("accuracy_level", 0)  # how precise the products are at least
     if bits not in (2, 4, 8):
         raise Unsupported("weights of a number of bits that does not divide 8", "use 2, 4 or 8 bits")
     blocks = -(-depth // block)
+    whole = bits > 2 and not call.has(4) and (not call.has(3) or call[3].dtype == uint8)
+    if level == _OF_BYTES and whole and x.dtype == float32:
+        x = _of_bytes(call, x, depth, block)
     matrix = _known_matrix(call, depth, columns, block, bits)
     if matrix is not None:
         result = multiply(call, x, matrix, call.tensor(1).name or "weight")
@@ -59,6 +65,22 @@ def matmul_of_packed(call: OnnxCall) -> Value:
     rows = call.reshape(x, (-1, depth))
     result = call.reshape(call.op("matmul", rows, floats, transpose_b=True), (*x.shape[:-1], columns))
     return call.op("add", result, call[5]) if call.has(5) else result
+
+
+def _of_bytes(call: OnnxCall, x: Value, depth: int, block: int) -> Value:
+    """Rows [.., K] whose blocks are bytes times a scale each, as ONNX Runtime multiplies them on CPUs.
+
+    The largest element of a block is 127 times its scale.
+    """
+    blocks = -(-depth // block)
+    filled = call.op("pad", x, pads=[(0, 0)] * (x.rank - 1) + [(0, blocks * block - depth)]) if depth % block else x
+    parts = call.reshape(filled, (*x.shape[:-1], blocks, block))
+    largest = call.op("reduce_max", call.op("absolute", parts), axes=(parts.rank - 1,), keepdims=True)
+    scale = call.op("divide", largest, 127.0)
+    inverse = call.op("where", call.op("greater", scale, 0.0), call.op("divide", 1.0, scale), 0.0)
+    rounded = call.op("multiply", call.op("round", call.op("multiply", parts, inverse)), scale)
+    result = call.reshape(rounded, (*x.shape[:-1], blocks * block))
+    return call.slice(result, x.rank - 1, 0, depth) if depth % block else result
 
 
 def _known_matrix(call: OnnxCall, depth: int, columns: int, block: int, bits: int) -> QuantizedMatrix | None:

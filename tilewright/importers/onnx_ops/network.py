@@ -115,6 +115,25 @@ def padded_as_same(call: OnnxCall, x: Value, kernel: Sequence[int], filled: floa
     return x
 
 
+def _cropped_as_same(call: OnnxCall, x: Value, kernel: Sequence[int]) -> Value:
+    """x without the pixels that windows narrower than their stride skip at the front, as ONNX Runtime places them.
+
+    The padding of `auto_pad` is negative there.  Of that many pixels fewer than half are skipped at the front.
+    """
+    auto = call.attribute("auto_pad", "NOTSET")
+    if auto not in ("SAME_UPPER", "SAME_LOWER"):
+        return x
+    strides = call.integers("strides", len(kernel), default=1, least=1)
+    dilation = call.integers("dilations", len(kernel), default=1, least=1)
+    for axis, (size, stride, step) in enumerate(zip(kernel, strides, dilation, strict=True), start=2):
+        extent, reach = x.shape[axis], step * (size - 1) + 1
+        if reach < stride:
+            spare = lift(extent) - (lift(ceil_divide(extent, stride)) - 1) * stride - reach
+            start = maximum(0, simplify((spare - (2 if auto == "SAME_LOWER" else 1)) // 2))
+            x = x if start == 0 else call.slice(x, axis, start, extent)
+    return x
+
+
 def _kernel(call: OnnxCall, x: Value, weight: Value) -> list[int]:
     """The kernel's size, which the weight has and an attribute may repeat."""
     call.require_rank(x, 3)
@@ -154,7 +173,7 @@ def _padding_to_size(
 def convolve(call: OnnxCall, x: Value, weight: Value, bias: Value | None, exact: bool = False) -> Value:
     """A convolution by the attributes of Conv and its kin; an `exact` one is of integers."""
     kernel = _kernel(call, x, weight)
-    x = padded_as_same(call, x, kernel, 0)
+    x = padded_as_same(call, _cropped_as_same(call, x, kernel), kernel, 0)
     strides, padding, dilation = window(call, x, kernel)
     groups = call.positive("group", 1)
     windows = {"strides": strides, "padding": padding, "dilation": dilation}
