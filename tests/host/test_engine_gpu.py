@@ -45,6 +45,26 @@ def cached(rng: np.random.Generator) -> Graph:
     return b.finish()
 
 
+@pytest.mark.parametrize("shape", [(40, 24), (3, 40, 5), (2, 9)], ids=str)
+def test_the_last_of_equal_indices_wins(shape, driver, rng):
+    """Among many updates, some of them counted from the end."""
+    axis = len(shape) - 2
+    b = GraphBuilder("updates")
+    n = b.symbol("n", 1, 1000)
+    x, index = b.input("x", float32, shape), b.input("index", int64, (n,))
+    updates = b.input("updates", float32, (*shape[:axis], n, *shape[axis + 1 :]))
+    b.output(b.op("scatter_update", [x, index, updates], axis=axis), "y")
+    graph = b.finish()
+    engine = build(graph, "cuda:sm_90a")
+    for number in (1, 16, 300):
+        inputs = {
+            "x": rng.standard_normal(shape).astype(np.float32),
+            "index": rng.integers(-shape[axis], shape[axis], number),
+            "updates": rng.standard_normal((*shape[:axis], number, *shape[axis + 1 :])).astype(np.float32),
+        }
+        np.testing.assert_array_equal(engine.run(inputs)["y"], run(graph, inputs)["y"])
+
+
 def test_engines_for_gpus_are_built_without_one(assembler, rng, tmp_path):
     engine = build(perceptron(rng, bfloat16), ["cpu", "cuda:sm_90a"])
     assert engine.targets == ("cpu", "cuda:sm_90a") and engine.target == "cpu"

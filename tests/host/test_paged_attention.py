@@ -194,3 +194,14 @@ def test_engines_with_pages_are_saved(tmp_path, rng):
     inputs = draw_inputs(rng, form, BATCHES[1])
     again = tilewright.load(tmp_path / "paged.engine").run(inputs)["y"]
     np.testing.assert_array_equal(again, engine.run(inputs)["y"])
+
+
+@pytest.mark.parametrize("form", FORMS[:4], ids=str)
+def test_gpus(form, driver, rng):
+    """Parts of keys, blocks of queries and both in one step, as a GPU computes them."""
+    graph = paged_graph(form)
+    engine = build(graph, "cuda:sm_90a")
+    assert engine.plan.steps[0].evidence["chosen"] == "paged attention"
+    for batch in (*BATCHES, ([2, 1], [600, 700])):
+        inputs = draw_inputs(rng, form, batch)
+        np.testing.assert_allclose(engine.run(inputs)["y"], plain(inputs, form), rtol=0, atol=bound(inputs))

@@ -33,6 +33,7 @@ StopOption = Annotated[list[str] | None, typer.Option(help="End the result befor
 class ModelOptions:
     """How a model is opened."""
 
+    target: Annotated[str, typer.Option(help="cpu, or cuda for an NVIDIA GPU.")] = "cpu"
     dtype: Annotated[str, typer.Option(help="auto, float32, bfloat16 or float16.")] = "auto"
     weights: Annotated[
         str, typer.Option(help="Storage of linear layers: auto (as in the checkpoint), int8 or int4.")

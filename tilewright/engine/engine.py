@@ -359,6 +359,18 @@ class Engine:
         except MemoryError as error:
             raise out_of_memory(f"a run of {self._origin}", error) from error
 
+    def prepare(self, inputs: Mapping[str, Any], out: Mapping[str, Any]) -> Callable[[], None]:
+        """A run on arrays in a GPU's memory that stay where they are: what this returns runs it, without another check.
+
+        Outputs are written to `out`; the run is in order with the arrays' stream, and may not be done when it returns.
+        Raises as `run`, and `InputError` for engines on CPUs or in several parts.
+        """
+        prepare = getattr(self.__dict__.get("_session") or self._link(inputs), "prepare", None)
+        if prepare is None:
+            raise InputError(f"{self._origin} does not run on a GPU as one part: call run")
+        prepared: Callable[[], None] = prepare(inputs, out)
+        return prepared
+
     def _with_seed(self, inputs: Mapping[str, Any]) -> Mapping[str, Any]:
         """The inputs with a seed, drawn where they have none."""
         check_mapping(inputs, "inputs")

@@ -6,6 +6,7 @@ from functools import partial
 
 from tilewright.graph.core import Graph
 from tilewright.graph.fusion import Group
+from tilewright.library.attention.paged_simt import gpu_paged_attention
 from tilewright.library.attention.simt import gpu_attention
 from tilewright.library.candidate import Candidate
 from tilewright.library.convolution.simt.candidates import gpu_convolution
@@ -50,6 +51,7 @@ def gpu_makers(candidates: Maker) -> Makers:
         "contraction": _contraction,
         "excitation": partial(_excitation, candidates=candidates),
         "attention": gpu_attention,
+        "paged": gpu_paged_attention,
         "pool": gpu_pool,
         "recurrent": recurrent_candidates,
     }

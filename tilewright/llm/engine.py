@@ -16,9 +16,9 @@ from dataclasses import dataclass, field, replace
 import numpy as np
 
 from tilewright.errors import InputError
-from tilewright.llm.model import Chunk, StepRunner
+from tilewright.llm.model import Chunk, Rows, StepRunner
 from tilewright.llm.requests import Completion, Output, SamplingParameters, TokenLogprobs, tokens_of
-from tilewright.llm.sampling import Sampler, logprobs_of
+from tilewright.llm.sampling import ChosenRow, Draw, Sampler, logprobs_of
 from tilewright.llm.scheduler import ScheduledTokens, Scheduler
 from tilewright.llm.scheduler import Sequence as Scheduled
 from tilewright.llm.speculation import Drafting, PromptLookup, Speculator
@@ -240,7 +240,7 @@ class LLMEngine:
                 self._requests.pop(output.request, None)
         return outputs
 
-    def _run(self, chunks: Sequence[Chunk]) -> np.ndarray:
+    def _run(self, chunks: Sequence[Chunk]) -> Rows:
         if not self.deterministic:
             return self.model.run(chunks)
         return np.concatenate([self.model.run([chunk]) for chunk in chunks])
@@ -255,7 +255,7 @@ class LLMEngine:
 
     # -- A step's results ---------------------------------------------------------------------------
 
-    def _take(self, work: Sequence[ScheduledTokens], logits: np.ndarray) -> list[_Request]:
+    def _take(self, work: Sequence[ScheduledTokens], logits: Rows) -> list[_Request]:
         changed, row = [], 0
         for item in work:
             self.scheduler.advance(item)
@@ -274,13 +274,18 @@ class LLMEngine:
         tokens, drafts = work.sequence.tokens[work.begin : work.end], work.sequence.drafts if work.is_last else []
         first = 0 if self._wants_prompt(self._request(work)) else len(tokens) - work.is_last
         wanted = range(first, len(tokens) + len(drafts))
-        return Chunk([*tokens, *drafts], work.begin, work.sequence.blocks, wanted, work.sequence.adapter)
+        draws: list[Draw | None] = []
+        if work.is_last and not self.deterministic:  # rows of a run are there until the next one
+            sampler = self._result(work).sampler
+            of_prompt = [None] * (len(tokens) - 1 - first)
+            draws = [*of_prompt, *(sampler.draw(ahead) for ahead in range(len(drafts) + 1))]
+        return Chunk([*tokens, *drafts], work.begin, work.sequence.blocks, wanted, work.sequence.adapter, draws)
 
     @staticmethod
     def _wants_prompt(request: _Request) -> bool:
         return request.parameters.prompt_logprobs is not None and not request.has_begun
 
-    def _take_prompt(self, item: ScheduledTokens, request: _Request, logits: np.ndarray) -> int:
+    def _take_prompt(self, item: ScheduledTokens, request: _Request, logits: Rows) -> int:
         """The logprobs of a prompt's tokens; gives how many rows there are before those of the next token."""
         if not self._wants_prompt(request):
             return 0
@@ -316,7 +321,7 @@ class LLMEngine:
         if self.speculator is not None and all(item.end - item.begin == 1 for item in work):
             self.speculator.pace.observe(sum(1 + len(item.sequence.drafts) for item in work), seconds)
 
-    def _check_drafts(self, item: ScheduledTokens, request: _Request, result: _Result, logits: np.ndarray) -> None:
+    def _check_drafts(self, item: ScheduledTokens, request: _Request, result: _Result, logits: Rows) -> None:
         """Choose the next token; and the one after it where it is the one that was drafted, and so on."""
         drafts, drafting, accepted = item.sequence.drafts, result.drafting, 0
         for place in range(len(drafts) + 1):
@@ -350,7 +355,7 @@ class LLMEngine:
         for result in request.results[1:]:
             self.scheduler.add(result.scheduled)
 
-    def _choose(self, request: _Request, result: _Result, logits: np.ndarray) -> None:
+    def _choose(self, request: _Request, result: _Result, logits: np.ndarray | ChosenRow) -> None:
         """Choose the next token; whatever goes wrong ends this result only."""
         try:
             self._choose_next(request, result, logits)
@@ -362,7 +367,7 @@ class LLMEngine:
             request.error, request.is_refused = f"choosing a token failed ({type(error).__name__})", False
             self._finish(result, "error", cut=True)  # its text may be what failed
 
-    def _choose_next(self, request: _Request, result: _Result, logits: np.ndarray) -> None:
+    def _choose_next(self, request: _Request, result: _Result, logits: np.ndarray | ChosenRow) -> None:
         parameters, completion = request.parameters, result.completion
         ends: set[int] = set(parameters.stop_tokens)
         if not parameters.ignore_eos:

@@ -15,6 +15,7 @@ from tilewright.errors import ImportModelError, InputError, MissingDependencyErr
 from tilewright.importers.gguf_files import open_checkpoint
 from tilewright.llm.adapters import Adapters
 from tilewright.llm.engine import LLMEngine
+from tilewright.llm.gpu_model import GPUModel
 from tilewright.llm.model import Model, describe, open_family
 from tilewright.llm.requests import Output, SamplingParameters
 from tilewright.llm.speculation import MOST_DRAFTS, DraftModel, Speculator
@@ -24,18 +25,21 @@ from tilewright.llm.tokenizer import Tokenizer, end_tokens
 from tilewright.llm.tools import Tools, read_tools
 
 MEMORY = 1 << 30  # bytes of keys and values, where nothing else is said
+MODELS: dict[str, type[Model]] = {"cpu": Model, "cuda": GPUModel}
+TOKENS = {"cpu": 256, "cuda": 2048}  # of a step, where nothing else is said
 Prompt = str | Sequence[int]
 
 
 class LLM:
     """A language model, ready to generate; for one thread at a time.
 
-    `path` is a folder with config.json, safetensors and, for texts, tokenizer.json, or a GGUF file.  `dtype` is the
+    `path` is a folder with config.json, safetensors and, for texts, tokenizer.json, or a GGUF file.  `target` is where
+    it runs: ``cpu``, or ``cuda`` for the current GPU of NVIDIA.  `dtype` is the
     type of computation: ``auto`` (that of the checkpoint), ``float32``, ``bfloat16`` or ``float16``.  `weights` is the
     storage of linear layers: ``auto`` as in the checkpoint, which may be quantized, or ``int8`` or ``int4``, rounded
     to the nearest.  `length` is the longest sequence, by default the model's own limit, or what fits into `memory`
-    (bytes of the KV cache).  A step takes up to `tokens` tokens of up to `sequences` sequences.  `progress` is called
-    as for `tilewright.compile`.
+    (bytes of the KV cache).  A step takes up to `tokens` tokens (default 256, on GPUs 2048) of up to `sequences`
+    sequences.  `progress` is called as for `tilewright.compile`.
     With `speculate` a step checks up to that many guessed tokens of a sequence, where that is faster.  Guesses are what
     followed the same tokens before, or come from the smaller model in the folder `draft`, with the same tokenizer.
     `adapters` maps names for requests to folders of LoRA adapters.  With `deterministic` a request's logits have the
@@ -48,11 +52,12 @@ class LLM:
         self,
         path: str | Path,
         *,
+        target: str = "cpu",
         dtype: str = "auto",
         weights: str = "auto",
         length: int | None = None,
         memory: int = MEMORY,
-        tokens: int = 256,
+        tokens: int | None = None,
         sequences: int = 64,
         page: int = 16,
         share_prefixes: bool = True,
@@ -63,6 +68,10 @@ class LLM:
         progress: Callable[[str, str, float], None] | None = None,
     ) -> None:
         self.path = Path(path)
+        if target not in MODELS:
+            raise InputError(f"target is {target!r}; known are {', '.join(MODELS)}")
+        self._opened = MODELS[target]
+        tokens = TOKENS[target] if tokens is None else tokens
         for name, value in (("memory", memory), ("tokens", tokens), ("sequences", sequences), ("page", page)):
             if type(value) is not int or value < 1:
                 raise InputError(f"{name} is {value!r}, expected a whole number from 1")
@@ -87,7 +96,7 @@ class LLM:
             if (self.path / "tokenizer.json").exists() and not isinstance(reason, MissingDependencyError):
                 raise
             self._no_text = reason
-        self.model = Model.open(self.path, pages, limits, dtype, progress, weights, self._adapters)
+        self.model = self._opened.open(self.path, pages, limits, dtype, progress, weights, self._adapters)
         speculator = self._speculator(speculate, pages, limits, progress) if speculate else None
         self.engine = LLMEngine(
             self.model, self.description.vocabulary, self.tokenizer, end_tokens(self.path, self.tokenizer),
@@ -110,7 +119,7 @@ class LLM:
                 )
         if limits.length > known.length and known.family == "gpt2":
             raise InputError(f"the draft model has {known.length} positions; give length={known.length}")
-        model = Model.open(self._draft_path, pages, limits, "auto", progress)
+        model = self._opened.open(self._draft_path, pages, limits, "auto", progress)
         return Speculator(most, DraftModel(model, min(known.vocabulary, self.description.vocabulary)))
 
     def _forms(self) -> FormCompiler:

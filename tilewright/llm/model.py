@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Any, Protocol, Union
 
 import numpy as np
 
@@ -18,6 +18,7 @@ from tilewright.importers.gguf_files import is_gguf, open_checkpoint
 from tilewright.importers.huggingface import Checkpoint
 from tilewright.llm.adapters import Adapters
 from tilewright.llm.families import FAMILIES, Family
+from tilewright.llm.sampling import Draw
 from tilewright.llm.step import COMPUTE_DTYPES, WEIGHT_FORMATS, GenerationStep, Limits
 
 
@@ -25,7 +26,8 @@ from tilewright.llm.step import COMPUTE_DTYPES, WEIGHT_FORMATS, GenerationStep, 
 class Chunk:
     """New tokens of one sequence in a step, a part of its prompt or the token sampled last.
 
-    `pages` are those of the whole sequence; `wanted` are the places among `tokens` whose logits are wanted.
+    `pages` are those of the whole sequence; `wanted` are the places among `tokens` whose logits are wanted, `draws` how
+    their tokens may be chosen where the logits are (none, or one for each).
     """
 
     tokens: Sequence[int]
@@ -33,6 +35,11 @@ class Chunk:
     pages: Sequence[int]
     wanted: Sequence[int] = ()
     adapter: int = 0  # its number, or none
+    draws: Sequence[Draw | None] = ()
+
+
+# Logits float32 [wanted rows, vocabulary]; with `Draw`s a `sampling.ChosenRow` may stand in the place of a row.
+Rows = Union[np.ndarray, Sequence[Any]]
 
 
 class StepRunner(Protocol):
@@ -41,8 +48,8 @@ class StepRunner(Protocol):
     limits: Limits
     pages: int
 
-    def run(self, chunks: Sequence[Chunk]) -> np.ndarray:
-        """Logits float32 [wanted rows, vocabulary]."""
+    def run(self, chunks: Sequence[Chunk]) -> Rows:
+        """The wanted rows, chunk by chunk."""
         ...
 
 
@@ -78,8 +85,9 @@ def describe(checkpoint: Checkpoint) -> Description:
 
 
 def open_family(
-    folder: str | Path, limits: Limits, dtype: str = "auto", weights: str = "auto", adapters: Adapters | None = None
-) -> Family:
+    folder: str | Path, limits: Limits, dtype: str = "auto", weights: str = "auto", adapters: Adapters | None = None,
+    chooses: bool = False,
+) -> Family:  # fmt: skip
     """The family that a checkpoint is of, which has read its settings and written nothing yet.
 
     Raises `ImportModelError` naming the key of config.json that cannot be used.
@@ -93,35 +101,41 @@ def open_family(
     if weights != "auto" and (is_gguf(folder) or checkpoint.config.get("quantization_config") is not None):
         raise InputError(f"weights is {weights!r}, and those of {folder} are quantized already; leave it out")
     name = checkpoint.folder.resolve().name
-    computed = known.dtype if dtype == "auto" else COMPUTE_DTYPES[dtype]
-    return FAMILIES[known.family](GenerationStep(checkpoint, computed, limits, name, weights, adapters))
+    computed = COMPUTE_DTYPES.get(dtype, known.dtype)
+    return FAMILIES[known.family](GenerationStep(checkpoint, computed, limits, name, weights, adapters, chooses))
 
 
 def step_graph(
-    folder: str | Path, limits: Limits, dtype: str = "auto", weights: str = "auto", adapters: Adapters | None = None
-) -> Graph:
-    """The graph of one step of a checkpoint.
+    folder: str | Path, limits: Limits, dtype: str = "auto", weights: str = "auto", adapters: Adapters | None = None,
+    chooses: bool = False,
+) -> Graph:  # fmt: skip
+    """The graph of one step of a checkpoint; with `chooses` it chooses tokens as well.
 
     Raises `ImportModelError` naming the key of config.json, or the weights, that cannot be used.
     """
-    return open_family(folder, limits, dtype, weights, adapters).build()
+    return open_family(folder, limits, dtype, weights, adapters, chooses).build()
 
 
 class Model:
-    """A compiled step with pools of keys and values for `pages` pages; one caller at a time.
+    """A compiled step with pools of keys and values for `pages` pages, on a CPU; one caller at a time.
 
     `Model.open` reads a checkpoint. `bytes_per_page` says what a page takes in memory.
     """
 
+    target = "cpu"
+    chooses = False  # whether its steps choose tokens
+
     def __init__(self, engine: Engine, limits: Limits, pages: int) -> None:
         self.engine, self.limits, self.pages = engine, limits, pages
-        self._pools: dict[str, np.ndarray] = {}
         self._has_adapters = any(spec.name == "adapters" for spec in engine.inputs)
-        for spec in engine.inputs:
-            if spec.mutates is not None:
-                sizes = [size for size in spec.shape[1:] if isinstance(size, int)]  # heads and their width
-                dtype = next(item.numpy for item in COMPUTE_DTYPES.values() if item.name == spec.dtype)
-                self._pools[spec.name] = np.zeros((pages * limits.page, *sizes), dtype)
+        self._pools = {
+            spec.name: self._pool(tuple(size for size in spec.shape[1:] if isinstance(size, int)), spec.dtype)
+            for spec in engine.inputs if spec.mutates is not None
+        }  # fmt: skip
+
+    def _pool(self, sizes: tuple[int, ...], dtype: str) -> Any:
+        """The memory of a layer's keys or values; `sizes` are heads and their width."""
+        return np.zeros((self.pages * self.limits.page, *sizes), COMPUTE_DTYPES[dtype].numpy)
 
     @classmethod
     def open(
@@ -134,17 +148,16 @@ class Model:
         weights: str = "auto",
         adapters: Adapters | None = None,
     ) -> Model:
-        """Read and compile for this machine's CPU, and make the pools; raises `ImportModelError` for what cannot be
-        used."""
-        graph = step_graph(folder, limits, dtype, weights, adapters)
-        return cls(build(graph, "cpu", progress, Path(folder).resolve().name), limits, pages)
+        """Read and compile, and make the pools; raises `ImportModelError` for what cannot be used."""
+        graph = step_graph(folder, limits, dtype, weights, adapters, cls.chooses)
+        return cls(build(graph, cls.target, progress, Path(folder).resolve().name), limits, pages)
 
     @property
     def bytes_per_page(self) -> int:
         """Of all layers."""
         return sum(pool.nbytes for pool in self._pools.values()) // self.pages
 
-    def run(self, chunks: Sequence[Chunk]) -> np.ndarray:
+    def run(self, chunks: Sequence[Chunk]) -> Rows:
         """Run one step: logits float32 [wanted rows, vocabulary], chunk by chunk, in the order of `wanted`.
 
         Keys and values of all new tokens are kept in the pools.

@@ -8,7 +8,8 @@ ordered by their tokens.
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 
 import numpy as np
 
@@ -18,6 +19,25 @@ from tilewright.llm.requests import SamplingParameters, TokenLogprobs
 _HEADS = (1024, 16384)  # most probable tokens that nearly always hold what top-p keeps
 _FEW = 16384  # tokens whose exponentials are taken in float64
 _BLOCK = 512
+_LARGEST_SHARE = 1.0 - 2.0**-24  # below 1 in float32
+
+
+@dataclass(frozen=True)
+class Draw:
+    """How a row's token is chosen where nothing but these matters: `share` is the random number, `floor` min-p."""
+
+    temperature: float = 0.0
+    share: float = 0.0
+    floor: float = 0.0
+
+
+@dataclass(frozen=True)
+class ChosenRow:
+    """A row of logits that stays where it was computed, and the token that a `Draw` chose from it; -1: the logits are
+    no numbers."""
+
+    token: int
+    logits: Callable[[], np.ndarray]
 
 
 class Sampler:
@@ -30,16 +50,39 @@ class Sampler:
         self._biases = np.array(list(parameters.logit_bias.items()), np.float64).reshape(-1, 2)
         self._count = 0
 
+    def draw(self, ahead: int = 0) -> Draw | None:
+        """How the token `ahead` places after the next one may be chosen with its logits alone; None where more matters
+        than a `Draw` has."""
+        wanted = self.parameters
+        penalties = wanted.presence_penalty or wanted.frequency_penalty or wanted.repetition_penalty != 1.0
+        if penalties or len(self._biases) or wanted.logprobs is not None or wanted.structured_output is not None:
+            return None
+        if wanted.is_greedy:
+            return Draw()
+        if wanted.top_k or wanted.top_p < 1.0:
+            return None
+        return Draw(wanted.temperature, min(self._share(ahead), _LARGEST_SHARE), wanted.min_p)
+
     def choose(
-        self, logits: np.ndarray, banned: Sequence[int] = (), allowed: np.ndarray | None = None
+        self, logits: np.ndarray | ChosenRow, banned: Sequence[int] = (), allowed: np.ndarray | None = None
     ) -> TokenLogprobs:
         """The next token for logits float32 [vocabulary]; `banned` are tokens that it must not be, `allowed`, bool
         [vocabulary], those that it may be.
 
         Raises `FloatingPointError` when the logits are no numbers, and `InputError` when the parameters leave no token.
         """
+        if isinstance(logits, ChosenRow):
+            is_plain = not banned and allowed is None and logits.token >= 0
+            return self._taken(logits.token) if is_plain else self.choose(logits.logits(), banned, allowed)
         if not np.isfinite(logits.max()):
             raise FloatingPointError("the model's logits are no finite numbers")
+        chosen = self._taken(self._among(logits, banned, allowed))
+        if self.parameters.logprobs is None:
+            return chosen
+        return logprobs_of(logits, chosen.token, self.parameters.logprobs)
+
+    def _among(self, logits: np.ndarray, banned: Sequence[int], allowed: np.ndarray | None) -> int:
+        """The token that is picked."""
         scores = self._adjusted(logits, banned)
         candidates = None if allowed is None else np.flatnonzero(allowed[: len(scores)])
         if candidates is not None:
@@ -47,14 +90,15 @@ class Sampler:
         if scores is not logits and not (len(scores) and np.isfinite(scores.max())):
             raise InputError("the parameters leave no token that could come next")
         place = self._pick(scores)
-        token = place if candidates is None else int(candidates[place])
+        return place if candidates is None else int(candidates[place])
+
+    def _taken(self, token: int) -> TokenLogprobs:
+        """A token that is the next one, without its logprob."""
         self._count += 1
         self._output[token] += 1
         if self._repeated or self.parameters.repetition_penalty != 1.0:
             self._repeated.add(token)
-        if self.parameters.logprobs is None:
-            return TokenLogprobs(token, 0.0)
-        return logprobs_of(logits, token, self.parameters.logprobs)
+        return TokenLogprobs(token, 0.0)
 
     def propose(self, logits: np.ndarray, ahead: int) -> int | None:
         """A guess of the token `ahead` places after the next one, with that place's random number; changes nothing.
@@ -85,10 +129,13 @@ class Sampler:
         scores[[token for token in banned if token < len(scores)]] = -np.inf
         return scores
 
-    def _draw(self, scores: np.ndarray, ahead: int) -> int:
+    def _share(self, ahead: int) -> float:
+        """The random number of a place, from 0 to below 1."""
         bits = np.random.Philox(key=[self.seed, self.index], counter=[self._count + ahead, 0, 0, 0]).random_raw()
-        share = (int(bits) >> 11) * 2.0**-53
-        wanted = self.parameters
+        return (int(bits) >> 11) * 2.0**-53
+
+    def _draw(self, scores: np.ndarray, ahead: int) -> int:
+        share, wanted = self._share(ahead), self.parameters
         if not wanted.top_k and wanted.top_p == 1.0 and wanted.min_p == 0.0:
             return _place(_powers(scores, wanted.temperature), share)
         tokens, powers = self._filtered(scores)

@@ -4,20 +4,20 @@ from __future__ import annotations
 
 from typing import Any
 
-from tilewright.graph.core import Graph, Node, Value
+from tilewright.graph.core import Graph, Node
 from tilewright.graph.fusion import Group
 from tilewright.library.binding import bind_sizes
 from tilewright.library.candidate import Candidate, KernelCall, Operand
 from tilewright.library.generated.elementwise import copy_candidate, elementwise
 from tilewright.library.generated.expressions import language_type
-from tilewright.library.generated.generate import Result, elementwise_call, loops_of
+from tilewright.library.generated.generate import Result, elementwise_call, loops_of, next_power_of_2
 from tilewright.library.generated.index import dense_strides
-from tilewright.library.movement.scatter_kernel import scatter_combined, scatter_last, scatter_rows
+from tilewright.library.movement.scatter_kernel import scatter_combined, scatter_each, scatter_rows
 from tilewright.symbolic import Size, ceil_divide, lift, product, simplify, upper_bound
 from tilewright.targets.base import Target
 
 SCATTER_BLOCK = 2048
-SEARCH_BLOCK = 64
+REPLACED_ROWS, REPLACED_COLUMNS, COMPARED = 16, 256, 128  # updates and columns of a program, indices of a comparison
 COMBINE_BLOCK = 128
 MOST_PAIRS = 1 << 26  # of elements and indices that are compared rather than walked by one program
 
@@ -36,23 +36,42 @@ def movement(group: Group, graph: Graph, target: Target) -> list[Candidate]:
     return [copy_candidate("generated", calls, group, target)]
 
 
-def _search(node: Node, inner: Size) -> KernelCall:
-    """One launch in which every element looks for its update: many programs instead of one that walks the indices."""
+def _bound(node: Node, inner: Size, constants: dict[str, Any]) -> tuple[dict[str, Operand], dict[str, str]]:
+    """The operands of a scatter's kernel; sizes that are known join `constants`."""
     source, indices, updates = node.inputs
     assert source is not None and indices is not None and updates is not None
-    axis = node.attributes["axis"]
-    sizes: dict[str, Size] = {"count": indices.shape[0], "extent": source.shape[axis], "inner": inner}
+    extent = source.shape[node.attributes["axis"]]
     operands: dict[str, Operand] = {"updates": updates, "indices": indices, "out": node.output}
     types: dict[str, str] = {}
-    constants: dict[str, Any] = {"BLOCK": SEARCH_BLOCK, "STEP": SEARCH_BLOCK}
-    kernel = scatter_last
-    if node.op == "scatter_reduce":
-        kernel, dtype = scatter_combined, language_type(source.dtype)
-        constants = {"BLOCK": COMBINE_BLOCK, "STEP": 4, "REDUCTION": node.attributes["reduction"], "TYPE": dtype}
-    bind_sizes(sizes, operands, types, constants)
+    bind_sizes({"count": indices.shape[0], "extent": extent, "inner": inner}, operands, types, constants)
+    return operands, types
+
+
+def _combined(node: Node, inner: Size) -> KernelCall:
+    """Every element takes its updates."""
+    source = node.inputs[0]
+    assert source is not None
+    constants: dict[str, Any] = {
+        "BLOCK": COMBINE_BLOCK, "STEP": 4, "REDUCTION": node.attributes["reduction"],
+        "TYPE": language_type(source.dtype),
+    }  # fmt: skip
+    operands, types = _bound(node, inner, constants)
+    axis = node.attributes["axis"]
     elements = simplify(lift(source.shape[axis]) * inner)
-    grid = (product(source.shape[:axis]), ceil_divide(elements, constants["BLOCK"]), 1)
-    return KernelCall(kernel, operands, types, constants, grid, options={"num_warps": 4})
+    grid = (product(source.shape[:axis]), ceil_divide(elements, COMBINE_BLOCK), 1)
+    return KernelCall(scatter_combined, operands, types, constants, grid, options={"num_warps": 4})
+
+
+def _replaced(node: Node, inner: Size) -> KernelCall:
+    """Every update finds out whether it is the last of its index."""
+    source, indices, _ = node.inputs
+    assert source is not None and indices is not None
+    block = min(REPLACED_COLUMNS, next_power_of_2(inner)) if isinstance(inner, int) else REPLACED_COLUMNS
+    constants: dict[str, Any] = {"ROWS": REPLACED_ROWS, "BLOCK": block, "STEP": COMPARED}
+    operands, types = _bound(node, inner, constants)
+    outer = lift(product(source.shape[: node.attributes["axis"]]))
+    grid = (simplify(outer * ceil_divide(indices.shape[0], REPLACED_ROWS)), ceil_divide(inner, block), 1)
+    return KernelCall(scatter_each, operands, types, constants, grid, options={"num_warps": 4})
 
 
 def updates_in_place(node: Node, graph: Graph) -> bool:
@@ -73,24 +92,25 @@ def _scatter(node: Node, graph: Graph, target: Target) -> list[KernelCall]:
         )
     inner = product(source.shape[axis + 1 :])
     pairs = simplify(lift(indices.shape[0]) * source.shape[axis] * inner)
+    if loops_of(target).together and node.op == "scatter_update":
+        return [*calls, _replaced(node, inner)]
     if loops_of(target).together and upper_bound(pairs) <= MOST_PAIRS:
-        return [*calls, _search(node, inner)]
-    block = min(inner, SCATTER_BLOCK) if isinstance(inner, int) else SCATTER_BLOCK
-    operands: dict[str, Value | Size | float] = {
+        return [*calls, _combined(node, inner)]
+    return [*calls, _walked(node, inner)]
+
+
+def _walked(node: Node, inner: Size) -> KernelCall:
+    """One program walks all indices of its columns."""
+    source, indices, updates = node.inputs
+    assert source is not None and indices is not None and updates is not None
+    axis, block = node.attributes["axis"], min(inner, SCATTER_BLOCK) if isinstance(inner, int) else SCATTER_BLOCK
+    operands: dict[str, Operand] = {
         "updates": updates, "indices": indices, "out": node.output, "count": indices.shape[0],
         "extent": source.shape[axis], "inner": inner,
     }  # fmt: skip
-    calls.append(
-        KernelCall(
-            scatter_rows,
-            dict(operands),
-            {"count": "i64", "extent": "i64", "inner": "i64"},
-            {
-                "BLOCK": block,
-                "MASK": not isinstance(inner, int) or inner % block != 0,
-                "REDUCTION": node.attributes.get("reduction", "none"),
-            },
-            (product(source.shape[:axis]), ceil_divide(inner, block), 1),
-        )
-    )
-    return calls
+    constants = {
+        "BLOCK": block, "MASK": not isinstance(inner, int) or inner % block != 0,
+        "REDUCTION": node.attributes.get("reduction", "none"),
+    }  # fmt: skip
+    grid = (product(source.shape[:axis]), ceil_divide(inner, block), 1)
+    return KernelCall(scatter_rows, operands, dict.fromkeys(("count", "extent", "inner"), "i64"), constants, grid)

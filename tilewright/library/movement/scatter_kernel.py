@@ -50,23 +50,35 @@ def scatter_rows(
 
 
 @tilewright.jit
-def scatter_last(updates, indices, out, count, extent, inner, BLOCK: tl.constexpr, STEP: tl.constexpr):
-    """The same with a program for every `BLOCK` elements of a slice of `out`, which looks for the last index that is
-    theirs.  Grid: (outer, blocks of elements).
-    """
-    outer = tl.program_id(0).to(tl.int64)
-    element = tl.program_id(1) * BLOCK + tl.arange(0, BLOCK)
-    place = (element // inner)[:, None]
-    last = tl.full((BLOCK,), -1, tl.int32)
-    for start in range(0, count, STEP):
-        position = start + tl.arange(0, STEP)[None, :]
-        index = tl.load(indices + position, mask=position < count, other=extent).to(tl.int32)
-        index = tl.where(index < 0, index + extent, index)
-        mine = (index == place) & (position < count)
-        last = tl.maximum(last, tl.max(tl.where(mine, position, -1), 1))
-    found = (last >= 0) & (element < extent * inner)
-    value = tl.load(updates + (outer * count + last) * inner + element % inner, mask=found)
-    tl.store(out + outer * (extent * inner) + element, value, mask=found)
+def replaced_later(indices, index, number, first, count, extent, ROWS: tl.constexpr, STEP: tl.constexpr):
+    """Whether an update from `first` on that comes behind `number` [ROWS] has the same index: 1 or 0."""
+    later = tl.zeros((ROWS,), tl.int32)
+    for start in range(first, count, STEP):
+        position = start + tl.arange(0, STEP)
+        other = tl.load(indices + position, mask=position < count, other=extent).to(tl.int64)
+        other = tl.where(other < 0, other + extent, other)
+        same = (other[None, :] == index[:, None]) & (position[None, :] > number[:, None])
+        later = tl.maximum(later, tl.max(same.to(tl.int32), 1))
+    return later
+
+
+@tilewright.jit
+def scatter_each(
+    updates, indices, out, count, extent, inner, ROWS: tl.constexpr, BLOCK: tl.constexpr, STEP: tl.constexpr
+):
+    """Replacing, with a program for every `ROWS` updates. Grid: (outer * blocks of updates, blocks of columns)."""
+    blocks = (count + ROWS - 1) // ROWS
+    outer = (tl.program_id(0) // blocks).to(tl.int64)
+    first = (tl.program_id(0) % blocks).to(tl.int32) * ROWS
+    number = first + tl.arange(0, ROWS)
+    column = (tl.program_id(1) * BLOCK + tl.arange(0, BLOCK))[None, :]
+    index = tl.load(indices + number, mask=number < count, other=extent).to(tl.int64)
+    index = tl.where(index < 0, index + extent, index)
+    later = replaced_later(indices, index, number, first, count, extent, ROWS, STEP)
+    stored = (number < count) & (later == 0) & (index >= 0) & (index < extent)
+    inside = stored[:, None] & (column < inner)
+    value = tl.load(updates + (outer * count + number)[:, None] * inner + column, mask=inside)
+    tl.store(out + (outer * extent + index)[:, None] * inner + column, value, mask=inside)
 
 
 @tilewright.jit
@@ -74,8 +86,8 @@ def scatter_combined(
     updates, indices, out, count, extent, inner, BLOCK: tl.constexpr, STEP: tl.constexpr, REDUCTION: tl.constexpr,
     TYPE: tl.constexpr,
 ):  # fmt: skip
-    """The combining form of `scatter_last`: every element takes the updates that are its own, in their order, in the
-    wider type `TYPE`.  Grid: (outer, blocks of elements)."""
+    """Combining, with a program for every `BLOCK` elements of a slice of `out`: every element takes the updates that
+    are its own, in their order, in the wider type `TYPE`.  Grid: (outer, blocks of elements)."""
     outer = tl.program_id(0).to(tl.int64)
     element = tl.program_id(1) * BLOCK + tl.arange(0, BLOCK)
     exists = element < extent * inner

@@ -82,6 +82,31 @@ class DeviceArray:
         }
 
 
+@dataclass(frozen=True)
+class DevicePart:
+    """A contiguous part of a `DeviceArray`, from a byte on, as an array of its own shape and type."""
+
+    whole: DeviceArray
+    begin: int
+    shape: tuple[int, ...]
+    dtype: np.dtype
+
+    def numpy(self) -> np.ndarray:
+        """A copy in host memory, as `DeviceArray.numpy`."""
+        synchronize(self.whole.ordinal)
+        result = np.empty(self.shape, self.dtype)
+        with device(self.whole.ordinal).active():
+            source = self.whole.address + self.begin
+            check(api().cuMemcpyDtoH(result.ctypes.data, source, result.nbytes), "copying from a GPU")
+        return result
+
+    @property
+    def __cuda_array_interface__(self) -> dict[str, Any]:
+        facts = self.whole.__cuda_array_interface__
+        return {**facts, "data": (self.whole.address + self.begin, False), "shape": self.shape,
+                "typestr": self.dtype.str}  # fmt: skip
+
+
 def _free(address: int, ordinal: int, process: int) -> None:
     if os.getpid() != process:  # a fork has the object, but not the memory
         return

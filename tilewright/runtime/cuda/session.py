@@ -193,6 +193,27 @@ class CudaSession:
                 self._copy_out(call)
             return call.results
 
+    def prepare(self, inputs: Mapping[str, Any], out: Mapping[str, Any]) -> Callable[[], None]:
+        """A call on memory of the GPU that stays where it is, checked here once: each call of the result runs it.
+
+        Its work joins the stream of the memory's library; the result returns before it is done.  Raises `InputError`
+        for tensors of the host, and as `run`.
+        """
+        with self._lock, self.device.active():
+            call = self._bind(inputs, out, next(iter(inputs.values()), None))
+        if call.staged:
+            raise InputError("a call that is prepared takes tensors in the GPU's memory, and writes to such tensors")
+        return partial(self._run_prepared, call)
+
+    def _run_prepared(self, call: _Call) -> None:
+        with self._lock, self.device.active():
+            launches = self._launches_for(call)
+            with _Ordered(self, call):
+                self.graphs.launch(
+                    call.values, tuple(call.addresses), call.stream,
+                    lambda capture: self._enqueue(launches, capture, call.addresses),
+                )  # fmt: skip
+
     def step_times(self, inputs: Mapping[str, Any], runs: int, threads: int | None, steps: int) -> list[list[float]]:
         """Milliseconds of every step, run by run, by events between the kernels of the plan's graph."""
         with self._lock, self.device.active():

@@ -8,10 +8,10 @@ import weakref
 
 import numpy as np
 
-from tilewright.runtime.cuda.device import Device
+from tilewright.runtime.cuda.device import Device, current_device
 from tilewright.runtime.cuda.driver import api, check
 from tilewright.runtime.cuda.memory import DeviceArray
-from tilewright.runtime.cuda.streams import not_captured
+from tilewright.runtime.cuda.streams import LEGACY_DEFAULT, not_captured
 
 _PAGE = 1 << 16  # sizes are rounded up to it
 
@@ -83,6 +83,37 @@ class PinnedBuffer:
         self.address, self.bytes = int(found), size
         self._release = weakref.finalize(self, _free, self.address, self._device, os.getpid())
         self._release.atexit = False  # the driver may be gone by then
+
+
+class MirroredBuffer:
+    """Memory of the host and as much of a GPU, between which pieces from their beginning are copied.
+
+    Copies are in order with the legacy default stream; whoever writes or reads `host` waits for it before.
+    """
+
+    def __init__(self, size: int) -> None:
+        """Of `size` bytes on the current GPU; raises `DeviceError`."""
+        self._device = current_device()
+        self.there = DeviceArray((size,), np.uint8, self._device.ordinal)
+        self._pinned = PinnedBuffer(self._device)
+        self._pinned.reserve(size)
+        self.host = np.ctypeslib.as_array((ctypes.c_uint8 * size).from_address(self._pinned.address))
+
+    def upload(self, size: int) -> None:
+        """Start copying the first bytes to the GPU."""
+        with self._device.active():
+            check(
+                api().cuMemcpyHtoDAsync(self.there.address, self._pinned.address, size, LEGACY_DEFAULT),
+                "copying to a GPU",
+            )
+
+    def download(self, size: int) -> None:
+        """Start copying the first bytes from the GPU."""
+        with self._device.active():
+            check(
+                api().cuMemcpyDtoHAsync(self._pinned.address, self.there.address, size, LEGACY_DEFAULT),
+                "copying from a GPU",
+            )
 
 
 def _free(address: int, device: Device, process: int) -> None:

@@ -1,0 +1,58 @@
+"""Language models on a GPU, with the stand-in of `cuda_stand_in`: the results are those of the CPU."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+
+from tests.host.llm_support import checkpoint_of
+from tilewright.errors import InputError
+from tilewright.llm import LLM, SamplingParameters
+from tilewright.llm.model import Chunk
+from tilewright.llm.sampling import ChosenRow, Draw, Sampler
+
+pytestmark = pytest.mark.usefixtures("quick_engines")
+
+
+def test_results_are_those_of_the_cpu(driver, tmp_path, rng):
+    """Whole requests: prompts in chunks beside single tokens, preempted ones, all that is chosen on the GPU or not."""
+    folder = checkpoint_of("llama", tmp_path)
+    options = {"memory": 26 << 10, "tokens": 24, "sequences": 3, "page": 8, "length": 64}
+    llm, alone = LLM(folder, target="cuda", **options), LLM(folder, **options)
+    assert {step.evidence["chosen"] for step in llm.model.engine.plan.steps} >= {"paged attention"}
+    prompts = [rng.integers(0, 96, int(size)).tolist() for size in (1, 30, 9, 40, 17, 3)]
+    few = {"max_tokens": 9, "ignore_eos": True}
+    for wanted in (
+        SamplingParameters(temperature=0.0, **few), SamplingParameters(temperature=0.9, seed=3, min_p=0.1, **few),
+        SamplingParameters(temperature=0.7, seed=4, top_k=5, logprobs=1, presence_penalty=0.5, **few),
+    ):  # fmt: skip
+        found, expected = llm.generate_all(prompts, wanted), alone.generate_all(prompts, wanted)
+        assert [one.completions[0].tokens for one in found] == [one.completions[0].tokens for one in expected]
+    statistics = llm.engine.statistics
+    assert statistics.preemptions > 0 and statistics.used_pages == 0
+    assert driver.calls["cuGraphLaunch"] > driver.calls["cuGraphInstantiate"] > 0
+    _check_draws(llm.model, alone.model, rng)
+
+
+def _check_draws(gpu, cpu, rng):
+    """Tokens of many draws beside each other, and logits that are no numbers."""
+    tokens = rng.integers(0, 96, 20).tolist()
+    each = [(float(rng.choice([0.0, 0.3, 1.0, 3.0])), float(rng.choice([0.0, 0.2]))) for _ in range(20)]
+    samplers = [Sampler(SamplingParameters(temperature=temperature, min_p=floor), seed, 0, ())
+                for seed, (temperature, floor) in enumerate(each)]  # fmt: skip
+    draws = [sampler.draw() for sampler in samplers]
+    rows = gpu.run([Chunk(tokens, 0, [2, 0, 1], range(20), 0, draws)])
+    logits = cpu.run([Chunk(tokens, 0, [2, 0, 1], range(20))])
+    for row, sampler, expected in zip(rows, samplers, logits, strict=True):
+        assert isinstance(row, ChosenRow)
+        np.testing.assert_allclose(row.logits(), expected, rtol=0, atol=1e-4)
+        assert row.token == sampler.choose(expected).token
+    mixed = gpu.run([Chunk(tokens, 0, [2, 0, 1], (3, 19), 0, [None, Draw()])])
+    np.testing.assert_allclose(mixed[0], logits[3], rtol=0, atol=1e-4)
+    assert mixed[1].token == int(np.argmax(logits[19]))
+
+
+def test_unknown_targets_are_refused(tmp_path):
+    folder = checkpoint_of("llama", tmp_path)
+    with pytest.raises(InputError, match="target"):
+        LLM(folder, target="gpu")

@@ -1,0 +1,124 @@
+"""Paged attention on GPUs: parts of the keys of sequences with few new tokens, blocks of queries of the others."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import TYPE_CHECKING, Any
+
+from tilewright.dtypes import DType
+from tilewright.graph.core import Graph, Node, Value
+from tilewright.graph.fusion import Group
+from tilewright.library.attention.paged_simt_kernel import combine_paged_parts, paged_blocks, paged_parts
+from tilewright.library.attention.problem import SMALLEST
+from tilewright.library.binding import bind_sizes
+from tilewright.library.candidate import Candidate, KernelCall, Operand, Stage
+from tilewright.library.cost import estimate
+from tilewright.library.generated.expressions import compute_type, language_type
+from tilewright.library.generated.generate import next_power_of_2
+from tilewright.symbolic import Size, lift, product, simplify, upper_bound
+from tilewright.targets.base import Target
+
+if TYPE_CHECKING:
+    from tilewright.launch.jit import JITFunction
+
+PARTS = 16  # of the keys of a sequence, at most
+_WIDE_ROW = 256  # bytes of a head from which on blocks are smaller
+
+
+def gpu_paged_attention(group: Group, graph: Graph, target: Target) -> list[Candidate]:
+    """The launches of `attention.paged_simt_kernel`; raises `NotImplementedError` where the group holds other nodes."""
+    anchor = group.anchor
+    assert anchor is not None
+    if group.nodes != [anchor]:
+        raise NotImplementedError(f"{group.name}: attention over pages stands alone")
+    operands = _operands(anchor)
+    query, tables = operands["q"], operands["tables"]
+    constants = _constants(anchor, operands)
+    parts, sums = _temporaries(group.name, operands, constants)
+    processors = target.machine().processors
+    calls = _calls({**operands, "parts": parts, "sums": sums}, constants, processors)
+    page, columns = constants["PAGE"], constants["HEAD"] + constants["VALUE_HEAD"]
+    context = simplify(lift(product(tables.shape)) * page)  # of all sequences, at most
+    of_queries = simplify(lift(query.shape[0]) * constants["HEADS"] * columns)
+    moved = simplify((lift(context) * constants["KEY_HEADS"] * columns + of_queries) * query.dtype.itemsize)
+    flops = simplify(lift(of_queries) * tables.shape[1] * page * 2)
+    cost = estimate(target.machine(), moved, flops, product(calls[0].grid), query.dtype, 0.5)
+    reasons = {
+        "keys": f"blocks of {constants['BLOCK_T']}, up to {PARTS} parts",
+        "rows": [constants["ROWS"], constants["BLOCK"]],
+    }
+    stages = tuple(Stage((call,)) for call in calls)
+    return [Candidate("paged attention", stages, cost, (parts, sums), reasons)]
+
+
+def _operands(anchor: Node) -> dict[str, Value]:
+    """The tensors of the op by the names of the kernels' parameters."""
+    names = ("q", "keys", "values", "tables", "starts", "lengths")
+    found = {name: value for name, value in zip(names, anchor.inputs, strict=True) if value is not None}
+    return {**found, "out": anchor.output}
+
+
+def _constants(anchor: Node, operands: Mapping[str, Value]) -> dict[str, Any]:
+    """What all kernels know when they are compiled."""
+    query, keys, values = operands["q"], operands["keys"], operands["values"]
+    heads, width, key_heads, value_width = query.shape[1], query.shape[2], keys.shape[1], values.shape[2]
+    assert isinstance(heads, int) and isinstance(width, int) and isinstance(key_heads, int)
+    assert isinstance(value_width, int)
+    padded, value_padded = (max(SMALLEST, next_power_of_2(size)) for size in (width, value_width))
+    block, key_block = _blocks(query.dtype, max(padded, value_padded))
+    return {
+        "HEADS": heads, "KEY_HEADS": key_heads, "HEAD": width, "VALUE_HEAD": value_width,
+        "PAGE": anchor.attributes["page"], "ROWS": max(SMALLEST, next_power_of_2(heads // key_heads)), "BLOCK": block,
+        "BLOCK_T": key_block, "BLOCK_D": padded, "BLOCK_V": value_padded, "WINDOW": anchor.attributes["window"],
+        "SOFTCAP": float(anchor.attributes["softcap"]), "scale": float(anchor.attributes["scale"]),
+        "TYPE": language_type(compute_type(query.dtype)), "SPLITS": PARTS, "BLOCK_P": next_power_of_2(PARTS),
+    }  # fmt: skip
+
+
+def _temporaries(name: str, operands: Mapping[str, Value], constants: Mapping[str, Any]) -> tuple[Value, Value]:
+    """The results of parts, and the logarithms of their weights."""
+    working = compute_type(operands["q"].dtype)
+    shape = (operands["lengths"].shape[0], constants["KEY_HEADS"], PARTS, constants["ROWS"])
+    return Value(f"{name}.parts", working, (*shape, constants["VALUE_HEAD"])), Value(f"{name}.sums", working, shape)
+
+
+def _calls(operands: dict[str, Value], constants: dict[str, Any], processors: int) -> tuple[KernelCall, ...]:
+    """Parts, what puts them together, and blocks; each sequence is one of the two kinds."""
+    tokens, sequences = operands["q"].shape[0], operands["lengths"].shape[0]
+    sizes: dict[str, Size] = {
+        "tokens": tokens, "slots": operands["keys"].shape[0], "columns": operands["tables"].shape[1],
+        "sequences": sequences,
+    }  # fmt: skip
+    given: dict[str, Operand] = dict(operands)
+    types: dict[str, str] = {}
+    searches = max(1, int(upper_bound(sequences)).bit_length())
+    constants = {**constants, "FULL": max(1, processors // 2), "SEARCHES": searches}
+    bind_sizes(sizes, given, types, constants)
+    heads, key_heads = constants["HEADS"], constants["KEY_HEADS"]
+    blocks = simplify(lift(tokens) * (heads // key_heads) // constants["BLOCK"] + sequences)
+    return (
+        _call(paged_parts, given, types, constants, (PARTS, key_heads, sequences), 4),
+        _call(combine_paged_parts, given, types, constants, (heads, sequences, 1), 4),
+        _call(paged_blocks, given, types, constants, (blocks, key_heads, 1), 8 if constants["BLOCK"] > 32 else 4),
+    )
+
+
+def _blocks(dtype: DType, width: int) -> tuple[int, int]:
+    """Rows of a block of queries and keys of a block, which fit registers and shared memory."""
+    is_wide = width * dtype.itemsize > _WIDE_ROW
+    if dtype.itemsize > 2:
+        return SMALLEST, SMALLEST if is_wide else 32
+    return (64, 32) if is_wide else (128, 64)
+
+
+def _call(
+    kernel: JITFunction, operands: dict[str, Operand], types: dict[str, str], constants: dict[str, Any],
+    grid: tuple[Size, Size, Size], warps: int,
+) -> KernelCall:  # fmt: skip
+    """A launch that is given of all operands and constants what the kernel takes."""
+    taken = kernel.argument_names
+    return KernelCall(
+        kernel, {name: item for name, item in operands.items() if name in taken},
+        {name: item for name, item in types.items() if name in taken},
+        {name: item for name, item in constants.items() if name in taken}, grid, options={"num_warps": warps},
+    )  # fmt: skip

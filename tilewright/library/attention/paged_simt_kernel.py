@@ -1,0 +1,207 @@
+"""Attention over pages (`graph.paged`) on GPUs: sequences with few new tokens in parts of their keys, others in blocks
+of queries.
+
+Row r of a tile is query `r // GROUP` and head `r % GROUP` of the heads that share keys, as in `paged_kernel`; keys are
+gathered token by token, so that a block may span pages.  Starts, lengths and page numbers are clamped to the tensors
+that they point into.
+"""
+
+# mypy: ignore-errors
+# The bodies below are tile language, which has types of its own.
+
+from __future__ import annotations
+
+import tilewright
+import tilewright.language as tl
+from tilewright.library.attention.paged_kernel import bounded_scores
+
+
+@tilewright.jit
+def new_tokens(starts, lengths, sequence, tokens, capacity):
+    """Where a sequence's new tokens begin, how many there are, and how many tokens it has with them."""
+    start = tl.minimum(tl.maximum(tl.load(starts + sequence).to(tl.int64), 0), tokens)
+    end = tl.minimum(tl.maximum(tl.load(starts + sequence + 1).to(tl.int64), start), tokens)
+    count = (end - start).to(tl.int32)
+    context = tl.minimum(tl.load(lengths + sequence).to(tl.int64), capacity).to(tl.int32)
+    return start, count, tl.maximum(context, count)
+
+
+@tilewright.jit
+def attend_keys(q_block, keys, values, table, position, first, limit, pages, scale, slot, value_slot,
+                HEAD: tl.constexpr, VALUE_HEAD: tl.constexpr, PAGE: tl.constexpr, ROWS: tl.constexpr,
+                BLOCK_T: tl.constexpr, BLOCK_D: tl.constexpr, BLOCK_V: tl.constexpr, WINDOW: tl.constexpr,
+                SOFTCAP: tl.constexpr, TYPE: tl.constexpr):  # fmt: skip
+    """Rows at `position` against keys `first` to `limit - 1`: sums of values [ROWS, BLOCK_V], maxima (exponents of 2)
+    and sums of weights."""
+    dim = tl.arange(0, BLOCK_D)[None, :]
+    value_dim = tl.arange(0, BLOCK_V)[None, :]
+    maximum = tl.full((ROWS,), float("-inf"), TYPE)
+    total = tl.zeros((ROWS,), TYPE)
+    acc = tl.zeros((ROWS, BLOCK_V), TYPE)
+    for first_key in range(first, limit, BLOCK_T):
+        key = first_key + tl.arange(0, BLOCK_T)
+        exists = key < limit
+        page = tl.load(table + key // PAGE, mask=exists, other=0).to(tl.int64)
+        row = (tl.minimum(tl.maximum(page, 0), pages - 1) * PAGE + key % PAGE)[:, None]
+        k_block = tl.load(keys + row * slot + dim, mask=exists[:, None] & (dim < HEAD), other=0.0)
+        v_block = tl.load(values + row * value_slot + value_dim, mask=exists[:, None] & (value_dim < VALUE_HEAD),
+                          other=0.0)  # fmt: skip
+        scores = bounded_scores(tl.dot(q_block, tl.trans(k_block), input_precision="ieee").to(TYPE), scale, SOFTCAP)
+        seen = exists[None, :] & (key[None, :] <= position[:, None])
+        if WINDOW > 0:
+            seen = seen & (key[None, :] > position[:, None] - WINDOW)
+        scores = tl.where(seen, scores, float("-inf"))
+        new_maximum = tl.maximum(maximum, tl.max(scores, 1))
+        # A row with no visible key so far keeps -inf; subtracting it from itself would give NaN.
+        reference = tl.where(new_maximum == float("-inf"), 0.0, new_maximum)
+        correction = tl.exp2(maximum - reference)
+        weights = tl.exp2(scores - reference[:, None])
+        total = total * correction + tl.sum(weights, 1)
+        acc = tl.dot(weights.to(values.dtype.element_ty), v_block, acc * correction[:, None], input_precision="ieee")
+        maximum = new_maximum
+    return acc, maximum, total
+
+
+@tilewright.jit
+def part_length(span, sequences, KEY_HEADS: tl.constexpr, SPLITS: tl.constexpr, BLOCK_T: tl.constexpr,
+                FULL: tl.constexpr):  # fmt: skip
+    """Keys of a part of `span` keys: as few as `SPLITS` parts allow, but no less than keep `FULL` programs busy."""
+    least = tl.maximum((sequences * KEY_HEADS) // FULL, 1) * BLOCK_T
+    share = ((span + SPLITS - 1) // SPLITS + BLOCK_T - 1) // BLOCK_T * BLOCK_T
+    return tl.maximum(share, least)
+
+
+@tilewright.jit
+def first_seen(context, count, WINDOW: tl.constexpr):
+    """The first key that any of a sequence's new tokens sees."""
+    first = context * 0
+    if WINDOW > 0:
+        first = tl.maximum(context - count + 1 - WINDOW, 0)
+    return first
+
+
+@tilewright.jit
+def paged_parts(q, keys, values, tables, starts, lengths, out, parts, sums, tokens, slots, columns, sequences, scale,
+                HEADS: tl.constexpr, KEY_HEADS: tl.constexpr, HEAD: tl.constexpr, VALUE_HEAD: tl.constexpr,
+                PAGE: tl.constexpr, ROWS: tl.constexpr, SPLITS: tl.constexpr, FULL: tl.constexpr, BLOCK_T: tl.constexpr,
+                BLOCK_D: tl.constexpr, BLOCK_V: tl.constexpr, WINDOW: tl.constexpr, SOFTCAP: tl.constexpr,
+                TYPE: tl.constexpr):  # fmt: skip
+    """Sequences with at most `ROWS` rows, a part of their keys each.  Grid: (SPLITS, key heads, sequences).
+
+    A sequence whose keys are one part is finished here; else `parts` [sequences, key heads, SPLITS, ROWS, VALUE_HEAD]
+    gets the part's mean of values and `sums` the logarithm of its weights, -inf for none.
+    Dao et al., "Flash-Decoding for long-context inference", 2023.
+    """
+    GROUP: tl.constexpr = HEADS // KEY_HEADS
+    part = tl.program_id(0)
+    key_head = tl.program_id(1).to(tl.int64)
+    sequence = tl.program_id(2).to(tl.int64)
+    start, count, context = new_tokens(starts, lengths, sequence, tokens, columns * PAGE)
+    if (count > 0) & (count * GROUP <= ROWS):
+        row = tl.arange(0, ROWS)
+        exists = (row < count * GROUP)[:, None]
+        dim = tl.arange(0, BLOCK_D)[None, :]
+        value_dim = tl.arange(0, BLOCK_V)[None, :]
+        inside = exists & (value_dim < VALUE_HEAD)
+        base = first_seen(context, count, WINDOW)
+        length = part_length(context - base, sequences, KEY_HEADS, SPLITS, BLOCK_T, FULL)
+        first = base + part * length
+        limit = tl.minimum(first + length, context)
+        place = ((sequence * KEY_HEADS + key_head) * SPLITS + part) * ROWS + row
+        if first < limit:
+            query = start + row // GROUP
+            head = key_head * GROUP + row % GROUP
+            q_rows = ((query * HEADS + head) * HEAD)[:, None]
+            q_block = tl.load(q + q_rows + dim, mask=exists & (dim < HEAD), other=0.0)
+            acc, maximum, total = attend_keys(
+                q_block, keys + key_head * HEAD, values + key_head * VALUE_HEAD, tables + sequence * columns,
+                context - count + row // GROUP, first, limit, slots // PAGE, scale, KEY_HEADS * HEAD,
+                KEY_HEADS * VALUE_HEAD, HEAD, VALUE_HEAD, PAGE, ROWS, BLOCK_T, BLOCK_D, BLOCK_V, WINDOW, SOFTCAP, TYPE,
+            )  # fmt: skip
+            result = acc / tl.where(total == 0.0, 1.0, total)[:, None]
+            if length >= context - base:
+                out_rows = ((query * HEADS + head) * VALUE_HEAD)[:, None]
+                tl.store(out + out_rows + value_dim, result.to(out.dtype.element_ty), mask=inside)
+            else:
+                tl.store(parts + place[:, None] * VALUE_HEAD + value_dim, result, mask=inside)
+                logarithm = tl.where(total == 0.0, float("-inf"), maximum + tl.log2(tl.where(total == 0.0, 1.0, total)))
+                tl.store(sums + place, logarithm, mask=row < count * GROUP)
+        elif length < context - base:
+            tl.store(sums + place, tl.full((ROWS,), float("-inf"), TYPE), mask=row < count * GROUP)
+
+
+@tilewright.jit
+def combine_paged_parts(parts, sums, starts, lengths, out, tokens, columns, sequences, HEADS: tl.constexpr,
+                        KEY_HEADS: tl.constexpr, VALUE_HEAD: tl.constexpr, PAGE: tl.constexpr, ROWS: tl.constexpr,
+                        SPLITS: tl.constexpr, FULL: tl.constexpr, BLOCK_T: tl.constexpr, BLOCK_P: tl.constexpr,
+                        BLOCK_V: tl.constexpr, WINDOW: tl.constexpr, TYPE: tl.constexpr):  # fmt: skip
+    """The parts of `paged_parts` put together.  Grid: (heads, sequences)."""
+    GROUP: tl.constexpr = HEADS // KEY_HEADS
+    head = tl.program_id(0)
+    sequence = tl.program_id(1).to(tl.int64)
+    start, count, context = new_tokens(starts, lengths, sequence, tokens, columns * PAGE)
+    span = context - first_seen(context, count, WINDOW)
+    if (count * GROUP <= ROWS) & (part_length(span, sequences, KEY_HEADS, SPLITS, BLOCK_T, FULL) < span):
+        part = tl.arange(0, BLOCK_P)
+        value_dim = tl.arange(0, BLOCK_V)
+        for token in range(0, count):
+            row = token * GROUP + head % GROUP
+            place = ((sequence * KEY_HEADS + head // GROUP) * SPLITS + part) * ROWS + row
+            logarithms = tl.load(sums + place, mask=part < SPLITS, other=float("-inf"))
+            exists = logarithms != float("-inf")  # nothing was written where there is no key
+            inside = exists[:, None] & (value_dim < VALUE_HEAD)[None, :]
+            found = tl.load(parts + place[:, None] * VALUE_HEAD + value_dim[None, :], mask=inside, other=0.0)
+            greatest = tl.max(logarithms, 0)
+            weights = tl.exp2(logarithms - tl.where(greatest == float("-inf"), 0.0, greatest))
+            total = tl.sum(weights, 0)
+            result = tl.sum(found * weights[:, None], 0) / tl.where(total == 0.0, 1.0, total)
+            place_out = ((start + token) * HEADS + head) * VALUE_HEAD + value_dim
+            tl.store(out + place_out, result.to(out.dtype.element_ty), mask=value_dim < VALUE_HEAD)
+
+
+@tilewright.jit
+def paged_blocks(q, keys, values, tables, starts, lengths, out, tokens, slots, columns, sequences, scale,
+                 HEADS: tl.constexpr, KEY_HEADS: tl.constexpr, HEAD: tl.constexpr, VALUE_HEAD: tl.constexpr,
+                 PAGE: tl.constexpr, ROWS: tl.constexpr, BLOCK: tl.constexpr, SEARCHES: tl.constexpr,
+                 BLOCK_T: tl.constexpr, BLOCK_D: tl.constexpr, BLOCK_V: tl.constexpr, WINDOW: tl.constexpr,
+                 SOFTCAP: tl.constexpr, TYPE: tl.constexpr):  # fmt: skip
+    """Sequences with more than `ROWS` rows, `BLOCK` rows at a time.
+
+    Grid: (tokens * GROUP // BLOCK + sequences, key heads).  The blocks of sequence i begin at number
+    `starts[i] * GROUP // BLOCK + i`, which leaves room for all; `SEARCHES` halvings find the sequence of a block.
+    """
+    GROUP: tl.constexpr = HEADS // KEY_HEADS
+    number = tl.program_id(0)
+    key_head = tl.program_id(1).to(tl.int64)
+    low = number * 0
+    high = low + sequences.to(tl.int32)
+    for _ in range(SEARCHES):
+        middle = (low + high) // 2
+        begin = tl.load(starts + middle) * GROUP // BLOCK + middle
+        before = (begin <= number) & (low + 1 < high)
+        low = tl.where(before, middle, low)
+        high = tl.where((begin > number) & (low + 1 < high), middle, high)
+    sequence = low.to(tl.int64)
+    start, count, context = new_tokens(starts, lengths, sequence, tokens, columns * PAGE)
+    begin = (number - (start * GROUP // BLOCK + sequence)).to(tl.int32) * BLOCK
+    if (count * GROUP > ROWS) & (begin >= 0) & (begin < count * GROUP):
+        row = begin + tl.arange(0, BLOCK)
+        exists = (row < count * GROUP)[:, None]
+        dim = tl.arange(0, BLOCK_D)[None, :]
+        value_dim = tl.arange(0, BLOCK_V)[None, :]
+        query = start + row // GROUP
+        head = key_head * GROUP + row % GROUP
+        q_block = tl.load(q + ((query * HEADS + head) * HEAD)[:, None] + dim, mask=exists & (dim < HEAD), other=0.0)
+        before = context - count
+        limit = tl.minimum(before + (begin + BLOCK - 1) // GROUP + 1, context)
+        first = before * 0
+        if WINDOW > 0:
+            first = tl.maximum(before + begin // GROUP + 1 - WINDOW, 0)
+        acc, _, total = attend_keys(
+            q_block, keys + key_head * HEAD, values + key_head * VALUE_HEAD, tables + sequence * columns,
+            before + row // GROUP, first, limit, slots // PAGE, scale, KEY_HEADS * HEAD, KEY_HEADS * VALUE_HEAD, HEAD,
+            VALUE_HEAD, PAGE, BLOCK, BLOCK_T, BLOCK_D, BLOCK_V, WINDOW, SOFTCAP, TYPE,
+        )  # fmt: skip
+        result = acc / tl.where(total == 0.0, 1.0, total)[:, None]
+        out_rows = ((query * HEADS + head) * VALUE_HEAD)[:, None]
+        tl.store(out + out_rows + value_dim, result.to(out.dtype.element_ty), mask=exists & (value_dim < VALUE_HEAD))
