@@ -10,8 +10,12 @@ import torch
 from torch import nn
 
 import tilewright
+from tilewright.dtypes import float32
 from tilewright.engine.engine import Engine
+from tilewright.graph.build import GraphBuilder
+from tilewright.graph.passes.fuse import fuse
 from tilewright.insight.layers import with_layers
+from tilewright.library.select import candidates
 from tilewright.settings import settings
 from tilewright.targets.cpu.target import CPUTarget
 from tilewright.targets.registry import get_target
@@ -103,6 +107,24 @@ def test_fewer_kernels_and_no_alternatives(perceptrons) -> None:
     assert len(kernels(quick)) < len(kernels(full)) and not kernels(quick) & kernels(full)
 
 
+def test_convolutions_take_kernels_that_compile_soon() -> None:
+    """No Winograd and no taps written out, which the full build chooses from."""
+    target = get_target("cpu:x86-64-v3")
+    assert isinstance(target, CPUTarget)
+    found = {}
+    for channels in (32, 64):
+        b = GraphBuilder("convolution")
+        x, w = b.input("x", float32, (1, 32, 32, channels)), b.constant(np.zeros((64, channels, 3, 3), np.float32))
+        spread = {"strides": (1, 1), "padding": ((1, 1), (1, 1)), "dilation": (1, 1)}
+        b.output(b.op("conv", [x, w], **spread, layout="NHWC", groups=1), "y")
+        graph = b.finish()
+        (group,) = fuse(graph).groups
+        for each in (target, target.quick_variant()):
+            found[channels, each.quick] = [candidate.name for candidate in candidates(group, graph, each)]
+    assert found[32, True] == found[64, True] == ["implicit matmul"]
+    assert "Winograd F(2x2, 3x3)" in found[64, False] and "direct convolution" in found[32, False]
+
+
 def test_files_and_layers_tell(perceptrons, tmp_path: Path) -> None:
     quick, full, _ = perceptrons
     quick.save(tmp_path / "quick.engine")
@@ -130,8 +152,6 @@ def test_every_cpu(name) -> None:
 
 def test_register_tiles_of_a_power_of_two() -> None:
     import dataclasses
-
-    from tilewright.dtypes import float32
 
     for name in ("x86-64", "x86-64-v3", "x86-64-v4", "aarch64"):
         target = get_target(f"cpu:{name}")

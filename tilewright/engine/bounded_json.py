@@ -2,53 +2,16 @@
 
 from __future__ import annotations
 
-import gc
 import json
-import os
 from typing import Any
 
 import numpy as np
 
-from tilewright import forks
+from tilewright.garbage import collector_paused
 
 MOST_DEPTH = 100
 MOST_VALUES = 4_000_000
 _PIECE = 1 << 20  # bytes that are looked at together: sums take eight times as much memory
-
-
-class _Pause:
-    """Python's collector waits while any thread is inside, and afterwards is as it was before the first."""
-
-    def __init__(self) -> None:
-        self._lock = forks.lock()
-        self._inside, self._collecting = 0, False
-        if hasattr(os, "register_at_fork"):
-            os.register_at_fork(after_in_child=self._begin_again)
-
-    def __enter__(self) -> None:
-        with self._lock:
-            if self._inside == 0:
-                self._collecting = gc.isenabled()
-                gc.disable()
-            self._inside += 1
-
-    def __exit__(self, *_: object) -> None:
-        with self._lock:
-            self._inside -= 1
-            self._resume()
-
-    def _begin_again(self) -> None:
-        """In a child process, which has none of the threads that were inside."""
-        if self._inside:
-            self._inside = 0
-            self._resume()
-
-    def _resume(self) -> None:
-        if self._inside == 0 and self._collecting:
-            gc.enable()
-
-
-_PAUSE = _Pause()
 
 
 def read_json(data: bytes | memoryview, most_bytes: int) -> Any:
@@ -59,7 +22,7 @@ def read_json(data: bytes | memoryview, most_bytes: int) -> Any:
     _check_marks(np.frombuffer(data, np.uint8))
     if len(data) < _PIECE:
         return json.loads(text)
-    with _PAUSE:  # the collector would go over all values again and again: 6.8 s in place of 0.25 s for 3 million
+    with collector_paused:  # it would go over all values again and again: 6.8 s in place of 0.25 s for 3 million
         return json.loads(text)
 
 

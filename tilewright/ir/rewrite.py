@@ -61,28 +61,37 @@ class RewriteTable:
 class Rebuilder(Builder):
     """Copies a function operation by operation; passes override `visit` to put something else in place.
 
-    `visit` gets a copy with rewritten operands and regions, not yet appended, and returns the values that
+    `visit` gets an operation with rewritten operands and regions, not yet appended, and returns the values that
     replace its results (anything emitted meanwhile stands before them), or None to keep it.  A pass that
-    changes the copy itself sets `changed`.
+    changes the operation itself sets `changed`.
     """
+
+    # Whether the new function may hold operations, regions and values of the old one where both are the same, which
+    # takes less time than copies.  A pass that changes operations or regions in place needs copies.
+    shares = False
 
     def __init__(self) -> None:
         super().__init__(Region())
         self.mapping: dict[SSAValue, SSAValue] = {}
         self.changed = False
+        self._function: Function | None = None  # the old one
+        self._old: set[Operation] | None = None  # its operations, once they are asked for
 
     def visit(self, operation: Operation) -> Replacement:
         return None
 
     def run(self, function: Function) -> Function:
         """The rewritten function; `function` itself when nothing changed."""
+        self._function = function
         region = self.copy_region(function.region)
         if not self.changed:
             return function
         return Function(function.name, region, list(function.parameters), dict(function.attributes))
 
     def copy_region(self, region: Region) -> Region:
-        """A rewritten copy of a region."""
+        """A rewritten copy of a region; the region itself where all of it may be shared."""
+        if self.shares:
+            return self._shared_region(region)
         copy = self.region([value.type for value in region.arguments], [value.name for value in region.arguments])
         self.mapping.update(zip(region.arguments, copy.arguments, strict=True))
         with self.at(copy):
@@ -90,21 +99,23 @@ class Rebuilder(Builder):
                 self.copy(operation)
         return copy
 
+    def _shared_region(self, region: Region) -> Region:
+        rewritten = Region(list(region.arguments))
+        saved, self.current = self.current, rewritten
+        for operation in region.operations:
+            self.copy(operation)
+        self.current = saved
+        # Lists compare their elements by identity first, and operations are equal to themselves alone.
+        return region if rewritten.operations == region.operations else rewritten
+
     def copy(self, operation: Operation) -> None:
-        """Append a rewritten copy of an operation."""
+        """Append a rewritten copy of an operation; the operation itself where it may be shared."""
         operands = [self.mapping.get(value, value) for value in operation.operands]
         regions = [self.copy_region(region) for region in operation.regions]
-        copy = Operation(
-            operation.opcode,
-            operands,
-            list(operation.result_types),
-            dict(operation.attributes),
-            regions,
-            operation.location,
-        )
-        for old, new in zip(operation.results, copy.results, strict=True):
-            new.name = old.name
-        self.mapping.update(zip(operation.results, self.place(copy), strict=True))
+        same = self.shares and operands == operation.operands and regions == operation.regions
+        values = self.place(operation if same else _with(operation, operands, regions))
+        if values is not operation.results:
+            self.mapping.update(zip(operation.results, values, strict=True))
 
     def place(self, operation: Operation) -> list[SSAValue]:
         """Append an operation, or what `visit` has in its place; the values of its results."""
@@ -118,15 +129,23 @@ class Rebuilder(Builder):
         values = [replacement] if isinstance(replacement, SSAValue) else list(replacement)
         for old, new in zip(operation.results, values, strict=True):
             assert old.type == new.type, f"{operation.opcode}: {old.type} replaced by {new.type}"
-            if not new.name and new.definition is not None:
+            if old.name and not new.name and new.definition is not None and not self._is_shared(new.definition):
                 new.name = old.name
         return values
+
+    def _is_shared(self, operation: Operation) -> bool:
+        """Whether an operation is one of the old function, which is never touched."""
+        if self._old is None:
+            self._old = set() if self._function is None else set(self._function.walk())
+        return operation in self._old
 
     def inline(self, region: Region, arguments: Sequence[SSAValue]) -> list[SSAValue]:
         """Append the operations of a region with its arguments bound; the values its terminator yields."""
         self.mapping.update(zip(region.arguments, arguments, strict=True))
+        saved, self.shares = self.shares, False  # a region may be appended more than once
         for operation in region.operations[:-1]:
             self.copy(operation)
+        self.shares = saved
         return [self.mapping.get(value, value) for value in region.terminator.operands]
 
     def emit(self, opcode: str, *operands: SSAValue, **attributes: Attribute) -> SSAValue:
@@ -150,8 +169,19 @@ class Rebuilder(Builder):
         return self.constant(number, value.type.dtype, value.type.shape)
 
 
+def _with(operation: Operation, operands: list[SSAValue], regions: list[Region]) -> Operation:
+    """A copy of an operation with other operands and regions."""
+    types, attributes = list(operation.result_types), dict(operation.attributes)
+    copy = Operation(operation.opcode, operands, types, attributes, regions, operation.location)
+    for old, new in zip(operation.results, copy.results, strict=True):
+        new.name = old.name
+    return copy
+
+
 class RuleRewriter(Rebuilder):
     """Applies a table of rules."""
+
+    shares = True
 
     def __init__(self, table: RewriteTable, fuel: int) -> None:
         super().__init__()

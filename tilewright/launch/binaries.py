@@ -20,6 +20,7 @@ import tilewright
 from tilewright.errors import InvalidIRError
 from tilewright.frontend.tracer import Trace
 from tilewright.frontend.values import Static, ValueGroup
+from tilewright.garbage import collector_paused
 from tilewright.ir.core import Function, Parameter
 from tilewright.ir.verifier import verify
 from tilewright.language.function import SourceFunction, describe
@@ -96,12 +97,13 @@ def compiled_kernel(request: Request, target: Target, trace: Callable[[], Trace]
             found = _kernel(request, target, binary, interface, lambda: trace().function)
             _listen(found, (time.perf_counter() - started, 0.0), cached=True)
             return found
-    started = time.perf_counter()
-    traced = trace()
-    _verify(traced.function)
-    tracing = time.perf_counter() - started
-    _report(request.kernel.name, traced.remarks)
-    binary = backend_of(target).compile(traced.function, request.options)
+    with collector_paused:  # the collector would go over the operations of the kernel again and again
+        started = time.perf_counter()
+        traced = trace()
+        _verify(traced.function)
+        tracing = time.perf_counter() - started
+        _report(request.kernel.name, traced.remarks)
+        binary = backend_of(target).compile(traced.function, request.options)
     _report(request.kernel.name, binary.remarks)
     interface = Interface(written_parameters(traced.function), traced.remarks)
     metadata = {

@@ -15,6 +15,8 @@ def merge_common_subexpressions(function: Function) -> Function:
 
 
 class _Merger(Rebuilder):
+    shares = True
+
     def __init__(self) -> None:
         super().__init__()
         self.scopes: list[dict[Any, list[SSAValue]]] = []

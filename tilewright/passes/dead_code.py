@@ -119,6 +119,8 @@ class _Marker:
 class _Sweeper(Rebuilder):
     """Copies what is marked."""
 
+    shares = True
+
     def __init__(self, marked: _Marker) -> None:
         super().__init__()
         self.marked = marked
@@ -127,7 +129,11 @@ class _Sweeper(Rebuilder):
         if not OPS[operation.opcode].terminator and operation not in self.marked.operations:
             self.changed = True
             return
-        super().copy(self.trimmed(operation))
+        trimmed = self.trimmed(operation)
+        saved = self.shares
+        self.shares = saved and trimmed is operation  # the results of what was trimmed name another definition
+        super().copy(trimmed)
+        self.shares = saved
 
     def trimmed(self, operation: Operation) -> Operation:
         """The operation without its dead carried values (itself when all are live)."""

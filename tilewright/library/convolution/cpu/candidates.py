@@ -71,11 +71,11 @@ def convolution_candidates(group: Group, graph: Graph, target: Target) -> list[C
         weights = packed_weights(w, taps_recipe(target.microtile(x.dtype)[1], groups), graph, target)
         make = _pointwise if is_pointwise(anchor, w) else _implicit
         found.append(behind(weights, make(group, slots, weights.operand, target)))
-    if lanes and (not found or is_narrow(anchor, x, w, target)):
+    if lanes and (not found or not target.quick and is_narrow(anchor, x, w, target)):
         width = direct_columns(w, groups, target)
         weights = packed_weights(w, taps_recipe(width, groups), graph, target)
         found.append(behind(weights, direct_candidate(group, slots, weights.operand, width, target)))
-    if lanes and is_winograd(anchor, x, w, graph):
+    if lanes and not target.quick and is_winograd(anchor, x, w, graph):
         found.append(winograd_candidate(group, slots, target))
     return [behind(moves, candidate) for candidate in found]
 
