@@ -53,6 +53,7 @@ import numpy as np
 
 from tilewright.dtypes import BY_NAME, NARROW, DType, int4
 
+_PAIRS = {4: (1.0,), 6: (0.5, 2.0), 8: (1.0, 0.5, 2.0)}  # points of Winograd's F(m, r), beside 0 and infinity
 _ROWS = 256  # of a matrix that are turned at a time
 Recipe = tuple[tuple[str, Any], ...]
 
@@ -98,9 +99,14 @@ def winograd_recipe(width: int, groups: int = 1) -> Recipe:
     return (("kind", "winograd"), ("width", width), ("groups", groups))
 
 
+def filters_recipe(points_y: int, points_x: int) -> Recipe:
+    """The recipe of convolution weights at so many points of Winograd's F(m, r), m = points - r + 1."""
+    return (("kind", "filters"), ("points", (points_y, points_x)))
+
+
 def is_exact(recipe: Recipe) -> bool:
     """Whether `invert` gives back the very same constant."""
-    return dict(recipe)["kind"] not in ("winograd", "gate_sums")
+    return dict(recipe)["kind"] not in ("winograd", "filters", "gate_sums")
 
 
 def order_recipe(axes: Sequence[int]) -> Recipe:
@@ -175,6 +181,9 @@ def packed_shape(recipe: Recipe, shape: Sequence[int]) -> tuple[int, ...]:
     if fields["kind"] == "winograd":
         groups, width = fields["groups"], fields["width"]
         return (groups, 16, -(-(shape[0] // groups) // width), shape[1], width)
+    if fields["kind"] == "filters":
+        points_y, points_x = fields["points"]
+        return (points_y * points_x, shape[1], shape[0])
     if fields["kind"] == "order":
         return tuple(shape[axis] for axis in fields["axes"])
     if fields["kind"] == "halves":
@@ -215,6 +224,8 @@ def apply(recipe: Recipe, array: np.ndarray) -> np.ndarray:
         return np.stack([_group_depth(_to_panels(matrix, fields["width"]), beside) for matrix in matrices])
     if fields["kind"] == "winograd":
         return _winograd_taps(array, fields["groups"], fields["width"])
+    if fields["kind"] == "filters":
+        return _filters(array, *fields["points"])
     if fields["kind"] == "order":
         return _turned(array) if fields["axes"] == (1, 0) else np.ascontiguousarray(array.transpose(fields["axes"]))
     if fields["kind"] == "halves":
@@ -352,6 +363,24 @@ def _winograd_taps(weights: np.ndarray, groups: int, width: int) -> np.ndarray:
     moved = taps @ parts @ taps.T
     matrices = moved.transpose(0, 3, 4, 2, 1).reshape(groups, 16, weights.shape[1], -1).astype(weights.dtype)
     return np.stack([np.stack([_to_panels(matrix, width) for matrix in group]) for group in matrices])
+
+
+def _filters(weights: np.ndarray, points_y: int, points_x: int) -> np.ndarray:
+    """[O, I, taps] as [points, I, O]: G g G' of each pair of channels, rounded once."""
+    taps = weights.reshape(*weights.shape[:2], *((1, *weights.shape[2:]))[-2:]).astype(np.float64)
+    found = _evaluation(points_y, taps.shape[2]) @ taps @ _evaluation(points_x, taps.shape[3]).T
+    matrices = found.transpose(2, 3, 1, 0).reshape(points_y * points_x, weights.shape[1], weights.shape[0])
+    return np.ascontiguousarray(matrices.astype(weights.dtype))
+
+
+def _evaluation(points: int, taps: int) -> np.ndarray:
+    """G of so many points: polynomials of the taps at 0, pairs and infinity, divided by what interpolation leaves."""
+    if points == 1:
+        return np.ones((1, 1))
+    places = [0.0, *(sign * point for point in _PAIRS[points] for sign in (1.0, -1.0))]
+    shares = [np.prod([place - other for other in places if other != place]) for place in places]
+    rows = [[place**power / share for power in range(taps)] for place, share in zip(places, shares, strict=True)]
+    return np.array([*rows, [*(0.0,) * (taps - 1), 1.0]])
 
 
 def _to_panels(matrix: np.ndarray, width: int) -> np.ndarray:

@@ -38,6 +38,7 @@ from tilewright.library.convolution.simt.depthwise import gpu_depthwise
 from tilewright.library.convolution.simt.few_channels import few_channels
 from tilewright.library.convolution.simt.kernel import convolution, pad_channels
 from tilewright.library.convolution.simt.planes import PLANES, plane_convolution
+from tilewright.library.convolution.simt.winograd import winograd_convolution
 from tilewright.library.cost import expected
 from tilewright.library.generated.expressions import EXPRESSIONS, language_type
 from tilewright.library.generated.generate import Chain, next_power_of_2
@@ -98,6 +99,7 @@ def gpu_convolution(group: Group, graph: Graph, target: Target) -> list[Candidat
         found += folded_pixels(group, graph, target)
     elif not copied:
         found = _implicit(group, slots, weights.operand, target)
+        found += winograd_convolution(group, slots, graph, target)
     found = [behind(moves, behind(weights, candidate)) for candidate in found]
     return [*found, *copied, *few_channels(group, moves, graph, slots, target)]
 

@@ -12,6 +12,7 @@ from tilewright.library.candidate import Candidate, KernelCall, Operand, Stage
 from tilewright.library.convolution.cpu.candidates import behind, reads_one_pixel, with_bias_in_epilogue
 from tilewright.library.convolution.operands import convolution_of
 from tilewright.library.convolution.simt.planes_kernel import few_planes, planes
+from tilewright.library.convolution.simt.winograd import winograd_convolution
 from tilewright.library.cost import expected
 from tilewright.library.generated.expressions import language_type
 from tilewright.library.generated.generate import Chain, next_power_of_2
@@ -44,8 +45,10 @@ def plane_convolution(group: Group, graph: Graph, target: Target) -> list[Candid
     columns = simplify(lift(w.shape[0]) // anchor.attributes["groups"])
     fewest = _FEW_ROWS if anchor.attributes["groups"] > 1 else _FEWEST_ROWS
     few = upper_bound(columns) <= fewest and upper_bound(product(w.shape[2:])) <= _MOST_TAPS
-    found = [_few(group, slots, weights.operand, target)] if few else _tiled(group, slots, weights.operand, target)
-    return [behind(weights, candidate) for candidate in found]
+    if few:
+        return [behind(weights, _few(group, slots, weights.operand, target))]
+    found = [behind(weights, candidate) for candidate in _tiled(group, slots, weights.operand, target)]
+    return [*found, *winograd_convolution(group, slots, graph, target)]
 
 
 def _slots(group: Group, graph: Graph) -> Slots:
