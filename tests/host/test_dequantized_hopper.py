@@ -250,3 +250,10 @@ def test_what_stays_floats_is_named(rng: np.random.Generator) -> None:
     wide = product_of(random_matrix(rng, int4, 256, 192, 64), float32)
     (remark,) = weight_products(wide, [unsupported]).remarks
     assert "not by float32" in remark
+
+
+@pytest.mark.parametrize("sizes", [(64, 4096, 4096), (64, 4096, 14336), (64, 8192, 8192), (128, 4096, 4096)])
+def test_clusters_of_the_first_form_run_at_once(sizes: tuple[int, int, int]) -> None:
+    machine = NvidiaTarget.named("sm_90a").machine()
+    (form, _), *_ = close_forms(DequantizedProblem(*sizes, group=128), machine)
+    assert form.grid(*sizes[:2])[0] <= machine.slots(form.SPLIT), form.described
