@@ -7,7 +7,7 @@ import pytest
 
 from tilewright.errors import InputError
 from tilewright.llm.requests import SamplingParameters
-from tilewright.llm.sampling import Sampler, _place, logprobs_of
+from tilewright.llm.sampling import Sampler, _place, first_bits, logprobs_of
 
 
 def sampler(prompt=(), seed=0, index=0, **parameters):
@@ -45,6 +45,13 @@ def test_filters_are_their_definitions(size, rng):
         actual, wanted = kept(logits, **chosen), plain_filter(logits, **chosen)
         assert list(actual) == list(wanted)
         np.testing.assert_allclose(list(actual.values()), list(wanted.values()), rtol=1e-9)
+
+
+def test_random_bits_are_those_of_numpy(rng):
+    for _ in range(500):
+        seed, index, counter = int(rng.integers(2**63)), int(rng.integers(8)), int(rng.integers(1, 2**40))
+        generator = np.random.Philox(key=[seed, index], counter=[counter - 1, 0, 0, 0])
+        assert first_bits(seed, index, counter) == int(generator.random_raw())
 
 
 def test_draws_follow_the_distribution(rng):

@@ -170,24 +170,35 @@ class Model:
         return logits if wanted else logits[:0]
 
     def _inputs(self, chunks: Sequence[Chunk]) -> dict[str, Any]:
-        page = self.limits.page
         counts = [len(chunk.tokens) for chunk in chunks]
         starts = np.concatenate([[0], np.cumsum(counts)]).astype(np.int32)
-        lengths = np.array([chunk.begin + len(chunk.tokens) for chunk in chunks], np.int32)
         tables = np.zeros((len(chunks), max(len(chunk.pages) for chunk in chunks)), np.int32)
-        positions = np.empty(starts[-1], np.int32)
-        slots = np.empty(starts[-1], np.int32)
+        tokens: list[int] = []
+        positions: list[int] = []
+        slots: list[int] = []
         rows: list[int] = []
-        for number, chunk in enumerate(chunks):
-            tables[number, : len(chunk.pages)] = chunk.pages
-            places = np.arange(chunk.begin, lengths[number], dtype=np.int32)
-            positions[starts[number] : starts[number + 1]] = places
-            slots[starts[number] : starts[number + 1]] = tables[number, places // page] * page + places % page
-            rows += [int(starts[number]) + place for place in chunk.wanted]
+        for row, chunk in zip(tables, chunks, strict=True):
+            row[: len(chunk.pages)] = chunk.pages
+            rows += [len(tokens) + place for place in chunk.wanted]
+            tokens += chunk.tokens
+            positions += range(chunk.begin, chunk.begin + len(chunk.tokens))
+            slots += self._slots(chunk)
         adapters = {"adapters": np.repeat([chunk.adapter for chunk in chunks], counts).astype(np.int32)}
+        ends = [chunk.begin + len(chunk.tokens) for chunk in chunks]
         return {
-            **(adapters if self._has_adapters else {}),
-            "tokens": np.concatenate([np.asarray(chunk.tokens, np.int32) for chunk in chunks]),
-            "positions": positions, "slots": slots, "tables": tables, "starts": starts, "lengths": lengths,
-            "rows": np.array(rows, np.int32),
+            **(adapters if self._has_adapters else {}), "tables": tables, "starts": starts,
+            **_as_integers(tokens=tokens, positions=positions, slots=slots, lengths=ends, rows=rows),
         }  # fmt: skip
+
+    def _slots(self, chunk: Chunk) -> Sequence[int]:
+        """Where a chunk's keys and values go."""
+        page, begin = self.limits.page, chunk.begin
+        if len(chunk.tokens) == 1:
+            return [chunk.pages[begin // page] * page + begin % page]
+        places = np.arange(begin, begin + len(chunk.tokens))
+        slots: list[int] = (np.asarray(chunk.pages)[places // page] * page + places % page).tolist()
+        return slots
+
+
+def _as_integers(**lists: list[int]) -> dict[str, np.ndarray]:
+    return {name: np.array(values, np.int32) for name, values in lists.items()}

@@ -101,14 +101,15 @@ class Scheduler:
         work: list[ScheduledTokens] = []
         preempted = self.preemptions
         for sequence in list(self.running):
-            if sequence not in self.running or budget == 0:
+            if budget == 0 or (self.preemptions != preempted and sequence not in self.running):
                 continue  # it lost its blocks to an older one
             count = min(self._chunk(sequence, sequence.computed), budget)
             if self._make_room(sequence, sequence.computed + count):
                 work.append(ScheduledTokens(sequence, sequence.computed, sequence.computed + count))
                 budget -= count
-        work = [item for item in work if item.sequence in self.running]
-        if self.preemptions == preempted:
+        if self.preemptions != preempted:
+            work = [item for item in work if item.sequence in self.running]
+        else:
             self._add_drafts(work, self._admit(work, budget))
         return work
 

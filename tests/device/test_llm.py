@@ -1,0 +1,34 @@
+"""Language models on a GPU: logits near those of the CPU, and tokens chosen there that are those of the logits."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+
+from tests.host.llm_support import BFLOAT16, checkpoint_of, tokens_of
+from tilewright.llm import LLM, SamplingParameters
+
+CASES = [("qwen3", np.float32), ("llama-3.1", BFLOAT16), ("gemma3_text", BFLOAT16), ("mixtral", np.float32)]
+
+
+@pytest.mark.parametrize(("name", "dtype"), CASES, ids=str)
+def test_results_are_those_of_the_cpu(name, dtype, tmp_path):
+    folder = checkpoint_of(name, tmp_path, dtype=dtype)
+    options = {"memory": 1 << 20, "tokens": 40, "sequences": 4, "page": 8, "length": 96, "share_prefixes": False}
+    gpu, cpu = LLM(folder, target="cuda", **options), LLM(folder, dtype="float32", **options)
+    prompts = [tokens_of(name)[:size] for size in (1, 9, 33, 60, 17, 5)]
+    wanted = SamplingParameters(temperature=0.0, max_tokens=1, logprobs=5, prompt_logprobs=0)
+    bound = 1e-3 if dtype == np.float32 else 0.25
+    for one, other in zip(gpu.generate_all(prompts, wanted), cpu.generate_all(prompts, wanted), strict=True):
+        for found, expected in zip(one.prompt_logprobs, other.prompt_logprobs, strict=True):
+            assert abs(found.logprob - expected.logprob) < bound
+        assert abs(one.completions[0].logprobs[0].logprob - other.completions[0].logprobs[0].logprob) < bound
+    plain = SamplingParameters(temperature=0.0, max_tokens=20, ignore_eos=True)
+    scored = SamplingParameters(temperature=0.0, max_tokens=20, ignore_eos=True, logprobs=1)
+    chosen, sampled = gpu.generate_all(prompts, plain), gpu.generate_all(prompts, scored)
+    assert [one.completions[0].tokens for one in chosen] == [one.completions[0].tokens for one in sampled]
+    drawn = SamplingParameters(temperature=0.8, seed=1, min_p=0.05, max_tokens=20, ignore_eos=True)
+    assert [one.completions[0].tokens for one in gpu.generate_all(prompts, drawn)] == [
+        one.completions[0].tokens for one in gpu.generate_all(prompts, drawn)
+    ]
+    assert gpu.engine.statistics.used_pages == 0
