@@ -93,12 +93,12 @@ def ours(folder: Path) -> tuple[GPUModel, dict[str, Callable[[], Any]]]:
     assert isinstance(model, GPUModel)
 
     def decode(count: int) -> Callable[[], Any]:
-        pages = [range(number * each, (number + 1) * each) for number in range(count)]
+        pages = [list(range(number * each, (number + 1) * each)) for number in range(count)]
         chunks = [Chunk([number + 5], CONTEXT - 1, of, (0,), 0, (Draw(),)) for number, of in enumerate(pages)]
         return lambda: model.run(chunks)
 
     def prefill(length: int) -> Callable[[], Any]:
-        chunk = Chunk(list(range(length)), 0, range(length // PAGE), (length - 1,), 0, (Draw(),))
+        chunk = Chunk(list(range(length)), 0, list(range(length // PAGE)), (length - 1,), 0, (Draw(),))
         return lambda: model.run([chunk])
 
     return model, {**{f"decode {count}": decode(count) for count in DECODING},

@@ -15,13 +15,14 @@ from tilewright.library.candidate import Candidate, KernelCall, Operand, Stage
 from tilewright.library.cost import estimate
 from tilewright.library.generated.expressions import compute_type, language_type
 from tilewright.library.generated.generate import next_power_of_2
-from tilewright.symbolic import Size, lift, product, simplify, upper_bound
+from tilewright.symbolic import Size, ceil_divide, lift, maximum, minimum, product, simplify, upper_bound
 from tilewright.targets.base import Target
 
 if TYPE_CHECKING:
     from tilewright.launch.jit import JITFunction
 
 PARTS = 16  # of the keys of a sequence, at most
+PART_KEYS = 32  # of a block, of which one is multiplied while registers take the next
 _WIDE_ROW = 256  # bytes of a head from which on blocks are smaller
 
 
@@ -95,10 +96,15 @@ def _calls(operands: dict[str, Value], constants: dict[str, Any], processors: in
     constants = {**constants, "FULL": max(1, processors // 2), "SEARCHES": searches}
     bind_sizes(sizes, given, types, constants)
     heads, key_heads = constants["HEADS"], constants["KEY_HEADS"]
+    few = {**constants, "BLOCK_T": min(constants["BLOCK_T"], PART_KEYS)}
+    # As `part_length` has it: parts of no key would be launched to end at once.
+    least = lift(maximum(lift(sequences) * key_heads // constants["FULL"], 1)) * few["BLOCK_T"]
+    longest = lift(operands["tables"].shape[1]) * constants["PAGE"]
+    splits = minimum(ceil_divide(longest, simplify(least)), PARTS)
     blocks = simplify(lift(tokens) * (heads // key_heads) // constants["BLOCK"] + sequences)
     return (
-        _call(paged_parts, given, types, constants, (PARTS, key_heads, sequences), 4),
-        _call(combine_paged_parts, given, types, constants, (heads, sequences, 1), 4),
+        _call(paged_parts, given, types, few, (splits, key_heads, sequences), 4),
+        _call(combine_paged_parts, given, types, few, (heads, sequences, 1), 4),
         _call(paged_blocks, given, types, constants, (blocks, key_heads, 1), 8 if constants["BLOCK"] > 32 else 4),
     )
 

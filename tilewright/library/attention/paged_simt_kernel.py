@@ -27,27 +27,52 @@ def new_tokens(starts, lengths, sequence, tokens, capacity):
 
 
 @tilewright.jit
+def load_pages(table, first, limit, PAGE: tl.constexpr, BLOCK_T: tl.constexpr):
+    """The pages of keys `first` to `first + BLOCK_T - 1`, those before `limit`."""
+    key = first + tl.arange(0, BLOCK_T)
+    return tl.load(table + key // PAGE, mask=key < limit, other=0)
+
+
+@tilewright.jit
+def load_block(keys, values, page, first, limit, pages, slot, value_slot, HEAD: tl.constexpr,
+               VALUE_HEAD: tl.constexpr, PAGE: tl.constexpr, BLOCK_T: tl.constexpr, BLOCK_D: tl.constexpr,
+               BLOCK_V: tl.constexpr):  # fmt: skip
+    """Keys and values of a block whose pages are known; zeros behind `limit`."""
+    key = first + tl.arange(0, BLOCK_T)
+    row = (tl.minimum(tl.maximum(page.to(tl.int64), 0), pages - 1) * PAGE + key % PAGE)[:, None]
+    exists = (key < limit)[:, None]
+    dim = tl.arange(0, BLOCK_D)[None, :]
+    value_dim = tl.arange(0, BLOCK_V)[None, :]
+    k_block = tl.load(keys + row * slot + dim, mask=exists & (dim < HEAD), other=0.0)
+    v_block = tl.load(values + row * value_slot + value_dim, mask=exists & (value_dim < VALUE_HEAD), other=0.0)
+    return k_block, v_block
+
+
+@tilewright.jit
 def attend_keys(q_block, keys, values, table, position, first, limit, pages, scale, slot, value_slot,
                 HEAD: tl.constexpr, VALUE_HEAD: tl.constexpr, PAGE: tl.constexpr, ROWS: tl.constexpr,
                 BLOCK_T: tl.constexpr, BLOCK_D: tl.constexpr, BLOCK_V: tl.constexpr, WINDOW: tl.constexpr,
                 SOFTCAP: tl.constexpr, TYPE: tl.constexpr):  # fmt: skip
     """Rows at `position` against keys `first` to `limit - 1`: sums of values [ROWS, BLOCK_V], maxima (exponents of 2)
-    and sums of weights."""
-    dim = tl.arange(0, BLOCK_D)[None, :]
-    value_dim = tl.arange(0, BLOCK_V)[None, :]
+    and sums of weights.
+
+    While a block is multiplied the next one is on its way, and the pages of the one after it.
+    """
     maximum = tl.full((ROWS,), float("-inf"), TYPE)
     total = tl.zeros((ROWS,), TYPE)
     acc = tl.zeros((ROWS, BLOCK_V), TYPE)
+    page = load_pages(table, first, limit, PAGE, BLOCK_T)
+    next_k, next_v = load_block(keys, values, page, first, limit, pages, slot, value_slot, HEAD, VALUE_HEAD, PAGE,
+                                BLOCK_T, BLOCK_D, BLOCK_V)  # fmt: skip
+    page = load_pages(table, first + BLOCK_T, limit, PAGE, BLOCK_T)
     for first_key in range(first, limit, BLOCK_T):
-        key = first_key + tl.arange(0, BLOCK_T)
-        exists = key < limit
-        page = tl.load(table + key // PAGE, mask=exists, other=0).to(tl.int64)
-        row = (tl.minimum(tl.maximum(page, 0), pages - 1) * PAGE + key % PAGE)[:, None]
-        k_block = tl.load(keys + row * slot + dim, mask=exists[:, None] & (dim < HEAD), other=0.0)
-        v_block = tl.load(values + row * value_slot + value_dim, mask=exists[:, None] & (value_dim < VALUE_HEAD),
-                          other=0.0)  # fmt: skip
+        k_block, v_block = next_k, next_v
+        next_k, next_v = load_block(keys, values, page, first_key + BLOCK_T, limit, pages, slot, value_slot, HEAD,
+                                    VALUE_HEAD, PAGE, BLOCK_T, BLOCK_D, BLOCK_V)  # fmt: skip
+        page = load_pages(table, first_key + 2 * BLOCK_T, limit, PAGE, BLOCK_T)
         scores = bounded_scores(tl.dot(q_block, tl.trans(k_block), input_precision="ieee").to(TYPE), scale, SOFTCAP)
-        seen = exists[None, :] & (key[None, :] <= position[:, None])
+        key = first_key + tl.arange(0, BLOCK_T)
+        seen = (key < limit)[None, :] & (key[None, :] <= position[:, None])
         if WINDOW > 0:
             seen = seen & (key[None, :] > position[:, None] - WINDOW)
         scores = tl.where(seen, scores, float("-inf"))
@@ -86,7 +111,8 @@ def paged_parts(q, keys, values, tables, starts, lengths, out, parts, sums, toke
                 PAGE: tl.constexpr, ROWS: tl.constexpr, SPLITS: tl.constexpr, FULL: tl.constexpr, BLOCK_T: tl.constexpr,
                 BLOCK_D: tl.constexpr, BLOCK_V: tl.constexpr, WINDOW: tl.constexpr, SOFTCAP: tl.constexpr,
                 TYPE: tl.constexpr):  # fmt: skip
-    """Sequences with at most `ROWS` rows, a part of their keys each.  Grid: (SPLITS, key heads, sequences).
+    """Sequences with at most `ROWS` rows, a part of their keys each.  Grid: (parts, key heads, sequences), with as many
+    parts as the longest of them may have, up to `SPLITS`.
 
     A sequence whose keys are one part is finished here; else `parts` [sequences, key heads, SPLITS, ROWS, VALUE_HEAD]
     gets the part's mean of values and `sums` the logarithm of its weights, -inf for none.
@@ -126,8 +152,6 @@ def paged_parts(q, keys, values, tables, starts, lengths, out, parts, sums, toke
                 tl.store(parts + place[:, None] * VALUE_HEAD + value_dim, result, mask=inside)
                 logarithm = tl.where(total == 0.0, float("-inf"), maximum + tl.log2(tl.where(total == 0.0, 1.0, total)))
                 tl.store(sums + place, logarithm, mask=row < count * GROUP)
-        elif length < context - base:
-            tl.store(sums + place, tl.full((ROWS,), float("-inf"), TYPE), mask=row < count * GROUP)
 
 
 @tilewright.jit
@@ -141,14 +165,15 @@ def combine_paged_parts(parts, sums, starts, lengths, out, tokens, columns, sequ
     sequence = tl.program_id(1).to(tl.int64)
     start, count, context = new_tokens(starts, lengths, sequence, tokens, columns * PAGE)
     span = context - first_seen(context, count, WINDOW)
-    if (count * GROUP <= ROWS) & (part_length(span, sequences, KEY_HEADS, SPLITS, BLOCK_T, FULL) < span):
+    length = part_length(span, sequences, KEY_HEADS, SPLITS, BLOCK_T, FULL)
+    if (count * GROUP <= ROWS) & (length < span):
         part = tl.arange(0, BLOCK_P)
         value_dim = tl.arange(0, BLOCK_V)
         for token in range(0, count):
             row = token * GROUP + head % GROUP
             place = ((sequence * KEY_HEADS + head // GROUP) * SPLITS + part) * ROWS + row
-            logarithms = tl.load(sums + place, mask=part < SPLITS, other=float("-inf"))
-            exists = logarithms != float("-inf")  # nothing was written where there is no key
+            logarithms = tl.load(sums + place, mask=part * length < span, other=float("-inf"))
+            exists = part * length < span  # nothing was written for others
             inside = exists[:, None] & (value_dim < VALUE_HEAD)[None, :]
             found = tl.load(parts + place[:, None] * VALUE_HEAD + value_dim[None, :], mask=inside, other=0.0)
             greatest = tl.max(logarithms, 0)
