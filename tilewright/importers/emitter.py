@@ -144,6 +144,11 @@ class Emitter:
         part = self.slice(value, axis, index, simplify(lift(index) + 1))
         return self.reshape(part, [size for place, size in enumerate(value.shape) if place != axis])
 
+    def from_front(self, index: Value, extent: Size) -> Value:
+        """Indices into a dimension, with negative ones counted from its end."""
+        shifted = self.op("add", index, self.value(extent, index.dtype))
+        return self.op("where", self.op("less", index, 0), shifted, index)
+
     def flip(self, value: Value, axis: int) -> Value:
         """Reverse one dimension."""
         return self.op("slice", value, axis=axis, start=simplify(lift(value.shape[axis]) - 1), stop=-1, step=-1)

@@ -15,6 +15,7 @@ import torch
 
 from tilewright.errors import ImportModelError
 from tilewright.importers.torch_assumed import asking_line, required
+from tilewright.importers.torch_writes import holds_a_place
 
 _narrow = torch.narrow
 
@@ -62,9 +63,7 @@ def cuts_from_tensors() -> Iterator[None]:
 
 def _is_place(start: Any) -> bool:
     """Whether it is a number in a tensor; code that Dynamo follows is left to PyTorch: it has no versions."""
-    if not isinstance(start, torch.Tensor) or torch.compiler.is_dynamo_compiling():
-        return False
-    return start.dim() == 0 and start.dtype in (torch.int8, torch.int16, torch.int32, torch.int64)
+    return isinstance(start, torch.Tensor) and not torch.compiler.is_dynamo_compiling() and holds_a_place(start)
 
 
 def _copied(input: torch.Tensor, dim: int, start: torch.Tensor, length: Any) -> torch.Tensor:

@@ -38,11 +38,15 @@ def written(self: torch.Tensor, index: Any, value: Any) -> None:
     rest.index_put_(tuple(_number(item, self).reshape(1) for item in chosen.values()), value.to(self.dtype))
 
 
+def holds_a_place(tensor: torch.Tensor) -> bool:
+    """Whether a tensor is one signed integer, without dimensions; uint8 is a mask to PyTorch."""
+    return tensor.dim() == 0 and tensor.dtype in (torch.int8, torch.int16, torch.int32, torch.int64)
+
+
 def _is_read(item: Any) -> bool:
-    """Whether an index or a bound is a number that is read from a tensor; uint8 is a mask to PyTorch."""
+    """Whether an index or a bound is a number that is read from a tensor."""
     if isinstance(item, torch.Tensor):
-        masks = item.dtype in (torch.bool, torch.uint8)
-        return item.dim() == 0 and not (item.is_floating_point() or item.is_complex() or masks)
+        return holds_a_place(item)
     return isinstance(item, torch.SymInt) and not item.node.has_hint()
 
 

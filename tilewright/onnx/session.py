@@ -11,12 +11,12 @@ import os
 import time
 from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from tilewright import forks
 from tilewright.api import compile as compile_model
 from tilewright.dtypes import ANY_BY_NAME
 from tilewright.engine.engine import Engine
@@ -33,6 +33,7 @@ from tilewright.errors import (
 )
 from tilewright.onnx.binding import IOBinding, OrtValue, as_numpy, type_text
 from tilewright.onnx.options import ModelMetadata, NodeArg, SessionOptions, declared_shapes
+from tilewright.onnx.recent import RecentlyUsed
 from tilewright.onnx.source import Source
 from tilewright.runtime.cuda import device as devices
 from tilewright.runtime.plan import TensorSpec
@@ -133,8 +134,7 @@ class InferenceSession:
             self._meta = ModelMetadata.of(model)
             self._declared = declared_shapes(model, getattr(self._options, "dimensions", {}))
             self._overridable = _overridable(model)
-        self._given: dict[frozenset[str], InferenceSession] = {}
-        self._lock = forks.lock()  # of `_given`
+        self._with_constants: RecentlyUsed[frozenset[str], InferenceSession] = RecentlyUsed()
         self.set_providers(providers)
         threads = self._options.intra_op_num_threads
         self._threads = check_threads(threads) if threads else None
@@ -164,7 +164,7 @@ class InferenceSession:
             self.engine = _compiled(self._source, shapes, target, quick_start)
             self._sizes = _engines_of_sizes(self.engine, self._source, shapes, target)
         self._provider = provider
-        self._given.clear()
+        self._with_constants.clear()
 
     def _overrides(self, source: Source) -> dict[str, dict[int, int]] | None:
         """The dimensions that the options fix, by input and axis."""
@@ -301,10 +301,7 @@ class InferenceSession:
 
     def _with_inputs(self, names: frozenset[str]) -> InferenceSession:
         """The session of the model in which some constants are inputs."""
-        with self._lock:
-            if names not in self._given:
-                self._given[names] = self._made_with_inputs(names)
-            return self._given[names]
+        return self._with_constants.get(names, partial(self._made_with_inputs, names))
 
     def _made_with_inputs(self, names: frozenset[str]) -> InferenceSession:
         assert self._source is not None  # an engine has no such constants

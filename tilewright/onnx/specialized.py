@@ -9,16 +9,16 @@ another, or which an operation drops, so that a result has fewer dimensions.
 from __future__ import annotations
 
 import logging
-from collections import OrderedDict
+from abc import ABC, abstractmethod
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from typing import Any, NoReturn
 
 import numpy as np
 from onnx import ModelProto, NodeProto, TypeProto, ValueInfoProto, numpy_helper
 
-from tilewright import forks
 from tilewright.api import compile as compile_model
 from tilewright.dtypes import ANY_BY_NAME, BY_NAME, string
 from tilewright.engine.engine import Engine
@@ -30,12 +30,12 @@ from tilewright.importers.onnx_tensors import DTYPES, list_type
 from tilewright.importers.report import NO_RULE
 from tilewright.importers.shapes import parse_dynamic_shapes, symbol_name
 from tilewright.onnx.branches import condition_of, refused_branch, with_branch
+from tilewright.onnx.recent import RecentlyUsed
 from tilewright.onnx.source import Source
 from tilewright.runtime import tensors
 from tilewright.runtime.plan import TensorSpec
 from tilewright.runtime.shapes import check_mapping, wrong_names
 
-MOST_ENGINES = 16  # that are kept, the last ones used
 MOST_VALUE_ELEMENTS = 64  # of an input whose value is part of the model
 _TRIED = (2, 17)  # sizes of free dimensions of a model that is refused without them
 
@@ -44,8 +44,47 @@ logger = logging.getLogger("tilewright")
 _Fixed = tuple[tuple[str, int, int], ...]  # input, axis, size
 
 
-class SpecializedEngine:
-    """The engines of one model, with the methods of `Engine` for running. Several threads may call `run` at once."""
+class _SeveralEngines(ABC):
+    """Engines of one model, with the methods of `Engine` for running. Several threads may call `run` at once."""
+
+    inputs: Sequence[TensorSpec]
+
+    @abstractmethod
+    def _for(self, inputs: Mapping[str, Any], threads: int | None) -> _Runner:
+        """What runs the model for these inputs, all of its own; made the first time that such come."""
+
+    @abstractmethod
+    def _no_file(self) -> str:
+        """Why there is no single engine to save, and what to do."""
+
+    def _rest(self, inputs: Mapping[str, Any]) -> Mapping[str, Any]:
+        """The inputs that the engine takes."""
+        return inputs
+
+    def _checked(self, inputs: Mapping[str, Any], threads: int | None) -> _Runner:
+        check_mapping(inputs, "inputs")
+        known = [spec.name for spec in self.inputs]
+        if inputs.keys() != set(known):
+            raise wrong_names(known, inputs)
+        return self._for(inputs, threads)
+
+    def run(
+        self, inputs: Mapping[str, Any], out: Mapping[str, Any] | None = None, threads: int | None = None
+    ) -> dict[str, Any]:
+        """As `Engine.run`; compiles the first time that such inputs come. Raises as `tilewright.compile` too."""
+        return self._checked(inputs, threads).run(self._rest(inputs), out, threads)
+
+    def profile(self, inputs: Mapping[str, Any], runs: int = 10, threads: int | None = None) -> list[dict[str, Any]]:
+        """As `Engine.profile`, for the engine of these inputs."""
+        return self._checked(inputs, threads).profile(self._rest(inputs), runs, threads)
+
+    def save(self, path: str | Path) -> NoReturn:
+        """Raises `EngineError`: there is no single engine."""
+        raise EngineError(f"{path}: {self._no_file()}")
+
+
+class SpecializedEngine(_SeveralEngines):
+    """Engines of a model whose structure depends on the values of small inputs: one for each set of them."""
 
     def __init__(
         self, model: ModelProto, target: str, dynamic_shapes: Mapping[str, Any] | None, quick_start: bool = False
@@ -53,24 +92,12 @@ class SpecializedEngine:
         self._model, self._target, self._shapes, self._quick_start = model, target, dynamic_shapes, quick_start
         self.inputs, self.outputs = _specs(model)
         self._bound = [entry.name for entry in _inputs(model) if _is_small(entry)]
-        self._engines: OrderedDict[tuple[Any, ...], _SizedEngine] = OrderedDict()
-        self._lock = forks.lock()
+        self._engines: RecentlyUsed[tuple[Any, ...], _SizedEngine] = RecentlyUsed()
 
-    def run(
-        self, inputs: Mapping[str, Any], out: Mapping[str, Any] | None = None, threads: int | None = None
-    ) -> dict[str, Any]:
-        """As `Engine.run`; compiles the first time that values come. Raises as `tilewright.compile` too."""
-        return self._for(inputs).run(self._rest(inputs), out, threads)
-
-    def profile(self, inputs: Mapping[str, Any], runs: int = 10, threads: int | None = None) -> list[dict[str, Any]]:
-        """As `Engine.profile`, for the engine of these values."""
-        return self._for(inputs).profile(self._rest(inputs), runs, threads)
-
-    def save(self, path: str | Path) -> NoReturn:
-        """Raises `EngineError`: there is no single engine."""
-        raise EngineError(
-            f"{path}: the model has an engine for each set of values of {', '.join(self._bound)}, so that none is the "
-            "one to save; make these inputs constants of the model"
+    def _no_file(self) -> str:
+        return (
+            f"the model has an engine for each set of values of {', '.join(self._bound)}, so that none is the one to "
+            "save; make these inputs constants of the model"
         )
 
     def values(self, inputs: Mapping[str, Any]) -> dict[str, np.ndarray]:
@@ -101,24 +128,15 @@ class SpecializedEngine:
     def _rest(self, inputs: Mapping[str, Any]) -> dict[str, Any]:
         return {name: value for name, value in inputs.items() if name not in self._bound}
 
-    def _for(self, inputs: Mapping[str, Any]) -> _SizedEngine:
-        """The engine for the values of the small inputs."""
-        known = [spec.name for spec in self.inputs]
-        check_mapping(inputs, "inputs")
-        if inputs.keys() != set(known):
-            raise wrong_names(known, inputs)
+    def _for(self, inputs: Mapping[str, Any], threads: int | None) -> _SizedEngine:
         values = self.values(inputs)
         key = tuple((array.dtype.str, array.shape, array.tobytes()) for array in values.values())
-        with self._lock:
-            if key in self._engines:
-                self._engines.move_to_end(key)
-                return self._engines[key]
-            source = Source(bound(self._model, values))
-            engine = compile_model(source.get(), None, self._shapes, self._target, quick_start=self._quick_start)
-            self._engines[key] = _SizedEngine(engine, EnginesOfSizes(source, self._target, self._shapes))
-            if len(self._engines) > MOST_ENGINES:
-                self._engines.popitem(last=False)
-            return self._engines[key]
+        return self._engines.get(key, partial(self._compiled, values))
+
+    def _compiled(self, values: Mapping[str, np.ndarray]) -> _SizedEngine:
+        source = Source(bound(self._model, values))
+        engine = compile_model(source.get(), None, self._shapes, self._target, quick_start=self._quick_start)
+        return _SizedEngine(engine, EnginesOfSizes(source, self._target, self._shapes))
 
 
 class EnginesOfSizes:
@@ -130,8 +148,7 @@ class EnginesOfSizes:
 
     def __init__(self, source: Source, target: str, dynamic_shapes: Mapping[str, Any] | None) -> None:
         self._source, self._target, self._shapes = source, target, dict(dynamic_shapes or {})
-        self._engines: OrderedDict[_Fixed, Engine | EnginesOfBranches | None] = OrderedDict()
-        self._lock = forks.lock()
+        self._engines: RecentlyUsed[_Fixed, Engine | EnginesOfBranches | None] = RecentlyUsed()
 
     def run(
         self, engine: Engine, inputs: Mapping[str, Any], out: Mapping[str, Any] | None, threads: int | None
@@ -181,13 +198,7 @@ class EnginesOfSizes:
 
     def _engine(self, fixed: _Fixed, error: TilewrightError) -> Engine | EnginesOfBranches | None:
         """The engine with these sizes; None for sizes that the model does not take."""
-        with self._lock:
-            if fixed not in self._engines:
-                self._engines[fixed] = self._compiled(fixed, error)
-                if len(self._engines) > MOST_ENGINES:
-                    self._engines.popitem(last=False)
-            self._engines.move_to_end(fixed)
-            return self._engines[fixed]
+        return self._engines.get(fixed, partial(self._compiled, fixed, error))
 
     def _compiled(self, fixed: _Fixed, error: TilewrightError) -> Engine | EnginesOfBranches | None:
         shapes = {name: dict(axes) for name, axes in parse_dynamic_shapes(self._shapes).items()}
@@ -213,9 +224,11 @@ def _text_of(fixed: _Fixed) -> str:
     return ", ".join(f"{name}[{axis}] = {size}" for name, axis, size in fixed)
 
 
-class EnginesOfCalls:
-    """Engines of a model of which there is none for all sizes, one for the sizes of each call; with the methods of
-    `Engine` for running.  Several threads may call `run` at once."""
+class EnginesOfCalls(_SeveralEngines):
+    """Engines of a model of which there is none for all sizes: one for the sizes of each call.
+
+    Where there is none for these either, running raises why there is none for all.
+    """
 
     def __init__(
         self,
@@ -232,34 +245,16 @@ class EnginesOfCalls:
             "%s: an engine is compiled for the sizes of each call: %s", read.graph.name or "the model", error
         )
 
-    def run(
-        self, inputs: Mapping[str, Any], out: Mapping[str, Any] | None = None, threads: int | None = None
-    ) -> dict[str, Any]:
-        """As `Engine.run`; compiles when sizes first come, and raises why there is no engine for all where there is
-        none for these."""
-        return self._for(inputs).run(inputs, out, threads)
+    def _no_file(self) -> str:
+        return "the model has an engine for the sizes of each call; build it with dynamic_shapes that fix them"
 
-    def profile(self, inputs: Mapping[str, Any], runs: int = 10, threads: int | None = None) -> list[dict[str, Any]]:
-        """As `Engine.profile`, for the engine of these sizes."""
-        return self._for(inputs).profile(inputs, runs, threads)
-
-    def save(self, path: str | Path) -> NoReturn:
-        """Raises `EngineError`: there is no single engine."""
-        raise EngineError(
-            f"{path}: the model has an engine for the sizes of each call; build it with dynamic_shapes that fix them"
-        )
-
-    def _for(self, inputs: Mapping[str, Any]) -> Engine | EnginesOfBranches:
-        check_mapping(inputs, "inputs")
-        known = [spec.name for spec in self.inputs]
-        if inputs.keys() != set(known):
-            raise wrong_names(known, inputs)
+    def _for(self, inputs: Mapping[str, Any], threads: int | None) -> Engine | EnginesOfBranches:
         return self._engines.engine(inputs, self.inputs, self._error)
 
 
-class EnginesOfRanks:
+class EnginesOfRanks(_SeveralEngines):
     """Engines of a model that does not say how many dimensions its inputs, or the items of its sequences, have: one for
-    each number that comes; with the methods of `Engine` for running.  Several threads may call `run` at once."""
+    each number that comes."""
 
     def __init__(
         self,
@@ -278,43 +273,21 @@ class EnginesOfRanks:
             for entry in _inputs(model)
             if (found := _tensor(entry)) is not None and not found.HasField("shape")
         ]
-        self._engines: OrderedDict[tuple[int, ...], _Runner] = OrderedDict()
-        self._lock = forks.lock()
+        self._engines: RecentlyUsed[tuple[int, ...], _Runner] = RecentlyUsed()
 
-    def run(
-        self, inputs: Mapping[str, Any], out: Mapping[str, Any] | None = None, threads: int | None = None
-    ) -> dict[str, Any]:
-        """As `Engine.run`; compiles when numbers of dimensions first come. Raises as `tilewright.compile` too."""
-        return self._for(inputs).run(inputs, out, threads)
-
-    def profile(self, inputs: Mapping[str, Any], runs: int = 10, threads: int | None = None) -> list[dict[str, Any]]:
-        """As `Engine.profile`, for the engine of these inputs."""
-        return self._for(inputs).profile(inputs, runs, threads)
-
-    def save(self, path: str | Path) -> NoReturn:
-        """Raises `EngineError`: there is no single engine."""
-        raise EngineError(
-            f"{path}: the model does not say how many dimensions {', '.join(self._open)} has, and has an engine for "
-            "each number; build it with dynamic_shapes, which gives them"
+    def _no_file(self) -> str:
+        return (
+            f"the model does not say how many dimensions {', '.join(self._open)} has, and has an engine for each "
+            "number; build it with dynamic_shapes, which gives them"
         )
 
-    def _for(self, inputs: Mapping[str, Any]) -> _Runner:
-        check_mapping(inputs, "inputs")
-        known = [spec.name for spec in self.inputs]
-        if inputs.keys() != set(known):
-            raise wrong_names(known, inputs)
+    def _for(self, inputs: Mapping[str, Any], threads: int | None) -> _Runner:
         key = tuple(_rank(inputs[name]) for name in self._open)
-        with self._lock:
-            if key not in self._engines:
-                logger.warning("an engine is compiled for %s of %s dimensions", ", ".join(self._open), list(key))
-                self._engines[key] = self._compiled(dict(zip(self._open, key, strict=True)))
-                if len(self._engines) > MOST_ENGINES:
-                    self._engines.popitem(last=False)
-            self._engines.move_to_end(key)
-            return self._engines[key]
+        return self._engines.get(key, partial(self._compiled, dict(zip(self._open, key, strict=True))))
 
     def _compiled(self, ranks: Mapping[str, int]) -> _Runner:
         """What runs the model with these numbers of dimensions: for items of sequences, the model declares them."""
+        logger.warning("an engine is compiled for %s of %s dimensions", ", ".join(ranks), list(ranks.values()))
         source, shapes = self._source, dict(self._shapes)
         tensor = {spec.name: _is_tensor(spec) for spec in self.inputs}
         shapes |= {
@@ -346,9 +319,9 @@ class _SizedEngine:
         return self._engine.profile(inputs, runs, threads)
 
 
-class EnginesOfBranches:
+class EnginesOfBranches(_SeveralEngines):
     """Engines of a model with an If whose branches give other numbers of dimensions: one of the condition, and one of
-    the model for each branch; with the methods of `Engine` for running.  Several threads may call `run` at once."""
+    the model for each branch."""
 
     def __init__(
         self,
@@ -362,39 +335,24 @@ class EnginesOfBranches:
         self._shapes = dict(dynamic_shapes or {})
         self.inputs, self.outputs = _specs(model, dynamic_shapes)
         self._condition = self._compiled(condition_of(model, node))
-        self._branches: dict[bool, _Runner] = {}
-        self._lock = forks.lock()
+        self._branches: RecentlyUsed[bool, _Runner] = RecentlyUsed()
 
-    def run(
-        self, inputs: Mapping[str, Any], out: Mapping[str, Any] | None = None, threads: int | None = None
-    ) -> dict[str, Any]:
-        """As `Engine.run`; compiles when a branch is first taken. Raises as `tilewright.compile` too."""
-        return self._for(inputs, threads).run(inputs, out, threads)
-
-    def profile(self, inputs: Mapping[str, Any], runs: int = 10, threads: int | None = None) -> list[dict[str, Any]]:
-        """As `Engine.profile`, for the engine of the branch that is taken."""
-        return self._for(inputs, threads).profile(inputs, runs, threads)
-
-    def save(self, path: str | Path) -> NoReturn:
-        """Raises `EngineError`: there is no single engine."""
-        raise EngineError(
-            f"{path}: the branches of {node_text(self._node)} give other numbers of dimensions, and have an engine "
-            "each; let both give the same number"
+    def _no_file(self) -> str:
+        return (
+            f"the branches of {node_text(self._node)} give other numbers of dimensions, and have an engine each; let "
+            "both give the same number"
         )
 
     def _for(self, inputs: Mapping[str, Any], threads: int | None) -> _Runner:
         (condition,) = self._condition.run(inputs, None, threads).values()
         taken = bool(np.asarray(condition.cpu() if tensors.is_torch(condition) else condition).reshape(-1)[0])
-        with self._lock:
-            if taken not in self._branches:
-                self._branches[taken] = self._compiled(with_branch(self._model, self._node, taken))
-            return self._branches[taken]
+        return self._branches.get(taken, lambda: self._compiled(with_branch(self._model, self._node, taken)))
 
     def _compiled(self, model: ModelProto) -> _Runner:
         return _runner(Source(model), self._target, self._shapes, self._quick_start)
 
 
-_Runner = _SizedEngine | SpecializedEngine | EnginesOfCalls | EnginesOfRanks | EnginesOfBranches
+_Runner = Engine | _SizedEngine | SpecializedEngine | EnginesOfCalls | EnginesOfRanks | EnginesOfBranches
 
 
 def _runner(source: Source, target: str, shapes: Mapping[str, Any], quick_start: bool) -> _Runner:

@@ -14,12 +14,8 @@ import torch
 MAGNITUDES = (0.0, 0.5, 1.0, 1.5, 2.0, 3.0, 4.0, 6.0)  # by code
 
 
-class MXFP4Tensor:
-    """Floats of 4 bits, one in each byte of `data`.
-
-    `data`: floats, which are rounded to the nearest (ties to even codes, beyond 6 to 6), or nothing, when `size` and
-    `device` are for `random`.
-    """
+class _Codes:
+    """Codes of a byte each in `data`, of floats or yet to be drawn."""
 
     def __init__(self, data: Any = None, size: Sequence[int] | None = None, device: Any = None) -> None:
         self.device = data.device if data is not None else device
@@ -28,7 +24,18 @@ class MXFP4Tensor:
         elif size is not None:
             self.size = tuple(size) if not isinstance(size, int) else (size,)
         else:
-            raise ValueError("MXFP4Tensor needs data, or a size")
+            raise ValueError(f"{type(self).__name__} needs data, or a size")
+
+    def _from_float(self, values: Any) -> Any:
+        raise NotImplementedError
+
+
+class MXFP4Tensor(_Codes):
+    """Floats of 4 bits, one in each byte of `data`.
+
+    `data`: floats, which are rounded to the nearest (ties to even codes, beyond 6 to 6), or nothing, when `size` and
+    `device` are for `random`.
+    """
 
     def random(self) -> MXFP4Tensor:
         """Fill with random codes of every value but minus zero."""
@@ -82,21 +89,12 @@ def fp8e8m0_to_float32(scale: Any) -> Any:
     return torch.where(scale.view(torch.uint8) == 255, torch.full_like(values, float("nan")), values)
 
 
-class MXScaleTensor:
+class MXScaleTensor(_Codes):
     """Scales of 8 bits, in `data`.
 
     `data`: positive floats, which are rounded to the nearest power of two, or nothing, when `size` and `device` are
     for `random`.
     """
-
-    def __init__(self, data: Any = None, size: Sequence[int] | None = None, device: Any = None) -> None:
-        self.device = data.device if data is not None else device
-        if data is not None:
-            self.data = self._from_float(data)
-        elif size is not None:
-            self.size = tuple(size) if not isinstance(size, int) else (size,)
-        else:
-            raise ValueError("MXScaleTensor needs data, or a size")
 
     def random(self, low: float | None = None, high: float | None = None) -> MXScaleTensor:
         """Fill with random scales, between `low` and `high` where they are given."""

@@ -45,9 +45,7 @@ def from_front(call: OnnxCall, index: int, extent: Size) -> Value:
         if isinstance(extent, int):
             wrapped = tensor.known + (tensor.known < 0) * extent
             return call.constant(wrapped.astype(tensor.known.dtype), tensor.name)
-    value = call[index]
-    shifted = call.op("add", value, call.value(extent, value.dtype))
-    return call.op("where", call.op("less", value, 0), shifted, value)
+    return call.from_front(call[index], extent)
 
 
 @rule("Gather")
@@ -87,16 +85,14 @@ def _check_elements(call: OnnxCall, x: Value, axis: int) -> None:
             raise Unsupported(f"indices {indices!r} that may reach beyond dimension {place} of {x!r}", "fix both sizes")
 
 
-def _flat_indices(call: OnnxCall, x: Value, indices: Value, depth: int) -> Value:
-    """Index tuples [.., depth] into the first `depth` dimensions as one flat index [n]."""
+def _flat_indices(call: OnnxCall, indices: Value, extents: Sequence[Size]) -> Value:
+    """Index tuples [.., depth] into dimensions of `depth` extents as one flat index [..]."""
     total: Value | None = None
-    for axis in range(depth):
-        part = call.cast(call.select(indices, indices.rank - 1, axis), int64)
-        extent = call.value(x.shape[axis], int64)
-        part = call.op("where", call.op("less", part, 0), call.op("add", part, extent), part)
-        total = part if total is None else call.op("add", call.op("multiply", total, extent), part)
+    for axis, extent in enumerate(extents):
+        part = call.from_front(call.cast(call.select(indices, indices.rank - 1, axis), int64), extent)
+        total = part if total is None else call.op("add", call.op("multiply", total, call.value(extent, int64)), part)
     assert total is not None
-    return call.reshape(total, (product(total.shape),))
+    return total
 
 
 def _check_tuples(call: OnnxCall, extents: Sequence[Size]) -> None:
@@ -127,7 +123,8 @@ def gather_nd(call: OnnxCall) -> Value:
         return _batched_gather(call, x, indices, batch)
     depth = _depth(call, indices, x.rank)
     _check_tuples(call, x.shape[:depth])
-    found = call.op("gather", call.flatten(x, 0, depth), _flat_indices(call, x, indices, depth), axis=0)
+    flat = call.reshape(_flat_indices(call, indices, x.shape[:depth]), (-1,))
+    found = call.op("gather", call.flatten(x, 0, depth), flat, axis=0)
     return call.reshape(found, (*indices.shape[:-1], *x.shape[depth:]))
 
 
@@ -141,15 +138,8 @@ def _batched_gather(call: OnnxCall, x: Value, indices: Value, batch: int) -> Val
     _check_tuples(call, inner)
     merged = call.flatten(call.flatten(x, 0, batch), 1, 1 + depth)  # [batch, product(inner), rest..]
     rows = call.reshape(indices, (product(lead), -1, depth))
-    total: Value | None = None
-    for axis, extent in enumerate(inner):
-        part = call.cast(call.select(rows, 2, axis), int64)
-        size = call.value(extent, int64)
-        part = call.op("where", call.op("less", part, 0), call.op("add", part, size), part)
-        total = part if total is None else call.op("add", call.op("multiply", total, size), part)
-    assert total is not None
     base = call.op("multiply", call.unsqueeze(call.iota(product(lead)), 1), call.value(product(inner), int64))
-    flat = call.reshape(call.op("add", total, base), (-1,))
+    flat = call.reshape(call.op("add", _flat_indices(call, rows, inner), base), (-1,))
     found = call.op("gather", call.flatten(merged, 0, 2), flat, axis=0)
     return call.reshape(found, (*indices.shape[:-1], *x.shape[batch + depth :]))
 
@@ -169,7 +159,7 @@ def scatter_nd(call: OnnxCall) -> Value:
     if updates.shape != wanted:
         raise Invalid(f"the updates {updates!r} must have the shape {shape_text(wanted)}")
     _check_tuples(call, x.shape[:depth])
-    flat = _flat_indices(call, x, indices, depth)
+    flat = call.reshape(_flat_indices(call, indices, x.shape[:depth]), (-1,))
     updates = call.reshape(updates, (flat.shape[0], *x.shape[depth:]))
     merged = scatter_slices(call, call.flatten(x, 0, depth), flat, updates, 0, _reduction(call))
     return call.reshape(merged, x.shape)
@@ -223,7 +213,5 @@ def one_hot(call: OnnxCall) -> Value:
     places = call.op(
         "iota", shape=tuple(depth if i == axis else 1 for i in range(indices.rank + 1)), axis=axis, dtype=int64
     )
-    number = call.cast(indices, int64)
-    size = call.value(simplify(depth), int64)
-    number = call.op("where", call.op("less", number, 0), call.op("add", number, size), number)
+    number = call.from_front(call.cast(indices, int64), simplify(depth))
     return call.op("where", call.op("equal", call.unsqueeze(number, axis), places), on, off)

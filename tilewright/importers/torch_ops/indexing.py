@@ -142,8 +142,7 @@ def _counted_from_front(call: TorchCall, index: Value, extent: Size) -> Value:
     data = call.builder.graph.constants.get(index)
     if data is not None and data.size and int(data.min()) >= 0:
         return index
-    shifted = call.op("add", index, call.value(extent, index.dtype))
-    return call.op("where", call.op("less", index, 0), shifted, index)
+    return call.from_front(index, extent)
 
 
 def _without_masks(call: TorchCall, indices: Sequence[Value | None], count: Size | None) -> list[Value | None]:
