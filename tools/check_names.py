@@ -1,8 +1,10 @@
-"""A name of a class means one thing: no two files of the library have a class of the same name.
+"""A name means one thing: no two files of the library have a class, or a public constant, of the same name.
 
     python tools/check_names.py
 
-Aliases (``Number = Union[…]``) are not classes.  Names that others lay down are in `EXCEPTIONS`, with the reason.
+Aliases (``Number = Union[…]``) are not classes.  Constants are names in capitals whose values are numbers, texts or
+tuples of such; one that begins with an underscore is its file's own.  Names that others lay down are in `EXCEPTIONS`,
+with the reason.
 """
 
 from __future__ import annotations
@@ -28,12 +30,35 @@ def classes(paths: Iterable[Path]) -> dict[str, list[str]]:
     return found
 
 
+def constants(paths: Iterable[Path]) -> dict[str, list[str]]:
+    """Where each public constant is defined: "file:line" by its name."""
+    found: dict[str, list[str]] = defaultdict(list)
+    for path in sorted(paths):
+        for node in ast.parse(path.read_text(encoding="utf-8")).body:
+            named = node.targets if isinstance(node, ast.Assign) else [getattr(node, "target", None)]
+            for name in named:
+                if isinstance(name, ast.Name) and name.id.isupper() and not name.id.startswith("_"):
+                    if _is_literal(getattr(node, "value", None)):
+                        found[name.id].append(f"{path}:{node.lineno}")
+    return found
+
+
+def _is_literal(value: ast.expr | None) -> bool:
+    """Whether an expression is of numbers and texts alone: 1 << 20, (32, 64), "ptr", float("inf")."""
+    if isinstance(value, ast.Call):
+        return ast.unparse(value.func) == "float"
+    parts = list(ast.walk(value)) if value is not None else []
+    return bool(parts) and not any(isinstance(part, (ast.Name, ast.Call, ast.Dict, ast.Lambda)) for part in parts)
+
+
 def problems(paths: Iterable[Path]) -> Iterator[str]:
     """What is wrong with the names of some files."""
-    repeated = {name: places for name, places in classes(paths).items() if len(places) > 1}
+    paths = list(paths)
+    found = [*classes(paths).items(), *constants(paths).items()]
+    repeated = {name: places for name, places in found if len(places) > 1}
     for name, places in sorted(repeated.items()):
         if name not in EXCEPTIONS:
-            yield f"class {name}: {', '.join(places)}: qualify the names, or merge what is the same"
+            yield f"{name}: {', '.join(places)}: qualify the names, or merge what is the same"
     yield from (f"{name}: the exception is no longer needed" for name in EXCEPTIONS if name not in repeated)
 
 

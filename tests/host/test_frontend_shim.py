@@ -149,7 +149,7 @@ def test_modules_code_and_child_processes(tmp_path: Path) -> None:
     bare = [sys.executable, "-S", "-c", "import sitecustomize, triton; print(triton.__version__)"]  # nothing installed
     environment = {**os.environ, "TILEWRIGHT_SHIM": "1", "PYTHONPATH": site}
     done = subprocess.run(bare, capture_output=True, text=True, cwd=tmp_path.parent, env=environment)
-    assert done.stdout == f"{shim.VERSION}\n", done
+    assert done.stdout == f"{shim.TRITON_VERSION}\n", done
 
 
 @pytest.mark.parametrize(

@@ -12,7 +12,7 @@ from tilewright.errors import ShapeError
 from tilewright.graph.inference import Attributes, Inputs, Types, binary
 from tilewright.graph.semantics import Array, Arrays
 
-PHILOX_ROUNDS = 10
+_ROUNDS = 10  # of Philox-4x32-10
 KEY_STEPS = (0x9E3779B9, 0xBB67AE85)  # of the keys, from round to round
 MULTIPLIERS = (0xD2511F53, 0xCD9E8D57)
 _WORD = np.uint64(32)
@@ -35,7 +35,7 @@ def random_bits(inputs: Arrays, attributes: Attributes) -> Array:
     place, seed = np.broadcast_arrays(place, seed)
     keys = [seed & _MASK, seed >> _WORD]
     words = [place & _MASK, place >> _WORD, np.full_like(place, attributes["stream"]), np.zeros_like(place)]
-    for _ in range(PHILOX_ROUNDS):
+    for _ in range(_ROUNDS):
         first, second = words[0] * np.uint64(MULTIPLIERS[0]), words[2] * np.uint64(MULTIPLIERS[1])
         words = [
             second >> _WORD ^ words[1] ^ keys[0],

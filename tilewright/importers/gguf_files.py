@@ -30,7 +30,7 @@ from tilewright.importers.quantized_checkpoints import QuantizedLayer
 from tilewright.importers.quantized_weights import QuantizedMatrix
 
 _log = logging.getLogger("tilewright")
-SUFFIX = ".gguf"
+_SUFFIX = ".gguf"
 _FAMILIES = {"llama": "llama", "qwen2": "qwen2", "qwen3": "qwen3"}
 _SETTINGS = {
     "block_count": "num_hidden_layers", "context_length": "max_position_embeddings", "embedding_length": "hidden_size",
@@ -50,7 +50,7 @@ _ROPE_FACTORS = "rope_freqs.weight"
 
 def is_gguf(path: str | Path) -> bool:
     """Whether a path names a GGUF file."""
-    return Path(path).suffix.lower() == SUFFIX
+    return Path(path).suffix.lower() == _SUFFIX
 
 
 def open_checkpoint(path: str | Path) -> Checkpoint:

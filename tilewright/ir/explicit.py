@@ -25,7 +25,6 @@ from tilewright.ir.table import ALLOCATE, READ, SYNCHRONIZE, AttributeInfo, OpIn
 from tilewright.ir.types import BarrierType, PendingType, SharedType, TensorMapType, TensorType, scalar
 
 SWIZZLES = (0, 32, 64, 128)
-WARPGROUP_WARPS = 4
 GREATEST_BARRIER = 15  # hardware barriers of a CTA are 0 to 15
 GREATEST_RANK = 5  # of a tensor that is moved by tiles
 EVICTIONS = ("", "evict_first", "evict_last")

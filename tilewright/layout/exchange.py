@@ -27,8 +27,8 @@ from dataclasses import dataclass, replace
 from tilewright.layout.gf2 import Span, combine, common_complement, extension, intersection, rank
 from tilewright.layout.linear import LinearLayout
 from tilewright.layout.shared import ROW_BYTES
+from tilewright.layout.vectorize import ACCESS_BYTES
 
-ACCESS_BYTES = 16  # the widest access of a thread
 BARRIER_CYCLES = 24  # what a barrier and the latency of two accesses cost a warp, beside its wavefronts
 
 

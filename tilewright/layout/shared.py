@@ -26,7 +26,7 @@ from tilewright.layout.linear import IntArray, LinearLayout, dimension_names, lo
 
 BANKS = 32
 ROW_BYTES = 128  # all banks once
-SWIZZLES = (16, 32, 64, 128)
+_SWIZZLES = (16, 32, 64, 128)
 
 
 @dataclass(frozen=True)
@@ -148,8 +148,8 @@ def nvmma(shape: Sequence[int], element_bits: int, swizzle: int, contiguous: int
     rank = len(shape)
     column = rank - 1 if contiguous is None else contiguous
     row = 2 * rank - 3 - column
-    if swizzle not in SWIZZLES:
-        raise ValueError(f"swizzles are {SWIZZLES} bytes wide, not {swizzle}")
+    if swizzle not in _SWIZZLES:
+        raise ValueError(f"swizzles are {_SWIZZLES} bytes wide, not {swizzle}")
     if rank < 2 or column not in (rank - 2, rank - 1):
         raise ValueError(f"axis {column} is not one of the last two of {tuple(shape)}")
     box = swizzle * 8 // element_bits

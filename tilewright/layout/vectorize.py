@@ -20,7 +20,7 @@ from tilewright.layout.distributed import Blocked
 from tilewright.layout.gf2 import combine
 from tilewright.layout.linear import LinearLayout, log2
 
-ACCESS_BYTES = 16
+ACCESS_BYTES = 16  # the widest access of a thread
 
 
 @dataclass(frozen=True)

@@ -14,7 +14,7 @@ from tilewright.library.rows.cpu import rows_per_program
 from tilewright.symbolic import Size, product
 from tilewright.targets.base import Target
 
-CHANNEL_BLOCK = 256
+_CHANNEL_BLOCK = 256
 
 
 def window_sizes(x: Value, out: Value) -> dict[str, Size]:
@@ -43,9 +43,9 @@ def window_blocks(pixels: Size, channels: Size, target: Target) -> tuple[int, in
     A thread of a GPU takes up to eight neighbouring channels of a pixel.
     """
     if target.warp_threads == 1:
-        block = min(channels, CHANNEL_BLOCK) if isinstance(channels, int) else CHANNEL_BLOCK
+        block = min(channels, _CHANNEL_BLOCK) if isinstance(channels, int) else _CHANNEL_BLOCK
         return max(1, rows_per_program(pixels, block) // 4), block, {}
-    block = min(next_power_of_2(channels), CHANNEL_BLOCK) if isinstance(channels, int) else CHANNEL_BLOCK
+    block = min(next_power_of_2(channels), _CHANNEL_BLOCK) if isinstance(channels, int) else _CHANNEL_BLOCK
     return 2, block, {"num_warps": max(1, block // 128)}
 
 

@@ -51,7 +51,7 @@ ACTIVATIONS: dict[str, tuple[str, dict[str, str]]] = {
 # How weights of linear layers are stored: `auto` as in the checkpoint, else rounded to the nearest in bits and groups
 # of the depth (0: all of it).  The last layer before the logits has 8 bits at least; routers of experts stay floats.
 WEIGHT_FORMATS: dict[str, tuple[int, int] | None] = {"auto": None, "int8": (8, 0), "int4": (4, 64)}
-LEAST_WEIGHTS = 1 << 14  # elements of a layer that is rounded
+_LEAST_WEIGHTS = 1 << 14  # elements of a layer that is rounded
 
 
 @dataclass(frozen=True)
@@ -206,7 +206,7 @@ class GenerationStep:
         if stored is not None:
             return self._quantized_product(stored, x, name)
         rounding = (8, 0) if self._rounding is not None and path == "lm_head" else self._rounding
-        if rounding is None or rows * columns < LEAST_WEIGHTS or path.endswith((".gate", ".router")):
+        if rounding is None or rows * columns < _LEAST_WEIGHTS or path.endswith((".gate", ".router")):
             return self.emit.op("matmul", x, self.weight(name, rows, columns), transpose_b=True)
         return multiply(self.emit, x, nearest(self.checkpoint.take_stored(name, (rows, columns)), *rounding), name)
 

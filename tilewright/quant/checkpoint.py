@@ -28,7 +28,7 @@ from tilewright.importers.quantized_checkpoints import KEY
 from tilewright.quant.layers import GROUPS, WEIGHT_BITS
 
 Progress = Callable[[str, str, float], None]
-LEAST_WEIGHTS = 1 << 14  # fewer stay in floats
+_LEAST_WEIGHTS = 1 << 14  # fewer stay in floats
 _INDEX, _SINGLE, _STATE = "model.safetensors.index.json", "model.safetensors", "tilewright-quantize.json"
 _WEIGHT_FILES = (".safetensors", ".bin", ".pt", ".pth", ".gguf", ".h5", ".msgpack", ".onnx")
 _IN_FLOATS = ("embed", "wte", "wpe", "lm_head", "norm", "rotary", "shared_head")  # parts of names
@@ -112,7 +112,7 @@ class _Rounding:
             return "it was left out"
         if path.endswith(_ROUTERS):
             return "it chooses experts"
-        if data.size < LEAST_WEIGHTS:
+        if data.size < _LEAST_WEIGHTS:
             return f"its {data.size} weights are few"
         if self.group and data.shape[1] % self.group:
             return f"its {data.shape[1]} inputs are no multiple of the group {self.group}"

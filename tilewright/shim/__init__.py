@@ -26,7 +26,7 @@ from types import ModuleType
 from typing import Any
 
 from tilewright.shim import environment
-from tilewright.shim.tables import ABSENT, ALIASES, TABLES, VERSION
+from tilewright.shim.tables import ABSENT, ALIASES, TABLES, TRITON_VERSION
 
 ENABLED = "TILEWRIGHT_SHIM"  # 1: Python processes started with `site_directory` on their path have the shim
 _log = logging.getLogger("tilewright.shim")
@@ -42,7 +42,7 @@ class ShimModule(ModuleType):
         self.__path__: list[str] = []  # a package: the finder answers for its submodules
         self.__all__ = [*table, *_children(name)]
         if name == "triton":
-            self.__version__ = VERSION
+            self.__version__ = TRITON_VERSION
             self.__file__ = __file__
 
     def __getattr__(self, name: str) -> Any:

@@ -6,7 +6,7 @@
 
 from __future__ import annotations
 
-VERSION = "3.9.0"  # the release whose names the language has
+TRITON_VERSION = "3.9.0"  # the release whose names the language has
 
 _TUNER = "tilewright.launch.autotune"
 _INFO = "tilewright.launch.kernel_info"

@@ -4,11 +4,10 @@ from __future__ import annotations
 
 from typing import Any
 
+from tilewright.language import TRITON_MAX_TENSOR_NUMEL as TRITON_MAX_TENSOR_NUMEL
 from tilewright.language.types import NAMES
 from tilewright.launch.arguments import element_of
 from tilewright.launch.kernel_info import short_name
-
-TRITON_MAX_TENSOR_NUMEL = 1 << 20
 
 # Every name of a dtype -> the one that signatures use.
 type_canonicalisation_dict: dict[str, str] = {

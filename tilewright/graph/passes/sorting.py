@@ -16,7 +16,7 @@ from tilewright.symbolic import Size, lower_bound, product, upper_bound
 
 LONGEST_COMPARED = 48  # elements of rows that are sorted by comparing where a kernel sorts longer ones
 LONGEST_WITHOUT_KERNEL = 8192  # elements of rows that are sorted by comparing where no kernel does
-MOST_PAIRS = 1 << 24  # of a GPU's comparisons, which all its SMs share: a network sorts a row in one CTA
+_MOST_PAIRS = 1 << 24  # of a GPU's comparisons, which all its SMs share: a network sorts a row in one CTA
 SHORTEST_COMPARED = 512  # elements of rows that a GPU sorts by comparing: shorter ones are no time in a network
 SHORTEST_COMPARED_WIDE = 128  # of 64 bits, which networks sort twice
 MOST_SELECTED = 8  # largest elements that are found one after the other
@@ -91,7 +91,7 @@ def _for_networks(node: Node, rewriter: GraphRewriter) -> Value | None:
 def _are_few_long(x: Value) -> bool:
     """Whether comparing all pairs takes a GPU less time than networks, each of which has one SM."""
     shortest = SHORTEST_COMPARED_WIDE if x.dtype.itemsize == 8 else SHORTEST_COMPARED
-    return lower_bound(x.shape[-1]) >= shortest and upper_bound(product([*x.shape, x.shape[-1]])) <= MOST_PAIRS
+    return lower_bound(x.shape[-1]) >= shortest and upper_bound(product([*x.shape, x.shape[-1]])) <= _MOST_PAIRS
 
 
 def _compared(rewriter: GraphRewriter, x: Value, count: Size, descending: bool) -> Value:

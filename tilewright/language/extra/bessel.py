@@ -10,7 +10,7 @@ amplitude: a few times 1e-16 times the argument's own rounding.
 from __future__ import annotations
 
 from tilewright.language import core
-from tilewright.language.extra.special import chebyshev, float_of
+from tilewright.language.extra.special import INFINITY, NAN, ROOT_HALF, chebyshev, float_of
 from tilewright.language.extra.tables import (
     I0_FAR,
     I0_NEAR,
@@ -30,10 +30,7 @@ from tilewright.language.math import abs, cos, exp, log, sin, sqrt
 from tilewright.language.standard import max as largest
 from tilewright.language.types import float64, int32
 
-INFINITY = float("inf")
-NAN = float("nan")
 TWO_OVER_PI = 0.6366197723675814
-ROOT_HALF = 0.7071067811865476
 LIMIT = 8.0
 HUGE = 1e250
 

@@ -41,6 +41,8 @@ from tilewright.language.extra.rounding import *  # noqa: F403
 from tilewright.language.extra.rounding import __all__ as _ROUNDED
 from tilewright.language.extra.rounding import double2ll_rn
 from tilewright.language.extra.special import (
+    LOG_10,
+    PI,
     cospi,
     erfc,
     erfcinv,
@@ -82,10 +84,8 @@ fast_expf, fast_exp2f, fast_logf, fast_log2f, fast_sinf, fast_cosf, fast_powf = 
 fast_tanhf, umulhi = tanh, tl_math.umulhi
 uint_as_float, float_as_uint = int_as_float, float_as_int
 
-LOG_10 = 2.302585092994046
 LOG10_E = 0.4342944819032518
 LOG_2 = 0.6931471805599453
-PI = 3.141592653589793
 NO_DECAY = 20.0  # beyond it exp(-x) is lost beside exp(x), also in float64
 LARGE = 1e9  # beyond it the 1 in sqrt(x * x + 1) is lost, and x * x might overflow
 

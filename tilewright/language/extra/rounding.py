@@ -14,11 +14,10 @@ from __future__ import annotations
 from tilewright.language import core
 from tilewright.language import math as tl_math
 from tilewright.language.extra.bits import step_down, step_up
+from tilewright.language.extra.special import INFINITY
 from tilewright.language.function import language_function
 from tilewright.language.math import abs, fma, sqrt
 from tilewright.language.types import float32, float64, int32, int64, uint32, uint64
-
-INFINITY = float("inf")
 
 
 @language_function

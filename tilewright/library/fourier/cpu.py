@@ -23,10 +23,9 @@ from tilewright.symbolic import ceil_divide, lift, product, simplify
 from tilewright.targets.base import Target
 
 SLOT_CHUNK = 2048  # numbers of a row that slots are given together
-CACHE_LINE = (
-    64  # bytes: rows that are turned are an odd number of them apart, lest they fall into the same sets of the cache
-)
-PROGRAMS = 4  # for each thread, so that all have about the same work
+# Bytes; rows that are turned are an odd number of them apart, lest they fall into the same sets of the cache.
+_CACHE_LINE = 64
+_PROGRAMS = 4  # for each thread, so that all have about the same work
 FOURIER_EFFICIENCY = 0.25
 
 
@@ -50,12 +49,12 @@ def fourier_candidates(group: Group, graph: Graph, target: Target) -> list[Candi
         lanes = min(lanes, next_power_of_2(rows))
     factors = radices(points, target.vector_registers)
     inverse = bool(anchor.attributes["inverse"]) or form == "real"
-    blocks = simplify(ceil_divide(ceil_divide(rows, lanes), PROGRAMS * machine.processors))
-    programs = PROGRAMS * machine.processors
+    blocks = simplify(ceil_divide(ceil_divide(rows, lanes), _PROGRAMS * machine.processors))
+    programs = _PROGRAMS * machine.processors
     if isinstance(blocks, int):
         programs = expected(ceil_divide(ceil_divide(rows, lanes), blocks))
     taken, given = (half(length) if form == "real" else length), (half(length) if form == "half" else length)
-    space, line = lanes * 2 * (points + 1), CACHE_LINE // x.dtype.itemsize
+    space, line = lanes * 2 * (points + 1), _CACHE_LINE // x.dtype.itemsize
     pitch = (ceil(max(taken, given) / line) // 2 * 2 + 1) * line
     sizes = {"first": space, "second": space, "rows_of_lanes": lanes * pitch}
     scratch = {name: Value(f"{anchor.output.name}.{name}", x.dtype, (programs, size)) for name, size in sizes.items()}

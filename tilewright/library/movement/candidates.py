@@ -19,7 +19,7 @@ from tilewright.targets.base import Target
 SCATTER_BLOCK = 2048
 REPLACED_ROWS, REPLACED_COLUMNS, COMPARED = 16, 256, 128  # updates and columns of a program, indices of a comparison
 COMBINE_BLOCK = 128
-MOST_PAIRS = 1 << 26  # of elements and indices that are compared rather than walked by one program
+_MOST_PAIRS = 1 << 26  # of elements and indices that are compared rather than walked by one program
 
 
 def movement(group: Group, graph: Graph, target: Target) -> list[Candidate]:
@@ -94,7 +94,7 @@ def _scatter(node: Node, graph: Graph, target: Target) -> list[KernelCall]:
     pairs = simplify(lift(indices.shape[0]) * source.shape[axis] * inner)
     if loops_of(target).together and node.op == "scatter_update":
         return [*calls, _replaced(node, inner)]
-    if loops_of(target).together and upper_bound(pairs) <= MOST_PAIRS:
+    if loops_of(target).together and upper_bound(pairs) <= _MOST_PAIRS:
         return [*calls, _combined(node, inner)]
     return [*calls, _walked(node, inner)]
 

@@ -20,7 +20,7 @@ from tilewright.symbolic import Size, ceil_divide, lift, product, simplify, uppe
 from tilewright.targets.base import Target
 
 TILE_ELEMENTS = 4096  # elements of a CTA's tile
-COLUMNS = 64  # of a tile along a middle dimension
+_TILE_COLUMNS = 64  # of a tile along a middle dimension
 ASSUMED_ELEMENTS = 1024  # elements along a tile where their number is known only at run time
 MOST_REDUCED_PARTS = 512
 LEAST_SECOND_LAUNCH = (
@@ -89,7 +89,7 @@ def _tiles(anchor: Node, target: Target) -> Tiles:
             across *= 2
         tiles = -(-expected(outer) // across)
     else:
-        across = min(next_power_of_2(max(1, expected(inner))), COLUMNS)
+        across = min(next_power_of_2(max(1, expected(inner))), _TILE_COLUMNS)
         while across > 8 and expected(outer) * -(-expected(inner) // across) < 2 * processors:
             across //= 2
         along = max(1, min(length, TILE_ELEMENTS // across))

@@ -29,7 +29,7 @@ from tilewright.library.rows.kernel import log_sum_exp, normalize, normalize_chu
 from tilewright.symbolic import Size, ceil_divide, lift, product, simplify
 from tilewright.targets.base import Target
 
-WHOLE_ROW = 16384  # longest row that is one block
+_LONGEST_BLOCK = 16384  # longest row that is one block
 COLUMN_CHUNK = 1024
 ROW_WORK = 16384  # elements that one program should have at least
 
@@ -208,7 +208,7 @@ def _row_operation(group: Group, graph: Graph) -> KernelCall:
     operation = row_operation(group, graph)
     columns, count = operation.columns, rows_per_program(operation.rows, operation.columns)
     constants: dict[str, Any] = {"ROWS": count}
-    if isinstance(columns, int) and columns <= WHOLE_ROW:
+    if isinstance(columns, int) and columns <= _LONGEST_BLOCK:
         constants["COLUMNS"] = columns
         kernel = normalize if operation.is_norm else softmax
     else:

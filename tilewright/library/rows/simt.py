@@ -25,12 +25,12 @@ from tilewright.library.rows.cpu import (
     row_candidate,
     row_operation,
 )
-from tilewright.library.rows.simt_config import row_form, sum_form
+from tilewright.library.rows.simt_config import MOST_WARPS, row_form, sum_form
 from tilewright.library.rows.simt_parts import (
     COLUMN_ELEMENTS,
-    COLUMNS,
     CTAS,
     MANY_CTAS,
+    MIDDLE_COLUMNS,
     are_long,
     count_parts,
     first_of_parts,
@@ -42,10 +42,9 @@ from tilewright.library.rows.simt_parts import (
 from tilewright.symbolic import Size, ceil_divide, lift, product, simplify
 from tilewright.targets.base import Target
 
-WHOLE_ROW = 16384  # longest row that a CTA holds in registers
+_LONGEST_IN_REGISTERS = 16384  # longest row that a CTA holds in registers
 FEW_ELEMENTS = 2048  # of a block of a reduction over few rows
 FEW_CTAS = 512  # that there are then at least
-MOST_WARPS = 16  # of a CTA
 OTHER = 1.02  # how much behind the likely number of parts the other one is ranked
 
 
@@ -90,7 +89,7 @@ def _with_warps(candidate: Candidate) -> list[Candidate]:
 def _row_operation(group: Group, graph: Graph, target: Target) -> Candidate:
     operation = row_operation(group, graph)
     rows, columns = operation.rows, operation.columns
-    if not isinstance(columns, int) or columns > WHOLE_ROW:
+    if not isinstance(columns, int) or columns > _LONGEST_IN_REGISTERS:
         return long_rows(operation, target)
     whole = expected(simplify(lift(rows) * columns))
     inputs = [expected(product(value.shape)) == whole for value in group.inputs]
@@ -142,7 +141,7 @@ def _log_sum_exp(group: Group, graph: Graph, target: Target) -> Candidate:
 
 def _columns(outer: Size, reduced: Size, inner: int) -> int:
     """Columns of a block: more where there are few rows to sum, as long as there are CTAs for all processors."""
-    columns = COLUMNS
+    columns = MIDDLE_COLUMNS
     if isinstance(reduced, int):
         most = FEW_ELEMENTS // next_power_of_2(reduced)
         while 2 * columns <= most and expected(outer) * inner >= FEW_CTAS * 2 * columns:
@@ -151,7 +150,7 @@ def _columns(outer: Size, reduced: Size, inner: int) -> int:
 
 
 def _over_rows(outer: Size, reduced: Size, inner: Size) -> Deal:
-    block = min(next_power_of_2(inner), _columns(outer, reduced, inner)) if isinstance(inner, int) else COLUMNS
+    block = min(next_power_of_2(inner), _columns(outer, reduced, inner)) if isinstance(inner, int) else MIDDLE_COLUMNS
     block_r = COLUMN_ELEMENTS // block
     block_r = min(next_power_of_2(reduced), block_r) if isinstance(reduced, int) else block_r
     constants = {"BLOCK_R": block_r, "BLOCK": block, "MASK_R": not divides(block_r, reduced),

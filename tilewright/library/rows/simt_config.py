@@ -7,6 +7,7 @@ from dataclasses import dataclass
 
 from tilewright.launch.sizes import cdiv, next_power_of_2
 
+MOST_WARPS = 16  # of a CTA
 REGISTER_COLUMNS = 32768  # longer rows are walked in chunks
 ROW_CHUNK = 8192
 _SUM_COLUMNS = 16384  # longest row that a reduction takes at once

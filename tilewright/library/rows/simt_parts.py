@@ -37,9 +37,9 @@ MOST_ROW_PARTS = 2048  # of a row
 CTAS = 4  # of each processor, with parts of rows
 MANY_CTAS = 16  # the same where parts are long: none is late by much then, as the processors share memory unevenly
 LONG = 16 * PART_COLUMNS  # elements of such a part
-COLUMNS = 64  # of a block of a reduction over rows, at most
+MIDDLE_COLUMNS = 64  # of a block of a reduction over rows, at most
 COLUMN_ELEMENTS = 8192  # of such a block
-LEAST_ROWS = 128  # that are worth a CTA
+_PART_ROWS = 128  # that are worth a CTA
 UNDIVIDED = 1 << 14  # of a reduced row: no more than that are not divided
 
 
@@ -142,15 +142,15 @@ def reduction_parts(group: Group, target: Target, ctas: int = CTAS) -> int:
     outer, reduced, inner = reduced_space(group.anchor)
     if inner == 1:
         return count_parts(outer, reduced, target, ctas=ctas) if expected(reduced) > UNDIVIDED else 1
-    programs = expected(outer) * ceil(expected(inner) / COLUMNS)
-    return max(1, min(ctas * target.machine().processors // programs, expected(reduced) // LEAST_ROWS, MOST_ROW_PARTS))
+    programs = expected(outer) * ceil(expected(inner) / MIDDLE_COLUMNS)
+    return max(1, min(ctas * target.machine().processors // programs, expected(reduced) // _PART_ROWS, MOST_ROW_PARTS))
 
 
 def are_long(group: Group, parts: int) -> bool:
     """Whether each of so many parts is long enough to be one of many."""
     assert group.anchor is not None
     _, reduced, inner = reduced_space(group.anchor)
-    return expected(reduced) * min(expected(inner), COLUMNS) >= parts * LONG
+    return expected(reduced) * min(expected(inner), MIDDLE_COLUMNS) >= parts * LONG
 
 
 def first_of_parts(group: Group, graph: Graph, parts: int) -> tuple[KernelCall, Value]:
@@ -169,7 +169,7 @@ def first_of_parts(group: Group, graph: Graph, parts: int) -> tuple[KernelCall, 
         constants["BLOCK"] = PART_COLUMNS
         grid: tuple[Size, Size, Size] = (simplify(lift(outer) * parts), 1, 1)
         return launch(kernels.reduce_parts, {"out": partial}, sizes, constants, grid, extra), partial
-    block = min(next_power_of_2(inner), COLUMNS) if isinstance(inner, int) else COLUMNS
+    block = min(next_power_of_2(inner), MIDDLE_COLUMNS) if isinstance(inner, int) else MIDDLE_COLUMNS
     block_r = COLUMN_ELEMENTS // block
     share = ceil_divide(reduced, parts)
     if isinstance(share, int):

@@ -15,7 +15,7 @@ from tilewright.library.makers import Maker
 from tilewright.library.rows.program import RowProgram, row_program
 from tilewright.library.rows.program_candidates import one_kernel, separate, told
 from tilewright.library.rows.program_text import ProgramForm, Walk, walk_of
-from tilewright.library.rows.simt_config import block_of, row_form, warps_for
+from tilewright.library.rows.simt_config import MOST_WARPS, block_of, row_form, warps_for
 from tilewright.library.rows.simt_parts import CTAS, LONG, MANY_CTAS, MOST_ROW_PARTS
 from tilewright.targets.base import Target
 
@@ -27,8 +27,7 @@ LEAST_BLOCK = 1024  # elements of a block that are worth a smaller one, so that 
 STRIP = 64  # lanes of such a block across rows
 LEAST_STRIP = 16
 MOST_PIECES = 8  # of a column that each CTA puts together, whatever their share
-LEAST_ROWS = 128  # of a strip that are worth a CTA
-MOST_WARPS = 16
+_LEAST_ROWS_OF_STRIP = 128  # of a strip that are worth a CTA
 OTHER_WARPS_PENALTY = 1.02  # factor by which other numbers of warps are ranked lower
 OTHER_PARTS_PENALTY = 1.05  # the same of the other number of parts
 _BEGIN = 12  # elements that the begin of a line in a block costs
@@ -113,7 +112,7 @@ def _long_forms(program: RowProgram, walk: Walk, target: Target, held: bool) -> 
         if isinstance(walk.column_count, int):
             block = min(block, next_power_of_2(columns))
         form = ProgramForm(wide, block, warps_for(wide * block, 512, MOST_WARPS), False)
-        programs, most = expected(walk.plane_count) * ceil(lanes / wide), columns // LEAST_ROWS
+        programs, most = expected(walk.plane_count) * ceil(lanes / wide), columns // _LEAST_ROWS_OF_STRIP
         if any(item.is_full for item in program.stored):  # each CTA puts all parts together before it stores its own
             numbers = sum(2 if item.is_pair else 1 for item in program.reductions)
             most = min(most, max(MOST_PIECES, isqrt(columns // (8 * numbers))))

@@ -16,8 +16,8 @@ from tilewright.library.sort.kernel import DIGITS, argsort
 from tilewright.symbolic import Size, ceil_divide, lift, product, simplify, upper_bound
 from tilewright.targets.base import Target
 
-KEY_BLOCK = 256  # elements that become keys together
-PROGRAMS = 4  # for each thread, so that all have about the same work
+_KEY_BLOCK = 256  # elements that become keys together
+_PROGRAMS = 4  # for each thread, so that all have about the same work
 SORT_EFFICIENCY = 0.05  # a pass moves one element at a time
 _KEYS: dict[int, DType] = {1: uint8, 2: uint16, 4: uint32, 8: uint64}
 
@@ -30,7 +30,7 @@ def sort_candidates(group: Group, graph: Graph, target: Target) -> list[Candidat
     assert x is not None
     rows, columns, machine = product(x.shape[:-1]), x.shape[-1], target.machine()
     key, sign = _KEYS[x.dtype.itemsize], 1 << (8 * x.dtype.itemsize - 1)
-    programs = PROGRAMS * machine.processors
+    programs = _PROGRAMS * machine.processors
     blocks = simplify(ceil_divide(rows, programs))
     if isinstance(rows, int):
         programs = expected(ceil_divide(rows, blocks))
@@ -42,7 +42,7 @@ def sort_candidates(group: Group, graph: Graph, target: Target) -> list[Candidat
         "counts": Value(f"{anchor.output.name}.counts", place, (programs, counted)),
     }
     constants: dict[str, Any] = {
-        "KEY": getattr(tl, key.name), "PASSES": key.itemsize, "FLOAT": x.dtype.is_float, "BLOCK": KEY_BLOCK,
+        "KEY": getattr(tl, key.name), "PASSES": key.itemsize, "FLOAT": x.dtype.is_float, "BLOCK": _KEY_BLOCK,
         "SIGN": sign if x.dtype.is_float or x.dtype.is_signed else 0, "DESCENDING": anchor.attributes["descending"],
     }  # fmt: skip
     operands: dict[str, Operand] = {"x": x, "out": anchor.output, **scratch}

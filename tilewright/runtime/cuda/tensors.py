@@ -14,7 +14,7 @@ from tilewright.runtime.cuda import streams
 from tilewright.runtime.cuda.memory import DeviceArray, is_device_array
 from tilewright.runtime.cuda.memory import inspect as inspect_array
 
-TENSOR_ALIGNMENT = 16  # bytes: kernels take addresses to be multiples of it
+_ADDRESS_ALIGNMENT = 16  # bytes: kernels take addresses to be multiples of it
 _ELSEWHERE = (
     ": move it there, or load an engine for the other GPU where that one is current (with torch.cuda.device(…):), or "
     "start the process with CUDA_VISIBLE_DEVICES"
@@ -73,7 +73,7 @@ def _view_torch(tensor: Any, name: str, dtype: str, ordinal: int, role: str) -> 
     if tensor.device.type != "cuda" or tensor.device.index != ordinal:
         raise InputError(f"{role} {name!r} is on {tensor.device}, the engine runs on cuda:{ordinal}{_ELSEWHERE}")
     plain = tensors.plain_torch(tensor, name, dtype, role)
-    if plain.data_ptr() % TENSOR_ALIGNMENT:
+    if plain.data_ptr() % _ADDRESS_ALIGNMENT:
         plain = plain.clone()
     copied = plain.data_ptr() != tensor.data_ptr()
     return DeviceView(plain.data_ptr(), dtype, tuple(plain.shape), plain, streams.TORCH, copied)
@@ -92,9 +92,9 @@ def _view_array(value: Any, name: str, dtype: str, ordinal: int, role: str) -> D
         raise InputError(f"{role} {name!r} is on {found.place}, the engine runs on GPU {ordinal}{_ELSEWHERE}")
     step = 1
     for extent, stride in zip(reversed(found.shape), reversed(found.strides), strict=True):
-        if extent != 1 and stride != step or found.address % TENSOR_ALIGNMENT:
+        if extent != 1 and stride != step or found.address % _ADDRESS_ALIGNMENT:
             raise InputError(
-                f"{role} {name!r} is not contiguous from a multiple of {TENSOR_ALIGNMENT} bytes on: pass a copy"
+                f"{role} {name!r} is not contiguous from a multiple of {_ADDRESS_ALIGNMENT} bytes on: pass a copy"
             )
         step *= extent
     return DeviceView(found.address, dtype, found.shape, value, found.place.library)

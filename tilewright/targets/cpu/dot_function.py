@@ -27,7 +27,7 @@ from tilewright.targets.llvm.builder import LLVMBuilder, LLVMValue, Module
 _LLVM_TYPES = {"f32": "float", "f64": "double", "bf16": "bfloat", "f16": "half", "i8": "i8", "u8": "i8", "i32": "i32"}
 _IN_PLACE_ROWS = 4  # up to so many rows of `left` are read in place through one pointer each
 _SHORT_RUN = 8  # depth of a run when few rows meet a wide row-major matrix: so many streams from memory
-CACHE_LINE = 64
+_CACHE_LINE = 64
 CACHE_SETS = 64  # of a level 1 cache whose ways are 4 KiB, as most are
 PAGE = 4096
 CROWDED = 4  # lines of one set that the rows of a tile may take
@@ -56,13 +56,13 @@ class Blocking:
         runs = -(-shape.depth // longest)
         self.depth = min(shape.depth, round_up(-(-shape.depth // runs), 4))
         # rows of the copy are an odd number of lines apart, so that they fall into different cache sets
-        per_line = CACHE_LINE // itemsize
+        per_line = _CACHE_LINE // itemsize
         self.left_stride = (round_up(self.depth, max(per_line, self.lanes)) // per_line | 1) * per_line
         left_rows = round_up(shape.rows, 2) + 1  # a vector may be written beyond the last row
         self.transposed_stride = round_up(shape.rows + 1, self.lanes) + per_line
         left = itemsize * max(left_rows * self.left_stride, (self.depth + 1) * self.transposed_stride)
-        self.right_offset = round_up(left, CACHE_LINE)
-        self.scratch_bytes = self.right_offset + round_up((self.depth + 1) * self.width * itemsize, CACHE_LINE)
+        self.right_offset = round_up(left, _CACHE_LINE)
+        self.scratch_bytes = self.right_offset + round_up((self.depth + 1) * self.width * itemsize, _CACHE_LINE)
 
     def panels_at_once(self, rows: int) -> int:
         """Panels that one micro-kernel takes: as many as the registers hold beside so few rows."""
@@ -181,7 +181,7 @@ class DotFunction:
         if plan.right_stride is None:
             return False
         itemsize = plan.right.itemsize
-        ways = max(1, self.target.l1_bytes // (CACHE_LINE * CACHE_SETS))
+        ways = max(1, self.target.l1_bytes // (_CACHE_LINE * CACHE_SETS))
         row_lines = lines_of(self.blocking.width * itemsize)
         starts = CACHE_SETS // math.gcd(CACHE_SETS, lines_of(plan.right_stride * itemsize))
         near = plan.right_stride * itemsize <= 4096
@@ -558,5 +558,5 @@ class DotFunction:
         line = builder.select(builder.compare("slt", line, 2 * per_row), line, builder.integer(0))
         row = builder.binary("udiv", line, builder.integer(per_row))
         column = builder.binary("urem", line, builder.integer(per_row))
-        offset = builder.add(builder.multiply(row, panel.ahead_stride), builder.multiply(column, CACHE_LINE))
+        offset = builder.add(builder.multiply(row, panel.ahead_stride), builder.multiply(column, _CACHE_LINE))
         return builder.gep(panel.ahead, offset, "i8")

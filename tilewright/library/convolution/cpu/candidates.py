@@ -37,7 +37,7 @@ from tilewright.library.windows import window_blocks, window_constants, window_s
 from tilewright.symbolic import Size, ceil_divide, lift, product, round_up, simplify
 from tilewright.targets.base import Target
 
-FEW_CHANNELS = 8
+_FEW_CHANNELS = 8
 WIDEST_DIRECT = 5  # windows of images of few channels: the products of a line of taps are written out
 LONGEST_LINE = 32  # taps: kernels that run along lines of pixels write out those of a line, at edges of the image
 MOST_DIRECT_DEPTH = 576  # of the weights of a direct convolution: a vector of columns takes 36 KiB
@@ -46,7 +46,7 @@ DEEPEST_NARROW = 2304  # weights of a vector of columns, which come from level 2
 SHALLOW = 32  # channels: a matrix product adds its sums to memory after each tap
 TAP_START = 8  # channels that the time of doing so is worth
 FULLER = 1.2  # times as full vectors outweigh what a direct convolution loses at the edges of the image
-CHANNEL_BLOCK = 256  # of the depth
+_DEPTH_BLOCK = 256  # of the depth
 
 
 def convolution_candidates(group: Group, graph: Graph, target: Target) -> list[Candidate]:
@@ -124,7 +124,7 @@ def is_direct(anchor: Node, x: Value, w: Value) -> bool:
     if attributes["groups"] == 1 and depth == channels >= DEEP_CHANNELS:
         return False  # one tap: a product whose rows are pixels that lie apart
     inside = not any(low or high for low, high in attributes["padding"])
-    few = channels <= FEW_CHANNELS and across <= WIDEST_DIRECT
+    few = channels <= _FEW_CHANNELS and across <= WIDEST_DIRECT
     return attributes["groups"] > 1 or few or inside
 
 
@@ -208,7 +208,7 @@ def with_zeros_around(group: Group, target: Target) -> Group:
     across, channels, width = anchor.output.shape[-2], w.shape[1], x.shape[-2]
     if not isinstance(across, int) or not isinstance(width, int) or not isinstance(channels, int):
         return group
-    if not lanes_of(target) or not copied or channels > FEW_CHANNELS or len(w.shape) > 4:
+    if not lanes_of(target) or not copied or channels > _FEW_CHANNELS or len(w.shape) > 4:
         return group
     if anchor.attributes["dtype"] is not None:
         return group  # has no padding
@@ -284,7 +284,7 @@ def _implicit_call(
         "MASK_PANEL": -(-columns // width) % (blocks.columns // width) != 0, "TYPE": language_type(x.dtype),
         "EPILOGUE": slots.function,
     }  # fmt: skip
-    if channels <= FEW_CHANNELS and groups == 1 and attributes["dilation"][1] == 1:
+    if channels <= _FEW_CHANNELS and groups == 1 and attributes["dilation"][1] == 1:
         kernel = convolution_few_channels
         del constants["DILATION_X"]
     else:
@@ -302,8 +302,8 @@ def _implicit_call(
 
 
 def _channel_block(channels: int) -> int:
-    """The largest divisor of the channels that is not above `CHANNEL_BLOCK`."""
-    return next(block for block in range(min(channels, CHANNEL_BLOCK), 0, -1) if channels % block == 0)
+    """The largest divisor of the channels that is not above `_DEPTH_BLOCK`."""
+    return next(block for block in range(min(channels, _DEPTH_BLOCK), 0, -1) if channels % block == 0)
 
 
 def depthwise_candidate(group: Group, slots: Slots, weights: Operand, target: Target) -> Candidate:

@@ -19,9 +19,10 @@ from math import prod
 from tilewright.layout.distributed import live_registers
 from tilewright.layout.gf2 import combine
 from tilewright.layout.linear import LinearLayout
+from tilewright.targets.gpu.lowering import SHARED_POINTER
 from tilewright.targets.llvm.builder import LLVMBuilder, LLVMValue
 from tilewright.targets.nvidia.explicit import cluster
-from tilewright.targets.nvidia.explicit.ptx import SHARED_POINTER, address, call, offset, pointer
+from tilewright.targets.nvidia.explicit.ptx import address, call, offset, pointer
 from tilewright.targets.nvidia.explicit.views import SharedView
 
 _CHUNK = 16  # bytes

@@ -8,9 +8,9 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
+from tilewright.targets.gpu.lowering import SHARED_POINTER
 from tilewright.targets.llvm.builder import LLVMBuilder, LLVMValue
 
-SHARED_POINTER = "ptr addrspace(3)"
 CLUSTER_POINTER = "ptr addrspace(7)"
 SYMBOL = "@shared"
 
