@@ -19,7 +19,6 @@ from tilewright.cli.loading import EngineArgument
 from tilewright.cli.run import InputOption, ModelOption, SeedOption, SizeOption, TargetOption, ThreadsOption
 from tilewright.cli.trust import DigestOption, RebuildOption, TrustedKeyOption
 from tilewright.errors import ImportModelError, MissingDependencyError
-from tilewright.insight.report import report
 from tilewright.settings import settings
 
 if TYPE_CHECKING:
@@ -108,6 +107,8 @@ def profiled(loaded: Engine, arrays: dict[str, np.ndarray], sizes: dict[str, int
     """The steps of the plan with their times, what bounds each, and the part of that bound that it reaches."""
     rows = loaded.profile(arrays)
     with loaded.reading():
+        from tilewright.insight.report import report
+
         steps = report(loaded, sizes, rows)["steps"]
     return [
         {

@@ -18,8 +18,6 @@ from tilewright.cli.precision import show_search
 from tilewright.cli.run import SizeOption, TargetOption
 from tilewright.cli.trust import DigestOption, TrustedKeyOption
 from tilewright.engine.file import check_replaceable
-from tilewright.insight.page import page
-from tilewright.insight.report import least_arena_bytes, report, short, transposes
 from tilewright.insight.search import search_of
 from tilewright.symbolic import evaluate
 
@@ -50,6 +48,9 @@ def inspect(
     loaded = loading.load(engine, target, False, expect_sha256, trusted_key, linked=False)
     sizes = tensors.parse_sizes(size or [], loaded.plan)
     if html is not None:
+        from tilewright.insight.page import page
+        from tilewright.insight.report import report
+
         rows = loaded.profile(tensors.gather_inputs(loaded.inputs, [], sizes, 0, size or [])) if profile else None
         with loaded.reading():
             text = page(report(loaded, sizes, rows))
@@ -67,6 +68,8 @@ def inspect(
 
 def describe(loaded: Any, sizes: dict[str, int]) -> dict[str, Any]:
     """The whole plan as data, with symbolic figures evaluated for `sizes`."""
+    from tilewright.insight.report import least_arena_bytes, transposes
+
     plan = loaded.plan
     steps = []
     for step in plan.steps:
@@ -116,6 +119,8 @@ def range_text(low: int, high: int) -> str:
 
 def show(console: Console, data: dict[str, Any], evidence: bool) -> None:
     """Print the plan as tables."""
+    from tilewright.insight.report import short
+
     console.print(f"target {data['target']}  float32 as {data['precision']}  producer {data['producer']}")
     others = [name for name in data["targets"] if name != data["target"]]
     if others:

@@ -42,7 +42,8 @@ _MODULES = {
 
 
 def application(asked: str | None = None) -> typer.Typer:
-    """The commands; only the one that is asked for, if it is one: others import what it does not need.
+    """The commands; only the one that is asked for, if it is one, and none for the version: others import what it does
+    not need.
 
     Raises `SettingsError`, since their modules read the settings when they are imported.
     """
@@ -53,7 +54,8 @@ def application(asked: str | None = None) -> typer.Typer:
         context_settings={"help_option_names": ["-h", "--help"]},
     )
     commands.callback()(_options)
-    for name in [asked] if asked in _MODULES else [name for name in _MODULES if " " not in name]:
+    names = [name for name in _MODULES if name == asked] or [name for name in _MODULES if " " not in name]
+    for name in names if asked != "--version" else []:
         module = importlib.import_module(f"tilewright.cli.{_MODULES[name]}")
         if hasattr(module, "commands"):
             commands.add_typer(module.commands)
