@@ -18,10 +18,13 @@ from rich.console import Console
 import tilewright as tilewright_package
 from tests.host.cli_support import tilewright
 from tilewright.cli.comparison import compare_outputs
+from tilewright.cli.tensors import parse_sizes
 from tilewright.errors import ImportModelError, InputError
+from tilewright.graph.build import GraphBuilder
 from tilewright.host import host_cpu
-from tilewright.runtime.plan import TensorSpec
+from tilewright.runtime.plan import Condition, Plan, TensorSpec
 from tilewright.settings import settings
+from tilewright.symbolic import lift
 from tilewright.targets.llvm.cache import ObjectCache
 
 
@@ -126,6 +129,38 @@ def test_run_compares_with_other_runtimes(engine: Path, tmp_path: Path) -> None:
         assert finished.returncode == 0, finished.stdout + finished.stderr
         assert "agrees" in finished.stdout
     assert np.load(tmp_path / "scores.npy").shape == (5, 10)
+
+
+def test_sizes_that_nobody_asked_for_are_some_that_the_model_takes() -> None:
+    builder = GraphBuilder("sizes")
+    batch, length = builder.symbol("batch", 1, 64), builder.symbol("length", 1, 512)
+    whole = Condition(lift(batch) * length, length, "reshape")
+    plan = Plan(builder.graph.symbols, [], [], [], 0, 0, conditions=[whole])
+    assert parse_sizes([], plan) == {"batch": 1, "length": 64}
+    assert parse_sizes(["batch=3"], plan) == {"batch": 3, "length": 64}
+
+
+def test_a_model_of_text_and_maps(tmp_path: Path) -> None:
+    """As classifiers of scikit-learn have them."""
+    path = tmp_path / "labels.onnx"
+    model = onnx.parser.parse_model("""
+        <ir_version: 8, opset_import: ["" : 17, "ai.onnx.ml" : 3]>
+        m (string[2, 3] words, float[1, 2] x) => (string[2, 3] same, float[1, 2] row, float probabilities) {
+            same = Identity (words) row = Neg (x) s = Softmax (x)
+            probabilities = ai.onnx.ml.ZipMap <classlabels_strings = ["a", "b"]> (s) }""")
+    probabilities = helper.make_map_type_proto(TensorProto.STRING, helper.make_tensor_type_proto(TensorProto.FLOAT, []))
+    model.graph.output[2].type.CopyFrom(helper.make_sequence_type_proto(probabilities))
+    onnx.save(model, path)
+    out = tmp_path / "out"
+    finished = tilewright("run", str(path), "--compare", "onnxruntime", "--layers", "all", "--save", str(out))
+    assert finished.returncode == 0, finished.stdout + finished.stderr
+    assert "equal text" in finished.stdout and "differs" not in finished.stdout
+    assert np.load(out / "same.npy").shape == (2, 3) and np.load(out / "row.npy").shape == (1, 2)
+    assert np.load(out / "probabilities__a__.npy").shape == (1,)
+    np.save(tmp_path / "words.npy", np.array([["über", "b", "c"]] * 2))
+    given = ("--input", f"words={tmp_path / 'words.npy'}", "--save", str(out))
+    assert tilewright("run", str(path), *given).returncode == 0
+    assert np.load(out / "same.npy")[0, 0] == "über"
 
 
 def test_a_model_is_built_on_the_way(model: Path) -> None:

@@ -50,7 +50,7 @@ def timed_peer(
         raise MissingDependencyError("ONNX Runtime is timed beside engines for CPUs alone, and this one is for a GPU")
     path = _source(name, engine, model)
     if name == "onnxruntime":
-        run = _onnxruntime(path, threads)
+        run = _onnxruntime(path, threads, exact=False)
         return lambda: run(arrays)
     torch = torch_with_gpu() if gpu else _import_torch()
     if torch is None:
@@ -128,8 +128,8 @@ def _reference(engine: Engine) -> Run:
     return lambda inputs: reference.run(graph, dict(inputs))
 
 
-def _onnxruntime(path: Path, threads: int, contents: bytes | None = None) -> Run:
-    """The model of a file, or of other contents with that name."""
+def _onnxruntime(path: Path, threads: int, contents: bytes | None = None, exact: bool = True) -> Run:
+    """The model of a file, or of other contents with that name; `exact` where answers are compared."""
     if path.suffix != ".onnx":
         raise ImportModelError(f"ONNX Runtime runs .onnx files, and the engine's model is {path.name}")
     try:
@@ -138,6 +138,8 @@ def _onnxruntime(path: Path, threads: int, contents: bytes | None = None) -> Run
         raise MissingDependencyError("ONNX Runtime is not installed: pip install onnxruntime") from None
     options = onnxruntime.SessionOptions()
     options.intra_op_num_threads = threads
+    # Without it, products of bytes saturate on CPUs that have no instruction for them.
+    options.add_session_config_entry("session.x64quantprecision", "1" if exact else "0")
     session = onnxruntime.InferenceSession(contents or str(path), options, providers=["CPUExecutionProvider"])
     names = [output.name for output in session.get_outputs()]
     wanted = {entry.name for entry in session.get_inputs()}

@@ -9,6 +9,7 @@ import numpy as np
 import typer
 from rich.console import Console
 from rich.table import Table
+from rich.text import Text
 
 from tilewright.cli import comparison, loading, peers, tensors
 from tilewright.cli.console import terminal, wrong_usage
@@ -72,7 +73,7 @@ def run(
     model = model or loading.model_of(engine, loaded)
     peer = peers.load_peer(compare, loaded, model, settings.threads) if compare else None
     peer_inputs = {name: array.copy() for name, array in arrays.items()}  # a run may update inputs in place
-    outputs = {name: np.asarray(value) for name, value in loaded.run(arrays).items()}
+    outputs = tensors.flattened(loaded.run(arrays))
     _show_outputs(console, outputs)
     if save is not None:
         tensors.save_outputs(outputs, save)
@@ -80,14 +81,19 @@ def run(
         comparison.show_layers(console, compare, loaded, model, peer_inputs, layers)
     if peer is not None:
         updated = {spec.name for spec in loaded.outputs if spec.mutates is not None}
-        if not comparison.compare_outputs(console, compare or "", outputs, peer(peer_inputs), tolerance, updated):
+        if not comparison.compare_outputs(
+            console, compare or "", outputs, tensors.flattened(peer(peer_inputs)), tolerance, updated
+        ):
             raise typer.Exit(3)
 
 
 def _show_outputs(console: Console, outputs: dict[str, np.ndarray]) -> None:
     table = Table("output", "dtype", "shape", "mean", "smallest", "largest")
     for name, array in outputs.items():
+        if array.dtype == object:
+            table.add_row(Text(name), "text", str(list(array.shape)))
+            continue
         wide = array.astype(np.float64)
         row = (wide.mean(), wide.min(), wide.max()) if wide.size else (np.nan,) * 3
-        table.add_row(name, str(array.dtype), str(list(array.shape)), *(f"{value:.6g}" for value in row))
+        table.add_row(Text(name), str(array.dtype), str(list(array.shape)), *(f"{value:.6g}" for value in row))
     console.print(table)

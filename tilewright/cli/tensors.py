@@ -6,17 +6,24 @@ import itertools
 import math
 import re
 import sys
+from collections.abc import Mapping
 from pathlib import Path
+from string import ascii_lowercase
+from typing import Any
 
 import numpy as np
 
 from tilewright.cli.console import wrong_usage
-from tilewright.dtypes import ANY_BY_NAME
+from tilewright.dtypes import ANY_BY_NAME, string
 from tilewright.engine.file import check_replaceable
 from tilewright.errors import InputError, ShapeError
 from tilewright.runtime.cache_files import why_not_readable
 from tilewright.runtime.plan import Plan, TensorSpec
+from tilewright.runtime.shapes import check_conditions
 from tilewright.symbolic import evaluate, free_symbols
+
+_OTHERS = (1, 2, 8, 16, 32, 128)  # sizes that are tried where a model does not take the usual ones
+_MOST_TRIED = 4096  # of their combinations
 
 
 def parse_sizes(texts: list[str], plan: Plan) -> dict[str, int]:
@@ -32,7 +39,25 @@ def parse_sizes(texts: list[str], plan: Plan) -> dict[str, int]:
         if not symbol.low <= int(value) <= symbol.high:
             raise ShapeError(f"{name}={value} is outside this engine's range {symbol.low}..{symbol.high}")
         sizes[name] = int(value)
+    return _that_are_taken(plan, sizes, {text.partition("=")[0] for text in texts})
+
+
+def _that_are_taken(plan: Plan, sizes: dict[str, int], asked: set[str]) -> dict[str, int]:
+    """Sizes of which those that nobody asked for are others where the model does not take them (a batch of 1)."""
+    free = [name for name in sizes if name not in asked]
+    choices = [[sizes[name], *(size for size in _OTHERS if _allows(plan, name, size))] for name in free]
+    for chosen in itertools.islice(itertools.product(*choices), _MOST_TRIED):
+        found = {**sizes, **dict(zip(free, chosen, strict=True))}
+        try:
+            check_conditions(plan, found)
+        except ShapeError:
+            continue
+        return found
     return sizes
+
+
+def _allows(plan: Plan, name: str, size: int) -> bool:
+    return plan.symbols[name].low <= size <= plan.symbols[name].high
 
 
 def numpy_dtype(name: str) -> np.dtype:
@@ -41,12 +66,14 @@ def numpy_dtype(name: str) -> np.dtype:
 
 
 def random_input(spec: TensorSpec, sizes: dict[str, int], generator: np.random.Generator) -> np.ndarray:
-    """Normal floats; ones for masks; small non-negative integers elsewhere (safe as indices)."""
+    """Normal floats; letters; ones for masks; small non-negative integers elsewhere (safe as indices)."""
     shape = tuple(evaluate(size, sizes) for size in spec.shape)
     dtype = numpy_dtype(spec.dtype)
     if min(shape, default=0) < 0 or math.prod(shape) > sys.maxsize // 8:
         chosen = ", ".join(f"{name}={size}" for name, size in sizes.items())
         raise ShapeError(f"input {spec.name!r} has the shape {list(shape)} for {chosen}: choose other sizes by --size")
+    if spec.dtype == string.name:
+        return generator.choice(list(ascii_lowercase), shape).astype(object)
     if dtype.kind == "O":
         raise InputError(
             f"input {spec.name!r} is {spec.dtype}, which cannot be drawn or read from a file: run this engine from "
@@ -94,7 +121,27 @@ def _load_array(name: str, path: Path) -> np.ndarray:
         raise InputError(f"input {name!r}: {path} is not an array that numpy.save wrote ({error})") from error
     if not isinstance(array, np.ndarray):
         raise InputError(f"input {name!r}: {path} holds several arrays (.npz); give one .npy file for each input")
-    return array
+    return array.astype(object) if array.dtype.kind == "U" else array
+
+
+def flattened(results: Mapping[str, Any]) -> dict[str, np.ndarray]:
+    """Results as tensors: of a sequence the items, of maps with the same keys one of the values at each key, of an
+    optional what it holds."""
+    found: dict[str, np.ndarray] = {}
+    for name, value in results.items():
+        if isinstance(value, np.ndarray) and value.dtype == object and not all(isinstance(x, str) for x in value.flat):
+            value = value.tolist()
+        if isinstance(value, dict):
+            found |= flattened({f"{name}[{key!r}]": item for key, item in value.items()})
+        elif isinstance(value, (list, tuple)) and value and all(isinstance(item, dict) for item in value):
+            keys = dict.fromkeys(key for item in value for key in item)
+            found |= {f"{name}[{key!r}]": np.asarray([item[key] for item in value if key in item]) for key in keys}
+        elif isinstance(value, (list, tuple)):
+            found |= flattened({f"{name}[{place}]": item for place, item in enumerate(value)})
+        elif value is not None:
+            array = np.asarray(value)
+            found[name] = array.astype(object) if array.dtype.kind == "U" else array
+    return found
 
 
 def save_outputs(outputs: dict[str, np.ndarray], folder: Path) -> None:
@@ -108,7 +155,7 @@ def save_outputs(outputs: dict[str, np.ndarray], folder: Path) -> None:
         written.add(spelling := next(entry for entry in spellings if entry not in written))
         path = folder / f"{spelling}.npy"
         check_replaceable(path)
-        np.save(path, array)
+        np.save(path, array.astype(str) if array.dtype == object else array)
 
 
 def _bind_sizes(spec: TensorSpec, array: np.ndarray, sizes: dict[str, int], fixed: set[str]) -> None:
