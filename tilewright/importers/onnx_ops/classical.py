@@ -8,7 +8,7 @@ from typing import Any
 
 import numpy as np
 
-from tilewright.dtypes import float32, float64, int64, string
+from tilewright.dtypes import float32, float64, int32, int64, string
 from tilewright.graph.core import Value
 from tilewright.importers.onnx_call import OnnxCall
 from tilewright.importers.report import Invalid, Unsupported
@@ -403,6 +403,9 @@ _COMPARISONS = {
 }
 
 
+_HALF = 16  # bits of the number of a node where two are in one
+
+
 def _numbers(call: OnnxCall, name: str) -> np.ndarray:
     """Floats of an attribute, or of its form as a tensor."""
     tensor = call.attribute(f"{name}_as_tensor")
@@ -462,23 +465,24 @@ def _trees(call: OnnxCall, side: str, results: int) -> _Trees:
 def _leaves(call: OnnxCall, x: Value, trees: _Trees) -> Value:
     """The leaf [N, trees] of each tree for each row: all trees take one step at a time."""
     batch = x.shape[0]
-    place = call.broadcast(call.constant(trees.roots, "roots"), (batch, len(trees.roots)))
+    # Lookups take most of the time: numbers have 32 bits, and what one lookup can give is in one table.
+    place = call.broadcast(call.constant(trees.roots.astype(np.int32), "roots"), (batch, len(trees.roots)))
     tables = {
-        "feature": trees.features,
+        "feature": (2 * trees.features + trees.missing).astype(np.int32),
         "limit": trees.limits.astype(x.dtype.numpy),
-        "true": trees.when_true,
-        "false": trees.when_false,
+        "next": (trees.when_true | trees.when_false << _HALF).astype(np.uint32),
     }
+    if len(trees.modes) > 1 << _HALF:
+        tables |= {"next": trees.when_true.astype(np.int32), "false": trees.when_false.astype(np.int32)}
     constants = {name: call.constant(table, name) for name, table in tables.items()}
     used = sorted({mode for mode in trees.modes if mode != "LEAF"})
     known = {*_COMPARISONS} if trees.members is None else {*_COMPARISONS, "BRANCH_MEMBER"}
     if not set(used) <= known:
         raise Invalid(f"the modes of nodes are {used}")
-    kinds = call.constant(np.array([used.index(m) if m in used else 0 for m in trees.modes], np.int64), "modes")
-    missing = call.constant(trees.missing, "missing") if trees.missing.any() else None
+    kinds = call.constant(np.array([used.index(m) if m in used else 0 for m in trees.modes], np.int32), "modes")
     for _ in range(trees.depth()):
-        feature, limit, true, false = (call.op("gather", constants[name], place, axis=0) for name in tables)
-        number = call.op("gather_elements", x, feature, axis=1)
+        feature, limit, true, *others = (call.op("gather", constants[name], place, axis=0) for name in tables)
+        number = call.op("gather_elements", x, call.op("shift_right", feature, 1), axis=1)
         answers = []
         for mode in used:
             name = _COMPARISONS.get(mode)
@@ -488,10 +492,14 @@ def _leaves(call: OnnxCall, x: Value, trees: _Trees) -> Value:
             kind = call.op("gather", kinds, place, axis=0)
             for index in range(1, len(used)):
                 answer = call.op("where", call.op("equal", kind, index), answers[index], answer)
-        if missing is not None:
-            gone = call.op("logical_and", call.op("isnan", number), call.op("gather", missing, place, axis=0))
-            answer = call.op("logical_or", answer, gone)
-        place = call.op("where", answer, true, false)
+        if trees.missing.any():
+            tracked = call.op("not_equal", call.op("bitwise_and", feature, 1), 0)
+            answer = call.op("logical_or", answer, call.op("logical_and", call.op("isnan", number), tracked))
+        if others:
+            place = call.op("where", answer, true, others[0])
+        else:
+            first, second = call.op("bitwise_and", true, (1 << _HALF) - 1), call.op("shift_right", true, _HALF)
+            place = call.cast(call.op("where", answer, first, second), int32)
     return place
 
 
