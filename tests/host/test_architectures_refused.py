@@ -37,17 +37,6 @@ class OneBatch(nn.Module):
         return x * 2 if x.shape[0] == 3 else x
 
 
-class Packed(nn.Module):
-    def __init__(self) -> None:
-        super().__init__()
-        self.recurrent = nn.LSTM(3, 4, batch_first=True, proj_size=2)
-
-    def forward(self, x: Any) -> Any:
-        lengths = x.shape[1] - torch.arange(x.shape[0]).clamp(max=2)
-        packed = nn.utils.rnn.pack_padded_sequence(x, lengths, batch_first=True)
-        return self.recurrent(packed)[1]
-
-
 def quantized() -> nn.Module:
     return nn.Sequential(torch.ao.nn.quantized.Conv1d(5, 2, 1))
 
@@ -63,7 +52,6 @@ REASONS = {
     "PyTorch does not export it": WithoutShapes,
     "its code depends on the numbers in tensors": Named,
     "PyTorch exports it for one size only": OneBatch,
-    "packed sequences": Packed,
     "quantized modules": quantized,
 }
 

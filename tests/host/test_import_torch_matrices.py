@@ -15,6 +15,7 @@ import tilewright  # noqa: E402
 from tilewright.dtypes import float32, int64  # noqa: E402
 from tilewright.errors import TilewrightError  # noqa: E402
 from tilewright.graph.build import GraphBuilder  # noqa: E402
+from tilewright.graph.host_matrices import matrix_part  # noqa: E402
 
 pytestmark = pytest.mark.filterwarnings("ignore")
 BATCH = {0: ("batch", 1, 6)}
@@ -87,6 +88,41 @@ def test_matrices_with_nan_have_no_factors() -> None:
     engine = tilewright.compile(Values().eval(), (x,), target="cpu", effort=0)
     x[1, 0, 1] = torch.nan
     np.testing.assert_array_equal(engine(x).numpy(), [[1, 1], [np.nan, np.nan]])
+
+
+class Solved(nn.Module):
+    """What is unrolled for small matrices of a fixed size."""
+
+    def forward(self, x: Any) -> Any:
+        a = x @ x.mT + torch.eye(x.shape[1])
+        lower, info = torch.linalg.cholesky_ex(a)
+        sign, logarithm = torch.linalg.slogdet(-a)
+        solutions = torch.linalg.solve(a, x), torch.cholesky_solve(x, lower), torch.linalg.inv(a) @ x
+        _, failed = torch.linalg.inv_ex(a * 0)
+        return *solutions, torch.det(a / 4), sign, logarithm, info, torch.linalg.cholesky_ex(-a)[1], failed
+
+
+def test_matrices_of_any_size() -> None:
+    engine = tilewright.compile(
+        Solved(), (torch.randn(2, 5, 3),), target="cpu", effort=0, dynamic_shapes={"x": {1: ("rows", 1, 50)}}
+    )
+    for rows in (1, 3, 50):
+        x = torch.randn(2, rows, 3)
+        for mine, theirs in zip(engine(x), Solved()(x.double()), strict=True):
+            torch.testing.assert_close(mine.double(), theirs.double(), rtol=1e-3, atol=1e-4)
+
+
+def test_singular_and_indefinite_matrices_among_others() -> None:
+    """Each has its own result, as in the elimination that is unrolled."""
+    good = np.diag([4.0, 1.0, 9.0])
+    a = np.stack([good, np.ones((3, 3)), np.diag([4.0, -1.0, 1.0])])
+    part = dict(full=False, upper=False)
+    inverse, pivots, lower = (matrix_part([a], {"part": name, **part}) for name in ("inverse", "pivots", "cholesky"))
+    np.testing.assert_allclose(inverse[0] @ good, np.eye(3))
+    assert np.isnan(inverse[1]).all() and np.isfinite(inverse[2]).all()
+    np.testing.assert_allclose(pivots, [[4, 1, 9], [1, 0, 0], [4, -1, 1]])
+    np.testing.assert_allclose(lower[0], np.diag([2.0, 1.0, 3.0]))
+    assert lower[2, 0, 0] == 2 and np.isnan(lower[2, 1, 1])
 
 
 def test_what_has_no_factors_is_refused() -> None:

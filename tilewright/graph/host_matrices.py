@@ -1,4 +1,5 @@
-"""Host ops that factor matrices with LAPACK through NumPy, where no fixed number of steps suffices."""
+"""Host ops that factor matrices with LAPACK, through NumPy: no fixed number of steps suffices, or too many would be
+unrolled."""
 
 from __future__ import annotations
 
@@ -18,7 +19,14 @@ PARTS = {
     "vh": "orthogonal [..., k, n], a = u s vh",
     "values": "eigenvalues [..., n] of a symmetric matrix, rising",
     "vectors": "its eigenvectors [..., n, n], as columns",
+    "inverse": "of a square matrix; NaN for a singular one",
+    "pivots": "of an elimination in a square matrix, each step's [..., n]",
+    "determinant": "[...] of a square matrix",
+    "sign": "[...] of the determinant, or 0",
+    "logarithm": "[...] of the determinant's size",
+    "cholesky": "lower triangular l [..., n, n], a = l lᵀ; NaN from the step on that finds no positive pivot",
 }
+_SQUARE = ("values", "vectors", "inverse", "pivots", "determinant", "sign", "logarithm", "cholesky")
 
 
 def matrix_part_type(inputs: Inputs, attributes: Attributes) -> Types:
@@ -26,13 +34,14 @@ def matrix_part_type(inputs: Inputs, attributes: Attributes) -> Types:
     if a.rank < 2 or not a.dtype.is_float or part not in PARTS:
         raise ShapeError(f"{str(part)[:40]!r} of {a!r}: one of {', '.join(PARTS)} of matrices of floats [..., m, n]")
     *lead, rows, columns = a.shape
-    if part in ("values", "vectors") and rows != columns:
-        raise ShapeError(f"eigenvalues of {a!r}, which must be square")
+    if part in _SQUARE and rows != columns:
+        raise ShapeError(f"{part} of {a!r}, which must be square")
     least = _least(rows, columns)
     high, wide = (rows, columns) if attributes["full"] else (least, least)
     shapes: dict[str, tuple[Size, ...]] = {
         "q": (rows, high), "r": (high, columns), "u": (rows, high), "s": (least,), "vh": (wide, columns),
-        "values": (columns,), "vectors": (rows, columns),
+        "values": (columns,), "vectors": (rows, columns), "inverse": (rows, columns), "pivots": (columns,),
+        "determinant": (), "sign": (), "logarithm": (), "cholesky": (rows, columns),
     }  # fmt: skip
     return [(a.dtype, (*lead, *shapes[part]))]
 
@@ -57,7 +66,50 @@ def matrix_part(inputs: Arrays, attributes: Attributes) -> Array:
         found = np.linalg.svd(a, full_matrices=full)[0 if part == "u" else 2]
     elif part == "s":
         found = np.linalg.svd(a, compute_uv=False)
-    else:
+    elif part in ("values", "vectors"):
         found = np.linalg.eigh(a, "U" if attributes["upper"] else "L")[part == "vectors"]
+    elif part == "determinant":
+        found = np.linalg.det(a)
+    elif part in ("sign", "logarithm"):
+        found = np.linalg.slogdet(a)[part == "logarithm"]
+    else:
+        found = {"inverse": _inverse, "pivots": _pivots, "cholesky": _cholesky}[part](a)
     found = np.where(sound.reshape(sound.shape + (1,) * (found.ndim - sound.ndim)), found, np.nan)
     return found.astype(np.asarray(inputs[0]).dtype)
+
+
+def _inverse(a: Array) -> Array:
+    try:
+        return np.linalg.inv(a)
+    except np.linalg.LinAlgError:  # of one of them
+        singular = (_pivots(a) == 0).any(-1)[..., None, None]
+        return np.where(singular, np.nan, np.linalg.inv(np.where(singular, np.eye(a.shape[-1]), a)))
+
+
+def _pivots(a: Array) -> Array:
+    """The pivots of an elimination that takes the largest element of each column, as LAPACK's does."""
+    a, found = a.copy(), np.ones(a.shape[:-1])
+    for step in range(a.shape[-1]):
+        best = np.abs(a[..., step:, step]).argmax(-1)[..., None, None] + step
+        chosen = np.take_along_axis(a, best, -2)
+        np.put_along_axis(a, best, a[..., step : step + 1, :], -2)
+        found[..., step] = chosen[..., 0, step]
+        divisor = np.where(chosen[..., step : step + 1] == 0, 1, chosen[..., step : step + 1])
+        below = a[..., step + 1 :, :]
+        below -= a[..., step + 1 :, step : step + 1] / divisor * chosen
+    return found
+
+
+def _cholesky(a: Array) -> Array:
+    """The upper triangle is not read."""
+    try:
+        return np.linalg.cholesky(a)
+    except np.linalg.LinAlgError:  # of one of them
+        factor = np.tril(a)
+        with np.errstate(all="ignore"):
+            for step in range(a.shape[-1]):
+                column = factor[..., step:, step]
+                column /= np.sqrt(column[..., :1])
+                rest = factor[..., step + 1 :, step + 1 :]
+                rest -= column[..., 1:, None] * column[..., None, 1:]
+        return np.tril(factor)

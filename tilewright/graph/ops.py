@@ -323,7 +323,8 @@ _op("host", "top_k", 2, host.values_or_positions, host.top_k,
     axis=REQUIRED, shape=REQUIRED, gives="values", largest=True, what="k")
 _op("host", "matrix_part", 1, matrices.matrix_part_type, matrices.matrix_part,
     "a factor of matrices [..., m, n], `part`: q or r; u, s or vh of a singular value decomposition; values or vectors "
-    "of eigenvalues; `full`: q, u, vh square; `upper`: which triangle of a symmetric matrix is read",
+    "of eigenvalues; cholesky; inverse, pivots, determinant, its sign and logarithm; `full`: q, u, vh square; `upper`: "
+    "which triangle of a symmetric matrix eigenvalues read",
     part=REQUIRED, full=False, upper=False)
 _op("host", "coupled_probabilities", 1, host.coupled_type, host.coupled_probabilities,
     "probabilities of classes [N, C] from those of every pair of classes [N, C, C]")

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from tilewright.dtypes import DType, float64, int64
+from tilewright.dtypes import DType, float32, float64, int64
 from tilewright.graph.core import Value
 from tilewright.importers.emitter import Emitter
 from tilewright.importers.report import Unsupported
@@ -338,8 +338,17 @@ def upsample_nearest(emit: Emitter, x: Value, targets: Iterable[tuple[int, Size,
             positions = np.minimum((np.arange(size, dtype=np.float32) * step).astype(np.int64), extent - 1)
             x = emit.op("gather", x, emit.constant(positions, "positions"), axis=axis)
         else:
-            raise Unsupported(f"nearest resampling from {extent} to {size}", "use a whole factor or fixed sizes")
+            x = emit.op("gather", x, _nearest_at_run_time(emit, extent, size, factor), axis=axis)
     return x
+
+
+def _nearest_at_run_time(emit: Emitter, extent: Size, size: Size, factor: float | None) -> Value:
+    """The places that new pixels take theirs from, of sizes that only the run knows."""
+    old, new = emit.value(extent, float32), emit.value(size, float32)
+    step: Value | float = float(np.float32(1 / factor)) if factor else emit.op("divide", old, new)
+    places = emit.cast(emit.op("multiply", emit.cast(emit.iota(size), float32), step), int64)
+    last = emit.op("subtract", emit.value(extent, int64), 1)
+    return emit.op("minimum", places, last)
 
 
 def repeat(emit: Emitter, x: Value, axis: int, count: Size) -> Value:

@@ -1,11 +1,13 @@
-"""Solutions, inverses, determinants and factors of small matrices, unrolled; shared by the importers.
+"""Solutions, inverses, determinants and factors of matrices; shared by the importers.
 
-Matrices are [..., n, n] of a fixed n up to `MOST_MATRIX_ROWS`; all is computed in float64 and rounded once.  Singular
-matrices give infinities or NaN, where PyTorch raises an error.
+Those of matrices [..., n, n] of a fixed n up to `MOST_MATRIX_ROWS` are unrolled; LAPACK computes those of others on the
+host (`host_matrices`).  All is computed in float64 and rounded once.  Singular matrices give infinities or NaN, where
+PyTorch raises an error.
 """
 
 from __future__ import annotations
 
+import functools
 import math
 
 from tilewright.dtypes import float64, int64
@@ -13,25 +15,40 @@ from tilewright.graph.core import Value
 from tilewright.graph.inference import broadcast_shapes
 from tilewright.importers.emitter import Emitter
 from tilewright.importers.report import Unsupported
+from tilewright.symbolic import Size
 
-MOST_MATRIX_ROWS = 32  # rows of a matrix: each is a step of a dozen nodes
+MOST_MATRIX_ROWS = 32  # rows of an unrolled matrix: each is a step of a dozen nodes
 
 
-def order_of(a: Value) -> int:
-    """n of matrices [..., n, n]; raises `Unsupported` for one that is not fixed, or too large to unroll."""
-    order = a.shape[-1]
-    if not isinstance(order, int) or not 1 <= order <= MOST_MATRIX_ROWS:
-        raise Unsupported(
-            f"the factors of a matrix of {order} rows", f"use matrices of a fixed 1 to {MOST_MATRIX_ROWS} rows"
-        )
+def order_of(a: Value) -> Size:
+    """n of matrices [..., n, n]; raises `Unsupported` for other element types than floats."""
     if not a.dtype.is_float:
         raise Unsupported(f"the factors of a matrix of {a.dtype}", "use real floating-point numbers")
-    return order
+    return a.shape[-1]
+
+
+def _steps(a: Value) -> int | None:
+    """The steps of an elimination that is unrolled; None for one on the host."""
+    order = order_of(a)
+    return order if isinstance(order, int) and 1 <= order <= MOST_MATRIX_ROWS else None
+
+
+def _on_host(emit: Emitter, a: Value, part: str) -> Value:
+    return emit.op("matrix_part", emit.cast(a, float64), part=part)
+
+
+def identity(emit: Emitter, order: Size) -> Value:
+    """Booleans [n, n], true along the diagonal."""
+    line = emit.iota(order)
+    return emit.op("equal", emit.unsqueeze(line, 1), emit.unsqueeze(line, 0))
 
 
 def solve(emit: Emitter, a: Value, b: Value) -> tuple[Value, Value]:
     """x of a x = b, with b [..., n, m]; and the pivots of a [..., n]."""
-    order, dtype = order_of(a), a.dtype
+    order, dtype = _steps(a), a.dtype
+    if order is None:
+        solution = emit.op("matmul", _on_host(emit, a, "inverse"), emit.cast(b, float64))
+        return emit.cast(solution, dtype), _on_host(emit, a, "pivots")
     lead = broadcast_shapes(a.shape[:-2], b.shape[:-2])
     a, b = (emit.broadcast(emit.cast(item, float64), (*lead, *item.shape[-2:])) for item in (a, b))
     joined = emit.op("concat", a, b, axis=a.rank - 1)
@@ -45,21 +62,49 @@ def solve(emit: Emitter, a: Value, b: Value) -> tuple[Value, Value]:
         column = emit.slice(joined, joined.rank - 1, step, step + 1)
         others = emit.op("subtract", joined, emit.op("multiply", column, row))
         joined = emit.op("where", _is_row(emit, order, step), row, others)
-    solution = emit.cast(emit.slice(joined, joined.rank - 1, order, joined.shape[-1]), dtype)
-    return solution, found[0] if order == 1 else emit.op("concat", *found, axis=len(lead))
+    solution = emit.slice(joined, joined.rank - 1, order, joined.shape[-1])
+    return emit.cast(solution, dtype), found[0] if order == 1 else emit.op("concat", *found, axis=len(lead))
 
 
 def inverse(emit: Emitter, a: Value) -> tuple[Value, Value]:
     """The inverse, and the pivots [..., n]."""
-    order = order_of(a)
-    line = emit.iota(order)
-    identity = emit.op("equal", emit.unsqueeze(line, 1), emit.unsqueeze(line, 0))
-    return solve(emit, a, emit.broadcast(emit.cast(identity, a.dtype), a.shape))
+    if _steps(a) is None:
+        return emit.cast(_on_host(emit, a, "inverse"), a.dtype), _on_host(emit, a, "pivots")
+    return solve(emit, a, emit.broadcast(emit.cast(identity(emit, order_of(a)), a.dtype), a.shape))
+
+
+def determinant(emit: Emitter, a: Value) -> Value:
+    """[...]."""
+    if _steps(a) is None:
+        return emit.cast(_on_host(emit, a, "determinant"), a.dtype)
+    found, sign = pivots(emit, a)
+    return emit.cast(_product(emit, [sign, *found]), a.dtype)
+
+
+def logarithm_of_determinant(emit: Emitter, a: Value) -> tuple[Value, Value]:
+    """The sign [...], and the logarithm of the size as a sum, which does not overflow."""
+    if _steps(a) is None:
+        sign, total = (_on_host(emit, a, part) for part in ("sign", "logarithm"))
+        return emit.cast(sign, a.dtype), emit.cast(total, a.dtype)
+    found, sign = pivots(emit, a)
+    one = emit.builder.number(1.0, float64)
+    logs = [emit.op("log", emit.op("absolute", pivot)) for pivot in found]
+    signs = []
+    for pivot in found:
+        below = emit.op("where", emit.op("less", pivot, 0.0), emit.op("negate", one), one)
+        signs.append(emit.op("where", emit.op("equal", pivot, 0.0), emit.builder.number(0.0, float64), below))
+    total = functools.reduce(lambda left, right: emit.op("add", left, right), logs)
+    return emit.cast(_product(emit, [sign, *signs]), a.dtype), emit.cast(total, a.dtype)
+
+
+def _product(emit: Emitter, values: list[Value]) -> Value:
+    return functools.reduce(lambda left, right: emit.op("multiply", left, right), values)
 
 
 def pivots(emit: Emitter, a: Value) -> tuple[list[Value], Value]:
-    """The pivots [...] of an elimination in float64, and the sign that their product lacks of the determinant."""
-    order = order_of(a)
+    """The pivots [...] of an unrolled elimination in float64; the sign that their product lacks of the determinant."""
+    order = _steps(a)
+    assert order is not None
     a = emit.cast(a, float64)
     found = []
     sign = emit.full(a.shape[:-2], 1.0, float64)
@@ -125,19 +170,24 @@ def order_after(emit: Emitter, places: Value, rows: int) -> Value:
 def diagonal(emit: Emitter, a: Value) -> Value:
     """The diagonal [..., min(m, n)] of matrices [..., m, n]."""
     rows, columns = a.shape[-2:]
-    assert isinstance(rows, int) and isinstance(columns, int)
-    least = min(rows, columns)
-    square = emit.slice(emit.slice(a, a.rank - 2, 0, least), a.rank - 1, 0, least)
-    line = emit.iota(least)
-    own = emit.op("equal", emit.unsqueeze(line, 1), emit.unsqueeze(line, 0))
-    kept = emit.op("where", own, square, emit.builder.number(0.0, a.dtype))
+    if rows != columns:
+        assert isinstance(rows, int) and isinstance(columns, int)
+        least = min(rows, columns)
+        a = emit.slice(emit.slice(a, a.rank - 2, 0, least), a.rank - 1, 0, least)
+    kept = emit.op("where", identity(emit, a.shape[-1]), a, emit.builder.number(0.0, a.dtype))
     return emit.op("reduce_sum", kept, axes=(a.rank - 1,), keepdims=False)
 
 
 def cholesky(emit: Emitter, a: Value, upper: bool) -> Value:
     """L of a = L Lᵀ, with zeros above the diagonal; its transpose with `upper`, which is what is read of a then."""
-    order, dtype = order_of(a), a.dtype
+    order, dtype = _steps(a), a.dtype
     a = emit.cast(emit.transpose(a, a.rank - 2, a.rank - 1) if upper else a, float64)
+    factor = _on_host(emit, a, "cholesky") if order is None else _unrolled_cholesky(emit, a, order)
+    factor = emit.cast(factor, dtype)
+    return emit.transpose(factor, a.rank - 2, a.rank - 1) if upper else factor
+
+
+def _unrolled_cholesky(emit: Emitter, a: Value, order: int) -> Value:
     columns = []
     for step in range(order):
         column = emit.slice(a, a.rank - 1, step, step + 1)
@@ -147,9 +197,7 @@ def cholesky(emit: Emitter, a: Value, upper: bool) -> Value:
         column = emit.op("where", seen, emit.op("divide", column, emit.op("sqrt", pivot)), zero)
         columns.append(column)
         a = emit.op("subtract", a, emit.op("multiply", column, emit.transpose(column, a.rank - 2, a.rank - 1)))
-    factor = columns[0] if order == 1 else emit.op("concat", *columns, axis=a.rank - 1)
-    factor = emit.cast(factor, dtype)
-    return emit.transpose(factor, a.rank - 2, a.rank - 1) if upper else factor
+    return columns[0] if order == 1 else emit.op("concat", *columns, axis=a.rank - 1)
 
 
 _TERMS, _SQUARES = 14, 40  # of the series for a norm up to 1/2, 2e-18 off; doublings of the argument up to 2^40
@@ -167,12 +215,10 @@ def exponential(emit: Emitter, a: Value) -> Value:
     power = emit.op("multiply", emit.op("log", emit.op("maximum", norm, 0.5)), 1 / math.log(2))
     squares = emit.op("minimum", emit.op("add", emit.op("floor", power), 2.0), float(_SQUARES))
     a = emit.op("multiply", a, emit.op("exp2", emit.op("negate", squares)))
-    line = emit.iota(order)
-    same = emit.op("equal", emit.unsqueeze(line, 1), emit.unsqueeze(line, 0))
-    identity = emit.broadcast(emit.cast(same, float64), a.shape)
-    found = identity
+    unit = emit.broadcast(emit.cast(identity(emit, order), float64), a.shape)
+    found = unit
     for term in range(_TERMS, 0, -1):
-        found = emit.op("add", identity, emit.op("divide", emit.op("matmul", a, found), float(term)))
+        found = emit.op("add", unit, emit.op("divide", emit.op("matmul", a, found), float(term)))
     for step in range(_SQUARES):
         wanted = emit.op("greater", squares, float(step))
         found = emit.op("where", wanted, emit.op("matmul", found, found), found)
@@ -181,8 +227,14 @@ def exponential(emit: Emitter, a: Value) -> Value:
 
 def solve_triangular(emit: Emitter, a: Value, b: Value, upper: bool, unit: bool = False) -> Value:
     """x of a x = b, where only one triangle of a is read; `unit`: its diagonal is ones."""
-    order, dtype = order_of(a), a.dtype
+    order, dtype = _steps(a), a.dtype
     a, b = emit.cast(a, float64), emit.cast(b, float64)
+    if order is None:
+        if unit:
+            one = emit.builder.number(1.0, float64)
+            a = emit.op("where", identity(emit, a.shape[-1]), one, a)
+        inverted = _on_host(emit, emit.keep_triangle(a, 0, upper), "inverse")
+        return emit.cast(emit.op("matmul", inverted, b), dtype)
     found: dict[int, Value] = {}
     for step in reversed(range(order)) if upper else range(order):
         row = _row(emit, b, step)

@@ -199,7 +199,7 @@ def _arguments(
     """Positional and keyword arguments for the export, NumPy arrays as tensors and no tensor twice.
 
     Export knows tensors by identity: one that is given for two inputs, or that the module owns, would make
-    the exported program read one of the two wherever it reads the other.
+    the exported program read one of the two wherever it reads the other. Of a view it asks how it lies in the whole.
     """
     seen = {id(tensor) for tensor in (*module.parameters(), *module.buffers())}
 
@@ -207,7 +207,7 @@ def _arguments(
         if type(leaf).__module__ == "numpy":
             leaf = torch.from_numpy(np.array(leaf))  # a copy: strides may be negative, memory read-only
         if isinstance(leaf, torch.Tensor):
-            leaf = leaf.detach().clone() if id(leaf) in seen else leaf
+            leaf = leaf.detach().clone() if id(leaf) in seen or leaf._is_view() else leaf
             seen.add(id(leaf))
         return leaf
 

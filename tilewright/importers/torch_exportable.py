@@ -80,9 +80,23 @@ def _sizes_as_lengths(module: torch.nn.Module) -> Iterator[None]:
 @contextmanager
 def whole_layers() -> Iterator[None]:
     """Recurrent layers as one operation each, of any length: what PyTorch would take apart, step by step, to learn the
-    shapes of their results."""
-    with mock.patch.object(decompositions, "_rnn_helper", _shapes_of_layers):
+    shapes of their results; and writes without a condition on sizes."""
+    with (
+        mock.patch.object(decompositions, "_rnn_helper", _shapes_of_layers),
+        mock.patch.object(torch, "_debug_has_internal_overlap", _overlap),
+    ):
         yield
+
+
+_SOME, _UNKNOWN = 1, 2  # PyTorch's numbers of what overlaps
+
+
+def _overlap(target: torch.Tensor) -> int:
+    """Whether elements of a tensor share memory, which a write to it refuses: those along a dimension that was
+    expanded do. PyTorch asks more of a view such as ``x[:, ::2]``, each of which would narrow the range of a size."""
+    sizes = zip(target.shape, target.stride(), strict=True)
+    expanded = any(isinstance(step, int) and not step and not (isinstance(n, int) and n < 2) for n, step in sizes)
+    return _SOME if expanded else _UNKNOWN
 
 
 def _shapes_of_layers(

@@ -28,7 +28,6 @@ REASONS = (
         "its code depends on the numbers in tensors",
     ),
     (r"Constraints violated|specialized", "PyTorch exports it for one size only"),
-    (r"packed sequences", "packed sequences"),
     (r"random numbers", "draws random numbers"),
     (r"result's size depends|boolean mask", "a size that depends on data"),
     (r"read out of a tensor by", "a number read out of a tensor"),

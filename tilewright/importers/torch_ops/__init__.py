@@ -6,6 +6,7 @@ from tilewright.importers.rules import Rule, RuleTable, merge
 from tilewright.importers.torch_ops import (
     activation,
     choices,
+    complex_functions,
     complexes,
     contraction,
     creation,
@@ -41,6 +42,7 @@ SECTIONS: tuple[RuleTable, ...] = (
     regions.TABLE,
     special.TABLE,
     complexes.TABLE,
+    complex_functions.TABLE,
     random.TABLE,
     choices.TABLE,
     choices.TORCHVISION,

@@ -32,13 +32,13 @@ class _Part(TorchCall):
 
     @property
     def dtype(self) -> DType:
-        return _part_type(self)
+        return part_type(self)
 
     def promoted(self, *positions: int) -> DType:
-        return _part_type(self)
+        return part_type(self)
 
 
-def _part_type(call: TorchCall) -> DType:
+def part_type(call: TorchCall) -> DType:
     """The element type of the parts of the first result."""
     first = call.results[0]
     assert first is not None
@@ -97,19 +97,19 @@ def of(call: Emitter, value: Operand, dtype: DType) -> Complex:
 
 
 def _pair(call: TorchCall, left: Operand, right: Operand) -> tuple[Complex, Complex]:
-    dtype = _part_type(call)
+    dtype = part_type(call)
     return of(call, left, dtype), of(call, right, dtype)
 
 
 @rule("cat.default")
 def concatenate(call: TorchCall, tensors: Sequence[Operand], dim: int = 0) -> Complex:
-    found = [of(call, item, _part_type(call)) for item in tensors]
+    found = [of(call, item, part_type(call)) for item in tensors]
     return _for_parts(shape.concatenate)(call, found, dim)
 
 
 @rule("stack.default")
 def stack(call: TorchCall, tensors: Sequence[Operand], dim: int = 0) -> Complex:
-    found = [of(call, item, _part_type(call)) for item in tensors]
+    found = [of(call, item, part_type(call)) for item in tensors]
     return _for_parts(shape.stack)(call, found, dim)
 
 
@@ -177,7 +177,7 @@ def copy(call: TorchCall, x: Operand, *_: Any, **__: Any) -> Any:
     assert first is not None
     if first.dtype not in REAL_TYPES:
         return call.cast(x.real if isinstance(x, Complex) else x, dtype_of(first.dtype))
-    return of(call, x, _part_type(call))
+    return of(call, x, part_type(call))
 
 
 # Arithmetic ------------------------------------------------------------------------------------------
@@ -218,9 +218,9 @@ def _scaled(call: TorchCall, op: str, x: Complex, factor: Any) -> Complex:
 @rule("mul.Tensor", "mul.Scalar")
 def multiply(call: TorchCall, left: Operand, right: Operand) -> Complex:
     if not isinstance(right, (Complex, complex)):
-        return _scaled(call, "multiply", of(call, left, _part_type(call)), right)
+        return _scaled(call, "multiply", of(call, left, part_type(call)), right)
     if not isinstance(left, (Complex, complex)):
-        return _scaled(call, "multiply", of(call, right, _part_type(call)), left)
+        return _scaled(call, "multiply", of(call, right, part_type(call)), left)
     return _times(call, *_pair(call, left, right))
 
 
@@ -228,7 +228,7 @@ def multiply(call: TorchCall, left: Operand, right: Operand) -> Complex:
 def divide(call: TorchCall, left: Operand, right: Operand) -> Complex:
     """With a complex divisor by Smith's method, which does not overflow."""
     if not isinstance(right, (Complex, complex)):
-        return _scaled(call, "divide", of(call, left, _part_type(call)), right)
+        return _scaled(call, "divide", of(call, left, part_type(call)), right)
     a, b = _pair(call, left, right)
     steep = call.op("less", call.op("absolute", b.real), call.op("absolute", b.imaginary))
     large, small = call.op("where", steep, b.imaginary, b.real), call.op("where", steep, b.real, b.imaginary)
@@ -251,16 +251,6 @@ def exponential(call: TorchCall, x: Complex) -> Complex:
     return Complex(*(call.op("multiply", grown, call.op(name, x.imaginary)) for name in ("cos", "sin")))
 
 
-@rule("pow.Tensor_Scalar")
-def power(call: TorchCall, x: Complex, exponent: Any) -> Complex:
-    if exponent not in (1, 2, 3):
-        raise Unsupported(f"a complex number to the power of {exponent}", "use products, or exp and log of its parts")
-    result = x
-    for _ in range(int(exponent) - 1):
-        result = _times(call, result, x)
-    return result
-
-
 @rule("square.default")
 def square(call: TorchCall, x: Complex) -> Complex:
     return _times(call, x, x)
@@ -280,13 +270,13 @@ def matmul(call: TorchCall, left: Complex, right: Complex) -> Complex:
 
 @rule("prod.default")
 def product_of_all(call: TorchCall, x: Operand, dtype: Any = None) -> Complex:
-    x = of(call, x, _part_type(call))
+    x = of(call, x, part_type(call))
     return _product_along(call, x, range(x.real.rank), False)
 
 
 @rule("prod.dim_int")
 def product_along(call: TorchCall, x: Operand, dim: int, keepdim: bool = False, dtype: Any = None) -> Complex:
-    x = of(call, x, _part_type(call))
+    x = of(call, x, part_type(call))
     return _product_along(call, x, [dim % x.real.rank] if x.real.rank else [], keepdim)
 
 
@@ -324,7 +314,7 @@ def _written(function: Callable[..., Any]) -> Callable[..., Any]:
 
     def written(call: TorchCall, x: Operand, *args: Any, **kwargs: Any) -> Any:
         names = ("source", "values", "value", "updates")
-        dtype = _part_type(call)
+        dtype = part_type(call)
 
         def both(item: Any) -> Any:
             floating = isinstance(item, Value) and item.dtype.is_float
@@ -347,7 +337,7 @@ for _name in (
 
 @rule("scatter.value")
 def scatter_value(call: TorchCall, x: Complex, dim: int, index: Value, value: Any) -> Complex:
-    number = of(call, value, _part_type(call))
+    number = of(call, value, part_type(call))
     part = _Part(call.builder, call.symbols, call.node)
     pairs = (x.real, number.real), (x.imaginary, number.imaginary)
     return Complex(*(indexing.scatter_value(part, old, dim, index, new) for old, new in pairs))
@@ -356,7 +346,7 @@ def scatter_value(call: TorchCall, x: Complex, dim: int, index: Value, value: An
 @rule("copy.default")
 def copied(call: TorchCall, x: Operand, source: Operand, *_: Any) -> Operand:
     """A real tensor takes the real part of a complex one."""
-    found = of(call, source, _part_type(call))
+    found = of(call, source, part_type(call))
     real, imaginary = (call.broadcast(part, call.shape) for part in (found.real, found.imaginary))
     return Complex(real, imaginary) if isinstance(x, Complex) else real
 
@@ -382,7 +372,7 @@ def equal(call: TorchCall, left: Operand, right: Operand) -> Value:
 
 @rule("scalar_tensor.default")
 def scalar_tensor(call: TorchCall, value: Any, **_: Any) -> Complex:
-    return of(call, value, _part_type(call))
+    return of(call, value, part_type(call))
 
 
 def _made(function: Callable[..., Value]) -> Callable[..., Complex]:
@@ -392,7 +382,7 @@ def _made(function: Callable[..., Value]) -> Callable[..., Complex]:
         number = complex(next((item for item in reversed(args) if isinstance(item, (int, float, complex))), 0.0))
         if function is not creation.full:
             number = complex(function is creation.ones)
-        dtype = _part_type(call)
+        dtype = part_type(call)
         return Complex(call.full(call.shape, number.real, dtype), call.full(call.shape, number.imag, dtype))
 
     return apply

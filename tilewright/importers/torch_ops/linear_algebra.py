@@ -1,8 +1,7 @@
-"""Linear algebra of small matrices, distances between rows."""
+"""Linear algebra of matrices, distances between rows."""
 
 from __future__ import annotations
 
-import functools
 import math
 from typing import Any
 
@@ -15,7 +14,7 @@ from tilewright.importers import matrices
 from tilewright.importers.report import Unsupported
 from tilewright.importers.rules import RuleTable
 from tilewright.importers.torch_fx import TorchCall, nothing
-from tilewright.symbolic import Size
+from tilewright.symbolic import Size, lift, simplify
 
 TABLE = RuleTable("Linear algebra", "aten.")
 rule = TABLE.rule
@@ -30,10 +29,10 @@ def _transposed(call: TorchCall, x: Value) -> Value:
 def _first(call: TorchCall, failed: Value) -> Value:
     """PyTorch's `info` [...] of LAPACK: which of the steps [..., n], counted from 1, is the first that failed, or 0."""
     steps, last = failed.shape[-1], (failed.rank - 1,)
-    assert isinstance(steps, int)
-    places = call.op("where", failed, call.op("add", call.iota(steps), 1), steps + 1)
+    none = call.value(simplify(lift(steps) + 1), int64)
+    places = call.op("where", failed, call.op("add", call.iota(steps), 1), none)
     first = call.op("reduce_min", places, axes=last, keepdims=False)
-    return call.cast(call.op("remainder", first, steps + 1), int32)
+    return call.cast(call.op("remainder", first, none), int32)
 
 
 @rule("linalg_inv_ex.default")
@@ -65,33 +64,19 @@ def solve(
     return call.reshape(found, call.shape), None, None, _first(call, failed)
 
 
-def _product(call: TorchCall, values: list[Value]) -> Value:
-    return functools.reduce(lambda left, right: call.op("multiply", left, right), values)
-
-
 @rule("_linalg_det.default")
 def determinant(call: TorchCall, a: Value) -> tuple[Value, None, None]:
-    found, sign = matrices.pivots(call, a)
-    return call.cast(_product(call, [sign, *found]), a.dtype), None, None
+    return matrices.determinant(call, a), None, None
 
 
 @rule("linalg_det.default")
 def determinant_alone(call: TorchCall, a: Value) -> Value:
-    return determinant(call, a)[0]
+    return matrices.determinant(call, a)
 
 
 @rule("_linalg_slogdet.default")
 def logarithm_of_determinant(call: TorchCall, a: Value) -> tuple[Value, Value, None, None]:
-    """The sign, and the logarithm of the size as a sum, which does not overflow."""
-    found, sign = matrices.pivots(call, a)
-    one = call.builder.number(1.0, float64)
-    logs = [call.op("log", call.op("absolute", pivot)) for pivot in found]
-    signs = []
-    for pivot in found:
-        below = call.op("where", call.op("less", pivot, 0.0), call.op("negate", one), one)
-        signs.append(call.op("where", call.op("equal", pivot, 0.0), call.builder.number(0.0, float64), below))
-    total = functools.reduce(lambda left, right: call.op("add", left, right), logs)
-    return call.cast(_product(call, [sign, *signs]), a.dtype), call.cast(total, a.dtype), None, None
+    return *matrices.logarithm_of_determinant(call, a), None, None
 
 
 @rule("linalg_lu_factor_ex.default")
@@ -208,7 +193,7 @@ def old_solve_triangular(
 def inverse_of_cholesky(call: TorchCall, factor: Value, upper: bool = False) -> Value:
     """The inverse of L Lᵀ, or of Uᵀ U; one triangle of the factor is read."""
     lower = _transposed(call, factor) if upper else factor
-    identity = call.constant(np.eye(matrices.order_of(lower), dtype=lower.dtype.numpy), "identity")
+    identity = call.cast(matrices.identity(call, matrices.order_of(lower)), lower.dtype)
     half = matrices.solve_triangular(call, lower, call.broadcast(identity, lower.shape), upper=False)
     return call.op("matmul", _transposed(call, half), half)
 
@@ -317,11 +302,18 @@ def euclidean_distances(call: TorchCall, left: Value, right: Value) -> Value:
 def own_distances(call: TorchCall, x: Value, p: float = 2) -> Value:
     """Distances between all pairs of rows [N, M], in the order of the upper triangle."""
     count = x.shape[0]
-    if not isinstance(count, int) or count < 2:
-        raise Unsupported(f"distances among {count} rows", "fix the number of rows, 2 at least")
-    left, right = (
-        call.op("gather", x, call.constant(side.astype(np.int64), "pairs"), axis=0)
-        for side in np.triu_indices(count, 1)
-    )
+    if not isinstance(count, int):
+        # Of pair k, counted from the end, the first row is i from the end while i(i+1)/2 is at most k.
+        pairs = call.shape[0]
+        back = call.op("subtract", call.value(simplify(lift(pairs) - 1), int64), call.iota(pairs))
+        root = call.op("sqrt", call.op("add", call.op("multiply", call.cast(back, float64), 8.0), 1.0))
+        row = call.cast(call.op("floor", call.op("multiply", call.op("subtract", root, 1.0), 0.5)), int64)
+        start = call.op("floor_divide", call.op("multiply", row, call.op("add", row, 1)), 2)
+        last = call.value(simplify(lift(count) - 1), int64)
+        places = [call.op("subtract", call.op("subtract", last, 1), row),
+                  call.op("subtract", last, call.op("subtract", back, start))]  # fmt: skip
+    else:
+        places = [call.constant(side.astype(np.int64), "pairs") for side in np.triu_indices(count, 1)]
+    left, right = (call.op("gather", x, place, axis=0) for place in places)
     found = distances(call, call.unsqueeze(left, 1), call.unsqueeze(right, 1), p)
     return call.reshape(found, call.shape)

@@ -8,13 +8,17 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from functools import partial
 
 from tilewright.dtypes import int64
 from tilewright.graph.core import Value
-from tilewright.importers.report import Unsupported
+from tilewright.importers.emitter import Emitter
+from tilewright.importers.loops import loop
 from tilewright.importers.rules import RuleTable
 from tilewright.importers.torch_fx import TorchCall
 from tilewright.symbolic import Size, lift, simplify
+
+_FEW_STEPS = 8  # that are unrolled
 
 TABLE = RuleTable("Recurrent layers and cells", "aten.")
 rule = TABLE.rule
@@ -222,29 +226,49 @@ def _projected_layer(
     call: TorchCall, cell: _Cell, x: Value, begin: Sequence[Sequence[Value]], sides: Sequence[Sequence[Value]],
     has_biases: bool, lengths: Value | None,
 ) -> tuple[Value, list[list[Value]]]:  # fmt: skip
-    """The same of an LSTM whose state is projected, step by step."""
+    """The same of an LSTM whose state is projected: a loop over the steps, few of which are unrolled."""
     steps = x.shape[0]
-    if lengths is not None:
-        raise Unsupported("an LSTM with projections of packed sequences", "give it padded ones, or leave out proj_size")
-    if not isinstance(steps, int):
-        raise Unsupported(f"an LSTM with projections of {steps} steps", "fix the length, or leave out proj_size")
     outputs: list[Value] = []
     ends: list[list[Value]] = [[], []]
     for number, (states, side) in enumerate(zip(begin, sides, strict=True)):
-        hidden, memory = states
         of_input, of_state, *added, projection = side
         total = call.op("matmul", x, of_input, transpose_b=True)
         for bias in added:
             total = call.op("add", total, bias)
-        rows: dict[int, Value] = {}
-        for step in range(steps)[:: -1 if number else 1]:
-            product = call.op("matmul", hidden, of_state, transpose_b=True)
-            into, forget, new, out = call.equal_parts(call.op("add", call.select(total, 0, step), product), 4)
-            kept = call.op("multiply", call.op("sigmoid", forget), memory)
-            memory = call.op("add", kept, call.op("multiply", call.op("sigmoid", into), call.op("tanh", new)))
-            shown = call.op("multiply", call.op("sigmoid", out), call.op("tanh", memory))
-            hidden = rows[step] = call.op("matmul", shown, projection, transpose_b=True)
-        outputs.append(_joined(call, [call.unsqueeze(rows[step], 0) for step in range(steps)], 0))
-        ends[0].append(hidden)
-        ends[1].append(memory)
+        captured = [total, of_state, projection, *([] if lengths is None else [lengths])]
+        step = partial(_projected_step, steps=steps, reverse=number == 1)
+        if isinstance(steps, int) and 0 < steps <= _FEW_STEPS:
+            rows, last = [], list(states)
+            for place in range(steps):
+                _, (*last, row) = step(call, call.value(place, int64), last, captured)
+                rows.append(call.unsqueeze(row, 0))
+            shown = _joined(call, rows, 0)
+        else:
+            *last, shown = loop(call, step, states, captured, trips=steps)
+        outputs.append(call.flip(shown, 0) if number else shown)
+        for end, value in zip(ends, last, strict=True):
+            end.append(value)
     return _joined(call, outputs, 2), ends
+
+
+def _projected_step(
+    emit: Emitter, iteration: Value, states: list[Value], captured: list[Value], steps: Size, reverse: bool
+) -> tuple[None, list[Value]]:
+    """The states after a step, and the output; `captured`: the input's part of the gates of all steps, the weights of
+    the state and of its projection, and the lengths of padded sequences."""
+    total, of_state, projection, *lengths = captured
+    place = iteration
+    if reverse:
+        place = emit.op("subtract", emit.value(simplify(lift(steps) - 1), int64), iteration)
+    product = emit.op("matmul", states[0], of_state, transpose_b=True)
+    gates = emit.op("add", emit.op("gather", total, place, axis=0), product)
+    into, forget, new, out = emit.equal_parts(gates, 4)
+    kept = emit.op("multiply", emit.op("sigmoid", forget), states[1])
+    memory = emit.op("add", kept, emit.op("multiply", emit.op("sigmoid", into), emit.op("tanh", new)))
+    shown = emit.op("multiply", emit.op("sigmoid", out), emit.op("tanh", memory))
+    hidden = emit.op("matmul", shown, projection, transpose_b=True)
+    if not lengths:
+        return None, [hidden, memory, hidden]
+    inside = emit.unsqueeze(emit.op("greater", lengths[0], place), 1)
+    after = [emit.op("where", inside, value, state) for value, state in zip((hidden, memory), states, strict=True)]
+    return None, [*after, emit.op("where", inside, hidden, emit.builder.number(0.0, hidden.dtype))]
