@@ -13,8 +13,7 @@ from tilewright.dtypes import int1
 from tilewright.engine.schedule import Parts, RunState, Schedule
 from tilewright.errors import EngineError, InputError, ShapeError, TilewrightError
 from tilewright.graph.core import Graph
-from tilewright.graph.host_values import given as given_value
-from tilewright.graph.host_values import returned
+from tilewright.graph.host_values import host_array, returned
 from tilewright.graph.ops import kind_of
 from tilewright.runtime import tensors
 from tilewright.runtime.on_device import OnDevice, host, is_on_gpu, on_device, viewed
@@ -126,7 +125,7 @@ class StagedSession:
         for spec, dtype in zip(self.plan.inputs, self._host_only, strict=True):
             value = inputs[spec.name]
             if dtype is not None:
-                arrays.append(given_value(value, dtype, spec.name))
+                arrays.append(host_array(value, dtype, spec.name))
                 places.append(None)
                 continue
             array, place = self._view(value, spec, "input")

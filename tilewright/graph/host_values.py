@@ -14,7 +14,7 @@ from tilewright.dtypes import HOST_ONLY, DType, element_of, string
 from tilewright.errors import InputError, a_kind
 
 
-def given(value: Any, dtype: DType, what: str) -> np.ndarray:
+def host_array(value: Any, dtype: DType, what: str) -> np.ndarray:
     """The array of objects of a value of a `HOST_ONLY` type; raises `InputError`, which calls it the input `what`."""
     if dtype == string:
         return _text(value, what)
@@ -35,7 +35,7 @@ def given(value: Any, dtype: DType, what: str) -> np.ndarray:
 def _item(value: Any, dtype: DType, what: str) -> np.ndarray:
     """A tensor or a sequence inside."""
     if dtype in HOST_ONLY:
-        return given(value, dtype, what)
+        return host_array(value, dtype, what)
     if hasattr(value, "cpu") and not isinstance(value, np.ndarray):  # of PyTorch, maybe on a GPU
         value = value.detach().cpu()
     try:

@@ -326,14 +326,14 @@ class _PatternReader:
 
 
 @dataclass(frozen=True)
-class _Ways:
+class _Fork:
     """An instruction that goes on at several places."""
 
     places: tuple[int, ...]
 
 
 Instruction = Union[
-    One, CheckPattern, _Ways
+    One, CheckPattern, _Fork
 ]  # the first two go on at the next place; the end of the program is a match
 
 
@@ -363,10 +363,10 @@ def _write(tree: Tree, program: list[Instruction]) -> None:
                 program.append(_NOWHERE)
                 _write(tree.part, program)
             for place in skips:
-                program[place] = _Ways((place + 1, len(program)))
+                program[place] = _Fork((place + 1, len(program)))
 
 
-_NOWHERE = _Ways(())  # in the place of an instruction whose ends are not known yet
+_NOWHERE = _Fork(())  # in the place of an instruction whose ends are not known yet
 
 
 def _write_choice(tree: ChoicePattern, program: list[Instruction]) -> None:
@@ -377,17 +377,17 @@ def _write_choice(tree: ChoicePattern, program: list[Instruction]) -> None:
         _write(part, program)
         ends.append(len(program))
         program.append(_NOWHERE)
-    program[start] = _Ways(tuple(begins))
+    program[start] = _Fork(tuple(begins))
     for place in ends:
-        program[place] = _Ways((len(program),))
+        program[place] = _Fork((len(program),))
 
 
 def _write_loop(part: Tree, program: list[Instruction]) -> None:
     start = len(program)
     program.append(_NOWHERE)
     _write(part, program)
-    program.append(_Ways((start,)))
-    program[start] = _Ways((start + 1, len(program)))
+    program.append(_Fork((start,)))
+    program[start] = _Fork((start + 1, len(program)))
 
 
 _Groups = tuple[frozenset[int], ...]
@@ -469,7 +469,7 @@ class Pattern:
                 continue
             found.add(place)
             instruction = self._program[place] if place < len(self._program) else None
-            if isinstance(instruction, _Ways):
+            if isinstance(instruction, _Fork):
                 waiting += instruction.places
             elif isinstance(instruction, CheckPattern) and instruction.holds(before, after):
                 waiting.append(place + 1)

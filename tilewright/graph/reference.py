@@ -11,7 +11,7 @@ import numpy as np
 from tilewright.dtypes import HOST_ONLY, DType, float8e4nv, float8e5, from_numpy
 from tilewright.errors import ShapeError
 from tilewright.graph.core import Graph, Node, Value
-from tilewright.graph.host_values import given, returned
+from tilewright.graph.host_values import host_array, returned
 from tilewright.graph.ops import ON_HOST, definition
 from tilewright.symbolic import Expression, Size, evaluate, free_symbols, plain_symbol
 
@@ -45,7 +45,7 @@ def run(graph: Graph, inputs: Mapping[str, Any], dtype: Any = np.float64) -> dic
 def read_input(inputs: Mapping[str, Any], value: Value) -> np.ndarray:
     """An input as an array."""
     item = inputs[value.name]
-    return given(item, value.dtype, value.name) if value.dtype in HOST_ONLY else np.asarray(item)
+    return host_array(item, value.dtype, value.name) if value.dtype in HOST_ONLY else np.asarray(item)
 
 
 def run_graph(

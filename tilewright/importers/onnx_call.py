@@ -272,7 +272,7 @@ class OnnxCall(Emitter):
         """Input `index` as a list of int64 in the graph."""
         return self.reshape(self.cast(self[index], int64), (self.count(index),))
 
-    def what(self, index: int) -> str:
+    def input_text(self, index: int) -> str:
         """An input for messages at run time."""
         return f"input {index} ({self.tensor(index).name!r})"
 
@@ -315,7 +315,7 @@ class OnnxCall(Emitter):
         which tells what it is of."""
         if key not in self.builder.told:
             size = self.builder.told[key] = self.fresh(hint)
-            text = f"element {element} of {self.what(index)}"
+            text = f"element {element} of {self.input_text(index)}"
             self.op("extent", numbers(index), element=element, size=size, what=text)
         return self.builder.told[key]
 

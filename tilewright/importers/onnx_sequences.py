@@ -134,7 +134,7 @@ def _given(call: OnnxCall, index: int) -> list[Value]:
 
 
 def _what(call: OnnxCall, index: int) -> str:
-    return call.what(index) if call.has(index) else "the position"
+    return call.input_text(index) if call.has(index) else "the position"
 
 
 def _empty(call: OnnxCall) -> Tensor:
@@ -232,7 +232,7 @@ def _split(call: OnnxCall) -> Tensor:
     axis, keep = call.axis(x.rank, 0), bool(call.attribute("keepdims", 1)) or call.has(1)
     extent, sizes = x.shape[axis], _known_sizes(call, x.shape[axis])
     if sizes is None or simplify(lift(extent) - sum(sizes)) != 0:
-        attributes = {"axis": axis, "keep": keep, "what": call.what(1) if call.has(1) else "the sizes"}
+        attributes = {"axis": axis, "keep": keep, "what": call.input_text(1) if call.has(1) else "the sizes"}
         value = call.op("sequence_split", x, *_given(call, 1), shape=(call.fresh("length"),), **attributes)
         item = [None if place == axis else size for place, size in enumerate(x.shape) if keep or place != axis]
         return RunTimeList("", value, item=ItemShape(tuple(item)))

@@ -41,11 +41,11 @@ from tilewright.importers.torch_numbers import require_of_sizes
 from tilewright.importers.torch_objects import plain_calls, plain_fields, signature_of, taken_apart
 from tilewright.importers.torch_operators import composites, operators_listed_once
 from tilewright.importers.torch_ops import FOREIGN, RULES
+from tilewright.importers.torch_program import export_fixed, export_program, narrowed_ranges
 from tilewright.importers.torch_proved import deciding
 from tilewright.importers.torch_quiet import without_tracebacks
 from tilewright.importers.torch_results import filled, results_of
 from tilewright.importers.torch_symbols import SymbolTable, squeezed_symbols
-from tilewright.importers.torch_ways import export_fixed, export_program, narrowed_ranges
 from tilewright.importers.torch_writes import select_scatter
 from tilewright.symbolic import lower_bound, upper_bound
 

@@ -151,7 +151,7 @@ def _operands(group: Group, graph: Graph) -> tuple[dict[str, Operand], bool]:
     anchor = group.anchor
     assert anchor is not None
     problem = describe(anchor, graph, 0)
-    bias, relu = _behind(group, anchor)
+    bias, relu = _bias_and_relu(group, anchor)
     operands: dict[str, Operand] = {"a": _left(problem), "b": _right(problem)}
     if bias is not None:
         operands["bias"] = TiledOperand(bias, (problem.columns,), (1,), ())
@@ -159,7 +159,7 @@ def _operands(group: Group, graph: Graph) -> tuple[dict[str, Operand], bool]:
     return operands, relu
 
 
-def _behind(group: Group, anchor: Node) -> tuple[Value | None, bool]:
+def _bias_and_relu(group: Group, anchor: Node) -> tuple[Value | None, bool]:
     """A bias of the last axis, and whether relu comes behind it, where that is all there is; raises
     `NotImplementedError` where there is more."""
     value, bias, relu = anchor.output, None, False
@@ -242,7 +242,7 @@ def _alone(anchor: Node) -> Group:
 
 def _cudnn_convolution(group: Group, graph: Graph) -> KernelCall:
     anchor, x, w = checked_convolution(group)
-    bias, relu = _behind(group, anchor)
+    bias, relu = _bias_and_relu(group, anchor)
     if anchor.output.dtype.bits != 16:
         raise NotImplementedError("cuDNN rounds float32 to tf32")
     call = _convolution(_alone(anchor), graph)

@@ -133,10 +133,10 @@ class LLM:
         if type(limits.length) is not int or limits.length < 1:
             raise InputError(f"length is {length!r}, expected a whole number from 1")
         family = open_family(self.path, limits, dtype, weights)
-        step_bytes = family.kept * family.step.dtype.itemsize * limits.page
+        step_bytes = family.elements_per_token * family.step.dtype.itemsize * limits.page
         if self._draft_path is not None:
             drafts = open_family(self._draft_path, limits)
-            step_bytes += drafts.kept * drafts.step.dtype.itemsize * limits.page
+            step_bytes += drafts.elements_per_token * drafts.step.dtype.itemsize * limits.page
         pages = memory // step_bytes
         if length is None:
             limits = dataclasses.replace(limits, length=min(limits.length, max(pages, 1) * limits.page))

@@ -94,7 +94,7 @@ def fused_matmul(call: OnnxCall) -> Value:
 @rule("ConvTransposeWithDynamicPads")
 def transposed_convolution(call: OnnxCall) -> Value:
     """Inputs: image, weight, what is cut off at the begins and the ends, a bias."""
-    known, pads, what = not call.is_unknown(2), call.optional(2), call.what(2)
+    known, pads, what = not call.is_unknown(2), call.optional(2), call.input_text(2)
     if known and call.has(2):
         call.attributes = {**call.attributes, "pads": call.ints(2)}
     call.inputs = [*call.inputs[:2], *call.inputs[3:4]]

@@ -23,7 +23,7 @@ rule = TABLE.rule
 
 def reshape(call: OnnxCall, x: Value) -> Value:
     """A Reshape whose shape is known only then; elements that are known at import stay numbers."""
-    count, what = call.count(1), call.what(1)
+    count, what = call.count(1), call.input_text(1)
     allow_zero = bool(call.attribute("allowzero", 0))
     resolved: list[Value] = []
 
@@ -45,7 +45,7 @@ def reshape(call: OnnxCall, x: Value) -> Value:
 
 def expand(call: OnnxCall, x: Value) -> Value:
     """An Expand to a shape that is known only then; where x has a fixed size other than 1, that stays."""
-    count, what = call.count(1), call.what(1)
+    count, what = call.count(1), call.input_text(1)
     rank = max(count, x.rank)
     fixed = [1] * (rank - x.rank) + list(x.shape)
     if not all(isinstance(size, int) for size in fixed):
@@ -64,7 +64,7 @@ def expand(call: OnnxCall, x: Value) -> Value:
 
 def squeeze(call: OnnxCall, x: Value) -> Value:
     """A Squeeze whose axes are known only then."""
-    what, count = call.what(1), x.rank - call.count(1)
+    what, count = call.input_text(1), x.rank - call.count(1)
     if count < 0:
         raise Invalid(f"there are {call.count(1)} axes for {x!r}")
     kept = call.op("removed_extents", call.extents(x), call.numbers(1), count=count, what=what)
@@ -73,7 +73,7 @@ def squeeze(call: OnnxCall, x: Value) -> Value:
 
 def unsqueeze(call: OnnxCall, x: Value) -> Value:
     """An Unsqueeze whose axes are known only then."""
-    what, count = call.what(1), x.rank + call.count(1)
+    what, count = call.input_text(1), x.rank + call.count(1)
     extents = call.op("inserted_extents", call.extents(x), call.numbers(1), count=count, what=what)
     return call.reshape(x, call.read_sizes(extents, "size", what))
 
@@ -127,7 +127,7 @@ def with_axes(apply: Callable[[OnnxCall], Value]) -> Callable[[OnnxCall], Value]
             return apply(_other(call, [call.tensor(0), empty], call.attributes))
         if count > x.rank:
             raise Invalid(f"there are {count} axes for {x!r}")
-        what = call.what(1)
+        what = call.input_text(1)
         kept = [call.fresh("size") for _ in range(x.rank - count)]
         moved = call.op("axes_last", x, call.numbers(1), shape=(*kept, call.fresh("size")), what=what)
         last = known_tensor("axes", np.array([len(kept)], np.int64))
@@ -153,7 +153,7 @@ def along_axis(call: OnnxCall, x: Value, apply: Callable[[Value, int], Value]) -
     if call.count(1) != 1:
         raise Invalid(f"there are {call.count(1)} axes; there must be one")
     sizes = [call.fresh("size") for _ in range(x.rank)]
-    what = call.what(1)
+    what = call.input_text(1)
     moved = call.op("axes_last", x, call.numbers(1), shape=tuple(sizes), what=what)
     return call.op("last_axis_at", apply(moved, x.rank - 1), call.numbers(1), shape=x.shape, what=what)
 
@@ -162,7 +162,7 @@ def top_k(call: OnnxCall, x: Value, axis: int, largest: bool, count: Size | None
     """The k largest, where k (`count`, if it is a size) is known only then."""
     shape = list(x.shape)
     shape[axis] = call.fresh("k") if count is None else count
-    shared = {"axis": axis, "shape": tuple(shape), "largest": largest, "what": call.what(1)}
+    shared = {"axis": axis, "shape": tuple(shape), "largest": largest, "what": call.input_text(1)}
     values, positions = (
         call.op("top_k", x, call.numbers(1), gives=gives, **shared) for gives in ("values", "positions")
     )

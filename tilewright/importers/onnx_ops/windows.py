@@ -192,11 +192,11 @@ def max_unpool(call: OnnxCall) -> Value:
 def _enlarged(call: OnnxCall, image: Value) -> Value:
     """An image with zeros after it up to a shape that is known only at run time."""
     if call.count(2) != image.rank:
-        raise Invalid(f"{call.what(2)} has {call.count(2)} sizes; {image!r} has {image.rank} dimensions")
+        raise Invalid(f"{call.input_text(2)} has {call.count(2)} sizes; {image!r} has {image.rank} dimensions")
     more = call.op("subtract", call.numbers(2), call.extents(image))
     pads = call.op("concat", call.full((image.rank,), 0, int64), more, axis=0)
     shape = tuple(call.fresh("size") for _ in range(image.rank))
-    return call.op("pad_at", image, pads, shape=shape, what=call.what(2))
+    return call.op("pad_at", image, pads, shape=shape, what=call.input_text(2))
 
 
 @rule("Col2Im")

@@ -12,7 +12,7 @@ from tilewright.graph.fusion import Group, read_outside
 from tilewright.graph.views import StridedView, dense_view, follow_all
 from tilewright.launch.jit import JITFunction
 from tilewright.library.attention.cpu_kernel import attention, attention_decode
-from tilewright.library.attention.slots import computes, movement_behind
+from tilewright.library.attention.slots import computes, trailing_movement
 from tilewright.library.binding import bind_sizes
 from tilewright.library.candidate import Candidate, KernelCall, Operand, Stage
 from tilewright.library.cost import estimate, expected
@@ -118,7 +118,7 @@ def _leading(value: Value, producers: Mapping[Value, Node]) -> list[Node]:
 
 def _writes_by_strides(group: Group) -> bool:
     """Whether the movement behind the anchor is one permute of heads and queries, with reshapes behind it."""
-    moves = movement_behind(group)
+    moves = trailing_movement(group)
     ops = [node.op for node in moves]
     if "permute" not in ops:
         return True
@@ -278,7 +278,7 @@ def _output_strides(group: Group) -> Sequence[Size]:
     anchor = group.anchor
     assert anchor is not None
     batch, heads, queries, width = anchor.output.shape
-    permutes = [node for node in movement_behind(group) if node.op == "permute"]
+    permutes = [node for node in trailing_movement(group) if node.op == "permute"]
     if not permutes:
         return dense_view(anchor.output.shape).strides
     if len(permutes) > 1 or permutes[0].attributes["order"] != (0, 2, 1, 3):

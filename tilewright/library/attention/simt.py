@@ -39,10 +39,10 @@ def gpu_attention(group: Group, graph: Graph, target: Target) -> list[Candidate]
         *(decoding_candidates(group, graph, target) or hopper_candidates(group, graph, call, target)),
         replace(plain, cost=cost),
     ]
-    return [*blocks, *(_behind(copies, candidate, target) for candidate in strided)]
+    return [*blocks, *(_with_copies(copies, candidate, target) for candidate in strided)]
 
 
-def _behind(copies: Copies, candidate: Candidate, target: Target) -> Candidate:
+def _with_copies(copies: Copies, candidate: Candidate, target: Target) -> Candidate:
     """A candidate with its copies, each of which costs at least a launch."""
     count = len(copies.before) + len(copies.after)
     seconds = candidate.cost.seconds + count * target.machine().launches.kernel

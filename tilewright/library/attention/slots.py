@@ -39,14 +39,14 @@ def quantizing(dtype: DType, place: int = 0) -> SourceFunction:
     return epilogue
 
 
-def movement_behind(group: Group) -> list[Node]:
+def trailing_movement(group: Group) -> list[Node]:
     """The permutes and reshapes behind the anchor."""
     return [node for node in group.epilogue if node.op in ("permute", "reshape")]
 
 
 def computes(group: Group) -> bool:
     """Whether there is arithmetic behind the anchor, and not movement alone."""
-    return len(movement_behind(group)) < len(group.epilogue)
+    return len(trailing_movement(group)) < len(group.epilogue)
 
 
 def quantized_by(group: Group, graph: Graph) -> float | None:

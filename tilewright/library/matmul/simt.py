@@ -121,7 +121,7 @@ def _plain(problem: Problem, slots: Slots, group: Group, target: Target) -> list
     return [*_tiled(problem, slots, group, target), *_in_parts(problem, slots, group, target)]
 
 
-def _behind(problem: Problem, slots: Slots, target: Target) -> float:
+def _epilogue_seconds(problem: Problem, slots: Slots, target: Target) -> float:
     """The seconds of what follows a product."""
     elements = expected(simplify(lift(product([problem.batches, problem.rows])) * problem.columns))
     return elements * slots.cost.exact_work / (target.machine().processors * target.machine().clock)
@@ -135,7 +135,7 @@ def _tiled(problem: Problem, slots: Slots, group: Group, target: Target, most: i
     spans = row_ranges(problem.rows)
     sizes = (problem.columns, problem.depth, problem.batches)
     ranked = [plain_tiles(span.examples, sizes, problem.a, target, _singly(problem)) for span in spans]
-    found, behind = [], _behind(problem, slots, target)
+    found, behind = [], _epilogue_seconds(problem, slots, target)
     tf32 = tf32_constants(problem.a, target)
     for tiles in zip(*(varied_tiles(each, most) for each in ranked), strict=True):
         calls: list[KernelCall] = []
@@ -170,7 +170,7 @@ def _in_parts(problem: Problem, slots: Slots, group: Group, target: Target) -> l
     constants = tf32_constants(problem.a, target)
     return in_parts(
         simt_problem((rows, columns, depth, 1), problem.a.dtype, target, _singly(problem)), slots, group, target,
-        product_cost(group, rows, columns, depth, 1, _behind(problem, slots, target)),
+        product_cost(group, rows, columns, depth, 1, _epilogue_seconds(problem, slots, target)),
         lambda tile, parts, sums: product_part(problem, tile, parts, sums, constants),
     )  # fmt: skip
 

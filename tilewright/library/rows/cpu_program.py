@@ -7,7 +7,7 @@ from tilewright.graph.fusion import Group
 from tilewright.library.candidate import Candidate
 from tilewright.library.makers import Maker
 from tilewright.library.rows.program import row_program
-from tilewright.library.rows.program_candidates import one_kernel, separate, told
+from tilewright.library.rows.program_candidates import one_kernel, separate, with_failure
 from tilewright.library.rows.program_text import ProgramForm, walk_of
 from tilewright.targets.base import Target
 
@@ -25,7 +25,7 @@ def cpu_row_program(group: Group, graph: Graph, target: Target, candidates: Make
     try:
         program = row_program(group, graph, joined=False)
     except NotImplementedError as reason:
-        return [told(apart, reason)]
+        return [with_failure(apart, reason)]
     walk, tensors = walk_of(program, 0), max(1, len(program.full_loads()))
     columns = walk.column_count
     if (

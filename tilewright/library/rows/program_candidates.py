@@ -94,6 +94,6 @@ def one_kernel(
     return Candidate(name, stages, replace(cost, seconds=seconds), tuple(temporaries), reasons)
 
 
-def told(candidate: Candidate, reason: Exception) -> Candidate:
+def with_failure(candidate: Candidate, reason: Exception) -> Candidate:
     """A candidate that says why it is the only one."""
     return replace(candidate, reasons={**candidate.reasons, "one kernel": f"not possible: {reason}"})

@@ -13,7 +13,7 @@ from tilewright.library.generated.generate import next_power_of_2
 from tilewright.library.generated.trace import Load, walk
 from tilewright.library.makers import Maker
 from tilewright.library.rows.program import RowProgram, row_program
-from tilewright.library.rows.program_candidates import one_kernel, separate, told
+from tilewright.library.rows.program_candidates import one_kernel, separate, with_failure
 from tilewright.library.rows.program_text import ProgramForm, Walk, walk_of
 from tilewright.library.rows.simt_config import MOST_WARPS, block_of, row_form, warps_for
 from tilewright.library.rows.simt_parts import CTAS, LONG, MANY_CTAS, MOST_ROW_PARTS
@@ -39,7 +39,7 @@ def gpu_row_program(group: Group, graph: Graph, target: Target, candidates: Make
     try:
         single, joined = (row_program(group, graph, pairs) for pairs in (False, True))
     except NotImplementedError as reason:
-        return [told(found[0], reason)]
+        return [with_failure(found[0], reason)]
     whole, long = walk_of(single, NARROWEST_LINE), walk_of(joined, NARROWEST_LINE)
     forms = [(single, whole, form) for form in _whole_forms(single, whole, target)]
     safe = not _reads_what_rows_update(joined, graph)

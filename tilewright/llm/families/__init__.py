@@ -26,7 +26,7 @@ class Family(Protocol):
     def __init__(self, step: GenerationStep) -> None: ...
 
     @property
-    def kept(self) -> int:
+    def elements_per_token(self) -> int:
         """Elements that all pools keep of a token."""
         ...
 

@@ -54,7 +54,7 @@ class Decoder:
         self.scale = self.heads.width**-0.5
 
     @property
-    def kept(self) -> int:
+    def elements_per_token(self) -> int:
         """Elements that all pools keep of a token."""
         return 2 * self.layers * self.heads.keys * self.heads.width
 

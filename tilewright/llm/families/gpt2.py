@@ -27,7 +27,7 @@ class GPT2:
         step.checkpoint.check_layers("h.", self.layers, "n_layer")
 
     @property
-    def kept(self) -> int:
+    def elements_per_token(self) -> int:
         """Elements that all pools keep of a token."""
         return 2 * self.layers * self.hidden
 

@@ -1,7 +1,7 @@
 """A plan's launches for known sizes: every argument a number, or a place in memory that a call's addresses give.
 
 binder = Binder(starts, numbers, address, tables)
-first, *others = binder.launches([taken(step, symbols) for step in plan.steps], symbols)
+first, *others = binder.launches([chosen_launch(step, symbols) for step in plan.steps], symbols)
 first(stream, addresses)                                   # of the caller's tensors
 """
 
@@ -177,6 +177,6 @@ def place_of(argument: Argument) -> BufferReference | None:
     return value if isinstance(value, BufferReference) else None
 
 
-def taken(step: PlanStep, symbols: Mapping[str, int]) -> LaunchChoice:
+def chosen_launch(step: PlanStep, symbols: Mapping[str, int]) -> LaunchChoice:
     """The choice of a step for these sizes."""
     return next(c for c in step.choices if c.at_most is None or evaluate(c.size, symbols) <= c.at_most)

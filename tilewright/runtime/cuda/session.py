@@ -21,7 +21,7 @@ from tilewright.runtime.cuda.driver import api, check
 from tilewright.runtime.cuda.extern import extern_start, is_extern
 from tilewright.runtime.cuda.graphs import GraphCache, is_capturing
 from tilewright.runtime.cuda.launch import launcher
-from tilewright.runtime.cuda.launches import Binder, Launch, place_of, taken
+from tilewright.runtime.cuda.launches import Binder, Launch, chosen_launch, place_of
 from tilewright.runtime.cuda.repeats import Repeat, Repeats, Signature
 from tilewright.runtime.cuda.staging import DeviceBuffer, PinnedBuffer, copy_host, upload
 from tilewright.runtime.cuda.tables import DeviceTables
@@ -360,7 +360,7 @@ class CudaSession:
                 self.graphs.clear()
                 self._launches.clear()
                 self._tables.clear()
-            choices = [taken(step, symbols) for step in self.plan.steps]
+            choices = [chosen_launch(step, symbols) for step in self.plan.steps]
             found = self._binder.launches(choices, symbols)
             for number in self._branches.first:
                 if choices[number].kernel in self._behind_all:

@@ -57,7 +57,7 @@ def convolution_candidates(group: Group, graph: Graph, target: Target) -> list[C
     group, moves = with_image_moved(with_zeros_around(with_bias_in_epilogue(group), target), graph, target)
     anchor, x, w = checked_convolution(group)
     if anchor.attributes["dtype"] is not None:
-        return [behind(moves, integer_convolution(group, graph, target, x, w, is_pointwise(anchor, w)))]
+        return [preceded_by(moves, integer_convolution(group, graph, target, x, w, is_pointwise(anchor, w)))]
     slots = epilogue_slots(group, graph)
     groups = anchor.attributes["groups"]
     lanes = lanes_of(target)
@@ -66,18 +66,18 @@ def convolution_candidates(group: Group, graph: Graph, target: Target) -> list[C
         weights = packed_weights(w, order_recipe((*range(2, w.rank), 1, 0)), graph, target)
         short = isinstance(w.shape[-1], int) and w.shape[-1] <= LONGEST_LINE
         depthwise = depthwise_runs_candidate if lanes and short else depthwise_candidate
-        found.append(behind(weights, depthwise(group, slots, weights.operand, target)))
+        found.append(preceded_by(weights, depthwise(group, slots, weights.operand, target)))
     elif not lanes or not is_direct(anchor, x, w):
         weights = packed_weights(w, taps_recipe(target.microtile(x.dtype)[1], groups), graph, target)
         make = _pointwise if is_pointwise(anchor, w) else _implicit
-        found.append(behind(weights, make(group, slots, weights.operand, target)))
+        found.append(preceded_by(weights, make(group, slots, weights.operand, target)))
     if lanes and (not found or not target.quick and is_narrow(anchor, x, w, target)):
         width = direct_columns(w, groups, target)
         weights = packed_weights(w, taps_recipe(width, groups), graph, target)
-        found.append(behind(weights, direct_candidate(group, slots, weights.operand, width, target)))
+        found.append(preceded_by(weights, direct_candidate(group, slots, weights.operand, width, target)))
     if lanes and not target.quick and is_winograd(anchor, x, w, graph):
         found.append(winograd_candidate(group, slots, target))
-    return [behind(moves, candidate) for candidate in found]
+    return [preceded_by(moves, candidate) for candidate in found]
 
 
 def checked_convolution(group: Group) -> tuple[Node, Value, Value]:
@@ -177,7 +177,7 @@ class Moves:
     nodes: tuple[Node, ...] = ()
 
 
-def behind(before: Moves | PackedOperand, candidate: Candidate) -> Candidate:
+def preceded_by(before: Moves | PackedOperand, candidate: Candidate) -> Candidate:
     """A candidate with what must run first."""
     temporaries = (*before.temporaries, *candidate.temporaries)
     return replace(candidate, stages=(*before.stages, *candidate.stages), temporaries=temporaries)

@@ -23,9 +23,9 @@ from tilewright.library.binding import bind_extra, bind_sizes, divides
 from tilewright.library.candidate import Candidate, KernelCall, Operand, PackedConstant, Stage, TiledOperand
 from tilewright.library.convolution.cpu.candidates import (
     Moves,
-    behind,
     checked_convolution,
     is_pointwise,
+    preceded_by,
     with_bias_in_epilogue,
     with_image_moved,
 )
@@ -81,7 +81,7 @@ def gpu_convolution(group: Group, graph: Graph, target: Target) -> list[Candidat
     weights = packed_weights(w, order_recipe((*range(2, w.rank), 1, 0)), graph, target)
     if w.shape[1] == 1 and w.shape[0] == groups and groups > 1:
         found = gpu_depthwise(group, slots, weights.operand, target)
-        return [behind(moves, behind(weights, candidate)) for candidate in found]
+        return [preceded_by(moves, preceded_by(weights, candidate)) for candidate in found]
     copied = _hopper(group, moves, graph, slots, target)
     if copied and _is_padded(x, w):
         copied += _hopper_rows(group, moves, graph, target)
@@ -100,7 +100,7 @@ def gpu_convolution(group: Group, graph: Graph, target: Target) -> list[Candidat
     elif not copied:
         found = _implicit(group, slots, weights.operand, target)
         found += winograd_convolution(group, slots, graph, target)
-    found = [behind(moves, behind(weights, candidate)) for candidate in found]
+    found = [preceded_by(moves, preceded_by(weights, candidate)) for candidate in found]
     return [*found, *copied, *few_channels(group, moves, graph, slots, target)]
 
 

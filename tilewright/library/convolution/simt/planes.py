@@ -9,7 +9,7 @@ from tilewright.graph.core import Graph, Node, Value
 from tilewright.graph.fusion import Group
 from tilewright.library.binding import bind_extra, bind_sizes, divides
 from tilewright.library.candidate import Candidate, KernelCall, Operand, Stage
-from tilewright.library.convolution.cpu.candidates import behind, reads_one_pixel, with_bias_in_epilogue
+from tilewright.library.convolution.cpu.candidates import preceded_by, reads_one_pixel, with_bias_in_epilogue
 from tilewright.library.convolution.operands import convolution_of
 from tilewright.library.convolution.simt.planes_kernel import few_planes, planes
 from tilewright.library.convolution.simt.winograd import winograd_convolution
@@ -46,8 +46,8 @@ def plane_convolution(group: Group, graph: Graph, target: Target) -> list[Candid
     fewest = _FEW_ROWS if anchor.attributes["groups"] > 1 else _FEWEST_ROWS
     few = upper_bound(columns) <= fewest and upper_bound(product(w.shape[2:])) <= _MOST_TAPS
     if few:
-        return [behind(weights, _few(group, slots, weights.operand, target))]
-    found = [behind(weights, candidate) for candidate in _tiled(group, slots, weights.operand, target)]
+        return [preceded_by(weights, _few(group, slots, weights.operand, target))]
+    found = [preceded_by(weights, candidate) for candidate in _tiled(group, slots, weights.operand, target)]
     return [*found, *winograd_convolution(group, slots, graph, target)]
 
 
