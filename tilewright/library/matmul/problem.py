@@ -1,7 +1,7 @@
 """The matrix product problem without its data: sizes, element types, memory orders, epilogue.
 
-Operations on arrays, kernels of GPU engines, and the models that rank configs describe a product by this; kernels of CPU
-engines by `library.matmul.cpu.Problem`.
+Operations on arrays, kernels of GPU engines, and the models that rank configs describe a product by this; kernels of
+CPU engines by `library.matmul.cpu.Problem`.
 """
 
 from __future__ import annotations
