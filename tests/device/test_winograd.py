@@ -17,5 +17,6 @@ def test_drawn_convolutions(rng: np.random.Generator, monkeypatch: pytest.Monkey
     if last:
         monkeypatch.setattr(planes, "_NETWORK", 0)
         monkeypatch.setattr(winograd, "_divisors", lambda count: iter([1]))
+    rng = np.random.default_rng((number, int(rng.integers(1 << 32))))
     taps = (int(rng.integers(1, 8)), int(rng.integers(2, 6)))
     assert check(drawn(rng, taps), rng) >= 3

@@ -19,19 +19,26 @@ from tilewright.build.builder import build
 from tilewright.dtypes import BY_NAME, DType, bfloat16, float8e4nv, float16, float32, int4, int8, uint4, uint8
 from tilewright.errors import LaunchError
 from tilewright.graph.passes.weight_products import weight_products
+from tilewright.ir.core import Parameter
 from tilewright.ir.interpreter import run
 from tilewright.ir.verifier import verify
+from tilewright.library import epilogue as epilogues
 from tilewright.library import packing
+from tilewright.library.epilogue import Epilogue
 from tilewright.library.hopper import is_possible
 from tilewright.library.matmul.hopper.dequantized import DequantizedProblem, close_forms
 from tilewright.library.matmul.hopper.dequantized_config import DequantizedForm
 from tilewright.library.matmul.hopper.dequantized_kernel import dequantized_matmul
+from tilewright.library.matmul.kernel import identity
 from tilewright.ops.dequantized import kernel_types
 from tilewright.passes.pipeline import simplify
 from tilewright.settings import settings
+from tilewright.targets.nvidia.options import NvidiaOptions
+from tilewright.targets.nvidia.pipeline import lower
 from tilewright.targets.nvidia.quantized_weights import unsupported
 from tilewright.targets.nvidia.target import NvidiaTarget
 
+SILU = epilogues.function(Epilogue(bias=True, activation="silu"))
 TYPES = ("int4", "uint4", "int8", "uint8", "float8e4nv", "float8e5")
 
 
@@ -213,8 +220,26 @@ def test_forms_of_all_problems() -> None:
         assert not unsupported(bfloat16, dtype, float32, group, depth)
         rows, columns = int(draw.integers(1, 300)), int(draw.integers(1, 9000))
         zeros = bool(draw.integers(2)) and dtype.is_integer
-        found = close_forms(DequantizedProblem(rows, columns, depth, group, bfloat16, dtype, zeros=zeros), machine)
-        assert found and all(is_possible(form) and seconds > 0 for form, seconds in found)
+        for epilogue in (identity, SILU):
+            problem = DequantizedProblem(rows, columns, depth, group, bfloat16, dtype, zeros=zeros, epilogue=epilogue)
+            found = close_forms(problem, machine)
+            assert found and all(is_possible(form) and seconds > 0 for form, seconds in found)
+
+
+@pytest.mark.parametrize(
+    ("problem", "rows"),
+    [
+        (DequantizedProblem(300, 1280, 512, 64, epilogue=SILU), 256),
+        (DequantizedProblem(300, 200, 128, 32, weights=float8e4nv, epilogue=SILU), 128),  # 256 have no room
+    ],
+)
+def test_forms_know_what_epilogues_take(problem: DequantizedProblem, rows: int) -> None:
+    """Layouts change behind them, through shared memory."""
+    target = NvidiaTarget.named("sm_90a")
+    for form, _ in close_forms(problem, target.machine()):
+        types, facts = kernel_types(form, ("*k bf16", "i32")), {"out": Parameter("out", 16)}
+        lowered = lower(dequantized_matmul.trace(types, {"FORM": form}, facts), target, NvidiaOptions())
+        assert form.BATCH == rows and lowered.shared_bytes <= form.shared_bytes
 
 
 @pytest.mark.parametrize(

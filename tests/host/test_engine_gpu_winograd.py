@@ -13,7 +13,7 @@ from tilewright.build.tuning import Tuning
 from tilewright.dtypes import float32
 from tilewright.graph.build import GraphBuilder
 from tilewright.graph.core import Graph
-from tilewright.graph.passes import planes
+from tilewright.graph.passes import fold_pixels, planes
 from tilewright.graph.reference import run
 from tilewright.library.convolution.simt import candidates, winograd
 from tilewright.library.convolution.simt import planes as plane_candidates
@@ -52,6 +52,7 @@ def small(monkeypatch: pytest.MonkeyPatch) -> None:
     """Convolutions of any size take this form."""
     monkeypatch.setattr(winograd, "_FEWEST_CHANNELS", 1)
     monkeypatch.setattr(winograd, "_LEAST_SAVED", 0.0)
+    monkeypatch.setattr(fold_pixels, "_LANES", 1)
     monkeypatch.setattr(plane_candidates, "_FEWEST_ROWS", 0)
     monkeypatch.setattr(plane_candidates, "_tiled", none)
     for name in ("_implicit", "few_channels"):

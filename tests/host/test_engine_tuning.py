@@ -20,12 +20,22 @@ from tilewright.build.builder import build
 from tilewright.build.precompile import compile_ahead
 from tilewright.build.tuning import Tuning
 from tilewright.dtypes import DType, float16, float32
-from tilewright.errors import DeviceError, LaunchError, MissingDependencyError, MissingTimingError, SettingsError
+from tilewright.errors import (
+    CompilationError,
+    DeviceError,
+    LaunchError,
+    MissingDependencyError,
+    MissingTimingError,
+    SettingsError,
+    UnsupportedOperationError,
+)
 from tilewright.graph.build import GraphBuilder
 from tilewright.graph.core import Graph
 from tilewright.graph.passes.fuse import fuse
 from tilewright.graph.reference import run
+from tilewright.library import select
 from tilewright.library import vendor as library
+from tilewright.library.makers import Makers
 from tilewright.library.select import candidates
 from tilewright.measure.choosing import Measured
 from tilewright.measure.record import FILE_NAME, TimingCache
@@ -252,6 +262,34 @@ def test_what_a_librarys_calls_need_is_told(monkeypatch, function: str, module: 
     key = extern_key(function, ["f16"] * 3, {"bias": False, "relu": False})
     with pytest.raises(MissingDependencyError, match=f"{package}.*--vendor never"):
         extern_start(key, Device(0, "stand-in", (9, 0), 132, 50 << 20, 1 << 37, 227 << 10, True))
+
+
+def test_kernels_for_sizes_that_are_not_timed_must_compile(driver, timed, rng, monkeypatch) -> None:
+    graph = towers(rng, "rows")
+    (group, *_) = fuse(graph).groups
+    target = get_target("cuda:sm_90a")
+    whole, other = candidates(group, graph, target)[:2]
+    *_, large = whole.stages[0].calls
+    assert large.condition is None and whole.stages[0].calls[1:]
+    real = trials.KernelSet.choice
+
+    def choice(kernels: Any, call: Any, place: Any) -> Any:
+        if call is large:
+            raise CompilationError("too much shared memory")
+        return real(kernels, call, place)
+
+    monkeypatch.setattr(trials.KernelSet, "choice", choice)
+    found = {0: whole, 1: other}
+    times, failures, _ = trials.Trials(graph, target, current_device(), False).measure(found, {"rows": 1})
+    assert list(times) == [1] and "shared memory" in str(failures[0])
+
+
+def test_groups_without_candidates_are_refused(rng, monkeypatch) -> None:
+    graph = towers(rng)
+    (group, *_) = fuse(graph).groups
+    monkeypatch.setitem(select.MAKERS, "cuda", lambda: Makers({group.kind: lambda group, graph, target: []}))
+    with pytest.raises(UnsupportedOperationError, match=f"{group.name} .*no kernel fits it"):
+        candidates(group, graph, get_target("cuda:sm_90a"))
 
 
 def test_each_launch_has_weights_of_its_own_where_the_models_do_not_fit_the_cache(driver, rng, monkeypatch) -> None:

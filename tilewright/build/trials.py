@@ -113,6 +113,9 @@ class Trials:
     def _launches(self, candidate: Candidate, tensors: _TrialTensors) -> list[Launch]:
         """A candidate's launches for the sizes."""
         calls = [taken_call(stage.calls, tensors.sizes) for stage in candidate.stages]
+        for stage in candidate.stages:
+            for call in stage.calls:  # those of other sizes too: without one of them the candidate is of no use
+                self.kernels.choice(call, tensors.place)
         choices = [self.kernels.choice(call, tensors.place) for call in calls]
         for choice in choices:
             if choice.kernel not in self._starts and is_extern(choice.kernel):

@@ -54,15 +54,18 @@ def candidates(group: Group, graph: Graph, target: Target, libraries: bool = Fal
 
 
 def _own(group: Group, graph: Graph, target: Target, maker: Maker) -> list[Candidate]:
-    """The candidates of our own kernels."""
+    """The candidates of our own kernels, at least one."""
+    found, cause = list[Candidate](), NotImplementedError("no kernel fits it")
     try:
-        return maker(group, graph, target)
+        found = maker(group, graph, target)
     except NotImplementedError as reason:
-        if group.anchor is None or group.nodes == [group.anchor]:
-            raise UnsupportedOperationError(
-                f"group {group.name} (from {group.nodes[-1].source or 'the graph'}): {reason}"
-            ) from reason
-        return split_group(group, graph, target, maker, str(reason))
+        cause = reason
+    if not found and group.anchor is not None and group.nodes != [group.anchor]:
+        found = split_group(group, graph, target, maker, str(cause))
+    if not found:
+        source = group.nodes[-1].source or "the graph"
+        raise UnsupportedOperationError(f"group {group.name} (from {source}): {cause}") from cause
+    return found
 
 
 def choose(found: Sequence[Candidate]) -> Candidate:

@@ -22,10 +22,11 @@ from tilewright.launch.arguments import stored_array
 from tilewright.launch.descriptor import DESCRIPTOR_ALIGNMENT, TensorDescriptor
 from tilewright.library import epilogue as epilogues
 from tilewright.library import packing
-from tilewright.library.epilogue import SCALE_BLOCK, Epilogue
+from tilewright.library.epilogue import SCALE_BLOCK
 from tilewright.library.matmul.hopper.dequantized import DequantizedProblem, close_forms
 from tilewright.library.matmul.hopper.dequantized_config import COLUMNS, DequantizedForm
 from tilewright.library.matmul.hopper.dequantized_kernel import dequantized_matmul as kernel
+from tilewright.library.matmul.kernel import identity
 from tilewright.ops import arrays
 from tilewright.ops.arrays import ArrayView
 from tilewright.ops.calls import result_like
@@ -164,8 +165,9 @@ def dequantized_matmul(
     problem = DequantizedProblem(
         rows, columns, depth, weights.group, first.element, weights.dtype, from_numpy(weights.scales.dtype),
         weights.zeros is not None, output, target.address % DESCRIPTOR_ALIGNMENT == 0,
+        epilogues.function(spec) if spec.operands or spec.activation else identity,
     )  # fmt: skip
-    form = _form(problem, spec, weights_ready, ordinal)
+    form = _form(problem, weights_ready, ordinal)
     _launch(form, problem, weights, first, target, extra, views, ordinal)
     return target.base
 
@@ -181,12 +183,12 @@ def _check(x: ArrayView, weights: PackedWeights) -> None:
         raise LaunchError(f"x must begin at a multiple of {DESCRIPTOR_ALIGNMENT} bytes: copy it")
 
 
-def _form(problem: DequantizedProblem, spec: Epilogue, ready: bool, ordinal: int | None) -> DequantizedForm:
+def _form(problem: DequantizedProblem, ready: bool, ordinal: int | None) -> DequantizedForm:
     target = arrays.target_at(ordinal)
     if target.without_wgmma:
         raise LaunchError(f"{target.without_wgmma}: widen the weights, and use matmul")
     (form, _), *_ = close_forms(problem, target.machine())
-    return form._replace(EPILOGUE=epilogues.function(spec), DEPENDENT=ready)
+    return form._replace(DEPENDENT=ready)
 
 
 def _launch(

@@ -24,6 +24,7 @@ from tilewright.library.generated.elementwise import chain_operations, total_byt
 from tilewright.library.hopper import SHARED_BYTES, is_possible
 from tilewright.library.matmul.hopper.dequantized_config import COLUMNS, PACKED_LINE, PIECE, DequantizedForm
 from tilewright.library.matmul.hopper.dequantized_kernel import dequantized_matmul
+from tilewright.library.matmul.kernel import identity
 from tilewright.library.packing import fragments_recipe, panels_recipe
 from tilewright.library.slots import epilogue_slots
 from tilewright.symbolic import Size, ceil_divide, lift, simplify
@@ -50,7 +51,7 @@ _REGISTERS = {8: 80, 16: 96, 32: 112, 64: 168, 128: 168, 256: 168}  # of a threa
 class DequantizedProblem:
     """out[rows, columns] = epilogue(x[rows, depth] @ numbers[columns, depth]^T): `group` steps of the depth share a
     scale of type `scale`, and a zero point if there are `zeros`.  `aligned`: the result begins at a multiple of 16
-    bytes."""
+    bytes.  `epilogue` is the function of the kernel's slot."""
 
     rows: int
     columns: int
@@ -62,6 +63,7 @@ class DequantizedProblem:
     zeros: bool = False
     output: DType = bfloat16
     aligned: bool = True
+    epilogue: Any = identity
 
     @property
     def stage_group(self) -> int:
@@ -97,7 +99,8 @@ def hopper_dequantized(group: Group, graph: Graph, target: Target) -> list[Candi
     ranges = spans(rows, CTA_ROWS)
     problems = [
         DequantizedProblem(
-            example, columns, depth, steps, x.dtype, w.dtype, scale.dtype, zero is not None, slots.stored.dtype
+            example, columns, depth, steps, x.dtype, w.dtype, scale.dtype, zero is not None, slots.stored.dtype,
+            epilogue=slots.function,
         )
         for example, _ in ranges
     ]  # fmt: skip
@@ -111,7 +114,7 @@ def hopper_dequantized(group: Group, graph: Graph, target: Target) -> list[Candi
         }  # fmt: skip
         calls = []
         for (_, at_most), (form, _) in zip(ranges, forms, strict=True):
-            form = form._replace(DEPENDENT=True, EPILOGUE=slots.function)
+            form = form._replace(DEPENDENT=True)
             operands = _operands(form, x, w, scale, zero, rows, columns, depth)
             operands["out"] = slots.stored
             types = dict.fromkeys(("M", "N", "K"), "i32")
@@ -160,9 +163,15 @@ def close_forms(problem: DequantizedProblem, machine: Machine) -> tuple[tuple[De
     return tuple(sorted(estimates, key=lambda entry: round(entry[1] * 1e9))[:MOST_CANDIDATES])
 
 
-def _forms(problem: DequantizedProblem) -> Iterator[DequantizedForm]:
-    """Forms that can be built, with as many stages as there is room for so many CTAs of a multiprocessor."""
-    batch = next((rows for rows in CTA_ROWS if problem.rows <= rows), CTA_ROWS[-1])
+def _forms(problem: DequantizedProblem) -> list[DequantizedForm]:
+    """Forms that can be built: with the rows of the problem, or the most rows below that shared memory has room for."""
+    fewer = [rows for rows in CTA_ROWS[:-1] if rows < problem.rows]
+    batches = (*fewer, CTA_ROWS[len(fewer)])
+    return next((found for batch in reversed(batches) if (found := list(_forms_of(problem, batch)))), [])
+
+
+def _forms_of(problem: DequantizedProblem, batch: int) -> Iterator[DequantizedForm]:
+    """Forms with so many rows, with as many stages as there is room for so many CTAs of a multiprocessor."""
     group = problem.stage_group
     integer = problem.weights.is_integer
     low = 1 << (problem.weights.bits - 1) if integer and problem.weights.is_signed else 0
@@ -177,6 +186,7 @@ def _forms(problem: DequantizedProblem) -> Iterator[DequantizedForm]:
             ZEROS=problem.zeros, TYPE=tl.dtype(problem.input), SCALE=tl.dtype(problem.scale),
             OUTPUT=tl.dtype(problem.output),
             MULTIPLE=min(8, problem.columns & -problem.columns) if problem.aligned else 1,
+            EPILOGUE=problem.epilogue,
         )  # fmt: skip
         room = SHARED_BYTES // together - 1024  # the GPU takes a part of each CTA's
         most = (room - form.shared_bytes) // form.stage_bytes + form.STAGES

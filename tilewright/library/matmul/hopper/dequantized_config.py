@@ -137,9 +137,11 @@ class DequantizedForm(NamedTuple):
     def shared_bytes(self) -> int:
         """Shared memory of a CTA; tiles begin at multiples of 128 bytes, those of x at those of 1024."""
         tiles = self.STAGES * self.stage_bytes
-        # Results of a part of the columns change hands where rows begin anywhere.
+        # Results of a part of the columns change hands where rows begin anywhere; those narrower than the sums, whose
+        # stores are wider, may behind any epilogue.
         moved = self.CONSUMERS * self.BATCH * self.stored_columns * int(self.OUTPUT.itemsize)
-        exchanged = moved if self.SPLIT > 1 and self.MULTIPLE < 8 else 0
+        unlike = self.EPILOGUE is not identity and self.OUTPUT.itemsize < 4
+        exchanged = moved if unlike or (self.SPLIT > 1 and self.MULTIPLE < 8) else 0
         filled = self.STAGES * COLUMNS if self.ZEROS and self.CONSUMERS * self.groups == 1 else 0
         return tiles + filled + 1024 + 3 * 128 + 24 * self.STAGES + exchanged
 
