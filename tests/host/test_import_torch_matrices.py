@@ -125,6 +125,21 @@ def test_singular_and_indefinite_matrices_among_others() -> None:
     assert lower[2, 0, 0] == 2 and np.isnan(lower[2, 1, 1])
 
 
+def test_nearly_singular_matrices_have_an_inverse_or_a_pivot_of_zero() -> None:
+    """LAPACK's pivot is exactly 0 or a rounding, as its order of sums has it."""
+    rng = np.random.default_rng(5)
+    a = np.round(rng.integers(1, 10, (40, 5, 3, 3)) * 0.1, 1)
+    a[..., 2, :] = a[..., 0, :] * 3
+    a[0, 0] = [[0.1, 0.1, 0.6], [0.3, 0.9, 0.8], [0.3, 0.3, 1.8]]
+    part = dict(full=False, upper=False)
+    inverse, pivots = (matrix_part([a], {"part": name, **part}) for name in ("inverse", "pivots"))
+    singular = np.isnan(inverse).all((-2, -1))
+    assert singular.any() and not singular.all()
+    np.testing.assert_array_equal((pivots == 0).any(-1), singular)
+    np.testing.assert_array_equal(matrix_part([a[0, 0]], {"part": "inverse", **part}), inverse[0, 0])
+    assert matrix_part([a[:, :, :0, :0]], {"part": "pivots", **part}).shape == (40, 5, 0)
+
+
 def test_what_has_no_factors_is_refused() -> None:
     builder = GraphBuilder("factors")
     whole = builder.input("whole", int64, (2, 2))

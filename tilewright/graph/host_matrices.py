@@ -82,12 +82,14 @@ def _inverse(a: Array) -> Array:
     try:
         return np.linalg.inv(a)
     except np.linalg.LinAlgError:  # of one of them
-        singular = (_pivots(a) == 0).any(-1)[..., None, None]
-        return np.where(singular, np.nan, np.linalg.inv(np.where(singular, np.eye(a.shape[-1]), a)))
+        if a.ndim == 2:
+            return np.full_like(a, np.nan)
+        return np.stack([_inverse(each) for each in a])
 
 
 def _pivots(a: Array) -> Array:
     """The pivots of an elimination that takes the largest element of each column, as LAPACK's does."""
+    singular = np.asarray(np.linalg.slogdet(a)[0] == 0)
     a, found = a.copy(), np.ones(a.shape[:-1])
     for step in range(a.shape[-1]):
         best = np.abs(a[..., step:, step]).argmax(-1)[..., None, None] + step
@@ -97,7 +99,17 @@ def _pivots(a: Array) -> Array:
         divisor = np.where(chosen[..., step : step + 1] == 0, 1, chosen[..., step : step + 1])
         below = a[..., step + 1 :, :]
         below -= a[..., step + 1 :, step : step + 1] / divisor * chosen
-    return found
+    return _agreeing(found, singular)
+
+
+def _agreeing(pivots: Array, singular: Array) -> Array:
+    """One pivot is 0 where LAPACK found one, and none elsewhere: it rounds in another order, and gives the inverse."""
+    if not pivots.size:
+        return pivots
+    least = np.zeros(pivots.shape, bool)
+    np.put_along_axis(least, np.abs(pivots).argmin(-1)[..., None], True, -1)
+    pivots = np.where(~singular[..., None] & (pivots == 0), np.finfo(np.float64).tiny, pivots)
+    return np.where(singular[..., None] & ~(pivots == 0).any(-1, keepdims=True) & least, 0.0, pivots)
 
 
 def _cholesky(a: Array) -> Array:
