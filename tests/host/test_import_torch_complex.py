@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable
 from typing import Any
 
@@ -110,6 +111,32 @@ def test_transforms_of_real_numbers(function: Any) -> None:
 def test_complex_numbers(function: Any) -> None:
     """Inputs and results that are complex are given as pairs."""
     check(function, pairs(2, 6, 8))
+
+
+@pytest.mark.parametrize(
+    ("function", "numbers"),
+    [
+        (torch.tan, [1.57, 1.5707963267948966, -4.71238898038469 + 1e-12j, 1e-20 + 400j]),
+        (torch.tanh, [1.5707963267948966j, 1e-9 - 1.5707963j, 30 + 1j, -500 + 1e308j, complex(math.inf, 1)]),
+        (torch.sigmoid, [-10 + 1j, -30 + 1j, 30 - 2j, -700 + 3j, 800 + 1j, 1e-7 + 3.1415j, complex(math.inf, 1)]),
+        (lambda x: [x**-3, x**-2.0], [1e200j, 1e130 + 1e120j, -3 + 4e-3j]),
+        (torch.sqrt, [1.7e308, -1.7e308 + 1.7e308j, 1e-320j, complex(3, -math.inf), complex(-math.inf, 2)]),
+        (torch.log, [1.7e308 - 1.7e308j, 1 + 1e-9j, 1e-9 - 1j, 1e-320, complex(1, math.inf)]),
+        (lambda x: [x.exp(), x.sinh(), x.cosh()], [1e4, -1e4, complex(math.inf, 0)]),
+    ],
+)
+def test_complex_numbers_near_poles_and_out_of_range(function: Any, numbers: list[complex]) -> None:
+    """No part is lost by a sum that cancels, a product that overflows, or 0 times infinity."""
+    x = torch.tensor(numbers, dtype=PAIRS)
+    graph = import_model(Function(function).eval(), (x,), None)
+    found = reference.run(graph, {graph.inputs[0].name: as_array(x)}).values()
+    for got, want in zip(found, torch.utils._pytree.tree_leaves(function(x)), strict=True):
+        np.testing.assert_allclose(got, as_array(want), rtol=1e-9)
+
+
+def test_a_complex_number_to_an_infinite_power() -> None:
+    graph = import_model(Function(lambda x: x**math.inf).eval(), (pairs(2),), None)
+    assert graph.outputs
 
 
 def test_writes_and_products_of_complex_numbers() -> None:

@@ -15,23 +15,28 @@ from tilewright.importers.torch_ops.complexes import (
     Operand,
     angle,
     exponential,
+    larger_part,
     multiply,
     of,
     part_type,
     reciprocal,
     size,
+    times_sine,
 )  # fmt: skip
 
 TABLE = RuleTable("Functions of complex numbers", COMPLEX + "aten.")
 rule = TABLE.rule
 
 _MOST_PRODUCTS = 64  # the largest power that is a product
-_FLAT = 20.0  # beyond it the hyperbolic tangent is 1 in every format
+_FLAT = 20.0  # beyond it the real part of the hyperbolic tangent is 1 in every format
 
 
 @rule("log.default")
 def logarithm(call: TorchCall, x: Complex) -> Complex:
-    return Complex(call.op("log", size(call, x)), angle(call, x))
+    """The logarithm of the larger part, and that of 1 + the ratio's square: |x| may overflow, or round to 1."""
+    large, ratio = larger_part(call, x)
+    rest = call.op("multiply", formulas.log1p(call, call.op("multiply", ratio, ratio)), 0.5)
+    return Complex(call.op("add", call.op("log", large), rest), angle(call, x))
 
 
 for _name, _base in (("log2", 2.0), ("log10", 10.0)):
@@ -42,10 +47,16 @@ for _name, _base in (("log2", 2.0), ("log10", 10.0)):
 def square_root(call: TorchCall, x: Complex) -> Complex:
     """The root in the right half plane: its larger part from |x| + |re x|, the other from that, so none cancels."""
     zero, one = (call.builder.number(number, x.real.dtype) for number in (0.0, 1.0))
-    whole = call.op("add", size(call, x), call.op("absolute", x.real))
+    parts = [call.op("absolute", part) for part in (x.real, x.imaginary)]
+    big = call.op("greater", call.op("maximum", *parts), 1.0)  # of a quarter of it |x| + |re x| does not overflow
+    quarter = call.op("where", big, call.builder.number(0.25, x.real.dtype), one)
+    scaled = Complex(*(call.op("multiply", part, quarter) for part in (x.real, x.imaginary)))
+    whole = call.op("add", size(call, scaled), call.op("absolute", scaled.real))
     large = call.op("sqrt", call.op("multiply", whole, 0.5))
+    large = call.op("where", big, call.op("multiply", large, 2.0), large)
     divisor = call.op("where", call.op("equal", large, 0.0), one, call.op("multiply", large, 2.0))
-    small = call.op("divide", x.imaginary, divisor)
+    infinite = call.op("equal", parts[1], math.inf)
+    small = call.op("where", infinite, x.imaginary, call.op("divide", x.imaginary, divisor))
     left = call.op("less", x.real, 0.0)
     below = call.op("less", angle(call, x), zero)  # tells -0.0 from 0.0, where the real part is negative
     turned = call.op("where", below, call.op("negate", large), large)
@@ -66,9 +77,9 @@ def power(call: TorchCall, x: Complex, exponent: Any) -> Complex:
     if not isinstance(exponent, (Complex, complex)):
         if exponent == 0.5:
             return square_root(call, x)
-        if exponent == int(exponent) and abs(exponent) <= _MOST_PRODUCTS:
-            found = _product(call, x, abs(int(exponent)))
-            return found if exponent > 0 else reciprocal(call, found)
+        if abs(exponent) <= _MOST_PRODUCTS and exponent == int(exponent):
+            base = x if exponent > 0 else reciprocal(call, x)  # first: a product of large numbers would overflow
+            return _product(call, base, abs(int(exponent)))
     powers = of(call, exponent, x.real.dtype)
     found = exponential(call, multiply(call, logarithm(call, x), powers))
     at_zero = call.op("logical_and", call.op("equal", x.real, 0.0), call.op("equal", x.imaginary, 0.0))
@@ -104,22 +115,32 @@ def _waves(call: TorchCall, straight: Value, turned: Value) -> tuple[Value, Valu
 @rule("sinh.default")
 def hyperbolic_sine(call: TorchCall, x: Complex) -> Complex:
     sine, cosine, grown, even = _waves(call, x.real, x.imaginary)
-    return Complex(call.op("multiply", grown, cosine), call.op("multiply", even, sine))
+    return Complex(call.op("multiply", grown, cosine), times_sine(call, even, sine))
 
 
 @rule("cosh.default")
 def hyperbolic_cosine(call: TorchCall, x: Complex) -> Complex:
     sine, cosine, grown, even = _waves(call, x.real, x.imaginary)
-    return Complex(call.op("multiply", even, cosine), call.op("multiply", grown, sine))
+    return Complex(call.op("multiply", even, cosine), times_sine(call, grown, sine))
+
+
+def _by_poles(call: TorchCall, x: Complex) -> tuple[Value, Value, Value, Value]:
+    """Of a + ib: sinh a cosh a and sin b cos b, divided by sinh²a + cos²b, the square of |cosh(a + ib)|, which does
+    not cancel near its zeros; that square; and cos²b.  Where a is infinite, b is taken as 0."""
+    endless = call.op("equal", call.op("absolute", x.real), math.inf)
+    turned = call.op("where", endless, call.builder.number(0.0, x.real.dtype), x.imaginary)
+    sine, cosine, grown, even = _waves(call, x.real, turned)
+    square = call.op("multiply", cosine, cosine)
+    below = call.op("add", call.op("multiply", grown, grown), square)
+    straight = call.op("divide", call.op("multiply", grown, even), below)
+    return straight, call.op("divide", call.op("multiply", sine, cosine), below), below, square
 
 
 @rule("tanh.default")
 def hyperbolic_tangent(call: TorchCall, x: Complex) -> Complex:
-    """(sinh 2a + i sin 2b) / (cosh 2a + cos 2b) of a + ib."""
-    double = call.op("multiply", call.op("clip", x.real, low=-_FLAT, high=_FLAT), 2.0)
-    sine, cosine, grown, even = _waves(call, double, call.op("multiply", x.imaginary, 2.0))
-    below = call.op("add", even, cosine)
-    return Complex(call.op("divide", grown, below), call.op("divide", sine, below))
+    near, turned, _, _ = _by_poles(call, x)
+    flat = call.op("greater", call.op("absolute", x.real), _FLAT)  # where squares may overflow, too
+    return Complex(call.op("where", flat, call.op("clip", x.real, low=-1.0, high=1.0), near), turned)
 
 
 def _turned(function: Callable[[TorchCall, Complex], Complex]) -> Callable[[TorchCall, Complex], Complex]:
@@ -143,10 +164,15 @@ def cosine(call: TorchCall, x: Complex) -> Complex:
 
 @rule("sigmoid.default")
 def sigmoid(call: TorchCall, x: Complex) -> Complex:
-    """(1 + tanh(x / 2)) / 2."""
-    found = hyperbolic_tangent(call, Complex(*(call.op("multiply", part, 0.5) for part in (x.real, x.imaginary))))
-    half = call.op("multiply", found.real, 0.5)
-    return Complex(call.op("add", half, 0.5), call.op("multiply", found.imaginary, 0.5))
+    """((e^a - 1) / 2 + cos²(b/2) + i sin(b) / 2) / (2 |cosh(x/2)|²) of x = a + ib; 1 less that of -x where a > 0."""
+    halves = Complex(*(call.op("multiply", part, 0.5) for part in (x.real, x.imaginary)))
+    _, turned, below, square = _by_poles(call, halves)
+    less = formulas.expm1(call, call.op("negate", call.op("absolute", x.real)))
+    upper = call.op("add", call.op("multiply", less, 0.5), square)
+    left = call.op("multiply", call.op("divide", upper, below), 0.5)
+    right = call.op("greater", x.real, 0.0)
+    real = call.op("where", right, call.op("subtract", 1.0, left), left)
+    return Complex(real, call.op("multiply", turned, 0.5))
 
 
 @rule("pow.Tensor_Tensor", "pow.Scalar")

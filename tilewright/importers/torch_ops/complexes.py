@@ -146,15 +146,19 @@ def imaginary(call: TorchCall, x: Complex) -> Value:
     return x.imaginary
 
 
-def size(call: TorchCall, x: Complex) -> Value:
-    """sqrt(re² + im²), by the ratio of the smaller part to the larger, which does not overflow."""
+def larger_part(call: TorchCall, x: Complex) -> tuple[Value, Value]:
+    """The size of the larger part, and the ratio of the smaller to it, which is 0 where both are 0 or one infinite."""
     parts = [call.op("absolute", part) for part in (x.real, x.imaginary)]
     large, small = call.op("maximum", *parts), call.op("minimum", *parts)
-    zero = call.op("equal", large, 0.0)
-    ratio = call.op("divide", small, call.op("where", zero, call.builder.number(1.0, large.dtype), large))
-    root = call.op("sqrt", call.op("add", call.op("multiply", ratio, ratio), 1.0))
-    infinite = call.op("equal", large, math.inf)
-    return call.op("where", infinite, large, call.op("multiply", large, root))
+    zero, one = (call.builder.number(number, large.dtype) for number in (0.0, 1.0))
+    ratio = call.op("divide", small, call.op("where", call.op("equal", large, 0.0), one, large))
+    return large, call.op("where", call.op("equal", large, math.inf), zero, ratio)
+
+
+def size(call: TorchCall, x: Complex) -> Value:
+    """sqrt(re² + im²), by the ratio of the smaller part to the larger, which does not overflow."""
+    large, ratio = larger_part(call, x)
+    return call.op("multiply", large, call.op("sqrt", call.op("add", call.op("multiply", ratio, ratio), 1.0)))
 
 
 TABLE.add("abs.default", size)
@@ -248,7 +252,13 @@ def reciprocal(call: TorchCall, x: Complex) -> Complex:
 @rule("exp.default")
 def exponential(call: TorchCall, x: Complex) -> Complex:
     grown = call.op("exp", x.real)
-    return Complex(*(call.op("multiply", grown, call.op(name, x.imaginary)) for name in ("cos", "sin")))
+    cosine, sine = (call.op(name, x.imaginary) for name in ("cos", "sin"))
+    return Complex(call.op("multiply", grown, cosine), times_sine(call, grown, sine))
+
+
+def times_sine(call: TorchCall, grown: Value, sine: Value) -> Value:
+    """The product, 0 on the real axis also where `grown` is infinite."""
+    return call.op("where", call.op("equal", sine, 0.0), sine, call.op("multiply", grown, sine))
 
 
 @rule("square.default")
