@@ -89,11 +89,14 @@ def whole_layers() -> Iterator[None]:
 
 
 _SOME, _UNKNOWN = 1, 2  # PyTorch's numbers of what overlaps
+_overlap_of_fixed = torch._debug_has_internal_overlap
 
 
 def _overlap(target: torch.Tensor) -> int:
     """Whether elements of a tensor share memory, which a write to it refuses: those along a dimension that was
     expanded do. PyTorch asks more of a view such as ``x[:, ::2]``, each of which would narrow the range of a size."""
+    if all(isinstance(number, int) for number in (*target.shape, *target.stride())):
+        return int(_overlap_of_fixed(target))
     sizes = zip(target.shape, target.stride(), strict=True)
     expanded = any(isinstance(step, int) and not step and not (isinstance(n, int) and n < 2) for n, step in sizes)
     return _SOME if expanded else _UNKNOWN
