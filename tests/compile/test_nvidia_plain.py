@@ -347,6 +347,29 @@ def test_lanes_without_elements_exchange_neutral_ones():
 
 
 @tilewright.jit
+def product_of(a, b):
+    return a * b
+
+
+@tilewright.jit
+def larger_of(a, b):
+    return tl.maximum(a, b)
+
+
+@tilewright.jit
+def combined(x, out, COMBINE: tl.constexpr):
+    tl.store(out, tl.reduce(tl.load(x + tl.arange(0, 40)), 0, COMBINE))
+
+
+@pytest.mark.parametrize("combine", [product_of, larger_of])
+@pytest.mark.parametrize("kind", ["bf16", "fp8e5"])
+def test_lanes_without_elements_of_floats_that_registers_hold_as_bits_have_flags(kind, combine):
+    kernel = combined.compile({"x": f"*{kind}", "out": f"*{kind}"}, {"COMBINE": combine}, target="cuda:sm_90a")
+    assert not re.search(r"select i1 \S+ i(8|16) \S+ i(8|16) \d", kernel.dump("llvm"))
+    assert count(r"\bshfl\.sync\.bfly", kernel.dump("ptx")) > 5
+
+
+@tilewright.jit
 def whole_numbers(x, out, N: tl.constexpr):
     i = tl.arange(0, N)
     tl.store(out + i, tl.load(x + i).to(out.dtype.element_ty))

@@ -8,6 +8,7 @@ from __future__ import annotations
 import math
 from collections.abc import Iterator, Sequence
 
+from tilewright.dtypes import DType
 from tilewright.ir.core import Operation, Region, SSAValue
 from tilewright.layout import LinearLayout
 from tilewright.targets.gpu import transfer
@@ -20,6 +21,7 @@ from tilewright.targets.gpu.combine import (
     slot_widths,
     warp_slots,
 )
+from tilewright.targets.gpu.conversions import register_type
 from tilewright.targets.gpu.exchange import from_bits, load_shared, store_shared, to_bits
 from tilewright.targets.gpu.layouts import Assignment
 from tilewright.targets.gpu.lowering import KernelLowering, Rule, cached_live_registers
@@ -165,9 +167,12 @@ def _inside_axis(
 
 def _neutral(region: Region) -> float | None:
     """What a combination leaves every other operand as it is with, bit for bit; None where there is no such number, or
-    none is known."""
+    none is known, or where registers hold floats as their bits."""
     first, *others = region.operations
     if len(others) != 1 or len(region.arguments) != 2 or set(first.operands) != set(region.arguments):
+        return None
+    element = first.result.type.element
+    if isinstance(element, DType) and element.is_float and register_type(element) == f"i{element.bits}":
         return None
     if first.opcode in ("minimum", "maximum") and first.result.type.dtype.is_float:
         if not first.attributes.get("propagate_nan", False):
