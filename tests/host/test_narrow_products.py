@@ -120,6 +120,25 @@ def test_zero_points_are_part_of_the_bias(dtype: DType, rng: np.random.Generator
         np.testing.assert_allclose(found, expected, rtol=0, atol=4 * eps * float(np.abs(expected).max()))
 
 
+@pytest.mark.parametrize(("depth", "lowest", "spread"), [(70000, 126, 6), (4096, 50, 3), (1024, 100, 3), (500, 100, 3)])
+def test_zero_points_stay_where_float32_has_not_all_sums(
+    depth: int, lowest: int, spread: int, rng: np.random.Generator
+) -> None:
+    """The sums of 70000 wrap; those of 4096 and 1024 would lose the steps that are left of them."""
+    b = GraphBuilder("direct")
+    data, zero = rng.integers(lowest, 128, (depth, 4)).astype(np.int8), 131 if depth < 70000 else 252
+    sums = b.op("matmul", [b.input("x", uint8, (5, depth)), b.constant(data)], dtype=int32)
+    share = b.constant((zero * data.sum(0, dtype=np.int64)).astype(np.int32))
+    scaled = b.op("multiply", [b.op("cast", [b.op("subtract", [sums, share])], dtype=float32), number(b, 0.001)])
+    b.output(b.op("add", [scaled, b.constant(rng.standard_normal(4).astype(np.float32))]))
+    graph = b.finish()
+    folded = optimize(fold_zero_points(graph))
+    assert [node.op for node in folded.nodes].count("subtract") == (depth > 500)
+    x = rng.integers(zero - spread // 2, zero + spread // 2 + 1, (5, depth)).astype(np.uint8)
+    (found,), (expected,) = (run_graph(each, [x], {}).values() for each in (folded, graph))
+    np.testing.assert_allclose(found, expected, rtol=0, atol=0.002)  # two steps of the sums
+
+
 def test_one_kernel_for_product_bias_residual_and_quantization(rng: np.random.Generator) -> None:
     b = GraphBuilder("layer")
     rows = b.symbol("rows", 1, 200)

@@ -2,17 +2,22 @@
 
     cast((sums - share) scale) + bias  ->  cast(sums scale + (bias - share scale))
 
-for constants `share`, `scale` and `bias`.  Sums are int32, which must not wrap, and become float32.  For GPUs, whose
-tensor cores wait for epilogues, or share instruction slots with them.
+for constants `share`, `scale` and `bias`.  Sums are int32 and become float32, which must have all sums that these
+weights may give: below 2^24.  The rounding of `sums scale` and of the bias is then within a step of the sums each,
+which is what one step of one activation makes for a weight of 1.  For GPUs, whose tensor cores wait for epilogues, or
+share instruction slots with them.
 """
 
 from __future__ import annotations
 
 import numpy as np
 
-from tilewright.dtypes import float32, int32
+from tilewright.dtypes import DType, float32, int8, int32, uint8
 from tilewright.graph.core import Graph, Node, Value
+from tilewright.graph.quantization import integer_range
 from tilewright.graph.rewrite import GraphRewriter, apply_rules, computed_constant
+
+_EXACT = 2**24  # float32 has all whole numbers up to it
 
 
 def fold_zero_points(graph: Graph) -> Graph:
@@ -54,15 +59,31 @@ def _shifted(value: Value | None, rewriter: GraphRewriter) -> tuple[Value, np.nd
         sums, share = less.inputs
         numbers, factor = computed_constant(share, rewriter), _numbers(scale, rewriter)
         if sums is not None and scale is not None and numbers is not None and factor is not None:
-            return (sums, numbers, scale, factor) if _never_wraps(sums, rewriter) else None
+            return (sums, numbers, scale, factor) if _in_float32(sums, numbers, rewriter) else None
     return None
 
 
-def _never_wraps(sums: Value, rewriter: GraphRewriter) -> bool:
-    """Whether sums of a product are what they stand for; where they wrap, only their differences are."""
+def _in_float32(sums: Value, share: np.ndarray, rewriter: GraphRewriter) -> bool:
+    """Whether float32 has every sum that a product of 8-bit integers may give, and every share."""
     product = rewriter.producer(sums, "matmul", "conv")
-    weights = computed_constant(product.inputs[1], rewriter) if product is not None else None
-    return weights is not None and weights.size // len(weights) * 255 * 128 < 2**31
+    if product is None or any(item is not None for item in product.inputs[2:]):
+        return False
+    x, weights = product.inputs[0], computed_constant(product.inputs[1], rewriter)
+    if x is None or weights is None or x.dtype not in (int8, uint8):
+        return False
+    depth: tuple[int, ...] = tuple(range(1, weights.ndim))
+    if product.op == "matmul":
+        depth = (-1 if product.attributes["transpose_b"] else -2,)
+    largest = max(_largest(weights, depth, x.dtype), int(np.abs(share.astype(np.int64)).max(initial=0)))
+    return largest < _EXACT
+
+
+def _largest(weights: np.ndarray, depth: tuple[int, ...], dtype: DType) -> int:
+    """The largest magnitude of a sum over the axes `depth` of weights times integers of a type."""
+    low, high = integer_range(dtype)
+    above = np.maximum(weights, 0).sum(depth, dtype=np.int64)  # of each column, and what is below 0
+    below = weights.sum(depth, dtype=np.int64) - above
+    return int(np.maximum(high * above + low * below, -low * above - high * below).max(initial=0))
 
 
 def _numbers(scale: Value | None, rewriter: GraphRewriter) -> np.ndarray | None:
