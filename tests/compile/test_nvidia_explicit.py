@@ -145,18 +145,25 @@ def test_single_elements_of_other_ctas_are_refused() -> None:
         lower(text_of(body), TARGET, NvidiaOptions())
 
 
-def test_ctas_leave_when_what_they_load_from_others_has_come() -> None:
-    """Also warps that make no use of it, and arrive relaxed: the other CTA may end then."""
-    body = """
+@pytest.mark.parametrize("region", ["", "if %flag {", "for %zero, %rank, %rank {(%i: i32)"], ids=["flat", "if", "for"])
+def test_ctas_leave_when_what_they_load_from_others_has_come(region: str) -> None:
+    """Also warps that make no use of it, and arrive relaxed, in a region of its own too: the other CTA may end then."""
+    leave = "  cluster_arrive {relaxed = true}\n  cluster_wait\n"
+    end = "  yield\n  } {\n  yield\n  }" if "if" in region else "  yield\n  }"
+    body = (
+        """
   %rank = cluster_rank : i32
   %zero = constant 0 : i32
   %one = shared_alloc {shape = [64, 64], dtype = f32, swizzle = 0} : shared<64x64xf32,0>
   %there = shared_remote %one, %rank : shared<64x64xf32,0,remote>
   %block = shared_load %there : <64x64xf32>
-  cluster_arrive {relaxed = true}
-  cluster_wait
+  %flag = compare %rank, %zero {predicate = "eq"} : i1
+"""
+        + (f"  {region}\n{leave}{end}" if region else leave)
+        + """
   shared_store %one, %block
   tma_store %x, %zero, %zero, %one"""
+    )
     lowered = lower(text_of(body, "%x: tensormap<64x64xf32>"), TARGET, NvidiaOptions(cluster=(2, 1, 1)))
     ptx = assemble_kernel(lowered, TARGET, AssemblyOptions(strict=True)).ptx
     last = ptx.rindex("ld.shared::cluster")

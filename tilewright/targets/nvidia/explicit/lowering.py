@@ -91,6 +91,12 @@ class ExplicitLowering(NvidiaLowering):
             self.await_loads()
         self.loading = outer
 
+    def operation(self, operation: Operation) -> None:
+        """Loads of an enclosing region end before a region that arrives at the cluster's barrier."""
+        if self.loading and operation.regions and any(inner.opcode == "cluster_arrive" for inner in operation.walk()):
+            self.await_loads()
+        super().operation(operation)
+
     def await_loads(self) -> None:
         """Wait for loads from other CTAs, which may end when this one has arrived at the cluster's barrier."""
         if self.loading:
