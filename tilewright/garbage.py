@@ -26,11 +26,11 @@ class _CollectorPaused:
 
     def __exit__(self, *_: object) -> None:
         with self._lock:
-            self._inside -= 1
+            self._inside = max(0, self._inside - 1)  # 0 in a child process that was made inside
             self._resume()
 
     def _begin_again(self) -> None:
-        """In a child process, which has none of the threads that were inside."""
+        """In a child process, which has none of the threads that were inside but the one that forked."""
         if self._inside:
             self._inside = 0
             self._resume()

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import os
 import signal
 import threading
@@ -14,6 +15,7 @@ import pytest
 
 import tilewright
 import tilewright.language as tl
+from tilewright.garbage import collector_paused
 from tilewright.launch import compiled
 from tilewright.once import once
 from tilewright.runtime import library
@@ -154,3 +156,14 @@ def test_a_forked_child_waits_for_no_thread_that_did_not_come_along() -> None:
     finally:
         stop.set()
         user.join()
+
+
+@pytest.mark.skipif(not hasattr(os, "fork"), reason="this system has no fork")
+def test_the_collector_is_paused_again_in_a_child_that_was_made_inside() -> None:
+    with collector_paused:
+        child = os.fork()
+    if child == 0:
+        with collector_paused:
+            paused = not gc.isenabled()
+        os._exit(0 if paused else 1)
+    assert os.waitpid(child, 0)[1] == 0
