@@ -14,7 +14,8 @@ from torch import nn  # noqa: E402
 import tilewright  # noqa: E402
 from tilewright.errors import InputError, ShapeError  # noqa: E402
 from tilewright.graph import reference  # noqa: E402
-from tilewright.importers.torch_export import import_module  # noqa: E402
+from tilewright.importers import torch_at_one  # noqa: E402
+from tilewright.importers.torch_export import import_function, import_module  # noqa: E402
 from tilewright.importers.torch_source_lines import is_written_by_user  # noqa: E402
 
 pytestmark = pytest.mark.filterwarnings("ignore")
@@ -306,5 +307,77 @@ def test_what_torch_export_answers_without_a_condition_is_told_or_checked() -> N
     assert torch.allclose(engine(x[:4], y), x[:4].sum() - y.sum())
     with pytest.raises(ShapeError, match=r"test_import_torch_assumed.py:\d+: if x.shape\[0\] == y.shape\[0\]"):
         engine(x[:3], y)
-    one = [remark for remark in engine.remarks if remark.startswith("a size of 1 takes the way of greater sizes")]
+    one = [remark for remark in engine.remarks if remark.startswith("a size of 1 is refused")]
     assert len(one) == 1 and "if x.shape[0] > 1" in one[0]
+    with pytest.raises(ShapeError, match=r"if x.shape\[0\] > 1 else x.sum\(\) .*where n is 1"):
+        engine(x[:1], y)
+
+
+def same_at_one(x: Any) -> Any:
+    return x.sum(0, keepdim=True) if x.shape[0] == 1 else x.cumsum(0)[-1:]
+
+
+def another_rank(x: Any) -> Any:
+    return x[0] if x.shape[0] == 1 else x
+
+
+def out_of_the_examples_range(x: Any) -> Any:
+    return x.clamp(-50, 50) if x.shape[0] == 1 else x + 0
+
+
+def longer_than_the_example(x: Any) -> Any:
+    return x * (torch.arange(x.shape[1]) < 20) if x.shape[0] == 1 else x * 1
+
+
+def refusing(x: Any) -> Any:
+    if x.shape[0] == 1:
+        raise ValueError("one row")
+    return x * 2
+
+
+def traced(x: Any) -> Any:
+    count = int(x.long().max()) + 1  # for which Dynamo runs the code
+    return x.new_zeros(count).sum() + (x * 2 if x.shape[0] == 1 else x * 3)
+
+
+def one_beside_another(x: Any) -> Any:
+    if x.shape[0] == 1:
+        return x.exp() if x.shape[1] == 1 else x * 1
+    return x + 0
+
+
+def one_element(x: Any) -> Any:
+    return x + 1 if x.shape[0] * x.shape[1] == 1 else x * 1
+
+
+@pytest.mark.parametrize(
+    ("function", "refused"),
+    [
+        (same_at_one, []),
+        (another_rank, [(1, 4), (1, 1)]),
+        (out_of_the_examples_range, [(1, 4), (1, 1)]),
+        (longer_than_the_example, [(1, 4), (1, 1)]),
+        (refusing, [(1, 4), (1, 1)]),
+        pytest.param(traced, [(1, 4), (1, 1)], marks=takes_truths),
+        (one_beside_another, [(1, 1)]),
+        (one_element, [(1, 1)]),
+    ],
+    ids=lambda item: getattr(item, "__name__", ""),
+)
+def test_sizes_of_1_that_code_asks_about_are_right_or_refused(function: Any, refused: list[tuple[int, int]]) -> None:
+    axes = {"x": {0: ("n", 1, 8), 1: ("m", 1, 100)}}
+    graph = import_function(function, (torch.rand(3, 4),), axes)
+    assert bool(refused) == any("a size of 1 is refused" in remark for remark in graph.remarks)
+    for shape in ((1, 4), (1, 1), (3, 1), (2, 5)):
+        x = torch.rand(shape)
+        if shape in refused:
+            with pytest.raises(ShapeError):
+                reference.run(graph, {"x": x.numpy()})
+        else:
+            np.testing.assert_allclose(reference.run(graph, {"x": x.numpy()})["output"], function(x), rtol=1e-5)
+
+
+def test_ranges_from_2_are_not_compared(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(torch_at_one, "_asked_beside", None)
+    graph = import_function(another_rank, (torch.rand(3, 4),), {"x": {0: ("n", 2, 8)}})
+    assert not graph.remarks

@@ -45,7 +45,7 @@ class Assumption:
 
     condition: Any
     place: str  # modeling_led.py:1175: is_global = mask.any().item()
-    only_one: bool = False  # sizes of 1 alone may take another way: they are given that of greater sizes
+    only_one: bool = False  # sizes of 1 alone take another way, of which torch.export says nothing
 
     @property
     def numbers(self) -> set[str]:
@@ -151,10 +151,14 @@ def asking_line() -> str:
     while frame is not None:
         name = frame.f_code.co_filename
         if is_written_by_user(name) and not name.startswith("<"):
-            line = linecache.getline(name, frame.f_lineno).strip()
-            return f"{name.replace(os.sep, '/').rsplit('/', 1)[-1]}:{frame.f_lineno}: {line}"
+            return line_of(name, frame.f_lineno)
         frame = frame.f_back  # type: ignore[assignment]
     return "the model"
+
+
+def line_of(file: str, number: int) -> str:
+    """A line of code, with where it stands: ``model.py:7: if x.shape[0] == 1:``."""
+    return f"{file.replace(os.sep, '/').rsplit('/', 1)[-1]}:{number}: {linecache.getline(file, number).strip()}"
 
 
 def mark_assumptions(program: ExportedProgram, assumptions: Sequence[Assumption]) -> None:

@@ -33,6 +33,7 @@ from tilewright.importers.torch_assumed import (
     check_kept,
     without_places,
 )
+from tilewright.importers.torch_at_one import Imported, Ones, refused_at_one
 from tilewright.importers.torch_complex import REAL_TYPES, Complex, divided, is_complex, joined
 from tilewright.importers.torch_control import import_control
 from tilewright.importers.torch_exportable import exportable, whole_layers
@@ -47,7 +48,7 @@ from tilewright.importers.torch_quiet import without_tracebacks
 from tilewright.importers.torch_results import filled, results_of
 from tilewright.importers.torch_symbols import SymbolTable, squeezed_symbols
 from tilewright.importers.torch_writes import select_scatter
-from tilewright.symbolic import lower_bound, upper_bound
+from tilewright.symbolic import Size, lower_bound, plain_symbol, upper_bound
 
 logger = logging.getLogger("tilewright")
 
@@ -174,19 +175,85 @@ def import_module(
         known = returned[-1] if returned else None
         names = _own_names([leaf for leaf, _ in _named_leaves(module, args, kwargs)[1]])
         fields = plain_fields(signature_of(module, named).bind(*given, **named).arguments)
-        try:
-            graph = import_program(program, neutral, name, known, names, assumed)
+
+        tell = _log(name)
+
+        def imported(program: ExportedProgram) -> Graph:
+            import_it = functools.partial(import_program, program, neutral, name, known, names, tell=tell)
+            graph = import_it([each for each in assumed if not each.only_one])
+            if any(each.only_one for each in assumed):
+                again = functools.partial(_at_one, module, args, kwargs, whole, graph)
+                examples = _examples(module, args, kwargs, program, graph)
+                refused = refused_at_one(Imported(program, graph, assumed, names), examples, again)
+                if refused:
+                    graph = import_it([*(each for each in assumed if not each.only_one), *refused])
             graph.fixed.update((key, (-1, value)) for key, value in fields.items())  # none stands in the row itself
             return graph
+
+        try:
+            return imported(program)
         except UnsupportedOperationError as error:  # such as sizes that follow from numbers in tensors
             if not any(symbol_is_type(symbol, SymT.UNBACKED_INT) for symbol in program.range_constraints):
                 raise
             try:
-                graph = import_program(export_fixed(module, args, kwargs, native), neutral, name, known, names)
+                graph = imported(export_fixed(module, args, kwargs, native))
             except Exception:  # the first error says more
                 raise error from None
             graph.remarks.append(f"numbers and sizes read from tensors are fixed to the example's: {_on_a_line(error)}")
             return graph
+
+
+def _examples(
+    module: torch.nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any], program: ExportedProgram, graph: Graph
+) -> dict[str, torch.Tensor]:
+    """What the inputs of a graph are in the example, by name."""
+    leaves = dict(_named_leaves(module, args, kwargs)[1])
+    held = {
+        **program.constants,
+        **program.state_dict,
+        **leaves,
+        **({graph.seed: torch.tensor(0)} if graph.seed else {}),
+    }
+    return {value.name: held[value.name] for value in graph.inputs}
+
+
+def _at_one(
+    module: torch.nn.Module,
+    args: tuple[Any, ...],
+    kwargs: dict[str, Any],
+    whole: bool,
+    general: Graph,
+    ones: Ones,
+    shapes: Mapping[str, tuple[int, ...]],
+) -> Imported:
+    """The module exported and imported with some dimensions of its graph fixed to 1, the others as there; `shapes` are
+    those of the examples then, of which the first elements are taken."""
+    bound, leaves = _named_leaves(module, args, kwargs)
+    small = {
+        id(leaf): leaf[tuple(map(slice, shapes[key][: leaf.dim()]))].clone()
+        for key, leaf in leaves
+        if isinstance(leaf, torch.Tensor)
+    }
+    args, kwargs = pytree.tree_map(lambda leaf: small.get(id(leaf), leaf), (args, kwargs))
+    neutral = {value.name: _axes(value.shape, ones) for value in general.inputs}
+    dims: dict[str, Any] = {}
+    native = _as_nested(bound, iter([_native(neutral.get(key, {}), dims) for key, _ in leaves]))
+    assumed: list[Assumption] = []
+    program = export_program(module, args, kwargs, native, whole, assumed)
+    names = _own_names([key for key, _ in leaves])
+    conditions = [each for each in assumed if not each.only_one]
+    graph = import_program(program, neutral, general.name, None, names, conditions, lambda remark: None)
+    return Imported(program, graph, assumed, names)
+
+
+def _axes(shape: Sequence[Size], ones: Ones) -> Axes:
+    """The dynamic dimensions of an input but those that are 1."""
+    found = {axis: plain_symbol(size) for axis, size in enumerate(shape)}
+    return {
+        axis: Dimension(symbol.name, symbol.low, symbol.high)
+        for axis, symbol in found.items()
+        if symbol is not None and symbol.name not in ones
+    }
 
 
 def _on_a_line(error: Exception) -> str:
@@ -456,12 +523,13 @@ def import_program(
     returned: Any = None,
     names: Mapping[str, str] | None = None,
     assumed: Sequence[Assumption] = (),
+    tell: Callable[[str], None] | None = None,
 ) -> Graph:
     """Import an exported program: the signature gives inputs, constants, outputs and mutations.
 
     `dynamic_shapes` only names and narrows the dimensions that were exported as dynamic; `returned` is a result of the
     module itself, for the objects in it; `names` are the module's for inputs that have others in the program; `assumed`
-    are conditions on sizes that every call checks.
+    are conditions on sizes that every call checks; `tell` is called with remarks in place of a log.
     Raises `ImportModelError` when PyTorch cannot decompose the program, `UnsupportedOperationError`.
     """
     try:
@@ -492,7 +560,7 @@ def import_program(
     report = ImportReport(name)
     walker = Walker(builder, symbols, report, RULES | FOREIGN, import_control)
     dimensions = parse_dynamic_shapes(dynamic_shapes, derived=True)
-    importer = _ProgramImporter(program, builder, symbols, walker, dimensions, names or {})
+    importer = _ProgramImporter(program, builder, symbols, walker, dimensions, names or {}, tell or _log(name))
     importer.inputs()
     importer.require(assumed, others)
     walker.run(program.graph.nodes)
@@ -500,6 +568,11 @@ def import_program(
     importer.outputs(returned)
     importer.assumptions()
     return builder.finish()
+
+
+def _log(name: str) -> Callable[[str], None]:
+    """Logs a remark on a graph the first time that it is made."""
+    return functools.cache(lambda text: logger.warning("%s", printable(f"{name}: {text}")))
 
 
 _MUTATIONS = (OutputKind.BUFFER_MUTATION, OutputKind.USER_INPUT_MUTATION)
@@ -541,7 +614,9 @@ class _ProgramImporter:
         walker: Walker,
         dimensions: dict[str, Axes],
         names: Mapping[str, str],
+        tell: Callable[[str], None],
     ) -> None:
+        self.tell = tell
         self.program = program
         self.builder = builder
         self.symbols = symbols
@@ -587,9 +662,17 @@ class _ProgramImporter:
             text = re.sub(r"\bs\d+\b", lambda found: str(names.get(found[0], found[0])), str(assumption.condition))
             return f"{assumption.place} (the example's way, taken while {text})"
 
+        def told_of_one(assumption: Assumption) -> str:
+            sizes = sorted(str(names[str(symbol)]) for symbol in assumption.condition.free_symbols)
+            are = f"{' and '.join(sizes)} {'are' if sizes[1:] else 'is'} 1"
+            return (
+                f"{assumption.place} (the code may give other results where {are}: build an engine of its own for the "
+                f"size 1, and begin the range{'s' if sizes[1:] else ''} at 2 here)"
+            )
+
         for assumption in assumed:
             if assumption.only_one:
-                self.builder.graph.remarks.append(f"a size of 1 takes the way of greater sizes: {told(assumption)}")
+                self._remark(f"a size of 1 is refused: {told_of_one(assumption)}")
                 continue
             for symbol in assumption.condition.free_symbols:
                 size = self.symbols.sizes.get(str(symbol))
@@ -602,7 +685,7 @@ class _ProgramImporter:
             self._remark(f"the way of the code depends on sizes, which every call checks: {told(assumption)}")
         for assumption in conditions:
             emit = Emitter(self.builder)
-            emit.source = told(assumption)
+            emit.source = told_of_one(assumption) if assumption.only_one else told(assumption)
             try:
                 require_of_sizes(emit, self.symbols, assumption.condition)
             except Unsupported as problem:
@@ -672,7 +755,7 @@ class _ProgramImporter:
             self._remark(f"the way of the code depends on numbers in tensors, which every call checks: {text}")
 
     def _remark(self, text: str) -> None:
-        logger.warning("%s", printable(f"{self.builder.graph.name}: {text}"))
+        self.tell(text)
         self.builder.graph.remarks.append(text)
 
 

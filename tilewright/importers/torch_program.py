@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from typing import Any
 from unittest import mock
@@ -37,13 +37,13 @@ def export_program(
             program = _plain_export(module, args, kwargs, dynamic_shapes, whole, assumed)
             if whole and _holds_buffers_twice(module, program):
                 with suppress(Exception):
-                    return _traced(module, args, kwargs, dynamic_shapes)
+                    return _noting_ones(assumed, _traced, module, args, kwargs, dynamic_shapes)
             return program
     except Exception as error:
         for way in (*(_traced,) * whole, _assumed, export_fixed) if depends_on_data(error) else ():
             try:
                 with without_failed_ways():
-                    return way(module, args, kwargs, dynamic_shapes)
+                    return _noting_ones(assumed, way, module, args, kwargs, dynamic_shapes)
             except Exception as other:  # the first error says more
                 if "Constraints violated" in str(other):
                     error = other
@@ -54,6 +54,18 @@ def export_program(
             "Make the module exportable (see the PyTorch guide on torch.export), or use "
             "torch.compile(module, backend='tilewright'), which leaves such parts to PyTorch."
         ) from error
+
+
+def _noting_ones(
+    assumed: list[Assumption], way: Callable[..., ExportedProgram], *args: Any, **options: Any
+) -> ExportedProgram:
+    """The program of an export; what code asks of sizes whether they are 1 takes the place of earlier such questions,
+    whose symbols may be others."""
+    with asked() as conditions:
+        program = way(*args, **options)
+    kept = [each for each in assumed if not each.only_one]
+    assumed[:] = [*kept, *(each for each in conditions if each.only_one)]
+    return program
 
 
 def _holds_buffers_twice(module: torch.nn.Module, program: ExportedProgram) -> bool:
@@ -130,15 +142,15 @@ def _plain_export(
         with suppress(Exception):
             deferred = {**options, "prefer_deferred_runtime_asserts_over_guards": True}
             with watching() as lost:
-                other = export(module, args, kwargs, **deferred)
+                other = _noting_ones(assumed, export, module, args, kwargs, **deferred)
             if lost and whole:
                 with suppress(Exception):
-                    return _traced(module, args, kwargs, dynamic_shapes)
+                    return _noting_ones(assumed, _traced, module, args, kwargs, dynamic_shapes)
             if not lost and assertions_hold(other):
                 return other
         if program is None:
             raise
-        assumed.extend(conditions)
+        assumed[:] = conditions
         return program
 
 
@@ -153,6 +165,7 @@ def narrowed_ranges(
     narrowed, others = dict(ranges), []
     for assumption in assumed:
         if assumption.only_one:
+            others.append(assumption)
             continue
         (symbol, *more) = assumption.condition.free_symbols
         bounds = narrowed.get(symbol)

@@ -19,10 +19,11 @@ from unittest import mock
 import numpy as np
 import sympy
 from torch import _meta_registrations
+from torch._guards import TracingContext
 from torch.fx.experimental.symbolic_shapes import ShapeEnv
 from torch.utils._sympy.functions import IntTrueDiv, ToFloat
 
-from tilewright.importers.torch_assumed import Assumption, asking_line
+from tilewright.importers.torch_assumed import Assumption, asking_line, line_of
 from tilewright.importers.torch_source_lines import is_written_by_user
 
 _MOST_SIZES = 1 << 20  # combinations that are tried, for a proof
@@ -32,6 +33,7 @@ _FLOATS = (ToFloat, IntTrueDiv)  # which make a float of a size
 _NUMBERS = ("__bool__", "__int__", "__index__", "__float__")  # by which Python code asks
 _BETWEEN = ("torch/__init__.py", "experimental/symbolic_shapes.py", "experimental/sym_node.py",
             "experimental/recording.py", "unittest/mock.py", "contextlib.py", "functools.py")  # fmt: skip
+_OF_DYNAMO = "evaluate_expr"  # by which Dynamo asks for a condition of the code
 _OF_MODULES = ("torch/nn/", "torch/functional.py")  # PyTorch's code that branches as a user's does
 
 
@@ -169,7 +171,8 @@ def _take_up(found: list[Assumption], answers: _Answers, only_one: bool = False)
     """Add the condition that the answer is the example's, with the line that asks, once."""
     condition = _condition(answers)
     if condition not in [assumption.condition for assumption in found]:
-        found.append(Assumption(condition, asking_line(), only_one))
+        traced = _traced_code()
+        found.append(Assumption(condition, asking_line() if traced is None else line_of(*traced), only_one))
 
 
 def _as_sympy(answer: Any) -> Any:
@@ -192,10 +195,18 @@ def _is_asked_by_user() -> bool:
     while frame is not None:
         name = frame.f_code.co_filename.replace("\\", "/")
         if name != __file__.replace("\\", "/") and not name.endswith(_BETWEEN):
+            traced = _traced_code() if frame.f_code.co_name == _OF_DYNAMO else None
+            name, asked = (name, asked) if traced is None else (traced[0].replace("\\", "/"), True)
             return asked and (is_written_by_user(name) or any(part in name for part in _OF_MODULES))
         asked = asked or frame.f_code.co_name in _NUMBERS
         frame = frame.f_back
     return False
+
+
+def _traced_code() -> tuple[str, int] | None:
+    """The file and line that Dynamo is at, where it runs the code in Python's place."""
+    stack = TracingContext.extract_stack() if TracingContext.try_get() is not None else []
+    return (stack[-1].filename, stack[-1].lineno or 0) if stack else None
 
 
 def _bounds(env: ShapeEnv, symbol: Any) -> tuple[int, int]:
