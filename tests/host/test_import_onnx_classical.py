@@ -11,10 +11,13 @@ pytest.importorskip("onnx")
 pytest.importorskip("onnxruntime")
 
 from onnx import numpy_helper
+from onnx.helper import make_model, make_opsetid
+from onnx.parser import parse_graph
 
 from tests.host.test_import_onnx_runtime import check, model_of
 from tilewright.errors import UnsupportedOperationError
 from tilewright.importers import import_model
+from tilewright.importers.onnx_ops import classical
 
 X = np.array([[0.5, -1, 2], [0, 0, 0], [3, -2, 0.25], [-0.5, 4, 1]], np.float32)
 
@@ -115,6 +118,24 @@ def test_trees_with_more_results_than_memory() -> None:
     model, _ = model_of("TreeEnsembleRegressor", named, ["y"], domain="ai.onnx.ml", n_targets=2**31 - 1, **nodes)
     with pytest.raises(UnsupportedOperationError, match="trees of 8 nodes with 2147483647 results"):
         import_model(model)
+
+
+@pytest.mark.parametrize("function", ["SUM", "AVERAGE"])
+def test_trees_that_each_add_to_one_result_need_no_table_of_all(
+    function: str, rng: np.random.Generator, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(classical, "_LARGEST_TABLE", 23)  # 8 nodes with 3 results each are 24 numbers
+    nodes = trees("target", [0, 0, 0, 2, 2], [1.0, 2.0, -3.0, 0.5, 4.0])
+    x = rng.standard_normal((20, 3), dtype=np.float32)
+    own("TreeEnsembleRegressor", x, n_targets=3, aggregate_function=function, **nodes)
+
+
+def test_lists_of_a_node_may_be_as_long_as_the_file() -> None:
+    count = (1 << 20) + 1  # as boosted trees have them, which can have no initializers
+    graph = parse_graph("main () => (int64[n] y) { y = Constant<value_ints: ints = [0]>() }")
+    graph.node[0].attribute[0].ints.extend([0] * (count - 1))
+    graph = import_model(make_model(graph, opset_imports=[make_opsetid("", 20)], ir_version=10))
+    assert graph.outputs[0].shape == (count,)
 
 
 def test_trees_that_score_one_of_two_classes_refuse_more_base_values() -> None:

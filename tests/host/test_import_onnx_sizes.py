@@ -357,3 +357,71 @@ def test_inputs_have_the_names_of_the_file(name: str, tmp_path: Path) -> None:
             each.run({"x_0": numbers(2, 4)})
     graph = import_model(found)
     assert print_graph(parse_graph(print_graph(graph))) == print_graph(graph)
+
+
+SAME_SIZES = {  # operations on tensors whose sizes have names of their own, and sizes that fit
+    "GridSample(x0, x1)": [(2, 3, 4, 5), (2, 3, 3, 2)],
+    "AffineGrid<align_corners = 1>(x0, sizes)": [(2, 2, 3)],
+    "Col2Im<dilations = [1, 2]>(x0, image, block)": [(1, 4, 9)],
+    "DequantizeLinear<axis = 1>(x0, x1, x2)": [(2, 3), (3,), (3,)],
+    "LSTM<hidden_size = 4>(x0, x1, x2, x3)": [(5, 2, 3), (1, 16, 3), (1, 16, 4), (1, 32)],
+    "GRU<hidden_size = 4>(x0, x1, x2)": [(5, 2, 3), (1, 12, 3), (1, 12, 4)],
+    "RotaryEmbedding(x0, x1, x2)": [(1, 2, 3, 8), (1, 3, 4), (1, 3, 4)],
+    "MaxUnpool<kernel_shape = [2], strides = [2]>(x0, x1)": [(1, 1, 4), (1, 1, 4)],
+    "SoftmaxCrossEntropyLoss(x0, x1)": [(3, 4), (3,)],
+}
+
+
+@pytest.mark.parametrize("call", SAME_SIZES)
+def test_names_of_equal_sizes_become_conditions(call: str, rng: np.random.Generator) -> None:
+    shapes, operation = SAME_SIZES[call], call.split("<")[0].split("(")[0]
+    kinds = ["float"] * len(shapes)
+    if operation in ("MaxUnpool", "SoftmaxCrossEntropyLoss"):
+        kinds[1] = "int64"
+    elif operation == "DequantizeLinear":
+        kinds[0] = kinds[2] = "uint8"
+    inputs = []
+    for place, (kind, shape) in enumerate(zip(kinds, shapes, strict=True)):
+        names = ", ".join(f"size_{place}_{axis}" for axis in range(len(shape)))
+        inputs.append(f"{kind}[{names}] x{place}")
+    source = model(
+        f"""main ({", ".join(inputs)}) => (float y) {{
+            sizes = Constant<value_ints: ints = [2, 3, 4, 5]>()
+            image = Constant<value_ints: ints = [4, 5]>()
+            block = Constant<value_ints: ints = [2, 2]>()
+            {"z, y" if operation in ("LSTM", "GRU") else "y"} = {call}
+        }}""",
+        23 if operation == "RotaryEmbedding" else 20,
+    )
+    source.graph.output[0].type.Clear()
+    types = {"float": np.float32, "uint8": np.uint8, "int64": np.int64}
+    arrays = [
+        rng.standard_normal(shape).astype(np.float32)
+        if kind == "float"
+        else np.arange(np.prod(shape)).reshape(shape).astype(types[kind])
+        for kind, shape in zip(kinds, shapes, strict=True)
+    ]
+    graph = import_model(source)
+    feeds = {f"x{place}": array for place, array in enumerate(arrays)}
+    (wanted,) = ReferenceEvaluator(source).run(None, feeds)
+    np.testing.assert_allclose(run(graph, *arrays), wanted, rtol=1e-4, atol=1e-5)
+
+
+def test_sizes_that_must_be_equal_and_are_not_are_refused_at_the_call() -> None:
+    inputs = "float[n, 1, h, w] x, float[m, a, b, two] places"
+    graph = import_model(model(f"main ({inputs}) => (float[n, 1, a, b] y) {{ y = GridSample(x, places) }}"))
+    engine = tilewright.compile(graph)
+    with pytest.raises((InputError, ShapeError)):
+        engine.run({"x": numbers(2, 1, 4, 4), "places": numbers(3, 2, 2, 2)})
+
+
+def test_group_normalization_of_opset_18_has_a_scale_for_each_group() -> None:
+    source = model(
+        "main (float[n, 4, k] x, float[2] s, float[2] b) => (float[n, 4, k] y) "
+        "{ y = GroupNormalization<num_groups = 2>(x, s, b) }",
+        18,
+    )
+    x, scale, bias = numbers(1, 4, 3), np.array([2.0, -1.0], np.float32), np.array([0.5, 3.0], np.float32)
+    centred = x.reshape(2, 6) - x.reshape(2, 6).mean(1, keepdims=True)
+    wanted = centred / np.sqrt((centred**2).mean(1, keepdims=True) + 1e-5) * scale[:, None] + bias[:, None]
+    np.testing.assert_allclose(run(import_model(source), x, scale, bias), wanted.reshape(1, 4, 3), rtol=1e-5)

@@ -57,7 +57,6 @@ def mebibytes(count: int) -> str:
             "dimensions of a tensor; elements of a tensor",
             f"{inference.MOST_DIMENSIONS}; 2^{inference.MOST_TENSOR_ELEMENTS.bit_length() - 1}",
         ),
-        ("items of an ONNX attribute", f"{onnx_structure.MOST_ATTRIBUTE_ITEMS:,}"),
         ("terms of a symbolic size", f"{shapes.MOST_TERMS}"),
         (
             "JSON of a `.pt2` file; its compressed members, expanded, together; members of its zip",

@@ -106,13 +106,22 @@ def form_of(operation: str, opset: int, domain: str = "") -> OperatorForm:
         if not onnx.defs.has(operation, "" if domain in DOMAINS else domain):
             raise Unsupported("no operation of this name is in any opset of ONNX") from None
         raise Invalid(f"opset {opset} has no {operation}; a later one brings it") from None
-    if schema.deprecated:
+    if schema.deprecated and _has_schema(operation, schema.since_version - 1, domain):
         raise Invalid(f"opset {opset} has no {operation} any more: it ended with opset {schema.since_version - 1}")
     parameters, results = (tuple(map(_formal, found)) for found in (schema.inputs, schema.outputs))
     described: Mapping[str, Any] = schema.attributes
     attributes = {name: (int(item.type.value), bool(item.required)) for name, item in described.items()}
     inputs, outputs = (schema.min_input, schema.max_input), (schema.min_output, schema.max_output)
     return OperatorForm(schema.since_version, attributes, parameters, results, inputs, outputs)
+
+
+def _has_schema(operation: str, opset: int, domain: str) -> bool:
+    """Whether an opset has an operation: GroupNormalization was deprecated as soon as it came, and is in use."""
+    try:
+        onnx.defs.get_schema(operation, opset, "" if domain in DOMAINS else domain)
+    except onnx.defs.SchemaError:
+        return False
+    return True
 
 
 def _formal(parameter: Any) -> FormalParameter:

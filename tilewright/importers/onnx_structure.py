@@ -18,7 +18,6 @@ from tilewright.importers.onnx_schema import DOMAINS, NEWEST
 OLDEST_OPSET = 1
 DEEPEST = 32  # functions and branches inside each other
 MOST_MODEL_NODES = 1 << 16  # of a model, calls of functions replaced by their bodies
-MOST_ATTRIBUTE_ITEMS = 1 << 20  # of one list
 
 FunctionKey = tuple[str, str, str]  # domain, name, overload
 
@@ -241,13 +240,6 @@ def _undefined(name: str, text: str, following: list[NodeProto]) -> str:
 def _checked_attributes(node: NodeProto, text: str) -> Iterable[AttributeProto]:
     _check_text([name for item in node.attribute for name in (item.name, item.ref_attr_name)], text)
     _no_repeats([attribute.name for attribute in node.attribute], text, "attributes")
-    for attribute in node.attribute:
-        for items in (attribute.floats, attribute.ints, attribute.strings, attribute.tensors, attribute.graphs):
-            if len(items) > MOST_ATTRIBUTE_ITEMS:
-                raise ImportModelError(
-                    f"{text}: the attribute {attribute.name!r} has {len(items)} items; at most {MOST_ATTRIBUTE_ITEMS} "
-                    "are supported: use an initializer"
-                )
     return node.attribute
 
 

@@ -8,6 +8,7 @@ from dataclasses import dataclass, replace
 from tilewright.dtypes import DType, float32, int64
 from tilewright.graph.core import Value
 from tilewright.importers import images
+from tilewright.importers.agreement import must_be
 from tilewright.importers.onnx_call import OnnxCall
 from tilewright.importers.report import Invalid, Unsupported
 from tilewright.importers.rules import RuleTable
@@ -258,6 +259,8 @@ def rotary_embedding(call: OnnxCall) -> Value:
     cos, sin = call[1], call[2]
     for table in (cos, sin):
         call.require_rank(table, *((2, 2) if call.has(3) else (3, 3)))
+    cos, sin = (must_be(call, table, (*table.shape[:-1], simplify(lift(width) // 2))) for table in (cos, sin))
+    for table in (cos, sin):
         if table.shape[-1] != simplify(lift(width) // 2):
             raise Invalid(f"{table!r} has not one angle for each pair of the {width} elements that are rotated")
     if call.has(3):

@@ -367,17 +367,19 @@ def _kernel(call: OnnxCall, x: Value, vectors: np.ndarray, kind: str, numbers: t
 
 @dataclass
 class _Trees:
-    """All nodes of all trees: leaves lead to themselves and have weights for each result."""
+    """All nodes of all trees: leaves lead to themselves, and add weights to results."""
 
     features: np.ndarray
     limits: np.ndarray
-    modes: list[str]
+    modes: np.ndarray  # [nodes], of texts
     missing: np.ndarray
     when_true: np.ndarray
     when_false: np.ndarray
     roots: np.ndarray
-    weights: np.ndarray  # [nodes, results]
-    given: np.ndarray  # [nodes, results]: whether there is a weight
+    weighted: np.ndarray  # [weights]: the node of each weight
+    targets: np.ndarray  # [weights]: the result that it is added to
+    weights: np.ndarray  # [weights]
+    results: int
     members: np.ndarray | None = None  # [nodes, most]: the numbers of sets, filled up with NaN
 
     def depth(self) -> int:
@@ -391,6 +393,41 @@ class _Trees:
             steps += 1
             if steps > len(self.features):
                 raise Invalid("the nodes of a tree lead in a circle")
+
+    def table(self) -> tuple[np.ndarray, np.ndarray]:
+        """The weights [nodes, results], and where there is one."""
+        count = len(self.modes)
+        weights, given = _tree_table(count, self.results, 0.0), _tree_table(count, self.results, False)
+        np.add.at(weights, (self.weighted, self.targets), self.weights)
+        given[self.weighted, self.targets] = True
+        return weights, given
+
+    def leaf_weights(self) -> np.ndarray:
+        """The weights [nodes] where each node adds to one result."""
+        weights = np.zeros(len(self.modes))
+        np.add.at(weights, self.weighted, self.weights)
+        return weights
+
+    def target_of_each(self) -> np.ndarray | None:
+        """The one result that each tree adds to, as in boosted trees; None where a leaf has none, or another one."""
+        owner, level = np.full(len(self.modes), -1), self.roots
+        trees = np.arange(len(self.roots))
+        while level.size:
+            owner[level] = trees
+            inner = (self.when_true[level] != level) | (self.when_false[level] != level)
+            level, trees = level[inner], trees[inner]
+            level = np.concatenate([self.when_true[level], self.when_false[level]])
+            trees = np.concatenate([trees, trees])
+            if (owner[level] != -1).any() or len(np.unique(level)) < level.size:
+                return None  # nodes that trees share
+        found = np.full(len(self.roots), -1)
+        used = owner[self.weighted] != -1
+        found[owner[self.weighted[used]]] = self.targets[used]
+        told = np.zeros(len(self.modes), np.bool_)
+        told[self.weighted] = True
+        leaves = (self.when_true == np.arange(len(self.modes))) & (owner != -1)
+        same = (found[owner[self.weighted[used]]] == self.targets[used]).all()
+        return found if same and told[leaves].all() else None
 
 
 _COMPARISONS = {
@@ -422,43 +459,68 @@ def _tree_table(nodes: int, columns: int, filled: float | bool) -> np.ndarray:
     return np.full((nodes, columns), filled)
 
 
+class _NodeNumbers:
+    """Where in the lists of nodes the node of a tree is."""
+
+    def __init__(self, trees: np.ndarray, nodes: np.ndarray) -> None:
+        self.trees, tree = np.unique(trees, return_inverse=True)
+        self.nodes, node = np.unique(nodes, return_inverse=True)
+        keys = tree * len(self.nodes) + node
+        self.order = np.argsort(keys, kind="stable")
+        self.keys = keys[self.order]
+        if (self.keys[1:] == self.keys[:-1]).any():
+            raise Invalid("a tree has two nodes of one number")
+
+    def find(self, trees: np.ndarray, nodes: np.ndarray) -> np.ndarray:
+        """The places of nodes; -1 for those that are not there."""
+        if not len(self.keys):
+            return np.full(len(trees), -1)
+        tree, node = _place_in(self.trees, trees), _place_in(self.nodes, nodes)
+        place = _place_in(self.keys, tree * len(self.nodes) + node)
+        return np.where((tree < 0) | (node < 0) | (place < 0), -1, self.order[place])
+
+
+def _place_in(ordered: np.ndarray, wanted: np.ndarray) -> np.ndarray:
+    """The places of numbers in an ordered list; -1 for those that it does not have."""
+    place = np.minimum(np.searchsorted(ordered, wanted), len(ordered) - 1)
+    return np.where(ordered[place] == wanted, place, -1)
+
+
+def _lists(call: OnnxCall, *names: str) -> list[np.ndarray]:
+    """Attributes that are lists of integers of one length; raises `Invalid` for others."""
+    found = [np.array(call.attribute(name) or [], np.int64) for name in names]
+    if any(len(each) != len(found[0]) for each in found):
+        raise Invalid(f"the attributes {', '.join(names)} have {', '.join(str(len(each)) for each in found)} entries")
+    return found
+
+
 def _trees(call: OnnxCall, side: str, results: int) -> _Trees:
     """The trees of a TreeEnsembleRegressor (`side` target) or -Classifier (class)."""
-    trees, nodes = call.attribute("nodes_treeids"), call.attribute("nodes_nodeids")
-    place = {pair: index for index, pair in enumerate(zip(trees, nodes, strict=True))}
-    modes = list(call.attribute("nodes_modes"))
-    branches = {}
-    for name in ("true", "false"):
-        wanted = call.attribute(f"nodes_{name}nodeids")
-        leads = [
-            index if mode == "LEAF" else place.get((tree, target), -1)
-            for index, (tree, target, mode) in enumerate(zip(trees, wanted, modes, strict=True))
-        ]
-        if -1 in leads:
-            raise Invalid("a node of a tree leads to one that the tree does not have")
-        branches[name] = np.array(leads, np.int64)
-    weights, given = _tree_table(len(modes), results, 0.0), _tree_table(len(modes), results, False)
-    found = zip(call.attribute(f"{side}_treeids"), call.attribute(f"{side}_nodeids"), strict=True)
-    for pair, target, weight in zip(
-        found, call.attribute(f"{side}_ids"), _numbers(call, f"{side}_weights"), strict=True
-    ):
-        if pair not in place or not 0 <= target < results:
-            raise Invalid(f"a weight belongs to the node {pair} and the result {target}, which are not there")
-        weights[place[pair], target] += weight
-        given[place[pair], target] = True
-    targets = {index for branch in branches.values() for index, leads in enumerate(branch) if leads != index}
-    children = {int(branch[index]) for branch in branches.values() for index in targets}
+    names = ("treeids", "nodeids", "truenodeids", "falsenodeids", "featureids")
+    trees, nodes, *wanted, features = _lists(call, *(f"nodes_{name}" for name in names))
+    modes = np.array(call.attribute("nodes_modes"))
+    if len(modes) != len(trees):
+        raise Invalid(f"there are {len(modes)} modes for {len(trees)} nodes")
+    numbers, own, leaf = _NodeNumbers(trees, nodes), np.arange(len(trees)), modes == "LEAF"
+    branches = [np.where(leaf, own, numbers.find(trees, nodes)) for nodes in wanted]
+    if any((branch < 0).any() for branch in branches):
+        raise Invalid("a node of a tree leads to one that the tree does not have")
+    holders, leaves, targets = _lists(call, *(f"{side}_{name}" for name in ("treeids", "nodeids", "ids")))
+    weighted, weights = numbers.find(holders, leaves), _numbers(call, f"{side}_weights")
+    if len(weights) != len(targets):
+        raise Invalid(f"there are {len(weights)} weights for {len(targets)} results")
+    wrong = np.flatnonzero((weighted < 0) | (targets < 0) | (targets >= results))
+    if wrong.size:
+        pair = int(holders[wrong[0]]), int(leaves[wrong[0]])
+        raise Invalid(f"a weight belongs to the node {pair} and the result {targets[wrong[0]]}, which are not there")
+    is_child = np.zeros(len(trees), np.bool_)
+    for branch in branches:
+        is_child[branch[branch != own]] = True
     call.attribute("nodes_hitrates"), call.attribute("nodes_hitrates_as_tensor")
+    missing = np.array(call.attribute("nodes_missing_value_tracks_true") or [0] * len(modes), np.bool_)
+    limits, roots = _numbers(call, "nodes_values"), np.flatnonzero(~is_child)
     return _Trees(
-        np.array(call.attribute("nodes_featureids"), np.int64),
-        _numbers(call, "nodes_values"),
-        modes,
-        np.array(call.attribute("nodes_missing_value_tracks_true") or [0] * len(modes), np.bool_),
-        branches["true"],
-        branches["false"],
-        np.array([index for index in range(len(modes)) if index not in children], np.int64),
-        weights,
-        given,
+        features, limits, modes, missing, branches[0], branches[1], roots, weighted, targets, weights, results
     )
 
 
@@ -475,11 +537,11 @@ def _leaves(call: OnnxCall, x: Value, trees: _Trees) -> Value:
     if len(trees.modes) > 1 << _HALF:
         tables |= {"next": trees.when_true.astype(np.int32), "false": trees.when_false.astype(np.int32)}
     constants = {name: call.constant(table, name) for name, table in tables.items()}
-    used = sorted({mode for mode in trees.modes if mode != "LEAF"})
+    used = [str(mode) for mode in np.unique(trees.modes) if mode != "LEAF"]
     known = {*_COMPARISONS} if trees.members is None else {*_COMPARISONS, "BRANCH_MEMBER"}
     if not set(used) <= known:
         raise Invalid(f"the modes of nodes are {used}")
-    kinds = call.constant(np.array([used.index(m) if m in used else 0 for m in trees.modes], np.int32), "modes")
+    kinds = call.constant(np.maximum(_place_in(np.array(used or [""]), trees.modes), 0).astype(np.int32), "modes")
     for _ in range(trees.depth()):
         feature, limit, true, *others = (call.op("gather", constants[name], place, axis=0) for name in tables)
         number = call.op("gather_elements", x, call.op("shift_right", feature, 1), axis=1)
@@ -515,13 +577,32 @@ def _aggregated(call: OnnxCall, x: Value, trees: _Trees, function: str) -> Value
     """The weights of the leaves put together: [N, results]."""
     names = {"SUM": "reduce_sum", "AVERAGE": "reduce_sum", "MIN": "reduce_min", "MAX": "reduce_max"}
     none = {"MIN": np.inf, "MAX": -np.inf}.get(function, 0.0)  # of a tree that says nothing of a result
-    weights = np.where(trees.given, trees.weights, none)
-    table = call.constant(weights.astype(x.dtype.numpy), "weights")
-    found = call.op("gather", table, _leaves(call, x, trees), axis=0)  # [N, trees, results]
-    total = call.op(names[function], found, axes=(1,))
+    is_small = 1 < trees.results <= _LARGEST_TABLE // max(len(trees.roots), 1)
+    targets = trees.target_of_each() if is_small and not none else None
+    if targets is not None:
+        total = _sum_of_results(call, x, trees, targets)
+    else:
+        weights, given = trees.table()
+        table = call.constant(np.where(given, weights, none).astype(x.dtype.numpy), "weights")
+        found = call.op("gather", table, _leaves(call, x, trees), axis=0)  # [N, trees, results]
+        total = call.op(names[function], found, axes=(1,))
     if none:
         total = call.op("where", call.op("equal", total, none), 0.0, total)
     return call.op("divide", total, float(len(trees.roots))) if function == "AVERAGE" else total
+
+
+def _sum_of_results(call: OnnxCall, x: Value, trees: _Trees, targets: np.ndarray) -> Value:
+    """The sums [N, results] of trees that add to one result each."""
+    table = call.constant(trees.leaf_weights().astype(x.dtype.numpy), "weights")
+    found = call.op("gather", table, _leaves(call, x, trees), axis=0)  # [N, trees]
+    none = call.full((x.shape[0], 1), 0.0, x.dtype)  # for results with fewer trees than others
+    found = call.op("concat", found, none, axis=1)
+    used, counts = np.unique(targets, return_counts=True)
+    places = np.full((trees.results, int(counts.max(initial=1))), len(targets), np.int32)
+    for result, count in zip(used, counts, strict=True):
+        places[result, :count] = np.flatnonzero(targets == result)
+    ordered = call.op("gather", found, call.constant(places.reshape(-1), "order"), axis=1)
+    return call.op("reduce_sum", call.reshape(ordered, (x.shape[0], *places.shape)), axes=(2,))
 
 
 @rule("TreeEnsembleRegressor")
@@ -568,10 +649,13 @@ def tree_classifier(call: OnnxCall) -> tuple[Value, Value]:
 
 def _scored(call: OnnxCall, x: Value, trees: _Trees, total: Value) -> Value:
     """The scores [N, classes] with the least one for a class of which no leaf of a row says anything."""
-    leaves = trees.when_true == np.arange(len(trees.modes))
-    if trees.given[leaves].all() or (trees.weights >= 0).all():
+    targets = trees.target_of_each()
+    if (trees.weights >= 0).all() or (targets is not None and len(np.unique(targets)) == trees.results):
         return total
-    table = call.constant(trees.given.astype(np.int64), "given")
+    given, leaves = trees.table()[1], trees.when_true == np.arange(len(trees.modes))
+    if given[leaves].all():
+        return total
+    table = call.constant(given.astype(np.int64), "given")
     told = call.op("reduce_max", call.op("gather", table, _leaves(call, x, trees), axis=0), axes=(1,))
     return call.op("where", call.op("greater", told, 0), total, call.builder.number(-np.inf, total.dtype))
 
@@ -616,15 +700,13 @@ def _ensemble(call: OnnxCall) -> _Trees:
         raise Invalid("the lists of nodes, leaves and roots do not fit together")
     if (codes >= len(_MODES)).any():
         raise Invalid(f"the modes of nodes are {sorted(set(codes.tolist()))}; they must be 0 to {len(_MODES) - 1}")
-    table, given = _tree_table(count + leaves, results, 0.0), _tree_table(count + leaves, results, False)
-    table[place[count:], targets], given[place[count:], targets] = weights, True
     call.attribute("nodes_hitrates")
     filled = np.zeros(leaves, np.int64)
-    modes = [*(_MODES[code] for code in codes), *["LEAF"] * leaves]
+    modes = np.concatenate([np.array(_MODES)[codes], np.full(leaves, "LEAF")])
     return _Trees(
         np.concatenate([features, filled]), np.concatenate([splits, filled]), modes,
-        np.concatenate([missing, filled != 0]), branches[0], branches[1], roots, table, given,
-        _members(call, codes, leaves),
+        np.concatenate([missing, filled != 0]), branches[0], branches[1], roots, place[count:], targets, weights,
+        results, _members(call, codes, leaves),
     )  # fmt: skip
 
 

@@ -69,6 +69,7 @@ def affine_grid(call: OnnxCall) -> Value:
     """Places from -1 to 1 (the last dimension first) moved by matrices [N, d, d + 1]: [N, *spatial, d]."""
     theta, sizes = call[0], call.sizes(1)
     count = len(sizes) - 2
+    theta = must_be(call, theta, (sizes[0] if sizes else 1, count, count + 1)) if theta.rank == 3 else theta
     if count not in (2, 3) or theta.shape[1:] != (count, count + 1):
         raise Invalid(f"the matrices {theta!r} do not fit the size {list(map(str, sizes))}")
     if theta.shape[0] != sizes[0]:
@@ -114,6 +115,7 @@ def max_roi_pool(call: OnnxCall) -> Value:
     call.require_rank(x, 4, 4)
     shape = call.integers("pooled_shape", 2, default=0, least=1)
     scale = float(call.attribute("spatial_scale", 1.0))
+    boxes = must_be(call, boxes, (boxes.shape[0], 5)) if boxes.rank == 2 else boxes
     if boxes.rank != 2 or boxes.shape[1] != 5:
         raise Invalid(f"the boxes {boxes!r} must have five numbers each")
     return boxes_of_images.pool(call, x, boxes, shape, scale)

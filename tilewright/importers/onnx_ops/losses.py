@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from tilewright.dtypes import int64
 from tilewright.graph.core import Value
+from tilewright.importers.agreement import must_be
 from tilewright.importers.onnx_call import OnnxCall
 from tilewright.importers.report import Invalid, Unsupported
 from tilewright.importers.rules import RuleTable
@@ -18,6 +19,7 @@ def _likelihood_loss(call: OnnxCall, logarithms: Value, target: Value, weight: V
     zero = call.builder.number(0.0, dtype)
     ignored, reduction = call.attribute("ignore_index"), call.attribute("reduction", "mean")
     call.require_rank(logarithms, 2)
+    target = must_be(call, target, (logarithms.shape[0], *logarithms.shape[2:]))
     if target.shape != (logarithms.shape[0], *logarithms.shape[2:]):
         raise Invalid(f"the classes {target!r} do not fit {logarithms!r}: they have no dimension of classes")
     target = call.cast(target, int64)

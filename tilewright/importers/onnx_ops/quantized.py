@@ -12,6 +12,7 @@ import ml_dtypes
 
 from tilewright.dtypes import NARROW, DType, float8e8, float32, float64, int8, int32, uint8
 from tilewright.graph.core import Value
+from tilewright.importers.agreement import chosen, must_be
 from tilewright.importers.onnx_call import OnnxCall
 from tilewright.importers.onnx_ops.network import convolve
 from tilewright.importers.report import Invalid, Unsupported
@@ -40,7 +41,10 @@ def along(call: OnnxCall, parameter: Value, x: Value, axis: int, block: int) -> 
 
 
 def _axis_and_block(call: OnnxCall, x: Value) -> tuple[int, int]:
-    """Where scales lie along x: an axis, which means nothing to a single scale, and how many share one."""
+    """Where scales lie along x: an axis, which means nothing to a single scale, and how many share one.
+
+    Sizes of the inputs that must be equal get one spelling.
+    """
     axis, block = call.attribute("axis", 1), call.attribute("block_size", 0)
     scale = call[1]
     if scale.rank == 0 or scale.shape == (1,):
@@ -48,6 +52,12 @@ def _axis_and_block(call: OnnxCall, x: Value) -> tuple[int, int]:
     axis = call.place(axis, x.rank)
     if block < 0 or (block and scale.rank != x.rank) or (not block and scale.rank != 1):
         raise Invalid(f"the scale {scale!r} does not fit {x!r} in blocks of {block}")
+    if not block:  # x and the scale have one spelling of the size along the axis
+        size = chosen([x.shape[axis], scale.shape[0]])
+        call.tensor(0).value = must_be(call, x, (*x.shape[:axis], size, *x.shape[axis + 1 :]))
+        call.tensor(1).value = scale = must_be(call, scale, (size,))
+    if call.has(2):
+        call.tensor(2).value = must_be(call, call[2], scale.shape)
     if call.has(2) and call[2].shape != scale.shape:
         raise Invalid(f"the zero point {call[2]!r} and the scale {scale!r} must have one shape")
     return axis, block
@@ -83,8 +93,8 @@ def _wide(dtype: DType) -> DType:
 @rule("QuantizeLinear")
 def quantize_linear(call: OnnxCall) -> Value:
     """The type is that of the zero point, else `output_dtype`, else uint8."""
+    axis, block = _axis_and_block(call, call[0])
     x, scale = call[0], call[1]
-    axis, block = _axis_and_block(call, x)
     call.attribute("precision")  # of the division: at least float32 here
     dtype = call.tensor(2).dtype if call.has(2) else call.attribute("output_dtype") or uint8
     zero = along(call, call[2], x, axis, block) if call.has(2) else None
@@ -96,8 +106,8 @@ def quantize_linear(call: OnnxCall) -> Value:
 @rule("DequantizeLinear")
 def dequantize_linear(call: OnnxCall) -> Value:
     """(x - zero point) scale, in the type of the scale, or `output_dtype`."""
+    axis, block = _axis_and_block(call, call[0])
     x, scale = call[0], call[1]
-    axis, block = _axis_and_block(call, x)
     dtype = call.attribute("output_dtype") or scale.dtype
     zero = along(call, call[2], x, axis, block) if call.has(2) else None
     scale = along(call, scale, x, axis, block)

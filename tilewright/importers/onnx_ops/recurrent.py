@@ -16,7 +16,7 @@ from tilewright.graph.core import Value
 from tilewright.graph.inference import shape_text
 from tilewright.graph.recurrent import SLOTS
 from tilewright.importers import formulas
-from tilewright.importers.agreement import chosen, must_be, respelled
+from tilewright.importers.agreement import chosen, must_be
 from tilewright.importers.emitter import Emitter
 from tilewright.importers.loops import loop
 from tilewright.importers.onnx_call import OnnxCall
@@ -229,8 +229,12 @@ def _check_shapes(call: OnnxCall, directions: int, gates: int, batch_first: bool
     for index in (5, 6):
         if call.has(index) and call[index].rank == 3:
             _share_batch(call, call[index].shape[0 if batch_first else 1], batch_first)
+    hidden = call.attribute("hidden_size", call[2].shape[2])
+    call.tensor(2).value = must_be(call, call[2], (*call[2].shape[:2], hidden))
     x, hidden = call[0], call[2].shape[2]
     batch = x.shape[0] if batch_first else x.shape[1]
+    width = chosen([x.shape[2], call[1].shape[2]])
+    x = call.tensor(0).value = must_be(call, x, (*x.shape[:2], width))
     if call.attribute("hidden_size", hidden) != hidden or not isinstance(hidden, int):
         raise Invalid(f"the attribute 'hidden_size' is {call.attribute('hidden_size')}, but {call[2]!r} has {hidden}")
     state = (batch, directions, hidden) if batch_first else (directions, batch, hidden)
@@ -247,7 +251,7 @@ def _check_shapes(call: OnnxCall, directions: int, gates: int, batch_first: bool
         if not call.has(index):
             continue
         tensor = call.tensor(index)
-        tensor.value = respelled(call, call[index], shape)
+        tensor.value = must_be(call, call[index], shape)
         if call[index].shape != shape:
             raise Invalid(f"input {index} is {call[index]!r}; with {x!r} it must have the shape {shape_text(shape)}")
 

@@ -14,6 +14,7 @@ import numpy as np
 from tilewright.dtypes import float32, float64, int1, int64
 from tilewright.graph.core import Value
 from tilewright.importers import images
+from tilewright.importers.agreement import must_be
 from tilewright.importers.onnx_call import OnnxCall
 from tilewright.importers.report import Invalid, Unsupported
 from tilewright.importers.rules import RuleTable
@@ -401,6 +402,7 @@ def sample_grid(call: OnnxCall) -> Value:
     x, places = call[0], call[1]
     call.require_rank(x, 3)
     call.require_rank(places, x.rank, x.rank)
+    places = must_be(call, places, (x.shape[0], *places.shape[1:-1], x.rank - 2))
     if places.shape[-1] != x.rank - 2 or places.shape[0] != x.shape[0]:
         raise Invalid(f"the places {places!r} are not those of images {x!r}: [{x.shape[0]}, ..., {x.rank - 2}]")
     return grid_sample(call, x, places, mode, padding, bool(call.attribute("align_corners", 0)))

@@ -10,6 +10,7 @@ import numpy as np
 from tilewright.dtypes import float32, int64
 from tilewright.graph.core import Value
 from tilewright.graph.inference import window_extent
+from tilewright.importers.agreement import must_be, respelled
 from tilewright.importers.onnx_call import OnnxCall
 from tilewright.importers.onnx_ops.network import padded_as_same, window
 from tilewright.importers.pools import least_of, needed_padding, positions_of_largest
@@ -17,7 +18,7 @@ from tilewright.importers.report import Invalid, Unsupported
 from tilewright.importers.rules import RuleTable
 from tilewright.importers.sampling import linear_taps, weighted_sum, weighted_taps
 from tilewright.importers.scatter import scatter_slices
-from tilewright.symbolic import Size, lift, product, simplify
+from tilewright.symbolic import Size, floor_divide, lift, product, simplify
 
 TABLE = RuleTable("Windows")
 rule = TABLE.rule
@@ -164,6 +165,7 @@ def max_unpool(call: OnnxCall) -> Value:
     """Elements at the positions that a MaxPool gave, zeros elsewhere."""
     x, positions = call[0], call[1]
     call.require_rank(x, 3)
+    positions = must_be(call, positions, x.shape)
     if positions.shape != x.shape:
         raise Invalid(f"the positions {positions!r} are not those of {x!r}")
     count = x.rank - 2
@@ -213,9 +215,14 @@ def column_to_image(call: OnnxCall) -> Value:
     padding = [(pads[index], pads[index + count]) for index in range(count)]
     windows = [window_extent(image[i], block[i], strides[i], padding[i], dilation[i]) for i in range(count)]
     counts = [number for number in windows if isinstance(number, int)]  # all of them: every size is a number
+    x = must_be(call, x, (*x.shape[:2], math.prod(counts)))
     columns, size = x.shape[1:]
     taps = math.prod(block)
-    if size != math.prod(counts) or not isinstance(columns, int) or columns % taps:
+    channels = simplify(floor_divide(columns, taps))
+    if not isinstance(columns, int):
+        call.require_equal(columns, simplify(lift(channels) * taps))
+        x = respelled(call, x, (x.shape[0], simplify(lift(channels) * taps), size))
+    if size != math.prod(counts) or (isinstance(columns, int) and columns % taps):
         raise Invalid(f"{x!r} has not {taps} rows for each channel and {counts} columns")
     if taps * math.prod(counts) > MOST_POSITIONS:
         raise Unsupported(f"blocks of {taps} elements at {counts} places", f"keep them below {MOST_POSITIONS}")
@@ -231,11 +238,11 @@ def column_to_image(call: OnnxCall) -> Value:
         outside = outside | (position < 0) | (position >= image[index])
     pixels = math.prod(image)
     places = np.where(outside, pixels, places).reshape(-1)  # what is outside goes to a place after the image
-    planes = simplify(lift(x.shape[0]) * (columns // taps))
+    planes = simplify(lift(x.shape[0]) * channels)
     blocks = call.reshape(x, (planes, taps * math.prod(counts)))
     empty = call.full((planes, pixels + 1), 0, x.dtype)
     total = scatter_slices(call, empty, call.constant(places, "places"), blocks, 1, "add")
-    return call.reshape(call.slice(total, 1, 0, pixels), (x.shape[0], columns // taps, *image))
+    return call.reshape(call.slice(total, 1, 0, pixels), (x.shape[0], channels, *image))
 
 
 # Deformed windows ------------------------------------------------------------------------------------
@@ -260,6 +267,7 @@ def deformable_convolution(call: OnnxCall) -> Value:
     taps, count = math.prod(kernel), product(outs)
     if width != depth * groups or features % groups or width % parts:
         raise Invalid(f"{groups} groups and {parts} groups of offsets do not fit {x!r} and {weight!r}")
+    offset = must_be(call, offset, (batch, parts * taps * 2, *outs))
     if offset.shape != (batch, parts * taps * 2, *outs):
         raise Invalid(f"the offsets {offset!r} are not two for each of {parts * taps} taps at {outs}")
     dtype = float32 if x.dtype.bits < 32 else x.dtype
