@@ -314,6 +314,18 @@ def test_fullgraph_with_a_fallback_that_is_wanted() -> None:
         torch.testing.assert_close(run(rows(4, 6)), module(rows(4, 6)))
 
 
+def test_operations_without_tensors_are_computed_at_once(built: list[Any]) -> None:
+    """Windows and frequencies: Dynamo imports its graphs inside its fake mode, where they would have no numbers."""
+
+    def body(m: Any, x: torch.Tensor) -> torch.Tensor:
+        return m.a(x * torch.kaiser_window(6) * torch.fft.fftfreq(6, 0.5) + torch.hamming_window(6, periodic=False))
+
+    module = Module(body, **layers(a=(6, 8)))
+    with torch.no_grad():
+        torch.testing.assert_close(compiled(module, fullgraph=True)(rows(4, 6)), module(rows(4, 6)))
+    assert len(built) == 1
+
+
 def test_an_unknown_fallback() -> None:
     from tilewright.importers.torch_compile import backend
 

@@ -17,6 +17,7 @@ import numpy as np
 import sympy
 import torch
 from torch import fx
+from torch._subclasses.fake_tensor import unset_fake_temporarily
 from torch.fx.experimental.symbolic_shapes import statically_known_true
 from torch.utils import _pytree as pytree
 
@@ -277,7 +278,8 @@ class Walker:
             elif name == "getitem":
                 self._getitem(node)
             elif rule is None and callable(node.target) and _is_fixed(node):
-                self.values[node] = self.constant(node.target(*node.args, **node.kwargs), name)
+                with unset_fake_temporarily():  # Dynamo imports graphs inside its fake mode
+                    self.values[node] = self.constant(node.target(*node.args, **node.kwargs), name)
             elif rule is None:
                 raise without_rule(name, name in self.rules)
             elif all(argument in self.values for argument in node.all_input_nodes):
