@@ -4,9 +4,9 @@
         ...
 
 The program of greater sizes then runs for size 1 too.  The model is exported once more with this dimension fixed to 1.
-If both graphs give the same results there, on the example and on random inputs of several other sizes, size 1 stays in
-the range; otherwise every call checks that it is not 1.  Code that asks about several dimensions is also compared where
-several are 1.
+If both graphs give the same results there, on the example and on random inputs (of a small model with several other
+sizes, too), size 1 stays in the range; otherwise every call checks that it is not 1.  Code that asks about several
+dimensions is also compared where several are 1.
 """
 
 from __future__ import annotations
@@ -30,7 +30,15 @@ from tilewright.symbolic import evaluate, free_symbols
 _MOST_EXPORTS = 8
 _LENGTH = 64  # a size for which code such as ``x[:, :50]`` differs from the example's
 _MOST_NUMBERS = 1 << 28  # of the constants of a graph that runs in float64
+_FEW_NUMBERS = 1 << 24  # of one that runs with other sizes than the example's: each run takes seconds else
 _TOLERANCES = {np.float64: 1e-6, np.float32: 1e-3}  # of a tensor's largest element
+
+_OTHER_SIZES: tuple[Callable[[int], int], ...] = (
+    lambda now: now,
+    lambda now: 2 * now + 1,
+    lambda now: max(now, _LENGTH),
+    lambda now: 1,
+)  # of the dimensions that are not 1, by those of the example
 
 Ones = frozenset[str]  # names of the dimensions that are 1
 Export = Callable[[Ones, "Mapping[str, tuple[int, ...]]"], "Imported"]  # for inputs of these shapes
@@ -147,7 +155,7 @@ def _agree(
     shapes = _shapes(general, sizes)
     example = {name: array[tuple(slice(0, size) for size in shapes[name])] for name, array in arrays.items()}
     compared = [agree(example)]
-    for size_of in (lambda now: now, lambda now: 2 * now + 1, lambda now: max(now, _LENGTH), lambda now: 1):
+    for size_of in _OTHER_SIZES if numbers <= _FEW_NUMBERS else _OTHER_SIZES[:1]:
         chosen = {name: min(max(size_of(sizes[name]), each.low), each.high) for name, each in others.items()}
         shapes = _shapes(general, {**sizes, **chosen})
         for wide in (False, True):
