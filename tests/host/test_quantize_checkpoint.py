@@ -37,7 +37,7 @@ class Calls:
 
 @pytest.fixture(autouse=True)
 def small_layers(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(quantizer, "LEAST_WEIGHTS", 1)
+    monkeypatch.setattr(quantizer, "_LEAST_WEIGHTS", 1)
 
 
 def contents(folder: Path) -> dict[str, bytes]:

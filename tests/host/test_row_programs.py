@@ -31,7 +31,7 @@ FORMS = ("rows at once", "rows in chunks", "rows in parts")
 @pytest.fixture
 def small(monkeypatch: pytest.MonkeyPatch) -> None:
     """Blocks so small that a few numbers are several of them, and several parts."""
-    for name, value in {"CHUNK_ELEMENTS": 16, "LEAST_ROWS": 3, "STRIP": 8}.items():
+    for name, value in {"CHUNK_ELEMENTS": 16, "_LEAST_ROWS_OF_STRIP": 3, "STRIP": 8}.items():
         monkeypatch.setattr(simt_program, name, value)
 
 

@@ -31,7 +31,8 @@ def imported(path: Path) -> Iterator[tuple[str, str]]:
 @pytest.mark.parametrize("folder", FOLDERS)
 def test_every_imported_name_is_there(folder: str) -> None:
     missing = []
-    for path in sorted((ROOT / folder).rglob("*.py")):
+    trials = ROOT / "tools" / "changes"  # what their scripts import is there when the trial's change is
+    for path in sorted(set((ROOT / folder).rglob("*.py")) - set(trials.rglob("*.py"))):
         for module, name in imported(path):
             try:
                 found = importlib.import_module(module)
