@@ -1,4 +1,4 @@
-"""Steps of a language model on a GPU, beside the memory's bandwidth, cuBLAS and a loop in PyTorch.
+"""Steps of a language model on a GPU, compared with memory bandwidth, cuBLAS and a loop in PyTorch.
 
     python benchmarks/llm_cuda.py [--layers 32] [--seconds 190] [--save]
 

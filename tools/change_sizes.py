@@ -3,7 +3,7 @@
     python tools/change_sizes.py            # write the table of docs/internals/changes.md
     python tools/change_sizes.py --check    # exit status 1 if the page has another table
 
-Each patch is applied to a copy of this tree, and the script beside it runs there.  A patch that does not apply, touches
+Each patch is applied to a copy of this tree, and its script runs there.  A patch that does not apply, touches
 too many files, or whose script fails is an exit status of 1, too: make the change again.
 
 A trial change is a patch in `tools/changes`, with a head of lines: `Title`, `Most` (files that it may touch), `Change`

@@ -341,7 +341,7 @@ def sum_and_maximum(x, out):
 
 
 def test_lanes_without_elements_exchange_neutral_ones():
-    """One number a step, and no flag beside it."""
+    """One number for each step, without a flag."""
     kernel = sum_and_maximum.compile({"x": "*f32", "out": "*f32"}, {}, target="cuda:sm_90a", options={"num_warps": 1})
     assert count(r"\bshfl\.sync\.bfly", kernel.dump("ptx")) == 2 * 5
 

@@ -234,7 +234,7 @@ def test_forms_of_all_problems() -> None:
     ],
 )
 def test_forms_know_what_epilogues_take(problem: DequantizedProblem, rows: int) -> None:
-    """Layouts change behind them, through shared memory."""
+    """After an epilogue, layouts change through shared memory."""
     target = NvidiaTarget.named("sm_90a")
     for form, _ in close_forms(problem, target.machine()):
         types, facts = kernel_types(form, ("*k bf16", "i32")), {"out": Parameter("out", 16)}

@@ -15,7 +15,7 @@ pytestmark = pytest.mark.usefixtures("quick_engines")
 
 
 def test_results_are_those_of_the_cpu(driver, tmp_path, rng):
-    """Whole requests: prompts in chunks beside single tokens, preempted ones, all that is chosen on the GPU or not."""
+    """Whole requests: chunked prompts with single tokens, preempted ones, tokens chosen on the GPU or the host."""
     folder = checkpoint_of("llama", tmp_path)
     options = {"memory": 26 << 10, "tokens": 24, "sequences": 3, "page": 8, "length": 64}
     llm, alone = LLM(folder, target="cuda", **options), LLM(folder, **options)
@@ -35,7 +35,7 @@ def test_results_are_those_of_the_cpu(driver, tmp_path, rng):
 
 
 def _check_draws(gpu, cpu, rng):
-    """Tokens of many draws beside each other, and logits that are no numbers."""
+    """Tokens of many draws in one step, and logits that are NaN."""
     tokens = rng.integers(0, 96, 20).tolist()
     each = [(float(rng.choice([0.0, 0.3, 1.0, 3.0])), float(rng.choice([0.0, 0.2]))) for _ in range(20)]
     samplers = [Sampler(SamplingParameters(temperature=temperature, min_p=floor), seed, 0, ())

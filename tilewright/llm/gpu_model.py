@@ -147,7 +147,7 @@ class GPUModel(Model):
             self._logits = DeviceArray((rows, self._logits.shape[1]), np.float32)
 
     def _fill(self, here: dict[str, np.ndarray], inputs: dict[str, Any], draws: Sequence[Draw | None]) -> None:
-        """Write a step's inputs, and what stands for nothing behind them."""
+        """Write a step's inputs, followed by padding."""
         nothing = {"slots": self.pages * self.limits.page, "starts": inputs["starts"][-1]}
         for name, values in inputs.items():
             target = here[name]

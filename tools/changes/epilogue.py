@@ -1,4 +1,4 @@
-"""A product with tanh behind it agrees with NumPy in the interpreter."""
+"""A product with a tanh epilogue agrees with NumPy in the interpreter."""
 
 import numpy as np
 

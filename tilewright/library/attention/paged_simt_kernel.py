@@ -37,7 +37,7 @@ def load_pages(table, first, limit, PAGE: tl.constexpr, BLOCK_T: tl.constexpr):
 def load_block(keys, values, page, first, limit, pages, slot, value_slot, HEAD: tl.constexpr,
                VALUE_HEAD: tl.constexpr, PAGE: tl.constexpr, BLOCK_T: tl.constexpr, BLOCK_D: tl.constexpr,
                BLOCK_V: tl.constexpr):  # fmt: skip
-    """Keys and values of a block whose pages are known; zeros behind `limit`."""
+    """Keys and values of a block whose pages are known; zeros from `limit` on."""
     key = first + tl.arange(0, BLOCK_T)
     row = (tl.minimum(tl.maximum(page.to(tl.int64), 0), pages - 1) * PAGE + key % PAGE)[:, None]
     exists = (key < limit)[:, None]

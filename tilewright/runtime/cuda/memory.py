@@ -64,11 +64,7 @@ class DeviceArray:
 
     def numpy(self) -> np.ndarray:
         """A copy in host memory, of what the array holds when all kernels of the default stream are done."""
-        synchronize(self.ordinal)
-        result = np.empty(self.shape, self.dtype)
-        with device(self.ordinal).active():
-            check(api().cuMemcpyDtoH(result.ctypes.data, self.address, self.nbytes), "copying from a GPU")
-        return result
+        return _on_host(self.ordinal, self.address, self.shape, self.dtype)
 
     @property
     def __cuda_array_interface__(self) -> dict[str, Any]:
@@ -93,18 +89,21 @@ class DevicePart:
 
     def numpy(self) -> np.ndarray:
         """A copy in host memory, as `DeviceArray.numpy`."""
-        synchronize(self.whole.ordinal)
-        result = np.empty(self.shape, self.dtype)
-        with device(self.whole.ordinal).active():
-            source = self.whole.address + self.begin
-            check(api().cuMemcpyDtoH(result.ctypes.data, source, result.nbytes), "copying from a GPU")
-        return result
+        return _on_host(self.whole.ordinal, self.whole.address + self.begin, self.shape, self.dtype)
 
     @property
     def __cuda_array_interface__(self) -> dict[str, Any]:
         facts = self.whole.__cuda_array_interface__
         return {**facts, "data": (self.whole.address + self.begin, False), "shape": self.shape,
                 "typestr": self.dtype.str}  # fmt: skip
+
+
+def _on_host(ordinal: int, address: int, shape: tuple[int, ...], dtype: np.dtype) -> np.ndarray:
+    synchronize(ordinal)
+    result = np.empty(shape, dtype)
+    with device(ordinal).active():
+        check(api().cuMemcpyDtoH(result.ctypes.data, address, result.nbytes), "copying from a GPU")
+    return result
 
 
 def _free(address: int, ordinal: int, process: int) -> None:

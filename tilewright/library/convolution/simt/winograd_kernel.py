@@ -80,7 +80,7 @@ def tile_place(place, down, across):
 def tiles_of_program(tiles, columns, CHANNELS: tl.constexpr, LAST: tl.constexpr, BLOCK: tl.constexpr):
     """(tile, channel, whether it exists, where it lies at the first point, elements to the next point)."""
     flat = tl.program_id(0) * BLOCK + tl.arange(0, BLOCK)
-    if LAST:  # of images, points and sums: channels lie beside each other, else tiles do
+    if LAST:  # in images, points and sums, channels are contiguous; otherwise tiles are
         place, channel = flat // CHANNELS, flat % CHANNELS
         first = flat.to(tl.int64)
     else:

@@ -87,18 +87,17 @@ class ExplicitLowering(NvidiaLowering):
         """Loads from other CTAs end with the region they are in, at the latest."""
         outer, self.loading = self.loading, []
         super().operations(operations)
-        if operations is not self.function.region.operations:  # behind which is nothing
-            self.await_loads()
+        if operations is not self.function.region.operations:  # after which the kernel ends
+            self._await_loads()
         self.loading = outer
 
     def operation(self, operation: Operation) -> None:
-        """Loads of an enclosing region end before a region that arrives at the cluster's barrier."""
-        if self.loading and operation.regions and any(inner.opcode == "cluster_arrive" for inner in operation.walk()):
-            self.await_loads()
+        """Loads from other CTAs end before an arrival at the cluster's barrier, in a region too: peers may end then."""
+        if self.loading and any(inner.opcode == "cluster_arrive" for inner in operation.walk()):
+            self._await_loads()
         super().operation(operation)
 
-    def await_loads(self) -> None:
-        """Wait for loads from other CTAs, which may end when this one has arrived at the cluster's barrier."""
+    def _await_loads(self) -> None:
         if self.loading:
             cluster.await_words(self.builder, self.loading)
             self.loading = []

@@ -81,7 +81,6 @@ def _cluster_rank(lowering: ExplicitLowering, operation: Operation) -> None:
 
 
 def _cluster_arrive(lowering: ExplicitLowering, operation: Operation) -> None:
-    lowering.await_loads()
     cluster.arrive(lowering.builder, relaxed=bool(operation.attributes["relaxed"]))
 
 
