@@ -16,8 +16,8 @@ from tilewright.graph.build import GraphBuilder
 from tilewright.graph.core import Graph
 from tilewright.graph.reference import run
 from tilewright.library.candidate import Candidate
+from tilewright.library.convolution.hopper.candidates import hopper_rows
 from tilewright.library.convolution.hopper.folded_pixels import folded_pixels
-from tilewright.library.convolution.simt.candidates import _hopper_rows
 from tilewright.library.pool import simt
 
 
@@ -187,7 +187,7 @@ def test_pixels_in_rows_of_products(
 
 
 def preferred_rows(*arguments: Any) -> list[Candidate]:
-    return [replace(found, cost=replace(found.cost, seconds=0.0)) for found in _hopper_rows(*arguments)]
+    return [replace(found, cost=replace(found.cost, seconds=0.0)) for found in hopper_rows(*arguments)]
 
 
 @pytest.mark.parametrize(
@@ -202,6 +202,6 @@ def test_few_channels_in_rows_of_pixels(
     driver: Driver, rng: np.random.Generator, monkeypatch: pytest.MonkeyPatch, size: Any, attributes: Any,
     pixels: int, batch: int | str,
 ) -> None:  # fmt: skip
-    monkeypatch.setattr("tilewright.library.convolution.simt.candidates._hopper_rows", preferred_rows)
+    monkeypatch.setattr("tilewright.library.convolution.simt.candidates.hopper_rows", preferred_rows)
     graph = model(rng, batch, size, 3, 24, residual=pixels == 4, **attributes)
     check(graph, rng, (2,) if batch == 2 else (1, 3), f"hopper convolution, {pixels} pixels a row")

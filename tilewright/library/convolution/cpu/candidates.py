@@ -307,7 +307,8 @@ def _channel_block(channels: int) -> int:
 
 
 def depthwise_candidate(group: Group, slots: Slots, weights: Operand, target: Target) -> Candidate:
-    """Each channel by itself, a pixel at a time (GPUs; `library.convolution.cpu.runs` for CPUs)."""
+    """Each channel by itself, a pixel at a time, on any target: `runs` and
+    `library.convolution.simt.depthwise` are faster where they can be."""
     anchor, x, w = convolution_of(group)
     columns = w.shape[0]
     assert isinstance(columns, int)
