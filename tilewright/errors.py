@@ -154,10 +154,10 @@ class OutOfMemoryError(TilewrightError, MemoryError):
     """The system does not give the memory that is needed."""
 
 
-def out_of_memory(what: str, error: MemoryError) -> OutOfMemoryError:
+def out_of_memory(subject: str, error: MemoryError) -> OutOfMemoryError:
     """The error for something that needs more memory than there is."""
     reason = str(error) or "no number is known"
-    return OutOfMemoryError(f"{what} needs more memory than the system gives ({reason[:200]}): use smaller sizes")
+    return OutOfMemoryError(f"{subject} needs more memory than the system gives ({reason[:200]}): use smaller sizes")
 
 
 class EngineError(TilewrightError):

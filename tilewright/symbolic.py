@@ -120,7 +120,7 @@ class Expression:
         return tuple(sorted({symbol.name for symbol in self._free}))
 
     @cached_property
-    def _kept(self) -> dict[tuple[int, ...], int]:  # values by those of the symbols in `_names`
+    def _known_values(self) -> dict[tuple[int, ...], int]:  # values by those of the symbols in `_names`
         return {}
 
     @cached_property
@@ -197,8 +197,8 @@ def _polynomial(terms: list[tuple[Monomial, int]]) -> Size:
     sums: dict[Monomial, int] = {}
     for monomial, factor in terms:
         sums[monomial] = sums.get(monomial, 0) + factor
-    kept = [(monomial, factor) for monomial, factor in sums.items() if factor]
-    return simplify(Expression(tuple(sorted(kept, key=lambda term: _monomial_text(term[0])))))
+    nonzero = [(monomial, factor) for monomial, factor in sums.items() if factor]
+    return simplify(Expression(tuple(sorted(nonzero, key=lambda term: _monomial_text(term[0])))))
 
 
 def _call(function: str, *arguments: Size) -> Expression:
@@ -241,17 +241,17 @@ def _divide_by_number(left: Size, right: int) -> Size:
             rest.append((monomial, inside))
         else:
             (rest if inside else whole).append((monomial, factor if inside else outside))
-    kept = _polynomial(rest)
-    if isinstance(kept, int):
+    remainder = _polynomial(rest)
+    if isinstance(remainder, int):
         return _polynomial(whole)
     constant = sum(factor for monomial, factor in rest if not monomial)
-    inner = [(monomial, factor) for monomial, factor in kept.terms if monomial]
+    inner = [(monomial, factor) for monomial, factor in remainder.terms if monomial]
     nested = _division(inner[0]) if len(inner) == 1 else None
     if nested is not None:  # (a // c + k) // d is (a + k c) // (c d)
         dividend, divisor = nested
         divided = floor_divide(lift(dividend) + constant * divisor, divisor * right)
     else:
-        divided = _call("//", kept, right)
+        divided = _call("//", remainder, right)
     return simplify(lift(_polynomial(whole)) + divided)
 
 
@@ -291,8 +291,8 @@ def _exact_quotient(left: Size, right: Size) -> Size | None:
             powers[atom] = powers.get(atom, 0) - power
         if factor % scale or min(powers.values(), default=0) < 0 or len(quotient) == MOST_QUOTIENT_TERMS:
             return None
-        kept = [(atom, power) for atom, power in powers.items() if power]
-        term = tuple(sorted(kept, key=lambda item: _atom_key(item[0]))), factor // scale
+        nonzero = [(atom, power) for atom, power in powers.items() if power]
+        term = tuple(sorted(nonzero, key=lambda item: _atom_key(item[0]))), factor // scale
         quotient.append(term)
         rest = simplify(lift(rest) - lift(right) * _polynomial([term]))
     return _polynomial(quotient)
@@ -425,7 +425,7 @@ def product(values: list[Size] | tuple[Size, ...]) -> Size:
     return simplify(reduce(lambda left, right: lift(left) * right, values, lift(1)))
 
 
-_KEPT = 64  # values of an expression that are kept
+_CACHED_VALUES = 64  # values of an expression that are kept
 _EVALUATE: dict[str, Callable[[int, int], int]] = {
     "//": lambda a, b: a // b,
     "%": lambda a, b: a % b,
@@ -439,12 +439,12 @@ def evaluate(value: Size, symbols: Mapping[str, int]) -> int:
     if isinstance(value, int):
         return value
     key = tuple([symbols[name] for name in value._names])
-    found = value._kept.get(key)
+    found = value._known_values.get(key)
     if found is None:
         found = _evaluated(value, symbols)
-        if len(value._kept) >= _KEPT:
-            value._kept.clear()
-        value._kept[key] = found
+        if len(value._known_values) >= _CACHED_VALUES:
+            value._known_values.clear()
+        value._known_values[key] = found
     return found
 
 

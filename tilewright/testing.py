@@ -164,8 +164,8 @@ def get_max_simd_tflops(dtype: Any, clock_rate: float, device: int | None = None
     raise _only_measured("how fast vector code can be")
 
 
-def _only_measured(what: str) -> DeviceError:
-    return DeviceError(f"{what} is not known of this device; measure it with tilewright.testing.do_bench")
+def _only_measured(quantity: str) -> DeviceError:
+    return DeviceError(f"{quantity} is not known of this device; measure it with tilewright.testing.do_bench")
 
 
 @contextmanager

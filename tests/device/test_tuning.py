@@ -89,7 +89,7 @@ def test_weights_are_timed_cold_where_the_model_does_not_fit_the_cache(rng) -> N
     for l2_bytes in (1 << 20, 1 << 40):
         target = dataclasses.replace(get_target("cuda"), l2_bytes=l2_bytes)
         engine = build(graph, target, tuning=Tuning(1))
-        product = max(engine.timings, key=lambda timing: timing.what.count("1024"))
+        product = max(engine.timings, key=lambda timing: timing.problem.count("1024"))
         times[product.context] = min(product.microseconds.values())
     assert sorted("cold" in context for context in times) == [False, True]
     assert all(time > 0 for time in times.values())

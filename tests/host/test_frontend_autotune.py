@@ -122,7 +122,7 @@ def test_times_are_on_record_with_those_of_engines(tmp_path: Path) -> None:
         f"BLOCK: {block}, num_warps: 4, num_stages: 3, num_ctas: 1, EVEN: {block == 64}" for block in (64, 128, 256)
     ]
     assert timing.microseconds.keys() == set(labels) and not timing.failures
-    assert timing.what == "flagged 64, float32" and timing.device == get_target("cpu").description
+    assert timing.problem == "flagged 64, float32" and timing.device == get_target("cpu").description
     for config, label in zip(BLOCKS, labels, strict=True):
         assert timing.quantiles[label] == pytest.approx([1e3 * each for each in kernel.configs_timings[config]])
 

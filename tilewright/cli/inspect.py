@@ -73,13 +73,13 @@ def describe(loaded: Any, sizes: dict[str, int]) -> dict[str, Any]:
     plan = loaded.plan
     steps = []
     for step in plan.steps:
-        taken = next(c for c in step.choices if c.at_most is None or evaluate(c.size, sizes) <= c.at_most)
+        choice = next(c for c in step.choices if c.at_most is None or evaluate(c.size, sizes) <= c.at_most)
         steps.append(
             {
                 "name": step.name,
-                "kernel": loaded.kernel_name(taken.kernel),
+                "kernel": loaded.kernel_name(choice.kernel),
                 "choices": len(step.choices),
-                "grid": [evaluate(extent, sizes) for extent in taken.grid],
+                "grid": [evaluate(extent, sizes) for extent in choice.grid],
                 "operations": list(step.operations),
                 "bytes": evaluate(step.bytes, sizes),
                 "flops": evaluate(step.flops, sizes),

@@ -45,5 +45,5 @@ def show(files: FilesArgument) -> None:
         best = min(timing.microseconds, key=lambda name: timing.microseconds[name], default="")
         time = f"{timing.microseconds[best]:.2f}" if best else ""
         counts = (str(len(timing.microseconds)), str(len(timing.failures)))
-        table.add_row(timing.what, timing.device, *counts, best, time)
+        table.add_row(timing.problem, timing.device, *counts, best, time)
     terminal().print(table)

@@ -53,11 +53,11 @@ class Arguments:
         rest, inputs, row = list(self._names), {}, []
         pending = list(self._places)
         for number, argument in enumerate(arguments):
-            taken = len(self._names) - len(rest)
-            pending = [name for name in pending if self._places[name] >= taken]
+            consumed = len(self._names) - len(rest)
+            pending = [name for name in pending if self._places[name] >= consumed]
             parts = dict(leaves("", argument))
             arrays = [part for part, item in parts.items() if hasattr(item, "shape")]
-            own = [self._here(part, pending, taken) for part in parts]
+            own = [self._here(part, pending, consumed) for part in parts]
             too_many = len(arguments) - number > len(rest)
             plain = not arrays or (too_many and all(isinstance(parts[part], np.generic) for part in arrays))
             if plain and all(own) and self._is_fixed(parts, own, too_many):
@@ -84,9 +84,9 @@ class Arguments:
         given = ", ".join(f"{name}={brief(value)}" for name, value in self._fixed.items())
         return f"; always as in its example: {given}" if given else ""
 
-    def _here(self, part: str, pending: Sequence[str], taken: int) -> str | None:
+    def _here(self, part: str, pending: Sequence[str], consumed: int) -> str | None:
         """The fixed argument that stands here, and is called as a part of a container is; the next one for no part."""
-        return next((name for name in pending if self._places[name] == taken and name.endswith(part)), None)
+        return next((name for name in pending if self._places[name] == consumed and name.endswith(part)), None)
 
     def _is_fixed(self, parts: Mapping[str, Any], own: Sequence[str | None], too_many: bool) -> bool:
         """Whether values are those of fixed arguments; `too_many`: there is no input for each argument that is left.

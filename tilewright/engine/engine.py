@@ -406,8 +406,8 @@ class Engine:
         else:
             inputs, row = self._arguments.in_order(arguments)
         if len(row) > len(names):
-            taken = f"{len(row)} inputs given, the engine takes {len(names)}: {', '.join(names)}"
-            raise InputError(taken + self._arguments.always())
+            counts = f"{len(row)} inputs given, the engine takes {len(names)}: {', '.join(names)}"
+            raise InputError(counts + self._arguments.always())
         for name in named:
             if name in inputs:
                 raise InputError(f"input {name!r} is given twice")
@@ -576,11 +576,11 @@ class Engine:
         sizes = session.symbols(inputs)
         rows = []
         for number, step in enumerate(self.plan.steps):
-            taken = next(c for c in step.choices if c.at_most is None or evaluate(c.size, sizes) <= c.at_most)
+            choice = next(c for c in step.choices if c.at_most is None or evaluate(c.size, sizes) <= c.at_most)
             rows.append(
                 {
                     "name": step.name,
-                    "kernel": self.kernel_name(taken.kernel),
+                    "kernel": self.kernel_name(choice.kernel),
                     "milliseconds": sorted(run[number] for run in times)[runs // 2],
                     "bytes": evaluate(step.bytes, sizes),
                     "flops": evaluate(step.flops, sizes),

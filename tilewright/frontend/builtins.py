@@ -22,12 +22,12 @@ class PythonBuiltin:
         self.function = function
 
 
-def constant_of(value: Any, what: str) -> Any:
+def constant_of(value: Any, subject: str) -> Any:
     """A compile-time value; scalars known at compile time count."""
     if isinstance(value, tensor):
         if value.constant is None:
             raise LanguageError(
-                f"{what} needs a compile-time value, got {value.type}",
+                f"{subject} needs a compile-time value, got {value.type}",
                 "make it a tl.constexpr parameter, or compute it from constants",
             )
         return value.constant

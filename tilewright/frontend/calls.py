@@ -152,9 +152,9 @@ class Calls(Expressions):
     @staticmethod
     def _call_constexpr(function: Any, arguments: list[Any], keywords: dict[str, Any]) -> Any:
         name = getattr(function, "__name__", "function")
-        what = f"every argument of the compile-time function '{name}'"
-        constants = [_constants(value, what) for value in arguments]
-        named = {key: _constants(value, what) for key, value in keywords.items()}
+        subject = f"every argument of the compile-time function '{name}'"
+        constants = [_constants(value, subject) for value in arguments]
+        named = {key: _constants(value, subject) for key, value in keywords.items()}
         try:
             return unwrap(function(*constants, **named))
         except LanguageError:
@@ -235,11 +235,11 @@ def _instead(name: str) -> str:
     return "write it with operations of the language, or compute it on the host and pass the result"
 
 
-def _constants(value: Any, what: str) -> Any:
+def _constants(value: Any, subject: str) -> Any:
     if isinstance(value, (tuple, list)):
-        entries = [_constants(entry, what) for entry in value]
+        entries = [_constants(entry, subject) for entry in value]
         return type(value)(*entries) if hasattr(value, "_fields") else tuple(entries)
-    return constant_of(value, what) if isinstance(value, tensor) else value
+    return constant_of(value, subject) if isinstance(value, tensor) else value
 
 
 def _check_result_may_be_dropped(function: Any, name: str) -> None:

@@ -52,11 +52,11 @@ def _check_size(symbol: str, function: Callable[..., Any], operands: tuple[Any, 
         raise LanguageError(f"the result of '{symbol}' has thousands of digits", "kernels compute with up to 64 bits")
 
 
-def check_length(what: str, count: int) -> None:
+def check_length(subject: str, count: int) -> None:
     """Raise `LanguageError` for more entries than a kernel can be about."""
     if count > GREATEST_LENGTH:
         raise LanguageError(
-            f"{what} has {count} entries, more than {GREATEST_LENGTH}", "loop at run time with tl.range instead"
+            f"{subject} has {count} entries, more than {GREATEST_LENGTH}", "loop at run time with tl.range instead"
         )
 
 

@@ -93,8 +93,10 @@ class Expressions(FunctionState):
         """The value of an expression; errors in it point at it."""
         method = getattr(self, f"visit_{type(node).__name__}", None)
         if method is None:
-            what, advice = _REJECTED.get(type(node), (f"'{type(node).__name__}'", "write it with operators and calls"))
-            raise self.error(node, f"{what} is not part of the tile language", advice)
+            construct, advice = _REJECTED.get(
+                type(node), (f"'{type(node).__name__}'", "write it with operators and calls")
+            )
+            raise self.error(node, f"{construct} is not part of the tile language", advice)
         return self.guarded(node, method, node)
 
     def visit_Constant(self, node: ast.Constant) -> Any:

@@ -96,10 +96,10 @@ class Statements(Calls):
     def _simple(self, statement: ast.stmt) -> None:
         method = getattr(self, f"run_{type(statement).__name__}", None)
         if method is None:
-            what, advice = _REJECTED.get(
+            construct, advice = _REJECTED.get(
                 type(statement), (type(statement).__name__, "write it with assignments, branches and loops")
             )
-            raise self.error(statement, f"'{what}' is not part of the tile language", advice)
+            raise self.error(statement, f"'{construct}' is not part of the tile language", advice)
         method(statement)
 
     def run_Pass(self, statement: ast.Pass) -> None:
@@ -209,10 +209,12 @@ class Statements(Calls):
                     f"a compile-time condition must be a bool, int or None, got {brief(known[0])}",
                     'compare explicitly, for example with `is not None` or == "name"',
                 )
-            taken = statement.body if known[0] else statement.orelse
-            if returns_inside(taken) or leaves_inside(taken):  # a branch inside may leave on one of its sides only
-                return self.execute([*taken, *rest]), True
-            return self.execute(taken), False
+            live_body = statement.body if known[0] else statement.orelse
+            if returns_inside(live_body) or leaves_inside(
+                live_body
+            ):  # a branch inside may leave on one of its sides only
+                return self.execute([*live_body, *rest]), True
+            return self.execute(live_body), False
         condition = self.branch_condition(statement.test, condition)
         body = [*statement.body, *statement.orelse]
         if self.loop is None and returns_inside(body):

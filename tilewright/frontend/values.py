@@ -100,7 +100,7 @@ def same_types(left: Any, right: Any) -> bool:
     return left_shape == right_shape and types[0] == types[1]
 
 
-def check_same(what: str, left: Any, right: Any, places: tuple[str, str]) -> None:
+def check_same(subject: str, left: Any, right: Any, places: tuple[str, str]) -> None:
     """Raise `LanguageError` unless two values can take one place: equal structure and tensor types.
 
     `places` say where each value comes from: "before the loop", "after one pass".
@@ -112,5 +112,6 @@ def check_same(what: str, left: Any, right: Any, places: tuple[str, str]) -> Non
         first = ", ".join(types[0]) or repr(left)
         second = ", ".join(types[1]) or repr(right)
         raise LanguageError(
-            f"{what} is {first} {places[0]} and {second} {places[1]}", "make both one type, for example with .to(dtype)"
+            f"{subject} is {first} {places[0]} and {second} {places[1]}",
+            "make both one type, for example with .to(dtype)",
         )

@@ -106,19 +106,19 @@ def _only_transposes(operations: Sequence[Any]) -> bool:
 def _step(
     engine: Engine, number: int, step: PlanStep, sizes: Mapping[str, int], machine: Machine, types: Mapping[str, str]
 ) -> dict[str, Any]:
-    taken = next(c for c in step.choices if c.at_most is None or evaluate(c.size, sizes) <= c.at_most)
+    choice = next(c for c in step.choices if c.at_most is None or evaluate(c.size, sizes) <= c.at_most)
     operations = [_operation(text) for text in step.operations]
     moved, work = evaluate(step.bytes, sizes), evaluate(step.flops, sizes)
     bits = _product_bits(operations, types)
     bound = bound_of(machine, moved, work, bits)
     seconds, source = _time(step, engine)
-    facts = engine.kernel_facts(taken.kernel)
+    facts = engine.kernel_facts(choice.kernel)
     return {
         "number": number,
         "name": step.name,
         "group": _group(step),
-        "kernel": engine.kernel_name(taken.kernel),
-        "grid": [evaluate(extent, sizes) for extent in taken.grid],
+        "kernel": engine.kernel_name(choice.kernel),
+        "grid": [evaluate(extent, sizes) for extent in choice.grid],
         "choices": len(step.choices),
         "lane": step.lane,
         "after": list(step.after),

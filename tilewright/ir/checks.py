@@ -233,10 +233,10 @@ class Checks:
         if wrong.size and not unread:
             lane = int(wrong[0])
             address = buffer.place(int(offsets[lane]), size)
-            what = buffer.name or "it"
+            name = buffer.name or "it"
             error = ExecutionError(
                 f"read of memory that nobody has written: {address}",
-                f"write {what} before, on the host (np.zeros) or in an earlier kernel; or mask off these lanes",
+                f"write {name} before, on the host (np.zeros) or in an earlier kernel; or mask off these lanes",
                 (f"{wrong.size} of {len(offsets)} lanes read unwritten memory",) if len(offsets) > 1 else (),
                 address=address,
             )

@@ -40,8 +40,8 @@ PRODUCTS = {
 }
 
 
-def _kind(operand: TensorType, kind: type, what: str) -> Any:
-    require(isinstance(operand.handle, kind), lambda: f"{what} is {operand}")
+def _kind(operand: TensorType, kind: type, subject: str) -> Any:
+    require(isinstance(operand.handle, kind), lambda: f"{subject} is {operand}")
     return operand.handle
 
 
@@ -52,8 +52,8 @@ def _shared(operand: TensorType, writable: bool = False) -> SharedType:
     return found
 
 
-def _number(operand: TensorType, dtype: DType, what: str) -> None:
-    require(operand == scalar(dtype), lambda: f"{what} is {operand}, not {dtype}")
+def _number(operand: TensorType, dtype: DType, subject: str) -> None:
+    require(operand == scalar(dtype), lambda: f"{subject} is {operand}, not {dtype}")
 
 
 def _barrier(operand: TensorType) -> None:
@@ -201,7 +201,7 @@ def named(operands: Types, attributes: Attributes, regions: Regions) -> list[Ten
 # Copies in bulk
 
 
-def _tile_of_map(operands: Types, what: str) -> tuple[int, SharedType]:
+def _tile_of_map(operands: Types, operation: str) -> tuple[int, SharedType]:
     """Rank of the map and the tile, which must agree."""
     found: TensorMapType = _kind(operands[0], TensorMapType, "the first operand")
     rank = len(found.block)
@@ -214,7 +214,7 @@ def _tile_of_map(operands: Types, what: str) -> tuple[int, SharedType]:
         _number(coordinate, int32, "a coordinate")
     tile = _shared(operands[1 + rank], writable=True)
     advice = "give the tile itself, and take .T where it is used"
-    require(not tile.transposed, lambda: f"{what} moves tiles as they lie in memory, not transposed", advice)
+    require(not tile.transposed, lambda: f"{operation} moves tiles as they lie in memory, not transposed", advice)
     fits = without_ones(tile.shape) == without_ones(found.block) or _in_rows(tile, found.block)
     advice = "one tile (of a ring: ring[stage]) with the map's extents and type: tx.shared(map.block_shape, map.dtype)"
     require(
@@ -267,8 +267,8 @@ def prefetch(operands: Types, attributes: Attributes, regions: Regions) -> list[
 
 
 def tma_wait(operands: Types, attributes: Attributes, regions: Regions) -> list[TensorType]:
-    what = "the number of groups that may be outstanding is not negative"
-    require(attributes["outstanding"] >= 0, what, "0 waits for all of them")
+    requirement = "the number of groups that may be outstanding is not negative"
+    require(attributes["outstanding"] >= 0, requirement, "0 waits for all of them")
     return []
 
 

@@ -324,12 +324,12 @@ def _text(types: Types) -> str:
     return f"({', '.join(map(str, types))})"
 
 
-def check_yield(region: Region, expected: Types, what: str) -> None:
+def check_yield(region: Region, expected: Types, subject: str) -> None:
     """A region ends in a yield of values of these types."""
-    require(bool(region.operations), lambda: f"{what} is empty")
-    require(region.terminator.opcode == "yield", lambda: f"{what} does not end in yield")
+    require(bool(region.operations), lambda: f"{subject} is empty")
+    require(region.terminator.opcode == "yield", lambda: f"{subject} does not end in yield")
     found = _types(region.terminator.operands)
-    require(found == list(expected), lambda: f"{what} yields {_text(found)}, not {_text(expected)}")
+    require(found == list(expected), lambda: f"{subject} yields {_text(found)}, not {_text(expected)}")
 
 
 def for_loop(operands: Types, attributes: Attributes, regions: Regions) -> list[TensorType]:

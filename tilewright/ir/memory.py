@@ -88,8 +88,10 @@ class LaunchMemory:
         values = np.asarray(values).astype(stored, copy=False)
         for buffer, offsets, lanes in self.resolve(addresses, dtype):
             if not buffer.bytes.flags.writeable:
-                what = buffer.name or f"address {buffer.place(int(offsets.flat[0]), 1)}"
-                raise ExecutionError(f"store to {what}, which is {'a read-only array' if buffer.name else 'read-only'}")
+                destination = buffer.name or f"address {buffer.place(int(offsets.flat[0]), 1)}"
+                raise ExecutionError(
+                    f"store to {destination}, which is {'a read-only array' if buffer.name else 'read-only'}"
+                )
             view, places, chosen = buffer.view(stored), offsets // stored.itemsize, values[lanes]
             self.changes += bool(np.any(view[places] != chosen))
             view[places] = chosen
@@ -163,9 +165,9 @@ class LaunchMemory:
         if chunk is not None:
             self.buffers.append(Buffer("", chunk))
             return len(self.buffers) - 1
-        what = "a null pointer" if address == 0 else f"address {address:#x}"
+        address_text = "a null pointer" if address == 0 else f"address {address:#x}"
         error = ExecutionError(
-            f"access through {what}, which is in no argument of the kernel",
+            f"access through {address_text}, which is in no argument of the kernel",
             "pass the array to the kernel, or mask off the lanes without a pointer",
             address="null" if address == 0 else hex(address),
         )

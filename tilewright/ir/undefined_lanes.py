@@ -70,8 +70,8 @@ class UndefinedLanes:
         if not self.blocks:
             return
         opcode = operation.opcode
-        for operand, what in zip(operands, _DECIDING.get(opcode, ()), strict=False):
-            self.decides(operation, operand, what)
+        for operand, role in zip(operands, _DECIDING.get(opcode, ()), strict=False):
+            self.decides(operation, operand, role)
         if opcode in MASK_OPERAND:
             mask = _mask(opcode, operands)
             if mask is not None:
@@ -82,31 +82,31 @@ class UndefinedLanes:
         """Check what a store or an atomic, whose addresses are good, is about to give away."""
         if self.blocks:
             mask = _mask(operation.opcode, operands)
-            for operand, what in zip(operands[1:], _STORED.get(operation.opcode, ()), strict=False):
-                self._accessed(operation, operand, mask, what)
+            for operand, role in zip(operands[1:], _STORED.get(operation.opcode, ()), strict=False):
+                self._accessed(operation, operand, mask, role)
 
-    def _accessed(self, operation: Operation, block: Array, mask: Array | None, what: str) -> None:
+    def _accessed(self, operation: Operation, block: Array, mask: Array | None, role: str) -> None:
         found = self.origins(block)
         if found is not None:
-            self._refuse(operation, found if mask is None else np.where(mask, found, 0), what)
+            self._refuse(operation, found if mask is None else np.where(mask, found, 0), role)
 
-    def decides(self, operation: Operation, block: Array, what: str = "condition") -> None:
+    def decides(self, operation: Operation, block: Array, role: str = "condition") -> None:
         """Raise when any element of a block, which decides what an operation does, is undefined."""
         found = self.origins(block)
         if found is not None:
-            self._refuse(operation, found, what)
+            self._refuse(operation, found, role)
 
-    def _refuse(self, operation: Operation, origins: Array, what: str) -> None:
+    def _refuse(self, operation: Operation, origins: Array, role: str) -> None:
         wrong = np.argwhere(origins)
         if not len(wrong):
             return
         element = tuple(int(part) for part in wrong[0])
         place = f" at {operation.location}" if operation.location is not None else ""
-        details = [f"it is the {what} of the {operation.opcode}{place}"]
+        details = [f"it is the {role} of the {operation.opcode}{place}"]
         if origins.size > 1:
             details.append(f"{len(wrong)} of {origins.size} elements are undefined")
         error = ExecutionError(
-            f"the {what} depends on lanes that a load has masked off: without `other` they are undefined",
+            f"the {role} depends on lanes that a load has masked off: without `other` they are undefined",
             "give the load other=0.0, or what the kernel needs there; or choose these lanes away before their use: "
             "tl.where(mask, value, 0.0)",
             tuple(details),

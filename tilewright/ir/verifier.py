@@ -50,9 +50,9 @@ class _Verifier:
             f"{where}: {operation.opcode} at {operation.location or '<unknown>'}: {message}\n  {text}"
         )
 
-    def once(self, item: Operation | Region | SSAValue, owner: Operation | None, what: str) -> None:
+    def once(self, item: Operation | Region | SSAValue, owner: Operation | None, kind: str) -> None:
         if id(item) in self.seen:
-            raise self.fail(owner, f"the same {what} occurs twice")
+            raise self.fail(owner, f"the same {kind} occurs twice")
         self.seen.add(id(item))
 
     def region(self, region: Region, terminator: str, owner: Operation | None) -> None:

@@ -23,9 +23,9 @@ def _word(dtype):
 
 
 @constexpr_function
-def _check_order(what, sem, choices):
+def _check_order(function, sem, choices):
     if sem is not None and sem not in choices:
-        raise ValueError(f"sem of {what} must be one of {', '.join(choices)}, got {brief(sem)}")
+        raise ValueError(f"sem of {function} must be one of {', '.join(choices)}, got {brief(sem)}")
     return choices[0] if sem is None else sem
 
 

@@ -97,18 +97,18 @@ class tensor_descriptor(NamedTuple):
         """Write the rows of a block to rows ``x_offsets[i]``, columns from `y_offset` on."""
         tiled.store(self.view, self._rows(x_offsets, y_offset, "scatter"), self._axes, value)
 
-    def _rows(self, x_offsets: Any, y_offset: Any, what: str) -> list[tensor]:
+    def _rows(self, x_offsets: Any, y_offset: Any, function: str) -> list[tensor]:
         if len(self.block_shape) != 2 or self.block_shape[0] != 1:
             raise LanguageError(
-                f"{what} needs a descriptor of block shape [1, columns], got {list(self.block_shape)}",
+                f"{function} needs a descriptor of block shape [1, columns], got {list(self.block_shape)}",
                 "describe rows: block_shape=[1, columns]",
             )
         rows = unwrap(x_offsets)
         if not isinstance(rows, tensor) or rows.rank != 1 or rows.is_pointer or not rows.number.is_integer:
             raise LanguageError(
-                f"{what} needs a block of integers as x offsets, got {type_text(rows)}", "tl.arange makes one"
+                f"{function} needs a block of integers as x offsets, got {type_text(rows)}", "tl.arange makes one"
             )
-        (column,) = tiled.wide_integers(y_offset, 1, f"the y offset of {what}")
+        (column,) = tiled.wide_integers(y_offset, 1, f"the y offset of {function}")
         return [tiled.along(cast(rows, dtypes.int64), 0, 2), tiled.span(column, self.block_shape[1], 1, 2)]
 
     def _update(self, kind: str, offsets: Any, value: Any) -> None:

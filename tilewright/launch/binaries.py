@@ -159,7 +159,7 @@ def _listen(compiled: CompiledKernel, seconds: tuple[float, float], cached: bool
     listener = hooks.compilation.listener
     if listener is None:
         return
-    stages = [(stage, round(taken * 1e6)) for stage, taken in compiled.binary.seconds.items()]
+    stages = [(stage, round(elapsed * 1e6)) for stage, elapsed in compiled.binary.seconds.items()]
     times = hooks.CompileTimes(round(seconds[0] * 1e6), [] if cached else stages, round(seconds[1] * 1e6))
     listener(
         src=compiled.source, metadata=compiled.metadata._asdict(), metadata_group={}, times=times, cache_hit=cached

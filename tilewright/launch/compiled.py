@@ -30,7 +30,7 @@ from tilewright.runtime.faults import load_kernels
 from tilewright.runtime.glue import glue
 from tilewright.runtime.launch import launch
 from tilewright.runtime.library import NativeLibrary
-from tilewright.runtime.signals import RAISED, raise_kept
+from tilewright.runtime.signals import RAISED, raise_pending
 from tilewright.runtime.slots import narrow_slots, narrowed, slot_format
 from tilewright.runtime.tensors import raise_versions
 from tilewright.settings import settings
@@ -357,7 +357,7 @@ class CompiledKernel:
 
     def _raise(self, record: ctypes.Array[ctypes.c_int64], extents: Sequence[Extent] = ()) -> NoReturn:
         if record[failures.INTERRUPTED]:
-            raise_kept()
+            raise_pending()
         failure = failures.Failure.read(record)
         assert failure is not None
         operation, error = failed_operation(self.function, failure, extents)

@@ -127,9 +127,9 @@ def exchange_between(
 
     Each block of a cluster moves its own elements: relative to what the source has at the block's number.
     """
-    kept = [extension((), layout.bases("register")) for layout in (source, target)]
+    distinct_registers = [extension((), layout.bases("register")) for layout in (source, target)]
     halves = []
-    for layout, registers in zip((source, target), kept, strict=True):
+    for layout, registers in zip((source, target), distinct_registers, strict=True):
         threads = [vector for name in REGISTER_INPUTS[1:3] for vector in layout.bases(name)]
         threads += [v ^ own for v, own in zip(layout.bases("block"), source.bases("block"), strict=True)]
         halves.append(Half(tuple(registers), tuple(threads), len(layout.bases("lane"))))
@@ -139,11 +139,11 @@ def exchange_between(
     step_bits = 0 if memory_bytes is None else (-(-needed_bytes // memory_bytes) - 1).bit_length()
     basis, step_bits, store, load = plan_exchange(halves[0], halves[1], elements, element_bytes, step_bits)
     scope = "warp" if _warps_apart(source, target, step_bits) else "block"
-    loaded = Span(kept[1])
+    loaded = Span(distinct_registers[1])
     numbers = [loaded.solve(target.element(register=register)) for register in range(target.size("register"))]
     return SharedExchange(
         LinearLayout((("offset", basis),), source.outputs),
-        _renumbered(store, source, kept[0]),
+        _renumbered(store, source, distinct_registers[0]),
         load,
         tuple(number for number in numbers if number is not None),
         scope,
@@ -163,9 +163,9 @@ def _warps_apart(source: LinearLayout, target: LinearLayout, step_bits: int) -> 
     return not step_bits or len(extension(inside, source.bases("warp"))) == len(source.bases("warp"))
 
 
-def _renumbered(side: Side, layout: LinearLayout, kept: list[int]) -> Side:
-    """A side whose registers are numbered by the vectors `kept`, with the layout's own register numbers."""
-    bits = [1 << layout.bases("register").index(vector) for vector in kept]
+def _renumbered(side: Side, layout: LinearLayout, vectors: list[int]) -> Side:
+    """A side whose registers are numbered by `vectors`, with the layout's own register numbers."""
+    bits = [1 << layout.bases("register").index(vector) for vector in vectors]
     accesses = tuple(
         replace(access, registers=tuple(combine(bits, register) for register in access.registers))
         for access in side.accesses

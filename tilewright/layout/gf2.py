@@ -27,17 +27,17 @@ class Span:
 
     def reduce(self, vector: int) -> tuple[int, int]:
         """The one remainder of a vector modulo the span, and the set of inserted vectors taken away."""
-        taken = 0
+        summands = 0
         for row, parts in self._rows:
             if vector ^ row < vector:  # the leading bit of the row is set
-                vector, taken = vector ^ row, taken ^ parts
-        return vector, taken
+                vector, summands = vector ^ row, summands ^ parts
+        return vector, summands
 
     def insert(self, vector: int) -> bool:
         """Take one more vector; whether it was not in the span yet."""
         position, self._count = self._count, self._count + 1
-        remainder, taken = self.reduce(vector)
-        parts = taken | 1 << position
+        remainder, summands = self.reduce(vector)
+        parts = summands | 1 << position
         if not remainder:
             self.kernel.append(parts)
             return False
@@ -50,8 +50,8 @@ class Span:
 
         Vectors that depended on earlier ones when they were inserted are never used.
         """
-        remainder, taken = self.reduce(vector)
-        return None if remainder else taken
+        remainder, summands = self.reduce(vector)
+        return None if remainder else summands
 
     def __contains__(self, vector: int) -> bool:
         return self.reduce(vector)[0] == 0
@@ -77,7 +77,7 @@ def rank(vectors: Iterable[int]) -> int:
 def extension(basis: Iterable[int], candidates: Iterable[int]) -> list[int]:
     """The candidates, in order, that are independent of `basis` and of those taken before."""
     rows: list[int] = []  # in the order of insertion: a row has no leading bit of the rows before it
-    taken = []
+    independent = []
     for number, group in enumerate((basis, candidates)):
         for vector in group:
             rest = vector
@@ -86,8 +86,8 @@ def extension(basis: Iterable[int], candidates: Iterable[int]) -> list[int]:
             if rest:
                 rows.append(rest)
                 if number:
-                    taken.append(vector)
-    return taken
+                    independent.append(vector)
+    return independent
 
 
 def intersection(left: Iterable[int], right: Iterable[int]) -> list[int]:
@@ -108,10 +108,10 @@ def common_complement(whole: Sequence[int], left: Sequence[int], right: Sequence
     which meet only it; what both have comes last.  So the result avoids both when `size` is at most
     dim whole - max(dim A, dim B).
     """
-    both = intersection(left, right)
-    only_left, only_right = extension(both, left), extension(both, right)
-    outside = extension([*both, *only_left, *only_right], whole)
+    shared = intersection(left, right)
+    only_left, only_right = extension(shared, left), extension(shared, right)
+    outside = extension([*shared, *only_left, *only_right], whole)
     paired = min(len(only_left), len(only_right))
     sums = [a ^ b for a, b in zip(only_left, only_right, strict=False)]
-    ordered = [*outside, *sums, *only_left[paired:], *only_right[paired:], *both, *only_left[:paired]]
+    ordered = [*outside, *sums, *only_left[paired:], *only_right[paired:], *shared, *only_left[:paired]]
     return ordered[:size]

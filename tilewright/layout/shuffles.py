@@ -119,8 +119,8 @@ def _plan_units(maps: WarpMaps, low: int, element_bits: int) -> Shuffles | None:
     """The plan with units of 2^low registers, or None."""
     registers = maps.source_registers[low:]
     places = Span([*registers, *maps.source_lanes])
-    kept = Span()
-    positions = [bit for bit, vector in enumerate(maps.target_registers[low:]) if kept.insert(vector)]
+    register_span = Span()
+    positions = [bit for bit, vector in enumerate(maps.target_registers[low:]) if register_span.insert(vector)]
     wanted = [maps.target_registers[low + bit] for bit in positions]
     # A target that needs little of the source may need more rounds than it has registers: of lanes that want
     # different registers of one lane, each keeps what came in its own round.
@@ -141,7 +141,7 @@ def _plan_units(maps: WarpMaps, low: int, element_bits: int) -> Shuffles | None:
     numbers = []
     unit = 1 << low
     for register in range(1 << len(maps.target_registers)):
-        high = kept.solve(combine(maps.target_registers[low:], register >> low))
+        high = register_span.solve(combine(maps.target_registers[low:], register >> low))
         assert high is not None
         numbers.append((sum(1 << positions.index(bit) for bit in bits_of(high)), register % unit))
     return Shuffles(unit, rounds, send, read, place, tuple(numbers), len(maps.source_lanes), element_bits)
@@ -189,10 +189,10 @@ class _ShuffleFinder:
         basis: list[int] = [parts >> len(wanted) for parts in meeting.kernel]
         chosen = [_LaneBit(parts & (1 << len(wanted)) - 1, 0) for parts in meeting.kernel]
         rest = extension(basis, [1 << bit for bit in range(self.lanes)])
-        taken, deferred = Span(), []
+        covered, deferred = Span(), []
         for lanes in rest:
             place = combine(self.of_lanes, lanes)
-            if taken.insert(self.lane_part(place)):
+            if covered.insert(self.lane_part(place)):
                 basis.append(lanes)
                 chosen.append(_LaneBit(0, place))
             else:
@@ -200,11 +200,11 @@ class _ShuffleFinder:
         ways = [*(_LaneBit(0, copy) for copy in self.copies)]
         ways += [_LaneBit(1 << bit, place) for bit, place in enumerate(self.of_registers)]
         for lanes in deferred:
-            way = next((way for way in ways if self.lane_part(way.place) not in taken), None)
+            way = next((way for way in ways if self.lane_part(way.place) not in covered), None)
             if way is None:
                 return None
             place = combine(self.of_lanes, lanes) ^ way.place
-            taken.insert(self.lane_part(place))
+            covered.insert(self.lane_part(place))
             basis.append(lanes)
             chosen.append(_LaneBit(way.register, place))
         return [self._sum(chosen, Span(basis).solve(1 << bit) or 0) for bit in range(self.lanes)]
@@ -234,5 +234,5 @@ class _ShuffleFinder:
             lane = self.lane_part(place)
             read.append(lane)
             send.append(self.register_part(place) ^ combine(send[: self.lanes], lane))
-        taken = [*(lane.register for lane in lanes), *(0 for _ in self.of_others)]
-        return tuple(rounds), tuple(send), tuple(read), tuple(taken)
+        places = [*(lane.register for lane in lanes), *(0 for _ in self.of_others)]
+        return tuple(rounds), tuple(send), tuple(read), tuple(places)

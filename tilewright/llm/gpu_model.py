@@ -24,7 +24,7 @@ from tilewright.runtime.cuda.staging import MirroredBuffer
 from tilewright.runtime.cuda.streams import synchronize
 
 _ALIGNMENT = 256  # bytes, of inputs
-_KEPT = 256  # sizes of steps
+_CACHED_STEPS = 256  # sizes of steps
 _DRAWS = ("temperatures", "shares", "floors")
 
 
@@ -141,7 +141,7 @@ class GPUModel(Model):
 
     def _make_room(self, rows: int) -> None:
         """For a further step, and for its rows of logits: there are many where a prompt's tokens are scored."""
-        if len(self._steps) >= _KEPT or rows > self._logits.shape[0]:
+        if len(self._steps) >= _CACHED_STEPS or rows > self._logits.shape[0]:
             self._steps.clear()
         if rows > self._logits.shape[0]:
             self._logits = DeviceArray((rows, self._logits.shape[1]), np.float32)

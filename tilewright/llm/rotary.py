@@ -141,10 +141,10 @@ def _llama3(setting: _Setting) -> np.ndarray:
     factor, low, high = (setting.real(name) for name in ("factor", "low_freq_factor", "high_freq_factor"))
     if high <= low:
         setting.configuration.refuse(f"{setting.key}.high_freq_factor", "expected more than low_freq_factor")
-    turns = np.float32(_original(setting)) * frequencies / np.float32(2 * math.pi)  # within the trained positions
-    smooth = (turns - np.float32(low)) / np.float32(high - low)
+    rotations = np.float32(_original(setting)) * frequencies / np.float32(2 * math.pi)  # within the trained positions
+    smooth = (rotations - np.float32(low)) / np.float32(high - low)
     mixed = (1 - smooth) * frequencies / np.float32(factor) + smooth * frequencies
-    result = np.where(turns < low, frequencies / np.float32(factor), np.where(turns > high, frequencies, mixed))
+    result = np.where(rotations < low, frequencies / np.float32(factor), np.where(rotations > high, frequencies, mixed))
     return result.astype(np.float32)
 
 

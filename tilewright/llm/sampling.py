@@ -74,10 +74,10 @@ class Sampler:
         """
         if isinstance(logits, ChosenRow):
             is_plain = not banned and allowed is None and logits.token >= 0
-            return self._taken(logits.token) if is_plain else self.choose(logits.logits(), banned, allowed)
+            return self._accept(logits.token) if is_plain else self.choose(logits.logits(), banned, allowed)
         if not np.isfinite(logits.max()):
             raise FloatingPointError("the model's logits are no finite numbers")
-        chosen = self._taken(self._among(logits, banned, allowed))
+        chosen = self._accept(self._among(logits, banned, allowed))
         if self.parameters.logprobs is None:
             return chosen
         return logprobs_of(logits, chosen.token, self.parameters.logprobs)
@@ -93,7 +93,7 @@ class Sampler:
         place = self._pick(scores)
         return place if candidates is None else int(candidates[place])
 
-    def _taken(self, token: int) -> TokenLogprobs:
+    def _accept(self, token: int) -> TokenLogprobs:
         """A token that is the next one, without its logprob."""
         self._count += 1
         self._output[token] += 1
@@ -153,8 +153,8 @@ class Sampler:
             tokens = tokens[scores[tokens] >= least] if wanted.top_k else np.flatnonzero(scores >= least)
         powers = np.exp((scores[tokens].astype(np.float64) - most) / max(wanted.temperature, 1e-30))
         if wanted.min_p > 0.0:
-            kept = powers >= wanted.min_p  # the largest power is 1
-            tokens, powers = tokens[kept], powers[kept]
+            likely = powers >= wanted.min_p  # the largest power is 1
+            tokens, powers = tokens[likely], powers[likely]
         return tokens, powers
 
 

@@ -155,10 +155,10 @@ class DraftModel:
         self.idle_steps = 0 if rounds else self.idle_steps + all(item.end - item.begin == 1 for item in work)
         for item in work:
             item.sequence.mirrored = min(item.sequence.mirrored, item.begin)
-        behind = [number for number, item in enumerate(work) if self._must_follow(item)]
-        if not behind:
+        followers = [number for number, item in enumerate(work) if self._must_follow(item)]
+        if not followers:
             return 0
-        work, samplers = [work[number] for number in behind], [samplers[number] for number in behind]
+        work, samplers = [work[number] for number in followers], [samplers[number] for number in followers]
         chunks = [
             Chunk(_known(item.sequence.tokens[item.sequence.mirrored : item.end], self.vocabulary),
                   item.sequence.mirrored, item.sequence.blocks)

@@ -269,14 +269,14 @@ class GenerationStep:
         emit, half = self.emit, rotary.width // 2
         width = x.shape[2]
         assert isinstance(width, int)
-        cosine, sine = self._turns(rotary)
+        cosine, sine = self._cosine_and_sine(rotary)
         low, high = emit.slice(x, 2, 0, half), emit.slice(x, 2, half, 2 * half)
         first = emit.op("subtract", emit.op("multiply", low, cosine), emit.op("multiply", high, sine))
         second = emit.op("add", emit.op("multiply", high, cosine), emit.op("multiply", low, sine))
         rest = [emit.slice(x, 2, 2 * half, width)] if width > 2 * half else []
         return emit.op("concat", first, second, *rest, axis=2)
 
-    def _turns(self, rotary: Rotary) -> tuple[Value, Value]:
+    def _cosine_and_sine(self, rotary: Rotary) -> tuple[Value, Value]:
         """Cosines and sines [tokens, 1, width / 2], once for all layers; angles are float32, whatever the model is."""
         if id(rotary) not in self._angles:
             emit = self.emit
@@ -284,10 +284,13 @@ class GenerationStep:
             frequencies = self.builder.constant(rotary.frequencies.reshape(1, 1, -1), "rotary.frequencies")
             positions = emit.cast(emit.unsqueeze(self.positions, 1, 2), float32)
             angles = emit.op("multiply", positions, frequencies)
-            both = [emit.op(name, angles) for name in ("cos", "sin")]
+            cosine_and_sine = [emit.op(name, angles) for name in ("cos", "sin")]
             if rotary.factor != 1.0:
-                both = [emit.op("multiply", item, rotary.factor) for item in both]
-            self._angles[id(rotary)] = (emit.cast(both[0], self.dtype), emit.cast(both[1], self.dtype))
+                cosine_and_sine = [emit.op("multiply", item, rotary.factor) for item in cosine_and_sine]
+            self._angles[id(rotary)] = (
+                emit.cast(cosine_and_sine[0], self.dtype),
+                emit.cast(cosine_and_sine[1], self.dtype),
+            )
         return self._angles[id(rotary)]
 
     def attention(

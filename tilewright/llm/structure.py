@@ -22,7 +22,7 @@ LARGEST_FORM = 64 << 10  # characters
 DEEPEST_SCHEMA = 64  # objects and lists in each other
 MOST_CHOICES = 1024  # of choice, and of an enum
 MOST_REPEATS = 10_000  # what the repeats of a pattern amount to
-_KEPT = 32  # compiled forms
+_CACHED_FORMS = 32  # compiled forms
 _DEEPEST_GRAMMAR = 200  # definitions in each other that are counted
 _SPACES = r"\n?[ \t]{0,16}"  # between the parts of JSON: a model must not write spaces for ever
 _LIMITS: dict[str, Any] = {"initial_lexer_fuel": 1_000_000, "step_max_items": 10_000, "max_lexer_states": 50_000,
@@ -127,21 +127,21 @@ class FormCompiler:
         self._vocabulary = vocabulary
         self._limits = llguidance.LLParserLimits(**_LIMITS)
         self._tokenizer = llguidance.LLTokenizer(tokenizer, n_vocab=vocabulary, eos_token=list(end_tokens) or None)
-        self._kept: OrderedDict[tuple[str, str], Matcher] = OrderedDict()
+        self._compiled: OrderedDict[tuple[str, str], Matcher] = OrderedDict()
         self._lock = threading.Lock()
 
     def matcher(self, wanted: StructuredOutput) -> Matcher:
         """A matcher at the beginning of a text; raises `InputError` for a form that cannot be compiled."""
         form = wanted.form
         with self._lock:
-            if form in self._kept:
-                self._kept.move_to_end(form)
-                return self._kept[form].copy()
+            if form in self._compiled:
+                self._compiled.move_to_end(form)
+                return self._compiled[form].copy()
         matcher = self._compile(*form)
         with self._lock:
-            self._kept[form] = matcher
-            while len(self._kept) > _KEPT:
-                self._kept.popitem(last=False)
+            self._compiled[form] = matcher
+            while len(self._compiled) > _CACHED_FORMS:
+                self._compiled.popitem(last=False)
         return matcher.copy()
 
     def _compile(self, kind: str, text: str) -> Matcher:

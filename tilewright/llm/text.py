@@ -88,9 +88,9 @@ class StopTexts:
             self.text += window[: min(places)]
             self._held = ""
             return True
-        kept = max((self._beginning(window, stop) for stop in self._stops), default=0)
-        self.text += window[: len(window) - kept]
-        self._held = window[len(window) - kept :]
+        withheld = max((self._beginning(window, stop) for stop in self._stops), default=0)
+        self.text += window[: len(window) - withheld]
+        self._held = window[len(window) - withheld :]
         return False
 
     def finish(self) -> None:

@@ -25,7 +25,7 @@ logger = logging.getLogger("tilewright.measure")
 
 # By effort: candidates up to so many times the least estimate are timed (None: all), and at most so many.
 CLOSE: dict[int, tuple[float | None, int]] = {0: (1.0, 1), 1: (1.5, 8), 2: (2.5, 16), 3: (None, 1000)}
-_TURNS = "timings{}.lock"  # in the cache directory, for each GPU
+_LOCK_FILE = "timings{}.lock"  # in the cache directory, for each GPU
 Result = TypeVar("Result")
 
 
@@ -110,7 +110,7 @@ class Records:
         """`device` None: no device is there, and the given times may be of any.  `address` tells it from other devices
         of its name."""
         self.device = device
-        self._turns = _TURNS.format(f"-{address.replace(':', '-')}" if address else "")
+        self._lock_file = _LOCK_FILE.format(f"-{address.replace(':', '-')}" if address else "")
         self._given = TimingCache(given)
 
     @property
@@ -131,7 +131,7 @@ class Records:
         Processes take turns on a device, so that none disturbs another there; one that waited may find on record what
         it was about to time.
         """
-        with cache_files.in_turn(cache_files.private_folder(settings.cache_directory) / self._turns):
+        with cache_files.exclusive(cache_files.private_folder(settings.cache_directory) / self._lock_file):
             self.look_up(problem)
             if problem.is_known:
                 return

@@ -31,19 +31,20 @@ logger = logging.getLogger("tilewright.measure")
 FILE_NAME = "timings.jsonl"  # in the cache directory
 _LARGEST = 256 << 20  # bytes of a file that a user names
 _LIMIT = 50_000  # lines of that file; the oldest go first
+_KEYS = {"problem": "what"}  # fields that the file names otherwise
 
 
 @dataclass(frozen=True)
 class Timing:
     """What candidates for one problem took on one device: microseconds by the candidates' labels.
 
-    `what` and `context` are for people: the problem, and how it was timed. `failures` tells what could not be run.
+    `problem` and `context` are for people: the problem, and how it was timed. `failures` tells what could not be run.
     `quantiles` are those of the runs of a candidate that were asked for, the deciding one first.
     """
 
     device: str
     key: str
-    what: str
+    problem: str
     microseconds: Mapping[str, float] = field(default_factory=dict)
     failures: Mapping[str, str] = field(default_factory=dict)
     context: str = ""
@@ -57,11 +58,11 @@ class Timing:
         }
         earlier = {name: values for name, values in self.quantiles.items() if name not in later.microseconds}
         quantiles = {**earlier, **later.quantiles}
-        return Timing(self.device, self.key, later.what, microseconds, failures, later.context, quantiles)
+        return Timing(self.device, self.key, later.problem, microseconds, failures, later.context, quantiles)
 
 
 class TimingCache:
-    """Times by device and key, in memory; with a `path`, what is added is appended to that file as well."""
+    """Times by device and key, in memory; with a `path`, additions are appended to that file as well."""
 
     def __init__(self, timings: Iterable[Timing] = (), path: Path | None = None) -> None:
         self.path = path
@@ -177,13 +178,15 @@ def _state(file: Path | int) -> tuple[int, int]:
 def timing_to_json(timing: Timing) -> dict[str, Any]:
     """A line as JSON values, candidates by name, so that equal times give equal text; `timing_from_json` is the
     inverse.  Quantiles are in it where there are any."""
-    data = {name: value for name, value in asdict(timing).items() if name != "quantiles" or value}
+    fields = {_KEYS.get(name, name): value for name, value in asdict(timing).items()}
+    data = {key: value for key, value in fields.items() if key != "quantiles" or value}
     return {name: dict(sorted(value.items())) if isinstance(value, dict) else value for name, value in data.items()}
 
 
 def timing_from_json(data: Any) -> Timing:
     """Times from JSON; raises `ValueError` for anything else than `timing_to_json` gives."""
-    if not isinstance(data, dict) or {*data, "quantiles"} != Timing.__dataclass_fields__.keys():
+    names = {_KEYS.get(name, name): name for name in Timing.__dataclass_fields__}
+    if not isinstance(data, dict) or {*data, "quantiles"} != names.keys():
         raise ValueError("the fields are not those of a timing")
     texts = [data[name] for name in ("device", "key", "what", "context")]
     maps = times, failures, quantiles = data["microseconds"], data["failures"], data.get("quantiles", {})
@@ -195,7 +198,8 @@ def timing_from_json(data: Any) -> Timing:
         raise ValueError("a time is no number of microseconds")
     if not all(isinstance(text, str) for text in failures.values()):
         raise ValueError("a failure is no text")
-    return Timing(**{**data, "microseconds": {name: float(time) for name, time in times.items()}})
+    values = {names[key]: value for key, value in data.items()}
+    return Timing(**{**values, "microseconds": {name: float(time) for name, time in times.items()}})
 
 
 def is_time(value: Any) -> bool:

@@ -24,20 +24,20 @@ def refused_branch(model: ModelProto, error: UnsupportedOperationError) -> NodeP
 
 def condition_of(model: ModelProto, node: NodeProto) -> ModelProto:
     """The part of a model that computes the condition of an If, which is its only output."""
-    wanted, kept = {node.input[0]}, []
+    wanted, needed = {node.input[0]}, []
     for _, each in reversed(in_order(model.graph.node)):
         if not wanted.isdisjoint(each.output):
-            kept.append(each)
+            needed.append(each)
             wanted |= names_read(each)
-    result = _with_nodes(model, reversed(kept))
+    result = _with_nodes(model, reversed(needed))
     del result.graph.output[:]
     result.graph.output.append(ValueInfoProto(name=node.input[0]))
     return result
 
 
-def with_branch(model: ModelProto, node: NodeProto, taken: bool) -> ModelProto:
+def with_branch(model: ModelProto, node: NodeProto, condition: bool) -> ModelProto:
     """The model with the nodes of one branch in the place of an If."""
-    key = "then_branch" if taken else "else_branch"
+    key = "then_branch" if condition else "else_branch"
     branch = GraphProto()
     branch.CopyFrom(next(item.g for item in node.attribute if item.name == key))
     made = [*(tensor.name for tensor in branch.initializer), *(name for each in branch.node for name in each.output)]
@@ -57,10 +57,10 @@ def with_branch(model: ModelProto, node: NodeProto, taken: bool) -> ModelProto:
 
 
 def _with_nodes(model: ModelProto, nodes: Iterable[NodeProto]) -> ModelProto:
-    result, kept = ModelProto(), list(nodes)
+    result, listed = ModelProto(), list(nodes)
     result.CopyFrom(model)
     del result.graph.node[:]
-    result.graph.node.extend(kept)
+    result.graph.node.extend(listed)
     return result
 
 

@@ -308,9 +308,9 @@ class InferenceSession:
         whole = self._source.whole()
         model = type(whole)()
         model.CopyFrom(whole)
-        kept = [tensor for tensor in whole.graph.initializer if tensor.name not in names]
+        initializers = [tensor for tensor in whole.graph.initializer if tensor.name not in names]
         del model.graph.initializer[:]
-        model.graph.initializer.extend(kept)
+        model.graph.initializer.extend(initializers)
         logger.warning("an engine is compiled that takes %s as inputs", ", ".join(sorted(names)))
         options = SessionOptions(
             self._options.intra_op_num_threads,

@@ -345,8 +345,8 @@ class EnginesOfBranches(_SeveralEngines):
 
     def _for(self, inputs: Mapping[str, Any], threads: int | None) -> _Runner:
         (condition,) = self._condition.run(inputs, None, threads).values()
-        taken = bool(np.asarray(condition.cpu() if tensors.is_torch(condition) else condition).reshape(-1)[0])
-        return self._branches.get(taken, lambda: self._compiled(with_branch(self._model, self._node, taken)))
+        is_true = bool(np.asarray(condition.cpu() if tensors.is_torch(condition) else condition).reshape(-1)[0])
+        return self._branches.get(is_true, lambda: self._compiled(with_branch(self._model, self._node, is_true)))
 
     def _compiled(self, model: ModelProto) -> _Runner:
         return _runner(Source(model), self._target, self._shapes, self._quick_start)
@@ -410,9 +410,9 @@ def bound(model: ModelProto, values: Mapping[str, np.ndarray]) -> ModelProto:
     """The model with some inputs as constants."""
     result = ModelProto()
     result.CopyFrom(model)
-    kept = [entry for entry in result.graph.input if entry.name not in values]
+    remaining = [entry for entry in result.graph.input if entry.name not in values]
     del result.graph.input[:]
-    result.graph.input.extend(kept)
+    result.graph.input.extend(remaining)
     result.graph.initializer.extend(numpy_helper.from_array(array, name) for name, array in values.items())
     return result
 

@@ -277,9 +277,9 @@ def _compare(operation: Operation, operands: Sequence[AxisInfo]) -> AxisInfo:
     columns: Columns = []
     for axis in range(len(left.constancy)):
         constancy = min(left.constancy[axis], right.constancy[axis])
-        for run, fixed, kept in ((left, right, ("lt", "ge")), (right, left, ("gt", "le"))):
+        for run, fixed, stable_predicates in ((left, right, ("lt", "ge")), (right, left, ("gt", "le"))):
             group = min(run.contiguity[axis], run.divisibility[axis], fixed.divisibility[axis], fixed.constancy[axis])
-            if predicate in kept and _integer(operation.operands[0]):
+            if predicate in stable_predicates and _integer(operation.operands[0]):
                 constancy = max(constancy, group)
         columns.append((1, 1, constancy))
     return _from_columns(columns)
@@ -292,13 +292,13 @@ def _integer(value: SSAValue) -> bool:
 def _select(operation: Operation, operands: Sequence[AxisInfo]) -> AxisInfo:
     """One side or the other, run by run of the condition."""
     condition, *sides = operands
-    both, scale = meet(sides[0], sides[1], operation.result.type), _item_size(operation.result.type)
+    merged, scale = meet(sides[0], sides[1], operation.result.type), _item_size(operation.result.type)
     columns: Columns = []
-    for axis in range(len(both.constancy)):
+    for axis in range(len(merged.constancy)):
         switch = condition.constancy[axis]
-        contiguity = min(both.contiguity[axis], switch)
-        divisibility = _divisor_of_run(both, axis, contiguity, scale)
-        columns.append((contiguity, divisibility, min(both.constancy[axis], switch)))
+        contiguity = min(merged.contiguity[axis], switch)
+        divisibility = _divisor_of_run(merged, axis, contiguity, scale)
+        columns.append((contiguity, divisibility, min(merged.constancy[axis], switch)))
     return _from_columns(columns)
 
 

@@ -53,16 +53,18 @@ def loop_carries_the_same(operation: Operation, build: RuleRewriter) -> list[SSA
     same = [new in (old, first) for old, first, new in zip(carried, initial, yielded, strict=True)]
     if not any(same):
         return None
-    kept = [position for position, unchanged in enumerate(same) if not unchanged]
-    region = build.region([body.arguments[0].type, *(carried[position].type for position in kept)])
-    for new, old in zip(region.arguments, [body.arguments[0], *(carried[position] for position in kept)], strict=True):
+    still_carried = [position for position, unchanged in enumerate(same) if not unchanged]
+    region = build.region([body.arguments[0].type, *(carried[position].type for position in still_carried)])
+    for new, old in zip(
+        region.arguments, [body.arguments[0], *(carried[position] for position in still_carried)], strict=True
+    ):
         new.name = old.name
     arguments = iter(region.arguments[1:])
     bound = [first if unchanged else next(arguments) for first, unchanged in zip(initial, same, strict=True)]
     with build.at(region):
         values = build.inline(body, [region.arguments[0], *bound])
-        build.create("yield", [values[position] for position in kept])
-    operands = [*operation.operands[:3], *(initial[position] for position in kept)]
+        build.create("yield", [values[position] for position in still_carried])
+    operands = [*operation.operands[:3], *(initial[position] for position in still_carried)]
     results = iter(build.emit_all("for", operands, operation.attributes, [region]))
     return [first if unchanged else next(results) for first, unchanged in zip(initial, same, strict=True)]
 

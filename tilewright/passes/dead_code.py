@@ -139,11 +139,13 @@ class _Sweeper(Rebuilder):
         """The operation without its dead carried values (itself when all are live)."""
         live = self.marked.values
         if operation.opcode == "for":
-            kept = [value in live for value in operation.results]
-            return self.drop(operation, [True] * 3 + kept, kept, [[True, *kept]], [kept])
+            live_results = [value in live for value in operation.results]
+            return self.drop(
+                operation, [True] * 3 + live_results, live_results, [[True, *live_results]], [live_results]
+            )
         if operation.opcode == "if":
-            kept = [value in live for value in operation.results]
-            return self.drop(operation, [True], kept, [[], []], [kept, kept])
+            live_results = [value in live for value in operation.results]
+            return self.drop(operation, [True], live_results, [[], []], [live_results, live_results])
         if operation.opcode == "while":
             before, after = operation.regions
             initial = [value in live for value in before.arguments]
@@ -168,19 +170,21 @@ class _Sweeper(Rebuilder):
         regions = []
         for region, kept_arguments, kept_yields in zip(operation.regions, arguments, yields, strict=True):
             end = region.terminator
-            terminator = Operation(end.opcode, _kept(end.operands, kept_yields), [], end.attributes, [], end.location)
-            regions.append(Region(_kept(region.arguments, kept_arguments), [*region.operations[:-1], terminator]))
-        kept = _kept(operation.results, results)
+            terminator = Operation(
+                end.opcode, _selected(end.operands, kept_yields), [], end.attributes, [], end.location
+            )
+            regions.append(Region(_selected(region.arguments, kept_arguments), [*region.operations[:-1], terminator]))
+        remaining_results = _selected(operation.results, results)
         return Operation(
             operation.opcode,
-            _kept(operation.operands, operands),
-            [value.type for value in kept],
+            _selected(operation.operands, operands),
+            [value.type for value in remaining_results],
             operation.attributes,
             regions,
             operation.location,
-            kept,
+            remaining_results,
         )
 
 
-def _kept(values: list[SSAValue], keep: list[bool]) -> list[SSAValue]:
+def _selected(values: list[SSAValue], keep: list[bool]) -> list[SSAValue]:
     return [value for value, wanted in zip(values, keep, strict=True) if wanted]

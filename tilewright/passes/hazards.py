@@ -9,7 +9,7 @@ things happen is for the interpreter (`ir.asynchrony`).
     budgets      registers of all roles, threads, shared memory
     arrivals     the warps that arrive at a barrier can add up to its count
     bytes        what a barrier expects can be brought by the copies that complete on it
-    turns        numbered barriers: threads agree, and are those of the roles that come
+    numbered     barriers with numbers: all uses agree on the threads, and these are of the roles that come
     release      a stage is not released while the last product that reads it may be in flight
 """
 
@@ -80,7 +80,7 @@ class _HazardCheck:
             if operation.opcode == "barrier_alloc":
                 self.arrivals(operation)
                 self.bytes(operation)
-        self.turns()
+        self.numbered()
         for role in self.roles:
             self.releases(role.region, [])
 
@@ -100,9 +100,9 @@ class _HazardCheck:
         top = self.function.region.operations
         for operation in self.function.walk():
             if operation.opcode in ("shared_alloc", "barrier_alloc", "warp_roles") and operation not in top:
-                what = {"warp_roles": "roles", "barrier_alloc": "barriers"}.get(operation.opcode, "shared memory")
+                subject = {"warp_roles": "roles", "barrier_alloc": "barriers"}.get(operation.opcode, "shared memory")
                 raise self.fail(
-                    operation, f"{what} inside a loop, branch or role", "write it at the top level of the kernel"
+                    operation, f"{subject} inside a loop, branch or role", "write it at the top level of the kernel"
                 )
         several = [operation for operation in top if operation.opcode == "warp_roles"]
         if len(several) > 1:
@@ -129,9 +129,9 @@ class _HazardCheck:
                 self.part(operation, number)
             elif isinstance(kind, SharedType | BarrierType) and opcode != "barrier_wait":
                 count = kind.shape[0] if isinstance(kind, SharedType) else kind.count or 0
-                what = "tiles" if isinstance(kind, SharedType) else "barriers"
+                elements = "tiles" if isinstance(kind, SharedType) else "barriers"
                 if not 0 <= number < count:
-                    raise self.fail(operation, f"index {number} is outside of {count} {what}", "they count from 0")
+                    raise self.fail(operation, f"index {number} is outside of {count} {elements}", "they count from 0")
 
     def part(self, operation: Operation, start: int) -> None:
         """A slice from a constant start on."""
@@ -319,7 +319,7 @@ class _HazardCheck:
             return None
         return tile_bytes(kind) * min(peers, prod(cluster))
 
-    def turns(self) -> None:
+    def numbered(self) -> None:
         uses: dict[int, list[tuple[RoleThreads, Operation]]] = {}
         threads_of_all = 32 * (sum(role.warps * role.copies for role in self.roles[1:]) or self.roles[0].warps)
         for role, operation in self.sites:
@@ -336,9 +336,9 @@ class _HazardCheck:
                                     f"kernels use 1 to {GREATEST_NUMBER}")  # fmt: skip
                 uses.setdefault(number, []).append((role, operation))
         for number, sites in uses.items():
-            self.turn(number, sites)
+            self.check_number(number, sites)
 
-    def turn(self, number: int, sites: Sequence[tuple[RoleThreads, Operation]]) -> None:
+    def check_number(self, number: int, sites: Sequence[tuple[RoleThreads, Operation]]) -> None:
         threads = {str(operation.attributes["threads"]) for _, operation in sites}
         if len(threads) > 1:
             raise self.fail(
@@ -352,7 +352,7 @@ class _HazardCheck:
             if threads != {str(coming)}:
                 raise self.fail(
                     sites[0][1],
-                    f"unmatched turn: number {number} waits for {threads.pop()} threads, '{role.name}' has {coming}",
+                    f"unmatched barrier: number {number} waits for {threads.pop()} threads, '{role.name}' has {coming}",
                     "count 32 threads for each warp of each copy",
                 )
 

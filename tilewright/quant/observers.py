@@ -104,14 +104,14 @@ def _divergence(counts: np.ndarray, bins: int) -> float:
     """The Kullback-Leibler divergence of the first `bins` bins, the last of which takes what is cut off, from the same
     bins at `_LEAST_BINS` levels."""
     seen = counts[:bins].astype(np.float64)
-    kept = seen > 0
+    occupied = seen > 0
     reference = seen.copy()
     reference[-1] += counts[bins:].sum()
     starts = np.arange(_LEAST_BINS) * bins // _LEAST_BINS
-    sums, filled = np.add.reduceat(seen, starts), np.add.reduceat(kept.astype(np.float64), starts)
+    sums, filled = np.add.reduceat(seen, starts), np.add.reduceat(occupied.astype(np.float64), starts)
     lengths = np.diff([*starts, bins])
-    level = np.repeat(np.divide(sums, filled, out=np.zeros(_LEAST_BINS), where=filled > 0), lengths) * kept
-    if reference.sum() == 0 or level.sum() == 0 or (reference[~kept] > 0).any():
+    level = np.repeat(np.divide(sums, filled, out=np.zeros(_LEAST_BINS), where=filled > 0), lengths) * occupied
+    if reference.sum() == 0 or level.sum() == 0 or (reference[~occupied] > 0).any():
         return np.inf
-    p, q = reference[kept] / reference.sum(), level[kept] / level.sum()
+    p, q = reference[occupied] / reference.sum(), level[occupied] / level.sum()
     return float((p * np.log(p / q)).sum())

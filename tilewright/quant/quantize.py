@@ -211,9 +211,9 @@ def _check_method(scheme: str, method: str, group: int | None, correct_bias: boo
     if group is not None and (scheme not in WEIGHT_BITS or type(group) is not int or group < 0 or group % 2):
         raise InputError(f"group is {group!r}: give an even number of inputs, or 0, with {' or '.join(WEIGHT_BITS)}")
     if data is None and (needs_data(scheme) or method != NEAREST or correct_bias):
-        what = f"the scheme {scheme}" if needs_data(scheme) else f"the method {method}"
-        what = "correct_bias" if correct_bias and method == NEAREST and not needs_data(scheme) else what
-        raise InputError(f"{what} needs calibration data: inputs as the model will see them")
+        option = f"the scheme {scheme}" if needs_data(scheme) else f"the method {method}"
+        option = "correct_bias" if correct_bias and method == NEAREST and not needs_data(scheme) else option
+        raise InputError(f"{option} needs calibration data: inputs as the model will see them")
 
 
 def _rounded(
@@ -316,7 +316,7 @@ def _report(
     excluded: set[str], signed: bool, weights: Mapping[str, RoundedWeights],
 ) -> list[LayerReport]:  # fmt: skip
     """A row for each product and convolution by weights."""
-    taken = {layer.name: layer for layer in layers}
+    layer_by_name = {layer.name: layer for layer in layers}
     inputs: dict[str, np.ndarray] = {}
     if samples:
         watched, values = watching(graph, list(dict.fromkeys(layer.input for layer in layers)))
@@ -325,7 +325,7 @@ def _report(
     for node in graph.nodes:
         if node.op not in ("matmul", "conv"):
             continue
-        name, layer = name_of(node), taken.get(name_of(node))
+        name, layer = name_of(node), layer_by_name.get(name_of(node))
         if layer is None:
             reason = "it was left out" if name in excluded else why_not(node, graph, scheme)
             rows.append(LayerReport(name, node.op, node.source, reason=reason))

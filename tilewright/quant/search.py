@@ -190,20 +190,20 @@ class _Search:
         """The whole search."""
         candidates = self._candidates()
         steps = self._steps(candidates)
-        taken = self._within(steps, candidates)
+        accepted = self._within(steps, candidates)
         plain = build(self.graph, self.targets, self.progress, self.source)
         while True:
-            assignment = self._assigned(taken, candidates)
+            assignment = self._assigned(accepted, candidates)
             engine = build(self._narrowed(assignment), self.targets, self.progress, self.source)
             drop = self._held_back_drop(plain, engine)
             if drop <= self.max_drop:
                 break
             self.beyond.append((drop, len(assignment)))
-            if not taken:
+            if not accepted:
                 self._refuse()
-            self.failed |= {name: drop for name, _ in taken[len(taken) * 3 // 4 :]}
-            taken = taken[: len(taken) * 3 // 4]
-        if not taken and steps:
+            self.failed |= {name: drop for name, _ in accepted[len(accepted) * 3 // 4 :]}
+            accepted = accepted[: len(accepted) * 3 // 4]
+        if not accepted and steps:
             self._refuse()
         seconds = [float(np.median(each)) for each in _interleaved([plain, engine], self._inputs(self.held[0]))]
         metric = self.metric if isinstance(self.metric, str) else getattr(self.metric, "__name__", "script")
@@ -258,8 +258,8 @@ class _Search:
                 (name,) = (name_of(each) for each in graph.nodes)
                 narrow = self._one(graph, {name: scheme}, {"x": source.name})
             engines.append(build(narrow, self.targets))
-        taken = _interleaved(engines, {"x": x.astype(source.dtype.numpy)})
-        return {scheme: min(times) for scheme, times in zip(schemes, taken, strict=True)}
+        seconds = _interleaved(engines, {"x": x.astype(source.dtype.numpy)})
+        return {scheme: min(times) for scheme, times in zip(schemes, seconds, strict=True)}
 
     def _error(self, node: Node, inputs: Sequence[np.ndarray], scheme: str) -> float:
         """The relative error (root mean square) of the layer's results for exact inputs."""
@@ -321,26 +321,26 @@ class _Search:
         self, steps: Sequence[tuple[str, str]], candidates: Mapping[str, Mapping[str, tuple[float, float]]]
     ) -> list[tuple[str, str]]:
         """As many steps as stay within the bound on the deciding samples."""
-        taken: list[tuple[str, str]] = []
+        accepted: list[tuple[str, str]] = []
         rest = list(steps)
         for _ in range(_LEFT_OUT):
-            assigned = self._assigned(taken, candidates)
-            rest = [step for step in rest if self._assigned([*taken, step], candidates) != assigned]
+            assigned = self._assigned(accepted, candidates)
+            rest = [step for step in rest if self._assigned([*accepted, step], candidates) != assigned]
             low, high = 0, len(rest)
             count = high
             while rest:
-                if self._try(taken + rest[:count], candidates) <= self.max_drop:
+                if self._try(accepted + rest[:count], candidates) <= self.max_drop:
                     low = count
                 else:
                     high = count - 1
                 if low >= high:
                     break
                 count = (low + high + 1) // 2
-            taken, failing, rest = taken + rest[:low], rest[low : low + 1], rest[low + 1 :]
+            accepted, failing, rest = accepted + rest[:low], rest[low : low + 1], rest[low + 1 :]
             self.failed |= {name: self.points[-1].drop for name, _ in failing}
             if not rest:
                 break
-        return taken
+        return accepted
 
     @staticmethod
     def _assigned(
@@ -354,10 +354,10 @@ class _Search:
         return found
 
     def _try(
-        self, taken: Sequence[tuple[str, str]], candidates: Mapping[str, Mapping[str, tuple[float, float]]]
+        self, steps: Sequence[tuple[str, str]], candidates: Mapping[str, Mapping[str, tuple[float, float]]]
     ) -> float:
         """The drop of an assignment on the deciding samples, by the reference; it is a point from then on."""
-        assignment = self._assigned(taken, candidates)
+        assignment = self._assigned(steps, candidates)
         self.progress("search", f"{len(assignment)} layers in narrow numbers", 0.0)
         graph = self._narrowed(assignment)
         found = [self._outputs(graph, sample) for sample in self.deciding]
@@ -427,8 +427,8 @@ class _Search:
 
     def _held_back_drop(self, plain: Engine, engine: Engine) -> float:
         self.progress("verify", f"on {len(self.held)} samples held back", 0.0)
-        both = [[each.run(self._inputs(sample)) for sample in self.held] for each in (plain, engine)]
-        return self._drop_of(both[0], both[1], self.held)
+        outputs = [[each.run(self._inputs(sample)) for sample in self.held] for each in (plain, engine)]
+        return self._drop_of(outputs[0], outputs[1], self.held)
 
     def _choice(
         self, node: Node, candidates: Mapping[str, dict[str, tuple[float, float]]], assignment: Assignment
@@ -455,13 +455,13 @@ def _told_apart(*parts: float) -> list[str]:
 
 def _interleaved(engines: Sequence[Engine], inputs: Mapping[str, np.ndarray]) -> list[list[float]]:
     """The seconds of runs of each, in turns."""
-    taken: list[list[float]] = [[] for _ in engines]
+    seconds: list[list[float]] = [[] for _ in engines]
     runs: list[Callable[[], Any]] = [lambda engine=engine: engine.run(inputs) for engine in engines]  # type: ignore[misc]
     for run in runs:
         run()
     for _ in range(_ROUNDS):
-        for times, run in zip(taken, runs, strict=True):
+        for times, run in zip(seconds, runs, strict=True):
             begin = time.perf_counter()
             run()
             times.append(time.perf_counter() - begin)
-    return taken
+    return seconds

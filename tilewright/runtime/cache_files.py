@@ -269,11 +269,11 @@ def appending(path: Path) -> Iterator[int]:
 
 
 @contextmanager
-def in_turn(path: Path) -> Iterator[None]:
+def exclusive(path: Path) -> Iterator[None]:
     """Work that processes do one after the other: those that name the same file in a folder of the cache.
 
-    Where others have had their turn for a minute, as one that hangs does, the work is done beside theirs, with a
-    warning, and this process waits for that file no more.  Where the system has no locks nobody waits.
+    When another process holds the file for a minute (it may hang), the work is done at the same time as that
+    process's, with a warning, and this process waits for that file no more.  On a system without locks nobody waits.
     """
     try:
         private_folder(path.parent, create=True)

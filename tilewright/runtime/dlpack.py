@@ -294,8 +294,8 @@ def _check_memory(address: int, size: int, shape: Sequence[int], strides: Sequen
         )
 
 
-def _damaged(exporter: str, what: str) -> LaunchError:
-    return LaunchError(f"the DLPack record of this {exporter} describes no memory: {what}; pass a NumPy array")
+def _damaged(exporter: str, defect: str) -> LaunchError:
+    return LaunchError(f"the DLPack record of this {exporter} describes no memory: {defect}; pass a NumPy array")
 
 
 def packed(shape: tuple[int, ...]) -> tuple[int, ...]:

@@ -31,7 +31,7 @@ import weakref
 from collections.abc import Iterable, Mapping, Sequence
 
 from tilewright import forks
-from tilewright.runtime.glue import kept_object
+from tilewright.runtime.glue import cached_object
 from tilewright.runtime.library import NativeLibrary, load_objects, system_address
 
 MARK, SEAL = 0x7469_6C65_7772_6974, 0x5F6B_6572_6E65_6C21
@@ -570,7 +570,7 @@ class _Watch:
         self._lock = forks.lock()
         names = ("write", "sigaction", "raise", "poll", "pthread_self")
         imports = {name: address for name in names if (address := system_address(name)) is not None}
-        self._library = load_objects([kept_object(handler_text(), "faults")], ["tilewright_fault"], imports)
+        self._library = load_objects([cached_object(handler_text(), "faults")], ["tilewright_fault"], imports)
         self._trampoline = mmap.mmap(-1, mmap.PAGESIZE, mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
         handler = self._library.address("tilewright_fault")
         _TRAMPOLINE.pack_into(self._trampoline, 0, b"\x48\xb9", self._state, b"\x48\xb8", handler, b"\xff\xe0")

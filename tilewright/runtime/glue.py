@@ -746,7 +746,7 @@ def _load_glue() -> Glue:
     asking = signals.functions()
     found |= asking
     can_yield = found["tilewright_yield"] is not None
-    image = kept_object(glue_text(llvm.get_process_triple(), can_yield, clock_id, bool(asking)), "glue")
+    image = cached_object(glue_text(llvm.get_process_triple(), can_yield, clock_id, bool(asking)), "glue")
     imports = {name: address for name, address in found.items() if address is not None}
     library = load_objects([image], _EXPORTS, imports)
     kinds = {"start_inline": _START, "start_team": _START, "start_openmp": _START_BY, "start_dispatch": _START_BY}
@@ -766,7 +766,7 @@ def _load_glue() -> Glue:
     )
 
 
-def kept_object(text: str, name: str) -> bytes:
+def cached_object(text: str, name: str) -> bytes:
     """The object file of a module of the runtime for this process; `name` begins the name of its file.
 
     It is kept in the cache folder, with a checksum that covers its name: compiling it takes some milliseconds.
@@ -775,9 +775,9 @@ def kept_object(text: str, name: str) -> bytes:
     made_of = repr((text, llvmlite.__version__, host.triple, host.name, host.features)).encode()
     folder = cache_files.private_folder(settings.cache_directory)
     name = f"{name}-{hashlib.sha256(made_of).hexdigest()[:40]}.o"
-    kept = cache_files.read(folder / name)
-    if kept is not None and hashlib.sha256(name.encode() + kept[32:]).digest() == kept[:32]:
-        return kept[32:]
+    cached = cache_files.read(folder / name)
+    if cached is not None and hashlib.sha256(name.encode() + cached[32:]).digest() == cached[:32]:
+        return cached[32:]
     machine = host_machine()
     module = llvm.parse_assembly(text, context=llvm.create_context())  # the compiler may be busy in the global one
     module.triple = machine.triple

@@ -10,7 +10,7 @@ from collections.abc import Callable
 from tilewright.runtime.glue import glue
 from tilewright.runtime.memory import scratch_pool
 from tilewright.runtime.parallel import run_parallel
-from tilewright.runtime.signals import RAISED, STOPPED, raise_kept
+from tilewright.runtime.signals import RAISED, STOPPED, raise_pending
 from tilewright.settings import settings
 
 _GRID = struct.Struct("<3q")
@@ -73,7 +73,7 @@ def launcher(address: int, scratch_bytes: int, refuses: bool = False) -> Callabl
             finally:
                 give(scratch)
         if outcome == STOPPED:
-            raise_kept()
+            raise_pending()
         return int(outcome)
 
     return run

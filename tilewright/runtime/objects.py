@@ -70,9 +70,9 @@ class _MachSection(NamedTuple):
     references: int  # how many relocations
 
 
-def _inside(image: bytes, offset: int, size: int, what: str) -> None:
+def _inside(image: bytes, offset: int, size: int, part: str) -> None:
     if offset + size > len(image):
-        raise ObjectError(f"{what} is not inside it")
+        raise ObjectError(f"{part} is not inside it")
 
 
 def _text(table: bytes, start: int) -> bytes:

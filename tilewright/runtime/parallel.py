@@ -22,7 +22,7 @@ from typing import Protocol
 from tilewright.errors import SettingsError
 from tilewright.runtime.glue import MEMBERS, TEAM_BYTES, glue
 from tilewright.runtime.memory import AlignedBuffer, scratch_pool
-from tilewright.runtime.signals import RAISED, raise_kept
+from tilewright.runtime.signals import RAISED, raise_pending
 from tilewright.settings import MOST_THREADS, settings
 
 _log = logging.getLogger("tilewright")
@@ -210,7 +210,7 @@ def run_parallel(body: int, context: int | bytes, scratch_bytes: int, workers: i
     finally:
         scratch_pool.give(scratch)
     if stopped:
-        raise_kept()
+        raise_pending()
 
 
 _inline = InlineProvider()

@@ -99,11 +99,11 @@ def text(can_ask: bool, ask_ticks: int) -> str:
     return (_TEXT if can_ask else _TEXT_WITHOUT_PYTHON) + ask
 
 
-def raise_kept() -> NoReturn:
+def raise_pending() -> NoReturn:
     """Raise the exception of a signal's handler that stopped a run, KeyboardInterrupt by default."""
-    kept = [ctypes.c_void_p(pointer) for pointer in _raised]
+    exception = [ctypes.c_void_p(pointer) for pointer in _raised]
     _raised[:] = [None] * 3
-    ctypes.pythonapi.PyErr_Restore(*kept)
+    ctypes.pythonapi.PyErr_Restore(*exception)
     raise KeyboardInterrupt  # not reached: the call before raises what it restores
 
 

@@ -179,13 +179,13 @@ class Tape:
 
     def __init__(self) -> None:
         self._rows: list[tuple[int, tuple[int | Label, ...]]] = []
-        self._kept: list[object] = []
+        self._owners: list[object] = []
         self._code: Words | None = None
         self._state = Words([DONE, DONE])
 
     def keep(self, owner: object) -> None:
         """Keep what owns memory that instructions use."""
-        self._kept.append(owner)
+        self._owners.append(owner)
 
     def word(self, number: int = 0) -> Word:
         """A new word, for the address of a value or for a number."""

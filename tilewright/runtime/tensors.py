@@ -269,8 +269,8 @@ def torch_dtype(dtype: str) -> Any:
     return getattr(sys.modules["torch"], _TO_TORCH.get(dtype, dtype))
 
 
-def _wrong_dtype(what: str, given: str, wanted: str, how: str) -> InputError:
-    return InputError(f"{what} is {given}, the engine was built for {wanted}: convert it with {how}")
+def _wrong_dtype(subject: str, given: str, wanted: str, how: str) -> InputError:
+    return InputError(f"{subject} is {given}, the engine was built for {wanted}: convert it with {how}")
 
 
 def check_writable(found: TensorView, value: Any, role: str, is_output: bool = False) -> None:

@@ -117,7 +117,7 @@ def env_int(variable: str, default: int = 0) -> Knob:
     return Knob(read, None, variable)
 
 
-def _kept(default: Any, variable: str | None = None) -> Knob:
+def _without_effect(default: Any, variable: str | None = None) -> Knob:
     """A switch that nothing here depends on."""
     if variable is None:
         return Knob(lambda: default)
@@ -172,7 +172,7 @@ class KnobGroup:
     @contextmanager
     def scope(self) -> Iterator[None]:
         """Put every switch, and its variable, back at the end of a `with` block."""
-        kept, defaults = dict(self.__dict__), dict(self._defaults)
+        saved, defaults = dict(self.__dict__), dict(self._defaults)
         written = {name: entry.read() for name, entry in self.knob_descriptors.items() if entry.write is not None}
         chains = {name: list(value.calls) for name, value in written.items() if isinstance(value, HookChain)}
         variables = {entry.variable for entry in self.knob_descriptors.values() if entry.variable is not None}
@@ -186,7 +186,7 @@ class KnobGroup:
                 else:
                     self.knob_descriptors[name].write(value)  # type: ignore[misc]
             self.__dict__.clear()
-            self.__dict__.update(kept)
+            self.__dict__.update(saved)
             self._defaults = defaults
             for variable, text in environment.items():
                 set_variable(variable, text)
@@ -200,8 +200,8 @@ class CacheKnobs(KnobGroup):
     dir = _path("cache_directory", "TRITON_CACHE_DIR")
     dump_dir = Knob(lambda: str(folder("TRITON_DUMP_DIR", "dump")), None, "TRITON_DUMP_DIR")
     override_dir = Knob(lambda: str(folder("TRITON_OVERRIDE_DIR", "override")), None, "TRITON_OVERRIDE_DIR")
-    manager_class = _kept(None)
-    remote_manager_class = _kept(None)
+    manager_class = _without_effect(None)
+    remote_manager_class = _without_effect(None)
 
     def get_triton_dir(self, name: str) -> str:
         """A folder of Triton's."""
@@ -213,24 +213,24 @@ def _dump(value: bool) -> None:
 
 
 class CompilationKnobs(KnobGroup):
-    override = _kept(False, "TRITON_KERNEL_OVERRIDE")
+    override = _without_effect(False, "TRITON_KERNEL_OVERRIDE")
     dump_ir = Knob(lambda: settings.dump_directory is not None, _dump, "TRITON_KERNEL_DUMP")
-    store_binary_only = _kept(False, "TRITON_STORE_BINARY_ONLY")
+    store_binary_only = _without_effect(False, "TRITON_STORE_BINARY_ONLY")
     always_compile = _setting("always_compile", "TRITON_ALWAYS_COMPILE")
-    use_ir_loc = _kept(None, "USE_IR_LOC")
-    enable_asan = _kept(False, "TRITON_ENABLE_ASAN")
-    disable_line_info = _kept(False, "TRITON_DISABLE_LINE_INFO")
-    front_end_debugging = _kept(False, "TRITON_FRONT_END_DEBUGGING")
-    allow_non_constexpr_globals = _kept(True, "TRITON_ALLOW_NON_CONSTEXPR_GLOBALS")
-    instrumentation_mode = _kept("", "TRITON_INSTRUMENTATION_MODE")
-    enable_experimental_consan = _kept(False, "TRITON_ENABLE_EXPERIMENTAL_CONSAN")
-    fpsan_homomorphic_casts = _kept(False, "TRITON_FPSAN_HOMOMORPHIC_CASTS")
-    dump_ir_extract_di_local_variables = _kept(False, "LLVM_EXTRACT_DI_LOCAL_VARIABLES")
+    use_ir_loc = _without_effect(None, "USE_IR_LOC")
+    enable_asan = _without_effect(False, "TRITON_ENABLE_ASAN")
+    disable_line_info = _without_effect(False, "TRITON_DISABLE_LINE_INFO")
+    front_end_debugging = _without_effect(False, "TRITON_FRONT_END_DEBUGGING")
+    allow_non_constexpr_globals = _without_effect(True, "TRITON_ALLOW_NON_CONSTEXPR_GLOBALS")
+    instrumentation_mode = _without_effect("", "TRITON_INSTRUMENTATION_MODE")
+    enable_experimental_consan = _without_effect(False, "TRITON_ENABLE_EXPERIMENTAL_CONSAN")
+    fpsan_homomorphic_casts = _without_effect(False, "TRITON_FPSAN_HOMOMORPHIC_CASTS")
+    dump_ir_extract_di_local_variables = _without_effect(False, "LLVM_EXTRACT_DI_LOCAL_VARIABLES")
     listener = Knob(lambda: hooks.compilation.listener, lambda value: setattr(hooks.compilation, "listener", value))
 
 
 class AutotuningKnobs(KnobGroup):
-    cache = _kept(True, "TRITON_CACHE_AUTOTUNING")
+    cache = _without_effect(True, "TRITON_CACHE_AUTOTUNING")
     print = _setting("print_autotuning", "TRITON_PRINT_AUTOTUNING")
     listener = Knob(lambda: hooks.tuning.listener, lambda value: setattr(hooks.tuning, "listener", value))
 
@@ -238,62 +238,62 @@ class AutotuningKnobs(KnobGroup):
 class RuntimeKnobs(KnobGroup):
     interpret = _setting("interpret", "TRITON_INTERPRET")
     debug = _setting("debug", "TRITON_DEBUG")
-    override_arch = _kept(None, "TRITON_OVERRIDE_ARCH")
+    override_arch = _without_effect(None, "TRITON_OVERRIDE_ARCH")
     launch_enter_hook = _chain(hooks.launch_enter)
     launch_exit_hook = _chain(hooks.launch_exit)
     kernel_load_start_hook = _chain(hooks.load_start)
     kernel_load_end_hook = _chain(hooks.load_end)
-    kernel_unload_hook = _kept(HookChain())
+    kernel_unload_hook = _without_effect(HookChain())
     jit_cache_hook = Knob(lambda: hooks.compilation.before, lambda value: setattr(hooks.compilation, "before", value))
     jit_post_compile_hook = Knob(
         lambda: hooks.compilation.after, lambda value: setattr(hooks.compilation, "after", value)
     )
-    add_stages_inspection_hook = _kept(None)
+    add_stages_inspection_hook = _without_effect(None)
 
 
 class LanguageKnobs(KnobGroup):
-    fp32_default = _kept(None, "TRITON_F32_DEFAULT")
-    default_fp_fusion = _kept(True, "TRITON_DEFAULT_FP_FUSION")
-    force_disable_fp_fusion = _kept(False, "TRITON_FORCE_DISABLE_FP_FUSION")
+    fp32_default = _without_effect(None, "TRITON_F32_DEFAULT")
+    default_fp_fusion = _without_effect(True, "TRITON_DEFAULT_FP_FUSION")
+    force_disable_fp_fusion = _without_effect(False, "TRITON_FORCE_DISABLE_FP_FUSION")
 
 
 class BuildKnobs(KnobGroup):
-    cc = _kept(None, "CC")
-    cudacrt_path = _kept(None, "TRITON_CUDACRT_PATH")
-    cudart_path = _kept(None, "TRITON_CUDART_PATH")
-    impl = _kept(None)
+    cc = _without_effect(None, "CC")
+    cudacrt_path = _without_effect(None, "TRITON_CUDACRT_PATH")
+    cudart_path = _without_effect(None, "TRITON_CUDART_PATH")
+    impl = _without_effect(None)
     backend_dirs: set[str] = set()
 
 
 class NvidiaKnobs(KnobGroup):
-    dump_nvptx = _kept(False, "NVPTX_ENABLE_DUMP")
-    disable_ptxas_opt = _kept(False, "DISABLE_PTXAS_OPT")
-    ptxas_options = _kept(None, "PTXAS_OPTIONS")
-    mock_ptx_version = _kept(None, "TRITON_MOCK_PTX_VERSION")
-    dump_ptxas_log = _kept(False, "TRITON_DUMP_PTXAS_LOG")
-    libdevice_path = _kept(None, "TRITON_LIBDEVICE_PATH")
-    libcuda_path = _kept(None, "TRITON_LIBCUDA_PATH")
+    dump_nvptx = _without_effect(False, "NVPTX_ENABLE_DUMP")
+    disable_ptxas_opt = _without_effect(False, "DISABLE_PTXAS_OPT")
+    ptxas_options = _without_effect(None, "PTXAS_OPTIONS")
+    mock_ptx_version = _without_effect(None, "TRITON_MOCK_PTX_VERSION")
+    dump_ptxas_log = _without_effect(False, "TRITON_DUMP_PTXAS_LOG")
+    libdevice_path = _without_effect(None, "TRITON_LIBDEVICE_PATH")
+    libcuda_path = _without_effect(None, "TRITON_LIBCUDA_PATH")
 
 
 class AmdKnobs(KnobGroup):
-    use_buffer_ops = _kept(True, "AMDGCN_USE_BUFFER_OPS")
-    use_buffer_atomics = _kept(True, "AMDGCN_USE_BUFFER_ATOMICS")
-    dump_amdgcn = _kept(False, "AMDGCN_ENABLE_DUMP")
+    use_buffer_ops = _without_effect(True, "AMDGCN_USE_BUFFER_OPS")
+    use_buffer_atomics = _without_effect(True, "AMDGCN_USE_BUFFER_ATOMICS")
+    dump_amdgcn = _without_effect(False, "AMDGCN_ENABLE_DUMP")
     use_block_pingpong = env_opt_bool("TRITON_HIP_USE_BLOCK_PINGPONG")
     use_in_thread_transpose = env_opt_bool("TRITON_HIP_USE_IN_THREAD_TRANSPOSE")
     use_async_copy = env_opt_bool("TRITON_HIP_USE_ASYNC_COPY")
-    scalarize_packed_fops = _kept(False, "AMDGCN_SCALARIZE_PACKED_FOPS")
-    libhip_path = _kept(None, "TRITON_LIBHIP_PATH")
+    scalarize_packed_fops = _without_effect(False, "AMDGCN_SCALARIZE_PACKED_FOPS")
+    libhip_path = _without_effect(None, "TRITON_LIBHIP_PATH")
 
 
 class ProtonKnobs(KnobGroup):
-    disable = _kept(True, "TRITON_PROTON_DISABLE")
+    disable = _without_effect(True, "TRITON_PROTON_DISABLE")
 
 
 class RedisKnobs(KnobGroup):
-    key_format = _kept("triton:{key}:{filename}", "TRITON_REDIS_KEY_FORMAT")
-    host = _kept("localhost", "TRITON_REDIS_HOST")
-    port = _kept(6379, "TRITON_REDIS_PORT")
+    key_format = _without_effect("triton:{key}:{filename}", "TRITON_REDIS_KEY_FORMAT")
+    host = _without_effect("localhost", "TRITON_REDIS_HOST")
+    port = _without_effect(6379, "TRITON_REDIS_PORT")
 
 
 build = BuildKnobs()

@@ -78,8 +78,8 @@ class MXFP4Tensor(_Codes):
     def unpack_packed_tensor(self, packed_tensor: Any, dim: int, original_shape: Sequence[int]) -> Any:
         """The codes, one a byte, of what `to_packed_tensor` gives."""
         axis = dim if dim >= 0 else packed_tensor.dim() + dim
-        both = torch.stack([packed_tensor & 15, packed_tensor >> 4], axis + 1).flatten(axis, axis + 1)
-        return both.narrow(axis, 0, original_shape[axis])
+        codes = torch.stack([packed_tensor & 15, packed_tensor >> 4], axis + 1).flatten(axis, axis + 1)
+        return codes.narrow(axis, 0, original_shape[axis])
 
 
 def fp8e8m0_to_float32(scale: Any) -> Any:

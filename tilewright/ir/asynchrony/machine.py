@@ -293,15 +293,16 @@ class _AsynchronousMachine:
             ]
         return cta.barriers[operation]
 
-    def peer(self, rank: int, what: str) -> Cta:
+    def peer(self, rank: int, access: str) -> Cta:
         """A CTA of the cluster that has not ended."""
         if not 0 <= rank < len(self.ctas):
             raise ExecutionError(
-                f"{what}: there is no CTA {rank} in a cluster of {len(self.ctas)}", "tx.cluster says how many there are"
+                f"{access}: there is no CTA {rank} in a cluster of {len(self.ctas)}",
+                "tx.cluster says how many there are",
             )
         if self.ctas[rank].exited:
             raise ExecutionError(
-                f"{what}: CTA {rank} of the cluster has ended",
+                f"{access}: CTA {rank} of the cluster has ended",
                 _STAY,
             )
         return self.ctas[rank]
@@ -325,7 +326,7 @@ def cause(ctas: Sequence[Cta]) -> str:
     for cta in ctas:
         for named in cta.named.values():
             if named.arrived:
-                return f"unmatched turn: {named.name} has {named.arrived} of {named.threads} threads"
+                return f"unmatched barrier: {named.name} has {named.arrived} of {named.threads} threads"
     for barrier in barriers:
         if 0 < barrier.arrived < barrier.count:
             return f"arrival count mismatch: {barrier.name}: {barrier.state()}"

@@ -162,13 +162,13 @@ def record(tile: SharedTile, access: BufferAccess, known: int) -> None:
     """Keep an access; those that it replaces (known to it, and inside it if it writes) are forgotten."""
     buffer = tile.buffer
     if access.writes:
-        kept = []
+        remaining = []
         for old in buffer.accesses:
             if not (old.bit & known and inside(old.box, access.box)):
-                kept.append(old)
+                remaining.append(old)
             elif old.writes:
                 access.replaced |= old.bit | old.replaced
-        buffer.accesses = kept
+        buffer.accesses = remaining
         for other in buffer.family:
             if other is not buffer:
                 _forget(other, known, *buffer.span(tile.box))

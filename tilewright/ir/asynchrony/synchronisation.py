@@ -135,17 +135,17 @@ class NamedBarrier:
         advice = "every named_sync of one role needs one named_arrive (or named_sync) of its partner, and in turn"
         if self.arrived and threads != self.threads:
             raise ExecutionError(
-                f"unmatched turn: {self.name} is used for {threads} threads, and already for {self.threads}",
+                f"unmatched barrier: {self.name} is used for {threads} threads, and already for {self.threads}",
                 "all uses of a numbered barrier agree on the number of threads",
             )
         if any(other is agent for other, _ in self.arrivals):
             raise ExecutionError(
-                f"unmatched turn: {agent.name} comes to {self.name} again, which still waits for others", advice
+                f"unmatched barrier: {agent.name} comes to {self.name} again, which still waits for others", advice
             )
         if self.arrived + count > threads:
             there = ", ".join(text for _, text in self.arrivals)
             raise ExecutionError(
-                f"unmatched turn: {self.name} is for {threads} threads; {there} and {agent.name} are more", advice
+                f"unmatched barrier: {self.name} is for {threads} threads; {there} and {agent.name} are more", advice
             )
         self.threads, self.arrived = threads, self.arrived + count
         self.arrivals.append((agent, agent.name))

@@ -39,12 +39,12 @@ def made(kind: type[Kind], opcode: str, operands: list[tensor], attributes: dict
     return result
 
 
-def integer(value: Any, what: str, element: DType = dtypes.int32) -> tensor:
+def integer(value: Any, subject: str, element: DType = dtypes.int32) -> tensor:
     """A scalar integer; raises `LanguageError` for anything else."""
     number = to_tensor(unwrap(value))
     if number.shape or number.is_pointer or not number.number.is_integer:
         raise LanguageError(
-            f"{what} must be a scalar integer, got {type_text(number)}", "reduce a block, or cast with .to(tl.int32)"
+            f"{subject} must be a scalar integer, got {type_text(number)}", "reduce a block, or cast with .to(tl.int32)"
         )
     return cast(number, element)
 
@@ -202,7 +202,7 @@ _WHERE_FROM = {
 }
 
 
-def needs(value: Any, kind: type[Object], what: str) -> Any:
+def needs(value: Any, kind: type[Object], subject: str) -> Any:
     """A value of one of the classes above; raises `LanguageError` for another."""
     found = unwrap(value)
     if not isinstance(found, kind):
@@ -212,11 +212,11 @@ def needs(value: Any, kind: type[Object], what: str) -> Any:
         elif kind is barrier and isinstance(found, barrier_array):
             advice = "choose one of them: full[stage]"
         shown = found if isinstance(found, Object) else type_text(found)
-        raise LanguageError(f"{what} must be a tx.{kind.__name__}, got {shown}", advice)
+        raise LanguageError(f"{subject} must be a tx.{kind.__name__}, got {shown}", advice)
     return found
 
 
-def truth(value: Any, what: str) -> tensor | bool:
+def truth(value: Any, subject: str) -> tensor | bool:
     """A condition: a bool that is known now, or an int1 scalar."""
     found = unwrap(value)
     if is_literal(found):
@@ -225,5 +225,5 @@ def truth(value: Any, what: str) -> tensor | bool:
     if number.constant is not None:
         return bool(number.constant)
     if number.shape or number.is_pointer or not number.number.is_bool:
-        raise LanguageError(f"{what} must be a condition, got {type_text(number)}", "compare: k > 0")
+        raise LanguageError(f"{subject} must be a condition, got {type_text(number)}", "compare: k > 0")
     return number

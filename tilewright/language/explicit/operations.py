@@ -203,13 +203,13 @@ def wgmma(a: Any, b: shared_tile, accumulator: Any = None, keep: Any = True) -> 
     if not isinstance(left, tensor):
         left = needs(left, shared_tile, "operand a").handle
     operands = [left, needs(b, shared_tile, "operand b").handle]
-    before, kept = unwrap(accumulator), truth(keep, "keep")
+    before, keeps_sums = unwrap(accumulator), truth(keep, "keep")
     if before is not None:
         before = before if isinstance(before, tensor) else needs(before, pending, "the accumulator")
-    if before is not None and kept is not False:
+    if before is not None and keeps_sums is not False:
         operands.append(before if isinstance(before, tensor) else before.handle)
-        if isinstance(kept, tensor):
-            operands.append(kept)
+        if isinstance(keeps_sums, tensor):
+            operands.append(keeps_sums)
     result = made(pending, "wgmma", operands)
     if before is not None and tuple(before.shape) != result.shape:  # where its value is left out the IR does not see it
         raise LanguageError(

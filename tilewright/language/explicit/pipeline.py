@@ -60,8 +60,8 @@ def ring_at(count, STAGES: tl.constexpr):
     elif STAGES & (STAGES - 1) == 0:
         position = ring_position(count & (STAGES - 1), (count >> exponent(STAGES)) & 1, STAGES)
     else:
-        turns = count // STAGES
-        position = ring_position(count - turns * STAGES, turns & 1, STAGES)
+        laps = count // STAGES
+        position = ring_position(count - laps * STAGES, laps & 1, STAGES)
     return position
 
 

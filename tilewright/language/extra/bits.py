@@ -93,12 +93,12 @@ def byte_perm(x, y, selector):
 
     With the top bit of a group set, the byte is all copies of the picked byte's sign bit.
     """
-    both = (y.to(uint32).to(uint64) << 32) | x.to(uint32).to(uint64)
+    joined = (y.to(uint32).to(uint64) << 32) | x.to(uint32).to(uint64)
     groups = selector.to(uint32)
-    result = core.full(both.shape, 0, uint32)
+    result = core.full(joined.shape, 0, uint32)
     for place in core.static_range(4):
         group = (groups >> (4 * place)) & 0xF
-        byte = ((both >> ((group & 7) * 8).to(uint64)) & 0xFF).to(uint32)
+        byte = ((joined >> ((group & 7) * 8).to(uint64)) & 0xFF).to(uint32)
         byte = core.where((group & 8) != 0, core.where(byte >= 0x80, 0xFF, 0).to(uint32), byte)
         result = result | (byte << (8 * place))
     return result.to(int32)

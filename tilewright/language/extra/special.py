@@ -85,9 +85,9 @@ def power_of_ten(x):
 @language_function
 def _quadrant(x):
     """x in half turns as a quadrant (0 to 3) and an angle from -pi / 4 to pi / 4."""
-    turns = x - 2.0 * rint(0.5 * x)
-    quarters = rint(2.0 * turns)
-    return quarters - 4.0 * floor(0.25 * quarters), (turns - 0.5 * quarters) * PI
+    half_turns = x - 2.0 * rint(0.5 * x)
+    quarters = rint(2.0 * half_turns)
+    return quarters - 4.0 * floor(0.25 * quarters), (half_turns - 0.5 * quarters) * PI
 
 
 @language_function

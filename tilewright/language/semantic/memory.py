@@ -29,11 +29,11 @@ _SEMANTICS = ("acquire", "release", "acq_rel", "relaxed")
 _SCOPES = ("cta", "gpu", "sys")
 
 
-def _pointer(value: Any, what: str) -> tensor:
+def _pointer(value: Any, function: str) -> tensor:
     value = unwrap(value)
     if not isinstance(value, tensor) or not value.is_pointer:
         raise LanguageError(
-            f"{what} needs a pointer, got {type_text(value)}",
+            f"{function} needs a pointer, got {type_text(value)}",
             "pass the array itself to the kernel, and add offsets to its pointer",
         )
     return value
@@ -44,25 +44,25 @@ def _pointee(pointer: tensor) -> DType:
     return pointer.element.element
 
 
-def _choice(value: Any, choices: tuple[str, ...], what: str) -> str:
+def _choice(value: Any, choices: tuple[str, ...], option: str) -> str:
     text = unwrap(value) or ""
     if isinstance(text, str):
         text = text.removeprefix(".")
     if text not in choices:
         raise LanguageError(
-            f"{what} must be one of {', '.join(repr(entry) for entry in choices)}, got {brief(text)}",
+            f"{option} must be one of {', '.join(repr(entry) for entry in choices)}, got {brief(text)}",
             "leave it out for the default",
         )
     return text
 
 
-def _mask(mask: Any, what: str) -> tensor | None:
+def _mask(mask: Any, function: str) -> tensor | None:
     mask = unwrap(mask)
     if mask is None:
         return None
     mask = to_tensor(mask)
     if mask.is_pointer or not mask.number.is_integer:
-        raise LanguageError(f"the mask of {what} must be int1, got {mask.type}", "use a comparison as the mask")
+        raise LanguageError(f"the mask of {function} must be int1, got {mask.type}", "use a comparison as the mask")
     return cast(mask, dtypes.int1)
 
 
@@ -124,15 +124,15 @@ def store(pointer: Any, value: Any, mask: Any, cache_modifier: Any = "", evictio
     )
 
 
-def _writable(pointer: Any, what: str) -> tensor:
-    pointer = _pointer(pointer, what)
+def _writable(pointer: Any, function: str) -> tensor:
+    pointer = _pointer(pointer, function)
     assert isinstance(pointer.element, PointerType)
     if pointer.element.const:
-        raise LanguageError(f"{what} through a const pointer", "drop `const` from the parameter's annotation")
+        raise LanguageError(f"{function} through a const pointer", "drop `const` from the parameter's annotation")
     return pointer
 
 
-def _stored(pointer: tensor, value: Any, mask: tensor | None, what: str) -> list[tensor]:
+def _stored(pointer: tensor, value: Any, mask: tensor | None, function: str) -> list[tensor]:
     """Operands pointer, value and, if any, mask, all of the pointer's shape; the pointer is never widened."""
     element = _pointee(pointer)
     block = constant(value, element) if is_literal(value) else cast(to_tensor(value), element)
@@ -142,7 +142,7 @@ def _stored(pointer: tensor, value: Any, mask: tensor | None, what: str) -> list
             continue
         if broadcast_shapes(pointer.shape, operand.shape) != pointer.shape:
             raise LanguageError(
-                f"{what} through pointers of shape {list(pointer.shape)} cannot take a {name} of shape "
+                f"{function} through pointers of shape {list(pointer.shape)} cannot take a {name} of shape "
                 f"{list(operand.shape)}",
                 "give the pointer the full shape: pointer + offsets[:, None] * stride + columns[None, :]",
             )

@@ -13,15 +13,15 @@ from tilewright.language.tensor import emit_many, tensor
 from tilewright.language.types import unwrap
 
 
-def _inputs(value: Any, what: str) -> list[tensor]:
+def _inputs(value: Any, function: str) -> list[tensor]:
     values = list(value) if isinstance(value, (tuple, list)) else [value]
     for entry in values:
         if not isinstance(entry, tensor):
-            raise LanguageError(f"{what} needs blocks, got {brief(entry)}", "pass a block or a tuple of blocks")
+            raise LanguageError(f"{function} needs blocks, got {brief(entry)}", "pass a block or a tuple of blocks")
     return broadcast(*values)
 
 
-def _combine_region(inputs: list[tensor], combine: Any, what: str) -> Region:
+def _combine_region(inputs: list[tensor], combine: Any, function: str) -> Region:
     """The combine function traced on scalars: left group, then right group."""
     tracer = active()
     types = [value.handle.type.with_shape(()) for value in inputs] * 2
@@ -31,13 +31,13 @@ def _combine_region(inputs: list[tensor], combine: Any, what: str) -> Region:
         results = list(results) if isinstance(results, tuple) else [results]
         if len(results) != len(inputs) or not all(isinstance(result, tensor) for result in results):
             raise LanguageError(
-                f"the combine function of {what} must return {len(inputs)} values, got {len(results)}",
+                f"the combine function of {function} must return {len(inputs)} values, got {len(results)}",
                 "return one value for each block that goes in",
             )
         for result in results:
             if result.shape:
                 raise LanguageError(
-                    f"the combine function of {what} must return scalars, got {result.type}",
+                    f"the combine function of {function} must return scalars, got {result.type}",
                     "it gets scalars: the left group, then the right one",
                 )
         yielded = [cast(result, value.element) for result, value in zip(results, inputs, strict=True)]

@@ -15,11 +15,11 @@ from tilewright.language.tensor import emit, emit_many, tensor, type_text
 from tilewright.language.types import dtype, unwrap
 
 
-def _text(value: Any, what: str) -> str:
+def _text(value: Any, argument: str) -> str:
     text = unwrap(value)
     if not isinstance(text, str):
         raise LanguageError(
-            f"{what} of inline_asm_elementwise must be a string, got {type_text(text)}", "pass a literal string"
+            f"{argument} of inline_asm_elementwise must be a string, got {type_text(text)}", "pass a literal string"
         )
     return text
 
@@ -75,13 +75,13 @@ def _check_constraints(form: str, values: list[tensor], elements: list[DType], p
         )
 
 
-def external(arguments: Any, symbols: Any, what: str) -> Any:
+def external(arguments: Any, symbols: Any, called: str) -> Any:
     """A function of a vendor's mathematical library by its symbol: the language's own function of that name."""
     values = [to_tensor(value) for value in unwrap(arguments)]
     kinds = tuple(value.dtype for value in values)
     if kinds not in symbols:
         known = "; ".join(", ".join(map(str, row)) for row in symbols)
-        raise LanguageError(f"{what} has no function for ({', '.join(map(str, kinds))})", f"cast to one of: {known}")
+        raise LanguageError(f"{called} has no function for ({', '.join(map(str, kinds))})", f"cast to one of: {known}")
     symbol, result = symbols[kinds]
     name = str(symbol).removeprefix("__nv_").removeprefix("__ocml_")
     for candidate in (name, name.removesuffix("f"), name.removesuffix("d"), name.rpartition("_")[0]):

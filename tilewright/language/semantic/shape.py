@@ -11,14 +11,14 @@ from tilewright.language.tensor import emit, emit_many, tensor, type_text
 from tilewright.language.types import unwrap
 
 
-def static_int(value: Any, what: str) -> int:
-    """A compile-time integer; raises `LanguageError` naming `what` otherwise."""
+def static_int(value: Any, subject: str) -> int:
+    """A compile-time integer; raises `LanguageError` naming `subject` otherwise."""
     value = unwrap(value)
     if isinstance(value, tensor) and isinstance(value.constant, int):
         value = value.constant
     if isinstance(value, bool) or not isinstance(value, int):
         raise LanguageError(
-            f"{what} must be a compile-time integer, got {type_text(value)}",
+            f"{subject} must be a compile-time integer, got {type_text(value)}",
             "make it a tl.constexpr parameter, or compute it from constants",
         )
     return value
@@ -37,13 +37,13 @@ def shape_arguments(values: tuple[Any, ...]) -> tuple[int, ...]:
     return static_shape(values[0] if single else list(values))
 
 
-def axis_of(value: tensor, axis: Any, what: str = "axis", extra: int = 0) -> int:
+def axis_of(value: tensor, axis: Any, subject: str = "axis", extra: int = 0) -> int:
     """A non-negative axis of `value` (or of a result with `extra` more axes)."""
-    number = static_int(axis, what)
+    number = static_int(axis, subject)
     rank = value.rank + extra
     if not -rank <= number < rank:
         raise LanguageError(
-            f"{what} {number} is out of range for a block of rank {rank}", "axes count from 0, or from -1 backwards"
+            f"{subject} {number} is out of range for a block of rank {rank}", "axes count from 0, or from -1 backwards"
         )
     return number % rank
 
@@ -156,8 +156,8 @@ def _element(value: tensor, axis: int, place: Any) -> tensor:
         place = constant(number % extent, dtypes.int32)
     if place.shape or place.is_pointer or not place.number.is_integer or place.number.is_bool:
         raise LanguageError(f"a block is indexed with ':', None and integers, got {place.type}", "use tl.gather")
-    taken = take(value, axis, emit("splat", [place], {"shape": (1,)}))
-    return emit("reshape", [taken], {"shape": value.shape[:axis] + value.shape[axis + 1 :]})
+    element = take(value, axis, emit("splat", [place], {"shape": (1,)}))
+    return emit("reshape", [element], {"shape": value.shape[:axis] + value.shape[axis + 1 :]})
 
 
 def take(value: tensor, axis: int, places: tensor) -> tensor:
@@ -223,9 +223,9 @@ def join(left: Any, right: Any) -> tensor:
     return emit("join", [first, second])
 
 
-def _same_type(first: tensor, second: tensor, what: str) -> list[tensor]:
+def _same_type(first: tensor, second: tensor, function: str) -> list[tensor]:
     if first.element != second.element:
-        raise LanguageError(f"{what} needs one dtype, got {first.dtype} and {second.dtype}", "cast one of them")
+        raise LanguageError(f"{function} needs one dtype, got {first.dtype} and {second.dtype}", "cast one of them")
     return broadcast(first, second)
 
 

@@ -41,12 +41,12 @@ class StridedTensor(NamedTuple):
     form: TileForm
 
 
-def strided_tensor(base: Any, shape: Any, strides: Any, block_shape: Any, padding: str, what: str) -> StridedTensor:
+def strided_tensor(base: Any, shape: Any, strides: Any, block_shape: Any, padding: str, subject: str) -> StridedTensor:
     """Check the parts of a block pointer or descriptor and widen them to 64 bits."""
     base = unwrap(base)
     if not isinstance(base, tensor) or not base.is_pointer or base.shape:
         raise LanguageError(
-            f"{what} needs a scalar pointer as its base, got {type_text(base)}",
+            f"{subject} needs a scalar pointer as its base, got {type_text(base)}",
             "pass the array itself; offsets belong to the access",
         )
     extents = static_shape(block_shape)
@@ -54,34 +54,34 @@ def strided_tensor(base: Any, shape: Any, strides: Any, block_shape: Any, paddin
     rank = len(extents)
     if not 1 <= rank <= MAXIMUM_RANK:
         raise LanguageError(
-            f"{what} has 1 to {MAXIMUM_RANK} axes, got {rank}", "merge axes that lie one after the other in memory"
+            f"{subject} has 1 to {MAXIMUM_RANK} axes, got {rank}", "merge axes that lie one after the other in memory"
         )
-    sizes = wide_integers(shape, rank, f"the shape of {what}")
+    sizes = wide_integers(shape, rank, f"the shape of {subject}")
     return StridedTensor(
-        base, sizes, wide_integers(strides, rank, f"the strides of {what}"), TileForm(extents, padding)
+        base, sizes, wide_integers(strides, rank, f"the strides of {subject}"), TileForm(extents, padding)
     )
 
 
-def wide_integers(values: Any, rank: int, what: str) -> tuple[tensor, ...]:
+def wide_integers(values: Any, rank: int, subject: str) -> tuple[tensor, ...]:
     """One int64 scalar an axis."""
     values = unwrap(values)
     entries = list(values) if isinstance(values, (tuple, list)) else [values]
     if len(entries) != rank:
         raise LanguageError(
-            f"{what} must have one number for each of {rank} axes, got {len(entries)}",
+            f"{subject} must have one number for each of {rank} axes, got {len(entries)}",
             "pass a list with one entry an axis",
         )
-    return tuple(_wide(entry, what) for entry in entries)
+    return tuple(_wide(entry, subject) for entry in entries)
 
 
-def _wide(value: Any, what: str) -> tensor:
+def _wide(value: Any, subject: str) -> tensor:
     value = unwrap(value)
     if is_literal(value) and not isinstance(value, float):
         return constant(int(value), dtypes.int64)
     number = to_tensor(value)
     if number.shape or number.is_pointer or not number.number.is_integer:
         raise LanguageError(
-            f"{what} must be scalar integers, got {type_text(number)}", "pass numbers or integer scalars"
+            f"{subject} must be scalar integers, got {type_text(number)}", "pass numbers or integer scalars"
         )
     return cast(number, dtypes.int64)
 
@@ -204,8 +204,8 @@ def store_block(pointer: block_pointer, value: Any, mask: Any, boundary_check: A
     store(pointer.view, pointer.indices, axes, value, *hints)
 
 
-def _without_mask(what: str, mask: Any, other: Any) -> None:
+def _without_mask(function: str, mask: Any, other: Any) -> None:
     if unwrap(mask) is not None or unwrap(other) is not None:
         raise LanguageError(
-            f"{what} through a block pointer takes no mask", "name the axes to check: boundary_check=(0, 1)"
+            f"{function} through a block pointer takes no mask", "name the axes to check: boundary_check=(0, 1)"
         )

@@ -28,7 +28,7 @@ class Phi3(Decoder):
 
     def gated(self, path: str, x: Value, intermediate: int) -> Value:
         step, emit = self.step, self.emit
-        both = step.linear(f"{path}.gate_up_proj", x, 2 * intermediate, self.hidden)
-        gate = step.activation(self.activation, emit.slice(both, 1, 0, intermediate))
-        up = emit.slice(both, 1, intermediate, 2 * intermediate)
+        gate_and_up = step.linear(f"{path}.gate_up_proj", x, 2 * intermediate, self.hidden)
+        gate = step.activation(self.activation, emit.slice(gate_and_up, 1, 0, intermediate))
+        up = emit.slice(gate_and_up, 1, intermediate, 2 * intermediate)
         return step.linear(f"{path}.down_proj", emit.op("multiply", gate, up), self.hidden, intermediate)

@@ -410,8 +410,8 @@ class _Place:
     def take(self, requests: int, tokens: int = 0) -> None:
         """Take so much in all; raises `Refused` where it is not there."""
         owner, bounds = self._application, self._application.bounds
-        what = "tokens (with echo and logprobs times logprobs + 1, times n)"
-        for name, count, most in (("prompts", requests, bounds.requests), (what, tokens, bounds.tokens)):
+        token_label = "tokens (with echo and logprobs times logprobs + 1, times n)"
+        for name, count, most in (("prompts", requests, bounds.requests), (token_label, tokens, bounds.tokens)):
             if count > most:  # it would not fit later either
                 raise Refused(400, f"the request takes {count} {name}; the server takes at most {most}")
         all_requests, all_tokens = owner.requests + requests - self._requests, owner.tokens + tokens - self._tokens

@@ -106,10 +106,10 @@ def best_of(output: Output, count: int, with_logprobs: bool) -> Output:
         values = [item.logprob for item in one.logprobs or ()]
         return sum(values) / max(1, len(values))
 
-    best = sorted(output.completions, key=quality, reverse=True)[:count]
-    kept = [dataclasses.replace(one, index=place, logprobs=one.logprobs if with_logprobs else None)
-            for place, one in enumerate(best)]  # fmt: skip
-    return dataclasses.replace(output, completions=kept)
+    ranked = sorted(output.completions, key=quality, reverse=True)
+    chosen = [dataclasses.replace(one, index=place, logprobs=one.logprobs if with_logprobs else None)
+            for place, one in enumerate(ranked[:count])]  # fmt: skip
+    return dataclasses.replace(output, completions=chosen)
 
 
 def read_chat(fields: Mapping[str, Any], longest: int) -> Wanted:

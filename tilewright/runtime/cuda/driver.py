@@ -76,21 +76,21 @@ def version() -> int:
     return int(check(api().cuDriverGetVersion(), "asking for the driver's version"))
 
 
-def check(result: tuple[Any, ...], what: str) -> Any:
+def check(result: tuple[Any, ...], action: str) -> Any:
     """What a driver call returned; raises `DeviceError` with the driver's words when it failed.
 
-    `what` says what was being done: "loading a kernel".
+    `action` says what was being done: "loading a kernel".
     """
     status, *values = result
     if int(status) != 0:
-        raise failure(status, what)
+        raise failure(status, action)
     return values[0] if len(values) == 1 else tuple(values)
 
 
-def failure(status: Any, what: str) -> DeviceError:
+def failure(status: Any, action: str) -> DeviceError:
     """The error of a driver call that gave this status."""
     cuda = api()
-    error = DeviceError(f"{what}: {_name(cuda, status)}")
+    error = DeviceError(f"{action}: {_name(cuda, status)}")
     advice = _ADVICE.get(cuda.CUresult(int(status)).name)
     return DeviceError(f"{error}; {advice}") if advice else error
 

@@ -22,7 +22,7 @@ from tilewright.runtime.cuda.device import Device
 Operand = tuple[int, tuple[int, ...], tuple[int, ...]]  # address, extents, strides in elements
 _PREFIX = "extern "
 _TYPES = {1: "<i1", 2: "<i2", 4: "<i4", 8: "<i8"}  # memory of a size, to be seen as another type
-_KEPT = 4096  # tensors of a step that are kept by address and shape
+_CACHED_TENSORS = 4096  # tensors of a step that are kept by address and shape
 
 
 def extern_key(function: str, dtypes: Sequence[str], options: Mapping[str, Any]) -> str:
@@ -137,7 +137,7 @@ class _ExternStep:
         """A tensor of PyTorch on the plan's memory: address, extents and strides in elements."""
         key = (number, operand)
         if key not in self._tensors:
-            if len(self._tensors) >= _KEPT:
+            if len(self._tensors) >= _CACHED_TENSORS:
                 self._tensors.clear()
             dtype = self._dtypes[number]
             memory = _ExternMemory(*operand, dtype.itemsize)

@@ -81,9 +81,9 @@ class GraphCache:
 
     def _give_up(self, key: tuple[Key, Key]) -> None:
         """The driver frees a graph that is running when it has run to its end."""
-        check(api().cuGraphExecDestroy(self._taken(key)), "giving up a graph")
+        check(api().cuGraphExecDestroy(self._removed(key)), "giving up a graph")
 
-    def _taken(self, key: tuple[Key, Key]) -> Any:
+    def _removed(self, key: tuple[Key, Key]) -> Any:
         """The executable of a graph that is no more."""
         graph = self._graphs.pop(key)
         executable, graph.executable = graph.executable, None
@@ -98,7 +98,7 @@ class GraphCache:
         """The oldest executable of a shape with the work of a graph, where there are enough of them; None else."""
         if sum(found.shape == shape for found in self._graphs.values()) < self.variants:
             return None
-        cuda, executable = api(), self._taken(self._oldest(shape))
+        cuda, executable = api(), self._removed(self._oldest(shape))
         status, *_ = cuda.cuGraphExecUpdate(executable, graph)
         if int(status) == 0:
             return executable

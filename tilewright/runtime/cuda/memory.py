@@ -43,8 +43,8 @@ class DeviceArray:
         self.ordinal = current_device().ordinal if ordinal is None else ordinal
         self.nbytes = int(np.prod(self.shape, dtype=np.int64)) * self.dtype.itemsize
         with device(self.ordinal).active(), not_captured():
-            what = f"allocating {self.nbytes} bytes on GPU {self.ordinal}"
-            self.address = int(check(api().cuMemAlloc(max(self.nbytes, 1)), what))
+            action = f"allocating {self.nbytes} bytes on GPU {self.ordinal}"
+            self.address = int(check(api().cuMemAlloc(max(self.nbytes, 1)), action))
         release = weakref.finalize(self, _free, self.address, self.ordinal, os.getpid())
         release.atexit = False  # the driver may be gone by then
 
@@ -53,13 +53,13 @@ class DeviceArray:
         """A copy of an array on a GPU."""
         values = np.ascontiguousarray(values)
         result = cls(values.shape, values.dtype, ordinal)
-        cuda, what = api(), "copying to a GPU"
+        cuda, action = api(), "copying to a GPU"
         with device(result.ordinal).active(), not_captured():
             # On a stream of its own: the default one waits for others, which may be captured.
-            stream = check(cuda.cuStreamCreate(cuda.CUstream_flags.CU_STREAM_NON_BLOCKING), what)
-            check(cuda.cuMemcpyHtoDAsync(result.address, values.ctypes.data, values.nbytes, stream), what)
-            check(cuda.cuStreamSynchronize(stream), what)
-            check(cuda.cuStreamDestroy(stream), what)
+            stream = check(cuda.cuStreamCreate(cuda.CUstream_flags.CU_STREAM_NON_BLOCKING), action)
+            check(cuda.cuMemcpyHtoDAsync(result.address, values.ctypes.data, values.nbytes, stream), action)
+            check(cuda.cuStreamSynchronize(stream), action)
+            check(cuda.cuStreamDestroy(stream), action)
         return result
 
     def numpy(self) -> np.ndarray:

@@ -17,7 +17,7 @@ from tilewright.runtime.cuda.graphs import CapturedGraph
 from tilewright.runtime.plan import Plan
 from tilewright.runtime.tensors import raise_versions, torch_dtype
 
-_KEPT = 64  # signatures of calls
+_CACHED_SIGNATURES = 64  # signatures of calls
 
 Signature = tuple[Any, ...]
 
@@ -96,7 +96,7 @@ class Repeat:
 
     def keep(self, fresh: tuple[int, ...], graph: CapturedGraph) -> None:
         """Remember the graph for fresh outputs at these addresses."""
-        if len(self.graphs) >= _KEPT:
+        if len(self.graphs) >= _CACHED_SIGNATURES:
             self.graphs.clear()
         self.graphs[fresh] = graph
 
@@ -150,7 +150,7 @@ class Repeats:
 
     def remember(self, key: Signature, values: tuple[int, ...], shapes: Sequence[tuple[int, ...]]) -> None:
         """A call that was checked and run: the symbols' values, and the outputs' shapes."""
-        if len(self._known) >= _KEPT:
+        if len(self._known) >= _CACHED_SIGNATURES:
             self._known.pop(next(iter(self._known)))
         inputs = dict(zip(self._names, key, strict=False))
         addresses = [*inputs.values(), *(inputs[source] if source else 0 for _, source, _ in self._outputs)]

@@ -19,7 +19,7 @@ class DeviceTables:
 
     def __init__(self, device: Device) -> None:
         self._device = device
-        self._kept: dict[tuple[str, tuple[int, ...]], tuple[int, int]] = {}
+        self._entries: dict[tuple[str, tuple[int, ...]], tuple[int, int]] = {}
         self._rooms: list[DeviceArray] = []
         self._end = 0  # of what is taken of the last room
         self._stream: int | None = None  # for copies, which wait for nothing else on the GPU
@@ -27,14 +27,14 @@ class DeviceTables:
     def __call__(self, name: str, sizes: tuple[int, ...]) -> tuple[int, int]:
         """The address of a table, and how many numbers a row has."""
         key = (name, sizes)
-        if key not in self._kept:
+        if key not in self._entries:
             table = np.ascontiguousarray(TABLES[name](*sizes))
-            self._kept[key] = (self._copied(table), int(table.shape[-1]))
-        return self._kept[key]
+            self._entries[key] = (self._copied(table), int(table.shape[-1]))
+        return self._entries[key]
 
     def clear(self) -> None:
         """Give all tables up; nothing that reads one may be running."""
-        self._kept.clear()
+        self._entries.clear()
         self._rooms.clear()
 
     def _copied(self, table: np.ndarray) -> int:

@@ -16,7 +16,7 @@ from tilewright.runtime.cuda.driver import api, check, failure
 from tilewright.runtime.gpu_program import TensorMapUse
 
 BYTES = 128
-_KEPT = 1024  # maps of one parameter; a program that shows a kernel more tensors than this starts over
+_CACHED_MAPS = 1024  # maps of one parameter; a program that shows a kernel more tensors than this starts over
 
 # Address, extents and strides in elements, slowest axis first; then, if wanted, whether float32 is rounded to tf32, and
 # how far neighbours of a box are apart along each axis.
@@ -51,7 +51,7 @@ class TensorMaps:
         found = self._maps.get(tensor)
         if found is None:
             form = self._forms.get(tensor[1:])
-            if len(self._maps) >= _KEPT:
+            if len(self._maps) >= _CACHED_MAPS:
                 self._maps.clear()
                 self._forms.clear()
             if form is None:
@@ -87,8 +87,8 @@ class TensorForm:
         size = use.element.itemsize
         kind, *codes = _codes(_kind(use.element, rounded), use.swizzle, use.l2_promotion, use.fill)
         reach = [extent * step for extent, step in zip(use.box, steps, strict=True)]
-        self._before = (kind, len(shape))
-        self._behind = (
+        self._arguments_before = (kind, len(shape))
+        self._arguments_after = (
             _longs(shape), _longs([stride * size for stride in strides[:-1]]), _words(reach), _words(steps), *codes,
         )  # fmt: skip
 
@@ -101,10 +101,10 @@ class TensorForm:
             raise self._refused(f"its address {address:#x} is not a multiple of 16 bytes")
         memory = ctypes.create_string_buffer(BYTES + 64)
         start = -(-ctypes.addressof(memory) // 64) * 64
-        status = _driver_encode()(start, *self._before, address, *self._behind)
+        status = _driver_encode()(start, *self._arguments_before, address, *self._arguments_after)
         if status and active is not None:
             with active():
-                status = _driver_encode()(start, *self._before, address, *self._behind)
+                status = _driver_encode()(start, *self._arguments_before, address, *self._arguments_after)
         if status:
             raise failure(status, f"describing '{self._name}', {self._text}")
         return ctypes.string_at(start, BYTES)

@@ -31,9 +31,9 @@ def compile_function(function: Function, target: CPUTarget, options: CPUOptions)
     key = content_key(text, target.key, options.key)
     cache = ObjectCache(settings.cache_directory)
     if not keep_texts and not settings.always_compile:
-        kept = cache.find(key, lambda entry: from_entry(key, entry, target))
-        if kept is not None:
-            return kept
+        cached = cache.find(key, lambda entry: from_entry(key, entry, target))
+        if cached is not None:
+            return cached
     started = time.perf_counter()
     lowered = lower(function, target, options, text)
     lowering_seconds = time.perf_counter() - started

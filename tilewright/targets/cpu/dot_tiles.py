@@ -279,8 +279,8 @@ class _TileFunction:
             return
         b, blocking = self.builder, self.blocking
         place, stride = run.ahead
-        turns = -(-self.plan.shape.rows // (2 * _ROWS)) * (blocking.depth // blocking.step)
-        lines = -(-blocking.depth // turns)
+        shares = -(-self.plan.shape.rows // (2 * _ROWS)) * (blocking.depth // blocking.step)
+        lines = -(-blocking.depth // shares)
         turn = b.add(b.multiply(b.binary("lshr", row, b.integer(5)), run.steps), step)
         first = b.multiply(turn, lines)
         for line in range(lines):

@@ -132,12 +132,12 @@ class Elementwise:
         builder = self.builder
         left, right = operands
         predicate = "olt" if opcode == "minimum" else "ogt"
-        kept = left if propagate else right
+        preferred = left if propagate else right
         other = right if propagate else left
-        # kept wins when it compares better; when `right` is NaN the comparison is false and `other` stays.
-        better = builder.compare(predicate, kept, other)
-        chosen = builder.select(better, kept, other)
-        return builder.select(builder.compare("uno", left, left), kept, chosen)
+        # `preferred` wins when it compares better; when `right` is NaN the comparison is false and `other` stays.
+        better = builder.compare(predicate, preferred, other)
+        chosen = builder.select(better, preferred, other)
+        return builder.select(builder.compare("uno", left, left), preferred, chosen)
 
     def by_lane(self, function: Callable[..., LLVMValue], operands: list[LLVMValue]) -> LLVMValue:
         """A scalar operation applied lane by lane, for library calls that have no vector form."""

@@ -218,8 +218,8 @@ class NestEmitter:
         def fold(values: Accumulators, width: int) -> Accumulators:
             folded: Accumulators = []
             for reduction in reductions:
-                taken, values = values[: reduction.count], values[reduction.count :]
-                folded += reduction.fold(taken, width)
+                own_values, values = values[: reduction.count], values[reduction.count :]
+                folded += reduction.fold(own_values, width)
             return folded
 
         if not reductions:
@@ -251,10 +251,10 @@ class NestEmitter:
         """
         results: Accumulators = []
         for reduction in reductions:
-            taken, values = values[: reduction.count], values[reduction.count :]
+            own_values, values = values[: reduction.count], values[reduction.count :]
             if reduction.quick:
-                taken = [self._number_or_nan(reduction, taken[0], bound[reduction.root], lanes, again)]
-            results += taken
+                own_values = [self._number_or_nan(reduction, own_values[0], bound[reduction.root], lanes, again)]
+            results += own_values
         return results
 
     def _number_or_nan(
@@ -269,10 +269,10 @@ class NestEmitter:
 
         infinite = builder.compare("oeq", value, builder.splat(reduction.identity, value.lanes))
         doubtful = builder.cast("zext", self._any(infinite), "i64")
-        with self._loop(builder.integer(0), doubtful, 1, [value]) as (_, (kept,), following):  # at most once
+        with self._loop(builder.integer(0), doubtful, 1, [value]) as (_, (carried,), following):  # at most once
             (found,) = again([builder.constant(vector_type("i1", max(lanes, value.lanes)), False)], look)
             some = found if value.is_vector else self._any(found)
-            following.append(builder.select(some, kept, builder.splat(reduction.not_a_number, value.lanes)))
+            following.append(builder.select(some, carried, builder.splat(reduction.not_a_number, value.lanes)))
         return following[0]
 
     def _any(self, mask: LLVMValue) -> LLVMValue:
@@ -284,10 +284,10 @@ class NestEmitter:
     ) -> None:  # fmt: skip
         """Deliver the results of reductions; `left_out` tells whether their loop ended at a limit."""
         for reduction in reductions:
-            taken, values = values[: reduction.count], values[reduction.count :]
+            own_values, values = values[: reduction.count], values[reduction.count :]
             root = reduction.root
             axes = [axis for axis in range(len(root.domain)) if axis != root.reduced_axis]
-            for result, value in zip(root.operation.results, reduction.results(taken, left_out), strict=True):
+            for result, value in zip(root.operation.results, reduction.results(own_values, left_out), strict=True):
                 if result.type.is_scalar:
                     self.evaluator.scalars[result] = value
                     continue
@@ -306,8 +306,8 @@ class NestEmitter:
                 self._buffer(root, indices)
             else:
                 reduction = self._reduction(root)
-                taken, accumulators = accumulators[: reduction.count], accumulators[reduction.count :]
-                updated += reduction.step(taken, indices)
+                own_values, accumulators = accumulators[: reduction.count], accumulators[reduction.count :]
+                updated += reduction.step(own_values, indices)
         return updated
 
     def _buffer(self, root: Root, indices: Indices) -> None:
@@ -577,9 +577,9 @@ class NestEmitter:
             return not unneeded_outside(program, self.analysis, root.value, axis, limit.key, limited)
         if axis == root.reduced_axis:
             return not self._reduction(root).is_neutral_outside(frozenset(limit.compares))
-        kept = axis - int(root.reduced_axis is not None and root.reduced_axis < axis)
+        result_axis = axis - int(root.reduced_axis is not None and root.reduced_axis < axis)
         results = root.operation.results
-        return not all(unneeded_outside(program, self.analysis, result, kept, limit.key) for result in results)
+        return not all(unneeded_outside(program, self.analysis, result, result_axis, limit.key) for result in results)
 
 
 def count_of_prefix(evaluator: Evaluator, index: SSAValue, limit: SSAValue, inclusive: bool, extent: int) -> LLVMValue:

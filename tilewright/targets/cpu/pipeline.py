@@ -90,12 +90,12 @@ def _lower(function: Function, target: CPUTarget, symbol: str, options: CPUOptio
     asks = options.watches
     lowering = CPUKernelLowering(function, target, module, instance, fuse, overlap == "careful", asks)
     scratch_bytes = lowering.run()
-    both = bool(lowering.hazards) and overlap != "refuse"
-    needed = CPUKernelLowering(function, target, module, careful, fuse, True, asks).run() if both else 0
+    two_versions = bool(lowering.hazards) and overlap != "refuse"
+    needed = CPUKernelLowering(function, target, module, careful, fuse, True, asks).run() if two_versions else 0
     entry = Entry(
         symbol,
         instance,
-        careful if both else None,
+        careful if two_versions else None,
         lowering.hazards,
         lowering.records,
         lowering.waits,

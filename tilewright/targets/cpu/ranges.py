@@ -326,7 +326,7 @@ def _shift_left(operation: Operation, operands: Operands) -> Interval | None:
     return operands[0] * Interval.exactly(1 << count)
 
 
-def _both(rule: Callable[[Interval, Interval], Interval]) -> Callable[[Operation, Operands], Interval | None]:
+def _binary_rule(rule: Callable[[Interval, Interval], Interval]) -> Callable[[Operation, Operands], Interval | None]:
     def bounds(operation: Operation, operands: Operands) -> Interval | None:
         left, right = operands
         return None if left is None or right is None else rule(left, right)
@@ -339,11 +339,11 @@ _RULES: dict[str, Callable[[Operation, Operands], Interval | None]] = {
     "arange": lambda operation, _: Interval(integer(operation, "start"), integer(operation, "end") - 1),
     "program_id": _program_id,
     "num_programs": lambda operation, _: Interval.exactly(Term("count", (integer(operation, "axis"),))),
-    "add": _both(lambda left, right: left + right),
-    "subtract": _both(lambda left, right: left + -right),
-    "multiply": _both(lambda left, right: left * right),
-    "minimum": _both(lambda left, right: Interval(least(left.low, right.low), least(left.high, right.high))),
-    "maximum": _both(lambda left, right: Interval(most(left.low, right.low), most(left.high, right.high))),
+    "add": _binary_rule(lambda left, right: left + right),
+    "subtract": _binary_rule(lambda left, right: left + -right),
+    "multiply": _binary_rule(lambda left, right: left * right),
+    "minimum": _binary_rule(lambda left, right: Interval(least(left.low, right.low), least(left.high, right.high))),
+    "maximum": _binary_rule(lambda left, right: Interval(most(left.low, right.low), most(left.high, right.high))),
     "negate": lambda _, operands: None if operands[0] is None else -operands[0],
     "shift_left": _shift_left,
     "select": lambda _, operands: _union(operands[1:]),

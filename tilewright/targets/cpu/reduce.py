@@ -179,10 +179,10 @@ class ReductionLoop:
         """Two groups, each with a flag that tells whether it holds anything."""
         builder = self.builder
         has_left, has_right = left[-1], right[-1]
-        both = self.combination.combine(left[:-1], right[:-1])
+        combined = self.combination.combine(left[:-1], right[:-1])
         neither = [builder.select(has_left, one, other) for one, other in zip(left[:-1], right[:-1], strict=True)]
         two = builder.binary("and", has_left, has_right)
-        merged = [builder.select(two, value, single) for value, single in zip(both, neither, strict=True)]
+        merged = [builder.select(two, value, single) for value, single in zip(combined, neither, strict=True)]
         return [*merged, builder.binary("or", has_left, has_right)]
 
     def fold(self, accumulator: Accumulator, lanes: int) -> Accumulator:

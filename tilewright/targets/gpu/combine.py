@@ -126,10 +126,10 @@ def warp_slots(layout: LinearLayout, along: Sequence[int], finished: Sequence[in
     `finished` are the lane bits whose lanes have equal results already.
     """
     lanes, warps = layout.vectors("lane"), layout.vectors("warp")
-    kept = tuple(bit for bit, vector in enumerate(lanes) if any(vector) and bit not in finished)
+    distinct_bits = tuple(bit for bit, vector in enumerate(lanes) if any(vector) and bit not in finished)
     others = tuple(bit for bit, vector in enumerate(warps) if any(vector) and bit not in along)
-    copies = sum(1 << bit for bit in range(len(lanes)) if bit not in kept)
-    return WarpSlots(tuple(along), kept, others, copies, registers)
+    copies = sum(1 << bit for bit in range(len(lanes)) if bit not in distinct_bits)
+    return WarpSlots(tuple(along), distinct_bits, others, copies, registers)
 
 
 def slot_widths(types: Sequence[TensorType], flagged: bool) -> list[int]:

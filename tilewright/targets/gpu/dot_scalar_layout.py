@@ -71,9 +71,9 @@ def _shared_out(room: Sequence[int], count: int, limits: Sequence[int]) -> list[
     """
     rank = len(room)
     factors = [1] * rank
-    turns = [(rank - 1 - turn % min(2, rank), limit) for turn, limit in enumerate(limits)]
-    turns += [(axis, room[axis]) for axis in (*range(rank - 2, rank), *range(rank - 3, -1, -1)) if axis >= 0]
-    for axis, limit in turns:
+    growth_order = [(rank - 1 - turn % min(2, rank), limit) for turn, limit in enumerate(limits)]
+    growth_order += [(axis, room[axis]) for axis in (*range(rank - 2, rank), *range(rank - 3, -1, -1)) if axis >= 0]
+    for axis, limit in growth_order:
         while count > 1 and factors[axis] < min(limit, room[axis]):
             factors[axis] *= 2
             count //= 2

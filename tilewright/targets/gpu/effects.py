@@ -78,7 +78,7 @@ def _print_element(
     if layout is not None:
         element = lowering.numbers(value)[place]
         indices = [position(lowering, layout, axis, element) for axis in range(value.type.rank)]
-        condition = lowering.both(condition, lowering.inside(layout, value.type.shape, element))
+        condition = lowering.conjunction(condition, lowering.inside(layout, value.type.shape, element))
     wide = _widened(lowering, value, register, bool(operation.attributes["hex"]))
     with lowering.builder.when(condition or LLVMValue("i1", "true"), hint="print"):
         _line(lowering, line_format(operation, number), [*programs, *indices, wide])

@@ -126,13 +126,13 @@ def _chosen(
             return builder.compare("ne", parity, 0)
 
         flag = lowering.once(("choice", tuple(which)), emit)
-        kept = [key for key in candidates if not (key ^ number) >> bit & 1]
+        halved = [key for key in candidates if not (key ^ number) >> bit & 1]
         candidates = {
             key: [
                 builder.select(flag, other, own)
                 for own, other in zip(candidates[key], candidates[key ^ 1 << bit], strict=True)
             ]
-            for key in kept
+            for key in halved
         }
     return candidates[number]
 
@@ -163,8 +163,8 @@ def _shuffle(lowering: KernelLowering, plan: Shuffles, registers: Sequence[LLVMV
         received.append(moved)
     results: dict[int, list[LLVMValue]] = {}
     for unit in sorted({unit for unit, _ in plan.registers}):
-        kept = _chosen(lowering, received, unit, plan.place, plan.lane_bits)
-        whole = pack(lowering, kept, width) if width > 32 else kept[0]
+        chosen = _chosen(lowering, received, unit, plan.place, plan.lane_bits)
+        whole = pack(lowering, chosen, width) if width > 32 else chosen[0]
         results[unit] = unpack(lowering, whole, plan.unit, bits)
     return [results[unit][member] for unit, member in plan.registers]
 

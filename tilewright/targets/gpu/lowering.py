@@ -311,7 +311,7 @@ class KernelLowering:
         masked = self.builder.binary("and", self.group.thread, self.i32(mask))
         return self.builder.compare("eq", masked, self.i32(0))
 
-    def both(self, left: LLVMValue | None, right: LLVMValue | None) -> LLVMValue | None:
+    def conjunction(self, left: LLVMValue | None, right: LLVMValue | None) -> LLVMValue | None:
         """The conjunction of two conditions, of which None holds always."""
         if left is None or right is None:
             return right if left is None else left

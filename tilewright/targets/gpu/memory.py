@@ -39,15 +39,15 @@ def pieces(
     masks = lowering.registers(mask) if mask is not None else None
     if pointer.type.is_scalar:
         condition = lowering.first_holder(None) if once and not lowering.group.elected else None
-        return [Piece((0,), lowering.both(_meaningful(masks[0]) if masks else None, condition))]
+        return [Piece((0,), lowering.conjunction(_meaningful(masks[0]) if masks else None, condition))]
     layout = lowering.layout(pointer)
     positions = {number: position for position, number in enumerate(lowering.numbers(pointer))}
     owner = lowering.first_holder(layout) if once else None
     result = []
     for group in _groups(lowering, operation, pointer, layout, positions, widest):
         chosen = tuple(positions[number] for number in group)
-        condition = lowering.both(_meaningful(masks[chosen[0]]) if masks else None, owner)
-        condition = lowering.both(condition, lowering.inside(layout, pointer.type.shape, group[0]))
+        condition = lowering.conjunction(_meaningful(masks[chosen[0]]) if masks else None, owner)
+        condition = lowering.conjunction(condition, lowering.inside(layout, pointer.type.shape, group[0]))
         result.append(Piece(chosen, condition))
     return result
 

@@ -56,11 +56,16 @@ class PipelinedLoop(ABC):
         index, ahead = self.prologue([initial[position] for position in self.plan.carried])
         if late:
             self.wait(self.plan.stages - 2)
-        kept = [register for registers in initial for register in registers]
-        state = [*kept, index, *(register for registers in ahead for register in registers), lowering.i32(0)]
+        initial_registers = [register for registers in initial for register in registers]
+        state = [
+            *initial_registers,
+            index,
+            *(register for registers in ahead for register in registers),
+            lowering.i32(0),
+        ]
         with builder.loop(self.lower, self.upper, self.step, state, hint="pipeline") as loop:
-            carried = grouped(loop.values[: len(kept)], initial)
-            rest = loop.values[len(kept) :]
+            carried = grouped(loop.values[: len(initial_registers)], initial)
+            rest = loop.values[len(initial_registers) :]
             index, stage = rest[0], rest[-1]
             ahead = grouped(rest[1:-1], ahead)
             if not late:
@@ -76,7 +81,7 @@ class PipelinedLoop(ABC):
             flat = [register for registers in following for register in registers]
             flat += [index, *(register for registers in ahead for register in registers), self.after(stage)]
             loop.next(flat)
-        results = grouped(loop.results[: len(kept)], initial)
+        results = grouped(loop.results[: len(initial_registers)], initial)
         for value, registers in zip(self.operation.results, results, strict=True):
             lowering.define(value, registers)
         self.finish(results)
@@ -165,7 +170,7 @@ class PipelinedLoop(ABC):
         places = stream.tile.addresses(layout)
         thread = self.thread_place(places.bases(REGISTER_INPUTS[1]), places.bases(REGISTER_INPUTS[2]), size)
         base = builder.add(start, lowering.i32(stream.offset))
-        owner = lowering.both(inside, lowering.first_holder(layout))
+        owner = lowering.conjunction(inside, lowering.first_holder(layout))
         assert owner is not None
         for piece in pieces(lowering, stream.load, stream.load.result, once=False):
             first = piece.positions[0]

@@ -194,10 +194,10 @@ class _Blocks:
 
     def pressure(self, again: bool) -> int:
         """The most words of blocks that a thread has at a reduction, those included that were loaded for it alone."""
-        return max((self._kept(place, again) for place in self.reductions), default=0)
+        return max((self._live_words(place, again) for place in self.reductions), default=0)
 
-    def _kept(self, place: int, again: bool) -> int:
-        kept: dict[SSAValue, None] = {}
+    def _live_words(self, place: int, again: bool) -> int:
+        live: dict[SSAValue, None] = {}
         for value in self.last:
             assert value.definition is not None
             start = self.place[value.definition]
@@ -205,10 +205,10 @@ class _Blocks:
             loaded &= again  # as things are, the assembler may load them piece by piece
             if _is_number(value) and (loaded or self.crosses(value, place)):
                 if again and value in self.again:
-                    kept.update(dict.fromkeys(self._found(value).roots))
+                    live.update(dict.fromkeys(self._found(value).roots))
                 else:
-                    kept[self.source(value)] = None
-        return sum(self.words(value) for value in kept)
+                    live[self.source(value)] = None
+        return sum(self.words(value) for value in live)
 
 
 class _CopyWriter(Rebuilder):
@@ -259,9 +259,9 @@ class _CopyWriter(Rebuilder):
         attributes: dict[str, Attribute] = {"order": tuple(range(value.type.rank))}
         attributes |= {LAYOUT_ATTRIBUTE: str(layout), KEPT_ATTRIBUTE: True}
         self.location = value.definition.location if value.definition is not None else None
-        kept = self.create("permute", [operand], attributes).result
-        self.layouts[kept] = layout
-        self.mapping[value] = kept
+        pinned = self.create("permute", [operand], attributes).result
+        self.layouts[pinned] = layout
+        self.mapping[value] = pinned
 
     def _describe(self, old: Operation, new: Operation) -> None:
         """Layouts of a copy are those of what it was made of."""

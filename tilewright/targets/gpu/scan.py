@@ -156,18 +156,18 @@ class _Scan:
         builder, combiner = self.lowering.builder, self.combiner
         other = combiner.partner(block.total, bit)
         own = builder.binary("and", self.lowering.group.lane, self.lowering.i32(1 << bit))
-        behind = builder.compare("eq" if self.reverse else "ne", own, 0)  # the thread's block is the second one
+        is_second = builder.compare("eq" if self.reverse else "ne", own, 0)  # the thread's block is the second one
         for segment in block.segments:
-            segment.offset = self.offset_behind(behind, other, segment.offset)
-        first = combiner.choose(behind, other, block.total)
-        second = combiner.choose(behind, block.total, other)
+            segment.offset = self.offset_after(is_second, other, segment.offset)
+        first = combiner.choose(is_second, other, block.total)
+        second = combiner.choose(is_second, block.total, other)
         block.total = combiner.merge(first, second)
 
-    def offset_behind(self, behind: LLVMValue, front: Partial, offset: Partial | None) -> Partial:
-        """The offset of a segment with `front` before it where `behind` holds."""
+    def offset_after(self, is_second: LLVMValue, front: Partial, offset: Partial | None) -> Partial:
+        """The offset of a segment with `front` before it where `is_second` holds."""
         if offset is None:
-            return Partial(front.registers, self.lowering.both(behind, front.valid))
-        return self.combiner.choose(behind, self.combiner.merge(front, offset), offset)
+            return Partial(front.registers, self.lowering.conjunction(is_second, front.valid))
+        return self.combiner.choose(is_second, self.combiner.merge(front, offset), offset)
 
     def warp_bits(self, blocks: Sequence[_Block], slots: WarpSlots, scratch: int) -> None:
         lowering, builder = self.lowering, self.lowering.builder
@@ -180,7 +180,7 @@ class _Scan:
             if self.reverse:
                 several = several[::-1]
             total = several[0]
-            before = Partial(total.registers, lowering.both(builder.compare("ne", place, 0), total.valid))
+            before = Partial(total.registers, lowering.conjunction(builder.compare("ne", place, 0), total.valid))
             for number in range(1, slots.warps):
                 if number > 1:
                     before = self.combiner.choose(builder.compare("uge", place, number), total, before)

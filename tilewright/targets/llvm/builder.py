@@ -690,8 +690,8 @@ def _with_rounded_products(lines: list[str]) -> list[str]:
     uses: Counter[str] = Counter()
     for name, text in products.values():
         uses[text] += named[name] - 1  # LLVM makes one of equal products
-    kept = list(lines)
+    rewritten = list(lines)
     for number, (_, text) in products.items():
         if uses[text] > 1:
-            kept[number] = lines[number].replace("fmul contract", "fmul", 1)
-    return kept
+            rewritten[number] = lines[number].replace("fmul contract", "fmul", 1)
+    return rewritten

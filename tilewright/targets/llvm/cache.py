@@ -168,9 +168,9 @@ def source_digest(*folders: str, without: frozenset[str] = frozenset()) -> str:
     states.sort()
     key = f"sources-{hashlib.sha256(_LINE.join(states).encode()).hexdigest()[:40]}"
     cache = ObjectCache(settings.cache_directory)
-    kept = cache.find(key, lambda entry: str(entry.metadata["digest"]))
-    if kept is not None:
-        return kept
+    cached = cache.find(key, lambda entry: str(entry.metadata["digest"]))
+    if cached is not None:
+        return cached
     digest = hashlib.sha256()
     for state in states:
         path = state.split(_FIELD)[0]

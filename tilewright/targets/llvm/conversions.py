@@ -276,8 +276,8 @@ class Converter:
         if target.name in _FLOAT8 and _FLOAT8[target.name][3] == 0x80:  # a step from the least negative number: no -0
             vanished = builder.compare("eq", stepped, builder.constant(bits_type, -0x80))
             moved = builder.compare("ne", step, builder.zero(bits_type))
-            both = builder.binary("and", vanished, moved)
-            stepped = builder.select(both, builder.zero(bits_type), stepped)
+            reached_zero = builder.binary("and", vanished, moved)
+            stepped = builder.select(reached_zero, builder.zero(bits_type), stepped)
         return builder.cast("bitcast", stepped, nearest.type)
 
 

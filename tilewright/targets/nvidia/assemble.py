@@ -364,5 +364,5 @@ def _refused(assembler: str, log: str, ptx: str, given: Sequence[str] = ()) -> C
 
 
 def _shortened(lines: Sequence[str]) -> str:
-    kept = [line.strip() for line in lines if "error" in line or "fatal" in line] or list(lines)
-    return "\n".join(f"  {line}" for line in kept[:12])
+    error_lines = [line.strip() for line in lines if "error" in line or "fatal" in line] or list(lines)
+    return "\n".join(f"  {line}" for line in error_lines[:12])

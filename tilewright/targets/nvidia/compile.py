@@ -42,9 +42,9 @@ def compile_function(function: Function, target: NvidiaTarget, options: NvidiaOp
     key = content_key(text, *places, target.key, find_assembler().identity, options.key)
     cache = ObjectCache(settings.cache_directory)
     if not keep_texts and not settings.always_compile:
-        kept = cache.find(key, lambda entry: _from_entry(key, entry, target))
-        if kept is not None:
-            return kept
+        cached = cache.find(key, lambda entry: _from_entry(key, entry, target))
+        if cached is not None:
+            return cached
     started = time.perf_counter()
     lowered = _as_launched(lower(function, target, options, text), target, options)
     seconds = {"lower": time.perf_counter() - started}
@@ -96,9 +96,9 @@ def _as_launched(lowered: LoweredKernel, target: NvidiaTarget, options: NvidiaOp
 def explain_function(function: Function, target: NvidiaTarget, options: NvidiaOptions) -> str:
     """What a kernel takes of a CTA, and the remarks of its compilation by source line."""
     binary = compile_function(function, target, options)
-    taken, (x, y, z) = binary.resources, binary.cluster
-    facts = [f"{32 * binary.warps} threads", f"{taken.registers} registers"]
-    facts += [f"{binary.shared_bytes + taken.shared} bytes of shared memory"]
+    resources, (x, y, z) = binary.resources, binary.cluster
+    facts = [f"{32 * binary.warps} threads", f"{resources.registers} registers"]
+    facts += [f"{binary.shared_bytes + resources.shared} bytes of shared memory"]
     facts += [f"clusters of {x} x {y} x {z}"] if (x, y, z) != (1, 1, 1) else []
     facts += ["starts before the kernel ahead of it ends"] if binary.dependent_launch else []
     remarks = sorted(binary.remarks, key=lambda remark: (remark.file, remark.line))

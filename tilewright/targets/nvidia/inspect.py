@@ -65,11 +65,11 @@ class KernelInfo:
         return self.resources.barriers
 
     def __str__(self) -> str:
-        taken = self.resources
+        resources = self.resources
         lines = [
-            f"{self.architecture}, {self.threads} threads: {taken.registers} registers, "
-            f"{taken.spill_stores}/{taken.spill_loads} bytes spilled (stored/loaded), {taken.stack} bytes of stack, "
-            f"{self.shared} bytes of shared memory, {taken.barriers} barriers"
+            f"{self.architecture}, {self.threads} threads: {resources.registers} registers, "
+            f"{resources.spill_stores}/{resources.spill_loads} bytes spilled (stored/loaded), "
+            f"{resources.stack} bytes of stack, {self.shared} bytes of shared memory, {resources.barriers} barriers"
         ]
         if self.instructions:
             most = sorted(self.instructions.items(), key=lambda entry: (-entry[1], entry[0]))

@@ -80,7 +80,7 @@ class _Checker(Rebuilder):
             prefix = f"_{prefix}"
         for place, value in enumerate(function.region.arguments):
             if value.type.is_pointer:
-                start, size = (SSAValue(scalar(int64), f"{prefix}_{place}_{what}") for what in ("first", "bytes"))
+                start, size = (SSAValue(scalar(int64), f"{prefix}_{place}_{suffix}") for suffix in ("first", "bytes"))
                 self.arrays[value] = (start, size)
         self.limits: dict[_Place, list[_Limit]] = {}  # what the mask of the present access says of indices
         self.elements = 0  # of its block of pointers
