@@ -115,6 +115,27 @@ def test_tf32_where_the_precision_says_so() -> None:
     assert errors["ieee"] < 1e-5 < 5e-5 < errors["tf32"] < 5e-3, errors
 
 
+@pytest.mark.hopper
+def test_tf32_by_tensor_copies() -> None:
+    """Weights of either order, two tensors in batches; rounded to tf32, not cut off, which is twice as far off."""
+
+    class Products(torch.nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.linear, self.matrix = torch.nn.Linear(512, 256), torch.nn.Parameter(torch.randn(256, 384) / 16)
+
+        def forward(self, x, y):
+            return torch.relu(self.linear(x)) @ self.matrix, torch.bmm(x, y.transpose(1, 2))
+
+    module, x, y = Products().eval(), torch.randn(3, 200, 512), torch.randn(3, 72, 512)
+    engine = tilewright.compile(module, (x, y), target="cuda", precision="tf32", effort=0)
+    assert all("hopper" in step.evidence["chosen"] for step in engine.plan.steps)
+    found = engine(x.cuda(), y.cuda())
+    with torch.no_grad():
+        exact = module.double()(x.double(), y.double())
+    assert 1e-5 < largest_error(found, exact) < 1e-3
+
+
 def double() -> Engine:
     b = GraphBuilder("double")
     n = b.symbol("n", 1, 1 << 20)

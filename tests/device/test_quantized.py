@@ -63,3 +63,20 @@ def test_a_network(scheme: str, rng: np.random.Generator) -> None:
     difference = np.linalg.norm(np.asarray(y, np.float64) - plain) / np.linalg.norm(plain)
     (expected_difference,) = found.errors.values()
     assert expected_difference / 2 < difference < 2 * expected_difference < 0.2
+
+
+@pytest.mark.hopper
+@pytest.mark.parametrize("shape", [(200, 512, 384), (1024, 4096, 1024), (17, 64, 48)])
+def test_int_mm_of_two_computed_operands(shape: tuple[int, int, int], rng: np.random.Generator) -> None:
+    """torch._int_mm in an engine: the Hopper product, exact."""
+
+    class Product(torch.nn.Module):
+        def forward(self, a, b):
+            return torch._int_mm(a, b.t())
+
+    rows, depth, columns = shape
+    a, b = (torch.from_numpy(rng.integers(-128, 128, s, np.int8)) for s in ((rows, depth), (columns, depth)))
+    engine = tilewright.compile(Product(), (a, b), target="cuda", effort=0)
+    assert engine.plan.steps[0].evidence["chosen"].startswith("hopper")
+    exact = a.double() @ b.double().t()
+    assert torch.equal(torch.as_tensor(engine(a.cuda(), b.cuda())).cpu().double(), exact)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -19,6 +20,7 @@ from tilewright.graph.reference import run
 from tilewright.library.matmul import simt_transposed
 from tilewright.library.matmul.problem import MatmulProblem
 from tilewright.library.matmul.simt_tiles import SimtTile, ranked_parts, ranked_tiles, seconds_of
+from tilewright.runtime.plan import TiledReference
 from tilewright.targets.nvidia.target import ARCHITECTURES, NvidiaTarget
 
 GPU = NvidiaTarget.named("sm_90a").machine()
@@ -176,3 +178,34 @@ def test_every_architecture_has_tiles(architecture: str) -> None:
         assert ranked_tiles((posed(*sizes),), gpu)
     parts = ranked_parts(posed(98, 512, 4608), gpu)
     assert parts[0][2] < ranked_tiles((posed(98, 512, 4608),), gpu)[0][1]
+
+
+@pytest.mark.parametrize(
+    ("batches", "rows", "depth", "columns", "weights"),
+    [(0, 200, 96, 72, "columns first"), (0, "rows", 68, 40, "depth first"), (3, 33, 36, 48, "computed")],
+)
+def test_tensor_copies_and_tf32(
+    driver: Driver, monkeypatch: pytest.MonkeyPatch, tmp_path: Path, rng: np.random.Generator, batches, rows, depth,
+    columns, weights,
+) -> None:  # fmt: skip
+    """With the precision tf32 the Hopper product takes float32, which copies round; constants lie along the depth."""
+    b = GraphBuilder("tf32")
+    lead = (batches,) if batches else ()
+    x = b.input("x", float32, (*lead, b.symbol("rows", 1, 300) if rows == "rows" else rows, depth))
+    shape = (depth, columns) if weights == "depth first" else (columns, depth)
+    w = b.input("w", float32, (*lead, *shape)) if weights == "computed" else b.constant(
+        rng.standard_normal(shape).astype(np.float32)
+    )  # fmt: skip
+    product = b.op("matmul", [x, w], transpose_b=weights != "depth first")
+    b.output(b.op("relu", [b.op("add", [product, b.constant(rng.standard_normal(columns).astype(np.float32))])]), "y")
+    graph = b.finish()
+    names = {step.evidence["chosen"] for step in build(graph, "cuda:sm_90a", tuning=Tuning(effort=0)).plan.steps}
+    assert not any("hopper" in name for name in names)  # exactly, by multiply-adds
+    monkeypatch.setattr("tilewright.library.matmul.simt._plain", lambda *arguments: [])
+    engine = build(graph, "cuda:sm_90a", precision="tf32", tuning=Tuning(effort=0))
+    engine.save(tmp_path / "e.tw")
+    (step,) = Engine.read(tmp_path / "e.tw").plan.steps
+    assert step.evidence["chosen"].startswith("hopper")
+    maps = [each.value for each in step.choices[0].arguments if isinstance(each.value, TiledReference)]
+    assert [each.rounded for each in maps] == [True, True, False, False]
+    check(engine, graph, rng, images=77)

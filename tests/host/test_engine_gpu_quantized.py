@@ -9,9 +9,11 @@ import pytest
 from tests.host import cuda_stand_in
 from tests.quantized_layers import Case, check, drawn, expected, layer_of
 from tilewright.build.builder import build
-from tilewright.dtypes import float16, int8, uint8
+from tilewright.dtypes import float8e4nv, float8e5, float16, float32, int8, int32, uint8
 from tilewright.graph import reference
 from tilewright.graph.build import GraphBuilder
+from tilewright.graph.passes.canonicalize import canonicalize
+from tilewright.graph.passes.merge_matmuls import merge_matmuls
 from tilewright.quant.layers import quantized
 
 
@@ -95,3 +97,53 @@ def test_norms_quantize_what_they_give(scheme: str, driver, rng: np.random.Gener
     given = {"x": rng.standard_normal((9, 64)).astype(np.float16)}
     found, exact = (run(given)["y"].astype(np.float64) for run in (engine.run, lambda each: reference.run(plain, each)))
     assert 0 < np.linalg.norm(found - exact) < (0.05 if scheme.startswith("fp8") else 0.02) * np.linalg.norm(exact)
+
+
+@pytest.mark.parametrize("seed", range(6))
+def test_integer_products_of_two_computed_operands(seed: int, driver) -> None:
+    """Sums in int32, exact, with zero points of either side, for batches and right operands as they come."""
+    draw = np.random.default_rng(seed)
+
+    def one(*options):
+        return options[draw.integers(len(options))]
+
+    def integers(kind, shape):
+        limits = np.iinfo(kind.numpy)
+        return draw.integers(limits.min, limits.max, shape, endpoint=True).astype(kind.numpy)
+
+    lead, form = one((), (3,)), one("columns first", "turned", "depth first")
+    rows, depth, columns = int(draw.integers(1, 150)), 16 * int(draw.integers(1, 9)), 16 * int(draw.integers(1, 9))
+    kinds = {"x": one(int8, uint8), "w": one(int8, uint8)}
+    b = GraphBuilder("integers")
+    x = b.input("x", kinds["x"], (*lead, b.symbol("rows", 1, 200) if one(True, False) else rows, depth))
+    w = b.input("w", kinds["w"], (*lead, *((depth, columns) if form == "depth first" else (columns, depth))))
+    given = {"x": integers(kinds["x"], (*lead, rows, depth)), "w": integers(kinds["w"], w.shape)}
+    if form == "turned":
+        w = b.op("permute", [w], order=(*range(len(lead)), len(lead) + 1, len(lead)))
+    wide = {name: b.op("cast", [value], dtype=int32) for name, value in (("x", x), ("w", w))}
+    ends = (columns, 1) if form == "columns first" else (1, columns)
+    for name, shape in (("x", ()), ("w", () if lead else ends)):
+        if one(True, False):
+            zero = b.input(f"z{name}", kinds[name], shape)
+            given[zero.name] = integers(kinds[name], shape)
+            wide[name] = b.op("subtract", [wide[name], b.op("cast", [zero], dtype=int32)])
+    y = b.op("matmul", [wide["x"], wide["w"]], transpose_b=form == "columns first")
+    b.output(b.op("add", [y, b.constant(np.arange(columns, dtype=np.int32))]), "y")
+    graph = b.finish()
+    engine = build(graph, "cuda:sm_90a")
+    names = [step.evidence.get("chosen", "") for step in engine.plan.steps]
+    assert any("hopper" in name for name in names) == (form != "depth first"), names
+    np.testing.assert_array_equal(engine.run(given)["y"], reference.run(graph, given)["y"])
+
+
+def test_rewritten_products_keep_the_type_of_their_sums(rng: np.random.Generator) -> None:
+    b = GraphBuilder("types")
+    x, w = b.input("x", float8e4nv, (32, 16)), b.input("w", float8e5, (32, 16))
+    b.output(b.op("matmul", [x, b.op("permute", [w], order=(1, 0))], dtype=float32), "turned")
+    for number, kind in enumerate((int8, int8, uint8)):
+        left = b.op("bitcast", [x], of="float8e4nv", to="int8")
+        weights = b.constant(rng.integers(0, 99, (48, 16)).astype(kind.numpy))
+        product = b.op("matmul", [left, weights], transpose_b=True, dtype=int32)
+        b.output(b.op("reshape", [product], shape=(4, 8, 48)), f"y{number}")
+    found = merge_matmuls(canonicalize(b.finish()))
+    assert {node.output.dtype for node in found.nodes if node.op == "matmul"} == {float32, int32}

@@ -157,7 +157,7 @@ def _argument(operand: Operand, place: BufferReference | None) -> Any:
         assert place is not None
         start = simplify(lift(place.offset) + lift(operand.offset) * _element(operand).itemsize)
         place = replace(place, offset=start)
-        return TiledReference(place, operand.shape, operand.strides, operand.steps)
+        return TiledReference(place, operand.shape, operand.strides, operand.steps, operand.rounded)
     if isinstance(operand, TensorPart):
         assert place is not None
         return replace(place, offset=simplify(lift(place.offset) + operand.offset * operand.value.dtype.itemsize))

@@ -162,9 +162,14 @@ def _choice_from_json(data: Any, sizes: SizeReader) -> LaunchChoice:
 def _argument_to_json(argument: Argument) -> dict[str, Any]:
     value = argument.value
     if isinstance(value, TiledReference):
-        extents = {"shape": list(map(to_json, value.shape)), "strides": list(map(to_json, value.strides))}
+        extents: dict[str, Any] = {
+            "shape": list(map(to_json, value.shape)),
+            "strides": list(map(to_json, value.strides)),
+        }
         if value.steps:
             extents["steps"] = list(value.steps)
+        if value.rounded:
+            extents["rounded"] = True
         return {**_argument_to_json(Argument(argument.type, value.place)), **extents}
     if isinstance(value, TableReference):
         table = {"table": value.name, "sizes": list(map(to_json, value.sizes)), "columns": value.columns}
@@ -193,7 +198,7 @@ def _argument_from_json(data: Any, sizes: SizeReader) -> Argument:
         return Argument(type_text, place)
     shape, strides = (tuple(sizes.read(size) for size in data[name]) for name in ("shape", "strides"))
     steps = tuple(map(_natural, data.get("steps", ())))
-    return Argument(type_text, TiledReference(place, shape, strides, steps))
+    return Argument(type_text, TiledReference(place, shape, strides, steps, data.get("rounded", False) is True))
 
 
 def _symbols(data: Any) -> dict[str, Symbol]:

@@ -23,6 +23,7 @@ def _both(left: tuple[Any, ...], right: tuple[Any, ...]) -> tuple[Any, ...]:
 JOINED: Mapping[str, Callable[[Any, Any], Any]] = {
     "types": and_,  # a set of types that all multiply
     "zeros_around": and_,  # a flag, of what all have
+    "computed": and_,
     "exact": and_,
     "widest": min,  # bytes of the widest head that all have a kernel for
     "limits": _both,  # functions that say what a target does not take: what one of them does not take, none gets

@@ -36,7 +36,7 @@ class TiledOperand:
 
     `shape` and `strides` (elements) may be other than the value's own: leading dimensions seen as one.
     `steps`: how far neighbours of a tile are apart along each axis; none for next to each other.
-    `offset`: elements before the first one.
+    `offset`: elements before the first one.  `rounded`: float32 elements are rounded to tf32 on their way.
     """
 
     value: Union[Value, PackedConstant]
@@ -45,6 +45,7 @@ class TiledOperand:
     block: tuple[int, ...]
     steps: tuple[int, ...] = ()
     offset: Size = 0
+    rounded: bool = False
 
 
 @dataclass(frozen=True)

@@ -92,7 +92,10 @@ class Prepared:
             if isinstance(operand.value, PackedConstant) or operand.offset != 0:
                 raise LaunchError(f"{self.graph.name}: operations have no constants")
             shape, strides = _numbers(operand.shape), _numbers(operand.strides)
-            return TensorDescriptor(places[operand.value], shape, strides, operand.block, steps=operand.steps or None)
+            place, steps = places[operand.value], operand.steps or None
+            return TensorDescriptor(
+                place, shape, strides, operand.block, round_f32_to_tf32=operand.rounded, steps=steps
+            )
         if isinstance(operand, Table):
             table = self._table(operand)
             return table.shape[1] if operand.columns else table

@@ -43,13 +43,15 @@ class BufferReference:
 class TiledReference:
     """A tensor that a GPU's kernel accesses in tiles: its place, extents and strides (elements, slowest axis first).
 
-    `steps`: how far neighbours of a tile are apart along each axis; none for next to each other.
+    `steps`: how far neighbours of a tile are apart along each axis; none for next to each other.  `rounded`: float32
+    elements are rounded to tf32 on their way to shared memory.
     """
 
     place: BufferReference
     shape: tuple[Size, ...]
     strides: tuple[Size, ...]
     steps: tuple[int, ...] = ()
+    rounded: bool = False
 
 
 @dataclass(frozen=True)

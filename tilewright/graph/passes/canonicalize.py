@@ -371,7 +371,8 @@ def _matmul_transpose(node: Node, rewriter: GraphRewriter) -> Value | None:
     order, rank = swap.attributes["order"], right.rank
     if order != (*range(rank - 2), rank - 1, rank - 2):
         return None
-    return rewriter.op(node.op, [left, swap.inputs[0], *ends], transpose_b=not node.attributes["transpose_b"])
+    attributes = {**node.attributes, "transpose_b": not node.attributes["transpose_b"]}
+    return rewriter.op(node.op, [left, swap.inputs[0], *ends], **attributes)
 
 
 def _table() -> dict[str, list[Rule]]:

@@ -14,6 +14,7 @@ ops are better left to the epilogue of their own product.
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
 
@@ -60,7 +61,7 @@ def _merge(family: list[_Projection], node: Node, rewriter: GraphRewriter) -> No
     transposed = node.attributes["transpose_b"]
     weights = [rewriter.constants[weight] for item in family if (weight := item.product.inputs[1]) is not None]
     joined = rewriter.new_constant(np.concatenate(weights, axis=0 if transposed else 1), "merged_weight")
-    result = rewriter.op("matmul", [node.inputs[0], joined], transpose_b=transposed)
+    result = rewriter.op("matmul", [node.inputs[0], joined], **node.attributes)
     rewriter.remark(f"{len(family)} matmuls of one input are one, %{result.name}")
     widths = [weight.shape[0 if transposed else 1] for weight in weights]
     if any(item.bias is not None for item in family):
@@ -86,13 +87,14 @@ class _ProjectionSearch:
 
     def families(self) -> list[list[_Projection]]:
         """Projections that become one product, each family in graph order."""
-        viewed: dict[tuple[Value, bool], list[_Projection]] = {}
-        gated: dict[tuple[Value, bool, Value], list[_Projection]] = {}
+        viewed: dict[tuple[Any, ...], list[_Projection]] = {}
+        gated: dict[tuple[Any, ...], list[_Projection]] = {}
         for node in self.graph.nodes:
             found = self._projection(node)
             if found is None or node.inputs[0] is None:
                 continue
-            family = (node.inputs[0], node.attributes["transpose_b"])
+            x, w = node.inputs[:2]
+            family = (x, node.attributes["transpose_b"], node.attributes["dtype"], None if w is None else w.dtype)
             readers = self.users.get(found.result, [])
             if all(reader.op in _VIEWS for reader in readers):
                 viewed.setdefault(family, []).append(found)

@@ -5,7 +5,8 @@
     sums = matmul(x, w - zw) {dtype=i32} - zx (sums of the columns of w - zw)
     matmul(x8 sx, w8 sw) of 8-bit floats                  ->  matmul(x8, w8) {dtype=f32} (sx sw)
 
-for constant w, if they are integers.  A target's instructions multiply activations of some types by int8: where int8 is
+for constant w, if they are integers, or sums of int32 where a target's kernels read both operands as they are computed
+(`computed`).  A target's instructions multiply activations of some types by int8: where int8 is
 not among them, activations become uint8 (a zero point of 128 more).  Weights that do not fit int8 without their zero
 point keep the part of it that is left, times the sums of the rows of x.  What follows (bias, activation, residual, the
 next quantization) is elementwise, and becomes the product's epilogue.  Scales that a dimension of the sum has keep a
@@ -59,9 +60,10 @@ _LEAVE = "leave what it reads in floats"
 _BY_COLUMN = "give its weights a scale for each column"
 
 
-def narrow_products(graph: Graph, types: Set[DType], zeros_around: bool = False) -> Graph:
+def narrow_products(graph: Graph, types: Set[DType], zeros_around: bool = False, computed: bool = False) -> Graph:
     """The graph with products of activations of these `types` (`Target.narrow_products`), and remarks on what stays
-    quantized to no use.  `zeros_around`: kernels of convolutions see zeros beyond an image's edges."""
+    quantized to no use.  `zeros_around`: kernels of convolutions see zeros beyond an image's edges.  `computed`: those
+    of products take integers on the right that are no constants."""
     graph = apply_rules(graph, {"multiply": [_dequantized]})
     if not types:
         return _with_remarks(graph, types)
@@ -69,7 +71,7 @@ def narrow_products(graph: Graph, types: Set[DType], zeros_around: bool = False)
         graph = apply_rules(graph, {"quantize": [_unsigned], "dequantize": [_shifted]})
     graph = apply_rules(graph, {**dict.fromkeys(_MOVES, [_sunk]), **NARROW_POOLS})
     rules = {
-        "matmul": [partial(_product, types=types)],
+        "matmul": [partial(_product, types=types, computed=computed)],
         "conv": [partial(_convolution, types=types, zeros_around=zeros_around)],
     }
     return _with_remarks(apply_rules(graph, rules), types)
@@ -161,7 +163,7 @@ def _permuted(item: Value | None, rank: int, order: tuple[int, ...], rewriter: G
 # Products ---------------------------------------------------------------------------------------------
 
 
-def _product(node: Node, rewriter: GraphRewriter, types: Set[DType]) -> Value | None:
+def _product(node: Node, rewriter: GraphRewriter, types: Set[DType], computed: bool) -> Value | None:
     if node.attributes["dtype"] is not None:
         return None
     left, right = node.inputs
@@ -173,12 +175,71 @@ def _product(node: Node, rewriter: GraphRewriter, types: Set[DType]) -> Value | 
         return _product_of_floats(node, rows, rewriter, types)
     weights = _weights(node, rewriter) if uint8 in types else None
     if weights is None:
-        return None
+        return _product_of_computed(node, rows, rewriter, types) if computed else None
     matrix, rest, columns_scale = weights
     sums = _sums(node, _of_type(rows, rewriter, types), matrix, rest, rewriter)
     if not node.output.dtype.is_float:
         return sums
     return rewriter.cast(_scaled(sums, rows.scale, columns_scale, _wide(node), rewriter), node.output.dtype)
+
+
+def _product_of_computed(node: Node, rows: _Narrow, rewriter: GraphRewriter, types: Set[DType]) -> Value | None:
+    """(x - zx) (w - zw) of integers, both computed, in int32: the product of the integers less what zero points have
+    in it."""
+    value, transposed = node.inputs[1], node.attributes["transpose_b"]
+    assert value is not None
+    columns, along = _narrow(value, rewriter), value.rank - (1 if transposed else 2)
+    if node.output.dtype != int32 or columns is None or columns.numbers.dtype.is_float:
+        return None
+    if not {rows.numbers.dtype, columns.numbers.dtype} <= types or not _by_column(columns.zero, value, along):
+        return None
+    total = rewriter.op("matmul", [rows.numbers, columns.numbers], transpose_b=transposed, dtype=int32)
+    zeros = [_point(each.zero, rewriter) for each in (rows, columns)]
+    if zeros[1] is not None and zeros[1].rank:
+        zeros[1] = rewriter.op("reshape", [zeros[1]], shape=(-1,))
+    shares = [_share_of_rows(zeros[0], zeros[1], columns.numbers, along, rewriter)]
+    shares.append(_share_of_columns(zeros[1], rows.numbers, rewriter))
+    for share in shares:
+        total = total if share is None else rewriter.op("subtract", [total, share])
+    return total
+
+
+def _by_column(zero: Value | None, value: Value, along: int) -> bool:
+    """Whether a zero point of the right operand is one number, or one for each column."""
+    if zero is None or not zero.rank:
+        return True
+    return value.rank == 2 and all(extent == 1 for extent in _along(zero, 2, along))
+
+
+def _share_of_rows(
+    zero: Value | None, other: Value | None, numbers: Value, along: int, rewriter: GraphRewriter
+) -> Value | None:
+    """zx times the sums of the columns of w - zw."""
+    if zero is None:
+        return None
+    sums = rewriter.op("reduce_sum", [rewriter.cast(numbers, int32)], axes=(along,), keepdims=True)
+    if along == numbers.rank - 1:
+        sums = rewriter.op("permute", [sums], order=(*range(along - 1), along, along - 1))
+    if other is not None:
+        depth = numbers.shape[along]
+        assert isinstance(depth, int)  # `_reason` wants it known
+        share = rewriter.op("multiply", [other, rewriter.number(depth, int32)])
+        sums = rewriter.op("subtract", [sums, share])
+    return rewriter.op("multiply", [zero, sums])
+
+
+def _share_of_columns(zero: Value | None, numbers: Value, rewriter: GraphRewriter) -> Value | None:
+    """zw times the sums of the rows of x."""
+    if zero is None:
+        return None
+    axis = numbers.rank - 1
+    sums = rewriter.op("reduce_sum", [rewriter.cast(numbers, int32)], axes=(axis,), keepdims=True)
+    return rewriter.op("multiply", [sums, zero])
+
+
+def _point(zero: Value | None, rewriter: GraphRewriter) -> Value | None:
+    """A zero point in int32; None for that of 0."""
+    return None if zero is None or rewriter.uniform(zero) == 0 else rewriter.cast(zero, int32)
 
 
 def _product_of_floats(node: Node, rows: _Narrow, rewriter: GraphRewriter, types: Set[DType]) -> Value | None:

@@ -108,7 +108,7 @@ class Binder:
         value = argument.value
         if isinstance(value, TiledReference):
             shape, strides = self._sizes(value.shape), self._sizes(value.strides)
-            rest = (False, value.steps) if value.steps else ()
+            rest = (value.rounded, value.steps) if value.steps else (True,) if value.rounded else ()
             return self._pointer(value.place, lambda numbers: (shape(numbers), strides(numbers), *rest))
         if isinstance(value, TableReference):
             name, sizes, part = value.name, self._sizes(value.sizes), int(value.columns)  # address, or columns of a row

@@ -13,7 +13,7 @@ from tilewright.targets.cpu.target import CPUTarget
 
 def graph_passes(target: CPUTarget) -> TargetPasses:
     """The passes around those of all graphs."""
-    narrow = {"types": target.narrow_products, "zeros_around": False}
+    narrow = {"types": target.narrow_products, "zeros_around": False, "computed": False}
     return TargetPasses(
         before=(
             TargetPass(narrow_products, narrow),  # first: what it leaves stays in floats

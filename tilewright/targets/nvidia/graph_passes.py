@@ -24,7 +24,7 @@ from tilewright.targets.nvidia.target import NvidiaTarget
 
 def graph_passes(target: NvidiaTarget) -> TargetPasses:
     """The passes around those of all graphs."""
-    narrow = {"types": target.narrow_products, "zeros_around": True}
+    narrow = {"types": target.narrow_products, "zeros_around": True, "computed": True}
     exact = () if target.tf32 else (TargetPass(convolutions_of_planes),)  # tensor cores want channels last
     weights = TargetPass(without_weight_products, required=True)
     if target.wgmma:

@@ -12,7 +12,7 @@ from functools import lru_cache, partial
 from typing import Any
 
 import tilewright.language as tl
-from tilewright.dtypes import DType, bfloat16, float8e4nv, float8e5, float16, float32, int8, uint8
+from tilewright.dtypes import DType, bfloat16, float8e4nv, float8e5, float16, float32, int8, int32, uint8
 from tilewright.graph.core import Graph, Node, Value
 from tilewright.graph.fusion import Group
 from tilewright.launch.jit import JITFunction
@@ -26,7 +26,7 @@ from tilewright.library.matmul.hopper import kernel as hopper
 from tilewright.library.matmul.hopper.choice import ONE_WAVE_ROWS, close_forms, dependent, finished
 from tilewright.library.matmul.hopper.config import MatmulForm
 from tilewright.library.matmul.problem import MatmulProblem
-from tilewright.library.packing import halves_recipe
+from tilewright.library.packing import halves_recipe, order_recipe
 from tilewright.library.slots import Slots
 from tilewright.symbolic import Size, ceil_divide, lift, minimum, product, simplify, upper_bound
 from tilewright.targets.base import Target
@@ -36,10 +36,8 @@ HOPPER_FORMS = 10  # forms that are candidates, beside those in which warpgroups
 ROW_RANGES = (16, 64, 128, 256, 1024)  # ends of the ranges of a run-time number of rows
 _TILED_BYTES = 16  # what strides and addresses of tensor copies are multiples of
 _GATE_WIDTH = 8  # columns of either half that lie beside each other
-_WIDE, _NARROW = (
-    (float16, bfloat16, float32),
-    (int8, uint8, float8e4nv, float8e5),
-)  # what is stored; narrow operands too
+_WIDE = (float16, bfloat16, float32, int32)  # what is stored
+_NARROW = (int8, uint8, float8e4nv, float8e5)  # what is stored, and multiplied
 
 
 @dataclass(frozen=True)
@@ -75,7 +73,10 @@ def hopper_products(
     if not isinstance(b, (Value, PackedConstant)):
         return []
     ready = isinstance(b, PackedConstant) or (graph is not None and b in graph.constants)
-    return _candidates(_described(problem, b, ready, slots, norm=norm), group, target)
+    if ready and isinstance(b, Value) and b.dtype == float32 and problem.b_column == 1 and b.rank == 2:
+        # tf32 is multiplied along the depth only: constants are stored so.
+        b, problem = PackedConstant(b, order_recipe((1, 0))), replace(problem, b_depth=1, b_column=problem.depth)
+    return _candidates(_described(problem, b, ready, slots, target, norm=norm), group, target)
 
 
 def gated_products(
@@ -86,7 +87,7 @@ def gated_products(
         return []
     transposed = problem.b_depth == 1  # in the graph's words: [columns, depth]
     weights = PackedConstant(problem.b, halves_recipe(_GATE_WIDTH, transposed))
-    found = _described(problem, weights, True, slots.rest, 2, norm)
+    found = _described(problem, weights, True, slots.rest, target, 2, norm)
     if found is None:
         return []
     cost = replace(found.slots.cost, activations=found.slots.cost.activations + 1, gated=True)
@@ -94,8 +95,9 @@ def gated_products(
 
 
 def _described(
-    problem: Problem, b: Value | PackedConstant, ready: bool, slots: Slots, sums: int = 1, norm: Node | None = None
-) -> _Product | None:
+    problem: Problem, b: Value | PackedConstant, ready: bool, slots: Slots, target: Target, sums: int = 1,
+    norm: Node | None = None,
+) -> _Product | None:  # fmt: skip
     """The product, if the kernel can compute it; `sums` go into one result."""
     columns, depth = problem.columns, problem.depth
     if not isinstance(columns, int) or not isinstance(depth, int):
@@ -111,7 +113,7 @@ def _described(
     if (
         not aligned
         or (left_transposed and norm is not None)
-        or not _multiplies(problem, b_type)
+        or not _multiplies(problem, b_type, target.tf32)
         or slots.stored.dtype not in (*_WIDE, *_NARROW)
     ):
         return None
@@ -123,12 +125,14 @@ def _described(
     )  # fmt: skip
 
 
-def _multiplies(problem: Problem, b_type: DType) -> bool:
-    """Whether the kernel multiplies operands of these types, in this order: 8-bit ones along the depth."""
+def _multiplies(problem: Problem, b_type: DType, tf32: bool) -> bool:
+    """Whether the kernel multiplies operands of these types, in this order: those of 8 bits, and float32 where it may
+    be `tf32`, along the depth."""
     a_type = problem.a.dtype
     if a_type in (float16, bfloat16):
         return b_type == a_type
-    alike = a_type in _NARROW and b_type in _NARROW and a_type.is_float == b_type.is_float
+    alike = a_type == b_type == float32 and tf32
+    alike |= a_type in _NARROW and b_type in _NARROW and a_type.is_float == b_type.is_float
     return alike and problem.a_depth == 1 and problem.b_depth == 1
 
 
@@ -150,6 +154,8 @@ def _candidates(found: _Product | None, group: Group, target: Target) -> list[Ca
     for forms in zip(*ranked, strict=False):
         calls = []
         reasons: dict[str, Any] = {"epilogue": found.slots.function.__name__}
+        if found.dtype == float32:
+            reasons["precision"] = "tf32"
         if found.gate is not None:
             reasons["gate"] = found.gate.__name__
         if found.norm is not None:
@@ -178,26 +184,41 @@ def _call(found: _Product, form: MatmulForm, condition: tuple[Size, int] | None,
     rows, columns, depth, slots = found.rows, found.columns, found.depth, found.slots
     form = form._replace(EPILOGUE=slots.function, GATE=found.gate)
     form = dependent(form) if found.ready else form
-    shape = (depth, columns) if found.transposed else (columns, depth)
     stored = columns // 2 if found.gate is not None else columns
     out_step = simplify(lift(rows) * stored)
 
-    def tiled(value: Value | PackedConstant, extents: tuple[Size, Size], step: Size, block: tuple[int, ...]) -> Operand:
-        if not form.BATCHED:
-            return TiledOperand(value, extents, (extents[1], 1), block)
-        return TiledOperand(value, (found.batches, *extents), (step, extents[1], 1), block)
-
+    out = ((rows, stored), out_step)
     operands: dict[str, Operand] = {
-        "a": tiled(found.a, (depth, rows) if found.left_transposed else (rows, depth), found.steps[0], form.left_block),
-        "b": tiled(found.b, shape, found.steps[1], form.right_block),
-        "c": tiled(slots.stored, (rows, stored), out_step, form.out_block),
-        "c_tail": tiled(slots.stored, (rows, stored), out_step, form.tail_block),
+        **_operands(found, form),
+        "c": _tiled(found, slots.stored, *out, form.out_block),
+        "c_tail": _tiled(found, slots.stored, *out, form.tail_block),
         "M": rows, "N": columns, "K": depth, "batches": found.batches,
     }  # fmt: skip
     types = dict.fromkeys(("M", "N", "K", "batches"), "i32")
     bind_extra(slots.extra, operands, types)
     grid = (_grid(form, rows, columns, found.batches, target.machine().processors), 1, 1)
     return KernelCall(hopper.matmul, operands, types, {"FORM": form}, grid, condition)
+
+
+def _operands(found: _Product, form: MatmulForm) -> dict[str, Operand]:
+    """What a form multiplies."""
+    rows, columns, depth, rounded = found.rows, found.columns, found.depth, found.dtype == float32
+    left = (depth, rows) if found.left_transposed else (rows, depth)
+    right = (depth, columns) if found.transposed else (columns, depth)
+    return {
+        "a": _tiled(found, found.a, left, found.steps[0], form.left_block, rounded),
+        "b": _tiled(found, found.b, right, found.steps[1], form.right_block, rounded),
+    }
+
+
+def _tiled(
+    found: _Product, value: Value | PackedConstant, extents: tuple[Size, Size], step: Size, block: tuple[int, ...],
+    rounded: bool = False,
+) -> TiledOperand:  # fmt: skip
+    """A matrix, or one for each batch, `step` elements apart."""
+    if found.batches == 1:
+        return TiledOperand(value, extents, (extents[1], 1), block, rounded=rounded)
+    return TiledOperand(value, (found.batches, *extents), (step, extents[1], 1), block, rounded=rounded)
 
 
 def _grid(form: MatmulForm, rows: Size, columns: int, batches: Size, processors: int) -> Size:
