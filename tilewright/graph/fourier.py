@@ -41,10 +41,10 @@ def half(length: int) -> int:
 
 def roots_of_unity(length: int, dtype: DType) -> np.ndarray:
     """cos and sin of 2 pi k / length for all k, [length, 2], each rounded once; zeros and ones are exact."""
-    turns = np.arange(length)
-    angle = 2 * np.pi * turns / length
-    sines = np.where(2 * turns % length == 0, 0.0, np.sin(angle))  # half a turn is none of sin's arguments
-    cosines = np.where(4 * turns % (2 * length) == length, 0.0, np.cos(angle))
+    steps = np.arange(length)
+    angle = 2 * np.pi * steps / length
+    sines = np.where(2 * steps % length == 0, 0.0, np.sin(angle))  # half a turn is none of sin's arguments
+    cosines = np.where(4 * steps % (2 * length) == length, 0.0, np.cos(angle))
     return np.stack([cosines, sines], axis=1).astype(dtype.numpy)
 
 
@@ -94,5 +94,5 @@ def fourier(inputs: Any, attributes: Attributes) -> np.ndarray:
         found = np.fft.rfft(numbers)  # whose imaginary zeros are positive
     else:
         found = np.fft.fft(numbers)
-    kept = found[..., : half(length)] if form == "half" else found
-    return np.concatenate([kept.real, kept.imag], axis=-1).astype(x.dtype)
+    spectrum = found[..., : half(length)] if form == "half" else found
+    return np.concatenate([spectrum.real, spectrum.imag], axis=-1).astype(x.dtype)

@@ -109,7 +109,7 @@ def make_list(inputs: Arrays, attributes: Attributes) -> Array:
     return listed(inputs)
 
 
-def _position(inputs: Arrays, index: int, last: int, what: str) -> int:
+def _position(inputs: Arrays, index: int, last: int, subject: str) -> int:
     """A position in a sequence from the front; `last`, the largest possible one, where none is given."""
     if len(inputs) <= index or inputs[index] is None:
         number = last
@@ -117,7 +117,7 @@ def _position(inputs: Arrays, index: int, last: int, what: str) -> int:
         number = int(np.asarray(inputs[index]).reshape(-1)[0])
     count = len(inputs[0])
     if not -count <= number <= last:
-        raise ShapeError(f"{what} is {number}, and the sequence has {count} items")
+        raise ShapeError(f"{subject} is {number}, and the sequence has {count} items")
     return number + count if number < 0 else number
 
 
@@ -153,19 +153,19 @@ def sequence_join(inputs: Arrays, attributes: Attributes) -> Array:
 
 def sequence_split(inputs: Arrays, attributes: Attributes) -> Array:
     """x, sizes or none (one each): a number stands for parts of that size, of which the last may be smaller."""
-    x, axis, what = inputs[0], attributes["axis"], attributes["what"]
+    x, axis, subject = inputs[0], attributes["axis"], attributes["what"]
     extent = x.shape[axis]
     if len(inputs) < 2 or inputs[1] is None:
         sizes = [1] * extent
     elif inputs[1].ndim == 0:
         size = int(inputs[1])
         if size < 1:
-            raise ShapeError(f"{what} is {size}; the size of parts is 1 or more")
+            raise ShapeError(f"{subject} is {size}; the size of parts is 1 or more")
         sizes = [min(size, extent - start) for start in range(0, extent, size)]
     else:
         sizes = [int(size) for size in inputs[1].reshape(-1)]
     if any(size < 0 for size in sizes) or sum(sizes) != extent:
-        raise ShapeError(f"{what} is {sizes}, and dimension {axis} has {extent} elements")
+        raise ShapeError(f"{subject} is {sizes}, and dimension {axis} has {extent} elements")
     parts = np.split(x, np.cumsum(sizes)[:-1], axis) if sizes else []
     return listed(parts if attributes["keep"] else [part.squeeze(axis) for part in parts])
 

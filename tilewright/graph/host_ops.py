@@ -102,19 +102,19 @@ def condition(inputs: Arrays, attributes: Attributes) -> Array:
 
 def resolved_shape(inputs: Arrays, attributes: Attributes) -> Array:
     """A reshape's target: a 0 is the input's own size (unless `allow_zero`), a -1 what is left."""
-    target, extents, what = [int(n) for n in inputs[0].reshape(-1)], list(map(int, inputs[1])), attributes["what"]
+    target, extents, subject = [int(n) for n in inputs[0].reshape(-1)], list(map(int, inputs[1])), attributes["what"]
     if not attributes["allow_zero"]:
         for axis, size in enumerate(target):
             if size == 0 and axis >= len(extents):
-                raise ShapeError(f"{what} is {target}: its 0 stands for dimension {axis}, which {extents} has not")
+                raise ShapeError(f"{subject} is {target}: its 0 stands for dimension {axis}, which {extents} has not")
         target = [extents[axis] if size == 0 else size for axis, size in enumerate(target)]
     total, rest = math.prod(extents), math.prod(size for size in target if size != -1)
     if any(size < -1 for size in target) or target.count(-1) > 1:
-        raise ShapeError(f"{what} is {target}: sizes are 0 or more, and one may be -1")
+        raise ShapeError(f"{subject} is {target}: sizes are 0 or more, and one may be -1")
     if -1 in target and (rest == 0 or total % rest):
-        raise ShapeError(f"{what} is {target}: nothing in the place of -1 gives the {total} elements of {extents}")
+        raise ShapeError(f"{subject} is {target}: nothing in the place of -1 gives the {total} elements of {extents}")
     if -1 not in target and rest != total:
-        raise ShapeError(f"{what} is {target}, which has {rest} elements; the input {extents} has {total}")
+        raise ShapeError(f"{subject} is {target}, which has {rest} elements; the input {extents} has {total}")
     return np.array([total // rest if size == -1 else size for size in target], np.int64)
 
 
@@ -155,15 +155,17 @@ def removed_extents(inputs: Arrays, attributes: Attributes) -> Array:
     for axis in axes:
         if extents[axis] != 1 and not attributes["reduced"]:
             raise ShapeError(f"{attributes['what']}: dimension {axis} of {extents} is not 1 and cannot go")
-    kept = [1 if axis in axes else size for axis, size in enumerate(extents) if attributes["keep"] or axis not in axes]
-    return np.array(kept, np.int64)
+    remaining = [
+        1 if axis in axes else size for axis, size in enumerate(extents) if attributes["keep"] or axis not in axes
+    ]
+    return np.array(remaining, np.int64)
 
 
-def _check_elements(what: str, shape: Iterable[int]) -> None:
+def _check_elements(subject: str, shape: Iterable[int]) -> None:
     """Raise `ShapeError` for a tensor of more elements than are supported."""
     sizes = list(shape)
     if math.prod(sizes) > MOST_TENSOR_ELEMENTS:
-        raise ShapeError(f"{what}: a tensor of shape {sizes} has more than {MOST_TENSOR_ELEMENTS} elements")
+        raise ShapeError(f"{subject}: a tensor of shape {sizes} has more than {MOST_TENSOR_ELEMENTS} elements")
 
 
 def _axes(array: Array, rank: int, attributes: Attributes) -> list[int]:
@@ -186,9 +188,9 @@ def axes_last(inputs: Arrays, attributes: Attributes) -> Array:
     """The dimensions at the axes, moved after the others, as one."""
     x = inputs[0]
     axes = _axes(inputs[1], x.ndim, attributes)
-    kept = [axis for axis in range(x.ndim) if axis not in axes]
+    other_axes = [axis for axis in range(x.ndim) if axis not in axes]
     count = math.prod(x.shape[axis] for axis in axes)
-    return x.transpose([*kept, *sorted(axes)]).reshape([*(x.shape[axis] for axis in kept), count])
+    return x.transpose([*other_axes, *sorted(axes)]).reshape([*(x.shape[axis] for axis in other_axes), count])
 
 
 def last_axis_at(inputs: Arrays, attributes: Attributes) -> Array:
@@ -382,7 +384,7 @@ def non_max_suppression(inputs: Arrays, attributes: Attributes) -> Array:
             row = scores[batch, kind].astype(np.float64)
             above = np.flatnonzero(row > floor)
             order = above[np.argsort(-row[above], kind="stable")]
-            found += [(batch, kind, box) for box in _kept(corners[batch], order, limit, threshold)]
+            found += [(batch, kind, box) for box in _boxes_apart(corners[batch], order, limit, threshold)]
     return np.array(found, np.int64).reshape(-1, 3)
 
 
@@ -390,22 +392,22 @@ _BOXES = 64  # that are compared with each other at once
 _CORNERS = ((np.maximum, slice(0, 2)), (np.minimum, slice(2, 4)))  # of an intersection: its low one, its high one
 
 
-def _kept(corners: Array, order: Array, limit: int, threshold: float) -> list[int]:
+def _boxes_apart(corners: Array, order: Array, limit: int, threshold: float) -> list[int]:
     """The boxes in this order that overlap none kept before by more than a share, at most `limit`."""
-    kept: list[int] = []
+    chosen: list[int] = []
     for begin in range(0, len(order), _BOXES):
-        if len(kept) >= limit:
+        if len(chosen) >= limit:
             break
         block = order[begin : begin + _BOXES]
-        if kept:
-            block = block[(_overlaps(corners[block], corners[kept]) <= threshold).all(1)]
+        if chosen:
+            block = block[(_overlaps(corners[block], corners[chosen]) <= threshold).all(1)]
         apart = _overlaps(corners[block], corners[block]) <= threshold
         free = np.ones(len(block), bool)
         for place, box in enumerate(block.tolist()):
-            if free[place] and len(kept) < limit:
-                kept.append(box)
+            if free[place] and len(chosen) < limit:
+                chosen.append(box)
                 free &= apart[place]
-    return kept
+    return chosen
 
 
 def _corners(boxes: Array, center: bool) -> Array:

@@ -242,9 +242,9 @@ def text_normalize(inputs: Arrays, attributes: Attributes) -> Array:
         raise ShapeError(f"the texts to normalise are {list(x.shape)}; they must be [C] or [1, C]")
     compared = "NONE" if sensitive else "LOWER"
     stops = {_cased(word, compared) for word in attributes["stopwords"]}
-    kept = [_cased(item, attributes["case"]) for item in x.reshape(-1) if _cased(item, compared) not in stops]
-    result = np.empty(max(1, len(kept)), object)
-    result[:] = kept or [""]
+    words = [_cased(item, attributes["case"]) for item in x.reshape(-1) if _cased(item, compared) not in stops]
+    result = np.empty(max(1, len(words)), object)
+    result[:] = words or [""]
     return result.reshape((*x.shape[:-1], -1))
 
 

@@ -14,43 +14,43 @@ from tilewright.dtypes import HOST_ONLY, DType, element_of, string
 from tilewright.errors import InputError, a_kind
 
 
-def host_array(value: Any, dtype: DType, what: str) -> np.ndarray:
-    """The array of objects of a value of a `HOST_ONLY` type; raises `InputError`, which calls it the input `what`."""
+def host_array(value: Any, dtype: DType, name: str) -> np.ndarray:
+    """The array of objects of a value of a `HOST_ONLY` type; raises `InputError`, which calls it the input `name`."""
     if dtype == string:
-        return _text(value, what)
+        return _text(value, name)
     if dtype.kind == "map" or (dtype.kind == "sequence" and element_of(dtype).kind == "map"):
-        raise InputError(f"input {what!r} is made of dictionaries, which engines give and do not take")
+        raise InputError(f"input {name!r} is made of dictionaries, which engines give and do not take")
     if dtype.kind == "sequence":
         if not isinstance(value, (list, tuple)):
-            raise InputError(f"input {what!r} is a sequence, given as {a_kind(value)}: pass a list of tensors")
-        items = [_item(item, element_of(dtype), f"{what}[{place}]") for place, item in enumerate(value)]
+            raise InputError(f"input {name!r} is a sequence, given as {a_kind(value)}: pass a list of tensors")
+        items = [_item(item, element_of(dtype), f"{name}[{place}]") for place, item in enumerate(value)]
     else:
-        items = [] if value is None else [_item(value, element_of(dtype), what)]
+        items = [] if value is None else [_item(value, element_of(dtype), name)]
     result = np.empty(len(items), object)
     for place, item in enumerate(items):
         result[place] = item
     return result
 
 
-def _item(value: Any, dtype: DType, what: str) -> np.ndarray:
+def _item(value: Any, dtype: DType, name: str) -> np.ndarray:
     """A tensor or a sequence inside."""
     if dtype in HOST_ONLY:
-        return host_array(value, dtype, what)
+        return host_array(value, dtype, name)
     if hasattr(value, "cpu") and not isinstance(value, np.ndarray):  # of PyTorch, maybe on a GPU
         value = value.detach().cpu()
     try:
         array = np.asarray(value)
     except (TypeError, ValueError, RuntimeError) as error:
-        raise InputError(f"input {what!r}: {a_kind(value)} is no tensor ({error}); pass a NumPy array") from None
+        raise InputError(f"input {name!r}: {a_kind(value)} is no tensor ({error}); pass a NumPy array") from None
     if array.dtype != dtype.numpy:
-        raise InputError(f"input {what!r} is a tensor of {array.dtype}, and must be one of {dtype.name}")
+        raise InputError(f"input {name!r} is a tensor of {array.dtype}, and must be one of {dtype.name}")
     return array
 
 
-def _text(value: Any, what: str) -> np.ndarray:
+def _text(value: Any, name: str) -> np.ndarray:
     array = np.asarray(value, object) if isinstance(value, (str, bytes, list, tuple)) else np.asarray(value)
     if array.dtype.kind not in "OUST":
-        raise InputError(f"input {what!r} is a tensor of text, given as one of {array.dtype}: pass an array of strings")
+        raise InputError(f"input {name!r} is a tensor of text, given as one of {array.dtype}: pass an array of strings")
     result = np.empty(array.shape, object)
     flat = result.reshape(-1)
     for place, item in enumerate(array.reshape(-1).tolist()):
@@ -58,9 +58,9 @@ def _text(value: Any, what: str) -> np.ndarray:
             try:
                 item = item.decode()
             except UnicodeDecodeError as error:
-                raise InputError(f"input {what!r}: element {place} is no UTF-8 text ({error.reason})") from None
+                raise InputError(f"input {name!r}: element {place} is no UTF-8 text ({error.reason})") from None
         if not isinstance(item, str):
-            raise InputError(f"input {what!r}: element {place} is {a_kind(item)}, and must be a string")
+            raise InputError(f"input {name!r}: element {place} is {a_kind(item)}, and must be a string")
         flat[place] = item
     return result
 

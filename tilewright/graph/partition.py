@@ -111,14 +111,14 @@ def _with_parts_inside(node: Node, on_host: OnHost, outer: set[Symbol], parts: l
 def _needed(graph: Graph) -> list[Node]:
     """The nodes that results need: for their values, for the sizes that they tell, or for what they check of sizes."""
     needed, sizes = set(graph.results()), symbols_of([value.shape for value in graph.outputs])
-    kept: list[Node] = []
+    found: list[Node] = []
     for node in reversed(graph.nodes):
         tells = symbols_of([value.shape for value in node.outputs]) if _runs_on_host(node) else set()
         if tells & sizes or _is_check(node) or any(output in needed for output in node.outputs):
-            kept.append(node)
+            found.append(node)
             needed.update(item for item in node.inputs if item is not None)
             sizes |= _symbols_read(node)
-    return kept[::-1]
+    return found[::-1]
 
 
 def _is_check(node: Node) -> bool:

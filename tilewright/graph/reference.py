@@ -132,7 +132,7 @@ def run_with(
     if isinstance(result, str):  # of a tensor without dimensions
         result = np.array(result, object)
     if row.kind == "host":
-        bind(node.output.shape, result.shape, symbols, lambda: described(node, what=attributes.get("what", "")))
+        bind(node.output.shape, result.shape, symbols, lambda: described(node, subject=attributes.get("what", "")))
     else:
         expected = tuple(evaluate(extent, symbols) for extent in node.output.shape)
         if result.shape != expected:
@@ -140,28 +140,28 @@ def run_with(
     return _convert(result, node.output.dtype, working)
 
 
-def described(node: Node, output: Value | None = None, what: str = "") -> str:
+def described(node: Node, output: Value | None = None, subject: str = "") -> str:
     """A node for messages."""
     text = f"{node.op} %{(output or node.outputs[0]).name}" + (f", from {node.source}" if node.source else "")
-    return f"{what} ({text})" if what else text
+    return f"{subject} ({text})" if subject else text
 
 
-def bind(shape: Sequence[Size], actual: tuple[int, ...], symbols: dict[str, int], what: Callable[[], str]) -> None:
+def bind(shape: Sequence[Size], actual: tuple[int, ...], symbols: dict[str, int], describe: Callable[[], str]) -> None:
     """Give symbols without a value those of a result's dimensions; raises `ShapeError`, which calls the result
-    `what()`, for what does not fit."""
+    `describe()`, for what does not fit."""
     if len(shape) != len(actual):
-        raise ShapeError(f"{what()} gave {len(actual)} dimensions {list(actual)}, not {len(shape)}")
+        raise ShapeError(f"{describe()} gave {len(actual)} dimensions {list(actual)}, not {len(shape)}")
     for axis, (size, extent) in enumerate(zip(shape, actual, strict=True)):
         found = plain_symbol(size)
         if found is not None and found.name not in symbols:
             if not found.low <= extent <= found.high:
-                raise ShapeError(f"{what()}: the size {found} is {extent}, outside {found.low}..{found.high}")
+                raise ShapeError(f"{describe()}: the size {found} is {extent}, outside {found.low}..{found.high}")
             symbols[found.name] = extent
         elif evaluate(size, symbols) != extent:
             needed = f"the model needs {size}"
             if not isinstance(size, int):
                 needed += f", which is {evaluate(size, symbols)}"
-            raise ShapeError(f"{what()}: dimension {axis} is {extent}, and {needed}")
+            raise ShapeError(f"{describe()}: dimension {axis} is {extent}, and {needed}")
 
 
 # Graphs inside --------------------------------------------------------------------------------------
@@ -307,9 +307,9 @@ def last_uses(graph: Graph) -> dict[int, list[Value]]:
         for item in [*node.inputs, *node.outputs]:
             if item is not None:
                 last[item] = position
-    kept = set(graph.results())
+    results = set(graph.results())
     found: dict[int, list[Value]] = {}
     for value, position in last.items():
-        if value not in kept:
+        if value not in results:
             found.setdefault(position, []).append(value)
     return found

@@ -210,15 +210,15 @@ def apply_rules(graph: Graph, rules: Rules) -> Graph:
 def drop_dead(graph: Graph) -> Graph:
     """The graph without nodes and constants that no result needs; the same object when all are needed."""
     needed = set(graph.results())
-    kept: list[Node] = []
+    live: list[Node] = []
     for node in reversed(graph.nodes):
         if any(output in needed for output in node.outputs):
-            kept.append(node)
+            live.append(node)
             needed.update(item for item in node.inputs if item is not None)
     constants = {value: data for value, data in graph.constants.items() if value in needed}
-    if len(kept) == len(graph.nodes) and len(constants) == len(graph.constants):
+    if len(live) == len(graph.nodes) and len(constants) == len(graph.constants):
         return graph
-    result = Graph(graph.name, graph.symbols, graph.inputs, graph.outputs, graph.output_names, kept[::-1])
+    result = Graph(graph.name, graph.symbols, graph.inputs, graph.outputs, graph.output_names, live[::-1])
     result.constants = constants
     result.keep_facts(graph)
     return result

@@ -29,19 +29,19 @@ def restrict_shapes(graph: Graph, ranges: Mapping[str, Sequence[tuple[int, int]]
     return with_sizes(graph, replacements)
 
 
-def _restrict(what: str, size: Size, limits: tuple[int, int], replacements: dict[str, Size]) -> None:
+def _restrict(subject: str, size: Size, limits: tuple[int, int], replacements: dict[str, Size]) -> None:
     low, high = limits
     symbols = free_symbols(size)
     if isinstance(size, int) or len(symbols) != 1 or str(size) != next(iter(symbols)).name:
         if (size, size) != limits:
-            raise ShapeError(f"{what} is {size} in the model and cannot be {_range_text(limits)}")
+            raise ShapeError(f"{subject} is {size} in the model and cannot be {_range_text(limits)}")
         return
     (found,) = symbols
     if low < found.low or high > found.high:
-        raise ShapeError(f"{what} may be {found.low}..{found.high} in the model and cannot be {_range_text(limits)}")
+        raise ShapeError(f"{subject} may be {found.low}..{found.high} in the model and cannot be {_range_text(limits)}")
     wanted: Size = low if low == high else symbol(found.name, low, high)
     if replacements.setdefault(found.name, wanted) != wanted:
-        raise ShapeError(f"{what} is {found.name}, which was already given as {replacements[found.name]}")
+        raise ShapeError(f"{subject} is {found.name}, which was already given as {replacements[found.name]}")
 
 
 def _range_text(limits: tuple[int, int]) -> str:
@@ -69,7 +69,7 @@ def with_sizes(graph: Graph, replacements: Mapping[str, Size]) -> Graph:
     ]
     return Graph(
         name=graph.name,
-        symbols={name: kept for name, old in graph.symbols.items() if (kept := _symbol(old, replacements))},
+        symbols={name: restricted for name, old in graph.symbols.items() if (restricted := _symbol(old, replacements))},
         inputs=[renewed(value) for value in graph.inputs],
         outputs=[renewed(value) for value in graph.outputs],
         output_names=list(graph.output_names),

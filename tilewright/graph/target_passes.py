@@ -15,7 +15,7 @@ if TYPE_CHECKING:
     from tilewright.graph.core import Graph
 
 
-def _both(left: tuple[Any, ...], right: tuple[Any, ...]) -> tuple[Any, ...]:
+def _concatenated(left: tuple[Any, ...], right: tuple[Any, ...]) -> tuple[Any, ...]:
     return (*left, *(each for each in right if each not in left))
 
 
@@ -26,7 +26,7 @@ JOINED: Mapping[str, Callable[[Any, Any], Any]] = {
     "computed": and_,
     "exact": and_,
     "widest": min,  # bytes of the widest head that all have a kernel for
-    "limits": _both,  # functions that say what a target does not take: what one of them does not take, none gets
+    "limits": _concatenated,  # functions that say what a target cannot take: what one of them cannot, none gets
 }
 
 

@@ -79,12 +79,12 @@ def chosen(sizes: Sequence[Size]) -> Size:
     return min(sizes, key=lambda size: (isinstance(size, Expression), len(str(size)), str(size)))
 
 
-def _broadcast(emit: Emitter, inputs: Sequence[Any], kept: int = 0) -> Operands:
-    """Operands that broadcast together, but for their last `kept` dimensions."""
+def _broadcast(emit: Emitter, inputs: Sequence[Any], fixed: int = 0) -> Operands:
+    """Operands that broadcast together, but for their last `fixed` dimensions."""
     values = [item for item in inputs if isinstance(item, Value)]
     rank = max(value.rank for value in values)
     spelling: dict[int, Size] = {}
-    for position in range(-rank, -kept):
+    for position in range(-rank, -fixed):
         extents = [value.shape[position] for value in values if value.rank >= -position]
         extents = [extent for extent in extents if extent != 1]
         if extents:
@@ -136,7 +136,7 @@ def _multiplied(emit: Emitter, inputs: Sequence[Any], transposed: bool) -> Opera
     left, right = inputs
     if left.rank < 2 or right.rank < 2:
         return list(inputs)
-    left, right = _broadcast(emit, [left, right], kept=2)
+    left, right = _broadcast(emit, [left, right], fixed=2)
     place = -1 if transposed else -2
     depth = chosen([left.shape[-1], right.shape[place]])
     other = (right.shape[-2], depth) if transposed else (depth, right.shape[-1])

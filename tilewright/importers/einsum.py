@@ -38,10 +38,10 @@ def _parse(equation: str, operands: Sequence[Value]) -> tuple[list[str], str]:
     free = [letter for letter in "ZYXWVUTSRQ" if letter not in equation]
     counts = [value.rank - len(term.replace("...", "")) for term, value in zip(terms, operands, strict=True)]
     letters = set(left.replace("...", "").replace(",", "") + right.replace("...", ""))
-    kept = right.replace("...", "")
+    output_labels = right.replace("...", "")
     if not all(label.isascii() and label.isalpha() for label in letters) or (arrow and "->" in right):
         raise Unsupported(f"einsum {equation!r}: labels must be letters")
-    if len(set(kept)) != len(kept) or set(kept) - set(left):
+    if len(set(output_labels)) != len(output_labels) or set(output_labels) - set(left):
         raise Unsupported(f"einsum {equation!r}: a label of the result that repeats, or that no operand has")
     if any(term.count(".") not in (0, 3) for term in [*terms, right]) or min(counts) < 0:
         raise Unsupported(f"einsum {equation!r} for operands of {[value.rank for value in operands]} dimensions")
@@ -76,13 +76,13 @@ def _diagonals(emit: Emitter, value: Value, labels: str) -> tuple[Value, str]:
     return value, labels
 
 
-def _sum_out(emit: Emitter, value: Value, labels: str, kept: set[str]) -> tuple[Value, str]:
+def _sum_out(emit: Emitter, value: Value, labels: str, needed: set[str]) -> tuple[Value, str]:
     """Sum over the dimensions whose labels nobody needs any more."""
-    axes = tuple(axis for axis, label in enumerate(labels) if label not in kept)
+    axes = tuple(axis for axis, label in enumerate(labels) if label not in needed)
     if not axes:
         return value, labels
     value = emit.op("reduce_sum", value, axes=axes, keepdims=False)
-    return value, "".join(label for label in labels if label in kept)
+    return value, "".join(label for label in labels if label in needed)
 
 
 def _pair(

@@ -87,8 +87,8 @@ class Emitter:
     def squeeze(self, value: Value, axes: Sequence[int]) -> Value:
         """Drop those of `axes` whose size is one."""
         places = {axis % max(value.rank, 1) for axis in axes}
-        kept = [size for axis, size in enumerate(value.shape) if axis not in places or size != 1]
-        return self.reshape(value, kept)
+        sizes = [size for axis, size in enumerate(value.shape) if axis not in places or size != 1]
+        return self.reshape(value, sizes)
 
     def permute(self, value: Value, order: Sequence[int]) -> Value:
         """Reorder dimensions; nothing for the identity."""
@@ -188,7 +188,7 @@ class Emitter:
         """Scaled dot-product attention [..., S, D]; `causal` lets query i see keys up to i (from the front)."""
         if query.rank != 4:
             lead = query.shape[:-3] if query.rank > 4 else query.shape[:-2]
-            kept = query.rank - len(lead)
+            own_rank = query.rank - len(lead)
             batch = product(lead)
             query, key, value = (
                 self.reshape(item, (batch, *((1, *item.shape[-2:]) if item.rank < 4 else item.shape[-3:])))
@@ -199,7 +199,7 @@ class Emitter:
                     raise Unsupported("an attention mask of more than four dimensions", "merge the leading dimensions")
                 mask = self.unsqueeze(mask, 1) if mask.rank == 3 and len(lead) == 1 else mask
             result = self.attention(query, key, value, mask, causal, scale)
-            return self.reshape(result, (*lead, *result.shape[4 - kept :]))
+            return self.reshape(result, (*lead, *result.shape[4 - own_rank :]))
         width = query.shape[-1]
         if not isinstance(width, int) or not isinstance(value.shape[-1], int):
             raise Unsupported("attention over a head width that is not a number", "keep the last dimension fixed")

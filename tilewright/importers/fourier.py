@@ -16,8 +16,8 @@ from tilewright.symbolic import Size, floor_divide, lift, simplify
 def _angles(emit: Emitter, rows: Size, columns: Size, length: Size, dtype: DType) -> tuple[Value, Value]:
     """cos and sin of 2 pi row column / length, [rows, columns]; the product is reduced exactly, in integers."""
     grid = emit.op("multiply", emit.unsqueeze(emit.iota(rows), 1), emit.unsqueeze(emit.iota(columns), 0))
-    turns = emit.cast(emit.op("remainder", grid, emit.value(length, int64)), float64)
-    angle = emit.op("multiply", turns, emit.op("divide", 2 * math.pi, emit.value(length, float64)))
+    steps = emit.cast(emit.op("remainder", grid, emit.value(length, int64)), float64)
+    angle = emit.op("multiply", steps, emit.op("divide", 2 * math.pi, emit.value(length, float64)))
     return emit.cast(emit.op("cos", angle), dtype), emit.cast(emit.op("sin", angle), dtype)
 
 
@@ -41,19 +41,19 @@ def _fourier(emit: Emitter, real: Value, imaginary: Value | None, length: int, *
 
 
 def transform(
-    emit: Emitter, real: Value, imaginary: Value | None, length: Size, kept: Size, inverse: bool
+    emit: Emitter, real: Value, imaginary: Value | None, length: Size, count: Size, inverse: bool
 ) -> tuple[Value, Value]:
-    """The first `kept` numbers of the Fourier transform of the last dimension, of `length`: real and imaginary parts.
+    """The first `count` numbers of the Fourier transform of the last dimension, of `length`: real and imaginary parts.
 
-    sum_n x[n] exp(-2 pi i n k / length), with + for the inverse, not divided by the length.  `kept` are all or, as
+    sum_n x[n] exp(-2 pi i n k / length), with + for the inverse, not divided by the length.  `count` are all or, as
     `half` says, those from which the others follow.
     """
     if isinstance(length, int):
-        assert isinstance(kept, int)
-        form = "half" if kept == half(length) else "whole"
+        assert isinstance(count, int)
+        form = "half" if count == half(length) else "whole"
         found = _fourier(emit, real, imaginary, length, form=form, inverse=inverse)
-        return tuple(emit.slice(found, real.rank - 1, kept * part, kept * (part + 1)) for part in range(2))  # type: ignore
-    cosines, sines = _angles(emit, length, kept, length, real.dtype)
+        return tuple(emit.slice(found, real.rank - 1, count * part, count * (part + 1)) for part in range(2))  # type: ignore
+    cosines, sines = _angles(emit, length, count, length, real.dtype)
     if not inverse:  # not the product: its zeros have the sign of PyTorch's and NumPy's
         sines = emit.op("negate", sines)
     out_real, out_imaginary = emit.matmul(real, cosines), emit.matmul(real, sines)
@@ -87,9 +87,9 @@ def real_inverse(emit: Emitter, real: Value, imaginary: Value | None, length: Si
     imaginary = None if imaginary is None else fitted(emit, imaginary, half(length))
     if isinstance(length, int):
         return _fourier(emit, real, imaginary, length, form="real")
-    kept = real.shape[-1]
-    cosines, sines = _angles(emit, kept, length, length, real.dtype)
-    place = emit.iota(kept)
+    count = real.shape[-1]
+    cosines, sines = _angles(emit, count, length, length, real.dtype)
+    place = emit.iota(count)
     ends = emit.op("logical_or", emit.op("equal", place, 0), _is_middle(emit, place, length))
     twice = emit.op("where", ends, emit.builder.number(1.0, real.dtype), emit.builder.number(2.0, real.dtype))
     total = emit.matmul(emit.op("multiply", real, twice), cosines)

@@ -87,15 +87,15 @@ def read_metadata(path: Path) -> dict[str, Any]:
 
 
 @contextlib.contextmanager
-def damage_refused(path: Path, what: str) -> Iterator[None]:
-    """Whatever a damaged file makes of reading `what` is an `ImportModelError` that names the file."""
+def damage_refused(path: Path, part: str) -> Iterator[None]:
+    """Whatever a damaged file makes of reading `part` is an `ImportModelError` that names the file."""
     try:
         yield
     except TilewrightError:
         raise
     except Exception as error:  # any, as values of a file may be of every type, size and length
         text = f"{type(error).__name__}: {str(error)[:200]}"
-        raise ImportModelError(f"{path}: {what} cannot be used ({text}); the file may be damaged") from error
+        raise ImportModelError(f"{path}: {part} cannot be used ({text}); the file may be damaged") from error
 
 
 class GGUFCheckpoint(Checkpoint):
@@ -103,7 +103,7 @@ class GGUFCheckpoint(Checkpoint):
 
     def __init__(self, path: Path) -> None:
         self.folder = path
-        self._taken: set[str] = set()
+        self._used: set[str] = set()
         self._problems: list[str] = []
         self.metadata = read_metadata(path)
         self.tensors: dict[str, np.ndarray] = {}
@@ -207,7 +207,7 @@ class GGUFCheckpoint(Checkpoint):
             raise ImportModelError(
                 f"{self.folder}: {name} is {list(matrix.codes.shape)}, the file's settings say {[rows, columns]}"
             )
-        self._taken.add(name)
+        self._used.add(name)
         return QuantizedLayer(matrix)
 
     def _matrix(self, name: str) -> QuantizedMatrix:

@@ -133,7 +133,7 @@ class Checkpoint:
         self.folder = folder
         self.config: dict[str, Any] = read_settings(folder / "config.json")
         self.tensors = self._read_weights()
-        self._taken: set[str] = set()
+        self._used: set[str] = set()
         self._problems: list[str] = []
 
     def _read_weights(self) -> dict[str, np.ndarray]:
@@ -197,7 +197,7 @@ class Checkpoint:
 
         `setting` names what of config.json the shape follows from, where that is not plain.
         """
-        self._taken.add(name)
+        self._used.add(name)
         data = self.tensors.get(name)
         if data is None:
             self._problems.append(f"missing: {name} {list(shape)}{f' ({setting})' if setting else ''}")
@@ -222,7 +222,7 @@ class Checkpoint:
     def finish(self, ignored: Iterable[str] = ()) -> None:
         """Check the account; names that start with one of `ignored` may be left over."""
         prefixes = tuple(ignored)
-        rest = [name for name in self.tensors if name not in self._taken and not name.startswith(prefixes)]
+        rest = [name for name in self.tensors if name not in self._used and not name.startswith(prefixes)]
         problems = self._problems + [f"unexpected: {name} {list(self.tensors[name].shape)}" for name in sorted(rest)]
         if problems:
             raise ImportModelError(

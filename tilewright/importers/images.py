@@ -115,8 +115,8 @@ class _Phases:
         """The first tap of each phase that has taps, in order of the phases."""
         return dict(sorted((self.dilation * tap % self.stride, tap) for tap in range(min(self.size, self.apart))))
 
-    def behind(self, phase: int) -> int:
-        """How many pixels of the image the first tap of a phase sees behind the pixel of the phase's own number."""
+    def lag(self, phase: int) -> int:
+        """How many pixels of the image the first tap of a phase sees after the pixel of the phase's own number."""
         return self.dilation * self.firsts[phase] // self.stride
 
     @property
@@ -125,7 +125,7 @@ class _Phases:
         found = list(self.firsts)
         spacing = found[1] if len(found) > 1 else self.shared
         even = all(phase == place * spacing for place, phase in enumerate(found))
-        return spacing if even and not any(map(self.behind, found)) else None
+        return spacing if even and not any(map(self.lag, found)) else None
 
     @property
     def first(self) -> int:
@@ -139,8 +139,8 @@ class _Phases:
 
     @property
     def early(self) -> int:
-        """How many pixels before that are computed: what other phases see behind it."""
-        return max(map(self.behind, self.firsts))
+        """How many pixels before that are computed: what other phases see after it."""
+        return max(map(self.lag, self.firsts))
 
     def padding(self, taps: int) -> tuple[int, int]:
         """Of a convolution that computes phases of so many taps."""
@@ -276,7 +276,7 @@ def _joined_phases(emit: Emitter, x: Value, place: int, axis: _Phases) -> Value:
             found.append(emit.broadcast(emit.builder.number(0.0, x.dtype), found[0].shape))
             continue
         one = emit.slice(x, place + 1, (index := list(axis.firsts).index(phase)), index + 1)
-        start = axis.early - axis.behind(phase)
+        start = axis.early - axis.lag(phase)
         found.append(emit.slice(one, place, start, simplify(lift(numbers) + start)))
     return emit.flatten(emit.op("concat", *found, axis=place + 1), place, place + 2)
 

@@ -51,8 +51,8 @@ def _at_edges(emit: Emitter, a: Value, x: Value, usual: Value, upper: bool) -> V
     edge = emit.op("where", emit.op("equal", x, 0.0), low, high)  # a = 0, or x infinite
     below = emit.op("logical_and", emit.op("equal", a, math.inf), emit.op("less", x, math.inf))
     edge = emit.op("where", below, low, edge)
-    both = emit.op("equal", emit.op("maximum", a, x), emit.op("minimum", a, x))
-    edge = emit.op("where", emit.op("logical_and", both, emit.op("not_equal", usual, True)), nan, edge)
+    same_edge = emit.op("equal", emit.op("maximum", a, x), emit.op("minimum", a, x))
+    edge = emit.op("where", emit.op("logical_and", same_edge, emit.op("not_equal", usual, True)), nan, edge)
     wrong = emit.op("logical_or", emit.op("less", a, 0.0), emit.op("less", x, 0.0))
     wrong = emit.op("logical_or", wrong, emit.op("isnan", emit.op("add", a, x)))
     return emit.op("where", wrong, nan, edge)
@@ -115,8 +115,8 @@ def _temme_coefficients() -> tuple[tuple[float, ...], ...]:
         rows.append([stirling * first[n] + (n + 2) * last[n + 2] for n in range(len(last) - 2)])
     least = 1e-18
     sizes = [[abs(item) * _LARGEST_ETA**n / _TEMME_FROM**k for n, item in enumerate(row)] for k, row in enumerate(rows)]
-    kept = [max((n + 1 for n, size in enumerate(row) if size > least), default=1) for row in sizes]
-    return tuple(tuple(map(float, row[:length])) for row, length in zip(rows, kept, strict=True))
+    lengths = [max((n + 1 for n, size in enumerate(row) if size > least), default=1) for row in sizes]
+    return tuple(tuple(map(float, row[:length])) for row, length in zip(rows, lengths, strict=True))
 
 
 def _by_temme(emit: Emitter, a: Value, x: Value, upper: bool) -> Value:

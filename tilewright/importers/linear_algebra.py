@@ -61,11 +61,11 @@ def inverse(emit: Emitter, x: Value) -> Value:
     size, rank = _size(x), x.rank
     line = emit.reshape(emit.iota(size, int64), (size, 1))
     unit = emit.cast(emit.op("equal", line, emit.reshape(line, (1, size))), x.dtype)
-    both = emit.op("concat", x, emit.broadcast(unit, x.shape), axis=rank - 1)
+    augmented = emit.op("concat", x, emit.broadcast(unit, x.shape), axis=rank - 1)
     for step in range(size):
-        both, pivot, _ = _pivot(emit, both, step)
-        row = emit.op("divide", emit.slice(both, rank - 2, step, step + 1), pivot)
-        factor = emit.slice(both, rank - 1, step, step + 1)
-        reduced = emit.op("subtract", both, emit.op("multiply", factor, row))
-        both = emit.op("where", emit.op("equal", line, step), row, reduced)
-    return emit.slice(both, rank - 1, size, 2 * size)
+        augmented, pivot, _ = _pivot(emit, augmented, step)
+        row = emit.op("divide", emit.slice(augmented, rank - 2, step, step + 1), pivot)
+        factor = emit.slice(augmented, rank - 1, step, step + 1)
+        reduced = emit.op("subtract", augmented, emit.op("multiply", factor, row))
+        augmented = emit.op("where", emit.op("equal", line, step), row, reduced)
+    return emit.slice(augmented, rank - 1, size, 2 * size)

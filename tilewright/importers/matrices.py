@@ -130,13 +130,13 @@ def lower_upper(emit: Emitter, a: Value, pivot: bool = True) -> tuple[Value, Val
             f"the factors of a matrix of {rows} rows", f"use matrices of a fixed 1 to {MOST_MATRIX_ROWS} rows"
         )
     dtype, a = a.dtype, emit.cast(a, float64)
-    taken = []
+    pivots = []
     for step in range(min(rows, columns)):
         if pivot:
             a, best = _pivoted(emit, a, step)
         else:
             best = emit.full(a.shape[:-2], step, int64)
-        taken.append(emit.unsqueeze(best, best.rank))
+        pivots.append(emit.unsqueeze(best, best.rank))
         row = _row(emit, a, step)
         top = emit.slice(row, row.rank - 1, step, step + 1)
         column = emit.slice(a, a.rank - 1, step, step + 1)
@@ -148,7 +148,7 @@ def lower_upper(emit: Emitter, a: Value, pivot: bool = True) -> tuple[Value, Val
         )
         reduced = emit.op("where", emit.op("less", line, step), a, reduced)
         a = emit.op("where", below, reduced, a)
-    places = taken[0] if len(taken) == 1 else emit.op("concat", *taken, axis=taken[0].rank - 1)
+    places = pivots[0] if len(pivots) == 1 else emit.op("concat", *pivots, axis=pivots[0].rank - 1)
     return emit.cast(a, dtype), places
 
 
@@ -174,8 +174,8 @@ def diagonal(emit: Emitter, a: Value) -> Value:
         assert isinstance(rows, int) and isinstance(columns, int)
         least = min(rows, columns)
         a = emit.slice(emit.slice(a, a.rank - 2, 0, least), a.rank - 1, 0, least)
-    kept = emit.op("where", identity(emit, a.shape[-1]), a, emit.builder.number(0.0, a.dtype))
-    return emit.op("reduce_sum", kept, axes=(a.rank - 1,), keepdims=False)
+    on_diagonal = emit.op("where", identity(emit, a.shape[-1]), a, emit.builder.number(0.0, a.dtype))
+    return emit.op("reduce_sum", on_diagonal, axes=(a.rank - 1,), keepdims=False)
 
 
 def cholesky(emit: Emitter, a: Value, upper: bool) -> Value:

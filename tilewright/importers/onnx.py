@@ -136,8 +136,8 @@ def read_model(source: Path | bytes) -> ModelProto:
     except DecodeError as error:
         raise ImportModelError(f"{name}: not a readable ONNX file ({error}); export it again") from error
     if not model.graph.output:  # an empty file is a valid message too
-        what = "a model without outputs" if data else "an empty file"
-        raise ImportModelError(f"{name}: {what}; export the model again, or copy it again from where it came")
+        problem = "a model without outputs" if data else "an empty file"
+        raise ImportModelError(f"{name}: {problem}; export the model again, or copy it again from where it came")
     return model
 
 
@@ -240,8 +240,8 @@ class _Importer:
         """An identifier for a dimension's name, of its own for each name."""
         if name not in self.symbols:
             base = candidate = symbol_name(name)
-            taken, number = {*self.symbols.values(), *self.builder.graph.symbols}, 0
-            while candidate in taken:
+            used, number = {*self.symbols.values(), *self.builder.graph.symbols}, 0
+            while candidate in used:
                 number += 1
                 candidate = f"{base}_{number}"
             self.symbols[name] = candidate
@@ -562,7 +562,7 @@ class _Importer:
         """Graph outputs; inputs, constants and repeated values are copied."""
         call = OnnxCall(self.builder, "output", [], {}, scope.opset, 0)
         graph = self.builder.graph
-        taken = {*graph.inputs, *graph.constants}
+        used = {*graph.inputs, *graph.constants}
         for entry in outputs:
             found = scope.find(entry.name)
             assert isinstance(found, Tensor)  # the structure was checked, and what is not available reported
@@ -574,9 +574,9 @@ class _Importer:
             elif entry.HasField("type"):
                 _check_declared(entry.type, found, f"output {entry.name!r}", strict=False)
             value: Value = call.materialize(found)
-            if value in taken or value in graph.constants:
+            if value in used or value in graph.constants:
                 value = self.builder.op("copy", [value])
-            taken.add(value)
+            used.add(value)
             self.builder.output(value, entry.name)
 
     def _report(
@@ -631,18 +631,19 @@ def _text(data: bytes, name: str) -> str:
         raise Invalid(f"the attribute {name!r} is no UTF-8 text ({error.reason})") from None
 
 
-def _check_declared(declared: TypeProto, found: Tensor, what: str, strict: bool) -> None:
+def _check_declared(declared: TypeProto, found: Tensor, subject: str, strict: bool) -> None:
     """Compare a value with the type that the model declares; raise `ImportModelError` for a contradiction.
 
     Of values that are computed (not `strict`) only the element type must fit: editors of models often leave old shapes
     there, which are logged.
     """
     if declared.WhichOneof("value") not in (None, "tensor_type"):
-        raise ImportModelError(f"{what} is declared as {declared.WhichOneof('value')}, but it is a tensor")
+        raise ImportModelError(f"{subject} is declared as {declared.WhichOneof('value')}, but it is a tensor")
     tensor = declared.tensor_type
     if tensor.elem_type not in (0, TensorProto.UNDEFINED) and DTYPES.get(tensor.elem_type) != found.dtype:
         raise ImportModelError(
-            f"{what} is declared as {type_name(tensor.elem_type)}, but it is {found.dtype}; correct the declared type"
+            f"{subject} is declared as {type_name(tensor.elem_type)}, but it is {found.dtype}; "
+            "correct the declared type"
         )
     if not tensor.HasField("shape"):
         return
@@ -650,7 +651,7 @@ def _check_declared(declared: TypeProto, found: Tensor, what: str, strict: bool)
     if len(dims) == len(found.shape) and all(map(_may_be, dims, found.shape)):
         return
     shown = ", ".join(str(dim.dim_value) if dim.HasField("dim_value") else dim.dim_param or "?" for dim in dims)
-    text = f"{what} is declared with the shape [{shown}], but it has [{', '.join(map(str, found.shape))}]"
+    text = f"{subject} is declared with the shape [{shown}], but it has [{', '.join(map(str, found.shape))}]"
     if strict:
         raise ImportModelError(f"{text}; correct the declared shape")
     logger.warning("%s; the declared shape is ignored", printable(text))

@@ -144,9 +144,9 @@ class OnnxCall(Emitter):
         for value in values:
             if value.rank >= -position and value.shape[position] != 1:
                 own = self.materialize(known_tensor("extents", _objects([value.shape[position]])))
-                what = f"the size {value.shape[position]} of %{value.name}"
-                both = (own, numbers)
-                numbers = own if numbers is None else self.op("broadcast_extents", *both, count=1, what=what)
+                subject = f"the size {value.shape[position]} of %{value.name}"
+                operands = (own, numbers)
+                numbers = own if numbers is None else self.op("broadcast_extents", *operands, count=1, what=subject)
         assert numbers is not None
         (size,) = self.read_sizes(numbers, "size", "the common sizes")
         return size
@@ -286,14 +286,14 @@ class OnnxCall(Emitter):
         """A size that only the run knows."""
         return self.builder.run_time_symbol(hint, low)
 
-    def read_sizes(self, numbers: Value, hint: str, what: str) -> list[Size]:
+    def read_sizes(self, numbers: Value, hint: str, subject: str) -> list[Size]:
         """The elements of a list in the graph as sizes that only the run knows."""
         (count,) = numbers.shape
         assert isinstance(count, int)
         found = []
         for element in range(count):
             size = self.fresh(hint)
-            text = f"element {element} of {what}"
+            text = f"element {element} of {subject}"
             self.op("extent", numbers, element=element, size=size, what=text)
             found.append(size)
         return found
@@ -369,10 +369,10 @@ class OnnxCall(Emitter):
             raise Unsupported(f"input {index} ({tensor.name!r}) must be a constant number")
         return tensor.known.reshape(-1)[0].item()
 
-    def place(self, axis: int, rank: int, what: str = "axis") -> int:
+    def place(self, axis: int, rank: int, subject: str = "axis") -> int:
         """An axis counted from the front; raises `Invalid` for one that a tensor of `rank` does not have."""
         if not -rank <= axis < rank:
-            raise Invalid(f"the {what} {axis} is out of range for a tensor of {rank} dimensions")
+            raise Invalid(f"the {subject} {axis} is out of range for a tensor of {rank} dimensions")
         return int(axis) % rank
 
     def places(self, axes: Sequence[int], rank: int) -> tuple[int, ...]:

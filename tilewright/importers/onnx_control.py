@@ -160,15 +160,15 @@ def branch(control: Control) -> list[Tensor]:
     condition = control.inputs[0]
     assert condition is not None
     count = len(control.node.output)
-    both = [control.body(control.attributes[key].g, lambda call: [], count) for key in ("then_branch", "else_branch")]
+    bodies = [control.body(control.attributes[key].g, lambda call: [], count) for key in ("then_branch", "else_branch")]
     types = []
     for number in range(count):
-        kinds = {body.results[number].dtype for body in both}
+        kinds = {body.results[number].dtype for body in bodies}
         for dtype in sorted(kinds, key=str):
             if dtype.kind == "optional":
-                for body in both:
+                for body in bodies:
                     control.replace_result(body, number, dtype)
-        left, right = (body.results[number] for body in both)
+        left, right = (body.results[number] for body in bodies)
         if left.dtype != right.dtype:
             raise Invalid(f"its branches give {left.dtype} and {right.dtype} as result {number}; they must be the same")
         if len(left.shape) != len(right.shape):
@@ -181,10 +181,10 @@ def branch(control: Control) -> list[Tensor]:
             for a, b in zip(left.shape, right.shape, strict=True)
         )
         types.append((left.dtype, shape))
-    (then, otherwise), captured = _finish(both)
+    (then, otherwise), captured = _finish(bodies)
     inputs = [control.call.materialize(condition), *captured]
     node = control.append("if", inputs, then=then, otherwise=otherwise, types=tuple(types))
-    items = [control.item_outside(*(body.results[number] for body in both)) for number in range(count)]
+    items = [control.item_outside(*(body.results[number] for body in bodies)) for number in range(count)]
     return _named(control, node.outputs, items)
 
 

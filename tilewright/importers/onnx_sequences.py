@@ -133,7 +133,7 @@ def _given(call: OnnxCall, index: int) -> list[Value]:
     return [call[index]] if call.has(index) else []
 
 
-def _what(call: OnnxCall, index: int) -> str:
+def _subject(call: OnnxCall, index: int) -> str:
     return call.input_text(index) if call.has(index) else "the position"
 
 
@@ -153,7 +153,7 @@ def _insert(call: OnnxCall) -> Tensor:
         items.insert(_position(call, 2, len(items), len(items)), tensor)
         return TensorSequence("", items=items, element=tensor.dtype)
     value, item = _in_graph(call, sequence)
-    result = call.op("sequence_insert", value, call[1], *_given(call, 2), what=_what(call, 2))
+    result = call.op("sequence_insert", value, call[1], *_given(call, 2), what=_subject(call, 2))
     return RunTimeList("", result, item=joined(item, ItemShape(tensor.shape)))
 
 
@@ -166,7 +166,7 @@ def _erase(call: OnnxCall) -> Tensor:
         del items[_position(call, 1, len(items), len(items) - 1)]
         return TensorSequence("", items=items, element=sequence.element)
     value, item = _in_graph(call, sequence)
-    return RunTimeList("", call.op("sequence_erase", value, *_given(call, 1), what=_what(call, 1)), item=item)
+    return RunTimeList("", call.op("sequence_erase", value, *_given(call, 1), what=_subject(call, 1)), item=item)
 
 
 def _at(call: OnnxCall) -> Tensor:
@@ -174,17 +174,17 @@ def _at(call: OnnxCall) -> Tensor:
     if isinstance(sequence, TensorSequence) and _is_fixed(call, sequence, 1):
         return sequence.items[_position(call, 1, len(sequence.items), len(sequence.items) - 1)]
     value, item = _in_graph(call, sequence)
-    return Tensor("", _item(call, value, item, *_given(call, 1), what=_what(call, 1)))
+    return Tensor("", _item(call, value, item, *_given(call, 1), subject=_subject(call, 1)))
 
 
-def _item(call: OnnxCall, value: Value, item: ItemShape | None, *position: Value, what: str) -> Value:
+def _item(call: OnnxCall, value: Value, item: ItemShape | None, *position: Value, subject: str) -> Value:
     """An item of a list, whose sizes that differ are read at run time."""
     if item is None or item.sizes is None:
         raise Unsupported(
             "an item of a sequence or an optional whose number of dimensions is not known",
             "declare the shape of what it holds, and let all of it have as many dimensions",
         )
-    return call.op("list_item", value, *position, shape=_sizes(call, item.sizes), what=what)
+    return call.op("list_item", value, *position, shape=_sizes(call, item.sizes), what=subject)
 
 
 def _sizes(call: OnnxCall, sizes: tuple[Size | None, ...]) -> tuple[Size, ...]:
@@ -289,11 +289,11 @@ def _held(call: OnnxCall, found: Tensor) -> Tensor:
         return found
     if not isinstance(found, RunTimeList):
         raise Invalid("the optional holds nothing")
-    what, value = f"the element of the optional {found.name!r}", call.materialize(found)
+    subject, value = f"the element of the optional {found.name!r}", call.materialize(found)
     if element_of(found.dtype).kind == "sequence":
-        result = call.op("list_item", value, shape=(call.fresh("length"),), what=what)
+        result = call.op("list_item", value, shape=(call.fresh("length"),), what=subject)
         return RunTimeList(found.name, result, item=found.item)
-    return Tensor(found.name, _item(call, value, found.item, what=what))
+    return Tensor(found.name, _item(call, value, found.item, subject=subject))
 
 
 def _zip_map(call: OnnxCall) -> Tensor:

@@ -179,8 +179,8 @@ def gather(call: OnnxCall) -> np.ndarray:
     extent = data.shape[axis]
     _require(indices.size == 0 or -extent <= int(indices.min()) <= int(indices.max()) < extent)
     _small((*data.shape[:axis], *indices.shape, *data.shape[axis + 1 :]))
-    taken = np.take(data, indices, axis=axis)
-    return taken if isinstance(taken, np.ndarray) or data.dtype != object else _objects([taken], ())
+    gathered = np.take(data, indices, axis=axis)
+    return gathered if isinstance(gathered, np.ndarray) or data.dtype != object else _objects([gathered], ())
 
 
 @_rule("Concat")

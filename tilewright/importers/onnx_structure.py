@@ -243,18 +243,18 @@ def _checked_attributes(node: NodeProto, text: str) -> Iterable[AttributeProto]:
     return node.attribute
 
 
-def _define(name: str, defined: set[str], where: str, what: str) -> None:
+def _define(name: str, defined: set[str], where: str, subject: str) -> None:
     if not name:
-        raise ImportModelError(f"{where} has {what} without a name")
+        raise ImportModelError(f"{where} has {subject} without a name")
     if name in defined:
-        raise ImportModelError(f"{where} defines {name!r} twice: {what} does it again; names must be unique")
+        raise ImportModelError(f"{where} defines {name!r} twice: {subject} does it again; names must be unique")
     defined.add(name)
 
 
-def _no_repeats(names: list[str], where: str, what: str) -> None:
+def _no_repeats(names: list[str], where: str, subject: str) -> None:
     if len(set(names)) != len(names):
         twice = next(name for number, name in enumerate(names) if name in names[:number])
-        raise ImportModelError(f"{where} has two {what} named {twice!r}; names must be unique")
+        raise ImportModelError(f"{where} has two {subject} named {twice!r}; names must be unique")
 
 
 def _check_function(function: FunctionProto) -> None:

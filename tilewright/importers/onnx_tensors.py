@@ -72,7 +72,7 @@ def list_type(found: TypeProto) -> DType | None:
     return dtypes.ANY_BY_NAME.get(f"{kind.removesuffix('_type')}({inner.name})")
 
 
-def read_tensor(tensor: TensorProto, folder: Path | None, what: str = "tensor") -> np.ndarray:
+def read_tensor(tensor: TensorProto, folder: Path | None, subject: str = "tensor") -> np.ndarray:
     """The elements of a stored tensor; those in an external file of the model's `folder` are mapped, not read.
 
     Text is an array of Python's strings.
@@ -80,63 +80,63 @@ def read_tensor(tensor: TensorProto, folder: Path | None, what: str = "tensor") 
     Raises `ImportModelError` for an unknown element type, dimensions that do not fit the data, numbers outside the
     type's range, and external files that are missing, too short or outside the folder.
     """
-    what = f"{what} {tensor.name!r}"
+    subject = f"{subject} {tensor.name!r}"
     if tensor.data_type not in DTYPES:
         raise ImportModelError(
-            f"{what} has the element type {type_name(tensor.data_type)}, which is not supported; use a number type"
+            f"{subject} has the element type {type_name(tensor.data_type)}, which is not supported; use a number type"
         )
     if tensor.HasField("segment"):
-        raise ImportModelError(f"{what} is stored in segments, which is not supported; store it whole")
+        raise ImportModelError(f"{subject} is stored in segments, which is not supported; store it whole")
     shape = tuple(tensor.dims)
     dtype = DTYPES[tensor.data_type].numpy
     try:
         check_shape(shape)
     except ShapeError as error:
-        raise ImportModelError(f"{what} has the dimensions {list(shape)}: {error}") from None
+        raise ImportModelError(f"{subject} has the dimensions {list(shape)}: {error}") from None
     fields = [name for name in _DATA_FIELDS if len(getattr(tensor, name))]
     if tensor.data_type == TensorProto.STRING and (set(fields) - {"string_data"} or _is_elsewhere(tensor)):
-        raise ImportModelError(f"{what} stores its text in another place than string_data")
+        raise ImportModelError(f"{subject} stores its text in another place than string_data")
     if tensor.data_location == TensorProto.EXTERNAL:
-        return _external(tensor, folder, shape, dtype, what)
+        return _external(tensor, folder, shape, dtype, subject)
     if len(fields) + tensor.HasField("raw_data") > 1:
-        raise ImportModelError(f"{what} stores its elements twice: in {', '.join(fields)} and elsewhere")
+        raise ImportModelError(f"{subject} stores its elements twice: in {', '.join(fields)} and elsewhere")
     if tensor.HasField("raw_data"):
-        return _raw(tensor.raw_data, shape, dtype, what)
+        return _raw(tensor.raw_data, shape, dtype, subject)
     if tensor.data_type == TensorProto.STRING:
-        return _strings(tensor, shape, what)
+        return _strings(tensor, shape, subject)
     field = _FIELDS.get(tensor.data_type, "int32_data")
     if fields and fields != [field]:
-        raise ImportModelError(f"{what} stores its {dtype} elements in {fields[0]}; they belong into {field}")
-    return _typed(np.array(getattr(tensor, field)), shape, dtype, what)
+        raise ImportModelError(f"{subject} stores its {dtype} elements in {fields[0]}; they belong into {field}")
+    return _typed(np.array(getattr(tensor, field)), shape, dtype, subject)
 
 
 def _is_elsewhere(tensor: TensorProto) -> bool:
     return tensor.HasField("raw_data") or tensor.data_location == TensorProto.EXTERNAL
 
 
-def _strings(tensor: TensorProto, shape: tuple[int, ...], what: str) -> np.ndarray:
-    _check_count(len(tensor.string_data), shape, what, "elements")
+def _strings(tensor: TensorProto, shape: tuple[int, ...], subject: str) -> np.ndarray:
+    _check_count(len(tensor.string_data), shape, subject, "elements")
     result = np.empty(len(tensor.string_data), object)
     try:
         result[:] = [item.decode() for item in tensor.string_data]
     except UnicodeDecodeError as error:
-        raise ImportModelError(f"{what} has an element that is no UTF-8 text ({error.reason})") from None
+        raise ImportModelError(f"{subject} has an element that is no UTF-8 text ({error.reason})") from None
     return result.reshape(shape)
 
 
-def _check_count(found: int, shape: Sequence[int], what: str, unit: str, each: int = 1) -> None:
+def _check_count(found: int, shape: Sequence[int], subject: str, unit: str, each: int = 1) -> None:
     expected = math.prod(shape) * each
     if found != expected:
         raise ImportModelError(
-            f"{what} has {found} {unit}, but its dimensions {list(shape)} need {expected}; export the model again"
+            f"{subject} has {found} {unit}, but its dimensions {list(shape)} need {expected}; export the model again"
         )
 
 
-def _raw(data: bytes, shape: tuple[int, ...], dtype: np.dtype, what: str) -> np.ndarray:
+def _raw(data: bytes, shape: tuple[int, ...], dtype: np.dtype, subject: str) -> np.ndarray:
     packed = _per_byte(dtype)
     if packed > 1:
-        return _unpacked(np.frombuffer(data, np.uint8), shape, dtype, what)
-    _check_count(len(data), shape, what, "bytes", dtype.itemsize)
+        return _unpacked(np.frombuffer(data, np.uint8), shape, dtype, subject)
+    _check_count(len(data), shape, subject, "bytes", dtype.itemsize)
     if dtype == np.bool_:  # any byte but 0 is true
         return (np.frombuffer(data, np.uint8) != 0).reshape(shape)
     return np.frombuffer(data, dtype).reshape(shape)
@@ -148,88 +148,90 @@ def _per_byte(dtype: np.dtype) -> int:
     return 1 if dtype == np.bool_ else max(1, 8 // bits)
 
 
-def _unpacked(data: np.ndarray, shape: tuple[int, ...], dtype: np.dtype, what: str) -> np.ndarray:
+def _unpacked(data: np.ndarray, shape: tuple[int, ...], dtype: np.dtype, subject: str) -> np.ndarray:
     """Elements that share bytes, the first in the lowest bits."""
     packed, count = _per_byte(dtype), math.prod(shape)
     expected = -(-count // packed)
     if data.size != expected:
         raise ImportModelError(
-            f"{what} has {data.size} bytes, but its dimensions {list(shape)} need {expected}; export the model again"
+            f"{subject} has {data.size} bytes, but its dimensions {list(shape)} need {expected}; export the model again"
         )
     bits = 8 // packed
     parts = (data[:, None] >> (bits * np.arange(packed, dtype=np.uint8))) & ((1 << bits) - 1)
     return parts.reshape(-1)[:count].astype(np.uint8).view(dtype).reshape(shape)
 
 
-def _typed(elements: np.ndarray, shape: tuple[int, ...], dtype: np.dtype, what: str) -> np.ndarray:
+def _typed(elements: np.ndarray, shape: tuple[int, ...], dtype: np.dtype, subject: str) -> np.ndarray:
     """Elements from a list of numbers; those of small floating-point types are bit patterns."""
     if _per_byte(dtype) > 1:
         if elements.size and not 0 <= int(elements.min()) <= int(elements.max()) < 256:
-            raise ImportModelError(f"{what} has elements from {elements.min()} to {elements.max()}; bytes are 0 to 255")
-        return _unpacked(elements.astype(np.uint8), shape, dtype, what)
-    _check_count(elements.size, shape, what, "elements")
+            raise ImportModelError(
+                f"{subject} has elements from {elements.min()} to {elements.max()}; bytes are 0 to 255"
+            )
+        return _unpacked(elements.astype(np.uint8), shape, dtype, subject)
+    _check_count(elements.size, shape, subject, "elements")
     if elements.size == 0 or dtype in (np.float32, np.float64):
         return elements.astype(dtype).reshape(shape)
     stored = dtype if dtype.kind in "iub" else np.dtype(f"uint{8 * dtype.itemsize}")
     low, high = (0, 1) if dtype == np.bool_ else (np.iinfo(stored).min, np.iinfo(stored).max)
     least, most = int(elements.min()), int(elements.max())
     if least < low or most > high:
-        raise ImportModelError(f"{what} has elements from {least} to {most}; those of {dtype} are {low} to {high}")
+        raise ImportModelError(f"{subject} has elements from {least} to {most}; those of {dtype} are {low} to {high}")
     return elements.astype(stored).view(dtype).reshape(shape)
 
 
 def _external(
-    tensor: TensorProto, folder: Path | None, shape: tuple[int, ...], dtype: np.dtype, what: str
+    tensor: TensorProto, folder: Path | None, shape: tuple[int, ...], dtype: np.dtype, subject: str
 ) -> np.ndarray:
     """A view of the mapped data file in the model's folder."""
     entries = {entry.key: entry.value for entry in tensor.external_data}
     location = entries.get("location", "")
     if not all(isinstance(text, str) for item in entries.items() for text in item):
-        raise ImportModelError(f"{what} has external data whose place is no UTF-8 text; the file is damaged")
+        raise ImportModelError(f"{subject} has external data whose place is no UTF-8 text; the file is damaged")
     if folder is None:
-        raise ImportModelError(f"{what} is in the file {location!r}: import the model by its path")
-    path = _inside(folder, location, what)
-    offset = _number(entries.get("offset", "0"), "offset", what)
+        raise ImportModelError(f"{subject} is in the file {location!r}: import the model by its path")
+    path = _inside(folder, location, subject)
+    offset = _number(entries.get("offset", "0"), "offset", subject)
     packed = _per_byte(dtype)
     size = math.prod(shape) * dtype.itemsize if packed == 1 else -(-math.prod(shape) // packed)
     if "length" in entries and packed == 1:
-        _check_count(_number(entries["length"], "length", what), shape, what, "bytes", dtype.itemsize)
+        _check_count(_number(entries["length"], "length", subject), shape, subject, "bytes", dtype.itemsize)
     try:
         status = path.stat()
     except OSError:
-        raise ImportModelError(f"{what}: the data file {location!r} is missing or too short") from None
+        raise ImportModelError(f"{subject}: the data file {location!r} is missing or too short") from None
     if not stat.S_ISREG(status.st_mode):
-        raise ImportModelError(f"{what}: the data file {location!r} is no regular file")
+        raise ImportModelError(f"{subject}: the data file {location!r} is no regular file")
     if status.st_size < offset + size:
         raise ImportModelError(
-            f"{what}: the data file {location!r} is missing or too short: it has {status.st_size} bytes, and bytes "
+            f"{subject}: the data file {location!r} is missing or too short: it has {status.st_size} bytes, and bytes "
             f"{offset} to {offset + size} are needed"
         )
     if size == 0:
         return np.zeros(shape, dtype)
     try:
         if packed > 1:
-            return _unpacked(np.memmap(path, np.uint8, "r", offset, (size,)), shape, dtype, what)
+            return _unpacked(np.memmap(path, np.uint8, "r", offset, (size,)), shape, dtype, subject)
         return np.memmap(path, dtype, "r", offset, shape)
     except OSError as error:
-        raise ImportModelError(f"{what}: the data file {location!r} cannot be read: {error.strerror}") from None
+        raise ImportModelError(f"{subject}: the data file {location!r} cannot be read: {error.strerror}") from None
 
 
-def _inside(folder: Path, location: str, what: str) -> Path:
+def _inside(folder: Path, location: str, subject: str) -> Path:
     """The file that a location names, which must lie in the model's folder, links followed."""
     if not location or "\0" in location:
-        raise ImportModelError(f"{what}: {location!r} is no name of a data file")
+        raise ImportModelError(f"{subject}: {location!r} is no name of a data file")
     try:
         home = folder.resolve()
         path = (home / location).resolve()
     except (OSError, RuntimeError) as error:  # too long, links in a circle
-        raise ImportModelError(f"{what}: the data file {location!r} cannot be found: {error}") from None
+        raise ImportModelError(f"{subject}: the data file {location!r} cannot be found: {error}") from None
     if not path.is_relative_to(home) or Path(location).is_absolute():
-        raise ImportModelError(f"{what}: the data file {location!r} leaves the model's folder")
+        raise ImportModelError(f"{subject}: the data file {location!r} leaves the model's folder")
     return path
 
 
-def _number(text: str, key: str, what: str) -> int:
+def _number(text: str, key: str, subject: str) -> int:
     if not (text.isascii() and text.isdigit() and len(text) < 19):
-        raise ImportModelError(f"{what}: the external data's {key} {text[:40]!r} is no number of bytes")
+        raise ImportModelError(f"{subject}: the external data's {key} {text[:40]!r} is no number of bytes")
     return int(text)

@@ -68,11 +68,11 @@ class _Best:
 
     def joined(self, emit: Emitter, after: _Best) -> _Best:
         """Of windows and those that begin after them."""
-        taken = emit.op("logical_or", emit.op("greater", after.values, self.values), emit.op("less", self.places, 0))
+        later = emit.op("logical_or", emit.op("greater", after.values, self.values), emit.op("less", self.places, 0))
         if self.values.dtype.is_float:
-            taken = emit.op("logical_or", taken, emit.op("isnan", after.values))
+            later = emit.op("logical_or", later, emit.op("isnan", after.values))
         pairs = ((self.values, after.values), (self.places, after.places))
-        return _Best(*(emit.op("where", taken, new, old) for old, new in pairs))
+        return _Best(*(emit.op("where", later, new, old) for old, new in pairs))
 
 
 def least_of(x: Value) -> float:

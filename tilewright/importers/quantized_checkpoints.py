@@ -93,11 +93,11 @@ class _Settings:
     def has(self, name: str) -> bool:
         return self.checkpoint.has(name)
 
-    def take(self, name: str, shape: tuple[int, ...], what: str, kinds: str = "iu") -> np.ndarray:
-        """A tensor, whose shape follows from the setting `what`."""
-        found = self.checkpoint.take_stored(name, shape, f"{KEY}: {what}")
+    def take(self, name: str, shape: tuple[int, ...], setting: str, kinds: str = "iu") -> np.ndarray:
+        """A tensor, whose shape follows from the setting `setting`."""
+        found = self.checkpoint.take_stored(name, shape, f"{KEY}: {setting}")
         if found.dtype.kind not in kinds:
-            raise ImportModelError(f"{self.checkpoint.folder}: {name} has elements of {found.dtype} ({KEY}: {what})")
+            raise ImportModelError(f"{self.checkpoint.folder}: {name} has elements of {found.dtype} ({KEY}: {setting})")
         return np.ascontiguousarray(found)
 
     def skip(self, path: str, *names: str) -> None:
@@ -145,53 +145,53 @@ def _groups_of(settings: _Settings, strategy: str, columns: int) -> int:
 
 
 def _packed(settings: _Settings, path: str, rows: int, columns: int, bits: int, strategy: str) -> QuantizedMatrix:
-    what, each = f"num_bits {bits}, group_size {settings.values.get('group_size')}", 32 // bits
-    words = settings.take(f"{path}.weight_packed", (rows, -(-columns // each)), what)
+    setting, each = f"num_bits {bits}, group_size {settings.values.get('group_size')}", 32 // bits
+    words = settings.take(f"{path}.weight_packed", (rows, -(-columns // each)), setting)
     codes = unpacked_bits(_bytes(words), bits)[:, :columns]
     count = _groups_of(settings, strategy, columns)
-    scales = settings.take(f"{path}.weight_scale", (rows, count), what, "fV")
+    scales = settings.take(f"{path}.weight_scale", (rows, count), setting, "fV")
     zeros = np.full((rows, count), 1 << (bits - 1), np.uint8)
     if settings.has(f"{path}.weight_zero_point"):
-        words = settings.take(f"{path}.weight_zero_point", (-(-rows // each), count), what)
+        words = settings.take(f"{path}.weight_zero_point", (-(-rows // each), count), setting)
         zeros = unpacked_bits(_bytes(words.T), bits)[:, :rows].T
     matrix = QuantizedMatrix(of_bits(codes, bits), scales, np.ascontiguousarray(zeros))
     return _ordered(settings, f"{path}.weight_g_idx", matrix, columns)
 
 
 def _stored(settings: _Settings, path: str, rows: int, columns: int, strategy: str, floats: bool) -> QuantizedMatrix:
-    what = f"strategy {strategy!r}, group_size {settings.values.get('group_size')}"
-    codes = settings.take(f"{path}.weight", (rows, columns), what, "V" if floats else "i")
+    setting = f"strategy {strategy!r}, group_size {settings.values.get('group_size')}"
+    codes = settings.take(f"{path}.weight", (rows, columns), setting, "V" if floats else "i")
     if floats and codes.dtype != _FLOAT8:
         raise ImportModelError(f"{settings.checkpoint.folder}: {path}.weight has elements of {codes.dtype}")
     if strategy == "block":
         height, width = _block(settings, "block_structure")
-        scales = settings.take(f"{path}.weight_scale", (-(-rows // height), -(-columns // width)), what, "fV")
+        scales = settings.take(f"{path}.weight_scale", (-(-rows // height), -(-columns // width)), setting, "fV")
         return of_blocks(codes, scales, height, width)
     count = _groups_of(settings, strategy, columns)
-    scales = _by_rows(settings, f"{path}.weight_scale", rows, count, what, "fV")
+    scales = _by_rows(settings, f"{path}.weight_scale", rows, count, setting, "fV")
     if not settings.has(f"{path}.weight_zero_point"):
         return QuantizedMatrix(codes, scales)
-    zeros = _by_rows(settings, f"{path}.weight_zero_point", rows, count, what, "i")
+    zeros = _by_rows(settings, f"{path}.weight_zero_point", rows, count, setting, "i")
     return QuantizedMatrix(codes, scales, zeros if zeros.any() else None)
 
 
-def _by_rows(settings: _Settings, name: str, rows: int, count: int, what: str, kinds: str) -> np.ndarray:
+def _by_rows(settings: _Settings, name: str, rows: int, count: int, setting: str, kinds: str) -> np.ndarray:
     """Numbers [rows, groups], of which there may be one in all."""
     stored = settings.checkpoint.tensors.get(name)
     if stored is not None and stored.size == 1 and count == 1:
-        return np.broadcast_to(settings.take(name, stored.shape, what, kinds).reshape(1, 1), (rows, 1))
+        return np.broadcast_to(settings.take(name, stored.shape, setting, kinds).reshape(1, 1), (rows, 1))
     shape = stored.shape if stored is not None and stored.shape == (rows,) and count == 1 else (rows, count)
-    return settings.take(name, shape, what, kinds).reshape(rows, count)
+    return settings.take(name, shape, setting, kinds).reshape(rows, count)
 
 
 def _nvfp4(settings: _Settings, path: str, rows: int, columns: int) -> QuantizedMatrix:
     """e2m1 codes with f8e4nv scales of 16 under one scale: twice the codes' numbers are whole, and kept as int8."""
-    what = "format nvfp4-pack-quantized"
-    packed = settings.take(f"{path}.weight_packed", (rows, columns // 2), what)
-    scales = settings.take(f"{path}.weight_scale", (rows, columns // 16), what, "V").astype(np.float32)
-    whole = settings.take(f"{path}.weight_global_scale", (1,), what, "f")
+    setting = "format nvfp4-pack-quantized"
+    packed = settings.take(f"{path}.weight_packed", (rows, columns // 2), setting)
+    scales = settings.take(f"{path}.weight_scale", (rows, columns // 16), setting, "V").astype(np.float32)
+    whole = settings.take(f"{path}.weight_global_scale", (1,), setting, "f")
     if not (np.isfinite(whole).all() and whole[0] > 0):
-        raise ImportModelError(f"{settings.checkpoint.folder}: {path}.weight_global_scale is {whole[0]} ({what})")
+        raise ImportModelError(f"{settings.checkpoint.folder}: {path}.weight_global_scale is {whole[0]} ({setting})")
     codes = unpacked_bits(packed.astype(np.uint8, copy=False), 4).view(ml_dtypes.float4_e2m1fn).astype(np.float32)
     return QuantizedMatrix((codes * 2).astype(np.int8), scales / (2 * whole.astype(np.float32)))
 
@@ -208,11 +208,11 @@ def _gptq(settings: _Settings) -> Reader:
             return None
         if settings.has(f"{path}.bias") and not settings.checkpoint.tensors[f"{path}.bias"].any():
             settings.skip(path, "bias")  # some writers store zeros where the model has no bias
-        each, what = 32 // bits, f"bits {bits}, group_size {settings.values.get('group_size')}"
+        each, setting = 32 // bits, f"bits {bits}, group_size {settings.values.get('group_size')}"
         count = columns // settings.group("group_size", columns, 128)
-        words = settings.take(f"{path}.qweight", (columns // each, rows), what)
-        points = settings.take(f"{path}.qzeros", (count, rows // each), what)
-        scales = settings.take(f"{path}.scales", (count, rows), what, "fV")
+        words = settings.take(f"{path}.qweight", (columns // each, rows), setting)
+        points = settings.take(f"{path}.qzeros", (count, rows // each), setting)
+        scales = settings.take(f"{path}.scales", (count, rows), setting, "fV")
         codes = unpacked_bits(_bytes(words.T), bits)
         zeros = unpacked_bits(_bytes(points), bits).T
         if earlier:  # zero points are stored one less, modulo 2^bits
@@ -232,12 +232,12 @@ def _awq(settings: _Settings) -> Reader:
     def read(path: str, rows: int, columns: int) -> QuantizedLayer | None:
         if not settings.has(f"{path}.qweight"):
             return None
-        what = f"bits {bits}, group_size {settings.values.get('group_size')}"
+        setting = f"bits {bits}, group_size {settings.values.get('group_size')}"
         count = columns // settings.group("group_size", columns, 128)
-        codes = _awq_columns(settings.take(f"{path}.qweight", (columns, rows // 8), what))
-        scales = settings.take(f"{path}.scales", (count, rows), what, "fV")
+        codes = _awq_columns(settings.take(f"{path}.qweight", (columns, rows // 8), setting))
+        scales = settings.take(f"{path}.scales", (count, rows), setting, "fV")
         if settings.values.get("zero_point", True):
-            zeros = _awq_columns(settings.take(f"{path}.qzeros", (count, rows // 8), what))
+            zeros = _awq_columns(settings.take(f"{path}.qzeros", (count, rows // 8), setting))
         else:
             settings.skip(path, "qzeros")
             zeros = np.full((count, rows), 8, np.uint8)
@@ -266,14 +266,14 @@ def _float8(settings: _Settings) -> Reader:
         name = "weight_scale_inv" if settings.has(f"{path}.weight_scale_inv") else "weight_scale"
         if not settings.has(f"{path}.{name}"):
             return None
-        what = f"weight_block_size {blocks}"
-        codes = settings.take(f"{path}.weight", (rows, columns), what, "V")
+        setting = f"weight_block_size {blocks}"
+        codes = settings.take(f"{path}.weight", (rows, columns), setting, "V")
         if codes.dtype != _FLOAT8:
             raise ImportModelError(f"{settings.checkpoint.folder}: {path}.weight has elements of {codes.dtype}")
         if blocks is None:
-            return QuantizedLayer(QuantizedMatrix(codes, _by_rows(settings, f"{path}.{name}", rows, 1, what, "fV")))
+            return QuantizedLayer(QuantizedMatrix(codes, _by_rows(settings, f"{path}.{name}", rows, 1, setting, "fV")))
         shape = (-(-rows // height), -(-columns // width))
-        return QuantizedLayer(of_blocks(codes, settings.take(f"{path}.{name}", shape, what, "fV"), height, width))
+        return QuantizedLayer(of_blocks(codes, settings.take(f"{path}.{name}", shape, setting, "fV"), height, width))
 
     return read
 

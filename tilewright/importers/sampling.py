@@ -96,9 +96,9 @@ def _padded(emit: Emitter, place: Value, extent: Size, padding: str, align_corne
     if padding == "reflection":
         low, span = (0.0, emit.op("maximum", last, 1.0)) if align_corners else (-0.5, size)
         distance = emit.op("absolute", emit.op("subtract", place, low))
-        turns = emit.op("floor", emit.op("divide", distance, span))
-        rest = emit.op("subtract", distance, emit.op("multiply", turns, span))
-        odd = emit.op("equal", emit.op("remainder", turns, 2.0), 1.0)
+        reflections = emit.op("floor", emit.op("divide", distance, span))
+        rest = emit.op("subtract", distance, emit.op("multiply", reflections, span))
+        odd = emit.op("equal", emit.op("remainder", reflections, 2.0), 1.0)
         place = emit.op("add", emit.op("where", odd, emit.op("subtract", span, rest), rest), low)
     return emit.op("minimum", _positive(emit, place), last)
 

@@ -177,10 +177,10 @@ def mark_assumptions(program: ExportedProgram, assumptions: Sequence[Assumption]
                 node.update_arg(1, f"{_MARK}{stated[node]}{_THEN}{way}")
 
 
-def required(condition: torch.Tensor, what: str) -> None:
+def required(condition: torch.Tensor, requirement: str) -> None:
     """Make a condition on numbers in tensors, a boolean without dimensions, one of every call; for the time of an
-    export. `what` it says goes into the error with the line that asks for it."""
-    text = f"{what} at {asking_line()}"
+    export. `requirement` it says goes into the error with the line that asks for it."""
+    text = f"{requirement} at {asking_line()}"
     torch.ops.aten._assert_scalar.default(condition.item(), f"{_MARK}{text}{_THEN}{text}")
 
 
@@ -208,31 +208,31 @@ def assumed_of(program: ExportedProgram) -> dict[str, None]:
     return dict.fromkeys(text for text in map(text_of, assertions(program.graph)) if text is not None)
 
 
-def check_kept(before: ExportedProgram, after: ExportedProgram) -> None:
+def check_none_lost(before: ExportedProgram, after: ExportedProgram) -> None:
     """Mark anew the assertions for assumptions that PyTorch has written with messages of its own.
 
     Raises `ImportModelError` where it has dropped one that no other implies.
     """
-    kept = {_marked(node) for node in assertions(after.graph)}
+    remaining = {_marked(node) for node in assertions(after.graph)}
     written = {_stated(node): node for node in assertions(after.graph) if text_of(node) is None}
     for node in assertions(before.graph):
         lost = _marked(node)
-        if lost is None or lost in kept:
+        if lost is None or lost in remaining:
             continue
         if lost in written:
             written[lost].update_arg(1, node.args[1])
-            kept.add(lost)
+            remaining.add(lost)
             continue
-        if not _is_implied(lost, kept):
+        if not _is_implied(lost, remaining):
             raise _unchecked(f"{text_of(node)}")
 
 
-def _is_implied(lost: str, kept: set[str | None]) -> bool:
+def _is_implied(lost: str, remaining: set[str | None]) -> bool:
     """Whether an assertion follows from others: a size that is equal from both bounds, and each of these from it."""
     equal = re.fullmatch(r"Eq\((.*), (-?\d+)\)", lost)
     bound = re.fullmatch(r"(.*) [<>]= (-?\d+)", lost)
-    both = equal is not None and {f"{equal[1]} >= {equal[2]}", f"{equal[1]} <= {equal[2]}"} <= kept
-    return both or (bound is not None and f"Eq({bound[1]}, {bound[2]})" in kept)
+    by_both_bounds = equal is not None and {f"{equal[1]} >= {equal[2]}", f"{equal[1]} <= {equal[2]}"} <= remaining
+    return by_both_bounds or (bound is not None and f"Eq({bound[1]}, {bound[2]})" in remaining)
 
 
 def _marked(assertion: fx.Node) -> str | None:
@@ -241,9 +241,10 @@ def _marked(assertion: fx.Node) -> str | None:
     return message.removeprefix(_MARK).partition(_THEN)[0] if message.startswith(_MARK) else None
 
 
-def _unchecked(what: str) -> ImportModelError:
+def _unchecked(assumption: str) -> ImportModelError:
     return ImportModelError(
-        f"the code depends on the numbers in tensors, and no call can check that they are as for the example: {what}\n"
+        f"the code depends on the numbers in tensors, and no call can check that they are as for the example: "
+        f"{assumption}\n"
         "Use torch.where or torch.cond in its place."
     )
 

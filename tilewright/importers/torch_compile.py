@@ -29,7 +29,7 @@ from tilewright.build.quick_start import check_quick_start
 from tilewright.build.tuning import Tuning
 from tilewright.errors import MissingDependencyError, TilewrightError, UnsupportedOperationError
 from tilewright.importers.report import ImportProblem
-from tilewright.importers.torch_export import KEPT
+from tilewright.importers.torch_export import WHOLE_OPERATORS
 from tilewright.importers.torch_fx import source_of, target_name
 from tilewright.importers.torch_nodes import is_getitem
 from tilewright.importers.torch_part import EnginePart, NotImported, PartSettings
@@ -142,7 +142,7 @@ def _tell_of_gradients() -> None:
 def decompositions() -> dict[Any, Any]:
     """Core ATen without the composites that the graph has ops for and those that PyTorch must run as they are."""
     table = dict(core_aten_decompositions())
-    for name in (*KEPT, *_WHOLE):
+    for name in (*WHOLE_OPERATORS, *_WHOLE):
         packet = getattr(torch.ops.aten, name)
         for overload in packet.overloads():
             table.pop(getattr(packet, overload), None)
@@ -297,5 +297,5 @@ def _report(survey: Survey, partition: Partition) -> str:
     return "\n\n".join(lines)
 
 
-def _counted(count: int, what: str) -> str:
-    return f"{count} {what}" if count == 1 else f"{count} {what}s"
+def _counted(count: int, noun: str) -> str:
+    return f"{count} {noun}" if count == 1 else f"{count} {noun}s"

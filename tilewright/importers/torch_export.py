@@ -30,7 +30,7 @@ from tilewright.importers.shapes import Axes, Dimension, check_names, parse_dyna
 from tilewright.importers.torch_assumed import (
     Assumption,
     assumed_of,
-    check_kept,
+    check_none_lost,
     without_places,
 )
 from tilewright.importers.torch_at_one import Imported, Ones, refused_at_one
@@ -53,7 +53,7 @@ from tilewright.symbolic import Size, lower_bound, plain_symbol, upper_bound
 logger = logging.getLogger("tilewright")
 
 # Composites that the graph has ops for: kept whole instead of being decomposed.
-KEPT = (
+WHOLE_OPERATORS = (
     "scaled_dot_product_attention",
     "_scaled_dot_product_flash_attention_for_cpu",
     "layer_norm",
@@ -115,7 +115,7 @@ def decompositions() -> dict[Any, Any]:
 @functools.lru_cache(maxsize=1)
 def _decompositions(names: tuple[str, ...]) -> dict[Any, Any]:
     table = dict(torch.export.default_decompositions().items())
-    for name in KEPT:
+    for name in WHOLE_OPERATORS:
         packet = getattr(torch.ops.aten, name)
         for overload in packet.overloads():
             table.pop(getattr(packet, overload), None)
@@ -551,7 +551,7 @@ def import_program(
             f"PyTorch cannot decompose the exported program {name!r} ({type(error).__name__}: {error}); "
             "give tilewright.compile the module itself, with dynamic_shapes as in the export"
         ) from error
-    check_kept(given, program)
+    check_none_lost(given, program)
     asked = {assumption.condition for assumption in assumed}
     assumed = [*assumed, *(each for each in more if each.condition not in asked)]
     builder = GraphBuilder(name)

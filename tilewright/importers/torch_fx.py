@@ -164,8 +164,8 @@ class TorchCall(Emitter):
         if isinstance(item, (int, float)) and dtype.is_float:
             return self.builder.factor(item, dtype)
         number = isinstance(item, Value) and item.rank == 0 and item.dtype in (dtypes.float32, dtypes.float64)
-        kept = number and dtype.is_float and dtype.bits == 16 and self.shape != ()
-        return self.value(item, dtypes.float32 if kept else dtype)
+        in_float32 = number and dtype.is_float and dtype.bits == 16 and self.shape != ()
+        return self.value(item, dtypes.float32 if in_float32 else dtype)
 
     def added(self, number: Scalar, dtype: DType) -> Value:
         """A number that stands in a sum of 16-bit floats, or multiplies one of its terms: PyTorch rounds it to their

@@ -55,12 +55,12 @@ _latest: dict[str, Any] = {}  # of the table that was parted last: it is the sam
 
 def _parted(table: dict[Any, Any]) -> tuple[dict[Any, Any], ...]:
     """The table's entries for composite operators, and the others."""
-    kept = dict(_latest)
-    if not kept or kept["names"] != composites() or kept["table"] != table:
+    cached = dict(_latest)
+    if not cached or cached["names"] != composites() or cached["table"] != table:
         given = dict(table)
-        kept = {"names": composites(), "table": given, "parts": _split(dict(table))}
-        _latest.update(kept)
-    return tuple(dict(part) for part in kept["parts"])
+        cached = {"names": composites(), "table": given, "parts": _split(dict(table))}
+        _latest.update(cached)
+    return tuple(dict(part) for part in cached["parts"])
 
 
 @contextmanager

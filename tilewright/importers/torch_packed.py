@@ -138,8 +138,8 @@ class Padded:
                 return plain(self, input, hx)
 
             def walk(padded: Tensor, lengths: Tensor, states: list[Tensor]) -> list[Tensor]:
-                params, layers, both = self._flat_weights, self.num_layers, self.bidirectional
-                return padded_layers(padded, lengths, states, params, self.bias, layers, both, self.mode)
+                params, layers, bidirectional = self._flat_weights, self.num_layers, self.bidirectional
+                return padded_layers(padded, lengths, states, params, self.bias, layers, bidirectional, self.mode)
 
             return around(input, hx, self, walk)
 

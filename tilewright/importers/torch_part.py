@@ -98,7 +98,7 @@ class EnginePart:
         self.general: _Built | None = None  # has the parameters as inputs
         self.replacement: Callable[..., Any] | None = None  # what runs the part since no engine was built
         self.watched: dict[int, _Watched] = {}
-        self.kept: list[Any] = []  # parameters of all engines: their addresses must not be used again
+        self.storages: list[Any] = []  # parameters of all engines: their addresses must not be used again
         self.rebuilt = False
         self.told = False  # that an engine did not run
         (output,) = gm.graph.find_nodes(op="output")
@@ -175,7 +175,7 @@ class EnginePart:
         except Exception as error:  # torch.compile promises an answer: other parts or PyTorch give it
             self._give_up(error)
             return None
-        self.kept += [arguments[position].untyped_storage() for position in constants]
+        self.storages += [arguments[position].untyped_storage() for position in constants]
         if constants or not self.constants:
             self.engines[key] = built
         else:
@@ -199,7 +199,7 @@ class EnginePart:
 
     def _forget(self) -> None:
         self.engines.clear()
-        self.kept.clear()
+        self.storages.clear()
 
     def _is_in_place(self, key: Any) -> bool:
         """Whether the parameters are those of the last engine."""

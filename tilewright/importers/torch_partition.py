@@ -63,13 +63,13 @@ class Partition:
         self,
         gm: fx.GraphModule,
         constants: Collection[fx.Node],
-        kept: Callable[[fx.Node], bool],
+        runs_in_torch: Callable[[fx.Node], bool],
         first: Collection[fx.Node] = (),
     ) -> None:
-        """`kept` tells which calls PyTorch runs; those of `first`, if any, are a part before all others."""
+        """`runs_in_torch` tells which calls PyTorch runs; those of `first`, if any, are a part before all others."""
         self.gm = gm
         self.constants = frozenset(constants)
-        self.kept = kept
+        self.runs_in_torch = runs_in_torch
         self.free = self._free_nodes(constants)
         self.small: set[fx.Node] = set()
         self._roots: dict[fx.Node, frozenset[fx.Node]] = {}
@@ -99,7 +99,7 @@ class Partition:
         for node in self.gm.graph.nodes:
             if node.op == "get_attr":
                 given.add(node)
-            elif node.op == "call_function" and not is_number(node) and not self.kept(node):
+            elif node.op == "call_function" and not is_number(node) and not self.runs_in_torch(node):
                 if all(argument in given or is_number(argument) for argument in node.all_input_nodes):
                     given.add(node)
                     free.add(node)
@@ -109,7 +109,7 @@ class Partition:
         """Whether a call has a place in the schedule."""
         if is_getitem(node) or (is_number(node) and not reads_number(node)):
             return False
-        return self.kept(node) or not (node in self.free or is_view(node))
+        return self.runs_in_torch(node) or not (node in self.free or is_view(node))
 
     def _find_roots(self) -> None:
         """The work that each node waits for, through views, sizes and results of tuples."""
@@ -121,7 +121,7 @@ class Partition:
             self._roots[node] = frozenset(found)
 
     def _stays(self, node: fx.Node) -> bool:
-        return node in self.small or self.kept(node)
+        return node in self.small or self.runs_in_torch(node)
 
     # -- The schedule ---------------------------------------------------------------------------
 
@@ -157,7 +157,7 @@ class Partition:
 
     def _leave_small_ones(self) -> bool:
         """Leave parts that are too small to PyTorch; True where there were some."""
-        if not any(self.kept(node) for node in self.work):
+        if not any(self.runs_in_torch(node) for node in self.work):
             return False
         small = [phase for phase in self.parts if _is_small(phase.nodes)]
         self.small.update(node for phase in small for node in phase.nodes)
@@ -170,7 +170,7 @@ class Partition:
         if node in self.phase_of:
             phase = self.phase_of[node]
             return phase if phase.compiled else None
-        if node.op != "call_function" or is_number(node) or self.kept(node) or node in self.free:
+        if node.op != "call_function" or is_number(node) or self.runs_in_torch(node) or node in self.free:
             return None
         return self._home(node.args[0]) if is_getitem(node) else self._home(viewed(node))  # type: ignore[arg-type]
 
@@ -210,7 +210,7 @@ class Partition:
 
     def _is_light(self, node: fx.Node) -> bool:
         """Whether a node is a view that can be compiled."""
-        return node.op == "call_function" and not is_number(node) and not self.kept(node) and is_view(node)
+        return node.op == "call_function" and not is_number(node) and not self.runs_in_torch(node) and is_view(node)
 
     def _fetch(self, *nodes: fx.Node) -> None:
         """Make nodes readable outside of the parts: as results of parts, or by what PyTorch makes them of."""

@@ -63,8 +63,8 @@ def _noting_ones(
     whose symbols may be others."""
     with asked() as conditions:
         program = way(*args, **options)
-    kept = [each for each in assumed if not each.only_one]
-    assumed[:] = [*kept, *(each for each in conditions if each.only_one)]
+    others = [each for each in assumed if not each.only_one]
+    assumed[:] = [*others, *(each for each in conditions if each.only_one)]
     return program
 
 

@@ -152,8 +152,8 @@ class _Answers:
         differ which do so for the example. None where it has to be the example's."""
         if isinstance(self.expression, sympy.Ne if self.example else sympy.Eq):
             return self.example
-        kept = self.values[_regular(self.expression, self.grid).ravel()]
-        return kept[0].item() if kept.size and (kept == kept[0]).all() else None
+        regular = self.values[_regular(self.expression, self.grid).ravel()]
+        return regular[0].item() if regular.size and (regular == regular[0]).all() else None
 
 
 def _decide(answers: _Answers, by_user: bool, found: list[Assumption]) -> Any:

@@ -157,8 +157,8 @@ def _reduce(graph: Any, depth: int) -> None:
         if not isinstance(node, dict):
             continue
         metadata = node.get("metadata")
-        kept = metadata if isinstance(metadata, dict) else {}
-        node["metadata"] = {name: str(kept[name])[:_TEXT] for name in _METADATA if name in kept}
+        fields = metadata if isinstance(metadata, dict) else {}
+        node["metadata"] = {name: str(fields[name])[:_TEXT] for name in _METADATA if name in fields}
         if str(node["metadata"].get("nn_module_stack", "")).count(",") % 2:
             del node["metadata"]["nn_module_stack"]
         inputs = node.get("inputs")

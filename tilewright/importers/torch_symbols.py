@@ -174,8 +174,8 @@ class SymbolTable:
                 "size", int(bounds.lower + constant), min(int(high), LARGEST_SIZE) if high.is_Integer else LARGEST_SIZE
             )
             more = self.builder.op("add", [number, self.builder.number(int(constant), int64)])
-            what = "a size that follows from the number that .item() gives"
-            self.builder.op("extent", [more], element=0, size=self.sizes[name], what=what)
+            subject = "a size that follows from the number that .item() gives"
+            self.builder.op("extent", [more], element=0, size=self.sizes[name], what=subject)
         return self.sizes[name]
 
     def _is_told(self, name: str) -> bool:

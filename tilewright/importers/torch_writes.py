@@ -23,11 +23,13 @@ def written(self: torch.Tensor, index: Any, value: Any) -> None:
         return
     if Ellipsis in [item for item in items if not isinstance(item, torch.Tensor)]:
         place = next(place for place, item in enumerate(items) if item is Ellipsis)
-        taken = sum(item is not None and item is not Ellipsis for item in items)
-        items[place : place + 1] = [slice(None)] * (self.dim() - taken)
+        indexed = sum(item is not None and item is not Ellipsis for item in items)
+        items[place : place + 1] = [slice(None)] * (self.dim() - indexed)
     view = self[tuple(slice(None) if _is_chosen(item) else item for item in items)]
-    kept = [item for item in items if _is_chosen(item) or item is None or isinstance(item, slice)]  # dimensions of it
-    chosen = {axis: item for axis, item in enumerate(kept) if _is_chosen(item)}
+    dimensions = [
+        item for item in items if _is_chosen(item) or item is None or isinstance(item, slice)
+    ]  # dimensions of it
+    chosen = {axis: item for axis, item in enumerate(dimensions) if _is_chosen(item)}
     if not isinstance(value, torch.Tensor):
         value = torch.full((), value, dtype=self.dtype, device=self.device)
     if any(isinstance(item, slice) for item in chosen.values()):

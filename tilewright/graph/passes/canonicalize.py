@@ -48,9 +48,9 @@ def _neutral(position: int, number: float, commutative: bool = False) -> Rule:
 
     def rule(node: Node, rewriter: GraphRewriter) -> Value | None:
         for index in (0, 1) if commutative else (position,):
-            kept = node.inputs[1 - index]
-            if kept is not None and _fits(kept, node) and rewriter.uniform(node.inputs[index]) == number:
-                return kept
+            other = node.inputs[1 - index]
+            if other is not None and _fits(other, node) and rewriter.uniform(node.inputs[index]) == number:
+                return other
         return None
 
     return rule
@@ -187,9 +187,9 @@ def _clip(node: Node, rewriter: GraphRewriter) -> Value | None:
 def _zero_maximum(node: Node, rewriter: GraphRewriter) -> Value | None:
     """maximum(x, 0) is relu(x)."""
     for index in (0, 1):
-        kept = node.inputs[1 - index]
-        if kept is not None and _fits(kept, node) and rewriter.uniform(node.inputs[index]) == 0:
-            return rewriter.op("relu", [kept])
+        other = node.inputs[1 - index]
+        if other is not None and _fits(other, node) and rewriter.uniform(node.inputs[index]) == 0:
+            return rewriter.op("relu", [other])
     return None
 
 

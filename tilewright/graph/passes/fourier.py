@@ -26,17 +26,17 @@ def as_product(node: Node, rewriter: GraphRewriter) -> Value:
     assert x is not None and roots is not None
     length, form = roots.shape[0], node.attributes["form"]
     assert isinstance(length, int)
-    kept = length if form == "whole" else half(length)
-    if length * kept > MOST_COSINES:
+    count = length if form == "whole" else half(length)
+    if length * count > MOST_COSINES:
         raise UnsupportedOperationError(
             f"{node.source or 'the graph'}: a Fourier transform of {length} numbers is a product here, of a "
-            f"table of {length * kept} cosines; use lengths without prime factors above {LARGEST_PRIME}, on a CPU"
+            f"table of {length * count} cosines; use lengths without prime factors above {LARGEST_PRIME}, on a CPU"
         )
     dtype = float64 if length <= LONGEST_DOUBLE else x.dtype
-    turns = np.outer(np.arange(length), np.arange(kept)) % length
-    cosines, sines = np.moveaxis(roots_of_unity(length, dtype)[turns], -1, 0)
+    steps = np.outer(np.arange(length), np.arange(count)) % length
+    cosines, sines = np.moveaxis(roots_of_unity(length, dtype)[steps], -1, 0)
     if form == "real":
-        twice = np.where(2 * np.arange(kept) % length == 0, 1, 2).astype(dtype.numpy)[:, None]
+        twice = np.where(2 * np.arange(count) % length == 0, 1, 2).astype(dtype.numpy)[:, None]
         tables = [cosines.T * twice, -sines.T * twice]
     elif node.attributes["inverse"]:
         tables = [np.concatenate([cosines, sines], 1), np.concatenate([-sines, cosines], 1)]

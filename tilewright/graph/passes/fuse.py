@@ -96,9 +96,9 @@ def _take_epilogue(drafts: Drafts, draft: Draft, remarks: list[str]) -> None:
     assert draft.anchor is not None
     anchor = drafts.nodes[draft.anchor]
     refused = _grow(drafts, draft, anchor.output.shape)
-    taken = [drafts.nodes[index].op for index in sorted(draft.nodes) if index != draft.anchor]
-    if taken:
-        remarks.append(f"{anchor.op} %{anchor.output.name} takes {', '.join(taken)} as its epilogue")
+    merged = [drafts.nodes[index].op for index in sorted(draft.nodes) if index != draft.anchor]
+    if merged:
+        remarks.append(f"{anchor.op} %{anchor.output.name} takes {', '.join(merged)} as its epilogue")
     elif refused:
         remarks.append(f"{anchor.op} %{anchor.output.name} has no epilogue: {refused}")
 
@@ -251,8 +251,8 @@ def _take_prologue(drafts: Drafts, draft: Draft, remarks: list[str]) -> None:
     anchor = drafts.nodes[draft.anchor]
     source = anchor.inputs[0]
     assert source is not None
-    taken: list[str] = []
-    kept = {source}  # what the kernel may store, too: its input before and after a change of type
+    merged: list[str] = []
+    storable = {source}  # what the kernel may store, too: its input before and after a change of type
     waiting = [source]
     while waiting:
         value = waiting.pop()
@@ -260,24 +260,24 @@ def _take_prologue(drafts: Drafts, draft: Draft, remarks: list[str]) -> None:
         if index is None or len(drafts.owner[index].nodes) > 1:
             continue
         node = drafts.nodes[index]
-        looked_up = value in kept and node.op == "gather" and draft.kind == "reduction"  # an embedding
+        looked_up = value in storable and node.op == "gather" and draft.kind == "reduction"  # an embedding
         if drafts.owner[index].kind != "elementwise" and not looked_up:
             continue
         if not drafts.have_room(draft, drafts.owner[index]):
             break
         readers = drafts.readers.get(value, [])
         shared = value in drafts.results or any(reader not in draft.nodes for reader in readers)
-        if shared and not (value in kept and is_whole_row(anchor)):
+        if shared and not (value in storable and is_whole_row(anchor)):
             continue
         inputs = [item for item in node.inputs if item is not None]
-        kept = set(inputs) if value in kept and node.op == "cast" and not shared else set()
+        storable = set(inputs) if value in storable and node.op == "cast" and not shared else set()
         if node.output.shape != source.shape or drafts.depends_through_others(draft, drafts.owner[index]):
             continue
         drafts.merge(draft, drafts.owner[index])
-        taken.append(node.op)
+        merged.append(node.op)
         waiting += inputs
-    if taken:
-        remarks.append(f"{anchor.op} %{anchor.output.name} takes {', '.join(reversed(taken))} as its prologue")
+    if merged:
+        remarks.append(f"{anchor.op} %{anchor.output.name} takes {', '.join(reversed(merged))} as its prologue")
 
 
 # 3: elementwise loops --------------------------------------------------------------------------------

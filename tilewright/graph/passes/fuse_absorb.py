@@ -183,12 +183,12 @@ def _destinations(drafts: Drafts, readers: list[int], vanishing: set[int]) -> se
 def _take(drafts: Drafts, draft: Draft, vanishing: set[int], cheap: set[int]) -> None:
     """Copy producers into the group, from its inputs upwards; a contraction's own operands stay in memory."""
     readers = [index for index in draft.nodes if reads_memory(drafts, draft, index)]
-    kept = {item for index in readers for item in drafts.nodes[index].inputs if item is not None}
-    waiting = [value for value in drafts.inputs(draft) if value not in kept]
+    operands = {item for index in readers for item in drafts.nodes[index].inputs if item is not None}
+    waiting = [value for value in drafts.inputs(draft) if value not in operands]
     while waiting:
         value = waiting.pop()
         index = drafts.producer(value)
-        if index is None or value in kept or index in draft.copies or index in draft.nodes:
+        if index is None or value in operands or index in draft.copies or index in draft.nodes:
             continue
         alone = len(drafts.owner[index].nodes) == 1  # else reading inside its group would make that group store more
         readable = index in vanishing or drafts.nodes[index].op in _FREE

@@ -27,10 +27,10 @@ def take_quantization(drafts: Drafts, remarks: list[str]) -> None:
             if node.output.dtype.bits == 8 and not moves:
                 best = drafts.snapshot(draft)
         drafts.restore(draft, best)
-        taken = [drafts.nodes[index].op for index in sorted(draft.nodes) if index != draft.anchor]
-        if taken:
+        merged = [drafts.nodes[index].op for index in sorted(draft.nodes) if index != draft.anchor]
+        if merged:
             result = drafts.nodes[draft.anchor].output
-            remarks.append(f"attention %{result.name} takes {', '.join(taken)} as its epilogue")
+            remarks.append(f"attention %{result.name} takes {', '.join(merged)} as its epilogue")
 
 
 def _following(drafts: Drafts, draft: Draft) -> int | None:

@@ -47,8 +47,13 @@ def _normalised_sums(graph: Graph) -> set[Value]:
     found: set[Value] = set()
     for node in graph.nodes:
         x = node.inputs[0] if node.op == "rms_norm" else None
-        behind = readers.get(node.output, [])
-        if x is not None and len(behind) == 1 and behind[0].op == "matmul" and _is_taken(behind[0], node, graph):
+        following = readers.get(node.output, [])
+        if (
+            x is not None
+            and len(following) == 1
+            and following[0].op == "matmul"
+            and _is_taken(following[0], node, graph)
+        ):
             found.add(x)
     sums = (node for node in graph.nodes if node.op == "add" and node.output in found)
     return {node.output for node in sums if all(item and item.shape == node.output.shape for item in node.inputs)}
@@ -107,8 +112,8 @@ def reads_memory(drafts: Drafts, draft: Draft, reader: int) -> bool:
     """Whether a node of a group reads what lies in memory: the anchor of a contraction, and a norm in front of it."""
     if draft.kind != "contraction" or draft.anchor is None:
         return False
-    behind = reader in draft.nodes and drafts.readers.get(drafts.nodes[reader].output) == [draft.anchor]
-    return reader == draft.anchor or (behind and drafts.nodes[reader].op == "rms_norm")
+    feeds_anchor = reader in draft.nodes and drafts.readers.get(drafts.nodes[reader].output) == [draft.anchor]
+    return reader == draft.anchor or (feeds_anchor and drafts.nodes[reader].op == "rms_norm")
 
 
 def _fits(node: Node, norm: Node) -> bool:

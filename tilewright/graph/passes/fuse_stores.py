@@ -89,17 +89,17 @@ def _join_chains(drafts: Drafts) -> None:
     for draft in list(drafts.live()):
         if draft.kind not in ("elementwise", "reduction", "contraction") or not reads_through(drafts, draft):
             continue
-        kept = _operands(drafts, draft) if draft.kind == "contraction" else set()
+        operands = _operands(drafts, draft) if draft.kind == "contraction" else set()
         for value in drafts.inputs(draft):
             source = drafts.producer(value)
             if source is None or drafts.owner[source].kind != "elementwise":
                 continue
-            if value in drafts.results or readers[value] > 1 or value in kept:
+            if value in drafts.results or readers[value] > 1 or value in operands:
                 continue
             earlier, later = drafts.owner[source], drafts.owner[draft.first]
             if earlier is later or drafts.outputs(earlier) != [value] or not drafts.may_merge(earlier, later):
                 continue
-            if kept.intersection(output for index in earlier.copies for output in drafts.nodes[index].outputs):
+            if operands.intersection(output for index in earlier.copies for output in drafts.nodes[index].outputs):
                 continue  # the group would compute what its anchor reads from memory
             if _is_cheap(drafts, earlier, value, later):
                 drafts.merge(later, earlier)

@@ -191,14 +191,14 @@ def _slots(intervals: list[LiveInterval]) -> list[tuple[list[LiveInterval], Size
     times: list[list[tuple[int, int]]] = []  # of each slot, sorted: first and last steps of its tenants
     for item in sorted(intervals, key=lambda item: (-upper_bound(item.bytes), item.first)):
         size = round_up(item.bytes, TENSOR_ALIGNMENT)
-        for position, taken in enumerate(times):
-            after = bisect_left(taken, (item.first, item.first))
-            free = after == len(taken) or item.last < taken[after][0]
-            if free and (after == 0 or taken[after - 1][1] < item.first):
+        for position, busy in enumerate(times):
+            after = bisect_left(busy, (item.first, item.first))
+            free = after == len(busy) or item.last < busy[after][0]
+            if free and (after == 0 or busy[after - 1][1] < item.first):
                 tenants, extent = slots[position]
                 tenants.append(item)
                 slots[position] = (tenants, _cover(extent, size))
-                taken.insert(after, (item.first, item.last))
+                busy.insert(after, (item.first, item.last))
                 break
         else:
             slots.append(([item], size))

@@ -39,10 +39,10 @@ def native_shapes(graph: Graph, exact: bool) -> Graph:
     if not wide:
         return result
     rewriter = GraphRewriter(result)
-    what = "1 product or convolution" if len(wide) == 1 else f"{len(wide)} products and convolutions"
+    counted = "1 product or convolution" if len(wide) == 1 else f"{len(wide)} products and convolutions"
     rewriter.advise(
-        f"{what} in float32 ({listed(wide)}): tensor cores multiply float16, bfloat16, 8-bit numbers, and float32 that "
-        "is rounded to tf32; use one of these types, or the precision tf32, if the results allow it"
+        f"{counted} in float32 ({listed(wide)}): tensor cores multiply float16, bfloat16, 8-bit numbers, and float32 "
+        "that is rounded to tf32; use one of these types, or the precision tf32, if the results allow it"
     )
     return rewriter.run({})
 

@@ -333,16 +333,16 @@ def _joined_bias(scores: _Scores, query: Value, rewriter: GraphRewriter) -> Valu
     rows, keys = scores.product.output.shape[-2:]
     biases = list(scores.biases)
     causal = [is_causal(mask, rows, keys, rewriter) for mask in scores.masks]
-    kept: list[tuple[Value, float]] = []
+    additive: list[tuple[Value, float]] = []
     others_hide = not all(causal) or any(_may_hide(bias, rewriter) for bias in biases)
     for mask, fill, flag in zip(scores.masks, scores.fills, causal, strict=True):
         if flag and _leaves_out(fill, rows, keys, others_hide):
             scores.causal = True
             continue
-        kept.append((mask, fill))
-    if kept:
+        additive.append((mask, fill))
+    if additive:
         hidden = rewriter.number(0.0, query.dtype)
-        for mask, fill in reversed(kept):  # the last mask decides what is hidden by several
+        for mask, fill in reversed(additive):  # the last mask decides what is hidden by several
             hidden = rewriter.op("where", [mask, hidden, _hiding(fill, query.dtype, rewriter)])
         biases.append(hidden)
     bias: Value | None = None
@@ -574,11 +574,11 @@ def _split_condition(
     node: Node, condition: Value | None, rows: Size, keys: Size, rewriter: GraphRewriter
 ) -> Value | None:
     """where(causal and other, 0, -inf) keeps where(other, 0, -inf)."""
-    both = rewriter.producer(condition, "logical_and")
-    if both is not None:
+    conjunction = rewriter.producer(condition, "logical_and")
+    if conjunction is not None:
         for index in (0, 1):
-            if is_causal(both.inputs[index], rows, keys, rewriter):
-                return rewriter.op("where", [both.inputs[1 - index], node.inputs[1], node.inputs[2]])
+            if is_causal(conjunction.inputs[index], rows, keys, rewriter):
+                return rewriter.op("where", [conjunction.inputs[1 - index], node.inputs[1], node.inputs[2]])
     return node.output
 
 

@@ -67,8 +67,8 @@ def _step(
     if cell == "lstm":
         total = op("add", x, product)
         into, out, forget, new = (_part(rewriter, total, 1, number, hidden) for number in range(4))
-        kept = op("multiply", op(gate, forget), _part(rewriter, state, 1, 1, hidden))
-        memory = op("add", kept, op("multiply", op(gate, into), op(others[0], new)))
+        retained = op("multiply", op(gate, forget), _part(rewriter, state, 1, 1, hidden))
+        memory = op("add", retained, op("multiply", op(gate, into), op(others[0], new)))
         return rewriter.op("concat", [op("multiply", op(gate, out), op(others[1], memory)), memory], axis=1)
     product = product if bias is None else op("add", product, bias)
     of_input, of_state = ([_part(rewriter, v, 1, number, hidden) for number in range(3)] for v in (x, product))

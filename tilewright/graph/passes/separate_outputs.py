@@ -13,12 +13,12 @@ from tilewright.graph.rewrite import GraphRewriter
 def separate_outputs(graph: Graph) -> Graph:
     """Append a `copy` for each output that is an input, a constant or an output already."""
     computed = graph.producers()
-    taken: set[Value] = set()
+    used: set[Value] = set()
     copied: list[int] = []
     for position, value in enumerate(graph.outputs):
-        if value in taken or _memory(value, computed) not in computed:
+        if value in used or _memory(value, computed) not in computed:
             copied.append(position)
-        taken.add(value)
+        used.add(value)
     if not copied:
         return graph
     rewriter = GraphRewriter(graph)

@@ -155,17 +155,19 @@ def _one_by_one(rewriter: GraphRewriter, x: Value, axis: int, count: int, descen
     if axis != x.rank - 1:
         line = rewriter.op("reshape", [line], shape=(length, *[1] * (x.rank - 1 - axis)))
     positions: list[Value] = []
-    taken: Value | None = None
+    selected: Value | None = None
     worst, bounded = rewriter.number(_worst(x, descending), x.dtype), _is_bounded(rewriter, x)
     for _ in range(count):
-        left = x if taken is None else rewriter.op("where", [taken, worst, x])
+        left = x if selected is None else rewriter.op("where", [selected, worst, x])
         position = rewriter.op("argmax" if descending else "argmin", [left], axis=axis, keepdims=True)
-        if taken is not None and not bounded:  # all that is left may be as bad as what is taken: then the first of it
+        if (
+            selected is not None and not bounded
+        ):  # all that is left may be as bad as what is taken: then the first of it
             again = _one_of(rewriter, position, positions)
-            position = rewriter.op("where", [again, _first_free(rewriter, taken, positions, axis), position])
+            position = rewriter.op("where", [again, _first_free(rewriter, selected, positions, axis), position])
         positions.append(position)
         now = rewriter.op("equal", [line, position])
-        taken = now if taken is None else rewriter.op("logical_or", [taken, now])
+        selected = now if selected is None else rewriter.op("logical_or", [selected, now])
     return positions[0] if count == 1 else rewriter.op("concat", positions, axis=axis)
 
 
@@ -196,10 +198,10 @@ def _one_of(rewriter: GraphRewriter, position: Value, positions: Sequence[Value]
     return functools.reduce(lambda left, right: rewriter.op("logical_or", [left, right]), found)
 
 
-def _first_free(rewriter: GraphRewriter, taken: Value, positions: Sequence[Value], axis: int) -> Value:
+def _first_free(rewriter: GraphRewriter, selected: Value, positions: Sequence[Value], axis: int) -> Value:
     """The first position that is not taken: one of the first n + 1, where n are."""
     if len(positions) > MOST_SELECTED:
-        return rewriter.op("argmin", [rewriter.cast(taken, int32)], axis=axis, keepdims=True)
+        return rewriter.op("argmin", [rewriter.cast(selected, int32)], axis=axis, keepdims=True)
     free = rewriter.number(len(positions), int64)
     for number in reversed(range(len(positions))):
         place = rewriter.number(number, int64)

@@ -104,8 +104,8 @@ class _Bert:
         emit = self.emit
         emit.source = "attention_mask"
         lowest = float(ml_dtypes.finfo(dtype.numpy).min)
-        kept = emit.cast(emit.unsqueeze(mask, 1, 2), dtype)
-        return emit.op("multiply", emit.op("subtract", 1.0, kept), lowest)
+        visible = emit.cast(emit.unsqueeze(mask, 1, 2), dtype)
+        return emit.op("multiply", emit.op("subtract", 1.0, visible), lowest)
 
     def _layer(self, path: str, hidden: Value, bias: Value, batch: Size, sequence: Size) -> Value:
         emit = self.emit

@@ -241,8 +241,8 @@ def rotate(call: OnnxCall, x: Value, cos: Value, sin: Value, interleaved: bool) 
     real = call.op("subtract", call.op("multiply", cos, first), call.op("multiply", sin, second))
     imaginary = call.op("add", call.op("multiply", sin, first), call.op("multiply", cos, second))
     if interleaved:
-        both = call.op("concat", call.unsqueeze(real, 4), call.unsqueeze(imaginary, 4), axis=4)
-        joined = call.reshape(both, turned.shape)
+        neighbours = call.op("concat", call.unsqueeze(real, 4), call.unsqueeze(imaginary, 4), axis=4)
+        joined = call.reshape(neighbours, turned.shape)
     else:
         joined = call.op("concat", real, imaginary, axis=3)
     return joined if width == x.shape[3] else call.op("concat", joined, rest, axis=3)

@@ -46,8 +46,8 @@ def _of_two(call: OnnxCall, score: Value, shares: bool) -> Value:
     first has the rest."""
     transform = call.choice("post_transform", "NONE", "SOFTMAX", "LOGISTIC")
     other = call.op("subtract", 1.0, score) if shares and transform != "LOGISTIC" else call.op("negate", score)
-    both = call.op("concat", other, score, axis=1)
-    return call.op("sigmoid", both) if transform == "LOGISTIC" else both
+    scores = call.op("concat", other, score, axis=1)
+    return call.op("sigmoid", scores) if transform == "LOGISTIC" else scores
 
 
 @rule("Binarizer")

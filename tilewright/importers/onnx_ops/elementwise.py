@@ -93,10 +93,10 @@ def _operands(call: OnnxCall) -> tuple[Value, Value]:
         if left.shape != right.shape:
             raise Invalid(f"{left!r} and {right!r} differ, and the attribute 'broadcast' is not set")
     elif axis is not None and right.rank:
-        behind = left.rank - call.place(axis, left.rank) - right.rank
-        if behind < 0:
+        trailing = left.rank - call.place(axis, left.rank) - right.rank
+        if trailing < 0:
             raise Invalid(f"{right!r} does not fit into {left!r} at axis {axis}")
-        right = call.reshape(right, (*right.shape, *[1] * behind))
+        right = call.reshape(right, (*right.shape, *[1] * trailing))
     return left, right
 
 

@@ -23,18 +23,18 @@ def _likelihood_loss(call: OnnxCall, logarithms: Value, target: Value, weight: V
     if target.shape != (logarithms.shape[0], *logarithms.shape[2:]):
         raise Invalid(f"the classes {target!r} do not fit {logarithms!r}: they have no dimension of classes")
     target = call.cast(target, int64)
-    kept: Value | None = None
+    counted: Value | None = None
     if ignored is not None:
-        kept = call.op("not_equal", target, ignored)
-        target = call.op("where", kept, target, 0)
+        counted = call.op("not_equal", target, ignored)
+        target = call.op("where", counted, target, 0)
     found = call.op("gather_elements", logarithms, call.unsqueeze(target, 1), axis=1)
     loss = call.op("negate", call.reshape(found, target.shape))
     share = None if weight is None else call.op("gather", weight, target, axis=0)
-    if kept is not None:
-        share = call.op("where", kept, call.full(target.shape, 1.0, dtype) if share is None else share, zero)
+    if counted is not None:
+        share = call.op("where", counted, call.full(target.shape, 1.0, dtype) if share is None else share, zero)
     # A class that is ignored may have an infinite loss: it is left out, not multiplied by 0.
     loss = loss if share is None else call.op("multiply", loss, share)
-    loss = loss if kept is None else call.op("where", kept, loss, zero)
+    loss = loss if counted is None else call.op("where", counted, loss, zero)
     if reduction == "none":
         return loss
     axes = tuple(range(loss.rank))

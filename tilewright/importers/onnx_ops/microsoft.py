@@ -94,7 +94,7 @@ def fused_matmul(call: OnnxCall) -> Value:
 @rule("ConvTransposeWithDynamicPads")
 def transposed_convolution(call: OnnxCall) -> Value:
     """Inputs: image, weight, what is cut off at the begins and the ends, a bias."""
-    known, pads, what = not call.is_unknown(2), call.optional(2), call.input_text(2)
+    known, pads, subject = not call.is_unknown(2), call.optional(2), call.input_text(2)
     if known and call.has(2):
         call.attributes = {**call.attributes, "pads": call.ints(2)}
     call.inputs = [*call.inputs[:2], *call.inputs[3:4]]
@@ -107,7 +107,7 @@ def transposed_convolution(call: OnnxCall) -> Value:
     ends = call.op("subtract", extents, call.slice(pads, 0, count, 2 * count))
     shape = (*whole.shape[:2], *(call.fresh("size") for _ in range(count)))
     axes = call.constant(np.arange(2, whole.rank), "axes")
-    return call.op("slice_at", whole, call.slice(pads, 0, 0, count), ends, axes, None, shape=shape, what=what)
+    return call.op("slice_at", whole, call.slice(pads, 0, 0, count), ends, axes, None, shape=shape, what=subject)
 
 
 @rule("Inverse")
@@ -219,8 +219,8 @@ def embed_layer_norm(call: OnnxCall) -> tuple[Value | None, ...]:
         total = call.op("add", total, call.op("gather", call[4], call[1], axis=0))
     result = _norm(call, total, call[5], call[6], call.attribute("epsilon", 1e-12), False)
     call.attribute("mask_index_type")
-    kept = call.op("reduce_sum", call.cast(call[7], int32), axes=(1,)) if call.has(7) else None
-    return result, kept if kept is not None else call.full(ids.shape[:1], 0, int32), total
+    visible = call.op("reduce_sum", call.cast(call[7], int32), axes=(1,)) if call.has(7) else None
+    return result, visible if visible is not None else call.full(ids.shape[:1], 0, int32), total
 
 
 @rule("GroupNorm")
@@ -349,8 +349,8 @@ def real_transform(call: OnnxCall) -> Value:
     """Of the last dimension: [.., n / 2 + 1, 2]."""
     x = _one_dimension(call)
     length = x.shape[-1]
-    kept = simplify(lift(length) // 2 + 1)
-    parts = fourier.transform(call, x, None, length, kept, False)
+    count = simplify(lift(length) // 2 + 1)
+    parts = fourier.transform(call, x, None, length, count, False)
     real, imaginary = (call.unsqueeze(part, -1) for part in parts)
     return call.op("concat", real, imaginary, axis=real.rank - 1)
 

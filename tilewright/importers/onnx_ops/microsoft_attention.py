@@ -47,15 +47,15 @@ def _key_mask(call: OnnxCall, mask: Value, batch: Size, rows: Size, keys: Size) 
         ends, starts = call.slice(whole, 0, 0, batch), call.slice(whole, 0, batch, mask.shape[0])
         before = call.op("less", line, call.reshape(ends, column))
         return call.op("logical_and", before, call.op("greater_equal", line, call.reshape(starts, column)))
-    kept = call.op("not_equal", mask, 0) if not mask.dtype.is_bool else mask
+    visible = call.op("not_equal", mask, 0) if not mask.dtype.is_bool else mask
     if mask.rank == 2:
-        return call.reshape(kept, (mask.shape[0], 1, 1, mask.shape[1]))
+        return call.reshape(visible, (mask.shape[0], 1, 1, mask.shape[1]))
     if mask.rank == 3:
-        return call.unsqueeze(kept, 1)
+        return call.unsqueeze(visible, 1)
     if mask.rank == 4 and isinstance(mask.shape[2], int) and mask.shape[2:] != (rows, keys):
         past = simplify(lift(keys) - rows)  # a table for the longest sequence
-        kept = call.slice(call.slice(kept, 2, past, keys), 3, 0, keys)
-    return kept
+        visible = call.slice(call.slice(visible, 2, past, keys), 3, 0, keys)
+    return visible
 
 
 def _scores(call: OnnxCall, query: Value, key: Value, mask_index: int, bias_index: int) -> Scores:
@@ -72,9 +72,9 @@ def _scores(call: OnnxCall, query: Value, key: Value, mask_index: int, bias_inde
     if call.attribute("unidirectional", 0):
         scores.causal = True
     if call.has(mask_index):
-        kept = _key_mask(call, call[mask_index], query.shape[0], rows, keys)
+        visible = _key_mask(call, call[mask_index], query.shape[0], rows, keys)
         zero, low = (call.builder.number(number, query.dtype) for number in (0.0, max(hidden, _lowest(query))))
-        added = call.op("where", kept, zero, low)
+        added = call.op("where", visible, zero, low)
         scores.bias = added if scores.bias is None else call.op("add", scores.bias, added)
     return scores
 

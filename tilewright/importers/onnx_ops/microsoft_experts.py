@@ -105,9 +105,9 @@ def _shares(call: OnnxCall, count: int, mixing: Value | None) -> Value:
     nothing = call.builder.number(0.0, float32)
     normalized = bool(call.attribute("normalize_routing_weights", 0))
     if mixing is not None:
-        kept = call.op("where", chosen, call.cast(mixing, float32), nothing)
-        total = call.op("reduce_sum", kept, axes=(1,), keepdims=True)
-        return call.op("divide", kept, total) if normalized else kept
+        shares = call.op("where", chosen, call.cast(mixing, float32), nothing)
+        total = call.op("reduce_sum", shares, axes=(1,), keepdims=True)
+        return call.op("divide", shares, total) if normalized else shares
     if normalized:
         low = call.builder.number(-math.inf, float32)
         return call.op("softmax", call.op("where", chosen, scores, low), axis=1)

@@ -166,8 +166,8 @@ def gather_of_packed(call: OnnxCall) -> Value:
     points = call.optional(3)
     found = []
     for item, is_packed in ((data, packed), (scales, False), (points, packed)):
-        taken = None if item is None else call.op("gather", item, where, axis=gather_axis)
-        found.append(unpacked(call, taken, bits) if taken is not None and is_packed else taken)
+        gathered = None if item is None else call.op("gather", item, where, axis=gather_axis)
+        found.append(unpacked(call, gathered, bits) if gathered is not None and is_packed else gathered)
     elements, factors, zeros = found
     assert elements is not None and factors is not None
     axis += indices.rank - 1 if axis > gather_axis else 0

@@ -111,8 +111,8 @@ def _training_dropout(call: OnnxCall) -> tuple[Value, Value]:
         return x, call.full(x.shape, True, int1)
     share = call.cast(call[1], float64) if call.has(1) else call.value(0.5, float64)
     share = share if always else call.op("where", call.reshape(call[2], ()), call.reshape(share, ()), 0.0)
-    kept = call.op("greater_equal", drawn(call, x.shape, "uniform"), share)
+    survives = call.op("greater_equal", drawn(call, x.shape, "uniform"), share)
     wide = x if x.dtype.bits >= 32 else call.cast(x, float32)
     scale = call.cast(call.op("divide", 1.0, call.op("subtract", 1.0, share)), wide.dtype)
     scaled = call.cast(call.op("multiply", wide, scale), x.dtype)
-    return call.op("where", kept, scaled, call.value(0.0, x.dtype)), kept
+    return call.op("where", survives, scaled, call.value(0.0, x.dtype)), survives

@@ -124,10 +124,10 @@ def _lstm(call: OnnxCall, x: Value, states: Sequence[Value], weights: _Direction
     if weights.peepholes:
         into = call.op("add", into, call.op("multiply", weights.peepholes[0], memory))
         forget = call.op("add", forget, call.op("multiply", weights.peepholes[2], memory))
-    taken = _applied(call, gate, into)
-    left = call.op("subtract", 1.0, taken) if call.attribute("input_forget", 0) else _applied(call, gate, forget)
-    kept = call.op("multiply", left, memory)
-    memory = call.op("add", kept, call.op("multiply", taken, _applied(call, activation, new)))
+    into_gate = _applied(call, gate, into)
+    left = call.op("subtract", 1.0, into_gate) if call.attribute("input_forget", 0) else _applied(call, gate, forget)
+    retained = call.op("multiply", left, memory)
+    memory = call.op("add", retained, call.op("multiply", into_gate, _applied(call, activation, new)))
     if weights.peepholes:
         out = call.op("add", out, call.op("multiply", weights.peepholes[1], memory))
     return [call.op("multiply", _applied(call, gate, out), last.apply(call, memory)), memory]

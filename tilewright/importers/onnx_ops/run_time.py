@@ -23,14 +23,14 @@ rule = TABLE.rule
 
 def reshape(call: OnnxCall, x: Value) -> Value:
     """A Reshape whose shape is known only then; elements that are known at import stay numbers."""
-    count, what = call.count(1), call.input_text(1)
+    count, subject = call.count(1), call.input_text(1)
     allow_zero = bool(call.attribute("allowzero", 0))
     resolved: list[Value] = []
 
     def target(index: int) -> Value:
         if not resolved:
             operands = (call.numbers(index), call.extents(x))
-            resolved.append(call.op("resolved_shape", *operands, count=count, allow_zero=allow_zero, what=what))
+            resolved.append(call.op("resolved_shape", *operands, count=count, allow_zero=allow_zero, what=subject))
         return resolved[0]
 
     sizes: list[Size] = []
@@ -45,37 +45,37 @@ def reshape(call: OnnxCall, x: Value) -> Value:
 
 def expand(call: OnnxCall, x: Value) -> Value:
     """An Expand to a shape that is known only then; where x has a fixed size other than 1, that stays."""
-    count, what = call.count(1), call.input_text(1)
+    count, subject = call.count(1), call.input_text(1)
     rank = max(count, x.rank)
     fixed = [1] * (rank - x.rank) + list(x.shape)
     if not all(isinstance(size, int) for size in fixed):
         sizes = [call.fresh("size") for _ in range(rank)]
-        return call.op("broadcast_at", x, call.numbers(1), shape=tuple(sizes), what=what)
-    target = call.op("broadcast_extents", call.numbers(1), call.extents(x), count=rank, what=what)
+        return call.op("broadcast_at", x, call.numbers(1), shape=tuple(sizes), what=subject)
+    target = call.op("broadcast_extents", call.numbers(1), call.extents(x), count=rank, what=subject)
     hints: list[Size | None] = [*[1] * (rank - count), *(call.tensor(1).hints or [None] * count)]
     shape: list[Size] = []
     for element, (size, hint) in enumerate(zip(fixed, hints, strict=True)):
         if size == 1:
             size = call.fresh("size") if hint is None or (isinstance(hint, int) and hint < 0) else hint
-            call.op("extent", target, element=element, size=size, what=f"element {element} of {what}")
+            call.op("extent", target, element=element, size=size, what=f"element {element} of {subject}")
         shape.append(size)
     return call.broadcast(x, shape)
 
 
 def squeeze(call: OnnxCall, x: Value) -> Value:
     """A Squeeze whose axes are known only then."""
-    what, count = call.input_text(1), x.rank - call.count(1)
+    subject, count = call.input_text(1), x.rank - call.count(1)
     if count < 0:
         raise Invalid(f"there are {call.count(1)} axes for {x!r}")
-    kept = call.op("removed_extents", call.extents(x), call.numbers(1), count=count, what=what)
-    return call.reshape(x, call.read_sizes(kept, "size", what))
+    extents = call.op("removed_extents", call.extents(x), call.numbers(1), count=count, what=subject)
+    return call.reshape(x, call.read_sizes(extents, "size", subject))
 
 
 def unsqueeze(call: OnnxCall, x: Value) -> Value:
     """An Unsqueeze whose axes are known only then."""
-    what, count = call.input_text(1), x.rank + call.count(1)
-    extents = call.op("inserted_extents", call.extents(x), call.numbers(1), count=count, what=what)
-    return call.reshape(x, call.read_sizes(extents, "size", what))
+    subject, count = call.input_text(1), x.rank + call.count(1)
+    extents = call.op("inserted_extents", call.extents(x), call.numbers(1), count=count, what=subject)
+    return call.reshape(x, call.read_sizes(extents, "size", subject))
 
 
 def slice_(call: OnnxCall, x: Value) -> Value:
@@ -127,17 +127,17 @@ def with_axes(apply: Callable[[OnnxCall], Value]) -> Callable[[OnnxCall], Value]
             return apply(_other(call, [call.tensor(0), empty], call.attributes))
         if count > x.rank:
             raise Invalid(f"there are {count} axes for {x!r}")
-        what = call.input_text(1)
-        kept = [call.fresh("size") for _ in range(x.rank - count)]
-        moved = call.op("axes_last", x, call.numbers(1), shape=(*kept, call.fresh("size")), what=what)
-        last = known_tensor("axes", np.array([len(kept)], np.int64))
+        subject = call.input_text(1)
+        other_sizes = [call.fresh("size") for _ in range(x.rank - count)]
+        moved = call.op("axes_last", x, call.numbers(1), shape=(*other_sizes, call.fresh("size")), what=subject)
+        last = known_tensor("axes", np.array([len(other_sizes)], np.int64))
         result = apply(_other(call, [Tensor("moved", moved), last], {**call.attributes, "keepdims": 0}))
         if not keep:
             return result
         extents = call.op(
-            "removed_extents", call.extents(x), call.numbers(1), count=x.rank, keep=True, reduced=True, what=what
+            "removed_extents", call.extents(x), call.numbers(1), count=x.rank, keep=True, reduced=True, what=subject
         )
-        return call.reshape(result, call.read_sizes(extents, "size", what))
+        return call.reshape(result, call.read_sizes(extents, "size", subject))
 
     return rule_
 
@@ -153,9 +153,9 @@ def along_axis(call: OnnxCall, x: Value, apply: Callable[[Value, int], Value]) -
     if call.count(1) != 1:
         raise Invalid(f"there are {call.count(1)} axes; there must be one")
     sizes = [call.fresh("size") for _ in range(x.rank)]
-    what = call.input_text(1)
-    moved = call.op("axes_last", x, call.numbers(1), shape=tuple(sizes), what=what)
-    return call.op("last_axis_at", apply(moved, x.rank - 1), call.numbers(1), shape=x.shape, what=what)
+    subject = call.input_text(1)
+    moved = call.op("axes_last", x, call.numbers(1), shape=tuple(sizes), what=subject)
+    return call.op("last_axis_at", apply(moved, x.rank - 1), call.numbers(1), shape=x.shape, what=subject)
 
 
 def top_k(call: OnnxCall, x: Value, axis: int, largest: bool, count: Size | None = None) -> tuple[Value, Value]:

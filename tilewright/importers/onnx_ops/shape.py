@@ -31,10 +31,10 @@ TABLE = RuleTable("Shapes, joins and splits")
 rule = TABLE.rule
 
 
-def not_negative(sizes: Sequence[Size], what: str) -> None:
+def not_negative(sizes: Sequence[Size], subject: str) -> None:
     """Raise `Invalid` for a negative number among sizes."""
     if any(isinstance(size, int) and size < 0 for size in sizes):
-        raise Invalid(f"{what} {list(map(str, sizes))} have a negative number")
+        raise Invalid(f"{subject} {list(map(str, sizes))} have a negative number")
 
 
 @rule("Reshape")
@@ -140,8 +140,8 @@ def concat(call: OnnxCall) -> Value:
     for value in values[1:]:
         if value.rank != values[0].rank:
             raise Invalid(f"{values[0]!r} and {value!r} have different numbers of dimensions")
-    kept = [value for value in values if value.shape[axis] != 0] or values[:1]
-    return kept[0] if len(kept) == 1 else call.op("concat", *kept, axis=axis)
+    nonempty = [value for value in values if value.shape[axis] != 0] or values[:1]
+    return nonempty[0] if len(nonempty) == 1 else call.op("concat", *nonempty, axis=axis)
 
 
 def _bound(bound: Size, extent: Size, low: Size, high: Size) -> Size:

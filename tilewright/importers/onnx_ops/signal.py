@@ -51,13 +51,13 @@ for _name, _coefficients in WINDOWS.items():
     TABLE.add(_name, _window(_coefficients))
 
 
-def _count(call: OnnxCall, index: int, what: str, least: int = 1) -> Size:
+def _count(call: OnnxCall, index: int, subject: str, least: int = 1) -> Size:
     """An input that is one whole number of at least `least`."""
     found = call.sizes(index)
     if len(found) != 1 or (isinstance(found[0], int) and found[0] < least):
-        raise Invalid(f"the {what} is {list(map(str, found))}; it must be one number of at least {least}")
+        raise Invalid(f"the {subject} is {list(map(str, found))}; it must be one number of at least {least}")
     if isinstance(found[0], int) and found[0] > MOST_COSINES:
-        raise Unsupported(f"a {what} of {found[0]}", f"use at most {MOST_COSINES}")
+        raise Unsupported(f"a {subject} of {found[0]}", f"use at most {MOST_COSINES}")
     return found[0]
 
 
@@ -78,8 +78,8 @@ def fourier_transform(call: OnnxCall) -> Value:
         return _real_inverse(call, parts, length, axis)
     length = parts[0].shape[-1] if length is None else length
     parts = [fitted(call, part, length) for part in parts]
-    kept = half(length) if onesided else length
-    found = transform(call, parts[0], parts[1] if len(parts) > 1 else None, length, kept, inverse)
+    count = half(length) if onesided else length
+    found = transform(call, parts[0], parts[1] if len(parts) > 1 else None, length, count, inverse)
     if inverse:
         found = tuple(call.op("divide", part, call.value(length, part.dtype)) for part in found)  # type: ignore[assignment]
     real, imaginary = (call.unsqueeze(call.transpose(part, axis, part.rank - 1), -1) for part in found)
@@ -112,8 +112,8 @@ def short_time_transform(call: OnnxCall) -> Value:
     frames = [_frames(call, part, count, length, step) for part in parts]
     if window is not None:
         frames = [call.op("multiply", frame, window) for frame in frames]
-    kept = half(length) if call.attribute("onesided", 1) and len(parts) == 1 else length
-    found = transform(call, frames[0], frames[1] if len(frames) > 1 else None, length, kept, False)
+    numbers = half(length) if call.attribute("onesided", 1) and len(parts) == 1 else length
+    found = transform(call, frames[0], frames[1] if len(frames) > 1 else None, length, numbers, False)
     real, imaginary = (call.unsqueeze(part, -1) for part in found)
     return call.op("concat", real, imaginary, axis=real.rank - 1)
 
@@ -130,7 +130,7 @@ def _frames(call: OnnxCall, x: Value, count: Size, length: Size, step: Size) -> 
 @rule("MelWeightMatrix")
 def mel_weights(call: OnnxCall) -> Value:
     """Triangles over the numbers of a spectrum, evenly spaced in mel: [dft_length // 2 + 1, bins]."""
-    sizes = [_count(call, index, what) for index, what in enumerate(("number of bins", "length", "sample rate"))]
+    sizes = [_count(call, index, subject) for index, subject in enumerate(("number of bins", "length", "sample rate"))]
     bins, length, rate = sizes
     if not (isinstance(bins, int) and isinstance(length, int) and isinstance(rate, int)):
         raise Unsupported("mel weights of a size that is known only at run time", "fix the sizes")

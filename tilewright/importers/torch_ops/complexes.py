@@ -52,9 +52,9 @@ def _for_parts(function: Callable[..., Any]) -> Callable[..., Any]:
         part = _Part(call.builder, call.symbols, call.node)
         results = []
         for number in range(2):
-            taken = [_part(item, number) for item in args]
+            parts = [_part(item, number) for item in args]
             named = {key: _part(item, number) for key, item in kwargs.items()}
-            results.append(function(part, *taken, **named))
+            results.append(function(part, *parts, **named))
         if isinstance(results[0], tuple):
             return tuple(Complex(*pair) for pair in zip(*results, strict=True))
         return Complex(*results)
@@ -310,8 +310,8 @@ def _product_along(call: TorchCall, x: Complex, axes: Sequence[int], keepdim: bo
             x, length = found, middle + length % 2
     if keepdim:
         return x
-    kept = [size for place, size in enumerate(x.real.shape) if place not in axes]
-    return Complex(*(call.reshape(part, kept) for part in (x.real, x.imaginary)))
+    sizes = [size for place, size in enumerate(x.real.shape) if place not in axes]
+    return Complex(*(call.reshape(part, sizes) for part in (x.real, x.imaginary)))
 
 
 def _sliced(call: TorchCall, x: Complex, axis: int, start: int, stop: int) -> Complex:
@@ -326,12 +326,12 @@ def _written(function: Callable[..., Any]) -> Callable[..., Any]:
         names = ("source", "values", "value", "updates")
         dtype = part_type(call)
 
-        def both(item: Any) -> Any:
+        def as_complex(item: Any) -> Any:
             floating = isinstance(item, Value) and item.dtype.is_float
             return of(call, item, dtype) if floating else item
 
-        args = tuple(map(both, args))
-        kwargs = {key: both(item) if key in names else item for key, item in kwargs.items()}
+        args = tuple(map(as_complex, args))
+        kwargs = {key: as_complex(item) if key in names else item for key, item in kwargs.items()}
         return apply(call, of(call, x, dtype), *args, **kwargs)
 
     return written
@@ -439,8 +439,8 @@ def transform_of_real(call: TorchCall, x: Value, dim: Sequence[int], normalizati
     lengths, last = [x.shape[axis] for axis in axes], axes[-1]
     length = x.shape[last]
     turned = call.transpose(x, last, x.rank - 1)
-    kept = fourier.half(length) if onesided else length
-    parts = fourier.transform(call, turned, None, length, kept, False)
+    count = fourier.half(length) if onesided else length
+    parts = fourier.transform(call, turned, None, length, count, False)
     found = Complex(*(call.transpose(part, last, x.rank - 1) for part in parts))
     for axis in axes[:-1]:
         found = _along(call, found, axis, False)

@@ -85,8 +85,8 @@ def trilinear(
     letters = [chr(ord("a") + axis) for axis in range(rank)]
     terms = ["".join(letter for axis, letter in enumerate(letters) if axis not in {item % rank for item in expand})
              for expand in (expand1, expand2, expand3)]  # fmt: skip
-    kept = "".join(letter for axis, letter in enumerate(letters) if axis not in {item % rank for item in sumdim})
-    return einsum(call, f"{','.join(terms)}->{kept}", [first, second, third])
+    output = "".join(letter for axis, letter in enumerate(letters) if axis not in {item % rank for item in sumdim})
+    return einsum(call, f"{','.join(terms)}->{output}", [first, second, third])
 
 
 @rule("linear.default")
@@ -118,8 +118,8 @@ def convolution(
         crops = [(pad, pad) for pad in pads]
         result = transposed_convolution(call, batched, weight, bias, strides, crops, steps, extra, groups)
     else:
-        both = [(pad, pad) for pad in pads]
-        result = call.op("conv", batched, weight, bias, strides=strides, padding=both, dilation=steps, groups=groups)
+        margins = [(pad, pad) for pad in pads]
+        result = call.op("conv", batched, weight, bias, strides=strides, padding=margins, dilation=steps, groups=groups)
     return call.reshape(result, call.shape)
 
 
@@ -242,11 +242,11 @@ def _self_attention(
     batch, length, width = x.shape
     joined = call.reshape(_affine(call, x, *packed), (batch, length, 3, heads, width // heads))
     query, key, value = (call.permute(call.select(joined, 2, part), (0, 2, 1, 3)) for part in range(3))
-    kept = None
+    visible = None
     if mask is not None:
-        kept = call.op("logical_not", mask)
-        kept = kept if mask.shape == (length, length) else call.unsqueeze(kept, 1, 2)
-    context = call.attention(query, key, value, kept, causal=False, scale=None)
+        visible = call.op("logical_not", mask)
+        visible = visible if mask.shape == (length, length) else call.unsqueeze(visible, 1, 2)
+    context = call.attention(query, key, value, visible, causal=False, scale=None)
     context = call.reshape(call.permute(context, (0, 2, 1, 3)), (batch, length, width))
     return _affine(call, context, *projection)
 

@@ -316,8 +316,8 @@ def mantissa_and_exponent(call: TorchCall, x: Value) -> tuple[Value, Value]:
         return call.builder.number(value, bits.dtype)
 
     field = call.op("bitwise_and", call.op("shift_right", bits, number(digits)), number(ones))
-    kept = call.op("bitwise_and", bits, number(~(ones << digits)))
-    mantissa = bitcast(call, call.op("bitwise_or", kept, number((bias - 1) << digits)), dtype)
+    mantissa_bits = call.op("bitwise_and", bits, number(~(ones << digits)))
+    mantissa = bitcast(call, call.op("bitwise_or", mantissa_bits, number((bias - 1) << digits)), dtype)
     exponent = call.op("subtract", field, call.op("where", tiny, number(bias - 1 + digits), number(bias - 1)))
     own = call.op("logical_or", call.op("equal", wide, 0.0), call.op("equal", field, ones))
     exponent = call.op("where", own, number(0), exponent)

@@ -46,9 +46,9 @@ def embedding_bag(
     if include_last_offset or size is None or (mode == 2 and padding_idx >= 0):
         bags = simplify(lift(offsets.shape[0]) - int(include_last_offset))
         rows = call.op("gather", weight, indices, axis=0)
-        kept = None if padding_idx < 0 else call.op("not_equal", indices, padding_idx)
+        counted = None if padding_idx < 0 else call.op("not_equal", indices, padding_idx)
         return (
-            _ragged_bags(call, rows, call.slice(offsets, 0, 0, bags), mode, per_sample_weights, kept),
+            _ragged_bags(call, rows, call.slice(offsets, 0, 0, bags), mode, per_sample_weights, counted),
             None,
             None,
             None,
@@ -61,17 +61,17 @@ def embedding_bag(
         rows = call.op("multiply", rows, call.reshape(per_sample_weights, (bags, size, 1)))
     count: Value = call.builder.number(size, rows.dtype)
     if padding_idx >= 0:
-        kept = call.reshape(call.op("not_equal", indices, padding_idx), (bags, size, 1))
-        rows = call.op("where", kept, rows, call.builder.number(0.0, rows.dtype))
-        count = call.op("maximum", call.op("reduce_sum", call.cast(kept, rows.dtype), axes=(1,)), 1)
+        counted = call.reshape(call.op("not_equal", indices, padding_idx), (bags, size, 1))
+        rows = call.op("where", counted, rows, call.builder.number(0.0, rows.dtype))
+        count = call.op("maximum", call.op("reduce_sum", call.cast(counted, rows.dtype), axes=(1,)), 1)
     total = call.op("reduce_sum", rows, axes=(1,))
     return call.op("divide", total, count) if mode == 1 else total, None, None, None
 
 
 def _ragged_bags(
-    call: TorchCall, rows: Value, offsets: Value, mode: int, weights: Value | None, kept: Value | None
+    call: TorchCall, rows: Value, offsets: Value, mode: int, weights: Value | None, counted: Value | None
 ) -> Value:
-    """What `embedding_bag` gives of rows [n, width] where bags begin at offsets; `kept` tells rows that count."""
+    """What `embedding_bag` gives of rows [n, width] where bags begin at offsets; `counted` tells rows that count."""
     bags, (count, width), dtype = offsets.shape[0], rows.shape, rows.dtype
     wide = float32 if dtype.bits < 32 else dtype
     rows, column = call.cast(rows, wide), call.unsqueeze(call.iota(count), 1)
@@ -79,12 +79,12 @@ def _ragged_bags(
     bag = call.op("subtract", call.op("reduce_sum", call.cast(begun, int64), axes=(1,)), 1)
     if weights is not None:
         rows = call.op("multiply", rows, call.reshape(call.cast(weights, wide), (count, 1)))
-    held = call.full((count,), 1.0, wide) if kept is None else call.cast(kept, wide)
+    held = call.full((count,), 1.0, wide) if counted is None else call.cast(counted, wide)
     members = call.op("scatter_reduce", call.full((bags,), 0.0, wide), bag, held, axis=0, reduction="add")
     members = call.unsqueeze(members, 1)
     least = float("-inf") if mode == 2 else 0.0
-    if kept is not None:
-        rows = call.op("where", call.unsqueeze(kept, 1), rows, call.builder.number(least, wide))
+    if counted is not None:
+        rows = call.op("where", call.unsqueeze(counted, 1), rows, call.builder.number(least, wide))
     reduction = "maximum" if mode == 2 else "add"
     total = call.op("scatter_reduce", call.full((bags, width), least, wide), bag, rows, axis=0, reduction=reduction)
     if mode == 1:
@@ -262,8 +262,8 @@ def masked_scatter(call: TorchCall, x: Value, mask: Value, source: Value) -> Val
     before = call.op("cumsum", call.cast(call.reshape(mask, (-1,)), int64), axis=0)
     line = call.op("concat", call.full((1,), 0, x.dtype), call.reshape(call.cast(source, x.dtype), (-1,)), axis=0)
     last = call.value(simplify(lift(line.shape[0]) - 1), int64)
-    taken = call.op("gather", line, call.op("minimum", before, last), axis=0)
-    return call.op("where", mask, call.reshape(taken, x.shape), x)
+    gathered = call.op("gather", line, call.op("minimum", before, last), axis=0)
+    return call.op("where", mask, call.reshape(gathered, x.shape), x)
 
 
 @rule("index_copy.default")

@@ -95,7 +95,7 @@ def factors(call: TorchCall, a: Value, pivot: bool = True) -> tuple[Value, Value
     found, places = matrices.lower_upper(call, a, pivot)
     rows = a.shape[-2]
     permutation = _permutation(call, places, rows) if pivot else call.full((0,), 0.0, a.dtype)
-    return (call.cast(permutation, a.dtype), *_both(call, found))
+    return (call.cast(permutation, a.dtype), *_lower_and_upper(call, found))
 
 
 @rule("lu_unpack.default")
@@ -103,7 +103,7 @@ def unpacked_factors(
     call: TorchCall, packed: Value, pivots: Value, unpack_data: bool = True, unpack_pivots: bool = True
 ) -> tuple[Value, Value, Value]:
     nothing_ = call.full((0,), 0.0, packed.dtype)
-    lower, upper = _both(call, packed) if unpack_data else (nothing_, nothing_)
+    lower, upper = _lower_and_upper(call, packed) if unpack_data else (nothing_, nothing_)
     if not unpack_pivots:
         return nothing_, lower, upper
     places = call.op("subtract", call.cast(pivots, int64), 1)
@@ -131,7 +131,7 @@ def solve_by_factors(
     return matrices.solve_triangular(call, packed, half, upper=True)
 
 
-def _both(call: TorchCall, packed: Value) -> tuple[Value, Value]:
+def _lower_and_upper(call: TorchCall, packed: Value) -> tuple[Value, Value]:
     """L [..., m, k] with its ones, and U [..., k, n]."""
     rows, columns = packed.shape[-2:]
     assert isinstance(rows, int) and isinstance(columns, int)

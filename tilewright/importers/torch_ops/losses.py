@@ -27,12 +27,12 @@ def ctc_losses(
     rows = targets if targets.rank == 2 else _rows(call, targets, lengths, longest)
     inside = call.op("less", call.iota(rows.shape[1]), call.unsqueeze(lengths, 1))
     rows = call.op("where", inside, call.cast(rows, int64), blank)  # what follows the end of a text has no meaning
-    for numbers, most, what in (
+    for numbers, most, subject in (
         (given, steps, "each input length of a CTC loss is from 0 to the number of steps"),
         (lengths, rows.shape[1], "each target length of a CTC loss is from 0 to the width of its targets"),
         (rows, simplify(lift(classes) - 1), "each label of a CTC loss is from 0 to the number of classes - 1"),
     ):
-        _require_range(call, numbers, most, what)
+        _require_range(call, numbers, most, subject)
     labels = _with_blanks(call, rows, blank)  # [N, 2 S + 1]
     count = labels.shape[1]
     line = call.iota(count)
@@ -74,13 +74,13 @@ def ctc_losses(
     return call.cast(call.reshape(call.op("negate", total), (batch,)), log_probs.dtype)
 
 
-def _require_range(call: TorchCall, numbers: Value, most: Size, what: str) -> None:
+def _require_range(call: TorchCall, numbers: Value, most: Size, subject: str) -> None:
     """A condition of every call: all numbers are from 0 to `most`."""
     if 0 in numbers.shape:
         return
     fits = call.op("logical_and", call.op("greater_equal", numbers, 0),
                    call.op("less_equal", numbers, call.value(most, int64)))  # fmt: skip
-    call.op("condition", call.op("reduce_min", fits, axes=tuple(range(fits.rank)), keepdims=False), what=what)
+    call.op("condition", call.op("reduce_min", fits, axes=tuple(range(fits.rank)), keepdims=False), what=subject)
 
 
 def _rows(call: TorchCall, targets: Value, lengths: Value, longest: Size) -> Value:

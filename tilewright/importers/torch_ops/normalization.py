@@ -192,8 +192,8 @@ def batch_norm_in_training(
     unbiased = call.op("divide", call.op("multiply", variance, count), call.op("subtract", count, 1.0))
     statistics = [mean, scale]
     for old, new in ((running_mean, mean), (running_variance, unbiased)):
-        kept = call.op("multiply", call.cast(old, wide), 1.0 - momentum)
-        statistics.append(call.op("add", kept, call.op("multiply", new, momentum)))
+        retained = call.op("multiply", call.cast(old, wide), 1.0 - momentum)
+        statistics.append(call.op("add", retained, call.op("multiply", new, momentum)))
     # In the types that PyTorch has there, which are not the same on all devices.
     kinds = [wide if fake is None else dtype_of(fake.dtype) for fake in call.results[1:]]
     mean, scale, new_mean, new_variance = map(call.cast, statistics, kinds)

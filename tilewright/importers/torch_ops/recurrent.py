@@ -59,8 +59,8 @@ def lstm_cell(
     """output * tanh(memory), memory = forget * memory + input * new."""
     own, theirs = _gates(call, inputs, input_bias, 4), _gates(call, states, bias, 4)
     into, forget, new, out = (call.op("add", left, right) for left, right in zip(own, theirs, strict=True))
-    kept = call.op("multiply", call.op("sigmoid", forget), memory)
-    memory = call.op("add", kept, call.op("multiply", call.op("sigmoid", into), call.op("tanh", new)))
+    retained = call.op("multiply", call.op("sigmoid", forget), memory)
+    memory = call.op("add", retained, call.op("multiply", call.op("sigmoid", into), call.op("tanh", new)))
     return call.op("multiply", call.op("sigmoid", out), call.op("tanh", memory)), memory, None
 
 
@@ -263,8 +263,8 @@ def _projected_step(
     product = emit.op("matmul", states[0], of_state, transpose_b=True)
     gates = emit.op("add", emit.op("gather", total, place, axis=0), product)
     into, forget, new, out = emit.equal_parts(gates, 4)
-    kept = emit.op("multiply", emit.op("sigmoid", forget), states[1])
-    memory = emit.op("add", kept, emit.op("multiply", emit.op("sigmoid", into), emit.op("tanh", new)))
+    retained = emit.op("multiply", emit.op("sigmoid", forget), states[1])
+    memory = emit.op("add", retained, emit.op("multiply", emit.op("sigmoid", into), emit.op("tanh", new)))
     shown = emit.op("multiply", emit.op("sigmoid", out), emit.op("tanh", memory))
     hidden = emit.op("matmul", shown, projection, transpose_b=True)
     if not lengths:

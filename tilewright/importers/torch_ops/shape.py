@@ -129,8 +129,8 @@ def select(call: TorchCall, x: Value, dim: int, index: Size | Value) -> Value:
 def concatenate(call: TorchCall, tensors: Sequence[Value], dim: int = 0) -> Value:
     """Legacy empty tensors of one dimension are left out, as PyTorch does."""
     rank = max(value.rank for value in tensors)
-    kept = [call.cast(value, call.dtype) for value in tensors if not (value.shape == (0,) and rank > 1)]
-    return kept[0] if len(kept) == 1 else call.op("concat", *kept, axis=dim % rank)
+    nonempty = [call.cast(value, call.dtype) for value in tensors if not (value.shape == (0,) and rank > 1)]
+    return nonempty[0] if len(nonempty) == 1 else call.op("concat", *nonempty, axis=dim % rank)
 
 
 @rule("stack.default")
