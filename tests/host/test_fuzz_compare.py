@@ -54,6 +54,23 @@ def test_layer_norm_of_equal_numbers(number):
     assert not right(expected, torch.full((4, 33), 1e-2))
 
 
+def test_layer_norm_of_equal_numbers_may_be_nothing():
+    x = torch.full((3, 2), -0.69, dtype=torch.bfloat16)
+    program = Program([Argument((3, 2), x.dtype, "")], [Step("layer_norm", (0,), ()), Step("any", (1,), (1, False))])
+    assert right(Reference(program, [x]), torch.zeros(3, dtype=torch.bool))
+    ordinary = torch.tensor([[0.5, 0.7]] * 3, dtype=torch.bfloat16)
+    assert not right(Reference(program, [ordinary]), torch.zeros(3, dtype=torch.bool))
+
+
+def test_near_a_pole_of_an_uncertain_number_anything_may_come_out():
+    """Many runs show that; few of them lie together by chance."""
+    steps = [Step("sum", (0,), ((0,), False)), Step("tan", (1,), ())]
+    program = Program([Argument((50,), torch.float32, "")], steps)
+    x = torch.linspace(1, 2, 50)
+    assert right(Reference(program, [x * 3e5]), torch.tensor(-150.0))
+    assert not right(Reference(program, [x]), torch.tensor(-150.0))
+
+
 @pytest.mark.parametrize("factor", [1e30, 1e-30])
 def test_squares_outside_of_float32(factor):
     x = torch.arange(6.0) * factor

@@ -12,8 +12,10 @@ onnxruntime = pytest.importorskip("onnxruntime")
 
 from onnx import helper, numpy_helper  # noqa: E402
 
+from tilewright.errors import ShapeError  # noqa: E402
 from tilewright.graph import reference  # noqa: E402
 from tilewright.importers.onnx import import_onnx  # noqa: E402
+from tilewright.onnx import InferenceSession  # noqa: E402
 
 Arrays = dict[str, np.ndarray]
 
@@ -178,6 +180,25 @@ def test_largest_of_windows_and_their_positions(rng: np.random.Generator) -> Non
         if not options["storage_order"]:
             options["dilations"] = rng.integers(1, 3, count).tolist()
         check(*model_of("MaxPool", [("x", image, False)], ["y", "places"], opset=12, **options))
+
+
+@pytest.mark.parametrize("operation", ["MaxPool", "AveragePool", "LpPool"])
+@pytest.mark.parametrize("opset", [11, 22])
+def test_windows_wider_than_the_image_by_less_than_a_stride(operation: str, opset: int) -> None:
+    """One window of what is there, as in ONNX Runtime; if sizes are free, an engine for these sizes has it."""
+    counted = {"count_include_pad": 1} if operation == "AveragePool" else {}
+    for extent, kernel, stride, pad in ((1, 2, 2, 0), (3, 4, 2, 0), (1, 5, 3, 1), (2, 4, 2, 0)):
+        image = -np.arange(1.0, 1 + 7 * extent, dtype=np.float32).reshape(1, 1, extent, 7)
+        options = {"kernel_shape": [kernel, 2], "strides": [stride, 2], "pads": [pad, 1, pad, 1], **counted}
+        model, feeds = model_of(operation, [("x", image, False)], ["y"], opset, **options)
+        check(model, feeds)
+    model, feeds = model_of(
+        operation, [("x", image, False)], ["y"], opset, dynamic=True, **{**options, "strides": [4, 2]}
+    )
+    with pytest.raises(ShapeError):
+        reference.run(import_onnx(model), feeds, None)
+    (found,) = InferenceSession(model.SerializeToString()).run(None, feeds)
+    np.testing.assert_array_equal(found, runtime_results(model, feeds)[0])
 
 
 @pytest.mark.parametrize("exponent", [0.5, 2.5, -1.0])

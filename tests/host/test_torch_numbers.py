@@ -405,3 +405,16 @@ def test_labels_behind_the_end_do_not_count(reduction: str) -> None:
     x = torch.randn(3, 5)
     torch.testing.assert_close(tilewright.compile(loss, (x, labels))(x, labels), loss(x, labels))
     torch.testing.assert_close(tilewright.compile(loss, (x[0], labels[0]))(x[0], labels[0]), loss(x[0], labels[0]))
+
+
+@pytest.mark.parametrize("effort", [0, 1])
+def test_zeros_keep_the_sign_that_pytorch_gives_them(effort):
+    """Where PyTorch's vector and scalar code agree: bounds leave zeros as they are, and functions through 0 are odd."""
+    functions = [
+        torch.relu, lambda x: x.clamp(-1, 0), lambda x: x.clamp_min(0), torch.nn.functional.relu6,
+        torch.nn.functional.elu, torch.nn.functional.selu, torch.nn.functional.celu, torch.nn.functional.mish,
+    ]  # fmt: skip
+    x = torch.tensor([0.0, -0.0] * 16 + [-0.0])
+    results = tilewright.compile(Functions(functions).eval(), (x,), effort=effort)(x)
+    for function, result in zip(functions, results, strict=True):
+        assert torch.equal(torch.signbit(result), torch.signbit(function(x))), function

@@ -239,9 +239,13 @@ def grouped_matmul(inputs: Arrays, attributes: Attributes) -> Array:
 
 
 def windows(image: Array, kernel: Sequence[int], strides: Sequence[int], dilation: Sequence[int]) -> Array:
-    """All windows of a padded channels-first image: a view [N, C, *out, *kernel]."""
+    """All windows of a padded channels-first image: a view [N, C, *out, *kernel]; none that are wider."""
     count = len(kernel)
     spans = [(size - 1) * step + 1 for size, step in zip(kernel, dilation, strict=True)]
+    places = [max(0, extent - span + 1) for extent, span in zip(image.shape[2:], spans, strict=True)]
+    if 0 in places:
+        out = [-(-place // stride) for place, stride in zip(places, strides, strict=True)]
+        return np.empty((*image.shape[:2], *out, *kernel), image.dtype)
     view = np.lib.stride_tricks.sliding_window_view(image, spans, axis=tuple(range(2, 2 + count)))
     steps = [slice(None), slice(None), *(slice(None, None, step) for step in strides)]
     return view[(*steps, *(slice(None, None, step) for step in dilation))]

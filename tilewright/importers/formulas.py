@@ -225,9 +225,9 @@ def leaky_relu(emit: Emitter, x: Value, slope: Number = 0.01) -> Value:
 
 @in_float32
 def elu(emit: Emitter, x: Value, alpha: Number = 1, scale: Number = 1, input_scale: Number = 1) -> Value:
-    """scale x above zero, scale alpha (e^(input_scale x) - 1) below."""
+    """scale x above zero, scale alpha (e^(input_scale x) - 1) below; what overflows of the latter is not chosen."""
     scaled = x if input_scale == 1 else emit.op("multiply", x, input_scale)
-    negative = emit.op("multiply", expm1(emit, emit.op("minimum", scaled, 0.0)), alpha * scale)
+    negative = emit.op("multiply", expm1(emit, scaled), alpha * scale)
     return where_positive(emit, x, emit.op("multiply", x, scale) if scale != 1 else x, negative)
 
 

@@ -18,7 +18,7 @@ from tilewright.importers.report import Invalid, Unsupported
 from tilewright.importers.rules import RuleTable
 from tilewright.importers.sampling import linear_taps, weighted_sum, weighted_taps
 from tilewright.importers.scatter import scatter_slices
-from tilewright.symbolic import Size, floor_divide, lift, product, simplify
+from tilewright.symbolic import Size, floor_divide, lift, lower_bound, maximum, product, simplify
 
 TABLE = RuleTable("Windows")
 rule = TABLE.rule
@@ -35,8 +35,34 @@ def pool_window(call: OnnxCall, x: Value) -> dict[str, Any]:
     reach = [step * (size - 1) + 1 for size, step in zip(kernel, dilation, strict=True)]
     if any(max(pair) >= size for pair, size in zip(padding, reach, strict=True)):
         raise Invalid(f"the padding {padding} is not less than the window {reach}, which could see nothing but padding")
+    for index in range(len(kernel)):
+        kernel[index], strides[index] = _cut(
+            call, x, 2 + index, kernel[index], strides[index], sum(padding[index]), dilation[index]
+        )
     ceil_mode = bool(call.attribute("ceil_mode", 0))
     return {"kernel": kernel, "strides": strides, "padding": padding, "dilation": dilation, "ceil_mode": ceil_mode}
+
+
+def _cut(call: OnnxCall, x: Value, axis: int, taps: int, stride: int, padding: int, dilation: int) -> tuple[int, int]:
+    """Taps and stride of a pool along a dimension, in which a window may be wider than the padded image.
+
+    ONNX's formula rounds the count of windows down, to none; ONNX Runtime rounds towards zero: if the window is wider
+    by less than a stride, there is one, of the taps inside.  So it is here; sizes of a call for which this would matter
+    are refused.
+    """
+    extent, reach = x.shape[axis], dilation * (taps - 1) + 1
+    spare = simplify(lift(extent) + (padding - reach))
+    if isinstance(spare, int):
+        assert isinstance(extent, int)
+        if extent and -stride < spare < 0:
+            return -(-(extent + padding) // dilation), extent + padding
+    elif lower_bound(spare) > -stride:
+        call.require_extent(x, axis, reach - padding)
+    elif stride > 1 and lower_bound(spare) < 0:
+        wider = floor_divide(maximum(simplify(lift(0) - spare), 0), stride)
+        windows = lift(floor_divide(maximum(spare, 0), stride)) - wider
+        call.require_equal(simplify(lift(floor_divide(spare, stride)) + 1), simplify(windows + 1))
+    return taps, stride
 
 
 def padded_for_pool(call: OnnxCall, x: Value, filled: float) -> Value:
@@ -57,6 +83,9 @@ def mean_of_windows(call: OnnxCall, x: Value) -> Value:
     padded = padded_for_pool(call, x, 0)
     options = pool_window(call, padded)
     mean = call.op("average_pool", padded, **options, count_include_pad=counted)
+    taps = call.integers("kernel_shape", x.rank - 2, default=0, least=1)
+    if counted and call.opset < 19 and options["kernel"] != taps:  # all taps of a window that was cut count
+        mean = call.op("multiply", mean, math.prod(options["kernel"]) / math.prod(taps))
     if padded is x or counted:
         return mean
     call.attributes = attributes  # once more, for the share of each window that is no padding

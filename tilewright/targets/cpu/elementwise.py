@@ -128,16 +128,15 @@ class Elementwise:
         return self.builder.shuffle(parts[0], parts[1], range(operand.lanes))
 
     def _float_extremum(self, opcode: str, operands: list[LLVMValue], propagate: bool) -> LLVMValue:
-        """With one NaN: the other operand, or NaN if `propagate`; by one comparison and one test for NaN."""
+        """With one NaN: the other operand, or NaN if `propagate`; by one comparison and one test for NaN, which a
+        number on the right does not need.  Of two zeros it is the left one, as x86's `max(right, left)` gives it.
+        """
         builder = self.builder
         left, right = operands
-        predicate = "olt" if opcode == "minimum" else "ogt"
-        preferred = left if propagate else right
-        other = right if propagate else left
-        # `preferred` wins when it compares better; when `right` is NaN the comparison is false and `other` stays.
-        better = builder.compare(predicate, preferred, other)
-        chosen = builder.select(better, preferred, other)
-        return builder.select(builder.compare("uno", left, left), preferred, chosen)
+        better = builder.compare("olt" if opcode == "minimum" else "ogt", right, left)  # false where one is NaN
+        chosen = builder.select(better, right, left)
+        tested = right if propagate else left
+        return builder.select(builder.compare("uno", tested, tested), right, chosen)
 
     def by_lane(self, function: Callable[..., LLVMValue], operands: list[LLVMValue]) -> LLVMValue:
         """A scalar operation applied lane by lane, for library calls that have no vector form."""

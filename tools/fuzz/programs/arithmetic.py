@@ -169,8 +169,13 @@ class Fused(Formulas):
         result = super().compute(function, args, kwargs)
         if name in ("var", "std") and args[0].numel():
             x, axes = args[0], _axes(args[0], args[1] if len(args) > 1 else None)
-            least, most = (extreme(axes, keepdim=kwargs.get("keepdim", False)) for extreme in (x.amin, x.amax))
-            result = torch.where((least == most) & ~result.isnan(), 0.0, result)
+            equal = _all_equal(x, axes)
+            equal = equal if kwargs.get("keepdim", False) else equal.squeeze(tuple(axes))
+            result = torch.where(equal & ~result.isnan(), 0.0, result)
+        if name == "native_layer_norm" and args[0].numel():
+            x, shape, _, bias, _ = args
+            equal = _all_equal(x, range(x.dim() - len(shape), x.dim()))
+            result = (torch.where(equal, 0.0 if bias is None else bias, result[0]).to(x.dtype), *result[1:])
         return result
 
     def prod(self, x: torch.Tensor, dim: Any = None, keepdim: bool = False, dtype: Any = None) -> torch.Tensor:
@@ -335,6 +340,11 @@ def _exact(function: Any, args: Any, result: Any) -> bool:
     if name == "mul" and isinstance(args[1], torch.Tensor | int | float) and not getattr(args[1], "dim", int)():
         return math.frexp(abs(float(args[1])))[0] == 0.5
     return name in _SELECTIONS or name.startswith(("fill", "copy", "detach"))
+
+
+def _all_equal(x: torch.Tensor, axes: Sequence[int]) -> torch.Tensor:
+    """Whether all numbers along the axes, which are kept with extent 1, are equal."""
+    return x.amax(tuple(axes), keepdim=True) == x.amin(tuple(axes), keepdim=True)
 
 
 def _wide(x: torch.Tensor) -> torch.Tensor:

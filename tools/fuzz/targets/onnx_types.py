@@ -198,11 +198,10 @@ def _is_unspecified(node: Any, arrays: Sequence[np.ndarray]) -> bool:
             return True
     if node.op_type == "ReduceMean" and 0 in arrays[0].shape:
         return True
-    floats = [array for array in arrays if array.dtype.kind == "f"]
-    if node.op_type in ("ReduceMax", "ReduceMin"):  # float32 alone gives NaN
-        floats = [array for array in floats if array.dtype != np.float32]
-    elif node.op_type not in ("ArgMax", "ArgMin", "MaxPool", "QuantizeLinear", "DynamicQuantizeLinear"):
+    ordered = "ReduceMax ReduceMin ArgMax ArgMin MaxPool QuantizeLinear DynamicQuantizeLinear"
+    if node.op_type not in ordered.split():
         return False
+    floats = [array for array in arrays if array.dtype.kind == "f"]
     return any(np.isnan(array).any() for array in floats)
 
 
@@ -317,12 +316,12 @@ def compare(program: Program, feeds: dict[str, np.ndarray], want: list[Any], fou
 def _least_rounding(program: Program) -> float:
     """Of a node, of the size of its numbers: attributes are float32, and a wider type may hold a narrower one's."""
     types = {node.op_type for node in program.nodes}
-    floats = [array.dtype for array in program.values.values() if array.dtype.kind == "f"]
-    if "Cast" in types and floats:
-        return max(float(np.finfo(dtype).eps) for dtype in floats)
+    units = [1e-12]
+    if "Cast" in types:
+        units += [float(np.finfo(array.dtype).eps) for array in program.values.values() if array.dtype.kind == "f"]
     if "InstanceNormalization" in types:  # of one element, whose rounding is divided by the root of 1e-5
-        return 1e-6
-    return 1e-12
+        units.append(1e-6)
+    return max(units)
 
 
 def _equal(
