@@ -76,6 +76,9 @@ def test_fused_layers(activation: str, rng: np.random.Generator) -> None:
 def test_transposed_products(rng: np.random.Generator) -> None:
     own("FusedMatMul", given(a=floats(rng, 2, 5, 4), b=floats(rng, 2, 6, 5)), transA=1, transB=1, alpha=0.3)
     own("FusedMatMul", given(a=floats(rng, 4, 2, 5), b=floats(rng, 2, 5, 3)), transBatchA=1)
+    for count in (1, 2, 9):
+        ids = rng.integers(0, 3, (2, count))
+        own("NGramRepeatBlock", given(ids=ids, s=floats(rng, 2, 5)), ngram_size=int(rng.integers(1, 4)))
     own("CDist", given(a=floats(rng, 5, 3), b=floats(rng, 4, 3)), metric="euclidean")
 
 

@@ -54,7 +54,8 @@ def show_layers(
 def _add_row(table: Table, layer: LayerTensor) -> None:
     kind = f"{layer.dtype} {list(layer.shape)}"
     other = "" if layer.difference is None else f"{layer.difference:.3g}"
-    table.add_row(layer.step, Text(layer.name), kind, Text(layer.source), f"{layer.own:.3g}", other)
+    cells = (layer.step, layer.name, kind, layer.source, f"{layer.own:.3g}", other)
+    table.add_row(*map(Text, cells))  # names and shapes have brackets, which are no markup
 
 
 def compare_outputs(
@@ -68,30 +69,34 @@ def compare_outputs(
     """Print the differences; outputs are matched by name, the rest in order. Any that only one side has differ,
     but for `updated` inputs, which other runtimes do not hand out."""
     table = Table("output", "largest difference", "relative to largest", "", title=f"Compared with {name}")
+
+    def add(*cells: str) -> None:
+        table.add_row(*map(Text, cells))  # names and shapes have brackets, which are no markup
+
     others = [label for label in theirs if label not in ours]
     fits = True
     for label, array in ours.items():
         partner = label if label in theirs else others.pop(0) if others and label not in updated else None
         if partner is None:
             fits &= label in updated
-            table.add_row(label, f"{name} has no such output", "", "not compared" if label in updated else "differs")
+            add(label, f"{name} has no such output", "", "not compared" if label in updated else "differs")
             continue
         other = np.asarray(theirs[partner])
         if other.shape != array.shape:
             shapes = f"shape {list(array.shape)} against {list(other.shape)} of {partner}"
-            table.add_row(label, shapes, "", "differs")
+            add(label, shapes, "", "differs")
             fits = False
             continue
         if object in (array.dtype, other.dtype):
             good = bool((array == other).all())
             fits &= good
-            table.add_row(Text(label), "equal text" if good else "other text", "", "agrees" if good else "differs")
+            add(label, "equal text" if good else "other text", "", "agrees" if good else "differs")
             continue
         largest, relative = difference(array, other)
         good = relative <= (TOLERANCES.get(array.dtype.name, 1e-3) if tolerance is None else tolerance)
         fits &= good
-        table.add_row(label, f"{largest:.3g}", f"{relative:.3g}", "agrees" if good else "differs")
+        add(label, f"{largest:.3g}", f"{relative:.3g}", "agrees" if good else "differs")
     for label in others:
-        table.add_row(label, "the engine has no such output", "", "differs")
+        add(label, "the engine has no such output", "", "differs")
     console.print(table)
     return fits and not others

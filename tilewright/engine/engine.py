@@ -6,7 +6,6 @@ import dataclasses
 import hashlib
 import importlib
 import json
-import os
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
@@ -41,6 +40,7 @@ from tilewright.precision import IEEE, TF32, split_name
 from tilewright.runtime.faults import load_kernels
 from tilewright.runtime.glue import glue
 from tilewright.runtime.plan import Plan, TensorSpec
+from tilewright.runtime.seeds import next_seed
 from tilewright.runtime.session import PlanSession, Session, check_threads
 from tilewright.runtime.shapes import check_mapping
 from tilewright.symbolic import evaluate, lift, simplify
@@ -376,7 +376,7 @@ class Engine:
         check_mapping(inputs, "inputs")
         if self._seed is None or self._seed in inputs:
             return inputs
-        return {**inputs, self._seed: np.array(int.from_bytes(os.urandom(8), "little") >> 1, np.int64)}
+        return {**inputs, self._seed: np.array(next_seed(), np.int64)}
 
     def _link(self, inputs: Mapping[str, Any]) -> PlanSession | StagedSession:
         """The session; one that is not there yet begins on the GPU of PyTorch's tensors, or else on the current one."""

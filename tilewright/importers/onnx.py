@@ -121,6 +121,9 @@ def _import(
     return importer.builder.finish()
 
 
+_LFS_POINTER = b"version https://git-lfs.github.com/spec/"  # how a file begins that Git LFS has not fetched
+
+
 def read_model(source: Path | bytes) -> ModelProto:
     """The model in a file, or in its contents; raises `ImportModelError`."""
     model = ModelProto()
@@ -134,7 +137,10 @@ def read_model(source: Path | bytes) -> ModelProto:
     except OSError as error:
         raise ImportModelError(f"{name}: cannot be read: {error.strerror}") from error
     except DecodeError as error:
-        raise ImportModelError(f"{name}: not a readable ONNX file ({error}); export it again") from error
+        advice = (
+            "export it again" if not data.startswith(_LFS_POINTER) else "it is a pointer: 'git lfs pull' fetches it"
+        )
+        raise ImportModelError(f"{name}: not a readable ONNX file ({error}); {advice}") from error
     if not model.graph.output:  # an empty file is a valid message too
         problem = "a model without outputs" if data else "an empty file"
         raise ImportModelError(f"{name}: {problem}; export the model again, or copy it again from where it came")

@@ -11,7 +11,7 @@
 from __future__ import annotations
 
 from tilewright import __version__
-from tilewright.onnx.binding import IOBinding, OrtValue
+from tilewright.onnx.binding import IOBinding, OrtDevice, OrtValue, SparseTensor
 from tilewright.onnx.options import (
     ExecutionMode,
     ExecutionOrder,
@@ -28,6 +28,7 @@ from tilewright.onnx.session import (
     get_device,
     set_default_logger_severity,
 )
+from tilewright.runtime.seeds import set_seed
 
 __all__ = [
     "ExecutionMode",
@@ -37,12 +38,15 @@ __all__ = [
     "InferenceSession",
     "ModelMetadata",
     "NodeArg",
+    "OrtDevice",
     "OrtValue",
     "RunOptions",
     "SessionOptions",
+    "SparseTensor",
     "__version__",
     "get_all_providers",
     "get_available_providers",
     "get_device",
     "set_default_logger_severity",
+    "set_seed",
 ]

@@ -7,7 +7,8 @@ import math
 import operator
 import sys
 from collections.abc import Mapping, Sequence
-from typing import TYPE_CHECKING, Any
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any, NoReturn
 
 import numpy as np
 
@@ -20,6 +21,7 @@ if TYPE_CHECKING:
     from tilewright.onnx.session import InferenceSession
 
 
+_DEVICES = ("cpu", "cuda")  # by the number that ONNX Runtime has for them
 _TEXTS = {"float32": "float", "float64": "double", "float8e8m0fnu": "float8e8m0"}
 
 
@@ -40,6 +42,43 @@ def type_text(dtype: DType) -> str:
         key, item = (ANY_BY_NAME[name] for name in dtype.name.removeprefix("map(").removesuffix(")").split(","))
         return f"map({type_text(key).removeprefix('tensor(').removesuffix(')')},{type_text(item)})"
     return f"tensor({'string' if dtype.kind == 'text' else element_text(dtype.numpy)})"
+
+
+@dataclass(frozen=True)
+class OrtDevice:
+    """Where a value is: the name of a device, "cpu" or "cuda", and its number."""
+
+    name: str
+    number: int = 0
+
+    @staticmethod
+    def make(ort_device_name: str, device_id: int, vendor_id: int = -1) -> OrtDevice:
+        """The device of that name and number. Raises `InputError` for another name than "cpu" or "cuda"."""
+        if ort_device_name not in _DEVICES:
+            raise InputError(f"the device is {brief(ort_device_name)}: expected 'cpu' or 'cuda'")
+        return OrtDevice(ort_device_name, device_id)
+
+    def device_type(self) -> int:
+        """0 for a CPU, 1 for a GPU."""
+        return _DEVICES.index(self.name)
+
+    def device_id(self) -> int:
+        """The device's number."""
+        return self.number
+
+
+class SparseTensor:
+    """Nothing here makes one: its methods raise `InputError`."""
+
+    @staticmethod
+    def sparse_coo_from_numpy(*arguments: Any) -> NoReturn:
+        """Raises `InputError`."""
+        raise InputError("sparse tensors are not taken as inputs: give a dense array")
+
+    @staticmethod
+    def sparse_csr_from_numpy(*arguments: Any) -> NoReturn:
+        """Raises `InputError`."""
+        SparseTensor.sparse_coo_from_numpy()
 
 
 class OrtValue:

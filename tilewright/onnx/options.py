@@ -5,15 +5,17 @@ Options that steer ONNX Runtime's own optimizer, memory, threads and log are tak
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from enum import IntEnum
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from tilewright.errors import SettingsError, brief
 
 if TYPE_CHECKING:
-    from onnx import ModelProto
+    from onnx import ModelProto, TensorShapeProto
+
+    from tilewright.onnx.binding import OrtValue
 
 
 class GraphOptimizationLevel(IntEnum):
@@ -57,6 +59,8 @@ class SessionOptions:
     optimized_model_filepath: str = ""
     quick_start: bool = False
     dimensions: dict[str, int] = field(default_factory=dict)
+    denotations: dict[str, int] = field(default_factory=dict)
+    initializers: dict[str, Any] = field(default_factory=dict)
     inter_op_num_threads: int = 0
     graph_optimization_level: GraphOptimizationLevel = GraphOptimizationLevel.ORT_ENABLE_ALL
     execution_mode: ExecutionMode = ExecutionMode.ORT_SEQUENTIAL
@@ -74,6 +78,21 @@ class SessionOptions:
     def add_free_dimension_override_by_name(self, dim_name: str, dim_value: int) -> None:
         """Fix the dimensions of that name."""
         self.dimensions[dim_name] = dim_value
+
+    def add_free_dimension_override_by_denotation(self, dim_denotation: str, dim_value: int) -> None:
+        """Fix the dimensions of inputs to which the model gives that meaning, such as "DATA_BATCH"."""
+        self.denotations[dim_denotation] = dim_value
+
+    def add_initializer(self, name: str, ort_value: OrtValue) -> None:
+        """Use this value in place of the model's constant of that name."""
+        self.initializers[name] = ort_value
+
+    def add_external_initializers(self, names: Sequence[str], ort_values: Sequence[OrtValue]) -> None:
+        """Use these values for constants that the model keeps in other files. Raises `SettingsError` for lists of
+        different lengths."""
+        if len(names) != len(ort_values):
+            raise SettingsError(f"there are {len(names)} names for {len(ort_values)} values")
+        self.initializers.update(zip(names, ort_values, strict=True))
 
     def add_session_config_entry(self, config_key: str, config_value: str) -> None:
         """Keep an entry, which has no meaning here."""
@@ -152,15 +171,24 @@ class NodeArg:
     shape: list[int | str | None]
 
 
-def declared_shapes(model: ModelProto, fixed: Mapping[str, int]) -> dict[str, list[int | str | None]]:
-    """The shapes of inputs and outputs that have one in the model; `fixed` has sizes for names."""
+def fixed_size(dimension: TensorShapeProto.Dimension, options: object) -> int | None:
+    """The size that options fix for a dimension of a model, by its name or its meaning."""
+    sizes: Mapping[str, int] = getattr(options, "dimensions", {})
+    meanings: Mapping[str, int] = getattr(options, "denotations", {})
+    if dimension.HasField("dim_value") and dimension.dim_value >= 0:
+        return None
+    return sizes.get(dimension.dim_param, meanings.get(dimension.denotation))
+
+
+def declared_shapes(model: ModelProto, options: object) -> dict[str, list[int | str | None]]:
+    """The shapes of inputs and outputs that have one in the model, with the sizes that options of a session fix."""
     found: dict[str, list[int | str | None]] = {}
     for entry in (*model.graph.input, *model.graph.output):
         tensor = entry.type.tensor_type
         if tensor.HasField("shape"):
             found[entry.name] = [
                 dim.dim_value if dim.HasField("dim_value") and dim.dim_value >= 0
-                else fixed.get(dim.dim_param, dim.dim_param) or None
+                else dim.dim_param or None if (size := fixed_size(dim, options)) is None else size
                 for dim in tensor.shape.dim
             ]  # fmt: skip
     return found

@@ -32,7 +32,7 @@ from tilewright.errors import (
     brief,
 )
 from tilewright.onnx.binding import IOBinding, OrtValue, as_numpy, type_text
-from tilewright.onnx.options import ModelMetadata, NodeArg, SessionOptions, declared_shapes
+from tilewright.onnx.options import ModelMetadata, NodeArg, SessionOptions, declared_shapes, fixed_size
 from tilewright.onnx.recent import RecentlyUsed
 from tilewright.onnx.source import Source
 from tilewright.runtime.cuda import device as devices
@@ -127,12 +127,14 @@ class InferenceSession:
         path = Path(path_or_bytes) if isinstance(path_or_bytes, (str, os.PathLike)) else None
         self._file = path if path is not None and path.suffix == ".engine" else None
         self._source = None if self._file else Source(_model(path_or_bytes) if path is None else path)
+        if self._source is not None and getattr(self._options, "initializers", {}):
+            self._source = self._source.with_initializers(self._options.initializers)
         self._declared: dict[str, list[int | str | None]] = {}
         self._meta, self._overridable = ModelMetadata(), dict[str, NodeArg]()
         if self._source is not None:
             model = self._source.read()
             self._meta = ModelMetadata.of(model)
-            self._declared = declared_shapes(model, getattr(self._options, "dimensions", {}))
+            self._declared = declared_shapes(model, self._options)
             self._overridable = _overridable(model)
         self._with_constants: RecentlyUsed[frozenset[str], InferenceSession] = RecentlyUsed()
         self.set_providers(providers)
@@ -168,20 +170,21 @@ class InferenceSession:
 
     def _overrides(self, source: Source) -> dict[str, dict[int, int]] | None:
         """The dimensions that the options fix, by input and axis."""
-        fixed: Mapping[str, int] = getattr(self._options, "dimensions", {})
-        if not fixed:
+        fixed = [getattr(self._options, name, {}) for name in ("dimensions", "denotations")]
+        if not any(fixed):
             return None
         model = source.read()
         found: dict[str, dict[int, int]] = {}
-        for name, size in fixed.items():
+        for name, size in (item for sizes in fixed for item in sizes.items()):
             if type(size) is not int or size < 0:
                 raise SettingsError(
                     f"the dimension {brief(name)} is fixed to {brief(size)}: expected a whole number of at least 0"
                 )
         for entry in model.graph.input:
             for axis, dimension in enumerate(entry.type.tensor_type.shape.dim):
-                if dimension.dim_param in fixed:
-                    found.setdefault(entry.name, {})[axis] = fixed[dimension.dim_param]
+                size = fixed_size(dimension, self._options)
+                if size is not None:
+                    found.setdefault(entry.name, {})[axis] = size
         return found or None
 
     # -- What it takes and gives ----------------------------------------------------------------
@@ -316,6 +319,7 @@ class InferenceSession:
             self._options.intra_op_num_threads,
             quick_start=bool(getattr(self._options, "quick_start", False)),
             dimensions=dict(getattr(self._options, "dimensions", {})),
+            denotations=dict(getattr(self._options, "denotations", {})),
         )
         return InferenceSession(model, options, [self._provider])
 

@@ -3,15 +3,19 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from tilewright.errors import ImportModelError
+import numpy as np
+
+from tilewright.errors import ImportModelError, SettingsError, brief
 from tilewright.importers import onnx_importer
 
 if TYPE_CHECKING:  # the package is not needed for sessions of engines
     from onnx import AttributeProto, GraphProto, ModelProto, TensorProto
+
+    from tilewright.onnx.binding import OrtValue
 
 State = tuple[int, int, int]  # the file's number, bytes and time of change
 
@@ -55,16 +59,43 @@ class Source:
 
     def whole(self) -> ModelProto:
         """The model with the tensors that are in files of its folder."""
+        return self._with_files(self.read())
+
+    def with_initializers(self, given: Mapping[str, OrtValue]) -> Source:
+        """With these values in place of the model's constants. Raises `SettingsError` for a name that is no constant,
+        and for a value of another shape or type."""
+        model = _copy(self.read())
+        constants = {tensor.name: tensor for tensor in model.graph.initializer}
+        for name, value in given.items():
+            if name not in constants:
+                raise SettingsError(f"the model has no constant {brief(name)}, for which the options have a value")
+            _replace(constants[name], value.numpy())
+        return Source(self._with_files(model))
+
+    def _with_files(self, model: ModelProto) -> ModelProto:
         from onnx import numpy_helper
 
         from tilewright.importers.onnx_tensors import read_tensor
 
-        model = self.read()
         if isinstance(self._given, Path):
             for tensor in model.graph.initializer:
                 if tensor.data_location == tensor.EXTERNAL:
                     tensor.CopyFrom(numpy_helper.from_array(read_tensor(tensor, self._given.parent), tensor.name))
         return model
+
+
+def _replace(tensor: TensorProto, array: np.ndarray) -> None:
+    from onnx import numpy_helper
+
+    from tilewright.importers.onnx_tensors import DTYPES
+
+    dtype = DTYPES.get(tensor.data_type)
+    if array.shape != tuple(tensor.dims) or dtype is None or array.dtype != dtype.numpy:
+        raise SettingsError(
+            f"the options have {array.dtype}{list(array.shape)} for the constant {brief(tensor.name)} of the model, "
+            f"which is {dtype}{list(tensor.dims)}"
+        )
+    tensor.CopyFrom(numpy_helper.from_array(array, tensor.name))
 
 
 def _copy(model: ModelProto) -> ModelProto:

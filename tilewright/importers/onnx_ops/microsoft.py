@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Sequence
 
 import numpy as np
@@ -16,10 +17,13 @@ from tilewright.importers.onnx_ops.network import convolve, row_statistics
 from tilewright.importers.onnx_ops.windows import largest_of_windows
 from tilewright.importers.report import Invalid, Unsupported
 from tilewright.importers.rules import RuleTable
-from tilewright.symbolic import lift, simplify
+from tilewright.importers.scatter import scatter_elements
+from tilewright.symbolic import Size, lift, simplify
 
 TABLE = RuleTable("ONNX Runtime: layers", "com.microsoft::")
 rule = TABLE.rule
+
+_MOST_TOKENS = 256  # of a sequence that must not be repeated
 
 # Those that are what the standard has under the same name.
 for _name, _table in (
@@ -336,6 +340,36 @@ def unique(call: OnnxCall) -> tuple[Value, ...]:
     call.outputs = 4
     values, _, *others = run_time.unique(call)
     return (values, *others)[:wanted]
+
+
+@rule("NGramRepeatBlock")
+def forbid_repeats(call: OnnxCall) -> Value:
+    """Scores [B, V] with minus infinity for each token that would repeat `ngram_size` tokens of the ids [B, T]."""
+    size = call.positive("ngram_size")
+    if size > _MOST_TOKENS:
+        raise Unsupported(f"sequences of {size} tokens", f"use at most {_MOST_TOKENS}")
+    ids, scores = call.cast(call[0], int64), call[1]
+    call.require_rank(ids, 2, 2)
+    call.require_rank(scores, 2, 2)
+    ids = must_be(call, ids, (scores.shape[0], ids.shape[1]))
+    length, words = ids.shape[1], scores.shape[1]
+    line = call.op("pad", ids, pads=[(0, 0), (size, 0)], value=-1)  # before the first there is no token
+    places = simplify(lift(length) + 1)  # at each a sequence begins; at the last one that of the token to come
+    following = call.slice(line, 1, size - 1, simplify(lift(places) + (size - 1)))
+    column = call.op("where", _repeats(call, line, places, following), following, call.value(words, int64))
+    room = call.op("pad", scores, pads=[(0, 0), (0, 1)])  # one column for sequences that are no repeats
+    forbidden = scatter_elements(call, room, column, call.full(column.shape, -math.inf, scores.dtype), 1)
+    return call.slice(forbidden, 1, 0, words)
+
+
+def _repeats(call: OnnxCall, line: Value, places: Size, following: Value) -> Value:
+    """Where tokens are the last ones of the line, and another token follows on them."""
+    found = call.op("greater_equal", following, 0)
+    for token in range(call.positive("ngram_size") - 1):
+        after = simplify(lift(places) + token)
+        latest = call.slice(line, 1, after, simplify(lift(after) + 1))
+        found = call.op("logical_and", found, call.op("equal", call.slice(line, 1, token, after), latest))
+    return found
 
 
 @rule("ExpandDims")

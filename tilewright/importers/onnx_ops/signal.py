@@ -53,7 +53,7 @@ for _name, _coefficients in WINDOWS.items():
 
 def _count(call: OnnxCall, index: int, subject: str, least: int = 1) -> Size:
     """An input that is one whole number of at least `least`."""
-    found = call.sizes(index)
+    found = call.lengths(index)
     if len(found) != 1 or (isinstance(found[0], int) and found[0] < least):
         raise Invalid(f"the {subject} is {list(map(str, found))}; it must be one number of at least {least}")
     if isinstance(found[0], int) and found[0] > MOST_COSINES:
