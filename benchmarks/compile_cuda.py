@@ -20,9 +20,9 @@ sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
 
 from benchmarks import common
 from tilewright import ops
-from tilewright.library.attention.hopper.config import AttentionForm
+from tilewright.library.attention.hopper.config import AttentionConfig
 from tilewright.library.attention.hopper.kernel import attention
-from tilewright.library.matmul.hopper.config import MatmulForm
+from tilewright.library.matmul.hopper.config import MatmulConfig
 from tilewright.library.matmul.hopper.kernel import matmul
 from tilewright.library.rows import simt_kernel as gpu_rows
 from tilewright.ops import products
@@ -33,7 +33,7 @@ ALLOWED = {"softmax": 0.4, "matmul": 1.0, "attention": 1.5, "tuning": 10.0}  # s
 
 def compile_times() -> dict[str, float]:
     """Seconds from a kernel's function to machine code."""
-    form, wide = MatmulForm(), AttentionForm(CAUSAL=True)
+    config, wide = MatmulConfig(), AttentionConfig(CAUSAL=True)
     blocks = {"q": wide.query_block, "k": wide.key_block, "v": wide.key_block, "out": wide.query_block}
     maps = {name: f"tensormap<{'x'.join(map(str, block))}xbf16>" for name, block in blocks.items()}
     numbers = dict.fromkeys(("tiles_per_cta", "queries", "keys", "heads", "group", "window"), "i32")
@@ -43,9 +43,9 @@ def compile_times() -> dict[str, float]:
         ("warm up", gpu_rows.reduce_rows, {"x": "*bf16", "out": "*f32", "rows": "i32", "columns": "i32",
          "factor": "f32"}, {"KIND": "sum", "INITIAL": 0.0, "ROWS": 1, "BLOCK": 1024, "WHOLE": True, "MASK": False}, {}),
         ("softmax", gpu_rows.softmax, rows, {"LOG": False, "ROWS": 1, "BLOCK": 8192, "MASK": False}, {"num_warps": 8}),
-        ("matmul", matmul, products.kernel_types(form, ()), {"FORM": form}, {}),
+        ("matmul", matmul, products.kernel_types(config, ()), {"CONFIG": config}, {}),
         ("attention", attention, {**maps, "lse": "*f32", "lengths": "*k i32", "schedule": "*k i32", "scale": "f32",
-         **numbers}, {"FORM": wide}, {}),
+         **numbers}, {"CONFIG": wide}, {}),
     ]  # fmt: skip
     result = {}
     for name, kernel, types, constants, options in cases:
@@ -57,7 +57,7 @@ def compile_times() -> dict[str, float]:
 
 
 def tuning_time() -> dict[str, float]:
-    """Seconds to choose the form of a 4096 x 4096 x 4096 product in bfloat16, nothing compiled before."""
+    """Seconds to choose the config of a 4096 x 4096 x 4096 product in bfloat16, nothing compiled before."""
     try:
         import torch
     except ImportError:

@@ -5,7 +5,7 @@
 
 Two kinds of names: LLVM text as it leaves our lowering, before LLVM's passes, of each kernel; and plans: which kernels
 a graph takes, with grids and arguments, chosen by cost alone.  ``library/…`` has every candidate for small graphs that
-reach each kernel, ``models/…`` what models of each kind take, ``operations/…`` the forms behind `tilewright.ops`.  No
+reach each kernel, ``models/…`` what models of each kind take, ``operations/…`` the configs behind `tilewright.ops`.  No
 device and no assembler is needed; nothing is timed.  Folders, lines and hashes of sources are left out of the texts.
 """
 
@@ -184,7 +184,7 @@ def model(make: GraphMaker, target: str) -> Texts:
 
 
 def operations() -> Texts:
-    """The forms that `tilewright.ops` takes for products and attention of every kind on a Hopper GPU."""
+    """The configs that `tilewright.ops` takes for products and attention of every kind on a Hopper GPU."""
     from tilewright import dtypes
     from tilewright.library.attention.problem import AttentionProblem
     from tilewright.library.epilogue import Epilogue
@@ -211,12 +211,12 @@ def operations() -> Texts:
     with recorder.installed():
         for problem in problems:
             chosen = close(problem.shape_class, NvidiaTarget.named(HOPPER.removeprefix("cuda:")).machine())
-            texts[f"matmul {problem.key} forms"] = "\n".join(map(str, chosen))
+            texts[f"matmul {problem.key} configs"] = "\n".join(map(str, chosen))
             for candidate in chosen[:2]:
-                types = products.kernel_types(candidate.form, problem.operands)
+                types = products.kernel_types(candidate.config, problem.operands)
                 facts = products.kernel_facts(problem)
-                binary = matmul.compile(types, {"FORM": candidate.form}, facts, target=HOPPER).binary
-                texts[f"matmul {problem.key} {candidate.form.BM}x{candidate.form.BN}"] = recorder.texts[binary.key]
+                binary = matmul.compile(types, {"CONFIG": candidate.config}, facts, target=HOPPER).binary
+                texts[f"matmul {problem.key} {candidate.config.BM}x{candidate.config.BN}"] = recorder.texts[binary.key]
         attentions._KERNELS.clear()
         for size in (64, 128, 256):
             for queries, causal, window, ragged in (
@@ -225,9 +225,9 @@ def operations() -> Texts:
                 (4096, True, 9, False),
             ):
                 asked = AttentionProblem(1, 8, 2, queries, 4096, size, half, causal, window, ragged, True, "")
-                form = attentions.choose_form(asked).check()
-                key = attentions.compiled(form).binary.key
-                texts[f"attention {size} {queries} {causal} {window} {ragged}"] = f"; {form}\n{recorder.texts[key]}"
+                config = attentions.choose_config(asked).check()
+                key = attentions.compiled(config).binary.key
+                texts[f"attention {size} {queries} {causal} {window} {ragged}"] = f"; {config}\n{recorder.texts[key]}"
         attentions._KERNELS.clear()
     return texts
 

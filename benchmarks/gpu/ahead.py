@@ -1,4 +1,4 @@
-"""Compile the forms that products will be tuned with, on all processors, so that a GPU does not wait for compilers."""
+"""Compile the configs that products will be tuned with, on all processors, so that no GPU waits for compilers."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ def compile_one(task: tuple[MatmulProblem, int]) -> None:
     """One candidate, into the object cache."""
     problem, index = task
     plan = MatmulPlan(problem, None, 0)
-    plan.compiled(plan.ranked[index].form)
+    plan.compiled(plan.ranked[index].config)
 
 
 def compile_ahead(problems: Iterable[MatmulProblem]) -> None:

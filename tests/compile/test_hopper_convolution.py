@@ -1,4 +1,4 @@
-"""The Hopper convolution compiles for sm_90a in every form: no spill, no serialised product, one copy for each box."""
+"""The Hopper convolution compiles for sm_90a in every config: no spill, no serialised product, one copy a box."""
 
 from __future__ import annotations
 
@@ -6,8 +6,8 @@ import pytest
 
 from tests.convolution_cases import CASES
 from tests.host.hopper_support import tensor_map
-from tilewright.library.convolution.hopper.choice import ConvolutionProblem, candidate_forms, ranked_forms
-from tilewright.library.convolution.hopper.config import ConvolutionForm
+from tilewright.library.convolution.hopper.choice import ConvolutionProblem, candidate_configs, ranked_configs
+from tilewright.library.convolution.hopper.config import ConvolutionConfig
 from tilewright.library.convolution.hopper.kernel import convolution
 from tilewright.targets.nvidia.assemble import AssemblyOptions
 from tilewright.targets.nvidia.compile import assemble_kernel
@@ -18,38 +18,38 @@ from tilewright.targets.nvidia.target import NvidiaTarget
 TARGET = NvidiaTarget.named("sm_90a")
 
 
-def compiled(form: ConvolutionForm) -> None:
-    """Compile a form; its boxes must be whole, and its guess at shared memory right."""
-    result = tensor_map(form.out_block, form.OUTPUT)
+def compiled(config: ConvolutionConfig) -> None:
+    """Compile a config; its boxes must be whole, and its guess at shared memory right."""
+    result = tensor_map(config.out_block, config.OUTPUT)
     types = {
-        "x": tensor_map(form.image_block, form.INPUT), "w": tensor_map(form.weight_block, form.INPUT),
+        "x": tensor_map(config.image_block, config.INPUT), "w": tensor_map(config.weight_block, config.INPUT),
         "beside": result, "out": result, **dict.fromkeys(("images", "height", "width", "columns"), "i32"),
     }  # fmt: skip
-    lowered = lower(convolution.trace(types, {"FORM": form.check()}), TARGET, NvidiaOptions())
+    lowered = lower(convolution.trace(types, {"CONFIG": config.check()}), TARGET, NvidiaOptions())
     assembly = assemble_kernel(lowered, TARGET, AssemblyOptions(strict=True))
     assert assembly.resources.spill_stores == 0
-    assert abs(lowered.shared_bytes - form.shared_bytes) <= 1024
+    assert abs(lowered.shared_bytes - config.shared_bytes) <= 1024
     boxes = {use.parameter: use.box for use in lowered.tensor_maps}
-    assert boxes[0] == form.image_block and boxes[1] == form.weight_block and boxes[3] == form.out_block
+    assert boxes[0] == config.image_block and boxes[1] == config.weight_block and boxes[3] == config.out_block
 
 
 @pytest.mark.slow(but_every=4)
 @pytest.mark.parametrize("name", CASES)
-def test_forms(name: str) -> None:
-    compiled(CASES[name].form)
+def test_configs(name: str) -> None:
+    compiled(CASES[name].config)
 
 
 @pytest.mark.slow(but_every=2)
 @pytest.mark.parametrize("images", [1, 8, 128])
 @pytest.mark.parametrize("size", [56, 14])
-def test_first_forms(images: int, size: int) -> None:
+def test_first_configs(images: int, size: int) -> None:
     """Those that a build without timing takes, for layers like ResNet's."""
     problem = ConvolutionProblem(images, size, size, 256, 256, kernel=(3, 3), pad=(1, 1))
-    compiled(ranked_forms(problem, TARGET.machine())[0][0])
+    compiled(ranked_configs(problem, TARGET.machine())[0][0])
 
 
 def test_candidates_leave_no_processor_memory_unused() -> None:
     """CTAs of clusters are alone on their processors."""
     problem = ConvolutionProblem(1, 7, 7, 512, 512, kernel=(3, 3), pad=(1, 1))
-    shared = [form for form in candidate_forms(problem) if form.SPLIT > 1]
-    assert shared and all(form.resident == 1 for form in shared)
+    shared = [config for config in candidate_configs(problem) if config.SPLIT > 1]
+    assert shared and all(config.resident == 1 for config in shared)

@@ -10,9 +10,9 @@ import tilewright
 import tilewright.language as tl
 from tests.host.hopper_support import traced_attention, traced_grouped, traced_matmul, unit_rows
 from tilewright.errors import LaunchError, MissingDependencyError
-from tilewright.library.attention.hopper.config import AttentionForm
+from tilewright.library.attention.hopper.config import AttentionConfig
 from tilewright.library.hopper import SHARED_BYTES
-from tilewright.library.matmul.hopper.config import MatmulForm
+from tilewright.library.matmul.hopper.config import MatmulConfig
 from tilewright.targets.gpu.transfer import reshapes_bits
 from tilewright.targets.nvidia.assemble import Assembly, AssemblyOptions
 from tilewright.targets.nvidia.compile import assemble_kernel
@@ -25,46 +25,46 @@ from tilewright.targets.nvidia.target import NvidiaTarget
 TARGET = NvidiaTarget.named("sm_90a")
 
 
-def compiled_matmul(form: MatmulForm) -> tuple[LoweredKernel, Assembly]:
-    lowered = lower(traced_matmul(form), TARGET, NvidiaOptions())
+def compiled_matmul(config: MatmulConfig) -> tuple[LoweredKernel, Assembly]:
+    lowered = lower(traced_matmul(config), TARGET, NvidiaOptions())
     return lowered, assemble_kernel(lowered, TARGET, AssemblyOptions(strict=True))
 
 
-FORMS = {
-    "bf16": MatmulForm(),
-    "224 columns": MatmulForm(BN=224),
-    "b shared": MatmulForm(SHARE_B=2),
-    "s8": MatmulForm(INPUT=tl.int8, BK=128, SUM=tl.int32),
-    "e4m3": MatmulForm(INPUT=tl.float8e4nv, BK=128),
-    "tf32": MatmulForm(INPUT=tl.float32, OUTPUT=tl.float32, BK=32, STAGES=3),
-    "256 rows": MatmulForm(BM=256, BN=128),
-    "three consumers": MatmulForm(BM=192, CONSUMERS=3, BN=192, STAGES=3),
-    "depth split": MatmulForm(BN=64, SPLIT=2, STAGES=6),
-    "few rows": MatmulForm(BM=64, CONSUMERS=1, BN=112, A_ROWS=8, STAGES=10, EVICT_B="evict_first", DEPENDENT=True),
-    "few rows, loaded apart": MatmulForm(
+CONFIGS = {
+    "bf16": MatmulConfig(),
+    "224 columns": MatmulConfig(BN=224),
+    "b shared": MatmulConfig(SHARE_B=2),
+    "s8": MatmulConfig(INPUT=tl.int8, BK=128, SUM=tl.int32),
+    "e4m3": MatmulConfig(INPUT=tl.float8e4nv, BK=128),
+    "tf32": MatmulConfig(INPUT=tl.float32, OUTPUT=tl.float32, BK=32, STAGES=3),
+    "256 rows": MatmulConfig(BM=256, BN=128),
+    "three consumers": MatmulConfig(BM=192, CONSUMERS=3, BN=192, STAGES=3),
+    "depth split": MatmulConfig(BN=64, SPLIT=2, STAGES=6),
+    "few rows": MatmulConfig(BM=64, CONSUMERS=1, BN=112, A_ROWS=8, STAGES=10, EVICT_B="evict_first", DEPENDENT=True),
+    "few rows, loaded apart": MatmulConfig(
         BM=64, CONSUMERS=1, BN=224, A_ROWS=8, STAGES=7, SINGLE=True, EVICT_B="evict_first", DEPENDENT=True, FLIGHT=2
     ),
-    "depth split, loaded apart": MatmulForm(
+    "depth split, loaded apart": MatmulConfig(
         BM=64, CONSUMERS=1, BN=64, BK=128, A_ROWS=8, SPLIT=2, STAGES=12, DEPENDENT=True, FLIGHT=3
     ),
-    "few rows, normed": MatmulForm(
+    "few rows, normed": MatmulConfig(
         BM=64, CONSUMERS=1, BN=224, A_ROWS=8, STAGES=7, SINGLE=True, DEPENDENT=True, FLIGHT=2, NORM=unit_rows
     ),
-    "depth split, normed": MatmulForm(
+    "depth split, normed": MatmulConfig(
         BM=64, CONSUMERS=1, BN=96, BK=128, A_ROWS=8, SPLIT=2, STAGES=8, DEPENDENT=True, FLIGHT=3, NORM=unit_rows
     ),
-    "depth split by four": MatmulForm(BN=144, SPLIT=4, STAGES=6),
-    "transposed": MatmulForm(A_TRANSPOSED=True, B_TRANSPOSED=True, BN=128),
-    "batched": MatmulForm(BATCHED=True, BN=128),
-    "apart": MatmulForm(LAG=3),
-    "odd depth split": MatmulForm(BM=64, CONSUMERS=1, BN=40, SPLIT=2, STAGES=8),
-    "odder depth split": MatmulForm(BM=64, CONSUMERS=1, BN=88, A_ROWS=8, SPLIT=2, STAGES=16, DEPENDENT=True),
-    "sums where B was": MatmulForm(BN=224, SPLIT=2, STAGES=4),
-    "depth split, B shared": MatmulForm(BM=64, CONSUMERS=1, BN=144, SHARE_B=2, SPLIT=2, STAGES=8),
-    "one tile": MatmulForm(BN=112, STAGES=7, SINGLE=True, DEPENDENT=True, EVICT_B="evict_first"),
-    "in turns": MatmulForm(BN=208, TURNS=True),
-    "in turns, stored by half rows": MatmulForm(BN=208, TURNS=True, STORED=64),
-    "in turns, b shared": MatmulForm(BM=64, SHARE_B=2, TURNS=True),
+    "depth split by four": MatmulConfig(BN=144, SPLIT=4, STAGES=6),
+    "transposed": MatmulConfig(A_TRANSPOSED=True, B_TRANSPOSED=True, BN=128),
+    "batched": MatmulConfig(BATCHED=True, BN=128),
+    "apart": MatmulConfig(LAG=3),
+    "odd depth split": MatmulConfig(BM=64, CONSUMERS=1, BN=40, SPLIT=2, STAGES=8),
+    "odder depth split": MatmulConfig(BM=64, CONSUMERS=1, BN=88, A_ROWS=8, SPLIT=2, STAGES=16, DEPENDENT=True),
+    "sums where B was": MatmulConfig(BN=224, SPLIT=2, STAGES=4),
+    "depth split, B shared": MatmulConfig(BM=64, CONSUMERS=1, BN=144, SHARE_B=2, SPLIT=2, STAGES=8),
+    "one tile": MatmulConfig(BN=112, STAGES=7, SINGLE=True, DEPENDENT=True, EVICT_B="evict_first"),
+    "ping-pong": MatmulConfig(BN=208, PING_PONG=True),
+    "ping-pong, stored by half rows": MatmulConfig(BN=208, PING_PONG=True, STORED=64),
+    "ping-pong, b shared": MatmulConfig(BM=64, SHARE_B=2, PING_PONG=True),
 }  # fmt: skip
 
 
@@ -91,29 +91,29 @@ def machine_loops(assembly: Assembly, opcode: str) -> list[list[str]]:
 
 @pytest.mark.slow(but_every=3)
 @pytest.mark.parametrize(
-    "name", ["bf16", "224 columns", "256 rows", "few rows", "few rows, loaded apart", "transposed", "in turns"]
+    "name", ["bf16", "224 columns", "256 rows", "few rows", "few rows, loaded apart", "transposed", "ping-pong"]
 )
 def test_main_loops_use_uniform_registers(name: str) -> None:
     """Of products and of loads: nothing goes from vector to uniform registers, and the loop is as by hand."""
-    _, assembly = compiled_matmul(FORMS[name])
+    _, assembly = compiled_matmul(CONFIGS[name])
     (products,) = machine_loops(assembly, "HGMMA")
-    assert "R2UR" not in products and products.count("HGMMA") == FORMS[name].rows // 64 * FORMS[name].BK // 16
+    assert "R2UR" not in products and products.count("HGMMA") == CONFIGS[name].rows // 64 * CONFIGS[name].BK // 16
     assert len(products) <= 46 + 4 * products.count("HGMMA")
     assert all("R2UR" not in loop for loop in machine_loops(assembly, "UTMALDG"))
 
 
 @pytest.mark.slow(but_every=3)
-@pytest.mark.parametrize("name", FORMS)
+@pytest.mark.parametrize("name", CONFIGS)
 def test_matmul(name: str) -> None:
-    form = FORMS[name]
-    lowered, assembly = compiled_matmul(form)
-    assert lowered.shared_bytes == form.shared_bytes <= SHARED_BYTES
-    assert not assembly.remarks and lowered.dependent_launch == form.DEPENDENT
-    steps = form.BK * form.INPUT.itemsize // 32
-    products = form.rows // 64 * (1 if form.NORM is None else 2)  # of A's rows with each other, too
+    config = CONFIGS[name]
+    lowered, assembly = compiled_matmul(config)
+    assert lowered.shared_bytes == config.shared_bytes <= SHARED_BYTES
+    assert not assembly.remarks and lowered.dependent_launch == config.DEPENDENT
+    steps = config.BK * config.INPUT.itemsize // 32
+    products = config.rows // 64 * (1 if config.NORM is None else 2)  # of A's rows with each other, too
     assert assembly.ptx.count("wgmma.mma_async") == products * steps
-    if form.OUTPUT.itemsize == 2 and form.BN % 16 == 0 and form.SPLIT == 1 and form.STORED == 128:
-        assert assembly.ptx.count("stmatrix.sync.aligned.m8n8.x4") == form.rows // 16 * form.BN // 64
+    if config.OUTPUT.itemsize == 2 and config.BN % 16 == 0 and config.SPLIT == 1 and config.STORED == 128:
+        assert assembly.ptx.count("stmatrix.sync.aligned.m8n8.x4") == config.rows // 16 * config.BN // 64
 
 
 @tilewright.jit
@@ -127,27 +127,29 @@ def stored_too(value, row, column, mask, extra):  # type: ignore[no-untyped-def]
 )
 def test_an_epilogue_stores_from_the_threads_that_have_the_sums(name: str) -> None:
     """The tiles leave no memory to exchange them in."""
-    form = FORMS[name]._replace(EPILOGUE=stored_too)
-    assert lower(traced_matmul(form, ("*f32",)), TARGET, NvidiaOptions()).shared_bytes == form.shared_bytes
+    config = CONFIGS[name]._replace(EPILOGUE=stored_too)
+    assert lower(traced_matmul(config, ("*f32",)), TARGET, NvidiaOptions()).shared_bytes == config.shared_bytes
 
 
 @pytest.mark.parametrize("columns", [200, 208])
 def test_products_too_wide_for_their_registers_are_refused(columns: int) -> None:
     """Before ptxas does: an instruction needs its sums and some more in the registers that a thread has at entry."""
-    form = MatmulForm(BM=192, BN=columns, CONSUMERS=3, STAGES=2)
+    config = MatmulConfig(BM=192, BN=columns, CONSUMERS=3, STAGES=2)
     if columns == 200:
-        compiled_matmul(form)
+        compiled_matmul(config)
     else:
         with pytest.raises(LaunchError, match="ptxas wants more than 128 registers"):
-            form.check()
+            config.check()
 
 
-@pytest.mark.parametrize("form", [MatmulForm(), MatmulForm(BM=64, CONSUMERS=1, BN=128), MatmulForm(BM=256, BN=128)])
-def test_grouped_products(form: MatmulForm) -> None:
+@pytest.mark.parametrize(
+    "config", [MatmulConfig(), MatmulConfig(BM=64, CONSUMERS=1, BN=128), MatmulConfig(BM=256, BN=128)]
+)
+def test_grouped_products(config: MatmulConfig) -> None:
     """Rows that are left out are stored through the staging tile, without memory of their own."""
-    lowered = lower(traced_grouped(form), TARGET, NvidiaOptions())
+    lowered = lower(traced_grouped(config), TARGET, NvidiaOptions())
     assembly = assemble_kernel(lowered, TARGET, AssemblyOptions(strict=True))
-    assert not assembly.resources.stack and lowered.shared_bytes <= form.shared_bytes + 1024
+    assert not assembly.resources.stack and lowered.shared_bytes <= config.shared_bytes + 1024
 
 
 @tilewright.jit
@@ -159,16 +161,16 @@ def bias_and_residual(value, row, column, mask, extra):
 def test_an_epilogue_reads_where_the_sums_are() -> None:
     """There is no memory left to bring what it reads into another layout."""
     lowered = lower(
-        traced_matmul(MatmulForm(EPILOGUE=bias_and_residual), ("*k f32", "*k bf16", "i32")), TARGET, NvidiaOptions()
+        traced_matmul(MatmulConfig(EPILOGUE=bias_and_residual), ("*k f32", "*k bf16", "i32")), TARGET, NvidiaOptions()
     )
     assembly = assemble_kernel(lowered, TARGET, AssemblyOptions(strict=True))
-    assert lowered.shared_bytes <= MatmulForm().shared_bytes + 1024 and "ld.shared" not in assembly.ptx
+    assert lowered.shared_bytes <= MatmulConfig().shared_bytes + 1024 and "ld.shared" not in assembly.ptx
 
 
 @pytest.mark.parametrize("causal", [False, True])
 def test_attention(causal: bool) -> None:
     """192 queries by 80 keys: 40 + 64 + 20 registers for scores, results and exponentials fit the 160 of a thread."""
-    lowered = lower(traced_attention(AttentionForm(CAUSAL=causal)), TARGET, NvidiaOptions())
+    lowered = lower(traced_attention(AttentionConfig(CAUSAL=causal)), TARGET, NvidiaOptions())
     assembly = assemble_kernel(lowered, TARGET, AssemblyOptions(strict=True))
     assert lowered.warps == 16 and assembly.resources.registers == 128 and not assembly.remarks
     assert not [remark for remark in lowered.remarks if "changes its layout" in remark.message]
@@ -181,8 +183,10 @@ def test_attention(causal: bool) -> None:
 
 def test_attention_of_one_query_begins_early() -> None:
     """Before it waits it asks for keys and values, in two boxes each; a warp beside the warpgroup is all that loads."""
-    form = AttentionForm(D=128, BN=128, CONSUMERS=1, FLAT=False, TURNS=False, LSE=True, SPLITS=16, DEPENDENT=True)
-    lowered = lower(traced_attention(form), TARGET, NvidiaOptions())
+    config = AttentionConfig(
+        D=128, BN=128, CONSUMERS=1, FLAT=False, PING_PONG=False, LSE=True, SPLITS=16, DEPENDENT=True
+    )
+    lowered = lower(traced_attention(config), TARGET, NvidiaOptions())
     assembly = assemble_kernel(lowered, TARGET, AssemblyOptions(strict=True))
     assert lowered.warps == 5 and lowered.dependent_launch and not assembly.remarks
     assert assembly.ptx.count("cp.async.bulk.prefetch.tensor.4d.L2") == 4

@@ -16,7 +16,7 @@ from tilewright.ir.interpreter import run
 from tilewright.ir.parser import parse_function
 from tilewright.ir.verifier import verify
 from tilewright.library.rows import simt_kernel as gpu_rows
-from tilewright.library.rows.simt_config import row_form
+from tilewright.library.rows.simt_config import row_config
 from tilewright.passes.pipeline import simplify
 from tilewright.targets.gpu.layouts import assign
 from tilewright.targets.gpu.memory_order import undisturbed_loads
@@ -60,14 +60,14 @@ def built(function, warps):
 @pytest.mark.parametrize("name", ["softmax", "layer norm"])
 @pytest.mark.parametrize(("columns", "kind"), [(32768, "bf16"), (30000, "bf16"), (32768, "f16")])
 def test_two_wide_rows_fit_a_multiprocessor(name, columns, kind):
-    form = row_form(4096, columns, 132)
-    lowered, assembly = built(library_kernel(name, kind, form.block, 1, columns != form.block), form.warps)
+    config = row_config(4096, columns, 132)
+    lowered, assembly = built(library_kernel(name, kind, config.block, 1, columns != config.block), config.warps)
     resources = assembly.resources
     assert lowered.assigned.attributes["gpu.resident"] == 2
-    assert 2 * 32 * form.warps * resources.registers <= REGISTERS
+    assert 2 * 32 * config.warps * resources.registers <= REGISTERS
     assert (resources.spill_stores, resources.spill_loads, resources.stack) == (0, 0, 0)
     # The whole row is asked for before any of it is used.
-    vectors = form.block // (32 * form.warps * 8)
+    vectors = config.block // (32 * config.warps * 8)
     assert len(re.findall(r"\bld\.global\S*\.v4\.b32", assembly.ptx[: assembly.ptx.index("shfl.sync")])) == vectors
 
 
@@ -106,11 +106,11 @@ def test_computing_again_changes_no_bit(name, columns, rng):
 @pytest.mark.parametrize("block", [128, 256, 512])
 @pytest.mark.parametrize("name", ["softmax", "layer norm"])
 def test_warps_have_narrow_rows_for_themselves(name, block):
-    form = row_form(65536, block, 132)
-    lowered, assembly = built(library_kernel(name, "bf16", block, form.rows, False), form.warps)
-    assert form.rows > 1 and lowered.shared_bytes == 0
+    config = row_config(65536, block, 132)
+    lowered, assembly = built(library_kernel(name, "bf16", block, config.rows, False), config.warps)
+    assert config.rows > 1 and lowered.shared_bytes == 0
     assert not re.findall(r"\bbar(rier)?\.(sync|cta)", assembly.ptx)
-    assert 32 * form.warps * assembly.resources.registers * 8 <= REGISTERS  # 8 CTAs: 32 KB of rows on their way
+    assert 32 * config.warps * assembly.resources.registers * 8 <= REGISTERS  # 8 CTAs: 32 KB of rows on their way
 
 
 @tilewright.jit

@@ -1,4 +1,4 @@
-"""The forms that operations choose compile for sm_90a: no spill, no serialised product; rows for every architecture."""
+"""The configs that operations choose compile for sm_90a: no spill or serialised product; rows on every architecture."""
 
 from __future__ import annotations
 
@@ -13,14 +13,14 @@ from tilewright.library import epilogue as epilogues
 from tilewright.library.attention.problem import AttentionProblem
 from tilewright.library.epilogue import Epilogue
 from tilewright.library.matmul import portable
-from tilewright.library.matmul.hopper.dequantized import DequantizedProblem, close_forms
+from tilewright.library.matmul.hopper.dequantized import DequantizedProblem, close_configs
 from tilewright.library.matmul.hopper.dequantized_kernel import dequantized_matmul
 from tilewright.library.matmul.hopper.kernel import matmul as hopper_matmul
 from tilewright.library.matmul.hopper.ranked import close
 from tilewright.library.matmul.problem import MatmulProblem
 from tilewright.library.rows import simt_kernel as gpu_rows
 from tilewright.ops import attentions, products
-from tilewright.ops.attentions import choose_form
+from tilewright.ops.attentions import choose_config
 from tilewright.ops.dequantized import kernel_types
 from tilewright.targets.nvidia.target import NvidiaTarget
 
@@ -51,13 +51,13 @@ PROBLEMS = [
 
 @pytest.mark.slow(but_every=4)
 @pytest.mark.parametrize("problem", PROBLEMS, ids=lambda problem: problem.key)
-def test_matmul_forms(problem: MatmulProblem) -> None:
+def test_matmul_configs(problem: MatmulProblem) -> None:
     chosen = close(problem.shape_class, NvidiaTarget.named("sm_90a").machine())
-    in_turns = [candidate for candidate in chosen if candidate.form.TURNS]
-    for candidate in [chosen[0], *in_turns[:1]]:
-        types = products.kernel_types(candidate.form, problem.operands)
+    ping_pong = [candidate for candidate in chosen if candidate.config.PING_PONG]
+    for candidate in [chosen[0], *ping_pong[:1]]:
+        types = products.kernel_types(candidate.config, problem.operands)
         facts = products.kernel_facts(problem)
-        kernel = hopper_matmul.compile(types, {"FORM": candidate.form}, facts, target="cuda:sm_90a", options=STRICT)
+        kernel = hopper_matmul.compile(types, {"CONFIG": candidate.config}, facts, target="cuda:sm_90a", options=STRICT)
         assert not kernel.binary.resources.spill_stores
 
 
@@ -73,24 +73,26 @@ WEIGHTS = [
 
 @pytest.mark.slow(but_every=3)
 @pytest.mark.parametrize("problem", WEIGHTS, ids=str)
-def test_dequantized_forms(problem: DequantizedProblem) -> None:
-    form, _ = close_forms(problem, NvidiaTarget.named("sm_90a").machine())[0]
+def test_dequantized_configs(problem: DequantizedProblem) -> None:
+    config, _ = close_configs(problem, NvidiaTarget.named("sm_90a").machine())[0]
     facts = {"out": Parameter("out", 16)}
-    kernel = dequantized_matmul.compile(kernel_types(form), {"FORM": form}, facts, target="cuda:sm_90a", options=STRICT)
+    kernel = dequantized_matmul.compile(
+        kernel_types(config), {"CONFIG": config}, facts, target="cuda:sm_90a", options=STRICT
+    )
     resources = kernel.binary.resources
     assert not resources.spill_stores
-    assert kernel.binary.shared_bytes <= form.shared_bytes
+    assert kernel.binary.shared_bytes <= config.shared_bytes
 
 
 @pytest.mark.slow(but_every=5)
 @pytest.mark.parametrize("size", [64, 96, 128, 256])
 @pytest.mark.parametrize("queries", [32, 4096])
-def test_attention_forms(size: int, queries: int) -> None:
+def test_attention_configs(size: int, queries: int) -> None:
     for causal, window, ragged in ((False, 0, False), (True, 0, True)):
         problem = AttentionProblem(1, 8, 2, queries, 4096, size, BF16, causal, window, ragged, True, "")
-        form = choose_form(problem).check()
-        kernel = attentions.compiled(form)
-        assert not kernel.binary.resources.spill_stores, form
+        config = choose_config(problem).check()
+        kernel = attentions.compiled(config)
+        assert not kernel.binary.resources.spill_stores, config
 
 
 @pytest.mark.parametrize("target", ["cuda:sm_80", "cuda:sm_90a", "cuda:sm_120"])
@@ -103,7 +105,7 @@ def test_plain_kernels_compile_everywhere(target: str) -> None:
     names = "rows columns depth a_row a_depth b_depth b_column c_row a_batch b_batch c_batch".split()
     types = {"a": "*bf16", "b": "*bf16", "c": "*bf16", **dict.fromkeys(names, "i32"), "extra": ("*bf16", "i32")}
     constants = {
-        "FORM": portable.form(512, 512, 2), "SUM": tl.float32, "PRECISION": "tf32",
+        "CONFIG": portable.config(512, 512, 2), "SUM": tl.float32, "PRECISION": "tf32",
         "EPILOGUE": epilogues.function(Epilogue(bias=True, activation="gelu")),
     }  # fmt: skip
     portable.matmul.compile(types, constants, target=target, options={"num_warps": 4, **STRICT})

@@ -22,25 +22,25 @@ pytestmark = pytest.mark.hopper
 
 @pytest.mark.parametrize("name", CASES)
 @pytest.mark.parametrize("processors", [132, 3])
-def test_forms(torch: Any, rng: np.random.Generator, name: str, processors: int) -> None:
+def test_configs(torch: Any, rng: np.random.Generator, name: str, processors: int) -> None:
     """On as many CTAs as there are and on few; twice the same, bit by bit."""
     case = CASES[name]
     x, w, beside = case.draw(rng)
     expected = case.expected(x, w)
-    if case.form.BESIDE:
+    if case.config.BESIDE:
         expected = np.maximum(expected + beside, 0)
     kinds = {2: torch.float16, 4: torch.float32}
 
     def there(array: np.ndarray, kind: Any) -> Any:
         return torch.from_numpy(array.astype(np.float32)).to(kind).cuda()
 
-    operand = torch.bfloat16 if case.form.INPUT == tl.bfloat16 else torch.float16
+    operand = torch.bfloat16 if case.config.INPUT == tl.bfloat16 else torch.float16
     arrays = there(x, operand), there(w, operand)
     second = there(beside, kinds[beside.itemsize])
     results = []
     for _ in range(2):
         out = torch.full(beside.shape, float("nan"), dtype=kinds[beside.itemsize], device="cuda")
-        prepare_convolution(case.form, *arrays, out, second if case.form.BESIDE else None, processors=processors)()
+        prepare_convolution(case.config, *arrays, out, second if case.config.BESIDE else None, processors=processors)()
         results.append(out.cpu().numpy())
     assert np.max(np.abs(results[0] - expected)) <= 2e-3 * np.max(np.abs(expected))
     assert np.array_equal(results[0], results[1])
@@ -72,11 +72,11 @@ def test_any_number_of_images(rng: np.random.Generator, name: str) -> None:
 
 @pytest.mark.parametrize("kernel", [3, 5, 7])
 @pytest.mark.parametrize("stride", [1, 2])
-@pytest.mark.parametrize("form", [(1, 1, 8), (1, 4, 8), (2, 4, 8), (2, 7, 4)])
+@pytest.mark.parametrize("config", [(1, 1, 8), (1, 4, 8), (2, 4, 8), (2, 7, 4)])
 def test_depthwise(
-    rng: np.random.Generator, monkeypatch: pytest.MonkeyPatch, kernel: int, stride: int, form: tuple[int, int, int]
+    rng: np.random.Generator, monkeypatch: pytest.MonkeyPatch, kernel: int, stride: int, config: tuple[int, int, int]
 ) -> None:
-    monkeypatch.setattr("tilewright.library.convolution.simt.depthwise._forms", lambda size, elements: [form])
+    monkeypatch.setattr("tilewright.library.convolution.simt.depthwise._configs", lambda size, elements: [config])
     graph = model(rng, 2, (15, 17), 72, 72, **window(kernel, stride=stride, pad=kernel // 2, groups=72))
     check(graph, rng, (2,))
 

@@ -1,4 +1,4 @@
-"""Products by weights of 4 and 8 bits on Hopper: every form worth timing, and engines."""
+"""Products by weights of 4 and 8 bits on Hopper: every config worth timing, and engines."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ import tilewright  # noqa: E402
 from tests.host.test_dequantized_hopper import Case, close, drawn, weights_of  # noqa: E402
 from tilewright import ops  # noqa: E402
 from tilewright.dtypes import bfloat16, from_numpy  # noqa: E402
-from tilewright.library.matmul.hopper.dequantized import DequantizedProblem, close_forms  # noqa: E402
+from tilewright.library.matmul.hopper.dequantized import DequantizedProblem, close_configs  # noqa: E402
 from tilewright.ops import arrays, dequantized  # noqa: E402
 
 pytestmark = pytest.mark.hopper
@@ -27,7 +27,7 @@ def numbers_of(case: Case, codes: np.ndarray, scales: np.ndarray, zeros: np.ndar
 
 
 @pytest.mark.parametrize("seed", range(6))
-def test_every_form(seed: int) -> None:
+def test_every_config(seed: int) -> None:
     """Of few and many columns, so that CTAs share the depth and do not; ragged in every direction."""
     draw = np.random.default_rng(seed)
     case = drawn(seed)
@@ -52,12 +52,12 @@ def test_every_form(seed: int) -> None:
         packed.zeros is not None, case.given,
     )  # fmt: skip
     first, ordinal = arrays.view(given, "x"), given.device.index
-    for form, _ in close_forms(problem, arrays.target_at(ordinal).machine()):
+    for config, _ in close_configs(problem, arrays.target_at(ordinal).machine()):
         for ready in (False, True, True):
             out = torch.full((case.rows, case.columns), float("nan"), dtype=kind, device="cuda")
             target = arrays.view(out, "out")
             dequantized._launch(
-                form._replace(DEPENDENT=ready), problem, packed, first, target, (), [first, target], ordinal
+                config._replace(DEPENDENT=ready), problem, packed, first, target, (), [first, target], ordinal
             )
             close(out.float().cpu().numpy(), x, exact, case)
     close(ops.dequantized_matmul(given, packed).float().cpu().numpy(), x, exact, case)

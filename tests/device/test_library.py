@@ -130,7 +130,7 @@ def test_every_candidate_of_a_problem_is_right(torch: Any, seed: int) -> None:
         wrong = []
         for candidate in plan.ranked:
             operands.out.base.fill_(float("nan"))
-            plan._runner(candidate.form, operands)()
+            plan._runner(candidate.config, operands)()
             if not relative(operands.out.base, expected) <= 2.5e-3:
                 wrong.append(str(candidate))
         assert not wrong, sizes

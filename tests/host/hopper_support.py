@@ -1,4 +1,4 @@
-"""The Hopper kernels traced for given forms, and their references in float64."""
+"""The Hopper kernels traced for given configs, and their references in float64."""
 
 from __future__ import annotations
 
@@ -9,12 +9,12 @@ import numpy as np
 import tilewright
 import tilewright.language as tl
 from tilewright.ir.core import Function
-from tilewright.library.attention.hopper.config import AttentionForm
-from tilewright.library.attention.hopper.decoding_config import DecodingForm
+from tilewright.library.attention.hopper.config import AttentionConfig
+from tilewright.library.attention.hopper.decoding_config import DecodingConfig
 from tilewright.library.attention.hopper.decoding_kernel import decoding
 from tilewright.library.attention.hopper.kernel import attention
 from tilewright.library.grouped.hopper_kernel import grouped_matmul
-from tilewright.library.matmul.hopper.config import MatmulForm
+from tilewright.library.matmul.hopper.config import MatmulConfig
 from tilewright.library.matmul.hopper.kernel import matmul
 
 # In how many orders the roles of a kernel that must be clean are run: four times as many as find every synchronising
@@ -38,56 +38,57 @@ def tensor_map(block: tuple[int, ...], dtype: Any) -> str:
     return f"tensormap<{'x'.join(map(str, block))}x{dtype.element.text}>"
 
 
-def traced_matmul(form: MatmulForm, extra: tuple[str, ...] = ()) -> Function:
-    """The kernel's Tile IR for a form; `extra` are the types of the epilogue's operands."""
-    form.check()
+def traced_matmul(config: MatmulConfig, extra: tuple[str, ...] = ()) -> Function:
+    """The kernel's Tile IR for a config; `extra` are the types of the epilogue's operands."""
+    config.check()
     types: dict[str, Any] = {
-        "a": tensor_map(form.left_block, form.INPUT), "b": tensor_map(form.right_block, form.INPUT),
-        "c": tensor_map(form.out_block, form.OUTPUT), "c_tail": tensor_map(form.tail_block, form.OUTPUT),
+        "a": tensor_map(config.left_block, config.INPUT), "b": tensor_map(config.right_block, config.INPUT),
+        "c": tensor_map(config.out_block, config.OUTPUT), "c_tail": tensor_map(config.tail_block, config.OUTPUT),
         "M": "i32", "N": "i32", "K": "i32", "batches": "i32",
     }  # fmt: skip
     if extra:
         types["extra"] = extra
-    return matmul.trace(types, {"FORM": form})
+    return matmul.trace(types, {"CONFIG": config})
 
 
-def traced_grouped(form: MatmulForm, extra: tuple[str, ...] = ()) -> Function:
+def traced_grouped(config: MatmulConfig, extra: tuple[str, ...] = ()) -> Function:
     """The kernel of grouped products."""
-    form.check()
+    config.check()
     types: dict[str, Any] = {
-        "a": tensor_map(form.left_block, form.INPUT), "b": tensor_map(form.right_block, form.INPUT),
-        "c": tensor_map(form.out_block, form.OUTPUT),
-        "out": f"*{form.OUTPUT.element.text}", "tiles": "*k i32", **dict.fromkeys(("rows", "N", "K", "groups"), "i32"),
+        "a": tensor_map(config.left_block, config.INPUT), "b": tensor_map(config.right_block, config.INPUT),
+        "c": tensor_map(config.out_block, config.OUTPUT),
+        "out": f"*{config.OUTPUT.element.text}", "tiles": "*k i32",
+        **dict.fromkeys(("rows", "N", "K", "groups"), "i32"),
     }  # fmt: skip
     if extra:
         types["extra"] = extra
-    return grouped_matmul.trace(types, {"FORM": form})
+    return grouped_matmul.trace(types, {"CONFIG": config})
 
 
-def traced_attention(form: AttentionForm) -> Function:
-    """The kernel's Tile IR for a form."""
-    form.check()
-    queries, keys = tensor_map(form.query_block, form.TYPE), tensor_map(form.key_block, form.TYPE)
+def traced_attention(config: AttentionConfig) -> Function:
+    """The kernel's Tile IR for a config."""
+    config.check()
+    queries, keys = tensor_map(config.query_block, config.TYPE), tensor_map(config.key_block, config.TYPE)
     numbers = dict.fromkeys(("tiles_per_cta", "queries", "keys", "heads", "group", "window"), "i32")
     types: dict[str, Any] = {"q": queries, "k": keys, "v": keys, "out": queries, "lse": "*f32", "lengths": "*k i32",
              "schedule": "*k i32", "scale": "f32", **numbers}  # fmt: skip
-    if form.BIAS:
-        types["extra"] = (f"*k {form.TYPE.element.text}", "i64", "i64", "i64", "f32")
-    return attention.trace(types, {"FORM": form})
+    if config.BIAS:
+        types["extra"] = (f"*k {config.TYPE.element.text}", "i64", "i64", "i64", "f32")
+    return attention.trace(types, {"CONFIG": config})
 
 
-def traced_decoding(form: DecodingForm) -> Function:
-    """The Tile IR of attention of few queries for a form."""
-    form.check()
-    blocks = {"q": form.query_block, "k": form.key_block, "v": form.key_block, "k_rows": form.fresh_block,
-              "v_rows": form.fresh_block}  # fmt: skip
-    types: dict[str, Any] = {name: tensor_map(block, form.TYPE) for name, block in blocks.items()}
-    types |= {"fresh": "*k i64", "out": f"*{form.TYPE.element.text}", "scale": "f32"}
+def traced_decoding(config: DecodingConfig) -> Function:
+    """The Tile IR of attention of few queries for a config."""
+    config.check()
+    blocks = {"q": config.query_block, "k": config.key_block, "v": config.key_block, "k_rows": config.fresh_block,
+              "v_rows": config.fresh_block}  # fmt: skip
+    types: dict[str, Any] = {name: tensor_map(block, config.TYPE) for name, block in blocks.items()}
+    types |= {"fresh": "*k i64", "out": f"*{config.TYPE.element.text}", "scale": "f32"}
     types |= {**dict.fromkeys(("out_batch", "out_head", "out_row"), "i64"),
               **dict.fromkeys(("queries", "keys", "heads"), "i32")}  # fmt: skip
-    if form.BIAS:
-        types["extra"] = (f"*k {form.TYPE.element.text}", "i64", "i64", "f32")
-    return decoding.trace(types, {"FORM": form})
+    if config.BIAS:
+        types["extra"] = (f"*k {config.TYPE.element.text}", "i64", "i64", "f32")
+    return decoding.trace(types, {"CONFIG": config})
 
 
 def attention_reference(

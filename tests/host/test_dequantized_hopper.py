@@ -26,8 +26,8 @@ from tilewright.library import epilogue as epilogues
 from tilewright.library import packing
 from tilewright.library.epilogue import Epilogue
 from tilewright.library.hopper import is_possible
-from tilewright.library.matmul.hopper.dequantized import DequantizedProblem, close_forms
-from tilewright.library.matmul.hopper.dequantized_config import DequantizedForm
+from tilewright.library.matmul.hopper.dequantized import DequantizedProblem, close_configs
+from tilewright.library.matmul.hopper.dequantized_config import DequantizedConfig
 from tilewright.library.matmul.hopper.dequantized_kernel import dequantized_matmul
 from tilewright.library.matmul.kernel import identity
 from tilewright.ops.dequantized import kernel_types
@@ -183,35 +183,35 @@ def test_packing(rng: np.random.Generator) -> None:
     assert place.tolist() == [32 + 3 * 4 + 2, 1]
 
 
-FORMS = [
-    DequantizedForm(STAGES=3),
-    DequantizedForm(STAGES=2, CONSUMERS=2, GROUP=64, ZEROS=True, LOW=0, DEPENDENT=True),
-    DequantizedForm(STAGES=2, GROUP=32, SCALED=True, SPLIT=2, BITS=8, LOW=128),
-    DequantizedForm(STAGES=4, BATCH=16, CONSUMERS=4, GROUP=0, BITS=8, CODES=tl.float8e4nv, SPLIT=2, DEPENDENT=True),
+CONFIGS = [
+    DequantizedConfig(STAGES=3),
+    DequantizedConfig(STAGES=2, CONSUMERS=2, GROUP=64, ZEROS=True, LOW=0, DEPENDENT=True),
+    DequantizedConfig(STAGES=2, GROUP=32, SCALED=True, SPLIT=2, BITS=8, LOW=128),
+    DequantizedConfig(STAGES=4, BATCH=16, CONSUMERS=4, GROUP=0, BITS=8, CODES=tl.float8e4nv, SPLIT=2, DEPENDENT=True),
 ]
 
 
-@pytest.mark.parametrize("form", FORMS, ids=lambda form: form.described)
-def test_clean_in_any_order(form: DequantizedForm, rng: np.random.Generator) -> None:
+@pytest.mark.parametrize("config", CONFIGS, ids=lambda config: config.described)
+def test_clean_in_any_order(config: DequantizedConfig, rng: np.random.Generator) -> None:
     rows, columns, depth = 11, 200, 640
-    groups = depth // form.GROUP if form.GROUP else 1
-    function = simplify(dequantized_matmul.trace(kernel_types(form), {"FORM": form}))
+    groups = depth // config.GROUP if config.GROUP else 1
+    function = simplify(dequantized_matmul.trace(kernel_types(config), {"CONFIG": config}))
     verify(function)
     blocks = -(-columns // 64)
-    codes = np.zeros((blocks, depth // form.unit * form.unit_lines, 256), form.CODES.element.numpy)
+    codes = np.zeros((blocks, depth // config.unit * config.unit_lines, 256), config.CODES.element.numpy)
     scales, zeros = np.ones((blocks, groups, 64), np.float32), np.ones((blocks, groups, 64), np.uint8)
-    x = rng.standard_normal((rows, depth)).astype(form.TYPE.element.numpy)
+    x = rng.standard_normal((rows, depth)).astype(config.TYPE.element.numpy)
     for order in range(ORDERS // 4):
-        out = np.full((rows, columns), np.nan, form.OUTPUT.element.numpy)
-        points = zeros if form.ZEROS else scales
-        run(function, [x, codes, scales, points, out, rows, columns, depth], form.grid(rows, columns), order=order)
-        number = 0.0 if not form.CODES.element.is_integer else -float(form.LOW + form.ZEROS)
+        out = np.full((rows, columns), np.nan, config.OUTPUT.element.numpy)
+        points = zeros if config.ZEROS else scales
+        run(function, [x, codes, scales, points, out, rows, columns, depth], config.grid(rows, columns), order=order)
+        number = 0.0 if not config.CODES.element.is_integer else -float(config.LOW + config.ZEROS)
         exact = number * np.repeat(x.astype(np.float64).sum(1)[:, None], columns, 1)
         np.testing.assert_allclose(out.astype(np.float64), exact, rtol=2**-7, atol=1e-3)
 
 
-def test_forms_of_all_problems() -> None:
-    """There is a form for every problem that is not refused, and it can be built."""
+def test_configs_of_all_problems() -> None:
+    """There is a config for every problem that is not refused, and it can be built."""
     machine = NvidiaTarget.named("sm_90a").machine()
     draw = np.random.default_rng(3)
     for _ in range(60):
@@ -222,8 +222,8 @@ def test_forms_of_all_problems() -> None:
         zeros = bool(draw.integers(2)) and dtype.is_integer
         for epilogue in (identity, SILU):
             problem = DequantizedProblem(rows, columns, depth, group, bfloat16, dtype, zeros=zeros, epilogue=epilogue)
-            found = close_forms(problem, machine)
-            assert found and all(is_possible(form) and seconds > 0 for form, seconds in found)
+            found = close_configs(problem, machine)
+            assert found and all(is_possible(config) and seconds > 0 for config, seconds in found)
 
 
 @pytest.mark.parametrize(
@@ -233,13 +233,13 @@ def test_forms_of_all_problems() -> None:
         (DequantizedProblem(300, 200, 128, 32, weights=float8e4nv, epilogue=SILU), 128),  # 256 have no room
     ],
 )
-def test_forms_know_what_epilogues_take(problem: DequantizedProblem, rows: int) -> None:
+def test_configs_know_what_epilogues_take(problem: DequantizedProblem, rows: int) -> None:
     """After an epilogue, layouts change through shared memory."""
     target = NvidiaTarget.named("sm_90a")
-    for form, _ in close_forms(problem, target.machine()):
-        types, facts = kernel_types(form, ("*k bf16", "i32")), {"out": Parameter("out", 16)}
-        lowered = lower(dequantized_matmul.trace(types, {"FORM": form}, facts), target, NvidiaOptions())
-        assert form.BATCH == rows and lowered.shared_bytes <= form.shared_bytes
+    for config, _ in close_configs(problem, target.machine()):
+        types, facts = kernel_types(config, ("*k bf16", "i32")), {"out": Parameter("out", 16)}
+        lowered = lower(dequantized_matmul.trace(types, {"CONFIG": config}, facts), target, NvidiaOptions())
+        assert config.BATCH == rows and lowered.shared_bytes <= config.shared_bytes
 
 
 @pytest.mark.parametrize(
@@ -254,7 +254,7 @@ def test_forms_know_what_epilogues_take(problem: DequantizedProblem, rows: int) 
 def test_engines(
     dtype: DType, group: int, zeros: bool, given: DType, monkeypatch: pytest.MonkeyPatch, rng: np.random.Generator
 ) -> None:
-    """One kernel with bias and activation, in a form for each range of rows."""
+    """One kernel with bias and activation, in a config for each range of rows."""
     cuda_stand_in.install(monkeypatch)
     matrix = random_matrix(rng, dtype, 133, 192, group, zeros)
     engine = build(product_of(matrix, given), "cuda:sm_90a")
@@ -278,7 +278,7 @@ def test_what_stays_floats_is_named(rng: np.random.Generator) -> None:
 
 
 @pytest.mark.parametrize("sizes", [(64, 4096, 4096), (64, 4096, 14336), (64, 8192, 8192), (128, 4096, 4096)])
-def test_clusters_of_the_first_form_run_at_once(sizes: tuple[int, int, int]) -> None:
+def test_clusters_of_the_first_config_run_at_once(sizes: tuple[int, int, int]) -> None:
     machine = NvidiaTarget.named("sm_90a").machine()
-    (form, _), *_ = close_forms(DequantizedProblem(*sizes, group=128), machine)
-    assert form.grid(*sizes[:2])[0] <= machine.slots(form.SPLIT), form.described
+    (config, _), *_ = close_configs(DequantizedProblem(*sizes, group=128), machine)
+    assert config.grid(*sizes[:2])[0] <= machine.slots(config.SPLIT), config.described

@@ -110,17 +110,17 @@ def test_few_channels(driver: Driver, rng: np.random.Generator, batch: int | str
 
 
 @pytest.mark.slow(but_every=2)
-@pytest.mark.parametrize(("stride", "form"), [(1, (1, 1, 8)), (2, (1, 4, 8)), (1, (2, 7, 4)), (2, (2, 7, 4))])
+@pytest.mark.parametrize(("stride", "config"), [(1, (1, 1, 8)), (2, (1, 4, 8)), (1, (2, 7, 4)), (2, (2, 7, 4))])
 def test_depthwise(
-    driver: Driver, rng: np.random.Generator, monkeypatch: pytest.MonkeyPatch, stride: int, form: tuple[int, int, int]
+    driver: Driver, rng: np.random.Generator, monkeypatch: pytest.MonkeyPatch, stride: int, config: tuple[int, int, int]
 ) -> None:
-    monkeypatch.setattr("tilewright.library.convolution.simt.depthwise._forms", lambda size, elements: [form])
+    monkeypatch.setattr("tilewright.library.convolution.simt.depthwise._configs", lambda size, elements: [config])
     graph = model(rng, 2, (11, 12), 40, 40, **window(5, stride=stride, pad=2, groups=40))
     check(graph, rng, (2,), "depthwise runs")
 
 
 def test_dilated_depthwise(driver: Driver, rng: np.random.Generator, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("tilewright.library.convolution.simt.depthwise._forms", lambda size, elements: [(2, 3, 4)])
+    monkeypatch.setattr("tilewright.library.convolution.simt.depthwise._configs", lambda size, elements: [(2, 3, 4)])
     graph = model(rng, "batch", (9, 13), 24, 24, **window(3, pad=2, dilation=2, groups=24))
     check(graph, rng, (1, 3), "depthwise runs")
 

@@ -1,4 +1,4 @@
-"""The Hopper kernels in the interpreter: right at odd sizes in every form, and clean in any order."""
+"""The Hopper kernels in the interpreter: right at odd sizes in every config, and clean in any order."""
 
 from __future__ import annotations
 
@@ -22,20 +22,20 @@ from tests.host.hopper_support import (
 from tilewright.errors import LaunchError
 from tilewright.ir.interpreter import run
 from tilewright.ir.verifier import verify
-from tilewright.library.attention.hopper.config import AttentionForm, attention_schedule
+from tilewright.library.attention.hopper.config import AttentionConfig, attention_schedule
 from tilewright.library.attention.hopper.launch import prepare_attention
 from tilewright.library.attention.simt_kernel import combine_parts
-from tilewright.library.matmul.hopper.config import MatmulForm
+from tilewright.library.matmul.hopper.config import MatmulConfig
 from tilewright.library.matmul.hopper.launch import prepare_matmul
 from tilewright.passes.pipeline import simplify
 from tilewright.settings import settings
 
 PROCESSORS = 4
-PRODUCT = MatmulForm(BM=128, BN=64, BK=64, STAGES=2, GROUP=2)
+PRODUCT = MatmulConfig(BM=128, BN=64, BK=64, STAGES=2, GROUP=2)
 NARROW = PRODUCT._replace(BM=64, CONSUMERS=1)
 NORMED = NARROW._replace(A_ROWS=8, NORM=unit_rows)
-TURNS = PRODUCT._replace(BM=64, TURNS=True, STAGES=3)
-ATTENTION = AttentionForm(D=64, BN=32, CONSUMERS=2)
+PING_PONG = PRODUCT._replace(BM=64, PING_PONG=True, STAGES=3)
+ATTENTION = AttentionConfig(D=64, BN=32, CONSUMERS=2)
 
 
 @tilewright.jit
@@ -64,34 +64,34 @@ def numbers(rng: np.random.Generator, shape: tuple[int, ...], dtype: Any) -> np.
     return rng.standard_normal(shape).astype(np.float32).astype(kind)
 
 
-def operands(form: MatmulForm, rng: np.random.Generator, M: int, N: int, K: int, batches: int) -> list[np.ndarray]:
-    """A and B as the form wants them, and their product in float64."""
-    lead = (batches,) if form.BATCHED else ()
-    a = numbers(rng, (*lead, *((K, M) if form.A_TRANSPOSED else (M, K))), form.INPUT)
-    b = numbers(rng, (*lead, *((K, N) if form.B_TRANSPOSED else (N, K))), form.INPUT)
-    left = a.astype(np.float64).swapaxes(-1, -2) if form.A_TRANSPOSED else a.astype(np.float64)
-    left = left if form.NORM is None else normed(left)
-    right = b.astype(np.float64) if form.B_TRANSPOSED else b.astype(np.float64).swapaxes(-1, -2)
+def operands(config: MatmulConfig, rng: np.random.Generator, M: int, N: int, K: int, batches: int) -> list[np.ndarray]:
+    """A and B as the config wants them, and their product in float64."""
+    lead = (batches,) if config.BATCHED else ()
+    a = numbers(rng, (*lead, *((K, M) if config.A_TRANSPOSED else (M, K))), config.INPUT)
+    b = numbers(rng, (*lead, *((K, N) if config.B_TRANSPOSED else (N, K))), config.INPUT)
+    left = a.astype(np.float64).swapaxes(-1, -2) if config.A_TRANSPOSED else a.astype(np.float64)
+    left = left if config.NORM is None else normed(left)
+    right = b.astype(np.float64) if config.B_TRANSPOSED else b.astype(np.float64).swapaxes(-1, -2)
     return [a, b, left @ right]
 
 
-def multiply(form: MatmulForm, rng: np.random.Generator, M: int, N: int, K: int, batches: int, orders: int) -> None:
-    function = simplify(traced_matmul(form))
+def multiply(config: MatmulConfig, rng: np.random.Generator, M: int, N: int, K: int, batches: int, orders: int) -> None:
+    function = simplify(traced_matmul(config))
     verify(function)
-    a, b, expected = operands(form, rng, M, N, K, batches)
+    a, b, expected = operands(config, rng, M, N, K, batches)
     for order in range(orders):
-        c = np.zeros(expected.shape, form.OUTPUT.element.numpy)
-        run(function, [a, b, c, c, M, N, K, batches], form.grid(M, N, batches, PROCESSORS), order=order)
+        c = np.zeros(expected.shape, config.OUTPUT.element.numpy)
+        run(function, [a, b, c, c, M, N, K, batches], config.grid(M, N, batches, PROCESSORS), order=order)
         # Sums of K products in float32, rounded once to the result's type.
-        unit = {1: 0.07, 2: 2**-8 if form.OUTPUT == tl.bfloat16 else 2**-11, 4: 0.0}[c.itemsize]
+        unit = {1: 0.07, 2: 2**-8 if config.OUTPUT == tl.bfloat16 else 2**-11, 4: 0.0}[c.itemsize]
         tolerance = unit * np.abs(expected) + 2e-6 * K * np.abs(a.astype(np.float64)).max() ** 2
-        exact = form.OUTPUT == tl.int32
+        exact = config.OUTPUT == tl.int32
         assert np.all(np.abs(c.astype(np.float64) - expected) <= (0 if exact else tolerance))
 
 
 @pytest.mark.slow(but_every=4)
 @pytest.mark.parametrize(
-    ("form", "sizes"),
+    ("config", "sizes"),
     [
         (PRODUCT, (200, 136, 200)),
         (PRODUCT._replace(BN=80, STAGES=3), (130, 168, 136)),
@@ -123,12 +123,12 @@ def multiply(form: MatmulForm, rng: np.random.Generator, M: int, N: int, K: int,
         (PRODUCT._replace(BN=144, STAGES=6, SPLIT=4, DEPENDENT=True), (128, 300, 600)),
         (PRODUCT._replace(BN=224, STAGES=4, SPLIT=2, DEPENDENT=True), (128, 300, 600)),
         (PRODUCT._replace(SINGLE=True, STAGES=3, SHARE_A=2, BN=112), (128, 330, 300)),
-        (TURNS._replace(BN=80), (330, 168, 136)),
-        (TURNS._replace(BN=80, STORED=64), (330, 168, 136)),
-        (TURNS._replace(BM=128, BN=48, BATCHED=True), (300, 168, 136)),
-        (TURNS._replace(SHARE_B=2), (300, 72, 136)),
-        (TURNS._replace(SHARE_A=2, STAGES=4), (136, 300, 64)),
-        (TURNS._replace(DEPENDENT=True, A_TRANSPOSED=True, B_TRANSPOSED=True), (136, 136, 104)),
+        (PING_PONG._replace(BN=80), (330, 168, 136)),
+        (PING_PONG._replace(BN=80, STORED=64), (330, 168, 136)),
+        (PING_PONG._replace(BM=128, BN=48, BATCHED=True), (300, 168, 136)),
+        (PING_PONG._replace(SHARE_B=2), (300, 72, 136)),
+        (PING_PONG._replace(SHARE_A=2, STAGES=4), (136, 300, 64)),
+        (PING_PONG._replace(DEPENDENT=True, A_TRANSPOSED=True, B_TRANSPOSED=True), (136, 136, 104)),
         (PRODUCT._replace(INPUT=tl.float16, OUTPUT=tl.float32), (136, 72, 104)),
         (PRODUCT._replace(INPUT=tl.float32, OUTPUT=tl.float32, BK=32), (136, 72, 100)),
         (PRODUCT._replace(INPUT=tl.int8, OUTPUT=tl.int32, BK=128, SUM=tl.int32), (136, 72, 144)),
@@ -137,8 +137,8 @@ def multiply(form: MatmulForm, rng: np.random.Generator, M: int, N: int, K: int,
     ],
     ids=str,
 )  # fmt: skip
-def test_products(form: MatmulForm, sizes: tuple[int, int, int], rng: np.random.Generator):
-    multiply(form, rng, *sizes, 1, orders=2)
+def test_products(config: MatmulConfig, sizes: tuple[int, int, int], rng: np.random.Generator):
+    multiply(config, rng, *sizes, 1, orders=2)
 
 
 def test_batches_of_products(rng: np.random.Generator):
@@ -147,13 +147,13 @@ def test_batches_of_products(rng: np.random.Generator):
 
 @pytest.mark.slow(but_every=3)
 @pytest.mark.parametrize(
-    "form",
-    [PRODUCT._replace(BN=80), PRODUCT._replace(SHARE_B=2), NARROW._replace(SPLIT=2), TURNS._replace(BN=80),
+    "config",
+    [PRODUCT._replace(BN=80), PRODUCT._replace(SHARE_B=2), NARROW._replace(SPLIT=2), PING_PONG._replace(BN=80),
      NARROW._replace(SHARE_A=2, DEPENDENT=True, FLIGHT=1), NARROW._replace(SPLIT=2, DEPENDENT=True, FLIGHT=1),
      NORMED._replace(SPLIT=2, STAGES=4, DEPENDENT=True, FLIGHT=1)],
 )  # fmt: skip
-def test_products_are_clean_in_any_order(form: MatmulForm, rng: np.random.Generator):
-    multiply(form, rng, form.A_ROWS or 136, 72, 136, 1, orders=ORDERS)
+def test_products_are_clean_in_any_order(config: MatmulConfig, rng: np.random.Generator):
+    multiply(config, rng, config.A_ROWS or 136, 72, 136, 1, orders=ORDERS)
 
 
 def test_an_epilogue_with_bias_activation_and_residual(rng: np.random.Generator):
@@ -176,13 +176,13 @@ def stored_too(value, row, column, mask, extra):
 
 
 @pytest.mark.parametrize(
-    "form", [NARROW._replace(A_ROWS=8, BN=40), NARROW._replace(A_ROWS=8, BN=96, SPLIT=2, STAGES=6)]
+    "config", [NARROW._replace(A_ROWS=8, BN=40), NARROW._replace(A_ROWS=8, BN=96, SPLIT=2, STAGES=6)]
 )
-def test_an_epilogue_that_stores_sums_unrounded(form: MatmulForm, rng: np.random.Generator):
-    function = simplify(traced_matmul(form._replace(EPILOGUE=stored_too), ("*f32", "i32")))
-    a, b, product = operands(form, rng, 5, 96, 200, 1)
+def test_an_epilogue_that_stores_sums_unrounded(config: MatmulConfig, rng: np.random.Generator):
+    function = simplify(traced_matmul(config._replace(EPILOGUE=stored_too), ("*f32", "i32")))
+    a, b, product = operands(config, rng, 5, 96, 200, 1)
     c, exact = np.zeros(product.shape, a.dtype), np.zeros(product.shape, np.float32)
-    run(function, [a, b, c, c, 5, 96, 200, 1, exact, 96], form.grid(5, 96, 1, PROCESSORS), order=1)
+    run(function, [a, b, c, c, 5, 96, 200, 1, exact, 96], config.grid(5, 96, 1, PROCESSORS), order=1)
     np.testing.assert_allclose(exact, product, rtol=1e-5, atol=1e-4)
     assert np.array_equal(c, exact.astype(c.dtype))
 
@@ -192,47 +192,47 @@ def swish(gate, up):
     return gate / (1.0 + tl.exp(-gate)) * up
 
 
-@pytest.mark.parametrize("form", [PRODUCT._replace(BN=160, GATE=swish), NORMED._replace(BN=80, GATE=swish)], ids=str)
-def test_a_gate_joins_interleaved_columns(form: MatmulForm, rng: np.random.Generator):
-    M, N, K = form.A_ROWS or 140, 176, 72
-    a, b, product = operands(form, rng, M, N, K, 1)
+@pytest.mark.parametrize("config", [PRODUCT._replace(BN=160, GATE=swish), NORMED._replace(BN=80, GATE=swish)], ids=str)
+def test_a_gate_joins_interleaved_columns(config: MatmulConfig, rng: np.random.Generator):
+    M, N, K = config.A_ROWS or 140, 176, 72
+    a, b, product = operands(config, rng, M, N, K, 1)
     c = np.zeros((M, N // 2), a.dtype)
-    function = simplify(traced_matmul(form))
-    run(function, [a, b, c, c, M, N, K, 1], form.grid(M, N, 1, PROCESSORS), order=1)
+    function = simplify(traced_matmul(config))
+    run(function, [a, b, c, c, M, N, K, 1], config.grid(M, N, 1, PROCESSORS), order=1)
     gate, up = (product.reshape(M, N // 16, 2, 8)[:, :, part].reshape(M, N // 2) for part in range(2))
     np.testing.assert_allclose(c.astype(np.float64), gate / (1 + np.exp(-gate)) * up, rtol=2**-8, atol=1e-4)
 
 
 def test_int8_is_scaled_in_the_epilogue(rng: np.random.Generator):
-    form = PRODUCT._replace(INPUT=tl.int8, BK=128, SUM=tl.int32, EPILOGUE=scaled)
-    a, b, product = operands(form, rng, 130, 80, 256, 1)
-    c = np.zeros(product.shape, form.OUTPUT.element.numpy)
-    function = traced_matmul(form, ("f32",))
-    run(function, [a, b, c, c, 130, 80, 256, 1, 0.125], form.grid(130, 80, 1, PROCESSORS), order=2)
+    config = PRODUCT._replace(INPUT=tl.int8, BK=128, SUM=tl.int32, EPILOGUE=scaled)
+    a, b, product = operands(config, rng, 130, 80, 256, 1)
+    c = np.zeros(product.shape, config.OUTPUT.element.numpy)
+    function = traced_matmul(config, ("f32",))
+    run(function, [a, b, c, c, 130, 80, 256, 1, 0.125], config.grid(130, 80, 1, PROCESSORS), order=2)
     np.testing.assert_allclose(c.astype(np.float64), product * 0.125, rtol=2**-8)
 
 
 def test_fp8_with_scales_of_blocks_is_promoted(rng: np.random.Generator):
-    form = PRODUCT._replace(INPUT=tl.float8e4nv, BK=128, PROMOTE=scaled_blocks)
+    config = PRODUCT._replace(INPUT=tl.float8e4nv, BK=128, PROMOTE=scaled_blocks)
     M, N, K = 130, 80, 300
-    a, b, _ = operands(form, rng, M, N, K, 1)
+    a, b, _ = operands(config, rng, M, N, K, 1)
     rows, steps = rng.uniform(0.5, 2, (M, 3)).astype(np.float32), rng.uniform(0.5, 2, 3).astype(np.float32)
-    c = np.zeros((M, N), form.OUTPUT.element.numpy)
-    function = traced_matmul(form, ("f32", "*k f32", "*k f32", "i32", "i32"))
-    run(function, [a, b, c, c, M, N, K, 1, 1.0, rows, steps, 3, M], form.grid(M, N, 1, PROCESSORS), order=3)
+    c = np.zeros((M, N), config.OUTPUT.element.numpy)
+    function = traced_matmul(config, ("f32", "*k f32", "*k f32", "i32", "i32"))
+    run(function, [a, b, c, c, M, N, K, 1, 1.0, rows, steps, 3, M], config.grid(M, N, 1, PROCESSORS), order=3)
     parts = (slice(first, first + 128) for first in range(0, K, 128))
     products = (a[:, part].astype(np.float64) @ b[:, part].astype(np.float64).T for part in parts)
     expected = sum(product * rows[:, step, None] * steps[step] for step, product in enumerate(products))
     np.testing.assert_allclose(c.astype(np.float64), expected, rtol=2**-8, atol=1e-3)
 
 
-def random_product(draw: np.random.Generator) -> tuple[MatmulForm, tuple[int, int, int], int]:
-    """A form that can be built, sizes, and a number of batches."""
+def random_product(draw: np.random.Generator) -> tuple[MatmulConfig, tuple[int, int, int], int]:
+    """A config that can be built, sizes, and a number of batches."""
     while True:
         dtype = draw.choice(np.array([tl.bfloat16, tl.int8, tl.float8e4nv, tl.float32], object))
         integer = dtype == tl.int8
         consumers, chance = int(draw.integers(1, 4)), draw.random(5)
-        form = MatmulForm(
+        config = MatmulConfig(
             BM=64 * consumers * int(draw.integers(1, 3)), BN=8 * int(draw.integers(1, 21)), BK=128 // dtype.itemsize,
             STAGES=int(draw.integers(2, 6)), CONSUMERS=consumers, SHARE_A=1 + int(chance[0] < 0.3),
             SHARE_B=1 + int(chance[0] > 0.7), SPLIT=int(draw.choice([1, 1, 2, 4])), GROUP=int(draw.integers(1, 4)),
@@ -242,21 +242,21 @@ def random_product(draw: np.random.Generator) -> tuple[MatmulForm, tuple[int, in
             B_TRANSPOSED=bool(chance[2] < 0.2), BATCHED=bool(chance[3] < 0.2), DEPENDENT=bool(chance[4] < 0.3),
         )  # fmt: skip
         try:
-            form.check()
+            config.check()
         except LaunchError:
             continue
         rows, columns, depth = (
-            int(number) for number in draw.integers(1, (form.A_ROWS or 250, 150, 250), endpoint=True)
+            int(number) for number in draw.integers(1, (config.A_ROWS or 250, 150, 250), endpoint=True)
         )
-        depth = max(depth, form.BK * (form.SPLIT - 1) + 1)
-        return form, (rows, columns, depth), int(draw.integers(1, 4)) if form.BATCHED else 1
+        depth = max(depth, config.BK * (config.SPLIT - 1) + 1)
+        return config, (rows, columns, depth), int(draw.integers(1, 4)) if config.BATCHED else 1
 
 
 @pytest.mark.parametrize("number", range(6))
 def test_random_products(number: int, rng: np.random.Generator):
-    form, sizes, batches = random_product(rng)
-    print(form, sizes, batches)
-    multiply(form, rng, *sizes, batches, orders=2)
+    config, sizes, batches = random_product(rng)
+    print(config, sizes, batches)
+    multiply(config, rng, *sizes, batches, orders=2)
 
 
 @pytest.mark.parametrize(
@@ -265,33 +265,33 @@ def test_random_products(number: int, rng: np.random.Generator):
      ({"BM": 96}, "64 rows"), ({"SHARE_A": 2, "SHARE_B": 2}, "not both"), ({"BM": 256, "BN": 256}, "accumulators"),
      ({"BN": 232, "STAGES": 4, "SPLIT": 2}, "as a power of two")],
 )  # fmt: skip
-def test_impossible_forms_say_why(change: dict[str, int], reason: str):
+def test_impossible_configs_say_why(change: dict[str, int], reason: str):
     with pytest.raises(LaunchError, match=reason):
         PRODUCT._replace(**change).check()
 
 
-def attend(form: AttentionForm, rng: np.random.Generator, sizes: tuple[int, ...], window: int = 0, orders: int = 2,
+def attend(config: AttentionConfig, rng: np.random.Generator, sizes: tuple[int, ...], window: int = 0, orders: int = 2,
            growth: float = 0.0, lengths: tuple[tuple[int, int], ...] = (), shared: bool = False) -> None:  # fmt: skip
     batches, heads, key_heads, queries, keys = sizes
-    function = simplify(traced_attention(form))
+    function = simplify(traced_attention(config))
     verify(function)
-    q = numbers(rng, (batches, heads, queries, form.D), form.TYPE)
-    k, v = (numbers(rng, (batches, key_heads, keys, form.D), form.TYPE) for _ in range(2))
+    q = numbers(rng, (batches, heads, queries, config.D), config.TYPE)
+    k, v = (numbers(rng, (batches, key_heads, keys, config.D), config.TYPE) for _ in range(2))
     k = (k.astype(np.float32) * (1 + growth * np.linspace(1, 0, keys)[:, None])).astype(k.dtype)
     ends = np.asarray(lengths or [(queries, keys)] * batches, np.int32)
     inside = np.arange(queries)[None, None, :] < ends[:, None, None, 0]
-    shape = (1 if shared else batches, 1 if shared or form.BIAS == 1 else heads,
-             1 if form.BIAS == 1 else queries, keys)  # fmt: skip
-    bias = numbers(rng, shape, form.TYPE)
+    shape = (1 if shared else batches, 1 if shared or config.BIAS == 1 else heads,
+             1 if config.BIAS == 1 else queries, keys)  # fmt: skip
+    bias = numbers(rng, shape, config.TYPE)
     bias[rng.random(shape) < 0.2] = -np.inf
     strides = [0 if extent == 1 else stride // bias.itemsize
                for extent, stride in zip(shape[:3], bias.strides, strict=False)]  # fmt: skip
-    extra = [bias.reshape(-1), *strides, np.sqrt(form.D)] if form.BIAS else []
+    extra = [bias.reshape(-1), *strides, np.sqrt(config.D)] if config.BIAS else []
     expected, sums = attention_reference(
-        q, k, v, ends, form.CAUSAL, window, bias.astype(np.float64) if form.BIAS else 0.0
+        q, k, v, ends, config.CAUSAL, window, bias.astype(np.float64) if config.BIAS else 0.0
     )
-    table = attention_schedule(form, batches, heads, queries, keys, heads // key_heads, PROCESSORS // 2)
-    scale = np.log2(np.e) / np.sqrt(form.D)
+    table = attention_schedule(config, batches, heads, queries, keys, heads // key_heads, PROCESSORS // 2)
+    scale = np.log2(np.e) / np.sqrt(config.D)
     for order in range(orders):
         out, lse = np.zeros_like(q), np.full((batches, heads, queries), 7, np.float32)
         run(
@@ -317,16 +317,16 @@ def attend(form: AttentionForm, rng: np.random.Generator, sizes: tuple[int, ...]
             order=order,
         )
         # Exponentials and results are rounded to the operands' type.
-        unit = 2**-8 if form.TYPE == tl.bfloat16 else 2**-11
+        unit = 2**-8 if config.TYPE == tl.bfloat16 else 2**-11
         error = np.where(inside[..., None], np.abs(out.astype(np.float64) - expected), 0.0)
         assert error.max() <= 2 * unit * np.abs(v.astype(np.float64)).max()
-        if form.LSE:
+        if config.LSE:
             np.testing.assert_allclose(np.where(inside, lse, 0), np.where(inside, sums, 0), rtol=1e-5, atol=1e-4)
 
 
 @pytest.mark.slow(but_every=3)
 @pytest.mark.parametrize(
-    ("form", "sizes"),
+    ("config", "sizes"),
     [
         (ATTENTION, (1, 2, 1, 200, 136)),
         (ATTENTION._replace(CAUSAL=True), (1, 2, 1, 200, 200)),
@@ -334,11 +334,11 @@ def attend(form: AttentionForm, rng: np.random.Generator, sizes: tuple[int, ...]
         (ATTENTION._replace(CAUSAL=True, LSE=True), (1, 1, 1, 250, 120)),
         (ATTENTION._replace(CAUSAL=True, CONSUMERS=3, BN=80), (1, 2, 2, 250, 250)),
         (ATTENTION._replace(CONSUMERS=4, BN=64, STAGES=4, FLAT=False), (1, 2, 1, 300, 200)),
-        (ATTENTION._replace(CAUSAL=True, CONSUMERS=4, BN=64, STAGES=4, TURNS=False), (1, 1, 1, 300, 300)),
+        (ATTENTION._replace(CAUSAL=True, CONSUMERS=4, BN=64, STAGES=4, PING_PONG=False), (1, 1, 1, 300, 300)),
         (ATTENTION._replace(FLAT=False), (1, 2, 1, 200, 136)),
-        (ATTENTION._replace(FLAT=False, CAUSAL=True, LAZY=False, TURNS=False), (1, 2, 1, 200, 136)),
-        (ATTENTION._replace(FLAT=False, CONSUMERS=1, TURNS=False), (1, 1, 1, 100, 136)),
-        (ATTENTION._replace(FLAT=False, CONSUMERS=1, TURNS=False, DEPENDENT=True), (1, 4, 2, 4, 136)),
+        (ATTENTION._replace(FLAT=False, CAUSAL=True, LAZY=False, PING_PONG=False), (1, 2, 1, 200, 136)),
+        (ATTENTION._replace(FLAT=False, CONSUMERS=1, PING_PONG=False), (1, 1, 1, 100, 136)),
+        (ATTENTION._replace(FLAT=False, CONSUMERS=1, PING_PONG=False, DEPENDENT=True), (1, 4, 2, 4, 136)),
         (ATTENTION._replace(STAGES=3), (1, 1, 1, 100, 250)),
         (ATTENTION._replace(D=128, BN=48, TYPE=tl.float16), (2, 1, 1, 130, 136)),
         (ATTENTION._replace(D=96, BN=48), (1, 1, 1, 130, 136)),
@@ -346,8 +346,8 @@ def attend(form: AttentionForm, rng: np.random.Generator, sizes: tuple[int, ...]
     ],
     ids=str,
 )  # fmt: skip
-def test_attention(form: AttentionForm, sizes: tuple[int, ...], rng: np.random.Generator):
-    attend(form, rng, sizes)
+def test_attention(config: AttentionConfig, sizes: tuple[int, ...], rng: np.random.Generator):
+    attend(config, rng, sizes)
 
 
 def test_attention_in_a_window(rng: np.random.Generator):
@@ -356,24 +356,24 @@ def test_attention_in_a_window(rng: np.random.Generator):
 
 @pytest.mark.parametrize("causal", [False, True])
 def test_attention_of_ragged_lengths(causal: bool, rng: np.random.Generator):
-    form = ATTENTION._replace(LENGTHS=True, LSE=True, CAUSAL=causal)
-    attend(form, rng, (3, 1, 1, 130, 140), lengths=((130, 140), (77, 77), (60, 1)))
+    config = ATTENTION._replace(LENGTHS=True, LSE=True, CAUSAL=causal)
+    attend(config, rng, (3, 1, 1, 130, 140), lengths=((130, 140), (77, 77), (60, 1)))
 
 
 @pytest.mark.slow(but_every=3)
 @pytest.mark.parametrize("shared", [False, True])
 @pytest.mark.parametrize(
-    "form",
+    "config",
     [
         ATTENTION._replace(BIAS=1, LSE=True),
         ATTENTION._replace(BIAS=2, CONSUMERS=3),
         ATTENTION._replace(BIAS=1, CAUSAL=True, FLAT=False),
-        ATTENTION._replace(BIAS=2, TYPE=tl.float16, CONSUMERS=1, TURNS=False, FLAT=False),
+        ATTENTION._replace(BIAS=2, TYPE=tl.float16, CONSUMERS=1, PING_PONG=False, FLAT=False),
     ],
     ids=str,
 )
-def test_attention_with_a_bias(form: AttentionForm, shared: bool, rng: np.random.Generator):
-    attend(form, rng, (2, 2, 1, 150, 136), shared=shared)
+def test_attention_with_a_bias(config: AttentionConfig, shared: bool, rng: np.random.Generator):
+    attend(config, rng, (2, 2, 1, 150, 136), shared=shared)
 
 
 @pytest.mark.parametrize("bias", [0, 1, 2])
@@ -384,19 +384,27 @@ def test_attention_of_whole_blocks(bias: int, rng: np.random.Generator):
 @pytest.mark.parametrize(("splits", "keys"), [(3, 200), (4, 64), (5, 290)])
 def test_attention_on_parts_of_the_keys(splits: int, keys: int, rng: np.random.Generator):
     """Parts of whole blocks, the last ones short or empty, and their results put together."""
-    form = ATTENTION._replace(
-        BN=32, CONSUMERS=1, TURNS=False, FLAT=False, SPLITS=splits, LSE=True, BIAS=1, TYPE=tl.float16, DEPENDENT=True
+    config = ATTENTION._replace(
+        BN=32,
+        CONSUMERS=1,
+        PING_PONG=False,
+        FLAT=False,
+        SPLITS=splits,
+        LSE=True,
+        BIAS=1,
+        TYPE=tl.float16,
+        DEPENDENT=True,
     )
     batches, heads, group = 2, 3, 4
-    q = numbers(rng, (batches, heads, group, 64), form.TYPE)
-    k, v = (numbers(rng, (batches, heads, keys, 64), form.TYPE) for _ in range(2))
-    bias = numbers(rng, (batches, 1, 1, keys), form.TYPE)
+    q = numbers(rng, (batches, heads, group, 64), config.TYPE)
+    k, v = (numbers(rng, (batches, heads, keys, 64), config.TYPE) for _ in range(2))
+    bias = numbers(rng, (batches, 1, 1, keys), config.TYPE)
     parts = np.full((batches, heads * splits, group, 64), 7, q.dtype)
     sums = np.full((batches, heads * splits, group), 7, np.float32)
-    table = attention_schedule(form, batches, heads * splits, group, keys, 1, 5)
+    table = attention_schedule(config, batches, heads * splits, group, keys, 1, 5)
     numbers_ = (table.shape[1], group, keys, heads * splits, 1, 0, np.log2(np.e) / 8)
     arguments = [q, k, v, parts, sums, table, table, *numbers_, bias.reshape(-1), keys, 0, 0, 8.0]
-    run(simplify(traced_attention(form)), arguments, (len(table),), order=3)
+    run(simplify(traced_attention(config)), arguments, (len(table),), order=3)
     out = np.zeros((batches, heads * group, 64), q.dtype)
     with settings.scope(interpret=True):
         combine_parts[(heads * group, batches)](
@@ -409,31 +417,31 @@ def test_attention_on_parts_of_the_keys(splits: int, keys: int, rng: np.random.G
     assert error.max() <= 2.0**-10 * np.abs(v.astype(np.float64)).max()
 
 
-def random_attention(draw: np.random.Generator) -> AttentionForm:
-    """A form that can be built."""
+def random_attention(draw: np.random.Generator) -> AttentionConfig:
+    """A config that can be built."""
     while True:
         consumers, chance = int(draw.integers(1, 4)), draw.random(7)
         causal = bool(chance[0] < 0.6)
-        form = AttentionForm(
+        config = AttentionConfig(
             D=int(draw.choice([16, 32, 64, 96])), BN=16 * int(draw.integers(1, 9)), CONSUMERS=consumers,
             STAGES=int(draw.integers(2, 4)), CAUSAL=causal, WINDOW=causal and bool(chance[1] < 0.4),
             LENGTHS=bool(chance[2] < 0.4), LSE=bool(chance[3] < 0.5), FLAT=bool(chance[4] < 0.6),
-            LAZY=bool(chance[5] < 0.6), TURNS=consumers > 1 and bool(chance[6] < 0.6),
+            LAZY=bool(chance[5] < 0.6), PING_PONG=consumers > 1 and bool(chance[6] < 0.6),
         )  # fmt: skip
         try:
-            return form.check()
+            return config.check()
         except LaunchError:
             continue
 
 
 @pytest.mark.parametrize("number", range(6))
 def test_random_attention(number: int, rng: np.random.Generator):
-    form = random_attention(rng)
+    config = random_attention(rng)
     batches, heads, group, queries, keys, window = (int(n) for n in rng.integers(1, (3, 3, 3, 250, 250, 120)))
     ends = tuple((int(rng.integers(queries)) + 1, int(rng.integers(keys)) + 1) for _ in range(batches))
-    print(form, batches, heads, group, queries, keys, window, ends)
+    print(config, batches, heads, group, queries, keys, window, ends)
     sizes = (batches, heads * group, heads, queries, keys)
-    attend(form, rng, sizes, window if form.WINDOW else 0, orders=2, lengths=ends if form.LENGTHS else ())
+    attend(config, rng, sizes, window if config.WINDOW else 0, orders=2, lengths=ends if config.LENGTHS else ())
 
 
 def test_attention_with_growing_maxima(rng: np.random.Generator):
@@ -441,15 +449,17 @@ def test_attention_with_growing_maxima(rng: np.random.Generator):
     attend(ATTENTION, rng, (1, 1, 1, 130, 200), growth=20.0)
 
 
-@pytest.mark.parametrize("form", [ATTENTION._replace(CAUSAL=True, CONSUMERS=3, BN=64), ATTENTION._replace(FLAT=False)])
-def test_attention_is_clean_in_any_order(form: AttentionForm, rng: np.random.Generator):
-    attend(form, rng, (1, 1, 1, 200, 130), orders=ORDERS)
+@pytest.mark.parametrize(
+    "config", [ATTENTION._replace(CAUSAL=True, CONSUMERS=3, BN=64), ATTENTION._replace(FLAT=False)]
+)
+def test_attention_is_clean_in_any_order(config: AttentionConfig, rng: np.random.Generator):
+    attend(config, rng, (1, 1, 1, 200, 130), orders=ORDERS)
 
 
 def test_a_schedule_holds_every_tile_once():
     for causal in (False, True):
-        form = ATTENTION._replace(CAUSAL=causal)
-        table = attention_schedule(form, 2, 3, 700, 900, 3, 5)
+        config = ATTENTION._replace(CAUSAL=causal)
+        table = attention_schedule(config, 2, 3, 700, 900, 3, 5)
         assert sorted(table[table >= 0].tolist()) == [pair << 16 | tile for pair in range(6) for tile in range(6)]
         assert (table[:, -1] == -1).all()
 

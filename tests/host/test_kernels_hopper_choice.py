@@ -1,4 +1,4 @@
-"""The forms that were quickest on an H200 are among the first that the estimate names."""
+"""The configs that were quickest on an H200 are among the first that the estimate names."""
 
 from __future__ import annotations
 
@@ -10,13 +10,13 @@ from tilewright import dtypes
 from tilewright.library.hopper import SHARED_BYTES
 from tilewright.library.matmul.hopper.choice import (
     FLIGHT_BYTES,
-    candidate_forms,
-    close_forms,
+    candidate_configs,
+    close_configs,
     dependent,
-    ranked_forms,
+    ranked_configs,
     seconds_of,
 )
-from tilewright.library.matmul.hopper.config import MatmulForm
+from tilewright.library.matmul.hopper.config import MatmulConfig
 from tilewright.library.matmul.problem import MatmulProblem
 from tilewright.targets.nvidia.target import NvidiaTarget
 
@@ -41,12 +41,12 @@ MEASURED = [
 
 
 @pytest.mark.parametrize(("problem", "best", "microseconds"), MEASURED, ids=lambda value: str(value)[:40])
-def test_the_quickest_form_is_among_the_first(problem: MatmulProblem, best: dict[str, int], microseconds: float):
-    ranked = ranked_forms(problem, H200)
-    fitting = [(form, seconds) for form, seconds in ranked if best.items() <= form._asdict().items()]
+def test_the_quickest_config_is_among_the_first(problem: MatmulProblem, best: dict[str, int], microseconds: float):
+    ranked = ranked_configs(problem, H200)
+    fitting = [(config, seconds) for config, seconds in ranked if best.items() <= config._asdict().items()]
     (_, first), (_, seconds) = ranked[0], fitting[0]
     assert seconds <= 1.1 * first and any(
-        best.items() <= form._asdict().items() for form, _ in close_forms(problem, H200)
+        best.items() <= config._asdict().items() for config, _ in close_configs(problem, H200)
     )
     assert 0.75 * microseconds <= seconds * 1e6 <= 1.15 * microseconds
 
@@ -58,38 +58,40 @@ def test_candidates_can_be_built_and_fill_shared_memory():
         MatmulProblem(256, 96, 96, batches=3),
     )  # fmt: skip
     for problem in problems:
-        forms = candidate_forms(problem, H200)
-        assert forms and all(form.check() is form for form in forms)
-        fuller = [form._replace(STAGES=form.STAGES + 1) for form in forms if form.STAGES < 16]
-        assert all(form.shared_bytes > SHARED_BYTES for form in fuller)
+        configs = candidate_configs(problem, H200)
+        assert configs and all(config.check() is config for config in configs)
+        fuller = [config._replace(STAGES=config.STAGES + 1) for config in configs if config.STAGES < 16]
+        assert all(config.shared_bytes > SHARED_BYTES for config in fuller)
 
 
 def test_a_gpu_with_fewer_processors_takes_longer():
-    problem, form = MatmulProblem(4096, 4096, 4096), MatmulForm()
+    problem, config = MatmulProblem(4096, 4096, 4096), MatmulConfig()
     fewer = replace(NvidiaTarget.named("sm_90a"), multiprocessors=66).machine()
-    assert seconds_of(form, problem, fewer) > 1.8 * seconds_of(form, problem, H200)
+    assert seconds_of(config, problem, fewer) > 1.8 * seconds_of(config, problem, H200)
 
 
-def test_forms_for_a_range_of_rows_take_all_of_it():
+def test_configs_for_a_range_of_rows_take_all_of_it():
     for end in (8, 40, 56, 64, 128):
-        chosen = close_forms(MatmulProblem(5, 4096, 14336, at_most=end), H200)
-        assert chosen and all(not form.A_ROWS or form.A_ROWS >= end for form, _ in chosen)
+        chosen = close_configs(MatmulProblem(5, 4096, 14336, at_most=end), H200)
+        assert chosen and all(not config.A_ROWS or config.A_ROWS >= end for config, _ in chosen)
 
 
 def test_what_cannot_be_finished_is_left_out():
     problem = MatmulProblem(4096, 4096, 4096)
-    chosen = close_forms(problem, H200, lambda form: None if form.BN > 200 else form._replace(EVICT_A="evict_last"))
-    assert chosen and all(form.BN <= 200 and form.EVICT_A == "evict_last" for form, _ in chosen)
-    assert not close_forms(problem, H200, lambda form: None)
+    chosen = close_configs(
+        problem, H200, lambda config: None if config.BN > 200 else config._replace(EVICT_A="evict_last")
+    )
+    assert chosen and all(config.BN <= 200 and config.EVICT_A == "evict_last" for config, _ in chosen)
+    assert not close_configs(problem, H200, lambda config: None)
 
 
 @pytest.mark.parametrize("rows", [1, 32, 100, 2048])
 def test_constant_weights_of_single_tiles_come_apart(rows: int) -> None:
     """By a thread of their own, and at first as many bytes at once as the memory's rate takes, two stages at least."""
-    for form, _ in close_forms(MatmulProblem(rows, 28672, 4096), H200):
-        early = dependent(form).check()
-        assert early.DEPENDENT and early.STAGES == form.STAGES
-        if form.single and form.CONSUMERS == 1:
+    for config, _ in close_configs(MatmulProblem(rows, 28672, 4096), H200):
+        early = dependent(config).check()
+        assert early.DEPENDENT and early.STAGES == config.STAGES
+        if config.single and config.CONSUMERS == 1:
             flight = early.FLIGHT * early.right_stage_bytes
             assert flight >= FLIGHT_BYTES and (early.FLIGHT == 2 or flight < FLIGHT_BYTES + early.right_stage_bytes)
         else:

@@ -1,4 +1,4 @@
-"""The Hopper convolution in the interpreter: right at odd sizes in every form, and clean in any order."""
+"""The Hopper convolution in the interpreter: right at odd sizes in every config, and clean in any order."""
 
 from __future__ import annotations
 
@@ -8,8 +8,8 @@ import pytest
 from tests.convolution_cases import CASES
 from tests.host.hopper_support import ORDERS
 from tilewright.errors import LaunchError
-from tilewright.library.convolution.hopper.choice import ConvolutionProblem, ranked_forms, unit_of
-from tilewright.library.convolution.hopper.config import ConvolutionForm
+from tilewright.library.convolution.hopper.choice import ConvolutionProblem, ranked_configs, unit_of
+from tilewright.library.convolution.hopper.config import ConvolutionConfig
 from tilewright.library.convolution.hopper.launch import prepare_convolution
 from tilewright.settings import settings
 from tilewright.targets.nvidia.target import NvidiaTarget
@@ -21,24 +21,24 @@ def convolve(rng: np.random.Generator, name: str, orders: int) -> None:
     case = CASES[name]
     x, w, beside = case.draw(rng)
     expected = case.expected(x, w)
-    if case.form.BESIDE:
+    if case.config.BESIDE:
         expected = np.maximum(expected + beside, 0)
     for order in range(orders):
         out = np.zeros_like(beside)
         with settings.scope(interpret=True, interpret_order=order):
-            prepare_convolution(case.form, x, w, out, beside if case.form.BESIDE else None, processors=3)()
+            prepare_convolution(case.config, x, w, out, beside if case.config.BESIDE else None, processors=3)()
         assert np.max(np.abs(out - expected)) <= 2e-3 * np.max(np.abs(expected))
 
 
 @pytest.mark.slow(but_every=3)
 @pytest.mark.parametrize("name", CASES)
-def test_forms(rng: np.random.Generator, name: str) -> None:
+def test_configs(rng: np.random.Generator, name: str) -> None:
     convolve(rng, name, 2)
 
 
 @pytest.mark.slow(but_every=2)
 @pytest.mark.parametrize("name", ["one consumer", "shared"])
-def test_forms_are_clean_in_any_order(rng: np.random.Generator, name: str) -> None:
+def test_configs_are_clean_in_any_order(rng: np.random.Generator, name: str) -> None:
     convolve(rng, name, ORDERS)
 
 
@@ -48,17 +48,17 @@ def test_units_cover_a_result_with_little_left_over() -> None:
     assert unit_of(1, 7, 7) in ((1, 8, 7), (1, 7, 8))
 
 
-def test_forms_for_problems() -> None:
+def test_configs_for_problems() -> None:
     """Few pixels share their depth, many have large tiles."""
     few = ConvolutionProblem(1, 7, 7, 512, 512, kernel=(3, 3), pad=(1, 1))
     many = ConvolutionProblem(128, 28, 28, 256, 256, kernel=(3, 3), pad=(1, 1))
-    assert ranked_forms(few, H200)[0][0].SPLIT >= 4
-    best = ranked_forms(many, H200)[0][0]
+    assert ranked_configs(few, H200)[0][0].SPLIT >= 4
+    best = ranked_configs(many, H200)[0][0]
     assert best.SPLIT == 1 and best.CONSUMERS * best.BN >= 256
 
 
-def test_impossible_forms_say_why() -> None:
+def test_impossible_configs_say_why() -> None:
     with pytest.raises(LaunchError, match="a multiple of 8 pixels"):
-        ConvolutionForm((1, 7, 7), 64, 64).check()
+        ConvolutionConfig((1, 7, 7), 64, 64).check()
     with pytest.raises(LaunchError, match="multiples of 16 bytes"):
-        ConvolutionForm((1, 8, 8), 64, 3).check()
+        ConvolutionConfig((1, 8, 8), 64, 3).check()

@@ -12,10 +12,10 @@ import tilewright.language as tl
 from tests.host.hopper_support import ORDERS, traced_grouped
 from tilewright.ir.interpreter import run
 from tilewright.library.grouped.hopper_kernel import list_tiles
-from tilewright.library.matmul.hopper.config import MatmulForm
+from tilewright.library.matmul.hopper.config import MatmulConfig
 from tilewright.passes.pipeline import simplify
 
-FORM = MatmulForm(BM=128, BN=64, STAGES=2)
+CONFIG = MatmulConfig(BM=128, BN=64, STAGES=2)
 ENDS = {
     "ragged": [30, 30, 190, 400],
     "whole tiles": [128, 256, 256, 384],
@@ -75,16 +75,16 @@ def test_tiles_of_rows(name: str) -> None:
 def test_groups_of_rows(name: str, transposed: bool, rng: np.random.Generator) -> None:
     """Columns that end inside a tile, depth inside a stage where that is allowed."""
     groups, N, K = 4, 104, 128 if transposed else 136
-    form = FORM._replace(B_TRANSPOSED=transposed, BN=64)
-    a = rng.standard_normal((ROWS, K)).astype(form.INPUT.element.numpy)
+    config = CONFIG._replace(B_TRANSPOSED=transposed, BN=64)
+    a = rng.standard_normal((ROWS, K)).astype(config.INPUT.element.numpy)
     b = rng.standard_normal((groups, K, N)).astype(a.dtype)
     exact = np.zeros((ROWS, N))
     for group, (start, end) in enumerate(limits(ENDS[name], ROWS)[:-1]):
         exact[start:end] = a[start:end].astype(np.float64) @ b[group].astype(np.float64)
     stored = (b if transposed else b.swapaxes(1, 2)).reshape(-1, N if transposed else K).copy()
     c = np.full((ROWS, N), np.nan, a.dtype)
-    tiles = tiles_of(ENDS[name], ROWS, form.BM)
-    function = simplify(traced_grouped(form))
+    tiles = tiles_of(ENDS[name], ROWS, config.BM)
+    function = simplify(traced_grouped(config))
     run(function, [a, stored, c, c, tiles, ROWS, N, K, groups], (3, 1, 1), order=2)
     np.testing.assert_allclose(c.astype(np.float64), exact, rtol=2**-8, atol=2e-4)
 
@@ -93,8 +93,8 @@ def test_a_gate_and_an_epilogue(rng: np.random.Generator) -> None:
     """Columns of two halves in turns; what follows is added to rows without a group, too."""
     groups, N, K = 3, 144, 64
     ends = [10, 150, 290]
-    form = FORM._replace(GATE=swish, EPILOGUE=with_bias, BN=128, BM=64, CONSUMERS=1)
-    a = rng.standard_normal((300, K)).astype(form.INPUT.element.numpy)
+    config = CONFIG._replace(GATE=swish, EPILOGUE=with_bias, BN=128, BM=64, CONSUMERS=1)
+    a = rng.standard_normal((300, K)).astype(config.INPUT.element.numpy)
     b = rng.standard_normal((groups, N, K)).astype(a.dtype)
     bias = rng.standard_normal(300).astype(np.float32)
     product = np.zeros((300, N))
@@ -102,21 +102,21 @@ def test_a_gate_and_an_epilogue(rng: np.random.Generator) -> None:
         product[start:end] = a[start:end].astype(np.float64) @ b[group].astype(np.float64).T
     gate, up = (product.reshape(300, N // 16, 2, 8)[:, :, part].reshape(300, N // 2) for part in range(2))
     c = np.full((300, N // 2), np.nan, a.dtype)
-    function = simplify(traced_grouped(form, ("*f32",)))
-    tiles = tiles_of(ends, 300, form.BM)
+    function = simplify(traced_grouped(config, ("*f32",)))
+    tiles = tiles_of(ends, 300, config.BM)
     run(function, [a, b.reshape(-1, K), c, c, tiles, 300, N, K, groups, bias], (4, 1, 1), order=1)
     np.testing.assert_allclose(
         c.astype(np.float64), gate / (1 + np.exp(-gate)) * up + bias[:, None], rtol=2**-8, atol=2e-4
     )
 
 
-@pytest.mark.parametrize("form", [FORM, FORM._replace(BM=64, CONSUMERS=1, BN=128, STAGES=3)])
-def test_groups_are_clean_in_any_order(form: MatmulForm, rng: np.random.Generator) -> None:
-    a = rng.standard_normal((150, 136)).astype(form.INPUT.element.numpy)
+@pytest.mark.parametrize("config", [CONFIG, CONFIG._replace(BM=64, CONSUMERS=1, BN=128, STAGES=3)])
+def test_groups_are_clean_in_any_order(config: MatmulConfig, rng: np.random.Generator) -> None:
+    a = rng.standard_normal((150, 136)).astype(config.INPUT.element.numpy)
     b = rng.standard_normal((2 * 72, 136)).astype(a.dtype)
     exact = np.concatenate([a[:70].astype(np.float64) @ b[:72].T, a[70:].astype(np.float64) @ b[72:].T])
-    function = simplify(traced_grouped(form))
-    tiles = tiles_of([70, 150], 150, form.BM)
+    function = simplify(traced_grouped(config))
+    tiles = tiles_of([70, 150], 150, config.BM)
     for order in range(ORDERS):
         c = np.full((150, 72), np.nan, a.dtype)
         run(function, [a, b, c, c, tiles, 150, 72, 136, 2], (2, 1, 1), order=order)

@@ -15,11 +15,11 @@ from tilewright.graph.pipeline import optimize
 from tilewright.library.attention.problem import AttentionProblem
 from tilewright.library.candidate import Candidate
 from tilewright.library.convolution.hopper.choice import ConvolutionProblem
-from tilewright.library.convolution.hopper.choice import ranked_forms as ranked_convolutions
-from tilewright.library.matmul.hopper.choice import close_forms, ranked_forms, seconds_of
+from tilewright.library.convolution.hopper.choice import ranked_configs as ranked_convolutions
+from tilewright.library.matmul.hopper.choice import close_configs, ranked_configs, seconds_of
 from tilewright.library.matmul.problem import MatmulProblem
 from tilewright.library.matmul.simt_tiles import ranked_tiles
-from tilewright.library.rows.simt_config import sum_form
+from tilewright.library.rows.simt_config import sum_config
 from tilewright.library.select import candidates
 from tilewright.ops import arrays, attentions, products
 from tilewright.runtime.cuda.device import Device
@@ -74,18 +74,18 @@ def test_a_cpu_has_the_caches_of_its_target_and_the_threads_of_the_settings() ->
 
 @pytest.mark.parametrize("processors", HOPPER)
 def test_products_fill_the_machine(processors: int) -> None:
-    """The first form is quicker there than those that other machines take, and no cluster waits for another."""
+    """The first config is quicker there than those that other machines take, and no cluster waits for another."""
     machine = target(processors).machine()
     others = [target(other).machine() for other in HOPPER if other != processors]
     found = set()
     for sizes in ((512, 14336, 4096), (1280, 2304, 4160), (512, 2048, 2048), (128, 2048, 8192), (64, 4096, 14336)):
         problem = MatmulProblem(*sizes)
-        form, seconds = ranked_forms(problem, machine)[0]
+        config, seconds = ranked_configs(problem, machine)[0]
         for other in others:
-            theirs, _ = ranked_forms(problem, other)[0]
+            theirs, _ = ranked_configs(problem, other)[0]
             assert seconds <= seconds_of(theirs, problem, machine) + 1e-9  # of equals the simpler comes first
-            found.add(form == theirs)
-        for each, _ in close_forms(problem, machine):
+            found.add(config == theirs)
+        for each, _ in close_configs(problem, machine):
             ctas = each.grid(*sizes[:2], 1, processors)[0]
             assert ctas <= machine.slots(each.cluster) or (each.SINGLE and each.SPLIT == 1)
     assert False in found
@@ -96,10 +96,10 @@ def test_convolutions_fill_the_machine(processors: int) -> None:
     machine = target(processors).machine()
     for problem in (ConvolutionProblem(1, 7, 7, 512, 512, kernel=(3, 3), pad=(1, 1)),
                     ConvolutionProblem(32, 14, 14, 256, 1024)):  # fmt: skip
-        form, _ = ranked_convolutions(problem, machine)[0]
-        tiles = form.tiles(problem.images, problem.height, problem.width, problem.columns)
-        assert form.SPLIT == 1 or tiles * form.SPLIT <= machine.slots(form.SPLIT)
-        assert form.grid(tiles, processors)[0] <= machine.processors * form.resident
+        config, _ = ranked_convolutions(problem, machine)[0]
+        tiles = config.tiles(problem.images, problem.height, problem.width, problem.columns)
+        assert config.SPLIT == 1 or tiles * config.SPLIT <= machine.slots(config.SPLIT)
+        assert config.grid(tiles, processors)[0] <= machine.processors * config.resident
 
 
 def test_tiles_and_rows_follow_the_number_of_processors() -> None:
@@ -108,7 +108,7 @@ def test_tiles_and_rows_follow_the_number_of_processors() -> None:
     product = (MatmulProblem(4096, 4096, 4096, 1, dtypes.float16, exact=True),)
     seconds = [ranked_tiles(product, machine)[0][1] for machine in machines]
     assert seconds == sorted(seconds) and seconds[0] < seconds[1] < seconds[2]
-    rows = [sum_form(1024, 1024, machine.processors).rows for machine in machines]
+    rows = [sum_config(1024, 1024, machine.processors).rows for machine in machines]
     assert rows == sorted(rows) and rows[0] < rows[-1]
 
 
@@ -118,11 +118,11 @@ def test_operations_ask_their_gpu_for_clusters_too(monkeypatch: pytest.MonkeyPat
     monkeypatch.setattr(arrays, "target_of", lambda ordinal: target(processors))
     plan = products.MatmulPlan(MatmulProblem(64, 4096, 14336, 1, dtypes.bfloat16, dtypes.bfloat16), 0, 0)
     assert plan.ranked and plan.machine == target(processors).machine()
-    assert all(plan._grid(each.form)[0] <= processors for each in plan.ranked)
+    assert all(plan._grid(each.config)[0] <= processors for each in plan.ranked)
     large = products.MatmulPlan(MatmulProblem(4096, 4096, 4096, 1, dtypes.bfloat16, dtypes.bfloat16), 0, 0)
-    assert all(plan._grid(each.form)[0] <= processors for each in large.ranked)
-    assert [each.form for each in large.ranked] != [
-        each.form for each in products.MatmulPlan(large.problem, None, 0).ranked
+    assert all(plan._grid(each.config)[0] <= processors for each in large.ranked)
+    assert [each.config for each in large.ranked] != [
+        each.config for each in products.MatmulPlan(large.problem, None, 0).ranked
     ]
 
 

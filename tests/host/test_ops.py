@@ -1,4 +1,4 @@
-"""Operations on arrays, without a GPU: forms ranked, choices kept, arguments described, kernels interpreted."""
+"""Operations on arrays, without a GPU: configs ranked, choices kept, arguments described, kernels interpreted."""
 
 from __future__ import annotations
 
@@ -17,8 +17,8 @@ from tilewright.launch.sizes import cdiv
 from tilewright.library.epilogue import Epilogue
 from tilewright.library.matmul.hopper.ranked import candidates, close
 from tilewright.library.matmul.problem import MatmulProblem
-from tilewright.library.rows import simt_config as row_forms
-from tilewright.library.rows.simt_config import row_form
+from tilewright.library.rows import simt_config as row_configs
+from tilewright.library.rows.simt_config import row_config
 from tilewright.measure import timers
 from tilewright.ops import arrays, products, reductions
 from tilewright.runtime import tables
@@ -67,23 +67,23 @@ def problem(M: int, N: int, K: int, dtype: dtypes.DType = dtypes.bfloat16, **oth
 )  # fmt: skip
 def test_the_tiles_that_were_fastest_on_an_h200_are_timed(sizes: tuple[int, int, int], tile: tuple[int, int]) -> None:
     chosen = close(problem(*sizes), H200)
-    assert tile in [(candidate.form.BM, candidate.form.BN) for candidate in chosen]
+    assert tile in [(candidate.config.BM, candidate.config.BN) for candidate in chosen]
 
 
 def test_warpgroups_take_turns_where_there_is_something_to_hide() -> None:
-    def in_turns(posed: MatmulProblem) -> list[bool]:
-        return [candidate.form.TURNS for candidate in close(posed, H200)]
+    def ping_pong(posed: MatmulProblem) -> list[bool]:
+        return [candidate.config.PING_PONG for candidate in close(posed, H200)]
 
     heavy = problem(4096, 4096, 4096, epilogue=Epilogue(bias=True, activation="gelu"), operands=("*k bf16", "i32"))
-    assert sum(in_turns(heavy)) == 3 and not in_turns(heavy)[0]
-    assert not any(in_turns(problem(4096, 4096, 14336))) and any(in_turns(problem(4096, 4096, 1024)))
+    assert sum(ping_pong(heavy)) == 3 and not ping_pong(heavy)[0]
+    assert not any(ping_pong(problem(4096, 4096, 14336))) and any(ping_pong(problem(4096, 4096, 1024)))
 
 
 def test_few_rows_load_few_rows_and_split_the_depth_where_columns_are_few() -> None:
-    best = candidates(problem(16, 14336, 4096), H200)[0].form
+    best = candidates(problem(16, 14336, 4096), H200)[0].config
     assert best.BM == 64 and best.A_ROWS == 16 and best.EVICT_B == "evict_first"
     chosen = close(problem(64, 4096, 14336), H200)
-    assert any(candidate.form.SPLIT == 2 for candidate in chosen)
+    assert any(candidate.config.SPLIT == 2 for candidate in chosen)
 
 
 def test_clusters_are_counted_as_they_are_resident() -> None:
@@ -99,9 +99,9 @@ def test_clusters_are_counted_as_they_are_resident() -> None:
 )  # fmt: skip
 def test_every_candidate_can_be_built_and_ranks_by_cost(posed: MatmulProblem) -> None:
     ranked = candidates(posed.shape_class, H200)
-    assert ranked and all(candidate.form.check() for candidate in ranked)
+    assert ranked and all(candidate.config.check() for candidate in ranked)
     assert [round(c.seconds * 1e9) for c in ranked] == sorted(round(c.seconds * 1e9) for c in ranked)
-    assert all(c.form.A_ROWS == 0 or posed.rows <= c.form.A_ROWS for c in ranked)
+    assert all(c.config.A_ROWS == 0 or posed.rows <= c.config.A_ROWS for c in ranked)
 
 
 def test_a_shape_class_rounds_rows_up() -> None:
@@ -112,8 +112,8 @@ def test_a_shape_class_rounds_rows_up() -> None:
 # Choices
 
 
-class FakeForms:
-    """What a plan's forms take, and how often they were run: the first, the second fails, the third is the fastest."""
+class FakeConfigs:
+    """The time of a plan's configs and how often each was run: the second fails, the third is the fastest."""
 
     def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
         self.runs: list[str] = []
@@ -122,8 +122,8 @@ class FakeForms:
         gpu = current_device()
         monkeypatch.setattr(products, "device", lambda ordinal: gpu)
         monkeypatch.setattr(arrays, "target_at", lambda ordinal: NvidiaTarget.named("sm_90a"))
-        monkeypatch.setattr(products.MatmulPlan, "_runner", lambda plan, form, operands: self._runner(plan, form))
-        monkeypatch.setattr(products.MatmulPlan, "_launch_of", lambda plan, form, operands: lambda stream: None)
+        monkeypatch.setattr(products.MatmulPlan, "_runner", lambda plan, config, operands: self._runner(plan, config))
+        monkeypatch.setattr(products.MatmulPlan, "_launch_of", lambda plan, config, operands: lambda stream: None)
         monkeypatch.setattr(products.MatmulPlan, "_cold", staticmethod(lambda operands: [operands] * 3))
         monkeypatch.setattr(products, "_scratch", lambda out: out)
         monkeypatch.setattr(arrays, "capturing", lambda stream, ordinal: self.capturing)
@@ -131,8 +131,8 @@ class FakeForms:
         monkeypatch.setattr(timers, "alone", lambda runs: self._times("alone", runs))
         monkeypatch.setattr(timers, "in_graphs", lambda runs, expected: self._times("in graphs", runs))
 
-    def _runner(self, plan: Any, form: Any) -> Any:
-        number = [candidate.form for candidate in plan.ranked].index(form)
+    def _runner(self, plan: Any, config: Any) -> Any:
+        number = [candidate.config for candidate in plan.ranked].index(config)
         if number == 1:
             raise LaunchError("too large")
         return lambda: self.runs.append(str(number))
@@ -143,22 +143,22 @@ class FakeForms:
 
 
 @pytest.mark.parametrize("rows", [64, 1024])
-def test_a_plan_times_its_forms_once_and_keeps_the_times(driver: Any, rows: int, monkeypatch, rng) -> None:
-    forms = FakeForms(monkeypatch)
+def test_a_plan_times_its_configs_once_and_keeps_the_times(driver: Any, rows: int, monkeypatch, rng) -> None:
+    configs = FakeConfigs(monkeypatch)
     asked, operands = products.describe(normal(rng, rows, 256), normal(rng, 256, 512), None, None, {})
     untimed = products.MatmulPlan(asked, 0, 0)
     untimed.launch(operands)
     assert untimed.choice is not None and (untimed.choice.index, untimed.choice.source) == (0, "estimate")
-    assert "first by cost" in untimed.explain() and not forms.timed and forms.runs == ["0"]
+    assert "first by cost" in untimed.explain() and not configs.timed and configs.runs == ["0"]
     plan = products.MatmulPlan(asked, 0, 1)
-    forms.capturing = True
+    configs.capturing = True
     plan.launch(operands)
-    assert plan.choice is None and not forms.timed  # it is timed when nothing is captured
-    forms.capturing = False
+    assert plan.choice is None and not configs.timed  # it is timed when nothing is captured
+    configs.capturing = False
     for _ in range(2):
         plan.launch(operands)
     assert plan.choice is not None and (plan.choice.index, plan.choice.source) == (2, "timed")
-    assert forms.timed == [("in graphs" if rows == 64 else "alone", len(plan.ranked) - 1)]
+    assert configs.timed == [("in graphs" if rows == 64 else "alone", len(plan.ranked) - 1)]
     assert "timed in" in plan.explain() and "2.0 us measured" in plan.explain()
     assert f"failed: {plan.ranked[1]}: LaunchError: too large" in plan.explain()
     for effort in (0, 1):
@@ -166,11 +166,11 @@ def test_a_plan_times_its_forms_once_and_keeps_the_times(driver: Any, rows: int,
         again.launch(operands)
         assert again.choice is not None and (again.choice.index, again.choice.source) == (2, "recorded")
         assert "timed by an earlier program" in again.explain()
-    assert len(forms.timed) == 1 and forms.runs[-1] == "2"
+    assert len(configs.timed) == 1 and configs.runs[-1] == "2"
 
 
-def test_a_plan_without_a_form_that_runs_is_an_error(driver: Any, monkeypatch, rng) -> None:
-    FakeForms(monkeypatch)
+def test_a_plan_without_a_config_that_runs_is_an_error(driver: Any, monkeypatch, rng) -> None:
+    FakeConfigs(monkeypatch)
     asked, operands = products.describe(normal(rng, 64, 256), normal(rng, 256, 512), None, None, {})
     plan = products.MatmulPlan(asked, 0, 1)
     plan.ranked = plan.ranked[1:2] * 2
@@ -215,8 +215,8 @@ def test_chunks_of_columns_go_together(interpreted: None, rng: np.random.Generat
     a, b, bias = normal(rng, 70, 72), normal(rng, 144, 72), normal(rng, 144)
     posed, operands = products.describe(a, b.T, None, None, {"bias": bias})
     ranked = candidates(posed.shape_class, H200)
-    form = next(c.form for c in ranked if c.form.BN == 136 and c.form.cluster == 1 and c.form.TOGETHER == 2)
-    products.MatmulPlan(posed, None, 0)._runner(form, operands)()
+    config = next(c.config for c in ranked if c.config.BN == 136 and c.config.cluster == 1 and c.config.TOGETHER == 2)
+    products.MatmulPlan(posed, None, 0)._runner(config, operands)()
     check(operands.out.base, wide(a) @ wide(b).T + wide(bias))
 
 
@@ -264,7 +264,7 @@ def test_what_copies_cannot_move_takes_the_portable_kernel(interpreted: None, rn
 def test_a_plan_tells_what_it_chose_and_takes_only_its_problem(interpreted: None, rng: np.random.Generator) -> None:
     a, b = normal(rng, 40, 72), normal(rng, 48, 72)
     plan = ops.plan_matmul(a, b.T)
-    assert plan.form is not None and "-> 64 x " in plan.explain() and "first by cost" in plan.explain()
+    assert plan.config is not None and "-> 64 x " in plan.explain() and "first by cost" in plan.explain()
     check(plan(a, b.T), wide(a) @ wide(b).T)
     out = np.zeros((40, 48), BF16)
     plan.bind(a, b.T, out=out)()
@@ -294,11 +294,11 @@ def test_arrays_of_the_cpu_are_for_the_interpreter_only(rng: np.random.Generator
         ops.matmul(normal(rng, 8, 8), normal(rng, 8, 8))
 
 
-def test_forms_and_arrays_of_every_kind_have_a_type_of_kernel() -> None:
+def test_configs_and_arrays_of_every_kind_have_a_type_of_kernel() -> None:
     """The types that a plan compiles for match those the kernel wants, for operands of every kind."""
     posed = problem(64, 128, 128, operands=("*k bf16",))
     plan = products.MatmulPlan(posed, None, 0)
-    assert plan.form is not None and plan.ranked[0].form == plan.form
+    assert plan.config is not None and plan.ranked[0].config == plan.config
 
 
 def test_arrays_without_streams_are_told_what_to_become() -> None:
@@ -406,8 +406,8 @@ def test_attention_refuses(rng: np.random.Generator) -> None:
 @pytest.mark.parametrize("long", [False, True])
 def test_rows(long: bool, interpreted: None, rng: np.random.Generator, monkeypatch: pytest.MonkeyPatch) -> None:
     if long:
-        monkeypatch.setattr(row_forms, "REGISTER_COLUMNS", 64)
-        monkeypatch.setattr(row_forms, "ROW_CHUNK", 64)
+        monkeypatch.setattr(row_configs, "REGISTER_COLUMNS", 64)
+        monkeypatch.setattr(row_configs, "ROW_CHUNK", 64)
     x, weight, bias, residual = normal(rng, 7, 100), normal(rng, 100), normal(rng, 100), normal(rng, 7, 100)
     powers = np.exp(wide(x) - wide(x).max(1, keepdims=True))
     expected = powers / powers.sum(1, keepdims=True)
@@ -477,12 +477,12 @@ def test_elements(interpreted: None, rng: np.random.Generator) -> None:
         ops.elementwise(scaled_sum, x, bias[:7], y)
 
 
-def test_forms_of_rows_fill_processors() -> None:
-    assert row_form(16384, 8192, 132).warps == 8
-    assert row_form(100000, 64, 132).rows * 64 == 2048 and row_form(10, 64, 132).rows == 1
-    assert row_form(10, 100000, 132).long
-    form = row_form(16384, 5120, 132)
-    assert (form.block, form.warps) == (5120, 4)  # five vectors a thread, none of them cut off
+def test_configs_of_rows_fill_processors() -> None:
+    assert row_config(16384, 8192, 132).warps == 8
+    assert row_config(100000, 64, 132).rows * 64 == 2048 and row_config(10, 64, 132).rows == 1
+    assert row_config(10, 100000, 132).long
+    config = row_config(16384, 5120, 132)
+    assert (config.block, config.warps) == (5120, 4)  # five vectors a thread, none of them cut off
 
 
 def test_every_name_is_there() -> None:

@@ -11,8 +11,8 @@ from tests.host import asynchrony_support as kernels
 from tests.host.hopper_support import traced_attention, traced_matmul
 from tests.host.test_asynchrony import traced
 from tilewright.errors import CompilationError
-from tilewright.library.attention.hopper.config import AttentionForm
-from tilewright.library.matmul.hopper.config import MatmulForm
+from tilewright.library.attention.hopper.config import AttentionConfig
+from tilewright.library.matmul.hopper.config import MatmulConfig
 from tilewright.passes.hazards import check_hazards
 from tilewright.passes.pipeline import simplify
 
@@ -45,20 +45,20 @@ def test_correct_kernels_pass(kernel):
 
 
 @pytest.mark.parametrize(
-    "form",
-    [MatmulForm(), MatmulForm(BN=224), MatmulForm(SHARE_B=2), MatmulForm(DEPENDENT=True, SHARE_A=2),
-     MatmulForm(BM=64, BN=64, BK=128, CONSUMERS=1, SPLIT=2), MatmulForm(BM=192, CONSUMERS=3, BN=192, STAGES=3)],
+    "config",
+    [MatmulConfig(), MatmulConfig(BN=224), MatmulConfig(SHARE_B=2), MatmulConfig(DEPENDENT=True, SHARE_A=2),
+     MatmulConfig(BM=64, BN=64, BK=128, CONSUMERS=1, SPLIT=2), MatmulConfig(BM=192, CONSUMERS=3, BN=192, STAGES=3)],
     ids=str,
 )  # fmt: skip
-def test_products_pass(form: MatmulForm):
-    check_hazards(simplify(traced_matmul(form)))
+def test_products_pass(config: MatmulConfig):
+    check_hazards(simplify(traced_matmul(config)))
 
 
 @pytest.mark.parametrize(
-    "form", [AttentionForm(), AttentionForm(CAUSAL=True), AttentionForm(D=256, FLAT=False, CONSUMERS=2)]
+    "config", [AttentionConfig(), AttentionConfig(CAUSAL=True), AttentionConfig(D=256, FLAT=False, CONSUMERS=2)]
 )
-def test_attention_passes(form: AttentionForm):
-    check_hazards(simplify(traced_attention(form)))
+def test_attention_passes(config: AttentionConfig):
+    check_hazards(simplify(traced_attention(config)))
 
 
 @tilewright.jit

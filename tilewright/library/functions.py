@@ -11,7 +11,7 @@ from tilewright.language.extra import libdevice
 
 
 @tilewright.jit
-def both(mask, condition):
+def and_mask(mask, condition):
     """The conjunction of a mask, which may be None, and a condition."""
     if mask is None:
         result = condition

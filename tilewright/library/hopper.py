@@ -10,7 +10,7 @@ from tilewright.errors import LaunchError
 
 SHARED_BYTES = 232448 - 1024  # of a CTA, less what alignment may take
 ATOM = 128  # bytes: a row of the widest swizzle
-Form = TypeVar("Form")
+Config = TypeVar("Config")
 
 
 def swizzle_of(row_bytes: int) -> int:
@@ -19,26 +19,26 @@ def swizzle_of(row_bytes: int) -> int:
 
 
 class Checked(Protocol):
-    """A form of one of the kernels."""
+    """A config of one of the kernels."""
 
     def check(self) -> object:
-        """The form itself; raises `LaunchError` with the reason when it cannot be built."""
+        """The config itself; raises `LaunchError` with the reason when it cannot be built."""
 
 
-def checked(form: Form, rules: Iterable[tuple[bool, str]]) -> Form:
-    """A form that keeps all rules, each of which is said in words; raises `LaunchError` with the first that it
+def checked(config: Config, rules: Iterable[tuple[bool, str]]) -> Config:
+    """A config that keeps all rules, each of which is said in words; raises `LaunchError` with the first that it
     breaks."""
     for holds, reason in rules:
         if not holds:
-            raise LaunchError(f"{form}: {reason}")
-    return form
+            raise LaunchError(f"{config}: {reason}")
+    return config
 
 
 @lru_cache(maxsize=8192)
-def is_possible(form: Checked) -> bool:
-    """Whether a form can be built."""
+def is_possible(config: Checked) -> bool:
+    """Whether a config can be built."""
     try:
-        form.check()
+        config.check()
     except LaunchError:
         return False
     return True

@@ -19,7 +19,7 @@ def within(index, extent, MASK: tl.constexpr):
 
 
 @tilewright.jit
-def both(first, second):
+def and_masks(first, second):
     """Where two masks hold, of which None holds everywhere."""
     if first is None:
         mask = second
@@ -33,4 +33,4 @@ def both(first, second):
 @tilewright.jit
 def edge_mask(row, column, rows, columns, MASK_M: tl.constexpr, MASK_N: tl.constexpr):
     """The mask of a block's elements that exist; None when all of them do."""
-    return both(within(row, rows, MASK_M), within(column, columns, MASK_N))
+    return and_masks(within(row, rows, MASK_M), within(column, columns, MASK_N))

@@ -98,9 +98,9 @@ def _reduced_axes_together(group: Group, source: Value) -> Group:
     axes = [axis for axis in anchor.attributes["axes"] if source.shape[axis] != 1]
     if not axes or all(axis in axes or source.shape[axis] == 1 for axis in range(min(axes), max(axes) + 1)):
         return group
-    kept = tuple(axis for axis in range(source.rank) if axis not in axes)
-    attributes: dict[str, object] = {"axes": tuple(range(len(kept), source.rank)), "keepdims": False}
-    return with_axes_moved(group, (*kept, *axes), attributes)
+    other_axes = tuple(axis for axis in range(source.rank) if axis not in axes)
+    attributes: dict[str, object] = {"axes": tuple(range(len(other_axes), source.rank)), "keepdims": False}
+    return with_axes_moved(group, (*other_axes, *axes), attributes)
 
 
 def _channels_last(group: Group) -> Group:

@@ -34,7 +34,7 @@ from tilewright.library.split import split_group
 from tilewright.symbolic import Size, lift, product, simplify
 from tilewright.targets.base import Target
 
-_BEHIND = 1.02  # times the least estimate of our own kernels
+_HANDICAP = 1.02  # times the least estimate of our own kernels
 
 
 @dataclass(frozen=True)
@@ -94,7 +94,9 @@ def library_candidates(group: Group, graph: Graph, target: Target, own_seconds: 
             continue
         found += [
             replace(
-                each, name=library.name, cost=replace(each.cost, seconds=max(each.cost.seconds, _BEHIND * own_seconds))
+                each,
+                name=library.name,
+                cost=replace(each.cost, seconds=max(each.cost.seconds, _HANDICAP * own_seconds)),
             )
             for each in made
         ]

@@ -20,8 +20,8 @@ from tilewright.graph.quantization import integer_range
 from tilewright.launch.arguments import stored_array
 from tilewright.launch.sizes import cdiv, next_power_of_2
 from tilewright.library.attention.cpu_kernel import attention as portable_attention
-from tilewright.library.attention.hopper.choice import attention_forms, unsupported
-from tilewright.library.attention.hopper.config import AttentionForm, attention_schedule
+from tilewright.library.attention.hopper.choice import attention_configs, unsupported
+from tilewright.library.attention.hopper.config import AttentionConfig, attention_schedule
 from tilewright.library.attention.hopper.kernel import attention as hopper_attention
 from tilewright.library.attention.hopper.launch import prepare_attention
 from tilewright.library.attention.problem import AttentionProblem
@@ -36,16 +36,16 @@ from tilewright.settings import settings
 _NARROW = (dtypes.int8, dtypes.uint8, dtypes.float8e4nv, dtypes.float8e5)  # that results are quantized to
 
 
-def choose_form(problem: AttentionProblem) -> AttentionForm:
-    """The form that promises most for the sizes of a problem."""
-    form = attention_forms(problem)[0]
+def choose_config(problem: AttentionProblem) -> AttentionConfig:
+    """The config that promises most for the sizes of a problem."""
+    config = attention_configs(problem)[0]
     if problem.output is None:
-        return form
-    return form._replace(OUTPUT=tl.dtype(problem.output), EPILOGUE=quantizing(problem.output))
+        return config
+    return config._replace(OUTPUT=tl.dtype(problem.output), EPILOGUE=quantizing(problem.output))
 
 
 class AttentionPlan:
-    """A prepared attention: the form, its compiled kernel, and the schedule of tiles on the GPU."""
+    """A prepared attention: the config, its compiled kernel, and the schedule of tiles on the GPU."""
 
     def __init__(self, problem: AttentionProblem, ordinal: int | None) -> None:
         self.problem = problem
@@ -53,23 +53,23 @@ class AttentionPlan:
         target = arrays.target_at(ordinal)
         self.processors = target.multiprocessors
         self.reason = unsupported(problem, target)
-        self.form: AttentionForm | None = None
+        self.config: AttentionConfig | None = None
         self.portions: list[AttentionPlan] = []  # plans for some of the batches each, where one launch cannot take all
         if self.reason:
             self._check_portable()
             return
-        self.form = choose_form(problem).check()
+        self.config = choose_config(problem).check()
         together = max(1, tables.PAIRS // problem.heads)  # batches that one launch takes
         if problem.batches > together:
             counts = [min(together, problem.batches - first) for first in range(0, problem.batches, together)]
             self.portions = [plan_attention(replace(problem, batches=count), ordinal) for count in counts]
             return
         sizes = (problem.batches, problem.heads, problem.queries, problem.keys, problem.heads // problem.key_heads)
-        self.table = attention_schedule(self.form, *sizes, self.processors)
+        self.table = attention_schedule(self.config, *sizes, self.processors)
         self.captured = False
         if ordinal is not None:
             self.schedule = DeviceArray.from_numpy(self.table, ordinal)
-            self.start = compiled(self.form).start(ordinal)
+            self.start = compiled(self.config).start(ordinal)
 
     def _check_portable(self) -> None:
         problem = self.problem
@@ -80,13 +80,13 @@ class AttentionPlan:
 
     def explain(self) -> str:
         """What runs, and why."""
-        if self.form is None:
+        if self.config is None:
             return f"attention: the portable kernel: {self.reason}"
-        form = self.form
+        config = self.config
         if self.portions:
             return "\n".join(plan.explain() for plan in self.portions)
         return (
-            f"attention: {form.BM} queries by {form.BN} keys, {form.CONSUMERS} warpgroups, "
+            f"attention: {config.BM} queries by {config.BN} keys, {config.CONSUMERS} warpgroups, "
             f"{len(self.table)} CTAs with up to {self.table.shape[1] - 1} tiles"
         )
 
@@ -94,15 +94,15 @@ class AttentionPlan:
         self, q: ArrayView, k: ArrayView, v: ArrayView, out: ArrayView, lse: ArrayView | None,
         lengths: ArrayView | None, scale: float, extra: Sequence[float] = (),
     ) -> Callable[[], Any]:  # fmt: skip
-        """A call on these arrays, [batch, heads, rows, size] each; `extra` are numbers for the form's epilogue."""
-        if self.form is None:
+        """A call on these arrays, [batch, heads, rows, size] each; `extra` are numbers for the config's epilogue."""
+        if self.config is None:
             return self._portable(q, k, v, out, scale)
         if self.portions:
             return self._in_portions((q, k, v, out, lse, lengths), scale, extra)
         problem = self.problem
         if settings.interpret:
             return prepare_attention(
-                self.form,
+                self.config,
                 q.base,
                 k.base,
                 v.base,
@@ -170,26 +170,26 @@ class AttentionPlan:
         return lambda: portable_attention[grid](*operands, *numbers, *strides, *rest, **constants)
 
 
-_KERNELS: dict[AttentionForm, Any] = {}
+_KERNELS: dict[AttentionConfig, Any] = {}
 
 
-def compiled(form: AttentionForm) -> Any:
-    """The Hopper kernel of a form."""
-    if form not in _KERNELS:
+def compiled(config: AttentionConfig) -> Any:
+    """The Hopper kernel of a config."""
+    if config not in _KERNELS:
         queries, keys, outs = (
             f"tensormap<{'x'.join(map(str, block))}x{dtype.element}>"
-            for block, dtype in ((form.query_block, form.TYPE), (form.key_block, form.TYPE),
-                                 (form.query_block, form.stored))
+            for block, dtype in ((config.query_block, config.TYPE), (config.key_block, config.TYPE),
+                                 (config.query_block, config.stored))
         )  # fmt: skip
         types: dict[str, Any] = {
             "q": queries, "k": keys, "v": keys, "out": outs, "lse": "*f32", "lengths": "*k i32",
             "schedule": "*k i32", "scale": "f32",
             **dict.fromkeys(("tiles_per_cta", "queries", "keys", "heads", "group", "window"), "i32"),
         }  # fmt: skip
-        if form.OUTPUT is not None:
+        if config.OUTPUT is not None:
             types["extra"] = ("f32",)
-        _KERNELS[form] = hopper_attention.compile(types, {"FORM": form}, target="cuda:sm_90a")
-    return _KERNELS[form]
+        _KERNELS[config] = hopper_attention.compile(types, {"CONFIG": config}, target="cuda:sm_90a")
+    return _KERNELS[config]
 
 
 def _batches(found: ArrayView, first: int, end: int) -> ArrayView:

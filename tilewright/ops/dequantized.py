@@ -23,8 +23,8 @@ from tilewright.launch.descriptor import DESCRIPTOR_ALIGNMENT, TensorDescriptor
 from tilewright.library import epilogue as epilogues
 from tilewright.library import packing
 from tilewright.library.epilogue import SCALE_BLOCK
-from tilewright.library.matmul.hopper.dequantized import DequantizedProblem, close_forms
-from tilewright.library.matmul.hopper.dequantized_config import COLUMNS, DequantizedForm
+from tilewright.library.matmul.hopper.dequantized import DequantizedProblem, close_configs
+from tilewright.library.matmul.hopper.dequantized_config import COLUMNS, DequantizedConfig
 from tilewright.library.matmul.hopper.dequantized_kernel import dequantized_matmul as kernel
 from tilewright.library.matmul.kernel import identity
 from tilewright.ops import arrays
@@ -167,8 +167,8 @@ def dequantized_matmul(
         weights.zeros is not None, output, target.address % DESCRIPTOR_ALIGNMENT == 0,
         epilogues.function(spec) if spec.operands or spec.activation else identity,
     )  # fmt: skip
-    form = _form(problem, weights_ready, ordinal)
-    _launch(form, problem, weights, first, target, extra, views, ordinal)
+    config = _config(problem, weights_ready, ordinal)
+    _launch(config, problem, weights, first, target, extra, views, ordinal)
     return target.base
 
 
@@ -183,38 +183,38 @@ def _check(x: ArrayView, weights: PackedWeights) -> None:
         raise LaunchError(f"x must begin at a multiple of {DESCRIPTOR_ALIGNMENT} bytes: copy it")
 
 
-def _form(problem: DequantizedProblem, ready: bool, ordinal: int | None) -> DequantizedForm:
+def _config(problem: DequantizedProblem, ready: bool, ordinal: int | None) -> DequantizedConfig:
     target = arrays.target_at(ordinal)
     if target.without_wgmma:
         raise LaunchError(f"{target.without_wgmma}: widen the weights, and use matmul")
-    (form, _), *_ = close_forms(problem, target.machine())
-    return form._replace(DEPENDENT=ready)
+    (config, _), *_ = close_configs(problem, target.machine())
+    return config._replace(DEPENDENT=ready)
 
 
 def _launch(
-    form: DequantizedForm, problem: DequantizedProblem, weights: PackedWeights, x: ArrayView, out: ArrayView,
+    config: DequantizedConfig, problem: DequantizedProblem, weights: PackedWeights, x: ArrayView, out: ArrayView,
     extra: Sequence[Any], views: Sequence[ArrayView], ordinal: int | None,
 ) -> None:  # fmt: skip
     rows = (problem.rows, problem.depth)
     sizes = (problem.rows, problem.columns, problem.depth)
     zeros = weights.scales if weights.zeros is None else weights.zeros
-    grid = form.grid(problem.rows, problem.columns)
+    grid = config.grid(problem.rows, problem.columns)
     if settings.interpret:
-        maps = [TensorDescriptor(x.base, rows, (rows[1], 1), form.x_block)]
-        blocks = (form.codes_block, form.scales_block, form.scales_block)
+        maps = [TensorDescriptor(x.base, rows, (rows[1], 1), config.x_block)]
+        blocks = (config.codes_block, config.scales_block, config.scales_block)
         packed = zip((weights.codes, weights.scales, zeros), blocks, strict=True)
         maps += [TensorDescriptor.from_tensor(array, block) for array, block in packed]
         given = [entry.base if isinstance(entry, ArrayView) else entry for entry in extra]
-        kernel[grid](*maps, out.base, *sizes, *given, FORM=form)
+        kernel[grid](*maps, out.base, *sizes, *given, CONFIG=config)
         return
     assert ordinal is not None
     types = tuple(f"*k {entry.element}" if isinstance(entry, ArrayView) else "i32" for entry in extra)
-    key = (form, types, ordinal, problem.aligned)
+    key = (config, types, ordinal, problem.aligned)
     if key not in _PREPARED:
         if len(_PREPARED) >= _MOST:
             _PREPARED.clear()
         facts = {"out": Parameter("out", DESCRIPTOR_ALIGNMENT)} if problem.aligned else {}
-        compiled: Any = kernel.compile(kernel_types(form, types), {"FORM": form}, facts, target="cuda:sm_90a")
+        compiled: Any = kernel.compile(kernel_types(config, types), {"CONFIG": config}, facts, target="cuda:sm_90a")
         _PREPARED[key] = compiled.start(ordinal)
     slots: list[Any] = [(x.address, rows, (rows[1], 1))]
     for array in (weights.codes, weights.scales, zeros):
@@ -224,18 +224,18 @@ def _launch(
     _PREPARED[key](*grid, arrays.stream_of(views), *slots)
 
 
-def kernel_types(form: DequantizedForm, operands: tuple[str, ...] = ()) -> dict[str, Any]:
-    """Types of the kernel's parameters for a form, and for the types of the epilogue's operands."""
+def kernel_types(config: DequantizedConfig, operands: tuple[str, ...] = ()) -> dict[str, Any]:
+    """Types of the kernel's parameters for a config, and for the types of the epilogue's operands."""
 
     def tiles(block: tuple[int, ...], element: Any) -> str:
         return f"tensormap<{'x'.join(map(str, block))}x{element}>"
 
-    scale = form.SCALE.element
+    scale = config.SCALE.element
     types: dict[str, Any] = {
-        "x": tiles(form.x_block, form.TYPE.element), "w": tiles(form.codes_block, form.CODES.element),
-        "scales": tiles(form.scales_block, scale),
-        "zeros": tiles(form.scales_block, dtypes.uint8 if form.ZEROS else scale),
-        "out": f"*{form.OUTPUT.element}", **dict.fromkeys(("M", "N", "K"), "i32"),
+        "x": tiles(config.x_block, config.TYPE.element), "w": tiles(config.codes_block, config.CODES.element),
+        "scales": tiles(config.scales_block, scale),
+        "zeros": tiles(config.scales_block, dtypes.uint8 if config.ZEROS else scale),
+        "out": f"*{config.OUTPUT.element}", **dict.fromkeys(("M", "N", "K"), "i32"),
     }  # fmt: skip
     return {**types, "extra": operands} if operands else types
 

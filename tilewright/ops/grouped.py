@@ -13,11 +13,11 @@ from tilewright.launch.sizes import cdiv
 from tilewright.library import epilogue
 from tilewright.library.epilogue import Epilogue
 from tilewright.library.grouped.cpu import tile_of
-from tilewright.library.grouped.hopper import grouped_forms
+from tilewright.library.grouped.hopper import grouped_configs
 from tilewright.library.grouped.hopper_launch import prepare_grouped, tiles_shape
 from tilewright.library.grouped.kernel import grouped_matmul as plain_kernel
 from tilewright.library.matmul.hopper.choice import unsupported
-from tilewright.library.matmul.hopper.config import MatmulForm
+from tilewright.library.matmul.hopper.config import MatmulConfig
 from tilewright.library.matmul.problem import MatmulProblem
 from tilewright.ops import arrays
 from tilewright.ops.arrays import ArrayView
@@ -64,13 +64,13 @@ def describe(a: ArrayView, b: ArrayView, out: ArrayView, activation: str) -> Mat
     )  # fmt: skip
 
 
-def choose_form(problem: MatmulProblem, groups: int, target: NvidiaTarget) -> MatmulForm | None:
-    """The Hopper form that is expected to be quickest; None for the plain kernel."""
+def choose_config(problem: MatmulProblem, groups: int, target: NvidiaTarget) -> MatmulConfig | None:
+    """The Hopper config that is expected to be quickest; None for the plain kernel."""
     reason = unsupported(problem, target)
     if reason:
         logger.info("grouped_matmul takes the plain kernel: %s", reason)
         return None
-    found = grouped_forms(problem, groups, target.machine())
+    found = grouped_configs(problem, groups, target.machine())
     return found[0][0]._replace(EPILOGUE=epilogue.function(problem.epilogue)) if found else None
 
 
@@ -98,13 +98,13 @@ def grouped_matmul(a: Any, b: Any, ends: Any, *, activation: str | None = None, 
     problem = describe(left, right, target, activation or "")
     gpu = arrays.target_at(place.ordinal if place else None)
     groups = right.shape[0]
-    form = choose_form(problem, groups, gpu)
-    if form is None:
+    config = choose_config(problem, groups, gpu)
+    if config is None:
         _run_plain(problem, left, right, limits, target)
         return target.base
-    tiles = arrays.empty(left, tiles_shape(form, problem.rows, groups), dtypes.int32)
+    tiles = arrays.empty(left, tiles_shape(config, problem.rows, groups), dtypes.int32)
     operands = (left.base, right.base, limits.base, tiles, target.base)
-    prepare_grouped(form, *operands, processors=gpu.multiprocessors)()
+    prepare_grouped(config, *operands, processors=gpu.multiprocessors)()
     return target.base
 
 

@@ -26,9 +26,9 @@ from tilewright.library import epilogue as epilogues
 from tilewright.library.epilogue import Epilogue
 from tilewright.library.matmul import portable
 from tilewright.library.matmul.hopper.choice import unsupported
-from tilewright.library.matmul.hopper.config import MatmulForm
+from tilewright.library.matmul.hopper.config import MatmulConfig
 from tilewright.library.matmul.hopper.kernel import matmul as hopper_matmul
-from tilewright.library.matmul.hopper.ranked import RankedForm, close
+from tilewright.library.matmul.hopper.ranked import RankedConfig, close
 from tilewright.library.matmul.problem import MatmulProblem
 from tilewright.library.matmul.simt_tiles import ranked_tiles
 from tilewright.measure import timers
@@ -284,7 +284,7 @@ def _aligned(spec: Epilogue, extra: tuple[Any, ...]) -> bool:
 
 
 class MatmulPlan:
-    """A prepared product: `form` on Hopper (None: the portable kernel), `choice` how it was found, `remarks` what to
+    """A prepared product: `config` on Hopper (None: the portable kernel), `choice` how it was found, `remarks` what to
     know.  ``plan(a, b, …)`` takes the arguments of `matmul`, which must pose the same problem."""
 
     def __init__(self, problem: MatmulProblem, ordinal: int | None, effort: int) -> None:
@@ -292,17 +292,17 @@ class MatmulPlan:
         self.ordinal = ordinal
         self.effort = effort
         self.remarks: list[Remark] = []
-        self.ranked: list[RankedForm] = []
+        self.ranked: list[RankedConfig] = []
         self.choice: Choice | None = None
         self.seconds = 0.0  # that choosing took
         self._lock = forks.lock()
-        self._kernels: dict[MatmulForm, Any] = {}
+        self._kernels: dict[MatmulConfig, Any] = {}
         target = arrays.target_at(ordinal)
         self.machine = target.machine()
         reason = unsupported(problem, target)
         if not reason:
             self.ranked = list(close(problem.shape_class, self.machine))
-            reason = "" if self.ranked else "no form takes it"
+            reason = "" if self.ranked else "no config takes it"
         if reason:
             self._use_portable(reason)
 
@@ -312,11 +312,11 @@ class MatmulPlan:
         self.remarks.append(Remark("matmul", f"takes the portable kernel: {reason}"))
 
     @property
-    def form(self) -> MatmulForm | None:
-        """The form that was chosen, or will be when nothing is timed."""
+    def config(self) -> MatmulConfig | None:
+        """The config that was chosen, or will be when nothing is timed."""
         if not self.ranked:
             return None
-        return self.ranked[self.choice.index if self.choice else 0].form
+        return self.ranked[self.choice.index if self.choice else 0].config
 
     def explain(self) -> str:
         """The problem, what was chosen, why, and what else there was."""
@@ -360,12 +360,12 @@ class MatmulPlan:
             return self._portable_runner(operands)
         if self.ordinal is not None and self.choice is None:
             self._choose(operands)
-        form = self.form
-        assert form is not None
-        return self._runner(form, operands)
+        config = self.config
+        assert config is not None
+        return self._runner(config, operands)
 
     def _choose(self, operands: Operands) -> None:
-        """Find the form, by times on record or by timing the close candidates, once."""
+        """Find the config, by times on record or by timing the close candidates, once."""
         assert self.ordinal is not None
         with self._lock:
             if self.choice is not None:
@@ -391,16 +391,16 @@ class MatmulPlan:
         """The times of all candidates; raises what the last one raises when none can be used."""
         assert self.ordinal is not None
         own = replace(operands, out=_scratch(operands.out))  # the caller's may be an operand, too
-        forms = dict(enumerate(candidate.form for candidate in self.ranked))
+        configs = dict(enumerate(candidate.config for candidate in self.ranked))
         failures: dict[int, TilewrightError] = {}
-        runs = attempt({index: partial(self._runner, form, own) for index, form in forms.items()}, failures)
+        runs = attempt({index: partial(self._runner, config, own) for index, config in configs.items()}, failures)
         attempt(runs, failures)
         usable = {index: run for index, run in runs.items() if index not in failures}
         if not usable:
             raise failures[max(failures)]
         if self.problem.rows > _MEMORY_BOUND_ROWS:
             return Measured(timers.alone(usable), failures, "L2 flushed before each call")
-        launches = {index: [self._launch_of(forms[index], each) for each in self._cold(own)] for index in usable}
+        launches = {index: [self._launch_of(configs[index], each) for each in self._cold(own)] for index in usable}
         with device(self.ordinal).active():
             times = timers.in_graphs(launches, min(self.ranked[index].seconds for index in usable))
         return Measured(times, failures, "in a graph, weights cold")
@@ -419,47 +419,56 @@ class MatmulPlan:
 
     # Launching
 
-    def compiled(self, form: MatmulForm) -> Any:
-        """The kernel of a form, for the GPU of the plan, or for sm_90a where there is none."""
-        if form not in self._kernels:
-            types = kernel_types(form, self.problem.operands)
+    def compiled(self, config: MatmulConfig) -> Any:
+        """The kernel of a config, for the GPU of the plan, or for sm_90a where there is none."""
+        if config not in self._kernels:
+            types = kernel_types(config, self.problem.operands)
             facts = kernel_facts(self.problem)
-            self._kernels[form] = hopper_matmul.compile(types, {"FORM": form}, facts, target="cuda:sm_90a")
-        return self._kernels[form]
+            self._kernels[config] = hopper_matmul.compile(types, {"CONFIG": config}, facts, target="cuda:sm_90a")
+        return self._kernels[config]
 
-    def _grid(self, form: MatmulForm) -> tuple[int, int, int]:
+    def _grid(self, config: MatmulConfig) -> tuple[int, int, int]:
         problem = self.problem
-        grid = form.grid(problem.rows, problem.columns, problem.batches, self.machine.processors)
-        if form.cluster == 1 or form.single:
+        grid = config.grid(problem.rows, problem.columns, problem.batches, self.machine.processors)
+        if config.cluster == 1 or config.single:
             return grid
-        return (min(grid[0], self.machine.slots(form.cluster)), 1, 1)  # those that are resident at once
+        return (min(grid[0], self.machine.slots(config.cluster)), 1, 1)  # those that are resident at once
 
-    def _slots(self, form: MatmulForm, operands: Operands) -> list[Any]:
+    def _slots(self, config: MatmulConfig, operands: Operands) -> list[Any]:
         """The arguments of a launch, as the launcher takes them."""
         problem = self.problem
-        left, right, out = _map_views(form, operands)
+        left, right, out = _map_views(config, operands)
         rounded = problem.input == dtypes.float32
         slots: list[Any] = [(found.address, found.shape, found.strides, rounded) for found in (left, right)]
         slots += [(out.address, out.shape, out.strides)] * 2
         slots += [problem.rows, problem.columns, problem.depth, problem.batches]
         return slots + [entry.address if isinstance(entry, ArrayView) else entry for entry in operands.extra]
 
-    def _runner(self, form: MatmulForm, operands: Operands) -> Callable[[], Any]:
+    def _runner(self, config: MatmulConfig, operands: Operands) -> Callable[[], Any]:
         problem = self.problem
         if settings.interpret:
-            left, right, out = _map_views(form, operands)
-            blocks = (left, form.left_block), (right, form.right_block), (out, form.out_block), (out, form.tail_block)
+            left, right, out = _map_views(config, operands)
+            blocks = (
+                (left, config.left_block),
+                (right, config.right_block),
+                (out, config.out_block),
+                (out, config.tail_block),
+            )
             maps = [TensorDescriptor(found.base, found.shape, found.strides, block) for found, block in blocks]
             extra = tuple(entry.base if isinstance(entry, ArrayView) else entry for entry in operands.extra)
             numbers = (problem.rows, problem.columns, problem.depth, problem.batches)
-            grid = self._grid(form)
-            return lambda: hopper_matmul[grid](*maps, *numbers, *extra, FORM=form)
-        start = self.compiled(form).start(self.ordinal)
-        return _bound(start, self._grid(form), self._slots(form, operands), operands)
+            grid = self._grid(config)
+            return lambda: hopper_matmul[grid](*maps, *numbers, *extra, CONFIG=config)
+        start = self.compiled(config).start(self.ordinal)
+        return _bound(start, self._grid(config), self._slots(config, operands), operands)
 
-    def _launch_of(self, form: MatmulForm, operands: Operands) -> timers.Launch:
+    def _launch_of(self, config: MatmulConfig, operands: Operands) -> timers.Launch:
         """A launch on these arrays, on any stream."""
-        start, grid, slots = self.compiled(form).start(self.ordinal), self._grid(form), self._slots(form, operands)
+        start, grid, slots = (
+            self.compiled(config).start(self.ordinal),
+            self._grid(config),
+            self._slots(config, operands),
+        )
 
         def launch(stream: int) -> None:
             start(*grid, stream, *slots)
@@ -467,27 +476,27 @@ class MatmulPlan:
         launch.operands = operands  # type: ignore[attr-defined]
         return launch
 
-    def _portable_form(self) -> portable.PortableForm:
+    def _portable_config(self) -> portable.PortableConfig:
         """The tile of the portable kernel: of exact float32 the one that the model of multiply-adds takes for best."""
         problem = self.problem
         if self.ordinal is None or not problem.exact:
-            return portable.form(problem.rows, problem.columns, problem.input.itemsize)
+            return portable.config(problem.rows, problem.columns, problem.input.itemsize)
         tile, _ = ranked_tiles((problem,), self.machine)[0]
-        return portable.PortableForm(tile.rows, tile.columns, tile.depth, tile.warps)
+        return portable.PortableConfig(tile.rows, tile.columns, tile.depth, tile.warps)
 
     def _portable_runner(self, operands: Operands) -> Callable[[], Any]:
         problem = self.problem
-        form = self._portable_form()
+        config = self._portable_config()
         a, b, out = operands.a, operands.b, operands.out
         batched = problem.batches > 1
         numbers = (problem.rows, problem.columns, problem.depth, *a.strides[1:], *b.strides[1:], out.strides[1])
         steps = (a.strides[0], b.strides[0], out.strides[0]) if batched else (0, 0, 0)
-        grid = (cdiv(problem.rows, form.BM) * cdiv(problem.columns, form.BN), problem.batches)
+        grid = (cdiv(problem.rows, config.BM) * cdiv(problem.columns, config.BN), problem.batches)
         extra = tuple(entry.base if isinstance(entry, ArrayView) else entry for entry in operands.extra)
         constants: dict[str, Any] = {
-            "FORM": form, "SUM": tl.int32 if problem.input.kind == "int" else tl.float32,
+            "CONFIG": config, "SUM": tl.int32 if problem.input.kind == "int" else tl.float32,
             "PRECISION": "ieee" if problem.exact else "tf32", "EPILOGUE": epilogues.function(problem.epilogue),
-            "num_warps": form.WARPS,
+            "num_warps": config.WARPS,
         }  # fmt: skip
         bases = (a.base, b.base, out.base)
         return lambda: portable.matmul[grid](*bases, *numbers, *steps, *extra, **constants)
@@ -523,11 +532,11 @@ def _bound(
     return run
 
 
-def kernel_types(form: MatmulForm, operands: tuple[str, ...]) -> dict[str, Any]:
-    """Types of the Hopper kernel's parameters for a form, and for the types of the epilogue's operands."""
+def kernel_types(config: MatmulConfig, operands: tuple[str, ...]) -> dict[str, Any]:
+    """Types of the Hopper kernel's parameters for a config, and for the types of the epilogue's operands."""
     types: dict[str, Any] = {
-        "a": _map_type(form.left_block, form.INPUT), "b": _map_type(form.right_block, form.INPUT),
-        "c": _map_type(form.out_block, form.OUTPUT), "c_tail": _map_type(form.tail_block, form.OUTPUT),
+        "a": _map_type(config.left_block, config.INPUT), "b": _map_type(config.right_block, config.INPUT),
+        "c": _map_type(config.out_block, config.OUTPUT), "c_tail": _map_type(config.tail_block, config.OUTPUT),
         **dict.fromkeys(("M", "N", "K", "batches"), "i32"),
     }  # fmt: skip
     return {**types, "extra": operands} if operands else types
@@ -549,12 +558,12 @@ def _map_type(block: tuple[int, ...], dtype: tl.dtype) -> str:
     return f"tensormap<{'x'.join(map(str, block))}x{dtype.element}>"
 
 
-def _map_views(form: MatmulForm, operands: Operands) -> tuple[ArrayView, ArrayView, ArrayView]:
+def _map_views(config: MatmulConfig, operands: Operands) -> tuple[ArrayView, ArrayView, ArrayView]:
     """The arrays as the kernel's maps want them: a [M, K] or [K, M], b [N, K] or [K, N], out [M, N]."""
-    left = operands.a if not form.A_TRANSPOSED else _swapped(operands.a)
-    right = operands.b if form.B_TRANSPOSED else _swapped(operands.b)
+    left = operands.a if not config.A_TRANSPOSED else _swapped(operands.a)
+    right = operands.b if config.B_TRANSPOSED else _swapped(operands.b)
     views = (left, right, operands.out)
-    if form.BATCHED:
+    if config.BATCHED:
         return views
     flat = [found.changed(found.shape[1:], found.strides[1:]) for found in views]
     return flat[0], flat[1], flat[2]

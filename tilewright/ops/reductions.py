@@ -12,7 +12,7 @@ from tilewright.dtypes import DType
 from tilewright.errors import LaunchError, brief
 from tilewright.launch.sizes import cdiv, next_power_of_2
 from tilewright.library.rows import simt_kernel as gpu_rows
-from tilewright.library.rows.simt_config import sum_form
+from tilewright.library.rows.simt_config import sum_config
 from tilewright.ops import arrays
 from tilewright.ops.arrays import ArrayView
 from tilewright.runtime.cuda.launch import LARGEST_GRID
@@ -86,11 +86,11 @@ def _check_counted(*extents: int) -> None:
 
 def _launch_rows(x: Any, out: Any, rows: int, columns: int, factor: float, kind: str, processors: int) -> None:
     _check_counted(rows)
-    form = sum_form(rows, columns, processors)
-    mask = rows % form.rows != 0 or columns % form.block != 0
-    gpu_rows.reduce_rows[(cdiv(rows, form.rows),)](
-        x, out, rows, columns, factor, KIND="sum" if kind == "mean" else kind, INITIAL=_INITIAL[kind], ROWS=form.rows,
-        BLOCK=form.block, WHOLE=not form.long, MASK=mask, num_warps=form.warps,
+    config = sum_config(rows, columns, processors)
+    mask = rows % config.rows != 0 or columns % config.block != 0
+    gpu_rows.reduce_rows[(cdiv(rows, config.rows),)](
+        x, out, rows, columns, factor, KIND="sum" if kind == "mean" else kind, INITIAL=_INITIAL[kind], ROWS=config.rows,
+        BLOCK=config.block, WHOLE=not config.long, MASK=mask, num_warps=config.warps,
     )  # fmt: skip
 
 

@@ -7,7 +7,7 @@ from typing import Any
 from tilewright.errors import LaunchError
 from tilewright.launch.sizes import cdiv
 from tilewright.library.rows import simt_kernel as gpu_rows
-from tilewright.library.rows.simt_config import RowForm, row_form
+from tilewright.library.rows.simt_config import RowConfig, row_config
 from tilewright.ops import arrays
 from tilewright.ops.arrays import ArrayView
 
@@ -46,11 +46,11 @@ def _float(found: ArrayView, name: str) -> ArrayView:
     return found
 
 
-def _options(form: RowForm, rows: int, columns: int) -> dict[str, Any]:
-    if form.long:
-        return {"BLOCK": form.block, "num_warps": form.warps}
-    mask = rows % form.rows != 0 or columns != form.block
-    return {"ROWS": form.rows, "BLOCK": form.block, "MASK": mask, "num_warps": form.warps}
+def _options(config: RowConfig, rows: int, columns: int) -> dict[str, Any]:
+    if config.long:
+        return {"BLOCK": config.block, "num_warps": config.warps}
+    mask = rows % config.rows != 0 or columns != config.block
+    return {"ROWS": config.rows, "BLOCK": config.block, "MASK": mask, "num_warps": config.warps}
 
 
 def softmax(x: Any, *, log: bool = False, out: Any = None) -> Any:
@@ -68,11 +68,11 @@ def softmax(x: Any, *, log: bool = False, out: Any = None) -> Any:
     rows, columns, stride = _rows_of(source, "x")
     out_stride = _rows_of(target, "out")[2]
     if rows * columns:
-        form = row_form(rows, columns, arrays.processors_at(place))
-        kernel = gpu_rows.softmax_long if form.long else gpu_rows.softmax
-        grid = (cdiv(rows, form.rows),)
+        config = row_config(rows, columns, arrays.processors_at(place))
+        kernel = gpu_rows.softmax_long if config.long else gpu_rows.softmax
+        grid = (cdiv(rows, config.rows),)
         kernel[grid](source.base, target.base, rows, columns, stride, out_stride, LOG=bool(log),
-                     **_options(form, rows, columns))  # fmt: skip
+                     **_options(config, rows, columns))  # fmt: skip
     return target.base
 
 
@@ -129,11 +129,11 @@ def _normalize(
     place = arrays.common_place(present, "layer_norm" if center else "rms_norm")
     if rows * columns:
         inputs, weighted = 1 if residual is None else 2, weight is not None or bias is not None
-        form = row_form(rows, columns, arrays.processors_at(place), inputs, weighted)
-        kernel = gpu_rows.normalize_long if form.long else gpu_rows.normalize
-        grid = (cdiv(rows, form.rows),)
-        timing = {} if form.long else {"EARLY": form.early, "AHEAD": form.ahead}
+        config = row_config(rows, columns, arrays.processors_at(place), inputs, weighted)
+        kernel = gpu_rows.normalize_long if config.long else gpu_rows.normalize
+        grid = (cdiv(rows, config.rows),)
+        timing = {} if config.long else {"EARLY": config.early, "AHEAD": config.ahead}
         kernel[grid](source.base, weight, bias, residual, total, target.base, rows, columns, stride, residual_stride,
                      out_stride, 1.0 / columns, float(epsilon), CENTER=center, **timing,
-                     **_options(form, rows, columns))  # fmt: skip
+                     **_options(config, rows, columns))  # fmt: skip
     return (target.base, total) if return_sum else target.base

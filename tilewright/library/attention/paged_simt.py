@@ -122,9 +122,9 @@ def _call(
     grid: tuple[Size, Size, Size], warps: int,
 ) -> KernelCall:  # fmt: skip
     """A launch that is given of all operands and constants what the kernel takes."""
-    taken = kernel.argument_names
+    names = kernel.argument_names
     return KernelCall(
-        kernel, {name: item for name, item in operands.items() if name in taken},
-        {name: item for name, item in types.items() if name in taken},
-        {name: item for name, item in constants.items() if name in taken}, grid, options={"num_warps": warps},
+        kernel, {name: item for name, item in operands.items() if name in names},
+        {name: item for name, item in types.items() if name in names},
+        {name: item for name, item in constants.items() if name in names}, grid, options={"num_warps": warps},
     )  # fmt: skip

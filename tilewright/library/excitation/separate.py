@@ -23,7 +23,7 @@ class Excitation:
     between: tuple[Node, ...]
     hidden: Value  # what the second product reads
     second: Node
-    behind: tuple[Node, ...]
+    after: tuple[Node, ...]
 
 
 def parts_of(group: Group) -> Excitation:
@@ -43,7 +43,7 @@ def separate_excitation(group: Group, graph: Graph, target: Target, candidates: 
     groups = [
         _group("reduction", [parts.mean], parts.mean, parts.mean.output, group, "mean"),
         _group("contraction", [parts.first, *parts.between], parts.first, parts.hidden, group, "first"),
-        _group("contraction", [parts.second, *parts.behind], parts.second, group.outputs[0], group, "second"),
+        _group("contraction", [parts.second, *parts.after], parts.second, group.outputs[0], group, "second"),
     ]
     found = [min(candidates(part, graph, target), key=lambda candidate: candidate.cost.seconds) for part in groups]
     moved, flops = found[0].cost.bytes, found[0].cost.flops

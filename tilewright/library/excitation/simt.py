@@ -41,7 +41,7 @@ def gpu_excitation(group: Group, graph: Graph, target: Target) -> list[Candidate
     extra = ExtraReferences()
     functions = {}
     for name, node, nodes, result in (("FIRST", parts.first, parts.between, parts.hidden),
-                                      ("SECOND", parts.second, parts.behind, group.outputs[0])):  # fmt: skip
+                                      ("SECOND", parts.second, parts.after, group.outputs[0])):  # fmt: skip
         made = with_bias_in_epilogue(Group("contraction", [node, *nodes], [], [result], node))
         assert made.anchor is not None
         functions[name] = epilogue_function(made.epilogue, made.anchor.output, result, graph.constants, extra)

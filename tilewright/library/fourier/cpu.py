@@ -53,14 +53,14 @@ def fourier_candidates(group: Group, graph: Graph, target: Target) -> list[Candi
     programs = _PROGRAMS * machine.processors
     if isinstance(blocks, int):
         programs = expected(ceil_divide(ceil_divide(rows, lanes), blocks))
-    taken, given = (half(length) if form == "real" else length), (half(length) if form == "half" else length)
+    loaded, given = (half(length) if form == "real" else length), (half(length) if form == "half" else length)
     space, line = lanes * 2 * (points + 1), _CACHE_LINE // x.dtype.itemsize
-    pitch = (ceil(max(taken, given) / line) // 2 * 2 + 1) * line
+    pitch = (ceil(max(loaded, given) / line) // 2 * 2 + 1) * line
     sizes = {"first": space, "second": space, "rows_of_lanes": lanes * pitch}
     scratch = {name: Value(f"{anchor.output.name}.{name}", x.dtype, (programs, size)) for name, size in sizes.items()}
     constants: dict[str, Any] = {
         "FORM": form, "COMPLEX": imaginary is not None, "LENGTH": length, "PASSES": _passes(factors, length // points),
-        "RE": int(inverse), "LANES": lanes, "TAKEN": min(taken, SLOT_CHUNK), "GIVEN": min(given, SLOT_CHUNK),
+        "RE": int(inverse), "LANES": lanes, "LOADED": min(loaded, SLOT_CHUNK), "GIVEN": min(given, SLOT_CHUNK),
         "SPACE": space, "PITCH": pitch, "TYPE": language_type(x.dtype), "GATED": gate is not None, "PROLOGUE": loads[0],
         "SECOND": loads[1], "GATE": left_part if gate is None else gate.gate, "EPILOGUE": slots.function,
     }  # fmt: skip

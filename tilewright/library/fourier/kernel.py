@@ -219,20 +219,20 @@ def give_rows(out, buffer, tile, first_row, rows, extra, first_column, COUNT: tl
 
 @tilewright.jit
 def fourier(roots, out, first, second, rows_of_lanes, rows, blocks, *extra, FORM: tl.constexpr, COMPLEX: tl.constexpr,
-            LENGTH: tl.constexpr, PASSES: tl.constexpr, RE: tl.constexpr, LANES: tl.constexpr, TAKEN: tl.constexpr,
+            LENGTH: tl.constexpr, PASSES: tl.constexpr, RE: tl.constexpr, LANES: tl.constexpr, LOADED: tl.constexpr,
             GIVEN: tl.constexpr, SPACE: tl.constexpr, PITCH: tl.constexpr, TYPE: tl.constexpr, GATED: tl.constexpr,
             PROLOGUE: tl.constexpr, SECOND: tl.constexpr, GATE: tl.constexpr = left_part,
             EPILOGUE: tl.constexpr = identity):  # fmt: skip
     """The graph op `fourier` (see graph.fourier) of `rows` rows, `blocks` times `LANES` of them a program.
 
-    PROLOGUE and SECOND load real and imaginary parts (`COMPLEX`: there are some), `TAKEN` numbers at a time, and
+    PROLOGUE and SECOND load real and imaginary parts (`COMPLEX`: there are some), `LOADED` numbers at a time, and
     EPILOGUE is given `GIVEN` at a time.  PASSES has for each pass what `one_pass` is told; GATE joins the two parts of
     a number where `GATED`.  `first` and `second` have SPACE elements for each program, `rows_of_lanes` LANES x PITCH.
     """
     half: tl.constexpr = LENGTH // 2 + 1
     paired: tl.constexpr = LENGTH % 2 == 0 and (FORM == "real" or (FORM == "half" and not COMPLEX))
     points: tl.constexpr = LENGTH // 2 if paired else LENGTH
-    taken: tl.constexpr = half if FORM == "real" else LENGTH
+    loaded: tl.constexpr = half if FORM == "real" else LENGTH
     given: tl.constexpr = half if FORM == "half" else LENGTH
     together: tl.constexpr = 1 if FORM == "half" and paired else 2
     program = tl.program_id(0).to(tl.int64)
@@ -241,11 +241,11 @@ def fourier(roots, out, first, second, rows_of_lanes, rows, blocks, *extra, FORM
         a, b = first + program * SPACE, second + program * SPACE
         row = (tl.program_id(0) * blocks + block) * LANES
         if row < rows:
-            take_rows(a, tile, row, rows, extra, taken, together, TAKEN, PITCH, LANES, TYPE, PROLOGUE)
+            take_rows(a, tile, row, rows, extra, loaded, together, LOADED, PITCH, LANES, TYPE, PROLOGUE)
             if COMPLEX:
-                take_rows(a + LANES, tile, row, rows, extra, taken, 2, TAKEN, PITCH, LANES, TYPE, SECOND)
+                take_rows(a + LANES, tile, row, rows, extra, loaded, 2, LOADED, PITCH, LANES, TYPE, SECOND)
             elif together == 2:
-                for k in range(0, taken):
+                for k in range(0, loaded):
                     tl.store(a + k * (2 * LANES) + LANES + tl.arange(0, LANES), tl.zeros((LANES,), TYPE))
             if FORM == "real":
                 if paired:

@@ -45,10 +45,10 @@ def _read_bytes(value: Value, nodes: Sequence[Node]) -> Size:
     users = [node for node in nodes if value in node.inputs]
     if not users or any(node.op != "gather" or node.inputs[0] is not value for node in users):
         return whole
-    taken: Size = 0
+    gathered: Size = 0
     for node in users:
-        taken = simplify(lift(taken) + tensor_bytes(node.output))
-    return min(whole, taken) if isinstance(whole, int) and isinstance(taken, int) else taken
+        gathered = simplify(lift(gathered) + tensor_bytes(node.output))
+    return min(whole, gathered) if isinstance(whole, int) and isinstance(gathered, int) else gathered
 
 
 def elementwise(group: Group, graph: Graph, target: Target) -> list[Candidate]:

@@ -71,8 +71,8 @@ class Index:
         sums: dict[Atom, Size] = dict(self.terms)
         for atom, coefficient in other.terms:
             sums[atom] = simplify(lift(sums.get(atom, 0)) + coefficient)
-        kept = tuple((atom, coefficient) for atom, coefficient in sums.items() if coefficient != 0)
-        return Index(kept, simplify(lift(self.constant) + other.constant))._rejoined()
+        nonzero = tuple((atom, coefficient) for atom, coefficient in sums.items() if coefficient != 0)
+        return Index(nonzero, simplify(lift(self.constant) + other.constant))._rejoined()
 
     def _rejoined(self) -> Index:
         """The same with every `(i // d) * d + i % d` replaced by `i`."""

@@ -314,7 +314,7 @@ class Writer:
         """The `mask=` argument of a load or store, with a leading comma; empty when nothing is masked."""
         if guards:
             inside = self.guards(guards)
-            return f", mask=both({self.mask}, {inside})" if self.mask else f", mask={inside}"
+            return f", mask=and_mask({self.mask}, {inside})" if self.mask else f", mask={inside}"
         return f", mask={self.mask}" if self.mask else ""
 
     def write(self, item: Expression) -> str:
@@ -363,7 +363,7 @@ class Writer:
         inside = self.guards(item.guards)
         if any(guard.index.terms for guard in item.guards):  # of rows, which may be a block
             offset = f"copies({offset if item.index.terms else f'tl.full((), {offset}, tl.int64)'}, {inside})"
-        return f"({offset}), mask=both({own}, {inside})" if own else f"({offset}), mask={inside}"
+        return f"({offset}), mask=and_mask({own}, {inside})" if own else f"({offset}), mask={inside}"
 
     def follows_columns(self, indices: Iterable[Index]) -> bool:
         """Whether any of the indices depends on the innermost loop variable."""

@@ -19,20 +19,20 @@ from tilewright.library.grouped.hopper_kernel import grouped_matmul, list_tiles
 from tilewright.library.grouped.hopper_launch import LISTED
 from tilewright.library.hopper import is_possible
 from tilewright.library.matmul.hopper.choice import filled, seconds_of
-from tilewright.library.matmul.hopper.config import MatmulForm
+from tilewright.library.matmul.hopper.config import MatmulConfig
 from tilewright.library.matmul.problem import MatmulProblem
 from tilewright.library.slots import Slots
 from tilewright.symbolic import Size, ceil_divide, lift, minimum, simplify
 from tilewright.targets.base import Target
 from tilewright.targets.machine import Machine
 
-_FORMS = 4  # that are candidates
+_CONFIGS = 4  # that are candidates
 _TILES = ((64, 1), (128, 2), (256, 2))  # rows and warpgroups
 _ALIGNED = 8  # elements that rows are multiples of, for tensor copies
 
 
 def hopper_grouped(group: Group, slots: Slots, target: Target) -> list[Candidate]:
-    """The Hopper kernel in its best forms; none where tensor copies cannot read the operands."""
+    """The Hopper kernel in its best configs; none where tensor copies cannot read the operands."""
     anchor = group.anchor
     assert anchor is not None
     a, b, ends = anchor.inputs
@@ -53,39 +53,39 @@ def hopper_grouped(group: Group, slots: Slots, target: Target) -> list[Candidate
     flops = simplify(lift(a.shape[0]) * columns * depth * 2 + chain_operations(group.epilogue))
     found = []
     machine = target.machine()
-    for form, seconds in grouped_forms(problem, groups, machine):
-        tiles, listing = _listing(group, a.shape[0], ends, groups, form)
-        call = _product(a, b, tiles, slots, form._replace(EPILOGUE=slots.function), problem, target)
+    for config, seconds in grouped_configs(problem, groups, machine):
+        tiles, listing = _listing(group, a.shape[0], ends, groups, config)
+        call = _product(a, b, tiles, slots, config._replace(EPILOGUE=slots.function), problem, target)
         cost = Cost(total_bytes(group.inputs, group.outputs), flops, seconds + machine.launches.kernel)
-        reasons = {"tile": form.described, "epilogue": slots.function.__name__}
+        reasons = {"tile": config.described, "epilogue": slots.function.__name__}
         found.append(Candidate("hopper grouped matmul", (Stage((listing,)), Stage((call,))), cost, (tiles,), reasons))
     return found
 
 
-def grouped_forms(problem: MatmulProblem, groups: int, machine: Machine) -> list[tuple[MatmulForm, float]]:
-    """The forms worth timing, the quickest by the estimate first: two of a number of rows."""
+def grouped_configs(problem: MatmulProblem, groups: int, machine: Machine) -> list[tuple[MatmulConfig, float]]:
+    """The configs worth timing, the quickest by the estimate first: two of a number of rows."""
 
-    def all_of(rows: int, consumers: int) -> Iterator[tuple[MatmulForm, float]]:
+    def all_of(rows: int, consumers: int) -> Iterator[tuple[MatmulConfig, float]]:
         share = -(-problem.rows // groups)
         padded = replace(problem, rows=groups * -(-share // rows) * rows)
         for columns in range(64, 257, 16):
-            form = MatmulForm(
+            config = filled(MatmulConfig(
                 BM=rows, BN=columns, CONSUMERS=consumers, INPUT=tl.dtype(problem.input),
                 OUTPUT=tl.dtype(problem.output), B_TRANSPOSED=problem.right_transposed,
-            )  # fmt: skip
-            form = filled(form)
-            if is_possible(form) and not form.tail and (not problem.right_transposed or problem.depth % form.BK == 0):
-                yield form, seconds_of(form, padded, machine)
+            ))  # fmt: skip
+            fits = not problem.right_transposed or problem.depth % config.BK == 0
+            if fits and is_possible(config) and not config.tail:
+                yield config, seconds_of(config, padded, machine)
 
     best = [sorted(all_of(*tile), key=lambda entry: entry[1])[:2] for tile in _TILES]
-    return sorted((entry for entries in best for entry in entries), key=lambda entry: entry[1])[:_FORMS]
+    return sorted((entry for entries in best for entry in entries), key=lambda entry: entry[1])[:_CONFIGS]
 
 
-def _listing(group: Group, rows: Size, ends: Value, groups: int, form: MatmulForm) -> tuple[Value, KernelCall]:
+def _listing(group: Group, rows: Size, ends: Value, groups: int, config: MatmulConfig) -> tuple[Value, KernelCall]:
     """The list of the tiles of rows, and the launch that makes it."""
-    most = simplify(lift(rows) // form.BM + (groups + 1))
+    most = simplify(lift(rows) // config.BM + (groups + 1))
     tiles = Value(f"{group.name}.tiles", int32, (simplify(lift(most) + 1), 4))
-    constants: dict[str, Any] = {"BLOCK_M": form.BM, "GROUPS": next_power_of_2(groups + 1), "TILES": LISTED}
+    constants: dict[str, Any] = {"BLOCK_M": config.BM, "GROUPS": next_power_of_2(groups + 1), "TILES": LISTED}
     operands: dict[str, Operand] = {"ends": ends, "tiles": tiles}
     types: dict[str, str] = {}
     bind_sizes({"rows": rows, "groups": groups}, operands, types, constants)
@@ -94,21 +94,21 @@ def _listing(group: Group, rows: Size, ends: Value, groups: int, form: MatmulFor
 
 
 def _product(
-    a: Value, b: Value, tiles: Value, slots: Slots, form: MatmulForm, problem: MatmulProblem, target: Target
+    a: Value, b: Value, tiles: Value, slots: Slots, config: MatmulConfig, problem: MatmulProblem, target: Target
 ) -> KernelCall:
-    """The launch of a form."""
+    """The launch of a config."""
     rows, groups = a.shape[0], b.shape[0]
     columns, depth = problem.columns, problem.depth
     assert isinstance(groups, int)
     below = (groups * depth, columns) if problem.right_transposed else (groups * columns, depth)
     operands: dict[str, Operand] = {
-        "a": TiledOperand(a, (rows, depth), (depth, 1), form.left_block),
-        "b": TiledOperand(b, below, (below[1], 1), form.right_block),
-        "c": TiledOperand(slots.stored, (rows, columns), (columns, 1), form.out_block),
+        "a": TiledOperand(a, (rows, depth), (depth, 1), config.left_block),
+        "b": TiledOperand(b, below, (below[1], 1), config.right_block),
+        "c": TiledOperand(slots.stored, (rows, columns), (columns, 1), config.out_block),
         "out": slots.stored, "tiles": tiles, "rows": rows, "N": columns, "K": depth, "groups": groups,
     }  # fmt: skip
     types = dict.fromkeys(("rows", "N", "K", "groups"), "i32")
     bind_extra(slots.extra, operands, types)
-    most = simplify((lift(rows) // form.BM + (groups + 1)) * -(-columns // form.BN))
+    most = simplify((lift(rows) // config.BM + (groups + 1)) * -(-columns // config.BN))
     grid = (minimum(most, target.machine().processors), 1, 1)
-    return KernelCall(grouped_matmul, operands, types, {"FORM": form}, grid)
+    return KernelCall(grouped_matmul, operands, types, {"CONFIG": config}, grid)

@@ -63,25 +63,25 @@ def tile_rows(tile, columns, tiles):
 
 
 @tilewright.jit
-def load_tiles(copy, a, b, lefts, rights, ring, task, tiles, N, K, groups, FORM: tl.constexpr):
+def load_tiles(copy, a, b, lefts, rights, ring, task, tiles, N, K, groups, CONFIG: tl.constexpr):
     """The loading role: one thread."""
-    position = tx.producer_start(FORM.STAGES)
+    position = tx.producer_start(CONFIG.STAGES)
     for tile in range(task.first, task.tiles, task.step):
         group, row, limit, column = tile_rows(tile, task.columns, tiles)
         group = tl.minimum(group, groups - 1)
         # The matrices lie below each other, with depth or columns as their rows.
-        across = column * FORM.BN
+        across = column * CONFIG.BN
         depth = 0
-        if FORM.B_TRANSPOSED:
-            depth = group * (K // FORM.BK)
+        if CONFIG.B_TRANSPOSED:
+            depth = group * (K // CONFIG.BK)
         else:
             across += group * N
         for k in range(task.blocks):
             ring.wait_empty(position)
             full = ring.full[position.stage]
-            full.expect(FORM.stage_bytes)
-            load_right(b, rights, full, position.stage, (0, 0, across), depth + k, task, FORM)
-            load_left(a, lefts, full, position.stage, (0, row, 0), k, task, FORM)
+            full.expect(CONFIG.stage_bytes)
+            load_right(b, rights, full, position.stage, (0, 0, across), depth + k, task, CONFIG)
+            load_left(a, lefts, full, position.stage, (0, row, 0), k, task, CONFIG)
             position = position.next()
 
 
@@ -105,60 +105,60 @@ def store_part(value, c, out, staging, row, limit, column, N, OUTSTANDING: tl.co
 
 
 @tilewright.jit
-def store_rows(total, c, out, outs, copy, first_row, limit, first_column, N, extra, FORM: tl.constexpr):
+def store_rows(total, c, out, outs, copy, first_row, limit, first_column, N, extra, CONFIG: tl.constexpr):
     """The epilogue of a tile, 64 rows and one row of the swizzle at a time; rows from `limit` on are left out."""
-    CHUNKS: tl.constexpr = tl.cdiv(FORM.out_columns, FORM.chunk)
-    WIDER: tl.constexpr = FORM.BN // FORM.out_columns  # sums for one result
+    CHUNKS: tl.constexpr = tl.cdiv(CONFIG.out_columns, CONFIG.chunk)
+    WIDER: tl.constexpr = CONFIG.BN // CONFIG.out_columns  # sums for one result
     first_column = first_column // WIDER
     N = N // WIDER
-    for part in tl.static_range(FORM.rows // 64):
+    for part in tl.static_range(CONFIG.rows // 64):
         row = first_row + 64 * part
         for chunk in tl.static_range(CHUNKS):
-            STORE: tl.constexpr = FORM.stores[part * CHUNKS + chunk]
-            column = first_column + chunk * FORM.chunk
+            STORE: tl.constexpr = CONFIG.stores[part * CHUNKS + chunk]
+            column = first_column + chunk * CONFIG.chunk
             block = tx.block_slice(total, 0, 64 * part, 64)
-            block = tx.block_slice(block, 1, chunk * FORM.chunk * WIDER, FORM.chunk * WIDER)
-            if FORM.GATE is not None:
-                block = gated(block, FORM.GATE)
-            value = finished(block, 0, row, column, limit, N, extra, FORM)
-            store_part(value, c, out, outs[STORE[0] * FORM.CONSUMERS + copy], row, limit, column, N, STORE[1])
+            block = tx.block_slice(block, 1, chunk * CONFIG.chunk * WIDER, CONFIG.chunk * WIDER)
+            if CONFIG.GATE is not None:
+                block = gated(block, CONFIG.GATE)
+            value = finished(block, 0, row, column, limit, N, extra, CONFIG)
+            store_part(value, c, out, outs[STORE[0] * CONFIG.CONSUMERS + copy], row, limit, column, N, STORE[1])
 
 
 @tilewright.jit
-def multiply_tiles(copy, c, out, lefts, rights, ring, outs, task, tiles, N, groups, extra, FORM: tl.constexpr):
+def multiply_tiles(copy, c, out, lefts, rights, ring, outs, task, tiles, N, groups, extra, CONFIG: tl.constexpr):
     """The multiplying role: this warpgroup's rows of each tile."""
-    position = tx.consumer_start(FORM.STAGES)
+    position = tx.consumer_start(CONFIG.STAGES)
     for tile in range(task.first, task.tiles, task.step):
         group, row, limit, column = tile_rows(tile, task.columns, tiles)
-        place = (0, row, column * FORM.BN)
-        total, position = multiply(lefts, rights, ring, position, copy, task, tile, place, extra, FORM)
+        place = (0, row, column * CONFIG.BN)
+        total, position = multiply(lefts, rights, ring, position, copy, task, tile, place, extra, CONFIG)
         total = tl.where(group < groups, total, 0.0)
-        store_rows(total, c, out, outs, copy, row + copy * FORM.rows, limit, column * FORM.BN, N, extra, FORM)
+        store_rows(total, c, out, outs, copy, row + copy * CONFIG.rows, limit, column * CONFIG.BN, N, extra, CONFIG)
     tx.tma_wait(read=True)
 
 
 @tilewright.jit
 def grouped_matmul(a: tx.tensor_map, b: tx.tensor_map, c: tx.tensor_map, out, tiles, rows, N, K, groups, *extra,
-                   FORM: tl.constexpr):  # fmt: skip
+                   CONFIG: tl.constexpr):  # fmt: skip
     """C[row] = EPILOGUE(A[row] @ B[g]) for the rows of group g; those of group `groups` as if the product were zero.
 
     A is [rows, K], C [rows, N] (N / 2 columns with a gate), also at `out`; B is [groups N, K], or [groups K, N] where
-    the form says that it is transposed and K is a multiple of `FORM.BK`.  `tiles` is the list that `list_tiles` makes
-    for `FORM.BM` rows.  Grid: CTAs that are resident at once.  The form shares and splits nothing, and its tiles are
-    whole chunks of columns.
+    the config says that it is transposed and K is a multiple of `CONFIG.BK`.  `tiles` is the list that `list_tiles`
+    makes for `CONFIG.BM` rows.  Grid: CTAs that are resident at once.  The config shares and splits nothing, and its
+    tiles are whole chunks of columns.
     """
-    lefts = tx.shared((FORM.STAGES, *FORM.left_shape), FORM.INPUT, swizzle=128)
-    rights = tx.shared((FORM.STAGES, *FORM.right_shape), FORM.INPUT, swizzle=128)
-    outs = tx.shared((FORM.CONSUMERS * FORM.BUFFERS, 64, FORM.chunk), FORM.OUTPUT,
-                     swizzle=swizzle_of(FORM.chunk * FORM.OUTPUT.itemsize))  # fmt: skip
-    ring = tx.make_ring(FORM.STAGES, 4 * FORM.CONSUMERS)
-    columns = tl.cdiv(N, FORM.BN)
-    count = tl.load(tiles + 4 * (rows // FORM.BM + groups + 1))
-    task = Task(count, columns, count * columns, tl.program_id(0), tl.num_programs(0), 0, 0, tl.cdiv(K, FORM.BK), 0)
-    loading = tx.role(load_tiles, (a, b, lefts, rights, ring, task, tiles, N, K, groups, FORM),
-                      registers=FORM.registers[0], elected=True)  # fmt: skip
+    lefts = tx.shared((CONFIG.STAGES, *CONFIG.left_shape), CONFIG.INPUT, swizzle=128)
+    rights = tx.shared((CONFIG.STAGES, *CONFIG.right_shape), CONFIG.INPUT, swizzle=128)
+    outs = tx.shared((CONFIG.CONSUMERS * CONFIG.BUFFERS, 64, CONFIG.chunk), CONFIG.OUTPUT,
+                     swizzle=swizzle_of(CONFIG.chunk * CONFIG.OUTPUT.itemsize))  # fmt: skip
+    ring = tx.make_ring(CONFIG.STAGES, 4 * CONFIG.CONSUMERS)
+    columns = tl.cdiv(N, CONFIG.BN)
+    count = tl.load(tiles + 4 * (rows // CONFIG.BM + groups + 1))
+    task = Task(count, columns, count * columns, tl.program_id(0), tl.num_programs(0), 0, 0, tl.cdiv(K, CONFIG.BK), 0)
+    loading = tx.role(load_tiles, (a, b, lefts, rights, ring, task, tiles, N, K, groups, CONFIG),
+                      registers=CONFIG.registers[0], elected=True)  # fmt: skip
     multiplying = tx.role(
-        multiply_tiles, (c, out, lefts, rights, ring, outs, task, tiles, N, groups, extra, FORM),
-        copies=FORM.CONSUMERS, registers=FORM.registers[1],
+        multiply_tiles, (c, out, lefts, rights, ring, outs, task, tiles, N, groups, extra, CONFIG),
+        copies=CONFIG.CONSUMERS, registers=CONFIG.registers[1],
     )  # fmt: skip
     tx.warp_roles(loading, multiplying)

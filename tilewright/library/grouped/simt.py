@@ -29,7 +29,7 @@ def gpu_grouped(group: Group, graph: Graph, target: Target) -> list[Candidate]:
     groups = expected(b.shape[0])
     share = ceil(expected(a.shape[0]) / max(1, groups))
     rows = groups * ceil(share / tile.rows) * tile.rows
-    posed = simt_problem((rows, expected(anchor.output.shape[1]), expected(a.shape[1]), 1), a.dtype, target)
+    product = simt_problem((rows, expected(anchor.output.shape[1]), expected(a.shape[1]), 1), a.dtype, target)
     plain = plain_grouped(group, slots, target)
-    cost = replace(plain.cost, seconds=_SLOWER * seconds_of(tile, posed, target.machine()))
+    cost = replace(plain.cost, seconds=_SLOWER * seconds_of(tile, product, target.machine()))
     return [*hopper_grouped(group, slots, target), replace(plain, cost=cost)]

@@ -30,8 +30,8 @@ MOST_LINES = 128  # of a panel, that are widened at once
 _CHAINS = 4  # sums of a panel that hide how long one addition takes
 _SHARERS = 4  # programs for each thread, which are not all equally fast
 # Rows at most, rows of a program, panels of it (0: the kernel of few rows).
-_FORMS = ((1, 1, 0), (2, 2, 0), (8, 4, 0), (16, 16, 4), (64, 64, 4), (1 << 62, 128, 4))
-_FORMS_OF_8_BITS = (*_FORMS[:3], (64, 6, 0), _FORMS[-1])  # which cost less to widen than to store and read again
+_CONFIGS = ((1, 1, 0), (2, 2, 0), (8, 4, 0), (16, 16, 4), (64, 64, 4), (1 << 62, 128, 4))
+_CONFIGS_OF_8_BITS = (*_CONFIGS[:3], (64, 6, 0), _CONFIGS[-1])  # which cost less to widen than to store and read again
 
 
 @dataclass(frozen=True)
@@ -56,8 +56,8 @@ def dequantized_candidates(group: Group, graph: Graph, target: Target) -> list[C
     slots = epilogue_slots(group, graph, ExtraReferences(parts=True))
     weights = _weights(anchor.inputs, graph, target)
     rows, columns = product(x.shape[:-1]), w.shape[0]
-    made = [_call(x, weights, slots, rows, columns, form, target, last)
-            for form, last in _forms_of(simplify(rows), _forms(x, w, target))]  # fmt: skip
+    made = [_call(x, weights, slots, rows, columns, config, target, last)
+            for config, last in _configs_of(simplify(rows), _configs(x, w, target))]  # fmt: skip
     calls, buffers = [call for call, _ in made], tuple(numbers for _, numbers in made if numbers is not None)
     elements = simplify(lift(rows) * columns)
     flops = simplify(lift(elements) * x.shape[-1] * 2 + chain_operations(group.epilogue))
@@ -106,18 +106,18 @@ def _weights(inputs: list[Value | None], graph: Graph, target: Target) -> _Weigh
     return _Weights(codes, scales, scales if zero is None else PackedConstant(zero, panels), constants)
 
 
-def _forms(x: Value, w: Value, target: Target) -> Sequence[tuple[int, int, int]]:
+def _configs(x: Value, w: Value, target: Target) -> Sequence[tuple[int, int, int]]:
     """The kernels for all numbers of rows."""
-    return _FORMS if w.dtype.bits == 4 or target.dot_rate(x.dtype) > 1 else _FORMS_OF_8_BITS
+    return _CONFIGS if w.dtype.bits == 4 or target.dot_rate(x.dtype) > 1 else _CONFIGS_OF_8_BITS
 
 
-def _forms_of(rows: Size, forms: Sequence[tuple[int, int, int]]) -> list[tuple[tuple[int, int, int], bool]]:
+def _configs_of(rows: Size, configs: Sequence[tuple[int, int, int]]) -> list[tuple[tuple[int, int, int], bool]]:
     """The kernels for numbers of rows that can occur, and whether it is the last one."""
     if isinstance(rows, int):
-        return [(next(form for form in forms if rows <= form[0]), True)]
+        return [(next(config for config in configs if rows <= config[0]), True)]
     most = max(1, upper_bound(rows))
-    count = next(number for number, form in enumerate(forms, 1) if most <= form[0])
-    return [(form, number == count) for number, form in enumerate(forms[:count], 1)]
+    count = next(number for number, config in enumerate(configs, 1) if most <= config[0])
+    return [(config, number == count) for number, config in enumerate(configs[:count], 1)]
 
 
 def _rows_at_once(rows: Size, most: int) -> int:
@@ -128,11 +128,11 @@ def _rows_at_once(rows: Size, most: int) -> int:
 
 
 def _call(
-    x: Value, weights: _Weights, slots: Slots, rows: Size, columns: Size, form: tuple[int, int, int], target: Target,
+    x: Value, weights: _Weights, slots: Slots, rows: Size, columns: Size, config: tuple[int, int, int], target: Target,
     last: bool,
 ) -> tuple[KernelCall, Value | None]:  # fmt: skip
     """The launch for up to so many rows, and the temporary for weights as floats, if it has one."""
-    at_most, at_once, beside = form
+    at_most, at_once, beside = config
     at_once = _rows_at_once(rows, at_once)
     width, lines = weights.constants["WIDTH"], weights.constants["HALF"]
     panels, depth = ceil_divide(columns, width), x.shape[-1]

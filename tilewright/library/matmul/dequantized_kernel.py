@@ -14,7 +14,7 @@ from __future__ import annotations
 
 import tilewright
 import tilewright.language as tl
-from tilewright.library.masks import both, within
+from tilewright.library.masks import and_masks, within
 from tilewright.library.matmul.kernel import identity, load_panels, load_strided
 
 
@@ -140,7 +140,7 @@ def few_rows(x, w, scales, zeros, out, rows, columns, depth, x_row, c_row, *extr
     for row in tl.static_range(ROWS):
         stored = mask
         if MASK_M:
-            stored = both(mask, first + row < rows)
+            stored = and_masks(mask, first + row < rows)
         output_row = first.to(tl.int64) + row
         result = EPILOGUE(sums[row], output_row, column, stored, extra)
         tl.store(out + output_row * c_row + column, result, mask=stored)
@@ -186,6 +186,6 @@ def many_rows(x, w, scales, zeros, out, numbers, rows, columns, depth, x_row, c_
                 acc = tl.dot(left.to(numbers.dtype.element_ty), right, acc, input_precision="ieee")
         output_row = row.to(tl.int64)
         column = block * (PANELS * WIDTH) + tl.arange(0, PANELS * WIDTH)[None, :]
-        mask = both(within(row, rows, MASK_M), within(column, columns, MASK_N))
+        mask = and_masks(within(row, rows, MASK_M), within(column, columns, MASK_N))
         result = EPILOGUE(acc, output_row, column, mask, extra)
         tl.store(out + output_row * c_row + column, result, mask=mask)

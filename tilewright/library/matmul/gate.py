@@ -107,8 +107,8 @@ def halves_candidates(group: Group, graph: Graph, target: Target) -> list[Candid
         stored = group.outputs if half is left else [right.output]
         part = Group(group.kind, [*group.prologue, *nodes], read_outside(nodes), stored, anchor, group.name)
         weights = replace(problem.b, offset=number * columns * depth)
-        posed = replace(problem, columns=columns, b=weights)
-        parts.append(gemm_candidate(posed, epilogue_slots(part, graph), part, target))
+        part_problem = replace(problem, columns=columns, b=weights)
+        parts.append(gemm_candidate(part_problem, epilogue_slots(part, graph), part, target))
     first, second = parts
     seconds = first.cost.seconds + second.cost.seconds
     stages = (*first.stages, *second.stages)

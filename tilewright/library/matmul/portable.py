@@ -15,7 +15,7 @@ import tilewright.language as tl
 from tilewright.library.matmul.kernel import load_strided
 
 
-class PortableForm(NamedTuple):
+class PortableConfig(NamedTuple):
     """A tile of `BM` x `BN` of the result, `BK` of depth at a time, by `WARPS` warps."""
 
     BM: int
@@ -25,35 +25,35 @@ class PortableForm(NamedTuple):
     GROUP: int = 8
 
 
-def form(rows: int, columns: int, itemsize: int) -> PortableForm:
+def config(rows: int, columns: int, itemsize: int) -> PortableConfig:
     """Tiles of 128 where the result is large, smaller ones where few would be left."""
     depth = 128 // itemsize
     if rows <= 16:
-        return PortableForm(16, 64, depth, 4)
+        return PortableConfig(16, 64, depth, 4)
     if rows <= 64 or columns <= 64 or rows * columns < 128 * 128 * 64:
-        return PortableForm(64, 64, depth // 2, 4)
-    return PortableForm(128, 128, depth // 2, 8)
+        return PortableConfig(64, 64, depth // 2, 4)
+    return PortableConfig(128, 128, depth // 2, 8)
 
 
 @tilewright.jit
 def matmul(a, b, c, rows, columns, depth, a_row, a_depth, b_depth, b_column, c_row, a_batch, b_batch, c_batch, *extra,
-           FORM: tl.constexpr, SUM: tl.constexpr, PRECISION: tl.constexpr, EPILOGUE: tl.constexpr):  # fmt: skip
+           CONFIG: tl.constexpr, SUM: tl.constexpr, PRECISION: tl.constexpr, EPILOGUE: tl.constexpr):  # fmt: skip
     """C = EPILOGUE(A @ B) for any strides of A and B.
 
     Grid: (tiles, batches); the epilogue counts rows over all batches.
     """
-    tiles_m = tl.cdiv(rows, FORM.BM)
-    tiles_n = tl.cdiv(columns, FORM.BN)
+    tiles_m = tl.cdiv(rows, CONFIG.BM)
+    tiles_n = tl.cdiv(columns, CONFIG.BN)
     tile = tl.program_id(0)
     batch = tl.program_id(1).to(tl.int64)
-    tile_m, tile_n = tl.swizzle2d(tile // tiles_n, tile % tiles_n, tiles_m, tiles_n, FORM.GROUP)
-    row = tile_m * FORM.BM + tl.arange(0, FORM.BM)[:, None]
-    column = tile_n * FORM.BN + tl.arange(0, FORM.BN)[None, :]
+    tile_m, tile_n = tl.swizzle2d(tile // tiles_n, tile % tiles_n, tiles_m, tiles_n, CONFIG.GROUP)
+    row = tile_m * CONFIG.BM + tl.arange(0, CONFIG.BM)[:, None]
+    column = tile_n * CONFIG.BN + tl.arange(0, CONFIG.BN)[None, :]
     a += batch * a_batch
     b += batch * b_batch
-    acc = tl.zeros((FORM.BM, FORM.BN), SUM)
-    for first in range(0, depth, FORM.BK):
-        step = first + tl.arange(0, FORM.BK)
+    acc = tl.zeros((CONFIG.BM, CONFIG.BN), SUM)
+    for first in range(0, depth, CONFIG.BK):
+        step = first + tl.arange(0, CONFIG.BK)
         left = load_strided(a, row, step[None, :], a_row, a_depth, rows, depth, True, True)
         right = load_strided(b, step[:, None], column, b_depth, b_column, depth, columns, True, True)
         acc = tl.dot(left, right, acc, input_precision=PRECISION, out_dtype=SUM)

@@ -135,7 +135,7 @@ def _tiled(problem: Problem, slots: Slots, group: Group, target: Target, most: i
     spans = row_ranges(problem.rows)
     sizes = (problem.columns, problem.depth, problem.batches)
     ranked = [plain_tiles(span.examples, sizes, problem.a, target, _singly(problem)) for span in spans]
-    found, behind = [], _epilogue_seconds(problem, slots, target)
+    found, epilogue = [], _epilogue_seconds(problem, slots, target)
     tf32 = tf32_constants(problem.a, target)
     for tiles in zip(*(varied_tiles(each, most) for each in ranked), strict=True):
         calls: list[KernelCall] = []
@@ -145,7 +145,7 @@ def _tiled(problem: Problem, slots: Slots, group: Group, target: Target, most: i
             call = gemm_call(problem, slots, MatmulBlocks(tile.rows, tile.columns, tile.depth), condition)
             calls.append(replace(call, constants={**call.constants, **tf32}, options={"num_warps": tile.warps}))
             reasons["rows" if span.at_most is None else f"rows <= {span.at_most}"] = str(tile)
-        seconds = tiles[-1][1] + behind
+        seconds = tiles[-1][1] + epilogue
         cost = product_cost(group, problem.rows, problem.columns, problem.depth, problem.batches, seconds)
         found.append(Candidate("tiled matmul", (Stage(tuple(calls)),), cost, (), reasons))
     return found

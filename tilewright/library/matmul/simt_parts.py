@@ -37,7 +37,7 @@ Partial = Callable[[SimtTile, int, Slots], KernelCall]
 
 
 def in_parts(
-    posed: MatmulProblem,
+    product: MatmulProblem,
     slots: Slots,
     group: Group,
     target: Target,
@@ -52,8 +52,8 @@ def in_parts(
     they are not those of the product.
     """
     machine = target.machine()
-    found = ranked_parts(posed, machine) if posed.input == float32 else ()
-    limit = _WORTHWHILE * ranked_tiles((posed,), machine)[0][1]
+    found = ranked_parts(product, machine) if product.input == float32 else ()
+    limit = _WORTHWHILE * ranked_tiles((product,), machine)[0][1]
     return [
         _divided(
             tile,
@@ -62,7 +62,7 @@ def in_parts(
             group,
             replace(cost, seconds=cost.seconds + seconds),
             call,
-            shape or (posed.rows, posed.columns),
+            shape or (product.rows, product.columns),
         )
         for tile, parts, seconds in found
         if seconds <= limit

@@ -98,8 +98,8 @@ def seconds_of(tile: SimtTile, product: MatmulProblem, machine: Machine) -> floa
     rate = machine.dot_rate(product.input, not product.exact) * used * max(shape, 0.2)
     work = 2.0 * tile.rows * tile.columns * product.depth / rate
     loads = (tile.rows + tile.columns) * product.depth * size / machine.l2
-    turns = ceil(ctas / machine.processors)
-    clocks = _START + turns * max(work, loads) + ceil(turns / resident) * 600
+    waves = ceil(ctas / machine.processors)
+    clocks = _START + waves * max(work, loads) + ceil(waves / resident) * 600
     return machine.launches.kernel + max(clocks / machine.clock, moved)
 
 

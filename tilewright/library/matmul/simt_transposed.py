@@ -27,7 +27,7 @@ from tilewright.targets.base import Target
 _VECTOR = 4  # elements of a copy to shared memory
 _LEAST_WORK = 1 << 32  # multiply-adds of which another launch is a small part
 # Of the time, by what is turned.
-_RIGHT, _BOTH, _LEFT = 0.95, 0.9, 0.96
+_RIGHT_TURNED, _BOTH_TURNED, _LEFT_TURNED = 0.95, 0.9, 0.96
 
 
 def of_turned_operands(
@@ -42,9 +42,9 @@ def of_turned_operands(
         assert isinstance(problem.b, Value)
         turned.append(packed_weights(problem.b, order_recipe((1, 0)), graph, target))
         straight = replace(problem, b=turned[0].operand, b_depth=problem.columns, b_column=1)
-        found += _after(turned, candidates(straight), _RIGHT, "the right operand", target)
+        found += _after(turned, candidates(straight), _RIGHT_TURNED, "the right operand", target)
     if problem.a_depth == 1:
-        factor, operands = (_BOTH, "both operands") if turned else (_LEFT, "the left operand")
+        factor, operands = (_BOTH_TURNED, "both operands") if turned else (_LEFT_TURNED, "the left operand")
         axes = range(problem.a.rank)
         turned.append(packed_weights(problem.a, order_recipe((axes[-1], *axes[:-1])), graph, target))
         assert isinstance(turned[-1].operand, Value)

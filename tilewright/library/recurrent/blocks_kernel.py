@@ -81,15 +81,15 @@ def update_panel(panel, x, weight, bias, old, new, sums, live, running, hidden: 
                  BLOCK_B: tl.constexpr):  # fmt: skip
     """The new states of a panel of units after the `COUNT` gates from `FIRST` on: all of them, or, of a cell whose
     last gate multiplies what the others have made (`gru_first`), the others or the last."""
-    kept: tl.constexpr = SLOTS * hidden
+    width: tl.constexpr = SLOTS * hidden
     panels: tl.constexpr = (hidden + WIDTH - 1) // WIDTH
     row, lane = tl.arange(0, BLOCK_B)[:, None], tl.arange(0, WIDTH)[None, :]
     source = old
     if FIRST > 0:
         source = new + hidden
-    states = tl.load(source + row * kept + tl.arange(0, hidden)[None, :], mask=live, other=0.0)
-    taken = load_panels(weight, panel * GATES + FIRST, 0, hidden, panels * GATES, COUNT, hidden, WIDTH, False, False)
-    product = tl.dot(states, taken, input_precision="ieee")
+    states = tl.load(source + row * width + tl.arange(0, hidden)[None, :], mask=live, other=0.0)
+    weights = load_panels(weight, panel * GATES + FIRST, 0, hidden, panels * GATES, COUNT, hidden, WIDTH, False, False)
+    product = tl.dot(states, weights, input_precision="ieee")
     tl.store(sums + row * (COUNT * WIDTH) + tl.arange(0, COUNT * WIDTH)[None, :], product, mask=live)
     unit = panel * WIDTH + lane
     mask = live
@@ -126,7 +126,7 @@ def recurrent_rows(
     backwards = (REVERSE >> direction) & 1
     panels: tl.constexpr = (hidden + WIDTH - 1) // WIDTH
     wide: tl.constexpr = GATES * hidden
-    kept: tl.constexpr = SLOTS * hidden
+    width: tl.constexpr = SLOTS * hidden
     row = tl.arange(0, BLOCK_B)[:, None]
     live = first + row < batch
     sums += (direction * tl.num_programs(0) + tl.program_id(0)) * (BLOCK_B * GATES * WIDTH)
@@ -134,13 +134,13 @@ def recurrent_rows(
     bias += direction * wide
     top = (direction * batch + first).to(tl.int64)
     rows = (directions * batch).to(tl.int64)
-    column = tl.arange(0, kept)[None, :]
-    begin = tl.load(initial + top * kept + row * kept + column, mask=live, other=0.0)
-    tl.store(out + (backwards * steps * rows + top) * kept + row * kept + column, begin, mask=live)
+    column = tl.arange(0, width)[None, :]
+    begin = tl.load(initial + top * width + row * width + column, mask=live, other=0.0)
+    tl.store(out + (backwards * steps * rows + top) * width + row * width + column, begin, mask=live)
     for step in range(0, steps):
         place = step + backwards * (steps - 1 - 2 * step)
-        old = out + ((place + backwards) * rows + top) * kept
-        new = out + ((place + 1 - backwards) * rows + top) * kept
+        old = out + ((place + backwards) * rows + top) * width
+        new = out + ((place + 1 - backwards) * rows + top) * width
         own = x + (place * rows + top) * wide
         running = running_rows(lengths, place, first, row, live, LENGTHS)
         for panel in range(0, panels):
@@ -173,7 +173,7 @@ def recurrent_planes(
     backwards = (REVERSE >> direction) & 1
     panels: tl.constexpr = (hidden + WIDTH - 1) // WIDTH
     wide: tl.constexpr = GATES * hidden
-    kept: tl.constexpr = SLOTS * hidden
+    width: tl.constexpr = SLOTS * hidden
     row = tl.arange(0, BLOCK_B)[:, None]
     live = first + row < batch
     sums += (tl.program_id(1) * tl.num_programs(0) + tl.program_id(0)).to(tl.int64) * (BLOCK_B * GATES * WIDTH)
@@ -185,14 +185,14 @@ def recurrent_planes(
         unit = panel * WIDTH + tl.arange(0, WIDTH)[None, :]
         inside = live & (unit < hidden)
         for slot in tl.static_range(SLOTS):
-            element = row * kept + slot * hidden + unit
-            begin = tl.load(initial + top * kept + element, mask=inside, other=0.0)
-            tl.store(out + (backwards * steps * rows + top) * kept + element, begin, mask=inside)
+            element = row * width + slot * hidden + unit
+            begin = tl.load(initial + top * width + element, mask=inside, other=0.0)
+            tl.store(out + (backwards * steps * rows + top) * width + element, begin, mask=inside)
     else:
         step = (plane - 1) // phases
         place = step + backwards * (steps - 1 - 2 * step)
-        old = out + ((place + backwards) * rows + top) * kept
-        new = out + ((place + 1 - backwards) * rows + top) * kept
+        old = out + ((place + backwards) * rows + top) * width
+        new = out + ((place + 1 - backwards) * rows + top) * width
         own = x + (place * rows + top) * wide
         running = running_rows(lengths, place, first, row, live, LENGTHS)
         if (plane - 1) % phases == 0:

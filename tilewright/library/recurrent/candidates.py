@@ -192,11 +192,11 @@ def _share(group: Group, target: Target, block: int, panels: Size, side_by_side:
     anchor, machine = group.anchor, target.machine()
     assert anchor is not None and anchor.inputs[0] is not None
     steps, directions, batch, _ = anchor.inputs[0].shape
-    turns = len(anchor.attributes["reverse"]) // side_by_side
+    rounds = len(anchor.attributes["reverse"]) // side_by_side
     blocks, phases = simplify(ceil_divide(batch, block)), 2 if anchor.attributes["cell"] == "gru_first" else 1
-    planes = simplify((lift(steps) * phases + 1) * turns)
+    planes = simplify((lift(steps) * phases + 1) * rounds)
     grid = (simplify(lift(panels) * blocks), side_by_side, planes)
-    call, sums = _call(recurrent_planes, group, target, block, grid, IN_TURN=turns > 1)
+    call, sums = _call(recurrent_planes, group, target, block, grid, IN_TURN=rounds > 1)
     programs = product(grid[:2])
     threads = max(1, min(machine.processors, expected(programs)))
     passes = simplify(lift(steps) * product((blocks, directions)))

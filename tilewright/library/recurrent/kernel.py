@@ -159,22 +159,22 @@ def recurrent(
     rows = directions * batch
     backwards = (REVERSE >> direction) & 1
     wide: tl.constexpr = GATES * hidden
-    kept: tl.constexpr = SLOTS * hidden
-    copy_row(initial + row * kept, out + (backwards * steps * rows + row) * kept, kept, BLOCK)
+    width: tl.constexpr = SLOTS * hidden
+    copy_row(initial + row * width, out + (backwards * steps * rows + row) * width, width, BLOCK)
     tl.debug_barrier()
     length = steps
     if LENGTHS:
         length = tl.load(lengths + tl.program_id(0))
     for step in range(0, steps):
         place = step + backwards * (steps - 1 - 2 * step)
-        old = out + ((place + backwards) * rows + row) * kept
-        new = out + ((place + 1 - backwards) * rows + row) * kept
+        old = out + ((place + backwards) * rows + row) * width
+        new = out + ((place + 1 - backwards) * rows + row) * width
         source = x + (place * rows + row) * wide
         if place < length:
             STEP(source, old, new, weight + direction * (hidden * wide), bias + direction * wide, hidden, F, G, H,
                  BIAS, BLOCK)  # fmt: skip
         else:
-            copy_row(old, new, kept, BLOCK)
+            copy_row(old, new, width, BLOCK)
         tl.debug_barrier()
 
 
@@ -189,19 +189,19 @@ def recurrent_8bit(
     first, rows = direction * batch, directions * batch
     backwards = (REVERSE >> direction) & 1
     wide: tl.constexpr = GATES * hidden
-    kept: tl.constexpr = SLOTS * hidden
+    width: tl.constexpr = SLOTS * hidden
     weight += direction * (hidden * wide)
     for row in range(0, batch):
-        begin = out + (backwards * steps * rows + first + row) * kept
-        copy_row(initial + (first + row) * kept, begin, kept, BLOCK)
+        begin = out + (backwards * steps * rows + first + row) * width
+        copy_row(initial + (first + row) * width, begin, width, BLOCK)
     tl.debug_barrier()
     for step in range(0, steps):
         place = step + backwards * (steps - 1 - 2 * step)
-        old = out + ((place + backwards) * rows + first) * kept
-        new = out + ((place + 1 - backwards) * rows + first) * kept
+        old = out + ((place + backwards) * rows + first) * width
+        new = out + ((place + 1 - backwards) * rows + first) * width
         low, high = tl.zeros((BLOCK,), tl.float32), tl.zeros((BLOCK,), tl.float32)
         for row in range(0, batch):
-            source, before, after = x + (place * rows + first + row) * wide, old + row * kept, new + row * kept
+            source, before, after = x + (place * rows + first + row) * wide, old + row * width, new + row * width
             if place < length_of(lengths, row, steps, LENGTHS):
                 STEP(source, before, after, weight, bias + direction * wide, hidden, F, G, H, BIAS, BLOCK)
                 tl.debug_barrier()
@@ -210,11 +210,11 @@ def recurrent_8bit(
                     state = tl.load(after + column, mask=column < hidden, other=0).to(tl.float32)
                     low, high = minimum(low, state), maximum(high, state)
             else:
-                copy_row(before, after, kept, BLOCK)
+                copy_row(before, after, width, BLOCK)
         least, most = tl.min(low, axis=0), tl.max(high, axis=0)
         for row in range(0, batch):
             if place < length_of(lengths, row, steps, LENGTHS):
-                put_in_steps(new + row * kept, least, most, hidden, BLOCK)
+                put_in_steps(new + row * width, least, most, hidden, BLOCK)
         tl.debug_barrier()
 
 

@@ -91,7 +91,7 @@ def recurrent_levels(
     backwards = (REVERSE >> direction) & 1
     panels: tl.constexpr = (hidden + WIDTH - 1) // WIDTH
     wide: tl.constexpr = 4 * hidden
-    kept: tl.constexpr = 3 * hidden
+    width: tl.constexpr = 3 * hidden
     sums += direction * (BLOCK_B * 4 * WIDTH)
     levels += direction * (batch * hidden)
     ranges += direction * (batch * 2)
@@ -100,22 +100,22 @@ def recurrent_levels(
     scales += direction * (panels * 4 * WIDTH)
     top = (direction * batch).to(tl.int64)
     rows = (directions * batch).to(tl.int64)
-    column = tl.arange(0, kept)[None, :]
-    start = out + (backwards * steps * rows + top) * kept
+    column = tl.arange(0, width)[None, :]
+    start = out + (backwards * steps * rows + top) * width
     low, high = 0.0, 0.0
     for first in range(0, batch, BLOCK_B):
         row = first + tl.arange(0, BLOCK_B)[:, None]
         live = row < batch
-        begin = tl.load(initial + top * kept + row * kept + column, mask=live, other=0.0)
-        tl.store(start + row * kept + column, begin, mask=live)
+        begin = tl.load(initial + top * width + row * width + column, mask=live, other=0.0)
+        tl.store(start + row * width + column, begin, mask=live)
         low, high = within_range(start, row, live, None, low, high, hidden)
     for first in range(0, batch, BLOCK_B):
         row = first + tl.arange(0, BLOCK_B)[:, None]
         quantize_states(start, levels, ranges, row, row < batch, None, low, high, hidden)
     for step in range(0, steps):
         place = step + backwards * (steps - 1 - 2 * step)
-        old = out + ((place + backwards) * rows + top) * kept
-        new = out + ((place + 1 - backwards) * rows + top) * kept
+        old = out + ((place + backwards) * rows + top) * width
+        new = out + ((place + 1 - backwards) * rows + top) * width
         own = x + (place * rows + top) * wide
         low, high = 0.0, 0.0
         for first in range(0, batch, BLOCK_B):
@@ -124,9 +124,9 @@ def recurrent_levels(
             live = row < batch
             running = running_rows(lengths, place, 0, row, live, LENGTHS)
             if LENGTHS:
-                begin = tl.load(old + row * kept + tl.arange(0, hidden)[None, :], mask=live, other=0.0)
-                tl.store(new + row * kept + tl.arange(0, hidden)[None, :], begin, mask=live)
-            block = (own + first * wide, old + first * kept, new + first * kept)
+                begin = tl.load(old + row * width + tl.arange(0, hidden)[None, :], mask=live, other=0.0)
+                tl.store(new + row * width + tl.arange(0, hidden)[None, :], begin, mask=live)
+            block = (own + first * wide, old + first * width, new + first * width)
             multiply_levels(x, block, weight, totals, scales, sums, levels, ranges, row, local, live, running, hidden,
                             F, G, H, WIDTH, GROUP, PRECISION)  # fmt: skip
             low, high = within_range(new, row, live, running, low, high, hidden)

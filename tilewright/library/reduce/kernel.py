@@ -12,7 +12,7 @@ from __future__ import annotations
 
 import tilewright
 import tilewright.language as tl
-from tilewright.library.masks import both, within
+from tilewright.library.masks import and_masks, within
 
 
 @tilewright.constexpr_function
@@ -127,7 +127,7 @@ def reduce_columns(out, reduced, inner, *extra, BLOCK_R: tl.constexpr, BLOCK: tl
         step = start + tl.arange(0, BLOCK_R)[:, None]
         row = outer * reduced + step
         inside = within(step, reduced, MASK_R)
-        mask = both(inside, within(column[None, :], inner, MASK))
+        mask = and_masks(inside, within(column[None, :], inner, MASK))
         x = read_slot(PROLOGUE, row, column[None, :], mask, extra, inside, INITIAL, TYPE)
         x = tl.broadcast_to(x, (BLOCK_R, BLOCK))  # equal rows come as one
         partial = combine(partial, reduce_axis(x, 0, KIND), KIND)

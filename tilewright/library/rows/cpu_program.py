@@ -8,7 +8,7 @@ from tilewright.library.candidate import Candidate
 from tilewright.library.makers import Maker
 from tilewright.library.rows.program import row_program
 from tilewright.library.rows.program_candidates import one_kernel, separate, with_failure
-from tilewright.library.rows.program_text import ProgramForm, walk_of
+from tilewright.library.rows.program_text import ProgramConfig, walk_of
 from tilewright.targets.base import Target
 
 MOST_BLOCK_ELEMENTS = 32768  # elements of all tensors of a block
@@ -34,4 +34,4 @@ def cpu_row_program(group: Group, graph: Graph, target: Target, candidates: Make
         or not LEAST_ROW_ELEMENTS <= columns <= MOST_BLOCK_ELEMENTS // tensors
     ):
         return [apart]
-    return [apart, one_kernel(group, program, walk, ProgramForm(1, columns, 0, True), target)]
+    return [apart, one_kernel(group, program, walk, ProgramConfig(1, columns, 0, True), target)]

@@ -34,7 +34,7 @@ class _NodeWriter:
         self.node, self.nodes, self.source = node, nodes, source
         self.dtype = compute_type(source.dtype)
         self.axes = () if space is None else space.axes
-        self.kept = tuple(1 if axis in self.axes else extent for axis, extent in enumerate(source.shape))
+        self.reduced_shape = tuple(1 if axis in self.axes else extent for axis, extent in enumerate(source.shape))
 
     def add(
         self, op: str, inputs: Sequence[Value | None], shape: Sequence[Size], dtype: DType | None = None,
@@ -49,10 +49,10 @@ class _NodeWriter:
         return self.add(op, inputs, self.source.shape)
 
     def row(self, op: str, *inputs: Value | None) -> Value:
-        return self.add(op, inputs, self.kept)
+        return self.add(op, inputs, self.reduced_shape)
 
     def reduced(self, op: str, value: Value) -> Value:
-        return self.add(op, [value], self.kept, axes=self.axes, keepdims=True)
+        return self.add(op, [value], self.reduced_shape, axes=self.axes, keepdims=True)
 
     def number(self, value: float) -> Value:
         return self.add("full", [], (), value=value)
@@ -81,7 +81,7 @@ def _log_sum_exp(to: _NodeWriter) -> None:
     """Shifted by the largest element, where that is finite."""
     largest = to.reduced("reduce_max", to.source)
     size = to.row("absolute", largest)
-    infinite = to.add("equal", [size, to.number(inf)], to.kept, int1)
+    infinite = to.add("equal", [size, to.number(inf)], to.reduced_shape, int1)
     shift = to.row("where", infinite, to.number(0.0), largest)
     total = to.reduced("reduce_sum", to.full("exp", to.full("subtract", to.source, shift)))
     to.finish(to.row("add", to.row("log", total), shift))

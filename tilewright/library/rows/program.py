@@ -117,13 +117,13 @@ class _Maker:
         self.space, self.nodes = space, nodes
         self.producers = {output: node for node in nodes for output in node.outputs}
         self.full = axes_of(space.shape)
-        kept = tuple(extent for axis, extent in enumerate(space.shape) if axis not in space.axes)
-        self.kept = flatten([self.full[axis] for axis in range(len(space.shape)) if axis not in space.axes], kept)
-        given = {node.output: self._kept_at(node.output) for node in nodes if node.op in REDUCTIONS}
+        extents = tuple(extent for axis, extent in enumerate(space.shape) if axis not in space.axes)
+        self.row = flatten([self.full[axis] for axis in range(len(space.shape)) if axis not in space.axes], extents)
+        given = {node.output: self._row_at(node.output) for node in nodes if node.op in REDUCTIONS}
         self.tracer = ExpressionTracer(nodes, constants, given)
 
-    def _kept_at(self, value: Value) -> Coordinates:
-        return unflatten(self.kept, value.shape)
+    def _row_at(self, value: Value) -> Coordinates:
+        return unflatten(self.row, value.shape)
 
     def _full_at(self, value: Value) -> Coordinates:
         if value.shape == self.space.shape:
@@ -158,14 +158,14 @@ class _Maker:
         else:
             shift = self._shift(node)
             assert shift is not None
-            reduction.others.append((node.output, self.tracer.trace(shift, self._kept_at(shift))))
+            reduction.others.append((node.output, self.tracer.trace(shift, self._row_at(shift))))
 
     def _stored(self, value: Value) -> Stored:
         count = product(value.shape)
         is_full = count == product(self.space.shape)
         if not is_full and count != self.space.rows:
             raise NotImplementedError(f"{value!r} has neither the elements of the rows nor one for each row")
-        coordinates = self._full_at(value) if is_full else self._kept_at(value)
+        coordinates = self._full_at(value) if is_full else self._row_at(value)
         index = flatten(coordinates, value.shape)
         return Stored(value, index, self.tracer.trace(value, coordinates), is_full)
 

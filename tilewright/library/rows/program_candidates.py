@@ -13,7 +13,7 @@ from tilewright.library.generated.elementwise import chain_operations, tensor_by
 from tilewright.library.generated.generate import chain_name
 from tilewright.library.makers import Maker
 from tilewright.library.rows.program import RowProgram
-from tilewright.library.rows.program_text import ProgramForm, Walk, launches
+from tilewright.library.rows.program_text import ProgramConfig, Walk, launches
 from tilewright.symbolic import Size, lift, product, simplify
 from tilewright.targets.base import Target
 
@@ -70,26 +70,26 @@ def separate(group: Group, graph: Graph, target: Target, candidates: Maker) -> C
 
 
 def one_kernel(
-    group: Group, program: RowProgram, walk: Walk, form: ProgramForm, target: Target, factor: float = 1.0
+    group: Group, program: RowProgram, walk: Walk, config: ProgramConfig, target: Target, factor: float = 1.0
 ) -> Candidate:
-    """A program in a form; by `factor` it is ranked after others whose estimates are the same."""
-    calls, temporaries = launches(program, walk, form, chain_name(group.nodes, "rows"))
+    """A program in a config; by `factor` it is ranked after others whose estimates are the same."""
+    calls, temporaries = launches(program, walk, config, chain_name(group.nodes, "rows"))
     traffic, machine = _Traffic(group, program), target.machine()
     again = program.levels - 1 + any(item.is_full for item in program.stored)
-    if form.whole:
+    if config.whole:
         moved = traffic.once
     else:  # rows are still in the L2 cache where few are on their way, or all of them fit it
-        cached = form.parts == 1 or expected(traffic.read) <= machine.l2_bytes // 2
+        cached = config.parts == 1 or expected(traffic.read) <= machine.l2_bytes // 2
         moved = simplify(lift(traffic.once) + lift(traffic.read) * again // (3 if cached else 1))
     cost = estimate(machine, moved, traffic.operations, calls[0].grid[0], efficiency=0.25)
     seconds = (cost.seconds + (len(calls) - 1) * machine.launches.kernel) * factor
-    name = "rows at once" if form.whole else "rows in chunks" if form.parts == 1 else "rows in parts"
-    reasons = {"levels": program.levels, "lanes": form.lanes, "block": form.block,
+    name = "rows at once" if config.whole else "rows in chunks" if config.parts == 1 else "rows in parts"
+    reasons = {"levels": program.levels, "lanes": config.lanes, "block": config.block,
                "grid": [str(call.grid[0]) for call in calls]}  # fmt: skip
-    if form.warps:
-        reasons["warps"] = form.warps
-    if form.parts > 1:
-        reasons["parts"] = form.parts
+    if config.warps:
+        reasons["warps"] = config.warps
+    if config.parts > 1:
+        reasons["parts"] = config.parts
     stages = tuple(Stage((call,)) for call in calls)
     return Candidate(name, stages, replace(cost, seconds=seconds), tuple(temporaries), reasons)
 

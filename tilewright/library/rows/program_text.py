@@ -78,17 +78,17 @@ def walk_of(program: RowProgram, narrow: int) -> Walk:
     fixed = {right for left, right in zip(wide, wide[1:], strict=False) if (left in axes) != (right in axes)}
     variables = merge_axes(shape, indices, frozenset(fixed))
     columns = tuple(variable for variable in variables if variable.axes[-1] in axes)
-    kept = tuple(variable for variable in variables if variable.axes[-1] not in axes)
+    outer = tuple(variable for variable in variables if variable.axes[-1] not in axes)
     if variables[-1] in columns:
-        return Walk((), kept, columns, True)
-    last = kept[-1].extent
+        return Walk((), outer, columns, True)
+    last = outer[-1].extent
     if isinstance(last, int) and last < narrow:
-        return Walk((), kept, columns, False)
-    return Walk(kept[:-1], kept[-1:], columns, False)
+        return Walk((), outer, columns, False)
+    return Walk(outer[:-1], outer[-1:], columns, False)
 
 
 @dataclass(frozen=True)
-class ProgramForm:
+class ProgramConfig:
     """The blocks of a program's CTAs; `whole`: all that is reduced is one block; `parts` CTAs share a row.
 
     `warps` are those of a GPU's CTA, 0 on CPUs.
@@ -147,14 +147,14 @@ class _LaunchWriter:
     """Writes the text of one launch."""
 
     def __init__(
-        self, program: RowProgram, walk: Walk, form: ProgramForm, partial: dict[RowReduction, list[Value]]
+        self, program: RowProgram, walk: Walk, config: ProgramConfig, partial: dict[RowReduction, list[Value]]
     ) -> None:
-        self.program, self.walk, self.form, self.partial = program, walk, form, partial
+        self.program, self.walk, self.config, self.partial = program, walk, config, partial
         self.references = NamedReferences()
         self.axis = 1 if walk.along else 0
         self.wide = ".to(tl.int64)" if program.is_wide else ""
-        row_masked = not divides(form.lanes, walk.lane_count)
-        self.column_masked = not divides(form.block, walk.column_count)  # parts are whole blocks
+        row_masked = not divides(config.lanes, walk.lane_count)
+        self.column_masked = not divides(config.block, walk.column_count)  # parts are whole blocks
         variables = [*walk.planes, *walk.lanes, *walk.columns]
         self.row_names, self.column_names = names_of(len(walk.lanes), "row"), names_of(len(walk.columns), "column")
         names = [*names_of(len(walk.planes), "plane"), *self.row_names, *self.column_names]
@@ -202,7 +202,7 @@ class _LaunchWriter:
             emit(f"stop = tl.minimum(first + share, {columns})")
 
     def _share(self) -> Size:
-        return share_of(self.walk.column_count, self.form)
+        return share_of(self.walk.column_count, self.config)
 
     def _kept_axis(self) -> str:
         return "[:, None]" if self.walk.along else "[None, :]"
@@ -214,7 +214,7 @@ class _LaunchWriter:
         return "(LANES, BLOCK)" if self.walk.along else "(BLOCK, LANES)"
 
     def _bounds(self) -> tuple[str, str]:
-        if self.form.parts > 1:
+        if self.config.parts > 1:
             return "first", "stop"
         return "0", self.writer.size(self.walk.column_count)
 
@@ -228,7 +228,7 @@ class _LaunchWriter:
         if masks:
             lines.append(f"mask = {' & '.join(masks)}")
         inner = self.walk.columns[-1].extent
-        if start and len(self.walk.columns) > 1 and divides(self.form.block, inner):  # one quotient for a whole block
+        if start and len(self.walk.columns) > 1 and divides(self.config.block, inner):  # one quotient for a whole block
             lines.append(f"{self.column_names[-1]} = {start} % {writer.size(inner)} + lane")
             lines.append(f"outside = {start} // {writer.size(inner)} + lane * 0")
             lines += decompose(self.walk.columns[:-1], self.column_names[:-1], "outside", writer)
@@ -269,8 +269,8 @@ class _LaunchWriter:
     def _load_columns(self) -> None:
         """Load what results are computed with of each column, where threads have registers for it: on GPUs it comes
         together with the rows, not behind the barriers of the reductions."""
-        form = self.form
-        if not form.warps or form.block * form.lanes > _EARLY * form.warps:
+        config = self.config
+        if not config.warps or config.block * config.lanes > _EARLY * config.warps:
             return
         for stored in self.program.stored:
             for item in walk(stored.expression) if stored.is_full else ():
@@ -425,7 +425,7 @@ class _LaunchWriter:
         stored = [item for item in self.program.stored if item.is_full]
         if not stored:
             return
-        if self.form.whole:
+        if self.config.whole:
             self._store_block(self.writer, stored)
             return
         self._hoist([item.expression for item in stored])
@@ -450,8 +450,9 @@ class _LaunchWriter:
         arguments = [*self.references.operands, *(f"{constant}: tl.constexpr" for constant in used)]
         source = f"def {name}({', '.join(arguments)}):\n{body}\n"
         kernel = function_from_source(name, source, helpers=_HELPERS)
+        options = {"num_warps": self.config.warps} if self.config.warps else {}
         return KernelCall(kernel, dict(self.references.operands), dict(self.references.types), dict(used),
-                          (grid, 1, 1), options={"num_warps": self.form.warps} if self.form.warps else {})  # fmt: skip
+                          (grid, 1, 1), options=options)  # fmt: skip
 
 
 def _kind(item: RowReduction) -> str:
@@ -478,20 +479,20 @@ def _outermost(item: Expression, writer: _RowWriter) -> list[Expression]:
     return found
 
 
-def share_of(columns: Size, form: ProgramForm) -> Size:
+def share_of(columns: Size, config: ProgramConfig) -> Size:
     """The reduced elements of a part, whole blocks."""
-    return simplify(lift(ceil_divide(ceil_divide(columns, form.block), form.parts)) * form.block)
+    return simplify(lift(ceil_divide(ceil_divide(columns, config.block), config.parts)) * config.block)
 
 
-def launches(program: RowProgram, walk: Walk, form: ProgramForm, name: str) -> tuple[list[KernelCall], list[Value]]:
+def launches(program: RowProgram, walk: Walk, config: ProgramConfig, name: str) -> tuple[list[KernelCall], list[Value]]:
     """The launches of a program, and the tensors between them."""
-    strips = simplify(lift(ceil_divide(walk.lane_count, form.lanes)) * walk.plane_count)
-    constants = {"LANES": form.lanes, "BLOCK": form.block, "PARTS": form.parts,
-                 "PIECES": next_power_of_2(form.parts)}  # fmt: skip
-    if form.parts == 1:
-        launch = _LaunchWriter(program, walk, form, {})
+    strips = simplify(lift(ceil_divide(walk.lane_count, config.lanes)) * walk.plane_count)
+    constants = {"LANES": config.lanes, "BLOCK": config.block, "PARTS": config.parts,
+                 "PIECES": next_power_of_2(config.parts)}  # fmt: skip
+    if config.parts == 1:
+        launch = _LaunchWriter(program, walk, config, {})
         launch.head(1)
-        if form.whole:
+        if config.whole:
             launch.reduce_whole()
         else:
             for level in range(1, program.levels + 1):
@@ -500,20 +501,20 @@ def launches(program: RowProgram, walk: Walk, form: ProgramForm, name: str) -> t
         launch.store_columns()
         launch.store_rows(False)
         return [launch.call(name, strips, constants)], []
-    partial = {item: _partial(item, walk, form.parts) for item in program.reductions}
+    partial = {item: _partial(item, walk, config.parts) for item in program.reductions}
     calls: list[KernelCall] = []
-    shared = simplify(lift(strips) * form.parts)
+    shared = simplify(lift(strips) * config.parts)
     for level in range(1, program.levels + 1):
-        launch = _LaunchWriter(program, walk, form, partial)
-        launch.head(form.parts)
+        launch = _LaunchWriter(program, walk, config, partial)
+        launch.head(config.parts)
         launch.load_partial([item for item in program.reductions if item.level < level])
         launch.store_partial(launch.walk_level(level))
         calls.append(launch.call(f"{name}_part_{level}", shared, constants))
     full = any(item.is_full for item in program.stored)
     if not full:
-        form, constants, strips = _last_form(walk, form, constants)
-    launch = _LaunchWriter(program, walk, form, partial)
-    launch.head(form.parts if full else 1)
+        config, constants, strips = _last_config(walk, config, constants)
+    launch = _LaunchWriter(program, walk, config, partial)
+    launch.head(config.parts if full else 1)
     launch.load_partial(program.reductions)
     launch.store_columns()
     launch.store_rows(full)
@@ -521,13 +522,15 @@ def launches(program: RowProgram, walk: Walk, form: ProgramForm, name: str) -> t
     return calls, [value for values in partial.values() for value in values]
 
 
-def _last_form(walk: Walk, form: ProgramForm, constants: dict[str, int]) -> tuple[ProgramForm, dict[str, int], Size]:
+def _last_config(
+    walk: Walk, config: ProgramConfig, constants: dict[str, int]
+) -> tuple[ProgramConfig, dict[str, int], Size]:
     """The blocks, constants and number of CTAs of a launch that only puts parts together."""
-    lanes = min(form.lanes, _LAST_LANES)
+    lanes = min(config.lanes, _LAST_LANES)
     pieces = constants["PIECES"]
-    form = replace(form, lanes=lanes, warps=max(1, min(4, pieces * lanes // 256)))
+    config = replace(config, lanes=lanes, warps=max(1, min(4, pieces * lanes // 256)))
     strips = simplify(lift(ceil_divide(walk.lane_count, lanes)) * walk.plane_count)
-    return form, {**constants, "LANES": lanes}, strips
+    return config, {**constants, "LANES": lanes}, strips
 
 
 def _partial(item: RowReduction, walk: Walk, parts: int) -> list[Value]:

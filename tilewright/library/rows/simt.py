@@ -25,7 +25,7 @@ from tilewright.library.rows.cpu import (
     row_candidate,
     row_operation,
 )
-from tilewright.library.rows.simt_config import MOST_WARPS, row_form, sum_form
+from tilewright.library.rows.simt_config import MOST_WARPS, row_config, sum_config
 from tilewright.library.rows.simt_parts import (
     COLUMN_ELEMENTS,
     CTAS,
@@ -93,12 +93,12 @@ def _row_operation(group: Group, graph: Graph, target: Target) -> Candidate:
         return long_rows(operation, target)
     whole = expected(simplify(lift(rows) * columns))
     inputs = [expected(product(value.shape)) == whole for value in group.inputs]
-    form = row_form(expected(rows), columns, target.machine().processors, sum(inputs), not all(inputs))
-    mask = form.block != columns or not divides(form.rows, rows)
-    constants = {"ROWS": form.rows, "COLUMNS": columns, "BLOCK": form.block, "MASK": mask}
+    config = row_config(expected(rows), columns, target.machine().processors, sum(inputs), not all(inputs))
+    mask = config.block != columns or not divides(config.rows, rows)
+    constants = {"ROWS": config.rows, "COLUMNS": columns, "BLOCK": config.block, "MASK": mask}
     kernel = gpu_slots.normalize if operation.is_norm else gpu_slots.softmax
-    grid: tuple[Size, Size, Size] = (ceil_divide(rows, form.rows), 1, 1)
-    call = operation.call(Deal(kernel, constants, grid, {"num_warps": form.warps}))
+    grid: tuple[Size, Size, Size] = (ceil_divide(rows, config.rows), 1, 1)
+    call = operation.call(Deal(kernel, constants, grid, {"num_warps": config.warps}))
     return row_candidate([call], group, target)
 
 
@@ -123,10 +123,10 @@ def _reduce(group: Group, graph: Graph, target: Target) -> KernelCall:
 
 
 def _along_rows(outer: Size, reduced: Size, processors: int, kernel: JITFunction = gpu_slots.reduce_rows) -> Deal:
-    form = sum_form(expected(outer), expected(reduced), processors)
-    mask = not (divides(form.block, reduced) and divides(form.rows, outer))
-    constants = {"ROWS": form.rows, "BLOCK": form.block, "MASK": mask}
-    return Deal(kernel, constants, (ceil_divide(outer, form.rows), 1, 1), {"num_warps": form.warps})
+    config = sum_config(expected(outer), expected(reduced), processors)
+    mask = not (divides(config.block, reduced) and divides(config.rows, outer))
+    constants = {"ROWS": config.rows, "BLOCK": config.block, "MASK": mask}
+    return Deal(kernel, constants, (ceil_divide(outer, config.rows), 1, 1), {"num_warps": config.warps})
 
 
 def _log_sum_exp(group: Group, graph: Graph, target: Target) -> Candidate:

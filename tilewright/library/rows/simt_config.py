@@ -16,7 +16,7 @@ _EARLY = 16384  # columns up to which a row leaves registers for weights
 
 
 @dataclass(frozen=True)
-class RowForm:
+class RowConfig:
     """A CTA of `warps` takes `rows` rows in blocks of `block` columns."""
 
     rows: int
@@ -36,7 +36,7 @@ def block_of(columns: int) -> int:
     return cdiv(columns, step) * step
 
 
-def row_form(rows: int, columns: int, processors: int, inputs: int = 1, weights: bool = False) -> RowForm:
+def row_config(rows: int, columns: int, processors: int, inputs: int = 1, weights: bool = False) -> RowConfig:
     """The blocks for so many rows, as they were fastest on an H200 (bfloat16, 1024 to 16384 columns).
 
     Two inputs want all the threads that there are: one or two vectors of each for a thread, and the weights beside.
@@ -44,7 +44,7 @@ def row_form(rows: int, columns: int, processors: int, inputs: int = 1, weights:
     until there are 1024 elements with weights, 2048 without; fewer when processors would stay idle.
     """
     if columns > REGISTER_COLUMNS:
-        return RowForm(1, ROW_CHUNK, 16, long=True)
+        return RowConfig(1, ROW_CHUNK, 16, long=True)
     block = block_of(columns)
     together = 1
     least = 1024 if weights and inputs == 1 else 2048
@@ -62,10 +62,10 @@ def row_form(rows: int, columns: int, processors: int, inputs: int = 1, weights:
         weights and inputs == 1 and ROW_CHUNK < block <= _EARLY and not block & (block - 1)
     ):  # a line of the cache a thread
         warps, ahead = 8, 2 * processors
-    return RowForm(together, block, warps, early=weights and inputs > 1 and block <= _EARLY, ahead=ahead)
+    return RowConfig(together, block, warps, early=weights and inputs > 1 and block <= _EARLY, ahead=ahead)
 
 
-def sum_form(rows: int, columns: int, processors: int) -> RowForm:
+def sum_config(rows: int, columns: int, processors: int) -> RowConfig:
     """The blocks of a reduction along rows: two vectors to a thread, whole rows up to 16384 columns, others in chunks.
 
     More on its way at once was slower on an H200, as if the memory's pages were closed too early.  Whole rows are put
@@ -77,7 +77,7 @@ def sum_form(rows: int, columns: int, processors: int) -> RowForm:
         if 2 * together * block > (_SUM_ELEMENTS if together < 8 and block >= columns else ROW_CHUNK):
             break
         together *= 2
-    return RowForm(together, block, warps_for(together * block, 512, most=32), long=columns > block)
+    return RowConfig(together, block, warps_for(together * block, 512, most=32), long=columns > block)
 
 
 def warps_for(elements: int, each: int, most: int = 16) -> int:

@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import tilewright
 import tilewright.language as tl
-from tilewright.library.masks import both, edge_mask, within
+from tilewright.library.masks import and_masks, edge_mask, within
 from tilewright.library.reduce.kernel import combine, largest_finite, maximum_of, reduce_axis
 
 
@@ -241,7 +241,7 @@ def lines_of(value, KIND: tl.constexpr, LINES: tl.constexpr):
 @tilewright.jit
 def read_lines(place, row, end, column, inner, INITIAL: tl.constexpr, MASK_R: tl.constexpr, MASK: tl.constexpr):
     """Elements [rows, block] at `place`, `INITIAL` where there are no rows or columns."""
-    mask = both(within(row, end, MASK_R), within(column, inner, MASK))
+    mask = and_masks(within(row, end, MASK_R), within(column, inner, MASK))
     return fetch(place, 0, mask, INITIAL, "evict_first")
 
 

@@ -14,8 +14,8 @@ from tilewright.library.generated.trace import Load, walk
 from tilewright.library.makers import Maker
 from tilewright.library.rows.program import RowProgram, row_program
 from tilewright.library.rows.program_candidates import one_kernel, separate, with_failure
-from tilewright.library.rows.program_text import ProgramForm, Walk, walk_of
-from tilewright.library.rows.simt_config import MOST_WARPS, block_of, row_form, warps_for
+from tilewright.library.rows.program_text import ProgramConfig, Walk, walk_of
+from tilewright.library.rows.simt_config import MOST_WARPS, block_of, row_config, warps_for
 from tilewright.library.rows.simt_parts import CTAS, LONG, MANY_CTAS, MOST_ROW_PARTS
 from tilewright.targets.base import Target
 
@@ -41,17 +41,19 @@ def gpu_row_program(group: Group, graph: Graph, target: Target, candidates: Make
     except NotImplementedError as reason:
         return [with_failure(found[0], reason)]
     whole, long = walk_of(single, NARROWEST_LINE), walk_of(joined, NARROWEST_LINE)
-    forms = [(single, whole, form) for form in _whole_forms(single, whole, target)]
+    configs = [(single, whole, config) for config in _whole_configs(single, whole, target)]
     safe = not _reads_what_rows_update(joined, graph)
-    held = bool(forms)
-    forms += [(joined, long, form) for form in _long_forms(joined, long, target, held) if form.parts == 1 or safe]
+    held = bool(configs)
+    configs += [
+        (joined, long, config) for config in _long_configs(joined, long, target, held) if config.parts == 1 or safe
+    ]
     divided = 0
-    for program, loops, form in forms:
-        divided += form.parts > 1
+    for program, loops, config in configs:
+        divided += config.parts > 1
         factor = OTHER_PARTS_PENALTY if divided > 1 else 1.0
-        found.append(one_kernel(group, program, loops, form, target, factor))
+        found.append(one_kernel(group, program, loops, config, target, factor))
         found += [
-            one_kernel(group, program, loops, other, target, OTHER_WARPS_PENALTY * factor) for other in _others(form)
+            one_kernel(group, program, loops, other, target, OTHER_WARPS_PENALTY * factor) for other in _others(config)
         ]
     return found
 
@@ -65,8 +67,8 @@ def _reads_what_rows_update(program: RowProgram, graph: Graph) -> bool:
     return any(isinstance(part, Load) and part.value in updated for part in full)
 
 
-def _whole_forms(program: RowProgram, walk: Walk, target: Target) -> list[ProgramForm]:
-    """The forms in which a CTA has all that is reduced in registers; none where that is too much."""
+def _whole_configs(program: RowProgram, walk: Walk, target: Target) -> list[ProgramConfig]:
+    """The configs in which a CTA has all that is reduced in registers; none where that is too much."""
     columns, tensors = walk.column_count, max(1, len(program.full_loads()))
     if not isinstance(columns, int):
         return []
@@ -74,18 +76,18 @@ def _whole_forms(program: RowProgram, walk: Walk, target: Target) -> list[Progra
     if walk.along:
         if block_of(columns) * tensors > WHOLE_ROW_ELEMENTS or columns > WHOLE_ROW_ELEMENTS // 2:
             return []
-        form = row_form(expected(walk.lane_count), columns, processors, tensors)
-        return [ProgramForm(form.rows, form.block, form.warps, True)]
+        config = row_config(expected(walk.lane_count), columns, processors, tensors)
+        return [ProgramConfig(config.rows, config.block, config.warps, True)]
     block, lanes = next_power_of_2(columns), expected(walk.lane_count)
     most = WHOLE_COLUMN_ELEMENTS // (block * tensors)
     if most < min(LEAST_STRIP, next_power_of_2(lanes)):
         return []
     widest = _strip(lanes, min(2 * STRIP, 1 << (most.bit_length() - 1)))
-    forms = [
-        ProgramForm(width, block, warps_for(block * width * tensors, 1024), True)
+    configs = [
+        ProgramConfig(width, block, warps_for(block * width * tensors, 1024), True)
         for width in dict.fromkeys((widest, max(min(LEAST_STRIP, next_power_of_2(lanes)), widest // 2)))
     ]
-    return forms[::-1] if expected(walk.plane_count) * ceil(lanes / widest) < 2 * processors else forms
+    return configs[::-1] if expected(walk.plane_count) * ceil(lanes / widest) < 2 * processors else configs
 
 
 def _strip(lanes: int, most: int) -> int:
@@ -95,35 +97,35 @@ def _strip(lanes: int, most: int) -> int:
     return min(widths, key=lambda width: ceil(lanes / width) * (width + _BEGIN))
 
 
-def _long_forms(program: RowProgram, walk: Walk, target: Target, held: bool) -> list[ProgramForm]:
-    """The forms in which CTAs walk what is reduced: each all of it, unless registers hold that (`held`), or several of
-    them a part each."""
+def _long_configs(program: RowProgram, walk: Walk, target: Target, held: bool) -> list[ProgramConfig]:
+    """The configs in which CTAs walk what is reduced: each all of it, unless registers hold that (`held`), or several
+    a part each."""
     columns, lanes = expected(walk.column_count), expected(walk.lane_count)
     if walk.along:
         block = min(CHUNK_ELEMENTS, max(128, next_power_of_2(columns))) if isinstance(walk.column_count, int) else 1024
         inner = walk.columns[-1].extent
         if len(walk.columns) > 1 and isinstance(inner, int) and inner % LEAST_BLOCK == 0:
             block = min(block, inner & -inner)  # a block lies in one run of neighbours
-        form = ProgramForm(1, block, max(1, min(CHUNK_WARPS, block // 256)), False)
+        config = ProgramConfig(1, block, max(1, min(CHUNK_WARPS, block // 256)), False)
         programs, most = lanes, columns // CHUNK_ELEMENTS
     else:
         wide = _strip(lanes, STRIP) if isinstance(walk.lane_count, int) else STRIP
         block = max(1, 2 * CHUNK_ELEMENTS // wide)
         if isinstance(walk.column_count, int):
             block = min(block, next_power_of_2(columns))
-        form = ProgramForm(wide, block, warps_for(wide * block, 512, MOST_WARPS), False)
+        config = ProgramConfig(wide, block, warps_for(wide * block, 512, MOST_WARPS), False)
         programs, most = expected(walk.plane_count) * ceil(lanes / wide), columns // _LEAST_ROWS_OF_STRIP
         if any(item.is_full for item in program.stored):  # each CTA puts all parts together before it stores its own
             numbers = sum(2 if item.is_pair else 1 for item in program.reductions)
             most = min(most, max(MOST_PIECES, isqrt(columns // (8 * numbers))))
-    found = [] if held else [form]
+    found = [] if held else [config]
     wanted = CTAS * target.machine().processors // max(1, programs)
     counts = [min(MOST_ROW_PARTS, most, wanted * count) for count in (1, MANY_CTAS // CTAS)]
     if isinstance(walk.column_count, int):
-        counts = [_even(columns, form.block, count) for count in counts]
-    if columns * form.lanes >= max(counts) * LONG:
+        counts = [_even(columns, config.block, count) for count in counts]
+    if columns * config.lanes >= max(counts) * LONG:
         counts.reverse()
-    found += [replace(form, parts=count) for count in dict.fromkeys(counts) if count > 1]
+    found += [replace(config, parts=count) for count in dict.fromkeys(counts) if count > 1]
     return found
 
 
@@ -133,6 +135,6 @@ def _even(columns: int, block: int, parts: int) -> int:
     return ceil(blocks / ceil(blocks / parts)) if parts > 1 else parts
 
 
-def _others(form: ProgramForm) -> list[ProgramForm]:
-    """The form with twice and half as many warps, which the estimate cannot tell apart."""
-    return [replace(form, warps=count) for count in (2 * form.warps, form.warps // 2) if 1 <= count <= MOST_WARPS]
+def _others(config: ProgramConfig) -> list[ProgramConfig]:
+    """The config with twice and half as many warps, which the estimate cannot tell apart."""
+    return [replace(config, warps=count) for count in (2 * config.warps, config.warps // 2) if 1 <= count <= MOST_WARPS]

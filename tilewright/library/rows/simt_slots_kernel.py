@@ -12,7 +12,7 @@ from __future__ import annotations
 
 import tilewright
 import tilewright.language as tl
-from tilewright.library.masks import both, within
+from tilewright.library.masks import and_masks, within
 from tilewright.library.reduce.kernel import (
     combine,
     largest_finite,
@@ -31,7 +31,7 @@ def read_rows(rows, extra, OUTSIDE: tl.constexpr, ROWS: tl.constexpr, COLUMNS: t
     row = (tl.program_id(0) * ROWS + tl.arange(0, ROWS)).to(tl.int64)[:, None]
     column = tl.arange(0, BLOCK)[None, :]
     inside = within(column, COLUMNS, MASK)
-    mask = both(within(row, rows, MASK), inside)
+    mask = and_masks(within(row, rows, MASK), inside)
     x = tl.broadcast_to(read_slot(PROLOGUE, row, column, mask, extra, inside, OUTSIDE, TYPE), (ROWS, BLOCK))
     return row, column, mask, inside, x
 
@@ -70,7 +70,7 @@ def reduce_rows(out, rows, columns, *extra, ROWS: tl.constexpr, BLOCK: tl.conste
     for start in range(0, columns, BLOCK):
         column = start + tl.arange(0, BLOCK)[None, :]
         inside = within(column, columns, MASK)
-        mask = both(within(row, rows, MASK), inside)
+        mask = and_masks(within(row, rows, MASK), inside)
         x = read_slot(PROLOGUE, row, column, mask, extra, inside, INITIAL, TYPE)
         partial = combine(partial, x, KIND)
     value = reduce_axis(partial, 1, KIND)
@@ -91,7 +91,7 @@ def log_sum_exp(out, rows, columns, *extra, ROWS: tl.constexpr, BLOCK: tl.conste
     for start in range(0, columns, BLOCK):
         column = start + tl.arange(0, BLOCK)[None, :]
         inside = within(column, columns, MASK)
-        mask = both(within(row, rows, MASK), inside)
+        mask = and_masks(within(row, rows, MASK), inside)
         x = read_slot(PROLOGUE, row, column, mask, extra, inside, float("-inf"), TYPE)
         larger = maximum_of(largest, x)
         total = total * tl.exp(largest - larger) + tl.exp(x - larger)
@@ -117,7 +117,7 @@ def reduce_columns(out, reduced, inner, *extra, BLOCK_R: tl.constexpr, BLOCK: tl
         step = start + tl.arange(0, BLOCK_R)[:, None]
         row = outer * reduced + step
         inside = within(step, reduced, MASK_R)
-        mask = both(inside, within(column[None, :], inner, MASK))
+        mask = and_masks(inside, within(column[None, :], inner, MASK))
         x = read_slot(PROLOGUE, row, column[None, :], mask, extra, inside, INITIAL, TYPE)
         partial = combine(partial, x, KIND)
     value = reduce_axis(partial, 0, KIND)

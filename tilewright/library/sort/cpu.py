@@ -47,7 +47,7 @@ def sort_candidates(group: Group, graph: Graph, target: Target) -> list[Candidat
     }  # fmt: skip
     operands: dict[str, Operand] = {"x": x, "out": anchor.output, **scratch}
     types: dict[str, str] = {}
-    sizes: dict[str, Size] = {"rows": rows, "columns": columns, "taken": anchor.output.shape[-1], "blocks": blocks}
+    sizes: dict[str, Size] = {"rows": rows, "columns": columns, "limit": anchor.output.shape[-1], "blocks": blocks}
     bind_sizes(sizes, operands, types, constants)
     call = KernelCall(argsort, operands, types, constants, (programs, 1, 1))
     steps = simplify(lift(product(x.shape)) * (2 * key.itemsize + 1))

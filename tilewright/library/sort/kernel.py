@@ -61,9 +61,9 @@ def move_by_digit(keys, positions, counts, source, target, columns, SHIFT: tl.co
 
 
 @tilewright.jit
-def argsort(x, out, keys, positions, counts, rows, columns, taken, blocks, KEY: tl.constexpr, PASSES: tl.constexpr,
+def argsort(x, out, keys, positions, counts, rows, columns, limit, blocks, KEY: tl.constexpr, PASSES: tl.constexpr,
             SIGN: tl.constexpr, FLOAT: tl.constexpr, DESCENDING: tl.constexpr, BLOCK: tl.constexpr):  # fmt: skip
-    """out[row, j] is the position of the element that is the j-th of x[row, :] in order, for the first `taken`.
+    """out[row, j] is the position of the element that is the j-th of x[row, :] in order, for the first `limit`.
 
     A program sorts `blocks` rows.  `keys` and `positions` have 2 x columns elements for each program, `counts` PASSES x
     256; `KEY` is the unsigned type of an element's size, `PASSES` its bytes.
@@ -87,8 +87,8 @@ def argsort(x, out, keys, positions, counts, rows, columns, taken, blocks, KEY: 
             if shared < columns:
                 move_by_digit(keys, positions, own, source, columns - source, columns, 8 * number)
                 source = columns - source
-        for start in range(0, taken, BLOCK):
+        for start in range(0, limit, BLOCK):
             column = start + tl.arange(0, BLOCK)
-            mask = column < taken
+            mask = column < limit
             place = tl.load(positions + source + column, mask=mask, other=0)
-            tl.store(out + row * taken + column, place.to(tl.int64), mask=mask)
+            tl.store(out + row * limit + column, place.to(tl.int64), mask=mask)

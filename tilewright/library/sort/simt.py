@@ -28,13 +28,13 @@ _KEYS: dict[int, DType] = {1: uint8, 2: uint16, 4: uint32}
 
 @dataclass(frozen=True)
 class Sorting:
-    """An `argsort` along the last dimension: rows, columns, how many positions are taken."""
+    """An `argsort` along the last dimension: rows, columns, how many positions are wanted (`limit`)."""
 
     anchor: Node
     source: Value
     rows: Size
     columns: Size
-    taken: Size
+    limit: Size
     pack: DType  # of an element and its position together
     shift: int  # bits of a position
 
@@ -73,7 +73,7 @@ def _sorting(group: Group) -> Sorting:
 def gpu_sorting(group: Group, graph: Graph, target: Target) -> list[Candidate]:
     """The candidate of a group that sorts rows. Raises `UnsupportedOperationError` for elements of 64 bits."""
     sorting = _sorting(group)
-    longest, few = _log2(upper_bound(sorting.columns)), _log2(upper_bound(sorting.taken))
+    longest, few = _log2(upper_bound(sorting.columns)), _log2(upper_bound(sorting.limit))
     if longest >= max(few + 3, SELECTED) and few <= min(LOG2_SELECTED, STAGES - 3):
         stages, temporaries = _selected(sorting, longest, few)
     elif longest <= STAGES:
@@ -102,7 +102,7 @@ def _warps(elements: int) -> int:
 def _rows(sorting: Sorting, stages: int) -> KernelCall:
     """Whole rows in registers."""
     rows = max(1, NETWORK_ELEMENTS >> stages)
-    sizes = {"rows": sorting.rows, "columns": sorting.columns, "taken": sorting.taken}
+    sizes = {"rows": sorting.rows, "columns": sorting.columns, "limit": sorting.limit}
     constants = {"ROWS": rows, "STAGES": stages, **sorting.keys}
     tensors = {"x": sorting.source, "out": sorting.anchor.output}
     grid: tuple[Size, Size, Size] = (ceil_divide(sorting.rows, rows), 1, 1)
@@ -123,7 +123,7 @@ def _merged(sorting: Sorting, longest: int) -> tuple[list[KernelCall], list[Valu
         target = sorting.anchor.output if last else buffers[(number + 1) % 2]
         tensors = {"source": buffers[number % 2], "target": target}
         constants = {"STAGES": STAGES, "STEPS": longest + 1, "LAST": last, **sorting.packing}
-        sizes = {"padded": padded, "taken": sorting.taken, "tiles": tiles}
+        sizes = {"padded": padded, "limit": sorting.limit, "tiles": tiles}
         call = launch(kernels.merge_runs, tensors, sizes, constants, grid, None, warps)
         # A parameter of the run, so that all passes are one kernel.
         operands = {**call.operands, "length": 1 << (STAGES + number)}
@@ -145,7 +145,7 @@ def _selected(sorting: Sorting, longest: int, few: int) -> tuple[list[KernelCall
         constants |= sorting.packing if calls else sorting.keys
         kernel = kernels.select_again if calls else kernels.select_first
         tensors = {"keys" if calls else "x": source, "out": out}
-        sizes = {"columns": columns, "taken": sorting.taken, "tiles": tiles}
+        sizes = {"columns": columns, "limit": sorting.limit, "tiles": tiles}
         grid = (simplify(lift(tiles) * sorting.rows), 1, 1)
         calls.append(launch(kernel, tensors, sizes, constants, grid, None, _warps(1 << stages)))
         if last:

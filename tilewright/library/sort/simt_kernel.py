@@ -65,10 +65,10 @@ def position_of(key, PACK: tl.constexpr, SHIFT: tl.constexpr):
 
 
 @tilewright.jit
-def sort_rows(x, out, rows, columns, taken, ROWS: tl.constexpr, STAGES: tl.constexpr, PACK: tl.constexpr,
+def sort_rows(x, out, rows, columns, limit, ROWS: tl.constexpr, STAGES: tl.constexpr, PACK: tl.constexpr,
               SHIFT: tl.constexpr, KEY: tl.constexpr, SIGN: tl.constexpr, FLOAT: tl.constexpr,
               DESCENDING: tl.constexpr):  # fmt: skip
-    """out[row, j] is the position of the element that is the j-th of x[row, :] in order, for the first `taken`.
+    """out[row, j] is the position of the element that is the j-th of x[row, :] in order, for the first `limit`.
 
     A row is a block of 2^STAGES lanes.  Grid: (blocks of `ROWS` rows,).
     """
@@ -80,7 +80,7 @@ def sort_rows(x, out, rows, columns, taken, ROWS: tl.constexpr, STAGES: tl.const
     key = packed(element, column, mask, PACK, SHIFT, KEY, SIGN, FLOAT, DESCENDING)
     key = sort_blocks(key, lane, STAGES, True)
     place = position_of(key, PACK, SHIFT)
-    tl.store(out + row * taken + column, place, mask=(row < rows) & (column < taken))
+    tl.store(out + row * limit + column, place, mask=(row < rows) & (column < limit))
 
 
 @tilewright.jit
@@ -120,11 +120,11 @@ def split_of(first, second, count, length, rest, STEPS: tl.constexpr):
 
 
 @tilewright.jit
-def merge_runs(source, target, padded, length, taken, tiles, STAGES: tl.constexpr, STEPS: tl.constexpr,
+def merge_runs(source, target, padded, length, limit, tiles, STAGES: tl.constexpr, STEPS: tl.constexpr,
                PACK: tl.constexpr, SHIFT: tl.constexpr, LAST: tl.constexpr):  # fmt: skip
     """Pairs of sorted runs of `length` as one run each, from `source` to `target`: a tile of 2^STAGES for each CTA.
 
-    The last pass stores positions, as many as are `taken`.  Grid: (tiles * rows,).
+    The last pass stores positions, `limit` of them.  Grid: (tiles * rows,).
     """
     lane = tl.arange(0, 1 << STAGES)
     row, tile = own_tile(tiles)
@@ -139,13 +139,13 @@ def merge_runs(source, target, padded, length, taken, tiles, STAGES: tl.constexp
     end = split_of(first, second, count + (1 << STAGES), own, rest, STEPS)
     left = end - begin
     is_left = lane < left
-    behind = count - begin + (1 << STAGES) - 1 - lane
+    second_place = count - begin + (1 << STAGES) - 1 - lane
     key = tl.load(first + begin + lane, mask=is_left, other=0)
-    other = tl.load(second + behind, mask=lane >= left, other=0)
+    other = tl.load(second + second_place, mask=lane >= left, other=0)
     key = merge_blocks(tl.where(is_left, key, other), lane, STAGES, True)
     if LAST:
         column = start + lane
-        tl.store(target + row * taken + column, position_of(key, PACK, SHIFT), mask=column < taken)
+        tl.store(target + row * limit + column, position_of(key, PACK, SHIFT), mask=column < limit)
     else:
         tl.store(target + row * padded + start + lane, key)
 
@@ -162,22 +162,22 @@ def smallest(key, FEW: tl.constexpr, LEVELS: tl.constexpr):
 
 
 @tilewright.jit
-def select_first(x, out, columns, taken, tiles, FEW: tl.constexpr, LEVELS: tl.constexpr, LAST: tl.constexpr,
+def select_first(x, out, columns, limit, tiles, FEW: tl.constexpr, LEVELS: tl.constexpr, LAST: tl.constexpr,
                  PACK: tl.constexpr, SHIFT: tl.constexpr, KEY: tl.constexpr, SIGN: tl.constexpr,
                  FLOAT: tl.constexpr, DESCENDING: tl.constexpr):  # fmt: skip
     """Of each tile of 2^(FEW + LEVELS) elements of a row the first 2^FEW in order, packed; `LAST`: of the only tile the
-    positions of those `taken`.  Grid: (tiles * rows,)."""
+    positions of the first `limit`.  Grid: (tiles * rows,)."""
     lane = tl.arange(0, 1 << (FEW + LEVELS))
     row, tile = own_tile(tiles)
     column = (tile << (FEW + LEVELS)) + lane
     mask = column < columns
     element = tl.load(x + row * columns + column, mask=mask, other=0)
     key = packed(element, column, mask, PACK, SHIFT, KEY, SIGN, FLOAT, DESCENDING)
-    store_first(out, smallest(key, FEW, LEVELS), row, tile, taken, tiles, FEW, LAST, PACK, SHIFT)
+    store_first(out, smallest(key, FEW, LEVELS), row, tile, limit, tiles, FEW, LAST, PACK, SHIFT)
 
 
 @tilewright.jit
-def select_again(keys, out, columns, taken, tiles, FEW: tl.constexpr, LEVELS: tl.constexpr, LAST: tl.constexpr,
+def select_again(keys, out, columns, limit, tiles, FEW: tl.constexpr, LEVELS: tl.constexpr, LAST: tl.constexpr,
                  PACK: tl.constexpr, SHIFT: tl.constexpr):  # fmt: skip
     """The same of elements that are packed already."""
     lane = tl.arange(0, 1 << (FEW + LEVELS))
@@ -186,15 +186,15 @@ def select_again(keys, out, columns, taken, tiles, FEW: tl.constexpr, LEVELS: tl
     mask = column < columns
     key = tl.load(keys + row * columns + column, mask=mask, other=0)
     key = tl.where(mask, key, ~tl.zeros_like(key))
-    store_first(out, smallest(key, FEW, LEVELS), row, tile, taken, tiles, FEW, LAST, PACK, SHIFT)
+    store_first(out, smallest(key, FEW, LEVELS), row, tile, limit, tiles, FEW, LAST, PACK, SHIFT)
 
 
 @tilewright.jit
-def store_first(out, key, row, tile, taken, tiles, FEW: tl.constexpr, LAST: tl.constexpr, PACK: tl.constexpr,
+def store_first(out, key, row, tile, limit, tiles, FEW: tl.constexpr, LAST: tl.constexpr, PACK: tl.constexpr,
                 SHIFT: tl.constexpr):  # fmt: skip
-    """What a tile keeps, or the positions of what is taken."""
+    """What a tile keeps, or the positions of the first `limit` elements."""
     lane = tl.arange(0, 1 << FEW)
     if LAST:
-        tl.store(out + row * taken + lane, position_of(key, PACK, SHIFT), mask=lane < taken)
+        tl.store(out + row * limit + lane, position_of(key, PACK, SHIFT), mask=lane < limit)
     else:
         tl.store(out + ((row * tiles + tile) << FEW) + lane, key)

@@ -1,4 +1,4 @@
-"""Attention groups by the Hopper kernel of tensor copies and wgmma, in its best forms for few and for many queries."""
+"""Attention groups by the Hopper kernel of tensor copies and wgmma, in its best configs for few and many queries."""
 
 from __future__ import annotations
 
@@ -12,8 +12,8 @@ from tilewright.graph.fusion import Group
 from tilewright.graph.views import StridedView
 from tilewright.library.attention.cpu import Strided, strided_operands
 from tilewright.library.attention.hopper import kernel as hopper
-from tilewright.library.attention.hopper.choice import WARPGROUP_QUERIES, attention_forms, seconds_of
-from tilewright.library.attention.hopper.config import AttentionForm
+from tilewright.library.attention.hopper.choice import WARPGROUP_QUERIES, attention_configs, seconds_of
+from tilewright.library.attention.hopper.config import AttentionConfig
 from tilewright.library.attention.problem import SMALLEST, AttentionProblem, typical
 from tilewright.library.attention.slots import attention_slots
 from tilewright.library.binding import bind_extra, divides
@@ -26,11 +26,11 @@ from tilewright.runtime.tables import PAIRS
 from tilewright.symbolic import Size, ceil_divide, lift, lower_bound, maximum, minimum, product, simplify, upper_bound
 from tilewright.targets.base import Target
 
-_CANDIDATES = 3  # forms that are worth timing
+_CANDIDATES = 3  # configs that are worth timing
 
 
 def hopper_candidates(group: Group, graph: Graph, plain: KernelCall, target: Target) -> list[Candidate]:
-    """The Hopper kernel in its best forms; none where tensor copies cannot read the operands.
+    """The Hopper kernel in its best configs; none where tensor copies cannot read the operands.
 
     `plain` is the launch for sizes that an entry of the kernel's schedule cannot count, where there may be such.
     """
@@ -45,15 +45,15 @@ def hopper_candidates(group: Group, graph: Graph, plain: KernelCall, target: Tar
         calls, seconds = _hopper_calls(anchor, strided, slots, number, target)
         if not calls:
             break
-        forms = {
+        configs = {
             f"queries <= {WARPGROUP_QUERIES}" if len(calls) > 1 and call is calls[0] else "queries": call.constants[
-                "FORM"
+                "CONFIG"
             ]
             for call in calls
         }
         flops = simplify(lift(product(strided.views["q"].shape)) * strided.views["k"].shape[2] * 4)
         cost = Cost(total_bytes(group.inputs, group.outputs), flops, seconds)
-        reasons = {name: _described(form) for name, form in forms.items()}
+        reasons = {name: _described(config) for name, config in configs.items()}
         name = _named("hopper attention", calls[-1])
         if calls[-1].condition is not None:
             calls.append(replace(plain, condition=None))
@@ -62,7 +62,7 @@ def hopper_candidates(group: Group, graph: Graph, plain: KernelCall, target: Tar
 
 
 def is_tiled(anchor: Node, strided: Strided) -> bool:
-    """Whether tensor copies can move everything, and a form has the head size."""
+    """Whether tensor copies can move everything, and a config has the head size."""
     q, v = strided.views["q"], strided.views["v"]
     dtype, size = strided.sources["q"].dtype, q.shape[3]
     kinds, stored = {value.dtype for value in strided.sources.values()}, strided.out.dtype
@@ -87,7 +87,7 @@ def own_extra(strided: Strided) -> int:
 def _hopper_calls(
     anchor: Node, strided: Strided, slots: Slots, number: int, target: Target
 ) -> tuple[list[KernelCall], float]:
-    """Launches in the forms of a place in the ranking, for few and for many queries, and the expected time.
+    """Launches in the configs of a place in the ranking, for few and for many queries, and the expected time.
 
     The last one has a condition only where sizes may be more than a schedule counts.
     """
@@ -103,11 +103,11 @@ def _hopper_calls(
             bool(anchor.attributes["causal"]), anchor.attributes["window"], bias=strided.bias_form,
             counted=strided.lengths is not None, softcap=float(anchor.attributes["softcap"]),
         )  # fmt: skip
-        forms = attention_forms(problem)
-        if number >= len(forms):
+        configs = attention_configs(problem)
+        if number >= len(configs):
             return [], 0.0
-        calls.append(hopper_call(anchor, strided, slots, forms[number], condition, target))
-        seconds = seconds_of(forms[number], problem, target.machine())
+        calls.append(hopper_call(anchor, strided, slots, configs[number], condition, target))
+        seconds = seconds_of(configs[number], problem, target.machine())
     return calls, seconds
 
 
@@ -131,34 +131,34 @@ def _spans(queries: Size, pairs: Size) -> list[tuple[int, tuple[Size, int] | Non
 
 
 def hopper_call(
-    anchor: Node, strided: Strided, slots: Slots | None, form: AttentionForm, condition: tuple[Size, int] | None,
+    anchor: Node, strided: Strided, slots: Slots | None, config: AttentionConfig, condition: tuple[Size, int] | None,
     target: Target, sums: Value | None = None,
 ) -> KernelCall:  # fmt: skip
     """One launch of the Hopper kernel; `sums` are the log-sum-exps of parts of the keys, which have no `slots`."""
     if slots is not None:
-        form = form._replace(OUTPUT=tl.dtype(slots.stored.dtype), EPILOGUE=slots.function)
+        config = config._replace(OUTPUT=tl.dtype(slots.stored.dtype), EPILOGUE=slots.function)
     q, k = strided.views["q"], strided.views["k"]
     batches, heads, queries, size = q.shape
     keys = k.shape[2]
-    all_seen = not form.CAUSAL and not form.LENGTHS and form.SPLITS == 1
-    whole = all_seen and divides(form.BN, keys)
+    all_seen = not config.CAUSAL and not config.LENGTHS and config.SPLITS == 1
+    whole = all_seen and divides(config.BN, keys)
     paired = whole and strided.bias is not None and all(divides(2, stride) for stride in strided.bias_strides[:3])
-    form = form._replace(WHOLE=whole, PAIRED=paired)
+    config = config._replace(WHOLE=whole, PAIRED=paired)
     group = simplify(lift(heads) // k.shape[1])
-    parts = simplify(lift(heads) * form.SPLITS)
+    parts = simplify(lift(heads) * config.SPLITS)
     processors = target.machine().processors
-    row_bytes = form.D * form.TYPE.itemsize
-    share = keys if form.SPLITS == 1 else ceil_divide(keys, form.SPLITS)
-    sizes = (batches, parts, group, queries, share, form.BM, form.BN, row_bytes, int(form.CAUSAL), processors)
+    row_bytes = config.D * config.TYPE.itemsize
+    share = keys if config.SPLITS == 1 else ceil_divide(keys, config.SPLITS)
+    sizes = (batches, parts, group, queries, share, config.BM, config.BN, row_bytes, int(config.CAUSAL), processors)
     schedule = Table("attention", sizes)
     scale = float(anchor.attributes["scale"])
     out = StridedView((batches, parts, queries, size), strided.out_strides)
     operands: dict[str, Operand] = {
-        name: tiled(strided.sources[name], strided.views[name], form.query_block if name == "q" else form.key_block)
+        name: tiled(strided.sources[name], strided.views[name], config.query_block if name == "q" else config.key_block)
         for name in ("q", "k", "v")
     }
     operands |= {
-        "out": tiled(strided.out, out, form.query_block), "lse": schedule if sums is None else sums,
+        "out": tiled(strided.out, out, config.query_block), "lse": schedule if sums is None else sums,
         "lengths": strided.lengths or schedule, "schedule": schedule,
         "tiles_per_cta": Table("attention", sizes, columns=True),
         "queries": queries, "keys": keys, "heads": parts, "group": group, "window": anchor.attributes["window"],
@@ -172,9 +172,9 @@ def hopper_call(
         types |= {"extra_1": "i64", "extra_2": "i64", "extra_3": "i64", "extra_4": "f32"}
     if slots is not None:
         bind_extra(slots.extra, operands, types)
-    tiles = simplify(lift(ceil_divide(queries, form.BM)) * batches * parts)
+    tiles = simplify(lift(ceil_divide(queries, config.BM)) * batches * parts)
     return KernelCall(
-        hopper.attention, operands, types, {"FORM": form}, (minimum(tiles, processors), 1, 1), condition
+        hopper.attention, operands, types, {"CONFIG": config}, (minimum(tiles, processors), 1, 1), condition
     )  # fmt: skip
 
 
@@ -186,10 +186,10 @@ def tiled(value: Value, view: StridedView, block: tuple[int, ...]) -> TiledOpera
     return TiledOperand(value, view.shape, (*strides, 1), block, offset=view.offset)
 
 
-def _described(form: AttentionForm) -> str:
-    return f"{form.BM} queries x {form.BN} keys, {form.CONSUMERS} warpgroups"
+def _described(config: AttentionConfig) -> str:
+    return f"{config.BM} queries x {config.BN} keys, {config.CONSUMERS} warpgroups"
 
 
 def _named(name: str, call: KernelCall) -> str:
-    form = call.constants["FORM"]
-    return f"{name} {form.BM}x{form.BN}"
+    config = call.constants["CONFIG"]
+    return f"{name} {config.BM}x{config.BN}"

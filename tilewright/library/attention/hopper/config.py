@@ -1,4 +1,4 @@
-"""The forms of Hopper attention: what is fixed at compile time, and what follows from it; and its tiles' schedule."""
+"""The configs of Hopper attention: what is fixed at compile time, and what follows from it; and its tiles' schedule."""
 
 from __future__ import annotations
 
@@ -13,11 +13,11 @@ from tilewright.library.matmul.kernel import identity
 from tilewright.runtime import tables
 
 
-class AttentionForm(NamedTuple):
+class AttentionConfig(NamedTuple):
     """Attention by one persistent CTA an SM: a warp that loads, and warpgroups of 64 queries each.
 
     `BN` keys make a block.  `FLAT` joins the end of a tile with the beginning of the next; `LAZY` rescales only when
-    a maximum has been outgrown by 2^8; `TURNS` lets warpgroups issue their products one after the other.
+    a maximum has been outgrown by 2^8; `PING_PONG`: warpgroups issue their products one after the other.
     """
 
     D: int = 128
@@ -31,7 +31,7 @@ class AttentionForm(NamedTuple):
     LSE: bool = False
     FLAT: bool = True
     LAZY: bool = True
-    TURNS: bool = True
+    PING_PONG: bool = True
     TYPE: Any = tl.bfloat16
     WHOLE: bool = False  # all keys are in whole blocks, and seen by all queries
     BIAS: int = 0  # what is added to the scores: 1 a number for each key, 2 for each query and key
@@ -108,8 +108,8 @@ class AttentionForm(NamedTuple):
         """Shared memory of a CTA."""
         return self.shared_bytes_with(self.separate_outs)
 
-    def check(self) -> AttentionForm:
-        """The form itself; raises `LaunchError` with the reason when it cannot be built."""
+    def check(self) -> AttentionConfig:
+        """The config itself; raises `LaunchError` with the reason when it cannot be built."""
         rules = [
             (self.CONSUMERS in (1, 2, 3, 4), "there are one to four consumers"),
             (self.D % 16 == 0 and 16 <= self.D <= 256, "D is a multiple of 16 up to 256"),
@@ -121,7 +121,7 @@ class AttentionForm(NamedTuple):
                 not self.CAUSAL or -(-(self.BM - 64) // self.BN) <= self.STAGES,
                 "the first queries of a tile would wait for blocks that the last ones hold up: take a larger BN",
             ),
-            (self.CONSUMERS > 1 or not self.TURNS, "one consumer has nobody to take turns with"),
+            (self.CONSUMERS > 1 or not self.PING_PONG, "PING_PONG takes several consumers"),
             (self.SPLITS == 1 or not (self.CAUSAL or self.LENGTHS), "keys are split where all are seen"),
             (not self.WHOLE or not (self.CAUSAL or self.LENGTHS), "blocks are whole where all keys are seen"),
             (not self.WHOLE or self.SPLITS == 1, "parts of the keys may end within a block"),
@@ -134,18 +134,18 @@ class AttentionForm(NamedTuple):
 
 
 def attention_schedule(
-    form: AttentionForm, batches: int, heads: int, queries: int, keys: int, group: int, processors: int
+    config: AttentionConfig, batches: int, heads: int, queries: int, keys: int, group: int, processors: int
 ) -> np.ndarray:
     """Each CTA's tiles, [CTAs, tiles + 1] i32, as `runtime.tables.attention_schedule` says.
 
     Raises `LaunchError` for more batches and heads, or queries, than its entries count.
     """
-    if batches * heads > tables.PAIRS or queries > tables.TILES * form.BM:
+    if batches * heads > tables.PAIRS or queries > tables.TILES * config.BM:
         raise LaunchError(
-            f"one launch of attention takes at most {tables.PAIRS} batches times heads and {tables.TILES * form.BM} "
+            f"one launch of attention takes at most {tables.PAIRS} batches times heads and {tables.TILES * config.BM} "
             f"queries, got {batches} x {heads} and {queries}: divide them among several"
         )
-    row_bytes = int(form.D * form.TYPE.itemsize)
+    row_bytes = int(config.D * config.TYPE.itemsize)
     return tables.attention_schedule(
-        batches, heads, group, queries, keys, form.BM, form.BN, row_bytes, form.CAUSAL, processors
+        batches, heads, group, queries, keys, config.BM, config.BN, row_bytes, config.CAUSAL, processors
     )

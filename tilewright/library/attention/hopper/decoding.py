@@ -16,8 +16,8 @@ from tilewright.library.attention.cpu import Strided, strided_operands
 from tilewright.library.attention.hopper import decoding_kernel as hopper_decoding
 from tilewright.library.attention.hopper.candidates import hopper_call, is_tiled, own_extra, tiled
 from tilewright.library.attention.hopper.choice import TILE_CLOCKS, WARPGROUP_QUERIES, block_clocks
-from tilewright.library.attention.hopper.config import AttentionForm
-from tilewright.library.attention.hopper.decoding_config import CLUSTER_CTAS, DecodingForm
+from tilewright.library.attention.hopper.config import AttentionConfig
+from tilewright.library.attention.hopper.decoding_config import CLUSTER_CTAS, DecodingConfig
 from tilewright.library.attention.problem import typical
 from tilewright.library.attention.simt_kernel import combine_parts
 from tilewright.library.attention.slots import attention_slots
@@ -58,8 +58,8 @@ def decoding_candidates(group: Group, graph: Graph, target: Target) -> list[Cand
     pairs = _middle(product(k.shape[:2]))
     late = _written_late(packed, graph)
     found = [
-        _clustered_candidate(group, graph, packed, form, late, target)
-        for form in _clustered_forms(packed, late, pairs, target)
+        _clustered_candidate(group, graph, packed, config, late, target)
+        for config in _clustered_configs(packed, late, pairs, target)
     ]
     if upper_bound(product(k.shape[:2])) * _MOST_PARTS >= PAIRS:
         return found
@@ -147,12 +147,12 @@ def _row_written(source: Value, view: StridedView, graph: Graph) -> _Late | None
     return _Late(True, row)
 
 
-def _clustered_forms(packed: Strided, late: _Late, pairs: int, target: Target) -> list[DecodingForm]:
-    """Forms whose CTAs put their results together themselves, the one expected to be fastest first."""
+def _clustered_configs(packed: Strided, late: _Late, pairs: int, target: Target) -> list[DecodingConfig]:
+    """Configs whose CTAs put their results together themselves, the one expected to be fastest first."""
     _, _, rows, size = packed.views["q"].shape
     assert isinstance(rows, int) and isinstance(size, int)
     keys = typical(packed.views["k"].shape[2])
-    form = DecodingForm(
+    config = DecodingConfig(
         D=size, ROWS=max(8, next_power_of_2(rows)), BIAS=packed.bias_form > 0, AHEAD=late.ahead,
         FRESH=late.row is not None, TYPE=tl.dtype(packed.sources["q"].dtype),
     )  # fmt: skip
@@ -163,28 +163,28 @@ def _clustered_forms(packed: Strided, late: _Late, pairs: int, target: Target) -
             continue
         blocks = -(-length // block)
         stages = range(min(blocks, 2), min(blocks, _STAGES) + 1)
-        forms = [form._replace(SPLITS=splits, BN=block, STAGES=count) for count in stages]
-        if possible := list(filter(is_possible, forms)):
-            found.append(min(possible, key=lambda form: _clustered_seconds(form, pairs, keys, target)))
-    return sorted(found, key=lambda form: _clustered_seconds(form, pairs, keys, target))[:2]
+        configs = [config._replace(SPLITS=splits, BN=block, STAGES=count) for count in stages]
+        if possible := list(filter(is_possible, configs)):
+            found.append(min(possible, key=lambda config: _clustered_seconds(config, pairs, keys, target)))
+    return sorted(found, key=lambda config: _clustered_seconds(config, pairs, keys, target))[:2]
 
 
-def _clustered_seconds(form: DecodingForm, pairs: int, keys: int, target: Target) -> tuple[float, float, int]:
+def _clustered_seconds(config: DecodingConfig, pairs: int, keys: int, target: Target) -> tuple[float, float, int]:
     """The expected time: of memory, of what a processor loads, or of products one after the other; and what tells
     equals apart, the time of products and the stages, of which more are better."""
     machine = target.machine()
-    blocks = -(-keys // (form.BN * form.SPLITS))
-    ctas = -(-pairs * form.SPLITS // machine.processors)  # of the busiest processor, some of them at once
-    waves = -(-ctas // max(1, SHARED_BYTES // form.shared_bytes))
-    row_bytes = form.D * form.TYPE.itemsize
+    blocks = -(-keys // (config.BN * config.SPLITS))
+    ctas = -(-pairs * config.SPLITS // machine.processors)  # of the busiest processor, some of them at once
+    waves = -(-ctas // max(1, SHARED_BYTES // config.shared_bytes))
+    row_bytes = config.D * config.TYPE.itemsize
     memory = 2 * keys * pairs * row_bytes / machine.memory
-    own = ctas * blocks * 2 * form.BN * row_bytes / machine.l2 / machine.clock
-    products = waves * (TILE_CLOCKS + blocks * (_FEW_CLOCKS + _KEY_CLOCKS * form.BN)) / machine.clock
-    return machine.launches.kernel + max(memory, own, products), products, -form.STAGES
+    own = ctas * blocks * 2 * config.BN * row_bytes / machine.l2 / machine.clock
+    products = waves * (TILE_CLOCKS + blocks * (_FEW_CLOCKS + _KEY_CLOCKS * config.BN)) / machine.clock
+    return machine.launches.kernel + max(memory, own, products), products, -config.STAGES
 
 
 def _clustered_candidate(
-    group: Group, graph: Graph, packed: Strided, form: DecodingForm, late: _Late, target: Target
+    group: Group, graph: Graph, packed: Strided, config: DecodingConfig, late: _Late, target: Target
 ) -> Candidate:
     """One launch, of a cluster for each batch and head of keys."""
     anchor = group.anchor
@@ -193,10 +193,10 @@ def _clustered_candidate(
     batches, key_heads, rows, size = q.shape
     sources, strides, scale = packed.sources, packed.out_strides, float(anchor.attributes["scale"])
     operands: dict[str, Operand] = {
-        "q": tiled(sources["q"], q, form.query_block), "k": tiled(sources["k"], k, form.key_block),
-        "v": tiled(sources["v"], packed.views["v"], form.key_block),
-        "k_rows": tiled(sources["k"], k, form.fresh_block),
-        "v_rows": tiled(sources["v"], packed.views["v"], form.fresh_block),
+        "q": tiled(sources["q"], q, config.query_block), "k": tiled(sources["k"], k, config.key_block),
+        "v": tiled(sources["v"], packed.views["v"], config.key_block),
+        "k_rows": tiled(sources["k"], k, config.fresh_block),
+        "v_rows": tiled(sources["v"], packed.views["v"], config.fresh_block),
         "fresh": packed.out if late.row is None else late.row, "out": packed.out,
         "out_batch": strides[0], "out_head": strides[1], "out_row": strides[2],
         "queries": rows, "keys": k.shape[2], "heads": key_heads, "scale": scale * math.log2(math.e),
@@ -209,14 +209,14 @@ def _clustered_candidate(
         types |= {"extra_1": "i64", "extra_2": "i64", "extra_3": "f32"}
     slots = attention_slots(group, graph, ExtraReferences(first=0 if packed.bias is None else 4))
     bind_extra(slots.extra, operands, types)
-    form = form._replace(EPILOGUE=slots.function)
-    grid = (simplify(lift(batches) * key_heads * form.SPLITS), 1, 1)
-    call = KernelCall(hopper_decoding.decoding, operands, types, {"FORM": form}, grid)
+    config = config._replace(EPILOGUE=slots.function)
+    grid = (simplify(lift(batches) * key_heads * config.SPLITS), 1, 1)
+    call = KernelCall(hopper_decoding.decoding, operands, types, {"CONFIG": config}, grid)
     flops = simplify(lift(product(q.shape)) * k.shape[2] * 4)
-    seconds, *_ = _clustered_seconds(form, _middle(product(k.shape[:2])), typical(k.shape[2]), target)
+    seconds, *_ = _clustered_seconds(config, _middle(product(k.shape[:2])), typical(k.shape[2]), target)
     cost = Cost(total_bytes(group.inputs, group.outputs), flops, seconds)
-    reasons = {"queries": f"{rows} heads x {form.BN} keys, {form.SPLITS} parts in a cluster"}
-    reasons["keys"] = "loaded ahead" if form.AHEAD else "asked for ahead"
+    reasons = {"queries": f"{rows} heads x {config.BN} keys, {config.SPLITS} parts in a cluster"}
+    reasons["keys"] = "loaded ahead" if config.AHEAD else "asked for ahead"
     return Candidate("hopper decoding in clusters", (Stage((call,)),), cost, (), reasons)
 
 
@@ -229,29 +229,29 @@ def _decoding_candidate(
     batches, key_heads, rows, size = q.shape
     assert isinstance(key_heads, int) and isinstance(rows, int) and isinstance(size, int)
     dtype = packed.sources["q"].dtype
-    form = AttentionForm(
-        D=size, BN=block, CONSUMERS=1, FLAT=False, TURNS=False, LSE=splits > 1, TYPE=tl.dtype(dtype),
+    config = AttentionConfig(
+        D=size, BN=block, CONSUMERS=1, FLAT=False, PING_PONG=False, LSE=splits > 1, TYPE=tl.dtype(dtype),
         BIAS=packed.bias_form, SPLITS=splits, DEPENDENT=True,
     ).check()  # fmt: skip
     machine = target.machine()
     tiles = _middle(product(k.shape[:2])) * splits
     blocks = -(-typical(k.shape[2]) // (block * splits))
     moved = total_bytes(group.inputs, group.outputs)
-    turns = -(-tiles // machine.processors)
-    read = turns * blocks * 2 * block * size * dtype.itemsize * machine.processors / machine.memory
-    clocks = turns * (TILE_CLOCKS + blocks * block_clocks(form, machine))
+    waves = -(-tiles // machine.processors)
+    read = waves * blocks * 2 * block * size * dtype.itemsize * machine.processors / machine.memory
+    clocks = waves * (TILE_CLOCKS + blocks * block_clocks(config, machine))
     seconds = machine.launches.kernel * (2 if splits > 1 else 1) + max(read, clocks / machine.clock)
     flops = simplify(lift(product(q.shape)) * k.shape[2] * 4)
     cost = Cost(moved, flops, seconds)
     reasons = {"queries": f"{rows} heads x {block} keys, {splits} parts"}
     if splits == 1:
         slots = attention_slots(group, graph, ExtraReferences(first=own_extra(packed)))
-        call = hopper_call(anchor, packed, slots, form, None, target)
+        call = hopper_call(anchor, packed, slots, config, None, target)
         return Candidate("hopper decoding", (Stage((call,)),), cost, (), reasons)
     parts = Value(f"{group.name}.parts", dtype, (batches, key_heads * splits, rows, size))
     sums = Value(f"{group.name}.sums", float32, (batches, key_heads * splits, rows))
     partial = replace(packed, out=parts, out_strides=dense_view(parts.shape).strides)
-    call = hopper_call(anchor, partial, None, form, None, target, sums)
+    call = hopper_call(anchor, partial, None, config, None, target, sums)
     slots = attention_slots(group, graph, ExtraReferences())
     together = _combining(packed, slots, parts, sums, splits)
     return Candidate("hopper decoding", (Stage((call,)), Stage((together,))), cost, (parts, sums), reasons)

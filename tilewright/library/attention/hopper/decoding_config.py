@@ -1,4 +1,4 @@
-"""The form of Hopper attention for few queries: what is fixed at compile time, and what follows from it."""
+"""The config of Hopper attention for few queries: what is fixed at compile time, and what follows from it."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ FRESH_ROWS = 8  # that a copy into a tile has at least
 CLUSTER_CTAS = 8  # CTAs that every Hopper GPU can run together
 
 
-class DecodingForm(NamedTuple):
+class DecodingConfig(NamedTuple):
     """Attention of few queries by `SPLITS` CTAs of a cluster for each head of keys: a warp that loads, and a warpgroup.
 
     Keys are the rows of the products and queries their columns, of which there may be as few as 8 (`ROWS`).  `BN` keys
@@ -58,8 +58,8 @@ class DecodingForm(NamedTuple):
         parts = 4 * self.ROWS * (self.D + 2) if self.SPLITS > 1 else 0
         return int(loaded + weights + parts + 4096)  # barriers, and what reductions pass between warps
 
-    def check(self) -> DecodingForm:
-        """The form itself; raises `LaunchError` with the reason when it cannot be built."""
+    def check(self) -> DecodingConfig:
+        """The config itself; raises `LaunchError` with the reason when it cannot be built."""
         rules = [
             (self.D in (64, 128, 256), "D is 64, 128 or 256"),
             (self.BN in (64, 128, 256), "BN is 64, 128 or 256"),

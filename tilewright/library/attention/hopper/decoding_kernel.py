@@ -56,95 +56,95 @@ class KeyPart:
 
 
 @tilewright.jit
-def part_of(keys, heads, fresh, FORM: tl.constexpr):
+def part_of(keys, heads, fresh, CONFIG: tl.constexpr):
     """This CTA's part: whole blocks, but for the last one."""
-    pair = tl.program_id(0) // FORM.SPLITS
+    pair = tl.program_id(0) // CONFIG.SPLITS
     batch = pair // heads
-    length = tl.cdiv(keys, FORM.SPLITS * FORM.BN) * FORM.BN
-    first = tl.program_id(0) % FORM.SPLITS * length
+    length = tl.cdiv(keys, CONFIG.SPLITS * CONFIG.BN) * CONFIG.BN
+    first = tl.program_id(0) % CONFIG.SPLITS * length
     own = tl.maximum(tl.minimum(keys - first, length), 0)
     late = own * 0 - 1
-    if FORM.FRESH:
+    if CONFIG.FRESH:
         number = tl.load(fresh)
         local = tl.where(number < 0, number + keys, number) - first
-        late = tl.where((local >= 0) & (local < tl.minimum(own, FORM.STAGES * FORM.BN)), local, -1).to(tl.int32)
-    return KeyPart(batch, pair - batch * heads, first, own, tl.cdiv(own, FORM.BN), late)
+        late = tl.where((local >= 0) & (local < tl.minimum(own, CONFIG.STAGES * CONFIG.BN)), local, -1).to(tl.int32)
+    return KeyPart(batch, pair - batch * heads, first, own, tl.cdiv(own, CONFIG.BN), late)
 
 
 @tilewright.jit
-def load_blocks(k, v, memory, start, stop, part, FORM: tl.constexpr):
+def load_blocks(k, v, memory, start, stop, part, CONFIG: tl.constexpr):
     """Start loading blocks in their order, values one block behind the keys."""
     if start < stop:
-        load_ring_block(k, memory.key_ring, memory.keys, start, part, part.head, start, FORM)
+        load_ring_block(k, memory.key_ring, memory.keys, start, part, part.head, start, CONFIG)
     for step in range(start, stop):
         if step + 1 < stop:
-            load_ring_block(k, memory.key_ring, memory.keys, step + 1, part, part.head, step + 1, FORM)
-        load_ring_block(v, memory.value_ring, memory.values, step, part, part.head, step, FORM)
+            load_ring_block(k, memory.key_ring, memory.keys, step + 1, part, part.head, step + 1, CONFIG)
+        load_ring_block(v, memory.value_ring, memory.values, step, part, part.head, step, CONFIG)
 
 
 @tilewright.jit
-def ask_for_blocks(k, v, memory, count, part, FORM: tl.constexpr):
+def ask_for_blocks(k, v, memory, count, part, CONFIG: tl.constexpr):
     """Ask for the first blocks to come to the L2 cache: those that kernels in front write are brought up to date
     there."""
     for step in range(count):
-        place = (part.batch, part.head, part.first + step * FORM.BN, 0)
+        place = (part.batch, part.head, part.first + step * CONFIG.BN, 0)
         tx.tma_prefetch(k, place, memory.keys[0])
         tx.tma_prefetch(v, place, memory.values[0])
 
 
 @tilewright.jit
-def load_fresh(k, v, memory, part, FORM: tl.constexpr):
+def load_fresh(k, v, memory, part, CONFIG: tl.constexpr):
     """Load the rows again among which one was written, over those that came before."""
-    ROWS: tl.constexpr = FORM.fresh_block[2]
-    stage = part.fresh // FORM.BN
+    ROWS: tl.constexpr = CONFIG.fresh_block[2]
+    stage = part.fresh // CONFIG.BN
     memory.key_ring.full[stage].wait(0)
     memory.value_ring.full[stage].wait(0)
     first = part.fresh // ROWS * ROWS
     place = (part.batch, part.head, part.first + first, 0)
-    keys = memory.keys[stage].slice(first - stage * FORM.BN, ROWS)
-    values = memory.values[stage].slice(first - stage * FORM.BN, ROWS)
+    keys = memory.keys[stage].slice(first - stage * CONFIG.BN, ROWS)
+    values = memory.values[stage].slice(first - stage * CONFIG.BN, ROWS)
     memory.fresh_full[0].expect(2 * keys.bytes)
     tx.tma_load(k, place, keys, memory.fresh_full[0])
     tx.tma_load(v, place, values, memory.fresh_full[0])
 
 
 @tilewright.jit
-def load_tiles(copy, q, k, v, k_rows, v_rows, memory, part, FORM: tl.constexpr):
+def load_tiles(copy, q, k, v, k_rows, v_rows, memory, part, CONFIG: tl.constexpr):
     """The loading role: one thread."""
-    early = tl.minimum(part.blocks, FORM.STAGES)
-    if FORM.AHEAD:
-        load_blocks(k, v, memory, 0, early, part, FORM)
+    early = tl.minimum(part.blocks, CONFIG.STAGES)
+    if CONFIG.AHEAD:
+        load_blocks(k, v, memory, 0, early, part, CONFIG)
         tx.grid_wait()
     else:
-        ask_for_blocks(k, v, memory, early, part, FORM)
+        ask_for_blocks(k, v, memory, early, part, CONFIG)
         tx.grid_wait()
         early = early * 0
     if part.blocks > 0:
         memory.query_full[0].expect(memory.queries.bytes)
         tx.tma_load(q, (part.batch, part.head, 0, 0), memory.queries, memory.query_full[0])
-    if FORM.FRESH:
+    if CONFIG.FRESH:
         if part.fresh >= 0:
-            load_fresh(k_rows, v_rows, memory, part, FORM)
-    load_blocks(k, v, memory, early, part.blocks, part, FORM)
-    if FORM.SPLITS > 1:
+            load_fresh(k_rows, v_rows, memory, part, CONFIG)
+    load_blocks(k, v, memory, early, part.blocks, part, CONFIG)
+    if CONFIG.SPLITS > 1:
         tx.cluster_arrive()
         tx.cluster_wait()
 
 
 @tilewright.jit
-def bias_of(step, part, bias, FORM: tl.constexpr):
+def bias_of(step, part, bias, CONFIG: tl.constexpr):
     """The bias of a block's keys, [keys, 1]; zeros where there are none."""
-    key = step * FORM.BN + tl.arange(0, FORM.BN)[:, None]
+    key = step * CONFIG.BN + tl.arange(0, CONFIG.BN)[:, None]
     return tl.load(bias + key, mask=key < part.keys, other=0.0)
 
 
 @tilewright.jit
-def scores_of(memory, part, step, FORM: tl.constexpr):
+def scores_of(memory, part, step, CONFIG: tl.constexpr):
     """The scores of a block, [keys, queries]."""
-    position = tx.ring_at(step, FORM.STAGES)
+    position = tx.ring_at(step, CONFIG.STAGES)
     memory.key_ring.wait_full(position)
-    if FORM.FRESH:
-        if (part.fresh >= step * FORM.BN) & (part.fresh < (step + 1) * FORM.BN):
+    if CONFIG.FRESH:
+        if (part.fresh >= step * CONFIG.BN) & (part.fresh < (step + 1) * CONFIG.BN):
             memory.fresh_full[0].wait(0)
     scores = tx.wgmma_wait(tx.wgmma(memory.keys[position.stage], memory.queries.T))
     memory.key_ring.release(position)
@@ -152,21 +152,21 @@ def scores_of(memory, part, step, FORM: tl.constexpr):
 
 
 @tilewright.jit
-def walk(memory, part, bias, bias_factor, scale, FORM: tl.constexpr):
+def walk(memory, part, bias, bias_factor, scale, CONFIG: tl.constexpr):
     """Results of this CTA's keys [D, queries], not divided by their sums; maxima and sums of the queries."""
-    maximum = tl.full((FORM.ROWS,), -1e30, tl.float32)  # finite, also where a query sees nothing
-    sums = tl.zeros((FORM.BN, FORM.ROWS), tl.float32)  # each of one key in a block
-    out = tl.zeros((FORM.D, FORM.ROWS), tl.float32)
-    if FORM.BIAS:
-        added = bias_of(0, part, bias, FORM)
+    maximum = tl.full((CONFIG.ROWS,), -1e30, tl.float32)  # finite, also where a query sees nothing
+    sums = tl.zeros((CONFIG.BN, CONFIG.ROWS), tl.float32)  # each of one key in a block
+    out = tl.zeros((CONFIG.D, CONFIG.ROWS), tl.float32)
+    if CONFIG.BIAS:
+        added = bias_of(0, part, bias, CONFIG)
     if part.blocks > 0:
         memory.query_full[0].wait(0)
     for step in range(part.blocks):
-        scores = scores_of(memory, part, step, FORM)
-        if FORM.BIAS:
+        scores = scores_of(memory, part, step, CONFIG)
+        if CONFIG.BIAS:
             scores = tl.fma(added.to(tl.float32), bias_factor, scores)
-            added = bias_of(step + 1, part, bias, FORM)  # there when it is wanted
-        key = step * FORM.BN + tl.arange(0, FORM.BN)[:, None]
+            added = bias_of(step + 1, part, bias, CONFIG)  # there when it is wanted
+        key = step * CONFIG.BN + tl.arange(0, CONFIG.BN)[:, None]
         scores = tl.where(key < part.keys, scores, float("-inf"))
         greatest = tl.maximum(maximum, tl.max(scores, 0))
         powers = tl.exp2(tl.fma(scores, scale, (-scale * greatest)[None, :]))
@@ -175,7 +175,7 @@ def walk(memory, part, bias, bias_factor, scale, FORM: tl.constexpr):
         weights.store(tl.trans(powers))
         tx.fence_async()
         tx.group_sync()
-        position = tx.ring_at(step, FORM.STAGES)
+        position = tx.ring_at(step, CONFIG.STAGES)
         memory.value_ring.wait_full(position)
         pending = tx.wgmma(memory.values[position.stage].T, weights.T, out * factor)
         sums = tl.fma(sums, factor, powers)
@@ -186,22 +186,22 @@ def walk(memory, part, bias, bias_factor, scale, FORM: tl.constexpr):
 
 
 @tilewright.jit
-def put_together(memory, columns, scale, FORM: tl.constexpr):
+def put_together(memory, columns, scale, CONFIG: tl.constexpr):
     """Results of all keys for some columns, [columns, queries], and their sums. Everything is asked for before the
     first of it is waited for: other CTAs' memory is far."""
     maxima, sums, results = (), (), ()
-    for peer in tl.static_range(FORM.SPLITS):
+    for peer in tl.static_range(CONFIG.SPLITS):
         maxima = maxima + (memory.maxima.remote(peer).load(),)
-    for peer in tl.static_range(FORM.SPLITS):
+    for peer in tl.static_range(CONFIG.SPLITS):
         sums = sums + (memory.sums.remote(peer).load(),)
-    for peer in tl.static_range(FORM.SPLITS):
-        results = results + (memory.results.slice(columns, FORM.columns).remote(peer).load(),)
+    for peer in tl.static_range(CONFIG.SPLITS):
+        results = results + (memory.results.slice(columns, CONFIG.columns).remote(peer).load(),)
     greatest = maxima[0]
-    for peer in tl.static_range(1, FORM.SPLITS):
+    for peer in tl.static_range(1, CONFIG.SPLITS):
         greatest = tl.maximum(greatest, maxima[peer])
-    total = tl.zeros((1, FORM.ROWS), tl.float32)
-    out = tl.zeros((FORM.columns, FORM.ROWS), tl.float32)
-    for peer in tl.static_range(FORM.SPLITS):
+    total = tl.zeros((1, CONFIG.ROWS), tl.float32)
+    out = tl.zeros((CONFIG.columns, CONFIG.ROWS), tl.float32)
+    for peer in tl.static_range(CONFIG.SPLITS):
         factor = tl.exp2((maxima[peer] - greatest) * scale)
         total = tl.fma(sums[peer], factor, total)
         out = tl.fma(results[peer], factor, out)
@@ -210,68 +210,68 @@ def put_together(memory, columns, scale, FORM: tl.constexpr):
 
 @tilewright.jit
 def attend(copy, out, out_batch, out_head, out_row, queries, heads, memory, part, bias, bias_factor, scale, extra,
-           FORM: tl.constexpr):  # fmt: skip
+           CONFIG: tl.constexpr):  # fmt: skip
     """The multiplying role."""
     tx.grid_wait()  # for the bias, and for those who still read what results are stored over
-    result, maximum, total = walk(memory, part, bias, bias_factor, scale, FORM)
-    column = tl.arange(0, FORM.columns)[:, None]
+    result, maximum, total = walk(memory, part, bias, bias_factor, scale, CONFIG)
+    column = tl.arange(0, CONFIG.columns)[:, None]
     total = total[None, :]
-    if FORM.SPLITS > 1:
+    if CONFIG.SPLITS > 1:
         memory.results.store(result)
         memory.maxima.store(maximum[None, :])
         memory.sums.store(total)
         tx.cluster_arrive()
         tx.cluster_wait()
-        first = tx.cluster_rank() * FORM.columns
-        result, total = put_together(memory, first, scale, FORM)
+        first = tx.cluster_rank() * CONFIG.columns
+        result, total = put_together(memory, first, scale, CONFIG)
         column += first
     result = result * tl.where(total > 0, 1.0 / total, 0.0)
-    row = tl.arange(0, FORM.ROWS)[None, :]
+    row = tl.arange(0, CONFIG.ROWS)[None, :]
     place = part.batch.to(tl.int64) * out_batch + part.head.to(tl.int64) * out_head + row.to(tl.int64) * out_row
     number = (part.batch * heads + part.head).to(tl.int64) * queries + row
-    result = FORM.EPILOGUE(result, number, column, row < queries, extra)
+    result = CONFIG.EPILOGUE(result, number, column, row < queries, extra)
     tl.store(out + place + column, result.to(out.dtype.element_ty), mask=row < queries)
 
 
 @tilewright.jit
 def decoding(q: tx.tensor_map, k: tx.tensor_map, v: tx.tensor_map, k_rows: tx.tensor_map, v_rows: tx.tensor_map, fresh,
-             out, out_batch, out_head, out_row, queries, keys, heads, scale, *extra, FORM: tl.constexpr):  # fmt: skip
+             out, out_batch, out_head, out_row, queries, keys, heads, scale, *extra, CONFIG: tl.constexpr):  # fmt: skip
     """out[b, h, s] = softmax over keys of (q[b, h, s] . k[b, h] scale ln 2), times v, for a few queries s.
 
-    The maps are of tensors [batch, heads, rows, D], with tiles of `FORM.query_block` and `FORM.key_block`; `out` is a
-    pointer to such a tensor with strides over batches, heads and queries, and `FORM.ROWS` or fewer queries.  With
+    The maps are of tensors [batch, heads, rows, D], with tiles of `CONFIG.query_block` and `CONFIG.key_block`; `out` is
+    a pointer to such a tensor with strides over batches, heads and queries, and `CONFIG.ROWS` or fewer queries.  With
     `BIAS` the scores get a bias: the first of `extra` are its pointer, its strides over batches and heads (keys follow
-    each other), and ln 2 / scale; what is behind them is for the epilogue, whose rows are those of all batches and
+    each other), and ln 2 / scale; the others are for the epilogue, whose rows are those of all batches and
     heads.  With `FRESH` key number `fresh[0]`, from the end where that is negative, may be written by the
     kernels in front (no other key may with `AHEAD`), and `k_rows` and `v_rows` are maps as k and v with tiles of
-    `FORM.fresh_block`.
-    Grid: (batches * heads * FORM.SPLITS,).
+    `CONFIG.fresh_block`.
+    Grid: (batches * heads * CONFIG.SPLITS,).
     """
-    if FORM.SPLITS > 1:
-        tx.cluster((FORM.SPLITS,))
-    swizzle: tl.constexpr = swizzle_of(FORM.D * FORM.TYPE.itemsize)
-    keys_ = tx.shared((FORM.STAGES, FORM.BN, FORM.D), FORM.TYPE, swizzle=swizzle)
-    values = tx.shared((FORM.STAGES, FORM.BN, FORM.D), FORM.TYPE, swizzle=swizzle)
-    query_tile = tx.shared((FORM.ROWS, FORM.D), FORM.TYPE, swizzle=swizzle)
-    weights = tx.shared((2, FORM.ROWS, FORM.BN), FORM.TYPE, swizzle=swizzle_of(FORM.BN * FORM.TYPE.itemsize))
+    if CONFIG.SPLITS > 1:
+        tx.cluster((CONFIG.SPLITS,))
+    swizzle: tl.constexpr = swizzle_of(CONFIG.D * CONFIG.TYPE.itemsize)
+    keys_ = tx.shared((CONFIG.STAGES, CONFIG.BN, CONFIG.D), CONFIG.TYPE, swizzle=swizzle)
+    values = tx.shared((CONFIG.STAGES, CONFIG.BN, CONFIG.D), CONFIG.TYPE, swizzle=swizzle)
+    query_tile = tx.shared((CONFIG.ROWS, CONFIG.D), CONFIG.TYPE, swizzle=swizzle)
+    weights = tx.shared((2, CONFIG.ROWS, CONFIG.BN), CONFIG.TYPE, swizzle=swizzle_of(CONFIG.BN * CONFIG.TYPE.itemsize))
     results, maxima, sums = query_tile, query_tile, query_tile
-    if FORM.SPLITS > 1:
-        results = tx.shared((FORM.D, FORM.ROWS), tl.float32)
-        maxima = tx.shared((1, FORM.ROWS), tl.float32)
-        sums = tx.shared((1, FORM.ROWS), tl.float32)
+    if CONFIG.SPLITS > 1:
+        results = tx.shared((CONFIG.D, CONFIG.ROWS), tl.float32)
+        maxima = tx.shared((1, CONFIG.ROWS), tl.float32)
+        sums = tx.shared((1, CONFIG.ROWS), tl.float32)
     memory = DecodingMemory(query_tile, keys_, values, weights, results, maxima, sums, tx.barriers(1, 1),
-                    tx.make_ring(FORM.STAGES, 4), tx.make_ring(FORM.STAGES, 4), tx.barriers(1, 1))  # fmt: skip
-    part = part_of(keys, heads, fresh, FORM)
+                    tx.make_ring(CONFIG.STAGES, 4), tx.make_ring(CONFIG.STAGES, 4), tx.barriers(1, 1))  # fmt: skip
+    part = part_of(keys, heads, fresh, CONFIG)
     place, factor = out, scale
-    if FORM.BIAS:
+    if CONFIG.BIAS:
         place = extra[0] + (part.batch.to(tl.int64) * extra[1] + part.head * extra[2] + part.first)
         factor = extra[3]
     tx.grid_launch_dependents()
     attending = tx.role(attend, (out, out_batch, out_head, out_row, queries, heads, memory, part, place, factor, scale,
-                                 extra, FORM))  # fmt: skip
-    loading = tx.role(load_tiles, (q, k, v, k_rows, v_rows, memory, part, FORM), warps=1, elected=True)
+                                 extra, CONFIG))  # fmt: skip
+    loading = tx.role(load_tiles, (q, k, v, k_rows, v_rows, memory, part, CONFIG), warps=1, elected=True)
     tx.warp_roles(attending, loading)
-    if FORM.SPLITS > 1:
+    if CONFIG.SPLITS > 1:
         # Peers may still read this CTA's results.
         tx.cluster_arrive(relaxed=True)
         tx.cluster_wait()

@@ -23,14 +23,14 @@ import tilewright
 import tilewright.language as tl
 import tilewright.language.explicit as tx
 from tilewright.library.hopper import swizzle_of
-from tilewright.library.masks import both
+from tilewright.library.masks import and_masks
 
 swizzle_of = tilewright.constexpr_function(swizzle_of)
 
 
 @tilewright.aggregate
 class Sizes:
-    """Run-time sizes of a launch, and where the bias lies (`FORM.BIAS`)."""
+    """Run-time sizes of a launch, and where the bias lies (`CONFIG.BIAS`)."""
 
     queries: tl.tensor
     keys: tl.tensor
@@ -72,35 +72,35 @@ class QueryTile:
 
 
 @tilewright.jit
-def blocks_below(row, offset, keys, FORM: tl.constexpr):
+def blocks_below(row, offset, keys, CONFIG: tl.constexpr):
     """How many blocks of keys a row that sees keys up to its own needs; one at least."""
     last = keys
-    if FORM.CAUSAL:
+    if CONFIG.CAUSAL:
         last = tl.minimum(keys, tl.maximum(row + offset + 1, 1))
-    return tl.maximum((last + (FORM.BN - 1)) // FORM.BN, 1)
+    return tl.maximum((last + (CONFIG.BN - 1)) // CONFIG.BN, 1)
 
 
 @tilewright.jit
-def tile_of(entry, sizes, lengths, FORM: tl.constexpr):
+def tile_of(entry, sizes, lengths, CONFIG: tl.constexpr):
     """The tile that an entry of the schedule stands for."""
     pair = entry >> 16
     batch = pair // sizes.heads
-    row = (entry & 0xFFFF) * FORM.BM
+    row = (entry & 0xFFFF) * CONFIG.BM
     queries, keys = sizes.queries, sizes.keys
-    if FORM.LENGTHS == 1:
+    if CONFIG.LENGTHS == 1:
         queries, keys = tl.load(lengths + 2 * batch), tl.load(lengths + 2 * batch + 1)
     first = row * 0
-    if FORM.SPLITS > 1:
-        part = tl.cdiv(keys, FORM.SPLITS * FORM.BN) * FORM.BN
-        first = (pair % FORM.SPLITS) * part
+    if CONFIG.SPLITS > 1:
+        part = tl.cdiv(keys, CONFIG.SPLITS * CONFIG.BN) * CONFIG.BN
+        first = (pair % CONFIG.SPLITS) * part
         keys = tl.minimum(keys - first, part)
     offset = keys - queries
-    if FORM.LENGTHS == 2:
+    if CONFIG.LENGTHS == 2:
         keys = tl.minimum(keys, tl.load(lengths + batch))
-    high = blocks_below(tl.minimum(row + FORM.BM, queries) - 1, offset, keys, FORM)
+    high = blocks_below(tl.minimum(row + CONFIG.BM, queries) - 1, offset, keys, CONFIG)
     low = high * 0
-    if FORM.WINDOW:
-        low = tl.minimum(tl.maximum(row + offset - sizes.window + 1, 0) // FORM.BN, high - 1)
+    if CONFIG.WINDOW:
+        low = tl.minimum(tl.maximum(row + offset - sizes.window + 1, 0) // CONFIG.BN, high - 1)
     return QueryTile(batch, pair - batch * sizes.heads, row, keys, first, offset, low, high)
 
 
@@ -112,119 +112,119 @@ def load_block(source, tile, batch, head, row, full):
 
 
 @tilewright.jit
-def load_ring_block(source, ring, tiles, count, tile, head, block, FORM: tl.constexpr):
+def load_ring_block(source, ring, tiles, count, tile, head, block, CONFIG: tl.constexpr):
     """Start loading a block of keys or values into the ring, once its stage is empty."""
-    position = tx.ring_at(count, FORM.STAGES)
+    position = tx.ring_at(count, CONFIG.STAGES)
     ring.empty[position.stage].wait(1 - position.parity)
-    row = tile.first + block * FORM.BN
+    row = tile.first + block * CONFIG.BN
     load_block(source, tiles[position.stage], tile.batch, head, row, ring.full[position.stage])
 
 
 @tilewright.jit
-def ask_for_first(k, v, memory, tile, sizes, FORM: tl.constexpr):
+def ask_for_first(k, v, memory, tile, sizes, CONFIG: tl.constexpr):
     """Ask for the first blocks of keys and values that a tile needs to come to the L2 cache: most of them, or all, were
     there before the kernels in front of this one, and those that these write are brought up to date there."""
-    head = tile.head // FORM.SPLITS // sizes.group
-    for step in range(tl.minimum(tile.high - tile.low, FORM.STAGES)):
-        row = tile.first + (tile.high - 1 - step) * FORM.BN
+    head = tile.head // CONFIG.SPLITS // sizes.group
+    for step in range(tl.minimum(tile.high - tile.low, CONFIG.STAGES)):
+        row = tile.first + (tile.high - 1 - step) * CONFIG.BN
         tx.tma_prefetch(k, (tile.batch, head, row, 0), memory.keys[0])
         tx.tma_prefetch(v, (tile.batch, head, row, 0), memory.values[0])
 
 
 @tilewright.jit
-def load_tiles(copy, q, k, v, memory, sizes, schedule, lengths, FORM: tl.constexpr):
+def load_tiles(copy, q, k, v, memory, sizes, schedule, lengths, CONFIG: tl.constexpr):
     """The loading role: one thread. Keys come first, then queries, then values one block behind the keys."""
     entry = tl.load(schedule)
     number = 0
     count = 0
-    if FORM.DEPENDENT:
+    if CONFIG.DEPENDENT:
         if entry >= 0:
-            ask_for_first(k, v, memory, tile_of(entry, sizes, lengths, FORM), sizes, FORM)
+            ask_for_first(k, v, memory, tile_of(entry, sizes, lengths, CONFIG), sizes, CONFIG)
         tx.grid_wait()
     while entry >= 0:
         following = tl.load(schedule + number + 1)
-        tile = tile_of(entry, sizes, lengths, FORM)
-        query_head = tile.head // FORM.SPLITS
+        tile = tile_of(entry, sizes, lengths, CONFIG)
+        query_head = tile.head // CONFIG.SPLITS
         head = query_head // sizes.group
         blocks = tile.high - tile.low
-        load_ring_block(k, memory.key_ring, memory.keys, count, tile, head, tile.high - 1, FORM)
-        slot = tx.ring_at(number, FORM.query_stages)
-        for part in tl.static_range(FORM.CONSUMERS):
-            index = slot.stage * FORM.CONSUMERS + part
+        load_ring_block(k, memory.key_ring, memory.keys, count, tile, head, tile.high - 1, CONFIG)
+        slot = tx.ring_at(number, CONFIG.query_stages)
+        for part in tl.static_range(CONFIG.CONSUMERS):
+            index = slot.stage * CONFIG.CONSUMERS + part
             memory.query_ring.empty[index].wait(1 - slot.parity)
             load_block(q, memory.queries[index], tile.batch, query_head, tile.row + 64 * part,
                        memory.query_ring.full[index])  # fmt: skip
         for step in range(blocks):
             if step + 1 < blocks:
                 load_ring_block(k, memory.key_ring, memory.keys, count + step + 1, tile, head,
-                                tile.high - 2 - step, FORM)  # fmt: skip
+                                tile.high - 2 - step, CONFIG)  # fmt: skip
             load_ring_block(v, memory.value_ring, memory.values, count + step, tile, head,
-                            tile.high - 1 - step, FORM)  # fmt: skip
+                            tile.high - 1 - step, CONFIG)  # fmt: skip
         count += blocks
         number += 1
         entry = following
 
 
 @tilewright.jit
-def take_turn(copy, FORM: tl.constexpr):
+def take_turn(copy, CONFIG: tl.constexpr):
     """Wait until this warpgroup may issue products."""
-    if FORM.TURNS:
+    if CONFIG.PING_PONG:
         tx.named_sync(copy + 1, 256)
 
 
 @tilewright.jit
-def pass_turn(copy, FORM: tl.constexpr):
+def pass_turn(copy, CONFIG: tl.constexpr):
     """Let the next warpgroup issue products."""
-    if FORM.TURNS:
-        tx.named_arrive(tl.where(copy == FORM.CONSUMERS - 1, 1, copy + 2), 256)
+    if CONFIG.PING_PONG:
+        tx.named_arrive(tl.where(copy == CONFIG.CONSUMERS - 1, 1, copy + 2), 256)
 
 
 @tilewright.jit
-def pass_unread(ring, count, blocks, copy, TURNS: tl.constexpr, FORM: tl.constexpr):
+def pass_unread(ring, count, blocks, copy, PING_PONG: tl.constexpr, CONFIG: tl.constexpr):
     """Release blocks that none of this warpgroup's rows sees; gives the count behind them."""
     for step in range(blocks):
-        position = tx.ring_at(count + step, FORM.STAGES)
+        position = tx.ring_at(count + step, CONFIG.STAGES)
         ring.wait_full(position)
-        if TURNS:
-            take_turn(copy, FORM)
-            pass_turn(copy, FORM)
+        if PING_PONG:
+            take_turn(copy, CONFIG)
+            pass_turn(copy, CONFIG)
         ring.release(position)
     return count + blocks
 
 
 @tilewright.jit
-def masked(scores, block, row, tile, sizes, FORM: tl.constexpr):
+def masked(scores, block, row, tile, sizes, CONFIG: tl.constexpr):
     """Scores with minus infinity where a query does not see a key. `row` is this warpgroup's first."""
-    if FORM.WHOLE:
+    if CONFIG.WHOLE:
         return scores
-    first = block * FORM.BN
+    first = block * CONFIG.BN
     # A thread has the columns 8 n + 2 (lane % 4) and the next ones: its own part goes to the limit, and what is left is
     # a constant for each register, so that no column numbers are held beside the scores.
-    column = tl.arange(0, FORM.BN)[None, :]
+    column = tl.arange(0, CONFIG.BN)[None, :]
     own, rest = column & 6, column & -7
     limit = tl.zeros((64,), tl.int32) + (tile.keys - 1 - first)
     diagonal = row + tile.offset - first + tl.arange(0, 64)
-    if FORM.CAUSAL:
+    if CONFIG.CAUSAL:
         limit = tl.minimum(limit, diagonal)
     seen = rest <= limit[:, None] - own
-    if FORM.WINDOW:
+    if CONFIG.WINDOW:
         seen = seen & (rest > (diagonal - sizes.window)[:, None] - own)
     return tl.where(seen, scores, float("-inf"))
 
 
 @tilewright.jit
-def bias_of(block, row, tile, sizes, FORM: tl.constexpr):
+def bias_of(block, row, tile, sizes, CONFIG: tl.constexpr):
     """The bias of a block's scores: [1, BN], or [64, BN] where queries differ."""
-    column = block * FORM.BN + tl.arange(0, FORM.BN)[None, :]
-    first = tile.batch * sizes.bias_batch + tile.head // FORM.SPLITS * sizes.bias_head + tile.first
-    if FORM.PAIRED:
+    column = block * CONFIG.BN + tl.arange(0, CONFIG.BN)[None, :]
+    first = tile.batch * sizes.bias_batch + tile.head // CONFIG.SPLITS * sizes.bias_head + tile.first
+    if CONFIG.PAIRED:
         first = tl.multiple_of(first, 2)
     place = sizes.bias + first
-    exists = None if FORM.WHOLE else column < tile.keys
-    if FORM.BIAS == 2:
+    exists = None if CONFIG.WHOLE else column < tile.keys
+    if CONFIG.BIAS == 2:
         rows = row + tl.arange(0, 64)[:, None]
         place = place + rows.to(tl.int64) * sizes.bias_row
-        exists = both(exists, rows < sizes.queries)
+        exists = and_masks(exists, rows < sizes.queries)
     if exists is None:
         bias = tl.load(place + column)
     else:
@@ -233,11 +233,11 @@ def bias_of(block, row, tile, sizes, FORM: tl.constexpr):
 
 
 @tilewright.jit
-def bounded(scores, scale, FORM: tl.constexpr):
+def bounded(scores, scale, CONFIG: tl.constexpr):
     """Scores within the soft cap; `scale` makes exponents of 2 of them. Powers that overflow or vanish give the cap."""
-    if FORM.SOFTCAP > 0:
-        bound = (FORM.SOFTCAP * 1.4426950408889634) / scale
-        scores = bound - 2.0 * bound / (tl.exp2(scores * (scale * (2.0 / FORM.SOFTCAP))) + 1.0)
+    if CONFIG.SOFTCAP > 0:
+        bound = (CONFIG.SOFTCAP * 1.4426950408889634) / scale
+        scores = bound - 2.0 * bound / (tl.exp2(scores * (scale * (2.0 / CONFIG.SOFTCAP))) + 1.0)
     return scores
 
 
@@ -256,10 +256,10 @@ def first_softmax(scores, scale):
 
 
 @tilewright.jit
-def softmax(scores, maximum, scale, FORM: tl.constexpr):
+def softmax(scores, maximum, scale, CONFIG: tl.constexpr):
     """Exponentials of a further block, the maxima that they refer to, and partial sums."""
     greatest = tl.maximum(maximum, tl.max(scores, 1))
-    if FORM.LAZY:
+    if CONFIG.LAZY:
         greatest = tl.where((greatest - maximum) * scale > 8.0, greatest, maximum)
     powers = tl.exp2(tl.fma(scores, scale, (-scale * greatest)[:, None]))
     return powers, greatest, partial_sums(powers)
@@ -273,15 +273,15 @@ def rescaled(out, sums, maximum, greatest, scale):
 
 
 @tilewright.jit
-def products(queries, memory, powers, out, key_count, value_count, copy, FORM: tl.constexpr):
+def products(queries, memory, powers, out, key_count, value_count, copy, CONFIG: tl.constexpr):
     """Issue the scores of a block whose keys are there and the values of the one before it; wait for the scores."""
-    key = tx.ring_at(key_count, FORM.STAGES)
-    value = tx.ring_at(value_count, FORM.STAGES)
-    take_turn(copy, FORM)
+    key = tx.ring_at(key_count, CONFIG.STAGES)
+    value = tx.ring_at(value_count, CONFIG.STAGES)
+    take_turn(copy, CONFIG)
     scores = tx.wgmma(queries, memory.keys[key.stage].T)
     memory.value_ring.wait_full(value)
     out = tx.wgmma(powers, memory.values[value.stage], out)
-    pass_turn(copy, FORM)
+    pass_turn(copy, CONFIG)
     block = tx.wgmma_wait(scores, outstanding=1)
     memory.key_ring.release(key)
     return block, out
@@ -289,123 +289,123 @@ def products(queries, memory, powers, out, key_count, value_count, copy, FORM: t
 
 @tilewright.jit
 def walk(first, end, queries, memory, powers, maximum, sums, out, count, top, row, tile, sizes, copy, scale,
-         MASKED: tl.constexpr, FORM: tl.constexpr):  # fmt: skip
+         MASKED: tl.constexpr, CONFIG: tl.constexpr):  # fmt: skip
     """Blocks `top` - first, … down to `top` - end + 1, each under the product of the one before it."""
     if first < end:
-        memory.key_ring.wait_full(tx.ring_at(count + first, FORM.STAGES))
-    if FORM.biased_ahead:
-        bias = bias_of(tl.maximum(top - first, 0), row, tile, sizes, FORM)
+        memory.key_ring.wait_full(tx.ring_at(count + first, CONFIG.STAGES))
+    if CONFIG.biased_ahead:
+        bias = bias_of(tl.maximum(top - first, 0), row, tile, sizes, CONFIG)
     for step in range(first, end):
-        if FORM.BIAS > 0 and not FORM.biased_ahead:
-            bias = bias_of(top - step, row, tile, sizes, FORM)
-        scores, pending = products(queries, memory, powers, out, count + step, count + step - 1, copy, FORM)
-        scores = bounded(scores, scale, FORM)
-        if FORM.BIAS > 0:
+        if CONFIG.BIAS > 0 and not CONFIG.biased_ahead:
+            bias = bias_of(top - step, row, tile, sizes, CONFIG)
+        scores, pending = products(queries, memory, powers, out, count + step, count + step - 1, copy, CONFIG)
+        scores = bounded(scores, scale, CONFIG)
+        if CONFIG.BIAS > 0:
             scores = tl.fma(bias, sizes.bias_factor, scores)
-        if FORM.biased_ahead:
-            bias = bias_of(tl.maximum(top - step - 1, 0), row, tile, sizes, FORM)
+        if CONFIG.biased_ahead:
+            bias = bias_of(tl.maximum(top - step - 1, 0), row, tile, sizes, CONFIG)
         if MASKED:
-            scores = masked(scores, top - step, row, tile, sizes, FORM)
-        exponentials, greatest, added = softmax(scores, maximum, scale, FORM)
-        if FORM.LAZY:
+            scores = masked(scores, top - step, row, tile, sizes, CONFIG)
+        exponentials, greatest, added = softmax(scores, maximum, scale, CONFIG)
+        if CONFIG.LAZY:
             grown = tx.warp_any(greatest > maximum)
         # Here it is no loss to wait for the next keys, and it keeps the assembler from moving the wait for the product
         # in front of the exponentials.  That one is for all warps of a group at one place: their votes differ.
         if step + 1 < end:
-            memory.key_ring.wait_full(tx.ring_at(count + step + 1, FORM.STAGES))
+            memory.key_ring.wait_full(tx.ring_at(count + step + 1, CONFIG.STAGES))
         out = tx.wgmma_wait(pending)
-        if FORM.LAZY:
+        if CONFIG.LAZY:
             if grown:
                 out, sums = rescaled(out, sums, maximum, greatest, scale)
         else:
             out, sums = rescaled(out, sums, maximum, greatest, scale)
-        memory.value_ring.release(tx.ring_at(count + step - 1, FORM.STAGES))
+        memory.value_ring.release(tx.ring_at(count + step - 1, CONFIG.STAGES))
         sums += added
         maximum = greatest
-        powers = exponentials.to(FORM.TYPE)
+        powers = exponentials.to(CONFIG.TYPE)
     return powers, maximum, sums, out
 
 
 @tilewright.jit
-def query_tile(memory, number, copy, FORM: tl.constexpr):
+def query_tile(memory, number, copy, CONFIG: tl.constexpr):
     """This warpgroup's queries of a tile."""
-    return memory.queries[tx.ring_at(number, FORM.query_stages).stage * FORM.CONSUMERS + copy]
+    return memory.queries[tx.ring_at(number, CONFIG.query_stages).stage * CONFIG.CONSUMERS + copy]
 
 
 @tilewright.jit
-def wait_queries(memory, number, copy, FORM: tl.constexpr):
+def wait_queries(memory, number, copy, CONFIG: tl.constexpr):
     """Wait until this warpgroup's queries of a tile are there."""
-    slot = tx.ring_at(number, FORM.query_stages)
-    memory.query_ring.full[slot.stage * FORM.CONSUMERS + copy].wait(slot.parity)
+    slot = tx.ring_at(number, CONFIG.query_stages)
+    memory.query_ring.full[slot.stage * CONFIG.CONSUMERS + copy].wait(slot.parity)
 
 
 @tilewright.jit
-def release_queries(memory, number, copy, FORM: tl.constexpr):
+def release_queries(memory, number, copy, CONFIG: tl.constexpr):
     """This warpgroup is done with its queries of a tile."""
-    slot = tx.ring_at(number, FORM.query_stages)
-    memory.query_ring.empty[slot.stage * FORM.CONSUMERS + copy].arrive()
+    slot = tx.ring_at(number, CONFIG.query_stages)
+    memory.query_ring.empty[slot.stage * CONFIG.CONSUMERS + copy].arrive()
 
 
 @tilewright.jit
-def top_block(tile, copy, FORM: tl.constexpr):
+def top_block(tile, copy, CONFIG: tl.constexpr):
     """The last block that a row of this warpgroup sees, and how many of the tile's blocks lie above it."""
     above = tile.high * 0
-    if FORM.CAUSAL:
-        own = blocks_below(tile.row + copy * 64 + 63, tile.offset, tile.keys, FORM)
+    if CONFIG.CAUSAL:
+        own = blocks_below(tile.row + copy * 64 + 63, tile.offset, tile.keys, CONFIG)
         above = tl.maximum(tile.high - tl.maximum(own, tile.low + 1), 0)
     return tile.high - 1 - above, above
 
 
 @tilewright.jit
-def first_block(queries, memory, tile, count, copy, sizes, scale, FORM: tl.constexpr):
+def first_block(queries, memory, tile, count, copy, sizes, scale, CONFIG: tl.constexpr):
     """Scores and exponentials of the first block of the first tile."""
-    top, above = top_block(tile, copy, FORM)
-    position = tx.ring_at(pass_unread(memory.key_ring, count, above, copy, FORM.TURNS, FORM), FORM.STAGES)
+    top, above = top_block(tile, copy, CONFIG)
+    position = tx.ring_at(pass_unread(memory.key_ring, count, above, copy, CONFIG.PING_PONG, CONFIG), CONFIG.STAGES)
     row = tile.row + copy * 64
-    if FORM.BIAS > 0:
-        bias = bias_of(top, row, tile, sizes, FORM)
+    if CONFIG.BIAS > 0:
+        bias = bias_of(top, row, tile, sizes, CONFIG)
     memory.key_ring.wait_full(position)
     scores = tx.wgmma_wait(tx.wgmma(queries, memory.keys[position.stage].T))
     memory.key_ring.release(position)
-    scores = bounded(scores, scale, FORM)
-    if FORM.BIAS > 0:
+    scores = bounded(scores, scale, CONFIG)
+    if CONFIG.BIAS > 0:
         scores = tl.fma(bias, sizes.bias_factor, scores)
-    powers, maximum, sums = first_softmax(masked(scores, top, row, tile, sizes, FORM), scale)
-    return powers.to(FORM.TYPE), maximum, sums
+    powers, maximum, sums = first_softmax(masked(scores, top, row, tile, sizes, CONFIG), scale)
+    return powers.to(CONFIG.TYPE), maximum, sums
 
 
 @tilewright.jit
-def rest_of_tile(queries, memory, powers, maximum, sums, tile, count, copy, sizes, scale, FORM: tl.constexpr):
+def rest_of_tile(queries, memory, powers, maximum, sums, tile, count, copy, sizes, scale, CONFIG: tl.constexpr):
     """All further blocks of a tile; the values of the last one are left to do."""
-    out = tl.zeros((64, FORM.D), tl.float32)
-    top, above = top_block(tile, copy, FORM)
-    pass_unread(memory.value_ring, count, above, copy, False, FORM)
+    out = tl.zeros((64, CONFIG.D), tl.float32)
+    top, above = top_block(tile, copy, CONFIG)
+    pass_unread(memory.value_ring, count, above, copy, False, CONFIG)
     row = tile.row + copy * 64
     blocks = tile.high - tile.low
     start = above + 1
-    if FORM.CAUSAL:
+    if CONFIG.CAUSAL:
         # Blocks that lie across the diagonal of these rows.
-        whole = tl.minimum((row + tile.offset + 1) // FORM.BN, tile.keys // FORM.BN)
+        whole = tl.minimum((row + tile.offset + 1) // CONFIG.BN, tile.keys // CONFIG.BN)
         end = tl.minimum(tl.maximum(tile.high - tl.maximum(whole, 0), start), blocks)
         powers, maximum, sums, out = walk(start, end, queries, memory, powers, maximum, sums, out, count,
-                                          tile.high - 1, row, tile, sizes, copy, scale, True, FORM)  # fmt: skip
+                                          tile.high - 1, row, tile, sizes, copy, scale, True, CONFIG)  # fmt: skip
         start = end
     stop = blocks
-    if FORM.WINDOW:
-        inside = tl.cdiv(tl.maximum(row + 63 + tile.offset - sizes.window + 1, 0), FORM.BN)
+    if CONFIG.WINDOW:
+        inside = tl.cdiv(tl.maximum(row + 63 + tile.offset - sizes.window + 1, 0), CONFIG.BN)
         stop = tl.minimum(tl.maximum(tile.high - inside, start), blocks)
     powers, maximum, sums, out = walk(start, stop, queries, memory, powers, maximum, sums, out, count,
-                                      tile.high - 1, row, tile, sizes, copy, scale, False, FORM)  # fmt: skip
-    if FORM.WINDOW:
+                                      tile.high - 1, row, tile, sizes, copy, scale, False, CONFIG)  # fmt: skip
+    if CONFIG.WINDOW:
         powers, maximum, sums, out = walk(stop, blocks, queries, memory, powers, maximum, sums, out, count,
-                                          tile.high - 1, row, tile, sizes, copy, scale, True, FORM)  # fmt: skip
+                                          tile.high - 1, row, tile, sizes, copy, scale, True, CONFIG)  # fmt: skip
     return powers, maximum, sums, out
 
 
 @tilewright.jit
-def last_values(memory, powers, out, count, FORM: tl.constexpr):
+def last_values(memory, powers, out, count, CONFIG: tl.constexpr):
     """The product with the values of a tile's last block, where no further scores go with it."""
-    position = tx.ring_at(count, FORM.STAGES)
+    position = tx.ring_at(count, CONFIG.STAGES)
     memory.value_ring.wait_full(position)
     out = tx.wgmma_wait(tx.wgmma(powers, memory.values[position.stage], out))
     memory.value_ring.release(position)
@@ -413,34 +413,34 @@ def last_values(memory, powers, out, count, FORM: tl.constexpr):
 
 
 @tilewright.jit
-def finished(out, tile, row, sizes, extra, FORM: tl.constexpr):
+def finished(out, tile, row, sizes, extra, CONFIG: tl.constexpr):
     """The epilogue on 64 rows of results, of which `row` is the first."""
     rows = row + tl.arange(0, 64)[:, None]
-    column = tl.arange(0, FORM.D)[None, :]
+    column = tl.arange(0, CONFIG.D)[None, :]
     number = (tile.batch * sizes.heads + tile.head).to(tl.int64) * sizes.queries + rows
-    return FORM.EPILOGUE(out, number, column, (rows < sizes.queries) & (column < FORM.D), extra)
+    return CONFIG.EPILOGUE(out, number, column, (rows < sizes.queries) & (column < CONFIG.D), extra)
 
 
 @tilewright.jit
 def store_tile(out, maximum, sums, memory, target, lse, tile, sizes, number, copy, scale, extra,
-               FORM: tl.constexpr):  # fmt: skip
+               CONFIG: tl.constexpr):  # fmt: skip
     """Divide by the sums and store this warpgroup's rows."""
     total = tl.sum(sums, 1)
     factor = tl.where(total > 0, 1.0 / total, 0.0)
     row = tile.row + copy * 64
-    staging = memory.outs[copy * FORM.out_stride]
+    staging = memory.outs[copy * CONFIG.out_stride]
     tx.tma_wait(0, read=True)
     tx.group_sync()
-    staging.store(finished(out * factor[:, None], tile, row, sizes, extra, FORM))
+    staging.store(finished(out * factor[:, None], tile, row, sizes, extra, CONFIG))
     tx.fence_async()
     tx.group_sync()
     tx.tma_store(target, (tile.batch, tile.head, row, 0), staging)
     tx.tma_commit()
-    if not FORM.separate_outs:
+    if not CONFIG.separate_outs:
         tx.tma_wait(0, read=True)
         tx.group_sync()
-        release_queries(memory, number, copy, FORM)
-    if FORM.LSE:
+        release_queries(memory, number, copy, CONFIG)
+    if CONFIG.LSE:
         rows = row + tl.arange(0, 64)
         place = (tile.batch * sizes.heads + tile.head).to(tl.int64) * sizes.queries + rows
         value = (tl.fma(maximum, scale, tl.log2(total))) * 0.6931471805599453
@@ -448,59 +448,59 @@ def store_tile(out, maximum, sums, memory, target, lse, tile, sizes, number, cop
 
 
 @tilewright.jit
-def attend(copy, target, lse, memory, sizes, schedule, lengths, scale, extra, FORM: tl.constexpr):
+def attend(copy, target, lse, memory, sizes, schedule, lengths, scale, extra, CONFIG: tl.constexpr):
     """The multiplying role: 64 queries of each tile."""
     entry = tl.load(schedule)
-    if FORM.DEPENDENT:
+    if CONFIG.DEPENDENT:
         tx.grid_wait()  # for the bias, and for those who still read what results are stored over
     number = 0
     count = 0
-    if FORM.TURNS:
-        if copy == FORM.CONSUMERS - 1:
+    if CONFIG.PING_PONG:
+        if copy == CONFIG.CONSUMERS - 1:
             tx.named_arrive(1, 256)
-    if FORM.FLAT:
-        wait_queries(memory, 0, copy, FORM)
-        queries = query_tile(memory, 0, copy, FORM)
-        tile = tile_of(entry, sizes, lengths, FORM)
-        powers, maximum, sums = first_block(queries, memory, tile, count, copy, sizes, scale, FORM)
+    if CONFIG.FLAT:
+        wait_queries(memory, 0, copy, CONFIG)
+        queries = query_tile(memory, 0, copy, CONFIG)
+        tile = tile_of(entry, sizes, lengths, CONFIG)
+        powers, maximum, sums = first_block(queries, memory, tile, count, copy, sizes, scale, CONFIG)
     while entry >= 0:
         following = tl.load(schedule + number + 1)
-        tile = tile_of(entry, sizes, lengths, FORM)
-        queries = query_tile(memory, number, copy, FORM)
-        if not FORM.FLAT:
-            wait_queries(memory, number, copy, FORM)
-            powers, maximum, sums = first_block(queries, memory, tile, count, copy, sizes, scale, FORM)
+        tile = tile_of(entry, sizes, lengths, CONFIG)
+        queries = query_tile(memory, number, copy, CONFIG)
+        if not CONFIG.FLAT:
+            wait_queries(memory, number, copy, CONFIG)
+            powers, maximum, sums = first_block(queries, memory, tile, count, copy, sizes, scale, CONFIG)
         powers, maximum, sums, out = rest_of_tile(queries, memory, powers, maximum, sums, tile, count, copy, sizes,
-                                                  scale, FORM)  # fmt: skip
-        if FORM.separate_outs:
-            release_queries(memory, number, copy, FORM)
+                                                  scale, CONFIG)  # fmt: skip
+        if CONFIG.separate_outs:
+            release_queries(memory, number, copy, CONFIG)
         count += tile.high - tile.low
         ended_maximum, ended_sums = maximum, sums
-        if FORM.FLAT:
+        if CONFIG.FLAT:
             if following >= 0:
-                after = tile_of(following, sizes, lengths, FORM)
-                wait_queries(memory, number + 1, copy, FORM)
-                top, above = top_block(after, copy, FORM)
+                after = tile_of(following, sizes, lengths, CONFIG)
+                wait_queries(memory, number + 1, copy, CONFIG)
+                top, above = top_block(after, copy, CONFIG)
                 row = after.row + copy * 64
-                if FORM.BIAS > 0:
-                    bias = bias_of(top, row, after, sizes, FORM)
-                start = pass_unread(memory.key_ring, count, above, copy, FORM.TURNS, FORM)
-                memory.key_ring.wait_full(tx.ring_at(start, FORM.STAGES))
-                scores, pending = products(query_tile(memory, number + 1, copy, FORM), memory, powers, out, start,
-                                           count - 1, copy, FORM)  # fmt: skip
-                scores = bounded(scores, scale, FORM)
-                if FORM.BIAS > 0:
+                if CONFIG.BIAS > 0:
+                    bias = bias_of(top, row, after, sizes, CONFIG)
+                start = pass_unread(memory.key_ring, count, above, copy, CONFIG.PING_PONG, CONFIG)
+                memory.key_ring.wait_full(tx.ring_at(start, CONFIG.STAGES))
+                scores, pending = products(query_tile(memory, number + 1, copy, CONFIG), memory, powers, out, start,
+                                           count - 1, copy, CONFIG)  # fmt: skip
+                scores = bounded(scores, scale, CONFIG)
+                if CONFIG.BIAS > 0:
                     scores = tl.fma(bias, sizes.bias_factor, scores)
-                scores = masked(scores, top, row, after, sizes, FORM)
+                scores = masked(scores, top, row, after, sizes, CONFIG)
                 exponentials, maximum, sums = first_softmax(scores, scale)
                 out = tx.wgmma_wait(pending)
-                memory.value_ring.release(tx.ring_at(count - 1, FORM.STAGES))
-                powers = exponentials.to(FORM.TYPE)
+                memory.value_ring.release(tx.ring_at(count - 1, CONFIG.STAGES))
+                powers = exponentials.to(CONFIG.TYPE)
             else:
-                out = last_values(memory, powers, out, count - 1, FORM)
+                out = last_values(memory, powers, out, count - 1, CONFIG)
         else:
-            out = last_values(memory, powers, out, count - 1, FORM)
-        store_tile(out, ended_maximum, ended_sums, memory, target, lse, tile, sizes, number, copy, scale, extra, FORM)
+            out = last_values(memory, powers, out, count - 1, CONFIG)
+        store_tile(out, ended_maximum, ended_sums, memory, target, lse, tile, sizes, number, copy, scale, extra, CONFIG)
         number += 1
         entry = following
     tx.tma_wait(read=True)
@@ -508,14 +508,14 @@ def attend(copy, target, lse, memory, sizes, schedule, lengths, scale, extra, FO
 
 @tilewright.jit
 def attention(q: tx.tensor_map, k: tx.tensor_map, v: tx.tensor_map, out: tx.tensor_map, lse, lengths, schedule,
-              tiles_per_cta, queries, keys, heads, group, window, scale, *extra, FORM: tl.constexpr):  # fmt: skip
+              tiles_per_cta, queries, keys, heads, group, window, scale, *extra, CONFIG: tl.constexpr):  # fmt: skip
     """out[b, h, s] = softmax over the keys that query s sees of (q[b, h, s] . k[b, h / group] scale ln 2), times v.
 
-    The maps are of tensors [batch, heads, rows, D], with tiles of `FORM.query_block` for q and out and of
-    `FORM.key_block` for k and v.  What lies behind a batch's keys must be finite.
-    `schedule` [CTAs, tiles_per_cta] i32 lists each CTA's tiles, ended by -1 (`forms.attention_schedule`).  With causal
+    The maps are of tensors [batch, heads, rows, D], with tiles of `CONFIG.query_block` for q and out and of
+    `CONFIG.key_block` for k and v.  What lies after a batch's keys must be finite.
+    `schedule` [CTAs, tiles_per_cta] i32 lists each CTA's tiles, ended by -1 (`config.attention_schedule`).  With causal
     masks the last query sees the last key; `window` is how many keys a query sees.  `lengths` [batch, 2] i32 are the
-    queries and keys of each batch (`LENGTHS` 1; rows behind them hold nothing of use), or [batch] i32 the keys of each
+    queries and keys of each batch (`LENGTHS` 1; rows after them hold nothing of use), or [batch] i32 the keys of each
     that are seen (2; causal masks are those of all keys).  With `SOFTCAP` c scores are c tanh(scores / c).
     `lse` [batch, heads, queries] f32 are the logarithms of the sums (`LSE`).  With `BIAS` the scores get a bias: the
     first of `extra` are its pointer, its strides over batches, heads and queries (0 where it is broadcast; keys follow
@@ -524,29 +524,29 @@ def attention(q: tx.tensor_map, k: tx.tensor_map, v: tx.tensor_map, out: tx.tens
     empty); `heads` counts parts, part s of head h is number h SPLITS + s, and `out` and `lse` hold the results of
     parts, to be put together.
     """
-    query_tiles = tx.shared((FORM.query_stages * FORM.CONSUMERS, 64, FORM.D), FORM.TYPE, swizzle=FORM.swizzle)
-    key_tiles = tx.shared((FORM.STAGES, FORM.BN, FORM.D), FORM.TYPE, swizzle=FORM.swizzle)
-    value_tiles = tx.shared((FORM.STAGES, FORM.BN, FORM.D), FORM.TYPE, swizzle=FORM.swizzle)
-    below = None if FORM.separate_outs else query_tiles
-    outs = tx.shared((FORM.CONSUMERS * FORM.out_stride, 64, FORM.D), FORM.stored,
-                     swizzle=swizzle_of(FORM.D * FORM.stored.itemsize), over=below)  # fmt: skip
-    query_ring = tx.make_ring(FORM.query_stages * FORM.CONSUMERS, 4)
-    key_ring = tx.make_ring(FORM.STAGES, 4 * FORM.CONSUMERS)
-    value_ring = tx.make_ring(FORM.STAGES, 4 * FORM.CONSUMERS)
+    query_tiles = tx.shared((CONFIG.query_stages * CONFIG.CONSUMERS, 64, CONFIG.D), CONFIG.TYPE, swizzle=CONFIG.swizzle)
+    key_tiles = tx.shared((CONFIG.STAGES, CONFIG.BN, CONFIG.D), CONFIG.TYPE, swizzle=CONFIG.swizzle)
+    value_tiles = tx.shared((CONFIG.STAGES, CONFIG.BN, CONFIG.D), CONFIG.TYPE, swizzle=CONFIG.swizzle)
+    below = None if CONFIG.separate_outs else query_tiles
+    outs = tx.shared((CONFIG.CONSUMERS * CONFIG.out_stride, 64, CONFIG.D), CONFIG.stored,
+                     swizzle=swizzle_of(CONFIG.D * CONFIG.stored.itemsize), over=below)  # fmt: skip
+    query_ring = tx.make_ring(CONFIG.query_stages * CONFIG.CONSUMERS, 4)
+    key_ring = tx.make_ring(CONFIG.STAGES, 4 * CONFIG.CONSUMERS)
+    value_ring = tx.make_ring(CONFIG.STAGES, 4 * CONFIG.CONSUMERS)
     memory = AttentionMemory(query_tiles, key_tiles, value_tiles, outs, query_ring, key_ring, value_ring)
-    if FORM.BIAS > 0:
+    if CONFIG.BIAS > 0:
         sizes = Sizes(queries, keys, heads, group, window, extra[0], extra[1], extra[2], extra[3], extra[4])
     else:
         sizes = Sizes(queries, keys, heads, group, window, lengths, 0, 0, 0, 0)
     mine = schedule + tl.program_id(0) * tiles_per_cta
-    if FORM.DEPENDENT:
+    if CONFIG.DEPENDENT:
         tx.grid_launch_dependents()
     # One warpgroup needs no budgets of registers, and a warp behind it is enough to load.
-    loading = tx.role(load_tiles, (q, k, v, memory, sizes, mine, lengths, FORM), registers=FORM.registers[0],
-                      warps=1 if FORM.CONSUMERS == 1 else 4, elected=True)  # fmt: skip
-    attending = tx.role(attend, (out, lse, memory, sizes, mine, lengths, scale, extra, FORM), copies=FORM.CONSUMERS,
-                        registers=FORM.registers[1])  # fmt: skip
-    if FORM.CONSUMERS == 1:
+    loading = tx.role(load_tiles, (q, k, v, memory, sizes, mine, lengths, CONFIG), registers=CONFIG.registers[0],
+                      warps=1 if CONFIG.CONSUMERS == 1 else 4, elected=True)  # fmt: skip
+    attending = tx.role(attend, (out, lse, memory, sizes, mine, lengths, scale, extra, CONFIG), copies=CONFIG.CONSUMERS,
+                        registers=CONFIG.registers[1])  # fmt: skip
+    if CONFIG.CONSUMERS == 1:
         tx.warp_roles(attending, loading)
     else:
         tx.warp_roles(loading, attending)

@@ -8,7 +8,7 @@ from __future__ import annotations
 import tilewright
 import tilewright.language as tl
 from tilewright.library.convolution.cpu.pixel_places import run_place
-from tilewright.library.masks import both, within
+from tilewright.library.masks import and_masks, within
 from tilewright.library.matmul.kernel import identity
 
 
@@ -30,7 +30,7 @@ def line_taps(sums, x, w, y, left, width, columns, column, mask, KERNEL_X: tl.co
             place = left + (pixel * STRIDE_X + tap * DILATION_X)
             inside = mask
             if EDGE:
-                inside = both(mask, (place >= 0) & (place < width))
+                inside = and_masks(mask, (place >= 0) & (place < width))
             if inside is None:
                 value = tl.load(x + place * columns + column)
             else:
@@ -96,6 +96,6 @@ def depthwise_runs(x, w, out, runs, columns, height, width, out_height, out_widt
             for pixel in tl.static_range(PIXELS):
                 stored = mask
                 if RAGGED:
-                    stored = both(mask, start + pixel < out_width)
+                    stored = and_masks(mask, start + pixel < out_width)
                 result = EPILOGUE(sums[pixel], row + pixel, column, stored, extra)
                 tl.store(out + (row + pixel) * columns + column, result, mask=stored)

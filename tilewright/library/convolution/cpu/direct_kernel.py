@@ -8,7 +8,7 @@ from __future__ import annotations
 import tilewright
 import tilewright.language as tl
 from tilewright.library.convolution.cpu.pixel_places import run_place
-from tilewright.library.masks import both, within
+from tilewright.library.masks import and_masks, within
 from tilewright.library.matmul.kernel import identity
 
 
@@ -115,6 +115,6 @@ def direct_convolution(x, w, out, runs, columns, height, width, out_height, out_
         for pixel in tl.static_range(PIXELS):
             stored = mask
             if RAGGED:
-                stored = both(mask, start + pixel < out_width)
+                stored = and_masks(mask, start + pixel < out_width)
             result = EPILOGUE(sums[pixel], row + pixel, place, stored, extra)
             tl.store(out + (row + pixel) * (columns * GROUPS) + place, result, mask=stored)

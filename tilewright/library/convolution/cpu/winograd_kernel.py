@@ -14,7 +14,7 @@ from __future__ import annotations
 
 import tilewright
 import tilewright.language as tl
-from tilewright.library.masks import both, within
+from tilewright.library.masks import and_masks, within
 from tilewright.library.matmul.kernel import identity, load_panels
 
 APART = tl.constexpr(16)  # elements between the 16 matrices, lest their rows fall into the same sets of the cache
@@ -38,7 +38,7 @@ def load_pixel(image, y, x_position, height, width, stride, channel, mask, EDGE:
     pointers = image + (y * width + x_position) * stride + channel
     inside = mask
     if EDGE:
-        inside = both(mask, (y >= 0) & (y < height) & (x_position >= 0) & (x_position < width) & (channel >= 0))
+        inside = and_masks(mask, (y >= 0) & (y < height) & (x_position >= 0) & (x_position < width) & (channel >= 0))
     if inside is None:
         value = tl.load(pointers)
     else:

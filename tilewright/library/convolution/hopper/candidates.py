@@ -1,4 +1,4 @@
-"""Convolutions on Hopper: the images that tensor copies can move, and the likeliest forms for them."""
+"""Convolutions on Hopper: the images that tensor copies can move, and the likeliest configs for them."""
 
 from __future__ import annotations
 
@@ -14,8 +14,8 @@ from tilewright.library.binding import bind_extra, bind_sizes, divides
 from tilewright.library.candidate import Candidate, KernelCall, Operand, PackedConstant, Stage, TiledOperand
 from tilewright.library.convolution.cpu.candidates import Moves, is_pointwise
 from tilewright.library.convolution.hopper import kernel as hopper
-from tilewright.library.convolution.hopper.choice import ConvolutionProblem, ranked_forms
-from tilewright.library.convolution.hopper.config import ConvolutionForm
+from tilewright.library.convolution.hopper.choice import ConvolutionProblem, ranked_configs
+from tilewright.library.convolution.hopper.config import ConvolutionConfig
 from tilewright.library.convolution.hopper.folded_pixels import in_rows_of_pixels
 from tilewright.library.convolution.operands import convolution_of, image_ranges
 from tilewright.library.convolution.simt.kernel import pad_channels
@@ -101,7 +101,7 @@ def hopper_rows(group: Group, moves: Moves, graph: Graph, target: Target) -> lis
 def hopper_candidates(
     group: Group, moves: Moves, graph: Graph, slots: Slots, target: Target, pixels: int = 1
 ) -> list[Candidate]:
-    """The Hopper convolution in its likeliest forms; none where tensor copies cannot move the operands.
+    """The Hopper convolution in its likeliest configs; none where tensor copies cannot move the operands.
 
     `pixels` of a line are one of the result, as in `in_rows_of_pixels`.
     """
@@ -131,16 +131,18 @@ def hopper_candidates(
     slots = slots.rounded(columns)
     ranges, machine = image_ranges(x.shape[0]), target.machine()
     ranked = [
-        _forms(image, (x, w), columns // groups, groups, stored, (beside is not None, slots.cost.work), known, machine)
+        _configs(
+            image, (x, w), columns // groups, groups, stored, (beside is not None, slots.cost.work), known, machine
+        )
         for _, known in ranges
     ]
     dependent = isinstance(weights, PackedConstant)
     candidates = []
     for chosen in zip(*ranked, strict=False):
         calls = []
-        for (at_most, _), (form, _) in zip(ranges, chosen, strict=True):
-            form = form._replace(DEPENDENT=dependent)
-            call = _call(form, image, weights, group, graph, slots, beside, machine.processors)
+        for (at_most, _), (config, _) in zip(ranges, chosen, strict=True):
+            config = config._replace(DEPENDENT=dependent)
+            call = _call(config, image, weights, group, graph, slots, beside, machine.processors)
             if call is not None:
                 calls.append(call if at_most is None else replace(call, condition=(x.shape[0], at_most)))
         if len(calls) < len(ranges):
@@ -148,18 +150,18 @@ def hopper_candidates(
         seconds = chosen[-1][1] + machine.launches.kernel * len(stages)
         cost = product_cost(group, product(image.sizes), columns // groups, product(w.shape[1:]), groups, seconds)
         reasons: dict[str, Any] = {"epilogue": slots.function.__name__, **({"pixels": pixels} if pixels > 1 else {})}
-        for (at_most, _), (form, _) in zip(ranges, chosen, strict=True):
-            reasons["tile" if at_most is None else f"images <= {at_most}"] = _described(form)
+        for (at_most, _), (config, _) in zip(ranges, chosen, strict=True):
+            reasons["tile" if at_most is None else f"images <= {at_most}"] = _described(config)
         name = "hopper convolution" if pixels == 1 else f"hopper convolution, {pixels} pixels a row"
         candidates.append(Candidate(name, (*stages, Stage(tuple(calls))), cost, temporaries, reasons))
     return candidates
 
 
-def _forms(
+def _configs(
     image: _Image, operands: tuple[Value, Value], columns: int, groups: int, stored: DType,
     epilogue: tuple[bool, float], known: dict[str, int], machine: Machine,
-) -> list[tuple[ConvolutionForm, float]]:  # fmt: skip
-    """The likeliest forms with their estimates, where symbols have the values `known`, others those expected.
+) -> list[tuple[ConvolutionConfig, float]]:  # fmt: skip
+    """The likeliest configs with their estimates, where symbols have the values `known`, others those expected.
 
     `epilogue`: whether it reads a tensor like the result, and its clocks for an element.
     """
@@ -175,14 +177,14 @@ def _forms(
         tl.dtype(x.dtype), tl.dtype(stored), None if w.dtype == x.dtype else tl.dtype(w.dtype), beside,
         prod(map(at, x.shape)) * x.dtype.itemsize, work,
     )  # fmt: skip
-    return list(ranked_forms(problem, machine)[:MOST_HOPPER_CANDIDATES])
+    return list(ranked_configs(problem, machine)[:MOST_HOPPER_CANDIDATES])
 
 
-def _described(form: ConvolutionForm) -> str:
-    unit = " x ".join(map(str, form.UNIT))
-    text = f"{form.units} units of {unit} pixels by {form.BN}, {form.CONSUMERS} warpgroups, depth {form.BK}, "
-    text += f"{form.STAGES} stages{', in turns' if form.TURNS else ''}"
-    return text if form.SPLIT == 1 else f"{text}, depth shared by {form.SPLIT}"
+def _described(config: ConvolutionConfig) -> str:
+    unit = " x ".join(map(str, config.UNIT))
+    text = f"{config.units} units of {unit} pixels by {config.BN}, {config.CONSUMERS} warpgroups, depth {config.BK}, "
+    text += f"{config.STAGES} stages{', ping-pong' if config.PING_PONG else ''}"
+    return text if config.SPLIT == 1 else f"{text}, depth shared by {config.SPLIT}"
 
 
 def _direct_image(anchor: Node, x: Value, w: Value, groups: int) -> _Image:
@@ -333,7 +335,7 @@ def _beside(group: Group, slots: Slots, operands: tuple[Value, ...]) -> Value | 
 
 
 def _call(
-    form: ConvolutionForm, image: _Image, weights: Operand, group: Group, graph: Graph, slots: Slots,
+    config: ConvolutionConfig, image: _Image, weights: Operand, group: Group, graph: Graph, slots: Slots,
     beside: Value | None, processors: int,
 ) -> KernelCall | None:  # fmt: skip
     """One launch; None where the epilogue needs its second tensor at other places than the result's."""
@@ -341,7 +343,7 @@ def _call(
     extra, function = slots.extra, slots.function
     all_columns = group.anchor.output.shape[-1]
     assert isinstance(all_columns, int)
-    if form.BESIDE:
+    if config.BESIDE:
         assert beside is not None
         extra = ExtraReferences()
         chain = Chain((*group.prologue, *group.epilogue), group.anchor.output, slots.stored, graph.constants)
@@ -349,37 +351,40 @@ def _call(
             function, _ = chain.written(extra, all_columns, rounded=True, beside=beside)
         except NotImplementedError:
             return None
-    form = form._replace(EPILOGUE=function)
-    columns = all_columns // form.GROUPS
+    config = config._replace(EPILOGUE=function)
+    columns = all_columns // config.GROUPS
     images, height, width = image.sizes
     shape: tuple[Size, ...] = (images, height, width, all_columns)
     strides: tuple[Size, ...] = (
         simplify(lift(height) * width * all_columns), simplify(lift(width) * all_columns), all_columns, 1
     )  # fmt: skip
-    if form.GROUPS > 1:
-        shape, strides = (images, height, width, form.GROUPS, columns), (*strides[:-1], columns, 1)
-    taps = form.KERNEL[0] * form.KERNEL[1]
-    result = TiledOperand(slots.stored, shape, strides, form.out_block)
+    if config.GROUPS > 1:
+        shape, strides = (images, height, width, config.GROUPS, columns), (*strides[:-1], columns, 1)
+    taps = config.KERNEL[0] * config.KERNEL[1]
+    result = TiledOperand(slots.stored, shape, strides, config.out_block)
     operands: dict[str, Operand] = {
-        "x": TiledOperand(image.place, image.shape, image.strides, form.image_block, form.steps),
+        "x": TiledOperand(image.place, image.shape, image.strides, config.image_block, config.steps),
         "w": TiledOperand(
-            weights, (all_columns, taps, image.channels), (taps * image.channels, image.channels, 1), form.weight_block
+            weights, (all_columns, taps, image.channels), (taps * image.channels, image.channels, 1),
+            config.weight_block,
         ),
-        "beside": result if not form.BESIDE or beside is None else replace(result, value=beside),
+        "beside": result if not config.BESIDE or beside is None else replace(result, value=beside),
         "out": result, "images": images, "height": height, "width": width, "columns": columns,
     }  # fmt: skip
     types = dict.fromkeys(("images", "height", "width", "columns"), "i32")
     bind_extra(extra, operands, types)
-    return KernelCall(hopper.convolution, operands, types, {"FORM": form}, _grid(form, image, all_columns, processors))
+    return KernelCall(
+        hopper.convolution, operands, types, {"CONFIG": config}, _grid(config, image, all_columns, processors)
+    )
 
 
-def _grid(form: ConvolutionForm, image: _Image, columns: int, processors: int) -> tuple[Size, Size, Size]:
+def _grid(config: ConvolutionConfig, image: _Image, columns: int, processors: int) -> tuple[Size, Size, Size]:
     """CTAs to launch: persistent ones for a number of tiles that is not known are as many as run at once."""
     units: Size = 1
-    for extent, side in zip(image.sizes, form.UNIT, strict=True):
+    for extent, side in zip(image.sizes, config.UNIT, strict=True):
         units = simplify(lift(units) * ceil_divide(extent, side))
-    across = -(-(columns // form.GROUPS) // form.BN) * form.GROUPS
-    tiles = simplify(lift(ceil_divide(units, form.units)) * across)
+    across = -(-(columns // config.GROUPS) // config.BN) * config.GROUPS
+    tiles = simplify(lift(ceil_divide(units, config.units)) * across)
     if isinstance(tiles, int):
-        return form.grid(tiles, processors)
-    return (simplify(lift(tiles) * form.SPLIT) if form.SPLIT > 1 else processors * form.resident, 1, 1)
+        return config.grid(tiles, processors)
+    return (simplify(lift(tiles) * config.SPLIT) if config.SPLIT > 1 else processors * config.resident, 1, 1)

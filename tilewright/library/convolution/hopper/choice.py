@@ -1,4 +1,4 @@
-"""Which form of the Hopper convolution suits a problem: candidates, and an estimate that ranks them.
+"""Which config of the Hopper convolution suits a problem: candidates, and an estimate that ranks them.
 
 The estimate counts clocks of the tensor cores, of boxes and weights coming from the L2 cache, of epilogues and of
 waves, and the bytes that are moved.  It ranks; among the first few the clock decides.
@@ -13,7 +13,7 @@ from math import prod
 from typing import Any
 
 import tilewright.language as tl
-from tilewright.library.convolution.hopper.config import UNIT_PIXELS, ConvolutionForm
+from tilewright.library.convolution.hopper.config import UNIT_PIXELS, ConvolutionConfig
 from tilewright.library.hopper import SHARED_BYTES, is_possible
 from tilewright.targets.machine import Machine
 
@@ -28,7 +28,7 @@ _SPAN = 700.0
 _JOIN = 3000.0
 _TURN = 300.0  # until the products of another warpgroup follow
 _FILL = 1200.0
-_FEW_SHARED = 3  # forms whose CTAs share their depth that are listed before others
+_FEW_SHARED = 3  # configs whose CTAs share their depth that are listed before others
 
 
 @dataclass(frozen=True)
@@ -78,35 +78,35 @@ def unit_of(images: int, height: int, width: int) -> tuple[int, int, int]:
     return min(boxes, key=order)
 
 
-def seconds_of(form: ConvolutionForm, problem: ConvolutionProblem, machine: Machine) -> float:
-    """The estimated time of a problem with a form."""
-    tiles = form.tiles(problem.images, problem.height, problem.width, problem.columns * problem.groups)
-    ctas = tiles * form.SPLIT
-    blocks = -(-form.blocks // form.SPLIT)
+def seconds_of(config: ConvolutionConfig, problem: ConvolutionProblem, machine: Machine) -> float:
+    """The estimated time of a problem with a config."""
+    tiles = config.tiles(problem.images, problem.height, problem.width, problem.columns * problem.groups)
+    ctas = tiles * config.SPLIT
+    blocks = -(-config.blocks // config.SPLIT)
     # A product of 64 rows and 16 elements of depth takes as long as tensor cores need, or as its operands to be read.
-    instruction = 2 * 64 * 16 * form.BN / machine.wgmma
-    multiplied = form.units * form.BK * form.INPUT.itemsize / 32 * max(instruction, 16 + form.BN / 4)
-    loaded = form.stage_bytes / machine.l2_windows
-    elements = UNIT_PIXELS * form.units * form.stored_columns
-    epilogue = _EPILOGUE + form.spans * _SPAN + elements * (1 / 20 + problem.work)
-    if form.SPLIT > 1:
-        epilogue += _JOIN * max(1, form.SPLIT // 4) + UNIT_PIXELS * form.units * form.BN / 24
-    if problem.beside and not form.BESIDE:
+    instruction = 2 * 64 * 16 * config.BN / machine.wgmma
+    multiplied = config.units * config.BK * config.INPUT.itemsize / 32 * max(instruction, 16 + config.BN / 4)
+    loaded = config.stage_bytes / machine.l2_windows
+    elements = UNIT_PIXELS * config.units * config.stored_columns
+    epilogue = _EPILOGUE + config.spans * _SPAN + elements * (1 / 20 + problem.work)
+    if config.SPLIT > 1:
+        epilogue += _JOIN * max(1, config.SPLIT // 4) + UNIT_PIXELS * config.units * config.BN / 24
+    if problem.beside and not config.BESIDE:
         epilogue += elements / 3
-    elif problem.beside and form.BESIDE < 2 * form.spans:
+    elif problem.beside and config.BESIDE < 2 * config.spans:
         epilogue += _LATENCY  # the next tile's comes only when this one's has been read
-    slots = machine.slots(form.SPLIT) * form.resident
-    turns = -(-ctas // slots)
-    step = max(multiplied, loaded, _LATENCY / (form.STAGES - 1))
-    alone = turns * (blocks * step + epilogue)
-    if form.TURNS:
+    slots = machine.slots(config.SPLIT) * config.resident
+    waves = -(-ctas // slots)
+    step = max(multiplied, loaded, _LATENCY / (config.STAGES - 1))
+    alone = waves * (blocks * step + epilogue)
+    if config.PING_PONG:
         # One computes results under the products of the other; only the last are seen.
-        alone = turns * max(blocks * step + _TURN, (blocks * step + epilogue) / 2) + epilogue
+        alone = waves * max(blocks * step + _TURN, (blocks * step + epilogue) / 2) + epilogue
     crowd = -(-ctas // machine.processors) * blocks * max(multiplied, loaded)
     size = problem.input.itemsize
     results = problem.pixels * problem.columns * problem.groups * problem.output.itemsize
     images = problem.read or problem.pixels * problem.channels * problem.groups * size
-    weights = problem.columns * problem.groups * form.taps * form.CHANNELS * size
+    weights = problem.columns * problem.groups * config.taps * config.CHANNELS * size
     moved = images + weights + results * (2 if problem.beside else 1)
     rate = machine.l2_together if moved < _CACHED else machine.memory
     pulling = min(1.0, min(ctas, slots) / (0.95 * machine.processors))
@@ -115,70 +115,72 @@ def seconds_of(form: ConvolutionForm, problem: ConvolutionProblem, machine: Mach
     return machine.launches.hopper_convolution + most + least / 8
 
 
-def candidate_forms(problem: ConvolutionProblem) -> list[ConvolutionForm]:
-    """Forms that can be built for a problem, with as many stages as are of use."""
+def candidate_configs(problem: ConvolutionProblem) -> list[ConvolutionConfig]:
+    """Configs that can be built for a problem, with as many stages as are of use."""
     line = problem.images == problem.height == 1 and problem.kernel == (1, 1)
     unit = (1, 1, UNIT_PIXELS) if line else unit_of(problem.images, problem.height, problem.width)
     run = problem.channels * problem.input.itemsize
     depth = next(step for step in (32, 64, 128) if run <= step or step == 128)  # bytes of a stage
     if 128 < run < 256 and run % 64 == 0 and run % 128 <= 64:
         depth = 64  # a second stage of 128 bytes would be half empty
-    forms = []
+    configs = []
     shares = ((1, 1, False), (2, 1, False), (3, 1, False), (2, 1, True), *((1, s, False) for s in (2, 4, 8)))
-    for columns, (consumers, split, turns) in product((16, 32, 64, 96, 128, 192, 256), shares):
+    for columns, (consumers, split, ping_pong) in product((16, 32, 64, 96, 128, 192, 256), shares):
         if columns >= 2 * max(16, problem.columns) or (columns % 128 > 64 and problem.columns % columns):
             continue
-        form = ConvolutionForm(
+        config = ConvolutionConfig(
             UNIT=unit, BN=columns, CHANNELS=problem.channels, KERNEL=problem.kernel, STRIDE=problem.stride,
             PAD=problem.pad, DILATION=problem.dilation, GROUPS=problem.groups, BK=depth // problem.input.itemsize,
-            STAGES=2, CONSUMERS=consumers, SPLIT=split, TURNS=turns, INPUT=problem.input, RIGHT=problem.right,
+            STAGES=2, CONSUMERS=consumers, SPLIT=split, PING_PONG=ping_pong, INPUT=problem.input, RIGHT=problem.right,
             SUM=tl.float32 if problem.input.is_floating() else tl.int32, OUTPUT=problem.output,
         )  # fmt: skip
-        for staged in _with_epilogues(form, problem):
-            forms += [built for built in _with_stages(staged) if is_possible(built)]
-    return forms
+        for staged in _with_epilogues(config, problem):
+            configs += [built for built in _with_stages(staged) if is_possible(built)]
+    return configs
 
 
-def _with_epilogues(form: ConvolutionForm, problem: ConvolutionProblem) -> list[ConvolutionForm]:
-    """The form with chunks of columns in pairs, and with as much memory for its second operand as is of use."""
-    together = 2 if form.chunks % 2 == 0 and form.SPLIT == 1 and form.OUTPUT.itemsize > 1 else 1
-    form = form._replace(TOGETHER=together)
-    form = form._replace(BUFFERS=1 if form.spans == 1 else 2)
-    if not problem.beside or form.SPLIT > 1 or form.pixels != UNIT_PIXELS:
-        return [form]
+def _with_epilogues(config: ConvolutionConfig, problem: ConvolutionProblem) -> list[ConvolutionConfig]:
+    """The config with chunks of columns in pairs, and with as much memory for its second operand as is of use."""
+    together = 2 if config.chunks % 2 == 0 and config.SPLIT == 1 and config.OUTPUT.itemsize > 1 else 1
+    config = config._replace(TOGETHER=together)
+    config = config._replace(BUFFERS=1 if config.spans == 1 else 2)
+    if not problem.beside or config.SPLIT > 1 or config.pixels != UNIT_PIXELS:
+        return [config]
     # What comes beside a tile is asked for while the tile before is finished.
-    return [form._replace(BESIDE=form.spans * count, BUFFERS=1) for count in ((2,) if form.TURNS else (1, 2, 3))]
+    return [
+        config._replace(BESIDE=config.spans * count, BUFFERS=1) for count in ((2,) if config.PING_PONG else (1, 2, 3))
+    ]
 
 
-def _with_stages(form: ConvolutionForm) -> list[ConvolutionForm]:
-    """The form with stages for all shared memory, and for so much that two kernels find room; no more than are used.
+def _with_stages(config: ConvolutionConfig) -> list[ConvolutionConfig]:
+    """The config with stages for all shared memory, and for so much that two kernels find room; no more than are used.
 
     CTAs of a cluster get a processor each: they are given so much memory that two do not fit.
     """
-    used = -(-form.blocks // form.SPLIT)
+    used = -(-config.blocks // config.SPLIT)
     limits: tuple[int, ...] = (_BESIDE, SHARED_BYTES)
-    if form.SPLIT == 1:
+    if config.SPLIT == 1:
         used = max(4, used + 1)  # stages of the next tile come during the epilogue
     else:
-        fixed = form.shared_bytes - form.STAGES * (form.stage_bytes + 16)
-        used = max(used, (_ALONE - fixed) // (form.stage_bytes + 16) + 1)
+        fixed = config.shared_bytes - config.STAGES * (config.stage_bytes + 16)
+        used = max(used, (_ALONE - fixed) // (config.stage_bytes + 16) + 1)
         limits = (SHARED_BYTES,)
-    found: list[ConvolutionForm] = []
+    found: list[ConvolutionConfig] = []
     for limit in limits:
-        free = limit - (form.shared_bytes - form.STAGES * (form.stage_bytes + 16))
-        stages = min(24 if form.SPLIT > 1 else 12, max(2, used), free // (form.stage_bytes + 16))
+        free = limit - (config.shared_bytes - config.STAGES * (config.stage_bytes + 16))
+        stages = min(24 if config.SPLIT > 1 else 12, max(2, used), free // (config.stage_bytes + 16))
         if stages >= 2 and all(other.STAGES != stages for other in found):
-            found.append(form._replace(STAGES=stages))
+            found.append(config._replace(STAGES=stages))
     return found
 
 
 @lru_cache(maxsize=1024)
-def ranked_forms(problem: ConvolutionProblem, machine: Machine) -> tuple[tuple[ConvolutionForm, float], ...]:
+def ranked_configs(problem: ConvolutionProblem, machine: Machine) -> tuple[tuple[ConvolutionConfig, float], ...]:
     """All candidates with their estimates, the quickest first; of equals the one in the smallest clusters.
 
-    Of the forms whose CTAs share their depth, of which the estimate knows least, all but the first are listed last.
+    Of the configs whose CTAs share their depth, of which the estimate knows least, all but the first are listed last.
     """
-    estimates = [(form, seconds_of(form, problem, machine)) for form in candidate_forms(problem)]
+    estimates = [(config, seconds_of(config, problem, machine)) for config in candidate_configs(problem)]
     ranked = sorted(estimates, key=lambda entry: (round(entry[1] * 1e9), entry[0].SPLIT, -entry[0].STAGES))
     late = [entry for entry in ranked if entry[0].SPLIT > 1][_FEW_SHARED:]
     return (*(entry for entry in ranked if entry not in late), *late)

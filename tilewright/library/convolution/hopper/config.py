@@ -1,4 +1,4 @@
-"""The forms of the Hopper convolution: what is fixed at compile time, and what follows from it."""
+"""The configs of the Hopper convolution: what is fixed at compile time, and what follows from it."""
 
 from __future__ import annotations
 
@@ -12,11 +12,11 @@ from tilewright.library.matmul.kernel import identity
 UNIT_PIXELS = 64  # at most: the rows of one warpgroup's product
 
 
-class ConvolutionForm(NamedTuple):
+class ConvolutionConfig(NamedTuple):
     """A convolution by CTAs of one warp that loads and `CONSUMERS` warpgroups that multiply.
 
     A warpgroup's part of a tile is a unit: a box of `UNIT` = (images, rows, columns) of output pixels, by `BN` columns.
-    With `TURNS` a tile is a single unit, and warpgroups take tiles in turns: one multiplies while others finish.
+    With `PING_PONG` a tile is a single unit, and warpgroups alternate on tiles: one multiplies, the other finishes.
     What a tap of the window sees of a unit is a box of the image, which one tensor copy brings, `BK` channels at a
     time, zeros where the window reaches over the edge.  `SPLIT` CTAs of a cluster share the taps and channels of a
     tile.  Without `SPLIT` CTAs are persistent.
@@ -36,7 +36,7 @@ class ConvolutionForm(NamedTuple):
     BK: int = 64
     STAGES: int = 4
     CONSUMERS: int = 2
-    TURNS: bool = False
+    PING_PONG: bool = False
     SPLIT: int = 1
     TOGETHER: int = 1  # chunks of columns that the epilogue is given at once: what it loads, it waits for once
     BUFFERS: int = 2  # staging tiles of results for each consumer, of the chunks that go together
@@ -61,7 +61,7 @@ class ConvolutionForm(NamedTuple):
     @property
     def units(self) -> int:
         """Units of a tile."""
-        return 1 if self.TURNS else self.CONSUMERS
+        return 1 if self.PING_PONG else self.CONSUMERS
 
     @property
     def taps(self) -> int:
@@ -160,8 +160,8 @@ class ConvolutionForm(NamedTuple):
         registers = 160 * min(255, self.BN // 2 + 72) if self.CONSUMERS == 1 else 65536
         return max(1, min(3, SHARED_BYTES // self.shared_bytes, 65536 // registers))
 
-    def check(self) -> ConvolutionForm:
-        """The form itself; raises `LaunchError` with the reason when it cannot be built."""
+    def check(self) -> ConvolutionConfig:
+        """The config itself; raises `LaunchError` with the reason when it cannot be built."""
         row = self.BK * self.INPUT.itemsize
         rules = [
             (self.pixels <= UNIT_PIXELS and self.pixels % 8 == 0, "a unit has a multiple of 8 pixels, up to 64"),
@@ -176,10 +176,13 @@ class ConvolutionForm(NamedTuple):
             (self.SPLIT in (1, 2, 4, 8) and self.SPLIT <= self.blocks, "up to 8 CTAs share the depth of a tile"),
             (self.chunks % self.TOGETHER == 0, "all chunks go together in the same number"),
             (self.SPLIT == 1 or self.chunks == 1, "each CTA that shares a tile stores one chunk"),
-            (not self.TURNS or (self.SPLIT == 1 and self.CONSUMERS == 2), "turns are of two consumers, unshared"),
             (
-                not self.TURNS or self.BESIDE in (0, 2 * self.spans),
-                "consumers in turns have their own tiles of a second operand",
+                not self.PING_PONG or (self.SPLIT == 1 and self.CONSUMERS == 2),
+                "PING_PONG takes two consumers, unshared",
+            ),
+            (
+                not self.PING_PONG or self.BESIDE in (0, 2 * self.spans),
+                "with PING_PONG consumers have their own tiles of a second operand",
             ),
             (not self.BESIDE or (self.pixels == UNIT_PIXELS and self.SPLIT == 1), "a second operand has 64 pixels"),
             (all(1 <= step <= 8 for step in self.STRIDE), "strides are at most 8"),

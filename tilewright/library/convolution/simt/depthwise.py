@@ -49,7 +49,7 @@ def gpu_depthwise(group: Group, slots: Slots, weights: Operand, target: Target) 
     flops = simplify(lift(product(out.shape)) * taps * 2)
     cost = window_cost(group, flops, target)
     found = []
-    for lines, run, channels in _forms((expected(out_height), expected(out_width)), expected(product(out.shape))):
+    for lines, run, channels in _configs((expected(out_height), expected(out_width)), expected(product(out.shape))):
         vector = gcd(columns, channels)
         blocks = lift(images) * ceil_divide(out_height, lines) * ceil_divide(out_width, run)
         items = simplify(blocks * (columns // vector))
@@ -62,7 +62,7 @@ def gpu_depthwise(group: Group, slots: Slots, weights: Operand, target: Target) 
     return found
 
 
-def _forms(size: tuple[int, int], elements: int) -> list[tuple[int, int, int]]:
+def _configs(size: tuple[int, int], elements: int) -> list[tuple[int, int, int]]:
     """Lines, pixels of a line and channels of a thread worth trying, the likeliest first: few where there is little
     work, none that are wasted."""
     height, width = size

@@ -12,7 +12,7 @@ from __future__ import annotations
 
 import tilewright
 import tilewright.language as tl
-from tilewright.library.masks import both, within
+from tilewright.library.masks import and_masks, within
 from tilewright.library.matmul.kernel import identity
 
 
@@ -95,15 +95,15 @@ def planes(x, w, out, images, columns, depth, height, width, out_depth, out_heig
         step = first + tl.arange(0, BLOCK_K)
         tap = (first if CHANNELS % BLOCK_K == 0 else step) // CHANNELS
         channel = step - tap * CHANNELS
-        behind, down, right = tap_distances(tap, KERNEL_Y, KERNEL_X, DILATION_Z, DILATION_Y, DILATION_X)
-        shift = (behind * height + down) * width + right + channel * plane
+        deeper, down, right = tap_distances(tap, KERNEL_Y, KERNEL_X, DILATION_Z, DILATION_Y, DILATION_X)
+        shift = (deeper * height + down) * width + right + channel * plane
         inside = there[None, :]
         if CHANNELS % BLOCK_K != 0:
             inside = inside & (step < DEPTH)[:, None]
         if PADDED and CHANNELS % BLOCK_K == 0:  # one tap: a condition for each pixel
-            inside = inside & in_image(front + behind, top + down, left + right, depth, height, width)[None, :]
+            inside = inside & in_image(front + deeper, top + down, left + right, depth, height, width)[None, :]
         elif PADDED:
-            z, y = front[None, :] + behind[:, None], top[None, :] + down[:, None]
+            z, y = front[None, :] + deeper[:, None], top[None, :] + down[:, None]
             inside = inside & in_image(z, y, left[None, :] + right[:, None], depth, height, width)
         values = tl.load(base[None, :] + shift[:, None], mask=inside, other=0.0)
         places = w + step[None, :] * (columns * GROUPS) + row[:, None]
@@ -116,7 +116,7 @@ def planes(x, w, out, images, columns, depth, height, width, out_depth, out_heig
     out += part.to(tl.int64) * images * (columns * GROUPS) * pixels
     first = image.to(tl.int64) * (columns * GROUPS) + group * columns
     output_row = (first[None, :] if FLAT else first) + row[:, None]
-    mask = both(within(row[:, None], columns, MASK_M), there[None, :] if MASK_N else None)
+    mask = and_masks(within(row[:, None], columns, MASK_M), there[None, :] if MASK_N else None)
     result = EPILOGUE(acc, output_row, pixel[None, :], mask, extra)
     tl.store(out + output_row * pixels + pixel[None, :], result, mask=mask)
 
@@ -148,18 +148,18 @@ def few_planes(x, w, out, columns, depth, height, width, out_depth, out_height, 
         for z in tl.static_range(KERNEL_Z):
             for y in tl.static_range(KERNEL_Y):
                 for column in tl.static_range(KERNEL_X):
-                    behind, down, right = z * DILATION_Z, y * DILATION_Y, column * DILATION_X
+                    deeper, down, right = z * DILATION_Z, y * DILATION_Y, column * DILATION_X
                     inside = there
                     if PADDED:
-                        inside = there & in_image(front + behind, top + down, left + right, depth, height, width)
-                    shift = (behind * height + down) * width + right
+                        inside = there & in_image(front + deeper, top + down, left + right, depth, height, width)
+                    shift = (deeper * height + down) * width + right
                     values = tl.load(x + (base + shift), mask=inside, other=0.0).to(TYPE)
                     tap = ((z * KERNEL_Y + y) * KERNEL_X + column) * CHANNELS + channel
                     weight = tl.load(w + tap * (columns * GROUPS), mask=row < columns, other=0.0).to(TYPE)
                     acc += weight[:, None] * values[None, :]
         x += plane
 
-    mask = both(within(row[:, None], columns, True), there[None, :])
+    mask = and_masks(within(row[:, None], columns, True), there[None, :])
     output_row = (image * GROUPS + group) * columns + row[:, None]
     result = EPILOGUE(acc, output_row, pixel[None, :], mask, extra)
     tl.store(out + output_row * pixels + pixel[None, :], result, mask=mask)

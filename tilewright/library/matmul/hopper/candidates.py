@@ -1,7 +1,7 @@
-"""Matrix products by the Hopper kernel of tensor copies and wgmma: forms for each range of rows, batches, gates, norms
-of the rows that are read, early starts.
+"""Matrix products by the Hopper kernel of tensor copies and wgmma: configs for each range of rows, batches, gates,
+norms of the rows that are read, early starts.
 
-A number of rows that is known only at run time is divided into ranges, each with the form that suits it; the plan's
+A number of rows that is known only at run time is divided into ranges, each with the config that suits it; the plan's
 step then has one choice for each.  Weights that are constants are read before the kernels ahead have ended.
 """
 
@@ -23,8 +23,8 @@ from tilewright.library.generated.elementwise import chain_operations, total_byt
 from tilewright.library.matmul.cpu import Problem
 from tilewright.library.matmul.gate import GateSlots
 from tilewright.library.matmul.hopper import kernel as hopper
-from tilewright.library.matmul.hopper.choice import ONE_WAVE_ROWS, close_forms, dependent, finished
-from tilewright.library.matmul.hopper.config import MatmulForm
+from tilewright.library.matmul.hopper.choice import ONE_WAVE_ROWS, close_configs, dependent, finished
+from tilewright.library.matmul.hopper.config import MatmulConfig
 from tilewright.library.matmul.problem import MatmulProblem
 from tilewright.library.packing import halves_recipe, order_recipe
 from tilewright.library.slots import Slots
@@ -32,7 +32,7 @@ from tilewright.symbolic import Size, ceil_divide, lift, minimum, product, simpl
 from tilewright.targets.base import Target
 from tilewright.targets.machine import Machine
 
-HOPPER_FORMS = 10  # forms that are candidates, beside those in which warpgroups take turns
+HOPPER_CONFIGS = 10  # configs that are candidates, besides those with ping-pong
 ROW_RANGES = (16, 64, 128, 256, 1024)  # ends of the ranges of a run-time number of rows
 _TILED_BYTES = 16  # what strides and addresses of tensor copies are multiples of
 _GATE_WIDTH = 8  # columns of either half that lie beside each other
@@ -67,7 +67,7 @@ def hopper_products(
     problem: Problem, slots: Slots, group: Group, target: Target, graph: Graph | None = None,
     norm: Node | None = None,
 ) -> list[Candidate]:  # fmt: skip
-    """The Hopper product in several forms; none where tensor copies cannot read the operands or it would change the
+    """The Hopper product in several configs; none where tensor copies cannot read the operands or it would change the
     precision. `graph` tells which operands are constants, `norm` how the few rows of A are normalised first."""
     b = problem.b
     if not isinstance(b, (Value, PackedConstant)):
@@ -149,9 +149,9 @@ def _candidates(found: _Product | None, group: Group, target: Target) -> list[Ca
     if len(group.outputs) > 1 and upper_bound(product((found.batches, found.rows))) > ONE_WAVE_ROWS:
         return []  # others than the last are stored by threads, element by element
     ranges = spans(found.rows, ROW_RANGES)
-    ranked = [_forms(found, example, at_most, target.machine()) for example, at_most in ranges]
+    ranked = [_configs(found, example, at_most, target.machine()) for example, at_most in ranges]
     candidates = []
-    for forms in zip(*ranked, strict=False):
+    for configs in zip(*ranked, strict=False):
         calls = []
         reasons: dict[str, Any] = {"epilogue": found.slots.function.__name__}
         if found.dtype == float32:
@@ -160,13 +160,13 @@ def _candidates(found: _Product | None, group: Group, target: Target) -> list[Ca
             reasons["gate"] = found.gate.__name__
         if found.norm is not None:
             reasons["norm"] = "of the rows that are read: their sums are scaled"
-        for (_, at_most), (form, _) in zip(ranges, forms, strict=True):
+        for (_, at_most), (config, _) in zip(ranges, configs, strict=True):
             last = at_most is None or at_most >= upper_bound(found.rows)
             condition = None if at_most is None or last else (found.rows, at_most)
-            calls.append(_call(found, form, condition, target))
+            calls.append(_call(found, config, condition, target))
             tile = "tile" if isinstance(found.rows, int) else "rows" if last else f"rows <= {at_most}"
-            reasons[tile] = form.described
-        cost = _cost(found, group, forms[-1][1])
+            reasons[tile] = config.described
+        cost = _cost(found, group, configs[-1][1])
         kind = "" if found.gate is None else "gated "
         name = f"hopper {kind}matmul" if found.batches == 1 else "hopper batched matmul"
         candidates.append(Candidate(name, (Stage(tuple(calls)),), cost, (), reasons))
@@ -179,35 +179,35 @@ def _cost(found: _Product, group: Group, seconds: float) -> Cost:
     return Cost(total_bytes(group.inputs, group.outputs), flops, seconds)
 
 
-def _call(found: _Product, form: MatmulForm, condition: tuple[Size, int] | None, target: Target) -> KernelCall:
-    """The launch of a form."""
+def _call(found: _Product, config: MatmulConfig, condition: tuple[Size, int] | None, target: Target) -> KernelCall:
+    """The launch of a config."""
     rows, columns, depth, slots = found.rows, found.columns, found.depth, found.slots
-    form = form._replace(EPILOGUE=slots.function, GATE=found.gate)
-    form = dependent(form) if found.ready else form
+    config = config._replace(EPILOGUE=slots.function, GATE=found.gate)
+    config = dependent(config) if found.ready else config
     stored = columns // 2 if found.gate is not None else columns
     out_step = simplify(lift(rows) * stored)
 
     out = ((rows, stored), out_step)
     operands: dict[str, Operand] = {
-        **_operands(found, form),
-        "c": _tiled(found, slots.stored, *out, form.out_block),
-        "c_tail": _tiled(found, slots.stored, *out, form.tail_block),
+        **_operands(found, config),
+        "c": _tiled(found, slots.stored, *out, config.out_block),
+        "c_tail": _tiled(found, slots.stored, *out, config.tail_block),
         "M": rows, "N": columns, "K": depth, "batches": found.batches,
     }  # fmt: skip
     types = dict.fromkeys(("M", "N", "K", "batches"), "i32")
     bind_extra(slots.extra, operands, types)
-    grid = (_grid(form, rows, columns, found.batches, target.machine().processors), 1, 1)
-    return KernelCall(hopper.matmul, operands, types, {"FORM": form}, grid, condition)
+    grid = (_grid(config, rows, columns, found.batches, target.machine().processors), 1, 1)
+    return KernelCall(hopper.matmul, operands, types, {"CONFIG": config}, grid, condition)
 
 
-def _operands(found: _Product, form: MatmulForm) -> dict[str, Operand]:
-    """What a form multiplies."""
+def _operands(found: _Product, config: MatmulConfig) -> dict[str, Operand]:
+    """What a config multiplies."""
     rows, columns, depth, rounded = found.rows, found.columns, found.depth, found.dtype == float32
     left = (depth, rows) if found.left_transposed else (rows, depth)
     right = (depth, columns) if found.transposed else (columns, depth)
     return {
-        "a": _tiled(found, found.a, left, found.steps[0], form.left_block, rounded),
-        "b": _tiled(found, found.b, right, found.steps[1], form.right_block, rounded),
+        "a": _tiled(found, found.a, left, found.steps[0], config.left_block, rounded),
+        "b": _tiled(found, found.b, right, found.steps[1], config.right_block, rounded),
     }
 
 
@@ -221,35 +221,35 @@ def _tiled(
     return TiledOperand(value, (found.batches, *extents), (step, extents[1], 1), block, rounded=rounded)
 
 
-def _grid(form: MatmulForm, rows: Size, columns: int, batches: Size, processors: int) -> Size:
-    """CTAs of a launch, as `MatmulForm.grid`, for rows and batches that may be known only at run time."""
+def _grid(config: MatmulConfig, rows: Size, columns: int, batches: Size, processors: int) -> Size:
+    """CTAs of a launch, as `MatmulConfig.grid`, for rows and batches that may be known only at run time."""
     if isinstance(rows, int) and isinstance(batches, int):
-        return form.grid(rows, columns, batches, processors)[0]
-    tiles = lift(ceil_divide(rows, form.BM * form.SHARE_B)) * -(-columns // (form.BN * form.SHARE_A)) * batches
-    if form.SPLIT > 1 or form.SINGLE:
-        return simplify(tiles * form.cluster)
-    return simplify(lift(minimum(simplify(tiles), processors // form.cluster)) * form.cluster)
+        return config.grid(rows, columns, batches, processors)[0]
+    tiles = lift(ceil_divide(rows, config.BM * config.SHARE_B)) * -(-columns // (config.BN * config.SHARE_A)) * batches
+    if config.SPLIT > 1 or config.SINGLE:
+        return simplify(tiles * config.cluster)
+    return simplify(lift(minimum(simplify(tiles), processors // config.cluster)) * config.cluster)
 
 
-def _forms(
+def _configs(
     found: _Product, example: int, at_most: int | None, machine: Machine
-) -> tuple[tuple[MatmulForm, float], ...]:
+) -> tuple[tuple[MatmulConfig, float], ...]:
     most = example if isinstance(found.rows, int) else at_most or upper_bound(found.rows)
-    # One batch has a form without the axis of batches.
+    # One batch has a config without the axis of batches.
     batches = 1 if found.batches == 1 else max(2, expected(found.batches))
     problem = MatmulProblem(
         example, found.columns, found.depth, batches, found.dtype, found.slots.stored.dtype,
         found.left_transposed, found.transposed, at_most=most, generated=found.slots.cost,
     )  # fmt: skip
     b_type = found.b.dtype if isinstance(found.b, Value) else found.b.value.dtype
-    return _usable_forms(problem, machine, found.norm, None if b_type == found.dtype else tl.dtype(b_type))
+    return _usable_configs(problem, machine, found.norm, None if b_type == found.dtype else tl.dtype(b_type))
 
 
 @lru_cache(maxsize=1024)
-def _usable_forms(
+def _usable_configs(
     problem: MatmulProblem, machine: Machine, norm: JITFunction | None, right: tl.dtype | None
-) -> tuple[tuple[MatmulForm, float], ...]:
-    """The forms worth timing, the one to take untimed first; `right` is B's element type where it is not A's."""
+) -> tuple[tuple[MatmulConfig, float], ...]:
+    """The configs worth timing, the one to take untimed first; `right` is B's element type where it is not A's."""
     return tuple(
-        close_forms(problem, machine, partial(finished, problem=problem, NORM=norm, RIGHT=right), HOPPER_FORMS)
+        close_configs(problem, machine, partial(finished, problem=problem, NORM=norm, RIGHT=right), HOPPER_CONFIGS)
     )

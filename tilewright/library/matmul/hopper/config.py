@@ -1,7 +1,7 @@
-"""The forms of the Hopper matrix product: what is fixed at compile time, and what follows from it.
+"""The configs of the Hopper matrix product: what is fixed at compile time, and what follows from it.
 
-A form is a NamedTuple, so that kernels take it as one compile-time parameter and read its fields and properties.
-`check` says why a form is impossible before anything is compiled.
+A config is a NamedTuple, so that kernels take it as one compile-time parameter and read its fields and properties.
+`check` says why a config is impossible before anything is compiled.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ from tilewright.library.hopper import ATOM, SHARED_BYTES, checked, swizzle_of
 from tilewright.library.matmul.kernel import identity
 
 
-class MatmulForm(NamedTuple):
+class MatmulConfig(NamedTuple):
     """A matrix product by one persistent CTA an SM: a warp that loads, and warpgroups that multiply.
 
     `BM` x `BN` is the tile of a CTA, `BK` the depth of a stage (whole rows of 128 bytes where it is contiguous).
@@ -21,7 +21,7 @@ class MatmulForm(NamedTuple):
     columns of B; `SPLIT` CTAs of a cluster share the depth.  `A_ROWS` of `BM` rows are loaded when there are no more.
     `GROUP` rows of tiles are walked together, so that both operands stay in the L2 cache.
 
-    Consumers divide the rows of a tile.  With `TURNS` each of two has a tile of its own instead: one multiplies
+    Consumers divide the rows of a tile.  With `PING_PONG` each of two has a tile of its own instead: one multiplies
     while the other computes and stores its results, and they change places.  That hides epilogues, at the price of a
     smaller tile, since a thread holds all of it that its warpgroup has.  With `LAG` consumers that divide a tile
     begin so many stages one after the other, and stay apart: one stores while the other still multiplies.
@@ -40,7 +40,7 @@ class MatmulForm(NamedTuple):
     GROUP: int = 8
     A_ROWS: int = 0
     BUFFERS: int = 2
-    TURNS: bool = False
+    PING_PONG: bool = False
     LAG: int = 0
     SINGLE: bool = False
     INPUT: Any = tl.bfloat16
@@ -74,7 +74,7 @@ class MatmulForm(NamedTuple):
     @property
     def sharers(self) -> int:
         """Consumers that divide a tile."""
-        return 1 if self.TURNS else self.CONSUMERS
+        return 1 if self.PING_PONG else self.CONSUMERS
 
     @property
     def loaded_rows(self) -> int:
@@ -263,9 +263,9 @@ class MatmulForm(NamedTuple):
 
     @property
     def described(self) -> str:
-        """What tells a form from others, in a line."""
+        """What tells a config from others, in a line."""
         parts = [f"{self.BM} x {self.BN}, depth {self.BK}, {self.STAGES} stages, {self.CONSUMERS} warpgroups"]
-        parts += ["in turns"] if self.TURNS else []
+        parts += ["ping-pong"] if self.PING_PONG else []
         parts += [f"A shared by {self.SHARE_A}"] if self.SHARE_A > 1 else []
         parts += [f"B shared by {self.SHARE_B}"] if self.SHARE_B > 1 else []
         parts += [f"depth split by {self.SPLIT}"] if self.SPLIT > 1 else []
@@ -275,8 +275,8 @@ class MatmulForm(NamedTuple):
         parts += [f"rows in groups of {self.GROUP}"] if self.GROUP != 8 else []
         return ", ".join(parts)
 
-    def check(self) -> MatmulForm:
-        """The form itself; raises `LaunchError` with the reason when it cannot be built."""
+    def check(self) -> MatmulConfig:
+        """The config itself; raises `LaunchError` with the reason when it cannot be built."""
         row = self.BK * self.INPUT.itemsize
         accumulators = self.rows // 64 * self.BN // 2 * (2 if self.PROMOTE else 1)
         transposed = self.A_TRANSPOSED or self.B_TRANSPOSED
@@ -306,7 +306,7 @@ class MatmulForm(NamedTuple):
             ),
             (self.SPLIT == 1 or partial <= ring, "partial sums lie where the stages of A or B were: use more stages"),
             (self.SPLIT == 1 or not self.BATCHED, "a split product is not batched"),
-            (not self.TURNS or (self.CONSUMERS == 2 and self.SPLIT == 1), "TURNS takes two consumers, unsplit"),
+            (not self.PING_PONG or (self.CONSUMERS == 2 and self.SPLIT == 1), "PING_PONG takes two consumers, unsplit"),
             (self.TOGETHER == 1 or (self.SPLIT == 1 and not self.GATE), "chunks go together unsplit, ungated"),
             (not self.GATE or (self.SPLIT == 1 and self.BN % 16 == 0), "gates take pairs of 8 columns, unsplit"),
             (self.cluster <= 8, "a cluster has at most 8 CTAs"),
@@ -314,7 +314,7 @@ class MatmulForm(NamedTuple):
             (accumulators <= most, f"{accumulators} accumulators a thread, which has room for {most}"),
             (self.BN // 2 + 26 <= entry, f"ptxas wants more than {entry} registers a thread for products this wide"),
             (self.shared_bytes <= SHARED_BYTES, f"{self.shared_bytes} bytes of shared memory, {SHARED_BYTES} exist"),
-            (not (self.SINGLE and self.TURNS), "a single tile is not taken in turns"),
+            (not (self.SINGLE and self.PING_PONG), "PING_PONG takes several tiles"),
             (0 <= self.LAG < self.STAGES, "consumers are fewer stages apart than there are"),
             (
                 not self.FLIGHT or (self.DEPENDENT and self.CONSUMERS == 1),

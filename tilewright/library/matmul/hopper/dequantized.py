@@ -1,6 +1,6 @@
-"""Products of float rows by quantized weights on Hopper: which weights the kernel reads, its forms, what they take.
+"""Products of float rows by quantized weights on Hopper: which weights the kernel reads, its configs, what they take.
 
-A number of rows that is known only at run time is divided into ranges, each with the form that suits it; the packed
+A number of rows that is known only at run time is divided into ranges, each with the config that suits it; the packed
 weights are the same for all of them.
 """
 
@@ -22,7 +22,7 @@ from tilewright.library.candidate import Candidate, KernelCall, Operand, PackedC
 from tilewright.library.cost import Cost, spans
 from tilewright.library.generated.elementwise import chain_operations, total_bytes
 from tilewright.library.hopper import SHARED_BYTES, is_possible
-from tilewright.library.matmul.hopper.dequantized_config import COLUMNS, PACKED_LINE, PIECE, DequantizedForm
+from tilewright.library.matmul.hopper.dequantized_config import COLUMNS, PACKED_LINE, PIECE, DequantizedConfig
 from tilewright.library.matmul.hopper.dequantized_kernel import dequantized_matmul
 from tilewright.library.matmul.kernel import identity
 from tilewright.library.packing import fragments_recipe, panels_recipe
@@ -36,7 +36,7 @@ from tilewright.targets.nvidia.quantized_weights import STAGE, unsupported
 MOST_CANDIDATES = 4  # that are candidates
 CTA_ROWS = (8, 16, 32, 64, 128, 256)  # rows of a CTA, and ends of the ranges of a run-time number of rows
 _CONSUMERS = {8: (1, 2, 4), 16: (1, 2, 4), 32: (2, 4), 64: (1, 2, 4), 128: (2,), 256: (2,)}  # by the rows of a CTA
-# Clocks of a multiprocessor for a stage, and for each row of x, fitted to 180 forms of 44 problems (H200, 2026-11-29;
+# Clocks of a multiprocessor for a stage, and for each row of x, fitted to 180 configs of 44 problems (H200, 2026-11-29;
 # they differ by 8 percent): what a warpgroup takes alone, at least; what all share; and what each adds.
 _ALONE, _ALONE_ROW = 418.0, 2.65
 _SHARED, _SHARED_ROW = 137.0, 1.12
@@ -67,7 +67,7 @@ class DequantizedProblem:
 
     @property
     def stage_group(self) -> int:
-        """Steps that share a scale, as forms have it: 0 for all of the depth."""
+        """Steps that share a scale, as configs have it: 0 for all of the depth."""
         return 0 if self.group == self.depth else self.group
 
     @property
@@ -105,73 +105,81 @@ def hopper_dequantized(group: Group, graph: Graph, target: Target) -> list[Candi
         for example, _ in ranges
     ]  # fmt: skip
     machine = target.machine()
-    ranked = [close_forms(problem, machine) for problem in problems]
+    ranked = [close_configs(problem, machine) for problem in problems]
     flops = simplify(lift(size_of([rows, columns])) * depth * 2 + chain_operations(group.epilogue))
     candidates = []
-    for forms in zip(*ranked, strict=False):
+    for configs in zip(*ranked, strict=False):
         reasons: dict[str, Any] = {
             "weights": f"{w.dtype.name}, a scale for {steps} of the depth", "epilogue": slots.function.__name__
         }  # fmt: skip
         calls = []
-        for (_, at_most), (form, _) in zip(ranges, forms, strict=True):
-            form = form._replace(DEPENDENT=True)
-            operands = _operands(form, x, w, scale, zero, rows, columns, depth)
+        for (_, at_most), (config, _) in zip(ranges, configs, strict=True):
+            config = config._replace(DEPENDENT=True)
+            operands = _operands(config, x, w, scale, zero, rows, columns, depth)
             operands["out"] = slots.stored
             types = dict.fromkeys(("M", "N", "K"), "i32")
             bind_extra(slots.extra, operands, types)
             condition = None if at_most is None else (rows, at_most)
-            across, _, _ = form.grid(1, columns)
-            grid = (across, ceil_divide(rows, form.BATCH), 1)
-            calls.append(KernelCall(dequantized_matmul, operands, types, {"FORM": form}, grid, condition))
+            across, _, _ = config.grid(1, columns)
+            grid = (across, ceil_divide(rows, config.BATCH), 1)
+            calls.append(KernelCall(dequantized_matmul, operands, types, {"CONFIG": config}, grid, condition))
             reasons["tile" if isinstance(rows, int) else "rows" if at_most is None else f"rows <= {at_most}"] = (
-                form.described
+                config.described
             )
-        cost = Cost(total_bytes(group.inputs, group.outputs), flops, forms[-1][1])
+        cost = Cost(total_bytes(group.inputs, group.outputs), flops, configs[-1][1])
         candidates.append(Candidate("hopper product by quantized weights", (Stage(tuple(calls)),), cost, (), reasons))
     return candidates
 
 
 def _operands(
-    form: DequantizedForm, x: Value, w: Value, scale: Value, zero: Value | None, rows: Size, columns: int, depth: int
+    config: DequantizedConfig,
+    x: Value,
+    w: Value,
+    scale: Value,
+    zero: Value | None,
+    rows: Size,
+    columns: int,
+    depth: int,
 ) -> dict[str, Operand]:
-    """What a form reads, and sizes."""
+    """What a config reads, and sizes."""
     blocks, groups = -(-columns // COLUMNS), scale.shape[1]
     assert isinstance(groups, int)
-    lines = -(-depth // form.unit) * form.unit_lines
+    lines = -(-depth // config.unit) * config.unit_lines
     panels = panels_recipe(COLUMNS, True)
 
     def in_panels(value: Value) -> Operand:
         strides = (groups * COLUMNS, COLUMNS, 1)
-        return TiledOperand(PackedConstant(value, panels), (blocks, groups, COLUMNS), strides, form.scales_block)
+        return TiledOperand(PackedConstant(value, panels), (blocks, groups, COLUMNS), strides, config.scales_block)
 
     codes = PackedConstant(w, fragments_recipe(w.dtype))
     return {
-        "x": TiledOperand(x, (rows, depth), (depth, 1), form.x_block),
-        "w": TiledOperand(codes, (blocks, lines, PACKED_LINE), (lines * PACKED_LINE, PACKED_LINE, 1), form.codes_block),
+        "x": TiledOperand(x, (rows, depth), (depth, 1), config.x_block),
+        "w": TiledOperand(codes, (blocks, lines, PACKED_LINE), (lines * PACKED_LINE, PACKED_LINE, 1),
+                          config.codes_block),
         "scales": in_panels(scale), "zeros": in_panels(scale if zero is None else zero),
         "M": rows, "N": columns, "K": depth,
     }  # fmt: skip
 
 
-# Forms ---------------------------------------------------------------------------------------------------------------
+# Configs -------------------------------------------------------------------------------------------------------------
 
 
 @lru_cache(maxsize=1024)
-def close_forms(problem: DequantizedProblem, machine: Machine) -> tuple[tuple[DequantizedForm, float], ...]:
-    """The forms worth timing with their estimated seconds, the one to take untimed first."""
-    estimates = [(form, seconds_of(form, problem, machine)) for form in dict.fromkeys(_forms(problem))]
+def close_configs(problem: DequantizedProblem, machine: Machine) -> tuple[tuple[DequantizedConfig, float], ...]:
+    """The configs worth timing with their estimated seconds, the one to take untimed first."""
+    estimates = [(config, seconds_of(config, problem, machine)) for config in dict.fromkeys(_configs(problem))]
     return tuple(sorted(estimates, key=lambda entry: round(entry[1] * 1e9))[:MOST_CANDIDATES])
 
 
-def _forms(problem: DequantizedProblem) -> list[DequantizedForm]:
-    """Forms that can be built: with the rows of the problem, or the most rows below that shared memory has room for."""
+def _configs(problem: DequantizedProblem) -> list[DequantizedConfig]:
+    """Configs that can be built: with the rows of the problem, or the most rows that shared memory has room for."""
     fewer = [rows for rows in CTA_ROWS[:-1] if rows < problem.rows]
     batches = (*fewer, CTA_ROWS[len(fewer)])
-    return next((found for batch in reversed(batches) if (found := list(_forms_of(problem, batch)))), [])
+    return next((found for batch in reversed(batches) if (found := list(_configs_of(problem, batch)))), [])
 
 
-def _forms_of(problem: DequantizedProblem, batch: int) -> Iterator[DequantizedForm]:
-    """Forms with so many rows, with as many stages as there is room for so many CTAs of a multiprocessor."""
+def _configs_of(problem: DequantizedProblem, batch: int) -> Iterator[DequantizedConfig]:
+    """Configs with so many rows, with as many stages as there is room for so many CTAs of a multiprocessor."""
     group = problem.stage_group
     integer = problem.weights.is_integer
     low = 1 << (problem.weights.bits - 1) if integer and problem.weights.is_signed else 0
@@ -180,7 +188,7 @@ def _forms_of(problem: DequantizedProblem, batch: int) -> Iterator[DequantizedFo
         # Sums beside those of a group would not fit the registers.
         many = batch == 256 or (batch * consumers == 256 and problem.weights.bits == 8)
         scaled = 0 < group < PIECE or many
-        form = DequantizedForm(
+        config = DequantizedConfig(
             BATCH=batch, CONSUMERS=consumers, DEPTH=STAGE, STAGES=2, SPLIT=split, GROUP=group, SCALED=scaled,
             CODES=tl.int32 if integer else tl.dtype(problem.weights), BITS=problem.weights.bits, LOW=low,
             ZEROS=problem.zeros, TYPE=tl.dtype(problem.input), SCALE=tl.dtype(problem.scale),
@@ -189,35 +197,35 @@ def _forms_of(problem: DequantizedProblem, batch: int) -> Iterator[DequantizedFo
             EPILOGUE=problem.epilogue,
         )  # fmt: skip
         room = SHARED_BYTES // together - 1024  # the GPU takes a part of each CTA's
-        most = (room - form.shared_bytes) // form.stage_bytes + form.STAGES
-        form = form._replace(STAGES=max(min(16, -(-stages // split), most), form.least_stages))
-        if split <= stages and form.shared_bytes <= room and is_possible(form) and _resident(form) >= together:
-            yield form
+        most = (room - config.shared_bytes) // config.stage_bytes + config.STAGES
+        config = config._replace(STAGES=max(min(16, -(-stages // split), most), config.least_stages))
+        if split <= stages and config.shared_bytes <= room and is_possible(config) and _resident(config) >= together:
+            yield config
 
 
-def _resident(form: DequantizedForm) -> int:
+def _resident(config: DequantizedConfig) -> int:
     """CTAs of a multiprocessor."""
-    registers = max(form.registers) or _REGISTERS[form.BATCH]
-    by_registers = 65536 // (registers * 128 * form.CONSUMERS + 32 * 128)
-    return max(1, min(by_registers, SHARED_BYTES // (form.shared_bytes + 1024), 2048 // form.threads))
+    registers = max(config.registers) or _REGISTERS[config.BATCH]
+    by_registers = 65536 // (registers * 128 * config.CONSUMERS + 32 * 128)
+    return max(1, min(by_registers, SHARED_BYTES // (config.shared_bytes + 1024), 2048 // config.threads))
 
 
-def seconds_of(form: DequantizedForm, problem: DequantizedProblem, machine: Machine) -> float:
-    """The estimated time of a problem with a form: the slowest of memory, the L2 cache, and the multiprocessors."""
-    across, down, _ = form.grid(problem.rows, problem.columns)
-    resident, slots = _resident(form), machine.slots(form.SPLIT)
+def seconds_of(config: DequantizedConfig, problem: DequantizedProblem, machine: Machine) -> float:
+    """The estimated time of a problem with a config: the slowest of memory, the L2 cache, and the multiprocessors."""
+    across, down, _ = config.grid(problem.rows, problem.columns)
+    resident, slots = _resident(config), machine.slots(config.SPLIT)
     ctas = across * down
-    turns, together = -(-ctas // (slots * resident)), min(resident, -(-ctas // slots))
-    stages = -(-problem.depth // (form.DEPTH * form.SPLIT))
-    warpgroups, rows = form.CONSUMERS * together, form.BATCH
+    waves, together = -(-ctas // (slots * resident)), min(resident, -(-ctas // slots))
+    stages = -(-problem.depth // (config.DEPTH * config.SPLIT))
+    warpgroups, rows = config.CONSUMERS * together, config.BATCH
     shared = _SHARED + _SHARED_ROW * rows + warpgroups * (_WARPGROUP + _WARPGROUP_ROW * rows)
-    stage = max(_ALONE + _ALONE_ROW * rows, shared) * (_OF_BYTES if form.BITS == 8 else 1.0)
-    exchange = _CLUSTER + _EXCHANGE * rows * form.CONSUMERS * (form.SPLIT - 1) if form.SPLIT > 1 else 0.0
-    clocks = turns * (_FILL + exchange + stages * stage)
+    stage = max(_ALONE + _ALONE_ROW * rows, shared) * (_OF_BYTES if config.BITS == 8 else 1.0)
+    exchange = _CLUSTER + _EXCHANGE * rows * config.CONSUMERS * (config.SPLIT - 1) if config.SPLIT > 1 else 0.0
+    clocks = waves * (_FILL + exchange + stages * stage)
     weights = problem.weight_bytes
-    read = min(form.BATCH, problem.rows) * problem.depth * problem.input.itemsize * across / form.SPLIT * down
+    read = min(config.BATCH, problem.rows) * problem.depth * problem.input.itemsize * across / config.SPLIT * down
     busy = min(1.0, ctas / machine.processors)
-    flight = min(1.0, together * min(form.STAGES, stages) * form.weight_bytes / machine.in_flight)
+    flight = min(1.0, together * min(config.STAGES, stages) * config.weight_bytes / machine.in_flight)
     results = problem.rows * problem.columns * problem.output.itemsize
     memory = (weights + results) / (machine.memory * busy * flight)
     cache = (weights * down + read + results) / machine.l2_together

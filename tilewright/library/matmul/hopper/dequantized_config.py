@@ -1,4 +1,4 @@
-"""The forms of Hopper's product by quantized weights: what is fixed at compile time, and what follows from it."""
+"""The configs of Hopper's product by quantized weights: what is fixed at compile time, and what follows from it."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ PACKED_LINE = 256  # elements of a line of packed weights: words of integers, 8-
 PIECE = 64  # steps of the depth that are widened at once: a row of the widest swizzle
 
 
-class DequantizedForm(NamedTuple):
+class DequantizedConfig(NamedTuple):
     """A product of few rows by weights of 4 or 8 bits: the weights are the left operand of wgmma, from registers, in
     which they are widened; rows of x are its columns.
 
@@ -159,13 +159,13 @@ class DequantizedForm(NamedTuple):
 
     @property
     def described(self) -> str:
-        """What tells a form from others, in a line."""
+        """What tells a config from others, in a line."""
         parts = [f"{self.BATCH} rows by {COLUMNS * self.CONSUMERS} columns, depth {self.DEPTH}, {self.STAGES} stages"]
         parts += [f"depth split by {self.SPLIT}"] if self.SPLIT > 1 else []
         return ", ".join([*parts, "weights scaled" if self.SCALED else "sums scaled"])
 
-    def check(self) -> DequantizedForm:
-        """The form itself; raises `LaunchError` with the reason when it cannot be built."""
+    def check(self) -> DequantizedConfig:
+        """The config itself; raises `LaunchError` with the reason when it cannot be built."""
         step = self.GROUP or self.DEPTH
         rules = [
             (self.BATCH in (8, 16, 32, 64, 128, 256), "BATCH is a power of two from 8 to 256"),

@@ -50,19 +50,19 @@ class Ring:
 
 
 @tilewright.jit
-def make_part(K, FORM: tl.constexpr):
+def make_part(K, CONFIG: tl.constexpr):
     """The work of this CTA."""
-    blocks = tl.cdiv(K, FORM.DEPTH)
+    blocks = tl.cdiv(K, CONFIG.DEPTH)
     rank = blocks * 0
     start = rank
-    if FORM.SPLIT > 1:
+    if CONFIG.SPLIT > 1:
         rank = tx.cluster_rank()
-        start = blocks * rank // FORM.SPLIT
-        blocks = blocks * (rank + 1) // FORM.SPLIT - start
+        start = blocks * rank // CONFIG.SPLIT
+        blocks = blocks * (rank + 1) // CONFIG.SPLIT - start
     # The assembler would write a constant to a register for each use, since an instruction takes only one: the number
     # of the third dimension, which is 0, makes it a variable (64 rows on an H200: 32.1 us in place of 35.0).
     low = 0x000F000F | tl.program_id(2)
-    column, row = tl.program_id(0) // FORM.SPLIT * FORM.CONSUMERS, tl.program_id(1) * FORM.BATCH
+    column, row = tl.program_id(0) // CONFIG.SPLIT * CONFIG.CONSUMERS, tl.program_id(1) * CONFIG.BATCH
     return DepthPart(column, row, rank, start, blocks, low)
 
 
@@ -70,43 +70,43 @@ def make_part(K, FORM: tl.constexpr):
 
 
 @tilewright.jit
-def load_weights(w, scales, zeros, codes, scaling, centres, ring, stage, part, k, FORM: tl.constexpr):
+def load_weights(w, scales, zeros, codes, scaling, centres, ring, stage, part, k, CONFIG: tl.constexpr):
     """Start loading a stage of weights with their scales and zero points."""
     full = ring.weights[stage]
-    full.expect(FORM.weight_bytes)
-    depth = (part.start + k) * FORM.DEPTH
-    line = depth // FORM.unit * FORM.unit_lines
+    full.expect(CONFIG.weight_bytes)
+    depth = (part.start + k) * CONFIG.DEPTH
+    line = depth // CONFIG.unit * CONFIG.unit_lines
     tx.tma_load(w, (part.column, line, 0), codes[stage], full, None, "evict_first")
     group = depth * 0
-    if FORM.GROUP > 0:
-        group = depth // FORM.GROUP
+    if CONFIG.GROUP > 0:
+        group = depth // CONFIG.GROUP
     tx.tma_load(scales, (part.column, group, 0), scaling[stage], full)
-    if FORM.ZEROS:
-        tile = centres[stage].slice(0, FORM.CONSUMERS * FORM.groups)
+    if CONFIG.ZEROS:
+        tile = centres[stage].slice(0, CONFIG.CONSUMERS * CONFIG.groups)
         tx.tma_load(zeros, (part.column, group, 0), tile, full)
 
 
 @tilewright.jit
-def load_stages(copy, x, w, scales, zeros, rows, codes, scaling, centres, ring, part, FORM: tl.constexpr):
+def load_stages(copy, x, w, scales, zeros, rows, codes, scaling, centres, ring, part, CONFIG: tl.constexpr):
     """The loading role: one thread. The first stages of weights that nobody writes come at once, rows of x when the
     kernels in front have ended."""
-    position = tx.producer_start(FORM.STAGES)
+    position = tx.producer_start(CONFIG.STAGES)
     ahead = part.blocks * 0
-    if FORM.DEPENDENT:
-        ahead = tl.minimum(part.blocks, FORM.STAGES)
+    if CONFIG.DEPENDENT:
+        ahead = tl.minimum(part.blocks, CONFIG.STAGES)
         for k in range(ahead):
-            load_weights(w, scales, zeros, codes, scaling, centres, ring, k, part, k, FORM)
+            load_weights(w, scales, zeros, codes, scaling, centres, ring, k, part, k, CONFIG)
     tx.grid_wait()
     for k in range(part.blocks):
         stage = position.stage
         if k >= ahead:
             ring.empty[stage].wait(position.parity)
-            load_weights(w, scales, zeros, codes, scaling, centres, ring, stage, part, k, FORM)
-        ring.rows[stage].expect(FORM.x_bytes)
-        place = (part.row, (part.start + k) * FORM.DEPTH)
+            load_weights(w, scales, zeros, codes, scaling, centres, ring, stage, part, k, CONFIG)
+        ring.rows[stage].expect(CONFIG.x_bytes)
+        place = (part.row, (part.start + k) * CONFIG.DEPTH)
         tx.tma_load(x, place, rows[stage], ring.rows[stage], None, "evict_last")
         position = position.next()
-    if FORM.SPLIT > 1:
+    if CONFIG.SPLIT > 1:
         tx.cluster_arrive()
         tx.cluster_wait()
 
@@ -123,30 +123,30 @@ def by_bits(words, shifts, mask, MAGIC: tl.constexpr, TYPE: tl.constexpr):
 
 
 @tilewright.jit
-def nibbles(codes, low, FORM: tl.constexpr):
-    """A piece's 4-bit numbers, so much more as `FORM.base` says, as [64, 64]."""
-    MAGIC: tl.constexpr = 0x43004300 if FORM.TYPE == tl.bfloat16 else 0x64006400
+def nibbles(codes, low, CONFIG: tl.constexpr):
+    """A piece's 4-bit numbers, so much more as `CONFIG.base` says, as [64, 64]."""
+    MAGIC: tl.constexpr = 0x43004300 if CONFIG.TYPE == tl.bfloat16 else 0x64006400
     words = tl.reshape(codes.load(), (1, 128, 4))
-    floats = by_bits(words, 4 * tl.arange(0, 4), low, MAGIC, FORM.TYPE)
+    floats = by_bits(words, 4 * tl.arange(0, 4), low, MAGIC, CONFIG.TYPE)
     # unit, warp, row, column, step, even or odd, left or right columns, upper or lower rows
     floats = tl.reshape(floats, (1, 4, 8, 4, 4, 2, 2, 2))
     return tl.reshape(tl.permute(floats, (1, 7, 2, 0, 4, 6, 3, 5)), (64, 64))
 
 
 @tilewright.jit
-def whole_bytes(codes, FORM: tl.constexpr):
-    """A piece's 8-bit integers, less `FORM.LOW`, as [64, 64]: float16 has bits enough for 1024 + q."""
+def whole_bytes(codes, CONFIG: tl.constexpr):
+    """A piece's 8-bit integers, less `CONFIG.LOW`, as [64, 64]: float16 has bits enough for 1024 + q."""
     words = tl.reshape(codes.load(), (2, 128, 4))
     floats = by_bits(words, 8 * tl.arange(0, 2), 0x00FF00FF, 0x64006400, tl.float16)
-    floats = tl.reshape(floats, (2, 4, 8, 4, 2, 2, 2, 2)) - tl.full((1,), 1024 + FORM.LOW, tl.float16)
-    return tl.reshape(tl.permute(floats, (1, 7, 2, 0, 4, 5, 3, 6)), (64, 64)).to(FORM.wide)
+    floats = tl.reshape(floats, (2, 4, 8, 4, 2, 2, 2, 2)) - tl.full((1,), 1024 + CONFIG.LOW, tl.float16)
+    return tl.reshape(tl.permute(floats, (1, 7, 2, 0, 4, 5, 3, 6)), (64, 64)).to(CONFIG.wide)
 
 
 @tilewright.jit
-def small_floats(codes, FORM: tl.constexpr):
+def small_floats(codes, CONFIG: tl.constexpr):
     """A piece's 8-bit floats as [64, 64]."""
     floats = tl.reshape(codes.load(), (2, 4, 8, 4, 2, 2, 2, 2))
-    return tl.reshape(tl.permute(floats, (1, 6, 2, 0, 4, 5, 3, 7)), (64, 64)).to(FORM.wide)
+    return tl.reshape(tl.permute(floats, (1, 6, 2, 0, 4, 5, 3, 7)), (64, 64)).to(CONFIG.wide)
 
 
 @tilewright.jit
@@ -156,22 +156,22 @@ def in_groups(tile):
 
 
 @tilewright.jit
-def widened(codes, scaling, centres, low, FORM: tl.constexpr):
-    """64 steps of the weights of a consumer [64, 64] in the type of x, less their zero points, scaled where the form
+def widened(codes, scaling, centres, low, CONFIG: tl.constexpr):
+    """64 steps of the weights of a consumer [64, 64] in the type of x, less their zero points, scaled where the config
     says so."""
-    SPREAD: tl.constexpr = (64, FORM.piece_groups, 64 // FORM.piece_groups)
-    if FORM.CODES != tl.int32:
-        left = tl.reshape(small_floats(codes, FORM), SPREAD)
-    elif FORM.BITS == 4:
-        left = tl.reshape(nibbles(codes, low, FORM), SPREAD)
+    SPREAD: tl.constexpr = (64, CONFIG.piece_groups, 64 // CONFIG.piece_groups)
+    if CONFIG.CODES != tl.int32:
+        left = tl.reshape(small_floats(codes, CONFIG), SPREAD)
+    elif CONFIG.BITS == 4:
+        left = tl.reshape(nibbles(codes, low, CONFIG), SPREAD)
     else:
-        left = tl.reshape(whole_bytes(codes, FORM), SPREAD)
-    if FORM.ZEROS:
-        left = left - (in_groups(centres).to(tl.float32) + FORM.base).to(left.dtype)
-    elif FORM.base > 0:
-        left = left - tl.full((1, 1, 1), FORM.base, left.dtype)
-    if FORM.SCALED:
-        left = (left.to(FORM.wide) * in_groups(scaling).to(FORM.wide)).to(FORM.TYPE)
+        left = tl.reshape(whole_bytes(codes, CONFIG), SPREAD)
+    if CONFIG.ZEROS:
+        left = left - (in_groups(centres).to(tl.float32) + CONFIG.base).to(left.dtype)
+    elif CONFIG.base > 0:
+        left = left - tl.full((1, 1, 1), CONFIG.base, left.dtype)
+    if CONFIG.SCALED:
+        left = (left.to(CONFIG.wide) * in_groups(scaling).to(CONFIG.wide)).to(CONFIG.TYPE)
     return tl.reshape(left, (64, 64))
 
 
@@ -190,35 +190,35 @@ class WeightStages:
 
 
 @tilewright.jit
-def multiply(copy, memory, part, FORM: tl.constexpr):
+def multiply(copy, memory, part, CONFIG: tl.constexpr):
     """The sums [64, BATCH] of a consumer's columns over this CTA's part of the depth.
 
     Of a group's pieces each is widened while the product of the one before is under way.  No product goes on when its
     stage is released, or when registers that it reads are written again.
     """
-    LINES: tl.constexpr = FORM.lines // FORM.pieces
-    position = tx.consumer_start(FORM.STAGES)
-    total = tl.zeros((64, FORM.BATCH), tl.float32)
+    LINES: tl.constexpr = CONFIG.lines // CONFIG.pieces
+    position = tx.consumer_start(CONFIG.STAGES)
+    total = tl.zeros((64, CONFIG.BATCH), tl.float32)
     for _ in range(part.blocks):
         stage = position.stage
         memory.ring.weights[stage].wait(position.parity)
-        packed = memory.codes[stage].slice(copy * FORM.lines, FORM.lines)
-        scale = memory.scaling[stage].slice(copy * FORM.groups, FORM.groups)
-        centre = memory.centres[stage].slice(copy * FORM.groups, FORM.groups)
+        packed = memory.codes[stage].slice(copy * CONFIG.lines, CONFIG.lines)
+        scale = memory.scaling[stage].slice(copy * CONFIG.groups, CONFIG.groups)
+        centre = memory.centres[stage].slice(copy * CONFIG.groups, CONFIG.groups)
         sums = total  # go on where weights are scaled, else begin at zero
-        for piece in tl.static_range(FORM.pieces):
-            GROUP: tl.constexpr = piece * FORM.groups // FORM.pieces
-            left = widened(packed.slice(piece * LINES, LINES), scale.slice(GROUP, FORM.piece_groups),
-                           centre.slice(GROUP, FORM.piece_groups), part.low, FORM)  # fmt: skip
+        for piece in tl.static_range(CONFIG.pieces):
+            GROUP: tl.constexpr = piece * CONFIG.groups // CONFIG.pieces
+            left = widened(packed.slice(piece * LINES, LINES), scale.slice(GROUP, CONFIG.piece_groups),
+                           centre.slice(GROUP, CONFIG.piece_groups), part.low, CONFIG)  # fmt: skip
             if piece == 0:
                 memory.ring.rows[stage].wait(position.parity)
             right = memory.rows[stage].T.slice(piece * 64, 64, 0)
-            if piece % FORM.together > 0 or FORM.SCALED:
+            if piece % CONFIG.together > 0 or CONFIG.SCALED:
                 sums = tx.wgmma(left, right, sums)
             else:
                 sums = tx.wgmma(left, right)
-            if (piece + 1) % FORM.together == 0:
-                if FORM.SCALED:
+            if (piece + 1) % CONFIG.together == 0:
+                if CONFIG.SCALED:
                     total = tx.wgmma_wait(sums)
                 else:
                     total += tx.wgmma_wait(sums) * scale[GROUP].load().to(tl.float32)[:, None]
@@ -228,79 +228,79 @@ def multiply(copy, memory, part, FORM: tl.constexpr):
 
 
 @tilewright.jit
-def store(value, out, first_row, first_column, M, N, extra, FORM: tl.constexpr):
+def store(value, out, first_row, first_column, M, N, extra, CONFIG: tl.constexpr):
     """Store sums [rows, columns] behind the epilogue."""
-    N = tl.multiple_of(N, FORM.MULTIPLE)
+    N = tl.multiple_of(N, CONFIG.MULTIPLE)
     row = first_row + tl.arange(0, value.shape[0])[:, None]
     column = first_column + tl.arange(0, value.shape[1])[None, :]
-    result = finished(value, 0, first_row, first_column, M, N, extra, FORM)
+    result = finished(value, 0, first_row, first_column, M, N, extra, CONFIG)
     tl.store(out + (row.to(tl.int64) * N + column), result, mask=(row < M) & (column < N))
 
 
 @tilewright.jit
-def multiply_whole(copy, out, memory, sums, part, M, N, extra, FORM: tl.constexpr):
+def multiply_whole(copy, out, memory, sums, part, M, N, extra, CONFIG: tl.constexpr):
     """The multiplying role where a CTA has all of the depth; sums become rows through shared memory."""
-    total = multiply(copy, memory, part, FORM)
-    if FORM.CONSUMERS > 1:
-        tx.named_sync(1, 128 * FORM.CONSUMERS)  # the sums lie where the stages of x were
+    total = multiply(copy, memory, part, CONFIG)
+    if CONFIG.CONSUMERS > 1:
+        tx.named_sync(1, 128 * CONFIG.CONSUMERS)  # the sums lie where the stages of x were
     else:
         tx.group_sync()
     sums[copy].T.store(total)
     tx.group_sync()
-    store(sums[copy].load(), out, part.row, (part.column + copy) * COLUMNS, M, N, extra, FORM)
+    store(sums[copy].load(), out, part.row, (part.column + copy) * COLUMNS, M, N, extra, CONFIG)
 
 
 @tilewright.jit
-def multiply_part(copy, out, memory, sums, part, M, N, extra, FORM: tl.constexpr):
+def multiply_part(copy, out, memory, sums, part, M, N, extra, CONFIG: tl.constexpr):
     """The multiplying role where CTAs share the depth: each stores a part of the columns."""
-    total = multiply(copy, memory, part, FORM)
-    if FORM.CONSUMERS > 1:
-        tx.named_sync(1, 128 * FORM.CONSUMERS)
+    total = multiply(copy, memory, part, CONFIG)
+    if CONFIG.CONSUMERS > 1:
+        tx.named_sync(1, 128 * CONFIG.CONSUMERS)
     else:
         tx.group_sync()
     sums[copy].T.store(total)
     tx.cluster_arrive()
     tx.cluster_wait()
-    first = part.rank * FORM.stored_columns
-    mine = sums[copy].slice(first, FORM.stored_columns, 1)
+    first = part.rank * CONFIG.stored_columns
+    mine = sums[copy].slice(first, CONFIG.stored_columns, 1)
     value = mine.remote(0).load()
-    for peer in tl.static_range(1, FORM.SPLIT):
+    for peer in tl.static_range(1, CONFIG.SPLIT):
         value += mine.remote(peer).load()
-    store(value, out, part.row, (part.column + copy) * COLUMNS + first, M, N, extra, FORM)
+    store(value, out, part.row, (part.column + copy) * COLUMNS + first, M, N, extra, CONFIG)
 
 
 @tilewright.jit
 def dequantized_matmul(x: tx.tensor_map, w: tx.tensor_map, scales: tx.tensor_map, zeros: tx.tensor_map, out, M, N, K,
-                       *extra, FORM: tl.constexpr):  # fmt: skip
-    """out[M, N] = EPILOGUE(x[M, K] @ numbers[N, K]^T), as `FORM` says.
+                       *extra, CONFIG: tl.constexpr):  # fmt: skip
+    """out[M, N] = EPILOGUE(x[M, K] @ numbers[N, K]^T), as `CONFIG` says.
 
-    Of x's map tiles are `FORM.x_block`, of the packed weights' [N / 64][lines][256] `FORM.codes_block`, of those of
-    scales and zero points [N / 64][groups][64] (any map where there are none) `FORM.scales_block`.  Grid:
-    `FORM.grid`.  The depth has at least `FORM.SPLIT` stages.
+    Of x's map tiles are `CONFIG.x_block`, of the packed weights' [N / 64][lines][256] `CONFIG.codes_block`, of those of
+    scales and zero points [N / 64][groups][64] (any map where there are none) `CONFIG.scales_block`.  Grid:
+    `CONFIG.grid`.  The depth has at least `CONFIG.SPLIT` stages.
     """
-    if FORM.SPLIT > 1:
-        tx.cluster((FORM.SPLIT,))
-    rows = tx.shared((FORM.STAGES, FORM.BATCH, FORM.DEPTH), FORM.TYPE, swizzle=128)
-    codes = tx.shared((FORM.STAGES, FORM.CONSUMERS * FORM.lines, PACKED_LINE), FORM.CODES)
-    scaling = tx.shared((FORM.STAGES, FORM.CONSUMERS * FORM.groups, COLUMNS), FORM.SCALE)
+    if CONFIG.SPLIT > 1:
+        tx.cluster((CONFIG.SPLIT,))
+    rows = tx.shared((CONFIG.STAGES, CONFIG.BATCH, CONFIG.DEPTH), CONFIG.TYPE, swizzle=128)
+    codes = tx.shared((CONFIG.STAGES, CONFIG.CONSUMERS * CONFIG.lines, PACKED_LINE), CONFIG.CODES)
+    scaling = tx.shared((CONFIG.STAGES, CONFIG.CONSUMERS * CONFIG.groups, COLUMNS), CONFIG.SCALE)
     centres = scaling
-    if FORM.ZEROS:
-        centres = tx.shared((FORM.STAGES, FORM.centre_rows, COLUMNS), tl.uint8)
-    sums = tx.shared((FORM.CONSUMERS, FORM.BATCH, COLUMNS), tl.float32, over=rows)
-    ring = Ring(tx.barriers(FORM.STAGES, 1), tx.barriers(FORM.STAGES, 1),
-                tx.barriers(FORM.STAGES, 4 * FORM.CONSUMERS))  # fmt: skip
-    if FORM.DEPENDENT:
+    if CONFIG.ZEROS:
+        centres = tx.shared((CONFIG.STAGES, CONFIG.centre_rows, COLUMNS), tl.uint8)
+    sums = tx.shared((CONFIG.CONSUMERS, CONFIG.BATCH, COLUMNS), tl.float32, over=rows)
+    ring = Ring(tx.barriers(CONFIG.STAGES, 1), tx.barriers(CONFIG.STAGES, 1),
+                tx.barriers(CONFIG.STAGES, 4 * CONFIG.CONSUMERS))  # fmt: skip
+    if CONFIG.DEPENDENT:
         tx.grid_launch_dependents()
-    part = make_part(K, FORM)
-    loading = tx.role(load_stages, (x, w, scales, zeros, rows, codes, scaling, centres, ring, part, FORM),
-                      registers=FORM.registers[0], elected=True)  # fmt: skip
+    part = make_part(K, CONFIG)
+    loading = tx.role(load_stages, (x, w, scales, zeros, rows, codes, scaling, centres, ring, part, CONFIG),
+                      registers=CONFIG.registers[0], elected=True)  # fmt: skip
     multiplying = tx.role(
-        multiply_part if FORM.SPLIT > 1 else multiply_whole,
-        (out, WeightStages(codes, scaling, centres, rows, ring), sums, part, M, N, extra, FORM),
-        copies=FORM.CONSUMERS, registers=FORM.registers[1],
+        multiply_part if CONFIG.SPLIT > 1 else multiply_whole,
+        (out, WeightStages(codes, scaling, centres, rows, ring), sums, part, M, N, extra, CONFIG),
+        copies=CONFIG.CONSUMERS, registers=CONFIG.registers[1],
     )  # fmt: skip
     tx.warp_roles(loading, multiplying)
-    if FORM.SPLIT > 1:
+    if CONFIG.SPLIT > 1:
         # Peers may still read this CTA's sums.
         tx.cluster_arrive(relaxed=True)
         tx.cluster_wait()

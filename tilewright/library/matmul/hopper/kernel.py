@@ -2,8 +2,8 @@
 
 One elected thread loads stages of A and B by TMA into a ring in shared memory; one to three warpgroups multiply them,
 64 or 128 rows each, with one product in flight across the stages, and store their part of a tile through shared memory
-while the next tile is being loaded.  Or two warpgroups take tiles in turns, and one multiplies while the other stores.
-CTAs are persistent.  `forms.MatmulForm` says what can be chosen.
+while the next tile is being loaded.  Or two warpgroups alternate on tiles (ping-pong): one multiplies while the other
+stores.  CTAs are persistent.  `config.MatmulConfig` says what can be chosen.
 
 The designs are those of NVIDIA's CUTLASS ("cooperative" and "ping-pong" kernels for sm_90) and of DeepSeek's DeepGEMM.
 """
@@ -67,61 +67,61 @@ class StageBarriers:
 
 
 @tilewright.jit
-def make_stages(FORM: tl.constexpr):
-    """The barriers of a form's ring."""
-    full = tx.barriers(FORM.STAGES, 1)
+def make_stages(CONFIG: tl.constexpr):
+    """The barriers of a config's ring."""
+    full = tx.barriers(CONFIG.STAGES, 1)
     left = full
-    if FORM.apart:
-        left = tx.barriers(FORM.STAGES, 1)
-    return StageBarriers(full, left, tx.barriers(FORM.STAGES, 4 * FORM.sharers * FORM.shared), FORM.apart)
+    if CONFIG.apart:
+        left = tx.barriers(CONFIG.STAGES, 1)
+    return StageBarriers(full, left, tx.barriers(CONFIG.STAGES, 4 * CONFIG.sharers * CONFIG.shared), CONFIG.apart)
 
 
 @tilewright.jit
-def make_task(M, N, K, batches, FORM: tl.constexpr):
+def make_task(M, N, K, batches, CONFIG: tl.constexpr):
     """The work of this CTA."""
-    if FORM.cluster > 1:
+    if CONFIG.cluster > 1:
         rank = tx.cluster_rank()
     else:
         rank = 0
-    peer = rank % FORM.shared
-    part = rank // FORM.shared
-    rows = tl.cdiv(M, FORM.BM * FORM.SHARE_B)
-    columns = tl.cdiv(N, FORM.BN * FORM.SHARE_A)
-    blocks = tl.cdiv(K, FORM.BK)
+    peer = rank % CONFIG.shared
+    part = rank // CONFIG.shared
+    rows = tl.cdiv(M, CONFIG.BM * CONFIG.SHARE_B)
+    columns = tl.cdiv(N, CONFIG.BN * CONFIG.SHARE_A)
+    blocks = tl.cdiv(K, CONFIG.BK)
     start = part * 0
-    if FORM.SPLIT > 1:
-        start = blocks * part // FORM.SPLIT
-        blocks = blocks * (part + 1) // FORM.SPLIT - start
-    first = tl.program_id(0) // FORM.cluster
-    step = tl.num_programs(0) // FORM.cluster
-    return Task(rows, columns, rows * columns * batches, first, step, peer, start, blocks, part * FORM.shared)
+    if CONFIG.SPLIT > 1:
+        start = blocks * part // CONFIG.SPLIT
+        blocks = blocks * (part + 1) // CONFIG.SPLIT - start
+    first = tl.program_id(0) // CONFIG.cluster
+    step = tl.num_programs(0) // CONFIG.cluster
+    return Task(rows, columns, rows * columns * batches, first, step, peer, start, blocks, part * CONFIG.shared)
 
 
 @tilewright.jit
-def tile_place(tile, task, FORM: tl.constexpr):
+def tile_place(tile, task, CONFIG: tl.constexpr):
     """Batch, first row and first column of a tile: GROUP rows of tiles together, column after column."""
     batch = 0
-    if FORM.BATCHED:
+    if CONFIG.BATCHED:
         batch = tile // (task.rows * task.columns)
         tile = tile - batch * (task.rows * task.columns)
-    band = tile // (FORM.GROUP * task.columns)
-    within = tile - band * (FORM.GROUP * task.columns)
-    height = tl.minimum(task.rows - band * FORM.GROUP, FORM.GROUP)
+    band = tile // (CONFIG.GROUP * task.columns)
+    within = tile - band * (CONFIG.GROUP * task.columns)
+    height = tl.minimum(task.rows - band * CONFIG.GROUP, CONFIG.GROUP)
     column = within // height
-    row = band * FORM.GROUP + within - column * height
-    if FORM.SHARE_B > 1:
-        row = row * FORM.SHARE_B + task.peer
-    if FORM.SHARE_A > 1:
-        column = column * FORM.SHARE_A + task.peer
-    return batch, row * FORM.BM, column * FORM.BN
+    row = band * CONFIG.GROUP + within - column * height
+    if CONFIG.SHARE_B > 1:
+        row = row * CONFIG.SHARE_B + task.peer
+    if CONFIG.SHARE_A > 1:
+        column = column * CONFIG.SHARE_A + task.peer
+    return batch, row * CONFIG.BM, column * CONFIG.BN
 
 
 @tilewright.jit
-def consumer_place(tile, copy, task, FORM: tl.constexpr):
+def consumer_place(tile, copy, task, CONFIG: tl.constexpr):
     """Batch, first row and first column of a consumer's part of a tile."""
-    batch, row, column = tile_place(tile, task, FORM)
-    if FORM.sharers > 1:
-        row += copy * FORM.rows
+    batch, row, column = tile_place(tile, task, CONFIG)
+    if CONFIG.sharers > 1:
+        row += copy * CONFIG.rows
     return batch, row, column
 
 
@@ -146,94 +146,94 @@ def load_operand(source, tile, full, batch, across, depth, task, TRANSPOSED: tl.
 
 
 @tilewright.jit
-def load_left(a, lefts, full, stage, place, k, task, FORM: tl.constexpr):
+def load_left(a, lefts, full, stage, place, k, task, CONFIG: tl.constexpr):
     """Start loading a stage of A."""
-    load_operand(a, lefts[stage], full, place[0], place[1], (task.start + k) * FORM.BK, task, FORM.A_TRANSPOSED,
-                 FORM.SHARE_A, FORM.BATCHED, FORM.EVICT_A)  # fmt: skip
+    load_operand(a, lefts[stage], full, place[0], place[1], (task.start + k) * CONFIG.BK, task, CONFIG.A_TRANSPOSED,
+                 CONFIG.SHARE_A, CONFIG.BATCHED, CONFIG.EVICT_A)  # fmt: skip
 
 
 @tilewright.jit
-def load_right(b, rights, full, stage, place, k, task, FORM: tl.constexpr):
+def load_right(b, rights, full, stage, place, k, task, CONFIG: tl.constexpr):
     """Start loading a stage of B."""
-    load_operand(b, rights[stage], full, place[0], place[2], (task.start + k) * FORM.BK, task, FORM.B_TRANSPOSED,
-                 FORM.SHARE_B, FORM.BATCHED, FORM.EVICT_B)  # fmt: skip
+    load_operand(b, rights[stage], full, place[0], place[2], (task.start + k) * CONFIG.BK, task, CONFIG.B_TRANSPOSED,
+                 CONFIG.SHARE_B, CONFIG.BATCHED, CONFIG.EVICT_B)  # fmt: skip
 
 
 @tilewright.jit
-def load_tiles(copy, a, b, lefts, rights, ring, task, FORM: tl.constexpr):
+def load_tiles(copy, a, b, lefts, rights, ring, task, CONFIG: tl.constexpr):
     """The loading role: one thread, of both operands, or of B alone when A comes apart.
 
     Weights of the first stages come at once, activations from the kernels before. When B comes apart, this thread waits
     for no other kernel, and of the first stages only `FLIGHT` are under way at once. That is enough for all of the
     memory's rate; were all asked for at once, whatever the kernels in front still read would queue behind them.
     """
-    position = tx.producer_start(FORM.STAGES)
+    position = tx.producer_start(CONFIG.STAGES)
     ahead = task.blocks * 0
-    if FORM.DEPENDENT:
-        ahead = tl.where(task.first < task.tiles, tl.minimum(task.blocks, FORM.STAGES), 0)
-        place = tile_place(task.first, task, FORM)
+    if CONFIG.DEPENDENT:
+        ahead = tl.where(task.first < task.tiles, tl.minimum(task.blocks, CONFIG.STAGES), 0)
+        place = tile_place(task.first, task, CONFIG)
         for k in range(ahead):
-            if FORM.apart:
-                if k >= FORM.FLIGHT:
-                    ring.full[k - FORM.FLIGHT].wait(0)
-            ring.full[k].expect(FORM.full_bytes)
-            load_right(b, rights, ring.full[k], k, place, k, task, FORM)
-        if not FORM.apart:
+            if CONFIG.apart:
+                if k >= CONFIG.FLIGHT:
+                    ring.full[k - CONFIG.FLIGHT].wait(0)
+            ring.full[k].expect(CONFIG.full_bytes)
+            load_right(b, rights, ring.full[k], k, place, k, task, CONFIG)
+        if not CONFIG.apart:
             tx.grid_wait()
     for tile in range(task.first, task.tiles, task.step):
-        place = tile_place(tile, task, FORM)
+        place = tile_place(tile, task, CONFIG)
         for k in range(task.blocks):
             full = ring.full[position.stage]
-            if not FORM.DEPENDENT or k >= ahead:
+            if not CONFIG.DEPENDENT or k >= ahead:
                 ring.wait_empty(position)
-                full.expect(FORM.full_bytes)
-                load_right(b, rights, full, position.stage, place, k, task, FORM)
-            if not FORM.apart:
-                load_left(a, lefts, full, position.stage, place, k, task, FORM)
+                full.expect(CONFIG.full_bytes)
+                load_right(b, rights, full, position.stage, place, k, task, CONFIG)
+            if not CONFIG.apart:
+                load_left(a, lefts, full, position.stage, place, k, task, CONFIG)
             position = position.next()
         ahead = task.blocks * 0
-    if FORM.SPLIT > 1:
+    if CONFIG.SPLIT > 1:
         tx.cluster_arrive()
         tx.cluster_wait()
 
 
 @tilewright.jit
-def load_activations(copy, a, lefts, ring, task, FORM: tl.constexpr):
+def load_activations(copy, a, lefts, ring, task, CONFIG: tl.constexpr):
     """The loading role of A when it comes apart: one thread."""
-    position = tx.producer_start(FORM.STAGES)
+    position = tx.producer_start(CONFIG.STAGES)
     tx.grid_wait()
     for tile in range(task.first, task.tiles, task.step):
-        place = tile_place(tile, task, FORM)
+        place = tile_place(tile, task, CONFIG)
         for k in range(task.blocks):
             ring.wait_empty(position)
             left = ring.left[position.stage]
-            left.expect(FORM.left_stage_bytes)
-            load_left(a, lefts, left, position.stage, place, k, task, FORM)
+            left.expect(CONFIG.left_stage_bytes)
+            load_left(a, lefts, left, position.stage, place, k, task, CONFIG)
             position = position.next()
-    if FORM.SPLIT > 1:
+    if CONFIG.SPLIT > 1:
         tx.cluster_arrive()
         tx.cluster_wait()
 
 
 @tilewright.jit
-def release(ring, position, task, FORM: tl.constexpr):
+def release(ring, position, task, CONFIG: tl.constexpr):
     """This consumer is done with a stage: tell every CTA that loads into it."""
-    if FORM.shared > 1:
-        for peer in tl.static_range(FORM.shared):
+    if CONFIG.shared > 1:
+        for peer in tl.static_range(CONFIG.shared):
             ring.empty[position.stage].arrive(rank=task.group + peer)
     else:
         ring.release(position)
 
 
 @tilewright.jit
-def operands(lefts, rights, stage, copy, FORM: tl.constexpr):
+def operands(lefts, rights, stage, copy, CONFIG: tl.constexpr):
     """A consumer's rows of A and all of B in a stage, as [rows, depth] and [depth, columns]."""
     left = lefts[stage]
-    if FORM.A_TRANSPOSED:
+    if CONFIG.A_TRANSPOSED:
         left = left.T
-    if FORM.sharers > 1:
-        left = left.slice(copy * FORM.rows, FORM.rows)
-    if FORM.B_TRANSPOSED:
+    if CONFIG.sharers > 1:
+        left = left.slice(copy * CONFIG.rows, CONFIG.rows)
+    if CONFIG.B_TRANSPOSED:
         right = rights[stage]
     else:
         right = rights[stage].T
@@ -249,48 +249,48 @@ def diagonal(products):
 
 
 @tilewright.jit
-def multiply(lefts, rights, ring, position, copy, task, tile, place, extra, FORM: tl.constexpr):
+def multiply(lefts, rights, ring, position, copy, task, tile, place, extra, CONFIG: tl.constexpr):
     """The product of one tile, and the position behind it.
 
     With `NORM` the rows of A are multiplied with each other, too, which gives the sums of their squares where the sums
     of their products are. Where CTAs share the depth both sums are returned, else the product is scaled.
     """
-    take_turn(copy, tile, task, FORM.TURNS)
-    if FORM.PROMOTE is None:
-        acc = tx.accumulator((FORM.rows, FORM.BN), FORM.SUM)
+    take_turn(copy, tile, task, CONFIG.PING_PONG)
+    if CONFIG.PROMOTE is None:
+        acc = tx.accumulator((CONFIG.rows, CONFIG.BN), CONFIG.SUM)
         before = position
-        if FORM.NORM is not None:
-            norms = tx.accumulator((FORM.rows, FORM.loaded_rows), FORM.SUM)
+        if CONFIG.NORM is not None:
+            norms = tx.accumulator((CONFIG.rows, CONFIG.loaded_rows), CONFIG.SUM)
         for k in range(task.blocks):
             ring.wait_full(position)
-            left, right = operands(lefts, rights, position.stage, copy, FORM)
-            if FORM.NORM is not None:
+            left, right = operands(lefts, rights, position.stage, copy, CONFIG)
+            if CONFIG.NORM is not None:
                 norms = tx.wgmma(left, left.T, norms, keep=k > 0)
             acc = tx.wgmma(left, right, acc, keep=k > 0)
             # The product before this one has ended, and its stage is free.
-            tx.wgmma_wait(outstanding=1 if FORM.NORM is None else 2)
+            tx.wgmma_wait(outstanding=1 if CONFIG.NORM is None else 2)
             if k > 0:
-                release(ring, before, task, FORM)
+                release(ring, before, task, CONFIG)
             before = position
             position = position.next()
-        pass_turn(copy, tile, task, FORM.TURNS)
+        pass_turn(copy, tile, task, CONFIG.PING_PONG)
         total = tx.wgmma_wait(acc)
-        if FORM.SPLIT == 1:
-            release(ring, before, task, FORM)
-        if FORM.NORM is not None:
+        if CONFIG.SPLIT == 1:
+            release(ring, before, task, CONFIG)
+        if CONFIG.NORM is not None:
             squares = diagonal(tx.wgmma_wait(norms))
-            total = (total, squares) if FORM.SPLIT > 1 else total * FORM.NORM(squares)[:, None]
+            total = (total, squares) if CONFIG.SPLIT > 1 else total * CONFIG.NORM(squares)[:, None]
     else:
-        total = tl.zeros((FORM.rows, FORM.BN), FORM.SUM)
-        row = place[1] + tl.arange(0, FORM.rows)[:, None]
+        total = tl.zeros((CONFIG.rows, CONFIG.BN), CONFIG.SUM)
+        row = place[1] + tl.arange(0, CONFIG.rows)[:, None]
         for k in range(task.blocks):
             ring.wait_full(position)
-            left, right = operands(lefts, rights, position.stage, copy, FORM)
+            left, right = operands(lefts, rights, position.stage, copy, CONFIG)
             partial = tx.wgmma_wait(tx.wgmma(left, right))
-            release(ring, position, task, FORM)
-            total += FORM.PROMOTE(partial, row, place[2], task.start + k, extra)
+            release(ring, position, task, CONFIG)
+            total += CONFIG.PROMOTE(partial, row, place[2], task.start + k, extra)
             position = position.next()
-        pass_turn(copy, tile, task, FORM.TURNS)
+        pass_turn(copy, tile, task, CONFIG.PING_PONG)
     return total, position
 
 
@@ -304,15 +304,15 @@ def gated(sums, GATE: tl.constexpr):
 
 
 @tilewright.jit
-def finished(value, batch, first_row, first_column, M, N, extra, FORM: tl.constexpr):
+def finished(value, batch, first_row, first_column, M, N, extra, CONFIG: tl.constexpr):
     """The epilogue on a block of sums."""
     row = first_row + tl.arange(0, value.shape[0])[:, None]
     column = first_column + tl.arange(0, value.shape[1])[None, :]
     mask = (row < M) & (column < N)
-    if FORM.BATCHED:
+    if CONFIG.BATCHED:
         row = batch.to(tl.int64) * M + row
-    result = FORM.EPILOGUE(value, row, column, mask, extra)
-    if result.dtype.is_int() and FORM.OUTPUT.is_floating():
+    result = CONFIG.EPILOGUE(value, row, column, mask, extra)
+    if result.dtype.is_int() and CONFIG.OUTPUT.is_floating():
         result = result.to(tl.float32)  # rounded once more, which is much cheaper than exactly
     return result
 
@@ -333,142 +333,142 @@ def store_chunk(value, target, out, batch, row, column, OUTSTANDING: tl.constexp
 
 
 @tilewright.jit
-def store_tile(total, c, c_tail, outs, tails, copy, place, M, N, extra, FORM: tl.constexpr):
+def store_tile(total, c, c_tail, outs, tails, copy, place, M, N, extra, CONFIG: tl.constexpr):
     """The epilogue of a tile, 64 rows and one row of the swizzle at a time."""
-    CHUNKS: tl.constexpr = tl.cdiv(FORM.out_columns, FORM.chunk)
-    WIDER: tl.constexpr = FORM.BN // FORM.out_columns  # sums for one result
+    CHUNKS: tl.constexpr = tl.cdiv(CONFIG.out_columns, CONFIG.chunk)
+    WIDER: tl.constexpr = CONFIG.BN // CONFIG.out_columns  # sums for one result
     batch, first_row, first_column = place
     first_column = first_column // WIDER
     N = N // WIDER
-    for part in tl.static_range(FORM.rows // 64):
+    for part in tl.static_range(CONFIG.rows // 64):
         for chunk in tl.static_range(CHUNKS):
-            STORE: tl.constexpr = FORM.stores[part * CHUNKS + chunk]
-            WIDTH: tl.constexpr = FORM.chunk if STORE[0] < FORM.BUFFERS else FORM.tail
+            STORE: tl.constexpr = CONFIG.stores[part * CHUNKS + chunk]
+            WIDTH: tl.constexpr = CONFIG.chunk if STORE[0] < CONFIG.BUFFERS else CONFIG.tail
             row = first_row + 64 * part
-            column = first_column + chunk * FORM.chunk
+            column = first_column + chunk * CONFIG.chunk
             rows = tx.block_slice(total, 0, 64 * part, 64)
-            if chunk % FORM.TOGETHER == 0:
-                REST: tl.constexpr = min(FORM.TOGETHER * FORM.chunk, FORM.out_columns - chunk * FORM.chunk)
-                block = tx.block_slice(rows, 1, chunk * FORM.chunk * WIDER, REST * WIDER)
-                if FORM.GATE is not None:
-                    block = gated(block, FORM.GATE)
-                results = finished(block, batch, row, column, M, N, extra, FORM)
-            value = tx.block_slice(results, 1, chunk % FORM.TOGETHER * FORM.chunk, WIDTH)
-            if STORE[0] < FORM.BUFFERS:
-                out = outs[STORE[0] * FORM.CONSUMERS + copy]
-                store_chunk(value, c, out, batch, row, column, STORE[1], FORM.BATCHED)
+            if chunk % CONFIG.TOGETHER == 0:
+                REST: tl.constexpr = min(CONFIG.TOGETHER * CONFIG.chunk, CONFIG.out_columns - chunk * CONFIG.chunk)
+                block = tx.block_slice(rows, 1, chunk * CONFIG.chunk * WIDER, REST * WIDER)
+                if CONFIG.GATE is not None:
+                    block = gated(block, CONFIG.GATE)
+                results = finished(block, batch, row, column, M, N, extra, CONFIG)
+            value = tx.block_slice(results, 1, chunk % CONFIG.TOGETHER * CONFIG.chunk, WIDTH)
+            if STORE[0] < CONFIG.BUFFERS:
+                out = outs[STORE[0] * CONFIG.CONSUMERS + copy]
+                store_chunk(value, c, out, batch, row, column, STORE[1], CONFIG.BATCHED)
             else:
-                store_chunk(value, c_tail, tails[copy], batch, row, column, STORE[1], FORM.BATCHED)
+                store_chunk(value, c_tail, tails[copy], batch, row, column, STORE[1], CONFIG.BATCHED)
 
 
 @tilewright.jit
-def multiply_tiles(copy, c, c_tail, lefts, rights, ring, outs, tails, task, M, N, extra, FORM: tl.constexpr):
+def multiply_tiles(copy, c, c_tail, lefts, rights, ring, outs, tails, task, M, N, extra, CONFIG: tl.constexpr):
     """The multiplying role: this warpgroup's rows of each tile."""
-    position = tx.consumer_start(FORM.STAGES)
-    if FORM.LAG > 0:
+    position = tx.consumer_start(CONFIG.STAGES)
+    if CONFIG.LAG > 0:
         # Begin when those in front have gone so far as to wait for this stage: nobody waits for anybody later.
-        ahead = copy * FORM.LAG
+        ahead = copy * CONFIG.LAG
         if (copy > 0) & (ahead < task.blocks) & (task.first < task.tiles):
             ring.full[ahead].wait(0)
     for tile in range(task.first, task.tiles, task.step):
-        place = consumer_place(tile, copy, task, FORM)
-        total, position = multiply(lefts, rights, ring, position, copy, task, tile, place, extra, FORM)
-        store_tile(total, c, c_tail, outs, tails, copy, place, M, N, extra, FORM)
+        place = consumer_place(tile, copy, task, CONFIG)
+        total, position = multiply(lefts, rights, ring, position, copy, task, tile, place, extra, CONFIG)
+        store_tile(total, c, c_tail, outs, tails, copy, place, M, N, extra, CONFIG)
     tx.tma_wait(read=True)
 
 
 @tilewright.jit
-def multiply_one(copy, c, c_tail, lefts, rights, ring, outs, tails, task, M, N, extra, FORM: tl.constexpr):
+def multiply_one(copy, c, c_tail, lefts, rights, ring, outs, tails, task, M, N, extra, CONFIG: tl.constexpr):
     """The multiplying role when a CTA has one tile, whose results are staged where its operands were."""
-    place = consumer_place(task.first, copy, task, FORM)
-    position = tx.consumer_start(FORM.STAGES)
-    total, position = multiply(lefts, rights, ring, position, copy, task, task.first, place, extra, FORM)
-    if FORM.CONSUMERS > 1:
-        tx.named_sync(1, 128 * FORM.CONSUMERS)  # all have read the last stages
-    store_tile(total, c, c_tail, outs, tails, copy, place, M, N, extra, FORM)
+    place = consumer_place(task.first, copy, task, CONFIG)
+    position = tx.consumer_start(CONFIG.STAGES)
+    total, position = multiply(lefts, rights, ring, position, copy, task, task.first, place, extra, CONFIG)
+    if CONFIG.CONSUMERS > 1:
+        tx.named_sync(1, 128 * CONFIG.CONSUMERS)  # all have read the last stages
+    store_tile(total, c, c_tail, outs, tails, copy, place, M, N, extra, CONFIG)
     tx.tma_wait(read=True)
 
 
 @tilewright.jit
-def multiply_every_other(copy, c, c_tail, lefts, rights, ring, outs, tails, task, M, N, extra, FORM: tl.constexpr):
-    """The multiplying role of two warpgroups in turns: every other tile; the other's stages are passed over."""
+def multiply_every_other(copy, c, c_tail, lefts, rights, ring, outs, tails, task, M, N, extra, CONFIG: tl.constexpr):
+    """The multiplying role under ping-pong: every other tile; the other warpgroup's stages are passed over."""
     count = copy * task.blocks
     for tile in range(task.first + copy * task.step, task.tiles, 2 * task.step):
-        place = consumer_place(tile, copy, task, FORM)
-        position = tx.ring_at(count, FORM.STAGES)
-        total, position = multiply(lefts, rights, ring, position, copy, task, tile, place, extra, FORM)
-        store_tile(total, c, c_tail, outs, tails, copy, place, M, N, extra, FORM)
+        place = consumer_place(tile, copy, task, CONFIG)
+        position = tx.ring_at(count, CONFIG.STAGES)
+        total, position = multiply(lefts, rights, ring, position, copy, task, tile, place, extra, CONFIG)
+        store_tile(total, c, c_tail, outs, tails, copy, place, M, N, extra, CONFIG)
         count += 2 * task.blocks
     tx.tma_wait(read=True)
 
 
 @tilewright.jit
-def sum_parts(partials, copy, first, task, FORM: tl.constexpr):
+def sum_parts(partials, copy, first, task, CONFIG: tl.constexpr):
     """The sums over the CTAs that share the depth, in their order, of some rows: for each chunk of columns.
 
     Everything is asked for before the first of it is waited for: other CTAs' memory is far.
     """
-    CHUNKS: tl.constexpr = tl.cdiv(FORM.BN, FORM.chunk)
-    mine = partials[copy].slice(first, FORM.stored_rows)
+    CHUNKS: tl.constexpr = tl.cdiv(CONFIG.BN, CONFIG.chunk)
+    mine = partials[copy].slice(first, CONFIG.stored_rows)
     values = ()
     for chunk in tl.static_range(CHUNKS):
-        WIDTH: tl.constexpr = min(FORM.chunk, FORM.BN - chunk * FORM.chunk)
-        columns = mine.slice(chunk * FORM.chunk, WIDTH, 1)
-        for part in tl.static_range(FORM.SPLIT):
-            values = values + (columns.remote(task.peer + part * FORM.shared).load(),)
+        WIDTH: tl.constexpr = min(CONFIG.chunk, CONFIG.BN - chunk * CONFIG.chunk)
+        columns = mine.slice(chunk * CONFIG.chunk, WIDTH, 1)
+        for part in tl.static_range(CONFIG.SPLIT):
+            values = values + (columns.remote(task.peer + part * CONFIG.shared).load(),)
     totals = ()
     for chunk in tl.static_range(CHUNKS):
-        total = values[chunk * FORM.SPLIT]
-        for part in tl.static_range(1, FORM.SPLIT):
-            total += values[chunk * FORM.SPLIT + part]
+        total = values[chunk * CONFIG.SPLIT]
+        for part in tl.static_range(1, CONFIG.SPLIT):
+            total += values[chunk * CONFIG.SPLIT + part]
         totals = totals + (total,)
     return totals
 
 
 @tilewright.jit
-def sum_squares(norms, first, task, FORM: tl.constexpr):
+def sum_squares(norms, first, task, CONFIG: tl.constexpr):
     """The sums of squares over the CTAs that share the depth, in their order, of some rows; for each chunk of columns,
     whose threads have rows of their own."""
-    mine = norms.slice(first, FORM.stored_rows)
+    mine = norms.slice(first, CONFIG.stored_rows)
     totals = ()
-    for _ in tl.static_range(tl.cdiv(FORM.BN, FORM.chunk)):
+    for _ in tl.static_range(tl.cdiv(CONFIG.BN, CONFIG.chunk)):
         total = mine.remote(task.peer).load()
-        for part in tl.static_range(1, FORM.SPLIT):
-            total += mine.remote(task.peer + part * FORM.shared).load()
+        for part in tl.static_range(1, CONFIG.SPLIT):
+            total += mine.remote(task.peer + part * CONFIG.shared).load()
         totals = totals + (total,)
     return totals
 
 
 @tilewright.jit
 def multiply_part(copy, c, c_tail, lefts, rights, ring, outs, tails, partials, norms, task, M, N, extra,
-                  FORM: tl.constexpr):  # fmt: skip
+                  CONFIG: tl.constexpr):  # fmt: skip
     """The multiplying role when CTAs share the depth: one tile; each stores the sums of a part of its rows."""
-    CHUNKS: tl.constexpr = tl.cdiv(FORM.BN, FORM.chunk)
-    place = consumer_place(task.first, copy, task, FORM)
+    CHUNKS: tl.constexpr = tl.cdiv(CONFIG.BN, CONFIG.chunk)
+    place = consumer_place(task.first, copy, task, CONFIG)
     batch, first_row, first_column = place
-    position = tx.consumer_start(FORM.STAGES)
-    total, position = multiply(lefts, rights, ring, position, copy, task, task.first, place, extra, FORM)
-    tx.named_sync(1, 128 * FORM.CONSUMERS)  # the partial sums lie where the stages were
-    if FORM.NORM is not None:
+    position = tx.consumer_start(CONFIG.STAGES)
+    total, position = multiply(lefts, rights, ring, position, copy, task, task.first, place, extra, CONFIG)
+    tx.named_sync(1, 128 * CONFIG.CONSUMERS)  # the partial sums lie where the stages were
+    if CONFIG.NORM is not None:
         norms.store(total[1])
         total = total[0]
     partials[copy].store(total)
     tx.cluster_arrive()
     tx.cluster_wait()
-    first = task.group // FORM.shared * FORM.stored_rows
+    first = task.group // CONFIG.shared * CONFIG.stored_rows
     row = first_row + first
-    if FORM.NORM is not None:
-        squares = sum_squares(norms, first, task, FORM)
-    totals = sum_parts(partials, copy, first, task, FORM)
+    if CONFIG.NORM is not None:
+        squares = sum_squares(norms, first, task, CONFIG)
+    totals = sum_parts(partials, copy, first, task, CONFIG)
     for chunk in tl.static_range(CHUNKS):
-        STORE: tl.constexpr = FORM.stores[chunk]
-        column = first_column + chunk * FORM.chunk
+        STORE: tl.constexpr = CONFIG.stores[chunk]
+        column = first_column + chunk * CONFIG.chunk
         value = totals[chunk]
-        if FORM.NORM is not None:
-            value = value * FORM.NORM(squares[chunk])[:, None]
-        value = finished(value, batch, row, column, M, N, extra, FORM)
-        if STORE[0] < FORM.BUFFERS:
-            store_chunk(value, c, outs[STORE[0] * FORM.CONSUMERS + copy], batch, row, column, STORE[1], False)
+        if CONFIG.NORM is not None:
+            value = value * CONFIG.NORM(squares[chunk])[:, None]
+        value = finished(value, batch, row, column, M, N, extra, CONFIG)
+        if STORE[0] < CONFIG.BUFFERS:
+            store_chunk(value, c, outs[STORE[0] * CONFIG.CONSUMERS + copy], batch, row, column, STORE[1], False)
         else:
             store_chunk(value, c_tail, tails[copy], batch, row, column, STORE[1], False)
     tx.tma_wait(read=True)
@@ -476,55 +476,55 @@ def multiply_part(copy, c, c_tail, lefts, rights, ring, outs, tails, partials, n
 
 @tilewright.jit
 def matmul(a: tx.tensor_map, b: tx.tensor_map, c: tx.tensor_map, c_tail: tx.tensor_map, M, N, K, batches, *extra,
-           FORM: tl.constexpr):  # fmt: skip
-    """C[M, N] = EPILOGUE(A[M, K] @ B[K, N]), as `FORM` says; with a gate C has N / 2 columns.
+           CONFIG: tl.constexpr):  # fmt: skip
+    """C[M, N] = EPILOGUE(A[M, K] @ B[K, N]), as `CONFIG` says; with a gate C has N / 2 columns.
 
-    The maps move tiles of `FORM.left_block`, `right_block`, `out_block` and `tail_block` (the last columns of a tile;
-    any map of C when BN is a multiple of `FORM.chunk`).  Grid: `FORM.grid`.  Rows of all operands are multiples of 16
-    bytes; ragged edges are filled with zeros and left out by the copies.  K has at least `FORM.SPLIT` stages.
+    The maps move tiles of `CONFIG.left_block`, `right_block`, `out_block` and `tail_block` (the last columns of a tile;
+    any map of C when BN is a multiple of `CONFIG.chunk`).  Grid: `CONFIG.grid`.  Rows of all operands are multiples of
+    16 bytes; ragged edges are filled with zeros and left out by the copies.  K has at least `CONFIG.SPLIT` stages.
     """
-    if FORM.cluster > 1:
-        tx.cluster((FORM.cluster,))
-    lefts = tx.shared((FORM.STAGES, *FORM.left_shape), FORM.INPUT, swizzle=128)
-    rights = tx.shared((FORM.STAGES, *FORM.right_shape), FORM.right_type, swizzle=128)
-    staging = FORM.CONSUMERS * FORM.BUFFERS
-    outs = tx.shared((staging, FORM.stored_rows, FORM.chunk), FORM.OUTPUT,
-                     swizzle=swizzle_of(FORM.chunk * FORM.OUTPUT.itemsize),
-                     over=None if not FORM.single else lefts if FORM.sums_right else rights)  # fmt: skip
+    if CONFIG.cluster > 1:
+        tx.cluster((CONFIG.cluster,))
+    lefts = tx.shared((CONFIG.STAGES, *CONFIG.left_shape), CONFIG.INPUT, swizzle=128)
+    rights = tx.shared((CONFIG.STAGES, *CONFIG.right_shape), CONFIG.right_type, swizzle=128)
+    staging = CONFIG.CONSUMERS * CONFIG.BUFFERS
+    outs = tx.shared((staging, CONFIG.stored_rows, CONFIG.chunk), CONFIG.OUTPUT,
+                     swizzle=swizzle_of(CONFIG.chunk * CONFIG.OUTPUT.itemsize),
+                     over=None if not CONFIG.single else lefts if CONFIG.sums_right else rights)  # fmt: skip
     tails = outs
-    if FORM.tail > 0:
-        tails = tx.shared((FORM.CONSUMERS, FORM.stored_rows, FORM.tail), FORM.OUTPUT,
-                          swizzle=swizzle_of(FORM.tail * FORM.OUTPUT.itemsize),
-                          over=lefts if FORM.single and FORM.SPLIT == 1 else None)  # fmt: skip
-    ring = make_stages(FORM)
-    if FORM.DEPENDENT:
+    if CONFIG.tail > 0:
+        tails = tx.shared((CONFIG.CONSUMERS, CONFIG.stored_rows, CONFIG.tail), CONFIG.OUTPUT,
+                          swizzle=swizzle_of(CONFIG.tail * CONFIG.OUTPUT.itemsize),
+                          over=lefts if CONFIG.single and CONFIG.SPLIT == 1 else None)  # fmt: skip
+    ring = make_stages(CONFIG)
+    if CONFIG.DEPENDENT:
         tx.grid_launch_dependents()  # the next kernel's CTAs come where this one's have ended
-    task = make_task(M, N, K, batches, FORM)
-    if FORM.SPLIT > 1:
-        partials = tx.shared((FORM.CONSUMERS, FORM.rows, FORM.BN), FORM.SUM, swizzle=swizzle_of(FORM.BN * 4),
-                             over=rights if FORM.sums_right else lefts)  # fmt: skip
+    task = make_task(M, N, K, batches, CONFIG)
+    if CONFIG.SPLIT > 1:
+        partials = tx.shared((CONFIG.CONSUMERS, CONFIG.rows, CONFIG.BN), CONFIG.SUM, swizzle=swizzle_of(CONFIG.BN * 4),
+                             over=rights if CONFIG.sums_right else lefts)  # fmt: skip
         norms = partials
-        if FORM.NORM is not None:
-            norms = tx.shared((FORM.rows,), FORM.SUM)
+        if CONFIG.NORM is not None:
+            norms = tx.shared((CONFIG.rows,), CONFIG.SUM)
         multiplying = tx.role(
-            multiply_part, (c, c_tail, lefts, rights, ring, outs, tails, partials, norms, task, M, N, extra, FORM),
-            copies=FORM.CONSUMERS, registers=FORM.registers[1],
+            multiply_part, (c, c_tail, lefts, rights, ring, outs, tails, partials, norms, task, M, N, extra, CONFIG),
+            copies=CONFIG.CONSUMERS, registers=CONFIG.registers[1],
         )  # fmt: skip
     else:
         multiplying = tx.role(
-            multiply_every_other if FORM.TURNS else multiply_one if FORM.SINGLE else multiply_tiles,
-            (c, c_tail, lefts, rights, ring, outs, tails, task, M, N, extra, FORM),
-            copies=FORM.CONSUMERS, registers=FORM.registers[1],
+            multiply_every_other if CONFIG.PING_PONG else multiply_one if CONFIG.SINGLE else multiply_tiles,
+            (c, c_tail, lefts, rights, ring, outs, tails, task, M, N, extra, CONFIG),
+            copies=CONFIG.CONSUMERS, registers=CONFIG.registers[1],
         )  # fmt: skip
-    if FORM.apart:
-        weights = tx.role(load_tiles, (a, b, lefts, rights, ring, task, FORM), warps=1, elected=True)
-        activations = tx.role(load_activations, (a, lefts, ring, task, FORM), warps=1, elected=True)
+    if CONFIG.apart:
+        weights = tx.role(load_tiles, (a, b, lefts, rights, ring, task, CONFIG), warps=1, elected=True)
+        activations = tx.role(load_activations, (a, lefts, ring, task, CONFIG), warps=1, elected=True)
         tx.warp_roles(multiplying, weights, activations)
     else:
-        loading = tx.role(load_tiles, (a, b, lefts, rights, ring, task, FORM), registers=FORM.registers[0],
+        loading = tx.role(load_tiles, (a, b, lefts, rights, ring, task, CONFIG), registers=CONFIG.registers[0],
                           elected=True)  # fmt: skip
         tx.warp_roles(loading, multiplying)
-    if FORM.cluster > 1:
+    if CONFIG.cluster > 1:
         # Peers may still arrive at this CTA's barriers, or read its partial sums.
         tx.cluster_arrive(relaxed=True)
         tx.cluster_wait()

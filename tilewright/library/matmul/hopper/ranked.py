@@ -1,4 +1,4 @@
-"""Forms of the Hopper product for a problem on arrays, with its epilogue, ranked by the estimate of `choice`."""
+"""Configs of the Hopper product for a problem on arrays, with its epilogue, ranked by the estimate of `choice`."""
 
 from __future__ import annotations
 
@@ -6,25 +6,25 @@ from dataclasses import dataclass, replace
 from functools import lru_cache, partial
 
 from tilewright.library import epilogue
-from tilewright.library.matmul.hopper.choice import Finish, close_forms, finished, ranked_forms
-from tilewright.library.matmul.hopper.config import MatmulForm
+from tilewright.library.matmul.hopper.choice import Finish, close_configs, finished, ranked_configs
+from tilewright.library.matmul.hopper.config import MatmulConfig
 from tilewright.library.matmul.problem import MatmulProblem
 from tilewright.targets.machine import Machine
 
 
 @dataclass(frozen=True)
-class RankedForm:
-    """A form with the time that the estimate expects of it, in seconds."""
+class RankedConfig:
+    """A config with the time that the estimate expects of it, in seconds."""
 
-    form: MatmulForm
+    config: MatmulConfig
     seconds: float
 
     def __str__(self) -> str:
-        return f"{self.form.described}: {self.seconds * 1e6:.1f} us expected"
+        return f"{self.config.described}: {self.seconds * 1e6:.1f} us expected"
 
 
 def _with_epilogue(problem: MatmulProblem) -> Finish:
-    """What finishes a form: the functions of the problem's epilogue."""
+    """What finishes a config: the functions of the problem's epilogue."""
     spec = problem.epilogue
     return partial(
         finished, problem=problem, PROMOTE=epilogue.promotion(spec), GATE=epilogue.gating(spec),
@@ -32,14 +32,14 @@ def _with_epilogue(problem: MatmulProblem) -> Finish:
     )  # fmt: skip
 
 
-def candidates(problem: MatmulProblem, machine: Machine) -> tuple[RankedForm, ...]:
-    """All forms for a problem, the one expected to be fastest first; empty when no form takes it."""
-    ranked = ranked_forms(problem, machine, _with_epilogue(problem))
-    return tuple(RankedForm(*entry) for entry in ranked)
+def candidates(problem: MatmulProblem, machine: Machine) -> tuple[RankedConfig, ...]:
+    """All configs for a problem, the one expected to be fastest first; empty when no config takes it."""
+    ranked = ranked_configs(problem, machine, _with_epilogue(problem))
+    return tuple(RankedConfig(*entry) for entry in ranked)
 
 
 @lru_cache(maxsize=256)
-def close(problem: MatmulProblem, machine: Machine) -> tuple[RankedForm, ...]:
+def close(problem: MatmulProblem, machine: Machine) -> tuple[RankedConfig, ...]:
     """The candidates worth timing, the one to take untimed first."""
-    ranked = close_forms(problem, machine, _with_epilogue(problem))
-    return tuple(RankedForm(*entry) for entry in ranked)
+    ranked = close_configs(problem, machine, _with_epilogue(problem))
+    return tuple(RankedConfig(*entry) for entry in ranked)
