@@ -1,13 +1,14 @@
 """Steps of a language model on a GPU, compared with memory bandwidth, cuBLAS and a loop in PyTorch.
 
-    python benchmarks/llm_cuda.py [--layers 32] [--seconds 190] [--save]
+    python benchmarks/llm_cuda.py [--layers 32] [--seconds 190] [--profile] [--save]
 
 The model has the shape of Llama 3.1 8B in bfloat16 (with --layers fewer layers) and random weights.  Cases: one new
 token, chosen greedily, for 1, 64 and 256 sequences of 1,024 tokens, and prompts of 2,048 and 8,192 tokens in one step.
 The peer is written as gpt-fast is: layers by torch.compile, a static cache, decoding as one CUDA graph; its sequences
 fill their caches, so that attention needs no mask.  `share` is, of decoding, the time in which its bytes (weights,
 keys and values) could be read over the time of the step; of prompts the part of cuBLAS's rate.  `host` is the part of a
-step's time in which the GPU waits.  After --seconds no further case of the peer begins.
+step's time in which the GPU waits.  After --seconds no further case of the peer begins.  With --profile the kernels of
+a step follow each case: all of a kind together, timed by events between them, which hides no start of a kernel.
 """
 
 from __future__ import annotations
@@ -231,12 +232,25 @@ def replayed(model: GPUModel, rounds: int = 20) -> float:
     return seconds(run, 3) / rounds
 
 
+def profiled(model: GPUModel) -> None:
+    """Print the kernels of the last step: microseconds together, how many, and the rates of bytes and operations."""
+    step = next(reversed(model._steps.values()))
+    kinds: dict[str, list[dict[str, Any]]] = {}
+    for row in model.engine.profile(step.arguments, runs=5):
+        kinds.setdefault(f"{row['name'].partition('-')[2]} {row['kernel']}", []).append(row)
+    for kind, rows in sorted(kinds.items(), key=lambda entry: -sum(row["milliseconds"] for row in entry[1])):
+        took, moved, done = (sum(row[name] for row in rows) for name in ("milliseconds", "bytes", "flops"))
+        rates = f"{moved / took / 1e9:6.2f} TB/s {done / took / 1e9:6.1f} TFLOP/s"
+        print(f"  {took * 1e3:8.1f} us {len(rows):3d} x {rates} {kind}")
+
+
 def main() -> None:
     """Measure, print a line for each case, and write the results with --save."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--layers", type=int, default=32)
     parser.add_argument("--seconds", type=float, default=190.0)
     parser.add_argument("--tune", action="store_true", help="time close candidates while the model is compiled")
+    parser.add_argument("--profile", action="store_true")
     parser.add_argument("--save", action="store_true")
     given = parser.parse_args()
     settings.tune = given.tune
@@ -263,6 +277,8 @@ def main() -> None:
             host = 1 - replayed(model) / step
             show({"name": case, "runtime": "tilewright", "host": round(host, 3),
                   **measured(case, step, weights, given.layers, read, rate)})  # fmt: skip
+            if given.profile:
+                profiled(model)
         del model, runs
         peer = Peer(given.layers)
         for kind, count in (("decode", 1), ("decode", 64), ("prompt", 2048), ("decode", 256), ("prompt", 8192)):

@@ -5,8 +5,9 @@ from __future__ import annotations
 import pytest
 
 import tilewright.language as tl
-from tests.host.hopper_support import traced_decoding
+from tests.host.hopper_support import traced_decoding, traced_pages
 from tilewright.library.attention.hopper.decoding_config import DecodingConfig
+from tilewright.library.attention.hopper.paged_config import PagedConfig
 from tilewright.targets.nvidia.assemble import AssemblyOptions
 from tilewright.targets.nvidia.compile import assemble_kernel
 from tilewright.targets.nvidia.options import NvidiaOptions
@@ -38,3 +39,15 @@ def test_attention_of_few_queries(config: DecodingConfig) -> None:
     loading = assembly.ptx[assembly.ptx.index(ahead) :]
     assert loading.index(ahead) < loading.index("griddepcontrol.wait")
     assert ("ld.shared::cluster" in assembly.ptx) == (config.SPLITS > 1)
+
+
+@pytest.mark.parametrize("config", [PagedConfig(EARLY=True), PagedConfig(D=64, ROWS=8, SPLITS=8, PAGE=64)], ids=str)
+def test_few_tokens_over_pages(config: PagedConfig) -> None:
+    """Pages are asked for before other kernels are waited for, where nothing in front writes the tables."""
+    lowered = lower(traced_pages(config), TARGET, NvidiaOptions())
+    assembly = assemble_kernel(lowered, TARGET, AssemblyOptions(strict=True))
+    assert lowered.warps == 5 and lowered.dependent_launch and not assembly.remarks
+    assert lowered.shared_bytes <= config.shared_bytes
+    asked = assembly.ptx.find("cp.async.bulk.prefetch.tensor")
+    assert (asked >= 0) == config.EARLY
+    assert not config.EARLY or "griddepcontrol.wait" in assembly.ptx[asked:]

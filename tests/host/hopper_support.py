@@ -13,6 +13,9 @@ from tilewright.library.attention.hopper.config import AttentionConfig
 from tilewright.library.attention.hopper.decoding_config import DecodingConfig
 from tilewright.library.attention.hopper.decoding_kernel import decoding
 from tilewright.library.attention.hopper.kernel import attention
+from tilewright.library.attention.hopper.paged_chunks_kernel import paged_chunks
+from tilewright.library.attention.hopper.paged_config import PagedConfig
+from tilewright.library.attention.hopper.paged_kernel import paged_tokens
 from tilewright.library.grouped.hopper_kernel import grouped_matmul
 from tilewright.library.matmul.hopper.config import MatmulConfig
 from tilewright.library.matmul.hopper.kernel import matmul
@@ -89,6 +92,28 @@ def traced_decoding(config: DecodingConfig) -> Function:
     if config.BIAS:
         types["extra"] = (f"*k {config.TYPE.element.text}", "i64", "i64", "f32")
     return decoding.trace(types, {"CONFIG": config})
+
+
+def traced_pages(config: PagedConfig) -> Function:
+    """The Tile IR of attention of few new tokens over pages for a config."""
+    config.check()
+    element, keys = config.TYPE.element.text, tensor_map(config.key_block, config.TYPE)
+    types: dict[str, Any] = {"q": f"*k {element}", "k": keys, "v": keys, "out": f"*{element}", "scale": "f32"}
+    types |= {**dict.fromkeys(("tables", "starts", "lengths"), "*k i32"),
+              **dict.fromkeys(("tokens", "slots", "columns"), "i64"), "heads": "i32", "key_heads": "i32"}  # fmt: skip
+    return paged_tokens.trace(types, {"CONFIG": config})
+
+
+def traced_chunks(config: AttentionConfig, few: int) -> Function:
+    """The Tile IR of attention of chunks of prompts over pages: sequences with more than `few` new tokens."""
+    config.check()
+    element = config.TYPE.element.text
+    queries, keys = tensor_map(config.query_block, config.TYPE), tensor_map(config.key_block, config.TYPE)
+    types: dict[str, Any] = {"q": queries, "k": keys, "v": keys, "out": queries, "results": f"*{element}"}
+    types |= {**dict.fromkeys(("tables", "starts", "lengths"), "*k i32"), "scale": "f32",
+              **dict.fromkeys(("tokens", "slots", "columns"), "i64"),
+              **dict.fromkeys(("sequences", "numbers", "heads", "group"), "i32")}  # fmt: skip
+    return paged_chunks.trace(types, {"CONFIG": config, "FEW": few, "SEQUENCES": 4, "EARLY": True})
 
 
 def attention_reference(

@@ -24,6 +24,7 @@ KINDS = {
     "recurrent",
     "transform",
     "sorting",
+    "choice",
     "elementwise",
     "contraction",
     "attention",

@@ -2,15 +2,21 @@
 
 from __future__ import annotations
 
+import itertools
+from typing import Any
+
 import numpy as np
 import pytest
 
 import tilewright.language as tl
-from tests.host.hopper_support import ORDERS, attention_reference, traced_decoding
+from tests.host.hopper_support import ORDERS, attention_reference, traced_chunks, traced_decoding, traced_pages
+from tests.host.test_paged_attention import draw_inputs, plain
 from tilewright.errors import LaunchError
 from tilewright.ir.interpreter import run
 from tilewright.ir.verifier import verify
+from tilewright.library.attention.hopper.config import AttentionConfig
 from tilewright.library.attention.hopper.decoding_config import DecodingConfig
+from tilewright.library.attention.hopper.paged_config import PagedConfig
 from tilewright.passes.pipeline import simplify
 
 CONFIG = DecodingConfig(D=64, BN=64, SPLITS=4)
@@ -92,6 +98,47 @@ CLEAN = [CONFIG._replace(BIAS=True), FRESH, FRESH._replace(D=128, BN=128)]
 @pytest.mark.parametrize("config", CLEAN, ids=str)
 def test_it_is_clean_in_any_order(config: DecodingConfig, rng: np.random.Generator) -> None:
     decode(config, (1, 1, 4, 400), rng, orders=ORDERS, fresh=70)
+
+
+@pytest.mark.parametrize(
+    ("config", "new", "lengths"),
+    [
+        (PagedConfig(D=64, GROUP=2, SPLITS=4, EARLY=True), (1, 3, 9), (200, 17, 9)),
+        (PagedConfig(D=64, GROUP=5, PAGE=8, WINDOW=40, SOFTCAP=9.0), (2, 0, 1), (130, 0, 64)),
+        (AttentionConfig(D=64, BN=96, CONSUMERS=3, CAUSAL=True, FLAT=False, PAGE=16), (3, 70, 5), (3, 170, 5)),
+    ],
+    ids=str,
+)  # fmt: skip
+def test_pages_in_any_order(
+    config: Any, new: tuple[int, ...], lengths: tuple[int, ...], rng: np.random.Generator
+) -> None:
+    """Sequences of the other kind are left alone; NaN behind a sequence's last token."""
+    is_few = isinstance(config, PagedConfig)
+    few, group = (config.ROWS // config.GROUP, config.GROUP) if is_few else (4, 2)
+    window, softcap = (config.WINDOW, config.SOFTCAP) if is_few else (0, 0.0)
+    problem = (group, 1, config.D, config.D, config.PAGE, window, softcap)
+    given = draw_inputs(rng, problem, (new, lengths))
+    wanted, kind = plain(given, problem), config.TYPE.element.numpy
+    q, keys, values = (given[name].astype(kind) for name in ("q", "keys", "values"))
+    function = simplify(traced_pages(config) if is_few else traced_chunks(config, few))
+    verify(function)
+    numbers = len(q) // config.BM + min(len(new), len(q) // (few + 1)) if not is_few else 0
+    scale, indices = np.log2(np.e) / np.sqrt(config.D), [given["tables"].reshape(-1), given["starts"], given["lengths"]]
+    sizes = [len(q), len(keys), given["tables"].shape[1]]
+    for order in range(ORDERS if is_few else 4):
+        out = np.full((len(q), group, config.D), 7, kind)
+        pools = [pool.swapaxes(0, 1) for pool in (keys, values)]
+        if is_few:
+            arguments = [q.reshape(-1), *pools, *indices, out.reshape(-1), *sizes, group, 1, scale]
+            run(function, arguments, (len(new) * config.SPLITS,), order=order)
+        else:
+            maps = [array.swapaxes(0, 1)[None] for array in (q, keys, values, out)]
+            arguments = [*maps, out.reshape(-1), *indices, *sizes, len(new), numbers, group, group, scale]
+            run(function, arguments, (2,), order=order)
+        for first, end in itertools.pairwise(given["starts"]):
+            mine = (0 < end - first <= few) == is_few
+            expected = wanted[first:end] if mine else 7.0
+            assert np.abs(out[first:end].astype(np.float64) - expected).max(initial=0) <= 2.0**-5
 
 
 def test_growing_maxima_and_hidden_keys(rng: np.random.Generator) -> None:

@@ -205,3 +205,26 @@ def test_gpus(form, driver, rng):
     for batch in (*BATCHES, ([2, 1], [600, 700])):
         inputs = draw_inputs(rng, form, batch)
         np.testing.assert_allclose(engine.run(inputs)["y"], plain(inputs, form), rtol=0, atol=bound(inputs))
+
+
+@pytest.mark.slow(but_every=2)
+@pytest.mark.parametrize("form", [(2, 1, 128, 128, 16, 0, 0.0), (7, 1, 64, 64, 32, 7, 20.0)], ids=str)
+def test_hopper(form, driver, rng):
+    """Tensor copies of pages: few new tokens in clusters, and chunks of prompts; NaN behind a sequence's last token."""
+    engine = build(paged_graph(form, bfloat16), "cuda:sm_90a")
+    assert engine.plan.steps[0].evidence["chosen"] == "hopper paged attention"
+    inputs = draw_inputs(rng, form, ([1, 70, 1, 2, 0], [170, 90, 1, 64, 40]))
+    for name in ("q", "keys", "values"):
+        inputs[name] = inputs[name].astype(ml_dtypes.bfloat16)
+    found = engine.run(inputs)["y"].astype(np.float64)
+    np.testing.assert_allclose(found, plain(inputs, form), rtol=0, atol=bound(inputs, 2.0**-9) / 8)
+
+
+def test_lengths_below_the_new_tokens_stay_inside_of_the_tables(driver, rng):
+    """A table's row has no pages for tokens that its length does not count: none behind it are read."""
+    form = (4, 2, 16, 16, 8, 0, 0.0)
+    inputs = draw_inputs(rng, form, ([20, 1], [16, 16]))
+    inputs["keys"][:], inputs["values"][:] = 0.0, 1.0
+    inputs["values"].reshape(-1, 8, 2, 16)[inputs["tables"][1]] = 100.0
+    for engine in (build(paged_graph(form)), build(paged_graph(form), "cuda:sm_90a")):
+        assert engine.run(inputs)["y"][:20].max() <= 1.0

@@ -13,6 +13,7 @@
     recurrent     steps that wait for each other
     transform     Fourier transforms of rows
     sorting       positions in order
+    choice        a place in each row
     composite     decomposed by `passes.decompose` before fusion
     host          run by NumPy between the compiled parts: sizes of the result are known only then (`graph.host_ops`)
     part          a part of the model that is compiled on its own (`graph.partition`)
@@ -31,7 +32,7 @@ from typing import Any
 import numpy as np
 
 from tilewright.dtypes import HOST_ONLY, DType, int64, string
-from tilewright.graph import fourier, paged, quantization, random_bits, recurrent, sorting
+from tilewright.graph import choices, fourier, paged, quantization, random_bits, recurrent, sorting
 from tilewright.graph import host_images as images
 from tilewright.graph import host_lists as lists
 from tilewright.graph import host_matrices as matrices
@@ -196,6 +197,9 @@ _op("transform", "fourier", (2, 3), fourier.fourier_types, fourier.fourier,
 _op("sorting", "argsort", 1, sorting.argsort_type, sorting.argsort,
     "i64 positions of the first `count` elements in order along `axis`: equal ones in their own order, NaN the largest",
     axis=REQUIRED, count=REQUIRED, descending=False)
+_op("choice", "choose", 4, choices.choose_type, choices.choose,
+    "i32 place in each row of logits [R, N]: at temperatures [R] of 0 of the largest, else where the running sum "
+    "of e^((x - largest) / temperature), without those below floors [R], passes shares [R] of it all; -1: no number")
 # ------------------------------------------------------------------------------- reductions and row ops
 _op("reduction", "reduce_sum", 1, infer.reduce, compute.reduction(np.sum), "sum", axes=REQUIRED, keepdims=False)
 _op("reduction", "reduce_mean", 1, infer.reduce_mean, compute.reduction(np.mean), "mean", axes=REQUIRED, keepdims=False)

@@ -9,6 +9,7 @@ from tilewright.graph.fusion import Group
 from tilewright.library.attention.cpu import attention_candidates
 from tilewright.library.attention.paged import paged_attention_candidates
 from tilewright.library.candidate import Candidate
+from tilewright.library.choice.candidates import choice
 from tilewright.library.convolution.cpu.candidates import convolution_candidates
 from tilewright.library.excitation.separate import separate_excitation
 from tilewright.library.fourier.cpu import fourier_candidates
@@ -52,6 +53,7 @@ def cpu_makers(candidates: Maker) -> Makers:
         "attention": attention_candidates,
         "paged": paged_attention_candidates,
         "pool": pool,
+        "choice": choice,
         "recurrent": cpu_recurrent_candidates,
         "transform": fourier_candidates,
     }

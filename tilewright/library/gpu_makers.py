@@ -9,6 +9,7 @@ from tilewright.graph.fusion import Group
 from tilewright.library.attention.paged_simt import gpu_paged_attention
 from tilewright.library.attention.simt import gpu_attention
 from tilewright.library.candidate import Candidate
+from tilewright.library.choice.candidates import choice
 from tilewright.library.convolution.simt.candidates import gpu_convolution
 from tilewright.library.excitation.separate import separate_excitation
 from tilewright.library.excitation.simt import gpu_excitation
@@ -53,6 +54,7 @@ def gpu_makers(candidates: Maker) -> Makers:
         "attention": gpu_attention,
         "paged": gpu_paged_attention,
         "pool": gpu_pool,
+        "choice": choice,
         "recurrent": recurrent_candidates,
     }
     return Makers(own, {"contraction": library_candidates})

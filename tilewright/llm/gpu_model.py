@@ -8,8 +8,9 @@ back is a token for each row, and logits only where choosing a token needs more 
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import partial
+from operator import attrgetter, eq
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -26,6 +27,9 @@ from tilewright.runtime.cuda.streams import synchronize
 _ALIGNMENT = 256  # bytes, of inputs
 _CACHED_STEPS = 256  # sizes of steps
 _DRAWS = ("temperatures", "shares", "floors")
+_FIELDS = attrgetter("tokens", "begin", "pages", "adapter")  # of a chunk
+_NUMBERS = attrgetter("temperature", "share", "floor")  # of a draw, as `_DRAWS` has them
+_CHOSEN_ROW = partial(tuple.__new__, ChosenRow)  # of a pair: less than half of the time of a call
 
 
 class StepSizes(NamedTuple):
@@ -37,13 +41,15 @@ class StepSizes(NamedTuple):
     columns: int
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, eq=False)
 class PreparedStep:
     """A step of one size: its inputs in the host's memory, and their bytes; what runs it."""
 
     inputs: dict[str, np.ndarray]
     bytes: int
     run: Callable[[], None]
+    arguments: dict[str, Any] = field(default_factory=dict)  # its inputs in the GPU's memory
+    pages: list[list[int]] = field(default_factory=list)  # of each sequence, as its table was written last
 
 
 class GPUModel(Model):
@@ -63,6 +69,14 @@ class GPUModel(Model):
         self._chosen = MirroredBuffer(4 * rows)
         self._logits = DeviceArray((limits.sequences, vocabulary), np.float32)
         self._steps: dict[StepSizes, PreparedStep] = {}
+        self._filled: PreparedStep | None = None  # whose inputs are in the memory that all share
+        self._fetches = [partial(self._fetch_row, row) for row in range(limits.sequences)]
+        self._each = np.arange(limits.sequences, dtype=np.int32)
+
+    @property
+    def _spare_slot(self) -> int:
+        """Where keys and values of what belongs to no sequence go."""
+        return self.pages * self.limits.page
 
     def _pool(self, sizes: tuple[int, ...], dtype: str) -> Any:
         slots = (self.pages + 1) * self.limits.page  # the last page is for what belongs to no sequence
@@ -70,22 +84,35 @@ class GPUModel(Model):
 
     def run(self, chunks: Sequence[Chunk]) -> Rows:
         """As `Model.run`; rows with a `Draw` are `ChosenRow`s, whose logits are there until the next run."""
-        inputs = self._inputs(chunks)
         draws = [draw for chunk in chunks for draw in chunk.draws or [None] * len(chunk.wanted)]
-        sizes = self._rounded(inputs)
-        step = self._steps.get(sizes) or self._prepare(sizes)
-        self._fill(step.inputs, inputs, draws)
+        step = self._filled_step(chunks, draws)
         self._inputs_memory.upload(step.bytes)
         step.run()
-        self._chosen.download(4 * sizes.rows)
+        self._chosen.download(4 * len(draws))
         synchronize(self._logits.ordinal)
         if not any(draws):
             return self._fetch(0, len(draws))
-        chosen = self._chosen.host.view(np.int32).tolist()
+        chosen = self._chosen.host.view(np.int32)[: len(draws)].tolist()
+        if all(draws) and len(draws) <= len(self._fetches):
+            return list(map(_CHOSEN_ROW, zip(chosen, self._fetches, strict=False)))
         return [
             self._fetch(row, row + 1)[0] if draw is None else ChosenRow(chosen[row], partial(self._fetch_row, row))
             for row, draw in enumerate(draws)
         ]
+
+    def _filled_step(self, chunks: Sequence[Chunk], draws: Sequence[Draw | None]) -> PreparedStep:
+        """The step of these sizes, with its inputs in the host's memory."""
+        tokens, begins, pages, adapters = zip(*map(_FIELDS, chunks), strict=True)
+        counts = list(map(len, tokens))
+        sizes = self._rounded(sum(counts), len(chunks), len(draws), max(map(len, pages)))
+        step = self._steps.get(sizes) or self._prepare(sizes)
+        self._fill_tables(step, pages)
+        if max(counts) == 1 and len(draws) == len(chunks):
+            self._fill_tokens(step, [first for (first,) in tokens], begins, adapters)
+        else:
+            self._fill(step, self._numbers(chunks))
+        self._fill_draws(step, draws)
+        return step
 
     def _fetch(self, first: int, end: int) -> np.ndarray:
         """Rows of logits in the host's memory."""
@@ -98,12 +125,12 @@ class GPUModel(Model):
 
     # -- Sizes ----------------------------------------------------------------------------------------------------
 
-    def _rounded(self, inputs: dict[str, Any]) -> StepSizes:
-        limits, tables = self.limits, inputs["tables"]
+    def _rounded(self, tokens: int, sequences: int, rows: int, columns: int) -> StepSizes:
+        limits = self.limits
         return StepSizes(
-            _rounded(len(inputs["tokens"]), limits.tokens), _rounded(tables.shape[0], limits.sequences),
-            _rounded(max(1, len(inputs["rows"])), max(limits.tokens, limits.sequences)),
-            min(1 << (tables.shape[1] - 1).bit_length(), limits.columns),
+            _rounded(tokens, limits.tokens), _rounded(sequences, limits.sequences),
+            _rounded(max(1, rows), max(limits.tokens, limits.sequences)),
+            min(1 << (columns - 1).bit_length(), limits.columns),
         )  # fmt: skip
 
     def _places(self, sizes: StepSizes) -> list[tuple[str, tuple[int, ...], int, int]]:
@@ -136,7 +163,7 @@ class GPUModel(Model):
             "logits": DevicePart(self._logits, 0, (sizes.rows, vocabulary), self._logits.dtype),
             "chosen": DevicePart(self._chosen.there, 0, (sizes.rows,), np.dtype(np.int32)),
         }
-        self._steps[sizes] = step = PreparedStep(here, end, self.engine.prepare(there, out))
+        self._steps[sizes] = step = PreparedStep(here, end, self.engine.prepare(there, out), there)
         return step
 
     def _make_room(self, rows: int) -> None:
@@ -146,23 +173,54 @@ class GPUModel(Model):
         if rows > self._logits.shape[0]:
             self._logits = DeviceArray((rows, self._logits.shape[1]), np.float32)
 
-    def _fill(self, here: dict[str, np.ndarray], inputs: dict[str, Any], draws: Sequence[Draw | None]) -> None:
-        """Write a step's inputs, followed by padding."""
-        nothing = {"slots": self.pages * self.limits.page, "starts": inputs["starts"][-1]}
-        for name, values in inputs.items():
-            target = here[name]
-            if values.ndim == 2:
-                target[:] = 0
-                target[: values.shape[0], : values.shape[1]] = values
-            else:
-                target[: len(values)] = values
-                target[len(values) :] = nothing.get(name, 0)
+    def _fill(self, step: PreparedStep, numbers: dict[str, list[int]]) -> None:
+        """Write a step's inputs but tables and draws, followed by padding."""
+        nothing = {"slots": self._spare_slot, "starts": numbers["starts"][-1]}
+        for name, values in numbers.items():
+            target = step.inputs[name]
+            target[: len(values)] = values
+            target[len(values) :] = nothing.get(name, 0)
+
+    def _fill_tokens(
+        self, step: PreparedStep, tokens: Sequence[int], begins: Sequence[int], adapters: Sequence[int]
+    ) -> None:
+        """The same for one token and one row of each sequence, behind their tables: here Python's time matters."""
+        count, page, inputs = len(tokens), self.limits.page, step.inputs
+        each = self._each[:count]
+        inputs["tokens"][:count], inputs["positions"][:count] = tokens, begins
+        positions = inputs["positions"][:count]
+        inputs["slots"][:count] = inputs["tables"][each, positions // page] * page + positions % page
+        inputs["slots"][count:] = self._spare_slot
+        np.add(positions, 1, out=inputs["lengths"][:count])
+        inputs["starts"][:count], inputs["starts"][count:] = each, count
+        inputs["rows"][:count] = each
+        if self._has_adapters:
+            inputs["adapters"][:count] = adapters
+        for name in ("tokens", "positions", "lengths", "rows", "adapters"):
+            if name in inputs:
+                inputs[name][count:] = 0
+
+    @staticmethod
+    def _fill_draws(step: PreparedStep, draws: Sequence[Draw | None]) -> None:
         for name in _DRAWS:
-            here[name][:] = 0.0
-        for row, draw in enumerate(draws):
-            if draw is not None and draw.temperature:
-                here["temperatures"][row] = draw.temperature
-                here["shares"][row], here["floors"][row] = draw.share, draw.floor
+            step.inputs[name][:] = 0.0
+        for row in [row for row, draw in enumerate(draws) if draw is not None and draw.temperature]:
+            for name, value in zip(_DRAWS, _NUMBERS(draws[row]), strict=True):
+                step.inputs[name][row] = value
+
+    def _fill_tables(self, step: PreparedStep, pages: Sequence[Sequence[int]]) -> None:
+        """Write the pages of sequences that have others than when the step was filled last; nothing reads behind them.
+
+        Most steps repeat the one before with a token more, so that comparing is much less than writing.
+        """
+        known = step.pages
+        if self._filled is not step:
+            known.clear()
+        self._filled = step
+        known += [[]] * (len(pages) - len(known))
+        for row in [row for row, same in enumerate(map(eq, pages, known)) if not same]:
+            step.inputs["tables"][row, : len(pages[row])] = pages[row]
+            known[row] = list(pages[row])
 
 
 def _rounded(count: int, most: int) -> int:

@@ -170,25 +170,30 @@ class Model:
         return logits if wanted else logits[:0]
 
     def _inputs(self, chunks: Sequence[Chunk]) -> dict[str, Any]:
-        counts = [len(chunk.tokens) for chunk in chunks]
-        starts = np.concatenate([[0], np.cumsum(counts)]).astype(np.int32)
         tables = np.zeros((len(chunks), max(len(chunk.pages) for chunk in chunks)), np.int32)
+        for row, chunk in zip(tables, chunks, strict=True):
+            row[: len(chunk.pages)] = chunk.pages
+        return {"tables": tables, **{name: np.array(found, np.int32) for name, found in self._numbers(chunks).items()}}
+
+    def _numbers(self, chunks: Sequence[Chunk]) -> dict[str, list[int]]:
+        """A step's inputs but the tables of pages."""
+        starts, ends = [0], [chunk.begin + len(chunk.tokens) for chunk in chunks]
         tokens: list[int] = []
         positions: list[int] = []
         slots: list[int] = []
         rows: list[int] = []
-        for row, chunk in zip(tables, chunks, strict=True):
-            row[: len(chunk.pages)] = chunk.pages
+        for chunk, end in zip(chunks, ends, strict=True):
             rows += [len(tokens) + place for place in chunk.wanted]
             tokens += chunk.tokens
-            positions += range(chunk.begin, chunk.begin + len(chunk.tokens))
+            positions += range(chunk.begin, end)
             slots += self._slots(chunk)
-        adapters = {"adapters": np.repeat([chunk.adapter for chunk in chunks], counts).astype(np.int32)}
-        ends = [chunk.begin + len(chunk.tokens) for chunk in chunks]
-        return {
-            **(adapters if self._has_adapters else {}), "tables": tables, "starts": starts,
-            **_as_integers(tokens=tokens, positions=positions, slots=slots, lengths=ends, rows=rows),
+            starts.append(len(tokens))
+        found = {
+            "tokens": tokens, "positions": positions, "slots": slots, "starts": starts, "lengths": ends, "rows": rows,
         }  # fmt: skip
+        if self._has_adapters:
+            found["adapters"] = [chunk.adapter for chunk in chunks for _ in chunk.tokens]
+        return found
 
     def _slots(self, chunk: Chunk) -> Sequence[int]:
         """Where a chunk's keys and values go."""
@@ -198,7 +203,3 @@ class Model:
         places = np.arange(begin, begin + len(chunk.tokens))
         slots: list[int] = (np.asarray(chunk.pages)[places // page] * page + places % page).tolist()
         return slots
-
-
-def _as_integers(**lists: list[int]) -> dict[str, np.ndarray]:
-    return {name: np.array(values, np.int32) for name, values in lists.items()}

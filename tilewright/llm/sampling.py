@@ -10,6 +10,7 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from typing import NamedTuple
 
 import numpy as np
 
@@ -32,8 +33,7 @@ class Draw:
     floor: float = 0.0
 
 
-@dataclass(frozen=True)
-class ChosenRow:
+class ChosenRow(NamedTuple):
     """A row of logits that stays where it was computed, and the token that a `Draw` chose from it; -1: the logits are
     no numbers."""
 

@@ -85,7 +85,7 @@ class GenerationStep:
         self, checkpoint: Checkpoint, dtype: DType, limits: Limits, name: str, weights: str = "auto",
         adapters: Adapters | None = None, chooses: bool = False,
     ) -> None:  # fmt: skip
-        """With `chooses` the step chooses tokens as well (`_chosen`)."""
+        """With `chooses` the step chooses tokens as well (`graph.choices`)."""
         self.checkpoint, self.dtype, self.limits = checkpoint, dtype, limits
         self._stored_layer = reader_of(checkpoint)
         if isinstance(checkpoint, GGUFCheckpoint):
@@ -121,41 +121,12 @@ class GenerationStep:
         logits = self.emit.cast(logits, float32)
         self.builder.output(logits, "logits")
         if self._draws:
-            self.builder.output(self._chosen(logits, *self._draws), "chosen")
+            self.emit.source = "sampling"
+            self.builder.output(self.emit.op("choose", logits, *self._draws), "chosen")
         self.checkpoint.finish(ignored)
         if self._adapters is not None:
             self._adapters.finish()
         return self.builder.finish()
-
-    def _chosen(self, logits: Value, temperatures: Value, shares: Value, floors: Value) -> Value:
-        """The token of each row [rows], -1 where the logits are no numbers: the most probable one at temperature 0, or
-        else the one in which the running sum of powers passes its share of the whole."""
-        emit = self.emit
-        emit.source = "sampling"
-        passed = emit.cast(self._passed(logits, temperatures, shares, floors), float32)
-        best, drawn = emit.op("argmax", logits, axis=1), emit.op("argmax", passed, axis=1)
-        # Rounding may leave no token whose sum passes the last share.
-        exists = emit.op("greater", emit.op("reduce_max", passed, axes=(1,)), 0.0)
-        exists = emit.op("logical_and", exists, emit.op("greater", temperatures, 0.0))
-        chosen = emit.cast(emit.op("where", exists, drawn, best), int32)
-        largest = emit.op("absolute", emit.op("reduce_max", logits, axes=(1,)))
-        finite = emit.op("less_equal", largest, float(np.finfo(np.float32).max))
-        return emit.op("where", finite, chosen, emit.constant(np.array(-1, np.int32), "none"))
-
-    def _passed(self, logits: Value, temperatures: Value, shares: Value, floors: Value) -> Value:
-        """Tokens from the drawn one on [rows, vocabulary], those that cannot be drawn left out.
-
-        Powers are 1 for the most probable token; those under their floor (min-p) count as none.
-        """
-        emit, width = self.emit, logits.shape[1]
-        assert isinstance(width, int)
-        greatest = emit.op("reduce_max", logits, axes=(1,), keepdims=True)
-        divisor = emit.op("maximum", emit.unsqueeze(temperatures, 1), 1e-30)
-        powers = emit.op("exp", emit.op("divide", emit.op("subtract", logits, greatest), divisor))
-        powers = emit.op("where", emit.op("less", powers, emit.unsqueeze(floors, 1)), 0.0, powers)
-        sums = emit.op("cumsum", powers, axis=1)
-        place = emit.op("multiply", emit.slice(sums, 1, width - 1, width), emit.unsqueeze(shares, 1))
-        return emit.op("logical_and", emit.op("greater", sums, place), emit.op("greater", powers, 0.0))
 
     # -- Weights ----------------------------------------------------------------------------------
 

@@ -139,8 +139,8 @@ def paged_attention(q, keys, values, tables, starts, lengths, out, tokens, slots
     start = tl.minimum(tl.maximum(tl.load(starts + sequence).to(tl.int64), 0), tokens)
     end = tl.minimum(tl.maximum(tl.load(starts + sequence + 1).to(tl.int64), start), tokens)
     count = (end - start).to(tl.int32)
-    context = tl.minimum(tl.load(lengths + sequence).to(tl.int64), columns * PAGE).to(tl.int32)
-    context = tl.maximum(context, count)
+    context = tl.maximum(tl.load(lengths + sequence).to(tl.int64), count)
+    context = tl.minimum(context, columns * PAGE).to(tl.int32)
     q = q + start * (HEADS * HEAD) + key_head * (GROUP * HEAD)
     out = out + start * (HEADS * VALUE_HEAD) + key_head * (GROUP * VALUE_HEAD)
     keys = keys + key_head * HEAD

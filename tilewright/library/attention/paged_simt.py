@@ -8,11 +8,13 @@ from typing import TYPE_CHECKING, Any
 from tilewright.dtypes import DType
 from tilewright.graph.core import Graph, Node, Value
 from tilewright.graph.fusion import Group
+from tilewright.library.attention.hopper.paged import chunk_call, chunk_config, paged_calls, paged_config
+from tilewright.library.attention.hopper.paged_config import PagedConfig
 from tilewright.library.attention.paged_simt_kernel import combine_paged_parts, paged_blocks, paged_parts
 from tilewright.library.attention.problem import SMALLEST
 from tilewright.library.binding import bind_sizes
 from tilewright.library.candidate import Candidate, KernelCall, Operand, Stage
-from tilewright.library.cost import estimate
+from tilewright.library.cost import Cost, estimate
 from tilewright.library.generated.expressions import compute_type, language_type
 from tilewright.library.generated.generate import next_power_of_2
 from tilewright.symbolic import Size, ceil_divide, lift, maximum, minimum, product, simplify, upper_bound
@@ -27,29 +29,54 @@ _WIDE_ROW = 256  # bytes of a head from which on blocks are smaller
 
 
 def gpu_paged_attention(group: Group, graph: Graph, target: Target) -> list[Candidate]:
-    """The launches of `attention.paged_simt_kernel`; raises `NotImplementedError` where the group holds other nodes."""
+    """The launches of `attention.hopper.paged` or of `attention.paged_simt_kernel`; raises `NotImplementedError` where
+    the group holds other nodes."""
     anchor = group.anchor
     assert anchor is not None
     if group.nodes != [anchor]:
         raise NotImplementedError(f"{group.name}: attention over pages stands alone")
     operands = _operands(anchor)
-    query, tables = operands["q"], operands["tables"]
     constants = _constants(anchor, operands)
+    few = paged_config(constants, operands, graph) if target.wgmma else None
+    if few is not None:
+        return [_hopper_candidate(few, operands, constants, target)]
     parts, sums = _temporaries(group.name, operands, constants)
-    processors = target.machine().processors
-    calls = _calls({**operands, "parts": parts, "sums": sums}, constants, processors)
-    page, columns = constants["PAGE"], constants["HEAD"] + constants["VALUE_HEAD"]
-    context = simplify(lift(product(tables.shape)) * page)  # of all sequences, at most
-    of_queries = simplify(lift(query.shape[0]) * constants["HEADS"] * columns)
-    moved = simplify((lift(context) * constants["KEY_HEADS"] * columns + of_queries) * query.dtype.itemsize)
-    flops = simplify(lift(of_queries) * tables.shape[1] * page * 2)
-    cost = estimate(target.machine(), moved, flops, product(calls[0].grid), query.dtype, 0.5)
+    calls = _calls({**operands, "parts": parts, "sums": sums}, constants, target.machine().processors)
     reasons = {
         "keys": f"blocks of {constants['BLOCK_T']}, up to {PARTS} parts",
         "rows": [constants["ROWS"], constants["BLOCK"]],
     }
-    stages = tuple(Stage((call,)) for call in calls)
-    return [Candidate("paged attention", stages, cost, (parts, sums), reasons)]
+    cost = _cost(operands, constants, calls[0], target)
+    return [Candidate("paged attention", tuple(Stage((call,)) for call in calls), cost, (parts, sums), reasons)]
+
+
+def _hopper_candidate(
+    few: PagedConfig, operands: dict[str, Value], constants: dict[str, Any], target: Target
+) -> Candidate:
+    """Two launches.  Chunks come first: where there are none their launch ends while the next one asks for its keys."""
+    many = chunk_config(few)
+    if many is None:
+        chunks = _calls(operands, constants, target.machine().processors)[-1]
+    else:
+        chunks = chunk_call(many, few, operands, constants, target)
+    calls = paged_calls(few, operands, constants, target)
+    reasons = {
+        "few tokens": f"{few.ROWS} rows x {few.BN} keys, parts in clusters",
+        "chunks": "blocks of registers" if many is None else f"{many.BM} queries x {many.BN} keys",
+    }
+    cost = _cost(operands, constants, calls[-1], target)
+    return Candidate("hopper paged attention", (Stage((chunks,)), Stage(calls)), cost, (), reasons)
+
+
+def _cost(operands: Mapping[str, Value], constants: Mapping[str, Any], call: KernelCall, target: Target) -> Cost:
+    """Of all sequences at their longest."""
+    query, tables = operands["q"], operands["tables"]
+    page, columns = constants["PAGE"], constants["HEAD"] + constants["VALUE_HEAD"]
+    context = simplify(lift(product(tables.shape)) * page)
+    of_queries = simplify(lift(query.shape[0]) * constants["HEADS"] * columns)
+    moved = simplify((lift(context) * constants["KEY_HEADS"] * columns + of_queries) * query.dtype.itemsize)
+    flops = simplify(lift(of_queries) * tables.shape[1] * page * 2)
+    return estimate(target.machine(), moved, flops, product(call.grid), query.dtype, 0.5)
 
 
 def _operands(anchor: Node) -> dict[str, Value]:

@@ -22,8 +22,8 @@ def new_tokens(starts, lengths, sequence, tokens, capacity):
     start = tl.minimum(tl.maximum(tl.load(starts + sequence).to(tl.int64), 0), tokens)
     end = tl.minimum(tl.maximum(tl.load(starts + sequence + 1).to(tl.int64), start), tokens)
     count = (end - start).to(tl.int32)
-    context = tl.minimum(tl.load(lengths + sequence).to(tl.int64), capacity).to(tl.int32)
-    return start, count, tl.maximum(context, count)
+    context = tl.minimum(tl.maximum(tl.load(lengths + sequence).to(tl.int64), count), capacity).to(tl.int32)
+    return start, count, context
 
 
 @tilewright.jit

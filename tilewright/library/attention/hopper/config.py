@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from math import gcd
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -38,6 +39,7 @@ class AttentionConfig(NamedTuple):
     PAIRED: bool = False  # biases of two keys are one load
     SPLITS: int = 1  # parts of the keys, each with results of its own
     DEPENDENT: bool = False  # starts before the kernels in front of it have ended, and asks for keys and values
+    PAGE: int = 0  # keys that lie together where they come by pages, else 0
     OUTPUT: Any = None  # the type of results; None: that of the operands
     EPILOGUE: Any = identity
 
@@ -78,9 +80,14 @@ class AttentionConfig(NamedTuple):
         return (1, 1, 64, self.D)
 
     @property
+    def box(self) -> int:
+        """Keys that a copy moves: a block, or what it has of a page."""
+        return gcd(self.BN, self.PAGE)
+
+    @property
     def key_block(self) -> tuple[int, int, int, int]:
         """The tile of the maps of keys and values."""
-        return (1, 1, self.BN, self.D)
+        return (1, 1, self.box, self.D)
 
     @property
     def registers(self) -> tuple[int, int]:
@@ -128,6 +135,7 @@ class AttentionConfig(NamedTuple):
             (not (self.DEPENDENT and self.LENGTHS), "lengths are not known before the kernels in front have ended"),
             (self.SPLITS == 1 or self.LSE, "parts are put together by their log-sum-exp"),
             (self.STAGES >= 2, "there are two stages or more"),
+            (self.box % 8 == 0, "pages have a multiple of 8 tokens"),
             (self.shared_bytes <= SHARED_BYTES, f"{self.shared_bytes} bytes of shared memory, {SHARED_BYTES} exist"),
         ]
         return checked(self, rules)

@@ -1,0 +1,85 @@
+"""The op `choose`: its meaning against the sampler's choice, and its kernels against the meaning."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+
+from tilewright.build.builder import build
+from tilewright.dtypes import float32, int32
+from tilewright.errors import ShapeError
+from tilewright.graph.build import GraphBuilder
+from tilewright.graph.reference import run
+from tilewright.llm import SamplingParameters
+from tilewright.llm.sampling import Sampler
+
+
+def choosing(columns):
+    b = GraphBuilder("choosing")
+    rows = b.symbol("rows", 1, 64)
+    numbers = [b.input(name, float32, (rows,)) for name in ("temperatures", "shares", "floors")]
+    b.output(b.op("choose", [b.input("logits", float32, (rows, columns)), *numbers]), "y")
+    return b.finish()
+
+
+def draw_inputs(rng, rows, columns):
+    logits = (3 * rng.standard_normal((rows, columns))).astype(np.float32)
+    logits[rng.random(logits.shape) < 0.1] = -np.inf
+    logits[:, -1] = 0.0
+    return {
+        "logits": logits, "temperatures": rng.choice([0.0, 0.3, 1.0, 3.0], rows).astype(np.float32),
+        "shares": rng.choice([0.0, 0.3, 0.999999, 1.0 - 2.0**-24], rows).astype(np.float32),
+        "floors": rng.choice([0.0, 0.0, 0.3], rows).astype(np.float32),
+    }  # fmt: skip
+
+
+@pytest.mark.parametrize("columns", [1, 96, 20011])
+@pytest.mark.parametrize("target", [None, "cuda:sm_90a"])
+def test_meaning_and_kernels(columns, target, rng, request):
+    if target is not None:
+        request.getfixturevalue("driver")
+    graph = choosing(columns)
+    engine = build(graph, target) if target else build(graph)
+    for rows in (1, 5) if target else (1, 33):
+        inputs = draw_inputs(rng, rows, columns)
+        wanted, found = run(graph, inputs)["y"], engine.run(inputs)["y"]
+        for row in np.flatnonzero(found != wanted):  # sums in float32 pass a share a little earlier or later
+            logits, temperature = inputs["logits"][row].astype(np.float64), float(inputs["temperatures"][row])
+            assert temperature > 0
+            powers = np.exp((logits - logits.max()) / temperature)
+            powers[powers < inputs["floors"][row]] = 0.0
+            first, last = sorted((int(found[row]), int(wanted[row])))
+            between = slice(first + 1, last)
+            assert powers[between].sum() <= 2.0**-23 * 64 * powers.sum() and powers[found[row]] > 0
+
+
+def test_rows_that_are_no_numbers(rng):
+    engine = build(choosing(50))
+    inputs = draw_inputs(rng, 6, 50)
+    inputs["temperatures"][:] = [0, 1, 0, 1, 0, 0]
+    inputs["logits"][0, 7] = inputs["logits"][1, 49] = np.nan
+    inputs["logits"][2, 3], inputs["logits"][3, 0] = np.inf, np.inf
+    inputs["logits"][4] = -np.inf
+    inputs["logits"][5, [11, 30]] = 99.0
+    assert engine.run(inputs)["y"].tolist() == [-1, -1, -1, -1, -1, 11]
+    assert run(choosing(50), inputs)["y"].tolist() == [-1, -1, -1, -1, -1, 11]
+
+
+def test_it_is_the_choice_of_samplers(rng):
+    logits = (2 * rng.standard_normal((24, 300))).astype(np.float32)
+    samplers = [Sampler(SamplingParameters(temperature=temperature, min_p=floor), seed, 0, ())
+                for seed, (temperature, floor) in enumerate([(0.0, 0.0), (0.7, 0.0), (1.5, 0.2)] * 8)]  # fmt: skip
+    draws = [sampler.draw() for sampler in samplers]
+    inputs = {"logits": logits, **{name: np.array([getattr(draw, name[:-1]) for draw in draws], np.float32)
+                                   for name in ("temperatures", "shares", "floors")}}  # fmt: skip
+    found = run(choosing(300), inputs)["y"]
+    assert found.tolist() == [sampler.choose(row).token for sampler, row in zip(samplers, logits, strict=True)]
+
+
+def test_types_that_do_not_fit():
+    b = GraphBuilder("wrong")
+    numbers = [b.input(f"n{index}", float32, (4,)) for index in range(3)]
+    with pytest.raises(ShapeError, match="rows"):
+        b.op("choose", [b.input("x", float32, (3, 5)), *numbers])
+    with pytest.raises(ShapeError, match="float32"):
+        b.op("choose", [b.input("i", int32, (4, 5)), *numbers])

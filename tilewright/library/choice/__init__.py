@@ -1,0 +1,1 @@
+"""One element of each row, the largest or a drawn one."""
