@@ -18,6 +18,7 @@ from tilewright.graph.ops import kind_of
 from tilewright.runtime import tensors
 from tilewright.runtime.on_device import OnDevice, host, is_on_gpu, on_device, viewed
 from tilewright.runtime.plan import Plan, TensorSpec
+from tilewright.runtime.repeated import KnownCalls
 from tilewright.runtime.session import PlanSession
 from tilewright.runtime.shapes import Shapes, check_mapping
 from tilewright.runtime.tensors import TensorView
@@ -50,6 +51,9 @@ class StagedSession:
         known = [dtypes.ANY_BY_NAME[spec.dtype] for spec in plan.inputs]
         self._host_only = [dtype if dtype in dtypes.HOST_ONLY else None for dtype in known]
         self._ordinal = next((session.ordinal for session in sessions if session.ordinal is not None), None)
+        self._known: KnownCalls[dict[str, int]] = KnownCalls(plan)
+        places = {value: place for place, value in enumerate(graph.results())}
+        self._results = [(spec, places[value]) for spec, value in zip(plan.outputs, graph.outputs, strict=True)]
         self._mutated = [number for number, spec in enumerate(plan.inputs) if spec.mutates is not None]
         self._graphs: dict[int, Graph] = {}
         self._lock = forks.lock()
@@ -58,6 +62,10 @@ class StagedSession:
         self, inputs: Mapping[str, Any], out: Mapping[str, Any] | None = None, threads: int | None = None
     ) -> dict[str, Any]:
         """Outputs by name, as `runtime.session.Session.run`."""
+        known = None if out else self._known.find(inputs)
+        if known is not None:
+            symbols, arrays = known
+            return self._run_known(dict(symbols), arrays, threads)
         return self._run(inputs, out, threads, None, None)
 
     def symbols(self, inputs: Mapping[str, Any]) -> dict[str, int]:
@@ -94,17 +102,12 @@ class StagedSession:
             self._shapes.check_out(inputs, out)
         arrays, places = self._views(inputs)
         symbols = dict(zip(self._symbols, self._shapes.symbols(arrays), strict=True))
+        told = dict(symbols)
         given = self._given(places, out)
         like = next((array.tensor for array in arrays if isinstance(array, OnDevice)), None)
-
-        try:
-            found = self._schedule.run(arrays, symbols, RunState(threads, times, sizes, like))
-        except TilewrightError:
-            raise
-        except (LookupError, TypeError, ValueError, ArithmeticError, AttributeError) as error:
-            raise InputError(
-                f"the model does not take these inputs: {type(error).__name__}: {str(error)[:300]}"
-            ) from error
+        found = self._executed(arrays, symbols, RunState(threads, times, sizes, like))
+        if like is None:
+            self._known.add([array.shape for array in arrays], told)
         if sizes is not None:
             sizes.update(symbols)
         # What is written below must not change what is still to be read: views of updated inputs become copies.
@@ -116,6 +119,30 @@ class StagedSession:
             number = self._graph.inputs.index(target)
             _fill(arrays[number], values[value])
         return self._outputs(inputs, arrays, [values[value] for value in self._graph.outputs], given, out)
+
+    def _run_known(
+        self, symbols: dict[str, int], arrays: list[np.ndarray], threads: int | None
+    ) -> dict[str, Any]:
+        """Outputs by name, of arrays that were looked at; `symbols` are those of their shapes."""
+        found = self._executed(arrays, symbols, RunState(threads))
+        in_use = {id(array) for array in arrays}
+        return {
+            spec.name: _owned(found[place], in_use)
+            if spec.dtype in dtypes.BY_NAME
+            else returned(found[place], dtypes.ANY_BY_NAME[spec.dtype])
+            for spec, place in self._results
+        }
+
+    def _executed(self, arrays: Sequence[Any], symbols: dict[str, int], call: RunState) -> list[Any]:
+        """What the schedule gives; errors of host operations say that the inputs do not fit."""
+        try:
+            return self._schedule.run(arrays, symbols, call)
+        except TilewrightError:
+            raise
+        except (LookupError, TypeError, ValueError, ArithmeticError, AttributeError) as error:
+            raise InputError(
+                f"the model does not take these inputs: {type(error).__name__}: {str(error)[:300]}"
+            ) from error
 
     def _views(self, inputs: Mapping[str, Any]) -> tuple[list[Any], list[TensorView | None]]:
         """The inputs, checked: arrays, `OnDevice`, and arrays of what is no number; and where tensors lie."""
@@ -204,12 +231,18 @@ class StagedSession:
                 tensors.as_array(tensors.view(memory, spec.name, spec.dtype))[...] = host(result)
                 found[spec.name] = memory
             else:
-                result = host(result)
-                own = result.flags.owndata and result.flags.c_contiguous and result.flags.writeable
-                array = result if own and id(result) not in in_use else np.array(result, order="C")
-                in_use.add(id(array))
-                found[spec.name] = tensors.finish(array, like)
+                found[spec.name] = tensors.finish(_owned(result, in_use), like)
         return found
+
+
+def _owned(result: Any, in_use: set[int]) -> np.ndarray:
+    """A result as an array with memory of its own, which joins those `in_use`, by their ids."""
+    array = host(result)
+    flags = array.flags
+    if not (flags.owndata and flags.c_contiguous and flags.writeable) or id(array) in in_use:
+        array = np.array(array, order="C")
+    in_use.add(id(array))
+    return array
 
 
 def _apart(value: Any, written: Sequence[Any]) -> Any:

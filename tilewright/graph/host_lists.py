@@ -98,7 +98,7 @@ def _list(inputs: Inputs, *kinds: str) -> Value:
 
 def listed(items: Any) -> Array:
     """An array of objects of one dimension."""
-    items = list(items)
+    items = items if type(items) is list else list(items)
     result = np.empty(len(items), object)
     for place, item in enumerate(items):
         result[place] = item
@@ -172,4 +172,4 @@ def sequence_split(inputs: Arrays, attributes: Attributes) -> Array:
 
 def zip_map(inputs: Arrays, attributes: Attributes) -> Array:
     x, keys = inputs[0], inputs[1].tolist()
-    return listed(dict(zip(keys, row, strict=True)) for row in x.reshape(-1, len(keys)).tolist())
+    return listed([dict(zip(keys, row, strict=True)) for row in x.reshape(-1, len(keys)).tolist()])

@@ -73,7 +73,11 @@ def returned(array: Any, dtype: DType) -> Any:
         return array.copy()
     if dtype.kind == "map":
         return dict(array)
-    items = [_own(item, element_of(dtype)) for item in array]
+    element = element_of(dtype)
+    if element.kind == "map":
+        items = list(map(dict, array))
+    else:
+        items = [_own(item, element) for item in array]
     if dtype.kind == "sequence":
         return items
     return items[0] if items else None

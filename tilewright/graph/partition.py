@@ -80,7 +80,8 @@ def _partition(graph: Graph, on_host: OnHost, outer: set[Symbol], parts: list[Gr
     known = {s for value in graph.inputs for s in symbols_of(value.shape)}
     hosted = {id(node) for node in nodes if _runs_on_host(node) or has_no_numbers(node) or on_host(node)}
     if not inside or any(id(node) in hosted and kind_of(node.op) != "control" for node in nodes):
-        hosted |= _sizes_only(graph, nodes, hosted)  # else rounds may run without the host
+        # Else rounds may run without the host.
+        hosted |= _apart(nodes, hosted, _sizes_only(graph, nodes, hosted), known | outer)
     levels = _levels(nodes, hosted, known | outer)
     staged = Graph(graph.name, dict(graph.symbols), graph.inputs, graph.outputs, graph.output_names)
     staged.keep_facts(graph)
@@ -152,6 +153,20 @@ def _sizes_only(graph: Graph, nodes: list[Node], hosted: set[int]) -> set[int]:
         reading = set().union(*(users.get(output, set()) for output in node.outputs))
         if reading and reading <= hosted | found and not results & set(node.outputs):
             found.add(id(node))
+    return found
+
+
+def _apart(nodes: list[Node], hosted: set[int], small: set[int], known: set[Symbol]) -> set[int]:
+    """Those of `small` that read nothing of a part of their own level: there, one more operation costs next to nothing."""
+    levels = _levels(nodes, hosted, known)
+    producer = {output: node for node in nodes for output in node.outputs}
+    found = set(small)
+    for node in (node for node in nodes if id(node) in small):
+        before = [producer[item] for item in node.inputs if item in producer]
+        if any(
+            id(other) not in hosted | found and levels[id(other)] == levels[id(node)] for other in before
+        ):
+            found.discard(id(node))
     return found
 
 

@@ -38,6 +38,7 @@ from typing import Any
 import numpy as np
 
 from tilewright.errors import TilewrightError
+from tilewright.runtime.memory import ADDRESS_OFFSET
 from tilewright.language.function import ParameterInfo
 from tilewright.launch import arguments
 from tilewright.settings import settings
@@ -104,19 +105,10 @@ _LAST = """\
 
 
 def _address_source() -> str:
-    """Source of an array's address: read from the array object where its layout is NumPy's documented one.
-
-    `PyArrayObject` begins with Python's own header and the data pointer; reading it there costs a fraction of
-    what ``__array_interface__`` does.  Checked once on a sample, so that another Python falls back.
-    """
-    sample = np.zeros(3)[1:]
-    header = object.__basicsize__
-    found = None
-    if type(sample).__basicsize__ >= header + ctypes.sizeof(ctypes.c_void_p):
-        found = ctypes.c_void_p.from_address(id(sample) + header).value
-    if found == sample.__array_interface__["data"][0]:
-        return f"(_tw_from_address(_tw_id({{value}}) + {header}).value or 0)"
-    return '{value}.__array_interface__["data"][0]'
+    """Source of an array's address, as `runtime.memory.array_address` finds it."""
+    if ADDRESS_OFFSET is None:
+        return '{value}.__array_interface__["data"][0]'
+    return f"(_tw_from_address(_tw_id({{value}}) + {ADDRESS_OFFSET}).value or 0)"
 
 
 _ADDRESS = _address_source()

@@ -287,12 +287,13 @@ class InferenceSession:
     def _run(
         self, output_names: Sequence[str] | None, feed: Mapping[str, Any], out: Mapping[str, Any] | None = None
     ) -> list[Any]:
-        names = self._asked(output_names)
+        names = None if output_names is None else self._asked(output_names)
         inputs = self._inputs(feed)
-        others = frozenset(inputs.keys() & self._overridable.keys())
-        if others:
-            return self._with_inputs(others)._run(names, inputs, out)
-        began = time.perf_counter_ns()
+        if self._overridable:
+            others = frozenset(inputs.keys() & self._overridable.keys())
+            if others:
+                return self._with_inputs(others)._run(names, inputs, out)
+        began = time.perf_counter_ns() if self._options.enable_profiling else 0
         if self._sizes is None or not isinstance(self.engine, Engine):
             results = self.engine.run(inputs, out or None, self._threads)
         else:
@@ -300,7 +301,7 @@ class InferenceSession:
         if self._options.enable_profiling:
             self._record("model_run", "Session", began, time.perf_counter_ns() - began)
             self._last = inputs
-        return [results[name] for name in names]
+        return [results[name] for name in names] if names else list(results.values())
 
     def _with_inputs(self, names: frozenset[str]) -> InferenceSession:
         """The session of the model in which some constants are inputs."""
@@ -338,6 +339,9 @@ class InferenceSession:
         check_mapping(feed, "inputs")
         found: dict[str, Any] = {}
         for name, value in feed.items():
+            if type(value) is np.ndarray:
+                found[name] = value
+                continue
             value = value.value if isinstance(value, OrtValue) else value
             # A number of NumPy's, as a number of Python's, becomes what the engine takes where it keeps its value.
             found[name] = value.item() if isinstance(value, np.generic) else value

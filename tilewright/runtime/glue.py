@@ -359,8 +359,22 @@ define internal void @create(ptr %team, ptr %body, ptr %context, ptr %scratch, i
   ret void
 }}
 
-define i32 @start_inline(ptr %raised, ptr %body, ptr %context, ptr %scratch, i64 %stride, i64 %workers) nounwind {{
+; A run on the calling thread alone, of one record: where an exception is left, body, scratch, its stride, and the
+; address of the context; where that is 0, the context follows.
+define i32 @start_inline(ptr %record) nounwind {{
   %team = alloca [{team_bytes} x i8], align 128
+  %raised = load ptr, ptr %record, align 8
+  %body.w = getelementptr i64, ptr %record, i64 1
+  %body = load ptr, ptr %body.w, align 8
+  %scratch.w = getelementptr i64, ptr %record, i64 2
+  %scratch = load ptr, ptr %scratch.w, align 8
+  %stride.w = getelementptr i64, ptr %record, i64 3
+  %stride = load i64, ptr %stride.w, align 8
+  %context.w = getelementptr i64, ptr %record, i64 4
+  %given = load ptr, ptr %context.w, align 8
+  %here = getelementptr i64, ptr %record, i64 5
+  %follows = icmp eq ptr %given, null
+  %context = select i1 %follows, ptr %here, ptr %given
   call void @create(ptr %team, ptr %body, ptr %context, ptr %scratch, i64 %stride, i64 1)
   {raised_s}
   call void @begin(ptr %team)
@@ -640,6 +654,7 @@ _PAUSES = {
 }
 _POINTER, _WORD = ctypes.c_void_p, ctypes.c_int64
 _START = ctypes.CFUNCTYPE(ctypes.c_int32, _POINTER, _POINTER, _POINTER, _POINTER, _WORD, _WORD)
+_START_INLINE = ctypes.CFUNCTYPE(ctypes.c_int32, ctypes.c_char_p)
 _START_BY = ctypes.CFUNCTYPE(ctypes.c_int32, _POINTER, _POINTER, _POINTER, _POINTER, _WORD, _WORD, _POINTER)
 _RUN_ALONE = ctypes.CFUNCTYPE(ctypes.c_int32, _POINTER, ctypes.c_char_p, _POINTER, _WORD, ctypes.c_int32, _POINTER)
 _JOIN = ctypes.CFUNCTYPE(None, _POINTER, _WORD)
@@ -749,7 +764,7 @@ def _load_glue() -> Glue:
     image = cached_object(glue_text(llvm.get_process_triple(), can_yield, clock_id, bool(asking)), "glue")
     imports = {name: address for name, address in found.items() if address is not None}
     library = load_objects([image], _EXPORTS, imports)
-    kinds = {"start_inline": _START, "start_team": _START, "start_openmp": _START_BY, "start_dispatch": _START_BY}
+    kinds = {"start_team": _START, "start_openmp": _START_BY, "start_dispatch": _START_BY}
     start = {name: kind(library.address(name)) for name, kind in kinds.items()}
     return Glue(
         library=library,
@@ -758,6 +773,7 @@ def _load_glue() -> Glue:
         ask=library.address("tilewright_ask"),
         launch_body=library.address("launch_body"),
         run_tape=library.address("run_tape"),
+        start_inline=_START_INLINE(library.address("start_inline")),
         run_alone=_RUN_ALONE(library.address("run_alone")),
         join_team=_JOIN(library.address("join_team")),
         create_team=_CREATE(library.address("create_team")),

@@ -12,6 +12,7 @@ from __future__ import annotations
 import ctypes
 import logging
 import os
+import struct
 import sys
 import threading
 import time
@@ -25,6 +26,7 @@ from tilewright.runtime.memory import AlignedBuffer, scratch_pool
 from tilewright.runtime.signals import RAISED, raise_pending
 from tilewright.settings import MOST_THREADS, settings
 
+_RECORD = struct.Struct("=5q")  # of a run on the calling thread
 _log = logging.getLogger("tilewright")
 
 
@@ -46,7 +48,11 @@ class InlineProvider:
     detail = "the calling thread"
 
     def start(self, body: int, context: int | bytes, scratch: int, stride: int, workers: int) -> int:
-        stopped: int = glue().start_inline(RAISED, body, context, scratch, stride, 1)
+        if isinstance(context, bytes):
+            record = _RECORD.pack(RAISED, body, scratch, stride, 0) + context
+        else:
+            record = _RECORD.pack(RAISED, body, scratch, stride, context)
+        stopped: int = glue().start_inline(record)
         return stopped
 
 
@@ -204,6 +210,10 @@ def run_parallel(body: int, context: int | bytes, scratch_bytes: int, workers: i
     if workers > MOST_THREADS:
         raise SettingsError(f"{workers} threads for one run: at most {MOST_THREADS} are possible; ask for fewer")
     stride = (scratch_bytes + 127) // 128 * 128
+    if workers == 1 and not stride:
+        if _inline.start(body, context, 0, 0, 1):
+            raise_kept()
+        return
     scratch = scratch_pool.take(stride * workers)
     try:
         stopped = (provider() if workers > 1 else _inline).start(body, context, scratch.address, stride, workers)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import ctypes
 import operator
+import struct
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Protocol
@@ -15,9 +16,10 @@ from tilewright.errors import InputError, ShapeError, brief
 from tilewright.runtime import tensors
 from tilewright.runtime.glue import glue
 from tilewright.runtime.library import NativeLibrary
-from tilewright.runtime.memory import BufferPool
+from tilewright.runtime.memory import BufferPool, array_address
 from tilewright.runtime.parallel import run_parallel
 from tilewright.runtime.plan import ContextLayout, IndexRange, Plan
+from tilewright.runtime.repeated import KnownCalls
 from tilewright.runtime.shapes import Binding, Shapes, check_mapping
 from tilewright.settings import settings
 from tilewright.symbolic import evaluate
@@ -91,10 +93,13 @@ class Session:
         self._entry = library.address(symbol)
         self._weights, self._owner = weights, owner
         self._layout = ContextLayout.of(plan)
-        self._context_type = ctypes.c_int64 * self._layout.size
+        self._pack = struct.Struct(f"={self._layout.size}q").pack
         self._arenas = BufferPool()
         self._shapes = Shapes(plan)
+        self._known: KnownCalls[tuple[tuple[int, ...], Binding]] = KnownCalls(plan)
         self._input_names = self._shapes.input_numbers
+        self._output_names = [spec.name for spec in plan.outputs]
+        self._output_types = [dtypes.BY_NAME[spec.dtype].numpy for spec in plan.outputs]
         self._mutated = [number for number, spec in enumerate(plan.inputs) if spec.mutates is not None]
 
     @property
@@ -117,6 +122,11 @@ class Session:
         """
         if out is not None and type(out) is not dict:
             check_mapping(out, "out")
+        if not out and profile is None:
+            known = self._known.find(inputs)
+            if known is not None:
+                (values, binding), arrays = known
+                return self._run_known(values, binding, arrays, threads)
         views = self._bind_inputs(inputs)
         values = self._shapes.symbols(views)
         binding = self._shapes.binding(values)
@@ -128,7 +138,19 @@ class Session:
             tensors.track_updates(self._shapes.updated(inputs, out or {}))
         self._launch(binding, values, [*[view.address for view in views], *addresses], threads, profile)
         del owners
+        self._known.add([view.shape for view in views], (values, binding))
         return results
+
+    def _run_known(
+        self, values: tuple[int, ...], binding: Binding, arrays: list[np.ndarray], threads: int | None
+    ) -> dict[str, Any]:
+        """Outputs by name, of arrays that were looked at."""
+        if binding.index_ranges:
+            check_indices(binding.index_ranges, arrays)
+        results = list(map(np.empty, binding.output_shapes, self._output_types))
+        addresses = [*map(array_address, arrays), *map(array_address, results)]
+        self._launch(binding, values, addresses, threads, None)
+        return dict(zip(self._output_names, results, strict=True))
 
     def _launch(
         self,
@@ -141,16 +163,15 @@ class Session:
         """One native call; `addresses` are those of the inputs, then of the outputs."""
         share = is_shared(binding)
         workers = worker_count(threads) if share else 1
+        times = 0 if profile is None else ctypes.addressof(profile)
+        if not binding.arena_bytes:
+            context = self._pack(0, self._weights, times, *values, *addresses)
+            run_parallel(self._entry, context, self.plan.scratch_bytes, workers)
+            return
         arena = self._arenas.take(binding.arena_bytes)
         try:
-            context = self._context_type(
-                arena.address,
-                self._weights,
-                0 if profile is None else ctypes.addressof(profile),
-                *values,
-                *addresses,
-            )
-            run_parallel(self._entry, ctypes.addressof(context), self.plan.scratch_bytes, workers)
+            context = self._pack(arena.address, self._weights, times, *values, *addresses)
+            run_parallel(self._entry, context, self.plan.scratch_bytes, workers)
         finally:
             self._arenas.give(arena)
 
@@ -181,9 +202,9 @@ class Session:
         results = [
             np.empty(shape, dtype) for shape, dtype in zip(frame.binding.output_shapes, frame.output_types, strict=True)
         ]
-        addresses = [array.__array_interface__["data"][0] for array in arrays]
+        addresses = [array_address(array) for array in arrays]
         addresses += [0] * (len(frame.input_shapes) - len(arrays))
-        addresses += [result.__array_interface__["data"][0] for result in results]
+        addresses += [array_address(result) for result in results]
         self._launch(frame.binding, frame.values, addresses, threads, profile)
         return results
 

@@ -19,6 +19,7 @@ import numpy as np
 from tilewright import dtypes
 from tilewright.errors import InputError, LaunchError, ShapeError, TilewrightError, a_kind
 from tilewright.runtime import dlpack
+from tilewright.runtime.memory import array_address
 
 # PyTorch's dtype names where they differ from ours.
 _TORCH_NAMES = {
@@ -185,7 +186,7 @@ def _view_numpy(array: np.ndarray, name: str, dtype: str, role: str) -> TensorVi
     copied = False
     if not (array.flags.c_contiguous and array.flags.aligned):
         array, copied = np.array(array, order="C"), True
-    address = array.__array_interface__["data"][0]
+    address = array_address(array)
     if address == 0 and array.size:
         raise InputError(f"{role} {name!r} is an array at address 0, where no memory is: pass one that has memory")
     return TensorView(address, dtype, array.shape, array, copied)
