@@ -16,8 +16,9 @@ from onnx.parser import parse_graph
 
 from tests.host.test_import_onnx_runtime import check, model_of
 from tilewright.errors import UnsupportedOperationError
+from tilewright.graph import reference
 from tilewright.importers import import_model
-from tilewright.importers.onnx_ops import classical
+from tilewright.importers.onnx_ops import trees as trees_module
 
 X = np.array([[0.5, -1, 2], [0, 0, 0], [3, -2, 0.25], [-0.5, 4, 1]], np.float32)
 
@@ -124,10 +125,64 @@ def test_trees_with_more_results_than_memory() -> None:
 def test_trees_that_each_add_to_one_result_need_no_table_of_all(
     function: str, rng: np.random.Generator, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(classical, "_LARGEST_TABLE", 23)  # 8 nodes with 3 results each are 24 numbers
+    monkeypatch.setattr(trees_module, "LARGEST_TABLE", 23)  # 8 nodes with 3 results each are 24 numbers
     nodes = trees("target", [0, 0, 0, 2, 2], [1.0, 2.0, -3.0, 0.5, 4.0])
     x = rng.standard_normal((20, 3), dtype=np.float32)
     own("TreeEnsembleRegressor", x, n_targets=3, aggregate_function=function, **nodes)
+
+
+def _random_tree(rng: np.random.Generator, modes: list[str], depth: int) -> list[list[Any]]:
+    """Nodes as lists: mode, feature, limit, true and false child, whether NaNs go to the first; some limits are equal,
+    infinite or NaN."""
+    nodes: list[list[Any]] = []
+
+    def grow(depth: int) -> int:
+        number, limit = len(nodes), round(float(rng.standard_normal()), 1)
+        nodes.append(["LEAF", 0, 0.0, 0, 0, 0])
+        if depth and rng.random() < 0.85:
+            limit = float(rng.choice([limit, np.inf, -np.inf, np.nan], p=[0.91, 0.03, 0.03, 0.03]))
+            node = [str(rng.choice(modes)), int(rng.integers(4)), limit, grow(depth - 1), grow(depth - 1)]
+            nodes[number] = [*node, int(rng.random() < 0.5)]
+        return number
+
+    grow(depth)
+    return nodes
+
+
+@pytest.mark.parametrize("cost", [0, 1 << 30], ids=["search", "lookup"])
+@pytest.mark.parametrize("modes", [["LEQ"], ["LT", "GTE"], ["GT", "LEQ", "LT"], ["LEQ", "EQ"]], ids="+".join)
+def test_trees_of_random_shapes_and_limits(
+    modes: list[str], cost: int, rng: np.random.Generator, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(trees_module._Columns, "cost", lambda columns: cost)
+    modes = [f"BRANCH_{mode}" for mode in modes]
+    forest = [_random_tree(rng, modes, depth) for depth in (0, 1, 6, 3, 6, 2, 4)]
+    names = ("modes", "featureids", "values", "truenodeids", "falsenodeids", "missing_value_tracks_true")
+    nodes: dict[str, Any] = {f"nodes_{name}": [node[i] for tree in forest for node in tree]
+                             for i, name in enumerate(names)}  # fmt: skip
+    places = [(number, node) for number, tree in enumerate(forest) for node in range(len(tree))]
+    leaves = [place for place in places if forest[place[0]][place[1]][0] == "LEAF"]
+    weights = rng.integers(-99, 99, len(leaves)).astype(np.float32)  # of which sums are exact
+    nodes |= {"nodes_treeids": [tree for tree, _ in places], "nodes_nodeids": [node for _, node in places]}
+    nodes |= {"target_treeids": [tree for tree, _ in leaves], "target_nodeids": [node for _, node in leaves]}
+    nodes |= {"target_ids": [0] * len(leaves), "target_weights": weights.tolist()}
+    x = np.round(rng.standard_normal((64, 4)), 1).astype(np.float32)
+    x[rng.random(x.shape) < 0.3] = np.nan
+    x[rng.random(x.shape) < 0.1] = rng.choice([np.inf, -np.inf])
+    model, _ = model_of("TreeEnsembleRegressor", [("x", x, False)], ["y"], domain="ai.onnx.ml", n_targets=1, **nodes)
+    found = reference.run(import_model(model), {"x": x}, None)["y"]
+    compare = {"LEQ": np.less_equal, "LT": np.less, "GTE": np.greater_equal, "GT": np.greater, "EQ": np.equal}
+    for row, result in zip(x, found[:, 0], strict=True):
+        total = 0.0
+        for number, tree in enumerate(forest):
+            node = 0
+            while tree[node][0] != "LEAF":
+                mode, feature, limit, true, false, first = tree[node]
+                value = row[feature]
+                answer = compare[mode.removeprefix("BRANCH_")](value, np.float32(limit)) or (first and np.isnan(value))
+                node = true if answer else false
+            total += weights[leaves.index((number, node))]
+        assert result == total
 
 
 def test_lists_of_a_node_may_be_as_long_as_the_file() -> None:

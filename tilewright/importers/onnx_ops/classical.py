@@ -3,14 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
 
-from tilewright.dtypes import float32, float64, int32, int64, string
+from tilewright.dtypes import float32, float64, int64, string
 from tilewright.graph.core import Value
 from tilewright.importers.onnx_call import OnnxCall
+from tilewright.importers.onnx_ops.trees import LARGEST_TABLE, Trees, leaves_of, place_in, tree_table
 from tilewright.importers.report import Invalid, Unsupported
 from tilewright.importers.rules import RuleTable
 from tilewright.symbolic import product
@@ -65,7 +65,6 @@ def scaler(call: OnnxCall) -> Value:
 
 
 _SCALING = (("offset", 0.0), ("scale", 1.0))
-_LARGEST_TABLE = 1 << 25  # numbers of all nodes of trees
 
 
 @rule("Normalizer")
@@ -365,98 +364,11 @@ def _kernel(call: OnnxCall, x: Value, vectors: np.ndarray, kind: str, numbers: t
 # Trees -----------------------------------------------------------------------------------------------
 
 
-@dataclass
-class _Trees:
-    """All nodes of all trees: leaves lead to themselves, and add weights to results."""
-
-    features: np.ndarray
-    limits: np.ndarray
-    modes: np.ndarray  # [nodes], of texts
-    missing: np.ndarray
-    when_true: np.ndarray
-    when_false: np.ndarray
-    roots: np.ndarray
-    weighted: np.ndarray  # [weights]: the node of each weight
-    targets: np.ndarray  # [weights]: the result that it is added to
-    weights: np.ndarray  # [weights]
-    results: int
-    members: np.ndarray | None = None  # [nodes, most]: the numbers of sets, filled up with NaN
-
-    def depth(self) -> int:
-        """The longest way from a root to a leaf; raises `Invalid` for trees with a circle."""
-        level, steps = self.roots, 0
-        while True:
-            inner = level[(self.when_true[level] != level) | (self.when_false[level] != level)]
-            if not inner.size:
-                return steps
-            level = np.unique(np.concatenate([self.when_true[inner], self.when_false[inner]]))
-            steps += 1
-            if steps > len(self.features):
-                raise Invalid("the nodes of a tree lead in a circle")
-
-    def table(self) -> tuple[np.ndarray, np.ndarray]:
-        """The weights [nodes, results], and where there is one."""
-        count = len(self.modes)
-        weights, given = _tree_table(count, self.results, 0.0), _tree_table(count, self.results, False)
-        np.add.at(weights, (self.weighted, self.targets), self.weights)
-        given[self.weighted, self.targets] = True
-        return weights, given
-
-    def leaf_weights(self) -> np.ndarray:
-        """The weights [nodes] where each node adds to one result."""
-        weights = np.zeros(len(self.modes))
-        np.add.at(weights, self.weighted, self.weights)
-        return weights
-
-    def target_of_each(self) -> np.ndarray | None:
-        """The one result that each tree adds to, as in boosted trees; None where a leaf has none, or another one."""
-        owner, level = np.full(len(self.modes), -1), self.roots
-        trees = np.arange(len(self.roots))
-        while level.size:
-            owner[level] = trees
-            inner = (self.when_true[level] != level) | (self.when_false[level] != level)
-            level, trees = level[inner], trees[inner]
-            level = np.concatenate([self.when_true[level], self.when_false[level]])
-            trees = np.concatenate([trees, trees])
-            if (owner[level] != -1).any() or len(np.unique(level)) < level.size:
-                return None  # nodes that trees share
-        found = np.full(len(self.roots), -1)
-        used = owner[self.weighted] != -1
-        found[owner[self.weighted[used]]] = self.targets[used]
-        told = np.zeros(len(self.modes), np.bool_)
-        told[self.weighted] = True
-        leaves = (self.when_true == np.arange(len(self.modes))) & (owner != -1)
-        same = (found[owner[self.weighted[used]]] == self.targets[used]).all()
-        return found if same and told[leaves].all() else None
-
-
-_COMPARISONS = {
-    "BRANCH_LEQ": "less_equal",
-    "BRANCH_LT": "less",
-    "BRANCH_GTE": "greater_equal",
-    "BRANCH_GT": "greater",
-    "BRANCH_EQ": "equal",
-    "BRANCH_NEQ": "not_equal",
-}
-
-
-_HALF = 16  # bits of the number of a node where two are in one
-
-
 def _numbers(call: OnnxCall, name: str) -> np.ndarray:
     """Floats of an attribute, or of its form as a tensor."""
     tensor = call.attribute(f"{name}_as_tensor")
     given = call.attribute(name)
     return np.asarray(tensor) if tensor is not None else np.array(given or [], np.float32)
-
-
-def _tree_table(nodes: int, columns: int, filled: float | bool) -> np.ndarray:
-    """A row for each node of trees, of numbers or of truth values."""
-    if nodes * columns > _LARGEST_TABLE:
-        raise Unsupported(
-            f"trees of {nodes} nodes with {columns} results or members each", f"keep the product below {_LARGEST_TABLE}"
-        )
-    return np.full((nodes, columns), filled)
 
 
 class _NodeNumbers:
@@ -475,15 +387,9 @@ class _NodeNumbers:
         """The places of nodes; -1 for those that are not there."""
         if not len(self.keys):
             return np.full(len(trees), -1)
-        tree, node = _place_in(self.trees, trees), _place_in(self.nodes, nodes)
-        place = _place_in(self.keys, tree * len(self.nodes) + node)
+        tree, node = place_in(self.trees, trees), place_in(self.nodes, nodes)
+        place = place_in(self.keys, tree * len(self.nodes) + node)
         return np.where((tree < 0) | (node < 0) | (place < 0), -1, self.order[place])
-
-
-def _place_in(ordered: np.ndarray, wanted: np.ndarray) -> np.ndarray:
-    """The places of numbers in an ordered list; -1 for those that it does not have."""
-    place = np.minimum(np.searchsorted(ordered, wanted), len(ordered) - 1)
-    return np.where(ordered[place] == wanted, place, -1)
 
 
 def _lists(call: OnnxCall, *names: str) -> list[np.ndarray]:
@@ -494,7 +400,7 @@ def _lists(call: OnnxCall, *names: str) -> list[np.ndarray]:
     return found
 
 
-def _trees(call: OnnxCall, side: str, results: int) -> _Trees:
+def _trees(call: OnnxCall, side: str, results: int) -> Trees:
     """The trees of a TreeEnsembleRegressor (`side` target) or -Classifier (class)."""
     names = ("treeids", "nodeids", "truenodeids", "falsenodeids", "featureids")
     trees, nodes, *wanted, features = _lists(call, *(f"nodes_{name}" for name in names))
@@ -519,82 +425,33 @@ def _trees(call: OnnxCall, side: str, results: int) -> _Trees:
     call.attribute("nodes_hitrates"), call.attribute("nodes_hitrates_as_tensor")
     missing = np.array(call.attribute("nodes_missing_value_tracks_true") or [0] * len(modes), np.bool_)
     limits, roots = _numbers(call, "nodes_values"), np.flatnonzero(~is_child)
-    return _Trees(
+    return Trees(
         features, limits, modes, missing, branches[0], branches[1], roots, weighted, targets, weights, results
-    )
+    ).in_order()
 
 
-def _leaves(call: OnnxCall, x: Value, trees: _Trees) -> Value:
-    """The leaf [N, trees] of each tree for each row: all trees take one step at a time."""
-    batch = x.shape[0]
-    # Lookups take most of the time: numbers have 32 bits, and what one lookup can give is in one table.
-    place = call.broadcast(call.constant(trees.roots.astype(np.int32), "roots"), (batch, len(trees.roots)))
-    tables = {
-        "feature": (2 * trees.features + trees.missing).astype(np.int32),
-        "limit": trees.limits.astype(x.dtype.numpy),
-        "next": (trees.when_true | trees.when_false << _HALF).astype(np.uint32),
-    }
-    if len(trees.modes) > 1 << _HALF:
-        tables |= {"next": trees.when_true.astype(np.int32), "false": trees.when_false.astype(np.int32)}
-    constants = {name: call.constant(table, name) for name, table in tables.items()}
-    used = [str(mode) for mode in np.unique(trees.modes) if mode != "LEAF"]
-    known = {*_COMPARISONS} if trees.members is None else {*_COMPARISONS, "BRANCH_MEMBER"}
-    if not set(used) <= known:
-        raise Invalid(f"the modes of nodes are {used}")
-    kinds = call.constant(np.maximum(_place_in(np.array(used or [""]), trees.modes), 0).astype(np.int32), "modes")
-    for _ in range(trees.depth()):
-        feature, limit, true, *others = (call.op("gather", constants[name], place, axis=0) for name in tables)
-        number = call.op("gather_elements", x, call.op("shift_right", feature, 1), axis=1)
-        answers = []
-        for mode in used:
-            name = _COMPARISONS.get(mode)
-            answers.append(call.op(name, number, limit) if name else _is_member(call, number, place, trees))
-        answer = answers[0]
-        if len(used) > 1:
-            kind = call.op("gather", kinds, place, axis=0)
-            for index in range(1, len(used)):
-                answer = call.op("where", call.op("equal", kind, index), answers[index], answer)
-        if trees.missing.any():
-            tracked = call.op("not_equal", call.op("bitwise_and", feature, 1), 0)
-            answer = call.op("logical_or", answer, call.op("logical_and", call.op("isnan", number), tracked))
-        if others:
-            place = call.op("where", answer, true, others[0])
-        else:
-            first, second = call.op("bitwise_and", true, (1 << _HALF) - 1), call.op("shift_right", true, _HALF)
-            place = call.cast(call.op("where", answer, first, second), int32)
-    return place
-
-
-def _is_member(call: OnnxCall, number: Value, place: Value, trees: _Trees) -> Value:
-    """Whether numbers [N, trees] are in the sets of the nodes where the trees are."""
-    assert trees.members is not None  # `_leaves` has looked
-    members = call.op("gather", call.constant(trees.members.astype(number.dtype.numpy), "members"), place, axis=0)
-    hits = call.op("equal", call.unsqueeze(number, 2), members)
-    return call.op("greater", call.op("reduce_max", call.cast(hits, int64), axes=(2,)), 0)
-
-
-def _aggregated(call: OnnxCall, x: Value, trees: _Trees, function: str) -> Value:
+def _aggregated(call: OnnxCall, x: Value, trees: Trees, function: str) -> Value:
     """The weights of the leaves put together: [N, results]."""
     names = {"SUM": "reduce_sum", "AVERAGE": "reduce_sum", "MIN": "reduce_min", "MAX": "reduce_max"}
     none = {"MIN": np.inf, "MAX": -np.inf}.get(function, 0.0)  # of a tree that says nothing of a result
-    is_small = 1 < trees.results <= _LARGEST_TABLE // max(len(trees.roots), 1)
+    is_small = 1 < trees.results <= LARGEST_TABLE // max(len(trees.roots), 1)
     targets = trees.target_of_each() if is_small and not none else None
     if targets is not None:
         total = _sum_of_results(call, x, trees, targets)
     else:
         weights, given = trees.table()
         table = call.constant(np.where(given, weights, none).astype(x.dtype.numpy), "weights")
-        found = call.op("gather", table, _leaves(call, x, trees), axis=0)  # [N, trees, results]
+        found = call.op("gather", table, leaves_of(call, x, trees), axis=0)  # [N, trees, results]
         total = call.op(names[function], found, axes=(1,))
     if none:
         total = call.op("where", call.op("equal", total, none), 0.0, total)
     return call.op("divide", total, float(len(trees.roots))) if function == "AVERAGE" else total
 
 
-def _sum_of_results(call: OnnxCall, x: Value, trees: _Trees, targets: np.ndarray) -> Value:
+def _sum_of_results(call: OnnxCall, x: Value, trees: Trees, targets: np.ndarray) -> Value:
     """The sums [N, results] of trees that add to one result each."""
     table = call.constant(trees.leaf_weights().astype(x.dtype.numpy), "weights")
-    found = call.op("gather", table, _leaves(call, x, trees), axis=0)  # [N, trees]
+    found = call.op("gather", table, leaves_of(call, x, trees), axis=0)  # [N, trees]
     none = call.full((x.shape[0], 1), 0.0, x.dtype)  # for results with fewer trees than others
     found = call.op("concat", found, none, axis=1)
     used, counts = np.unique(targets, return_counts=True)
@@ -647,7 +504,7 @@ def tree_classifier(call: OnnxCall) -> tuple[Value, Value]:
     return label, call.cast(_of_two(call, score, positive), float32)
 
 
-def _scored(call: OnnxCall, x: Value, trees: _Trees, total: Value) -> Value:
+def _scored(call: OnnxCall, x: Value, trees: Trees, total: Value) -> Value:
     """The scores [N, classes] with the least one for a class of which no leaf of a row says anything."""
     targets = trees.target_of_each()
     if (trees.weights >= 0).all() or (targets is not None and len(np.unique(targets)) == trees.results):
@@ -656,7 +513,7 @@ def _scored(call: OnnxCall, x: Value, trees: _Trees, total: Value) -> Value:
     if given[leaves].all():
         return total
     table = call.constant(given.astype(np.int64), "given")
-    told = call.op("reduce_max", call.op("gather", table, _leaves(call, x, trees), axis=0), axes=(1,))
+    told = call.op("reduce_max", call.op("gather", table, leaves_of(call, x, trees), axis=0), axes=(1,))
     return call.op("where", call.op("greater", told, 0), total, call.builder.number(-np.inf, total.dtype))
 
 
@@ -677,7 +534,7 @@ def tree_ensemble(call: OnnxCall) -> Value:
     return call.cast(_transformed(call, total, _TRANSFORMS[transform]), call[0].dtype)
 
 
-def _ensemble(call: OnnxCall) -> _Trees:
+def _ensemble(call: OnnxCall) -> Trees:
     """The trees of a TreeEnsemble: the leaves follow the inner nodes."""
     codes = np.asarray(call.attribute("nodes_modes")).reshape(-1)
     splits = np.asarray(call.attribute("nodes_splits")).reshape(-1)
@@ -703,11 +560,11 @@ def _ensemble(call: OnnxCall) -> _Trees:
     call.attribute("nodes_hitrates")
     filled = np.zeros(leaves, np.int64)
     modes = np.concatenate([np.array(_MODES)[codes], np.full(leaves, "LEAF")])
-    return _Trees(
+    return Trees(
         np.concatenate([features, filled]), np.concatenate([splits, filled]), modes,
         np.concatenate([missing, filled != 0]), branches[0], branches[1], roots, place[count:], targets, weights,
         results, _members(call, codes, leaves),
-    )  # fmt: skip
+    ).in_order()  # fmt: skip
 
 
 def _members(call: OnnxCall, codes: np.ndarray, leaves: int) -> np.ndarray | None:
@@ -723,7 +580,7 @@ def _members(call: OnnxCall, codes: np.ndarray, leaves: int) -> np.ndarray | Non
     sets = [part[~np.isnan(part)] for part in np.split(numbers, ends + 1)][: len(asking)]
     if len(sets) < len(asking):
         raise Invalid(f"there are {len(sets)} sets in 'membership_values' for {len(asking)} nodes")
-    found = _tree_table(len(codes) + leaves, max(1, *map(len, sets)), np.nan)
+    found = tree_table(len(codes) + leaves, max(1, *map(len, sets)), np.nan)
     for node, part in zip(asking, sets, strict=True):
         found[node, : len(part)] = part
     return found
