@@ -120,9 +120,7 @@ class StagedSession:
             _fill(arrays[number], values[value])
         return self._outputs(inputs, arrays, [values[value] for value in self._graph.outputs], given, out)
 
-    def _run_known(
-        self, symbols: dict[str, int], arrays: list[np.ndarray], threads: int | None
-    ) -> dict[str, Any]:
+    def _run_known(self, symbols: dict[str, int], arrays: list[np.ndarray], threads: int | None) -> dict[str, Any]:
         """Outputs by name, of arrays that were looked at; `symbols` are those of their shapes."""
         found = self._executed(arrays, symbols, RunState(threads))
         in_use = {id(array) for array in arrays}

@@ -163,9 +163,7 @@ def _apart(nodes: list[Node], hosted: set[int], small: set[int], known: set[Symb
     found = set(small)
     for node in (node for node in nodes if id(node) in small):
         before = [producer[item] for item in node.inputs if item in producer]
-        if any(
-            id(other) not in hosted | found and levels[id(other)] == levels[id(node)] for other in before
-        ):
+        if any(id(other) not in hosted | found and levels[id(other)] == levels[id(node)] for other in before):
             found.discard(id(node))
     return found
 
