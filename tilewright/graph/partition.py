@@ -157,7 +157,7 @@ def _sizes_only(graph: Graph, nodes: list[Node], hosted: set[int]) -> set[int]:
 
 
 def _apart(nodes: list[Node], hosted: set[int], small: set[int], known: set[Symbol]) -> set[int]:
-    """Those of `small` that read nothing of a part of their own level: there, one more operation costs next to nothing."""
+    """Those of `small` that read nothing of a part of their own level, where one more operation costs nothing."""
     levels = _levels(nodes, hosted, known)
     producer = {output: node for node in nodes for output in node.outputs}
     found = set(small)

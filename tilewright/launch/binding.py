@@ -38,9 +38,9 @@ from typing import Any
 import numpy as np
 
 from tilewright.errors import TilewrightError
-from tilewright.runtime.memory import ADDRESS_OFFSET
 from tilewright.language.function import ParameterInfo
 from tilewright.launch import arguments
+from tilewright.runtime.memory import ADDRESS_OFFSET
 from tilewright.settings import settings
 
 

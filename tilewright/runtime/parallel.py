@@ -212,7 +212,7 @@ def run_parallel(body: int, context: int | bytes, scratch_bytes: int, workers: i
     stride = (scratch_bytes + 127) // 128 * 128
     if workers == 1 and not stride:
         if _inline.start(body, context, 0, 0, 1):
-            raise_kept()
+            raise_pending()
         return
     scratch = scratch_pool.take(stride * workers)
     try:
