@@ -154,7 +154,7 @@ def _random_tree(rng: np.random.Generator, modes: list[str], depth: int) -> list
 def test_trees_of_random_shapes_and_limits(
     modes: list[str], cost: int, rng: np.random.Generator, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(trees_module._Columns, "cost", lambda columns: cost)
+    monkeypatch.setattr(trees_module._TreeColumns, "cost", lambda columns: cost)
     modes = [f"BRANCH_{mode}" for mode in modes]
     forest = [_random_tree(rng, modes, depth) for depth in (0, 1, 6, 3, 6, 2, 4)]
     names = ("modes", "featureids", "values", "truenodeids", "falsenodeids", "missing_value_tracks_true")

@@ -31,8 +31,7 @@ import weakref
 from collections.abc import Iterable, Mapping, Sequence
 
 from tilewright import forks
-from tilewright.runtime.glue import cached_object
-from tilewright.runtime.library import NativeLibrary, load_objects, system_address
+from tilewright.runtime.library import NativeLibrary, cached_object, load_objects, system_address
 
 MARK, SEAL = 0x7469_6C65_7772_6974, 0x5F6B_6572_6E65_6C21
 FRAME_WORDS = 5

@@ -29,22 +29,15 @@ Grids whose planes follow from each other are jobs too: `runtime.planes`.
 from __future__ import annotations
 
 import ctypes
-import hashlib
-import logging
 import os
 import threading
 import time
 from dataclasses import dataclass
 
-import llvmlite
 import llvmlite.binding as llvm
 
-from tilewright.host import llvm_host
-from tilewright.runtime import cache_files, planes, signals, tape
-from tilewright.runtime.library import NativeLibrary, host_machine, load_objects, system_address
-from tilewright.settings import settings
-
-_log = logging.getLogger("tilewright")
+from tilewright.runtime import planes, signals, tape
+from tilewright.runtime.library import NativeLibrary, cached_object, load_objects, system_address
 
 TEAM_BYTES = 1408
 _WORDS = {
@@ -363,18 +356,15 @@ define internal void @create(ptr %team, ptr %body, ptr %context, ptr %scratch, i
 ; address of the context; where that is 0, the context follows.
 define i32 @start_inline(ptr %record) nounwind {{
   %team = alloca [{team_bytes} x i8], align 128
-  %raised = load ptr, ptr %record, align 8
-  %body.w = getelementptr i64, ptr %record, i64 1
-  %body = load ptr, ptr %body.w, align 8
-  %scratch.w = getelementptr i64, ptr %record, i64 2
-  %scratch = load ptr, ptr %scratch.w, align 8
-  %stride.w = getelementptr i64, ptr %record, i64 3
-  %stride = load i64, ptr %stride.w, align 8
-  %context.w = getelementptr i64, ptr %record, i64 4
-  %given = load ptr, ptr %context.w, align 8
-  %here = getelementptr i64, ptr %record, i64 5
+  %words = load {{ptr, ptr, ptr, i64, ptr}}, ptr %record, align 8
+  %raised = extractvalue {{ptr, ptr, ptr, i64, ptr}} %words, 0
+  %body = extractvalue {{ptr, ptr, ptr, i64, ptr}} %words, 1
+  %scratch = extractvalue {{ptr, ptr, ptr, i64, ptr}} %words, 2
+  %stride = extractvalue {{ptr, ptr, ptr, i64, ptr}} %words, 3
+  %given = extractvalue {{ptr, ptr, ptr, i64, ptr}} %words, 4
+  %behind = getelementptr i64, ptr %record, i64 5
   %follows = icmp eq ptr %given, null
-  %context = select i1 %follows, ptr %here, ptr %given
+  %context = select i1 %follows, ptr %behind, ptr %given
   call void @create(ptr %team, ptr %body, ptr %context, ptr %scratch, i64 %stride, i64 1)
   {raised_s}
   call void @begin(ptr %team)
@@ -764,7 +754,12 @@ def _load_glue() -> Glue:
     image = cached_object(glue_text(llvm.get_process_triple(), can_yield, clock_id, bool(asking)), "glue")
     imports = {name: address for name, address in found.items() if address is not None}
     library = load_objects([image], _EXPORTS, imports)
-    kinds = {"start_team": _START, "start_openmp": _START_BY, "start_dispatch": _START_BY}
+    kinds = {
+        "start_inline": _START_INLINE,
+        "start_team": _START,
+        "start_openmp": _START_BY,
+        "start_dispatch": _START_BY,
+    }
     start = {name: kind(library.address(name)) for name, kind in kinds.items()}
     return Glue(
         library=library,
@@ -773,35 +768,9 @@ def _load_glue() -> Glue:
         ask=library.address("tilewright_ask"),
         launch_body=library.address("launch_body"),
         run_tape=library.address("run_tape"),
-        start_inline=_START_INLINE(library.address("start_inline")),
         run_alone=_RUN_ALONE(library.address("run_alone")),
         join_team=_JOIN(library.address("join_team")),
         create_team=_CREATE(library.address("create_team")),
         dismiss_team=_DISMISS(library.address("dismiss_team")),
         **start,
     )
-
-
-def cached_object(text: str, name: str) -> bytes:
-    """The object file of a module of the runtime for this process; `name` begins the name of its file.
-
-    It is kept in the cache folder, with a checksum that covers its name: compiling it takes some milliseconds.
-    """
-    host = llvm_host()
-    made_of = repr((text, llvmlite.__version__, host.triple, host.name, host.features)).encode()
-    folder = cache_files.private_folder(settings.cache_directory)
-    name = f"{name}-{hashlib.sha256(made_of).hexdigest()[:40]}.o"
-    cached = cache_files.read(folder / name)
-    if cached is not None and hashlib.sha256(name.encode() + cached[32:]).digest() == cached[:32]:
-        return cached[32:]
-    machine = host_machine()
-    module = llvm.parse_assembly(text, context=llvm.create_context())  # the compiler may be busy in the global one
-    module.triple = machine.triple
-    module.verify()
-    image: bytes = machine.emit_object(module)
-    try:
-        folder = cache_files.private_folder(settings.cache_directory, create=True)
-        cache_files.write(folder / name, hashlib.sha256(name.encode() + image).digest() + image)
-    except OSError as error:
-        _log.debug("cannot keep the runtime's functions in %s: %s", folder, error)
-    return image

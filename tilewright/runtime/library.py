@@ -10,18 +10,24 @@ from __future__ import annotations
 
 import ctypes
 import functools
+import hashlib
 import itertools
+import logging
 import struct
 import sys
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any
 
+import llvmlite
 import llvmlite.binding as llvm
 
 from tilewright import forks
 from tilewright.host import llvm_host
-from tilewright.runtime import elf
+from tilewright.runtime import cache_files, elf
 from tilewright.runtime.objects import check_object
+from tilewright.settings import settings
+
+_log = logging.getLogger("tilewright")
 
 # What compiled code may call: memory intrinsics, prints, scalar math, and the conversions that LLVM turns into
 # calls where the CPU has no instruction for them.  A name that this system lacks is left out: linking
@@ -190,3 +196,28 @@ def _elf_names(image: bytes) -> set[str] | None:
 @functools.cache
 def _known_address(name: str) -> int | None:
     return system_address(name)
+
+
+def cached_object(text: str, name: str) -> bytes:
+    """The object file of a module of the runtime for this process; `name` begins the name of its file.
+
+    It is kept in the cache folder, with a checksum that covers its name: compiling it takes some milliseconds.
+    """
+    host = llvm_host()
+    made_of = repr((text, llvmlite.__version__, host.triple, host.name, host.features)).encode()
+    folder = cache_files.private_folder(settings.cache_directory)
+    name = f"{name}-{hashlib.sha256(made_of).hexdigest()[:40]}.o"
+    cached = cache_files.read(folder / name)
+    if cached is not None and hashlib.sha256(name.encode() + cached[32:]).digest() == cached[:32]:
+        return cached[32:]
+    machine = host_machine()
+    module = llvm.parse_assembly(text, context=llvm.create_context())  # the compiler may be busy in the global one
+    module.triple = machine.triple
+    module.verify()
+    image: bytes = machine.emit_object(module)
+    try:
+        folder = cache_files.private_folder(settings.cache_directory, create=True)
+        cache_files.write(folder / name, hashlib.sha256(name.encode() + image).digest() + image)
+    except OSError as error:
+        _log.debug("cannot keep the runtime's functions in %s: %s", folder, error)
+    return image

@@ -66,14 +66,11 @@ class Trees:
         begins = np.zeros(len(sizes), np.int64)
         begins[order] = np.cumsum(sizes[order]) - sizes[order]
         number = np.where(owner >= 0, begins[owner] + place, -1)  # of each old node
-        old = np.empty(int(sizes.sum()), np.int64)
-        old[number[owner >= 0]] = np.flatnonzero(owner >= 0)
-        modes = self.modes.astype(object)
-        for mode, opposite in _OPPOSITES.items():
-            modes[turned & (self.modes == mode)] = opposite
+        old = np.argsort(np.where(number < 0, len(number), number))[: int(sizes.sum())]
         kept = owner[self.weighted] >= 0
+        modes = np.where(turned, [_OPPOSITES.get(str(mode), "") for mode in self.modes], self.modes)
         return Trees(
-            self.features[old], self.limits[old], modes[old].astype(np.str_), (self.missing != turned)[old],
+            self.features[old], self.limits[old], modes[old], (self.missing != turned)[old],
             number[first[old]], number[second[old]], begins[order], number[self.weighted[kept]], self.targets[kept],
             self.weights[kept], self.results, None if self.members is None else self.members[old], depths[order],
         )  # fmt: skip
@@ -94,16 +91,10 @@ class Trees:
 
     def target_of_each(self) -> np.ndarray | None:
         """The one result that each tree adds to, as in boosted trees; None where a leaf has none, or another one."""
-        owner, level = np.full(len(self.modes), -1), self.roots
-        trees = np.arange(len(self.roots))
-        while level.size:
-            owner[level] = trees
-            inner = (self.when_true[level] != level) | (self.when_false[level] != level)
-            level, trees = level[inner], trees[inner]
-            level = np.concatenate([self.when_true[level], self.when_false[level]])
-            trees = np.concatenate([trees, trees])
-            if (owner[level] != -1).any() or len(np.unique(level)) < level.size:
-                return None  # nodes that trees share
+        reached = _breadth_first(self.roots, self.when_true, self.when_false)
+        if reached is None:
+            return None
+        owner, *_ = reached
         found = np.full(len(self.roots), -1)
         used = owner[self.weighted] != -1
         found[owner[self.weighted[used]]] = self.targets[used]
@@ -135,29 +126,23 @@ def _breadth_first(
 
     None for trees that share nodes, or lead in a circle.
     """
-    nodes = np.arange(len(first))
     owner, place = np.full(len(first), -1), np.zeros(len(first), np.int64)
-    trees = np.arange(len(roots))
-    sizes, depths, level, steps = np.ones(len(roots), np.int64), np.zeros(len(roots), np.int64), roots, 0
-    if len(np.unique(roots)) < len(roots):
-        return None
-    owner[roots] = trees
-    while True:
-        inner = (first[level] != level) | (second[level] != level)
-        level, trees = level[inner], trees[inner]
-        if not level.size:
-            return owner, place, sizes, depths
-        steps += 1
+    sizes, depths = np.zeros(len(roots), np.int64), np.zeros(len(roots), np.int64)
+    level, trees, places, steps = roots, np.arange(len(roots)), np.zeros(len(roots), np.int64), 0
+    while level.size:
+        if (owner[level] != -1).any() or len(np.unique(level)) < level.size:
+            return None
+        owner[level], place[level] = trees, places
+        sizes += np.bincount(trees, minlength=len(roots))
         depths[trees] = steps
+        inner = (first[level] != level) | (second[level] != level)
+        level, trees, steps = level[inner], trees[inner], steps + 1
         counts = np.bincount(trees, minlength=len(roots))
         before = np.arange(len(trees)) - (np.cumsum(counts) - counts)[trees]  # of the same tree in this level
         begins = sizes[trees] + 2 * before
-        sizes += 2 * counts
         level = np.stack([first[level], second[level]], axis=1).reshape(-1)
-        trees = np.repeat(trees, 2)
-        if (owner[level] != -1).any() or len(np.unique(level)) < level.size or (nodes[level] < 0).any():
-            return None
-        owner[level], place[level] = trees, np.stack([begins, begins + 1], axis=1).reshape(-1)
+        trees, places = np.repeat(trees, 2), np.stack([begins, begins + 1], axis=1).reshape(-1)
+    return owner, place, sizes, depths
 
 
 _HALF = 16  # bits of the number of a node where two are in one
@@ -180,11 +165,11 @@ def place_in(ordered: np.ndarray, wanted: np.ndarray) -> np.ndarray:
 
 def leaves_of(call: OnnxCall, x: Value, trees: Trees) -> Value:
     """The leaf [N, trees] of each tree for each row."""
-    walk = _Walk.of(trees, x.dtype.numpy)
+    walk = _TreeWalk.of(trees, x.dtype.numpy)
     return _stepwise(call, x, trees) if walk is None else walk.leaves(call, x)
 
 
-class _Walk:
+class _TreeWalk:
     """Trees `in_order` whose nodes are numbers: of the place of the limit, of the first child, of the column.
 
     Where searching the columns takes longer than looking up the limits, these have a table of their own.
@@ -198,7 +183,7 @@ class _Walk:
         self._parts = _like_depths(trees.depths, self._MOST_PARTS)
         own = np.arange(len(trees.modes))
         inner = trees.when_true != own
-        self._columns = _Columns(trees, inner, dtype)
+        self._columns = _TreeColumns(trees, inner, dtype)
         steps = sum(int(trees.depths[begin]) * (end - begin) for begin, end in self._parts)
         self._limits = self._columns.limits if self._columns.cost() > steps else None
         sizes = np.diff([*trees.roots, len(own)])
@@ -213,7 +198,7 @@ class _Walk:
             self.bits += self._columns.last.bit_length()
 
     @classmethod
-    def of(cls, trees: Trees, dtype: np.dtype) -> _Walk | None:
+    def of(cls, trees: Trees, dtype: np.dtype) -> _TreeWalk | None:
         """None for trees that are not in order, nodes that ask for more than an order, and numbers of too many bits."""
         leaves = trees.modes == "LEAF"
         if trees.depths is None or not np.isin(trees.modes[~leaves], _ORDERING).all() or leaves.all():
@@ -238,12 +223,11 @@ class _Walk:
         roots, column_mask = self._roots[part], (1 << self._column_bits) - 1
         begins = call.constant(roots.astype(np.int32), "roots")
         reached = call.broadcast(begins, (numbers.shape[0], len(roots)))
+        node = call.constant(self._nodes[roots].astype(nodes.dtype.numpy), "first")
+        column = call.constant((self._nodes[roots] & column_mask).astype(np.int32), "columns")
+        number = call.op("gather", numbers, column, axis=1)
         for step in range(int(self._depths[part][0])):
-            if step == 0:
-                node = call.constant(self._nodes[roots].astype(nodes.dtype.numpy), "first")
-                column = call.constant((self._nodes[roots] & column_mask).astype(np.int32), "columns")
-                number = call.op("gather", numbers, column, axis=1)
-            else:
+            if step > 0:
                 node = call.op("gather", nodes, reached, axis=0)
                 number = call.op("gather_elements", numbers, call.op("bitwise_and", node, column_mask), axis=1)
             # With the place of the limit in front, numbers of nodes compare as places do.
@@ -255,7 +239,7 @@ class _Walk:
         return reached
 
 
-class _Columns:
+class _TreeColumns:
     """The columns of rows with the limits that nodes compare them with; one whose NaNs lead two ways is two.
 
     A number is beyond a limit when it is greater.  Place 0 is before all limits, for NaNs that count as such; behind
@@ -263,29 +247,31 @@ class _Columns:
     """
 
     def __init__(self, trees: Trees, inner: np.ndarray, dtype: np.dtype) -> None:
-        limits, first = trees.limits[inner].astype(dtype), trees.missing[inner]
-        below = np.nextafter(limits, dtype.type(-np.inf))  # less than a limit: at most the number before it
-        below[limits == -np.inf] = np.nan
-        limits = np.where(trees.modes[inner] == "BRANCH_LT", below, limits)
+        first, limits = trees.missing[inner], _at_most(trees.limits[inner].astype(dtype), trees.modes[inner])
         keys = np.stack([trees.features[inner], first], axis=1).astype(np.int64)
         columns, of_inner = np.unique(keys, axis=0, return_inverse=True)
-        of_inner = of_inner.reshape(-1)
         self._features, self._first, self.count = columns[:, 0], columns[:, 1] != 0, len(columns)
-        known = [np.unique(limits[(of_inner == column) & ~np.isnan(limits)]) for column in range(self.count)]
-        self._steps = max(1, max(map(len, known)).bit_length())
-        self.last = (1 << self._steps) + 1
-        self._table = np.full((self.count, 1 << self._steps), np.nan, dtype)  # which no number is beyond
-        places = np.zeros(len(limits), np.int64)
-        for column, row in enumerate(known):
-            self._table[column, : len(row)] = row
-            mine = (of_inner == column) & ~np.isnan(limits)
-            places[mine] = 1 + np.searchsorted(row, limits[mine])
+        self.of_nodes = np.zeros(len(trees.modes), np.int64)
+        self.of_nodes[inner] = of_inner = of_inner.reshape(-1)
+        self.places = np.zeros(len(trees.modes), np.int64)
+        self.places[inner] = self._sort(limits, of_inner)
         self.limits: np.ndarray | None = None  # of the nodes, where numbers tell all: NaNs count as infinities
         if not (np.isnan(limits) | (limits == np.where(first, -np.inf, np.inf))).any():
             self.limits = np.full(len(trees.modes), np.inf, dtype)
             self.limits[inner] = limits
-        self.of_nodes, self.places = np.zeros(len(trees.modes), np.int64), np.zeros(len(trees.modes), np.int64)
-        self.of_nodes[inner], self.places[inner] = of_inner, places
+
+    def _sort(self, limits: np.ndarray, of_limits: np.ndarray) -> np.ndarray:
+        """Make the table of limits by column; the places of the limits, 0 for NaNs, beyond which all numbers are."""
+        known = [np.unique(limits[(of_limits == column) & ~np.isnan(limits)]) for column in range(self.count)]
+        self._steps = max(1, max(map(len, known)).bit_length())
+        self.last = (1 << self._steps) + 1
+        self._table = np.full((self.count, 1 << self._steps), np.nan, limits.dtype)  # which no number is beyond
+        places = np.zeros(len(limits), np.int64)
+        for column, row in enumerate(known):
+            self._table[column, : len(row)] = row
+            mine = (of_limits == column) & ~np.isnan(limits)
+            places[mine] = 1 + np.searchsorted(row, limits[mine])
+        return places
 
     def cost(self) -> int:
         """Of a search, in steps of one tree: how many of them take as long as the lookups of limits that it saves."""
@@ -312,11 +298,18 @@ class _Columns:
         return call.op("where", call.op("isnan", numbers), of_nan, places)
 
 
+def _at_most(limits: np.ndarray, modes: np.ndarray) -> np.ndarray:
+    """The limits that numbers are at most: less than a limit is at most the number before it."""
+    below = np.nextafter(limits, limits.dtype.type(-np.inf))
+    below[limits == -np.inf] = np.nan
+    return np.where(modes == "BRANCH_LT", below, limits)
+
+
 def _like_depths(depths: np.ndarray, most: int) -> list[tuple[int, int]]:
     """Trees of falling depths in at most so many parts: those that take the fewest steps in all."""
     ends = [*(np.flatnonzero(np.diff(depths)) + 1).tolist(), len(depths)]
     begins = [0, *ends[:-1]]
-    least = {0: (0, ())}  # the steps to each end, and the ends of parts
+    least: dict[int, tuple[int, tuple[int, ...]]] = {0: (0, ())}  # the steps to each end, and the ends of parts
     for _ in range(most):
         found = dict(least)
         for end in ends:
