@@ -233,8 +233,8 @@ def paged_chunks(q: tx.tensor_map, k: tx.tensor_map, v: tx.tensor_map, out: tx.t
     q and out are maps of [1, heads, tokens, D] with tiles of `CONFIG.query_block`, `results` a pointer to `out`
     [tokens, heads, D]; k and v are maps of pools as [1, key heads, slots, D] with tiles of `CONFIG.key_block`; `tables`
     is [sequences, columns].  `numbers` is `tokens // CONFIG.BM` plus the lesser of `sequences` and
-    `tokens // (FEW + 1)`; `SEQUENCES` is a power of two, `sequences` or more.  With `EARLY` starts are read before the kernels in front have
-    ended.  Nothing is written for other sequences.  Grid: any.
+    `tokens // (FEW + 1)`; `SEQUENCES` is a power of two, `sequences` or more.  With `EARLY` starts are read before the
+    kernels in front have ended.  Nothing is written for other sequences.  Grid: any.
     """
     query_tiles = tx.shared((CONFIG.query_stages * CONFIG.CONSUMERS, 64, CONFIG.D), CONFIG.TYPE, swizzle=CONFIG.swizzle)
     key_tiles = tx.shared((CONFIG.STAGES, CONFIG.BN, CONFIG.D), CONFIG.TYPE, swizzle=CONFIG.swizzle)
