@@ -347,6 +347,19 @@ def test_lanes_without_elements_exchange_neutral_ones():
 
 
 @tilewright.jit
+def sums_of_integers(x, out):
+    value = tl.load(x + tl.arange(0, 256))
+    tl.store(out, tl.sum(value, 0))
+    tl.store(out + 1, tl.max(value, 0))
+
+
+def test_integers_of_all_lanes_are_combined_at_once():
+    parameters = {"x": "*u32", "out": "*u32"}
+    kernel = sums_of_integers.compile(parameters, {}, target="cuda:sm_90a", options={"num_warps": 1})
+    assert re.findall(r"\bredux\.sync\.(\S+)", kernel.dump("ptx")) == ["add.s32", "max.u32"]
+
+
+@tilewright.jit
 def product_of(a, b):
     return a * b
 

@@ -12,7 +12,7 @@ import pytest
 from tests.host.cuda_stand_in import Driver
 from tilewright.build.builder import build
 from tilewright.build.tuning import Tuning
-from tilewright.dtypes import float32
+from tilewright.dtypes import float16, float32
 from tilewright.engine.engine import Engine
 from tilewright.graph.build import GraphBuilder
 from tilewright.graph.core import Graph
@@ -65,12 +65,23 @@ def check(engine: Engine, graph: Graph, rng: np.random.Generator, images: int = 
 
 
 @pytest.mark.parametrize("transposed", [False, True])
-@pytest.mark.parametrize(("rows", "depth", "columns"), [(3, 1024, 130), (37, 2048, 96), (1, 1536, 8)])
+@pytest.mark.parametrize(("rows", "depth", "columns"), [(3, 1024, 130), (37, 2048, 96), (1, 1536, 8), (5, 3083, 40)])
 def test_few_tiles_of_a_product_share_its_depth(
     driver: Driver, rng: np.random.Generator, rows: int, depth: int, columns: int, transposed: bool
 ) -> None:
     graph = linear(rng, rows, depth, columns, transposed)
     check(built(graph, "matmul in parts"), graph, rng)
+
+
+@pytest.mark.parametrize("depth", [30_008, 30_003])
+def test_few_tiles_of_16_bits_share_a_long_depth(driver: Driver, rng: np.random.Generator, depth: int) -> None:
+    b = GraphBuilder("linear")
+    x, w = b.input("x", float16, (5, depth)), b.input("w", float16, (24, depth))
+    b.output(b.op("matmul", [x, w], transpose_b=True), "y")
+    engine = built(b.finish(), "matmul in parts")
+    inputs = {name: rng.standard_normal((rows, depth)).astype(np.float16) for name, rows in (("x", 5), ("w", 24))}
+    exact = inputs["x"].astype(np.float64) @ inputs["w"].astype(np.float64).T
+    assert np.max(np.abs(engine.run(inputs)["y"] - exact)) <= 2.0**-11 * np.max(np.abs(exact))
 
 
 def test_operands_along_the_depth_are_turned(

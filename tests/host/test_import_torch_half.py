@@ -14,6 +14,7 @@ from torch.nn import functional as F  # noqa: E402
 
 import tilewright  # noqa: E402
 from tilewright.graph import reference  # noqa: E402
+from tilewright.graph.pipeline import optimize  # noqa: E402
 from tilewright.importers import import_model  # noqa: E402
 
 SINGLE = torch.tensor(0.1)
@@ -79,3 +80,30 @@ def test_the_graph_has_them_in_float32() -> None:
     assert sorted(value.dtype.text for value in graph.constants if value.rank == 0) == ["f16", "f16", "f32"]
     (found,) = reference.run(graph, {"x": x.numpy(), "y": y.numpy()}).values()
     np.testing.assert_allclose(found, module(x, y).numpy(), rtol=2e-3, atol=1e-3)
+
+
+MANY = 70001  # rows, which is above what float16 holds
+LABELS = torch.arange(MANY) % 3
+# Functions of x [MANY, 3] and of y, smaller and with squares that float16 does not hold; their results it does.
+COUNTED: dict[str, Callable[..., Any]] = {
+    "var": lambda x, y: x.var(0),
+    "deviation": lambda x, y: y.std(1),
+    "batch norm": lambda x, y: F.batch_norm(y, None, None, training=True),
+    "norm": lambda x, y: torch.linalg.vector_norm(y, 3, 1),
+    "sum by count": lambda x, y: x.abs().sum(0) / x.shape[0],
+    "cross entropy": lambda x, y: F.cross_entropy(x, LABELS, torch.tensor([0.5, 1.0, 2.0]).to(x)),
+    "divergence": lambda x, y: F.kl_div(x.log_softmax(-1), x.flip(0).softmax(-1), reduction="batchmean"),
+    "bag": lambda x, y: F.embedding_bag(LABELS[None].expand(2, -1) % 2, y, mode="mean"),
+    "bag of others": lambda x, y: F.embedding_bag(LABELS[None], y, mode="mean", padding_idx=1),
+    "mean by index": lambda x, y: y[:3].index_reduce(0, LABELS, x[:, :1].expand(-1, y.shape[1]), "mean"),
+}
+
+
+@pytest.mark.parametrize("name", COUNTED)
+def test_counts_and_squares_that_float16_does_not_hold(name: str) -> None:
+    module = as_module(COUNTED[name])
+    x, y = torch.randn(MANY, 3).half(), (600 * torch.randn(5, 11)).half()
+    graph = optimize(import_model(module, (x, y)))
+    (found,) = reference.run(graph, {"x": x.numpy(), "y": y.numpy()}).values()
+    exact = module(x.double(), y.double())
+    torch.testing.assert_close(torch.from_numpy(found).double(), exact, rtol=2e-3, atol=2e-3)

@@ -153,6 +153,13 @@ def small_networks(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(simt, "STAGES", 5)
     monkeypatch.setattr(simt, "NETWORK_ELEMENTS", 32)
     monkeypatch.setattr(simt, "SELECTED", 5)
+    monkeypatch.setattr(simt, "CHUNKS", 2)
+
+
+@pytest.fixture
+def by_digits(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Long rows are sorted by a radix sort, however short they are."""
+    monkeypatch.setattr(simt, "MERGE_TIME", 1.0)
 
 
 @pytest.mark.slow(but_every=3)
@@ -211,6 +218,23 @@ def test_gpus_compare_the_pairs_of_few_long_rows(
         numbers = odd_numbers(rng, BY_NAME[name], shape)
         found = build(graph, "cuda:sm_90a", tuning=Tuning(effort=0)).run({"x": numbers})["y"]
         np.testing.assert_array_equal(found, expected(numbers, 1, shape[1] - 1, False))
+
+
+@pytest.mark.parametrize("name", ["int8", "bfloat16", "uint16", "float32"])
+def test_gpus_sort_long_rows_by_digits(
+    name: str, small_networks: None, by_digits: None, driver: Driver, rng: np.random.Generator
+) -> None:
+    dtype, descending = BY_NAME[name], name != "uint16"
+    b = GraphBuilder("rows")
+    columns = b.symbol("columns", 33, 5_000) if name == "float32" else 301
+    x = b.input("x", dtype, (3, columns))
+    b.output(b.op("argsort", [x], axis=1, count=columns, descending=descending), "y")
+    engine = build(b.finish(), "cuda:sm_90a", tuning=Tuning(effort=0))
+    assert any("move_by_digit" in str(step.evidence["reasons"]) for step in engine.plan.steps)
+    for columns in (301, 64, 33) if name == "float32" else (301,):
+        numbers = odd_numbers(rng, dtype, (3, columns))
+        found = engine.run({"x": numbers})["y"]
+        np.testing.assert_array_equal(found, expected(numbers, 1, columns, descending))
 
 
 def test_what_cannot_be_sorted() -> None:

@@ -245,6 +245,25 @@ def test_loops_in_one_launch(n: int, draw: Draw) -> None:
         np.testing.assert_allclose(memory.array(value), array, rtol=1e-6)
 
 
+def test_gpus_walk_lines_that_begin_anywhere_as_one(draw: Draw) -> None:
+    """Lines of whole vectors are rows, beside which what depends on the row alone is computed once."""
+    target = NvidiaTarget.named("sm_90a")
+    for columns, is_one in ((35, True), (36, False)):
+        b = GraphBuilder("lines")
+        x, scale, shift = (b.input(name, float32, shape) for name, shape in (
+            ("x", (6, 5, columns)), ("scale", (5, 1)), ("shift", (columns,)),
+        ))  # fmt: skip
+        y = b.op("add", [b.op("multiply", [x, b.op("exp", [scale])]), shift])
+        graph = b.finish()
+        call = elementwise_call(graph.nodes, [Result(y, y)], {}, target)
+        assert ("BLOCK" in call.constants) == is_one
+        inputs = {"x": draw(6, 5, columns), "scale": draw(5, 1), "shift": draw(columns)}
+        memory = Memory(graph, inputs)
+        run_call(call, memory, False)
+        wanted = inputs["x"] * np.exp(inputs["scale"]) + inputs["shift"]
+        np.testing.assert_allclose(memory.array(y), wanted, rtol=1e-6, atol=1e-6)
+
+
 def test_equal_layers_share_a_kernel(draw: Draw) -> None:
     b = GraphBuilder("layers")
     x, y = b.input("x", float32, (4, 64)), b.input("y", float32, (4, 64))

@@ -56,6 +56,10 @@ class Emitter:
             return narrow.encode(self, value, dtype)
         return self.op("cast", value, dtype=dtype)
 
+    def wide(self, x: Value) -> Value:
+        """In a type that holds counts of elements and sums of squares: float32 in place of 16-bit floats."""
+        return self.cast(x, float32) if x.dtype.bits < 32 else x
+
     def full(self, shape: Sequence[Size], number: Scalar, dtype: DType) -> Value:
         """One number (or size) everywhere."""
         if isinstance(number, Expression):
@@ -235,19 +239,26 @@ class Emitter:
         return self.builder.constant(array, name)
 
     def mean_and_variance(self, x: Value, axes: Sequence[int], correction: float) -> tuple[Value, Value]:
-        """Mean and variance over `axes` (kept as ones); `correction` is subtracted from the count."""
+        """Mean and variance over `axes` (kept as ones); `correction` is subtracted from the count.
+
+        Those of 16-bit floats are computed in float32, which holds the count and the sum of squares.
+        """
         axes = tuple(axis % x.rank for axis in axes)
-        mean = self.op("reduce_mean", x, axes=axes, keepdims=True)
-        centred = self.op("subtract", x, mean)
+        wide = self.wide(x)
+        mean = self.op("reduce_mean", wide, axes=axes, keepdims=True)
+        centred = self.op("subtract", wide, mean)
         squares = self.op("multiply", centred, centred)
         if correction == 0:
-            return mean, self.op("reduce_mean", squares, axes=axes, keepdims=True)
-        total = self.op("reduce_sum", squares, axes=axes, keepdims=True)
-        count = product([x.shape[axis] for axis in axes])
-        divisor: Scalar
-        if isinstance(count, int):
-            divisor = self.builder.number(max(count - correction, 0.0), x.dtype)
+            variance = self.op("reduce_mean", squares, axes=axes, keepdims=True)
         else:
-            divisor = self.op("subtract", self.value(count, x.dtype), self.builder.number(correction, x.dtype))
-            divisor = self.op("maximum", divisor, 0.0)
-        return mean, self.op("divide", total, divisor)
+            total = self.op("reduce_sum", squares, axes=axes, keepdims=True)
+            count = product([x.shape[axis] for axis in axes])
+            variance = self.op("divide", total, self._degrees_of_freedom(count, correction, wide.dtype))
+        return self.cast(mean, x.dtype), self.cast(variance, x.dtype)
+
+    def _degrees_of_freedom(self, count: Size, correction: float, dtype: DType) -> Value:
+        """The count less the correction, at least 0."""
+        if isinstance(count, int):
+            return self.builder.number(max(count - correction, 0.0), dtype)
+        left = self.op("subtract", self.value(count, dtype), self.builder.number(correction, dtype))
+        return self.op("maximum", left, 0.0)

@@ -19,6 +19,7 @@ def decompose(graph: Graph) -> Graph:
     rules |= {"fourier": [short_as_product], "quantize": [_quantize], "dequantize": [_dequantize]}
     rules |= {op: [_pool_of_tiles, _pool_of_volumes] for op in ("max_pool", "average_pool")}
     rules["matmul"] = [_transposed_left]
+    rules["divide"] = [_quotient_of_sum]
     return apply_rules(graph, {**rules, "reduce_max": [_extreme_of_booleans], "reduce_min": [_extreme_of_booleans]})
 
 
@@ -29,6 +30,32 @@ def _transposed_left(node: Node, rewriter: GraphRewriter) -> Value | None:
         return None
     rows = rewriter.op("permute", [left], order=(*range(left.rank - 2), left.rank - 1, left.rank - 2))
     return rewriter.op("matmul", [rows, node.inputs[1]], **{**node.attributes, "transpose_a": False})
+
+
+def _quotient_of_sum(node: Node, rewriter: GraphRewriter) -> Value | None:
+    """A sum of 16-bit floats by a count, or by another sum, in float32: their type may hold neither of the two."""
+    dtype = node.output.dtype
+    if not dtype.is_float or dtype.bits != 16:
+        return None
+    total, divisor = (_widened(item, rewriter) for item in node.inputs)
+    if total is None or not rewriter.producer(total, "reduce_sum"):
+        return None
+    right = node.inputs[1]
+    assert right is not None
+    return rewriter.cast(rewriter.op("divide", [total, divisor or rewriter.cast(right, float32)]), dtype)
+
+
+def _widened(value: Value | None, rewriter: GraphRewriter) -> Value | None:
+    """A sum of 16-bit floats that is read once, or an integer that became one of them, as float32."""
+    node = rewriter.producer(value, "reduce_sum", "cast")
+    if value is None or node is None or node.inputs[0] is None:
+        return None
+    source = node.inputs[0]
+    if node.op == "cast":
+        return rewriter.cast(source, float32) if source.dtype.is_integer else None
+    if not value.dtype.is_float or value.dtype.bits != 16 or rewriter.uses(value) > 1:
+        return None
+    return rewriter.op("reduce_sum", [rewriter.cast(source, float32)], **node.attributes)
 
 
 def _per_channel(value: Value, rank: int, rewriter: GraphRewriter) -> Value:

@@ -29,10 +29,10 @@ def fold_constants(graph: Graph) -> Graph:
     Arithmetic is done in float64 and rounded once to the value's element type.
     """
 
-    weights = _operands(graph)
+    weights, computed = _operands(graph), _read_by_arithmetic(graph)
 
     def fold(node: Node, rewriter: GraphRewriter) -> Value | None:
-        if len(node.outputs) != 1:  # loops and branches
+        if len(node.outputs) != 1 or (node.op == "iota" and node.output in computed):  # loops and branches, positions
             return None
         if node.output in weights:
             return _fold(node, rewriter, _COMPUTED, _GROWTH)
@@ -65,6 +65,17 @@ def _stored(graph: Graph) -> set[Value]:
         if kind_of(node.op) in ("attention", "contraction") or (node.op == "reshape" and node.output in stored):
             stored.update(item for item in node.inputs if item is not None)
     return stored
+
+
+def _read_by_arithmetic(graph: Graph) -> set[Value]:
+    """The values that arithmetic reads, through views, and nothing else does."""
+    found: set[Value] = set()
+    others: set[Value] = {output for output in graph.outputs}
+    for node in reversed(graph.nodes):
+        kind = kind_of(node.op)
+        passes = kind == "elementwise" or (kind == "view" and node.output in found and node.output not in others)
+        (found if passes else others).update(item for item in node.inputs if item is not None)
+    return found - others
 
 
 def _operands(graph: Graph) -> set[Value]:

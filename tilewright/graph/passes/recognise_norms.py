@@ -41,18 +41,25 @@ def _norm(row: Value | None, radicand: Value | None, node: Node, rewriter: Graph
         return None
     for index in (0, 1):
         epsilon = rewriter.uniform(total.inputs[index])
-        mean = rewriter.producer(total.inputs[1 - index], "reduce_mean")
+        mean = rewriter.producer(_before_cast(total.inputs[1 - index], rewriter), "reduce_mean")
         if epsilon is None or mean is None:
             continue
-        axis = _trailing_axis(mean)
-        square = rewriter.producer(mean.inputs[0], "multiply")
-        if axis is None or square is None or any(item is not row for item in square.inputs):
+        axis, root = _trailing_axis(mean), _root(mean.inputs[0], rewriter)
+        if axis is None or root is None:
             continue
         source = _centred(row, mean, rewriter)
+        if root is not row and (source is None or _centred(root, mean, rewriter) is not source):
+            continue
         if source is not None:
             return rewriter.op("layer_norm", [source], axis=axis, epsilon=epsilon)
         return rewriter.op("rms_norm", [row], axis=axis, epsilon=epsilon)
     return None
+
+
+def _root(square: Value | None, rewriter: GraphRewriter) -> Value | None:
+    """x of x * x."""
+    node = rewriter.producer(square, "multiply")
+    return node.inputs[0] if node is not None and node.inputs[0] is node.inputs[1] else None
 
 
 def _trailing_axis(mean: Node) -> int | None:
@@ -68,10 +75,20 @@ def _centred(row: Value, mean: Node, rewriter: GraphRewriter) -> Value | None:
     difference = rewriter.producer(row, "subtract")
     if difference is None:
         return None
-    centre = rewriter.producer(difference.inputs[1], "reduce_mean")
-    if centre is None or centre.inputs[0] is not difference.inputs[0] or centre.attributes != mean.attributes:
+    centre = rewriter.producer(_before_cast(difference.inputs[1], rewriter), "reduce_mean")
+    if centre is None or centre.attributes != mean.attributes:
         return None
-    return difference.inputs[0]
+    source = _before_cast(difference.inputs[0], rewriter)
+    return source if _before_cast(centre.inputs[0], rewriter) is source else None
+
+
+def _before_cast(value: Value | None, rewriter: GraphRewriter) -> Value | None:
+    """A 16-bit float that was made float32, or a float32 that became one: statistics of such rows are wide."""
+    node = rewriter.producer(value, "cast")
+    source = None if node is None else node.inputs[0]
+    if node is None or source is None or not (source.dtype.is_float and node.output.dtype.is_float):
+        return value
+    return source if {source.dtype.bits, node.output.dtype.bits} == {16, 32} else value
 
 
 def _inner(node: Node, rewriter: GraphRewriter) -> tuple[Node, Value] | None:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from tilewright.dtypes import DType, float32
+from tilewright.dtypes import DType
 from tilewright.graph.core import Value
 from tilewright.graph.inference import broadcast_shapes
 from tilewright.importers import images
@@ -217,7 +217,7 @@ def layer_norm(call: OnnxCall) -> tuple[Value, ...]:
 
 def row_statistics(call: OnnxCall, x: Value, axes: Sequence[int], epsilon: float) -> tuple[Value, Value]:
     """Mean and 1 / sqrt(variance + epsilon) over `axes`, kept as ones, in float32 at least."""
-    wide = x if x.dtype.bits > 32 else call.cast(x, float32)
+    wide = call.wide(x)
     mean, variance = call.mean_and_variance(wide, axes, 0)
     return mean, call.op("rsqrt", call.op("add", variance, epsilon))
 
@@ -239,7 +239,7 @@ def simplified_layer_norm(call: OnnxCall) -> tuple[Value, ...]:
     result = call.op("rms_norm", x, scale, axis=axis, epsilon=epsilon)
     if call.outputs < 2:
         return (result,)
-    wide = x if x.dtype.bits > 32 else call.cast(x, float32)
+    wide = call.wide(x)
     power = call.op("reduce_mean", call.op("multiply", wide, wide), axes=tuple(range(axis, x.rank)), keepdims=True)
     return result, call.op("rsqrt", call.op("add", power, epsilon))
 
@@ -262,14 +262,16 @@ def batch_norm(call: OnnxCall) -> tuple[Value | None, ...]:
 def _batch_norm_of_batch(call: OnnxCall, x: Value, epsilon: float) -> tuple[Value, Value, Value]:
     """Training mode: by the mean and variance of the batch, with which the running ones are mixed."""
     momentum = call.attribute("momentum", 0.9)
-    scale, bias = (call.cast(call[index], x.dtype) for index in (1, 2))
+    wide = call.wide(x)
+    scale, bias = (call.cast(call[index], wide.dtype) for index in (1, 2))
     axes = [axis for axis in range(x.rank) if axis != 1]
-    mean, variance = (call.squeeze(item, axes) for item in call.mean_and_variance(x, axes, 0))
+    mean, variance = (call.squeeze(item, axes) for item in call.mean_and_variance(wide, axes, 0))
     running = []
     for index, found in ((3, mean), (4, variance)):
         old = call.op("multiply", call[index], momentum)
         running.append(call.op("add", old, call.op("multiply", call.cast(found, old.dtype), 1 - momentum)))
-    return call.op("batch_norm", x, scale, bias, mean, variance, epsilon=epsilon), running[0], running[1]
+    result = call.op("batch_norm", wide, scale, bias, mean, variance, epsilon=epsilon)
+    return call.cast(result, x.dtype), running[0], running[1]
 
 
 @rule("InstanceNormalization")

@@ -107,7 +107,7 @@ def reduce_sum_square(call: OnnxCall) -> Value:
 @rule("ReduceL2")
 @with_axes
 def reduce_l2(call: OnnxCall) -> Value:
-    x = _floats(call)
+    x = call.wide(_floats(call))
     total = call.op("sqrt", _reduce(call, "reduce_sum", call.op("multiply", x, x)))
     return call.cast(total, call[0].dtype)
 
@@ -225,7 +225,7 @@ TABLE.add("CumProd", _cumulative("cumprod", 1))
 
 @rule("LpNormalization")
 def lp_normalization(call: OnnxCall) -> Value:
-    x, order = call[0], call.attribute("p", 2)
+    x, order = call.wide(call[0]), call.attribute("p", 2)
     axis = call.axis(x.rank, -1)
     if order == 1:
         length = call.op("reduce_sum", call.op("absolute", x), axes=(axis,), keepdims=True)
@@ -233,19 +233,21 @@ def lp_normalization(call: OnnxCall) -> Value:
         length = call.op("sqrt", call.op("reduce_sum", call.op("multiply", x, x), axes=(axis,), keepdims=True))
     else:
         raise Unsupported(f"LpNormalization of order {order}", "use order 1 or 2")
-    return call.op("divide", x, call.op("where", call.op("equal", length, 0.0), 1.0, length))
+    scaled = call.op("divide", x, call.op("where", call.op("equal", length, 0.0), 1.0, length))
+    return call.cast(scaled, call[0].dtype)
 
 
 @rule("MeanVarianceNormalization")
 def mean_variance_normalization(call: OnnxCall) -> Value:
     """Before opset 9, as ONNX Runtime has it, over the channels too or not, and divided by the deviation or not."""
-    x = call[0]
+    x = call.wide(call[0])
     if call.opset < 9:
         axes = range(x.rank) if call.attribute("across_channels", 0) else [axis for axis in range(x.rank) if axis != 1]
         mean, variance = call.mean_and_variance(x, axes, 0)
-        centred = call.op("subtract", x, mean)
-        whole = call.attribute("normalize_variance", 1)
-        return call.op("divide", centred, call.op("sqrt", variance)) if whole else centred
-    mean, variance = call.mean_and_variance(x, call.places(call.attribute("axes", [0, 2, 3]), x.rank), 0)
-    deviation = call.op("add", call.op("sqrt", variance), 1e-9)
-    return call.op("divide", call.op("subtract", x, mean), deviation)
+        centred, deviation = call.op("subtract", x, mean), call.op("sqrt", variance)
+        result = call.op("divide", centred, deviation) if call.attribute("normalize_variance", 1) else centred
+    else:
+        mean, variance = call.mean_and_variance(x, call.places(call.attribute("axes", [0, 2, 3]), x.rank), 0)
+        deviation = call.op("add", call.op("sqrt", variance), 1e-9)
+        result = call.op("divide", call.op("subtract", x, mean), deviation)
+    return call.cast(result, call[0].dtype)

@@ -64,7 +64,7 @@ def _count(call: OnnxCall, index: int, subject: str, least: int = 1) -> Size:
 @rule("DFT")
 def fourier_transform(call: OnnxCall) -> Value:
     """[..., n, ..., 1 or 2] along one axis; opset 20 has the axis as an input, which counts the last dimension too."""
-    x = call[0]
+    x = call.wide(call[0])
     call.require_rank(x, 2)
     axis = call.attribute("axis", 1) if call.opset < 20 else int(call.number(2)) if call.has(2) else -2
     axis = call.place(int(axis), x.rank)
@@ -83,7 +83,7 @@ def fourier_transform(call: OnnxCall) -> Value:
     if inverse:
         found = tuple(call.op("divide", part, call.value(length, part.dtype)) for part in found)  # type: ignore[assignment]
     real, imaginary = (call.unsqueeze(call.transpose(part, axis, part.rank - 1), -1) for part in found)
-    return call.op("concat", real, imaginary, axis=real.rank - 1)
+    return call.cast(call.op("concat", real, imaginary, axis=real.rank - 1), call[0].dtype)
 
 
 def _real_inverse(call: OnnxCall, parts: list[Value], length: Size | None, axis: int) -> Value:
@@ -92,7 +92,7 @@ def _real_inverse(call: OnnxCall, parts: list[Value], length: Size | None, axis:
         length = simplify((lift(parts[0].shape[-1]) - 1) * 2)
     total = real_inverse(call, parts[0], parts[1] if len(parts) > 1 else None, length)
     total = call.op("divide", total, call.value(length, total.dtype))
-    return call.unsqueeze(call.transpose(total, axis, total.rank - 1), -1)
+    return call.cast(call.unsqueeze(call.transpose(total, axis, total.rank - 1), -1), call[0].dtype)
 
 
 @rule("STFT")

@@ -115,7 +115,7 @@ def average_pool(call: OnnxCall) -> Value:
 @rule("LpPool")
 def lp_pool(call: OnnxCall) -> Value:
     """(sum |x|^p)^(1/p) of each window, in float32 at least: the sum is a convolution with ones."""
-    x, order = padded_for_pool(call, _wide(call, call[0]), 0), float(call.attribute("p", 2))
+    x, order = padded_for_pool(call, call.wide(call[0]), 0), float(call.attribute("p", 2))
     options = pool_window(call, x)
     padding = needed_padding(x, options)
     powers = _power_of_size(call, x, order)
@@ -130,15 +130,10 @@ def lp_pool(call: OnnxCall) -> Value:
 
 @rule("GlobalLpPool")
 def global_lp_pool(call: OnnxCall) -> Value:
-    x, order = _wide(call, call[0]), float(call.attribute("p", 2))
+    x, order = call.wide(call[0]), float(call.attribute("p", 2))
     call.require_rank(x, 3)
     total = call.op("reduce_sum", _power_of_size(call, x, order), axes=tuple(range(2, x.rank)), keepdims=True)
     return call.cast(_root(call, total, order), call[0].dtype)
-
-
-def _wide(call: OnnxCall, x: Value) -> Value:
-    """In a type whose range holds powers of float16."""
-    return call.cast(x, float32) if x.dtype.bits < 32 else x
 
 
 def _power_of_size(call: OnnxCall, x: Value, order: float) -> Value:
@@ -171,7 +166,7 @@ def global_max_pool(call: OnnxCall) -> Value:
 @rule("LRN")
 def local_response_norm(call: OnnxCall) -> Value:
     """x / (bias + alpha / size sum of squares of `size` neighbouring channels)^beta."""
-    x, size = call[0], call.positive("size")
+    x, size = call.wide(call[0]), call.positive("size")
     call.require_rank(x, 2)
     alpha, beta, bias = call.attribute("alpha", 1e-4), call.attribute("beta", 0.75), call.attribute("bias", 1.0)
     channels = x.shape[1]
@@ -183,7 +178,7 @@ def local_response_norm(call: OnnxCall) -> Value:
     squares = call.op("pad", call.op("multiply", x, x), pads=pads)
     parts = [call.slice(squares, 1, start, simplify(lift(channels) + start)) for start in range(low + high + 1)]
     total = call.op("add", call.op("multiply", weighted_sum(call, parts), alpha / size), bias)
-    return call.op("divide", x, call.op("power", total, call.builder.number(beta, x.dtype)))
+    return call.cast(call.op("divide", x, call.op("power", total, beta)), call[0].dtype)
 
 
 # Back from windows -----------------------------------------------------------------------------------

@@ -411,8 +411,9 @@ def _normalized(call: TorchCall, x: Value, normalization: int, lengths: list[Siz
     """Divided by the count of numbers (2), its root (1), or not (0)."""
     if normalization == 0:
         return x
-    count = call.value(product(lengths), x.dtype)
-    return call.op("divide", x, call.op("sqrt", count) if normalization == 1 else count)
+    wide = call.wide(x)
+    count = call.value(product(lengths), wide.dtype)
+    return call.cast(call.op("divide", wide, call.op("sqrt", count) if normalization == 1 else count), x.dtype)
 
 
 def _along(call: TorchCall, x: Complex, axis: int, inverse: bool) -> Complex:

@@ -8,7 +8,7 @@ from typing import Any
 
 import numpy as np
 
-from tilewright.dtypes import DType, float32, int64
+from tilewright.dtypes import DType, int64
 from tilewright.graph.core import Value
 from tilewright.importers.emitter import Number, Scalar
 from tilewright.importers.report import Unsupported
@@ -59,13 +59,14 @@ def embedding_bag(
         return call.op("reduce_max", rows, axes=(1,)), None, None, None
     if per_sample_weights is not None:
         rows = call.op("multiply", rows, call.reshape(per_sample_weights, (bags, size, 1)))
+    rows = call.wide(rows)
     count: Value = call.builder.number(size, rows.dtype)
     if padding_idx >= 0:
         counted = call.reshape(call.op("not_equal", indices, padding_idx), (bags, size, 1))
         rows = call.op("where", counted, rows, call.builder.number(0.0, rows.dtype))
         count = call.op("maximum", call.op("reduce_sum", call.cast(counted, rows.dtype), axes=(1,)), 1)
     total = call.op("reduce_sum", rows, axes=(1,))
-    return call.op("divide", total, count) if mode == 1 else total, None, None, None
+    return call.cast(call.op("divide", total, count) if mode == 1 else total, weight.dtype), None, None, None
 
 
 def _ragged_bags(
@@ -73,8 +74,8 @@ def _ragged_bags(
 ) -> Value:
     """What `embedding_bag` gives of rows [n, width] where bags begin at offsets; `counted` tells rows that count."""
     bags, (count, width), dtype = offsets.shape[0], rows.shape, rows.dtype
-    wide = float32 if dtype.bits < 32 else dtype
-    rows, column = call.cast(rows, wide), call.unsqueeze(call.iota(count), 1)
+    rows, column = call.wide(rows), call.unsqueeze(call.iota(count), 1)
+    wide = rows.dtype
     begun = call.op("less_equal", call.cast(call.unsqueeze(offsets, 0), int64), column)  # [row, bag]
     bag = call.op("subtract", call.op("reduce_sum", call.cast(begun, int64), axes=(1,)), 1)
     if weights is not None:
@@ -415,6 +416,8 @@ _Combine = Callable[[Value, Value, str], Value]  # of tensor, updates and the na
 
 def _combined(call: TorchCall, x: Value, source: Value, reduce: str, include_self: bool, combine: _Combine) -> Value:
     """x combined with updates by a reduction of PyTorch's; without `include_self` what is updated starts anew."""
+    if reduce == "mean" and x.dtype.is_float and x.dtype.bits < 32:
+        return call.cast(_combined(call, call.wide(x), source, reduce, include_self, combine), x.dtype)
     source = call.cast(source, x.dtype)
     if include_self and reduce != "mean":
         return combine(x, source, _REDUCTIONS[reduce])

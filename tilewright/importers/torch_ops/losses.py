@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 
-from tilewright.dtypes import float32, int64
+from tilewright.dtypes import int64
 from tilewright.graph.core import Value
 from tilewright.importers import formulas
 from tilewright.importers.emitter import Emitter
@@ -23,7 +23,7 @@ def ctc_losses(
     blanks around them go from step to step.
     """
     steps, batch, classes = log_probs.shape
-    wide = call.cast(log_probs, float32 if log_probs.dtype.bits < 32 else log_probs.dtype)
+    wide = call.wide(log_probs)
     rows = targets if targets.rank == 2 else _rows(call, targets, lengths, longest)
     inside = call.op("less", call.iota(rows.shape[1]), call.unsqueeze(lengths, 1))
     rows = call.op("where", inside, call.cast(rows, int64), blank)  # what follows the end of a text has no meaning

@@ -22,7 +22,7 @@ def _statistics(call: TorchCall, x: Value, axes: Sequence[int], eps: float) -> t
     if not (call.is_read(1) or call.is_read(2)):
         return None, None
     shape = call.symbols.shape(call.results[1].shape)  # type: ignore[union-attr]
-    mean, variance = call.mean_and_variance(call.cast(x, float32) if x.dtype.bits < 32 else x, axes, 0)
+    mean, variance = call.mean_and_variance(call.wide(x), axes, 0)
     found = mean, call.op("rsqrt", call.op("add", variance, eps))
     mean, inverse = (call.cast(call.reshape(item, shape), x.dtype) for item in found)
     return mean, inverse
@@ -155,8 +155,10 @@ def batch_norm_of_batch(
         result = call.reshape(rows, x.shape)
     else:
         axes = [axis for axis in range(x.rank) if axis != 1]
-        mean, variance = call.mean_and_variance(x, axes, 0)
-        result = call.op("multiply", call.op("subtract", x, mean), call.op("rsqrt", call.op("add", variance, eps)))
+        wide = call.wide(x)
+        mean, variance = call.mean_and_variance(wide, axes, 0)
+        scale = call.op("rsqrt", call.op("add", variance, eps))
+        result = call.cast(call.op("multiply", call.op("subtract", wide, mean), scale), x.dtype)
     for op, item in (("multiply", weight), ("add", bias)):
         if item is not None:
             result = call.op(op, result, call.reshape(item, (item.shape[0], *[1] * (x.rank - 2))))

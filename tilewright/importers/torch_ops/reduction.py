@@ -292,7 +292,10 @@ def variance_and_mean(
 def vector_norm(
     call: TorchCall, x: Value, ord: Number = 2, dim: Axes = None, keepdim: bool = False, dtype: Any = None
 ) -> Value:
-    x = call.cast(x, call.dtype)
+    return call.cast(_norm(call, call.wide(call.cast(x, call.dtype)), ord, dim, keepdim), call.dtype)
+
+
+def _norm(call: TorchCall, x: Value, ord: Number, dim: Axes, keepdim: bool) -> Value:
     if ord == 2:
         return call.op("sqrt", reduce(call, "reduce_sum", call.op("multiply", x, x), dim, keepdim))
     size = call.op("absolute", x)
@@ -310,8 +313,8 @@ def vector_norm(
 def sum_of_powers(
     call: TorchCall, x: Value, ord: Number = 2, dim: Axes = None, keepdim: bool = False, dtype: Any = None
 ) -> Value:
-    powers = call.op("power", call.op("absolute", call.cast(x, call.dtype)), float(ord))
-    return reduce(call, "reduce_sum", powers, dim, keepdim)
+    powers = call.op("power", call.op("absolute", call.wide(call.cast(x, call.dtype))), float(ord))
+    return call.cast(reduce(call, "reduce_sum", powers, dim, keepdim), call.dtype)
 
 
 @rule("dist.default")
@@ -345,7 +348,7 @@ def logarithm_of_running_sum(call: TorchCall, x: Value, dim: int) -> Value:
     if not x.rank:
         return x
     axis = dim % x.rank
-    wide = call.cast(x, float32 if x.dtype.bits < 32 else x.dtype)
+    wide = call.wide(x)
     place = call.reshape(call.iota(x.shape[axis]), [-1 if place == axis else 1 for place in range(x.rank)])
     step, length = 1, upper_bound(x.shape[axis])
     while step < length:

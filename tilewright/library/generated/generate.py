@@ -3,7 +3,7 @@
 The result is ordinary tile-language source (`JITFunction.from_source`): read it with
 `tilewright inspect`.  Three loop forms, by what the accesses look like once axes are merged:
 
-    flat      one loop variable: every tensor is walked in the same order
+    flat      one loop variable: every tensor is walked in the same order, or is small and looked up
     rows      outer variables x a contiguous last one (broadcasts, gathers, slices, …)
     tiles     two variables as a two-dimensional block, where some tensor is read across its order
 """
@@ -38,7 +38,16 @@ from tilewright.library.generated.source import (
     first_elements,
     merge_axes,
 )
-from tilewright.library.generated.trace import Coordinates, Expression, ExpressionTracer, Load, align, axes_of, walk
+from tilewright.library.generated.trace import (
+    Conditional,
+    Coordinates,
+    Expression,
+    ExpressionTracer,
+    Load,
+    align,
+    axes_of,
+    walk,
+)
 from tilewright.settings import settings
 from tilewright.symbolic import Size, ceil_divide, lift, lower_bound, product, simplify, upper_bound
 from tilewright.targets.base import Target
@@ -50,6 +59,10 @@ COLUMN_BLOCK = 4096  # a contiguous dimension up to this size is one block
 TRANSPOSED_TILE = 32
 _LARGE_TILES = 512  # which keep all processors of a GPU busy
 _NARROWEST = 16  # columns of a block: two threads of 16 bytes, a sector of memory
+_LOOKED_UP = 4  # tensors of which a flat kernel looks elements up
+_SMALL = 16  # times that such a tensor goes into the results
+_MANY_WRITTEN = 1 << 22  # elements of kernels that read little, whose programs take `_WRITTEN` times as many
+_WRITTEN = 4
 _BEGIN = 4  # elements that the begin of a line in a block costs
 
 
@@ -182,6 +195,9 @@ def elementwise_call(
         call = _tile_kernel(name, traced, variables, across, loops)
     elif len(variables) <= 1:
         call = _flat_kernel(name, traced, variables, loops)
+    elif loops.blocks and _begins_anywhere(traced, variables):
+        traced = _trace_results(nodes, results, constants, loops, flat=True)
+        call = _flat_kernel(name, traced, merge_axes(traced.extents, traced.indices()), loops)
     elif loops.blocks:
         call = _block_kernel(name, traced, variables, loops)
     else:
@@ -190,11 +206,13 @@ def elementwise_call(
 
 
 def _trace_results(
-    nodes: Sequence[Node], results: Sequence[Result], constants: Mapping[Value, np.ndarray], loops: WorkSharing
-) -> _Traced:
-    """Trace over the first result's dimensions, split where an index needs quotients of one of them."""
+    nodes: Sequence[Node], results: Sequence[Result], constants: Mapping[Value, np.ndarray], loops: WorkSharing,
+    flat: bool = False,
+) -> _Traced:  # fmt: skip
+    """Trace over the first result's dimensions, split where an index needs quotients of one of them; with `flat`, over
+    all elements as one line."""
     shape = results[0].value.shape
-    extents = shape
+    extents = (product(shape),) if flat else shape
     alike = not loops.blocks and all(result.update is None for result in results)
     for _ in range(8):
         coordinates = unflatten(flatten(axes_of(extents), extents), shape)
@@ -208,7 +226,7 @@ def _trace_results(
             stores.append(Store(result.target, index, tracer.trace(result.value, own), guards))
         traced = _Traced(extents, tracer, stores, alike)
         split = _wanted_split(traced)
-        if split is None:
+        if split is None or flat:
             return traced
         axis, divisor = split
         outer = simplify(lift(extents[axis]) // divisor)
@@ -244,6 +262,28 @@ def _read_across(traced: _Traced, variables: Sequence[LoopVariable]) -> int | No
             if index.coefficient(variable.axes[-1]) == 1:
                 return position
     return None
+
+
+def _begins_anywhere(traced: _Traced, variables: Sequence[LoopVariable]) -> bool:
+    """Whether lines of tensors as large as the results begin at no multiple of 16 bytes, and all else is small.
+
+    Walked as one line, the large ones are moved in vectors, and what is small is looked up.
+    """
+    items = [item for store in traced.stores for item in walk(store.expression)]
+    guarded = any(store.guards for store in traced.stores) or any(isinstance(item, Conditional) for item in items)
+    if guarded or traced.tracer.loaded or not traced.is_small():
+        return False
+    strides = dense_strides([variable.extent for variable in variables])
+    line = {variable.axes[-1]: stride for variable, stride in zip(variables, strides, strict=True)}
+    accesses = [(store.target, store.index) for store in traced.stores]
+    accesses += {item.value: (item.value, item.index) for item in items if isinstance(item, Load)}.values()
+    large = [value for value, index in accesses if all(index.coefficient(axis) == line[axis] for axis in line)]
+    looked_up = [product(value.shape) for value, _ in accesses if value not in large]
+    total, columns = product(traced.extents), variables[-1].extent
+    if not isinstance(total, int) or not isinstance(columns, int) or len(looked_up) > _LOOKED_UP:
+        return False
+    little = all(isinstance(count, int) and _SMALL * count <= total for count in looked_up)
+    return little and any(columns * value.dtype.itemsize % 16 for value in large)
 
 
 def decompose(variables: Sequence[LoopVariable], names: Sequence[str], whole: str, writer: Writer) -> list[str]:
@@ -314,14 +354,14 @@ def _flat_kernel(name: str, traced: _Traced, variables: Sequence[LoopVariable], 
         block = -(-total // programs)
     masked = bool(variables) and (not isinstance(total, int) or total % block != 0)
     writer = Writer(traced.tracer, references, variables, ["column"][: len(variables)], "mask" if masked else "")
-    head = ["column = tl.program_id(0).to(tl.int64) * BLOCK + tl.arange(0, BLOCK)"]
+    wide = "" if loops.blocks and traced.is_small() else ".to(tl.int64)"  # quotients of 32 bits take few steps
+    head = [f"column = tl.program_id(0){wide} * BLOCK + tl.arange(0, BLOCK)"]
     if masked:
         head.append(f"mask = column < {writer.size(total)}")
     if not variables:
         head = []
-    body = head + _store_all(traced, writer)
-    constants = {"BLOCK": block} if variables else {}
-    return _finish(name, writer, references, constants, body, (ceil_divide(total, block), 1, 1))
+    constants, grid = {"BLOCK": block} if variables else {}, (ceil_divide(total, block), 1, 1)
+    return _finish(name, writer, references, constants, head + _store_all(traced, writer), grid)
 
 
 def _row_kernel(name: str, traced: _Traced, variables: Sequence[LoopVariable]) -> KernelCall:
@@ -375,21 +415,34 @@ def _block_kernel(name: str, traced: _Traced, variables: Sequence[LoopVariable],
     outer, inner = variables[:-1], variables[-1]
     rows = product([variable.extent for variable in outer])
     block = loops.block(product([rows, inner.extent]))
+    if _reads_little(traced):
+        block *= _WRITTEN
     columns = _column_block(inner.extent, block) if isinstance(inner.extent, int) else block
     count = block // columns
     names = names_of(len(outer), "row")
     masked = (not divides(count, rows), not divides(columns, inner.extent))
     writer = Writer(traced.tracer, references, variables, [*names, "column"], "mask" if any(masked) else "")
+    writer.row_mask = f"(row < {writer.size(rows)})" if masked[0] else ""
+    writer.column_mask = f"(column < {writer.size(inner.extent)})" if masked[1] else ""
     wide = "" if lower_bound(rows) >= count and traced.is_small() else ".to(tl.int64)"
     body = [f"row = (tl.program_id(0) * ROWS + tl.arange(0, ROWS)){wide}[:, None]"]
     body.append("column = (tl.program_id(1) * COLUMNS + tl.arange(0, COLUMNS))[None, :]")
-    limits = (f"(row < {writer.size(rows)})", f"(column < {writer.size(inner.extent)})")
     if any(masked):
-        body.append("mask = " + " & ".join(limit for limit, needed in zip(limits, masked, strict=True) if needed))
+        body.append("mask = " + " & ".join(limit for limit in (writer.row_mask, writer.column_mask) if limit))
     body += decompose(outer, names, "row", writer)
     body += _store_all(traced, writer)
     grid = (ceil_divide(rows, count), ceil_divide(inner.extent, columns), 1)
     return _finish(name, writer, references, {"ROWS": count, "COLUMNS": columns}, body, grid)
+
+
+def _reads_little(traced: _Traced) -> bool:
+    """Whether a kernel of many elements reads few: its programs wait for what they read, then only write."""
+    total = product(traced.extents)
+    if not isinstance(total, int) or total < _MANY_WRITTEN:
+        return False
+    items = (item for store in traced.stores for item in walk(store.expression))
+    read = [product(item.value.shape) for item in items if isinstance(item, Load)]
+    return not traced.tracer.loaded and all(isinstance(count, int) and _SMALL * count <= total for count in read)
 
 
 def _column_block(columns: int, block: int) -> int:
@@ -437,7 +490,7 @@ def slot_space(shape: Sequence[Size]) -> Coordinates:
 
 def _slot_writer(
     root: Expression, stores: Sequence[tuple[Value, Index, Expression]], shape: Sequence[Size],
-    tracer: ExpressionTracer, extra: ExtraReferences, column_mask: str = "",
+    tracer: ExpressionTracer, extra: ExtraReferences, column_mask: str | None = None,
 ) -> tuple[Writer, list[str]]:  # fmt: skip
     """A writer for a slot function that computes `root` and stores others, and the lines that split its row."""
     traced_indices = [index for _, index, _ in stores]
@@ -546,7 +599,7 @@ def _written(
     tracer = ExpressionTracer(nodes, constants, given)
     root = tracer.trace(value, _place_of(tracer, chain, coordinates) if chain.moved else own(value))
     stores = [(other, flatten(own(other), other.shape), tracer.trace(other, own(other))) for other in results]
-    column_mask = "" if columns is None else f"column < {columns}"
+    column_mask = None if columns is None else f"column < {columns}"
     writer, lines = _slot_writer(root, stores, anchor.shape, tracer, extra, column_mask)
     writer.rounds_once = rounded and value.dtype.bits <= 16 and not results
     writer.give(anchor, "acc")

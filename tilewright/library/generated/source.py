@@ -194,19 +194,20 @@ class Writer:
     """Writes expressions as lines of tile language, each computed once.
 
     `names` gives the text of every loop variable; `mask` the text of the mask of existing elements
-    ("mask", which may be None at compile time, or "" when nothing is masked); `column_mask`, where it is given, that of
-    what depends on the column alone.  `work` counts what is written: loads "by column" and "by element" that nothing
-    else guards, and operations by name.
+    ("mask", which may be None at compile time, or "" when nothing is masked); `column_mask` and `row_mask`, where they
+    are given, those of what depends on the column alone and of what does not depend on it.  `work` counts what is
+    written: loads "by column" and "by element" that nothing else guards, and operations by name.
     """
 
     def __init__(
         self, tracer: ExpressionTracer, references: References, variables: Sequence[LoopVariable], names: Sequence[str],
-        mask: str, column_mask: str = "",
+        mask: str, column_mask: str | None = None, row_mask: str | None = None,
     ) -> None:  # fmt: skip
         self.tracer = tracer
         self.references = references
         self.mask = mask
         self.column_mask = column_mask
+        self.row_mask = row_mask
         self.lines: list[str] = []
         self.work: Counter[str] = Counter()
         self._texts: dict[int, str] = {}
@@ -352,12 +353,14 @@ class Writer:
             by_element = self._follows([item.index], "row")
             if not item.guards:
                 self.work["by element" if by_element else "by column"] += 1
-                if self.column_mask and not by_element:
-                    return f"({offset}), mask={self.column_mask}"
+                if self.column_mask is not None and not by_element:
+                    return f"({offset}), mask={self.column_mask}" if self.column_mask else f"({offset})"
             return f"({offset}){self.load_mask(item.guards)}"
         if self.follows_columns([guard.index for guard in item.guards]):
             return f"({offset} + column * 0){self.load_mask(item.guards)}"
         own = "" if not self.mask or not item.index.terms else f"fitting({self.mask}, {offset})"
+        if own and self.row_mask is not None:
+            own = self.row_mask
         if not item.guards:
             return f"({offset}), mask={own}" if own else f"({offset})"
         inside = self.guards(item.guards)

@@ -89,17 +89,18 @@ def load_strided(pointer, rows, columns, row_stride, column_stride, row_limit, c
 
 @tilewright.jit
 def matmul(a, b, c, rows, columns, depth, a_row, a_depth, b_depth, b_column, c_row, *extra,
-           a_batch=0, b_batch=0, a_outer=0, b_outer=0, inner_batches=1,
+           a_batch=0, b_batch=0, a_outer=0, b_outer=0, inner_batches=1, whole_depth=0,
            BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr, BLOCK_K: tl.constexpr, WIDTH: tl.constexpr = 0,
-           BATCHED: tl.constexpr = False, WHOLE_K: tl.constexpr = False, MASK_M: tl.constexpr = True,
-           MASK_N: tl.constexpr = True, MASK_K: tl.constexpr = True, MASK_PANEL: tl.constexpr = True,
-           GROUP: tl.constexpr = 1, TYPE: tl.constexpr = tl.float32, PRECISION: tl.constexpr = "ieee",
-           EPILOGUE: tl.constexpr = identity):  # fmt: skip
+           BATCHED: tl.constexpr = False, RAGGED: tl.constexpr = False, WHOLE_K: tl.constexpr = False,
+           MASK_M: tl.constexpr = True, MASK_N: tl.constexpr = True, MASK_K: tl.constexpr = True,
+           MASK_PANEL: tl.constexpr = True, GROUP: tl.constexpr = 1, TYPE: tl.constexpr = tl.float32,
+           PRECISION: tl.constexpr = "ieee", EPILOGUE: tl.constexpr = identity):  # fmt: skip
     """C = EPILOGUE(A @ B).
 
     Grid: (row blocks, column blocks, batches).  C is contiguous over batches and its rows are `c_row`
     apart; the epilogue sees rows counted over all batches.  Batches come as an outer and an inner
-    dimension, each with its own strides in A and B (zero where the operand is shared).  `TYPE` is the
+    dimension, each with its own strides in A and B (zero where the operand is shared).  `RAGGED`: batches
+    are parts of one depth, `whole_depth`, of which the last one may be shorter than `depth`.  `TYPE` is the
     element type of the sums, `PRECISION` what `dot` does with float32.
     """
     first_column = tl.program_id(1) * BLOCK_N
@@ -114,6 +115,8 @@ def matmul(a, b, c, rows, columns, depth, a_row, a_depth, b_depth, b_column, c_r
         a = a + (outer * a_outer + inner * a_batch)
         b = b + (outer * b_outer + inner * b_batch)
         output_row = batch.to(tl.int64) * rows + row
+        if RAGGED:
+            depth = tl.minimum(depth, whole_depth - batch * depth)
 
     if WHOLE_K:
         step = tl.arange(0, BLOCK_K)

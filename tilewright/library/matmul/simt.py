@@ -28,6 +28,7 @@ from tilewright.targets.base import Target
 
 PLAIN_FORMS = 6  # tiles of the plain kernel that are candidates
 TURNED_FORMS = 2  # of them with operands that are turned ahead
+_MUCH_SOONER = 0.7  # of the time of other candidates: what products of 16 bits in parts must take at most
 _COPY_BYTES = 16  # of the largest copies to shared memory
 
 
@@ -104,7 +105,13 @@ def product_candidates(
     if graph is not None:
         tiles = partial(_tiled, slots=slots, group=group, target=target, most=TURNED_FORMS)
         plain += of_turned_operands(problem, graph, target, tiles)
-    return [*plain, *hopper_products(problem, slots, group, target, graph)]
+    found = [*plain, *hopper_products(problem, slots, group, target, graph)]
+    if problem.a.dtype.is_float and problem.a.dtype.bits == 16:
+        # Clusters divide a depth among two CTAs at most.
+        limit = _MUCH_SOONER * min(candidate.cost.seconds for candidate in found)
+        parts = _in_parts(problem, slots, group, target)
+        found += [candidate for candidate in parts if candidate.cost.seconds <= limit]
+    return found
 
 
 def product_cost(group: Group, rows: Size, columns: Size, depth: Size, batches: Size, seconds: float) -> Cost:
@@ -118,7 +125,8 @@ def product_cost(group: Group, rows: Size, columns: Size, depth: Size, batches: 
 
 def _plain(problem: Problem, slots: Slots, group: Group, target: Target) -> list[Candidate]:
     """`library.matmul.kernel` in tiles, and with its depth in parts."""
-    return [*_tiled(problem, slots, group, target), *_in_parts(problem, slots, group, target)]
+    parts = _in_parts(problem, slots, group, target) if problem.a.dtype == float32 else []
+    return [*_tiled(problem, slots, group, target), *parts]
 
 
 def _epilogue_seconds(problem: Problem, slots: Slots, target: Target) -> float:
@@ -171,7 +179,7 @@ def _in_parts(problem: Problem, slots: Slots, group: Group, target: Target) -> l
     return in_parts(
         simt_problem((rows, columns, depth, 1), problem.a.dtype, target, _singly(problem)), slots, group, target,
         product_cost(group, rows, columns, depth, 1, _epilogue_seconds(problem, slots, target)),
-        lambda tile, parts, sums: product_part(problem, tile, parts, sums, constants),
+        lambda tile, parts, sums: product_part(problem, tile, parts, sums, constants), ragged=True,
     )  # fmt: skip
 
 

@@ -24,7 +24,7 @@ from tilewright.library.matmul.cpu_blocks import MatmulBlocks
 from tilewright.library.matmul.kernel import identity
 from tilewright.library.matmul.problem import MatmulProblem
 from tilewright.library.matmul.simt_parts_kernel import sum_parts
-from tilewright.library.matmul.simt_tiles import SimtTile, ranked_parts, ranked_tiles
+from tilewright.library.matmul.simt_tiles import SimtTile, part_length, ranked_parts, ranked_tiles
 from tilewright.library.slots import Slots
 from tilewright.symbolic import Size, ceil_divide, product
 from tilewright.targets.base import Target
@@ -44,15 +44,16 @@ def in_parts(
     cost: Cost,
     call: Partial,
     shape: tuple[int, int] | None = None,
+    ragged: bool = False,
 ) -> list[Candidate]:
     """The candidates that divide the depth of a product of known sizes, where the model says that they may pay.
 
     `cost` is without the seconds of the product: what its epilogue takes.  `call` makes the launch that stores the sums
     of so many parts of the depth, [parts, rows, columns] float32; `shape`: the rows and columns of the epilogue, where
-    they are not those of the product.
+    they are not those of the product.  `ragged`: the last part may be shorter than the others.
     """
     machine = target.machine()
-    found = ranked_parts(product, machine) if product.input == float32 else ()
+    found = ranked_parts(product, machine, ragged)
     limit = _WORTHWHILE * ranked_tiles((product,), machine)[0][1]
     return [
         _divided(
@@ -60,6 +61,7 @@ def in_parts(
             parts,
             slots,
             group,
+            target,
             replace(cost, seconds=cost.seconds + seconds),
             call,
             shape or (product.rows, product.columns),
@@ -70,32 +72,43 @@ def in_parts(
 
 
 def _divided(
-    tile: SimtTile, parts: int, slots: Slots, group: Group, cost: Cost, call: Partial, shape: tuple[int, int]
+    tile: SimtTile,
+    parts: int,
+    slots: Slots,
+    group: Group,
+    target: Target,
+    cost: Cost,
+    call: Partial,
+    shape: tuple[int, int],
 ) -> Candidate:
     """The candidate with so many parts of the depth."""
     sums = Value(f"{group.name}.parts", float32, (parts, *shape))
     stages = (
         Stage((call(tile, parts, Slots(identity, ExtraReferences(), sums)),)),
-        Stage((_sum(sums, slots),)),
+        Stage((_sum(sums, slots, target),)),
     )
     reasons = {"epilogue": slots.function.__name__, "tile": str(tile), "parts of the depth": parts}
     return Candidate("matmul in parts", stages, cost, (sums,), reasons)
 
 
 def product_part(problem: Problem, tile: SimtTile, parts: int, slots: Slots, constants: dict[str, Any]) -> KernelCall:
-    """The sums of each part of the depth, as a batch: `parts` divide the depth."""
+    """The sums of each part of the depth, as a batch; the last one may be shorter than the others."""
     assert isinstance(problem.depth, int)
-    length = problem.depth // parts
+    length = part_length(problem.depth, parts, tile)
     a, b = ((0, product((length, step))) for step in (problem.a_depth, problem.b_depth))
     part = replace(problem, depth=length, batches=parts, inner_batches=parts, a_batch=a, b_batch=b)
     call = gemm_call(part, slots, MatmulBlocks(tile.rows, tile.columns, tile.depth), None)
-    return replace(call, constants={**call.constants, **constants}, options={"num_warps": tile.warps})
+    constants = {**call.constants, **constants}
+    if problem.depth != parts * length:
+        constants |= {"RAGGED": True, "whole_depth": problem.depth, "MASK_K": not divides(tile.depth, problem.depth)}
+    return replace(call, constants=constants, options={"num_warps": tile.warps})
 
 
-def _sum(sums: Value, slots: Slots) -> KernelCall:
+def _sum(sums: Value, slots: Slots, target: Target) -> KernelCall:
     parts, rows, columns = (expected(size) for size in sums.shape)
+    each = next_power_of_2(-(-rows * columns // target.machine().processors))
     block_n = min(_COLUMNS, next_power_of_2(columns))
-    block_m = _SUMMED // block_n
+    block_m = max(1, min(_SUMMED, each) // block_n)
     sizes: dict[str, Size] = {"rows": rows, "columns": columns}
     constants: dict[str, Any] = {
         "PARTS": parts, "BLOCK_M": block_m, "BLOCK_N": block_n, "MASK_M": not divides(block_m, rows),

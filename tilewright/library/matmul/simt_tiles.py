@@ -158,22 +158,30 @@ def varied_tiles(ranked: Sequence[tuple[SimtTile, float]], most: int) -> list[tu
     return found[:most]
 
 
+def part_length(depth: int, parts: int, tile: SimtTile) -> int:
+    """The length of parts that are whole blocks of a tile's depth; the last one may be shorter."""
+    return -(-depth // (parts * tile.depth)) * tile.depth
+
+
 @lru_cache(maxsize=4096)
-def ranked_parts(product: MatmulProblem, machine: Machine) -> tuple[tuple[SimtTile, int, float], ...]:
+def ranked_parts(
+    product: MatmulProblem, machine: Machine, ragged: bool = False
+) -> tuple[tuple[SimtTile, int, float], ...]:
     """The quickest product in parts of its depth, and the quickest whose threads keep few sums if it is another: the
-    tile, the number of parts (two or more, which divide the depth) and the time, with that of their sum.  Nothing
-    where no number of parts divides the depth."""
+    tile, the number of parts (two or more, which divide the depth unless it may be `ragged`) and the time, with that
+    of their sum.  Nothing where no number of parts fits."""
     best: dict[bool, tuple[SimtTile, int, float]] = {}
     elements = product.rows * product.columns * product.batches
     for parts in _PARTS:
-        length, rest = divmod(product.depth, parts)
-        if rest:
+        even, rest = divmod(product.depth, parts)
+        if rest and not ragged:
             continue
-        part = replace(product, depth=length, batches=parts * product.batches)
         summing = machine.launches.kernel + elements * (parts + 1) * 4 / machine.memory
-        for tile in tiles(part, machine):
-            if length < _LEAST_STEPS * tile.depth:
+        for tile in tiles(product, machine):
+            length = part_length(product.depth, parts, tile) if ragged else even
+            if length < _LEAST_STEPS * tile.depth or -(-product.depth // length) != parts:
                 continue
+            part = replace(product, depth=length, batches=parts * product.batches)
             seconds = seconds_of(tile, part, machine) + summing
             crowded = tile.sums > _TWICE
             if crowded not in best or seconds < best[crowded][2]:

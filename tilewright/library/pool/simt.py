@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import replace
+from typing import Any
 
 from tilewright.graph.core import Graph
 from tilewright.graph.fusion import Group
@@ -49,12 +51,26 @@ def gpu_pool(group: Group, graph: Graph, target: Target) -> list[Candidate]:
     function = epilogue_slots(group, graph).rounded().function
     constants = {**call.constants, "ROWS": rows, "BLOCK": block, "EPILOGUE": function}
     del constants["MASK"]
+    constants |= _same_windows(call.constants, x.shape[1:-1], out.shape[1:-1])
     grid = (ceil_divide(product(out.shape[:-1]), rows), ceil_divide(x.shape[-1], block), 1)
     call = replace(call, kernel=kernel, constants=constants, grid=grid, options={"num_warps": _warps(rows * block)})
     flops = simplify(lift(product(out.shape)) * product(anchor.attributes["kernel"]))
     reasons = {"block": f"{rows} pixels x {block} channels"}
     found = [Candidate("windows", (Stage((call,)),), window_cost(group, flops, target), (), reasons)]
     return [*_of_lines(call, group, target), *found]
+
+
+def _same_windows(constants: Mapping[str, Any], extents: tuple[Size, ...], results: tuple[Size, ...]) -> dict[str, Any]:
+    """Constants of pools whose windows all lie inside the image, or all have the same divisor."""
+    whole, same, taps = True, "COUNT_Y" in constants, 1
+    for letter, extent, result in zip("YX"[-len(extents) :], extents, results, strict=True):
+        kernel, stride, pad, step = (constants[f"{name}_{letter}"] for name in ("KERNEL", "STRIDE", "PAD", "DILATION"))
+        beyond = upper_bound(simplify((lift(result) - 1) * stride + ((kernel - 1) * step + 1 - pad) - extent))
+        whole = whole and pad <= 0 and beyond <= 0
+        same = same and pad <= constants[f"COUNT_{letter}"] and beyond <= constants[f"COUNT_END_{letter}"]
+        taps *= kernel
+    found: dict[str, Any] = {"WHOLE": True} if whole and taps <= _MOST_TAPS else {}
+    return {**found, "COUNT": taps} if same else found
 
 
 def _of_lines(windows: KernelCall, group: Group, target: Target) -> list[Candidate]:
@@ -78,6 +94,7 @@ def _of_lines(windows: KernelCall, group: Group, target: Target) -> list[Candida
     block = next_power_of_2(min(width + before, (count - 1) * stride + span + _ALIGNED - 1))
     rows = max(1, _LINE // max(block, next_power_of_2(count) * taps))
     lines = product(out.shape[:-2])
+    constants = {name: number for name, number in constants.items() if name not in ("WHOLE", "COUNT")}
     constants |= {"ROWS": rows, "BLOCK": block, "WINDOWS": count, "LANES": next_power_of_2(count), "TAPS": taps,
                   "ALIGNED": _ALIGNED}  # fmt: skip
     operands, types = dict(windows.operands), dict(windows.types)

@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
+from functools import partial
 from typing import Any
 
 import tilewright.language as tl
-from tilewright.dtypes import DType, uint8, uint16, uint32, uint64
+from tilewright.dtypes import DType, int32, uint8, uint16, uint32, uint64
 from tilewright.errors import UnsupportedOperationError
 from tilewright.graph.core import Graph, Node, Value
 from tilewright.graph.fusion import Group
@@ -14,6 +15,7 @@ from tilewright.library.candidate import Candidate, KernelCall, Stage
 from tilewright.library.cost import Cost, expected
 from tilewright.library.generated.elementwise import tensor_bytes, total_bytes
 from tilewright.library.rows.simt_parts import launch
+from tilewright.library.sort import radix_kernel as radix
 from tilewright.library.sort import simt_kernel as kernels
 from tilewright.symbolic import Size, ceil_divide, lift, product, simplify, upper_bound
 from tilewright.targets.base import Target
@@ -22,6 +24,10 @@ STAGES = 12  # log2 of the elements of a CTA's network, at most
 NETWORK_ELEMENTS = 1024  # of the networks of short rows together
 EACH = 8  # elements of a thread
 SELECTED = 9  # log2 of the elements of rows from which on the first few are found without sorting all
+CHUNKS = 128  # of a tile whose digits are counted
+MOST_BITS = 6  # of a digit
+# What an SM takes for an element, in seconds: measured on an H200.
+DIGIT_TIME, NETWORK_TIME, MERGE_TIME = 1.3e-9, 4.6e-9, 2.4e-9
 LOG2_SELECTED = 9  # log2 of how many first elements of long rows are found without sorting all
 _KEYS: dict[int, DType] = {1: uint8, 2: uint16, 4: uint32}
 
@@ -74,20 +80,32 @@ def gpu_sorting(group: Group, graph: Graph, target: Target) -> list[Candidate]:
     """The candidate of a group that sorts rows. Raises `UnsupportedOperationError` for elements of 64 bits."""
     sorting = _sorting(group)
     longest, few = _log2(upper_bound(sorting.columns)), _log2(upper_bound(sorting.limit))
+    candidate = partial(_candidate, sorting, group, target)
     if longest >= max(few + 3, SELECTED) and few <= min(LOG2_SELECTED, STAGES - 3):
-        stages, temporaries = _selected(sorting, longest, few)
-    elif longest <= STAGES:
-        stages, temporaries = [_rows(sorting, longest)], []
-    else:
-        stages, temporaries = _merged(sorting, longest)
-    moved = simplify(
-        lift(total_bytes(group.inputs, group.outputs)) + 2 * sum(expected(tensor_bytes(value)) for value in temporaries)
-    )
-    machine = target.machine()
-    seconds = len(stages) * machine.launches.kernel + expected(moved) / machine.memory
+        return [candidate("network", _selected(sorting, longest, few))]
+    if longest <= STAGES:
+        return [candidate("network", ([_rows(sorting, longest)], []))]
+    digits = digits_of(sorting.source.dtype)
+    return [
+        candidate("radix sort", _by_digits(sorting, digits), len(digits) * DIGIT_TIME),
+        candidate("network", _merged(sorting, longest), NETWORK_TIME + (longest - STAGES) * MERGE_TIME),
+    ]
+
+
+def _candidate(
+    sorting: Sorting, group: Group, target: Target, name: str, form: tuple[list[KernelCall], list[Value]],
+    each: float = 0.0,
+) -> Candidate:  # fmt: skip
+    """Launches and what lies between them; `each`: the time of an SM for an element."""
+    (stages, temporaries), machine = form, target.machine()
+    kept = 2 * sum(expected(tensor_bytes(value)) for value in temporaries)
+    moved = simplify(lift(total_bytes(group.inputs, group.outputs)) + kept)
+    padded = lift(ceil_divide(sorting.columns, 1 << STAGES)) * (1 << STAGES) * sorting.rows
+    work = each * expected(simplify(padded)) / machine.processors
+    seconds = len(stages) * machine.launches.kernel + max(work, expected(moved) / machine.memory)
     reasons = {"kernels": ", ".join(dict.fromkeys(call.kernel.__name__ for call in stages)), "launches": len(stages)}
-    cost = Cost(moved, 0, seconds)
-    return [Candidate("network", tuple(Stage((call,)) for call in stages), cost, tuple(temporaries), reasons)]
+    launches = tuple(Stage((call,)) for call in stages)
+    return Candidate(name, launches, Cost(moved, 0, seconds), tuple(temporaries), reasons)
 
 
 def _log2(extent: int) -> int:
@@ -129,6 +147,50 @@ def _merged(sorting: Sorting, longest: int) -> tuple[list[KernelCall], list[Valu
         operands = {**call.operands, "length": 1 << (STAGES + number)}
         calls.append(replace(call, operands=operands, types={**call.types, "length": "i64"}))
     return calls, buffers
+
+
+def digits_of(dtype: DType) -> list[int]:
+    """The bits of each digit of keys, from the lowest on: about equal ones, of at most `MOST_BITS`."""
+    bits = 8 * dtype.itemsize
+    count = -(-bits // MOST_BITS)
+    return [bits // count + (number < bits % count) for number in range(count)]
+
+
+def _by_digits(sorting: Sorting, digits: list[int]) -> tuple[list[KernelCall], list[Value]]:
+    """A pass for each digit: tiles are counted, counts added up, elements moved."""
+    rows, columns, out = sorting.rows, sorting.columns, sorting.anchor.output
+    tiles = ceil_divide(columns, CHUNKS * int(radix.CHUNK))
+    grid: tuple[Size, Size, Size] = (simplify(lift(tiles) * rows), 1, 1)
+    position, left = max(1, _log2(upper_bound(columns))), sum(digits)
+    most = 1 << max(digits)
+    counts = Value(f"{out.name}.counts", int32, (rows, most, tiles))
+    totals = Value(f"{out.name}.totals", int32, (rows, most))
+    calls, buffers, source = list[KernelCall](), dict[str, Value](), sorting.source
+    for number, bits in enumerate(digits):
+        first, last = number == 0, number == len(digits) - 1
+        constants = {**sorting.keys, "SHIFT": position, "CHUNKS": CHUNKS, "BITS": bits, "FIRST": first}
+        del constants["PACK"]
+        left -= bits
+        target = out
+        if not last:
+            narrow = uint32 if position + left <= 32 else uint64
+            kept = Value(f"{out.name}.{narrow.name}_{number % 2}", narrow, (rows, columns))
+            target = buffers.setdefault(kept.name, kept)
+        # Each thread has some of the counts of all chunks by digit: twice as many threads for the longest digits.
+        warps = _warps(CHUNKS * int(radix.CHUNK)) * (2 if bits == MOST_BITS else 1)
+        sizes = {"columns": columns, "tiles": tiles}
+        calls.append(
+            launch(radix.count_digits, {"source": source, "counts": counts}, sizes, constants, grid, None, warps)
+        )
+        lines: tuple[Size, Size, Size] = (simplify(lift(rows) * (1 << bits)), 1, 1)
+        calls.append(
+            launch(radix.scan_digits, {"counts": counts, "totals": totals}, {"tiles": tiles}, {"BLOCK": 1024}, lines)
+        )
+        tensors = {"source": source, "target": target, "counts": counts, "totals": totals}
+        sizes |= {"limit": sorting.limit}
+        calls.append(launch(radix.move_by_digit, tensors, sizes, {**constants, "LAST": last}, grid, None, warps))
+        source = target
+    return calls, [counts, totals, *buffers.values()]
 
 
 def _selected(sorting: Sorting, longest: int, few: int) -> tuple[list[KernelCall], list[Value]]:

@@ -82,6 +82,10 @@ class Intrinsics(ABC):
     def shuffle(self, builder: LLVMBuilder, word: LLVMValue, lane: LLVMValue) -> LLVMValue:
         """A word of any lane."""
 
+    def combined(self, builder: LLVMBuilder, opcode: str, word: LLVMValue, signed: bool) -> LLVMValue | None:
+        """The words of all lanes as one, which every lane has, by Tile IR's opcode; None without an instruction."""
+        return None
+
     @abstractmethod
     def unknown_zero(self, builder: LLVMBuilder) -> LLVMValue:
         """A word that is 0 although no compiler knows."""

@@ -74,7 +74,7 @@ def reduce(lowering: KernelLowering, operation: Operation) -> None:
             for number in numbers
         )
         whole = _without_flag(lowering, operation, combiner.tree(parts))
-        partials[element] = _over_lanes(combiner, whole, layout, axis)
+        partials[element] = _over_lanes(lowering, operation, whole)
     slots = _slots(layout, axis, len(partials))
     if slots.along and is_handed_over(lowering.assignment, operation):
         wanted = Handover(lowering, operation, slots).parts(partials)
@@ -191,12 +191,32 @@ def _without_flag(lowering: KernelLowering, operation: Operation, part: Partial)
     return Partial((builder.select(part.valid, register, builder.constant(register.type, neutral)),))
 
 
-def _over_lanes(combiner: Combiner, part: Partial, layout: LinearLayout, axis: int) -> Partial:
-    """Butterflies over the lane bits along the axis, from the lowest: every lane has the whole in the end."""
-    vectors = layout.vectors("lane")
-    for bit in sorted((bit for bit, vector in enumerate(vectors) if vector[axis]), key=lambda bit: vectors[bit][axis]):
+def _over_lanes(lowering: KernelLowering, operation: Operation, part: Partial) -> Partial:
+    """Butterflies over the lane bits along the axis, from the lowest, or one instruction for all lanes: every lane has
+    the whole in the end."""
+    axis, vectors = _axis(operation), lowering.layout(operation.operands[0]).vectors("lane")
+    along = sorted((bit for bit, vector in enumerate(vectors) if vector[axis]), key=lambda bit: vectors[bit][axis])
+    if len(along) == len(vectors) and part.valid is None:
+        whole = _at_once(lowering, operation, part)
+        if whole is not None:
+            return whole
+    combiner = Combiner(lowering, operation)
+    for bit in along:
         part = combiner.merge(part, combiner.partner(part, bit))
     return part
+
+
+def _at_once(lowering: KernelLowering, operation: Operation, part: Partial) -> Partial | None:
+    """Integers of 32 bits over all lanes of a warp, where the target has an instruction for it."""
+    first, *others = operation.regions[0].operations
+    arguments, element = operation.regions[0].arguments, operation.operands[0].type.element
+    if len(others) != 1 or len(arguments) != 2 or set(first.operands) != set(arguments):
+        return None
+    if not isinstance(element, DType) or not element.is_integer or element.bits != 32:
+        return None
+    (word,) = part.registers
+    whole = lowering.intrinsics.combined(lowering.builder, first.opcode, word, element.is_signed)
+    return None if whole is None else Partial((whole,))
 
 
 def _over_warps(

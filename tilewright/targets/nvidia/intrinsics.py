@@ -17,6 +17,9 @@ if TYPE_CHECKING:
 
 _AXES = "xyz"
 _ALL_LANES = -1
+# `redux.sync` by Tile IR's opcodes.
+_UNSIGNED = {"add": "add", "and": "and", "or": "or", "xor": "xor", "minimum": "umin", "maximum": "umax"}
+_SIGNED = {**_UNSIGNED, "minimum": "min", "maximum": "max"}
 _CONSTRAINTS = {"i8": "h", "i16": "h", "i32": "r", "i64": "l"}
 
 
@@ -63,6 +66,13 @@ class NvidiaIntrinsics(Intrinsics):
         every, last = (builder.integer(number, "i32") for number in (_ALL_LANES, self.target.warp_threads - 1))
         name = f"llvm.nvvm.shfl.sync.{kind}.i32"
         return builder.call(name, "i32", [every, word, lane, last], attributes="convergent nounwind")
+
+    def combined(self, builder: LLVMBuilder, opcode: str, word: LLVMValue, signed: bool) -> LLVMValue | None:
+        kind = (_SIGNED if signed else _UNSIGNED).get(opcode)
+        if kind is None:
+            return None
+        every = builder.integer(_ALL_LANES, "i32")
+        return builder.call(f"llvm.nvvm.redux.sync.{kind}", "i32", [word, every], attributes="convergent nounwind")
 
     def unknown_zero(self, builder: LLVMBuilder) -> LLVMValue:
         """The clock's highest bit, which is 0 for centuries; both compilers see through assembly that does nothing."""

@@ -14,6 +14,7 @@ from __future__ import annotations
 from dataclasses import replace
 from typing import Any
 
+from tilewright.dtypes import float32
 from tilewright.graph.core import Graph, Node
 from tilewright.graph.fusion import Group
 from tilewright.library.binding import bind_extra, bind_sizes, divides
@@ -102,7 +103,7 @@ def _implicit(group: Group, slots: Slots, weights: Operand, target: Target) -> l
     _, seconds = plain_tile((expected(pixels),), (columns, depth, groups), x, target)
     cost = product_cost(group, pixels, columns, depth, groups, seconds)
     found = [Candidate("implicit matmul", (Stage(tuple(calls)),), cost, (), reasons)]
-    if isinstance(pixels, int) and groups == 1:
+    if isinstance(pixels, int) and groups == 1 and x.dtype == float32:
         found += in_parts(
             simt_problem((pixels, columns, depth, 1), x.dtype, target), slots, group, target,
             replace(cost, seconds=0.0),

@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import replace
 from typing import Any
 
+from tilewright.dtypes import float32
 from tilewright.graph.core import Graph, Node, Value
 from tilewright.graph.fusion import Group
 from tilewright.library.binding import bind_extra, bind_sizes, divides
@@ -107,7 +108,7 @@ def _tiled(group: Group, slots: Slots, weights: Operand, target: Target) -> list
         call = _call(anchor, weights, tile, 1, flat, slots)
         reasons = {**epilogue, "tile": str(tile)}
         found.append(Candidate("planes", (Stage((call,)),), replace(cost, seconds=seconds), (), reasons))
-    if isinstance(images, int) and isinstance(pixels, int) and groups == 1:
+    if isinstance(images, int) and isinstance(pixels, int) and groups == 1 and x.dtype == float32:
         found += in_parts(
             problem, slots, group, target, cost,
             lambda tile, parts, sums: _call(anchor, weights, tile, parts, flat, sums),

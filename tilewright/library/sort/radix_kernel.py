@@ -1,0 +1,126 @@
+"""Long rows in order on GPUs: a radix sort, one digit after the other from the lowest, in three launches for each.
+
+`count_digits` counts the digits of each tile, `scan_digits` adds up the counts of the tiles before each, and
+`move_by_digit` puts every element behind those of smaller digits, of earlier tiles, and those before it in its tile.
+A tile is chunks of 32 elements.  For each bit of a digit a chunk has a mask of the elements that have the bit: of these
+masks follow the elements with the same digit as an element, and how many elements of a chunk have a digit.
+
+An element and its position are one number, as in `library.sort.simt_kernel`, without the digits that are done.  What is
+beyond a row's end has the largest digit and stands last.
+
+A. Adinets, D. Merrill, "Onesweep: A Faster Least Significant Digit Radix Sort for GPUs", 2022.
+"""
+
+# mypy: ignore-errors
+# The bodies below are tile language, which has types of its own.
+
+from __future__ import annotations
+
+import tilewright
+import tilewright.language as tl
+from tilewright.language.extra.libdevice import popc
+from tilewright.library.sort.kernel import key_of
+from tilewright.library.sort.simt_kernel import own_tile
+
+CHUNK = tl.constexpr(32)  # elements that have a bit each in a mask
+
+
+@tilewright.jit
+def loaded(source, row, column, columns, mask, FIRST: tl.constexpr, KEY: tl.constexpr, SIGN: tl.constexpr,
+           FLOAT: tl.constexpr, DESCENDING: tl.constexpr):  # fmt: skip
+    """Keys, `FIRST`, or numbers as they are stored."""
+    element = tl.load(source + row * columns + column, mask=mask, other=0)
+    if FIRST:
+        element = key_of(element, KEY, SIGN, FLOAT, DESCENDING)
+    return element
+
+
+@tilewright.jit
+def digits_of(element, mask, SHIFT: tl.constexpr, BITS: tl.constexpr, FIRST: tl.constexpr):
+    """The lowest digits of keys; the largest one where there is no element."""
+    key = element if FIRST else element >> SHIFT
+    digit = (key & ((1 << BITS) - 1)).to(tl.int32)
+    return tl.where(mask, digit, (1 << BITS) - 1)
+
+
+@tilewright.jit
+def holders(digit, BITS: tl.constexpr):
+    """By chunk and digit, the elements of the chunk that have it; by element, those of its chunk with its digit."""
+    lane = tl.arange(0, CHUNK)[None, :]
+    value = tl.arange(0, 1 << BITS)[None, :]
+    held = tl.full((digit.shape[0], 1 << BITS), -1, tl.int32).to(tl.uint32)
+    same = tl.full(digit.shape, -1, tl.int32).to(tl.uint32)
+    for bit in tl.static_range(BITS):
+        one = (digit >> bit) & 1
+        lanes = tl.sum((one << lane).to(tl.uint32), 1)[:, None]
+        same &= lanes ^ (one - 1).to(tl.uint32)
+        held &= lanes ^ (((value >> bit) & 1) - 1).to(tl.uint32)
+    return held, same
+
+
+@tilewright.jit
+def tile_positions(tile, CHUNKS: tl.constexpr):
+    """Columns of a tile: [chunk, element]."""
+    lane = tl.arange(0, CHUNKS)[:, None] * CHUNK + tl.arange(0, CHUNK)[None, :]
+    return tile * (CHUNKS * CHUNK) + lane
+
+
+@tilewright.jit
+def count_digits(source, counts, columns, tiles, CHUNKS: tl.constexpr, BITS: tl.constexpr, FIRST: tl.constexpr,
+                 SHIFT: tl.constexpr, KEY: tl.constexpr, SIGN: tl.constexpr, FLOAT: tl.constexpr,
+                 DESCENDING: tl.constexpr):  # fmt: skip
+    """counts[row, digit, tile] of the lowest `BITS` bits of keys.  Grid: (tiles * rows,)."""
+    row, tile = own_tile(tiles)
+    column = tile_positions(tile, CHUNKS)
+    mask = column < columns
+    element = loaded(source, row, column, columns, mask, FIRST, KEY, SIGN, FLOAT, DESCENDING)
+    held, _ = holders(digits_of(element, mask, SHIFT, BITS, FIRST), BITS)
+    value = tl.arange(0, 1 << BITS)
+    tl.store(counts + ((row << BITS) + value) * tiles + tile, tl.sum(popc(held), 0))
+
+
+@tilewright.jit
+def scan_digits(counts, totals, tiles, BLOCK: tl.constexpr):
+    """counts[line, tile] become those of the tiles before, totals[line] those of all.  Grid: (rows * digits,)."""
+    line = tl.program_id(0).to(tl.int64)
+    total = tl.zeros((), tl.int32)
+    for start in range(0, tiles, BLOCK):
+        tile = start + tl.arange(0, BLOCK)
+        mask = tile < tiles
+        count = tl.load(counts + line * tiles + tile, mask=mask, other=0)
+        tl.store(counts + line * tiles + tile, total + tl.cumsum(count, 0) - count, mask=mask)
+        total += tl.sum(count, 0)
+    tl.store(totals + line, total)
+
+
+@tilewright.jit
+def places(digit, counts, totals, row, tile, tiles, BITS: tl.constexpr):
+    """Where elements stand in their row in the order of a digit."""
+    held, same = holders(digit, BITS)
+    value = tl.arange(0, 1 << BITS)
+    total = tl.load(totals + (row << BITS) + value)
+    start = tl.load(counts + ((row << BITS) + value) * tiles + tile) + tl.cumsum(total, 0) - total
+    held = popc(held)
+    before = tl.gather(tl.cumsum(held, 0) - held + start[None, :], digit, 1)
+    lower = (1 << tl.arange(0, CHUNK)) - 1
+    return before + popc(same & lower[None, :].to(tl.uint32))
+
+
+@tilewright.jit
+def move_by_digit(source, target, counts, totals, columns, limit, tiles, CHUNKS: tl.constexpr, BITS: tl.constexpr,
+                  FIRST: tl.constexpr, LAST: tl.constexpr, SHIFT: tl.constexpr, KEY: tl.constexpr,
+                  SIGN: tl.constexpr, FLOAT: tl.constexpr, DESCENDING: tl.constexpr):  # fmt: skip
+    """target[row, :] = source[row, :] in the order of the lowest digit, without it; `LAST`: the first
+    `limit` positions.  `counts` and `totals` are what `scan_digits` leaves.  Grid: (tiles * rows,)."""
+    row, tile = own_tile(tiles)
+    column = tile_positions(tile, CHUNKS)
+    mask = column < columns
+    element = loaded(source, row, column, columns, mask, FIRST, KEY, SIGN, FLOAT, DESCENDING)
+    place = places(digits_of(element, mask, SHIFT, BITS, FIRST), counts, totals, row, tile, tiles, BITS)
+    position = column if FIRST else element & ((1 << SHIFT) - 1)
+    if LAST:
+        tl.store(target + row * limit + place, position.to(tl.int64), mask=mask & (place < limit))
+    else:
+        kind: tl.constexpr = target.dtype.element_ty
+        rest = (element >> BITS).to(kind) << SHIFT if FIRST else ((element >> (SHIFT + BITS)) << SHIFT).to(kind)
+        tl.store(target + row * columns + place, rest | position.to(kind), mask=mask)
