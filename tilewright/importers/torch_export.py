@@ -10,9 +10,9 @@ import warnings
 import zipfile
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, nullcontext
+from dataclasses import dataclass, replace
 from typing import Any
 
-import numpy as np
 import torch
 from torch import fx
 from torch.export import ExportedProgram
@@ -21,12 +21,24 @@ from torch.utils import _pytree as pytree
 from torch.utils._sympy.symbol import SymT, symbol_is_type
 
 from tilewright.dtypes import int64
-from tilewright.errors import ImportModelError, UnsupportedOperationError, brief, printable
+from tilewright.errors import ImportModelError, UnsupportedOperationError, printable
 from tilewright.graph.build import GraphBuilder
 from tilewright.graph.core import Graph, Value
 from tilewright.importers.emitter import Emitter
 from tilewright.importers.report import ImportReport, Unsupported
-from tilewright.importers.shapes import Axes, Dimension, check_names, parse_dynamic_shapes
+from tilewright.importers.shapes import Axes, Dimension, parse_dynamic_shapes
+from tilewright.importers.torch_arguments import (
+    arguments_of,
+    as_nested,
+    both_forms,
+    in_range,
+    key_of,
+    named_leaves,
+    native_axes,
+    of_sizes,
+    own_names,
+    without,
+)
 from tilewright.importers.torch_assumed import (
     Assumption,
     assumed_of,
@@ -42,11 +54,12 @@ from tilewright.importers.torch_numbers import require_of_sizes
 from tilewright.importers.torch_objects import plain_calls, plain_fields, signature_of, taken_apart
 from tilewright.importers.torch_operators import composites, operators_listed_once
 from tilewright.importers.torch_ops import FOREIGN, RULES
-from tilewright.importers.torch_program import export_fixed, export_program, narrowed_ranges
+from tilewright.importers.torch_program import export_fixed, export_other_way, export_program, narrowed_ranges
 from tilewright.importers.torch_proved import deciding
 from tilewright.importers.torch_quiet import without_tracebacks
 from tilewright.importers.torch_results import filled, results_of
 from tilewright.importers.torch_symbols import SymbolTable, squeezed_symbols
+from tilewright.importers.torch_ways import Sizes, Way, by_ways
 from tilewright.importers.torch_writes import select_scatter
 from tilewright.symbolic import Size, lower_bound, plain_symbol, upper_bound
 
@@ -163,24 +176,27 @@ def import_module(
     `torch.export.export` takes.
     Raises `ImportModelError` when PyTorch cannot export the module, `UnsupportedOperationError`.
     """
-    given, named = _arguments(module, example_inputs, example_kwargs)
+    given, named = arguments_of(module, example_inputs, example_kwargs)
     args, kwargs = taken_apart(given), taken_apart(named)
-    neutral, native = _both_forms(module, args, kwargs, dynamic_shapes)
-    args, kwargs = _in_range(module, args, kwargs, neutral)
+    neutral, native = both_forms(module, args, kwargs, dynamic_shapes)
+    args, kwargs = in_range(module, args, kwargs, neutral)
     name = name or type(module).__name__
     with _inference_mode(module), torch.no_grad(), exportable(module), plain_calls(module, given, named) as returned:
         whole = pytree.tree_structure((given, named)) == pytree.tree_structure((args, kwargs))
         assumed: list[Assumption] = []  # of sizes
         program = export_program(module, args, kwargs, native, whole, assumed)
         known = returned[-1] if returned else None
-        names = _own_names([leaf for leaf, _ in _named_leaves(module, args, kwargs)[1]])
+        names = own_names([leaf for leaf, _ in named_leaves(module, args, kwargs)[1]])
         fields = plain_fields(signature_of(module, named).bind(*given, **named).arguments)
 
         tell = _log(name)
 
         def imported(program: ExportedProgram) -> Graph:
             import_it = functools.partial(import_program, program, neutral, name, known, names, tell=tell)
-            graph = import_it([each for each in assumed if not each.only_one])
+            conditions = [each for each in assumed if not each.only_one]
+            exports = _Exports(module, args, kwargs, neutral, name, known, names, tell)
+            graph = exports.by_ways(program, assumed) if conditions and neutral else None
+            graph = graph or import_it(conditions)
             if any(each.only_one for each in assumed):
                 again = functools.partial(_at_one, module, args, kwargs, whole, graph)
                 examples = _examples(module, args, kwargs, program, graph)
@@ -207,7 +223,7 @@ def _examples(
     module: torch.nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any], program: ExportedProgram, graph: Graph
 ) -> dict[str, torch.Tensor]:
     """What the inputs of a graph are in the example, by name."""
-    leaves = dict(_named_leaves(module, args, kwargs)[1])
+    leaves = dict(named_leaves(module, args, kwargs)[1])
     held = {
         **program.constants,
         **program.state_dict,
@@ -228,7 +244,7 @@ def _at_one(
 ) -> Imported:
     """The module exported and imported with some dimensions of its graph fixed to 1, the others as there; `shapes` are
     those of the examples then, of which the first elements are taken."""
-    bound, leaves = _named_leaves(module, args, kwargs)
+    bound, leaves = named_leaves(module, args, kwargs)
     small = {
         id(leaf): leaf[tuple(map(slice, shapes[key][: leaf.dim()]))].clone()
         for key, leaf in leaves
@@ -237,13 +253,60 @@ def _at_one(
     args, kwargs = pytree.tree_map(lambda leaf: small.get(id(leaf), leaf), (args, kwargs))
     neutral = {value.name: _axes(value.shape, ones) for value in general.inputs}
     dims: dict[str, Any] = {}
-    native = _as_nested(bound, iter([_native(neutral.get(key, {}), dims) for key, _ in leaves]))
+    native = as_nested(bound, iter([native_axes(neutral.get(key, {}), dims) for key, _ in leaves]))
     assumed: list[Assumption] = []
     program = export_program(module, args, kwargs, native, whole, assumed)
-    names = _own_names([key for key, _ in leaves])
+    names = own_names([key for key, _ in leaves])
     conditions = [each for each in assumed if not each.only_one]
     graph = import_program(program, neutral, general.name, None, names, conditions, lambda remark: None)
     return Imported(program, graph, assumed, names)
+
+
+@dataclass(frozen=True)
+class _Exports:
+    """Exports of a module for other sizes than the example's (`torch_ways.Exports`)."""
+
+    module: torch.nn.Module
+    args: tuple[Any, ...]
+    kwargs: dict[str, Any]
+    axes: Mapping[str, Axes]
+    name: str
+    returned: Any
+    names: Mapping[str, str]
+    tell: Callable[[str], None]
+
+    def by_ways(self, program: ExportedProgram, assumed: Sequence[Assumption]) -> Graph | None:
+        """The graph of all ways of the code, of which the program has the example's; None where there is one."""
+        sizes: dict[str, int] = {}
+        for key, leaf in named_leaves(self.module, self.args, self.kwargs)[1]:
+            for axis, entry in self.axes.get(key, {}).items():
+                if isinstance(entry, Dimension):
+                    sizes[entry.name] = leaf.shape[axis]
+        return by_ways(self._exported(program, assumed, sizes, frozenset()), self.axes, self)
+
+    def _exported(
+        self, program: ExportedProgram, assumed: Sequence[Assumption], sizes: Sizes, fixed: frozenset[str]
+    ) -> Way:
+        conditions = [replace(each, only_one=False) for each in assumed]
+        return Way(*_decomposed(program, self.name, conditions), self.names, sizes, fixed)
+
+    def export(self, sizes: Sizes, fixed: frozenset[str]) -> Way:
+        """The module for an example of these sizes."""
+        bound, leaves = named_leaves(self.module, self.args, self.kwargs)
+        given = {id(leaf): of_sizes(leaf, self.axes.get(key, {}), sizes) for key, leaf in leaves}
+        args, kwargs = pytree.tree_map(lambda leaf: given.get(id(leaf), leaf), (self.args, self.kwargs))
+        dims: dict[str, Any] = {}
+        native = [native_axes(without(self.axes.get(key, {}), fixed), dims) for key, _ in leaves]
+        assumed: list[Assumption] = []
+        program = export_other_way(self.module, args, kwargs, as_nested(bound, iter(native)), assumed)
+        return self._exported(program, assumed, sizes, fixed)
+
+    def graph(self, exported: Way, checked: bool) -> Graph:
+        """Its graph; `checked`: every call checks what it takes for granted."""
+        axes = {key: without(each, exported.fixed) for key, each in self.axes.items()}
+        return _imported(
+            exported.program, exported.assumed, axes, self.name, self.returned, self.names, self.tell, checked
+        )
 
 
 def _axes(shape: Sequence[Size], ones: Ones) -> Axes:
@@ -260,42 +323,6 @@ def _on_a_line(error: Exception) -> str:
     return " ".join(str(error).split())[:1000]
 
 
-def _arguments(
-    module: torch.nn.Module, example_inputs: Any, example_kwargs: Mapping[str, Any] | None
-) -> tuple[tuple[Any, ...], dict[str, Any]]:
-    """Positional and keyword arguments for the export, NumPy arrays as tensors and no tensor twice.
-
-    Export knows tensors by identity: one that is given for two inputs, or that the module owns, would make
-    the exported program read one of the two wherever it reads the other. Of a view it asks how it lies in the whole.
-    """
-    seen = {id(tensor) for tensor in (*module.parameters(), *module.buffers())}
-
-    def tensor(leaf: Any) -> Any:
-        if type(leaf).__module__ == "numpy":
-            leaf = torch.from_numpy(np.array(leaf))  # a copy: strides may be negative, memory read-only
-        if isinstance(leaf, torch.Tensor):
-            leaf = leaf.detach().clone() if id(leaf) in seen or leaf._is_view() else leaf
-            seen.add(id(leaf))
-        return leaf
-
-    if example_inputs is None and example_kwargs is None:
-        raise ImportModelError("a PyTorch module needs example_inputs: a tuple of tensors, or a dict by argument name")
-    named = dict(example_kwargs or {})
-    positional: tuple[Any, ...] = ()
-    if isinstance(example_inputs, Mapping):
-        twice = [key for key in named if key in example_inputs]
-        if twice:
-            raise ImportModelError(f"the argument {twice[0]!r} is in example_inputs and in example_kwargs")
-        named = {**example_inputs, **named}
-    elif isinstance(example_inputs, (tuple, list)):
-        positional = tuple(example_inputs)
-    elif example_inputs is not None:
-        positional = (example_inputs,)
-    return tuple(pytree.tree_map(tensor, value) for value in positional), {
-        key: pytree.tree_map(tensor, value) for key, value in named.items()
-    }
-
-
 @contextmanager
 def _inference_mode(module: torch.nn.Module) -> Iterator[None]:
     """eval() for the time of the export; reported, and undone afterwards."""
@@ -309,178 +336,6 @@ def _inference_mode(module: torch.nn.Module) -> Iterator[None]:
     finally:
         for child in training:
             child.training = True
-
-
-def _both_forms(
-    module: torch.nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any], dynamic_shapes: Any
-) -> tuple[dict[str, Axes], Any]:
-    """The neutral and PyTorch's form of `dynamic_shapes`, whichever is given."""
-    if not dynamic_shapes:
-        return {}, None
-    bound, leaves = _named_leaves(module, args, kwargs)
-    dynamic_shapes = _by_argument(dynamic_shapes, bound)
-    names = [name for name, _ in leaves]
-    shapes = {name: tuple(getattr(leaf, "shape", ())) for name, leaf in leaves}
-    if _is_neutral(dynamic_shapes):
-        neutral = parse_dynamic_shapes(dynamic_shapes)
-        check_names(neutral, shapes)
-        dims: dict[str, Any] = {}
-        native = [_native(neutral.get(name, {}), dims) for name in names]
-        return neutral, _as_nested(bound, iter(native))
-    dynamic_shapes = _with_dims(dynamic_shapes)
-    named = _named_dims(dynamic_shapes, bound)
-    check_names({name: axes for name, axes in named.items() if name in shapes}, shapes)
-    return named, dynamic_shapes
-
-
-def _by_argument(dynamic_shapes: Any, bound: Mapping[str, Any]) -> Any:
-    """Entries in the order of arguments by their names, where they are in the neutral form.
-
-    Raises `ImportModelError` where the entries are not those of the arguments.
-    """
-    names = f"the arguments {', '.join(bound)}" if len(bound) != 1 else f"the argument {next(iter(bound))}"
-    if isinstance(dynamic_shapes, (tuple, list)):
-        if len(dynamic_shapes) != len(bound):
-            raise ImportModelError(
-                f"dynamic_shapes has {len(dynamic_shapes)} entries for {names}: give each one, "
-                "None for one without dynamic dimensions, or a dictionary by name"
-            )
-        by_name = dict(zip(bound, dynamic_shapes, strict=True))
-        return by_name if _is_neutral(by_name) else dynamic_shapes
-    if isinstance(dynamic_shapes, Mapping):
-        others = [key for key in dynamic_shapes if key not in bound]
-        if others and not _is_neutral(dynamic_shapes):
-            raise ImportModelError(f"dynamic_shapes names {others[0]!r}, and the model has {names}")
-        return dynamic_shapes
-    if not hasattr(dynamic_shapes, "dynamic_shapes"):  # PyTorch's ShapesCollection
-        raise ImportModelError(
-            f"dynamic_shapes is {brief(dynamic_shapes)}: expected a dictionary by the names of {names}, such as "
-            f"{{{next(iter(bound), 'x')!r}: {{0: ('batch', 1, 64)}}}}"
-        )
-    return dynamic_shapes
-
-
-def _named_leaves(
-    module: torch.nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]
-) -> tuple[dict[str, Any], list[tuple[str, Any]]]:
-    """The arguments by name, and the tensors in them by theirs (`pair_0`)."""
-    bound = dict(signature_of(module, kwargs).bind(*args, **kwargs).arguments)
-    leaves, _ = pytree.tree_flatten_with_path(bound)
-    return bound, [("_".join(_key(key) for key in path), leaf) for path, leaf in leaves]
-
-
-def _own_names(names: Sequence[str]) -> dict[str, str]:
-    """Names of inputs by what export makes of them: small letters only, and a number where two are the same then."""
-    small = [name.lower() for name in names]
-    numbers = [small[:place].count(key) for place, key in enumerate(small)]
-    exported = [f"{key}_{number}" if number else key for key, number in zip(small, numbers, strict=True)]
-    return {key: name for key, name in zip(exported, names, strict=True) if exported.count(key) == 1}
-
-
-def _in_range(
-    module: torch.nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any], dimensions: Mapping[str, Axes]
-) -> tuple[tuple[Any, ...], dict[str, Any]]:
-    """The examples with size 1 along dynamic axes repeated to 2: export takes a 1 for a fixed size.
-
-    Raises `ImportModelError` for an example outside its range.
-    """
-    changed: dict[int, Any] = {}  # by the tensor's identity; no tensor is given twice
-    for name, leaf in _named_leaves(module, args, kwargs)[1]:
-        tensor = leaf
-        for axis, entry in dimensions.get(name, {}).items():
-            if not (isinstance(entry, Dimension) and isinstance(leaf, torch.Tensor)):
-                continue
-            extent = leaf.shape[axis]
-            if not entry.low <= extent <= entry.high:
-                raise ImportModelError(
-                    f"the example of input {name!r} has size {extent} along axis {axis}, outside the range "
-                    f"{entry.low}..{entry.high} of {entry.name!r}; give an example inside it, or widen the range"
-                )
-            if extent == 1:
-                tensor = tensor.repeat_interleave(2, axis)
-        changed[id(leaf)] = tensor
-
-    def replace(leaf: Any) -> Any:
-        return changed.get(id(leaf), leaf) if isinstance(leaf, torch.Tensor) else leaf
-
-    return pytree.tree_map(replace, args), pytree.tree_map(replace, kwargs)
-
-
-def _key(key: Any) -> str:
-    for attribute in ("key", "idx", "name"):
-        if hasattr(key, attribute):
-            return str(getattr(key, attribute))
-    return str(key)
-
-
-def _is_neutral(dynamic_shapes: Any) -> bool:
-    """Whether no entry is one of PyTorch's own dimension objects or a nested structure of axes."""
-    if not isinstance(dynamic_shapes, Mapping):
-        return False
-    entries: list[Any] = []
-    for axes in dynamic_shapes.values():
-        if isinstance(axes, Mapping):
-            entries += axes.values()
-        elif isinstance(axes, (tuple, list)):
-            entries += axes
-    return all(entry is None or isinstance(entry, (int, str, tuple, list)) for entry in entries)
-
-
-def _native(axes: Axes, dims: dict[str, Any]) -> dict[int, Any] | None:
-    result: dict[int, Any] = {}
-    for axis, entry in axes.items():
-        if isinstance(entry, Dimension):
-            if entry.name not in dims:
-                dims[entry.name] = torch.export.Dim(entry.name, min=entry.low, max=entry.high)
-            result[axis] = dims[entry.name]
-    return result or None
-
-
-def _as_nested(value: Any, entries: Iterator[Any]) -> Any:
-    """Entries for the leaves of a value in its structure; classes that are no containers of Python's are lists."""
-    children, structure = pytree.tree_flatten(value, is_leaf=lambda item: item is not value)
-    if len(children) == 1 and children[0] is value:
-        return next(entries)
-    nested = [_as_nested(child, entries) for child in children]
-    builtin = type(value) in pytree.BUILTIN_TYPES or isinstance(value, tuple)
-    return pytree.tree_unflatten(nested, structure) if builtin else nested
-
-
-def _is_axes(entry: Any) -> bool:
-    return isinstance(entry, Mapping) and all(isinstance(key, int) for key in entry)
-
-
-def _with_dims(dynamic_shapes: Any) -> Any:
-    """PyTorch's form with its own `Dim` for each name and range that stands in it."""
-    dims: dict[str, Any] = {}
-
-    def convert(path: tuple[Any, ...], axes: Any) -> Any:
-        if not _is_axes(axes):
-            return axes
-        name = "_".join(_key(key) for key in path)
-        given = {axis: entry for axis, entry in axes.items() if isinstance(entry, (tuple, str))}
-        return {**axes, **(_native(parse_dynamic_shapes({name: given})[name], dims) or {})}
-
-    if not isinstance(dynamic_shapes, (Mapping, tuple, list)):  # PyTorch's ShapesCollection
-        return dynamic_shapes
-    return pytree.tree_map_with_path(convert, dynamic_shapes, is_leaf=lambda entry: entry is None or _is_axes(entry))
-
-
-def _named_dims(dynamic_shapes: Any, bound: Mapping[str, Any]) -> dict[str, Axes]:
-    """Names and ranges of PyTorch's `Dim` objects by input leaf; hints without a name are left out."""
-    if isinstance(dynamic_shapes, (tuple, list)):
-        dynamic_shapes = dict(zip(bound, dynamic_shapes, strict=False))
-
-    result: dict[str, Axes] = {}
-    leaves, _ = pytree.tree_flatten_with_path(dynamic_shapes, is_leaf=_is_axes)
-    for path, axes in leaves:
-        if isinstance(axes, Mapping):
-            name = "_".join(_key(key) for key in path)
-            named = {
-                axis: entry for axis, entry in axes.items() if hasattr(entry, "__name__") and hasattr(entry, "min")
-            }
-            result.update(parse_dynamic_shapes({name: named}, derived=True))
-    return result
 
 
 def load_program(path: str, trust: bool = False) -> ExportedProgram:
@@ -532,6 +387,14 @@ def import_program(
     are conditions on sizes that every call checks; `tell` is called with remarks in place of a log.
     Raises `ImportModelError` when PyTorch cannot decompose the program, `UnsupportedOperationError`.
     """
+    program, assumed = _decomposed(program, name, assumed)
+    return _imported(program, assumed, dynamic_shapes, name, returned, names, tell)
+
+
+def _decomposed(
+    program: ExportedProgram, name: str, assumed: Sequence[Assumption]
+) -> tuple[ExportedProgram, list[Assumption]]:
+    """The program in core ATen, and all that it takes for granted of sizes. Raises `ImportModelError`."""
     try:
         quiet = without_tracebacks(), warnings.catch_warnings()
         sizes: Any = nullcontext([]) if all(each.only_one for each in assumed) else deciding()
@@ -553,7 +416,20 @@ def import_program(
         ) from error
     check_none_lost(given, program)
     asked = {assumption.condition for assumption in assumed}
-    assumed = [*assumed, *(each for each in more if each.condition not in asked)]
+    return program, [*assumed, *(each for each in more if each.condition not in asked)]
+
+
+def _imported(
+    program: ExportedProgram,
+    assumed: Sequence[Assumption],
+    dynamic_shapes: Mapping[str, Any] | None,
+    name: str,
+    returned: Any,
+    names: Mapping[str, str] | None,
+    tell: Callable[[str], None] | None,
+    checked: bool = True,
+) -> Graph:
+    """The graph of a decomposed program. `checked`: every call checks what it takes for granted of sizes."""
     builder = GraphBuilder(name)
     ranges, others = narrowed_ranges(program.range_constraints, assumed)
     symbols = SymbolTable(builder, ranges, squeezed_symbols(program.graph), run_time=True)
@@ -562,7 +438,8 @@ def import_program(
     dimensions = parse_dynamic_shapes(dynamic_shapes, derived=True)
     importer = _ProgramImporter(program, builder, symbols, walker, dimensions, names or {}, tell or _log(name))
     importer.inputs()
-    importer.require(assumed, others)
+    if checked:
+        importer.require(assumed, others)
     walker.run(program.graph.nodes)
     report.check()
     importer.outputs(returned)
@@ -791,7 +668,7 @@ def output_names(structure: Any, count: int) -> list[str]:
         leaves, _ = pytree.tree_flatten_with_path(tree)
     names = []
     for path, _index in leaves:
-        keys = [_key(key) for key in path]
+        keys = [key_of(key) for key in path]
         text = "_".join(keys)
         names.append("output" if not text else f"output_{text}" if text[0].isdigit() else text)
     return names if len(names) == count else [f"output_{index}" for index in range(count)]

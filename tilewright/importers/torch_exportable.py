@@ -38,6 +38,7 @@ def exportable(module: torch.nn.Module) -> Iterator[None]:
         stack.enter_context(mock.patch.object(torch, "ctc_loss", ctc_loss))
         stack.enter_context(mock.patch.object(torch.Tensor, "__setitem__", written))
         # Those in C++ fix dynamic sizes.
+        stack.enter_context(mock.patch.object(torch, "div", _quotient))
         stack.enter_context(mock.patch.object(torch.linalg, "matrix_norm", _matrix_norm))
         stack.enter_context(mock.patch.object(torch.linalg, "norm", _norm))
         for name, function in (("cov", _covariance), ("corrcoef", _correlation)):
@@ -173,6 +174,18 @@ def _correlation(input: torch.Tensor) -> torch.Tensor:
     if found.is_complex():
         return torch.complex(found.real.clamp(-1, 1), found.imag.clamp(-1, 1))
     return found.clamp(-1, 1)
+
+
+_div = torch.div
+
+
+def _quotient(input: Any, other: Any, **options: Any) -> Any:
+    """`torch.div`; of two sizes the number, which PyTorch would put into a tensor and read from there."""
+    mode = options.get("rounding_mode")
+    whole = isinstance(input, torch.SymInt) and isinstance(other, (int, torch.SymInt)) and not isinstance(other, bool)
+    if not whole or mode not in ("floor", "trunc") or len(options) > 1:
+        return _div(input, other, **options)
+    return input // other  # sizes are never negative
 
 
 _norms = torch.linalg.matrix_norm, torch.linalg.norm

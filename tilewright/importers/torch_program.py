@@ -9,6 +9,7 @@ from unittest import mock
 
 import torch
 from torch.export import ExportedProgram
+from torch.fx.experimental.symbolic_shapes import GuardOnDataDependentSymNode
 from torch.utils._sympy.value_ranges import ValueRanges
 
 from tilewright.errors import ImportModelError
@@ -45,8 +46,14 @@ def export_program(
                 with without_failed_ways():
                     return _noting_ones(assumed, way, module, args, kwargs, dynamic_shapes)
             except Exception as other:  # the first error says more
-                if "Constraints violated" in str(other):
-                    error = other
+                if not any(text in str(other) for text in _BROKEN_RANGES):
+                    continue
+                error = other
+                with suppress(Exception), without_failed_ways():
+                    with deciding() as conditions:
+                        program = way(module, args, kwargs, dynamic_shapes)
+                    assumed[:] = conditions
+                    return program
         older = torch.__version__.startswith("2.11.") and depends_on_data(error)
         raise ImportModelError(
             f"PyTorch cannot export {type(module).__name__}: {error}\n"
@@ -54,6 +61,22 @@ def export_program(
             "Make the module exportable (see the PyTorch guide on torch.export), or use "
             "torch.compile(module, backend='tilewright'), which leaves such parts to PyTorch."
         ) from error
+
+
+def export_other_way(
+    module: torch.nn.Module,
+    args: tuple[Any, ...],
+    kwargs: dict[str, Any],
+    dynamic_shapes: Any,
+    assumed: list[Assumption],
+) -> ExportedProgram:
+    """The module as its code goes for an example of other sizes; `assumed` takes up conditions on them."""
+    for way in (export, _assumed):
+        with suppress(GuardOnDataDependentSymNode), without_failed_ways(), deciding() as conditions:
+            program = way(module, args, kwargs, dynamic_shapes=dynamic_shapes)
+            assumed[:] = conditions
+            return program
+    raise ImportModelError("its code depends on numbers in tensors")
 
 
 def _noting_ones(

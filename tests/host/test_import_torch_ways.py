@@ -1,0 +1,67 @@
+"""Code that goes different ways for different sizes: every size takes its own."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from torch import nn
+
+from tilewright.graph import reference
+from tilewright.importers import import_model
+
+
+def _padded_to_windows(x: torch.Tensor, y: torch.Tensor) -> torch.Tensor:
+    rest = -x.shape[1] % 4
+    if rest:
+        x = nn.functional.pad(x, (0, rest))
+    x = x.reshape(x.shape[0], -1, 4).softmax(-1)
+    return x.mean(1) if y.shape[0] * 0.5 > 2.2 else x.mean(1) + y.sum()
+
+
+def _running(x: torch.Tensor, cache: torch.Tensor) -> list[torch.Tensor]:
+    total, found = torch.zeros_like(x[:, 0]), []
+    for place in range(x.shape[1]):
+        total = total * 0.5 + x[:, place]
+        found.append(total)
+    if x.shape[1] > 2:
+        cache.add_(total)
+    return [torch.stack(found[::2], 1), total]
+
+
+def _apart(x: torch.Tensor, y: torch.Tensor) -> torch.Tensor:
+    if x.shape[0] == 1:
+        return x + 7
+    return x[: y.shape[0]] - y if x.shape[0] > y.shape[0] else x - y[: x.shape[0]]
+
+
+@pytest.mark.parametrize(
+    ("function", "shapes", "dynamic"),
+    [
+        (_padded_to_windows, ((2, 8), (4,)), {"x": {0: ("b", 1, 3), 1: ("n", 1, 12)}, "y": {0: ("m", 1, 9)}}),
+        (_running, ((2, 3), (2,)), {"x": {0: ("b", 1, 3), 1: ("n", 1, 6)}, "cache": {0: ("b", 1, 3)}}),
+        (_apart, ((5,), (3,)), {"x": {0: ("n", 1, 6)}, "y": {0: ("m", 1, 6)}}),
+    ],
+    ids=["windows", "loop", "lengths"],
+)
+def test_each_way_that_code_takes_for_some_sizes(function: Any, shapes: Any, dynamic: Any) -> None:
+    graph = import_model(function, tuple(map(torch.ones, shapes)), dynamic)
+    names = list(dynamic)
+    assert any("ways are in the engine" in remark for remark in graph.remarks)
+    ranges = {entry[0]: entry[1:] for axes in dynamic.values() for entry in axes.values()}
+    generator = np.random.default_rng(3)
+    for _ in range(12):
+        sizes = {name: int(generator.integers(low, high, endpoint=True)) for name, (low, high) in ranges.items()}
+        given = {
+            name: torch.randn([sizes[dynamic[name][axis][0]] for axis in range(len(shape))])
+            for name, shape in zip(names, shapes, strict=True)
+        }
+        arrays = {name: tensor.clone().numpy() for name, tensor in given.items()}
+        found = reference.run(graph, arrays)
+        wanted = torch.utils._pytree.tree_leaves(function(**given))
+        for name, other in zip(graph.output_names, wanted, strict=True):
+            np.testing.assert_allclose(found[name], other.numpy(), rtol=1e-4, atol=1e-5)
+        for target in graph.mutations:
+            np.testing.assert_allclose(found[target.name], given[target.name].numpy(), rtol=1e-5, atol=1e-6)

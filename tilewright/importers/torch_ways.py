@@ -1,0 +1,382 @@
+"""Code that goes different ways for different sizes: each way is exported, and every call takes its own.
+
+    if x.shape[1] % 2:      # one export goes one way
+        x = F.pad(x, (0, 1))
+
+Conditions on sizes that an export took for granted say for which sizes it holds. For one of the other sizes the module
+is exported again, until all sizes of the ranges have a way. A table of the ways by sizes chooses between them at each
+call; a loop over a size has a way for each number of rounds.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping, Sequence
+from contextlib import suppress
+from dataclasses import dataclass, field
+from functools import cached_property
+from typing import Any, Protocol
+
+import numpy as np
+import torch
+from torch.export import ExportedProgram
+
+from tilewright.dtypes import DType, int64
+from tilewright.errors import ImportModelError, UnsupportedOperationError
+from tilewright.graph.build import GraphBuilder
+from tilewright.graph.core import Graph, Node, Value
+from tilewright.graph.ops import normalize
+from tilewright.importers.emitter import Emitter
+from tilewright.importers.shapes import Axes, Dimension
+from tilewright.importers.torch_assumed import Assumption
+from tilewright.importers.torch_proved import evaluated
+from tilewright.symbolic import Size, evaluate, free_symbols, lift, lower_bound, simplify, substitute, symbol
+
+_MOST_WAYS = 16
+_MOST_FAILURES = 8  # exports of other sizes, which the model may not take
+_MOST_SIZES = 1 << 22  # combinations of sizes
+_COMPARED = 256  # sizes for which formulas are compared
+
+Sizes = Mapping[str, int]  # of dimensions, by name
+
+
+@dataclass(frozen=True)
+class Way:
+    """A program, decomposed, and what it takes for granted of sizes; `fixed` dimensions have one size in it."""
+
+    program: ExportedProgram
+    assumed: Sequence[Assumption]
+    names: Mapping[str, str]  # of inputs that have others in the program
+    sizes: Sizes  # of the example
+    fixed: frozenset[str] = frozenset()
+
+    def symbols(self, axes: Mapping[str, Axes]) -> dict[Any, str] | None:
+        """The dimension of each symbol of the program; None where a size of an input is no dimension of its own."""
+        found: dict[Any, str] = {}
+        for node in self.program.graph.find_nodes(op="placeholder"):
+            known = axes.get(self.names.get(node.name, node.name), {})
+            for axis, extent in enumerate(getattr(node.meta.get("val"), "shape", ())):
+                if not isinstance(extent, torch.SymInt):
+                    continue
+                entry = known.get(axis)
+                if not isinstance(entry, Dimension) or entry.derived or not extent.node.expr.is_Symbol:
+                    return None
+                found[extent.node.expr] = entry.name
+        return found
+
+
+class Exports(Protocol):
+    """Exports the module again."""
+
+    def export(self, sizes: Sizes, fixed: frozenset[str]) -> Way:
+        """The module for an example of these sizes."""
+
+    def graph(self, exported: Way, checked: bool) -> Graph:
+        """Its graph; `checked`: every call checks what it takes for granted."""
+
+
+@dataclass
+class _Ways:
+    """The ways that are known, and the sizes that each takes."""
+
+    axes: Mapping[str, Axes]
+    ranges: Mapping[str, Dimension]
+    found: list[Way] = field(default_factory=list)
+    places: dict[str, None] = field(default_factory=dict)  # the lines that ask
+
+    @cached_property
+    def names(self) -> list[str]:
+        """The dimensions that ways depend on."""
+        found: set[str] = set()
+        for way in self.found:
+            symbols = way.symbols(self.axes) or {}
+            found |= way.fixed
+            found |= {symbols[each] for one in way.assumed for each in one.condition.free_symbols if each in symbols}
+        return sorted(found)
+
+    @cached_property
+    def grid(self) -> dict[str, np.ndarray]:
+        """All combinations of their sizes. Raises `ValueError` for too many."""
+        if math.prod(self.ranges[name].high - self.ranges[name].low + 1 for name in self.names) > _MOST_SIZES:
+            raise ValueError("too many sizes")
+        choices = [np.arange(self.ranges[name].low, self.ranges[name].high + 1) for name in self.names]
+        return dict(zip(self.names, np.meshgrid(*choices, indexing="ij"), strict=True))
+
+    @property
+    def shape(self) -> tuple[int, ...]:
+        return next(iter(self.grid.values())).shape if self.names else ()
+
+    def taken(self, way: Way) -> np.ndarray:
+        """The sizes that a way takes. Raises `TypeError` for a condition that cannot be told, `ValueError`."""
+        symbols = way.symbols(self.axes)
+        if symbols is None:
+            raise ValueError("sizes that follow from others")
+        values = {symbol: self.grid[name] for symbol, name in symbols.items() if name in self.grid}
+        found = np.ones(self.shape, bool)
+        for each in way.assumed:
+            if not each.condition.free_symbols <= values.keys():
+                raise ValueError("numbers in tensors")
+            found = found & np.broadcast_to(evaluated(each.condition, values), self.shape)
+        for name in way.fixed:
+            found = found & (self.grid[name] == way.sizes[name])
+        return found
+
+    def put(self, *ways: Way) -> None:
+        """Let these be the ways."""
+        self.found = list(ways)
+        self.places.update((each.place, None) for way in ways for each in way.assumed)
+        for name in ("names", "grid"):
+            self.__dict__.pop(name, None)
+
+    def table(self) -> np.ndarray:
+        """The way of each combination of sizes; -1 where there is none."""
+        table = np.full(self.shape, -1, np.int64)
+        for number, way in reversed(list(enumerate(self.found))):
+            table[self.taken(way)] = number
+        return table
+
+    def only_sizes(self, way: Way) -> frozenset[str]:
+        """The dimensions of which a way takes one size."""
+        taken = self.taken(way)
+        several = [name for name in self.names if self.ranges[name].low < self.ranges[name].high]
+        return frozenset(name for name in several if (self.grid[name][taken] == way.sizes[name]).all())
+
+
+def by_ways(first: Way, axes: Mapping[str, Axes], exports: Exports) -> Graph | None:
+    """The graph of all ways of the code; None where there is one, or where they cannot be told apart.
+
+    `first` is the example's way, `axes` are the dynamic dimensions.
+    """
+    entries = (entry for each in axes.values() for entry in each.values())
+    ways = _Ways(axes, {entry.name: entry for entry in entries if isinstance(entry, Dimension)})
+    with suppress(TypeError, ValueError, OverflowError):
+        ways.put(first)
+        ways.put(_alone(ways, first, exports))
+        _search(ways, exports)
+        others = [(way, graph) for way in ways.found[1:] if (graph := _graph(way, exports)) is not None]
+        if others:
+            ways.put(ways.found[0], *(way for way, _ in others))
+            table = ways.table()
+            example = exports.graph(ways.found[0], checked=bool((table < 0).any()))
+            return _joined(ways, table, [example, *(graph for _, graph in others)])
+    return None
+
+
+def _graph(way: Way, exports: Exports) -> Graph | None:
+    """The graph of a way; None where it has operations that are not supported."""
+    try:
+        return exports.graph(way, checked=False)
+    except (ImportModelError, UnsupportedOperationError):
+        return None
+
+
+def _alone(ways: _Ways, way: Way, exports: Exports) -> Way:
+    """A way whose dimensions of one size are fixed."""
+    fixed = ways.only_sizes(way)
+    return exports.export(way.sizes, fixed) if fixed > way.fixed else way
+
+
+def _search(ways: _Ways, exports: Exports) -> None:
+    """Find ways for the sizes that have none, the nearest to the example first."""
+    tried: list[Sizes] = []
+    failed = 0
+    while len(ways.found) < _MOST_WAYS and failed < _MOST_FAILURES:
+        table = ways.table()
+        counts = np.bincount(table[table >= 0], minlength=1)
+        if len(ways.found) > 1 and counts.max() * _MOST_WAYS < table.size:
+            ways.put(ways.found[0])  # there are too many
+            return
+        sizes = _nearest(ways, table < 0, tried)
+        if sizes is None:
+            return
+        tried.append(sizes)
+        before = list(ways.found)
+        fixed = frozenset(name for name in ways.names if sizes[name] < 2 or name in ways.found[-1].fixed)
+        if not any(_takes_up(ways, before, sizes, each, exports) for each in (fixed, frozenset(ways.names))):
+            ways.put(*before)
+            failed += 1
+
+
+def _takes_up(ways: _Ways, before: Sequence[Way], sizes: Sizes, fixed: frozenset[str], exports: Exports) -> bool:
+    """Add the way of some sizes; whether it takes them."""
+    try:
+        way = exports.export(sizes, fixed)
+        ways.put(*before, way)
+        way = _alone(ways, way, exports)
+        ways.put(*before, way)
+        return bool(ways.taken(way)[_place(ways, sizes)])
+    except Exception:  # the model may not take these sizes
+        return False
+
+
+def _place(ways: _Ways, sizes: Sizes) -> tuple[int, ...]:
+    return tuple(sizes[name] - ways.ranges[name].low for name in ways.names)
+
+
+def _nearest(ways: _Ways, missing: np.ndarray, tried: Sequence[Sizes]) -> dict[str, int] | None:
+    """Sizes without a way that were not tried, the nearest to the example."""
+    missing = missing.copy()
+    for sizes in tried:
+        missing[_place(ways, sizes)] = False
+    places = np.argwhere(missing)
+    if not len(places):
+        return None
+    first = ways.found[0].sizes
+    near = places[np.abs(places - np.array(_place(ways, first))).sum(1).argmin()]
+    return {**first, **{n: int(at) + ways.ranges[n].low for n, at in zip(ways.names, near, strict=True)}}
+
+
+# One graph of all ---------------------------------------------------------------------------------------------
+
+
+def _joined(ways: _Ways, table: np.ndarray, graphs: Sequence[Graph]) -> Graph:
+    """A graph that looks its sizes up, and takes their way; the example's, which refuses them, where there is none."""
+    first = graphs[0]
+    symbols = {name: symbol(name, entry.low, entry.high) for name, entry in ways.ranges.items()}
+    inputs = _inputs(graphs, symbols, ways.axes)
+    mutated = list(dict.fromkeys(value.name for graph in graphs for value in graph.mutations))
+    for graph in graphs:
+        _agree(first, graph)
+    for graph in graphs:
+        _as_inside(graph, inputs, mutated)
+    types = _types(ways, table, graphs, symbols)
+    joined = first
+    for number in range(1, len(graphs)):
+        builder = GraphBuilder(first.name)
+        emit = Emitter(builder)
+        emit.source = _places(ways)
+        for name, entry in ways.ranges.items():
+            builder.symbol(name, entry.low, entry.high)
+        given = [builder.input(value.name, value.dtype, value.shape) for value in inputs]
+        own = [
+            (dtype, tuple(builder.run_time_symbol(f"way_{number}") if size is None else size for size in shape))
+            for dtype, shape in types
+        ]
+        chosen = emit.op("equal", emit.cast(_looked_up(emit, ways, table), int64), number)
+        made = builder.node(
+            "if", [chosen, *given], source=emit.source, then=graphs[number], otherwise=joined, types=tuple(own)
+        )
+        for value, name in zip(made.outputs, joined.output_names, strict=True):
+            builder.output(value, name)
+        joined = builder.graph if number == len(graphs) - 1 else builder.finish()
+    _facts(joined, graphs, mutated)
+    joined.remarks.append(
+        f"the way of the code depends on sizes: {len(graphs)} ways are in the engine, one of which a call takes: "
+        f"{_places(ways)}"
+    )
+    return builder.finish()
+
+
+def _places(ways: _Ways) -> str:
+    return "; ".join(list(ways.places)[:3]) + ("; …" if len(ways.places) > 3 else "")
+
+
+def _inputs(graphs: Sequence[Graph], symbols: Mapping[str, Size], axes: Mapping[str, Axes]) -> list[Value]:
+    """The inputs of all graphs, in order, with sizes of whole ranges."""
+    found: dict[str, Value] = {}
+    seeds = {graph.seed for graph in graphs}
+    for graph in graphs:
+        for value in graph.inputs:
+            shape: list[Size] = list(value.shape)
+            for axis, entry in axes.get(value.name, {}).items():
+                if isinstance(entry, Dimension):
+                    shape[axis % len(shape)] = symbols[entry.name]
+            found.setdefault(value.name, Value(value.name, value.dtype, tuple(shape)))
+    return sorted(found.values(), key=lambda value: value.name in seeds)  # the seed is the last
+
+
+def _agree(first: Graph, other: Graph) -> None:
+    """Raises `ValueError` for graphs whose outputs are others."""
+    kinds = [[(name, value.dtype, value.rank) for name, value in zip(graph.output_names, graph.outputs, strict=True)]
+             for graph in (first, other)]  # fmt: skip
+    if kinds[0] != kinds[1]:
+        raise ValueError("other outputs")
+
+
+def _as_inside(graph: Graph, inputs: Sequence[Value], mutated: Sequence[str]) -> None:
+    """Give a graph all inputs, and what it writes to them as further outputs."""
+    own = {value.name: value for value in graph.inputs}
+    written = {target.name: value for target, value in graph.mutations.items()}
+    for value in inputs:
+        if value.name not in own:
+            own[value.name] = Value(value.name, value.dtype, value.shape)
+            for each in (each for size in value.shape for each in free_symbols(size)):
+                graph.symbols.setdefault(each.name, each)
+    graph.inputs = [own[value.name] for value in inputs]
+    graph.mutations = {}
+    for name in mutated:
+        value = written.get(name, own[name])
+        if value in graph.inputs or value in graph.outputs or value in graph.constants:
+            kept = Value(f"{name}_kept", value.dtype, value.shape)
+            graph.nodes.append(Node("copy", [value], [kept], normalize("copy", [value], {})))
+            value = kept
+        graph.outputs.append(value)
+        graph.output_names.append(f"{name}_after")
+
+
+def _types(
+    ways: _Ways, table: np.ndarray, graphs: Sequence[Graph], symbols: Mapping[str, Size]
+) -> list[tuple[DType, tuple[Size | None, ...]]]:
+    """The types of results; None for a size that no formula tells for all ways."""
+    taken = [_some(ways, table == number) for number in range(len(graphs))]
+    return [
+        (
+            values[0].dtype,
+            tuple(_formula(sizes, taken, symbols) for sizes in zip(*(v.shape for v in values), strict=True)),
+        )
+        for values in zip(*(graph.outputs for graph in graphs), strict=True)
+    ]
+
+
+def _some(ways: _Ways, chosen: np.ndarray) -> list[dict[str, int]]:
+    """Some of the sizes in a part of the table, with random ones of dimensions on which no way depends."""
+    places = np.argwhere(chosen)
+    places = places[:: max(1, len(places) // _COMPARED)]
+    generator = np.random.default_rng(0)
+    found = []
+    for at in places:
+        sizes = {n: int(generator.integers(each.low, each.high, endpoint=True)) for n, each in ways.ranges.items()}
+        found.append({**sizes, **{n: int(p) + ways.ranges[n].low for n, p in zip(ways.names, at, strict=True)}})
+    return found
+
+
+def _formula(sizes: Sequence[Size], taken: Sequence[Sequence[Sizes]], symbols: Mapping[str, Size]) -> Size | None:
+    """A formula for a size of a result that holds for all ways; `sizes` are those of the ways."""
+    if any(each.name not in symbols for size in sizes for each in free_symbols(size)):
+        return None
+    outside = [substitute(size, symbols) for size in sizes]
+    for formula in dict.fromkeys(outside):
+        if lower_bound(formula) < 0:
+            continue
+        if all(simplify(lift(other) - formula) == 0 for other in outside):
+            return formula
+        pairs = ((size, at) for size, known in zip(outside, taken, strict=True) for at in known)
+        with suppress(ZeroDivisionError):  # a formula for other sizes
+            if all(evaluate(size, at) == evaluate(formula, at) for size, at in pairs):
+                return formula
+    return None
+
+
+def _looked_up(emit: Emitter, ways: _Ways, table: np.ndarray) -> Value:
+    """The way of a call's sizes."""
+    place: Size = 0
+    for axis, name in enumerate(ways.names):
+        entry, first = ways.ranges[name], np.take(table, [0], axis)
+        if (table == first).all():
+            table = first  # the dimension makes no difference
+        else:
+            place = simplify(lift(place) * table.shape[axis] + symbol(name, entry.low, entry.high) - entry.low)
+    numbers = emit.constant(table.reshape(-1).astype(np.int8), "ways")
+    return emit.op("gather", numbers, emit.value(place, int64), axis=0)
+
+
+def _facts(joined: Graph, graphs: Sequence[Graph], mutated: Sequence[str]) -> None:
+    """Give the graph of all ways what is known of each: what it writes, remarks, fixed arguments, results."""
+    first = graphs[0]
+    values = {value.name: value for value in joined.inputs}
+    count = len(joined.outputs) - len(mutated)
+    joined.mutations = {values[name]: value for name, value in zip(mutated, joined.outputs[count:], strict=True)}
+    joined.outputs, joined.output_names = joined.outputs[:count], joined.output_names[:count]
+    joined.seed = next((graph.seed for graph in graphs if graph.seed), None)
+    joined.fixed, joined.results_of = first.fixed, first.results_of
+    joined.remarks = list(dict.fromkeys(remark for graph in graphs for remark in graph.remarks))
