@@ -14,7 +14,7 @@ torch = pytest.importorskip("torch")
 
 import tilewright  # noqa: E402
 from tilewright.build.builder import build  # noqa: E402
-from tilewright.errors import ShapeError  # noqa: E402
+from tilewright.errors import ImportModelError, ShapeError  # noqa: E402
 from tilewright.graph import reference  # noqa: E402
 from tilewright.importers import import_model  # noqa: E402
 
@@ -418,3 +418,16 @@ def test_zeros_keep_the_sign_that_pytorch_gives_them(effort):
     results = tilewright.compile(Functions(functions).eval(), (x,), effort=effort)(x)
     for function, result in zip(functions, results, strict=True):
         assert torch.equal(torch.signbit(result), torch.signbit(function(x))), function
+
+
+def test_a_size_that_two_inputs_have_is_narrowed_by_the_second():
+    """What the code asks of the second input's size holds for the first, though the export has a symbol for each."""
+    axes = {"x": {0: ("n", 1, 9)}, "y": {0: ("n", 1, 9)}}
+    x, y = torch.randn(2), torch.randn(2)
+    model = Functions([lambda x, y: x * 2, lambda x, y: y[-100:3]]).eval()
+    engine = tilewright.compile(model, (x, y), dynamic_shapes=axes, effort=0)
+    assert [result.tolist() for result in engine(x, y)] == [result.tolist() for result in model(x, y)]
+    with pytest.raises(ShapeError):
+        engine(torch.randn(5), torch.randn(5))
+    with pytest.raises(ImportModelError, match="takes no range of n"):
+        import_model(Functions([lambda x, y: x * 2, lambda x, y: y.unbind(0)[-1]]).eval(), (x, y), axes)

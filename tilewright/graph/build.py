@@ -58,6 +58,16 @@ class GraphBuilder:
         known = self.graph.symbols[name]
         return symbol(name, known.low, known.high)
 
+    def narrow(self, name: str, low: int, high: int) -> Size | None:
+        """The symbol of that name, whose range from here on is the part of its own that lies in this one; None where
+        no size lies in both.  Shapes must not have it yet."""
+        known = self.graph.symbols.get(name, Symbol(name, low, high))
+        low, high = max(low, known.low), min(high, known.high)
+        if low > high:
+            return None
+        self.graph.symbols[name] = Symbol(name, low, high)
+        return symbol(name, low, high)
+
     def run_time_symbol(self, hint: str, low: int = 0, high: int = 2**31 - 1) -> Size:
         """A symbol of its own for a size that only the run knows."""
         number = self._sizes.get(hint, 0) + 1

@@ -79,7 +79,18 @@ class SymbolTable:
         if low < 2 and str(symbol) in self.squeezed:
             low = 2
             self.builder.graph.remarks.append(f"{name} is never 1: the model squeezes a dimension of this size")
-        self.sizes[str(symbol)] = self.builder.symbol(name, low, max(low, high))
+        self._share(str(symbol), name, low, max(low, high))
+
+    def _share(self, symbol: str, name: str, low: int, high: int) -> None:
+        """Several symbols of a program that have one name are one size, with the range that all of them leave it."""
+        before = self.builder.symbol(name, low, high)
+        size = self.builder.narrow(name, low, high)
+        if size is None:
+            raise ImportModelError(
+                f"dynamic dimension {name!r}: one input takes {low}..{high}, another one none of these sizes; "
+                "give these dimensions other names"
+            )
+        self.sizes = {key: size if known == before else known for key, known in self.sizes.items()} | {symbol: size}
 
     def is_size(self, symbol: Any) -> bool:
         """Whether a symbol cannot be negative, so that it may be the size of something."""

@@ -159,6 +159,8 @@ def split(call: TorchCall, x: Value, _: Size, dim: int = 0) -> tuple[Value, ...]
 
 @rule("unbind.int", "unbind_copy.int")
 def unbind(call: TorchCall, x: Value, dim: int = 0) -> tuple[Value, ...]:
+    if x.shape[dim] != len(call.results):
+        call.require_equal(x.shape[dim], len(call.results))
     return tuple(call.select(x, dim, index) for index in range(len(call.results)))
 
 
