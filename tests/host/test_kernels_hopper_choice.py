@@ -4,9 +4,12 @@ from __future__ import annotations
 
 from dataclasses import replace
 
+import numpy as np
 import pytest
 
 from tilewright import dtypes
+from tilewright.graph.build import GraphBuilder
+from tilewright.graph.passes.fuse import fuse
 from tilewright.library.hopper import SHARED_BYTES
 from tilewright.library.matmul.hopper.choice import (
     FLIGHT_BYTES,
@@ -18,9 +21,11 @@ from tilewright.library.matmul.hopper.choice import (
 )
 from tilewright.library.matmul.hopper.config import MatmulConfig
 from tilewright.library.matmul.problem import MatmulProblem
+from tilewright.library.select import candidates
 from tilewright.targets.nvidia.target import NvidiaTarget
 
-H200 = NvidiaTarget.named("sm_90a").machine()
+TARGET = NvidiaTarget.named("sm_90a")
+H200 = TARGET.machine()
 
 # The quickest of a sweep on one H200, with its time in microseconds.
 MEASURED = [
@@ -96,3 +101,20 @@ def test_constant_weights_of_single_tiles_come_apart(rows: int) -> None:
             assert flight >= FLIGHT_BYTES and (early.FLIGHT == 2 or flight < FLIGHT_BYTES + early.right_stage_bytes)
         else:
             assert not early.FLIGHT
+
+
+def test_of_several_ranges_of_rows_each_has_its_first_config_untimed() -> None:
+    """The candidate that is expected to be fastest is the first one, whatever the estimate of the largest range is."""
+    b = GraphBuilder("projection")
+    weight = b.constant(np.zeros((6144, 4096), dtypes.bfloat16.numpy), "w")
+    b.output(
+        b.op("matmul", [b.input("x", dtypes.bfloat16, (b.symbol("n", 1, 8192), 4096)), weight], transpose_b=True), "y"
+    )
+    graph = b.finish()
+    (group,) = fuse(graph).groups
+    found = [one for one in candidates(group, graph, TARGET) if one.name == "hopper matmul"]
+    seconds = [one.cost.seconds for one in found]
+    assert len(found) > 2 and seconds == sorted(seconds)
+    configs = [call.constants["CONFIG"] for call in found[0].stages[0].calls]
+    first = [close_configs(MatmulProblem(rows, 6144, 4096, at_most=rows), H200)[0][0] for rows in (16, 64)]
+    assert [(one.BM, one.BN) for one in configs[:2]] == [(one.BM, one.BN) for one in first]

@@ -51,15 +51,18 @@ def scatter_rows(
 
 @tilewright.jit
 def replaced_later(indices, index, number, first, count, extent, ROWS: tl.constexpr, STEP: tl.constexpr):
-    """Whether an update from `first` on that comes behind `number` [ROWS] has the same index: 1 or 0."""
-    later = tl.zeros((ROWS,), tl.int32)
+    """Whether an update from `first` on that comes behind `number` [ROWS] has the same index: 1 or 0.
+
+    Lanes keep what they find to the end: in a reduction for each step threads would wait for each other.
+    """
+    later = tl.zeros((ROWS, STEP), tl.int32)
     for start in range(first, count, STEP):
         position = start + tl.arange(0, STEP)
         other = tl.load(indices + position, mask=position < count, other=extent).to(tl.int64)
         other = tl.where(other < 0, other + extent, other)
         same = (other[None, :] == index[:, None]) & (position[None, :] > number[:, None])
-        later = tl.maximum(later, tl.max(same.to(tl.int32), 1))
-    return later
+        later = later | same.to(tl.int32)
+    return tl.max(later, 1)
 
 
 @tilewright.jit

@@ -151,7 +151,11 @@ def _candidates(found: _Product | None, group: Group, target: Target) -> list[Ca
     ranges = spans(found.rows, ROW_RANGES)
     ranked = [_configs(found, example, at_most, target.machine()) for example, at_most in ranges]
     candidates = []
-    for configs in zip(*ranked, strict=False):
+    # Of several ranges the first candidate has the first config of each: one range's estimate does not choose for all.
+    expected_seconds = [seconds for _, seconds in ranked[-1]]
+    if len(ranges) > 1:
+        expected_seconds.sort()
+    for number, configs in enumerate(zip(*ranked, strict=False)):
         calls = []
         reasons: dict[str, Any] = {"epilogue": found.slots.function.__name__}
         if found.dtype == float32:
@@ -166,7 +170,7 @@ def _candidates(found: _Product | None, group: Group, target: Target) -> list[Ca
             calls.append(_call(found, config, condition, target))
             tile = "tile" if isinstance(found.rows, int) else "rows" if last else f"rows <= {at_most}"
             reasons[tile] = config.described
-        cost = _cost(found, group, configs[-1][1])
+        cost = _cost(found, group, expected_seconds[number])
         kind = "" if found.gate is None else "gated "
         name = f"hopper {kind}matmul" if found.batches == 1 else "hopper batched matmul"
         candidates.append(Candidate(name, (Stage(tuple(calls)),), cost, (), reasons))

@@ -29,6 +29,7 @@ _CLUSTERS = ((1, 1, 1), (1, 2, 1), (2, 1, 1), (1, 1, 2), (1, 2, 2))  # that shar
 _FILL = 1800.0  # from the first copy to the first product
 _TURN = 300.0  # until products of another warpgroup follow (assumed)
 _STAGE = 300.0  # at least, for the copies and barriers of one
+_NEXT = 1.2e-6  # seconds that a processor loads nothing, between two CTAs of one tile each (of 7 and 30 waves)
 _MANY_SUMS = 128 * 176  # of one warpgroup, that leave few registers to what comes behind the product
 Ranked = tuple[MatmulConfig, float]  # with the seconds that the estimate expects
 Finish = Callable[[MatmulConfig], MatmulConfig | None]
@@ -82,7 +83,7 @@ def seconds_of(config: MatmulConfig, problem: MatmulProblem, machine: Machine) -
     flight = min(1.0, config.STAGES * config.stage_bytes / machine.in_flight)
     # A second turn that is not full leaves processors without anything to load.
     balance = ctas / (waves * slots) if waves > 1 else 1.0
-    memory = moved / (machine.memory * pulling * flight * max(balance, 0.3))
+    memory = moved / (machine.memory * pulling * flight * max(balance, 0.3)) + config.SINGLE * (waves - 1) * _NEXT
     return machine.launches.hopper_product + max(clocks / machine.wgmma_clock, memory)
 
 
