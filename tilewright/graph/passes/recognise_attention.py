@@ -20,7 +20,7 @@ from dataclasses import dataclass, field
 import ml_dtypes
 import numpy as np
 
-from tilewright.dtypes import DType, bfloat16, float16, float32
+from tilewright.dtypes import DType, bfloat16, float16, float32, int32
 from tilewright.errors import ShapeError
 from tilewright.graph.core import Graph, Node, Value
 from tilewright.graph.inference import Shape, broadcast_shapes
@@ -100,7 +100,54 @@ def _attention(node: Node, rewriter: GraphRewriter) -> Value | None:
     result = rewriter.op("attention", inputs, scale=scores.scale, causal=scores.causal, softcap=scores.softcap)
     mask = " and ".join(["a causal mask"] * scores.causal + ["a bias"] * (bias is not None)) or "no mask"
     rewriter.remark(f"attention %{node.output.name} was found in its parts, with {mask}")
-    return result if result.shape == node.output.shape else rewriter.op("reshape", [result], shape=node.output.shape)
+    if result.shape != node.output.shape:
+        result = rewriter.op("reshape", [result], shape=node.output.shape)
+    blind = None if softmax.output is not _unguarded(weights, rewriter) else _blind_rows(scores, rewriter)
+    if blind is None:
+        return result
+    nan = rewriter.number(math.nan, result.dtype)
+    return rewriter.op("where", [blind, nan, result])
+
+
+def _unguarded(weights: Value, rewriter: GraphRewriter) -> Value | None:
+    """What weights are a cast of, or themselves: a softmax without a guard gives NaN for rows that see no key."""
+    return _below_cast(weights, float32, _HALVES, rewriter)
+
+
+def _blind_rows(scores: _Scores, rewriter: GraphRewriter) -> Value | None:
+    """Whether a row sees no key by one mask [..., rows or 1, 1]; None where no mask can hide all keys of a row."""
+    rows, keys = scores.product.output.shape[-2:]
+    found = [
+        rewriter.op("logical_not", [_any(mask, rewriter)])
+        for mask, fill in zip(scores.masks, scores.fills, strict=True)
+        if fill == -math.inf and not is_causal(mask, rows, keys, rewriter)
+    ]
+    for bias in scores.biases if scores.windows == 1 else []:
+        rest = _without_causal(bias, rows, keys, rewriter, others_hide=True)
+        if rest is not None and _hides_all_of_a_row(rest, rewriter):
+            most = rewriter.op("reduce_max", [rest], axes=(rest.rank - 1,), keepdims=True)
+            found.append(rewriter.op("equal", [most, rewriter.number(-math.inf, rest.dtype)]))
+    blind: Value | None = None
+    for item in found:
+        blind = item if blind is None else rewriter.op("logical_or", [blind, item])
+    return blind
+
+
+def _any(mask: Value, rewriter: GraphRewriter) -> Value:
+    """Whether a row of a mask is true anywhere."""
+    counted = rewriter.op("cast", [mask], dtype=int32)
+    most = rewriter.op("reduce_max", [counted], axes=(mask.rank - 1,), keepdims=True)
+    return rewriter.op("greater", [most, rewriter.number(0, int32)])
+
+
+def _hides_all_of_a_row(bias: Value, rewriter: GraphRewriter) -> bool:
+    """Whether a bias is minus infinity where a condition says so, and not as numbers that are known."""
+    node = rewriter.producer(bias, "where", "reshape", "broadcast_to")
+    while node is not None and node.op != "where" and rewriter.constant(node.output) is None:
+        node = rewriter.producer(node.inputs[0], "where", "reshape", "broadcast_to")
+    if node is None or node.op != "where" or rewriter.constant(node.output) is not None:
+        return False
+    return any(rewriter.uniform(item) == -math.inf for item in node.inputs[1:])
 
 
 def _fit(operands: list[Value], bias: Value | None) -> bool:
