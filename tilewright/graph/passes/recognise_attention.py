@@ -115,22 +115,28 @@ def _unguarded(weights: Value, rewriter: GraphRewriter) -> Value | None:
 
 
 def _blind_rows(scores: _Scores, rewriter: GraphRewriter) -> Value | None:
-    """Whether a row sees no key by one mask [..., rows or 1, 1]; None where no mask can hide all keys of a row."""
-    rows, keys = scores.product.output.shape[-2:]
+    """Whether no row sees a key by a mask of keys [..., 1, 1]; None where no such mask can hide all keys.
+
+    Masks with rows of their own, as causal ones, are taken to leave each row a key.
+    """
     found = [
         rewriter.op("logical_not", [_any(mask, rewriter)])
         for mask, fill in zip(scores.masks, scores.fills, strict=True)
-        if fill == -math.inf and not is_causal(mask, rows, keys, rewriter)
+        if fill == -math.inf and _is_of_keys(mask)
     ]
     for bias in scores.biases if scores.windows == 1 else []:
-        rest = _without_causal(bias, rows, keys, rewriter, others_hide=True)
-        if rest is not None and _hides_all_of_a_row(rest, rewriter):
-            most = rewriter.op("reduce_max", [rest], axes=(rest.rank - 1,), keepdims=True)
-            found.append(rewriter.op("equal", [most, rewriter.number(-math.inf, rest.dtype)]))
+        if _is_of_keys(bias) and _hides_by_condition(bias, rewriter):
+            most = rewriter.op("reduce_max", [bias], axes=(bias.rank - 1,), keepdims=True)
+            found.append(rewriter.op("equal", [most, rewriter.number(-math.inf, bias.dtype)]))
     blind: Value | None = None
     for item in found:
         blind = item if blind is None else rewriter.op("logical_or", [blind, item])
     return blind
+
+
+def _is_of_keys(mask: Value) -> bool:
+    """Whether a mask is the same for all rows."""
+    return mask.rank == 1 or (mask.rank > 1 and mask.shape[-2] == 1)
 
 
 def _any(mask: Value, rewriter: GraphRewriter) -> Value:
@@ -140,7 +146,7 @@ def _any(mask: Value, rewriter: GraphRewriter) -> Value:
     return rewriter.op("greater", [most, rewriter.number(0, int32)])
 
 
-def _hides_all_of_a_row(bias: Value, rewriter: GraphRewriter) -> bool:
+def _hides_by_condition(bias: Value, rewriter: GraphRewriter) -> bool:
     """Whether a bias is minus infinity where a condition says so, and not as numbers that are known."""
     node = rewriter.producer(bias, "where", "reshape", "broadcast_to")
     while node is not None and node.op != "where" and rewriter.constant(node.output) is None:
