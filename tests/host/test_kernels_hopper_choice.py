@@ -106,9 +106,9 @@ def test_constant_weights_of_single_tiles_come_apart(rows: int) -> None:
 def test_of_several_ranges_of_rows_each_has_its_first_config_untimed() -> None:
     """The candidate that is expected to be fastest is the first one, whatever the estimate of the largest range is."""
     b = GraphBuilder("projection")
-    weight = b.constant(np.zeros((6144, 4096), dtypes.bfloat16.numpy), "w")
+    weight = b.constant(np.zeros((12288, 1024), dtypes.bfloat16.numpy), "w")
     b.output(
-        b.op("matmul", [b.input("x", dtypes.bfloat16, (b.symbol("n", 1, 8192), 4096)), weight], transpose_b=True), "y"
+        b.op("matmul", [b.input("x", dtypes.bfloat16, (b.symbol("n", 1, 8192), 1024)), weight], transpose_b=True), "y"
     )
     graph = b.finish()
     (group,) = fuse(graph).groups
@@ -116,5 +116,5 @@ def test_of_several_ranges_of_rows_each_has_its_first_config_untimed() -> None:
     seconds = [one.cost.seconds for one in found]
     assert len(found) > 2 and seconds == sorted(seconds)
     configs = [call.constants["CONFIG"] for call in found[0].stages[0].calls]
-    first = [close_configs(MatmulProblem(rows, 6144, 4096, at_most=rows), H200)[0][0] for rows in (16, 64)]
+    first = [close_configs(MatmulProblem(rows, 12288, 1024, at_most=rows), H200)[0][0] for rows in (16, 64)]
     assert [(one.BM, one.BN) for one in configs[:2]] == [(one.BM, one.BN) for one in first]
