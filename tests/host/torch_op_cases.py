@@ -476,6 +476,7 @@ for _kind in ("bilinear", "bicubic"):
 
 # Searches
 SORTED = lambda: torch.rand(2, 5, dtype=torch.float64).sort(-1).values  # noqa: E731
+LINE = lambda: torch.linspace(-2, 2, 701, dtype=torch.float64)  # noqa: E731
 EDGES = lambda: torch.tensor([-1.0, 0.0, 0.0, 1.5], dtype=torch.float64)  # noqa: E731
 add("searchsorted.Tensor", SORTED, positive(2, 4))
 add("searchsorted.Tensor", EDGES, strange, right=True)
@@ -485,6 +486,8 @@ add("searchsorted.Scalar", EDGES, 0.0)
 add("bucketize.Tensor", strange, EDGES)
 add("bucketize.Tensor", ints(3, 2, 4), EDGES, right=True)
 add("bucketize.Scalar", 0.0, EDGES, right=True)
+add("bucketize.Tensor", strange, LINE, right=True)
+add("searchsorted.Tensor", LINE, floats(2, 3))
 add("median.dim", CUBE, 1)
 add("median.dim", floats(3, 5), 1, True)
 add("median.dim", lambda: torch.stack([strange(), strange().nan_to_num(2.0, 3.0, -3.0)]), 1)

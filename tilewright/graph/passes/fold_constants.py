@@ -68,12 +68,15 @@ def _stored(graph: Graph) -> set[Value]:
 
 
 def _read_by_arithmetic(graph: Graph) -> set[Value]:
-    """The values that arithmetic reads, through views, and nothing else does."""
-    found: set[Value] = set()
-    others: set[Value] = {output for output in graph.outputs}
+    """The values that arithmetic with numbers of the run reads, through views, and nothing else does."""
+    known = set(graph.constants)
+    for node in graph.nodes:
+        if all(item is None or item in known for item in node.inputs):
+            known.update(node.outputs)
+    found, others = set[Value](), set(graph.outputs)
     for node in reversed(graph.nodes):
-        kind = kind_of(node.op)
-        passes = kind == "elementwise" or (kind == "view" and node.output in found and node.output not in others)
+        passes = kind_of(node.op) == "view" and node.output in found and node.output not in others
+        passes = passes or (kind_of(node.op) == "elementwise" and node.output not in known)
         (found if passes else others).update(item for item in node.inputs if item is not None)
     return found - others
 

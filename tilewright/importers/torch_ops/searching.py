@@ -15,16 +15,34 @@ from tilewright.symbolic import floor_divide, lift, simplify
 TABLE = RuleTable("Searches", "aten.")
 rule = TABLE.rule
 
+_COMPARED = 512  # edges that are all compared with each value in one pass; more take a pass for each halving
+
 
 def _places(call: TorchCall, edges: Value, values: Value, right: bool) -> Value:
     """How many edges [.., S] lie before each value [.., V]: those that are less, with `right` those that are equal too.
 
     No edge is beyond NaN.
     """
+    count = edges.shape[-1]
+    if isinstance(count, int) and count > _COMPARED:
+        return call.cast(_searched(call, edges, values, right, count), call.dtype)
     edge, value = call.unsqueeze(edges, edges.rank - 1), call.unsqueeze(values, values.rank)
     beyond = call.op("greater" if right else "greater_equal", edge, value)
     before = call.cast(call.op("logical_not", beyond), int32)
     return call.cast(call.op("reduce_sum", before, axes=(before.rank - 1,)), call.dtype)
+
+
+def _searched(call: TorchCall, edges: Value, values: Value, right: bool, count: int) -> Value:
+    """The same by halving: as many edges as are known to lie before a value, and 2^n more, if the last of them does."""
+    axis = edges.rank - 1
+    found = call.broadcast(call.builder.number(0, int64), values.shape)
+    for bit in reversed(range(count.bit_length())):
+        more = call.op("add", found, 1 << bit)
+        edge = call.op("gather_elements", edges, call.op("minimum", call.op("subtract", more, 1), count - 1), axis=axis)
+        before = call.op("logical_not", call.op("greater" if right else "greater_equal", edge, values))
+        there = call.op("logical_and", call.op("less_equal", more, count), before)
+        found = call.op("where", there, more, found)
+    return found
 
 
 @rule("searchsorted.Tensor", "searchsorted.Scalar")
