@@ -62,6 +62,14 @@ def test_layer_norm_of_equal_numbers_may_be_nothing():
     assert not right(Reference(program, [ordinary]), torch.zeros(3, dtype=torch.bool))
 
 
+def test_numbers_cast_to_a_narrow_type_may_stay_wide():
+    """A kernel that reads them has them in float32, in which e**12 is no infinity."""
+    steps = [Step("cast", (0,), (torch.float16, False)), Step("exp", (1,), ()), Step("sub", (2, 2), ())]
+    expected = Reference(Program([Argument((2,), torch.int8, "")], steps), [torch.tensor([12, 3], dtype=torch.int8)])
+    assert right(expected, torch.zeros(2, dtype=torch.float16))
+    assert not right(expected, torch.tensor([0.0, torch.nan], dtype=torch.float16))
+
+
 def test_near_a_pole_of_an_uncertain_number_anything_may_come_out():
     """Many runs show that; few of them lie together by chance."""
     steps = [Step("sum", (0,), ((0,), False)), Step("tan", (1,), ())]

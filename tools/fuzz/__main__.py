@@ -61,9 +61,10 @@ def write_tally(
     states: Annotated[list[Path], typer.Argument(help="folders of records, of one machine or of several")],
     write: Annotated[bool, typer.Option(help="write benchmarks/results/fuzz.json")] = False,
     add: Annotated[bool, typer.Option(help="add these records, of new seeds, to benchmarks/results/fuzz.json")] = False,
+    replace: Annotated[bool, typer.Option(help="put these records in place of their targets' rows there")] = False,
 ) -> None:
     """Add up records."""
-    tally.report(states, write, add)
+    tally.report(states, write, add, replace)
 
 
 if __name__ == "__main__":

@@ -37,9 +37,12 @@ def total(states: list[Path]) -> dict[str, dict[str, Any]]:
     return dict(sorted(targets.items()))
 
 
-def report(states: list[Path], write: bool, add: bool = False) -> None:
-    """Print the sum, and write it if asked to: in place of the tally that there is, or added to it."""
+def report(states: list[Path], write: bool, add: bool = False, replace: bool = False) -> None:
+    """Print the sum, and write it if asked to: in place of the tally that there is, in place of the rows of its
+    targets, or added to them."""
     targets = total(states)
+    if replace:
+        targets = dict(sorted({**json.loads(RESULT.read_text())["fuzz"], **targets}.items()))
     if add:
         for name, before in json.loads(RESULT.read_text())["fuzz"].items():
             row = targets.setdefault(name, {"cases": 0, "failed": 0, "labels": Counter(), "failures": Counter()})
@@ -47,12 +50,12 @@ def report(states: list[Path], write: bool, add: bool = False) -> None:
                 row[key] += Counter(before[key]) if isinstance(row[key], Counter) else before[key]
         targets = dict(sorted(targets.items()))
     for name, row in targets.items():
-        labels = ", ".join(f"{count} {label}" for label, count in row["labels"].most_common(5))
+        labels = ", ".join(f"{count} {label}" for label, count in Counter(row["labels"]).most_common(5))
         print(f"{name}: {row['cases']} cases, {row['failed']} failed; {labels}")
-        for signature, count in row["failures"].most_common():
+        for signature, count in Counter(row["failures"]).most_common():
             print(f"    {count} {signature}")
     cases, failed = (sum(row[key] for row in targets.values()) for key in ("cases", "failed"))
     print(f"{cases} cases, {failed} failed")
-    if write or add:
+    if write or add or replace:
         data = {"date": datetime.date.today().isoformat(), "fuzz": targets}
         RESULT.write_text(json.dumps(data, indent=1) + "\n")

@@ -15,6 +15,7 @@ from contextlib import AbstractContextManager
 from typing import Any
 
 import torch
+from torch.nn import functional as F
 from torch.nn.attention import SDPBackend, sdpa_kernel
 from torch.overrides import TorchFunctionMode
 from torch.utils._python_dispatch import TorchDispatchMode
@@ -76,6 +77,19 @@ class Perturbed(TorchDispatchMode):
         noise = torch.rand(value.shape, generator=self.generator, dtype=torch.float64) * 2 - 1
         wide = value.double()
         return torch.where(wide.isfinite(), wide * (1 + noise * EPSILON[value.dtype]), wide).to(value.dtype)
+
+
+class Widened(TorchDispatchMode):
+    """Numbers that a program casts to a narrower type are rounded, and computed with in the wide one from there on."""
+
+    def __init__(self, dtype: torch.dtype) -> None:
+        super().__init__()
+        self.dtype = dtype
+
+    def __torch_dispatch__(self, function: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        result = function(*args, **(kwargs or {}))
+        narrow = _base(function) == "_to_copy" and EPSILON.get(result.dtype, 0) > torch.finfo(self.dtype).eps
+        return result.to(self.dtype) if narrow else result
 
 
 class Formulas(Perturbed):
@@ -172,6 +186,8 @@ class Fused(Formulas):
             equal = _all_equal(x, axes)
             equal = equal if kwargs.get("keepdim", False) else equal.squeeze(tuple(axes))
             result = torch.where(equal & ~result.isnan(), 0.0, result)
+        if name == "convolution" and self.backwards and not args[0].isfinite().all():
+            result = _spread(result)
         if name == "native_layer_norm" and args[0].numel():
             x, shape, _, bias, _ = args
             equal = _all_equal(x, range(x.dim() - len(shape), x.dim()))
@@ -340,6 +356,13 @@ def _exact(function: Any, args: Any, result: Any) -> bool:
     if name == "mul" and isinstance(args[1], torch.Tensor | int | float) and not getattr(args[1], "dim", int)():
         return math.frexp(abs(float(args[1])))[0] == 0.5
     return name in _SELECTIONS or name.startswith(("fill", "copy", "detach"))
+
+
+def _spread(image: torch.Tensor) -> torch.Tensor:
+    """NaN in all channels around numbers that are none, as convolutions by Winograd's algorithm give in a tile."""
+    bad = (~image.isfinite()).any(1, keepdim=True).double()
+    pool = {3: F.max_pool1d, 4: F.max_pool2d}.get(image.dim())
+    return image if pool is None else torch.where(pool(bad, 7, 1, 3) > 0, math.nan, image)
 
 
 def _all_equal(x: torch.Tensor, axes: Sequence[int]) -> torch.Tensor:

@@ -15,7 +15,7 @@ from typing import Any
 import torch
 from torch.nn.attention import SDPBackend, sdpa_kernel
 
-from tools.fuzz.programs.arithmetic import EPSILON, Formulas, Fused, Perturbed
+from tools.fuzz.programs.arithmetic import EPSILON, Formulas, Fused, Perturbed, Widened
 from tools.fuzz.programs.program import Program
 from tools.fuzz.target import Failed
 
@@ -64,12 +64,10 @@ class Reference:
 
     def _exact(self, dtype: torch.dtype) -> tuple[Any, ...] | None:
         """In a wider type, by the formula of attention; None where the program depends on the types of its inputs."""
-        if not any(value.dtype in EPSILON and EPSILON[value.dtype] > torch.finfo(dtype).eps for value in self.inputs):
-            return None
         wide = [value.to(dtype) if value.dtype in EPSILON and value.dtype != torch.float64 else value
                 for value in self.inputs]  # fmt: skip
         try:
-            with sdpa_kernel(SDPBackend.MATH):  # which differs from PyTorch's kernels where scores are NaN
+            with sdpa_kernel(SDPBackend.MATH), Widened(dtype):  # other kernels of PyTorch differ where scores are NaN
                 return self.program(*wide)
         except RuntimeError:
             return None
