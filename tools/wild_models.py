@@ -65,6 +65,7 @@ STEPS = 4  # the roundings of one such move
 MOST = (100, 8)  # integers are below the first one that a model takes
 LONGEST_TEXT = 512  # tokens of a sequence
 PATIENCE = 10  # seconds for an answer of ONNX Runtime
+FREQUENCIES = {"fmin": 50.0, "fmax": 2000.0}  # in Hz: bounds of a pitch
 MOST_PAIRS = 1 << 24  # of elements of a matrix whose rows may come in another order
 SETTINGS = 3  # of the free dimensions of one model
 TIMED = 0.6  # seconds of CPU time for comparing speeds at one setting
@@ -155,6 +156,8 @@ def tensor(
 ) -> np.ndarray:
     """Data as a model of that kind of input would get: sound, pictures, numbers below `most`, a rate, lengths."""
     kind, name = entry.type.removeprefix("tensor(").rstrip(")"), entry.name.lower()
+    if name in FREQUENCIES:
+        return np.full(shape, FREQUENCIES[name], np.float64 if kind == "double" else np.float32)
     if kind in ("float", "float16", "double"):
         dtype = {"float": np.float32, "float16": np.float16, "double": np.float64}[kind]
         if len(shape) == 4:
