@@ -53,7 +53,7 @@ class Work:
 
 
 @tilewright.aggregate
-class Chunk:
+class ChunkTile:
     """A sequence's tile of queries: whether there is one, its first token, and the sequence's pages."""
 
     exists: tl.tensor
@@ -87,7 +87,7 @@ def chunk_of(entry, work, FEW: tl.constexpr, CONFIG: tl.constexpr):
     exists = (count > FEW) & (row >= 0) & (row < count)
     blocks = blocks_below(tl.minimum(row + CONFIG.BM, count) - 1, offset, context, CONFIG)
     tile = QueryTile(row * 0, entry % work.heads, row, context, row * 0, offset, row * 0, blocks)
-    return Chunk(exists, tile, start.to(tl.int32), count, work.tables + low.to(tl.int64) * work.columns)
+    return ChunkTile(exists, tile, start.to(tl.int32), count, work.tables + low.to(tl.int64) * work.columns)
 
 
 @tilewright.jit
