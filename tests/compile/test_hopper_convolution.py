@@ -6,9 +6,10 @@ import pytest
 
 from tests.convolution_cases import CASES
 from tests.host.hopper_support import tensor_map
-from tilewright.library.convolution.hopper.choice import ConvolutionProblem, candidate_configs, ranked_configs
+from tilewright.library.convolution.hopper.choice import candidate_configs, ranked_configs
 from tilewright.library.convolution.hopper.config import ConvolutionConfig
 from tilewright.library.convolution.hopper.kernel import convolution
+from tilewright.library.convolution.problem import ConvolutionProblem
 from tilewright.targets.nvidia.assemble import AssemblyOptions
 from tilewright.targets.nvidia.compile import assemble_kernel
 from tilewright.targets.nvidia.options import NvidiaOptions

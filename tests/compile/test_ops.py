@@ -13,11 +13,11 @@ from tilewright.library import epilogue as epilogues
 from tilewright.library.attention.problem import AttentionProblem
 from tilewright.library.epilogue import Epilogue
 from tilewright.library.matmul import portable
-from tilewright.library.matmul.hopper.dequantized import DequantizedProblem, close_configs
+from tilewright.library.matmul.hopper.dequantized import close_configs
 from tilewright.library.matmul.hopper.dequantized_kernel import dequantized_matmul
 from tilewright.library.matmul.hopper.kernel import matmul as hopper_matmul
 from tilewright.library.matmul.hopper.ranked import close
-from tilewright.library.matmul.problem import MatmulProblem
+from tilewright.library.matmul.problem import DequantizedProblem, MatmulProblem
 from tilewright.library.rows import simt_kernel as gpu_rows
 from tilewright.ops import attentions, products
 from tilewright.ops.attentions import choose_config
@@ -62,12 +62,12 @@ def test_matmul_configs(problem: MatmulProblem) -> None:
 
 
 WEIGHTS = [
-    DequantizedProblem(1, 14336, 4096, 128),
-    DequantizedProblem(16, 4096, 14336, 64, weights=dtypes.uint4, scale=BF16, zeros=True),
-    DequantizedProblem(64, 4096, 4096, 32, dtypes.float16, output=dtypes.float16),
-    DequantizedProblem(32, 4096, 4096, 4096, weights=INT8),
-    DequantizedProblem(64, 14336, 4096, 128, weights=FP8),
-    DequantizedProblem(200, 4096, 4096, 128),
+    DequantizedProblem(1, 14336, 4096, group=128),
+    DequantizedProblem(16, 4096, 14336, group=64, weights=dtypes.uint4, scale=BF16, zeros=True),
+    DequantizedProblem(64, 4096, 4096, group=32, input=dtypes.float16, output=dtypes.float16),
+    DequantizedProblem(32, 4096, 4096, group=4096, weights=INT8),
+    DequantizedProblem(64, 14336, 4096, group=128, weights=FP8),
+    DequantizedProblem(200, 4096, 4096, group=128),
 ]
 
 

@@ -13,7 +13,8 @@ import tilewright  # noqa: E402
 from tests.host.test_dequantized_hopper import Case, close, drawn, weights_of  # noqa: E402
 from tilewright import ops  # noqa: E402
 from tilewright.dtypes import bfloat16, from_numpy  # noqa: E402
-from tilewright.library.matmul.hopper.dequantized import DequantizedProblem, close_configs  # noqa: E402
+from tilewright.library.matmul.hopper.dequantized import close_configs  # noqa: E402
+from tilewright.library.matmul.problem import DequantizedProblem  # noqa: E402
 from tilewright.ops import arrays, dequantized  # noqa: E402
 
 pytestmark = pytest.mark.hopper
@@ -48,8 +49,8 @@ def test_every_config(seed: int) -> None:
     points = None if zeros is None else torch.from_numpy(zeros).cuda()
     packed = ops.pack_weights(stored, factors, points, bits=case.dtype.bits)
     problem = DequantizedProblem(
-        case.rows, case.columns, case.depth, packed.group, case.given, packed.dtype, from_numpy(packed.scales.dtype),
-        packed.zeros is not None, case.given,
+        case.rows, case.columns, case.depth, input=case.given, output=case.given, group=packed.group,
+        weights=packed.dtype, scale=from_numpy(packed.scales.dtype), zeros=packed.zeros is not None,
     )  # fmt: skip
     first, ordinal = arrays.view(given, "x"), given.device.index
     for config, _ in close_configs(problem, arrays.target_at(ordinal).machine()):

@@ -26,12 +26,15 @@ from tilewright.library import epilogue as epilogues
 from tilewright.library import packing
 from tilewright.library.epilogue import Epilogue
 from tilewright.library.hopper import is_possible
-from tilewright.library.matmul.hopper.dequantized import DequantizedProblem, close_configs
+from tilewright.library.matmul.hopper.dequantized import close_configs
 from tilewright.library.matmul.hopper.dequantized_config import DequantizedConfig
 from tilewright.library.matmul.hopper.dequantized_kernel import dequantized_matmul
 from tilewright.library.matmul.kernel import identity
+from tilewright.library.matmul.problem import DequantizedProblem
+from tilewright.ops import arrays, choosing, dequantized
 from tilewright.ops.dequantized import kernel_types
 from tilewright.passes.pipeline import simplify
+from tilewright.runtime.cuda.device import current_device
 from tilewright.settings import settings
 from tilewright.targets.nvidia.options import NvidiaOptions
 from tilewright.targets.nvidia.pipeline import lower
@@ -221,7 +224,9 @@ def test_configs_of_all_problems() -> None:
         rows, columns = int(draw.integers(1, 300)), int(draw.integers(1, 9000))
         zeros = bool(draw.integers(2)) and dtype.is_integer
         for epilogue in (identity, SILU):
-            problem = DequantizedProblem(rows, columns, depth, group, bfloat16, dtype, zeros=zeros, epilogue=epilogue)
+            problem = DequantizedProblem(
+                rows, columns, depth, input=bfloat16, group=group, weights=dtype, zeros=zeros, function=epilogue
+            )
             found = close_configs(problem, machine)
             assert found and all(is_possible(config) and seconds > 0 for config, seconds in found)
 
@@ -229,8 +234,8 @@ def test_configs_of_all_problems() -> None:
 @pytest.mark.parametrize(
     ("problem", "rows"),
     [
-        (DequantizedProblem(300, 1280, 512, 64, epilogue=SILU), 256),
-        (DequantizedProblem(300, 200, 128, 32, weights=float8e4nv, epilogue=SILU), 128),  # 256 have no room
+        (DequantizedProblem(300, 1280, 512, group=64, function=SILU), 256),
+        (DequantizedProblem(300, 200, 128, group=32, weights=float8e4nv, function=SILU), 128),  # 256 have no room
     ],
 )
 def test_configs_know_what_epilogues_take(problem: DequantizedProblem, rows: int) -> None:
@@ -282,3 +287,30 @@ def test_clusters_of_the_first_config_run_at_once(sizes: tuple[int, int, int]) -
     machine = NvidiaTarget.named("sm_90a").machine()
     (config, _), *_ = close_configs(DequantizedProblem(*sizes, group=128), machine)
     assert config.grid(*sizes[:2])[0] <= machine.slots(config.SPLIT), config.described
+
+
+def test_close_configs_are_timed_once(driver: object, monkeypatch: pytest.MonkeyPatch) -> None:
+    """On a GPU, by a launch of each into a result of its own; rows of a class share what is on record."""
+    gpu, timed, own = current_device(), list[int](), list[bool]()
+
+    def times(runs: dict[int, Any]) -> dict[int, float]:
+        timed.append(len(runs))
+        return {number: 9.0 - number for number in runs}
+
+    for module in (choosing, dequantized):
+        monkeypatch.setattr(module, "device", lambda ordinal: gpu)
+    monkeypatch.setattr(arrays, "target_at", lambda ordinal: NvidiaTarget.named("sm_90a"))
+    monkeypatch.setattr(arrays, "capturing", lambda stream, ordinal: False)
+    monkeypatch.setattr(arrays, "stream_of", lambda views: 0)
+    monkeypatch.setattr(dequantized.timers, "alone", times)
+    views = [arrays.view(np.zeros(shape, np.float16), "x") for shape in ((70, 512), (70, 256))]
+
+    def run(config: object, out: arrays.ArrayView) -> None:
+        own.append(out.base is not views[1].base)
+
+    for rows in (70, 70, 120):
+        problem = DequantizedProblem(rows, 256, 512, input=float16, output=float16, group=128)
+        with settings.scope(tune=True):
+            config = dequantized._config(problem, "", 0, run, views)
+        ranked = [config for config, _ in close_configs(problem.shape_class, NvidiaTarget.named("sm_90a").machine())]
+        assert timed == [len(ranked)] and config == ranked[-1] and all(own)

@@ -14,8 +14,8 @@ from tilewright.graph.passes.fuse import fuse
 from tilewright.graph.pipeline import optimize
 from tilewright.library.attention.problem import AttentionProblem
 from tilewright.library.candidate import Candidate
-from tilewright.library.convolution.hopper.choice import ConvolutionProblem
 from tilewright.library.convolution.hopper.choice import ranked_configs as ranked_convolutions
+from tilewright.library.convolution.problem import ConvolutionProblem
 from tilewright.library.matmul.hopper.choice import close_configs, ranked_configs, seconds_of
 from tilewright.library.matmul.problem import MatmulProblem
 from tilewright.library.matmul.simt_tiles import ranked_tiles

@@ -20,7 +20,7 @@ from tilewright.library.matmul.problem import MatmulProblem
 from tilewright.library.rows import simt_config as row_configs
 from tilewright.library.rows.simt_config import row_config
 from tilewright.measure import timers
-from tilewright.ops import arrays, products, reductions
+from tilewright.ops import arrays, choosing, products, reductions
 from tilewright.runtime import tables
 from tilewright.runtime.cuda import streams
 from tilewright.runtime.cuda.device import current_device
@@ -120,6 +120,7 @@ class FakeConfigs:
         self.timed: list[tuple[str, int]] = []
         self.capturing = False
         gpu = current_device()
+        monkeypatch.setattr(choosing, "device", lambda ordinal: gpu)
         monkeypatch.setattr(products, "device", lambda ordinal: gpu)
         monkeypatch.setattr(arrays, "target_at", lambda ordinal: NvidiaTarget.named("sm_90a"))
         monkeypatch.setattr(products.MatmulPlan, "_runner", lambda plan, config, operands: self._runner(plan, config))

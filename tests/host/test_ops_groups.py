@@ -6,19 +6,25 @@ import gc
 import weakref
 from collections.abc import Iterator
 from dataclasses import replace
+from typing import Any
 
 import ml_dtypes
 import numpy as np
 import pytest
 
 from tilewright import ops
+from tilewright.dtypes import float16
 from tilewright.errors import LaunchError, UnsupportedOperationError
 from tilewright.graph import semantics
+from tilewright.graph.build import GraphBuilder
+from tilewright.graph.core import Graph
 from tilewright.library.candidate import Table
-from tilewright.ops import calls
+from tilewright.ops import arrays, calls, choosing
 from tilewright.ops.arrays import view
+from tilewright.runtime.cuda.device import current_device
 from tilewright.runtime.cuda.streams import DevicePlace
 from tilewright.settings import settings
+from tilewright.targets.nvidia.target import NvidiaTarget
 
 
 @pytest.fixture(autouse=True)
@@ -231,3 +237,45 @@ def test_operator_refuses_the_same_of_fake_tensors(change: dict, message: str) -
         given = [torch.zeros(shape, dtype=torch.float16, device=device) for shape in shapes]
         with pytest.raises(LaunchError, match=message):
             torch.ops.tilewright.conv2d(*given, **options)
+
+
+def test_close_candidates_are_timed_once(
+    driver: Any, monkeypatch: pytest.MonkeyPatch, rng: np.random.Generator
+) -> None:
+    """On a GPU; not while a graph is captured, and by the record where there is one."""
+    timed: list[int] = []
+    captured = [True]
+    gpu = current_device()
+    monkeypatch.setattr(choosing, "device", lambda ordinal: gpu)
+    monkeypatch.setattr(calls, "device", lambda ordinal: gpu)
+    monkeypatch.setattr(arrays, "target_at", lambda ordinal: NvidiaTarget.named("sm_90a"))
+    monkeypatch.setattr(arrays, "capturing", lambda stream, ordinal: captured[0])
+    monkeypatch.setattr(arrays, "stream_of", lambda views: 0)
+    place = DevicePlace(0, "torch")
+
+    def times(runs: Any) -> dict[int, float]:
+        timed.append(len(runs))
+        return {index: 1.0 if index == max(runs) else 2.0 for index in runs}
+
+    monkeypatch.setattr(calls.timers, "alone", times)
+    x, y = (rng.standard_normal(shape).astype(np.float16) for shape in ((96, 64), (64, 80)))
+    given = {"x": arrays.view(x, "x"), "y": arrays.view(y, "y")}
+
+    def graph() -> Graph:
+        b = GraphBuilder("product")
+        b.output(b.op("matmul", [b.input("x", float16, x.shape), b.input("y", float16, y.shape)]), "z")
+        return b.finish()
+
+    for seconds in ("captured", "timed", "recorded"):
+        captured[0] = seconds == "captured"
+        result = arrays.view(np.zeros((96, 80), np.float16), "out")
+        operation = calls.prepared("product 96x80x64", [*given.values(), result], place, graph)
+        with settings.scope(tune=True):
+            operation.run(given, result)
+        close(result.base, x.astype(np.float64) @ y.astype(np.float64))
+        if seconds == "captured":
+            assert not operation.choices and not timed
+            continue
+        (choice,) = operation.choices
+        assert choice.source == seconds and len(timed) == 1 and choice.index == max(choice.microseconds)
+        calls._PREPARED.clear()

@@ -12,7 +12,8 @@ from tilewright.graph.passes.fuse import fuse
 from tilewright.library.candidate import Candidate
 from tilewright.library.cost import Cost, balance, estimate, expected
 from tilewright.library.generated.elementwise import total_bytes
-from tilewright.library.matmul.cpu_blocks import choose_blocks, depth_block, row_ranges
+from tilewright.library.matmul.blocks import row_ranges
+from tilewright.library.matmul.cpu_blocks import choose_blocks, depth_block
 from tilewright.library.select import candidates, choose
 from tilewright.symbolic import symbol
 from tilewright.targets.cpu.target import CPUTarget

@@ -19,7 +19,7 @@ from tilewright.build.trials import Trials
 from tilewright.errors import DeviceError, MissingDependencyError, MissingTimingError, SettingsError, brief
 from tilewright.graph.core import Graph, Value
 from tilewright.graph.fusion import Group
-from tilewright.library.candidate import Candidate, ExternKernel, Operand, PackedConstant
+from tilewright.library.candidate import Candidate, ExternKernel, Operand, PackedConstant, labels
 from tilewright.measure.choosing import CLOSE, Choice, Measured, Records, TuningProblem, closest, ranked
 from tilewright.measure.keys import device_name, problem_key
 from tilewright.measure.record import Timing
@@ -171,18 +171,6 @@ class Tuner:
 def _measured(trials: Trials, problem: _GroupProblem, key: str) -> Measured:
     """The times of a problem's close candidates for the sizes of a key."""
     return trials.measure({index: problem.found[index] for index in problem.close}, problem.sizes[key])
-
-
-def labels(found: Sequence[Candidate]) -> list[str]:
-    """A text for each candidate that tells it from the others of its group."""
-    texts = []
-    counts: dict[str, int] = {}
-    for candidate in found:
-        details = [f"{name} {value}" for name, value in candidate.reasons.items() if name not in ("epilogue", "split")]
-        text = ", ".join([candidate.name, *details])
-        counts[text] = counts.get(text, 0) + 1
-        texts.append(text if counts[text] == 1 else f"{text} ({counts[text]})")
-    return texts
 
 
 def _calls_library(candidate: Candidate) -> bool:

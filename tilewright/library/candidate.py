@@ -5,6 +5,7 @@ group (graph.fusion) -> candidates -> cost -> the chosen one -> plan step (build
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, Union
 
@@ -120,3 +121,15 @@ class Candidate:
     cost: Cost
     temporaries: tuple[Value, ...] = ()
     reasons: dict[str, Any] = field(default_factory=dict)
+
+
+def labels(found: Sequence[Candidate]) -> list[str]:
+    """A text for each candidate that tells it from the others of its group."""
+    texts = []
+    counts: dict[str, int] = {}
+    for candidate in found:
+        details = [f"{name} {value}" for name, value in candidate.reasons.items() if name not in ("epilogue", "split")]
+        text = ", ".join([candidate.name, *details])
+        counts[text] = counts.get(text, 0) + 1
+        texts.append(text if counts[text] == 1 else f"{text} ({counts[text]})")
+    return texts

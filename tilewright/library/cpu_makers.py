@@ -17,8 +17,8 @@ from tilewright.library.generated.elementwise import elementwise
 from tilewright.library.grouped.cpu import grouped_candidates
 from tilewright.library.makers import Maker, Makers
 from tilewright.library.matmul.cpu import matmul_candidates
+from tilewright.library.matmul.cpu_gate import halves_candidates
 from tilewright.library.matmul.dequantized import dequantized_candidates
-from tilewright.library.matmul.gate import halves_candidates
 from tilewright.library.movement.candidates import movement
 from tilewright.library.pool.cpu import pool
 from tilewright.library.recurrent.candidates import cpu_recurrent_candidates

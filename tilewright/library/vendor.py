@@ -25,10 +25,11 @@ from tilewright.library.candidate import (
     Stage,
     TiledOperand,
 )
-from tilewright.library.convolution.cpu.candidates import checked_convolution, with_bias_in_epilogue
+from tilewright.library.convolution.operands import with_bias_in_epilogue
+from tilewright.library.convolution.problem import checked_convolution
 from tilewright.library.cost import Cost, expected
 from tilewright.library.generated.elementwise import total_bytes
-from tilewright.library.matmul.cpu import Problem, describe, norm_in_front
+from tilewright.library.matmul.problem import GraphProduct, describe, norm_in_front
 from tilewright.library.packing import order_recipe
 from tilewright.library.split import split_group
 from tilewright.symbolic import Size, lift, product, simplify
@@ -181,14 +182,14 @@ def _bias_and_relu(group: Group, anchor: Node) -> tuple[Value | None, bool]:
     return bias, relu
 
 
-def _left(problem: Problem) -> TiledOperand:
+def _left(problem: GraphProduct) -> TiledOperand:
     shape, strides = (problem.rows, problem.depth), (problem.a_row, problem.a_depth)
     if problem.batches == 1:
         return TiledOperand(problem.a, shape, strides, ())
     return TiledOperand(problem.a, (problem.batches, *shape), (_batch(problem.a_batch), *strides), ())
 
 
-def _right(problem: Problem) -> TiledOperand:
+def _right(problem: GraphProduct) -> TiledOperand:
     b = problem.b
     assert isinstance(b, (Value, PackedConstant))
     shape, strides = (problem.depth, problem.columns), (problem.b_depth, problem.b_column)
@@ -204,7 +205,7 @@ def _batch(strides: tuple[Size, Size]) -> Size:
     return strides[1]
 
 
-def _dense(out: Value, problem: Problem) -> TiledOperand:
+def _dense(out: Value, problem: GraphProduct) -> TiledOperand:
     rows, columns = problem.rows, problem.columns
     if problem.batches == 1:
         return TiledOperand(out, (rows, columns), (columns, 1), ())

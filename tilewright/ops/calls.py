@@ -1,30 +1,46 @@
 """Operations on arrays through the engines' kernels: a small graph, its groups, a candidate for each.
 
-The candidate is the one that costs least by estimate (`library.select`); sizes are those of the arrays, so that a
-prepared operation is kept for each signature.
+An estimate ranks the candidates of a group (`library.select`); those that it cannot tell apart are timed at the first
+call, once, as those of `ops.matmul` are.  Sizes are those of the arrays: a prepared operation is kept for each
+signature.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Hashable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from functools import partial
 from itertools import count, takewhile
 from typing import Any
 
-from tilewright.errors import LaunchError, UnsupportedOperationError
+from tilewright import forks
+from tilewright.errors import LaunchError, TilewrightError, UnsupportedOperationError
 from tilewright.graph.core import Graph, Value
 from tilewright.graph.fusion import Group
 from tilewright.graph.passes.fuse import fuse
 from tilewright.graph.pipeline import optimize
 from tilewright.launch.descriptor import DESCRIPTOR_ALIGNMENT, TensorDescriptor
 from tilewright.launch.jit import JITFunction
-from tilewright.library.candidate import Candidate, KernelCall, Operand, PackedConstant, Table, TensorPart, TiledOperand
+from tilewright.library.candidate import (
+    Candidate,
+    KernelCall,
+    Operand,
+    PackedConstant,
+    Table,
+    TensorPart,
+    TiledOperand,
+    labels,
+)
 from tilewright.library.select import candidates, choose
-from tilewright.ops import arrays
+from tilewright.measure import timers
+from tilewright.measure.choosing import Choice, Measured, attempt, closest, ranked
+from tilewright.ops import arrays, choosing
 from tilewright.ops.arrays import ArrayView
 from tilewright.runtime import tables
+from tilewright.runtime.cuda.device import device
 from tilewright.runtime.cuda.memory import DeviceArray
 from tilewright.runtime.cuda.streams import DLPACK, DevicePlace
+from tilewright.settings import settings
 from tilewright.symbolic import Size, evaluate
 from tilewright.targets.nvidia.target import NvidiaTarget
 
@@ -33,36 +49,95 @@ _PREPARED: dict[Hashable, Prepared] = {}
 _CAPTURED: dict[int, Prepared] = {}  # whose tables graphs may read as long as the process lives, by identity
 
 
-@dataclass(frozen=True)
+@dataclass(eq=False)
 class Prepared:
-    """An operation for arrays of known shapes: its graph, a candidate for each group, in order, the tensors between the
-    groups, and the tables of numbers that its kernels read, by name and sizes."""
+    """An operation for arrays of known shapes: its graph, the candidates of each group, in order, the tensors between
+    the groups, a text that tells it from others, and the tables of numbers that its kernels read, by name and sizes.
+
+    `choices` say which candidate each group takes; there are none until they are made.
+    """
 
     graph: Graph
-    chosen: tuple[Candidate, ...]
+    candidates: tuple[Sequence[Candidate], ...]
     between: tuple[Value, ...]
     ordinal: int | None
+    shape: str = ""
+    choices: tuple[Choice, ...] = ()
     tables: dict[tuple[str, tuple[int, ...]], Any] = field(default_factory=dict)
+    _lock: Any = field(default_factory=forks.lock)
 
-    def explain(self) -> str:
-        """What runs, and why."""
-        return "\n".join(
-            f"{candidate.name}: {', '.join(f'{key} {value}' for key, value in candidate.reasons.items())}"
-            for candidate in self.chosen
-        )
+    @property
+    def chosen(self) -> tuple[Candidate, ...]:
+        """The candidate of each group that runs: the likeliest until times are known."""
+        if not self.choices:
+            return tuple(map(choose, self.candidates))
+        return tuple(found[choice.index] for found, choice in zip(self.candidates, self.choices, strict=True))
 
     def run(self, given: Mapping[str, ArrayView], out: ArrayView) -> None:
         """Launch on arrays by the names of the graph's inputs; the result goes to `out`, contiguous."""
         places: dict[Value, Any] = {value: given[value.name].base for value in self.graph.inputs}
         places[self.graph.outputs[0]] = out.base
-        for value in (*self.between, *(each for candidate in self.chosen for each in candidate.temporaries)):
-            places[value] = arrays.empty(out, _numbers(value.shape), value.dtype)
+        used = [*given.values(), out]
+        self._add_memory(places, self.between, out)
+        if self.ordinal is not None and not self.choices:
+            self._choose(places, used)
         for candidate in self.chosen:
-            for stage in candidate.stages:
-                call = next(each for each in stage.calls if _applies(each))
-                self._launch(call, places)
+            self._add_memory(places, candidate.temporaries, out)
+            self._launch_all(candidate, places)
         if self.tables:
-            self._keep_for_graphs([*given.values(), out])
+            self._keep_for_graphs(used)
+
+    @staticmethod
+    def _add_memory(places: dict[Value, Any], values: Sequence[Value], like: ArrayView) -> None:
+        for value in values:
+            places[value] = arrays.empty(like, _numbers(value.shape), value.dtype)
+
+    def _choose(self, places: Mapping[Value, Any], used: Sequence[ArrayView]) -> None:
+        """Find the candidate of each group, by times on record or by timing the close ones, once."""
+        with self._lock:
+            if self.choices:
+                return
+            found = [self._choice(number, places, used) for number in range(len(self.candidates))]
+            if all(choice is not None for choice in found):
+                self.choices = tuple(choice for choice in found if choice is not None)
+
+    def _choice(self, number: int, places: Mapping[Value, Any], used: Sequence[ArrayView]) -> Choice | None:
+        assert self.ordinal is not None
+        found, effort = self.candidates[number], 1 if settings.tune else 0
+        seconds = [candidate.cost.seconds for candidate in found]
+        close = closest(seconds, effort)
+        measure = partial(self._measured, number, close, places, used[-1]) if effort else None
+        return choosing.choose(
+            self.graph.name,
+            f"{self.shape}, {number}",
+            self.ordinal,
+            labels(found),
+            ranked(seconds),
+            close,
+            used,
+            measure,
+        )
+
+    def _measured(self, number: int, close: Sequence[int], places: Mapping[Value, Any], out: ArrayView) -> Measured:
+        """The times of a group's close candidates, with a result of their own: the caller's may be an operand, too."""
+        assert self.ordinal is not None
+        own, runs = dict(places), {}
+        self._add_memory(own, self.graph.outputs, out)
+        for index in close:
+            candidate, memory = self.candidates[number][index], dict(own)
+            self._add_memory(memory, candidate.temporaries, out)
+            runs[index] = partial(self._launch_all, candidate, memory)
+        failures: dict[int, TilewrightError] = {}
+        attempt(runs, failures)
+        usable = {index: run for index, run in runs.items() if index not in failures}
+        if not usable:
+            raise failures[max(failures)]
+        with device(self.ordinal).active():
+            return Measured(timers.alone(usable), failures, "L2 flushed before each call")
+
+    def _launch_all(self, candidate: Candidate, places: Mapping[Value, Any]) -> None:
+        for stage in candidate.stages:
+            self._launch(next(each for each in stage.calls if _applies(each)), places)
 
     def _keep_for_graphs(self, used: Sequence[ArrayView]) -> None:
         """A graph that captures the launches reads the tables at every replay, and may outlive this entry."""
@@ -136,6 +211,7 @@ def prepared(
         graph = make()
         try:
             found = _prepare(graph, ordinal, target if aligned else _without_copies(target), together and aligned)
+            found.shape = f"{key}{'' if aligned else ', unaligned'}"
         except (UnsupportedOperationError, NotImplementedError) as reason:
             raise LaunchError(
                 f"{graph.name}: the library has no kernel for it on {target.description}: {reason}"
@@ -156,15 +232,15 @@ def _prepare(graph: Graph, ordinal: int | None, target: NvidiaTarget, together: 
     if together:
         anchor = graph.nodes[-1]
         group = Group("contraction", graph.nodes, graph.inputs, graph.outputs, anchor, graph.name)
-        return Prepared(graph, (choose(candidates(group, graph, target)),), (), ordinal)
+        return Prepared(graph, (candidates(group, graph, target),), (), ordinal)
     fused = fuse(optimize(graph), attention_quantizes=True)
     for group in fused.groups:
         if group.kind == "view":
             raise UnsupportedOperationError(f"group {group.name} is only another view of its input")
-    chosen = tuple(choose(candidates(group, fused.graph, target)) for group in fused.groups)
+    found = tuple(candidates(group, fused.graph, target) for group in fused.groups)
     made = [value for group in fused.groups for value in group.outputs]
     between = tuple(value for value in made if value not in fused.graph.outputs)
-    return Prepared(fused.graph, chosen, between, ordinal)
+    return Prepared(fused.graph, found, between, ordinal)
 
 
 def _applies(call: KernelCall) -> bool:

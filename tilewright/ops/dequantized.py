@@ -9,13 +9,14 @@ from __future__ import annotations
 import sys
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
 import numpy as np
 
 from tilewright import dtypes
 from tilewright.dtypes import DType, from_numpy
-from tilewright.errors import LaunchError
+from tilewright.errors import LaunchError, TilewrightError
 from tilewright.graph.passes.weight_products import canonical
 from tilewright.ir.core import Parameter
 from tilewright.launch.arguments import stored_array
@@ -23,14 +24,18 @@ from tilewright.launch.descriptor import DESCRIPTOR_ALIGNMENT, TensorDescriptor
 from tilewright.library import epilogue as epilogues
 from tilewright.library import packing
 from tilewright.library.epilogue import SCALE_BLOCK
-from tilewright.library.matmul.hopper.dequantized import DequantizedProblem, close_configs
+from tilewright.library.matmul.hopper.dequantized import close_configs
 from tilewright.library.matmul.hopper.dequantized_config import COLUMNS, DequantizedConfig
 from tilewright.library.matmul.hopper.dequantized_kernel import dequantized_matmul as kernel
 from tilewright.library.matmul.kernel import identity
-from tilewright.ops import arrays
+from tilewright.library.matmul.problem import DequantizedProblem
+from tilewright.measure import timers
+from tilewright.measure.choosing import Measured, attempt
+from tilewright.ops import arrays, choosing
 from tilewright.ops.arrays import ArrayView
 from tilewright.ops.calls import result_like
 from tilewright.ops.products import epilogue_of
+from tilewright.runtime.cuda.device import device
 from tilewright.runtime.cuda.memory import DeviceArray
 from tilewright.runtime.tensors import raise_versions
 from tilewright.settings import settings
@@ -40,6 +45,7 @@ _INPUTS = (dtypes.bfloat16, dtypes.float16)
 _WEIGHTS = (dtypes.int8, dtypes.uint8, dtypes.float8e4nv, dtypes.float8e5)
 _MOST = 4096  # prepared launches
 _PREPARED: dict[tuple[Any, ...], Callable[..., Any]] = {}
+_CONFIGS: dict[tuple[DequantizedProblem, int | None], DequantizedConfig] = {}  # chosen, by problem and GPU
 
 
 @dataclass(frozen=True)
@@ -163,12 +169,14 @@ def dequantized_matmul(
     if 0 in shape:
         return target.base
     problem = DequantizedProblem(
-        rows, columns, depth, weights.group, first.element, weights.dtype, from_numpy(weights.scales.dtype),
-        weights.zeros is not None, output, target.address % DESCRIPTOR_ALIGNMENT == 0,
-        epilogues.function(spec) if spec.operands or spec.activation else identity,
+        rows, columns, depth, input=first.element, output=output, group=weights.group, weights=weights.dtype,
+        aligned=target.address % DESCRIPTOR_ALIGNMENT == 0, scale=from_numpy(weights.scales.dtype),
+        zeros=weights.zeros is not None,
+        function=epilogues.function(spec) if spec.operands or spec.activation else identity,
     )  # fmt: skip
-    config = _config(problem, weights_ready, ordinal)
-    _launch(config, problem, weights, first, target, extra, views, ordinal)
+    run = partial(_launch, problem=problem, weights=weights, x=first, extra=extra, views=views, ordinal=ordinal)
+    config = _config(problem, str(spec), ordinal, run, views)
+    run(config._replace(DEPENDENT=weights_ready), out=target)
     return target.base
 
 
@@ -183,16 +191,48 @@ def _check(x: ArrayView, weights: PackedWeights) -> None:
         raise LaunchError(f"x must begin at a multiple of {DESCRIPTOR_ALIGNMENT} bytes: copy it")
 
 
-def _config(problem: DequantizedProblem, ready: bool, ordinal: int | None) -> DequantizedConfig:
-    target = arrays.target_at(ordinal)
+def _config(
+    problem: DequantizedProblem, epilogue: str, ordinal: int | None, run: Callable[..., None],
+    views: Sequence[ArrayView],
+) -> DequantizedConfig:  # fmt: skip
+    """The config for a problem with an epilogue: by times on record, or by timing the close ones once."""
+    known = _CONFIGS.get((problem, ordinal))
+    if known is not None:
+        return known
+    target, shape = arrays.target_at(ordinal), problem.shape_class
     if target.without_wgmma:
         raise LaunchError(f"{target.without_wgmma}: widen the weights, and use matmul")
-    (config, _), *_ = close_configs(problem, target.machine())
-    return config._replace(DEPENDENT=ready)
+    configs = [config for config, _ in close_configs(shape, target.machine())]
+    if ordinal is None:
+        return configs[0]
+    weights = f"{shape.weights.name} {shape.scale.name} by {shape.group}{' zeros' if shape.zeros else ''}"
+    measure = partial(_measured, configs, run, views[1], ordinal) if settings.tune else None
+    labels, numbers = [config.described for config in configs], range(len(configs))
+    text = f"{shape.key} {weights} {epilogue}"
+    choice = choosing.choose("dequantized", text, ordinal, labels, numbers, numbers, views, measure)
+    if choice is None:
+        return configs[0]
+    if len(_CONFIGS) >= _MOST:
+        _CONFIGS.clear()
+    _CONFIGS[problem, ordinal] = configs[choice.index]
+    return configs[choice.index]
+
+
+def _measured(configs: Sequence[DequantizedConfig], run: Callable[..., None], out: ArrayView, ordinal: int) -> Measured:
+    """The times of configs, with a result of their own: the caller's may be an operand, too."""
+    own = arrays.view(arrays.empty(out, out.shape, out.element), "out")
+    runs = {number: partial(run, config, out=own) for number, config in enumerate(configs)}
+    failures: dict[int, TilewrightError] = {}
+    attempt(runs, failures)
+    usable = {number: call for number, call in runs.items() if number not in failures}
+    if not usable:
+        raise failures[max(failures)]
+    with device(ordinal).active():
+        return Measured(timers.alone(usable), failures, "L2 flushed before each call")
 
 
 def _launch(
-    config: DequantizedConfig, problem: DequantizedProblem, weights: PackedWeights, x: ArrayView, out: ArrayView,
+    config: DequantizedConfig, *, problem: DequantizedProblem, weights: PackedWeights, x: ArrayView, out: ArrayView,
     extra: Sequence[Any], views: Sequence[ArrayView], ordinal: int | None,
 ) -> None:  # fmt: skip
     rows = (problem.rows, problem.depth)

@@ -32,9 +32,8 @@ from tilewright.library.matmul.hopper.ranked import RankedConfig, close
 from tilewright.library.matmul.problem import MatmulProblem
 from tilewright.library.matmul.simt_tiles import ranked_tiles
 from tilewright.measure import timers
-from tilewright.measure.choosing import Choice, Measured, Records, TuningProblem, attempt
-from tilewright.measure.keys import device_name, problem_key
-from tilewright.ops import arrays
+from tilewright.measure.choosing import Choice, Measured, attempt
+from tilewright.ops import arrays, choosing
 from tilewright.ops.arrays import ArrayView
 from tilewright.runtime.cuda.device import device
 from tilewright.runtime.tensors import raise_versions, version_raiser
@@ -370,22 +369,13 @@ class MatmulPlan:
         with self._lock:
             if self.choice is not None:
                 return
-            shape = self.problem.shape_class.key
-            key = problem_key("matmul", arrays.target_at(self.ordinal), ("library", "ops"), shape)
-            numbers = range(len(self.ranked))
-            problem = TuningProblem(
-                {key: f"matmul {shape}"}, [str(candidate) for candidate in self.ranked], numbers, numbers
-            )
-            gpu = device(self.ordinal)
-            records = Records(device_name(gpu), address=gpu.address)
-            records.look_up(problem)
-            if not problem.is_known and self.effort:
-                if arrays.capturing(arrays.stream_of(operands.views), self.ordinal):
-                    return
-                began = time.perf_counter()
-                records.time(problem, lambda key: self._measured(operands))
+            began, numbers = time.perf_counter(), range(len(self.ranked))
+            self.choice = choosing.choose(
+                "matmul", self.problem.shape_class.key, self.ordinal, [str(candidate) for candidate in self.ranked],
+                numbers, numbers, operands.views, partial(self._measured, operands) if self.effort else None,
+            )  # fmt: skip
+            if self.choice is not None and self.choice.source == "timed":
                 self.seconds = time.perf_counter() - began
-            self.choice = problem.choice()
 
     def _measured(self, operands: Operands) -> Measured:
         """The times of all candidates; raises what the last one raises when none can be used."""

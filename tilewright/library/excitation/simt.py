@@ -8,7 +8,7 @@ from tilewright.graph.core import Graph, Node, Value
 from tilewright.graph.fusion import Group
 from tilewright.library.binding import bind_extra, bind_sizes
 from tilewright.library.candidate import Candidate, KernelCall, Operand, PackedConstant, Stage
-from tilewright.library.convolution.cpu.candidates import with_bias_in_epilogue
+from tilewright.library.convolution.operands import with_bias_in_epilogue
 from tilewright.library.cost import Cost, expected
 from tilewright.library.excitation.separate import parts_of
 from tilewright.library.excitation.simt_kernel import excite

@@ -1,15 +1,31 @@
-"""The matrix product problem without its data: sizes, element types, memory orders, epilogue.
+"""A matrix product: in numbers, by which configs are ranked, and in a graph, of which launches are made.
 
-Operations on arrays, kernels of GPU engines, and the models that rank configs describe a product by this; kernels of
-CPU engines by `library.matmul.cpu.Problem`.
+MatmulProblem        sizes, element types, memory orders, epilogue; operations on arrays make it of these
+DequantizedProblem   the same by quantized weights
+GraphProduct         the operands of a graph's node, with sizes that may be known only at run time; `at` gives the
+                     `MatmulProblem` for a number of rows
 """
 
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
+from typing import Any, TypeVar
 
-from tilewright.dtypes import DType, bfloat16
+from tilewright.dtypes import DType, bfloat16, float32, int4, int32
+from tilewright.errors import UnsupportedOperationError
+from tilewright.graph.core import Graph, Node, Value
+from tilewright.graph.fusion import Group
+from tilewright.library.candidate import Operand, PackedConstant
+from tilewright.library.cost import expected
 from tilewright.library.epilogue import Epilogue, EpilogueCost
+from tilewright.library.generated.index import flatten
+from tilewright.library.generated.source import merge_axes
+from tilewright.library.generated.trace import align, axes_of
+from tilewright.library.matmul.kernel import identity
+from tilewright.library.packing import panels_recipe
+from tilewright.symbolic import Size, lift, product, simplify
+
+_Problem = TypeVar("_Problem", bound="MatmulProblem")
 
 
 @dataclass(frozen=True)
@@ -72,7 +88,7 @@ class MatmulProblem:
         return self.batches * (inputs * self.input.itemsize + results * self.output.itemsize)
 
     @property
-    def shape_class(self) -> MatmulProblem:
+    def shape_class(self: _Problem) -> _Problem:
         """The problem whose choice serves this one: rows are rounded up, finely where they decide about waves."""
         for limit in (8, 16, 32, 64):
             if self.rows <= limit:
@@ -92,3 +108,157 @@ class MatmulProblem:
         ]
         marks = {"ready": self.weights_ready, "exact": self.exact, "unaligned": not self.aligned}
         return " ".join([*parts, *(mark for mark, there in marks.items() if there)])
+
+
+@dataclass(frozen=True)
+class DequantizedProblem(MatmulProblem):
+    """out[rows, columns] = epilogue(x[rows, depth] @ numbers[columns, depth]^T): `group` steps of the depth share a
+    scale of type `scale`, and a zero point if there are `zeros`.  `aligned`: the result begins at a multiple of 16
+    bytes.  `function` is the epilogue of the kernel's slot."""
+
+    group: int = 0
+    weights: DType = int4
+    scale: DType = float32
+    zeros: bool = False
+    function: Any = identity
+
+    @property
+    def stage_group(self) -> int:
+        """Steps that share a scale, as configs have it: 0 for all of the depth."""
+        return 0 if self.group == self.depth else self.group
+
+    @property
+    def weight_bytes(self) -> int:
+        """Bytes of weights, scales and zero points."""
+        scales = self.depth // self.group * (self.scale.itemsize + self.zeros)
+        return self.columns * (self.depth * self.weights.bits // 8 + scales)
+
+
+def sum_type(dtype: DType) -> DType:
+    """The type that `dot` sums products of a type in, where the graph's type is that of the operands or int32."""
+    return int32 if dtype.is_integer else dtype
+
+
+def norm_in_front(group: Group) -> Node | None:
+    """The RMS norm that a product of few rows computes of them itself (`graph.passes.fuse_norms`)."""
+    assert group.anchor is not None
+    rows = group.anchor.inputs[0]
+    return next((node for node in group.prologue if node.output is rows and node.op == "rms_norm"), None)
+
+
+@dataclass(frozen=True)
+class GraphProduct:
+    """One matrix product in a graph: sizes, where A and B lie (strides in elements), and how batches are walked."""
+
+    rows: Size
+    columns: Size
+    depth: Size
+    a: Value
+    b: Operand
+    a_row: Size
+    a_depth: Size
+    b_depth: Size
+    b_column: Size
+    width: int  # of B's panels; 0 when B is strided
+    group: int = 1  # steps of the depth that lie beside each other in B's panels
+    batches: Size = 1
+    inner_batches: Size = 1
+    a_batch: tuple[Size, Size] = (0, 0)  # strides of the outer and the inner batch dimension
+    b_batch: tuple[Size, Size] = (0, 0)
+    pairs_fit: bool = False  # of integers: sums of two neighbouring products are numbers of 16 bits
+
+    @property
+    def b_type(self) -> DType:
+        """The element type of B."""
+        assert isinstance(self.b, (Value, PackedConstant))
+        return self.b.dtype if isinstance(self.b, Value) else self.b.value.dtype
+
+    @property
+    def left_transposed(self) -> bool:
+        """Whether A is [depth, rows]."""
+        return self.a_depth != 1
+
+    @property
+    def right_transposed(self) -> bool:
+        """Whether B is [depth, columns]."""
+        return self.b_column == 1
+
+    def at(self, rows: int, **facts: Any) -> MatmulProblem:
+        """The product in numbers for so many rows, with other sizes as expected; `facts` are further fields."""
+        sizes = {"columns": self.columns, "depth": self.depth, "batches": self.batches}
+        given: dict[str, Any] = {name: expected(size) for name, size in sizes.items()} | facts
+        given |= {"left_transposed": self.left_transposed, "right_transposed": self.right_transposed}
+        return MatmulProblem(rows, input=self.a.dtype, **given)
+
+
+def as_sum_of_products(group: Group) -> Group:
+    """An integer product as a reduction: the sum over the depth of a[..., M, 1, K] * b[..., 1, N, K]."""
+    anchor = group.anchor
+    assert anchor is not None
+    a, b = anchor.inputs
+    assert a is not None and b is not None
+    nodes: list[Node] = []
+
+    def step(op: str, inputs: list[Value | None], result_shape: tuple[Size, ...], **attributes: Any) -> Value:
+        result = Value(f"{anchor.output.name}.step{len(nodes)}", anchor.output.dtype, result_shape)
+        nodes.append(Node(op, inputs, [result], attributes, anchor.source))
+        return result
+
+    def turned(operand: Value) -> Value:
+        order = (*range(operand.rank - 2), operand.rank - 1, operand.rank - 2)
+        return step("permute", [operand], tuple(operand.shape[axis] for axis in order), order=order)
+
+    if anchor.attributes["transpose_a"]:
+        a = turned(a)
+    if not anchor.attributes["transpose_b"]:
+        b = turned(b)
+    left_shape, right_shape = (*a.shape[:-1], 1, a.shape[-1]), (*b.shape[:-2], 1, *b.shape[-2:])
+    left = step("reshape", [a], left_shape, shape=left_shape)
+    right = step("reshape", [b], right_shape, shape=right_shape)
+    products = step("multiply", [left, right], (*anchor.output.shape, a.shape[-1]))
+    attributes = {"axes": (anchor.output.rank,), "keepdims": False}
+    total = Node("reduce_sum", [products], [anchor.output], attributes, anchor.source)
+    return Group("reduction", [*group.prologue, *nodes, total, *group.epilogue], group.inputs, group.outputs, total,
+                 group.name)  # fmt: skip
+
+
+def describe(node: Node, graph: Graph, width: int, beside: int = 1) -> GraphProduct:
+    """The problem that a matmul node poses.
+
+    Constants are packed in panels of `width` columns (0: not at all), with `beside` steps of the depth beside
+    each other.
+    """
+    a, b = node.inputs
+    assert a is not None and b is not None
+    transposed = node.attributes["transpose_b"]
+    height, depth = node.output.shape[-2], a.shape[-2 if node.attributes["transpose_a"] else -1]
+    columns = b.shape[-2] if transposed else b.shape[-1]
+    a_row, a_depth = (1, height) if node.attributes["transpose_a"] else (depth, 1)
+    b_depth, b_column = (1, depth) if transposed else (columns, 1)
+    if all(extent == 1 for extent in b.shape[:-2]):
+        rows = product((*a.shape[:-2], height))
+        if width and b in graph.constants and b.rank == 2:
+            packed = PackedConstant(b, panels_recipe(width, transposed, beside))
+            return GraphProduct(rows, columns, depth, a, packed, a_row, a_depth, 0, 0, width, beside)
+        return GraphProduct(rows, columns, depth, a, b, a_row, a_depth, b_depth, b_column, 0)
+    batch = node.output.shape[:-2]
+    coordinates = axes_of(batch)
+    indices = [flatten(align(coordinates, x.shape[:-2]), x.shape[:-2]) for x in (a, b)]
+    indices.append(flatten(coordinates, batch))
+    variables = merge_axes(batch, indices)
+    if len(variables) > 2:
+        raise UnsupportedOperationError(
+            f"matmul of {a!r} and {b!r}: batch dimensions are broadcast in an alternating pattern; "
+            "expand one operand (torch.Tensor.expand(...).contiguous()) before the product"
+        )
+    steps = {0: product(a.shape[-2:]), 1: product(b.shape[-2:])}
+    strides = [
+        tuple(simplify(lift(index.coefficient(v.axes[-1])) * steps[which]) for v in variables)
+        for which, index in enumerate(indices[:2])
+    ]
+    a_batch, b_batch = ((*([0] * (2 - len(item))), *item) for item in strides)
+    inner = variables[-1].extent if variables else 1
+    return GraphProduct(
+        height, columns, depth, a, b, a_row, a_depth, b_depth, b_column, 0, 1, product(batch), inner,
+        (a_batch[0], a_batch[1]), (b_batch[0], b_batch[1]),
+    )  # fmt: skip

@@ -13,10 +13,11 @@ from tilewright.library.binding import divides
 from tilewright.library.candidate import Candidate, KernelCall, Stage
 from tilewright.library.cost import Cost, expected
 from tilewright.library.generated.elementwise import chain_operations, total_bytes
-from tilewright.library.matmul.cpu import Problem, as_sum_of_products, describe, gemm_call, norm_in_front
-from tilewright.library.matmul.cpu_blocks import MatmulBlocks, row_ranges
+from tilewright.library.matmul.blocks import MatmulBlocks, row_ranges
 from tilewright.library.matmul.gate import gate_slots
 from tilewright.library.matmul.hopper.candidates import gated_products, hopper_products
+from tilewright.library.matmul.launch import gemm_call
+from tilewright.library.matmul.problem import GraphProduct, MatmulProblem, as_sum_of_products, describe, norm_in_front
 from tilewright.library.matmul.simt_parts import in_parts, product_part
 from tilewright.library.matmul.simt_tiles import SimtTile, ranked_tiles, simt_problem, varied_tiles
 from tilewright.library.matmul.simt_transposed import of_turned_operands
@@ -97,7 +98,7 @@ def _behind_norm(group: Group, norm: Node, graph: Graph, target: Target) -> list
 
 
 def product_candidates(
-    problem: Problem, slots: Slots, group: Group, target: Target, graph: Graph | None = None
+    problem: GraphProduct, slots: Slots, group: Group, target: Target, graph: Graph | None = None
 ) -> list[Candidate]:
     """Ways to compute a product, several of each kernel, in the order of their estimates; `graph` tells which operands
     are constants."""
@@ -123,26 +124,27 @@ def product_cost(group: Group, rows: Size, columns: Size, depth: Size, batches: 
 # -- Plain products ---------------------------------------------------------------------------------------------------
 
 
-def _plain(problem: Problem, slots: Slots, group: Group, target: Target) -> list[Candidate]:
+def _plain(problem: GraphProduct, slots: Slots, group: Group, target: Target) -> list[Candidate]:
     """`library.matmul.kernel` in tiles, and with its depth in parts."""
     parts = _in_parts(problem, slots, group, target) if problem.a.dtype == float32 else []
     return [*_tiled(problem, slots, group, target), *parts]
 
 
-def _epilogue_seconds(problem: Problem, slots: Slots, target: Target) -> float:
+def _epilogue_seconds(problem: GraphProduct, slots: Slots, target: Target) -> float:
     """The seconds of what follows a product."""
     elements = expected(simplify(lift(product([problem.batches, problem.rows])) * problem.columns))
     return elements * slots.cost.exact_work / (target.machine().processors * target.machine().clock)
 
 
-def _tiled(problem: Problem, slots: Slots, group: Group, target: Target, most: int = PLAIN_FORMS) -> list[Candidate]:
+def _tiled(
+    problem: GraphProduct, slots: Slots, group: Group, target: Target, most: int = PLAIN_FORMS
+) -> list[Candidate]:
     """`library.matmul.kernel` in tiles for a GPU, with a variant for each range of rows that can occur.
 
     The first candidate has the best tile for each range, the second the second best, and so on.
     """
     spans = row_ranges(problem.rows)
-    sizes = (problem.columns, problem.depth, problem.batches)
-    ranked = [plain_tiles(span.examples, sizes, problem.a, target, _singly(problem)) for span in spans]
+    ranked = [ranked_tiles(_in_numbers(problem, span.examples, target), target.machine()) for span in spans]
     found, epilogue = [], _epilogue_seconds(problem, slots, target)
     tf32 = tf32_constants(problem.a, target)
     for tiles in zip(*(varied_tiles(each, most) for each in ranked), strict=True):
@@ -159,7 +161,13 @@ def _tiled(problem: Problem, slots: Slots, group: Group, target: Target, most: i
     return found
 
 
-def _singly(problem: Problem) -> tuple[bool, bool]:
+def _in_numbers(problem: GraphProduct, rows: tuple[int, ...], target: Target) -> tuple[MatmulProblem, ...]:
+    """A product for each of some numbers of rows, as the plain kernel computes it on a target."""
+    facts = {"output": problem.a.dtype, "exact": not target.tf32, "singly": _singly(problem)}
+    return tuple(problem.at(count, **facts) for count in rows)
+
+
+def _singly(problem: GraphProduct) -> tuple[bool, bool]:
     """Whether rows of the operands begin anywhere, so that no more than an element is copied at once."""
     vector = _COPY_BYTES // problem.a.dtype.itemsize
     a, b = (
@@ -169,16 +177,16 @@ def _singly(problem: Problem) -> tuple[bool, bool]:
     return not divides(vector, a), problem.width == 0 and not divides(vector, b)
 
 
-def _in_parts(problem: Problem, slots: Slots, group: Group, target: Target) -> list[Candidate]:
+def _in_parts(problem: GraphProduct, slots: Slots, group: Group, target: Target) -> list[Candidate]:
     """The product with its depth divided among CTAs, where sizes are known and tiles are few."""
     sizes = (problem.rows, problem.columns, problem.depth)
     if problem.batches != 1 or not all(isinstance(size, int) for size in sizes):
         return []
-    rows, columns, depth = map(expected, sizes)
     constants = tf32_constants(problem.a, target)
+    (numbers,) = _in_numbers(problem, (expected(problem.rows),), target)
     return in_parts(
-        simt_problem((rows, columns, depth, 1), problem.a.dtype, target, _singly(problem)), slots, group, target,
-        product_cost(group, rows, columns, depth, 1, _epilogue_seconds(problem, slots, target)),
+        numbers, slots, group, target,
+        product_cost(group, *sizes, 1, _epilogue_seconds(problem, slots, target)),
         lambda tile, parts, sums: product_part(problem, tile, parts, sums, constants), ragged=True,
     )  # fmt: skip
 
@@ -189,15 +197,11 @@ def tf32_constants(operand: Value, target: Target) -> dict[str, Any]:
 
 
 def plain_tiles(
-    rows: tuple[int, ...],
-    sizes: tuple[Size, Size, Size],
-    operand: Value,
-    target: Target,
-    singly: tuple[bool, bool] = (False, False),
+    rows: tuple[int, ...], sizes: tuple[Size, Size, Size], operand: Value, target: Target
 ) -> tuple[tuple[SimtTile, float], ...]:
     """Tiles for examples of a number of rows, the best by the model first: columns, depth and batches are `sizes`."""
     columns, depth, batches = map(expected, sizes)
-    products = tuple(simt_problem((count, columns, depth, batches), operand.dtype, target, singly) for count in rows)
+    products = tuple(simt_problem((count, columns, depth, batches), operand.dtype, target) for count in rows)
     return ranked_tiles(products, target.machine())
 
 

@@ -19,10 +19,10 @@ from tilewright.library.candidate import Candidate, KernelCall, Operand, Stage
 from tilewright.library.cost import Cost, expected
 from tilewright.library.generated.generate import next_power_of_2
 from tilewright.library.generated.source import ExtraReferences
-from tilewright.library.matmul.cpu import Problem, gemm_call
-from tilewright.library.matmul.cpu_blocks import MatmulBlocks
+from tilewright.library.matmul.blocks import MatmulBlocks
 from tilewright.library.matmul.kernel import identity
-from tilewright.library.matmul.problem import MatmulProblem
+from tilewright.library.matmul.launch import gemm_call
+from tilewright.library.matmul.problem import GraphProduct, MatmulProblem
 from tilewright.library.matmul.simt_parts_kernel import sum_parts
 from tilewright.library.matmul.simt_tiles import SimtTile, part_length, ranked_parts, ranked_tiles
 from tilewright.library.slots import Slots
@@ -91,7 +91,9 @@ def _divided(
     return Candidate("matmul in parts", stages, cost, (sums,), reasons)
 
 
-def product_part(problem: Problem, tile: SimtTile, parts: int, slots: Slots, constants: dict[str, Any]) -> KernelCall:
+def product_part(
+    problem: GraphProduct, tile: SimtTile, parts: int, slots: Slots, constants: dict[str, Any]
+) -> KernelCall:
     """The sums of each part of the depth, as a batch; the last one may be shorter than the others."""
     assert isinstance(problem.depth, int)
     length = part_length(problem.depth, parts, tile)

@@ -50,11 +50,9 @@ class SimtTile:
         return self.rows * self.columns // (32 * self.warps)
 
 
-def simt_problem(
-    sizes: tuple[int, int, int, int], dtype: DType, target: Target, singly: tuple[bool, bool] = (False, False)
-) -> MatmulProblem:
+def simt_problem(sizes: tuple[int, int, int, int], dtype: DType, target: Target) -> MatmulProblem:
     """The problem of a product of (rows, columns, depth, batches), as plain kernels compute it on a target."""
-    return MatmulProblem(*sizes, dtype, dtype, exact=not target.tf32, singly=singly)
+    return MatmulProblem(*sizes, dtype, dtype, exact=not target.tf32)
 
 
 def tiles(product: MatmulProblem, machine: Machine) -> list[SimtTile]:

@@ -18,7 +18,7 @@ from tilewright.graph.core import Graph, Value
 from tilewright.library.binding import divides
 from tilewright.library.candidate import Candidate
 from tilewright.library.cost import expected
-from tilewright.library.matmul.cpu import Problem
+from tilewright.library.matmul.problem import GraphProduct
 from tilewright.library.packing import order_recipe
 from tilewright.library.weights import PackedOperand, packed_weights
 from tilewright.symbolic import product
@@ -31,7 +31,7 @@ _RIGHT_TURNED, _BOTH_TURNED, _LEFT_TURNED = 0.95, 0.9, 0.96
 
 
 def of_turned_operands(
-    problem: Problem, graph: Graph, target: Target, candidates: Callable[[Problem], list[Candidate]]
+    problem: GraphProduct, graph: Graph, target: Target, candidates: Callable[[GraphProduct], list[Candidate]]
 ) -> list[Candidate]:
     """The `candidates` of the same product with a right operand along the depth turned, and those with its left operand
     turned besides."""
@@ -74,7 +74,7 @@ def _after(
     ]
 
 
-def _is_worthwhile(problem: Problem, graph: Graph, target: Target) -> bool:
+def _is_worthwhile(problem: GraphProduct, graph: Graph, target: Target) -> bool:
     """Whether this is a large float32 product with an operand along the depth, and its operands are copied in whole
     vectors when they are turned."""
     sizes = (problem.rows, problem.columns, problem.depth)

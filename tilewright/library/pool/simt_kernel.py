@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import tilewright
 import tilewright.language as tl
-from tilewright.library.convolution.cpu.kernel import window_origins
+from tilewright.library.convolution.kernel import window_origins
 from tilewright.library.matmul.kernel import identity
 from tilewright.library.reduce.kernel import maximum_of
 

@@ -2,18 +2,17 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from math import ceil
 from typing import Any
 
 from tilewright.dtypes import float32
-from tilewright.errors import UnsupportedOperationError
 from tilewright.graph.core import Graph, Node, Value
 from tilewright.graph.fusion import Group
 from tilewright.library.binding import bind_extra, bind_sizes, divides
 from tilewright.library.candidate import Candidate, KernelCall, Operand, Stage
 from tilewright.library.convolution.cpu.integers import integer_convolution
-from tilewright.library.convolution.cpu.kernel import convolution, convolution_few_channels, depthwise_convolution
+from tilewright.library.convolution.cpu.kernel import convolution, convolution_few_channels
 from tilewright.library.convolution.cpu.runs import (
     depthwise_runs_candidate,
     direct_candidate,
@@ -23,17 +22,21 @@ from tilewright.library.convolution.cpu.runs import (
 )
 from tilewright.library.convolution.cpu.tiles import PixelTile, is_sparse, pixel_tile
 from tilewright.library.convolution.cpu.winograd import is_winograd, winograd_candidate
-from tilewright.library.convolution.operands import convolution_of
+from tilewright.library.convolution.depthwise import depthwise_candidate
+from tilewright.library.convolution.operands import preceded_by, with_bias_in_epilogue, with_image_moved
+from tilewright.library.convolution.problem import checked_convolution, convolution_of, is_pointwise
 from tilewright.library.cost import estimate
 from tilewright.library.generated.elementwise import chain_operations, total_bytes
 from tilewright.library.generated.expressions import language_type
-from tilewright.library.generated.generate import Result, elementwise_call, next_power_of_2
-from tilewright.library.matmul.cpu import Problem, gemm_candidate
-from tilewright.library.matmul.cpu_blocks import MatmulBlocks, choose_blocks, row_ranges
+from tilewright.library.generated.generate import next_power_of_2
+from tilewright.library.matmul.blocks import MatmulBlocks, row_ranges
+from tilewright.library.matmul.cpu import gemm_candidate
+from tilewright.library.matmul.cpu_blocks import choose_blocks
+from tilewright.library.matmul.problem import GraphProduct
 from tilewright.library.packing import order_recipe, taps_recipe
 from tilewright.library.slots import Slots, epilogue_slots
-from tilewright.library.weights import PackedOperand, packed_weights
-from tilewright.library.windows import window_blocks, window_constants, window_sizes
+from tilewright.library.weights import packed_weights
+from tilewright.library.windows import window_constants, window_sizes
 from tilewright.symbolic import Size, ceil_divide, lift, product, round_up, simplify
 from tilewright.targets.base import Target
 
@@ -80,31 +83,6 @@ def convolution_candidates(group: Group, graph: Graph, target: Target) -> list[C
     return [preceded_by(moves, candidate) for candidate in found]
 
 
-def checked_convolution(group: Group) -> tuple[Node, Value, Value]:
-    """Anchor, image and weights of a convolution that there are kernels for."""
-    anchor, x, w = convolution_of(group)
-    if anchor.attributes["layout"] != "NHWC":
-        raise NotImplementedError("channels-first convolution")
-    if x.rank not in (3, 4) or not all(isinstance(extent, int) for extent in w.shape):
-        raise UnsupportedOperationError(
-            f"conv (from {anchor.source or 'the graph'}) of {x!r} by {w!r}: there are kernels for one and two spatial "
-            "dimensions and weights of a fixed shape"
-        )
-    return anchor, x, w
-
-
-def is_pointwise(anchor: Node, w: Value) -> bool:
-    """Whether each output pixel is a product of one input pixel."""
-    return anchor.attributes["groups"] == 1 and reads_one_pixel(anchor, w)
-
-
-def reads_one_pixel(anchor: Node, w: Value) -> bool:
-    """Whether each window is one pixel, the output's own."""
-    attributes = anchor.attributes
-    moved = any(step != 1 for step in attributes["strides"]) or any(low or high for low, high in attributes["padding"])
-    return not moved and all(extent == 1 for extent in w.shape[2:])
-
-
 def is_direct(anchor: Node, x: Value, w: Value) -> bool:
     """Whether a CPU multiplies pixel by pixel: what a matrix product would first copy, or pad to its wide tiles.
 
@@ -146,56 +124,8 @@ def _pointwise(group: Group, slots: Slots, weights: Operand, target: Target) -> 
     """A 1x1 convolution: pixels are rows of a plain matrix product."""
     anchor, x, w = convolution_of(group)
     width, channels = target.microtile(x.dtype)[1], x.shape[-1]
-    problem = Problem(product(x.shape[:-1]), w.shape[0], channels, x, weights, channels, 1, 0, 0, width)
+    problem = GraphProduct(product(x.shape[:-1]), w.shape[0], channels, x, weights, channels, 1, 0, 0, width)
     return replace(gemm_candidate(problem, slots, group, target), name="pointwise convolution as matmul")
-
-
-def with_bias_in_epilogue(group: Group) -> Group:
-    """The bias as an addition after the anchor."""
-    anchor = group.anchor
-    assert anchor is not None
-    if len(anchor.inputs) < 3 or anchor.inputs[2] is None:
-        return group
-    plain = Value(f"{anchor.output.name}.product", anchor.output.dtype, anchor.output.shape)
-    inner = Node("conv", anchor.inputs[:2], [plain], anchor.attributes, anchor.source)
-    bias, view = anchor.inputs[2], []
-    if anchor.attributes["layout"] != "NHWC":
-        shape = (*bias.shape, *(1,) * (anchor.output.rank - 2))
-        channels = Value(f"{bias.name}.channels", bias.dtype, shape)
-        bias, view = channels, [Node("reshape", [bias], [channels], {"shape": shape}, anchor.source)]
-    add = Node("add", [plain, bias], [anchor.output], {}, anchor.source)
-    nodes = [*group.prologue, inner, *view, add, *group.epilogue]
-    return Group(group.kind, nodes, group.inputs, group.outputs, inner, group.name)
-
-
-@dataclass(frozen=True)
-class Moves:
-    """Copies that run before a convolution, and what they write; the nodes whose place they take."""
-
-    stages: tuple[Stage, ...] = ()
-    temporaries: tuple[Value, ...] = ()
-    nodes: tuple[Node, ...] = ()
-
-
-def preceded_by(before: Moves | PackedOperand, candidate: Candidate) -> Candidate:
-    """A candidate with what must run first."""
-    temporaries = (*before.temporaries, *candidate.temporaries)
-    return replace(candidate, stages=(*before.stages, *candidate.stages), temporaries=temporaries)
-
-
-def with_image_moved(group: Group, graph: Graph, target: Target) -> tuple[Group, Moves]:
-    """A group whose image is in memory in the order of its convolution, and the copy that puts it there."""
-    anchor = group.anchor
-    assert anchor is not None and anchor.inputs[0] is not None
-    image = anchor.inputs[0]
-    if anchor.attributes["layout"] != "NHWC" or all(image not in node.outputs for node in group.prologue):
-        return group, Moves()
-    call = elementwise_call(group.prologue, [Result(image, image)], graph.constants, target)
-    rest = [node for node in group.nodes if node not in group.prologue]
-    read = {value for node in rest for value in node.inputs}
-    inputs = [image, *(value for value in group.inputs if value in read)]
-    moves = Moves((Stage((call,)),), (image,), tuple(group.prologue))
-    return Group(group.kind, rest, inputs, group.outputs, anchor, group.name), moves
 
 
 def with_zeros_around(group: Group, target: Target) -> Group:
@@ -304,25 +234,3 @@ def _implicit_call(
 def _channel_block(channels: int) -> int:
     """The largest divisor of the channels that is not above `_DEPTH_BLOCK`."""
     return next(block for block in range(min(channels, _DEPTH_BLOCK), 0, -1) if channels % block == 0)
-
-
-def depthwise_candidate(group: Group, slots: Slots, weights: Operand, target: Target) -> Candidate:
-    """Each channel by itself, a pixel at a time, on any target: `runs` and
-    `library.convolution.simt.depthwise` are faster where they can be."""
-    anchor, x, w = convolution_of(group)
-    columns = w.shape[0]
-    assert isinstance(columns, int)
-    sizes = {**window_sizes(x, anchor.output), "columns": columns}
-    rows, block, options = window_blocks(sizes["pixels"], columns, target)
-    constants: dict[str, Any] = {**window_constants(w.shape[2:], anchor.attributes), "ROWS": rows, "BLOCK": block,
-                                 "MASK": columns % block != 0, "TYPE": language_type(x.dtype),
-                                 "EPILOGUE": slots.function}  # fmt: skip
-    operands: dict[str, Operand] = {"x": x, "w": weights, "out": slots.stored}
-    types: dict[str, str] = {}
-    bind_sizes(sizes, operands, types, constants)
-    bind_extra(slots.extra, operands, types)
-    grid = (ceil_divide(sizes["pixels"], rows), ceil_divide(columns, block), 1)
-    call = KernelCall(depthwise_convolution, operands, types, constants, grid, options=options)
-    flops = simplify(lift(product(anchor.output.shape)) * product(w.shape[2:]) * 2)
-    cost = estimate(target.machine(), total_bytes(group.inputs, group.outputs), flops, product(grid), x.dtype, 0.2)
-    return Candidate("depthwise", (Stage((call,)),), cost, (), {"block": f"{rows} pixels x {block} channels"})

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import tilewright
 import tilewright.language as tl
-from tilewright.library.convolution.cpu.kernel import window_origins
+from tilewright.library.convolution.kernel import window_origins
 
 
 @tilewright.jit

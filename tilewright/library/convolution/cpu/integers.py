@@ -13,7 +13,8 @@ from tilewright.graph.fusion import Group
 from tilewright.library.binding import bind_sizes
 from tilewright.library.candidate import Candidate, KernelCall, Operand, PackedConstant, Stage
 from tilewright.library.convolution.cpu.gather_kernel import gather_windows
-from tilewright.library.matmul.cpu import Problem, gemm_candidate
+from tilewright.library.matmul.cpu import gemm_candidate
+from tilewright.library.matmul.problem import GraphProduct
 from tilewright.library.packing import taps_recipe
 from tilewright.library.rows.cpu import rows_per_program
 from tilewright.library.slots import epilogue_slots
@@ -33,7 +34,7 @@ def integer_convolution(group: Group, graph: Graph, target: Target, x: Value, w:
     width, beside = target.microtile(x.dtype)[1], target.panel_group(x.dtype, lower_bound(pixels), depth, fits)
     weights = PackedConstant(w, taps_recipe(width, group=beside))
     rows = x if direct else Value(f"{x.name}.windows", x.dtype, (pixels, depth))
-    problem = Problem(pixels, w.shape[0], depth, rows, weights, depth, 1, 0, 0, width, beside,
+    problem = GraphProduct(pixels, w.shape[0], depth, rows, weights, depth, 1, 0, 0, width, beside,
                       pairs_fit=fits)  # fmt: skip
     found = gemm_candidate(problem, epilogue_slots(group, graph), group, target)
     if direct:

@@ -12,7 +12,7 @@ from tilewright.library.binding import bind_extra, bind_sizes, divides
 from tilewright.library.candidate import Candidate, KernelCall, Operand, Stage
 from tilewright.library.convolution.cpu.depthwise_kernel import depthwise_runs
 from tilewright.library.convolution.cpu.direct_kernel import direct_convolution
-from tilewright.library.convolution.operands import convolution_of
+from tilewright.library.convolution.problem import convolution_of
 from tilewright.library.cost import estimate
 from tilewright.library.generated.elementwise import chain_operations, total_bytes
 from tilewright.library.generated.expressions import language_type

@@ -11,7 +11,7 @@ from tilewright.graph.fusion import Group
 from tilewright.library.binding import bind_extra, bind_sizes
 from tilewright.library.candidate import Candidate, KernelCall, Operand, PackedConstant, Stage
 from tilewright.library.convolution.cpu.winograd_kernel import APART, winograd_convolution
-from tilewright.library.convolution.operands import convolution_of
+from tilewright.library.convolution.problem import convolution_of
 from tilewright.library.cost import estimate, expected
 from tilewright.library.generated.elementwise import chain_operations, total_bytes
 from tilewright.library.generated.expressions import language_type

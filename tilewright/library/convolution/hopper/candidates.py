@@ -12,12 +12,12 @@ from tilewright.graph.core import Graph, Node, Value
 from tilewright.graph.fusion import Group
 from tilewright.library.binding import bind_extra, bind_sizes, divides
 from tilewright.library.candidate import Candidate, KernelCall, Operand, PackedConstant, Stage, TiledOperand
-from tilewright.library.convolution.cpu.candidates import Moves, is_pointwise
 from tilewright.library.convolution.hopper import kernel as hopper
-from tilewright.library.convolution.hopper.choice import ConvolutionProblem, ranked_configs
+from tilewright.library.convolution.hopper.choice import ranked_configs
 from tilewright.library.convolution.hopper.config import ConvolutionConfig
 from tilewright.library.convolution.hopper.folded_pixels import in_rows_of_pixels
-from tilewright.library.convolution.operands import convolution_of, image_ranges
+from tilewright.library.convolution.operands import Moves
+from tilewright.library.convolution.problem import ConvolutionProblem, convolution_of, image_ranges, is_pointwise
 from tilewright.library.convolution.simt.kernel import pad_channels
 from tilewright.library.cost import expected
 from tilewright.library.generated.expressions import EXPRESSIONS

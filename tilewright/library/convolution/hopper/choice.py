@@ -6,14 +6,13 @@ waves, and the bytes that are moved.  It ranks; among the first few the clock de
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from functools import lru_cache
 from itertools import product
 from math import prod
-from typing import Any
 
 import tilewright.language as tl
 from tilewright.library.convolution.hopper.config import UNIT_PIXELS, ConvolutionConfig
+from tilewright.library.convolution.problem import ConvolutionProblem
 from tilewright.library.hopper import SHARED_BYTES, is_possible
 from tilewright.targets.machine import Machine
 
@@ -29,33 +28,6 @@ _JOIN = 3000.0
 _TURN = 300.0  # until the products of another warpgroup follow
 _FILL = 1200.0
 _FEW_SHARED = 3  # configs whose CTAs share their depth that are listed before others
-
-
-@dataclass(frozen=True)
-class ConvolutionProblem:
-    """Images of a result [images, height, width, groups * columns] and the window that gives them."""
-
-    images: int
-    height: int
-    width: int
-    columns: int  # of a group
-    channels: int  # of a group
-    groups: int = 1
-    kernel: tuple[int, int] = (1, 1)
-    stride: tuple[int, int] = (1, 1)
-    pad: tuple[int, int] = (0, 0)
-    dilation: tuple[int, int] = (1, 1)
-    input: Any = tl.float16
-    output: Any = tl.float16
-    right: Any = None  # the element type of weights, where it is not that of the image
-    beside: bool = False  # the epilogue reads a tensor like the result
-    read: int = 0  # bytes of the image; 0: as many as the result has pixels
-    work: float = 0.0  # clocks of a processor for what comes behind the product, an element
-
-    @property
-    def pixels(self) -> int:
-        """Pixels of the result."""
-        return self.images * self.height * self.width
 
 
 @lru_cache(maxsize=1024)

@@ -13,9 +13,9 @@ from tilewright.graph.core import Graph, Node, Value
 from tilewright.graph.fusion import Group
 from tilewright.library.binding import divides
 from tilewright.library.candidate import Candidate, PackedConstant
-from tilewright.library.convolution.operands import convolution_of
-from tilewright.library.matmul.cpu import Problem
+from tilewright.library.convolution.problem import convolution_of
 from tilewright.library.matmul.hopper.candidates import hopper_products
+from tilewright.library.matmul.problem import GraphProduct
 from tilewright.library.matmul.simt import product_cost
 from tilewright.library.packing import diagonal_recipe
 from tilewright.library.slots import epilogue_slots
@@ -43,7 +43,7 @@ def folded_pixels(group: Group, graph: Graph, target: Target) -> list[Candidate]
     except NotImplementedError:
         return []
     weights, depth = PackedConstant(w, diagonal_recipe(fold)), fold * channels
-    problem = Problem(
+    problem = GraphProduct(
         floor_divide(product(anchor.output.shape[:-1]), fold), fold * columns, depth, x, weights, depth, 1, 1, depth, 0
     )
     pixels = product(anchor.output.shape[:-1])

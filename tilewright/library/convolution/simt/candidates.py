@@ -1,7 +1,7 @@
 """Convolutions on GPUs.
 
 1x1                a matrix product over pixels
-sm_90a, 16 bits    `library.convolution.hopper.kernel`: boxes of the image by tensor copies, several forms
+sm_90a, 16 bits    `library.convolution.hopper.kernel`: boxes of the image by tensor copies, several configs
 few channels       the same on a copy whose channels are padded: a line of the window is one run of memory
 few channels       each pixel by itself, if the window is small
 depthwise          each channel by itself
@@ -19,16 +19,10 @@ from tilewright.graph.core import Graph, Node
 from tilewright.graph.fusion import Group
 from tilewright.library.binding import bind_extra, bind_sizes, divides
 from tilewright.library.candidate import Candidate, KernelCall, Operand, Stage
-from tilewright.library.convolution.cpu.candidates import (
-    checked_convolution,
-    is_pointwise,
-    preceded_by,
-    with_bias_in_epilogue,
-    with_image_moved,
-)
 from tilewright.library.convolution.hopper.candidates import hopper_candidates, hopper_rows, is_padded
 from tilewright.library.convolution.hopper.folded_pixels import folded_pixels
-from tilewright.library.convolution.operands import convolution_of, image_ranges
+from tilewright.library.convolution.operands import preceded_by, with_bias_in_epilogue, with_image_moved
+from tilewright.library.convolution.problem import checked_convolution, convolution_of, image_ranges, is_pointwise
 from tilewright.library.convolution.simt.depthwise import gpu_depthwise
 from tilewright.library.convolution.simt.few_channels import few_channels
 from tilewright.library.convolution.simt.kernel import convolution
@@ -36,7 +30,7 @@ from tilewright.library.convolution.simt.planes import PLANES, plane_convolution
 from tilewright.library.convolution.simt.winograd import winograd_convolution
 from tilewright.library.cost import expected
 from tilewright.library.generated.expressions import language_type
-from tilewright.library.matmul.cpu import Problem, sum_type
+from tilewright.library.matmul.problem import GraphProduct, sum_type
 from tilewright.library.matmul.simt import plain_tile, product_candidates, product_cost, tf32_constants
 from tilewright.library.matmul.simt_parts import in_parts
 from tilewright.library.matmul.simt_tiles import SimtTile, simt_problem
@@ -72,7 +66,9 @@ def gpu_convolution(group: Group, graph: Graph, target: Target) -> list[Candidat
         if x.dtype.itemsize == 1:  # instructions take what they add side by side
             weights = packed_weights(w, order_recipe((0, *range(2, w.rank), 1)), graph, target)
             steps = (1, x.shape[-1])
-        problem = Problem(product(x.shape[:-1]), w.shape[0], x.shape[-1], x, weights.operand, x.shape[-1], 1, *steps, 0)
+        problem = GraphProduct(
+            product(x.shape[:-1]), w.shape[0], x.shape[-1], x, weights.operand, x.shape[-1], 1, *steps, 0
+        )
         # Tiles of `tl.dot` are for what tensor copies cannot move.
         found = [replace(candidate, name=f"pointwise convolution as {candidate.name}")
                  for candidate in product_candidates(problem, slots, group, target)

@@ -8,8 +8,8 @@ from typing import Any
 from tilewright.graph.fusion import Group
 from tilewright.library.binding import bind_extra, bind_sizes
 from tilewright.library.candidate import Candidate, KernelCall, Operand, Stage
-from tilewright.library.convolution.cpu.candidates import depthwise_candidate
-from tilewright.library.convolution.operands import convolution_of
+from tilewright.library.convolution.depthwise import depthwise_candidate
+from tilewright.library.convolution.problem import convolution_of
 from tilewright.library.convolution.simt import depthwise_kernel
 from tilewright.library.cost import expected
 from tilewright.library.generated.expressions import language_type

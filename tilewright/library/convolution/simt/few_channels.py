@@ -10,8 +10,8 @@ from tilewright.graph.core import Graph
 from tilewright.graph.fusion import Group
 from tilewright.library.binding import bind_extra, bind_sizes
 from tilewright.library.candidate import Candidate, KernelCall, Operand, PackedConstant, Stage
-from tilewright.library.convolution.cpu.candidates import Moves
-from tilewright.library.convolution.operands import convolution_of
+from tilewright.library.convolution.operands import Moves
+from tilewright.library.convolution.problem import convolution_of
 from tilewright.library.convolution.simt.depthwise_kernel import few_channels as kernel
 from tilewright.library.cost import expected
 from tilewright.library.generated.expressions import language_type

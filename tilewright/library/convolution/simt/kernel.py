@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import tilewright
 import tilewright.language as tl
-from tilewright.library.convolution.cpu.kernel import store_pixels, window_origins
+from tilewright.library.convolution.kernel import store_pixels, window_origins
 from tilewright.library.matmul.kernel import identity
 
 

@@ -10,8 +10,8 @@ from tilewright.graph.core import Graph, Node, Value
 from tilewright.graph.fusion import Group
 from tilewright.library.binding import bind_extra, bind_sizes, divides
 from tilewright.library.candidate import Candidate, KernelCall, Operand, Stage
-from tilewright.library.convolution.cpu.candidates import preceded_by, reads_one_pixel, with_bias_in_epilogue
-from tilewright.library.convolution.operands import convolution_of
+from tilewright.library.convolution.operands import preceded_by, with_bias_in_epilogue
+from tilewright.library.convolution.problem import convolution_of, reads_one_pixel
 from tilewright.library.convolution.simt.planes_kernel import few_planes, planes
 from tilewright.library.convolution.simt.winograd import winograd_convolution
 from tilewright.library.cost import expected
@@ -29,7 +29,7 @@ from tilewright.symbolic import Size, ceil_divide, lift, product, simplify, uppe
 from tilewright.targets.base import Target
 
 PLANES = "planes"  # the layout of a convolution that these kernels compute
-_FORMS = 6  # tiles that become candidates
+_CONFIGS = 6  # tiles that become candidates
 _FEW_ROWS = 8  # output channels of one of several groups that one program has all of
 _FEWEST_ROWS = 4  # of a single group: tiles have 16 rows
 _FEW_BLOCK = 512  # pixels of such a program
@@ -104,7 +104,7 @@ def _tiled(group: Group, slots: Slots, weights: Operand, target: Target) -> list
     cost = product_cost(group, product([images, pixels]), columns, depth, groups, 0.0)
     epilogue = {"epilogue": slots.function.__name__}
     found = []
-    for tile, seconds in varied_tiles(ranked_tiles((problem,), target.machine()), _FORMS):
+    for tile, seconds in varied_tiles(ranked_tiles((problem,), target.machine()), _CONFIGS):
         call = _call(anchor, weights, tile, 1, flat, slots)
         reasons = {**epilogue, "tile": str(tile)}
         found.append(Candidate("planes", (Stage((call,)),), replace(cost, seconds=seconds), (), reasons))

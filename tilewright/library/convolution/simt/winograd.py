@@ -12,12 +12,13 @@ from tilewright.graph.core import Graph, Node, Value
 from tilewright.graph.fusion import Group
 from tilewright.library.binding import bind_extra
 from tilewright.library.candidate import Candidate, KernelCall, Operand, PackedConstant, Stage
-from tilewright.library.convolution.operands import convolution_of
+from tilewright.library.convolution.problem import convolution_of
 from tilewright.library.convolution.simt.winograd_kernel import transform_images, transform_sums
 from tilewright.library.generated.source import ExtraReferences
-from tilewright.library.matmul.cpu import Problem, gemm_call
-from tilewright.library.matmul.cpu_blocks import MatmulBlocks
+from tilewright.library.matmul.blocks import MatmulBlocks
 from tilewright.library.matmul.kernel import identity
+from tilewright.library.matmul.launch import gemm_call
+from tilewright.library.matmul.problem import GraphProduct
 from tilewright.library.matmul.simt import product_cost
 from tilewright.library.matmul.simt_tiles import ranked_tiles, simt_problem, varied_tiles
 from tilewright.library.packing import filters_recipe
@@ -37,12 +38,12 @@ _OF_IMAGES, _OF_SUMS = (32, 1), (128, 4)
 _COLUMNS = 128  # that the number of tiles is rounded up to a multiple of
 _MOST_COLUMNS = 32 * 65535  # of a product: blocks of 32 or more along an axis of the grid
 _EFFICIENCY = 0.75  # of the memory's rate, which transforms reach (0.75 to 0.95 on an H200)
-_FORMS = 2  # tiles of products that become candidates
+_CONFIGS = 2  # tiles of products that become candidates
 
 
 def winograd_convolution(group: Group, slots: Slots, graph: Graph, target: Target) -> list[Candidate]:
     """The candidates of a float32 convolution with known taps, of planes or of images whose channels are last; none
-    where the form does not fit."""
+    where the config does not fit."""
     anchor, x, w = convolution_of(group)
     tiling = None if target.tf32 else _Tiling.of(anchor, x, w, graph)
     if tiling is None:
@@ -54,7 +55,7 @@ def winograd_convolution(group: Group, slots: Slots, graph: Graph, target: Targe
     own = 4 * (prod(_known(x.shape)) + prod(_known(anchor.output.shape)))
     transforms = (moved + own) / (_EFFICIENCY * machine.memory)
     depth, pixels = prod(_known(w.shape[1:])), prod(_known(anchor.output.shape)) // tiling.features
-    for tile, seconds in varied_tiles(ranked_tiles((problem,), machine), _FORMS):
+    for tile, seconds in varied_tiles(ranked_tiles((problem,), machine), _CONFIGS):
         total = tiling.parts * (seconds + 2 * machine.launches.kernel) + transforms
         cost = product_cost(group, pixels, tiling.features, depth, 1, total)
         between = tiling.between(group.name)
@@ -67,7 +68,7 @@ def winograd_convolution(group: Group, slots: Slots, graph: Graph, target: Targe
                 tiling.sums(between[1], slots, part),
             )
         )
-        reasons = {"epilogue": slots.function.__name__, "form": str(tiling), "tile": str(tile)}
+        reasons = {"epilogue": slots.function.__name__, "config": str(tiling), "tile": str(tile)}
         found.append(Candidate("Winograd", stages, cost, between, reasons))
     return found
 
@@ -200,12 +201,12 @@ def _product(tiling: _Tiling, w: Value, between: tuple[Value, Value], blocks: Ma
     count, channels = tiling.points, tiling.channels
     of_taps, of_points = (0, tiling.features * channels), (0, channels * tiling.columns)
     if tiling.last:
-        problem = Problem(
+        problem = GraphProduct(
             tiling.columns, tiling.features, channels, points, points, channels, 1, tiling.features, 1, 0,
             batches=count, inner_batches=count, a_batch=of_points, b_batch=of_taps,
         )  # fmt: skip
     else:
-        problem = Problem(
+        problem = GraphProduct(
             tiling.features, tiling.columns, channels, points, points, 1, tiling.features, tiling.columns, 1, 0,
             batches=count, inner_batches=count, a_batch=of_taps, b_batch=of_points,
         )  # fmt: skip

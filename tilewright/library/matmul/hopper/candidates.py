@@ -12,7 +12,7 @@ from functools import lru_cache, partial
 from typing import Any
 
 import tilewright.language as tl
-from tilewright.dtypes import DType, bfloat16, float8e4nv, float8e5, float16, float32, int8, int32, uint8
+from tilewright.dtypes import bfloat16, float8e4nv, float8e5, float16, float32, int8, int32, uint8
 from tilewright.graph.core import Graph, Node, Value
 from tilewright.graph.fusion import Group
 from tilewright.launch.jit import JITFunction
@@ -20,12 +20,11 @@ from tilewright.library.binding import bind_extra, divides
 from tilewright.library.candidate import Candidate, KernelCall, Operand, PackedConstant, Stage, TiledOperand
 from tilewright.library.cost import Cost, expected, spans
 from tilewright.library.generated.elementwise import chain_operations, total_bytes
-from tilewright.library.matmul.cpu import Problem
 from tilewright.library.matmul.gate import GateSlots
 from tilewright.library.matmul.hopper import kernel as hopper
 from tilewright.library.matmul.hopper.choice import ONE_WAVE_ROWS, close_configs, dependent, finished
 from tilewright.library.matmul.hopper.config import MatmulConfig
-from tilewright.library.matmul.problem import MatmulProblem
+from tilewright.library.matmul.problem import GraphProduct, MatmulProblem
 from tilewright.library.packing import halves_recipe, order_recipe
 from tilewright.library.slots import Slots
 from tilewright.symbolic import Size, ceil_divide, lift, minimum, product, simplify, upper_bound
@@ -42,29 +41,28 @@ _NARROW = (int8, uint8, float8e4nv, float8e5)  # what is stored, and multiplied
 
 @dataclass(frozen=True)
 class _Product:
-    """A product that the kernel can compute: `columns` are those of the sums, twice those of a gated result."""
+    """A product that the kernel can compute, with what surrounds it.  Its columns are those of the sums, twice those of
+    a gated result."""
 
-    rows: Size
-    columns: int
-    depth: int
-    a: Value
-    b: Value | PackedConstant
-    transposed: bool  # b is [depth, columns]
+    problem: GraphProduct
     ready: bool  # b is a constant
     slots: Slots
-    batches: Size = 1
-    steps: tuple[Size, Size] = (0, 0)  # from a batch to the next, of a and b
     gate: JITFunction | None = None
     norm: JITFunction | None = None  # sums of squares of A's rows -> factors of these
-    left_transposed: bool = False  # a is [depth, rows]
 
     @property
-    def dtype(self) -> DType:
-        return self.a.dtype
+    def columns(self) -> int:
+        assert isinstance(self.problem.columns, int)
+        return self.problem.columns
+
+    @property
+    def depth(self) -> int:
+        assert isinstance(self.problem.depth, int)
+        return self.problem.depth
 
 
 def hopper_products(
-    problem: Problem, slots: Slots, group: Group, target: Target, graph: Graph | None = None,
+    problem: GraphProduct, slots: Slots, group: Group, target: Target, graph: Graph | None = None,
     norm: Node | None = None,
 ) -> list[Candidate]:  # fmt: skip
     """The Hopper product in several configs; none where tensor copies cannot read the operands or it would change the
@@ -75,19 +73,20 @@ def hopper_products(
     ready = isinstance(b, PackedConstant) or (graph is not None and b in graph.constants)
     if ready and isinstance(b, Value) and b.dtype == float32 and problem.b_column == 1 and b.rank == 2:
         # tf32 is multiplied along the depth only: constants are stored so.
-        b, problem = PackedConstant(b, order_recipe((1, 0))), replace(problem, b_depth=1, b_column=problem.depth)
-    return _candidates(_described(problem, b, ready, slots, target, norm=norm), group, target)
+        b = PackedConstant(b, order_recipe((1, 0)))
+        problem = replace(problem, b=b, b_depth=1, b_column=problem.depth)
+    return _candidates(_described(problem, ready, slots, target, norm=norm), group, target)
 
 
 def gated_products(
-    problem: Problem, slots: GateSlots, group: Group, target: Target, norm: Node | None = None
+    problem: GraphProduct, slots: GateSlots, group: Group, target: Target, norm: Node | None = None
 ) -> list[Candidate]:
     """The same of a gated product with constant weights, whose halves are interleaved in memory."""
     if not isinstance(problem.b, Value):
         return []
     transposed = problem.b_depth == 1  # in the graph's words: [columns, depth]
     weights = PackedConstant(problem.b, halves_recipe(_GATE_WIDTH, transposed))
-    found = _described(problem, weights, True, slots.rest, target, 2, norm)
+    found = _described(replace(problem, b=weights), True, slots.rest, target, 2, norm)
     if found is None:
         return []
     cost = replace(found.slots.cost, activations=found.slots.cost.activations + 1, gated=True)
@@ -95,9 +94,8 @@ def gated_products(
 
 
 def _described(
-    problem: Problem, b: Value | PackedConstant, ready: bool, slots: Slots, target: Target, sums: int = 1,
-    norm: Node | None = None,
-) -> _Product | None:  # fmt: skip
+    problem: GraphProduct, ready: bool, slots: Slots, target: Target, sums: int = 1, norm: Node | None = None
+) -> _Product | None:
     """The product, if the kernel can compute it; `sums` go into one result."""
     columns, depth = problem.columns, problem.depth
     if not isinstance(columns, int) or not isinstance(depth, int):
@@ -105,30 +103,25 @@ def _described(
     steps = (problem.a_batch[1], problem.b_batch[1])
     if problem.batches != 1 and (problem.inner_batches != problem.batches or 0 in steps or sums > 1):
         return None  # a map has one axis of batches, and no two of them at one place
-    b_type = b.dtype if isinstance(b, Value) else b.value.dtype
     stored = min(2, slots.stored.dtype.itemsize) * (columns // sums)
-    left_transposed = problem.a_depth != 1
-    line = problem.rows if left_transposed else depth  # of A, as it lies
+    line = problem.rows if problem.left_transposed else depth  # of A, as it lies
     aligned = stored % _TILED_BYTES == 0 and divides(_TILED_BYTES // problem.a.dtype.itemsize, line)
     if (
         not aligned
-        or (left_transposed and norm is not None)
-        or not _multiplies(problem, b_type, target.tf32)
+        or (problem.left_transposed and norm is not None)
+        or not _multiplies(problem, target.tf32)
         or slots.stored.dtype not in (*_WIDE, *_NARROW)
     ):
         return None
     slots = slots.rounded(columns // sums)
     factors = rms_factors(depth, norm.attributes["epsilon"]) if norm is not None else None
-    return _Product(
-        problem.rows, columns, depth, problem.a, b, problem.b_column == 1, ready, slots, problem.batches, steps,
-        norm=factors, left_transposed=left_transposed,
-    )  # fmt: skip
+    return _Product(problem, ready, slots, norm=factors)
 
 
-def _multiplies(problem: Problem, b_type: DType, tf32: bool) -> bool:
+def _multiplies(problem: GraphProduct, tf32: bool) -> bool:
     """Whether the kernel multiplies operands of these types, in this order: those of 8 bits, and float32 where it may
     be `tf32`, along the depth."""
-    a_type = problem.a.dtype
+    a_type, b_type = problem.a.dtype, problem.b_type
     if a_type in (float16, bfloat16):
         return b_type == a_type
     alike = a_type == b_type == float32 and tf32
@@ -146,9 +139,9 @@ def rms_factors(depth: int, epsilon: float) -> JITFunction:
 def _candidates(found: _Product | None, group: Group, target: Target) -> list[Candidate]:
     if found is None or not target.wgmma:
         return []
-    if len(group.outputs) > 1 and upper_bound(product((found.batches, found.rows))) > ONE_WAVE_ROWS:
+    if len(group.outputs) > 1 and upper_bound(product((found.problem.batches, found.problem.rows))) > ONE_WAVE_ROWS:
         return []  # others than the last are stored by threads, element by element
-    ranges = spans(found.rows, ROW_RANGES)
+    ranges = spans(found.problem.rows, ROW_RANGES)
     ranked = [_configs(found, example, at_most, target.machine()) for example, at_most in ranges]
     candidates = []
     # Of several ranges the first candidate has the first config of each: one range's estimate does not choose for all.
@@ -158,60 +151,60 @@ def _candidates(found: _Product | None, group: Group, target: Target) -> list[Ca
     for number, configs in enumerate(zip(*ranked, strict=False)):
         calls = []
         reasons: dict[str, Any] = {"epilogue": found.slots.function.__name__}
-        if found.dtype == float32:
+        if found.problem.a.dtype == float32:
             reasons["precision"] = "tf32"
         if found.gate is not None:
             reasons["gate"] = found.gate.__name__
         if found.norm is not None:
             reasons["norm"] = "of the rows that are read: their sums are scaled"
         for (_, at_most), (config, _) in zip(ranges, configs, strict=True):
-            last = at_most is None or at_most >= upper_bound(found.rows)
-            condition = None if at_most is None or last else (found.rows, at_most)
+            last = at_most is None or at_most >= upper_bound(found.problem.rows)
+            condition = None if at_most is None or last else (found.problem.rows, at_most)
             calls.append(_call(found, config, condition, target))
-            tile = "tile" if isinstance(found.rows, int) else "rows" if last else f"rows <= {at_most}"
+            tile = "tile" if isinstance(found.problem.rows, int) else "rows" if last else f"rows <= {at_most}"
             reasons[tile] = config.described
         cost = _cost(found, group, expected_seconds[number])
         kind = "" if found.gate is None else "gated "
-        name = f"hopper {kind}matmul" if found.batches == 1 else "hopper batched matmul"
+        name = f"hopper {kind}matmul" if found.problem.batches == 1 else "hopper batched matmul"
         candidates.append(Candidate(name, (Stage(tuple(calls)),), cost, (), reasons))
     return candidates
 
 
 def _cost(found: _Product, group: Group, seconds: float) -> Cost:
-    elements = product([found.batches, found.rows, found.columns])
+    elements = product([found.problem.batches, found.problem.rows, found.columns])
     flops = simplify(lift(elements) * found.depth * 2 + chain_operations(group.epilogue))
     return Cost(total_bytes(group.inputs, group.outputs), flops, seconds)
 
 
 def _call(found: _Product, config: MatmulConfig, condition: tuple[Size, int] | None, target: Target) -> KernelCall:
     """The launch of a config."""
-    rows, columns, depth, slots = found.rows, found.columns, found.depth, found.slots
+    rows, columns, depth, slots = found.problem.rows, found.columns, found.depth, found.slots
     config = config._replace(EPILOGUE=slots.function, GATE=found.gate)
     config = dependent(config) if found.ready else config
     stored = columns // 2 if found.gate is not None else columns
-    out_step = simplify(lift(rows) * stored)
-
-    out = ((rows, stored), out_step)
+    out = ((rows, stored), simplify(lift(rows) * stored))
     operands: dict[str, Operand] = {
         **_operands(found, config),
         "c": _tiled(found, slots.stored, *out, config.out_block),
         "c_tail": _tiled(found, slots.stored, *out, config.tail_block),
-        "M": rows, "N": columns, "K": depth, "batches": found.batches,
+        "M": rows, "N": columns, "K": depth, "batches": found.problem.batches,
     }  # fmt: skip
     types = dict.fromkeys(("M", "N", "K", "batches"), "i32")
     bind_extra(slots.extra, operands, types)
-    grid = (_grid(config, rows, columns, found.batches, target.machine().processors), 1, 1)
+    grid = (_grid(config, rows, columns, found.problem.batches, target.machine().processors), 1, 1)
     return KernelCall(hopper.matmul, operands, types, {"CONFIG": config}, grid, condition)
 
 
 def _operands(found: _Product, config: MatmulConfig) -> dict[str, Operand]:
     """What a config multiplies."""
-    rows, columns, depth, rounded = found.rows, found.columns, found.depth, found.dtype == float32
-    left = (depth, rows) if found.left_transposed else (rows, depth)
-    right = (depth, columns) if found.transposed else (columns, depth)
+    problem, depth, columns = found.problem, found.depth, found.columns
+    assert isinstance(problem.b, (Value, PackedConstant))
+    rounded = problem.a.dtype == float32
+    left = (depth, problem.rows) if problem.left_transposed else (problem.rows, depth)
+    right = (depth, columns) if problem.right_transposed else (columns, depth)
     return {
-        "a": _tiled(found, found.a, left, found.steps[0], config.left_block, rounded),
-        "b": _tiled(found, found.b, right, found.steps[1], config.right_block, rounded),
+        "a": _tiled(found, problem.a, left, problem.a_batch[1], config.left_block, rounded),
+        "b": _tiled(found, problem.b, right, problem.b_batch[1], config.right_block, rounded),
     }
 
 
@@ -220,9 +213,9 @@ def _tiled(
     rounded: bool = False,
 ) -> TiledOperand:  # fmt: skip
     """A matrix, or one for each batch, `step` elements apart."""
-    if found.batches == 1:
+    if found.problem.batches == 1:
         return TiledOperand(value, extents, (extents[1], 1), block, rounded=rounded)
-    return TiledOperand(value, (found.batches, *extents), (step, extents[1], 1), block, rounded=rounded)
+    return TiledOperand(value, (found.problem.batches, *extents), (step, extents[1], 1), block, rounded=rounded)
 
 
 def _grid(config: MatmulConfig, rows: Size, columns: int, batches: Size, processors: int) -> Size:
@@ -238,15 +231,12 @@ def _grid(config: MatmulConfig, rows: Size, columns: int, batches: Size, process
 def _configs(
     found: _Product, example: int, at_most: int | None, machine: Machine
 ) -> tuple[tuple[MatmulConfig, float], ...]:
-    most = example if isinstance(found.rows, int) else at_most or upper_bound(found.rows)
+    most = example if isinstance(found.problem.rows, int) else at_most or upper_bound(found.problem.rows)
     # One batch has a config without the axis of batches.
-    batches = 1 if found.batches == 1 else max(2, expected(found.batches))
-    problem = MatmulProblem(
-        example, found.columns, found.depth, batches, found.dtype, found.slots.stored.dtype,
-        found.left_transposed, found.transposed, at_most=most, generated=found.slots.cost,
-    )  # fmt: skip
-    b_type = found.b.dtype if isinstance(found.b, Value) else found.b.value.dtype
-    return _usable_configs(problem, machine, found.norm, None if b_type == found.dtype else tl.dtype(b_type))
+    batches = 1 if found.problem.batches == 1 else max(2, expected(found.problem.batches))
+    slots, a_type, b_type = found.slots, found.problem.a.dtype, found.problem.b_type
+    problem = found.problem.at(example, batches=batches, output=slots.stored.dtype, at_most=most, generated=slots.cost)
+    return _usable_configs(problem, machine, found.norm, None if b_type == a_type else tl.dtype(b_type))
 
 
 @lru_cache(maxsize=1024)

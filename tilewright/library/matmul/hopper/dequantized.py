@@ -7,13 +7,11 @@ weights are the same for all of them.
 from __future__ import annotations
 
 from collections.abc import Iterator
-from dataclasses import dataclass
 from functools import lru_cache
 from itertools import product
 from typing import Any
 
 import tilewright.language as tl
-from tilewright.dtypes import DType, bfloat16, float32, int4
 from tilewright.graph.core import Graph, Value
 from tilewright.graph.fusion import Group
 from tilewright.graph.quantization import group_of
@@ -24,7 +22,7 @@ from tilewright.library.generated.elementwise import chain_operations, total_byt
 from tilewright.library.hopper import SHARED_BYTES, is_possible
 from tilewright.library.matmul.hopper.dequantized_config import COLUMNS, PACKED_LINE, PIECE, DequantizedConfig
 from tilewright.library.matmul.hopper.dequantized_kernel import dequantized_matmul
-from tilewright.library.matmul.kernel import identity
+from tilewright.library.matmul.problem import DequantizedProblem
 from tilewright.library.packing import fragments_recipe, panels_recipe
 from tilewright.library.slots import epilogue_slots
 from tilewright.symbolic import Size, ceil_divide, lift, simplify
@@ -45,36 +43,6 @@ _OF_BYTES = 1.54  # times as much for weights of 8 bits
 _FILL = 850.0  # from the first copy to the first product, and behind the last one
 _CLUSTER, _EXCHANGE = 1190.0, 5.5  # for the sums of others: of a cluster; for each row of 64 columns of each other CTA
 _REGISTERS = {8: 80, 16: 96, 32: 112, 64: 168, 128: 168, 256: 168}  # of a thread, by the rows of a CTA
-
-
-@dataclass(frozen=True)
-class DequantizedProblem:
-    """out[rows, columns] = epilogue(x[rows, depth] @ numbers[columns, depth]^T): `group` steps of the depth share a
-    scale of type `scale`, and a zero point if there are `zeros`.  `aligned`: the result begins at a multiple of 16
-    bytes.  `epilogue` is the function of the kernel's slot."""
-
-    rows: int
-    columns: int
-    depth: int
-    group: int
-    input: DType = bfloat16
-    weights: DType = int4
-    scale: DType = float32
-    zeros: bool = False
-    output: DType = bfloat16
-    aligned: bool = True
-    epilogue: Any = identity
-
-    @property
-    def stage_group(self) -> int:
-        """Steps that share a scale, as configs have it: 0 for all of the depth."""
-        return 0 if self.group == self.depth else self.group
-
-    @property
-    def weight_bytes(self) -> int:
-        """Bytes of weights, scales and zero points."""
-        scales = self.depth // self.group * (self.scale.itemsize + self.zeros)
-        return self.columns * (self.depth * self.weights.bits // 8 + scales)
 
 
 def hopper_dequantized(group: Group, graph: Graph, target: Target) -> list[Candidate]:
@@ -99,8 +67,8 @@ def hopper_dequantized(group: Group, graph: Graph, target: Target) -> list[Candi
     ranges = spans(rows, CTA_ROWS)
     problems = [
         DequantizedProblem(
-            example, columns, depth, steps, x.dtype, w.dtype, scale.dtype, zero is not None, slots.stored.dtype,
-            epilogue=slots.function,
+            example, columns, depth, input=x.dtype, output=slots.stored.dtype, group=steps, weights=w.dtype,
+            scale=scale.dtype, zeros=zero is not None, function=slots.function,
         )
         for example, _ in ranges
     ]  # fmt: skip
@@ -194,7 +162,7 @@ def _configs_of(problem: DequantizedProblem, batch: int) -> Iterator[Dequantized
             ZEROS=problem.zeros, TYPE=tl.dtype(problem.input), SCALE=tl.dtype(problem.scale),
             OUTPUT=tl.dtype(problem.output),
             MULTIPLE=min(8, problem.columns & -problem.columns) if problem.aligned else 1,
-            EPILOGUE=problem.epilogue,
+            EPILOGUE=problem.function,
         )  # fmt: skip
         room = SHARED_BYTES // together - 1024  # the GPU takes a part of each CTA's
         most = (room - config.shared_bytes) // config.stage_bytes + config.STAGES

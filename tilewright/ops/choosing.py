@@ -1,0 +1,39 @@
+"""Chooses among candidates of an operation on arrays: by times on record, or by timing the close ones once."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+
+from tilewright.measure.choosing import Choice, Measured, Records, TuningProblem
+from tilewright.measure.keys import device_name, problem_key
+from tilewright.ops import arrays
+from tilewright.ops.arrays import ArrayView
+from tilewright.runtime.cuda.device import device
+
+
+def choose(
+    operation: str,
+    shape: str,
+    ordinal: int,
+    labels: Sequence[str],
+    order: Sequence[int],
+    close: Sequence[int],
+    used: Sequence[ArrayView],
+    measure: Callable[[], Measured] | None,
+) -> Choice | None:
+    """The candidate to take on a GPU of the problem that `shape` tells from others of an operation.
+
+    `labels` tell the candidates apart, `order` has their numbers, the likeliest first, `close` those worth timing.
+    What `measure` finds of them goes on record; None: nothing is timed.  The result is None while the stream of the
+    arrays that are `used` is captured and something should be timed: the likeliest does until then.
+    """
+    key = problem_key(operation, arrays.target_at(ordinal), ("library", "ops"), shape)
+    problem = TuningProblem({key: f"{operation} {shape}"}, labels, order, close)
+    gpu = device(ordinal)
+    records = Records(device_name(gpu), address=gpu.address)
+    records.look_up(problem)
+    if not problem.is_known and measure is not None:
+        if arrays.capturing(arrays.stream_of(used), ordinal):
+            return None
+        records.time(problem, lambda key: measure())
+    return problem.choice()
