@@ -89,7 +89,7 @@ def test_operands_along_the_depth_are_turned(
 ) -> None:
     """Constants in the build, and the left operand by a launch ahead; where it would be copied in vectors."""
     monkeypatch.setattr(simt_transposed, "_LEAST_WORK", 1 << 16)
-    for number in ("_BOTH", "_LEFT"):
+    for number in ("_BOTH_TURNED", "_LEFT_TURNED"):
         monkeypatch.setattr(simt_transposed, number, 0.01)
     for transposed, turned in ((True, "both operands"), (False, "the left operand")):
         graph = linear(rng, 44, 72, 136, transposed)
@@ -108,7 +108,7 @@ def test_a_transposed_left_operand_is_read_as_it_lies(
     constant: bool,
 ) -> None:  # fmt: skip
     monkeypatch.setattr(simt_transposed, "_LEAST_WORK", 1 << 16)
-    monkeypatch.setattr(simt_transposed, "_RIGHT", 0.01)
+    monkeypatch.setattr(simt_transposed, "_RIGHT_TURNED", 0.01)
     b = GraphBuilder("transposed")
     x = b.op("permute", [b.input("x", float32, (72, 44))], order=(1, 0))
     shape = (columns, 72) if transposed else (72, columns)
