@@ -9,7 +9,7 @@ PRECISIONS = (IEEE, TF32)
 
 
 def split_name(target: str) -> tuple[str, str | None]:
-    """A target's name, and the precision that the first releases took behind it (``cuda+tf32``); None without one.
+    """A target's name, and the precision that the first releases took after it (``cuda+tf32``); None without one.
 
     Tells of the new way in a `FutureWarning`: the next release refuses the old one.
     """

@@ -126,8 +126,8 @@ def _warn_of_unknown(names: list[str]) -> None:
     for variable in sorted(os.environ):
         if variable.startswith(PREFIX) and variable not in known:
             close = difflib.get_close_matches(variable, known, 1)
-            meant = f"did you mean {close[0]}?" if close else f"there are {', '.join(known)}"
-            _log.warning("the environment variable %s has no meaning; %s", printable(variable), meant)
+            hint = f"did you mean {close[0]}?" if close else f"there are {', '.join(known)}"
+            _log.warning("the environment variable %s has no meaning; %s", printable(variable), hint)
 
 
 def _parse(name: str, kind: str, text: str) -> Any:

@@ -1,10 +1,12 @@
-"""A name means one thing: no two files of the library have a class, or a public constant, of the same name.
+"""A name says what it holds, and means one thing.
 
     python tools/check_names.py
 
-Aliases (``Number = Union[…]``) are not classes.  Constants are names in capitals whose values are numbers, texts or
-tuples of such; one that begins with an underscore is its file's own.  Names that others lay down are in `EXCEPTIONS`,
-with the reason.
+- No two files of the library have a class, or a public constant, of the same name.  Aliases (``Number = Union[…]``) are
+  not classes.  Constants are names in capitals whose values are numbers, texts or tuples of such; one that begins with
+  an underscore is its file's own.  Names that others lay down are in `EXCEPTIONS`, with the reason.
+- No function, class, parameter, variable or attribute is called by a word of `VAGUE` alone, with or without underscores
+  and in capitals or not.  Such a word may be a part of a name (``runs_in_turns``).
 """
 
 from __future__ import annotations
@@ -18,6 +20,8 @@ from pathlib import Path
 ROOT = Path(__file__).resolve().parents[1] / "tilewright"
 # name -> why several files may have it. An entry that is no longer needed fails the check.
 EXCEPTIONS: dict[str, str] = {}
+# Words that do not say what they name: half of a sentence that only its author has in mind.
+VAGUE = frozenset("behind both kept meant posed rooms spelled taken turns what".split())
 
 
 def classes(paths: Iterable[Path]) -> dict[str, list[str]]:
@@ -30,17 +34,46 @@ def classes(paths: Iterable[Path]) -> dict[str, list[str]]:
     return found
 
 
+def defined_name(node: ast.AST) -> str | None:
+    """The name that a node defines, if it defines one."""
+    match node:
+        case ast.FunctionDef(name=name) | ast.AsyncFunctionDef(name=name) | ast.ClassDef(name=name) | ast.arg(arg=name):
+            return name
+        case ast.Name(id=name, ctx=ast.Store()) | ast.Attribute(attr=name, ctx=ast.Store()):
+            return name
+    return None
+
+
+def vague_names(paths: Iterable[Path]) -> Iterator[str]:
+    """Definitions called by a word of `VAGUE`: "file:line: name"."""
+    for path in sorted(paths):
+        for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
+            name = defined_name(node)
+            if name is not None and name.strip("_").lower() in VAGUE:
+                yield f"{path}:{node.lineno}: {name}"  # type: ignore[attr-defined]
+
+
 def constants(paths: Iterable[Path]) -> dict[str, list[str]]:
     """Where each public constant is defined: "file:line" by its name."""
     found: dict[str, list[str]] = defaultdict(list)
     for path in sorted(paths):
         for node in ast.parse(path.read_text(encoding="utf-8")).body:
-            named = node.targets if isinstance(node, ast.Assign) else [getattr(node, "target", None)]
-            for name in named:
-                if isinstance(name, ast.Name) and name.id.isupper() and not name.id.startswith("_"):
-                    if _is_literal(getattr(node, "value", None)):
-                        found[name.id].append(f"{path}:{node.lineno}")
+            for name, value in _assigned(node):
+                if name.isupper() and not name.startswith("_") and _is_literal(value):
+                    found[name].append(f"{path}:{node.lineno}")
     return found
+
+
+def _assigned(node: ast.stmt) -> Iterator[tuple[str, ast.expr | None]]:
+    """The names that a statement of a module gives values, and these: also of ``A, B = 1, 2``."""
+    value = getattr(node, "value", None)
+    for target in node.targets if isinstance(node, ast.Assign) else [getattr(node, "target", None)]:
+        if isinstance(target, ast.Name):
+            yield target.id, value
+        elif isinstance(target, ast.Tuple) and isinstance(value, ast.Tuple):
+            for name, part in zip(target.elts, value.elts, strict=False):
+                if isinstance(name, ast.Name):
+                    yield name.id, part
 
 
 def _is_literal(value: ast.expr | None) -> bool:
@@ -59,6 +92,8 @@ def problems(paths: Iterable[Path]) -> Iterator[str]:
     for name, places in sorted(repeated.items()):
         if name not in EXCEPTIONS:
             yield f"{name}: {', '.join(places)}: qualify the names, or merge what is the same"
+    for place in vague_names(paths):
+        yield f"{place}: name what it holds; this word says only half (see VAGUE in tools/check_names.py)"
     yield from (f"{name}: the exception is no longer needed" for name in EXCEPTIONS if name not in repeated)
 
 

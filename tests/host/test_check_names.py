@@ -1,4 +1,4 @@
-"""The check of names finds a class and a constant that two files have."""
+"""The check of names finds a class and a constant that two files have, and names that do not say what they hold."""
 
 from pathlib import Path
 
@@ -17,3 +17,18 @@ def test_a_constant_in_two_files_is_found(tmp_path: Path) -> None:
     (tmp_path / "b.py").write_text("FEW: int = 1 << 7\n_OWN = 2\nTABLE = {}\nT = TypeVar('T')\n")
     [found] = problems(tmp_path.glob("*.py"))
     assert found.startswith("FEW: ") and "a.py:1" in found and "b.py:1" in found
+
+
+def test_constants_of_one_assignment_are_found(tmp_path: Path) -> None:
+    (tmp_path / "a.py").write_text("FEW, MANY = 8, 9\n")
+    (tmp_path / "b.py").write_text("FEW, OTHER = 16, 3\n")
+    [found] = problems(tmp_path.glob("*.py"))
+    assert found.startswith("FEW: ")
+
+
+def test_vague_names_are_found(tmp_path: Path) -> None:
+    (tmp_path / "a.py").write_text(
+        "_KEPT = 3\ndef _both(what=1, *, kept_rows=2):\n    self.taken = [turns for turns in what]\n    return turns\n"
+    )
+    found = [line.partition(": ")[2].partition(": ")[0] for line in problems(tmp_path.glob("*.py"))]
+    assert sorted(found) == ["_KEPT", "_both", "taken", "turns", "what"]

@@ -59,7 +59,7 @@ def test_fused_rows_masks_and_buffers() -> None:
     assert "reduction along axis 1: axis 0: 4 one by one, up to the mask of line" in weights
     assert "axis 1: 1024 in vectors of 16, 4 at once, up to the mask of line" in weights
     assert "row by row with the exp of line" in weights
-    assert "elements behind it" not in weights  # the sum needs no exp of what is masked off, and nobody else does
+    assert "elements after it" not in weights  # the sum needs no exp of what is masked off, and nobody else does
     assert "the result of exp is kept in a buffer" in weights
     assert "of exp: a block of 4 x 1024 in scratch memory, 16384 bytes" in weights
     assert "in one loop nest with the exp of line" in of(found, "tl.store")

@@ -57,8 +57,8 @@ def test_every_dependency_is_kept_by_lanes_and_waits(rng) -> None:
         before.append({*ordered, *(other for n in ordered for other in before[n])})
         assert all(other in before[number] for other in range(number) if tasks[other].conflicts(tasks[number]))
     users = [int(n) for n in rng.integers(0, 20, 3)]
-    beside = branches.last_beside(found)(users)
-    assert all(set(users) <= before[number] for number in range(beside + 1, 40)) and not set(users) <= before[beside]
+    last = branches.last_concurrent(found)(users)
+    assert all(set(users) <= before[number] for number in range(last + 1, 40)) and not set(users) <= before[last]
 
 
 def experts(rng: np.random.Generator) -> Graph:

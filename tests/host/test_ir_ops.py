@@ -43,7 +43,7 @@ def test_random_kernels_cover_the_table():
 
 
 def test_passes_and_targets_take_elementwise_operations_from_the_table():
-    """What works element by element, and what it costs, stood in three lists beside it."""
+    """What works element by element, and what it costs, stood in three lists next to it."""
     assert {"add", "fma", "compare", "cast", "offset", "hint", "exp2"} <= ELEMENTWISE and "splat" not in ELEMENTWISE
     assert ELEMENTWISE - set(CONSTANT_RULES.rules) == {"hint"}
     assert ELEMENTWISE <= set(NVIDIA_RULES) and ELEMENTWISE <= LAZY
@@ -209,7 +209,7 @@ def test_constants_are_brought_to_their_type():
         ("reshape", [(2, 4)], {"shape": (9,)}, "differ in size"),
         ("permute", [(2, 4)], {"order": (0, 0)}, "not a permutation"),
         ("split", [(2, 4)], {}, "the last extent"),
-        ("cat", [(2, 4), (2, 3)], {"axis": 0}, "shapes differ beside the axis"),
+        ("cat", [(2, 4), (2, 3)], {"axis": 0}, "shapes differ in other axes than the one joined"),
         ("splat", [(4,)], {"shape": (4,)}, "takes a scalar"),
         ("load", [(4,)], {}, "is not a pointer"),
         ("arange", [], {"start": 4, "end": 4}, "empty range"),

@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from tilewright.llm.serve.affinity import BLOCK, MOST_BLOCKS, Affinity, digests_of, prompt_digests
+from tilewright.llm.serve.affinity import DIGEST_BLOCK, MOST_BLOCKS, Affinity, digests_of, prompt_digests
 from tilewright.llm.serve.application import Bounds
 from tilewright.llm.serve.gateway import Gate
 from tilewright.llm.serve.protocol import Refused
@@ -19,17 +19,17 @@ MODEL = Path(__file__).resolve().parents[2] / "demo" / "model"
 
 
 def test_prompts_share_the_digests_of_their_common_beginning():
-    first, second = b"a" * 3 * BLOCK + b"one", b"a" * 2 * BLOCK + b"b" * BLOCK
+    first, second = b"a" * 3 * DIGEST_BLOCK + b"one", b"a" * 2 * DIGEST_BLOCK + b"b" * DIGEST_BLOCK
     one, other = digests_of(first), digests_of(second)
     assert len(one) == len(other) == 3 and one[:2] == other[:2] and one[2] != other[2]
     assert not set(one) & set(digests_of(first, b"another tenant"))
-    assert digests_of(b"a" * (BLOCK - 1)) == []
-    assert len(digests_of(b"a" * (MOST_BLOCKS + 5) * BLOCK)) == MOST_BLOCKS
+    assert digests_of(b"a" * (DIGEST_BLOCK - 1)) == []
+    assert len(digests_of(b"a" * (MOST_BLOCKS + 5) * DIGEST_BLOCK)) == MOST_BLOCKS
 
 
 def test_a_prompt_goes_where_most_of_it_is_held():
     affinity = Affinity(seed=0)
-    short, long = digests_of(b"x" * BLOCK), digests_of(b"x" * 4 * BLOCK)
+    short, long = digests_of(b"x" * DIGEST_BLOCK), digests_of(b"x" * 4 * DIGEST_BLOCK)
     affinity.note(short, "a")
     affinity.note(long, "b")
     idle = {"a": 0, "b": 0, "c": 0}
@@ -42,7 +42,7 @@ def test_a_prompt_goes_where_most_of_it_is_held():
 
 def test_what_is_remembered_is_bounded_and_the_oldest_is_forgotten():
     affinity = Affinity(most=8, seed=0)
-    prompts = [digests_of(bytes([65 + number]) * 4 * BLOCK) for number in range(4)]
+    prompts = [digests_of(bytes([65 + number]) * 4 * DIGEST_BLOCK) for number in range(4)]
     for prompt in prompts:
         affinity.note(prompt, "a")
     assert affinity.choose(prompts[3], {"a": 2, "b": 0}) == "a"
@@ -59,7 +59,7 @@ def test_groups_of_prompts_stay_together_and_load_is_shared(groups: int):
     found = 0
     for _ in range(2000):
         group = rng.randrange(groups)
-        prompt = digests_of(f"{group} ".encode() * BLOCK)
+        prompt = digests_of(f"{group} ".encode() * DIGEST_BLOCK)
         name = affinity.choose(prompt, loads)
         assert loads[name] <= 2 * min(loads.values()) + 4
         affinity.note(prompt, name)
@@ -130,7 +130,7 @@ def test_the_prompt_of_a_body_is_found_without_parsing_it():
     assert digests({"model": "n", "messages": chat})[0] != found[0]
     assert digests({"model": "m", "messages": chat}, [])[0] != found[0]
     assert digests({"model": "m"}) == [] and prompt_digests(headers, b"\xff" * 999) == []
-    assert len(prompt_digests(headers, b'{"prompt": "' + b"x" * 9 * BLOCK)) == 9  # whether or not it is JSON
+    assert len(prompt_digests(headers, b'{"prompt": "' + b"x" * 9 * DIGEST_BLOCK)) == 9  # whether or not it is JSON
     for hostile in (b'"model"' + b" " * (4 << 20), b'{"a":' * 800_000, b'"model":' * 500_000):
         assert prompt_digests(headers, hostile) == []
 

@@ -175,7 +175,7 @@ def wrong(x, CASE: tl.constexpr):
         ("memory in a loop", "inside a loop, branch or role"),
         ("roles twice", "shared out twice"),
         ("elected group", "'group', an elected role: it is one thread"),
-        ("elected goes on", "goes on behind its cluster barrier"),
+        ("elected goes on", "goes on after its cluster barrier"),
         ("elected loop", "inside a loop or branch of 'in_a_loop'"),
         ("behind a vote", "group_sync depends on a vote that each warp takes for itself"),
         ("threads", "number 1 waits for 128 threads, 'sync' has 256"),

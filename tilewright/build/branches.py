@@ -1,9 +1,10 @@
 """Independent branches of a plan: which steps may run concurrently, on which lanes, and where that pays.
 
 Two tasks depend on each other when one writes a tensor that the other reads or writes.  Tasks are put on lanes in their
-order, each behind the task that it waits for last, if it can be.  Lanes are used where the estimates promise that they
+order, each after the task that it waits for last, if it can be.  Lanes are used where the estimates promise that they
 save a tenth of the time: a task whose CTAs fill the GPU gains nothing from company.  Places in the arena are given
-afterwards: a tensor keeps its place until everything that may run beside its users is done (`last_beside`).
+afterwards: a tensor keeps its place until everything that may run at the same time as its users is done
+(`last_concurrent`).
 """
 
 from __future__ import annotations
@@ -64,15 +65,14 @@ def places(work: Sequence[TaskWork], crossing: float) -> list[LanePlace]:
     return found if end <= _WORTH_IT * sum(task.seconds for task in work) else alone
 
 
-def last_beside(found: Sequence[LanePlace]) -> Callable[[Iterable[int]], int]:
-    """A function that gives the last task that does not come after all of some tasks: it may run beside one of them."""
+def last_concurrent(found: Sequence[LanePlace]) -> Callable[[Iterable[int]], int]:
+    """A function that gives the last task that may run at the same time as one of some tasks."""
     before: list[int] = []  # all tasks that are done when one begins, as bits
     last: dict[int, int] = {}
     lanes: dict[int, list[int]] = {}  # the tasks of each, one after the other: what is done only grows
     for number, place in enumerate(found):
-        ordered = [*place.after, *([last[place.lane]] if place.lane in last else [])]
         bits = 0
-        for other in ordered:
+        for other in [*place.after, *([last[place.lane]] if place.lane in last else [])]:
             bits |= before[other] | 1 << other
         before.append(bits)
         last[place.lane] = number

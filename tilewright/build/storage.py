@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field
 
-from tilewright.build.branches import LanePlace, last_beside
+from tilewright.build.branches import LanePlace, last_concurrent
 from tilewright.graph.core import Graph, Value
 from tilewright.graph.fusion import Group
 from tilewright.graph.passes.memory import LiveInterval, plan_memory
@@ -37,7 +37,7 @@ class TaskAccess:
     writes: frozenset[str]
 
 
-# Says where tasks run: on which lane, and behind which tasks of others.
+# Says where tasks run: on which lane, and after which tasks of others.
 Spreader = Callable[[Sequence[TaskAccess]], Sequence[LanePlace]]
 
 
@@ -85,7 +85,7 @@ def assign_storage(
 ) -> TensorStorage:
     """Places for all values of a graph whose groups run in this order; views have no candidate.
 
-    `spread` may let tasks run beside each other: what they share is then kept apart.
+    `spread` may let tasks run at the same time: what they share is then kept apart.
     """
     return _Planner(graph, scheduled, copier, spread).plan()
 
@@ -219,9 +219,9 @@ class _Planner:
                 memory = self._memory(value, number, redirected)
                 if memory not in self.places and memory not in self.graph.constants:
                     users.setdefault(memory, []).append(number)
-        beside = last_beside(lanes)
+        last_task = last_concurrent(lanes)
         intervals = [
-            LiveInterval(str(number), _bytes(value), tasks[0], max(tasks[-1], beside(tasks)))
+            LiveInterval(str(number), _bytes(value), tasks[0], max(tasks[-1], last_task(tasks)))
             for number, (value, tasks) in enumerate(users.items())
         ]
         arena = plan_memory(intervals)

@@ -47,7 +47,7 @@ def timed_peer(
     """
     gpu = engine.is_for_gpu
     if name == "onnxruntime" and gpu:
-        raise MissingDependencyError("ONNX Runtime is timed beside engines for CPUs alone, and this one is for a GPU")
+        raise MissingDependencyError("ONNX Runtime is compared with engines for CPUs alone, and this one is for a GPU")
     path = _source(name, engine, model)
     if name == "onnxruntime":
         run = _onnxruntime(path, threads, exact=False)

@@ -51,7 +51,7 @@ def session(program: Mapping[str, Any], plan: Plan, package: Package) -> CudaSes
     return CudaSession(plan, programs, places, devices.current_device())
 
 
-def beside(values: Iterable[Any]) -> AbstractContextManager[None]:
+def on_gpu_of(values: Iterable[Any]) -> AbstractContextManager[None]:
     """Make the GPU current on which the first of PyTorch's tensors among `values` is."""
     return devices.on_gpu_of(values)
 

@@ -384,7 +384,7 @@ class Engine:
         if gpu is None:
             return self._session
         check_mapping(inputs, "inputs")
-        with gpu.beside(inputs.values()):
+        with gpu.on_gpu_of(inputs.values()):
             return self._session
 
     def __call__(self, *arguments: Any, **named: Any) -> Any:

@@ -23,7 +23,7 @@ class GpuPrograms(Protocol):
         """The program on the current GPU: code loaded, weights uploaded."""
         ...
 
-    def beside(self, values: Iterable[Any]) -> AbstractContextManager[None]:
+    def on_gpu_of(self, values: Iterable[Any]) -> AbstractContextManager[None]:
         """Make the GPU current on which the first of other libraries' tensors is."""
         ...
 

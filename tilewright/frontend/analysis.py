@@ -114,7 +114,7 @@ class NameReads:
         self.last_read[name] = max(position, self.last_read.get(name, position))
 
     def after(self, name: str, node: ast.stmt) -> bool:
-        """Whether the name is read anywhere behind the end of `node`."""
+        """Whether the name is read anywhere after the end of `node`."""
         end = (node.end_lineno or node.lineno, node.end_col_offset or 0)
         return name in self.last_read and self.last_read[name] >= end
 

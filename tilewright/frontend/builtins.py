@@ -107,7 +107,7 @@ def _breakpoint(*arguments: Any, **keywords: Any) -> None:
 
 
 def _range(*bounds: Any, **options: Any) -> core.range:
-    """Python's range has three numbers at most; the options that tl.range takes behind them go by name."""
+    """Python's range has three numbers at most; the options that tl.range takes after them go by name."""
     if len(bounds) > 3:
         raise LanguageError(
             f"range() takes a start, an end and a step, got {len(bounds)} values",

@@ -110,7 +110,7 @@ class Loops(Statements):
     # Run-time loops
 
     def _carried(self, statement: ast.For | ast.While) -> CarriedNames:
-        """Names bound before the loop whose new values later passes, or statements behind it, read."""
+        """Names bound before the loop whose new values later passes, or statements after it, read."""
         exposed = exposed_names(statement.body)
         if isinstance(statement, ast.While):
             exposed |= loaded_names(statement.test)

@@ -178,7 +178,9 @@ class GraphBuilder:
             if item is None or isinstance(item, Value):
                 result.append(item)
             elif not others:
-                raise ShapeError(f"{op}: the number {item!r} has no element type beside it; use constant()")
+                raise ShapeError(
+                    f"{op}: the number {item!r} has no operand that gives it an element type; use constant()"
+                )
             else:
                 result.append(self.factor(item, others[0]) if op in _ARITHMETIC else self.number(item, others[0]))
         while result and result[-1] is None:

@@ -5,7 +5,7 @@
     imaginary  [..., n] optional
 
 `form` says what is given and what is wanted; the sum over j is of x[j] exp(-2 pi i j k / n), without the sign for
-`inverse`, never divided by anything.  The parts of the result stand beside each other, all real ones first:
+`inverse`, never divided by anything.  The parts of the result stand side by side, all real ones first:
 
     half   the first n // 2 + 1 numbers             [..., 2 (n // 2 + 1)]
     whole  all n                                    [..., 2 n]

@@ -131,7 +131,7 @@ def binary(inputs: Inputs, attributes: Attributes) -> Types:
 
 
 def arithmetic(inputs: Inputs, attributes: Attributes) -> Types:
-    """As `binary`; a float32 without dimensions may stand beside 16-bit floats, whose type the result has."""
+    """As `binary`; a float32 without dimensions may be combined with 16-bit floats, whose type the result has."""
     kinds = [item.dtype for item in inputs if item is not None and not (item.rank == 0 and item.dtype == float32)]
     if len(kinds) == 1 and kinds[0].is_float and kinds[0].bits == 16:
         return [(kinds[0], broadcast_shapes(value(inputs, 0).shape, value(inputs, 1).shape))]

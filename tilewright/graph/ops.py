@@ -165,7 +165,7 @@ _op("contraction", "dequantized_matmul", (3, 4), quantization.dequantized_matmul
     "scale and zero point [N, groups], of equal groups along K")
 _op("contraction", "grouped_matmul", 3, infer.grouped_matmul, compute.grouped_matmul,
     "rows of a [M, K] times their group's matrix of b [G, K, N] (or [G, N, K] with transpose_b): group g ends before "
-    "row ends[g] (integers [G], not falling); rows behind the last group give zeros",
+    "row ends[g] (integers [G], not falling); rows after the last group give zeros",
     transpose_b=False)
 _op("contraction", "conv", (2, 3), infer.conv, compute.conv,
     "x [N, C, *spatial] (NCHW) or [N, *spatial, C] (NHWC), w [O, C/groups, *kernel], optional bias [O] of x's type or "

@@ -36,7 +36,7 @@ def of(function: Callable[..., Any]) -> Rule:
 
 
 def arithmetic(function: Callable[..., Any]) -> Rule:
-    """As `of`; beside a float32 number 16-bit floats are computed in float32, and the result is rounded."""
+    """As `of`; with a float32 number, 16-bit floats are computed in float32, and the result is rounded."""
 
     def rule(inputs: Arrays, attributes: Attributes) -> Array:
         result = of(function)(inputs, attributes)

@@ -55,7 +55,7 @@ def follow_all(view: StridedView | None, nodes: Sequence[Node]) -> StridedView |
 
 
 def rotation(node: Node, producer: Callable[[Value | None], Node | None]) -> tuple[Value, int, Size] | None:
-    """(source, axis, shift) where a concat puts the front of a tensor behind its end: element i is i + shift of it,
+    """(source, axis, shift) where a concat puts the front of a tensor after its end: element i is i + shift of it,
     modulo the extent.  None for other nodes.  `producer` gives the node that computes a value."""
     if node.op != "concat" or len(node.inputs) != 2:
         return None

@@ -11,7 +11,7 @@ from tilewright.graph.core import Value
 from tilewright.importers.emitter import Emitter
 from tilewright.importers.special import polynomial
 
-_FAR = 25.0  # where Hankel's series begin
+_HANKEL_FROM = 25.0  # where Hankel's series begin
 _TERMS = 24
 _CLOSE = 5.0  # up to where power series serve
 _EULER = 0.5772156649015329
@@ -24,11 +24,11 @@ def bessel_j(emit: Emitter, x: Value, order: int) -> Value:
     J_n(x) is the mean of cos(n t - x sin t) over a turn, here of values in equal steps.
     """
     size = emit.op("absolute", x)
-    near = _mean_over_turn(emit, emit.op("minimum", size, _FAR), order)
+    near = _mean_over_turn(emit, emit.op("minimum", size, _HANKEL_FROM), order)
     cosine, sine = _phase(emit, size, order)
     p, q = _hankel(emit, size, order)
     far = emit.op("subtract", emit.op("multiply", p, cosine), emit.op("multiply", q, sine))
-    found = emit.op("where", emit.op("less", size, _FAR), near, _scaled(emit, far, size))
+    found = emit.op("where", emit.op("less", size, _HANKEL_FROM), near, _scaled(emit, far, size))
     return emit.op("where", emit.op("less", x, 0.0), emit.op("negate", found), found) if order else found
 
 
@@ -38,7 +38,7 @@ def bessel_y(emit: Emitter, x: Value, order: int) -> Value:
     The mean of sin(x sin t - n t) over half a turn, less 1 / pi times the integral from 0 on of
     (e^(n t) + (-1)^n e^(-n t)) e^(-x sinh t), here in u = x sinh t, by Gauss-Legendre; below 5 the power series.
     """
-    middle = emit.op("clip", x, low=_CLOSE, high=_FAR)
+    middle = emit.op("clip", x, low=_CLOSE, high=_HANKEL_FROM)
     nodes, weights = np.polynomial.legendre.leggauss(48)
     angles = (nodes + 1) * math.pi / 4  # a quarter of a turn, which the rest mirrors
     angle = emit.op("multiply", emit.unsqueeze(middle, x.rank), emit.constant(np.sin(angles)))
@@ -57,7 +57,7 @@ def bessel_y(emit: Emitter, x: Value, order: int) -> Value:
     cosine, sine = _phase(emit, x, order)
     p, q = _hankel(emit, x, order)
     far = _scaled(emit, emit.op("add", emit.op("multiply", p, sine), emit.op("multiply", q, cosine)), x)
-    found = emit.op("where", emit.op("less", x, _FAR), found, far)
+    found = emit.op("where", emit.op("less", x, _HANKEL_FROM), found, far)
     found = emit.op("where", emit.op("less", x, _CLOSE), _close_y(emit, x, order), found)
     found = emit.op("where", emit.op("equal", x, 0.0), emit.builder.number(-math.inf, x.dtype), found)
     return emit.op("where", emit.op("greater_equal", x, 0.0), found, emit.builder.number(math.nan, x.dtype))
@@ -127,11 +127,13 @@ def _hankel(emit: Emitter, x: Value, order: int) -> tuple[Value, Value]:
     terms = [1.0]
     for k in range(1, _TERMS):
         terms.append(terms[-1] * (4 * order**2 - (2 * k - 1) ** 2) / (8 * k))
-    inverse = emit.op("reciprocal", emit.op("maximum", x, _FAR))
+    inverse = emit.op("reciprocal", emit.op("maximum", x, _HANKEL_FROM))
     square = emit.op("negate", emit.op("multiply", inverse, inverse))
     return polynomial(emit, square, terms[::2]), emit.op("multiply", polynomial(emit, square, terms[1::2]), inverse)
 
 
 def _scaled(emit: Emitter, value: Value, x: Value) -> Value:
     """Times sqrt(2 / (pi x))."""
-    return emit.op("divide", value, emit.op("sqrt", emit.op("multiply", emit.op("maximum", x, _FAR), math.pi / 2)))
+    return emit.op(
+        "divide", value, emit.op("sqrt", emit.op("multiply", emit.op("maximum", x, _HANKEL_FROM), math.pi / 2))
+    )

@@ -54,7 +54,7 @@ def hyperbolic_sine(emit: Emitter, x: Value) -> Value:
     near = emit.op("multiply", emit.op("add", grown, emit.op("divide", grown, emit.op("add", grown, 1.0))), 0.5)
     root = emit.op("exp", emit.op("multiply", size, 0.5))
     far = emit.op("multiply", emit.op("multiply", root, 0.5), root)
-    enough = 20.0 if x.dtype.name == "float64" else 10.0  # e^-|x| is lost beside e^|x|, which float16 still holds
+    enough = 20.0 if x.dtype.name == "float64" else 10.0  # e^-|x| vanishes next to e^|x|, which float16 still holds
     return with_sign_of(emit, emit.op("where", emit.op("greater", size, enough), far, near), x)
 
 
@@ -106,7 +106,7 @@ def inverse_hyperbolic_tangent(emit: Emitter, x: Value) -> Value:
 
 # Bernoulli numbers B_2k / (2 k), of digamma's series in 1 / x^2.
 _OF_DIGAMMA = (1 / 12, -1 / 120, 1 / 252, -1 / 240, 1 / 132, -691 / 32760, 1 / 12)
-_FAR = 8  # where the series begins
+_SERIES_FROM = 8  # where the series begins
 
 
 def digamma(emit: Emitter, x: Value) -> Value:
@@ -115,11 +115,11 @@ def digamma(emit: Emitter, x: Value) -> Value:
     negative = emit.op("less_equal", x, 0.0)
     start = emit.op("where", negative, emit.op("subtract", 1.0, x), x)
     total: Value | None = None
-    for step in range(_FAR):
+    for step in range(_SERIES_FROM):
         part = emit.op("reciprocal", emit.op("add", start, float(step)))
         total = part if total is None else emit.op("add", total, part)
     assert total is not None
-    far = emit.op("add", start, float(_FAR))
+    far = emit.op("add", start, float(_SERIES_FROM))
     square = emit.op("reciprocal", emit.op("multiply", far, far))
     series = emit.builder.number(_OF_DIGAMMA[-1], x.dtype)
     for coefficient in reversed(_OF_DIGAMMA[:-1]):

@@ -61,8 +61,8 @@ def tokenizer_of(metadata: Mapping[str, Any], path: Path) -> tuple[str, dict[str
 
 
 def _check(metadata: Mapping[str, Any], tokens: Any, path: Path) -> None:
-    """Raise `ImportModelError` for tokens that are no list of short texts, for lists beside them of another length, and
-    for the number of a token that there is not."""
+    """Raise `ImportModelError` for tokens that are no list of short texts, for accompanying lists of another length,
+    and for the number of a token that there is not."""
     if not isinstance(tokens, list) or not all(isinstance(text, str) for text in tokens):
         raise ImportModelError(f"{path}: {_KEY}.tokens is no list of texts")
     longest = max(map(len, tokens))

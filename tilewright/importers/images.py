@@ -148,7 +148,7 @@ class _Phases:
 
     @property
     def runs(self) -> tuple[tuple[int, int, int], ...]:
-        """(taps, begin, end) of phases beside each other, by their place among those with taps, with equally many taps:
+        """(taps, begin, end) of phases side by side, by their place among those with taps, with equally many taps:
         a run of the most taps, and one of a tap less."""
         order, most = list(self.firsts.values()), self.size - (self.taps - 1) * self.apart
         if order != sorted(order) or self.taps == 1 or most >= len(order) or self.padding(self.taps - 1)[0] < 0:

@@ -35,7 +35,7 @@ def bits(emit: Emitter, shape: Sequence[Size]) -> Value:
 
 
 def _fraction(emit: Emitter, drawn: Value, digits: int, skipped: int, dtype: DType) -> Value:
-    """`digits` bits, those behind the first `skipped`, as a number from 0 up to 1."""
+    """`digits` bits, those after the first `skipped`, as a number from 0 up to 1."""
     shifted = emit.op("shift_right", drawn, 64 - skipped - digits)
     whole = emit.op("bitwise_and", shifted, 2**digits - 1)
     narrow = emit.cast(whole, int32) if digits < 32 else whole

@@ -13,7 +13,7 @@ from tilewright.importers.emitter import Emitter
 from tilewright.importers.formulas import log1p, with_sign_of
 from tilewright.importers.report import Unsupported
 
-_FAR = 30.0  # where series in 1 / x of Bessel functions begin
+_ASYMPTOTIC_FROM = 30.0  # where series in 1 / x of Bessel functions begin
 _NEAR_TERMS, _FAR_TERMS = 50, 24
 _EULER = 0.5772156649015329
 _TINY = 1e-10  # where K is its first term
@@ -32,7 +32,7 @@ def _far_series(emit: Emitter, size: Value, order: int, sign: int) -> Value:
     terms = [1.0]
     for k in range(1, _FAR_TERMS):
         terms.append(terms[-1] * sign * (4 * order**2 - (2 * k - 1) ** 2) / (8 * k))
-    size = emit.op("maximum", size, _FAR)
+    size = emit.op("maximum", size, _ASYMPTOTIC_FROM)
     series = polynomial(emit, emit.op("reciprocal", size), terms)
     return emit.op("divide", series, emit.op("sqrt", emit.op("multiply", size, math.pi / 2)))
 
@@ -40,7 +40,7 @@ def _far_series(emit: Emitter, size: Value, order: int, sign: int) -> Value:
 def bessel_i(emit: Emitter, x: Value, order: int, scaled: bool) -> Value:
     """The modified Bessel function of the first kind of order 0 or 1; `scaled`: times e^-|x|."""
     size = emit.op("absolute", x)
-    half = emit.op("multiply", emit.op("minimum", size, _FAR), 0.5)
+    half = emit.op("multiply", emit.op("minimum", size, _ASYMPTOTIC_FROM), 0.5)
     terms = [1 / (math.factorial(k) * math.factorial(k + order)) for k in range(_NEAR_TERMS)]
     near = polynomial(emit, emit.op("multiply", half, half), terms)
     near = emit.op("multiply", near, half) if order else near
@@ -50,7 +50,7 @@ def bessel_i(emit: Emitter, x: Value, order: int, scaled: bool) -> Value:
     else:
         grown = emit.op("exp", emit.op("multiply", size, 0.5))  # e^|x| may overflow where the result does not
         far = emit.op("multiply", emit.op("multiply", far, grown), grown)
-    found = emit.op("where", emit.op("less", size, _FAR), near, far)
+    found = emit.op("where", emit.op("less", size, _ASYMPTOTIC_FROM), near, far)
     found = emit.op("where", emit.op("isnan", x), x, found)
     return with_sign_of(emit, found, x) if order else found
 
@@ -62,7 +62,7 @@ def bessel_k(emit: Emitter, x: Value, order: int, scaled: bool) -> Value:
     """
     steps = np.arange(280) / 10
     weights = np.where(steps == 0, 0.05, 0.1) * np.cosh(order * steps)
-    middle = emit.op("clip", x, low=_TINY, high=_FAR)
+    middle = emit.op("clip", x, low=_TINY, high=_ASYMPTOTIC_FROM)
     exponent = emit.op("multiply", emit.unsqueeze(middle, x.rank), emit.constant(1 - np.cosh(steps)))
     terms = emit.op("multiply", emit.op("exp", exponent), emit.constant(weights))
     found = emit.op("reduce_sum", terms, axes=(x.rank,), keepdims=False)
@@ -71,7 +71,7 @@ def bessel_k(emit: Emitter, x: Value, order: int, scaled: bool) -> Value:
     else:
         first = emit.op("subtract", math.log(2) - _EULER, emit.op("log", x))
     far = emit.op("multiply", _far_series(emit, x, order, 1), math.pi / 2)
-    found = emit.op("where", emit.op("less", x, _FAR), found, far)
+    found = emit.op("where", emit.op("less", x, _ASYMPTOTIC_FROM), found, far)
     if not scaled:
         found = emit.op("multiply", found, emit.op("exp", emit.op("negate", x)))
     found = emit.op("where", emit.op("less", x, _TINY), first, found)

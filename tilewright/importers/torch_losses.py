@@ -15,7 +15,7 @@ def ctc_losses(
     log_probs: Tensor, targets: Tensor, input_lengths: Tensor, target_lengths: Tensor, longest: int, blank: int
 ) -> Tensor:
     """The loss of each text [batch]: `log_probs` [steps, batch, classes]; `targets` [batch, width], of which nothing
-    behind a text's end is read, or the texts one after the other, each of at most `longest` labels; both lengths int64
+    after a text's end is read, or the texts one after the other, each of at most `longest` labels; both lengths int64
     [batch]."""
     lengths = input_lengths.tolist(), target_lengths.tolist()
     return torch.ops.aten._ctc_loss(log_probs, targets, *lengths, blank)[0]

@@ -1,7 +1,7 @@
 """Packed sequences for `torch.export`: padded sequences that keep their lengths.
 
 What `pack_padded_sequence` gives has as many rows as all sequences have steps, which only a run knows. Recurrent layers
-do not need them: they take the padded sequences, by an operator that keeps the states behind each sequence's end. Only
+do not need them: they take the padded sequences, by an operator that keeps the states after each sequence's end. Only
 code that reads `PackedSequence.data` itself has the rows.
 """
 
@@ -41,7 +41,7 @@ def padded_layers(
     bidirectional: bool,
     kind: str,
 ) -> list[Tensor]:
-    """Recurrent layers over padded sequences [steps, batch, width]: outputs, zeros behind each end, and last states.
+    """Recurrent layers over padded sequences [steps, batch, width]: outputs, zeros after each end, and last states.
 
     `kind`: ``LSTM``, ``GRU``, ``RNN_TANH`` or ``RNN_RELU``; the rest as for PyTorch's operators.
     """
@@ -105,7 +105,7 @@ class Padded:
         return data
 
     def unpacked(self, data: Tensor, sizes: Tensor) -> tuple[Tensor, Tensor]:
-        """The padded form of a packed sequence, and its lengths; what stands behind the ends is of no meaning."""
+        """The padded form of a packed sequence, and its lengths; what follows the ends has no meaning."""
         lengths, steps = self._of(sizes)
         if id(data) in self.rows:
             return self.rows[id(data)][1], lengths

@@ -161,7 +161,7 @@ class _Layers(nn.Module):
     def _walk(self, x: Tensor, lengths: Tensor | None, first: list[Tensor]) -> list[Tensor]:
         """Outputs [steps, batch, width] and last states; of padded sequences, if there are lengths."""
         inside = x.new_ones(x.shape[0], x.shape[1], 1, dtype=torch.bool)
-        if lengths is not None:  # what stands behind the ends has no part in the ranges
+        if lengths is not None:  # what follows the ends does not count for the ranges
             inside = inside_of(lengths, x.shape[0])[:, :, None]
         states = iter(zip(*(state.unbind(0) for state in first), strict=True))
         ends: list[list[Tensor]] = []

@@ -106,7 +106,7 @@ class _Ways:
     def shape(self) -> tuple[int, ...]:
         return next(iter(self.grid.values())).shape if self.names else ()
 
-    def taken(self, way: Way) -> np.ndarray:
+    def sizes_of(self, way: Way) -> np.ndarray:
         """The sizes that a way takes. Raises `TypeError` for a condition that cannot be told, `ValueError`."""
         symbols = way.symbols(self.axes)
         if symbols is None:
@@ -132,14 +132,14 @@ class _Ways:
         """The way of each combination of sizes; -1 where there is none."""
         table = np.full(self.shape, -1, np.int64)
         for number, way in reversed(list(enumerate(self.found))):
-            table[self.taken(way)] = number
+            table[self.sizes_of(way)] = number
         return table
 
     def only_sizes(self, way: Way) -> frozenset[str]:
         """The dimensions of which a way takes one size."""
-        taken = self.taken(way)
+        accepted = self.sizes_of(way)
         several = [name for name in self.names if self.ranges[name].low < self.ranges[name].high]
-        return frozenset(name for name in several if (self.grid[name][taken] == way.sizes[name]).all())
+        return frozenset(name for name in several if (self.grid[name][accepted] == way.sizes[name]).all())
 
 
 def by_ways(first: Way, axes: Mapping[str, Axes], exports: Exports) -> Graph | None:
@@ -204,7 +204,7 @@ def _takes_up(ways: _Ways, before: Sequence[Way], sizes: Sizes, fixed: frozenset
         ways.put(*before, way)
         way = _alone(ways, way, exports)
         ways.put(*before, way)
-        return bool(ways.taken(way)[_place(ways, sizes)])
+        return bool(ways.sizes_of(way)[_place(ways, sizes)])
     except Exception:  # the model may not take these sizes
         return False
 
@@ -307,9 +307,9 @@ def _as_inside(graph: Graph, inputs: Sequence[Value], mutated: Sequence[str]) ->
     for name in mutated:
         value = written.get(name, own[name])
         if value in graph.inputs or value in graph.outputs or value in graph.constants:
-            kept = Value(f"{name}_kept", value.dtype, value.shape)
-            graph.nodes.append(Node("copy", [value], [kept], normalize("copy", [value], {})))
-            value = kept
+            copied = Value(f"{name}_kept", value.dtype, value.shape)
+            graph.nodes.append(Node("copy", [value], [copied], normalize("copy", [value], {})))
+            value = copied
         graph.outputs.append(value)
         graph.output_names.append(f"{name}_after")
 
@@ -318,11 +318,11 @@ def _types(
     ways: _Ways, table: np.ndarray, graphs: Sequence[Graph], symbols: Mapping[str, Size]
 ) -> list[tuple[DType, tuple[Size | None, ...]]]:
     """The types of results; None for a size that no formula tells for all ways."""
-    taken = [_some(ways, table == number) for number in range(len(graphs))]
+    accepted = [_some(ways, table == number) for number in range(len(graphs))]
     return [
         (
             values[0].dtype,
-            tuple(_formula(sizes, taken, symbols) for sizes in zip(*(v.shape for v in values), strict=True)),
+            tuple(_formula(sizes, accepted, symbols) for sizes in zip(*(v.shape for v in values), strict=True)),
         )
         for values in zip(*(graph.outputs for graph in graphs), strict=True)
     ]
@@ -340,7 +340,7 @@ def _some(ways: _Ways, chosen: np.ndarray) -> list[dict[str, int]]:
     return found
 
 
-def _formula(sizes: Sequence[Size], taken: Sequence[Sequence[Sizes]], symbols: Mapping[str, Size]) -> Size | None:
+def _formula(sizes: Sequence[Size], accepted: Sequence[Sequence[Sizes]], symbols: Mapping[str, Size]) -> Size | None:
     """A formula for a size of a result that holds for all ways; `sizes` are those of the ways."""
     if any(each.name not in symbols for size in sizes for each in free_symbols(size)):
         return None
@@ -350,7 +350,7 @@ def _formula(sizes: Sequence[Size], taken: Sequence[Sequence[Sizes]], symbols: M
             continue
         if all(simplify(lift(other) - formula) == 0 for other in outside):
             return formula
-        pairs = ((size, at) for size, known in zip(outside, taken, strict=True) for at in known)
+        pairs = ((size, at) for size, known in zip(outside, accepted, strict=True) for at in known)
         with suppress(ZeroDivisionError):  # a formula for other sizes
             if all(evaluate(size, at) == evaluate(formula, at) for size, at in pairs):
                 return formula

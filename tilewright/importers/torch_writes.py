@@ -65,11 +65,11 @@ def _is_of_a_view(item: Any) -> bool:
     return item is None or item is Ellipsis or whole or isinstance(item, slice) or _is_read(item)
 
 
-def _number(item: Any, beside: torch.Tensor) -> torch.Tensor:
+def _number(item: Any, like: torch.Tensor) -> torch.Tensor:
     """A number as an int64 tensor without dimensions."""
     if isinstance(item, torch.Tensor):
-        return item.to(device=beside.device, dtype=torch.int64)
-    return torch.scalar_tensor(item, dtype=torch.int64, device=beside.device)
+        return item.to(device=like.device, dtype=torch.int64)
+    return torch.scalar_tensor(item, dtype=torch.int64, device=like.device)
 
 
 def _of_rank(value: torch.Tensor, rank: int) -> torch.Tensor:
@@ -106,11 +106,11 @@ def _copy_masked(view: torch.Tensor, chosen: dict[int, Any], value: torch.Tensor
     view.copy_(torch.where(mask, value.to(view.dtype), view))
 
 
-def _bound(item: Any, default: Any, extent: Any, beside: torch.Tensor) -> torch.Tensor:
+def _bound(item: Any, default: Any, extent: Any, like: torch.Tensor) -> torch.Tensor:
     """A bound of a slice, which counts from the end where it is negative, within the tensor."""
-    number = _number(default if item is None else item, beside)
+    number = _number(default if item is None else item, like)
     number = torch.where(number < 0, number + extent, number)
-    return number.clamp(min=0).minimum(_number(extent, beside))
+    return number.clamp(min=0).minimum(_number(extent, like))
 
 
 def select_scatter(x: torch.Tensor, source: torch.Tensor, dim: int, index: Any) -> Any:

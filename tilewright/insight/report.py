@@ -239,7 +239,7 @@ def _graph(
 
 
 def _by_step(nodes: Sequence[tuple[Any, int | None]]) -> list[tuple[Any, int | None]]:
-    """Nodes in the order of their steps, as far as what they read allows; views stay behind what they show."""
+    """Nodes in the order of their steps, as far as what they read allows; views stay after what they show."""
     position = -1
     keyed = []
     for node, step in nodes:

@@ -40,7 +40,7 @@ _FORWARDING = frozenset(
 _SYMBOLS = {"add": "+", "subtract": "-", "multiply": "*", "shift_left": "<<"}
 _USES = ("writer", "atomic", "reader", "earlier_reader")
 _GRAIN = np.dtype([(name, np.int32) for name in (*_USES, "changer")])  # the last atomic that changed something
-_ALONE = "let every instance store to elements of its own, or use atomics (tl.atomic_add, …)"
+_OVERLAP_ADVICE = "let every instance store to elements of its own, or use atomics (tl.atomic_add, …)"
 _READ = "read it with an atomic (tl.atomic_add of 0, …); or with volatile=True, if any value will do"
 
 
@@ -267,7 +267,9 @@ class Checks:
             self._check_order(others, buffer, offsets, exchange.touched.shape[1], _READ)
         exchange.shadow.used["changer"][grains[changed]] = self._number(operation)
 
-    def _check_order(self, others: Array, buffer: Buffer, offsets: Array, size: int, advice: str = _ALONE) -> None:
+    def _check_order(
+        self, others: Array, buffer: Buffer, offsets: Array, size: int, advice: str = _OVERLAP_ADVICE
+    ) -> None:
         """Raise unless everything that these earlier accesses did comes before the present operation."""
         if not others.any():
             return

@@ -11,7 +11,7 @@ Their values are handles (`ir.types`).  The shared rules:
     * A wait of all threads (`barrier_wait`, `wgmma_wait`) tells each warp of its own: what the threads of a group
       wrote or read is known to the others after `group_sync`.
     * Memory written by ordinary stores (`shared_store`) is read by copies and products only after `fence_async`
-      and a synchronisation behind it.
+      and a synchronisation after it.
 """
 
 from __future__ import annotations
@@ -205,7 +205,7 @@ def _tile_of_map(operands: Types, operation: str) -> tuple[int, SharedType]:
     """Rank of the map and the tile, which must agree."""
     found: TensorMapType = _kind(operands[0], TensorMapType, "the first operand")
     rank = len(found.block)
-    advice = "join axes that lie behind each other in memory: reshape the tensor on the host"
+    advice = "join axes that follow each other in memory: reshape the tensor on the host"
     require(
         rank <= GREATEST_RANK, lambda: f"{operands[0]} has {rank} axes, a copy moves at most {GREATEST_RANK}", advice
     )

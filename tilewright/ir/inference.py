@@ -194,7 +194,7 @@ def cat(operands: Types, attributes: Attributes, regions: Regions) -> list[Tenso
     axis = _axis(operands[0], attributes["axis"])
     require(len({t.element for t in operands}) == 1, "element types differ")
     require(len({t.rank for t in operands}) == 1, "ranks differ")
-    require(len({_drop_axis(t.shape, axis) for t in operands}) == 1, "shapes differ beside the axis")
+    require(len({_drop_axis(t.shape, axis) for t in operands}) == 1, "shapes differ in other axes than the one joined")
     extent = sum(t.shape[axis] for t in operands)
     shape = operands[0].shape
     return [operands[0].with_shape((*shape[:axis], extent, *shape[axis + 1 :]))]
@@ -205,8 +205,8 @@ def gather(operands: Types, attributes: Attributes, regions: Regions) -> list[Te
     axis = _axis(source, attributes["axis"])
     _require_kind(index, "integer")
     require(source.rank == index.rank, lambda: f"ranks of {source} and {index} differ")
-    beside = _drop_axis(source.shape, axis) == _drop_axis(index.shape, axis)
-    require(beside, lambda: f"shapes of {source} and {index} differ beside axis {axis}")
+    same_elsewhere = _drop_axis(source.shape, axis) == _drop_axis(index.shape, axis)
+    require(same_elsewhere, lambda: f"shapes of {source} and {index} differ in other axes than {axis}")
     return [index.with_element(source.element)]
 
 

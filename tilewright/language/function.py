@@ -116,7 +116,7 @@ class SourceFunction:
         return node
 
     def _header(self, word: str) -> Location:
-        """The place of a word in the first lines of the function, behind its decorators."""
+        """The place of a word in the first lines of the function, after its decorators."""
         lines, first = _file_lines(self.function)
         body = [(line, column) for line, _, column, _ in self.function.__code__.co_positions() if column]
         for number, text in enumerate(lines[first : first + 20], first + 1):
@@ -360,7 +360,7 @@ def _parsed_block(function: FunctionType) -> tuple[list[str], ast.FunctionDef] |
 def _quick_text(function: FunctionType) -> str | None:
     """A function's text from ``def`` on, found without parsing; None where that fails.
 
-    The block ends at the first possible place behind all of its code.
+    The block ends at the first possible place after all of its code.
     """
     lines, first = _file_lines(function)
     if not 0 <= first < len(lines):

@@ -360,7 +360,7 @@ def _texts(name: str, texts: Sequence[str]) -> str:
 def _wrapper(
     name: str, parameters: Sequence[SSAValue], lowered: LoweredCPUKernel, failures: Sequence[str], threads: bool
 ) -> str:
-    """LLVM text of the C function and of its workers, which goes behind the kernel's."""
+    """LLVM text of the C function and of its workers, which goes after the kernel's."""
     given, stores = [], []
     for index, value in enumerate(parameters):
         kind = _llvm_type(value.type)

@@ -171,8 +171,8 @@ class ArrayPlaces:
             raise LaunchError(f"kernel '{kernel}' was compiled for a GPU and got no array on one")
         if any(place is None for _, place in found):
             raise LaunchError(
-                f"kernel '{kernel}' got arrays in the CPU's memory beside others on GPU {numbers[0]}: move all of them "
-                "to the GPU"
+                f"kernel '{kernel}' got arrays in the CPU's memory along with others on GPU {numbers[0]}: move all of "
+                "them to the GPU"
             )
         if len(numbers) > 1:
             raise LaunchError(f"kernel '{kernel}' got arrays on several GPUs, {numbers}: move them to one")

@@ -121,13 +121,13 @@ class EagerLaunch:
         self.interface = RunTimeArguments(owner.name, owner.argument_names, types, frozenset())
         named = [leaf for name in owner.argument_names if name in types for leaf in leaf_types(name, types[name])]
         self.leaves = [
-            (kind, replace(described.get(name, Parameter(name)), name=spelled))
-            for (name, kind), spelled in zip(named, self.interface.spelled, strict=True)
+            (kind, replace(described.get(name, Parameter(name)), name=leaf_name))
+            for (name, kind), leaf_name in zip(named, self.interface.flat_names, strict=True)
         ]
 
     def run(self, grid: Any, arguments: tuple[Any, ...], slots: Sequence[Any]) -> None:
         memory = LaunchMemory()
-        arrays = dict(zip(self.interface.spelled, self.interface.flat(arguments), strict=True))
+        arrays = dict(zip(self.interface.flat_names, self.interface.flat(arguments), strict=True))
         values = [
             argument_value(kind, facts, as_memory(value) if kind.is_pointer else value, memory)
             for (kind, facts), value in zip(self.leaves, arrays.values(), strict=True)

@@ -52,7 +52,7 @@ class RunTimeArguments:
         self.names = names
         self.kinds = {index: types[name] for index, name in enumerate(names) if name in types}
         self.grouped = any(isinstance(kind, ValueGroup) for kind in self.kinds.values())
-        self.spelled = [leaf for index, kind in self.kinds.items() for leaf in _spelled_names(names[index], kind)]
+        self.flat_names = [leaf for index, kind in self.kinds.items() for leaf in _spelled_names(names[index], kind)]
         self.written = [
             (index, number)
             for index, kind in self.kinds.items()
@@ -111,7 +111,7 @@ class InterpretedLaunch:
         values = [self._seen(array, value) for array, value in zip(self._pointers, flat, strict=True)]
         try:
             check, order = settings.interpret == "check", settings.interpret_order
-            run(self.function, values, full_grid(grid), check, order, self.interface.spelled)
+            run(self.function, values, full_grid(grid), check, order, self.interface.flat_names)
         except ExecutionError as error:
             raise error.with_traceback(None) from None  # the message says where; our own frames do not help
 
@@ -191,7 +191,7 @@ class CPULaunch:
     def _watched(self, grid: Grid, arguments: tuple[Any, ...], slots: Sequence[Any]) -> CompiledKernel:
         """A run of a kernel that checks its accesses: the first failure is raised."""
         try:
-            extents = self.kernel.extents(self.interface.flat(arguments), self.interface.spelled)
+            extents = self.kernel.extents(self.interface.flat(arguments), self.interface.flat_names)
             with self.kernel.watched(extents) as record:
                 return self._once(grid, arguments, slots, extents, record)
         except ExecutionError as error:

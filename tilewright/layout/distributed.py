@@ -29,7 +29,7 @@ Bases = dict[str, list[Vector]]
 
 @dataclass(frozen=True)
 class Blocked:
-    """Neighbouring elements to a thread, neighbouring threads beside each other: the layout of memory accesses.
+    """Neighbouring elements to a thread, neighbouring threads side by side: the layout of memory accesses.
 
     For each axis: elements of a thread, lanes of a warp, warps of a block; `order` names the axes from the one that
     varies fastest.

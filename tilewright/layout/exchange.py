@@ -29,7 +29,7 @@ from tilewright.layout.linear import LinearLayout
 from tilewright.layout.shared import ROW_BYTES
 from tilewright.layout.vectorize import ACCESS_BYTES
 
-BARRIER_CYCLES = 24  # what a barrier and the latency of two accesses cost a warp, beside its wavefronts
+BARRIER_CYCLES = 24  # what a barrier and the latency of two accesses cost a warp, besides its wavefronts
 
 
 @dataclass(frozen=True)

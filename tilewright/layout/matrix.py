@@ -84,7 +84,7 @@ SWIZZLE_CODES = {16: 0, 128: 1, 64: 2, 32: 3}
 
 @dataclass(frozen=True)
 class Descriptor:
-    """What a wgmma operand in shared memory needs beside its address: byte distances, and the code of the swizzle.
+    """What a wgmma operand in shared memory needs besides its address: byte distances, and the code of the swizzle.
 
     `leading` and `stride` are as in the instruction's descriptor; `steps` is what each further instruction along k adds
     to the address, the first being 0.

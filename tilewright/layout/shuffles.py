@@ -173,14 +173,14 @@ class _ShuffleFinder:
 
     def butterflies(self) -> list[_LaneBit] | None:
         """Lane l reads from lane l ^ constant, if target registers and copies reach it."""
-        ways = [*self.copies, *self.of_registers]
-        reach = Span(self.lane_part(way) for way in ways)
+        sources = [*self.copies, *self.of_registers]
+        reach = Span(self.lane_part(way) for way in sources)
         result = []
         for bit, place in enumerate(self.of_lanes):
             chosen = reach.solve(self.lane_part(place) ^ 1 << bit)
             if chosen is None:
                 return None
-            result.append(_LaneBit(chosen >> len(self.copies), place ^ combine(ways, chosen)))
+            result.append(_LaneBit(chosen >> len(self.copies), place ^ combine(sources, chosen)))
         return result
 
     def any_lanes(self, wanted: Sequence[int], target_lanes: Sequence[int]) -> list[_LaneBit] | None:
@@ -197,10 +197,10 @@ class _ShuffleFinder:
                 chosen.append(_LaneBit(0, place))
             else:
                 deferred.append(lanes)
-        ways = [*(_LaneBit(0, copy) for copy in self.copies)]
-        ways += [_LaneBit(1 << bit, place) for bit, place in enumerate(self.of_registers)]
+        sources = [*(_LaneBit(0, copy) for copy in self.copies)]
+        sources += [_LaneBit(1 << bit, place) for bit, place in enumerate(self.of_registers)]
         for lanes in deferred:
-            way = next((way for way in ways if self.lane_part(way.place) not in covered), None)
+            way = next((way for way in sources if self.lane_part(way.place) not in covered), None)
             if way is None:
                 return None
             place = combine(self.of_lanes, lanes) ^ way.place

@@ -59,7 +59,7 @@ def read_adapter(folder: str | Path) -> dict[str, Factors]:
         if part == _PARTS[0]:
             found[_plain_path(target)] = _factors(path, target, tensors, config)
         elif target + _PARTS[0] not in tensors:
-            raise ImportModelError(f"{path}: {name[:200]} has no {_PARTS[0][1:]} beside it")
+            raise ImportModelError(f"{path}: {name[:200]} has no {_PARTS[0][1:]} to go with it")
     if not found:
         raise ImportModelError(f"{path}: holds no factors")
     return found
@@ -68,7 +68,7 @@ def read_adapter(folder: str | Path) -> dict[str, Factors]:
 def _factors(path: Path, target: str, tensors: Mapping[str, np.ndarray], config: Mapping[str, Any]) -> Factors:
     first, second = tensors[target + _PARTS[0]], tensors.get(target + _PARTS[1])
     if second is None:
-        raise ImportModelError(f"{path}: {target[:200]}{_PARTS[0]} has no {_PARTS[1][1:]} beside it")
+        raise ImportModelError(f"{path}: {target[:200]}{_PARTS[0]} has no {_PARTS[1][1:]} to go with it")
     if first.ndim != 2 or second.ndim != 2 or first.shape[0] != second.shape[1]:
         raise ImportModelError(
             f"{path}: the factors of {target[:200]} have the shapes {first.shape} and {second.shape}"

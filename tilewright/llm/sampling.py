@@ -18,7 +18,7 @@ from tilewright.errors import InputError
 from tilewright.llm.requests import SamplingParameters, TokenLogprobs
 
 _HEADS = (1024, 16384)  # most probable tokens that nearly always hold what top-p keeps
-_FEW = 16384  # tokens whose exponentials are taken in float64
+_MOST_EXACT_TOKENS = 16384  # tokens whose exponentials are taken in float64
 _BLOCK = 512
 _64_BITS = (1 << 64) - 1
 _LARGEST_SHARE = 1.0 - 2.0**-24  # below 1 in float32
@@ -175,7 +175,7 @@ def first_bits(seed: int, index: int, counter: int) -> int:
 
 def _powers(scores: np.ndarray, temperature: float) -> np.ndarray:
     """What the probabilities are proportional to, 1 for the largest; of many tokens in float32."""
-    if len(scores) > _FEW:
+    if len(scores) > _MOST_EXACT_TOKENS:
         return np.exp((scores - scores.max()).astype(np.float32) * np.float32(1.0 / max(temperature, 1e-30)))
     return np.exp((scores.astype(np.float64) - scores.max()) / max(temperature, 1e-30))
 

@@ -29,8 +29,8 @@ from tilewright.settings import settings
 logger = logging.getLogger("tilewright.measure")
 
 FILE_NAME = "timings.jsonl"  # in the cache directory
-_LARGEST = 256 << 20  # bytes of a file that a user names
-_LIMIT = 50_000  # lines of that file; the oldest go first
+_LARGEST_FILE = 256 << 20  # bytes of a file that a user names
+_MOST_LINES = 50_000  # lines of that file; the oldest go first
 _KEYS = {"problem": "what"}  # fields that the file names otherwise
 
 
@@ -77,9 +77,9 @@ class TimingCache:
             status = path.stat()
             if not stat.S_ISREG(status.st_mode):
                 raise TimingCacheError(f"the timing cache {path} is no regular file")
-            if status.st_size > _LARGEST:
+            if status.st_size > _LARGEST_FILE:
                 raise TimingCacheError(
-                    f"the timing cache {path} has {status.st_size >> 20} MiB; at most {_LARGEST >> 20} are read"
+                    f"the timing cache {path} has {status.st_size >> 20} MiB; at most {_LARGEST_FILE >> 20} are read"
                 )
             timings, _, damaged = _parsed(path.read_bytes())
         except (OSError, ValueError) as error:  # ValueError: a name that no file has
@@ -103,7 +103,7 @@ class TimingCache:
         if known is None or known[0] != state:
             timings, lines = _readable(path)
             cache = cls(timings, path)
-            if lines > min(_LIMIT, 2 * len(cache._found) + 1000):
+            if lines > min(_MOST_LINES, 2 * len(cache._found) + 1000):
                 cache._compact()
                 state = _state(path)
             known = _CACHES[path] = (state, cache)
@@ -157,7 +157,7 @@ class TimingCache:
             # What others add meanwhile would be lost; Windows, which has no locks, replaces no open file either.
             with cache_files.appending(self.path) if cache_files.HAS_LOCKS else nullcontext():
                 timings, _ = _readable(self.path)
-                latest = list(TimingCache(timings))[-_LIMIT // 2 :]
+                latest = list(TimingCache(timings))[-_MOST_LINES // 2 :]
                 TimingCache(latest).write(self.path)
         except (OSError, TimingCacheError) as error:
             logger.warning("cannot shorten the timing cache %s: %s", self.path, error)

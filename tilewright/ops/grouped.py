@@ -80,7 +80,7 @@ def grouped_matmul(a: Any, b: Any, ends: Any, *, activation: str | None = None, 
     `a` is [rows, depth], `b` [groups, depth, columns] (weights given as ``w.mT`` of [groups, columns, depth] are
     fastest), all bfloat16, float16 or float32; `ends` [groups] int32 or int64, on the GPU: group g has the rows from
     the end of the one before it, or from 0, to ``ends[g]``.  Ends that are below one before them count as that, those
-    beyond the rows as their number; rows behind the last end are as if the product were zero.  Sums are float32 and in
+    beyond the rows as their number; rows after the last end are as if the product were zero.  Sums are float32 and in
     one order.  `out` is [rows, columns], contiguous; activations are those of `matmul`.
 
     16-bit operands go to the Hopper kernel where it is and tensor copies can move them; everything else to a plain

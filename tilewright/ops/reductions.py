@@ -23,7 +23,7 @@ _VECTORS = 8  # of 16 bytes, at most, that one of its threads has on their way
 _REGISTERS = 65536  # of a processor
 _PIECES = 4096  # into which their rows are cut at most
 _LARGEST_EXTENT = (1 << 31) - 128  # of rows and of columns, which a kernel numbers in 32 bits, a block at a time
-_ENOUGH = 2  # CTAs of an SM that keep it busy
+_BUSY_CTAS = 2  # CTAs of an SM that keep it busy
 
 
 def reduce(x: Any, kind: str = "sum", *, axis: int = -1, out: Any = None, out_dtype: Any = None) -> Any:
@@ -131,7 +131,7 @@ def _column_launches(
     _check_counted(length, inner)
     block, warps = min(128, max(16, next_power_of_2(inner))), _WARPS
     strips, vectors = cdiv(inner, block) * outer, _VECTORS
-    while vectors > 4 and strips * cdiv(length, _lines(element, block, warps) * vectors) < _ENOUGH * processors:
+    while vectors > 4 and strips * cdiv(length, _lines(element, block, warps) * vectors) < _BUSY_CTAS * processors:
         warps, vectors = max(4, warps // 2), vectors if warps > 4 else vectors // 2
     lines = _lines(element, block, warps)
     share = max(lines * vectors, cdiv(length, _PIECES))

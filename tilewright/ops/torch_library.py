@@ -252,7 +252,7 @@ def _joined(x: Tensor, inner: int) -> Tensor:
 
 
 def _aligned(x: Tensor) -> Tensor:
-    """`x`, or a copy where elements of its last axis do not lie beside each other."""
+    """`x`, or a copy where elements of its last axis do not lie side by side."""
     return x.contiguous() if x.dim() and x.stride(-1) != 1 else x
 
 

@@ -4,7 +4,7 @@ Checks only say no when they are sure: a kernel passes whose barriers might fit.
 things happen is for the interpreter (`ir.asynchrony`).
 
     places       constant indices, slices and parities are inside of what they choose from
-    structure    allocations and roles stand at the top level; an elected role does what one thread can do; nothing that
+    structure    allocations and roles are at the top level; an elected role does what one thread can do; nothing that
                  warps do together depends on one warp's vote
     budgets      registers of all roles, threads, shared memory
     arrivals     the warps that arrive at a barrier can add up to its count
@@ -156,12 +156,12 @@ class _HazardCheck:
             )
 
     def vote(self, branch: Operation) -> None:
-        """Warps may differ about a vote: what they have to do at one place is not behind it."""
+        """Warps may differ about a vote: what they all have to do does not come after it."""
         if any(_is_voted(value) for value in branch.operands[: 3 if branch.opcode == "for" else 1]):
             for operation in branch.walk():
                 if operation.opcode in _TOGETHER:
                     message = f"{operation.opcode} depends on a vote that each warp takes for itself"
-                    raise self.fail(operation, message, "do it in front of the branch or behind it, in all warps")
+                    raise self.fail(operation, message, "do it before or after the branch, in all warps")
 
     def one_thread(self, role: RoleThreads) -> None:
         for operation in _walk(role):
@@ -184,7 +184,7 @@ class _HazardCheck:
                 if operation.opcode not in _CLUSTER:
                     raise self.fail(
                         operation,
-                        f"'{role.name}' is an elected role and goes on behind its cluster barrier",
+                        f"'{role.name}' is an elected role and goes on after its cluster barrier",
                         "the cluster barrier, which all threads take part in, ends an elected role",
                     )
 
@@ -273,7 +273,7 @@ class _HazardCheck:
         return any(role.copy in _inputs(value) for value in values)
 
     def bytes(self, barriers: Operation) -> None:
-        """Compare each expectation with the copies: those beside it exactly, or what any of them could add up to."""
+        """Compare each expectation with the copies: those next to it exactly, or what any of them could add up to."""
         loads = [operation for _, operation in self.at(barriers, "tma_load")]
         sizes = [self.received(operation) for operation in loads]
         for _, expect in self.at(barriers, "barrier_expect"):
@@ -285,17 +285,17 @@ class _HazardCheck:
             if None in sizes:
                 continue
             known = [size for size in sizes if size is not None]
-            beside = self.beside(expect, loads, known)
-            reachable = {beside} if beside is not None else _sums(known, wanted)
+            expected_bytes = self.bytes_to_barrier(expect, loads, known)
+            reachable = {expected_bytes} if expected_bytes is not None else _sums(known, wanted)
             if wanted not in reachable:
-                brought = f"{beside}" if beside is not None else f"sums of {sorted(set(known))}"
+                brought = f"{expected_bytes}" if expected_bytes is not None else f"sums of {sorted(set(known))}"
                 raise self.fail(
                     expect,
                     f"byte mismatch: {wanted} bytes are expected, the copies to this barrier bring {brought}",
                     "add up tile.bytes of all copies; with multicast, of what all CTAs send",
                 )
 
-    def beside(self, expect: Operation, loads: Sequence[Operation], sizes: Sequence[int]) -> int | None:
+    def bytes_to_barrier(self, expect: Operation, loads: Sequence[Operation], sizes: Sequence[int]) -> int | None:
         """The bytes of the copies to the same barrier, when all copies stand in one region with the expectation."""
         barrier = _key(expect.operands[0])
         for role in self.roles:

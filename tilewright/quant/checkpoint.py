@@ -6,7 +6,7 @@ written one by one, so that memory holds one of them.
 
 Work goes on in ``OUTPUT.part``, which becomes ``OUTPUT`` when all is there.  The sizes of all tensors are known before
 the first is written, and files are written from front to back: what a stopped run has left is a front part of the very
-file, and a run with the same checkpoint and settings goes on behind its last whole tensor.
+file, and a run with the same checkpoint and settings goes on after its last whole tensor.
 """
 
 from __future__ import annotations
@@ -309,7 +309,7 @@ def _write(path: Path, entries: Sequence[_Entry], progress: Progress) -> None:
 
 
 def _append(file: BinaryIO, start: int, entries: Sequence[_Entry], held: int, progress: Progress) -> None:
-    """The tensors behind the first `held` bytes; one that is there in part is written again."""
+    """The tensors after the first `held` bytes; one that is there in part is written again."""
     place = 0
     for number, entry in enumerate(entries, 1):
         if place + entry.size > held:

@@ -16,8 +16,9 @@ from tilewright.runtime.cache_files import why_not_readable
 Sample = dict[str, np.ndarray]
 
 
-def samples_of(data: Any, graph: Graph, beside: Sequence[str] = ()) -> list[Sample]:
-    """Every sample by input name, checked against the graph's inputs; arrays called as in `beside` may come with them.
+def samples_of(data: Any, graph: Graph, extra_names: Sequence[str] = ()) -> list[Sample]:
+    """Every sample by input name, checked against the graph's inputs; others may come with them, called
+    as in `extra_names`.
 
     `data` is a path (`read_samples`), one sample, or any number of them: a dict by input name, a tuple in the order of
     the inputs, or an array where there is one input.  Raises `InputError` for none, for missing and unknown names, and
@@ -32,7 +33,7 @@ def samples_of(data: Any, graph: Graph, beside: Sequence[str] = ()) -> list[Samp
     if not found:
         raise InputError("the calibration data has no sample; give some inputs as the model will see them")
     for where, sample in found.items():
-        _check(sample, graph, where, beside)
+        _check(sample, graph, where, extra_names)
     return list(found.values())
 
 
@@ -81,9 +82,9 @@ def _by_name(item: Any, graph: Graph) -> Sample:
     return {value.name: np.asarray(array) for value, array in zip(graph.inputs, given, strict=True)}
 
 
-def _check(sample: Sample, graph: Graph, where: str, beside: Sequence[str]) -> None:
+def _check(sample: Sample, graph: Graph, where: str, extra_names: Sequence[str]) -> None:
     names = [value.name for value in graph.inputs]
-    unknown = sorted(set(sample) - {*names, *beside})
+    unknown = sorted(set(sample) - {*names, *extra_names})
     if unknown:
         raise InputError(f"{where}: there is no input {unknown[0]!r}; the model has {', '.join(names)}")
     try:

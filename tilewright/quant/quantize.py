@@ -121,8 +121,8 @@ def quantize(
     plain = optimize(graph)
     with_moments = method != NEAREST or correct_bias
     graph, layers, moments = _studied(plain, exclude, scheme, method, samples if with_moments else [], report)
-    beside = residuals_of(graph, {layer.name for layer in layers})
-    ranges = calibrate(graph, [*layers, *beside], samples, observer, report) if needs_data(scheme) else {}
+    residuals = residuals_of(graph, {layer.name for layer in layers})
+    ranges = calibrate(graph, [*layers, *residuals], samples, observer, report) if needs_data(scheme) else {}
     signed = int8 in narrow
     weights = _rounded(graph, layers, scheme, method, group, moments, report)
     result = with_rounded_weights(graph, weights)

@@ -1,7 +1,7 @@
 """Rounds weights to few bits: to the nearest, or so that results on calibration data change least.
 
     nearest   each weight by itself
-    gptq      column after column of the depth, what one loses is made up for by those behind it (Frantar et al., "GPTQ:
+    gptq      column after column of the depth, what one loses is made up for by those after it (Frantar et al., "GPTQ:
               Accurate Post-Training Quantization for Generative Pre-trained Transformers", 2023)
     awq       inputs with large magnitudes are divided by a factor, and their weights multiplied by it before they are
               rounded; the factors' exponent is searched for (Lin et al., "AWQ: Activation-aware Weight Quantization for

@@ -139,7 +139,7 @@ def search_precision(
         raise InputError(f"unknown metric {metric!r}: choose one of {', '.join(METRICS)}, or give a function")
     given = model if isinstance(model, Graph) else import_model(model, example_inputs, dynamic_shapes, trust=trust)
     graph = whole_graph(given)
-    samples = samples_of(data, graph, beside=(LABEL,))
+    samples = samples_of(data, graph, extra_names=(LABEL,))
     if len(samples) < 2:
         raise InputError("a search needs two samples at least: one half decides, the other one is held back")
     targets = get_targets([target] if isinstance(target, str) else list(target))

@@ -40,7 +40,7 @@ TEMPORARY = ".write-"  # how names of files begin that are being written
 _EARLIER = (".host-", "host-", ".timings-")  # names that earlier versions wrote and that nothing reads any more
 _ABANDONED = 3600.0  # seconds after which a temporary file belongs to nobody, where locks tell nothing
 _RANDOM_BYTES = 8  # of the name under which a file that a user named is written
-_LARGEST = 1 << 30  # bytes of a file that is read
+_LARGEST_FILE = 1 << 30  # bytes of a file that is read
 _LONGEST_WAIT = 60.0  # seconds for other processes that do the same
 _BETWEEN_LOOKS = 0.005
 
@@ -150,8 +150,8 @@ def read(path: Path) -> bytes | None:
 def _why_not_trusted(status: os.stat_result) -> str | None:
     if not stat.S_ISREG(status.st_mode):
         return "it is no regular file"
-    if status.st_size > _LARGEST:
-        return f"it has {status.st_size} bytes, more than {_LARGEST}"
+    if status.st_size > _LARGEST_FILE:
+        return f"it has {status.st_size} bytes, more than {_LARGEST_FILE}"
     if hasattr(os, "getuid"):
         if status.st_uid not in (0, os.getuid()):
             return f"it belongs to another user (number {status.st_uid})"
@@ -298,8 +298,8 @@ def _wait(handle: int, path: Path) -> None:
             if HAS_LOCKS and name not in _given_up:
                 _given_up.add(name)
                 logger.warning(
-                    "another process has held %s for %g s: this one goes on beside it, and times that both measure "
-                    "may be too long. If that process hangs, end it",
+                    "another process has held %s for %g s: this one goes on at the same time, and times that both "
+                    "measure may be too long. If that process hangs, end it",
                     path, _LONGEST_WAIT,
                 )  # fmt: skip
             return

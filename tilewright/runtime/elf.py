@@ -49,7 +49,7 @@ _KNOWN = {
     # ADR_GOT_PAGE, LD64_GOT_LO12_NC
     AARCH64: {260: 8, 261: 4, **dict.fromkeys((275, 277, 278, 282, 283, 284, 285, 286, 299, 311, 312), 4)},
 }
-_STUB = struct.Struct("<6sQ2x")  # jmp *0(%rip), and the address behind it: system functions lie too far for a call
+_STUB = struct.Struct("<6sQ2x")  # jmp *0(%rip), and the address after it: system functions lie too far for a call
 _ADDRESS = struct.Struct("<Q")
 _JUMP = b"\xff\x25\0\0\0\0"
 

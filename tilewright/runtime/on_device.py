@@ -106,7 +106,7 @@ def as_row(value: Any) -> Any:
 
 
 def joined(rows: Sequence[Any]) -> OnDevice | None:
-    """PyTorch's tensors of one shape, one behind the other; None where there are others among them."""
+    """PyTorch's tensors of one shape, one after the other; None where there are others among them."""
     if not rows or not all(isinstance(row, OnDevice) and tensors.is_torch(row.tensor) for row in rows):
         return None
     if any(row.shape[1:] != rows[0].shape[1:] for row in rows):

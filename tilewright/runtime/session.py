@@ -196,7 +196,7 @@ class Session:
     def run_arrays(
         self, frame: Frame, arrays: Sequence[np.ndarray], threads: int | None, profile: Any = None
     ) -> list[np.ndarray]:
-        """Outputs of a part in order, for arrays that fit the frame; the inputs behind them are not read."""
+        """Outputs of a part in order, for arrays that fit the frame; the inputs after them are not read."""
         if frame.binding.index_ranges:
             check_indices(frame.binding.index_ranges, arrays)
         results = [
@@ -215,7 +215,7 @@ class Session:
 
     def context(self, frame: Frame) -> list[int]:
         """What the native function is given, but for the addresses: the arena is the first, those of the inputs and
-        the outputs come behind."""
+        the outputs come after."""
         return [0, self._weights, 0, *frame.values]
 
     def symbols(self, inputs: Mapping[str, Any]) -> dict[str, int]:

@@ -10,7 +10,7 @@ import numpy as np
 PAIRS = 1 << 15  # of batches and heads, that an entry of attention's schedule counts: numbers below this
 TILES = 1 << 16  # of queries, likewise
 
-_TOGETHER = 32 << 20  # bytes of keys and values that the L2 cache keeps while CTAs walk them
+_L2_WORKING_SET = 32 << 20  # bytes of keys and values that the L2 cache keeps while CTAs walk them
 
 
 def attention_schedule(
@@ -33,7 +33,7 @@ def attention_schedule(
     blocks = -(-keys // block)
     last = np.minimum((np.arange(tiles) + 1) * tile, queries) + keys - queries
     cost = np.clip(-(-last // block), 1, blocks).tolist()
-    together = max(1, _TOGETHER // max(1, 2 * keys * row_bytes)) * group
+    together = max(1, _L2_WORKING_SET // max(1, 2 * keys * row_bytes)) * group
     lists: list[list[int]] = [[] for _ in range(grid)]
     load = [(0, number) for number in range(grid)]
     longest_first = sorted(range(tiles), key=lambda number: -cost[number])

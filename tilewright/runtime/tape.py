@@ -194,7 +194,7 @@ class Tape:
         return word
 
     def call(self, entry: int, context: int) -> None:
-        """Run a plan's native function. A signal's exception ends the tape behind it."""
+        """Run a plan's native function. A signal's exception ends the tape after it."""
         self._add(CALL, entry, context)
 
     def move(self, into: int, source: int) -> None:

@@ -170,7 +170,7 @@ _USAGE = """\
 usage: python -m tilewright.shim script.py [arguments…]
        python -m tilewright.shim -m module [arguments…]
        python -m tilewright.shim -c code [arguments…]
-       python -m tilewright.shim --site          (the folder that PYTHONPATH needs, beside TILEWRIGHT_SHIM=1)"""
+       python -m tilewright.shim --site          (the folder that PYTHONPATH needs, along with TILEWRIGHT_SHIM=1)"""
 
 
 def main(arguments: Sequence[str] | None = None) -> Any:

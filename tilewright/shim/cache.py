@@ -1,4 +1,4 @@
-"""`triton.runtime.cache`: files that programs keep beside compiled kernels, and keys."""
+"""`triton.runtime.cache`: files that programs keep next to compiled kernels, and keys."""
 
 from __future__ import annotations
 
@@ -88,7 +88,7 @@ class RedisRemoteCacheBackend(RemoteCacheBackend):
 
 
 def get_cache_manager(key: str) -> FileCacheManager:
-    """Files of a key beside compiled kernels."""
+    """Files of a key next to compiled kernels."""
     return FileCacheManager(key)
 
 

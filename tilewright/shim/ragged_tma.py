@@ -3,7 +3,7 @@
     tiles = create_ragged_descriptor(x, [64, 32])
     block = load_ragged(tiles, start, size, [row, column])      # in a kernel: rows start + row, … below start + size
 
-A tile that goes over the end of its slice is cut there: what lies behind is zero when it is read and kept when it is
+A tile that goes over the end of its slice is cut there: what lies beyond is zero when it is read and kept when it is
 written.  Bounds of a descriptor are fixed, and start where its rows end.  So two more axes in front move the origin:
 one goes forward to the start of the slice and one back by what the slice is shorter than the tensor, so that its last
 row is the tensor's.

@@ -181,7 +181,7 @@ class Target(Protocol):
         ...
 
     def panel_group(self, dtype: DType, rows: int, depth: int, pairs_fit: bool = False) -> int:
-        """Steps of the depth that `dot` wants beside each other in panels, for products of at least `rows` rows;
+        """Steps of the depth that `dot` wants side by side in panels, for products of at least `rows` rows;
         `pairs_fit`: of 8-bit integers, sums of whose products of two neighbours are numbers of 16 bits."""
         ...
 

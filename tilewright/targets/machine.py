@@ -27,7 +27,7 @@ class Launches:
     program: float  # of one program instance on the processor that is to run it
     crossing: float = 0.0  # until a kernel starts that waits for one of another branch of a graph
     barrier: float = 0.0  # until threads of a CPU that share a step know of each other's end
-    # What Hopper kernels take beside the clocks that their estimates count from the first copy to the last store.
+    # What Hopper kernels take besides the clocks that their estimates count from the first copy to the last store.
     hopper_product: float = 0.0
     hopper_convolution: float = 0.0  # always with dependent launch
 

@@ -7,7 +7,7 @@ permute of the last two axes     -> the transpose flag of the matmul that reads 
 broadcast_to, leading 1s         -> dropped where the reader broadcasts anyway
 reshapes that merge rows         -> below matmul and elementwise ops, where they meet their inverse
 gather at iota or a constant     -> slice
-flip, slice or zeros behind a running sum -> in front of it
+flip, slice or zeros after a running sum -> in front of it
 """
 
 from __future__ import annotations

@@ -44,7 +44,7 @@ def _through(node: Node, rewriter: GraphRewriter) -> Value | None:
 
 
 def _permute_of_same(node: Node, rewriter: GraphRewriter) -> Value | None:
-    """Dimensions that are spelled in another way between two permutes are so behind both, which are one then."""
+    """Dimensions that are written in another way between two permutes are so after both, which are one then."""
     inner = rewriter.producer(node.inputs[0], "reshape")
     if inner is None or not inner.attributes["same"] or rewriter.producer(inner.inputs[0], "permute") is None:
         return None

@@ -1,4 +1,4 @@
-"""Canonicalization rules of running sums and their kin, used by `canonicalize`: what is shifted, cut or turned behind
+"""Canonicalization rules of running sums and their kin, used by `canonicalize`: what is shifted, cut or flipped after
 them is shifted, cut or turned in front of them, where GPUs' kernels read through it."""
 
 from __future__ import annotations
@@ -55,7 +55,7 @@ def slice_of_running(node: Node, rewriter: GraphRewriter) -> Value | None:
 
 
 def pad_of_running(node: Node, rewriter: GraphRewriter) -> Value | None:
-    """A running sum behind which nothing is added but zeros before it: the sum of elements behind zeros."""
+    """A running sum with zeros added in front of it alone: the sum of elements that follow zeros."""
     inner = _running(node.inputs[0], rewriter)
     if inner is None or node.attributes["value"] != _neutral(inner):
         return None
@@ -77,10 +77,10 @@ def concat_of_running(node: Node, rewriter: GraphRewriter) -> Value | None:
         number = rewriter.uniform(node.inputs[other] if repeated is None else repeated.inputs[0])
         if inner is None or number is None or number != _neutral(inner):
             continue
-        axis, beside = node.attributes["axis"], node.inputs[other]
-        if inner.attributes["axis"] != axis or inner.attributes["reverse"] != (place == 0) or beside is None:
+        axis, repeats = node.attributes["axis"], node.inputs[other]
+        if inner.attributes["axis"] != axis or inner.attributes["reverse"] != (place == 0) or repeats is None:
             continue
-        size = beside.shape[axis]
+        size = repeats.shape[axis]
         pair = (size, 0) if place == 1 else (0, size)
         pads = tuple(pair if dimension == axis else (0, 0) for dimension in range(node.output.rank))
         source = rewriter.op("pad", inner.inputs, pads=pads, value=number)

@@ -1,5 +1,5 @@
 """Which masks are provably causal: key j is seen by query i exactly when j <= i + (T - S); and which of them hide what
-is before a sliding window, or behind so many keys of a batch.
+is before a sliding window, or after so many keys of a batch.
 
 Masks are comparisons of position lines.  A line is an integer tensor whose value depends on its row
 and column in the [S, T] score matrix only: `row * i + column * j + offset`.
@@ -52,7 +52,7 @@ def is_causal(condition: Value | None, rows: Size, keys: Size, rewriter: GraphRe
 def sliding_window(condition: Value, rows: Size, keys: Size, causal: bool, rewriter: GraphRewriter) -> int | None:
     """How many of the last keys a query sees by a condition; None for every other condition.
 
-    `causal`: keys behind a query's own are hidden anyhow. Where they are not, only an array can hide them as well.
+    `causal`: keys after a query's own are hidden anyhow. Where they are not, only an array can hide them as well.
     """
     data = rewriter.constant(condition)
     if data is not None:
@@ -72,7 +72,7 @@ def sliding_window(condition: Value, rows: Size, keys: Size, causal: bool, rewri
 
 def band_of_array(seen: np.ndarray, rows: Size, keys: Size, causal: bool) -> int:
     """How many of the last keys a query sees by a mask [.., rows, keys], the same for every leading position; 0 for
-    other masks.  `causal`: keys behind a query's own are hidden anyhow."""
+    other masks.  `causal`: keys after a query's own are hidden anyhow."""
     if seen.ndim < 2 or seen.shape[-2:] != (rows, keys) or not seen.size:
         return 0
     count, width = seen.shape[-2:]

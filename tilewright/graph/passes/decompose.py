@@ -125,7 +125,7 @@ def _extreme_of_booleans(node: Node, rewriter: GraphRewriter) -> Value | None:
 
 def _conv_of_volumes(node: Node, rewriter: GraphRewriter) -> Value | None:
     """A convolution over [N, C, depth, height, width] as one over the images of [N * depth', C * taps, height, width]:
-    the slices that a window's depth sees are channels beside each other."""
+    the slices that a window's depth sees are channels side by side."""
     x, weight, bias = (*node.inputs, None)[:3]
     assert x is not None and weight is not None
     taps = weight.shape[2]

@@ -22,7 +22,7 @@ from tilewright.graph.rewrite import GraphRewriter, apply_rules
 
 _EXACT = {float32: 1 << 24, float64: 1 << 53}  # up to which all integers are numbers of a type
 _MOST_PARTS = 8  # of the depth; more take longer than one product in float64
-_DEEPEST = 12  # values behind a value that are looked at
+_DEEPEST = 12  # steps back from a value that are looked at
 _KEEP = ("reshape", "permute", "slice", "broadcast_to", "gather", "cast")  # elements as they were
 
 

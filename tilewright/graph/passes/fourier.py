@@ -12,7 +12,7 @@ from tilewright.graph.fourier import LARGEST_PRIME, LONGEST_DOUBLE, MOST_COSINES
 from tilewright.graph.ops import kind_of
 from tilewright.graph.rewrite import GraphRewriter, apply_rules
 
-_FAR = 24  # nodes between a transform and where its parts meet
+_MOST_NODES_BETWEEN = 24  # nodes between a transform and where its parts meet
 
 
 def transforms_as_products(graph: Graph) -> Graph:
@@ -68,7 +68,7 @@ def join_parts(graph: Graph) -> Graph:
     """What real and imaginary parts of a transform meet in, computed in the transform's own order and moved then: its
     kernel takes the meeting as its epilogue.
 
-    |z|^2 = sum of squares of [re, im] over the axis where they stand beside each other  ->  re re + im im
+    |z|^2 = sum of squares of [re, im] over the axis where they stand side by side  ->  re re + im im
     f(permute(re), permute(im))  ->  permute(f(re, im))
     """
     if not any(node.op == "fourier" for node in graph.nodes):
@@ -157,7 +157,7 @@ def _alike(first: Node, second: Node) -> bool:
 
 def _comes_from_transform(value: Value, rewriter: GraphRewriter) -> bool:
     """Whether a value is nothing but elements of a transform, moved and computed with."""
-    waiting, left = [value], _FAR
+    waiting, left = [value], _MOST_NODES_BETWEEN
     while waiting and left:
         node, left = rewriter.producer(waiting.pop()), left - 1
         if node is None:

@@ -207,7 +207,7 @@ def _evaluations(drafts: Drafts, draft: Draft) -> int:
     """How often the kernel computes nodes for one element: once for each index at which others read them.
 
     Every part of a concat, for example, is read at an index of its own, so that a chain of nodes of two parts each
-    would double the length of the kernel with every node.  Counting ends behind `_MOST_EVALUATIONS`.
+    would double the length of the kernel with every node.  Counting ends after `_MOST_EVALUATIONS`.
     """
     members, total = draft.nodes | draft.copies, 0
     numbers: dict[tuple[int, int, int], int] = {}  # of the indices that follow from a reader's

@@ -4,13 +4,13 @@
 
 A kernel that normalises a few rows is over in two microseconds, but the products on either side of it wait for each
 other through it: a processor reads no weights meanwhile.  A product by tensor cores reads every element of its rows
-anyway, finds the sums of their squares beside its own sums, and scales these.  Nothing is then between two products.
+anyway, finds the sums of their squares with its own sums, and scales these.  Nothing is then between two products.
 
 The norm's own scale is in the weights, W' = diag(scale) W, in the engine's graph: weights are rounded once more, and
 what is normalised not at all.  That is done where bfloat16 keeps the range of x, for targets with such products.
 
 Sums of the residual stream are no norm's then (`fuse_sums`): the product in front stores them, in bfloat16 for the
-product behind it and in float32 for the next sum, which costs few rows nothing.
+product after it and in float32 for the next sum, which costs few rows nothing.
 """
 
 from __future__ import annotations

@@ -16,11 +16,11 @@ _MOVES = frozenset({"permute", "slice", "pad", "concat", "gather", "gather_eleme
 _KEEPS = frozenset({"reshape", "permute", "slice", "pad"})  # no element is read twice through these
 _MOST_OUTPUTS = 8  # of loops in one launch
 _MOST_INPUTS = 2 * MOST_GROUP_NODES  # of one kernel: a concat is one node and has the code of each of its parts
-_FEW = 4  # cheap ops that may be repeated for every element that reads their result
+_MOST_REPEATED_OPS = 4  # cheap ops that may be repeated for every element that reads their result
 
 
 def join_stores(drafts: Drafts) -> None:
-    """Give the movement behind elementwise groups to them, then join loops that read what others move, and
+    """Give the movement after elementwise groups to them, then join loops that read what others move, and
     independent loops over one tensor."""
     _join_sinks(drafts)
     _join_chains(drafts)
@@ -122,7 +122,7 @@ def _is_cheap(drafts: Drafts, earlier: Draft, value: Value, later: Draft) -> boo
     """Whether a group had better be computed where its one result is read."""
     if earlier.nodes & drafts.updates or any(drafts.nodes[index].op in EXPENSIVE for index in earlier.nodes):
         return False
-    if len(earlier.nodes) <= _FEW and len(drafts.inputs(earlier)) <= 2:
+    if len(earlier.nodes) <= _MOST_REPEATED_OPS and len(drafts.inputs(earlier)) <= 2:
         return True
     return later.kind == "elementwise" and all(_at_most_twice(value, output) for output in drafts.outputs(later))
 

@@ -26,12 +26,12 @@ _VIEWS = {"reshape", "permute", "slice"}
 
 
 def move_row_permutes(graph: Graph) -> Graph:
-    """One walk; the same graph when no movement of rows stands beside a product."""
+    """One walk; the same graph when no movement of rows is next to a product."""
     users = graph.users()
     results = set(graph.results())
 
     def only_views(value: Value) -> bool:
-        """Whether all readers are views, perhaps behind the add of a bias."""
+        """Whether all readers are views, perhaps after the add of a bias."""
         readers = users.get(value, [])
         if len(readers) == 1 and _bias(readers[0]) is not None and value not in results:
             return only_views(readers[0].output)
@@ -97,7 +97,7 @@ def _feeds_blocks(value: Value, users: Mapping[Value, list[Node]], results: set[
 
 
 def _sunk(node: Node, rewriter: GraphRewriter) -> Value | None:
-    """A product, or the sum with a bias, of rows before they were rotated, and these movements behind it."""
+    """A product, or the sum with a bias, of rows before they were rotated, and these movements after it."""
     if node.op == "matmul" and (node.inputs[1] is None or node.inputs[1].rank != 2):
         return None
     if node.op == "add" and _bias(node) is None:

@@ -552,7 +552,7 @@ def _unquantized(graph: Graph, partly: Set[Value]) -> list[Advice]:
             name = f"%{node.output.name}{f' ({node.source})' if node.source else ''}"
             alike.setdefault((node.op, x.dtype, reason), []).append(name)
     return [
-        Advice(f"{op} {listed(names)} in {dtype} beside layers of 8 bits: {reason.text}; {reason.change}")
+        Advice(f"{op} {listed(names)} in {dtype} next to layers of 8 bits: {reason.text}; {reason.change}")
         for (op, dtype, reason), names in alike.items()
     ]
 

@@ -28,7 +28,7 @@ from tilewright.graph.passes.causal import band_of_array, is_causal, is_causal_a
 from tilewright.graph.rewrite import GraphRewriter, apply_rules
 from tilewright.symbolic import Size, at_most, floor_divide, lift, simplify
 
-# After softmax such a score is zero beside any other. The least number of float16 is -65504.
+# After softmax such a score is zero next to any other. The least number of float16 is -65504.
 _LOW_ENOUGH = -1e9
 _LOW_ENOUGH_IN_HALF = -3e4
 # Lower numbers hide a key no better, but become minus infinity where kernels scale them; and rows without any key but
@@ -490,16 +490,16 @@ def _banded_bias(node: Node, rewriter: GraphRewriter) -> Value | None:
         lengths = None
     else:
         parts = _conjuncts(seen, rewriter)
-        beside = [part for part in parts if not is_causal(part, rows, keys, rewriter)]
-        causal = attributes["causal"] or len(beside) < len(parts)
-        bands = {part: sliding_window(part, rows, keys, causal, rewriter) for part in beside}
+        not_causal = [part for part in parts if not is_causal(part, rows, keys, rewriter)]
+        causal = attributes["causal"] or len(not_causal) < len(parts)
+        bands = {part: sliding_window(part, rows, keys, causal, rewriter) for part in not_causal}
         window = next((part for part, band in bands.items() if band and not attributes["window"]), None)
         attributes["window"] = bands[window] if window is not None else attributes["window"]
         shape = (query.shape[0], 1, 1, keys)
-        counted = {part: prefix_lengths(part, shape, rewriter) for part in beside if infinite and aligned}
+        counted = {part: prefix_lengths(part, shape, rewriter) for part in not_causal if infinite and aligned}
         counts = next((part for part, each in counted.items() if each and len(node.inputs) == 4), None)
         lengths = None if counts is None else counted[counts]
-        parts = [part for part in (beside if window is not None else parts) if part not in (window, counts)]
+        parts = [part for part in (not_causal if window is not None else parts) if part not in (window, counts)]
     if lengths is None and attributes["window"] == node.attributes["window"] or (parts and not infinite):
         return None
     attributes["causal"] = attributes["causal"] or attributes["window"] > 0

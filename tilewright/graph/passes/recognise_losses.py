@@ -10,7 +10,7 @@ from tilewright.graph.rewrite import GraphRewriter, apply_rules
 
 
 def recognise_losses(graph: Graph) -> Graph:
-    """Replace gathers out of logarithms of softmax; casts behind which elements are gathered move behind the gather."""
+    """Replace gathers out of logarithms of softmax; casts whose elements are gathered move after the gather."""
     return apply_rules(graph, {"gather_elements": [_of_log_softmax, _of_cast]})
 
 

@@ -1,7 +1,7 @@
 """Attention whose heads are too wide for one kernel, as two products and a softmax.
 
 An attention kernel keeps queries, keys, values and sums of whole heads in registers and shared memory: of 1,024 float32
-numbers a head no more than a few rows fit, and from 256 on registers spill. The scores cost little beside products of
+numbers a head no more than a few rows fit, and from 256 on registers spill. The scores cost little next to products of
 that depth, so they are written down: where no kernel has room for a head in any case, else where they are not many.
 """
 
@@ -15,8 +15,8 @@ from tilewright.graph.rewrite import GraphRewriter, apply_rules
 from tilewright.symbolic import Size, lift, product, simplify, upper_bound
 
 WIDEST_HEAD = 4096  # bytes of a head of which 16 rows of keys and values fit the shared memory of GPUs
-_WIDE = 128  # numbers of a head of which a kernel keeps all in registers
-_LARGEST = 1 << 30  # bytes of scores that are written down although a kernel has room for the heads,
+_WIDEST_IN_REGISTERS = 128  # numbers of a head of which a kernel keeps all in registers
+_MOST_SCORE_BYTES = 1 << 30  # bytes of scores that are written down although a kernel has room for the heads,
 _TIMES_OPERANDS = 8  # and so many times those of the operands and the result
 
 
@@ -41,7 +41,7 @@ def _separated(node: Node, rewriter: GraphRewriter, widest: int) -> Value | None
     dtype = query.dtype if query.dtype.itemsize >= 4 else float32
     most = max(upper_bound(size), upper_bound(values.shape[3]))
     scores_bytes = upper_bound(product([batch, heads, rows, keys])) * dtype.itemsize
-    if most * query.dtype.itemsize <= widest and not (most > _WIDE and _is_cheap(node, scores_bytes)):
+    if most * query.dtype.itemsize <= widest and not (most > _WIDEST_IN_REGISTERS and _is_cheap(node, scores_bytes)):
         return None
     # Heads that share keys are rows of one product.
     together = simplify(lift(product([heads, rows])) // groups)
@@ -79,7 +79,9 @@ def _is_cheap(node: Node, scores_bytes: int) -> bool:
     values = [*node.inputs[:3], node.output]
     operands = sum(upper_bound(product(each.shape)) * each.dtype.itemsize for each in values if each is not None)
     plain = len(node.inputs) <= 4 and not node.attributes["window"] and not node.attributes["softcap"]
-    return node.output.dtype.itemsize >= 4 and plain and scores_bytes <= min(_LARGEST, _TIMES_OPERANDS * operands)
+    return (
+        node.output.dtype.itemsize >= 4 and plain and scores_bytes <= min(_MOST_SCORE_BYTES, _TIMES_OPERANDS * operands)
+    )
 
 
 def _seen(node: Node, rewriter: GraphRewriter, rows: Size, keys: Size) -> list[Value]:

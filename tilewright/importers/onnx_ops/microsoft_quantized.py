@@ -22,7 +22,7 @@ def _single(call: OnnxCall, index: int) -> Value:
 
 
 def _numbers(call: OnnxCall, index: int) -> Value:
-    """Input `index` with its scale and zero point behind it, as float32."""
+    """Input `index` with its scale and zero point after it, as float32."""
     x = call.cast(call[index], float32)
     if call.has(index + 2):
         x = call.op("subtract", x, call.cast(_single(call, index + 2), float32))

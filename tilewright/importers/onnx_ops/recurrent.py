@@ -277,7 +277,7 @@ def _initial(call: OnnxCall, x: Value, index: int, direction: int, batch_first: 
 def _run(
     call: OnnxCall, cell: Cell, inputs: Value, states: list[Value], weights: _DirectionWeights, reverse: bool
 ) -> tuple[Value, list[Value]]:
-    """The outputs of all steps [steps, batch, hidden] and the last states; behind a sequence's end they are zeros, and
+    """The outputs of all steps [steps, batch, hidden] and the last states; after a sequence's end they are zeros, and
     its states are kept."""
     rows: dict[int, Value] = {}
     lengths = call.cast(call[4], int64) if call.has(4) else None

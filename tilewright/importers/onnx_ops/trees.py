@@ -67,12 +67,12 @@ class Trees:
         begins[order] = np.cumsum(sizes[order]) - sizes[order]
         number = np.where(owner >= 0, begins[owner] + place, -1)  # of each old node
         old = np.argsort(np.where(number < 0, len(number), number))[: int(sizes.sum())]
-        kept = owner[self.weighted] >= 0
+        used = owner[self.weighted] >= 0
         modes = np.where(turned, [_OPPOSITES.get(str(mode), "") for mode in self.modes], self.modes)
         return Trees(
             self.features[old], self.limits[old], modes[old], (self.missing != turned)[old],
-            number[first[old]], number[second[old]], begins[order], number[self.weighted[kept]], self.targets[kept],
-            self.weights[kept], self.results, None if self.members is None else self.members[old], depths[order],
+            number[first[old]], number[second[old]], begins[order], number[self.weighted[used]], self.targets[used],
+            self.weights[used], self.results, None if self.members is None else self.members[old], depths[order],
         )  # fmt: skip
 
     def table(self) -> tuple[np.ndarray, np.ndarray]:

@@ -64,7 +64,7 @@ for _name in ("maximum", "minimum"):
 
 
 def _of_numbers(op: str) -> Callable[[TorchCall, Value, Value], Value]:
-    """The rule of an extreme that a NaN beside a number does not count for."""
+    """The rule of an extreme for which a NaN next to a number does not count."""
 
     def apply(call: TorchCall, x: Value, other: Value) -> Value:
         left, right = call.pair(x, other)

@@ -267,7 +267,7 @@ def pseudo_inverse(
 
 
 def _column(call: TorchCall, numbers: Value, a: Value) -> Value:
-    """A tolerance of each matrix beside its singular values."""
+    """A tolerance of each matrix, shaped like its singular values."""
     return call.unsqueeze(call.cast(numbers, a.dtype), numbers.rank)
 
 

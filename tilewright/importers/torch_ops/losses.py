@@ -95,7 +95,7 @@ def _rows(call: TorchCall, targets: Value, lengths: Value, longest: Size) -> Val
 
 
 def _with_blanks(call: TorchCall, rows: Value, blank: int) -> Value:
-    """[N, S] as [N, 2 S + 1], with blanks before, between and behind."""
+    """[N, S] as [N, 2 S + 1], with blanks before, between and after."""
     batch, length = rows.shape
     pairs = call.op("concat", call.full((batch, length, 1), blank, int64), call.unsqueeze(rows, 2), axis=2)
     flat = call.reshape(pairs, (batch, simplify(lift(length) * 2)))

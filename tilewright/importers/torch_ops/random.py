@@ -37,7 +37,7 @@ def uniform(call: TorchCall, x: Value, low: Scalar = 0.0, high: Scalar = 1.0, **
 
 @rule("normal_functional.default", "normal.Tensor_Tensor", "normal.Tensor_float")
 def normal(call: TorchCall, first: Value, *rest: Scalar, **_: Any) -> Value:
-    """Of a mean and a deviation: those behind `first`, or with `normal` from it on."""
+    """Of a mean and a deviation: those after `first`, or with `normal` from it on."""
     if "functional" not in str(call.node.target):
         rest = (first, *rest)
     return _shifted(call, *rest)

@@ -1,7 +1,7 @@
 """Recurrent layers over whole sequences, and their cells as PyTorch runs them on GPUs: products done, gates and states
 in one operation.
 
-Gates stand beside each other: reset, update, new (GRU); input, forget, new, output (LSTM).
+Gates stand side by side: reset, update, new (GRU); input, forget, new, output (LSTM).
 """
 
 from __future__ import annotations
@@ -130,7 +130,7 @@ def padded_layers(
     call: TorchCall, x: Value, lengths: Value, states: Sequence[Value], params: Sequence[Value], has_biases: bool,
     layers: int, bidirectional: bool, kind: str,
 ) -> tuple[Value, ...]:  # fmt: skip
-    """`importers.torch_packed.padded_layers`: outputs, zeros behind each sequence's end, and last states."""
+    """`importers.torch_packed.padded_layers`: outputs, zeros after each sequence's end, and last states."""
     found = _layers(call, _CELLS[kind], x, states, params, has_biases, layers, bidirectional, False, lengths)
     return tuple(found)
 
@@ -148,7 +148,7 @@ def _layers(
     layers: int, bidirectional: bool, batch_first: bool, lengths: Value | None = None,
 ) -> list[Value]:  # fmt: skip
     """Outputs [steps, batch, directions * width] (batch first, if so) and each last state [layers * directions, batch,
-    width]; behind the ends of sequences of `lengths` outputs are zeros and states stay."""
+    width]; after the ends of sequences of `lengths` outputs are zeros and states stay."""
     directions = 2 if bidirectional else 1
     each = len(params) // (layers * directions)
     x = call.transpose(x, 0, 1) if batch_first else x
@@ -181,7 +181,7 @@ def _layer(
     call: TorchCall, cell: _Cell, x: Value, begin: Sequence[Sequence[Value]], sides: Sequence[Sequence[Value]],
     has_biases: bool, lengths: Value | None,
 ) -> tuple[Value, list[list[Value]]]:  # fmt: skip
-    """The outputs of a layer, and by state those of each direction behind its last step."""
+    """The outputs of a layer, and by state those of each direction after its last step."""
     steps, inputs, weights, biases = x.shape[0], [], [], []
     for side in sides:
         of_input, of_state, *added = (_ordered(call, value, cell) for value in side)
@@ -217,7 +217,7 @@ def _layer(
 
 
 def _part(call: TorchCall, x: Value, place: int, hidden: Size) -> Value:
-    """One of the states that stand beside each other."""
+    """One of the states that stand side by side."""
     assert isinstance(hidden, int)
     return call.slice(x, x.rank - 1, place * hidden, (place + 1) * hidden)
 

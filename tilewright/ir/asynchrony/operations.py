@@ -222,7 +222,7 @@ def barrier_wait(agent: Agent, operation: Operation, operands: list[Any]) -> Wai
 def _not_behind(barrier: Mbarrier, target: int, parity: int) -> None:
     if barrier.phase > target + 1:
         raise ExecutionError(
-            f"wrong phase: the wait for parity {parity} of {barrier.name} means phase {target}, which lies behind: "
+            f"wrong phase: the wait for parity {parity} of {barrier.name} means phase {target}, which is over: "
             f"{barrier.phase} phases have ended",
             "a phase must not end before all have seen the one before: count arrivals, take the parity from the ring",
         )

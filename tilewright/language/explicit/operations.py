@@ -279,7 +279,7 @@ def role(
 
 @builtin
 def warp_roles(*roles: Role) -> None:
-    """Share out the warps of the CTA, in this order; behind it all threads go on together. Once in a kernel."""
+    """Share out the warps of the CTA, in this order; after it all threads go on together. Once in a kernel."""
     tracer = active()
     regions = []
     for entry in roles:

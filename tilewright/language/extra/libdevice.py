@@ -86,7 +86,7 @@ uint_as_float, float_as_uint = int_as_float, float_as_int
 
 LOG10_E = 0.4342944819032518
 LOG_2 = 0.6931471805599453
-NO_DECAY = 20.0  # beyond it exp(-x) is lost beside exp(x), also in float64
+NO_DECAY = 20.0  # beyond it exp(-x) vanishes next to exp(x), also in float64
 LARGE = 1e9  # beyond it the 1 in sqrt(x * x + 1) is lost, and x * x might overflow
 
 

@@ -273,13 +273,13 @@ def compare(predicate: str, left: Any, right: Any) -> tensor:
 
 
 def _pointer_pair(left: Any, right: Any) -> tuple[tensor, tensor]:
-    """Two pointers of one type; a literal or None beside a pointer stands for an address."""
+    """Two pointers of one type; a literal or None compared with a pointer is an address."""
     pair = []
     for value, other in ((left, right), (right, left)):
         if not isinstance(value, tensor):
             if value is not None and not isinstance(value, int):
                 raise LanguageError(
-                    f"a pointer cannot stand beside {type_text(value)}", "compare pointers with pointers and None"
+                    f"a pointer cannot be compared with {type_text(value)}", "compare pointers with pointers and None"
                 )
             value = bitcast(constant(0 if value is None else int(value), dtypes.int64), other.element)
         pair.append(value)

@@ -58,7 +58,7 @@ def fits(value: int, dtype: DType) -> bool:
 
 
 def literal_with_tensor(value: Number, dtype: DType) -> DType:
-    """Rule 1: the dtype that a literal takes beside a tensor of `dtype`."""
+    """Rule 1: the dtype that a literal takes next to a tensor of `dtype`."""
     if literal_kind(value) > _KINDS[dtype.kind]:
         return literal_dtype(value)
     if dtype.is_integer and not fits(int(value), dtype):

@@ -2,7 +2,7 @@
 
 A traced expression says how one element is computed: which elements are loaded (at an `Index`), which
 operations follow.  Ops that only move elements (reshape, permute, slice, pad, gather, …) leave no
-operation behind: they change the index at which their input is read.
+operation: they change the index at which their input is read.
 """
 
 from __future__ import annotations
@@ -185,7 +185,9 @@ class ExpressionTracer:
         source = _input(node, 0)
         if node.attributes.get("same"):
             pairs = zip(coordinates, node.output.shape, source.shape, strict=True)
-            moved = tuple(index if extent == spelled else bounded(index, extent) for index, spelled, extent in pairs)
+            moved = tuple(
+                index if extent == written_extent else bounded(index, extent) for index, written_extent, extent in pairs
+            )
             return self.trace(source, moved, guards)
         moved = unflatten(flatten(coordinates, node.output.shape), source.shape)
         return self.trace(source, moved, guards)

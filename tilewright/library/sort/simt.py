@@ -98,8 +98,8 @@ def _candidate(
 ) -> Candidate:  # fmt: skip
     """Launches and what lies between them; `each`: the time of an SM for an element."""
     (stages, temporaries), machine = form, target.machine()
-    kept = 2 * sum(expected(tensor_bytes(value)) for value in temporaries)
-    moved = simplify(lift(total_bytes(group.inputs, group.outputs)) + kept)
+    traffic = 2 * sum(expected(tensor_bytes(value)) for value in temporaries)
+    moved = simplify(lift(total_bytes(group.inputs, group.outputs)) + traffic)
     padded = lift(ceil_divide(sorting.columns, 1 << STAGES)) * (1 << STAGES) * sorting.rows
     work = each * expected(simplify(padded)) / machine.processors
     seconds = len(stages) * machine.launches.kernel + max(work, expected(moved) / machine.memory)
@@ -174,8 +174,8 @@ def _by_digits(sorting: Sorting, digits: list[int]) -> tuple[list[KernelCall], l
         target = out
         if not last:
             narrow = uint32 if position + left <= 32 else uint64
-            kept = Value(f"{out.name}.{narrow.name}_{number % 2}", narrow, (rows, columns))
-            target = buffers.setdefault(kept.name, kept)
+            between = Value(f"{out.name}.{narrow.name}_{number % 2}", narrow, (rows, columns))
+            target = buffers.setdefault(between.name, between)
         # Each thread has some of the counts of all chunks by digit: twice as many threads for the longest digits.
         warps = _warps(CHUNKS * int(radix.CHUNK)) * (2 if bits == MOST_BITS else 1)
         sizes = {"columns": columns, "tiles": tiles}

@@ -90,7 +90,7 @@ class Decoder:
         return self.step.rms_norm(path, x, self.norm_epsilon)
 
     def layer(self, index: int, hidden: Value) -> Value:
-        """Attention and MLP, each behind a norm and beside a residual."""
+        """Attention and MLP, each after a norm and added to a residual."""
         path, emit = f"layers.{index}", self.emit
         hidden = emit.op("add", hidden, self.attention(index, self.norm(f"{path}.input_layernorm", hidden)))
         return emit.op("add", hidden, self.mlp(index, self.norm(f"{path}.post_attention_layernorm", hidden)))

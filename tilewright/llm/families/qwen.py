@@ -68,7 +68,7 @@ class _Sparse(Decoder):
 
 
 class Qwen2Experts(_Sparse, Qwen2):
-    """model_type "qwen2_moe": beside the chosen experts one that all tokens take, as much as a gate says."""
+    """model_type "qwen2_moe": besides the chosen experts, one that all tokens take, as much as a gate says."""
 
     key_heads = 16
     default_experts = (60, 4, 1408)

@@ -13,7 +13,7 @@ import re
 from collections import OrderedDict
 from collections.abc import Collection, Iterable, Mapping, Sequence
 
-BLOCK = 256  # bytes of a prompt that are known together
+DIGEST_BLOCK = 256  # bytes of a prompt that are known together
 MOST_BLOCKS = 256  # of a prompt; what comes after them decides nothing
 _SLACK = 4  # requests more than the replica with the fewest has, and twice as many
 _SEARCHED = 64 << 10  # bytes at an end of a body in which its fields are searched for
@@ -24,8 +24,8 @@ _MODEL = re.compile(rb'"model"\s*:\s*("[^"]{0,256}")')
 def digests_of(prompt: bytes, salt: bytes = b"") -> list[bytes]:
     """The digests of a prompt's whole blocks, each of all bytes up to its end; `salt` keeps tenants apart."""
     found, digest = [], hashlib.sha256(salt).digest()
-    for end in range(BLOCK, min(len(prompt), MOST_BLOCKS * BLOCK) + 1, BLOCK):
-        digest = hashlib.sha256(digest + prompt[end - BLOCK : end]).digest()[:16]
+    for end in range(DIGEST_BLOCK, min(len(prompt), MOST_BLOCKS * DIGEST_BLOCK) + 1, DIGEST_BLOCK):
+        digest = hashlib.sha256(digest + prompt[end - DIGEST_BLOCK : end]).digest()[:16]
         found.append(digest)
     return found
 
@@ -42,7 +42,7 @@ def prompt_digests(headers: Iterable[tuple[bytes, bytes]], body: bytes) -> list[
     model = _MODEL.search(body, 0, _SEARCHED) or _MODEL.search(body, max(0, len(body) - _SEARCHED))
     key = next((value for name, value in headers if name.lower() == b"authorization"), b"")
     begin = prompt.start()
-    return digests_of(body[begin : begin + MOST_BLOCKS * BLOCK], key + b"\n" + (model[1] if model else b""))
+    return digests_of(body[begin : begin + MOST_BLOCKS * DIGEST_BLOCK], key + b"\n" + (model[1] if model else b""))
 
 
 class Affinity:

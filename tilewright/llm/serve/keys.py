@@ -10,7 +10,7 @@ from pathlib import Path
 from tilewright.errors import InputError
 from tilewright.llm.serve.protocol import Refused
 
-_LEAST = 16  # characters
+_FEWEST_CHARACTERS = 16  # characters
 OPEN = ("/", "/health")  # routes without a key
 
 
@@ -23,8 +23,8 @@ def read_keys(path: Path | None) -> list[str]:
     except (OSError, ValueError) as error:
         raise InputError(f"{path}: cannot be read ({error})") from error
     keys = [line.strip() for line in lines if line.strip()]
-    if not keys or any(len(key) < _LEAST for key in keys):
-        raise InputError(f"{path}: expected keys of at least {_LEAST} characters, one a line")
+    if not keys or any(len(key) < _FEWEST_CHARACTERS for key in keys):
+        raise InputError(f"{path}: expected keys of at least {_FEWEST_CHARACTERS} characters, one a line")
     return keys
 
 

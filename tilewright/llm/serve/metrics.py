@@ -34,7 +34,7 @@ class LatencyHistogram:
 
 
 class Metrics:
-    """What the server counts beside the engine."""
+    """What the server counts besides the engine's figures."""
 
     def __init__(self) -> None:
         self.first_token = LatencyHistogram()

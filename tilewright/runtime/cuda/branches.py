@@ -30,7 +30,7 @@ class Branches:
         self._events: dict[int, Any] = {}
 
     def enqueue(self, launches: Sequence[Launch], stream: int, addresses: Sequence[int]) -> None:
-        """Enqueue all launches, with the caller's memory at `addresses`, between what is before and behind them."""
+        """Enqueue all launches, with the caller's memory at `addresses`, between what is before and after them."""
         streams = [stream, *self._others()]
         begun = {0}
         if self._joined:
@@ -55,7 +55,7 @@ class Branches:
         check(cuda.cuEventRecord(self._events[number], stream), "ordering steps")
 
     def _others(self) -> list[int]:
-        """The streams of lanes beside the first."""
+        """The streams of lanes besides the first."""
         while len(self._streams) < max(self._lanes, default=0):
             self._streams.append(new_stream())
         return self._streams

@@ -36,7 +36,7 @@ class _ProductPlan:
 
 
 class ProductStep:
-    """out = a @ b, with a bias of the columns and relu behind it where `options` say so."""
+    """out = a @ b, with a bias of the columns and relu after it where `options` say so."""
 
     def __init__(self, dtypes: Sequence[str], options: Mapping[str, Any], device: Device) -> None:
         """`dtypes` are IR texts of a, b, the bias if there is one, and out. Raises `MissingDependencyError`."""

@@ -25,7 +25,7 @@ class _GraphPlan:
 
 
 class ConvolutionStep:
-    """A convolution of images [n, c, h, w], with a bias of the channels and relu behind it where `options` say so."""
+    """A convolution of images [n, c, h, w], with a bias of the channels and relu after it where `options` say so."""
 
     def __init__(self, dtypes: Sequence[str], options: Mapping[str, Any], device: Device) -> None:
         """`dtypes` are IR texts of images, weights, the bias if there is one, and the result; sums are in float32.

@@ -20,7 +20,7 @@ class DeviceTables:
     def __init__(self, device: Device) -> None:
         self._device = device
         self._entries: dict[tuple[str, tuple[int, ...]], tuple[int, int]] = {}
-        self._rooms: list[DeviceArray] = []
+        self._arrays: list[DeviceArray] = []
         self._end = 0  # of what is taken of the last room
         self._stream: int | None = None  # for copies, which wait for nothing else on the GPU
 
@@ -35,7 +35,7 @@ class DeviceTables:
     def clear(self) -> None:
         """Give all tables up; nothing that reads one may be running."""
         self._entries.clear()
-        self._rooms.clear()
+        self._arrays.clear()
 
     def _copied(self, table: np.ndarray) -> int:
         """The address of a copy in the GPU's memory, which is there when this returns."""
@@ -49,9 +49,9 @@ class DeviceTables:
         return address
 
     def _place(self, size: int) -> int:
-        if not self._rooms or self._end + size > self._rooms[-1].nbytes:
-            self._rooms.append(DeviceArray((max(_ROOM, size),), np.uint8, self._device.ordinal))
+        if not self._arrays or self._end + size > self._arrays[-1].nbytes:
+            self._arrays.append(DeviceArray((max(_ROOM, size),), np.uint8, self._device.ordinal))
             self._end = 0
-        address = self._rooms[-1].address + self._end
+        address = self._arrays[-1].address + self._end
         self._end += -(-size // _ALIGNMENT) * _ALIGNMENT
         return address

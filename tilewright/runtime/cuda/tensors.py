@@ -45,7 +45,7 @@ class DeviceView:
 
     @property
     def end(self) -> int:
-        """The address behind its last byte."""
+        """The address after its last byte."""
         return self.address + self.bytes
 
     @property

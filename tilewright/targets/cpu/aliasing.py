@@ -25,7 +25,7 @@ class Hazard:
     """A load through one parameter and a write through another that run lane by lane, which must not overlap.
 
     `read_bytes` and `written_bytes` are what they reach, from somewhere on that is the same in both (their end is
-    behind the last byte).  `lanes` are the distance in bytes and the number of those along each axis, where a launch
+    after the last byte).  `lanes` are the distance in bytes and the number of those along each axis, where a launch
     knows them.  Equal addresses are right if the lanes are `apart`: True says that it is proved, None that their
     distances tell, False that equal addresses are wrong all the same.
     """

@@ -113,7 +113,7 @@ def _blocking(
 def takes_groups(
     target: CPUTarget, shape: DotShape, left: DType, right: DType, group: int, pairs_fit: bool = False
 ) -> bool:
-    """Whether the right operand may lie in panels with `group` steps of the depth beside each other; `pairs_fit`:
+    """Whether the right operand may lie in panels with `group` steps of the depth side by side; `pairs_fit`:
     sums of products of two neighbours are numbers of 16 bits."""
     layout = grouped_layout(target, left, right, group, pairs_fit)
     if uses_tiles(target, shape, left, right, layout) and group * left.itemsize == 4:
@@ -123,7 +123,7 @@ def takes_groups(
 
 
 def grouped_layout(target: CPUTarget, left: DType, right: DType, group: int, pairs_fit: bool) -> str:
-    """The layout of panels with `group` steps of the depth beside each other, as `RightOperand` names it."""
+    """The layout of panels with `group` steps of the depth side by side, as `RightOperand` names it."""
     if group == 1:
         return "panels"
     if group * right.itemsize < 4:

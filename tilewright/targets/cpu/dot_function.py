@@ -65,7 +65,7 @@ class Blocking:
         self.scratch_bytes = self.right_offset + round_up((self.depth + 1) * self.width * itemsize, _CACHE_LINE)
 
     def panels_at_once(self, rows: int) -> int:
-        """Panels that one micro-kernel takes: as many as the registers hold beside so few rows."""
+        """Panels that one micro-kernel takes: as many as the registers hold besides so few rows."""
         vectors = self.width // self.lanes
         for panels in () if self.quick else (4, 2):
             fits = (rows + 1) * vectors * panels < self.registers

@@ -6,7 +6,7 @@
               vpmaddubsw, whose 16-bit sums of two vpmaddwd adds in pairs: the same, where no sum of two saturates
     group 2   vpmaddwd: both widened to 16 bits, so that every product and pair of them is exact, whatever the signs
 
-The right operand has the `group` steps of the depth beside each other in panels; the left one is read, or copied, so
+The right operand has the `group` steps of the depth side by side in panels; the left one is read, or copied, so
 that a group of a row is one number of 32 bits.  So a product is one of 32-bit numbers over a depth of groups, whose
 multiply-add is another (`dot_kernel.py`).
 """

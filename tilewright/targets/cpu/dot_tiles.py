@@ -2,7 +2,7 @@
 
 A tile register holds 16 rows of 64 bytes.  One instruction multiplies a tile of the left operand (16 rows, 64 bytes
 of depth) by one of the right (16 columns) into a tile of 16 x 16 sums.  The right operand must have the `group`
-steps of the depth that fill 4 bytes beside each other:
+steps of the depth that fill 4 bytes side by side:
 
     tile[k / group][column][k % group]        16 x 16 x group
 

@@ -107,7 +107,7 @@ class KernelReport:
     ) -> None:  # fmt: skip
         """A loop over an axis of roots: `lanes` at once, `unroll` registers in the main loop.
 
-        `masks` are the comparisons that end it; with `past_masks` the elements behind them are computed too.
+        `masks` are the comparisons that end it; with `past_masks` the elements after them are computed too.
         """
         lines = sorted({_line(mask.definition) for mask in masks if mask.definition is not None})
         if lanes > 1:
@@ -120,7 +120,7 @@ class KernelReport:
             if lanes > 1:
                 text += ", whose rest is one masked vector"
             if past_masks:
-                text += "; then the elements behind it"
+                text += "; then the elements after it"
         elif lanes > 1 and extent % lanes:
             text += f", the last {extent % lanes} masked"
         for root in roots:
@@ -183,13 +183,13 @@ class KernelReport:
     def _irregularity(self, pointer: SSAValue, axis: int, lanes: int) -> str:
         """Why elements along an axis are not consecutive, and which fact would help."""
         fact = self.analysis.along(pointer, axis)
-        beside = [
+        contiguous_axes = [
             f"axis {other} is the contiguous one"
             for other in range(pointer.type.rank)
             if other != axis and self.analysis.along(pointer, other).step == 1
         ]
         if fact.step is not None and fact.step not in (0, 1, -1):
-            also = f"; {beside[0]}" if beside else ""
+            also = f"; {contiguous_axes[0]}" if contiguous_axes else ""
             return f"elements along axis {axis} are {fact.step} apart{also}"
         if fact.step is not None:
             kind = "consecutive" if fact.step else "equal"

@@ -209,7 +209,7 @@ class CPUTarget:
         return (6, 2 * vector)  # 12 accumulators, 2 right vectors, 1 broadcast of 16
 
     def panel_group(self, dtype: DType, rows: int, depth: int, pairs_fit: bool = False) -> int:
-        """Steps of the depth that lie beside each other in panels for `dot`, for a product of at least `rows` rows with
+        """Steps of the depth that lie side by side in panels for `dot`, for a product of at least `rows` rows with
         a left operand of this type; a right one of 8 bits is int8.  `pairs_fit`: sums of two neighbouring products are
         numbers of 16 bits.
 

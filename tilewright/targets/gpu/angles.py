@@ -54,7 +54,7 @@ def quarter_turns(m: Arithmetic, x: LLVMValue) -> tuple[LLVMValue, LLVMValue]:
 
 @cache
 def _two_over_pi(width: int) -> tuple[int, ...]:
-    """The bits of 2 / pi behind the point, `width` to a word; pi by Machin's formula."""
+    """The bits of 2 / pi after the point, `width` to a word; pi by Machin's formula."""
     count = _WORDS[width]
     bits = width * count + 64
 

@@ -15,7 +15,7 @@ from tilewright.targets.gpu.transfer import element_bits, operand_layout, result
 
 _MOVING = ("permute", "reshape", "join", "split", "cat")  # other names for the same elements
 _FLEXIBLE_COST = 32  # operations that may be repeated for each layout
-_SECTOR_ITEM = 4  # bytes of an element of which four threads with sums of a row beside each other fill a sector
+_SECTOR_ITEM = 4  # bytes of an element of which four threads with sums of a row side by side fill a sector
 
 Rule = Callable[["Assigner", Operation], None]
 
@@ -122,7 +122,7 @@ class Assigner:
         self.open.pop(value, None)
 
     def demand(self, value: SSAValue, layout: LinearLayout) -> None:
-        """A user wants `value` in `layout`: open blocks behind it take what follows from that."""
+        """A user wants `value` in `layout`: open blocks after it take what follows from that."""
         waiting = [(value, layout)]
         while waiting:
             value, layout = waiting.pop()

@@ -38,7 +38,7 @@ _LONGEST = 64  # terms that are added one after the other
 _MOST_STEPS, _MOST_STEPS_ALONG = 1024, 2048
 _SHORTEST = 8  # steps of a part of the depth
 _MOST_TWICE = 64  # sums of a thread that find room in its registers twice: before a block, and of the block
-_GAP_BYTES = 16  # behind a row in scratch, so that rows below each other begin in different banks
+_GAP_BYTES = 16  # after a row in scratch, so that rows below each other begin in different banks
 _VECTOR = 4  # steps of the depth that a thread loads at once
 Place = tuple[int, int]
 Order = Iterator[tuple[int, Place]]  # step of the depth, and the row and column of the sum
@@ -72,7 +72,7 @@ def _in_registers(assignment: Assignment, operation: Operation) -> bool:
 
 
 def _gap(value: SSAValue) -> int:
-    """Elements that are left out behind each row of an operand in scratch."""
+    """Elements that are left out after each row of an operand in scratch."""
     return _GAP_BYTES * 8 // element_bits(value)
 
 

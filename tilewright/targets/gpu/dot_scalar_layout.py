@@ -21,7 +21,7 @@ from tilewright.targets.gpu.assigner import Assigner
 from tilewright.targets.gpu.transfer import is_padded, padded
 
 _RUN = 4  # neighbours that a thread reads at once
-_LANE_COLUMNS = 8  # lanes beside each other: with 16 bytes each they read all banks once
+_LANE_COLUMNS = 8  # lanes side by side: with 16 bytes each they read all banks once
 _MOST_STEPS = 8192  # multiply-adds of a thread that are written out one by one
 _THREADS = ("lane", "warp")
 
@@ -39,7 +39,7 @@ def scalar_layout(shape: tuple[int, ...], lanes: int, warps: int, runs: tuple[in
     """The accumulator of a product by multiply-add.
 
     A thread has `runs` neighbouring rows and columns; then come the lanes, then what more the thread has, then the
-    warps.  So lanes beside each other read neighbouring vectors, and those below each other neighbouring rows, which a
+    warps.  So lanes side by side read neighbouring vectors, and those below each other neighbouring rows, which a
     swizzle keeps apart.
     """
     extents = padded(shape)

@@ -121,7 +121,7 @@ def _trigonometric(builder: LLVMBuilder, opcode: str, x: LLVMValue) -> LLVMValue
 
 
 def _trigonometric_far(builder: LLVMBuilder, opcode: str, x: LLVMValue) -> LLVMValue:
-    """Sine or cosine of |x| by its rest beside whole quarter turns, then the sign of x."""
+    """Sine or cosine of |x| by its rest after whole quarter turns, then the sign of x."""
     m = Arithmetic(builder)
     whole, rest = quarter_turns(m, x)
     radians = builder.binary("fmul", builder.cast("sitofp", rest, "double"), builder.constant("double", _HALF_PI_FIXED))

@@ -128,7 +128,7 @@ def _trigonometric(m: Arithmetic, x: LLVMValue, further: int) -> LLVMValue:
 
 
 def _reduced_far(m: Arithmetic, x: LLVMValue) -> tuple[LLVMValue, LLVMValue]:
-    """What is left of x beside the nearest multiple of pi / 2, and that multiple modulo 4, as i64.
+    """What is left of x after the nearest multiple of pi / 2, and that multiple modulo 4, as i64.
 
     No float64 is nearer to a multiple of pi / 2 than about 2^-62.
     """

@@ -139,7 +139,7 @@ class Intrinsics(ABC):
 
     @abstractmethod
     def stop(self, builder: LLVMBuilder, message: LLVMValue, file: LLVMValue, line: int, function: LLVMValue) -> None:
-        """End the kernel with a message and the place that it is about; nothing behind it runs."""
+        """End the kernel with a message and the place that it is about; nothing after it runs."""
 
     @abstractmethod
     def print(self, builder: LLVMBuilder, text: LLVMValue, values: Sequence[LLVMValue]) -> None:

@@ -504,7 +504,7 @@ def _while(lowering: KernelLowering, operation: Operation) -> None:
 
 
 def _return(lowering: KernelLowering, operation: Operation) -> None:
-    """Nothing: the kernel ends behind its last operation."""
+    """Nothing: the kernel ends after its last operation."""
 
 
 RULES: dict[str, Rule] = {"for": _for, "while": _while, "if": _if, "return": _return}

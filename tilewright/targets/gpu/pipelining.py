@@ -28,7 +28,7 @@ from tilewright.targets.gpu.transfer import conversion_plan, element_bits, is_pa
 _LEAST_BYTES = 4  # of one copy
 _ROW_BYTES, _CHUNK_BYTES = 128, 16
 _ALIGNMENT = 1024
-_OTHER_REGISTERS = 56  # that a thread takes beside its accumulators, about
+_OTHER_REGISTERS = 56  # that a thread takes besides its accumulators, about
 
 
 @dataclass(frozen=True)
@@ -76,7 +76,7 @@ class Pipeline:
 
     @property
     def late(self) -> bool:
-        """Whether copies start behind the products, into the stage of the iteration before.
+        """Whether copies start after the products, into the stage of the iteration before.
 
         Products that go on while an iteration ends leave their own stage free one iteration later.
         """
@@ -139,7 +139,7 @@ def _plan(
 def _spare_stage(assignment: Assignment, body: Region, stages: int, stage_bytes: int, others: int) -> int:
     """1 if one more stage, for the products that are under way, leaves room for as many CTAs as registers do.
 
-    `others`: bytes of shared memory that a CTA takes beside its stages.
+    `others`: bytes of shared memory that a CTA takes besides its stages.
     """
     layouts = [assignment.layouts[operation.result] for operation in body.operations if operation.opcode == "dot"]
     threads = layouts[0].size("lane") * layouts[0].size("warp")

@@ -31,7 +31,7 @@ from tilewright.targets.gpu.memory_order import undisturbed_loads
 from tilewright.targets.gpu.target import SimtTarget
 
 _OTHER_REGISTERS = 32  # of a thread, for what is no block: addresses, partial results, what is being computed
-_ENOUGH = 4  # CTAs of a multiprocessor, of which some load while others compute
+_BUSY_CTAS = 4  # CTAs of a multiprocessor, of which some load while others compute
 _HEAVY = frozenset("exp exp2 log2 rsqrt".split())
 _HEAVY_COST, _GREATEST_COST = 6, 16  # of what is computed again, in instructions for each element
 _RENAMING = ("broadcast", "expand_dims", "splat")
@@ -61,7 +61,7 @@ def recompute_after_reductions(assignment: Assignment, warps: int) -> Assignment
     blocks = _Blocks(assignment)
     before, after = blocks.pressure(again=False), blocks.pressure(again=True)
     fitting, possible = (_resident(assignment.target, words, warps) for words in (before, after))
-    if not blocks.reductions or fitting >= _ENOUGH or possible <= fitting:
+    if not blocks.reductions or fitting >= _BUSY_CTAS or possible <= fitting:
         return assignment
     writer = _CopyWriter(blocks)
     function = writer.run(assignment.function)
@@ -75,7 +75,7 @@ def deferred_operations(function: Function) -> frozenset[Operation]:
     """Of a kernel that was written for several CTAs: the operations whose elements are better computed one by one.
 
     All users of their results take the elements as they come: a vector is computed and stored before the next, so that
-    no block of results has to fit in registers.  Loads are among them if nothing disturbs them, behind the last
+    no block of results has to fit in registers.  Loads are among them if nothing disturbs them, after the last
     reduction: of weights, for instance.
     """
     if RESIDENT_ATTRIBUTE not in function.attributes:
@@ -146,7 +146,7 @@ class _Blocks:
         return sum(place < number for place in self.reductions)
 
     def crosses(self, value: SSAValue, place: int) -> bool:
-        """Whether a block is used behind an operation that stands behind its definition."""
+        """Whether a block is used after an operation that comes after its definition."""
         assert value.definition is not None
         return self.place[value.definition] < place < self.last[value]
 

@@ -123,7 +123,7 @@ def store_areas(
 ) -> list[LLVMValue]:
     """Put blocks into scratch, row by row, one after the other; their first bytes' offsets, after a barrier.
 
-    `gaps` are elements that are left out behind each row of a block.
+    `gaps` are elements that are left out after each row of a block.
     """
     return _stored(lowering, operation, operands, gaps).starts
 

@@ -44,7 +44,7 @@ class DebugLines:
         module.named_metadata("llvm.module.flags", module.metadata('!{i32 2, !"Debug Info Version", i32 3}'))
 
     def note(self, place: SourcePlace) -> str:
-        """What is written behind an instruction that comes from a place."""
+        """What is written after an instruction that comes from a place."""
         scope = self.subprogram
         if place.file != self._file:  # inlined from another file
             file = self._file_node(place.file)

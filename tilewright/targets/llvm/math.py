@@ -223,7 +223,7 @@ def _erf_tables() -> list[list[float]]:
 
 
 def _trigonometric(m: Arithmetic, opcode: str, x: LLVMValue) -> LLVMValue:
-    """Reduced by multiples of pi / 2; huge arguments go to the C library, the lanes beside them do not."""
+    """Reduced by multiples of pi / 2; huge arguments go to the C library, the other lanes do not."""
     builder = m.builder
     if builder.block.terminator is None:
         return _trigonometric_branch(m, opcode, x)

@@ -2,7 +2,7 @@
 
 Assemblers, the first found is used (`find_assembler`, named by ``tilewright doctor``):
 
-1. ptxas of the package `nvidia-cuda-nvcc`, beside tilewright in the same environment;
+1. ptxas of the package `nvidia-cuda-nvcc`, installed in the same environment as tilewright;
 2. ptxas of a CUDA toolkit: on the PATH, or in CUDA_HOME or CUDA_PATH;
 3. the driver's own, for the GPU of this machine only.
 """

@@ -1,4 +1,4 @@
-"""What the lowering of kernels for NVIDIA's GPUs knows beside the registers of values: products that are under way.
+"""What the lowering of kernels for NVIDIA's GPUs knows besides the registers of values: products that are under way.
 
 Products by warpgroups are issued and left under way (`in_flight.py`); operations that need their results wait for them.
 """

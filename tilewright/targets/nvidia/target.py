@@ -215,7 +215,7 @@ class NvidiaTarget:
         return (64, 8) if self.wgmma and dtype.bits <= 32 else (16, 8)
 
     def panel_group(self, dtype: DType, rows: int, depth: int, pairs_fit: bool = False) -> int:
-        """Steps of the depth that lie beside each other in panels: 1, since operands are taken as they lie."""
+        """Steps of the depth that lie side by side in panels: 1, since operands are taken as they lie."""
         return 1
 
     @property

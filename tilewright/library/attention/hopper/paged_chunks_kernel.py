@@ -155,9 +155,9 @@ def clear_unwritten(memory, count, tile, copy, CONFIG: tl.constexpr):
             for part in tl.static_range(CONFIG.BN // 16):
                 rows = values.slice(part * 16, 16)
                 key = part * 16 + tl.arange(0, 16)[:, None]
-                kept = tl.where(key < held, rows.load(), 0.0)
+                valid = tl.where(key < held, rows.load(), 0.0)
                 tx.group_sync()
-                rows.store(kept)
+                rows.store(valid)
             tx.fence_async()
         tx.named_sync(CONFIG.CONSUMERS + 1, 128 * CONFIG.CONSUMERS)
 

@@ -129,7 +129,7 @@ class _Checker(Rebuilder):
             self.if_branch(self.emit("not", inside), check_each, lambda: [])
 
     def _check_gather(self, operation: Operation, number: int) -> None:
-        """The block that is gathered from may be scratch memory, which other memory lies beside."""
+        """The block that is gathered from may be scratch memory, next to which other memory lies."""
         index, axis = self.mapping[operation.operands[1]], integer(operation, "axis")
         extent, shape = operation.operands[0].type.shape[axis], index.type.shape
         place = self.emit("cast", index, dtype=int64) if index.type.dtype != int64 else index

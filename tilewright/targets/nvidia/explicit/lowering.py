@@ -1,4 +1,4 @@
-"""Lowers explicit kernels: what `NvidiaLowering` does, and what it knows beside the registers of values."""
+"""Lowers explicit kernels: what `NvidiaLowering` does, and what it knows besides the registers of values."""
 
 from __future__ import annotations
 
@@ -136,7 +136,7 @@ class ExplicitLowering(NvidiaLowering):
 
     @contextmanager
     def leader(self, operation: Operation) -> Iterator[None]:
-        """Code that one thread of the group runs; the warp joins again behind it.
+        """Code that one thread of the group runs; the warp joins again after it.
 
         Behind all of them, where several follow each other: LLVM then makes one branch of theirs.
         """

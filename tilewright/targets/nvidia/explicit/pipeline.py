@@ -58,7 +58,7 @@ def lower_explicit(function: Function, target: NvidiaTarget, symbol: str, option
     assignment = assign(
         function, target, warps, layout_rules(target, warpgroups=False)
     )  # shared memory is the author's
-    # Tiles and barriers live as long as the kernel; scratch comes behind them.
+    # Tiles and barriers live as long as the kernel; scratch comes after them.
     allocation = allocate_explicit(assignment.function, scratch_sizes(assignment, scratch_rules(target)))
     # One rule for each operation.
     module = Module(header=NvidiaIntrinsics.header)

@@ -25,7 +25,7 @@ class RoleCopies:
 
     @property
     def end(self) -> int:
-        """The first warp behind the role."""
+        """The first warp after the role."""
         return self.first + self.warps * self.copies
 
 

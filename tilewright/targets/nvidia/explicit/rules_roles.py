@@ -151,8 +151,8 @@ def _role(
     """
     builder = lowering.builder
     roles.set_registers(builder, role, lowering.warps)
-    # Of a single copy too: with the constant 0 ptxas finds no use for the uniform number of the warp beside the branch,
-    # branches on the thread's instead, and keeps everything behind that in vector registers.
+    # Of a single copy too: with the constant 0 ptxas finds no use for the uniform number of the warp for the branch,
+    # branches on the thread's instead, and keeps everything after that in vector registers.
     copy = _divided(lowering, builder.subtract(number, role.first // unit), role.warps // unit)
     group = _group(lowering, role, copy)
     together = region.operations[:-1]
