@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -9,6 +10,7 @@ import pytest
 import torch
 from torch import nn
 
+import tilewright
 from tilewright.graph import reference
 from tilewright.importers import import_model
 
@@ -65,3 +67,34 @@ def test_each_way_that_code_takes_for_some_sizes(function: Any, shapes: Any, dyn
             np.testing.assert_allclose(found[name], other.numpy(), rtol=1e-4, atol=1e-5)
         for target in graph.mutations:
             np.testing.assert_allclose(found[target.name], given[target.name].numpy(), rtol=1e-5, atol=1e-6)
+
+
+class _Windows(nn.Module):
+    """Layers whose weights each way reads, and the count of windows."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.layers = nn.Sequential(nn.Linear(48, 48), nn.ReLU(), nn.Linear(48, 48))
+
+    def forward(self, x: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+        rest = -x.shape[0] % 4
+        if rest:
+            x = nn.functional.pad(x, (0, 0, 0, rest), value=2.0)
+        return self.layers(x.reshape(-1, 4, 48)).sum(1), torch.full((2,), x.shape[0] // 4)
+
+
+def test_an_engine_keeps_each_weight_of_its_ways_once(tmp_path: Path) -> None:
+    module = _Windows().eval()
+    engine = tilewright.compile(module, (torch.ones(8, 48),), target="cpu", dynamic_shapes={"x": {0: ("n", 1, 16)}})
+    assert any("2 ways are in the engine" in remark for remark in engine.remarks)
+    own = sum(parameter.nbytes for parameter in module.parameters())
+    assert own <= engine.weight_bytes < 1.2 * own
+    engine.save(tmp_path / "windows.engine")
+    loaded = tilewright.load(tmp_path / "windows.engine")
+    for size in (3, 8, 12, 15, 3, 8):
+        x = torch.randn(size, 48)
+        found, count = loaded(x.numpy())
+        expected = module(x)
+        np.testing.assert_allclose(found, expected[0].detach().numpy(), rtol=1e-4, atol=1e-4)
+        np.testing.assert_array_equal(count, expected[1].numpy())
+        count[...] = -1  # is the caller's own

@@ -14,6 +14,7 @@ import numpy as np
 
 from tilewright.build.engine_builder import EngineBuilder, Order
 from tilewright.build.manifest import TargetProgram, manifest_of, program_entry
+from tilewright.build.weight_store import WeightStore
 from tilewright.dtypes import HOST_ONLY
 from tilewright.engine.engine import MOST_MODEL_PARTS, Engine, staged_symbol
 from tilewright.engine.file import Package
@@ -43,15 +44,15 @@ def build_staged(graph: Graph, order: Order, missing: Sequence[str] = ()) -> Eng
             f"the model {graph.name} would be cut into {len(graph.parts)} parts, at most {MOST_MODEL_PARTS} are "
             "supported: let fewer sizes depend on data"
         )
-    weights: dict[str, WeightSource] = {}
+    weights = WeightStore()
     builders = [EngineBuilder(part, order, weights, f"{number}/") for number, part in enumerate(graph.parts)]
     compiled = [builder.programs() for builder in builders]
     _, arrays = to_data(graph)
     placements: dict[str, Placement] = {name: (f"host/{name}", None) for name in arrays}
-    weights.update({f"host/{name}": WeightSource.of(np.asarray(array)) for name, array in arrays.items()})
+    sources = weights.sources | {f"host/{name}": WeightSource.of(np.asarray(array)) for name, array in arrays.items()}
     entry = graph_entry(graph, placements)
     entry["parts"] = [graph_entry(builder.graph, builder.placements) for builder in builders]
-    text, packed = json.dumps(entry).encode(), Weights.pack(weights)
+    text, packed = json.dumps(entry).encode(), Weights.pack(sources)
     objects: dict[str, bytes] = {}
     programs = []
     for number in range(len(order.targets)):

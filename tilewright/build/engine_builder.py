@@ -11,8 +11,6 @@ from dataclasses import dataclass
 from functools import partial
 from typing import Any
 
-import numpy as np
-
 from tilewright.build import branches
 from tilewright.build.index_ranges import check_constant_indices, index_ranges
 from tilewright.build.kernels import KernelSet
@@ -20,11 +18,11 @@ from tilewright.build.manifest import TargetProgram, manifest_of, program_entry
 from tilewright.build.size_conditions import size_conditions
 from tilewright.build.storage import GroupTask, TaskAccess, TensorStorage, assign_storage, in_order
 from tilewright.build.tuning import Tuner, Tuning, labels
-from tilewright.dtypes import from_numpy
+from tilewright.build.weight_store import WeightStore
 from tilewright.engine.engine import Engine
 from tilewright.engine.file import Package
 from tilewright.engine.graph_json import Placement, graph_to_json
-from tilewright.engine.weights import Weights, WeightSource
+from tilewright.engine.weights import Weights
 from tilewright.errors import ShapeError
 from tilewright.graph.core import Graph, Value
 from tilewright.graph.fusion import FusedGraph, Group, with_results
@@ -58,9 +56,7 @@ class Order:
 class EngineBuilder:
     """Builds one graph; as a part of a larger one with weights that are stored with those of others, under `prefix`."""
 
-    def __init__(
-        self, graph: Graph, order: Order, weights: dict[str, WeightSource] | None = None, prefix: str = ""
-    ) -> None:
+    def __init__(self, graph: Graph, order: Order, weights: WeightStore | None = None, prefix: str = "") -> None:
         self.progress, self.tuning = order.progress, order.tuning
         self.source, self.targets, self.layers = order.source, order.targets, order.layers
         self.import_remarks = list(graph.remarks)  # passes add theirs, which the fusion's remarks have
@@ -72,7 +68,7 @@ class EngineBuilder:
         _check_sizes(self.graph)
         self.target = order.targets[0]  # and its kernels, while its program is made
         self.kernels = KernelSet(self.target, self.progress)
-        self.weights: dict[str, WeightSource] = {} if weights is None else weights
+        self.weights = weights or WeightStore()
         self.prefix = prefix
         self.placements: dict[str, Placement] = {}
 
@@ -225,12 +221,11 @@ class EngineBuilder:
 
     def _weight(self, value: Value, recipe: packing.Recipe | None) -> str:
         """The name of a constant's weight, stored in the order of first use."""
-        name = self.prefix + value.name
+        name = value.name
         recipe = recipe or packing.bytes_recipe(value.dtype)
         if recipe is not None:
             name += "." + ".".join(str(entry) for _, entry in recipe)
-        if name not in self.weights:
-            self.weights[name] = _source(self.graph.constants[value], recipe)
+        name = self.weights.add(self.prefix, name, self.graph.constants[value], recipe)
         if recipe is None or (value.name not in self.placements and packing.is_exact(recipe)):
             self.placements[value.name] = (name, recipe)
         return name
@@ -244,7 +239,7 @@ class EngineBuilder:
     # -- The package ----------------------------------------------------------------------------
 
     def _package(self, programs: Sequence[TargetProgram]) -> Package:
-        weights = Weights.pack(self.weights)
+        weights = Weights.pack(self.weights.sources)
         objects: dict[str, bytes] = {}
         entries = []
         for number, program in enumerate(programs):
@@ -276,14 +271,6 @@ def _arena(storage: TensorStorage) -> list[list[Any]]:
         [stay.name, to_json(stay.offset), to_json(stay.bytes), starts[stay.first], starts[stay.last + 1] - 1]
         for stay in storage.arena
     ]
-
-
-def _source(array: np.ndarray, recipe: packing.Recipe | None) -> WeightSource:
-    if recipe is None:
-        return WeightSource.of(array)
-    shape = packing.packed_shape(recipe, array.shape)
-    dtype = from_numpy(packing.packed_dtype(recipe, array.dtype))
-    return WeightSource(dtype, shape, lambda: packing.apply(recipe, array))
 
 
 def _check_symbols(graph: Graph) -> None:

@@ -9,6 +9,7 @@ computed when it is made.
 
 from __future__ import annotations
 
+import math
 from collections import deque
 from collections.abc import Callable, Hashable, Mapping, Sequence
 from dataclasses import dataclass
@@ -17,26 +18,29 @@ from typing import Any, Protocol, TypeVar
 
 import numpy as np
 
+from tilewright.dtypes import HOST_ONLY
 from tilewright.engine.taping import LoopTape, NotFixedError, Rounds, TapePlace, TapeWriter
 from tilewright.errors import TilewrightError
 from tilewright.graph.core import Graph, Node, Value
-from tilewright.graph.ops import kind_of
+from tilewright.graph.ops import ON_HOST, kind_of
 from tilewright.graph.reference import (
     bind,
     concrete,
     described,
     interpret_part,
     last_uses,
+    run_time_symbols,
     run_with,
     stacked,
 )
 from tilewright.runtime.on_device import OnDevice, as_row, host, is_on_gpu, joined
 from tilewright.runtime.session import Frame, PlanSession, profile_buffer
 from tilewright.runtime.shapes import check_conditions
-from tilewright.symbolic import Expression, evaluate, free_symbols, plain_symbol
+from tilewright.symbolic import Expression, Symbol, evaluate, free_symbols, plain_symbol
 
 _FRAMES = 1024  # combinations of sizes that a part keeps what follows from
 _TAPED_FROM = 8  # rounds that a loop of new sizes runs one by one before a tape is made for it
+_SMALL = 64  # elements of what is kept for each combination of sizes
 _TAPES = 64  # combinations of sizes that a loop keeps tapes of
 
 
@@ -84,7 +88,7 @@ class Schedule:
         self._types = [value.dtype.numpy for value in graph.inputs]
         last = last_uses(graph)
         self._units = [_step(node, parts) for node in graph.nodes]
-        self._steps = [
+        steps = [
             (
                 self._units[position].run,
                 [None if value is None else places[value] for value in node.inputs],
@@ -93,6 +97,16 @@ class Schedule:
             )
             for position, node in enumerate(graph.nodes)
         ]
+        known, names = _of_sizes(graph)
+        self._steps = [step for step, node in zip(steps, graph.nodes, strict=True) if node not in known]
+        self._steps_of_sizes = [
+            (unit.run, [places[value] for value in node.inputs if value is not None], places[node.output])
+            for unit, node in zip(self._units, graph.nodes, strict=True)
+            if node in known
+        ]
+        self._sizes = sorted(names)
+        self._rests: dict[tuple[int | None, ...], list[Any]] = {}  # by the values of sizes
+        self._first = len(graph.inputs)
         self._results = [places[value] for value in graph.results()]
 
     def run(self, arrays: Sequence[Any], symbols: dict[str, int], call: RunState) -> list[Any]:
@@ -101,7 +115,7 @@ class Schedule:
             array if array.dtype == dtype else array.astype(dtype)
             for array, dtype in zip(arrays, self._types, strict=True)
         ]
-        values += self._rest
+        values += self._rest_for(symbols, call) if self._steps_of_sizes else self._rest
         for run, inputs, outputs, ended in self._steps:
             results = run([None if place is None else values[place] for place in inputs], symbols, call)
             for place, result in zip(outputs, results, strict=True):
@@ -109,6 +123,22 @@ class Schedule:
             for place in ended:
                 values[place] = None
         return [values[place] for place in self._results]
+
+    def _rest_for(self, symbols: dict[str, int], call: RunState) -> list[Any]:
+        """What follows the inputs, with what depends on nothing but sizes: computed once for each of their values."""
+        key = tuple([symbols.get(name) for name in self._sizes])
+        found = self._rests.get(key)
+        if found is None:
+            values = [*[None] * self._first, *self._rest]
+            for run, inputs, output in self._steps_of_sizes:
+                (result,) = run([values[place] for place in inputs], symbols, call)
+                values[output] = result = np.asarray(result)
+                result.flags.writeable = False  # it is copied where it is a result of the engine
+            found = values[self._first :]
+            if len(self._rests) >= _FRAMES:
+                self._rests.clear()
+            self._rests[key] = found
+        return found
 
     def write(
         self, writer: TapeWriter, places: Sequence[TapePlace], symbols: dict[str, int]
@@ -125,6 +155,37 @@ class Schedule:
             found.update(zip(node.outputs, outputs, strict=True))
             own.update(map(id, outputs))
         return [found[value] for value in self.graph.results()], own
+
+
+def _of_sizes(graph: Graph) -> tuple[dict[Node, None], set[str]]:
+    """The nodes that give a few numbers which follow from sizes that are known before the graph runs, and the names
+    of those sizes."""
+    told = run_time_symbols(graph)
+    found: dict[Node, None] = {}
+    names: set[str] = set()
+    known = set(graph.constants)
+    for node in graph.nodes:
+        if kind_of(node.op) in ON_HOST or not all(value in known for value in node.inputs):
+            continue
+        shapes = [value.shape for value in (*node.inputs, *node.outputs) if value is not None]
+        used = {each.name for item in (*node.attributes.values(), *shapes) for each in _symbols(item)}
+        if not used & told and all(map(_is_small, node.outputs)):
+            found[node] = None
+            known.add(node.output)
+            names |= used
+    return found, names
+
+
+def _is_small(value: Value) -> bool:
+    extents = [size for size in value.shape if isinstance(size, int)]
+    return len(extents) == value.rank and math.prod(extents) <= _SMALL and value.dtype not in HOST_ONLY
+
+
+def _symbols(item: Any) -> set[Symbol]:
+    """The sizes in an attribute or a shape."""
+    if isinstance(item, tuple):
+        return {each for part in item for each in _symbols(part)}
+    return set(free_symbols(item)) if isinstance(item, Expression) else set()
 
 
 def _as(data: Any, value: Value) -> np.ndarray:

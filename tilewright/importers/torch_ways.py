@@ -26,6 +26,7 @@ from tilewright.errors import ImportModelError, UnsupportedOperationError
 from tilewright.graph.build import GraphBuilder
 from tilewright.graph.core import Graph, Node, Value
 from tilewright.graph.ops import normalize
+from tilewright.graph.verifier import verify
 from tilewright.importers.emitter import Emitter
 from tilewright.importers.shapes import Axes, Dimension
 from tilewright.importers.torch_assumed import Assumption
@@ -240,31 +241,46 @@ def _joined(ways: _Ways, table: np.ndarray, graphs: Sequence[Graph]) -> Graph:
     for graph in graphs:
         _as_inside(graph, inputs, mutated)
     types = _types(ways, table, graphs, symbols)
-    joined = first
-    for number in range(1, len(graphs)):
-        builder = GraphBuilder(first.name)
-        emit = Emitter(builder)
-        emit.source = _places(ways)
-        for name, entry in ways.ranges.items():
-            builder.symbol(name, entry.low, entry.high)
-        given = [builder.input(value.name, value.dtype, value.shape) for value in inputs]
-        own = [
-            (dtype, tuple(builder.run_time_symbol(f"way_{number}") if size is None else size for size in shape))
-            for dtype, shape in types
-        ]
-        chosen = emit.op("equal", emit.cast(_looked_up(emit, ways, table), int64), number)
-        made = builder.node(
-            "if", [chosen, *given], source=emit.source, then=graphs[number], otherwise=joined, types=tuple(own)
-        )
-        for value, name in zip(made.outputs, joined.output_names, strict=True):
-            builder.output(value, name)
-        joined = builder.graph if number == len(graphs) - 1 else builder.finish()
+    joined = _chosen(ways, table, graphs, range(len(graphs)), inputs, types)
     _facts(joined, graphs, mutated)
     joined.remarks.append(
         f"the way of the code depends on sizes: {len(graphs)} ways are in the engine, one of which a call takes: "
         f"{_places(ways)}"
     )
-    return builder.finish()
+    verify(joined)
+    return joined
+
+
+def _chosen(
+    ways: _Ways,
+    table: np.ndarray,
+    graphs: Sequence[Graph],
+    numbers: range,
+    inputs: Sequence[Value],
+    types: Sequence[tuple[DType, tuple[Size | None, ...]]],
+) -> Graph:
+    """A graph of some ways, by number, that halves them until one is left."""
+    if len(numbers) == 1:
+        return graphs[numbers[0]]
+    middle = len(numbers) // 2
+    before, others = (
+        _chosen(ways, table, graphs, part, inputs, types) for part in (numbers[:middle], numbers[middle:])
+    )
+    builder = GraphBuilder(graphs[0].name)
+    emit = Emitter(builder)
+    emit.source = _places(ways)
+    for name, entry in ways.ranges.items():
+        builder.symbol(name, entry.low, entry.high)
+    given = [builder.input(value.name, value.dtype, value.shape) for value in inputs]
+    own = tuple(
+        (dtype, tuple(builder.run_time_symbol(f"way_{numbers[middle]}") if size is None else size for size in shape))
+        for dtype, shape in types
+    )
+    is_before = emit.op("less", emit.cast(_looked_up(emit, ways, table), int64), numbers[middle])
+    made = builder.node("if", [is_before, *given], source=emit.source, then=before, otherwise=others, types=own)
+    for value, name in zip(made.outputs, graphs[0].output_names, strict=True):
+        builder.output(value, name)
+    return builder.graph
 
 
 def _places(ways: _Ways) -> str:
