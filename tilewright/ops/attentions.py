@@ -397,5 +397,7 @@ def decode_attention(
         return b.finish()
 
     key = ("decode_attention", query.element, query.shape, keys.shape, factor, stored, inverse, *present)
-    calls.prepared(key, [*present.values(), target], place, graph).run(present, target)
+    sizes = (next_power_of_2(batch), heads, size, keys.shape[1], next_power_of_2(keys.shape[2]))
+    alike = (query.element.name, sizes, stored.name, *present)
+    calls.prepared(key, alike, [*present.values(), target], place, graph).run(present, target)
     return target.base

@@ -52,7 +52,8 @@ _CAPTURED: dict[int, Prepared] = {}  # whose tables graphs may read as long as t
 @dataclass(eq=False)
 class Prepared:
     """An operation for arrays of known shapes: its graph, the candidates of each group, in order, the tensors between
-    the groups, a text that tells it from others, and the tables of numbers that its kernels read, by name and sizes.
+    the groups, a text of the operations that take one choice, and the tables of numbers that its kernels read, by name
+    and sizes.
 
     `choices` say which candidate each group takes; there are none until they are made.
     """
@@ -61,7 +62,7 @@ class Prepared:
     candidates: tuple[Sequence[Candidate], ...]
     between: tuple[Value, ...]
     ordinal: int | None
-    shape: str = ""
+    alike: str = ""
     choices: tuple[Choice, ...] = ()
     tables: dict[tuple[str, tuple[int, ...]], Any] = field(default_factory=dict)
     _lock: Any = field(default_factory=forks.lock)
@@ -103,13 +104,13 @@ class Prepared:
 
     def _choice(self, number: int, places: Mapping[Value, Any], used: Sequence[ArrayView]) -> Choice | None:
         assert self.ordinal is not None
-        found, effort = self.candidates[number], 1 if settings.tune else 0
+        found = self.candidates[number]
         seconds = [candidate.cost.seconds for candidate in found]
-        close = closest(seconds, effort)
-        measure = partial(self._measured, number, close, places, used[-1]) if effort else None
+        close = closest(seconds, effort=1)
+        measure = partial(self._measured, number, close, places, used[-1]) if settings.tune else None
         return choosing.choose(
             self.graph.name,
-            f"{self.shape}, {number}",
+            f"{self.alike}, {number}",
             self.ordinal,
             labels(found),
             ranked(seconds),
@@ -190,13 +191,15 @@ class Prepared:
 
 def prepared(
     key: Hashable,
+    alike: Hashable,
     used: Sequence[ArrayView],
     place: DevicePlace | None,
     make: Callable[[], Graph],
     together: bool = False,
 ) -> Prepared:
     """The prepared operation of a signature for the arrays that are used at a place; `make` poses it as a graph of
-    inputs with known sizes, whose last node is the anchor of a group of all where they are `together`.
+    inputs with known sizes, whose last node is the anchor of a group of all where they are `together`.  Operations
+    that are `alike` take one choice where the same candidates are close: the first of them is timed for all.
 
     Tensor copies move arrays that begin at multiples of 16 bytes; where one does not, no kernel of them is chosen, and
     the group of all, which only they compute, is divided.  Raises `LaunchError` for what no kernel of the library
@@ -204,14 +207,14 @@ def prepared(
     """
     ordinal = place.ordinal if place else None
     aligned = all(found.address % DESCRIPTOR_ALIGNMENT == 0 for found in used)
-    whole = (key, ordinal, aligned)
+    whole = (key, ordinal, aligned, settings.tune)
     found = _PREPARED.get(whole)
     if found is None:
         target = arrays.target_at(ordinal)
         graph = make()
         try:
             found = _prepare(graph, ordinal, target if aligned else _without_copies(target), together and aligned)
-            found.shape = f"{key}{'' if aligned else ', unaligned'}"
+            found.alike = f"{alike}{'' if aligned else ', unaligned'}"
         except (UnsupportedOperationError, NotImplementedError) as reason:
             raise LaunchError(
                 f"{graph.name}: the library has no kernel for it on {target.description}: {reason}"

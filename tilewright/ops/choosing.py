@@ -23,11 +23,13 @@ def choose(
 ) -> Choice | None:
     """The candidate to take on a GPU of the problem that `shape` tells from others of an operation.
 
-    `labels` tell the candidates apart, `order` has their numbers, the likeliest first, `close` those worth timing.
-    What `measure` finds of them goes on record; None: nothing is timed.  The result is None while the stream of the
-    arrays that are `used` is captured and something should be timed: the likeliest does until then.
+    `labels` tell the candidates apart, `order` has their numbers, the likeliest first, `close` those worth timing:
+    times of one record are of one set of them, as problems of several sizes may share the text.  What `measure` finds
+    of them goes on record; None: nothing is timed.  The result is None while the stream of the arrays that are `used`
+    is captured and something should be timed: the likeliest does until then.
     """
-    key = problem_key(operation, arrays.target_at(ordinal), ("library", "ops"), shape)
+    timed = sorted(labels[index] for index in close)
+    key = problem_key(operation, arrays.target_at(ordinal), ("library", "ops"), shape, *timed)
     problem = TuningProblem({key: f"{operation} {shape}"}, labels, order, close)
     gpu = device(ordinal)
     records = Records(device_name(gpu), address=gpu.address)

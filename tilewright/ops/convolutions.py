@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Sequence
 from typing import Any
 
 from tilewright.errors import LaunchError, brief
 from tilewright.graph.build import GraphBuilder
 from tilewright.graph.core import Graph
+from tilewright.launch.sizes import next_power_of_2
 from tilewright.library import epilogue
 from tilewright.ops import arrays, calls
 from tilewright.ops.arrays import ArrayView
@@ -110,7 +112,9 @@ def conv2d(
         b.output(_activated(b, y, activation))
         return b.finish()
 
-    calls.prepared(key, [*present.values(), target], place, graph).run(present, target)
+    pixels = next_power_of_2(math.prod(shape[:-1]))
+    alike = (image.element.name, pixels, weights.shape, steps, pads, apart, groups, activation, *present)
+    calls.prepared(key, alike, [*present.values(), target], place, graph).run(present, target)
     return target.base
 
 

@@ -45,7 +45,7 @@ _INPUTS = (dtypes.bfloat16, dtypes.float16)
 _WEIGHTS = (dtypes.int8, dtypes.uint8, dtypes.float8e4nv, dtypes.float8e5)
 _MOST = 4096  # prepared launches
 _PREPARED: dict[tuple[Any, ...], Callable[..., Any]] = {}
-_CONFIGS: dict[tuple[DequantizedProblem, int | None], DequantizedConfig] = {}  # chosen, by problem and GPU
+_CONFIGS: dict[tuple[DequantizedProblem, int | None, bool], DequantizedConfig] = {}  # by problem, GPU, timing or not
 
 
 @dataclass(frozen=True)
@@ -196,7 +196,7 @@ def _config(
     views: Sequence[ArrayView],
 ) -> DequantizedConfig:  # fmt: skip
     """The config for a problem with an epilogue: by times on record, or by timing the close ones once."""
-    known = _CONFIGS.get((problem, ordinal))
+    known = _CONFIGS.get((problem, ordinal, settings.tune))
     if known is not None:
         return known
     target, shape = arrays.target_at(ordinal), problem.shape_class
@@ -214,7 +214,7 @@ def _config(
         return configs[0]
     if len(_CONFIGS) >= _MOST:
         _CONFIGS.clear()
-    _CONFIGS[problem, ordinal] = configs[choice.index]
+    _CONFIGS[problem, ordinal, settings.tune] = configs[choice.index]
     return configs[choice.index]
 
 

@@ -9,6 +9,7 @@ from tilewright.errors import LaunchError
 from tilewright.graph.build import GraphBuilder
 from tilewright.graph.core import Graph
 from tilewright.graph.passes.fuse_norms import NORMED_ROWS
+from tilewright.library.matmul.problem import row_class
 from tilewright.ops import arrays, calls
 
 
@@ -46,5 +47,6 @@ def rms_norm_matmul(x: Any, b: Any, *, epsilon: float = 1e-6, out: Any = None) -
 
     key = ("rms_norm_matmul", rows.element, rows.shape, matrix.shape, transposed, epsilon)
     few = rows.element == bfloat16 and rows.shape[0] <= NORMED_ROWS
-    calls.prepared(key, [rows, matrix, target], place, graph, few).run({"x": rows, "b": matrix}, target)
+    alike = (rows.element.name, row_class(rows.shape[0]), matrix.shape, transposed)
+    calls.prepared(key, alike, [rows, matrix, target], place, graph, few).run({"x": rows, "b": matrix}, target)
     return target.base

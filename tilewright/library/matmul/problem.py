@@ -28,6 +28,15 @@ from tilewright.symbolic import Size, lift, product, simplify
 _Problem = TypeVar("_Problem", bound="MatmulProblem")
 
 
+def row_class(rows: int) -> int:
+    """The number of rows whose choice serves `rows`: they are rounded up, finely where they decide about waves."""
+    for limit in (8, 16, 32, 64):
+        if rows <= limit:
+            return limit
+    step = 64 if rows <= 2048 else 256
+    return -(-rows // step) * step
+
+
 @dataclass(frozen=True)
 class MatmulProblem:
     """out[batches, rows, columns] = epilogue(a[batches, rows, depth] @ b[batches, depth, columns]).
@@ -89,12 +98,8 @@ class MatmulProblem:
 
     @property
     def shape_class(self: _Problem) -> _Problem:
-        """The problem whose choice serves this one: rows are rounded up, finely where they decide about waves."""
-        for limit in (8, 16, 32, 64):
-            if self.rows <= limit:
-                return replace(self, rows=limit)
-        step = 64 if self.rows <= 2048 else 256
-        return replace(self, rows=-(-self.rows // step) * step)
+        """The problem whose choice serves this one: that of its class of rows."""
+        return replace(self, rows=row_class(self.rows))
 
     @property
     def key(self) -> str:
