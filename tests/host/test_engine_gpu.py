@@ -14,7 +14,7 @@ from tests.host.test_engine_branches import experts
 from tests.rounding import graph_bounds
 from tilewright import Engine
 from tilewright.build.builder import build
-from tilewright.dtypes import bfloat16, float16, float32, int64
+from tilewright.dtypes import bfloat16, float16, float32, int64, uint8
 from tilewright.engine import file
 from tilewright.engine.file import Package, write_package
 from tilewright.errors import EngineDamagedError, EngineTargetError, InputError, ShapeError
@@ -63,6 +63,23 @@ def test_the_last_of_equal_indices_wins(shape, driver, rng):
             "updates": rng.standard_normal((*shape[:axis], number, *shape[axis + 1 :])).astype(np.float32),
         }
         np.testing.assert_array_equal(engine.run(inputs)["y"], run(graph, inputs)["y"])
+
+
+def test_indices_of_8_bits_need_not_hold_the_extent(driver, rng):
+    """Steps beyond the indices are none of an index: 256 of 8 bits would be 0."""
+    b = GraphBuilder("narrow")
+    given = [b.input("x", float32, (256, 3)), b.input("index", uint8, (5,)), b.input("updates", float32, (5, 3))]
+    b.output(b.op("scatter_update", given, axis=0), "replaced")
+    b.output(b.op("scatter_reduce", given, axis=0, reduction="add"), "added")
+    graph = b.finish()
+    inputs = {
+        "x": rng.standard_normal((256, 3)).astype(np.float32),
+        "index": np.array([0, 7, 255, 7, 3], np.uint8),
+        "updates": rng.standard_normal((5, 3)).astype(np.float32),
+    }
+    results, expected = build(graph, "cuda:sm_90a").run(inputs), run(graph, inputs)
+    for name in ("replaced", "added"):
+        np.testing.assert_allclose(results[name], expected[name], rtol=1e-6, atol=1e-6)
 
 
 def test_engines_for_gpus_are_built_without_one(assembler, rng, tmp_path):

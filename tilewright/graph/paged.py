@@ -11,7 +11,8 @@
 The new tokens of a sequence are its last ones: token i of n new ones of a sequence of length l is at position
 l - n + i, and sees the keys at positions up to its own, of which `window` (0: all) are the nearest.  A sequence may
 have one new token (decoding) or many (a chunk of its prompt).  Scores are `scale q k`, with `softcap` c (0: none)
-c tanh(scale q k / c).  A token of no sequence, and a sequence without keys, give zeros.
+c tanh(scale q k / c).  A sequence without keys gives zeros; rows of tokens of no sequence may hold
+anything: kernels leave them as they are.
 
 Kwon et al., "Efficient Memory Management for Large Language Model Serving with PagedAttention", 2023.
 """

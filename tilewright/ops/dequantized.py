@@ -45,7 +45,7 @@ _INPUTS = (dtypes.bfloat16, dtypes.float16)
 _WEIGHTS = (dtypes.int8, dtypes.uint8, dtypes.float8e4nv, dtypes.float8e5)
 _MOST = 4096  # prepared launches
 _PREPARED: dict[tuple[Any, ...], Callable[..., Any]] = {}
-_CONFIGS: dict[tuple[DequantizedProblem, int | None, bool], DequantizedConfig] = {}  # by problem, GPU, timing or not
+_CONFIGS: dict[tuple[DequantizedProblem, int | None, bool], DequantizedConfig] = {}  # by problem, GPU, timing
 
 
 @dataclass(frozen=True)

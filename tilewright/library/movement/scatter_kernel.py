@@ -58,9 +58,10 @@ def replaced_later(indices, index, number, first, count, extent, ROWS: tl.conste
     later = tl.zeros((ROWS, STEP), tl.int32)
     for start in range(first, count, STEP):
         position = start + tl.arange(0, STEP)
-        other = tl.load(indices + position, mask=position < count, other=extent).to(tl.int64)
+        inside = position < count  # an index of a narrow type cannot say that it is none
+        other = tl.load(indices + position, mask=inside, other=0).to(tl.int64)
         other = tl.where(other < 0, other + extent, other)
-        same = (other[None, :] == index[:, None]) & (position[None, :] > number[:, None])
+        same = (other[None, :] == index[:, None]) & (position[None, :] > number[:, None]) & inside[None, :]
         later = later | same.to(tl.int32)
     return tl.max(later, 1)
 
@@ -75,7 +76,7 @@ def scatter_each(
     first = (tl.program_id(0) % blocks).to(tl.int32) * ROWS
     number = first + tl.arange(0, ROWS)
     column = (tl.program_id(1) * BLOCK + tl.arange(0, BLOCK))[None, :]
-    index = tl.load(indices + number, mask=number < count, other=extent).to(tl.int64)
+    index = tl.load(indices + number, mask=number < count, other=0).to(tl.int64)
     index = tl.where(index < 0, index + extent, index)
     later = replaced_later(indices, index, number, first, count, extent, ROWS, STEP)
     stored = (number < count) & (later == 0) & (index >= 0) & (index < extent)
@@ -99,9 +100,9 @@ def scatter_combined(
     for start in range(0, count, STEP):
         for step in tl.static_range(STEP):
             position = start + step
-            index = tl.load(indices + position, mask=position < count, other=extent).to(tl.int64)
+            index = tl.load(indices + position, mask=position < count, other=0).to(tl.int64)
             index = tl.where(index < 0, index + extent, index)
-            mine = exists & (element // inner == index)
+            mine = exists & (position < count) & (element // inner == index)
             value = tl.load(updates + (outer * count + position) * inner + element % inner, mask=mine, other=0)
             total = tl.where(mine, combine(total, value.to(TYPE), REDUCTION), total)
     tl.store(target, total.to(out.dtype.element_ty), mask=exists)
