@@ -13,6 +13,7 @@ from torch import nn
 import tilewright
 from tilewright.graph import reference
 from tilewright.importers import import_model
+from tilewright.symbolic import lower_bound
 
 
 def _padded_to_windows(x: torch.Tensor, y: torch.Tensor) -> torch.Tensor:
@@ -39,14 +40,26 @@ def _apart(x: torch.Tensor, y: torch.Tensor) -> torch.Tensor:
     return x[: y.shape[0]] - y if x.shape[0] > y.shape[0] else x - y[: x.shape[0]]
 
 
+def _of_a_length(x: torch.Tensor) -> torch.Tensor:
+    if x.shape[0] > 10:
+        return x[:10] * 2
+    return nn.functional.pad(x, (0, 10 - x.shape[0]), value=-1.0) if x.shape[0] < 10 else x
+
+
+def _to_an_even_length(x: torch.Tensor) -> torch.Tensor:
+    return x * 2 if x.shape[0] < 12 else x.new_ones((x.shape[0] + 1) // 2 * 2)
+
+
 @pytest.mark.parametrize(
     ("function", "shapes", "dynamic"),
     [
         (_padded_to_windows, ((2, 8), (4,)), {"x": {0: ("b", 1, 3), 1: ("n", 1, 12)}, "y": {0: ("m", 1, 9)}}),
         (_running, ((2, 3), (2,)), {"x": {0: ("b", 1, 3), 1: ("n", 1, 6)}, "cache": {0: ("b", 1, 3)}}),
         (_apart, ((5,), (3,)), {"x": {0: ("n", 1, 6)}, "y": {0: ("m", 1, 6)}}),
+        (_of_a_length, ((10,),), {"x": {0: ("n", 1, 40)}}),
+        (_to_an_even_length, ((6,),), {"x": {0: ("n", 1, 1100)}}),
     ],
-    ids=["windows", "loop", "lengths"],
+    ids=["windows", "loop", "lengths", "one length", "even length"],
 )
 def test_each_way_that_code_takes_for_some_sizes(function: Any, shapes: Any, dynamic: Any) -> None:
     graph = import_model(function, tuple(map(torch.ones, shapes)), dynamic)
@@ -98,3 +111,34 @@ def test_an_engine_keeps_each_weight_of_its_ways_once(tmp_path: Path) -> None:
         np.testing.assert_allclose(found, expected[0].detach().numpy(), rtol=1e-4, atol=1e-4)
         np.testing.assert_array_equal(count, expected[1].numpy())
         count[...] = -1  # is the caller's own
+
+
+def _with_numbers(x: torch.Tensor) -> tuple[Any, ...]:
+    half = x.shape[0] // 2
+    return (x * 2, {"half": half, "factor": 0.1}, 7) if half > 2 else (x + 1, {"half": 2 * half, "factor": 3.5}, 7)
+
+
+def _with_a_number_at_one(x: torch.Tensor) -> tuple[torch.Tensor, int]:
+    return x + 1, 5 if x.shape[0] == 1 else 6
+
+
+def _of_other_kinds(x: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor | None]:
+    return x + 1, x.amax() if x.shape[0] > 4 else None
+
+
+def test_python_numbers_among_the_results_are_those_of_the_way() -> None:
+    graph = import_model(_with_numbers, (torch.ones(6),), {"x": {0: ("n", 1, 9)}})
+    assert graph.results_of is not None
+    for size in range(1, 10):
+        x = torch.randn(size)
+        found = reference.run(graph, {"x": x.numpy()})
+        _, *numbers = graph.results_of([found[name] for name in graph.output_names])
+        assert numbers == list(_with_numbers(x)[1:])
+
+
+def test_results_that_differ_in_kind_are_told_and_their_sizes_refused() -> None:
+    graph = import_model(_of_other_kinds, (torch.ones(6),), {"x": {0: ("n", 1, 9)}})
+    assert any("the results of other ways differ in kind" in remark for remark in graph.remarks)
+    assert lower_bound(graph.inputs[0].shape[0]) == 5
+    graph = import_model(_with_a_number_at_one, (torch.ones(6),), {"x": {0: ("n", 1, 9)}})
+    assert any("a size of 1 is refused" in remark for remark in graph.remarks)

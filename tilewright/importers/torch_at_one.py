@@ -24,6 +24,7 @@ from torch.export import ExportedProgram
 from tilewright.graph import reference
 from tilewright.graph.core import Graph
 from tilewright.importers.torch_assumed import Assumption
+from tilewright.importers.torch_results import constants_of
 from tilewright.importers.torch_symbols import linear_in
 from tilewright.symbolic import evaluate, free_symbols
 
@@ -141,7 +142,7 @@ def _agree(
 
     def results(graph: Graph, given: Mapping[str, np.ndarray]) -> dict[str, Any] | None:
         try:
-            return reference.run(graph, given, working)
+            return {**reference.run(graph, given, working), **constants_of(graph)}
         except Exception:  # random numbers that the model does not take
             return None
 

@@ -57,7 +57,7 @@ from tilewright.importers.torch_ops import FOREIGN, RULES
 from tilewright.importers.torch_program import export_fixed, export_other_way, export_program, narrowed_ranges
 from tilewright.importers.torch_proved import deciding
 from tilewright.importers.torch_quiet import without_tracebacks
-from tilewright.importers.torch_results import filled, results_of
+from tilewright.importers.torch_results import ResultsDiffer, always, filled, results_of
 from tilewright.importers.torch_symbols import SymbolTable, squeezed_symbols
 from tilewright.importers.torch_ways import Sizes, Way, by_ways
 from tilewright.importers.torch_writes import select_scatter
@@ -195,8 +195,11 @@ def import_module(
             import_it = functools.partial(import_program, program, neutral, name, known, names, tell=tell)
             conditions = [each for each in assumed if not each.only_one]
             exports = _Exports(module, args, kwargs, neutral, name, known, names, tell)
-            graph = exports.by_ways(program, assumed) if conditions and neutral else None
+            graph = None
+            with _differing_results_told(tell) as others:
+                graph = exports.by_ways(program, assumed) if conditions and neutral else None
             graph = graph or import_it(conditions)
+            graph.remarks += others
             if any(each.only_one for each in assumed):
                 again = functools.partial(_at_one, module, args, kwargs, whole, graph)
                 examples = _examples(module, args, kwargs, program, graph)
@@ -217,6 +220,17 @@ def import_module(
                 raise error from None
             graph.remarks.append(f"numbers and sizes read from tensors are fixed to the example's: {_on_a_line(error)}")
             return graph
+
+
+@contextmanager
+def _differing_results_told(tell: Callable[[str], None]) -> Iterator[list[str]]:
+    """Yields a list that takes up why the ways of the code have no graph together."""
+    found: list[str] = []
+    try:
+        yield found
+    except ResultsDiffer as problem:
+        found.append(f"only sizes of the example's way are taken: the results of other ways differ in kind: {problem}")
+        tell(found[0])
 
 
 def _examples(
@@ -282,7 +296,10 @@ class _Exports:
             for axis, entry in self.axes.get(key, {}).items():
                 if isinstance(entry, Dimension):
                     sizes[entry.name] = leaf.shape[axis]
-        return by_ways(self._exported(program, assumed, sizes, frozenset()), self.axes, self)
+        graph = by_ways(self._exported(program, assumed, sizes, frozenset()), self.axes, self)
+        for remark in graph.remarks if graph else ():
+            self.tell(remark)
+        return graph
 
     def _exported(
         self, program: ExportedProgram, assumed: Sequence[Assumption], sizes: Sizes, fixed: frozenset[str]
@@ -304,9 +321,8 @@ class _Exports:
     def graph(self, exported: Way, checked: bool) -> Graph:
         """Its graph; `checked`: every call checks what it takes for granted."""
         axes = {key: without(each, exported.fixed) for key, each in self.axes.items()}
-        return _imported(
-            exported.program, exported.assumed, axes, self.name, self.returned, self.names, self.tell, checked
-        )
+        quiet: Callable[[str], None] = lambda remark: None  # noqa: E731
+        return _imported(exported.program, exported.assumed, axes, self.name, self.returned, self.names, quiet, checked)
 
 
 def _axes(shape: Sequence[Size], ones: Ones) -> Axes:
@@ -619,12 +635,13 @@ class _ProgramImporter:
                 users.append(node)
             elif spec.target in self.mutated:
                 self.builder.mutate(self.input_values[str(spec.target)], self.walker.values[node])
-        self.builder.graph.results_of = results_of(self.program.call_spec.out_spec, users, returned)
-        for name, node in zip(output_names(self.program.call_spec.out_spec, len(users)), users, strict=True):
+        names = output_names(self.program.call_spec.out_spec, len(users))
+        self.builder.graph.results_of = results_of(self.program.call_spec.out_spec, users, returned, names)
+        for name, node in zip(names, users, strict=True):
             if isinstance(node, fx.Node):
                 declare_output(self.builder, self.walker.values[node], name)
             else:
-                self._remark(f"{name!r} is always {node!r}, no tensor: it is not among the outputs")
+                self._remark(always(name, node))
 
     def assumptions(self) -> None:
         """Tell what is taken for granted of the numbers in tensors."""

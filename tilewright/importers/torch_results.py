@@ -3,34 +3,103 @@
 from __future__ import annotations
 
 import operator
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from typing import Any
 
 import torch
 from torch import fx
 from torch.utils import _pytree as pytree
 
+from tilewright.dtypes import float64, int1, int64
+from tilewright.graph.core import Graph, Node, Value
+from tilewright.graph.ops import normalize
 from tilewright.importers.torch_objects import holds_tensors, put_together
 
 
 class Results:
     """Makes a module's results of the outputs of its engine, in order."""
 
-    def __init__(self, structure: Any, leaves: Sequence[Any], pattern: Any) -> None:
+    def __init__(self, structure: Any, leaves: Sequence[Any], pattern: Any, names: Sequence[str]) -> None:
         """`leaves` are the nodes and constants that the program returns, in `structure`; `pattern` is a result with the
-        objects that were taken apart, or None."""
-        self._structure = structure
-        self._leaves = [None if isinstance(leaf, fx.Node) else leaf for leaf in leaves]
-        self._computed = [place for place, leaf in enumerate(leaves) if isinstance(leaf, fx.Node)]
+        objects that were taken apart, or None; `names` are those of outputs, one for each leaf."""
+        self.structure = structure
+        self.names = names
         numbers = (int, float, bool, torch.SymInt, torch.SymFloat, torch.SymBool)
-        self._numbers = {place for place in self._computed if isinstance(leaves[place].meta.get("val"), numbers)}
+        computed = {place: leaf for place, leaf in enumerate(leaves) if isinstance(leaf, fx.Node)}
+        self.constants = {place: leaf for place, leaf in enumerate(leaves) if place not in computed}
+        self.numbers = {place for place, leaf in computed.items() if isinstance(leaf.meta.get("val"), numbers)}
         self._pattern = pattern
 
+    @property
+    def computed(self) -> list[int]:
+        """The places that are filled with outputs."""
+        return [place for place in range(len(self.names)) if place not in self.constants]
+
     def __call__(self, outputs: Sequence[Any]) -> Any:
-        leaves = list(self._leaves)
-        for place, value in zip(self._computed, outputs, strict=True):
-            leaves[place] = value.item() if place in self._numbers else value
-        return put_together(self._pattern, pytree.tree_unflatten(leaves, self._structure))
+        leaves = [self.constants.get(place) for place in range(len(self.names))]
+        for place, value in zip(self.computed, outputs, strict=True):
+            leaves[place] = value.item() if place in self.numbers else value
+        return put_together(self._pattern, pytree.tree_unflatten(leaves, self.structure))
+
+    def compute(self, graph: Graph, places: Iterable[int]) -> None:
+        """Let numbers that are constants be outputs of their graph."""
+        outputs = dict(zip(self.computed, graph.outputs, strict=True))
+        for place in places:
+            if place in self.constants:
+                name, number = self.names[place], self.constants.pop(place)
+                dtype = {bool: int1, int: int64, float: float64}[type(number)]
+                given = {"shape": (), "value": number, "dtype": dtype}
+                outputs[place] = Value(f"{name}_number", dtype, ())
+                graph.nodes.append(Node("full", [], [outputs[place]], normalize("full", [], given)))
+                graph.remarks = [each for each in graph.remarks if each != always(name, number)]
+                self.numbers.add(place)
+        graph.outputs = [outputs[place] for place in self.computed]
+        graph.output_names = [self.names[place] for place in self.computed]
+
+
+def constants_of(graph: Graph) -> dict[str, Any]:
+    """The results that nothing computes, by name."""
+    made = graph.results_of
+    return {made.names[place]: each for place, each in made.constants.items()} if isinstance(made, Results) else {}
+
+
+def always(name: str, constant: Any) -> str:
+    """The remark on a result that is no tensor and that nothing computes."""
+    return f"{name!r} is always {constant!r}, no tensor: it is not among the outputs"
+
+
+class ResultsDiffer(Exception):
+    """Graphs return values of other kinds in one place, or another number of them."""
+
+
+def share_numbers(graphs: Sequence[Graph]) -> None:
+    """Make Python numbers that differ, or that only some of the graphs compute, outputs of all of them.
+
+    Raises `ResultsDiffer`.
+    """
+    made = [graph.results_of for graph in graphs]
+    several = [each for each in made if isinstance(each, Results)]
+    if not several:
+        return
+    if len(several) < len(made) or any(each.structure != several[0].structure for each in several):
+        raise ResultsDiffer("another number of them, or tensors, numbers, None or containers in place of one another")
+    places = [place for place in range(len(several[0].names)) if not _is_same(several, place)]
+    for graph, each in zip(graphs, several, strict=True):
+        each.compute(graph, places)
+
+
+def _is_same(several: Sequence[Results], place: int) -> bool:
+    """Whether a place of the results is computed everywhere, or one constant. Raises `ResultsDiffer`."""
+    constants = [each.constants[place] for each in several if place in each.constants]
+    tensors = sum(place not in each.constants and place not in each.numbers for each in several)
+    if not constants and tensors in (0, len(several)):
+        return True
+    if len(constants) == len(several) and len({(type(each), repr(each)) for each in constants}) == 1:
+        return True
+    if tensors or not all(type(each) in (bool, int, float) for each in constants):
+        kinds = dict.fromkeys([*(repr(each) for each in constants), *["a tensor"] * (tensors > 0)])
+        raise ResultsDiffer(f"{several[0].names[place]!r} is {' or '.join(kinds)}")
+    return False
 
 
 def filled(structure: Any, count: int) -> tuple[list[torch.Tensor], Any]:
@@ -39,7 +108,7 @@ def filled(structure: Any, count: int) -> tuple[list[torch.Tensor], Any]:
     return items, pytree.tree_unflatten(list(items), structure)
 
 
-def results_of(structure: Any, leaves: Sequence[Any], pattern: Any) -> Results | None:
+def results_of(structure: Any, leaves: Sequence[Any], pattern: Any, names: Sequence[str]) -> Results | None:
     """What makes a module's results; None where they are a tensor, or a tuple of several, as an engine gives them."""
     if structure is None:
         return None
@@ -50,4 +119,4 @@ def results_of(structure: Any, leaves: Sequence[Any], pattern: Any) -> Results |
     tensors = all(isinstance(leaf, fx.Node) and isinstance(leaf.meta.get("val"), torch.Tensor) for leaf in leaves)
     if flat and tensors and not objects:
         return None
-    return Results(structure, leaves, pattern if objects else None)
+    return Results(structure, leaves, pattern if objects else None, names)

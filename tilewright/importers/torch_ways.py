@@ -31,12 +31,13 @@ from tilewright.importers.emitter import Emitter
 from tilewright.importers.shapes import Axes, Dimension
 from tilewright.importers.torch_assumed import Assumption
 from tilewright.importers.torch_proved import evaluated
+from tilewright.importers.torch_results import ResultsDiffer, share_numbers
 from tilewright.symbolic import Size, evaluate, free_symbols, lift, lower_bound, simplify, substitute, symbol
 
 _MOST_WAYS = 16
 _MOST_FAILURES = 8  # exports of other sizes, which the model may not take
 _MOST_SIZES = 1 << 22  # combinations of sizes
-_COMPARED = 256  # sizes for which formulas are compared
+_COMPARED = 1024  # sizes for which formulas are compared
 
 Sizes = Mapping[str, int]  # of dimensions, by name
 
@@ -192,10 +193,15 @@ def _search(ways: _Ways, exports: Exports) -> None:
             return
         tried.append(sizes)
         before = list(ways.found)
-        fixed = frozenset(name for name in ways.names if sizes[name] < 2 or name in ways.found[-1].fixed)
+        fixed = frozenset(name for name in ways.names if sizes[name] < 2 or _is_counted(ways, name))
         if not any(_takes_up(ways, before, sizes, each, exports) for each in (fixed, frozenset(ways.names))):
             ways.put(*before)
             failed += 1
+
+
+def _is_counted(ways: _Ways, name: str) -> bool:
+    """Whether each way found has one size of a dimension, as those of a loop over it do."""
+    return len(ways.found) > 1 and all(name in way.fixed for way in ways.found)
 
 
 def _takes_up(ways: _Ways, before: Sequence[Way], sizes: Sizes, fixed: frozenset[str], exports: Exports) -> bool:
@@ -236,6 +242,7 @@ def _joined(ways: _Ways, table: np.ndarray, graphs: Sequence[Graph]) -> Graph:
     symbols = {name: symbol(name, entry.low, entry.high) for name, entry in ways.ranges.items()}
     inputs = _inputs(graphs, symbols, ways.axes)
     mutated = list(dict.fromkeys(value.name for graph in graphs for value in graph.mutations))
+    share_numbers(graphs)
     for graph in graphs:
         _agree(first, graph)
     for graph in graphs:
@@ -302,11 +309,14 @@ def _inputs(graphs: Sequence[Graph], symbols: Mapping[str, Size], axes: Mapping[
 
 
 def _agree(first: Graph, other: Graph) -> None:
-    """Raises `ValueError` for graphs whose outputs are others."""
+    """Raises `ResultsDiffer` for graphs whose outputs are others."""
     kinds = [[(name, value.dtype, value.rank) for name, value in zip(graph.output_names, graph.outputs, strict=True)]
              for graph in (first, other)]  # fmt: skip
-    if kinds[0] != kinds[1]:
-        raise ValueError("other outputs")
+    if len(kinds[0]) != len(kinds[1]):
+        raise ResultsDiffer(f"{len(kinds[0])} outputs or {len(kinds[1])}")
+    for (name, dtype, rank), (_, its_dtype, its_rank) in zip(*kinds, strict=True):
+        if (dtype, rank) != (its_dtype, its_rank):
+            raise ResultsDiffer(f"{name!r} is {dtype.name} of rank {rank}, or {its_dtype.name} of rank {its_rank}")
 
 
 def _as_inside(graph: Graph, inputs: Sequence[Value], mutated: Sequence[str]) -> None:
@@ -347,8 +357,9 @@ def _types(
 def _some(ways: _Ways, chosen: np.ndarray) -> list[dict[str, int]]:
     """Some of the sizes in a part of the table, with random ones of dimensions on which no way depends."""
     places = np.argwhere(chosen)
-    places = places[:: max(1, len(places) // _COMPARED)]
     generator = np.random.default_rng(0)
+    if len(places) > _COMPARED:  # at random, as remainders of sizes would be the same at regular distances
+        places = places[generator.choice(len(places), _COMPARED, replace=False)]
     found = []
     for at in places:
         sizes = {n: int(generator.integers(each.low, each.high, endpoint=True)) for n, each in ways.ranges.items()}
