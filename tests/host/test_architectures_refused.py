@@ -34,7 +34,7 @@ class OneBatch(nn.Module):
     """As anchors that are made for the batch of the first call."""
 
     def forward(self, x: Any) -> Any:
-        return x * 2 if x.shape[0] == 3 else x
+        return x.reshape(3, 15) * 2
 
 
 def quantized() -> nn.Module:
