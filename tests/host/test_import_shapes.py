@@ -59,6 +59,8 @@ def test_missing_packages_are_named(
 def test_two_ranges_of_one_name() -> None:
     with pytest.raises(ImportModelError, match="'n' has two ranges: 1..4 and 1..5"):
         parse_dynamic_shapes({"x": {0: ("n", 1, 4)}, "y": {0: ("n", 1, 5)}})
+    with pytest.raises(ImportModelError, match=r"dynamic_shapes\['x'\]\['n'\]: axes are given by number"):
+        parse_dynamic_shapes({"x": {"n": (1, 4)}})
 
 
 def test_derived_sizes_are_taken_where_an_importer_knows_them() -> None:

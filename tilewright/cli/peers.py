@@ -140,7 +140,12 @@ def _onnxruntime(path: Path, threads: int, contents: bytes | None = None, exact:
     options.intra_op_num_threads = threads
     # Without it, products of bytes saturate on CPUs that have no instruction for them.
     options.add_session_config_entry("session.x64quantprecision", "1" if exact else "0")
-    session = onnxruntime.InferenceSession(contents or str(path), options, providers=["CPUExecutionProvider"])
+    if contents is not None:  # every tensor is an output, so nothing fuses; its optimiser fails on some of these models
+        options.graph_optimization_level = onnxruntime.GraphOptimizationLevel.ORT_DISABLE_ALL
+    try:
+        session = onnxruntime.InferenceSession(contents or str(path), options, providers=["CPUExecutionProvider"])
+    except Exception as error:  # its exceptions have no base class but this
+        raise ImportModelError(f"ONNX Runtime does not load {path.name}: {str(error).splitlines()[0]}") from None
     names = [output.name for output in session.get_outputs()]
     wanted = {entry.name for entry in session.get_inputs()}
     for entry in (*session.get_inputs(), *session.get_outputs()):

@@ -13,7 +13,8 @@ import logging
 import re
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any
+from operator import index
+from typing import Any, SupportsIndex
 
 from tilewright.errors import ImportModelError, ShapeError
 from tilewright.importers.report import Unsupported
@@ -58,6 +59,8 @@ def parse_dynamic_shapes(dynamic_shapes: Mapping[str, Any] | None, derived: bool
         parsed: Axes = {}
         for axis, entry in pairs:
             where = f"dynamic_shapes[{name!r}][{axis!r}]"
+            if not isinstance(axis, SupportsIndex):
+                raise ImportModelError(f'{where}: axes are given by number: {{{name!r}: {{0: ("{axis}", 1, 8)}}}}')
             dimension = _parse(entry, f"{name}_{axis}", where)
             if dimension is None:
                 continue
@@ -68,7 +71,7 @@ def parse_dynamic_shapes(dynamic_shapes: Mapping[str, Any] | None, derived: bool
                 )
             if isinstance(dimension, Dimension) and not dimension.derived:
                 dimension = _merge(seen, dimension)
-            parsed[int(axis)] = dimension
+            parsed[index(axis)] = dimension
         result[name] = parsed
     return {name: {axis: _latest(seen, entry) for axis, entry in axes.items()} for name, axes in result.items()}
 
