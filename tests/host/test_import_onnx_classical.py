@@ -6,6 +6,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+import torch
 
 pytest.importorskip("onnx")
 pytest.importorskip("onnxruntime")
@@ -137,7 +138,7 @@ def _random_tree(rng: np.random.Generator, modes: list[str], depth: int) -> list
     nodes: list[list[Any]] = []
 
     def grow(depth: int) -> int:
-        number, limit = len(nodes), round(float(rng.standard_normal()), 1)
+        number, limit = len(nodes), round(float(rng.standard_normal()), 1) or 0.1
         nodes.append(["LEAF", 0, 0.0, 0, 0, 0])
         if depth and rng.random() < 0.85:
             limit = float(rng.choice([limit, np.inf, -np.inf, np.nan], p=[0.91, 0.03, 0.03, 0.03]))
@@ -183,6 +184,22 @@ def test_trees_of_random_shapes_and_limits(
                 node = true if answer else false
             total += weights[leaves.index((number, node))]
         assert result == total
+
+
+def test_less_than_zero_where_the_processor_takes_subnormal_numbers_for_zero() -> None:
+    x = np.array([[0.0], [-1.0], [1.0]], np.float32)
+    nodes = {"nodes_modes": ["BRANCH_LT", "LEAF", "LEAF"], "nodes_values": [0.0] * 3, "nodes_featureids": [0] * 3}
+    nodes |= {"nodes_treeids": [0] * 3, "nodes_nodeids": [0, 1, 2], "nodes_truenodeids": [1, 0, 0]}
+    nodes |= {"nodes_falsenodeids": [2, 0, 0], "target_treeids": [0, 0], "target_nodeids": [1, 2]}
+    nodes |= {"target_ids": [0, 0], "target_weights": [1.0, 2.0], "n_targets": 1}
+    model, _ = model_of("TreeEnsembleRegressor", [("x", x, False)], ["y"], domain="ai.onnx.ml", **nodes)
+    graph = import_model(model)
+    torch.set_flush_denormal(True)
+    try:
+        found = reference.run(graph, {"x": x}, None)["y"]
+    finally:
+        torch.set_flush_denormal(False)
+    assert found[:, 0].tolist() == [2.0, 1.0, 2.0]
 
 
 def test_lists_of_a_node_may_be_as_long_as_the_file() -> None:

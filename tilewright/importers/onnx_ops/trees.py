@@ -199,8 +199,14 @@ class _TreeWalk:
 
     @classmethod
     def of(cls, trees: Trees, dtype: np.dtype) -> _TreeWalk | None:
-        """None for trees that are not in order, nodes that ask for more than an order, and numbers of too many bits."""
+        """None for trees that are not in order, nodes that ask for more than an order, and numbers of too many bits.
+
+        Nor for limits before which the next number is subnormal: a caller may have its processor take these for zero.
+        """
         leaves = trees.modes == "LEAF"
+        least = _at_most(trees.limits.astype(dtype), trees.modes)[trees.modes == "BRANCH_LT"]
+        if ((least != 0) & (np.abs(least) < np.finfo(dtype).tiny)).any():
+            return None
         if trees.depths is None or not np.isin(trees.modes[~leaves], _ORDERING).all() or leaves.all():
             return None
         found = cls(trees, dtype)
