@@ -2,12 +2,16 @@
 
 from __future__ import annotations
 
+import gc
+import weakref
+
 import numpy as np
 import pytest
 
 from tests.host.llm_support import checkpoint_of
 from tilewright.errors import InputError
 from tilewright.llm import LLM, SamplingParameters
+from tilewright.llm.gpu_model import GPUModel
 from tilewright.llm.model import Chunk
 from tilewright.llm.sampling import ChosenRow, Draw, Sampler
 
@@ -32,6 +36,7 @@ def test_results_are_those_of_the_cpu(driver, tmp_path, rng):
     assert statistics.preemptions > 0 and statistics.used_pages == 0
     assert driver.calls["cuGraphLaunch"] > driver.calls["cuGraphInstantiate"] > 0
     _check_draws(llm.model, alone.model, rng)
+    _check_freed(llm.model)
 
 
 def _check_draws(gpu, cpu, rng):
@@ -50,6 +55,18 @@ def _check_draws(gpu, cpu, rng):
     mixed = gpu.run([Chunk(tokens, 0, [2, 0, 1], (3, 19), 0, [None, Draw()])])
     np.testing.assert_allclose(mixed[0], logits[3], rtol=0, atol=1e-4)
     assert mixed[1].token == int(np.argmax(logits[19]))
+
+
+def _check_freed(gpu):
+    """Memory of a GPU does not wait for the collector."""
+    gc.disable()
+    try:
+        model = GPUModel(gpu.engine, gpu.limits, 4)
+        alive = weakref.ref(model)
+        del model
+        assert alive() is None
+    finally:
+        gc.enable()
 
 
 def test_unknown_targets_are_refused(tmp_path):

@@ -52,6 +52,18 @@ class PreparedStep:
     pages: list[list[int]] = field(default_factory=list)  # of each sequence, as its table was written last
 
 
+def _fetch(logits: DeviceArray, first: int, end: int) -> np.ndarray:
+    """Rows of logits in the host's memory."""
+    vocabulary = logits.shape[1]
+    return DevicePart(logits, 4 * vocabulary * first, (end - first, vocabulary), logits.dtype).numpy()
+
+
+def _fetch_row(logits: DeviceArray, row: int) -> np.ndarray:
+    """A row; no method of the model, which would be in a circle with its fetches, and free its memory late."""
+    found: np.ndarray = _fetch(logits, row, row + 1)[0]
+    return found
+
+
 class GPUModel(Model):
     """`Model` on the current GPU."""
 
@@ -67,16 +79,20 @@ class GPUModel(Model):
         most = StepSizes(limits.tokens, limits.sequences, rows, limits.columns)
         self._inputs_memory = MirroredBuffer(max(end for _, _, _, end in self._places(most)))
         self._chosen = MirroredBuffer(4 * rows)
-        self._logits = DeviceArray((limits.sequences, vocabulary), np.float32)
+        self._keep_logits(limits.sequences, vocabulary)
         self._steps: dict[StepSizes, PreparedStep] = {}
         self._filled: PreparedStep | None = None  # whose inputs are in the memory that all share
-        self._fetches = [partial(self._fetch_row, row) for row in range(limits.sequences)]
         self._each = np.arange(limits.sequences, dtype=np.int32)
 
     @property
     def _spare_slot(self) -> int:
         """Where keys and values of what belongs to no sequence go."""
         return self.pages * self.limits.page
+
+    def _keep_logits(self, rows: int, vocabulary: int) -> None:
+        """Memory for rows of logits, and what fetches each of as many as there are sequences."""
+        self._logits = DeviceArray((rows, vocabulary), np.float32)
+        self._fetches = [partial(_fetch_row, self._logits, row) for row in range(self.limits.sequences)]
 
     def _pool(self, sizes: tuple[int, ...], dtype: str) -> Any:
         slots = (self.pages + 1) * self.limits.page  # the last page is for what belongs to no sequence
@@ -91,13 +107,14 @@ class GPUModel(Model):
         self._chosen.download(4 * len(draws))
         synchronize(self._logits.ordinal)
         if not any(draws):
-            return self._fetch(0, len(draws))
+            return _fetch(self._logits, 0, len(draws))
         chosen = self._chosen.host.view(np.int32)[: len(draws)].tolist()
         if all(draws) and len(draws) <= len(self._fetches):
             return list(map(_CHOSEN_ROW, zip(chosen, self._fetches, strict=False)))
         return [
-            self._fetch(row, row + 1)[0] if draw is None else ChosenRow(chosen[row], partial(self._fetch_row, row))
+            fetch() if draw is None else ChosenRow(chosen[row], fetch)
             for row, draw in enumerate(draws)
+            for fetch in [partial(_fetch_row, self._logits, row)]
         ]
 
     def _filled_step(self, chunks: Sequence[Chunk], draws: Sequence[Draw | None]) -> PreparedStep:
@@ -113,15 +130,6 @@ class GPUModel(Model):
             self._fill(step, self._numbers(chunks))
         self._fill_draws(step, draws)
         return step
-
-    def _fetch(self, first: int, end: int) -> np.ndarray:
-        """Rows of logits in the host's memory."""
-        vocabulary = self._logits.shape[1]
-        return DevicePart(self._logits, 4 * vocabulary * first, (end - first, vocabulary), self._logits.dtype).numpy()
-
-    def _fetch_row(self, row: int) -> np.ndarray:
-        found: np.ndarray = self._fetch(row, row + 1)[0]
-        return found
 
     # -- Sizes ----------------------------------------------------------------------------------------------------
 
@@ -171,7 +179,7 @@ class GPUModel(Model):
         if len(self._steps) >= _CACHED_STEPS or rows > self._logits.shape[0]:
             self._steps.clear()
         if rows > self._logits.shape[0]:
-            self._logits = DeviceArray((rows, self._logits.shape[1]), np.float32)
+            self._keep_logits(rows, self._logits.shape[1])
 
     def _fill(self, step: PreparedStep, numbers: dict[str, list[int]]) -> None:
         """Write a step's inputs but tables and draws, followed by padding."""

@@ -102,7 +102,8 @@ def product_part(
     call = gemm_call(part, slots, MatmulBlocks(tile.rows, tile.columns, tile.depth), None)
     constants = {**call.constants, **constants}
     if problem.depth != parts * length:
-        constants |= {"RAGGED": True, "whole_depth": problem.depth, "MASK_K": not divides(tile.depth, problem.depth)}
+        masked = not divides(tile.depth, problem.depth)
+        constants |= {"RAGGED": True, "WHOLE_K": False, "whole_depth": problem.depth, "MASK_K": masked}
     return replace(call, constants=constants, options={"num_warps": tile.warps})
 
 
