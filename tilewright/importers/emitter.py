@@ -13,6 +13,7 @@ from tilewright.graph.build import GraphBuilder
 from tilewright.graph.core import Value
 from tilewright.importers import narrow
 from tilewright.importers.report import Unsupported
+from tilewright.importers.shapes import place_from_front
 from tilewright.symbolic import Expression, Size, lift, lower_bound, maximum, product, simplify, upper_bound
 
 Number = Union[int, float, bool]
@@ -141,10 +142,9 @@ class Emitter:
         return [self.slice(value, value.rank - 1, size * number, size * (number + 1)) for number in range(count)]
 
     def select(self, value: Value, axis: int, index: Size) -> Value:
-        """One position of a dimension, which goes away; a negative number counts from the end."""
+        """One position of a dimension, which goes away; a negative one counts from the end."""
         axis %= value.rank
-        if isinstance(index, int) and index < 0:
-            index = simplify(lift(value.shape[axis]) + index)
+        index = place_from_front(index, value.shape[axis])
         part = self.slice(value, axis, index, simplify(lift(index) + 1))
         return self.reshape(part, [size for place, size in enumerate(value.shape) if place != axis])
 

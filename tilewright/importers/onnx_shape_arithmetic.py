@@ -174,7 +174,9 @@ def identity(call: OnnxCall) -> np.ndarray:
 
 @_rule("Gather")
 def gather(call: OnnxCall) -> np.ndarray:
-    data, indices = _known(call, 0), _known(call, 1).astype(np.int64)
+    data, indices = _known(call, 0), _known(call, 1)
+    _require(indices.dtype != object)  # places that are symbolic sizes
+    indices = indices.astype(np.int64)
     axis = call.axis(data.ndim, 0)
     extent = data.shape[axis]
     _require(indices.size == 0 or -extent <= int(indices.min()) <= int(indices.max()) < extent)

@@ -18,7 +18,7 @@ from typing import Any, SupportsIndex
 
 from tilewright.errors import ImportModelError, ShapeError
 from tilewright.importers.report import Unsupported
-from tilewright.symbolic import Expression, Size, Symbol
+from tilewright.symbolic import Expression, Size, Symbol, at_most, lift, maximum, minimum, simplify
 
 LARGEST_SIZE = 2**31 - 1
 MOST_TERMS = 256  # of one symbolic size, those inside its functions counted
@@ -38,6 +38,20 @@ class Dimension:
     low: int = 1
     high: int = LARGEST_SIZE
     derived: bool = False
+
+
+def place_from_front(place: Size, extent: Size) -> Size:
+    """A place in a dimension of `extent` elements, where negative ones count from its end, counted from the front.
+
+    Where the sign of a symbolic place is not known, it is decided by the sizes of each call.
+    """
+    if at_most(0, place):
+        return place
+    shifted = simplify(lift(extent) + place)
+    if at_most(place, -1):
+        return shifted
+    is_negative = minimum(maximum(simplify(0 - lift(place)), 0), 1)
+    return simplify(lift(place) + lift(extent) * is_negative)
 
 
 Axes = dict[int, "Dimension | int"]

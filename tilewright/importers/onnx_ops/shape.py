@@ -14,9 +14,11 @@ from tilewright.importers.onnx_call import OnnxCall
 from tilewright.importers.onnx_ops import run_time
 from tilewright.importers.report import Invalid, Unsupported
 from tilewright.importers.rules import RuleTable
+from tilewright.importers.shapes import place_from_front
 from tilewright.symbolic import (
     Expression,
     Size,
+    at_most,
     ceil_divide,
     lift,
     lower_bound,
@@ -146,13 +148,9 @@ def concat(call: OnnxCall) -> Value:
 
 def _bound(bound: Size, extent: Size, low: Size, high: Size) -> Size:
     """A bound of ONNX's slice from the front, clamped to [low, high]; huge numbers mean the end."""
-    if isinstance(bound, int) and bound < 0:
-        bound = maximum(simplify(lift(extent) + bound), low) if bound > -(2**31) else low
-    elif isinstance(bound, Expression):
-        constant = bound.terms[0][1] if bound.terms and bound.terms[0][0] == () else 0
-        if constant < 0 and len(bound.terms) == 1:
-            bound = simplify(lift(extent) + bound)
-    return maximum(low, minimum(bound, high))
+    if isinstance(bound, int) and bound <= -(2**31):
+        return low
+    return maximum(low, minimum(place_from_front(bound, extent), high))
 
 
 def slice_operands(call: OnnxCall) -> tuple[list[Size], list[Size], list[int] | None, list[int]]:
@@ -320,13 +318,19 @@ def range_(call: OnnxCall) -> Value:
         return call.op("iota", shape=(length,), axis=0, dtype=dtype, start=start, step=step)
     if dtype.is_float and not all(call.is_whole(index) for index in (0, 2)):
         raise Unsupported("a range of a symbolic size from or in steps of a fraction", "fix that dimension")
-    firsts, lasts, steps = call.sizes(0), call.sizes(1), call.ints(2)
+    firsts, lasts, steps = (call.sizes(index) for index in range(3))
     if not len(firsts) == len(lasts) == len(steps) == 1:
         raise Invalid("start, limit and step must have one element each")
     first, last, delta = firsts[0], lasts[0], steps[0]
     if delta == 0:
         raise Invalid("the step is 0")
-    length = maximum(0, ceil_divide(simplify((lift(last) - first) * (1 if delta > 0 else -1)), abs(delta)))
+    if not (at_most(1, delta) or at_most(delta, -1)):
+        return run_time.range_(call)
+    sign = 1 if at_most(1, delta) else -1
+    length = maximum(0, ceil_divide(simplify((lift(last) - first) * sign), simplify(lift(delta) * sign)))
+    if isinstance(delta, Expression):
+        line = call.op("multiply", call.iota(length, dtype), call.value(delta, dtype))
+        return call.op("add", line, call.value(first, dtype))
     if isinstance(first, int):
         return call.op("iota", shape=(length,), axis=0, dtype=dtype, start=first, step=delta)
     line = call.op("iota", shape=(length,), axis=0, dtype=dtype, start=0, step=delta)

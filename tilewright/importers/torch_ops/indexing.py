@@ -14,6 +14,7 @@ from tilewright.importers.emitter import Number, Scalar
 from tilewright.importers.report import Unsupported
 from tilewright.importers.rules import RuleTable
 from tilewright.importers.scatter import scatter_elements, scatter_slices
+from tilewright.importers.shapes import place_from_front
 from tilewright.importers.torch_fx import TorchCall
 from tilewright.importers.torch_ops.choices import positions_of, select_rows
 from tilewright.importers.torch_ops.shape import bounds
@@ -324,7 +325,7 @@ def slice_scatter(
 @rule("select_scatter.default")
 def select_scatter(call: TorchCall, x: Value, source: Value, dim: int, index: Size) -> Value:
     axis = dim % x.rank
-    position = simplify(lift(x.shape[axis]) + index) if isinstance(index, int) and index < 0 else index
+    position = place_from_front(index, x.shape[axis])
     updates = call.broadcast(
         call.unsqueeze(call.cast(source, x.dtype), axis), (*x.shape[:axis], 1, *x.shape[axis + 1 :])
     )

@@ -11,8 +11,9 @@ from tilewright.importers import images
 from tilewright.importers.emitter import Number, Scalar
 from tilewright.importers.report import Unsupported
 from tilewright.importers.rules import RuleTable
+from tilewright.importers.shapes import place_from_front
 from tilewright.importers.torch_fx import TorchCall, hint_of, is_contiguous, nothing
-from tilewright.symbolic import Size, lift, lower_bound, maximum, minimum, modulo, simplify
+from tilewright.symbolic import Expression, Size, lift, lower_bound, maximum, minimum, modulo, simplify
 
 TABLE = RuleTable("Shapes, joins and splits", "aten.")
 rule = TABLE.rule
@@ -84,9 +85,7 @@ def bounds(x: Value, axis: int, start: Size | None, stop: Size | None) -> tuple[
     extent = x.shape[axis]
 
     def inside(bound: Size) -> Size:
-        if isinstance(bound, int) and bound < 0:
-            bound = simplify(lift(extent) + bound)
-        return maximum(0, minimum(bound, extent))
+        return maximum(0, minimum(place_from_front(bound, extent), extent))
 
     first: Size = 0 if start is None else inside(start)
     last = extent if stop is None or stop == LAST else inside(stop)
@@ -101,6 +100,8 @@ def slice_(
     length = call.results[0].shape[axis] if call.symbols.run_time and call.results[0] is not None else 0
     if isinstance(start, Value) or isinstance(end, Value) or call.symbols.is_untold(length):
         return _slice_at(call, x, axis, 0 if start is None else start, LAST if end is None else end, step)
+    if step == 1 and isinstance(start, Expression) and (end is None or end == LAST):
+        return call.slice(x, axis, simplify(lift(x.shape[axis]) - call.shape[axis]), x.shape[axis])
     first, last = bounds(x, axis, start, end)
     if step == 1:
         last = simplify(lift(first) + call.shape[axis])  # PyTorch knows the length in its simplest form
@@ -115,7 +116,8 @@ def _slice_at(call: TorchCall, x: Value, axis: int, start: Scalar, end: Scalar, 
 
 @rule("narrow.default", "narrow_copy.default")
 def narrow(call: TorchCall, x: Value, dim: int, start: Size, length: Size) -> Value:
-    return call.slice(x, dim % x.rank, start, simplify(lift(start) + length))
+    first = place_from_front(start, x.shape[dim % x.rank])
+    return call.slice(x, dim % x.rank, first, simplify(lift(first) + length))
 
 
 @rule("select.int", "select_copy.int")
@@ -263,8 +265,9 @@ def diagonal(call: TorchCall, x: Value, offset: int = 0, dim1: int = 0, dim2: in
     length, width = call.shape[-1], x.shape[-1]
     flat = call.flatten(x, x.rank - 2, x.rank)
     start = offset if offset >= 0 else simplify(lift(width) * -offset)
-    if not isinstance(width, int):
-        raise Unsupported("the diagonal of a matrix with a dynamic number of columns", "fix the last dimension")
+    if not isinstance(width, int):  # no step of a slice
+        steps = call.op("multiply", call.iota(length), call.value(simplify(width + 1), int64))
+        return call.op("gather", flat, call.op("add", steps, call.value(start, int64)), axis=flat.rank - 1)
     stop = simplify(lift(start) + (lift(length) - 1) * (width + 1) + 1)
     return call.slice(flat, flat.rank - 1, start, stop, width + 1)
 
