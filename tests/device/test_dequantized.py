@@ -58,8 +58,9 @@ def test_every_config(seed: int) -> None:
             out = torch.full((case.rows, case.columns), float("nan"), dtype=kind, device="cuda")
             target = arrays.view(out, "out")
             dequantized._launch(
-                config._replace(DEPENDENT=ready), problem, packed, first, target, (), [first, target], ordinal
-            )
+                config._replace(DEPENDENT=ready), problem=problem, weights=packed, x=first, out=target, extra=(),
+                views=[first, target], ordinal=ordinal,
+            )  # fmt: skip
             close(out.float().cpu().numpy(), x, exact, case)
     close(ops.dequantized_matmul(given, packed).float().cpu().numpy(), x, exact, case)
 
