@@ -180,6 +180,15 @@ def test_rows_that_see_no_key_are_nan_without_a_guard(rng, additive, least):
     assert_only_attention(a.finish(rng), bias=True)
 
 
+def test_two_masks_that_hide_all_keys_together_give_nan(rng):
+    a = Attention()
+    scores, seen = a.b.op("matmul", [a.q, a.k], transpose_b=True), a.b.op("greater", [a.padding, 0.0])
+    scores = a.b.op("where", [seen, scores, float("-inf")])
+    hidden = a.b.op("where", [seen, a.b.number(float("-inf"), float32), 0.0])
+    a.context(a.b.op("add", [scores, hidden]))
+    assert_only_attention(a.finish(rng), bias=True)
+
+
 def test_guard_that_looks_for_rows_of_minus_infinity(rng):
     a = Attention()
     scores = a.b.op("add", [a.b.op("matmul", [a.q, a.k], transpose_b=True), a.padding])

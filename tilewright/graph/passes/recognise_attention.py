@@ -115,23 +115,21 @@ def _unguarded(weights: Value, rewriter: GraphRewriter) -> Value | None:
 
 
 def _blind_rows(scores: _Scores, rewriter: GraphRewriter) -> Value | None:
-    """Whether no row sees a key by a mask of keys [..., 1, 1]; None where no such mask can hide all keys.
+    """Whether no row sees a key by the masks of keys [..., 1, 1] together; None where no such mask can hide all keys.
 
     Masks with rows of their own, as causal ones, are taken to leave each row a key.
     """
-    found = [
-        rewriter.op("logical_not", [_any(mask, rewriter)])
-        for mask, fill in zip(scores.masks, scores.fills, strict=True)
-        if fill == -math.inf and _is_of_keys(mask)
+    visible = [
+        mask for mask, fill in zip(scores.masks, scores.fills, strict=True) if fill == -math.inf and _is_of_keys(mask)
     ]
     for bias in scores.biases if scores.windows == 1 else []:
         if _is_of_keys(bias) and _hides_by_condition(bias, rewriter):
-            most = rewriter.op("reduce_max", [bias], axes=(bias.rank - 1,), keepdims=True)
-            found.append(rewriter.op("equal", [most, rewriter.number(-math.inf, bias.dtype)]))
-    blind: Value | None = None
-    for item in found:
-        blind = item if blind is None else rewriter.op("logical_or", [blind, item])
-    return blind
+            hidden = rewriter.op("equal", [bias, rewriter.number(-math.inf, bias.dtype)])
+            visible.append(rewriter.op("logical_not", [hidden]))
+    if not visible:
+        return None
+    seen = functools.reduce(lambda one, other: rewriter.op("logical_and", [one, other]), visible)
+    return rewriter.op("logical_not", [_any(seen, rewriter)])
 
 
 def _is_of_keys(mask: Value) -> bool:
