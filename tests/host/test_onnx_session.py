@@ -398,21 +398,22 @@ def test_compile_takes_functions_and_keywords(rng: np.random.Generator) -> None:
 # Models whose structure follows from values ------------------------------------------------------------
 
 
-def windowed() -> onnx.ModelProto:
-    """A short-time Fourier transform whose step is an input, and a scale."""
+def transformed() -> onnx.ModelProto:
+    """A Fourier transform whose length is an input, and a scale."""
     graph = helper.make_graph(
         [
-            helper.make_node("STFT", ["signal", "step", "", "length"], ["spectrum"]),
-            helper.make_node("Mul", ["spectrum", "scale"], ["y"]),
+            helper.make_node("DFT", ["signal", "length"], ["spectrum"], axis=1),
+            helper.make_node("Mul", ["spectrum", "scale"], ["scaled"]),
+            helper.make_node("Add", ["scaled", "offset"], ["y"]),
         ],
-        "windowed",
+        "transformed",
         [
             helper.make_tensor_value_info("signal", FLOAT, [1, 64, 1]),
-            helper.make_tensor_value_info("step", TensorProto.INT64, []),
+            helper.make_tensor_value_info("length", TensorProto.INT64, []),
             helper.make_tensor_value_info("scale", FLOAT, [1]),
         ],
         [helper.make_tensor_value_info("y", FLOAT, None)],
-        [onnx.numpy_helper.from_array(np.array(16), "length")],
+        [onnx.numpy_helper.from_array(np.float32([3, 5]), "offset")],
     )
     return helper.make_model(graph, opset_imports=[helper.make_opsetid("", 17)], ir_version=9)
 
@@ -420,26 +421,26 @@ def windowed() -> onnx.ModelProto:
 def test_an_engine_for_each_set_of_values(
     rng: np.random.Generator, caplog: pytest.LogCaptureFixture, tmp_path: Path
 ) -> None:
-    model = windowed()
+    model = transformed()
     with pytest.raises(UnsupportedOperationError):
         tilewright.compile(model)
     session = tw.InferenceSession(model)
-    assert "an engine is compiled for each set of values of step, scale" in caplog.text
-    assert [entry.name for entry in session.get_inputs()] == ["signal", "step", "scale"]
+    assert "an engine is compiled for each set of values of length, scale" in caplog.text
+    assert [entry.name for entry in session.get_inputs()] == ["signal", "length", "scale"]
     given = {"signal": rng.normal(size=(1, 64, 1)).astype(np.float32), "scale": np.float32([2])}
-    for step in (8, 16, 8):
-        given["step"] = np.array(step)
+    for length in (8, 16, 8):
+        given["length"] = np.array(length)
         check(session.run(None, given), model, given)
     for other in range(1, 6):
-        session.run(None, {**given, "step": other})
-    check(list(backend.prepare(model).run([given["signal"], given["step"], given["scale"]])), model, given)
-    for step, error in ((np.array([8]), ShapeError), (np.array(8, np.int32), InputError), (8.5, InputError)):
-        with pytest.raises(error, match="'step'"):
-            session.run(None, {**given, "step": step})
-    stored = windowed()
+        session.run(None, {**given, "length": other})
+    check(list(backend.prepare(model).run([given["signal"], given["length"], given["scale"]])), model, given)
+    for length, error in ((np.array([8]), ShapeError), (np.array(8, np.int32), InputError), (8.5, InputError)):
+        with pytest.raises(error, match="'length'"):
+            session.run(None, {**given, "length": length})
+    stored = transformed()
     onnx.save(stored, tmp_path / "outside.onnx", save_as_external_data=True, location="data", size_threshold=0)
     check(tw.InferenceSession(tmp_path / "outside.onnx").run(None, given), model, given)
-    with pytest.raises(InputError, match="missing: step"):
+    with pytest.raises(InputError, match="missing: length"):
         session.run(None, {"signal": given["signal"], "scale": given["scale"]})
     with pytest.raises(EngineError, match="make these inputs constants"):
         tw.InferenceSession(model, tw.SessionOptions(optimized_model_filepath=str(tmp_path / "none.engine")))
