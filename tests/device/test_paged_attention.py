@@ -22,7 +22,7 @@ CASES = [
 
 @pytest.mark.parametrize(("form", "dtype"), CASES, ids=str)
 def test_all_kinds_of_steps(form, dtype, rng):
-    """Numbers of sequences for all numbers of parts; keys behind a sequence's last token are NaN."""
+    """Numbers of sequences for all numbers of parts; keys after a sequence's last token are NaN."""
     graph = paged_graph(form, dtype)
     engine = build(graph, "cuda")
     unit = {bfloat16: 2.0**-9, float16: 2.0**-12, float32: 2.0**-24}[dtype]

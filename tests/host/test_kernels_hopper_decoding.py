@@ -55,7 +55,7 @@ def decode(
     unit = 2.0**-8 if config.TYPE == tl.bfloat16 else 2.0**-11
     early = [unwritten(x, config, fresh) if config.FRESH else x for x in (k, v)]
     for order in range(orders):
-        out = np.full((batches, rows, heads, config.D), 7, kind)  # rows of all heads beside each other
+        out = np.full((batches, rows, heads, config.D), 7, kind)  # rows of all heads, adjacent
         strides = [rows * heads * config.D, config.D, heads * config.D]
         arguments = [q, *early, k, v, np.array([fresh]), out.reshape(-1), *strides, rows, keys, heads, scale, *extra]
         run(function, arguments, (batches * heads * config.SPLITS,), order=order)
@@ -112,7 +112,7 @@ def test_it_is_clean_in_any_order(config: DecodingConfig, rng: np.random.Generat
 def test_pages_in_any_order(
     config: Any, new: tuple[int, ...], lengths: tuple[int, ...], rng: np.random.Generator
 ) -> None:
-    """Sequences of the other kind are left alone; NaN behind a sequence's last token."""
+    """Sequences of the other kind are left alone; NaN after a sequence's last token."""
     is_few = isinstance(config, PagedConfig)
     few, group = (config.ROWS // config.GROUP, config.GROUP) if is_few else (4, 2)
     window, softcap = (config.WINDOW, config.SOFTCAP) if is_few else (0, 0.0)

@@ -210,7 +210,7 @@ def test_gpus(form, driver, rng):
 @pytest.mark.slow(but_every=2)
 @pytest.mark.parametrize("form", [(2, 1, 128, 128, 16, 0, 0.0), (7, 1, 64, 64, 32, 7, 20.0)], ids=str)
 def test_hopper(form, driver, rng):
-    """Tensor copies of pages: few new tokens in clusters, and chunks of prompts; NaN behind a sequence's last token."""
+    """Tensor copies of pages: few new tokens in clusters, and chunks of prompts; NaN after a sequence's last token."""
     engine = build(paged_graph(form, bfloat16), "cuda:sm_90a")
     assert engine.plan.steps[0].evidence["chosen"] == "hopper paged attention"
     inputs = draw_inputs(rng, form, ([1, 70, 1, 2, 0], [170, 90, 1, 64, 40]))
@@ -221,7 +221,7 @@ def test_hopper(form, driver, rng):
 
 
 def test_lengths_below_the_new_tokens_stay_inside_of_the_tables(driver, rng):
-    """A table's row has no pages for tokens that its length does not count: none behind it are read."""
+    """A table's row has no pages for tokens that its length does not count: none after it are read."""
     form = (4, 2, 16, 16, 8, 0, 0.0)
     inputs = draw_inputs(rng, form, ([20, 1], [16, 16]))
     inputs["keys"][:], inputs["values"][:] = 0.0, 1.0

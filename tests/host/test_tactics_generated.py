@@ -246,7 +246,7 @@ def test_loops_in_one_launch(n: int, draw: Draw) -> None:
 
 
 def test_gpus_walk_lines_that_begin_anywhere_as_one(draw: Draw) -> None:
-    """Lines of whole vectors are rows, beside which what depends on the row alone is computed once."""
+    """Lines of whole vectors are rows: what depends on the row alone is computed once."""
     target = NvidiaTarget.named("sm_90a")
     for columns, is_one in ((35, True), (36, False)):
         b = GraphBuilder("lines")

@@ -19,7 +19,7 @@ from tilewright.library.hopper import is_possible
 from tilewright.symbolic import Size, lift, minimum, simplify, upper_bound
 from tilewright.targets.base import Target
 
-_LONG_PART = 2048  # keys from which on a sequence may hold up those beside it
+_LONG_PART = 2048  # keys from which on a sequence may hold up the others
 _CHUNK_KEYS = {64: 96, 128: 80}  # of a block, by the width of heads
 _MOST_SEQUENCES = 4096  # whose starts a CTA looks at together
 
@@ -89,7 +89,7 @@ def _call(
 
 
 def chunk_config(few: PagedConfig) -> AttentionConfig | None:
-    """The config for chunks of prompts, beside that for few new tokens; None where the kernel has none."""
+    """The config for chunks of prompts, next to that for few new tokens; None where the kernel has none."""
     if few.D not in _CHUNK_KEYS or few.WINDOW or few.SOFTCAP:
         return None
     config = AttentionConfig(D=few.D, BN=_CHUNK_KEYS[few.D], CONSUMERS=3, CAUSAL=True, FLAT=False, TYPE=few.TYPE,
