@@ -128,13 +128,17 @@ def _blind_rows(scores: _Scores, rewriter: GraphRewriter) -> Value | None:
             visible.append(rewriter.op("logical_not", [hidden]))
     if not visible:
         return None
-    seen = functools.reduce(lambda one, other: rewriter.op("logical_and", [one, other]), visible)
-    return rewriter.op("logical_not", [_any(seen, rewriter)])
+    return rewriter.op("logical_not", [_any(_all_of(visible, rewriter), rewriter)])
 
 
 def _is_of_keys(mask: Value) -> bool:
     """Whether a mask is the same for all rows."""
     return mask.rank == 1 or (mask.rank > 1 and mask.shape[-2] == 1)
+
+
+def _all_of(masks: list[Value], rewriter: GraphRewriter) -> Value:
+    """Where all masks are true."""
+    return functools.reduce(lambda left, right: rewriter.op("logical_and", [left, right]), masks)
 
 
 def _any(mask: Value, rewriter: GraphRewriter) -> Value:
@@ -503,7 +507,7 @@ def _banded_bias(node: Node, rewriter: GraphRewriter) -> Value | None:
     attributes["causal"] = attributes["causal"] or attributes["window"] > 0
     rest = _without_bias(node)
     if parts:
-        condition = functools.reduce(lambda left, right: rewriter.op("logical_and", [left, right]), parts)
+        condition = _all_of(parts, rewriter)
         number = _hiding(low, query.dtype, rewriter)
         rest[3:] = [rewriter.op("where", [condition, rewriter.number(0.0, query.dtype), number]), *node.inputs[4:]]
     if lengths is not None:
