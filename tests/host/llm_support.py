@@ -11,6 +11,7 @@ import math
 import threading
 import time
 from collections.abc import Iterator, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -19,6 +20,9 @@ import numpy as np
 from safetensors.numpy import save_file
 
 from tilewright.cli.serve import UVICORN_OPTIONS
+from tilewright.graph.choices import choose
+from tilewright.llm.model import Chunk
+from tilewright.llm.sampling import ChosenRow, Draw
 from tilewright.llm.step import Limits
 
 TOKENS = 72  # of each reference
@@ -86,12 +90,12 @@ CASES: dict[str, dict[str, Any]] = {
     },
     "phi3": {"model_type": "phi3", **_SIZES, "pad_token_id": 0, "eos_token_id": 1, "sliding_window": 11},
     "phi3-longrope": {
-        "model_type": "phi3", **_SIZES, "pad_token_id": 0, "eos_token_id": 1, "head_dim": 16,
+        "model_type": "phi3", **_SIZES, "pad_token_id": 0, "eos_token_id": 1,
         "max_position_embeddings": 128, "original_max_position_embeddings": 32,
         "rope_parameters": {
             "rope_type": "longrope", "rope_theta": 10000.0, "partial_rotary_factor": 0.5,
             "original_max_position_embeddings": 32,
-            "short_factor": [1.0, 1.1, 1.2, 1.3], "long_factor": [2.0, 3.0, 4.0, 5.0],
+            "short_factor": [1.0, 1.1, 1.2], "long_factor": [2.0, 3.0, 4.0],
         },
     },
     "gpt2": {
@@ -188,6 +192,53 @@ class StandIn:
         digest = hashlib.sha256(repr(tokens).encode()).digest()
         key = np.frombuffer(digest[:16], np.uint64)
         return ((np.random.Philox(key=key).random_raw(self.vocabulary) >> 11) * 2.0**-53 * 4).astype(np.float32)
+
+
+class Overlapping(StandIn):
+    """A stand-in whose steps are computed as late as a GPU may: when somebody waits, in the order of their start."""
+
+    def __init__(self, limits: Limits, pages: int, vocabulary: int = 17) -> None:
+        super().__init__(limits, pages, vocabulary)
+        self.started: list[tuple[list[Chunk], list[Any]]] = []  # that were not computed yet, with room for their rows
+        self.previous: list[int] = []  # tokens that the last step chose
+        self.most_ahead = 0
+
+    def start(self, chunks: Any) -> Any:
+        copied = [replace(chunk, tokens=list(chunk.tokens), pages=list(chunk.pages)) for chunk in chunks]
+        rows: list[Any] = []
+        if len(self.started) == 2:  # nobody waited for the first one
+            self._compute()
+        self.started.append((copied, rows))
+        self.most_ahead = max(self.most_ahead, len(self.started))
+        return lambda: self.finish(rows)
+
+    def finish(self, rows: list[Any]) -> list[Any]:
+        while any(rows is waiting for _, waiting in self.started):
+            self._compute()
+        return rows
+
+    def _compute(self) -> None:
+        chunks, found = self.started.pop(0)
+        known = [
+            replace(chunk, tokens=[token if token >= 0 else max(0, self.previous[-1 - token])
+                                   for token in chunk.tokens])
+            for chunk in chunks
+        ]  # fmt: skip
+        draws = [draw for chunk in chunks for draw in chunk.draws or [None] * len(chunk.wanted)]
+        found += [self._chosen(row, draw) for row, draw in zip(self.run(known), draws, strict=True)]
+        self.previous = [row.token if isinstance(row, ChosenRow) else 0 for row in found]
+
+    @staticmethod
+    def _chosen(logits: np.ndarray, draw: Draw | None) -> Any:
+        if draw is None:
+            return logits
+        numbers = [np.array([value], np.float32) for value in (draw.temperature, draw.share, draw.floor)]
+        (token,) = choose([logits[None], *numbers], {})
+
+        def fetch() -> np.ndarray:
+            raise AssertionError("logits of a step that may be followed")
+
+        return ChosenRow(int(token), fetch)
 
 
 @contextlib.contextmanager

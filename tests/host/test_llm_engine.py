@@ -12,7 +12,7 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from tests.host.llm_support import StandIn, check_together, shown
+from tests.host.llm_support import Overlapping, StandIn, check_together, shown
 from tilewright.errors import DeviceError, InputError
 from tilewright.llm.engine import LLMEngine
 from tilewright.llm.requests import SamplingParameters
@@ -100,6 +100,79 @@ def test_aborts_and_deadlines_leave_nothing(limits, data):
     assert set(done) == set(names)
     reasons = {one.finish_reason for output in done.values() for one in output.completions}
     assert reasons <= {"length", "abort", "deadline"}
+
+
+@settings(max_examples=80, deadline=None, suppress_health_check=list(HealthCheck))
+@given(limits=limits_drawn, spare=st.integers(0, 6), requests=requests_drawn, share=st.booleans())
+def test_steps_that_overlap_give_what_those_one_by_one_give(limits, spare, requests, share):
+    """Penalties and lists of requests with stop texts are among them, whose steps nothing may follow, and others."""
+    engine = LLMEngine(Overlapping(limits, limits.columns + spare), 17, Letters(), [END], share)
+    check_together(engine, requests, run, alone)
+
+
+@settings(max_examples=60, deadline=None, suppress_health_check=list(HealthCheck))
+@given(limits=limits_drawn, data=st.data())
+def test_steps_that_overlap_leave_nothing_when_requests_end(limits, data):
+    """Aborts, deadlines, names that come again, and steps that fail when they begin or later, while others run."""
+
+    class Failing(Overlapping):
+        def start(self, chunks):
+            if data.draw(st.integers(0, 9)) == 0:
+                raise DeviceError("no start")
+            return super().start(chunks)
+
+        def finish(self, rows):
+            found = super().finish(rows)
+            if data.draw(st.integers(0, 9)) == 0:
+                raise DeviceError("no end")
+            return found
+
+    clock = [0.0]
+    engine = LLMEngine(Failing(limits, limits.columns + 2), 17, end_tokens=[END], clock=lambda: clock[0])
+    parameters = SamplingParameters(max_tokens=12, temperature=0.0, n=2)
+    running, ended = {}, []
+    for number in range(25):
+        clock[0] += 1.0
+        name = f"{number % 4}"
+        if name not in running and number < 16:
+            prompt = data.draw(st.lists(st.integers(0, 1), min_size=1, max_size=20))
+            engine.add(prompt, parameters, name=name, seconds=data.draw(st.sampled_from([None, 2.0, 7.0])))
+            running[name] = prompt
+        if data.draw(st.integers(0, 3)) == 0:
+            engine.abort(name)
+        for output in engine.step():
+            assert output.prompt_tokens == running[output.request]
+            if output.is_finished:
+                ended.append((running.pop(output.request), output))
+        engine.scheduler.pool.check()
+    for name, output in run(engine).items():
+        ended.append((running.pop(name), output))
+    assert not running
+    for prompt, output in ended:
+        whole = alone(prompt, parameters)
+        for one, other in zip(output.completions, whole.completions, strict=True):
+            assert one.tokens == other.tokens[: len(one.tokens)]
+
+
+def test_what_may_follow_does():
+    limits = Limits(4, 64, 8, LENGTH)
+
+    def ahead(**parameters):
+        engine = LLMEngine(Overlapping(limits, 40), 17, end_tokens=[END])
+        for number in range(4):
+            engine.add([0, 1] * (number + 1), SamplingParameters(max_tokens=6, seed=number, **parameters))
+        run(engine)
+        return engine.model.most_ahead, engine.statistics.steps
+
+    assert ahead(temperature=0.0, ignore_eos=True) == (2, 6)
+    assert ahead(temperature=0.7, min_p=0.1, ignore_eos=True)[0] == 2
+    assert ahead(logprobs=1)[0] == 1
+    assert ahead(min_tokens=6)[0] == 1
+    assert ahead(prompt_logprobs=0, ignore_eos=True)[0] == 2  # once the prompts are computed
+    deterministic = LLMEngine(Overlapping(limits, 40), 17, deterministic=True)
+    deterministic.add([0, 1], SamplingParameters(temperature=0.0))
+    run(deterministic)
+    assert deterministic.model.most_ahead == 0
 
 
 def test_aligned_chunks_follow_from_a_sequence_s_own_tokens():

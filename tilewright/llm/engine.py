@@ -16,7 +16,7 @@ from dataclasses import dataclass, field, replace
 import numpy as np
 
 from tilewright.errors import InputError
-from tilewright.llm.model import Chunk, Rows, StepRunner
+from tilewright.llm.model import Chunk, OverlappingRunner, Rows, StepRunner
 from tilewright.llm.requests import Completion, Output, SamplingParameters, TokenLogprobs, tokens_of
 from tilewright.llm.sampling import ChosenRow, Draw, Sampler, logprobs_of
 from tilewright.llm.scheduler import ScheduledTokens, Scheduler
@@ -90,8 +90,34 @@ class _Request:
         )  # fmt: skip
 
 
+@dataclass(eq=False)
+class _StepPart:
+    """A sequence's share of a step that has begun."""
+
+    work: ScheduledTokens
+    request: _Request
+    result: _Result
+    is_last: bool  # the next token follows from it
+    wants_prompt: bool
+    count_of_rows: int = 0  # of logits
+    place: int | None = None  # among the sequence's tokens, of the one that is being chosen, where a step may follow
+
+
+@dataclass(eq=False)
+class _Step:
+    """A step that has begun; `rows` waits for it."""
+
+    parts: list[_StepPart]
+    rows: Callable[[], Rows]
+    began: float
+    may_be_followed: bool  # by another before its rows are there
+
+
 class LLMEngine:
     """Works on many requests at once.
+
+    Where the model can (`OverlappingRunner`), a step is planned and started while the one before runs.  Tokens that
+    this one is choosing are where they are chosen; so a step is followed only if all of its tokens are chosen there.
 
     `decoder` turns tokens into text, without one results have no text and no stop texts. `end_tokens` end a result.
     `clock` gives seconds, for deadlines. `forms` makes the compiler of structured outputs, when one is wanted first.
@@ -124,6 +150,10 @@ class LLMEngine:
         self.speculator = speculator
         self.adapters = tuple(adapters)
         self._forms = None if forms is None else functools.cache(forms)
+        self._under_way: _Step | None = None
+        self._runner: OverlappingRunner | None = None
+        if isinstance(model, OverlappingRunner) and speculator is None and not deterministic:
+            self._runner = model
 
     @property
     def has_work(self) -> bool:
@@ -218,32 +248,70 @@ class LLMEngine:
     def step(self) -> list[Output]:
         """Compute one step, and give the requests that it changed; nothing when there is no work."""
         changed = self._expire()
-        self._plan_drafts()
-        work = self.scheduler.schedule()
-        if work:
-            self._statistics.steps += 1
-            try:
-                self._draft(work)
-                began = time.perf_counter()
-                logits = self._run([self._chunk(item) for item in work])
-                self._observe(work, time.perf_counter() - began)
-            except Exception as error:  # whatever it is ends the requests of this step only
-                _log.exception("a step of %d sequences failed", len(work))
-                self.failures += 1
-                changed += [self._fail(item, f"the step failed ({type(error).__name__})") for item in work]
-            else:
-                self.failures = 0
-                changed += self._take(work, logits)
+        step, self._under_way = self._under_way, None
+        if step is None or all(part.result.is_finished for part in step.parts):
+            step = self._begin_step(changed)
+        if step is not None:
+            if step.may_be_followed:
+                self._under_way = self._begin_step(changed)
+            self._finish_step(step, changed)
         outputs = [request.output for request in dict.fromkeys(changed)]
         for output in outputs:
             if output.is_finished:
                 self._requests.pop(output.request, None)
         return outputs
 
-    def _run(self, chunks: Sequence[Chunk]) -> Rows:
-        if not self.deterministic:
-            return self.model.run(chunks)
-        return np.concatenate([self.model.run([chunk]) for chunk in chunks])
+    def _begin_step(self, changed: list[_Request]) -> _Step | None:
+        """Plan a step and start it; None where there is no work, or it failed."""
+        self._plan_drafts()
+        work = self.scheduler.schedule()
+        if not work:
+            return None
+        self._statistics.steps += 1
+        parts = [self._part(item) for item in work]
+        try:
+            self._draft(parts)
+            began = time.perf_counter()
+            chunks = [self._chunk(part) for part in parts]
+            rows = self._start(chunks)
+        except Exception as error:
+            self._fail(parts, error, changed)
+            return None
+        for part in parts:
+            self.scheduler.begin(part.work)
+        can_be = self._runner is not None and all(_is_drawn(chunk) for chunk in chunks)
+        if can_be:
+            _await_tokens(parts, self.scheduler.longest)
+        return _Step(parts, rows, began, can_be)
+
+    def _start(self, chunks: Sequence[Chunk]) -> Callable[[], Rows]:
+        if self._runner is not None:
+            return self._runner.start(chunks)
+        if self.deterministic:
+            rows: Rows = np.concatenate([self.model.run([chunk]) for chunk in chunks])
+        else:
+            rows = self.model.run(chunks)
+        return lambda: rows
+
+    def _finish_step(self, step: _Step, changed: list[_Request]) -> None:
+        try:
+            rows = step.rows()
+            self._observe(step.parts, time.perf_counter() - step.began)
+        except Exception as error:
+            self._fail(step.parts, error, changed)
+        else:
+            self.failures = 0
+            changed += self._take(step.parts, rows)
+
+    def _fail(self, parts: Sequence[_StepPart], error: Exception, changed: list[_Request]) -> None:
+        """Whatever it is ends the requests of this step only."""
+        _log.error("a step of %d sequences failed", len(parts), exc_info=error)
+        self.failures += 1
+        for part in parts:
+            if not part.result.is_finished:
+                part.request.error = f"the step failed ({type(error).__name__})"
+                self._end(part.request, "error")
+                changed.append(part.request)
 
     def clear_ended(self) -> None:
         """Forget requests that have ended and whose outputs nobody waits for."""
@@ -255,40 +323,53 @@ class LLMEngine:
 
     # -- A step's results ---------------------------------------------------------------------------
 
-    def _take(self, work: Sequence[ScheduledTokens], logits: Rows) -> list[_Request]:
-        changed, row = [], 0
-        for item in work:
-            self.scheduler.advance(item)
-            request, result = self._request(item), self._result(item)
-            row += self._take_prompt(item, request, logits[row:])
-            if not item.is_last:
+    def _take(self, parts: Sequence[_StepPart], logits: Rows) -> list[_Request]:
+        changed, end = [], 0
+        for part in parts:
+            row, end = end, end + part.count_of_rows
+            if part.result.is_finished:  # since the step began
                 continue
-            if not request.has_begun:
-                self._begin(request)
-            self._check_drafts(item, request, result, logits[row : row + len(item.sequence.drafts) + 1])
-            row += len(item.sequence.drafts) + 1
-            changed.append(request)
+            self.scheduler.advance(part.work)
+            if part.wants_prompt:
+                row += self._take_prompt(part.work, part.request, logits[row:])
+            if not part.is_last:
+                continue
+            if not part.request.has_begun:
+                self._begin(part.request)
+            self._check_drafts(part, logits[row:end])
+            changed.append(part.request)
         return changed
 
-    def _chunk(self, work: ScheduledTokens) -> Chunk:
-        tokens, drafts = work.sequence.tokens[work.begin : work.end], work.sequence.drafts if work.is_last else []
-        first = 0 if self._wants_prompt(self._request(work)) else len(tokens) - work.is_last
+    def _part(self, work: ScheduledTokens) -> _StepPart:
+        request = self._requests[work.sequence.name[0]]
+        wants_prompt = request.parameters.prompt_logprobs is not None and not request.has_begun
+        return _StepPart(work, request, request.results[work.sequence.name[1]], work.is_last, wants_prompt)
+
+    def _chunk(self, part: _StepPart) -> Chunk:
+        work = part.work
+        tokens, drafts = work.sequence.tokens[work.begin : work.end], work.sequence.drafts if part.is_last else []
+        first = 0 if part.wants_prompt else len(tokens) - part.is_last
         wanted = range(first, len(tokens) + len(drafts))
+        part.count_of_rows = len(wanted)
         draws: list[Draw | None] = []
-        if work.is_last and not self.deterministic:  # rows of a run are there until the next one
-            sampler = self._result(work).sampler
+        if part.is_last and not self.deterministic:  # rows of a run are there until the next one
             of_prompt = [None] * (len(tokens) - 1 - first)
-            draws = [*of_prompt, *(sampler.draw(ahead) for ahead in range(len(drafts) + 1))]
+            awaited = work.sequence.tokens[-1] < 0
+            draws = [*of_prompt, *(self._draw(part, awaited + ahead) for ahead in range(len(drafts) + 1))]
         return Chunk([*tokens, *drafts], work.begin, work.sequence.blocks, wanted, work.sequence.adapter, draws)
 
-    @staticmethod
-    def _wants_prompt(request: _Request) -> bool:
-        return request.parameters.prompt_logprobs is not None and not request.has_begun
+    def _draw(self, part: _StepPart, ahead: int) -> Draw | None:
+        """How the token `ahead` places after the next one may be chosen with its logits alone."""
+        parameters = part.request.parameters
+        is_early = len(part.result.completion.tokens) + ahead < parameters.min_tokens
+        return None if is_early and self._ends(parameters) else part.result.sampler.draw(ahead)
+
+    def _ends(self, parameters: SamplingParameters) -> set[int]:
+        """The tokens that end a result."""
+        return {*parameters.stop_tokens, *(() if parameters.ignore_eos else self.end_tokens)}
 
     def _take_prompt(self, item: ScheduledTokens, request: _Request, logits: Rows) -> int:
         """The logprobs of a prompt's tokens; gives how many rows there are before those of the next token."""
-        if not self._wants_prompt(request):
-            return 0
         wanted = request.parameters.prompt_logprobs or 0
         places = range(item.begin + 1, min(item.end, len(request.prompt) - 1) + 1)
         for row, place in enumerate(places):
@@ -311,25 +392,28 @@ class LLMEngine:
                 waiting.append((sequence, result.drafting, room))
         self.speculator.plan(waiting)
 
-    def _draft(self, work: Sequence[ScheduledTokens]) -> None:
+    def _draft(self, parts: Sequence[_StepPart]) -> None:
         if self.speculator is not None:
-            results = [self._result(item) for item in work]
-            draftings = [result.drafting for result in results if result.drafting is not None]
-            self.speculator.fill(work, [result.sampler for result in results], draftings)
+            draftings = [part.result.drafting for part in parts if part.result.drafting is not None]
+            samplers = [part.result.sampler for part in parts]
+            self.speculator.fill([part.work for part in parts], samplers, draftings)
 
-    def _observe(self, work: Sequence[ScheduledTokens], seconds: float) -> None:
-        if self.speculator is not None and all(item.end - item.begin == 1 for item in work):
-            self.speculator.pace.observe(sum(1 + len(item.sequence.drafts) for item in work), seconds)
+    def _observe(self, parts: Sequence[_StepPart], seconds: float) -> None:
+        if self.speculator is not None and all(part.work.end - part.work.begin == 1 for part in parts):
+            self.speculator.pace.observe(sum(1 + len(part.work.sequence.drafts) for part in parts), seconds)
 
-    def _check_drafts(self, item: ScheduledTokens, request: _Request, result: _Result, logits: Rows) -> None:
+    def _check_drafts(self, part: _StepPart, logits: Rows) -> None:
         """Choose the next token; and the one after it where it is the one that was drafted, and so on."""
+        item, result = part.work, part.result
         drafts, drafting, accepted = item.sequence.drafts, result.drafting, 0
         for place in range(len(drafts) + 1):
-            self._choose(request, result, logits[place])
+            self._choose(part.request, result, logits[place], part.place)
             if result.is_finished or place == len(drafts) or result.completion.tokens[-1] != drafts[place]:
                 break
             accepted += 1
-            self.scheduler.advance(ScheduledTokens(item.sequence, item.end + place, item.end + place + 1))
+            following = ScheduledTokens(item.sequence, item.end + place, item.end + place + 1)
+            self.scheduler.begin(following)
+            self.scheduler.advance(following)
         if drafting is None:
             return
         tokens = result.completion.tokens[-(accepted + 1) :]
@@ -346,7 +430,7 @@ class LLMEngine:
 
     def _begin(self, request: _Request) -> None:
         """The prompt is computed: further results of the request find it in the cache."""
-        if self._wants_prompt(request):
+        if request.parameters.prompt_logprobs is not None:
             request.prompt_logprobs = [request.found[place] for place in range(1, len(request.prompt))]
             request.found.clear()
         request.has_begun = True
@@ -355,10 +439,12 @@ class LLMEngine:
         for result in request.results[1:]:
             self.scheduler.add(result.scheduled)
 
-    def _choose(self, request: _Request, result: _Result, logits: np.ndarray | ChosenRow) -> None:
-        """Choose the next token; whatever goes wrong ends this result only."""
+    def _choose(
+        self, request: _Request, result: _Result, logits: np.ndarray | ChosenRow, place: int | None = None
+    ) -> None:
+        """Choose the next token, which may have its place; whatever goes wrong ends this result only."""
         try:
-            self._choose_next(request, result, logits)
+            self._choose_next(request, result, logits, place)
         except (FloatingPointError, InputError) as error:
             request.error, request.is_refused = str(error), isinstance(error, InputError)
             self._finish(result, "error")
@@ -367,18 +453,18 @@ class LLMEngine:
             request.error, request.is_refused = f"choosing a token failed ({type(error).__name__})", False
             self._finish(result, "error", cut=True)  # its text may be what failed
 
-    def _choose_next(self, request: _Request, result: _Result, logits: np.ndarray | ChosenRow) -> None:
+    def _choose_next(
+        self, request: _Request, result: _Result, logits: np.ndarray | ChosenRow, place: int | None
+    ) -> None:
         parameters, completion = request.parameters, result.completion
-        ends: set[int] = set(parameters.stop_tokens)
-        if not parameters.ignore_eos:
-            ends |= self.end_tokens
+        ends = self._ends(parameters)
         is_early = len(completion.tokens) < parameters.min_tokens
         allowed = self._allowed(result, ends, is_early)
         if allowed is not None and not allowed.any():
             self._finish(result, "stop")  # the form is complete: nothing but an end may follow
             return
         chosen = result.sampler.choose(logits, sorted(ends) if is_early else (), allowed)
-        self._append(result, chosen)
+        self._append(result, chosen, place)
         longest = self.scheduler.longest
         if chosen.token in ends and not is_early:
             self._finish(result, "stop")
@@ -386,7 +472,7 @@ class LLMEngine:
             self._finish(result, "stop", cut=True)
         elif result.matcher is not None and result.matcher.is_complete:
             self._finish(result, "stop")
-        elif len(completion.tokens) == parameters.max_tokens or len(result.scheduled.tokens) >= longest:
+        elif len(completion.tokens) == parameters.max_tokens or _length(request, result) >= longest:
             self._finish(result, "length")
 
     def _allowed(self, result: _Result, ends: set[int], is_early: bool) -> np.ndarray | None:
@@ -398,11 +484,14 @@ class LLMEngine:
             allowed[sorted(self.end_tokens | (ends if is_early else set()))] = False
         return allowed
 
-    def _append(self, result: _Result, chosen: TokenLogprobs) -> None:
+    def _append(self, result: _Result, chosen: TokenLogprobs, place: int | None) -> None:
         if result.matcher is not None:
             result.matcher.take(chosen.token)
         result.completion.tokens.append(chosen.token)
-        result.scheduled.tokens.append(chosen.token)
+        if place is None:
+            result.scheduled.tokens.append(chosen.token)
+        else:
+            result.scheduled.tokens[place] = chosen.token
         self._statistics.generated_tokens += 1
         if result.completion.logprobs is not None:
             result.completion.logprobs.append(chosen)
@@ -442,14 +531,25 @@ class LLMEngine:
                 self._end(request, "deadline")
         return [request for request in self._requests.values() if all(one.is_finished for one in request.results)]
 
-    def _fail(self, work: ScheduledTokens, why: str) -> _Request:
-        request = self._request(work)
-        request.error = why
-        self._end(request, "error")
-        return request
 
-    def _request(self, work: ScheduledTokens) -> _Request:
-        return self._requests[work.sequence.name[0]]
+def _is_drawn(chunk: Chunk) -> bool:
+    """Whether nothing but draws is wanted of a chunk."""
+    return len(chunk.draws) == len(chunk.wanted) and None not in chunk.draws
 
-    def _result(self, work: ScheduledTokens) -> _Result:
-        return self._request(work).results[work.sequence.name[1]]
+
+def _length(request: _Request, result: _Result) -> int:
+    """The tokens of a result with its prompt."""
+    return len(request.prompt) + len(result.completion.tokens)
+
+
+def _await_tokens(parts: Sequence[_StepPart], longest: int) -> None:
+    """Give the tokens that a step chooses their places in the sequences, as the rows that they come from."""
+    row = 0
+    for part in parts:
+        if part.is_last:
+            tokens = part.work.sequence.tokens
+            part.place = len(tokens)
+            tokens.append(-1 - row)
+            count = len(tokens) - len(part.request.prompt)
+            part.work.sequence.is_ending = count >= part.request.parameters.max_tokens or len(tokens) >= longest
+            row += 1

@@ -3,6 +3,9 @@
 Numbers of tokens, sequences, rows and pages are rounded up, so that steps repeat: what is added belongs to no sequence,
 and its keys and values go to a page that no sequence has.  All inputs of a step are one copy to the GPU; what comes
 back is a token for each row, and logits only where choosing a token needs more than `sampling.Draw` has.
+
+A step may be started while the one before runs, whose tokens it finds on the GPU.  The host therefore has two places
+for inputs and results, which steps use alternately.
 """
 
 from __future__ import annotations
@@ -22,10 +25,11 @@ from tilewright.llm.sampling import ChosenRow, Draw
 from tilewright.llm.step import Limits
 from tilewright.runtime.cuda.memory import DeviceArray, DevicePart
 from tilewright.runtime.cuda.staging import MirroredBuffer
-from tilewright.runtime.cuda.streams import synchronize
+from tilewright.runtime.cuda.streams import StreamMark
 
 _ALIGNMENT = 256  # bytes, of inputs
 _CACHED_STEPS = 256  # sizes of steps
+_PLACES = 2  # in the host's memory, for the steps that are under way
 _DRAWS = ("temperatures", "shares", "floors")
 _FIELDS = attrgetter("tokens", "begin", "pages", "adapter")  # of a chunk
 _NUMBERS = attrgetter("temperature", "share", "floor")  # of a draw, as `_DRAWS` has them
@@ -43,13 +47,14 @@ class StepSizes(NamedTuple):
 
 @dataclass(frozen=True, eq=False)
 class PreparedStep:
-    """A step of one size: its inputs in the host's memory, and their bytes; what runs it."""
+    """A step of one size: its inputs in each place of the host's memory, and their bytes; what runs it."""
 
-    inputs: dict[str, np.ndarray]
+    inputs: list[dict[str, np.ndarray]]
     bytes: int
     run: Callable[[], None]
     arguments: dict[str, Any] = field(default_factory=dict)  # its inputs in the GPU's memory
-    pages: list[list[int]] = field(default_factory=list)  # of each sequence, as its table was written last
+    # of each sequence, as its table was written last, in each place
+    pages: list[list[list[int]]] = field(default_factory=lambda: [[] for _ in range(_PLACES)])
 
 
 def _fetch(logits: DeviceArray, first: int, end: int) -> np.ndarray:
@@ -77,11 +82,14 @@ class GPUModel(Model):
         assert isinstance(vocabulary, int)
         rows = max(limits.tokens, limits.sequences)
         most = StepSizes(limits.tokens, limits.sequences, rows, limits.columns)
-        self._inputs_memory = MirroredBuffer(max(end for _, _, _, end in self._places(most)))
-        self._chosen = MirroredBuffer(4 * rows)
+        self._inputs_memory = MirroredBuffer(max(end for _, _, _, end in self._places(most)), _PLACES)
+        self._chosen = MirroredBuffer(4 * rows, _PLACES)
+        self._previous = DeviceArray.from_numpy(np.zeros(rows, np.int32))  # what the last step chose
+        self._place = 0  # in the host's memory, of the next step
+        self._done = [StreamMark(self._previous.ordinal) for _ in range(_PLACES)]  # the last step of each place
         self._keep_logits(limits.sequences, vocabulary)
         self._steps: dict[StepSizes, PreparedStep] = {}
-        self._filled: PreparedStep | None = None  # whose inputs are in the memory that all share
+        self._filled: list[PreparedStep | None] = [None] * _PLACES  # whose inputs are in the memory that all share
         self._each = np.arange(limits.sequences, dtype=np.int32)
 
     @property
@@ -100,15 +108,28 @@ class GPUModel(Model):
 
     def run(self, chunks: Sequence[Chunk]) -> Rows:
         """As `Model.run`; rows with a `Draw` are `ChosenRow`s, whose logits are there until the next run."""
+        return self.start(chunks)()
+
+    def start(self, chunks: Sequence[Chunk]) -> Callable[[], Rows]:
+        """Begin a step, as `OverlappingRunner.start`."""
+        place, self._place = self._place, (self._place + 1) % _PLACES
+        self._done[place].wait()  # the host's memory is read, and written, until then
         draws = [draw for chunk in chunks for draw in chunk.draws or [None] * len(chunk.wanted)]
-        step = self._filled_step(chunks, draws)
-        self._inputs_memory.upload(step.bytes)
+        step = self._filled_step(chunks, draws, place)
+        self._inputs_memory.upload(step.bytes, place)
         step.run()
-        self._chosen.download(4 * len(draws))
-        synchronize(self._logits.ordinal)
+        if draws:
+            self._chosen.copy_to(self._previous, 4 * len(draws))
+            self._chosen.download(4 * len(draws), place)
+        self._done[place].set()
+        return partial(self._rows, draws, place)
+
+    def _rows(self, draws: Sequence[Draw | None], place: int) -> Rows:
+        """The rows of the last step of a place, once it is done."""
+        self._done[place].wait()
         if not any(draws):
             return _fetch(self._logits, 0, len(draws))
-        chosen = self._chosen.host.view(np.int32)[: len(draws)].tolist()
+        chosen = self._chosen.hosts[place].view(np.int32)[: len(draws)].tolist()
         if all(draws) and len(draws) <= len(self._fetches):
             return list(map(_CHOSEN_ROW, zip(chosen, self._fetches, strict=False)))
         return [
@@ -117,18 +138,19 @@ class GPUModel(Model):
             for fetch in [partial(_fetch_row, self._logits, row)]
         ]
 
-    def _filled_step(self, chunks: Sequence[Chunk], draws: Sequence[Draw | None]) -> PreparedStep:
-        """The step of these sizes, with its inputs in the host's memory."""
+    def _filled_step(self, chunks: Sequence[Chunk], draws: Sequence[Draw | None], place: int) -> PreparedStep:
+        """The step of these sizes, with its inputs in a place of the host's memory."""
         tokens, begins, pages, adapters = zip(*map(_FIELDS, chunks), strict=True)
         counts = list(map(len, tokens))
         sizes = self._rounded(sum(counts), len(chunks), len(draws), max(map(len, pages)))
         step = self._steps.get(sizes) or self._prepare(sizes)
-        self._fill_tables(step, pages)
+        inputs = step.inputs[place]
+        self._fill_tables(step, pages, place)
         if max(counts) == 1 and len(draws) == len(chunks):
-            self._fill_tokens(step, [first for (first,) in tokens], begins, adapters)
+            self._fill_tokens(inputs, [first for (first,) in tokens], begins, adapters)
         else:
-            self._fill(step, self._numbers(chunks))
-        self._fill_draws(step, draws)
+            self._fill(inputs, self._numbers(chunks))
+        _fill_draws(inputs, draws)
         return step
 
     # -- Sizes ----------------------------------------------------------------------------------------------------
@@ -160,12 +182,13 @@ class GPUModel(Model):
         """The step of one size, checked once."""
         self._make_room(sizes.rows)
         memory, vocabulary = self._inputs_memory, self._logits.shape[1]
-        here: dict[str, np.ndarray] = {}
-        there: dict[str, Any] = dict(self._pools)
+        here: list[dict[str, np.ndarray]] = [{} for _ in range(_PLACES)]
+        there: dict[str, Any] = {**self._pools, "previous": self._previous}
         end = 0
         for name, shape, begin, end in self._places(sizes):
             dtype = np.dtype(np.float32 if name in _DRAWS else np.int32)
-            here[name] = memory.host[begin:end].view(dtype).reshape(shape)
+            for inputs, host in zip(here, memory.hosts, strict=True):
+                inputs[name] = host[begin:end].view(dtype).reshape(shape)
             there[name] = DevicePart(memory.there, begin, shape, dtype)
         out = {
             "logits": DevicePart(self._logits, 0, (sizes.rows, vocabulary), self._logits.dtype),
@@ -181,19 +204,19 @@ class GPUModel(Model):
         if rows > self._logits.shape[0]:
             self._keep_logits(rows, self._logits.shape[1])
 
-    def _fill(self, step: PreparedStep, numbers: dict[str, list[int]]) -> None:
+    def _fill(self, inputs: dict[str, np.ndarray], numbers: dict[str, list[int]]) -> None:
         """Write a step's inputs but tables and draws, followed by padding."""
         nothing = {"slots": self._spare_slot, "starts": numbers["starts"][-1]}
         for name, values in numbers.items():
-            target = step.inputs[name]
+            target = inputs[name]
             target[: len(values)] = values
             target[len(values) :] = nothing.get(name, 0)
 
     def _fill_tokens(
-        self, step: PreparedStep, tokens: Sequence[int], begins: Sequence[int], adapters: Sequence[int]
+        self, inputs: dict[str, np.ndarray], tokens: Sequence[int], begins: Sequence[int], adapters: Sequence[int]
     ) -> None:
-        """The same for one token and one row of each sequence, behind their tables: here Python's time matters."""
-        count, page, inputs = len(tokens), self.limits.page, step.inputs
+        """The same for one token and one row of each sequence, after their tables: here Python's time matters."""
+        count, page = len(tokens), self.limits.page
         each = self._each[:count]
         inputs["tokens"][:count], inputs["positions"][:count] = tokens, begins
         positions = inputs["positions"][:count]
@@ -208,27 +231,27 @@ class GPUModel(Model):
             if name in inputs:
                 inputs[name][count:] = 0
 
-    @staticmethod
-    def _fill_draws(step: PreparedStep, draws: Sequence[Draw | None]) -> None:
-        for name in _DRAWS:
-            step.inputs[name][:] = 0.0
-        for row in [row for row, draw in enumerate(draws) if draw is not None and draw.temperature]:
-            for name, value in zip(_DRAWS, _NUMBERS(draws[row]), strict=True):
-                step.inputs[name][row] = value
-
-    def _fill_tables(self, step: PreparedStep, pages: Sequence[Sequence[int]]) -> None:
-        """Write the pages of sequences that have others than when the step was filled last; nothing reads behind them.
+    def _fill_tables(self, step: PreparedStep, pages: Sequence[Sequence[int]], place: int) -> None:
+        """Write the pages of sequences that have others than when the place was filled last; nothing reads after them.
 
         Most steps repeat the one before with a token more, so that comparing is much less than writing.
         """
-        known = step.pages
-        if self._filled is not step:
+        known = step.pages[place]
+        if self._filled[place] is not step:
             known.clear()
-        self._filled = step
+        self._filled[place] = step
         known += [[]] * (len(pages) - len(known))
         for row in [row for row, same in enumerate(map(eq, pages, known)) if not same]:
-            step.inputs["tables"][row, : len(pages[row])] = pages[row]
+            step.inputs[place]["tables"][row, : len(pages[row])] = pages[row]
             known[row] = list(pages[row])
+
+
+def _fill_draws(inputs: dict[str, np.ndarray], draws: Sequence[Draw | None]) -> None:
+    for name in _DRAWS:
+        inputs[name][:] = 0.0
+    for row in [row for row, draw in enumerate(draws) if draw is not None and draw.temperature]:
+        for name, value in zip(_DRAWS, _NUMBERS(draws[row]), strict=True):
+            inputs[name][row] = value
 
 
 def _rounded(count: int, most: int) -> int:

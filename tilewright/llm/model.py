@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Protocol, Union
+from typing import Any, Protocol, Union, runtime_checkable
 
 import numpy as np
 
@@ -27,7 +27,8 @@ class Chunk:
     """New tokens of one sequence in a step, a part of its prompt or the token sampled last.
 
     `pages` are those of the whole sequence; `wanted` are the places among `tokens` whose logits are wanted, `draws` how
-    their tokens may be chosen where the logits are (none, or one for each).
+    their tokens may be chosen where the logits are (none, or one for each).  A token -1 - n is the one that row n of
+    the step before chooses, which may still run (`OverlappingRunner`).
     """
 
     tokens: Sequence[int]
@@ -50,6 +51,18 @@ class StepRunner(Protocol):
 
     def run(self, chunks: Sequence[Chunk]) -> Rows:
         """The wanted rows, chunk by chunk."""
+        ...
+
+
+@runtime_checkable
+class OverlappingRunner(StepRunner, Protocol):
+    """A `StepRunner` whose next step can be prepared, and started, while one runs; at most one is ahead."""
+
+    def start(self, chunks: Sequence[Chunk]) -> Callable[[], Rows]:
+        """Begin a step: what this returns waits for it, and gives the wanted rows.
+
+        When another step was started before that call, of rows with a `Draw` only the tokens are there.
+        """
         ...
 
 

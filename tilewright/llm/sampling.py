@@ -21,6 +21,7 @@ _HEADS = (1024, 16384)  # most probable tokens that nearly always hold what top-
 _MOST_EXACT_TOKENS = 16384  # tokens whose exponentials are taken in float64
 _BLOCK = 512
 _64_BITS = (1 << 64) - 1
+_NOT_FINITE = "the model's logits are no finite numbers"
 _LARGEST_SHARE = 1.0 - 2.0**-24  # below 1 in float32
 
 
@@ -73,10 +74,12 @@ class Sampler:
         Raises `FloatingPointError` when the logits are no numbers, and `InputError` when the parameters leave no token.
         """
         if isinstance(logits, ChosenRow):
-            is_plain = not banned and allowed is None and logits.token >= 0
+            if logits.token < 0:
+                raise FloatingPointError(_NOT_FINITE)
+            is_plain = not banned and allowed is None
             return self._accept(logits.token) if is_plain else self.choose(logits.logits(), banned, allowed)
         if not np.isfinite(logits.max()):
-            raise FloatingPointError("the model's logits are no finite numbers")
+            raise FloatingPointError(_NOT_FINITE)
         chosen = self._accept(self._among(logits, banned, allowed))
         if self.parameters.logprobs is None:
             return chosen

@@ -4,6 +4,9 @@ There are no phases.  A sequence has tokens (its prompt, and what was sampled) o
 hands out a budget of tokens so that the computed ones catch up.  Prompts in chunks, single new tokens, prefixes that
 were found, and sequences that start again after they lost their blocks are all this one rule.
 
+Work is planned (`schedule`), begins (`begin`), and is done (`advance`).  The next work may be planned once the last has
+begun: a token that it is still choosing has its place in the sequence, as a number below 0 (`llm.model.Chunk`).
+
 Sequences that run come first, in the order of their arrival; then waiting ones, as long as there is budget and there
 are blocks.  When a running sequence needs a block and none is free, the one that arrived last gives all of its blocks
 back and waits; it computes its tokens again later.  The oldest sequence is never the one, and fits into the pool, or
@@ -24,7 +27,7 @@ class Sequence:
     """One sequence; `order` is the place of its arrival, `name` says whose it is."""
 
     name: tuple[str, int]
-    tokens: list[int]
+    tokens: list[int]  # the last one is below 0 while a step chooses it
     order: tuple[int, int]
     salt: str = ""
     computed: int = 0
@@ -38,6 +41,7 @@ class Sequence:
     drafts: list[int] = field(default_factory=list)  # tokens that may follow, for the step that runs
     mirrored: int = 0  # tokens that a draft model has computed
     is_whole: bool = False  # the prompt is computed from its beginning, whatever is known of it
+    is_ending: bool = False  # its last token is being chosen: nothing is left to compute
 
     @property
     def missing(self) -> int:
@@ -101,7 +105,9 @@ class Scheduler:
         work: list[ScheduledTokens] = []
         preempted = self.preemptions
         for sequence in list(self.running):
-            if budget == 0 or (self.preemptions != preempted and sequence not in self.running):
+            if sequence.is_ending or budget == 0:
+                continue
+            if self.preemptions != preempted and sequence not in self.running:
                 continue  # it lost its blocks to an older one
             count = min(self._chunk(sequence, sequence.computed), budget)
             if self._make_room(sequence, sequence.computed + count):
@@ -113,13 +119,18 @@ class Scheduler:
             self._add_drafts(work, self._admit(work, budget))
         return work
 
+    @staticmethod
+    def begin(work: ScheduledTokens) -> None:
+        """A step computes its tokens: the next one goes on from there."""
+        work.sequence.computed = work.end
+
     def advance(self, work: ScheduledTokens) -> None:
-        """A step has computed its tokens: blocks that are full now can be shared."""
+        """A step that began has computed its tokens: blocks that are full now can be shared."""
         sequence, size = work.sequence, self.pool.size
-        sequence.computed = work.end
         if not self.share_prefixes:
             return
-        shared = sequence.computed if not self.aligned else min(sequence.computed, self._whole(sequence.prompt))
+        computed = min(work.end, sequence.computed)  # none of a sequence that lost its blocks meanwhile
+        shared = computed if not self.aligned else min(computed, self._whole(sequence.prompt))
         shared = min(shared, sequence.mirrored) if self.is_mirrored else shared
         for number in range(len(sequence.digests) - 1, shared // size):
             tokens = sequence.tokens[number * size : (number + 1) * size]

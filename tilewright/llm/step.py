@@ -2,7 +2,8 @@
 
 Prompts, chunks of prompts and single tokens are the same to it.  Inputs, all int32 but the pools:
 
-    tokens     [tokens]                 new tokens, one sequence after the other
+    tokens     [tokens]                 new tokens, one sequence after the other; -1 - n, where the step chooses tokens,
+                                        for the one that row n of the step before chose
     positions  [tokens]                 of each in its sequence
     slots      [tokens]                 where its keys and values go in the pools
     tables     [sequences, columns]     pages of each sequence (`graph.paged`)
@@ -11,6 +12,7 @@ Prompts, chunks of prompts and single tokens are the same to it.  Inputs, all in
     rows       [rows]                   the tokens whose logits are wanted
     adapters   [tokens]                 the number of each token's adapter, where there are some
     temperatures, shares, floors  [rows], float32      how a row's token is chosen, where the step does that
+    previous   [most rows]              what the step before chose, where steps do that
     keys.N, values.N  [slots, key_heads, width]   the pools of layer N, updated in place
 
 Outputs: logits float32 [rows, vocabulary]; tokens chosen int32 [rows], where the step does that.  Families write
@@ -99,13 +101,16 @@ class GenerationStep:
         sequences = symbol("sequences", 1, limits.sequences)
         self._slots = symbol("slots", limits.page, 2**31 - 1)
         # A sequence of one row for each of its tokens takes as many rows as there are tokens (scores of a prompt).
-        rows = symbol("rows", 1, max(limits.tokens, limits.sequences))
+        most_rows = max(limits.tokens, limits.sequences)
+        rows = symbol("rows", 1, most_rows)
         columns = symbol("columns", 1, limits.columns)
 
         def given(name: str, *shape: object, dtype: DType = int32) -> Value:
             return self.builder.input(name, dtype, shape)  # type: ignore[arg-type]
 
         self.tokens, self.positions = given("tokens", self.count), given("positions", self.count)
+        if chooses:
+            self.tokens = self._known(self.tokens, given("previous", most_rows))
         self.places = given("slots", self.count)
         self.tables, self.starts = given("tables", sequences, columns), given("starts", sequences + 1)
         self.lengths, self.rows = given("lengths", sequences), given("rows", rows)
@@ -127,6 +132,14 @@ class GenerationStep:
         if self._adapters is not None:
             self._adapters.finish()
         return self.builder.finish()
+
+    def _known(self, tokens: Value, previous: Value) -> Value:
+        """The tokens, with those that the step before chose; a row without one (-1) ends, and counts as token 0."""
+        emit = self.emit
+        emit.source = "tokens"
+        rows = emit.op("maximum", emit.op("subtract", -1, tokens), 0)
+        chosen = emit.op("maximum", emit.op("gather", previous, rows, axis=0), 0)
+        return emit.op("where", emit.op("less", tokens, 0), chosen, tokens)
 
     # -- Weights ----------------------------------------------------------------------------------
 

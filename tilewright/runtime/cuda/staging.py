@@ -86,33 +86,42 @@ class PinnedBuffer:
 
 
 class MirroredBuffer:
-    """Memory of the host and as much of a GPU, between which pieces from their beginning are copied.
+    """Memory of a GPU and as much of the host, or several times as much, for copies under way; pieces from the
+    beginning are copied.
 
-    Copies are in order with the legacy default stream; whoever writes or reads `host` waits for it before.
+    Copies are in order with the legacy default stream; whoever writes or reads one of `hosts` waits for its copy
+    before.
     """
 
-    def __init__(self, size: int) -> None:
-        """Of `size` bytes on the current GPU; raises `DeviceError`."""
+    def __init__(self, size: int, count: int = 1) -> None:
+        """Of `size` bytes on the current GPU, and `count` times in the host's memory; raises `DeviceError`."""
         self._device = current_device()
         self.there = DeviceArray((size,), np.uint8, self._device.ordinal)
-        self._pinned = PinnedBuffer(self._device)
-        self._pinned.reserve(size)
-        self.host = np.ctypeslib.as_array((ctypes.c_uint8 * size).from_address(self._pinned.address))
+        self._pinned = [PinnedBuffer(self._device) for _ in range(count)]
+        for buffer in self._pinned:
+            buffer.reserve(size)
+        self.hosts = [
+            np.ctypeslib.as_array((ctypes.c_uint8 * size).from_address(buffer.address)) for buffer in self._pinned
+        ]
 
-    def upload(self, size: int) -> None:
-        """Start copying the first bytes to the GPU."""
+    def upload(self, size: int, number: int = 0) -> None:
+        """Start copying the first bytes of the host's memory of this number to the GPU."""
+        source = self._pinned[number].address
         with self._device.active():
-            check(
-                api().cuMemcpyHtoDAsync(self.there.address, self._pinned.address, size, LEGACY_DEFAULT),
-                "copying to a GPU",
-            )
+            check(api().cuMemcpyHtoDAsync(self.there.address, source, size, LEGACY_DEFAULT), "copying to a GPU")
 
-    def download(self, size: int) -> None:
+    def download(self, size: int, number: int = 0) -> None:
         """Start copying the first bytes from the GPU."""
+        target = self._pinned[number].address
+        with self._device.active():
+            check(api().cuMemcpyDtoHAsync(target, self.there.address, size, LEGACY_DEFAULT), "copying from a GPU")
+
+    def copy_to(self, target: DeviceArray, size: int) -> None:
+        """Start copying the first bytes to other memory of the GPU."""
         with self._device.active():
             check(
-                api().cuMemcpyDtoHAsync(self._pinned.address, self.there.address, size, LEGACY_DEFAULT),
-                "copying from a GPU",
+                api().cuMemcpyDtoDAsync(target.address, self.there.address, size, LEGACY_DEFAULT),
+                "copying within a GPU's memory",
             )
 
 

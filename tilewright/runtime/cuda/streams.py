@@ -88,6 +88,27 @@ def synchronize(ordinal: int, stream: int = LEGACY_DEFAULT) -> None:
         check(api().cuStreamSynchronize(stream), "waiting for kernels")
 
 
+class StreamMark:
+    """A place on a stream of a GPU that the host can wait for, while what comes after it runs on."""
+
+    def __init__(self, ordinal: int) -> None:
+        self._device = device(ordinal)
+        cuda = api()
+        with self._device.active():
+            flags = cuda.CUevent_flags.CU_EVENT_DISABLE_TIMING
+            self._event = check(cuda.cuEventCreate(flags), "making an event")
+
+    def set(self, stream: int = LEGACY_DEFAULT) -> None:
+        """Here: after all that is on the stream by now."""
+        with self._device.active():
+            check(api().cuEventRecord(self._event, stream), "marking a place on a stream")
+
+    def wait(self) -> None:
+        """Until what came before is done; at once where the mark was never set. Raises `DeviceError`."""
+        with self._device.active():
+            check(api().cuEventSynchronize(self._event), "waiting for kernels")
+
+
 def order(ordinal: int, first: int, second: int) -> None:
     """Let what comes on the stream `second` of a GPU wait for all that is on `first` by now."""
     if first == second:
