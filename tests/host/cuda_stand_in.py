@@ -34,6 +34,7 @@ from tilewright.runtime.slots import slot_format
 from tilewright.settings import settings
 from tilewright.targets.base import Binary
 from tilewright.targets.cpu.backend import CPUBackend
+from tilewright.targets.cpu.failures import WORDS
 from tilewright.targets.cpu.target import CPUTarget
 from tilewright.targets.gpu.binary import GpuBinary
 from tilewright.targets.nvidia.backend import NvidiaBackend
@@ -210,6 +211,7 @@ def install(monkeypatch: pytest.MonkeyPatch) -> Driver:
     """
     driver = Driver()
     scratch: dict[str, int] = {}
+    records: dict[str, np.ndarray] = {}  # of kernels with loops without a known end
     explicit: dict[str, Function] = {}
 
     def compile_kernel(backend: NvidiaBackend, function: Function, options: Mapping[str, Any]) -> GpuBinary:
@@ -227,6 +229,8 @@ def install(monkeypatch: pytest.MonkeyPatch) -> Driver:
             )  # fmt: skip
         binary = _for_this_cpu(function)
         scratch[binary.symbol] = binary.scratch_bytes
+        if binary.records:
+            records[binary.symbol] = np.zeros(WORDS, np.int64)
         return GpuBinary(
             "cuda", binary.key, binary.symbol, binary.image, binary.parameters, 0, features=(target.architecture,),
             warps=int(options.get("num_warps", 4)), shared_bytes=0, resources=_NONE,
@@ -245,11 +249,12 @@ def install(monkeypatch: pytest.MonkeyPatch) -> Driver:
         library = load_objects([program.image], [program.symbol])
         address, size = library.address(program.symbol), scratch[program.symbol]
         formats = "<" + "".join(slot_format(kind) for kind in program.parameters)
+        record = records[program.symbol].ctypes.data if program.symbol in records else None
 
         def start(x: int, y: int, z: int, stream: int, *arguments: Any) -> None:
             slots = struct.pack(formats, *arguments)
             assert library is not None
-            driver.enqueue(stream, lambda: launch(address, slots, (x, y, z), size, threads=1))
+            driver.enqueue(stream, lambda: launch(address, slots, (x, y, z), size, threads=1, record=record))
 
         return start
 

@@ -14,7 +14,7 @@ from tests.host.test_engine_branches import experts
 from tests.rounding import graph_bounds
 from tilewright import Engine
 from tilewright.build.builder import build
-from tilewright.dtypes import bfloat16, float16, float32, int64, uint8
+from tilewright.dtypes import bfloat16, float16, float32, float64, int32, int64, uint8, uint32
 from tilewright.engine import file
 from tilewright.engine.file import Package, write_package
 from tilewright.errors import EngineDamagedError, EngineTargetError, InputError, ShapeError
@@ -63,6 +63,43 @@ def test_the_last_of_equal_indices_wins(shape, driver, rng):
             "updates": rng.standard_normal((*shape[:axis], number, *shape[axis + 1 :])).astype(np.float32),
         }
         np.testing.assert_array_equal(engine.run(inputs)["y"], run(graph, inputs)["y"])
+
+
+def test_the_last_of_many_equal_indices_wins(driver, rng):
+    """More updates than are compared with each other."""
+    b = GraphBuilder("many")
+    n = b.symbol("n", 1, 1 << 20)
+    given = [b.input("x", float32, (2, 70, 3)), b.input("index", int32, (n,)), b.input("updates", float32, (2, n, 3))]
+    b.output(b.op("scatter_update", given, axis=1), "y")
+    graph = b.finish()
+    engine = build(graph, "cuda:sm_90a")
+    for number in (1, 500, 5000):
+        inputs = {
+            "x": rng.standard_normal((2, 70, 3)).astype(np.float32),
+            "index": rng.integers(-70, 70, number).astype(np.int32),
+            "updates": rng.standard_normal((2, number, 3)).astype(np.float32),
+        }
+        np.testing.assert_array_equal(engine.run(inputs)["y"], run(graph, inputs)["y"])
+
+
+@pytest.mark.parametrize("dtype", [float32, float16, bfloat16, float64, int32, int64, uint32], ids=str)
+@pytest.mark.parametrize("reduction", ["add", "multiply", "maximum", "minimum"])
+def test_updates_are_combined_in_memory(reduction, dtype, driver, rng):
+    """In no fixed order, with NaN among what is compared; `ordered` keeps the order of the indices."""
+    b = GraphBuilder("combined")
+    n = b.symbol("n", 1, 1000)
+    given = [b.input("x", dtype, (2, 9, 5)), b.input("index", int64, (n,)), b.input("updates", dtype, (2, n, 5))]
+    b.output(b.op("scatter_reduce", given, axis=1, reduction=reduction), "y")
+    b.output(b.op("scatter_reduce", given, axis=1, reduction=reduction, ordered=True), "ordered")
+    graph = b.finish()
+    engine = build(graph, "cuda:sm_90a")
+    x, updates = (rng.integers(-3, 4, (2, number, 5)).astype(dtype.numpy) for number in (9, 30))
+    inputs = {"x": x, "updates": updates, "index": rng.integers(-9, 9, 30)}
+    if dtype.is_float and reduction != "add":
+        updates[0, 3, 2] = np.nan
+    results, expected = engine.run(inputs), run(graph, inputs)
+    for name in ("y", "ordered"):
+        np.testing.assert_array_equal(results[name].astype(np.float64), expected[name].astype(np.float64))
 
 
 def test_indices_of_8_bits_need_not_hold_the_extent(driver, rng):

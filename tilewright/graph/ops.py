@@ -262,9 +262,9 @@ _op("movement", "gather_elements", 2, infer.gather_elements, compute.gather_elem
 _op("movement", "scatter_update", 3, infer.scatter_update, compute.scatter_update,
     "x with slices at indices [n] along `axis` replaced by updates; the last of equal indices wins", axis=REQUIRED)
 _op("movement", "scatter_reduce", 3, infer.scatter_update, compute.scatter_reduce,
-    "x with updates combined into the slices at indices [n] along `axis`, in order; `reduction`: add, multiply, maximum"
-    " or minimum",
-    axis=REQUIRED, reduction=REQUIRED)
+    "x with updates combined into the slices at indices [n] along `axis`, in the order of the indices if `ordered`;"
+    " `reduction`: add, multiply, maximum or minimum",
+    axis=REQUIRED, reduction=REQUIRED, ordered=False)
 _op("movement", "pad", 1, infer.pad, compute.pad, "`value` around x: pads ((low, high), ...)",
     pads=REQUIRED, value=0)
 _op("movement", "copy", 1, infer.unary, _numpy(np.copy), "a new tensor with the same elements")

@@ -27,6 +27,11 @@ class Emitter:
         self.builder = builder
         self.source = ""
 
+    @property
+    def ordered(self) -> bool:
+        """Whether updates of equal indices are combined in their order, which on a GPU is slow."""
+        return False
+
     def op(self, name: str, *inputs: Value | Number | None, **attributes: Any) -> Value:
         """One node; returns its output."""
         return self.builder.op(name, inputs, source=self.source, **attributes)

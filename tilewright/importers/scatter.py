@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from tilewright.dtypes import int1, int64
+from tilewright.dtypes import int1, int32, int64
 from tilewright.graph.core import Value
 from tilewright.importers.emitter import Emitter
 from tilewright.symbolic import product
@@ -14,12 +14,17 @@ def scatter_slices(
     """x with its slices at indices [n] along `axis` replaced by updates, or combined with them.
 
     `reduction`: none, add, multiply, maximum or minimum. Truth values are added by "or" and multiplied by "and".
+    Integers of 8 and 16 bits are combined in 32, for which GPUs have atomic operations.
     """
-    if x.dtype == int1:
-        reduction = {"add": "maximum", "multiply": "minimum"}.get(reduction, reduction)
     if reduction == "none":
         return emit.op("scatter_update", x, indices, updates, axis=axis)
-    return emit.op("scatter_reduce", x, indices, updates, axis=axis, reduction=reduction)
+    dtype = x.dtype
+    if dtype == int1:
+        reduction = {"add": "maximum", "multiply": "minimum"}.get(reduction, reduction)
+    if not dtype.is_float and dtype.bits < 32:
+        x, updates = emit.cast(x, int32), emit.cast(updates, int32)
+    result = emit.op("scatter_reduce", x, indices, updates, axis=axis, reduction=reduction, ordered=emit.ordered)
+    return emit.cast(result, dtype)
 
 
 def scatter_elements(

@@ -105,6 +105,11 @@ class TorchCall(Emitter):
         return super().op(name, *found, **attributes)
 
     @property
+    def ordered(self) -> bool:
+        """As `torch.use_deterministic_algorithms` asks."""
+        return torch.are_deterministic_algorithms_enabled()
+
+    @property
     def results(self) -> list[torch.Tensor | None]:
         """The fake result tensors."""
         value = self.node.meta.get("val")

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
-from typing import Any
+from dataclasses import replace
+from typing import TYPE_CHECKING, Any
 
-from tilewright.graph.core import Graph, Node
+from tilewright.dtypes import DType, int16, int32, int64
+from tilewright.graph.core import Graph, Node, Value
 from tilewright.graph.fusion import Group
 from tilewright.library.binding import bind_sizes
 from tilewright.library.candidate import Candidate, KernelCall, Operand
@@ -12,14 +14,28 @@ from tilewright.library.generated.elementwise import copy_candidate, elementwise
 from tilewright.library.generated.expressions import language_type
 from tilewright.library.generated.generate import Result, elementwise_call, loops_of, next_power_of_2
 from tilewright.library.generated.index import dense_strides
-from tilewright.library.movement.scatter_kernel import scatter_combined, scatter_each, scatter_rows
+from tilewright.library.movement.scatter_kernel import (
+    any_update,
+    last_update,
+    scatter_atomic,
+    scatter_combined,
+    scatter_each,
+    scatter_last,
+    scatter_rows,
+)
 from tilewright.symbolic import Size, ceil_divide, lift, product, simplify, upper_bound
 from tilewright.targets.base import Target
 
+if TYPE_CHECKING:
+    from tilewright.launch.jit import JITFunction
+
 SCATTER_BLOCK = 2048
 REPLACED_ROWS, REPLACED_COLUMNS, COMPARED = 16, 256, 128  # updates and columns of a program, indices of a comparison
+UPDATED = 1024  # elements of a program that does not compare indices
 COMBINE_BLOCK = 128
+_MOST_COMPARED = 2048  # updates each of which is compared with the later ones, rather than noted by index
 _MOST_PAIRS = 1 << 26  # of elements and indices that are compared rather than walked by one program
+_WORDS: dict[int, DType] = {16: int16, 32: int32, 64: int64}  # that a GPU compares and swaps
 
 
 def movement(group: Group, graph: Graph, target: Target) -> list[Candidate]:
@@ -28,11 +44,9 @@ def movement(group: Group, graph: Graph, target: Target) -> list[Candidate]:
     if anchor.op == "concat":
         return elementwise(group, graph, target)
     if anchor.op in ("scatter_update", "scatter_reduce"):
-        calls = _scatter(anchor, graph, target)
-    else:
-        calls = [
-            elementwise_call(group.nodes, [Result(value, value) for value in group.outputs], graph.constants, target)
-        ]
+        calls, temporaries = _scatter(anchor, graph, target)
+        return [replace(copy_candidate("generated", calls, group, target), temporaries=temporaries)]
+    calls = [elementwise_call(group.nodes, [Result(value, value) for value in group.outputs], graph.constants, target)]
     return [copy_candidate("generated", calls, group, target)]
 
 
@@ -62,16 +76,58 @@ def _combined(node: Node, inner: Size) -> KernelCall:
     return KernelCall(scatter_combined, operands, types, constants, grid, options={"num_warps": 4})
 
 
-def _replaced(node: Node, inner: Size) -> KernelCall:
-    """Every update finds out whether it is the last of its index."""
+def _updates(
+    kernel: JITFunction, node: Node, inner: Size, rows: int, block: int, constants: dict[str, Any]
+) -> KernelCall:
+    """A call whose programs have `rows` updates each, and `block` of their columns."""
     source, indices, _ = node.inputs
     assert source is not None and indices is not None
-    block = min(REPLACED_COLUMNS, next_power_of_2(inner)) if isinstance(inner, int) else REPLACED_COLUMNS
-    constants: dict[str, Any] = {"ROWS": REPLACED_ROWS, "BLOCK": block, "STEP": COMPARED}
+    constants = {"ROWS": rows, "BLOCK": block, **constants}
     operands, types = _bound(node, inner, constants)
     outer = lift(product(source.shape[: node.attributes["axis"]]))
-    grid = (simplify(outer * ceil_divide(indices.shape[0], REPLACED_ROWS)), ceil_divide(inner, block), 1)
-    return KernelCall(scatter_each, operands, types, constants, grid, options={"num_warps": 4})
+    grid = (simplify(outer * ceil_divide(indices.shape[0], rows)), ceil_divide(inner, block), 1)
+    return KernelCall(kernel, operands, types, constants, grid, options={"num_warps": 4})
+
+
+def _columns(inner: Size) -> int:
+    """The columns of a program."""
+    return min(REPLACED_COLUMNS, next_power_of_2(inner)) if isinstance(inner, int) else REPLACED_COLUMNS
+
+
+def _replaced(node: Node, inner: Size) -> tuple[list[KernelCall], tuple[Value, ...]]:
+    """Few updates find out by comparing whether they are the last of their index, many by a table of the last ones."""
+    source, indices, _ = node.inputs
+    assert source is not None and indices is not None
+    block = _columns(inner)
+    if upper_bound(indices.shape[0]) <= _MOST_COMPARED:
+        return [_updates(scatter_each, node, inner, REPLACED_ROWS, block, {"STEP": COMPARED})], ()
+    last = Value(f"{node.output.name}.last", int32, (source.shape[node.attributes["axis"]],))
+    constants: dict[str, Any] = {"ROWS": UPDATED}
+    operands: dict[str, Operand] = {"indices": indices, "last": last}
+    types: dict[str, str] = {}
+    bind_sizes({"count": indices.shape[0], "extent": last.shape[0]}, operands, types, constants)
+    grid = (ceil_divide(indices.shape[0], UPDATED), 1, 1)
+    noted = [
+        KernelCall(kernel, operands, types, constants, grid, options={"num_warps": 4})
+        for kernel in (any_update, last_update)
+    ]
+    stored = _updates(scatter_last, node, inner, UPDATED // block, block, {})
+    return [*noted, replace(stored, operands={**stored.operands, "last": last})], (last,)
+
+
+def _combines_in_memory(node: Node) -> bool:
+    """Whether a GPU has atomic operations for a `scatter_reduce`, whose order does not matter."""
+    return node.output.dtype.bits in _WORDS and not node.attributes["ordered"]
+
+
+def _combined_in_memory(node: Node, inner: Size) -> KernelCall:
+    """Every update goes to its element, whatever else does."""
+    dtype, reduction = node.output.dtype, node.attributes["reduction"]
+    whole = not dtype.is_float and dtype.bits >= 32
+    native = reduction == "add" and (dtype.is_float or whole) or reduction in ("maximum", "minimum") and whole
+    block = _columns(inner)
+    constants = {"REDUCTION": reduction, "NATIVE": native, "BITS": language_type(_WORDS[dtype.bits])}
+    return _updates(scatter_atomic, node, inner, UPDATED // block, block, constants)
 
 
 def updates_in_place(node: Node, graph: Graph) -> bool:
@@ -80,8 +136,8 @@ def updates_in_place(node: Node, graph: Graph) -> bool:
     return any(source is target and value is node.output for source, value in graph.mutations.items())
 
 
-def _scatter(node: Node, graph: Graph, target: Target) -> list[KernelCall]:
-    """A copy of the input (not when it is updated in place), then the updated slices."""
+def _scatter(node: Node, graph: Graph, target: Target) -> tuple[list[KernelCall], tuple[Value, ...]]:
+    """A copy of the input (not when it is updated in place), then the updated slices; what lies between launches."""
     source, indices, updates = (value for value in node.inputs)
     assert source is not None and indices is not None and updates is not None
     axis = node.attributes["axis"]
@@ -93,10 +149,13 @@ def _scatter(node: Node, graph: Graph, target: Target) -> list[KernelCall]:
     inner = product(source.shape[axis + 1 :])
     pairs = simplify(lift(indices.shape[0]) * source.shape[axis] * inner)
     if loops_of(target).together and node.op == "scatter_update":
-        return [*calls, _replaced(node, inner)]
+        replacing, temporaries = _replaced(node, inner)
+        return [*calls, *replacing], temporaries
+    if loops_of(target).together and _combines_in_memory(node):
+        return [*calls, _combined_in_memory(node, inner)], ()
     if loops_of(target).together and upper_bound(pairs) <= _MOST_PAIRS:
-        return [*calls, _combined(node, inner)]
-    return [*calls, _walked(node, inner)]
+        return [*calls, _combined(node, inner)], ()
+    return [*calls, _walked(node, inner)], ()
 
 
 def _walked(node: Node, inner: Size) -> KernelCall:

@@ -1,5 +1,5 @@
 """Slices of a tensor replaced at indices (index_copy, a static KV cache), the last of equal indices winning; or
-combined with updates (scatter_add), in the order of the indices, so that results repeat bit by bit."""
+combined with updates (scatter_add): in the order of the indices, or by atomic operations in no fixed order."""
 
 # mypy: ignore-errors
 # The bodies below are tile language, which has types of its own.
@@ -67,22 +67,84 @@ def replaced_later(indices, index, number, first, count, extent, ROWS: tl.conste
 
 
 @tilewright.jit
+def updates_of(indices, count, extent, ROWS: tl.constexpr):
+    """A program's updates: the position before its own in `outer`, numbers and indices [ROWS], which of them count."""
+    blocks = (count + ROWS - 1) // ROWS
+    outer = (tl.program_id(0) // blocks).to(tl.int64)
+    number = (tl.program_id(0) % blocks).to(tl.int32) * ROWS + tl.arange(0, ROWS)
+    index = tl.load(indices + number, mask=number < count, other=0).to(tl.int64)
+    index = tl.where(index < 0, index + extent, index)
+    return outer, number, index, (number < count) & (index >= 0) & (index < extent)
+
+
+@tilewright.jit
 def scatter_each(
     updates, indices, out, count, extent, inner, ROWS: tl.constexpr, BLOCK: tl.constexpr, STEP: tl.constexpr
 ):
     """Replacing, with a program for every `ROWS` updates. Grid: (outer * blocks of updates, blocks of columns)."""
-    blocks = (count + ROWS - 1) // ROWS
-    outer = (tl.program_id(0) // blocks).to(tl.int64)
-    first = (tl.program_id(0) % blocks).to(tl.int32) * ROWS
-    number = first + tl.arange(0, ROWS)
+    outer, number, index, exists = updates_of(indices, count, extent, ROWS)
     column = (tl.program_id(1) * BLOCK + tl.arange(0, BLOCK))[None, :]
-    index = tl.load(indices + number, mask=number < count, other=0).to(tl.int64)
-    index = tl.where(index < 0, index + extent, index)
-    later = replaced_later(indices, index, number, first, count, extent, ROWS, STEP)
-    stored = (number < count) & (later == 0) & (index >= 0) & (index < extent)
+    later = replaced_later(indices, index, number, tl.min(number, 0), count, extent, ROWS, STEP)
+    inside = (exists & (later == 0))[:, None] & (column < inner)
+    value = tl.load(updates + (outer * count + number)[:, None] * inner + column, mask=inside)
+    tl.store(out + (outer * extent + index)[:, None] * inner + column, value, mask=inside)
+
+
+@tilewright.jit
+def any_update(indices, last, count, extent, ROWS: tl.constexpr):
+    """last[index] = the number of one of its updates.  Grid: blocks of updates."""
+    outer, number, index, exists = updates_of(indices, count, extent, ROWS)
+    tl.store(last + index, number, mask=exists)
+
+
+@tilewright.jit
+def last_update(indices, last, count, extent, ROWS: tl.constexpr):
+    """last[index] = the number of its last update; it holds one of them already.  Grid: blocks of updates."""
+    outer, number, index, exists = updates_of(indices, count, extent, ROWS)
+    tl.atomic_max(last + index, number, mask=exists, sem="relaxed")
+
+
+@tilewright.jit
+def scatter_last(updates, indices, last, out, count, extent, inner, ROWS: tl.constexpr, BLOCK: tl.constexpr):
+    """Replacing by the updates that `last` names.  Grid: (outer * blocks of updates, blocks of columns)."""
+    outer, number, index, exists = updates_of(indices, count, extent, ROWS)
+    stored = exists & (tl.load(last + index, mask=exists, other=0) == number)
+    column = (tl.program_id(1) * BLOCK + tl.arange(0, BLOCK))[None, :]
     inside = stored[:, None] & (column < inner)
     value = tl.load(updates + (outer * count + number)[:, None] * inner + column, mask=inside)
     tl.store(out + (outer * extent + index)[:, None] * inner + column, value, mask=inside)
+
+
+@tilewright.jit
+def scatter_atomic(
+    updates, indices, out, count, extent, inner, ROWS: tl.constexpr, BLOCK: tl.constexpr, REDUCTION: tl.constexpr,
+    NATIVE: tl.constexpr, BITS: tl.constexpr,
+):  # fmt: skip
+    """Combining in no fixed order, by the hardware's own operation (`NATIVE`) or by comparing and swapping numbers as
+    integers of the type `BITS`.  Grid: (outer * blocks of updates, blocks of columns)."""
+    outer, number, index, exists = updates_of(indices, count, extent, ROWS)
+    column = (tl.program_id(1) * BLOCK + tl.arange(0, BLOCK))[None, :]
+    inside = exists[:, None] & (column < inner)
+    value = tl.load(updates + (outer * count + number)[:, None] * inner + column, mask=inside, other=0)
+    place = out + (outer * extent + index)[:, None] * inner + column
+    if NATIVE:
+        if REDUCTION == "add":
+            tl.atomic_add(place, value, mask=inside, sem="relaxed")
+        elif REDUCTION == "maximum":
+            tl.atomic_max(place, value, mask=inside, sem="relaxed")
+        else:
+            tl.atomic_min(place, value, mask=inside, sem="relaxed")
+    else:
+        words = place.to(tl.pointer_type(BITS), bitcast=True)
+        old = tl.load(words, mask=inside, other=0)
+        new = combine(old.to(value.dtype, bitcast=True), value, REDUCTION).to(value.dtype).to(BITS, bitcast=True)
+        waiting = inside & (new != old)
+        while tl.max(tl.ravel(waiting).to(tl.int32), 0) > 0:
+            seen = tl.atomic_cas(words, old, new, sem="relaxed", mask=waiting)
+            missed = waiting & (seen != old)
+            old = tl.where(missed, seen, old)
+            new = combine(old.to(value.dtype, bitcast=True), value, REDUCTION).to(value.dtype).to(BITS, bitcast=True)
+            waiting = missed & (new != old)
 
 
 @tilewright.jit
