@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from typing import Any
 
-from tilewright.library.candidate import Operand
+from tilewright.launch.jit import JITFunction
+from tilewright.library.candidate import KernelCall, Operand
 from tilewright.library.generated.source import ExtraReferences
 from tilewright.symbolic import Size, lift, simplify
 
@@ -31,3 +33,22 @@ def bind_extra(extra: ExtraReferences, operands: dict[str, Operand], types: dict
     """The operands of a kernel's slots, named `extra_0`, `extra_1`, …"""
     operands.update(extra.operands)
     types.update(extra.types)
+
+
+def launch(
+    kernel: JITFunction,
+    tensors: Mapping[str, Operand],
+    sizes: Mapping[str, Size],
+    constants: Mapping[str, Any],
+    grid: tuple[Size, Size, Size],
+    extra: ExtraReferences | None = None,
+    warps: int = 0,
+) -> KernelCall:
+    """A launch on tensors and sizes by the names of the kernel's parameters, by so many warps (0: not told)."""
+    operands: dict[str, Operand] = dict(tensors)
+    types: dict[str, str] = {}
+    known = dict(constants)
+    bind_sizes(dict(sizes), operands, types, known)
+    if extra is not None:
+        bind_extra(extra, operands, types)
+    return KernelCall(kernel, operands, types, known, grid, options={"num_warps": warps} if warps else {})

@@ -21,7 +21,9 @@ from tilewright.library.matmul.simt import gpu_contraction
 from tilewright.library.movement.candidates import movement
 from tilewright.library.pool.simt import gpu_pool
 from tilewright.library.recurrent.candidates import recurrent_candidates
-from tilewright.library.rows.simt import gpu_reduction
+from tilewright.library.reduce.simt import gpu_reduction
+from tilewright.library.rows.problem import ROW_OPERATIONS
+from tilewright.library.rows.simt import gpu_rows
 from tilewright.library.rows.simt_program import gpu_row_program
 from tilewright.library.sort.simt import gpu_sorting
 from tilewright.library.vendor import library_candidates
@@ -37,6 +39,12 @@ def _contraction(group: Group, graph: Graph, target: Target) -> list[Candidate]:
     return makers[group.anchor.op](group, graph, target)
 
 
+def _reduction(group: Group, graph: Graph, target: Target) -> list[Candidate]:
+    assert group.anchor is not None
+    maker = gpu_rows if group.anchor.op in ROW_OPERATIONS else gpu_reduction
+    return maker(group, graph, target)
+
+
 def _excitation(group: Group, graph: Graph, target: Target, candidates: Maker) -> list[Candidate]:
     return [*gpu_excitation(group, graph, target), *separate_excitation(group, graph, target, candidates)]
 
@@ -46,7 +54,7 @@ def gpu_makers(candidates: Maker) -> Makers:
     own: dict[str, Maker] = {
         **dict.fromkeys(("elementwise", "source", "view"), elementwise),
         "movement": movement,
-        "reduction": gpu_reduction,
+        "reduction": _reduction,
         "rows": partial(gpu_row_program, candidates=candidates),
         "sorting": gpu_sorting,
         "contraction": _contraction,

@@ -8,9 +8,9 @@ from typing import Any
 from tilewright.graph.core import Value
 from tilewright.graph.fusion import Group
 from tilewright.library.cost import Cost, expected
+from tilewright.library.cpu_work import rows_per_program
 from tilewright.library.generated.elementwise import total_bytes
 from tilewright.library.generated.generate import next_power_of_2
-from tilewright.library.rows.cpu import rows_per_program
 from tilewright.symbolic import Size, product
 from tilewright.targets.base import Target
 
@@ -37,16 +37,16 @@ def window_constants(kernel: Sequence[Size], attributes: dict[str, Any], axes: s
     return found
 
 
-def window_blocks(pixels: Size, channels: Size, target: Target) -> tuple[int, int, dict[str, Any]]:
-    """Pixels and channels of a program that walks windows, and the options of its kernel.
+def window_blocks(pixels: Size, channels: Size, target: Target) -> tuple[int, int, int]:
+    """Pixels and channels of a program that walks windows, and its warps (0 on a CPU).
 
     A thread of a GPU takes up to eight neighbouring channels of a pixel.
     """
     if target.warp_threads == 1:
         block = min(channels, _CHANNEL_BLOCK) if isinstance(channels, int) else _CHANNEL_BLOCK
-        return max(1, rows_per_program(pixels, block) // 4), block, {}
+        return max(1, rows_per_program(pixels, block) // 4), block, 0
     block = min(next_power_of_2(channels), _CHANNEL_BLOCK) if isinstance(channels, int) else _CHANNEL_BLOCK
-    return 2, block, {"num_warps": max(1, block // 128)}
+    return 2, block, max(1, block // 128)
 
 
 def window_cost(group: Group, flops: Size, target: Target) -> Cost:

@@ -12,10 +12,10 @@ from tilewright.errors import LaunchError, brief
 from tilewright.launch.sizes import cdiv
 from tilewright.library import epilogue
 from tilewright.library.epilogue import Epilogue
-from tilewright.library.grouped.cpu import tile_of
 from tilewright.library.grouped.hopper import grouped_configs
 from tilewright.library.grouped.hopper_launch import prepare_grouped, tiles_shape
 from tilewright.library.grouped.kernel import grouped_matmul as plain_kernel
+from tilewright.library.grouped.portable import tile_of
 from tilewright.library.matmul.hopper.choice import unsupported
 from tilewright.library.matmul.hopper.config import MatmulConfig
 from tilewright.library.matmul.problem import MatmulProblem
@@ -111,7 +111,7 @@ def grouped_matmul(a: Any, b: Any, ends: Any, *, activation: str | None = None, 
 def _run_plain(problem: MatmulProblem, a: ArrayView, b: ArrayView, ends: ArrayView, out: ArrayView) -> None:
     """The launch of the plain kernel."""
     groups = b.shape[0]
-    rows, columns, depth, warps = tile_of(problem.rows, groups, a.element)
+    rows, columns, depth, warps = tile_of(problem.rows / groups, a.element)
     grid = (cdiv(problem.rows, rows) + groups, cdiv(problem.columns, columns), 1)
     spec = replace(problem.epilogue, exact=True)
     plain_kernel[grid](

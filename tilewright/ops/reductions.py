@@ -11,8 +11,8 @@ from tilewright import dtypes
 from tilewright.dtypes import DType
 from tilewright.errors import LaunchError, brief
 from tilewright.launch.sizes import cdiv, next_power_of_2
+from tilewright.library.reduce.simt_config import sum_config
 from tilewright.library.rows import simt_kernel as gpu_rows
-from tilewright.library.rows.simt_config import sum_config
 from tilewright.ops import arrays
 from tilewright.ops.arrays import ArrayView
 from tilewright.runtime.cuda.launch import LARGEST_GRID

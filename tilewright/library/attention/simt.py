@@ -10,7 +10,6 @@ from typing import Any
 from tilewright.graph.core import Graph, Value
 from tilewright.graph.fusion import Group
 from tilewright.graph.passes.wide_heads import WIDEST_HEAD
-from tilewright.library.attention.cpu import Copies, Strided, strided_candidate, strided_operands, with_strided_operands
 from tilewright.library.attention.hopper.candidates import hopper_candidates
 from tilewright.library.attention.hopper.choice import BLOCK_CLOCKS
 from tilewright.library.attention.hopper.decoding import decoding_candidates
@@ -18,6 +17,13 @@ from tilewright.library.attention.problem import SMALLEST, typical
 from tilewright.library.attention.simt_block import block_attention
 from tilewright.library.attention.simt_kernel import attention
 from tilewright.library.attention.slots import attention_slots
+from tilewright.library.attention.strided import (
+    Copies,
+    Strided,
+    strided_candidate,
+    strided_operands,
+    with_strided_operands,
+)
 from tilewright.library.binding import bind_extra
 from tilewright.library.candidate import Candidate, KernelCall, Operand
 from tilewright.library.generated.generate import next_power_of_2

@@ -8,9 +8,9 @@ from typing import Any
 from tilewright.graph.core import Graph, Node
 from tilewright.graph.fusion import Group, is_block_attention
 from tilewright.launch.jit import JITFunction
-from tilewright.library.attention.cpu import bias_strides
 from tilewright.library.attention.simt_kernel import block_attention as kernel
 from tilewright.library.attention.slots import attention_slots
+from tilewright.library.attention.strided import bias_strides
 from tilewright.library.binding import bind_extra, bind_sizes
 from tilewright.library.candidate import Candidate, KernelCall, Operand, PackedConstant, Stage
 from tilewright.library.cost import Cost, expected

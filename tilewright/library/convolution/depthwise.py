@@ -5,8 +5,8 @@ from __future__ import annotations
 from typing import Any
 
 from tilewright.graph.fusion import Group
-from tilewright.library.binding import bind_extra, bind_sizes
-from tilewright.library.candidate import Candidate, KernelCall, Operand, Stage
+from tilewright.library.binding import launch
+from tilewright.library.candidate import Candidate, Operand, Stage
 from tilewright.library.convolution.kernel import depthwise_convolution
 from tilewright.library.convolution.problem import convolution_of
 from tilewright.library.cost import estimate
@@ -25,16 +25,13 @@ def depthwise_candidate(group: Group, slots: Slots, weights: Operand, target: Ta
     columns = w.shape[0]
     assert isinstance(columns, int)
     sizes = {**window_sizes(x, anchor.output), "columns": columns}
-    rows, block, options = window_blocks(sizes["pixels"], columns, target)
+    rows, block, warps = window_blocks(sizes["pixels"], columns, target)
     constants: dict[str, Any] = {**window_constants(w.shape[2:], anchor.attributes), "ROWS": rows, "BLOCK": block,
                                  "MASK": columns % block != 0, "TYPE": language_type(x.dtype),
                                  "EPILOGUE": slots.function}  # fmt: skip
-    operands: dict[str, Operand] = {"x": x, "w": weights, "out": slots.stored}
-    types: dict[str, str] = {}
-    bind_sizes(sizes, operands, types, constants)
-    bind_extra(slots.extra, operands, types)
     grid = (ceil_divide(sizes["pixels"], rows), ceil_divide(columns, block), 1)
-    call = KernelCall(depthwise_convolution, operands, types, constants, grid, options=options)
+    tensors = {"x": x, "w": weights, "out": slots.stored}
+    call = launch(depthwise_convolution, tensors, sizes, constants, grid, slots.extra, warps)
     flops = simplify(lift(product(anchor.output.shape)) * product(w.shape[2:]) * 2)
     cost = estimate(target.machine(), total_bytes(group.inputs, group.outputs), flops, product(grid), x.dtype, 0.2)
     return Candidate("depthwise", (Stage((call,)),), cost, (), {"block": f"{rows} pixels x {block} channels"})

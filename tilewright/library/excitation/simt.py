@@ -17,7 +17,7 @@ from tilewright.library.generated.expressions import compute_type, language_type
 from tilewright.library.generated.generate import epilogue_function, next_power_of_2
 from tilewright.library.generated.source import ExtraReferences
 from tilewright.library.packing import order_recipe
-from tilewright.library.rows.simt import gpu_reduction
+from tilewright.library.reduce.simt import gpu_reduction
 from tilewright.symbolic import Size, product
 from tilewright.targets.base import Target
 

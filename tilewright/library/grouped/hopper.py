@@ -10,13 +10,14 @@ import tilewright.language as tl
 from tilewright.dtypes import bfloat16, float16, float32, int32
 from tilewright.graph.core import Value
 from tilewright.graph.fusion import Group
-from tilewright.library.binding import bind_extra, bind_sizes
+from tilewright.library.binding import bind_extra, launch
 from tilewright.library.candidate import Candidate, KernelCall, Operand, Stage, TiledOperand
 from tilewright.library.cost import Cost, expected
-from tilewright.library.generated.elementwise import chain_operations, total_bytes
+from tilewright.library.generated.elementwise import total_bytes
 from tilewright.library.generated.generate import next_power_of_2
 from tilewright.library.grouped.hopper_kernel import grouped_matmul, list_tiles
 from tilewright.library.grouped.hopper_launch import LISTED
+from tilewright.library.grouped.problem import GroupedProblem
 from tilewright.library.hopper import is_possible
 from tilewright.library.matmul.hopper.choice import filled, seconds_of
 from tilewright.library.matmul.hopper.config import MatmulConfig
@@ -31,14 +32,10 @@ _TILES = ((64, 1), (128, 2), (256, 2))  # rows and warpgroups
 _ALIGNED = 8  # elements that rows are multiples of, for tensor copies
 
 
-def hopper_grouped(group: Group, slots: Slots, target: Target) -> list[Candidate]:
+def hopper_grouped(grouped: GroupedProblem, target: Target) -> list[Candidate]:
     """The Hopper kernel in its best configs; none where tensor copies cannot read the operands."""
-    anchor = group.anchor
-    assert anchor is not None
-    a, b, ends = anchor.inputs
-    assert a is not None and b is not None and ends is not None
-    transposed = anchor.attributes["transpose_b"]  # in the graph's words: b is [groups, columns, depth]
-    groups, depth, columns = b.shape[0], a.shape[1], b.shape[1] if transposed else b.shape[2]
+    group, a, b, slots = grouped.group, grouped.a, grouped.b, grouped.slots
+    groups, depth, columns = grouped.groups, grouped.depth, grouped.columns
     if not isinstance(groups, int) or not isinstance(depth, int) or not isinstance(columns, int):
         return []
     if not target.wgmma or a.dtype not in (float16, bfloat16) or b.dtype != a.dtype:
@@ -47,16 +44,16 @@ def hopper_grouped(group: Group, slots: Slots, target: Target) -> list[Candidate
         return []
     slots = slots.rounded(columns)
     problem = MatmulProblem(
-        expected(a.shape[0]), columns, depth, 1, a.dtype, slots.stored.dtype, right_transposed=not transposed,
-        generated=slots.cost,
+        expected(grouped.rows), columns, depth, 1, a.dtype, slots.stored.dtype,
+        right_transposed=not grouped.transposed, generated=slots.cost,
     )  # fmt: skip
-    flops = simplify(lift(a.shape[0]) * columns * depth * 2 + chain_operations(group.epilogue))
     found = []
     machine = target.machine()
     for config, seconds in grouped_configs(problem, groups, machine):
-        tiles, listing = _listing(group, a.shape[0], ends, groups, config)
+        tiles, listing = _listing(group, grouped.rows, grouped.ends, groups, config)
         call = _product(a, b, tiles, slots, config._replace(EPILOGUE=slots.function), problem, target)
-        cost = Cost(total_bytes(group.inputs, group.outputs), flops, seconds + machine.launches.kernel)
+        moved = total_bytes(group.inputs, group.outputs)
+        cost = Cost(moved, grouped.flops, seconds + machine.launches.kernel)
         reasons = {"tile": config.described, "epilogue": slots.function.__name__}
         found.append(Candidate("hopper grouped matmul", (Stage((listing,)), Stage((call,))), cost, (tiles,), reasons))
     return found
@@ -86,11 +83,9 @@ def _listing(group: Group, rows: Size, ends: Value, groups: int, config: MatmulC
     most = simplify(lift(rows) // config.BM + (groups + 1))
     tiles = Value(f"{group.name}.tiles", int32, (simplify(lift(most) + 1), 4))
     constants: dict[str, Any] = {"BLOCK_M": config.BM, "GROUPS": next_power_of_2(groups + 1), "TILES": LISTED}
-    operands: dict[str, Operand] = {"ends": ends, "tiles": tiles}
-    types: dict[str, str] = {}
-    bind_sizes({"rows": rows, "groups": groups}, operands, types, constants)
     grid = (ceil_divide(most, LISTED), 1, 1)
-    return tiles, KernelCall(list_tiles, operands, types, constants, grid, options={"num_warps": 1})
+    tensors = {"ends": ends, "tiles": tiles}
+    return tiles, launch(list_tiles, tensors, {"rows": rows, "groups": groups}, constants, grid, None, 1)
 
 
 def _product(

@@ -1,4 +1,4 @@
-"""Grouped products on GPUs: on Hopper by tensor copies and wgmma, and the plain kernel at what it costs there."""
+"""Grouped products on GPUs: on Hopper by tensor copies and wgmma, and the portable kernel at what it costs there."""
 
 from __future__ import annotations
 
@@ -9,8 +9,9 @@ from tilewright.graph.core import Graph
 from tilewright.graph.fusion import Group
 from tilewright.library.candidate import Candidate
 from tilewright.library.cost import expected
-from tilewright.library.grouped.cpu import plain_grouped, tile_of
 from tilewright.library.grouped.hopper import hopper_grouped
+from tilewright.library.grouped.portable import portable_grouped, tile_of
+from tilewright.library.grouped.problem import grouped_problem
 from tilewright.library.matmul.simt_tiles import SimtTile, seconds_of, simt_problem
 from tilewright.library.slots import epilogue_slots
 from tilewright.targets.base import Target
@@ -20,16 +21,11 @@ _SLOWER = 1.4  # than a product in tiles whose rows are known (measured on an H2
 
 def gpu_grouped(group: Group, graph: Graph, target: Target) -> list[Candidate]:
     """The candidates of a group whose anchor is a grouped product."""
-    anchor = group.anchor
-    assert anchor is not None
-    a, b = anchor.inputs[:2]
-    assert a is not None and b is not None
-    slots = epilogue_slots(group, graph)
-    tile = SimtTile(*tile_of(expected(a.shape[0]), expected(b.shape[0]), a.dtype))
-    groups = expected(b.shape[0])
-    share = ceil(expected(a.shape[0]) / max(1, groups))
-    rows = groups * ceil(share / tile.rows) * tile.rows
-    product = simt_problem((rows, expected(anchor.output.shape[1]), expected(a.shape[1]), 1), a.dtype, target)
-    plain = plain_grouped(group, slots, target)
-    cost = replace(plain.cost, seconds=_SLOWER * seconds_of(tile, product, target.machine()))
-    return [*hopper_grouped(group, slots, target), replace(plain, cost=cost)]
+    problem = grouped_problem(group, epilogue_slots(group, graph))
+    tile = SimtTile(*tile_of(problem.rows_of_group, problem.a.dtype))
+    rows = expected(problem.groups) * ceil(ceil(problem.rows_of_group) / tile.rows) * tile.rows
+    sizes = (rows, expected(problem.columns), expected(problem.depth), 1)
+    seconds = seconds_of(tile, simt_problem(sizes, problem.a.dtype, target), target.machine())
+    portable = portable_grouped(problem, target)
+    cost = replace(portable.cost, seconds=_SLOWER * seconds)
+    return [*hopper_grouped(problem, target), replace(portable, cost=cost)]

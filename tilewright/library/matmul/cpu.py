@@ -22,7 +22,7 @@ from tilewright.library.matmul.blocks import row_ranges
 from tilewright.library.matmul.cpu_blocks import choose_blocks
 from tilewright.library.matmul.launch import gemm_call
 from tilewright.library.matmul.problem import GraphProduct, as_sum_of_products, describe
-from tilewright.library.rows.cpu import reduction
+from tilewright.library.reduce.cpu import cpu_reduction
 from tilewright.library.slots import Slots, epilogue_slots
 from tilewright.library.weights import pairs_fit
 from tilewright.symbolic import Size, lift, lower_bound, product, simplify
@@ -33,7 +33,7 @@ def matmul_candidates(group: Group, graph: Graph, target: Target) -> list[Candid
     """The candidates of a group whose anchor is a matmul."""
     assert group.anchor is not None
     if group.anchor.output.dtype.is_integer and group.anchor.attributes["dtype"] is None:
-        return reduction(as_sum_of_products(group), graph, target)
+        return cpu_reduction(as_sum_of_products(group), graph, target)
     problem = describe_packed(group.anchor, graph, target)
     slots = epilogue_slots(group, graph, ExtraReferences(parts=True))
     return [gemm_candidate(problem, slots, group, target)]

@@ -21,7 +21,8 @@ from tilewright.library.matmul.problem import GraphProduct, MatmulProblem, as_su
 from tilewright.library.matmul.simt_parts import in_parts, product_part
 from tilewright.library.matmul.simt_tiles import SimtTile, ranked_tiles, simt_problem, varied_tiles
 from tilewright.library.matmul.simt_transposed import of_turned_operands
-from tilewright.library.rows.simt import gpu_reduction
+from tilewright.library.reduce.simt import gpu_reduction
+from tilewright.library.rows.simt import gpu_rows
 from tilewright.library.slots import Slots, epilogue_slots
 from tilewright.library.split import split_group
 from tilewright.symbolic import Size, lift, product, simplify
@@ -79,7 +80,7 @@ def _normed(group: Group, norm: Node, graph: Graph, target: Target) -> list[Cand
 def _behind_norm(group: Group, norm: Node, graph: Graph, target: Target) -> list[Candidate]:
     """A norm by a kernel of its own, then each candidate of the product that reads it."""
     inputs = [value for value in norm.inputs if value is not None]
-    first, *_ = gpu_reduction(Group("reduction", [norm], inputs, [norm.output], norm, group.name), graph, target)
+    first, *_ = gpu_rows(Group("reduction", [norm], inputs, [norm.output], norm, group.name), graph, target)
     try:
         products = gpu_contraction(group, graph, target)
     except NotImplementedError as reason:

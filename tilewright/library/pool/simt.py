@@ -8,13 +8,13 @@ from typing import Any
 
 from tilewright.graph.core import Graph
 from tilewright.graph.fusion import Group
-from tilewright.library.binding import bind_sizes
-from tilewright.library.candidate import Candidate, KernelCall, Stage
+from tilewright.library.binding import launch
+from tilewright.library.candidate import Candidate, Stage
 from tilewright.library.generated.generate import next_power_of_2
 from tilewright.library.pool import simt_kernel
-from tilewright.library.pool.cpu import pool
+from tilewright.library.pool.portable import portable_pool
+from tilewright.library.pool.problem import PoolProblem, pool_problem
 from tilewright.library.pool.simt_kernel import UNROLLED
-from tilewright.library.slots import epilogue_slots
 from tilewright.library.windows import window_cost
 from tilewright.symbolic import Size, ceil_divide, lift, product, simplify, upper_bound
 from tilewright.targets.base import Target
@@ -38,26 +38,21 @@ def channel_block(channels: Size) -> int:
 
 def gpu_pool(group: Group, graph: Graph, target: Target) -> list[Candidate]:
     """The candidates of a pooling group. Raises `NotImplementedError` for channels-first images."""
-    (candidate,) = pool(group, graph, target)
-    anchor = group.anchor
-    assert anchor is not None and anchor.inputs[0] is not None
-    x, out = anchor.inputs[0], anchor.output
+    problem = pool_problem(group, graph)
+    x, out = problem.image, problem.result
     if upper_bound(product(x.shape[1:])) >= 2**31:
-        return [candidate]
-    ((call,),) = (stage.calls for stage in candidate.stages)
-    block = channel_block(x.shape[-1])
+        return [portable_pool(problem, target)]
+    problem = replace(problem, slots=problem.slots.rounded())
+    block = channel_block(problem.channels)
     rows = max(1, _CTA_ELEMENTS // block)
-    kernel = simt_kernel.max_pool if anchor.op == "max_pool" else simt_kernel.average_pool
-    function = epilogue_slots(group, graph).rounded().function
-    constants = {**call.constants, "ROWS": rows, "BLOCK": block, "EPILOGUE": function}
-    del constants["MASK"]
-    constants |= _same_windows(call.constants, x.shape[1:-1], out.shape[1:-1])
-    grid = (ceil_divide(product(out.shape[:-1]), rows), ceil_divide(x.shape[-1], block), 1)
-    call = replace(call, kernel=kernel, constants=constants, grid=grid, options={"num_warps": _warps(rows * block)})
-    flops = simplify(lift(product(out.shape)) * product(anchor.attributes["kernel"]))
+    kernel = simt_kernel.max_pool if problem.is_max else simt_kernel.average_pool
+    constants = {**problem.constants, "ROWS": rows, "BLOCK": block, "EPILOGUE": problem.slots.function}
+    constants |= _same_windows(problem.constants, x.shape[1:-1], out.shape[1:-1])
+    grid = (ceil_divide(product(out.shape[:-1]), rows), ceil_divide(problem.channels, block), 1)
+    call = launch(kernel, problem.tensors, problem.sizes, constants, grid, problem.slots.extra, _warps(rows * block))
     reasons = {"block": f"{rows} pixels x {block} channels"}
-    found = [Candidate("windows", (Stage((call,)),), window_cost(group, flops, target), (), reasons)]
-    return [*_of_lines(call, group, target), *found]
+    found = Candidate("windows", (Stage((call,)),), window_cost(group, problem.flops, target), (), reasons)
+    return [*_of_lines(problem, target), found]
 
 
 def _same_windows(constants: Mapping[str, Any], extents: tuple[Size, ...], results: tuple[Size, ...]) -> dict[str, Any]:
@@ -73,13 +68,11 @@ def _same_windows(constants: Mapping[str, Any], extents: tuple[Size, ...], resul
     return {**found, "COUNT": taps} if same else found
 
 
-def _of_lines(windows: KernelCall, group: Group, target: Target) -> list[Candidate]:
+def _of_lines(problem: PoolProblem, target: Target) -> list[Candidate]:
     """Means of large windows of images with one channel, by a kernel that reads whole lines of them."""
-    anchor = group.anchor
-    assert anchor is not None and anchor.inputs[0] is not None
-    x, out, constants = anchor.inputs[0], anchor.output, dict(windows.constants)
+    x, out, constants = problem.image, problem.result, dict(problem.constants)
     down, kernel, width, out_width = constants["KERNEL_Y"], constants["KERNEL_X"], x.shape[-2], out.shape[-2]
-    if anchor.op != "average_pool" or x.shape[-1] != 1 or not isinstance(width, int) or not isinstance(out_width, int):
+    if problem.is_max or x.shape[-1] != 1 or not isinstance(width, int) or not isinstance(out_width, int):
         return []
     if down * kernel < _LARGE or down > UNROLLED.value or kernel > _MOST_TAPS:
         return []
@@ -94,18 +87,15 @@ def _of_lines(windows: KernelCall, group: Group, target: Target) -> list[Candida
     block = next_power_of_2(min(width + before, (count - 1) * stride + span + _ALIGNED - 1))
     rows = max(1, _LINE // max(block, next_power_of_2(count) * taps))
     lines = product(out.shape[:-2])
-    constants = {name: number for name, number in constants.items() if name not in ("WHOLE", "COUNT")}
     constants |= {"ROWS": rows, "BLOCK": block, "WINDOWS": count, "LANES": next_power_of_2(count), "TAPS": taps,
-                  "ALIGNED": _ALIGNED}  # fmt: skip
-    operands, types = dict(windows.operands), dict(windows.types)
-    for name in ("pixels", "channels"):
-        for table in (constants, operands, types):
-            table.pop(name, None)
-    bind_sizes({"lines": lines}, operands, types, constants)
+                  "ALIGNED": _ALIGNED, "EPILOGUE": problem.slots.function}  # fmt: skip
+    sizes = {name: size for name, size in problem.sizes.items() if name not in ("pixels", "channels")} | {
+        "lines": lines
+    }
     grid = (ceil_divide(lines, rows), ceil_divide(out_width, count), 1)
-    call = replace(windows, kernel=simt_kernel.average_of_lines, operands=operands, types=types, constants=constants,
-                   grid=grid, options={"num_warps": 8 if rows * block >= _LINE else 4})  # fmt: skip
-    cost = window_cost(group, 0, target)
+    warps, extra = 8 if rows * block >= _LINE else 4, problem.slots.extra
+    call = launch(simt_kernel.average_of_lines, problem.tensors, sizes, constants, grid, extra, warps)
+    cost = window_cost(problem.group, 0, target)
     reasons = {"block": f"{rows} lines x {count} windows"}
     return [Candidate("lines", (Stage((call,)),), cost, (), reasons)]
 

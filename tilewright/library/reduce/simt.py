@@ -1,4 +1,4 @@
-"""argmax, argmin and cumulative operations on GPUs: tile sizes, and how the reduced dimension is split."""
+"""Reductions and cumulative operations on GPUs: tile sizes, and how the reduced dimension is split."""
 
 from __future__ import annotations
 
@@ -6,16 +6,38 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 from tilewright.dtypes import int32, int64
+from tilewright.errors import UnsupportedOperationError
 from tilewright.graph.core import Graph, Node, Value
 from tilewright.graph.fusion import Group
 from tilewright.graph.neutral import RUNNING_KINDS, neutral_element
-from tilewright.library.candidate import Candidate
+from tilewright.launch.jit import JITFunction
+from tilewright.library.binding import divides, launch
+from tilewright.library.candidate import Candidate, KernelCall, Stage
 from tilewright.library.cost import expected
 from tilewright.library.generated.expressions import compute_type, language_type
 from tilewright.library.generated.generate import next_power_of_2
 from tilewright.library.reduce import simt_kernel as kernels
-from tilewright.library.rows.cpu import CUMULATIVE, reduce_slots, row_candidate
-from tilewright.library.rows.simt_parts import launch, share_of
+from tilewright.library.reduce.problem import (
+    CUMULATIVE,
+    REDUCTIONS,
+    Deal,
+    Reduction,
+    reduce_slots,
+    reduction_of,
+    row_candidate,
+)
+from tilewright.library.reduce.simt_config import MOST_WARPS, sum_config
+from tilewright.library.reduce.simt_parts import (
+    COLUMN_ELEMENTS,
+    CTAS,
+    MANY_CTAS,
+    MIDDLE_COLUMNS,
+    are_long,
+    first_of_parts,
+    reduction_parts,
+    rest_of_parts,
+    share_of,
+)
 from tilewright.symbolic import Size, ceil_divide, lift, product, simplify, upper_bound
 from tilewright.targets.base import Target
 
@@ -26,6 +48,10 @@ MOST_REDUCED_PARTS = 512
 LEAST_SECOND_LAUNCH = (
     8192  # elements of the reduced dimension that are worth a second launch, of all columns of a tile together
 )
+
+FEW_ELEMENTS = 2048  # of a block of a reduction over few rows
+FEW_CTAS = 512  # that there are then at least
+OTHER = 1.02  # how much behind the likely number of parts the other one is ranked
 
 
 @dataclass(frozen=True)
@@ -157,3 +183,92 @@ def cumulative_candidate(group: Group, graph: Graph, target: Target) -> Candidat
     calls.append(launch(kernel, tensors, tiles.sizes, constants, tiles.grid, extra, tiles.warps))
     candidate = row_candidate(calls, group, target)
     return replace(candidate, temporaries=(totals,)) if split else candidate
+
+
+# Sums, products, means, the least and the largest element
+
+
+def gpu_reduction(group: Group, graph: Graph, target: Target) -> list[Candidate]:
+    """The candidates of a group whose anchor reduces axes, or runs along one."""
+    anchor = group.anchor
+    assert anchor is not None
+    if anchor.op in REDUCTIONS:
+        return [other for candidate in _reductions(group, graph, target) for other in with_warps(candidate)]
+    if anchor.op in ("argmax", "argmin"):
+        return [extreme_candidate(group, graph, target)]
+    if anchor.op in CUMULATIVE:
+        return [cumulative_candidate(group, graph, target)]
+    raise UnsupportedOperationError(f"no kernel for reduction {anchor.op} (from {anchor.source or 'the graph'})")
+
+
+def with_warps(candidate: Candidate) -> list[Candidate]:
+    """A candidate, and the same with half, twice and four times as many warps, which the estimate cannot tell apart."""
+    found = [candidate]
+    for factor in (2, 4, 0.5):
+        stages = tuple(
+            Stage(
+                tuple(
+                    replace(call, options={"num_warps": int(call.options["num_warps"] * factor)})
+                    for call in stage.calls
+                )
+            )
+            for stage in candidate.stages
+        )
+        counts = [call.options["num_warps"] for stage in stages for call in stage.calls]
+        if min(counts) >= 1 and max(counts) <= MOST_WARPS:
+            cost = replace(candidate.cost, seconds=candidate.cost.seconds * 1.01)
+            reasons = {**candidate.reasons, "warps": ", ".join(map(str, counts))}
+            found.append(replace(candidate, stages=stages, cost=cost, reasons=reasons))
+    return found
+
+
+def _reductions(group: Group, graph: Graph, target: Target) -> list[Candidate]:
+    """A reduction; one to few numbers in two launches, the first of which does parts of what is reduced."""
+    if reduction_parts(group, target) == 1:
+        return [row_candidate([_reduce(group, graph, target)], group, target)]
+    found: list[Candidate] = []
+    few, many = (reduction_parts(group, target, ctas) for ctas in (CTAS, MANY_CTAS))
+    for parts in dict.fromkeys((many, few) if are_long(group, many) else (few, many)):
+        first, partial = first_of_parts(reduction_of(group, graph), parts)
+        candidate = row_candidate([first, _reduce(rest_of_parts(group, partial), graph, target)], group, target)
+        if found:  # the estimate cannot tell them apart
+            seconds = max(candidate.cost.seconds, found[0].cost.seconds * OTHER)
+            candidate = replace(candidate, cost=replace(candidate.cost, seconds=seconds))
+        found.append(replace(candidate, temporaries=(partial,), reasons={**candidate.reasons, "parts": parts}))
+    return found
+
+
+def _reduce(group: Group, graph: Graph, target: Target) -> KernelCall:
+    problem = reduction_of(group, graph)
+    deal = along_rows(problem, target, kernels.reduce_rows) if problem.inner == 1 else _over_rows(problem)
+    return problem.call(deal, problem.constants)
+
+
+def along_rows(problem: Reduction, target: Target, kernel: JITFunction) -> Deal:
+    """How a reduction of rows is dealt out."""
+    outer, reduced = problem.outer, problem.reduced
+    config = sum_config(expected(outer), expected(reduced), target.machine().processors)
+    mask = not (divides(config.block, reduced) and divides(config.rows, outer))
+    constants = {"ROWS": config.rows, "BLOCK": config.block, "MASK": mask}
+    return Deal(kernel, constants, (ceil_divide(outer, config.rows), 1, 1), config.warps)
+
+
+def _columns(outer: Size, reduced: Size, inner: int) -> int:
+    """Columns of a block: more where there are few rows to sum, as long as there are CTAs for all processors."""
+    columns = MIDDLE_COLUMNS
+    if isinstance(reduced, int):
+        most = FEW_ELEMENTS // next_power_of_2(reduced)
+        while 2 * columns <= most and expected(outer) * inner >= FEW_CTAS * 2 * columns:
+            columns *= 2
+    return columns
+
+
+def _over_rows(problem: Reduction) -> Deal:
+    outer, reduced, inner = problem.outer, problem.reduced, problem.inner
+    block = min(next_power_of_2(inner), _columns(outer, reduced, inner)) if isinstance(inner, int) else MIDDLE_COLUMNS
+    block_r = COLUMN_ELEMENTS // block
+    block_r = min(next_power_of_2(reduced), block_r) if isinstance(reduced, int) else block_r
+    constants = {"BLOCK_R": block_r, "BLOCK": block, "MASK_R": not divides(block_r, reduced),
+                 "MASK": not divides(block, inner)}  # fmt: skip
+    warps = min(MOST_WARPS, max(1, block * block_r // 1024))
+    return Deal(kernels.reduce_columns, constants, (ceil_divide(inner, block), outer, 1), warps)

@@ -13,7 +13,8 @@ from __future__ import annotations
 
 import tilewright
 import tilewright.language as tl
-from tilewright.library.reduce.kernel import first_largest, first_smallest, read_slot
+from tilewright.library.masks import and_masks, within
+from tilewright.library.reduce.kernel import combine, first_largest, first_smallest, read_slot, reduce_axis
 
 
 @tilewright.jit
@@ -282,3 +283,52 @@ def cumulative_columns(out, totals, reduced, inner, share, *extra, BLOCK_R: tl.c
         found = tl.where(first, found, COMBINE(total, found))
         tl.store(out + (row + place) * inner + column, EPILOGUE(found, row + place, column, mask, extra), mask=mask)
         total = COMBINE(total, tl.reduce(value, 0, COMBINE)[None, :])
+
+
+@tilewright.jit
+def reduce_rows(out, rows, columns, *extra, ROWS: tl.constexpr, BLOCK: tl.constexpr, KIND: tl.constexpr,
+                INITIAL: tl.constexpr, TYPE: tl.constexpr, MASK: tl.constexpr,
+                PROLOGUE: tl.constexpr, EPILOGUE: tl.constexpr):  # fmt: skip
+    """out[row] = EPILOGUE(reduction of PROLOGUE(row, :)), chunks of `BLOCK` columns combined in order.
+
+    `INITIAL` is the reduction's neutral element and `TYPE` the element type it is done in.
+    """
+    index = (tl.program_id(0) * ROWS + tl.arange(0, ROWS)).to(tl.int64)
+    row = index[:, None]
+    partial = tl.full((ROWS, BLOCK), INITIAL, TYPE)
+    for start in range(0, columns, BLOCK):
+        column = start + tl.arange(0, BLOCK)[None, :]
+        inside = within(column, columns, MASK)
+        mask = and_masks(within(row, rows, MASK), inside)
+        x = read_slot(PROLOGUE, row, column, mask, extra, inside, INITIAL, TYPE)
+        partial = combine(partial, x, KIND)
+    value = reduce_axis(partial, 1, KIND)
+    if KIND == "mean":
+        value = value / columns
+    inside = within(index, rows, MASK)
+    tl.store(out + index, EPILOGUE(value, index, 0, inside, extra), mask=inside)
+
+
+@tilewright.jit
+def reduce_columns(out, reduced, inner, *extra, BLOCK_R: tl.constexpr, BLOCK: tl.constexpr, KIND: tl.constexpr,
+                   INITIAL: tl.constexpr, TYPE: tl.constexpr, MASK_R: tl.constexpr, MASK: tl.constexpr,
+                   PROLOGUE: tl.constexpr, EPILOGUE: tl.constexpr):  # fmt: skip
+    """out[outer, inner] = EPILOGUE(reduction of PROLOGUE over the middle dimension), row by row in registers.
+
+    The prologue's rows count [outer, reduced] together.  Grid: (column blocks, outer).
+    """
+    outer = tl.program_id(1).to(tl.int64)
+    column = tl.program_id(0) * BLOCK + tl.arange(0, BLOCK)
+    partial = tl.full((BLOCK_R, BLOCK), INITIAL, TYPE)
+    for start in range(0, reduced, BLOCK_R):
+        step = start + tl.arange(0, BLOCK_R)[:, None]
+        row = outer * reduced + step
+        inside = within(step, reduced, MASK_R)
+        mask = and_masks(inside, within(column[None, :], inner, MASK))
+        x = read_slot(PROLOGUE, row, column[None, :], mask, extra, inside, INITIAL, TYPE)
+        partial = combine(partial, x, KIND)
+    value = reduce_axis(partial, 0, KIND)
+    if KIND == "mean":
+        value = value / reduced
+    inside = within(column, inner, MASK)
+    tl.store(out + outer * inner + column, EPILOGUE(value, outer, column, inside, extra), mask=inside)

@@ -23,7 +23,7 @@ from tilewright.graph.row_spaces import ROW_OPS, RowSpace, space_of
 from tilewright.library.generated.expressions import compute_type
 from tilewright.library.generated.index import Index, flatten, unflatten
 from tilewright.library.generated.trace import Coordinates, Expression, ExpressionTracer, Given, Load, axes_of, walk
-from tilewright.library.rows.cpu import REDUCTIONS
+from tilewright.library.reduce.problem import REDUCTIONS
 from tilewright.library.rows.primitives import in_primitives
 from tilewright.symbolic import product, upper_bound
 

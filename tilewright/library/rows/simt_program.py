@@ -12,11 +12,12 @@ from tilewright.library.cost import expected
 from tilewright.library.generated.generate import next_power_of_2
 from tilewright.library.generated.trace import Load, walk
 from tilewright.library.makers import Maker
+from tilewright.library.reduce.simt_config import MOST_WARPS, block_of, warps_for
+from tilewright.library.reduce.simt_parts import CTAS, LONG, MANY_CTAS, MOST_ROW_PARTS
 from tilewright.library.rows.program import RowProgram, row_program
 from tilewright.library.rows.program_candidates import one_kernel, separate, with_failure
 from tilewright.library.rows.program_text import ProgramConfig, Walk, walk_of
-from tilewright.library.rows.simt_config import MOST_WARPS, block_of, row_config, warps_for
-from tilewright.library.rows.simt_parts import CTAS, LONG, MANY_CTAS, MOST_ROW_PARTS
+from tilewright.library.rows.simt_config import row_config
 from tilewright.targets.base import Target
 
 NARROWEST_LINE = 32  # kept elements in a row of memory that are lanes by themselves

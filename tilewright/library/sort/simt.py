@@ -11,10 +11,10 @@ from tilewright.dtypes import DType, int32, uint8, uint16, uint32, uint64
 from tilewright.errors import UnsupportedOperationError
 from tilewright.graph.core import Graph, Node, Value
 from tilewright.graph.fusion import Group
+from tilewright.library.binding import launch
 from tilewright.library.candidate import Candidate, KernelCall, Stage
 from tilewright.library.cost import Cost, expected
 from tilewright.library.generated.elementwise import tensor_bytes, total_bytes
-from tilewright.library.rows.simt_parts import launch
 from tilewright.library.sort import radix_kernel as radix
 from tilewright.library.sort import simt_kernel as kernels
 from tilewright.symbolic import Size, ceil_divide, lift, product, simplify, upper_bound
@@ -183,9 +183,8 @@ def _by_digits(sorting: Sorting, digits: list[int]) -> tuple[list[KernelCall], l
             launch(radix.count_digits, {"source": source, "counts": counts}, sizes, constants, grid, None, warps)
         )
         lines: tuple[Size, Size, Size] = (simplify(lift(rows) * (1 << bits)), 1, 1)
-        calls.append(
-            launch(radix.scan_digits, {"counts": counts, "totals": totals}, {"tiles": tiles}, {"BLOCK": 1024}, lines)
-        )
+        tensors = {"counts": counts, "totals": totals}
+        calls.append(launch(radix.scan_digits, tensors, {"tiles": tiles}, {"BLOCK": 1024}, lines, None, 8))
         tensors = {"source": source, "target": target, "counts": counts, "totals": totals}
         sizes |= {"limit": sorting.limit}
         calls.append(launch(radix.move_by_digit, tensors, sizes, {**constants, "LAST": last}, grid, None, warps))

@@ -10,12 +10,12 @@ from tilewright.dtypes import bfloat16, float16
 from tilewright.graph.core import Graph, Node, Value
 from tilewright.graph.fusion import Group
 from tilewright.graph.views import StridedView
-from tilewright.library.attention.cpu import Strided, strided_operands
 from tilewright.library.attention.hopper import kernel as hopper
 from tilewright.library.attention.hopper.choice import WARPGROUP_QUERIES, attention_configs, seconds_of
 from tilewright.library.attention.hopper.config import AttentionConfig
 from tilewright.library.attention.problem import SMALLEST, AttentionProblem, typical
 from tilewright.library.attention.slots import attention_slots
+from tilewright.library.attention.strided import Strided, strided_operands
 from tilewright.library.binding import bind_extra, divides
 from tilewright.library.candidate import Candidate, KernelCall, Operand, Stage, Table, TiledOperand
 from tilewright.library.cost import Cost

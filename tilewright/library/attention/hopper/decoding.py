@@ -12,7 +12,6 @@ from tilewright.dtypes import float32
 from tilewright.graph.core import Graph, Value
 from tilewright.graph.fusion import Group
 from tilewright.graph.views import StridedView, dense_view
-from tilewright.library.attention.cpu import Strided, strided_operands
 from tilewright.library.attention.hopper import decoding_kernel as hopper_decoding
 from tilewright.library.attention.hopper.candidates import hopper_call, is_tiled, own_extra, tiled
 from tilewright.library.attention.hopper.choice import TILE_CLOCKS, WARPGROUP_QUERIES, block_clocks
@@ -21,6 +20,7 @@ from tilewright.library.attention.hopper.decoding_config import CLUSTER_CTAS, De
 from tilewright.library.attention.problem import typical
 from tilewright.library.attention.simt_kernel import combine_parts
 from tilewright.library.attention.slots import attention_slots
+from tilewright.library.attention.strided import Strided, strided_operands
 from tilewright.library.binding import bind_extra, bind_sizes
 from tilewright.library.candidate import Candidate, KernelCall, Operand, Stage
 from tilewright.library.cost import Cost

@@ -13,10 +13,10 @@ from tilewright.graph.fusion import Group
 from tilewright.library.binding import bind_sizes
 from tilewright.library.candidate import Candidate, KernelCall, Operand, PackedConstant, Stage
 from tilewright.library.convolution.cpu.gather_kernel import gather_windows
+from tilewright.library.cpu_work import rows_per_program
 from tilewright.library.matmul.cpu import gemm_candidate
 from tilewright.library.matmul.problem import GraphProduct
 from tilewright.library.packing import taps_recipe
-from tilewright.library.rows.cpu import rows_per_program
 from tilewright.library.slots import epilogue_slots
 from tilewright.library.weights import pairs_fit
 from tilewright.library.windows import window_constants, window_sizes

@@ -14,10 +14,10 @@ from tilewright.library.convolution.cpu.depthwise_kernel import depthwise_runs
 from tilewright.library.convolution.cpu.direct_kernel import direct_convolution
 from tilewright.library.convolution.problem import convolution_of
 from tilewright.library.cost import estimate
+from tilewright.library.cpu_work import rows_per_program
 from tilewright.library.generated.elementwise import chain_operations, total_bytes
 from tilewright.library.generated.expressions import language_type
 from tilewright.library.generated.generate import next_power_of_2
-from tilewright.library.rows.cpu import rows_per_program
 from tilewright.library.slots import Slots
 from tilewright.library.windows import window_constants, window_sizes
 from tilewright.symbolic import Size, ceil_divide, lift, product, round_up, simplify
