@@ -204,7 +204,7 @@ class Overlapping(StandIn):
         self.most_ahead = 0
 
     def start(self, chunks: Any) -> Any:
-        copied = [replace(chunk, tokens=list(chunk.tokens), pages=list(chunk.pages)) for chunk in chunks]
+        copied = [chunk._replace(tokens=list(chunk.tokens), pages=list(chunk.pages)) for chunk in chunks]
         rows: list[Any] = []
         if len(self.started) == 2:  # nobody waited for the first one
             self._compute()
@@ -220,7 +220,7 @@ class Overlapping(StandIn):
     def _compute(self) -> None:
         chunks, found = self.started.pop(0)
         known = [
-            replace(chunk, tokens=[token if token >= 0 else max(0, self.previous[-1 - token])
+            chunk._replace(tokens=[token if token >= 0 else max(0, self.previous[-1 - token])
                                    for token in chunk.tokens])
             for chunk in chunks
         ]  # fmt: skip

@@ -73,6 +73,7 @@ class _Request:
     parameters: SamplingParameters
     results: list[_Result]
     deadline: float | None
+    ends: frozenset[int]  # tokens that end a result
     has_begun: bool = False  # its first result has computed the prompt
     found: dict[int, TokenLogprobs] = field(default_factory=dict)  # logprobs of the prompt by the place of the token
     prompt_logprobs: list[TokenLogprobs] | None = None
@@ -82,11 +83,13 @@ class _Request:
     @property
     def output(self) -> Output:
         completions = [result.completion for result in self.results]
-        draftings = [result.drafting for result in self.results if result.drafting is not None]
+        drafted = accepted = 0
+        for result in self.results:
+            if result.drafting is not None:
+                drafted, accepted = drafted + result.drafting.drafted, accepted + result.drafting.accepted
         return Output(
-            self.name, self.prompt, completions, self.results[0].scheduled.cached, self.error,
-            sum(one.drafted for one in draftings), sum(one.accepted for one in draftings), self.prompt_logprobs,
-            self.is_refused,
+            self.name, self.prompt, completions, self.results[0].scheduled.cached, self.error, drafted, accepted,
+            self.prompt_logprobs, self.is_refused,
         )  # fmt: skip
 
 
@@ -212,7 +215,8 @@ class LLMEngine:
         salt += f"\0{adapter}" if number else ""  # keys and values are those of the adapter
         seed = secrets.randbits(63) if parameters.seed is None else parameters.seed
         deadline = None if seconds is None else self.clock() + seconds
-        request = _Request(name, tokens, parameters, [], deadline)
+        ends = frozenset(parameters.stop_tokens) | (frozenset() if parameters.ignore_eos else self.end_tokens)
+        request = _Request(name, tokens, parameters, [], deadline, ends)
         for index in range(parameters.n):
             scheduled = Scheduled((name, index), list(tokens), (self._arrivals, index), salt, adapter=number)
             scheduled.is_whole = parameters.prompt_logprobs is not None and index == 0
@@ -346,6 +350,15 @@ class LLMEngine:
         return _StepPart(work, request, request.results[work.sequence.name[1]], work.is_last, wants_prompt)
 
     def _chunk(self, part: _StepPart) -> Chunk:
+        work, sequence = part.work, part.work.sequence
+        if part.is_last and work.end - work.begin == 1 and not (sequence.drafts or part.wants_prompt):
+            token, part.count_of_rows = sequence.tokens[-1], 1  # most chunks: Python's time matters
+            draws = () if self.deterministic else (self._draw(part, int(token < 0)),)
+            return Chunk((token,), work.begin, sequence.blocks, (0,), sequence.adapter, draws)
+        return self._long_chunk(part)
+
+    def _long_chunk(self, part: _StepPart) -> Chunk:
+        """Tokens of a prompt, or of a text that is computed again, or with drafts."""
         work = part.work
         tokens, drafts = work.sequence.tokens[work.begin : work.end], work.sequence.drafts if part.is_last else []
         first = 0 if part.wants_prompt else len(tokens) - part.is_last
@@ -360,13 +373,9 @@ class LLMEngine:
 
     def _draw(self, part: _StepPart, ahead: int) -> Draw | None:
         """How the token `ahead` places after the next one may be chosen with its logits alone."""
-        parameters = part.request.parameters
-        is_early = len(part.result.completion.tokens) + ahead < parameters.min_tokens
-        return None if is_early and self._ends(parameters) else part.result.sampler.draw(ahead)
-
-    def _ends(self, parameters: SamplingParameters) -> set[int]:
-        """The tokens that end a result."""
-        return {*parameters.stop_tokens, *(() if parameters.ignore_eos else self.end_tokens)}
+        least = part.request.parameters.min_tokens
+        is_early = least and len(part.result.completion.tokens) + ahead < least
+        return None if is_early and part.request.ends else part.result.sampler.draw(ahead)
 
     def _take_prompt(self, item: ScheduledTokens, request: _Request, logits: Rows) -> int:
         """The logprobs of a prompt's tokens; gives how many rows there are before those of the next token."""
@@ -457,7 +466,7 @@ class LLMEngine:
         self, request: _Request, result: _Result, logits: np.ndarray | ChosenRow, place: int | None
     ) -> None:
         parameters, completion = request.parameters, result.completion
-        ends = self._ends(parameters)
+        ends = request.ends
         is_early = len(completion.tokens) < parameters.min_tokens
         allowed = self._allowed(result, ends, is_early)
         if allowed is not None and not allowed.any():
@@ -475,7 +484,7 @@ class LLMEngine:
         elif len(completion.tokens) == parameters.max_tokens or _length(request, result) >= longest:
             self._finish(result, "length")
 
-    def _allowed(self, result: _Result, ends: set[int], is_early: bool) -> np.ndarray | None:
+    def _allowed(self, result: _Result, ends: frozenset[int], is_early: bool) -> np.ndarray | None:
         """The tokens that the structured output allows, without end tokens where they are not wanted."""
         if result.matcher is None:
             return None

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Protocol, Union, runtime_checkable
+from typing import Any, NamedTuple, Protocol, Union, runtime_checkable
 
 import numpy as np
 
@@ -22,8 +22,7 @@ from tilewright.llm.sampling import Draw
 from tilewright.llm.step import COMPUTE_DTYPES, WEIGHT_FORMATS, GenerationStep, Limits
 
 
-@dataclass(frozen=True)
-class Chunk:
+class Chunk(NamedTuple):
     """New tokens of one sequence in a step, a part of its prompt or the token sampled last.
 
     `pages` are those of the whole sequence; `wanted` are the places among `tokens` whose logits are wanted, `draws` how

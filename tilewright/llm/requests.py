@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, NamedTuple
 
 from tilewright.errors import InputError
 from tilewright.llm.structure import StructuredOutput
@@ -112,8 +112,7 @@ WHOLE_NUMBERS = (
 )
 
 
-@dataclass(frozen=True)
-class TokenLogprobs:
+class TokenLogprobs(NamedTuple):
     """The chosen token with its logprob, and the most probable tokens with theirs, the best first."""
 
     token: int

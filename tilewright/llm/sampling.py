@@ -9,7 +9,6 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
 from typing import NamedTuple
 
 import numpy as np
@@ -20,18 +19,20 @@ from tilewright.llm.requests import SamplingParameters, TokenLogprobs
 _HEADS = (1024, 16384)  # most probable tokens that nearly always hold what top-p keeps
 _MOST_EXACT_TOKENS = 16384  # tokens whose exponentials are taken in float64
 _BLOCK = 512
-_64_BITS = (1 << 64) - 1
+_NUMBERS = 64  # random numbers that are drawn at once: making a generator takes as long as many of them
 _NOT_FINITE = "the model's logits are no finite numbers"
 _LARGEST_SHARE = 1.0 - 2.0**-24  # below 1 in float32
 
 
-@dataclass(frozen=True)
-class Draw:
+class Draw(NamedTuple):
     """How a row's token is chosen where nothing but these matters: `share` is the random number, `floor` min-p."""
 
     temperature: float = 0.0
     share: float = 0.0
     floor: float = 0.0
+
+
+_GREEDY = Draw()
 
 
 class ChosenRow(NamedTuple):
@@ -51,6 +52,8 @@ class Sampler:
         self._repeated = set(prompt) if parameters.repetition_penalty != 1.0 else set()
         self._biases = np.array(list(parameters.logit_bias.items()), np.float64).reshape(-1, 2)
         self._count = 0
+        self._shares: list[float] = []  # random numbers from the place `_first` on
+        self._first = 0
 
     def draw(self, ahead: int = 0) -> Draw | None:
         """How the token `ahead` places after the next one may be chosen with its logits alone; None where more matters
@@ -60,7 +63,7 @@ class Sampler:
         if penalties or len(self._biases) or wanted.logprobs is not None or wanted.structured_output is not None:
             return None
         if wanted.is_greedy:
-            return Draw()
+            return _GREEDY
         if wanted.top_k or wanted.top_p < 1.0:
             return None
         return Draw(wanted.temperature, min(self._share(ahead), _LARGEST_SHARE), wanted.min_p)
@@ -135,7 +138,11 @@ class Sampler:
 
     def _share(self, ahead: int) -> float:
         """The random number of a place, from 0 to below 1."""
-        return (first_bits(self.seed, self.index, self._count + ahead + 1) >> 11) * 2.0**-53
+        place = self._count + ahead - self._first
+        if not 0 <= place < len(self._shares):
+            self._first, place = self._count, ahead
+            self._shares = random_numbers(self.seed, self.index, self._count, ahead + _NUMBERS)
+        return self._shares[place]
 
     def _draw(self, scores: np.ndarray, ahead: int) -> int:
         share, wanted = self._share(ahead), self.parameters
@@ -161,19 +168,15 @@ class Sampler:
         return tokens, powers
 
 
-def first_bits(seed: int, index: int, counter: int) -> int:
-    """The first 64 bits of Philox-4x64-10 with the key (seed, index) at a counter, as integers: making a generator of
-    NumPy takes ten times as long.
+def random_numbers(seed: int, index: int, first: int, count: int) -> list[float]:
+    """Numbers from 0 to below 1 of places from `first` on: the first 64 bits of Philox-4x64-10 with the key (seed,
+    index) at the counter place + 1.
 
     Salmon et al., "Parallel random numbers: as easy as 1, 2, 3", 2011.
     """
-    first, second, third, fourth = counter, 0, 0, 0
-    for _ in range(10):
-        low, high = first * 0xD2E7470EE14C6C93, third * 0xCA5A826395121157
-        first, second = high >> 64 ^ second ^ seed, high & _64_BITS
-        third, fourth = low >> 64 ^ fourth ^ index, low & _64_BITS
-        seed, index = seed + 0x9E3779B97F4A7C15 & _64_BITS, index + 0xBB67AE8584CAA73B & _64_BITS
-    return first
+    generator = np.random.Philox(key=[seed, index], counter=[first, 0, 0, 0])
+    numbers: list[float] = ((generator.random_raw(4 * count)[::4] >> np.uint64(11)) * 2.0**-53).tolist()
+    return numbers
 
 
 def _powers(scores: np.ndarray, temperature: float) -> np.ndarray:

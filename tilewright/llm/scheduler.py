@@ -16,7 +16,8 @@ it would not have been taken: so that every sequence ends.
 from __future__ import annotations
 
 import bisect
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
+from typing import NamedTuple
 
 from tilewright.llm.blocks import BlockPool, next_digest, root_digest
 from tilewright.llm.step import Limits
@@ -49,8 +50,7 @@ class Sequence:
         return len(self.tokens) - self.computed
 
 
-@dataclass(frozen=True)
-class ScheduledTokens:
+class ScheduledTokens(NamedTuple):
     """Tokens `begin` to `end - 1` of a sequence; `is_last` where the next token follows from them.
 
     After the last there is room for `drafts` tokens that may follow.
@@ -109,10 +109,11 @@ class Scheduler:
                 continue
             if self.preemptions != preempted and sequence not in self.running:
                 continue  # it lost its blocks to an older one
-            count = min(self._chunk(sequence, sequence.computed), budget)
-            if self._make_room(sequence, sequence.computed + count):
-                work.append(ScheduledTokens(sequence, sequence.computed, sequence.computed + count))
-                budget -= count
+            begin = sequence.computed
+            end = begin + min(self._chunk(sequence, begin), budget)
+            if end <= len(sequence.blocks) * self.pool.size or self._make_room(sequence, end):
+                work.append(ScheduledTokens(sequence, begin, end))
+                budget -= end - begin
         if self.preemptions != preempted:
             work = [item for item in work if item.sequence in self.running]
         else:
@@ -162,7 +163,7 @@ class Scheduler:
                 count -= 1
             if count:
                 self._extend(item.sequence, item.end + count)
-                work[number] = replace(item, drafts=count)
+                work[number] = item._replace(drafts=count)
                 budget -= count
 
     def _find(self, sequence: Sequence) -> list[int]:
