@@ -11,7 +11,6 @@ import math
 import threading
 import time
 from collections.abc import Iterator, Sequence
-from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -232,8 +231,7 @@ class Overlapping(StandIn):
     def _chosen(logits: np.ndarray, draw: Draw | None) -> Any:
         if draw is None:
             return logits
-        numbers = [np.array([value], np.float32) for value in (draw.temperature, draw.share, draw.floor)]
-        (token,) = choose([logits[None], *numbers], {})
+        (token,) = choose([logits[None], *(np.array([value]) for value in draw)], {})
 
         def fetch() -> np.ndarray:
             raise AssertionError("logits of a step that may be followed")

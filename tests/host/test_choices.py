@@ -9,6 +9,7 @@ from tilewright.build.builder import build
 from tilewright.dtypes import float32, int32
 from tilewright.errors import ShapeError
 from tilewright.graph.build import GraphBuilder
+from tilewright.graph.choices import _that_count
 from tilewright.graph.reference import run
 from tilewright.llm import SamplingParameters
 from tilewright.llm.sampling import Sampler
@@ -17,8 +18,9 @@ from tilewright.llm.sampling import Sampler
 def choosing(columns):
     b = GraphBuilder("choosing")
     rows = b.symbol("rows", 1, 64)
-    numbers = [b.input(name, float32, (rows,)) for name in ("temperatures", "shares", "floors")]
-    b.output(b.op("choose", [b.input("logits", float32, (rows, columns)), *numbers]), "y")
+    numbers = [b.input(name, float32, (rows,)) for name in ("temperatures", "shares", "floors", "portions")]
+    counts = b.input("counts", int32, (rows,))
+    b.output(b.op("choose", [b.input("logits", float32, (rows, columns)), *numbers, counts]), "y")
     return b.finish()
 
 
@@ -30,6 +32,8 @@ def draw_inputs(rng, rows, columns):
         "logits": logits, "temperatures": rng.choice([0.0, 0.3, 1.0, 3.0], rows).astype(np.float32),
         "shares": rng.choice([0.0, 0.3, 0.999999, 1.0 - 2.0**-24], rows).astype(np.float32),
         "floors": rng.choice([0.0, 0.0, 0.3], rows).astype(np.float32),
+        "portions": rng.choice([1.0, 1.0, 0.9, 0.2, 1e-6], rows).astype(np.float32),
+        "counts": rng.choice([0, 0, 1, 7, columns - 1, columns + 1], rows).astype(np.int32),
     }  # fmt: skip
 
 
@@ -47,6 +51,7 @@ def test_meaning_and_kernels(columns, target, rng, request):
             logits, temperature = inputs["logits"][row].astype(np.float64), float(inputs["temperatures"][row])
             assert temperature > 0
             powers = np.exp((logits - logits.max()) / temperature)
+            powers[~_that_count(logits, powers, inputs["portions"][row], inputs["counts"][row])] = 0.0
             powers[powers < inputs["floors"][row]] = 0.0
             first, last = sorted((int(found[row]), int(wanted[row])))
             between = slice(first + 1, last)
@@ -66,19 +71,25 @@ def test_rows_that_are_no_numbers(rng):
 
 
 def test_it_is_the_choice_of_samplers(rng):
-    logits = (2 * rng.standard_normal((24, 300))).astype(np.float32)
-    samplers = [Sampler(SamplingParameters(temperature=temperature, min_p=floor), seed, 0, ())
-                for seed, (temperature, floor) in enumerate([(0.0, 0.0), (0.7, 0.0), (1.5, 0.2)] * 8)]  # fmt: skip
-    draws = [sampler.draw() for sampler in samplers]
-    inputs = {"logits": logits, **{name: np.array([getattr(draw, name[:-1]) for draw in draws], np.float32)
-                                   for name in ("temperatures", "shares", "floors")}}  # fmt: skip
+    rows = 64
+    logits = (2 * rng.standard_normal((rows, 300))).astype(np.float32).round(1)  # with equal ones
+    samplers = []
+    for seed in range(rows):
+        wanted = {
+            "temperature": float(rng.choice([0.0, 0.7, 1.5])), "min_p": float(rng.choice([0.0, 0.2])),
+            "top_p": float(rng.choice([1.0, 0.9, 0.3])), "top_k": int(rng.choice([0, 1, 5, 20, 300])),
+        }  # fmt: skip
+        samplers.append(Sampler(SamplingParameters(**wanted), seed, 0, ()))
+    numbers = [np.array(column, np.float32) for column in zip(*(sampler.draw() for sampler in samplers), strict=True)]
+    inputs = dict(zip(("temperatures", "shares", "floors", "portions"), numbers[:4], strict=True))
+    inputs |= {"logits": logits, "counts": numbers[4].astype(np.int32)}
     found = run(choosing(300), inputs)["y"]
     assert found.tolist() == [sampler.choose(row).token for sampler, row in zip(samplers, logits, strict=True)]
 
 
 def test_types_that_do_not_fit():
     b = GraphBuilder("wrong")
-    numbers = [b.input(f"n{index}", float32, (4,)) for index in range(3)]
+    numbers = [b.input(f"n{index}", float32, (4,)) for index in range(4)] + [b.input("counts", int32, (4,))]
     with pytest.raises(ShapeError, match="rows"):
         b.op("choose", [b.input("x", float32, (3, 5)), *numbers])
     with pytest.raises(ShapeError, match="float32"):

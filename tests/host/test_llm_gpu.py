@@ -28,6 +28,7 @@ def test_results_are_those_of_the_cpu(driver, tmp_path, rng):
     few = {"max_tokens": 9, "ignore_eos": True}
     for wanted in (
         SamplingParameters(temperature=0.0, **few), SamplingParameters(temperature=0.9, seed=3, min_p=0.1, **few),
+        SamplingParameters(temperature=0.9, seed=3, top_k=20, top_p=0.9, **few),
         SamplingParameters(temperature=0.7, seed=4, top_k=5, logprobs=1, presence_penalty=0.5, **few),
     ):  # fmt: skip
         found, expected = llm.generate_all(prompts, wanted), alone.generate_all(prompts, wanted)
@@ -42,9 +43,10 @@ def test_results_are_those_of_the_cpu(driver, tmp_path, rng):
 def _check_draws(gpu, cpu, rng):
     """Tokens of many draws in one step, and logits that are NaN."""
     tokens = rng.integers(0, 96, 20).tolist()
-    each = [(float(rng.choice([0.0, 0.3, 1.0, 3.0])), float(rng.choice([0.0, 0.2]))) for _ in range(20)]
-    samplers = [Sampler(SamplingParameters(temperature=temperature, min_p=floor), seed, 0, ())
-                for seed, (temperature, floor) in enumerate(each)]  # fmt: skip
+    each = [{"temperature": float(rng.choice([0.0, 0.3, 1.0, 3.0])), "min_p": float(rng.choice([0.0, 0.2])),
+             "top_k": int(rng.choice([0, 3, 40])), "top_p": float(rng.choice([1.0, 0.8]))}
+            for _ in range(20)]  # fmt: skip
+    samplers = [Sampler(SamplingParameters(**wanted), seed, 0, ()) for seed, wanted in enumerate(each)]
     draws = [sampler.draw() for sampler in samplers]
     rows = gpu.run([Chunk(tokens, 0, [2, 0, 1], range(20), 0, draws)])
     logits = cpu.run([Chunk(tokens, 0, [2, 0, 1], range(20))])

@@ -30,9 +30,9 @@ from tilewright.runtime.cuda.streams import StreamMark
 _ALIGNMENT = 256  # bytes, of inputs
 _CACHED_STEPS = 256  # sizes of steps
 _PLACES = 2  # in the host's memory, for the steps that are under way
-_DRAWS = ("temperatures", "shares", "floors")
+_DRAWS = {"temperatures": np.float32, "shares": np.float32, "floors": np.float32, "portions": np.float32,
+          "counts": np.int32}  # fmt: skip
 _FIELDS = attrgetter("tokens", "begin", "pages", "adapter")  # of a chunk
-_NUMBERS = attrgetter("temperature", "share", "floor")  # of a draw, as `_DRAWS` has them
 _CHOSEN_ROW = partial(tuple.__new__, ChosenRow)  # of a pair: less than half of the time of a call
 
 
@@ -186,7 +186,7 @@ class GPUModel(Model):
         there: dict[str, Any] = {**self._pools, "previous": self._previous}
         end = 0
         for name, shape, begin, end in self._places(sizes):
-            dtype = np.dtype(np.float32 if name in _DRAWS else np.int32)
+            dtype = np.dtype(_DRAWS.get(name, np.int32))
             for inputs, host in zip(here, memory.hosts, strict=True):
                 inputs[name] = host[begin:end].view(dtype).reshape(shape)
             there[name] = DevicePart(memory.there, begin, shape, dtype)
@@ -247,11 +247,12 @@ class GPUModel(Model):
 
 
 def _fill_draws(inputs: dict[str, np.ndarray], draws: Sequence[Draw | None]) -> None:
-    for name in _DRAWS:
-        inputs[name][:] = 0.0
-    for row in [row for row, draw in enumerate(draws) if draw is not None and draw.temperature]:
-        for name, value in zip(_DRAWS, _NUMBERS(draws[row]), strict=True):
-            inputs[name][row] = value
+    """Write how tokens are chosen, in the order that a `Draw` has them."""
+    inputs["temperatures"][:] = 0.0
+    rows = [row for row, draw in enumerate(draws) if draw is not None and draw.temperature]
+    if rows:
+        for name, values in zip(_DRAWS, zip(*(draws[row] or () for row in rows), strict=True), strict=True):
+            inputs[name][rows] = values
 
 
 def _rounded(count: int, most: int) -> int:

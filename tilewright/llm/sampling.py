@@ -25,11 +25,14 @@ _LARGEST_SHARE = 1.0 - 2.0**-24  # below 1 in float32
 
 
 class Draw(NamedTuple):
-    """How a row's token is chosen where nothing but these matters: `share` is the random number, `floor` min-p."""
+    """How a row's token is chosen where nothing but these matters: `share` is the random number, `floor` min-p,
+    `portion` top-p, `most` top-k."""
 
     temperature: float = 0.0
     share: float = 0.0
     floor: float = 0.0
+    portion: float = 1.0
+    most: int = 0
 
 
 _GREEDY = Draw()
@@ -64,9 +67,8 @@ class Sampler:
             return None
         if wanted.is_greedy:
             return _GREEDY
-        if wanted.top_k or wanted.top_p < 1.0:
-            return None
-        return Draw(wanted.temperature, min(self._share(ahead), _LARGEST_SHARE), wanted.min_p)
+        share = min(self._share(ahead), _LARGEST_SHARE)
+        return Draw(wanted.temperature, share, wanted.min_p, wanted.top_p, wanted.top_k)
 
     def choose(
         self, logits: np.ndarray | ChosenRow, banned: Sequence[int] = (), allowed: np.ndarray | None = None

@@ -11,7 +11,8 @@ Prompts, chunks of prompts and single tokens are the same to it.  Inputs, all in
     lengths    [sequences]              tokens of each sequence with these
     rows       [rows]                   the tokens whose logits are wanted
     adapters   [tokens]                 the number of each token's adapter, where there are some
-    temperatures, shares, floors  [rows], float32      how a row's token is chosen, where the step does that
+    temperatures, shares, floors, portions  [rows], float32   how a row's token is chosen, where the step does that
+    counts     [rows]                   the same (`graph.choices`)
     previous   [most rows]              what the step before chose, where steps do that
     keys.N, values.N  [slots, key_heads, width]   the pools of layer N, updated in place
 
@@ -116,8 +117,9 @@ class GenerationStep:
         self.lengths, self.rows = given("lengths", sequences), given("rows", rows)
         self._adapters = adapters or None
         self._adapter_of = given("adapters", self.count) if adapters else None
-        names = ("temperatures", "shares", "floors") if chooses else ()
+        names = ("temperatures", "shares", "floors", "portions") if chooses else ()
         self._draws = [given(name, rows, dtype=float32) for name in names]
+        self._draws += [given("counts", rows)] if chooses else []
         self._angles: dict[int, tuple[Value, Value]] = {}
         self._constants: dict[str, Value] = {}
 

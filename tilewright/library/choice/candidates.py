@@ -28,7 +28,7 @@ def choice(group: Group, graph: Graph, target: Target) -> list[Candidate]:
     assert anchor is not None
     if group.nodes != [anchor]:
         raise NotImplementedError(f"{group.name}: a choice has no slots")
-    names = ("logits", "temperatures", "shares", "floors")
+    names = ("logits", "temperatures", "shares", "floors", "portions", "counts")
     operands = {name: value for name, value in zip(names, anchor.inputs, strict=True) if value is not None}
     rows, columns = operands["logits"].shape
     block = min(_BLOCK, max(16, next_power_of_2(upper_bound(columns))))

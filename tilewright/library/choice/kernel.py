@@ -1,7 +1,7 @@
 """The largest element of each row, or a drawn one (`graph.choices`): parts of rows first, then rows.
 
 Rows whose largest element is wanted are read once.  Others are read twice more, for the sum of powers and for the place
-where the running sum passes its share.
+where the running sum passes its share; and about ten times before, where top-k or top-p look for their bound.
 """
 
 # mypy: ignore-errors
@@ -13,6 +13,7 @@ import tilewright
 import tilewright.language as tl
 
 LOG2_E = tl.constexpr(1.4426950408889634)
+MOST_HALVINGS = tl.constexpr(280)  # of the distance of two numbers in float32, until nothing is between them
 
 
 @tilewright.jit
@@ -38,17 +39,94 @@ def largest_of_parts(logits, values, places, columns, parts, SHARE: tl.constexpr
 
 
 @tilewright.jit
-def powers_of(logits, first, columns, greatest, factor, floor, BLOCK: tl.constexpr):
-    """The powers of a block, those below the floor and behind the row as none."""
-    column = first + tl.arange(0, BLOCK)
-    value = tl.load(logits + column, mask=column < columns, other=float("-inf"))
-    powers = tl.exp2((value - greatest) * factor)
-    return tl.where((powers < floor) | (column >= columns), 0.0, powers)
+def power_of(value, greatest, factor):
+    """What the probability of a logit is proportional to; 1 for the largest."""
+    return tl.exp2((value - greatest) * factor)
 
 
 @tilewright.jit
-def choose_of_rows(logits, values, places, temperatures, shares, floors, out, columns, parts, PARTS: tl.constexpr,
-                   BLOCK: tl.constexpr):  # fmt: skip
+def count_from(logits, least, columns, greatest, factor, BLOCK: tl.constexpr):
+    """Of a row's elements that are at least `least`: how many, the sum of their powers, and the smallest; and the
+    largest of the others."""
+    lane = tl.arange(0, BLOCK)
+    count = tl.zeros((BLOCK,), tl.int32)
+    mass = tl.zeros((BLOCK,), tl.float32)
+    smallest = tl.full((BLOCK,), float("inf"), tl.float32)
+    below = tl.full((BLOCK,), float("-inf"), tl.float32)
+    for first in range(0, columns, BLOCK):
+        value = tl.load(logits + first + lane, mask=first + lane < columns, other=float("-inf"))
+        reaches = value >= least
+        count += reaches.to(tl.int32)
+        mass += tl.where(reaches, power_of(value, greatest, factor), 0.0)
+        smallest = tl.where(reaches, tl.minimum(smallest, value), smallest)
+        below = tl.where(reaches, below, tl.maximum(below, value))
+    return tl.sum(count, 0), tl.sum(mass, 0), tl.min(smallest, 0), tl.max(below, 0)
+
+
+@tilewright.jit
+def bound_of(logits, columns, greatest, factor, low, wanted_count, wanted_mass, BLOCK: tl.constexpr):
+    """The largest element of a row such that those from it on are so many or hold so much, with how many are larger
+    and what these hold.
+
+    `low` is an element for which that is so.  Between it and the largest element, one in the middle is looked at, and
+    the bound moves to the next element from there.
+    """
+    high = greatest
+    above = (low > high).to(tl.int32)  # 0
+    above_mass = greatest * 0.0
+    for _ in range(MOST_HALVINGS):
+        if low < high:
+            middle = low * 0.5 + high * 0.5
+            middle = tl.where(middle > low, middle, high)
+            count, mass, smallest, below = count_from(logits, middle, columns, greatest, factor, BLOCK)
+            if (count >= wanted_count) & (mass >= wanted_mass):
+                low = smallest
+            else:
+                above = count
+                above_mass = mass
+                high = below
+    return low, above, above_mass
+
+
+@tilewright.jit
+def filters_of(logits, columns, greatest, factor, portion, count, BLOCK: tl.constexpr):
+    """top-k and top-p of a row as a bound: elements above it count, and of those that are equal to it the first ones,
+    as many as `room`."""
+    every, mass, low, _below = count_from(logits, -3.4028234e38, columns, greatest, factor, BLOCK)
+    bound = low
+    room = every
+    if (count > 0) & (count < every):
+        bound, above, above_mass = bound_of(logits, columns, greatest, factor, low, count, 0.0, BLOCK)
+        room = count - above
+        mass = above_mass + room.to(tl.float32) * power_of(bound, greatest, factor)
+    if portion < 1.0:
+        wanted = portion * mass
+        least, _above, held = bound_of(logits, columns, greatest, factor, bound, 0, wanted, BLOCK)
+        power = tl.maximum(power_of(least, greatest, factor), 1e-37)
+        more = tl.minimum(tl.ceil((wanted - held) / power), 1e9).to(tl.int32)
+        room = tl.where(least == bound, tl.minimum(room, more), more)
+        bound = least
+    return bound, tl.maximum(room, 1)
+
+
+@tilewright.jit
+def powers_of(logits, first, columns, greatest, factor, floor, bound, room, BLOCK: tl.constexpr):
+    """The powers of a block, those that do not count as none; and for how many equals of the bound room is left."""
+    column = first + tl.arange(0, BLOCK)
+    value = tl.load(logits + column, mask=column < columns, other=float("-inf"))
+    powers = power_of(value, greatest, factor)
+    equal = (value == bound).to(tl.int32)
+    equals = tl.sum(equal, 0)
+    counts = value >= bound
+    if equals > room:
+        counts = (value > bound) | ((equal > 0) & (tl.cumsum(equal, 0) <= room))
+    powers = tl.where((powers < floor) | (column >= columns) | (counts == 0), 0.0, powers)
+    return powers, tl.maximum(room - equals, 0)
+
+
+@tilewright.jit
+def choose_of_rows(logits, values, places, temperatures, shares, floors, portions, counts, out, columns, parts,
+                   PARTS: tl.constexpr, BLOCK: tl.constexpr):  # fmt: skip
     """out[row]: the place of the row's largest element, or at a temperature the drawn one.  Grid: (rows,)."""
     row = tl.program_id(0).to(tl.int64)
     part = tl.arange(0, PARTS)
@@ -63,16 +141,24 @@ def choose_of_rows(logits, values, places, temperatures, shares, floors, out, co
         mine = logits + row * columns
         factor = LOG2_E / tl.maximum(temperature, 1e-30)
         floor = tl.load(floors + row)
+        portion = tl.load(portions + row)
+        count = tl.load(counts + row)
+        bound = greatest * 0.0 - float("inf")
+        room = chosen * 0 + 2147483647
+        if (count > 0) | (portion < 1.0):
+            bound, room = filters_of(mine, columns, greatest, factor, portion, count, BLOCK)
         total = greatest * 0.0
+        left = room
         for first in range(0, columns, BLOCK):
-            total += tl.sum(powers_of(mine, first, columns, greatest, factor, floor, BLOCK), 0)
+            powers, left = powers_of(mine, first, columns, greatest, factor, floor, bound, left, BLOCK)
+            total += tl.sum(powers, 0)
         wanted = total * tl.load(shares + row)
         before = greatest * 0.0
         found = chosen * 0 + 2147483647
         last = chosen
         for first in range(0, columns, BLOCK):
             if found == 2147483647:
-                powers = powers_of(mine, first, columns, greatest, factor, floor, BLOCK)
+                powers, room = powers_of(mine, first, columns, greatest, factor, floor, bound, room, BLOCK)
                 sums = before + tl.cumsum(powers, 0)
                 column = first + tl.arange(0, BLOCK)
                 found = tl.min(tl.where((sums > wanted) & (powers > 0), column, 2147483647), 0)
