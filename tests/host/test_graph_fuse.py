@@ -242,6 +242,24 @@ def test_embeddings_are_read_inside_the_norm():
     assert shapes_of(fused_of(b)) == [("reduction", ["gather", "add", "layer_norm"])]
 
 
+def test_a_chain_of_lookups_is_one_kernel() -> None:
+    """Positions are computed from what was looked up before; a group does not look up what it computes itself."""
+    b = GraphBuilder("lookups")
+    table, first = b.input("table", int64, (200,)), b.input("first", int64, (50, 33))
+    place = first
+    for step in range(3):
+        place = b.op("remainder", [b.op("add", [b.op("gather", [table, place], axis=0), step + 1]), 200])
+    b.output(place)
+    computed = b.op("exp", [b.input("x", float32, (50, 33))])
+    looked_up = b.op("gather_elements", [computed, b.op("minimum", [b.input("i", int64, (50, 33)), 32])], axis=1)
+    b.output(b.op("add", [computed, looked_up]))
+    assert sorted(shapes_of(fused_of(b))) == [
+        ("elementwise", ["exp"]),
+        ("elementwise", ["gather", "add", "remainder"] * 3),
+        ("elementwise", ["minimum", "gather_elements", "add"]),
+    ]
+
+
 def test_masks_are_computed_where_they_are_read():
     b = GraphBuilder("mask")
     n = b.symbol("n", 1, 64)

@@ -13,7 +13,7 @@ The rules, in this order:
    The mean of an image, a product of it and a second one of that (squeeze and excitation) are one group.
    Several over the same rows, with the elementwise ops between them, are one group, where the target has such kernels.
 3. Elementwise ops of one shape join into one loop nest, with as many outputs as are read outside;
-   so do independent ones that read the same tensor.
+   so do independent ones that read the same tensor, and lookups at positions that they compute.
 4. Attention takes the reshapes, permutes and slices around it: they are only strides to it.  Where the target's
    kernels quantize, it takes the quantization of its results as well.
 5. Generated kernels read through movement (also gathers and concats): it is only index arithmetic.  Kernels of
@@ -37,6 +37,7 @@ from tilewright.graph.passes.fuse_absorb import EXPENSIVE, absorb
 from tilewright.graph.passes.fuse_attention import take_quantization
 from tilewright.graph.passes.fuse_draft import Draft, Drafts, is_whole_row
 from tilewright.graph.passes.fuse_excite import join_excitations
+from tilewright.graph.passes.fuse_lookups import join_lookups
 from tilewright.graph.passes.fuse_norms import take_norms
 from tilewright.graph.passes.fuse_rows import join_rows
 from tilewright.graph.passes.fuse_stores import join_stores
@@ -80,6 +81,7 @@ def fuse(
         if draft.kind in ("reduction", "transform"):
             _take_prologue(drafts, draft, remarks)
     _join_elementwise(drafts)
+    join_lookups(drafts)
     _join_siblings(drafts)
     if row_programs:
         join_rows(drafts, remarks)
