@@ -434,6 +434,8 @@ def reshape(inputs: Arrays, attributes: Attributes) -> Array:
     x, shape = inputs[0], attributes["shape"]
     if math.prod(shape) != x.size:
         raise ShapeError(f"a tensor of {list(x.shape)} has not the elements of {list(shape)}")
+    if attributes.get("same") and x.shape != tuple(shape):  # of no elements, or of the same number
+        raise ShapeError(f"a tensor of {list(x.shape)} has not the shape {list(shape)}")
     return x.reshape(shape)
 
 

@@ -25,10 +25,12 @@ class SizeIsFixed(Exception):
 
 @dataclass
 class Assumptions:
-    """`fixed`: the sizes of symbols that can have no other.  `one`: whether sizes that may be 1 are taken to be 1 where
-    that decides about the number of dimensions; else they are taken to differ from it."""
+    """`fixed`: the sizes of symbols that can have no other.  `apart`: names that a file gives to dimensions that cannot
+    all be equal, so that each has a symbol of its own.  `one`: whether sizes that may be 1 are taken to be 1 where that
+    decides about the number of dimensions; else they are taken to differ from it."""
 
     fixed: dict[str, int] = field(default_factory=dict)
+    apart: set[str] = field(default_factory=set)
     one: bool = False
     asked: bool = False  # whether `one` was of importance
 
@@ -41,18 +43,27 @@ class Assumptions:
 def under_assumptions(importing: Callable[[Assumptions], Graph]) -> Graph:
     """The graph of the first import that succeeds; raises the first one's error if none does."""
     fixed: dict[str, int] = {}
+    apart: set[str] = set()
     first: Exception | None = None
     for one in (False, True):
         while True:
-            assumptions = Assumptions(fixed, one)
+            assumptions = Assumptions(fixed, apart, one)
             try:
                 return importing(assumptions)
             except SizeIsFixed as found:
-                if found.name in fixed or len(fixed) == MOST_FIXED:
+                if found.name not in fixed and len(fixed) < MOST_FIXED:
+                    fixed[found.name] = found.size
+                elif found.name not in apart and len(apart) < MOST_FIXED:
+                    apart.add(found.name)
+                    fixed.clear()
+                else:
                     raise ImportModelError(f"dimension {found.name!r} must have two sizes at once: {found}") from None
-                fixed[found.name] = found.size
             except (ImportModelError, UnsupportedOperationError) as error:
                 first = first or error
+                if not apart.issuperset(fixed):  # one name of dimensions that other operations take with other sizes
+                    apart.update(fixed)
+                    fixed.clear()
+                    continue
                 if not assumptions.asked:
                     raise first from None
                 break

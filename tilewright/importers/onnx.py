@@ -75,6 +75,7 @@ logger = logging.getLogger("tilewright")
 MOST_CONTINUED = 3  # Ifs, each of which doubles the nodes that follow, inside each other
 MOST_GRAPH_NODES = 1 << 17  # that a model may become
 LARGEST_DIMENSION = 2**31 - 1
+NOT_KNOWN = ("?", "None", "-1", "0", "*")  # written as names of dimensions that are not known, and may all differ
 TYPE_ATTRIBUTES = ("to", "dtype", "output_dtype", "output_datatype")  # whose numbers name an element type
 _INTERNAL = "this is a fault of tilewright: please report it with the model's part around this node"
 
@@ -181,8 +182,8 @@ class _Importer:
         for entry in entries:
             axes = dimensions.get(entry.name, {})
             for axis, dim in enumerate(declared[entry.name]):
-                if axis in axes and dim.dim_param:
-                    chosen.setdefault(dim.dim_param, self._size(axes[axis]))
+                if axis in axes and (shared := self._shared_name(dim)):
+                    chosen.setdefault(shared, self._size(axes[axis]))
         for entry in entries:
             tensor = entry.type.tensor_type
             kind = entry.type.WhichOneof("value")
@@ -230,17 +231,24 @@ class _Importer:
     def _extent(
         self, dim: Any, name: str, axis: int, entry: Dimension | int | None, chosen: Mapping[str, Size]
     ) -> Size:
-        """A dimension's size; exporters write negative numbers for one that is not known."""
-        if dim.HasField("dim_value") and dim.dim_value >= 0:
+        """A dimension's size; exporters write negative numbers for one that is not known, and some 0, which the caller
+        then says."""
+        if dim.HasField("dim_value") and dim.dim_value >= 0 and (dim.dim_value or entry is None):
             _check_fixed(int(dim.dim_value), name, axis, entry)
             return int(dim.dim_value)
         if isinstance(entry, int):  # whatever other dimensions of the name are: files give one name to unequal sizes
             return entry
-        if dim.dim_param in chosen:
-            return chosen[dim.dim_param]
+        shared = self._shared_name(dim)
+        if shared in chosen:
+            return chosen[shared]
         if entry is not None:
             return self._size(entry)
-        return self._symbol_size(self._symbol(dim.dim_param or f"{name}[{axis}]"))
+        return self._symbol_size(self._symbol(shared or f"{name}[{axis}]"))
+
+    def _shared_name(self, dim: Any) -> str:
+        """The name of a dimension, where dimensions of that name are equal; else nothing."""
+        found: str = "" if dim.dim_param in NOT_KNOWN else dim.dim_param
+        return "" if symbol_name(found) in self.assumptions.apart else found
 
     def _symbol(self, name: str) -> str:
         """An identifier for a dimension's name, of its own for each name."""

@@ -8,6 +8,7 @@ from collections.abc import Iterable
 from onnx import AttributeProto, GraphProto, ModelProto, NodeProto, ValueInfoProto
 
 from tilewright.errors import UnsupportedOperationError
+from tilewright.importers.onnx_ops.random import TABLE as DRAWS
 from tilewright.importers.onnx_structure import DEEPEST, in_order, names_read
 
 _IF = "ai.onnx::If"
@@ -23,10 +24,14 @@ def refused_branch(model: ModelProto, error: UnsupportedOperationError) -> NodeP
 
 
 def condition_of(model: ModelProto, node: NodeProto) -> ModelProto:
-    """The part of a model that computes the condition of an If, which is its only output."""
-    wanted, needed = {node.input[0]}, []
+    """The part of a model that computes the condition of an If, which is its only output.
+
+    Draws of random numbers before the If stay, as each number follows from how many draws come before it.
+    """
+    wanted, needed, before = {node.input[0]}, [], False
     for _, each in reversed(in_order(model.graph.node)):
-        if not wanted.isdisjoint(each.output):
+        before = before or each.output == node.output
+        if not wanted.isdisjoint(each.output) or (before and each.op_type in DRAWS.rules):
             needed.append(each)
             wanted |= names_read(each)
     result = _with_nodes(model, reversed(needed))

@@ -164,7 +164,7 @@ class ModelMetadata:
 @dataclass(frozen=True)
 class NodeArg:
     """An input or output: its name, type ("tensor(float)", "seq(tensor(string))") and shape (numbers, names of dynamic
-    sizes, None for those without a name; nothing for sequences and optionals)."""
+    sizes, None for those without a name; of an optional those of its tensor; nothing for sequences)."""
 
     name: str
     type: str
@@ -184,7 +184,8 @@ def declared_shapes(model: ModelProto, options: object) -> dict[str, list[int | 
     """The shapes of inputs and outputs that have one in the model, with the sizes that options of a session fix."""
     found: dict[str, list[int | str | None]] = {}
     for entry in (*model.graph.input, *model.graph.output):
-        tensor = entry.type.tensor_type
+        optional = entry.type.HasField("optional_type")
+        tensor = (entry.type.optional_type.elem_type if optional else entry.type).tensor_type
         if tensor.HasField("shape"):
             found[entry.name] = [
                 dim.dim_value if dim.HasField("dim_value") and dim.dim_value >= 0

@@ -31,6 +31,7 @@ from tilewright.errors import (
     a_kind,
     brief,
 )
+from tilewright.importers.shapes import symbol_name
 from tilewright.onnx.binding import IOBinding, OrtValue, as_numpy, type_text
 from tilewright.onnx.options import ModelMetadata, NodeArg, SessionOptions, declared_shapes, fixed_size
 from tilewright.onnx.recent import RecentlyUsed
@@ -168,23 +169,25 @@ class InferenceSession:
         self._provider = provider
         self._with_constants.clear()
 
-    def _overrides(self, source: Source) -> dict[str, dict[int, int]] | None:
-        """The dimensions that the options fix, by input and axis."""
+    def _overrides(self, source: Source) -> dict[str, dict[int, int | str]] | None:
+        """The dimensions that the options fix, by input and axis, and those of size 0, which exporters write for one
+        that is not known."""
         fixed = [getattr(self._options, name, {}) for name in ("dimensions", "denotations")]
-        if not any(fixed):
-            return None
         model = source.read()
-        found: dict[str, dict[int, int]] = {}
+        stored = {tensor.name for tensor in model.graph.initializer}
+        found: dict[str, dict[int, int | str]] = {}
         for name, size in (item for sizes in fixed for item in sizes.items()):
             if type(size) is not int or size < 0:
                 raise SettingsError(
                     f"the dimension {brief(name)} is fixed to {brief(size)}: expected a whole number of at least 0"
                 )
-        for entry in model.graph.input:
+        for entry in (entry for entry in model.graph.input if entry.name not in stored):
             for axis, dimension in enumerate(entry.type.tensor_type.shape.dim):
                 size = fixed_size(dimension, self._options)
                 if size is not None:
                     found.setdefault(entry.name, {})[axis] = size
+                elif dimension.HasField("dim_value") and not dimension.dim_value:
+                    found.setdefault(entry.name, {})[axis] = symbol_name(f"open_{entry.name}_{axis}")
         return found or None
 
     # -- What it takes and gives ----------------------------------------------------------------
@@ -393,10 +396,12 @@ def _engines_of_sizes(
     target: str,
 ) -> EnginesOfSizes | None:
     """What compiles a model for the sizes of a call; None for a model without dynamic sizes."""
-    if not isinstance(engine, Engine) or all(isinstance(size, int) for spec in engine.inputs for size in spec.shape):
+    if not isinstance(engine, Engine):
         return None
-    from tilewright.onnx.specialized import EnginesOfSizes
+    from tilewright.onnx.specialized import EnginesOfSizes, has_free_sizes, inputs_of
 
+    if not has_free_sizes(engine.inputs) and not has_free_sizes(inputs_of(source.read())):
+        return None
     return EnginesOfSizes(source, target, shapes)
 
 
@@ -443,7 +448,7 @@ def _node_arg(spec: TensorSpec, declared: Mapping[str, list[int | str | None]]) 
     dtype = ANY_BY_NAME[spec.dtype]
     sizes = () if dtype.kind in ("sequence", "optional") else spec.shape
     shape: list[int | str | None] = [size if isinstance(size, int) else str(size) for size in sizes]
-    return NodeArg(spec.name, type_text(dtype), declared.get(spec.name, shape) if sizes else [])
+    return NodeArg(spec.name, type_text(dtype), declared.get(spec.name, shape) if dtype.kind != "sequence" else [])
 
 
 def _overridable(model: ModelProto) -> dict[str, NodeArg]:

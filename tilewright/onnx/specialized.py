@@ -10,14 +10,14 @@ from __future__ import annotations
 
 import logging
 from abc import ABC, abstractmethod
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
 from typing import Any, NoReturn
 
 import numpy as np
-from onnx import ModelProto, NodeProto, TypeProto, ValueInfoProto, numpy_helper
+from onnx import ModelProto, NodeProto, TensorShapeProto, TypeProto, ValueInfoProto, numpy_helper
 
 from tilewright.api import compile as compile_model
 from tilewright.dtypes import ANY_BY_NAME, BY_NAME, string
@@ -34,6 +34,7 @@ from tilewright.onnx.recent import RecentlyUsed
 from tilewright.onnx.source import Source
 from tilewright.runtime import tensors
 from tilewright.runtime.plan import TensorSpec
+from tilewright.runtime.seeds import one_seed
 from tilewright.runtime.shapes import check_mapping, wrong_names
 
 MOST_VALUE_ELEMENTS = 64  # of an input whose value is part of the model
@@ -89,10 +90,11 @@ class SpecializedEngine(_SeveralEngines):
     def __init__(
         self, model: ModelProto, target: str, dynamic_shapes: Mapping[str, Any] | None, quick_start: bool = False
     ) -> None:
-        self._model, self._target, self._shapes, self._quick_start = model, target, dynamic_shapes, quick_start
+        self._model, self._target, self._quick_start = model, target, quick_start
         self.inputs, self.outputs = _specs(model)
         self._bound = [entry.name for entry in _inputs(model) if _is_small(entry)]
-        self._engines: RecentlyUsed[tuple[Any, ...], _SizedEngine] = RecentlyUsed()
+        self.shapes = {name: axes for name, axes in (dynamic_shapes or {}).items() if name not in self._bound}
+        self._engines: RecentlyUsed[tuple[Any, ...], _Runner] = RecentlyUsed()
 
     def _no_file(self) -> str:
         return (
@@ -118,25 +120,18 @@ class SpecializedEngine(_SeveralEngines):
 
     def ones(self) -> dict[str, np.ndarray]:
         """Ones in the place of these values."""
-        found = {}
-        for spec in self.inputs:
-            if spec.name in self._bound:
-                shape = [size for size in spec.shape if isinstance(size, int)]  # all are
-                found[spec.name] = np.ones(shape, BY_NAME[spec.dtype].numpy)
-        return found
+        return _ones(spec for spec in self.inputs if spec.name in self._bound)
 
     def _rest(self, inputs: Mapping[str, Any]) -> dict[str, Any]:
         return {name: value for name, value in inputs.items() if name not in self._bound}
 
-    def _for(self, inputs: Mapping[str, Any], threads: int | None) -> _SizedEngine:
+    def _for(self, inputs: Mapping[str, Any], threads: int | None) -> _Runner:
         values = self.values(inputs)
         key = tuple((array.dtype.str, array.shape, array.tobytes()) for array in values.values())
         return self._engines.get(key, partial(self._compiled, values))
 
-    def _compiled(self, values: Mapping[str, np.ndarray]) -> _SizedEngine:
-        source = Source(bound(self._model, values))
-        engine = compile_model(source.get(), None, self._shapes, self._target, quick_start=self._quick_start)
-        return _SizedEngine(engine, EnginesOfSizes(source, self._target, self._shapes))
+    def _compiled(self, values: Mapping[str, np.ndarray]) -> _Runner:
+        return _runner(Source(bound(self._model, values)), self._target, self.shapes, self._quick_start)
 
 
 class EnginesOfSizes:
@@ -148,7 +143,8 @@ class EnginesOfSizes:
 
     def __init__(self, source: Source, target: str, dynamic_shapes: Mapping[str, Any] | None) -> None:
         self._source, self._target, self._shapes = source, target, dict(dynamic_shapes or {})
-        self._engines: RecentlyUsed[_Fixed, Engine | EnginesOfBranches | None] = RecentlyUsed()
+        self._engines: RecentlyUsed[_Fixed, _Sized | None] = RecentlyUsed()
+        self._declared: dict[str, TensorSpec] | None = None
 
     def run(
         self, engine: Engine, inputs: Mapping[str, Any], out: Mapping[str, Any] | None, threads: int | None
@@ -169,13 +165,11 @@ class EnginesOfSizes:
                             pass  # these sizes fit no better
             return self._needed(every, error).run(inputs, out, threads)
 
-    def engine(
-        self, inputs: Mapping[str, Any], known: Sequence[TensorSpec], error: TilewrightError
-    ) -> Engine | EnginesOfBranches:
+    def engine(self, inputs: Mapping[str, Any], known: Sequence[TensorSpec], error: TilewrightError) -> _Sized:
         """The engine for exactly these sizes, compiled when they first come; raises `error` where there is none."""
         return self._needed(self._choices(inputs, known, error)[-1], error)
 
-    def _needed(self, fixed: _Fixed, error: TilewrightError) -> Engine | EnginesOfBranches:
+    def _needed(self, fixed: _Fixed, error: TilewrightError) -> _Sized:
         found = self._engine(fixed, error)
         if found is None:
             raise error
@@ -183,7 +177,7 @@ class EnginesOfSizes:
 
     def _choices(self, inputs: Mapping[str, Any], known: Sequence[TensorSpec], error: TilewrightError) -> list[_Fixed]:
         """Which sizes may be fixed, the fewest first; raises `error` for shapes that the model does not take."""
-        known = [spec for spec in known if _is_tensor(spec)]
+        known = [self._as_declared(spec) for spec in known if _is_tensor(spec)]
         shapes = {spec.name: getattr(inputs[spec.name], "shape", None) for spec in known}
         if not all(_fits(spec, shapes[spec.name]) for spec in known):
             raise error
@@ -193,30 +187,71 @@ class EnginesOfSizes:
             for axis, (size, declared) in enumerate(zip(shapes[spec.name] or (), spec.shape, strict=True))
             if not isinstance(declared, int)
         ]
+        if not sizes:
+            raise error
         choices = [tuple(entry for entry in sizes if entry[2] <= most) for most in (0, 1)]
         return list(dict.fromkeys([*filter(None, choices), tuple(sizes)]))
 
-    def _engine(self, fixed: _Fixed, error: TilewrightError) -> Engine | EnginesOfBranches | None:
+    def _as_declared(self, spec: TensorSpec) -> TensorSpec:
+        """An input with the sizes that the file or the caller fixes: an engine may fix others, which its operations
+        imply for dimensions of one name, and which another call does not have."""
+        if self._declared is None:
+            self._declared = {entry.name: entry for entry in inputs_of(self._source.read())}
+        declared = self._declared.get(spec.name)
+        if declared is None or len(declared.shape) != len(spec.shape):  # the file does not say how many it has
+            return spec
+        given = parse_dynamic_shapes(self._shapes).get(spec.name, {})
+        sizes = (given[axis] if isinstance(given.get(axis), int) else size for axis, size in enumerate(declared.shape))
+        return replace(declared, shape=tuple(sizes))  # type: ignore[arg-type]
+
+    def _engine(self, fixed: _Fixed, error: TilewrightError) -> _Sized | None:
         """The engine with these sizes; None for sizes that the model does not take."""
         return self._engines.get(fixed, partial(self._compiled, fixed, error))
 
-    def _compiled(self, fixed: _Fixed, error: TilewrightError) -> Engine | EnginesOfBranches | None:
+    def _compiled(self, fixed: _Fixed, error: TilewrightError) -> _Sized | None:
         shapes = {name: dict(axes) for name, axes in parse_dynamic_shapes(self._shapes).items()}
         for name, axis, size in fixed:
             shapes.setdefault(name, {})[axis] = size
         model = self._source.get()
         try:
-            engine: Engine | EnginesOfBranches = compile_model(model, None, shapes, self._target)
-        except UnsupportedOperationError as problem:  # an If that keeps the number of dimensions at other sizes only
-            whole = self._source.whole()
-            branch = refused_branch(whole, problem)
-            if branch is None:
+            engine: _Sized = compile_model(model, None, shapes, self._target)
+        except UnsupportedOperationError as problem:
+            found = self._otherwise(shapes, problem)
+            if found is None:
                 return None
-            engine = EnginesOfBranches(whole, branch, self._target, shapes)
+            engine = found
         except (ImportModelError, ShapeError):
             return None
         logger.warning("an engine is compiled with %s: %s", _text_of(fixed), error)
         return engine
+
+    def _otherwise(
+        self, shapes: Mapping[str, Any], problem: UnsupportedOperationError
+    ) -> EnginesOfBranches | SpecializedEngine | None:
+        """What runs a model that is refused at these sizes: for an If that keeps the number of dimensions at others
+        only, or an operation that needs the values of a list, whose length is now known."""
+        whole = self._source.whole()
+        branch = refused_branch(whole, problem)
+        if branch is not None:
+            return EnginesOfBranches(whole, branch, self._target, shapes)
+        try:
+            return specialized(_with_sizes(whole, shapes), self._target, shapes, problem)
+        except (UnsupportedOperationError, ShapeError):
+            return None
+
+
+def _with_sizes(model: ModelProto, shapes: Mapping[str, Any]) -> ModelProto:
+    """The model in which inputs have the sizes that `shapes` gives as numbers."""
+    result = ModelProto()
+    result.CopyFrom(model)
+    for entry in result.graph.input:
+        dims, axes = entry.type.tensor_type.shape.dim, shapes.get(entry.name, {})
+        if axes and not entry.type.tensor_type.HasField("shape"):
+            dims.extend(TensorShapeProto.Dimension() for _ in axes)
+        for axis, size in axes.items():
+            if isinstance(size, int):
+                dims[axis].dim_value = size
+    return result
 
 
 def _text_of(fixed: _Fixed) -> str:
@@ -248,7 +283,7 @@ class EnginesOfCalls(_SeveralEngines):
     def _no_file(self) -> str:
         return "the model has an engine for the sizes of each call; build it with dynamic_shapes that fix them"
 
-    def _for(self, inputs: Mapping[str, Any], threads: int | None) -> Engine | EnginesOfBranches:
+    def _for(self, inputs: Mapping[str, Any], threads: int | None) -> _Sized:
         return self._engines.engine(inputs, self.inputs, self._error)
 
 
@@ -343,6 +378,13 @@ class EnginesOfBranches(_SeveralEngines):
             "both give the same number"
         )
 
+    def run(
+        self, inputs: Mapping[str, Any], out: Mapping[str, Any] | None = None, threads: int | None = None
+    ) -> dict[str, Any]:
+        """As `Engine.run`; a condition on random numbers and the branch draw the same ones."""
+        with one_seed():
+            return super().run(inputs, out, threads)
+
     def _for(self, inputs: Mapping[str, Any], threads: int | None) -> _Runner:
         (condition,) = self._condition.run(inputs, None, threads).values()
         is_true = bool(np.asarray(condition.cpu() if tensors.is_torch(condition) else condition).reshape(-1)[0])
@@ -352,6 +394,7 @@ class EnginesOfBranches(_SeveralEngines):
         return _runner(Source(model), self._target, self._shapes, self._quick_start)
 
 
+_Sized = Engine | EnginesOfBranches | SpecializedEngine
 _Runner = Engine | _SizedEngine | SpecializedEngine | EnginesOfCalls | EnginesOfRanks | EnginesOfBranches
 
 
@@ -441,27 +484,35 @@ def instead(
             raise
     if any(_holds_any(entry) for entry in _inputs(whole)):
         return EnginesOfRanks(source, target, dynamic_shapes, quick_start)
-    if all(isinstance(size, int) for spec in _specs(whole, dynamic_shapes)[0] for size in spec.shape):
+    if not has_free_sizes(_specs(whole, dynamic_shapes)[0]):
         raise error
-    if isinstance(error, UnsupportedOperationError) and all(_as_refused(whole, size, error) for size in _TRIED):
-        raise error
+    if isinstance(error, UnsupportedOperationError):
+        specs = _specs(whole, dynamic_shapes)[0]
+        if all(_as_refused(whole, specs, size, error) for size in _TRIED):
+            raise error
     return EnginesOfCalls(source, target, dynamic_shapes, error)
 
 
-def _as_refused(model: ModelProto, size: int, error: UnsupportedOperationError) -> bool:
+def _as_refused(model: ModelProto, specs: Iterable[TensorSpec], size: int, error: UnsupportedOperationError) -> bool:
     """Whether a model is refused for the same reasons when its free dimensions have this size: no size helps it."""
     shapes = {
         spec.name: {axis: size for axis, extent in enumerate(spec.shape) if not isinstance(extent, int)}
-        for spec in _specs(model)[0]
+        for spec in specs
         if _is_tensor(spec)
     }
-    try:
-        import_onnx(model, shapes)
-    except UnsupportedOperationError as other:
-        return bool(error.reasons) and other.reasons == error.reasons
-    except TilewrightError:
-        pass  # a size that the model does not take
-    return False
+    sized = _with_sizes(model, shapes)
+    small = [entry for entry in _inputs(sized) if _is_small(entry)]
+    for tried in (sized, bound(sized, _ones(map(_spec, small)))):
+        try:
+            import_onnx(tried)
+        except UnsupportedOperationError as other:
+            if not error.reasons or other.reasons != error.reasons:
+                return False
+        except TilewrightError:
+            return False  # a size that the model does not take
+        else:
+            return False
+    return True
 
 
 def _holds_any(entry: ValueInfoProto) -> bool:
@@ -487,7 +538,7 @@ def specialized(
     try:
         if not ones:
             raise error
-        import_onnx(bound(model, ones), dynamic_shapes)
+        import_onnx(bound(model, ones), found.shapes)
     except UnsupportedOperationError:
         raise error from None
     except ImportModelError:
@@ -505,11 +556,21 @@ def _inputs(model: ModelProto) -> list[ValueInfoProto]:
     return [entry for entry in model.graph.input if entry.name not in stored]
 
 
+def inputs_of(model: ModelProto) -> list[TensorSpec]:
+    """The inputs of a model as it declares them."""
+    return list(map(_spec, _inputs(model)))
+
+
+def has_free_sizes(specs: Iterable[TensorSpec]) -> bool:
+    """Whether a dimension is no number."""
+    return not all(isinstance(size, int) for spec in specs for size in spec.shape)
+
+
 def _specs(
     model: ModelProto, dynamic_shapes: Mapping[str, Any] | None = None
 ) -> tuple[list[TensorSpec], list[TensorSpec]]:
     """Inputs and outputs of a model; inputs without a shape have the names that are given for their dimensions."""
-    inputs = list(map(_spec, _inputs(model)))
+    inputs = inputs_of(model)
     for place, entry in enumerate(_inputs(model)):
         given = (dynamic_shapes or {}).get(entry.name)
         if given and entry.type.HasField("tensor_type") and not entry.type.tensor_type.HasField("shape"):
@@ -521,11 +582,20 @@ def _specs(
 def _spec(entry: ValueInfoProto) -> TensorSpec:
     """A value of the model as engines describe theirs."""
     tensor = entry.type.tensor_type
-    shape = [dim.dim_value if dim.HasField("dim_value") else dim.dim_param or "?" for dim in tensor.shape.dim]
+    shape = [dim.dim_value if dim.dim_value > 0 else dim.dim_param or "?" for dim in tensor.shape.dim]
     found = list_type(entry.type)
     if found is not None and found.kind in ("sequence", "optional"):
         shape = ["?"]  # its length
     return TensorSpec(entry.name, "float32" if found is None else found.name, tuple(shape))  # type: ignore[arg-type]
+
+
+def _ones(specs: Iterable[TensorSpec]) -> dict[str, np.ndarray]:
+    """Ones for inputs of fixed shapes."""
+    found = {}
+    for spec in specs:
+        shape = [size for size in spec.shape if isinstance(size, int)]  # all are
+        found[spec.name] = np.ones(shape, BY_NAME[spec.dtype].numpy)
+    return found
 
 
 def _is_small(entry: ValueInfoProto) -> bool:
@@ -538,4 +608,4 @@ def _is_small(entry: ValueInfoProto) -> bool:
         or len(tensor.shape.dim) > 1
     ):
         return False
-    return all(dim.HasField("dim_value") and 0 <= dim.dim_value <= MOST_VALUE_ELEMENTS for dim in tensor.shape.dim)
+    return all(0 < dim.dim_value <= MOST_VALUE_ELEMENTS for dim in tensor.shape.dim)

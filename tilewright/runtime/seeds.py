@@ -3,10 +3,14 @@
 from __future__ import annotations
 
 import random
+from collections.abc import Iterator
+from contextlib import contextmanager
+from contextvars import ContextVar
 
 from tilewright.errors import SettingsError, a_kind
 
 _source: random.Random = random.SystemRandom()
+_shared: ContextVar[list[int] | None] = ContextVar("_shared", default=None)  # the seed of `one_seed`, once it is drawn
 
 
 def set_seed(seed: int) -> None:
@@ -19,4 +23,20 @@ def set_seed(seed: int) -> None:
 
 def next_seed() -> int:
     """A seed from 0 to 2**63 - 1."""
-    return _source.getrandbits(63)
+    shared = _shared.get()
+    if shared:
+        return shared[0]
+    seed = _source.getrandbits(63)
+    if shared is not None:
+        shared.append(seed)
+    return seed
+
+
+@contextmanager
+def one_seed() -> Iterator[None]:
+    """Inside, all runs of a thread have the same seed: those of engines that compute parts of one model."""
+    token = _shared.set(_shared.get() or [])
+    try:
+        yield
+    finally:
+        _shared.reset(token)

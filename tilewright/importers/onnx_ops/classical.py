@@ -9,6 +9,7 @@ import numpy as np
 
 from tilewright.dtypes import float32, float64, int64, string
 from tilewright.graph.core import Value
+from tilewright.importers.agreement import must_be
 from tilewright.importers.onnx_call import OnnxCall
 from tilewright.importers.onnx_ops.trees import LARGEST_TABLE, Trees, leaves_of, place_in, tree_table
 from tilewright.importers.report import Invalid, Unsupported
@@ -30,14 +31,26 @@ def _rows(call: OnnxCall, x: Value) -> Value:
     return x if x.dtype == float64 else call.cast(x, float32)
 
 
+def _softmax_without_zeros(call: OnnxCall, scores: Value) -> Value:
+    """A softmax of each row in which numbers next to 0 have no share of the sum, as in ONNX Runtime."""
+    largest = call.op("reduce_max", scores, axes=(1,), keepdims=True)
+    powers = call.op("exp", call.op("subtract", scores, largest))
+    counted = call.op("greater", call.op("absolute", scores), 1e-7)
+    total = call.op("reduce_sum", call.op("where", counted, powers, 0.0), axes=(1,), keepdims=True)
+    others = call.op("multiply", scores, call.op("exp", call.op("negate", largest)))
+    return call.op("divide", call.op("where", counted, powers, others), total)
+
+
 def _transformed(call: OnnxCall, scores: Value, name: str | None = None) -> Value:
     """Scores [N, E] after the transform of a name, or of the attribute `post_transform`; a single score stays as it
     is, as in ONNX Runtime."""
     name = name or call.choice("post_transform", "NONE", "SOFTMAX", "LOGISTIC", "SOFTMAX_ZERO", "PROBIT")
-    if name in ("SOFTMAX_ZERO", "PROBIT"):
-        raise Unsupported(f"the post_transform {name!r}", "use NONE, SOFTMAX or LOGISTIC")
+    if name == "PROBIT":
+        raise Unsupported("the post_transform 'PROBIT'", "use NONE, SOFTMAX, SOFTMAX_ZERO or LOGISTIC")
     if name == "NONE" or scores.shape[1] == 1:
         return scores
+    if name == "SOFTMAX_ZERO":
+        return _softmax_without_zeros(call, scores)
     return call.op("sigmoid", scores) if name == "LOGISTIC" else call.op("softmax", scores, axis=1)
 
 
@@ -221,6 +234,8 @@ def _linear(call: OnnxCall, outputs: int) -> Value:
     """Scores [N, outputs]; coefficients beyond the last row are not read, as in ONNX Runtime, which has such a file."""
     x = _rows(call, call[0])
     numbers = np.array(call.attribute("coefficients"), np.float32)
+    if not isinstance(x.shape[1], int):
+        x = must_be(call, x, (x.shape[0], numbers.size // outputs))
     width = x.shape[1]
     if not isinstance(width, int) or numbers.size < outputs * width:
         raise Invalid(f"there are {numbers.size} coefficients for {outputs} results of {x!r}")
@@ -243,7 +258,7 @@ def linear_classifier(call: OnnxCall) -> tuple[Value, Value]:
     intercepts, labels = call.attribute("intercepts") or [], _classes(call, "classlabels_ints")
     width = call[0].shape[-1]
     size = len(call.attribute("coefficients"))
-    outputs = len(intercepts) or (size // width if isinstance(width, int) and width else 0)
+    outputs = len(intercepts) or (size // width if isinstance(width, int) and width else len(labels))
     if outputs < 1 or len(labels) != max(outputs, 2):
         raise Unsupported(f"{len(labels)} classes for {outputs} rows of coefficients", "give one row for each class")
     scores = _linear(call, outputs)

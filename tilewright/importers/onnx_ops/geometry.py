@@ -67,7 +67,7 @@ def determinant(call: OnnxCall) -> Value:
 @rule("AffineGrid")
 def affine_grid(call: OnnxCall) -> Value:
     """Places from -1 to 1 (the last dimension first) moved by matrices [N, d, d + 1]: [N, *spatial, d]."""
-    theta, sizes = call.wide(call[0]), call.sizes(1)
+    theta, sizes = call.wide(call[0]), call.lengths(1)
     count = len(sizes) - 2
     theta = must_be(call, theta, (sizes[0] if sizes else 1, count, count + 1)) if theta.rank == 3 else theta
     if count not in (2, 3) or theta.shape[1:] != (count, count + 1):

@@ -137,7 +137,7 @@ def _batched_gather(call: OnnxCall, x: Value, indices: Value, batch: int) -> Val
     inner = x.shape[batch : batch + depth]
     _check_tuples(call, inner)
     merged = call.flatten(call.flatten(x, 0, batch), 1, 1 + depth)  # [batch, product(inner), rest..]
-    rows = call.reshape(indices, (product(lead), -1, depth))
+    rows = call.reshape(indices, (product(lead), product(indices.shape[batch:-1]), depth))
     base = call.op("multiply", call.unsqueeze(call.iota(product(lead)), 1), call.value(product(inner), int64))
     flat = call.reshape(call.op("add", _flat_indices(call, rows, inner), base), (-1,))
     found = call.op("gather", call.flatten(merged, 0, 2), flat, axis=0)
@@ -206,10 +206,11 @@ def one_hot(call: OnnxCall) -> Value:
     indices, depths = call[0], call.lengths(1, "depth")
     if len(depths) != 1 or (isinstance(depths[0], int) and depths[0] < 1):
         raise Invalid(f"the depth is {list(map(str, depths))}; it must be one positive number")
-    if call[2].shape != (2,):
-        raise Invalid(f"the values {call[2]!r} must be two: for off and on")
+    values = must_be(call, call[2], (2,))
+    if values.shape != (2,):
+        raise Invalid(f"the values {values!r} must be two: for off and on")
     (depth,), axis = depths, call.place(call.attribute("axis", -1), indices.rank + 1)
-    off, on = (call.select(call[2], 0, index) for index in range(2))
+    off, on = (call.select(values, 0, index) for index in range(2))
     places = call.op(
         "iota", shape=tuple(depth if i == axis else 1 for i in range(indices.rank + 1)), axis=axis, dtype=int64
     )

@@ -275,7 +275,7 @@ def grid_sample(call: OnnxCall) -> Value:
 def crop_and_resize(call: OnnxCall) -> Value:
     """Boxes [R, 4] of y, x, y, x (1 is the last pixel) of pictures [N, C, H, W] as [R, C, h, w]; one number stands for
     what lies outside."""
-    x, boxes, counts = call[0], call[1], call.ints(3)
+    x, boxes, counts = call[0], call[1], call.lengths(3)
     call.require_rank(x, 4, 4)
     call.require_rank(boxes, 2, 2)
     boxes = must_be(call, boxes, (boxes.shape[0], 4))
@@ -286,12 +286,7 @@ def crop_and_resize(call: OnnxCall) -> Value:
     for axis, count in enumerate(counts):
         last = call.value(simplify(lift(x.shape[2 + axis]) - 1), boxes.dtype)
         low, high = (call.slice(boxes, 1, place, place + 1) for place in (axis, axis + 2))
-        if count > 1:
-            step = call.op("divide", call.op("multiply", call.op("subtract", high, low), last), float(count - 1))
-            moved = call.op("multiply", call.cast(call.iota(count), boxes.dtype), step)
-            at = call.op("add", call.op("multiply", low, last), moved)
-        else:
-            at = call.op("multiply", call.op("multiply", call.op("add", low, high), 0.5), last)
+        at = _at_equal_steps(call, call.op("multiply", low, last), call.op("multiply", high, last), count)
         inside.append(call.op("logical_and", call.op("greater_equal", at, 0.0), call.op("less_equal", at, last)))
         at = call.op("minimum", call.op("maximum", at, 0.0), last)
         first = call.op("floor", call.op("add", at, 0.5) if nearest else at)
@@ -301,6 +296,19 @@ def crop_and_resize(call: OnnxCall) -> Value:
     within = call.op("logical_and", call.unsqueeze(inside[0], 2, 3), call.unsqueeze(inside[1], 1, 3))
     outside = call.builder.number(float(call.attribute("extrapolation_value", 0.0)), x.dtype)
     return call.permute(call.op("where", within, found, outside), [0, 3, 1, 2])
+
+
+def _at_equal_steps(call: OnnxCall, low: Value, high: Value, count: Size) -> Value:
+    """`count` places from low to high; a single one is in the middle."""
+    middle = call.op("multiply", call.op("add", low, high), 0.5)
+    if count == 1:
+        return middle
+    steps = call.op("maximum", call.value(simplify(lift(count) - 1), low.dtype), 1.0)
+    step = call.op("divide", call.op("subtract", high, low), steps)
+    places = call.op("add", low, call.op("multiply", call.cast(call.iota(count), low.dtype), step))
+    if isinstance(count, int):
+        return places
+    return call.op("where", call.op("greater", call.value(count, low.dtype), 1.0), places, middle)
 
 
 def _crossed(call: OnnxCall, corners: Sequence[Sequence[Value]], shares: Sequence[Value], nearest: bool) -> Value:

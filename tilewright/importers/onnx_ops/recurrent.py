@@ -209,6 +209,8 @@ def _layer(
 def _of_sequences(call: OnnxCall, joined: Sequence[Value]) -> list[Value]:
     """The results, with zeros for the last states of a sequence without steps, as ONNX Runtime gives them."""
     rows, *last = joined
+    if rows.shape[0] == 0:
+        return [rows, *(call.full(state.shape, 0.0, state.dtype) for state in last)]
     if call.has(4):
         any_step = call.unsqueeze(call.op("greater", call.cast(call[4], int64), 0), 1)
         last = [call.op("where", any_step, state, call.builder.number(0.0, state.dtype)) for state in last]
@@ -283,6 +285,9 @@ def _run(
     lengths = call.cast(call[4], int64) if call.has(4) else None
     steps = inputs.shape[0]
     assert isinstance(steps, int)
+    if not steps:
+        call.read.update(call.attributes)  # of steps that are not there
+        return call.full((0, *states[0].shape), 0.0, states[0].dtype), states
     for step in range(steps)[:: -1 if reverse else 1]:
         rows[step], states = _step(call, cell, call.select(inputs, 0, step), states, weights, lengths, step)
     return _concat(call, [call.unsqueeze(rows[step], 0) for step in sorted(rows)], 0), states

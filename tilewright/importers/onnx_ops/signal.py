@@ -9,6 +9,7 @@ import numpy as np
 
 from tilewright.dtypes import DType, float32, float64, int64
 from tilewright.graph.core import Value
+from tilewright.importers.agreement import may_be_equal
 from tilewright.importers.fourier import MOST_COSINES, fitted, half, real_inverse, transform
 from tilewright.importers.onnx_call import OnnxCall
 from tilewright.importers.report import Invalid, Unsupported
@@ -68,6 +69,8 @@ def fourier_transform(call: OnnxCall) -> Value:
     call.require_rank(x, 2)
     axis = call.attribute("axis", 1) if call.opset < 20 else int(call.number(2)) if call.has(2) else -2
     axis = call.place(int(axis), x.rank)
+    if axis != x.rank - 1 and may_be_equal(x.shape[-1], 1) and may_be_equal(x.shape[-1], 2):
+        raise Unsupported(f"a transform of {x!r}, which may be complex or not", "fix the last dimension at 1 or 2")
     if axis == x.rank - 1 or x.shape[-1] not in (1, 2):
         raise Invalid(f"{x!r} has no dimension of real and imaginary parts after axis {axis}")
     inverse, onesided = bool(call.attribute("inverse", 0)), bool(call.attribute("onesided", 0))
