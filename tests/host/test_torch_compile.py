@@ -331,3 +331,31 @@ def test_checks_that_pytorch_keeps_in_order_by_tokens() -> None:
     a = torch.randn(2, 3, 3, generator=torch.Generator().manual_seed(0))
     found = torch.compile(forward, backend="tilewright", fullgraph=True)(a)
     torch.testing.assert_close(found, forward(a), rtol=1e-4, atol=1e-5)
+
+
+@pytest.mark.parametrize("dynamic", [False, True])
+def test_tensors_are_not_copied_for_their_order_in_memory(monkeypatch: pytest.MonkeyPatch, dynamic: bool) -> None:
+    """Dense arguments and results whose dimensions lie in another order are permuted views of row-major ones."""
+    images = torch.randn(2, 3, 9, 8).to(memory_format=torch.channels_last)
+    convolution = nn.Conv2d(3, 4, 3).to(memory_format=torch.channels_last).eval()
+    cases: list[tuple[Callable[..., Any], tuple[torch.Tensor, ...]]] = [
+        (convolution, (images,)),
+        (lambda x, y: x + y, (torch.randn(3, 5, 7), torch.randn(3, 7, 5).mT)),
+        (lambda x: (x * 2).transpose(0, 1), (torch.randn(3, 5, 7),)),
+    ]
+    contiguous = torch.Tensor.contiguous
+
+    def uncopied(tensor: torch.Tensor) -> torch.Tensor:
+        assert tensor.is_contiguous()
+        return contiguous(tensor)
+
+    for function, arguments in cases:
+        run = compiled(function, dynamic=dynamic)
+        with torch.no_grad():
+            run(*arguments)
+            expected = function(*arguments)
+            monkeypatch.setattr(torch.Tensor, "contiguous", uncopied)
+            found = run(*arguments)
+            monkeypatch.undo()
+        torch.testing.assert_close(found, expected, **TOLERANCE)
+        assert found.stride() == expected.stride()

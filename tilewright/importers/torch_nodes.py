@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 import operator
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Sequence
 from typing import Any
 
 import sympy
@@ -12,6 +12,7 @@ import torch
 from torch import fx
 from torch.fx.experimental.symbolic_shapes import free_unbacked_symbols
 
+from tilewright.importers.torch_complex import is_complex
 from tilewright.importers.torch_fx import hint_of, is_contiguous, target_name
 from tilewright.importers.torch_symbols import linear_in
 
@@ -113,6 +114,19 @@ def stride_order(fake: torch.Tensor) -> list[int] | None:
         return None
     strides = [hint_of(stride) for stride in fake.stride()]
     return sorted(range(len(strides)), key=lambda axis: -strides[axis])
+
+
+def memory_order(fake: Any) -> list[int] | None:
+    """Dimensions from the outermost in memory of a dense tensor of real numbers that is not row-major, else None."""
+    if not isinstance(fake, torch.Tensor) or is_complex(fake):
+        return None
+    order = stride_order(fake)
+    return order if order is not None and is_contiguous(fake, order) else None
+
+
+def inverse_of(order: Sequence[int]) -> list[int]:
+    """The order that undoes a permutation of dimensions."""
+    return [order.index(axis) for axis in range(len(order))]
 
 
 def ranges(nodes: Iterable[fx.Node]) -> dict[Any, Any]:

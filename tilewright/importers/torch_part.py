@@ -5,7 +5,7 @@ from __future__ import annotations
 import logging
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 import torch
@@ -26,7 +26,7 @@ from tilewright.importers.torch_complex import REAL_TYPES, Complex, divided, is_
 from tilewright.importers.torch_control import import_control_whole
 from tilewright.importers.torch_export import declare_input, declare_output
 from tilewright.importers.torch_fx import Walker, dtype_of
-from tilewright.importers.torch_nodes import is_token, linear_sizes, ranges, stride_order
+from tilewright.importers.torch_nodes import inverse_of, is_token, linear_sizes, memory_order, ranges, stride_order
 from tilewright.importers.torch_survey import IMPORT_RULES
 from tilewright.importers.torch_symbols import SymbolTable, squeezed_symbols
 from tilewright.runtime.cuda.device import on_gpu_of
@@ -56,19 +56,27 @@ class PartSettings:
     quick_start: bool = False
 
 
+class _Input(NamedTuple):
+    """An argument that is an input of an engine, and in which order its dimensions are given (None: their own)."""
+
+    position: int
+    name: str
+    order: list[int] | None
+
+
 @dataclass(frozen=True)
 class _Imported:
     """A part as a graph, and the positions of the arguments that are its inputs and its sizes, with their names."""
 
     graph: Graph
-    names: list[tuple[int, str]]
+    inputs: list[_Input]
     sizes: list[tuple[int, str]]
 
 
 @dataclass(frozen=True)
 class _Built:
     engine: Engine
-    names: list[tuple[int, str]]
+    inputs: list[_Input]
     sizes: list[tuple[int, str]]
 
 
@@ -116,7 +124,7 @@ class EnginePart:
         built = self.engines.get(key) or self.general or self._build(key, arguments)
         if built is None:
             return (self.replacement or self.gm)(*arguments)
-        named = {name: _given(arguments[position]) for position, name in built.names}
+        named = {name: _given(arguments[position], order) for position, name, order in built.inputs}
         for position, name in built.sizes:
             named[name] = torch.empty(arguments[position], dtype=torch.int8, device=self._device(arguments))
         try:
@@ -188,7 +196,7 @@ class EnginePart:
             how = build_quickly_first if self.settings.quick_start else build
             tuning, precision = self.settings.tuning, self.settings.precision
             engine = how(imported.graph, self.settings.target, tuning=tuning, precision=precision)
-        return _Built(engine, imported.names, imported.sizes)
+        return _Built(engine, imported.inputs, imported.sizes)
 
     def _give_up(self, error: Exception) -> None:
         reason = str(error) if isinstance(error, TilewrightError) else repr(error)
@@ -246,10 +254,13 @@ class EnginePart:
             raise NotImported(walker.report)
         (output,) = self.gm.graph.find_nodes(op="output")
         for index, node in enumerate(output.args[0]):
-            declare_output(builder, walker.values[node], f"output_{index}")
-        values = walker.values
-        tensors = [(position, node.name) for position, node in names if isinstance(values.get(node), (Value, Complex))]
-        return _Imported(builder.finish(), tensors, sizes)
+            declare_output(builder, _stored(builder, walker.values[node], self.orders[index]), f"output_{index}")
+        inputs = [
+            _Input(position, node.name, memory_order(node.meta["val"]))
+            for position, node in names
+            if isinstance(walker.values.get(node), (Value, Complex))
+        ]
+        return _Imported(builder.finish(), inputs, sizes)
 
 
 def _placeholder(
@@ -277,7 +288,16 @@ def _placeholder(
     if constant:
         zero = np.zeros((), dtype_of(fake.dtype).numpy)
         return builder.constant(np.broadcast_to(zero, tuple(fake.shape)), node.name)
-    return declare_input(builder, symbols, fake, node.name)
+    order = memory_order(fake)
+    if order is None:
+        return declare_input(builder, symbols, fake, node.name)
+    shape = symbols.shape([fake.shape[axis] for axis in order])
+    return Emitter(builder).permute(builder.input(node.name, dtype_of(fake.dtype), shape), inverse_of(order))
+
+
+def _stored(builder: GraphBuilder, value: Any, order: list[int] | None) -> Any:
+    """A result with its dimensions in their order in PyTorch's memory; complex numbers are moved at the end."""
+    return value if order is None or not isinstance(value, Value) else Emitter(builder).permute(value, order)
 
 
 class _Watched:
@@ -316,11 +336,13 @@ def _unknown_sizes(gm: fx.GraphModule) -> list[int]:
     return [position for position, node in placeholders if free_unbacked_symbols(node.meta["val"])]
 
 
-def _given(argument: Any) -> Any:
-    """An argument as an engine takes it: complex numbers as pairs."""
-    if isinstance(argument, torch.Tensor) and argument.is_complex():
+def _given(argument: Any, order: list[int] | None) -> Any:
+    """An argument as an engine takes it: row-major in memory, complex numbers as pairs."""
+    if not isinstance(argument, torch.Tensor):
+        return argument
+    if argument.is_complex():
         return torch.view_as_real(argument.resolve_conj())
-    return argument
+    return argument if order is None else argument.permute(order)
 
 
 def _ordered(value: Any, order: list[int] | None, on_host: bool, pairs: bool) -> torch.Tensor:
@@ -332,5 +354,6 @@ def _ordered(value: Any, order: list[int] | None, on_host: bool, pairs: bool) ->
         result = result.cpu()
     if order is None:
         return result
-    inverse = [order.index(axis) for axis in range(len(order))]
-    return result.permute(order).contiguous().permute(inverse)
+    if pairs:
+        result = result.permute(order).contiguous()
+    return result.permute(inverse_of(order))
