@@ -8,7 +8,7 @@ import weakref
 import numpy as np
 import pytest
 
-from tests.host.llm_support import checkpoint_of
+from tests.host.llm_support import CASES, checkpoint_of
 from tilewright.errors import InputError
 from tilewright.llm import LLM, SamplingParameters
 from tilewright.llm.gpu_model import GPUModel
@@ -24,6 +24,8 @@ def test_results_are_those_of_the_cpu(driver, tmp_path, rng):
     options = {"memory": 26 << 10, "tokens": 24, "sequences": 3, "page": 8, "length": 64}
     llm, alone = LLM(folder, target="cuda", **options), LLM(folder, **options)
     assert {step.evidence["chosen"] for step in llm.model.engine.plan.steps} >= {"paged attention"}
+    kept = [step for step in llm.model.engine.plan.steps if any("scatter_update" in one for one in step.operations)]
+    assert len(kept) == CASES["llama"]["num_hidden_layers"]  # keys and values are written where keys are turned
     prompts = [rng.integers(0, 96, int(size)).tolist() for size in (1, 30, 9, 40, 17, 3)]
     few = {"max_tokens": 9, "ignore_eos": True}
     for wanted in (

@@ -261,7 +261,9 @@ _op("movement", "gather", 2, infer.gather, compute.gather,
 _op("movement", "gather_elements", 2, infer.gather_elements, compute.gather_elements,
     "out[.., i, ..] = x[.., indices[.., i, ..], ..], shape of the indices", axis=REQUIRED)
 _op("movement", "scatter_update", 3, infer.scatter_update, compute.scatter_update,
-    "x with slices at indices [n] along `axis` replaced by updates; the last of equal indices wins", axis=REQUIRED)
+    "x with slices at indices [n] along `axis` replaced by updates; the last of equal indices wins, or any of them if "
+    "they are said to be `distinct`",
+    axis=REQUIRED, distinct=False)
 _op("movement", "scatter_reduce", 3, infer.scatter_update, compute.scatter_reduce,
     "x with updates combined into the slices at indices [n] along `axis`, in the order of the indices if `ordered`;"
     " `reduction`: add, multiply, maximum or minimum",

@@ -301,6 +301,7 @@ class GenerationStep:
 
     def _keep(self, name: str, new: Value) -> Value:
         pool = self.builder.input(name, self.dtype, (self._slots, *new.shape[1:]))
-        updated = self.emit.op("scatter_update", pool, self.places, new, axis=0)
+        # Tokens have slots of their own, but those that fill a step and belong to no sequence: these share one.
+        updated = self.emit.op("scatter_update", pool, self.places, new, axis=0, distinct=True)
         self.builder.mutate(pool, updated)
         return updated

@@ -161,7 +161,8 @@ def _scatter_of_permute(node: Node, rewriter: GraphRewriter) -> Value | None:
     order = inner.attributes["order"]
     back = tuple(order.index(axis) for axis in range(len(order)))
     moved = rewriter.op("permute", [updates], order=back)
-    result = rewriter.op("scatter_update", [inner.inputs[0], indices, moved], axis=order[node.attributes["axis"]])
+    axis, distinct = order[node.attributes["axis"]], node.attributes["distinct"]
+    result = rewriter.op("scatter_update", [inner.inputs[0], indices, moved], axis=axis, distinct=distinct)
     return rewriter.op("permute", [result], order=order)
 
 

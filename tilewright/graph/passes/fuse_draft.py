@@ -53,11 +53,11 @@ class Drafts:
                     self.readers.setdefault(item, []).append(index)
         self.results = set(graph.results())
         mutated = {(target, value) for target, value in graph.mutations.items()}
-        # Positions of updates of one place of a tensor of the caller's: an element stored, as in an elementwise loop.
+        # Positions of updates of a tensor of the caller's that do not meet: elements stored, as in an elementwise loop.
         self.updates = {
             index
             for index, node in enumerate(graph.nodes)
-            if node.op == "scatter_update" and (node.inputs[0], node.output) in mutated and _updates_one(node)
+            if node.op == "scatter_update" and (node.inputs[0], node.output) in mutated and _do_not_meet(node)
         }
         self.owner: list[Draft] = [self._single(index, node) for index, node in enumerate(graph.nodes)]
         self.spanned = list(range(len(graph.nodes)))  # an earlier position, if a merged group covers both
@@ -208,10 +208,10 @@ class Drafts:
         return sorted(found)
 
 
-def _updates_one(node: Node) -> bool:
-    """Whether a `scatter_update` has one index, so that no two updates meet."""
+def _do_not_meet(node: Node) -> bool:
+    """Whether no two updates of a `scatter_update` have to be ordered: there is one, or they go to different places."""
     indices = node.inputs[1]
-    return indices is not None and indices.shape == (1,)
+    return indices is not None and (indices.shape == (1,) or node.attributes["distinct"])
 
 
 def is_whole_row(anchor: Node) -> bool:

@@ -54,8 +54,8 @@ def _read_bytes(value: Value, nodes: Sequence[Node]) -> Size:
 def elementwise(group: Group, graph: Graph, target: Target) -> list[Candidate]:
     """A loop for each shape among the group's results: one generated kernel, or one each.
 
-    The parts of a concat are results that are stored beside each other; a `scatter_update` of one position stores its
-    updates where its index says.
+    The parts of a concat are results that are stored beside each other; a `scatter_update` whose updates do not meet
+    stores them where its indices say.
     """
     producers = {output: node for node in group.nodes for output in node.outputs}
     by_shape: dict[tuple[Size, ...], list[Result]] = {}

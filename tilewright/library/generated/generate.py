@@ -137,7 +137,7 @@ def chain_name(nodes: Sequence[Node], fallback: str) -> str:
 class Result:
     """One tensor that a kernel writes: `value`'s elements go to `target` at their own position, moved
     by `offset` elements along `strides` (by default `target` is `value`, dense); or, of an `update`
-    (a `scatter_update` of one position), to the place that its index says."""
+    (a `scatter_update`), to the places that its indices say."""
 
     value: Value
     target: Value
