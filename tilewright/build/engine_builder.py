@@ -256,11 +256,17 @@ def _for_all_sizes(candidate: Candidate) -> Candidate:
     return dataclasses.replace(candidate, stages=tuple(Stage(stage.calls[-1:]) for stage in candidate.stages))
 
 
-def _fusion_of(target: Target) -> tuple[bool, bool, bool, bool]:
+def _fusion_of(target: Target) -> tuple[bool, bool, bool, bool, bool]:
     """What `graph.passes.fuse` may make groups of: norms in products, row programs, attention that quantizes, running
-    sums with what they read through."""
+    sums with what they read through, scatters with what computes their operands."""
     passes = backend_of(target).graph_passes
-    return passes.norms_in_products, passes.row_programs, passes.attention_quantizes, passes.generates_running
+    return (
+        passes.norms_in_products,
+        passes.row_programs,
+        passes.attention_quantizes,
+        passes.generates_running,
+        passes.generates_scatters,
+    )
 
 
 def _arena(storage: TensorStorage) -> list[list[Any]]:

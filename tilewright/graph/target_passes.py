@@ -61,6 +61,7 @@ class TargetPasses:
     row_programs: bool = False  # `fuse`: there are kernels of several reductions over the same rows
     attention_quantizes: bool = False  # `fuse`: kernels of attention quantize their results
     generates_running: bool = False  # `fuse`: kernels of running sums read through movement
+    generates_scatters: bool = False  # `fuse`: kernels of updates that are made at once compute what they read
 
     def __post_init__(self) -> None:
         for passes in (self.before, self.after):

@@ -52,6 +52,7 @@ def fuse(
     row_programs: bool = False,
     attention_quantizes: bool = False,
     generates_running: bool = False,
+    generates_scatters: bool = False,
 ) -> FusedGraph:
     """Partition a graph into groups, in an order in which they can run.
 
@@ -59,9 +60,10 @@ def fuse(
     `norms_in_products`: whether kernels of products compute norms of few rows (`fuse_norms`); `row_programs`: whether
     there are kernels of several reductions over the same rows (`fuse_rows`); `attention_quantizes`: whether those of
     attention quantize what they store (`fuse_attention`); `generates_running`: whether kernels of running sums are
-    generated from expressions, and read through movement.
+    generated from expressions, and read through movement; `generates_scatters`: the same of scatters whose updates are
+    made at once.
     """
-    drafts = Drafts(graph, generates_running)
+    drafts = Drafts(graph, generates_running, generates_scatters)
     remarks = list(graph.remarks)
     for kind in ("contraction", "pool", "transform", "reduction"):
         for draft in list(drafts.all()):
@@ -80,6 +82,8 @@ def fuse(
     for draft in list(drafts.all()):
         if draft.kind in ("reduction", "transform"):
             _take_prologue(drafts, draft, remarks)
+        elif drafts.is_generated_scatter(draft):
+            _take_operands(drafts, draft)
     _join_elementwise(drafts)
     join_lookups(drafts)
     _join_siblings(drafts)
@@ -280,6 +284,22 @@ def _take_prologue(drafts: Drafts, draft: Draft, remarks: list[str]) -> None:
         waiting += inputs
     if merged:
         remarks.append(f"{anchor.op} %{anchor.output.name} takes {', '.join(reversed(merged))} as its prologue")
+
+
+def _take_operands(drafts: Drafts, draft: Draft) -> None:
+    """Merge elementwise nodes, and reshapes between them, that nobody but a scatter reads."""
+    waiting = [item for index in draft.nodes for item in drafts.nodes[index].inputs]
+    while waiting:
+        value = waiting.pop()
+        index = drafts.producer(value)
+        if value is None or index is None or value in drafts.results or len(drafts.owner[index].nodes) > 1:
+            continue
+        node, other = drafts.nodes[index], drafts.owner[index]
+        if other.kind != "elementwise" and node.op != "reshape" or not set(drafts.readers[value]) <= draft.nodes:
+            continue
+        if drafts.may_merge(other, draft):
+            drafts.merge(draft, other)
+            waiting += node.inputs
 
 
 # 3: elementwise loops --------------------------------------------------------------------------------

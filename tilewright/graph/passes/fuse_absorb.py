@@ -105,6 +105,8 @@ def reads_through(drafts: Drafts, draft: Draft) -> bool:
         return False
     if anchor.op in _RUNNING:
         return drafts.generates_running
+    if anchor.op == "scatter_reduce":
+        return drafts.is_generated_scatter(draft)
     return anchor.op in _ROWS if draft.kind == "reduction" else anchor.op in _READS_THROUGH
 
 

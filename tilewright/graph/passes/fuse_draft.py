@@ -11,6 +11,7 @@ from dataclasses import dataclass, field
 
 from tilewright.graph.core import Graph, Node, Value
 from tilewright.graph.ops import kind_of
+from tilewright.graph.passes.scatters import combines_at_once
 from tilewright.symbolic import product
 
 LONGEST_ROW = 16384  # elements that kernels keep in registers
@@ -39,11 +40,13 @@ class Draft:
 class Drafts:
     """All groups in the making of one graph; every node starts as a group of its own.
 
-    `generates_running`: whether kernels of running sums are generated from expressions, as those of sums are."""
+    `generates_running` and `generates_scatters`: whether kernels of running sums, and of scatters whose updates are
+    made at once, are generated from expressions, as those of sums are."""
 
-    def __init__(self, graph: Graph, generates_running: bool = False) -> None:
+    def __init__(self, graph: Graph, generates_running: bool = False, generates_scatters: bool = False) -> None:
         self.graph = graph
         self.generates_running = generates_running
+        self.generates_scatters = generates_scatters
         self.nodes = graph.nodes
         self.position = {output: index for index, node in enumerate(graph.nodes) for output in node.outputs}
         self.readers: dict[Value, list[int]] = {}
@@ -68,6 +71,10 @@ class Drafts:
         # A broadcast is an elementwise op that reads its input at fewer coordinates.
         kind = "elementwise" if node.op == "broadcast_to" else kind_of(node.op)
         return Draft(kind, {index}, None if kind == "elementwise" else index)
+
+    def is_generated_scatter(self, draft: Draft) -> bool:
+        """Whether a group is a scatter whose kernels are generated from expressions."""
+        return self.generates_scatters and draft.anchor is not None and combines_at_once(self.nodes[draft.anchor])
 
     def all(self) -> Iterator[Draft]:
         """Every group once, in the order of its first node."""

@@ -9,8 +9,9 @@ from __future__ import annotations
 import functools
 from collections.abc import Sequence
 
-from tilewright.dtypes import float32, float64, int32, int64
+from tilewright.dtypes import int32, int64
 from tilewright.graph.core import Graph, Node, Value
+from tilewright.graph.ordered_bits import ordered_bits
 from tilewright.graph.rewrite import GraphRewriter, apply_rules
 from tilewright.symbolic import Size, lower_bound, product, upper_bound
 
@@ -106,7 +107,7 @@ def _by_halves(rewriter: GraphRewriter, x: Value, count: Size, descending: bool)
     """Positions in rows of 64-bit numbers, by two sorts of 32 bits, the second of which keeps the first one's order."""
     last = x.rank - 1
     if x.dtype.is_float:
-        bits = _ordered_bits(rewriter, x)
+        bits = ordered_bits(rewriter, x)
     else:
         bits = x if x.dtype == int64 else rewriter.op("bitcast", [x], of=x.dtype.name, to="int64")
         if not x.dtype.is_signed:
@@ -150,7 +151,7 @@ def _one_by_one(rewriter: GraphRewriter, x: Value, axis: int, count: int, descen
     """`count` positions; none comes twice."""
     length = x.shape[axis]
     if x.dtype.is_float and not descending:
-        x = _ordered_bits(rewriter, x)
+        x = ordered_bits(rewriter, x)
     line = rewriter.op("iota", [], shape=(length,))
     if axis != x.rank - 1:
         line = rewriter.op("reshape", [line], shape=(length, *[1] * (x.rank - 1 - axis)))
@@ -169,19 +170,6 @@ def _one_by_one(rewriter: GraphRewriter, x: Value, axis: int, count: int, descen
         now = rewriter.op("equal", [line, position])
         selected = now if selected is None else rewriter.op("logical_or", [selected, now])
     return positions[0] if count == 1 else rewriter.op("concat", positions, axis=axis)
-
-
-def _ordered_bits(rewriter: GraphRewriter, x: Value) -> Value:
-    """Floats as integers of the same order, NaN the greatest: a search for the least number would stop at NaN."""
-    wide = float64 if x.dtype == float64 else float32
-    integer = int64 if wide == float64 else int32
-    x = rewriter.cast(x, wide)
-    zero, most = rewriter.number(0.0, wide), rewriter.number(2 ** (wide.bits - 1) - 1, integer)
-    one_zero = rewriter.op("where", [rewriter.op("equal", [x, zero]), zero, x])
-    bits = rewriter.op("bitcast", [one_zero], of=wide.name, to=integer.name)
-    negative = rewriter.op("less", [bits, rewriter.number(0, integer)])
-    bits = rewriter.op("where", [negative, rewriter.op("bitwise_xor", [bits, most]), bits])
-    return rewriter.op("where", [rewriter.op("isnan", [x]), most, bits])
 
 
 def _is_bounded(rewriter: GraphRewriter, x: Value) -> bool:

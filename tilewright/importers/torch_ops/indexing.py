@@ -8,8 +8,9 @@ from typing import Any
 
 import numpy as np
 
-from tilewright.dtypes import DType, int64
+from tilewright.dtypes import DType, int32, int64
 from tilewright.graph.core import Value
+from tilewright.graph.inference import Shape
 from tilewright.importers.emitter import Number, Scalar
 from tilewright.importers.report import Unsupported
 from tilewright.importers.rules import RuleTable
@@ -363,9 +364,26 @@ def _scattered(call: TorchCall, x: Value, dim: int, index: Value, source: Value,
         line = call.reshape(x, (1,))
         merged = scatter_slices(call, line, call.reshape(index, (1,)), call.reshape(source, (1,)), 0, reduction)
         return call.reshape(merged, ())
-    for axis, extent in enumerate(index.shape):
-        source = call.slice(source, axis, 0, extent)
-    return scatter_elements(call, x, index, source, dim % x.rank, reduction)
+    for place, extent in enumerate(index.shape):
+        source = call.slice(source, place, 0, extent)
+    axis = dim % x.rank
+    places = _line_of(call, index, axis)
+    if places is not None and _without(index.shape, axis) == _without(x.shape, axis):
+        return scatter_slices(call, x, places, source, axis, reduction)
+    return scatter_elements(call, x, index, source, axis, reduction)
+
+
+def _line_of(call: TorchCall, index: Value, axis: int) -> Value | None:
+    """The indices along an axis where they are the same everywhere along the others, made so by an expand."""
+    made_by = next((node for node in reversed(call.builder.graph.nodes) if index in node.outputs), None)
+    source = made_by.inputs[0] if made_by is not None and made_by.op == "broadcast_to" else None
+    if source is None or source.rank != index.rank or any(extent != 1 for extent in _without(source.shape, axis)):
+        return None
+    return call.reshape(source, (-1,)) if source.shape[axis] == index.shape[axis] else None
+
+
+def _without(shape: Sequence[Size], axis: int) -> tuple[Size, ...]:
+    return (*shape[:axis], *shape[axis + 1 :])
 
 
 @rule("scatter.src")
@@ -390,10 +408,17 @@ _REDUCTIONS = {"sum": "add", "prod": "multiply", "amax": "maximum", "amin": "min
 def scatter_reduce(
     call: TorchCall, x: Value, dim: int, index: Value, source: Value, reduce: str, include_self: bool = True
 ) -> Value:
+    axis = dim % max(x.rank, 1)
+    line = _line_of(call, index, axis) if x.rank else None
+    if line is not None and _without(index.shape, axis) == _without(x.shape, axis):
+        for place, extent in enumerate(index.shape):
+            source = call.slice(source, place, 0, extent)
+        return _combined_slices(call, x, axis, line, source, reduce, include_self)
+
     def combined(start: Value, updates: Value, reduction: str) -> Value:
         return _scattered(call, start, dim, index, updates, reduction)
 
-    return _combined(call, x, source, reduce, include_self, combined)
+    return _combined(call, x, source, reduce, include_self, combined, (x.shape, source.shape))
 
 
 @rule("index_reduce.default")
@@ -405,25 +430,37 @@ def index_reduce(
         return call.reshape(index_reduce(call, line, 0, index, row, reduce, include_self), ())
     axis = dim % x.rank
     places = _counted_from_front(call, call.reshape(index, (-1,)), x.shape[axis])
+    return _combined_slices(call, x, axis, places, source, reduce, include_self)
 
+
+def _combined_slices(
+    call: TorchCall, x: Value, axis: int, places: Value, source: Value, reduce: str, include_self: bool
+) -> Value:
     def combined(start: Value, updates: Value, reduction: str) -> Value:
         return scatter_slices(call, start, places, updates, axis, reduction)
 
-    return _combined(call, x, source, reduce, include_self, combined)
+    own, given = (tuple(n if place == axis else 1 for place, n in enumerate(item.shape)) for item in (x, source))
+    return _combined(call, x, source, reduce, include_self, combined, (own, given))
 
 
 _Combine = Callable[[Value, Value, str], Value]  # of tensor, updates and the name of a reduction of the graph
 
 
-def _combined(call: TorchCall, x: Value, source: Value, reduce: str, include_self: bool, combine: _Combine) -> Value:
-    """x combined with updates by a reduction of PyTorch's; without `include_self` what is updated starts anew."""
+def _combined(
+    call: TorchCall, x: Value, source: Value, reduce: str, include_self: bool, combine: _Combine,
+    counted: tuple[Shape, Shape],
+) -> Value:  # fmt: skip
+    """x combined with updates by a reduction of PyTorch's; without `include_self` what is updated starts anew.
+
+    `counted`: shapes of a tensor and its updates by which these are counted.
+    """
     if reduce == "mean" and x.dtype.is_float and x.dtype.bits < 32:
-        return call.cast(_combined(call, call.wide(x), source, reduce, include_self, combine), x.dtype)
+        return call.cast(_combined(call, call.wide(x), source, reduce, include_self, combine, counted), x.dtype)
     source = call.cast(source, x.dtype)
     if include_self and reduce != "mean":
         return combine(x, source, _REDUCTIONS[reduce])
-    ones = call.full(source.shape, 1, int64)
-    count = combine(call.full(x.shape, 0, int64), ones, "add")
+    own, given = counted
+    count = combine(call.full(own, 0, int32), call.full(given, 1, int32), "add")
     start = x
     if not include_self:
         untouched = call.op("equal", count, 0)

@@ -63,7 +63,7 @@ def elementwise(group: Group, graph: Graph, target: Target) -> list[Candidate]:
         for result in _results(output, producers):
             by_shape.setdefault(_loop_shape(result.value, producers), []).append(result)
     calls = [
-        elementwise_call(_needed(group.nodes, results), results, graph.constants, target)
+        elementwise_call(needed_nodes(group.nodes, results), results, graph.constants, target)
         for results in by_shape.values()
     ]
     return [copy_candidate("generated", together(calls, target), group, target)]
@@ -87,7 +87,7 @@ def _results(output: Value, producers: Mapping[Value, Node]) -> list[Result]:
     return parts
 
 
-def _needed(nodes: Sequence[Node], results: Sequence[Result]) -> list[Node]:
+def needed_nodes(nodes: Sequence[Node], results: Sequence[Result]) -> list[Node]:
     """The nodes that compute results, and the places of updates."""
     wanted = {result.value for result in results}
     places = [result.update.inputs[1] for result in results if result.update is not None]

@@ -137,7 +137,7 @@ def chain_name(nodes: Sequence[Node], fallback: str) -> str:
 class Result:
     """One tensor that a kernel writes: `value`'s elements go to `target` at their own position, moved
     by `offset` elements along `strides` (by default `target` is `value`, dense); or, of an `update`
-    (a `scatter_update`), to the places that its indices say."""
+    (a `scatter_update` or `scatter_reduce`), to the places that its indices say."""
 
     value: Value
     target: Value
@@ -222,8 +222,11 @@ def _trace_results(
             own = coordinates
             if result.value.shape != shape:
                 own = unflatten(flatten(coordinates, shape), result.value.shape)
-            index, guards = (result.index(own), ()) if result.update is None else tracer.place(result.update, own)
-            stores.append(Store(result.target, index, tracer.trace(result.value, own), guards))
+            update, reduction = result.update, ""
+            index, guards = (result.index(own), ()) if update is None else tracer.place(update, own)
+            if update is not None:
+                reduction = update.attributes.get("reduction", "")
+            stores.append(Store(result.target, index, tracer.trace(result.value, own), guards, reduction))
         traced = _Traced(extents, tracer, stores, alike)
         split = _wanted_split(traced)
         if split is None or flat:
@@ -329,7 +332,7 @@ def _store_all(traced: _Traced, writer: Writer) -> list[str]:
     for store in single:
         writer.write(store.expression)
     for store in single:
-        writer.store(store.target, store.index, store.expression, store.guards)
+        writer.store(store.target, store.index, store.expression, store.guards, reduction=store.reduction)
     for number, run in enumerate(runs):
         _store_run(run, writer, f"turn_{number}")
     return writer.lines

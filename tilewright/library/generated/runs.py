@@ -22,12 +22,13 @@ AXIS = -1  # of the counter, which is no axis of the loop space
 
 @dataclass(frozen=True)
 class Store:
-    """An element stored, where the guards hold."""
+    """An element stored, where the guards hold, or combined with what is there by a `reduction`."""
 
     target: Value
     index: Index
     expression: Expression
     guards: Guards = ()
+    reduction: str = ""
 
 
 @dataclass(frozen=True)

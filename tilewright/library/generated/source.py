@@ -43,6 +43,10 @@ from tilewright.library.generated.trace import (
 )
 from tilewright.symbolic import Size, lift, simplify, upper_bound
 
+_RELAXED = ', sem="relaxed"'
+_STORES = {"": ("store", ""), "add": ("atomic_add", _RELAXED), "maximum": ("atomic_max", _RELAXED),
+           "minimum": ("atomic_min", _RELAXED)}  # fmt: skip
+
 
 class References(Protocol):
     """How the code names what it gets from outside; each new one becomes a parameter."""
@@ -437,13 +441,16 @@ class Writer:
         return narrowed(self.typed(item), dtype)
 
     def store(
-        self, value: Value, index: Index, item: Expression, guards: Guards = (), along: Sequence[str] = ()
-    ) -> None:
-        """A store of one result; its places have the extents of the variables `along`, though there be one only."""
+        self, value: Value, index: Index, item: Expression, guards: Guards = (), along: Sequence[str] = (),
+        reduction: str = "",
+    ) -> None:  # fmt: skip
+        """A store of one result; its places have the extents of the variables `along`, though there be one only.  With
+        a `reduction` it is combined with what is there."""
         pointer = self.references.result(value)  # type: ignore[attr-defined]
         text, offset = self.stored(value, item), self._offset(index)
         offset += "".join(f" + {name} * 0" for name in along if name not in offset)
-        self.lines.append(f"tl.store({pointer} + {offset}, {text}{self.load_mask(guards)})")
+        store, order = _STORES[reduction]
+        self.lines.append(f"tl.{store}({pointer} + {offset}, {text}{self.load_mask(guards)}{order})")
 
 
 def _clipped(item: ElementwiseOperation) -> Expression | None:

@@ -8,20 +8,21 @@ from typing import TYPE_CHECKING, Any
 from tilewright.dtypes import DType, int16, int32, int64
 from tilewright.graph.core import Graph, Node, Value
 from tilewright.graph.fusion import Group
+from tilewright.graph.passes.scatters import combines_at_once
 from tilewright.library.binding import bind_sizes
 from tilewright.library.candidate import Candidate, KernelCall, Operand
-from tilewright.library.generated.elementwise import copy_candidate, elementwise
+from tilewright.library.generated.elementwise import copy_candidate, elementwise, needed_nodes
 from tilewright.library.generated.expressions import language_type
 from tilewright.library.generated.generate import Result, elementwise_call, loops_of, next_power_of_2
 from tilewright.library.generated.index import dense_strides
 from tilewright.library.movement.scatter_kernel import (
     any_update,
     last_update,
-    scatter_atomic,
     scatter_combined,
     scatter_each,
     scatter_last,
     scatter_rows,
+    scatter_swapped,
 )
 from tilewright.symbolic import Size, ceil_divide, lift, product, simplify, upper_bound
 from tilewright.targets.base import Target
@@ -43,7 +44,11 @@ def movement(group: Group, graph: Graph, target: Target) -> list[Candidate]:
     anchor = group.nodes[-1] if group.anchor is None else group.anchor
     if anchor.op == "concat":
         return elementwise(group, graph, target)
+    if loops_of(target).together and combines_at_once(anchor):
+        return [copy_candidate("generated", _at_once(group, anchor, graph, target), group, target)]
     if anchor.op in ("scatter_update", "scatter_reduce"):
+        if group.nodes != [anchor]:
+            raise NotImplementedError(f"the kernels of {anchor.op} have no slots")
         calls, temporaries = _scatter(anchor, graph, target)
         return [replace(copy_candidate("generated", calls, group, target), temporaries=temporaries)]
     calls = [elementwise_call(group.nodes, [Result(value, value) for value in group.outputs], graph.constants, target)]
@@ -116,24 +121,34 @@ def _replaced(node: Node, inner: Size) -> tuple[list[KernelCall], tuple[Value, .
 
 
 def _combines_in_memory(node: Node) -> bool:
-    """Whether a GPU has atomic operations for a `scatter_reduce`, whose order does not matter."""
+    """Whether a GPU compares and swaps the numbers of a `scatter_reduce`, whose order does not matter."""
     return node.output.dtype.bits in _WORDS and not node.attributes["ordered"]
 
 
 def _combined_in_memory(node: Node, inner: Size) -> KernelCall:
     """Every update goes to its element, whatever else does."""
-    dtype, reduction = node.output.dtype, node.attributes["reduction"]
-    whole = not dtype.is_float and dtype.bits >= 32
-    native = reduction == "add" and (dtype.is_float or whole) or reduction in ("maximum", "minimum") and whole
     block = _columns(inner)
-    constants = {"REDUCTION": reduction, "NATIVE": native, "BITS": language_type(_WORDS[dtype.bits])}
-    return _updates(scatter_atomic, node, inner, UPDATED // block, block, constants)
+    words = language_type(_WORDS[node.output.dtype.bits])
+    constants = {"REDUCTION": node.attributes["reduction"], "BITS": words}
+    return _updates(scatter_swapped, node, inner, UPDATED // block, block, constants)
 
 
 def updates_in_place(node: Node, graph: Graph) -> bool:
     """Whether a scatter writes into the memory of a graph input that it replaces."""
     target = node.inputs[0]
     return any(source is target and value is node.output for source, value in graph.mutations.items())
+
+
+def _at_once(group: Group, anchor: Node, graph: Graph, target: Target) -> list[KernelCall]:
+    """A copy of the input, then all updates by atomic operations; both compute what they read."""
+    source, _, updates = anchor.inputs
+    assert source is not None and updates is not None
+    results = [Result(updates, anchor.output, update=anchor)]
+    if not updates_in_place(anchor, graph):
+        results.insert(0, Result(source, anchor.output, dense_strides(source.shape)))
+    return [
+        elementwise_call(needed_nodes(group.nodes, [result]), [result], graph.constants, target) for result in results
+    ]
 
 
 def _scatter(node: Node, graph: Graph, target: Target) -> tuple[list[KernelCall], tuple[Value, ...]]:

@@ -116,35 +116,28 @@ def scatter_last(updates, indices, last, out, count, extent, inner, ROWS: tl.con
 
 
 @tilewright.jit
-def scatter_atomic(
+def scatter_swapped(
     updates, indices, out, count, extent, inner, ROWS: tl.constexpr, BLOCK: tl.constexpr, REDUCTION: tl.constexpr,
-    NATIVE: tl.constexpr, BITS: tl.constexpr,
+    BITS: tl.constexpr,
 ):  # fmt: skip
-    """Combining in no fixed order, by the hardware's own operation (`NATIVE`) or by comparing and swapping numbers as
-    integers of the type `BITS`.  Grid: (outer * blocks of updates, blocks of columns)."""
+    """Combining in no fixed order, by comparing and swapping numbers as integers of the type `BITS`.
+
+    Grid: (outer * blocks of updates, blocks of columns).
+    """
     outer, number, index, exists = updates_of(indices, count, extent, ROWS)
     column = (tl.program_id(1) * BLOCK + tl.arange(0, BLOCK))[None, :]
     inside = exists[:, None] & (column < inner)
     value = tl.load(updates + (outer * count + number)[:, None] * inner + column, mask=inside, other=0)
-    place = out + (outer * extent + index)[:, None] * inner + column
-    if NATIVE:
-        if REDUCTION == "add":
-            tl.atomic_add(place, value, mask=inside, sem="relaxed")
-        elif REDUCTION == "maximum":
-            tl.atomic_max(place, value, mask=inside, sem="relaxed")
-        else:
-            tl.atomic_min(place, value, mask=inside, sem="relaxed")
-    else:
-        words = place.to(tl.pointer_type(BITS), bitcast=True)
-        old = tl.load(words, mask=inside, other=0)
+    words = (out + (outer * extent + index)[:, None] * inner + column).to(tl.pointer_type(BITS), bitcast=True)
+    old = tl.load(words, mask=inside, other=0)
+    new = combine(old.to(value.dtype, bitcast=True), value, REDUCTION).to(value.dtype).to(BITS, bitcast=True)
+    waiting = inside & (new != old)
+    while tl.max(tl.ravel(waiting).to(tl.int32), 0) > 0:
+        seen = tl.atomic_cas(words, old, new, sem="relaxed", mask=waiting)
+        missed = waiting & (seen != old)
+        old = tl.where(missed, seen, old)
         new = combine(old.to(value.dtype, bitcast=True), value, REDUCTION).to(value.dtype).to(BITS, bitcast=True)
-        waiting = inside & (new != old)
-        while tl.max(tl.ravel(waiting).to(tl.int32), 0) > 0:
-            seen = tl.atomic_cas(words, old, new, sem="relaxed", mask=waiting)
-            missed = waiting & (seen != old)
-            old = tl.where(missed, seen, old)
-            new = combine(old.to(value.dtype, bitcast=True), value, REDUCTION).to(value.dtype).to(BITS, bitcast=True)
-            waiting = missed & (new != old)
+        waiting = missed & (new != old)
 
 
 @tilewright.jit

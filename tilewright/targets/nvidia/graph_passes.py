@@ -12,6 +12,7 @@ from tilewright.graph.passes.narrow_products import narrow_products
 from tilewright.graph.passes.native_shapes import native_shapes
 from tilewright.graph.passes.planes import convolutions_of_planes, pools_of_planes
 from tilewright.graph.passes.recurrent import unrolled
+from tilewright.graph.passes.scatters import scatters_at_once
 from tilewright.graph.passes.sorting import sorting_by_networks
 from tilewright.graph.passes.stage_reductions import stage_reductions
 from tilewright.graph.passes.transposed_products import transposed_products
@@ -36,6 +37,7 @@ def graph_passes(target: NvidiaTarget) -> TargetPasses:
             TargetPass(fold_zero_points),  # of its products
             weights,  # what is still quantized is read as it is stored, where there is wgmma
             TargetPass(sorting_by_networks, required=True),  # the kernels sort 32 bits along the last dimension
+            TargetPass(scatters_at_once),  # before constants are folded: what it adds is elementwise
             *exact,
             TargetPass(transforms_as_products, required=True),  # there is no kernel of Fourier transforms
             TargetPass(unrolled, required=True),  # few steps are faster as products
@@ -55,4 +57,5 @@ def graph_passes(target: NvidiaTarget) -> TargetPasses:
         row_programs=True,
         attention_quantizes=True,
         generates_running=True,
+        generates_scatters=True,
     )

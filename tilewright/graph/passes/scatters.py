@@ -1,0 +1,106 @@
+"""Scatters of many updates as GPUs do them: all updates at once, by atomic operations on the elements that they meet.
+
+Replacing takes the last of equal indices: of each place the largest number among its updates is found, then every
+element reads the update that has it.  Sums of 16 bits are made in float32, whole numbers in 32 bits, and the largest
+of floats is that of whole numbers in the same order.  Few replacements stay as they are: a kernel compares their
+indices.
+"""
+
+from __future__ import annotations
+
+from tilewright.dtypes import DType, float32, float64, int32, int64, uint32, uint64
+from tilewright.graph.core import Graph, Node, Value
+from tilewright.graph.ordered_bits import float_of_bits, ordered_bits
+from tilewright.graph.rewrite import GraphRewriter, apply_rules
+from tilewright.symbolic import Size, lift, lower_bound, product, simplify, upper_bound
+
+_FEW_PAIRS = 1 << 22  # of updates with each other that are compared
+_WHOLE = frozenset({int32, int64, uint32, uint64})
+_BY_ATOMICS = {"add": _WHOLE | {float32, float64}, "maximum": _WHOLE, "minimum": _WHOLE}
+
+
+def scatters_at_once(graph: Graph) -> Graph:
+    """The graph with scatters of many updates in the forms that `combines_at_once`."""
+    in_place = frozenset(graph.mutations.items())
+
+    def replaced(node: Node, rewriter: GraphRewriter) -> Value | None:
+        return None if (node.inputs[0], node.output) in in_place else _replaced(node, rewriter)
+
+    return apply_rules(graph, {"scatter_update": [replaced], "scatter_reduce": [_combined]})
+
+
+def combines_at_once(node: Node) -> bool:
+    """Whether a scatter is one that a kernel does for all updates at once, by atomic operations."""
+    x = node.inputs[0]
+    if node.op != "scatter_reduce" or x is None:
+        return False
+    if x.dtype.is_float and node.attributes["ordered"]:
+        return False
+    return x.dtype in _BY_ATOMICS.get(node.attributes["reduction"], ())
+
+
+def _replaced(node: Node, rewriter: GraphRewriter) -> Value | None:
+    x, indices, updates = node.inputs
+    assert x is not None and indices is not None and updates is not None
+    axis, count, extent = node.attributes["axis"], indices.shape[0], x.shape[node.attributes["axis"]]
+    between = _between(node, rewriter)
+    if between is not None:
+        return between
+    compared = simplify(lift(count) * count * product(x.shape[:axis]))
+    if lower_bound(count) < 1 or upper_bound(compared) <= _FEW_PAIRS:
+        return None
+    none = rewriter.op("full", [], shape=(extent,), value=-1, dtype=int32)
+    numbers = rewriter.op("iota", [], shape=(count,), dtype=int32)
+    last = rewriter.op("scatter_reduce", [none, indices, numbers], axis=0, reduction="maximum")
+    updated = rewriter.op("greater_equal", [last, rewriter.number(0, int32)])
+    updated = rewriter.op("reshape", [updated], shape=(extent, *[1] * (x.rank - 1 - axis)))
+    return rewriter.op("where", [updated, rewriter.op("gather", [updates, last], axis=axis), x])
+
+
+def _between(node: Node, rewriter: GraphRewriter) -> Value | None:
+    """Updates of neighbouring places that are known: what lies before, the updates, what lies after."""
+    x, indices, updates = node.inputs
+    line = rewriter.producer(indices, "iota")
+    assert x is not None and updates is not None
+    axis = node.attributes["axis"]
+    if line is None or line.output.rank != 1 or line.attributes["step"] != 1:
+        return None
+    start, extent = line.attributes["start"], x.shape[axis]
+    stop: Size = simplify(lift(start) + line.output.shape[0])
+    rest = simplify(lift(extent) - stop)
+    if not all(isinstance(size, int) and size >= 0 for size in (start, rest)):
+        return None
+    bounds = [(0, start), (stop, extent)]
+    before, after = (
+        [rewriter.op("slice", [x], axis=axis, start=first, stop=end)] if first != end else [] for first, end in bounds
+    )
+    return rewriter.op("concat", [*before, updates, *after], axis=axis)
+
+
+def _combined(node: Node, rewriter: GraphRewriter) -> Value | None:
+    x, indices, updates = node.inputs
+    assert x is not None and indices is not None and updates is not None
+    reduction, dtype = node.attributes["reduction"], x.dtype
+    if reduction not in _BY_ATOMICS or (dtype.is_float and node.attributes["ordered"]):
+        return None
+
+    def combined(source: Value, given: Value) -> Value:
+        return rewriter.op("scatter_reduce", [source, indices, given], **node.attributes)
+
+    wide = _wide(dtype)
+    if wide != dtype:
+        return rewriter.cast(combined(rewriter.cast(x, wide), rewriter.cast(updates, wide)), dtype)
+    if reduction == "add" or not dtype.is_float:
+        return None
+    least = reduction == "minimum"  # the largest of what is negated, so that NaN wins in both
+    bits = [ordered_bits(rewriter, rewriter.op("negate", [item]) if least else item) for item in (x, updates)]
+    attributes = {**node.attributes, "reduction": "maximum"}
+    found = float_of_bits(rewriter, rewriter.op("scatter_reduce", [bits[0], indices, bits[1]], **attributes), dtype)
+    return rewriter.op("negate", [found]) if least else found
+
+
+def _wide(dtype: DType) -> DType:
+    """The type in which elements are combined."""
+    if dtype.bits >= 32:
+        return dtype
+    return float32 if dtype.is_float else int32
