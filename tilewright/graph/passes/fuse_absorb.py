@@ -42,6 +42,7 @@ def absorb(drafts: Drafts) -> None:
     for draft in list(drafts.all()):
         if reads_through(drafts, draft):
             _take(drafts, draft, vanishing, cheap)
+            _take_places(drafts, draft)
 
 
 # Attention -------------------------------------------------------------------------------------------
@@ -203,6 +204,46 @@ def _take(drafts: Drafts, draft: Draft, vanishing: set[int], cheap: set[int]) ->
             draft.copies.discard(index)
             continue
         waiting += [item for item in drafts.nodes[index].inputs if item is not None]
+
+
+def _take_places(drafts: Drafts, draft: Draft) -> None:
+    """Copy the groups that compute nothing but places at which this one looks elements up."""
+    waiting = drafts.inputs(draft)
+    while waiting:
+        value = waiting.pop()
+        index = drafts.producer(value)
+        places = None if index is None else drafts.owner[index]
+        if places is None or places.kind != "elementwise" or value in drafts.results or len(places.nodes) > _FEW_COPIES:
+            continue
+        if any(drafts.nodes[member].op in EXPENSIVE for member in places.nodes) or drafts.outputs(places) != [value]:
+            continue
+        if _is_place(drafts, draft, value):
+            draft.copies |= places.nodes | places.copies
+            waiting += drafts.inputs(places)
+
+
+def _is_place(drafts: Drafts, draft: Draft, value: Value) -> bool:
+    """Whether a group reads a value only as an index, or to compute one."""
+    members = draft.nodes | draft.copies
+    waiting, seen, looked_up = [value], {value}, False
+    while waiting:
+        item = waiting.pop()
+        for reader in members.intersection(drafts.readers.get(item, ())):
+            node = drafts.nodes[reader]
+            if node.op in ("gather", "gather_elements"):
+                if node.inputs[0] is item:
+                    return False
+                looked_up = True
+            elif kind_of(node.op) != "elementwise" and node.op not in ("reshape", "broadcast_to"):
+                return False
+            elif any(other not in members for other in drafts.readers.get(node.output, ())):
+                return False
+            elif node.output in drafts.results:
+                return False
+            elif node.output not in seen:
+                seen.add(node.output)
+                waiting.append(node.output)
+    return looked_up
 
 
 def _evaluations(drafts: Drafts, draft: Draft) -> int:

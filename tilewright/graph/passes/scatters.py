@@ -12,7 +12,7 @@ from tilewright.dtypes import DType, float32, float64, int32, int64, uint32, uin
 from tilewright.graph.core import Graph, Node, Value
 from tilewright.graph.ordered_bits import float_of_bits, ordered_bits
 from tilewright.graph.rewrite import GraphRewriter, apply_rules
-from tilewright.symbolic import Size, lift, lower_bound, product, simplify, upper_bound
+from tilewright.symbolic import lift, lower_bound, product, simplify, upper_bound
 
 _FEW_PAIRS = 1 << 22  # of updates with each other that are compared
 _WHOLE = frozenset({int32, int64, uint32, uint64})
@@ -43,9 +43,9 @@ def _replaced(node: Node, rewriter: GraphRewriter) -> Value | None:
     x, indices, updates = node.inputs
     assert x is not None and indices is not None and updates is not None
     axis, count, extent = node.attributes["axis"], indices.shape[0], x.shape[node.attributes["axis"]]
-    between = _between(node, rewriter)
-    if between is not None:
-        return between
+    known = _at_known_places(node, rewriter)
+    if known is not None:
+        return known
     compared = simplify(lift(count) * count * product(x.shape[:axis]))
     if lower_bound(count) < 1 or upper_bound(compared) <= _FEW_PAIRS:
         return None
@@ -57,24 +57,43 @@ def _replaced(node: Node, rewriter: GraphRewriter) -> Value | None:
     return rewriter.op("where", [updated, rewriter.op("gather", [updates, last], axis=axis), x])
 
 
-def _between(node: Node, rewriter: GraphRewriter) -> Value | None:
-    """Updates of neighbouring places that are known: what lies before, the updates, what lies after."""
+def _at_known_places(node: Node, rewriter: GraphRewriter) -> Value | None:
+    """Updates of places that are equal steps apart: what lies before, the updates, what lies after."""
     x, indices, updates = node.inputs
     line = rewriter.producer(indices, "iota")
     assert x is not None and updates is not None
     axis = node.attributes["axis"]
-    if line is None or line.output.rank != 1 or line.attributes["step"] != 1:
+    if line is None or line.output.rank != 1:
         return None
-    start, extent = line.attributes["start"], x.shape[axis]
-    stop: Size = simplify(lift(start) + line.output.shape[0])
-    rest = simplify(lift(extent) - stop)
-    if not all(isinstance(size, int) and size >= 0 for size in (start, rest)):
+    start, step, count, extent = (
+        *(line.attributes[key] for key in ("start", "step")),
+        updates.shape[axis],
+        x.shape[axis],
+    )
+    if not all(isinstance(size, int) for size in (start, step, count, extent)) or step < 1 or count < 1 or start < 0:
         return None
+    stop = start + (count - 1) * step + 1
+    if stop > extent:
+        return None
+    if step > 1:
+        updates = _spread(rewriter, x, updates, axis, start, step)
     bounds = [(0, start), (stop, extent)]
     before, after = (
         [rewriter.op("slice", [x], axis=axis, start=first, stop=end)] if first != end else [] for first, end in bounds
     )
     return rewriter.op("concat", [*before, updates, *after], axis=axis)
+
+
+def _spread(rewriter: GraphRewriter, x: Value, updates: Value, axis: int, start: int, step: int) -> Value:
+    """Updates with elements of x between them."""
+    covered = (updates.shape[axis] - 1) * step + 1
+    place = rewriter.op("iota", [], shape=(covered,))
+    number = rewriter.op("floor_divide", [place, rewriter.number(step, int64)])
+    own = rewriter.op("equal", [rewriter.op("remainder", [place, rewriter.number(step, int64)]),
+                                rewriter.number(0, int64)])  # fmt: skip
+    own = rewriter.op("reshape", [own], shape=(covered, *[1] * (x.rank - 1 - axis)))
+    between = rewriter.op("slice", [x], axis=axis, start=start, stop=start + covered)
+    return rewriter.op("where", [own, rewriter.op("gather", [updates, number], axis=axis), between])
 
 
 def _combined(node: Node, rewriter: GraphRewriter) -> Value | None:
