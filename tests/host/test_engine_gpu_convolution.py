@@ -121,8 +121,16 @@ def test_depthwise(
 
 def test_dilated_depthwise(driver: Driver, rng: np.random.Generator, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("tilewright.library.convolution.simt.depthwise._configs", lambda size, elements: [(2, 3, 4)])
-    graph = model(rng, "batch", (9, 13), 24, 24, **window(3, pad=2, dilation=2, groups=24))
-    check(graph, rng, (1, 3), "depthwise runs")
+    attributes = window(3, pad=2, dilation=2, groups=24)
+    check(model(rng, "batch", (9, 13), 24, 24, residual=True, **attributes), rng, (1, 3), "depthwise runs")
+
+
+@pytest.mark.parametrize(("kernel", "groups"), [(3, 24), (7, 8)])
+def test_groups_of_few_channels_stay_channels_first(
+    driver: Driver, rng: np.random.Generator, kernel: int, groups: int
+) -> None:
+    graph = model(rng, "batch", (9, 13), 24, 24, **window(kernel, pad=kernel // 2, groups=groups))
+    check(graph, rng, (1, 3), "few planes")
 
 
 @pytest.mark.parametrize("op", ["max_pool", "average_pool"])

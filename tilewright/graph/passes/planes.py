@@ -4,6 +4,8 @@ Where a GPU multiplies and adds on ordinary units, neighbouring pixels suit its 
 channels do, and nothing has to be permuted: such convolutions get the layout "planes", which `to_channels_last` leaves
 alone.  In networks of many convolutions only the images at the ends would be permuted, and channels-last convolutions
 are faster: their reads are 16 bytes wide whatever the window.  Those of groups are not: with any of them, all stay.
+Groups of few channels are nothing for tensor cores either: where a graph has no other convolutions, they stay in 16
+bits too, but for depthwise ones with windows so large that threads share more of them than a permute costs.
 
 `to_channels_last` puts a permute before a pool, which cancels where a convolution comes before that.  Where it has
 stayed, it moves more memory than the pool itself.  Each channel's plane is then an image of its own, whose elements lie
@@ -15,18 +17,27 @@ from __future__ import annotations
 
 from functools import partial
 
-from tilewright.dtypes import float32
+from tilewright.dtypes import bfloat16, float16, float32
 from tilewright.graph.core import Graph, Node, Value
 from tilewright.graph.ops import kind_of
 from tilewright.graph.rewrite import GraphRewriter, apply_rules
 from tilewright.symbolic import lift, product, simplify, upper_bound
 
+FEW_COLUMNS = 8  # output channels of one of several groups that one program has all of
+MOST_TAPS = 128  # of a window that are written one after the other
+MOST_SHARED = 64  # taps of channels-last windows that a thread has parts of in registers
+_SHARED = 16  # from which on that pays
 _NETWORK = 8  # convolutions of images in a graph, from which they are faster channels-last
 _POOLS = ("max_pool", "average_pool")
 
 
-def convolutions_of_planes(graph: Graph) -> Graph:
-    """The graph with float32 convolutions that stay channels-first; the same graph when it has none."""
+def convolutions_of_planes(graph: Graph, exact: bool = True) -> Graph:
+    """The graph with convolutions that stay channels-first; the same graph when it has none. `exact`: those of float32
+    have no tensor cores."""
+    if all(_is_of_few_channels(node) for node in graph.nodes if node.op == "conv"):
+        return apply_rules(graph, {"conv": [_planes]})
+    if not exact:
+        return graph
     images = [node for node in graph.nodes if node.op == "conv" and node.output.rank == 4]
     network = len(images) >= _NETWORK and all(node.attributes["groups"] == 1 for node in images)
     return apply_rules(graph, {"conv": [partial(_convolution, network=network)]})
@@ -35,9 +46,24 @@ def convolutions_of_planes(graph: Graph) -> Graph:
 def _convolution(node: Node, rewriter: GraphRewriter, network: bool) -> Value | None:
     x, w = node.inputs[:2]
     assert x is not None and w is not None
-    if network and x.rank == 4:
-        return None
-    if node.attributes["layout"] != "NCHW" or x.dtype != float32 or x.rank > 5:
+    return None if x.dtype != float32 or network and x.rank == 4 else _planes(node, rewriter)
+
+
+def _is_of_few_channels(node: Node) -> bool:
+    """Whether each of a convolution's groups has few output channels, for which it has kernels of any floats."""
+    x, w = node.inputs[:2]
+    assert x is not None and w is not None
+    groups, taps = node.attributes["groups"], product(w.shape[2:])
+    if groups == 1 or x.dtype not in (float32, float16, bfloat16) or not isinstance(taps, int):
+        return False
+    shares = x.dtype != float32 and x.rank == 4 and w.shape[:2] == (groups, 1) and _SHARED < taps <= MOST_SHARED
+    return not shares and taps <= MOST_TAPS and isinstance(w.shape[0], int) and w.shape[0] <= groups * FEW_COLUMNS
+
+
+def _planes(node: Node, rewriter: GraphRewriter) -> Value | None:
+    x, w = node.inputs[:2]
+    assert x is not None and w is not None
+    if node.attributes["layout"] != "NCHW" or x.rank > 5:
         return None
     if not all(isinstance(extent, int) for extent in w.shape) or all(extent == 1 for extent in node.output.shape[2:]):
         return None

@@ -26,7 +26,6 @@ from tilewright.targets.nvidia.target import NvidiaTarget
 def graph_passes(target: NvidiaTarget) -> TargetPasses:
     """The passes around those of all graphs."""
     narrow = {"types": target.narrow_products, "zeros_around": True, "computed": True}
-    exact = () if target.tf32 else (TargetPass(convolutions_of_planes),)  # tensor cores want channels last
     weights = TargetPass(without_weight_products, required=True)
     if target.wgmma:
         weights = TargetPass(weight_products, {"limits": (unsupported,)})
@@ -38,7 +37,7 @@ def graph_passes(target: NvidiaTarget) -> TargetPasses:
             weights,  # what is still quantized is read as it is stored, where there is wgmma
             TargetPass(sorting_by_networks, required=True),  # the kernels sort 32 bits along the last dimension
             TargetPass(scatters_at_once),  # before constants are folded: what it adds is elementwise
-            *exact,
+            TargetPass(convolutions_of_planes, {"exact": not target.tf32}),  # tensor cores want channels last
             TargetPass(transforms_as_products, required=True),  # there is no kernel of Fourier transforms
             TargetPass(unrolled, required=True),  # few steps are faster as products
         ),

@@ -6,6 +6,7 @@ from math import gcd
 from typing import Any
 
 from tilewright.graph.fusion import Group
+from tilewright.graph.passes.planes import MOST_SHARED
 from tilewright.library.binding import bind_extra, bind_sizes
 from tilewright.library.candidate import Candidate, KernelCall, Operand, Stage
 from tilewright.library.convolution.depthwise import depthwise_candidate
@@ -22,7 +23,6 @@ _RUNS = (4, 7, 8, 5, 3)  # neighbouring pixels of a line that a thread may have
 _MOST_SUMS = 64  # of a thread that has two lines
 _VECTOR = 8  # channels of a thread, at most
 _ITEMS = 128  # threads of a CTA
-_TAPS = 64  # that are unrolled
 _WORKING = 1 << 20  # elements of a result from which on threads may have several pixels
 
 
@@ -32,7 +32,7 @@ def gpu_depthwise(group: Group, slots: Slots, weights: Operand, target: Target) 
     columns, out = w.shape[0], anchor.output
     assert isinstance(columns, int)
     taps = product(w.shape[2:])
-    if x.rank != 4 or not isinstance(taps, int) or taps > _TAPS or upper_bound(product(x.shape[1:])) >= 2**31:
+    if x.rank != 4 or not isinstance(taps, int) or taps > MOST_SHARED or upper_bound(product(x.shape[1:])) >= 2**31:
         return [depthwise_candidate(group, slots, weights, target)]
     sizes = window_sizes(x, out)
     del sizes["pixels"]

@@ -8,6 +8,7 @@ from typing import Any
 from tilewright.dtypes import float32
 from tilewright.graph.core import Graph, Node, Value
 from tilewright.graph.fusion import Group
+from tilewright.graph.passes.planes import FEW_COLUMNS, MOST_TAPS
 from tilewright.library.binding import bind_extra, bind_sizes, divides
 from tilewright.library.candidate import Candidate, KernelCall, Operand, Stage
 from tilewright.library.convolution.operands import preceded_by, with_bias_in_epilogue
@@ -30,10 +31,8 @@ from tilewright.targets.base import Target
 
 PLANES = "planes"  # the layout of a convolution that these kernels compute
 _CONFIGS = 6  # tiles that become candidates
-_FEW_ROWS = 8  # output channels of one of several groups that one program has all of
 _FEWEST_ROWS = 4  # of a single group: tiles have 16 rows
 _FEW_BLOCK = 512  # pixels of such a program
-_MOST_TAPS = 128  # that are written one after the other
 _SMALL = 1024  # pixels of an image, below which blocks run over several images
 
 
@@ -44,8 +43,8 @@ def plane_convolution(group: Group, graph: Graph, target: Target) -> list[Candid
     slots = _slots(group, graph)
     weights = packed_weights(w, order_recipe((*range(2, w.rank), 1, 0)), graph, target)
     columns = simplify(lift(w.shape[0]) // anchor.attributes["groups"])
-    fewest = _FEW_ROWS if anchor.attributes["groups"] > 1 else _FEWEST_ROWS
-    few = upper_bound(columns) <= fewest and upper_bound(product(w.shape[2:])) <= _MOST_TAPS
+    fewest = FEW_COLUMNS if anchor.attributes["groups"] > 1 else _FEWEST_ROWS
+    few = upper_bound(columns) <= fewest and upper_bound(product(w.shape[2:])) <= MOST_TAPS
     if few:
         return [preceded_by(weights, _few(group, slots, weights.operand, target))]
     found = [preceded_by(weights, candidate) for candidate in _tiled(group, slots, weights.operand, target)]
