@@ -31,12 +31,10 @@ def scatters_at_once(graph: Graph) -> Graph:
 
 def combines_at_once(node: Node) -> bool:
     """Whether a scatter is one that a kernel does for all updates at once, by atomic operations."""
-    x = node.inputs[0]
-    if node.op != "scatter_reduce" or x is None:
+    if node.op != "scatter_reduce":
         return False
-    if x.dtype.is_float and node.attributes["ordered"]:
-        return False
-    return x.dtype in _BY_ATOMICS.get(node.attributes["reduction"], ())
+    dtype, reduction = node.output.dtype, node.attributes["reduction"]
+    return dtype in _BY_ATOMICS.get(reduction, ()) and not (dtype.is_float and node.attributes["ordered"])
 
 
 def _replaced(node: Node, rewriter: GraphRewriter) -> Value | None:
