@@ -5,7 +5,7 @@ from __future__ import annotations
 import torch
 from torch.nn import functional as F
 
-from benchmarks.breadth.draw import Draw, Drawn, family, short, spelled
+from benchmarks.breadth.draw import Draw, Drawn, Function, family, short, spelled
 
 
 @family
@@ -18,7 +18,7 @@ def small_products(draw: Draw) -> Drawn:
     heads, length, width = draw.choice((2, 3, 8)), draw.size(8, 512), draw.choice((16, 40, 64))
     a, b = draw.tensor(batch, m, k, dtype=dtype), draw.tensor(batch, k, n, dtype=dtype, scale=k**-0.5)
     p, q = (draw.tensor(4, length, heads, width, dtype=dtype, scale=0.2) for _ in range(2))
-    functions = {
+    functions: dict[str, Function] = {
         "bmm": (torch.bmm, (a, b)),
         "transposed": (lambda a, b: (b.mT @ a.mT).relu(), (a, b)),
         "shared right": (lambda a, b: a @ b[0], (a, b)),
@@ -42,7 +42,7 @@ def double(draw: Draw) -> Drawn:
     x, y = (draw.tensor(rows, columns, dtype=torch.float64) for _ in range(2))
     m, n, k = (draw.size(16, 700) for _ in range(3))
     a, b = draw.tensor(m, k, dtype=torch.float64), draw.tensor(k, n, dtype=torch.float64)
-    functions = {
+    functions: dict[str, Function] = {
         "chain": (lambda x, y: torch.tanh(x) * y.sigmoid() + (x * x + 1).log(), (x, y)),
         "softmax": (lambda x: F.softmax(x, -1), (x,)),
         "layer_norm": (lambda x: F.layer_norm(x, x.shape[-1:]), (x,)),
@@ -94,7 +94,7 @@ def running(draw: Draw) -> Drawn:
         middle = max(8, middle * 3 // 4)
     x = draw.tensor(outer, middle, inner)
     gates = torch.sigmoid(draw.tensor(outer, middle, inner))
-    functions = {
+    functions: dict[str, Function] = {
         "cumsum": (lambda x: x.cumsum(1), (x,)),
         "cummax": (lambda x: x.cummax(1).values, (x,)),
         "cummin positions": (lambda x: x.cummin(1).indices, (x,)),
@@ -125,7 +125,7 @@ def statistics(draw: Draw) -> Drawn:
     groups = next(n for n in (7, 5, 3, 2, 1) if channels % n == 0)
     rows, more, width = draw.size(16, 2000), draw.size(16, 2000), draw.size(2, 200)
     p, q = draw.tensor(rows, width), draw.tensor(more, width)
-    functions = {
+    functions: dict[str, Function] = {
         "group_norm": (lambda x, w: F.group_norm(x, groups, w, w), (x, weight)),
         "batch_norm training": (lambda x, w: F.relu(F.batch_norm(x, None, None, w, w, training=True)), (x, weight)),
         "batch_norm of rows": (lambda p: F.batch_norm(p, None, None, training=True), (p,)),

@@ -28,6 +28,7 @@ class Drawn:
     reference: Callable[..., Any] | None = None
 
 
+Function = tuple[Callable[..., Any], tuple[torch.Tensor, ...]]  # and what it is called with
 Family = Callable[["Draw"], Drawn]
 FAMILIES: dict[str, Family] = {}
 

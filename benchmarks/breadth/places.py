@@ -5,7 +5,7 @@ from __future__ import annotations
 import torch
 from torch.nn import functional as F
 
-from benchmarks.breadth.draw import Draw, Drawn, family, short, spelled
+from benchmarks.breadth.draw import Draw, Drawn, Function, family, short, spelled
 
 
 @family
@@ -19,7 +19,7 @@ def combined(draw: Draw) -> Drawn:
     index, each = draw.whole(rows, count), draw.whole(rows, count, columns)
     number = draw.whole(rows, count).float()
     reduction = draw.choice(("amax", "amin", "mean", "sum"))
-    functions = {
+    functions: dict[str, Function] = {
         "each": (lambda x, i, v: x.scatter_reduce(0, i, v, reduction), (x, each, values)),
         "each afresh": (lambda x, i, v: x.scatter_reduce(0, i, v, reduction, include_self=False), (x, each, values)),
         "index_reduce": (lambda x, i, v: x.index_reduce(0, i, v, "amax"), (x, index, values)),
@@ -54,7 +54,7 @@ def looked_up(draw: Draw) -> Drawn:
     x = draw.tensor(outer, middle, inner, dtype=dtype)
     table = draw.tensor(middle * 16, 8 * draw.size(1, 32), dtype=dtype)
     bags = draw.whole(middle * 16, count, 5)
-    functions = {
+    functions: dict[str, Function] = {
         "middle": (lambda x, i: x.index_select(1, i), (x, draw.whole(middle, count))),
         "gather middle": (lambda x, i: x.gather(1, i), (x, draw.whole(middle, outer, count, inner))),
         "gather last": (lambda x, i: x.gather(2, i), (x, draw.whole(inner, outer, middle, max(1, inner // 2)))),
@@ -81,7 +81,7 @@ def arranged(draw: Draw) -> Drawn:
     x = draw.tensor(outer, rows, columns, dtype=dtype)
     side = draw.size(7, 128)
     image = draw.tensor(draw.size(1, 8), 16 * draw.size(1, 8), side, side, dtype=dtype)
-    functions = {
+    functions: dict[str, Function] = {
         "tril": (lambda x: x.tril(-1), (x,)),
         "triu and scale": (lambda x: x.triu(2) * 0.5 + x, (x,)),
         "rot90": (lambda x: torch.rot90(x, 1, (1, 2)), (x,)),
