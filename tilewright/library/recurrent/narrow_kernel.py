@@ -18,14 +18,17 @@ from tilewright.library.recurrent.blocks_kernel import running_rows, update_unit
 
 
 @tilewright.jit
-def within_range(state, row, live, running, low, high, hidden: tl.constexpr):
-    """`low` and `high`, and the least and the largest element of h, the last slot of rows at `state`."""
-    mask = live
-    if running is not None:
-        mask = live & running
-    shown = tl.load(state + row * (3 * hidden) + 2 * hidden + tl.arange(0, hidden)[None, :], mask=mask, other=0.0)
-    low = minimum(low, tl.min(tl.min(shown, axis=1), axis=0))
-    high = maximum(high, tl.max(tl.max(shown, axis=1), axis=0))
+def range_of_rows(state, batch, lengths, place, hidden: tl.constexpr, LENGTHS: tl.constexpr):
+    """The least and the largest element of h, the last slot of the rows at `state` that have a step `place`, and 0."""
+    low, high = 0.0, 0.0
+    for row in range(0, batch):
+        running = True
+        if LENGTHS:
+            running = place < tl.load(lengths + row)
+        if running:
+            shown = tl.load(state + row * (3 * hidden) + 2 * hidden + tl.arange(0, hidden))
+            low = minimum(low, tl.min(shown, axis=0))
+            high = maximum(high, tl.max(shown, axis=0))
     return low, high
 
 
@@ -102,13 +105,12 @@ def recurrent_levels(
     rows = (directions * batch).to(tl.int64)
     column = tl.arange(0, width)[None, :]
     start = out + (backwards * steps * rows + top) * width
-    low, high = 0.0, 0.0
     for first in range(0, batch, BLOCK_B):
         row = first + tl.arange(0, BLOCK_B)[:, None]
         live = row < batch
         begin = tl.load(initial + top * width + row * width + column, mask=live, other=0.0)
         tl.store(start + row * width + column, begin, mask=live)
-        low, high = within_range(start, row, live, None, low, high, hidden)
+    low, high = range_of_rows(start, batch, lengths, 0, hidden, False)
     for first in range(0, batch, BLOCK_B):
         row = first + tl.arange(0, BLOCK_B)[:, None]
         quantize_states(start, levels, ranges, row, row < batch, None, low, high, hidden)
@@ -117,7 +119,6 @@ def recurrent_levels(
         old = out + ((place + backwards) * rows + top) * width
         new = out + ((place + 1 - backwards) * rows + top) * width
         own = x + (place * rows + top) * wide
-        low, high = 0.0, 0.0
         for first in range(0, batch, BLOCK_B):
             local = tl.arange(0, BLOCK_B)[:, None]
             row = first + local
@@ -129,7 +130,7 @@ def recurrent_levels(
             block = (own + first * wide, old + first * width, new + first * width)
             multiply_levels(x, block, weight, totals, scales, sums, levels, ranges, row, local, live, running, hidden,
                             F, G, H, WIDTH, GROUP, PRECISION)  # fmt: skip
-            low, high = within_range(new, row, live, running, low, high, hidden)
+        low, high = range_of_rows(new, batch, lengths, place, hidden, LENGTHS)
         for first in range(0, batch, BLOCK_B):
             row = first + tl.arange(0, BLOCK_B)[:, None]
             live = row < batch
