@@ -37,11 +37,17 @@ Accumulators = list[LLVMValue]
 
 
 @dataclass(frozen=True)
-class Limit:
-    """A run-time count of leading elements of an axis for which `compares`, all of one key, hold."""
+class PrefixMask:
+    """`compares`, all of one key, which hold for leading elements of an axis."""
 
     key: PrefixKey
     compares: dict[SSAValue, int]
+
+
+@dataclass(frozen=True)
+class Limit(PrefixMask):
+    """A prefix mask, and the run-time count of elements for which it holds."""
+
     count: LLVMValue
 
 
@@ -534,7 +540,8 @@ class NestEmitter:
         return self.placement.cost(value)
 
     def _limit(self, roots: Sequence[Root], axes: dict[Root, int]) -> Limit | None:
-        """The prefix mask along an axis that most roots have."""
+        """The prefix mask along an axis that most roots have; if there are masks after which no root needs anything, of
+        these."""
         found: dict[PrefixKey, dict[SSAValue, int]] = {}
         votes: dict[PrefixKey, int] = {}
         for root in roots:
@@ -546,14 +553,15 @@ class NestEmitter:
                 votes[key] = votes.get(key, 0) + 1
         if not found:
             return None
-        key = max(votes, key=lambda item: votes[item])
+        ending = [key for key in found if not self._anyone_needs_outside(roots, axes, PrefixMask(key, found[key]))]
+        key = max(ending or found, key=lambda item: votes[item])
         prefix = prefix_of(next(iter(found[key])), self.analysis)
         assert prefix is not None
         extent = roots[0].domain[axes[roots[0]]]
         count = count_of_prefix(self.evaluator, prefix.index, prefix.limit, prefix.inclusive, extent)
         return Limit(key, found[key], count)
 
-    def _anyone_needs_outside(self, roots: list[Root], axes: dict[Root, int], limit: Limit) -> bool:
+    def _anyone_needs_outside(self, roots: Sequence[Root], axes: dict[Root, int], limit: PrefixMask) -> bool:
         """Whether a loop of a nest must go beyond the limit.
 
         A block that is written and summed up in the same loop is not wanted there by the sum, if that can do without.
@@ -567,7 +575,9 @@ class NestEmitter:
         )
         return any(self._needs_outside(root, axes[root], limit, limited) for root in roots)
 
-    def _needs_outside(self, root: Root, axis: int, limit: Limit, limited: frozenset[Operation] = frozenset()) -> bool:
+    def _needs_outside(
+        self, root: Root, axis: int, limit: PrefixMask, limited: frozenset[Operation] = frozenset()
+    ) -> bool:
         if root.kind == "store":
             operands = root.operation.operands
             return len(operands) < 3 or not masks_out(operands[2], axis, limit.key, self.analysis)
