@@ -133,7 +133,7 @@ class EngineBuilder:
         """The task that copies one tensor to another."""
         group = Group("movement", [], [source], [target], None, f"copy-{target.name}")
         call = elementwise_call([], [Result(source, target)], self.graph.constants, self.target)
-        return GroupTask(group, copy_candidate("copy", [call], group, self.target))
+        return GroupTask(group, copy_candidate("copy", [(call,)], group, self.target))
 
     def _plan(self, storage: TensorStorage, evidence: dict[str, dict[str, Any]]) -> Plan:
         self.kernels.compile_ahead(

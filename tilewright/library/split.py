@@ -24,7 +24,7 @@ def split_group(group: Group, graph: Graph, target: Target, maker: Maker, reason
 
     def generated(value: Value) -> Candidate:
         call = elementwise_call(around, [Result(value, value)], graph.constants, target)
-        return copy_candidate("generated", [call], group, target)
+        return copy_candidate("generated", [(call,)], group, target)
 
     around = [node for node in group.nodes if node is not anchor]
     produced = {output for node in around for output in node.outputs}

@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 
 from tilewright.graph.core import Graph, Node, Value
 from tilewright.graph.fusion import Group
 from tilewright.library.candidate import Candidate, KernelCall, Stage
 from tilewright.library.cost import estimate
 from tilewright.library.generated.expressions import OPERATION_WEIGHTS
-from tilewright.library.generated.generate import Result, elementwise_call
+from tilewright.library.generated.generate import Result, elementwise_call, loops_of
 from tilewright.library.generated.index import dense_strides
 from tilewright.library.generated.joint import together
 from tilewright.symbolic import Size, lift, product, simplify
@@ -62,11 +63,18 @@ def elementwise(group: Group, graph: Graph, target: Target) -> list[Candidate]:
     for output in group.outputs:
         for result in _results(output, producers):
             by_shape.setdefault(_loop_shape(result.value, producers), []).append(result)
-    calls = [
-        elementwise_call(needed_nodes(group.nodes, results), results, graph.constants, target)
-        for results in by_shape.values()
-    ]
-    return [copy_candidate("generated", together(calls, target), group, target)]
+    work = [(needed_nodes(group.nodes, results), results) for results in by_shape.values()]
+    elements: Size = 0
+    for _, results in work:
+        elements = simplify(lift(elements) + product(results[0].value.shape))
+    stages: list[tuple[KernelCall, ...]] = []
+    for end, loops in loops_of(target).by_size(elements):
+        calls = [elementwise_call(nodes, results, graph.constants, target, loops) for nodes, results in work]
+        calls = together(calls, target)
+        if end is not None:
+            calls = [replace(call, condition=(elements, end)) for call in calls]
+        stages = [(*before, call) for before, call in zip(stages or [()] * len(calls), calls, strict=True)]
+    return [copy_candidate("generated", stages, group, target)]
 
 
 def _results(output: Value, producers: Mapping[Value, Node]) -> list[Result]:
@@ -116,8 +124,11 @@ def _loop_shape(value: Value, producers: Mapping[Value, Node]) -> tuple[Size, ..
     return tuple(extent for extent in value.shape if extent != 1)
 
 
-def copy_candidate(name: str, calls: Sequence[KernelCall], group: Group, target: Target) -> Candidate:
-    """A candidate of launches that run one after the other."""
+def copy_candidate(
+    name: str, stages: Sequence[tuple[KernelCall, ...]], group: Group, target: Target
+) -> Candidate:  # fmt: skip
+    """A candidate of launches that run one after the other, each one of several for ranges of sizes."""
+    calls = [stage[0] for stage in stages]
     programs = product(calls[0].grid)
     updates = {node.output: node for node in group.nodes if node.op == "scatter_update" and group.anchor is not node}
     updated = {node.inputs[0] for node in updates.values()}
@@ -128,4 +139,4 @@ def copy_candidate(name: str, calls: Sequence[KernelCall], group: Group, target:
         moved = simplify(lift(moved) * 2)
     cost = estimate(target.machine(), moved, chain_operations(group.nodes), programs, efficiency=0.25)
     reasons = {"form": [call.kernel.__name__ for call in calls], "grid": [str(call.grid) for call in calls]}
-    return Candidate(name, tuple(Stage((call,)) for call in calls), cost, (), reasons)
+    return Candidate(name, tuple(map(Stage, stages)), cost, (), reasons)

@@ -87,6 +87,19 @@ class WorkSharing:
         total = expected(elements)
         return next(block for least, block in self.blocks if total >= least)
 
+    def by_size(self, elements: Size) -> list[tuple[int | None, WorkSharing]]:
+        """What to do for ranges of a number of elements that is known at run time: the end of each range, and how."""
+        low, high = lower_bound(elements), upper_bound(elements)
+        found: list[tuple[int | None, WorkSharing]] = []
+        end: int | None = None
+        for least, block in self.blocks:
+            if least <= high:
+                found.insert(0, (end, replace(self, blocks=((0, block),))))
+                end = least - 1
+            if least <= low:
+                break
+        return found or [(None, self)]
+
 
 _WARPS = 4
 
@@ -180,13 +193,15 @@ class _Traced:
 
 
 def elementwise_call(
-    nodes: Sequence[Node], results: Sequence[Result], constants: Mapping[Value, np.ndarray], target: Target
-) -> KernelCall:
-    """One kernel that computes `results`, all of one shape (up to reshapes), from `nodes`.
+    nodes: Sequence[Node], results: Sequence[Result], constants: Mapping[Value, np.ndarray], target: Target,
+    loops: WorkSharing | None = None,
+) -> KernelCall:  # fmt: skip
+    """One kernel that computes `results`, all of one shape (up to reshapes), from `nodes`; `loops`: other than those of
+    the target.
 
     Raises `NotImplementedError` when an op has no elementwise form.
     """
-    loops = loops_of(target)
+    loops = loops or loops_of(target)
     traced = _trace_results(nodes, results, constants, loops)
     variables = merge_axes(traced.extents, traced.indices())
     name = chain_name(nodes, "copy")

@@ -45,14 +45,16 @@ def movement(group: Group, graph: Graph, target: Target) -> list[Candidate]:
     if anchor.op == "concat":
         return elementwise(group, graph, target)
     if loops_of(target).together and combines_at_once(anchor):
-        return [copy_candidate("generated", _at_once(group, anchor, graph, target), group, target)]
+        calls = _at_once(group, anchor, graph, target)
+        return [copy_candidate("generated", [(call,) for call in calls], group, target)]
     if anchor.op in ("scatter_update", "scatter_reduce"):
         if group.nodes != [anchor]:
             raise NotImplementedError(f"the kernels of {anchor.op} have no slots")
         calls, temporaries = _scatter(anchor, graph, target)
-        return [replace(copy_candidate("generated", calls, group, target), temporaries=temporaries)]
+        stages = [(call,) for call in calls]
+        return [replace(copy_candidate("generated", stages, group, target), temporaries=temporaries)]
     calls = [elementwise_call(group.nodes, [Result(value, value) for value in group.outputs], graph.constants, target)]
-    return [copy_candidate("generated", calls, group, target)]
+    return [copy_candidate("generated", [(call,) for call in calls], group, target)]
 
 
 def _bound(node: Node, inner: Size, constants: dict[str, Any]) -> tuple[dict[str, Operand], dict[str, str]]:
