@@ -24,13 +24,13 @@ from tilewright.errors import TilewrightError
 from tilewright.graph.core import Graph, Node, Value
 from tilewright.graph.ops import ON_HOST, kind_of
 from tilewright.graph.reference import (
+    PreparedNode,
     bind,
     concrete,
     described,
     interpret_part,
     last_uses,
     run_time_symbols,
-    run_with,
     stacked,
 )
 from tilewright.runtime.on_device import OnDevice, as_row, host, is_on_gpu, joined
@@ -205,18 +205,18 @@ class _Host:
     """An op that NumPy runs."""
 
     def __init__(self, node: Node) -> None:
-        self._node = node
+        self._node = PreparedNode(node)
         self._fixed = {key: item for key, item in node.attributes.items() if not _has_sizes(item)}
-        self._sizes = {key: item for key, item in node.attributes.items() if key not in self._fixed}
+        self._sizes = [(key, item) for key, item in node.attributes.items() if key not in self._fixed]
 
     def run(self, arrays: list[Any], symbols: dict[str, int], call: RunState) -> Sequence[np.ndarray]:
         attributes = self._fixed
         if self._sizes:
-            attributes = attributes | {key: concrete(item, symbols, None) for key, item in self._sizes.items()}
-        return [run_with(self._node, list(map(host, arrays)), attributes, symbols)]
+            attributes = attributes | {key: concrete(item, symbols, None) for key, item in self._sizes}
+        return [self._node.run(list(map(host, arrays)), attributes, symbols)]
 
     def write(self, writer: TapeWriter, places: list[TapePlace | None], symbols: dict[str, int]) -> Sequence[TapePlace]:
-        raise NotFixedError(self._node.op)
+        raise NotFixedError(self._node.node.op)
 
 
 def _has_sizes(item: Any) -> bool:

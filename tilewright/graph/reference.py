@@ -111,33 +111,43 @@ def run_node(
     An op of the host gives symbols that have no value yet theirs, which are added to `symbols`.
     """
     attributes = {key: concrete(item, symbols, working) for key, item in node.attributes.items()}
-    return run_with(node, arrays, attributes, symbols, working)
+    return PreparedNode(node).run(arrays, attributes, symbols, working)
 
 
-def run_with(
-    node: Node,
-    arrays: Sequence[np.ndarray | None],
-    attributes: Mapping[str, Any],
-    symbols: dict[str, int],
-    working: DType | None = None,
-) -> np.ndarray:
-    """As `run_node`, for attributes in which sizes are numbers already, as far as they are known."""
-    row = definition(node.op)
-    try:
-        result = row.compute(arrays, attributes)
-    except ShapeError as error:
-        if row.kind != "host":
-            raise
-        raise ShapeError(f"{error} ({described(node)})") from None
-    if isinstance(result, str):  # of a tensor without dimensions
-        result = np.array(result, object)
-    if row.kind == "host":
-        bind(node.output.shape, result.shape, symbols, lambda: described(node, subject=attributes.get("what", "")))
-    else:
-        expected = tuple(evaluate(extent, symbols) for extent in node.output.shape)
-        if result.shape != expected:
-            raise ShapeError(f"{node.op} -> {node.output!r} gave the shape {list(result.shape)}, not {list(expected)}")
-    return _convert(result, node.output.dtype, working)
+class PreparedNode:
+    """A node that runs many times: what no call changes is worked out once."""
+
+    def __init__(self, node: Node) -> None:
+        self.node, self._row, output = node, definition(node.op), node.output
+        self._on_host = self._row.kind == "host"
+        self._numbers = output.shape if all(isinstance(size, int) for size in output.shape) else None
+
+    def run(
+        self,
+        arrays: Sequence[np.ndarray | None],
+        attributes: Mapping[str, Any],
+        symbols: dict[str, int],
+        working: DType | None = None,
+    ) -> np.ndarray:
+        """As `run_node`, for attributes in which sizes are numbers already, as far as they are known."""
+        node, output = self.node, self.node.outputs[0]
+        try:
+            result = self._row.compute(arrays, attributes)
+        except ShapeError as error:
+            if not self._on_host:
+                raise
+            raise ShapeError(f"{error} ({described(node)})") from None
+        if isinstance(result, str):  # of a tensor without dimensions
+            result = np.array(result, object)
+        if result.shape == self._numbers:
+            pass
+        elif self._on_host:
+            bind(output.shape, result.shape, symbols, lambda: described(node, subject=attributes.get("what", "")))
+        elif result.shape != (expected := tuple([evaluate(extent, symbols) for extent in output.shape])):
+            raise ShapeError(f"{node.op} -> {output!r} gave the shape {list(result.shape)}, not {list(expected)}")
+        if working is None and type(result) is np.ndarray and result.dtype == output.dtype.numpy:
+            return result
+        return _convert(result, output.dtype, working)
 
 
 def described(node: Node, output: Value | None = None, subject: str = "") -> str:
@@ -281,8 +291,10 @@ def run_time_symbols(graph: Graph) -> set[str]:
 
 def concrete(item: Any, symbols: Mapping[str, int], working: DType | None) -> Any:
     if isinstance(item, Expression):
-        known = all(symbol.name in symbols for symbol in free_symbols(item))
-        return evaluate(item, symbols) if known else item  # a symbol that this node will give its value
+        try:
+            return evaluate(item, symbols)
+        except KeyError:
+            return item  # a symbol that this node will give its value
     if isinstance(item, tuple):
         return tuple(concrete(part, symbols, working) for part in item)
     if isinstance(item, DType) and working is not None and _widens(item):
