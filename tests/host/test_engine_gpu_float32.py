@@ -148,20 +148,20 @@ def posed(rows: int, columns: int, depth: int) -> MatmulProblem:
 
 def test_large_products_take_the_largest_rectangles_of_a_thread() -> None:
     tile, seconds = ranked_tiles((posed(4096, 4096, 4096),), GPU)[0]
-    assert tile.rows * tile.columns == 128 * 32 * tile.warps
+    assert tile.rows * tile.columns == 128 * tile.threads
     assert 2 * 4096**3 / seconds == pytest.approx(46e12, rel=0.1)  # an H100 reached 46
     assert ranked_parts(posed(4096, 4096, 4096), GPU)[0][2] > seconds
 
 
 MEASURED: list[tuple[Any, SimtTile, float]] = [  # microseconds on an H200
-    ((4096, 4096, 4096), SimtTile(64, 128, 32, 4), 3062), ((4096, 4096, 4096), SimtTile(64, 64, 32, 4), 3462),
-    ((512, 4096, 4096), SimtTile(32, 64, 32, 2), 442), ((128, 512, 4608), SimtTile(32, 32, 32, 4), 70),
-    ((128, 512, 4608), SimtTile(64, 64, 16, 4), 184), ((1024, 1024, 1024), SimtTile(64, 64, 32, 4), 64),
-    ((1024, 1024, 1024), SimtTile(64, 128, 32, 4), 61), ((16, 4096, 4096), SimtTile(16, 32, 32, 2), 67),
-    ((1024, 1024, 1024), SimtTile(128, 128, 32, 8), 104),
+    ((4096, 4096, 4096), SimtTile(64, 128, 32, 128), 3062), ((4096, 4096, 4096), SimtTile(64, 64, 32, 128), 3462),
+    ((512, 4096, 4096), SimtTile(32, 64, 32, 64), 442), ((128, 512, 4608), SimtTile(32, 32, 32, 128), 70),
+    ((128, 512, 4608), SimtTile(64, 64, 16, 128), 184), ((1024, 1024, 1024), SimtTile(64, 64, 32, 128), 64),
+    ((1024, 1024, 1024), SimtTile(64, 128, 32, 128), 61), ((16, 4096, 4096), SimtTile(16, 32, 32, 64), 67),
+    ((1024, 1024, 1024), SimtTile(128, 128, 32, 256), 104),
     # On an H100, as fast without tensor cores.
-    ((4096, 4096, 4096), SimtTile(128, 128, 32, 4), 2965), ((4096, 4096, 4096), SimtTile(64, 128, 16, 2), 2991),
-    ((2048, 2048, 2048), SimtTile(128, 128, 32, 4), 382), ((2048, 2048, 2048), SimtTile(64, 64, 16, 1), 401),
+    ((4096, 4096, 4096), SimtTile(128, 128, 32, 128), 2965), ((4096, 4096, 4096), SimtTile(64, 128, 16, 64), 2991),
+    ((2048, 2048, 2048), SimtTile(128, 128, 32, 128), 382), ((2048, 2048, 2048), SimtTile(64, 64, 16, 32), 401),
 ]  # fmt: skip
 
 
@@ -173,8 +173,8 @@ def test_estimates_are_near_what_was_measured(sizes: tuple[int, int, int], tile:
 def test_rows_that_begin_anywhere_cost_copies_of_single_elements() -> None:
     """An H100 takes 7.4 ms for 8205 x 2949 x 5921 with 64 sums a thread, 7.9 ms and more with 128 in two warps."""
     odd = replace(posed(8205, 5921, 2949), singly=(True, True))
-    assert seconds_of(SimtTile(64, 128, 16, 4), odd, GPU) < seconds_of(SimtTile(64, 128, 32, 2), odd, GPU)
-    assert seconds_of(SimtTile(64, 128, 16, 4), odd, GPU) * 1e3 == pytest.approx(7.4, rel=0.15)
+    assert seconds_of(SimtTile(64, 128, 16, 128), odd, GPU) < seconds_of(SimtTile(64, 128, 32, 64), odd, GPU)
+    assert seconds_of(SimtTile(64, 128, 16, 128), odd, GPU) * 1e3 == pytest.approx(7.4, rel=0.15)
 
 
 def test_parts_of_a_batch_are_all_of_its_products() -> None:

@@ -4,6 +4,8 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import numpy as np
 import pytest
 
@@ -11,7 +13,10 @@ import tilewright
 import tilewright.language as tl
 from tests.host.simt_stand_in import AmdIntrinsics, StandIn, lowered, run
 from tilewright.ir.core import Parameter
+from tilewright.library.candidate import KernelCall
+from tilewright.library.matmul.simt_tiles import SimtTile
 from tilewright.targets.llvm.optimize import MachineOptions, generate_assembly
+from tilewright.targets.machine import nvidia_machine
 
 WIDTHS = (16, 32, 64)
 
@@ -161,3 +166,15 @@ def test_gpus_of_amd_take_the_text(name):
     assert '"amdgpu-flat-work-group-size"="256,256"' in text and "nvvm" not in text
     code = generate_assembly(text, MachineOptions("amdgcn-amd-amdhsa", "gfx942", ""))
     assert ".amdhsa_next_free_vgpr" in code.assembly or "s_endpgm" in code.assembly
+
+
+def test_kernels_of_the_library_have_as_many_threads_whatever_the_width() -> None:
+    """A call says threads; a target of wider warps is given fewer of them."""
+    call = KernelCall(scaled_sum, {}, {}, {}, (1, 1, 1), options={"num_stages": 2}, threads=256)
+    found = {width: call.options_for(StandIn(width))["num_warps"] for width in WIDTHS}
+    assert found == {16: 16, 32: 8, 64: 4}
+    assert replace(call, threads=32).options_for(StandIn(64))["num_warps"] == 1
+    assert replace(call, threads=0).options_for(StandIn(64)) == {"num_stages": 2}
+    tile = SimtTile(64, 64, 32, 128)
+    narrow, wide = (replace(nvidia_machine(90, 132, 227 << 10, 50 << 20), warp_threads=width) for width in (32, 64))
+    assert narrow.warps(tile.threads) == 4 and wide.warps(tile.threads) == 2 and tile.sums == 32

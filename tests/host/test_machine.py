@@ -19,7 +19,7 @@ from tilewright.library.convolution.problem import ConvolutionProblem
 from tilewright.library.matmul.hopper.choice import close_configs, ranked_configs, seconds_of
 from tilewright.library.matmul.problem import MatmulProblem
 from tilewright.library.matmul.simt_tiles import ranked_tiles
-from tilewright.library.rows.simt_config import sum_config
+from tilewright.library.reduce.simt_config import sum_config
 from tilewright.library.select import candidates
 from tilewright.ops import arrays, attentions, products
 from tilewright.runtime.cuda.device import Device

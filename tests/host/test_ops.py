@@ -441,20 +441,20 @@ def test_more_columns_than_a_grid_counts(
     interpreted: None, rng: np.random.Generator, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     x = normal(rng, 5, 700, 200, dtype=np.float32)
-    element = dtypes.float32
+    element, machine = dtypes.float32, arrays.machine_at(None)
     reductions._column_launches.cache_clear()
     monkeypatch.setattr(reductions, "LARGEST_GRID", (2**31 - 1, 3, 3))
-    first, second = reductions._column_launches(element, 5, 700, 200, "sum", True, 132)
+    first, second = reductions._column_launches(element, 5, 700, 200, "sum", True, machine)
     assert first.grid[1:] == second.grid[1:] == (1, 1) and first.options["LARGE"] and second.options["LARGE"]
     check(ops.reduce(x, axis=1), wide(x).sum(1), 1e-5)
     check(ops.reduce(x, "min", axis=1), wide(x).min(1), 1e-5)
     reductions._column_launches.cache_clear()
-    (far,) = reductions._column_launches(element, 1, 40, 100_000_000, "sum", True, 132)
+    (far,) = reductions._column_launches(element, 1, 40, 100_000_000, "sum", True, machine)
     assert far.options["LARGE"] and far.grid == (cdiv(100_000_000, far.options["BLOCK"]), 1, 1)
     for launch in (
-        lambda: reductions._column_launches(element, 1, 2, 1 << 31, "sum", True, 132),
-        lambda: reductions._column_launches(element, 1, 1 << 31, 2, "sum", True, 132),
-        lambda: reductions._launch_rows(None, None, 1 << 31, 2, 1.0, "sum", 132),
+        lambda: reductions._column_launches(element, 1, 2, 1 << 31, "sum", True, machine),
+        lambda: reductions._column_launches(element, 1, 1 << 31, 2, "sum", True, machine),
+        lambda: reductions._launch_rows(None, None, 1 << 31, 2, 1.0, "sum", machine),
     ):
         with pytest.raises(LaunchError, match="at most 2147483520 rows or columns, got 2147483648: reduce parts"):
             launch()
@@ -479,11 +479,11 @@ def test_elements(interpreted: None, rng: np.random.Generator) -> None:
 
 
 def test_configs_of_rows_fill_processors() -> None:
-    assert row_config(16384, 8192, 132).warps == 8
+    assert row_config(16384, 8192, 132).threads == 256
     assert row_config(100000, 64, 132).rows * 64 == 2048 and row_config(10, 64, 132).rows == 1
     assert row_config(10, 100000, 132).long
     config = row_config(16384, 5120, 132)
-    assert (config.block, config.warps) == (5120, 4)  # five vectors a thread, none of them cut off
+    assert (config.block, config.threads) == (5120, 128)  # five vectors a thread, none of them cut off
 
 
 def test_every_name_is_there() -> None:

@@ -96,7 +96,7 @@ class KernelSet:
         """What tells the binary of a call from others, and the arguments of `JITFunction.compile` that make it."""
         types = _types(call, kernel)
         parameters = self._parameters(call, places)
-        options = dict(call.options)
+        options = call.options_for(self.target)
         if self.target.dependent_launch:
             # Kernels of a plan follow each other: the next one starts while the last CTAs of the one ahead still run.
             options["wait_at_entry"] = True

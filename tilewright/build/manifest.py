@@ -22,7 +22,7 @@ from tilewright.engine.weights import Weights
 from tilewright.graph.core import Advice, Graph
 from tilewright.measure.record import Timing, timing_to_json
 from tilewright.runtime.plan import Plan
-from tilewright.targets.base import PlanAssembler, Target
+from tilewright.targets.base import HostBackend, Target
 from tilewright.targets.gpu.binary import GpuBinary
 from tilewright.targets.registry import backend_of
 
@@ -75,7 +75,7 @@ def _native_program(program: TargetProgram, weights: Weights, suffix: str) -> tu
     names = {key: entry.binary.symbol for key, entry in kernels.items()}
     text = plan_codegen.generate(program.plan, symbol, names, weights.offsets)
     objects = {f"kernels/{key}.o": entry.binary.image for key, entry in kernels.items()}
-    objects[f"kernels/plan{suffix}.o"] = cast(PlanAssembler, backend_of(target)).assemble_plan(text)
+    objects[f"kernels/plan{suffix}.o"] = cast(HostBackend, backend_of(target)).assemble_plan(text)
     features = sorted({feature for entry in kernels.values() for feature in entry.binary.features})
     entry = {
         "target": {**target.facts, "features": features},

@@ -82,7 +82,7 @@ LAUNCH_OPTIONS = GPU_OPTIONS | frozenset(
     "sanitize_overflow arch extern_libs ptx_version ptx_options sched4reg enable_reflect_ftz clc min_shared_mem "
     "waves_per_eu matrix_instr_nonkdim kpack allow_flush_denorm schedule_hint llvm_fn_attrs wgp_cu_mode".split()
 )
-_OF_THE_FRONT_END = frozenset(("debug", "ir_override"))
+FRONT_END_OPTIONS = frozenset(("debug", "ir_override"))  # which concern any target
 # `keep_texts` keeps every stage's text in the binary; `targets.cpu.pipeline` describes `overlap` and `check_bounds`.
 _INTERNAL_OPTIONS = frozenset(("keep_texts", "overlap", "check_bounds"))
 Types = Mapping[str, Any]
@@ -650,7 +650,7 @@ def _report_ignored(kernel: CompiledKernel, options: Mapping[str, Any]) -> None:
     asked = {name: unwrap(value) for name, value in options.items() if name in LAUNCH_OPTIONS}
     plain = {"num_ctas": 1}  # what goes without saying
     given = {name for name, value in asked.items() if value is not None and plain.get(name) != value}
-    kernel.ignore(given - backend_of(kernel.target).option_names - _OF_THE_FRONT_END)
+    kernel.ignore(given - backend_of(kernel.target).option_names - FRONT_END_OPTIONS)
 
 
 @overload

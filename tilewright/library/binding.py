@@ -42,13 +42,13 @@ def launch(
     constants: Mapping[str, Any],
     grid: tuple[Size, Size, Size],
     extra: ExtraReferences | None = None,
-    warps: int = 0,
+    threads: int = 0,
 ) -> KernelCall:
-    """A launch on tensors and sizes by the names of the kernel's parameters, by so many warps (0: not told)."""
+    """A launch on tensors and sizes by the names of the kernel's parameters, by so many threads (0: not told)."""
     operands: dict[str, Operand] = dict(tensors)
     types: dict[str, str] = {}
     known = dict(constants)
     bind_sizes(dict(sizes), operands, types, known)
     if extra is not None:
         bind_extra(extra, operands, types)
-    return KernelCall(kernel, operands, types, known, grid, options={"num_warps": warps} if warps else {})
+    return KernelCall(kernel, operands, types, known, grid, threads=threads)

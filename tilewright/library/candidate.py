@@ -16,6 +16,7 @@ from tilewright.symbolic import Size
 
 if TYPE_CHECKING:
     from tilewright.launch.jit import JITFunction
+    from tilewright.targets.base import Target
 
 
 @dataclass(frozen=True)
@@ -91,8 +92,8 @@ class KernelCall:
 
     `types` gives the IR text of scalar parameters ("i32", "i64", "f32"); tensors get a pointer to
     their dtype. `condition` is (size, at_most): the call applies while size <= at_most. `options` go to the
-    target's compiler (``num_warps``). With `planes`, which CPUs know, the instances of one z run when those of the z
-    before have ended.
+    target's compiler, and `threads`, of a CTA of a GPU, as so many warps of it (0: the compiler chooses). With
+    `planes`, which CPUs know, the instances of one z run when those of the z before have ended.
     """
 
     kernel: Union[JITFunction, ExternKernel]
@@ -103,6 +104,11 @@ class KernelCall:
     condition: tuple[Size, int] | None = None
     options: dict[str, Any] = field(default_factory=dict)
     planes: bool = False
+    threads: int = 0
+
+    def options_for(self, target: Target) -> dict[str, Any]:
+        """The options that a target's compiler is given."""
+        return {**self.options, **({"num_warps": max(1, self.threads // target.warp_threads)} if self.threads else {})}
 
 
 @dataclass(frozen=True)

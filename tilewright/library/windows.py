@@ -38,7 +38,7 @@ def window_constants(kernel: Sequence[Size], attributes: dict[str, Any], axes: s
 
 
 def window_blocks(pixels: Size, channels: Size, target: Target) -> tuple[int, int, int]:
-    """Pixels and channels of a program that walks windows, and its warps (0 on a CPU).
+    """Pixels and channels of a program that walks windows, and its threads (0 on a CPU).
 
     A thread of a GPU takes up to eight neighbouring channels of a pixel.
     """
@@ -46,7 +46,7 @@ def window_blocks(pixels: Size, channels: Size, target: Target) -> tuple[int, in
         block = min(channels, _CHANNEL_BLOCK) if isinstance(channels, int) else _CHANNEL_BLOCK
         return max(1, rows_per_program(pixels, block) // 4), block, 0
     block = min(next_power_of_2(channels), _CHANNEL_BLOCK) if isinstance(channels, int) else _CHANNEL_BLOCK
-    return 2, block, max(1, block // 128)
+    return 2, block, max(32, block // 4)
 
 
 def window_cost(group: Group, flops: Size, target: Target) -> Cost:

@@ -22,9 +22,11 @@ from tilewright.runtime.cuda.driver import check
 from tilewright.runtime.cuda.memory import DeviceArray
 from tilewright.runtime.cuda.streams import DevicePlace
 from tilewright.settings import settings
-from tilewright.targets.nvidia.target import NvidiaTarget
+from tilewright.targets.base import Target
+from tilewright.targets.machine import Machine
+from tilewright.targets.registry import get_target
 
-INTERPRETED = "sm_90a"  # whose kernels are interpreted where arrays are in the CPU's memory
+INTERPRETED = "cuda:sm_90a"  # whose kernels are interpreted where arrays are in the CPU's memory
 _TORCH_NAMES = {"int1": "bool", "float8e5": "float8_e5m2", "float8e4nv": "float8_e4m3fn"}
 
 
@@ -130,14 +132,14 @@ def common_place(views: Sequence[ArrayView], operation: str) -> DevicePlace | No
     return place
 
 
-def target_at(ordinal: int | None) -> NvidiaTarget:
+def target_at(ordinal: int | None) -> Target:
     """The target of a GPU by its number; with None that whose kernels are interpreted."""
-    return NvidiaTarget.named(INTERPRETED) if ordinal is None else target_of(ordinal)
+    return get_target(INTERPRETED) if ordinal is None else target_of(ordinal)
 
 
-def processors_at(place: DevicePlace | None) -> int:
-    """SMs of the GPU at a place; with None those of the target whose kernels are interpreted."""
-    return target_at(None if place is None else place.ordinal).multiprocessors
+def machine_at(place: DevicePlace | None) -> Machine:
+    """The rates of the GPU at a place; with None those of the target whose kernels are interpreted."""
+    return target_at(None if place is None else place.ordinal).machine()
 
 
 def stream_of(views: Sequence[ArrayView]) -> int:

@@ -51,7 +51,7 @@ class AttentionPlan:
         self.problem = problem
         self.ordinal = ordinal
         target = arrays.target_at(ordinal)
-        self.processors = target.multiprocessors
+        self.processors = target.machine().processors
         self.reason = unsupported(problem, target)
         self.config: AttentionConfig | None = None
         self.portions: list[AttentionPlan] = []  # plans for some of the batches each, where one launch cannot take all

@@ -8,7 +8,7 @@ signature.
 from __future__ import annotations
 
 from collections.abc import Callable, Hashable, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from functools import partial
 from itertools import count, takewhile
 from typing import Any
@@ -42,7 +42,7 @@ from tilewright.runtime.cuda.memory import DeviceArray
 from tilewright.runtime.cuda.streams import DLPACK, DevicePlace
 from tilewright.settings import settings
 from tilewright.symbolic import Size, evaluate
-from tilewright.targets.nvidia.target import NvidiaTarget
+from tilewright.targets.base import Target
 
 _MOST = 1024  # prepared operations
 _PREPARED: dict[Hashable, Prepared] = {}
@@ -161,7 +161,8 @@ class Prepared:
                 fixed.append(self._argument(call.operands[parameter.name], places))
             elif not variadic and parameter.name in constants and not parameter.constexpr:
                 fixed.append(constants.pop(parameter.name))
-        kernel[_numbers(call.grid)](*fixed, *variadic, **constants, **call.options)
+        options = call.options_for(arrays.target_at(self.ordinal))
+        kernel[_numbers(call.grid)](*fixed, *variadic, **constants, **options)
 
     def _argument(self, operand: Operand, places: Mapping[Value, Any]) -> Any:
         if isinstance(operand, TiledOperand):
@@ -213,7 +214,9 @@ def prepared(
         target = arrays.target_at(ordinal)
         graph = make()
         try:
-            found = _prepare(graph, ordinal, target if aligned else _without_copies(target), together and aligned)
+            found = _prepare(
+                graph, ordinal, target if aligned else target.without_tensor_copies(), together and aligned
+            )
             found.alike = f"{alike}{'' if aligned else ', unaligned'}"
         except (UnsupportedOperationError, NotImplementedError) as reason:
             raise LaunchError(
@@ -225,13 +228,7 @@ def prepared(
     return found
 
 
-def _without_copies(target: NvidiaTarget) -> NvidiaTarget:
-    """The target as the library sees it where tensor copies cannot move the operands: its kernels of tensor copies are
-    those of an architecture's own instructions."""
-    return replace(target, suffix="")
-
-
-def _prepare(graph: Graph, ordinal: int | None, target: NvidiaTarget, together: bool) -> Prepared:
+def _prepare(graph: Graph, ordinal: int | None, target: Target, together: bool) -> Prepared:
     if together:
         anchor = graph.nodes[-1]
         group = Group("contraction", graph.nodes, graph.inputs, graph.outputs, anchor, graph.name)

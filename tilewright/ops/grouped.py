@@ -22,7 +22,8 @@ from tilewright.library.matmul.problem import MatmulProblem
 from tilewright.ops import arrays
 from tilewright.ops.arrays import ArrayView
 from tilewright.settings import settings
-from tilewright.targets.nvidia.target import NvidiaTarget
+from tilewright.targets.base import Target
+from tilewright.targets.machine import Machine
 
 logger = logging.getLogger("tilewright.ops")
 
@@ -64,7 +65,7 @@ def describe(a: ArrayView, b: ArrayView, out: ArrayView, activation: str) -> Mat
     )  # fmt: skip
 
 
-def choose_config(problem: MatmulProblem, groups: int, target: NvidiaTarget) -> MatmulConfig | None:
+def choose_config(problem: MatmulProblem, groups: int, target: Target) -> MatmulConfig | None:
     """The Hopper config that is expected to be quickest; None for the plain kernel."""
     reason = unsupported(problem, target)
     if reason:
@@ -100,22 +101,24 @@ def grouped_matmul(a: Any, b: Any, ends: Any, *, activation: str | None = None, 
     groups = right.shape[0]
     config = choose_config(problem, groups, gpu)
     if config is None:
-        _run_plain(problem, left, right, limits, target)
+        _run_plain(problem, left, right, limits, target, gpu.machine())
         return target.base
     tiles = arrays.empty(left, tiles_shape(config, problem.rows, groups), dtypes.int32)
     operands = (left.base, right.base, limits.base, tiles, target.base)
-    prepare_grouped(config, *operands, processors=gpu.multiprocessors)()
+    prepare_grouped(config, *operands, processors=gpu.machine().processors)()
     return target.base
 
 
-def _run_plain(problem: MatmulProblem, a: ArrayView, b: ArrayView, ends: ArrayView, out: ArrayView) -> None:
+def _run_plain(
+    problem: MatmulProblem, a: ArrayView, b: ArrayView, ends: ArrayView, out: ArrayView, machine: Machine
+) -> None:
     """The launch of the plain kernel."""
     groups = b.shape[0]
-    rows, columns, depth, warps = tile_of(problem.rows / groups, a.element)
+    rows, columns, depth, threads = tile_of(problem.rows / groups, a.element)
     grid = (cdiv(problem.rows, rows) + groups, cdiv(problem.columns, columns), 1)
     spec = replace(problem.epilogue, exact=True)
     plain_kernel[grid](
         a.base, b.base, ends.base, out.base, problem.rows, problem.columns, problem.depth, groups, *b.strides,
         BLOCK_M=rows, BLOCK_N=columns, BLOCK_K=depth, TYPE=tl.float32, EPILOGUE=epilogue.function(spec),
-        num_warps=warps,
+        num_warps=machine.warps(threads),
     )  # fmt: skip

@@ -472,7 +472,7 @@ class MatmulPlan:
         if self.ordinal is None or not problem.exact:
             return portable.config(problem.rows, problem.columns, problem.input.itemsize)
         tile, _ = ranked_tiles((problem,), self.machine)[0]
-        return portable.PortableConfig(tile.rows, tile.columns, tile.depth, tile.warps)
+        return portable.PortableConfig(tile.rows, tile.columns, tile.depth, tile.threads)
 
     def _portable_runner(self, operands: Operands) -> Callable[[], Any]:
         problem = self.problem
@@ -486,7 +486,7 @@ class MatmulPlan:
         constants: dict[str, Any] = {
             "CONFIG": config, "SUM": tl.int32 if problem.input.kind == "int" else tl.float32,
             "PRECISION": "ieee" if problem.exact else "tf32", "EPILOGUE": epilogues.function(problem.epilogue),
-            "num_warps": config.WARPS,
+            "num_warps": self.machine.warps(config.THREADS),
         }  # fmt: skip
         bases = (a.base, b.base, out.base)
         return lambda: portable.matmul[grid](*bases, *numbers, *steps, *extra, **constants)

@@ -16,11 +16,11 @@ from tilewright.library.rows import simt_kernel as gpu_rows
 from tilewright.ops import arrays
 from tilewright.ops.arrays import ArrayView
 from tilewright.runtime.cuda.launch import LARGEST_GRID
+from tilewright.targets.machine import Machine
 
 _INITIAL = {"sum": 0.0, "mean": 0.0, "max": float("-inf"), "min": float("inf")}
-_WARPS = 16  # of a CTA of a reduction over rows, at most
+_THREADS = 512  # of a CTA of a reduction over rows, at most
 _VECTORS = 8  # of 16 bytes, at most, that one of its threads has on their way
-_REGISTERS = 65536  # of a processor
 _PIECES = 4096  # into which their rows are cut at most
 _LARGEST_EXTENT = (1 << 31) - 128  # of rows and of columns, which a kernel numbers in 32 bits, a block at a time
 _BUSY_CTAS = 2  # CTAs of an SM that keep it busy
@@ -65,15 +65,15 @@ def reduce(x: Any, kind: str = "sum", *, axis: int = -1, out: Any = None, out_dt
 
 def _reduce_rows(source: ArrayView, out: Any, rows: int, columns: int, factor: float, kind: str) -> None:
     """Along the last axis.  Few long rows are cut in pieces, whose results are reduced again."""
-    processors, pieces = arrays.processors_at(source.place), 1
-    while rows * pieces < processors and columns % (2 * pieces) == 0 and columns // pieces >= 8192:
+    machine, pieces = arrays.machine_at(source.place), 1
+    while rows * pieces < machine.processors and columns % (2 * pieces) == 0 and columns // pieces >= 8192:
         pieces *= 2
     if pieces > 1:
         partial = arrays.empty(source, (rows * pieces,), dtypes.float32)
-        _launch_rows(source.base, partial, rows * pieces, columns // pieces, 1.0, kind, processors)
-        _launch_rows(partial, out, rows, pieces, factor, kind, processors)
+        _launch_rows(source.base, partial, rows * pieces, columns // pieces, 1.0, kind, machine)
+        _launch_rows(partial, out, rows, pieces, factor, kind, machine)
         return
-    _launch_rows(source.base, out, rows, columns, factor, kind, processors)
+    _launch_rows(source.base, out, rows, columns, factor, kind, machine)
 
 
 def _check_counted(*extents: int) -> None:
@@ -84,13 +84,13 @@ def _check_counted(*extents: int) -> None:
         )
 
 
-def _launch_rows(x: Any, out: Any, rows: int, columns: int, factor: float, kind: str, processors: int) -> None:
+def _launch_rows(x: Any, out: Any, rows: int, columns: int, factor: float, kind: str, machine: Machine) -> None:
     _check_counted(rows)
-    config = sum_config(rows, columns, processors)
+    config = sum_config(rows, columns, machine.processors)
     mask = rows % config.rows != 0 or columns % config.block != 0
     gpu_rows.reduce_rows[(cdiv(rows, config.rows),)](
         x, out, rows, columns, factor, KIND="sum" if kind == "mean" else kind, INITIAL=_INITIAL[kind], ROWS=config.rows,
-        BLOCK=config.block, WHOLE=not config.long, MASK=mask, num_warps=config.warps,
+        BLOCK=config.block, WHOLE=not config.long, MASK=mask, num_warps=machine.warps(config.threads),
     )  # fmt: skip
 
 
@@ -99,7 +99,7 @@ def _reduce_columns(source: ArrayView, out: Any, outer: int, length: int, inner:
     target = arrays.target_at(None if source.place is None else source.place.ordinal)
     overlap = source.place is not None and target.dependent_launch
     sizes = outer, length, inner
-    first, *rest = _column_launches(source.element, *sizes, kind, overlap, target.multiprocessors)
+    first, *rest = _column_launches(source.element, *sizes, kind, overlap, target.machine())
     if not rest:
         gpu_rows.reduce_columns[first.grid](source.base, out, length, first.share, inner, factor, **first.options)
         return
@@ -121,7 +121,7 @@ class _ColumnLaunch:
 
 @functools.lru_cache(maxsize=1024)  # the two launches follow each other closely only if little happens between them
 def _column_launches(
-    element: DType, outer: int, length: int, inner: int, kind: str, overlap: bool, processors: int
+    element: DType, outer: int, length: int, inner: int, kind: str, overlap: bool, machine: Machine
 ) -> tuple[_ColumnLaunch, ...]:
     """What reduces [outer, length, inner] over its middle axis: one launch, or two, which `overlap` if the GPU can.
 
@@ -129,50 +129,56 @@ def _column_launches(
     Raises `LaunchError` for more rows or columns than are counted.
     """
     _check_counted(length, inner)
-    block, warps = min(128, max(16, next_power_of_2(inner))), _WARPS
+    block, threads = min(128, max(16, next_power_of_2(inner))), _THREADS
     strips, vectors = cdiv(inner, block) * outer, _VECTORS
-    while vectors > 4 and strips * cdiv(length, _lines(element, block, warps) * vectors) < _BUSY_CTAS * processors:
-        warps, vectors = max(4, warps // 2), vectors if warps > 4 else vectors // 2
-    lines = _lines(element, block, warps)
+    while (
+        vectors > 4
+        and strips * cdiv(length, _lines(element, block, threads) * vectors) < _BUSY_CTAS * machine.processors
+    ):
+        threads, vectors = max(128, threads // 2), vectors if threads > 128 else vectors // 2
+    lines = _lines(element, block, threads)
     share = max(lines * vectors, cdiv(length, _PIECES))
     if share > lines * vectors:
         vectors = _VECTORS // 2  # there are two sets of them in a loop
     pieces = cdiv(length, share)
     dependent = pieces > 1 and overlap
-    first = _Columns(block, warps, vectors, 1 if dependent else 0).launch(element, (outer, length, inner), share, kind)
+    first = _Columns(block, threads, vectors, 1 if dependent else 0, machine)
+    calls = (first.launch(element, (outer, length, inner), share, kind),)
     if pieces == 1:
-        return (first,)
+        return calls
     # What is left is small: all pieces are loaded at once, up to 512.
-    rest = _Columns(min(32 if pieces <= 256 else 16, block), 4 if pieces <= 128 else 8, 8, 2 if dependent else 0)
-    return first, rest.launch(dtypes.float32, (outer, pieces, inner), pieces, kind)
+    width, threads = min(32 if pieces <= 256 else 16, block), 128 if pieces <= 128 else 256
+    rest = _Columns(width, threads, 8, 2 if dependent else 0, machine)
+    return (*calls, rest.launch(dtypes.float32, (outer, pieces, inner), pieces, kind))
 
 
-def _lines(element: DType, block: int, warps: int) -> int:
+def _lines(element: DType, block: int, threads: int) -> int:
     """Rows of a block of which every thread has one vector of 16 bytes."""
-    return max(1, 32 * warps * (16 // element.itemsize) // block)
+    return max(1, threads * (16 // element.itemsize) // block)
 
 
 @dataclass(frozen=True)
 class _Columns:
-    """CTAs of `warps` over strips of `block` columns, whose threads have `vectors` of 16 bytes on their way."""
+    """CTAs of `threads` over strips of `block` columns, whose threads have `vectors` of 16 bytes on their way."""
 
     block: int
-    warps: int
+    threads: int
     vectors: int
     step: int  # of a reduction in two launches that overlap: 1, 2; 0 otherwise
+    machine: Machine
 
     def launch(self, element: DType, shape: tuple[int, int, int], share: int, kind: str) -> _ColumnLaunch:
         """Reduce `share` rows at a time of [outer, length, inner]."""
         outer, length, inner = shape
-        lines = _lines(element, self.block, self.warps)
+        lines = _lines(element, self.block, self.threads)
         rows = lines * self.vectors
         # With a limit the assembler does not save registers by waiting for some vectors before it loads the others.
-        options: dict[str, Any] = {"maxnreg": min(255, _REGISTERS // (2 * 32 * self.warps))}
+        options: dict[str, Any] = {"maxnreg": min(255, self.machine.registers // (2 * self.threads))}
         options |= {"dependent_launch": True} if self.step == 2 else {}
         options |= {
             "KIND": "sum" if kind == "mean" else kind, "INITIAL": _INITIAL[kind], "ROWS": rows, "LINES": lines,
             "BLOCK": self.block, "WHOLE": share <= rows, "MASK_R": length % share + share % rows != 0,
-            "MASK": inner % self.block != 0, "STEP": self.step, "num_warps": self.warps,
+            "MASK": inner % self.block != 0, "STEP": self.step, "num_warps": self.machine.warps(self.threads),
         }  # fmt: skip
         grid = cdiv(inner, self.block), cdiv(length, share), outer
         if outer > LARGEST_GRID[2] or rows * inner >= 1 << 31:

@@ -10,6 +10,7 @@ from tilewright.library.rows import simt_kernel as gpu_rows
 from tilewright.library.rows.simt_config import RowConfig, row_config
 from tilewright.ops import arrays
 from tilewright.ops.arrays import ArrayView
+from tilewright.targets.machine import Machine
 
 
 def _row_stride(found: ArrayView) -> int | None:
@@ -46,11 +47,12 @@ def _float(found: ArrayView, name: str) -> ArrayView:
     return found
 
 
-def _options(config: RowConfig, rows: int, columns: int) -> dict[str, Any]:
+def _options(config: RowConfig, rows: int, columns: int, machine: Machine) -> dict[str, Any]:
+    options = {"BLOCK": config.block, "num_warps": machine.warps(config.threads)}
     if config.long:
-        return {"BLOCK": config.block, "num_warps": config.warps}
+        return options
     mask = rows % config.rows != 0 or columns != config.block
-    return {"ROWS": config.rows, "BLOCK": config.block, "MASK": mask, "num_warps": config.warps}
+    return {"ROWS": config.rows, "MASK": mask, **options}
 
 
 def softmax(x: Any, *, log: bool = False, out: Any = None) -> Any:
@@ -68,11 +70,12 @@ def softmax(x: Any, *, log: bool = False, out: Any = None) -> Any:
     rows, columns, stride = _rows_of(source, "x")
     out_stride = _rows_of(target, "out")[2]
     if rows * columns:
-        config = row_config(rows, columns, arrays.processors_at(place))
+        machine = arrays.machine_at(place)
+        config = row_config(rows, columns, machine.processors)
         kernel = gpu_rows.softmax_long if config.long else gpu_rows.softmax
         grid = (cdiv(rows, config.rows),)
         kernel[grid](source.base, target.base, rows, columns, stride, out_stride, LOG=bool(log),
-                     **_options(config, rows, columns))  # fmt: skip
+                     **_options(config, rows, columns, machine))  # fmt: skip
     return target.base
 
 
@@ -129,11 +132,12 @@ def _normalize(
     place = arrays.common_place(present, "layer_norm" if center else "rms_norm")
     if rows * columns:
         inputs, weighted = 1 if residual is None else 2, weight is not None or bias is not None
-        config = row_config(rows, columns, arrays.processors_at(place), inputs, weighted)
+        machine = arrays.machine_at(place)
+        config = row_config(rows, columns, machine.processors, inputs, weighted)
         kernel = gpu_rows.normalize_long if config.long else gpu_rows.normalize
         grid = (cdiv(rows, config.rows),)
         timing = {} if config.long else {"EARLY": config.early, "AHEAD": config.ahead}
         kernel[grid](source.base, weight, bias, residual, total, target.base, rows, columns, stride, residual_stride,
                      out_stride, 1.0 / columns, float(epsilon), CENTER=center, **timing,
-                     **_options(config, rows, columns))  # fmt: skip
+                     **_options(config, rows, columns, machine))  # fmt: skip
     return (target.base, total) if return_sum else target.base

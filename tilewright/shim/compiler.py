@@ -19,10 +19,11 @@ from tilewright.launch import compiled
 from tilewright.launch.arguments import classify
 from tilewright.launch.compiled import Interface, written_parameters
 from tilewright.launch.driver import GPUTarget, driver
-from tilewright.launch.jit import GPU_OPTIONS, LAUNCH_OPTIONS, JITFunction
+from tilewright.launch.jit import FRONT_END_OPTIONS, LAUNCH_OPTIONS, JITFunction
 from tilewright.launch.kernel_info import read_override, short_name
 from tilewright.shim.backends import BaseBackend, backends
 from tilewright.shim.compiled import CompiledSource
+from tilewright.targets.base import Target
 from tilewright.targets.registry import backend_of
 
 
@@ -37,6 +38,12 @@ def type_of(text: str) -> TensorType:
         raise LaunchError(f"{text!r} is no type of a parameter: write *fp32, *bf16, i32, fp32 or the like")
     element = NAMES[name]._number
     return scalar(PointerType(element, const) if is_pointer else element)
+
+
+def _known(options: Mapping[str, Any], target: Target) -> dict[str, Any]:
+    """The options that concern a target; others are for other machines."""
+    names = backend_of(target).option_names | FRONT_END_OPTIONS
+    return {name: value for name, value in options.items() if name in names}
 
 
 class ASTSource:
@@ -106,11 +113,10 @@ class ASTSource:
         for parameter in self.fn.parameters:
             if parameter.name not in types and parameter.name not in constants and parameter.has_default:
                 constants[parameter.name] = unwrap(parameter.default)
-        given = {name: value for name, value in options.items() if name in GPU_OPTIONS or name == "debug"}
-        if target.backend == "cpu":
-            given = {"debug": bool(options.get("debug", False))}
+        chosen = target.target()
+        given = _known(options, chosen)
         given["sanitize_overflow"] = bool(options.get("sanitize_overflow", True))
-        return self.fn.compile(types, constants, described, target.target(), given)
+        return self.fn.compile(types, constants, described, chosen, given)
 
 
 class IRSource:
@@ -132,7 +138,7 @@ class IRSource:
     def compile(self, target: GPUTarget, options: Mapping[str, Any]) -> compiled.CompiledKernel:
         """The compiled kernel."""
         chosen = target.target()
-        binary = backend_of(chosen).compile(self.function, {} if target.backend == "cpu" else options)
+        binary = backend_of(chosen).compile(self.function, _known(options, chosen))
         interface = Interface(written_parameters(self.function), ())
         return compiled.CompiledKernel(self.name, chosen, binary, interface, lambda: self.function)
 

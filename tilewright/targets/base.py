@@ -153,6 +153,10 @@ class Target(Protocol):
         """The same with a precision of float32 (`tilewright.precision`), where the machine has it."""
         ...
 
+    def without_tensor_copies(self) -> Target:
+        """The same machine as the library sees it where tensor copies cannot move the operands."""
+        ...
+
     def quick_variant(self) -> Target:
         """The same machine, compiled for in less time to slower code where `compiles_quickly`."""
         ...
@@ -241,9 +245,23 @@ class Backend(Protocol):
         ...
 
 
-class PlanAssembler(Protocol):
-    """The backend of a target whose plans are native functions of the host; others are walked by the runtime."""
+@dataclass(frozen=True)
+class CFunction:
+    """A kernel as a C function in an object file."""
+
+    image: bytes
+    machine: str  # what it is for: "x86_64 znver4"
+    features: tuple[str, ...]  # what that must have
+    failing: frozenset[str]  # opcodes of operations that may fail, which is printed
+
+
+class HostBackend(Backend, Protocol):
+    """The backend of a target whose kernels and plans are functions of the host's processor (`host_code`)."""
 
     def assemble_plan(self, text: str) -> bytes:
-        """The object file of a plan's LLVM module."""
+        """The object file of a plan's LLVM module; plans of other targets are walked by the runtime."""
+        ...
+
+    def c_function(self, function: Function, name: str) -> CFunction:
+        """A verified kernel as a C function that runs all of its grid by threads of its own."""
         ...

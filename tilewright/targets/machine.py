@@ -60,6 +60,8 @@ class Machine:
     peak: Peak
     l1_bytes: int = 0  # of a CPU's core
     # Of GPUs alone:
+    warp_threads: int = 1  # that run one instruction together
+    registers: int = 0  # of 32 bits
     shared_bytes: int = 0  # the most that a CTA may have
     float32_clock: float = 0.0  # hertz while tensor cores rest
     wgmma_clock: float = 0.0  # hertz while wgmma multiplies
@@ -88,6 +90,10 @@ class Machine:
         if tf32 and dtype.bits == 32:
             return self.mma / 2
         return self.float32 / (1 if dtype.bits <= 32 else 2)
+
+    def warps(self, threads: int) -> int:
+        """The warps that so many threads are, one at least."""
+        return max(1, threads // self.warp_threads)
 
     def slots(self, cluster: int) -> int:
         """CTAs that run at once, in clusters of this size, with one on an SM."""
@@ -174,6 +180,8 @@ def nvidia_machine(sm: int, multiprocessors: int, shared_bytes: int, l2_bytes: i
         l2_bytes=l2_bytes,
         launches=_GPU_LAUNCHES,
         peak=found.peak,
+        warp_threads=32,
+        registers=65536,
         shared_bytes=shared_bytes,
         float32_clock=1.75e9,
         wgmma_clock=1.6e9,

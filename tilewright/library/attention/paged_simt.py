@@ -130,9 +130,9 @@ def _calls(operands: dict[str, Value], constants: dict[str, Any], processors: in
     splits = minimum(ceil_divide(longest, simplify(least)), PARTS)
     blocks = simplify(lift(tokens) * (heads // key_heads) // constants["BLOCK"] + sequences)
     return (
-        _call(paged_parts, given, types, few, (splits, key_heads, sequences), 4),
-        _call(combine_paged_parts, given, types, few, (heads, sequences, 1), 4),
-        _call(paged_blocks, given, types, constants, (blocks, key_heads, 1), 8 if constants["BLOCK"] > 32 else 4),
+        _call(paged_parts, given, types, few, (splits, key_heads, sequences), 128),
+        _call(combine_paged_parts, given, types, few, (heads, sequences, 1), 128),
+        _call(paged_blocks, given, types, constants, (blocks, key_heads, 1), 256 if constants["BLOCK"] > 32 else 128),
     )
 
 
@@ -146,12 +146,12 @@ def _blocks(dtype: DType, width: int) -> tuple[int, int]:
 
 def _call(
     kernel: JITFunction, operands: dict[str, Operand], types: dict[str, str], constants: dict[str, Any],
-    grid: tuple[Size, Size, Size], warps: int,
+    grid: tuple[Size, Size, Size], threads: int,
 ) -> KernelCall:  # fmt: skip
     """A launch that is given of all operands and constants what the kernel takes."""
     names = kernel.argument_names
     return KernelCall(
         kernel, {name: item for name, item in operands.items() if name in names},
         {name: item for name, item in types.items() if name in names},
-        {name: item for name, item in constants.items() if name in names}, grid, options={"num_warps": warps},
+        {name: item for name, item in constants.items() if name in names}, grid, threads=threads,
     )  # fmt: skip

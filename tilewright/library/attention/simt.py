@@ -95,6 +95,5 @@ def _calls(
     given |= {"COUNTED": lengths is not None, "EPILOGUE": attention_slots(group, graph, extra).function}
     bind_extra(extra, operands, types)
     grid = (ceil_divide(queries, block), heads, batch)
-    warps = 8 if row_bytes >= _WIDE else 4 if block > SMALLEST else 1 if not wide else 2
-    options = {"num_warps": warps}
-    return [KernelCall(attention, dict(operands), dict(types), given, grid, options=options)]
+    threads = 256 if row_bytes >= _WIDE else 128 if block > SMALLEST else 32 if not wide else 64
+    return [KernelCall(attention, dict(operands), dict(types), given, grid, threads=threads)]

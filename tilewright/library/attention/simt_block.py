@@ -116,7 +116,7 @@ def _candidate(
     bind_sizes(sizes, operands, types, constants)
     bind_extra(extra, operands, types)
     count = simplify(lift(batch) * heads)
-    call = KernelCall(kernel, operands, types, constants, (count, 1, 1), options={"num_warps": _warps(constants)})
+    call = KernelCall(kernel, operands, types, constants, (count, 1, 1), threads=_threads(constants))
     machine = target.machine()
     moved = total_bytes(group.inputs, group.outputs)
     flops = simplify(lift(product(q.shape)) * keys * 4)
@@ -131,6 +131,6 @@ def _covering(width: Size) -> int:
     return max(_SMALLEST, next_power_of_2(width))
 
 
-def _warps(constants: dict[str, Any]) -> int:
-    """A warp for sixteen queries."""
-    return max(1, int(constants["BLOCK_S"]) // _SMALLEST)
+def _threads(constants: dict[str, Any]) -> int:
+    """Two for each query: those of sixteen share instructions of tensor cores."""
+    return 2 * max(_SMALLEST, int(constants["BLOCK_S"]))

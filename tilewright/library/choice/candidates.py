@@ -18,7 +18,7 @@ from tilewright.targets.base import Target
 
 _BLOCK = 4096  # elements that a CTA has in registers
 _SHARE = 2 * _BLOCK  # of a row, that a CTA looks at
-_WARPS = 8
+_THREADS = 256
 
 
 def choice(group: Group, graph: Graph, target: Target) -> list[Candidate]:
@@ -55,4 +55,4 @@ def _call(
     operands: dict[str, Operand] = {name: value for name, value in given.items() if name in kernel.argument_names}
     operands |= {"columns": given["logits"].shape[1], "parts": parts}
     types = {"columns": "i32", "parts": "i32"}
-    return KernelCall(kernel, operands, types, constants, grid, options={"num_warps": _WARPS})
+    return KernelCall(kernel, operands, types, constants, grid, threads=_THREADS)

@@ -25,13 +25,13 @@ def depthwise_candidate(group: Group, slots: Slots, weights: Operand, target: Ta
     columns = w.shape[0]
     assert isinstance(columns, int)
     sizes = {**window_sizes(x, anchor.output), "columns": columns}
-    rows, block, warps = window_blocks(sizes["pixels"], columns, target)
+    rows, block, threads = window_blocks(sizes["pixels"], columns, target)
     constants: dict[str, Any] = {**window_constants(w.shape[2:], anchor.attributes), "ROWS": rows, "BLOCK": block,
                                  "MASK": columns % block != 0, "TYPE": language_type(x.dtype),
                                  "EPILOGUE": slots.function}  # fmt: skip
     grid = (ceil_divide(sizes["pixels"], rows), ceil_divide(columns, block), 1)
     tensors = {"x": x, "w": weights, "out": slots.stored}
-    call = launch(depthwise_convolution, tensors, sizes, constants, grid, slots.extra, warps)
+    call = launch(depthwise_convolution, tensors, sizes, constants, grid, slots.extra, threads)
     flops = simplify(lift(product(anchor.output.shape)) * product(w.shape[2:]) * 2)
     cost = estimate(target.machine(), total_bytes(group.inputs, group.outputs), flops, product(grid), x.dtype, 0.2)
     return Candidate("depthwise", (Stage((call,)),), cost, (), {"block": f"{rows} pixels x {block} channels"})

@@ -22,7 +22,7 @@ from tilewright.symbolic import Size, product
 from tilewright.targets.base import Target
 
 _ROWS = 256  # of an image that its CTA adds up by itself
-_WARPS = 16
+_THREADS = 512
 _ELEMENTS = 1 << 14  # of a block: 32 a thread
 _STEP = 0.8e-6  # seconds from the loads of a block to its sums
 _MOST_CHANNELS = 2048
@@ -69,7 +69,7 @@ def gpu_excitation(group: Group, graph: Graph, target: Target) -> list[Candidate
     types: dict[str, str] = {}
     bind_sizes({"rows": rows}, operands, types, constants)
     bind_extra(extra, operands, types)
-    call = KernelCall(excite, operands, types, constants, (images, 1, 1), options={"num_warps": _WARPS})
+    call = KernelCall(excite, operands, types, constants, (images, 1, 1), threads=_THREADS)
     steps = -(-expected(rows) // block_r) + -(-hidden // block_h)
     seconds += steps * _STEP * -(-expected(images) // machine.processors)
     cost = Cost(total_bytes(group.inputs, group.outputs), 2 * product(group.inputs[0].shape), seconds)

@@ -71,14 +71,14 @@ class WorkSharing:
     """How generated kernels share work out on a kind of machine.
 
     `blocks` is the number of elements of a program whose blocks are powers of two, one for each number of elements
-    from which on it is taken; without any, programs walk rows of any length.  `options` go to the compiler.
+    from which on it is taken; without any, programs walk rows of any length.  `threads` are those of a program.
     Without blocks, stores of one form become a loop (`runs`), and operands may begin at any of their elements.
     `together`: independent loops share a launch, which costs more than the choice between them.
     `tile`: the rows and columns of a tile where there are plenty of both.
     """
 
     blocks: tuple[tuple[int, int], ...] = ()
-    options: tuple[tuple[str, Any], ...] = ()
+    threads: int = 0
     together: bool = False
     tile: int = TRANSPOSED_TILE
 
@@ -101,7 +101,7 @@ class WorkSharing:
         return found or [(None, self)]
 
 
-_WARPS = 4
+_THREADS = 128  # of a CTA
 
 
 def loops_of(target: Target) -> WorkSharing:
@@ -110,8 +110,7 @@ def loops_of(target: Target) -> WorkSharing:
         return WorkSharing()
     # A thread moves 16 bytes of two-byte elements at once where there are enough to keep all of them busy.  Lines of
     # larger tiles are whole sectors of memory for what is written too, behind an exchange between the threads.
-    threads = target.warp_threads * _WARPS
-    return WorkSharing(((1 << 19, 8 * threads), (0, 2 * threads)), (("num_warps", _WARPS),), True, 2 * TRANSPOSED_TILE)
+    return WorkSharing(((1 << 19, 8 * _THREADS), (0, 2 * _THREADS)), _THREADS, True, 2 * TRANSPOSED_TILE)
 
 
 _SOURCES: dict[tuple[str, DType | None], JITFunction] = {}
@@ -217,7 +216,7 @@ def elementwise_call(
         call = _block_kernel(name, traced, variables, loops)
     else:
         call = _row_kernel(name, traced, variables)
-    return replace(call, options=dict(loops.options))
+    return replace(call, threads=loops.threads)
 
 
 def _trace_results(

@@ -59,8 +59,8 @@ def joint_call(calls: Sequence[KernelCall]) -> KernelCall:
     if (source, parts) not in _JOINT:
         namespace = {"tl": tl, **{f"part_{number}": part for number, part in enumerate(parts)}}
         _JOINT[source, parts] = JITFunction.from_source(source, name, namespace)
-    options = {key: value for call in calls for key, value in call.options.items()}
-    return KernelCall(_JOINT[source, parts], parameters.operands, parameters.types, {}, (start, 1, 1), options=options)
+    threads = max(call.threads for call in calls)
+    return KernelCall(_JOINT[source, parts], parameters.operands, parameters.types, {}, (start, 1, 1), threads=threads)
 
 
 class _Parameters:

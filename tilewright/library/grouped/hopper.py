@@ -85,7 +85,7 @@ def _listing(group: Group, rows: Size, ends: Value, groups: int, config: MatmulC
     constants: dict[str, Any] = {"BLOCK_M": config.BM, "GROUPS": next_power_of_2(groups + 1), "TILES": LISTED}
     grid = (ceil_divide(most, LISTED), 1, 1)
     tensors = {"ends": ends, "tiles": tiles}
-    return tiles, launch(list_tiles, tensors, {"rows": rows, "groups": groups}, constants, grid, None, 1)
+    return tiles, launch(list_tiles, tensors, {"rows": rows, "groups": groups}, constants, grid, None, 32)
 
 
 def _product(

@@ -18,12 +18,12 @@ from tilewright.library.slots import epilogue_slots
 from tilewright.symbolic import Size, ceil_divide, lift, simplify
 from tilewright.targets.base import Target
 
-_TILES = ((128, 128, 64, 8), (64, 128, 64, 4), (16, 128, 64, 4))  # rows, columns, depth, warps
-_WIDE = (32, 64, 32, 4)  # of elements of 4 bytes
+_TILES = ((128, 128, 64, 256), (64, 128, 64, 128), (16, 128, 64, 128))  # rows, columns, depth, threads
+_WIDE = (32, 64, 32, 128)  # of elements of 4 bytes
 
 
 def tile_of(rows_of_group: float, dtype: DType) -> tuple[int, int, int, int]:
-    """Rows, columns, depth and warps of the tiles for groups of so many rows."""
+    """Rows, columns, depth and threads of the tiles for groups of so many rows."""
     if dtype.itemsize > 2:
         return _WIDE
     return next((tile for tile in _TILES if rows_of_group >= tile[0]), _TILES[-1])
@@ -42,14 +42,14 @@ def portable_grouped(problem: GroupedProblem, target: Target) -> Candidate:
         "b_group": simplify(lift(depth) * columns), "b_depth": 1 if problem.transposed else columns,
         "b_column": depth if problem.transposed else 1,
     }  # fmt: skip
-    block_m, block_n, block_k, warps = tile_of(problem.rows_of_group, a.dtype)
+    block_m, block_n, block_k, threads = tile_of(problem.rows_of_group, a.dtype)
     constants: dict[str, Any] = {
         "BLOCK_M": block_m, "BLOCK_N": block_n, "BLOCK_K": block_k,
         "TYPE": language_type(compute_type(a.dtype)), "EPILOGUE": slots.function,
     }  # fmt: skip
     tensors = {"a": a, "b": problem.b, "ends": problem.ends, "c": slots.stored}
     grid = (simplify(lift(ceil_divide(problem.rows, block_m)) + problem.groups), ceil_divide(columns, block_n), 1)
-    call = launch(grouped_matmul, tensors, sizes, constants, grid, slots.extra, warps)
+    call = launch(grouped_matmul, tensors, sizes, constants, grid, slots.extra, threads)
     moved = total_bytes(group.inputs, group.outputs)
     cost = estimate(target.machine(), moved, problem.flops, simplify(lift(grid[0]) * grid[1]), a.dtype, 0.5)
     reasons = {"tile": f"{block_m} x {block_n}, depth {block_k}", "epilogue": slots.function.__name__}

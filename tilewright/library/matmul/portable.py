@@ -16,12 +16,12 @@ from tilewright.library.matmul.kernel import load_strided
 
 
 class PortableConfig(NamedTuple):
-    """A tile of `BM` x `BN` of the result, `BK` of depth at a time, by `WARPS` warps."""
+    """A tile of `BM` x `BN` of the result, `BK` of depth at a time, by `THREADS` threads."""
 
     BM: int
     BN: int
     BK: int
-    WARPS: int
+    THREADS: int
     GROUP: int = 8
 
 
@@ -29,10 +29,10 @@ def config(rows: int, columns: int, itemsize: int) -> PortableConfig:
     """Tiles of 128 where the result is large, smaller ones where few would be left."""
     depth = 128 // itemsize
     if rows <= 16:
-        return PortableConfig(16, 64, depth, 4)
+        return PortableConfig(16, 64, depth, 128)
     if rows <= 64 or columns <= 64 or rows * columns < 128 * 128 * 64:
-        return PortableConfig(64, 64, depth // 2, 4)
-    return PortableConfig(128, 128, depth // 2, 8)
+        return PortableConfig(64, 64, depth // 2, 128)
+    return PortableConfig(128, 128, depth // 2, 256)
 
 
 @tilewright.jit

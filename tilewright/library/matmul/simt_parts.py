@@ -104,7 +104,7 @@ def product_part(
     if problem.depth != parts * length:
         masked = not divides(tile.depth, problem.depth)
         constants |= {"RAGGED": True, "WHOLE_K": False, "whole_depth": problem.depth, "MASK_K": masked}
-    return replace(call, constants=constants, options={"num_warps": tile.warps})
+    return replace(call, constants=constants, threads=tile.threads)
 
 
 def _sum(sums: Value, slots: Slots, target: Target) -> KernelCall:
@@ -122,4 +122,4 @@ def _sum(sums: Value, slots: Slots, target: Target) -> KernelCall:
     bind_sizes(sizes, operands, types, constants)
     bind_extra(slots.extra, operands, types)
     grid = (ceil_divide(rows, block_m), ceil_divide(columns, block_n), 1)
-    return KernelCall(sum_parts, operands, types, constants, grid, options={"num_warps": 4})
+    return KernelCall(sum_parts, operands, types, constants, grid, threads=128)

@@ -34,20 +34,20 @@ _LEAST_STEPS = 3  # blocks of a part
 
 @dataclass(frozen=True)
 class SimtTile:
-    """A tile of a product: `rows` x `columns` of the result, `depth` at a time, by `warps` warps."""
+    """A tile of a product: `rows` x `columns` of the result, `depth` at a time, by `threads` threads."""
 
     rows: int
     columns: int
     depth: int
-    warps: int
+    threads: int
 
     def __str__(self) -> str:
-        return f"{self.rows} x {self.columns}, depth {self.depth}, {self.warps} warps"
+        return f"{self.rows} x {self.columns}, depth {self.depth}, {self.threads} threads"
 
     @property
     def sums(self) -> int:
         """Of a thread."""
-        return self.rows * self.columns // (32 * self.warps)
+        return self.rows * self.columns // self.threads
 
 
 def simt_problem(sizes: tuple[int, int, int, int], dtype: DType, target: Target) -> MatmulProblem:
@@ -66,15 +66,15 @@ def tiles(product: MatmulProblem, machine: Machine) -> list[SimtTile]:
                 continue
             for depth in depths:
                 if 3 * (rows + columns) * depth * size <= machine.shared_bytes - 2048:
-                    found += [SimtTile(rows, columns, depth, warps) for warps in _warps(rows * columns, product)]
+                    found += [SimtTile(rows, columns, depth, threads) for threads in _threads(rows * columns, product)]
     return found
 
 
-def _warps(elements: int, product: MatmulProblem) -> list[int]:
-    """How many warps may have a tile of the result."""
+def _threads(elements: int, product: MatmulProblem) -> list[int]:
+    """How many threads may have a tile of the result."""
     if product.by_addition:
-        return [warps for warps in (1, 2, 4, 8) if elements // (32 * warps) in _THREAD_SUMS]
-    return [8 if elements >= 128 * 128 else 4 if elements > 16 * 32 else 2]
+        return [threads for threads in (32, 64, 128, 256) if elements // threads in _THREAD_SUMS]
+    return [256 if elements >= 128 * 128 else 128 if elements > 16 * 32 else 64]
 
 
 def seconds_of(tile: SimtTile, product: MatmulProblem, machine: Machine) -> float:
@@ -87,7 +87,7 @@ def seconds_of(tile: SimtTile, product: MatmulProblem, machine: Machine) -> floa
         computed = _float32_clocks(tile, product, ctas, machine) / machine.float32_clock
         return machine.launches.kernel + max(computed, moved)
     shared = 3 * (tile.rows + tile.columns) * tile.depth * size
-    resident = max(1, min(16 // tile.warps, machine.shared_bytes // shared))
+    resident = max(1, min(512 // tile.threads, machine.shared_bytes // shared))
     # CTAs of one multiprocessor share its units; a single one leaves them idle at times.
     busy = min(ceil(ctas / machine.processors), resident)
     used = {1: 0.6, 2: 0.8}.get(busy, 0.9)
@@ -113,15 +113,15 @@ def _float32_clocks(tile: SimtTile, product: MatmulProblem, ctas: int, machine: 
     arithmetic = sums * tile.depth
     added = sums if sums <= _TWICE else 0
     copied = zip(product.singly, (tile.rows, tile.columns), strict=True)
-    copies = sum(extent for one, extent in copied if one) * tile.depth / (32 * tile.warps)  # of single elements
+    copies = sum(extent for one, extent in copied if one) * tile.depth / tile.threads  # of single elements
     crowded = max(0.0, copies - _COPIES) * _SPILLED if sums > _TWICE else 0.0
     issued = arithmetic * 256 / machine.float32 + loads + added + copies * _COPIED + crowded + _BESIDE
     alone = issued / _ISSUE_ALONE + _STEP
     read = (tile.rows + tile.columns) * tile.depth * 4 / machine.l2
-    shared = tile.warps * max(issued / 4 / _ISSUE, loads * _VECTOR_CLOCKS)
+    shared = tile.threads / machine.warp_threads * max(issued / 4 / _ISSUE, loads * _VECTOR_CLOCKS)
     registers = min(255, 64 + 3 * sums)
     staged = 3 * (tile.rows + tile.columns) * tile.depth * 4
-    resident = max(1, min(32, 65536 // (registers * 32 * tile.warps), machine.shared_bytes // staged))
+    resident = max(1, min(32, machine.registers // (registers * tile.threads), machine.shared_bytes // staged))
     rounds, rest = divmod(ceil(ctas / machine.processors), resident)
     steps = ceil(product.depth / tile.depth)
 

@@ -23,12 +23,12 @@ def pool_candidates(group: Group, graph: Graph, target: Target) -> list[Candidat
 def portable_pool(problem: PoolProblem, target: Target) -> Candidate:
     """The launch of `library.pool.kernel`."""
     sizes, group = problem.sizes, problem.group
-    rows, block, warps = window_blocks(sizes["pixels"], problem.channels, target)
+    rows, block, threads = window_blocks(sizes["pixels"], problem.channels, target)
     constants = {**problem.constants, "ROWS": rows, "BLOCK": block, "MASK": not divides(block, problem.channels),
                  "EPILOGUE": problem.slots.function}  # fmt: skip
     grid = (ceil_divide(sizes["pixels"], rows), ceil_divide(problem.channels, block), 1)
     kernel = max_pool if problem.is_max else average_pool
-    call = launch(kernel, problem.tensors, sizes, constants, grid, problem.slots.extra, warps)
+    call = launch(kernel, problem.tensors, sizes, constants, grid, problem.slots.extra, threads)
     moved = total_bytes(group.inputs, group.outputs)
     cost = estimate(target.machine(), moved, problem.flops, product(grid), problem.image.dtype, 0.1)
     return Candidate("windows", (Stage((call,)),), cost, (), {"block": f"{rows} pixels x {block} channels"})

@@ -49,7 +49,9 @@ def gpu_pool(group: Group, graph: Graph, target: Target) -> list[Candidate]:
     constants = {**problem.constants, "ROWS": rows, "BLOCK": block, "EPILOGUE": problem.slots.function}
     constants |= _same_windows(problem.constants, x.shape[1:-1], out.shape[1:-1])
     grid = (ceil_divide(product(out.shape[:-1]), rows), ceil_divide(problem.channels, block), 1)
-    call = launch(kernel, problem.tensors, problem.sizes, constants, grid, problem.slots.extra, _warps(rows * block))
+    call = launch(
+        kernel, problem.tensors, problem.sizes, constants, grid, problem.slots.extra, max(32, rows * block // 8)
+    )
     reasons = {"block": f"{rows} pixels x {block} channels"}
     found = Candidate("windows", (Stage((call,)),), window_cost(group, problem.flops, target), (), reasons)
     return [*_of_lines(problem, target), found]
@@ -93,12 +95,8 @@ def _of_lines(problem: PoolProblem, target: Target) -> list[Candidate]:
         "lines": lines
     }
     grid = (ceil_divide(lines, rows), ceil_divide(out_width, count), 1)
-    warps, extra = 8 if rows * block >= _LINE else 4, problem.slots.extra
-    call = launch(simt_kernel.average_of_lines, problem.tensors, sizes, constants, grid, extra, warps)
+    threads, extra = 256 if rows * block >= _LINE else 128, problem.slots.extra
+    call = launch(simt_kernel.average_of_lines, problem.tensors, sizes, constants, grid, extra, threads)
     cost = window_cost(problem.group, 0, target)
     reasons = {"block": f"{rows} lines x {count} windows"}
     return [Candidate("lines", (Stage((call,)),), cost, (), reasons)]
-
-
-def _warps(elements: int) -> int:
-    return max(1, elements // 256)

@@ -82,10 +82,11 @@ def _row_by_row(group: Group, target: Target) -> Candidate:
     constants |= {"STEP": _STEPS[cell], "BLOCK": block}
     types: dict[str, str] = {}
     bind_sizes(sizes, operands, types, constants)
-    options = {} if lanes else {"num_warps": 4}
     together = cell == "lstm_8bit"
     grid = (1 if together else sizes["batch"], sizes["directions"], 1)
-    call = KernelCall(recurrent_8bit if together else recurrent, operands, types, constants, grid, options=options)
+    call = KernelCall(
+        recurrent_8bit if together else recurrent, operands, types, constants, grid, threads=0 if lanes else 128
+    )
     rows = product(x.shape[:3])
     flops = simplify(lift(rows) * product(weight.shape[1:]) * 2)
     cost = _cost(group, target, flops, rows, simplify(lift(grid[0]) * grid[1]), 0.33, 0.7)

@@ -33,12 +33,12 @@ CUMULATIVE = {"cumsum": functions.total, "cumprod": functions.times, "cummax": f
 
 @dataclass(frozen=True)
 class Deal:
-    """How the work of a launch is dealt out: to which kernel, in which blocks, by how many warps (0: not told)."""
+    """How the work of a launch is dealt out: to which kernel, in which blocks, by how many threads (0: not told)."""
 
     kernel: JITFunction
     constants: dict[str, Any]
     grid: tuple[Size, Size, Size]
-    warps: int = 0
+    threads: int = 0
 
 
 @dataclass(frozen=True)
@@ -128,7 +128,7 @@ def dealt(
     deal: Deal, constants: dict[str, Any], out: Value, sizes: dict[str, Size], extra: ExtraReferences
 ) -> KernelCall:
     """The launch of a kernel with slots; `sizes` are its parameters that say how much there is."""
-    return launch(deal.kernel, {"out": out}, sizes, {**constants, **deal.constants}, deal.grid, extra, deal.warps)
+    return launch(deal.kernel, {"out": out}, sizes, {**constants, **deal.constants}, deal.grid, extra, deal.threads)
 
 
 def row_candidate(calls: Sequence[KernelCall], group: Group, target: Target) -> Candidate:

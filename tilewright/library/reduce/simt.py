@@ -26,7 +26,7 @@ from tilewright.library.reduce.problem import (
     reduction_of,
     row_candidate,
 )
-from tilewright.library.reduce.simt_config import MOST_WARPS, sum_config
+from tilewright.library.reduce.simt_config import LEAST_CTA_THREADS, MOST_CTA_THREADS, sum_config
 from tilewright.library.reduce.simt_parts import (
     COLUMN_ELEMENTS,
     CTAS,
@@ -69,7 +69,7 @@ class Tiles:
     along: int
     parts: int
     share: Size
-    warps: int
+    threads: int
 
     @property
     def is_rows(self) -> bool:
@@ -123,8 +123,8 @@ def _tiles(anchor: Node, target: Target) -> Tiles:
     wanted = 4 * processors // max(1, tiles)
     parts = max(1, min(MOST_REDUCED_PARTS, wanted, expected(reduced) // max(along, LEAST_SECOND_LAUNCH // across)))
     share = share_of(reduced, parts, along)
-    warps = min(8, max(1, across * along // 512))
-    return Tiles(outer, reduced, inner, across, along, parts, share, warps)
+    threads = max(LEAST_CTA_THREADS, min(256, across * along // 16))
+    return Tiles(outer, reduced, inner, across, along, parts, share, threads)
 
 
 def extreme_candidate(group: Group, graph: Graph, target: Target) -> Candidate:
@@ -145,7 +145,7 @@ def extreme_candidate(group: Group, graph: Graph, target: Target) -> Candidate:
                  "PLACE": language_type(place), "PROLOGUE": prologue, "EPILOGUE": epilogue}  # fmt: skip
     kernel = kernels.extreme_of_rows if tiles.is_rows else kernels.extreme_of_columns
     tensors = {"out": places if split else out, "values": values if split else out}
-    calls = [launch(kernel, tensors, tiles.sizes, constants, tiles.grid, extra, tiles.warps)]
+    calls = [launch(kernel, tensors, tiles.sizes, constants, tiles.grid, extra, tiles.threads)]
     if split:
         lanes = next_power_of_2(tiles.parts)
         block = max(1, min(TILE_ELEMENTS // lanes, next_power_of_2(expected(tiles.inner))))
@@ -153,8 +153,8 @@ def extreme_candidate(group: Group, graph: Graph, target: Target) -> Candidate:
                      "LAST": 2**31 - 1 if place == int32 else 2**63 - 1, "EPILOGUE": epilogue}  # fmt: skip
         grid = (simplify(lift(tiles.outer) * ceil_divide(tiles.inner, block)), 1, 1)
         tensors = {"places": places, "values": values, "out": out}
-        warps = min(8, max(1, lanes * block // 512))
-        calls.append(launch(kernels.extreme_of_parts, tensors, {"inner": tiles.inner}, constants, grid, extra, warps))
+        threads = max(LEAST_CTA_THREADS, min(256, lanes * block // 16))
+        calls.append(launch(kernels.extreme_of_parts, tensors, {"inner": tiles.inner}, constants, grid, extra, threads))
     candidate = row_candidate(calls, group, target)
     return replace(candidate, temporaries=(places, values)) if split else candidate
 
@@ -172,7 +172,7 @@ def cumulative_candidate(group: Group, graph: Graph, target: Target) -> Candidat
     split, calls = tiles.parts > 1, []
     if split:
         kernel = kernels.totals_of_rows if tiles.is_rows else kernels.totals_of_columns
-        calls.append(launch(kernel, {"totals": totals}, tiles.sizes, own, tiles.grid, extra, tiles.warps))
+        calls.append(launch(kernel, {"totals": totals}, tiles.sizes, own, tiles.grid, extra, tiles.threads))
     constants = {**own, "LANES": next_power_of_2(tiles.parts), "EPILOGUE": epilogue,
                  "REVERSE": anchor.attributes["reverse"]}  # fmt: skip
     kernel = kernels.cumulative_rows if tiles.is_rows else kernels.cumulative_columns
@@ -180,7 +180,7 @@ def cumulative_candidate(group: Group, graph: Graph, target: Target) -> Candidat
         constants["WHOLE"] = tiles.parts == 1 and upper_bound(tiles.reduced) <= tiles.along
     out = group.outputs[-1]
     tensors = {"out": out, "totals": totals if split else out}
-    calls.append(launch(kernel, tensors, tiles.sizes, constants, tiles.grid, extra, tiles.warps))
+    calls.append(launch(kernel, tensors, tiles.sizes, constants, tiles.grid, extra, tiles.threads))
     candidate = row_candidate(calls, group, target)
     return replace(candidate, temporaries=(totals,)) if split else candidate
 
@@ -193,7 +193,7 @@ def gpu_reduction(group: Group, graph: Graph, target: Target) -> list[Candidate]
     anchor = group.anchor
     assert anchor is not None
     if anchor.op in REDUCTIONS:
-        return [other for candidate in _reductions(group, graph, target) for other in with_warps(candidate)]
+        return [other for candidate in _reductions(group, graph, target) for other in with_threads(candidate)]
     if anchor.op in ("argmax", "argmin"):
         return [extreme_candidate(group, graph, target)]
     if anchor.op in CUMULATIVE:
@@ -201,23 +201,18 @@ def gpu_reduction(group: Group, graph: Graph, target: Target) -> list[Candidate]
     raise UnsupportedOperationError(f"no kernel for reduction {anchor.op} (from {anchor.source or 'the graph'})")
 
 
-def with_warps(candidate: Candidate) -> list[Candidate]:
-    """A candidate, and the same with half, twice and four times as many warps, which the estimate cannot tell apart."""
+def with_threads(candidate: Candidate) -> list[Candidate]:
+    """A candidate, and the same with half, twice and four times the threads, which the estimate cannot tell apart."""
     found = [candidate]
     for factor in (2, 4, 0.5):
         stages = tuple(
-            Stage(
-                tuple(
-                    replace(call, options={"num_warps": int(call.options["num_warps"] * factor)})
-                    for call in stage.calls
-                )
-            )
+            Stage(tuple(replace(call, threads=int(call.threads * factor)) for call in stage.calls))
             for stage in candidate.stages
         )
-        counts = [call.options["num_warps"] for stage in stages for call in stage.calls]
-        if min(counts) >= 1 and max(counts) <= MOST_WARPS:
+        counts = [call.threads for stage in stages for call in stage.calls]
+        if min(counts) >= LEAST_CTA_THREADS and max(counts) <= MOST_CTA_THREADS:
             cost = replace(candidate.cost, seconds=candidate.cost.seconds * 1.01)
-            reasons = {**candidate.reasons, "warps": ", ".join(map(str, counts))}
+            reasons = {**candidate.reasons, "threads": ", ".join(map(str, counts))}
             found.append(replace(candidate, stages=stages, cost=cost, reasons=reasons))
     return found
 
@@ -250,7 +245,7 @@ def along_rows(problem: Reduction, target: Target, kernel: JITFunction) -> Deal:
     config = sum_config(expected(outer), expected(reduced), target.machine().processors)
     mask = not (divides(config.block, reduced) and divides(config.rows, outer))
     constants = {"ROWS": config.rows, "BLOCK": config.block, "MASK": mask}
-    return Deal(kernel, constants, (ceil_divide(outer, config.rows), 1, 1), config.warps)
+    return Deal(kernel, constants, (ceil_divide(outer, config.rows), 1, 1), config.threads)
 
 
 def _columns(outer: Size, reduced: Size, inner: int) -> int:
@@ -270,5 +265,5 @@ def _over_rows(problem: Reduction) -> Deal:
     block_r = min(next_power_of_2(reduced), block_r) if isinstance(reduced, int) else block_r
     constants = {"BLOCK_R": block_r, "BLOCK": block, "MASK_R": not divides(block_r, reduced),
                  "MASK": not divides(block, inner)}  # fmt: skip
-    warps = min(MOST_WARPS, max(1, block * block_r // 1024))
-    return Deal(kernels.reduce_columns, constants, (ceil_divide(inner, block), outer, 1), warps)
+    threads = max(LEAST_CTA_THREADS, min(MOST_CTA_THREADS, block * block_r // 32))
+    return Deal(kernels.reduce_columns, constants, (ceil_divide(inner, block), outer, 1), threads)

@@ -1,5 +1,4 @@
-"""How rows that are reduced are dealt out to CTAs, for operations on arrays and for engines: blocks and warps, as they
-were fastest."""
+"""How rows that are reduced are dealt out to CTAs, for operations on arrays and for engines: blocks and threads."""
 
 from __future__ import annotations
 
@@ -8,7 +7,7 @@ from dataclasses import dataclass
 
 from tilewright.launch.sizes import cdiv, next_power_of_2
 
-MOST_WARPS = 16  # of a CTA
+LEAST_CTA_THREADS, MOST_CTA_THREADS = 32, 512  # of a CTA
 ROW_CHUNK = 8192
 _SUM_COLUMNS = 16384  # longest row that a reduction takes at once
 _SUM_ELEMENTS = 20480  # that its CTAs have, unless one row is longer
@@ -16,11 +15,11 @@ _SUM_ELEMENTS = 20480  # that its CTAs have, unless one row is longer
 
 @dataclass(frozen=True)
 class RowConfig:
-    """A CTA of `warps` takes `rows` rows in blocks of `block` columns."""
+    """A CTA of `threads` takes `rows` rows in blocks of `block` columns."""
 
     rows: int
     block: int
-    warps: int
+    threads: int
     long: bool = False
     early: bool = False  # whether weights are loaded together with the rows
     ahead: int = 0  # how many CTAs further on is the row that each asks for, so that the L2 cache has it in time
@@ -35,9 +34,9 @@ def block_of(columns: int) -> int:
     return cdiv(columns, step) * step
 
 
-def warps_for(elements: int, each: int, most: int = 16) -> int:
-    """The number of warps, a power of two up to `most`, of which each has about `each` elements."""
-    return 1 << max(0, min(most.bit_length() - 1, round(math.log2(max(1, elements) / each))))
+def threads_for(elements: int, each: int, most: int = MOST_CTA_THREADS) -> int:
+    """The number of threads, a power of two up to `most`, of which each has about `each` elements."""
+    return max(LEAST_CTA_THREADS, min(most, 1 << max(0, round(math.log2(max(1, elements) / each)))))
 
 
 def sum_config(rows: int, columns: int, processors: int) -> RowConfig:
@@ -52,4 +51,4 @@ def sum_config(rows: int, columns: int, processors: int) -> RowConfig:
         if 2 * together * block > (_SUM_ELEMENTS if together < 8 and block >= columns else ROW_CHUNK):
             break
         together *= 2
-    return RowConfig(together, block, warps_for(together * block, 512, most=32), long=columns > block)
+    return RowConfig(together, block, threads_for(together * block, 16, most=1024), long=columns > block)

@@ -15,11 +15,12 @@ from tilewright.library.cost import expected
 from tilewright.library.generated.generate import next_power_of_2
 from tilewright.library.reduce import simt_parts_kernel as kernels
 from tilewright.library.reduce.problem import Reduction, reduced_space
+from tilewright.library.reduce.simt_config import LEAST_CTA_THREADS, MOST_CTA_THREADS
 from tilewright.symbolic import Size, ceil_divide, lift, simplify
 from tilewright.targets.base import Target
 
 PART_COLUMNS = 4096  # columns that a CTA has in registers
-PART_WARPS = 8
+PART_THREADS = 256
 MOST_ROW_PARTS = 2048  # of a row
 CTAS = 4  # of each processor, with parts of rows
 MANY_CTAS = 16  # the same where parts are long: none is late by much then, as the processors share memory unevenly
@@ -73,7 +74,7 @@ def first_of_parts(problem: Reduction, parts: int) -> tuple[KernelCall, Value]:
         sizes = {"columns": reduced, "share": share_of(reduced, parts)}
         constants["BLOCK"] = PART_COLUMNS
         grid: tuple[Size, Size, Size] = (simplify(lift(outer) * parts), 1, 1)
-        return launch(kernels.reduce_parts, out, sizes, constants, grid, extra, PART_WARPS), partial
+        return launch(kernels.reduce_parts, out, sizes, constants, grid, extra, PART_THREADS), partial
     block = min(next_power_of_2(inner), MIDDLE_COLUMNS) if isinstance(inner, int) else MIDDLE_COLUMNS
     block_r = COLUMN_ELEMENTS // block
     share = ceil_divide(reduced, parts)
@@ -82,8 +83,8 @@ def first_of_parts(problem: Reduction, parts: int) -> tuple[KernelCall, Value]:
     constants |= {"BLOCK": block, "BLOCK_R": block_r}
     sizes = {"reduced": reduced, "inner": inner, "share": share}
     grid = (simplify(lift(ceil_divide(inner, block)) * outer * parts), 1, 1)
-    warps = min(16, max(1, block * block_r // 512))
-    return launch(kernels.reduce_column_parts, out, sizes, constants, grid, extra, warps), partial
+    threads = max(LEAST_CTA_THREADS, min(MOST_CTA_THREADS, block * block_r // 16))
+    return launch(kernels.reduce_column_parts, out, sizes, constants, grid, extra, threads), partial
 
 
 def rest_of_parts(group: Group, partial: Value) -> Group:

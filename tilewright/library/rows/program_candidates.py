@@ -86,8 +86,8 @@ def one_kernel(
     name = "rows at once" if config.whole else "rows in chunks" if config.parts == 1 else "rows in parts"
     reasons = {"levels": program.levels, "lanes": config.lanes, "block": config.block,
                "grid": [str(call.grid[0]) for call in calls]}  # fmt: skip
-    if config.warps:
-        reasons["warps"] = config.warps
+    if config.threads:
+        reasons["threads"] = config.threads
     if config.parts > 1:
         reasons["parts"] = config.parts
     stages = tuple(Stage((call,)) for call in calls)

@@ -38,7 +38,7 @@ from tilewright.library.rows import program_kernel
 from tilewright.library.rows.program import MOMENTS, POWERS, RowProgram, RowReduction
 from tilewright.symbolic import Size, ceil_divide, lift, product, simplify
 
-_EARLY = 32 * 24  # elements of a warp's block up to which what there is of each column is loaded with the rows
+_EARLY = 24  # elements of a thread up to which what there is of each column is loaded with the rows
 _LAST_LANES = 8  # of a CTA that only puts parts together
 _HELPERS: dict[str, Any] = {
     "combine": combine,
@@ -91,12 +91,12 @@ def walk_of(program: RowProgram, narrow: int) -> Walk:
 class ProgramConfig:
     """The blocks of a program's CTAs; `whole`: all that is reduced is one block; `parts` CTAs share a row.
 
-    `warps` are those of a GPU's CTA, 0 on CPUs.
+    `threads` are those of a GPU's CTA, 0 on CPUs.
     """
 
     lanes: int
     block: int
-    warps: int
+    threads: int
     whole: bool
     parts: int = 1
 
@@ -270,7 +270,7 @@ class _LaunchWriter:
         """Load what results are computed with of each column, where threads have registers for it: on GPUs it comes
         together with the rows, not behind the barriers of the reductions."""
         config = self.config
-        if not config.warps or config.block * config.lanes > _EARLY * config.warps:
+        if not config.threads or config.block * config.lanes > _EARLY * config.threads:
             return
         for stored in self.program.stored:
             for item in walk(stored.expression) if stored.is_full else ():
@@ -450,9 +450,8 @@ class _LaunchWriter:
         arguments = [*self.references.operands, *(f"{constant}: tl.constexpr" for constant in used)]
         source = f"def {name}({', '.join(arguments)}):\n{body}\n"
         kernel = function_from_source(name, source, helpers=_HELPERS)
-        options = {"num_warps": self.config.warps} if self.config.warps else {}
         return KernelCall(kernel, dict(self.references.operands), dict(self.references.types), dict(used),
-                          (grid, 1, 1), options=options)  # fmt: skip
+                          (grid, 1, 1), threads=self.config.threads)  # fmt: skip
 
 
 def _kind(item: RowReduction) -> str:
@@ -528,7 +527,7 @@ def _last_config(
     """The blocks, constants and number of CTAs of a launch that only puts parts together."""
     lanes = min(config.lanes, _LAST_LANES)
     pieces = constants["PIECES"]
-    config = replace(config, lanes=lanes, warps=max(1, min(4, pieces * lanes // 256)))
+    config = replace(config, lanes=lanes, threads=max(32, min(128, pieces * lanes // 8)))
     strips = simplify(lift(ceil_divide(walk.lane_count, lanes)) * walk.plane_count)
     return config, {**constants, "LANES": lanes}, strips
 

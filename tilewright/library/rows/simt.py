@@ -8,7 +8,7 @@ from tilewright.library.binding import divides
 from tilewright.library.candidate import Candidate
 from tilewright.library.cost import expected
 from tilewright.library.reduce.problem import Deal, row_candidate
-from tilewright.library.reduce.simt import along_rows, with_warps
+from tilewright.library.reduce.simt import along_rows, with_threads
 from tilewright.library.reduce.simt_parts import count_parts
 from tilewright.library.rows import simt_slots_kernel as gpu_slots
 from tilewright.library.rows.problem import log_sum_exp_of, row_operation
@@ -25,7 +25,7 @@ def gpu_rows(group: Group, graph: Graph, target: Target) -> list[Candidate]:
     assert group.anchor is not None
     if group.anchor.op == "reduce_log_sum_exp":
         return [_log_sum_exp(group, graph, target)]
-    return with_warps(_row_operation(group, graph, target))
+    return with_threads(_row_operation(group, graph, target))
 
 
 def _row_operation(group: Group, graph: Graph, target: Target) -> Candidate:
@@ -40,7 +40,7 @@ def _row_operation(group: Group, graph: Graph, target: Target) -> Candidate:
     constants = {"ROWS": config.rows, "COLUMNS": columns, "BLOCK": config.block, "MASK": mask}
     kernel = gpu_slots.normalize if operation.is_norm else gpu_slots.softmax
     grid: tuple[Size, Size, Size] = (ceil_divide(rows, config.rows), 1, 1)
-    return row_candidate([operation.call(Deal(kernel, constants, grid, config.warps))], group, target)
+    return row_candidate([operation.call(Deal(kernel, constants, grid, config.threads))], group, target)
 
 
 def _log_sum_exp(group: Group, graph: Graph, target: Target) -> Candidate:

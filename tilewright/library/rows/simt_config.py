@@ -1,9 +1,16 @@
-"""How rows are dealt out to CTAs, for operations on arrays and for engines: blocks and warps, as they were fastest."""
+"""How rows are dealt out to CTAs, for operations on arrays and for engines: blocks and threads."""
 
 from __future__ import annotations
 
 from tilewright.launch.sizes import cdiv
-from tilewright.library.reduce.simt_config import ROW_CHUNK, RowConfig, block_of, warps_for
+from tilewright.library.reduce.simt_config import (
+    LEAST_CTA_THREADS,
+    MOST_CTA_THREADS,
+    ROW_CHUNK,
+    RowConfig,
+    block_of,
+    threads_for,
+)
 
 REGISTER_COLUMNS = 32768  # longer rows are walked in chunks
 _EARLY = 16384  # columns up to which a row leaves registers for weights
@@ -17,7 +24,7 @@ def row_config(rows: int, columns: int, processors: int, inputs: int = 1, weight
     until there are 1024 elements with weights, 2048 without; fewer when processors would stay idle.
     """
     if columns > REGISTER_COLUMNS:
-        return RowConfig(1, ROW_CHUNK, 16, long=True)
+        return RowConfig(1, ROW_CHUNK, MOST_CTA_THREADS, long=True)
     block = block_of(columns)
     together = 1
     least = 1024 if weights and inputs == 1 else 2048
@@ -25,22 +32,23 @@ def row_config(rows: int, columns: int, processors: int, inputs: int = 1, weight
         together *= 2
     elements = together * block
     if inputs > 1:
-        warps = _even_warps(elements, 256)
+        threads = _even_threads(elements, 8)
     elif weights:
-        warps = max(min(8, _even_warps(elements, 512)), _even_warps(elements, 1024))
+        threads = max(min(256, _even_threads(elements, 16)), _even_threads(elements, 32))
     else:
-        warps = max(min(4, _even_warps(elements, 512)), _even_warps(elements, 1024 if block <= ROW_CHUNK else 2048))
+        each = 32 if block <= ROW_CHUNK else 64
+        threads = max(min(128, _even_threads(elements, 16)), _even_threads(elements, each))
     ahead = 0
     if (
         weights and inputs == 1 and ROW_CHUNK < block <= _EARLY and not block & (block - 1)
     ):  # a line of the cache a thread
-        warps, ahead = 8, 2 * processors
-    return RowConfig(together, block, warps, early=weights and inputs > 1 and block <= _EARLY, ahead=ahead)
+        threads, ahead = 256, 2 * processors
+    return RowConfig(together, block, threads, early=weights and inputs > 1 and block <= _EARLY, ahead=ahead)
 
 
-def _even_warps(elements: int, each: int) -> int:
+def _even_threads(elements: int, each: int) -> int:
     """The same; fewer where all threads have whole vectors of 8 elements then, and not many more of them."""
-    warps = warps_for(elements, each)
-    while warps > 1 and elements % (256 * warps) and elements <= 2.5 * each * (warps // 2):
-        warps //= 2
-    return warps
+    threads = threads_for(elements, each)
+    while threads > LEAST_CTA_THREADS and elements % (8 * threads) and elements <= 2.5 * each * (threads // 2):
+        threads //= 2
+    return threads

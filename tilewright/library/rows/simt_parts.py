@@ -17,7 +17,7 @@ from tilewright.library.candidate import Candidate, KernelCall
 from tilewright.library.generated.expressions import compute_type
 from tilewright.library.generated.generate import next_power_of_2
 from tilewright.library.reduce.problem import Reduction, row_candidate
-from tilewright.library.reduce.simt_parts import PART_COLUMNS, PART_WARPS, count_parts, share_of
+from tilewright.library.reduce.simt_parts import PART_COLUMNS, PART_THREADS, count_parts, share_of
 from tilewright.library.rows import simt_parts_kernel as kernels
 from tilewright.library.rows.problem import RowOperation
 from tilewright.symbolic import Size, lift, simplify
@@ -38,7 +38,7 @@ def long_rows(operation: RowOperation, target: Target) -> Candidate:
     if parts == 1:
         kernel = kernels.normalize_long if operation.is_norm else kernels.softmax_long
         sizes = {"columns": columns}
-        call = launch(kernel, out, sizes, constants, (rows, 1, 1), operation.extra, PART_WARPS)
+        call = launch(kernel, out, sizes, constants, (rows, 1, 1), operation.extra, PART_THREADS)
         return row_candidate([call], group, target)
     assert group.anchor is not None
     names = ("means", "squares") if operation.is_norm else ("largest", "total")
@@ -51,8 +51,8 @@ def long_rows(operation: RowOperation, target: Target) -> Candidate:
     grid: tuple[Size, Size, Size] = (simplify(lift(rows) * parts), 1, 1)
     constants |= {"PARTS": parts, "LANES": next_power_of_2(parts)}
     calls = [
-        launch(first, tensors, sizes, _only(first, constants), grid, operation.extra, PART_WARPS),
-        launch(second, {**out, **tensors}, sizes, constants, grid, operation.extra, PART_WARPS),
+        launch(first, tensors, sizes, _only(first, constants), grid, operation.extra, PART_THREADS),
+        launch(second, {**out, **tensors}, sizes, constants, grid, operation.extra, PART_THREADS),
     ]
     return _candidate(calls, group, target, partial, parts)
 
@@ -79,7 +79,7 @@ def log_sum_exp_parts(problem: Reduction, target: Target, parts: int) -> Candida
     grid: tuple[Size, Size, Size] = (simplify(lift(problem.outer) * parts), 1, 1)
     last: tuple[Size, Size, Size] = (problem.outer, 1, 1)
     calls = [
-        launch(kernels.powers_of_parts, tensors, sizes, own, grid, extra, PART_WARPS),
+        launch(kernels.powers_of_parts, tensors, sizes, own, grid, extra, PART_THREADS),
         launch(kernels.log_sum_of_parts, {"out": group.outputs[-1], **tensors}, {}, rest, last, extra, 1),
     ]
     return _candidate(calls, group, target, partial, parts)

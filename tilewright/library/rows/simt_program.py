@@ -12,7 +12,7 @@ from tilewright.library.cost import expected
 from tilewright.library.generated.generate import next_power_of_2
 from tilewright.library.generated.trace import Load, walk
 from tilewright.library.makers import Maker
-from tilewright.library.reduce.simt_config import MOST_WARPS, block_of, warps_for
+from tilewright.library.reduce.simt_config import LEAST_CTA_THREADS, MOST_CTA_THREADS, block_of, threads_for
 from tilewright.library.reduce.simt_parts import CTAS, LONG, MANY_CTAS, MOST_ROW_PARTS
 from tilewright.library.rows.program import RowProgram, row_program
 from tilewright.library.rows.program_candidates import one_kernel, separate, with_failure
@@ -23,13 +23,13 @@ from tilewright.targets.base import Target
 NARROWEST_LINE = 32  # kept elements in a row of memory that are lanes by themselves
 WHOLE_ROW_ELEMENTS = 32768  # elements of all tensors that a CTA holds of whole rows
 WHOLE_COLUMN_ELEMENTS = 16384  # elements of all tensors that a CTA holds of whole columns
-CHUNK_ELEMENTS, CHUNK_WARPS = 4096, 8  # elements of a block where there are several of them
+CHUNK_ELEMENTS, CHUNK_THREADS = 4096, 256  # elements of a block where there are several of them
 LEAST_BLOCK = 1024  # elements of a block that are worth a smaller one, so that its addresses are simple
 STRIP = 64  # lanes of such a block across rows
 LEAST_STRIP = 16
 MOST_PIECES = 8  # of a column that each CTA puts together, whatever their share
 _LEAST_ROWS_OF_STRIP = 128  # of a strip that are worth a CTA
-OTHER_WARPS_PENALTY = 1.02  # factor by which other numbers of warps are ranked lower
+OTHER_THREADS_PENALTY = 1.02  # factor by which other numbers of threads are ranked lower
 OTHER_PARTS_PENALTY = 1.05  # the same of the other number of parts
 _BEGIN = 12  # elements that the begin of a line in a block costs
 
@@ -54,7 +54,8 @@ def gpu_row_program(group: Group, graph: Graph, target: Target, candidates: Make
         factor = OTHER_PARTS_PENALTY if divided > 1 else 1.0
         found.append(one_kernel(group, program, loops, config, target, factor))
         found += [
-            one_kernel(group, program, loops, other, target, OTHER_WARPS_PENALTY * factor) for other in _others(config)
+            one_kernel(group, program, loops, other, target, OTHER_THREADS_PENALTY * factor)
+            for other in _others(config)
         ]
     return found
 
@@ -78,14 +79,14 @@ def _whole_configs(program: RowProgram, walk: Walk, target: Target) -> list[Prog
         if block_of(columns) * tensors > WHOLE_ROW_ELEMENTS or columns > WHOLE_ROW_ELEMENTS // 2:
             return []
         config = row_config(expected(walk.lane_count), columns, processors, tensors)
-        return [ProgramConfig(config.rows, config.block, config.warps, True)]
+        return [ProgramConfig(config.rows, config.block, config.threads, True)]
     block, lanes = next_power_of_2(columns), expected(walk.lane_count)
     most = WHOLE_COLUMN_ELEMENTS // (block * tensors)
     if most < min(LEAST_STRIP, next_power_of_2(lanes)):
         return []
     widest = _strip(lanes, min(2 * STRIP, 1 << (most.bit_length() - 1)))
     configs = [
-        ProgramConfig(width, block, warps_for(block * width * tensors, 1024), True)
+        ProgramConfig(width, block, threads_for(block * width * tensors, 32), True)
         for width in dict.fromkeys((widest, max(min(LEAST_STRIP, next_power_of_2(lanes)), widest // 2)))
     ]
     return configs[::-1] if expected(walk.plane_count) * ceil(lanes / widest) < 2 * processors else configs
@@ -107,14 +108,14 @@ def _long_configs(program: RowProgram, walk: Walk, target: Target, held: bool) -
         inner = walk.columns[-1].extent
         if len(walk.columns) > 1 and isinstance(inner, int) and inner % LEAST_BLOCK == 0:
             block = min(block, inner & -inner)  # a block lies in one run of neighbours
-        config = ProgramConfig(1, block, max(1, min(CHUNK_WARPS, block // 256)), False)
+        config = ProgramConfig(1, block, max(LEAST_CTA_THREADS, min(CHUNK_THREADS, block // 8)), False)
         programs, most = lanes, columns // CHUNK_ELEMENTS
     else:
         wide = _strip(lanes, STRIP) if isinstance(walk.lane_count, int) else STRIP
         block = max(1, 2 * CHUNK_ELEMENTS // wide)
         if isinstance(walk.column_count, int):
             block = min(block, next_power_of_2(columns))
-        config = ProgramConfig(wide, block, warps_for(wide * block, 512, MOST_WARPS), False)
+        config = ProgramConfig(wide, block, threads_for(wide * block, 16), False)
         programs, most = expected(walk.plane_count) * ceil(lanes / wide), columns // _LEAST_ROWS_OF_STRIP
         if any(item.is_full for item in program.stored):  # each CTA puts all parts together before it stores its own
             numbers = sum(2 if item.is_pair else 1 for item in program.reductions)
@@ -137,5 +138,6 @@ def _even(columns: int, block: int, parts: int) -> int:
 
 
 def _others(config: ProgramConfig) -> list[ProgramConfig]:
-    """The config with twice and half as many warps, which the estimate cannot tell apart."""
-    return [replace(config, warps=count) for count in (2 * config.warps, config.warps // 2) if 1 <= count <= MOST_WARPS]
+    """The config with twice and half as many threads, which the estimate cannot tell apart."""
+    counts = (2 * config.threads, config.threads // 2)
+    return [replace(config, threads=count) for count in counts if LEAST_CTA_THREADS <= count <= MOST_CTA_THREADS]

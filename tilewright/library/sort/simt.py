@@ -113,8 +113,8 @@ def _log2(extent: int) -> int:
     return max(0, extent - 1).bit_length()
 
 
-def _warps(elements: int) -> int:
-    return max(1, min(16, elements // (32 * EACH)))
+def _threads(elements: int) -> int:
+    return max(32, min(512, elements // EACH))
 
 
 def _rows(sorting: Sorting, stages: int) -> KernelCall:
@@ -124,25 +124,25 @@ def _rows(sorting: Sorting, stages: int) -> KernelCall:
     constants = {"ROWS": rows, "STAGES": stages, **sorting.keys}
     tensors = {"x": sorting.source, "out": sorting.anchor.output}
     grid: tuple[Size, Size, Size] = (ceil_divide(sorting.rows, rows), 1, 1)
-    return launch(kernels.sort_rows, tensors, sizes, constants, grid, None, _warps(rows << stages))
+    return launch(kernels.sort_rows, tensors, sizes, constants, grid, None, _threads(rows << stages))
 
 
 def _merged(sorting: Sorting, longest: int) -> tuple[list[KernelCall], list[Value]]:
     """Sorted tiles, merged two by two."""
     tiles = ceil_divide(sorting.columns, 1 << STAGES)
-    padded, passes, warps = simplify(lift(tiles) * (1 << STAGES)), longest - STAGES, _warps(1 << STAGES)
+    padded, passes, threads = simplify(lift(tiles) * (1 << STAGES)), longest - STAGES, _threads(1 << STAGES)
     buffers = [sorting.temporary(name, padded) for name in ("sorted", "merged")][: min(passes, 2)]
     grid: tuple[Size, Size, Size] = (simplify(lift(tiles) * sorting.rows), 1, 1)
     sizes = {"columns": sorting.columns, "padded": padded, "tiles": tiles}
     tensors = {"x": sorting.source, "keys": buffers[0]}
-    calls = [launch(kernels.sort_tiles, tensors, sizes, {"STAGES": STAGES, **sorting.keys}, grid, None, warps)]
+    calls = [launch(kernels.sort_tiles, tensors, sizes, {"STAGES": STAGES, **sorting.keys}, grid, None, threads)]
     for number in range(passes):
         last = number == passes - 1
         target = sorting.anchor.output if last else buffers[(number + 1) % 2]
         tensors = {"source": buffers[number % 2], "target": target}
         constants = {"STAGES": STAGES, "STEPS": longest + 1, "LAST": last, **sorting.packing}
         sizes = {"padded": padded, "limit": sorting.limit, "tiles": tiles}
-        call = launch(kernels.merge_runs, tensors, sizes, constants, grid, None, warps)
+        call = launch(kernels.merge_runs, tensors, sizes, constants, grid, None, threads)
         # A parameter of the run, so that all passes are one kernel.
         operands = {**call.operands, "length": 1 << (STAGES + number)}
         calls.append(replace(call, operands=operands, types={**call.types, "length": "i64"}))
@@ -177,17 +177,17 @@ def _by_digits(sorting: Sorting, digits: list[int]) -> tuple[list[KernelCall], l
             between = Value(f"{out.name}.{narrow.name}_{number % 2}", narrow, (rows, columns))
             target = buffers.setdefault(between.name, between)
         # Each thread has some of the counts of all chunks by digit: twice as many threads for the longest digits.
-        warps = _warps(CHUNKS * int(radix.CHUNK)) * (2 if bits == MOST_BITS else 1)
+        threads = _threads(CHUNKS * int(radix.CHUNK)) * (2 if bits == MOST_BITS else 1)
         sizes = {"columns": columns, "tiles": tiles}
         calls.append(
-            launch(radix.count_digits, {"source": source, "counts": counts}, sizes, constants, grid, None, warps)
+            launch(radix.count_digits, {"source": source, "counts": counts}, sizes, constants, grid, None, threads)
         )
         lines: tuple[Size, Size, Size] = (simplify(lift(rows) * (1 << bits)), 1, 1)
         tensors = {"counts": counts, "totals": totals}
-        calls.append(launch(radix.scan_digits, tensors, {"tiles": tiles}, {"BLOCK": 1024}, lines, None, 8))
+        calls.append(launch(radix.scan_digits, tensors, {"tiles": tiles}, {"BLOCK": 1024}, lines, None, 256))
         tensors = {"source": source, "target": target, "counts": counts, "totals": totals}
         sizes |= {"limit": sorting.limit}
-        calls.append(launch(radix.move_by_digit, tensors, sizes, {**constants, "LAST": last}, grid, None, warps))
+        calls.append(launch(radix.move_by_digit, tensors, sizes, {**constants, "LAST": last}, grid, None, threads))
         source = target
     return calls, [counts, totals, *buffers.values()]
 
@@ -208,7 +208,7 @@ def _selected(sorting: Sorting, longest: int, few: int) -> tuple[list[KernelCall
         tensors = {"keys" if calls else "x": source, "out": out}
         sizes = {"columns": columns, "limit": sorting.limit, "tiles": tiles}
         grid = (simplify(lift(tiles) * sorting.rows), 1, 1)
-        calls.append(launch(kernel, tensors, sizes, constants, grid, None, _warps(1 << stages)))
+        calls.append(launch(kernel, tensors, sizes, constants, grid, None, _threads(1 << stages)))
         if last:
             return calls, temporaries
         temporaries.append(out)

@@ -7,7 +7,7 @@ from typing import Any
 
 from tilewright.graph.target_passes import TargetPasses
 from tilewright.ir.core import Function
-from tilewright.targets.base import Binary
+from tilewright.targets.base import Binary, CFunction
 from tilewright.targets.cpu.assemble import assemble
 from tilewright.targets.cpu.options import OPTION_NAMES, CPUOptions
 from tilewright.targets.cpu.stored import load_binary
@@ -55,5 +55,11 @@ class CPUBackend:
         return load_binary(key, self.target)
 
     def assemble_plan(self, text: str) -> bytes:
-        """See `targets.base.PlanAssembler`."""
+        """See `targets.base.HostBackend`."""
         return assemble(text, self.target).image
+
+    def c_function(self, function: Function, name: str) -> CFunction:
+        """See `targets.base.HostBackend`."""
+        from tilewright.targets.cpu.c_function import c_function
+
+        return c_function(function, name, self.target)

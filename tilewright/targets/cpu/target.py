@@ -116,6 +116,10 @@ class CPUTarget:
         """The same CPU, compiled for in less time to slower code."""
         return replace(self, quick=True)
 
+    def without_tensor_copies(self) -> CPUTarget:
+        """The same: a CPU has none."""
+        return self
+
     def without_tiles(self) -> CPUTarget:
         """The same CPU without AMX, which a program must ask its system for before it may use it."""
         features = frozenset(name for name in self.features if not name.startswith("amx"))

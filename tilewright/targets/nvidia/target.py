@@ -128,6 +128,10 @@ class NvidiaTarget:
         """Its compute capability, as one number: how host code of kernels names it."""
         return self.sm
 
+    def without_tensor_copies(self) -> NvidiaTarget:
+        """The same without the instructions of its architecture alone, which the kernels of tensor copies have."""
+        return replace(self, suffix="")
+
     def quick_variant(self) -> NvidiaTarget:
         """The same: code for GPUs is compiled in one way."""
         return self

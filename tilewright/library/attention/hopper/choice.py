@@ -10,8 +10,8 @@ import tilewright.language as tl
 from tilewright.library.attention.hopper.config import AttentionConfig
 from tilewright.library.attention.problem import AttentionProblem
 from tilewright.library.hopper import is_possible
+from tilewright.targets.base import Target
 from tilewright.targets.machine import Machine
-from tilewright.targets.nvidia.target import NvidiaTarget
 
 WARPGROUP_QUERIES = 64  # that one warpgroup has
 
@@ -21,7 +21,7 @@ TILE_CLOCKS = 1500.0
 BLOCK_CLOCKS = 1200.0  # of a block of keys that nothing else hides
 
 
-def unsupported(problem: AttentionProblem, target: NvidiaTarget) -> str:
+def unsupported(problem: AttentionProblem, target: Target) -> str:
     """Why the kernel cannot compute an attention on a target; nothing where it can."""
     return target.without_wgmma or problem.obstacle
 

@@ -130,4 +130,4 @@ def _implicit_call(
     bind_sizes(sizes, operands, types, constants)
     bind_extra(slots.extra, operands, types)
     grid = (ceil_divide(pixels, tile.rows), ceil_divide(columns, tile.columns), groups * parts)
-    return KernelCall(convolution, operands, types, constants, grid, options={"num_warps": tile.warps})
+    return KernelCall(convolution, operands, types, constants, grid, threads=tile.threads)

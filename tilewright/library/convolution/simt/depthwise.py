@@ -55,7 +55,7 @@ def gpu_depthwise(group: Group, slots: Slots, weights: Operand, target: Target) 
         items = simplify(blocks * (columns // vector))
         call = KernelCall(
             depthwise_kernel.depthwise, operands, types, {**constants, "LINES": lines, "RUN": run, "VECTOR": vector},
-            (ceil_divide(items, _ITEMS), 1, 1), options={"num_warps": _ITEMS // 32},
+            (ceil_divide(items, _ITEMS), 1, 1), threads=_ITEMS,
         )  # fmt: skip
         reasons = {"block": f"{vector} channels of {lines} x {run} pixels"}
         found.append(Candidate("depthwise runs", (Stage((call,)),), cost, (), reasons))

@@ -69,7 +69,7 @@ def few_channels(group: Group, moves: Moves, graph: Graph, slots: Slots, target:
         lines = lift(product(anchor.output.shape[:-2])) * ceil_divide(anchor.output.shape[-2], run)
         grid = (ceil_divide(simplify(lines * (columns // vector)), _ITEMS), 1, 1)
         call = KernelCall(
-            kernel, operands, types, {**constants, "RUN": run}, grid, options={"num_warps": _ITEMS // 32}
+            kernel, operands, types, {**constants, "RUN": run}, grid, threads=_ITEMS
         )  # fmt: skip
         found.append(Candidate("few channels", (Stage((call,)),), cost, (), {"block": f"{vector} x {run} pixels"}))
     return found

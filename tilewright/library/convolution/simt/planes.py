@@ -132,7 +132,7 @@ def _call(anchor: Node, weights: Operand, tile: SimtTile, parts: int, flat: bool
     }  # fmt: skip
     blocks = [ceil_divide(across, tile.columns), ceil_divide(columns, tile.rows), *([] if flat else [images])]
     grid = (product(blocks), anchor.attributes["groups"] * parts, 1)
-    return KernelCall(planes, operands, types, constants, grid, options={"num_warps": tile.warps})
+    return KernelCall(planes, operands, types, constants, grid, threads=tile.threads)
 
 
 def _few(group: Group, slots: Slots, weights: Operand, target: Target) -> Candidate:
@@ -145,7 +145,7 @@ def _few(group: Group, slots: Slots, weights: Operand, target: Target) -> Candid
     block = min(_FEW_BLOCK, max(32, next_power_of_2(expected(pixels))))
     constants |= {"ROWS": next_power_of_2(constants["columns"]), "BLOCK": block}
     grid = (ceil_divide(pixels, block), anchor.attributes["groups"], out.shape[0])
-    call = KernelCall(few_planes, operands, types, constants, grid, options={"num_warps": max(1, block // 128)})
+    call = KernelCall(few_planes, operands, types, constants, grid, threads=block // 4)
     w = anchor.inputs[1]
     assert w is not None
     flops = simplify(lift(product(out.shape)) * product(w.shape[1:]) * 2)

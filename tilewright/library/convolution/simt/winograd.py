@@ -33,8 +33,8 @@ _MOST_TAPS = 5  # of the direction with fewer, which has no more than 6 points
 _FEWEST_CHANNELS = 16  # of the image and of the result: transforms are shared by so many
 _LEAST_SAVED = 1.5  # times as many products directly
 _BYTES = 1 << 30  # of what is between the kernels, at most: images are taken in parts
-# Tiles of a program, and its warps. The stores of one warp wait for no others': each may be where another thread's was.
-_OF_IMAGES, _OF_SUMS = (32, 1), (128, 4)
+# Tiles of a program, and its threads. Stores of one warp wait for no others': each may be where another thread's was.
+_OF_IMAGES, _OF_SUMS = (32, 32), (128, 128)
 _COLUMNS = 128  # that the number of tiles is rounded up to a multiple of
 _MOST_COLUMNS = 32 * 65535  # of a product: blocks of 32 or more along an axis of the grid
 _EFFICIENCY = 0.75  # of the memory's rate, which transforms reach (0.75 to 0.95 on an H200)
@@ -64,7 +64,7 @@ def winograd_convolution(group: Group, slots: Slots, graph: Graph, target: Targe
             for part in range(tiling.parts)
             for call in (
                 tiling.images(x, between[0], part),
-                _product(tiling, w, between, MatmulBlocks(tile.rows, tile.columns, tile.depth), tile.warps),
+                _product(tiling, w, between, MatmulBlocks(tile.rows, tile.columns, tile.depth), tile.threads),
                 tiling.sums(between[1], slots, part),
             )
         )
@@ -159,8 +159,8 @@ class _Tiling:
             "PAD_X": self.pads[1], "BLOCK": _OF_IMAGES[0],
         }  # fmt: skip
         operands: dict[str, Operand] = {"x": x, "points": points, "first": part * self.images_of_part}
-        grid, options = self._grid(self.channels, _OF_IMAGES[0]), {"num_warps": _OF_IMAGES[1]}
-        return KernelCall(transform_images, operands, {"first": "i32"}, constants, grid, options=options)
+        grid = self._grid(self.channels, _OF_IMAGES[0])
+        return KernelCall(transform_images, operands, {"first": "i32"}, constants, grid, threads=_OF_IMAGES[1])
 
     def sums(self, sums: Value, slots: Slots, part: int) -> KernelCall:
         """The launch that transforms the sums of a part."""
@@ -173,8 +173,8 @@ class _Tiling:
         operands: dict[str, Operand] = {"sums": sums, "out": slots.stored, "first": part * self.images_of_part}
         types = {"first": "i32"}
         bind_extra(slots.extra, operands, types)
-        grid, options = self._grid(self.features, _OF_SUMS[0]), {"num_warps": _OF_SUMS[1]}
-        return KernelCall(transform_sums, operands, types, constants, grid, options=options)
+        grid = self._grid(self.features, _OF_SUMS[0])
+        return KernelCall(transform_sums, operands, types, constants, grid, threads=_OF_SUMS[1])
 
 
 def _known(sizes: tuple[Size, ...]) -> tuple[int, ...]:
@@ -195,7 +195,7 @@ def _divisors(count: int) -> Iterator[int]:
     return (each for each in range(count, 0, -1) if count % each == 0)
 
 
-def _product(tiling: _Tiling, w: Value, between: tuple[Value, Value], blocks: MatmulBlocks, warps: int) -> KernelCall:
+def _product(tiling: _Tiling, w: Value, between: tuple[Value, Value], blocks: MatmulBlocks, threads: int) -> KernelCall:
     """The launch of the products of each point, over channels: features by tiles, or tiles by features."""
     points, sums = between
     count, channels = tiling.points, tiling.channels
@@ -212,4 +212,4 @@ def _product(tiling: _Tiling, w: Value, between: tuple[Value, Value], blocks: Ma
         )  # fmt: skip
     call = gemm_call(problem, Slots(identity, ExtraReferences(), sums), blocks, None)
     weights = PackedConstant(w, filters_recipe(tiling.points_y, tiling.points_x))
-    return replace(call, operands={**call.operands, "b" if tiling.last else "a": weights}, options={"num_warps": warps})
+    return replace(call, operands={**call.operands, "b" if tiling.last else "a": weights}, threads=threads)

@@ -18,8 +18,8 @@ from tilewright.library.epilogue import SCALE_BLOCK
 from tilewright.library.hopper import ATOM, SHARED_BYTES, is_possible
 from tilewright.library.matmul.hopper.config import MatmulConfig
 from tilewright.library.matmul.problem import MatmulProblem
+from tilewright.targets.base import Target
 from tilewright.targets.machine import Machine
-from tilewright.targets.nvidia.target import NvidiaTarget
 
 ONE_WAVE_ROWS = 128  # up to which weights are read once, by one wave of CTAs where columns allow it
 MANY_ROWS = 4096  # tiles are walked in wider groups, too, where operands outgrow the L2 cache
@@ -35,7 +35,7 @@ Ranked = tuple[MatmulConfig, float]  # with the seconds that the estimate expect
 Finish = Callable[[MatmulConfig], MatmulConfig | None]
 
 
-def unsupported(problem: MatmulProblem, target: NvidiaTarget) -> str:
+def unsupported(problem: MatmulProblem, target: Target) -> str:
     """Why the kernel cannot compute a product on a target; nothing where it can."""
     return (
         target.without_wgmma
