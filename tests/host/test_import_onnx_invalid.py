@@ -416,7 +416,7 @@ def external(folder: Path, **entries: str) -> Path:
         ({"location": "loop.bin"}, "cannot be found|missing"),
         ({"location": "inner"}, "no regular file"),
         ({"location": "pipe"}, "no regular file"),
-        ({"location": "gone.bin"}, "missing or too short"),
+        ({"location": "gone.bin"}, "is (missing|too short)"),
         ({"location": ""}, "no name of a data file"),
         ({}, "no name of a data file"),
         ({"location": "data\0.bin"}, "no name of a data file"),

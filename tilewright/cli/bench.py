@@ -17,6 +17,7 @@ from tilewright.cli import loading, peers, placement, tensors
 from tilewright.cli.console import terminal, wrong_usage
 from tilewright.cli.loading import EngineArgument
 from tilewright.cli.run import InputOption, ModelOption, SeedOption, SizeOption, TargetOption, ThreadsOption
+from tilewright.cli.shapes import ShapesOption
 from tilewright.cli.trust import DigestOption, RebuildOption, TrustedKeyOption
 from tilewright.errors import ImportModelError, MissingDependencyError
 from tilewright.settings import settings
@@ -56,6 +57,7 @@ def bench(
     engine: EngineArgument,
     inputs: InputOption = None,
     size: SizeOption = None,
+    shapes: ShapesOption = None,
     target: TargetOption = None,
     seed: SeedOption = 0,
     vs: Annotated[str, typer.Option(help="Other runtimes to time, separated by commas: torch,onnxruntime.")] = "",
@@ -80,7 +82,7 @@ def bench(
             raise wrong_usage(f"--vs {name}: expected torch or onnxruntime")
     if threads is not None:
         settings.threads = threads
-    loaded = loading.load(engine, target, rebuild, expect_sha256, trusted_key)
+    loaded = loading.load(engine, target, rebuild, expect_sha256, trusted_key, shapes=shapes)
     sizes = tensors.parse_sizes(size or [], loaded.plan)
     arrays = tensors.gather_inputs(loaded.inputs, inputs or [], sizes, seed, size or [])
     ours = placement.timed(loaded, arrays)
@@ -94,10 +96,10 @@ def bench(
         except (MissingDependencyError, ImportModelError) as error:
             missing[name] = str(error)
     results = measure(runs, seconds)
-    shapes = {name: list(array.shape) for name, array in arrays.items()}
+    given = {name: list(array.shape) for name, array in arrays.items()}
     steps = profiled(loaded, arrays, sizes) if profile else []
     if as_json:
-        print(json.dumps({"engine": str(engine), "inputs": shapes, "where": ours.where, "threads": settings.threads,
+        print(json.dumps({"engine": str(engine), "inputs": given, "where": ours.where, "threads": settings.threads,
                           "milliseconds": results, "missing": missing, "steps": steps}, indent=2))  # fmt: skip
         return
     show(terminal(), f"{engine.name}, {ours.where}, inputs {shapes}", results, missing, steps)

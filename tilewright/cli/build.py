@@ -16,6 +16,7 @@ from tilewright.cli.loading import EffortOption
 from tilewright.cli.peers import remember_model
 from tilewright.cli.precision import AUTO, DataOption, MaxDropOption, MetricOption, check_options, search, show_search
 from tilewright.cli.progress import BuildProgress
+from tilewright.cli.shapes import Ranges, ShapesOption, needed_at_import, parse_shapes
 from tilewright.engine.file import check_replaceable
 from tilewright.errors import EngineError
 from tilewright.insight.search import search_of
@@ -31,7 +32,6 @@ _SOURCES = {
     "only": "without a choice", "estimate": "by estimate", "timed": "timed", "recorded": "by times on record"
 }  # fmt: skip
 _MOST_ADVICE = 5  # lines that a build prints
-_DIMENSION = re.compile(r"(\d{1,18})(?:\.\.(\d{1,18}))?", re.ASCII)
 
 
 TimingCacheOption = Annotated[
@@ -60,26 +60,6 @@ TrustOption = Annotated[
 ]
 
 
-def parse_shapes(texts: list[str]) -> dict[str, list[tuple[int, int]]]:
-    """``["x:1..64x128"]`` as ``{"x": [(1, 64), (128, 128)]}``; raises `typer.BadParameter`."""
-    shapes: dict[str, list[tuple[int, int]]] = {}
-    for text in texts:
-        name, separator, dimensions = text.rpartition(":")
-        ranges = []
-        for part in dimensions.split("x"):
-            match = _DIMENSION.fullmatch(part)
-            if not (separator and name and match):
-                raise wrong_usage(f"{text!r}: expected NAME:SIZExSIZE…, where SIZE is 128 or a range 1..64")
-            low, high = int(match[1]), int(match[2] or match[1])
-            if low < 1:
-                raise wrong_usage(f"{text!r}: in {part}, the range starts at {low}; sizes start at 1")
-            if low > high:
-                raise wrong_usage(f"{text!r}: the range {part} is empty")
-            ranges.append((low, high))
-        shapes[name] = ranges
-    return shapes
-
-
 _PrecisionOption = Annotated[
     str | None,
     typer.Option(
@@ -103,10 +83,7 @@ def build(
         Path, typer.Argument(help="MODEL.onnx, MODEL.pt2, a Hugging Face checkpoint folder, or an engine.")
     ],
     output: Annotated[Path | None, typer.Option("-o", "--output", help="Engine file to write.")] = None,
-    shapes: Annotated[
-        list[str] | None,
-        typer.Option(help="Sizes of an input, e.g. x:1..64x128; a range stays dynamic. Repeat for each input."),
-    ] = None,
+    shapes: ShapesOption = None,
     target: _TargetOption = None,
     precision: _PrecisionOption = None,
     max_drop: MaxDropOption = None,
@@ -141,7 +118,7 @@ def build(
     progress = BuildProgress(f"Building {path.name}", terminal(stderr=True, quiet=quiet))
     with progress:
         progress("import", str(model), 0.0)
-        graph, source = _read(model, trust)
+        graph, source = _read(model, ranges, trust)
         if ranges:
             graph = restrict_shapes(graph, ranges)
         if precision == AUTO:
@@ -251,7 +228,7 @@ def check_written(option: str, path: Path) -> None:
         raise wrong_usage(f"{option} {path}: the folder {path.parent} cannot be written to")
 
 
-def _read(model: Path, trust: bool) -> tuple[Graph, str]:
+def _read(model: Path, ranges: Ranges, trust: bool) -> tuple[Graph, str]:
     """The graph of a model file or of an engine, and where the model came from."""
     if model.suffix == ".engine":
         from tilewright.build.rebuild import read_graph
@@ -259,4 +236,5 @@ def _read(model: Path, trust: bool) -> tuple[Graph, str]:
         return read_graph(model)
     from tilewright.importers import import_model
 
-    return import_model(model, trust=trust), os.path.basename(os.path.realpath(model))
+    needed = needed_at_import(model, ranges)
+    return import_model(model, dynamic_shapes=needed, trust=trust), os.path.basename(os.path.realpath(model))

@@ -16,6 +16,7 @@ from tilewright.cli.console import terminal, wrong_usage
 from tilewright.cli.loading import EngineArgument
 from tilewright.cli.precision import show_search
 from tilewright.cli.run import SizeOption, TargetOption
+from tilewright.cli.shapes import ShapesOption
 from tilewright.cli.trust import DigestOption, TrustedKeyOption
 from tilewright.engine.file import check_replaceable
 from tilewright.insight.search import search_of
@@ -25,6 +26,7 @@ from tilewright.symbolic import evaluate
 def inspect(
     engine: EngineArgument,
     size: SizeOption = None,
+    shapes: ShapesOption = None,
     target: TargetOption = None,
     evidence: Annotated[bool, typer.Option("--evidence", help="Show why each kernel was chosen.")] = False,
     html: Annotated[
@@ -45,7 +47,7 @@ def inspect(
     if html is not None and (as_json or evidence):
         raise wrong_usage("--html writes everything to the page; omit --json and --evidence")
     # Read, not loaded: it may be for another machine.
-    loaded = loading.load(engine, target, False, expect_sha256, trusted_key, linked=False)
+    loaded = loading.load(engine, target, False, expect_sha256, trusted_key, linked=False, shapes=shapes)
     sizes = tensors.parse_sizes(size or [], loaded.plan)
     if html is not None:
         from tilewright.insight.page import page

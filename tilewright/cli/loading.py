@@ -11,6 +11,7 @@ import typer
 from tilewright.cli import peers
 from tilewright.cli.console import terminal, wrong_usage
 from tilewright.cli.progress import BuildProgress
+from tilewright.cli.shapes import as_dynamic_shapes, parse_shapes
 
 if TYPE_CHECKING:
     from tilewright.engine.engine import Engine
@@ -39,16 +40,18 @@ def load(
     trusted_keys: Sequence[Path] | None = None,
     linked: bool = True,
     effort: int | None = None,
+    shapes: Sequence[str] | None = None,
 ) -> Engine:
-    """The engine in a file, linked or only read; a model is built for `target`, for this CPU without one, at `effort`.
+    """The engine in a file, linked or only read; a model is built for `target`, for this CPU without one, at `effort`,
+    an ONNX model with the sizes of `shapes`.
 
     Raises as `Engine.load` and `tilewright.compile` do.
     """
     from tilewright.engine.engine import Engine
 
     if not is_model(path):
-        if effort is not None:
-            raise wrong_usage(f"{path} is an engine; --effort is for models")
+        if effort is not None or shapes:
+            raise wrong_usage(f"{path} is an engine; --effort and --shapes are for models; --size gives a dynamic size")
         if linked:
             return Engine.load(
                 path,
@@ -60,11 +63,14 @@ def load(
         return Engine.read(path, target, expect_sha256=expect_sha256, trusted_keys=trusted_keys)
     if rebuild or expect_sha256 or trusted_keys:
         raise wrong_usage(f"{path} is a model; --rebuild, --expect-sha256 and --trusted-key go with engines")
+    if shapes and path.suffix != ".onnx":
+        raise wrong_usage(f"{path} is no ONNX model: build it first, with tilewright build {path} --shapes …")
+    ranges = parse_shapes([*(shapes or [])])
     from tilewright.api import compile
 
     with BuildProgress(f"Building {path.name}", terminal(stderr=True)) as progress:
         progress("import", str(path), 0.0)
-        return compile(path, target=target or "auto", progress=progress, effort=effort)
+        return compile(path, None, as_dynamic_shapes(ranges), target=target or "auto", progress=progress, effort=effort)
 
 
 def is_model(path: Path) -> bool:

@@ -14,6 +14,7 @@ from rich.text import Text
 from tilewright.cli import comparison, loading, peers, tensors
 from tilewright.cli.console import terminal, wrong_usage
 from tilewright.cli.loading import EffortOption, EngineArgument
+from tilewright.cli.shapes import ShapesOption
 from tilewright.cli.trust import DigestOption, RebuildOption, TrustedKeyOption
 from tilewright.settings import MOST_THREADS, settings
 
@@ -35,6 +36,7 @@ def run(
     inputs: InputOption = None,
     random: Annotated[bool, typer.Option("--random", help="Draw all inputs at random (the default).")] = False,
     size: SizeOption = None,
+    shapes: ShapesOption = None,
     target: TargetOption = None,
     seed: SeedOption = 0,
     compare: Annotated[str | None, typer.Option(help=f"Compare with one of: {', '.join(peers.PEER_NAMES)}.")] = None,
@@ -67,7 +69,7 @@ def run(
     console = terminal()
     if threads is not None:
         settings.threads = threads
-    loaded = loading.load(engine, target, rebuild, expect_sha256, trusted_key, effort=effort)
+    loaded = loading.load(engine, target, rebuild, expect_sha256, trusted_key, effort=effort, shapes=shapes)
     sizes = tensors.parse_sizes(size or [], loaded.plan)
     arrays = tensors.gather_inputs(loaded.inputs, inputs or [], sizes, seed, size or [])
     model = model or loading.model_of(engine, loaded)

@@ -72,6 +72,8 @@ def _import_path(path: Path, dynamic_shapes: Any, name: str | None, trust: bool)
     except (OSError, ValueError) as error:  # too long, a NUL, letters that the file system cannot spell
         raise ImportModelError(f"{str(path)[:200]}: {str(error)[:200]}; expected {ACCEPTED}") from error
     if not there:
+        if path.suffix in (".onnx", ".pt2"):
+            raise ImportModelError(f"{path}: there is no such file; check the name and the folder")
         raise ImportModelError(f"{path}: no such file or folder; expected {ACCEPTED}")
     if path.is_dir():
         return import_checkpoint(path, dynamic_shapes, name)

@@ -139,7 +139,9 @@ def read_model(source: Path | bytes) -> ModelProto:
         raise ImportModelError(f"{name}: cannot be read: {error.strerror}") from error
     except DecodeError as error:
         advice = (
-            "export it again" if not data.startswith(_LFS_POINTER) else "it is a pointer: 'git lfs pull' fetches it"
+            "it may be cut short: copy it, or export it, again"
+            if not data.startswith(_LFS_POINTER)
+            else "it is a pointer: 'git lfs pull' fetches it"
         )
         raise ImportModelError(f"{name}: not a readable ONNX file ({error}); {advice}") from error
     if not model.graph.output:  # an empty file is a valid message too
@@ -306,7 +308,7 @@ class _Importer:
             except ShapeError as error:
                 if not self._is_dynamic(node, scope):
                     raise ImportModelError(f"{where}: {error}") from None
-                advice = "give equal dimensions one name through dynamic_shapes, or fix them"
+                advice = "correct the model, or give equal dimensions one name through dynamic_shapes, or fix them"
                 self._report(node, number, scope, str(error), advice)
             except ImportModelError as error:
                 raise ImportModelError(f"{where}: {error}" if scope.depth == 0 else str(error)) from None
@@ -632,8 +634,8 @@ def _dimensions(entry: ValueInfoProto, given: Axes | None) -> Sequence[Any]:
     if given is None or set(given) != set(range(len(given))):
         raise UnknownRankError(
             f"input {entry.name!r} is declared without a number of dimensions; give each of them through "
-            f"dynamic_shapes, as in {{{entry.name!r}: {{0: 'batch', 1: 128}}}}, or use a session, which compiles an "
-            "engine for each number of dimensions that comes"
+            f"dynamic_shapes, as in {{{entry.name!r}: {{0: 'batch', 1: 128}}}} (on the command line --shapes "
+            f"{entry.name}:1..8x128), or use a session, which compiles an engine for each number that comes"
         )
     return [TensorShapeProto.Dimension() for _ in given]
 

@@ -5,6 +5,7 @@ The rules then see only nodes of the right form; what is left to them are shapes
 
 from __future__ import annotations
 
+import difflib
 import functools
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -104,7 +105,12 @@ def form_of(operation: str, opset: int, domain: str = "") -> OperatorForm:
         schema = onnx.defs.get_schema(operation, opset, "" if domain in DOMAINS else domain)
     except onnx.defs.SchemaError:
         if not onnx.defs.has(operation, "" if domain in DOMAINS else domain):
-            raise Unsupported("no operation of this name is in any opset of ONNX") from None
+            known = {
+                schema.name for schema in onnx.defs.get_all_schemas() if schema.domain == domain or domain in DOMAINS
+            }
+            close = difflib.get_close_matches(operation, known, 1)
+            advice = (f"correct the name: {close[0]} is the closest",) if close else ()
+            raise Unsupported("no operation of this name is in any opset of ONNX", *advice) from None
         raise Invalid(f"opset {opset} has no {operation}; a later one brings it") from None
     if schema.deprecated and _has_schema(operation, schema.since_version - 1, domain):
         raise Invalid(f"opset {opset} has no {operation} any more: it ended with opset {schema.since_version - 1}")

@@ -199,13 +199,15 @@ def _external(
     try:
         status = path.stat()
     except OSError:
-        raise ImportModelError(f"{subject}: the data file {location!r} is missing or too short") from None
+        raise ImportModelError(
+            f"{subject}: the data file {location!r} is missing: put it into the model's folder, {folder}"
+        ) from None
     if not stat.S_ISREG(status.st_mode):
         raise ImportModelError(f"{subject}: the data file {location!r} is no regular file")
     if status.st_size < offset + size:
         raise ImportModelError(
-            f"{subject}: the data file {location!r} is missing or too short: it has {status.st_size} bytes, and bytes "
-            f"{offset} to {offset + size} are needed"
+            f"{subject}: the data file {location!r} is too short: it has {status.st_size} bytes, and bytes {offset} to "
+            f"{offset + size} are needed; copy it again, or export the model again"
         )
     if size == 0:
         return np.zeros(shape, dtype)

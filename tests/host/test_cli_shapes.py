@@ -1,0 +1,55 @@
+"""`--shapes` of the command line, and what it says about models and data that do not fit."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import numpy as np
+import onnx
+import pytest
+from onnx import numpy_helper
+
+from tests.host.cli_support import tilewright
+
+MODEL = """<ir_version: 8, opset_import: ["" : 17]> m (float[n, 4] x) => (float[n, 2] y) { y = MatMul (x, w) }"""
+
+
+@pytest.fixture
+def model() -> onnx.ModelProto:
+    found = onnx.parser.parse_model(MODEL)
+    found.graph.initializer.append(numpy_helper.from_array(np.ones((4, 2), np.float32), "w"))
+    return found
+
+
+@pytest.mark.parametrize("unknown", ["rank", "zero", "name"])
+@pytest.mark.parametrize("command", ["run", "build", "bench"])
+def test_sizes_that_the_model_leaves_open(command: str, unknown: str, model: onnx.ModelProto, tmp_path: Path) -> None:
+    tensor = model.graph.input[0].type.tensor_type
+    if unknown == "rank":
+        tensor.ClearField("shape")
+    elif unknown == "zero":
+        tensor.shape.dim[0].dim_value = 0
+    onnx.save(model, tmp_path / "m.onnx")
+    more = {"run": [], "build": ["-o", str(tmp_path / "m.engine")], "bench": ["--seconds", "0"]}[command]
+    done = tilewright(command, str(tmp_path / "m.onnx"), "--shapes", "x:3x4", *more)
+    assert done.returncode == 0, done.stderr
+    assert {"run": "[3, 2]", "build": "[3, 4]", "bench": "3x4"}[command] in done.stdout
+
+
+def test_what_is_wrong_and_what_to_do(model: onnx.ModelProto, tmp_path: Path) -> None:
+    path = tmp_path / "m.onnx"
+    onnx.save(model, path)
+    assert "check the name" in tilewright("run", str(tmp_path / "other.onnx")).stderr
+    assert "cannot be 5" in tilewright("build", str(path), "--shapes", "x:3x5", "-o", str(tmp_path / "e.engine")).stderr
+    assert "fixes this dimension at 4" in tilewright("run", str(path), "--shapes", "x:3x5").stderr
+    assert "--shapes are for models" in tilewright("run", str(tmp_path / "e.engine"), "--shapes", "x:3x4").stderr
+    (tmp_path / "x.npy").write_bytes(b"no array")
+    assert "pickle" not in tilewright("run", str(path), "--input", f"x={tmp_path / 'x.npy'}").stderr
+    (tmp_path / "cut.onnx").write_bytes(path.read_bytes()[:-20])
+    assert "it may be cut short" in tilewright("run", str(tmp_path / "cut.onnx")).stderr
+    model.graph.node[0].op_type = "MatMull"
+    onnx.save(model, path)
+    assert "MatMul is the closest" in tilewright("run", str(path)).stderr
+    model.graph.input[0].type.tensor_type.ClearField("shape")
+    onnx.save(model, path)
+    assert "--shapes x:1..8x128" in tilewright("run", str(path)).stderr
