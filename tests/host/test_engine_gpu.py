@@ -23,6 +23,7 @@ from tilewright.graph.core import Graph
 from tilewright.graph.reference import run
 from tilewright.runtime.cuda import session
 from tilewright.targets.gpu.binary import GpuBinary
+from tilewright.targets.nvidia.target import NvidiaTarget
 
 
 def perceptron(rng: np.random.Generator, dtype=float32, width: int = 40) -> Graph:
@@ -63,6 +64,20 @@ def test_the_last_of_equal_indices_wins(shape, driver, rng):
             "updates": rng.standard_normal((*shape[:axis], number, *shape[axis + 1 :])).astype(np.float32),
         }
         np.testing.assert_array_equal(engine.run(inputs)["y"], run(graph, inputs)["y"])
+
+
+def test_grids_that_are_too_long_along_z(driver, rng, monkeypatch):
+    """Planes of a permute are along z, of which a launch has few; x has many."""
+    monkeypatch.setattr(NvidiaTarget, "largest_grid", (1 << 30, 5, 5))
+    b = GraphBuilder("planes")
+    x = b.input("x", float32, (40, 17, 33))
+    b.output(b.op("permute", [x], order=(0, 2, 1)), "y")
+    graph = b.finish()
+    engine = build(graph, "cuda:sm_90a")
+    grids = [choice.grid for step in engine.plan.steps for choice in step.choices]
+    assert all(grid[1] <= 5 and grid[2] <= 5 for grid in grids) and max(grid[0] for grid in grids) > 5
+    inputs = {"x": rng.standard_normal((40, 17, 33)).astype(np.float32)}
+    np.testing.assert_array_equal(engine.run(inputs)["y"], run(graph, inputs)["y"])
 
 
 def test_the_last_of_many_equal_indices_wins(driver, rng):

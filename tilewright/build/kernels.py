@@ -24,9 +24,10 @@ from tilewright.library.candidate import (
     TensorPart,
     TiledOperand,
 )
+from tilewright.passes.grid_axes import PLAIN, Axes
 from tilewright.runtime.cuda.extern import extern_key
 from tilewright.runtime.plan import Argument, BufferReference, LaunchChoice, TableReference, TiledReference
-from tilewright.symbolic import Expression, lift, simplify
+from tilewright.symbolic import Expression, Size, lift, simplify, upper_bound
 from tilewright.targets.base import Binary, Target
 from tilewright.targets.registry import backend_of
 
@@ -71,9 +72,11 @@ class KernelSet:
             Argument(text, _argument(call.operands[name], places.get(name)))
             for name, text in zip(names, types, strict=True)
         )
+        axes = grid_axes(call.grid, self.target.largest_grid)
+        grid = (call.grid[axes[0]], call.grid[axes[1]], call.grid[axes[2]])
         if call.condition is None:
-            return LaunchChoice(key, arguments, call.grid, planes=call.planes)
-        return LaunchChoice(key, arguments, call.grid, *call.condition, planes=call.planes)
+            return LaunchChoice(key, arguments, grid, planes=call.planes)
+        return LaunchChoice(key, arguments, grid, *call.condition, planes=call.planes)
 
     def compile_ahead(self, calls: Sequence[tuple[KernelCall, Place]]) -> None:
         """Compile the kernels of calls that the object cache has not, several at once, so that `choice` finds them."""
@@ -100,6 +103,9 @@ class KernelSet:
         if self.target.dependent_launch:
             # Kernels of a plan follow each other: the next one starts while the last CTAs of the one ahead still run.
             options["wait_at_entry"] = True
+        axes = grid_axes(call.grid, self.target.largest_grid)
+        if axes != PLAIN:
+            options["grid_axes"] = axes
         identity = (id(kernel), *map(_hashable, (types, call.constants, parameters, options)))
         return identity, (types, call.constants, parameters, self.target, {**options, "debug": False})
 
@@ -136,6 +142,20 @@ class KernelSet:
         }
         tables = [n for n, operand in call.operands.items() if isinstance(operand, Table) and not operand.columns]
         return found | {name: Parameter(name, divisibility, alias_free=True) for name in tables}
+
+
+def grid_axes(grid: tuple[Size, Size, Size], largest: tuple[int, int, int]) -> Axes:
+    """Which axis of a launch is which of a kernel's grid: x and one that is too long change places.
+
+    Where run-time sizes decide, only axes that the order of programs does not depend on do.
+    """
+    most = [upper_bound(extent) for extent in grid]
+    long = max((1, 2), key=lambda axis: most[axis] / largest[axis])
+    if most[long] <= largest[long] or most[0] > largest[long]:
+        return PLAIN
+    if not isinstance(grid[long], int) and grid[0] != 1:
+        return PLAIN
+    return (1, 0, 2) if long == 1 else (2, 1, 0)
 
 
 def _places(call: KernelCall, place: Place) -> dict[str, BufferReference]:

@@ -83,8 +83,9 @@ LAUNCH_OPTIONS = GPU_OPTIONS | frozenset(
     "waves_per_eu matrix_instr_nonkdim kpack allow_flush_denorm schedule_hint llvm_fn_attrs wgp_cu_mode".split()
 )
 FRONT_END_OPTIONS = frozenset(("debug", "ir_override"))  # which concern any target
-# `keep_texts` keeps every stage's text in the binary; `targets.cpu.pipeline` describes `overlap` and `check_bounds`.
-_INTERNAL_OPTIONS = frozenset(("keep_texts", "overlap", "check_bounds"))
+# `keep_texts` keeps every stage's text in the binary; `targets.cpu.pipeline` describes `overlap` and
+# `check_bounds`, `passes.grid_axes` what `grid_axes` are.
+_INTERNAL_OPTIONS = frozenset(("keep_texts", "overlap", "check_bounds", "grid_axes"))
 Types = Mapping[str, Any]
 
 

@@ -15,7 +15,7 @@ from tilewright.library.reduce.simt_config import sum_config
 from tilewright.library.rows import simt_kernel as gpu_rows
 from tilewright.ops import arrays
 from tilewright.ops.arrays import ArrayView
-from tilewright.runtime.cuda.launch import LARGEST_GRID
+from tilewright.runtime.gpu_program import LARGEST_GRID
 from tilewright.targets.machine import Machine
 
 _INITIAL = {"sum": 0.0, "mean": 0.0, "max": float("-inf"), "min": float("inf")}

@@ -7,6 +7,8 @@ from dataclasses import dataclass
 
 from tilewright.dtypes import DType
 
+LARGEST_GRID = (2**31 - 1, 65535, 65535)  # CTAs along each axis
+
 
 @dataclass(frozen=True)
 class Resources:

@@ -120,6 +120,11 @@ class Target(Protocol):
         ...
 
     @property
+    def largest_grid(self) -> tuple[int, int, int]:
+        """The most programs of a launch along each axis."""
+        ...
+
+    @property
     def wgmma(self) -> bool:
         """Whether warp groups multiply tiles of shared memory: explicit kernels for Hopper run."""
         ...

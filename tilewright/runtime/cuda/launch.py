@@ -22,7 +22,7 @@ from tilewright.runtime.cuda.device import Device
 from tilewright.runtime.cuda.driver import api, check, failure
 from tilewright.runtime.cuda.program import load
 from tilewright.runtime.cuda.tensor_map import BYTES, TensorMaps
-from tilewright.runtime.gpu_program import Program
+from tilewright.runtime.gpu_program import LARGEST_GRID, Program
 from tilewright.runtime.slots import narrow_slots, narrowed, slot_format
 
 Start = Callable[..., None]
@@ -31,7 +31,6 @@ DriverLaunch = Callable[[int, int, int, None], int]
 _CONFIG = "<7I4xQQI4x"  # grid, CTA, shared bytes, stream, attributes and their number
 _ATTRIBUTE = struct.Struct("<I4x3I52x")  # CUlaunchAttribute: number, value
 _COOPERATIVE, _CLUSTER, _DEPENDENT = 2, 4, 6  # numbers of launch attributes
-LARGEST_GRID = (2**31 - 1, 65535, 65535)
 # Statuses of a thread without a context, or in that of another GPU.
 _WRONG_CONTEXT = {201: "INVALID_CONTEXT", 400: "INVALID_HANDLE"}
 _OUT_OF_RESOURCES = 701

@@ -54,6 +54,7 @@ class CPUTarget:
     concurrent_kernels = times_kernels = wgmma = dependent_launch = False
     without_wgmma = "CPUs have no wgmma"
     tensor_alignment = 1  # arrays of callers begin anywhere
+    largest_grid = (2**31 - 1,) * 3
     warp_threads = 1
     tf32 = False  # float32 multiplies as float32
 

@@ -7,6 +7,7 @@ from dataclasses import dataclass, field, replace
 from typing import Any
 
 from tilewright.errors import CompilationError
+from tilewright.passes.grid_axes import PLAIN, Axes
 from tilewright.targets.nvidia.assemble import AssemblyOptions
 
 OPTION_NAMES = frozenset(
@@ -22,6 +23,7 @@ class NvidiaOptions:
     `num_warps` and `cluster` count where the kernel does not say them itself, `num_stages` (0: the compiler's choice)
     for loops that do not.  Without `fuse` every product is rounded before it is added to something.  A kernel with
     `early` may start before the one ahead of it has ended, which with `wait_at_entry` it waits for itself.
+    `grid_axes` says which axis of the launch is which of the kernel's grid (`passes.grid_axes`).
     `keep_texts` adds the texts of all stages to the binary.
     """
 
@@ -32,6 +34,7 @@ class NvidiaOptions:
     cooperative: bool = False
     early: bool = False
     wait_at_entry: bool = False
+    grid_axes: Axes = PLAIN
     keep_texts: bool = False
     assembly: AssemblyOptions = field(default_factory=AssemblyOptions)
 
@@ -50,6 +53,7 @@ class NvidiaOptions:
             cooperative=bool(given.get("launch_cooperative_grid")),
             early=any(given.get(name) for name in ("dependent_launch", "launch_pdl", "wait_at_entry")),
             wait_at_entry=bool(given.get("wait_at_entry")),
+            grid_axes=tuple(given.get("grid_axes", PLAIN)),
             keep_texts=bool(given.get("keep_texts")),
             assembly=AssemblyOptions.from_options(given),
         )

@@ -7,6 +7,7 @@ from dataclasses import replace
 from tilewright.errors import CompilationError
 from tilewright.ir.core import Function
 from tilewright.ir.explicit import is_explicit
+from tilewright.passes.grid_axes import rename_axes
 from tilewright.passes.pipeline import Pass, run_passes, simplify
 from tilewright.passes.uniform_increments import carry_uniform_increments
 from tilewright.targets.gpu.layouts import assign
@@ -43,7 +44,7 @@ def lower(function: Function, target: NvidiaTarget, options: NvidiaOptions, text
     Raises `CompilationError` with the source line for what the target cannot do.
     """
     symbol = kernel_symbol(function, target.architecture, options.key, text)
-    function = run_passes(function, tuple(step for step, _ in NVIDIA_PASSES))
+    function = rename_axes(run_passes(function, tuple(step for step, _ in NVIDIA_PASSES)), options.grid_axes)
     if options.wait_at_entry and target.dependent_launch:
         if not any(operation.opcode == "grid_wait" for operation in function.walk()):
             function = replace(function, attributes={**function.attributes, WAIT_ATTRIBUTE: True})

@@ -17,6 +17,7 @@ from tilewright.dtypes import DType
 from tilewright.errors import DeviceError, TargetError
 from tilewright.precision import TF32
 from tilewright.runtime.cuda import device as devices
+from tilewright.runtime.gpu_program import LARGEST_GRID
 from tilewright.targets.machine import Machine, nvidia_machine
 
 WARP_THREADS = 32
@@ -50,6 +51,7 @@ class NvidiaTarget:
     host_code = False
     concurrent_kernels = times_kernels = True
     tensor_alignment = 16
+    largest_grid = LARGEST_GRID
     vector_bits = vector_registers = 0  # threads have numbers of their own
     compiles_quickly = quick = False
     reserved_shared_bytes = 1024  # of a multiprocessor, taken by the driver for every resident CTA
