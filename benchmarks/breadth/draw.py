@@ -19,6 +19,7 @@ class Drawn:
 
     `gather` is (input, dimension): whole-number results are positions in that input, compared by what lies there, since
     equal elements may be named in any order. `reference` computes the same from float64 inputs where `function` cannot.
+    Without `captures` there is a result whose size depends on data, so that no contestant runs in a CUDA graph.
     """
 
     name: str
@@ -26,6 +27,7 @@ class Drawn:
     inputs: tuple[torch.Tensor, ...]
     gather: tuple[int, int] | None = None
     reference: Callable[..., Any] | None = None
+    captures: bool = True
 
 
 Function = tuple[Callable[..., Any], tuple[torch.Tensor, ...]]  # and what it is called with

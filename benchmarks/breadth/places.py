@@ -125,4 +125,4 @@ def selected(draw: Draw) -> Drawn:
         "unique": lambda x: torch.unique((x[:, 0] * 10).long()),
     }
     kind = draw.choice(tuple(functions))
-    return Drawn(f"{kind} of {spelled(rows, columns)}", functions[kind], (x,))
+    return Drawn(f"{kind} of {spelled(rows, columns)}", functions[kind], (x,), captures=False)

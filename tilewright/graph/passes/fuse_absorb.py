@@ -27,6 +27,7 @@ _ROWS = frozenset({"softmax", "log_softmax", "layer_norm", "rms_norm", "reduce_s
                    "reduce_min", "reduce_product", "reduce_log_sum_exp"})  # fmt: skip
 _RUNNING = frozenset({"cumsum", "cumprod", "cummax", "cummin"})
 _MOST_CONCATENATED = 4  # parts; each costs a masked load of every element
+_NODES_FOR_BYTE = 2  # that compute an element in the time in which a byte is loaded
 _FEW_COPIES = 8  # of nodes in a group, which are not worth counting
 _MOST_EVALUATIONS = 4 * MOST_GROUP_NODES  # of nodes, in the code of one kernel
 
@@ -207,19 +208,34 @@ def _take(drafts: Drafts, draft: Draft, vanishing: set[int], cheap: set[int]) ->
 
 
 def _take_places(drafts: Drafts, draft: Draft) -> None:
-    """Copy the groups that compute nothing but places at which this one looks elements up."""
+    """Copy the elementwise groups that compute places at which this one looks elements up: those that compute nothing
+    else, and those that nobody else reads."""
     waiting = drafts.inputs(draft)
     while waiting:
         value = waiting.pop()
         index = drafts.producer(value)
         places = None if index is None else drafts.owner[index]
-        if places is None or places.kind != "elementwise" or value in drafts.results or len(places.nodes) > _FEW_COPIES:
+        if places is None or places.kind != "elementwise" or not _is_cheaper_than_loads(drafts, places):
             continue
-        if any(drafts.nodes[member].op in EXPENSIVE for member in places.nodes) or drafts.outputs(places) != [value]:
+        outputs = drafts.outputs(places)
+        if not drafts.results.isdisjoint(outputs) or not any(_is_place(drafts, draft, item) for item in outputs):
             continue
-        if _is_place(drafts, draft, value):
-            draft.copies |= places.nodes | places.copies
+        members = draft.nodes | draft.copies
+        if outputs != [value] and any(reader not in members for item in outputs for reader in drafts.readers[item]):
+            continue
+        before = set(draft.copies)
+        draft.copies |= places.nodes | places.copies
+        if _evaluations(drafts, draft) > _MOST_EVALUATIONS:
+            draft.copies = before
+        else:
             waiting += drafts.inputs(places)
+
+
+def _is_cheaper_than_loads(drafts: Drafts, draft: Draft) -> bool:
+    """Whether computing what a group stores takes less time than loading it from a cache, for an element."""
+    loaded = sum(value.dtype.itemsize for value in drafts.outputs(draft))
+    computed = [drafts.nodes[index] for index in draft.nodes]
+    return len(computed) <= _NODES_FOR_BYTE * loaded and not any(node.op in EXPENSIVE for node in computed)
 
 
 def _is_place(drafts: Drafts, draft: Draft, value: Value) -> bool:

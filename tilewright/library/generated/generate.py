@@ -63,6 +63,7 @@ _LOOKED_UP = 4  # tensors of which a flat kernel looks elements up
 _SMALL = 16  # times that such a tensor goes into the results
 _MANY_WRITTEN = 1 << 22  # elements of kernels that read little, whose programs take `_WRITTEN` times as many
 _WRITTEN = 4
+_MANY = 1 << 18  # elements of kernels whose last program alone has a mask
 _BEGIN = 4  # elements that the begin of a line in a block costs
 
 
@@ -178,6 +179,11 @@ class _Traced:
     def read(self) -> list[Index]:
         """Where elements are loaded."""
         return expression_indices([store.expression for store in self.stores], self.tracer)
+
+    def widest(self) -> int:
+        """Elements of an access of 16 bytes to the tensor with the narrowest ones."""
+        loads = [part.value for store in self.stores for part in walk(store.expression) if isinstance(part, Load)]
+        return 16 // max(1, min(value.dtype.itemsize for value in (*loads, *(store.target for store in self.stores))))
 
     def is_small(self) -> bool:
         """Whether places in all tensors, and twice as many, are numbers of 32 bits: those are divided in few steps."""
@@ -378,7 +384,13 @@ def _flat_kernel(name: str, traced: _Traced, variables: Sequence[LoopVariable], 
     if not variables:
         head = []
     constants, grid = {"BLOCK": block} if variables else {}, (ceil_divide(total, block), 1, 1)
-    return _finish(name, writer, references, constants, head + _store_all(traced, writer), grid)
+    body = _store_all(traced, writer)
+    if loops.blocks and isinstance(total, int) and total >= _MANY and total % traced.widest():
+        # A mask that ends within 16 bytes keeps accesses from being as wide: only the last program has one.
+        whole = Writer(traced.tracer, references, variables, ["column"], "")
+        lines = [f"    {line}" for line in _store_all(traced, whole)]
+        body = [f"if tl.program_id(0) < {total // block}:", *lines, "else:", *(f"    {line}" for line in body)]
+    return _finish(name, writer, references, constants, head + body, grid)
 
 
 def _row_kernel(name: str, traced: _Traced, variables: Sequence[LoopVariable]) -> KernelCall:

@@ -49,6 +49,8 @@ LEAST_SECOND_LAUNCH = (
     8192  # elements of the reduced dimension that are worth a second launch, of all columns of a tile together
 )
 
+SHORT = 16  # columns of rows that a thread each walks
+SHORT_ROWS = 512  # of a CTA
 FEW_ELEMENTS = 2048  # of a block of a reduction over few rows
 FEW_CTAS = 512  # that there are then at least
 OTHER = 1.02  # how much behind the likely number of parts the other one is ranked
@@ -102,13 +104,21 @@ class Tiles:
         return {"BLOCK": self.across, "BLOCK_R": self.along, "PARTS": self.parts}
 
 
-def _tiles(anchor: Node, target: Target) -> Tiles:
+def is_short(rows: Size, columns: Size, processors: int) -> bool:
+    """Whether threads walk rows of their own: there are enough of them, and they are too short to be shared."""
+    return isinstance(columns, int) and columns <= SHORT and expected(rows) >= 2 * processors * SHORT_ROWS
+
+
+def _tiles(anchor: Node, target: Target, stores_rows: bool) -> Tiles:
+    """The tiles of a node; `stores_rows`: results are rows too, which neighbouring threads store together."""
     source, axis = anchor.inputs[0], anchor.attributes["axis"]
     assert source is not None
     outer, reduced, inner = product(source.shape[:axis]), source.shape[axis], product(source.shape[axis + 1 :])
     likely = expected(reduced) if isinstance(reduced, int) else min(upper_bound(reduced), ASSUMED_ELEMENTS)
     length, processors = next_power_of_2(max(1, likely)), target.machine().processors
-    if inner == 1:
+    if inner == 1 and not stores_rows and is_short(outer, reduced, processors):
+        across, along, tiles = SHORT_ROWS, 1, -(-expected(outer) // SHORT_ROWS)
+    elif inner == 1:
         along = min(length, TILE_ELEMENTS)
         across = 1
         while 2 * across * along <= TILE_ELEMENTS // 2 and expected(outer) >= 2 * across * 4 * processors:
@@ -123,7 +133,7 @@ def _tiles(anchor: Node, target: Target) -> Tiles:
     wanted = 4 * processors // max(1, tiles)
     parts = max(1, min(MOST_REDUCED_PARTS, wanted, expected(reduced) // max(along, LEAST_SECOND_LAUNCH // across)))
     share = share_of(reduced, parts, along)
-    threads = max(LEAST_CTA_THREADS, min(256, across * along // 16))
+    threads = max(LEAST_CTA_THREADS, min(256, across * along // (4 if along == 1 else 16)))
     return Tiles(outer, reduced, inner, across, along, parts, share, threads)
 
 
@@ -131,7 +141,7 @@ def extreme_candidate(group: Group, graph: Graph, target: Target) -> Candidate:
     """argmax or argmin; in two launches where single ones would leave processors idle."""
     anchor = group.anchor
     assert anchor is not None and anchor.inputs[0] is not None
-    source, tiles = anchor.inputs[0], _tiles(anchor, target)
+    source, tiles = anchor.inputs[0], _tiles(anchor, target, stores_rows=False)
     dtype, largest = compute_type(source.dtype), anchor.op == "argmax"
     place = int32 if upper_bound(tiles.reduced) < 2**31 - 2 * TILE_ELEMENTS else int64
     initial = neutral_element("max" if largest else "min", dtype)
@@ -163,7 +173,7 @@ def cumulative_candidate(group: Group, graph: Graph, target: Target) -> Candidat
     """A running sum or its kin; of few long rows or columns in two launches, the first of which sums up their parts."""
     anchor = group.anchor
     assert anchor is not None and anchor.inputs[0] is not None
-    source, tiles = anchor.inputs[0], _tiles(anchor, target)
+    source, tiles = anchor.inputs[0], _tiles(anchor, target, stores_rows=True)
     dtype = compute_type(source.dtype)
     prologue, epilogue, extra = reduce_slots(group, graph, tiles.space, tiles.space)
     own = {**tiles.constants, "PROLOGUE": prologue, "INITIAL": neutral_element(RUNNING_KINDS[anchor.op], dtype),

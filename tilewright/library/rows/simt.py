@@ -8,7 +8,7 @@ from tilewright.library.binding import divides
 from tilewright.library.candidate import Candidate
 from tilewright.library.cost import expected
 from tilewright.library.reduce.problem import Deal, row_candidate
-from tilewright.library.reduce.simt import along_rows, with_threads
+from tilewright.library.reduce.simt import SHORT_ROWS, along_rows, is_short, with_threads
 from tilewright.library.reduce.simt_parts import count_parts
 from tilewright.library.rows import simt_slots_kernel as gpu_slots
 from tilewright.library.rows.problem import log_sum_exp_of, row_operation
@@ -48,5 +48,9 @@ def _log_sum_exp(group: Group, graph: Graph, target: Target) -> Candidate:
     parts = count_parts(problem.outer, problem.reduced, target)
     if parts > 1:
         return log_sum_exp_parts(problem, target, parts)
-    deal = along_rows(problem, target, gpu_slots.log_sum_exp)
+    if is_short(problem.outer, problem.reduced, target.machine().processors):
+        constants = {"ROWS": SHORT_ROWS, "BLOCK": 1, "MASK": not divides(SHORT_ROWS, problem.outer)}
+        deal = Deal(gpu_slots.log_sum_exp, constants, (ceil_divide(problem.outer, SHORT_ROWS), 1, 1), SHORT_ROWS // 4)
+    else:
+        deal = along_rows(problem, target, gpu_slots.log_sum_exp)
     return row_candidate([problem.call(deal, problem.slots)], group, target)
