@@ -63,6 +63,7 @@ _LOOKED_UP = 4  # tensors of which a flat kernel looks elements up
 _SMALL = 16  # times that such a tensor goes into the results
 _MANY_WRITTEN = 1 << 22  # elements of kernels that read little, whose programs take `_WRITTEN` times as many
 _WRITTEN = 4
+_NEAR = 4  # elements from one that a GPU's thread reads to its neighbour's, which lie in one line of a cache
 _MANY = 1 << 18  # elements of kernels whose last program alone has a mask
 _BEGIN = 4  # elements that the begin of a line in a block costs
 
@@ -210,7 +211,7 @@ def elementwise_call(
     traced = _trace_results(nodes, results, constants, loops)
     variables = merge_axes(traced.extents, traced.indices())
     name = chain_name(nodes, "copy")
-    across = _read_across(traced, variables)
+    across = _read_across(traced, variables, _NEAR if loops.blocks else 1)
     if across is not None:
         call = _tile_kernel(name, traced, variables, across, loops)
     elif len(variables) <= 1:
@@ -271,15 +272,17 @@ def _wanted_split(traced: _Traced) -> tuple[int, Size] | None:
     return None
 
 
-def _read_across(traced: _Traced, variables: Sequence[LoopVariable]) -> int | None:
-    """The position of a variable along which some tensor is contiguous while it is strided along the last."""
+def _read_across(traced: _Traced, variables: Sequence[LoopVariable], near: int) -> int | None:
+    """The position of a variable along which some tensor is contiguous while along the last its elements are more than
+    `near` apart."""
     if len(variables) < 2:
         return None
     last = variables[-1].axes[-1]
     if isinstance(variables[-1].extent, int) and variables[-1].extent < 4:
         return None
     for index in traced.read():
-        if index.coefficient(last) in (0, 1):
+        step = index.coefficient(last)
+        if isinstance(step, int) and 0 <= step <= near:
             continue
         for position, variable in enumerate(variables[:-1]):
             if index.coefficient(variable.axes[-1]) == 1:

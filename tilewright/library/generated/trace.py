@@ -17,8 +17,10 @@ from tilewright.dtypes import DType
 from tilewright.graph.core import Node, Value
 from tilewright.graph.views import rotation
 from tilewright.library.generated.expressions import EXPRESSIONS
-from tilewright.library.generated.index import Index, Loaded, bounded, coordinate, flatten, number, unflatten
+from tilewright.library.generated.index import Division, Index, Loaded, bounded, coordinate, flatten, number, unflatten
 from tilewright.symbolic import Size, lift, lower_bound, simplify
+
+_MOST_MERGED = 6  # dimensions that a line of a table of places is taken apart into
 
 
 @dataclass(frozen=True)
@@ -142,6 +144,7 @@ class ExpressionTracer:
         self._memo: dict[Any, Expression] = {}
         self.loaded: dict[int, Expression] = {}  # index tensors' elements, by the identity in `Loaded`
         self._loaded_by_key: dict[Any, Loaded] = {}
+        self._steps: dict[Value, tuple[_Steps, ...] | None] = {}
 
     def trace(self, value: Value, coordinates: Coordinates, guards: Guards = ()) -> Expression:
         """The element of `value` at `coordinates`."""
@@ -278,8 +281,10 @@ class ExpressionTracer:
     def _index_of(
         self, indices: Value, coordinates: Coordinates, extent: Size, guards: Guards, clamped: bool = True
     ) -> Index:
-        expression = self.trace(indices, coordinates, guards)
-        known: Index | None = None
+        known = self._linear(indices, coordinates)
+        if known is not None and known.is_non_negative() and known.is_below(extent):
+            return known
+        expression, known = self.trace(indices, coordinates, guards), None
         if isinstance(expression, Literal):
             known = number(int(expression.value))
             known = known.plus(number(extent)) if lower_bound(known.constant) < 0 else known
@@ -294,6 +299,23 @@ class ExpressionTracer:
             self.loaded[atom.identity] = expression
         return Index(((self._loaded_by_key[key], 1),))
 
+    def _linear(self, indices: Value, coordinates: Coordinates) -> Index | None:
+        """The element of a constant of whole numbers that advance by equal steps, as an index that divides nothing."""
+        data = self.constants.get(indices)
+        if data is None or data.size == 0 or data.dtype.kind not in "iu":
+            return None
+        if indices not in self._steps:
+            self._steps[indices] = _steps(data)
+        steps = self._steps[indices]
+        if steps is None:
+            return None
+        total = number(int(data.flat[0]))
+        for index, parts in zip(align(coordinates, data.shape), steps, strict=True):
+            places = unflatten(index, [extent for extent, _ in parts]) if len(parts) > 1 else (index,)
+            for place, (_, step) in zip(places, parts, strict=False):
+                total = total.plus(place.times(step))
+        return None if any(isinstance(atom, Division) for atom, _ in total.terms) else total
+
     def _iota(self, node: Node, coordinates: Coordinates, guards: Guards) -> Expression:
         attributes = node.attributes
         index = coordinates[attributes["axis"]] if node.output.rank else Index()
@@ -307,6 +329,41 @@ class ExpressionTracer:
 
     def _dimension(self, node: Node, coordinates: Coordinates, guards: Guards) -> Expression:
         return Position(number(node.attributes["expression"]), node.output.dtype)
+
+
+_Steps = tuple[tuple[int, int], ...]  # extents and what one step along each adds, the outermost first
+
+
+def _steps(data: np.ndarray) -> tuple[_Steps, ...] | None:
+    """How whole numbers advance along each dimension, which may be several merged into one; None where they do not
+    advance by equal steps."""
+    first = data.flat[0].astype(np.int64)
+    lines = [np.moveaxis(data, axis, -1).reshape(-1, n)[0].astype(np.int64) for axis, n in enumerate(data.shape)]
+    total = np.full((1,) * data.ndim, first)
+    for axis, line in enumerate(lines):
+        total = total + (line - first).reshape(tuple(-1 if other == axis else 1 for other in range(data.ndim)))
+    if not np.array_equal(total, data):
+        return None
+    found = [_advances(line) for line in lines]
+    return None if None in found else tuple(parts for parts in found if parts is not None)
+
+
+def _advances(line: np.ndarray) -> _Steps | None:
+    """A line as a few dimensions merged, in each of which numbers advance by equal steps."""
+    parts: list[tuple[int, int]] = []
+    while len(line) > 1:
+        step, equal = line[1] - line[0], np.diff(line) == line[1] - line[0]
+        longest = len(line) if equal.all() else int(np.argmin(equal)) + 1
+        whole = (
+            n for n in range(longest, 1, -1)
+            if len(line) % n == 0 and (line.reshape(-1, n) == line[::n, None] + np.arange(n) * step).all()
+        )  # fmt: skip
+        extent = next(whole, None)
+        if extent is None or len(parts) == _MOST_MERGED:
+            return None
+        parts.insert(0, (extent, int(step)))
+        line = line[::extent]
+    return tuple(parts)
 
 
 def _input(node: Node, position: int) -> Value:
