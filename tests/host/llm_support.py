@@ -198,40 +198,50 @@ class Overlapping(StandIn):
 
     def __init__(self, limits: Limits, pages: int, vocabulary: int = 17) -> None:
         super().__init__(limits, pages, vocabulary)
-        self.started: list[tuple[list[Chunk], list[Any]]] = []  # that were not computed yet, with room for their rows
+        # Steps that were not computed yet, with room for their rows, and tables of their texts.
+        self.started: list[tuple[list[Chunk], list[Any], dict[Any, Any]]] = []
+        self.tables: dict[Any, Any] = {}  # of the last step's texts
         self.previous: list[int] = []  # tokens that the last step chose
         self.most_ahead = 0
 
     def start(self, chunks: Any) -> Any:
         copied = [chunk._replace(tokens=list(chunk.tokens), pages=list(chunk.pages)) for chunk in chunks]
         rows: list[Any] = []
+        texts = [draw.history for chunk in chunks for draw in chunk.draws if draw is not None and draw.history]
+        known = {text: self.tables.get(text) or text.tables(self.vocabulary) for text in texts}
+        self.tables = known  # those of other texts are lost
         if len(self.started) == 2:  # nobody waited for the first one
             self._compute()
-        self.started.append((copied, rows))
+        self.started.append((copied, rows, known))
         self.most_ahead = max(self.most_ahead, len(self.started))
         return lambda: self.finish(rows)
 
     def finish(self, rows: list[Any]) -> list[Any]:
-        while any(rows is waiting for _, waiting in self.started):
+        while any(rows is waiting for _, waiting, _ in self.started):
             self._compute()
         return rows
 
     def _compute(self) -> None:
-        chunks, found = self.started.pop(0)
+        chunks, found, tables = self.started.pop(0)
         known = [
             chunk._replace(tokens=[token if token >= 0 else max(0, self.previous[-1 - token])
                                    for token in chunk.tokens])
             for chunk in chunks
         ]  # fmt: skip
         draws = [draw for chunk in chunks for draw in chunk.draws or [None] * len(chunk.wanted)]
-        found += [self._chosen(row, draw) for row, draw in zip(self.run(known), draws, strict=True)]
+        found += [self._chosen(row, draw, tables) for row, draw in zip(self.run(known), draws, strict=True)]
         self.previous = [row.token if isinstance(row, ChosenRow) else 0 for row in found]
 
-    @staticmethod
-    def _chosen(logits: np.ndarray, draw: Draw | None) -> Any:
+    def _chosen(self, logits: np.ndarray, draw: Draw | None, tables: dict[Any, Any]) -> Any:
         if draw is None:
             return logits
-        (token,) = choose([logits[None], *(np.array([value]) for value in draw)], {})
+        nothing = np.zeros(self.vocabulary, np.int32)
+        seen, biases = tables.get(draw.history, (nothing, nothing))
+        both = [np.concatenate([nothing, table]) for table in (seen, biases)]
+        penalties = draw.history.penalties if draw.history else (0.0, 0.0, 1.0)
+        numbers = [np.array([value]) for value in (*draw[:5], int(draw.history is not None), *penalties)]
+        (token,) = choose([logits[None], *numbers, *both], {})
+        seen[max(token, 0)] += 1
 
         def fetch() -> np.ndarray:
             raise AssertionError("logits of a step that may be followed")

@@ -25,12 +25,15 @@ def test_results_are_those_of_the_cpu(driver, tmp_path, rng):
     llm, alone = LLM(folder, target="cuda", **options), LLM(folder, **options)
     assert {step.evidence["chosen"] for step in llm.model.engine.plan.steps} >= {"paged attention"}
     kept = [step for step in llm.model.engine.plan.steps if any("scatter_update" in one for one in step.operations)]
-    assert len(kept) == CASES["llama"]["num_hidden_layers"]  # keys and values are written where keys are turned
+    layers = CASES["llama"]["num_hidden_layers"]  # whose keys and values are written where keys are turned
+    assert len(kept) == layers + 1  # and tokens that were chosen are counted
     prompts = [rng.integers(0, 96, int(size)).tolist() for size in (1, 30, 9, 40, 17, 3)]
     few = {"max_tokens": 9, "ignore_eos": True}
     for wanted in (
         SamplingParameters(temperature=0.0, **few), SamplingParameters(temperature=0.9, seed=3, min_p=0.1, **few),
         SamplingParameters(temperature=0.9, seed=3, top_k=20, top_p=0.9, **few),
+        SamplingParameters(temperature=0.0, presence_penalty=0.5, logit_bias={7: 3.0, 8: -100.0}, **few),
+        SamplingParameters(temperature=0.8, seed=5, frequency_penalty=0.4, repetition_penalty=1.3, min_tokens=2, **few),
         SamplingParameters(temperature=0.7, seed=4, top_k=5, logprobs=1, presence_penalty=0.5, **few),
     ):  # fmt: skip
         found, expected = llm.generate_all(prompts, wanted), alone.generate_all(prompts, wanted)

@@ -197,10 +197,12 @@ _op("transform", "fourier", (2, 3), fourier.fourier_types, fourier.fourier,
 _op("sorting", "argsort", 1, sorting.argsort_type, sorting.argsort,
     "i64 positions of the first `count` elements in order along `axis`: equal ones in their own order, NaN the largest",
     axis=REQUIRED, count=REQUIRED, descending=False)
-_op("choice", "choose", 6, choices.choose_type, choices.choose,
+_op("choice", "choose", 12, choices.choose_type, choices.choose,
     "i32 place in each row of logits [R, N]: at temperatures [R] of 0 of the largest, else where the running sum "
     "of e^((x - largest) / temperature), of the counts [R] largest, of these the portions [R] of their sum, and of "
-    "these the ones not below floors [R], passes shares [R] of it all; -1: no number")
+    "these the ones not below floors [R], passes shares [R] of it all; -1: no number. Before, logits of rows with "
+    "histories [R] above 0 are changed by presences, frequencies, repetitions [R] and tables [H * N] of tokens that "
+    "were seen, and of biases")
 # ------------------------------------------------------------------------------- reductions and row ops
 _op("reduction", "reduce_sum", 1, infer.reduce, compute.reduction(np.sum), "sum", axes=REQUIRED, keepdims=False)
 _op("reduction", "reduce_mean", 1, infer.reduce_mean, compute.reduction(np.mean), "mean", axes=REQUIRED, keepdims=False)

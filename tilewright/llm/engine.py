@@ -375,7 +375,9 @@ class LLMEngine:
         """How the token `ahead` places after the next one may be chosen with its logits alone."""
         least = part.request.parameters.min_tokens
         is_early = least and len(part.result.completion.tokens) + ahead < least
-        return None if is_early and part.request.ends else part.result.sampler.draw(ahead)
+        draw = None if is_early and part.request.ends else part.result.sampler.draw(ahead)
+        # Drafts are checked together: the tokens before a row's are not counted yet.
+        return None if draw is not None and draw.history is not None and self._runner is None else draw
 
     def _take_prompt(self, item: ScheduledTokens, request: _Request, logits: Rows) -> int:
         """The logprobs of a prompt's tokens; gives how many rows there are before those of the next token."""

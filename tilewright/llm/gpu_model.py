@@ -20,8 +20,9 @@ import numpy as np
 
 from tilewright.dtypes import BY_NAME
 from tilewright.engine.engine import Engine
+from tilewright.llm.histories import Histories
 from tilewright.llm.model import Chunk, Model, Rows
-from tilewright.llm.sampling import ChosenRow, Draw
+from tilewright.llm.sampling import GREEDY, ChosenRow, Draw
 from tilewright.llm.step import Limits
 from tilewright.runtime.cuda.memory import DeviceArray, DevicePart
 from tilewright.runtime.cuda.staging import MirroredBuffer
@@ -30,8 +31,10 @@ from tilewright.runtime.cuda.streams import StreamMark
 _ALIGNMENT = 256  # bytes, of inputs
 _CACHED_STEPS = 256  # sizes of steps
 _PLACES = 2  # in the host's memory, for the steps that are under way
-_DRAWS = {"temperatures": np.float32, "shares": np.float32, "floors": np.float32, "portions": np.float32,
-          "counts": np.int32}  # fmt: skip
+_DRAWS = {
+    "temperatures": np.float32, "shares": np.float32, "floors": np.float32, "portions": np.float32, "counts": np.int32,
+    "histories": np.int32, "presences": np.float32, "frequencies": np.float32, "repetitions": np.float32,
+}  # fmt: skip
 _FIELDS = attrgetter("tokens", "begin", "pages", "adapter")  # of a chunk
 _CHOSEN_ROW = partial(tuple.__new__, ChosenRow)  # of a pair: less than half of the time of a call
 
@@ -91,6 +94,7 @@ class GPUModel(Model):
         self._steps: dict[StepSizes, PreparedStep] = {}
         self._filled: list[PreparedStep | None] = [None] * _PLACES  # whose inputs are in the memory that all share
         self._each = np.arange(limits.sequences, dtype=np.int32)
+        self._histories = Histories(limits.sequences, vocabulary)
 
     @property
     def _spare_slot(self) -> int:
@@ -115,6 +119,8 @@ class GPUModel(Model):
         place, self._place = self._place, (self._place + 1) % _PLACES
         self._done[place].wait()  # the host's memory is read, and written, until then
         draws = [draw for chunk in chunks for draw in chunk.draws or [None] * len(chunk.wanted)]
+        if any(draw is not None and draw.history is not None for draw in draws) and self._histories.hold(draws):
+            self._steps.clear()  # their tables are others now
         step = self._filled_step(chunks, draws, place)
         self._inputs_memory.upload(step.bytes, place)
         step.run()
@@ -150,7 +156,7 @@ class GPUModel(Model):
             self._fill_tokens(inputs, [first for (first,) in tokens], begins, adapters)
         else:
             self._fill(inputs, self._numbers(chunks))
-        _fill_draws(inputs, draws)
+        self._fill_draws(inputs, draws)
         return step
 
     # -- Sizes ----------------------------------------------------------------------------------------------------
@@ -183,7 +189,8 @@ class GPUModel(Model):
         self._make_room(sizes.rows)
         memory, vocabulary = self._inputs_memory, self._logits.shape[1]
         here: list[dict[str, np.ndarray]] = [{} for _ in range(_PLACES)]
-        there: dict[str, Any] = {**self._pools, "previous": self._previous}
+        tables = {"seen": self._histories.seen, "biases": self._histories.biases}
+        there: dict[str, Any] = {**self._pools, **tables, "previous": self._previous}
         end = 0
         for name, shape, begin, end in self._places(sizes):
             dtype = np.dtype(_DRAWS.get(name, np.int32))
@@ -231,6 +238,16 @@ class GPUModel(Model):
             if name in inputs:
                 inputs[name][count:] = 0
 
+    def _fill_draws(self, inputs: dict[str, np.ndarray], draws: Sequence[Draw | None]) -> None:
+        """Write how tokens are chosen."""
+        inputs["temperatures"][:], inputs["histories"][:] = 0.0, 0
+        rows = [(row, draw) for row, draw in enumerate(draws) if draw is not None and draw is not GREEDY]
+        if rows:
+            places = [row for row, _ in rows]
+            columns = zip(*(draw[:5] + self._histories.numbers(draw) for _, draw in rows), strict=True)
+            for name, values in zip(_DRAWS, columns, strict=True):
+                inputs[name][places] = values
+
     def _fill_tables(self, step: PreparedStep, pages: Sequence[Sequence[int]], place: int) -> None:
         """Write the pages of sequences that have others than when the place was filled last; nothing reads after them.
 
@@ -244,15 +261,6 @@ class GPUModel(Model):
         for row in [row for row, same in enumerate(map(eq, pages, known)) if not same]:
             step.inputs[place]["tables"][row, : len(pages[row])] = pages[row]
             known[row] = list(pages[row])
-
-
-def _fill_draws(inputs: dict[str, np.ndarray], draws: Sequence[Draw | None]) -> None:
-    """Write how tokens are chosen, in the order that a `Draw` has them."""
-    inputs["temperatures"][:] = 0.0
-    rows = [row for row, draw in enumerate(draws) if draw is not None and draw.temperature]
-    if rows:
-        for name, values in zip(_DRAWS, zip(*(draws[row] or () for row in rows), strict=True), strict=True):
-            inputs[name][rows] = values
 
 
 def _rounded(count: int, most: int) -> int:

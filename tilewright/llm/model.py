@@ -142,7 +142,7 @@ class Model:
         self._has_adapters = any(spec.name == "adapters" for spec in engine.inputs)
         self._pools = {
             spec.name: self._pool(tuple(size for size in spec.shape[1:] if isinstance(size, int)), spec.dtype)
-            for spec in engine.inputs if spec.mutates is not None
+            for spec in engine.inputs if spec.name.startswith(("keys.", "values."))
         }  # fmt: skip
 
     def _pool(self, sizes: tuple[int, ...], dtype: str) -> Any:

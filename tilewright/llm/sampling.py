@@ -14,6 +14,7 @@ from typing import NamedTuple
 import numpy as np
 
 from tilewright.errors import InputError
+from tilewright.graph.choices import IN_PROMPT
 from tilewright.llm.requests import SamplingParameters, TokenLogprobs
 
 _HEADS = (1024, 16384)  # most probable tokens that nearly always hold what top-p keeps
@@ -26,16 +27,17 @@ _LARGEST_SHARE = 1.0 - 2.0**-24  # below 1 in float32
 
 class Draw(NamedTuple):
     """How a row's token is chosen where nothing but these matters: `share` is the random number, `floor` min-p,
-    `portion` top-p, `most` top-k."""
+    `portion` top-p, `most` top-k; `history` has the penalties and biases, and the tokens so far, if these matter."""
 
     temperature: float = 0.0
     share: float = 0.0
     floor: float = 0.0
     portion: float = 1.0
     most: int = 0
+    history: Sampler | None = None
 
 
-_GREEDY = Draw()
+GREEDY = Draw()
 
 
 class ChosenRow(NamedTuple):
@@ -53,6 +55,7 @@ class Sampler:
         self.parameters, self.seed, self.index = parameters, seed, index
         self._output: Counter[int] = Counter()
         self._repeated = set(prompt) if parameters.repetition_penalty != 1.0 else set()
+        self._changes = self.penalties != (0.0, 0.0, 1.0) or bool(parameters.logit_bias)
         self._biases = np.array(list(parameters.logit_bias.items()), np.float64).reshape(-1, 2)
         self._count = 0
         self._shares: list[float] = []  # random numbers from the place `_first` on
@@ -62,13 +65,28 @@ class Sampler:
         """How the token `ahead` places after the next one may be chosen with its logits alone; None where more matters
         than a `Draw` has."""
         wanted = self.parameters
-        penalties = wanted.presence_penalty or wanted.frequency_penalty or wanted.repetition_penalty != 1.0
-        if penalties or len(self._biases) or wanted.logprobs is not None or wanted.structured_output is not None:
+        if wanted.logprobs is not None or wanted.structured_output is not None:
             return None
+        history = self if self._changes else None
         if wanted.is_greedy:
-            return _GREEDY
+            return GREEDY if history is None else Draw(history=history)
         share = min(self._share(ahead), _LARGEST_SHARE)
-        return Draw(wanted.temperature, share, wanted.min_p, wanted.top_p, wanted.top_k)
+        return Draw(wanted.temperature, share, wanted.min_p, wanted.top_p, wanted.top_k, history)
+
+    @property
+    def penalties(self) -> tuple[float, float, float]:
+        """Presence, frequency, repetition."""
+        wanted = self.parameters
+        return wanted.presence_penalty, wanted.frequency_penalty, wanted.repetition_penalty
+
+    def tables(self, vocabulary: int) -> tuple[np.ndarray, np.ndarray]:
+        """How often each token was seen, int32, and what is added to its logit, float32, as `graph.choices` has it."""
+        seen, biases = np.zeros(vocabulary, np.int32), np.zeros(vocabulary, np.float32)
+        seen[list(self._output.keys())] = list(self._output.values())
+        seen[[token for token in self._repeated if token not in self._output]] = IN_PROMPT
+        inside = self._biases[self._biases[:, 0] < vocabulary]
+        biases[inside[:, 0].astype(np.int64)] = inside[:, 1]
+        return seen, biases
 
     def choose(
         self, logits: np.ndarray | ChosenRow, banned: Sequence[int] = (), allowed: np.ndarray | None = None

@@ -12,7 +12,8 @@ Prompts, chunks of prompts and single tokens are the same to it.  Inputs, all in
     rows       [rows]                   the tokens whose logits are wanted
     adapters   [tokens]                 the number of each token's adapter, where there are some
     temperatures, shares, floors, portions  [rows], float32   how a row's token is chosen, where the step does that
-    counts     [rows]                   the same (`graph.choices`)
+    counts, histories [rows]            the same; presences, frequencies, repetitions [rows], float32 (`graph.choices`)
+    seen, biases  [entries]             tables of texts that change logits, updated in place; biases float32
     previous   [most rows]              what the step before chose, where steps do that
     keys.N, values.N  [slots, key_heads, width]   the pools of layer N, updated in place
 
@@ -117,9 +118,15 @@ class GenerationStep:
         self.lengths, self.rows = given("lengths", sequences), given("rows", rows)
         self._adapters = adapters or None
         self._adapter_of = given("adapters", self.count) if adapters else None
-        names = ("temperatures", "shares", "floors", "portions") if chooses else ()
-        self._draws = [given(name, rows, dtype=float32) for name in names]
-        self._draws += [given("counts", rows)] if chooses else []
+        self._draws = [
+            given(name, rows, dtype=dtype)
+            for names, dtype in (
+                (("temperatures", "shares", "floors", "portions"), float32), (("counts", "histories"), int32),
+                (("presences", "frequencies", "repetitions"), float32),
+            )
+            for name in names
+            if chooses
+        ]  # fmt: skip
         self._angles: dict[int, tuple[Value, Value]] = {}
         self._constants: dict[str, Value] = {}
 
@@ -128,12 +135,28 @@ class GenerationStep:
         logits = self.emit.cast(logits, float32)
         self.builder.output(logits, "logits")
         if self._draws:
-            self.emit.source = "sampling"
-            self.builder.output(self.emit.op("choose", logits, *self._draws), "chosen")
+            self._choose(logits)
         self.checkpoint.finish(ignored)
         if self._adapters is not None:
             self._adapters.finish()
         return self.builder.finish()
+
+    def _choose(self, logits: Value) -> None:
+        """Choose a token of each row, and count it where its text's tokens are counted."""
+        emit = self.emit
+        emit.source = "sampling"
+        vocabulary = logits.shape[1]
+        assert isinstance(vocabulary, int)
+        entries = self.builder.symbol("entries", vocabulary, (self.limits.sequences + 1) * vocabulary)
+        seen = self.builder.input("seen", int32, (entries,))
+        biases = self.builder.input("biases", float32, (entries,))
+        chosen = emit.op("choose", logits, *self._draws, seen, biases)
+        self.builder.output(chosen, "chosen")
+        histories = self._draws[5]
+        place = emit.op("add", emit.op("multiply", histories, vocabulary), emit.op("maximum", chosen, 0))
+        count = emit.op("add", emit.op("gather", seen, place, axis=0), 1)
+        # Rows of no history share the first text of the table, which is nobody's.
+        self.builder.mutate(seen, emit.op("scatter_update", seen, place, count, axis=0, distinct=True))
 
     def _known(self, tokens: Value, previous: Value) -> Value:
         """The tokens, with those that the step before chose; a row without one (-1) ends, and counts as token 0."""

@@ -19,6 +19,7 @@ from tilewright.targets.base import Target
 _BLOCK = 4096  # elements that a CTA has in registers
 _SHARE = 2 * _BLOCK  # of a row, that a CTA looks at
 _THREADS = 256
+_HISTORY = ("histories", "presences", "frequencies", "repetitions", "seen", "biases")
 
 
 def choice(group: Group, graph: Graph, target: Target) -> list[Candidate]:
@@ -28,7 +29,7 @@ def choice(group: Group, graph: Graph, target: Target) -> list[Candidate]:
     assert anchor is not None
     if group.nodes != [anchor]:
         raise NotImplementedError(f"{group.name}: a choice has no slots")
-    names = ("logits", "temperatures", "shares", "floors", "portions", "counts")
+    names = ("logits", "temperatures", "shares", "floors", "portions", "counts", *_HISTORY)
     operands = {name: value for name, value in zip(names, anchor.inputs, strict=True) if value is not None}
     rows, columns = operands["logits"].shape
     block = min(_BLOCK, max(16, next_power_of_2(upper_bound(columns))))
@@ -36,7 +37,8 @@ def choice(group: Group, graph: Graph, target: Target) -> list[Candidate]:
     parts = ceil_divide(columns, share)
     values = Value(f"{group.name}.values", float32, (rows, parts))
     places = Value(f"{group.name}.places", int32, (rows, parts))
-    given = {**operands, "values": values, "places": places, "out": anchor.output}
+    scores = Value(f"{group.name}.scores", float32, (rows, columns))
+    given = {**operands, "scores": scores, "values": values, "places": places, "out": anchor.output}
     width = max(2, next_power_of_2(upper_bound(parts)))
     calls = (
         _call(largest_of_parts, given, parts, {"SHARE": share, "BLOCK": block}, (parts, rows, 1)),
@@ -46,7 +48,7 @@ def choice(group: Group, graph: Graph, target: Target) -> list[Candidate]:
     machine = target.machine()
     cost = Cost(moved, 0, 2 * machine.launches.kernel + expected(moved) / machine.memory)
     reasons = {"part": f"{share} elements", "launches": 2}
-    return [Candidate("choice", tuple(Stage((call,)) for call in calls), cost, (values, places), reasons)]
+    return [Candidate("choice", tuple(Stage((call,)) for call in calls), cost, (values, places, scores), reasons)]
 
 
 def _call(

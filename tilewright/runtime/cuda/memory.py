@@ -91,6 +91,14 @@ class DevicePart:
         """A copy in host memory, as `DeviceArray.numpy`."""
         return _on_host(self.whole.ordinal, self.whole.address + self.begin, self.shape, self.dtype)
 
+    def write(self, values: np.ndarray) -> None:
+        """Copy contiguous values of its shape and type there, after all kernels of the default stream."""
+        with device(self.whole.ordinal).active():
+            check(
+                api().cuMemcpyHtoD(self.whole.address + self.begin, values.ctypes.data, values.nbytes),
+                "copying to a GPU",
+            )
+
     @property
     def __cuda_array_interface__(self) -> dict[str, Any]:
         facts = self.whole.__cuda_array_interface__

@@ -1,0 +1,54 @@
+"""Tables on a GPU of the texts whose tokens change the logits of the next one: how often each was seen, and biases.
+
+A text has a row of the tables while steps choose its tokens; steps count them there.  A row is given to another text
+when neither the last step nor the next one has its text, which is then written again if it goes on.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import numpy as np
+
+from tilewright.llm.sampling import Draw, Sampler
+from tilewright.runtime.cuda.memory import DeviceArray, DevicePart
+
+_NOTHING = (0, 0.0, 0.0, 1.0)
+
+
+class Histories:
+    """The tables; their first row is nobody's.  They are small until a text needs them."""
+
+    def __init__(self, texts: int, vocabulary: int) -> None:
+        self._texts, self._vocabulary = texts, vocabulary
+        self.seen, self.biases = self._table(1, np.int32), self._table(1, np.float32)
+        self._rows: dict[Sampler, int] = {}  # those of the last step are the last ones
+        self._free: list[int] = []
+
+    def _table(self, rows: int, dtype: type) -> DeviceArray:
+        return DeviceArray.from_numpy(np.zeros(rows * self._vocabulary, dtype))
+
+    def hold(self, draws: Sequence[Draw | None]) -> bool:
+        """Have rows for the texts of a step; whether the tables are new ones, with room for all."""
+        wanted = [draw.history for draw in draws if draw is not None and draw.history is not None]
+        is_first = self.seen.shape[0] == self._vocabulary
+        if is_first:
+            rows = self._texts + 1
+            self.seen, self.biases = self._table(rows, np.int32), self._table(rows, np.float32)
+            self._free = list(range(1, rows))
+        known = [self._rows.pop(text, 0) for text in wanted]
+        for text, row in zip(wanted, known, strict=True):
+            self._rows[text] = row or self._write(text)
+        return is_first
+
+    def numbers(self, draw: Draw) -> tuple[int, float, float, float]:
+        """The row of a draw's text, and its penalties."""
+        return _NOTHING if draw.history is None else (self._rows[draw.history], *draw.history.penalties)
+
+    def _write(self, text: Sampler) -> int:
+        row = self._free.pop() if self._free else self._rows.pop(next(iter(self._rows)))
+        seen, biases = text.tables(self._vocabulary)
+        for table, values in ((self.seen, seen), (self.biases, biases)):
+            begin = row * values.nbytes
+            DevicePart(table, begin, values.shape, values.dtype).write(values)
+        return row
