@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import numpy as np
 import pytest
 
@@ -27,10 +29,14 @@ def test_results_are_those_of_the_cpu(name, dtype, tmp_path):
         for found, expected in zip(one.prompt_logprobs, other.prompt_logprobs, strict=True):
             assert abs(found.logprob - expected.logprob) < bound
         assert abs(one.completions[0].logprobs[0].logprob - other.completions[0].logprobs[0].logprob) < bound
-    plain = SamplingParameters(temperature=0.0, max_tokens=20, ignore_eos=True)
-    scored = SamplingParameters(temperature=0.0, max_tokens=20, ignore_eos=True, logprobs=1)
-    chosen, sampled = gpu.generate_all(prompts, plain), gpu.generate_all(prompts, scored)
-    assert [one.completions[0].tokens for one in chosen] == [one.completions[0].tokens for one in sampled]
+    for parameters in (
+        {"temperature": 0.0}, {"temperature": 0.0, "presence_penalty": 0.5, "repetition_penalty": 1.2},
+        {"temperature": 0.9, "top_k": 9, "top_p": 0.9}, {"temperature": 1.0, "frequency_penalty": 0.3, "min_p": 0.02},
+    ):  # fmt: skip
+        plain = SamplingParameters(max_tokens=20, ignore_eos=True, seed=1, **parameters)
+        scored = replace(plain, logprobs=1)  # whose tokens are chosen on the CPU
+        chosen, sampled = gpu.generate_all(prompts, plain), gpu.generate_all(prompts, scored)
+        assert [one.completions[0].tokens for one in chosen] == [one.completions[0].tokens for one in sampled]
     drawn = SamplingParameters(temperature=0.8, seed=1, min_p=0.05, max_tokens=20, ignore_eos=True)
     assert [one.completions[0].tokens for one in gpu.generate_all(prompts, drawn)] == [
         one.completions[0].tokens for one in gpu.generate_all(prompts, drawn)
