@@ -240,7 +240,11 @@ def group_query_attention(call: OnnxCall) -> tuple[Value | None, ...]:
         cache = call[index] if call.has(index) else None
         more = simplify(lift(keys) - past)
         empty = call.full((batch, groups, more, item.shape[3]), 0.0, item.dtype)
-        room = empty if cache is None or past == 0 else call.op("concat", cache, empty, axis=2) if more != 0 else cache
+        room = empty
+        if cache is not None and past != 0:  # of which what follows the sequence becomes 0, as in ONNX Runtime
+            room = call.op("concat", cache, empty, axis=2) if more != 0 else cache
+            before = call.op("less", call.reshape(call.iota(keys), (1, 1, -1, 1)), call.reshape(begin, (-1, 1, 1, 1)))
+            room = call.op("where", before, room, call.builder.number(0.0, room.dtype))
         index_shape = call.reshape(places, (batch, 1, rows, 1))
         stored.append(scatter_elements(call, room, call.broadcast(index_shape, item.shape), item, 2))
     scale = float(call.attribute("scale", 0.0)) or (width**-0.5 if isinstance(width, int) else default_scale(query))
