@@ -124,7 +124,7 @@ def _text(inputs: Inputs, index: int) -> tuple[Any, ...]:
 
 def _each(function: Callable[..., Any], *arrays: Array, dtype: Any = object) -> Array:
     """A function of the elements of arrays that broadcast."""
-    together = np.broadcast_arrays(*arrays)
+    together = arrays if len(arrays) == 1 else np.broadcast_arrays(*arrays)
     result = np.empty(together[0].shape, dtype)
     flat = result.reshape(-1)
     for place, items in enumerate(zip(*(array.reshape(-1) for array in together), strict=True)):
@@ -255,8 +255,9 @@ def _places(keys: tuple[str, ...]) -> dict[str, int]:
 
 
 def text_position(inputs: Arrays, attributes: Attributes) -> Array:
-    places = _places(attributes["keys"])
-    return _each(lambda text: places.get(text, -1), inputs[0], dtype=np.int64)
+    places, texts = _places(attributes["keys"]), inputs[0]
+    found = [places.get(text, -1) for text in texts.reshape(-1).tolist()]
+    return np.array(found, np.int64).reshape(texts.shape)
 
 
 class _Sequences:

@@ -458,6 +458,8 @@ def concat(inputs: Arrays, attributes: Attributes) -> Array:
 
 def _check_indices(op: str, indices: Array, extent: int) -> None:
     """Indices count from the end when negative; others raise `InputError`."""
+    if indices.size == 1 and -extent <= indices.item() < extent:
+        return  # as most are that the host looks up
     if indices.size and not -extent <= int(indices.min()) <= int(indices.max()) < extent:
         wrong = indices[(indices < -extent) | (indices >= extent)].flat[0]
         raise InputError(f"{op}: the index {wrong} is out of range: it takes {-extent}..{extent - 1}")
