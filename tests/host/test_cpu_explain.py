@@ -67,6 +67,23 @@ def test_fused_rows_masks_and_buffers() -> None:
 
 
 @tilewright.jit
+def joined(left, right, out, first, others, columns, C: tl.constexpr):
+    """The largest element of a row of two parts, of `first` and of `others` elements."""
+    c = tl.arange(0, C).to(tl.int64)
+    inside, early, rest = c < columns, c < first, c - first
+    late = (rest >= 0) & (rest < others)
+    value = tl.where(early, tl.load(left + c, mask=inside & early), tl.load(right + rest, mask=inside & late))
+    tl.store(out, tl.max(tl.where(inside, value, float("-inf")), 0))
+
+
+def test_a_loop_ends_at_the_mask_after_which_nothing_is_needed() -> None:
+    """The mask of a part holds as often as the one of the row, but elements after it count."""
+    types = {"left": "*f32", "right": "*f32", "out": "*f32", "first": "i64", "others": "i64", "columns": "i64"}
+    found = of(notes(joined, types, {"C": 1024}), "tl.store(out, tl.max")
+    assert "up to the mask of line" in found and "elements after it" not in found
+
+
+@tilewright.jit
 def irregular(x, index, out, n, stride, BLOCK: tl.constexpr):
     i = tl.arange(0, BLOCK)
     far = tl.load(x + i * stride, mask=i < n)
