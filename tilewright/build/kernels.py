@@ -119,6 +119,8 @@ class KernelSet:
             compiled: CompiledKernel = kernel.compile(*request)
             seconds = time.perf_counter() - started
             binary = compiled.binary
+            # A plan passes no record: neither assertions nor loops without a known end are for kernels of the library.
+            assert not binary.records, f"{name} may fail or wait, which plans on CPUs do not expect"
             constants = {key: value for key, value in call.constants.items() if isinstance(value, (bool, int, float))}
             self.entries.setdefault(binary.key, KernelEntry(binary, name, constants))
             self.remarks += _warnings(name, compiled)
