@@ -241,12 +241,18 @@ class EnginesOfSizes:
 
 
 def _with_sizes(model: ModelProto, shapes: Mapping[str, Any]) -> ModelProto:
-    """The model in which inputs have the sizes that `shapes` gives as numbers."""
+    """The model in which inputs have the dimensions that `shapes` gives, with the sizes that are numbers."""
+    if not shapes:
+        return model
     result = ModelProto()
     result.CopyFrom(model)
     for entry in result.graph.input:
-        dims, axes = entry.type.tensor_type.shape.dim, shapes.get(entry.name, {})
-        if axes and not entry.type.tensor_type.HasField("shape"):
+        if entry.name not in shapes or not entry.type.HasField("tensor_type"):
+            continue
+        axes, shape = shapes[entry.name], entry.type.tensor_type.shape
+        dims = shape.dim
+        if not entry.type.tensor_type.HasField("shape"):
+            shape.SetInParent()  # that of a number has no dimensions
             dims.extend(TensorShapeProto.Dimension() for _ in axes)
         for axis, size in axes.items():
             if isinstance(size, int):
@@ -473,7 +479,7 @@ def instead(
     Raises `error` where none can help: there is no rule for an operation, or all sizes are known.
     """
     survey(source.read(), source.folder)
-    whole = source.whole()
+    whole = _with_sizes(source.whole(), dynamic_shapes or {})
     branch = refused_branch(whole, error) if isinstance(error, UnsupportedOperationError) else None
     if branch is not None:
         return EnginesOfBranches(whole, branch, target, dynamic_shapes, quick_start)
