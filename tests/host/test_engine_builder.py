@@ -16,8 +16,10 @@ from tilewright.graph import reference
 from tilewright.graph.build import GraphBuilder
 from tilewright.graph.core import Graph
 from tilewright.host import host_cpu
+from tilewright.passes.grid_axes import PLAIN
 from tilewright.settings import settings
-from tilewright.symbolic import floor_divide
+from tilewright.symbolic import floor_divide, lift, simplify
+from tilewright.targets.registry import get_target
 
 
 @pytest.fixture
@@ -384,3 +386,11 @@ def test_steps_of_a_recurrent_layer_share_their_kernels(generator, rows):
         for batch in (1, 3, 20) if rows == "batch" else (rows,):
             check(engine, graph, {"x": generator.standard_normal((batch, steps, 24), np.float32)})
     assert len(kernels_of[12]) == len(kernels_of[7])
+
+
+def test_axes_of_a_grid_change_places_only_where_x_may_be_longer() -> None:
+    """A CPU takes as many programs along each axis, whatever sizes a run may have."""
+    size = GraphBuilder("sizes").symbol("n", 1, 2**31 - 1)
+    grid = (1, simplify(lift(size) * size), 1)
+    assert kernels.grid_axes(grid, get_target("cpu").largest_grid) == PLAIN
+    assert kernels.grid_axes(grid, get_target("cuda:sm_90a").largest_grid) == (1, 0, 2)

@@ -147,13 +147,14 @@ class KernelSet:
 
 
 def grid_axes(grid: tuple[Size, Size, Size], largest: tuple[int, int, int]) -> Axes:
-    """Which axis of a launch is which of a kernel's grid: x and one that is too long change places.
+    """Which axis of a launch is which of a kernel's grid: x and one that is too long change places, where x may be
+    longer.
 
     Where run-time sizes decide, only axes that the order of programs does not depend on do.
     """
     most = [upper_bound(extent) for extent in grid]
     long = max((1, 2), key=lambda axis: most[axis] / largest[axis])
-    if most[long] <= largest[long] or most[0] > largest[long]:
+    if most[long] <= largest[long] or most[0] > largest[long] or largest[0] <= largest[long]:
         return PLAIN
     if not isinstance(grid[long], int) and grid[0] != 1:
         return PLAIN
