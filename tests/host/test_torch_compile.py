@@ -333,6 +333,15 @@ def test_checks_that_pytorch_keeps_in_order_by_tokens() -> None:
     torch.testing.assert_close(found, forward(a), rtol=1e-4, atol=1e-5)
 
 
+_contiguous = torch.Tensor.contiguous
+
+
+def uncopied(tensor: torch.Tensor) -> torch.Tensor:
+    """In the place of `torch.Tensor.contiguous`: no copy is wanted."""
+    assert tensor.is_contiguous()
+    return _contiguous(tensor)
+
+
 @pytest.mark.parametrize("dynamic", [False, True])
 def test_tensors_are_not_copied_for_their_order_in_memory(monkeypatch: pytest.MonkeyPatch, dynamic: bool) -> None:
     """Dense arguments and results whose dimensions lie in another order are permuted views of row-major ones."""
@@ -343,12 +352,6 @@ def test_tensors_are_not_copied_for_their_order_in_memory(monkeypatch: pytest.Mo
         (lambda x, y: x + y, (torch.randn(3, 5, 7), torch.randn(3, 7, 5).mT)),
         (lambda x: (x * 2).transpose(0, 1), (torch.randn(3, 5, 7),)),
     ]
-    contiguous = torch.Tensor.contiguous
-
-    def uncopied(tensor: torch.Tensor) -> torch.Tensor:
-        assert tensor.is_contiguous()
-        return contiguous(tensor)
-
     for function, arguments in cases:
         run = compiled(function, dynamic=dynamic)
         with torch.no_grad():
@@ -359,3 +362,23 @@ def test_tensors_are_not_copied_for_their_order_in_memory(monkeypatch: pytest.Mo
             monkeypatch.undo()
         torch.testing.assert_close(found, expected, **TOLERANCE)
         assert found.stride() == expected.stride()
+
+
+def test_expanded_arguments_are_read_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    """They are inputs of one element along the dimensions in which their memory is repeated."""
+    draw = torch.Generator().manual_seed(0)
+    index = torch.randint(5, (3, 1), generator=draw).expand(-1, 7)
+    rows = torch.randn(4, 6, 1, generator=draw).transpose(0, 1).expand(2, 6, 4, 9)
+    x, y = torch.randn(5, 7, generator=draw), torch.randn(6, 4, 9, generator=draw)
+
+    def forward(x: torch.Tensor, y: torch.Tensor, index: torch.Tensor, rows: torch.Tensor) -> Any:
+        return x.take_along_dim(index, 0), rows * y, rows.sum(0)
+
+    run = compiled(forward, dynamic=False)
+    with torch.no_grad():
+        run(x, y, index, rows)
+        monkeypatch.setattr(torch.Tensor, "contiguous", uncopied)
+        found = run(x, y, index, rows)
+        monkeypatch.undo()
+    for result, expected in zip(found, forward(x, y, index, rows), strict=True):
+        torch.testing.assert_close(result, expected, **TOLERANCE)

@@ -124,6 +124,23 @@ def memory_order(fake: Any) -> list[int] | None:
     return order if order is not None and is_contiguous(fake, order) else None
 
 
+def repeated_axes(fake: Any) -> list[int]:
+    """Dimensions of known size along which a tensor of real numbers is the same memory again: those of an expand."""
+    if not isinstance(fake, torch.Tensor) or is_complex(fake):
+        return []
+    return [
+        axis for axis, (extent, step) in enumerate(zip(fake.shape, fake.stride(), strict=True))
+        if isinstance(extent, int) and isinstance(step, int) and extent > 1 and step == 0
+    ]  # fmt: skip
+
+
+def first_of(tensor: torch.Tensor, axes: Sequence[int]) -> torch.Tensor:
+    """A tensor's first elements along some dimensions."""
+    for axis in axes:
+        tensor = tensor.narrow(axis, 0, 1)
+    return tensor
+
+
 def inverse_of(order: Sequence[int]) -> list[int]:
     """The order that undoes a permutation of dimensions."""
     return [order.index(axis) for axis in range(len(order))]

@@ -26,7 +26,16 @@ from tilewright.importers.torch_complex import REAL_TYPES, Complex, divided, is_
 from tilewright.importers.torch_control import import_control_whole
 from tilewright.importers.torch_export import declare_input, declare_output
 from tilewright.importers.torch_fx import Walker, dtype_of
-from tilewright.importers.torch_nodes import inverse_of, is_token, linear_sizes, memory_order, ranges, stride_order
+from tilewright.importers.torch_nodes import (
+    first_of,
+    inverse_of,
+    is_token,
+    linear_sizes,
+    memory_order,
+    ranges,
+    repeated_axes,
+    stride_order,
+)
 from tilewright.importers.torch_survey import IMPORT_RULES
 from tilewright.importers.torch_symbols import SymbolTable, squeezed_symbols
 from tilewright.runtime.cuda.device import on_gpu_of
@@ -57,10 +66,12 @@ class PartSettings:
 
 
 class _Input(NamedTuple):
-    """An argument that is an input of an engine, and in which order its dimensions are given (None: their own)."""
+    """An argument that is an input of an engine: along which dimensions it is `repeated`, which are given once, and in
+    which order its dimensions are given (None: their own)."""
 
     position: int
     name: str
+    repeated: list[int]
     order: list[int] | None
 
 
@@ -124,7 +135,7 @@ class EnginePart:
         built = self.engines.get(key) or self.general or self._build(key, arguments)
         if built is None:
             return (self.replacement or self.gm)(*arguments)
-        named = {name: _given(arguments[position], order) for position, name, order in built.inputs}
+        named = {each.name: _given(arguments[each.position], each) for each in built.inputs}
         for position, name in built.sizes:
             named[name] = torch.empty(arguments[position], dtype=torch.int8, device=self._device(arguments))
         try:
@@ -256,7 +267,7 @@ class EnginePart:
         for index, node in enumerate(output.args[0]):
             declare_output(builder, _stored(builder, walker.values[node], self.orders[index]), f"output_{index}")
         inputs = [
-            _Input(position, node.name, memory_order(node.meta["val"]))
+            _input_of(position, node)
             for position, node in names
             if isinstance(walker.values.get(node), (Value, Complex))
         ]
@@ -288,11 +299,19 @@ def _placeholder(
     if constant:
         zero = np.zeros((), dtype_of(fake.dtype).numpy)
         return builder.constant(np.broadcast_to(zero, tuple(fake.shape)), node.name)
-    order = memory_order(fake)
+    given = _input_of(0, node)
+    order, once = given.order, first_of(fake, given.repeated)
     if order is None:
-        return declare_input(builder, symbols, fake, node.name)
-    shape = symbols.shape([fake.shape[axis] for axis in order])
-    return Emitter(builder).permute(builder.input(node.name, dtype_of(fake.dtype), shape), inverse_of(order))
+        value = declare_input(builder, symbols, once, node.name)
+    else:
+        shape = symbols.shape([once.shape[axis] for axis in order])
+        value = Emitter(builder).permute(builder.input(node.name, dtype_of(fake.dtype), shape), inverse_of(order))
+    return Emitter(builder).broadcast(value, symbols.shape(fake.shape)) if given.repeated else value
+
+
+def _input_of(position: int, node: fx.Node) -> _Input:
+    repeated = repeated_axes(node.meta["val"])
+    return _Input(position, node.name, repeated, memory_order(first_of(node.meta["val"], repeated)))
 
 
 def _stored(builder: GraphBuilder, value: Any, order: list[int] | None) -> Any:
@@ -336,13 +355,14 @@ def _unknown_sizes(gm: fx.GraphModule) -> list[int]:
     return [position for position, node in placeholders if free_unbacked_symbols(node.meta["val"])]
 
 
-def _given(argument: Any, order: list[int] | None) -> Any:
+def _given(argument: Any, how: _Input) -> Any:
     """An argument as an engine takes it: row-major in memory, complex numbers as pairs."""
     if not isinstance(argument, torch.Tensor):
         return argument
     if argument.is_complex():
         return torch.view_as_real(argument.resolve_conj())
-    return argument if order is None else argument.permute(order)
+    argument = first_of(argument, how.repeated)
+    return argument if how.order is None else argument.permute(how.order)
 
 
 def _ordered(value: Any, order: list[int] | None, on_host: bool, pairs: bool) -> torch.Tensor:
