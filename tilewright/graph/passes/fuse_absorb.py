@@ -215,13 +215,7 @@ def _take_places(drafts: Drafts, draft: Draft) -> None:
         value = waiting.pop()
         index = drafts.producer(value)
         places = None if index is None else drafts.owner[index]
-        if places is None or places.kind != "elementwise" or not _is_cheaper_than_loads(drafts, places):
-            continue
-        outputs = drafts.outputs(places)
-        if not drafts.results.isdisjoint(outputs) or not any(_is_place(drafts, draft, item) for item in outputs):
-            continue
-        members = draft.nodes | draft.copies
-        if outputs != [value] and any(reader not in members for item in outputs for reader in drafts.readers[item]):
+        if places is None or not _may_take(drafts, draft, places, value):
             continue
         before = set(draft.copies)
         draft.copies |= places.nodes | places.copies
@@ -229,6 +223,15 @@ def _take_places(drafts: Drafts, draft: Draft) -> None:
             draft.copies = before
         else:
             waiting += drafts.inputs(places)
+
+
+def _may_take(drafts: Drafts, draft: Draft, places: Draft, value: Value) -> bool:
+    if places.kind != "elementwise" or not _is_cheaper_than_loads(drafts, places):
+        return False
+    outputs, members = drafts.outputs(places), draft.nodes | draft.copies
+    if not drafts.results.isdisjoint(outputs) or not any(_is_place(drafts, draft, item) for item in outputs):
+        return False
+    return outputs == [value] or all(reader in members for item in outputs for reader in drafts.readers[item])
 
 
 def _is_cheaper_than_loads(drafts: Drafts, draft: Draft) -> bool:

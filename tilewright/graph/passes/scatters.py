@@ -57,22 +57,13 @@ def _replaced(node: Node, rewriter: GraphRewriter) -> Value | None:
 
 def _at_known_places(node: Node, rewriter: GraphRewriter) -> Value | None:
     """Updates of places that are equal steps apart: what lies before, the updates, what lies after."""
-    x, indices, updates = node.inputs
-    line = rewriter.producer(indices, "iota")
+    x, _, updates = node.inputs
     assert x is not None and updates is not None
-    axis = node.attributes["axis"]
-    if line is None or line.output.rank != 1:
+    axis, extent = node.attributes["axis"], x.shape[node.attributes["axis"]]
+    start, step = _known_steps(node, rewriter)
+    if not step:
         return None
-    start, step, count, extent = (
-        *(line.attributes[key] for key in ("start", "step")),
-        updates.shape[axis],
-        x.shape[axis],
-    )
-    if not all(isinstance(size, int) for size in (start, step, count, extent)) or step < 1 or count < 1 or start < 0:
-        return None
-    stop = start + (count - 1) * step + 1
-    if stop > extent:
-        return None
+    stop = start + (updates.shape[axis] - 1) * step + 1
     if step > 1:
         updates = _spread(rewriter, x, updates, axis, start, step)
     bounds = [(0, start), (stop, extent)]
@@ -80,6 +71,24 @@ def _at_known_places(node: Node, rewriter: GraphRewriter) -> Value | None:
         [rewriter.op("slice", [x], axis=axis, start=first, stop=end)] if first != end else [] for first, end in bounds
     )
     return rewriter.op("concat", [*before, updates, *after], axis=axis)
+
+
+def _known_steps(node: Node, rewriter: GraphRewriter) -> tuple[int, int]:
+    """The first place of updates that are equal steps apart, and the step; no step where that is not known."""
+    x, indices, _ = node.inputs
+    line = rewriter.producer(indices, "iota")
+    if x is None or line is None or line.output.rank != 1:
+        return 0, 0
+    sizes = (
+        *(line.attributes[key] for key in ("start", "step")),
+        line.output.shape[0],
+        x.shape[node.attributes["axis"]],
+    )
+    if not all(isinstance(size, int) for size in sizes):
+        return 0, 0
+    start, step, count, extent = sizes
+    inside = start >= 0 and step >= 1 and count >= 1 and start + (count - 1) * step < extent
+    return (start, step) if inside else (0, 0)
 
 
 def _spread(rewriter: GraphRewriter, x: Value, updates: Value, axis: int, start: int, step: int) -> Value:
