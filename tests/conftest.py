@@ -75,15 +75,15 @@ def pytest_collection_finish() -> None:
 def _no_processes_that_compile() -> Iterator[None]:
     """Builds compile in the process of their test: workers share the CPUs already, and a fork of one costs more than it
     saves. Tests of processes that compile take `compile_processes`."""
-    worth_it, precompile._WORTH_IT = precompile._WORTH_IT, sys.maxsize
+    worth_it, precompile._FEWEST_JOBS = precompile._FEWEST_JOBS, sys.maxsize
     yield
-    precompile._WORTH_IT = worth_it
+    precompile._FEWEST_JOBS = worth_it
 
 
 @pytest.fixture
 def compile_processes(monkeypatch: pytest.MonkeyPatch) -> None:
     """Builds of four kernels and more compile them in several processes, as they do for users."""
-    monkeypatch.setattr(precompile, "_WORTH_IT", 4)
+    monkeypatch.setattr(precompile, "_FEWEST_JOBS", 4)
 
 
 @pytest.fixture(autouse=True, scope="session")

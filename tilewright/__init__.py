@@ -6,7 +6,7 @@
     outputs = engine(x)
 
 An engine is a program: load those of people you trust, or use ``expect_sha256``, ``trusted_keys`` or
-``rebuild="always"`` (`Engine.load`).
+``rebuild="always"`` (`tilewright.load`).
 
 Names are imported when they are first used: loading an engine imports the runtime alone.
 """
@@ -19,7 +19,6 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     from tilewright.api import compile as compile
     from tilewright.engine.engine import Engine as Engine
-    from tilewright.engine.engine import load as load
     from tilewright.language.aggregate import aggregate as aggregate
     from tilewright.language.types import constexpr_function as constexpr_function
     from tilewright.launch.autotune import Config as Config
@@ -34,6 +33,7 @@ if TYPE_CHECKING:
     from tilewright.launch.wrappers import MockTensor as MockTensor
     from tilewright.launch.wrappers import pointer as pointer
     from tilewright.launch.wrappers import reinterpret as reinterpret
+    from tilewright.loading import load as load
     from tilewright.quant.quantize import quantize as quantize
     from tilewright.quant.search import search_precision as search_precision
 
@@ -42,7 +42,7 @@ __version__ = "0.1.0"
 _EXPORTS = {
     "Engine": "tilewright.engine.engine",
     "compile": "tilewright.api",
-    "load": "tilewright.engine.engine",
+    "load": "tilewright.loading",
     "quantize": "tilewright.quant.quantize",
     "search_precision": "tilewright.quant.search",
     "jit": "tilewright.launch.jit",

@@ -29,6 +29,7 @@ LATE = {
     "tilewright.targets.nvidia.backend": "kernels in the cache are loaded without the compiler",
     "tilewright.targets.nvidia.compile": "kernels in the cache are loaded without the compiler",
     "tilewright.library.select": "a build imports the kernels of its own target only",
+    "tilewright.loading": "engines that load need no compiler",
     "tilewright.launch.jit": "kernels are launched without the interpreter",
     "tilewright.launch.launching": "kernels are launched without the interpreter",
 }
@@ -38,7 +39,6 @@ BY_NAME = {
     "tilewright": "names of the package are loaded when they are first used",
     "tilewright.ops": "names of the package are loaded when they are first used",
     "tilewright.shim": "names of Triton are loaded when they are first used",
-    "tilewright.engine.engine": "an engine that does not load is built again, by the compiler that loading never needs",
     "tilewright.launch.kernel_info": "constants of a kernel on record are functions of the user's modules",
     "tilewright.runtime.cuda.extern": "a library is loaded by the first step that calls it",
 }

@@ -3,8 +3,9 @@
     python tools/check_names.py
 
 - No two files of the library have a class, or a public constant, of the same name.  Aliases (``Number = Union[…]``) are
-  not classes.  Constants are names in capitals whose values are numbers, texts or tuples of such; one that begins with
-  an underscore is its file's own.  Names that others lay down are in `EXCEPTIONS`, with the reason.
+  not classes.  Constants are names in capitals whose values are numbers, texts or tuples of such.  One that begins with
+  an underscore is its file's own: several files of a package of `ONE_MEANING` may have it, with one value.  Names that
+  others lay down are in `EXCEPTIONS`, with the reason.
 - No function, class, parameter, variable or attribute is called by a word of `VAGUE` alone, with or without underscores
   and in capitals or not.  Such a word may be a part of a name (``runs_in_turns``).
 """
@@ -20,6 +21,8 @@ from pathlib import Path
 ROOT = Path(__file__).resolve().parents[1] / "tilewright"
 # name -> why several files may have it. An entry that is no longer needed fails the check.
 EXCEPTIONS: dict[str, str] = {}
+# Packages in which a private constant's name has one value.
+ONE_MEANING = frozenset("build engine launch library measure ops runtime targets".split())
 # Words that do not say what they name: half of a sentence that only its author has in mind.
 VAGUE = frozenset("behind both kept meant posed rooms spelled taken turns what".split())
 
@@ -56,12 +59,30 @@ def vague_names(paths: Iterable[Path]) -> Iterator[str]:
 def constants(paths: Iterable[Path]) -> dict[str, list[str]]:
     """Where each public constant is defined: "file:line" by its name."""
     found: dict[str, list[str]] = defaultdict(list)
+    for name, _, place in _constants(paths):
+        if not name.startswith("_"):
+            found[name].append(place)
+    return found
+
+
+def several_values(paths: Iterable[Path], package: str) -> dict[str, list[str]]:
+    """Where each private constant of a package is defined that has several values there."""
+    found: dict[str, list[str]] = defaultdict(list)
+    values: dict[str, set[str]] = defaultdict(set)
+    for name, value, place in _constants(path for path in paths if package in path.parts):
+        if name.startswith("_"):
+            found[name].append(place)
+            values[name].add(value)
+    return {name: places for name, places in found.items() if len(values[name]) > 1}
+
+
+def _constants(paths: Iterable[Path]) -> Iterator[tuple[str, str, str]]:
+    """Each constant of some files: its name, the text of its value, "file:line"."""
     for path in sorted(paths):
         for node in ast.parse(path.read_text(encoding="utf-8")).body:
             for name, value in _assigned(node):
-                if name.isupper() and not name.startswith("_") and _is_literal(value):
-                    found[name].append(f"{path}:{node.lineno}")
-    return found
+                if name.isupper() and value is not None and _is_literal(value):
+                    yield name, ast.unparse(value), f"{path}:{node.lineno}"
 
 
 def _assigned(node: ast.stmt) -> Iterator[tuple[str, ast.expr | None]]:
@@ -92,6 +113,9 @@ def problems(paths: Iterable[Path]) -> Iterator[str]:
     for name, places in sorted(repeated.items()):
         if name not in EXCEPTIONS:
             yield f"{name}: {', '.join(places)}: qualify the names, or merge what is the same"
+    for package in sorted(ONE_MEANING):
+        for name, places in several_values(paths, package).items():
+            yield f"{name}: {', '.join(places)}: a name has one value in a package; say what each of them is"
     for place in vague_names(paths):
         yield f"{place}: name what it holds; this word says only half (see VAGUE in tools/check_names.py)"
     yield from (f"{name}: the exception is no longer needed" for name in EXCEPTIONS if name not in repeated)

@@ -51,7 +51,7 @@ def test_bounds_count_what_is_outside_of_strings(rng: np.random.Generator, monke
     for _ in range(200):
         text = json.dumps(drawn(rng))
         depth, values = scanned(text)
-        monkeypatch.setattr(bounded_json, "_PIECE", int(rng.integers(1, 50)))
+        monkeypatch.setattr(bounded_json, "_SCANNED_AT_ONCE", int(rng.integers(1, 50)))
         for less_deep, fewer in ((0, 0), (1, 0), (0, 1)):
             monkeypatch.setattr(bounded_json, "MOST_DEPTH", depth - less_deep)
             monkeypatch.setattr(bounded_json, "MOST_VALUES", values - fewer)

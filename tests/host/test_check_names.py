@@ -26,6 +26,14 @@ def test_constants_of_one_assignment_are_found(tmp_path: Path) -> None:
     assert found.startswith("FEW: ")
 
 
+def test_a_private_constant_with_two_values_in_a_package_is_found(tmp_path: Path) -> None:
+    for folder, value in (("library", 8), ("library/matmul", 16), ("frontend", 32)):
+        (tmp_path / folder).mkdir(exist_ok=True)
+        (tmp_path / folder / "a.py").write_text(f"_FEW, _LINE = {value}, 64\n")
+    [found] = problems(tmp_path.rglob("*.py"))
+    assert found.startswith("_FEW: ") and found.count("a.py") == 2 and "frontend" not in found
+
+
 def test_vague_names_are_found(tmp_path: Path) -> None:
     (tmp_path / "a.py").write_text(
         "_KEPT = 3\ndef _both(what=1, *, kept_rows=2):\n    self.taken = [turns for turns in what]\n    return turns\n"

@@ -11,7 +11,7 @@ import pytest
 from typer.testing import CliRunner, Result
 
 from tests.host.cuda_stand_in import Driver
-from tilewright import Engine
+from tilewright import Engine, load
 from tilewright.build.builder import build
 from tilewright.cli import doctor, peers, placement
 from tilewright.cli.main import application
@@ -72,8 +72,8 @@ def test_an_engine_is_built_again_for_what_it_was_built_for(engine: Path, tmp_pa
     assert "for cpu\n" in tilewright("build", str(engine), "-o", str(again), "--target", "auto").output
     damaged = tmp_path / "damaged.engine"
     damaged.write_bytes(engine.read_bytes().replace(b'"producer"', b'"producex"', 1))
-    assert Engine.load(damaged, rebuild=True).targets == ("cpu", "cuda:sm_90a")
-    assert Engine.load(damaged, rebuild=True, target="cuda").targets == ("cuda:sm_90a",)
+    assert load(damaged, rebuild=True).targets == ("cpu", "cuda:sm_90a")
+    assert load(damaged, rebuild=True, target="cuda").targets == ("cuda:sm_90a",)
 
 
 def test_options_that_change_nothing_on_the_cpu_are_told(engine: Path, tmp_path: Path) -> None:
@@ -115,7 +115,7 @@ def test_an_engine_for_a_gpu_is_built_for_the_cpu_where_there_is_no_gpu(
         raise DeviceError("no GPU here")
 
     monkeypatch.setattr(devices, "current_device", missing)
-    assert Engine.load(only, rebuild=True).targets == ("cpu",)
+    assert load(only, rebuild=True).targets == ("cpu",)
 
 
 def test_brackets_are_text(driver: Driver, tmp_path: Path) -> None:

@@ -17,7 +17,7 @@ import pytest
 from onnx import TensorProto, helper
 from typer.testing import CliRunner
 
-from tilewright import Engine, compile
+from tilewright import Engine, compile, load
 from tilewright.cli.console import _Terminal
 from tilewright.cli.main import application
 from tilewright.cli.tensors import random_input, save_outputs
@@ -224,7 +224,7 @@ def test_forged_graphs_are_refused_by_errors_of_ours(folder: Path, tmp_path: Pat
     path = tmp_path / "forged.engine"
     path.write_bytes(sealed(members))
     with pytest.raises(EngineDamagedError) as caught:
-        Engine.load(path, rebuild="always", target="cpu")
+        load(path, rebuild="always", target="cpu")
     assert not CONTROL.search(str(caught.value))
 
 
@@ -244,7 +244,7 @@ def test_what_is_built_again_does_not_depend_on_odd_names_of_targets(
     path = tmp_path / "odd.engine"
     path.write_bytes(sealed(members))
     for rebuild in (True, "always"):
-        assert Engine.load(path, rebuild=rebuild).target == "cpu"
+        assert load(path, rebuild=rebuild).target == "cpu"
     assert "building the engine again, for cpu" in caplog.text and not CONTROL.search(caplog.text)
 
 

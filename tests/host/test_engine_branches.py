@@ -87,11 +87,11 @@ def test_branches_of_an_engine_run_on_streams_of_their_own(driver: Driver, rng, 
 
 @pytest.mark.parametrize("length", [10, 20])
 def test_random_graphs_on_lanes_keep_their_results(driver: Driver, rng, monkeypatch, length: int) -> None:
-    monkeypatch.setattr(branches, "_WORTH_IT", 1e9)  # lanes wherever there are branches
+    monkeypatch.setattr(branches, "_LARGEST_SHARE_OF_ONE_LANE", 1e9)  # lanes wherever there are branches
     drawn = RandomGraph(int(rng.integers(2**32)), length)
     inputs = {name: array.astype(np.float32) for name, array in drawn.inputs(2, 3).items()}
     spread = build(drawn.graph, "cuda:sm_90a")
-    monkeypatch.setattr(branches, "_WORTH_IT", 0.0)
+    monkeypatch.setattr(branches, "_LARGEST_SHARE_OF_ONE_LANE", 0.0)
     alone = build(drawn.graph, "cuda:sm_90a")
     assert {step.lane for step in alone.plan.steps} == {0}
     wanted = alone.run(inputs)

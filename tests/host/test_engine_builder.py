@@ -7,7 +7,7 @@ import threading
 import numpy as np
 import pytest
 
-from tilewright import Engine
+from tilewright import Engine, load
 from tilewright.build import kernels
 from tilewright.build.builder import build
 from tilewright.dtypes import float32, int64
@@ -285,7 +285,7 @@ def test_damaged_engines_are_built_again_when_asked(generator, tmp_path):
     change_member(path, "kernels/plan.o", lambda data: data[:-1])
     with pytest.raises(EngineDamagedError, match=r"plan\.o has changed"):
         Engine.load(path)
-    engine = Engine.load(path, rebuild=True)
+    engine = load(path, rebuild=True)
     assert engine.source == "p.onnx"
     check(engine, graph, {"x": generator.standard_normal((9, 24), np.float32)})
     engine.save(path)
@@ -302,7 +302,7 @@ def test_a_damaged_manifest_or_another_version_does_not_hinder_rebuilding(genera
         path = tmp_path / "p.engine"
         build(graph).save(path)
         change_member(path, name, change)
-        check(Engine.load(path, rebuild=True), graph, {"x": generator.standard_normal((2, 24), np.float32)})
+        check(load(path, rebuild=True), graph, {"x": generator.standard_normal((2, 24), np.float32)})
 
 
 def test_what_cannot_be_built_again_says_so(generator, tmp_path):
@@ -311,15 +311,15 @@ def test_what_cannot_be_built_again_says_so(generator, tmp_path):
     whole = path.read_bytes()
     change_member(path, "graph.json", lambda data: data.replace(b"matmul", b"natmul"))
     with pytest.raises(EngineDamagedError, match="cannot be built again"):
-        Engine.load(path, rebuild=True)
+        load(path, rebuild=True)
     path.write_bytes(whole[: len(whole) // 2])
     with pytest.raises(EngineDamagedError, match="no complete zip"):
-        Engine.load(path, rebuild=True)
+        load(path, rebuild=True)
     data = bytearray(whole)
     data[data.rindex(b'"up.')] ^= 1  # in the weights' header, which lies after the graph
     path.write_bytes(bytes(data))
     with pytest.raises(EngineDamagedError, match=r"weights\.safetensors has changed"):
-        Engine.load(path, rebuild=True)
+        load(path, rebuild=True)
 
 
 @pytest.mark.skipif(host_cpu().triple.startswith(("aarch64", "arm64")), reason="builds for another architecture")
@@ -334,7 +334,7 @@ def test_engines_for_other_cpus_are_built_saved_and_refused(generator, tmp_path)
     with pytest.raises(EngineTargetError, match="aarch64"):
         Engine.load(tmp_path / "arm.engine")
     assert Engine.read(tmp_path / "arm.engine").plan == engine.plan
-    check(Engine.load(tmp_path / "arm.engine", rebuild=True), graph, inputs)
+    check(load(tmp_path / "arm.engine", rebuild=True), graph, inputs)
 
 
 @pytest.mark.usefixtures("compile_processes")

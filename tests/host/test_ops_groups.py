@@ -159,7 +159,7 @@ def test_what_has_no_kernel_says_why(error: type[Exception], monkeypatch: pytest
 
 def test_the_oldest_operations_are_forgotten_with_their_tables(monkeypatch: pytest.MonkeyPatch) -> None:
     """All but the tables that a captured graph may read."""
-    for name, value in (("_PREPARED", {}), ("_CAPTURED", {}), ("_MOST", 2)):
+    for name, value in (("_PREPARED", {}), ("_CAPTURED", {}), ("_MOST_PREPARED", 2)):
         monkeypatch.setattr(calls, name, value)
     x, w = np.ones((1, 1, 1, 2), np.float32), np.ones((1, 2, 1, 1), np.float32)
     freed = []

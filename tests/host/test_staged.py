@@ -11,6 +11,7 @@ from typing import Any
 import numpy as np
 import pytest
 
+from tilewright import load
 from tilewright.build.builder import build
 from tilewright.dtypes import float32, float64, int1, int64
 from tilewright.engine.engine import Engine, staged_symbol
@@ -77,7 +78,7 @@ def test_sizes_of_each_call(engine: Engine, rng: np.random.Generator):
 def test_saved_loaded_and_built_again(engine: Engine, tmp_path: Path, rng: np.random.Generator):
     path = tmp_path / "parts.engine"
     engine.save(path)
-    for loaded in (Engine.load(path), Engine.read(path), Engine.load(path, rebuild="always")):
+    for loaded in (Engine.load(path), Engine.read(path), load(path, rebuild="always")):
         check(loaded, reshaped(), feeds(rng, 5, [2, -1]))
         check(loaded, reshaped(), feeds(rng, 5, [10, 2], -1.0))
         assert any("nonzero" in remark and "NumPy" in remark for remark in loaded.remarks)
@@ -160,7 +161,7 @@ def loop_graph() -> Graph:
 def test_a_loop_with_growing_values(tmp_path: Path):
     graph, path = loop_graph(), tmp_path / "loop.engine"
     build(graph, "cpu").save(path)
-    for engine in (Engine.load(path), Engine.load(path, rebuild="always")):
+    for engine in (Engine.load(path), load(path, rebuild="always")):
         for trips in (0, 1, 2, 7):
             x, sums = np.arange(3, dtype=np.float32), []
             for _ in range(trips):
@@ -188,7 +189,7 @@ def test_an_op_without_a_kernel_is_run_by_numpy(tmp_path: Path):
     build(graph, "cpu").save(tmp_path / "volumes.engine")
     for engine in (
         Engine.load(tmp_path / "volumes.engine"),
-        Engine.load(tmp_path / "volumes.engine", rebuild="always"),
+        load(tmp_path / "volumes.engine", rebuild="always"),
     ):
         check(engine, graph, {"x": np.random.default_rng(1).standard_normal((1, 2, 8, 4, 8, 4)).astype(np.float32)})
         (remark,) = [remark for remark in engine.remarks if "max_pool" in remark]

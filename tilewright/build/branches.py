@@ -14,7 +14,7 @@ from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 
 LANES = 4
-_WORTH_IT = 0.9  # of the time on one lane
+_LARGEST_SHARE_OF_ONE_LANE = 0.9  # of the time on one lane
 
 
 @dataclass(frozen=True)
@@ -62,7 +62,7 @@ def places(work: Sequence[TaskWork], crossing: float) -> list[LanePlace]:
     if all(number - 1 in needed[number] for number in range(1, len(work))):
         return alone
     found, end = _spread(work, needed, crossing)
-    return found if end <= _WORTH_IT * sum(task.seconds for task in work) else alone
+    return found if end <= _LARGEST_SHARE_OF_ONE_LANE * sum(task.seconds for task in work) else alone
 
 
 def last_concurrent(found: Sequence[LanePlace]) -> Callable[[Iterable[int]], int]:

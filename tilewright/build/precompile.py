@@ -26,7 +26,7 @@ from tilewright.settings import settings
 
 logger = logging.getLogger("tilewright.engine")
 
-_WORTH_IT = 4  # jobs below which a fork costs more than it saves
+_FEWEST_JOBS = 4  # jobs below which a fork costs more than it saves
 _PATIENCE = 60.0  # seconds in which at least one of the jobs under way ends; the slowest kernels take some seconds
 _GLANCE = 0.5  # seconds between looks at workers that tell nothing
 _FEW_COLLECTIONS = 100_000  # objects that a worker makes between searches for garbage; 700 cost it a tenth of its time
@@ -45,7 +45,7 @@ def compile_ahead(
     """
     count = min(settings.threads if workers is None else workers, len(jobs))
     cached = not settings.always_compile and settings.dump_directory is None
-    if count < 2 or len(jobs) < _WORTH_IT or not cached or not hasattr(os, "fork") or sys.platform == "darwin":
+    if count < 2 or len(jobs) < _FEWEST_JOBS or not cached or not hasattr(os, "fork") or sys.platform == "darwin":
         return
     read, write = os.pipe()
     os.set_blocking(write, False)

@@ -34,7 +34,6 @@ _PROBLEM = "the engine cannot be built again from its own graph"
 def rebuild_engine(
     path: Path,
     reason: Exception | None,
-    progress: Callable[[str, str, float], None] | None,
     target: str | None = None,
     trust: Trust | None = None,
 ) -> Engine:
@@ -51,7 +50,7 @@ def rebuild_engine(
     if reason is not None:
         _log.warning("building the engine again, for %s: %s", ", ".join(_text(*each) for each in asked), reason)
     targets = [get_target(*each) for each in asked]
-    return build_graph(graph, targets, progress, source.origin, problem=f"{path}: {problem}")
+    return build_graph(graph, targets, None, source.origin, problem=f"{path}: {problem}")
 
 
 def build_graph(

@@ -48,12 +48,13 @@ def load(
     Raises as `Engine.load` and `tilewright.compile` do.
     """
     from tilewright.engine.engine import Engine
+    from tilewright.loading import load as load_engine
 
     if not is_model(path):
         if effort is not None or shapes:
             raise wrong_usage(f"{path} is an engine; --effort and --shapes are for models; --size gives a dynamic size")
         if linked:
-            return Engine.load(
+            return load_engine(
                 path,
                 "always" if rebuild else False,
                 target=target,

@@ -11,7 +11,7 @@ from tilewright.garbage import collector_paused
 
 MOST_DEPTH = 100
 MOST_VALUES = 4_000_000
-_PIECE = 1 << 20  # bytes that are looked at together: sums take eight times as much memory
+_SCANNED_AT_ONCE = 1 << 20  # bytes that are looked at together: sums take eight times as much memory
 
 
 def read_json(data: bytes | memoryview, most_bytes: int) -> Any:
@@ -20,7 +20,7 @@ def read_json(data: bytes | memoryview, most_bytes: int) -> Any:
         raise ValueError(f"{len(data)} bytes of JSON, at most {most_bytes} are read")
     text = str(data, "utf-8")
     _check_marks(np.frombuffer(data, np.uint8))
-    if len(data) < _PIECE:
+    if len(data) < _SCANNED_AT_ONCE:
         return json.loads(text)
     with collector_paused:  # it would go over all values again and again: 6.8 s in place of 0.25 s for 3 million
         return json.loads(text)
@@ -32,8 +32,8 @@ def _check_marks(text: np.ndarray) -> None:
     A string that is not closed reaches to the end.
     """
     depth = values = quotes = escapes = 0  # so far; `escapes` backslashes stand right in front
-    for start in range(0, len(text), _PIECE):
-        piece = text[start : start + _PIECE]
+    for start in range(0, len(text), _SCANNED_AT_ONCE):
+        piece = text[start : start + _SCANNED_AT_ONCE]
         places = np.arange(len(piece))
         # The number of backslashes in front of each place: an odd one escapes it.
         others = np.maximum.accumulate(np.where(piece == ord("\\"), -1 - escapes, places))

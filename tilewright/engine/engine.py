@@ -4,12 +4,11 @@ from __future__ import annotations
 
 import dataclasses
 import hashlib
-import importlib
 import json
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Literal, NoReturn
+from typing import TYPE_CHECKING, Any, NoReturn
 
 import numpy as np
 
@@ -25,11 +24,8 @@ from tilewright.errors import (
     EngineDamagedError,
     EngineError,
     EngineTargetError,
-    EngineUntrustedError,
     InputError,
-    SettingsError,
     TilewrightError,
-    brief,
     out_of_memory,
     printable,
 )
@@ -195,8 +191,6 @@ class Engine:
     def load(
         cls,
         path: str | Path,
-        rebuild: bool | Literal["always"] = False,
-        progress: Progress | None = None,
         target: str | None = None,
         *,
         expect_sha256: str | None = None,
@@ -211,11 +205,7 @@ class Engine:
         An engine is a program: loading and running one runs the code of whoever made it.  With
         `expect_sha256` the file must have that SHA-256, with `trusted_keys` (files of public keys in PEM format, or
         their contents as bytes) one of them must have signed it (`tilewright sign`); nothing of the file is used
-        before.  ``rebuild="always"`` reads only the graph and the weights and compiles them here: no machine code of
-        the file is run.
-
-        With ``rebuild=True``, an engine that does not load is built again, for this machine, from the graph inside
-        it.  Both import the compiler; save the result to keep it.
+        before.  `tilewright.load` can build an engine again that does not load.
 
         The file is copied to memory.  ``mmap=True`` maps it instead, so that processes share the weights.  A mapped
         file may be replaced or deleted, but must not be written to: that would change results or end the process.
@@ -223,25 +213,8 @@ class Engine:
         Raises `EngineDamagedError`, `EngineVersionError`, `EngineTargetError` or `EngineUntrustedError` with the
         reason, `SigningKeyError` for a key that cannot be read, and `MissingDependencyError` without `cryptography`.
         """
-        path, trust = as_path(path, "an engine file"), Trust.of(expect_sha256, trusted_keys)
-        if not isinstance(rebuild, (bool, str)) or rebuild not in (False, True, "always"):
-            raise SettingsError(f"rebuild is {brief(rebuild)}: expected False, True or 'always'")
-        reason: EngineError | None = None
-        if rebuild != "always":
-            try:
-                engine = cls._read(path, target, trust, mmap)
-                engine._session  # noqa: B018 - link now, so that what does not fit is reported now
-                engine.threads = threads
-                return engine
-            except EngineUntrustedError:
-                raise
-            except EngineError as error:
-                if not rebuild:
-                    raise
-                reason = error
-        # By name: only building an engine again needs the compiler, and nothing else here may.
-        compiler = importlib.import_module("tilewright.build.rebuild")
-        engine = compiler.rebuild_engine(path, reason, progress, target, trust)
+        engine = cls._read(as_path(path, "an engine file"), target, Trust.of(expect_sha256, trusted_keys), mmap)
+        engine._session  # noqa: B018 - link now, so that what does not fit is reported now
         engine.threads = threads
         return engine
 
@@ -660,19 +633,3 @@ def _platform(triple: str) -> tuple[str, str]:
         if part in system:
             return architecture, name
     return architecture, "elf"
-
-
-def load(
-    path: str | Path,
-    rebuild: bool | Literal["always"] = False,
-    target: str | None = None,
-    *,
-    expect_sha256: str | None = None,
-    trusted_keys: PublicKey | Sequence[PublicKey] | None = None,
-    mmap: bool = False,
-    threads: int | None = None,
-) -> Engine:
-    """`Engine.load`: read an engine file, which is a program: see there for how to load only what you trust."""
-    return Engine.load(
-        path, rebuild, None, target, expect_sha256=expect_sha256, trusted_keys=trusted_keys, mmap=mmap, threads=threads
-    )

@@ -48,13 +48,13 @@ MOST_MANIFEST_BYTES = 64 << 20
 MOST_GRAPH_BYTES = 256 << 20
 
 _PAGE = 4096  # large members start on a page of the file, so that they can be mapped
-_PIECE = 4 << 20
+_COPIED_AT_ONCE = 4 << 20
 _LOCAL_HEADER_BYTES = 30
 _EXTRA = struct.Struct("<HH")
 _ZIP64_EXTRA_BYTES = 20
 REBUILD = (
     "Build it again from the graph inside it: `tilewright build OLD.engine -o NEW.engine` on the command line (with "
-    "--target for something else than it was built for), Engine.load(path, rebuild=True) in Python."
+    "--target for something else than it was built for), tilewright.load(path, rebuild=True) in Python."
 )
 
 
@@ -268,9 +268,9 @@ def digest(data: Any) -> str:
     Pieces are hashed by several threads, so that verifying weights takes little of an engine's load.
     """
     view = memoryview(data).cast("B")
-    if len(view) <= _PIECE:
+    if len(view) <= _COPIED_AT_ONCE:
         return hashlib.sha256(view).hexdigest()
-    pieces = [view[start : start + _PIECE] for start in range(0, len(view), _PIECE)]
+    pieces = [view[start : start + _COPIED_AT_ONCE] for start in range(0, len(view), _COPIED_AT_ONCE)]
     with ThreadPoolExecutor(max(1, min(settings.threads, len(pieces)))) as pool:
         digests = pool.map(lambda piece: hashlib.sha256(piece).digest(), pieces)
         return hashlib.sha256(b"".join(digests)).hexdigest()

@@ -208,7 +208,7 @@ class ArrayPlaces:
         return streams.current_stream(library)(self.ordinal)
 
 
-_RUN = """\
+_RUN_ON_GPU = """\
 def run(grid, arguments, slots):
     if type(grid) is tuple and len(grid) == 1 and type(grid[0]) is int and grid[0] >= 0:
         x = grid[0]
@@ -228,7 +228,7 @@ def run(grid, arguments, slots):
 {leave}\
     return kernel
 """
-_STORE = """\
+_STORE_ON_GPU = """\
     if (raiser := tensor_types.get(type(arguments[{index}]))) is not None:
         raiser((arguments[{index}],))
 """
@@ -278,7 +278,7 @@ class CudaLaunch:
         if len(places.libraries) == 1 and places.libraries[0] in (streams.TORCH, streams.CUPY):
             names["current_stream"] = streams.current_stream(places.libraries[0])
             stream, leave = f"current_stream({places.ordinal})", ""
-        source = _RUN.format(stores=self._stores(), stream=stream, leave=leave, slots=self._slots())
+        source = _RUN_ON_GPU.format(stores=self._stores(), stream=stream, leave=leave, slots=self._slots())
         exec(compile(source, f"<run of {kernel.name}>", "exec"), names)
         run: Callable[[Grid, tuple[Any, ...], Sequence[Any]], CompiledKernel | None] = names["run"]
         return run
@@ -291,7 +291,7 @@ class CudaLaunch:
             for index, _ in self.interface.written
         ):
             return "    prepare_stores(arguments)\n"
-        return "".join(_STORE.format(index=index) for index, _ in self.interface.written)
+        return "".join(_STORE_ON_GPU.format(index=index) for index, _ in self.interface.written)
 
     def _slots(self) -> str:
         """Source of the run-time slots, in the order of the kernel's parameters."""

@@ -132,7 +132,7 @@ class SkippedLaunch:
         return None
 
 
-_RUN = """\
+_RUN_ON_CPU = """\
 def run(grid, arguments, slots):
     if type(grid) is tuple and len(grid) == 1 and type(grid[0]) is int and 0 <= grid[0] <= {greatest}:
         x = total = grid[0]
@@ -152,7 +152,7 @@ def run(grid, arguments, slots):
     return kernel
 """
 # Stores to PyTorch's tensors and to NumPy's writable arrays are prepared here, others by `RunTimeArguments`.
-_STORE = """\
+_STORE_ON_CPU = """\
     raiser = tensor_types.get(type(arguments[{index}]))
     if raiser is not None:
         raiser((arguments[{index}],))
@@ -228,7 +228,7 @@ class CPULaunch:
         if any(index in groups for index, _ in interface.written):
             stores = "    prepare_stores(arguments)\n"
         else:
-            stores = "".join(_STORE.format(index=index) for index, _ in interface.written)
+            stores = "".join(_STORE_ON_CPU.format(index=index) for index, _ in interface.written)
         names: dict[str, Any] = {
             **{f"leaves{index}": functools.partial(leaves, kind) for index, kind in groups.items()},
             "full_grid": full_grid,
@@ -248,7 +248,7 @@ class CPULaunch:
         slots = "".join(
             f"*leaves{index}(slots[{index}]), " if index in groups else f"slots[{index}], " for index in interface.kinds
         )
-        text = _RUN.format(stores=stores, slots=slots, greatest=GREATEST_EXTENT)
+        text = _RUN_ON_CPU.format(stores=stores, slots=slots, greatest=GREATEST_EXTENT)
         exec(compile(text, f"<run of {kernel.name}>", "exec"), names)
         run: Callable[[Grid, tuple[Any, ...], Sequence[Any]], CompiledKernel | None] = names["run"]
         return run

@@ -419,13 +419,13 @@ def _fragment(dtype: DType) -> tuple[int, int]:
 # The axes of 64 columns and a fragment's steps: (warp, half of its rows, row), (16 steps, half of these, thread, one of
 # two).  A thread has the 16 bytes of all but warp, row and thread; in a word of integers halves of rows come first, so
 # that both of two neighbours have the same place in the halves of the word.
-_WORDS = (0, 4, 1, 3, 7, 5, 6, 8, 2)
-_BYTES = (0, 4, 1, 3, 7, 5, 6, 2, 8)
+_WORD_ORDER = (0, 4, 1, 3, 7, 5, 6, 8, 2)
+_BYTE_ORDER = (0, 4, 1, 3, 7, 5, 6, 2, 8)
 _NIBBLES = (0, 4, 1, 3, 7, 5, 8, 6, 2)
 
 
 def _fragment_axes(dtype: DType) -> tuple[int, ...]:
-    return _NIBBLES if dtype.bits == 4 else _WORDS if dtype.is_integer else _BYTES
+    return _NIBBLES if dtype.bits == 4 else _WORD_ORDER if dtype.is_integer else _BYTE_ORDER
 
 
 def _to_fragments(matrix: np.ndarray, dtype: DType) -> np.ndarray:

@@ -219,7 +219,7 @@ def _tidy(found: ArrayView) -> ArrayView:
 
 
 _PLANS: dict[tuple[AttentionProblem, int | None], AttentionPlan] = {}
-_MOST_PLANS = 1024
+_MOST_ATTENTION_PLANS = 1024
 _CAPTURED: list[DeviceArray] = []  # schedules that graphs may read as long as the process lives
 
 
@@ -228,7 +228,7 @@ def plan_attention(problem: AttentionProblem, ordinal: int | None) -> AttentionP
     key = (problem, ordinal)
     found = _PLANS.get(key)
     if found is None:
-        if len(_PLANS) >= _MOST_PLANS:
+        if len(_PLANS) >= _MOST_ATTENTION_PLANS:
             _PLANS.clear()
         found = _PLANS[key] = AttentionPlan(problem, ordinal)
     return found

@@ -44,7 +44,7 @@ from tilewright.settings import settings
 from tilewright.symbolic import Size, evaluate
 from tilewright.targets.base import Target
 
-_MOST = 1024  # prepared operations
+_MOST_PREPARED = 1024  # prepared operations
 _PREPARED: dict[Hashable, Prepared] = {}
 _CAPTURED: dict[int, Prepared] = {}  # whose tables graphs may read as long as the process lives, by identity
 
@@ -222,7 +222,7 @@ def prepared(
             raise LaunchError(
                 f"{graph.name}: the library has no kernel for it on {target.description}: {reason}"
             ) from reason
-        while len(_PREPARED) >= _MOST:
+        while len(_PREPARED) >= _MOST_PREPARED:
             _PREPARED.pop(next(iter(_PREPARED)), None)  # the oldest
         _PREPARED[whole] = found
     return found

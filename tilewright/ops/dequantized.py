@@ -43,7 +43,7 @@ from tilewright.targets.nvidia.quantized_weights import unsupported
 
 _INPUTS = (dtypes.bfloat16, dtypes.float16)
 _WEIGHTS = (dtypes.int8, dtypes.uint8, dtypes.float8e4nv, dtypes.float8e5)
-_MOST = 4096  # prepared launches
+_MOST_DEQUANTIZED = 4096  # prepared launches
 _PREPARED: dict[tuple[Any, ...], Callable[..., Any]] = {}
 _CONFIGS: dict[tuple[DequantizedProblem, int | None, bool], DequantizedConfig] = {}  # by problem, GPU, timing
 
@@ -212,7 +212,7 @@ def _config(
     choice = choosing.choose("dequantized", text, ordinal, labels, numbers, numbers, views, measure)
     if choice is None:
         return configs[0]
-    if len(_CONFIGS) >= _MOST:
+    if len(_CONFIGS) >= _MOST_DEQUANTIZED:
         _CONFIGS.clear()
     _CONFIGS[problem, ordinal, settings.tune] = configs[choice.index]
     return configs[choice.index]
@@ -251,7 +251,7 @@ def _launch(
     types = tuple(f"*k {entry.element}" if isinstance(entry, ArrayView) else "i32" for entry in extra)
     key = (config, types, ordinal, problem.aligned)
     if key not in _PREPARED:
-        if len(_PREPARED) >= _MOST:
+        if len(_PREPARED) >= _MOST_DEQUANTIZED:
             _PREPARED.clear()
         facts = {"out": Parameter("out", DESCRIPTOR_ALIGNMENT)} if problem.aligned else {}
         compiled: Any = kernel.compile(kernel_types(config, types), {"CONFIG": config}, facts, target="cuda:sm_90a")

@@ -565,7 +565,7 @@ def _swapped(found: ArrayView) -> ArrayView:
 
 
 _PLANS: dict[tuple[Any, ...], MatmulPlan] = {}
-_MOST_PLANS = 4096
+_MOST_PRODUCT_PLANS = 4096
 
 
 def _plan(problem: MatmulProblem, operands: Operands, effort: int | None) -> MatmulPlan:
@@ -574,7 +574,7 @@ def _plan(problem: MatmulProblem, operands: Operands, effort: int | None) -> Mat
     key = (problem, place.ordinal if place else None, level)
     found = _PLANS.get(key)
     if found is None:
-        if len(_PLANS) >= _MOST_PLANS:
+        if len(_PLANS) >= _MOST_PRODUCT_PLANS:
             _PLANS.clear()
         found = _PLANS[key] = MatmulPlan(problem, place.ordinal if place else None, level)
     return found

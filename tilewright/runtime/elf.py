@@ -37,7 +37,7 @@ _NULL, _PROGRAM_DATA, _SYMBOLS, _STRINGS, _RELOCATIONS, _NO_DATA = 0, 1, 2, 3, 4
 _WRITABLE, _ALLOCATED, _THREAD_LOCAL = 1, 2, 0x400  # flags of sections
 _UNDEFINED, _ABSOLUTE = 0, 0xFFF1  # numbers of sections that are none
 _LOCAL, _GLOBAL, _WEAK = 0, 1, 2  # bindings of symbols
-_NOTYPE, _OBJECT, _FUNCTION, _SECTION_NAME, _FILE = 0, 1, 2, 3, 4  # types of symbols
+_NOTYPE, _OBJECT, _FUNCTION, _SECTION_NAME, _FILE_SYMBOL = 0, 1, 2, 3, 4  # types of symbols
 _LARGEST_ALIGNMENT = 4096
 _PLACED = (".text", ".rodata")  # beginnings of the names of sections that kernels have in memory
 _RELATIVE, _CALL = 2, 4  # R_X86_64_PC32, R_X86_64_PLT32
@@ -229,14 +229,14 @@ def _symbols(entry: ObjectFile, table: Section) -> list[ElfSymbol]:
     data = entry.image[table.offset : table.offset + table.size]
     for number, (name, info, other, section, value, size) in enumerate(_SYMBOL.iter_unpack(data)):
         symbol = ElfSymbol(_name(names, name), info >> 4, info & 15, section, value)
-        if symbol.binding not in (_LOCAL, _GLOBAL, _WEAK) or symbol.kind > _FILE or other & ~3:
+        if symbol.binding not in (_LOCAL, _GLOBAL, _WEAK) or symbol.kind > _FILE_SYMBOL or other & ~3:
             raise ObjectError(f"its symbol {symbol.name[:80]!r} is of an unknown kind")
         if (symbol.binding == _LOCAL) != (number < table.info):
             raise ObjectError("its symbols are not in order")
         if section in placed:
             if value + size > sections[section].size:
                 raise ObjectError(f"its symbol {symbol.name[:80]!r} is not inside its section")
-        elif section == _ABSOLUTE and symbol.kind == _FILE and symbol.binding == _LOCAL:
+        elif section == _ABSOLUTE and symbol.kind == _FILE_SYMBOL and symbol.binding == _LOCAL:
             pass  # the name of the source
         elif section != _UNDEFINED or value or size or (number > 0 and symbol.binding != _GLOBAL):
             raise ObjectError(f"its symbol {symbol.name[:80]!r} is nowhere")

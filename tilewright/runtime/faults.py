@@ -42,7 +42,7 @@ _WITH_FACTS, _OWN_STACK, _NESTED = 0x4, 0x0800_0000, 0x4000_0000  # SA_SIGINFO, 
 _TRAMPOLINE = struct.Struct("<2sQ2sQ2s")  # mov rcx, state; mov rax, handler; jmp rax
 # The handler's state: the table of code, its length, two flags, then the actions before ours and the text it writes.
 _CODE, _COUNT, _BUSY, _SAID = range(4)  # the flags hold the thread that set them
-_ACTIONS, _TEXT, _STATE_BYTES = 64, 8192, 16384
+_ACTIONS, _MOST_TEXT, _STATE_BYTES = 64, 8192, 16384
 _MOST_LIBRARIES = 1 << 16
 _ENTRY_WORDS = 3  # of the table of code: start, bytes, whether it is an engine's
 
@@ -540,8 +540,8 @@ def handler_text() -> str:
     pieces["relative"] = relative.write(", which is ", ("number", "%absolute"), ("text", "%side"))
     writers = {"pointer": pointer, "relative": relative, "integer": integer, "report": report, "advise": advise}
     body = _IR.format(
-        count=_COUNT, busy=_BUSY, said=_SAID, actions=_ACTIONS, text=_TEXT, action_bytes=_ACTION.size,
-        entry_words=_ENTRY_WORDS, room=_STATE_BYTES - _TEXT - 512, nearly=_STATE_BYTES - _TEXT - 1536,
+        count=_COUNT, busy=_BUSY, said=_SAID, actions=_ACTIONS, text=_MOST_TEXT, action_bytes=_ACTION.size,
+        entry_words=_ENTRY_WORDS, room=_STATE_BYTES - _MOST_TEXT - 512, nearly=_STATE_BYTES - _MOST_TEXT - 1536,
         mark=MARK, seal=SEAL,
         **pieces, **{f"{name}_at": writer.at for name, writer in writers.items()},
     )  # fmt: skip

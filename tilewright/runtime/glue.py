@@ -59,7 +59,7 @@ _ASK_TICKS = 1 << 29
 _SHORT_TICKS, _LONG_TICKS = 1 << 20, 1 << 25
 IDLE_SECONDS = 5  # after which a sleeping thread ends, where the system has a clock
 
-_TEXT = """
+_GLUE_TEXT = """
 {declare_yield}
 {declare_pause}
 
@@ -688,7 +688,7 @@ def glue_text(triple: str, can_yield: bool, clock_id: int | None, can_ask: bool)
         pieces[f"{name}_p"] = address
         pieces[f"{name}_l"] = f"{address}\n  %{name} = load atomic {kind}, ptr %{name}.p monotonic, align 8"
         pieces[f"{name}_s"] = f"{address}\n  store atomic {kind} %{name}, ptr %{name}.p monotonic, align 8"
-    return _TEXT.format(
+    return _GLUE_TEXT.format(
         pause=pause,
         declare_pause=declare_pause,
         give="call void @tilewright_yield()" if can_yield else "",

@@ -46,7 +46,7 @@ _COFF_MACHINES = {True: 0xAA64, False: 0x8664}
 # PAGEOFFSET_12A, PAGEOFFSET_12L, ADDR64, BRANCH19, BRANCH14, REL32
 _COFF_RELOCATIONS = {False: (1, 3, *range(4, 10)), True: (2, 3, 4, 6, 7, 14, 15, 16, 17)}
 _UNINITIALIZED, _MANY_RELOCATIONS = 0x80, 0x01000000  # characteristics of sections
-_EXTERNAL, _STATIC, _LABEL, _FILE = 2, 3, 6, 103  # classes of symbols
+_EXTERNAL, _STATIC, _LABEL, _FILE_CLASS = 2, 3, 6, 103  # classes of symbols
 
 
 def check_object(image: bytes, system: str = sys.platform, machine: str = platform.machine()) -> None:
@@ -216,7 +216,7 @@ def _check_coff_symbols(image: bytes, start: int, count: int, names: bytes, size
         name, value, section, _, kind, more = _COFF_SYMBOL.unpack_from(image, start + number * _COFF_SYMBOL.size)
         if name[:4] == bytes(4):
             _text(names, struct.unpack_from("<I", name, 4)[0])
-        if kind not in (_EXTERNAL, _STATIC, _LABEL, _FILE) or section > len(sizes) or section < -2:
+        if kind not in (_EXTERNAL, _STATIC, _LABEL, _FILE_CLASS) or section > len(sizes) or section < -2:
             raise ObjectError("a symbol is of an unknown kind")
         if section > 0 and value > sizes[section - 1]:
             raise ObjectError("a symbol is not inside its section")

@@ -11,7 +11,7 @@ import ctypes
 from typing import NoReturn
 
 # Whether a handler of a signal raised: the exception is left at `raised`, three pointers.
-_TEXT = """
+_SIGNALS_TEXT = """
 declare i32 @PyGILState_Ensure()
 declare void @PyGILState_Release(i32)
 declare i32 @PyErr_CheckSignals()
@@ -96,7 +96,7 @@ def text(can_ask: bool, ask_ticks: int) -> str:
     ask = _ASK_TEXT
     for name, value in words.items():
         ask = ask.replace(name, str(value))
-    return (_TEXT if can_ask else _TEXT_WITHOUT_PYTHON) + ask
+    return (_SIGNALS_TEXT if can_ask else _TEXT_WITHOUT_PYTHON) + ask
 
 
 def raise_pending() -> NoReturn:
@@ -108,7 +108,7 @@ def raise_pending() -> NoReturn:
 
 
 def functions() -> dict[str, int]:
-    """The addresses of Python's functions that `_TEXT` calls; nothing where one is missing."""
+    """The addresses of Python's functions that `_SIGNALS_TEXT` calls; nothing where one is missing."""
     python = getattr(ctypes, "pythonapi", None)
     if any(not hasattr(python, name) for name in _PYTHON):
         return {}

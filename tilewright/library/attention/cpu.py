@@ -20,7 +20,7 @@ MOST_STREAMED_QUERIES = 4  # up to this many, each query streams the keys by its
 QUERY_BLOCKS = (256, 128, 64)  # of queries, the largest that leaves every thread enough programs
 KEY_BLOCK = 128
 SHORT_BLOCKS = (16, 32)  # of queries, and of keys where they are as many: a sentence takes one program a head
-_PROGRAMS = 4  # for each thread, so that all have about the same work
+_PROGRAMS_OF_THREAD = 4  # for each thread, so that all have about the same work
 VECTOR = 16
 
 
@@ -72,7 +72,7 @@ def query_block(queries: Size, heads: int, threads: int) -> int:
         return QUERY_BLOCKS[-1]
     for most in QUERY_BLOCKS:
         blocks = ceil(queries / most)
-        if blocks * heads >= _PROGRAMS * threads:
+        if blocks * heads >= _PROGRAMS_OF_THREAD * threads:
             break
     return ceil(ceil(queries / blocks) / VECTOR) * VECTOR
 

@@ -31,7 +31,9 @@ from tilewright.library.generated.source import ExtraReferences
 from tilewright.symbolic import Size, ceil_divide, product, upper_bound
 from tilewright.targets.base import Target
 
-_WIDE = 1024  # numbers of a head of which registers hold no more than 16 rows; bytes of one that wants all warps
+_WIDEST_OF_WARPS = (
+    1024  # numbers of a head of which registers hold no more than 16 rows; bytes of one that wants all warps
+)
 
 
 def gpu_attention(group: Group, graph: Graph, target: Target) -> list[Candidate]:
@@ -84,7 +86,7 @@ def _calls(
     row_bytes = max(head, value_head) * q.dtype.itemsize
     if row_bytes > WIDEST_HEAD:
         raise NotImplementedError(f"heads of {row_bytes} bytes do not fit shared memory; up to {WIDEST_HEAD} do")
-    most = SMALLEST if max(head, value_head) >= _WIDE else 32 if wide or row_bytes > 256 else 64
+    most = SMALLEST if max(head, value_head) >= _WIDEST_OF_WARPS else 32 if wide or row_bytes > 256 else 64
     block = min(most, max(SMALLEST, next_power_of_2(int(min(upper_bound(queries), most)))))
     key_block = min(most, max(SMALLEST, next_power_of_2(keys))) if isinstance(keys, int) else most
     given = {**constants, "BLOCK_D": head, "BLOCK_V": value_head, "BLOCK_S": block, "BLOCK_T": key_block}
@@ -95,5 +97,5 @@ def _calls(
     given |= {"COUNTED": lengths is not None, "EPILOGUE": attention_slots(group, graph, extra).function}
     bind_extra(extra, operands, types)
     grid = (ceil_divide(queries, block), heads, batch)
-    threads = 256 if row_bytes >= _WIDE else 128 if block > SMALLEST else 32 if not wide else 64
+    threads = 256 if row_bytes >= _WIDEST_OF_WARPS else 128 if block > SMALLEST else 32 if not wide else 64
     return [KernelCall(attention, dict(operands), dict(types), given, grid, threads=threads)]

@@ -31,7 +31,7 @@ from tilewright.targets.base import Target
 
 _SMALLEST = 16  # rows, columns and depth of an instruction
 _LARGEST_HEAD = 128
-_VECTOR = 8  # elements that a thread loads of a line of biases
+_BIASES_AT_ONCE = 8  # elements that a thread loads of a line of biases
 _RESIDENT = 5  # CTAs on a multiprocessor
 _CLOCKS = 5000.0  # from the first load of a CTA to its last store
 
@@ -105,7 +105,7 @@ def _candidate(
         strides = bias_strides(bias)
         operands["bias"] = bias
         if bias in graph.constants and strides[3] == 1:
-            line = -(-keys // _VECTOR) * _VECTOR
+            line = -(-keys // _BIASES_AT_ONCE) * _BIASES_AT_ONCE
             operands["bias"] = PackedConstant(bias, lines_recipe(line))
             constants["BIAS_KEYS"] = line
             strides = tuple(step if step in (0, 1) else simplify(lift(step) // keys * line) for step in strides)

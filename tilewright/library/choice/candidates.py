@@ -18,7 +18,7 @@ from tilewright.targets.base import Target
 
 _BLOCK = 4096  # elements that a CTA has in registers
 _SHARE = 2 * _BLOCK  # of a row, that a CTA looks at
-_THREADS = 256
+_CHOICE_THREADS = 256
 _HISTORY = ("histories", "presences", "frequencies", "repetitions", "seen", "biases")
 
 
@@ -57,4 +57,4 @@ def _call(
     operands: dict[str, Operand] = {name: value for name, value in given.items() if name in kernel.argument_names}
     operands |= {"columns": given["logits"].shape[1], "parts": parts}
     types = {"columns": "i32", "parts": "i32"}
-    return KernelCall(kernel, operands, types, constants, grid, threads=_THREADS)
+    return KernelCall(kernel, operands, types, constants, grid, threads=_CHOICE_THREADS)

@@ -22,10 +22,10 @@ from tilewright.symbolic import Size, product
 from tilewright.targets.base import Target
 
 _ROWS = 256  # of an image that its CTA adds up by itself
-_THREADS = 512
+_EXCITATION_THREADS = 512
 _ELEMENTS = 1 << 14  # of a block: 32 a thread
-_STEP = 0.8e-6  # seconds from the loads of a block to its sums
-_MOST_CHANNELS = 2048
+_STEP_SECONDS = 0.8e-6  # seconds from the loads of a block to its sums
+_MOST_EXCITED_CHANNELS = 2048
 
 
 def gpu_excitation(group: Group, graph: Graph, target: Target) -> list[Candidate]:
@@ -35,7 +35,7 @@ def gpu_excitation(group: Group, graph: Graph, target: Target) -> list[Candidate
     assert source is not None and w1 is not None and w2 is not None
     hidden, channels, columns = w1.shape[0], w1.shape[1], w2.shape[0]
     assert isinstance(hidden, int) and isinstance(channels, int) and isinstance(columns, int)
-    if max(channels, columns) > _MOST_CHANNELS:
+    if max(channels, columns) > _MOST_EXCITED_CHANNELS:
         return []
     images, rows = source.shape[0], product(source.shape[1:-1])
     extra = ExtraReferences()
@@ -69,9 +69,9 @@ def gpu_excitation(group: Group, graph: Graph, target: Target) -> list[Candidate
     types: dict[str, str] = {}
     bind_sizes({"rows": rows}, operands, types, constants)
     bind_extra(extra, operands, types)
-    call = KernelCall(excite, operands, types, constants, (images, 1, 1), threads=_THREADS)
+    call = KernelCall(excite, operands, types, constants, (images, 1, 1), threads=_EXCITATION_THREADS)
     steps = -(-expected(rows) // block_r) + -(-hidden // block_h)
-    seconds += steps * _STEP * -(-expected(images) // machine.processors)
+    seconds += steps * _STEP_SECONDS * -(-expected(images) // machine.processors)
     cost = Cost(total_bytes(group.inputs, group.outputs), 2 * product(group.inputs[0].shape), seconds)
     reasons = {"pieces": pieces, "block": f"{block_r} rows, {block_h} of {hidden} hidden"}
     return [Candidate("excitation", (*stages, Stage((call,))), cost, temporaries, reasons)]

@@ -25,7 +25,7 @@ from tilewright.targets.base import Target
 SLOT_CHUNK = 2048  # numbers of a row that slots are given together
 # Bytes; rows that are turned are an odd number of them apart, lest they fall into the same sets of the cache.
 _CACHE_LINE = 64
-_PROGRAMS = 4  # for each thread, so that all have about the same work
+_PROGRAMS_OF_THREAD = 4  # for each thread, so that all have about the same work
 FOURIER_EFFICIENCY = 0.25
 
 
@@ -49,8 +49,8 @@ def fourier_candidates(group: Group, graph: Graph, target: Target) -> list[Candi
         lanes = min(lanes, next_power_of_2(rows))
     factors = radices(points, target.vector_registers)
     inverse = bool(anchor.attributes["inverse"]) or form == "real"
-    blocks = simplify(ceil_divide(ceil_divide(rows, lanes), _PROGRAMS * machine.processors))
-    programs = _PROGRAMS * machine.processors
+    blocks = simplify(ceil_divide(ceil_divide(rows, lanes), _PROGRAMS_OF_THREAD * machine.processors))
+    programs = _PROGRAMS_OF_THREAD * machine.processors
     if isinstance(blocks, int):
         programs = expected(ceil_divide(ceil_divide(rows, lanes), blocks))
     loaded, given = (half(length) if form == "real" else length), (half(length) if form == "half" else length)

@@ -60,12 +60,12 @@ TRANSPOSED_TILE = 32
 _LARGE_TILES = 512  # which keep all processors of a GPU busy
 _NARROWEST = 16  # columns of a block: two threads of 16 bytes, a sector of memory
 _LOOKED_UP = 4  # tensors of which a flat kernel looks elements up
-_SMALL = 16  # times that such a tensor goes into the results
+_SMALL_SHARE = 16  # times that such a tensor goes into the results
 _MANY_WRITTEN = 1 << 22  # elements of kernels that read little, whose programs take `_WRITTEN` times as many
 _WRITTEN = 4
 _NEAR = 4  # elements from one that a GPU's thread reads to its neighbour's, which lie in one line of a cache
 _MANY = 1 << 18  # elements of kernels whose last program alone has a mask
-_BEGIN = 4  # elements that the begin of a line in a block costs
+_LINE_BEGIN = 4  # elements that the begin of a line in a block costs
 
 
 @dataclass(frozen=True)
@@ -103,7 +103,7 @@ class WorkSharing:
         return found or [(None, self)]
 
 
-_THREADS = 128  # of a CTA
+_CTA_THREADS = 128  # of a CTA
 
 
 def loops_of(target: Target) -> WorkSharing:
@@ -112,7 +112,7 @@ def loops_of(target: Target) -> WorkSharing:
         return WorkSharing()
     # A thread moves 16 bytes of two-byte elements at once where there are enough to keep all of them busy.  Lines of
     # larger tiles are whole sectors of memory for what is written too, behind an exchange between the threads.
-    return WorkSharing(((1 << 19, 8 * _THREADS), (0, 2 * _THREADS)), _THREADS, True, 2 * TRANSPOSED_TILE)
+    return WorkSharing(((1 << 19, 8 * _CTA_THREADS), (0, 2 * _CTA_THREADS)), _CTA_THREADS, True, 2 * TRANSPOSED_TILE)
 
 
 _SOURCES: dict[tuple[str, DType | None], JITFunction] = {}
@@ -308,7 +308,7 @@ def _begins_anywhere(traced: _Traced, variables: Sequence[LoopVariable]) -> bool
     total, columns = product(traced.extents), variables[-1].extent
     if not isinstance(total, int) or not isinstance(columns, int) or len(looked_up) > _LOOKED_UP:
         return False
-    little = all(isinstance(count, int) and _SMALL * count <= total for count in looked_up)
+    little = all(isinstance(count, int) and _SMALL_SHARE * count <= total for count in looked_up)
     return little and any(columns * value.dtype.itemsize % 16 for value in large)
 
 
@@ -474,14 +474,14 @@ def _reads_little(traced: _Traced) -> bool:
         return False
     items = (item for store in traced.stores for item in walk(store.expression))
     read = [product(item.value.shape) for item in items if isinstance(item, Load)]
-    return not traced.tracer.loaded and all(isinstance(count, int) and _SMALL * count <= total for count in read)
+    return not traced.tracer.loaded and all(isinstance(count, int) and _SMALL_SHARE * count <= total for count in read)
 
 
 def _column_block(columns: int, block: int) -> int:
     """Columns of a block: a power of two that leaves few lanes without an element; lines of few columns cost a bit."""
     least = min(_NARROWEST, next_power_of_2(columns))
     widths = [1 << power for power in range(least.bit_length() - 1, block.bit_length())]
-    return min(widths, key=lambda width: -(-columns // width) * (width + _BEGIN))
+    return min(widths, key=lambda width: -(-columns // width) * (width + _LINE_BEGIN))
 
 
 def _tile_kernel(

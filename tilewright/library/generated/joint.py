@@ -22,7 +22,7 @@ from tilewright.library.generated.generate import function_from_source, loops_of
 from tilewright.symbolic import Size, lift, product, simplify
 from tilewright.targets.base import Target
 
-_PROGRAMS = ("program_0", "program_1", "program_2")
+_PROGRAM_NAMES = ("program_0", "program_1", "program_2")
 _JOINT: dict[tuple[str, tuple[JITFunction, ...]], JITFunction] = {}
 
 
@@ -104,7 +104,7 @@ def _part(call: KernelCall) -> JITFunction:
     """A generated kernel as a function of its program ids."""
     kernel = call.kernel
     assert isinstance(kernel, JITFunction)
-    source = kernel.source.replace(f"def {kernel.__name__}(", f"def {kernel.__name__}({', '.join(_PROGRAMS)}, ", 1)
-    for axis, name in enumerate(_PROGRAMS):
+    source = kernel.source.replace(f"def {kernel.__name__}(", f"def {kernel.__name__}({', '.join(_PROGRAM_NAMES)}, ", 1)
+    for axis, name in enumerate(_PROGRAM_NAMES):
         source = source.replace(f"tl.program_id({axis})", name)
     return function_from_source(kernel.__name__, source)

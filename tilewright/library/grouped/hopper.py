@@ -27,9 +27,9 @@ from tilewright.symbolic import Size, ceil_divide, lift, minimum, simplify
 from tilewright.targets.base import Target
 from tilewright.targets.machine import Machine
 
-_CONFIGS = 4  # that are candidates
-_TILES = ((64, 1), (128, 2), (256, 2))  # rows and warpgroups
-_ALIGNED = 8  # elements that rows are multiples of, for tensor copies
+_GROUPED_CONFIGS = 4  # that are candidates
+_ROW_TILES = ((64, 1), (128, 2), (256, 2))  # rows and warpgroups
+_ROW_MULTIPLE = 8  # elements that rows are multiples of, for tensor copies
 
 
 def hopper_grouped(grouped: GroupedProblem, target: Target) -> list[Candidate]:
@@ -40,7 +40,7 @@ def hopper_grouped(grouped: GroupedProblem, target: Target) -> list[Candidate]:
         return []
     if not target.wgmma or a.dtype not in (float16, bfloat16) or b.dtype != a.dtype:
         return []
-    if slots.stored.dtype not in (float16, bfloat16, float32) or columns % _ALIGNED or depth % _ALIGNED:
+    if slots.stored.dtype not in (float16, bfloat16, float32) or columns % _ROW_MULTIPLE or depth % _ROW_MULTIPLE:
         return []
     slots = slots.rounded(columns)
     problem = MatmulProblem(
@@ -74,8 +74,8 @@ def grouped_configs(problem: MatmulProblem, groups: int, machine: Machine) -> li
             if fits and is_possible(config) and not config.tail:
                 yield config, seconds_of(config, padded, machine)
 
-    best = [sorted(all_of(*tile), key=lambda entry: entry[1])[:2] for tile in _TILES]
-    return sorted((entry for entries in best for entry in entries), key=lambda entry: entry[1])[:_CONFIGS]
+    best = [sorted(all_of(*tile), key=lambda entry: entry[1])[:2] for tile in _ROW_TILES]
+    return sorted((entry for entries in best for entry in entries), key=lambda entry: entry[1])[:_GROUPED_CONFIGS]
 
 
 def _listing(group: Group, rows: Size, ends: Value, groups: int, config: MatmulConfig) -> tuple[Value, KernelCall]:

@@ -18,15 +18,15 @@ from tilewright.library.slots import epilogue_slots
 from tilewright.symbolic import Size, ceil_divide, lift, simplify
 from tilewright.targets.base import Target
 
-_TILES = ((128, 128, 64, 256), (64, 128, 64, 128), (16, 128, 64, 128))  # rows, columns, depth, threads
-_WIDE = (32, 64, 32, 128)  # of elements of 4 bytes
+_PORTABLE_TILES = ((128, 128, 64, 256), (64, 128, 64, 128), (16, 128, 64, 128))  # rows, columns, depth, threads
+_WIDE_TILE = (32, 64, 32, 128)  # of elements of 4 bytes
 
 
 def tile_of(rows_of_group: float, dtype: DType) -> tuple[int, int, int, int]:
     """Rows, columns, depth and threads of the tiles for groups of so many rows."""
     if dtype.itemsize > 2:
-        return _WIDE
-    return next((tile for tile in _TILES if rows_of_group >= tile[0]), _TILES[-1])
+        return _WIDE_TILE
+    return next((tile for tile in _PORTABLE_TILES if rows_of_group >= tile[0]), _PORTABLE_TILES[-1])
 
 
 def grouped_candidates(group: Group, graph: Graph, target: Target) -> list[Candidate]:

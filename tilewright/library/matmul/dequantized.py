@@ -30,8 +30,13 @@ MOST_LINES = 128  # of a panel, that are widened at once
 _CHAINS = 4  # sums of a panel that hide how long one addition takes
 _SHARERS = 4  # programs for each thread, which are not all equally fast
 # Rows at most, rows of a program, panels of it (0: the kernel of few rows).
-_CONFIGS = ((1, 1, 0), (2, 2, 0), (8, 4, 0), (16, 16, 4), (64, 64, 4), (1 << 62, 128, 4))
-_CONFIGS_OF_8_BITS = (*_CONFIGS[:3], (64, 6, 0), _CONFIGS[-1])  # which cost less to widen than to store and read again
+_ROW_CONFIGS = ((1, 1, 0), (2, 2, 0), (8, 4, 0), (16, 16, 4), (64, 64, 4), (1 << 62, 128, 4))
+# 8 bits cost less to widen than to store and read again.
+_CONFIGS_OF_8_BITS = (
+    *_ROW_CONFIGS[:3],
+    (64, 6, 0),
+    _ROW_CONFIGS[-1],
+)
 
 
 @dataclass(frozen=True)
@@ -108,7 +113,7 @@ def _weights(inputs: list[Value | None], graph: Graph, target: Target) -> _Weigh
 
 def _configs(x: Value, w: Value, target: Target) -> Sequence[tuple[int, int, int]]:
     """The kernels for all numbers of rows."""
-    return _CONFIGS if w.dtype.bits == 4 or target.dot_rate(x.dtype) > 1 else _CONFIGS_OF_8_BITS
+    return _ROW_CONFIGS if w.dtype.bits == 4 or target.dot_rate(x.dtype) > 1 else _CONFIGS_OF_8_BITS
 
 
 def _configs_of(rows: Size, configs: Sequence[tuple[int, int, int]]) -> list[tuple[tuple[int, int, int], bool]]:

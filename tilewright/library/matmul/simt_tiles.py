@@ -19,9 +19,9 @@ from tilewright.targets.machine import Machine
 
 _ISSUE = 0.87  # instructions of a scheduler and clock, of many warps
 _ISSUE_ALONE = 0.85  # of one warp
-_STEP = 330.0  # clocks from one block of the depth to the next that a CTA alone waits
+_STEP_CLOCKS = 330.0  # clocks from one block of the depth to the next that a CTA alone waits
 _VECTOR_CLOCKS = 4.0  # of a multiprocessor, for a vector of 16 bytes to each lane of a warp from shared memory
-_BESIDE = 110.0  # instructions for a block of the depth beside arithmetic and loads
+_STEP_ISSUES = 110.0  # instructions for a block of the depth beside arithmetic and loads
 _COPIED = 4.0  # instructions for the copy of a single element
 _COPIES = 24  # of single elements: their addresses fit into registers with more than `_TWICE` sums
 _SPILLED = 12.0  # instructions for each further copy
@@ -115,8 +115,8 @@ def _float32_clocks(tile: SimtTile, product: MatmulProblem, ctas: int, machine: 
     copied = zip(product.singly, (tile.rows, tile.columns), strict=True)
     copies = sum(extent for one, extent in copied if one) * tile.depth / tile.threads  # of single elements
     crowded = max(0.0, copies - _COPIES) * _SPILLED if sums > _TWICE else 0.0
-    issued = arithmetic * 256 / machine.float32 + loads + added + copies * _COPIED + crowded + _BESIDE
-    alone = issued / _ISSUE_ALONE + _STEP
+    issued = arithmetic * 256 / machine.float32 + loads + added + copies * _COPIED + crowded + _STEP_ISSUES
+    alone = issued / _ISSUE_ALONE + _STEP_CLOCKS
     read = (tile.rows + tile.columns) * tile.depth * 4 / machine.l2
     shared = tile.threads / machine.warp_threads * max(issued / 4 / _ISSUE, loads * _VECTOR_CLOCKS)
     registers = min(255, 64 + 3 * sums)

@@ -24,7 +24,7 @@ from tilewright.library.weights import PackedOperand, packed_weights
 from tilewright.symbolic import product
 from tilewright.targets.base import Target
 
-_VECTOR = 4  # elements of a copy to shared memory
+_COPIED_ELEMENTS = 4  # elements of a copy to shared memory
 _LEAST_WORK = 1 << 32  # multiply-adds of which another launch is a small part
 # Of the time, by what is turned.
 _RIGHT_TURNED, _BOTH_TURNED, _LEFT_TURNED = 0.95, 0.9, 0.96
@@ -84,6 +84,6 @@ def _is_worthwhile(problem: GraphProduct, graph: Graph, target: Target) -> bool:
         return False
     if problem.b_depth == 1 and problem.b.rank != 2:
         return False
-    if not all(isinstance(size, int) and divides(_VECTOR, size) for size in sizes):
+    if not all(isinstance(size, int) and divides(_COPIED_ELEMENTS, size) for size in sizes):
         return False
     return expected(product(sizes)) >= _LEAST_WORK

@@ -31,7 +31,7 @@ if TYPE_CHECKING:
     from tilewright.launch.jit import JITFunction
 
 SCATTER_BLOCK = 2048
-_THREADS = 128  # of a CTA
+_CTA_THREADS = 128  # of a CTA
 REPLACED_ROWS, REPLACED_COLUMNS, COMPARED = 16, 256, 128  # updates and columns of a program, indices of a comparison
 UPDATED = 1024  # elements of a program that does not compare indices
 COMBINE_BLOCK = 128
@@ -81,7 +81,7 @@ def _combined(node: Node, inner: Size) -> KernelCall:
     axis = node.attributes["axis"]
     elements = simplify(lift(source.shape[axis]) * inner)
     grid = (product(source.shape[:axis]), ceil_divide(elements, COMBINE_BLOCK), 1)
-    return KernelCall(scatter_combined, operands, types, constants, grid, threads=_THREADS)
+    return KernelCall(scatter_combined, operands, types, constants, grid, threads=_CTA_THREADS)
 
 
 def _updates(
@@ -94,7 +94,7 @@ def _updates(
     operands, types = _bound(node, inner, constants)
     outer = lift(product(source.shape[: node.attributes["axis"]]))
     grid = (simplify(outer * ceil_divide(indices.shape[0], rows)), ceil_divide(inner, block), 1)
-    return KernelCall(kernel, operands, types, constants, grid, threads=_THREADS)
+    return KernelCall(kernel, operands, types, constants, grid, threads=_CTA_THREADS)
 
 
 def _columns(inner: Size) -> int:
@@ -116,7 +116,8 @@ def _replaced(node: Node, inner: Size) -> tuple[list[KernelCall], tuple[Value, .
     bind_sizes({"count": indices.shape[0], "extent": last.shape[0]}, operands, types, constants)
     grid = (ceil_divide(indices.shape[0], UPDATED), 1, 1)
     noted = [
-        KernelCall(kernel, operands, types, constants, grid, threads=_THREADS) for kernel in (any_update, last_update)
+        KernelCall(kernel, operands, types, constants, grid, threads=_CTA_THREADS)
+        for kernel in (any_update, last_update)
     ]
     stored = _updates(scatter_last, node, inner, UPDATED // block, block, {})
     return [*noted, replace(stored, operands={**stored.operands, "last": last})], (last,)

@@ -23,9 +23,9 @@ _CTA_ELEMENTS = 1024  # eight for each of 128 threads
 _CHANNELS = 128  # at most, of a block
 _LARGE = 25  # taps of a window whose lines are better added up as they lie
 _LINE = 2048  # elements of a line that a CTA has
-_MOST_TAPS = 64  # of a line of such a window
+_MOST_LINE_TAPS = 64  # of a line of such a window
 _MOST_GATHERED = 4096  # elements that windows of a block see, together
-_ALIGNED = 4  # elements that a thread reads at once
+_ELEMENTS_AT_ONCE = 4  # elements that a thread reads at once
 
 
 def channel_block(channels: Size) -> int:
@@ -66,7 +66,7 @@ def _same_windows(constants: Mapping[str, Any], extents: tuple[Size, ...], resul
         whole = whole and pad <= 0 and beyond <= 0
         same = same and pad <= constants[f"COUNT_{letter}"] and beyond <= constants[f"COUNT_END_{letter}"]
         taps *= kernel
-    found: dict[str, Any] = {"WHOLE": True} if whole and taps <= _MOST_TAPS else {}
+    found: dict[str, Any] = {"WHOLE": True} if whole and taps <= _MOST_LINE_TAPS else {}
     return {**found, "COUNT": taps} if same else found
 
 
@@ -76,21 +76,21 @@ def _of_lines(problem: PoolProblem, target: Target) -> list[Candidate]:
     down, kernel, width, out_width = constants["KERNEL_Y"], constants["KERNEL_X"], x.shape[-2], out.shape[-2]
     if problem.is_max or x.shape[-1] != 1 or not isinstance(width, int) or not isinstance(out_width, int):
         return []
-    if down * kernel < _LARGE or down > UNROLLED.value or kernel > _MOST_TAPS:
+    if down * kernel < _LARGE or down > UNROLLED.value or kernel > _MOST_LINE_TAPS:
         return []
     stride, span = constants["STRIDE_X"], constants["DILATION_X"] * (kernel - 1) + 1
-    taps, edge = next_power_of_2(kernel), _ALIGNED - 1 if width > _LINE else 0
+    taps, edge = next_power_of_2(kernel), _ELEMENTS_AT_ONCE - 1 if width > _LINE else 0
     count = out_width if width <= _LINE else (_LINE - span - edge) // stride + 1
     if count < 1:
         return []
     while next_power_of_2(count) * taps > _MOST_GATHERED:
         count = max(1, next_power_of_2(count) // 2)
-    before = -(-constants["PAD_X"] // _ALIGNED) * _ALIGNED
-    block = next_power_of_2(min(width + before, (count - 1) * stride + span + _ALIGNED - 1))
+    before = -(-constants["PAD_X"] // _ELEMENTS_AT_ONCE) * _ELEMENTS_AT_ONCE
+    block = next_power_of_2(min(width + before, (count - 1) * stride + span + _ELEMENTS_AT_ONCE - 1))
     rows = max(1, _LINE // max(block, next_power_of_2(count) * taps))
     lines = product(out.shape[:-2])
     constants |= {"ROWS": rows, "BLOCK": block, "WINDOWS": count, "LANES": next_power_of_2(count), "TAPS": taps,
-                  "ALIGNED": _ALIGNED, "EPILOGUE": problem.slots.function}  # fmt: skip
+                  "ALIGNED": _ELEMENTS_AT_ONCE, "EPILOGUE": problem.slots.function}  # fmt: skip
     sizes = {name: size for name, size in problem.sizes.items() if name not in ("pixels", "channels")} | {
         "lines": lines
     }

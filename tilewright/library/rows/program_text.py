@@ -38,7 +38,7 @@ from tilewright.library.rows import program_kernel
 from tilewright.library.rows.program import MOMENTS, POWERS, RowProgram, RowReduction
 from tilewright.symbolic import Size, ceil_divide, lift, product, simplify
 
-_EARLY = 24  # elements of a thread up to which what there is of each column is loaded with the rows
+_EARLY_ELEMENTS = 24  # elements of a thread up to which what there is of each column is loaded with the rows
 _LAST_LANES = 8  # of a CTA that only puts parts together
 _HELPERS: dict[str, Any] = {
     "combine": combine,
@@ -270,7 +270,7 @@ class _LaunchWriter:
         """Load what results are computed with of each column, where threads have registers for it: on GPUs it comes
         together with the rows, not behind the barriers of the reductions."""
         config = self.config
-        if not config.threads or config.block * config.lanes > _EARLY * config.threads:
+        if not config.threads or config.block * config.lanes > _EARLY_ELEMENTS * config.threads:
             return
         for stored in self.program.stored:
             for item in walk(stored.expression) if stored.is_full else ():

@@ -13,7 +13,7 @@ from tilewright.library.reduce.simt_config import (
 )
 
 REGISTER_COLUMNS = 32768  # longer rows are walked in chunks
-_EARLY = 16384  # columns up to which a row leaves registers for weights
+_EARLY_COLUMNS = 16384  # columns up to which a row leaves registers for weights
 
 
 def row_config(rows: int, columns: int, processors: int, inputs: int = 1, weights: bool = False) -> RowConfig:
@@ -40,10 +40,10 @@ def row_config(rows: int, columns: int, processors: int, inputs: int = 1, weight
         threads = max(min(128, _even_threads(elements, 16)), _even_threads(elements, each))
     ahead = 0
     if (
-        weights and inputs == 1 and ROW_CHUNK < block <= _EARLY and not block & (block - 1)
+        weights and inputs == 1 and ROW_CHUNK < block <= _EARLY_COLUMNS and not block & (block - 1)
     ):  # a line of the cache a thread
         threads, ahead = 256, 2 * processors
-    return RowConfig(together, block, threads, early=weights and inputs > 1 and block <= _EARLY, ahead=ahead)
+    return RowConfig(together, block, threads, early=weights and inputs > 1 and block <= _EARLY_COLUMNS, ahead=ahead)
 
 
 def _even_threads(elements: int, each: int) -> int:

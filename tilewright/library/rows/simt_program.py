@@ -31,7 +31,7 @@ MOST_PIECES = 8  # of a column that each CTA puts together, whatever their share
 _LEAST_ROWS_OF_STRIP = 128  # of a strip that are worth a CTA
 OTHER_THREADS_PENALTY = 1.02  # factor by which other numbers of threads are ranked lower
 OTHER_PARTS_PENALTY = 1.05  # the same of the other number of parts
-_BEGIN = 12  # elements that the begin of a line in a block costs
+_STRIP_BEGIN = 12  # elements that the begin of a line in a block costs
 
 
 def gpu_row_program(group: Group, graph: Graph, target: Target, candidates: Maker) -> list[Candidate]:
@@ -96,7 +96,7 @@ def _strip(lanes: int, most: int) -> int:
     """Lanes of a block across rows: few of them without an element, and long lines of memory."""
     least = min(LEAST_STRIP, next_power_of_2(lanes))
     widths = [1 << power for power in range(least.bit_length() - 1, max(least, most).bit_length())]
-    return min(widths, key=lambda width: ceil(lanes / width) * (width + _BEGIN))
+    return min(widths, key=lambda width: ceil(lanes / width) * (width + _STRIP_BEGIN))
 
 
 def _long_configs(program: RowProgram, walk: Walk, target: Target, held: bool) -> list[ProgramConfig]:

@@ -17,7 +17,7 @@ from tilewright.symbolic import Size, ceil_divide, lift, product, simplify, uppe
 from tilewright.targets.base import Target
 
 _KEY_BLOCK = 256  # elements that become keys together
-_PROGRAMS = 4  # for each thread, so that all have about the same work
+_PROGRAMS_OF_THREAD = 4  # for each thread, so that all have about the same work
 SORT_EFFICIENCY = 0.05  # a pass moves one element at a time
 _KEYS: dict[int, DType] = {1: uint8, 2: uint16, 4: uint32, 8: uint64}
 
@@ -30,7 +30,7 @@ def sort_candidates(group: Group, graph: Graph, target: Target) -> list[Candidat
     assert x is not None
     rows, columns, machine = product(x.shape[:-1]), x.shape[-1], target.machine()
     key, sign = _KEYS[x.dtype.itemsize], 1 << (8 * x.dtype.itemsize - 1)
-    programs = _PROGRAMS * machine.processors
+    programs = _PROGRAMS_OF_THREAD * machine.processors
     blocks = simplify(ceil_divide(rows, programs))
     if isinstance(rows, int):
         programs = expected(ceil_divide(rows, blocks))

@@ -20,7 +20,7 @@ from tilewright.runtime.cuda.staging import Workspaces
 
 _TYPES = {"f32": 0, "f16": 2, "bf16": 14}  # cudaDataType
 _FLOAT = 0
-_ALIGNMENT = 16  # bytes that operands start at multiples of
+_OPERAND_ALIGNMENT = 16  # bytes that operands start at multiples of
 _WORKSPACE = 8 << 20  # bytes that an algorithm may take
 _EPILOGUES = {(False, False): "DEFAULT", (True, False): "BIAS", (False, True): "RELU", (True, True): "RELU_BIAS"}
 
@@ -99,7 +99,7 @@ class ProductStep:
     def _preference(self) -> int:
         found = self._library.matmul_preference_create()
         limits = {"MAX_WORKSPACE_BYTES": np.array([_WORKSPACE], np.uint64)}
-        limits |= {f"MIN_ALIGNMENT_{name}_BYTES": np.array([_ALIGNMENT], np.uint32) for name in "ABCD"}
+        limits |= {f"MIN_ALIGNMENT_{name}_BYTES": np.array([_OPERAND_ALIGNMENT], np.uint32) for name in "ABCD"}
         for name, value in limits.items():
             attribute = int(self._library.MatmulPreferenceAttribute[name])
             self._library.matmul_preference_set_attribute(found, attribute, value.ctypes.data, value.nbytes)

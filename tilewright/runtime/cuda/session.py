@@ -34,7 +34,7 @@ from tilewright.runtime.shapes import Binding, Shapes, check_mapping
 from tilewright.runtime.tensors import TensorView, check_writable, finish, track_updates
 from tilewright.symbolic import evaluate
 
-_ALIGNMENT = 256  # of weights and staged tensors in the GPU's memory
+_TENSOR_ALIGNMENT = 256  # of weights and staged tensors in the GPU's memory
 _SHAPES = 256  # shapes whose launches are kept
 _RESERVED = 128  # the part of the GPU's memory that an arena may take before sizes are known that need it
 
@@ -101,7 +101,7 @@ class CudaSession:
         end = 0
         for name in names:
             offsets[name] = end
-            end += -(-weights[name][1] // _ALIGNMENT) * _ALIGNMENT
+            end += -(-weights[name][1] // _TENSOR_ALIGNMENT) * _TENSOR_ALIGNMENT
         memory = DeviceBuffer(self.device)
         memory.reserve(end)
         upload(memory.address, [(offsets[name], *weights[name]) for name in names])
@@ -454,7 +454,7 @@ class _Call:
         for number, item in enumerate(views):
             if item.on_host:
                 places[number] = end
-                end += -(-item.bytes // _ALIGNMENT) * _ALIGNMENT
+                end += -(-item.bytes // _TENSOR_ALIGNMENT) * _TENSOR_ALIGNMENT
         device, locked = session.reserve_staging(end) if end else (0, 0)
         staged = [
             _Staged(

@@ -11,7 +11,7 @@ from tilewright.runtime.cuda.streams import new_stream
 from tilewright.runtime.tables import TABLES
 
 _ROOM = 1 << 20  # bytes that are allocated at once: an allocation takes longer than a table
-_ALIGNMENT = 256
+_TABLE_ALIGNMENT = 256
 
 
 class DeviceTables:
@@ -53,5 +53,5 @@ class DeviceTables:
             self._arrays.append(DeviceArray((max(_ROOM, size),), np.uint8, self._device.ordinal))
             self._end = 0
         address = self._arrays[-1].address + self._end
-        self._end += -(-size // _ALIGNMENT) * _ALIGNMENT
+        self._end += -(-size // _TABLE_ALIGNMENT) * _TABLE_ALIGNMENT
         return address

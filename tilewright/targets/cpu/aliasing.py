@@ -204,7 +204,7 @@ class Aliasing:
         found = []
         for (stride, count), (_, other) in zip(*axes, strict=True):
             distance = self._distance(stride)
-            if distance is None or not distance.is_exact or len(axes[0]) > _MOST_AXES:
+            if distance is None or not distance.is_exact or len(axes[0]) > _MOST_ALIASED_AXES:
                 return ()
             found.append((times(distance.low, _itemsize(writer)), most(count, other)))
         return tuple(found)
@@ -237,7 +237,7 @@ def _carried_pointers(function: Function) -> dict[SSAValue, _Carried]:
     return found
 
 
-_MOST_AXES = 3  # whose lanes a launch tells apart
+_MOST_ALIASED_AXES = 3  # whose lanes a launch tells apart
 
 
 def _itemsize(operation: Operation) -> int:

@@ -25,7 +25,7 @@ from tilewright.targets.llvm.builder import LLVMBuilder, LLVMValue, Module
 
 Extent = LLVMValue | int
 
-_LINE = 64
+_LINE_BYTES = 64
 __all__ = [
     "Accumulator", "DotShape", "LeftOperand", "RightOperand", "accumulator_extents", "emit_dot", "scratch_bytes",
     "grouped_layout", "takes_groups",
@@ -87,7 +87,7 @@ def accumulator_extents(target: CPUTarget, shape: DotShape, dtype: DType) -> tup
     lanes = target.lanes(dtype)
     stride = round_up(shape.columns, lanes)
     if stride * dtype.itemsize % 1024 == 0 and shape.rows > 8:
-        stride += max(lanes, _LINE // dtype.itemsize)  # rows of a tile must not share a few cache sets
+        stride += max(lanes, _LINE_BYTES // dtype.itemsize)  # rows of a tile must not share a few cache sets
     return round_up(shape.rows, 2), stride
 
 

@@ -25,7 +25,7 @@ from tilewright.targets.llvm.optimize import FEW_PASSES
 Argument = TypeVar("Argument")
 
 _CHAINS = 8  # accumulators that keep two multiply-add units busy at a latency of four cycles
-_UNROLL = 2  # steps of the depth in one turn of the loop; more gave nothing and compiles slower
+_UNROLLED_DEPTH = 2  # steps of the depth in one turn of the loop; more gave nothing and compiles slower
 _SIZES = {"float": 4, "double": 8, "i32": 4, "i16": 2, "half": 2, "bfloat": 2, "i8": 1}
 _STREAM_AHEAD = 768  # bytes that several panels at once are prefetched ahead: 17.6 instead of 16.1 GB/s
 
@@ -92,7 +92,7 @@ class MicroKernel:
 
     @property
     def unroll(self) -> int:
-        return max(_UNROLL, self.chains)
+        return max(_UNROLLED_DEPTH, self.chains)
 
     @property
     def itemsize(self) -> int:

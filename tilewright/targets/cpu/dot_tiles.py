@@ -29,10 +29,10 @@ from tilewright.targets.cpu.dot_plan import DotPlan, DotShape, round_up
 from tilewright.targets.cpu.target import LEAST_TILE_ROWS, CPUTarget
 from tilewright.targets.llvm.builder import LLVMBuilder, LLVMValue, Module
 
-_ROWS = 16  # of a tile, and columns of a strip
+_STRIP = 16  # of a tile, and columns of a strip
 _BYTES = 64  # of a row of a tile
 _STRIPS = 2  # taken at once, as many as tiles of rows
-_LINE = 64
+_LINE_BYTES = 64
 
 
 def uses_tiles(target: CPUTarget, shape: DotShape, left: DType, right: DType, layout: str) -> bool:
@@ -50,14 +50,14 @@ class TileBlocking:
         self.depth, self.strip_bytes = shape.depth, 0
         if layout != "groups":
             # The copy of two strips takes a third of the level 1 cache at most.
-            longest = target.l1_bytes // 3 // (_STRIPS * _ROWS * left.itemsize) // self.step * self.step
+            longest = target.l1_bytes // 3 // (_STRIPS * _STRIP * left.itemsize) // self.step * self.step
             runs = -(-shape.depth // longest)
             self.depth = round_up(-(-shape.depth // runs), self.step)
             self.strip_bytes = self.depth // self.group * _BYTES
         # Rows of the left copy are an odd number of lines apart, so that they fall into different cache sets.
         self.left_stride = ((self.depth // self.step) | 1) * self.step
         self.left_bytes = shape.rows * self.left_stride * left.itemsize
-        self.scratch_bytes = round_up(self.left_bytes, _LINE) + _STRIPS * self.strip_bytes
+        self.scratch_bytes = round_up(self.left_bytes, _LINE_BYTES) + _STRIPS * self.strip_bytes
 
 
 def emit_tile_function(module: Module, target: CPUTarget, plan: DotPlan) -> None:
@@ -104,7 +104,7 @@ class _TileFunction:
         # Bytes from row to row of the right operand's tiles, and from strip to strip.
         self.strip_row = 4 * self.width if self.in_place else _BYTES
         self.strip_apart = _BYTES if self.in_place else self.blocking.strip_bytes
-        self.strips = b.gep(self.scratch, round_up(self.blocking.left_bytes, _LINE), "i8")
+        self.strips = b.gep(self.scratch, round_up(self.blocking.left_bytes, _LINE_BYTES), "i8")
         self.instruction = "llvm.x86.tdpbf16ps"
         if plan.left.is_integer:
             self.instruction = (
@@ -128,8 +128,8 @@ class _TileFunction:
         b = self.builder
         left, left_stride = self._prepare_left(start, length)
         steps = b.binary("sdiv", b.add(length, self.blocking.step - 1), b.integer(self.blocking.step))
-        if self.plan.shape.rows >= 2 * _ROWS:
-            self._configure([_ROWS, _ROWS])
+        if self.plan.shape.rows >= 2 * _STRIP:
+            self._configure([_STRIP, _STRIP])
 
         def strips_of(row: LLVMValue, heights: Sequence[int]) -> None:
             def multiply(column: LLVMValue, count: int) -> None:
@@ -152,9 +152,9 @@ class _TileFunction:
     def _each_strip(self, body: Callable[[LLVMValue, int], None]) -> None:
         """Call `body` with the first column of each pair of strips and their number."""
         b, columns = self.builder, self.plan.shape.columns
-        wide = _STRIPS * _ROWS
+        wide = _STRIPS * _STRIP
         narrow = columns % wide
-        narrow = narrow if 0 < narrow <= _ROWS else 0
+        narrow = narrow if 0 < narrow <= _STRIP else 0
         with b.loop(b.integer(0), b.minimum(self.columns, columns - narrow), wide, hint="strips") as loop:
             body(loop.index, _STRIPS)
         if narrow:
@@ -164,22 +164,22 @@ class _TileFunction:
     def _each_rows(self, body: Callable[[LLVMValue, Sequence[int]], None]) -> None:
         """Call `body` with the first row of each pair of tiles and their heights, which are configured."""
         b, rows = self.builder, self.plan.shape.rows
-        whole = rows // (2 * _ROWS) * 2 * _ROWS
-        rest = [min(_ROWS, rows - first) for first in range(whole, rows, _ROWS)]
+        whole = rows // (2 * _STRIP) * 2 * _STRIP
+        rest = [min(_STRIP, rows - first) for first in range(whole, rows, _STRIP)]
         if whole:
-            with b.loop(b.integer(0), b.minimum(self.rows, whole), 2 * _ROWS, hint="rows") as loop:
-                body(loop.index, [_ROWS, _ROWS])
+            with b.loop(b.integer(0), b.minimum(self.rows, whole), 2 * _STRIP, hint="rows") as loop:
+                body(loop.index, [_STRIP, _STRIP])
         if rest:
             with b.when(b.compare("sgt", self.rows, whole), hint="rest"):
                 self._configure(rest)
                 body(b.integer(whole), rest)
                 if whole:
-                    self._configure([_ROWS, _ROWS])
+                    self._configure([_STRIP, _STRIP])
 
     def _configure(self, heights: Sequence[int]) -> None:
         """Load the shapes of all tiles: `heights` are the rows of the one or two tiles of rows."""
-        heights = [*heights, _ROWS][:2]
-        rows = [heights[0], heights[0], heights[1], heights[1], *heights, _ROWS, _ROWS]
+        heights = [*heights, _STRIP][:2]
+        rows = [heights[0], heights[0], heights[1], heights[1], *heights, _STRIP, _STRIP]
         table = bytearray(64)
         table[0] = 1  # the palette with eight tiles of 1 KiB
         for tile, count in enumerate(rows):
@@ -198,7 +198,7 @@ class _TileFunction:
         sums = []
         for i in range(len(heights)):
             for j in range(count):
-                place = self._sums_place(b.add(row, _ROWS * i), b.add(run.column, _ROWS * j))
+                place = self._sums_place(b.add(row, _STRIP * i), b.add(run.column, _STRIP * j))
                 sums.append((2 * i + j, place))
         sums_stride = b.integer(4 * self.plan.accumulator_stride)
         add, clear, ready = b.new_block("add"), b.new_block("clear"), b.new_block("ready")
@@ -222,13 +222,13 @@ class _TileFunction:
             else:
                 self._prefetch_left(run, row, loop.index)
             place = b.gep(first, b.multiply(loop.index, _BYTES), "i8")
-            strip = b.gep(run.strips, b.multiply(loop.index, _ROWS * self.strip_row), "i8")
+            strip = b.gep(run.strips, b.multiply(loop.index, _STRIP * self.strip_row), "i8")
             # Strips that pass by are loaded with a hint that keeps them from driving the rows out of level 1.
             load_strip = "llvm.x86.tileloaddt164" if self.in_place else "llvm.x86.tileloadd64"
             for j in range(count):
                 self._move(load_strip, 6 + j, b.gep(strip, j * self.strip_apart, "i8"), line)
             for i in range(len(heights)):
-                self._move("llvm.x86.tileloadd64", 4 + i, b.gep(place, b.multiply(stride, _ROWS * i), "i8"), stride)
+                self._move("llvm.x86.tileloadd64", 4 + i, b.gep(place, b.multiply(stride, _STRIP * i), "i8"), stride)
                 for j in range(count):
                     self._tile_call(self.instruction, [2 * i + j, 4 + i, 6 + j])
         for tile, place in sums:
@@ -244,20 +244,20 @@ class _TileFunction:
     def _following_sums(self, row: LLVMValue, run: _TileRun) -> LLVMValue:
         """The sums after those of `row`: further down, or in the next strips."""
         b = self.builder
-        below = b.add(row, 2 * _ROWS)
+        below = b.add(row, 2 * _STRIP)
         more = b.compare("slt", below, self.rows)
-        column = b.select(more, run.column, b.add(run.column, run.count * _ROWS))
+        column = b.select(more, run.column, b.add(run.column, run.count * _STRIP))
         return self._sums_place(b.select(more, below, b.integer(0)), column)
 
     def _prefetch_sums(self, sums: LLVMValue, step: LLVMValue, count: int) -> None:
         """A share of the rows of sums that are read and written next, into the level 1 cache."""
         b = self.builder
-        rows = -(-2 * _ROWS // (self.blocking.depth // self.blocking.step))
+        rows = -(-2 * _STRIP // (self.blocking.depth // self.blocking.step))
         stride = self.plan.accumulator_stride
         first = b.gep(sums, b.multiply(step, rows * stride), "i32")
         for row in range(rows):
             for strip in range(count):
-                self._prefetch(b.gep(first, row * stride + strip * _ROWS, "i32"), level=1)
+                self._prefetch(b.gep(first, row * stride + strip * _STRIP, "i32"), level=1)
 
     def _right_ahead(
         self, column: LLVMValue, start: LLVMValue, length: LLVMValue
@@ -266,7 +266,7 @@ class _TileFunction:
         b = self.builder
         if self.plan.layout in ("columns", "groups"):
             return None
-        following = b.add(column, _STRIPS * _ROWS)
+        following = b.add(column, _STRIPS * _STRIP)
         more = b.compare("slt", following, self.columns)
         place, stride = self._right_rows(
             b.select(more, following, b.integer(0)), b.select(more, start, b.add(start, length))
@@ -279,7 +279,7 @@ class _TileFunction:
             return
         b, blocking = self.builder, self.blocking
         place, stride = run.ahead
-        shares = -(-self.plan.shape.rows // (2 * _ROWS)) * (blocking.depth // blocking.step)
+        shares = -(-self.plan.shape.rows // (2 * _STRIP)) * (blocking.depth // blocking.step)
         lines = -(-blocking.depth // shares)
         turn = b.add(b.multiply(b.binary("lshr", row, b.integer(5)), run.steps), step)
         first = b.multiply(turn, lines)
@@ -288,11 +288,11 @@ class _TileFunction:
 
     def _prefetch_left(self, run: _TileRun, row: LLVMValue, step: LLVMValue) -> None:
         """A share of the rows below, which the same strips or the next program takes, into the level 2 cache."""
-        b, wide = self.builder, _STRIPS * _ROWS
+        b, wide = self.builder, _STRIPS * _STRIP
         stride = b.multiply(run.left_stride, self.plan.left.itemsize)
-        rows = -(-2 * _ROWS // -(-self.plan.shape.columns // wide))
+        rows = -(-2 * _STRIP // -(-self.plan.shape.columns // wide))
         first = b.multiply(b.binary("udiv", run.column, b.integer(wide)), rows)
-        below = b.add(b.add(row, first), 2 * _ROWS)
+        below = b.add(b.add(row, first), 2 * _STRIP)
         place = b.gep(b.gep(run.left, b.multiply(below, stride), "i8"), b.multiply(step, _BYTES), "i8")
         for number in range(rows):
             self._prefetch(b.gep(place, b.multiply(stride, number), "i8"), level=2)
@@ -326,7 +326,7 @@ class _TileFunction:
         b = self.builder
         address = b.cast("ptrtoint", source, "i64")
         places = b.binary("or", address, b.multiply(self.left_row_stride, self.plan.left.itemsize))
-        aligned = b.compare("eq", b.emit(f"and i64 {places.text}, {_LINE - 1}", "i64"), 0)
+        aligned = b.compare("eq", b.emit(f"and i64 {places.text}, {_LINE_BYTES - 1}", "i64"), 0)
         copied, ready, origin = b.new_block("copied"), b.new_block("left"), b.block
         b.branch_if(aligned, ready, copied)
         b.start(copied)
@@ -368,12 +368,12 @@ class _TileFunction:
         """Copy `count` strips of columns to scratch, with steps of the depth in groups, zero beyond the depth."""
         if self.plan.layout == "columns":
             for strip in range(count):
-                self._pack_columns(self.builder.add(column, strip * _ROWS), start, length, strip)
+                self._pack_columns(self.builder.add(column, strip * _STRIP), start, length, strip)
             return
         b, group = self.builder, self.blocking.group
         source, stride = self._right_rows(column, start)
-        width = count * _ROWS
-        limited = self.plan.layout == "rows" and (self.plan.limits[1] or self.plan.shape.columns % _ROWS != 0)
+        width = count * _STRIP
+        limited = self.plan.layout == "rows" and (self.plan.limits[1] or self.plan.shape.columns % _STRIP != 0)
         available = b.minimum(b.subtract(self.columns, column), width) if limited else None
         groups = b.binary("sdiv", length, b.integer(group))
 
@@ -411,7 +411,7 @@ class _TileFunction:
                      for lane in pair]  # fmt: skip
             rows = [b.shuffle(rows[k], rows[k + half], lanes) for k in range(half)]
         (row,) = rows
-        per_strip = row.lanes // width * _ROWS
+        per_strip = row.lanes // width * _STRIP
         for strip in range(count):
             part = b.shuffle(row, None, range(strip * per_strip, (strip + 1) * per_strip)) if count > 1 else row
             offset = b.add(b.multiply(number, _BYTES), strip * self.blocking.strip_bytes)
@@ -422,7 +422,7 @@ class _TileFunction:
         b = self.builder
         last = b.subtract(self.columns, 1)
         origins = []
-        for lane in range(_ROWS):  # columns beyond the last repeat it, so that nothing outside is read
+        for lane in range(_STRIP):  # columns beyond the last repeat it, so that nothing outside is read
             place = b.multiply(b.minimum(b.add(column, lane), last), self.right_stride)
             origins.append(b.gep(self.right, b.add(place, start), self.element))
         full = b.emit(f"and i64 {length.text}, {-self.lanes}", "i64")
@@ -432,7 +432,7 @@ class _TileFunction:
             vectors = []
             for origin in origins:
                 part = self._row(b.gep(origin, k, self.element), self.lanes, available, None)
-                vectors.append(b.cast("bitcast", part, f"<{_ROWS} x i32>"))
+                vectors.append(b.cast("bitcast", part, f"<{_STRIP} x i32>"))
             base = b.multiply(b.binary("sdiv", k, b.integer(self.blocking.group)), _BYTES)
             for number, row in enumerate(transposed(b, vectors)):
                 offset = b.add(base, strip * self.blocking.strip_bytes + number * _BYTES)

@@ -43,7 +43,7 @@ RAISED, INTERRUPTED = RECORD_RAISED, RECORD_INTERRUPTED
 WAITING_SECONDS = 10.0  # for which all instances that run may wait before a launch fails
 NUMBER = "cpu.assertion"  # the attribute that tells an assertion's number to the lowering
 _ACCESSES = frozenset({"load", "store", "atomic_rmw", "atomic_cas", "gather"})
-_PROGRAM, _AXES, _INDEX, _MOST_AXES, _FACTS, _FACTS_END = 2, 5, 6, 16, 22, 25
+_PROGRAM, _AXES_WORD, _INDEX, _MOST_TOLD_AXES, _FACTS, _FACTS_END = 2, 5, 6, 16, 22, 25
 
 
 @dataclass(frozen=True)
@@ -60,7 +60,7 @@ class Failure:
         """What a launch left in its record; None when no assertion failed."""
         if not record[0]:
             return None
-        index = record[_INDEX : _INDEX + record[_AXES]]
+        index = record[_INDEX : _INDEX + record[_AXES_WORD]]
         return Failure(
             record[1], tuple(record[_PROGRAM : _PROGRAM + 3]), tuple(index), tuple(record[_FACTS:_FACTS_END])
         )
@@ -161,7 +161,7 @@ def emit_failure(
     """Write a failure into the record, if it is the launch's first.  `programs` are i32, `index` and `facts` i64."""
     pair = builder.emit(f"cmpxchg {record}, i64 0, i64 1 acq_rel acquire, align 8", "{ i64, i1 }")
     first = builder.emit(f"extractvalue {pair}, 1", "i1")
-    index = index[:_MOST_AXES]
+    index = index[:_MOST_TOLD_AXES]
     values = [builder.integer(number), *(builder.cast("sext", program, "i64") for program in programs)]
     with builder.when(first):
         for place, value in enumerate([*values, builder.integer(len(index)), *index], 1):

@@ -1,9 +1,9 @@
 """Loops without a known end check for signals, so that Ctrl-C ends a launch that would run forever.
 
 A run asks Python for signals between instances (`runtime.glue`), so that one that stays in a `while` would not see
-them.  Its passes are counted, and every `_PASSES` of them call the runtime's `tilewright_ask`, whose address is in the
-launch's record.  That looks at the clock, calls Python's handlers a few times a second, and says whether the instance
-shall end, because a handler raised or because another instance has failed.
+them.  Its passes are counted, and every `_PASSES_UNASKED` of them call the runtime's `tilewright_ask`, whose address is
+in the launch's record.  That looks at the clock, calls Python's handlers a few times a second, and says whether the
+instance shall end, because a handler raised or because another instance has failed.
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ from tilewright.ir.core import Function
 from tilewright.targets.cpu.failures import ASK
 from tilewright.targets.llvm.builder import LLVMBuilder, LLVMValue
 
-_PASSES = 1 << 16  # between two calls: a power of two
+_PASSES_UNASKED = 1 << 16  # between two calls: a power of two
 
 
 def loops_without_end(function: Function) -> bool:
@@ -35,8 +35,8 @@ class AskEmitter:
         builder = self._builder
         passes = builder.add(builder.load("i64", self._passes, 8), 1)
         builder.store(passes, self._passes, 8)
-        due = builder.compare("eq", builder.binary("and", passes, builder.integer(_PASSES - 1)), 0)
-        with builder.when(due, (1, _PASSES), "asks"):
+        due = builder.compare("eq", builder.binary("and", passes, builder.integer(_PASSES_UNASKED - 1)), 0)
+        with builder.when(due, (1, _PASSES_UNASKED), "asks"):
             ask = builder.load("ptr", builder.gep(self._record, ASK, "i64"), 8)
             ends = builder.emit(f"call i1 {ask.text}({self._record}, {self._asked})", "i1")
             with builder.when(ends, (1, 1 << 20), "interrupted"):

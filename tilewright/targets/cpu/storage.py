@@ -8,8 +8,8 @@ from math import prod
 from tilewright.dtypes import int8
 from tilewright.ir.types import Element
 
-_LINE = 64  # bytes
-_LANES = 16  # of the longest vector that is read or written in part; see `NestEmitter`
+_LINE_BYTES = 64  # bytes
+_MOST_LANES = 16  # of the longest vector that is read or written in part; see `NestEmitter`
 
 
 @dataclass(eq=False)
@@ -27,7 +27,7 @@ class Storage:
     @classmethod
     def for_block(cls, element: Element, shape: tuple[int, ...], rows: int = 0, row_stride: int = 0) -> Storage:
         """A buffer for a block; `rows` and `row_stride` (elements) enlarge the last two axes."""
-        lanes = max(_LINE // element.itemsize, _LANES)
+        lanes = max(_LINE_BYTES // element.itemsize, _MOST_LANES)
         pitch = max(row_stride, -(-shape[-1] // lanes) * lanes)
         padded = [*shape[:-1], pitch]
         if len(shape) > 1 and rows:
@@ -84,4 +84,4 @@ def _lowest_offset(storage: Storage, placed: list[Storage]) -> int:
 
 
 def _round(size: int) -> int:
-    return -(-size // _LINE) * _LINE
+    return -(-size // _LINE_BYTES) * _LINE_BYTES

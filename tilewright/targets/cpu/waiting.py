@@ -3,7 +3,7 @@
 A `while` may wait when its passes can follow each other without a change: it reads memory, and the values that decide
 about its next pass come from there.  `watch_waits` puts an assertion at the end of such a loop's body, which says
 whether a value has changed; machine code also counts stores, and atomics that changed memory.  A loop whose passes
-change nothing looks at the launch every `_PASSES` passes, in three words of the launch's record:
+change nothing looks at the launch every `_PASSES_OF_WAIT` passes, in three words of the launch's record:
 
     progress   rises when an instance ends, and when one that has waited goes on
     running    the ranges of instances that threads are working on
@@ -27,7 +27,7 @@ from tilewright.targets.cpu.failures import CLOCK, LIMIT, NUMBER, PROGRESS, RUNN
 from tilewright.targets.llvm.builder import LLVMBuilder, LLVMValue, Module
 
 WAITS = "cpu.waits"  # the attribute of the assertions that `watch_waits` adds
-_PASSES = 1 << 10  # between two looks at the launch: a power of two
+_PASSES_OF_WAIT = 1 << 10  # between two looks at the launch: a power of two
 _ATOMICS = ("atomic_rmw", "atomic_cas")
 _ASK = "tilewright.waits_for_ever"
 
@@ -186,10 +186,10 @@ class WaitEmitter:
         self._go_on_if(builder.binary("and", moved, self._has_waited(passes)))
         following = builder.select(moved, builder.integer(0), builder.add(passes, 1))
         builder.store(following, self._passes[number], 8)
-        with builder.when(builder.compare("eq", following, _PASSES)):
+        with builder.when(builder.compare("eq", following, _PASSES_OF_WAIT)):
             builder.store(builder.integer(-1), state, 8)  # no progress that there has been
         still = builder.binary("xor", moved, builder.constant("i1", True))
-        due = builder.compare("eq", builder.binary("and", following, builder.integer(_PASSES - 1)), 0)
+        due = builder.compare("eq", builder.binary("and", following, builder.integer(_PASSES_OF_WAIT - 1)), 0)
         with builder.when(builder.binary("and", due, still), (1, 1 << 10)):
             stuck = builder.emit(f"call i1 @{_ASK}({self.record}, {state})", "i1")
             fails, on = builder.new_block("waits.for.ever"), builder.new_block("waits.on")
@@ -200,7 +200,7 @@ class WaitEmitter:
             builder.start(on)
 
     def _has_waited(self, passes: LLVMValue) -> LLVMValue:
-        return self.builder.compare("uge", passes, _PASSES)
+        return self.builder.compare("uge", passes, _PASSES_OF_WAIT)
 
     def _go_on_if(self, condition: LLVMValue) -> None:
         with self.builder.when(condition, (1, 1 << 10)):

@@ -31,15 +31,15 @@ from tilewright.targets.gpu.relocate import area_bytes, position, row_shape, sto
 from tilewright.targets.gpu.transfer import element_bits
 from tilewright.targets.llvm.builder import LLVMValue
 
-_UNROLL = 4
+_UNROLLED_LOOP = 4
 _LONGEST = 64  # terms that are added one after the other
 # Multiply-adds of a thread that are written one after the other (the cache of instructions is small), and those of many
 # sums whose operands lie along them.
-_MOST_STEPS, _MOST_STEPS_ALONG = 1024, 2048
+_MOST_UNROLLED_STEPS, _MOST_STEPS_ALONG = 1024, 2048
 _SHORTEST = 8  # steps of a part of the depth
 _MOST_TWICE = 64  # sums of a thread that find room in its registers twice: before a block, and of the block
 _GAP_BYTES = 16  # after a row in scratch, so that rows below each other begin in different banks
-_VECTOR = 4  # steps of the depth that a thread loads at once
+_LOADED_DEPTH = 4  # steps of the depth that a thread loads at once
 Place = tuple[int, int]
 Order = Iterator[tuple[int, Place]]  # step of the depth, and the row and column of the sum
 Step = Callable[[LLVMValue, Sequence[LLVMValue]], list[LLVMValue]]
@@ -167,7 +167,7 @@ class _ScalarDot:
 
     def most_steps(self) -> int:
         """Multiply-adds that may be written one after the other."""
-        return _MOST_STEPS_ALONG if self.crowded and not self.deep else _MOST_STEPS
+        return _MOST_STEPS_ALONG if self.crowded and not self.deep else _MOST_UNROLLED_STEPS
 
     @property
     def crowded(self) -> bool:
@@ -232,7 +232,7 @@ class _ScalarDot:
     def walk(self, step: Step, start: LLVMValue, length: int, sums: Sequence[LLVMValue]) -> list[LLVMValue]:
         """`length` steps along the depth, the first at `start`."""
         lowering = self.lowering
-        count = _UNROLL if length % _UNROLL == 0 else 1
+        count = _UNROLLED_LOOP if length % _UNROLLED_LOOP == 0 else 1
         with lowering.builder.loop(lowering.i32(0), lowering.i32(length), count, sums, hint="dot") as loop:
             following = list(loop.values)
             first = lowering.builder.add(start, loop.index)
@@ -307,9 +307,9 @@ def _serpentine(rows: Sequence[int], columns: Sequence[int], length: int) -> Ord
 
 def _pairs(rows: Sequence[int], columns: Sequence[int], length: int) -> Order:
     """Two rows at a time, over the steps of a vector, up and down along the columns."""
-    for first in range(0, length, _VECTOR):
+    for first in range(0, length, _LOADED_DEPTH):
         for pair in (rows[start : start + 2] for start in range(0, len(rows), 2)):
-            for k in range(first, min(length, first + _VECTOR)):
+            for k in range(first, min(length, first + _LOADED_DEPTH)):
                 for number, column in enumerate(columns):
                     for row in pair if number % 2 == 0 else reversed(pair):
                         yield k, (row, column)

@@ -22,7 +22,7 @@ from tilewright.targets.gpu.transfer import is_padded, padded
 
 _RUN = 4  # neighbours that a thread reads at once
 _LANE_COLUMNS = 8  # lanes side by side: with 16 bytes each they read all banks once
-_MOST_STEPS = 8192  # multiply-adds of a thread that are written out one by one
+_MOST_UNROLLED_PRODUCTS = 8192  # multiply-adds of a thread that are written out one by one
 _THREADS = ("lane", "warp")
 
 
@@ -105,7 +105,7 @@ def copied_layouts(
     loads = [load_of(value) for value in (a, b)]
     blocks = all(value.type.rank == 2 and is_padded(value.type.shape) for value in (a, b))
     depth = a.type.shape[-1]
-    if None in loads or not blocks or depth * accumulator.type.size > _MOST_STEPS * lanes * warps:
+    if None in loads or not blocks or depth * accumulator.type.size > _MOST_UNROLLED_PRODUCTS * lanes * warps:
         return None
     axes = [_memory_axis(value, load, facts) for value, load in zip((a, b), loads, strict=True) if load is not None]
     runs = (_RUN if axes[0] == 0 else 1, _RUN if axes[1] == 1 else 1)

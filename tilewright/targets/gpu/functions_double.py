@@ -16,8 +16,8 @@ from tilewright.targets.llvm.builder import LLVMBuilder, LLVMValue
 from tilewright.targets.llvm.math import log_special, of_quadrant, power_special
 
 _LN2_HIGH = 6.93147180369123816490e-01  # ends in zeros, so that its products with exponents are exact
-_LN2_LOW = 1.90821492927058770002e-10
-_HALF_PI = (1.5707963267948966, 6.123233995736766e-17, -1.4973849048591833e-33)
+_LN2_LOW_DOUBLE = 1.90821492927058770002e-10
+_HALF_PI_DOUBLE = (1.5707963267948966, 6.123233995736766e-17, -1.4973849048591833e-33)
 _TRIGONOMETRIC_LIMIT = 2.0**30  # as far as the three parts of pi / 2 reach
 _ERF_TERMS = 44
 _FRACTION_TERMS = 60
@@ -47,7 +47,7 @@ def _exp_rest(m: Arithmetic, rest: LLVMValue) -> LLVMValue:
 def _exp(m: Arithmetic, x: LLVMValue) -> LLVMValue:
     x = m.clamp(x, -750.0, 710.0)
     whole, exponent = m.rounded(x, math.log2(math.e))
-    rest = m.fma(whole, -_LN2_LOW, m.fma(whole, -_LN2_HIGH, x))
+    rest = m.fma(whole, -_LN2_LOW_DOUBLE, m.fma(whole, -_LN2_HIGH, x))
     return m.scaled(_exp_rest(m, rest), whole, exponent)
 
 
@@ -72,7 +72,7 @@ def _log_parts(m: Arithmetic, x: LLVMValue) -> tuple[LLVMValue, LLVMValue, LLVMV
 
 def _log(m: Arithmetic, x: LLVMValue) -> LLVMValue:
     f, rest, whole = _log_parts(m, x)
-    mantissa = m.add(f, m.fma(whole, _LN2_LOW, rest))
+    mantissa = m.add(f, m.fma(whole, _LN2_LOW_DOUBLE, rest))
     return log_special(m, x, m.fma(whole, _LN2_HIGH, mantissa))
 
 
@@ -107,7 +107,7 @@ def _trigonometric(m: Arithmetic, x: LLVMValue, further: int) -> LLVMValue:
     builder = m.builder
     whole, near = m.rounded(x, 2 / math.pi)
     rest = x
-    for part in _HALF_PI:
+    for part in _HALF_PI_DOUBLE:
         rest = m.fma(whole, -part, rest)
     huge = builder.compare("ogt", m.absolute(x), m.number(_TRIGONOMETRIC_LIMIT))
     start, far, done = builder.block, builder.new_block("far"), builder.new_block("reduced")
@@ -157,9 +157,9 @@ def _radians(m: Arithmetic, size: LLVMValue) -> LLVMValue:
     upper = builder.cast("uitofp", builder.binary("lshr", first, m.integer(32)), "double")
     lower = builder.cast("uitofp", builder.binary("and", first, m.integer(2**32 - 1)), "double")
     upper, lower = m.multiply(m.multiply(upper, 2.0**32), unit), m.multiply(lower, unit)
-    product = m.multiply(upper, _HALF_PI[0])
-    error = m.fma(upper, _HALF_PI[0], m.negate(product))
-    return m.add(product, m.add(error, m.fma(upper, _HALF_PI[1], m.multiply(lower, _HALF_PI[0]))))
+    product = m.multiply(upper, _HALF_PI_DOUBLE[0])
+    error = m.fma(upper, _HALF_PI_DOUBLE[0], m.negate(product))
+    return m.add(product, m.add(error, m.fma(upper, _HALF_PI_DOUBLE[1], m.multiply(lower, _HALF_PI_DOUBLE[0]))))
 
 
 def _tanh(m: Arithmetic, x: LLVMValue) -> LLVMValue:

@@ -27,8 +27,8 @@ from tilewright.targets.gpu.transfer import conversion_plan, element_bits, is_pa
 
 _LEAST_BYTES = 4  # of one copy
 _ROW_BYTES, _CHUNK_BYTES = 128, 16
-_ALIGNMENT = 1024
-_OTHER_REGISTERS = 56  # that a thread takes besides its accumulators, about
+_STAGE_ALIGNMENT = 1024
+_REGISTERS_WITHOUT_SUMS = 56  # that a thread takes besides its accumulators, about
 
 
 @dataclass(frozen=True)
@@ -85,7 +85,7 @@ class Pipeline:
 
 def aligned(size: int) -> int:
     """Bytes rounded up to where a tile may begin."""
-    return -(-size // _ALIGNMENT) * _ALIGNMENT
+    return -(-size // _STAGE_ALIGNMENT) * _STAGE_ALIGNMENT
 
 
 def plan_pipelines(assignment: Assignment, stages: int, limit: int) -> dict[Operation, Pipeline]:
@@ -102,7 +102,7 @@ def plan_pipelines(assignment: Assignment, stages: int, limit: int) -> dict[Oper
             continue
         given = operation.attributes["num_stages"]
         wanted = given if isinstance(given, int) and given else stages
-        plan = _plan(assignment, operation, users, wanted, limit - _ALIGNMENT)
+        plan = _plan(assignment, operation, users, wanted, limit - _STAGE_ALIGNMENT)
         if plan is not None:
             plans[operation] = plan
     return plans
@@ -143,7 +143,7 @@ def _spare_stage(assignment: Assignment, body: Region, stages: int, stage_bytes:
     """
     layouts = [assignment.layouts[operation.result] for operation in body.operations if operation.opcode == "dot"]
     threads = layouts[0].size("lane") * layouts[0].size("warp")
-    needed = _OTHER_REGISTERS + sum(layout.size("register") for layout in layouts)
+    needed = _REGISTERS_WITHOUT_SUMS + sum(layout.size("register") for layout in layouts)
     by_registers = max(1, assignment.target.registers_per_multiprocessor // (needed * threads))
     whole = assignment.target.shared_bytes_per_multiprocessor
     resident = [whole // (count * stage_bytes + others) for count in (stages, stages + 1)]
@@ -230,7 +230,7 @@ def _direct_tile(
     size = item_size(load)
     if access_facts(load, assignment.facts).run(tile_axis(target), size) * size < _LEAST_BYTES:
         return None
-    return SharedLayout(target, alignment=_ALIGNMENT)
+    return SharedLayout(target, alignment=_STAGE_ALIGNMENT)
 
 
 def _tile(assignment: Assignment, load: Operation) -> SharedLayout | None:

@@ -30,7 +30,7 @@ from tilewright.targets.gpu.lowering import KEPT_ATTRIBUTE, RESIDENT_ATTRIBUTE, 
 from tilewright.targets.gpu.memory_order import undisturbed_loads
 from tilewright.targets.gpu.target import SimtTarget
 
-_OTHER_REGISTERS = 32  # of a thread, for what is no block: addresses, partial results, what is being computed
+_REGISTERS_WITHOUT_BLOCKS = 32  # of a thread, for what is no block: addresses, partial results, what is being computed
 _BUSY_CTAS = 4  # CTAs of a multiprocessor, of which some load while others compute
 _HEAVY = frozenset("exp exp2 log2 rsqrt".split())
 _HEAVY_COST, _GREATEST_COST = 6, 16  # of what is computed again, in instructions for each element
@@ -102,7 +102,7 @@ def _is_number(value: SSAValue) -> bool:
 
 def _resident(target: SimtTarget, words: int, warps: int) -> int:
     """CTAs whose threads hold so many 32-bit words of blocks."""
-    return target.registers_per_multiprocessor // (target.warp_threads * warps * (words + _OTHER_REGISTERS))
+    return target.registers_per_multiprocessor // (target.warp_threads * warps * (words + _REGISTERS_WITHOUT_BLOCKS))
 
 
 class _Blocks:

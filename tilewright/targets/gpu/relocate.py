@@ -16,7 +16,7 @@ from tilewright.targets.gpu.lowering import KernelLowering
 from tilewright.targets.gpu.transfer import element_bits, moves_by_registers, padded
 from tilewright.targets.llvm.builder import LLVMValue
 
-_ALIGNMENT = 16
+_PIECE_ALIGNMENT = 16
 
 
 def position(lowering: KernelLowering, layout: LinearLayout, axis: int, number: int) -> LLVMValue:
@@ -61,7 +61,7 @@ def row_shape(value: SSAValue, gap: int = 0) -> tuple[int, ...]:
 def area_bytes(value: SSAValue, gap: int = 0) -> int:
     """Scratch for all elements of a block."""
     size = prod(row_shape(value, gap)) * element_bits(value) // 8
-    return -(-size // _ALIGNMENT) * _ALIGNMENT
+    return -(-size // _PIECE_ALIGNMENT) * _PIECE_ALIGNMENT
 
 
 class _Areas:

@@ -45,10 +45,13 @@ _LOG2_RATIO = (0.9617966940579502, 0.5770779531214361, 0.41220840983443197, 0.31
 _EXP2_DOUBLE = (0.6931471805416554, 0.24022651075851745, 0.055504109625751016, 0.009618036911017279,
                 0.0013333430783598348, 0.00015467110302534072, 1.531494776908469e-05)  # fmt: skip
 
-LN2_HIGH, _LN2_LOW = 0.693147182464599609375, -1.90465429995776804525e-9  # their sum is ln 2; the first is a float32
+LN2_HIGH, _LN2_REST = (
+    0.693147182464599609375,
+    -1.90465429995776804525e-9,
+)  # their sum is ln 2; the first is a float32
 LOG2E_HIGH, LOG2E_LOW = 1.44269502162933349609375, 1.925963033500011e-8
 # pi / 2 in three parts of 24 bits
-_HALF_PI = (1.57079637050628662109375, -4.371138828673793e-8, -1.7151245100058819e-15)
+_HALF_PI_SINGLE = (1.57079637050628662109375, -4.371138828673793e-8, -1.7151245100058819e-15)
 TRIGONOMETRIC_LIMIT = 1e5  # beyond it the three parts are too short; something else has to take over
 _LIBRARY = {"exp", "exp2", "log", "log2", "sin", "cos", "tanh", "erf"}
 
@@ -100,7 +103,7 @@ def _by_library(builder: LLVMBuilder, opcode: str, operands: Sequence[LLVMValue]
 def _exp_reduced(m: Arithmetic, x: LLVMValue) -> tuple[LLVMValue, LLVMValue, LLVMValue]:
     """e^x as a number in [0.7, 1.5] and a power of two, given as a float and as an integer."""
     whole, exponent = m.rounded(x, LOG2E_HIGH)
-    rest = m.fma(whole, -_LN2_LOW, m.fma(whole, -LN2_HIGH, x))
+    rest = m.fma(whole, -_LN2_REST, m.fma(whole, -LN2_HIGH, x))
     tail = m.fma(m.multiply(rest, rest), m.polynomial(rest, _EXP), rest)
     return m.add(tail, 1.0), whole, exponent
 
@@ -141,7 +144,7 @@ def log_special(m: Arithmetic, x: LLVMValue, result: LLVMValue) -> LLVMValue:
 
 def _log(m: Arithmetic, x: LLVMValue) -> LLVMValue:
     f, rest, whole = _log_parts(m, x)
-    mantissa = m.add(f, m.fma(whole, _LN2_LOW, rest))
+    mantissa = m.add(f, m.fma(whole, _LN2_REST, rest))
     return log_special(m, x, m.fma(whole, LN2_HIGH, mantissa))
 
 
@@ -258,7 +261,7 @@ def _trigonometric_near(m: Arithmetic, opcode: str, x: LLVMValue) -> LLVMValue:
     """Sine or cosine up to the limit."""
     whole, quadrant = m.rounded(x, 2 / math.pi)
     rest = x
-    for part in _HALF_PI:
+    for part in _HALF_PI_SINGLE:
         rest = m.fma(whole, -part, rest)
     square = m.multiply(rest, rest)
     sine = m.fma(m.multiply(square, m.polynomial(square, _SIN)), rest, rest)

@@ -23,7 +23,7 @@ from tilewright.layout.distributed import on_threads
 from tilewright.targets.gpu.transfer import padded
 from tilewright.targets.nvidia.target import WARP_THREADS, NvidiaTarget
 
-_ROWS, _COLUMNS = 16, 8  # of one mma
+_MMA_ROWS, _MMA_COLUMNS = 16, 8  # of one mma
 _VECTOR_BYTES = 16
 
 
@@ -54,7 +54,7 @@ def instruction_of(operation: Operation, target: NvidiaTarget) -> MmaInstruction
     """The instruction of a product; None for multiply-add."""
     a, b, accumulator = (value.type for value in operation.operands)
     shape = (*accumulator.shape, a.shape[-1])
-    if accumulator.rank != 2 or padded(shape) != shape or shape[0] < _ROWS or shape[1] < _COLUMNS:
+    if accumulator.rank != 2 or padded(shape) != shape or shape[0] < _MMA_ROWS or shape[1] < _MMA_COLUMNS:
         return None
     found = _by_type(operation, target)
     if found is None or shape[2] < found.depth:
@@ -97,9 +97,9 @@ def warp_grid(rows: int, columns: int, warps: int, chained: bool) -> tuple[int, 
     along_rows = along_columns = 1
     while along_rows * along_columns < warps:
         tall, wide = rows // along_rows, columns // along_columns
-        if tall > _ROWS and (chained or tall >= wide or wide <= _COLUMNS):
+        if tall > _MMA_ROWS and (chained or tall >= wide or wide <= _MMA_COLUMNS):
             along_rows *= 2
-        elif wide > _COLUMNS:
+        elif wide > _MMA_COLUMNS:
             along_columns *= 2
         else:
             along_rows *= 2

@@ -12,7 +12,7 @@ from tilewright.targets.gpu.exchange import from_bits, pack, to_bits, unpack
 from tilewright.targets.gpu.lowering import KernelLowering, Rule, unsupported
 from tilewright.targets.llvm.builder import LLVMValue
 
-_WORD = 32
+_REGISTER_BITS = 32
 _CONSTRAINT_TYPES = {"r": "i32", "f": "float", "l": "i64", "d": "double", "h": "i16"}
 
 
@@ -37,7 +37,7 @@ def _inline_assembly(lowering: KernelLowering, operation: Operation) -> None:
 
 def _per_word(bits: int, count: int) -> int:
     """Elements that travel in one register of the assembly."""
-    return min(count, _WORD // bits) if bits < _WORD else 1
+    return min(count, _REGISTER_BITS // bits) if bits < _REGISTER_BITS else 1
 
 
 def _call(
@@ -87,9 +87,9 @@ def _words(lowering: KernelLowering, registers: Sequence[LLVMValue]) -> list[LLV
     bits = [to_bits(lowering, register) for register in registers]
     width = int(bits[0].type[1:])
     per = _per_word(width, len(bits))
-    if width >= _WORD:
+    if width >= _REGISTER_BITS:
         return bits
-    return [pack(lowering, bits[start : start + per], _WORD) for start in range(0, len(bits), per)]
+    return [pack(lowering, bits[start : start + per], _REGISTER_BITS) for start in range(0, len(bits), per)]
 
 
 def _as_letter(lowering: KernelLowering, word: LLVMValue, letter: str) -> LLVMValue:

@@ -15,7 +15,7 @@ from tilewright.targets.nvidia.target import NvidiaTarget
 if TYPE_CHECKING:
     from tilewright.targets.gpu.lowering import KernelLowering
 
-_AXES = "xyz"
+_AXIS_NAMES = "xyz"
 _ALL_LANES = -1
 # `redux.sync` by Tile IR's opcodes.
 _UNSIGNED = {"add": "add", "and": "and", "or": "or", "xor": "xor", "minimum": "umin", "maximum": "umax"}
@@ -43,10 +43,10 @@ class NvidiaIntrinsics(Intrinsics):
         return _special_register(builder, "tid.x")
 
     def program_id(self, builder: LLVMBuilder, axis: int) -> LLVMValue:
-        return _special_register(builder, f"ctaid.{_AXES[axis]}")
+        return _special_register(builder, f"ctaid.{_AXIS_NAMES[axis]}")
 
     def num_programs(self, builder: LLVMBuilder, axis: int) -> LLVMValue:
-        return _special_register(builder, f"nctaid.{_AXES[axis]}")
+        return _special_register(builder, f"nctaid.{_AXIS_NAMES[axis]}")
 
     def barrier(self, builder: LLVMBuilder) -> None:
         call(builder, "barrier.cta.sync.aligned.all", builder.integer(0, "i32"))

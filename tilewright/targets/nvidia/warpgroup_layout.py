@@ -21,9 +21,9 @@ from tilewright.targets.nvidia.target import WARP_THREADS, NvidiaTarget
 
 WARPGROUP_WARPS = 4  # of a warpgroup
 ROWS = 64  # of one instruction
-_COLUMNS = 256  # of one instruction at most
+_MOST_COLUMNS = 256  # of one instruction at most
 _LEAST_COLUMNS = 32  # of a warpgroup, that pay for reading A from shared memory
-_MOST_REGISTERS = 192  # of an accumulator in one thread
+_MOST_ACCUMULATED = 192  # of an accumulator in one thread
 _STEP_BYTES = 32  # of k in one instruction
 _ELEMENTS = ("float16", "bfloat16", "float8e4nv", "float8e5", "int8", "uint8")
 
@@ -66,9 +66,9 @@ def warpgroup_product(operation: Operation, target: NvidiaTarget, warps: int, ch
         return None
     along_columns = groups // along_rows
     share = columns // along_columns
-    if not _LEAST_COLUMNS <= share <= _COLUMNS or (chained and along_columns > 1):
+    if not _LEAST_COLUMNS <= share <= _MOST_COLUMNS or (chained and along_columns > 1):
         return None
-    if rows * columns // (WARP_THREADS * warps) > _MOST_REGISTERS:
+    if rows * columns // (WARP_THREADS * warps) > _MOST_ACCUMULATED:
         return None
     return WarpgroupProduct(rows, (along_rows, along_columns), share)
 

@@ -16,7 +16,7 @@ from typing import Any
 import numpy as np
 
 from tests.host.random_graphs import RandomGraph
-from tilewright import Engine
+from tilewright import Engine, load
 from tilewright.build.builder import build
 from tilewright.cli.tensors import random_input
 from tilewright.dtypes import ANY_BY_NAME, ANY_BY_TEXT, HOST_ONLY, element_of, string
@@ -72,7 +72,7 @@ class Target(Base):
         fit_symbol(members, manifest)
         members[file.MANIFEST] = json.dumps(manifest).encode()
         self.path.write_bytes(sealed(members))
-        engine = Engine.load(self.path, rebuild="always" if rebuild else False, target="cpu")
+        engine = load(self.path, rebuild="always" if rebuild else False, target="cpu")
         return _run(engine, draw)
 
 

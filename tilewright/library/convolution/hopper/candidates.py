@@ -38,7 +38,7 @@ _LONGEST_RUN = 2048  # elements of a line of the window that is read as one run
 _LARGEST_PIXEL = 256  # elements that become one pixel of a copied image
 _LARGEST_STEP = 8  # of a tensor copy
 _COPIED_ROW = 128  # bytes of a row of a tensor copy
-_MOST_COLUMNS = 256  # of a row of several pixels
+_MOST_ROW_COLUMNS = 256  # of a row of several pixels
 _INTEGERS = (int8, uint8)
 
 
@@ -88,7 +88,7 @@ def hopper_rows(group: Group, moves: Moves, graph: Graph, target: Target) -> lis
     for pixels in (8, 4, 2):
         row = _Runs.of(anchor, x, w, pixels).length * x.dtype.itemsize
         whole = divides(pixels, anchor.output.shape[2])
-        if not whole or row > _COPIED_ROW or columns * pixels > _MOST_COLUMNS:
+        if not whole or row > _COPIED_ROW or columns * pixels > _MOST_ROW_COLUMNS:
             continue
         folded = in_rows_of_pixels(group, pixels)
         try:

@@ -16,8 +16,8 @@ from tilewright.library.convolution.problem import ConvolutionProblem
 from tilewright.library.hopper import SHARED_BYTES, is_possible
 from tilewright.targets.machine import Machine
 
-_BESIDE = 100_000  # bytes of shared memory with which a CTA lets that of the next kernel begin beside it
-_ALONE = 116_736  # with more than these, two CTAs do not fit a processor
+_OVERLAP_BYTES = 100_000  # bytes of shared memory with which a CTA lets that of the next kernel begin beside it
+_BYTES_OF_ONE_CTA = 116_736  # with more than these, two CTAs do not fit a processor
 _CACHED = 30e6  # bytes that are still in the L2 cache when the next kernel reads them
 # Clocks, measured on an H200 with dependent launch: from a copy to its product, of an epilogue and of each call of it,
 # of the barriers and reads with which a cluster adds up.
@@ -26,7 +26,7 @@ _EPILOGUE = 600.0
 _SPAN = 700.0
 _JOIN = 3000.0
 _TURN = 300.0  # until the products of another warpgroup follow
-_FILL = 1200.0
+_CONVOLUTION_FILL = 1200.0
 _FEW_SHARED = 3  # configs whose CTAs share their depth that are listed before others
 
 
@@ -82,7 +82,7 @@ def seconds_of(config: ConvolutionConfig, problem: ConvolutionProblem, machine: 
     moved = images + weights + results * (2 if problem.beside else 1)
     rate = machine.l2_together if moved < _CACHED else machine.memory
     pulling = min(1.0, min(ctas, slots) / (0.95 * machine.processors))
-    least, most = sorted(((_FILL + max(alone, crowd)) / machine.wgmma_clock, moved / (rate * pulling)))
+    least, most = sorted(((_CONVOLUTION_FILL + max(alone, crowd)) / machine.wgmma_clock, moved / (rate * pulling)))
     # What is not the limit still gets in its way.
     return machine.launches.hopper_convolution + most + least / 8
 
@@ -130,12 +130,12 @@ def _with_stages(config: ConvolutionConfig) -> list[ConvolutionConfig]:
     CTAs of a cluster get a processor each: they are given so much memory that two do not fit.
     """
     used = -(-config.blocks // config.SPLIT)
-    limits: tuple[int, ...] = (_BESIDE, SHARED_BYTES)
+    limits: tuple[int, ...] = (_OVERLAP_BYTES, SHARED_BYTES)
     if config.SPLIT == 1:
         used = max(4, used + 1)  # stages of the next tile come during the epilogue
     else:
         fixed = config.shared_bytes - config.STAGES * (config.stage_bytes + 16)
-        used = max(used, (_ALONE - fixed) // (config.stage_bytes + 16) + 1)
+        used = max(used, (_BYTES_OF_ONE_CTA - fixed) // (config.stage_bytes + 16) + 1)
         limits = (SHARED_BYTES,)
     found: list[ConvolutionConfig] = []
     for limit in limits:

@@ -19,9 +19,9 @@ from tilewright.library.windows import window_constants, window_cost, window_siz
 from tilewright.symbolic import ceil_divide, lift, product, simplify, upper_bound
 from tilewright.targets.base import Target
 
-_RUNS = (4, 7, 8, 5, 3)  # neighbouring pixels of a line that a thread may have
+_DEPTHWISE_RUNS = (4, 7, 8, 5, 3)  # neighbouring pixels of a line that a thread may have
 _MOST_SUMS = 64  # of a thread that has two lines
-_VECTOR = 8  # channels of a thread, at most
+_THREAD_CHANNELS = 8  # channels of a thread, at most
 _ITEMS = 128  # threads of a CTA
 _WORKING = 1 << 20  # elements of a result from which on threads may have several pixels
 
@@ -67,8 +67,13 @@ def _configs(size: tuple[int, int], elements: int) -> list[tuple[int, int, int]]
     work, none that are wasted."""
     height, width = size
     if elements < _WORKING:
-        return [(1, run, _VECTOR) for run in ((1, 2) if width % 2 == 0 else (1,))]
-    least = min(-(-width // run) * run for run in _RUNS)
-    runs = [run for run in _RUNS if -(-width // run) * run <= 1.1 * least][:3]
-    double = [(2, run, vector) for vector in (_VECTOR // 2, _VECTOR) for run in runs if 2 * run * vector <= _MOST_SUMS]
-    return [*(double if height % 2 == 0 else ()), *((1, run, _VECTOR) for run in runs)]
+        return [(1, run, _THREAD_CHANNELS) for run in ((1, 2) if width % 2 == 0 else (1,))]
+    least = min(-(-width // run) * run for run in _DEPTHWISE_RUNS)
+    runs = [run for run in _DEPTHWISE_RUNS if -(-width // run) * run <= 1.1 * least][:3]
+    double = [
+        (2, run, vector)
+        for vector in (_THREAD_CHANNELS // 2, _THREAD_CHANNELS)
+        for run in runs
+        if 2 * run * vector <= _MOST_SUMS
+    ]
+    return [*(double if height % 2 == 0 else ()), *((1, run, _THREAD_CHANNELS) for run in runs)]

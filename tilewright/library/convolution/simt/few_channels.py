@@ -23,12 +23,12 @@ from tilewright.library.windows import window_constants, window_sizes
 from tilewright.symbolic import ceil_divide, lift, product, simplify, upper_bound
 from tilewright.targets.base import Target
 
-_MOST_CHANNELS = 4
+_MOST_FEW_CHANNELS = 4
 _MOST_DEPTH = 64  # products of an element, all of which are unrolled
-_RUNS = (8, 4)  # pixels of a thread
-_VECTOR = 8  # columns of a thread
+_FEW_CHANNEL_RUNS = (8, 4)  # pixels of a thread
+_VECTOR_COLUMNS = 8  # columns of a thread
 _ITEMS = 128  # threads of a CTA
-_BESIDE = 1.6  # instructions for each product, with those that load and widen
+_PRODUCT_ISSUES = 1.6  # instructions for each product, with those that load and widen
 
 
 def few_channels(group: Group, moves: Moves, graph: Graph, slots: Slots, target: Target) -> list[Candidate]:
@@ -36,7 +36,7 @@ def few_channels(group: Group, moves: Moves, graph: Graph, slots: Slots, target:
     anchor, x, w = convolution_of(group)
     columns, channels, depth = w.shape[0], w.shape[1], product(w.shape[1:])
     assert isinstance(columns, int) and isinstance(channels, int) and isinstance(depth, int)
-    small = x.rank == 4 and channels <= _MOST_CHANNELS and depth <= _MOST_DEPTH and anchor.attributes["groups"] == 1
+    small = x.rank == 4 and channels <= _MOST_FEW_CHANNELS and depth <= _MOST_DEPTH and anchor.attributes["groups"] == 1
     if not small or w not in graph.constants or upper_bound(product(x.shape[1:])) >= 2**31:
         return []
     source, order = x, tuple(range(4))
@@ -49,7 +49,7 @@ def few_channels(group: Group, moves: Moves, graph: Graph, slots: Slots, target:
     steps = {name: dense[axis] for name, axis in zip(names, order, strict=True)}
     sizes = window_sizes(x, anchor.output)
     pixels = sizes.pop("pixels")
-    vector = gcd(columns, _VECTOR)
+    vector = gcd(columns, _VECTOR_COLUMNS)
     constants: dict[str, Any] = {
         **window_constants(w.shape[2:], anchor.attributes), "CHANNELS": channels, "ITEMS": _ITEMS, "VECTOR": vector,
         "TYPE": language_type(x.dtype), "EPILOGUE": slots.rounded().function,
@@ -61,11 +61,17 @@ def few_channels(group: Group, moves: Moves, graph: Graph, slots: Slots, target:
     bind_sizes({**sizes, **steps, "images": x.shape[0], "columns": columns}, operands, types, constants)
     bind_extra(slots.extra, operands, types)
     machine = target.machine()
-    work = expected(pixels) * columns * depth * _BESIDE / (machine.processors * machine.float32 / 2 * machine.clock)
+    work = (
+        expected(pixels)
+        * columns
+        * depth
+        * _PRODUCT_ISSUES
+        / (machine.processors * machine.float32 / 2 * machine.clock)
+    )
     cost = product_cost(group, pixels, columns, depth, 1, machine.launches.kernel)
     cost = replace(cost, seconds=machine.launches.kernel + max(work, expected(cost.bytes) / machine.memory))
     found = []
-    for run in _RUNS:
+    for run in _FEW_CHANNEL_RUNS:
         lines = lift(product(anchor.output.shape[:-2])) * ceil_divide(anchor.output.shape[-2], run)
         grid = (ceil_divide(simplify(lines * (columns // vector)), _ITEMS), 1, 1)
         call = KernelCall(

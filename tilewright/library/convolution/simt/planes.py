@@ -30,10 +30,10 @@ from tilewright.symbolic import Size, ceil_divide, lift, product, simplify, uppe
 from tilewright.targets.base import Target
 
 PLANES = "planes"  # the layout of a convolution that these kernels compute
-_CONFIGS = 6  # tiles that become candidates
+_PLANE_TILES = 6  # tiles that become candidates
 _FEWEST_ROWS = 4  # of a single group: tiles have 16 rows
 _FEW_BLOCK = 512  # pixels of such a program
-_SMALL = 1024  # pixels of an image, below which blocks run over several images
+_SMALL_IMAGE = 1024  # pixels of an image, below which blocks run over several images
 
 
 def plane_convolution(group: Group, graph: Graph, target: Target) -> list[Candidate]:
@@ -95,7 +95,7 @@ def _tiled(group: Group, slots: Slots, weights: Operand, target: Target) -> list
     groups, images, pixels = anchor.attributes["groups"], x.shape[0], product(anchor.output.shape[2:])
     columns, depth = simplify(lift(w.shape[0]) // groups), product(w.shape[1:])
     assert isinstance(columns, int) and isinstance(depth, int)
-    flat = expected(pixels) < _SMALL
+    flat = expected(pixels) < _SMALL_IMAGE
     across, batches = (
         (expected(images) * expected(pixels), groups) if flat else (expected(pixels), expected(images) * groups)
     )
@@ -103,7 +103,7 @@ def _tiled(group: Group, slots: Slots, weights: Operand, target: Target) -> list
     cost = product_cost(group, product([images, pixels]), columns, depth, groups, 0.0)
     epilogue = {"epilogue": slots.function.__name__}
     found = []
-    for tile, seconds in varied_tiles(ranked_tiles((problem,), target.machine()), _CONFIGS):
+    for tile, seconds in varied_tiles(ranked_tiles((problem,), target.machine()), _PLANE_TILES):
         call = _call(anchor, weights, tile, 1, flat, slots)
         reasons = {**epilogue, "tile": str(tile)}
         found.append(Candidate("planes", (Stage((call,)),), replace(cost, seconds=seconds), (), reasons))

@@ -29,16 +29,16 @@ from tilewright.targets.base import Target
 # Points of a line by its taps. With 6 x 6 float32 errs by 9e-7 of the result, with 6 x 8 by 1.5e-6, for 64 channels of
 # normal numbers, where direct sums err by 1.5e-7; 8 x 8 would err by 2.5e-6.
 _POINTS = {1: 1, 2: 4, 3: 6, 4: 6, 5: 8, 6: 8, 7: 8}
-_MOST_TAPS = 5  # of the direction with fewer, which has no more than 6 points
+_MOST_SHORT_TAPS = 5  # of the direction with fewer, which has no more than 6 points
 _FEWEST_CHANNELS = 16  # of the image and of the result: transforms are shared by so many
 _LEAST_SAVED = 1.5  # times as many products directly
-_BYTES = 1 << 30  # of what is between the kernels, at most: images are taken in parts
+_MOST_BYTES_BETWEEN = 1 << 30  # of what is between the kernels, at most: images are taken in parts
 # Tiles of a program, and its threads. Stores of one warp wait for no others': each may be where another thread's was.
 _OF_IMAGES, _OF_SUMS = (32, 32), (128, 128)
 _COLUMNS = 128  # that the number of tiles is rounded up to a multiple of
-_MOST_COLUMNS = 32 * 65535  # of a product: blocks of 32 or more along an axis of the grid
+_MOST_PRODUCT_COLUMNS = 32 * 65535  # of a product: blocks of 32 or more along an axis of the grid
 _EFFICIENCY = 0.75  # of the memory's rate, which transforms reach (0.75 to 0.95 on an H200)
-_CONFIGS = 2  # tiles of products that become candidates
+_PRODUCT_TILES = 2  # tiles of products that become candidates
 
 
 def winograd_convolution(group: Group, slots: Slots, graph: Graph, target: Target) -> list[Candidate]:
@@ -55,7 +55,7 @@ def winograd_convolution(group: Group, slots: Slots, graph: Graph, target: Targe
     own = 4 * (prod(_known(x.shape)) + prod(_known(anchor.output.shape)))
     transforms = (moved + own) / (_EFFICIENCY * machine.memory)
     depth, pixels = prod(_known(w.shape[1:])), prod(_known(anchor.output.shape)) // tiling.features
-    for tile, seconds in varied_tiles(ranked_tiles((problem,), machine), _CONFIGS):
+    for tile, seconds in varied_tiles(ranked_tiles((problem,), machine), _PRODUCT_TILES):
         total = tiling.parts * (seconds + 2 * machine.launches.kernel) + transforms
         cost = product_cost(group, pixels, tiling.features, depth, 1, total)
         between = tiling.between(group.name)
@@ -91,7 +91,7 @@ class _Tiling:
         self.points = self.points_y * self.points_x
         self.down, self.across = ceil(self.out_height / self.count_y), ceil(self.out_width / self.count_x)
         self.images_of_part = next(
-            (count for count in _divisors(self.images_of_all) if self._bytes(count) <= _BYTES), 0
+            (count for count in _divisors(self.images_of_all) if self._bytes(count) <= _MOST_BYTES_BETWEEN), 0
         )
         self.parts = self.images_of_all // max(1, self.images_of_part)
 
@@ -104,14 +104,14 @@ class _Tiling:
         if not plain or not all(isinstance(size, int) and size > 0 for size in sizes):
             return None
         taps = ((1, *_known(w.shape[2:])))[-2:]
-        if max(taps) == 1 or max(taps) not in _POINTS or min(taps) > _MOST_TAPS:
+        if max(taps) == 1 or max(taps) not in _POINTS or min(taps) > _MOST_SHORT_TAPS:
             return None
         found = _Tiling(anchor, x, w)
         direct = found.out_height * found.out_width * prod(taps)
         enough = min(found.channels, found.features) >= _FEWEST_CHANNELS and found.images_of_part > 0
         near = max(prod(_known(value.shape[1:])) for value in (x, anchor.output)) < 2**31  # places are of 32 bits
         saves = direct >= _LEAST_SAVED * found.down * found.across * found.points
-        return found if enough and near and saves and found.columns <= _MOST_COLUMNS else None
+        return found if enough and near and saves and found.columns <= _MOST_PRODUCT_COLUMNS else None
 
     def __str__(self) -> str:
         parts = f", {self.parts} parts of the images" if self.parts > 1 else ""

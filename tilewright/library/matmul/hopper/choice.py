@@ -26,7 +26,7 @@ MANY_ROWS = 4096  # tiles are walked in wider groups, too, where operands outgro
 FLIGHT_BYTES = 48 << 10  # of a processor, that are under way before the kernels in front have ended
 _CLUSTERS = ((1, 1, 1), (1, 2, 1), (2, 1, 1), (1, 1, 2), (1, 2, 2))  # that share A, that share B, that split the depth
 # Clocks of the kernel's own waits.
-_FILL = 1800.0  # from the first copy to the first product
+_PRODUCT_FILL = 1800.0  # from the first copy to the first product
 _TURN = 300.0  # until products of another warpgroup follow (assumed)
 _STAGE = 300.0  # at least, for the copies and barriers of one
 _NEXT = 1.2e-6  # seconds that a processor loads nothing, between two CTAs of one tile each (of 7 and 30 waves)
@@ -71,12 +71,12 @@ def seconds_of(config: MatmulConfig, problem: MatmulProblem, machine: Machine) -
     if config.PING_PONG:
         # Half as many threads compute an epilogue, under the products of another tile; only the last is seen.
         epilogue = 700 + 2 * config.BM * config.BN * (1 / 20 + problem.cost.work)
-        clocks = _FILL + waves * max(product + _TURN, loaded, (product + epilogue) / 2) + epilogue
+        clocks = _PRODUCT_FILL + waves * max(product + _TURN, loaded, (product + epilogue) / 2) + epilogue
     else:
         epilogue = 700 + config.BM * config.BN * (1 / 20 + problem.cost.work)
         epilogue += (config.SPLIT > 1) * (800 + config.BM * config.BN / 24)
         # Copies go on during an epilogue, products do not.
-        clocks = _FILL + waves * (max(product, loaded) + epilogue)
+        clocks = _PRODUCT_FILL + waves * (max(product, loaded) + epilogue)
     operands = (problem.rows + problem.columns) * problem.depth * size
     moved = (operands + problem.rows * problem.columns * config.OUTPUT.itemsize) * problem.batches
     pulling = min(1.0, min(ctas, slots) / (0.95 * machine.processors))

@@ -36,11 +36,11 @@ CTA_ROWS = (8, 16, 32, 64, 128, 256)  # rows of a CTA, and ends of the ranges of
 _CONSUMERS = {8: (1, 2, 4), 16: (1, 2, 4), 32: (2, 4), 64: (1, 2, 4), 128: (2,), 256: (2,)}  # by the rows of a CTA
 # Clocks of a multiprocessor for a stage, and for each row of x, fitted to 180 configs of 44 problems (H200, 2026-11-29;
 # they differ by 8 percent): what a warpgroup takes alone, at least; what all share; and what each adds.
-_ALONE, _ALONE_ROW = 418.0, 2.65
+_CLOCKS_ALONE, _ALONE_ROW = 418.0, 2.65
 _SHARED, _SHARED_ROW = 137.0, 1.12
 _WARPGROUP, _WARPGROUP_ROW = 170.0, 1.71
 _OF_BYTES = 1.54  # times as much for weights of 8 bits
-_FILL = 850.0  # from the first copy to the first product, and behind the last one
+_DEQUANTIZED_FILL = 850.0  # from the first copy to the first product, and behind the last one
 _CLUSTER, _EXCHANGE = 1190.0, 5.5  # for the sums of others: of a cluster; for each row of 64 columns of each other CTA
 _REGISTERS = {8: 80, 16: 96, 32: 112, 64: 168, 128: 168, 256: 168}  # of a thread, by the rows of a CTA
 
@@ -187,9 +187,9 @@ def seconds_of(config: DequantizedConfig, problem: DequantizedProblem, machine: 
     stages = -(-problem.depth // (config.DEPTH * config.SPLIT))
     warpgroups, rows = config.CONSUMERS * together, config.BATCH
     shared = _SHARED + _SHARED_ROW * rows + warpgroups * (_WARPGROUP + _WARPGROUP_ROW * rows)
-    stage = max(_ALONE + _ALONE_ROW * rows, shared) * (_OF_BYTES if config.BITS == 8 else 1.0)
+    stage = max(_CLOCKS_ALONE + _ALONE_ROW * rows, shared) * (_OF_BYTES if config.BITS == 8 else 1.0)
     exchange = _CLUSTER + _EXCHANGE * rows * config.CONSUMERS * (config.SPLIT - 1) if config.SPLIT > 1 else 0.0
-    clocks = waves * (_FILL + exchange + stages * stage)
+    clocks = waves * (_DEQUANTIZED_FILL + exchange + stages * stage)
     weights = problem.weight_bytes
     read = min(config.BATCH, problem.rows) * problem.depth * problem.input.itemsize * across / config.SPLIT * down
     busy = min(1.0, ctas / machine.processors)

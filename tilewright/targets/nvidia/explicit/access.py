@@ -26,7 +26,7 @@ from tilewright.targets.nvidia.explicit.ptx import address, call, offset, pointe
 from tilewright.targets.nvidia.explicit.views import SharedView
 
 _CHUNK = 16  # bytes
-_LANES = 5
+_LANE_BITS = 5
 
 
 @dataclass(frozen=True)
@@ -82,7 +82,7 @@ def _matrix_plan(
     registers, lanes = layout.bases("register"), layout.bases("lane")
     if len(layout.shape) != 2 or view.element.bits != 16 or view.peer is not None:
         return None
-    if len(lanes) != _LANES or not registers:
+    if len(lanes) != _LANE_BITS or not registers:
         return None
     if view.pitch % _CHUNK or any(extent % 8 for extent in extents):
         return None
@@ -221,7 +221,7 @@ class Addresses:
         return rows, columns
 
     def _thread_coordinates(self, vectors: Sequence[int], threads: Threads) -> tuple[LLVMValue, LLVMValue]:
-        sources = [(threads.lane, vectors[:_LANES]), (threads.warp, vectors[_LANES:])]
+        sources = [(threads.lane, vectors[:_LANE_BITS]), (threads.warp, vectors[_LANE_BITS:])]
         split = [
             [(source, [divmod(v, self.columns)[part] for v in bits]) for source, bits in sources] for part in (0, 1)
         ]
@@ -246,7 +246,7 @@ def xor_of_bits(builder: LLVMBuilder, sources: Sequence[tuple[LLVMValue, Sequenc
             field = source
             if first:
                 field = builder.binary("lshr", field, builder.integer(first, "i32"))
-            if first + count < len(vectors) or count < _LANES:
+            if first + count < len(vectors) or count < _LANE_BITS:
                 field = builder.binary("and", field, builder.integer((1 << count) - 1, "i32"))
             if target:
                 field = builder.binary("shl", field, builder.integer(target, "i32"))

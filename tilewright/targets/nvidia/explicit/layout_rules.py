@@ -13,7 +13,7 @@ from tilewright.targets.gpu.assigner import Assigner, Rule
 from tilewright.targets.gpu.transfer import blocked_layout
 from tilewright.targets.nvidia.explicit import roles
 
-_VECTOR = 16  # bytes of the widest load
+_WIDEST_LOAD_BYTES = 16  # bytes of the widest load
 
 
 def accumulator_layout(kind: PendingType, warps: int) -> LinearLayout:
@@ -60,7 +60,7 @@ def _load(assigner: Assigner, operation: Operation) -> None:
     assert isinstance(tile, SharedType)
     shape, each = result.type.shape, prod(result.type.shape) // (assigner.lanes * assigner.warps)
     if tile.remote and len(shape) == 2 and each and all(extent & (extent - 1) == 0 for extent in shape):
-        vector = min(each, shape[1], _VECTOR // result.type.element.itemsize)
+        vector = min(each, shape[1], _WIDEST_LOAD_BYTES // result.type.element.itemsize)
         assigner.anchor(result, blocked_layout(shape, 1, vector, assigner.warps, assigner.lanes))
     else:
         assigner.open[result] = None

@@ -9,7 +9,7 @@ from tilewright.targets.llvm.builder import LLVMBuilder
 from tilewright.targets.nvidia.explicit.ptx import call
 
 _REGISTERS = 65536  # of a multiprocessor
-_MOST_REGISTERS = 255  # of a thread
+_MOST_ROLE_REGISTERS = 255  # of a thread
 
 
 @dataclass(frozen=True)
@@ -41,7 +41,7 @@ def table(operation: Operation) -> list[RoleCopies]:
 
 def registers_at_entry(warps: int) -> int:
     """Registers of each thread of a CTA that has a multiprocessor alone."""
-    return min(_MOST_REGISTERS, _REGISTERS // (32 * warps) // 8 * 8)
+    return min(_MOST_ROLE_REGISTERS, _REGISTERS // (32 * warps) // 8 * 8)
 
 
 def set_registers(builder: LLVMBuilder, role: RoleCopies, warps: int) -> None:
@@ -50,7 +50,7 @@ def set_registers(builder: LLVMBuilder, role: RoleCopies, warps: int) -> None:
     Where every thread may have all that an instruction can name, there is nothing to hand over.
     """
     entry = registers_at_entry(warps)
-    if not role.registers or role.registers == entry or entry == _MOST_REGISTERS:
+    if not role.registers or role.registers == entry or entry == _MOST_ROLE_REGISTERS:
         return
     direction = "inc" if role.registers > entry else "dec"
     call(builder, f"setmaxnreg.{direction}.sync.aligned.u32", builder.integer(role.registers, "i32"))

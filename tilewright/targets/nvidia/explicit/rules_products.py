@@ -9,7 +9,7 @@ from tilewright.targets.llvm.builder import LLVMValue
 from tilewright.targets.nvidia.explicit import access, ptx, views, wgmma
 from tilewright.targets.nvidia.explicit.lowering import ExplicitLowering, ExplicitRule
 
-_ROWS = 64  # of one instruction
+_WGMMA_ROWS = 64  # of one instruction
 _WORDS = 4  # registers of operand A in one instruction
 
 
@@ -31,7 +31,7 @@ def _multiply(lowering: ExplicitLowering, operation: Operation) -> None:
     assert isinstance(kind, PendingType)
     builder, columns = lowering.builder, kind.shape[1]
     right = lowering.view(b)
-    slices = kind.shape[0] * 4 // (_ROWS * lowering.group.warps)
+    slices = kind.shape[0] * 4 // (_WGMMA_ROWS * lowering.group.warps)
     left: wgmma.SharedOperand | wgmma.RegisterOperand
     if isinstance(a.type.handle, SharedType):
         view = _of_group(lowering, lowering.view(a))
@@ -55,7 +55,7 @@ def _of_group(lowering: ExplicitLowering, view: views.SharedView) -> views.Share
         return view
     builder = lowering.builder
     group = builder.binary("lshr", lowering.group.warp, builder.integer(2, "i32"))
-    first = builder.multiply(ptx.uniform(builder, group), _ROWS)
+    first = builder.multiply(ptx.uniform(builder, group), _WGMMA_ROWS)
     return view.slice(builder, first, 0, view.rows if not view.transposed else view.columns)
 
 

@@ -19,7 +19,7 @@ from tilewright.targets.nvidia.lowered import TensorMapUse
 
 _GREATEST_BOX = 256  # elements of a box along one axis
 _L2_PROMOTION = 256
-_WORD = 4  # bytes
+_WORD_BYTES = 4  # bytes
 _ROW = 16  # bytes, of which rows of boxes are multiples
 
 
@@ -74,7 +74,7 @@ def _load(lowering: ExplicitLowering, operation: Operation) -> None:
     """Registers that repeat another's element are loaded like all others: neighbours share one instruction."""
     result, view = operation.result, lowering.view(operation.operands[0])
     chosen = _planned(lowering, operation, result, view, stored=False)
-    if view.peer is not None and len(chosen.moves[0].registers) * view.element.itemsize < _WORD:
+    if view.peer is not None and len(chosen.moves[0].registers) * view.element.itemsize < _WORD_BYTES:
         raise unsupported(
             lowering, operation, "threads read other CTAs' memory in words of 4 bytes, and want single elements"
         )
