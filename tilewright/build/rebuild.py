@@ -32,10 +32,7 @@ _PROBLEM = "the engine cannot be built again from its own graph"
 
 
 def rebuild_engine(
-    path: Path,
-    reason: Exception | None,
-    target: str | None = None,
-    trust: Trust | None = None,
+    path: Path, reason: Exception | None, target: str | None = None, trust: Trust | None = None
 ) -> Engine:
     """The engine of a file, built anew for this machine: for `target`, else for its GPU and its CPU as far as the
     engine was for such, else for its CPU.  `reason` says why the engine in the file is not used, if it was looked at.

@@ -162,10 +162,7 @@ def _choice_from_json(data: Any, sizes: SizeReader) -> LaunchChoice:
 def _argument_to_json(argument: Argument) -> dict[str, Any]:
     value = argument.value
     if isinstance(value, TiledReference):
-        extents: dict[str, Any] = {
-            "shape": list(map(to_json, value.shape)),
-            "strides": list(map(to_json, value.strides)),
-        }
+        extents: dict[str, Any] = {name: list(map(to_json, getattr(value, name))) for name in ("shape", "strides")}
         if value.steps:
             extents["steps"] = list(value.steps)
         if value.rounded:

@@ -114,8 +114,7 @@ class ASTSource:
             if parameter.name not in types and parameter.name not in constants and parameter.has_default:
                 constants[parameter.name] = unwrap(parameter.default)
         chosen = target.target()
-        given = _known(options, chosen)
-        given["sanitize_overflow"] = bool(options.get("sanitize_overflow", True))
+        given = {**_known(options, chosen), "sanitize_overflow": bool(options.get("sanitize_overflow", True))}
         return self.fn.compile(types, constants, described, chosen, given)
 
 

@@ -31,9 +31,8 @@ from tilewright.library.generated.source import ExtraReferences
 from tilewright.symbolic import Size, ceil_divide, product, upper_bound
 from tilewright.targets.base import Target
 
-_WIDEST_OF_WARPS = (
-    1024  # numbers of a head of which registers hold no more than 16 rows; bytes of one that wants all warps
-)
+# Numbers of a head of which registers hold no more than 16 rows; bytes of one that wants all warps.
+_WIDEST_OF_WARPS = 1024
 
 
 def gpu_attention(group: Group, graph: Graph, target: Target) -> list[Candidate]:

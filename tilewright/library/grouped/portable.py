@@ -15,7 +15,7 @@ from tilewright.library.generated.expressions import compute_type, language_type
 from tilewright.library.grouped.kernel import grouped_matmul
 from tilewright.library.grouped.problem import GroupedProblem, grouped_problem
 from tilewright.library.slots import epilogue_slots
-from tilewright.symbolic import Size, ceil_divide, lift, simplify
+from tilewright.symbolic import ceil_divide, lift, simplify
 from tilewright.targets.base import Target
 
 _PORTABLE_TILES = ((128, 128, 64, 256), (64, 128, 64, 128), (16, 128, 64, 128))  # rows, columns, depth, threads
@@ -36,20 +36,19 @@ def grouped_candidates(group: Group, graph: Graph, target: Target) -> list[Candi
 
 def portable_grouped(problem: GroupedProblem, target: Target) -> Candidate:
     """The launch of `library.grouped.kernel`."""
-    group, slots, a, depth, columns = problem.group, problem.slots, problem.a, problem.depth, problem.columns
-    sizes: dict[str, Size] = {
-        "rows": problem.rows, "columns": columns, "depth": depth, "groups": problem.groups,
-        "b_group": simplify(lift(depth) * columns), "b_depth": 1 if problem.transposed else columns,
-        "b_column": depth if problem.transposed else 1,
-    }  # fmt: skip
+    group, slots, a = problem.group, problem.slots, problem.a
     block_m, block_n, block_k, threads = tile_of(problem.rows_of_group, a.dtype)
     constants: dict[str, Any] = {
         "BLOCK_M": block_m, "BLOCK_N": block_n, "BLOCK_K": block_k,
         "TYPE": language_type(compute_type(a.dtype)), "EPILOGUE": slots.function,
     }  # fmt: skip
     tensors = {"a": a, "b": problem.b, "ends": problem.ends, "c": slots.stored}
-    grid = (simplify(lift(ceil_divide(problem.rows, block_m)) + problem.groups), ceil_divide(columns, block_n), 1)
-    call = launch(grouped_matmul, tensors, sizes, constants, grid, slots.extra, threads)
+    grid = (
+        simplify(lift(ceil_divide(problem.rows, block_m)) + problem.groups),
+        ceil_divide(problem.columns, block_n),
+        1,
+    )
+    call = launch(grouped_matmul, tensors, problem.sizes, constants, grid, slots.extra, threads)
     moved = total_bytes(group.inputs, group.outputs)
     cost = estimate(target.machine(), moved, problem.flops, simplify(lift(grid[0]) * grid[1]), a.dtype, 0.5)
     reasons = {"tile": f"{block_m} x {block_n}, depth {block_k}", "epilogue": slots.function.__name__}

@@ -41,6 +41,13 @@ class GroupedProblem:
         return self.b.shape[1] if self.transposed else self.b.shape[2]
 
     @property
+    def sizes(self) -> dict[str, Size]:
+        """The parameters of the portable kernel that say how much there is, and how far elements of `b` are apart."""
+        b_depth, b_column = (1, self.depth) if self.transposed else (self.columns, 1)
+        steps = {"b_group": simplify(lift(self.depth) * self.columns), "b_depth": b_depth, "b_column": b_column}
+        return {"rows": self.rows, "columns": self.columns, "depth": self.depth, "groups": self.groups, **steps}
+
+    @property
     def flops(self) -> Size:
         """Operations of the product and its epilogue."""
         return simplify(lift(self.rows) * self.columns * self.depth * 2 + chain_operations(self.group.epilogue))

@@ -27,11 +27,7 @@ def cpu_row_program(group: Group, graph: Graph, target: Target, candidates: Make
     except NotImplementedError as reason:
         return [with_failure(apart, reason)]
     walk, tensors = walk_of(program, 0), max(1, len(program.full_loads()))
-    columns = walk.column_count
-    if (
-        not walk.along
-        or not isinstance(columns, int)
-        or not LEAST_ROW_ELEMENTS <= columns <= MOST_BLOCK_ELEMENTS // tensors
-    ):
+    columns = walk.column_count if walk.along and isinstance(walk.column_count, int) else 0
+    if not LEAST_ROW_ELEMENTS <= columns <= MOST_BLOCK_ELEMENTS // tensors:
         return [apart]
     return [apart, one_kernel(group, program, walk, ProgramConfig(1, columns, 0, True), target)]
