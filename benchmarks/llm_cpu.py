@@ -1,6 +1,7 @@
 """Tokens a second of a language model on this CPU, beside the memory's bandwidth and transformers.
 
-    python benchmarks/llm_cpu.py [--layers 24] [--dtype float32] [--threads 2] [--rounds 5] [--save]
+    python benchmarks/llm_cpu.py [--layers 24] [--dtype float32] [--threads 2] [--rounds 5] [--weights int8 int4]
+                                 [--cpu-time] [--save]
 
 The model has the shape of Qwen2.5-0.5B (with --layers fewer layers and a proportional vocabulary) and random weights,
 written as a checkpoint to a temporary folder.  Cases: one new token for 1, 8 and 32 sequences with 512 tokens before
@@ -8,7 +9,8 @@ it, and a prompt of 512 tokens in chunks of 256.  The peer, where it is installe
 PyTorch eager mode, from the same folder; the two take turns.  Bandwidth is that of threads that add up a gigabyte, in
 the same run; `bandwidth share` is the weights' bytes of a decoding step over what could be read meanwhile.  Results:
 benchmarks/results/llm_cpu.json (with --save), with the load of the machine before the first case: above about .5, other
-work slowed everything down.
+work slowed everything down.  With --cpu-time seconds are those of the process's CPUs: what to use on such a machine,
+with --threads 1.  --weights adds tilewright with weights in these formats.
 """
 
 from __future__ import annotations
@@ -91,11 +93,11 @@ def bandwidth(threads: int) -> float:
     return best
 
 
-def ours(folder: Path) -> dict[str, Callable[[], Any]]:
+def ours(folder: Path, weights: str = "auto") -> dict[str, Callable[[], Any]]:
     """The cases of tilewright."""
     page, most = 16, 32
     each = (BEFORE + page) // page
-    model = Model.open(folder, most * each + PROMPT // page, Limits(page, CHUNK, most, 2048))
+    model = Model.open(folder, most * each + PROMPT // page, Limits(page, CHUNK, most, 2048), weights=weights)
 
     def decode(count: int) -> Callable[[], Any]:
         chunks = [Chunk([5], BEFORE, range(number * each, (number + 1) * each), (0,)) for number in range(count)]
@@ -144,6 +146,8 @@ def main() -> None:
     parser.add_argument("--dtype", choices=DTYPES, default="float32")
     parser.add_argument("--threads", type=int, default=settings.threads)
     parser.add_argument("--rounds", type=int, default=5)
+    parser.add_argument("--weights", nargs="*", choices=("int8", "int4"), default=[])
+    parser.add_argument("--cpu-time", action="store_true")
     parser.add_argument("--save", action="store_true")
     given = parser.parse_args()
     settings.threads = given.threads
@@ -151,14 +155,22 @@ def main() -> None:
     with tempfile.TemporaryDirectory() as name:
         size = write(Path(name), given.layers, given.dtype)
         runtimes = {"tilewright": ours(Path(name))}
+        runtimes |= {f"tilewright_{weights}": ours(Path(name), weights) for weights in given.weights}
         if common.installed("transformers"):
             runtimes["transformers"] = theirs(Path(name), given.dtype, given.threads)
         read = bandwidth(given.threads)
         cases = []
         for case in runtimes["tilewright"]:
-            times = common.alternate({runtime: runs[case] for runtime, runs in runtimes.items()}, given.rounds)
+            clock = time.process_time if given.cpu_time else time.perf_counter
+            runs_of_case = {runtime: runs[case] for runtime, runs in runtimes.items()}
+            times = common.alternate(runs_of_case, given.rounds, clock=clock)
             tokens = int(case.split()[1])
-            row: dict[str, Any] = {"name": case, "dtype": given.dtype, "layers": given.layers}
+            row: dict[str, Any] = {
+                "name": case,
+                "dtype": given.dtype,
+                "layers": given.layers,
+                "cpu_time": given.cpu_time,
+            }
             for runtime, found in times.items():
                 row[f"{runtime}_tokens_per_second"] = round(tokens / found["median"] * 1e3, 2)
             if case.startswith("decode"):

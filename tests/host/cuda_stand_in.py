@@ -144,8 +144,7 @@ class Driver:
         ctypes.memmove(int(target), int(source), size)
         return (0,)
 
-    _cuMemcpyDtoD = _cuMemcpyHtoD = _cuMemcpyDtoH = _copy
-    _cuMemcpyDtoDAsync = _cuMemcpyHtoDAsync = _cuMemcpyDtoHAsync = _copy
+    _cuMemcpyDtoD = _cuMemcpyHtoD = _cuMemcpyDtoH = _cuMemcpyHtoDAsync = _cuMemcpyDtoHAsync = _copy
 
     def _cuPointerGetAttribute(self, kind: Any, address: int) -> int:
         return 0

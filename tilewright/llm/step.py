@@ -14,7 +14,7 @@ Prompts, chunks of prompts and single tokens are the same to it.  Inputs, all in
     temperatures, shares, floors, portions  [rows], float32   how a row's token is chosen, where the step does that
     counts, histories [rows]            the same; presences, frequencies, repetitions [rows], float32 (`graph.choices`)
     seen, biases  [entries]             tables of texts that change logits, updated in place; biases float32
-    previous   [most rows]              what the step before chose, where steps do that
+    previous   [most rows]              what the step before chose, where steps do that; then what this one does
     keys.N, values.N  [slots, key_heads, width]   the pools of layer N, updated in place
 
 Outputs: logits float32 [rows, vocabulary]; tokens chosen int32 [rows], where the step does that.  Families write
@@ -112,7 +112,8 @@ class GenerationStep:
 
         self.tokens, self.positions = given("tokens", self.count), given("positions", self.count)
         if chooses:
-            self.tokens = self._known(self.tokens, given("previous", most_rows))
+            self._previous = given("previous", most_rows)
+            self.tokens = self._known(self.tokens, self._previous)
         self.places = given("slots", self.count)
         self.tables, self.starts = given("tables", sequences, columns), given("starts", sequences + 1)
         self.lengths, self.rows = given("lengths", sequences), given("rows", rows)
@@ -154,8 +155,12 @@ class GenerationStep:
         self.builder.output(chosen, "chosen")
         histories = self._draws[5]
         place = emit.op("add", emit.op("multiply", histories, vocabulary), emit.op("maximum", chosen, 0))
-        count = emit.op("add", emit.op("gather", seen, place, axis=0), 1)
+        row = emit.op("iota", shape=histories.shape, dtype=int32, axis=0)
+        self.builder.mutate(
+            self._previous, emit.op("scatter_update", self._previous, row, chosen, axis=0, distinct=True)
+        )
         # Rows of no history share the first text of the table, which is nobody's.
+        count = emit.op("add", emit.op("gather", seen, place, axis=0), 1)
         self.builder.mutate(seen, emit.op("scatter_update", seen, place, count, axis=0, distinct=True))
 
     def _known(self, tokens: Value, previous: Value) -> Value:

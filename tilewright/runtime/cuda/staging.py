@@ -116,14 +116,6 @@ class MirroredBuffer:
         with self._device.active():
             check(api().cuMemcpyDtoHAsync(target, self.there.address, size, LEGACY_DEFAULT), "copying from a GPU")
 
-    def copy_to(self, target: DeviceArray, size: int) -> None:
-        """Start copying the first bytes to other memory of the GPU."""
-        with self._device.active():
-            check(
-                api().cuMemcpyDtoDAsync(target.address, self.there.address, size, LEGACY_DEFAULT),
-                "copying within a GPU's memory",
-            )
-
 
 def _free(address: int, device: Device, process: int) -> None:
     if os.getpid() != process:  # a fork has the object, but not the memory
