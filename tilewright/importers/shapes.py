@@ -57,11 +57,14 @@ def place_from_front(place: Size, extent: Size) -> Size:
 Axes = dict[int, "Dimension | int"]
 
 
-def parse_dynamic_shapes(dynamic_shapes: Mapping[str, Any] | None, derived: bool = False) -> dict[str, Axes]:
-    """The neutral form as `Dimension` (or fixed int) by input name and axis; `derived` ones if the importer takes them.
+def parse_dynamic_shapes(
+    dynamic_shapes: Mapping[str, Any] | None, derived: bool = False, from_zero: bool = False
+) -> dict[str, Axes]:
+    """The neutral form as `Dimension` (or fixed int) by input name and axis; `derived` ones, and ranges `from_zero`, if
+    the importer takes them.
 
     Raises `ImportModelError` for an entry that is none of the accepted forms, and for one name with
-    two different ranges; `ShapeError` for a range from 0 to more (a `torch.export.Dim`, whose range is from 0
+    two different ranges; `ShapeError` for other ranges from 0 to more (a `torch.export.Dim`, whose range is from 0
     when it is not given, begins at 1 instead).
     """
     result: dict[str, Axes] = {}
@@ -75,7 +78,7 @@ def parse_dynamic_shapes(dynamic_shapes: Mapping[str, Any] | None, derived: bool
             where = f"dynamic_shapes[{name!r}][{axis!r}]"
             if not isinstance(axis, SupportsIndex):
                 raise ImportModelError(f'{where}: axes are given by number: {{{name!r}: {{0: ("{axis}", 1, 8)}}}}')
-            dimension = _parse(entry, f"{name}_{axis}", where)
+            dimension = _parse(entry, f"{name}_{axis}", where, from_zero)
             if dimension is None:
                 continue
             if isinstance(dimension, Dimension) and dimension.derived and not derived:
@@ -90,7 +93,7 @@ def parse_dynamic_shapes(dynamic_shapes: Mapping[str, Any] | None, derived: bool
     return {name: {axis: _latest(seen, entry) for axis, entry in axes.items()} for name, axes in result.items()}
 
 
-def _parse(entry: Any, default_name: str, where: str) -> Dimension | int | None:
+def _parse(entry: Any, default_name: str, where: str, from_zero: bool) -> Dimension | int | None:
     """One entry; `default_name` is for a range without a name."""
     if entry is None or isinstance(entry, Dimension):
         return entry
@@ -102,7 +105,7 @@ def _parse(entry: Any, default_name: str, where: str) -> Dimension | int | None:
     numbers = isinstance(low, int) and isinstance(high, int) and 0 <= low <= high
     if not (numbers and isinstance(name, str) and name.isidentifier()):
         raise ImportModelError(f"{where} = {entry!r}: expected (name, low, high), (low, high), a name or an int")
-    if low == 0 < high:
+    if low == 0 < high and not from_zero:
         raise ShapeError(
             f"{where} = {entry!r}: kernels for a range of sizes are compiled for at least one element; begin the range "
             f"of {name!r} at 1, and compile the model once more with the size 0 if it is to take nothing"

@@ -62,7 +62,7 @@ def both_forms(
     names = [name for name, _ in leaves]
     shapes = {name: tuple(getattr(leaf, "shape", ())) for name, leaf in leaves}
     if _is_neutral(dynamic_shapes):
-        neutral = parse_dynamic_shapes(dynamic_shapes)
+        neutral = parse_dynamic_shapes(dynamic_shapes, from_zero=True)
         check_names(neutral, shapes)
         dims: dict[str, Any] = {}
         native = [native_axes(neutral.get(name, {}), dims) for name in names]
@@ -136,6 +136,11 @@ def in_range(
                     f"the example of input {name!r} has size {extent} along axis {axis}, outside the range "
                     f"{entry.low}..{entry.high} of {entry.name!r}; give an example inside it, or widen the range"
                 )
+            if extent == 0:
+                raise ImportModelError(
+                    f"the example of input {name!r} has size 0 along axis {axis}; give one with more, for which the "
+                    f"other sizes of {entry.name!r} are exported"
+                )
             if extent == 1:
                 tensor = tensor.repeat_interleave(2, axis)
         changed[id(leaf)] = tensor
@@ -171,7 +176,7 @@ def native_axes(axes: Axes, dims: dict[str, Any]) -> dict[int, Any] | None:
     for axis, entry in axes.items():
         if isinstance(entry, Dimension):
             if entry.name not in dims:
-                dims[entry.name] = torch.export.Dim(entry.name, min=entry.low, max=entry.high)
+                dims[entry.name] = torch.export.Dim(entry.name, min=max(1, entry.low), max=entry.high)
             result[axis] = dims[entry.name]
     return result or None
 

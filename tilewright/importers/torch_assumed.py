@@ -31,11 +31,14 @@ from torch.overrides import TorchFunctionMode
 from torch.utils import _pytree as pytree
 
 from tilewright.errors import ImportModelError
-from tilewright.importers.torch_source_lines import is_written_by_user
+from tilewright.importers.torch_source_lines import is_written_by_user, written_lines
 
 _MARK = "assumed "  # begins the messages of assertions that stand for an assumption: the condition,
 _THEN = " | "  # and then the line that it comes from
 _NOTED = "propagate_real_tensors"  # begins what PyTorch says of a question that the example answers
+_ENTRY = "importers/torch_export.py"
+NO_LINE = "the model"  # where PyTorch has no line for an operation
+_INTERPRETER = "torch/fx/interpreter.py"
 _SYMBOL = re.compile(r"\bz?uf?\d+\b")  # a number read from a tensor, in PyTorch's words
 
 
@@ -146,14 +149,27 @@ def _copied_parameters() -> Iterator[None]:
 
 
 def asking_line() -> str:
-    """The innermost line of the user's, or of a library's, that is neither PyTorch's nor ours."""
+    """The innermost line of the user's, or of a library's, that is neither PyTorch's nor ours; of an exported program,
+    that of the operation at hand."""
     frame = sys._getframe(2)
     while frame is not None:
-        name = frame.f_code.co_filename
+        name = frame.f_code.co_filename.replace(os.sep, "/")
         if is_written_by_user(name) and not name.startswith("<"):
             return line_of(name, frame.f_lineno)
+        if name.endswith(_ENTRY):  # what follows is the call of the compiler
+            break
+        if name.endswith(_INTERPRETER) and isinstance(frame.f_locals.get("n"), fx.Node):
+            line = line_of_node(frame.f_locals["n"])
+            if line != NO_LINE:
+                return line
         frame = frame.f_back  # type: ignore[assignment]
-    return "the model"
+    return NO_LINE
+
+
+def line_of_node(node: fx.Node) -> str:
+    """The user's line that an operation of a program comes from."""
+    written = written_lines(str(node.meta.get("stack_trace")))
+    return line_of(*written[-1]) if written else NO_LINE
 
 
 def line_of(file: str, number: int) -> str:

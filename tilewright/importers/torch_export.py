@@ -9,10 +9,11 @@ import re
 import warnings
 import zipfile
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager, nullcontext
+from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from typing import Any
 
+import sympy
 import torch
 from torch import fx
 from torch.export import ExportedProgram
@@ -21,7 +22,7 @@ from torch.utils import _pytree as pytree
 from torch.utils._sympy.symbol import SymT, symbol_is_type
 
 from tilewright.dtypes import int64
-from tilewright.errors import ImportModelError, UnsupportedOperationError, printable
+from tilewright.errors import ImportModelError, ShapeError, UnsupportedOperationError, printable
 from tilewright.graph.build import GraphBuilder
 from tilewright.graph.core import Graph, Value
 from tilewright.importers.emitter import Emitter
@@ -43,6 +44,7 @@ from tilewright.importers.torch_assumed import (
     Assumption,
     assumed_of,
     check_none_lost,
+    line_of_node,
     without_places,
 )
 from tilewright.importers.torch_at_one import Imported, Ones, refused_at_one
@@ -58,7 +60,7 @@ from tilewright.importers.torch_program import export_fixed, export_other_way, e
 from tilewright.importers.torch_proved import deciding
 from tilewright.importers.torch_quiet import without_tracebacks
 from tilewright.importers.torch_results import ResultsDiffer, always, filled, results_of
-from tilewright.importers.torch_symbols import SymbolTable, squeezed_symbols
+from tilewright.importers.torch_symbols import SymbolTable, squeezed, squeezed_symbols
 from tilewright.importers.torch_ways import Sizes, Way, by_ways
 from tilewright.importers.torch_writes import select_scatter
 from tilewright.symbolic import Size, lower_bound, plain_symbol, upper_bound
@@ -193,12 +195,11 @@ def import_module(
 
         def imported(program: ExportedProgram) -> Graph:
             import_it = functools.partial(import_program, program, neutral, name, known, names, tell=tell)
-            conditions = [each for each in assumed if not each.only_one]
-            exports = _Exports(module, args, kwargs, neutral, name, known, names, tell)
+            exports = _Exports(module, args, kwargs, whole, neutral, name, known, names, tell)
             graph = None
             with _differing_results_told(tell) as others:
-                graph = exports.by_ways(program, assumed) if conditions and neutral else None
-            graph = graph or import_it(conditions)
+                graph = exports.by_ways(program, assumed)
+            graph = graph or import_it([each for each in assumed if not each.only_one])
             graph.remarks += others
             if any(each.only_one for each in assumed):
                 again = functools.partial(_at_one, module, args, kwargs, whole, graph)
@@ -283,29 +284,63 @@ class _Exports:
     module: torch.nn.Module
     args: tuple[Any, ...]
     kwargs: dict[str, Any]
+    whole: bool  # no argument was taken apart
     axes: Mapping[str, Axes]
     name: str
     returned: Any
     names: Mapping[str, str]
     tell: Callable[[str], None]
 
+    @property
+    def begins_at_zero(self) -> list[str]:
+        """The dimensions that may be 0, which an export of the code for a range does not cover."""
+        entries = [entry for axes in self.axes.values() for entry in axes.values()]
+        return [entry.name for entry in entries if isinstance(entry, Dimension) and entry.low == 0]
+
+    def _check_no_zero(self) -> None:
+        """Raises `ShapeError` for dimensions that may be 0."""
+        for name in self.begins_at_zero:
+            raise ShapeError(
+                f"the range of {name!r} begins at 0, and there is no program for this size: PyTorch does not export "
+                "the model for it, its results differ in kind, or there are more than 4 million combinations of sizes; "
+                "begin the range at 1, and compile the model once more with the size 0 if it is to take nothing"
+            )
+
     def by_ways(self, program: ExportedProgram, assumed: Sequence[Assumption]) -> Graph | None:
-        """The graph of all ways of the code, of which the program has the example's; None where there is one."""
+        """The graph of all ways of the code, of which the program has the example's; None where there is one.
+
+        Raises `ResultsDiffer`, and `ShapeError` where a size of 0 has no way.
+        """
+        asks = any(not each.only_one for each in assumed) or self.begins_at_zero or squeezed(program.graph)
+        if not (self.axes and asks):
+            return None
+        graph = None
+        try:
+            graph = by_ways(self._first(program, assumed), self.axes, self)
+        finally:
+            if graph is None:
+                self._check_no_zero()
+        for remark in graph.remarks if graph else ():
+            self.tell(remark)
+        return graph
+
+    def _first(self, program: ExportedProgram, assumed: Sequence[Assumption]) -> Way:
+        """The example's way."""
         sizes: dict[str, int] = {}
         for key, leaf in named_leaves(self.module, self.args, self.kwargs)[1]:
             for axis, entry in self.axes.get(key, {}).items():
                 if isinstance(entry, Dimension):
                     sizes[entry.name] = leaf.shape[axis]
-        graph = by_ways(self._exported(program, assumed, sizes, frozenset()), self.axes, self)
-        for remark in graph.remarks if graph else ():
-            self.tell(remark)
-        return graph
+        return self._exported(program, assumed, sizes, frozenset())
 
     def _exported(
         self, program: ExportedProgram, assumed: Sequence[Assumption], sizes: Sizes, fixed: frozenset[str]
     ) -> Way:
         conditions = [replace(each, only_one=False) for each in assumed]
-        return Way(*_decomposed(program, self.name, conditions), self.names, sizes, fixed)
+        program, conditions = _decomposed(program, self.name, conditions)
+        for symbol, node in squeezed(program.graph).items():
+            conditions.append(Assumption(sympy.Ne(symbol, 1), line_of_node(node)))
+        return Way(program, conditions, self.names, sizes, fixed)
 
     def export(self, sizes: Sizes, fixed: frozenset[str]) -> Way:
         """The module for an example of these sizes."""
@@ -315,7 +350,7 @@ class _Exports:
         dims: dict[str, Any] = {}
         native = [native_axes(without(self.axes.get(key, {}), fixed), dims) for key, _ in leaves]
         assumed: list[Assumption] = []
-        program = export_other_way(self.module, args, kwargs, as_nested(bound, iter(native)), assumed)
+        program = export_other_way(self.module, args, kwargs, as_nested(bound, iter(native)), self.whole, assumed)
         return self._exported(program, assumed, sizes, fixed)
 
     def graph(self, exported: Way, checked: bool) -> Graph:
@@ -411,26 +446,21 @@ def _decomposed(
     program: ExportedProgram, name: str, assumed: Sequence[Assumption]
 ) -> tuple[ExportedProgram, list[Assumption]]:
     """The program in core ATen, and all that it takes for granted of sizes. Raises `ImportModelError`."""
+    quiet = without_tracebacks(), warnings.catch_warnings()
+    given = program
     try:
-        quiet = without_tracebacks(), warnings.catch_warnings()
-        sizes: Any = nullcontext([]) if all(each.only_one for each in assumed) else deciding()
-        with (
-            torch.no_grad(),
-            whole_layers(),
-            without_places(),
-            operators_listed_once(),
-            quiet[0],
-            quiet[1],
-            sizes as more,
-        ):
+        with torch.no_grad(), whole_layers(), without_places(), operators_listed_once(), quiet[0], quiet[1]:
             warnings.simplefilter("ignore", FutureWarning)  # what PyTorch tells itself of its own classes
-            given, program = program, program.run_decompositions(decompositions())
+            with deciding() as more:  # a question must not leave a size the example's
+                program = program.run_decompositions(decompositions())
     except Exception as error:  # PyTorch's own faults, such as those with programs read from files
         raise ImportModelError(
             f"PyTorch cannot decompose the exported program {name!r} ({type(error).__name__}: {error}); "
             "give tilewright.compile the module itself, with dynamic_shapes as in the export"
         ) from error
     check_none_lost(given, program)
+    if all(each.only_one for each in assumed):  # the program is for all sizes
+        return program, list(assumed)
     asked = {assumption.condition for assumption in assumed}
     return program, [*assumed, *(each for each in more if each.condition not in asked)]
 
@@ -456,6 +486,7 @@ def _imported(
     importer.inputs()
     if checked:
         importer.require(assumed, others)
+        importer.tell_of_squeezes()
     walker.run(program.graph.nodes)
     report.check()
     importer.outputs(returned)
@@ -586,6 +617,10 @@ class _ProgramImporter:
                     f"the code depends on sizes in a way that no call can check: {told(assumption)}: {problem.reason}; "
                     "give a range for all of which it holds"
                 ) from problem
+
+    def tell_of_squeezes(self) -> None:
+        for name in self.symbols.never_one:
+            self._remark(f"{name} is never 1: the model squeezes a dimension of this size")
 
     def _constant(self, node: fx.Node, spec: Any) -> None:
         """A parameter, buffer or constant of an element type without a meaning here may stay unused only."""

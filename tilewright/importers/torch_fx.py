@@ -334,6 +334,8 @@ class Walker:
             found = computed(call, known, name, operands)
         if found is not None:
             self.values[node] = found
+        elif isinstance(known, torch.SymInt) and not all(is_condition(user) for user in node.users):
+            raise Unsupported(f"a number that is {known}", "use whole-number arithmetic on sizes")
 
     def _condition(self, node: fx.Node, name: str) -> None:
         """An assertion on what was read from tensors."""

@@ -60,6 +60,8 @@ def read(emit: Emitter, symbols: SymbolTable, known: Any, x: Value) -> Value | S
 
 def computed(emit: Emitter, known: Any, name: str, operands: list[Any]) -> Value | None:
     """What an operation on numbers gives; None where its operands have no value here, or it is not known."""
+    if name == "round" and operands[1:] == [None]:  # no number of digits
+        operands = operands[:1]
     if not all(isinstance(item, (Value, Expression, int, float)) for item in operands):
         return None
     result = _dtype_of(known)

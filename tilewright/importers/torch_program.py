@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import traceback
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from typing import Any
@@ -9,7 +10,6 @@ from unittest import mock
 
 import torch
 from torch.export import ExportedProgram
-from torch.fx.experimental.symbolic_shapes import GuardOnDataDependentSymNode
 from torch.utils._sympy.value_ranges import ValueRanges
 
 from tilewright.errors import ImportModelError
@@ -46,7 +46,7 @@ def export_program(
                 with without_failed_ways():
                     return _noting_ones(assumed, way, module, args, kwargs, dynamic_shapes)
             except Exception as other:  # the first error says more
-                if not any(text in str(other) for text in _BROKEN_RANGES):
+                if not _is_of_ranges(other):
                     continue
                 error = other
                 with suppress(Exception), without_failed_ways():
@@ -68,14 +68,21 @@ def export_other_way(
     args: tuple[Any, ...],
     kwargs: dict[str, Any],
     dynamic_shapes: Any,
+    whole: bool,
     assumed: list[Assumption],
 ) -> ExportedProgram:
     """The module as its code goes for an example of other sizes; `assumed` takes up conditions on them."""
-    for way in (export, _assumed):
-        with suppress(GuardOnDataDependentSymNode), without_failed_ways(), deciding() as conditions:
-            program = way(module, args, kwargs, dynamic_shapes=dynamic_shapes)
-            assumed[:] = conditions
-            return program
+    ways: tuple[Callable[..., ExportedProgram], ...] = (export, *(_traced,) * whole, _assumed)
+    for way in ways:
+        try:
+            with without_failed_ways(), deciding() as conditions:
+                program = way(module, args, kwargs, dynamic_shapes=dynamic_shapes)
+        except Exception as error:
+            if way is export and not depends_on_data(error):
+                raise
+            continue
+        assumed[:] = conditions
+        return program
     raise ImportModelError("its code depends on numbers in tensors")
 
 
@@ -129,8 +136,14 @@ def _assumed(
     return program
 
 
-# What PyTorch says where it cannot prove that a range is free of conditions; it fails itself to word some of them.
 _BROKEN_RANGES = ("Constraints violated", "Cannot create Dim with inconsistent")
+
+
+def _is_of_ranges(error: BaseException) -> bool:
+    """Whether PyTorch cannot prove that a range is free of conditions; it fails itself to word some of them."""
+    frames = traceback.walk_tb(error.__traceback__)
+    unworded = any(frame.f_code.co_name == "prettify_results" for frame, _ in frames)
+    return unworded or any(text in str(error) for text in _BROKEN_RANGES)
 
 
 def _plain_export(
@@ -155,7 +168,7 @@ def _plain_export(
         assumed.extend(conditions)
         return program
     except Exception as error:
-        if not any(text in str(error) for text in _BROKEN_RANGES):
+        if not _is_of_ranges(error):
             raise
         program = None
         with suppress(Exception), deciding() as conditions:

@@ -33,7 +33,9 @@ _FLOATS = (ToFloat, IntTrueDiv)  # which make a float of a size
 _NUMBERS = ("__bool__", "__int__", "__index__", "__float__")  # by which Python code asks
 _BETWEEN = ("torch/__init__.py", "experimental/symbolic_shapes.py", "experimental/sym_node.py",
             "experimental/recording.py", "unittest/mock.py", "contextlib.py", "functools.py")  # fmt: skip
-_OF_DYNAMO = "evaluate_expr"  # by which Dynamo asks for a condition of the code
+_OF_DYNAMO = ("evaluate_expr", "guard_scalar")  # functions by which Dynamo asks for a condition of the code
+_JUMPS_OF_DYNAMO = "torch/_dynamo/symbolic_convert.py"  # which asks for that of an ``if`` itself
+_OF_GUARDS = "produce_guards_verbose"
 _OF_MODULES = ("torch/nn/", "torch/functional.py")  # PyTorch's code that branches as a user's does
 
 
@@ -51,7 +53,7 @@ def deciding() -> Iterator[list[Assumption]]:
         by_user = _is_asked_by_user()
         key = (id(self), expression, by_user)
         if key not in known:
-            answers = _Answers.of(self, expression)
+            answers = _Answers.of(self, expression, found)
             known[key] = None if answers is None else _decide(answers, by_user, found)
         return evaluate(self, expression, *rest, **named) if known[key] is None else known[key]
 
@@ -114,8 +116,9 @@ class _Answers:
     whole: bool
 
     @staticmethod
-    def of(env: ShapeEnv, expression: Any) -> _Answers | None:
-        """None for an expression of other things than sizes of inputs, or of operations that are not known."""
+    def of(env: ShapeEnv, expression: Any, assumed: Sequence[Assumption] = ()) -> _Answers | None:
+        """For the sizes that are assumed already. None for an expression of other things than sizes of inputs, or of
+        operations that are not known."""
         symbols = sorted(getattr(expression, "free_symbols", ()), key=str)
         known = env.backed_var_to_val
         if not symbols or any(symbol not in known for symbol in symbols):
@@ -126,8 +129,9 @@ class _Answers:
             ranges = [_bounds(env, symbol) for symbol in symbols]
             for most in (_FEW_SIZES, _MOST_SIZES):
                 choices = [_sizes(*bounds, int(most ** (1 / len(symbols)))) for bounds in ranges]
-                grid = dict(zip(symbols, np.meshgrid(*(choice for choice, _ in choices), indexing="ij"), strict=True))
-                values = np.broadcast_to(evaluated(expression, grid), next(iter(grid.values())).shape).ravel()
+                mesh = np.meshgrid(*(choice for choice, _ in choices), indexing="ij")
+                grid = _among(dict(zip(symbols, map(np.ravel, mesh), strict=True)), assumed)
+                values = np.broadcast_to(evaluated(expression, grid), next(iter(grid.values())).shape)
                 answers = _Answers(expression, example, values, grid, all(whole for _, whole in choices))
                 if answers.whole or not answers.equal:
                     break
@@ -143,22 +147,44 @@ class _Answers:
     @property
     def differ_at_one(self) -> bool:
         """Whether it is the example's for all sizes that were tried but those that have a 1 among them."""
-        ones = np.any([sizes == 1 for sizes in self.grid.values()], axis=0).ravel()
+        ones = np.any([sizes == 1 for sizes in self.grid.values()], axis=0)
         return bool((self.values == self.example)[~ones].all())
 
     @property
     def regular_answer(self) -> Any:
         """The answer of an operator that asks: what holds for all sizes that make nothing 0 or 1, and that two sizes
-        differ which do so for the example. None where it has to be the example's."""
+        differ which do so for the example. None where it has to be the example's, as for places: they may be negative.
+        """
+        if not self.equal and self.is_of_places:
+            return None
         if isinstance(self.expression, sympy.Ne if self.example else sympy.Eq):
             return self.example
-        regular = self.values[_regular(self.expression, self.grid).ravel()]
+        regular = self.values[_regular(self.expression, self.grid)]
         return regular[0].item() if regular.size and (regular == regular[0]).all() else None
+
+    @property
+    def is_of_places(self) -> bool:
+        """Whether an operator compares places, as of a slice, rather than a size with a number: with both ends of a
+        dimension, with each other, or what is negative for some sizes."""
+        compared = self.expression.atoms(sympy.core.relational.Relational) - self.expression.atoms(sympy.Eq, sympy.Ne)
+        if compared and isinstance(self.expression, (sympy.And, sympy.Or)):
+            return True
+        sides = [[side for side in each.args if side.free_symbols] for each in compared]
+        return any(len(each) > 1 or bool((evaluated(side, self.grid) < 0).any()) for each in sides for side in each)
+
+
+def _among(grid: dict[Any, np.ndarray], assumed: Sequence[Assumption]) -> dict[Any, np.ndarray]:
+    """The sizes for which all conditions on them hold that can be told."""
+    for each in assumed:
+        if each.condition.free_symbols <= grid.keys():
+            holds = np.broadcast_to(evaluated(each.condition, grid), next(iter(grid.values())).shape)
+            grid = {symbol: sizes[holds] for symbol, sizes in grid.items()}
+    return grid
 
 
 def _decide(answers: _Answers, by_user: bool, found: list[Assumption]) -> Any:
     """The answer that an export is given; `by_user`: to code that branches on it."""
-    if answers.equal and answers.whole:
+    if (answers.equal and answers.whole) or _is_of_equal_names():
         return _as_sympy(answers.example)
     regular = None if by_user else answers.regular_answer
     if regular is not None:
@@ -195,10 +221,21 @@ def _is_asked_by_user() -> bool:
     while frame is not None:
         name = frame.f_code.co_filename.replace("\\", "/")
         if name != __file__.replace("\\", "/") and not name.endswith(_BETWEEN):
-            traced = _traced_code() if frame.f_code.co_name == _OF_DYNAMO else None
+            by_dynamo = frame.f_code.co_name in _OF_DYNAMO or name.endswith(_JUMPS_OF_DYNAMO)
+            traced = _traced_code() if by_dynamo else None
             name, asked = (name, asked) if traced is None else (traced[0].replace("\\", "/"), True)
             return asked and (is_written_by_user(name) or any(part in name for part in _OF_MODULES))
         asked = asked or frame.f_code.co_name in _NUMBERS
+        frame = frame.f_back
+    return False
+
+
+def _is_of_equal_names() -> bool:
+    """Whether PyTorch asks, after the module's code, that dimensions of one name are equal in the example."""
+    frame: Any = sys._getframe(3)
+    while frame is not None and frame.f_code.co_filename.replace("\\", "/").endswith(_BETWEEN):
+        if frame.f_code.co_name == _OF_GUARDS:
+            return True
         frame = frame.f_back
     return False
 
@@ -303,6 +340,7 @@ _OPERATIONS: dict[str, Callable[[Sequence[np.ndarray]], np.ndarray]] = {
     "Max": _fold(np.maximum), "Min": _fold(np.minimum), "Abs": lambda parts: np.abs(parts[0]),
     "ToFloat": lambda parts: parts[0].astype(float), "Identity": lambda parts: parts[0],
     "TruncToInt": _whole(np.trunc), "FloorToInt": _whole(np.floor), "CeilToInt": _whole(np.ceil),
+    "OpaqueUnaryFn_sqrt": lambda parts: np.sqrt(parts[0]), "FloatPow": _power,
     "RoundToInt": _whole(np.rint), "TruncToFloat": lambda parts: np.trunc(parts[0]),
     "Equality": _fold(np.equal), "Unequality": _fold(np.not_equal), "LessThan": _fold(np.less_equal),
     "StrictLessThan": _fold(np.less), "GreaterThan": _fold(np.greater_equal), "StrictGreaterThan": _fold(np.greater),

@@ -77,15 +77,21 @@ def share_numbers(graphs: Sequence[Graph]) -> None:
 
     Raises `ResultsDiffer`.
     """
+    places = places_that_differ(graphs)
+    for graph in graphs:
+        if isinstance(graph.results_of, Results):
+            graph.results_of.compute(graph, places)
+
+
+def places_that_differ(graphs: Sequence[Graph]) -> list[int]:
+    """The places in the results of graphs where numbers are not the same. Raises `ResultsDiffer` for all else."""
     made = [graph.results_of for graph in graphs]
     several = [each for each in made if isinstance(each, Results)]
     if not several:
-        return
+        return []
     if len(several) < len(made) or any(each.structure != several[0].structure for each in several):
         raise ResultsDiffer("another number of them, or tensors, numbers, None or containers in place of one another")
-    places = [place for place in range(len(several[0].names)) if not _is_same(several, place)]
-    for graph, each in zip(graphs, several, strict=True):
-        each.compute(graph, places)
+    return [place for place in range(len(several[0].names)) if not _is_same(several, place)]
 
 
 def _is_same(several: Sequence[Results], place: int) -> bool:

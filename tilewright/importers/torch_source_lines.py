@@ -15,3 +15,9 @@ def is_written_by_user(file: str) -> bool:
     """Whether a file is the user's own, or a library's: a folder of theirs may be called torch as well."""
     name = file.replace("\\", "/")
     return not name.startswith(_HERE) and _INSTALLED.search(name) is None
+
+
+def written_lines(trace: str) -> list[tuple[str, int]]:
+    """The files and lines of a traceback's text that are the user's, or a library's, the innermost last."""
+    found = re.findall(r'File "([^"]+)", line (\d+)', trace)
+    return [(file, int(line)) for file, line in found if is_written_by_user(file) and not file.startswith("<")]

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from contextlib import suppress
 from typing import Any
 
 import sympy
@@ -10,13 +11,16 @@ import torch
 from torch import fx
 from torch.export import ExportedProgram
 from torch.utils._sympy.symbol import SymT, symbol_is_type
+from torch.utils._sympy.value_ranges import ValueRanges, bound_sympy
 
 from tilewright.dtypes import int64
 from tilewright.errors import ImportModelError, a_kind
 from tilewright.graph.build import GraphBuilder
 from tilewright.graph.core import Value
+from tilewright.importers.emitter import Emitter
 from tilewright.importers.report import Unsupported
 from tilewright.importers.shapes import LARGEST_SIZE, Dimension
+from tilewright.importers.torch_floats import ROUNDED, computed_in_floats, in_whole_numbers
 from tilewright.symbolic import (
     Size,
     floor_divide,
@@ -29,6 +33,7 @@ from tilewright.symbolic import (
     upper_bound,
 )
 
+_WHOLE = "use whole-number arithmetic on sizes"
 _LARGEST_FRACTION = 64  # denominator of a factor of sizes
 
 
@@ -49,6 +54,7 @@ class SymbolTable:
         self.run_time = run_time
         self.ranges = {str(symbol): bounds for symbol, bounds in ranges.items()}
         self.sizes: dict[str, Size] = {}
+        self.never_one: list[str] = []  # the names of squeezed dimensions
         self.numbers: dict[str, Value] = {}  # numbers that were read and may be negative
         self.truths: dict[str, Value] = {}  # booleans that were read, by the symbol that is 1 where one is true
         self.required: set[str] = set()  # the symbols of those that must be true, or false, in every call
@@ -78,7 +84,7 @@ class SymbolTable:
                 )
         if low < 2 and str(symbol) in self.squeezed:
             low = 2
-            self.builder.graph.remarks.append(f"{name} is never 1: the model squeezes a dimension of this size")
+            self.never_one.append(name)
         self._share(str(symbol), name, low, max(low, high))
 
     def _share(self, symbol: str, name: str, low: int, high: int) -> None:
@@ -230,8 +236,8 @@ class SymbolTable:
 
     def _function(self, expression: Any) -> Size:
         kind = type(expression).__name__
-        if kind in ("TruncToInt", "FloorToInt") and expression.args[0].is_Mul:
-            return self._product(expression.args[0], fractions=True, to_zero=kind == "TruncToInt")
+        if kind in ROUNDED:
+            return self._rounded(expression, kind)
         parts = [self._convert(part) for part in expression.args]
         if kind in ("FloorDiv", "CleanDiv"):
             return floor_divide(*parts)
@@ -244,15 +250,52 @@ class SymbolTable:
             for part in parts[1:]:
                 total = maximum(total, part) if kind == "Max" else minimum(total, part)
             return total
-        if kind in ("Identity", "ToFloat", "TruncToInt", "FloorToInt", "CeilToInt"):
+        if kind == "Abs":
+            return maximum(parts[0], lift(0) - parts[0])
+        if kind in ("Identity", "ToFloat"):
             return parts[0]
-        raise Unsupported(f"a size computed by {kind}: {expression}", "use whole-number arithmetic on sizes")
+        raise Unsupported(f"a size computed by {kind}: {expression}", _WHOLE)
+
+    def _rounded(self, expression: Any, kind: str) -> Size:
+        """A float of sizes as a whole number: a formula, or a size that the run finds."""
+        (inner,) = expression.args
+        if str(expression) in self.sizes:
+            return self.sizes[str(expression)]
+        with suppress(Unsupported):
+            if inner.is_Mul and kind in ("TruncToInt", "FloorToInt"):
+                return self._product(inner, fractions=True, to_zero=kind == "TruncToInt")
+            return self._convert(inner)
+        found = None
+        if len(expression.free_symbols) == 1:
+            (symbol,) = expression.free_symbols
+            size = self._symbol(str(symbol))
+            found = in_whole_numbers(expression, symbol, size, lower_bound(size), upper_bound(size))
+        self.sizes[str(expression)] = self._of_floats(expression) if found is None else found
+        return self.sizes[str(expression)]
+
+    def _of_floats(self, expression: Any) -> Size:
+        """A whole number that the run computes in floats as a size, if it is never negative."""
+        known = {symbol: self._symbol(str(symbol)) for symbol in expression.free_symbols}
+        ranges = {symbol: ValueRanges(lower_bound(size), upper_bound(size)) for symbol, size in known.items()}
+        bounds = bound_sympy(expression, ranges)
+        if not self.run_time or not bool(bounds.lower >= 0):
+            raise Unsupported(f"a size computed by {type(expression).__name__}: {expression}", _WHOLE)
+        number = computed_in_floats(Emitter(self.builder), self.size, expression)
+        high = min(int(bounds.upper), LARGEST_SIZE) if bounds.upper.is_Integer else LARGEST_SIZE
+        size = self.builder.run_time_symbol("size", int(bounds.lower), high)
+        self.builder.op("extent", [number], element=0, size=size, what=f"a size that is {expression}")
+        return size
 
 
 def squeezed_symbols(graph: fx.Graph) -> frozenset[str]:
-    """The symbols that are the size of a dimension that a squeeze would drop if it were 1: PyTorch takes sizes that
-    vary for greater ones, and the result would have another rank."""
-    found: set[str] = set()
+    """The symbols of `squeezed`, by name."""
+    return frozenset(map(str, squeezed(graph)))
+
+
+def squeezed(graph: fx.Graph) -> dict[Any, fx.Node]:
+    """The symbols that are the size of a dimension that a squeeze would drop if it were 1, with the squeeze: PyTorch
+    takes sizes that vary for greater ones, and the result would have another rank."""
+    found: dict[Any, fx.Node] = {}
     for node in graph.nodes:
         if node.op != "call_function" or not str(node.target).startswith("aten.squeeze"):
             continue
@@ -261,8 +304,8 @@ def squeezed_symbols(graph: fx.Graph) -> frozenset[str]:
         for axis in [dims] if isinstance(dims, int) else dims:
             extent = shape[axis] if shape else 1
             if isinstance(extent, torch.SymInt) and extent.node.expr.is_Symbol:
-                found.add(str(extent.node.expr))
-    return frozenset(found)
+                found.setdefault(extent.node.expr, node)
+    return found
 
 
 def linear_in(expression: Any) -> tuple[Any, int, int] | None:

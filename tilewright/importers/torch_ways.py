@@ -29,9 +29,9 @@ from tilewright.graph.ops import normalize
 from tilewright.graph.verifier import verify
 from tilewright.importers.emitter import Emitter
 from tilewright.importers.shapes import Axes, Dimension
-from tilewright.importers.torch_assumed import Assumption
+from tilewright.importers.torch_assumed import NO_LINE, Assumption
 from tilewright.importers.torch_proved import evaluated
-from tilewright.importers.torch_results import ResultsDiffer, share_numbers
+from tilewright.importers.torch_results import ResultsDiffer, places_that_differ, share_numbers
 from tilewright.symbolic import Size, evaluate, free_symbols, lift, lower_bound, simplify, substitute, symbol
 
 _MOST_WAYS = 16
@@ -89,7 +89,7 @@ class _Ways:
     @cached_property
     def names(self) -> list[str]:
         """The dimensions that ways depend on."""
-        found: set[str] = set()
+        found = {name for name, entry in self.ranges.items() if entry.low == 0}
         for way in self.found:
             symbols = way.symbols(self.axes) or {}
             found |= way.fixed
@@ -119,8 +119,11 @@ class _Ways:
             if not each.condition.free_symbols <= values.keys():
                 raise ValueError("numbers in tensors")
             found = found & np.broadcast_to(evaluated(each.condition, values), self.shape)
-        for name in way.fixed:
-            found = found & (self.grid[name] == way.sizes[name])
+        for name in self.names:
+            if name in way.fixed:
+                found = found & (self.grid[name] == way.sizes[name])
+            else:
+                found = found & (self.grid[name] > 0)
         return found
 
     def put(self, *ways: Way) -> None:
@@ -157,11 +160,47 @@ def by_ways(first: Way, axes: Mapping[str, Axes], exports: Exports) -> Graph | N
         _search(ways, exports)
         others = [(way, graph) for way in ways.found[1:] if (graph := _graph(way, exports)) is not None]
         if others:
+            example = exports.graph(ways.found[0], checked=False)
+            others, problem = _of_one_kind(example, others)
             ways.put(ways.found[0], *(way for way, _ in others))
             table = ways.table()
-            example = exports.graph(ways.found[0], checked=bool((table < 0).any()))
-            return _joined(ways, table, [example, *(graph for _, graph in others)])
+            if (table < 0).any():
+                example = exports.graph(ways.found[0], checked=True)
+            joined = _joined(ways, table, [example, *(graph for _, graph in others)])
+            if problem:
+                joined.remarks.append(f"sizes of some ways are refused, whose results differ in kind: {problem}")
+            return joined
     return None
+
+
+def _of_one_kind(first: Graph, others: Sequence[tuple[Way, Graph]]) -> tuple[list[tuple[Way, Graph]], str]:
+    """The graphs whose results are those of the first in kind, and what differs in one of the rest.
+
+    Raises `ResultsDiffer` where none is left.
+    """
+    alike, problem = [], ResultsDiffer("")
+    for way, graph in others:
+        try:
+            _check_kinds(first, graph)
+            alike.append((way, graph))
+        except ResultsDiffer as error:
+            problem = error
+    if not alike:
+        raise problem
+    return alike, str(problem)
+
+
+def _check_kinds(first: Graph, other: Graph) -> None:
+    """Raises `ResultsDiffer` for a graph whose results are no numbers and tensors as those of the first."""
+    places_that_differ([first, other])
+    kinds = {name: _kind(value) for name, value in zip(first.output_names, first.outputs, strict=True)}
+    for name, value in zip(other.output_names, other.outputs, strict=True):
+        if kinds.get(name, _kind(value)) != _kind(value):
+            raise ResultsDiffer(f"{name!r} is {kinds[name]}, or {_kind(value)}")
+
+
+def _kind(value: Value) -> str:
+    return f"{value.dtype.name} of rank {value.rank}"
 
 
 def _graph(way: Way, exports: Exports) -> Graph | None:
@@ -291,7 +330,8 @@ def _chosen(
 
 
 def _places(ways: _Ways) -> str:
-    return "; ".join(list(ways.places)[:3]) + ("; …" if len(ways.places) > 3 else "")
+    places = [place for place in ways.places if place != NO_LINE] or [NO_LINE]
+    return "; ".join(places[:3]) + ("; …" if len(places) > 3 else "")
 
 
 def _inputs(graphs: Sequence[Graph], symbols: Mapping[str, Size], axes: Mapping[str, Axes]) -> list[Value]:
@@ -310,13 +350,8 @@ def _inputs(graphs: Sequence[Graph], symbols: Mapping[str, Size], axes: Mapping[
 
 def _agree(first: Graph, other: Graph) -> None:
     """Raises `ResultsDiffer` for graphs whose outputs are others."""
-    kinds = [[(name, value.dtype, value.rank) for name, value in zip(graph.output_names, graph.outputs, strict=True)]
-             for graph in (first, other)]  # fmt: skip
-    if len(kinds[0]) != len(kinds[1]):
-        raise ResultsDiffer(f"{len(kinds[0])} outputs or {len(kinds[1])}")
-    for (name, dtype, rank), (_, its_dtype, its_rank) in zip(*kinds, strict=True):
-        if (dtype, rank) != (its_dtype, its_rank):
-            raise ResultsDiffer(f"{name!r} is {dtype.name} of rank {rank}, or {its_dtype.name} of rank {its_rank}")
+    if list(map(_kind, first.outputs)) != list(map(_kind, other.outputs)):
+        raise ResultsDiffer(f"{len(first.outputs)} outputs or {len(other.outputs)}")
 
 
 def _as_inside(graph: Graph, inputs: Sequence[Value], mutated: Sequence[str]) -> None:
@@ -373,12 +408,12 @@ def _formula(sizes: Sequence[Size], accepted: Sequence[Sequence[Sizes]], symbols
         return None
     outside = [substitute(size, symbols) for size in sizes]
     for formula in dict.fromkeys(outside):
-        if lower_bound(formula) < 0:
-            continue
-        if all(simplify(lift(other) - formula) == 0 for other in outside):
-            return formula
-        pairs = ((size, at) for size, known in zip(outside, accepted, strict=True) for at in known)
         with suppress(ZeroDivisionError):  # a formula for other sizes
+            if lower_bound(formula) < 0:
+                continue
+            if all(simplify(lift(other) - formula) == 0 for other in outside):
+                return formula
+            pairs = ((size, at) for size, known in zip(outside, accepted, strict=True) for at in known)
             if all(evaluate(size, at) == evaluate(formula, at) for size, at in pairs):
                 return formula
     return None

@@ -200,7 +200,9 @@ def _last_nan(call: TorchCall, x: Value, axis: int) -> Value:
 )
 def upsample_nearest(call: TorchCall, x: Value, sizes: Any, *scales: Any) -> Value:
     factors = _factors(scales, x.rank - 2)
-    return images.upsample_nearest(call, x, zip(range(2, x.rank), call.shape[2:], factors, strict=True))
+    (first, *_) = call.results
+    targets = zip(range(2, x.rank), call.shape[2:], factors, strict=True)
+    return images.upsample_nearest(call, x, targets, once_and_twice=first is not None and first.device.type == "cpu")
 
 
 @rule("upsample_bilinear2d.vec", "upsample_bilinear2d.default", "upsample_linear1d.vec", "upsample_linear1d.default")

@@ -308,6 +308,33 @@ def _slice(x: Any, axis: int, begin: int | None, end: int | None, step: int) -> 
     return result
 
 
+BOUNDS: dict[str, Callable[[Any], Any]] = {
+    "n - 3": lambda n: n - 3,
+    "3 - n": lambda n: 3 - n,
+    "(3 - n) // 2": lambda n: (3 - n) // 2,
+    "-(n // 3) - 1": lambda n: -(n // 3) - 1,
+    "n // 2 - 4": lambda n: n // 2 - 4,
+    "-(-n // 4)": lambda n: -(-n // 4),
+    "abs(n - 4)": lambda n: abs(n - 4),
+    "n * n - 9": lambda n: n * n - 9,
+    "round(n * 0.7)": lambda n: round(n * 0.7),
+    "int(n * 0.3) - 2": lambda n: int(n * 0.3) - 2,
+}  # of slices, by the size of the axis: several are negative for some sizes
+
+
+def _computed_slices(values: Values) -> Drawn:
+    value = values.pick(_of_rank(_any, 1))
+    if value is None:
+        return None
+    axis = values.random.randrange(values.example(value).dim())
+    return (value,), (axis, values.random.choice([None, *BOUNDS]), values.random.choice([None, *BOUNDS]))
+
+
+def _computed_slice(x: Any, axis: int, begin: str | None, end: str | None) -> Any:
+    bounds = (BOUNDS[bound](x.shape[axis]) if bound else None for bound in (begin, end))
+    return x[(slice(None),) * axis + (slice(*bounds),)]
+
+
 def _joined(values: Values) -> Drawn:
     first = values.pick(_of_rank(_any, 1))
     second = None if first is None else values.beside(first, _any)
@@ -346,6 +373,7 @@ add(
     0.6,
 )
 add("slice", _slices, _slice, 1.5)
+add("slice_computed", _computed_slices, _computed_slice, 0.8)
 add("select", along_axis(_any, (0, -1, 1)), lambda x, axis, index: x.select(axis, index), 0.6)
 add("narrow_end", along_axis(_any, (1, 2)), lambda x, axis, n: x.narrow(axis, x.shape[axis] - n, n), 0.4)
 add("flip", along_axes(_any), lambda x, axes: x.flip(axes), 0.5)

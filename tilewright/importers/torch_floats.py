@@ -1,0 +1,90 @@
+"""Sizes that follow from others through floats: ``int(n * 0.7)``, ``round(n / 2)``, ``int(math.sqrt(n))``.
+
+Sizes are whole numbers. A formula of whole numbers that gives the same for every size of the range takes the place of
+the floats, where there is one; otherwise the run computes the floats as Python does.
+"""
+
+from __future__ import annotations
+
+from fractions import Fraction
+from functools import partial, reduce
+from typing import Any
+
+import numpy as np
+
+from tilewright.dtypes import float64, int64
+from tilewright.graph.core import Value
+from tilewright.importers.emitter import Emitter
+from tilewright.importers.torch_proved import evaluated
+from tilewright.symbolic import Size, floor_divide, lift, maximum, minimum, modulo
+
+ROUNDED = ("RoundToInt", "FloorToInt", "CeilToInt", "TruncToInt")
+
+_MOST_SIZES = 1 << 20  # of a range that are tried
+_DENOMINATORS = (16, 128, 1024, 1 << 14)
+_ROUNDED_BY = {"RoundToInt": "round", "FloorToInt": "floor", "CeilToInt": "ceil"}
+_FOLDED = {"Add": "add", "Mul": "multiply", "Max": "maximum", "Min": "minimum"}
+_OF_FLOATS = {"IntTrueDiv": "divide", "FloatTrueDiv": "divide", "OpaqueUnaryFn_sqrt": "sqrt", "ToFloat": None}
+
+
+def in_whole_numbers(expression: Any, symbol: Any, size: Size, low: int, high: int) -> Size | None:
+    """The formula for a rounded float of one size, `symbol`, from `low` to `high`; None where none is found."""
+    if high - low >= _MOST_SIZES:
+        return None
+    sizes = np.arange(low, high + 1)
+    try:
+        wanted, exact = (
+            np.broadcast_to(evaluated(each, {symbol: sizes}), sizes.shape) for each in (expression, expression.args[0])
+        )
+    except (TypeError, ValueError, OverflowError):
+        return None
+    slope = Fraction(float(exact[-1]) - float(exact[0])) / max(1, high - low)
+    for most in _DENOMINATORS:
+        top, bottom = slope.limit_denominator(most).as_integer_ratio()
+        found = _floored(size, sizes, wanted, top, bottom)
+        start = round(float(exact[0]) * bottom) - top * low
+        found = _half_to_even(size, sizes, wanted, (top, start, bottom)) if found is None else found
+        if found is not None:
+            return found
+    return None
+
+
+def _floored(size: Size, sizes: np.ndarray, wanted: np.ndarray, top: int, bottom: int) -> Size | None:
+    """``(top * size + start) // bottom``, where the numbers that are wanted leave a `start`."""
+    starts = bottom * wanted - top * sizes
+    if starts.max() >= starts.min() + bottom:
+        return None
+    return floor_divide(lift(size) * top + int(starts.max()), bottom)
+
+
+def _half_to_even(size: Size, sizes: np.ndarray, wanted: np.ndarray, fraction: tuple[int, int, int]) -> Size | None:
+    """``(top * size + start) / bottom`` rounded as Python does, where the numbers that are wanted are that."""
+    top, start, bottom = fraction
+    doubled = 2 * (top * sizes + start) + bottom
+    whole = doubled // (2 * bottom)
+    if (whole - (1 - np.minimum(doubled % (2 * bottom), 1)) * (whole % 2) != wanted).any():
+        return None
+    numerator = lift(lift(size) * (2 * top) + (2 * start + bottom))
+    quotient = floor_divide(numerator, 2 * bottom)
+    is_half = lift(1) - minimum(modulo(numerator, 2 * bottom), 1)
+    return maximum(lift(quotient) - lift(is_half) * modulo(quotient, 2), int(wanted.min()))
+
+
+def computed_in_floats(emit: Emitter, sizes: Any, expression: Any) -> Value:
+    """A number that the run computes: float64, or int64 for whole ones; `sizes` gives the size of an expression.
+
+    Raises `Unsupported` for operations that are not known.
+    """
+    kind = type(expression).__name__
+    if expression.is_Float or (expression.is_Rational and not expression.is_Integer):
+        return emit.builder.number(float(expression), float64)
+    if kind not in (*ROUNDED, *_FOLDED, *_OF_FLOATS):
+        return emit.value(sizes(expression), int64)
+    parts = [computed_in_floats(emit, sizes, part) for part in expression.args]
+    if kind in _FOLDED:
+        dtype = float64 if any(part.dtype == float64 for part in parts) else int64
+        return reduce(partial(emit.op, _FOLDED[kind]), (emit.cast(part, dtype) for part in parts))
+    parts = [emit.cast(part, float64) for part in parts]
+    operation = _OF_FLOATS.get(kind) or _ROUNDED_BY.get(kind)
+    found = emit.op(operation, *parts) if operation else parts[0]
+    return emit.cast(found, int64) if kind in ROUNDED else found  # a cast drops what follows the point
