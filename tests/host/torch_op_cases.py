@@ -453,6 +453,8 @@ add("upsample_nearest1d", floats(2, 3, 4), [8])
 add("upsample_nearest1d.vec", floats(2, 3, 4), None, [1.7])  # the factor decides, not 6 / 4
 add("upsample_nearest1d.vec", floats(2, 3, 2), None, [2.49])
 add("upsample_nearest2d.vec", floats(1, 2, 5, 7), None, [0.7, 2.9])
+add("upsample_nearest2d.vec", floats(1, 2, 3, 5), None, [1.3, 1.3])  # the size decides for 3, not the factor
+add("upsample_nearest2d.vec", floats(1, 2, 3, 5), None, [2.3, 1.9])  # and for 6
 add("upsample_nearest1d", floats(1, 1, 2), [82])  # where float32 and float64 disagree
 add("upsample_nearest2d", IMAGE, [16, 27])
 add("upsample_nearest3d", floats(1, 2, 2, 2, 2), [4, 2, 6])

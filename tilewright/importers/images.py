@@ -329,7 +329,7 @@ def upsample_nearest(
     """New sizes for axes, each with its factor where one is given: whole ones repeat pixels, others gather them.
 
     Places are computed in float32, as PyTorch does, by the factor rather than by the sizes that follow from it.
-    With `once_and_twice`, as it does on CPUs, a size that is the old one, or twice that, follows from the sizes.
+    With `once_and_twice`, as it does for images on CPUs, the sizes decide where one stays as it is or doubles.
     """
     for axis, size, factor in targets:
         extent = x.shape[axis]
