@@ -52,7 +52,7 @@ CEILING = 4.48e12  # bytes a second that reads reached on an H200
 
 
 def in_graph(run: Callable[[], Any]) -> tuple[Callable[[], Any], Any]:
-    """A call that replays a CUDA graph of `run`, and the outputs that it leaves."""
+    """A call that replays a CUDA graph of `run`, and the outputs that it leaves. Raises what PyTorch does."""
     stream = torch.cuda.Stream()
     stream.wait_stream(torch.cuda.current_stream())
     with torch.cuda.stream(stream):
@@ -60,8 +60,14 @@ def in_graph(run: Callable[[], Any]) -> tuple[Callable[[], Any], Any]:
             run()
     torch.cuda.current_stream().wait_stream(stream)
     graph = torch.cuda.CUDAGraph()
-    with torch.cuda.graph(graph):
-        outputs = run()
+    try:
+        with torch.cuda.graph(graph):
+            outputs = run()
+    except Exception:
+        # A capture that fails leaves the generator in the state of one, in which it draws nothing.
+        generator = torch.cuda.default_generators[torch.cuda.current_device()]
+        generator.graphsafe_set_state(generator.clone_state())
+        raise
     return graph.replay, outputs
 
 
