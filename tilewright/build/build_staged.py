@@ -60,8 +60,8 @@ def build_staged(graph: Graph, order: Order, missing: Sequence[str] = ()) -> Eng
         program, images = _program(graph, order.targets[number], parts, packed, text, number)
         programs.append(program)
         objects |= images
-    told = {remark.partition(": ")[0] for remark in missing}
-    between = [remark for remark in _remarks(graph) if remark.partition(": ")[0] not in told]
+    reported = {remark.partition(": ")[0] for remark in missing}
+    between = [remark for remark in _remarks(graph) if remark.partition(": ")[0] not in reported]
     remarks = [*graph.remarks, *missing, *between, *_kernel_remarks(builders, compiled)]
     fusion = dict.fromkeys(remark for builder in builders for remark in builder.fusion)
     manifest = manifest_of(graph, order.source, list(dict.fromkeys(remarks)), list(fusion), programs)

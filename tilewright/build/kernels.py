@@ -91,7 +91,7 @@ class KernelSet:
         if jobs:
             backend_of(self.target).prepare()
         total = f"of {len(jobs)} kernels"
-        compile_ahead(list(jobs.values()), told=lambda ended: self.progress("compile", f"{ended} {total}", 0.0))
+        compile_ahead(list(jobs.values()), report=lambda ended: self.progress("compile", f"{ended} {total}", 0.0))
 
     def _request(
         self, call: KernelCall, kernel: JITFunction, places: Mapping[str, BufferReference]

@@ -36,11 +36,11 @@ _NUMBER = struct.Struct("<I")
 def compile_ahead(
     jobs: Sequence[Callable[[], object]],
     workers: int | None = None,
-    told: Callable[[int], None] = lambda ended: None,
+    report: Callable[[int], None] = lambda ended: None,
 ) -> None:
     """Run jobs whose results lie in the object cache, in up to `workers` processes (by default `settings.threads`).
 
-    `told` is called with how many have ended, each time that there are more.  Does nothing where there is one
+    `report` is called with how many have ended, each time that there are more.  Does nothing where there is one
     worker, where processes do not fork, or where the cache is not used.
     """
     count = min(settings.threads if workers is None else workers, len(jobs))
@@ -66,7 +66,7 @@ def compile_ahead(
         for _ in range(count):
             children.append(_fork(jobs, read, tell))
         os.close(tell)
-        ended = _wait(children, heard, given, told)
+        ended = _wait(children, heard, given, report)
     finally:  # an interrupted build leaves no process behind
         _end(children)
         os.close(read)
@@ -100,7 +100,7 @@ def _work(jobs: Sequence[Callable[[], object]], read: int, tell: int) -> None:
         os.write(tell, b".")
 
 
-def _wait(children: list[int], heard: int, given: int, told: Callable[[int], None]) -> int:
+def _wait(children: list[int], heard: int, given: int, report: Callable[[int], None]) -> int:
     """How many jobs have ended when all have, when no process works any more, or when patience has ended.
 
     Takes processes that have ended off `children`.
@@ -111,7 +111,7 @@ def _wait(children: list[int], heard: int, given: int, told: Callable[[int], Non
         if select.select([heard], [], [], _GLANCE)[0] and (words := os.read(heard, 4096)):
             ended += len(words)
             last = time.perf_counter()
-            told(ended)
+            report(ended)
             continue
         children[:] = [child for child in children if not os.waitpid(child, os.WNOHANG)[0]]
         if children and time.perf_counter() - last > _PATIENCE:

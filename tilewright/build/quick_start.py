@@ -60,7 +60,7 @@ def build_quickly_first(
     graph = _with_own_constants(graph)
     engine = build(graph, target, progress, source, dataclasses.replace(tuning, effort=0), precision=precision)
     full = dataclasses.replace(tuning, quick=False)
-    _FullBuild(engine, lambda told: build(graph, target, told, source, full, precision=precision)).start()
+    _FullBuild(engine, lambda progress: build(graph, target, progress, source, full, precision=precision)).start()
     return engine
 
 
@@ -130,7 +130,7 @@ class _FullBuild:
     def _run(self) -> None:
         _lower_priority()
         try:
-            full = self._build(self._told)
+            full = self._build(self._check_stopped)
             engine = self._engine()
             if engine is not None:
                 engine.become(full)
@@ -147,7 +147,7 @@ class _FullBuild:
             del self._build  # which has the graph with all its weights
             atexit.unregister(self.stop)
 
-    def _told(self, stage: str, item: str, seconds: float) -> None:
+    def _check_stopped(self, stage: str, item: str, seconds: float) -> None:
         if self._stop.is_set() or self._engine() is None:
             raise _Stopped
 

@@ -160,7 +160,7 @@ class Schedule:
 def _of_sizes(graph: Graph) -> tuple[dict[Node, None], set[str]]:
     """The nodes that give a few numbers which follow from sizes that are known before the graph runs, and the names
     of those sizes."""
-    told = run_time_symbols(graph)
+    run_time = run_time_symbols(graph)
     found: dict[Node, None] = {}
     names: set[str] = set()
     known = set(graph.constants)
@@ -169,7 +169,7 @@ def _of_sizes(graph: Graph) -> tuple[dict[Node, None], set[str]]:
             continue
         shapes = [value.shape for value in (*node.inputs, *node.outputs) if value is not None]
         used = {each.name for item in (*node.attributes.values(), *shapes) for each in _symbols(item)}
-        if not used & told and all(map(_is_small, node.outputs)):
+        if not used & run_time and all(map(_is_small, node.outputs)):
             found[node] = None
             known.add(node.output)
             names |= used

@@ -44,8 +44,8 @@ class StagedSession:
         self._part = part
         self._counts = counts
         self._schedule = Schedule(graph, Parts(sessions, self._graph_of, counts))
-        told = {symbol.name for spec in plan.inputs for size in spec.shape for symbol in free_symbols(size)}
-        symbols = {name: symbol for name, symbol in plan.symbols.items() if name in told}
+        of_inputs = {symbol.name for spec in plan.inputs for size in spec.shape for symbol in free_symbols(size)}
+        symbols = {name: symbol for name, symbol in plan.symbols.items() if name in of_inputs}
         self._shapes = Shapes(dataclasses.replace(plan, symbols=symbols))
         self._symbols = tuple(symbols)
         known = [dtypes.ANY_BY_NAME[spec.dtype] for spec in plan.inputs]
@@ -102,12 +102,12 @@ class StagedSession:
             self._shapes.check_out(inputs, out)
         arrays, places = self._views(inputs)
         symbols = dict(zip(self._symbols, self._shapes.symbols(arrays), strict=True))
-        told = dict(symbols)
+        of_call = dict(symbols)
         given = self._given(places, out)
         like = next((array.tensor for array in arrays if isinstance(array, OnDevice)), None)
         found = self._executed(arrays, symbols, RunState(threads, times, sizes, like))
         if like is None:
-            self._known.add([array.shape for array in arrays], told)
+            self._known.add([array.shape for array in arrays], of_call)
         if sizes is not None:
             sizes.update(symbols)
         # What is written below must not change what is still to be read: views of updated inputs become copies.

@@ -47,7 +47,7 @@ class GraphBuilder:
         self.is_inside = outer is not None
         self._sizes: dict[str, int] = {} if outer is None else outer._sizes  # how many of each hint there are
         self.run_time_names: set[str] = set() if outer is None else outer.run_time_names
-        self.told: dict[tuple[Any, ...], Size] = {}  # the run-time sizes that importers have read, by what they are of
+        self.sizes_read: dict[tuple[Any, ...], Size] = {}  # run-time sizes that importers have read, by what of
         self._streams = 0  # of random bits
         self._names: dict[str, int] = {}  # and how many suffixes of each were tried
         self._numbers: dict[tuple[DType, Any], Value] = {}

@@ -60,8 +60,8 @@ def _symbols_read(node: Node) -> set[Symbol]:
 
 def _given(graph: Graph) -> set[Symbol]:
     """The symbols that get their values in a graph: from its inputs' shapes, and from what its host computes."""
-    told = [value for node in graph.nodes if _runs_on_host(node) for value in node.outputs]
-    return set().union(*(symbols_of(value.shape) for value in (*graph.inputs, *told)))
+    on_host = [value for node in graph.nodes if _runs_on_host(node) for value in node.outputs]
+    return set().union(*(symbols_of(value.shape) for value in (*graph.inputs, *on_host)))
 
 
 def _runs_on_host(node: Node) -> bool:
@@ -185,13 +185,13 @@ def _levels(nodes: list[Node], hosted: set[int], known: set[Symbol]) -> dict[int
     found: dict[int, int] = {}
     for node in nodes:
         inner = {s for value in node.outputs for s in map(plain_symbol, value.shape) if s is not None}
-        told = {s for s in inner if s not in known and s not in teller} if id(node) in hosted else set()
+        determined = {s for s in inner if s not in known and s not in teller} if id(node) in hosted else set()
         waits = [producer[value] for value in node.inputs if value in producer]
-        waits += [teller[s] for s in _symbols_read(node) - told if s in teller]
+        waits += [teller[s] for s in _symbols_read(node) - determined if s in teller]
         compiled = id(node) not in hosted
         levels = [found[id(other)] + (not compiled and id(other) not in hosted) for other in waits]
         found[id(node)] = max(levels, default=0)
-        teller.update(dict.fromkeys(told, node))
+        teller.update(dict.fromkeys(determined, node))
     return found
 
 

@@ -306,18 +306,20 @@ class OnnxCall(Emitter):
         found: list[Size] = []
         for element, known in enumerate(hints):
             if known is None:
-                known = self.told(self.numbers, index, element, hint, (self[index], element))
+                known = self.size_read(self.numbers, index, element, hint, (self[index], element))
             found.append(known)
         return found
 
-    def told(self, numbers: Callable[[int], Value], index: int, element: int, hint: str, key: tuple[Any, ...]) -> Size:
+    def size_read(
+        self, numbers: Callable[[int], Value], index: int, element: int, hint: str, key: tuple[Any, ...]
+    ) -> Size:
         """An element of a list that is made from input `index`, as a size that only the run knows: one for each `key`,
         which tells what it is of."""
-        if key not in self.builder.told:
-            size = self.builder.told[key] = self.fresh(hint)
+        if key not in self.builder.sizes_read:
+            size = self.builder.sizes_read[key] = self.fresh(hint)
             text = f"element {element} of {self.input_text(index)}"
             self.op("extent", numbers(index), element=element, size=size, what=text)
-        return self.builder.told[key]
+        return self.builder.sizes_read[key]
 
     def sizes(self, index: int) -> list[Size]:
         """The elements of an integer input that must be known; raises `Unsupported` otherwise."""

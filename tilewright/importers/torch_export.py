@@ -582,11 +582,11 @@ class _ProgramImporter:
         """
         names = {str(symbol): size for symbol, size in self.symbols.sizes.items()}
 
-        def told(assumption: Assumption) -> str:
+        def worded(assumption: Assumption) -> str:
             text = re.sub(r"\bs\d+\b", lambda found: str(names.get(found[0], found[0])), str(assumption.condition))
             return f"{assumption.place} (the example's way, taken while {text})"
 
-        def told_of_one(assumption: Assumption) -> str:
+        def worded_of_one(assumption: Assumption) -> str:
             sizes = sorted(str(names[str(symbol)]) for symbol in assumption.condition.free_symbols)
             are = f"{' and '.join(sizes)} {'are' if sizes[1:] else 'is'} 1"
             return (
@@ -596,26 +596,26 @@ class _ProgramImporter:
 
         for assumption in assumed:
             if assumption.only_one:
-                self._remark(f"a size of 1 is refused: {told_of_one(assumption)}")
+                self._remark(f"a size of 1 is refused: {worded_of_one(assumption)}")
                 continue
             for symbol in assumption.condition.free_symbols:
                 size = self.symbols.sizes.get(str(symbol))
                 bounds = (lower_bound(size), upper_bound(size)) if size is not None else (0, 1)
                 if bounds[0] == bounds[1]:
                     raise ImportModelError(
-                        f"the model takes no range of {size}, only {bounds[0]}: {told(assumption)}; make the size "
+                        f"the model takes no range of {size}, only {bounds[0]}: {worded(assumption)}; make the size "
                         "fixed, or write the line without a condition on it"
                     )
-            self._remark(f"the way of the code depends on sizes, which every call checks: {told(assumption)}")
+            self._remark(f"the way of the code depends on sizes, which every call checks: {worded(assumption)}")
         for assumption in conditions:
             emit = Emitter(self.builder)
-            emit.source = told_of_one(assumption) if assumption.only_one else told(assumption)
+            emit.source = worded_of_one(assumption) if assumption.only_one else worded(assumption)
             try:
                 require_of_sizes(emit, self.symbols, assumption.condition)
             except Unsupported as problem:
                 raise ImportModelError(
-                    f"the code depends on sizes in a way that no call can check: {told(assumption)}: {problem.reason}; "
-                    "give a range for all of which it holds"
+                    f"the code depends on sizes in a way that no call can check: {worded(assumption)}: "
+                    f"{problem.reason}; give a range for all of which it holds"
                 ) from problem
 
     def tell_of_squeezes(self) -> None:

@@ -119,7 +119,7 @@ class EnginePart:
         self.watched: dict[int, _Watched] = {}
         self.storages: list[Any] = []  # parameters of all engines: their addresses must not be used again
         self.rebuilt = False
-        self.told = False  # that an engine did not run
+        self.reported = False  # that an engine did not run
         (output,) = gm.graph.find_nodes(op="output")
         self.orders = [stride_order(node.meta["val"]) for node in output.args[0]]
         self.complex = [is_complex(node.meta["val"]) for node in output.args[0]]
@@ -150,9 +150,9 @@ class EnginePart:
         """Say once that PyTorch computes what the engine did not."""
         if self.settings.strict:
             raise reason
-        if not self.told:
+        if not self.reported:
             logger.warning("torch.compile: an engine did not run, PyTorch computes its part of this call: %s", reason)
-        self.told = True
+        self.reported = True
 
     def _is_empty(self, arguments: Sequence[Any]) -> bool:
         """Whether a size that depends on data is 0."""

@@ -534,15 +534,15 @@ class JITFunction(KernelSource):
 
     def _make(self, key: Any, canonical: Any, arguments: tuple[Any, ...], options: dict[str, Any]) -> PreparedLaunch:
         """Compile a signature, now or in the background, unless a hook wants it left uncompiled."""
-        warming, told, mode = self._warming.value, hooks.compilation, active_mode.get()
-        if told.before is not None and announce(told.before, self, canonical, arguments, warming):
+        warming, hook, mode = self._warming.value, hooks.compilation, active_mode.get()
+        if hook.before is not None and announce(hook.before, self, canonical, arguments, warming):
             return SkippedLaunch()
         create = partial(self._create, canonical, arguments, options)
 
         def finalize(launch: PreparedLaunch) -> None:
             self._launches[canonical] = self._launches[key] = launch
-            if told.after is not None:
-                announce(told.after, self, canonical, arguments, warming)
+            if hook.after is not None:
+                announce(hook.after, self, canonical, arguments, warming)
 
         def cleanup() -> None:
             for entry in (canonical, key):

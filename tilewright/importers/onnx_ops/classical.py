@@ -528,8 +528,8 @@ def _scored(call: OnnxCall, x: Value, trees: Trees, total: Value) -> Value:
     if given[leaves].all():
         return total
     table = call.constant(given.astype(np.int64), "given")
-    told = call.op("reduce_max", call.op("gather", table, leaves_of(call, x, trees), axis=0), axes=(1,))
-    return call.op("where", call.op("greater", told, 0), total, call.builder.number(-np.inf, total.dtype))
+    reached = call.op("reduce_max", call.op("gather", table, leaves_of(call, x, trees), axis=0), axes=(1,))
+    return call.op("where", call.op("greater", reached, 0), total, call.builder.number(-np.inf, total.dtype))
 
 
 _MODES = ("BRANCH_LEQ", "BRANCH_LT", "BRANCH_GTE", "BRANCH_GT", "BRANCH_EQ", "BRANCH_NEQ", "BRANCH_MEMBER")

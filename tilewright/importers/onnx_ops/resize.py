@@ -131,8 +131,8 @@ def _resized(call: OnnxCall, x: Value, target: _Target, settings: _ResizeSetting
     if size == extent and (target.factor in (None, 1.0) or settings.antialias):
         if settings.antialias or target.region in (None, (0.0, 1.0)):
             return x
-    told = isinstance(target.factor, Value) or any(isinstance(item, Value) for item in target.region or ())
-    if told or not (isinstance(extent, int) and isinstance(size, int)) or max(extent, size) > _LONGEST_LINE:
+    at_run_time = isinstance(target.factor, Value) or any(isinstance(item, Value) for item in target.region or ())
+    if at_run_time or not (isinstance(extent, int) and isinstance(size, int)) or max(extent, size) > _LONGEST_LINE:
         return _resized_at_run_time(call, x, target, settings)
     if extent < 1 or size < 1:
         if size == 0 and extent > 0:
@@ -198,9 +198,9 @@ def _mixed_at_run_time(call: OnnxCall, x: Value, place: Value, target: _Target, 
         raise Unsupported(f"Resize from {extent} to {size}", f"keep their product below {_LARGEST_MATRIX}")
     scale: Value | None = None
     if settings.antialias:
-        told = call.op("divide", call.value(size, float64), call.value(extent, float64))
-        told = told if target.factor is None else call.value(target.factor, float64)
-        scale = call.op("minimum", told, 1.0)
+        factor = call.op("divide", call.value(size, float64), call.value(extent, float64))
+        factor = factor if target.factor is None else call.value(target.factor, float64)
+        scale = call.op("minimum", factor, 1.0)
     cubic = settings.mode == "cubic"
     curve = functools.partial(cubic_weight, coefficient=settings.coefficient) if cubic else linear_weight
     width = 2 if cubic else 1
@@ -275,11 +275,11 @@ def _in_proportion(call: OnnxCall, x: Value, axes: Sequence[int], sizes: Sequenc
     extents = [x.shape[axis] for axis in axes]
     if any(isinstance(size, Expression) for size in (*extents, *sizes)) or 0 in extents:
         least = "minimum" if policy == "not_larger" else "maximum"
-        told = [
+        factors = [
             call.op("divide", call.value(s, float64), call.value(e, float64))
             for s, e in zip(sizes, extents, strict=True)
         ]
-        common = functools.reduce(lambda left, right: call.op(least, left, right), told)
+        common = functools.reduce(lambda left, right: call.op(least, left, right), factors)
         return [_Target(axis, _scaled(call, x.shape[axis], common, 0.5), common) for axis in axes]
     ratios = [size / extent for size, extent in zip(sizes, extents, strict=True)]  # type: ignore[operator]
     scale = min(ratios) if policy == "not_larger" else max(ratios)

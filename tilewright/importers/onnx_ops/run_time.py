@@ -38,7 +38,7 @@ def reshape(call: OnnxCall, x: Value) -> Value:
         if known is not None and known == 0 and not allow_zero and element < x.rank:
             known = x.shape[element]
         if known is None or (isinstance(known, int) and known < 0):
-            known = call.told(target, 1, element, "size", (call[1], element, x.shape, allow_zero))
+            known = call.size_read(target, 1, element, "size", (call[1], element, x.shape, allow_zero))
         sizes.append(known)
     return call.reshape(x, sizes)
 

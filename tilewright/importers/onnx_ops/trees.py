@@ -98,11 +98,11 @@ class Trees:
         found = np.full(len(self.roots), -1)
         used = owner[self.weighted] != -1
         found[owner[self.weighted[used]]] = self.targets[used]
-        told = np.zeros(len(self.modes), np.bool_)
-        told[self.weighted] = True
+        has_weight = np.zeros(len(self.modes), np.bool_)
+        has_weight[self.weighted] = True
         leaves = (self.when_true == np.arange(len(self.modes))) & (owner != -1)
         same = (found[owner[self.weighted[used]]] == self.targets[used]).all()
-        return found if same and told[leaves].all() else None
+        return found if same and has_weight[leaves].all() else None
 
 
 _COMPARISONS = {

@@ -55,11 +55,11 @@ def extern_start(key: str, device: Device) -> Callable[..., None]:
     if function in _BINDINGS:
         module, name = _BINDINGS[function]
         step: Callable[..., Callable[..., None]] = getattr(importlib.import_module(module), name)
-        return _told(key, step([str(dtype) for dtype in facts["dtypes"]], facts["options"], device))
+        return _with_our_errors(key, step([str(dtype) for dtype in facts["dtypes"]], facts["options"], device))
     if function not in _FUNCTIONS:
         raise ValueError(f"unknown library function {function!r}")
     dtypes = [str(name) for name in facts["dtypes"]]
-    return _told(key, _ExternStep(function, dtypes, facts["options"], _torch(key), device))
+    return _with_our_errors(key, _ExternStep(function, dtypes, facts["options"], _torch(key), device))
 
 
 def unusable(library: str, needs: str, install: str, error: Exception) -> MissingDependencyError:
@@ -70,7 +70,7 @@ def unusable(library: str, needs: str, install: str, error: Exception) -> Missin
     )
 
 
-def _told(key: str, step: Callable[..., None]) -> Callable[..., None]:
+def _with_our_errors(key: str, step: Callable[..., None]) -> Callable[..., None]:
     """A step whose library's errors, which are of many classes, are ours, and say what was to be computed."""
 
     def start(x: int, y: int, z: int, stream: int, *operands: Operand) -> None:

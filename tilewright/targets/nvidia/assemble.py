@@ -143,13 +143,13 @@ def _told_where_slow(symbol: str, ptx: str) -> Iterator[None]:
         "the assembler has been working on kernel '%s' for %g s (%d lines of PTX): blocks of thousands of elements a "
         "thread take it minutes; smaller blocks or more warps (num_warps) would not"
     )
-    told = threading.Timer(_PATIENCE, _log.warning, (text, kernel_name(symbol), _PATIENCE, ptx.count("\n")))
-    told.daemon = True
-    told.start()
+    warning = threading.Timer(_PATIENCE, _log.warning, (text, kernel_name(symbol), _PATIENCE, ptx.count("\n")))
+    warning.daemon = True
+    warning.start()
     try:
         yield
     finally:
-        told.cancel()
+        warning.cancel()
 
 
 def to_ptx(text: str, target: NvidiaTarget) -> tuple[str, dict[str, float]]:
