@@ -31,6 +31,7 @@ REASONS = (
     (r"random numbers", "draws random numbers"),
     (r"result's size depends|boolean mask", "a size that depends on data"),
     (r"read out of a tensor by", "a number read out of a tensor"),
+    (r"a view by strides", "a view by strides of a part of a tensor"),
     (r"is a quantized|PackedParams|CellParams", "quantized modules"),
     (r"PyTorch cannot export", "PyTorch does not export it"),
     (r"PyTorch cannot decompose", "PyTorch does not decompose what it exported"),
