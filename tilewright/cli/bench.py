@@ -15,10 +15,10 @@ from rich.text import Text
 
 from tilewright.cli import loading, peers, placement, tensors
 from tilewright.cli.console import terminal, wrong_usage
+from tilewright.cli.engine_checks import DigestOption, RebuildOption, TrustedKeyOption
 from tilewright.cli.loading import EngineArgument
 from tilewright.cli.run import InputOption, ModelOption, SeedOption, SizeOption, TargetOption, ThreadsOption
 from tilewright.cli.shapes import ShapesOption
-from tilewright.cli.trust import DigestOption, RebuildOption, TrustedKeyOption
 from tilewright.errors import ImportModelError, MissingDependencyError
 from tilewright.settings import settings
 

@@ -13,11 +13,11 @@ from rich.text import Text
 
 from tilewright.cli import loading, tensors
 from tilewright.cli.console import terminal, wrong_usage
+from tilewright.cli.engine_checks import DigestOption, TrustedKeyOption
 from tilewright.cli.loading import EngineArgument
 from tilewright.cli.precision import show_search
 from tilewright.cli.run import SizeOption, TargetOption
 from tilewright.cli.shapes import ShapesOption
-from tilewright.cli.trust import DigestOption, TrustedKeyOption
 from tilewright.engine.file import check_replaceable
 from tilewright.insight.search import search_of
 from tilewright.symbolic import evaluate

@@ -13,9 +13,9 @@ from rich.text import Text
 
 from tilewright.cli import comparison, loading, peers, tensors
 from tilewright.cli.console import terminal, wrong_usage
+from tilewright.cli.engine_checks import DigestOption, RebuildOption, TrustedKeyOption
 from tilewright.cli.loading import EffortOption, EngineArgument
 from tilewright.cli.shapes import ShapesOption
-from tilewright.cli.trust import DigestOption, RebuildOption, TrustedKeyOption
 from tilewright.settings import MOST_THREADS, settings
 
 InputOption = Annotated[

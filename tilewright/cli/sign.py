@@ -8,7 +8,7 @@ from typing import Annotated
 import typer
 
 from tilewright.cli.console import terminal
-from tilewright.cli.trust import DigestOption, EngineFileArgument, TrustedKeyOption
+from tilewright.cli.engine_checks import DigestOption, EngineFileArgument, TrustedKeyOption
 
 
 def keygen(
