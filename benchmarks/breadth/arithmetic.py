@@ -139,7 +139,7 @@ def statistics(draw: Draw) -> Drawn:
         "weight norm": (lambda p, g: p * (g / p.norm(dim=1, keepdim=True)), (p, draw.tensor(rows, 1))),
         "clip": (lambda p: p * torch.clamp(1.0 / (p.norm() + 1e-6), max=1.0), (p,)),
         "similarity": (lambda p, q: F.normalize(p, dim=1) @ F.normalize(q, dim=1).T, (p, q)),
-        "covariance": (lambda p: torch.cov(p.T), (p,)),
+        "covariance": (lambda p: (p - p.mean(0)).T @ (p - p.mean(0)) / (rows - 1), (p,)),
         "cross": (lambda p: torch.linalg.cross(p.reshape(-1, 3), p.flip(0).reshape(-1, 3)),
                   (draw.tensor(rows * 30, 3),)),
         "quantized": (lambda p: torch.round(p / (p.abs().amax(1, keepdim=True) / 127 + 1e-9)).to(torch.int8), (p,)),

@@ -2,7 +2,8 @@
 
 A GPU's copies to shared memory read rows that begin at multiples of 16 bytes.  Where the depth or the columns are no
 multiple of so many numbers, a kernel reads element by element, of 16 bits up to five times as slowly: operands are
-copied into rows of zeros first, constants once in the build, and what is beyond the columns is cut off. Products of
+copied into rows of zeros first, constants once in the build, and what is beyond the columns is cut off. Where there is
+little to multiply for what would be copied, as in products of few rows, it is read element by element. Products of
 float32 are slow themselves: large ones alone are worth it, and columns only where rows of the right operand run along
 them.
 """
@@ -19,6 +20,9 @@ from tilewright.symbolic import upper_bound
 
 _ALIGNED = 16  # bytes
 _LEAST_SIDE = 256  # rows and columns of float32, which pay for copies of the other operand
+# Multiply-adds of 16 bits with a number that is copied: with 21 of them products are faster without the copies, with 23
+# a bit slower, with 61 much (H200, 2026-11-29).
+_LEAST_USE = 22
 _LEAST_WORK = {16: 1 << 25, 32: 1 << 30}  # multiply-adds that are worth the copies, by the bits of a number
 
 
@@ -46,6 +50,8 @@ def _aligned(node: Node, rewriter: GraphRewriter) -> Value | None:
             return None
     if not (more or wider) or rows * depth * columns < _LEAST_WORK[a.dtype.bits] or rows < aligned:
         return None
+    if a.dtype != float32 and rows * columns < _LEAST_USE * _copied(node, (rows, columns), more, wider, rewriter):
+        return None
     a = _padded(a, 0, more, rewriter)
     b = _padded(b, *((wider, more) if transposed else (more, wider)), rewriter)
     result = rewriter.op("matmul", [a, b], transpose_b=transposed)
@@ -54,6 +60,13 @@ def _aligned(node: Node, rewriter: GraphRewriter) -> Value | None:
         f"{depth + more} and {columns + wider} in the model itself need no copies"
     )
     return rewriter.op("slice", [result], axis=result.rank - 1, start=0, stop=columns) if wider else result
+
+
+def _copied(node: Node, sides: tuple[int, int], more: int, wider: int, rewriter: GraphRewriter) -> int:
+    """Numbers that are copied in each call, for one step of the depth."""
+    a, b = node.inputs
+    left = sides[0] if more and rewriter.constant(a) is None else 0
+    return left + (sides[1] if (more or wider) and rewriter.constant(b) is None else 0)
 
 
 def _padded(value: Value, rows: int, columns: int, rewriter: GraphRewriter) -> Value:

@@ -24,6 +24,10 @@ _VECTOR_CLOCKS = 4.0  # of a multiprocessor, for a vector of 16 bytes to each la
 _STEP_ISSUES = 110.0  # instructions for a block of the depth beside arithmetic and loads
 _COPIED = 4.0  # instructions for the copy of a single element
 _COPIES = 24  # of single elements: their addresses fit into registers with more than `_TWICE` sums
+_LOADED = 10.0  # instructions for an element of 16 bits that is loaded alone and goes to shared memory
+_WAIT = (
+    1700.0  # clocks for a block of such elements (19 x 227 x 1397 takes 26 us in tiles of 16 x 32; H200, 2026-11-29)
+)
 _SPILLED = 12.0  # instructions for each further copy
 _THREAD_SUMS = (8, 16, 32, 64, 128)
 _TWICE = 64  # sums of a thread that are kept twice: before a block of the depth, and of the block
@@ -97,8 +101,20 @@ def seconds_of(tile: SimtTile, product: MatmulProblem, machine: Machine) -> floa
     work = 2.0 * tile.rows * tile.columns * product.depth / rate
     loads = (tile.rows + tile.columns) * product.depth * size / machine.l2
     waves = ceil(ctas / machine.processors)
-    clocks = _START + waves * max(work, loads) + ceil(waves / resident) * 600
+    singly = ceil(waves / resident) * _single_clocks(tile, product, busy, machine)
+    clocks = _START + max(waves * max(work, loads), singly) + ceil(waves / resident) * 600
     return machine.launches.kernel + max(clocks / machine.clock, moved)
+
+
+def _single_clocks(tile: SimtTile, product: MatmulProblem, ctas: int, machine: Machine) -> float:
+    """Clocks of CTAs on one multiprocessor whose operands of 16 bits come element by element: each block of the depth
+    is waited for."""
+    copied = zip(product.singly, (tile.rows, tile.columns), strict=True)
+    issued = _LOADED * sum(extent for one, extent in copied if one) * tile.depth / tile.threads
+    if not issued:
+        return 0.0
+    together = ctas * tile.threads / machine.warp_threads * issued / 4 / _ISSUE
+    return ceil(product.depth / tile.depth) * max(_WAIT + issued, together)
 
 
 def _float32_clocks(tile: SimtTile, product: MatmulProblem, ctas: int, machine: Machine) -> float:
