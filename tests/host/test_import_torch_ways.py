@@ -101,7 +101,7 @@ def test_an_engine_keeps_each_weight_of_its_ways_once(tmp_path: Path) -> None:
     engine = tilewright.compile(module, (torch.ones(8, 48),), target="cpu", dynamic_shapes={"x": {0: ("n", 1, 16)}})
     assert any("2 ways are in the engine" in remark for remark in engine.remarks)
     own = sum(parameter.nbytes for parameter in module.parameters())
-    assert own <= engine.weight_bytes < 1.2 * own
+    assert own <= engine.weight_bytes < 1.5 * own  # columns are filled up to whole registers
     engine.save(tmp_path / "windows.engine")
     loaded = tilewright.load(tmp_path / "windows.engine")
     for size in (3, 8, 12, 15, 3, 8):
