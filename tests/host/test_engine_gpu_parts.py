@@ -100,7 +100,8 @@ def test_sizes_of_the_call(op: str, driver: Driver, rng: np.random.Generator) ->
 @pytest.mark.slow(but_every=4)
 @pytest.mark.parametrize("dtype", [float32, float16, int32])
 @pytest.mark.parametrize(
-    ("shape", "axis"), [((3, 50001), 1), ((2003, 3), 0), ((501, 70), 1), ((40003, 2), 0), ((1, 9), 0), ((6, 4001), 0)]
+    ("shape", "axis"),
+    [((3, 50001), 1), ((2003, 3), 0), ((501, 70), 1), ((40003, 2), 0), ((1, 9), 0), ((6, 4001), 0), ((3, 140001), 0)],
 )
 def test_positions_of_extremes(
     shape: tuple[int, int], axis: int, dtype: DType, driver: Driver, rng: np.random.Generator
@@ -127,7 +128,7 @@ def test_positions_of_extremes(
 
 @pytest.mark.slow(but_every=3)
 @pytest.mark.parametrize("axis", [0, 1])
-@pytest.mark.parametrize("shape", [(3, 50001), (20003, 3), (501, 70), (1, 9), (2, 100, 300)])
+@pytest.mark.parametrize("shape", [(3, 50001), (20003, 3), (501, 70), (1, 9), (2, 100, 300), (3, 140001)])
 def test_running_combinations(shape: tuple[int, ...], axis: int, driver: Driver, rng: np.random.Generator) -> None:
     b = GraphBuilder("running")
     x = b.input("x", float32, shape)

@@ -49,8 +49,8 @@ LEAST_SECOND_LAUNCH = (
     8192  # elements of the reduced dimension that are worth a second launch, of all columns of a tile together
 )
 
-SHORT = 16  # columns of rows that a thread each walks
-SHORT_ROWS = 512  # of a CTA
+SHORT = 16  # elements of rows or columns that a thread each walks
+SHORT_ROWS = 512  # of a CTA, or columns
 FEW_ELEMENTS = 2048  # of a block of a reduction over few rows
 FEW_CTAS = 512  # that there are then at least
 OTHER = 1.02  # how much behind the likely number of parts the other one is ranked
@@ -105,7 +105,7 @@ class Tiles:
 
 
 def is_short(rows: Size, columns: Size, processors: int) -> bool:
-    """Whether threads walk rows of their own: there are enough of them, and they are too short to be shared."""
+    """Whether threads walk rows (or columns) of their own: there are enough, and they are too short to be shared."""
     return isinstance(columns, int) and columns <= SHORT and expected(rows) >= 2 * processors * SHORT_ROWS
 
 
@@ -124,6 +124,8 @@ def _tiles(anchor: Node, target: Target, stores_rows: bool) -> Tiles:
         while 2 * across * along <= TILE_ELEMENTS // 2 and expected(outer) >= 2 * across * 4 * processors:
             across *= 2
         tiles = -(-expected(outer) // across)
+    elif expected(inner) >= SHORT_ROWS and is_short(simplify(lift(outer) * inner), reduced, processors):
+        across, along, tiles = SHORT_ROWS, 1, expected(outer) * -(-expected(inner) // SHORT_ROWS)
     else:
         across = min(next_power_of_2(max(1, expected(inner))), _TILE_COLUMNS)
         while across > 8 and expected(outer) * -(-expected(inner) // across) < 2 * processors:
