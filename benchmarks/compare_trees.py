@@ -1,13 +1,14 @@
 """Compare two versions of tilewright, case by case: what became faster, and what became slower.
 
-    git worktree add ../before 460d8d9
+    git worktree add ../before HEAD~20
     python benchmarks/compare_trees.py ../before [--parts models kernels cpu] [--only BERT softmax] [--limit 600]
 
 `kernels` and `models` are the cases of kernels_cuda.py and models_cuda.py as each tree's own benchmarks define them; a
 family of kernels ends where the trees' cases have different names.  `cpu` are the models of models_cpu.py, on one
 thread.  Each tree runs in a process of its own; the two alternate, and each round begins with the other one.  Times are
 medians: device events on a GPU, CPU time of the process on a CPU.  Engines for a GPU are built first, several at a
-time; only one process times candidates.  Results: benchmarks/results/compare_trees.json; cases that are not run keep
+time; only one process times candidates.  The other version must have the package `measure`, whose timers are locked for
+that.  Results: benchmarks/results/compare_trees.json; cases that are not run keep
 theirs.
 """
 
@@ -164,6 +165,8 @@ class Side:
 
 def _time_alone(path: Path) -> None:
     """Let one process at a time measure candidates."""
+    from tilewright.measure import timers
+
     lock = path.open("w")
 
     def alone(measure: Callable[..., Any]) -> Callable[..., Any]:
@@ -176,13 +179,6 @@ def _time_alone(path: Path) -> None:
 
         return call
 
-    try:
-        from tilewright.measure import timers
-    except ImportError:  # a tree from before the package `measure`
-        from tilewright.engine.trials import Trials  # type: ignore[import-not-found]
-
-        Trials.microseconds = alone(Trials.microseconds)
-        return
     for name in ("in_graphs", "alone"):
         plain = getattr(timers, name)
         for module in list(sys.modules.values()):
