@@ -363,7 +363,7 @@ def test_pickled_weights_that_are_no_numbers_in_memory_are_refused(saved: Path, 
         "meta": lambda: torch.zeros(4, device="meta"),
         "nested": lambda: torch.nested.nested_tensor([torch.ones(4)]),
     }[kind]()
-    with pytest.raises(ImportModelError, match="holds other things than tensors"):
+    with pytest.raises(ImportModelError, match="holds other things than tensors|is no pickle of tensors alone"):
         load_program(str(with_pickled_weights(saved, tmp_path / "it.pt2", pickled({"every_other": tensor}))))
 
 
