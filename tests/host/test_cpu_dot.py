@@ -27,7 +27,7 @@ from tilewright import dtypes
 from tilewright.dtypes import DType
 from tilewright.host import host_cpu, missing_features
 from tilewright.targets.cpu.assemble import assemble
-from tilewright.targets.cpu.dot import DotShape, takes_groups
+from tilewright.targets.cpu.dot import DotShape, kernel_text, takes_groups
 from tilewright.targets.cpu.target import CPUTarget
 from tilewright.targets.llvm.optimize import FEW_PASSES
 
@@ -276,6 +276,93 @@ def test_instructions_for_8_bits(name: str) -> None:
         assert not any("(%rsp)" in line for line in vector), "a vector register is spilled"
     assert takes_groups(target, DotShape(2, 32, 66), dtypes.int8, dtypes.int8, 2)
     assert not takes_groups(target, DotShape(2, 32, 66), dtypes.int8, dtypes.int8, 4)
+
+
+def without_pairs(text: str) -> str:
+    """LLVM text with each vdpbf16ps as multiplications and additions of float32, for CPUs that lack it."""
+    operands = r"<16 x float> (\S+), <32 x bfloat> (\S+), <32 x bfloat> (\S+)"
+    call = rf"(%\w+) = call <16 x float> @llvm.x86.avx512bf16.dpbf16ps.512\({operands}\)"
+
+    def written_out(found: re.Match[str]) -> str:
+        result, total, *sides = found.groups()
+        lines = []
+        for within in (1, 0):
+            mask = ", ".join(f"i32 {2 * lane + within}" for lane in range(16))
+            for side, operand in zip("xy", sides, strict=True):
+                name = f"{result}.{side}{within}"
+                part = f"shufflevector <32 x bfloat> {operand}, <32 x bfloat> poison, <16 x i32> <{mask}>"
+                lines += [f"{name}.n = {part}", f"{name} = fpext <16 x bfloat> {name}.n to <16 x float>"]
+            lines.append(f"{result}.p{within} = fmul <16 x float> {result}.x{within}, {result}.y{within}")
+            name = result if within == 0 else f"{result}.s"
+            lines.append(f"{name} = fadd <16 x float> {total}, {result}.p{within}")
+            total = name
+        return "\n".join(lines)
+
+    changed, count = re.subn(call, written_out, text)
+    assert count and "dpbf16ps" not in re.sub("declare.*", "", changed)
+    return re.sub(r"declare .*dpbf16ps.*\n", "", changed)
+
+
+def with_pairs(target: CPUTarget) -> CPUTarget:
+    """The same CPU with AVX-512 and vdpbf16ps, without tile registers."""
+    known = {name for name in target.features if not name.startswith("amx")}
+    features = known | {"avx512f", "avx512bw", "avx512dq", "avx512vl", "avx512bf16"}
+    return CPUTarget.from_features(target.triple, target.cpu, frozenset(features), target.l1_bytes, target.l2_bytes)
+
+
+@pytest.mark.slow(but_every=4)
+@pytest.mark.parametrize("columns", [7, 48, 1000])
+@pytest.mark.parametrize(("rows", "depth"), [(1, 70), (3, 130), (17, 66), (65, 1030)])
+def test_pairs_of_bfloat16(rows: int, columns: int, depth: int, rng: np.random.Generator) -> None:
+    """The code for CPUs with vdpbf16ps, with the instruction written out, and as it is where this CPU has it."""
+    host, shape = CPUTarget.host(), DotShape(rows, columns, depth)
+    if not host.is_x86 or host.vector_bits < 256:
+        pytest.skip("this CPU has no vectors of 256 bits")
+    target = with_pairs(host)
+    assert target.panel_group(dtypes.bfloat16, rows, depth) == 2
+    native = host.bfloat16_dot and host.vector_bits == 512
+    for left in ("rows", "known rows", "columns", "spread"):
+        case = Case(shape, "groups", BFLOAT16, left=left, accumulate=left != "columns")
+        run_case(case, rng, target, None if native and left != "known rows" else without_pairs)
+    for limits in ((max(1, rows - 1), 0, 0), (0, columns - 1, 0), (1, min(columns, 17), 0)):
+        run_case(Case(shape, "groups", BFLOAT16, limits=limits), rng, target, None if native else without_pairs)
+
+
+def test_pairs_of_bfloat16_only_where_an_instruction_takes_them() -> None:
+    plain, tiles = CPUTarget.named("x86-64-v4"), CPUTarget.named("sapphirerapids")
+    pairs = with_pairs(plain)
+    assert [target.panel_group(dtypes.bfloat16, 1, 48) for target in (plain, tiles, pairs)] == [1, 1, 2]
+    assert pairs.panel_group(dtypes.bfloat16, 64, 47) == 1 and pairs.panel_group(dtypes.float16, 64, 48) == 1
+    assert pairs.dot_rate(dtypes.bfloat16, 2) > pairs.dot_rate(dtypes.bfloat16) == plain.dot_rate(dtypes.bfloat16, 2)
+    assert not takes_groups(pairs, DotShape(2, 32, 65), *BFLOAT16[:2], 2)
+    forms = ("groups", "panels")
+    texts = [kernel_text(pairs, DotShape(2, 32, 64), *BFLOAT16[:2], form, dtypes.float32) for form in forms]
+    assert ["subnormal" in text for text in texts] == [True, False]
+    for target in (pairs, CPUTarget.named("znver4")):
+        rows, columns = target.microtile(dtypes.bfloat16)
+        for count in (1, rows - 1, rows):
+            shape = DotShape(count, 4 * columns, 96)
+            assembly = product_code(target, shape, "groups", BFLOAT16, keep_texts=True).assembly
+            assert assembly is not None
+            vector = [line for line in assembly.splitlines() if "zmm" in line]
+            assert any("vdpbf16ps" in line for line in vector) and not any("vfmadd" in line for line in vector)
+            assert not any("(%rsp)" in line for line in vector), "a vector register is spilled"
+
+
+def test_pairs_take_subnormal_numbers_as_zeros_and_keep_infinities() -> None:
+    """What vdpbf16ps does on a CPU that has it (docs/internals/cpu-kernels.md)."""
+    target = CPUTarget.host()
+    if not takes_groups(target, DotShape(2, 32, 4), *BFLOAT16[:2], 2) or target.multiplies_in_tiles(*BFLOAT16[:2]):
+        pytest.skip("this CPU takes no pairs of bfloat16")
+    left = np.array([[1e-39, 2.0, 1.0, 0.0], [np.inf, 1.0, 0.0, 0.0]]).astype(dtypes.bfloat16.numpy)
+    right = np.zeros((4, 32), dtypes.bfloat16.numpy)
+    right[0], right[1] = 2.0**126, 3.0
+    stored, stride = arrange_right(right, "groups", 32, 4)
+    text, extents, size = emit_product(target, DotShape(2, 32, 4), "groups", BFLOAT16)
+    product = load(assemble(text, target), "product", [ctypes.c_void_p] * 4 + [ctypes.c_int64] * 6 + [ctypes.c_bool])
+    accumulator, scratch = aligned(extents, np.float32), aligned((size,), np.uint8)
+    product(*(array.ctypes.data for array in (left, stored, accumulator, scratch)), 4, 1, stride, 2, 32, 4, False)
+    assert (accumulator[0, :32] == 6).all() and np.isposinf(accumulator[1, :32]).all()
 
 
 @pytest.mark.parametrize("types", [BFLOAT16, INT8, UINT8], ids=lambda types: types[0].name)

@@ -200,8 +200,9 @@ class Target(Protocol):
         int32, floats by floats in float32."""
         ...
 
-    def dot_rate(self, dtype: DType) -> float:
-        """Speed of `dot` on operands of this type, relative to float32."""
+    def dot_rate(self, dtype: DType, group: int = 1) -> float:
+        """Speed of `dot` on operands of this type, relative to float32; `group` steps of the depth of a right one that
+        is constant lie side by side."""
         ...
 
     def machine(self) -> Machine:

@@ -45,7 +45,7 @@ class _Kernel:
     tile: tuple[int, int]  # of registers
     rate: float  # relative to float32
     itemsize: int  # of an operand's element
-    in_place: bool  # whether tile registers read B where it lies
+    in_place: bool  # whether B is read where it lies, in groups
 
 
 @lru_cache(maxsize=4096)
@@ -116,10 +116,10 @@ def choose_blocks(
     """The best blocks of the model for examples of a number of rows; other unknown sizes at representative values.
 
     `dtype` is the operands' element type, `width` that of the panels of B (0: B is strided), `group` the steps of the
-    depth that lie beside each other in them (more than one: the depth is known, and tile registers read them there).
+    depth that lie beside each other in them (more than one: the depth is known, and they are read where they lie).
     """
     tile_rows, tile_columns = target.microtile(dtype)
-    rate = target.dot_rate(dtype)
+    rate = target.dot_rate(dtype, group)
     kernel = _Kernel((tile_rows, width or tile_columns), rate, dtype.itemsize, group > 1)
     blocks = _choose(rows, expected(columns), expected(depth), expected(batches), kernel, machine)
     if group > 1:

@@ -5,7 +5,7 @@ One kernel serves every shape.  What varies is data: block sizes, masks and the 
 * B strided: any strides, read as it lies.
 * B in panels (`WIDTH` > 0): a constant repacked by `library.packing` as [columns/WIDTH][depth][WIDTH],
   so that the inner loop of `dot` reads one sequential stream.  With `GROUP` > 1 the panels are
-  [depth/GROUP][WIDTH][GROUP], as tile registers take them.
+  [depth/GROUP][WIDTH][GROUP], as instructions that sum groups of products take them.
 
 `depth` is covered in steps of `BLOCK_K` (one step when `BLOCK_K` reaches all of it).  Sizes and
 strides may be run-time scalars or compile-time numbers; `MASK_*` say which edges can be ragged.

@@ -143,9 +143,10 @@ def kernel_text(target: CPUTarget, shape: DotShape, left: DType, right: DType, l
     if shape.columns <= blocking.lanes:  # a panel that is cut short to one vector
         columns = blocking.lanes
     vectors = columns // blocking.lanes
+    pairs = "; pairs of products are added, subnormal numbers count as zeros" if group > 1 and left.is_float else ""
     return (
         f"sums of {rows} x {columns} in registers ({vectors} vector{'s' * (vectors > 1)} of {blocking.lanes} a row), "
-        f"{blocking.depth * group} steps of the depth at once; the right operand lies in {layout}"
+        f"{blocking.depth * group} steps of the depth at once; the right operand lies in {layout}{pairs}"
     )
 
 

@@ -29,7 +29,7 @@ class _GroupedFunction(DotFunction):
         known = None if plan.right_stride is None else plan.right_stride // sums.group
         grouped = replace(plan, shape=sums.in_groups(plan.shape), layout="panels", right_stride=known)
         super().__init__(module, target, grouped, plan.name, sums)
-        self.right_type, self.right_itemsize = sums.right, sums.group
+        self.right_type, self.right_itemsize = sums.right, sums.right_bytes
         if known is None:
             self.right_stride = self.builder.binary("udiv", self.right_stride, self.builder.integer(sums.group))
 
@@ -41,8 +41,9 @@ class _GroupedFunction(DotFunction):
             return False
         if stride % sums.group or (plan.limits[0] and not self._left_can_overrun()):
             return False
-        distinct = CACHE_SETS // math.gcd(CACHE_SETS, lines_of(stride))
-        return stride < PAGE and self.blocking.max_rows <= CROWDED * distinct
+        apart = stride * plan.left.itemsize
+        distinct = CACHE_SETS // math.gcd(CACHE_SETS, lines_of(apart))
+        return apart < PAGE and self.blocking.max_rows <= CROWDED * distinct
 
     def _can_read_right(self) -> bool:
         return True

@@ -1,10 +1,11 @@
-"""Sums of 8-bit products in vectors of int32: instructions that add a group of neighbours along the depth at once.
+"""Sums of products of narrow numbers in vectors of 32 bits: instructions that add a group along the depth at once.
 
     sums[j] += left[k] * right[k, j] + … + left[k + group - 1] * right[k + group - 1, j]
 
     group 4   vpdpbusd (VNNI): uint8 on the left, int8 on the right
               vpmaddubsw, whose 16-bit sums of two vpmaddwd adds in pairs: the same, where no sum of two saturates
     group 2   vpmaddwd: both widened to 16 bits, so that every product and pair of them is exact, whatever the signs
+              vdpbf16ps: bfloat16 into float32; each product and sum is rounded to nearest, subnormal numbers are zeros
 
 The right operand has the `group` steps of the depth side by side in panels; the left one is read, or copied, so
 that a group of a row is one number of 32 bits.  So a product is one of 32-bit numbers over a depth of groups, whose
@@ -15,7 +16,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from tilewright.dtypes import DType, int8, uint8
+from tilewright.dtypes import DType, bfloat16, int8, uint8
 from tilewright.targets.cpu.dot_plan import DotShape
 from tilewright.targets.cpu.target import CPUTarget
 from tilewright.targets.llvm.builder import LLVMBuilder, LLVMValue, vector_type
@@ -34,6 +35,7 @@ class GroupSums:
     right: str  # LLVM type of a group of the right operand in memory
     instruction: str
     then: str = ""  # the instruction that adds its 16-bit sums in pairs
+    element: str = "i8"  # LLVM type of an element of the right operand in memory
 
     def most_rows(self, rows: int) -> int:
         """Rows of a register tile, of which there are `rows` where nothing but operands and sums is in registers."""
@@ -44,6 +46,16 @@ class GroupSums:
         """Of an element in the left operand's copy."""
         return 4 // self.group
 
+    @property
+    def widens(self) -> bool:
+        """Whether elements of the right operand are widened to 16 bits first."""
+        return self.right == "i16"
+
+    @property
+    def right_bytes(self) -> int:
+        """Of a group of the right operand in memory."""
+        return 2 if self.widens else 4
+
     def in_groups(self, shape: DotShape) -> DotShape:
         """The extents of a product with its depth in groups."""
         return DotShape(shape.rows, shape.columns, shape.depth // self.group)
@@ -51,10 +63,10 @@ class GroupSums:
     def prepared(self, builder: LLVMBuilder, right: LLVMValue, signed: bool) -> LLVMValue:
         """A vector of groups of the right operand as the instruction takes it."""
         count = right.lanes * self.group
-        narrow = builder.cast("bitcast", right, vector_type("i8", count))
-        if self.group == 4:
-            return narrow
-        return builder.cast("sext" if signed else "zext", narrow, vector_type("i16", count))
+        narrow = builder.cast("bitcast", right, vector_type(self.element, count))
+        if self.widens:
+            return builder.cast("sext" if signed else "zext", narrow, vector_type("i16", count))
+        return narrow
 
     def multiply_add(self, builder: LLVMBuilder, left: LLVMValue, right: LLVMValue, total: LLVMValue) -> LLVMValue:
         """`total` plus the products of a group of the left operand, in every lane, with prepared ones of the right."""
@@ -64,13 +76,15 @@ class GroupSums:
             sums = builder.call(self.instruction, halves, [repeated, right])
             ones = builder.splat(builder.integer(1, "i16"), right.lanes // 2)
             return builder.add(total, builder.call(self.then, total.type, [sums, ones]))
-        if self.group == 4:
-            return builder.call(self.instruction, total.type, [total, repeated, right])
-        return builder.add(total, builder.call(self.instruction, total.type, [repeated, right]))
+        if self.widens:
+            return builder.add(total, builder.call(self.instruction, total.type, [repeated, right]))
+        return builder.call(self.instruction, total.type, [total, repeated, right])
 
 
 def group_sums(target: CPUTarget, left: DType, right: DType, pairs_fit: bool = False) -> GroupSums | None:
     """The instruction for operands of these types, if there is one; `pairs_fit` as `CPUTarget.panel_group` has it."""
+    if left is right is bfloat16 and target.group_of_sums(left) == 2:
+        return GroupSums(2, "bfloat", "i32", "llvm.x86.avx512bf16.dpbf16ps.512", element="bfloat")
     narrow = left.is_integer and right.is_integer and left.bits == right.bits == 8
     group = target.group_of_sums(left, pairs_fit) if narrow else 1
     bits = target.vector_bits

@@ -218,7 +218,7 @@ class CPUTarget:
         a left operand of this type; a right one of 8 bits is int8.  `pairs_fit`: sums of two neighbouring products are
         numbers of 16 bits.
 
-        1: panels are [depth][width].  Tile registers and instructions that sum groups of 8-bit products take
+        1: panels are [depth][width].  Tile registers and instructions that sum groups of products take
         [depth / group][width][group] where they lie, if the depth is whole tiles or groups.
         """
         group = 4 // dtype.itemsize if self.multiplies_in_tiles(dtype, dtype) else 1
@@ -233,10 +233,14 @@ class CPUTarget:
         return frozenset({dtypes.uint8}) if self.is_x86 else frozenset()
 
     def group_of_sums(self, dtype: DType, pairs_fit: bool = False) -> int:
-        """Products of 8-bit integers that vectors of int32 add at once, for a left operand of this type; 1: none.
+        """Products that vectors of int32 or float32 add at once, for a left operand of this type; 1: one.
 
-        Four of uint8 and int8 with VNNI, or where sums of two fit 16 bits; else two, in 16 bits, on x86.
+        Of 8-bit integers four of uint8 and int8 with VNNI, or where sums of two fit 16 bits; else two, in 16 bits, on
+        x86.  Of bfloat16 two, where there is an instruction for them and no tile registers.
         """
+        if dtype is dtypes.bfloat16:
+            pairs = self.bfloat16_dot and self.vector_bits == 512 and not self.multiplies_in_tiles(dtype, dtype)
+            return 2 if pairs else 1
         if not self.is_x86 or not dtype.is_integer or dtype.bits != 8 or dtype.is_bool:
             return 1
         four = self.vnni or (pairs_fit and self.has("ssse3"))
@@ -247,10 +251,12 @@ class CPUTarget:
         """Whether one instruction on whole vectors adds groups of four products of uint8 by int8 (vpdpbusd)."""
         return self.has("avx512vnni") if self.vector_bits == 512 else self.has("avxvnni") and self.vector_bits == 256
 
-    def dot_rate(self, dtype: DType) -> float:
-        """Speed of `dot` on operands of this type, relative to float32."""
+    def dot_rate(self, dtype: DType, group: int = 1) -> float:
+        """Speed of `dot` on operands of this type, relative to float32; pairs of bfloat16 must lie in groups."""
         if self.multiplies_in_tiles(dtype, dtype):
             return 16 * 2 / dtype.itemsize
+        if dtype is dtypes.bfloat16:
+            return 2.0 if group == self.group_of_sums(dtype) == 2 else 1.0
         group = self.group_of_sums(dtype)
         if group > 1:
             return 3.0 if group == 4 else 1.6

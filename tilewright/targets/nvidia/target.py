@@ -230,7 +230,7 @@ class NvidiaTarget:
         integers = {dtypes.uint8, dtypes.int8}
         return frozenset(integers | {dtypes.float8e4nv, dtypes.float8e5} if self.fp8_mma else integers)
 
-    def dot_rate(self, dtype: DType) -> float:
+    def dot_rate(self, dtype: DType, group: int = 1) -> float:
         """Speed of `dot` on operands of this type, relative to float32 (which multiplies as tf32)."""
         if dtype.bits == 64:
             return 0.125 if self.sm in (80, 90) else 0.02
