@@ -79,3 +79,20 @@ def test_operands_are_computed_where_they_are_read(driver, rng):
     found, wanted = engine.run(inputs), run(graph, inputs)
     for name in ("sums", "moved"):
         np.testing.assert_allclose(found[name], wanted[name], rtol=1e-5)
+
+
+@pytest.mark.parametrize("varying", [False, True])
+@pytest.mark.parametrize("shape", [(8,), (8, 6)], ids=str)
+def test_equal_known_indices_take_every_update(shape, varying, driver):
+    """Places and updates may depend on no loop variable: each update counts nevertheless."""
+    b = GraphBuilder("equal")
+    x, index = b.input("x", float32, shape), b.constant(np.full(COUNT, 3))
+    given = (COUNT, *shape[1:])
+    ones = b.op("full", [], shape=given, value=1.0, dtype=float32)
+    updates = b.input("updates", float32, given) if varying else ones
+    b.output(b.op("scatter_reduce", [x, index, updates], axis=0, reduction="add"), "y")
+    inputs = {"x": np.zeros(shape, np.float32), "updates": np.ones(given, np.float32)}
+    found = build(b.finish(), "cuda:sm_90a").run({name: inputs[name] for name in ("x", "updates")[: 1 + varying]})["y"]
+    wanted = np.zeros(shape)
+    wanted[3] = COUNT
+    np.testing.assert_array_equal(found, wanted)

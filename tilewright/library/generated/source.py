@@ -445,9 +445,10 @@ class Writer:
         reduction: str = "",
     ) -> None:  # fmt: skip
         """A store of one result; its places have the extents of the variables `along`, though there be one only.  With
-        a `reduction` it is combined with what is there."""
+        a `reduction` it is combined with what is there, once for every element of the loops: along all variables."""
         pointer = self.references.result(value)  # type: ignore[attr-defined]
         text, offset = self.stored(value, item), self._offset(index)
+        along = [name for name, _ in self._variable_of.values()] if reduction else along
         offset += "".join(f" + {name} * 0" for name in along if name not in offset)
         store, order = _STORES[reduction]
         self.lines.append(f"tl.{store}({pointer} + {offset}, {text}{self.load_mask(guards)}{order})")
