@@ -218,16 +218,12 @@ def floor_divide(left: Size, right: Size) -> Size:
         return left
     if left == right:
         return 1
+    if upper_bound(right) < 0:  # no divisor is below zero, where it is known
+        return floor_divide(lift(left) * -1, lift(right) * -1)
     if isinstance(right, int):
-        return _divide_by_number(left, right) if right > 0 else _divide_by_negative(left, right)
+        return _divide_by_number(left, right) if right else _call("//", left, right)
     quotient = _exact_quotient(left, right)
     return _call("//", left, right) if quotient is None else quotient
-
-
-def _divide_by_negative(left: Size, right: int) -> Size:
-    if all(factor % right == 0 for _, factor in _terms(left)):
-        return _polynomial([(monomial, factor // right) for monomial, factor in _terms(left)])
-    return _call("//", left, right)
 
 
 def _divide_by_number(left: Size, right: int) -> Size:
@@ -303,6 +299,8 @@ def modulo(left: Size, right: Size) -> Size:
     left, right = simplify(left), simplify(right)
     if isinstance(left, int) and isinstance(right, int):
         return left % right
+    if upper_bound(right) < 0:
+        return simplify(lift(modulo(lift(left) * -1, lift(right) * -1)) * -1)
     if isinstance(right, int) and right > 0:
         left = _polynomial([(monomial, factor if monomial else factor % right) for monomial, factor in _terms(left)
                             if factor % right])  # fmt: skip
@@ -475,8 +473,10 @@ def _atom_bounds(atom: Atom) -> tuple[int, int]:
     if atom.function == "min":
         return min(low, other_low), min(high, other_high)
     if atom.function == "%":
-        return 0, max(0, other_high - 1)
-    corners = [a // b for a in (low, high) for b in (max(1, other_low), max(1, other_high))]
+        return min(0, other_low + 1), max(0, other_high - 1)
+    # The least and the greatest divisors of each sign; one of 0 is never divided by.
+    divisors = [number for number in (other_low, -1, 1, other_high) if number and other_low <= number <= other_high]
+    corners = [a // b for a in (low, high) for b in divisors or (1,)]
     return min(corners), max(corners)
 
 

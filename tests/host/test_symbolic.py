@@ -6,7 +6,7 @@ import subprocess
 import sys
 
 import pytest
-from hypothesis import given
+from hypothesis import assume, given
 from hypothesis import strategies as st
 
 from tilewright import symbolic
@@ -58,6 +58,17 @@ def test_division_agrees_with_integers(value, divisor, bindings):
     assert evaluate(symbolic.modulo(value, divisor), bindings) == number % divisor
     assert evaluate(symbolic.ceil_divide(value, divisor), bindings) == -(-number // divisor)
     assert evaluate(symbolic.round_up(value, divisor), bindings) == -(-number // divisor) * divisor
+
+
+@given(SIZES, st.one_of(SIZES, st.integers(-12, -1)), BINDINGS)
+def test_division_by_sizes_agrees_with_integers(value, divisor, bindings):
+    """Divisors may be negative, which quotients are rounded down by, too."""
+    number, by = evaluate(value, bindings), evaluate(divisor, bindings)
+    assume(by != 0)
+    for divide, expected in ((symbolic.floor_divide, number // by), (symbolic.modulo, number % by)):
+        found = divide(value, divisor)
+        assert evaluate(found, bindings) == expected
+        assert lower_bound(found) <= expected <= upper_bound(found)
 
 
 @given(SIZES, BINDINGS)

@@ -224,14 +224,21 @@ class _PlanWriter:
             return builder.maximum(left, right)
         if call.function == "min":
             return builder.minimum(left, right)
-        if lower_bound(call.arguments[1]) < 1:  # the step that needs the result is never reached then
+        least = lower_bound(call.arguments[1])
+        if least == 0:  # the step that needs the result is never reached then
             right = builder.maximum(right, 1)
+        elif least < 0:
+            right = builder.select(builder.compare("eq", right, 0), builder.integer(1), right)
         operator = "sdiv" if call.function == "//" else "srem"
         result = builder.binary(operator, left, right)
-        if lower_bound(call.arguments[0]) >= 0:
+        if lower_bound(call.arguments[0]) >= 0 and least >= 0:
             return result
         remainder = result if operator == "srem" else builder.binary("srem", left, right)
-        below = builder.compare("slt", remainder, 0)  # Python rounds quotients down; the divisor is positive
+        # Python rounds quotients down: a remainder has the sign of its divisor.
+        below = builder.compare("slt", remainder, 0)
+        if least < 0:
+            other = builder.compare("slt", builder.binary("xor", remainder, right), 0)
+            below = builder.binary("and", other, builder.compare("ne", remainder, 0))
         if operator == "sdiv":
             return builder.subtract(result, builder.cast("zext", below, "i64"))
         return builder.select(below, builder.add(remainder, right), remainder)
