@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import operator
+
 import numpy as np
 import pytest
 
@@ -30,6 +32,9 @@ def test_quotients_and_remainders_round_down_as_in_python(shift: int) -> None:
             if y == shift:
                 continue
             found = engine.run({"x": np.zeros(x, np.float32), "y": np.zeros(y, np.float32)})
-            expected = {"number //": (x - 17) // -4, "number %": (x - 17) % -4, "size //": (x - 17) // (y - shift),
-                        "size %": (x - 17) % (y - shift), "of //": x // (y - shift), "of %": x % (y - shift)}  # fmt: skip
+            expected = {
+                f"{name} {kind}": function(left, right)
+                for name, left, right in (("number", x - 17, -4), ("size", x - 17, y - shift), ("of", x, y - shift))
+                for kind, function in (("//", operator.floordiv), ("%", operator.mod))
+            }
             assert {name: int(value) for name, value in found.items()} == expected

@@ -224,17 +224,24 @@ class _PlanWriter:
             return builder.maximum(left, right)
         if call.function == "min":
             return builder.minimum(left, right)
+        return self._quotient(call, left, self._divisor(call, right))
+
+    def _divisor(self, call: FunctionCall, value: LLVMValue) -> LLVMValue:
+        """One that is not 0: the step that needs the result is never reached then."""
         least = lower_bound(call.arguments[1])
-        if least == 0:  # the step that needs the result is never reached then
-            right = builder.maximum(right, 1)
-        elif least < 0:
-            right = builder.select(builder.compare("eq", right, 0), builder.integer(1), right)
+        if least > 0:
+            return value
+        zero = self.builder.compare("eq", value, 0)
+        return self.builder.select(zero, self.builder.integer(1), value)
+
+    def _quotient(self, call: FunctionCall, left: LLVMValue, right: LLVMValue) -> LLVMValue:
+        """Rounded down, as in Python, or what remains then, which has the sign of the divisor."""
+        builder, least = self.builder, lower_bound(call.arguments[1])
         operator = "sdiv" if call.function == "//" else "srem"
         result = builder.binary(operator, left, right)
         if lower_bound(call.arguments[0]) >= 0 and least >= 0:
             return result
         remainder = result if operator == "srem" else builder.binary("srem", left, right)
-        # Python rounds quotients down: a remainder has the sign of its divisor.
         below = builder.compare("slt", remainder, 0)
         if least < 0:
             other = builder.compare("slt", builder.binary("xor", remainder, right), 0)
