@@ -16,11 +16,11 @@ from tilewright.graph.fusion import Group
 from tilewright.graph.passes.fuse import fuse
 from tilewright.graph.reference import bind_symbols
 from tilewright.graph.reference import run as reference
+from tilewright.graph.updates import replaces_input
 from tilewright.ir.interpreter import run as interpret
 from tilewright.launch.arguments import classify
 from tilewright.library import packing
 from tilewright.library.candidate import Candidate, KernelCall, PackedConstant, TensorPart
-from tilewright.library.movement.candidates import updates_in_place
 from tilewright.library.select import candidates, choose
 from tilewright.symbolic import evaluate
 from tilewright.targets.cpu.target import CPUTarget
@@ -117,7 +117,7 @@ def run_group(
             memory.arrays[node.output] = memory.array(node.inputs[0]).reshape(shape)
         return None
     for node in group.nodes:
-        if node.op == "scatter_update" and updates_in_place(node, graph):
+        if node.op == "scatter_update" and replaces_input(node, graph):
             assert node.inputs[0] is not None
             memory.arrays[node.output] = memory.array(node.inputs[0])
     candidate = choice(candidates(group, graph, target))

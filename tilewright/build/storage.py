@@ -14,8 +14,8 @@ from tilewright.build.branches import LanePlace, last_concurrent
 from tilewright.graph.core import Graph, Value
 from tilewright.graph.fusion import Group
 from tilewright.graph.passes.memory import LiveInterval, plan_memory
+from tilewright.graph.updates import writes_in_place
 from tilewright.library.candidate import Candidate
-from tilewright.library.movement.candidates import updates_in_place
 from tilewright.runtime.plan import BufferReference, TensorSpec
 from tilewright.symbolic import Size, lift, product, simplify
 
@@ -108,7 +108,8 @@ class _Planner:
         ] = []  # inputs, and the task from which on they hold another value
 
     def plan(self) -> TensorStorage:
-        for target, value in self.graph.mutations.items():
+        # What a kernel writes in place lies there, whichever inputs get copies of it.
+        for target, value in sorted(self.graph.mutations.items(), key=lambda item: not self._is_in_place(*item)):
             self._place_mutation(target, value)
         outputs = self._place_outputs()
         redirected = self._insert_copies()
@@ -136,17 +137,25 @@ class _Planner:
         if root is target:
             return
         writer = self._writer(root)
-        if writer is not None and root not in self.places and self._may_overwrite(writer, target):
+        if (
+            writer is not None
+            and root not in self.places
+            and (self._is_in_place(target, root) or self._is_read_no_more(writer, target))
+        ):
             self.places[root] = self.places[target]
             self.overwritten.append((target, self.tasks[writer]))
         else:
             self._copy_at_end(value, self.places[target])
             self.overwritten.append((target, self.late[-1]))
 
-    def _may_overwrite(self, writer: int, target: Value) -> bool:
-        """Whether a task may write to an input: its kernel is made for that, or nobody reads the input any more."""
-        if _updates_in_place(self.tasks[writer], self.graph):
-            return True
+    def _is_in_place(self, target: Value, value: Value) -> bool:
+        """Whether the kernel that computes a value writes updates alone, into the input that it replaces."""
+        writer = self._writer(value)
+        nodes = [] if writer is None else self.tasks[writer].group.nodes
+        return any(writes_in_place(node, nodes, self.graph) and node.inputs[0] is target for node in nodes)
+
+    def _is_read_no_more(self, writer: int, target: Value) -> bool:
+        """Whether no task reads an input from a writer on."""
         return not any(self._reads(task, target) for task in self.tasks[writer:])
 
     def _place_outputs(self) -> list[TensorSpec]:
@@ -242,10 +251,6 @@ def _roots(scheduled: Sequence[tuple[Group, Candidate | None]]) -> dict[Value, V
             for output in group.outputs:
                 roots[output] = roots.get(source, source)
     return roots
-
-
-def _updates_in_place(task: GroupTask, graph: Graph) -> bool:
-    return any(node.op == "scatter_update" and updates_in_place(node, graph) for node in task.group.nodes)
 
 
 def _bytes(value: Value) -> Size:

@@ -201,7 +201,8 @@ def _take(drafts: Drafts, draft: Draft, vanishing: set[int], cheap: set[int]) ->
         if len(draft.nodes) + len(draft.copies) >= 3 * MOST_GROUP_NODES // 2:
             break
         draft.copies.add(index)
-        if len(draft.copies) > _FEW_COPIES and _evaluations(drafts, draft) > _MOST_EVALUATIONS:
+        many = len(draft.copies) > _FEW_COPIES and _evaluations(drafts, draft) > _MOST_EVALUATIONS
+        if many or drafts.reads_updated(draft.nodes | draft.copies):
             draft.copies.discard(index)
             continue
         waiting += [item for item in drafts.nodes[index].inputs if item is not None]
@@ -219,7 +220,7 @@ def _take_places(drafts: Drafts, draft: Draft) -> None:
             continue
         before = set(draft.copies)
         draft.copies |= places.nodes | places.copies
-        if _evaluations(drafts, draft) > _MOST_EVALUATIONS:
+        if _evaluations(drafts, draft) > _MOST_EVALUATIONS or drafts.reads_updated(draft.nodes | draft.copies):
             draft.copies = before
         else:
             waiting += drafts.inputs(places)

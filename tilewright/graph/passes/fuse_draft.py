@@ -12,6 +12,7 @@ from dataclasses import dataclass, field
 from tilewright.graph.core import Graph, Node, Value
 from tilewright.graph.ops import kind_of
 from tilewright.graph.passes.scatters import combines_at_once
+from tilewright.graph.updates import do_not_meet, reads_elsewhere, replaces_input
 from tilewright.symbolic import product
 
 LONGEST_ROW = 16384  # elements that kernels keep in registers
@@ -55,12 +56,15 @@ class Drafts:
                 if item is not None:
                     self.readers.setdefault(item, []).append(index)
         self.results = set(graph.results())
-        mutated = {(target, value) for target, value in graph.mutations.items()}
-        # Positions of updates of a tensor of the caller's that do not meet: elements stored, as in an elementwise loop.
+        # Positions of updates of a tensor of the caller's, and those that do not meet: elements stored, as in an
+        # elementwise loop.
+        self.in_place = {index for index, node in enumerate(graph.nodes) if replaces_input(node, graph)}
         self.updates = {
             index
-            for index, node in enumerate(graph.nodes)
-            if node.op == "scatter_update" and (node.inputs[0], node.output) in mutated and _do_not_meet(node)
+            for index in self.in_place
+            if self.nodes[index].op == "scatter_update"
+            and do_not_meet(self.nodes[index])
+            and not self.reads_updated({index})
         }
         self.owner: list[Draft] = [self._single(index, node) for index, node in enumerate(graph.nodes)]
         self.spanned = list(range(len(graph.nodes)))  # an earlier position, if a merged group covers both
@@ -137,6 +141,16 @@ class Drafts:
                 stored[draft] = [output for output in computed if output in read]
         return stored
 
+    def reads_updated(self, members: set[int]) -> bool:
+        """Whether a kernel of these members would read a tensor that it updates in place elsewhere than it writes."""
+        updates = [self.nodes[index] for index in members & self.in_place]
+        nodes = [self.nodes[index] for index in members] if updates else []
+        return any(reads_elsewhere(update, nodes, self._node_of) for update in updates)
+
+    def _node_of(self, value: Value) -> Node | None:
+        index = self.position.get(value)
+        return None if index is None else self.nodes[index]
+
     def depends(self, draft: Draft, on: Draft) -> bool:
         """Whether `draft` needs, directly or not, something that `on` computes.
 
@@ -166,7 +180,7 @@ class Drafts:
     def may_merge(self, earlier: Draft, later: Draft) -> bool:
         """Whether both can run as one: nothing that `later` reads from a third group needs `earlier`,
         and the other way round; and they are not too large together."""
-        if not self.have_room(earlier, later):
+        if not self.have_room(earlier, later) or self.reads_updated({*self.members(earlier), *self.members(later)}):
             return False
         return not self.depends_through_others(later, earlier) and not self.depends_through_others(earlier, later)
 
@@ -213,12 +227,6 @@ class Drafts:
             if reader not in draft.nodes
         }
         return sorted(found)
-
-
-def _do_not_meet(node: Node) -> bool:
-    """Whether no two updates of a `scatter_update` have to be ordered: there is one, or they go to different places."""
-    indices = node.inputs[1]
-    return indices is not None and (indices.shape == (1,) or node.attributes["distinct"])
 
 
 def is_whole_row(anchor: Node) -> bool:

@@ -161,5 +161,6 @@ def _join_launches(drafts: Drafts) -> None:
             if first is draft or drafts.depends(first, draft) or drafts.depends(draft, first):
                 continue
             outputs = len(drafts.outputs(first)) + len(drafts.outputs(draft))
-            if outputs <= _MOST_OUTPUTS and _few_inputs(drafts, first, draft):
+            meet = drafts.reads_updated({*drafts.members(first), *drafts.members(draft)})
+            if outputs <= _MOST_OUTPUTS and _few_inputs(drafts, first, draft) and not meet:
                 _merge(drafts, first, draft)

@@ -9,6 +9,7 @@ from tilewright.dtypes import DType, int16, int32, int64
 from tilewright.graph.core import Graph, Node, Value
 from tilewright.graph.fusion import Group
 from tilewright.graph.passes.scatters import combines_at_once
+from tilewright.graph.updates import writes_in_place
 from tilewright.library.binding import bind_sizes
 from tilewright.library.candidate import Candidate, KernelCall, Operand
 from tilewright.library.generated.elementwise import copy_candidate, elementwise, needed_nodes
@@ -136,18 +137,12 @@ def _combined_in_memory(node: Node, inner: Size) -> KernelCall:
     return _updates(scatter_swapped, node, inner, UPDATED // block, block, constants)
 
 
-def updates_in_place(node: Node, graph: Graph) -> bool:
-    """Whether a scatter writes into the memory of a graph input that it replaces."""
-    target = node.inputs[0]
-    return any(source is target and value is node.output for source, value in graph.mutations.items())
-
-
 def _at_once(group: Group, anchor: Node, graph: Graph, target: Target) -> list[KernelCall]:
     """A copy of the input, then all updates by atomic operations; both compute what they read."""
     source, _, updates = anchor.inputs
     assert source is not None and updates is not None
     results = [Result(updates, anchor.output, update=anchor)]
-    if not updates_in_place(anchor, graph):
+    if not writes_in_place(anchor, group.nodes, graph):
         results.insert(0, Result(source, anchor.output, dense_strides(source.shape)))
     return [
         elementwise_call(needed_nodes(group.nodes, [result]), [result], graph.constants, target) for result in results
@@ -160,7 +155,7 @@ def _scatter(node: Node, graph: Graph, target: Target) -> tuple[list[KernelCall]
     assert source is not None and indices is not None and updates is not None
     axis = node.attributes["axis"]
     calls: list[KernelCall] = []
-    if not updates_in_place(node, graph):
+    if not writes_in_place(node, [node], graph):
         calls.append(
             elementwise_call([], [Result(source, node.output, dense_strides(source.shape))], graph.constants, target)
         )

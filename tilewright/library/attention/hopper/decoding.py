@@ -11,6 +11,7 @@ import tilewright.language as tl
 from tilewright.dtypes import float32
 from tilewright.graph.core import Graph, Value
 from tilewright.graph.fusion import Group
+from tilewright.graph.updates import writes_in_place
 from tilewright.graph.views import StridedView, dense_view
 from tilewright.library.attention.hopper import decoding_kernel as hopper_decoding
 from tilewright.library.attention.hopper.candidates import hopper_call, is_tiled, own_extra, tiled
@@ -28,7 +29,6 @@ from tilewright.library.generated.elementwise import total_bytes
 from tilewright.library.generated.generate import next_power_of_2
 from tilewright.library.generated.source import ExtraReferences
 from tilewright.library.hopper import SHARED_BYTES, is_possible
-from tilewright.library.movement.candidates import updates_in_place
 from tilewright.library.slots import Slots
 from tilewright.runtime.tables import PAIRS
 from tilewright.symbolic import Size, lift, lower_bound, product, simplify, upper_bound
@@ -133,7 +133,7 @@ def _row_written(source: Value, view: StridedView, graph: Graph) -> _Late | None
     if source in graph.inputs:
         return None if source in graph.mutations else _Late(True)
     node = graph.producers().get(source)
-    if node is None or node.op != "scatter_update" or not updates_in_place(node, graph):
+    if node is None or node.op != "scatter_update" or not writes_in_place(node, graph.nodes, graph):
         return None
     cache, row = node.inputs[:2]
     axis = node.attributes["axis"]
