@@ -1,21 +1,31 @@
-"""Sizes and bounds that follow from sizes: rounded floats, negative bounds, numbers that are read, sizes of 0 and 1."""
+"""Sizes and bounds that follow from sizes: rounded floats, negative bounds, numbers that are read, sizes of 0 and 1.
+
+Engines run them: they also check, or refuse, the sizes that an import assumes; the reference of a graph does not.
+"""
 
 from __future__ import annotations
 
 import math
+from collections.abc import Callable
+from itertools import product
 from typing import Any
 
-import numpy as np
 import pytest
 import torch
 from torch import nn
 
 import tilewright
 from tilewright.errors import ShapeError
-from tilewright.graph import reference
 from tilewright.importers import import_model
 
 _SIZES = (1, 2, 3, 4, 5, 8, 13)
+
+
+def _check(engine: Any, function: Any, *arguments: torch.Tensor) -> None:
+    """Results are those of PyTorch itself."""
+    found, wanted = engine(*arguments), function(*arguments)
+    for one, other in zip(*((each if isinstance(each, tuple) else (each,)) for each in (found, wanted)), strict=True):
+        torch.testing.assert_close(one, other, msg=lambda text: f"sizes {[each.shape for each in arguments]}: {text}")
 
 
 def _rounded(x: torch.Tensor) -> tuple[torch.Tensor, ...]:
@@ -46,25 +56,103 @@ def _distance(x: torch.Tensor) -> tuple[torch.Tensor, ...]:
 
 @pytest.mark.parametrize("function", [_rounded, _root, _resized, _from_the_end, _distance])
 def test_bounds_that_follow_from_sizes(function: Any) -> None:
-    graph = import_model(function, (torch.randn(5),), {"x": {0: ("n", 1, 13)}})
+    engine = tilewright.compile(function, (torch.randn(5),), {"x": {0: ("n", 1, 13)}}, "cpu")
     for size in _SIZES:
-        x = torch.randn(size)
-        found = reference.run(graph, {"x": x.numpy()})
-        wanted = function(x) if isinstance(function(x), tuple) else (function(x),)
-        for name, other in zip(graph.output_names, wanted, strict=True):
-            np.testing.assert_allclose(found[name], other.numpy(), rtol=1e-5, atol=1e-6, err_msg=f"{name} of {size}")
+        _check(engine, function, torch.randn(size))
+
+
+_OF_TWO: dict[str, Callable[[Any, Any], slice]] = {
+    "distance": lambda n, m: slice(abs(n + m - 8)),
+    "distance_from_the_end": lambda n, m: slice(-abs(n + m - 8), None),
+    "difference_from_the_end": lambda n, m: slice(-abs(n - m), None),
+    "product": lambda n, m: slice(m * m - n),
+    "rounded": lambda n, m: slice(round((n - 7) - 5 / 3), m),
+    "extremes": lambda n, m: slice(min(m // 2, n - 3), max(m - n, n // 3)),
+}
+
+
+@pytest.mark.parametrize("bounds", _OF_TWO.values(), ids=_OF_TWO.keys())
+def test_bounds_that_follow_from_two_sizes(bounds: Any) -> None:
+    """What PyTorch asks of sizes while it decomposes a program is answered as for the example: every pair of sizes has
+    its own answer."""
+
+    def function(x: torch.Tensor, y: torch.Tensor) -> torch.Tensor:
+        return x[bounds(x.shape[0], y.shape[0])]
+
+    ranges = {"x": {0: ("n", 1, 10)}, "y": {0: ("m", 1, 10)}}
+    engine = tilewright.compile(function, (torch.randn(6), torch.randn(9)), ranges, "cpu")
+    for n, m in product(range(1, 11), repeat=2):
+        _check(engine, function, torch.randn(n), torch.randn(m))
+
+
+def test_sizes_without_a_way_are_refused_by_name() -> None:
+    """Products that need 54 rows, as the example's have: there are too many others."""
+
+    def function(x: torch.Tensor, y: torch.Tensor) -> torch.Tensor:
+        return x[: int(math.sqrt(x.shape[0] * y.shape[0]))]
+
+    ranges = {"x": {0: ("n", 1, 13)}, "y": {0: ("m", 1, 13)}}
+    engine = tilewright.compile(function, (torch.randn(6), torch.randn(9)), ranges, "cpu")
+    assert any("which every call checks" in remark for remark in engine.remarks)
+    _check(engine, function, torch.randn(6), torch.randn(9))
+    with pytest.raises(ShapeError, match="n = 5, m = 4"):
+        engine(torch.randn(5), torch.randn(4))
+
+
+def test_exported_programs_check_what_their_decomposition_asks() -> None:
+    """A program that is given already has one way."""
+
+    class Model(nn.Module):
+        def forward(self, x: torch.Tensor, y: torch.Tensor) -> torch.Tensor:
+            return x[: abs(x.shape[0] + y.shape[0] - 8)]
+
+    dims = {"x": {0: torch.export.Dim("n", max=10)}, "y": {0: torch.export.Dim("m", max=10)}}
+    program = torch.export.export(Model(), (torch.randn(6), torch.randn(9)), dynamic_shapes=dims)
+    engine = tilewright.compile(program, target="cpu")
+    _check(engine, Model(), torch.randn(6), torch.randn(9))
+    with pytest.raises(ShapeError, match="does not take the sizes"):
+        engine(torch.randn(6), torch.randn(3))
+    assert any("which every call checks" in remark for remark in engine.remarks)
+
+
+def test_numbers_computed_through_several_floats() -> None:
+    def function(x: torch.Tensor) -> torch.Tensor:
+        return x * int(math.sqrt(int(math.ceil(x.shape[0] / 3) / 3)))
+
+    engine = tilewright.compile(function, (torch.randn(6),), {"x": {0: ("n", 1, 60)}}, "cpu")
+    for size in (1, 6, 7, 27, 28, 60):
+        _check(engine, function, torch.randn(size))
+
+
+def _filled(x: torch.Tensor, k: torch.Tensor) -> tuple[torch.Tensor, ...]:
+    number = int(k)
+    return (
+        torch.full((3,), number),
+        torch.full((x.shape[0], 2), float(number)),
+        torch.full_like(x, -number),
+        x * int(math.sqrt(number + x.shape[0])),
+    )
+
+
+@pytest.mark.skipif(torch.__version__.startswith("2.11."), reason="PyTorch 2.11 fixes numbers that are read")
+def test_tensors_filled_with_numbers_that_are_read() -> None:
+    engine = tilewright.compile(_filled, (torch.randn(5), torch.tensor(2)), {"x": {0: ("n", 1, 13)}}, "cpu")
+    for size in _SIZES:
+        _check(engine, _filled, torch.randn(size), torch.tensor(size // 2))
 
 
 def test_long_ranges_round_as_python_does() -> None:
     """Halves to even numbers, and factors that a float64 does not hold: a formula, or what the run computes."""
     high = 200_000
     for part in (0.5, 0.7, 0.1, 1 / 3, 2.5):
-        graph = import_model(
-            lambda x, part=part: x.new_ones(round(x.shape[0] * part)), (torch.randn(6),), {"x": {0: ("n", 1, high)}}
+        engine = tilewright.compile(
+            lambda x, part=part: x.new_ones(round(x.shape[0] * part)),
+            (torch.randn(6),),
+            {"x": {0: ("n", 1, high)}},
+            "cpu",
         )
         for size in (1, 5, 15, 25, 35, 45, 1005, high - 5):
-            (found,) = reference.run(graph, {"x": np.zeros(size, np.float32)}).values()
-            assert found.shape == (round(size * part),)
+            assert engine(torch.zeros(size)).shape == (round(size * part),)
 
 
 def _read_below(x: torch.Tensor, k: torch.Tensor) -> torch.Tensor:
@@ -79,12 +167,10 @@ def _read_in_one_way(x: torch.Tensor, k: torch.Tensor) -> torch.Tensor:
 @pytest.mark.skipif(torch.__version__.startswith("2.11."), reason="PyTorch 2.11 fixes numbers that are read")
 @pytest.mark.parametrize("function", [_read_below, _read_in_one_way])
 def test_numbers_read_in_the_ways_of_code_are_those_of_the_call(function: Any) -> None:
-    graph = import_model(function, (torch.randn(5), torch.tensor(2)), {"x": {0: ("n", 1, 13)}})
-    assert all("api.py" not in remark and "numbers in tensors" not in remark for remark in graph.remarks)
+    engine = tilewright.compile(function, (torch.randn(5), torch.tensor(2)), {"x": {0: ("n", 1, 13)}}, "cpu")
+    assert all("api.py" not in remark and "numbers in tensors" not in remark for remark in engine.remarks)
     for size in _SIZES:
-        x, k = torch.randn(size), torch.tensor(size // 2)
-        (found,) = reference.run(graph, {"x": x.numpy(), "k": k.numpy()}).values()
-        np.testing.assert_allclose(found, function(x, k).numpy(), rtol=1e-5, atol=1e-6)
+        _check(engine, function, torch.randn(size), torch.tensor(size // 2))
 
 
 def _squeezed(x: torch.Tensor) -> torch.Tensor:
@@ -97,22 +183,18 @@ def _squeezed_in_one_way(x: torch.Tensor) -> torch.Tensor:
 
 
 def test_sizes_of_1_of_which_a_squeeze_makes_another_rank() -> None:
-    graph = import_model(_squeezed, (torch.randn(6, 3),), {"x": {0: ("n", 1, 13)}})
+    engine = tilewright.compile(_squeezed, (torch.randn(6, 3),), {"x": {0: ("n", 1, 13)}}, "cpu")
     for size in _SIZES:
-        x = torch.randn(size, 3)
-        (found,) = reference.run(graph, {"x": x.numpy()}).values()
-        np.testing.assert_allclose(found, _squeezed(x).numpy(), rtol=1e-5, atol=1e-6)
+        _check(engine, _squeezed, torch.randn(size, 3))
 
 
 def test_only_sizes_whose_results_differ_in_kind_are_refused() -> None:
-    graph = import_model(_squeezed_in_one_way, (torch.randn(6, 3),), {"x": {0: ("n", 1, 13)}})
-    assert any("results differ in kind" in remark and "rank 2" in remark for remark in graph.remarks)
+    engine = tilewright.compile(_squeezed_in_one_way, (torch.randn(6, 3),), {"x": {0: ("n", 1, 13)}}, "cpu")
+    assert any("results differ in kind" in remark and "rank 2" in remark for remark in engine.remarks)
     for size in (1, 5, 13):
-        x = torch.randn(size, 3)
-        (found,) = reference.run(graph, {"x": x.numpy()}).values()
-        np.testing.assert_allclose(found, _squeezed_in_one_way(x).numpy(), rtol=1e-5, atol=1e-6)
+        _check(engine, _squeezed_in_one_way, torch.randn(size, 3))
     with pytest.raises(ShapeError):
-        reference.run(graph, {"x": np.zeros((3, 3), np.float32)})
+        engine(torch.zeros(3, 3))
 
 
 def _of_nothing_too(x: torch.Tensor) -> tuple[torch.Tensor, ...]:
@@ -122,9 +204,7 @@ def _of_nothing_too(x: torch.Tensor) -> tuple[torch.Tensor, ...]:
 def test_ranges_from_0() -> None:
     engine = tilewright.compile(_of_nothing_too, (torch.randn(2, 3),), {"x": {0: ("n", 0, 9)}}, "cpu")
     for size in (0, 1, 2, 9):
-        x = torch.randn(size, 3)
-        for found, other in zip(engine(x), _of_nothing_too(x), strict=True):
-            torch.testing.assert_close(found, other)
+        _check(engine, _of_nothing_too, torch.randn(size, 3))
 
 
 def test_ranges_from_0_of_a_model_that_does_not_take_it() -> None:

@@ -25,43 +25,45 @@ class SizeIsFixed(Exception):
 
 @dataclass
 class Assumptions:
-    """`fixed`: the sizes of symbols that can have no other.  `apart`: names that a file gives to dimensions that cannot
-    all be equal, so that each has a symbol of its own.  `one`: whether sizes that may be 1 are taken to be 1 where that
-    decides about the number of dimensions; else they are taken to differ from it."""
+    """`fixed`: the sizes of symbols that can have no other.  `shared_names`: names that a file gives to dimensions that
+    cannot all be equal, so that each has a symbol of its own.  `sizes_are_one`: what is assumed of sizes that may be 1,
+    where that decides the number of dimensions: that they are 1, or that none is."""
 
     fixed: dict[str, int] = field(default_factory=dict)
-    apart: set[str] = field(default_factory=set)
-    one: bool = False
-    asked: bool = False  # whether `one` was of importance
+    shared_names: set[str] = field(default_factory=set)
+    sizes_are_one: bool = False
+    asked: bool = False  # whether the import depends on `sizes_are_one`
 
-    def takes_one(self) -> bool:
-        """`one`, remembered as having been of importance."""
+    def is_one(self) -> bool:
+        """What is assumed of a size that may be 1; the import depends on it from here on."""
         self.asked = True
-        return self.one
+        return self.sizes_are_one
 
 
 def under_assumptions(importing: Callable[[Assumptions], Graph]) -> Graph:
     """The graph of the first import that succeeds; raises the first one's error if none does."""
     fixed: dict[str, int] = {}
-    apart: set[str] = set()
+    shared_names: set[str] = set()
     first: Exception | None = None
-    for one in (False, True):
+    for sizes_are_one in (False, True):
         while True:
-            assumptions = Assumptions(fixed, apart, one)
+            assumptions = Assumptions(fixed, shared_names, sizes_are_one)
             try:
                 return importing(assumptions)
             except SizeIsFixed as found:
                 if found.name not in fixed and len(fixed) < MOST_FIXED:
                     fixed[found.name] = found.size
-                elif found.name not in apart and len(apart) < MOST_FIXED:
-                    apart.add(found.name)
+                elif found.name not in shared_names and len(shared_names) < MOST_FIXED:
+                    shared_names.add(found.name)
                     fixed.clear()
                 else:
                     raise ImportModelError(f"dimension {found.name!r} must have two sizes at once: {found}") from None
             except (ImportModelError, UnsupportedOperationError) as error:
                 first = first or error
-                if not apart.issuperset(fixed):  # one name of dimensions that other operations take with other sizes
-                    apart.update(fixed)
+                if not shared_names.issuperset(
+                    fixed
+                ):  # one name of dimensions that other operations take with other sizes
+                    shared_names.update(fixed)
                     fixed.clear()
                     continue
                 if not assumptions.asked:

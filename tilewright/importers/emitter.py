@@ -67,8 +67,8 @@ class Emitter:
         return self.cast(x, float32) if x.dtype.bits < 32 else x
 
     def full(self, shape: Sequence[Size], number: Scalar, dtype: DType) -> Value:
-        """One number (or size) everywhere."""
-        if isinstance(number, Expression):
+        """One number everywhere: a size, one of a tensor without dimensions, or a constant."""
+        if isinstance(number, (Value, Expression)):
             return self.broadcast(self.value(number, dtype), shape)
         return self.op("full", shape=tuple(shape), value=number, dtype=dtype)
 

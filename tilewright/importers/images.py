@@ -324,16 +324,17 @@ def _averaging_matrix_at_run_time(emit: Emitter, extent: Size, size: Size, dtype
 
 
 def upsample_nearest(
-    emit: Emitter, x: Value, targets: Iterable[tuple[int, Size, float | None]], once_and_twice: bool = False
+    emit: Emitter, x: Value, targets: Iterable[tuple[int, Size, float | None]], exact_at_1_and_2: bool = False
 ) -> Value:
     """New sizes for axes, each with its factor where one is given: whole ones repeat pixels, others gather them.
 
     Places are computed in float32, as PyTorch does, by the factor rather than by the sizes that follow from it.
-    With `once_and_twice`, as it does for images on CPUs, the sizes decide where one stays as it is or doubles.
+    With `exact_at_1_and_2`, as for images on CPUs, an axis whose size stays or doubles repeats its pixels, whatever
+    its factor.
     """
     for axis, size, factor in targets:
         extent = x.shape[axis]
-        if once_and_twice and any(simplify(lift(extent) * times) == size for times in (1, 2)):
+        if exact_at_1_and_2 and any(simplify(lift(extent) * times) == size for times in (1, 2)):
             factor = None
         times = simplify(lift(size) // extent)
         if isinstance(times, int) and simplify(lift(extent) * times) == size and factor in (None, times):
@@ -343,18 +344,20 @@ def upsample_nearest(
             positions = np.minimum((np.arange(size, dtype=np.float32) * step).astype(np.int64), extent - 1)
             x = emit.op("gather", x, emit.constant(positions, "positions"), axis=axis)
         else:
-            x = emit.op("gather", x, _nearest_at_run_time(emit, extent, size, factor, once_and_twice), axis=axis)
+            x = emit.op("gather", x, _nearest_at_run_time(emit, extent, size, factor, exact_at_1_and_2), axis=axis)
     return x
 
 
-def _nearest_at_run_time(emit: Emitter, extent: Size, size: Size, factor: float | None, once_and_twice: bool) -> Value:
+def _nearest_at_run_time(
+    emit: Emitter, extent: Size, size: Size, factor: float | None, exact_at_1_and_2: bool
+) -> Value:
     """The places that new pixels take theirs from, of sizes that only the run knows."""
     old, new = emit.value(extent, float32), emit.value(size, float32)
     step = emit.op("divide", old, new)
     if factor:
         by_factor = emit.builder.number(float(np.float32(1 / factor)), float32)
         is_simple = [emit.op("equal", new, emit.op("multiply", old, times)) for times in (1.0, 2.0)]
-        step = emit.op("where", emit.op("logical_or", *is_simple), step, by_factor) if once_and_twice else by_factor
+        step = emit.op("where", emit.op("logical_or", *is_simple), step, by_factor) if exact_at_1_and_2 else by_factor
     places = emit.cast(emit.op("multiply", emit.cast(emit.iota(size), float32), step), int64)
     last = emit.op("subtract", emit.value(extent, int64), 1)
     return emit.op("minimum", places, last)

@@ -250,7 +250,7 @@ class _Importer:
     def _shared_name(self, dim: Any) -> str:
         """The name of a dimension, where dimensions of that name are equal; else nothing."""
         found: str = "" if dim.dim_param in NOT_KNOWN else dim.dim_param
-        return "" if symbol_name(found) in self.assumptions.apart else found
+        return "" if symbol_name(found) in self.assumptions.shared_names else found
 
     def _symbol(self, name: str) -> str:
         """An identifier for a dimension's name, of its own for each name."""
@@ -525,7 +525,7 @@ class _Importer:
         if pair is None:
             return None
         call = OnnxCall(self.builder, source, [], {}, 0, 0)
-        equal = self.assumptions.takes_one()
+        equal = self.assumptions.is_one()
         (call.require_equal if equal else call.require_different)(*pair)
         return np.array(equal)
 

@@ -230,7 +230,7 @@ class _Compiler:
             raise _Declined(
                 "arguments share memory that it changes, whose places PyTorch does not check at later calls"
             )
-        # AOT knows where parameters and buffers are, which may have been taken apart into several tensors.
+        # AOT knows where parameters and buffers are, which may be several tensors each.
         static = set(about.static_input_indices) - changed if constants and about is not None else set()
         module, problems = self._divide(gm, {placeholders[position] for position in static})
         if problems and self.settings.strict:

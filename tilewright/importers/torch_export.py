@@ -194,19 +194,20 @@ def import_module(
         tell = _log(name)
 
         def imported(program: ExportedProgram) -> Graph:
-            import_it = functools.partial(import_program, program, neutral, name, known, names, tell=tell)
+            ones = [each for each in assumed if each.only_one]
+            core, conditions = _decomposed(program, name, [each for each in assumed if not each.only_one])
             exports = _Exports(module, args, kwargs, whole, neutral, name, known, names, tell)
             graph = None
             with _differing_results_told(tell) as others:
-                graph = exports.by_ways(program, assumed)
-            graph = graph or import_it([each for each in assumed if not each.only_one])
+                graph = exports.by_ways(core, conditions, ones)
+            graph = graph or _imported(core, conditions, neutral, name, known, names, tell)
             graph.remarks += others
-            if any(each.only_one for each in assumed):
+            if ones:
                 again = functools.partial(_at_one, module, args, kwargs, whole, graph)
                 examples = _examples(module, args, kwargs, program, graph)
                 refused = refused_at_one(Imported(program, graph, assumed, names), examples, again)
                 if refused:
-                    graph = import_it([*(each for each in assumed if not each.only_one), *refused])
+                    graph = _imported(core, [*conditions, *refused], neutral, name, known, names, tell)
             graph.fixed.update((key, (-1, value)) for key, value in fields.items())  # none stands in the row itself
             return graph
 
@@ -284,7 +285,7 @@ class _Exports:
     module: torch.nn.Module
     args: tuple[Any, ...]
     kwargs: dict[str, Any]
-    whole: bool  # no argument was taken apart
+    whole: bool  # no argument is an object that is given as its tensors
     axes: Mapping[str, Axes]
     name: str
     returned: Any
@@ -292,34 +293,38 @@ class _Exports:
     tell: Callable[[str], None]
 
     @property
-    def begins_at_zero(self) -> list[str]:
-        """The dimensions that may be 0, which an export of the code for a range does not cover."""
+    def may_be_zero(self) -> list[str]:
+        """The dimensions whose ranges begin at 0, which an export of the code for a range does not cover."""
         entries = [entry for axes in self.axes.values() for entry in axes.values()]
-        return [entry.name for entry in entries if isinstance(entry, Dimension) and entry.low == 0]
+        return sorted({entry.name for entry in entries if isinstance(entry, Dimension) and entry.low == 0})
 
-    def _check_no_zero(self) -> None:
-        """Raises `ShapeError` for dimensions that may be 0."""
-        for name in self.begins_at_zero:
+    def _refuse_zero(self) -> None:
+        """Raises `ShapeError` where dimensions may be 0: there is no program for that size."""
+        names = " and ".join(map(repr, self.may_be_zero))
+        if names:
             raise ShapeError(
-                f"the range of {name!r} begins at 0, and there is no program for this size: PyTorch does not export "
+                f"the range of {names} begins at 0, and there is no program for this size: PyTorch does not export "
                 "the model for it, its results differ in kind, or there are more than 4 million combinations of sizes; "
                 "begin the range at 1, and compile the model once more with the size 0 if it is to take nothing"
             )
 
-    def by_ways(self, program: ExportedProgram, assumed: Sequence[Assumption]) -> Graph | None:
-        """The graph of all ways of the code, of which the program has the example's; None where there is one.
+    def by_ways(
+        self, program: ExportedProgram, conditions: Sequence[Assumption], ones: Sequence[Assumption]
+    ) -> Graph | None:
+        """The graph of all ways of the code, of which the decomposed program has the example's; None where there is
+        one. `ones` are what the code asks of sizes whether they are 1, `conditions` all else that it assumes of them.
 
         Raises `ResultsDiffer`, and `ShapeError` where a size of 0 has no way.
         """
-        asks = any(not each.only_one for each in assumed) or self.begins_at_zero or squeezed(program.graph)
-        if not (self.axes and asks):
+        may_differ = bool(conditions or self.may_be_zero or squeezed(program.graph))
+        if not (self.axes and may_differ):
             return None
         graph = None
         try:
-            graph = by_ways(self._first(program, assumed), self.axes, self)
+            graph = by_ways(self._first(program, [*conditions, *ones]), self.axes, self)
         finally:
             if graph is None:
-                self._check_no_zero()
+                self._refuse_zero()
         for remark in graph.remarks if graph else ():
             self.tell(remark)
         return graph
@@ -331,13 +336,11 @@ class _Exports:
             for axis, entry in self.axes.get(key, {}).items():
                 if isinstance(entry, Dimension):
                     sizes[entry.name] = leaf.shape[axis]
-        return self._exported(program, assumed, sizes, frozenset())
+        return self._way(program, assumed, sizes, frozenset())
 
-    def _exported(
-        self, program: ExportedProgram, assumed: Sequence[Assumption], sizes: Sizes, fixed: frozenset[str]
-    ) -> Way:
+    def _way(self, program: ExportedProgram, assumed: Sequence[Assumption], sizes: Sizes, fixed: frozenset[str]) -> Way:
+        """A decomposed program as a way, with all that decides whether sizes go it."""
         conditions = [replace(each, only_one=False) for each in assumed]
-        program, conditions = _decomposed(program, self.name, conditions)
         for symbol, node in squeezed(program.graph).items():
             conditions.append(Assumption(sympy.Ne(symbol, 1), line_of_node(node)))
         return Way(program, conditions, self.names, sizes, fixed)
@@ -351,7 +354,8 @@ class _Exports:
         native = [native_axes(without(self.axes.get(key, {}), fixed), dims) for key, _ in leaves]
         assumed: list[Assumption] = []
         program = export_other_way(self.module, args, kwargs, as_nested(bound, iter(native)), self.whole, assumed)
-        return self._exported(program, assumed, sizes, fixed)
+        program, conditions = _decomposed(program, self.name, assumed)
+        return self._way(program, conditions, sizes, fixed)
 
     def graph(self, exported: Way, checked: bool) -> Graph:
         """Its graph; `checked`: every call checks what it takes for granted."""
@@ -459,8 +463,6 @@ def _decomposed(
             "give tilewright.compile the module itself, with dynamic_shapes as in the export"
         ) from error
     check_none_lost(given, program)
-    if all(each.only_one for each in assumed):  # the program is for all sizes
-        return program, list(assumed)
     asked = {assumption.condition for assumption in assumed}
     return program, [*assumed, *(each for each in more if each.condition not in asked)]
 

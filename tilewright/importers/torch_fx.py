@@ -10,6 +10,7 @@ from __future__ import annotations
 import functools
 import re
 from collections.abc import Callable, Iterable, Sequence
+from contextlib import suppress
 from typing import Any
 
 import ml_dtypes
@@ -313,8 +314,10 @@ class Walker:
 
     def _number(self, node: fx.Node, name: str, known: Any) -> None:
         """A symbolic number: a size, or a tensor without dimensions."""
+        used = not all(is_condition(user) for user in node.users)
         if not all(argument in self.values for argument in node.all_input_nodes):
-            return  # reported already, or used by assertions only
+            self._number_without_operands(node, known, used)
+            return
         call = TorchCall(self.builder, self.symbols, node)
         operands: list[Any] = [self.values[item] if isinstance(item, fx.Node) else item for item in node.args]
         if is_read(name):
@@ -330,12 +333,24 @@ class Walker:
                 found = self.symbols.size(known)
             except Unsupported:
                 found = computed(call, known, name, operands)
-        elif not all(is_condition(user) for user in node.users):
+        elif used:
             found = computed(call, known, name, operands)
         if found is not None:
             self.values[node] = found
-        elif isinstance(known, torch.SymInt) and not all(is_condition(user) for user in node.users):
+        elif isinstance(known, torch.SymInt) and used:
             raise Unsupported(f"a number that is {known}", "use whole-number arithmetic on sizes")
+
+    def _number_without_operands(self, node: fx.Node, known: Any, used: bool) -> None:
+        """A number whose operands have no values: reported already, floats without a rule, or used by assertions only.
+        A size follows from PyTorch's formula for it."""
+        if not isinstance(known, torch.SymInt):
+            return
+        if not self.symbols.is_unbacked(known.node.expr):
+            with suppress(Unsupported):
+                self.values[node] = self.symbols.size(known)
+                return
+        if used:
+            self._missing_scalar(node)
 
     def _condition(self, node: fx.Node, name: str) -> None:
         """An assertion on what was read from tensors."""

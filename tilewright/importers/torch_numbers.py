@@ -30,7 +30,7 @@ _COMPARISONS = {
     "lt": "less", "le": "less_equal", "gt": "greater", "ge": "greater_equal", "eq": "equal", "ne": "not_equal",
 }  # fmt: skip
 _LOGIC = {"and_": "logical_and", "or_": "logical_or"}
-_UNARY = {"neg": "negate", "floor": "floor", "ceil": "ceil", "round": "round", "abs": "absolute", "sym_sqrt": "sqrt"}
+_UNARY = {"neg": "negate", "floor": "floor", "ceil": "ceil", "round": "round", "abs": "absolute", "_sym_sqrt": "sqrt"}
 
 
 def is_read(name: str) -> bool:
@@ -77,7 +77,7 @@ def computed(emit: Emitter, known: Any, name: str, operands: list[Any]) -> Value
         return emit.op("where", emit.value(condition, int1), *(emit.value(item, result) for item in choices))
     if name in ("sym_float", "sym_int", "trunc"):
         return emit.cast(emit.value(operands[0], _own_type(operands[0])), result)
-    inner = float64 if name in ("truediv", "sym_sqrt", *_UNARY) and any(map(_is_float, operands)) else result
+    inner = float64 if name in ("truediv", *_UNARY) and any(map(_is_float, operands)) else result
     if name in _UNARY:
         return emit.cast(emit.op(_UNARY[name], emit.value(operands[0], inner)), result)
     return emit.op(_BINARY[name], *(emit.value(item, inner) for item in operands)) if name in _BINARY else None

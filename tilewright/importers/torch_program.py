@@ -30,7 +30,8 @@ def export_program(
 ) -> ExportedProgram:
     """The exported module; code that depends on the numbers in tensors as it goes for the example (`torch_assumed`).
 
-    `whole`: no argument was taken apart. `assumed` takes up conditions on sizes that do not hold for all of a range.
+    `whole`: no argument is an object that is given as its tensors. `assumed` takes up conditions on sizes that do not
+    hold for all of a range.
     Raises `ImportModelError`.
     """
     try:

@@ -165,9 +165,13 @@ class _Answers:
     @property
     def is_of_places(self) -> bool:
         """Whether an operator compares places, as of a slice, rather than a size with a number: with both ends of a
-        dimension, with each other, or what is negative for some sizes."""
+        dimension, with each other, or what is negative for some sizes. Of layouts it asks for sizes less than 2; other
+        orders are those of places in a dimension of one size, which may be 1.
+        """
         compared = self.expression.atoms(sympy.core.relational.Relational) - self.expression.atoms(sympy.Eq, sympy.Ne)
         if compared and isinstance(self.expression, (sympy.And, sympy.Or)):
+            return True
+        if any(not isinstance(each, sympy.StrictLessThan) or each.rhs != 2 for each in compared):
             return True
         sides = [[side for side in each.args if side.free_symbols] for each in compared]
         return any(len(each) > 1 or bool((evaluated(side, self.grid) < 0).any()) for each in sides for side in each)

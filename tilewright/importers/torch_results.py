@@ -21,7 +21,7 @@ class Results:
 
     def __init__(self, structure: Any, leaves: Sequence[Any], pattern: Any, names: Sequence[str]) -> None:
         """`leaves` are the nodes and constants that the program returns, in `structure`; `pattern` is a result with the
-        objects that were taken apart, or None; `names` are those of outputs, one for each leaf."""
+        objects whose tensors these are, or None; `names` are those of outputs, one for each leaf."""
         self.structure = structure
         self.names = names
         numbers = (int, float, bool, torch.SymInt, torch.SymFloat, torch.SymBool)

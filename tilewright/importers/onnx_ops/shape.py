@@ -87,7 +87,7 @@ def _ones(call: OnnxCall, x: Value) -> tuple[int, ...]:
         if isinstance(extent, int) or not lower_bound(extent) <= 1 <= upper_bound(extent):
             one = extent == 1
         else:
-            one = call.assumptions.takes_one()
+            one = call.assumptions.is_one()
             if not one:
                 call.require_different(extent, 1)
         found += [axis] if one else []

@@ -202,8 +202,8 @@ def upsample_nearest(call: TorchCall, x: Value, sizes: Any, *scales: Any) -> Val
     factors = _factors(scales, x.rank - 2)
     (first, *_) = call.results
     targets = zip(range(2, x.rank), call.shape[2:], factors, strict=True)
-    once_and_twice = x.rank == 4 and first is not None and first.device.type == "cpu"
-    return images.upsample_nearest(call, x, targets, once_and_twice)
+    exact_at_1_and_2 = x.rank == 4 and first is not None and first.device.type == "cpu"
+    return images.upsample_nearest(call, x, targets, exact_at_1_and_2)
 
 
 @rule("upsample_bilinear2d.vec", "upsample_bilinear2d.default", "upsample_linear1d.vec", "upsample_linear1d.default")
