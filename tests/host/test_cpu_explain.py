@@ -240,3 +240,19 @@ def test_scalar_code_inside_of_vectors_is_listed() -> None:
     assert "lane by lane" not in "".join(
         text for line, texts in found.items() if line[:6] == "halved" for text in texts
     )
+
+
+@tilewright.jit
+def halved(table, values, out, STEPS: tl.constexpr, BLOCK: tl.constexpr):
+    i = tl.program_id(0) * BLOCK + tl.arange(0, BLOCK)
+    value = tl.load(values + i)
+    place = tl.zeros((BLOCK,), tl.int32)
+    for step in tl.static_range(STEPS):
+        middle = place + (1 << (STEPS - 1 - step))
+        place = tl.where(tl.load(table + middle - 1) < value, middle, place)
+    tl.store(out + i, place)
+
+
+def test_long_bodies_are_vectors_although_they_look_up() -> None:
+    found = notes(halved, {"table": "*f32", "values": "*f32", "out": "*i32"}, {"STEPS": 10, "BLOCK": 1024})
+    assert "axis 0: 1024 in vectors of 16" in of(found, "tl.store")

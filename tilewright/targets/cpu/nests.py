@@ -14,7 +14,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
-from math import gcd
+from math import gcd, inf
 
 from tilewright.dtypes import DType
 from tilewright.ir.core import Operation, SSAValue
@@ -34,6 +34,7 @@ from tilewright.targets.llvm.builder import LLVMBuilder, LLVMValue, vector_type
 
 Bound = dict[Root, dict[int, LaneIndex]]
 Accumulators = list[LLVMValue]
+_LONG_BODY = 40  # simple operations of an iteration, from which on loops are not unrolled
 
 
 @dataclass(frozen=True)
@@ -449,19 +450,17 @@ class NestEmitter:
 
         Stores whose elements meet keep row-major order: their vectors run along the last axis.
         """
-        count = len(free[roots[0]])
-        extents = [roots[0].domain[free[roots[0]][position]] for position in range(count)]
-        best, best_score = None, 0.0
-        first = count - 1 if self._ordered(roots) else 0
-        for position in range(first, count):
-            if extents[position] == 1:
-                continue
-            score = 1 + min(extents[position], self.width) / self.width
-            for root in roots:
-                score += self._contiguity(root, free[root][position])
-            if score >= best_score:
-                best, best_score = position, score
-        return best
+        count, own = len(free[roots[0]]), roots[0]
+        extents = [own.domain[free[own][position]] for position in range(count)]
+        # What is computed gains more than loads one by one cost, where there is much of it: a search in a table.
+        least = -1.0 if self._body_cost(roots) > _LONG_BODY else -inf
+        scores = [(0.0, -1)]
+        for position in range(count - 1 if self._ordered(roots) else 0, count):
+            if extents[position] > 1:
+                contiguity = sum(max(least, self._contiguity(root, free[root][position])) for root in roots)
+                scores.append((1 + min(extents[position], self.width) / self.width + contiguity, position))
+        best = max(scores)[1]
+        return None if best < 0 else best
 
     def _ordered(self, roots: Sequence[Root]) -> bool:
         aliasing = self.placement.aliasing
@@ -520,18 +519,20 @@ class NestEmitter:
         """How many registers the main loop takes at once: more for cheap bodies, to hide latency."""
         if lanes == 1 or any(root.reads.reshapes for root in roots):
             return 1
-        cost = 0.0
-        for root in roots:
-            inputs = [root.value] if root.value is not None else root.operation.operands
-            cost += sum(self._cost(value, root) for value in inputs)
+        cost = self._body_cost(roots)
         unroll = most if cost <= 4 * len(roots) else min(2, most)
-        if cost > 40:
+        if cost > _LONG_BODY:
             unroll = 1
         granularity = self._granularity(roots, axes)
         regular = granularity % lanes == 0
         while unroll > 1 and (extent < lanes * unroll or (regular and granularity % (lanes * unroll))):
             unroll //= 2
         return unroll
+
+    def _body_cost(self, roots: Sequence[Root]) -> float:
+        """What one iteration computes, in simple operations."""
+        inputs = [(root, [root.value] if root.value is not None else root.operation.operands) for root in roots]
+        return sum(self._cost(value, root) for root, values in inputs for value in values)
 
     def _cost(self, value: SSAValue, root: Root) -> float:
         own = value is root.value and value in self.placement.stored and value.definition is not None
