@@ -35,7 +35,8 @@ def next_seed() -> int:
 @contextmanager
 def one_seed() -> Iterator[None]:
     """Inside, all runs of a thread have the same seed: those of engines that compute parts of one model."""
-    token = _shared.set(_shared.get() or [])
+    shared = _shared.get()
+    token = _shared.set([] if shared is None else shared)  # the list of an outer one may be empty as yet
     try:
         yield
     finally:
