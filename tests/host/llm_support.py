@@ -21,7 +21,7 @@ from safetensors.numpy import save_file
 from tilewright.cli.serve import UVICORN_OPTIONS
 from tilewright.graph.choices import choose
 from tilewright.llm.model import Chunk
-from tilewright.llm.sampling import ChosenRow, Draw
+from tilewright.llm.sampling import Draw
 from tilewright.llm.step import Limits
 
 TOKENS = 72  # of each reference
@@ -230,7 +230,7 @@ class Overlapping(StandIn):
         ]  # fmt: skip
         draws = [draw for chunk in chunks for draw in chunk.draws or [None] * len(chunk.wanted)]
         found += [self._chosen(row, draw, tables) for row, draw in zip(self.run(known), draws, strict=True)]
-        self.previous = [row.token if isinstance(row, ChosenRow) else 0 for row in found]
+        self.previous = [row if isinstance(row, int) else 0 for row in found]
 
     def _chosen(self, logits: np.ndarray, draw: Draw | None, tables: dict[Any, Any]) -> Any:
         if draw is None:
@@ -242,11 +242,7 @@ class Overlapping(StandIn):
         numbers = [np.array([value]) for value in (*draw[:5], int(draw.history is not None), *penalties)]
         (token,) = choose([logits[None], *numbers, *both], {})
         seen[max(token, 0)] += 1
-
-        def fetch() -> np.ndarray:
-            raise AssertionError("logits of a step that may be followed")
-
-        return ChosenRow(int(token), fetch)
+        return int(token)
 
 
 @contextlib.contextmanager

@@ -260,6 +260,30 @@ def test_a_step_that_fails_ends_its_requests_only():
     assert run(engine)[second].completions[0].finish_reason == "length"
 
 
+def test_a_step_that_cannot_be_started_counts_as_the_last_failure():
+    """A step that was started before, and is done afterwards, is not later than it."""
+
+    class Failing(Overlapping):
+        is_broken = False
+
+        def start(self, chunks):
+            if self.is_broken:
+                raise DeviceError("no start")
+            self.is_broken = True
+            return super().start(chunks)
+
+    model = Failing(Limits(4, 16, 8, LENGTH), 20)
+    engine = LLMEngine(model, 17)
+    for failures in (1, 2):
+        engine.add([0, 1], SamplingParameters(max_tokens=5, temperature=0.0))
+        engine.step()
+        assert engine.failures == failures
+    model.is_broken = False
+    engine.add([0, 1], SamplingParameters(max_tokens=1, temperature=0.0))
+    run(engine)
+    assert engine.failures == 0
+
+
 def test_logits_that_are_no_numbers_end_one_request_only():
     class Broken(StandIn):
         def logits(self, tokens):

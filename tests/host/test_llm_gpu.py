@@ -9,11 +9,14 @@ import numpy as np
 import pytest
 
 from tests.host.llm_support import CASES, checkpoint_of
-from tilewright.errors import InputError
+from tilewright.errors import DeviceError, InputError
 from tilewright.llm import LLM, SamplingParameters
 from tilewright.llm.gpu_model import GPUModel
 from tilewright.llm.model import Chunk
-from tilewright.llm.sampling import ChosenRow, Draw, Sampler
+from tilewright.llm.sampling import Draw, Sampler
+from tilewright.runtime.cuda.memory import DevicePart
+from tilewright.runtime.cuda.staging import MirroredBuffer
+from tilewright.runtime.cuda.streams import StreamMark
 
 pytestmark = pytest.mark.usefixtures("quick_engines")
 
@@ -24,9 +27,9 @@ def test_results_are_those_of_the_cpu(driver, tmp_path, rng):
     options = {"memory": 26 << 10, "tokens": 24, "sequences": 3, "page": 8, "length": 64}
     llm, alone = LLM(folder, target="cuda", **options), LLM(folder, **options)
     assert {step.evidence["chosen"] for step in llm.model.engine.plan.steps} >= {"paged attention"}
-    kept = [step for step in llm.model.engine.plan.steps if any("scatter_update" in one for one in step.operations)]
+    updates = [step for step in llm.model.engine.plan.steps if any("scatter_update" in one for one in step.operations)]
     layers = CASES["llama"]["num_hidden_layers"]  # whose keys and values are written where keys are turned
-    assert len(kept) == layers + 2  # and tokens that were chosen are counted, and stay for the next step
+    assert len(updates) == layers + 2  # and tokens that were chosen are counted, and stay for the next step
     prompts = [rng.integers(0, 96, int(size)).tolist() for size in (1, 30, 9, 40, 17, 3)]
     few = {"max_tokens": 9, "ignore_eos": True}
     for wanted in (
@@ -53,15 +56,13 @@ def _check_draws(gpu, cpu, rng):
             for _ in range(20)]  # fmt: skip
     samplers = [Sampler(SamplingParameters(**wanted), seed, 0, ()) for seed, wanted in enumerate(each)]
     draws = [sampler.draw() for sampler in samplers]
-    rows = gpu.run([Chunk(tokens, 0, [2, 0, 1], range(20), 0, draws)])
+    chosen = gpu.run([Chunk(tokens, 0, [2, 0, 1], range(20), 0, draws)])
     logits = cpu.run([Chunk(tokens, 0, [2, 0, 1], range(20))])
-    for row, sampler, expected in zip(rows, samplers, logits, strict=True):
-        assert isinstance(row, ChosenRow)
-        np.testing.assert_allclose(row.logits(), expected, rtol=0, atol=1e-4)
-        assert row.token == sampler.choose(expected).token
+    assert chosen == [sampler.choose(row).token for sampler, row in zip(samplers, logits, strict=True)]
+    np.testing.assert_allclose(gpu.run([Chunk(tokens, 0, [2, 0, 1], range(20))]), logits, rtol=0, atol=1e-4)
     mixed = gpu.run([Chunk(tokens, 0, [2, 0, 1], (3, 19), 0, [None, Draw()])])
     np.testing.assert_allclose(mixed[0], logits[3], rtol=0, atol=1e-4)
-    assert mixed[1].token == int(np.argmax(logits[19]))
+    assert mixed[1] == int(np.argmax(logits[19]))
 
 
 def _check_freed(gpu):
@@ -74,6 +75,47 @@ def _check_freed(gpu):
         assert alive() is None
     finally:
         gc.enable()
+
+
+def test_a_step_that_fails_leaves_nothing_wrong(driver, tmp_path, rng, monkeypatch):
+    """Its place is not filled while the GPU may copy from it; each text still has a row, and the tables are known."""
+    folder = checkpoint_of("llama", tmp_path)
+    options = {"memory": 26 << 10, "tokens": 24, "sequences": 3, "page": 8, "length": 64}
+    llm, alone = LLM(folder, target="cuda", **options), LLM(folder, **options)
+    wanted = SamplingParameters(max_tokens=4, temperature=0.0, presence_penalty=0.5, ignore_eos=True)
+    prompts = [rng.integers(0, 96, 5).tolist() for _ in range(3)]
+    expected = [one.completions[0].tokens for one in alone.generate_all(prompts, wanted)]
+
+    def fail(*arguments):
+        raise DeviceError("out of order")
+
+    marked = []
+    marks_a_place = StreamMark.set
+
+    def mark(self):
+        marked.append(self)
+        marks_a_place(self)
+
+    monkeypatch.setattr(StreamMark, "set", mark)
+
+    llm.generate_all(prompts, SamplingParameters(max_tokens=2, temperature=0.0))
+    for owner, name in ((DevicePart, "write"), (Sampler, "tables"), (MirroredBuffer, "download")):
+        for _ in range(4):  # more often than there are rows
+            marked.clear()
+            with monkeypatch.context() as patch:
+                patch.setattr(owner, name, fail)
+                assert llm.generate_all(prompts[:1], wanted)[0].error
+            assert len(marked) == (owner is MirroredBuffer)  # its inputs were being copied
+        assert [one.completions[0].tokens for one in llm.generate_all(prompts, wanted)] == expected
+
+
+def test_marks_are_freed(driver):
+    gc.collect()  # marks of other tests
+    mark = StreamMark(0)
+    mark.set()
+    freed = driver.calls.get("cuEventDestroy", 0)
+    del mark
+    assert driver.calls.get("cuEventDestroy", 0) == freed + 1
 
 
 def test_unknown_targets_are_refused(tmp_path):

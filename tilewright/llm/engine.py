@@ -1,6 +1,6 @@
 """The engine: requests in, results out. The scheduler decides, the model computes, samplers choose.
 
-`LLMEngine` is for one thread, which calls `add`, `abort` and `step` in turns; a step gives what it changed.  Every
+`LLMEngine` is for one thread, which calls `add`, `abort` and `step`; a step gives the requests that it changed.  Every
 request ends: with its last token, by a stop text, at its deadline, by `abort`, or with an error, which ends no other.
 """
 
@@ -18,7 +18,7 @@ import numpy as np
 from tilewright.errors import InputError
 from tilewright.llm.model import Chunk, OverlappingRunner, Rows, StepRunner
 from tilewright.llm.requests import Completion, Output, SamplingParameters, TokenLogprobs, tokens_of
-from tilewright.llm.sampling import ChosenRow, Draw, Sampler, logprobs_of
+from tilewright.llm.sampling import Draw, Sampler, logprobs_of
 from tilewright.llm.scheduler import ScheduledTokens, Scheduler
 from tilewright.llm.scheduler import Sequence as Scheduled
 from tilewright.llm.speculation import Drafting, PromptLookup, Speculator
@@ -149,7 +149,7 @@ class LLMEngine:
         self._statistics = Statistics(pages=model.pages)
         self._requests: dict[str, _Request] = {}
         self._arrivals = 0
-        self.failures = 0  # steps that failed one after the other, the last ones
+        self.failures = 0  # how many of the last steps failed, in the order in which they were started
         self.speculator = speculator
         self.adapters = tuple(adapters)
         self._forms = None if forms is None else functools.cache(forms)
@@ -173,7 +173,7 @@ class LLMEngine:
         )  # fmt: skip
 
     def matcher(self, parameters: SamplingParameters) -> Matcher | None:
-        """The matcher of a structured output that is wanted, compiled or as it was kept; any thread may call this.
+        """The matcher of a structured output that is wanted, compiled now or before; any thread may call this.
 
         Raises `InputError` for a form that cannot be used.
         """
@@ -256,9 +256,10 @@ class LLMEngine:
         if step is None or all(part.result.is_finished for part in step.parts):
             step = self._begin_step(changed)
         if step is not None:
+            before = self.failures
             if step.may_be_followed:
                 self._under_way = self._begin_step(changed)
-            self._finish_step(step, changed)
+            self._finish_step(step, changed, self.failures - before)
         outputs = [request.output for request in dict.fromkeys(changed)]
         for output in outputs:
             if output.is_finished:
@@ -297,14 +298,14 @@ class LLMEngine:
             rows = self.model.run(chunks)
         return lambda: rows
 
-    def _finish_step(self, step: _Step, changed: list[_Request]) -> None:
+    def _finish_step(self, step: _Step, changed: list[_Request], later_failures: int) -> None:
         try:
             rows = step.rows()
             self._observe(step.parts, time.perf_counter() - step.began)
         except Exception as error:
             self._fail(step.parts, error, changed)
         else:
-            self.failures = 0
+            self.failures = later_failures  # of a step that followed this one and could not be started
             changed += self._take(step.parts, rows)
 
     def _fail(self, parts: Sequence[_StepPart], error: Exception, changed: list[_Request]) -> None:
@@ -450,9 +451,7 @@ class LLMEngine:
         for result in request.results[1:]:
             self.scheduler.add(result.scheduled)
 
-    def _choose(
-        self, request: _Request, result: _Result, logits: np.ndarray | ChosenRow, place: int | None = None
-    ) -> None:
+    def _choose(self, request: _Request, result: _Result, logits: np.ndarray | int, place: int | None = None) -> None:
         """Choose the next token, which may have its place; whatever goes wrong ends this result only."""
         try:
             self._choose_next(request, result, logits, place)
@@ -464,9 +463,7 @@ class LLMEngine:
             request.error, request.is_refused = f"choosing a token failed ({type(error).__name__})", False
             self._finish(result, "error", cut=True)  # its text may be what failed
 
-    def _choose_next(
-        self, request: _Request, result: _Result, logits: np.ndarray | ChosenRow, place: int | None
-    ) -> None:
+    def _choose_next(self, request: _Request, result: _Result, logits: np.ndarray | int, place: int | None) -> None:
         parameters, completion = request.parameters, result.completion
         ends = request.ends
         is_early = len(completion.tokens) < parameters.min_tokens

@@ -22,7 +22,7 @@ from tilewright.dtypes import BY_NAME
 from tilewright.engine.engine import Engine
 from tilewright.llm.histories import Histories
 from tilewright.llm.model import Chunk, Model, Rows
-from tilewright.llm.sampling import GREEDY, ChosenRow, Draw
+from tilewright.llm.sampling import GREEDY, Draw
 from tilewright.llm.step import Limits
 from tilewright.runtime.cuda.memory import DeviceArray, DevicePart
 from tilewright.runtime.cuda.staging import MirroredBuffer
@@ -36,7 +36,6 @@ _DRAWS = {
     "histories": np.int32, "presences": np.float32, "frequencies": np.float32, "repetitions": np.float32,
 }  # fmt: skip
 _FIELDS = attrgetter("tokens", "begin", "pages", "adapter")  # of a chunk
-_CHOSEN_ROW = partial(tuple.__new__, ChosenRow)  # of a pair: less than half of the time of a call
 
 
 class StepSizes(NamedTuple):
@@ -66,12 +65,6 @@ def _fetch(logits: DeviceArray, first: int, end: int) -> np.ndarray:
     return DevicePart(logits, 4 * vocabulary * first, (end - first, vocabulary), logits.dtype).numpy()
 
 
-def _fetch_row(logits: DeviceArray, row: int) -> np.ndarray:
-    """A row; no method of the model, which would be in a circle with its fetches, and free its memory late."""
-    found: np.ndarray = _fetch(logits, row, row + 1)[0]
-    return found
-
-
 class GPUModel(Model):
     """`Model` on the current GPU."""
 
@@ -90,7 +83,7 @@ class GPUModel(Model):
         self._previous = DeviceArray.from_numpy(np.zeros(rows, np.int32))  # what the last step chose
         self._place = 0  # in the host's memory, of the next step
         self._done = [StreamMark(self._previous.ordinal) for _ in range(_PLACES)]  # the last step of each place
-        self._keep_logits(limits.sequences, vocabulary)
+        self._logits = DeviceArray((limits.sequences, vocabulary), np.float32)
         self._steps: dict[StepSizes, PreparedStep] = {}
         self._filled: list[PreparedStep | None] = [None] * _PLACES  # whose inputs are in the memory that all share
         self._each = np.arange(limits.sequences, dtype=np.int32)
@@ -101,17 +94,12 @@ class GPUModel(Model):
         """Where keys and values of what belongs to no sequence go."""
         return self.pages * self.limits.page
 
-    def _keep_logits(self, rows: int, vocabulary: int) -> None:
-        """Memory for rows of logits, and what fetches each of as many as there are sequences."""
-        self._logits = DeviceArray((rows, vocabulary), np.float32)
-        self._fetches = [partial(_fetch_row, self._logits, row) for row in range(self.limits.sequences)]
-
     def _pool(self, sizes: tuple[int, ...], dtype: str) -> Any:
         slots = (self.pages + 1) * self.limits.page  # the last page is for what belongs to no sequence
         return DeviceArray((slots, *sizes), BY_NAME[dtype].numpy)
 
     def run(self, chunks: Sequence[Chunk]) -> Rows:
-        """As `Model.run`; rows with a `Draw` are `ChosenRow`s, whose logits are there until the next run."""
+        """As `Model.run`; of rows with a `Draw` the tokens."""
         return self.start(chunks)()
 
     def start(self, chunks: Sequence[Chunk]) -> Callable[[], Rows]:
@@ -119,14 +107,18 @@ class GPUModel(Model):
         place, self._place = self._place, (self._place + 1) % _PLACES
         self._done[place].wait()  # the host's memory is read, and written, until then
         draws = [draw for chunk in chunks for draw in chunk.draws or [None] * len(chunk.wanted)]
-        if any(draw is not None and draw.history is not None for draw in draws) and self._histories.hold(draws):
-            self._steps.clear()  # their tables are others now
+        if any(draw is not None and draw.history is not None for draw in draws):
+            if self._histories.make_room():
+                self._steps.clear()  # their tables are others now
+            self._histories.hold(draws)
         step = self._filled_step(chunks, draws, place)
-        self._inputs_memory.upload(step.bytes, place)
-        step.run()
-        if draws:
-            self._chosen.download(4 * len(draws), place)
-        self._done[place].set()
+        try:
+            self._inputs_memory.upload(step.bytes, place)
+            step.run()
+            if draws:
+                self._chosen.download(4 * len(draws), place)
+        finally:  # a step that fails may have started copies
+            self._done[place].set()
         return partial(self._rows, draws, place)
 
     def _rows(self, draws: Sequence[Draw | None], place: int) -> Rows:
@@ -134,13 +126,11 @@ class GPUModel(Model):
         self._done[place].wait()
         if not any(draws):
             return _fetch(self._logits, 0, len(draws))
-        chosen = self._chosen.hosts[place].view(np.int32)[: len(draws)].tolist()
-        if all(draws) and len(draws) <= len(self._fetches):
-            return list(map(_CHOSEN_ROW, zip(chosen, self._fetches, strict=False)))
+        chosen: list[int] = self._chosen.hosts[place].view(np.int32)[: len(draws)].tolist()
+        if all(draws):
+            return chosen
         return [
-            fetch() if draw is None else ChosenRow(chosen[row], fetch)
-            for row, draw in enumerate(draws)
-            for fetch in [partial(_fetch_row, self._logits, row)]
+            _fetch(self._logits, row, row + 1)[0] if draw is None else chosen[row] for row, draw in enumerate(draws)
         ]
 
     def _filled_step(self, chunks: Sequence[Chunk], draws: Sequence[Draw | None], place: int) -> PreparedStep:
@@ -208,7 +198,7 @@ class GPUModel(Model):
         if len(self._steps) >= _CACHED_STEPS or rows > self._logits.shape[0]:
             self._steps.clear()
         if rows > self._logits.shape[0]:
-            self._keep_logits(rows, self._logits.shape[1])
+            self._logits = DeviceArray((rows, self._logits.shape[1]), np.float32)
 
     def _fill(self, inputs: dict[str, np.ndarray], numbers: dict[str, list[int]]) -> None:
         """Write a step's inputs but tables and draws, followed by padding."""

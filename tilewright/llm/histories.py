@@ -28,27 +28,36 @@ class Histories:
     def _table(self, rows: int, dtype: type) -> DeviceArray:
         return DeviceArray.from_numpy(np.zeros(rows * self._vocabulary, dtype))
 
-    def hold(self, draws: Sequence[Draw | None]) -> bool:
-        """Have rows for the texts of a step; whether the tables are new ones, with room for all."""
+    def make_room(self) -> bool:
+        """Have tables with a row for each text; whether they are new ones."""
+        if self.seen.shape[0] > self._vocabulary:
+            return False
+        rows = self._texts + 1
+        self.seen, self.biases = self._table(rows, np.int32), self._table(rows, np.float32)
+        self._free = list(range(1, rows))
+        return True
+
+    def hold(self, draws: Sequence[Draw | None]) -> None:
+        """Write the texts of a step to rows, where they have none; there is room for all."""
         wanted = [draw.history for draw in draws if draw is not None and draw.history is not None]
-        is_first = self.seen.shape[0] == self._vocabulary
-        if is_first:
-            rows = self._texts + 1
-            self.seen, self.biases = self._table(rows, np.int32), self._table(rows, np.float32)
-            self._free = list(range(1, rows))
-        known = [self._rows.pop(text, 0) for text in wanted]
-        for text, row in zip(wanted, known, strict=True):
-            self._rows[text] = row or self._write(text)
-        return is_first
+        for text in wanted:
+            if text in self._rows:
+                self._rows[text] = self._rows.pop(text)
+        for text in wanted:
+            if text not in self._rows:
+                self._write(text)
 
     def numbers(self, draw: Draw) -> tuple[int, float, float, float]:
         """The row of a draw's text, and its penalties."""
         return _NOTHING if draw.history is None else (self._rows[draw.history], *draw.history.penalties)
 
-    def _write(self, text: Sampler) -> int:
-        row = self._free.pop() if self._free else self._rows.pop(next(iter(self._rows)))
+    def _write(self, text: Sampler) -> None:
+        """Give a text a row, which stays free if this fails."""
         seen, biases = text.tables(self._vocabulary)
+        if not self._free:
+            self._free.append(self._rows.pop(next(iter(self._rows))))
+        row = self._free[-1]
         for table, values in ((self.seen, seen), (self.biases, biases)):
             begin = row * values.nbytes
             DevicePart(table, begin, values.shape, values.dtype).write(values)
-        return row
+        self._rows[text] = self._free.pop()

@@ -38,7 +38,7 @@ class Chunk(NamedTuple):
     draws: Sequence[Draw | None] = ()
 
 
-# Logits float32 [wanted rows, vocabulary]; with `Draw`s a `sampling.ChosenRow` may stand in the place of a row.
+# Logits float32 [wanted rows, vocabulary]; in the place of a row with a `Draw` may be its token: `Sampler.choose`.
 Rows = Union[np.ndarray, Sequence[Any]]
 
 

@@ -8,7 +8,7 @@ ordered by their tokens.
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from typing import NamedTuple
 
 import numpy as np
@@ -38,14 +38,6 @@ class Draw(NamedTuple):
 
 
 GREEDY = Draw()
-
-
-class ChosenRow(NamedTuple):
-    """A row of logits that stays where it was computed, and the token that a `Draw` chose from it; -1: the logits are
-    no numbers."""
-
-    token: int
-    logits: Callable[[], np.ndarray]
 
 
 class Sampler:
@@ -89,18 +81,18 @@ class Sampler:
         return seen, biases
 
     def choose(
-        self, logits: np.ndarray | ChosenRow, banned: Sequence[int] = (), allowed: np.ndarray | None = None
+        self, logits: np.ndarray | int, banned: Sequence[int] = (), allowed: np.ndarray | None = None
     ) -> TokenLogprobs:
         """The next token for logits float32 [vocabulary]; `banned` are tokens that it must not be, `allowed`, bool
-        [vocabulary], those that it may be.
+        [vocabulary], those that it may be.  In the place of logits may be the token that was chosen from them as
+        `draw` says, where none is banned; -1: the logits are no numbers.
 
         Raises `FloatingPointError` when the logits are no numbers, and `InputError` when the parameters leave no token.
         """
-        if isinstance(logits, ChosenRow):
-            if logits.token < 0:
+        if isinstance(logits, int):
+            if logits < 0:
                 raise FloatingPointError(_NOT_FINITE)
-            is_plain = not banned and allowed is None
-            return self._accept(logits.token) if is_plain else self.choose(logits.logits(), banned, allowed)
+            return self._accept(logits)
         if not np.isfinite(logits.max()):
             raise FloatingPointError(_NOT_FINITE)
         chosen = self._accept(self._among(logits, banned, allowed))

@@ -7,13 +7,15 @@ stream, which waits for other work, and whoever launches waits for the kernel.
 
 from __future__ import annotations
 
+import os
 import sys
+import weakref
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any
 
-from tilewright.runtime.cuda.device import device
+from tilewright.runtime.cuda.device import Device, device
 from tilewright.runtime.cuda.driver import api, check
 
 TORCH, CUPY, INTERFACE, DLPACK = "torch", "cupy", "interface", "dlpack"
@@ -97,6 +99,8 @@ class StreamMark:
         with self._device.active():
             flags = cuda.CUevent_flags.CU_EVENT_DISABLE_TIMING
             self._event = check(cuda.cuEventCreate(flags), "making an event")
+        release = weakref.finalize(self, _destroy, self._event, self._device, os.getpid())
+        release.atexit = False  # the driver may be gone by then
 
     def set(self, stream: int = LEGACY_DEFAULT) -> None:
         """Here: after all that is on the stream by now."""
@@ -107,6 +111,13 @@ class StreamMark:
         """Until what came before is done; at once where the mark was never set. Raises `DeviceError`."""
         with self._device.active():
             check(api().cuEventSynchronize(self._event), "waiting for kernels")
+
+
+def _destroy(event: Any, device: Device, process: int) -> None:
+    if os.getpid() != process:  # a fork has the object, but not the event
+        return
+    with device.active(), not_captured():
+        check(api().cuEventDestroy(event), "freeing an event")
 
 
 def order(ordinal: int, first: int, second: int) -> None:
