@@ -229,7 +229,7 @@ def test_doctor_runs_a_kernel() -> None:
         (["run", "README.md"], 1, "is no engine"),
         (["inspect", "{engine}", "--profile"], 2, "bench --profile"),
         (["run", "{engine}", "--seed", "-1"], 2, "seed"),
-        (["run", "{engine}", "--input", "x={model}"], 1, "not an array"),
+        (["run", "{engine}", "--input", "x={model}"], 1, "not a .npy file"),
         (["build", "{model}", "--target", "abacus"], 1, "unknown target 'abacus'"),
         (["build", "{model}", "--target", "cpu:abacus"], 1, "unknown CPU 'abacus'"),
         (["bench", "{engine}", "--threads", "0"], 2, "threads"),

@@ -33,7 +33,7 @@ def test_sizes_that_the_model_leaves_open(command: str, unknown: str, model: onn
     more = {"run": [], "build": ["-o", str(tmp_path / "m.engine")], "bench": ["--seconds", "0"]}[command]
     done = tilewright(command, str(tmp_path / "m.onnx"), "--shapes", "x:3x4", *more)
     assert done.returncode == 0, done.stderr
-    assert {"run": "[3, 2]", "build": "[3, 4]", "bench": "3x4"}[command] in done.stdout
+    assert {"run": "[3, 2]", "build": "[3, 4]", "bench": "inputs x [3, 4]"}[command] in done.stdout
 
 
 def test_what_is_wrong_and_what_to_do(model: onnx.ModelProto, tmp_path: Path) -> None:
@@ -41,10 +41,10 @@ def test_what_is_wrong_and_what_to_do(model: onnx.ModelProto, tmp_path: Path) ->
     onnx.save(model, path)
     assert "check the name" in tilewright("run", str(tmp_path / "other.onnx")).stderr
     assert "cannot be 5" in tilewright("build", str(path), "--shapes", "x:3x5", "-o", str(tmp_path / "e.engine")).stderr
-    assert "fixes this dimension at 4" in tilewright("run", str(path), "--shapes", "x:3x5").stderr
+    assert "cannot be 5" in tilewright("run", str(path), "--shapes", "x:3x5").stderr
     assert "--shapes are for models" in tilewright("run", str(tmp_path / "e.engine"), "--shapes", "x:3x4").stderr
     (tmp_path / "x.npy").write_bytes(b"no array")
-    assert "pickle" not in tilewright("run", str(path), "--input", f"x={tmp_path / 'x.npy'}").stderr
+    assert "it is not a .npy file" in tilewright("run", str(path), "--input", f"x={tmp_path / 'x.npy'}").stderr
     (tmp_path / "cut.onnx").write_bytes(path.read_bytes()[:-20])
     assert "it may be cut short" in tilewright("run", str(tmp_path / "cut.onnx")).stderr
     model.graph.node[0].op_type = "MatMull"
@@ -53,3 +53,36 @@ def test_what_is_wrong_and_what_to_do(model: onnx.ModelProto, tmp_path: Path) ->
     model.graph.input[0].type.tensor_type.ClearField("shape")
     onnx.save(model, path)
     assert "--shapes x:1..8x128" in tilewright("run", str(path)).stderr
+
+
+def test_bench_says_which_sizes_it_ran(model: onnx.ModelProto, tmp_path: Path) -> None:
+    onnx.save(model, tmp_path / "m.onnx")
+    done = tilewright("bench", str(tmp_path / "m.onnx"), "--seconds", "0", "--size", "n=5")
+    assert "inputs x [5, 4]" in done.stdout, done.stderr
+
+
+@pytest.mark.parametrize("is_open", [False, True])
+@pytest.mark.parametrize("command", ["run", "build", "bench", "inspect"])
+def test_shapes_that_do_not_fit_are_refused(
+    command: str, is_open: bool, model: onnx.ModelProto, tmp_path: Path
+) -> None:
+    path = tmp_path / "m.onnx"
+    if is_open:
+        model.graph.input[0].type.tensor_type.shape.dim[0].dim_value = 0
+    onnx.save(model, path)
+    more = ["-o", str(tmp_path / "m.engine")] if command == "build" else []
+    for sizes, message in (("x:3", "give 2 sizes, not 1"), ("x:3x4x5", "give 2 sizes, not 3")):
+        assert message in " ".join(tilewright(command, str(path), "--shapes", sizes, *more).stderr.split())
+    if not is_open:
+        assert "no input 'y'" in tilewright(command, str(path), "--shapes", "y:3x4", *more).stderr
+
+
+def test_names_of_sizes_are_those_of_the_file(tmp_path: Path) -> None:
+    """One name of two inputs' dimensions, with a range for one of them or for both."""
+    text = """<ir_version: 8, opset_import: ["" : 17]> m (float[n, 4] x, float[n, 4] z) => (float[n, 4] y)
+              { y = Add (x, z) }"""
+    onnx.save(onnx.parser.parse_model(text), tmp_path / "m.onnx")
+    for shapes in (["x:1..8x4"], ["x:1..8x4", "z:1..8x4"]):
+        options = [part for shape in shapes for part in ("--shapes", shape)]
+        done = tilewright("run", str(tmp_path / "m.onnx"), *options, "--size", "n=3")
+        assert "[3, 4]" in done.stdout, done.stderr

@@ -36,7 +36,7 @@ def test_a_range_is_narrowed() -> None:
     ("ranges", "message"),
     [
         ({"y": [(1, 1)]}, "no input 'y'"),
-        ({"x": [(1, 1)]}, "2 dimensions, and 1 sizes"),
+        ({"x": [(1, 1)]}, "rank 2: give 2 sizes, not 1"),
         ({"x": [(1, 128), (8, 8)]}, "1..64 in the model and cannot be 1..128"),
         ({"x": [(1, 64), (9, 9)]}, "is 8 in the model and cannot be 9"),
     ],

@@ -102,7 +102,8 @@ def bench(
         print(json.dumps({"engine": str(engine), "inputs": given, "where": ours.where, "threads": settings.threads,
                           "milliseconds": results, "missing": missing, "steps": steps}, indent=2))  # fmt: skip
         return
-    show(terminal(), f"{engine.name}, {ours.where}, inputs {shapes}", results, missing, steps)
+    inputs_text = ", ".join(f"{name} {sizes}" for name, sizes in given.items())
+    show(terminal(), f"{engine.name}, {ours.where}, inputs {inputs_text}", results, missing, steps)
 
 
 def profiled(loaded: Engine, arrays: dict[str, np.ndarray], sizes: dict[str, int]) -> list[dict[str, Any]]:
@@ -144,7 +145,7 @@ def show(
     steps: list[dict[str, Any]],
 ) -> None:
     """Print the tables."""
-    console.print(title)
+    console.print(Text(title))  # names may look like markup
     table = Table("ms", "min", "mean", "median", "p90", "p99", "calls/s", "/ ours")
     ours = results["tilewright"]["median"]
     for name, row in results.items():

@@ -16,7 +16,7 @@ from tilewright.cli.loading import EffortOption
 from tilewright.cli.peers import remember_model
 from tilewright.cli.precision import AUTO, DataOption, MaxDropOption, MetricOption, check_options, search, show_search
 from tilewright.cli.progress import BuildProgress
-from tilewright.cli.shapes import Ranges, ShapesOption, needed_at_import, parse_shapes
+from tilewright.cli.shapes import Ranges, ShapesOption, parse_shapes, read_graph
 from tilewright.engine.file import check_replaceable
 from tilewright.errors import EngineError
 from tilewright.insight.search import search_of
@@ -32,6 +32,7 @@ _SOURCES = {
     "only": "without a choice", "estimate": "by estimate", "timed": "timed", "recorded": "by times on record"
 }  # fmt: skip
 _MOST_ADVICE = 5  # lines that a build prints
+_OUTPUT = "Engine file to write; by default MODEL.engine in this folder. To rebuild an engine, name another file."
 
 
 TimingCacheOption = Annotated[
@@ -82,7 +83,7 @@ def build(
     model: Annotated[
         Path, typer.Argument(help="MODEL.onnx, MODEL.pt2, a Hugging Face checkpoint folder, or an engine.")
     ],
-    output: Annotated[Path | None, typer.Option("-o", "--output", help="Engine file to write.")] = None,
+    output: Annotated[Path | None, typer.Option("-o", "--output", help=_OUTPUT)] = None,
     shapes: ShapesOption = None,
     target: _TargetOption = None,
     precision: _PrecisionOption = None,
@@ -94,7 +95,7 @@ def build(
     reproducible: ReproducibleOption = False,
     vendor: VendorOption = "never",
     trust: TrustOption = False,
-    quiet: Annotated[bool, typer.Option("-q", "--quiet", help="Show no progress.")] = False,
+    quiet: Annotated[bool, typer.Option("-q", "--quiet", help="Show no progress and no summary.")] = False,
 ) -> None:
     """Build an engine from a trained model, or rebuild one from the graph inside an engine."""
     timing = effort, timing_cache, reproducible or None, None if vendor == "never" else vendor
@@ -111,7 +112,6 @@ def build(
         check_written("--timing-cache", timing_cache)
     from tilewright.build import builder
     from tilewright.build.tuning import Tuning
-    from tilewright.graph.specialize import restrict_shapes
 
     tuning = Tuning(effort, _recorded(model, timing_cache, reproducible), reproducible, vendor == "allow")
 
@@ -119,8 +119,6 @@ def build(
     with progress:
         progress("import", str(model), 0.0)
         graph, source = _read(model, ranges, trust)
-        if ranges:
-            graph = restrict_shapes(graph, ranges)
         if precision == AUTO:
             engine = search(graph, source, data, max_drop, metric, _names(model, target), progress).engine
         else:
@@ -229,12 +227,11 @@ def check_written(option: str, path: Path) -> None:
 
 
 def _read(model: Path, ranges: Ranges, trust: bool) -> tuple[Graph, str]:
-    """The graph of a model file or of an engine, and where the model came from."""
+    """The graph of a model file or of an engine, its sizes held to the ranges, and where the model came from."""
     if model.suffix == ".engine":
-        from tilewright.build.rebuild import read_graph
+        from tilewright.build import rebuild
+        from tilewright.graph.specialize import restrict_shapes
 
-        return read_graph(model)
-    from tilewright.importers import import_model
-
-    needed = needed_at_import(model, ranges)
-    return import_model(model, dynamic_shapes=needed, trust=trust), os.path.basename(os.path.realpath(model))
+        graph, source = rebuild.read_graph(model)
+        return restrict_shapes(graph, ranges) if ranges else graph, source
+    return read_graph(model, ranges, trust), os.path.basename(os.path.realpath(model))

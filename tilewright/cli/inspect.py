@@ -38,7 +38,7 @@ def inspect(
     trusted_key: TrustedKeyOption = None,
     expect_sha256: DigestOption = None,
 ) -> None:
-    """Show an engine's plan: step, kernel, fused operations, bytes, FLOPs, memory.
+    """Show the plan of an engine or a model: step, kernel, fused operations, bytes, FLOPs, memory.
 
     Runs none of its code, except with --profile.
     """

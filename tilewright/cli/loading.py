@@ -11,14 +11,14 @@ import typer
 from tilewright.cli import peers
 from tilewright.cli.console import terminal, wrong_usage
 from tilewright.cli.progress import BuildProgress
-from tilewright.cli.shapes import as_dynamic_shapes, parse_shapes
+from tilewright.cli.shapes import parse_shapes, read_graph
 
 if TYPE_CHECKING:
     from tilewright.engine.engine import Engine
 
 EngineArgument = Annotated[
     Path,
-    typer.Argument(help="Engine file, or a model to build first: MODEL.onnx, MODEL.pt2, a checkpoint folder."),
+    typer.Argument(help="Engine file, or a model to build first: MODEL.onnx, MODEL.pt2 or a checkpoint folder."),
 ]
 
 EffortOption = Annotated[
@@ -43,9 +43,9 @@ def load(
     shapes: Sequence[str] | None = None,
 ) -> Engine:
     """The engine in a file, linked or only read; a model is built for `target`, for this CPU without one, at `effort`,
-    an ONNX model with the sizes of `shapes`.
+    with the sizes of `shapes`.
 
-    Raises as `Engine.load` and `tilewright.compile` do.
+    Raises as `Engine.load`, `tilewright.compile` and `restrict_shapes` do.
     """
     from tilewright.engine.engine import Engine
     from tilewright.loading import load as load_engine
@@ -64,14 +64,14 @@ def load(
         return Engine.read(path, target, expect_sha256=expect_sha256, trusted_keys=trusted_keys)
     if rebuild or expect_sha256 or trusted_keys:
         raise wrong_usage(f"{path} is a model; --rebuild, --expect-sha256 and --trusted-key go with engines")
-    if shapes and path.suffix != ".onnx":
-        raise wrong_usage(f"{path} is no ONNX model: build it first, with tilewright build {path} --shapes …")
     ranges = parse_shapes([*(shapes or [])])
-    from tilewright.api import compile
+    from tilewright.build.builder import build
+    from tilewright.build.tuning import Tuning
 
     with BuildProgress(f"Building {path.name}", terminal(stderr=True)) as progress:
         progress("import", str(path), 0.0)
-        return compile(path, None, as_dynamic_shapes(ranges), target=target or "auto", progress=progress, effort=effort)
+        graph = read_graph(path, ranges)
+        return build(graph, target or "auto", progress, path.resolve().name, Tuning(effort))
 
 
 def is_model(path: Path) -> bool:

@@ -21,10 +21,16 @@ from tilewright.settings import MOST_THREADS, settings
 InputOption = Annotated[
     list[str] | None, typer.Option("--input", help="NAME=FILE.npy; the other inputs are drawn at random.")
 ]
-SizeOption = Annotated[list[str] | None, typer.Option("--size", help="NAME=NUMBER: a dynamic size, e.g. batch=4.")]
+SizeOption = Annotated[
+    list[str] | None,
+    typer.Option("--size", help="NAME=NUMBER: the value of a dynamic size, e.g. batch=4; inspect lists the names."),
+]
 TargetOption = Annotated[
     str | None,
-    typer.Option(help="The engine's program to use: cpu, cuda, cuda:sm_90a …; by default the first that fits."),
+    typer.Option(
+        help="The engine's program to use: cpu, cuda, cuda:sm_90a …; by default the first that fits. For a model, what "
+        "to build it for; by default this CPU."
+    ),
 ]
 SeedOption = Annotated[int, typer.Option(min=0, help="Seed of random inputs.")]
 ThreadsOption = Annotated[int | None, typer.Option(min=1, max=MOST_THREADS, help="CPU threads of each runtime.")]
@@ -43,8 +49,8 @@ def run(
     layers: Annotated[
         str | None,
         typer.Option(
-            help="With --compare reference or onnxruntime: compare the results of the kernels, all or a number, "
-            "largest added error first. Fusion and kernels do not change."
+            help="With --compare reference or onnxruntime: compare the results of each kernel as well, and show all or "
+            "a number of them, largest added error first. Fusion and kernels do not change."
         ),
     ] = None,
     model: ModelOption = None,

@@ -5,11 +5,14 @@ from __future__ import annotations
 import re
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
 from tilewright.cli.console import wrong_usage
+
+if TYPE_CHECKING:
+    from tilewright.graph.core import Graph
 
 _DIMENSION = re.compile(r"(\d{1,18})(?:\.\.(\d{1,18}))?", re.ASCII)
 
@@ -17,7 +20,9 @@ Ranges = dict[str, list[tuple[int, int]]]  # by input: the least and the largest
 
 ShapesOption = Annotated[
     list[str] | None,
-    typer.Option(help="Sizes of an input, e.g. x:1..64x128; a range stays dynamic. Repeat for each input."),
+    typer.Option(
+        help="Sizes of an input to build the model for, e.g. x:1..64x128; a range stays dynamic. Repeat for each input."
+    ),
 ]
 
 
@@ -41,23 +46,31 @@ def parse_shapes(texts: list[str]) -> Ranges:
     return shapes
 
 
-def as_dynamic_shapes(ranges: Ranges) -> dict[str, dict[int, Any]] | None:
-    """The `dynamic_shapes` of `tilewright.compile` for these ranges; None for none."""
-    return {name: dict(enumerate(map(_size, sizes))) for name, sizes in ranges.items()} or None
+def read_graph(model: Path, ranges: Ranges, trust: bool = False) -> Graph:
+    """The graph of a model, its sizes held to the ranges; the names of sizes are the model's. `trust` as of `compile`.
+
+    Raises as `import_model` and `restrict_shapes` do.
+    """
+    from tilewright.graph.specialize import restrict_shapes
+    from tilewright.importers import import_model
+
+    graph = import_model(model, dynamic_shapes=_needed_at_import(model, ranges), trust=trust)
+    return restrict_shapes(graph, ranges) if ranges else graph
 
 
-def needed_at_import(model: Path, ranges: Ranges) -> dict[str, dict[int, Any]] | None:
+def _needed_at_import(model: Path, ranges: Ranges) -> dict[str, dict[int, Any]] | None:
     """The `dynamic_shapes` for inputs of an ONNX file that declare no dimensions, or one of size 0."""
     if model.suffix != ".onnx" or not ranges:
         return None
     from tilewright.importers.onnx import read_model
 
-    entries = {entry.name: entry.type.tensor_type for entry in read_model(model).graph.input}
-    shapes = {name: entry.shape.dim if entry.HasField("shape") else None for name, entry in entries.items()}
-    found = as_dynamic_shapes(
-        {name: sizes for name, sizes in ranges.items() if name in shapes and _is_open(shapes[name])}
-    )
-    return found
+    found: dict[str, dict[int, Any]] = {}
+    for entry in read_model(model).graph.input:
+        tensor = entry.type.tensor_type
+        dims = tensor.shape.dim if tensor.HasField("shape") else None
+        if entry.name in ranges and _is_open(dims):
+            found[entry.name] = dict(enumerate(map(_size, ranges[entry.name][: None if dims is None else len(dims)])))
+    return found or None
 
 
 def _is_open(dims: Sequence[Any] | None) -> bool:

@@ -118,8 +118,10 @@ def _load_array(name: str, path: Path) -> np.ndarray:
     try:
         array = np.load(path, allow_pickle=False)
     except (ValueError, EOFError, OSError, MemoryError) as error:
-        reason = "it is no such file, or has objects" if "allow_pickle" in str(error) else str(error)
-        raise InputError(f"input {name!r}: {path} is not an array that numpy.save wrote: {reason}") from error
+        reason = str(error)
+        if "pickle" in reason:
+            reason = "it is not a .npy file, or holds Python objects; write an array of numbers or text with numpy.save"
+        raise InputError(f"input {name!r}: {path} cannot be read: {reason}") from error
     if not isinstance(array, np.ndarray):
         raise InputError(f"input {name!r}: {path} holds several arrays (.npz); give one .npy file for each input")
     return array.astype(object) if array.dtype.kind == "U" else array

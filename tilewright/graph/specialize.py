@@ -23,7 +23,7 @@ def restrict_shapes(graph: Graph, ranges: Mapping[str, Sequence[tuple[int, int]]
             raise ShapeError(f"the model has no input {name!r}; its inputs are {', '.join(inputs)}")
         shape = inputs[name].shape
         if len(shape) != len(dimensions):
-            raise ShapeError(f"input {name!r} has {len(shape)} dimensions, and {len(dimensions)} sizes were given")
+            raise ShapeError(f"input {name!r} has rank {len(shape)}: give {len(shape)} sizes, not {len(dimensions)}")
         for index, (size, limits) in enumerate(zip(shape, dimensions, strict=True)):
             _restrict(f"dimension {index} of input {name!r}", size, limits, replacements)
     return with_sizes(graph, replacements)
