@@ -288,12 +288,12 @@ def several_loops(b: Builder) -> Groups:
 def cross_entropy(b: Builder) -> Groups:
     """As PyTorch decomposes it: in float32, with targets that count for nothing."""
     x, target = b.x(6, 300), b.input("target", int64, (6,))
-    kept = b.op("not_equal", [target, b.constant(np.array(-100), "ignored")])
-    index = b.op("where", [kept, target, b.constant(np.array(0), "zero")])
+    counted = b.op("not_equal", [target, b.constant(np.array(-100), "ignored")])
+    index = b.op("where", [counted, target, b.constant(np.array(0), "zero")])
     logarithm = b.op("log_softmax", [b.op("cast", [x], dtype=float32)], axis=1)
     chosen = b.op("gather_elements", [logarithm, b.op("reshape", [index], shape=(6, 1))], axis=1)
     loss = b.op("negate", [b.op("reshape", [chosen], shape=(6,))])
-    loss = b.op("where", [kept, loss, b.constant(np.array(0, np.float32), "nothing")])
+    loss = b.op("where", [counted, loss, b.constant(np.array(0, np.float32), "nothing")])
     b.output(b.op("reduce_sum", [loss], axes=(0,)), "y")
     return [
         ("elementwise", ["not_equal", "where"]),

@@ -121,9 +121,9 @@ def test_updates_that_do_not_meet_join_what_computes_them(driver, rng):
     """Of a tensor in place, in one launch with another result; its blocks are larger where there are many elements."""
     b = GraphBuilder("distinct")
     n = b.symbol("n", 1, 1 << 14)
-    kept, index = b.input("kept", float32, (b.symbol("slots", 1, 1 << 20), 3, 40)), b.input("index", int32, (n,))
+    state, index = b.input("state", float32, (b.symbol("slots", 1, 1 << 20), 3, 40)), b.input("index", int32, (n,))
     x = b.op("multiply", [b.input("x", float32, (n, 3, 40)), 2.0])
-    b.mutate(kept, b.op("scatter_update", [kept, index, x], axis=0, distinct=True))
+    b.mutate(state, b.op("scatter_update", [state, index, x], axis=0, distinct=True))
     b.output(b.op("add", [x, 1.0]), "y")
     graph = b.finish()
     engine = build(graph, "cuda:sm_90a")
@@ -131,12 +131,12 @@ def test_updates_that_do_not_meet_join_what_computes_them(driver, rng):
     assert [choice.at_most for choice in step.choices] != [None] and len(step.choices) == 2
     for number, slots in ((1, 1), (70, 90), (9000, 9001)):
         inputs = {
-            "kept": rng.standard_normal((slots, 3, 40)).astype(np.float32),
+            "state": rng.standard_normal((slots, 3, 40)).astype(np.float32),
             "x": rng.integers(-99, 100, (number, 3, 40)).astype(np.float32),
             "index": rng.permutation(slots)[:number].astype(np.int32),
         }
         np.testing.assert_array_equal(engine.run(inputs)["y"], 2 * inputs["x"] + 1)
-        np.testing.assert_array_equal(inputs["kept"][inputs["index"]], 2 * inputs["x"])
+        np.testing.assert_array_equal(inputs["state"][inputs["index"]], 2 * inputs["x"])
 
 
 def test_indices_of_8_bits_need_not_hold_the_extent(driver, rng):
