@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 from tilewright.build.builder import build
-from tilewright.dtypes import DType, float16, float32, float64, int8, int32, int64, uint8, uint32
+from tilewright.dtypes import DType, bfloat16, float16, float32, float64, int8, int32, int64, uint8, uint32
 from tilewright.graph.build import GraphBuilder
 from tilewright.graph.reference import run
 
@@ -96,3 +96,18 @@ def test_equal_known_indices_take_every_update(shape, varying, driver):
     wanted = np.zeros(shape)
     wanted[3] = COUNT
     np.testing.assert_array_equal(found, wanted)
+
+
+@pytest.mark.parametrize("dtype", [float16, bfloat16, float32, float64], ids=str)
+@pytest.mark.parametrize("reduction", ["maximum", "minimum"])
+def test_what_no_update_changes_keeps_its_bits(dtype, reduction, driver):
+    """Signs of zeros, and of NaN; an update that is a zero keeps its sign too."""
+    b = GraphBuilder("bits")
+    operands = [b.input("x", dtype, (8,)), b.input("index", int64, (3,)), b.input("updates", dtype, (3,))]
+    b.output(b.op("scatter_reduce", operands, axis=0, reduction=reduction), "y")
+    one = -1.0 if reduction == "maximum" else 1.0
+    x = np.array([0.0, -0.0, one, one, 0.0, -0.0, np.nan, -np.nan], dtype.numpy)
+    inputs = {"x": x, "index": np.array([2, 3, 0]), "updates": np.array([0.0, -0.0, 0.0], dtype.numpy)}
+    wanted = np.array([0.0, -0.0, 0.0, -0.0, 0.0, -0.0, np.nan, -np.nan], dtype.numpy)
+    found = build(b.finish(), "cuda:sm_90a").run(inputs)["y"]
+    assert found.tobytes() == wanted.tobytes()

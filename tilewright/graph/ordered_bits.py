@@ -7,13 +7,14 @@ from tilewright.graph.core import Value
 from tilewright.graph.rewrite import GraphRewriter
 
 
-def ordered_bits(rewriter: GraphRewriter, x: Value) -> Value:
-    """Floats as integers of the same order, NaN the greatest: a search for the least number would stop at NaN."""
+def ordered_bits(rewriter: GraphRewriter, x: Value, equal_zeros: bool = True) -> Value:
+    """Floats as integers of the same order, NaN the greatest: a search for the least number would stop at NaN.  Where
+    zeros are not equal, -0 is less than +0."""
     wide = float64 if x.dtype == float64 else float32
     integer = int64 if wide == float64 else int32
     x = rewriter.cast(x, wide)
     zero, most = rewriter.number(0.0, wide), rewriter.number(2 ** (wide.bits - 1) - 1, integer)
-    one_zero = rewriter.op("where", [rewriter.op("equal", [x, zero]), zero, x])
+    one_zero = rewriter.op("where", [rewriter.op("equal", [x, zero]), zero, x]) if equal_zeros else x
     bits = rewriter.op("bitcast", [one_zero], of=wide.name, to=integer.name)
     negative = rewriter.op("less", [bits, rewriter.number(0, integer)])
     bits = rewriter.op("where", [negative, rewriter.op("bitwise_xor", [bits, most]), bits])

@@ -109,20 +109,27 @@ def _combined(node: Node, rewriter: GraphRewriter) -> Value | None:
     reduction, dtype = node.attributes["reduction"], x.dtype
     if reduction not in _BY_ATOMICS or (dtype.is_float and node.attributes["ordered"]):
         return None
-
-    def combined(source: Value, given: Value) -> Value:
-        return rewriter.op("scatter_reduce", [source, indices, given], **node.attributes)
-
+    if reduction != "add" and dtype.is_float:
+        return _extreme(node, rewriter)
     wide = _wide(dtype)
-    if wide != dtype:
-        return rewriter.cast(combined(rewriter.cast(x, wide), rewriter.cast(updates, wide)), dtype)
-    if reduction == "add" or not dtype.is_float:
+    if wide == dtype:
         return None
-    least = reduction == "minimum"  # the largest of what is negated, so that NaN wins in both
-    bits = [ordered_bits(rewriter, rewriter.op("negate", [item]) if least else item) for item in (x, updates)]
+    found = [rewriter.cast(item, wide) for item in (x, updates)]
+    return rewriter.cast(rewriter.op("scatter_reduce", [found[0], indices, found[1]], **node.attributes), dtype)
+
+
+def _extreme(node: Node, rewriter: GraphRewriter) -> Value:
+    """The largest or least of floats by integers of the same order; what no update changes keeps its bits."""
+    x, indices, updates = node.inputs
+    assert x is not None and indices is not None and updates is not None
+    least = node.attributes["reduction"] == "minimum"  # the largest of what is negated, so that NaN wins in both
+    signed = [rewriter.op("negate", [item]) if least else item for item in (x, updates)]
+    before, given = (ordered_bits(rewriter, item, equal_zeros=False) for item in signed)
     attributes = {**node.attributes, "reduction": "maximum"}
-    found = float_of_bits(rewriter, rewriter.op("scatter_reduce", [bits[0], indices, bits[1]], **attributes), dtype)
-    return rewriter.op("negate", [found]) if least else found
+    after = rewriter.op("scatter_reduce", [before, indices, given], **attributes)
+    found = float_of_bits(rewriter, after, _wide(x.dtype))
+    found = rewriter.cast(rewriter.op("negate", [found]) if least else found, x.dtype)
+    return rewriter.op("where", [rewriter.op("equal", [after, before]), x, found])
 
 
 def _wide(dtype: DType) -> DType:
