@@ -125,6 +125,18 @@ CASES: dict[str, tuple[str, list[Call]]] = {
         "m (float[1, 3, 1] x, int64[1] a) => (float[p, q] y) { t = Squeeze(x, a) y = Neg(t) }",
         [{"x": (1, 3, 1), "a": ints(a)} for a in (0, 2, -1)],
     ),
+    "squeeze of a count that is not 1": (
+        "m (float[n] x) => (float[c] y) { a = NonZero(x) b = Squeeze(a) f = Cast <to = 1> (b) y = Neg(f) }",
+        [{"x": np.array(x, np.float32)} for x in ([0, 0, 0], [1, 0, 1], [1, 1, 1])],
+    ),
+    "squeeze of trips that are not 1": (
+        """m (float[2, 1, 4] x, int64 n) => (float[c, d, e] y) {
+            t = Constant <value = bool {1}> ()
+            a = Loop (n, t) <body = b (int64 i, bool c) => (bool o, float[2, 1, 4] s) {
+                o = Identity(c) f = Cast <to = 1> (i) s = Add(x, f) }>
+            z = Squeeze(a) y = Neg(z) }""",
+        [{"x": (2, 1, 4), "n": np.array(n)} for n in (0, 3, 2)],
+    ),
     "unsqueeze": (
         "m (float[2, n] x, int64[2] a) => (float[p, q, r, s] y) { t = Unsqueeze(x, a) y = Neg(t) }",
         [{"x": (2, 3), "a": ints(*a)} for a in ((0, 2), (3, 1), (-1, 0))],
@@ -341,6 +353,9 @@ def test_errors_name_what_was_given() -> None:
         engine.run({"x": x, "a": ints(0)})
     with pytest.raises(ShapeError, match=r"input 1 \('a'\) is \[7\]: each must be one of -2\.\.1"):
         engine.run({"x": x, "a": ints(7)})
+    engine = tilewright.compile(parsed("m (float[n] x) => (int64[c] y) { a = NonZero(x) b = Squeeze(a) y = Neg(b) }"))
+    with pytest.raises(ShapeError, match=r"this Squeeze has no axes, .* dimension 1 of %a: .* at a size of 1; give it"):
+        engine.run({"x": np.array([0, 1, 0], np.float32)})
     engine = tilewright.compile(parsed("m (float[9] x, int64[1] k) => (float[b] y, int64[b] p) { y, p = TopK(x, k) }"))
     with pytest.raises(ShapeError, match=r"input 1 \('k'\) is 10, and dimension 0 has 9 elements"):
         engine.run({"x": np.ones(9, np.float32), "k": ints(10)})

@@ -14,7 +14,7 @@ from tilewright.graph.core import Value
 from tilewright.importers import narrow
 from tilewright.importers.report import Unsupported
 from tilewright.importers.shapes import place_from_front
-from tilewright.symbolic import Expression, Size, lift, lower_bound, maximum, product, simplify, upper_bound
+from tilewright.symbolic import Expression, Size, lift, lower_bound, maximum, minimum, product, simplify, upper_bound
 
 Number = Union[int, float, bool]
 Scalar = Union[Value, Expression, int, float, bool]  # a tensor, a symbolic size or a number
@@ -136,8 +136,9 @@ class Emitter:
 
     def require_different(self, left: Size, right: Size) -> None:
         """A condition of every call: two sizes differ."""
-        apart = maximum(simplify(lift(left) - right), simplify(lift(right) - left))
-        self.reshape(self.full((apart,), False, int1), (maximum(apart, 1),))
+        apart = lift(left) - right
+        # A square holds for sizes of 0 too: parts are built as if there were none, which would drop a side of a maximum.
+        self.require_equal(minimum(simplify(apart * apart), 1), 1)
 
     def equal_parts(self, value: Value, count: int) -> list[Value]:
         """`count` equal parts of the last dimension, which has a fixed size."""

@@ -10,6 +10,7 @@ from tilewright.dtypes import from_numpy, int1
 from tilewright.graph.core import Value
 from tilewright.importers import images
 from tilewright.importers.agreement import must_be, stretched_shape
+from tilewright.importers.emitter import Emitter
 from tilewright.importers.onnx_call import OnnxCall
 from tilewright.importers.onnx_ops import run_time
 from tilewright.importers.report import Invalid, Unsupported
@@ -89,9 +90,18 @@ def _ones(call: OnnxCall, x: Value) -> tuple[int, ...]:
         else:
             one = call.assumptions.is_one()
             if not one:
-                call.require_different(extent, 1)
+                _require_not_one(call, x, axis)
         found += [axis] if one else []
     return tuple(found)
+
+
+def _require_not_one(call: OnnxCall, x: Value, axis: int) -> None:
+    emit = Emitter(call.builder)
+    node = f"{call.source}: " if call.source else ""
+    emit.source = (
+        f"{node}this Squeeze has no axes, and would drop dimension {axis} of {x!r} at a size of 1; give it its axes"
+    )
+    emit.require_different(x.shape[axis], 1)
 
 
 @rule("Unsqueeze")
