@@ -92,7 +92,10 @@ ALLOWED: dict[str, dict[str, str]] = {
     "tilewright/importers/torch_archive.py": {
         "torch.load": "with weights_only=True, which makes tensors alone: weights in the format of earlier versions"
     },
-    "tilewright/importers/torch_export.py": {"torch.export.load": "the caller said trust=True or --trust"},
+    "tilewright/importers/torch_export.py": {
+        "torch.export.load": "the caller said trust=True or --trust",
+        "types.FunctionType": "the caller's own function under another name",
+    },
     "tilewright/importers/torch_symbols.py": {"sympy.sympify": "strict=True, which takes objects and never text"},
     "tilewright/language/function.py": {"compile": _KERNEL, "types.FunctionType": _KERNEL},
     "tilewright/ops/__init__.py": {"import_module of a name": _TABLE},

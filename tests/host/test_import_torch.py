@@ -396,7 +396,7 @@ def test_missing_example_and_unexportable_model() -> None:
     def leave(x: torch.Tensor) -> torch.Tensor:
         return torch.from_numpy(x.numpy() + 1)
 
-    with pytest.raises(ImportModelError, match="PyTorch cannot export Function"):
+    with pytest.raises(ImportModelError, match="PyTorch cannot export Function, at test_import_torch.py:"):
         import_model(Function(leave), (torch.randn(2),))
 
 

@@ -300,3 +300,30 @@ def test_a_slice_that_is_written_has_the_values_size() -> None:
         torch.testing.assert_close(keys, model.keys)
     with pytest.raises(InputError, match=r"has the value's size at test_import_torch_data\.py"):
         engine(x=torch.ones(2, 4), at=torch.tensor(6), keys=torch.zeros(2, 8))
+
+
+def squeezed(x: Any) -> tuple[Any, ...]:
+    places = (x[:, 0] > 0).nonzero().squeeze()
+    return x[places], places
+
+
+def test_a_squeeze_of_a_count_takes_all_but_one() -> None:
+    first, none = torch.tensor([[1.0, 2, 3], [-1, 0, 2], [4, 0, 1]]), -torch.ones(3, 3)
+    for dynamic in (None, BATCH):
+        engine = check(squeezed, [(first,), (none,), (torch.ones(3, 3),)], dynamic)
+        with pytest.raises(
+            ShapeError, match=r"test_import_torch_data.py:\d+: places = .* at a size of 1.*squeeze\(-1\)"
+        ):
+            engine(torch.tensor([[1.0, 2, 3], [-1, 0, 2], [-4, 0, 1]]))
+
+
+def without_a_rule(x: Any) -> Any:
+    y = x + 1
+    return torch.linalg.eig(y)[0].abs()
+
+
+def test_errors_name_lines_of_plain_functions() -> None:
+    with pytest.raises(UnsupportedOperationError, match=r"model \(without_a_rule\), test_import_torch_data.py:\d+"):
+        tilewright.compile(without_a_rule, (torch.ones(3, 3),))
+    with pytest.raises(ImportModelError, match=r"cannot export lambda, at test_import_torch_data.py:\d+: .*numpy"):
+        tilewright.compile(lambda x: torch.from_numpy(x.numpy() + 1), (torch.ones(3, 3),))

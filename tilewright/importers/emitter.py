@@ -137,7 +137,7 @@ class Emitter:
     def require_different(self, left: Size, right: Size) -> None:
         """A condition of every call: two sizes differ."""
         apart = lift(left) - right
-        # A square holds for sizes of 0 too: parts are built as if there were none, which would drop a side of a maximum.
+        # A square, for sizes of 0: parts are built as if there were none, which would drop a side of a maximum.
         self.require_equal(minimum(simplify(apart * apart), 1), 1)
 
     def equal_parts(self, value: Value, count: int) -> list[Value]:

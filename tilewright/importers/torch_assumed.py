@@ -14,6 +14,7 @@ import linecache
 import os
 import re
 import sys
+import traceback
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass
@@ -170,6 +171,13 @@ def line_of_node(node: fx.Node) -> str:
     """The user's line that an operation of a program comes from."""
     written = written_lines(str(node.meta.get("stack_trace")))
     return line_of(*written[-1]) if written else NO_LINE
+
+
+def line_of_error(error: BaseException) -> str | None:
+    """The innermost line of the user's, or of a library's, that an error comes from; None where there is none."""
+    frames = [(frame.filename, frame.lineno or 0) for frame in traceback.extract_tb(error.__traceback__)]
+    written = [place for place in frames if is_written_by_user(place[0]) and not place[0].startswith("<")]
+    return line_of(*written[-1]) if written else None
 
 
 def line_of(file: str, number: int) -> str:

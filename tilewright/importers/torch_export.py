@@ -11,6 +11,7 @@ import zipfile
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
+from types import FunctionType
 from typing import Any
 
 import sympy
@@ -148,7 +149,15 @@ class _FunctionModule(torch.nn.Module):
         except ValueError:  # PyTorch's own functions in C++, such as torch.sign, tell none
             self.forward = lambda *args, **kwargs: function(*args, **kwargs)
         else:
-            self.forward = function
+            self.forward = _named_forward(function) if isinstance(function, FunctionType) else function
+
+
+def _named_forward(function: FunctionType) -> FunctionType:
+    """The function as one that is called forward: PyTorch notes the lines of these alone."""
+    code = function.__code__.replace(co_name="forward")
+    found = FunctionType(code, function.__globals__, function.__name__, function.__defaults__, function.__closure__)
+    found.__kwdefaults__ = function.__kwdefaults__
+    return functools.update_wrapper(found, function)  # type: ignore[return-value]
 
 
 def import_function(
@@ -160,7 +169,8 @@ def import_function(
 ) -> Graph:
     """Export a function of PyTorch tensors and import it; the rest as for `import_module`."""
     name = name or getattr(function, "__name__", type(function).__name__).strip("<>")
-    return import_module(_FunctionModule(function).eval(), example_inputs, dynamic_shapes, name, example_kwargs)
+    kind = type(name, (_FunctionModule,), {})  # messages name it
+    return import_module(kind(function).eval(), example_inputs, dynamic_shapes, name, example_kwargs)
 
 
 def import_module(
@@ -597,6 +607,12 @@ class _ProgramImporter:
             )
 
         for assumption in assumed:
+            one_each = {
+                symbol: sympy.Symbol(str(names.get(str(symbol), symbol)))
+                for symbol in assumption.condition.free_symbols
+            }
+            if assumption.condition.subs(one_each) == sympy.true:  # of sizes with one name
+                continue
             if assumption.only_one:
                 self._remark(f"a size of 1 is refused: {worded_of_one(assumption)}")
                 continue
@@ -605,8 +621,8 @@ class _ProgramImporter:
                 bounds = (lower_bound(size), upper_bound(size)) if size is not None else (0, 1)
                 if bounds[0] == bounds[1]:
                     raise ImportModelError(
-                        f"the model takes no range of {size}, only {bounds[0]}: {worded(assumption)}; make the size "
-                        "fixed, or write the line without a condition on it"
+                        f"the model takes no range of {size}: PyTorch takes it for {bounds[0]}, as in the example, at "
+                        f"{worded(assumption)}; make the size fixed, or write the line without a condition on it"
                     )
             self._remark(f"the way of the code depends on sizes, which every call checks: {worded(assumption)}")
         for assumption in conditions:

@@ -13,7 +13,7 @@ from torch.export import ExportedProgram
 from torch.utils._sympy.value_ranges import ValueRanges
 
 from tilewright.errors import ImportModelError
-from tilewright.importers.torch_assumed import Assumption, assuming, depends_on_data, mark_assumptions
+from tilewright.importers.torch_assumed import Assumption, assuming, depends_on_data, line_of_error, mark_assumptions
 from tilewright.importers.torch_constants import export
 from tilewright.importers.torch_proved import allowed, asked, deciding, watching
 from tilewright.importers.torch_quiet import without_failed_ways
@@ -56,8 +56,9 @@ def export_program(
                     assumed[:] = conditions
                     return program
         older = torch.__version__.startswith("2.11.") and depends_on_data(error)
+        place = line_of_error(error)
         raise ImportModelError(
-            f"PyTorch cannot export {type(module).__name__}: {error}\n"
+            f"PyTorch cannot export {type(module).__name__}{f', at {place}' if place else ''}: {error}\n"
             f"{'PyTorch 2.11 cannot take the way of the example here, newer versions do. ' if older else ''}"
             "Make the module exportable (see the PyTorch guide on torch.export), or use "
             "torch.compile(module, backend='tilewright'), which leaves such parts to PyTorch."

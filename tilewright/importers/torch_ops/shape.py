@@ -8,10 +8,11 @@ from typing import Any
 from tilewright.dtypes import int64
 from tilewright.graph.core import Value
 from tilewright.importers import images
-from tilewright.importers.emitter import Number, Scalar
+from tilewright.importers.emitter import Emitter, Number, Scalar
 from tilewright.importers.report import Unsupported
 from tilewright.importers.rules import RuleTable
 from tilewright.importers.shapes import place_from_front
+from tilewright.importers.torch_assumed import line_of_node
 from tilewright.importers.torch_fx import TorchCall, hint_of, is_contiguous, nothing
 from tilewright.symbolic import Expression, Size, lift, lower_bound, maximum, minimum, modulo, simplify
 
@@ -44,11 +45,26 @@ def squeeze(call: TorchCall, x: Value, dim: int | Sequence[int] | None = None) -
     dims = range(x.rank) if dim is None else [dim] if isinstance(dim, int) else dim
     for axis in dims:
         if x.rank and lower_bound(x.shape[axis]) < 1 + (not isinstance(x.shape[axis], int)):
-            raise Unsupported(
-                f"a squeeze of a dimension of size {x.shape[axis]}, which may be 1 at run time",
-                "use reshape, or give the sizes a range in which this one is greater",
-            )
+            if not call.symbols.run_time:
+                raise Unsupported(
+                    f"a squeeze of a dimension of size {x.shape[axis]}, which may be 1 at run time",
+                    "use reshape, or give the sizes a range in which this one is greater",
+                )
+            _require_not_one(call, x, axis)
     return call.reshape(x, call.shape)
+
+
+def _require_not_one(call: TorchCall, x: Value, axis: int) -> None:
+    """A condition of every call: a dimension that the squeeze would drop at a size of 1 has another size."""
+    others = [place - x.rank for place in range(x.rank) if x.shape[place] == 1]
+    dropped = others[0] if len(others) == 1 else tuple(others)
+    emit = Emitter(call.builder)
+    emit.source = (
+        f"{line_of_node(call.node)}: the squeeze would drop dimension {axis} of {x!r} at a size of 1, which the engine "
+        f"does not take: {f'use squeeze({dropped})' if others else 'leave it out'}"
+    )
+    emit.require_different(x.shape[axis], 1)
+    call.builder.graph.remarks.append(f"a size of 1 is refused: {emit.source}")
 
 
 @rule("permute.default", "permute_copy.default")
