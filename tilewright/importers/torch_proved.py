@@ -36,7 +36,9 @@ _BETWEEN = ("torch/__init__.py", "experimental/symbolic_shapes.py", "experimenta
 _OF_DYNAMO = ("evaluate_expr", "guard_scalar")  # functions by which Dynamo asks for a condition of the code
 _JUMPS_OF_DYNAMO = "torch/_dynamo/symbolic_convert.py"  # which asks for that of an ``if`` itself
 _OF_GUARDS = "produce_guards_verbose"
-_OF_STORAGE = "_get_output_tensor_from_cache_entry"  # which makes room for a tensor without elements
+# Functions that ask for the room of a tensor without elements, and for the order of its dimensions in memory.
+_OF_MEMORY = frozenset({"_get_output_tensor_from_cache_entry", "argsort_sym"})
+_NEAR = 4  # frames
 _OF_MODULES = ("torch/nn/", "torch/functional.py")  # PyTorch's code that branches as a user's does
 
 
@@ -52,11 +54,11 @@ def deciding() -> Iterator[list[Assumption]]:
 
     def decided(self: ShapeEnv, expression: Any, *rest: Any, **named: Any) -> Any:
         by_user = _is_asked_by_user()
-        of_storage = _is_asked_of_storage()
-        key = (id(self), expression, by_user, of_storage)
+        of_memory = _is_asked_of_memory()
+        key = (id(self), expression, by_user, of_memory)
         if key not in known:
             answers = _Answers.of(self, expression, found)
-            known[key] = None if answers is None else _decide(answers, by_user, [] if of_storage else found)
+            known[key] = None if answers is None else _decide(answers, by_user, [] if of_memory else found)
         return evaluate(self, expression, *rest, **named) if known[key] is None else known[key]
 
     with (
@@ -236,12 +238,18 @@ def _is_asked_by_user() -> bool:
     return False
 
 
-def _is_asked_of_storage() -> bool:
-    """Whether PyTorch asks for the bytes of a tensor that it only describes, on which no result depends."""
+def _is_asked_of_memory() -> bool:
+    """Whether PyTorch asks how a tensor that it only describes lies in memory, on which no result depends."""
     frame: Any = sys._getframe(2)
     while frame is not None and frame.f_code.co_filename.replace("\\", "/").endswith(_BETWEEN):
         frame = frame.f_back
-    return frame is not None and frame.f_code.co_name == _OF_STORAGE
+    for _ in range(_NEAR):
+        if frame is None:
+            return False
+        if frame.f_code.co_name in _OF_MEMORY:
+            return True
+        frame = frame.f_back
+    return False
 
 
 def _is_of_equal_names() -> bool:
