@@ -116,6 +116,74 @@ def test_strides_of_a_transposed_tensor() -> None:
         assert torch.equal(engine(x), Strided()(x))
 
 
+class Chunks(nn.Module):
+    """As Longformer's: chunks that overlap by half, of a tensor that is a multiple of a chunk long."""
+
+    def __init__(self, transposed: bool) -> None:
+        super().__init__()
+        self.transposed = transposed
+
+    def forward(self, x: Any) -> Any:
+        missing = (4 - x.shape[1] % 4) % 4
+        if missing > 0:
+            x = nn.functional.pad(x, (0, 0, 0, missing))
+        y = (x.transpose(0, 1) * 2).transpose(0, 1) if self.transposed else x * 2
+        y = y.view(y.size(0), torch.div(y.size(1), 4, rounding_mode="trunc"), 4, y.size(2))
+        size, stride = list(y.size()), list(y.stride())
+        size[1], stride[1] = 2 * size[1] - 1, stride[1] // 2
+        return y.as_strided(size, stride)
+
+
+@pytest.mark.parametrize("transposed", [False, True])
+@pytest.mark.parametrize("width", [1, 3])
+def test_chunks_that_overlap_are_pieces_of_a_line(transposed: bool, width: int) -> None:
+    module = Chunks(transposed).eval()
+    graph = import_module(module, (torch.rand(2, 10, width),), {"x": {1: ("n", 1, 30)}})
+    (node,) = (node for node in graph.nodes if node.op == "if")
+    for way in (node.attributes["then"], node.attributes["otherwise"]):
+        assert "frames" in [node.op for node in way.nodes]
+    for n in (1, 4, 5, 12, 30):
+        x = torch.rand(2, n, width)
+        (found,) = reference.run(graph, {"x": x.numpy()}).values()
+        assert np.array_equal(found, module(x).numpy())
+
+
+class Shown(nn.Module):
+    """A view by strides of a tensor of any length."""
+
+    def __init__(self, size: Any, stride: Any) -> None:
+        super().__init__()
+        self.size, self.stride = size, stride
+
+    def forward(self, x: Any) -> Any:
+        n = x.shape[0]
+        return (x * 2).as_strided(self.size(n), self.stride(n))
+
+
+@pytest.mark.parametrize(
+    ("size", "stride", "op"),
+    [
+        (lambda n: (n - 1, 2, 6), lambda n: (6, 6, 1), "frames"),  # windows of rows
+        (lambda n: (6, n - 1, 2), lambda n: (1, 6, 6), "frames"),  # in another order
+        (lambda n: (n, 2, 4), lambda n: (6, 2, 1), "frames"),  # within rows
+        (lambda n: (2 * n - 1, 6), lambda n: (3, 1), "frames"),  # across them
+        (lambda n: (n, 4, 2), lambda n: (6, 1, 1), "frames"),
+        (lambda n: (n, 3), lambda n: (6, 2), "gather"),
+        (lambda n: (n, 3, 2), lambda n: (6, 0, 1), "gather"),
+        (lambda n: (n, 6, 2), lambda n: (0, 1, 0), "gather"),
+        (lambda n: (n - 1, 2, 5), lambda n: (6, 6, 1), "gather"),
+    ],
+)
+def test_views_by_strides(size: Any, stride: Any, op: str) -> None:
+    module = Shown(size, stride).eval()
+    graph = import_module(module, (torch.rand(5, 6),), {"x": {0: ("n", 2, 8)}})
+    assert op in [node.op for node in graph.nodes]
+    for n in (2, 5, 8):
+        x = torch.rand(n, 6)
+        (found,) = reference.run(graph, {"x": x.numpy()}).values()
+        assert np.array_equal(found, module(x).numpy())
+
+
 @takes_truths
 def test_the_condition_stands_in_the_graph() -> None:
     graph = import_module(Branches().eval(), (torch.rand(3, 4), torch.ones(3, dtype=torch.bool)))

@@ -503,6 +503,7 @@ def _imported(
     if checked:
         importer.require(assumed, others)
         importer.tell_of_squeezes()
+    symbols.held = [each for each in assumed if not each.only_one]
     walker.run(program.graph.nodes)
     report.check()
     importer.outputs(returned)

@@ -37,7 +37,7 @@ from tilewright.importers.torch_numbers import Numeric, computed, is_read, read,
 from tilewright.importers.torch_refused import without_rule
 from tilewright.importers.torch_source_lines import is_written_by_user
 from tilewright.importers.torch_symbols import SymbolTable
-from tilewright.symbolic import Size
+from tilewright.symbolic import Size, simplify
 
 DTYPES: dict[torch.dtype, DType] = {
     torch.bool: dtypes.int1,
@@ -438,14 +438,15 @@ def target_name(target: Any) -> str:
     return getattr(target, "__name__", str(target))
 
 
-def is_contiguous(fake: torch.Tensor, order: Sequence[int] | None = None) -> bool:
+def is_contiguous(fake: torch.Tensor, order: Sequence[int] | None = None, symbols: SymbolTable | None = None) -> bool:
     """Whether a fake tensor, its dimensions in another order, is known to be row-major (asking the tensor itself
-    could add a guard)."""
+    could add a guard), to PyTorch or by what is known of `symbols`."""
     expected: Any = 1
     for axis in reversed(range(fake.ndim) if order is None else order):
         size, stride = fake.shape[axis], fake.stride(axis)
         if not (isinstance(size, int) and size == 1) and not statically_known_true(stride == expected):
-            return False
+            if symbols is None or simplify(symbols.size(stride - expected)) != 0:
+                return False
         expected = expected * size
     return True
 

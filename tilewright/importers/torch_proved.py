@@ -8,6 +8,7 @@ stretched: where nothing else changes the answer, it is that of greater sizes, a
 
 from __future__ import annotations
 
+import math
 import operator
 import sys
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -28,6 +29,7 @@ from tilewright.importers.torch_source_lines import is_written_by_user
 
 _MOST_SIZES = 1 << 20  # combinations that are tried, for a proof
 _FEW_SIZES = 1 << 10  # before that, to see that there is none
+_MOST_FOR_A_NUMBER = 1 << 14
 _LARGEST_TRIED = 1 << 20  # size of a range that has no end
 _FLOATS = (ToFloat, IntTrueDiv)  # which make a float of a size
 _NUMBERS = ("__bool__", "__int__", "__index__", "__float__")  # by which Python code asks
@@ -179,6 +181,21 @@ class _Answers:
             return True
         sides = [[side for side in each.args if side.free_symbols] for each in compared]
         return any(len(each) > 1 or bool((evaluated(side, self.grid) < 0).any()) for each in sides for side in each)
+
+
+def only_value(expression: Any, ranges: Mapping[Any, tuple[int, int]], assumed: Sequence[Assumption]) -> int | None:
+    """The number that a size is for all sizes in their ranges for which conditions on them hold; None where it varies,
+    is not known, or sizes are too many."""
+    if math.prod(high - low + 1 for low, high in ranges.values()) > _MOST_FOR_A_NUMBER:
+        return None
+    try:
+        mesh = np.meshgrid(*(np.arange(low, high + 1) for low, high in ranges.values()), indexing="ij")
+        grid = _among(dict(zip(ranges, map(np.ravel, mesh), strict=True)), assumed)
+        values = evaluated(expression, grid)
+    except (TypeError, ValueError, OverflowError):
+        return None
+    varies = not values.size or not np.issubdtype(values.dtype, np.integer) or (values != values.flat[0]).any()
+    return None if varies else int(values.flat[0])
 
 
 def _among(grid: dict[Any, np.ndarray], assumed: Sequence[Assumption]) -> dict[Any, np.ndarray]:

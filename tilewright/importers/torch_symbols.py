@@ -20,7 +20,9 @@ from tilewright.graph.core import Value
 from tilewright.importers.emitter import Emitter
 from tilewright.importers.report import Unsupported
 from tilewright.importers.shapes import LARGEST_SIZE, Dimension
+from tilewright.importers.torch_assumed import Assumption
 from tilewright.importers.torch_floats import ROUNDED, computed_in_floats, in_whole_numbers
+from tilewright.importers.torch_proved import only_value
 from tilewright.symbolic import (
     Size,
     floor_divide,
@@ -54,6 +56,8 @@ class SymbolTable:
         self.run_time = run_time
         self.ranges = {str(symbol): bounds for symbol, bounds in ranges.items()}
         self.sizes: dict[str, Size] = {}
+        self.held: Sequence[Assumption] = ()  # conditions on sizes that every call has passed
+        self._numbers: dict[Any, int | None] = {}  # that expressions are while these hold, where they do not vary
         self.never_one: list[str] = []  # the names of squeezed dimensions
         self.numbers: dict[str, Value] = {}  # numbers that were read and may be negative
         self.truths: dict[str, Value] = {}  # booleans that were read, by the symbol that is 1 where one is true
@@ -122,7 +126,21 @@ class SymbolTable:
             expression = sympy.sympify(value, strict=True)  # which never evaluates a text of the file
         except sympy.SympifyError:
             raise Unsupported(f"a size that is {a_kind(value)}") from None
-        return simplify(self._convert(expression))
+        number = self._number(expression)
+        return simplify(self._convert(expression)) if number is None else number
+
+    def _number(self, expression: Any) -> int | None:
+        """What a size is while these conditions hold, if it does not vary: ``s // (s // 8)`` of a multiple of 8."""
+        symbols = sorted(expression.free_symbols, key=str)
+        asked_of = {symbol for each in self.held for symbol in each.condition.free_symbols}
+        known = all(str(each) in self.sizes for each in symbols)
+        if expression.is_Symbol or not known or asked_of.isdisjoint(symbols):
+            return None
+        if expression not in self._numbers:
+            sizes = {symbol: self.sizes[str(symbol)] for symbol in symbols}
+            ranges = {symbol: (lower_bound(size), upper_bound(size)) for symbol, size in sizes.items()}
+            self._numbers[expression] = only_value(expression, ranges, self.held)
+        return self._numbers[expression]
 
     def always(self, condition: Any) -> bool:
         """Whether a condition on sizes, a sympy relation, holds for all of them, as far as can be told here."""

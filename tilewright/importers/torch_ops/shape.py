@@ -14,7 +14,18 @@ from tilewright.importers.rules import RuleTable
 from tilewright.importers.shapes import place_from_front
 from tilewright.importers.torch_assumed import line_of_node
 from tilewright.importers.torch_fx import TorchCall, hint_of, is_contiguous, nothing
-from tilewright.symbolic import Expression, Size, lift, lower_bound, maximum, minimum, modulo, simplify
+from tilewright.symbolic import (
+    Expression,
+    Size,
+    lift,
+    lower_bound,
+    maximum,
+    minimum,
+    modulo,
+    product,
+    simplify,
+    upper_bound,
+)
 
 TABLE = RuleTable("Shapes, joins and splits", "aten.")
 rule = TABLE.rule
@@ -319,20 +330,48 @@ def unfold(call: TorchCall, x: Value, dimension: int, size: int, step: int) -> V
     return call.permute(windows, [*range(axis + 1), *range(axis + 2, windows.rank), axis + 1])
 
 
-def _frames(call: TorchCall, x: Value, strides: Sequence[Size], stride: Sequence[Any]) -> Value | None:
-    """Pieces of a line, [.., pieces, length], as a view by strides of [.., line] is; None for another view."""
-    if len(call.shape) != x.rank + 1 or x.rank < 1 or strides[-1] != 1 or stride[-1] != 1:
-        return None
-    leads = tuple(call.shape[:-2]) == x.shape[:-1] and all(
-        stride[axis] == strides[axis] or x.shape[axis] == 1 for axis in range(x.rank - 1)
+def _frames(call: TorchCall, x: Value, strides: Sequence[Size], stride: Sequence[Size]) -> Value | None:
+    """Pieces of a line as a view by strides shows them; None for another view.
+
+    Of [.., line, ..] in memory the view is [.., pieces, length, ..], in any order of its dimensions.
+    """
+    order = sorted(range(len(stride)), key=lambda axis: -upper_bound(stride[axis]))
+    seen = [(call.shape[axis], stride[axis]) for axis in order]
+    held = list(zip(x.shape, strides, strict=True))
+    for last in range(min(x.rank, len(seen) - 1)):  # dimensions after the pieces
+        first, middle = len(seen) - 2 - last, x.rank - last
+        if first < middle and _agree(seen[:first] + seen[first + 2 :], held[:first] + held[middle:]):
+            line, place = product(x.shape[first:middle]), product(x.shape[middle:])
+            step = _step(line, place, *seen[first : first + 2])
+            if step is not None:
+                x = call.reshape(x, (*x.shape[:first], line, *x.shape[middle:]))
+                count, length = (extent for extent, _ in seen[first : first + 2])
+                pieces = call.op("frames", x, axis=first, count=count, length=length, step=step)
+                return call.permute(pieces, [order.index(axis) for axis in range(len(order))])
+    return None
+
+
+def _agree(seen: Sequence[tuple[Size, Size]], held: Sequence[tuple[Size, Size]]) -> bool:
+    """Whether dimensions, each a size and a stride, are the same."""
+    return all(
+        one[0] == other[0] and (one[0] == 1 or simplify(lift(one[1]) - other[1]) == 0)
+        for one, other in zip(seen, held, strict=True)
     )
-    count, length, step = *call.shape[-2:], stride[-2]
-    if not leads or not isinstance(step, int) or not isinstance(length, int) or step < 1:
+
+
+def _step(line: Size, place: Size, pieces: tuple[Size, Size], places: tuple[Size, Size]) -> int | None:
+    """How many places of a line lie between the beginnings of pieces; None where a view does not show pieces of it.
+
+    `place`: the elements of one; `pieces` and `places`: how many there are, of a piece for the latter, and the stride.
+    """
+    (count, apart), (length, unit) = pieces, places
+    if not isinstance(length, int) or length < 1 or (length > 1 and simplify(lift(unit) - place) != 0):
         return None
-    last = simplify((lift(count) - 1) * step + length)
-    if lower_bound(simplify(lift(x.shape[-1]) - last)) < 0 and not isinstance(count, int):
+    step = lower_bound(apart) // max(lower_bound(place), 1)
+    if step < 1 or simplify(lift(apart) - lift(place) * step) != 0:
         return None
-    return call.op("frames", x, axis=x.rank - 1, count=count, length=length, step=step)
+    left = simplify(lift(line) - (lift(count) - 1) * step - length)
+    return None if lower_bound(left) < 0 and not isinstance(count, int) else step
 
 
 @rule("as_strided.default", "as_strided_copy.default")
@@ -350,7 +389,7 @@ def as_strided(
     if same and start == offset:
         return x
     order = sorted(range(given.ndim), key=lambda axis: -hint_of(given.stride(axis)))
-    if offset != 0 or not is_contiguous(given, order):
+    if offset != 0 or not is_contiguous(given, order, call.symbols):
         raise Unsupported("a view by strides of a part of a tensor", "use slices, permutes and reshapes")
     x = call.permute(x, order)
     if start == 0 and (found := _frames(call, x, [strides[axis] for axis in order], stride)) is not None:
