@@ -345,10 +345,15 @@ def _frames(call: TorchCall, x: Value, strides: Sequence[Size], stride: Sequence
             step = _step(line, place, *seen[first : first + 2])
             if step is not None:
                 x = call.reshape(x, (*x.shape[:first], line, *x.shape[middle:]))
-                count, length = (extent for extent, _ in seen[first : first + 2])
-                pieces = call.op("frames", x, axis=first, count=count, length=length, step=step)
-                return call.permute(pieces, [order.index(axis) for axis in range(len(order))])
+                return _pieces(call, x, first, order, step)
     return None
+
+
+def _pieces(call: TorchCall, x: Value, axis: int, order: Sequence[int], step: int) -> Value:
+    """Pieces of a dimension, in the order of the view's dimensions, of which `order` is that in memory."""
+    count, length = (call.shape[each] for each in order[axis : axis + 2])
+    pieces = call.op("frames", x, axis=axis, count=count, length=length, step=step)
+    return call.permute(pieces, [order.index(each) for each in range(len(order))])
 
 
 def _agree(seen: Sequence[tuple[Size, Size]], held: Sequence[tuple[Size, Size]]) -> bool:
@@ -394,8 +399,13 @@ def as_strided(
     x = call.permute(x, order)
     if start == 0 and (found := _frames(call, x, [strides[axis] for axis in order], stride)) is not None:
         return found
+    return call.op("gather", call.reshape(x, (-1,)), _places(call, start, stride), axis=0)
+
+
+def _places(call: TorchCall, start: Size, stride: Sequence[Any]) -> Value:
+    """Where in memory the elements of a view by strides lie."""
     place: Value = call.value(start, int64)
     for axis, (extent, step) in enumerate(zip(call.shape, stride, strict=True)):
         line = call.op("multiply", call.iota(extent), call.value(step, int64))
-        place = call.op("add", place, call.reshape(line, (extent, *[1] * (len(size) - 1 - axis))))
-    return call.op("gather", call.reshape(x, (-1,)), place, axis=0)
+        place = call.op("add", place, call.reshape(line, (extent, *[1] * (len(stride) - 1 - axis))))
+    return place
