@@ -15,6 +15,7 @@ import torch
 from torch import nn
 
 import tilewright
+from tests.host.model_support import specification
 from tilewright.errors import ShapeError
 from tilewright.importers import import_model
 
@@ -210,3 +211,10 @@ def test_ranges_from_0() -> None:
 def test_ranges_from_0_of_a_model_that_does_not_take_it() -> None:
     with pytest.raises(ShapeError, match="the range of 'n' begins at 0, and there is no program for this size"):
         import_model(lambda x: x.amax(0), (torch.randn(2, 3),), {"x": {0: ("n", 0, 9)}})
+
+
+def test_a_model_that_asks_nothing_of_its_sizes_has_one_way() -> None:
+    """How tensors lie in memory is asked while a program is decomposed, and no result depends on it."""
+    spec = specification("bert")
+    graph = import_model(spec.module, spec.example, spec.dynamic_shapes, spec.name)
+    assert not graph.remarks and all(node.op != "if" for node in graph.nodes)

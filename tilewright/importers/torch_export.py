@@ -465,7 +465,8 @@ def _decomposed(
     try:
         with torch.no_grad(), whole_layers(), without_places(), operators_listed_once(), quiet[0], quiet[1]:
             warnings.simplefilter("ignore", FutureWarning)  # what PyTorch tells itself of its own classes
-            with deciding() as more:  # a question must not leave a size the example's
+            # A question must not leave a size the example's; a program for all sizes only asserts what it needs.
+            with deciding(asserted=all(each.only_one for each in assumed)) as more:
                 program = program.run_decompositions(decompositions())
     except Exception as error:  # PyTorch's own faults, such as those with programs read from files
         raise ImportModelError(

@@ -38,17 +38,25 @@ _BETWEEN = ("torch/__init__.py", "experimental/symbolic_shapes.py", "experimenta
 _OF_DYNAMO = ("evaluate_expr", "guard_scalar")  # functions by which Dynamo asks for a condition of the code
 _JUMPS_OF_DYNAMO = "torch/_dynamo/symbolic_convert.py"  # which asks for that of an ``if`` itself
 _OF_GUARDS = "produce_guards_verbose"
-# Functions that ask for the room of a tensor without elements, and for the order of its dimensions in memory.
-_OF_MEMORY = frozenset({"_get_output_tensor_from_cache_entry", "argsort_sym"})
-_NEAR = 4  # frames
+# Functions that ask for the room of a tensor without elements, and how its dimensions lie in memory.
+_OF_MEMORY = frozenset(
+    {"_get_output_tensor_from_cache_entry", "argsort_sym", "suggest_memory_format", "is_contiguous_for_memory_format",
+     "is_contiguous", "is_contiguous_or_false", "is_channels_last_contiguous_2d", "is_channels_last_contiguous_3d",
+     "are_strides_like_channels_last", "are_strides_like_channels_last_or_false", "is_non_overlapping_and_dense",
+     "compute_elementwise_output_logical_to_physical_perm", "compute_elementwise_output_strides",
+     "check_contiguous_sizes_strides", "is_expanded"}
+)  # fmt: skip
+_ASSERTING = frozenset({"_assert", "_"})  # of the code that PyTorch writes for a program's own conditions
+_NEAR = 6  # frames
 _OF_MODULES = ("torch/nn/", "torch/functional.py")  # PyTorch's code that branches as a user's does
 
 
 @contextmanager
-def deciding() -> Iterator[list[Assumption]]:
+def deciding(asserted: bool = False) -> Iterator[list[Assumption]]:
     """For the time of an export: what is the same for all sizes in their ranges is no condition.
 
     Where the answer differs it is the example's; yields a list that takes up these conditions, with who asked.
+    `asserted`: only what the program asserts, as for one that is decomposed and asks nothing else of sizes.
     """
     known: dict[Any, Any] = {}  # what was found, by shape environment, expression and whether the user's code asks
     found: list[Assumption] = []
@@ -56,11 +64,11 @@ def deciding() -> Iterator[list[Assumption]]:
 
     def decided(self: ShapeEnv, expression: Any, *rest: Any, **named: Any) -> Any:
         by_user = _is_asked_by_user()
-        of_memory = _is_asked_of_memory()
-        key = (id(self), expression, by_user, of_memory)
+        left_out = _is_asked_by(_OF_MEMORY) or (asserted and not _is_asked_by(_ASSERTING))
+        key = (id(self), expression, by_user, left_out)
         if key not in known:
             answers = _Answers.of(self, expression, found)
-            known[key] = None if answers is None else _decide(answers, by_user, [] if of_memory else found)
+            known[key] = None if answers is None else _decide(answers, by_user, [] if left_out else found)
         return evaluate(self, expression, *rest, **named) if known[key] is None else known[key]
 
     with (
@@ -255,15 +263,15 @@ def _is_asked_by_user() -> bool:
     return False
 
 
-def _is_asked_of_memory() -> bool:
-    """Whether PyTorch asks how a tensor that it only describes lies in memory, on which no result depends."""
+def _is_asked_by(names: frozenset[str]) -> bool:
+    """Whether one of the functions asks, or what it calls near by."""
     frame: Any = sys._getframe(2)
     while frame is not None and frame.f_code.co_filename.replace("\\", "/").endswith(_BETWEEN):
         frame = frame.f_back
     for _ in range(_NEAR):
         if frame is None:
             return False
-        if frame.f_code.co_name in _OF_MEMORY:
+        if frame.f_code.co_name in names:
             return True
         frame = frame.f_back
     return False
