@@ -61,13 +61,15 @@ def built(function, warps):
 @pytest.mark.parametrize(("columns", "kind"), [(32768, "bf16"), (30000, "bf16"), (32768, "f16")])
 def test_two_wide_rows_fit_a_multiprocessor(name, columns, kind):
     config = row_config(4096, columns, 132)
-    lowered, assembly = built(library_kernel(name, kind, config.block, 1, columns != config.block), config.warps)
+    lowered, assembly = built(
+        library_kernel(name, kind, config.block, 1, columns != config.block), (config.threads // 32)
+    )
     resources = assembly.resources
     assert lowered.assigned.attributes["gpu.resident"] == 2
-    assert 2 * 32 * config.warps * resources.registers <= REGISTERS
+    assert 2 * 32 * (config.threads // 32) * resources.registers <= REGISTERS
     assert (resources.spill_stores, resources.spill_loads, resources.stack) == (0, 0, 0)
     # The whole row is asked for before any of it is used.
-    vectors = config.block // (32 * config.warps * 8)
+    vectors = config.block // (32 * (config.threads // 32) * 8)
     assert len(re.findall(r"\bld\.global\S*\.v4\.b32", assembly.ptx[: assembly.ptx.index("shfl.sync")])) == vectors
 
 
@@ -107,10 +109,12 @@ def test_computing_again_changes_no_bit(name, columns, rng):
 @pytest.mark.parametrize("name", ["softmax", "layer norm"])
 def test_warps_have_narrow_rows_for_themselves(name, block):
     config = row_config(65536, block, 132)
-    lowered, assembly = built(library_kernel(name, "bf16", block, config.rows, False), config.warps)
+    lowered, assembly = built(library_kernel(name, "bf16", block, config.rows, False), (config.threads // 32))
     assert config.rows > 1 and lowered.shared_bytes == 0
     assert not re.findall(r"\bbar(rier)?\.(sync|cta)", assembly.ptx)
-    assert 32 * config.warps * assembly.resources.registers * 8 <= REGISTERS  # 8 CTAs: 32 KB of rows on their way
+    assert (
+        32 * (config.threads // 32) * assembly.resources.registers * 8 <= REGISTERS
+    )  # 8 CTAs: 32 KB of rows on their way
 
 
 @tilewright.jit

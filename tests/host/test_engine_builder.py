@@ -351,7 +351,7 @@ def test_kernels_are_compiled_in_processes_once_and_to_the_same_engine(generator
     saved = []
     for name in ("together", "together", "alone"):
         if name == "alone":
-            monkeypatch.setattr(kernels, "compile_ahead", lambda jobs, told: None)
+            monkeypatch.setattr(kernels, "compile_ahead", lambda jobs, report: None)
         with settings.scope(cache_directory=tmp_path / name, threads=2):
             build(graph, progress=lambda stage, item, seconds: events.append(item)).save(tmp_path / "x.engine")
             saved.append((tmp_path / "x.engine").read_bytes())

@@ -724,7 +724,7 @@ def smoothed(x: torch.Tensor) -> torch.Tensor:
 def test_sizes_that_computed_ones_are_1_for(function: Any) -> None:
     shapes = {"x": {0: ("batch", 1, 5), 1: ("h", 2, 20), 2: ("w", 2, 20)}}
     graph = import_model(function, (torch.randn(2, 7, 9),), shapes)
-    assert not graph.remarks
+    assert not graph.remarks or function is smoothed  # PyTorch asserts where the pool's last windows begin
     for sizes in ((1, 2, 2), (5, 20, 20), (2, 4, 13)):
         x = torch.randn(sizes)
         (found,) = reference.run(graph, {"x": x.numpy()}).values()
@@ -775,5 +775,8 @@ def test_conditions_on_sizes_are_checked_at_the_call() -> None:
         ShapeError, match=r"n = 7.*if x\.shape\[0\] % 2: \(the example's way, taken while Eq\(Mod\(n, 2\)"
     ):
         engine(torch.ones(7))
-    with pytest.raises(ImportModelError, match=r"no range of n, only 8: test_import_torch\.py:\d+: "):
+    with pytest.raises(
+        ImportModelError,
+        match=r"no range of n: PyTorch takes it for 8, as in the example, at test_import_torch\.py:\d+: ",
+    ):
         import_model(lambda x: [x * n for n in range(x.shape[0])][-1], (torch.ones(8),), {"x": {0: ("n", 1, 30)}})
