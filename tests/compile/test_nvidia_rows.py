@@ -66,10 +66,10 @@ def test_two_wide_rows_fit_a_multiprocessor(name, columns, kind):
     )
     resources = assembly.resources
     assert lowered.assigned.attributes["gpu.resident"] == 2
-    assert 2 * 32 * (config.threads // 32) * resources.registers <= REGISTERS
+    assert 2 * config.threads * resources.registers <= REGISTERS
     assert (resources.spill_stores, resources.spill_loads, resources.stack) == (0, 0, 0)
     # The whole row is asked for before any of it is used.
-    vectors = config.block // (32 * (config.threads // 32) * 8)
+    vectors = config.block // (config.threads * 8)
     assert len(re.findall(r"\bld\.global\S*\.v4\.b32", assembly.ptx[: assembly.ptx.index("shfl.sync")])) == vectors
 
 
@@ -109,12 +109,10 @@ def test_computing_again_changes_no_bit(name, columns, rng):
 @pytest.mark.parametrize("name", ["softmax", "layer norm"])
 def test_warps_have_narrow_rows_for_themselves(name, block):
     config = row_config(65536, block, 132)
-    lowered, assembly = built(library_kernel(name, "bf16", block, config.rows, False), (config.threads // 32))
+    lowered, assembly = built(library_kernel(name, "bf16", block, config.rows, False), config.threads // 32)
     assert config.rows > 1 and lowered.shared_bytes == 0
     assert not re.findall(r"\bbar(rier)?\.(sync|cta)", assembly.ptx)
-    assert (
-        32 * (config.threads // 32) * assembly.resources.registers * 8 <= REGISTERS
-    )  # 8 CTAs: 32 KB of rows on their way
+    assert config.threads * assembly.resources.registers * 8 <= REGISTERS  # 8 CTAs: 32 KB of rows on their way
 
 
 @tilewright.jit
