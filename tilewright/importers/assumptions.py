@@ -60,9 +60,8 @@ def under_assumptions(importing: Callable[[Assumptions], Graph]) -> Graph:
                     raise ImportModelError(f"dimension {found.name!r} must have two sizes at once: {found}") from None
             except (ImportModelError, UnsupportedOperationError) as error:
                 first = first or error
-                if not shared_names.issuperset(
-                    fixed
-                ):  # one name of dimensions that other operations take with other sizes
+                # One name of dimensions that other operations take with other sizes.
+                if not shared_names.issuperset(fixed):
                     shared_names.update(fixed)
                     fixed.clear()
                     continue

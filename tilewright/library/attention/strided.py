@@ -100,7 +100,7 @@ def _leading(value: Value, producers: Mapping[Value, Node]) -> list[Node]:
 
 
 def _writes_by_strides(group: Group) -> bool:
-    """Whether the movement behind the anchor is one permute of heads and queries, with reshapes behind it."""
+    """Whether the movement after the anchor is one permute of heads and queries, followed by reshapes."""
     moves = trailing_movement(group)
     ops = [node.op for node in moves]
     if "permute" not in ops:

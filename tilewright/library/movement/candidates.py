@@ -32,7 +32,7 @@ if TYPE_CHECKING:
     from tilewright.launch.jit import JITFunction
 
 SCATTER_BLOCK = 2048
-_CTA_THREADS = 128  # of a CTA
+_CTA_THREADS = 128
 REPLACED_ROWS, REPLACED_COLUMNS, COMPARED = 16, 256, 128  # updates and columns of a program, indices of a comparison
 UPDATED = 1024  # elements of a program that does not compare indices
 COMBINE_BLOCK = 128
@@ -104,7 +104,10 @@ def _columns(inner: Size) -> int:
 
 
 def _replaced(node: Node, inner: Size) -> tuple[list[KernelCall], tuple[Value, ...]]:
-    """Few updates find out by comparing whether they are the last of their index, many by a table of the last ones."""
+    """Few updates find out by comparing whether they are the last of their index, many by a table of the last ones.
+
+    These are updates in place and of run-time numbers, which `graph.passes.scatters` leaves as they are.
+    """
     source, indices, _ = node.inputs
     assert source is not None and indices is not None
     block = _columns(inner)

@@ -1,4 +1,4 @@
-"""Reductions on CPUs: which library kernel, how rows are dealt out."""
+"""Reductions on CPUs: which library kernel, how rows are divided."""
 
 from __future__ import annotations
 

@@ -33,7 +33,7 @@ CUMULATIVE = {"cumsum": functions.total, "cumprod": functions.times, "cummax": f
 
 @dataclass(frozen=True)
 class Deal:
-    """How the work of a launch is dealt out: to which kernel, in which blocks, by how many threads (0: not told)."""
+    """How the work of a launch is divided: which kernel, which blocks, how many threads (0: not known)."""
 
     kernel: JITFunction
     constants: dict[str, Any]

@@ -53,7 +53,7 @@ SHORT = 16  # elements of rows or columns that a thread each walks
 SHORT_ROWS = 512  # of a CTA, or columns
 FEW_ELEMENTS = 2048  # of a block of a reduction over few rows
 FEW_CTAS = 512  # that there are then at least
-OTHER = 1.02  # how much behind the likely number of parts the other one is ranked
+OTHER = 1.02  # the cost of the other number of parts, relative to that of the likely one
 
 
 @dataclass(frozen=True)
@@ -252,7 +252,7 @@ def _reduce(group: Group, graph: Graph, target: Target) -> KernelCall:
 
 
 def along_rows(problem: Reduction, target: Target, kernel: JITFunction) -> Deal:
-    """How a reduction of rows is dealt out."""
+    """How a reduction of rows is divided."""
     outer, reduced = problem.outer, problem.reduced
     config = sum_config(expected(outer), expected(reduced), target.machine().processors)
     mask = not (divides(config.block, reduced) and divides(config.rows, outer))

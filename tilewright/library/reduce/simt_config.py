@@ -1,4 +1,4 @@
-"""How rows that are reduced are dealt out to CTAs, for operations on arrays and for engines: blocks and threads."""
+"""How rows that are reduced are divided among CTAs, for operations on arrays and for engines: blocks and threads."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Row operations on CPUs: which library kernel, how rows are dealt out, whole rows or chunks."""
+"""Row operations on CPUs: which library kernel, how rows are divided, whole rows or chunks."""
 
 from __future__ import annotations
 

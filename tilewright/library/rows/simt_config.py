@@ -1,4 +1,4 @@
-"""How rows are dealt out to CTAs, for operations on arrays and for engines: blocks and threads."""
+"""How rows are divided among CTAs, for operations on arrays and for engines: blocks and threads."""
 
 from __future__ import annotations
 

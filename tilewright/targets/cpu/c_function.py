@@ -114,7 +114,7 @@ check:
 """
 _END = """  ret i32 %status
 """
-# A kernel with assertions has one slot more, the address of a record; what failed is told by a line of its own.
+# A kernel with assertions has one slot more, the address of a record; a failure is reported by a line of its own.
 _WATCH = """  %record = alloca [{words} x i64], align 16
   store i64 0, ptr %record, align 8
   %slot.record = getelementptr i64, ptr %slots, i64 {place}

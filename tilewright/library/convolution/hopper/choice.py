@@ -16,7 +16,7 @@ from tilewright.library.convolution.problem import ConvolutionProblem
 from tilewright.library.hopper import SHARED_BYTES, is_possible
 from tilewright.targets.machine import Machine
 
-_OVERLAP_BYTES = 100_000  # bytes of shared memory with which a CTA lets that of the next kernel begin beside it
+_OVERLAP_BYTES = 100_000  # bytes of shared memory with which a CTA lets that of the next kernel begin next to it
 _BYTES_OF_ONE_CTA = 116_736  # with more than these, two CTAs do not fit a processor
 _CACHED = 30e6  # bytes that are still in the L2 cache when the next kernel reads them
 # Clocks, measured on an H200 with dependent launch: from a copy to its product, of an epilogue and of each call of it,

@@ -40,7 +40,7 @@ _CLOCKS_ALONE, _ALONE_ROW = 418.0, 2.65
 _SHARED, _SHARED_ROW = 137.0, 1.12
 _WARPGROUP, _WARPGROUP_ROW = 170.0, 1.71
 _OF_BYTES = 1.54  # times as much for weights of 8 bits
-_DEQUANTIZED_FILL = 850.0  # from the first copy to the first product, and behind the last one
+_DEQUANTIZED_FILL = 850.0  # from the first copy to the first product, and after the last one
 _CLUSTER, _EXCHANGE = 1190.0, 5.5  # for the sums of others: of a cluster; for each row of 64 columns of each other CTA
 _REGISTERS = {8: 80, 16: 96, 32: 112, 64: 168, 128: 168, 256: 168}  # of a thread, by the rows of a CTA
 
