@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import threading
 import time
 
 import pytest
@@ -66,10 +67,19 @@ def test_a_loop_is_woken_once_for_all_requests_of_a_step(monkeypatch):
 
 
 def test_a_slow_caller_gets_the_latest_output():
+    first_came = threading.Event()
+
+    class Waiting(StandIn):
+        def run(self, chunks):
+            if self.steps:
+                assert first_came.wait(60)  # without it all steps may be over before the first output is read
+            return super().run(chunks)
+
     async def main():
-        engine = made()
+        engine = made(Waiting(LIMITS, 40))
         stream = engine.stream([0], SamplingParameters(max_tokens=40, seed=1, ignore_eos=True))
-        await anext(stream)
+        assert len((await anext(stream)).completions[0].tokens) == 1
+        first_came.set()
         await asyncio.to_thread(until, lambda: not engine._engine.has_work)
         engine.close()  # all that was given has come when it returns
         await asyncio.sleep(0)
