@@ -71,6 +71,21 @@ def test_rows(
     assert any("parts" in step.evidence["reasons"] for step in engine.plan.steps) == divided
 
 
+@pytest.mark.parametrize("target", ["cuda:sm_90a", "cpu"])
+@pytest.mark.parametrize(
+    ("op", "attributes"), [("cumprod", {"axis": 1, "reverse": False}), ("reduce_product", {"axes": (1,)})]
+)
+def test_errors_of_many_factors_near_1_do_not_add_up(
+    op: str, attributes: dict[str, Any], target: str, driver: Driver, rng: np.random.Generator
+) -> None:
+    """Pairs of factors, one above 1 and one below, are rounded down in float32."""
+    factors = (1 + 1e-4 * rng.standard_normal((1, 60001))).astype(np.float32)
+    exact = np.cumprod(factors.astype(np.float64), axis=1)
+    found = build(one(op, attributes, factors.shape, float32), target).run({"x": factors})["y"]
+    expected = exact if op == "cumprod" else exact[:, -1]
+    assert (np.abs(found / expected - 1) < 5e-5).all()  # each pair rounded down: 3e-4
+
+
 @pytest.mark.parametrize("dtype", [float16, bfloat16])
 @pytest.mark.parametrize("op", ["softmax", "layer_norm", "reduce_mean", "reduce_max"])
 def test_short_types(op: str, dtype: DType, driver: Driver, rng: np.random.Generator) -> None:

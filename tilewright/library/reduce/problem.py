@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
-from tilewright.dtypes import DType
+from tilewright.dtypes import DType, float32, float64
 from tilewright.errors import UnsupportedOperationError
 from tilewright.graph.core import Graph, Node, Value
 from tilewright.graph.fusion import Group
@@ -26,9 +26,9 @@ from tilewright.targets.base import Target
 REDUCTIONS = {"reduce_sum": "sum", "reduce_mean": "mean", "reduce_max": "max", "reduce_min": "min",
                "reduce_product": "product"}  # fmt: skip
 
-
 CUMULATIVE = {"cumsum": functions.total, "cumprod": functions.times, "cummax": functions.maximum,
               "cummin": functions.minimum}  # fmt: skip
+MANY_FACTORS = 4096  # products of as many are computed in float64
 
 
 @dataclass(frozen=True)
@@ -81,7 +81,19 @@ def reduction_of(group: Group, graph: Graph) -> Reduction:
     outer, reduced, inner = reduced_space(anchor)
     source: tuple[Size, Size] = (outer, reduced) if inner == 1 else (simplify(lift(outer) * reduced), inner)
     slots = reduce_slots(group, graph, source, (outer, inner))
-    return Reduction(group, outer, reduced, inner, compute_type(anchor.inputs[0].dtype), *slots)
+    dtype = accumulator_type(anchor.op, anchor.inputs[0].dtype, reduced)
+    return Reduction(group, outer, reduced, inner, dtype, *slots)
+
+
+def accumulator_type(op: str, dtype: DType, count: Size) -> DType:
+    """The type in which `count` elements are reduced, or accumulated.
+
+    Products of many floats are computed in float64: a product of two numbers near 1, one above and one below it, is
+    rounded down where it should be rounded to either side, so that errors add up (to 1e-3 for 270,000 factors).
+    """
+    dtype = compute_type(dtype)
+    is_long = op in ("reduce_product", "cumprod") and expected(count) > MANY_FACTORS
+    return float64 if is_long and dtype == float32 else dtype
 
 
 def reduced_space(anchor: Node) -> tuple[Size, Size, Size]:

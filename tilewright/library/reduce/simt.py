@@ -22,6 +22,7 @@ from tilewright.library.reduce.problem import (
     REDUCTIONS,
     Deal,
     Reduction,
+    accumulator_type,
     reduce_slots,
     reduction_of,
     row_candidate,
@@ -176,7 +177,7 @@ def cumulative_candidate(group: Group, graph: Graph, target: Target) -> Candidat
     anchor = group.anchor
     assert anchor is not None and anchor.inputs[0] is not None
     source, tiles = anchor.inputs[0], _tiles(anchor, target, stores_rows=True)
-    dtype = compute_type(source.dtype)
+    dtype = accumulator_type(anchor.op, source.dtype, tiles.reduced)
     prologue, epilogue, extra = reduce_slots(group, graph, tiles.space, tiles.space)
     own = {**tiles.constants, "PROLOGUE": prologue, "INITIAL": neutral_element(RUNNING_KINDS[anchor.op], dtype),
            "TYPE": language_type(dtype), "COMBINE": CUMULATIVE[anchor.op]}  # fmt: skip
