@@ -174,6 +174,40 @@ def test_a_failure_and_the_end_reach_everybody():
     asyncio.run(main())
 
 
+def test_an_engine_that_cannot_end_its_requests_tells_its_callers():
+    class Broken(LLMEngine):
+        def step(self):
+            raise ZeroDivisionError
+
+        abort = step
+
+    async def main():
+        engine = AsyncEngine(Broken(StandIn(LIMITS, 40), 17))
+        with pytest.raises(EngineStopped):
+            await asyncio.wait_for(last(engine.stream([0])), 60)
+
+    asyncio.run(main())
+
+
+def test_a_call_that_comes_while_the_engine_ends_is_refused(monkeypatch):
+    async def main():
+        engine = made()
+        closing = threading.Thread(target=engine.close)
+
+        def closed_meanwhile(self):
+            closing.start()
+            closing.join(0.2)  # it ends only if nothing keeps it until the call is there
+            return True
+
+        monkeypatch.setattr(AsyncEngine, "is_ready", property(closed_meanwhile))
+        with pytest.raises(EngineStopped):
+            await asyncio.wait_for(last(engine.stream([0])), 60)
+        closing.join()
+        assert not engine._engine.has_work and not engine.statistics.used_pages
+
+    asyncio.run(main())
+
+
 def test_a_folder(tmp_path):
     async def main():
         wanted = SamplingParameters(max_tokens=4, temperature=0.0)

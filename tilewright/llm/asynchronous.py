@@ -109,6 +109,7 @@ class AsyncEngine:
         self._calls: queue.SimpleQueue[Callable[[], None] | None] = queue.SimpleQueue()
         self._listeners: dict[str, _Listener] = {}
         self._failure: BaseException | None = None
+        self._entry = threading.Lock()  # no call is put behind the last one that is taken: it would wait for ever
         self._deliverer = _Deliverer()
         self._thread = threading.Thread(target=self._work, name="tilewright-llm", daemon=True)
         self._thread.start()
@@ -172,9 +173,10 @@ class AsyncEngine:
             self._thread.join()
 
     def _call(self, function: Callable[[], None]) -> None:
-        if not self.is_ready:
-            raise EngineStopped("the language model's engine has stopped") from self._failure
-        self._calls.put(function)
+        with self._entry:
+            if not self.is_ready:
+                raise EngineStopped("the language model's engine has stopped") from self._failure
+            self._calls.put(function)
 
     def _forget(self, name: str) -> None:
         if self._listeners.pop(name, None) is not None:
@@ -195,9 +197,9 @@ class AsyncEngine:
             _log.exception("the language model's engine has failed")
             self._failure = error
         finally:
-            self._failure = self._failure or EngineStopped("the language model was closed")
+            with self._entry:
+                self._failure = self._failure or EngineStopped("the language model was closed")
             self._stop()
-            self._deliverer.close()
 
     def _take_calls(self) -> bool:
         """Do what callers want, waiting for it when there is nothing else to do; False at the end."""
@@ -211,18 +213,24 @@ class AsyncEngine:
             call()
 
     def _stop(self) -> None:
-        for name in self._listeners:
-            self._engine.abort(name)
-        self._refuse_all()
-        self._engine.clear_ended()
-        while True:  # calls that came meanwhile
+        """Tell everybody, those whose calls came meanwhile too; then give back what the requests hold."""
+        names: list[str] = []
+        while True:
+            names += self._listeners
+            self._refuse_all()
             try:
                 call = self._calls.get_nowait()
             except queue.Empty:
-                return
+                break
             if call is not None:
                 call()
-                self._refuse_all()
+        self._deliverer.close()
+        try:
+            for name in names:
+                self._engine.abort(name)
+            self._engine.clear_ended()
+        except Exception:  # an engine that has failed may do so again
+            _log.exception("the language model's engine could not end its requests")
 
     def _refuse_all(self) -> None:
         stopped = EngineStopped("the language model's engine has stopped")
