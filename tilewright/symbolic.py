@@ -116,6 +116,14 @@ class Expression:
         return frozenset(found)
 
     @cached_property
+    def _plain(self) -> Symbol | None:
+        if len(self.terms) == 1:
+            monomial, factor = self.terms[0]
+            if factor == 1 and len(monomial) == 1 and monomial[0][1] == 1 and isinstance(monomial[0][0], Symbol):
+                return monomial[0][0]
+        return None
+
+    @cached_property
     def _names(self) -> tuple[str, ...]:
         return tuple(sorted({symbol.name for symbol in self._free}))
 
@@ -391,11 +399,7 @@ def _covers(function: str, outer: Size, inner: Size) -> bool:
 
 def plain_symbol(size: Size) -> Symbol | None:
     """The symbol that a size consists of; None for another size."""
-    if isinstance(size, Expression) and len(size.terms) == 1:
-        monomial, factor = size.terms[0]
-        if factor == 1 and len(monomial) == 1 and monomial[0][1] == 1 and isinstance(monomial[0][0], Symbol):
-            return monomial[0][0]
-    return None
+    return size._plain if isinstance(size, Expression) else None
 
 
 def maximum(left: Size, right: Size) -> Size:

@@ -14,9 +14,10 @@ from tilewright.engine.engine import Engine
 from tilewright.errors import TargetError, UnsupportedOperationError
 from tilewright.graph.core import Graph
 from tilewright.graph.partition import is_staged, partition
+from tilewright.graph.pipeline import prepare_cut
 from tilewright.precision import IEEE
 from tilewright.targets.base import Target
-from tilewright.targets.registry import get_targets
+from tilewright.targets.registry import get_targets, graph_passes
 
 
 def build(
@@ -46,6 +47,8 @@ def build(
         raise TargetError("an engine is built for at least one target")
     order = Order(targets, progress or (lambda stage, item, seconds: None), source, tuning, layers)
     cut = bool(graph.parts) or is_staged(graph)
+    if cut and not graph.parts:
+        graph = prepare_cut(graph, graph_passes(targets))
     try:
         return (
             build_staged(graph if graph.parts else partition(graph), order)

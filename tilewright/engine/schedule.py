@@ -165,6 +165,9 @@ def _of_sizes(graph: Graph) -> tuple[dict[Node, None], set[str]]:
     names: set[str] = set()
     known = set(graph.constants)
     for node in graph.nodes:
+        if node.op == "text":  # a constant
+            found[node] = None
+            continue
         if kind_of(node.op) in ON_HOST or not all(value in known for value in node.inputs):
             continue
         shapes = [value.shape for value in (*node.inputs, *node.outputs) if value is not None]

@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import dataclasses
 from collections.abc import Callable, Mapping, Sequence
+from functools import partial
 from typing import Any
 
 import numpy as np
 
 from tilewright import dtypes, forks
-from tilewright.dtypes import int1
+from tilewright.dtypes import int1, string
 from tilewright.engine.schedule import Parts, RunState, Schedule
 from tilewright.errors import EngineError, InputError, ShapeError, TilewrightError
 from tilewright.graph.core import Graph
@@ -51,7 +52,12 @@ class StagedSession:
         known = [dtypes.ANY_BY_NAME[spec.dtype] for spec in plan.inputs]
         self._host_only = [dtype if dtype in dtypes.HOST_ONLY else None for dtype in known]
         self._ordinal = next((session.ordinal for session in sessions if session.ordinal is not None), None)
-        self._known: KnownCalls[dict[str, int]] = KnownCalls(plan)
+        readers = {
+            spec.name: partial(host_array, dtype=string, name=spec.name)
+            for spec in plan.inputs
+            if spec.dtype == string.name
+        }
+        self._known: KnownCalls[dict[str, int]] = KnownCalls(plan, readers)
         places = {value: place for place, value in enumerate(graph.results())}
         self._results = [(spec, places[value]) for spec, value in zip(plan.outputs, graph.outputs, strict=True)]
         self._mutated = [number for number, spec in enumerate(plan.inputs) if spec.mutates is not None]

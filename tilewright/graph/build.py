@@ -48,6 +48,8 @@ class GraphBuilder:
         self._sizes: dict[str, int] = {} if outer is None else outer._sizes  # how many of each hint there are
         self.run_time_names: set[str] = set() if outer is None else outer.run_time_names
         self.sizes_read: dict[tuple[Any, ...], Size] = {}  # run-time sizes that importers have read, by what of
+        self.made_of: dict[Size, frozenset[Size]] = {}  # run-time sizes to which others broadcast, and these
+        self.lists_of_sizes: dict[tuple[Any, ...], Value] = {}  # tensors of sizes, by their elements' texts
         self._streams = 0  # of random bits
         self._names: dict[str, int] = {}  # and how many suffixes of each were tried
         self._numbers: dict[tuple[DType, Any], Value] = {}

@@ -7,6 +7,7 @@ tensors, checked, and become symbols by `extent`; what takes such sizes is compi
 
 from __future__ import annotations
 
+import functools
 import math
 from collections.abc import Iterable
 from typing import Any
@@ -87,10 +88,16 @@ def _integers(inputs: Inputs, index: int) -> None:
 
 
 def extent(inputs: Arrays, attributes: Attributes) -> Array:
-    number = int(np.asarray(inputs[0]).reshape(-1)[attributes["element"]])
+    number = int(inputs[0].reshape(-1)[attributes["element"]])
     if not 0 <= number <= MOST_TENSOR_ELEMENTS:
         raise ShapeError(f"{attributes['what']} is {number}; 0 to {MOST_TENSOR_ELEMENTS} are possible")
-    return np.broadcast_to(np.False_, (number,))
+    return _without_memory(number)
+
+
+@functools.lru_cache(maxsize=256)
+def _without_memory(count: int) -> Array:
+    """So many elements that nobody reads or can write."""
+    return np.broadcast_to(np.False_, (count,))
 
 
 def condition(inputs: Arrays, attributes: Attributes) -> Array:
@@ -120,9 +127,9 @@ def resolved_shape(inputs: Arrays, attributes: Attributes) -> Array:
 
 def broadcast_extents(inputs: Arrays, attributes: Attributes) -> Array:
     """The sizes that a tensor of the second list's sizes has when it is stretched to the first's."""
-    target, extents = ([int(n) for n in item.reshape(-1)] for item in inputs)
+    target, extents = (item.reshape(-1).tolist() for item in inputs)
     try:
-        shape = np.broadcast_shapes(tuple(target), tuple(extents))
+        shape = target if target == extents else np.broadcast_shapes(tuple(target), tuple(extents))
     except ValueError:
         raise ShapeError(f"{attributes['what']} is {target}, to which {extents} does not broadcast") from None
     _check_elements(attributes["what"], shape)
@@ -181,7 +188,10 @@ def _axes(array: Array, rank: int, attributes: Attributes) -> list[int]:
 
 
 def broadcast_at(inputs: Arrays, attributes: Attributes) -> Array:
-    return np.broadcast_to(inputs[0], tuple(broadcast_extents([inputs[1], np.array(inputs[0].shape)], attributes)))
+    x, sizes = inputs
+    if sizes.reshape(-1).tolist() == list(x.shape):
+        return x  # as nearly always, where two sizes could differ
+    return np.broadcast_to(x, tuple(broadcast_extents([sizes, np.array(x.shape)], attributes)))
 
 
 def axes_last(inputs: Arrays, attributes: Attributes) -> Array:

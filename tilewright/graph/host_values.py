@@ -51,9 +51,12 @@ def _text(value: Any, name: str) -> np.ndarray:
     array = np.asarray(value, object) if isinstance(value, (str, bytes, list, tuple)) else np.asarray(value)
     if array.dtype.kind not in "OUST":
         raise InputError(f"input {name!r} is a tensor of text, given as one of {array.dtype}: pass an array of strings")
+    items = array.reshape(-1).tolist()
+    if all([type(item) is str for item in items]):
+        return array.astype(object)
     result = np.empty(array.shape, object)
     flat = result.reshape(-1)
-    for place, item in enumerate(array.reshape(-1).tolist()):
+    for place, item in enumerate(items):
         if isinstance(item, bytes):
             try:
                 item = item.decode()

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 
 from tilewright.graph.core import Graph
 from tilewright.graph.passes.canonicalize import canonicalize
@@ -70,7 +70,15 @@ def optimize(graph: Graph, of_targets: TargetPasses = NO_PASSES) -> Graph:
     """
     _dump(graph, "00-imported")
     before, after = ([each.bound() for each in passes] for passes in (of_targets.before, of_targets.after))
-    passes = [*before, *((each.__name__, each) for each in PASSES), *after]
+    return _applied(graph, [*before, *((each.__name__, each) for each in PASSES), *after])
+
+
+def prepare_cut(graph: Graph, of_targets: TargetPasses = NO_PASSES) -> Graph:
+    """A graph as it is cut into parts, each of which `optimize` then takes; the given graph is not changed."""
+    return _applied(graph, [each.bound() for each in of_targets.cut])
+
+
+def _applied(graph: Graph, passes: Sequence[tuple[str, Pass]]) -> Graph:
     for number, (name, transform) in enumerate(passes, 1):
         result = transform(graph)
         if settings.verify:

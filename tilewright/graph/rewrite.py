@@ -32,8 +32,10 @@ _LARGEST_UNIFORM = 1 << 16  # constants above this many elements are not searche
 class GraphRewriter:
     """A new graph being made from an old one."""
 
-    def __init__(self, graph: Graph) -> None:
+    def __init__(self, graph: Graph, keeps_all: bool = False) -> None:
+        """With `keeps_all`, nodes that nobody reads stay: before a graph is cut, they tell sizes."""
         self.old = graph
+        self._keeps_all = keeps_all
         self.changed = False
         self.nodes: list[Node] = []
         self.constants: dict[Value, np.ndarray] = dict(graph.constants)
@@ -139,7 +141,7 @@ class GraphRewriter:
         self.changed = True
 
     def finish(self) -> Graph:
-        """The new graph without dead nodes and constants."""
+        """The new graph, without dead nodes and constants unless all are kept."""
         old = self.old
         outputs = [self._map.get(value, value) for value in old.outputs]
         mutations = {target: self._map.get(value, value) for target, value in old.mutations.items()}
@@ -147,7 +149,7 @@ class GraphRewriter:
         result.mutations = mutations
         result.constants = self.constants
         result.remarks, result.fixed, result.seed = self.remarks, old.fixed, old.seed
-        return drop_dead(result)
+        return result if self._keeps_all else drop_dead(result)
 
     def _rewrite(self, node: Node, rules: Sequence[Rule]) -> bool:
         self._source = node.source

@@ -57,6 +57,7 @@ class TargetPasses:
 
     before: Sequence[TargetPass] = ()  # the passes of all graphs, on the graph as it was imported
     after: Sequence[TargetPass] = ()
+    cut: Sequence[TargetPass] = ()  # on a graph that will be cut into parts, before that
     norms_in_products: bool = False  # `fuse`: kernels of products compute norms of few rows
     row_programs: bool = False  # `fuse`: there are kernels of several reductions over the same rows
     attention_quantizes: bool = False  # `fuse`: kernels of attention quantize their results
@@ -64,7 +65,7 @@ class TargetPasses:
     generates_scatters: bool = False  # `fuse`: kernels of updates that are made at once compute what they read
 
     def __post_init__(self) -> None:
-        for passes in (self.before, self.after):
+        for passes in (self.before, self.after, self.cut):
             names = [each.run.__name__ for each in passes]
             twice = sorted({name for name in names if names.count(name) > 1})
             if twice:
@@ -76,7 +77,8 @@ NO_PASSES = TargetPasses()
 
 def shared(tables: Sequence[TargetPasses]) -> TargetPasses:
     """The passes of a graph that several targets share; whether groups suit one of them is its own table's matter."""
-    return TargetPasses(_shared([table.before for table in tables]), _shared([table.after for table in tables]))
+    before, after, cut = ([getattr(table, name) for table in tables] for name in ("before", "after", "cut"))
+    return TargetPasses(_shared(before), _shared(after), _shared(cut))
 
 
 def _shared(lists: Sequence[Sequence[TargetPass]]) -> list[TargetPass]:

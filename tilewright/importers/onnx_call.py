@@ -139,7 +139,12 @@ class OnnxCall(Emitter):
         return tuple(self._stretched(item, target) if isinstance(item, Value) else item for item in inputs)
 
     def _common(self, values: Sequence[Value], position: int) -> Size:
-        """The size to which dimensions of several tensors broadcast."""
+        """The size to which dimensions of several tensors broadcast: one for each set of sizes that it is made of."""
+        sizes = [value.shape[position] for value in values if value.rank >= -position and value.shape[position] != 1]
+        made_of = frozenset().union(*(self.builder.made_of.get(size, {size}) for size in sizes))
+        known = next((size for size, parts in self.builder.made_of.items() if parts == made_of), None)
+        if known is not None:
+            return known
         numbers: Value | None = None
         for value in values:
             if value.rank >= -position and value.shape[position] != 1:
@@ -149,6 +154,7 @@ class OnnxCall(Emitter):
                 numbers = own if numbers is None else self.op("broadcast_extents", *operands, count=1, what=subject)
         assert numbers is not None
         (size,) = self.read_sizes(numbers, "size", "the common sizes")
+        self.builder.made_of[size] = made_of
         return size
 
     def _stretched(self, value: Value, target: Mapping[int, Size]) -> Value:
@@ -199,10 +205,14 @@ class OnnxCall(Emitter):
         return self.constant(tensor.known, tensor.name)
 
     def _sizes(self, sizes: np.ndarray, dtype: DType) -> Value:
-        numbers = [self._size(size, dtype) for size in sizes.reshape(-1)]
-        shaped = [self.unsqueeze(number, 0) for number in numbers]
-        joined = shaped[0] if len(shaped) == 1 else self.op("concat", *shaped, axis=0)
-        return self.reshape(joined, sizes.shape)
+        key = (dtype, sizes.shape, *map(str, sizes.reshape(-1)))
+        known = self.builder.lists_of_sizes.get(key)
+        if known is None:
+            numbers = [self._size(size, dtype) for size in sizes.reshape(-1)]
+            shaped = [self.unsqueeze(number, 0) for number in numbers]
+            joined = shaped[0] if len(shaped) == 1 else self.op("concat", *shaped, axis=0)
+            known = self.builder.lists_of_sizes[key] = self.reshape(joined, sizes.shape)
+        return known
 
     def _size(self, size: Size | float | Ratio, dtype: DType) -> Value:
         if not isinstance(size, Ratio):

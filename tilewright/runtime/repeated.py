@@ -6,7 +6,7 @@ looks at each array's type, memory and shape; what follows from the shapes is th
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any, Generic, TypeVar
 
 import numpy as np
@@ -16,15 +16,28 @@ from tilewright.runtime.plan import Plan
 
 _MOST = 1024  # combinations of shapes that are kept
 
+_OBJECTS = np.dtype(object)
+
 Facts = TypeVar("Facts")
+Reader = Callable[[np.ndarray], np.ndarray]
 
 
 class KnownCalls(Generic[Facts]):
     """What follows from the shapes of a plan's inputs, for the calls that came before."""
 
-    def __init__(self, plan: Plan) -> None:
-        self._keeps = all(spec.dtype in dtypes.BY_NAME and spec.mutates is None for spec in plan.inputs)
-        self._inputs = [(spec.name, dtypes.BY_NAME[spec.dtype].numpy) for spec in plan.inputs if self._keeps]
+    def __init__(self, plan: Plan, readers: Mapping[str, Reader] | None = None) -> None:
+        """`readers` make the arrays of inputs that are no numbers, from arrays of objects."""
+        self._readers = readers or {}
+        known = [dtypes.BY_NAME.get(spec.dtype) for spec in plan.inputs]
+        self._keeps = all(
+            spec.mutates is None and (dtype is not None or spec.name in self._readers)
+            for spec, dtype in zip(plan.inputs, known, strict=True)
+        )
+        self._inputs = [
+            (spec.name, _OBJECTS if dtype is None else dtype.numpy)
+            for spec, dtype in zip(plan.inputs, known, strict=True)
+            if self._keeps
+        ]
         self._calls: dict[tuple[tuple[int, ...], ...], Facts] = {}
 
     def find(self, inputs: Mapping[str, Any]) -> tuple[Facts, list[np.ndarray]] | None:
@@ -36,6 +49,10 @@ class KnownCalls(Generic[Facts]):
             array = inputs.get(name)
             if type(array) is not np.ndarray or array.dtype != dtype:
                 return None
+            if dtype is _OBJECTS:
+                arrays.append(self._readers[name](array))
+                shapes.append(array.shape)
+                continue
             flags, base = array.flags, array.base
             if not (flags.c_contiguous and flags.aligned):
                 return None

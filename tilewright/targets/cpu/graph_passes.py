@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from tilewright.graph.passes.join_text_lookups import join_text_lookups
+from tilewright.graph.passes.lighten_loops import lighten_loops
 from tilewright.graph.passes.narrow_products import narrow_products
 from tilewright.graph.passes.narrow_recurrent import narrow_recurrent
 from tilewright.graph.passes.sorting import without_sorting
@@ -22,5 +24,9 @@ def graph_passes(target: CPUTarget) -> TargetPasses:
             TargetPass(without_sorting),  # few elements are compared; the kernel sorts longer rows
         ),
         after=(TargetPass(stage_reductions),),  # last: rows that one kernel reduces in several steps
+        cut=(
+            TargetPass(join_text_lookups),  # each that the host need not do joins a part
+            TargetPass(lighten_loops),  # before what is taken out of a body is put into a part
+        ),
         row_programs=True,
     )
