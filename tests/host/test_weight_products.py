@@ -12,7 +12,8 @@ from tilewright.build.rebuild import read_graph
 from tilewright.dtypes import BY_NAME, DType, bfloat16, float8e4nv, float32, int4, int8, uint4, uint8
 from tilewright.engine.file import read_source
 from tilewright.graph.build import GraphBuilder
-from tilewright.graph.core import Graph
+from tilewright.graph.core import Graph, Value
+from tilewright.graph.passes.fuse import fuse
 from tilewright.graph.passes.weight_products import weight_products, without_weight_products
 from tilewright.graph.pipeline import optimize
 from tilewright.graph.quantization import scheme_of
@@ -21,6 +22,8 @@ from tilewright.importers.emitter import Emitter
 from tilewright.importers.quantized_weights import QuantizedMatrix, in_groups, multiply
 from tilewright.library import packing
 from tilewright.library.matmul.dequantized import MOST_LINES, lines_of
+from tilewright.library.select import candidates, choose
+from tilewright.targets.cpu.target import CPUTarget
 
 
 def random_matrix(
@@ -49,7 +52,8 @@ def product_of(matrix: QuantizedMatrix, dtype: DType, rows: int | None = None) -
 
 CASES = [
     (int4, 32, False, float32), (uint4, 64, True, bfloat16), (int8, 192, False, float32), (uint8, 96, True, float32),
-    (float8e4nv, 64, False, bfloat16),
+    (float8e4nv, 64, False, bfloat16), (int8, 192, False, bfloat16), (uint8, 192, True, bfloat16),
+    (int4, 32, False, bfloat16),
 ]  # fmt: skip
 
 
@@ -87,6 +91,22 @@ def test_few_and_many_rows(
     for value, array in again.constants.items():
         (own,) = [data for other, data in engine_constants(graph).items() if other == value.name]
         assert array.dtype == own.dtype and array.tobytes() == own.tobytes()
+
+
+@pytest.mark.parametrize(
+    ("name", "depth", "group", "in_pairs"),
+    [("znver4", 192, 64, True), ("znver4", 195, 195, False), ("x86-64-v4", 192, 64, False)],
+)
+def test_many_rows_are_summed_in_pairs_where_the_cpu_has_that(
+    name: str, depth: int, group: int, in_pairs: bool, rng: np.random.Generator
+) -> None:
+    """Numbers that are widened for many rows lie in pairs, in bfloat16."""
+    graph = optimize(weight_products(product_of(random_matrix(rng, int8, 200, depth, group), bfloat16, rows=80)))
+    found = choose(candidates(fuse(graph).groups[0], graph, CPUTarget.named(name)))
+    ((call,),) = [stage.calls for stage in found.stages]
+    numbers = call.operands["numbers"]
+    assert call.constants["PAIRS"] == in_pairs
+    assert isinstance(numbers, Value) and numbers.dtype == (bfloat16 if in_pairs else float32)
 
 
 def engine_constants(graph: Graph) -> dict[str, np.ndarray]:

@@ -37,6 +37,8 @@ _CONFIGS_OF_8_BITS = (
     (64, 6, 0),
     _ROW_CONFIGS[-1],
 )
+# Sums of pairs take half the time, so that a few rows pay for storing and reading again what was widened.
+_CONFIGS_OF_8_BITS_IN_PAIRS = (*_ROW_CONFIGS[:2], (4, 4, 0), *_ROW_CONFIGS[3:])
 
 
 @dataclass(frozen=True)
@@ -47,6 +49,7 @@ class _Weights:
     scales: PackedConstant
     zeros: Operand
     constants: dict[str, Any]
+    in_pairs: bool  # many rows multiply numbers that lie in pairs along the depth
 
 
 def dequantized_candidates(group: Group, graph: Graph, target: Target) -> list[Candidate]:
@@ -62,7 +65,7 @@ def dequantized_candidates(group: Group, graph: Graph, target: Target) -> list[C
     weights = _weights(anchor.inputs, graph, target)
     rows, columns = product(x.shape[:-1]), w.shape[0]
     made = [_call(x, weights, slots, rows, columns, config, target, last)
-            for config, last in _configs_of(simplify(rows), _configs(x, w, target))]  # fmt: skip
+            for config, last in _configs_of(simplify(rows), _configs(x, w, weights.in_pairs, target))]  # fmt: skip
     calls, buffers = [call for call, _ in made], tuple(numbers for _, numbers in made if numbers is not None)
     elements = simplify(lift(rows) * columns)
     flops = simplify(lift(elements) * x.shape[-1] * 2 + chain_operations(group.epilogue))
@@ -91,8 +94,8 @@ def lines_of(depth: int, group: int, bits: int) -> int | None:
 
 
 def _weights(inputs: list[Value | None], graph: Graph, target: Target) -> _Weights:
-    _, w, scale, zero = (*inputs, None)[:4]
-    assert w is not None and scale is not None
+    x, w, scale, zero = (*inputs, None)[:4]
+    assert x is not None and w is not None and scale is not None
     if any(item is not None and item not in graph.constants for item in (w, scale, zero)):
         raise NotImplementedError(f"the quantized weights {w!r} are no constants")
     width = target.microtile(float32)[1]
@@ -108,12 +111,15 @@ def _weights(inputs: list[Value | None], graph: Graph, target: Target) -> _Weigh
         "BITS": bits, "GROUP": group, "HALF": lines, "WIDTH": width, "ZERO": 8 if w.dtype == int4 else 0,
         "ZEROS": zero is not None,
     }  # fmt: skip
-    return _Weights(codes, scales, scales if zero is None else PackedConstant(zero, panels), constants)
+    in_pairs = target.panel_group(x.dtype, 1, gcd(group, lines)) == 2
+    return _Weights(codes, scales, scales if zero is None else PackedConstant(zero, panels), constants, in_pairs)
 
 
-def _configs(x: Value, w: Value, target: Target) -> Sequence[tuple[int, int, int]]:
+def _configs(x: Value, w: Value, in_pairs: bool, target: Target) -> Sequence[tuple[int, int, int]]:
     """The kernels for all numbers of rows."""
-    return _ROW_CONFIGS if w.dtype.bits == 4 or target.dot_rate(x.dtype) > 1 else _CONFIGS_OF_8_BITS
+    if w.dtype.bits == 4 or target.dot_rate(x.dtype) > 1:
+        return _ROW_CONFIGS
+    return _CONFIGS_OF_8_BITS_IN_PAIRS if in_pairs else _CONFIGS_OF_8_BITS
 
 
 def _configs_of(rows: Size, configs: Sequence[tuple[int, int, int]]) -> list[tuple[tuple[int, int, int], bool]]:
@@ -156,9 +162,11 @@ def _call(
     across, numbers = panels, None
     if beside:
         across = _sharers(ceil_divide(panels, beside), target)
-        constants["PANELS"] = beside
+        # Codes of 8 bits are numbers of bfloat16 as they are.
+        is_scaled = not weights.in_pairs or weights.constants["BITS"] < 8 or weights.constants["GROUP"] != depth
+        constants |= {"PANELS": beside, "PAIRS": weights.in_pairs, "SCALED": is_scaled}
         programs = simplify(lift(ceil_divide(rows, at_once)) * across)
-        multiplied = x.dtype if target.dot_rate(x.dtype) > 1 else float32
+        multiplied = x.dtype if target.dot_rate(x.dtype, 2 if weights.in_pairs else 1) > 1 else float32
         name = f"{slots.stored.name}.numbers{at_most if last is False else ''}"
         operands["numbers"] = numbers = Value(name, multiplied, (programs, beside * lines * width))
     else:

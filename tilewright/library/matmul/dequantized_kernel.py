@@ -147,28 +147,62 @@ def few_rows(x, w, scales, zeros, out, rows, columns, depth, x_row, c_row, *extr
 
 
 @tilewright.jit
-def widen(w, scales, zeros, numbers, panel, begin, depth, BITS: tl.constexpr, GROUP: tl.constexpr, HALF: tl.constexpr,
-          WIDTH: tl.constexpr, ZERO: tl.constexpr, ZEROS: tl.constexpr, PART: tl.constexpr):  # fmt: skip
-    """Store one part of `HALF` lines of a panel as floats [HALF][WIDTH] at `numbers`."""
+def upper_half(number, ROUNDED: tl.constexpr):
+    """bfloat16 of float32 in the upper half of a word; codes of 8 bits need no rounding."""
+    if ROUNDED:
+        result = number.to(tl.bfloat16).to(tl.uint16, bitcast=True).to(tl.uint32) << 16
+    else:
+        result = number.to(tl.uint32, bitcast=True) & 0xFFFF0000
+    return result
+
+
+@tilewright.jit
+def widened(w, scales, zeros, panel, begin, depth, BITS: tl.constexpr, GROUP: tl.constexpr, HALF: tl.constexpr,
+            WIDTH: tl.constexpr, ZERO: tl.constexpr, ZEROS: tl.constexpr, PART: tl.constexpr, FIRST: tl.constexpr,
+            STEP: tl.constexpr, SCALED: tl.constexpr):  # fmt: skip
+    """float32 [runs, lines, WIDTH] of one part of `HALF` lines of a panel: every `STEP`th from `FIRST` on."""
     run: tl.constexpr = GROUP if GROUP < HALF else HALF
     lane = tl.arange(0, WIDTH)[None, None, :]
     runs = tl.arange(0, HALF // run)[:, None, None]
-    line = runs * run + tl.arange(0, run)[None, :, None]
+    line = runs * run + tl.arange(0, run // STEP)[None, :, None] * STEP + FIRST
     codes = tl.load(w + panel.to(tl.int64) * (depth * WIDTH * BITS // 8) + (begin * BITS // 8 + line) * WIDTH + lane)
     place = (panel * (depth // GROUP) + (begin + PART * HALF) // GROUP + runs) * WIDTH + lane
     zero = load_zero(zeros, place, None, BITS, ZERO, ZEROS)
-    found = centred(one_part(codes, PART, BITS), zero, BITS, ZERO, ZEROS) * tl.load(scales + place).to(tl.float32)
-    tl.store(numbers + line * WIDTH + lane, found.to(numbers.dtype.element_ty))
+    found = centred(one_part(codes, PART, BITS), zero, BITS, ZERO, ZEROS)
+    if SCALED:
+        found = found * tl.load(scales + place).to(tl.float32)
+    return found
+
+
+@tilewright.jit
+def widen(w, scales, zeros, numbers, panel, begin, depth, BITS: tl.constexpr, GROUP: tl.constexpr, HALF: tl.constexpr,
+          WIDTH: tl.constexpr, ZERO: tl.constexpr, ZEROS: tl.constexpr, PART: tl.constexpr, PAIRS: tl.constexpr,
+          SCALED: tl.constexpr):  # fmt: skip
+    """Store one part of `HALF` lines of a panel as floats [HALF][WIDTH]; with `PAIRS` as bfloat16 [HALF/2][WIDTH][2],
+    which are written as words."""
+    run: tl.constexpr = GROUP if GROUP < HALF else HALF
+    step: tl.constexpr = 2 if PAIRS else 1
+    runs = tl.arange(0, HALF // run)[:, None, None]
+    line = runs * (run // step) + tl.arange(0, run // step)[None, :, None]
+    place = line * WIDTH + tl.arange(0, WIDTH)[None, None, :]
+    found = widened(w, scales, zeros, panel, begin, depth, BITS, GROUP, HALF, WIDTH, ZERO, ZEROS, PART, 0, step, SCALED)
+    if PAIRS:
+        odd = widened(w, scales, zeros, panel, begin, depth, BITS, GROUP, HALF, WIDTH, ZERO, ZEROS, PART, 1, 2, SCALED)
+        words = numbers.to(tl.pointer_type(tl.uint32), bitcast=True)
+        tl.store(words + place, upper_half(found, SCALED) >> 16 | upper_half(odd, SCALED))
+    else:
+        tl.store(numbers + place, found.to(numbers.dtype.element_ty))
 
 
 @tilewright.jit
 def many_rows(x, w, scales, zeros, out, numbers, rows, columns, depth, x_row, c_row, *extra, BITS: tl.constexpr,
               GROUP: tl.constexpr, HALF: tl.constexpr, WIDTH: tl.constexpr, PANELS: tl.constexpr, ROWS: tl.constexpr,
-              ZERO: tl.constexpr, ZEROS: tl.constexpr, MASK_M: tl.constexpr, MASK_N: tl.constexpr,
-              EPILOGUE: tl.constexpr = identity):  # fmt: skip
+              ZERO: tl.constexpr, ZEROS: tl.constexpr, PAIRS: tl.constexpr, SCALED: tl.constexpr,
+              MASK_M: tl.constexpr, MASK_N: tl.constexpr, EPILOGUE: tl.constexpr = identity):  # fmt: skip
     """`ROWS` rows by blocks of `PANELS` panels: lines of these become floats in `numbers`, which has room for them for
     each program and so stays in its caches, then a product of floats of that type.  Panels beyond the last one are read
-    as the last.  Grid: (blocks of rows, programs that share the blocks of panels)."""
+    as the last.  Where numbers are not `SCALED`, sums are: a group is the whole depth.  Grid: (blocks of rows, programs
+    that share the blocks of panels)."""
     numbers += (tl.program_id(1) * tl.num_programs(0) + tl.program_id(0)).to(tl.int64) * (PANELS * HALF * WIDTH)
     row = tl.program_id(0) * ROWS + tl.arange(0, ROWS)[:, None]
     step = tl.arange(0, HALF)[None, :]
@@ -180,12 +214,14 @@ def many_rows(x, w, scales, zeros, out, numbers, rows, columns, depth, x_row, c_
                 for number in tl.static_range(PANELS):
                     panel = tl.minimum(block * PANELS + number, panels - 1)
                     widen(w, scales, zeros, numbers + number * (HALF * WIDTH), panel, begin, depth, BITS, GROUP, HALF,
-                          WIDTH, ZERO, ZEROS, part)  # fmt: skip
+                          WIDTH, ZERO, ZEROS, part, PAIRS, SCALED)  # fmt: skip
                 left = load_strided(x, row, begin + part * HALF + step, x_row, 1, rows, depth, MASK_M, False)
-                right = load_panels(numbers, 0, 0, HALF, PANELS, PANELS, HALF, WIDTH, False, False)
+                right = load_panels(numbers, 0, 0, HALF, PANELS, PANELS, HALF, WIDTH, False, False, 2 if PAIRS else 1)
                 acc = tl.dot(left.to(numbers.dtype.element_ty), right, acc, input_precision="ieee")
         output_row = row.to(tl.int64)
         column = block * (PANELS * WIDTH) + tl.arange(0, PANELS * WIDTH)[None, :]
+        if not SCALED:
+            acc = acc * load_within(scales + column, within(column, columns, MASK_N)).to(tl.float32)
         mask = and_masks(within(row, rows, MASK_M), within(column, columns, MASK_N))
         result = EPILOGUE(acc, output_row, column, mask, extra)
         tl.store(out + output_row * c_row + column, result, mask=mask)
