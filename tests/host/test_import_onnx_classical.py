@@ -255,3 +255,23 @@ def test_ensembles_whose_leaves_have_a_list_of_their_own(function: int, dtype: s
         "membership_values": numpy_helper.from_array(np.array([1.0, -2.0, np.nan], dtype), "v"),
     }  # fmt: skip
     own("TreeEnsemble", rng.integers(-2, 3, (40, 3)).astype(dtype), version=5, **options)
+
+
+def test_scores_become_quantiles() -> None:
+    """ONNX Runtime's approximation, far from both ends; shares of 0 and 1 are at infinity."""
+    shares = np.array([[0.02], [0.3], [0.5], [0.77], [0.99]], np.float32)
+    for count in (1, 2, 3):
+        options = {"coefficients": [1.0, 0.5, 0.3][:count], "intercepts": [0.0, 0.1, 0.2][:count]}
+        own("LinearRegressor", shares, targets=count, post_transform="PROBIT", **options)
+    own("LinearRegressor", np.float32([[0], [1]]), coefficients=[1.0], targets=1, post_transform="PROBIT")
+    for count in (2, 3):
+        options = {"coefficients": [1.0, 0.5, 0.3][:count], "intercepts": [0.0, 0.1, 0.2][:count]}
+        labels = list(range(count))
+        own("LinearClassifier", shares, outputs=2, classlabels_ints=labels, post_transform="PROBIT", **options)
+    tree = {"nodes_treeids": [0, 0, 0], "nodes_nodeids": [0, 1, 2], "nodes_featureids": [0, 0, 0]}
+    tree |= {"nodes_modes": ["BRANCH_LEQ", "LEAF", "LEAF"], "nodes_values": [0.5, 0.0, 0.0]}
+    tree |= {"nodes_truenodeids": [1, 0, 0], "nodes_falsenodeids": [2, 0, 0], "post_transform": "PROBIT"}
+    leaves = {"target_treeids": [0, 0], "target_nodeids": [1, 2], "target_ids": [0, 0], "target_weights": [0.2, 0.7]}
+    own("TreeEnsembleRegressor", shares, n_targets=1, **tree, **leaves)
+    leaves = {"class_treeids": [0, 0], "class_nodeids": [1, 2], "class_ids": [0, 2], "class_weights": [0.2, 0.7]}
+    own("TreeEnsembleClassifier", shares, outputs=2, classlabels_int64s=[0, 1, 2], **tree, **leaves)

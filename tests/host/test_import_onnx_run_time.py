@@ -44,6 +44,26 @@ def check(engine: Engine, session: onnxruntime.InferenceSession, call: Call) -> 
 
 X = "float[2, 3, 4] x"
 CASES: dict[str, tuple[str, list[Call]]] = {
+    "a captured size that follows from that of a later value": (
+        """m (float[n] x, float[a, b] y) => (float[c] z) {
+            p = NonZero(y) one = Constant <value = int64[1] {1}> () s = Shape(p)
+            two = Constant <value = int64[1] {2}> () e = Slice(s, one, two)
+            zero = Constant <value = int64[1] {0}> () u = Slice(x, zero, e)
+            m = ReduceMean <keepdims = 0> (y) limit = Constant <value = float {0.0}> () g = Greater(m, limit)
+            z = If (g) <then_branch = f () => (float[p] v) { v = Relu(u) },
+                        else_branch = h () => (float[q] w) { w = Neg(x) }> }""",
+        [{"x": [5], "y": np.float32([[1, 0], [2, 0]])}, {"x": [5], "y": np.float32([[-1, 0], [0, 0]])}],
+    ),
+    "a stretch to a size that turns out to be one": (
+        """m (float[4] x, float[n] y) => (float[a, b] z) { p = NonZero(y) s = Shape(p) z = Expand(x, s) }""",
+        [{"x": [4], "y": np.float32([0, 3])}, {"x": [4], "y": np.float32([1, 2, 3, 4])}],
+    ),
+    "ends of a slice in a list that is as long as that of starts": (
+        """m (float[n] x, float[k] y) => (float[a] z) {
+            zero = Constant <value = int64[1] {0}> () p = NonZero(y) q = Squeeze(p, zero)
+            z = Slice(x, zero, q, zero) }""",
+        [{"x": [5], "y": np.float32([0, 0, 3])}, {"x": [5], "y": np.float32([0, 1, 0, 0])}],
+    ),
     "branches of other ranks": (
         """m (float[a, b] x) => (float[c] y, float z, float[a, b] apart) {
             s = ReduceSum <keepdims = 0> (x) zero = Constant <value = float {0.0}> () c = Greater(s, zero)

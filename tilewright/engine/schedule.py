@@ -26,6 +26,7 @@ from tilewright.graph.ops import ON_HOST, kind_of
 from tilewright.graph.reference import (
     PreparedNode,
     bind,
+    bind_all,
     concrete,
     described,
     interpret_part,
@@ -321,16 +322,15 @@ class _InnerGraph:
         self.graph, self._schedule = graph, Schedule(graph, parts)
         sizes = [plain_symbol(size) for value in graph.inputs for size in value.shape]
         self._own = {size.name for size in sizes if size is not None}
-        self._shapes = [(value.shape, partial("%{} of {}".format, value.name, graph.name)) for value in graph.inputs]
+        self._shapes = [value.shape for value in graph.inputs]
+        self._described = [partial("%{} of {}".format, value.name, graph.name) for value in graph.inputs]
 
     def symbols(self, arrays: Sequence[np.ndarray | TapePlace], symbols: Mapping[str, int]) -> dict[str, int]:
         """The symbols inside, for inputs in order."""
         inner = dict(symbols)
         for name in self._own:
             inner.pop(name, None)
-        for (shape, describe), array in zip(self._shapes, arrays, strict=True):
-            if array.shape != shape:
-                bind(shape, array.shape, inner, describe)
+        bind_all(self._shapes, [array.shape for array in arrays], inner, self._described)
         return inner
 
     def run(self, arrays: Sequence[np.ndarray], symbols: Mapping[str, int], call: RunState) -> list[np.ndarray]:

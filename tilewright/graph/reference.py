@@ -174,6 +174,26 @@ def bind(shape: Sequence[Size], actual: tuple[int, ...], symbols: dict[str, int]
             raise ShapeError(f"{describe()}: dimension {axis} is {extent}, and {needed}")
 
 
+def bind_all(
+    shapes: Sequence[Sequence[Size]],
+    actual: Sequence[tuple[int, ...]],
+    symbols: dict[str, int],
+    describe: Sequence[Callable[[], str]],
+) -> None:
+    """As `bind`, for values of which one may have a size that follows from those of a later one."""
+    mixed = any(not isinstance(size, int) and plain_symbol(size) is None for shape in shapes for size in shape)
+    for shape, extents, text in zip(shapes, actual, describe, strict=True):
+        if mixed and len(shape) == len(extents):
+            plain = {
+                size: extent for size, extent in zip(shape, extents, strict=True) if plain_symbol(size) is not None
+            }
+            fresh = {size: extent for size, extent in plain.items() if str(size) not in symbols}
+            bind([*fresh], tuple(fresh.values()), symbols, text)
+    for shape, extents, text in zip(shapes, actual, describe, strict=True):
+        if extents != shape:
+            bind(shape, extents, symbols, text)
+
+
 # Graphs inside --------------------------------------------------------------------------------------
 
 
@@ -191,8 +211,8 @@ def _body(
             own = plain_symbol(size)
             if own is not None:
                 inner.pop(own.name, None)
-    for value, array in zip(body.inputs, arrays, strict=True):
-        bind(value.shape, array.shape, inner, partial("%{} of {}".format, value.name, body.name))
+    described_inputs = [partial("%{} of {}".format, value.name, body.name) for value in body.inputs]
+    bind_all([value.shape for value in body.inputs], [array.shape for array in arrays], inner, described_inputs)
     found = run_graph(body, arrays, inner, working, run_part)
     return [found[value] for value in body.outputs]
 

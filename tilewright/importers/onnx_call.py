@@ -278,9 +278,9 @@ class OnnxCall(Emitter):
             )
         return total
 
-    def numbers(self, index: int) -> Value:
-        """Input `index` as a list of int64 in the graph."""
-        return self.reshape(self.cast(self[index], int64), (self.count(index),))
+    def numbers(self, index: int, count: int | None = None) -> Value:
+        """Input `index` as a list of int64 in the graph, of `count` elements where that is known otherwise."""
+        return self.reshape(self.cast(self[index], int64), (self.count(index) if count is None else count,))
 
     def input_text(self, index: int) -> str:
         """An input for messages at run time."""

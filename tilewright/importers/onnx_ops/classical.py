@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from typing import Any
 
@@ -42,16 +43,27 @@ def _softmax_without_zeros(call: OnnxCall, scores: Value) -> Value:
 
 
 def _transformed(call: OnnxCall, scores: Value, name: str | None = None) -> Value:
-    """Scores [N, E] after the transform of a name, or of the attribute `post_transform`; a single score stays as it
-    is, as in ONNX Runtime."""
+    """Scores [N, E] after the transform of a name, or of the attribute `post_transform`; only 'PROBIT' changes a
+    single score, as in ONNX Runtime."""
     name = name or call.choice("post_transform", "NONE", "SOFTMAX", "LOGISTIC", "SOFTMAX_ZERO", "PROBIT")
     if name == "PROBIT":
-        raise Unsupported("the post_transform 'PROBIT'", "use NONE, SOFTMAX, SOFTMAX_ZERO or LOGISTIC")
+        return _probit(call, scores)
     if name == "NONE" or scores.shape[1] == 1:
         return scores
     if name == "SOFTMAX_ZERO":
         return _softmax_without_zeros(call, scores)
     return call.op("sigmoid", scores) if name == "LOGISTIC" else call.op("softmax", scores, axis=1)
+
+
+def _probit(call: OnnxCall, scores: Value) -> Value:
+    """Where the normal distribution has reached these shares, by the approximation that ONNX Runtime uses: S. Winitzki,
+    "A handy approximation for the error function and its inverse", 2008, with a = 0.147."""
+    x, a = call.op("subtract", call.op("multiply", scores, 2.0), 1.0), 0.147
+    log = call.op("log", call.op("multiply", call.op("subtract", 1.0, x), call.op("add", x, 1.0)))
+    half = call.op("add", call.op("multiply", log, 0.5), 2 / (math.pi * a))
+    root = call.op("sqrt", call.op("subtract", call.op("multiply", half, half), call.op("divide", log, a)))
+    size = call.op("sqrt", call.op("multiply", call.op("subtract", root, half), 2.0))
+    return call.op("where", call.op("less", x, 0.0), call.op("negate", size), size)
 
 
 def _of_two(call: OnnxCall, score: Value, shares: bool) -> Value:

@@ -12,7 +12,7 @@ from tilewright.graph.host_images import CHANNELS
 from tilewright.importers.onnx_call import OnnxCall, Tensor, known_tensor
 from tilewright.importers.report import Invalid
 from tilewright.importers.rules import RuleTable
-from tilewright.symbolic import Size
+from tilewright.symbolic import Size, product
 
 TABLE = RuleTable("Choices that depend on data")
 rule = TABLE.rule
@@ -80,12 +80,15 @@ def unsqueeze(call: OnnxCall, x: Value) -> Value:
 
 def slice_(call: OnnxCall, x: Value) -> Value:
     """A Slice of which starts, ends, axes or steps are known only then."""
+    lengths = [product(call.tensor(index).shape) for index in range(1, 5) if call.has(index)]
+    # The lists are equally long: one whose length is known tells that of the others.
+    count = next((length for length in lengths if isinstance(length, int)), None)
     axes: list[int] = list(range(x.rank))
     if not call.has(3):
-        axes = axes[: call.count(1)]
+        axes = axes[: call.count(1) if count is None else count]
     elif not call.is_unknown(3):
         axes = list(call.places(call.ints(3), x.rank))
-    operands = [call.numbers(index) if call.has(index) else None for index in range(1, 5)]
+    operands = [call.numbers(index, count) if call.has(index) else None for index in range(1, 5)]
     shape = tuple(call.fresh("size") if axis in axes else size for axis, size in enumerate(x.shape))
     return call.op("slice_at", x, *operands, shape=shape, what="the slice")
 
