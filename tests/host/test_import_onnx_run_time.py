@@ -54,6 +54,15 @@ CASES: dict[str, tuple[str, list[Call]]] = {
                         else_branch = h () => (float[q] w) { w = Neg(x) }> }""",
         [{"x": [5], "y": np.float32([[1, 0], [2, 0]])}, {"x": [5], "y": np.float32([[-1, 0], [0, 0]])}],
     ),
+    "sizes that are simpler above zero, and others at zero": (
+        """m (float[1] x, float[n] y, float[3] w) => (float[a] z, float[b] rest, float[c] scaled) {
+            one = Constant <value = int64[1] {1}> () two = Constant <value = int64[1] {2}> ()
+            zero = Constant <value = int64[1] {0}> () many = Constant <value = int64[1] {99}> ()
+            p = NonZero(y) s = Shape(p) e = Slice(s, one, two) z = Slice(x, zero, e, zero)
+            q = Squeeze(p, zero) f = Cast <to = 1> (q) rest = Slice(f, one, many, zero)
+            last = Slice(w, zero, e, zero) scaled = Mul(last, x) }""",
+        [{"x": [1], "y": np.float32(y), "w": [3]} for y in ([0], [0, 0, 0], [0, 2], [1, 2, 3])],
+    ),
     "a stretch to a size that turns out to be one": (
         """m (float[4] x, float[n] y) => (float[a, b] z) { p = NonZero(y) s = Shape(p) z = Expand(x, s) }""",
         [{"x": [4], "y": np.float32([0, 3])}, {"x": [4], "y": np.float32([1, 2, 3, 4])}],

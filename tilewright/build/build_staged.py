@@ -52,6 +52,9 @@ def build_staged(graph: Graph, order: Order, missing: Sequence[str] = ()) -> Eng
     sources = weights.sources | {f"host/{name}": WeightSource.of(np.asarray(array)) for name, array in arrays.items()}
     entry = graph_entry(graph, placements)
     entry["parts"] = [graph_entry(builder.graph, builder.placements) for builder in builders]
+    for number, (part, builder) in enumerate(zip(graph.parts, builders, strict=True)):
+        if part.at_zero is not None:
+            entry["parts"][number]["at_zero"] = _entry_at_zero(part.at_zero, builder, sources, f"zero/{number}/")
     text, packed = json.dumps(entry).encode(), Weights.pack(sources)
     objects: dict[str, bytes] = {}
     programs = []
@@ -66,6 +69,22 @@ def build_staged(graph: Graph, order: Order, missing: Sequence[str] = ()) -> Eng
     fusion = dict.fromkeys(remark for builder in builders for remark in builder.fusion)
     manifest = manifest_of(graph, order.source, list(dict.fromkeys(remarks)), list(fusion), programs)
     return Engine(Package(manifest, packed, text, objects))
+
+
+def _entry_at_zero(
+    part: Graph, builder: EngineBuilder, sources: dict[str, WeightSource], prefix: str
+) -> dict[str, Any]:
+    """The part as the host runs it at a size of 0: constants that are in the optimised part too are those of it, others
+    join `sources`."""
+    known = {id(array): value.name for value, array in builder.graph.constants.items()}
+    placements: dict[str, Placement] = {}
+    for value, array in part.constants.items():
+        stored = builder.placements.get(known.get(id(array), ""))
+        if stored is None:
+            stored = (prefix + value.name, None)
+            sources[stored[0]] = WeightSource.of(np.asarray(array))
+        placements[value.name] = stored
+    return graph_entry(part, placements)
 
 
 def _program(

@@ -3,6 +3,7 @@
     {"graph": …, "constants": {"embed": ["embed", null], "dense.weight": ["dense.weight.panels", recipe]}}
 
 A graph that was cut into parts is stored with them, each of this form: ``"parts": [{"graph": …, "constants": …}, …]``.
+A part may have a member ``"at_zero"`` of the same form.
 
 A constant that kernels read in another order is stored in that order alone; its recipe says how to get
 the graph's order back.
@@ -51,7 +52,7 @@ def graph_from_json(text: bytes, weights: Weights, with_parts: bool = True) -> G
     except (LookupError, TypeError, ValueError, AttributeError, ArithmeticError, RecursionError) as error:
         raise _malformed(error) from error
     graph = _read_entry(data, weights)
-    graph.parts = [_read_entry(entry, weights) for entry in entries]
+    graph.parts = [_read_part(entry, weights) for entry in entries]
     return graph
 
 
@@ -61,7 +62,14 @@ def part_from_json(text: bytes, weights: Weights, number: int) -> Graph:
         entry = read_json(text, MOST_GRAPH_BYTES)["parts"][number]
     except (LookupError, TypeError, ValueError, AttributeError, ArithmeticError, RecursionError) as error:
         raise _malformed(error) from error
-    return _read_entry(entry, weights)
+    return _read_part(entry, weights)
+
+
+def _read_part(data: Any, weights: Weights) -> Graph:
+    graph = _read_entry(data, weights)
+    if "at_zero" in data:
+        graph.at_zero = _read_entry(data["at_zero"], weights)
+    return graph
 
 
 def _read_entry(data: Any, weights: Weights) -> Graph:

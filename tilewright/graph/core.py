@@ -73,6 +73,7 @@ class Graph:
     `results_of` makes what the model returns of the outputs in order, where that is no tensor and no tuple of them;
     engine files do not have it.
     `parts` are what its `part` nodes compute, by number, where the graph was cut (`graph.partition`).
+    `at_zero` is what such a part computes where a size is 0, if it cannot tell itself.
     """
 
     name: str
@@ -87,6 +88,7 @@ class Graph:
     fixed: dict[str, tuple[int, bool | int | float | str | None]] = field(default_factory=dict)
     seed: str | None = None
     parts: list[Graph] = field(default_factory=list)
+    at_zero: Graph | None = None
     results_of: Callable[[Sequence[Any]], Any] | None = None
 
     def keep_facts(self, old: Graph) -> None:

@@ -10,14 +10,25 @@ shape come as inputs without a use, named ``size.<symbol>``.
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable
 from typing import Any
 
 from tilewright.dtypes import HOST_ONLY, int1
 from tilewright.graph.core import Graph, Node, Value
 from tilewright.graph.ops import ON_HOST, kind_of
 from tilewright.graph.specialize import with_sizes
-from tilewright.symbolic import Expression, Size, Symbol, free_symbols, lift, plain_symbol, product, simplify, symbol
+from tilewright.symbolic import (
+    Expression,
+    Size,
+    Symbol,
+    free_symbols,
+    lift,
+    plain_symbol,
+    product,
+    simplify,
+    substitute,
+    symbol,
+)
 
 OnHost = Callable[[Node], bool]
 CARRIER = "size."  # begins the name of an input that stands for a size
@@ -209,9 +220,35 @@ def _part(graph: Graph, compiled: list[Node], nodes: list[Node], parts: list[Gra
     inner = Graph(f"{graph.name}.{len(parts)}", {s.name: s for s in used}, [*inputs, *carriers], outputs)
     inner.output_names, inner.nodes = [value.name for value in outputs], compiled
     inner.constants = {value: graph.constants[value] for value in read if value in graph.constants}
-    # Kernels compute at least one element: where a size is 0, the host runs the part.
-    replaced: Mapping[str, Size] = {s.name: symbol(s.name, 1, max(1, s.high)) for s in used if s.low < 1}
     types = tuple((value.dtype, value.shape) for value in outputs)
     node = Node("part", list(inputs), outputs, {"number": len(parts), "types": types}, inner.name)
-    parts.append(with_sizes(inner, replaced) if replaced else inner)
+    parts.append(_above_zero(inner))
     return node
+
+
+def _above_zero(part: Graph) -> Graph:
+    """A part at sizes of 1 and more, as kernels compute at least one element: where a size is 0, the host runs it.  It
+    runs `at_zero` where one of the sizes, such as ``min(n, 1)``, is simpler above 0 and another number at 0."""
+    symbols = [found for found in part.symbols.values() if found.low < 1]
+    if not symbols:
+        return part
+    replaced = {found.name: symbol(found.name, 1, max(1, found.high)) for found in symbols}
+    back = {found.name: symbol(found.name, found.low, found.high) for found in symbols}
+    sizes = {size for node in part.nodes for size in _sizes_in([node.attributes.values(), *_shapes_of(node)])}
+    found = with_sizes(part, replaced)
+    if any(substitute(substitute(size, replaced), back) != size for size in sizes):
+        found.at_zero = part
+    return found
+
+
+def _sizes_in(item: Any) -> set[Expression]:
+    """The expressions in attributes and shapes."""
+    if isinstance(item, Expression):
+        return {item}
+    if isinstance(item, (str, Graph)) or not isinstance(item, Iterable):
+        return set()
+    return set().union(*map(_sizes_in, item))
+
+
+def _shapes_of(node: Node) -> list[tuple[Size, ...]]:
+    return [value.shape for value in (*node.inputs, *node.outputs) if value is not None]

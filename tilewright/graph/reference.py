@@ -98,6 +98,7 @@ def interpret_part(
     part: Graph, arrays: Sequence[Any], symbols: Mapping[str, int], working: DType | None = None
 ) -> list[np.ndarray]:
     """The outputs of a part, node by node: the inputs that only stand for sizes are left out of `arrays`."""
+    part = part.at_zero or part
     carried = [np.broadcast_to(np.False_, (evaluate(value.shape[0], symbols),)) for value in part.inputs[len(arrays) :]]
     found = run_graph(part, [*arrays, *carried], dict(symbols), working)
     return [found[value] for value in part.outputs]

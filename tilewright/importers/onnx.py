@@ -41,7 +41,7 @@ from tilewright.importers.onnx_schema import (
     rule_name,
 )
 from tilewright.importers.onnx_scope import Scope, Unavailable
-from tilewright.importers.onnx_sequences import ItemShape, RunTimeList, converted, is_list, rule_of
+from tilewright.importers.onnx_sequences import ItemShape, RunTimeList, TensorSequence, converted, is_list, rule_of
 from tilewright.importers.onnx_shape_arithmetic import compared, evaluate, known_elements
 from tilewright.importers.onnx_structure import (
     DEEPEST,
@@ -613,7 +613,8 @@ class _Importer:
     def _is_dynamic(self, node: NodeProto, scope: Scope) -> bool:
         """Whether a node reads sizes that are known only at run time."""
         found = [scope.find(name) for name in node.input]
-        tensors = [item for item in found if isinstance(item, Tensor)]
+        lists = [item.items if isinstance(item, TensorSequence) else [item] for item in found]
+        tensors = [item for items in lists for item in items if isinstance(item, Tensor)]
         return any(item.symbolic or any(isinstance(n, Expression) for n in item.shape) for item in tensors)
 
 
