@@ -188,6 +188,26 @@ def test_rounding_weights_when_they_are_read(tmp_path: Path, rng: np.random.Gene
         step_graph(folder, LIMITS, weights="int3")
 
 
+def test_tables_of_tokens_are_rounded_as_last_layers(tmp_path: Path, rng: np.random.Generator) -> None:
+    """Logits are those of a last layer with the table's numbers; tokens are looked up as they were."""
+    settings, shapes, rest = small_llama(rng)
+    settings["vocab_size"] = 256
+    table = rng.standard_normal((256, 128)).astype(np.float32)
+    weights = {key: data for key, data in rest.items() if "lm_head" not in key}
+    weights |= {f"{path}.weight": rng.standard_normal(shape).astype(np.float32) for path, shape in shapes.items()}
+    weights["model.embed_tokens.weight"] = table
+    own = write(tmp_path / "own", {**weights, "lm_head.weight": table}, **settings, tie_word_embeddings=False)
+    tied = write(tmp_path / "tied", weights, **settings, tie_word_embeddings=True)
+    tokens = tokens_of("llama")[:12]
+    for kind in ("int8", "int4"):
+        models = [Model.open(folder, 4, LIMITS, weights=kind) for folder in (own, tied)]
+        logits = [model.run([Chunk(tokens, 0, range(2), range(12))]) for model in models]
+        np.testing.assert_allclose(logits[1], logits[0], rtol=1e-5, atol=1e-5 * np.abs(logits[0]).max())
+        *_, last = [node for node in step_graph(tied, LIMITS, weights=kind).nodes if node.op == "dequantize"]
+        codes = last.inputs[0]
+        assert codes is not None and codes.shape == (256, 1, 128)
+
+
 def test_memory_follows_the_file(tmp_path: Path, rng: np.random.Generator) -> None:
     """Sizes of config.json that ask for 8 TiB, with a file of some bytes: an error that names tensor and setting."""
     huge = 1 << 21

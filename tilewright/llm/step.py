@@ -53,8 +53,10 @@ ACTIVATIONS: dict[str, tuple[str, dict[str, str]]] = {
 
 
 # How weights of linear layers are stored: `auto` as in the checkpoint, else rounded to the nearest in bits and groups
-# of the depth (0: all of it).  The last layer before the logits has 8 bits at least; routers of experts stay floats.
+# of the depth (0: all of it).  The last layer before the logits has 8 bits at least, a table of tokens too where it is
+# that layer, while rows that are looked up stay floats; routers of experts do.
 WEIGHT_FORMATS: dict[str, tuple[int, int] | None] = {"auto": None, "int8": (8, 0), "int4": (4, 64)}
+_HEAD_ROUNDING = (8, 0)
 _LEAST_WEIGHTS = 1 << 14  # elements of a layer that is rounded
 
 
@@ -219,10 +221,17 @@ class GenerationStep:
         stored = None if self._stored_layer is None else self._stored_layer(path, rows, columns)
         if stored is not None:
             return self._quantized_product(stored, x, name)
-        rounding = (8, 0) if self._rounding is not None and path == "lm_head" else self._rounding
+        rounding = _HEAD_ROUNDING if self._rounding is not None and path == "lm_head" else self._rounding
         if rounding is None or rows * columns < _LEAST_WEIGHTS or path.endswith((".gate", ".router")):
             return self.emit.op("matmul", x, self.weight(name, rows, columns), transpose_b=True)
         return multiply(self.emit, x, nearest(self.checkpoint.take_stored(name, (rows, columns)), *rounding), name)
+
+    def tied_product(self, x: Value, table: Value) -> Value:
+        """x [n, width] by a table of tokens [vocabulary, width], which may be rounded for this."""
+        numbers = self.builder.graph.constants[table]
+        if self._rounding is None or numbers.size < _LEAST_WEIGHTS:
+            return self.emit.op("matmul", x, table, transpose_b=True)
+        return multiply(self.emit, x, nearest(numbers, *_HEAD_ROUNDING), f"{table.name}.rounded")
 
     def _adapted(self, path: str, x: Value, result: Value, rows: int, columns: int) -> Value:
         """A product with what each token's adapter adds to it."""

@@ -42,10 +42,13 @@ class GPT2:
             hidden = self._layer(index, hidden)
         hidden = step.layer_norm("ln_f", step.last(hidden), self.epsilon)
         tied = self.config.flag("tie_word_embeddings", True)
-        head = table if tied else step.weight("lm_head.weight", vocabulary, self.hidden)
+        if tied:
+            logits = step.tied_product(hidden, table)
+        else:
+            logits = step.product("lm_head", hidden, vocabulary, self.hidden)
         masks = [f"h.{index}.attn.{name}" for index in range(self.layers) for name in ("bias", "masked_bias")]
         left = ("lm_head.weight",) if tied else ()
-        return step.finish(emit.op("matmul", hidden, head, transpose_b=True), (*masks, *left))
+        return step.finish(logits, (*masks, *left))
 
     def _layer(self, index: int, hidden: Value) -> Value:
         step, emit, path = self.step, self.emit, f"h.{index}"
