@@ -24,6 +24,7 @@ from tilewright.library.attention.hopper.config import AttentionConfig
 from tilewright.library.attention.hopper.kernel import attention
 from tilewright.library.matmul.hopper.config import MatmulConfig
 from tilewright.library.matmul.hopper.kernel import matmul
+from tilewright.library.reduce.simt_arrays_kernel import reduce_rows
 from tilewright.library.rows import simt_kernel as gpu_rows
 from tilewright.ops import products
 from tilewright.settings import settings
@@ -40,7 +41,7 @@ def compile_times() -> dict[str, float]:
     sizes = dict.fromkeys(("rows", "columns", "x_stride", "out_stride"), "i32")
     rows = {"x": "*bf16", "out": "*bf16", **sizes}
     cases: list[tuple[str, Any, dict[str, Any], dict[str, Any], dict[str, Any]]] = [
-        ("warm up", gpu_rows.reduce_rows, {"x": "*bf16", "out": "*f32", "rows": "i32", "columns": "i32",
+        ("warm up", reduce_rows, {"x": "*bf16", "out": "*f32", "rows": "i32", "columns": "i32",
          "factor": "f32"}, {"KIND": "sum", "INITIAL": 0.0, "ROWS": 1, "BLOCK": 1024, "WHOLE": True, "MASK": False}, {}),
         ("softmax", gpu_rows.softmax, rows, {"LOG": False, "ROWS": 1, "BLOCK": 8192, "MASK": False}, {"num_warps": 8}),
         ("matmul", matmul, products.kernel_types(config, ()), {"CONFIG": config}, {}),

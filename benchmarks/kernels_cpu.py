@@ -219,8 +219,9 @@ def packed_matmul(a: np.ndarray, b: np.ndarray, out: np.ndarray, packed: bool = 
     """The library's kernel, with B as constants lie in an engine (panels) or as it lies."""
     from tilewright.dtypes import from_numpy
     from tilewright.library import packing
+    from tilewright.library.epilogue import identity
     from tilewright.library.matmul.cpu_blocks import choose_blocks
-    from tilewright.library.matmul.kernel import identity, matmul
+    from tilewright.library.matmul.kernel import matmul
     from tilewright.targets.registry import get_target
 
     (rows, depth), columns = a.shape, b.shape[1]
@@ -383,7 +384,7 @@ def attention_case(threads: int) -> Case:
 def our_attention(q: np.ndarray, k: np.ndarray, v: np.ndarray, out: np.ndarray, scale: float, threads: int) -> Run:
     """The library's kernel with the blocks that an engine would choose."""
     from tilewright.library.attention.cpu import KEY_BLOCK, query_block
-    from tilewright.library.attention.cpu_kernel import attention
+    from tilewright.library.attention.kernel import attention
 
     block = query_block(SEQUENCE, HEADS, threads)
     whole, head, row = HEADS * SEQUENCE * HEAD, SEQUENCE * HEAD, HEAD

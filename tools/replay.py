@@ -187,7 +187,7 @@ def operations() -> Texts:
     """The configs that `tilewright.ops` takes for products and attention of every kind on a Hopper GPU."""
     from tilewright import dtypes
     from tilewright.library.attention.problem import AttentionProblem
-    from tilewright.library.epilogue import Epilogue
+    from tilewright.library.epilogue_parts import EpilogueParts
     from tilewright.library.matmul.hopper.kernel import matmul
     from tilewright.library.matmul.hopper.ranked import close
     from tilewright.library.matmul.problem import MatmulProblem
@@ -198,12 +198,13 @@ def operations() -> Texts:
     problems = [
         *(MatmulProblem(rows, 4096, 4096, 1, half, half, weights_ready=rows < 64) for rows in (1, 64, 1000, 8192)),
         MatmulProblem(512, 512, 512, 16, half, half, True, True),
-        MatmulProblem(4096, 8192, 4096, 1, half, half, epilogue=Epilogue(gate="silu")),
-        MatmulProblem(4096, 4096, 4096, 1, half, half, epilogue=Epilogue(bias=True, activation="gelu"),
+        MatmulProblem(4096, 8192, 4096, 1, half, half, epilogue=EpilogueParts(gate="silu").epilogue),
+        MatmulProblem(4096, 4096, 4096, 1, half, half, epilogue=EpilogueParts(bias=True, activation="gelu").epilogue,
                       operands=("*k bf16", "i32")),
         MatmulProblem(4096, 4096, 4096, 1, single, single),
         MatmulProblem(4096, 4096, 4096, 1, dtypes.int8, dtypes.int32),
-        *(MatmulProblem(4096, 4096, 4096, 1, narrow, half, epilogue=Epilogue(*kinds), operands=(*scales, *sizes))
+        *(MatmulProblem(4096, 4096, 4096, 1, narrow, half, epilogue=EpilogueParts(*kinds).epilogue,
+                        operands=(*scales, *sizes))
           for kinds, sizes in ((("tensor", "tensor"), ()), (("row", "column"), ("i32",) * 2),
                                (("block", "block"), ("i32",) * 3))),
     ]  # fmt: skip

@@ -9,9 +9,9 @@ import pytest
 import tilewright.language as tl
 from tilewright import dtypes
 from tilewright.ir.core import Parameter
-from tilewright.library import epilogue as epilogues
 from tilewright.library.attention.problem import AttentionProblem
 from tilewright.library.epilogue import Epilogue
+from tilewright.library.epilogue_parts import EpilogueParts
 from tilewright.library.matmul import portable
 from tilewright.library.matmul.hopper.dequantized import close_configs
 from tilewright.library.matmul.hopper.dequantized_kernel import dequantized_matmul
@@ -32,17 +32,21 @@ def posed(M: int, N: int, K: int, dtype: dtypes.DType = BF16, output: dtypes.DTy
     return MatmulProblem(M, N, K, others.pop("batches", 1), dtype, output, **others)
 
 
+def parts(*kinds: str, **others: Any) -> Epilogue:
+    return EpilogueParts(*kinds, **others).epilogue
+
+
 PROBLEMS = [
     posed(8192, 8192, 8192),
     posed(1, 14336, 4096, weights_ready=True),
     posed(64, 4096, 14336),
-    posed(4096, 4096, 4096, epilogue=Epilogue(bias=True, activation="gelu"), operands=("*k bf16", "i32")),
-    posed(4096, 4096, 4096, epilogue=Epilogue(residual=True), operands=("*k bf16", "i32")),
-    posed(4096, 8192, 4096, epilogue=Epilogue(gate="silu")),
-    posed(4096, 4096, 4096, FP8, epilogue=Epilogue("tensor", "tensor"), operands=("*k f32",) * 2),
-    posed(4096, 4096, 4096, FP8, epilogue=Epilogue("row", "column"), operands=(*("*k f32",) * 2, *("i32",) * 2)),
-    posed(4096, 4096, 4096, FP8, epilogue=Epilogue("block", "block"), operands=(*("*k f32",) * 2, *("i32",) * 3)),
-    posed(4096, 4096, 4096, INT8, epilogue=Epilogue("row", "column"), operands=(*("*k f32",) * 2, *("i32",) * 2)),
+    posed(4096, 4096, 4096, epilogue=parts(bias=True, activation="gelu"), operands=("*k bf16", "i32")),
+    posed(4096, 4096, 4096, epilogue=parts(residual=True), operands=("*k bf16", "i32")),
+    posed(4096, 8192, 4096, epilogue=parts(gate="silu")),
+    posed(4096, 4096, 4096, FP8, epilogue=parts("tensor", "tensor"), operands=("*k f32",) * 2),
+    posed(4096, 4096, 4096, FP8, epilogue=parts("row", "column"), operands=(*("*k f32",) * 2, *("i32",) * 2)),
+    posed(4096, 4096, 4096, FP8, epilogue=parts("block", "block"), operands=(*("*k f32",) * 2, *("i32",) * 3)),
+    posed(4096, 4096, 4096, INT8, epilogue=parts("row", "column"), operands=(*("*k f32",) * 2, *("i32",) * 2)),
     posed(4096, 4096, 4096, INT8, dtypes.int32),
     posed(4096, 4096, 4096, F32, F32),
     posed(512, 512, 512, batches=16, left_transposed=True, right_transposed=True),
@@ -106,6 +110,6 @@ def test_plain_kernels_compile_everywhere(target: str) -> None:
     types = {"a": "*bf16", "b": "*bf16", "c": "*bf16", **dict.fromkeys(names, "i32"), "extra": ("*bf16", "i32")}
     constants = {
         "CONFIG": portable.config(512, 512, 2), "SUM": tl.float32, "PRECISION": "tf32",
-        "EPILOGUE": epilogues.function(Epilogue(bias=True, activation="gelu")),
+        "EPILOGUE": parts(bias=True, activation="gelu").function,
     }  # fmt: skip
     portable.matmul.compile(types, constants, target=target, options={"num_warps": 4, **STRICT})

@@ -22,14 +22,13 @@ from tilewright.graph.passes.weight_products import weight_products
 from tilewright.ir.core import Parameter
 from tilewright.ir.interpreter import run
 from tilewright.ir.verifier import verify
-from tilewright.library import epilogue as epilogues
 from tilewright.library import packing
 from tilewright.library.epilogue import Epilogue
+from tilewright.library.epilogue_parts import EpilogueParts
 from tilewright.library.hopper import is_possible
 from tilewright.library.matmul.hopper.dequantized import close_configs
 from tilewright.library.matmul.hopper.dequantized_config import DequantizedConfig
 from tilewright.library.matmul.hopper.dequantized_kernel import dequantized_matmul
-from tilewright.library.matmul.kernel import identity
 from tilewright.library.matmul.problem import DequantizedProblem
 from tilewright.ops import arrays, choosing, dequantized
 from tilewright.ops.dequantized import kernel_types
@@ -41,7 +40,7 @@ from tilewright.targets.nvidia.pipeline import lower
 from tilewright.targets.nvidia.quantized_weights import unsupported
 from tilewright.targets.nvidia.target import NvidiaTarget
 
-SILU = epilogues.function(Epilogue(bias=True, activation="silu"))
+SILU = EpilogueParts(bias=True, activation="silu").epilogue
 TYPES = ("int4", "uint4", "int8", "uint8", "float8e4nv", "float8e5")
 
 
@@ -223,9 +222,9 @@ def test_configs_of_all_problems() -> None:
         assert not unsupported(bfloat16, dtype, float32, group, depth)
         rows, columns = int(draw.integers(1, 300)), int(draw.integers(1, 9000))
         zeros = bool(draw.integers(2)) and dtype.is_integer
-        for epilogue in (identity, SILU):
+        for epilogue in (Epilogue(), SILU):
             problem = DequantizedProblem(
-                rows, columns, depth, input=bfloat16, group=group, weights=dtype, zeros=zeros, function=epilogue
+                rows, columns, depth, input=bfloat16, group=group, weights=dtype, zeros=zeros, epilogue=epilogue
             )
             found = close_configs(problem, machine)
             assert found and all(is_possible(config) and seconds > 0 for config, seconds in found)
@@ -234,8 +233,8 @@ def test_configs_of_all_problems() -> None:
 @pytest.mark.parametrize(
     ("problem", "rows"),
     [
-        (DequantizedProblem(300, 1280, 512, group=64, function=SILU), 256),
-        (DequantizedProblem(300, 200, 128, group=32, weights=float8e4nv, function=SILU), 128),  # 256 have no room
+        (DequantizedProblem(300, 1280, 512, group=64, epilogue=SILU), 256),
+        (DequantizedProblem(300, 200, 128, group=32, weights=float8e4nv, epilogue=SILU), 128),  # 256 have no room
     ],
 )
 def test_configs_know_what_epilogues_take(problem: DequantizedProblem, rows: int) -> None:
@@ -311,6 +310,6 @@ def test_close_configs_are_timed_once(driver: object, monkeypatch: pytest.Monkey
     for rows in (70, 70, 120):
         problem = DequantizedProblem(rows, 256, 512, input=float16, output=float16, group=128)
         with settings.scope(tune=True):
-            config = dequantized._config(problem, "", 0, run, views)
+            config = dequantized._config(problem, 0, run, views)
         ranked = [config for config, _ in close_configs(problem.shape_class, NvidiaTarget.named("sm_90a").machine())]
         assert timed == [len(ranked)] and config == ranked[-1] and all(own)

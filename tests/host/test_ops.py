@@ -14,7 +14,7 @@ import tilewright.language as tl
 from tilewright import dtypes, ops
 from tilewright.errors import LaunchError
 from tilewright.launch.sizes import cdiv
-from tilewright.library.epilogue import Epilogue
+from tilewright.library.epilogue_parts import EpilogueParts
 from tilewright.library.matmul.hopper.ranked import candidates, close
 from tilewright.library.matmul.problem import MatmulProblem
 from tilewright.library.rows import simt_config as row_configs
@@ -74,7 +74,9 @@ def test_warpgroups_take_turns_where_there_is_something_to_hide() -> None:
     def ping_pong(posed: MatmulProblem) -> list[bool]:
         return [candidate.config.PING_PONG for candidate in close(posed, H200)]
 
-    heavy = problem(4096, 4096, 4096, epilogue=Epilogue(bias=True, activation="gelu"), operands=("*k bf16", "i32"))
+    heavy = problem(
+        4096, 4096, 4096, epilogue=EpilogueParts(bias=True, activation="gelu").epilogue, operands=("*k bf16", "i32")
+    )
     assert sum(ping_pong(heavy)) == 3 and not ping_pong(heavy)[0]
     assert not any(ping_pong(problem(4096, 4096, 14336))) and any(ping_pong(problem(4096, 4096, 1024)))
 

@@ -20,7 +20,7 @@ from tilewright.graph.core import Graph, Node, Value
 from tilewright.graph.passes.fuse import fuse
 from tilewright.library.convolution.cpu.candidates import is_direct
 from tilewright.library.convolution.cpu.runs import run_edges
-from tilewright.library.generated.generate import Chain
+from tilewright.library.generated.slot_functions import Chain
 from tilewright.library.generated.source import ExtraReferences
 from tilewright.library.select import candidates
 from tilewright.library.slots import epilogue_slots

@@ -2,35 +2,46 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 
 from tilewright.graph.core import Graph, Node, Value
 from tilewright.graph.fusion import Group
-from tilewright.launch.jit import JITFunction
-from tilewright.library.epilogue import EpilogueCost
-from tilewright.library.generated.generate import Chain
+from tilewright.language.function import SourceFunction
+from tilewright.library.epilogue import Epilogue, EpilogueCost
+from tilewright.library.generated.slot_functions import Chain, GateChain
 from tilewright.library.generated.source import ExtraReferences
-from tilewright.library.matmul.kernel import identity
 
 
 @dataclass(frozen=True)
 class Slots:
-    """An epilogue: a function, its operands, and the value that the kernel stores; `chain` is what the function is made
-    of, None for the identity."""
+    """An epilogue, its operands, and the value that the kernel stores; `chain` and `gate` are what its functions are
+    made of."""
 
-    function: JITFunction
-    extra: ExtraReferences
     stored: Value
+    extra: ExtraReferences = field(default_factory=ExtraReferences)
+    epilogue: Epilogue = Epilogue()
     chain: Chain | None = None
-    cost: EpilogueCost = EpilogueCost()
+    gate: GateChain | None = None
+
+    @property
+    def function(self) -> SourceFunction:
+        """The epilogue's function."""
+        return self.epilogue.function
+
+    @property
+    def cost(self) -> EpilogueCost:
+        """The epilogue's cost."""
+        return self.epilogue.cost
 
     def rounded(self, columns: int | None = None) -> Slots:
         """The epilogue for kernels whose tensor cores wait while a tile's results are computed: with activations as
         exact as the stored type can tell, and, of so many `columns`, operands by column that are loaded once."""
-        if self.chain is None:
-            return self
-        function, cost = self.chain.written(self.extra, columns, rounded=True)
-        return replace(self, function=function, cost=cost)
+        epilogue = self.epilogue
+        if self.chain is not None:
+            epilogue = self.chain.written(self.extra, columns, rounded=True)
+        if self.gate is not None:
+            epilogue = self.gate.joined(epilogue, self.stored.dtype)
+        return replace(self, epilogue=epilogue)
 
 
 def gate_halves(group: Group) -> tuple[Node, Node] | None:
@@ -60,12 +71,12 @@ def epilogue_slots(group: Group, graph: Graph, extra: ExtraReferences | None = N
     stored = group.outputs[-1]
     nodes = group.epilogue
     if not nodes and len(group.outputs) == 1:
-        return Slots(identity, extra, stored)
+        return Slots(stored, extra)
     anchor, others = group.anchor.output, tuple(group.outputs[:-1])
     return chain_slots(Chain((*group.prologue, *nodes), anchor, stored, graph.constants, others), extra)
 
 
-def chain_slots(chain: Chain, extra: ExtraReferences) -> Slots:
-    """The slots of a chain."""
-    function, cost = chain.written(extra)
-    return Slots(function, extra, chain.value, chain, cost)
+def chain_slots(chain: Chain, extra: ExtraReferences, gate: GateChain | None = None) -> Slots:
+    """The slots of a chain, behind a gate if there is one."""
+    epilogue = chain.written(extra)
+    return Slots(chain.value, extra, epilogue if gate is None else gate.joined(epilogue), chain, gate)

@@ -19,11 +19,11 @@ from tilewright.graph.core import Graph, Value
 from tilewright.graph.quantization import integer_range
 from tilewright.launch.arguments import stored_array
 from tilewright.launch.sizes import cdiv, next_power_of_2
-from tilewright.library.attention.cpu_kernel import attention as portable_attention
 from tilewright.library.attention.hopper.choice import attention_configs, unsupported
 from tilewright.library.attention.hopper.config import AttentionConfig, attention_schedule
 from tilewright.library.attention.hopper.kernel import attention as hopper_attention
 from tilewright.library.attention.hopper.launch import prepare_attention
+from tilewright.library.attention.kernel import attention as portable_attention
 from tilewright.library.attention.problem import AttentionProblem
 from tilewright.library.attention.slots import quantizing
 from tilewright.ops import arrays, calls

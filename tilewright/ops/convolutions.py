@@ -10,7 +10,7 @@ from tilewright.errors import LaunchError, brief
 from tilewright.graph.build import GraphBuilder
 from tilewright.graph.core import Graph
 from tilewright.launch.sizes import next_power_of_2
-from tilewright.library import epilogue
+from tilewright.library.activations import ACTIVATIONS
 from tilewright.ops import arrays, calls
 from tilewright.ops.arrays import ArrayView
 
@@ -89,8 +89,8 @@ def conv2d(
     steps, pads, apart = window = window_of(stride, padding, dilation)
     shape = result_shape(image.shape, weights.shape, window, groups)
     _check(image, weights, shift)
-    if activation and activation not in epilogue.ACTIVATIONS:
-        raise LaunchError(f"activation={brief(activation)}: there are {', '.join(epilogue.ACTIVATIONS)}")
+    if activation and activation not in ACTIVATIONS:
+        raise LaunchError(f"activation={brief(activation)}: there are {', '.join(ACTIVATIONS)}")
     beside = None if residual is None else arrays.view(residual, "residual")
     if beside is not None and (beside.shape != shape or beside.element != image.element or not beside.contiguous):
         raise LaunchError(f"residual must be contiguous {image.element.name} {list(shape)}, got {beside.described}")
@@ -119,7 +119,7 @@ def conv2d(
 
 
 def _activated(b: GraphBuilder, y: Any, activation: str | None) -> Any:
-    """The value behind an activation, by its name in `epilogue.ACTIVATIONS`."""
+    """The value behind an activation, by its name in `library.activations.ACTIVATIONS`."""
     if not activation:
         return y
     return b.op("gelu", [y], approximate="tanh") if activation == "gelu_tanh" else b.op(activation, [y])

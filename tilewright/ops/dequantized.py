@@ -21,13 +21,11 @@ from tilewright.graph.passes.weight_products import canonical
 from tilewright.ir.core import Parameter
 from tilewright.launch.arguments import stored_array
 from tilewright.launch.descriptor import DESCRIPTOR_ALIGNMENT, TensorDescriptor
-from tilewright.library import epilogue as epilogues
 from tilewright.library import packing
-from tilewright.library.epilogue import SCALE_BLOCK
+from tilewright.library.epilogue_parts import SCALE_BLOCK
 from tilewright.library.matmul.hopper.dequantized import close_configs
 from tilewright.library.matmul.hopper.dequantized_config import COLUMNS, DequantizedConfig
 from tilewright.library.matmul.hopper.dequantized_kernel import dequantized_matmul as kernel
-from tilewright.library.matmul.kernel import identity
 from tilewright.library.matmul.problem import DequantizedProblem
 from tilewright.measure import timers
 from tilewright.measure.choosing import Measured, attempt
@@ -160,7 +158,7 @@ def dequantized_matmul(
         raise LaunchError(f"results are float32, float16 or bfloat16, not {output.name}")
     target = result_like(first, shape, output, out)
     arguments = {"bias": bias, "activation": activation, "residual": residual, "shape": shape}
-    spec, extra = epilogue_of(arguments, rows, columns, depth, output, target)
+    epilogue, extra = epilogue_of(arguments, rows, columns, depth, output, target)
     views = [first, target, *(entry for entry in extra if isinstance(entry, ArrayView))]
     place = arrays.common_place(views, "dequantized_matmul")
     ordinal = place.ordinal if place is not None else None
@@ -171,11 +169,10 @@ def dequantized_matmul(
     problem = DequantizedProblem(
         rows, columns, depth, input=first.element, output=output, group=weights.group, weights=weights.dtype,
         aligned=target.address % DESCRIPTOR_ALIGNMENT == 0, scale=from_numpy(weights.scales.dtype),
-        zeros=weights.zeros is not None,
-        function=epilogues.function(spec) if spec.operands or spec.activation else identity,
+        zeros=weights.zeros is not None, epilogue=epilogue,
     )  # fmt: skip
     run = partial(_launch, problem=problem, weights=weights, x=first, extra=extra, views=views, ordinal=ordinal)
-    config = _config(problem, str(spec), ordinal, run, views)
+    config = _config(problem, ordinal, run, views)
     run(config._replace(DEPENDENT=weights_ready), out=target)
     return target.base
 
@@ -192,8 +189,7 @@ def _check(x: ArrayView, weights: PackedWeights) -> None:
 
 
 def _config(
-    problem: DequantizedProblem, epilogue: str, ordinal: int | None, run: Callable[..., None],
-    views: Sequence[ArrayView],
+    problem: DequantizedProblem, ordinal: int | None, run: Callable[..., None], views: Sequence[ArrayView],
 ) -> DequantizedConfig:  # fmt: skip
     """The config for a problem with an epilogue: by times on record, or by timing the close ones once."""
     known = _CONFIGS.get((problem, ordinal, settings.tune))
@@ -208,8 +204,7 @@ def _config(
     weights = f"{shape.weights.name} {shape.scale.name} by {shape.group}{' zeros' if shape.zeros else ''}"
     measure = partial(_measured, configs, run, views[1], ordinal) if settings.tune else None
     labels, numbers = [config.described for config in configs], range(len(configs))
-    text = f"{shape.key} {weights} {epilogue}"
-    choice = choosing.choose("dequantized", text, ordinal, labels, numbers, numbers, views, measure)
+    choice = choosing.choose("dequantized", f"{shape.key} {weights}", ordinal, labels, numbers, numbers, views, measure)
     if choice is None:
         return configs[0]
     if len(_CONFIGS) >= _MOST_DEQUANTIZED:

@@ -10,8 +10,8 @@ import tilewright.language as tl
 from tilewright import dtypes
 from tilewright.errors import LaunchError, brief
 from tilewright.launch.sizes import cdiv
-from tilewright.library import epilogue
-from tilewright.library.epilogue import Epilogue
+from tilewright.library.activations import ACTIVATIONS
+from tilewright.library.epilogue_parts import EpilogueParts
 from tilewright.library.grouped.hopper import grouped_configs
 from tilewright.library.grouped.hopper_launch import prepare_grouped, tiles_shape
 from tilewright.library.grouped.kernel import grouped_matmul as plain_kernel
@@ -61,7 +61,7 @@ def describe(a: ArrayView, b: ArrayView, out: ArrayView, activation: str) -> Mat
     exact = out.element != dtypes.bfloat16 or bool(settings.interpret)
     return MatmulProblem(
         rows, columns, depth, 1, a.element, out.element, right_transposed=not swapped.contiguous,
-        epilogue=Epilogue(activation=activation, exact=exact), obstacle=obstacle,
+        epilogue=EpilogueParts(activation=activation, exact=exact).epilogue, obstacle=obstacle,
     )  # fmt: skip
 
 
@@ -72,7 +72,7 @@ def choose_config(problem: MatmulProblem, groups: int, target: Target) -> Matmul
         logger.info("grouped_matmul takes the plain kernel: %s", reason)
         return None
     found = grouped_configs(problem, groups, target.machine())
-    return found[0][0]._replace(EPILOGUE=epilogue.function(problem.epilogue)) if found else None
+    return found[0][0]._replace(**problem.epilogue.fields) if found else None
 
 
 def grouped_matmul(a: Any, b: Any, ends: Any, *, activation: str | None = None, out: Any = None) -> Any:
@@ -87,8 +87,8 @@ def grouped_matmul(a: Any, b: Any, ends: Any, *, activation: str | None = None, 
     16-bit operands go to the Hopper kernel where it is and tensor copies can move them; everything else to a plain
     kernel, with its reason in the log ``tilewright.ops``.  Raises `LaunchError`.
     """
-    if activation and activation not in epilogue.ACTIVATIONS:
-        raise LaunchError(f"activation={brief(activation)}: there are {', '.join(epilogue.ACTIVATIONS)}")
+    if activation and activation not in ACTIVATIONS:
+        raise LaunchError(f"activation={brief(activation)}: there are {', '.join(ACTIVATIONS)}")
     left, right, limits = arrays.view(a, "a"), arrays.view(b, "b"), arrays.view(ends, "ends")
     shape = (left.shape[0] if left.shape else 0, right.shape[-1] if right.shape else 0)
     target = arrays.view(arrays.empty(left, shape, left.element) if out is None else out, "out")
@@ -101,7 +101,8 @@ def grouped_matmul(a: Any, b: Any, ends: Any, *, activation: str | None = None, 
     groups = right.shape[0]
     config = choose_config(problem, groups, gpu)
     if config is None:
-        _run_plain(problem, left, right, limits, target, gpu.machine())
+        exact = EpilogueParts(activation=activation or "", exact=True).epilogue
+        _run_plain(replace(problem, epilogue=exact), left, right, limits, target, gpu.machine())
         return target.base
     tiles = arrays.empty(left, tiles_shape(config, problem.rows, groups), dtypes.int32)
     operands = (left.base, right.base, limits.base, tiles, target.base)
@@ -116,9 +117,8 @@ def _run_plain(
     groups = b.shape[0]
     rows, columns, depth, threads = tile_of(problem.rows / groups, a.element)
     grid = (cdiv(problem.rows, rows) + groups, cdiv(problem.columns, columns), 1)
-    spec = replace(problem.epilogue, exact=True)
     plain_kernel[grid](
         a.base, b.base, ends.base, out.base, problem.rows, problem.columns, problem.depth, groups, *b.strides,
-        BLOCK_M=rows, BLOCK_N=columns, BLOCK_K=depth, TYPE=tl.float32, EPILOGUE=epilogue.function(spec),
+        BLOCK_M=rows, BLOCK_N=columns, BLOCK_K=depth, TYPE=tl.float32, EPILOGUE=problem.epilogue.function,
         num_warps=machine.warps(threads),
     )  # fmt: skip

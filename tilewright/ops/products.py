@@ -22,8 +22,9 @@ from tilewright.ir.core import Parameter
 from tilewright.launch.arguments import stored_array
 from tilewright.launch.descriptor import TensorDescriptor
 from tilewright.launch.sizes import cdiv
-from tilewright.library import epilogue as epilogues
+from tilewright.library.activations import ACTIVATIONS
 from tilewright.library.epilogue import Epilogue
+from tilewright.library.epilogue_parts import SCALE_BLOCK, EpilogueParts
 from tilewright.library.matmul import portable
 from tilewright.library.matmul.hopper.choice import unsupported
 from tilewright.library.matmul.hopper.config import MatmulConfig
@@ -162,19 +163,17 @@ def epilogue_of(
     kinds: dict[str, Any] = {}
     for name, length in (("scale_a", rows), ("scale_b", columns)):
         if arguments.get(name) is not None:
-            across = rows if name == "scale_a" else cdiv(columns, epilogues.SCALE_BLOCK)
-            kinds[name], given[name] = _scale(
-                arguments[name], name, length, (across, cdiv(depth, epilogues.SCALE_BLOCK))
-            )
-    if (kinds.get("scale_a") == "block") != (kinds.get("scale_b") == "block") and depth <= epilogues.SCALE_BLOCK:
+            across = rows if name == "scale_a" else cdiv(columns, SCALE_BLOCK)
+            kinds[name], given[name] = _scale(arguments[name], name, length, (across, cdiv(depth, SCALE_BLOCK)))
+    if (kinds.get("scale_a") == "block") != (kinds.get("scale_b") == "block") and depth <= SCALE_BLOCK:
         for name, length in (("scale_a", rows), ("scale_b", columns)):
             if kinds.get(name) == "block":
                 kinds[name], given[name] = _scale(arguments[name], name, length, ())
     if (kinds.get("scale_a") == "block") != (kinds.get("scale_b") == "block"):
         raise LaunchError("scales of blocks go with each other: scale_a and scale_b must both be of blocks")
     for name in ("activation", "gate"):
-        if arguments.get(name) and arguments[name] not in epilogues.ACTIVATIONS:
-            raise LaunchError(f"{name}={brief(arguments[name])}: there are {', '.join(epilogues.ACTIVATIONS)}")
+        if arguments.get(name) and arguments[name] not in ACTIVATIONS:
+            raise LaunchError(f"{name}={brief(arguments[name])}: there are {', '.join(ACTIVATIONS)}")
     if arguments.get("gate") and (columns % 16 or any(arguments.get(name) is not None for name in _BESIDES_GATE)):
         raise LaunchError("gate= takes columns in multiples of 16, and nothing else with it but out")
     if arguments.get("bias") is not None:
@@ -196,11 +195,11 @@ def epilogue_of(
     given["rows"], given["columns"] = rows, columns
     if kinds.get("scale_a") == "block":
         given["scale_a_stride"], given["scale_b_stride"] = given["scale_a"].strides[0], given["scale_b"].strides[0]
-    spec = Epilogue(
+    parts = EpilogueParts(
         kinds.get("scale_a", ""), kinds.get("scale_b", ""), "bias" in given, arguments.get("activation") or "",
         "residual" in given, arguments.get("gate") or "", exact=output != dtypes.bfloat16 or bool(settings.interpret),
     )  # fmt: skip
-    return spec, tuple(given[name] for name in spec.operands)
+    return parts.epilogue, tuple(given[name] for name in parts.operands)
 
 
 _BESIDES_GATE = ("scale_a", "scale_b", "bias", "activation", "residual")
@@ -246,7 +245,7 @@ def describe(a: Any, b: Any, out: Any, out_dtype: Any, arguments: Mapping[str, A
     batches, rows, depth = left.shape
     if right.shape[0] == 1 and batches > 1:
         right = right.changed((batches, *right.shape[1:]), (0, *right.strides[1:]))
-    spec, extra = epilogue_of({**arguments, "shape": shape}, rows, right.shape[2], depth, output, target)
+    epilogue, extra = epilogue_of({**arguments, "shape": shape}, rows, right.shape[2], depth, output, target)
     size = left.element.itemsize
     left, left_obstacle = _tidy(left, size)
     right, right_obstacle = _tidy(right, size)
@@ -261,9 +260,9 @@ def describe(a: Any, b: Any, out: Any, out_dtype: Any, arguments: Mapping[str, A
     if depth == 0:
         obstacle = "the depth is 0"
     problem = MatmulProblem(
-        rows, right.shape[2], depth, batches, left.element, output, left_transposed, right_transposed, spec,
+        rows, right.shape[2], depth, batches, left.element, output, left_transposed, right_transposed, epilogue,
         tuple(_operand_type(entry) for entry in extra), bool(arguments.get("weights_ready")),
-        left.element == dtypes.float32 and arguments.get("precision") == "ieee", obstacle, _aligned(spec, extra),
+        left.element == dtypes.float32 and arguments.get("precision") == "ieee", obstacle, _aligned(epilogue, extra),
     )  # fmt: skip
     return problem, Operands(left, right, result, extra)
 
@@ -272,11 +271,13 @@ def _operand_type(entry: Any) -> str:
     return f"*k {entry.element}" if isinstance(entry, ArrayView) else "i32"
 
 
-def _aligned(spec: Epilogue, extra: tuple[Any, ...]) -> bool:
+def _aligned(epilogue: Epilogue, extra: tuple[Any, ...]) -> bool:
     """Whether the arrays of an epilogue begin at multiples of 16 bytes, and the rows of a residual."""
-    given = dict(zip(spec.operands, extra, strict=True))
+    given = dict(zip(epilogue.operands, extra, strict=True))
     begin = all(entry.address % 16 == 0 for entry in extra if isinstance(entry, ArrayView))
-    return begin and (not spec.residual or given["residual_stride"] * given["residual"].element.itemsize % 16 == 0)
+    return begin and (
+        "residual" not in given or given["residual_stride"] * given["residual"].element.itemsize % 16 == 0
+    )
 
 
 # Planning
@@ -306,7 +307,7 @@ class MatmulPlan:
             self._use_portable(reason)
 
     def _use_portable(self, reason: str) -> None:
-        if self.problem.epilogue.gate or self.problem.epilogue.scale_a == "block":
+        if self.problem.cost.gated or self.problem.cost.blocks:
             raise LaunchError(f"gates and scales of blocks need the tensor memory accelerator of Hopper: {reason}")
         self.remarks.append(Remark("matmul", f"takes the portable kernel: {reason}"))
 
@@ -485,7 +486,7 @@ class MatmulPlan:
         extra = tuple(entry.base if isinstance(entry, ArrayView) else entry for entry in operands.extra)
         constants: dict[str, Any] = {
             "CONFIG": config, "SUM": tl.int32 if problem.input.kind == "int" else tl.float32,
-            "PRECISION": "ieee" if problem.exact else "tf32", "EPILOGUE": epilogues.function(problem.epilogue),
+            "PRECISION": "ieee" if problem.exact else "tf32", "EPILOGUE": problem.epilogue.function,
             "num_warps": self.machine.warps(config.THREADS),
         }  # fmt: skip
         bases = (a.base, b.base, out.base)

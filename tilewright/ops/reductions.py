@@ -11,8 +11,8 @@ from tilewright import dtypes
 from tilewright.dtypes import DType
 from tilewright.errors import LaunchError, brief
 from tilewright.launch.sizes import cdiv, next_power_of_2
+from tilewright.library.reduce.simt_arrays_kernel import reduce_columns, reduce_rows
 from tilewright.library.reduce.simt_config import sum_config
-from tilewright.library.rows import simt_kernel as gpu_rows
 from tilewright.ops import arrays
 from tilewright.ops.arrays import ArrayView
 from tilewright.runtime.gpu_program import LARGEST_GRID
@@ -88,7 +88,7 @@ def _launch_rows(x: Any, out: Any, rows: int, columns: int, factor: float, kind:
     _check_counted(rows)
     config = sum_config(rows, columns, machine.processors)
     mask = rows % config.rows != 0 or columns % config.block != 0
-    gpu_rows.reduce_rows[(cdiv(rows, config.rows),)](
+    reduce_rows[(cdiv(rows, config.rows),)](
         x, out, rows, columns, factor, KIND="sum" if kind == "mean" else kind, INITIAL=_INITIAL[kind], ROWS=config.rows,
         BLOCK=config.block, WHOLE=not config.long, MASK=mask, num_warps=machine.warps(config.threads),
     )  # fmt: skip
@@ -101,13 +101,13 @@ def _reduce_columns(source: ArrayView, out: Any, outer: int, length: int, inner:
     sizes = outer, length, inner
     first, *rest = _column_launches(source.element, *sizes, kind, overlap, target.machine())
     if not rest:
-        gpu_rows.reduce_columns[first.grid](source.base, out, length, first.share, inner, factor, **first.options)
+        reduce_columns[first.grid](source.base, out, length, first.share, inner, factor, **first.options)
         return
     (second,) = rest
     pieces = second.share
     partial = arrays.empty(source, (outer, pieces, inner), dtypes.float32)
-    gpu_rows.reduce_columns[first.grid](source.base, partial, length, first.share, inner, 1.0, **first.options)
-    gpu_rows.reduce_columns[second.grid](partial, out, pieces, pieces, inner, factor, **second.options)
+    reduce_columns[first.grid](source.base, partial, length, first.share, inner, 1.0, **first.options)
+    reduce_columns[second.grid](partial, out, pieces, pieces, inner, factor, **second.options)
 
 
 @dataclass(frozen=True)

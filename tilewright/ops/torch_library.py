@@ -18,7 +18,7 @@ from torch import Tensor
 
 from tilewright import ops
 from tilewright.errors import LaunchError, brief
-from tilewright.library.epilogue import ACTIVATIONS
+from tilewright.library.activations import ACTIVATIONS
 from tilewright.ops import convolutions
 
 _DTYPES = {

@@ -8,7 +8,7 @@ from typing import Any
 from tilewright.graph.core import Graph, Value
 from tilewright.graph.fusion import Group
 from tilewright.launch.jit import JITFunction
-from tilewright.library.attention.cpu_kernel import attention, attention_decode
+from tilewright.library.attention.kernel import attention, attention_decode
 from tilewright.library.attention.strided import strided_candidate, with_strided_operands
 from tilewright.library.candidate import Candidate, KernelCall, Operand
 from tilewright.library.cost import expected

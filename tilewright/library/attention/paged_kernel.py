@@ -2,7 +2,7 @@
 
 One program takes a block of queries of one sequence, for all query heads that share a key/value head: row r of its
 tile is query `r // GROUP` and head `r % GROUP`, so that keys are read once for a group.  It walks the sequence's
-pages with an online softmax, as `attention.cpu_kernel`, transposed in the same way: queries lie along the vector
+pages with an online softmax, as `attention.kernel`, transposed in the same way: queries lie along the vector
 dimension, keys and values are the left operands of products, read in place, because a page is contiguous.
 """
 
@@ -13,7 +13,7 @@ from __future__ import annotations
 
 import tilewright
 import tilewright.language as tl
-from tilewright.library.attention.cpu_kernel import LOG2_E
+from tilewright.library.attention.scores import LOG2_E
 
 TILED_HEADS = tl.constexpr(3)  # heads of one key head from which on a token is a tile of them
 

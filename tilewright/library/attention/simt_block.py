@@ -7,7 +7,7 @@ from typing import Any
 
 from tilewright.graph.core import Graph, Node
 from tilewright.graph.fusion import Group, is_block_attention
-from tilewright.launch.jit import JITFunction
+from tilewright.language.function import SourceFunction
 from tilewright.library.attention.simt_kernel import block_attention as kernel
 from tilewright.library.attention.slots import attention_slots
 from tilewright.library.attention.strided import bias_strides
@@ -16,13 +16,9 @@ from tilewright.library.candidate import Candidate, KernelCall, Operand, PackedC
 from tilewright.library.cost import Cost, expected
 from tilewright.library.generated.elementwise import total_bytes
 from tilewright.library.generated.expressions import language_type
-from tilewright.library.generated.generate import (
-    fits_32_bits,
-    moved_coordinates,
-    next_power_of_2,
-    place_function,
-)
+from tilewright.library.generated.generate import fits_32_bits, next_power_of_2
 from tilewright.library.generated.index import Index, flatten
+from tilewright.library.generated.slot_functions import moved_coordinates, place_function
 from tilewright.library.generated.source import ExtraReferences
 from tilewright.library.generated.trace import ExpressionTracer, Load, axes_of
 from tilewright.library.packing import lines_recipe
@@ -49,7 +45,7 @@ def block_attention(group: Group, graph: Graph, target: Target) -> list[Candidat
     extra = ExtraReferences()
     tracer = ExpressionTracer(group.prologue, graph.constants)
     sources: dict[str, Operand] = {}
-    places: dict[str, JITFunction] = {}  # and the epilogue
+    places: dict[str, SourceFunction] = {}  # and the epilogue
     for name, value in (("q", q), ("k", k), ("v", v)):
         found = tracer.trace(value, axes_of(value.shape))
         if not isinstance(found, Load) or found.guards or not _is_dense(found.index):
@@ -79,7 +75,7 @@ def _written(anchor: Node, epilogue: Sequence[Node]) -> Index | None:
 
 
 def _candidate(
-    group: Group, graph: Graph, sources: dict[str, Operand], places: dict[str, JITFunction], extra: ExtraReferences,
+    group: Group, graph: Graph, sources: dict[str, Operand], places: dict[str, SourceFunction], extra: ExtraReferences,
     target: Target,
 ) -> Candidate:  # fmt: skip
     anchor = group.anchor

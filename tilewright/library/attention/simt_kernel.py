@@ -1,6 +1,6 @@
 """Scaled dot-product attention on GPUs in the plain tile language, for every stride, bias and element type.
 
-The parameters are those of `attention.cpu_kernel`, and so is the online softmax; queries lie along the rows, so that
+The parameters are those of `attention.kernel`, and so is the online softmax; queries lie along the rows, so that
 the scores enter the second product from the registers that the first one left them in.
 """
 
@@ -11,8 +11,8 @@ from __future__ import annotations
 
 import tilewright
 import tilewright.language as tl
-from tilewright.library.attention.cpu_kernel import capped, seen_keys, seen_range
-from tilewright.library.matmul.kernel import identity
+from tilewright.library.attention.scores import capped, seen_keys, seen_range
+from tilewright.library.epilogue import identity
 
 
 @tilewright.jit

@@ -15,9 +15,9 @@ from tilewright.dtypes import DType, float8e4nv, float8e5, float32, int8, uint8
 from tilewright.graph.core import Graph, Node
 from tilewright.graph.fusion import Group
 from tilewright.language.function import SourceFunction
-from tilewright.library.generated.generate import Chain
+from tilewright.library.epilogue import Epilogue
+from tilewright.library.generated.slot_functions import Chain
 from tilewright.library.generated.source import ExtraReferences
-from tilewright.library.matmul.kernel import identity
 from tilewright.library.slots import Slots, chain_slots
 
 _QUANTIZED = (int8, uint8, float8e4nv, float8e5)
@@ -71,9 +71,9 @@ def attention_slots(group: Group, graph: Graph, extra: ExtraReferences) -> Slots
     assert group.anchor is not None
     (stored,) = group.outputs
     if not computes(group):
-        return Slots(identity, extra, stored)
+        return Slots(stored, extra)
     inverse = quantized_by(group, graph)
     if inverse is not None:  # one kernel for all scales
-        return Slots(quantizing(stored.dtype, extra.number(inverse)), extra, stored)
+        return Slots(stored, extra, Epilogue(quantizing(stored.dtype, extra.number(inverse))))
     chain = Chain(tuple(group.epilogue), group.anchor.output, stored, graph.constants, moved=True)
     return chain_slots(chain, extra).rounded()

@@ -147,7 +147,7 @@ def strided_operands(group: Group) -> Strided:
 
 
 def strided_candidate(group: Group, target: Target, make: CallMaker) -> Candidate:
-    """An attention group by kernels with the parameters of `attention.cpu_kernel`; views around the anchor become
+    """An attention group by kernels with the parameters of `attention.kernel`; views around the anchor become
     strides.
 
     Raises `NotImplementedError` when an operand is not a strided view of a tensor in memory.

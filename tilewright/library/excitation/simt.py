@@ -14,7 +14,8 @@ from tilewright.library.excitation.separate import parts_of
 from tilewright.library.excitation.simt_kernel import excite
 from tilewright.library.generated.elementwise import total_bytes
 from tilewright.library.generated.expressions import compute_type, language_type
-from tilewright.library.generated.generate import epilogue_function, next_power_of_2
+from tilewright.library.generated.generate import next_power_of_2
+from tilewright.library.generated.slot_functions import epilogue_function
 from tilewright.library.generated.source import ExtraReferences
 from tilewright.library.packing import order_recipe
 from tilewright.library.reduce.simt import gpu_reduction

@@ -15,7 +15,8 @@ from tilewright.library.cost import estimate, expected
 from tilewright.library.fourier.kernel import fourier, left_part
 from tilewright.library.generated.elementwise import chain_operations, total_bytes
 from tilewright.library.generated.expressions import language_type
-from tilewright.library.generated.generate import next_power_of_2, prologue_function
+from tilewright.library.generated.generate import next_power_of_2
+from tilewright.library.generated.slot_functions import prologue_function
 from tilewright.library.generated.source import ExtraReferences
 from tilewright.library.matmul.gate import gate_slots
 from tilewright.library.slots import epilogue_slots
@@ -42,7 +43,7 @@ def fourier_candidates(group: Group, graph: Graph, target: Target) -> list[Candi
     extra = ExtraReferences()
     loads = [_load(value, group, graph, extra) for value in (x, x if imaginary is None else imaginary)]
     gate = gate_slots(group, graph, extra)
-    slots = gate.rest if gate is not None else epilogue_slots(group, graph, extra)
+    slots = gate or epilogue_slots(group, graph, extra)
     rows = product(x.shape[:-1])
     lanes = target.vector_bits // (8 * x.dtype.itemsize)
     if isinstance(rows, int):
@@ -62,7 +63,7 @@ def fourier_candidates(group: Group, graph: Graph, target: Target) -> list[Candi
         "FORM": form, "COMPLEX": imaginary is not None, "LENGTH": length, "PASSES": _passes(factors, length // points),
         "RE": int(inverse), "LANES": lanes, "LOADED": min(loaded, SLOT_CHUNK), "GIVEN": min(given, SLOT_CHUNK),
         "SPACE": space, "PITCH": pitch, "TYPE": language_type(x.dtype), "GATED": gate is not None, "PROLOGUE": loads[0],
-        "SECOND": loads[1], "GATE": left_part if gate is None else gate.gate, "EPILOGUE": slots.function,
+        "SECOND": loads[1], "GATE": slots.epilogue.gate or left_part, "EPILOGUE": slots.function,
     }  # fmt: skip
     operands: dict[str, Operand] = {"roots": roots, "out": slots.stored, **scratch}
     types: dict[str, str] = {}

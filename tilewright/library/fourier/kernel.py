@@ -15,8 +15,8 @@ from __future__ import annotations
 
 import tilewright
 import tilewright.language as tl
+from tilewright.library.epilogue import identity
 from tilewright.library.masks import within
-from tilewright.library.matmul.kernel import identity
 
 HALF_ROOT = tl.constexpr(0.7071067811865476)
 

@@ -45,13 +45,13 @@ def hopper_grouped(grouped: GroupedProblem, target: Target) -> list[Candidate]:
     slots = slots.rounded(columns)
     problem = MatmulProblem(
         expected(grouped.rows), columns, depth, 1, a.dtype, slots.stored.dtype,
-        right_transposed=not grouped.transposed, generated=slots.cost,
+        right_transposed=not grouped.transposed, epilogue=slots.epilogue,
     )  # fmt: skip
     found = []
     machine = target.machine()
     for config, seconds in grouped_configs(problem, groups, machine):
         tiles, listing = _listing(group, grouped.rows, grouped.ends, groups, config)
-        call = _product(a, b, tiles, slots, config._replace(EPILOGUE=slots.function), problem, target)
+        call = _product(a, b, tiles, slots, config._replace(**slots.epilogue.fields), problem, target)
         moved = total_bytes(group.inputs, group.outputs)
         cost = Cost(moved, grouped.flops, seconds + machine.launches.kernel)
         reasons = {"tile": config.described, "epilogue": slots.function.__name__}

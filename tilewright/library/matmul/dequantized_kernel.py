@@ -14,8 +14,9 @@ from __future__ import annotations
 
 import tilewright
 import tilewright.language as tl
+from tilewright.library.epilogue import identity
 from tilewright.library.masks import and_masks, within
-from tilewright.library.matmul.kernel import identity, load_panels, load_strided
+from tilewright.library.matmul.kernel import load_panels, load_strided
 
 
 @tilewright.jit

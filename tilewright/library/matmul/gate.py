@@ -9,32 +9,16 @@ which reads the first's result in its epilogue.  Where neither goes, the group i
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-
 from tilewright.graph.core import Graph, Node, Value
 from tilewright.graph.fusion import Group
-from tilewright.launch.jit import JITFunction
-from tilewright.library.generated.generate import Chain, gate_function
+from tilewright.library.epilogue import Epilogue
+from tilewright.library.generated.slot_functions import Chain, GateChain
 from tilewright.library.generated.source import ExtraReferences
-from tilewright.library.matmul.kernel import identity
 from tilewright.library.slots import Slots, chain_slots, gate_halves
 
 
-@dataclass(frozen=True)
-class GateSlots:
-    """What a gated product's kernel does with its sums.
-
-    `gate` is ``(left, right) -> value`` for a column of the left half and its partner, `rounded` the same as exact as
-    the stored type can tell; `rest` the epilogue behind it, over columns of one half, and the stored value.
-    """
-
-    gate: JITFunction
-    rounded: JITFunction
-    rest: Slots
-
-
-def gate_slots(group: Group, graph: Graph, extra: ExtraReferences | None = None) -> GateSlots | None:
-    """The slots of a gated product, whose operands join `extra`; None for a group without a gate.
+def gate_slots(group: Group, graph: Graph, extra: ExtraReferences | None = None) -> Slots | None:
+    """The epilogue of a gated product, whose operands join `extra`, over columns of one half; None without a gate.
 
     Raises `NotImplementedError` where something stands between the product and its halves, or where the halves meet
     only together with other tensors.
@@ -52,16 +36,12 @@ def gate_slots(group: Group, graph: Graph, extra: ExtraReferences | None = None)
         raise NotImplementedError(f"{group.name}: the halves do not meet by themselves")
     met = nodes[-1].output
     stored = group.outputs[0]
-    function, rounded = (
-        gate_function(nodes, left.output, right.output, met, graph.constants, dtype) for dtype in (None, stored.dtype)
-    )
+    gate = GateChain(tuple(nodes), left.output, right.output, met, graph.constants)
     extra = extra if extra is not None else ExtraReferences()
     rest = following[len(nodes) :]
     if not rest:
-        return GateSlots(function, rounded, Slots(identity, extra, stored))
-    return GateSlots(
-        function, rounded, chain_slots(Chain((*group.prologue, *rest), met, stored, graph.constants), extra)
-    )
+        return Slots(stored, extra, gate.joined(Epilogue()), gate=gate)
+    return chain_slots(Chain((*group.prologue, *rest), met, stored, graph.constants), extra, gate)
 
 
 def _meeting(nodes: list[Node], halves: tuple[Value, Value], graph: Graph) -> list[Node] | None:

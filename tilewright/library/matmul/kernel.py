@@ -18,13 +18,8 @@ from __future__ import annotations
 
 import tilewright
 import tilewright.language as tl
+from tilewright.library.epilogue import identity
 from tilewright.library.masks import edge_mask
-
-
-@tilewright.jit
-def identity(acc, rows, columns, mask, extra):
-    """The epilogue that changes nothing."""
-    return acc
 
 
 @tilewright.jit

@@ -18,10 +18,10 @@ from tilewright.graph.fusion import Group
 from tilewright.library.candidate import Operand, PackedConstant
 from tilewright.library.cost import expected
 from tilewright.library.epilogue import Epilogue, EpilogueCost
+from tilewright.library.epilogue_parts import EpilogueParts
 from tilewright.library.generated.index import flatten
 from tilewright.library.generated.source import merge_axes
 from tilewright.library.generated.trace import align, axes_of
-from tilewright.library.matmul.kernel import identity
 from tilewright.library.packing import panels_recipe
 from tilewright.symbolic import Size, lift, product, simplify
 
@@ -47,8 +47,7 @@ class MatmulProblem:
     `weights_ready`: nothing that still runs when this product starts writes `b`.  `aligned`: the epilogue's arrays and
     their rows begin at multiples of 16 bytes.  `at_most`: a config shall serve every number of rows up to it; `rows` is
     the one that it is ranked by.  `singly`: elements of `a`, and of `b`, are copied one by one, since their rows begin
-    anywhere.  `generated` is what an epilogue made from a graph's expressions costs; then
-    `epilogue` is not asked.
+    anywhere.
     """
 
     rows: int
@@ -59,7 +58,7 @@ class MatmulProblem:
     output: DType = bfloat16
     left_transposed: bool = False
     right_transposed: bool = False
-    epilogue: Epilogue = Epilogue()
+    epilogue: Epilogue = EpilogueParts().epilogue
     operands: tuple[str, ...] = ()
     weights_ready: bool = False
     exact: bool = False  # float32 operands are multiplied as float32, not as tf32
@@ -67,12 +66,11 @@ class MatmulProblem:
     aligned: bool = True
     at_most: int = 0
     singly: tuple[bool, bool] = (False, False)
-    generated: EpilogueCost | None = None
 
     @property
     def cost(self) -> EpilogueCost:
         """What the epilogue takes."""
-        return self.generated if self.generated is not None else self.epilogue.cost
+        return self.epilogue.cost
 
     @property
     def most_rows(self) -> int:
@@ -92,7 +90,7 @@ class MatmulProblem:
     @property
     def bytes(self) -> int:
         """Bytes of the operands and the result, each counted once."""
-        results = self.rows * self.columns // (2 if self.epilogue.gate else 1)
+        results = self.rows * self.columns // (2 if self.cost.gated else 1)
         inputs = (self.rows + self.columns) * self.depth
         return self.batches * (inputs * self.input.itemsize + results * self.output.itemsize)
 
@@ -108,7 +106,7 @@ class MatmulProblem:
         batches = f"{self.batches}x" if self.batches > 1 else ""
         parts = [
             f"{batches}{self.rows}x{self.columns}x{self.depth} {self.input.name}->{self.output.name} {order}",
-            *(f"{name}={value}" for name, value in vars(self.epilogue).items() if value),
+            *([self.epilogue.described] if self.epilogue.described else []),
             *self.operands,
         ]
         marks = {"ready": self.weights_ready, "exact": self.exact, "unaligned": not self.aligned}
@@ -119,13 +117,12 @@ class MatmulProblem:
 class DequantizedProblem(MatmulProblem):
     """out[rows, columns] = epilogue(x[rows, depth] @ numbers[columns, depth]^T): `group` steps of the depth share a
     scale of type `scale`, and a zero point if there are `zeros`.  `aligned`: the result begins at a multiple of 16
-    bytes.  `function` is the epilogue of the kernel's slot."""
+    bytes."""
 
     group: int = 0
     weights: DType = int4
     scale: DType = float32
     zeros: bool = False
-    function: Any = identity
 
     @property
     def stage_group(self) -> int:

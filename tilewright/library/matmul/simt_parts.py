@@ -18,9 +18,7 @@ from tilewright.library.binding import bind_extra, bind_sizes, divides
 from tilewright.library.candidate import Candidate, KernelCall, Operand, Stage
 from tilewright.library.cost import Cost, expected
 from tilewright.library.generated.generate import next_power_of_2
-from tilewright.library.generated.source import ExtraReferences
 from tilewright.library.matmul.blocks import MatmulBlocks
-from tilewright.library.matmul.kernel import identity
 from tilewright.library.matmul.launch import gemm_call
 from tilewright.library.matmul.problem import GraphProduct, MatmulProblem
 from tilewright.library.matmul.simt_parts_kernel import sum_parts
@@ -84,7 +82,7 @@ def _divided(
     """The candidate with so many parts of the depth."""
     sums = Value(f"{group.name}.parts", float32, (parts, *shape))
     stages = (
-        Stage((call(tile, parts, Slots(identity, ExtraReferences(), sums)),)),
+        Stage((call(tile, parts, Slots(sums)),)),
         Stage((_sum(sums, slots, target),)),
     )
     reasons = {"epilogue": slots.function.__name__, "tile": str(tile), "parts of the depth": parts}

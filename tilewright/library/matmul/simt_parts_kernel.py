@@ -7,8 +7,8 @@ from __future__ import annotations
 
 import tilewright
 import tilewright.language as tl
+from tilewright.library.epilogue import identity
 from tilewright.library.masks import edge_mask
-from tilewright.library.matmul.kernel import identity
 
 
 @tilewright.jit

@@ -8,8 +8,8 @@ from __future__ import annotations
 import tilewright
 import tilewright.language as tl
 from tilewright.library.convolution.kernel import window_origins
+from tilewright.library.epilogue import identity
 from tilewright.library.masks import within
-from tilewright.library.matmul.kernel import identity
 from tilewright.library.reduce.kernel import maximum_of
 
 

@@ -12,7 +12,7 @@ from __future__ import annotations
 import tilewright
 import tilewright.language as tl
 from tilewright.library.convolution.kernel import window_origins
-from tilewright.library.matmul.kernel import identity
+from tilewright.library.epilogue import identity
 from tilewright.library.reduce.kernel import maximum_of
 
 UNROLLED: tl.constexpr = tl.constexpr(16)  # taps of a row of a window

@@ -11,6 +11,7 @@ from tilewright.errors import UnsupportedOperationError
 from tilewright.graph.core import Graph, Node, Value
 from tilewright.graph.fusion import Group
 from tilewright.graph.neutral import neutral_element
+from tilewright.language.function import SourceFunction
 from tilewright.launch.jit import JITFunction
 from tilewright.library import functions
 from tilewright.library.binding import launch
@@ -18,7 +19,7 @@ from tilewright.library.candidate import Candidate, KernelCall, Stage
 from tilewright.library.cost import estimate, expected
 from tilewright.library.generated.elementwise import chain_operations, total_bytes
 from tilewright.library.generated.expressions import compute_type, language_type
-from tilewright.library.generated.generate import epilogue_function, prologue_function
+from tilewright.library.generated.slot_functions import epilogue_function, prologue_function
 from tilewright.library.generated.source import ExtraReferences
 from tilewright.symbolic import Size, lift, product, simplify
 from tilewright.targets.base import Target
@@ -111,7 +112,7 @@ def reduced_space(anchor: Node) -> tuple[Size, Size, Size]:
 
 def reduce_slots(
     group: Group, graph: Graph, source_space: tuple[Size, Size], result_space: tuple[Size, Size]
-) -> tuple[JITFunction, JITFunction, ExtraReferences]:
+) -> tuple[JITFunction, SourceFunction, ExtraReferences]:
     """Slots of a reduction, whose result is seen as [outer, inner]."""
     anchor = group.anchor
     assert anchor is not None
@@ -122,7 +123,7 @@ def reduce_slots(
 
 def anchor_slots(
     group: Group, graph: Graph, source_space: Sequence[Size], result: Value, applied: Sequence[Node]
-) -> tuple[JITFunction, JITFunction, ExtraReferences]:
+) -> tuple[JITFunction, SourceFunction, ExtraReferences]:
     """Prologue, epilogue and their operands of a kernel that computes `result`, of which the nodes `applied` make the
     anchor's output."""
     anchor = group.anchor

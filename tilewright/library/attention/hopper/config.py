@@ -9,8 +9,8 @@ import numpy as np
 
 import tilewright.language as tl
 from tilewright.errors import LaunchError
+from tilewright.library.epilogue import identity
 from tilewright.library.hopper import SHARED_BYTES, checked, swizzle_of
-from tilewright.library.matmul.kernel import identity
 from tilewright.runtime import tables
 
 

@@ -5,8 +5,8 @@ from __future__ import annotations
 from typing import Any, NamedTuple
 
 import tilewright.language as tl
+from tilewright.library.epilogue import identity
 from tilewright.library.hopper import SHARED_BYTES, checked
-from tilewright.library.matmul.kernel import identity
 
 FRESH_ROWS = 8  # that a copy into a tile has at least
 CLUSTER_CTAS = 8  # CTAs that every Hopper GPU can run together

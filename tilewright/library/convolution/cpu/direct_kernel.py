@@ -8,8 +8,8 @@ from __future__ import annotations
 import tilewright
 import tilewright.language as tl
 from tilewright.library.convolution.cpu.pixel_places import run_place
+from tilewright.library.epilogue import identity
 from tilewright.library.masks import and_masks, within
-from tilewright.library.matmul.kernel import identity
 
 
 @tilewright.jit

@@ -16,7 +16,8 @@ from __future__ import annotations
 import tilewright
 import tilewright.language as tl
 from tilewright.library.convolution.kernel import store_pixels, window_origins
-from tilewright.library.matmul.kernel import identity, load_panels
+from tilewright.library.epilogue import identity
+from tilewright.library.matmul.kernel import load_panels
 
 
 @tilewright.jit

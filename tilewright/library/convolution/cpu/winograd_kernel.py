@@ -14,8 +14,9 @@ from __future__ import annotations
 
 import tilewright
 import tilewright.language as tl
+from tilewright.library.epilogue import identity
 from tilewright.library.masks import and_masks, within
-from tilewright.library.matmul.kernel import identity, load_panels
+from tilewright.library.matmul.kernel import load_panels
 
 APART = tl.constexpr(16)  # elements between the 16 matrices, lest their rows fall into the same sets of the cache
 

@@ -21,8 +21,9 @@ from tilewright.library.convolution.problem import ConvolutionProblem, convoluti
 from tilewright.library.convolution.simt.kernel import pad_channels
 from tilewright.library.cost import expected
 from tilewright.library.generated.expressions import EXPRESSIONS
-from tilewright.library.generated.generate import Chain, next_power_of_2
+from tilewright.library.generated.generate import next_power_of_2
 from tilewright.library.generated.index import dense_strides
+from tilewright.library.generated.slot_functions import Chain
 from tilewright.library.generated.source import ExtraReferences
 from tilewright.library.matmul.simt import product_cost
 from tilewright.library.packing import order_recipe, runs_recipe
@@ -348,7 +349,7 @@ def _call(
         extra = ExtraReferences()
         chain = Chain((*group.prologue, *group.epilogue), group.anchor.output, slots.stored, graph.constants)
         try:
-            function, _ = chain.written(extra, all_columns, rounded=True, beside=beside)
+            function = chain.written(extra, all_columns, rounded=True, beside=beside).function
         except NotImplementedError:
             return None
     config = config._replace(EPILOGUE=function)

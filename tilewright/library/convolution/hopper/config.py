@@ -6,8 +6,8 @@ from math import prod
 from typing import Any, NamedTuple
 
 import tilewright.language as tl
+from tilewright.library.epilogue import identity
 from tilewright.library.hopper import ATOM, SHARED_BYTES, checked, swizzle_of
-from tilewright.library.matmul.kernel import identity
 
 UNIT_PIXELS = 64  # at most: the rows of one warpgroup's product
 

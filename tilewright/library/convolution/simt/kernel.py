@@ -12,7 +12,7 @@ from __future__ import annotations
 import tilewright
 import tilewright.language as tl
 from tilewright.library.convolution.kernel import store_pixels, window_origins
-from tilewright.library.matmul.kernel import identity
+from tilewright.library.epilogue import identity
 
 
 @tilewright.jit

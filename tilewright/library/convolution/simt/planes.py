@@ -17,7 +17,8 @@ from tilewright.library.convolution.simt.planes_kernel import few_planes, planes
 from tilewright.library.convolution.simt.winograd import winograd_convolution
 from tilewright.library.cost import expected
 from tilewright.library.generated.expressions import language_type
-from tilewright.library.generated.generate import Chain, next_power_of_2
+from tilewright.library.generated.generate import next_power_of_2
+from tilewright.library.generated.slot_functions import Chain
 from tilewright.library.generated.source import ExtraReferences
 from tilewright.library.matmul.simt import product_cost
 from tilewright.library.matmul.simt_parts import in_parts

@@ -14,9 +14,7 @@ from tilewright.library.binding import bind_extra
 from tilewright.library.candidate import Candidate, KernelCall, Operand, PackedConstant, Stage
 from tilewright.library.convolution.problem import convolution_of
 from tilewright.library.convolution.simt.winograd_kernel import transform_images, transform_sums
-from tilewright.library.generated.source import ExtraReferences
 from tilewright.library.matmul.blocks import MatmulBlocks
-from tilewright.library.matmul.kernel import identity
 from tilewright.library.matmul.launch import gemm_call
 from tilewright.library.matmul.problem import GraphProduct
 from tilewright.library.matmul.simt import product_cost
@@ -210,6 +208,6 @@ def _product(tiling: _Tiling, w: Value, between: tuple[Value, Value], blocks: Ma
             tiling.features, tiling.columns, channels, points, points, 1, tiling.features, tiling.columns, 1, 0,
             batches=count, inner_batches=count, a_batch=of_taps, b_batch=of_points,
         )  # fmt: skip
-    call = gemm_call(problem, Slots(identity, ExtraReferences(), sums), blocks, None)
+    call = gemm_call(problem, Slots(sums), blocks, None)
     weights = PackedConstant(w, filters_recipe(tiling.points_y, tiling.points_x))
     return replace(call, operands={**call.operands, "b" if tiling.last else "a": weights}, threads=threads)

@@ -16,7 +16,7 @@ from __future__ import annotations
 
 import tilewright
 import tilewright.language as tl
-from tilewright.library.matmul.kernel import identity
+from tilewright.library.epilogue import identity
 
 
 @tilewright.jit

@@ -19,8 +19,8 @@ from tilewright.launch.jit import JITFunction
 from tilewright.library.binding import bind_extra, divides
 from tilewright.library.candidate import Candidate, KernelCall, Operand, PackedConstant, Stage, TiledOperand
 from tilewright.library.cost import Cost, expected, spans
+from tilewright.library.epilogue import Epilogue
 from tilewright.library.generated.elementwise import chain_operations, total_bytes
-from tilewright.library.matmul.gate import GateSlots
 from tilewright.library.matmul.hopper import kernel as hopper
 from tilewright.library.matmul.hopper.choice import ONE_WAVE_ROWS, close_configs, dependent, finished
 from tilewright.library.matmul.hopper.config import MatmulConfig
@@ -47,7 +47,6 @@ class _Product:
     problem: GraphProduct
     ready: bool  # b is a constant
     slots: Slots
-    gate: JITFunction | None = None
     norm: JITFunction | None = None  # sums of squares of A's rows -> factors of these
 
     @property
@@ -75,29 +74,24 @@ def hopper_products(
         # tf32 is multiplied along the depth only: constants are stored so.
         b = PackedConstant(b, order_recipe((1, 0)))
         problem = replace(problem, b=b, b_depth=1, b_column=problem.depth)
-    return _candidates(_described(problem, ready, slots, target, norm=norm), group, target)
+    return _candidates(_described(problem, ready, slots, target, norm), group, target)
 
 
 def gated_products(
-    problem: GraphProduct, slots: GateSlots, group: Group, target: Target, norm: Node | None = None
+    problem: GraphProduct, slots: Slots, group: Group, target: Target, norm: Node | None = None
 ) -> list[Candidate]:
     """The same of a gated product with constant weights, whose halves are interleaved in memory."""
     if not isinstance(problem.b, Value):
         return []
     transposed = problem.b_depth == 1  # in the graph's words: [columns, depth]
     weights = PackedConstant(problem.b, halves_recipe(_GATE_WIDTH, transposed))
-    found = _described(replace(problem, b=weights), True, slots.rest, target, 2, norm)
-    if found is None:
-        return []
-    cost = replace(found.slots.cost, activations=found.slots.cost.activations + 1, gated=True)
-    return _candidates(replace(found, gate=slots.rounded, slots=replace(found.slots, cost=cost)), group, target)
+    return _candidates(_described(replace(problem, b=weights), True, slots, target, norm), group, target)
 
 
-def _described(
-    problem: GraphProduct, ready: bool, slots: Slots, target: Target, sums: int = 1, norm: Node | None = None
-) -> _Product | None:
-    """The product, if the kernel can compute it; `sums` go into one result."""
+def _described(problem: GraphProduct, ready: bool, slots: Slots, target: Target, norm: Node | None) -> _Product | None:
+    """The product, if the kernel can compute it."""
     columns, depth = problem.columns, problem.depth
+    sums = 1 if slots.gate is None else 2  # that go into one result
     if not isinstance(columns, int) or not isinstance(depth, int):
         return None
     steps = (problem.a_batch[1], problem.b_batch[1])
@@ -141,7 +135,7 @@ def _candidates(found: _Product | None, group: Group, target: Target) -> list[Ca
         return []
     if len(group.outputs) > 1 and upper_bound(product((found.problem.batches, found.problem.rows))) > ONE_WAVE_ROWS:
         return []  # others than the last are stored by threads, element by element
-    ranges = spans(found.problem.rows, ROW_RANGES)
+    ranges, epilogue = spans(found.problem.rows, ROW_RANGES), found.slots.epilogue
     ranked = [_configs(found, example, at_most, target.machine()) for example, at_most in ranges]
     candidates = []
     # Of several ranges the first candidate has the first config of each: one range's estimate does not choose for all.
@@ -150,11 +144,11 @@ def _candidates(found: _Product | None, group: Group, target: Target) -> list[Ca
         expected_seconds.sort()
     for number, configs in enumerate(zip(*ranked, strict=False)):
         calls = []
-        reasons: dict[str, Any] = {"epilogue": found.slots.function.__name__}
+        reasons: dict[str, Any] = {"epilogue": epilogue.function.__name__}
         if found.problem.a.dtype == float32:
             reasons["precision"] = "tf32"
-        if found.gate is not None:
-            reasons["gate"] = found.gate.__name__
+        if epilogue.gate is not None:
+            reasons["gate"] = epilogue.gate.__name__
         if found.norm is not None:
             reasons["norm"] = "of the rows that are read: their sums are scaled"
         for (_, at_most), (config, _) in zip(ranges, configs, strict=True):
@@ -164,7 +158,7 @@ def _candidates(found: _Product | None, group: Group, target: Target) -> list[Ca
             tile = "tile" if isinstance(found.problem.rows, int) else "rows" if last else f"rows <= {at_most}"
             reasons[tile] = config.described
         cost = _cost(found, group, expected_seconds[number])
-        kind = "" if found.gate is None else "gated "
+        kind = "" if epilogue.gate is None else "gated "
         name = f"hopper {kind}matmul" if found.problem.batches == 1 else "hopper batched matmul"
         candidates.append(Candidate(name, (Stage(tuple(calls)),), cost, (), reasons))
     return candidates
@@ -179,9 +173,9 @@ def _cost(found: _Product, group: Group, seconds: float) -> Cost:
 def _call(found: _Product, config: MatmulConfig, condition: tuple[Size, int] | None, target: Target) -> KernelCall:
     """The launch of a config."""
     rows, columns, depth, slots = found.problem.rows, found.columns, found.depth, found.slots
-    config = config._replace(EPILOGUE=slots.function, GATE=found.gate)
+    config = config._replace(**slots.epilogue.fields)
     config = dependent(config) if found.ready else config
-    stored = columns // 2 if found.gate is not None else columns
+    stored = columns // 2 if slots.gate is not None else columns
     out = ((rows, stored), simplify(lift(rows) * stored))
     operands: dict[str, Operand] = {
         **_operands(found, config),
@@ -235,7 +229,8 @@ def _configs(
     # One batch has a config without the axis of batches.
     batches = 1 if found.problem.batches == 1 else max(2, expected(found.problem.batches))
     slots, a_type, b_type = found.slots, found.problem.a.dtype, found.problem.b_type
-    problem = found.problem.at(example, batches=batches, output=slots.stored.dtype, at_most=most, generated=slots.cost)
+    priced = Epilogue(cost=slots.cost)  # configs are ranked by it; its functions come later
+    problem = found.problem.at(example, batches=batches, output=slots.stored.dtype, at_most=most, epilogue=priced)
     return _usable_configs(problem, machine, found.norm, None if b_type == a_type else tl.dtype(b_type))
 
 

@@ -9,8 +9,8 @@ from __future__ import annotations
 from typing import Any, NamedTuple
 
 import tilewright.language as tl
+from tilewright.library.epilogue import identity
 from tilewright.library.hopper import ATOM, SHARED_BYTES, checked, swizzle_of
-from tilewright.library.matmul.kernel import identity
 
 
 class MatmulConfig(NamedTuple):

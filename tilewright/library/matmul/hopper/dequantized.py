@@ -68,7 +68,7 @@ def hopper_dequantized(group: Group, graph: Graph, target: Target) -> list[Candi
     problems = [
         DequantizedProblem(
             example, columns, depth, input=x.dtype, output=slots.stored.dtype, group=steps, weights=w.dtype,
-            scale=scale.dtype, zeros=zero is not None, function=slots.function,
+            scale=scale.dtype, zeros=zero is not None, epilogue=slots.epilogue,
         )
         for example, _ in ranges
     ]  # fmt: skip
@@ -162,7 +162,7 @@ def _configs_of(problem: DequantizedProblem, batch: int) -> Iterator[Dequantized
             ZEROS=problem.zeros, TYPE=tl.dtype(problem.input), SCALE=tl.dtype(problem.scale),
             OUTPUT=tl.dtype(problem.output),
             MULTIPLE=min(8, problem.columns & -problem.columns) if problem.aligned else 1,
-            EPILOGUE=problem.function,
+            EPILOGUE=problem.epilogue.function,
         )  # fmt: skip
         room = SHARED_BYTES // together - 1024  # the GPU takes a part of each CTA's
         most = (room - config.shared_bytes) // config.stage_bytes + config.STAGES

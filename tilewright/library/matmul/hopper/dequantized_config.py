@@ -5,8 +5,8 @@ from __future__ import annotations
 from typing import Any, NamedTuple
 
 import tilewright.language as tl
+from tilewright.library.epilogue import identity
 from tilewright.library.hopper import SHARED_BYTES, checked
-from tilewright.library.matmul.kernel import identity
 
 COLUMNS = 64  # of the result, whose weights a warpgroup multiplies at once
 PACKED_LINE = 256  # elements of a line of packed weights: words of integers, 8-bit floats

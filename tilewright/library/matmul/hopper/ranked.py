@@ -2,10 +2,9 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from functools import lru_cache, partial
 
-from tilewright.library import epilogue
 from tilewright.library.matmul.hopper.choice import Finish, close_configs, finished, ranked_configs
 from tilewright.library.matmul.hopper.config import MatmulConfig
 from tilewright.library.matmul.problem import MatmulProblem
@@ -25,11 +24,7 @@ class RankedConfig:
 
 def _with_epilogue(problem: MatmulProblem) -> Finish:
     """What finishes a config: the functions of the problem's epilogue."""
-    spec = problem.epilogue
-    return partial(
-        finished, problem=problem, PROMOTE=epilogue.promotion(spec), GATE=epilogue.gating(spec),
-        EPILOGUE=epilogue.function(replace(spec, gate="")), DEPENDENT=problem.weights_ready,
-    )  # fmt: skip
+    return partial(finished, problem=problem, DEPENDENT=problem.weights_ready, **problem.epilogue.fields)
 
 
 def candidates(problem: MatmulProblem, machine: Machine) -> tuple[RankedConfig, ...]:
