@@ -52,7 +52,7 @@ class Reduction:
     inner: Size
     dtype: DType  # that it is done in
     prologue: JITFunction
-    epilogue: JITFunction
+    epilogue: SourceFunction
     extra: ExtraReferences
 
     @property

@@ -9,6 +9,7 @@ from typing import Any
 from tilewright.errors import UnsupportedOperationError
 from tilewright.graph.core import Graph, Node, Value
 from tilewright.graph.fusion import Group
+from tilewright.language.function import SourceFunction
 from tilewright.launch.jit import JITFunction
 from tilewright.library.candidate import KernelCall
 from tilewright.library.generated.expressions import language_type
@@ -27,7 +28,7 @@ class RowOperation:
     rows: Size
     columns: Size
     prologue: JITFunction
-    epilogue: JITFunction
+    epilogue: SourceFunction
     extra: ExtraReferences
     constants: dict[str, Any]  # what the operation itself says
 
@@ -94,7 +95,7 @@ def with_space(group: Group, shape: Sequence[Size]) -> Group:
 
 def row_slots(
     group: Group, graph: Graph, source_shape: Sequence[Size], scale_and_bias: Sequence[Value | None] = ()
-) -> tuple[JITFunction, JITFunction, ExtraReferences]:
+) -> tuple[JITFunction, SourceFunction, ExtraReferences]:
     """Prologue, epilogue and their operands.
 
     `scale_and_bias` are operands of a normalisation that its epilogue applies first.
