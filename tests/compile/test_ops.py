@@ -20,7 +20,7 @@ from tilewright.library.matmul.hopper.ranked import close
 from tilewright.library.matmul.problem import DequantizedProblem, MatmulProblem
 from tilewright.library.rows import simt_kernel as gpu_rows
 from tilewright.ops import attentions, products
-from tilewright.ops.attentions import choose_config
+from tilewright.ops.attentions import hopper_configs
 from tilewright.ops.dequantized import kernel_types
 from tilewright.targets.nvidia.target import NvidiaTarget
 
@@ -94,7 +94,7 @@ def test_dequantized_configs(problem: DequantizedProblem) -> None:
 def test_attention_configs(size: int, queries: int) -> None:
     for causal, window, ragged in ((False, 0, False), (True, 0, True)):
         problem = AttentionProblem(1, 8, 2, queries, 4096, size, BF16, causal, window, ragged, True, "")
-        config = choose_config(problem).check()
+        config = hopper_configs(problem)[0].check()
         kernel = attentions.compiled(config)
         assert not kernel.binary.resources.spill_stores, config
 

@@ -296,12 +296,11 @@ def test_close_configs_are_timed_once(driver: object, monkeypatch: pytest.Monkey
         timed.append(len(runs))
         return {number: 9.0 - number for number in runs}
 
-    for module in (choosing, dequantized):
-        monkeypatch.setattr(module, "device", lambda ordinal: gpu)
+    monkeypatch.setattr(choosing, "device", lambda ordinal: gpu)
     monkeypatch.setattr(arrays, "target_at", lambda ordinal: NvidiaTarget.named("sm_90a"))
     monkeypatch.setattr(arrays, "capturing", lambda stream, ordinal: False)
     monkeypatch.setattr(arrays, "stream_of", lambda views: 0)
-    monkeypatch.setattr(dequantized.timers, "alone", times)
+    monkeypatch.setattr(choosing.timers, "alone", times)
     views = [arrays.view(np.zeros(shape, np.float16), "x") for shape in ((70, 512), (70, 256))]
 
     def run(config: object, out: arrays.ArrayView) -> None:

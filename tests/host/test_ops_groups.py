@@ -18,8 +18,9 @@ from tilewright.errors import LaunchError, UnsupportedOperationError
 from tilewright.graph import semantics
 from tilewright.graph.build import GraphBuilder
 from tilewright.graph.core import Graph
+from tilewright.library.attention.problem import AttentionProblem
 from tilewright.library.candidate import Table
-from tilewright.ops import arrays, calls, choosing
+from tilewright.ops import arrays, attentions, calls, choosing, grouped
 from tilewright.ops.arrays import view
 from tilewright.runtime.cuda.device import current_device
 from tilewright.runtime.cuda.streams import DevicePlace
@@ -251,7 +252,6 @@ def test_close_candidates_are_timed_once(
     captured = [True]
     gpu = current_device()
     monkeypatch.setattr(choosing, "device", lambda ordinal: gpu)
-    monkeypatch.setattr(calls, "device", lambda ordinal: gpu)
     monkeypatch.setattr(arrays, "target_at", lambda ordinal: NvidiaTarget.named("sm_90a"))
     monkeypatch.setattr(arrays, "capturing", lambda stream, ordinal: captured[0])
     monkeypatch.setattr(arrays, "stream_of", lambda views: 0)
@@ -261,7 +261,7 @@ def test_close_candidates_are_timed_once(
         timed.append(len(runs))
         return {index: 1.0 if index == max(runs) else 2.0 for index in runs}
 
-    monkeypatch.setattr(calls.timers, "alone", times)
+    monkeypatch.setattr(choosing.timers, "alone", times)
     x, y = (rng.standard_normal(shape).astype(np.float16) for shape in ((96, 64), (64, 80)))
     given = {"x": arrays.view(x, "x"), "y": arrays.view(y, "y")}
 
@@ -284,3 +284,63 @@ def test_close_candidates_are_timed_once(
         (choice,) = operation.choices
         assert choice.source == seconds and len(timed) == 1 and choice.index == max(choice.microseconds)
         calls._PREPARED.clear()
+
+
+def _timed_on_a_gpu(monkeypatch: pytest.MonkeyPatch) -> list[int]:
+    """A GPU on which the last of close candidates is the fastest; gives the numbers of candidates of each timing."""
+    timed: list[int] = []
+    gpu = current_device()
+
+    def times(runs: Any) -> dict[int, float]:
+        timed.append(len(runs))
+        return {index: 1.0 if index == max(runs) else 2.0 for index in runs}
+
+    monkeypatch.setattr(choosing, "device", lambda ordinal: gpu)
+    monkeypatch.setattr(arrays, "target_at", lambda ordinal: NvidiaTarget.named("sm_90a"))
+    monkeypatch.setattr(arrays, "capturing", lambda stream, ordinal: False)
+    monkeypatch.setattr(arrays, "stream_of", lambda views: 0)
+    monkeypatch.setattr(choosing.timers, "alone", times)
+    return timed
+
+
+def test_close_configs_of_grouped_products_are_timed_once(driver: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    """By launches into memory of their own; rows of a class share what is on record."""
+    timed, own = _timed_on_a_gpu(monkeypatch), list[bool]()
+    for rows in (1000, 1000, 1020):
+        shapes = ((rows, 512), (4, 512, 256), (4,), (rows, 256))
+        operands = [view(np.zeros(shape, np.float16), "x") for shape in shapes]
+        problem = grouped.describe(operands[0], operands[1], operands[3], "gelu")
+        configs = grouped.hopper_configs(problem, 4, arrays.target_at(0))
+
+        def run(config: object, out: object, result: object = operands[3].base) -> None:
+            own.append(out is not result)
+
+        for tune in (False, True):
+            with settings.scope(tune=tune):
+                chosen = grouped._chosen(configs, problem, operands, 0, run)
+        assert chosen is not configs[0][0] and chosen in [config for config, _ in configs]
+    assert len(timed) == 1 and own and all(own)
+
+
+def test_close_configs_of_attention_are_timed_once(driver: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    """By launches into memory of their own; sizes of a class share what is on record, and 0 times nothing."""
+    timed, own = _timed_on_a_gpu(monkeypatch), list[bool]()
+    for queries in (1000, 1000, 1020):
+        problem = AttentionProblem(2, 4, 4, queries, 1024, 64, causal=True)
+        views = [view(np.zeros((2, 4, rows, 64), np.float16), "x") for rows in (queries, 1024, 1024, queries)]
+
+        def call(plan: object, config: object, used: Any, *rest: object, result: object = views[3].base) -> Any:
+            own.append(used[3].base is not result)
+            return lambda: None
+
+        monkeypatch.setattr(attentions.AttentionPlan, "_call", call)
+        with settings.scope(tune=False):
+            plan = attentions.AttentionPlan(problem, 0)
+            plan._choose((*views, None, None), 1.0, ())
+            assert plan.choice is not None and bool(timed) == (plan.choice.source == "recorded")
+        with settings.scope(tune=True):
+            plan = attentions.AttentionPlan(problem, 0)
+            plan._choose((*views, None, None), 1.0, ())
+        assert plan.choice is not None and plan.choice.index == max(plan.choice.microseconds) > 0
+        assert plan.config is plan.configs[plan.choice.index]
+    assert len(timed) == 1 and own and all(own)

@@ -4,29 +4,32 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Sequence
-from dataclasses import replace
+from dataclasses import dataclass, replace
+from functools import partial
 from typing import Any
 
 import ml_dtypes
 import numpy as np
 
 import tilewright.language as tl
-from tilewright import dtypes
+from tilewright import dtypes, forks
 from tilewright.dtypes import DType
-from tilewright.errors import LaunchError
+from tilewright.errors import LaunchError, TilewrightError
 from tilewright.graph.build import GraphBuilder
 from tilewright.graph.core import Graph, Value
 from tilewright.graph.quantization import integer_range
 from tilewright.launch.arguments import stored_array
 from tilewright.launch.sizes import cdiv, next_power_of_2
-from tilewright.library.attention.hopper.choice import attention_configs, unsupported
+from tilewright.library.attention.hopper.choice import attention_configs, seconds_of, unsupported
 from tilewright.library.attention.hopper.config import AttentionConfig, attention_schedule
 from tilewright.library.attention.hopper.kernel import attention as hopper_attention
 from tilewright.library.attention.hopper.launch import prepare_attention
 from tilewright.library.attention.kernel import attention as portable_attention
 from tilewright.library.attention.problem import AttentionProblem
 from tilewright.library.attention.slots import quantizing
-from tilewright.ops import arrays, calls
+from tilewright.library.matmul.problem import row_class
+from tilewright.measure.choosing import Choice, Measured, attempt, closest
+from tilewright.ops import arrays, calls, choosing
 from tilewright.ops.arrays import ArrayView
 from tilewright.runtime import tables
 from tilewright.runtime.cuda.memory import DeviceArray
@@ -36,40 +39,63 @@ from tilewright.settings import settings
 _NARROW = (dtypes.int8, dtypes.uint8, dtypes.float8e4nv, dtypes.float8e5)  # that results are quantized to
 
 
-def choose_config(problem: AttentionProblem) -> AttentionConfig:
-    """The config that promises most for the sizes of a problem."""
-    config = attention_configs(problem)[0]
+def hopper_configs(problem: AttentionProblem) -> list[AttentionConfig]:
+    """The configs for the sizes of a problem, the one that promises most first."""
+    found = attention_configs(problem)
     if problem.output is None:
-        return config
-    return config._replace(OUTPUT=tl.dtype(problem.output), EPILOGUE=quantizing(problem.output))
+        return found
+    stored, epilogue = tl.dtype(problem.output), quantizing(problem.output)
+    return [config._replace(OUTPUT=stored, EPILOGUE=epilogue) for config in found]
+
+
+@dataclass(eq=False)
+class _Scheduled:
+    """A config with its kernel, and the schedule of its tiles on the GPU and off it."""
+
+    table: np.ndarray
+    array: DeviceArray | None
+    start: Callable[..., Any] | None
+    captured: bool = False  # by a graph, which reads the schedule
 
 
 class AttentionPlan:
-    """A prepared attention: the config, its compiled kernel, and the schedule of tiles on the GPU."""
+    """A prepared attention: the configs, of which `choice` says which one is taken, their kernels and schedules."""
 
     def __init__(self, problem: AttentionProblem, ordinal: int | None) -> None:
         self.problem = problem
         self.ordinal = ordinal
         target = arrays.target_at(ordinal)
-        self.processors = target.machine().processors
+        self.machine = target.machine()
         self.reason = unsupported(problem, target)
-        self.config: AttentionConfig | None = None
+        self.configs: list[AttentionConfig] = []
+        self.choice: Choice | None = None
         self.portions: list[AttentionPlan] = []  # plans for some of the batches each, where one launch cannot take all
+        self._scheduled: dict[AttentionConfig, _Scheduled] = {}
+        self._lock = forks.lock()
         if self.reason:
             self._check_portable()
             return
-        self.config = choose_config(problem).check()
+        self.configs = [config.check() for config in hopper_configs(problem)]
         together = max(1, tables.PAIRS // problem.heads)  # batches that one launch takes
         if problem.batches > together:
             counts = [min(together, problem.batches - first) for first in range(0, problem.batches, together)]
             self.portions = [plan_attention(replace(problem, batches=count), ordinal) for count in counts]
-            return
-        sizes = (problem.batches, problem.heads, problem.queries, problem.keys, problem.heads // problem.key_heads)
-        self.table = attention_schedule(self.config, *sizes, self.processors)
-        self.captured = False
-        if ordinal is not None:
-            self.schedule = DeviceArray.from_numpy(self.table, ordinal)
-            self.start = compiled(self.config).start(ordinal)
+
+    @property
+    def config(self) -> AttentionConfig | None:
+        """The config that was chosen, or will be when nothing is timed; None for the portable kernel."""
+        return self.configs[self.choice.index if self.choice else 0] if self.configs else None
+
+    def scheduled(self, config: AttentionConfig) -> _Scheduled:
+        """A config made ready for launches."""
+        if config not in self._scheduled:
+            problem, ordinal = self.problem, self.ordinal
+            sizes = (problem.batches, problem.heads, problem.queries, problem.keys, problem.heads // problem.key_heads)
+            table = attention_schedule(config, *sizes, self.machine.processors)
+            array = None if ordinal is None else DeviceArray.from_numpy(table, ordinal)
+            start = None if ordinal is None else compiled(config).start(ordinal)
+            self._scheduled[config] = _Scheduled(table, array, start)
+        return self._scheduled[config]
 
     def _check_portable(self) -> None:
         problem = self.problem
@@ -80,52 +106,86 @@ class AttentionPlan:
 
     def explain(self) -> str:
         """What runs, and why."""
-        if self.config is None:
-            return f"attention: the portable kernel: {self.reason}"
         config = self.config
+        if config is None:
+            return f"attention: the portable kernel: {self.reason}"
         if self.portions:
             return "\n".join(plan.explain() for plan in self.portions)
-        return (
-            f"attention: {config.BM} queries by {config.BN} keys, {config.CONSUMERS} warpgroups, "
-            f"{len(self.table)} CTAs with up to {self.table.shape[1] - 1} tiles"
-        )
+        table = self.scheduled(config).table
+        source = {"timed": ", timed", "recorded": ", timed by an earlier program"}
+        how = source.get(self.choice.source if self.choice else "", "")
+        return f"attention: {_described(config)}, {len(table)} CTAs with up to {table.shape[1] - 1} tiles{how}"
 
     def runner(
         self, q: ArrayView, k: ArrayView, v: ArrayView, out: ArrayView, lse: ArrayView | None,
         lengths: ArrayView | None, scale: float, extra: Sequence[float] = (),
     ) -> Callable[[], Any]:  # fmt: skip
         """A call on these arrays, [batch, heads, rows, size] each; `extra` are numbers for the config's epilogue."""
-        if self.config is None:
+        views = (q, k, v, out, lse, lengths)
+        if not self.configs:
             return self._portable(q, k, v, out, scale)
         if self.portions:
-            return self._in_portions((q, k, v, out, lse, lengths), scale, extra)
+            return self._in_portions(views, scale, extra)
+        if self.ordinal is not None and self.choice is None:
+            self._choose(views, scale, extra)
+        config = self.config
+        assert config is not None
+        return self._call(config, views, scale, extra)
+
+    def _choose(self, views: Sequence[ArrayView | None], scale: float, extra: Sequence[float]) -> None:
+        """Find the config, by times on record or by timing the close ones, once for problems of about these sizes."""
+        assert self.ordinal is not None
+        problem = self.problem
+        sizes = (next_power_of_2(problem.batches), row_class(problem.queries), row_class(problem.keys))
+        alike = replace(problem, **dict(zip(("batches", "queries", "keys"), sizes, strict=True)))
+        seconds = [seconds_of(config, problem, self.machine) for config in self.configs]
+        close = sorted({0, *closest(seconds, effort=1)})
+        with self._lock:
+            if self.choice is None:
+                self.choice = choosing.choose(
+                    "attention", str(alike), self.ordinal, list(map(_described, self.configs)),
+                    range(len(self.configs)), close, [found for found in views if found is not None],
+                    partial(self._measured, close, views, scale, extra) if settings.tune else None,
+                )  # fmt: skip
+
+    def _measured(
+        self, close: Sequence[int], views: Sequence[ArrayView | None], scale: float, extra: Sequence[float]
+    ) -> Measured:
+        """The times of close configs."""
+        assert self.ordinal is not None
+        own = [None if found is None else _like(found) if number in (3, 4) else found
+               for number, found in enumerate(views)]  # fmt: skip
+        failures: dict[int, TilewrightError] = {}
+        makers = {number: partial(self._call, self.configs[number], own, scale, extra) for number in close}
+        return choosing.timed(attempt(makers, failures), self.ordinal, failures)
+
+    def _call(
+        self, config: AttentionConfig, views: Sequence[ArrayView | None], scale: float, extra: Sequence[float]
+    ) -> Callable[[], Any]:
+        """A call by a config, on q, k, v, out, lse and lengths."""
+        q, k, v, out, lse, lengths = views
+        assert q is not None and k is not None and v is not None and out is not None
         problem = self.problem
         if settings.interpret:
+            statistics, ends = (None if found is None else found.base for found in (lse, lengths))
             return prepare_attention(
-                self.config,
-                q.base,
-                k.base,
-                v.base,
-                out.base,
-                lse.base if lse else None,
-                lengths.base if lengths else None,
-                problem.window,
-                scale,
-                processors=self.processors,
-                extra=extra,
-            )
+                config, q.base, k.base, v.base, out.base, statistics, ends, problem.window, scale,
+                processors=self.machine.processors, extra=extra,
+            )  # fmt: skip
+        scheduled = self.scheduled(config)
+        start, schedule, grid = scheduled.start, scheduled.array, len(scheduled.table)
+        assert start is not None and schedule is not None
         slots: list[Any] = [(found.address, found.shape, found.strides) for found in (q, k, v, out)]
-        slots += [lse.address if lse else out.address, lengths.address if lengths else self.schedule.address]
-        slots += [self.schedule.address, self.table.shape[1], problem.queries, problem.keys, problem.heads]
+        slots += [lse.address if lse else out.address, lengths.address if lengths else schedule.address]
+        slots += [schedule.address, scheduled.table.shape[1], problem.queries, problem.keys, problem.heads]
         slots += [problem.heads // problem.key_heads, problem.window, scale * math.log2(math.e), *extra]
-        views = [found for found in (q, k, v, out, lse, lengths) if found is not None]
-        grid, start = len(self.table), self.start
+        used = [found for found in views if found is not None]
         stored = [stored_array(found.base) for found in (out, lse) if found is not None]
 
         def run() -> None:
             raise_versions(stored)
-            stream = arrays.stream_of(views)
-            self._keep_for_graphs(stream)
+            stream = arrays.stream_of(used)
+            self._keep_for_graphs(scheduled, stream)
             start(grid, 1, 1, stream, *slots)
 
         return run
@@ -148,11 +208,12 @@ class AttentionPlan:
 
         return run
 
-    def _keep_for_graphs(self, stream: int) -> None:
+    def _keep_for_graphs(self, scheduled: _Scheduled, stream: int) -> None:
         """A graph that captures the launch reads the schedule at every replay, and may outlive this plan."""
-        if not self.captured and self.ordinal is not None and arrays.capturing(stream, self.ordinal):
-            self.captured = True
-            _CAPTURED.append(self.schedule)
+        if not scheduled.captured and self.ordinal is not None and arrays.capturing(stream, self.ordinal):
+            assert scheduled.array is not None
+            scheduled.captured = True
+            _CAPTURED.append(scheduled.array)
 
     def _portable(self, q: ArrayView, k: ArrayView, v: ArrayView, out: ArrayView, scale: float) -> Callable[[], Any]:
         problem = self.problem
@@ -168,6 +229,16 @@ class AttentionPlan:
         operands = (q.base, k.base, v.base, q.base, out.base)
         rest = (0, 0, 0, 0, 0, 0, 0)
         return lambda: portable_attention[grid](*operands, *numbers, *strides, *rest, **constants)
+
+
+def _described(config: AttentionConfig) -> str:
+    joined = ", joined tiles" if config.FLAT else ""
+    return f"{config.BM} queries by {config.BN} keys, {config.CONSUMERS} warpgroups{joined}"
+
+
+def _like(found: ArrayView) -> ArrayView:
+    """New memory for what a call stores."""
+    return arrays.view(arrays.empty(found, found.shape, found.element), "out")
 
 
 _KERNELS: dict[AttentionConfig, Any] = {}
@@ -218,14 +289,14 @@ def _tidy(found: ArrayView) -> ArrayView:
     return found.changed(found.shape, chosen)
 
 
-_PLANS: dict[tuple[AttentionProblem, int | None], AttentionPlan] = {}
+_PLANS: dict[tuple[AttentionProblem, int | None, bool], AttentionPlan] = {}
 _MOST_ATTENTION_PLANS = 1024
 _CAPTURED: list[DeviceArray] = []  # schedules that graphs may read as long as the process lives
 
 
 def plan_attention(problem: AttentionProblem, ordinal: int | None) -> AttentionPlan:
     """The prepared attention for a problem on a GPU, made once."""
-    key = (problem, ordinal)
+    key = (problem, ordinal, settings.tune)
     found = _PLANS.get(key)
     if found is None:
         if len(_PLANS) >= _MOST_ATTENTION_PLANS:

@@ -14,7 +14,7 @@ from itertools import count, takewhile
 from typing import Any
 
 from tilewright import forks
-from tilewright.errors import LaunchError, TilewrightError, UnsupportedOperationError
+from tilewright.errors import LaunchError, UnsupportedOperationError
 from tilewright.graph.core import Graph, Value
 from tilewright.graph.fusion import Group
 from tilewright.graph.passes.fuse import fuse
@@ -32,12 +32,10 @@ from tilewright.library.candidate import (
     labels,
 )
 from tilewright.library.select import candidates, choose
-from tilewright.measure import timers
-from tilewright.measure.choosing import Choice, Measured, attempt, closest, ranked
+from tilewright.measure.choosing import Choice, Measured, closest, ranked
 from tilewright.ops import arrays, choosing
 from tilewright.ops.arrays import ArrayView
 from tilewright.runtime import tables
-from tilewright.runtime.cuda.device import device
 from tilewright.runtime.cuda.memory import DeviceArray
 from tilewright.runtime.cuda.streams import DLPACK, DevicePlace
 from tilewright.settings import settings
@@ -120,7 +118,7 @@ class Prepared:
         )
 
     def _measured(self, number: int, close: Sequence[int], places: Mapping[Value, Any], out: ArrayView) -> Measured:
-        """The times of a group's close candidates, with a result of their own: the caller's may be an operand, too."""
+        """The times of a group's close candidates."""
         assert self.ordinal is not None
         own, runs = dict(places), {}
         self._add_memory(own, self.graph.outputs, out)
@@ -128,13 +126,7 @@ class Prepared:
             candidate, memory = self.candidates[number][index], dict(own)
             self._add_memory(memory, candidate.temporaries, out)
             runs[index] = partial(self._launch_all, candidate, memory)
-        failures: dict[int, TilewrightError] = {}
-        attempt(runs, failures)
-        usable = {index: run for index, run in runs.items() if index not in failures}
-        if not usable:
-            raise failures[max(failures)]
-        with device(self.ordinal).active():
-            return Measured(timers.alone(usable), failures, "L2 flushed before each call")
+        return choosing.timed(runs, self.ordinal)
 
     def _launch_all(self, candidate: Candidate, places: Mapping[Value, Any]) -> None:
         for stage in candidate.stages:

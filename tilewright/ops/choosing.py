@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
 
-from tilewright.measure.choosing import Choice, Measured, Records, TuningProblem
+from tilewright.errors import TilewrightError
+from tilewright.measure import timers
+from tilewright.measure.choosing import Choice, Measured, Records, TuningProblem, attempt
 from tilewright.measure.keys import device_name, problem_key
 from tilewright.ops import arrays
 from tilewright.ops.arrays import ArrayView
@@ -39,3 +42,28 @@ def choose(
             return None
         records.time(problem, lambda key: measure())
     return problem.choice()
+
+
+def usable(
+    calls: Mapping[int, Callable[[], Any]], failures: dict[int, TilewrightError]
+) -> dict[int, Callable[[], Any]]:
+    """The calls that run, by the numbers of their candidates; what others raise goes to `failures`, and is raised when
+    none runs."""
+    done = attempt(calls, failures)
+    if not done:
+        raise failures[max(failures)]
+    return {number: calls[number] for number in done}
+
+
+def timed(
+    calls: Mapping[int, Callable[[], Any]], ordinal: int, failures: Mapping[int, TilewrightError] | None = None
+) -> Measured:
+    """The times of calls on a GPU, by the numbers of their candidates; raises what the last one raises when none runs.
+
+    Their results go to memory of their own: the caller's may be an operand, too.  `failures` are of candidates that
+    have no call.
+    """
+    failures = dict(failures or {})
+    found = usable(calls, failures)
+    with device(ordinal).active():
+        return Measured(timers.alone(found), failures, "L2 flushed before each call")

@@ -16,7 +16,7 @@ import numpy as np
 
 from tilewright import dtypes
 from tilewright.dtypes import DType, from_numpy
-from tilewright.errors import LaunchError, TilewrightError
+from tilewright.errors import LaunchError
 from tilewright.graph.passes.weight_products import canonical
 from tilewright.ir.core import Parameter
 from tilewright.launch.arguments import stored_array
@@ -27,13 +27,11 @@ from tilewright.library.matmul.hopper.dequantized import close_configs
 from tilewright.library.matmul.hopper.dequantized_config import COLUMNS, DequantizedConfig
 from tilewright.library.matmul.hopper.dequantized_kernel import dequantized_matmul as kernel
 from tilewright.library.matmul.problem import DequantizedProblem
-from tilewright.measure import timers
-from tilewright.measure.choosing import Measured, attempt
+from tilewright.measure.choosing import Measured
 from tilewright.ops import arrays, choosing
 from tilewright.ops.arrays import ArrayView
 from tilewright.ops.calls import result_like
 from tilewright.ops.products import epilogue_of
-from tilewright.runtime.cuda.device import device
 from tilewright.runtime.cuda.memory import DeviceArray
 from tilewright.runtime.tensors import raise_versions
 from tilewright.settings import settings
@@ -143,7 +141,7 @@ def dequantized_matmul(
     `bias` is [columns], `residual` like out, `activation` as in `matmul`.  Intended for up to about 256 rows, which
     take the time of reading the weights.  `weights_ready` promises that no running kernel writes the weights.
 
-    The config is chosen by estimate.  Raises `LaunchError`, also on GPUs other than compute capability 9.0.
+    The config is chosen as that of `matmul` is.  Raises `LaunchError`, also on GPUs other than compute capability 9.0.
     """
     first = arrays.view(x, "x")
     _check(first, weights)
@@ -214,16 +212,10 @@ def _config(
 
 
 def _measured(configs: Sequence[DequantizedConfig], run: Callable[..., None], out: ArrayView, ordinal: int) -> Measured:
-    """The times of configs, with a result of their own: the caller's may be an operand, too."""
+    """The times of configs."""
     own = arrays.view(arrays.empty(out, out.shape, out.element), "out")
     runs = {number: partial(run, config, out=own) for number, config in enumerate(configs)}
-    failures: dict[int, TilewrightError] = {}
-    attempt(runs, failures)
-    usable = {number: call for number, call in runs.items() if number not in failures}
-    if not usable:
-        raise failures[max(failures)]
-    with device(ordinal).active():
-        return Measured(timers.alone(usable), failures, "L2 flushed before each call")
+    return choosing.timed(runs, ordinal)
 
 
 def _launch(

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import logging
+from collections.abc import Callable, Sequence
 from dataclasses import replace
+from functools import partial
 from typing import Any
 
 import tilewright.language as tl
@@ -19,13 +21,16 @@ from tilewright.library.grouped.portable import tile_of
 from tilewright.library.matmul.hopper.choice import unsupported
 from tilewright.library.matmul.hopper.config import MatmulConfig
 from tilewright.library.matmul.problem import MatmulProblem
-from tilewright.ops import arrays
+from tilewright.measure.choosing import Measured, closest, ranked
+from tilewright.ops import arrays, choosing
 from tilewright.ops.arrays import ArrayView
 from tilewright.settings import settings
 from tilewright.targets.base import Target
 from tilewright.targets.machine import Machine
 
 logger = logging.getLogger("tilewright.ops")
+_MOST_CONFIGS = 4096  # that are remembered
+_CONFIGS: dict[tuple[MatmulProblem, int, int | None, bool], MatmulConfig] = {}  # by problem, groups, GPU, timing
 
 
 def _check(a: ArrayView, b: ArrayView, ends: ArrayView, out: ArrayView) -> None:
@@ -65,14 +70,44 @@ def describe(a: ArrayView, b: ArrayView, out: ArrayView, activation: str) -> Mat
     )  # fmt: skip
 
 
-def choose_config(problem: MatmulProblem, groups: int, target: Target) -> MatmulConfig | None:
-    """The Hopper config that is expected to be quickest; None for the plain kernel."""
+def hopper_configs(problem: MatmulProblem, groups: int, target: Target) -> list[tuple[MatmulConfig, float]]:
+    """The Hopper configs with their expected seconds, the quickest first; none for the plain kernel."""
     reason = unsupported(problem, target)
     if reason:
         logger.info("grouped_matmul takes the plain kernel: %s", reason)
-        return None
+        return []
     found = grouped_configs(problem, groups, target.machine())
-    return found[0][0]._replace(**problem.epilogue.fields) if found else None
+    return [(config._replace(**problem.epilogue.fields), seconds) for config, seconds in found]
+
+
+def _chosen(
+    configs: Sequence[tuple[MatmulConfig, float]], problem: MatmulProblem, operands: Sequence[ArrayView],
+    ordinal: int | None, run: Callable[[MatmulConfig, Any], None],
+) -> MatmulConfig:  # fmt: skip
+    """The config for a problem: by times on record, or by timing the close ones once; `operands` are a, b, ends and
+    out, and ``run(config, out)`` launches."""
+    groups, out = operands[1].shape[0], operands[-1]
+    key = (problem, groups, ordinal, settings.tune)
+    if ordinal is None or key in _CONFIGS:
+        return _CONFIGS.get(key, configs[0][0])
+    seconds = [expected for _, expected in configs]
+    close = closest(seconds, effort=1)
+
+    def measure() -> Measured:
+        own = arrays.empty(out, out.shape, out.element)
+        return choosing.timed({index: partial(run, configs[index][0], own) for index in close}, ordinal)
+
+    choice = choosing.choose(
+        "grouped", f"{problem.shape_class.key} in {groups} groups", ordinal,
+        [config.described for config, _ in configs], ranked(seconds), close, operands,
+        measure if settings.tune else None,
+    )  # fmt: skip
+    if choice is None:
+        return configs[0][0]
+    if len(_CONFIGS) >= _MOST_CONFIGS:
+        _CONFIGS.clear()
+    _CONFIGS[key] = configs[choice.index][0]
+    return _CONFIGS[key]
 
 
 def grouped_matmul(a: Any, b: Any, ends: Any, *, activation: str | None = None, out: Any = None) -> Any:
@@ -84,8 +119,9 @@ def grouped_matmul(a: Any, b: Any, ends: Any, *, activation: str | None = None, 
     beyond the rows as their number; rows after the last end are as if the product were zero.  Sums are float32 and in
     one order.  `out` is [rows, columns], contiguous; activations are those of `matmul`.
 
-    16-bit operands go to the Hopper kernel where it is and tensor copies can move them; everything else to a plain
-    kernel, with its reason in the log ``tilewright.ops``.  Raises `LaunchError`.
+    16-bit operands go to the Hopper kernel where it is and tensor copies can move them, in a config that is chosen as
+    that of `matmul` is; everything else to a plain kernel, with its reason in the log ``tilewright.ops``.  Raises
+    `LaunchError`.
     """
     if activation and activation not in ACTIVATIONS:
         raise LaunchError(f"activation={brief(activation)}: there are {', '.join(ACTIVATIONS)}")
@@ -99,14 +135,18 @@ def grouped_matmul(a: Any, b: Any, ends: Any, *, activation: str | None = None, 
     problem = describe(left, right, target, activation or "")
     gpu = arrays.target_at(place.ordinal if place else None)
     groups = right.shape[0]
-    config = choose_config(problem, groups, gpu)
-    if config is None:
+    configs = hopper_configs(problem, groups, gpu)
+    if not configs:
         exact = EpilogueParts(activation=activation or "", exact=True).epilogue
         _run_plain(replace(problem, epilogue=exact), left, right, limits, target, gpu.machine())
         return target.base
-    tiles = arrays.empty(left, tiles_shape(config, problem.rows, groups), dtypes.int32)
-    operands = (left.base, right.base, limits.base, tiles, target.base)
-    prepare_grouped(config, *operands, processors=gpu.machine().processors)()
+
+    def run(config: MatmulConfig, out: Any) -> None:
+        tiles = arrays.empty(left, tiles_shape(config, problem.rows, groups), dtypes.int32)
+        operands = (left.base, right.base, limits.base, tiles, out)
+        prepare_grouped(config, *operands, processors=gpu.machine().processors)()
+
+    run(_chosen(configs, problem, (left, right, limits, target), place.ordinal if place else None, run), target.base)
     return target.base
 
 

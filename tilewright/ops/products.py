@@ -385,10 +385,7 @@ class MatmulPlan:
         configs = dict(enumerate(candidate.config for candidate in self.ranked))
         failures: dict[int, TilewrightError] = {}
         runs = attempt({index: partial(self._runner, config, own) for index, config in configs.items()}, failures)
-        attempt(runs, failures)
-        usable = {index: run for index, run in runs.items() if index not in failures}
-        if not usable:
-            raise failures[max(failures)]
+        usable = choosing.usable(runs, failures)
         if self.problem.rows > _MEMORY_BOUND_ROWS:
             return Measured(timers.alone(usable), failures, "L2 flushed before each call")
         launches = {index: [self._launch_of(configs[index], each) for each in self._cold(own)] for index in usable}
