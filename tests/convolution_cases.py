@@ -12,8 +12,8 @@ from tilewright.library.convolution.hopper.config import ConvolutionConfig
 
 
 @tilewright.jit
-def add(value, row, column, mask, extra, beside):
-    return tl.maximum(value + beside.to(tl.float32), 0.0)
+def add(value, row, column, mask, extra, residual):
+    return tl.maximum(value + residual.to(tl.float32), 0.0)
 
 
 @tilewright.jit
@@ -49,8 +49,8 @@ class Case(NamedTuple):
             (config.GROUPS * self.outputs, config.taps, config.CHANNELS),
             (self.images, *self.size, config.GROUPS * self.outputs),
         ]
-        x, w, beside = (rng.standard_normal(shape, np.float32) for shape in shapes)
-        return x.astype(kind), w.astype(kind), beside.astype(config.OUTPUT.element.numpy)
+        x, w, residual = (rng.standard_normal(shape, np.float32) for shape in shapes)
+        return x.astype(kind), w.astype(kind), residual.astype(config.OUTPUT.element.numpy)
 
     def expected(self, x: np.ndarray, w: np.ndarray) -> np.ndarray:
         """The convolution in float64."""
@@ -81,12 +81,13 @@ CASES = {
     "shared": Case(_SMALL._replace(SPLIT=4, DEPENDENT=True), 1, 10, 9, 72, (1, 1)),
     "shared by eight": Case(_SMALL._replace(SPLIT=8, CHANNELS=256, UNIT=(1, 8, 7)), 1, 7, 7, 128, (1, 1)),
     "shared by two consumers": Case(_SMALL._replace(SPLIT=2, CONSUMERS=2, BN=128, STAGES=3), 2, 10, 9, 136, (1, 1)),
-    "beside": Case(ConvolutionConfig((1, 1, 64), 128, 64, BESIDE=2, EPILOGUE=add), 1, 1, 200, 136),
-    "beside, together": Case(
-        ConvolutionConfig((1, 1, 64), 128, 64, TOGETHER=2, STAGES=3, BUFFERS=1, BESIDE=2, EPILOGUE=add), 1, 1, 700, 264
+    "residual": Case(ConvolutionConfig((1, 1, 64), 128, 64, RESIDUAL_TILES=2, EPILOGUE=add), 1, 1, 200, 136),
+    "residual, together": Case(
+        ConvolutionConfig((1, 1, 64), 128, 64, TOGETHER=2, STAGES=3, BUFFERS=1, RESIDUAL_TILES=2, EPILOGUE=add),
+        1, 1, 700, 264,
     ),
     "ping-pong": Case(
-        ConvolutionConfig((1, 1, 64), 128, 128, PING_PONG=True, TOGETHER=2, STAGES=3, BUFFERS=1, BESIDE=2,
+        ConvolutionConfig((1, 1, 64), 128, 128, PING_PONG=True, TOGETHER=2, STAGES=3, BUFFERS=1, RESIDUAL_TILES=2,
                           DEPENDENT=True, EPILOGUE=add),
         1, 1, 900, 264,
     ),
@@ -96,8 +97,8 @@ CASES = {
     "together": Case(
         ConvolutionConfig((4, 4, 4), 256, 72, KERNEL=(3, 3), PAD=(1, 1), TOGETHER=2, STAGES=3), 5, 9, 9, 264, (1, 1)
     ),
-    "beside, wide": Case(
-        ConvolutionConfig((1, 1, 64), 256, 128, TOGETHER=2, BUFFERS=1, BESIDE=1, STAGES=3, DEPENDENT=True,
+    "residual, wide": Case(
+        ConvolutionConfig((1, 1, 64), 256, 128, TOGETHER=2, BUFFERS=1, RESIDUAL_TILES=1, STAGES=3, DEPENDENT=True,
                           EPILOGUE=add),
         1, 1, 700, 512,
     ),

@@ -24,7 +24,7 @@ EXCEPTIONS: dict[str, str] = {}
 # Packages in which a private constant's name has one value.
 ONE_MEANING = frozenset("build engine launch library measure ops runtime targets".split())
 # Words that do not say what they name: half of a sentence that only its author has in mind.
-VAGUE = frozenset("behind both kept meant posed rooms spelled taken told turns what".split())
+VAGUE = frozenset("asked behind beside both dealt kept meant posed rooms shown spelled taken told turns what".split())
 
 
 def classes(paths: Iterable[Path]) -> dict[str, list[str]]:

@@ -25,10 +25,10 @@ pytestmark = pytest.mark.hopper
 def test_configs(torch: Any, rng: np.random.Generator, name: str, processors: int) -> None:
     """On as many CTAs as there are and on few; twice the same, bit by bit."""
     case = CASES[name]
-    x, w, beside = case.draw(rng)
+    x, w, residual = case.draw(rng)
     expected = case.expected(x, w)
-    if case.config.BESIDE:
-        expected = np.maximum(expected + beside, 0)
+    if case.config.RESIDUAL_TILES:
+        expected = np.maximum(expected + residual, 0)
     kinds = {2: torch.float16, 4: torch.float32}
 
     def there(array: np.ndarray, kind: Any) -> Any:
@@ -36,11 +36,13 @@ def test_configs(torch: Any, rng: np.random.Generator, name: str, processors: in
 
     operand = torch.bfloat16 if case.config.INPUT == tl.bfloat16 else torch.float16
     arrays = there(x, operand), there(w, operand)
-    second = there(beside, kinds[beside.itemsize])
+    second = there(residual, kinds[residual.itemsize])
     results = []
     for _ in range(2):
-        out = torch.full(beside.shape, float("nan"), dtype=kinds[beside.itemsize], device="cuda")
-        prepare_convolution(case.config, *arrays, out, second if case.config.BESIDE else None, processors=processors)()
+        out = torch.full(residual.shape, float("nan"), dtype=kinds[residual.itemsize], device="cuda")
+        prepare_convolution(
+            case.config, *arrays, out, second if case.config.RESIDUAL_TILES else None, processors=processors
+        )()
         results.append(out.cpu().numpy())
     assert np.max(np.abs(results[0] - expected)) <= 2e-3 * np.max(np.abs(expected))
     assert np.array_equal(results[0], results[1])

@@ -20,14 +20,16 @@ H200 = NvidiaTarget.named("sm_90a").machine()
 
 def convolve(rng: np.random.Generator, name: str, orders: int) -> None:
     case = CASES[name]
-    x, w, beside = case.draw(rng)
+    x, w, residual = case.draw(rng)
     expected = case.expected(x, w)
-    if case.config.BESIDE:
-        expected = np.maximum(expected + beside, 0)
+    if case.config.RESIDUAL_TILES:
+        expected = np.maximum(expected + residual, 0)
     for order in range(orders):
-        out = np.zeros_like(beside)
+        out = np.zeros_like(residual)
         with settings.scope(interpret=True, interpret_order=order):
-            prepare_convolution(case.config, x, w, out, beside if case.config.BESIDE else None, processors=3)()
+            prepare_convolution(
+                case.config, x, w, out, residual if case.config.RESIDUAL_TILES else None, processors=3
+            )()
         assert np.max(np.abs(out - expected)) <= 2e-3 * np.max(np.abs(expected))
 
 

@@ -43,10 +43,10 @@ def rebuild_engine(
     problem = f"{reason} It cannot be built again from its own graph either" if reason is not None else _PROBLEM
     source = read_source(path, trust)
     graph = _graph(source, problem)
-    asked = [(target, IEEE)] if target is not None else _of_this_machine(_names(source.targets))
+    wanted = [(target, IEEE)] if target is not None else _of_this_machine(_names(source.targets))
     if reason is not None:
-        _log.warning("building the engine again, for %s: %s", ", ".join(_text(*each) for each in asked), reason)
-    targets = [get_target(*each) for each in asked]
+        _log.warning("building the engine again, for %s: %s", ", ".join(_text(*each) for each in wanted), reason)
+    targets = [get_target(*each) for each in wanted]
     return build_graph(graph, targets, None, source.origin, problem=f"{path}: {problem}")
 
 

@@ -129,8 +129,8 @@ def build(
     if timing_cache is not None and adds_times:
         _write_times([*tuning.recorded], path, timing_cache)
     if not quiet:
-        asked = effort is not None or timing_cache is not None or reproducible or vendor == "allow"
-        _describe(engine, path, asked)
+        about_times = effort is not None or timing_cache is not None or reproducible or vendor == "allow"
+        _describe(engine, path, about_times)
 
 
 def _write_times(recorded: Sequence[Timing], path: Path, timing_cache: Path) -> None:
@@ -141,15 +141,15 @@ def _write_times(recorded: Sequence[Timing], path: Path, timing_cache: Path) -> 
     TimingCache([*recorded, *read_timings(path)]).write(timing_cache)
 
 
-def _describe(engine: Engine, path: Path, asked: bool) -> None:
-    """Print what was built; `asked` as of `_choices`."""
+def _describe(engine: Engine, path: Path, about_times: bool) -> None:
+    """Print what was built; `about_times` as of `_choices`."""
     console = terminal()
     size = f"{path.stat().st_size / 1e6:.1f} MB, {len(engine.plan.steps)} steps"
     console.print(f"{path}: {size}, for {', '.join(engine.targets)}")
     for spec in (*engine.inputs, *engine.outputs):
         kind = "input " if spec in engine.inputs else "output"
         console.print(f"  {kind} {spec.name}: {spec.dtype} [{', '.join(map(str, spec.shape))}]")
-    for text in _choices(path, engine.targets, asked):
+    for text in _choices(path, engine.targets, about_times):
         console.print(f"  {text}", soft_wrap=True)
     for text in engine.advice[:_MOST_ADVICE]:
         console.print(f"  advice: {text}", soft_wrap=True)
@@ -160,34 +160,34 @@ def _describe(engine: Engine, path: Path, asked: bool) -> None:
         show_search(console, searched)
 
 
-def _targets(model: Path, asked: str | None, precision: str | None) -> list[Target]:
+def _targets(model: Path, names: str | None, precision: str | None) -> list[Target]:
     """What to build for: what was asked for, else what the engine that is built again was built for."""
     from tilewright.build.rebuild import targets_of
     from tilewright.targets.registry import get_target, get_targets
 
-    built = targets_of(model) if asked is None and model.suffix == ".engine" else []
+    built = targets_of(model) if names is None and model.suffix == ".engine" else []
     if built and precision is None:
         return [get_target(*each) for each in built]
-    return get_targets(_names(model, asked), precision or IEEE)
+    return get_targets(_names(model, names), precision or IEEE)
 
 
-def _names(model: Path, asked: str | None) -> list[str]:
+def _names(model: Path, names: str | None) -> list[str]:
     """The names of what to build for, as of `_targets`."""
     from tilewright.build.rebuild import targets_of
 
-    built = targets_of(model) if asked is None and model.suffix == ".engine" else []
-    return list(dict.fromkeys(name for name, _ in built)) or (asked or "auto").split(",")
+    built = targets_of(model) if names is None and model.suffix == ".engine" else []
+    return list(dict.fromkeys(name for name, _ in built)) or (names or "auto").split(",")
 
 
-def _choices(path: Path, targets: Sequence[str], asked: bool) -> Iterator[str]:
+def _choices(path: Path, targets: Sequence[str], about_times: bool) -> Iterator[str]:
     """For each target that lets kernels be timed, how many were chosen how; for the others that nothing was timed, if
-    something was `asked` for that has to do with it."""
+    something was `about_times` for that has to do with it."""
     from tilewright.engine.engine import Engine
 
     for target in targets:
         engine = Engine.read(path, target)
         if not engine.is_for_gpu:
-            if asked:
+            if about_times:
                 yield f"kernels for {target}: by estimate (CPU kernels are not timed, and no other library is called)"
             continue
         chosen = {re.sub(r"\.\d+$", "", step.name): step.evidence.get("choice")

@@ -39,9 +39,9 @@ def show_layers(
     """Print the layers with the largest errors of their own: `most` of them, or "all"."""
     from tilewright.insight.layers import compare_layers, with_layers
 
-    shown = with_layers(engine)
+    layered = with_layers(engine)
     theirs = peers.every_tensor(engine, model, settings.threads, inputs) if name == "onnxruntime" else None
-    layers = compare_layers(shown, inputs, theirs)
+    layers = compare_layers(layered, inputs, theirs)
     table = Table(
         "step", "tensor", "type", "from", "own error", f"from {name}",
         title="What each layer adds, and how far it is from the peer, relative to its largest value",

@@ -111,10 +111,10 @@ def _form(regex: str | None, json_schema: Path | None) -> StructuredOutput | Non
 
 def _show(outputs: Iterator[Output]) -> Output:
     """Print a text while it grows; control characters that a terminal would obey are shown."""
-    shown = 0
+    printed = 0
     for output in outputs:
         text = output.completions[0].text
-        piece, shown = text[shown:], len(text)
+        piece, printed = text[printed:], len(text)
         print(printable(piece), end="", flush=True)
     print()
     return output

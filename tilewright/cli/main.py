@@ -41,7 +41,7 @@ _MODULES = {
 }
 
 
-def application(asked: str | None = None) -> typer.Typer:
+def application(command: str | None = None) -> typer.Typer:
     """The commands; only the one that is asked for, if it is one, and none for the version: others import what it does
     not need.
 
@@ -54,8 +54,8 @@ def application(asked: str | None = None) -> typer.Typer:
         context_settings={"help_option_names": ["-h", "--help"]},
     )
     commands.callback()(_options)
-    names = [name for name in _MODULES if name == asked] or [name for name in _MODULES if " " not in name]
-    for name in names if asked != "--version" else []:
+    names = [name for name in _MODULES if name == command] or [name for name in _MODULES if " " not in name]
+    for name in names if command != "--version" else []:
         module = importlib.import_module(f"tilewright.cli.{_MODULES[name]}")
         if hasattr(module, "commands"):
             commands.add_typer(module.commands)
@@ -64,7 +64,7 @@ def application(asked: str | None = None) -> typer.Typer:
     return commands
 
 
-def _asked() -> str | None:
+def _command() -> str | None:
     """The command that the arguments begin with; none where a shell asks for completions."""
     if any(name.endswith("_COMPLETE") for name in os.environ):
         return None
@@ -72,8 +72,8 @@ def _asked() -> str | None:
     return two if two in _MODULES else next(iter(sys.argv[1:]), None)
 
 
-def _show_version(asked: bool) -> None:
-    if asked:
+def _show_version(is_wanted: bool) -> None:
+    if is_wanted:
         typer.echo(f"tilewright {__version__}")
         raise typer.Exit
 
@@ -93,7 +93,7 @@ def main() -> None:
             stream.reconfigure(errors="backslashreplace")
     try:
         try:
-            application(_asked())()
+            application(_command())()
         finally:
             if sys.stdout is not None:
                 sys.stdout.flush()

@@ -42,9 +42,9 @@ def parse_sizes(texts: list[str], plan: Plan) -> dict[str, int]:
     return _that_are_taken(plan, sizes, {text.partition("=")[0] for text in texts})
 
 
-def _that_are_taken(plan: Plan, sizes: dict[str, int], asked: set[str]) -> dict[str, int]:
+def _that_are_taken(plan: Plan, sizes: dict[str, int], named: set[str]) -> dict[str, int]:
     """Sizes of which those that nobody asked for are others where the model does not take them (a batch of 1)."""
-    free = [name for name in sizes if name not in asked]
+    free = [name for name in sizes if name not in named]
     choices = [[sizes[name], *(size for size in _OTHERS if _allows(plan, name, size))] for name in free]
     for chosen in itertools.islice(itertools.product(*choices), _MOST_TRIED):
         found = {**sizes, **dict(zip(free, chosen, strict=True))}
@@ -87,14 +87,14 @@ def random_input(spec: TensorSpec, sizes: dict[str, int], generator: np.random.G
 
 
 def gather_inputs(
-    specs: list[TensorSpec], files: list[str], sizes: dict[str, int], seed: int, asked: list[str]
+    specs: list[TensorSpec], files: list[str], sizes: dict[str, int], seed: int, texts: list[str]
 ) -> dict[str, np.ndarray]:
     """Inputs by name: NAME=FILE.npy where given, random otherwise.
 
-    `sizes` takes the sizes of the given arrays, unless `asked`, the user's ``["batch=4"]``, says otherwise:
+    `sizes` takes the sizes of the given arrays, unless `texts`, the user's ``["batch=4"]``, says otherwise:
     that is a `ShapeError`.
     """
-    fixed = {text.partition("=")[0] for text in asked}
+    fixed = {text.partition("=")[0] for text in texts}
     given: dict[str, np.ndarray] = {}
     names = [spec.name for spec in specs]
     for text in files:  # a name may hold a "="

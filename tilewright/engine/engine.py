@@ -83,11 +83,11 @@ class Engine:
         """The first program that runs here, or the first of all; of a family of targets where one is asked for."""
         pairs = list(zip(self._package.manifest["programs"], self._misfits, strict=True))
         if target is not None:
-            asked, precision = split_name(target)
+            wanted, precision = split_name(target)
             named = [(pair, target_name(pair[0]["target"])) for pair in pairs
                      if precision in (None, _precision(pair[0]["target"]))]  # fmt: skip
-            pairs = [pair for pair, name in named if name == asked]
-            pairs = pairs or [pair for pair, name in named if asked == name.partition(":")[0]]
+            pairs = [pair for pair, name in named if name == wanted]
+            pairs = pairs or [pair for pair, name in named if wanted == name.partition(":")[0]]
             if not pairs:
                 known = ", ".join(map(target_name, (p["target"] for p in self._package.manifest["programs"])))
                 raise EngineTargetError(f"{self._origin} has no program for {target}: it has {known}. {REBUILD}")

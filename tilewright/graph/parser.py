@@ -96,16 +96,16 @@ class _GraphReader:
             raise ValueError("expected graph, symbol, input, constant, output, mutate or a value")
 
     def _constant(self, text: str) -> None:
-        value, shown = self._define(text)
-        if shown.startswith("= "):
-            number = self._attribute(ast.parse(shown[2:], mode="eval").body)
+        value, definition = self._define(text)
+        if definition.startswith("= "):
+            number = self._attribute(ast.parse(definition[2:], mode="eval").body)
             self.graph.constants[value] = np.array(number, value.dtype.numpy)
             return
         if value.name not in self.constants:
             raise ValueError(f"the data of %{value.name} is not given")
         data = self.constants[value.name]
-        if constant_text(data) != shown:
-            raise ValueError(f"the given data is {constant_text(data)}, the text says {shown}")
+        if constant_text(data) != definition:
+            raise ValueError(f"the given data is {constant_text(data)}, the text says {definition}")
         self.graph.constants[value] = data
 
     def _node(self, line: str) -> None:

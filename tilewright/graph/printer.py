@@ -74,14 +74,14 @@ def type_text(value: Value) -> str:
 def node_text(node: Node, source: bool = True) -> str:
     """One node; attributes that have their default value are left out."""
     defaults = OPS[node.op].attributes if node.op in OPS else {}
-    shown = {
+    printed = {
         key: item
         for key, item in node.attributes.items()
         if not (key in defaults and type(defaults[key]) is type(item) and defaults[key] == item)
     }
     results = ", ".join(map(type_text, node.outputs))
     operands = ", ".join("none" if item is None else f"%{name_text(item.name)}" for item in node.inputs)
-    attributes = ", ".join(f"{key}={attribute_text(item)}" for key, item in shown.items())
+    attributes = ", ".join(f"{key}={attribute_text(item)}" for key, item in printed.items())
     text = f"{results} = {node.op}({operands})" + (f" {{{attributes}}}" if attributes else "")
     return text + (f" from {json.dumps(node.source)}" if source and node.source else "")
 

@@ -109,8 +109,8 @@ def _step(x: np.ndarray, state: np.ndarray, weight: np.ndarray, bias: Any, attri
         see_into, see_out, see_forget, _ = np.split(np.zeros_like(weight[0]) if bias is None else bias, 4)
         old = state[:, hidden : 2 * hidden]
         memory = gate(forget + see_forget * old) * old + gate(into + see_into * old) * others[0](new)
-        shown = gate(out + see_out * memory) * others[1](memory)
-        parts = [shown, memory, shown] if cell == "lstm_8bit" else [shown, memory]
+        output = gate(out + see_out * memory) * others[1](memory)
+        parts = [output, memory, output] if cell == "lstm_8bit" else [output, memory]
         return np.concatenate(parts, axis=1)
     update_x, reset_x, new_x = np.split(x, 3, axis=1)
     products = h @ weight if bias is None else h @ weight + bias

@@ -32,11 +32,11 @@ class Assumptions:
     fixed: dict[str, int] = field(default_factory=dict)
     shared_names: set[str] = field(default_factory=set)
     sizes_are_one: bool = False
-    asked: bool = False  # whether the import depends on `sizes_are_one`
+    sizes_matter: bool = False  # whether the import depends on `sizes_are_one`
 
     def is_one(self) -> bool:
         """What is assumed of a size that may be 1; the import depends on it from here on."""
-        self.asked = True
+        self.sizes_matter = True
         return self.sizes_are_one
 
 
@@ -65,7 +65,7 @@ def under_assumptions(importing: Callable[[Assumptions], Graph]) -> Graph:
                     shared_names.update(fixed)
                     fixed.clear()
                     continue
-                if not assumptions.asked:
+                if not assumptions.sizes_matter:
                     raise first from None
                 break
     assert first is not None

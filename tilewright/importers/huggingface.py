@@ -162,16 +162,16 @@ class Checkpoint:
         if kind is float and isinstance(value, int) and not isinstance(value, bool) and abs(value) < 2**53:
             value = float(value)
         if not isinstance(value, kind) or (kind is int and isinstance(value, bool)):
-            shown = repr(value)[:100] if not isinstance(value, int) else "a whole number"
-            raise ImportModelError(f"{self.folder / 'config.json'}: {key!r} is {shown}, expected {kind.__name__}")
+            described = repr(value)[:100] if not isinstance(value, int) else "a whole number"
+            raise ImportModelError(f"{self.folder / 'config.json'}: {key!r} is {described}, expected {kind.__name__}")
         return value
 
     def number(self, key: str, default: int | None = None, low: int = 1, high: int = 2**31 - 1) -> int:
         """A whole number of config.json from `low` to `high`; raises `ImportModelError`."""
         value: int = self.setting(key, int, default)
         if not low <= value <= high:
-            shown = value if abs(value) < 2**63 else "a number of more than 64 bits"
-            raise ImportModelError(f"{self.folder / 'config.json'}: {key!r} is {shown}, expected {low} to {high}")
+            described = value if abs(value) < 2**63 else "a number of more than 64 bits"
+            raise ImportModelError(f"{self.folder / 'config.json'}: {key!r} is {described}, expected {low} to {high}")
         return value
 
     def check_layers(self, prefix: str, count: int, key: str) -> None:

@@ -598,17 +598,17 @@ class _Importer:
     def _report(
         self, node: NodeProto, number: int | None, scope: Scope | None, reason: str, advice: str = NO_RULE_ADVICE
     ) -> None:
-        shown: tuple[str, ...] = ()
+        inputs: tuple[str, ...] = ()
         if scope is not None:
             scope.values.update(
                 {name: Unavailable(node, index, True) for index, name in enumerate(node.output) if name}
             )
-            shown = tuple(_describe(name, scope) for name in node.input if name)
+            inputs = tuple(_describe(name, scope) for name in node.input if name)
         operation = f"{node.domain or 'ai.onnx'}::{node.op_type}"
         place = scope.place if scope is not None else ""
         source = f"{source_of(node) or node_text(node, number)}{place}"
         name = node.name or next(filter(None, node.output), "")
-        self.report.add(ImportProblem(operation, name, shown, source, reason, advice))
+        self.report.add(ImportProblem(operation, name, inputs, source, reason, advice))
 
     def _is_dynamic(self, node: NodeProto, scope: Scope) -> bool:
         """Whether a node reads sizes that are known only at run time."""
@@ -667,8 +667,8 @@ def _check_declared(declared: TypeProto, found: Tensor, subject: str, strict: bo
     dims = list(tensor.shape.dim)
     if len(dims) == len(found.shape) and all(map(_may_be, dims, found.shape)):
         return
-    shown = ", ".join(str(dim.dim_value) if dim.HasField("dim_value") else dim.dim_param or "?" for dim in dims)
-    text = f"{subject} is declared with the shape [{shown}], but it has [{', '.join(map(str, found.shape))}]"
+    extents = ", ".join(str(dim.dim_value) if dim.HasField("dim_value") else dim.dim_param or "?" for dim in dims)
+    text = f"{subject} is declared with the shape [{extents}], but it has [{', '.join(map(str, found.shape))}]"
     if strict:
         raise ImportModelError(f"{text}; correct the declared shape")
     logger.warning("%s; the declared shape is ignored", printable(text))

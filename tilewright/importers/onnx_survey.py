@@ -103,8 +103,8 @@ class _Survey:
         except Unsupported as problem:
             operation = f"{node.domain or 'ai.onnx'}::{node.op_type}"
             name = node.name or next(filter(None, node.output), "")
-            shown = tuple(f"{types.get(name) or 'unknown'}" for name in node.input if name) if types else ()
-            self.report.add(ImportProblem(operation, name, shown, where, problem.reason, problem.advice))
+            input_types = tuple(f"{types.get(name) or 'unknown'}" for name in node.input if name) if types else ()
+            self.report.add(ImportProblem(operation, name, input_types, where, problem.reason, problem.advice))
         except Invalid as problem:
             raise ImportModelError(f"{where}: {problem}") from None
         return []

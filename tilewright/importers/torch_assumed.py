@@ -216,8 +216,8 @@ def text_of(assertion: fx.Node) -> str | None:
 
 def is_assumed_too(assertion: fx.Node) -> bool:
     """Whether another assertion of the graph assumes something of the same numbers, and names the line that asks."""
-    asked = _numbers(assertion)
-    return any(text_of(other) is not None and _numbers(other) == asked for other in assertions(assertion.graph))
+    numbers = _numbers(assertion)
+    return any(text_of(other) is not None and _numbers(other) == numbers for other in assertions(assertion.graph))
 
 
 def _numbers(assertion: fx.Node) -> frozenset[Any]:

@@ -69,7 +69,7 @@ class Imported:
                     found[linear[0]] = next(iter(symbols)).name
         return found
 
-    def asked(self) -> list[tuple[Ones, str]]:
+    def questions(self) -> list[tuple[Ones, str]]:
         """The dimensions that code asks about whether they are 1, each with the line, as far as they may be 1."""
         names, symbols = self.dimensions, self.graph.symbols
         return [
@@ -89,7 +89,7 @@ def refused_at_one(general: Imported, examples: Mapping[str, torch.Tensor], expo
     dimensions fixed to 1.
     """
     symbols = {name: symbol for symbol, name in general.dimensions.items()}
-    waiting = dict(general.asked())
+    waiting = dict(general.questions())
     seen: set[Ones] = set()
     refused: dict[Ones, Assumption] = {}
     while waiting:
@@ -117,7 +117,7 @@ def _asked_beside(
         known = {str(assumption.condition) for assumption in general.assumed}
         if any(not each.only_one and str(each.condition) not in known for each in special.assumed):
             return None
-        return special.asked() if _agree(general.graph, special.graph, sizes, ones, examples) else None
+        return special.questions() if _agree(general.graph, special.graph, sizes, ones, examples) else None
     except Exception:  # the model itself may refuse the size
         return None
 

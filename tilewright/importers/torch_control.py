@@ -230,17 +230,17 @@ def _own(call: TorchCall, values: Sequence[Value]) -> list[Value]:
 def while_loop(control: _Control) -> tuple[Any, ...]:
     """`while_loop(condition, body, carried, captured)`."""
     walker, node = control.walker, control.node
-    asked, body = (control.module(item) for item in node.args[:2])  # type: ignore[arg-type]
+    condition, body = (control.module(item) for item in node.args[:2])  # type: ignore[arg-type]
     first = control.carried(body, 0, control.operands(node.args[2]))  # type: ignore[arg-type]
     captured = control.operands(node.args[3] if len(node.args) > 3 else ())  # type: ignore[arg-type]
-    begin = control.call.value(control.results(asked, [*first, *captured])[0], int1)
+    begin = control.call.value(control.results(condition, [*first, *captured])[0], int1)
     outside = walker.builder
     with control.inside("body") as call:
         inner = _round_inputs(control, body, first)
         extra = [control.capture(outside, item, f"captured_{number}") for number, item in enumerate(captured)]
         results = control.results(body, [*inner, *extra])
         results = [call.value(item, value.dtype) for item, value in zip(results, first, strict=True)]
-        going = call.value(control.results(asked, [*results, *extra])[0], int1)
+        going = call.value(control.results(condition, [*results, *extra])[0], int1)
         graph = _Body(walker.builder, call, _own(call, [call.reshape(going, ()), *results])).finish()
     inputs = [None, control.call.reshape(begin, ()), *first, *control.passed(outside, captured)]
     types = tuple(control.types(control.call.results))

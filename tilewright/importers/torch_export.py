@@ -474,12 +474,12 @@ def _decomposed(
             "give tilewright.compile the module itself, with dynamic_shapes as in the export"
         ) from error
     check_none_lost(given, program)
-    asked = {assumption.condition for assumption in assumed}
+    conditions = {assumption.condition for assumption in assumed}
     inputs = [node.meta.get("val") for node in program.graph.find_nodes(op="placeholder")]
     sizes = [size for each in inputs for size in getattr(each, "shape", ()) if isinstance(size, torch.SymInt)]
     known = {symbol for size in sizes for symbol in size.node.expr.free_symbols}  # a number that is given is fixed
     more = [each for each in more if each.condition.free_symbols <= known]
-    return program, [*assumed, *(each for each in more if each.condition not in asked)]
+    return program, [*assumed, *(each for each in more if each.condition not in conditions)]
 
 
 def _imported(

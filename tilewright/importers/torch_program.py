@@ -15,7 +15,7 @@ from torch.utils._sympy.value_ranges import ValueRanges
 from tilewright.errors import ImportModelError
 from tilewright.importers.torch_assumed import Assumption, assuming, depends_on_data, line_of_error, mark_assumptions
 from tilewright.importers.torch_constants import export
-from tilewright.importers.torch_proved import allowed, asked, deciding, watching
+from tilewright.importers.torch_proved import allowed, deciding, questions, watching
 from tilewright.importers.torch_quiet import without_failed_ways
 from tilewright.importers.torch_symbols import assertions_hold
 
@@ -93,7 +93,7 @@ def _noting_ones(
 ) -> ExportedProgram:
     """The program of an export; what code asks of sizes whether they are 1 takes the place of earlier such questions,
     whose symbols may be others."""
-    with asked() as conditions:
+    with questions() as conditions:
         program = way(*args, **options)
     others = [each for each in assumed if not each.only_one]
     assumed[:] = [*others, *(each for each in conditions if each.only_one)]
@@ -165,7 +165,7 @@ def _plain_export(
     """
     options: dict[str, Any] = {"dynamic_shapes": dynamic_shapes}
     try:
-        with asked() as conditions:
+        with questions() as conditions:
             program = export(module, args, kwargs, **options)
         assumed.extend(conditions)
         return program

@@ -79,7 +79,7 @@ def deciding(asserted: bool = False) -> Iterator[list[Assumption]]:
 
 
 @contextmanager
-def asked() -> Iterator[list[Assumption]]:
+def questions() -> Iterator[list[Assumption]]:
     """For the time of an export: the list of what the module's own code asks of sizes that PyTorch answers without a
     condition, though sizes in their ranges differ in the answer: whether one is 1, or two are equal.
     """
@@ -249,16 +249,16 @@ def _condition(answers: _Answers) -> Any:
 
 def _is_asked_by_user() -> bool:
     """Whether code that branches on sizes asks, rather than one of PyTorch's operators."""
-    asked = False
+    is_question = False
     frame: Any = sys._getframe(1)
     while frame is not None:
         name = frame.f_code.co_filename.replace("\\", "/")
         if name != __file__.replace("\\", "/") and not name.endswith(_BETWEEN):
             by_dynamo = frame.f_code.co_name in _OF_DYNAMO or name.endswith(_JUMPS_OF_DYNAMO)
             traced = _traced_code() if by_dynamo else None
-            name, asked = (name, asked) if traced is None else (traced[0].replace("\\", "/"), True)
-            return asked and (is_written_by_user(name) or any(part in name for part in _OF_MODULES))
-        asked = asked or frame.f_code.co_name in _NUMBERS
+            name, is_question = (name, is_question) if traced is None else (traced[0].replace("\\", "/"), True)
+            return is_question and (is_written_by_user(name) or any(part in name for part in _OF_MODULES))
+        is_question = is_question or frame.f_code.co_name in _NUMBERS
         frame = frame.f_back
     return False
 

@@ -139,17 +139,17 @@ def _references(parts: LayeredParts, inputs: Mapping[str, np.ndarray]) -> list[d
 
     def run_part(node: Node, arrays: Sequence[Any], symbols: Mapping[str, int]) -> list[np.ndarray]:
         number = node.attributes["number"]
-        part, shown = parts.graph.parts[number], parts.engines[number].source_graph()
+        part, source = parts.graph.parts[number], parts.engines[number].source_graph()
         feeds = _feeds(part, arrays, symbols)
         place = len(found)
         found.append({})
         if _is_empty(feeds):
             return reference.interpret_part(part, arrays, symbols, float64)
         values = reference.run_graph(
-            shown, [feeds[value.name] for value in shown.inputs], reference.bind_symbols(shown, feeds), float64
+            source, [feeds[value.name] for value in source.inputs], reference.bind_symbols(source, feeds), float64
         )
-        found[place] = {value.name: values[value] for value in shown.outputs}
-        by_output = dict(zip(shown.output_names, shown.outputs, strict=True))
+        found[place] = {value.name: values[value] for value in source.outputs}
+        by_output = dict(zip(source.output_names, source.outputs, strict=True))
         return [values[by_output[name]] for name in part.output_names]
 
     _run_parts(parts.graph, inputs, float64, run_part)

@@ -34,7 +34,7 @@ class EagerValue(SSAValue):
         self.array = array
         self.memory = memory
 
-    def shown(self) -> str:
+    def array_text(self) -> str:
         """The numbers as NumPy prints them; pointers as argument and element."""
         element = self.type.element
         if not isinstance(element, PointerType):

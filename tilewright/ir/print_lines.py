@@ -63,10 +63,10 @@ def lines(operation: Operation, program: Sequence[int], operands: Sequence[np.nd
         head, percent, conversion = line_format(operation, number).rpartition("%")
         form = f"{head}{percent}{conversion.replace(_FLOAT_BITS, 's').replace('ll', '')}"
         for index, element in np.ndenumerate(block):
-            yield form % (*program, *index, _shown(element, kind, bool(operation.attributes["hex"])))
+            yield form % (*program, *index, _formatted(element, kind, bool(operation.attributes["hex"])))
 
 
-def _shown(value: np.generic, kind: TensorType, hexadecimal: bool) -> int | float | str:
+def _formatted(value: np.generic, kind: TensorType, hexadecimal: bool) -> int | float | str:
     """An element as Python's formatting takes it."""
     if isinstance(kind.element, PointerType):
         return int(value) % 2**64

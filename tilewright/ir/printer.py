@@ -134,12 +134,12 @@ class _Printer:
 def _shown_attributes(operation: Operation) -> dict[str, Attribute]:
     """Attributes that differ from the table's defaults; a constant's are in its number and type."""
     rows = OPS[operation.opcode].attributes if operation.opcode in OPS else {}
-    shown = {}
+    printed = {}
     for name, value in operation.attributes.items():
         default = name in rows and attribute_key(rows[name].default) == attribute_key(value)
         if not default and not (operation.opcode == "constant" and name in rows):
-            shown[name] = value
-    return shown
+            printed[name] = value
+    return printed
 
 
 def _attributes_text(attributes: Mapping[str, Attribute]) -> str:

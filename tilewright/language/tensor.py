@@ -102,7 +102,7 @@ class tensor:
         return f"tensor({self.type})" if self._array is None else f"tensor({self.type}, {self})"
 
     def __str__(self) -> str:
-        return repr(self) if self._array is None else str(self.handle.shown())  # type: ignore[attr-defined]
+        return repr(self) if self._array is None else str(self.handle.array_text())  # type: ignore[attr-defined]
 
     def __format__(self, specification: str) -> str:
         if self._array is not None and not self._array.ndim and not self.is_pointer:

@@ -421,8 +421,8 @@ class KernelDebugger(pdb.Pdb):
 
     def get_stack(self, f: FrameType | None, t: TracebackType | None) -> tuple[list[tuple[FrameType, int]], int]:
         stack, chosen = super().get_stack(f, t)
-        shown = [not _is_machinery(frame) for frame, _ in stack]
-        return [entry for entry, keep in zip(stack, shown, strict=True) if keep], sum(shown[: chosen + 1]) - 1
+        visible = [not _is_machinery(frame) for frame, _ in stack]
+        return [entry for entry, keep in zip(stack, visible, strict=True) if keep], sum(visible[: chosen + 1]) - 1
 
 
 def _inside_machinery(frame: FrameType) -> bool:

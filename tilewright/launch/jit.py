@@ -648,9 +648,9 @@ class JITFunction(KernelSource):
 
 def _report_ignored(kernel: CompiledKernel, options: Mapping[str, Any]) -> None:
     """Say which launch options change nothing where the kernel runs."""
-    asked = {name: unwrap(value) for name, value in options.items() if name in LAUNCH_OPTIONS}
+    chosen = {name: unwrap(value) for name, value in options.items() if name in LAUNCH_OPTIONS}
     plain = {"num_ctas": 1}  # what goes without saying
-    given = {name for name, value in asked.items() if value is not None and plain.get(name) != value}
+    given = {name for name, value in chosen.items() if value is not None and plain.get(name) != value}
     kernel.ignore(given - backend_of(kernel.target).option_names - FRONT_END_OPTIONS)
 
 

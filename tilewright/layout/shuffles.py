@@ -126,13 +126,13 @@ def _plan_units(maps: WarpMaps, low: int, element_bits: int) -> Shuffles | None:
     # different registers of one lane, each keeps what came in its own round.
     spare = extension([*wanted, *maps.target_lanes], [*maps.source_lanes, *registers])
     for more in range(len(spare) + 1):
-        asked = [*wanted, *spare[:more]]
-        solved = [places.solve(vector) for vector in (*asked, *maps.target_lanes, *maps.others)]
+        queries = [*wanted, *spare[:more]]
+        solved = [places.solve(vector) for vector in (*queries, *maps.target_lanes, *maps.others)]
         found = [place for place in solved if place is not None]
         if len(found) < len(solved):
             return None
-        finder = _ShuffleFinder(len(registers), len(maps.source_lanes), found, len(asked), places.kernel)
-        lanes = finder.butterflies() or finder.any_lanes(asked, maps.target_lanes)
+        finder = _ShuffleFinder(len(registers), len(maps.source_lanes), found, len(queries), places.kernel)
+        lanes = finder.butterflies() or finder.any_lanes(queries, maps.target_lanes)
         if lanes is not None:
             break
     else:

@@ -220,8 +220,8 @@ def apply(recipe: Recipe, array: np.ndarray) -> np.ndarray:
     if fields["kind"] == "taps":
         groups = fields["groups"]
         matrices = _tap_matrices(array, groups)
-        beside = fields.get("group", 1)
-        return np.stack([_group_depth(_to_panels(matrix, fields["width"]), beside) for matrix in matrices])
+        group = fields.get("group", 1)
+        return np.stack([_group_depth(_to_panels(matrix, fields["width"]), group) for matrix in matrices])
     if fields["kind"] == "winograd":
         return _winograd_taps(array, fields["groups"], fields["width"])
     if fields["kind"] == "filters":

@@ -290,7 +290,7 @@ class InferenceSession:
     def _run(
         self, output_names: Sequence[str] | None, feed: Mapping[str, Any], out: Mapping[str, Any] | None = None
     ) -> list[Any]:
-        names = None if output_names is None else self._asked(output_names)
+        names = None if output_names is None else self._output_names(output_names)
         inputs = self._inputs(feed)
         if self._overridable:
             others = frozenset(inputs.keys() & self._overridable.keys())
@@ -327,15 +327,15 @@ class InferenceSession:
         )
         return InferenceSession(model, options, [self._provider])
 
-    def _asked(self, asked: Sequence[str] | None) -> list[str]:
+    def _output_names(self, names: Sequence[str] | None) -> list[str]:
         """The names of outputs that are asked for; all of them for none."""
         known = [spec.name for spec in self.engine.outputs]
-        if isinstance(asked, (str, bytes)) or not isinstance(asked, (Sequence, type(None))):
-            raise InputError(f"output_names are a list of names, or None for all, got {a_kind(asked)}")
-        for name in asked or ():
+        if isinstance(names, (str, bytes)) or not isinstance(names, (Sequence, type(None))):
+            raise InputError(f"output_names are a list of names, or None for all, got {a_kind(names)}")
+        for name in names or ():
             if name not in known:
                 raise InputError(f"there is no output {brief(name)}: this model gives {', '.join(known)}")
-        return list(asked or known)
+        return list(names or known)
 
     def _inputs(self, feed: Mapping[str, Any]) -> dict[str, Any]:
         """The feeds as the engine takes them."""

@@ -91,11 +91,11 @@ def conv2d(
     _check(image, weights, shift)
     if activation and activation not in ACTIVATIONS:
         raise LaunchError(f"activation={brief(activation)}: there are {', '.join(ACTIVATIONS)}")
-    beside = None if residual is None else arrays.view(residual, "residual")
-    if beside is not None and (beside.shape != shape or beside.element != image.element or not beside.contiguous):
-        raise LaunchError(f"residual must be contiguous {image.element.name} {list(shape)}, got {beside.described}")
+    added = None if residual is None else arrays.view(residual, "residual")
+    if added is not None and (added.shape != shape or added.element != image.element or not added.contiguous):
+        raise LaunchError(f"residual must be contiguous {image.element.name} {list(shape)}, got {added.described}")
     target = calls.result_like(image, shape, image.element, out)
-    given = {"x": image, "w": weights, "bias": shift, "residual": beside}
+    given = {"x": image, "w": weights, "bias": shift, "residual": added}
     present = {name: found for name, found in given.items() if found is not None}
     place = arrays.common_place([*present.values(), target], "conv2d")
     if 0 in target.shape:

@@ -143,15 +143,15 @@ def _known(value: Value | None, rewriter: GraphRewriter, limit: int, depth: int 
         return data
     if limit <= SIZE_LIMIT and kind_of(node.op) not in ("source", "view", "elementwise") and node.op != "broadcast_to":
         return None
-    asked = (_known, value, limit)
-    if rewriter.memory.get(asked, 0) >= depth:  # without success
+    attempt = (_known, value, limit)
+    if rewriter.memory.get(attempt, 0) >= depth:  # without success
         return None
     size = _bytes(node)
     if size is not None and size <= limit:
         arrays = [_known(item, rewriter, limit, depth - 1) for item in node.inputs]
         if all(array is not None or item is None for array, item in zip(arrays, node.inputs, strict=True)):
             return _computed(node, arrays)
-    rewriter.memory[asked] = depth
+    rewriter.memory[attempt] = depth
     return None
 
 

@@ -546,9 +546,9 @@ def _hiding_condition(bias: Value, rewriter: GraphRewriter) -> tuple[Value | np.
         padded = [(1,) * (longest - len(shape)) + shape for shape in (source.shape, bias.shape)]
         same = node.op == "broadcast_to" or padded[0] == padded[1]
         return None if found is None else (found[0], found[1], found[2] and same)
-    condition, shown, hidden = node.inputs
+    condition, visible, hidden = node.inputs
     assert condition is not None
-    for zero, number, flipped in ((shown, hidden, False), (hidden, shown, True)):
+    for zero, number, flipped in ((visible, hidden, False), (hidden, visible, True)):
         least = rewriter.uniform(number)
         if rewriter.uniform(zero) == 0 and least is not None and _is_low(least, bias):
             mask = rewriter.constant(condition)
@@ -611,13 +611,13 @@ def _without_causal(
             return bias
         rest = _without_causal(source, rows, keys, rewriter, depth - 1, others_hide=others_hide)
         return None if rest is None else bias
-    condition, shown, hidden_value = node.inputs
+    condition, visible, hidden_value = node.inputs
     low = rewriter.uniform(hidden_value)
-    if low is not None and rewriter.uniform(shown) == 0 and _is_low(low, bias):
+    if low is not None and rewriter.uniform(visible) == 0 and _is_low(low, bias):
         if is_causal(condition, rows, keys, rewriter) and _leaves_out(low, rows, keys, others_hide):
             return None
         return _split_condition(node, condition, rows, keys, rewriter) if low == -math.inf else bias
-    low = rewriter.uniform(shown)
+    low = rewriter.uniform(visible)
     if low is not None and rewriter.uniform(hidden_value) == 0 and _is_low(low, bias):
         inverse = rewriter.op("logical_not", [condition])
         apart = _leaves_out(low, rows, keys, others_hide)

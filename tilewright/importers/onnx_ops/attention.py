@@ -210,18 +210,18 @@ def attention(call: OnnxCall) -> tuple[Value | None, ...]:
         value = call.op("concat", call[5], value, axis=2)
     scores = _scores(call, query, key)
     mode = call.attribute("qk_matmul_output_mode", 0)
-    shown: Value | None = None
+    score_output: Value | None = None
     if call.outputs > 3:
         if not 0 <= mode <= 3:
             raise Invalid(f"the attribute 'qk_matmul_output_mode' is {mode}; it must be from 0 to 3")
         parts = weigh(call, query, key, scores)
-        shown = call.cast(parts[mode], query.dtype)
+        score_output = call.cast(parts[mode], query.dtype)
         result = weighted_values(call, parts[-1], value)
     else:
         result = attend(call, query, key, value, scores)
     if call[0].rank == 3:
         result = merge_heads(call, result)
-    return call.cast(result, call[0].dtype), key, value, shown
+    return call.cast(result, call[0].dtype), key, value, score_output
 
 
 def rotate(call: OnnxCall, x: Value, cos: Value, sin: Value, interleaved: bool) -> Value:

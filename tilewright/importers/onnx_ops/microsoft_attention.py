@@ -176,8 +176,8 @@ def multi_head_attention(call: OnnxCall) -> tuple[Value | None, ...]:
         key, value = (call.op("concat", call[index], part, axis=2) for index, part in ((6, key), (7, value)))
     scores = _scores(call, query, key, 4, 5)
     result = merge_heads(call, attend(call, query, key, value, scores))
-    shown = weigh(call, query, key, scores)[0] if call.outputs > 3 else None
-    return result, key, value, shown
+    weights = weigh(call, query, key, scores)[0] if call.outputs > 3 else None
+    return result, key, value, weights
 
 
 @rule("RotaryEmbedding")

@@ -307,8 +307,8 @@ def _step(
     if lengths is None:
         return found[0], found
     inside = call.unsqueeze(call.op("greater", lengths, step), 1)
-    shown = call.op("where", inside, found[0], call.builder.number(0.0, found[0].dtype))
-    return shown, [call.op("where", inside, new, old) for new, old in zip(found, states, strict=True)]
+    output = call.op("where", inside, found[0], call.builder.number(0.0, found[0].dtype))
+    return output, [call.op("where", inside, new, old) for new, old in zip(found, states, strict=True)]
 
 
 def _looped(
@@ -327,9 +327,9 @@ def _looped(
         state, own_bias = next(given), next(given) if bias else None
         peepholes = list(islice(given, len(weights.peepholes)))
         own = _DirectionWeights(state, own_bias, peepholes, weights.activations)
-        shown, after = _step(inner, cell, row, carried, own, next(given, None), place)
+        output, after = _step(inner, cell, row, carried, own, next(given, None), place)
         call.read |= inner.read
-        return None, [*after, shown]
+        return None, [*after, output]
 
     captured = [inputs, weights.state, *bias, *weights.peepholes, *lengths]
     *last, rows = loop(call, step, states, captured, trips=steps)

@@ -204,8 +204,8 @@ def _layer(
     for number in range(len(sides)):
         mine = call.select(rows, 1, number)
         start, last = (0, 0) if number else (1, steps)
-        shown = call.slice(mine, 0, start, simplify(lift(steps) + start))
-        outputs.append(_part(call, shown, 0, hidden))
+        steps_out = call.slice(mine, 0, start, simplify(lift(steps) + start))
+        outputs.append(_part(call, steps_out, 0, hidden))
         end = call.select(mine, 0, last)
         for place, state in enumerate(ends):
             state.append(_part(call, end, place, hidden))
@@ -242,10 +242,10 @@ def _projected_layer(
             for place in range(steps):
                 _, (*last, row) = step(call, call.value(place, int64), last, captured)
                 rows.append(call.unsqueeze(row, 0))
-            shown = _joined(call, rows, 0)
+            steps_out = _joined(call, rows, 0)
         else:
-            *last, shown = loop(call, step, states, captured, trips=steps)
-        outputs.append(call.flip(shown, 0) if number else shown)
+            *last, steps_out = loop(call, step, states, captured, trips=steps)
+        outputs.append(call.flip(steps_out, 0) if number else steps_out)
         for end, value in zip(ends, last, strict=True):
             end.append(value)
     return _joined(call, outputs, 2), ends
@@ -265,8 +265,8 @@ def _projected_step(
     into, forget, new, out = emit.equal_parts(gates, 4)
     retained = emit.op("multiply", emit.op("sigmoid", forget), states[1])
     memory = emit.op("add", retained, emit.op("multiply", emit.op("sigmoid", into), emit.op("tanh", new)))
-    shown = emit.op("multiply", emit.op("sigmoid", out), emit.op("tanh", memory))
-    hidden = emit.op("matmul", shown, projection, transpose_b=True)
+    unprojected = emit.op("multiply", emit.op("sigmoid", out), emit.op("tanh", memory))
+    hidden = emit.op("matmul", unprojected, projection, transpose_b=True)
     if not lengths:
         return None, [hidden, memory, hidden]
     inside = emit.unsqueeze(emit.op("greater", lengths[0], place), 1)

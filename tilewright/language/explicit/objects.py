@@ -211,8 +211,8 @@ def needs(value: Any, kind: type[Object], subject: str) -> Any:
             advice = "wait for it first: tx.wgmma_wait"
         elif kind is barrier and isinstance(found, barrier_array):
             advice = "choose one of them: full[stage]"
-        shown = found if isinstance(found, Object) else type_text(found)
-        raise LanguageError(f"{subject} must be a tx.{kind.__name__}, got {shown}", advice)
+        described = found if isinstance(found, Object) else type_text(found)
+        raise LanguageError(f"{subject} must be a tx.{kind.__name__}, got {described}", advice)
     return found
 
 

@@ -31,7 +31,7 @@ class ConvolutionProblem:
     input: Any = tl.float16
     output: Any = tl.float16
     right: Any = None  # the element type of weights, where it is not that of the image
-    beside: bool = False  # the epilogue reads a tensor like the result
+    residual: bool = False  # the epilogue reads a tensor like the result
     read: int = 0  # bytes of the image; 0: as many as the result has pixels
     work: float = 0.0  # clocks of a processor for what comes behind the product, an element
 

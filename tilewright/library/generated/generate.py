@@ -139,8 +139,8 @@ def chain_name(nodes: Sequence[Node], fallback: str) -> str:
     ops = [node.op for node in nodes if node.op != "reshape"]
     if not ops:
         return fallback
-    shown = ops if len(ops) <= 6 else [*ops[:5], f"and_{len(ops) - 5}_more"]
-    return "_".join(["fused", *shown])
+    listed = ops if len(ops) <= 6 else [*ops[:5], f"and_{len(ops) - 5}_more"]
+    return "_".join(["fused", *listed])
 
 
 @dataclass(frozen=True)

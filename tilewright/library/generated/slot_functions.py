@@ -91,15 +91,15 @@ def prologue_function(
 
 def epilogue_function(
     nodes: Sequence[Node], anchor: Value, value: Value, constants: Mapping[Value, np.ndarray],
-    extra: ExtraReferences, results: Sequence[Value] = (), beside: Value | None = None,
+    extra: ExtraReferences, results: Sequence[Value] = (), residual: Value | None = None,
 ) -> SourceFunction:  # fmt: skip
-    """`epilogue(acc, row, column, mask, extra[, beside])`: `value` computed by `nodes` from the anchor's result.
+    """`epilogue(acc, row, column, mask, extra[, residual])`: `value` computed by `nodes` from the anchor's result.
 
-    `beside` is a tensor of the anchor's shape whose elements the kernel brings along.
+    `residual` is a tensor of the anchor's shape whose elements the kernel brings along.
     `results` are other values that are stored too (the anchor's own among them, if it is used
     elsewhere).  Raises `NotImplementedError` when a result does not follow the anchor's order.
     """
-    return Chain(tuple(nodes), anchor, value, constants, tuple(results)).written(extra, beside=beside).function
+    return Chain(tuple(nodes), anchor, value, constants, tuple(results)).written(extra, residual=residual).function
 
 
 @dataclass(frozen=True)
@@ -118,7 +118,7 @@ class Chain:
     moved: bool = False
 
     def written(
-        self, extra: ExtraReferences, columns: int | None = None, rounded: bool = False, beside: Value | None = None
+        self, extra: ExtraReferences, columns: int | None = None, rounded: bool = False, residual: Value | None = None
     ) -> Epilogue:
         """The function, as `epilogue_function` says, and what it costs.
 
@@ -126,11 +126,11 @@ class Chain:
         loads it once for all its rows.  `rounded`: activations suit the type in which `value` is stored, and nothing is
         rounded to 16 bits before that.
         """
-        return _written(self, extra, columns, rounded, beside)
+        return _written(self, extra, columns, rounded, residual)
 
 
 def _written(
-    chain: Chain, extra: ExtraReferences, columns: int | None, rounded: bool, beside: Value | None
+    chain: Chain, extra: ExtraReferences, columns: int | None, rounded: bool, residual: Value | None
 ) -> Epilogue:
     nodes, anchor, value, constants, results = chain.nodes, chain.anchor, chain.value, chain.constants, chain.results
     coordinates = slot_space(anchor.shape)
@@ -140,7 +140,7 @@ def _written(
             return coordinates
         return unflatten(flatten(coordinates, anchor.shape), other.shape)
 
-    given = {anchor: coordinates} if beside is None else {anchor: coordinates, beside: coordinates}
+    given = {anchor: coordinates} if residual is None else {anchor: coordinates, residual: coordinates}
     tracer = ExpressionTracer(nodes, constants, given)
     root = tracer.trace(value, _place_of(tracer, chain, coordinates) if chain.moved else own(value))
     stores = [(other, flatten(own(other), other.shape), tracer.trace(other, own(other))) for other in results]
@@ -148,13 +148,13 @@ def _written(
     writer, lines = _slot_writer(root, stores, anchor.shape, tracer, extra, column_mask)
     writer.rounds_once = rounded and value.dtype.bits <= 16 and not results
     writer.give(anchor, "acc")
-    if beside is not None:
-        writer.give(beside, f"beside.to(tl.{compute_type(beside.dtype).name})")
+    if residual is not None:
+        writer.give(residual, f"residual.to(tl.{compute_type(residual.dtype).name})")
     for target, index, item in stores:
         writer.store(target, index, item, along=("row", "column"))
     text = writer.stored(value, root)
     name = chain_name(nodes, "identity")
-    parameters = ["acc", "row", "column", "mask", "extra", *(["beside"] if beside is not None else [])]
+    parameters = ["acc", "row", "column", "mask", "extra", *(["residual"] if residual is not None else [])]
     source = source_text(name, parameters, [], [*lines, *writer.lines, f"return {text}"])
     activations = sum(writer.work[op] for op in OF_HALF)
     cost = EpilogueCost(writer.work["by column"], writer.work["by element"], activations)

@@ -47,8 +47,8 @@ def describe_packed(anchor: Node, graph: Graph, target: Target) -> GraphProduct:
     weights, transposed = anchor.inputs[1], anchor.attributes["transpose_b"]
     assert weights is not None
     fits = weights in graph.constants and pairs_fit(graph.constants[weights], weights.rank - (1 if transposed else 2))
-    beside = target.panel_group(source.dtype, rows, depth, fits) if isinstance(depth, int) else 1
-    return replace(describe(anchor, graph, target.microtile(source.dtype)[1], beside), pairs_fit=fits)
+    group = target.panel_group(source.dtype, rows, depth, fits) if isinstance(depth, int) else 1
+    return replace(describe(anchor, graph, target.microtile(source.dtype)[1], group), pairs_fit=fits)
 
 
 def gemm_candidate(problem: GraphProduct, slots: Slots, group: Group, target: Target) -> Candidate:

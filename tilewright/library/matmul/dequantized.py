@@ -143,32 +143,32 @@ def _call(
     last: bool,
 ) -> tuple[KernelCall, Value | None]:  # fmt: skip
     """The launch for up to so many rows, and the temporary for weights as floats, if it has one."""
-    at_most, at_once, beside = config
+    at_most, at_once, neighbours = config
     at_once = _rows_at_once(rows, at_once)
     width, lines = weights.constants["WIDTH"], weights.constants["HALF"]
     panels, depth = ceil_divide(columns, width), x.shape[-1]
-    while beside > 1 and isinstance(panels, int) and panels // beside < 2 * target.machine().processors:
-        beside //= 2
+    while neighbours > 1 and isinstance(panels, int) and panels // neighbours < 2 * target.machine().processors:
+        neighbours //= 2
     sizes: dict[str, Size] = {
         "rows": rows, "columns": columns, "depth": depth, "x_row": depth, "c_row": columns
     }  # fmt: skip
     constants = {
         **weights.constants, "ROWS": at_once, "MASK_M": not divides(at_once, rows),
-        "MASK_N": not divides(width * max(beside, 1), columns), "EPILOGUE": slots.function,
+        "MASK_N": not divides(width * max(neighbours, 1), columns), "EPILOGUE": slots.function,
     }  # fmt: skip
     operands: dict[str, Operand] = {
         "x": x, "w": weights.codes, "scales": weights.scales, "zeros": weights.zeros, "out": slots.stored
     }  # fmt: skip
     across, numbers = panels, None
-    if beside:
-        across = _sharers(ceil_divide(panels, beside), target)
+    if neighbours:
+        across = _sharers(ceil_divide(panels, neighbours), target)
         # Codes of 8 bits are numbers of bfloat16 as they are.
         is_scaled = not weights.in_pairs or weights.constants["BITS"] < 8 or weights.constants["GROUP"] != depth
-        constants |= {"PANELS": beside, "PAIRS": weights.in_pairs, "SCALED": is_scaled}
+        constants |= {"PANELS": neighbours, "PAIRS": weights.in_pairs, "SCALED": is_scaled}
         programs = simplify(lift(ceil_divide(rows, at_once)) * across)
         multiplied = x.dtype if target.dot_rate(x.dtype, 2 if weights.in_pairs else 1) > 1 else float32
         name = f"{slots.stored.name}.numbers{at_most if last is False else ''}"
-        operands["numbers"] = numbers = Value(name, multiplied, (programs, beside * lines * width))
+        operands["numbers"] = numbers = Value(name, multiplied, (programs, neighbours * lines * width))
     else:
         run = min(weights.constants["GROUP"], lines)
         constants["CHAINS"] = gcd(run, max(1, _CHAINS // at_once))
@@ -177,7 +177,7 @@ def _call(
     bind_extra(slots.extra, operands, types)
     grid = (ceil_divide(rows, at_once), across, 1)
     condition = None if last else (rows, at_most)
-    return KernelCall(many_rows if beside else few_rows, operands, types, constants, grid, condition), numbers
+    return KernelCall(many_rows if neighbours else few_rows, operands, types, constants, grid, condition), numbers
 
 
 def _sharers(blocks: Size, target: Target) -> Size:

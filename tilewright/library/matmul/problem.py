@@ -224,10 +224,10 @@ def as_sum_of_products(group: Group) -> Group:
                  group.name)  # fmt: skip
 
 
-def describe(node: Node, graph: Graph, width: int, beside: int = 1) -> GraphProduct:
+def describe(node: Node, graph: Graph, width: int, group: int = 1) -> GraphProduct:
     """The problem that a matmul node poses.
 
-    Constants are packed in panels of `width` columns (0: not at all), with `beside` steps of the depth beside
+    Constants are packed in panels of `width` columns (0: not at all), with `group` steps of the depth beside
     each other.
     """
     a, b = node.inputs
@@ -240,8 +240,8 @@ def describe(node: Node, graph: Graph, width: int, beside: int = 1) -> GraphProd
     if all(extent == 1 for extent in b.shape[:-2]):
         rows = product((*a.shape[:-2], height))
         if width and b in graph.constants and b.rank == 2:
-            packed = PackedConstant(b, panels_recipe(width, transposed, beside))
-            return GraphProduct(rows, columns, depth, a, packed, a_row, a_depth, 0, 0, width, beside)
+            packed = PackedConstant(b, panels_recipe(width, transposed, group))
+            return GraphProduct(rows, columns, depth, a, packed, a_row, a_depth, 0, 0, width, group)
         return GraphProduct(rows, columns, depth, a, b, a_row, a_depth, b_depth, b_column, 0)
     batch = node.output.shape[:-2]
     coordinates = axes_of(batch)

@@ -161,10 +161,10 @@ def _levels(group: Group, graph: Graph, target: Target) -> Candidate:
     hidden, width, gates = weight.shape[1], target.microtile(uint8)[1], GATES["lstm_8bit"]
     block = _block(batch, 1)
     fits = pairs_fit(graph.constants[weight], 1)
-    beside = target.panel_group(uint8, 1, hidden, fits)
+    depth_group = target.panel_group(uint8, 1, hidden, fits)
     for name in ("GATES", "SLOTS", "BIAS"):
         del constants[name]
-    constants |= {"WIDTH": width, "GROUP": beside, "BLOCK_B": block, "PRECISION": PAIRS_FIT if fits else "ieee"}
+    constants |= {"WIDTH": width, "GROUP": depth_group, "BLOCK_B": block, "PRECISION": PAIRS_FIT if fits else "ieee"}
     grid = (1, directions, 1)
     name = anchor.output.name
     buffers = (
@@ -174,7 +174,7 @@ def _levels(group: Group, graph: Graph, target: Target) -> Candidate:
     )
     del operands["bias"]
     operands |= {
-        "weight": PackedConstant(weight, gates_recipe(width, gates, beside)),
+        "weight": PackedConstant(weight, gates_recipe(width, gates, depth_group)),
         "totals": PackedConstant(weight, gate_sums_recipe(width, gates)),
         "scales": PackedConstant(scales, gates_recipe(width, gates)),
         **dict(zip(("sums", "levels", "ranges"), buffers, strict=True)),

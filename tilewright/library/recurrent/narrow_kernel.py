@@ -26,9 +26,9 @@ def range_of_rows(state, batch, lengths, place, hidden: tl.constexpr, LENGTHS: t
         if LENGTHS:
             running = place < tl.load(lengths + row)
         if running:
-            shown = tl.load(state + row * (3 * hidden) + 2 * hidden + tl.arange(0, hidden))
-            low = minimum(low, tl.min(shown, axis=0))
-            high = maximum(high, tl.max(shown, axis=0))
+            outputs = tl.load(state + row * (3 * hidden) + 2 * hidden + tl.arange(0, hidden))
+            low = minimum(low, tl.min(outputs, axis=0))
+            high = maximum(high, tl.max(outputs, axis=0))
     return low, high
 
 
@@ -43,8 +43,8 @@ def quantize_states(state, levels, ranges, row, live, running, low, high, hidden
     width = (high - low) / 255.0
     size = tl.where(width == 0.0, 1.0, width)
     zero = tl.math.rint(-low / size)
-    shown = tl.load(state + row * (3 * hidden) + 2 * hidden + column, mask=mask, other=0.0)
-    level = minimum(maximum(tl.math.rint(shown / size) + zero, 0.0), 255.0)
+    outputs = tl.load(state + row * (3 * hidden) + 2 * hidden + column, mask=mask, other=0.0)
+    level = minimum(maximum(tl.math.rint(outputs / size) + zero, 0.0), 255.0)
     tl.store(levels + row * hidden + column, level.to(tl.uint8), mask=mask)
     tl.store(state + row * (3 * hidden) + column, (level - zero) * size, mask=mask)
     tl.store(ranges + row * 2, size + tl.zeros_like(row).to(tl.float32), mask=mask)

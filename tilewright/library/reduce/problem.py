@@ -72,7 +72,7 @@ class Reduction:
         sizes = {"rows": self.outer, "columns": self.reduced}
         if self.inner != 1:
             sizes = {"reduced": self.reduced, "inner": self.inner}
-        return dealt(deal, constants, self.group.outputs[-1], sizes, self.extra)
+        return divided(deal, constants, self.group.outputs[-1], sizes, self.extra)
 
 
 def reduction_of(group: Group, graph: Graph) -> Reduction:
@@ -137,7 +137,7 @@ def anchor_slots(
     return prologue, epilogue, extra
 
 
-def dealt(
+def divided(
     deal: Deal, constants: dict[str, Any], out: Value, sizes: dict[str, Size], extra: ExtraReferences
 ) -> KernelCall:
     """The launch of a kernel with slots; `sizes` are its parameters that say how much there is."""

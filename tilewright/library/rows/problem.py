@@ -14,7 +14,7 @@ from tilewright.launch.jit import JITFunction
 from tilewright.library.candidate import KernelCall
 from tilewright.library.generated.expressions import language_type
 from tilewright.library.generated.source import ExtraReferences
-from tilewright.library.reduce.problem import Deal, Reduction, anchor_slots, dealt, reduction_of
+from tilewright.library.reduce.problem import Deal, Reduction, anchor_slots, divided, reduction_of
 from tilewright.symbolic import Size, product
 
 ROW_OPERATIONS = ("softmax", "log_softmax", "layer_norm", "rms_norm", "reduce_log_sum_exp")
@@ -42,7 +42,7 @@ class RowOperation:
         sizes = {"rows": self.rows}
         if "COLUMNS" not in deal.constants:
             sizes["columns"] = self.columns
-        return dealt(deal, self.constants, self.group.outputs[-1], sizes, self.extra)
+        return divided(deal, self.constants, self.group.outputs[-1], sizes, self.extra)
 
 
 def row_operation(group: Group, graph: Graph) -> RowOperation:

@@ -302,7 +302,7 @@ class Application:
         self, form: TextForm, wanted: Wanted, streams: Sequence[AsyncGenerator[Output, None]], send: Send
     ) -> None:
         began = time.monotonic()
-        self._tracing.asked(wanted)
+        self._tracing.note_request(wanted)
         if wanted.stream:
             await self._send_events(form, wanted, self._timed(streams[0], began), send)
             return

@@ -28,8 +28,8 @@ class LatencyHistogram:
         total, lines = 0, [f"# TYPE {name} histogram"]
         for bound, count in zip((*self._bounds, float("inf")), self._counts, strict=True):
             total += count
-            shown = "+Inf" if bound == float("inf") else f"{bound:g}"
-            lines.append(f'{name}_bucket{{le="{shown}"}} {total}')
+            limit = "+Inf" if bound == float("inf") else f"{bound:g}"
+            lines.append(f'{name}_bucket{{le="{limit}"}} {total}')
         return [*lines, f"{name}_sum {self._sum:.9g}", f"{name}_count {total}"]
 
 

@@ -64,8 +64,8 @@ class Wanted:
     def load(self, tokens: int) -> int:
         """What prompts of so many tokens take of the server's bound of tokens: with their logprobs, as many as the
         answer has entries for them."""
-        asked = self.parameters.prompt_logprobs
-        return tokens if asked is None else tokens * (asked + 1) * (self.best or self.parameters.n)
+        count = self.parameters.prompt_logprobs
+        return tokens if count is None else tokens * (count + 1) * (self.best or self.parameters.n)
 
 
 def parse(body: bytes) -> dict[str, Any]:

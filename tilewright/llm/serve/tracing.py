@@ -18,7 +18,7 @@ from tilewright.llm.serve import protocol
 
 _OPERATIONS = {"/v1/completions": "text_completion", "/v1/chat/completions": "chat", "/v1/responses": "chat",
                "/v1/embeddings": "embeddings"}  # fmt: skip
-_ASKED = {"temperature": "temperature", "top_p": "top_p", "top_k": "top_k", "max_tokens": "max_tokens",
+_REQUEST_ATTRIBUTES = {"temperature": "temperature", "top_p": "top_p", "top_k": "top_k", "max_tokens": "max_tokens",
           "seed": "seed", "presence_penalty": "presence_penalty", "frequency_penalty": "frequency_penalty",
           "n": "choice.count"}  # fmt: skip
 
@@ -37,7 +37,7 @@ class Tracing:
     def failed(self, kind: str) -> None:
         """The request that is worked on gets no whole answer: an HTTP status, or a word, says why."""
 
-    def asked(self, wanted: protocol.Wanted) -> None:
+    def note_request(self, wanted: protocol.Wanted) -> None:
         """What the request wants."""
 
     def answered(self, name: str, outputs: Sequence[Output]) -> None:
@@ -105,9 +105,9 @@ class OpenTelemetryTracing(Tracing):
         span.set_attribute("error.type", kind)
         span.set_status(self._trace.StatusCode.ERROR)
 
-    def asked(self, wanted: protocol.Wanted) -> None:
+    def note_request(self, wanted: protocol.Wanted) -> None:
         values = {f"gen_ai__request__{name.replace('.', '__')}": getattr(wanted.parameters, field)
-                  for field, name in _ASKED.items()}  # fmt: skip
+                  for field, name in _REQUEST_ATTRIBUTES.items()}  # fmt: skip
         self.note(
             **{name: value for name, value in values.items() if value is not None},
             gen_ai__request__stream=wanted.stream,

@@ -100,11 +100,11 @@ class CPUKernelLowering:
         """Whether stores go around the caches: where x86 has instructions for it, and nothing in the kernel orders its
         stores before what another instance does (such stores are in no order)."""
         operations = list(self.function.walk())
-        asked = any(operation.opcode == "store" and operation.attributes["cache"] == "cs" for operation in operations)
+        streams = any(operation.opcode == "store" and operation.attributes["cache"] == "cs" for operation in operations)
         ordered = any(
             operation.opcode.startswith("atomic") or operation.opcode == "barrier" for operation in operations
         )
-        return asked and not ordered and self.target.is_x86
+        return streams and not ordered and self.target.is_x86
 
     def run(self) -> int:
         """Emit the instance function."""

@@ -26,8 +26,8 @@ class AskEmitter:
     def __init__(self, builder: LLVMBuilder, record: LLVMValue) -> None:
         self._builder, self._record = builder, record
         self._passes = builder.alloca("i64", 1, 8)
-        self._asked = builder.alloca("i64", 1, 8)  # when this instance has asked last; 0 before that
-        for place in (self._passes, self._asked):
+        self._last_query = builder.alloca("i64", 1, 8)  # when this instance has asked last; 0 before that
+        for place in (self._passes, self._last_query):
             builder.store(builder.integer(0), place, 8)
 
     def passed(self) -> None:
@@ -38,6 +38,6 @@ class AskEmitter:
         due = builder.compare("eq", builder.binary("and", passes, builder.integer(_PASSES_UNASKED - 1)), 0)
         with builder.when(due, (1, _PASSES_UNASKED), "asks"):
             ask = builder.load("ptr", builder.gep(self._record, ASK, "i64"), 8)
-            ends = builder.emit(f"call i1 {ask.text}({self._record}, {self._asked})", "i1")
+            ends = builder.emit(f"call i1 {ask.text}({self._record}, {self._last_query})", "i1")
             with builder.when(ends, (1, 1 << 20), "interrupted"):
                 builder.ret()

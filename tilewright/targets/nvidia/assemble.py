@@ -354,9 +354,9 @@ def _refused(assembler: str, log: str, ptx: str, given: Sequence[str] = ()) -> C
     """The error of code that does not assemble, with the lines of PTX that they name; `given`: ptxas_options."""
     lines = ptx.splitlines()
     named = sorted({int(number) for number in re.findall(r"kernel\.ptx, line (\d+)", log)})[:5]
-    shown = "".join(f"\n  line {number}: {lines[number - 1].strip()}" for number in named if number <= len(lines))
+    excerpt = "".join(f"\n  line {number}: {lines[number - 1].strip()}" for number in named if number <= len(lines))
     return CompilationError(
-        f"{assembler} refuses the kernel's code:\n{_shortened(log.splitlines())}{shown}\n"
+        f"{assembler} refuses the kernel's code:\n{_shortened(log.splitlines())}{excerpt}\n"
         + (f"It was given ptxas_options={' '.join(given)!r}: try without. " if given else "")
         + "If the kernel has inline assembly or asks for much shared memory, look there; else this is a bug of "
         "tilewright: please report it with the text of kernel.dump('ptx')."

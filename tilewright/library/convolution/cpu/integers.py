@@ -31,10 +31,10 @@ def integer_convolution(group: Group, graph: Graph, target: Target, x: Value, w:
     pixels, depth = product(anchor.output.shape[:-1]), product(w.shape[1:])
     assert isinstance(depth, int) and w in graph.constants and anchor.attributes["groups"] == 1
     fits = pairs_fit(graph.constants[w], 1)
-    width, beside = target.microtile(x.dtype)[1], target.panel_group(x.dtype, lower_bound(pixels), depth, fits)
-    weights = PackedConstant(w, taps_recipe(width, group=beside))
+    width, steps = target.microtile(x.dtype)[1], target.panel_group(x.dtype, lower_bound(pixels), depth, fits)
+    weights = PackedConstant(w, taps_recipe(width, group=steps))
     rows = x if direct else Value(f"{x.name}.windows", x.dtype, (pixels, depth))
-    problem = GraphProduct(pixels, w.shape[0], depth, rows, weights, depth, 1, 0, 0, width, beside,
+    problem = GraphProduct(pixels, w.shape[0], depth, rows, weights, depth, 1, 0, 0, width, steps,
                       pairs_fit=fits)  # fmt: skip
     found = gemm_candidate(problem, epilogue_slots(group, graph), group, target)
     if direct:

@@ -128,12 +128,12 @@ def hopper_candidates(
     image = _by_lines(image)
     if max(image.stride) > _LARGEST_STEP:
         return []
-    beside = _beside(group, slots, (x, w))
+    residual = _residual(group, slots, (x, w))
     slots = slots.rounded(columns)
     ranges, machine = image_ranges(x.shape[0]), target.machine()
     ranked = [
         _configs(
-            image, (x, w), columns // groups, groups, stored, (beside is not None, slots.cost.work), known, machine
+            image, (x, w), columns // groups, groups, stored, (residual is not None, slots.cost.work), known, machine
         )
         for _, known in ranges
     ]
@@ -143,7 +143,7 @@ def hopper_candidates(
         calls = []
         for (at_most, _), (config, _) in zip(ranges, chosen, strict=True):
             config = config._replace(DEPENDENT=dependent)
-            call = _call(config, image, weights, group, graph, slots, beside, machine.processors)
+            call = _call(config, image, weights, group, graph, slots, residual, machine.processors)
             if call is not None:
                 calls.append(call if at_most is None else replace(call, condition=(x.shape[0], at_most)))
         if len(calls) < len(ranges):
@@ -171,11 +171,11 @@ def _configs(
         return expected(substitute(size, known))
 
     images, height, width = map(at, image.sizes)
-    beside, work = epilogue
+    residual, work = epilogue
     x, w = operands
     problem = ConvolutionProblem(
         images, height, width, columns, image.channels, groups, image.kernel, image.stride, image.pad, image.dilation,
-        tl.dtype(x.dtype), tl.dtype(stored), None if w.dtype == x.dtype else tl.dtype(w.dtype), beside,
+        tl.dtype(x.dtype), tl.dtype(stored), None if w.dtype == x.dtype else tl.dtype(w.dtype), residual,
         prod(map(at, x.shape)) * x.dtype.itemsize, work,
     )  # fmt: skip
     return list(ranked_configs(problem, machine)[:MOST_HOPPER_CANDIDATES])
@@ -323,7 +323,7 @@ def _padded_image(
     return image, (*before, Stage((call,))), (*values, copy), weights
 
 
-def _beside(group: Group, slots: Slots, operands: tuple[Value, ...]) -> Value | None:
+def _residual(group: Group, slots: Slots, operands: tuple[Value, ...]) -> Value | None:
     """A tensor like the result that the epilogue reads element by element: a residual."""
     assert group.anchor is not None
     output = group.anchor.output
@@ -337,19 +337,19 @@ def _beside(group: Group, slots: Slots, operands: tuple[Value, ...]) -> Value | 
 
 def _call(
     config: ConvolutionConfig, image: _Image, weights: Operand, group: Group, graph: Graph, slots: Slots,
-    beside: Value | None, processors: int,
+    residual: Value | None, processors: int,
 ) -> KernelCall | None:  # fmt: skip
     """One launch; None where the epilogue needs its second tensor at other places than the result's."""
     assert group.anchor is not None and isinstance(weights, (Value, PackedConstant))
     extra, function = slots.extra, slots.function
     all_columns = group.anchor.output.shape[-1]
     assert isinstance(all_columns, int)
-    if config.BESIDE:
-        assert beside is not None
+    if config.RESIDUAL_TILES:
+        assert residual is not None
         extra = ExtraReferences()
         chain = Chain((*group.prologue, *group.epilogue), group.anchor.output, slots.stored, graph.constants)
         try:
-            function = chain.written(extra, all_columns, rounded=True, beside=beside).function
+            function = chain.written(extra, all_columns, rounded=True, residual=residual).function
         except NotImplementedError:
             return None
     config = config._replace(EPILOGUE=function)
@@ -369,7 +369,7 @@ def _call(
             weights, (all_columns, taps, image.channels), (taps * image.channels, image.channels, 1),
             config.weight_block,
         ),
-        "beside": result if not config.BESIDE or beside is None else replace(result, value=beside),
+        "residual": result if not config.RESIDUAL_TILES or residual is None else replace(result, value=residual),
         "out": result, "images": images, "height": height, "width": width, "columns": columns,
     }  # fmt: skip
     types = dict.fromkeys(("images", "height", "width", "columns"), "i32")

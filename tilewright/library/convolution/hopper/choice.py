@@ -63,9 +63,9 @@ def seconds_of(config: ConvolutionConfig, problem: ConvolutionProblem, machine: 
     epilogue = _EPILOGUE + config.spans * _SPAN + elements * (1 / 20 + problem.work)
     if config.SPLIT > 1:
         epilogue += _JOIN * max(1, config.SPLIT // 4) + UNIT_PIXELS * config.units * config.BN / 24
-    if problem.beside and not config.BESIDE:
+    if problem.residual and not config.RESIDUAL_TILES:
         epilogue += elements / 3
-    elif problem.beside and config.BESIDE < 2 * config.spans:
+    elif problem.residual and config.RESIDUAL_TILES < 2 * config.spans:
         epilogue += _LATENCY  # the next tile's comes only when this one's has been read
     slots = machine.slots(config.SPLIT) * config.resident
     waves = -(-ctas // slots)
@@ -79,7 +79,7 @@ def seconds_of(config: ConvolutionConfig, problem: ConvolutionProblem, machine: 
     results = problem.pixels * problem.columns * problem.groups * problem.output.itemsize
     images = problem.read or problem.pixels * problem.channels * problem.groups * size
     weights = problem.columns * problem.groups * config.taps * config.CHANNELS * size
-    moved = images + weights + results * (2 if problem.beside else 1)
+    moved = images + weights + results * (2 if problem.residual else 1)
     rate = machine.l2_together if moved < _CACHED else machine.memory
     pulling = min(1.0, min(ctas, slots) / (0.95 * machine.processors))
     least, most = sorted(((_CONVOLUTION_FILL + max(alone, crowd)) / machine.wgmma_clock, moved / (rate * pulling)))
@@ -116,11 +116,12 @@ def _with_epilogues(config: ConvolutionConfig, problem: ConvolutionProblem) -> l
     together = 2 if config.chunks % 2 == 0 and config.SPLIT == 1 and config.OUTPUT.itemsize > 1 else 1
     config = config._replace(TOGETHER=together)
     config = config._replace(BUFFERS=1 if config.spans == 1 else 2)
-    if not problem.beside or config.SPLIT > 1 or config.pixels != UNIT_PIXELS:
+    if not problem.residual or config.SPLIT > 1 or config.pixels != UNIT_PIXELS:
         return [config]
     # What comes beside a tile is asked for while the tile before is finished.
     return [
-        config._replace(BESIDE=config.spans * count, BUFFERS=1) for count in ((2,) if config.PING_PONG else (1, 2, 3))
+        config._replace(RESIDUAL_TILES=config.spans * count, BUFFERS=1)
+        for count in ((2,) if config.PING_PONG else (1, 2, 3))
     ]
 
 

@@ -40,7 +40,7 @@ class ConvolutionConfig(NamedTuple):
     SPLIT: int = 1
     TOGETHER: int = 1  # chunks of columns that the epilogue is given at once: what it loads, it waits for once
     BUFFERS: int = 2  # staging tiles of results for each consumer, of the chunks that go together
-    BESIDE: int = 0  # such tiles of a second operand of the epilogue that are on their way; 0: there is none
+    RESIDUAL_TILES: int = 0  # such tiles of a second operand of the epilogue that are on their way; 0: there is none
     INPUT: Any = tl.float16
     RIGHT: Any = None  # the element type of weights, where it is not that of the image
     SUM: Any = tl.float32  # of products: float32, or int32
@@ -137,11 +137,11 @@ class ConvolutionConfig(NamedTuple):
     def shared_bytes(self) -> int:
         """Shared memory of a CTA."""
         tile = UNIT_PIXELS * self.span * self.OUTPUT.itemsize
-        results = (self.CONSUMERS * self.BUFFERS + self.units * self.BESIDE) * tile
+        results = (self.CONSUMERS * self.BUFFERS + self.units * self.RESIDUAL_TILES) * tile
         parts = self.CONSUMERS * UNIT_PIXELS * self.BN * 4 if self.SPLIT > 1 else 0
         # What the last rows of a stage of fewer than 64 pixels reach over.
         over = (UNIT_PIXELS - self.pixels) * self.BK * self.INPUT.itemsize
-        return int(self.STAGES * (self.stage_bytes + 16) + results + parts + 16 * self.BESIDE + over)
+        return int(self.STAGES * (self.stage_bytes + 16) + results + parts + 16 * self.RESIDUAL_TILES + over)
 
     def tiles(self, images: int, rows: int, columns: int, outputs: int) -> int:
         """Tiles of a result [images, rows, columns, outputs]."""
@@ -181,10 +181,13 @@ class ConvolutionConfig(NamedTuple):
                 "PING_PONG takes two consumers, unshared",
             ),
             (
-                not self.PING_PONG or self.BESIDE in (0, 2 * self.spans),
+                not self.PING_PONG or self.RESIDUAL_TILES in (0, 2 * self.spans),
                 "with PING_PONG consumers have their own tiles of a second operand",
             ),
-            (not self.BESIDE or (self.pixels == UNIT_PIXELS and self.SPLIT == 1), "a second operand has 64 pixels"),
+            (
+                not self.RESIDUAL_TILES or (self.pixels == UNIT_PIXELS and self.SPLIT == 1),
+                "a second operand has 64 pixels",
+            ),
             (all(1 <= step <= 8 for step in self.STRIDE), "strides are at most 8"),
             (
                 all(side * step <= 256 for side, step in zip(self.UNIT[1:], self.STRIDE, strict=True)),

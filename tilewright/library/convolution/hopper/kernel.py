@@ -130,18 +130,18 @@ def out_place(tile, place, chunk, work, CONFIG: tl.constexpr):
 
 
 @tilewright.jit
-def load_beside(beside, besides, full, stage, tile, span, work, CONFIG: tl.constexpr):
+def load_residual(residual, residuals, full, stage, tile, span, work, CONFIG: tl.constexpr):
     """Start loading the second operand of some columns of a tile, for all units."""
-    full.expect(CONFIG.units * besides[0].bytes)
+    full.expect(CONFIG.units * residuals[0].bytes)
     for number in tl.static_range(CONFIG.units):
         place = unit_place(tile, number, work, CONFIG)
         for part in tl.static_range(CONFIG.TOGETHER):
-            target = besides[stage * CONFIG.units + number].slice(part * CONFIG.chunk, CONFIG.chunk, 1)
-            tx.tma_load(beside, out_place(tile, place, span * CONFIG.TOGETHER + part, work, CONFIG), target, full)
+            target = residuals[stage * CONFIG.units + number].slice(part * CONFIG.chunk, CONFIG.chunk, 1)
+            tx.tma_load(residual, out_place(tile, place, span * CONFIG.TOGETHER + part, work, CONFIG), target, full)
 
 
 @tilewright.jit
-def load_tiles(copy, x, w, beside, lefts, rights, ring, besides, beside_ring, work, CONFIG: tl.constexpr):
+def load_tiles(copy, x, w, residual, lefts, rights, ring, residuals, residual_ring, work, CONFIG: tl.constexpr):
     """The loading role: one thread."""
     position = tx.producer_start(CONFIG.STAGES)
     ahead = 0
@@ -152,8 +152,8 @@ def load_tiles(copy, x, w, beside, lefts, rights, ring, besides, beside_ring, wo
             ring.full[k].expect(CONFIG.stage_bytes)
             load_weights(w, rights, ring.full[k], k, work.first, k, work, CONFIG)
         tx.grid_wait()
-    if CONFIG.BESIDE > 0:
-        beside_position = tx.producer_start(CONFIG.BESIDE)
+    if CONFIG.RESIDUAL_TILES > 0:
+        residual_position = tx.producer_start(CONFIG.RESIDUAL_TILES)
     for tile in range(work.first, work.tiles, work.step):
         for k in range(work.blocks):
             full = ring.full[position.stage]
@@ -164,12 +164,12 @@ def load_tiles(copy, x, w, beside, lefts, rights, ring, besides, beside_ring, wo
             load_image(x, lefts, full, position.stage, tile, k, work, CONFIG)
             position = position.next()
         ahead = 0
-        if CONFIG.BESIDE > 0:
+        if CONFIG.RESIDUAL_TILES > 0:
             for span in range(CONFIG.spans):
-                beside_ring.wait_empty(beside_position)
-                load_beside(beside, besides, beside_ring.full[beside_position.stage], beside_position.stage, tile, span,
-                            work, CONFIG)  # fmt: skip
-                beside_position = beside_position.next()
+                residual_ring.wait_empty(residual_position)
+                arrived = residual_ring.full[residual_position.stage]
+                load_residual(residual, residuals, arrived, residual_position.stage, tile, span, work, CONFIG)
+                residual_position = residual_position.next()
     if CONFIG.SPLIT > 1:
         tx.cluster_arrive()
         tx.cluster_wait()
@@ -211,7 +211,7 @@ def finished(value, tile, place, first_column, work, extra, other, CONFIG: tl.co
     mask = mask & (column < work.columns)
     index = (image.to(tl.int64) * work.height + row) * work.width + pixel
     column = column + group * work.columns
-    if CONFIG.BESIDE > 0:
+    if CONFIG.RESIDUAL_TILES > 0:
         result = CONFIG.EPILOGUE(value, index, column, mask, extra, other)
     else:
         result = CONFIG.EPILOGUE(value, index, column, mask, extra)
@@ -236,52 +236,56 @@ def store_span(value, target, out, tile, place, first, work, OUTSTANDING: tl.con
 
 
 @tilewright.jit
-def finish(total, tile, copy, out, besides, beside_ring, beside_position, outs, work, extra, CONFIG: tl.constexpr):
-    """Compute and store the results of a unit; the position behind what came beside it."""
+def finish(
+    total, tile, copy, out, residuals, residual_ring, residual_position, outs, work, extra, CONFIG: tl.constexpr
+):
+    """Compute and store the results of a unit; the position after its residual."""
     number = 0 if CONFIG.PING_PONG else copy
     place = unit_place(tile, number, work, CONFIG)
     group, first_column = column_place(tile, work, CONFIG)
     for span in tl.static_range(CONFIG.spans):
         value = tx.block_slice(total, 1, span * CONFIG.span, CONFIG.span)
         other = 0
-        if CONFIG.BESIDE > 0:
-            beside_ring.wait_full(beside_position)
-            other = besides[beside_position.stage * CONFIG.units + number].load()
+        if CONFIG.RESIDUAL_TILES > 0:
+            residual_ring.wait_full(residual_position)
+            other = residuals[residual_position.stage * CONFIG.units + number].load()
         result = finished(value, tile, place, first_column + span * CONFIG.span, work, extra, other, CONFIG)
         # Staging tiles take turns where the spans of a tile fill them evenly, else from the first on.
         EVEN: tl.constexpr = CONFIG.spans % CONFIG.BUFFERS == 0
         staging = outs[span % CONFIG.BUFFERS * CONFIG.CONSUMERS + copy]
         store_span(result, out, staging, tile, place, span * CONFIG.TOGETHER, work, CONFIG.BUFFERS - 1 if EVEN else 0,
                    CONFIG)  # fmt: skip
-        if CONFIG.BESIDE > 0:
+        if CONFIG.RESIDUAL_TILES > 0:
             # Only what was computed from it proves that a tile has been read.
-            beside_ring.release(beside_position)
-            beside_position = beside_position.next()
-    return beside_position
+            residual_ring.release(residual_position)
+            residual_position = residual_position.next()
+    return residual_position
 
 
 @tilewright.jit
-def multiply_tiles(copy, out, lefts, rights, ring, besides, beside_ring, outs, work, extra, CONFIG: tl.constexpr):
+def multiply_tiles(copy, out, lefts, rights, ring, residuals, residual_ring, outs, work, extra, CONFIG: tl.constexpr):
     """The multiplying role: this warpgroup's unit of each tile."""
     position = tx.consumer_start(CONFIG.STAGES)
-    beside_position = tx.consumer_start(max(1, CONFIG.BESIDE))
+    residual_position = tx.consumer_start(max(1, CONFIG.RESIDUAL_TILES))
     for tile in range(work.first, work.tiles, work.step):
         total, position = multiply(lefts, rights, ring, position, copy, tile, work, CONFIG)
-        beside_position = finish(
-            total, tile, copy, out, besides, beside_ring, beside_position, outs, work, extra, CONFIG
+        residual_position = finish(
+            total, tile, copy, out, residuals, residual_ring, residual_position, outs, work, extra, CONFIG
         )
     tx.tma_wait()
 
 
 @tilewright.jit
-def multiply_ping_pong(copy, out, lefts, rights, ring, besides, beside_ring, outs, work, extra, CONFIG: tl.constexpr):
+def multiply_ping_pong(
+    copy, out, lefts, rights, ring, residuals, residual_ring, outs, work, extra, CONFIG: tl.constexpr
+):
     """The multiplying role under ping-pong: every other tile; the stages of the other warpgroup are passed over."""
     count = copy * 1
     for tile in range(work.first + copy * work.step, work.tiles, CONFIG.CONSUMERS * work.step):
         position = tx.ring_at(count * work.blocks, CONFIG.STAGES)
         total, position = multiply(lefts, rights, ring, position, copy, tile, work, CONFIG)
-        beside_position = tx.ring_at(count * CONFIG.spans, max(1, CONFIG.BESIDE))
-        finish(total, tile, copy, out, besides, beside_ring, beside_position, outs, work, extra, CONFIG)
+        residual_position = tx.ring_at(count * CONFIG.spans, max(1, CONFIG.RESIDUAL_TILES))
+        finish(total, tile, copy, out, residuals, residual_ring, residual_position, outs, work, extra, CONFIG)
         count += CONFIG.CONSUMERS
     tx.tma_wait()
 
@@ -313,13 +317,13 @@ def multiply_part(copy, out, lefts, rights, ring, parts, outs, work, extra, CONF
 
 
 @tilewright.jit
-def convolution(x: tx.tensor_map, w: tx.tensor_map, beside: tx.tensor_map, out: tx.tensor_map, images, height, width,
+def convolution(x: tx.tensor_map, w: tx.tensor_map, residual: tx.tensor_map, out: tx.tensor_map, images, height, width,
                 columns, *extra, CONFIG: tl.constexpr):  # fmt: skip
     """out = EPILOGUE(convolution of x by w), as `CONFIG` says.
 
-    Maps: x [images, rows, columns, channels] in steps of the strides, w [all columns, taps, channels], `beside` and out
-    [images, height, width, (groups,) columns], in tiles of `image_block`, `weight_block`, `out_block`; without a
-    second operand `beside` may be any map of out's type.  Sizes are those of the result, `columns` those of a group.
+    Maps: x [images, rows, columns, channels] in steps of the strides, w [all columns, taps, channels], `residual` and
+    out [images, height, width, (groups,) columns], in tiles of `image_block`, `weight_block`, `out_block`; where there
+    is none, `residual` may be any map of out's type.  Sizes are those of the result, `columns` those of a group.
     Grid: `CONFIG.grid`.
     """
     if CONFIG.SPLIT > 1:
@@ -332,12 +336,12 @@ def convolution(x: tx.tensor_map, w: tx.tensor_map, beside: tx.tensor_map, out: 
     outs = tx.shared((CONFIG.BUFFERS * CONFIG.CONSUMERS, 64, CONFIG.span), CONFIG.OUTPUT,
                      swizzle=swizzle(CONFIG.chunk, CONFIG.OUTPUT))  # fmt: skip
     ring = tx.make_ring(CONFIG.STAGES, 4 * CONFIG.units)
-    besides = outs
-    beside_ring = ring
-    if CONFIG.BESIDE > 0:
-        besides = tx.shared((CONFIG.BESIDE * CONFIG.units, 64, CONFIG.span), beside.dtype,
-                            swizzle=swizzle(CONFIG.chunk, beside.dtype))  # fmt: skip
-        beside_ring = tx.make_ring(CONFIG.BESIDE, 4 * CONFIG.units)
+    residuals = outs
+    residual_ring = ring
+    if CONFIG.RESIDUAL_TILES > 0:
+        residuals = tx.shared((CONFIG.RESIDUAL_TILES * CONFIG.units, 64, CONFIG.span), residual.dtype,
+                            swizzle=swizzle(CONFIG.chunk, residual.dtype))  # fmt: skip
+        residual_ring = tx.make_ring(CONFIG.RESIDUAL_TILES, 4 * CONFIG.units)
     if CONFIG.DEPENDENT:
         tx.grid_launch_dependents()
     work = make_work(images, height, width, columns, CONFIG)
@@ -351,11 +355,11 @@ def convolution(x: tx.tensor_map, w: tx.tensor_map, beside: tx.tensor_map, out: 
     else:
         multiplying = tx.role(
             multiply_ping_pong if CONFIG.PING_PONG else multiply_tiles,
-            (out, lefts, rights, ring, besides, beside_ring, outs, work, extra, CONFIG),
+            (out, lefts, rights, ring, residuals, residual_ring, outs, work, extra, CONFIG),
             copies=CONFIG.CONSUMERS, registers=CONFIG.registers[1],
         )  # fmt: skip
     # A single warp loads where no registers are handed over, which whole warpgroups do.
-    loading = tx.role(load_tiles, (x, w, beside, lefts, rights, ring, besides, beside_ring, work, CONFIG),
+    loading = tx.role(load_tiles, (x, w, residual, lefts, rights, ring, residuals, residual_ring, work, CONFIG),
                       warps=1 if CONFIG.CONSUMERS == 1 else 4, registers=CONFIG.registers[0], elected=True)  # fmt: skip
     tx.warp_roles(multiplying, loading)
     if CONFIG.SPLIT > 1:

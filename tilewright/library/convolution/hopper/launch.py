@@ -12,22 +12,27 @@ from tilewright.library.convolution.hopper.kernel import convolution
 
 
 def prepare_convolution(
-    config: ConvolutionConfig, x: Any, w: Any, out: Any, beside: Any = None, extra: Sequence[Any] = (), *,
+    config: ConvolutionConfig, x: Any, w: Any, out: Any, residual: Any = None, extra: Sequence[Any] = (), *,
     processors: int,
 ) -> Callable[[], Any]:  # fmt: skip
     """A call of the convolution on these dense tensors.
 
     `x` is [images, rows, columns, groups * channels], `w` [outputs, taps, channels], `out` [images, height, width,
-    outputs], and `beside` like it, if the config has it.  `extra` goes to the epilogue.
+    outputs], and `residual` like it, if the config has it.  `extra` goes to the epilogue.
     Raises `LaunchError` for shapes that do not fit the config.
     """
     config.check()
     images, height, width, outputs = out.shape
     fits = x.shape[3] == config.GROUPS * config.CHANNELS and tuple(w.shape) == (outputs, config.taps, config.CHANNELS)
-    if not fits or outputs % config.GROUPS or x.shape[0] != images or (beside is not None) != (config.BESIDE > 0):
+    if (
+        not fits
+        or outputs % config.GROUPS
+        or x.shape[0] != images
+        or (residual is not None) != (config.RESIDUAL_TILES > 0)
+    ):
         raise LaunchError(f"{tuple(x.shape)}, {tuple(w.shape)} and {tuple(out.shape)} do not fit {config}")
     columns = outputs // config.GROUPS
-    results = [out if beside is None else beside, out]
+    results = [out if residual is None else residual, out]
     if config.GROUPS > 1:
         results = [tensor.reshape(images, height, width, config.GROUPS, columns) for tensor in results]
     maps = [TensorDescriptor.from_tensor(x, config.image_block), TensorDescriptor.from_tensor(w, config.weight_block)]

@@ -163,9 +163,9 @@ class _Tiling:
     def sums(self, sums: Value, slots: Slots, part: int) -> KernelCall:
         """The launch that transforms the sums of a part."""
         whole = self.out_width % self.count_x == 0 and not self.last
-        beside = next(n for n in (4, 2, 1) if self.count_x % n == 0 and (whole or n == 1))
+        together = next(n for n in (4, 2, 1) if self.count_x % n == 0 and (whole or n == 1))
         constants = self._constants() | {
-            "out_height": self.out_height, "out_width": self.out_width, "CHANNELS": self.features, "BESIDE": beside,
+            "out_height": self.out_height, "out_width": self.out_width, "CHANNELS": self.features, "TOGETHER": together,
             "MASK_Y": self.out_height % self.count_y != 0, "BLOCK": _OF_SUMS[0], "EPILOGUE": slots.function,
         }  # fmt: skip
         operands: dict[str, Operand] = {"sums": sums, "out": slots.stored, "first": part * self.images_of_part}

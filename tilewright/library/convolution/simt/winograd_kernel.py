@@ -127,13 +127,13 @@ def transform_images(x, points, first, tiles, columns, height, width, down, acro
 @tilewright.jit
 def transform_sums(sums, out, first, tiles, columns, out_height, out_width, down, across, *extra,
                    CHANNELS: tl.constexpr, POINTS_Y: tl.constexpr, POINTS_X: tl.constexpr, COUNT_Y: tl.constexpr,
-                   COUNT_X: tl.constexpr, BESIDE: tl.constexpr, MASK_Y: tl.constexpr, LAST: tl.constexpr,
+                   COUNT_X: tl.constexpr, TOGETHER: tl.constexpr, MASK_Y: tl.constexpr, LAST: tl.constexpr,
                    BLOCK: tl.constexpr, EPILOGUE: tl.constexpr = identity):  # fmt: skip
     """out = EPILOGUE(A' s A), of s [POINTS_Y x POINTS_X, CHANNELS, columns] the first `tiles` columns, into images
     [CHANNELS, out_height, out_width] from `first` on.  The epilogue sees all images' channels as rows, and an image's
     pixels as columns; if `LAST`, pixels as rows and channels as columns.
 
-    `BESIDE` of the `COUNT_X` pixels of a line, which are all there, are stored at once; 1: each by itself.  `MASK_Y`:
+    `TOGETHER` of the `COUNT_X` pixels of a line, which are all there, are stored at once; 1: each by itself.  `MASK_Y`:
     the last tiles reach below the images.  Grid: that of `transform_images`.
     """
     place, channel, there, where, step = tiles_of_program(tiles, columns, CHANNELS, LAST, BLOCK)
@@ -153,10 +153,10 @@ def transform_sums(sums, out, first, tiles, columns, out_height, out_width, down
         found = output_line(line, POINTS_X, COUNT_X)
         inside = there & (top + i < out_height) if MASK_Y else there
         pixel = (top + i) * out_width + left
-        for j in tl.static_range(0, COUNT_X, BESIDE):
-            if BESIDE > 1:
-                store_beside(found, j, out, image * CHANNELS + channel, pixel + j, out_height * out_width,
-                             inside[:, None], extra, BESIDE, BLOCK, EPILOGUE)  # fmt: skip
+        for j in tl.static_range(0, COUNT_X, TOGETHER):
+            if TOGETHER > 1:
+                store_together(found, j, out, image * CHANNELS + channel, pixel + j, out_height * out_width,
+                             inside[:, None], extra, TOGETHER, BLOCK, EPILOGUE)  # fmt: skip
             else:
                 mask = inside & (left + j < out_width)
                 if LAST:
@@ -169,14 +169,14 @@ def transform_sums(sums, out, first, tiles, columns, out_height, out_width, down
 
 
 @tilewright.jit
-def store_beside(found, j: tl.constexpr, out, output_row, pixel, pixels, mask, extra, BESIDE: tl.constexpr,
+def store_together(found, j: tl.constexpr, out, output_row, pixel, pixels, mask, extra, TOGETHER: tl.constexpr,
                  BLOCK: tl.constexpr, EPILOGUE: tl.constexpr):  # fmt: skip
     """Store 2 or 4 pixels of a line of each tile, from the `j`-th on."""
-    if BESIDE == 2:
+    if TOGETHER == 2:
         values = tl.join(found[j], found[j + 1])
     else:
         values = tl.join(tl.join(found[j], found[j + 2]), tl.join(found[j + 1], found[j + 3]))
-    values = tl.reshape(values, (BLOCK, BESIDE))
-    places = tl.multiple_of(pixel[:, None], (1, BESIDE)) + tl.arange(0, BESIDE)[None, :]
+    values = tl.reshape(values, (BLOCK, TOGETHER))
+    places = tl.multiple_of(pixel[:, None], (1, TOGETHER)) + tl.arange(0, TOGETHER)[None, :]
     result = EPILOGUE(values, output_row[:, None], places, mask, extra)
     tl.store(out + (output_row[:, None] * pixels + places), result, mask=mask)
