@@ -36,9 +36,9 @@ class Slots:
     def rounded(self, columns: int | None = None) -> Slots:
         """The epilogue for kernels whose tensor cores wait while a tile's results are computed: with activations as
         exact as the stored type can tell, and, of so many `columns`, operands by column that are loaded once."""
-        epilogue = self.epilogue
-        if self.chain is not None:
-            epilogue = self.chain.written(self.extra, columns, rounded=True)
+        if self.chain is None and self.gate is None:
+            return self
+        epilogue = Epilogue() if self.chain is None else self.chain.written(self.extra, columns, rounded=True)
         if self.gate is not None:
             epilogue = self.gate.joined(epilogue, self.stored.dtype)
         return replace(self, epilogue=epilogue)

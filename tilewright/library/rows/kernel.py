@@ -19,6 +19,21 @@ from tilewright.library.reduce.kernel import largest_finite, log_of_powers, maxi
 
 
 @tilewright.jit
+def store_softmax(out, row, start, stop, columns, shift, total, extra, BLOCK: tl.constexpr, LOG: tl.constexpr,
+                  TYPE: tl.constexpr, PROLOGUE: tl.constexpr, EPILOGUE: tl.constexpr):  # fmt: skip
+    """The results of some columns of a row whose largest element and sum of powers are known."""
+    for first in range(start, stop, BLOCK):
+        column = first + tl.arange(0, BLOCK)
+        mask = column < stop
+        shifted = PROLOGUE(row, column, mask, extra).to(TYPE) - shift
+        if LOG:
+            result = shifted - tl.log(total)
+        else:
+            result = tl.exp(shifted) * (1.0 / total)
+        tl.store(out + row * columns + column, EPILOGUE(result, row, column, mask, extra), mask=mask)
+
+
+@tilewright.jit
 def softmax(out, rows, *extra, ROWS: tl.constexpr, COLUMNS: tl.constexpr, LOG: tl.constexpr,
             TYPE: tl.constexpr, PROLOGUE: tl.constexpr, EPILOGUE: tl.constexpr):  # fmt: skip
     """out[row, :] = EPILOGUE(softmax(PROLOGUE(row))); its logarithm when `LOG`."""
@@ -56,15 +71,7 @@ def softmax_chunked(out, rows, columns, *extra, ROWS: tl.constexpr, BLOCK: tl.co
             mask = column < columns
             x = PROLOGUE(row, column, mask, extra).to(TYPE)
             total += tl.sum(tl.where(mask, tl.exp(x - maximum), 0.0), 0)
-        for start in range(0, columns, BLOCK):
-            column = start + tl.arange(0, BLOCK)
-            mask = column < columns
-            shifted = PROLOGUE(row, column, mask, extra).to(TYPE) - maximum
-            if LOG:
-                result = shifted - tl.log(total)
-            else:
-                result = tl.exp(shifted) * (1.0 / total)
-            tl.store(out + row * columns + column, EPILOGUE(result, row, column, mask, extra), mask=mask)
+        store_softmax(out, row, 0, columns, columns, maximum, total, extra, BLOCK, LOG, TYPE, PROLOGUE, EPILOGUE)
 
 
 @tilewright.jit

@@ -19,6 +19,7 @@ from tilewright.library.reduce.kernel import (
     maximum_of,
 )
 from tilewright.library.reduce.simt_parts_kernel import own_part
+from tilewright.library.rows.kernel import store_softmax
 
 
 @tilewright.jit
@@ -35,21 +36,6 @@ def sum_of_powers(row, start, stop, extra, BLOCK: tl.constexpr, TYPE: tl.constex
         largest = larger
     shift = tl.reduce(largest, 0, maximum_of)
     return shift, tl.sum(total * tl.exp(largest - shift), 0)
-
-
-@tilewright.jit
-def store_softmax(out, row, start, stop, columns, shift, total, extra, BLOCK: tl.constexpr, LOG: tl.constexpr,
-                  TYPE: tl.constexpr, PROLOGUE: tl.constexpr, EPILOGUE: tl.constexpr):  # fmt: skip
-    """The results of some columns of a row whose largest element and sum of powers are known."""
-    for first in range(start, stop, BLOCK):
-        column = first + tl.arange(0, BLOCK)
-        mask = column < stop
-        shifted = PROLOGUE(row, column, mask, extra).to(TYPE) - shift
-        if LOG:
-            result = shifted - tl.log(total)
-        else:
-            result = tl.exp(shifted) * (1.0 / total)
-        tl.store(out + row * columns + column, EPILOGUE(result, row, column, mask, extra), mask=mask)
 
 
 @tilewright.jit

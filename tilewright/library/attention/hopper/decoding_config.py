@@ -12,6 +12,27 @@ FRESH_ROWS = 8  # that a copy into a tile has at least
 CLUSTER_CTAS = 8  # CTAs that every Hopper GPU can run together
 
 
+def few_query_bytes(config: Any) -> int:
+    """Shared memory of a CTA that takes all queries at once."""
+    loaded = (config.ROWS + 2 * config.STAGES * config.BN) * config.D * config.TYPE.itemsize
+    weights = 2 * config.ROWS * config.BN * config.TYPE.itemsize
+    parts = 4 * config.ROWS * (config.D + 2) if config.SPLITS > 1 else 0
+    return int(loaded + weights + parts + 4096)  # barriers, and what reductions pass between warps
+
+
+def few_query_rules(config: Any) -> list[tuple[bool, str]]:
+    """What must hold for such a CTA to be built, and what to say where it does not."""
+    return [
+        (config.D in (64, 128, 256), "D is 64, 128 or 256"),
+        (config.ROWS in (8, 16, 32, 64), "queries are counted as 8, 16, 32 or 64"),
+        (config.ROWS * (2 * config.BN + config.D) <= 160 * 128, "exponentials, sums and results fit the registers"),
+        (config.SPLITS in (1, 2, 4, CLUSTER_CTAS), f"1, 2, 4 or {CLUSTER_CTAS} CTAs make a cluster"),
+        (config.STAGES >= 1, "there is one stage at least"),
+        (config.TYPE.itemsize == 2, "operands have 16 bits"),
+        (config.shared_bytes <= SHARED_BYTES, f"{config.shared_bytes} bytes of shared memory, {SHARED_BYTES} exist"),
+    ]
+
+
 class DecodingConfig(NamedTuple):
     """Attention of few queries by `SPLITS` CTAs of a cluster for each head of keys: a warp that loads, and a warpgroup.
 
@@ -53,25 +74,13 @@ class DecodingConfig(NamedTuple):
     @property
     def shared_bytes(self) -> int:
         """Shared memory of a CTA."""
-        loaded = (self.ROWS + 2 * self.STAGES * self.BN) * self.D * self.TYPE.itemsize
-        weights = 2 * self.ROWS * self.BN * self.TYPE.itemsize
-        parts = 4 * self.ROWS * (self.D + 2) if self.SPLITS > 1 else 0
-        return int(loaded + weights + parts + 4096)  # barriers, and what reductions pass between warps
+        return few_query_bytes(self)
 
     def check(self) -> DecodingConfig:
         """The config itself; raises `LaunchError` with the reason when it cannot be built."""
         rules = [
-            (self.D in (64, 128, 256), "D is 64, 128 or 256"),
+            *few_query_rules(self),
             (self.BN in (64, 128, 256), "BN is 64, 128 or 256"),
-            (self.ROWS in (8, 16, 32, 64), "queries are counted as 8, 16, 32 or 64"),
-            (
-                self.ROWS * (2 * self.BN + self.D) <= 160 * 128,
-                "exponentials, sums and results fit the registers",
-            ),
-            (self.SPLITS in (1, 2, 4, CLUSTER_CTAS), f"1, 2, 4 or {CLUSTER_CTAS} CTAs make a cluster"),
             (self.AHEAD or not self.FRESH, "what is written late matters to those who read early"),
-            (self.STAGES >= 1, "there is one stage at least"),
-            (self.TYPE.itemsize == 2, "operands have 16 bits"),
-            (self.shared_bytes <= SHARED_BYTES, f"{self.shared_bytes} bytes of shared memory, {SHARED_BYTES} exist"),
         ]
         return checked(self, rules)

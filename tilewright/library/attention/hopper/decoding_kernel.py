@@ -152,6 +152,20 @@ def scores_of(memory, part, step, CONFIG: tl.constexpr):
 
 
 @tilewright.jit
+def weigh(memory, scores, maximum, scale, step):
+    """The exponentials of a block's scores, what those before are multiplied by, the maximum, and the exponentials in
+    shared memory."""
+    greatest = tl.maximum(maximum, tl.max(scores, 0))
+    powers = tl.exp2(tl.fma(scores, scale, (-scale * greatest)[None, :]))
+    factor = tl.exp2((maximum - greatest) * scale)[None, :]
+    weights = memory.weights[step % 2]
+    weights.store(tl.trans(powers))
+    tx.fence_async()
+    tx.group_sync()
+    return powers, factor, greatest, weights
+
+
+@tilewright.jit
 def walk(memory, part, bias, bias_factor, scale, CONFIG: tl.constexpr):
     """Results of this CTA's keys [D, queries], not divided by their sums; maxima and sums of the queries."""
     maximum = tl.full((CONFIG.ROWS,), -1e30, tl.float32)  # finite, also where a query sees nothing
@@ -168,13 +182,7 @@ def walk(memory, part, bias, bias_factor, scale, CONFIG: tl.constexpr):
             added = bias_of(step + 1, part, bias, CONFIG)  # there when it is wanted
         key = step * CONFIG.BN + tl.arange(0, CONFIG.BN)[:, None]
         scores = tl.where(key < part.keys, scores, float("-inf"))
-        greatest = tl.maximum(maximum, tl.max(scores, 0))
-        powers = tl.exp2(tl.fma(scores, scale, (-scale * greatest)[None, :]))
-        factor = tl.exp2((maximum - greatest) * scale)[None, :]
-        weights = memory.weights[step % 2]
-        weights.store(tl.trans(powers))
-        tx.fence_async()
-        tx.group_sync()
+        powers, factor, greatest, weights = weigh(memory, scores, maximum, scale, step)
         position = tx.ring_at(step, CONFIG.STAGES)
         memory.value_ring.wait_full(position)
         pending = tx.wgmma(memory.values[position.stage].T, weights.T, out * factor)
@@ -183,6 +191,17 @@ def walk(memory, part, bias, bias_factor, scale, CONFIG: tl.constexpr):
         out = tx.wgmma_wait(pending)
         memory.value_ring.release(position)
     return out, maximum, tl.sum(sums, 0)
+
+
+@tilewright.jit
+def divided_results(queries, CONFIG: tl.constexpr):
+    """Tiles for the results, maxima and sums of this CTA's keys, which its cluster reads; without one, any tiles."""
+    results, maxima, sums = queries, queries, queries
+    if CONFIG.SPLITS > 1:
+        results = tx.shared((CONFIG.D, CONFIG.ROWS), tl.float32)
+        maxima = tx.shared((1, CONFIG.ROWS), tl.float32)
+        sums = tx.shared((1, CONFIG.ROWS), tl.float32)
+    return results, maxima, sums
 
 
 @tilewright.jit
@@ -209,11 +228,8 @@ def put_together(memory, columns, scale, CONFIG: tl.constexpr):
 
 
 @tilewright.jit
-def attend(copy, out, out_batch, out_head, out_row, queries, heads, memory, part, bias, bias_factor, scale, extra,
-           CONFIG: tl.constexpr):  # fmt: skip
-    """The multiplying role."""
-    tx.grid_wait()  # for the bias, and for those who still read what results are stored over
-    result, maximum, total = walk(memory, part, bias, bias_factor, scale, CONFIG)
+def of_all_keys(memory, result, maximum, total, scale, CONFIG: tl.constexpr):
+    """Results of all keys, divided by their sums, and which columns: this CTA's part of those of a cluster."""
     column = tl.arange(0, CONFIG.columns)[:, None]
     total = total[None, :]
     if CONFIG.SPLITS > 1:
@@ -225,7 +241,16 @@ def attend(copy, out, out_batch, out_head, out_row, queries, heads, memory, part
         first = tx.cluster_rank() * CONFIG.columns
         result, total = put_together(memory, first, scale, CONFIG)
         column += first
-    result = result * tl.where(total > 0, 1.0 / total, 0.0)
+    return result * tl.where(total > 0, 1.0 / total, 0.0), column
+
+
+@tilewright.jit
+def attend(copy, out, out_batch, out_head, out_row, queries, heads, memory, part, bias, bias_factor, scale, extra,
+           CONFIG: tl.constexpr):  # fmt: skip
+    """The multiplying role."""
+    tx.grid_wait()  # for the bias, and for those who still read what results are stored over
+    result, maximum, total = walk(memory, part, bias, bias_factor, scale, CONFIG)
+    result, column = of_all_keys(memory, result, maximum, total, scale, CONFIG)
     row = tl.arange(0, CONFIG.ROWS)[None, :]
     place = part.batch.to(tl.int64) * out_batch + part.head.to(tl.int64) * out_head + row.to(tl.int64) * out_row
     number = (part.batch * heads + part.head).to(tl.int64) * queries + row
@@ -254,11 +279,7 @@ def decoding(q: tx.tensor_map, k: tx.tensor_map, v: tx.tensor_map, k_rows: tx.te
     values = tx.shared((CONFIG.STAGES, CONFIG.BN, CONFIG.D), CONFIG.TYPE, swizzle=swizzle)
     query_tile = tx.shared((CONFIG.ROWS, CONFIG.D), CONFIG.TYPE, swizzle=swizzle)
     weights = tx.shared((2, CONFIG.ROWS, CONFIG.BN), CONFIG.TYPE, swizzle=swizzle_of(CONFIG.BN * CONFIG.TYPE.itemsize))
-    results, maxima, sums = query_tile, query_tile, query_tile
-    if CONFIG.SPLITS > 1:
-        results = tx.shared((CONFIG.D, CONFIG.ROWS), tl.float32)
-        maxima = tx.shared((1, CONFIG.ROWS), tl.float32)
-        sums = tx.shared((1, CONFIG.ROWS), tl.float32)
+    results, maxima, sums = divided_results(query_tile, CONFIG)
     memory = DecodingMemory(query_tile, keys_, values, weights, results, maxima, sums, tx.barriers(1, 1),
                     tx.make_ring(CONFIG.STAGES, 4), tx.make_ring(CONFIG.STAGES, 4), tx.barriers(1, 1))  # fmt: skip
     part = part_of(keys, heads, fresh, CONFIG)

@@ -507,6 +507,21 @@ def attend(copy, target, lse, memory, sizes, schedule, lengths, scale, extra, CO
 
 
 @tilewright.jit
+def attention_memory(CONFIG: tl.constexpr):
+    """The tiles and barriers of a CTA."""
+    query_tiles = tx.shared((CONFIG.query_stages * CONFIG.CONSUMERS, 64, CONFIG.D), CONFIG.TYPE, swizzle=CONFIG.swizzle)
+    key_tiles = tx.shared((CONFIG.STAGES, CONFIG.BN, CONFIG.D), CONFIG.TYPE, swizzle=CONFIG.swizzle)
+    value_tiles = tx.shared((CONFIG.STAGES, CONFIG.BN, CONFIG.D), CONFIG.TYPE, swizzle=CONFIG.swizzle)
+    below = None if CONFIG.separate_outs else query_tiles
+    outs = tx.shared((CONFIG.CONSUMERS * CONFIG.out_stride, 64, CONFIG.D), CONFIG.stored,
+                     swizzle=swizzle_of(CONFIG.D * CONFIG.stored.itemsize), over=below)  # fmt: skip
+    query_ring = tx.make_ring(CONFIG.query_stages * CONFIG.CONSUMERS, 4)
+    key_ring = tx.make_ring(CONFIG.STAGES, 4 * CONFIG.CONSUMERS)
+    value_ring = tx.make_ring(CONFIG.STAGES, 4 * CONFIG.CONSUMERS)
+    return AttentionMemory(query_tiles, key_tiles, value_tiles, outs, query_ring, key_ring, value_ring)
+
+
+@tilewright.jit
 def attention(q: tx.tensor_map, k: tx.tensor_map, v: tx.tensor_map, out: tx.tensor_map, lse, lengths, schedule,
               tiles_per_cta, queries, keys, heads, group, window, scale, *extra, CONFIG: tl.constexpr):  # fmt: skip
     """out[b, h, s] = softmax over the keys that query s sees of (q[b, h, s] . k[b, h / group] scale ln 2), times v.
@@ -524,16 +539,7 @@ def attention(q: tx.tensor_map, k: tx.tensor_map, v: tx.tensor_map, out: tx.tens
     empty); `heads` counts parts, part s of head h is number h SPLITS + s, and `out` and `lse` hold the results of
     parts, to be put together.
     """
-    query_tiles = tx.shared((CONFIG.query_stages * CONFIG.CONSUMERS, 64, CONFIG.D), CONFIG.TYPE, swizzle=CONFIG.swizzle)
-    key_tiles = tx.shared((CONFIG.STAGES, CONFIG.BN, CONFIG.D), CONFIG.TYPE, swizzle=CONFIG.swizzle)
-    value_tiles = tx.shared((CONFIG.STAGES, CONFIG.BN, CONFIG.D), CONFIG.TYPE, swizzle=CONFIG.swizzle)
-    below = None if CONFIG.separate_outs else query_tiles
-    outs = tx.shared((CONFIG.CONSUMERS * CONFIG.out_stride, 64, CONFIG.D), CONFIG.stored,
-                     swizzle=swizzle_of(CONFIG.D * CONFIG.stored.itemsize), over=below)  # fmt: skip
-    query_ring = tx.make_ring(CONFIG.query_stages * CONFIG.CONSUMERS, 4)
-    key_ring = tx.make_ring(CONFIG.STAGES, 4 * CONFIG.CONSUMERS)
-    value_ring = tx.make_ring(CONFIG.STAGES, 4 * CONFIG.CONSUMERS)
-    memory = AttentionMemory(query_tiles, key_tiles, value_tiles, outs, query_ring, key_ring, value_ring)
+    memory = attention_memory(CONFIG)
     if CONFIG.BIAS > 0:
         sizes = Sizes(queries, keys, heads, group, window, extra[0], extra[1], extra[2], extra[3], extra[4])
     else:

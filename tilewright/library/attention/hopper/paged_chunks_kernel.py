@@ -17,9 +17,9 @@ import tilewright
 import tilewright.language as tl
 import tilewright.language.explicit as tx
 from tilewright.library.attention.hopper.kernel import (
-    AttentionMemory,
     QueryTile,
     Sizes,
+    attention_memory,
     blocks_below,
     first_block,
     last_values,
@@ -236,16 +236,7 @@ def paged_chunks(q: tx.tensor_map, k: tx.tensor_map, v: tx.tensor_map, out: tx.t
     `tokens // (FEW + 1)`; `SEQUENCES` is a power of two, `sequences` or more.  With `EARLY` starts are read before the
     kernels in front have ended.  Nothing is written for other sequences.  Grid: any.
     """
-    query_tiles = tx.shared((CONFIG.query_stages * CONFIG.CONSUMERS, 64, CONFIG.D), CONFIG.TYPE, swizzle=CONFIG.swizzle)
-    key_tiles = tx.shared((CONFIG.STAGES, CONFIG.BN, CONFIG.D), CONFIG.TYPE, swizzle=CONFIG.swizzle)
-    value_tiles = tx.shared((CONFIG.STAGES, CONFIG.BN, CONFIG.D), CONFIG.TYPE, swizzle=CONFIG.swizzle)
-    below = None if CONFIG.separate_outs else query_tiles
-    outs = tx.shared((CONFIG.CONSUMERS * CONFIG.out_stride, 64, CONFIG.D), CONFIG.stored,
-                     swizzle=swizzle_of(CONFIG.D * CONFIG.stored.itemsize), over=below)  # fmt: skip
-    query_ring = tx.make_ring(CONFIG.query_stages * CONFIG.CONSUMERS, 4)
-    key_ring = tx.make_ring(CONFIG.STAGES, 4 * CONFIG.CONSUMERS)
-    value_ring = tx.make_ring(CONFIG.STAGES, 4 * CONFIG.CONSUMERS)
-    memory = AttentionMemory(query_tiles, key_tiles, value_tiles, outs, query_ring, key_ring, value_ring)
+    memory = attention_memory(CONFIG)
     tx.grid_launch_dependents()
     if not EARLY:
         tx.grid_wait()

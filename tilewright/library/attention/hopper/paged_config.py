@@ -5,8 +5,8 @@ from __future__ import annotations
 from typing import Any, NamedTuple
 
 import tilewright.language as tl
-from tilewright.library.attention.hopper.decoding_config import CLUSTER_CTAS
-from tilewright.library.hopper import SHARED_BYTES, checked
+from tilewright.library.attention.hopper.decoding_config import few_query_bytes, few_query_rules
+from tilewright.library.hopper import checked
 
 LEAST_PAGE = 8  # tokens: rows that a copy into a tile has at least
 
@@ -49,24 +49,15 @@ class PagedConfig(NamedTuple):
     @property
     def shared_bytes(self) -> int:
         """Shared memory of a CTA."""
-        loaded = (self.ROWS + 2 * self.STAGES * self.BN) * self.D * self.TYPE.itemsize
-        weights = 2 * self.ROWS * self.BN * self.TYPE.itemsize
-        parts = 4 * self.ROWS * (self.D + 2) if self.SPLITS > 1 else 0
-        return int(loaded + weights + parts + 4096)  # barriers, and what reductions pass between warps
+        return few_query_bytes(self)
 
     def check(self) -> PagedConfig:
         """The config itself; raises `LaunchError` with the reason when it cannot be built."""
         whole = self.BN % self.PAGE == 0 or self.PAGE % self.BN == 0
         rules = [
-            (self.D in (64, 128, 256), "D is 64, 128 or 256"),
+            *few_query_rules(self),
             (self.BN in (64, 128), "BN is 64 or 128"),
-            (self.ROWS in (8, 16, 32, 64), "queries are counted as 8, 16, 32 or 64"),
             (self.GROUP <= self.ROWS, "there is room for one token"),
             (self.PAGE >= LEAST_PAGE and whole, "blocks are whole pages, or pages whole blocks"),
-            (self.ROWS * (2 * self.BN + self.D) <= 160 * 128, "exponentials, sums and results fit the registers"),
-            (self.SPLITS in (1, 2, 4, CLUSTER_CTAS), f"1, 2, 4 or {CLUSTER_CTAS} CTAs make a cluster"),
-            (self.STAGES >= 1, "there is one stage at least"),
-            (self.TYPE.itemsize == 2, "operands have 16 bits"),
-            (self.shared_bytes <= SHARED_BYTES, f"{self.shared_bytes} bytes of shared memory, {SHARED_BYTES} exist"),
         ]
         return checked(self, rules)

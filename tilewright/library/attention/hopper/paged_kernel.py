@@ -17,7 +17,7 @@ from __future__ import annotations
 import tilewright
 import tilewright.language as tl
 import tilewright.language.explicit as tx
-from tilewright.library.attention.hopper.decoding_kernel import put_together
+from tilewright.library.attention.hopper.decoding_kernel import divided_results, of_all_keys, weigh
 from tilewright.library.attention.hopper.kernel import bounded
 from tilewright.library.attention.paged_simt_kernel import first_seen, new_tokens
 from tilewright.library.hopper import swizzle_of
@@ -183,13 +183,7 @@ def walk(memory, part, scale, CONFIG: tl.constexpr):
     for step in range(part.blocks):
         position = tx.ring_at(step, CONFIG.STAGES)
         scores = scores_of(memory, part, step, position, scale, CONFIG)
-        greatest = tl.maximum(maximum, tl.max(scores, 0))
-        powers = tl.exp2(tl.fma(scores, scale, (-scale * greatest)[None, :]))
-        factor = tl.exp2((maximum - greatest) * scale)[None, :]
-        weights = memory.weights[step % 2]
-        weights.store(tl.trans(powers))
-        tx.fence_async()
-        tx.group_sync()
+        powers, factor, greatest, weights = weigh(memory, scores, maximum, scale, step)
         memory.value_ring.wait_full(position)
         held = part.keys - step * CONFIG.BN
         if held < CONFIG.BN:
@@ -217,18 +211,8 @@ def attend(copy, q, out, heads, memory, part, scale, CONFIG: tl.constexpr):
         tx.grid_wait()
     load_queries(q, memory, part, heads, CONFIG)
     result, maximum, total = walk(memory, part, scale, CONFIG)
-    column = tl.arange(0, CONFIG.columns)[:, None]
-    total = total[None, :]
-    if CONFIG.SPLITS > 1:
-        memory.results.store(result)
-        memory.maxima.store(maximum[None, :])
-        memory.sums.store(total)
-        tx.cluster_arrive()
-        tx.cluster_wait()
-        first = tx.cluster_rank() * CONFIG.columns
-        result, total = put_together(memory, first, scale, CONFIG)
-        column += first
-    store_rows(result * tl.where(total > 0, 1.0 / total, 0.0), out, column, heads, part, CONFIG)
+    result, column = of_all_keys(memory, result, maximum, total, scale, CONFIG)
+    store_rows(result, out, column, heads, part, CONFIG)
 
 
 @tilewright.jit
@@ -250,11 +234,7 @@ def paged_tokens(q, k: tx.tensor_map, v: tx.tensor_map, tables, starts, lengths,
     values = tx.shared((CONFIG.STAGES, CONFIG.BN, CONFIG.D), CONFIG.TYPE, swizzle=swizzle)
     queries = tx.shared((CONFIG.ROWS, CONFIG.D), CONFIG.TYPE, swizzle=swizzle)
     weights = tx.shared((2, CONFIG.ROWS, CONFIG.BN), CONFIG.TYPE, swizzle=swizzle_of(CONFIG.BN * CONFIG.TYPE.itemsize))
-    results, maxima, sums = queries, queries, queries
-    if CONFIG.SPLITS > 1:
-        results = tx.shared((CONFIG.D, CONFIG.ROWS), tl.float32)
-        maxima = tx.shared((1, CONFIG.ROWS), tl.float32)
-        sums = tx.shared((1, CONFIG.ROWS), tl.float32)
+    results, maxima, sums = divided_results(queries, CONFIG)
     memory = PagedMemory(queries, keys, values, weights, results, maxima, sums, tx.make_ring(CONFIG.STAGES, 4),
                          tx.make_ring(CONFIG.STAGES, 4))  # fmt: skip
     tx.grid_launch_dependents()
