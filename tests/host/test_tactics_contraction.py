@@ -421,9 +421,9 @@ def test_what_depends_on_the_row_by_division_is_masked_by_rows():
     sums, r = Value("sums", float16, (24, 24)), Value("r", float16, (8, 1, 24))
     lines, y = Value("lines", float16, (8, 3, 24)), Value("y", float16, (8, 3, 24))
     nodes = (Node("reshape", [sums], [lines], {"shape": lines.shape}), Node("add", [lines, r], [y], {}))
-    function, cost = Chain(nodes, sums, y, {}).written(ExtraReferences(), columns=24, rounded=True)
-    assert "//" in function.source and "mask=column" not in function.source
-    assert (cost.column_loads, cost.element_loads) == (0, 1)
+    epilogue = Chain(nodes, sums, y, {}).written(ExtraReferences(), columns=24, rounded=True)
+    assert "//" in epilogue.function.source and "mask=column" not in epilogue.function.source
+    assert (epilogue.cost.column_loads, epilogue.cost.element_loads) == (0, 1)
 
 
 def test_runs_of_pixels_whose_windows_leave_their_line():

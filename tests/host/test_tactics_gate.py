@@ -46,22 +46,24 @@ def test_slots_of_a_gate_alone(draw: Draw) -> None:
     graph, _ = gated(draw)
     (group,) = fuse(graph).groups
     slots = gate_slots(group, graph)
-    assert slots is not None and slots.rest.function.__name__ == "identity" and not slots.rest.extra.operands
-    assert slots.gate.source.splitlines() == [
+    assert slots is not None and slots.function.__name__ == "identity" and not slots.extra.operands
+    assert slots.epilogue.gate.source.splitlines() == [
         "def fused_multiply_gelu_multiply(left, right):",
         "    v_0 = left * 0.5  # multiply",
         "    v_1 = gelu(v_0)  # gelu",
         "    v_2 = v_1 * right  # multiply",
         "    return v_2",
     ]
+    rounded = slots.rounded()
+    assert rounded.cost == slots.cost and (slots.cost.activations, slots.cost.gated) == (1, True)
 
 
 def test_what_follows_a_gate_is_the_epilogue(draw: Draw) -> None:
     graph, _ = gated(draw, residual=True)
     (group,) = fuse(graph).groups
     slots = gate_slots(group, graph)
-    assert slots is not None and slots.rest.function.__name__ == "fused_add"
-    assert [value.name for value in slots.rest.extra.operands.values()] == ["other"]
+    assert slots is not None and slots.function.__name__ == "fused_add"
+    assert [value.name for value in slots.extra.operands.values()] == ["other"]
 
 
 def test_a_bias_before_the_halves_is_refused(draw: Draw) -> None:
