@@ -62,8 +62,10 @@ def compile(
     be read, `MissingDependencyError` when reading it needs a package, and `MissingTimingError` when a reproducible
     build would have to time kernels.
     """
-    graph = import_model(model, example_inputs, dynamic_shapes, trust=trust, example_kwargs=example_kwargs)
     source = Path(model).resolve().name if isinstance(model, (str, Path)) else type(model).__qualname__
+    if progress is not None:
+        progress("import", source, 0.0)
+    graph = import_model(model, example_inputs, dynamic_shapes, None, trust, example_kwargs, progress)
     recorded = read_timings(as_path(timing_cache, "a timing cache")) if timing_cache is not None else ()
     examples = [*_values(example_inputs), *(example_kwargs or {}).values()]
     with on_gpu_of(examples):  # kernels are timed where they will run

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from contextlib import nullcontext
 from pathlib import Path
 from typing import Any
 
@@ -13,6 +14,7 @@ from torch import nn
 import tilewright
 from tilewright.graph import reference
 from tilewright.importers import import_model
+from tilewright.importers.torch_proved import RangeBroken, stopping
 from tilewright.symbolic import lower_bound
 
 
@@ -142,3 +144,46 @@ def test_results_that_differ_in_kind_are_told_and_their_sizes_refused() -> None:
     assert lower_bound(graph.inputs[0].shape[0]) == 5
     graph = import_model(_with_a_number_at_one, (torch.ones(6),), {"x": {0: ("n", 1, 9)}})
     assert any("a size of 1 is refused" in remark for remark in graph.remarks)
+
+
+@pytest.mark.parametrize(("low", "stops"), [(2, True), (6, False)])
+def test_an_export_stops_where_pytorch_takes_one_way_of_a_range(low: int, stops: bool) -> None:
+    reached = []
+
+    class Branching(nn.Module):
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            x = x * 2 if x.shape[0] > 5 else x + 1
+            reached.append(x.shape[0])
+            return x
+
+    dynamic = ({0: torch.export.Dim("rows", min=low, max=20)},)
+    with pytest.raises(RangeBroken) if stops else nullcontext(), stopping():
+        torch.export.export(Branching(), (torch.ones(8, 3),), dynamic_shapes=dynamic, strict=False)
+    assert bool(reached) != stops
+
+
+@pytest.mark.parametrize("deferred", [False, True])
+def test_conditions_on_two_sizes_stop_exports_that_assert_them(deferred: bool) -> None:
+    class Compared(nn.Module):
+        def forward(self, x: torch.Tensor, y: torch.Tensor) -> torch.Tensor:
+            return x.sum() if x.shape[0] > y.shape[0] else y.sum()
+
+    dynamic = tuple({0: torch.export.Dim(name, min=2, max=20)} for name in ("first", "second"))
+    given = (torch.ones(8), torch.ones(5))
+    refused = RangeBroken if deferred else torch._dynamo.exc.UserError  # which PyTorch raises at the end
+    with pytest.raises(refused), stopping(deferred):
+        torch.export.export(
+            Compared(), given, dynamic_shapes=dynamic, strict=False,
+            prefer_deferred_runtime_asserts_over_guards=deferred,
+        )  # fmt: skip
+
+
+def test_progress_says_which_way_of_the_code_is_exported() -> None:
+    reported: list[tuple[str, str]] = []
+    tilewright.compile(
+        _to_an_even_length, torch.ones(13), dynamic_shapes={"x": {0: ("rows", 1, 20)}}, target="cpu",
+        progress=lambda stage, item, seconds: reported.append((stage, item)),
+    )  # fmt: skip
+    items = [item for stage, item in reported if stage == "import"]
+    assert items[:3] == ["function", "torch.export of _to_an_even_length", "operations of _to_an_even_length"]
+    assert "torch.export of the way of rows 11" in items

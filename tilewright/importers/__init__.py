@@ -10,7 +10,7 @@ PyTorch and ONNX are imported only when a model of theirs comes in.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -33,6 +33,7 @@ def import_model(
     name: str | None = None,
     trust: bool = False,
     example_kwargs: Mapping[str, Any] | None = None,
+    progress: Callable[[str, str, float], None] | None = None,
 ) -> Graph:
     """The graph of a model of any supported kind (see `ACCEPTED`).
 
@@ -42,6 +43,7 @@ def import_model(
     PyTorch modules also what `torch.export.export` takes.
     `trust` lets PyTorch read a .pt2 file, and so runs the pickles in it: only for files of people you trust.  Without
     it, files that cannot be read as data are refused.
+    `progress` is called with ("import", what is being done, 0.0) while PyTorch exports a module.
 
     Raises `ImportModelError` (unreadable, unknown kind), `UnsupportedOperationError` (lists every
     operation without a rule) and `MissingDependencyError` (names the extra to install).
@@ -56,13 +58,13 @@ def import_model(
         return _import_path(Path(model), dynamic_shapes, name, trust)
     kinds = {f"{kind.__module__}.{kind.__qualname__}" for kind in type(model).__mro__}
     if "torch.nn.modules.module.Module" in kinds:
-        return _torch().import_module(model, example_inputs, dynamic_shapes, name, example_kwargs)
+        return _torch().import_module(model, example_inputs, dynamic_shapes, name, example_kwargs, progress)
     if any(kind.startswith("torch.export.") and kind.endswith("ExportedProgram") for kind in kinds):
         return _torch().import_program(model, dynamic_shapes, name or "exported")
     if any(kind.startswith("onnx.") and kind.endswith("ModelProto") for kind in kinds):
         return onnx_importer().import_onnx(model, dynamic_shapes, name)
     if callable(model) and not isinstance(model, type):
-        return _torch().import_function(model, example_inputs, dynamic_shapes, name, example_kwargs)
+        return _torch().import_function(model, example_inputs, dynamic_shapes, name, example_kwargs, progress)
     raise ImportModelError(f"cannot import an object of type {type(model).__name__}; expected {ACCEPTED}")
 
 

@@ -68,6 +68,8 @@ from tilewright.symbolic import Size, lower_bound, plain_symbol, upper_bound
 
 logger = logging.getLogger("tilewright")
 
+Progress = Callable[[str, str, float], None]
+
 # Composites that the graph has ops for: kept whole instead of being decomposed.
 WHOLE_OPERATORS = (
     "scaled_dot_product_attention",
@@ -166,11 +168,12 @@ def import_function(
     dynamic_shapes: Any = None,
     name: str | None = None,
     example_kwargs: Mapping[str, Any] | None = None,
+    progress: Progress | None = None,
 ) -> Graph:
     """Export a function of PyTorch tensors and import it; the rest as for `import_module`."""
     name = name or getattr(function, "__name__", type(function).__name__).strip("<>")
     kind = type(name, (_FunctionModule,), {})  # messages name it
-    return import_module(kind(function).eval(), example_inputs, dynamic_shapes, name, example_kwargs)
+    return import_module(kind(function).eval(), example_inputs, dynamic_shapes, name, example_kwargs, progress)
 
 
 def import_module(
@@ -179,13 +182,14 @@ def import_module(
     dynamic_shapes: Any = None,
     name: str | None = None,
     example_kwargs: Mapping[str, Any] | None = None,
+    progress: Progress | None = None,
 ) -> Graph:
     """Export a module in inference mode and import it.
 
     `example_inputs`: a tuple of positional arguments, a mapping of keyword arguments, or one tensor; `example_kwargs`:
     keyword arguments that follow positional ones.
     `dynamic_shapes`: the neutral form of `tilewright.importers.shapes` by input name, or what
-    `torch.export.export` takes.
+    `torch.export.export` takes. `progress` is called with ("import", what is being done, 0.0).
     Raises `ImportModelError` when PyTorch cannot export the module, `UnsupportedOperationError`.
     """
     given, named = arguments_of(module, example_inputs, example_kwargs)
@@ -193,9 +197,11 @@ def import_module(
     neutral, native = both_forms(module, args, kwargs, dynamic_shapes)
     args, kwargs = in_range(module, args, kwargs, neutral)
     name = name or type(module).__name__
+    report = _reporting(progress)
     with _inference_mode(module), torch.no_grad(), exportable(module), plain_calls(module, given, named) as returned:
         whole = pytree.tree_structure((given, named)) == pytree.tree_structure((args, kwargs))
         assumed: list[Assumption] = []  # of sizes
+        report(f"torch.export of {name}")
         program = export_program(module, args, kwargs, native, whole, assumed)
         known = returned[-1] if returned else None
         names = own_names([leaf for leaf, _ in named_leaves(module, args, kwargs)[1]])
@@ -205,8 +211,9 @@ def import_module(
 
         def imported(program: ExportedProgram) -> Graph:
             ones = [each for each in assumed if each.only_one]
+            report(f"operations of {name}")
             core, conditions = _decomposed(program, name, [each for each in assumed if not each.only_one])
-            exports = _Exports(module, args, kwargs, whole, neutral, name, known, names, tell)
+            exports = _Exports(module, args, kwargs, whole, neutral, name, known, names, tell, report)
             graph = None
             with _differing_results_told(tell) as others:
                 graph = exports.by_ways(core, conditions, ones)
@@ -226,12 +233,22 @@ def import_module(
         except UnsupportedOperationError as error:  # such as sizes that follow from numbers in tensors
             if not any(symbol_is_type(symbol, SymT.UNBACKED_INT) for symbol in program.range_constraints):
                 raise
-            try:
-                graph = imported(export_fixed(module, args, kwargs, native))
-            except Exception:  # the first error says more
-                raise error from None
-            graph.remarks.append(f"numbers and sizes read from tensors are fixed to the example's: {_on_a_line(error)}")
-            return graph
+            return _with_numbers_fixed(error, lambda: imported(export_fixed(module, args, kwargs, native)))
+
+
+def _with_numbers_fixed(error: UnsupportedOperationError, importing: Callable[[], Graph]) -> Graph:
+    """The graph of a program in which all numbers that are read are the example's, with why; else raises `error`."""
+    try:
+        graph = importing()
+    except Exception:  # the first error says more
+        raise error from None
+    graph.remarks.append(f"numbers and sizes read from tensors are fixed to the example's: {_on_a_line(error)}")
+    return graph
+
+
+def _reporting(progress: Progress | None) -> Callable[[str], None]:
+    """Reports what an import is at."""
+    return (lambda item: progress("import", item, 0.0)) if progress is not None else (lambda item: None)
 
 
 @contextmanager
@@ -301,6 +318,7 @@ class _Exports:
     returned: Any
     names: Mapping[str, str]
     tell: Callable[[str], None]
+    report: Callable[[str], None]
 
     @property
     def may_be_zero(self) -> list[str]:
@@ -357,6 +375,8 @@ class _Exports:
 
     def export(self, sizes: Sizes, fixed: frozenset[str]) -> Way:
         """The module for an example of these sizes."""
+        example = ", ".join(f"{name} {size}" for name, size in sizes.items())
+        self.report(f"torch.export of the way of {example}")
         bound, leaves = named_leaves(self.module, self.args, self.kwargs)
         given = {id(leaf): of_sizes(leaf, self.axes.get(key, {}), sizes) for key, leaf in leaves}
         args, kwargs = pytree.tree_map(lambda leaf: given.get(id(leaf), leaf), (self.args, self.kwargs))

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import traceback
 from collections.abc import Callable, Mapping, Sequence
-from contextlib import suppress
+from contextlib import nullcontext, suppress
 from typing import Any
 from unittest import mock
 
@@ -15,7 +15,7 @@ from torch.utils._sympy.value_ranges import ValueRanges
 from tilewright.errors import ImportModelError
 from tilewright.importers.torch_assumed import Assumption, assuming, depends_on_data, line_of_error, mark_assumptions
 from tilewright.importers.torch_constants import export
-from tilewright.importers.torch_proved import allowed, deciding, questions, watching
+from tilewright.importers.torch_proved import RangeBroken, allowed, deciding, of_floats, questions, stopping, watching
 from tilewright.importers.torch_quiet import without_failed_ways
 from tilewright.importers.torch_symbols import assertions_hold
 
@@ -163,33 +163,66 @@ def _plain_export(
     instead, and they are proved here, if they can be. Conditions on floats have none: then the bytecode is exported, in
     which ``int(n * 0.5)`` is no condition. What is left is as for the example, and checked at every call.
     """
-    options: dict[str, Any] = {"dynamic_shapes": dynamic_shapes}
     try:
-        with questions() as conditions:
+        with stopping():
+            return _plainly(module, args, kwargs, dynamic_shapes, assumed)
+    except (Exception, RangeBroken) as error:
+        if not isinstance(error, RangeBroken) and not _is_of_ranges(error):
+            raise
+        found = _export_in_ranges(module, args, kwargs, dynamic_shapes, whole, assumed)
+        if found is not None:
+            return found
+        if not isinstance(error, RangeBroken):
+            raise
+    return _plainly(module, args, kwargs, dynamic_shapes, assumed)  # PyTorch says what is wrong
+
+
+def _plainly(
+    module: torch.nn.Module,
+    args: tuple[Any, ...],
+    kwargs: dict[str, Any],
+    dynamic_shapes: Any,
+    assumed: list[Assumption],
+) -> ExportedProgram:
+    with questions() as conditions:
+        program = export(module, args, kwargs, dynamic_shapes=dynamic_shapes)
+    assumed.extend(conditions)
+    return program
+
+
+def _export_in_ranges(
+    module: torch.nn.Module,
+    args: tuple[Any, ...],
+    kwargs: dict[str, Any],
+    dynamic_shapes: Any,
+    whole: bool,
+    assumed: list[Assumption],
+) -> ExportedProgram | None:
+    """As `_plain_export`, of a module for which PyTorch refuses a range; None if nothing exports it."""
+    options: dict[str, Any] = {"dynamic_shapes": dynamic_shapes}
+    program = None
+    try:
+        with deciding() as conditions:
             program = export(module, args, kwargs, **options)
-        assumed.extend(conditions)
-        return program
     except Exception as error:
-        if not _is_of_ranges(error):
+        if depends_on_data(error):  # of which an export that was stopped knows nothing
             raise
-        program = None
-        with suppress(Exception), deciding() as conditions:
-            program = export(module, args, kwargs, **options)
-        if program is not None and not conditions:
-            return program
-        with suppress(Exception):
-            deferred = {**options, "prefer_deferred_runtime_asserts_over_guards": True}
-            with watching() as lost:
-                other = _noting_ones(assumed, export, module, args, kwargs, **deferred)
-            if lost and whole:
-                with suppress(Exception):
-                    return _noting_ones(assumed, _traced, module, args, kwargs, dynamic_shapes)
-            if not lost and assertions_hold(other):
-                return other
-        if program is None:
-            raise
-        assumed[:] = conditions
+    if program is not None and not conditions:
         return program
+    # What is lost is found by the end only, if there is any.
+    may_stop = program is not None and not any(of_floats(each.condition) for each in conditions)
+    with suppress(Exception, RangeBroken):
+        deferred = {**options, "prefer_deferred_runtime_asserts_over_guards": True}
+        with watching() as lost, stopping(deferred=True) if may_stop else nullcontext():
+            other = _noting_ones(assumed, export, module, args, kwargs, **deferred)
+        if lost and whole:
+            with suppress(Exception):
+                return _noting_ones(assumed, _traced, module, args, kwargs, dynamic_shapes)
+        if not lost and assertions_hold(other):
+            return other
+    if program is not None:
+        assumed[:] = conditions
+    return program
 
 
 def narrowed_ranges(

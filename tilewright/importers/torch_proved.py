@@ -8,6 +8,7 @@ stretched: where nothing else changes the answer, it is that of greater sizes, a
 
 from __future__ import annotations
 
+import functools
 import math
 import operator
 import sys
@@ -100,6 +101,46 @@ def questions() -> Iterator[list[Assumption]]:
         yield found
 
 
+class RangeBroken(BaseException):
+    """An export was stopped; no `Exception`, which the model's code may catch."""
+
+
+@contextmanager
+def stopping(deferred: bool = False) -> Iterator[None]:
+    """For the time of an export: raises `RangeBroken` as soon as PyTorch takes for granted what some sizes in their
+    ranges do not fulfil, which it would refuse after the last line of a long model.
+
+    `deferred`: PyTorch asserts conditions, on any sizes; without, it refuses guards on one size.
+    """
+    evaluate = ShapeEnv.evaluate_expr
+
+    def stopped(self: ShapeEnv, expression: Any, *rest: Any, **named: Any) -> Any:
+        symbols = getattr(expression, "free_symbols", ())
+        if not symbols or not symbols <= self.backed_var_to_val.keys() or (len(symbols) > 1 and not deferred):
+            return evaluate(self, expression, *rest, **named)
+        before = len(self.guards) + self.num_deferred_runtime_asserts
+        ranges = {symbol: _bounds(self, symbol) for symbol in symbols}  # which a guard narrows
+        answer = evaluate(self, expression, *rest, **named)
+        if len(self.guards) + self.num_deferred_runtime_asserts > before and _differs(expression, answer, ranges):
+            raise RangeBroken
+        return answer
+
+    with mock.patch.object(ShapeEnv, "evaluate_expr", stopped):
+        yield
+
+
+def _differs(expression: Any, answer: Any, ranges: Mapping[Any, tuple[int, int]]) -> bool:
+    """Whether an expression has another value for some sizes from 2 on; not known for ranges without an end."""
+    if any(high == sys.maxsize for _, high in ranges.values()):
+        return False
+    most = int(_FEW_SIZES ** (1 / len(ranges)))
+    try:
+        grid = _mesh({symbol: _sizes(max(low, 2), high, most)[0] for symbol, (low, high) in ranges.items()})
+        return bool((evaluated(expression, grid) != (bool if answer.is_Boolean else float)(answer)).any())
+    except (TypeError, ValueError, OverflowError, AttributeError):
+        return False
+
+
 @contextmanager
 def watching() -> Iterator[list[Any]]:
     """For the time of an export that asserts conditions: the list of those on floats, such as ``n * 0.5 > 4.2``, that
@@ -109,7 +150,7 @@ def watching() -> Iterator[list[Any]]:
     evaluate = ShapeEnv.evaluate_expr
 
     def watched(self: ShapeEnv, expression: Any, *rest: Any, **named: Any) -> Any:
-        if isinstance(expression, sympy.Basic) and (expression.has(*_FLOATS) or expression.atoms(sympy.Float)):
+        if isinstance(expression, sympy.Basic) and of_floats(expression):
             answers = _Answers.of(self, expression) if self._maybe_evaluate_static(expression) is None else None
             if answers is not None and not (answers.equal and answers.whole):
                 found.append(expression)
@@ -117,6 +158,11 @@ def watching() -> Iterator[list[Any]]:
 
     with mock.patch.object(ShapeEnv, "evaluate_expr", watched):
         yield found
+
+
+def of_floats(expression: sympy.Basic) -> bool:
+    """Whether an expression makes a float of a size."""
+    return bool(expression.has(*_FLOATS) or expression.atoms(sympy.Float))
 
 
 @dataclass(frozen=True)
@@ -143,8 +189,8 @@ class _Answers:
             ranges = [_bounds(env, symbol) for symbol in symbols]
             for most in (_FEW_SIZES, _MOST_SIZES):
                 choices = [_sizes(*bounds, int(most ** (1 / len(symbols)))) for bounds in ranges]
-                mesh = np.meshgrid(*(choice for choice, _ in choices), indexing="ij")
-                grid = _among(dict(zip(symbols, map(np.ravel, mesh), strict=True)), assumed)
+                sizes = {symbol: choice for symbol, (choice, _) in zip(symbols, choices, strict=True)}
+                grid = _among(_mesh(sizes), assumed)
                 values = np.broadcast_to(evaluated(expression, grid), next(iter(grid.values())).shape)
                 answers = _Answers(expression, example, values, grid, all(whole for _, whole in choices))
                 if answers.whole or not answers.equal:
@@ -197,13 +243,18 @@ def only_value(expression: Any, ranges: Mapping[Any, tuple[int, int]], assumed: 
     if math.prod(high - low + 1 for low, high in ranges.values()) > _MOST_FOR_A_NUMBER:
         return None
     try:
-        mesh = np.meshgrid(*(np.arange(low, high + 1) for low, high in ranges.values()), indexing="ij")
-        grid = _among(dict(zip(ranges, map(np.ravel, mesh), strict=True)), assumed)
+        every = {symbol: np.arange(low, high + 1) for symbol, (low, high) in ranges.items()}
+        grid = _among(_mesh(every), assumed)
         values = evaluated(expression, grid)
     except (TypeError, ValueError, OverflowError):
         return None
     varies = not values.size or not np.issubdtype(values.dtype, np.integer) or (values != values.flat[0]).any()
     return None if varies else int(values.flat[0])
+
+
+def _mesh(sizes: Mapping[Any, np.ndarray]) -> dict[Any, np.ndarray]:
+    """All combinations of sizes."""
+    return dict(zip(sizes, map(np.ravel, np.meshgrid(*sizes.values(), indexing="ij")), strict=True))
 
 
 def _among(grid: dict[Any, np.ndarray], assumed: Sequence[Assumption]) -> dict[Any, np.ndarray]:
@@ -301,6 +352,7 @@ def _bounds(env: ShapeEnv, symbol: Any) -> tuple[int, int]:
     return 1 if low == 2 else low, high
 
 
+@functools.lru_cache(maxsize=64)
 def _sizes(low: int, high: int, most: int) -> tuple[np.ndarray, bool]:
     """Sizes from `low` to `high`, and whether they are all of them."""
     if high - low < most:
@@ -341,8 +393,13 @@ def evaluated(expression: Any, values: Mapping[Any, np.ndarray]) -> np.ndarray:
 
     Quotients by 0 are 0: no code that the example takes computes them.
     """
-    if expression in values:
-        return values[expression]
+    return _computed(expression, dict(values))
+
+
+def _computed(expression: Any, known: dict[Any, np.ndarray]) -> np.ndarray:
+    """`known` takes up what parts of expressions are: those of sizes that follow from each other repeat them."""
+    if expression in known:
+        return known[expression]
     if expression in (sympy.true, sympy.false):
         return np.array(expression is sympy.true)
     if expression.is_Integer:
@@ -352,7 +409,8 @@ def evaluated(expression: Any, values: Mapping[Any, np.ndarray]) -> np.ndarray:
     operation = _OPERATIONS.get(type(expression).__name__)
     if operation is None:
         raise TypeError(f"{type(expression).__name__} of sizes")
-    return operation([evaluated(part, values) for part in expression.args])
+    known[expression] = operation([_computed(part, known) for part in expression.args])
+    return known[expression]
 
 
 def _fold(function: Callable[..., Any]) -> Callable[[Sequence[np.ndarray]], np.ndarray]:
