@@ -81,6 +81,11 @@ class Driver:
         """Whether this machine has such a device."""
         return True
 
+    @classmethod
+    def is_used_by_torch(cls) -> bool:
+        """Whether PyTorch is there, and sees the device."""
+        return True
+
     def get_current_target(self) -> GPUTarget:
         """The machine that kernels on this device's arrays are compiled for."""
         return GPUTarget.of(get_target("cpu"))
@@ -144,6 +149,13 @@ class CudaDriver(Driver):
     def is_active(cls) -> bool:
         return is_available()
 
+    @classmethod
+    def is_used_by_torch(cls) -> bool:
+        try:
+            return bool(torch_module().cuda.is_available())
+        except ImportError:
+            return False
+
     def get_current_target(self) -> GPUTarget:
         major, minor = devices.current_device().capability
         return GPUTarget("cuda", 10 * major + minor, 32)
@@ -194,19 +206,16 @@ class DriverConfig:
 
 def _default_driver() -> Driver:
     chosen = os.environ.get("TRITON_DEFAULT_BACKEND", "")
-    if chosen not in ("", "cpu", "cuda"):
-        raise TargetError(f"TRITON_DEFAULT_BACKEND={chosen!r}: choose cpu or cuda")
-    if chosen == "cpu":
-        return Driver()
-    if CudaDriver.is_active():
-        try:
-            torch = torch_module()
-        except ImportError:
-            return Driver()
-        return CudaDriver() if torch.cuda.is_available() else Driver()
-    if chosen == "cuda":
-        raise TargetError("TRITON_DEFAULT_BACKEND=cuda: there is no GPU with a driver on this machine")
-    return Driver()
+    if chosen not in ("", *_DRIVERS):
+        raise TargetError(f"TRITON_DEFAULT_BACKEND={chosen!r}: choose {' or '.join(_DRIVERS)}")
+    wanted = [_DRIVERS[chosen]] if chosen else [kind for kind in _DRIVERS.values() if kind is not Driver]
+    found = next((kind for kind in wanted if kind.is_active()), None)
+    if found is None and chosen:
+        raise TargetError(f"TRITON_DEFAULT_BACKEND={chosen}: there is no GPU with a driver on this machine")
+    return found() if found is not None and found.is_used_by_torch() else Driver()
+
+
+_DRIVERS: dict[str, type[Driver]] = {"cpu": Driver, "cuda": CudaDriver}
 
 
 driver = DriverConfig()
