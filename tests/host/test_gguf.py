@@ -83,14 +83,14 @@ def write_llama(path: Path, rng: np.random.Generator, kinds: tuple[str, ...], **
         if name in ("attn_q", "attn_k"):  # pairs next to each other -> the halves of a head
             numbers = numbers.reshape(rows // 64, 32, 2, 256).swapaxes(1, 2).reshape(rows, 256)
         floats[f"model.layers.0.{path_of}.weight"] = numbers
-    table = rng.standard_normal((96, 256)).astype(np.float32)
+    table = blocks(rng, "Q8_0", 96, 256)
     norms = {"blk.0.attn_norm": "layers.0.input_layernorm", "blk.0.ffn_norm": "layers.0.post_attention_layernorm",
              "output_norm": "norm"}  # fmt: skip
     for name, other in norms.items():
         floats[f"model.{other}.weight"] = rng.uniform(0.5, 1.5, 256).astype(np.float32)
         writer.add_tensor(f"{name}.weight", floats[f"model.{other}.weight"])
-    writer.add_tensor("token_embd.weight", table)
-    floats |= {"model.embed_tokens.weight": table}
+    writer.add_tensor("token_embd.weight", table, raw_dtype=KINDS["Q8_0"])
+    floats |= {"model.embed_tokens.weight": gguf.dequantize(table, KINDS["Q8_0"])}
     writer.write_header_to_file()
     writer.write_kv_data_to_file()
     writer.write_tensors_to_file()
@@ -108,6 +108,8 @@ def test_a_llama_in_one_file(tmp_path: Path, rng: np.random.Generator) -> None:
     logits = [model.run([Chunk(tokens, 0, range(2), range(12))])
               for model in (llm.model, Model.open(folder, 4, LIMITS))]  # fmt: skip
     assert np.abs(logits[0] - logits[1]).max() < 2e-5 * np.abs(logits[1]).max()
+    nodes = [node.op for node in step_graph(path, LIMITS).nodes]
+    assert nodes.count("dequantize") == 8  # the table of tokens is that of the logits, in blocks too
     assert llm.tokens("abc") == [0, 95, 68] and llm.text_tokenizer.decode([95, 68]) == "abc"
     assert llm.engine.end_tokens == {1}
     assert len(llm.generate("abc", SamplingParameters(max_tokens=3, temperature=0.0)).completions[0].tokens) == 3

@@ -226,12 +226,16 @@ class GenerationStep:
             return self.emit.op("matmul", x, self.weight(name, rows, columns), transpose_b=True)
         return multiply(self.emit, x, nearest(self.checkpoint.take_stored(name, (rows, columns)), *rounding), name)
 
-    def tied_product(self, x: Value, table: Value) -> Value:
-        """x [n, width] by a table of tokens [vocabulary, width], which may be rounded for this."""
+    def tied_product(self, path: str, x: Value, table: Value) -> Value:
+        """x [n, width] by the table of tokens [vocabulary, width] of this name, which may be quantized for this."""
         numbers = self.builder.graph.constants[table]
+        rows, columns = numbers.shape
+        stored = None if self._stored_layer is None else self._stored_layer(path, rows, columns)
+        if stored is not None:
+            return self._quantized_product(stored, x, f"{path}.codes")
         if self._rounding is None or numbers.size < _LEAST_WEIGHTS:
             return self.emit.op("matmul", x, table, transpose_b=True)
-        return multiply(self.emit, x, nearest(numbers, *_HEAD_ROUNDING), f"{table.name}.rounded")
+        return multiply(self.emit, x, nearest(numbers, *_HEAD_ROUNDING), f"{path}.codes")
 
     def _adapted(self, path: str, x: Value, result: Value, rows: int, columns: int) -> Value:
         """A product with what each token's adapter adds to it."""

@@ -83,7 +83,7 @@ class Decoder:
         """The logits of rows."""
         if not self.is_tied:
             return self.step.linear("lm_head", hidden, self.vocabulary, self.hidden)
-        return self.step.tied_product(hidden, table)
+        return self.step.tied_product("embed_tokens", hidden, table)
 
     def norm(self, path: str, x: Value) -> Value:
         """The family's norm over the last dimension."""

@@ -43,7 +43,7 @@ class GPT2:
         hidden = step.layer_norm("ln_f", step.last(hidden), self.epsilon)
         tied = self.config.flag("tie_word_embeddings", True)
         if tied:
-            logits = step.tied_product(hidden, table)
+            logits = step.tied_product("wte", hidden, table)
         else:
             logits = step.product("lm_head", hidden, vocabulary, self.hidden)
         masks = [f"h.{index}.attn.{name}" for index in range(self.layers) for name in ("bias", "masked_bias")]
