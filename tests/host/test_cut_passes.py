@@ -1,4 +1,4 @@
-"""What is done with a graph before it is cut into parts: lookups of texts, loops; and fewer sizes between the parts."""
+"""What is done with a graph before it is cut into parts (lookups of texts, loops); sizes and checks between parts."""
 
 from __future__ import annotations
 
@@ -10,6 +10,7 @@ import onnxruntime
 import pytest
 
 import tilewright
+from tilewright.errors import InputError
 from tilewright.graph.core import Graph, Node
 from tilewright.graph.passes.join_text_lookups import join_text_lookups
 from tilewright.graph.passes.lighten_loops import lighten_loops
@@ -112,3 +113,17 @@ def test_sizes_that_broadcast_are_joined_once() -> None:
     agrees(model, {"x": np.float32([1, 2, 3]), "y": np.float32([4, 5, 6])})
     agrees(model, {"x": np.float32([1]), "y": np.float32([4])})
     agrees(model, {"x": np.float32([0, 2, 0]), "y": np.float32([4, 5, 6])})
+
+
+def test_columns_of_indices_have_ranges_of_their_own() -> None:
+    model = parsed(
+        """m (int64[n, 2] x) => (float[n] y) <float[3] few = {1, 2, 3}, float[9] many = {1, 2, 3, 4, 5, 6, 7, 8, 9}> {
+            zero = Constant <value = int64 {0}> () one = Constant <value = int64 {1}> ()
+            a = Gather <axis = 1> (x, zero) b = Gather <axis = 1> (x, one)
+            c = Gather(few, a) d = Gather(many, b) y = Add(c, d) }"""
+    )
+    agrees(model, {"x": np.array([[2, 8], [-3, -9]])})
+    engine = tilewright.compile(model)
+    for wrong, found in (([[8, 2]], 8), ([[0, 0], [2, 9]], 9), ([[-4, 8]], -4)):
+        with pytest.raises(InputError, match=f"'x' holds {found}, an index out of range"):
+            engine.run({"x": np.array(wrong)})
