@@ -218,3 +218,17 @@ def test_a_model_that_asks_nothing_of_its_sizes_has_one_way() -> None:
     spec = specification("bert")
     graph = import_model(spec.module, spec.example, spec.dynamic_shapes, spec.name)
     assert not graph.remarks and all(node.op != "if" for node in graph.nodes)
+
+
+def _cut_for_some_sizes(x: torch.Tensor, y: torch.Tensor, k: torch.Tensor) -> torch.Tensor:
+    n, m = x.shape[0], y.shape[0]
+    return y[: int(k)] if (n - 1) * m > 0 else y * 2
+
+
+@pytest.mark.skipif(torch.__version__.startswith("2.11."), reason="PyTorch 2.11 fixes numbers that are read")
+def test_ways_of_sizes_of_0_and_1_are_kept_beside_numbers_that_are_read() -> None:
+    ranges = {"x": {0: ("n", 0, 5)}, "y": {0: ("m", 0, 5)}}
+    example = (torch.randn(3), torch.randn(4), torch.tensor(2))
+    engine = tilewright.compile(_cut_for_some_sizes, example, ranges, "cpu", effort=0)
+    for n, m in product(range(6), repeat=2):
+        _check(engine, _cut_for_some_sizes, torch.randn(n), torch.randn(m), torch.tensor(2))

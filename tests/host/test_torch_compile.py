@@ -259,6 +259,43 @@ def test_results_have_pytorchs_strides() -> None:
     torch.testing.assert_close(found[3], want[3])
 
 
+_VIEWS: dict[str, Callable[[torch.Tensor], torch.Tensor]] = {
+    "every second": lambda y: y.view(-1)[::2],
+    "a column": lambda y: y[:, 1],
+    "columns of rows in reverse": lambda y: y.t()[1:3].flip(0)[:, ::2],
+    "expanded columns": lambda y: y[:, :2].unsqueeze(1).expand(-1, 3, -1)[..., 0],
+    "a diagonal": lambda y: (y @ y.t()).diagonal(1),
+    "windows": lambda y: y.unfold(1, 2, 1)[:, ::2],
+}
+
+
+@pytest.mark.parametrize("view", _VIEWS.values(), ids=_VIEWS.keys())
+def test_results_that_look_at_a_part_of_a_tensor_have_pytorchs_strides(view: Callable[..., torch.Tensor]) -> None:
+    def forward(x: torch.Tensor) -> torch.Tensor:
+        return view(x.exp())
+
+    run = compiled(forward, options={"effort": 0, "fallback": "error"}, dynamic=True)
+    for rows in (5, 3):
+        x = torch.randn(rows, 4)
+        found, want = run(x), forward(x)
+        torch.testing.assert_close(found, want, check_stride=True)
+
+
+def test_updates_and_indices_whose_numbers_are_told_apart() -> None:
+    """PyTorch allows more updates than indices, and has no condition that they are as many."""
+
+    def forward(x: torch.Tensor, i: torch.Tensor) -> tuple[torch.Tensor, ...]:
+        zeros = x.new_zeros(5, 4)
+        places = i[:, None].expand(-1, 4)
+        return zeros.scatter_add(0, places, x), zeros.scatter_reduce(0, places, x, "amax"), zeros.index_copy(0, i, x)
+
+    run = compiled(forward, options={"effort": 0, "fallback": "error"}, dynamic=True)
+    for count in (5, 3):
+        x, i = torch.randn(count, 4), torch.randperm(5)[:count]
+        for found, want in zip(run(x, i), forward(x, i), strict=True):
+            torch.testing.assert_close(found, want)
+
+
 def test_graph_breaks_stay_with_pytorch(built: list[Any]) -> None:
     def function(x: torch.Tensor) -> torch.Tensor:
         y = x.relu() + 1

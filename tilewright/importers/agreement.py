@@ -67,6 +67,8 @@ def agreed(emit: Emitter, name: str, inputs: Sequence[Any], attributes: Mapping[
     elif name == "broadcast_to" and values:
         shape = _stretched(values[0].shape, attributes["shape"])
         found = [respelled(emit, values[0], shape)]
+    elif name in ("scatter_update", "scatter_reduce"):
+        found = _scattered(emit, inputs, attributes["axis"])
     elif name in OPS and OPS[name].kind == "elementwise" and len(values) > 1:
         found = _broadcast(emit, inputs)
     else:
@@ -153,6 +155,15 @@ def _convolved(emit: Emitter, inputs: Sequence[Any], groups: int) -> Operands:
         return list(inputs)
     channels = simplify(lift(weight.shape[1]) * groups)
     return [must_be(emit, image, (image.shape[0], channels, *image.shape[2:])), weight, *rest]
+
+
+def _scattered(emit: Emitter, inputs: Sequence[Any], axis: int) -> Operands:
+    """One update for each index, with the target's other sizes."""
+    x, indices, updates = inputs
+    if indices.rank != 1 or not -x.rank <= axis < x.rank:
+        return list(inputs)
+    place = axis % x.rank
+    return [x, indices, must_be(emit, updates, (*x.shape[:place], indices.shape[0], *x.shape[place + 1 :]))]
 
 
 def _attended(emit: Emitter, inputs: Sequence[Any]) -> Operands:

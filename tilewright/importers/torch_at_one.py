@@ -5,8 +5,8 @@
 
 The program of greater sizes then runs for size 1 too.  The model is exported once more with this dimension fixed to 1.
 If both graphs give the same results there, on the example and on random inputs (of a small model with several other
-sizes, too), size 1 stays in the range; otherwise every call checks that it is not 1.  Code that asks about several
-dimensions is also compared where several are 1.
+sizes, too), it serves size 1; otherwise size 1 is a way of its own, or every call checks that it is not 1.  Code that
+asks about several dimensions is also compared where several are 1.
 """
 
 from __future__ import annotations

@@ -214,17 +214,18 @@ def import_module(
             report(f"operations of {name}")
             core, conditions = _decomposed(program, name, [each for each in assumed if not each.only_one])
             exports = _Exports(module, args, kwargs, whole, neutral, name, known, names, tell, report)
-            graph = None
+            joined = None
             with _differing_results_told(tell) as others:
-                graph = exports.by_ways(core, conditions, ones)
-            graph = graph or _imported(core, conditions, neutral, name, known, names, tell)
+                joined = exports.by_ways(core, conditions, ones)
+            graph = joined or _imported(core, conditions, neutral, name, known, names, tell)
             graph.remarks += others
-            if ones:
+            if ones and joined is None:  # among ways, each has the sizes for which its answers hold
                 again = functools.partial(_at_one, module, args, kwargs, whole, graph)
                 examples = _examples(module, args, kwargs, program, graph)
                 refused = refused_at_one(Imported(program, graph, assumed, names), examples, again)
                 if refused:
-                    graph = _imported(core, [*conditions, *refused], neutral, name, known, names, tell)
+                    graph = exports.apart(core, conditions, refused)
+                    graph.remarks += others
             graph.fixed.update((key, (-1, value)) for key, value in fields.items())  # none stands in the row itself
             return graph
 
@@ -336,6 +337,10 @@ class _Exports:
                 "begin the range at 1, and compile the model once more with the size 0 if it is to take nothing"
             )
 
+    def may_differ(self, program: ExportedProgram, conditions: Sequence[Assumption]) -> bool:
+        """Whether sizes may have other ways than the example's, those apart that the code asks whether they are 1."""
+        return bool(self.axes and (conditions or self.may_be_zero or squeezed(program.graph)))
+
     def by_ways(
         self, program: ExportedProgram, conditions: Sequence[Assumption], ones: Sequence[Assumption]
     ) -> Graph | None:
@@ -344,8 +349,7 @@ class _Exports:
 
         Raises `ResultsDiffer`, and `ShapeError` where a size of 0 has no way.
         """
-        may_differ = bool(conditions or self.may_be_zero or squeezed(program.graph))
-        if not (self.axes and may_differ):
+        if not self.may_differ(program, conditions):
             return None
         graph = None
         try:
@@ -355,6 +359,17 @@ class _Exports:
                 self._refuse_zero()
         for remark in graph.remarks if graph else ():
             self.tell(remark)
+        return graph
+
+    def apart(self, program: ExportedProgram, conditions: Sequence[Assumption], refused: Sequence[Assumption]) -> Graph:
+        """The graph in which sizes of 1 have ways of their own, or are refused where there are none."""
+        joined, remarks = None, []
+        if not self.may_differ(program, conditions):  # else ways were looked for
+            with _differing_results_told(self.tell) as remarks:
+                joined = self.by_ways(program, [*conditions, *refused], [])
+        assumed = [*conditions, *refused]
+        graph = joined or _imported(program, assumed, self.axes, self.name, self.returned, self.names, self.tell)
+        graph.remarks += remarks
         return graph
 
     def _first(self, program: ExportedProgram, assumed: Sequence[Assumption]) -> Way:

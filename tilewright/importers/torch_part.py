@@ -36,6 +36,7 @@ from tilewright.importers.torch_nodes import (
     repeated_axes,
     stride_order,
 )
+from tilewright.importers.torch_strides import Strides, spread, strides_of
 from tilewright.importers.torch_survey import IMPORT_RULES
 from tilewright.importers.torch_symbols import SymbolTable, squeezed_symbols
 from tilewright.runtime.cuda.device import on_gpu_of
@@ -82,6 +83,7 @@ class _Imported:
     graph: Graph
     inputs: list[_Input]
     sizes: list[tuple[int, str]]
+    strides: list[Strides | None]
 
 
 @dataclass(frozen=True)
@@ -89,6 +91,7 @@ class _Built:
     engine: Engine
     inputs: list[_Input]
     sizes: list[tuple[int, str]]
+    strides: list[Strides | None]
 
 
 class EnginePart:
@@ -144,7 +147,11 @@ class EnginePart:
             self._tell(reason)
             return self.gm(*arguments)
         facts = zip(values, self.orders, self.on_host, self.complex, strict=True)
-        return [_ordered(value, order, on_host, pairs) for value, order, on_host, pairs in facts]
+        results = [_ordered(value, order, on_host, pairs) for value, order, on_host, pairs in facts]
+        for index, strides in enumerate(built.strides):
+            if strides is not None:
+                results[index] = spread(results[index], strides.of(arguments))
+        return results
 
     def _tell(self, reason: TilewrightError) -> None:
         """Say once that PyTorch computes what the engine did not."""
@@ -207,7 +214,7 @@ class EnginePart:
             how = build_quickly_first if self.settings.quick_start else build
             tuning, precision = self.settings.tuning, self.settings.precision
             engine = how(imported.graph, self.settings.target, tuning=tuning, precision=precision)
-        return _Built(engine, imported.inputs, imported.sizes)
+        return _Built(engine, imported.inputs, imported.sizes, imported.strides)
 
     def _give_up(self, error: Exception) -> None:
         reason = str(error) if isinstance(error, TilewrightError) else repr(error)
@@ -271,7 +278,8 @@ class EnginePart:
             for position, node in names
             if isinstance(walker.values.get(node), (Value, Complex))
         ]
-        return _Imported(builder.finish(), inputs, sizes)
+        strides = strides_of([node.meta["val"] for node in output.args[0]], symbols, placeholders)
+        return _Imported(builder.finish(), inputs, sizes, strides)
 
 
 def _placeholder(
