@@ -64,6 +64,21 @@ def test_places_of_nans_and_in_large_windows() -> None:
     assert len(import_model(pools, (images[0],)).nodes) < 400
 
 
+def test_the_largest_of_parts_of_images_of_any_size() -> None:
+    def pools(x: Any) -> Any:
+        return (
+            *F.adaptive_max_pool2d(x, (2, 3), return_indices=True),
+            *F.adaptive_max_pool2d(x, (1, 4), return_indices=True),
+            F.adaptive_max_pool2d(x, (3, 1)),
+            F.adaptive_max_pool1d(x[:, 0], 5),
+        )
+
+    torch.manual_seed(0)
+    calls = [torch.randint(0, 4, (1, 2, *sizes)).float() for sizes in ((7, 9), (1, 4), (12, 1), (5, 20))]
+    calls[3][torch.rand(calls[3].shape) < 0.2] = torch.nan
+    compare(pools, calls[0], calls, {"x": {2: ("rows", 1, 20), 3: ("columns", 1, 20)}})
+
+
 def test_images_of_any_size() -> None:
     """Averages of parts, and linear interpolation by sizes and by factors that are not whole."""
 

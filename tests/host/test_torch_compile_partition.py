@@ -306,6 +306,25 @@ def test_fallbacks_that_are_errors(options: dict[str, Any], built: list[Any]) ->
     assert not built
 
 
+def _masked(m: Any, x: torch.Tensor) -> tuple[torch.Tensor, ...]:
+    chosen = x.relu().sum(1) > 1
+    y = m.a(x).relu()
+    y[chosen] = y[chosen].flip(0) * 2
+    return m.b(y).tanh(), m.b(y[chosen]).sum(0), y.repeat_interleave(chosen.long() + 1, 0).exp(), chosen.nonzero() + 1
+
+
+def _drawn(m: Any, x: torch.Tensor) -> torch.Tensor:
+    return m.b(F.dropout(m.a(x).relu(), 0.5, True)).tanh()
+
+
+@pytest.mark.parametrize("body", [_masked, _drawn])
+def test_fullgraph_with_what_is_always_pytorchs(body: Any, built: list[Any]) -> None:
+    """Sizes that depend on data, and random numbers, are no fallback."""
+    module = Module(body, **layers(a=(6, 8), b=(8, 3)))
+    check(module, [(rows(4, 6),), (rows(7, 6),), (-rows(5, 6).abs(),)], fullgraph=True)
+    assert built
+
+
 def test_fullgraph_with_a_fallback_that_is_wanted() -> None:
     module = Module(in_the_middle, **layers(a=(6, 8), b=(8, 3)))
     check(module, [(rows(4, 6),)], fullgraph=False)

@@ -71,7 +71,8 @@ def backend(
     The mode ``max-autotune`` stands for an effort of 2 with products and convolutions of PyTorch (and of cuBLASLt and
     cuDNN, where their bindings are installed) as candidates.
     Never raises for what it cannot compile: PyTorch runs that, and the reason is logged.  With ``fullgraph=True`` or
-    ``{"fallback": "error"}`` the call raises `UnsupportedOperationError` instead.  An unknown option raises
+    ``{"fallback": "error"}`` the call raises `UnsupportedOperationError` instead, but not for what is always PyTorch's
+    (random draws, and sizes and numbers that are read from data).  An unknown option raises
     `TilewrightError`, and so does an effort, target or fallback that does not exist.
     """
     settings = dict(options or {})
@@ -232,15 +233,15 @@ class _Compiler:
             )
         # AOT knows where parameters and buffers are, which may be several tensors each.
         static = set(about.static_input_indices) - changed if constants and about is not None else set()
-        module, problems = self._divide(gm, {placeholders[position] for position in static})
-        if problems and self.settings.strict:
+        module, survey, problems = self._divide(gm, {placeholders[position] for position in static})
+        if survey.refused and self.settings.strict:
             return make_boxed_func(functools.partial(_refuse, problems))
         if problems:
-            logger.warning("%s", problems)
+            logger.log(logging.INFO if self.settings.strict else logging.WARNING, "%s", problems)
         return make_boxed_func(module.forward)
 
-    def _divide(self, gm: fx.GraphModule, constants: set[fx.Node]) -> tuple[fx.GraphModule, str]:
-        """The module that runs a graph by engines and PyTorch, and the report of what stays with PyTorch."""
+    def _divide(self, gm: fx.GraphModule, constants: set[fx.Node]) -> tuple[fx.GraphModule, Survey, str]:
+        """The module that runs a graph by engines and PyTorch, and what stays with PyTorch, with the report of it."""
         nodes = {node.name: node for node in gm.graph.nodes}
         known: dict[fx.Node, ImportProblem] = {}
         while True:
@@ -251,7 +252,7 @@ class _Compiler:
             except NotImported as refused:  # what a rule knew of a graph as a whole, it may not know of a part
                 known |= {nodes[problem.node]: problem for problem in refused.problems}
                 continue
-            return module, _report(survey, partition)
+            return module, survey, _report(survey, partition)
 
     def _part(self, gm: fx.GraphModule, constants: list[int]) -> EnginePart:
         return EnginePart(gm, constants, self.settings, self._without)

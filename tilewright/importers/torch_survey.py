@@ -12,6 +12,7 @@ from typing import Any
 import numpy as np
 import torch
 from torch import fx
+from torch.fx.experimental.symbolic_shapes import free_unbacked_symbols
 
 from tilewright.graph.build import GraphBuilder
 from tilewright.importers.emitter import Emitter
@@ -67,6 +68,11 @@ class Survey:
         while is_getitem(node):
             node = node.args[0]  # type: ignore[assignment]
         return node in self.stays or node in self.moves or node in self.checks
+
+    @property
+    def refused(self) -> set[fx.Node]:
+        """The operations that stay, without those that are always PyTorch's."""
+        return {node for node in self.stays if not _is_always_pytorchs(node)}
 
     def _name_sizes(self, node: fx.Node) -> None:
         for fake in fakes_of(node):
@@ -176,3 +182,21 @@ class Survey:
 
 def _is_host_scalar(fake: torch.Tensor) -> bool:
     return fake.device.type == "cpu" and fake.ndim == 0
+
+
+def _is_always_pytorchs(node: fx.Node) -> bool:
+    """Whether a call draws random numbers, reads a size or a number from data, or computes with such a number."""
+    if target_name(node.target) in LEFT_TO_PYTORCH or torch.Tag.nondeterministic_seeded in _tags(node):
+        return True
+    if reads_number(node) or any(is_number(given) and _from_data(given) for given in node.all_input_nodes):
+        return True
+    return bool(_from_data(node).difference(*map(_from_data, node.all_input_nodes)))
+
+
+def _tags(node: fx.Node) -> Collection[torch.Tag]:
+    return node.target.tags if isinstance(node.target, torch._ops.OpOverload) else ()
+
+
+def _from_data(node: fx.Node) -> set[Any]:
+    """The symbols in a node's sizes and numbers that stand for what only the run knows."""
+    return {symbol for fake in fakes_of(node) if fake is not None for symbol in free_unbacked_symbols(fake)}

@@ -7,6 +7,9 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 import numpy as np
+import torch
+from torch import fx
+from torch.fx.experimental.symbolic_shapes import free_unbacked_symbols
 
 from tilewright.dtypes import DType, int32, int64
 from tilewright.graph.core import Value
@@ -233,6 +236,8 @@ def index_put(
             return _masked_put(call, x, first, values)
         place = values.rank - (x.rank - first.rank) - 1  # of the dimension that has an entry for each true element
         counted = place >= 0 and values.shape[place] != 1
+        if counted and not accumulate and _is_counted_by_data(call):
+            return _rows_put(call, x, first, values)
         indices = _without_masks(call, indices, values.shape[place] if counted else None)
     selection = _Selection(call, x, indices)
     values = call.cast(values, x.dtype)
@@ -256,6 +261,25 @@ def index_put(
 def _masked_put(call: TorchCall, x: Value, mask: Value, values: Value) -> Value:
     mask = call.reshape(mask, (*mask.shape, *[1] * (x.rank - mask.rank)))
     return call.op("where", mask, call.reshape(call.cast(values, x.dtype), ()), x)
+
+
+def _is_counted_by_data(call: TorchCall) -> bool:
+    """Whether values that take the place of others are as many as an operation outside of the graph found in data."""
+    values = call.node.args[2]
+    fake = values.meta.get("val") if isinstance(values, fx.Node) else None
+    return not call.symbols.run_time and isinstance(fake, torch.Tensor) and bool(free_unbacked_symbols(fake))
+
+
+def _rows_put(call: TorchCall, x: Value, mask: Value, values: Value) -> Value:
+    """x with the rows of `values`, one after the other, where a mask of its first dimensions is true."""
+    rest = x.shape[mask.rank :]
+    values = call.broadcast(call.cast(values, x.dtype), (values.shape[0], *rest))
+    before = call.op("cumsum", call.cast(call.reshape(mask, (-1,)), int64), axis=0)
+    places = call.op("maximum", call.op("subtract", before, 1), 0)
+    last = call.value(simplify(lift(values.shape[0]) - 1), int64)
+    rows = call.op("gather", values, call.op("minimum", places, last), axis=0)
+    mask = call.reshape(mask, (*mask.shape, *[1] * len(rest)))
+    return call.op("where", mask, call.reshape(rows, x.shape), x)
 
 
 @rule("masked_scatter.default")

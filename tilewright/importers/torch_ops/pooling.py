@@ -15,11 +15,10 @@ from tilewright.importers import images
 from tilewright.importers.emitter import Emitter
 from tilewright.importers.formulas import truncate
 from tilewright.importers.pools import positions_of_largest
-from tilewright.importers.report import Unsupported
 from tilewright.importers.rules import RuleTable
 from tilewright.importers.sampling import cubic_weight, grid_sample, linear_pair, linear_weight, read_along
 from tilewright.importers.torch_fx import TorchCall
-from tilewright.symbolic import Size, lift, maximum, product, simplify
+from tilewright.symbolic import Size, floor_divide, lift, maximum, product, simplify
 
 TABLE = RuleTable("Pools and resampling", "aten.")
 rule = TABLE.rule
@@ -149,19 +148,38 @@ def adaptive_max_pool(call: TorchCall, x: Value, sizes: Sequence[Size]) -> tuple
     for axis, size in enumerate(sizes, start=first):
         if size in (1, x.shape[axis]):
             continue
+        if _vary(x.shape[axis], size):
+            parts_of = call.op("gather", x, _members(call, x.shape[axis], size), axis=axis)
+            x = call.op("reduce_max", parts_of, axes=(axis + 1,), keepdims=False)
+            continue
         edges = _edges(x.shape[axis], size)
         parts = [call.op("reduce_max", call.slice(x, axis, *edge), axes=(axis,), keepdims=True) for edge in edges]
         x = call.op("concat", *parts, axis=axis)
     return x, None
 
 
-def _edges(extent: Size, size: Size) -> list[tuple[Size, Size]]:
+def _edges(extent: Size, size: Size) -> list[tuple[int, Size]]:
     """Where each part of a dimension begins and ends."""
     if size == 1:
         return [(0, extent)]
-    if not (isinstance(extent, int) and isinstance(size, int)):
-        raise Unsupported(f"adaptive max pooling of {extent} to {size}", "fix the image size, or pool to 1")
+    assert isinstance(extent, int) and isinstance(size, int)
     return [(place * extent // size, -(-(place + 1) * extent // size)) for place in range(size)]
+
+
+def _vary(extent: Size, size: Size) -> bool:
+    """Whether the parts of a dimension differ from call to call."""
+    return size != 1 and not (isinstance(extent, int) and isinstance(size, int))
+
+
+def _members(call: TorchCall, extent: Size, size: Size) -> Value:
+    """The places [size, width] of what each part of a dimension has; shorter parts have their last one again."""
+    width = simplify(lift(floor_divide(lift(extent) + size - 1, size)) + 1)
+    old, new = call.value(extent, int64), call.value(size, int64)
+    rows, steps = call.unsqueeze(call.iota(size), 1), call.unsqueeze(call.iota(width), 0)
+    begin = call.op("floor_divide", call.op("multiply", rows, old), new)
+    end = call.op("multiply", call.op("add", rows, 1), old)
+    last = call.op("floor_divide", call.op("subtract", end, 1), new)
+    return call.op("minimum", call.op("add", begin, steps), last)
 
 
 def _largest_and_places(call: TorchCall, x: Value, sizes: Sequence[Size]) -> tuple[Value, Value]:
@@ -169,18 +187,49 @@ def _largest_and_places(call: TorchCall, x: Value, sizes: Sequence[Size]) -> tup
     places: Value = call.full(x.shape, 0, int64)
     below: Size = 1  # elements of the plane between neighbours along the axis
     for axis in reversed(range(x.rank - len(sizes), x.rank)):
-        extent, values, found = x.shape[axis], [], []
-        for begin, end in _edges(extent, sizes[axis - x.rank]):
-            part, known = (call.slice(item, axis, begin, end) for item in (x, places))
-            best = call.op("argmax", part, axis=axis, keepdims=True)
-            if x.dtype.is_float:
-                best = call.op("maximum", best, _last_nan(call, part, axis))
-            values.append(call.op("gather_elements", part, best, axis=axis))
-            own = call.op("multiply", call.op("add", best, call.value(begin, int64)), call.value(below, int64))
-            found.append(call.op("add", own, call.op("gather_elements", known, best, axis=axis)))
-        x, places = (call.op("concat", *parts, axis=axis) if len(parts) > 1 else parts[0] for parts in (values, found))
+        extent, size = x.shape[axis], sizes[axis - x.rank]
+        if _vary(extent, size):
+            x, places = _largest_of_members(call, x, places, axis, size, below)
+        else:
+            found = [_largest(call, x, places, axis, edge, below) for edge in _edges(extent, size)]
+            x, places = (
+                call.op("concat", *parts, axis=axis) if len(parts) > 1 else parts[0]
+                for parts in zip(*found, strict=True)
+            )
         below = simplify(lift(extent) * below)
     return x, places
+
+
+def _largest(
+    call: TorchCall, x: Value, places: Value, axis: int, edge: tuple[int, Size], below: Size
+) -> tuple[Value, Value]:
+    """The largest of a part of an axis, which is kept with one element, and its place."""
+    part, known = (call.slice(item, axis, *edge) for item in (x, places))
+    best = _best(call, part, axis)
+    value = call.op("gather_elements", part, best, axis=axis)
+    own = call.op("multiply", call.op("add", best, call.value(edge[0], int64)), call.value(below, int64))
+    return value, call.op("add", own, call.op("gather_elements", known, best, axis=axis))
+
+
+def _largest_of_members(
+    call: TorchCall, x: Value, places: Value, axis: int, size: Size, below: Size
+) -> tuple[Value, Value]:
+    """The largest of each part of an axis, and their places."""
+    extent = x.shape[axis]
+    line = call.op("multiply", call.iota(extent), call.value(below, int64))
+    places = call.op("add", places, call.reshape(line, [-1 if at == axis else 1 for at in range(x.rank)]))
+    members = _members(call, extent, size)
+    x, places = (call.op("gather", item, members, axis=axis) for item in (x, places))
+    best = _best(call, x, axis + 1)
+    found = (call.op("gather_elements", item, best, axis=axis + 1) for item in (x, places))
+    value, place = (call.squeeze(item, (axis + 1,)) for item in found)
+    return value, place
+
+
+def _best(call: TorchCall, x: Value, axis: int) -> Value:
+    """The place of the largest element along an axis, which is kept with one element."""
+    best = call.op("argmax", x, axis=axis, keepdims=True)
+    return call.op("maximum", best, _last_nan(call, x, axis)) if x.dtype.is_float else best
 
 
 def _last_nan(call: TorchCall, x: Value, axis: int) -> Value:
