@@ -13,6 +13,9 @@ MAMBA = dict(mamba_d_state=8, mamba_d_conv=4, mamba_expand=2, mamba_n_heads=8, m
 LATENT = dict(num_key_value_heads=4, q_lora_rank=16, kv_lora_rank=8, qk_nope_head_dim=4,
               qk_rope_head_dim=4, v_head_dim=8)  # fmt: skip
 
+SHARED = dict(n_routed_experts=4, n_shared_experts=1, num_experts_per_tok=2, moe_intermediate_size=16, n_group=1,
+              topk_group=1, first_k_dense_replace=1)  # fmt: skip
+
 
 def pictures(batch: int) -> dict[str, torch.Tensor]:
     return {"pixel_values": images(batch)}
@@ -74,4 +77,11 @@ ENTRIES: list[Entry] = [
     model("MLCDVision", pictures, **VIT),
     model("HGNetV2", pictures, kind="ForImageClassification"),
     model("Sapiens2", pictures, **VIT),
+    *(decoder(name, plain) for name in (
+        "Apertus1p5Text", "AriaText", "BailingHybrid", "Beam", "Cohere2Moe", "Cosmos3EdgeText", "CpmAnt", "Dory",
+        "EmbeddingGemma2Text", "Flint", "Gemma4UnifiedText", "GraniteDoclingText", "GraniteMoeSWA", "HyperCLOVAX",
+        "Inkling2LoopText", "Inkling2Text", "LaraMini", "MiniMaxM3VLText", "Molmo2Text", "Mra", "MuseGlimmerText",
+        "Mvp", "Qwen3VLText", "Tapas", "Tipsv2Text", "Zaya")),
+    *(decoder(name, plain, **LATENT, **SHARED) for name in (
+        "AXK1", "AXK2", "DeepseekV32", "Dots3NoteText", "GlmMoeDsa", "MistralLarge4Text", "MuseSparkText")),
 ]  # fmt: skip
