@@ -5,6 +5,7 @@ Engines run them: they also check, or refuse, the sizes that an import assumes; 
 
 from __future__ import annotations
 
+import inspect
 import math
 from collections.abc import Callable
 from itertools import product
@@ -12,12 +13,15 @@ from typing import Any
 
 import pytest
 import torch
-from torch import nn
+from torch import _prims_common, nn
+from torch._inductor import utils as inductor_utils
+from torch._subclasses import fake_tensor
+from torch.fx.experimental import sym_node, symbolic_shapes
 
 import tilewright
 from tests.host.model_support import specification
 from tilewright.errors import ShapeError
-from tilewright.importers import import_model
+from tilewright.importers import import_model, torch_proved
 
 _SIZES = (1, 2, 3, 4, 5, 8, 13)
 
@@ -232,3 +236,12 @@ def test_ways_of_sizes_of_0_and_1_are_kept_beside_numbers_that_are_read() -> Non
     engine = tilewright.compile(_cut_for_some_sizes, example, ranges, "cpu", effort=0)
     for n, m in product(range(6), repeat=2):
         _check(engine, _cut_for_some_sizes, torch.randn(n), torch.randn(m), torch.tensor(2))
+
+
+def test_the_functions_by_which_pytorch_asks_of_sizes_have_their_names() -> None:
+    """Who asks is told by name: a release of PyTorch that renames one has to be looked at."""
+    modules = (_prims_common, fake_tensor, symbolic_shapes, sym_node, inductor_utils)
+    text = "".join(map(inspect.getsource, modules))
+    named = {*torch_proved._OF_MEMORY, *torch_proved._OF_DYNAMO, torch_proved._OF_GUARDS}
+    of_other_releases = {"are_strides_like_channels_last", "is_expanded"}
+    assert {name for name in named if f"def {name}(" not in text} <= of_other_releases
