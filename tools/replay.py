@@ -225,8 +225,8 @@ def operations() -> Texts:
                 (4096, True, 0, True),
                 (4096, True, 9, False),
             ):
-                asked = AttentionProblem(1, 8, 2, queries, 4096, size, half, causal, window, ragged, True, "")
-                config = attentions.hopper_configs(asked)[0].check()
+                attention = AttentionProblem(1, 8, 2, queries, 4096, size, half, causal, window, ragged, True, "")
+                config = attentions.hopper_configs(attention)[0].check()
                 key = attentions.compiled(config).binary.key
                 texts[f"attention {size} {queries} {causal} {window} {ragged}"] = f"; {config}\n{recorder.texts[key]}"
         attentions._KERNELS.clear()

@@ -24,7 +24,7 @@ def compiled(config: ConvolutionConfig) -> None:
     result = tensor_map(config.out_block, config.OUTPUT)
     types = {
         "x": tensor_map(config.image_block, config.INPUT), "w": tensor_map(config.weight_block, config.INPUT),
-        "beside": result, "out": result, **dict.fromkeys(("images", "height", "width", "columns"), "i32"),
+        "residual": result, "out": result, **dict.fromkeys(("images", "height", "width", "columns"), "i32"),
     }  # fmt: skip
     lowered = lower(convolution.trace(types, {"CONFIG": config.check()}), TARGET, NvidiaOptions())
     assembly = assemble_kernel(lowered, TARGET, AssemblyOptions(strict=True))

@@ -142,7 +142,7 @@ def _write_times(recorded: Sequence[Timing], path: Path, timing_cache: Path) -> 
 
 
 def _describe(engine: Engine, path: Path, about_times: bool) -> None:
-    """Print what was built; `about_times` as of `_choices`."""
+    """Print what was built; `about_times`: the user passed an option that has to do with timing."""
     console = terminal()
     size = f"{path.stat().st_size / 1e6:.1f} MB, {len(engine.plan.steps)} steps"
     console.print(f"{path}: {size}, for {', '.join(engine.targets)}")
@@ -181,7 +181,7 @@ def _names(model: Path, names: str | None) -> list[str]:
 
 def _choices(path: Path, targets: Sequence[str], about_times: bool) -> Iterator[str]:
     """For each target that lets kernels be timed, how many were chosen how; for the others that nothing was timed, if
-    something was `about_times` for that has to do with it."""
+    the user passed an option `about_times`."""
     from tilewright.engine.engine import Engine
 
     for target in targets:
