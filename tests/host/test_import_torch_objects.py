@@ -258,6 +258,29 @@ def test_numbers_in_their_place_and_in_containers() -> None:
         engine(x, y, x, x)
 
 
+def test_containers_have_the_parts_that_they_had_in_the_example() -> None:
+    """Lists of numbers alone are arguments too; one that is longer or shorter than in the example is never ignored."""
+    x = torch.randn(3)
+
+    def model(
+        xs: list[torch.Tensor], sizes: list[Any] | None = None, more: dict[str, Any] | None = None
+    ) -> torch.Tensor:
+        return sum(xs) * len(sizes or ()) * (more["scale"] if more else 1)
+
+    given: dict[str, Any] = {"xs": [x, x], "sizes": [(1, 2), 3], "more": {"scale": x}}
+    engine = tilewright.compile(model, given, target="cpu", effort=0)
+    torch.testing.assert_close(engine(**given), model(**given))
+    torch.testing.assert_close(engine(*given.values()), model(**given))
+    others: dict[str, Any] = {"xs": [[x], [x, x, x]], "more": [{"scale": x, "shift": 1}],
+                              "sizes": [[(1, 2)], [(1, 2), 3, 4], [(1, 2, 3), 3], [(1, 2), 4]]}  # fmt: skip
+    for name, values in others.items():
+        for value in values:
+            with pytest.raises(InputError):
+                engine(**{**given, name: value})
+            with pytest.raises(InputError):
+                engine(*{**given, name: value}.values())
+
+
 def test_numbers_of_numpy_and_nan_in_their_place() -> None:
     x, y = np.zeros(2), np.ones(3)
     arguments = Arguments(["x", "y"], {"n": 3, "fill": math.nan}, {"n": 1, "fill": 1})

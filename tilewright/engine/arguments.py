@@ -6,7 +6,8 @@ value, in its place or by its name.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+import re
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from typing import Any
 
 import numpy as np
@@ -38,10 +39,13 @@ class Arguments:
                 self._check(name, value)
             else:
                 parts = dict(leaves(name, value))
-                inputs = {key: item for key, item in parts.items() if key in self._known}
-                for key, item in parts.items() if inputs else ():
+                if not any(key in self._known or key in self._fixed for key in parts):
+                    found[name] = value
+                    continue
+                for key, item in parts.items():
                     self._check(key, item)
-                found.update(inputs or {name: value})
+                self._check_extent(name, value, named)
+                found.update((key, item) for key, item in parts.items() if key in self._known)
         return found
 
     def in_order(self, arguments: Sequence[Any]) -> tuple[dict[str, Any], list[Any]]:
@@ -57,10 +61,11 @@ class Arguments:
             pending = [name for name in pending if self._places[name] >= consumed]
             parts = dict(leaves("", argument))
             arrays = [part for part, item in parts.items() if hasattr(item, "shape")]
-            own = [self._here(part, pending, consumed) for part in parts]
+            own = self._here(list(parts), pending, consumed)
             too_many = len(arguments) - number > len(rest)
             plain = not arrays or (too_many and all(isinstance(parts[part], np.generic) for part in arrays))
-            if plain and all(own) and self._is_fixed(parts, own, too_many):
+            if plain and own and self._is_fixed(parts, own, too_many):
+                self._check_extent(own[0].removesuffix(next(iter(parts))), argument, own)
                 pending = [name for name in pending if name not in own]
                 continue
             if all(item is None for item in parts.values()):
@@ -74,6 +79,7 @@ class Arguments:
                 named = {start + part: item for part, item in parts.items() if start + part in rest}
                 for part, item in parts.items():
                     self._check(start + part, item)
+                self._check_extent(start, argument, named)
                 row += named.values()
             inputs.update(named)
             rest = [name for name in rest if name not in named]
@@ -84,16 +90,21 @@ class Arguments:
         given = ", ".join(f"{name}={brief(value)}" for name, value in self._fixed.items())
         return f"; always as in its example: {given}" if given else ""
 
-    def _here(self, part: str, pending: Sequence[str], consumed: int) -> str | None:
-        """The fixed argument that stands here, and is called as a part of a container is; the next one for no part."""
-        return next((name for name in pending if self._places[name] == consumed and name.endswith(part)), None)
+    def _here(self, parts: Sequence[str], pending: Sequence[str], consumed: int) -> list[str]:
+        """The fixed arguments that stand here and are called as the parts of a container are; none where one is not."""
+        here = [name for name in pending if self._places[name] == consumed]
+        for first in here if parts else ():
+            names = [first.removesuffix(parts[0]) + part for part in parts]
+            if first in names and all(name in here for name in names):
+                return names
+        return []
 
-    def _is_fixed(self, parts: Mapping[str, Any], own: Sequence[str | None], too_many: bool) -> bool:
+    def _is_fixed(self, parts: Mapping[str, Any], own: Sequence[str], too_many: bool) -> bool:
         """Whether values are those of fixed arguments; `too_many`: there is no input for each argument that is left.
 
         A number that is not may be one for an input without dimensions.
         """
-        pairs = [(name, value) for name, value in zip(own, parts.values(), strict=True) if name is not None]
+        pairs = list(zip(own, parts.values(), strict=True))
         if any(value is not None and not _is_same(value, self._fixed[name]) for name, value in pairs):
             if not too_many:
                 return False
@@ -107,6 +118,34 @@ class Arguments:
                 f"argument {name!r} is always {brief(self._fixed[name])} in this engine, as in its example, "
                 f"not {brief(value)}; compile the model with that value"
             )
+
+    def _check_extent(self, name: str, value: Any, given: Collection[str]) -> None:
+        """Raise `InputError` where a list or dict has parts that the example had not, or a list is shorter.
+
+        `given` are arguments of their own, whatever their names. A missing tensor is reported as a missing input.
+        """
+        if isinstance(value, Mapping):
+            parts = dict(value)
+        elif isinstance(value, (list, tuple)):
+            parts = dict(zip(getattr(value, "_fields", range(len(value))), value, strict=True))
+            later = re.compile(rf"{re.escape(name)}_(\d+)(_|$)")
+            for key in self._fixed.keys() - given:
+                found = later.match(key)
+                if found and int(found[1]) >= len(value):
+                    raise InputError(
+                        f"argument {name!r} has {len(value)} items; in the example of this engine it had more"
+                    )
+        else:
+            if name not in self._known and name not in self._fixed and _is_part(value):
+                raise InputError(f"the example of this engine had no {name!r}; compile the model with such arguments")
+            return
+        for key, part in parts.items():
+            self._check_extent(f"{name}_{key}", part, given)
+
+
+def _is_part(value: Any) -> bool:
+    """Whether a value is an input or a fixed argument; objects have attributes that are neither."""
+    return hasattr(value, "shape") or isinstance(value, (bool, int, float, str))
 
 
 def _is_same(value: Any, known: Plain) -> bool:

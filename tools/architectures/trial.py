@@ -174,7 +174,10 @@ def tensors(result: Any) -> list[torch.Tensor]:
     PyTorch makes of an exported program.
     """
     found: list[torch.Tensor] = []
-    leaves, _ = pytree.tree_flatten_with_path(result)
+    try:
+        leaves, _ = pytree.tree_flatten_with_path(result)
+    except ValueError:  # of a type that says nothing of where its parts stand
+        leaves = [((), leaf) for leaf in pytree.tree_leaves(result)]
     for _, leaf in sorted(leaves, key=lambda item: pytree.keystr(item[0])):
         if isinstance(leaf, torch.Tensor):
             found.append(leaf)
