@@ -208,3 +208,30 @@ def test_empty_files_and_undefined_names_are_told(tmp_path: Path) -> None:
     )
     with pytest.raises(ImportModelError, match=r"node number 0 \(Add\) .* reads 'ghost', which no input"):
         import_model(helper.make_model(graph, opset_imports=[helper.make_opsetid("", 18)]))
+
+
+@pytest.mark.parametrize("linear", [False, True])
+@pytest.mark.parametrize("place", ["initializer", "branch", "constant"])
+def test_sparse_constants_are_made_dense(place: str, linear: bool, rng: np.random.Generator) -> None:
+    dense = np.zeros((3, 4), np.float32)
+    dense[[0, 2, 2], [1, 0, 3]] = 1, 2, 3
+    indices = np.array([1, 8, 11]) if linear else np.array([[0, 1], [2, 0], [2, 3]])
+    values = numpy_helper.from_array(np.array([1, 2, 3], np.float32), "s")
+    sparse = helper.make_sparse_tensor(values, numpy_helper.from_array(indices, "places"), [3, 4])
+    model = parsed("""
+        <ir_version: 8, opset_import: ["" : 17]>
+        m (float[3, 4] x, bool c) => (float[3, 4] y) {
+            y = If (c) <then_branch = t () => (float[3, 4] u) { u = Add (x, s) },
+                        else_branch = e () => (float[3, 4] v) { v = Sub (x, s) }> }
+    """)
+    if place == "initializer":
+        model.graph.sparse_initializer.append(sparse)
+    elif place == "constant":
+        model.graph.node.insert(0, helper.make_node("Constant", [], ["s"], sparse_value=sparse))
+    else:
+        for branch in model.graph.node[0].attribute:
+            branch.g.sparse_initializer.append(sparse)
+    graph, x = import_model(model), rng.integers(0, 9, (3, 4)).astype(np.float32)
+    for sign in (1, -1):
+        found = reference.run(graph, {"x": x, "c": np.array(sign == 1)})["y"]
+        np.testing.assert_array_equal(found, x + sign * dense)

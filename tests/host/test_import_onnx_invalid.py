@@ -243,7 +243,11 @@ EDITS: dict[str, str] = {
     "t = graph.initializer[0]; t.ClearField('raw_data'); t.data_type = 3; t.int32_data.extend([300] * 12)": "300 to",
     "graph.initializer[0].segment.begin = 3": "in segments",
     "graph.initializer[0].data_type = onnx.TensorProto.DOUBLE": "48 bytes, but its dimensions",
-    "graph.sparse_initializer.add().values.name = 's'": "sparse initializer",
+    "s = graph.sparse_initializer.add(); s.values.name, s.values.data_type = 's', 1; s.dims.append(2); "
+    "s.values.dims.append(1); s.values.float_data.append(1)": "'s' has 1 values, and indices of another number",
+    "s = graph.sparse_initializer.add(); s.values.name, s.values.data_type = 's', 1; s.dims.append(2); "
+    "s.values.dims.append(1); s.values.float_data.append(1); s.indices.data_type = 7; s.indices.dims.append(1); "
+    "s.indices.int64_data.append(2)": "'s' has an index outside its dimensions .2.",
     "graph.output[0].type.tensor_type.elem_type = onnx.TensorProto.INT64": "'y' is declared as INT64, but it is f32",
     "graph.output[0].type.sequence_type.elem_type.tensor_type.elem_type = 1": "declared as sequence_type",
     "graph.value_info.append(helper.make_tensor_value_info('h', 7, None))": "'h' is declared as INT64",

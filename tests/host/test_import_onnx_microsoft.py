@@ -16,7 +16,7 @@ import onnxruntime
 from onnx import numpy_helper
 
 from tests.host.test_import_onnx_runtime import check, model_of
-from tilewright.errors import UnsupportedOperationError
+from tilewright.errors import ImportModelError, UnsupportedOperationError
 from tilewright.graph import reference
 from tilewright.importers.onnx import import_onnx
 
@@ -58,6 +58,22 @@ def test_activations(operation: str, rng: np.random.Generator) -> None:
         own(operation, given(x=x), alpha=1.3)
     else:
         own(operation, given(x=x) + (given(b=floats(rng, 6)) if operation == "FastGelu" else []))
+
+
+@pytest.mark.parametrize("dynamic", [False, True])
+@pytest.mark.parametrize("order", [1, 7, 40])
+def test_matrices_of_all_sizes(order: int, dynamic: bool, rng: np.random.Generator) -> None:
+    """Small ones of a fixed size are unrolled."""
+    x = floats(rng, 3, order, order) + 8 * np.eye(order, dtype=np.float32)
+    for operation, domain in (("Det", ""), ("Inverse", "com.microsoft")):
+        model, feeds = model_of(operation, given(x=x), ["y"], domain=domain, dynamic=dynamic)
+        check(model, feeds, rtol=1e-3)
+
+
+def test_matrices_that_are_not_square(rng: np.random.Generator) -> None:
+    model, _ = model_of("Det", given(x=floats(rng, 3, 4)), ["y"])
+    with pytest.raises(ImportModelError, match="no square matrices"):
+        import_onnx(model)
 
 
 @pytest.mark.parametrize("activation", ["Relu", "Tanh", "Sigmoid", "LeakyRelu", "Clip", "HardSigmoid"])

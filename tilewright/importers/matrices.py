@@ -13,8 +13,9 @@ import math
 from tilewright.dtypes import float64, int64
 from tilewright.graph.core import Value
 from tilewright.graph.inference import broadcast_shapes
+from tilewright.importers.agreement import must_be
 from tilewright.importers.emitter import Emitter
-from tilewright.importers.report import Unsupported
+from tilewright.importers.report import Invalid, Unsupported
 from tilewright.symbolic import Size
 
 MOST_MATRIX_ROWS = 32  # rows of an unrolled matrix: each is a step of a dozen nodes
@@ -25,6 +26,19 @@ def order_of(a: Value) -> Size:
     if not a.dtype.is_float:
         raise Unsupported(f"the factors of a matrix of {a.dtype}", "use real floating-point numbers")
     return a.shape[-1]
+
+
+def square(emit: Emitter, a: Value) -> Value:
+    """Matrices [..., n, n], where a model may have two names for n; raises `Invalid` and `Unsupported` for others."""
+    if a.rank >= 2:
+        rows, columns = a.shape[-2:]
+        order = rows if isinstance(rows, int) else columns
+        a = must_be(emit, a, (*a.shape[:-2], order, order))
+    if a.rank < 2 or (a.shape[-2] != a.shape[-1] and all(isinstance(size, int) for size in a.shape[-2:])):
+        raise Invalid(f"{a!r} has no square matrices [..., n, n]")
+    if a.shape[-2] != a.shape[-1]:
+        raise Unsupported(f"matrices {a!r} of two sizes", "give both one name through dynamic_shapes, or fix them")
+    return a
 
 
 def _steps(a: Value) -> int | None:

@@ -57,7 +57,7 @@ from tilewright.importers.onnx_structure import (
     node_text,
     opset_of,
 )
-from tilewright.importers.onnx_tensors import DTYPES, list_type, read_tensor, type_name
+from tilewright.importers.onnx_tensors import DTYPES, list_type, read_sparse, read_tensor, type_name
 from tilewright.importers.report import NO_RULE_ADVICE, ImportProblem, ImportReport, Invalid, Unsupported
 from tilewright.importers.shapes import (
     Axes,
@@ -272,7 +272,7 @@ class _Importer:
                 _check_declared(declared[tensor.name], found, f"the initializer {tensor.name!r}", strict=True)
             scope.values[tensor.name] = found
         for sparse in graph.sparse_initializer:
-            raise ImportModelError(f"sparse initializer {sparse.values.name!r}: store it dense")
+            scope.values[sparse.values.name] = self._stored(sparse.values.name, read_sparse(sparse, self.folder))
 
     def _stored(self, name: str, data: np.ndarray) -> Tensor:
         """A constant of the model: text is a value of the graph at once, numbers are known."""
@@ -549,6 +549,8 @@ class _Importer:
         kind = attribute.type
         if kind == AttributeProto.TENSOR:
             return read_tensor(attribute.t, self.folder, f"the attribute {attribute.name!r}: tensor")
+        if kind == AttributeProto.SPARSE_TENSOR:
+            return read_sparse(attribute.sparse_tensor, self.folder)
         if kind == AttributeProto.STRING:
             return _text(attribute.s, attribute.name)
         if kind == AttributeProto.STRINGS:

@@ -182,6 +182,7 @@ def names_read(node: NodeProto, depth: int = 0) -> set[str]:
         inner = {entry.name for entry in graph.output}
         inner = inner.union(*(names_read(each, depth + 1) for each in graph.node))
         own = {entry.name for entry in (*graph.input, *graph.initializer)}
+        own |= {sparse.values.name for sparse in graph.sparse_initializer}
         names |= inner - own.union(*(each.output for each in graph.node))
     return names
 

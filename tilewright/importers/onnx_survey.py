@@ -72,6 +72,8 @@ class _Survey:
         for tensor in graph.initializer:
             read_tensor(tensor, self.folder)
             types[tensor.name] = DTYPES[tensor.data_type]
+        for sparse in graph.sparse_initializer:
+            types[sparse.values.name] = DTYPES.get(sparse.values.data_type)
         for number, node in in_order(graph.node):
             where = f"{node_text(node, number)}{place}"
             found = self._node(node, where, types)

@@ -8,11 +8,11 @@ from collections.abc import Sequence
 from pathlib import Path
 
 import numpy as np
-from onnx import TensorProto, TypeProto
+from onnx import SparseTensorProto, TensorProto, TypeProto
 
 from tilewright import dtypes
 from tilewright.dtypes import DType
-from tilewright.errors import ImportModelError, ShapeError
+from tilewright.errors import ImportModelError, ShapeError, out_of_memory
 from tilewright.graph.inference import check_shape
 
 DTYPES: dict[int, DType] = {
@@ -108,6 +108,33 @@ def read_tensor(tensor: TensorProto, folder: Path | None, subject: str = "tensor
     if fields and fields != [field]:
         raise ImportModelError(f"{subject} stores its {dtype} elements in {fields[0]}; they belong into {field}")
     return _typed(np.array(getattr(tensor, field)), shape, dtype, subject)
+
+
+def read_sparse(sparse: SparseTensorProto, folder: Path | None) -> np.ndarray:
+    """The elements of a sparse tensor, with zeros for those that are not stored. Raises `ImportModelError` and
+    `OutOfMemoryError`."""
+    subject = f"sparse tensor {sparse.values.name!r}"
+    values = read_tensor(sparse.values, folder)
+    indices = read_tensor(sparse.indices, folder) if sparse.HasField("indices") else np.zeros(0, np.int64)
+    shape, count = tuple(sparse.dims), values.size
+    try:
+        check_shape(shape)
+    except ShapeError as error:
+        raise ImportModelError(f"{subject} has the dimensions {list(shape)}: {error}") from None
+    if values.dtype == object or values.ndim != 1:
+        raise ImportModelError(f"{subject}: its values must be a list of numbers")
+    if indices.dtype != np.int64 or indices.shape not in ((count,), (count, len(shape))):
+        raise ImportModelError(f"{subject} has {count} values, and indices of another number or type than int64")
+    bounds = shape if indices.ndim == 2 else (math.prod(shape),)
+    places = indices.reshape(count, len(bounds))
+    if (places < 0).any() or (places >= np.array(bounds, np.int64)).any():
+        raise ImportModelError(f"{subject} has an index outside its dimensions {list(shape)}")
+    try:
+        dense = np.zeros(bounds, values.dtype)
+    except MemoryError as error:
+        raise out_of_memory(subject, error) from None
+    dense[tuple(places.T)] = values
+    return dense.reshape(shape)
 
 
 def _is_elsewhere(tensor: TensorProto) -> bool:

@@ -4,8 +4,9 @@ branch the model with that branch in its place."""
 from __future__ import annotations
 
 from collections.abc import Iterable
+from operator import attrgetter
 
-from onnx import AttributeProto, GraphProto, ModelProto, NodeProto, ValueInfoProto
+from onnx import AttributeProto, GraphProto, ModelProto, NodeProto, TensorProto, ValueInfoProto
 
 from tilewright.errors import UnsupportedOperationError
 from tilewright.importers.onnx_ops.random import TABLE as DRAWS
@@ -45,7 +46,7 @@ def with_branch(model: ModelProto, node: NodeProto, condition: bool) -> ModelPro
     key = "then_branch" if condition else "else_branch"
     branch = GraphProto()
     branch.CopyFrom(next(item.g for item in node.attribute if item.name == key))
-    made = [*(tensor.name for tensor in branch.initializer), *(name for each in branch.node for name in each.output)]
+    made = [*map(attrgetter("name"), _stored(branch)), *(name for each in branch.node for name in each.output)]
     names = {name: f"{node.output[0]}/{key}/{name}" for name in made if name}
     _rename(branch, names)
     same = [
@@ -58,6 +59,7 @@ def with_branch(model: ModelProto, node: NodeProto, condition: bool) -> ModelPro
         nodes += [*branch.node, *same] if each.output == node.output else [each]
     result = _with_nodes(model, nodes)
     result.graph.initializer.extend(branch.initializer)
+    result.graph.sparse_initializer.extend(branch.sparse_initializer)
     return result
 
 
@@ -71,7 +73,7 @@ def _with_nodes(model: ModelProto, nodes: Iterable[NodeProto]) -> ModelProto:
 
 def _rename(graph: GraphProto, names: dict[str, str], depth: int = 0) -> None:
     """Give values of a graph other names, also where graphs inside it read them."""
-    for tensor in graph.initializer:
+    for tensor in _stored(graph):
         tensor.name = names.get(tensor.name, tensor.name)
     for node in graph.node:
         for index, name in enumerate(node.input):
@@ -80,11 +82,16 @@ def _rename(graph: GraphProto, names: dict[str, str], depth: int = 0) -> None:
             node.output[index] = names.get(name, name)
         for item in node.attribute if depth < DEEPEST else []:
             for inner in _graphs(item):
-                own = {entry.name for entry in (*inner.input, *inner.initializer)}
+                own = {entry.name for entry in (*inner.input, *_stored(inner))}
                 own = own.union(*(each.output for each in inner.node))
                 _rename(inner, {name: other for name, other in names.items() if name not in own}, depth + 1)
     for entry in graph.output if depth else []:
         entry.name = names.get(entry.name, entry.name)
+
+
+def _stored(graph: GraphProto) -> list[TensorProto]:
+    """The constants of a graph; of the sparse ones what has the name."""
+    return [*graph.initializer, *(sparse.values for sparse in graph.sparse_initializer)]
 
 
 def _graphs(attribute: AttributeProto) -> list[GraphProto]:

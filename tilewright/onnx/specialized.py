@@ -38,6 +38,7 @@ from tilewright.runtime.seeds import one_seed
 from tilewright.runtime.shapes import check_mapping, wrong_names
 
 MOST_VALUE_ELEMENTS = 64  # of an input whose value is part of the model
+_NAMED = 3  # operations in one message
 _TRIED = (2, 17)  # sizes of free dimensions of a model that is refused without them
 
 logger = logging.getLogger("tilewright")
@@ -141,8 +142,12 @@ class EnginesOfSizes:
     which there is nothing, share an engine; then one with those of 0 and 1 fixed; then one for the sizes of the call.
     """
 
-    def __init__(self, source: Source, target: str, dynamic_shapes: Mapping[str, Any] | None) -> None:
+    def __init__(
+        self, source: Source, target: str, dynamic_shapes: Mapping[str, Any] | None, expected: bool = False
+    ) -> None:
+        """`expected`: whether it was told already that there are several engines."""
         self._source, self._target, self._shapes = source, target, dict(dynamic_shapes or {})
+        self._level = logging.INFO if expected else logging.WARNING  # of the next engine
         self._engines: RecentlyUsed[_Fixed, _Sized | None] = RecentlyUsed()
         self._declared: dict[str, TensorSpec] | None = None
 
@@ -222,7 +227,9 @@ class EnginesOfSizes:
             engine = found
         except (ImportModelError, ShapeError):
             return None
-        logger.warning("an engine is compiled with %s: %s", _text_of(fixed), error)
+        logger.log(self._level, "an engine is compiled with %s", _text_of(fixed))
+        logger.debug("%s", error)
+        self._level = logging.INFO
         return engine
 
     def _otherwise(
@@ -281,10 +288,8 @@ class EnginesOfCalls(_SeveralEngines):
         read = source.read()
         self.inputs, self.outputs = _specs(read, dynamic_shapes)
         self._error = error
-        self._engines = EnginesOfSizes(source, target, dynamic_shapes)
-        logger.warning(
-            "%s: an engine is compiled for the sizes of each call: %s", read.graph.name or "the model", error
-        )
+        self._engines = EnginesOfSizes(source, target, dynamic_shapes, expected=True)
+        _tell(read.graph.name, "the sizes of each call", error)
 
     def _no_file(self) -> str:
         return "the model has an engine for the sizes of each call; build it with dynamic_shapes that fix them"
@@ -549,11 +554,18 @@ def specialized(
         raise error from None
     except ImportModelError:
         pass  # ones do not fit the model; the values of a run may
-    logger.warning(
-        "%s: an engine is compiled for each set of values of %s: %s",
-        model.graph.name or "the model", ", ".join(ones), error,
-    )  # fmt: skip
+    _tell(model.graph.name, f"each set of values of {', '.join(ones)}", error)
     return found
+
+
+def _tell(model: str, sets: str, error: TilewrightError) -> None:
+    """Warn that there are several engines, and name the operations that need it; their reasons are for debugging, as
+    the model is right."""
+    reasons = error.reasons if isinstance(error, UnsupportedOperationError) else ()
+    named = [f"{operation.rpartition('::')[2]} {name!r}" for operation, name, _ in reasons[:_NAMED]]
+    needed = f" (needed by {', '.join(named)}{', …' if len(reasons) > _NAMED else ''})" if named else ""
+    logger.warning("%s: an engine is compiled for %s%s", model or "the model", sets, needed)
+    logger.debug("%s", error)
 
 
 def _inputs(model: ModelProto) -> list[ValueInfoProto]:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from tilewright.dtypes import int64
 from tilewright.graph.core import Value
 from tilewright.importers import boxes as boxes_of_images
-from tilewright.importers import linear_algebra
+from tilewright.importers import matrices
 from tilewright.importers.agreement import must_be
 from tilewright.importers.onnx_call import OnnxCall
 from tilewright.importers.report import Invalid, Unsupported
@@ -60,8 +60,7 @@ def center_crop_pad(call: OnnxCall) -> Value:
 
 @rule("Det")
 def determinant(call: OnnxCall) -> Value:
-    call.require_rank(call[0], 2)
-    return linear_algebra.determinant(call, call[0])
+    return matrices.determinant(call, matrices.square(call, call[0]))
 
 
 @rule("AffineGrid")

@@ -9,7 +9,7 @@ import numpy as np
 
 from tilewright.dtypes import int32, int64
 from tilewright.graph.core import Value
-from tilewright.importers import formulas, fourier, linear_algebra
+from tilewright.importers import formulas, fourier, matrices
 from tilewright.importers.agreement import must_be
 from tilewright.importers.onnx_call import OnnxCall, known_tensor
 from tilewright.importers.onnx_ops import elementwise, indexing, network, quantized, resize, run_time, shape
@@ -116,7 +116,7 @@ def transposed_convolution(call: OnnxCall) -> Value:
 
 @rule("Inverse")
 def inverse(call: OnnxCall) -> Value:
-    return linear_algebra.inverse(call, call[0])
+    return matrices.inverse(call, matrices.square(call, call[0]))[0]
 
 
 @rule("CDist")
