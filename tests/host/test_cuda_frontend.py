@@ -137,6 +137,27 @@ def test_tiles_in_the_memory_of_the_cpu_are_told(launches: Launches) -> None:
         move[(1,)](*tiles)
 
 
+def test_streams_of_arrays_in_descriptors_and_tuples(launches: Launches) -> None:
+    @tilewright.jit
+    def by_hardware(x: tx.tensor_map, y):  # type: ignore[no-untyped-def]
+        pass
+
+    @tilewright.jit
+    def tiled(x, y):  # type: ignore[no-untyped-def]
+        y.store([0, 0], x.load([0, 0]))
+
+    @tilewright.jit
+    def first_of(x, y):  # type: ignore[no-untyped-def]
+        tl.store(y, tl.load(x[1]))
+
+    x, y = (tilewright.TensorDescriptor(Array(address), [64, 64], [64, 1], [32, 64]) for address in (4096, 1 << 20))
+    by_hardware[(1,)](x, Array(8192))
+    tiled[(1,)](x, y)
+    first_of[(1,)]((2.5, Array(4096)), Array(8192))
+    first_of[(1,)]((2.5, Array(4096, stream=None)), Array(8192))
+    assert [launch[5] for launch in launches] == [7, 7, 7, streams.LEGACY_DEFAULT]
+
+
 def test_launch_hooks_see_gpu_launches(launches: Launches, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(cuda, "load", lambda program, gpu: 99)
     monkeypatch.setattr(cuda, "current_device", lambda: GPUS[0])

@@ -128,7 +128,7 @@ class FakeConfigs:
         monkeypatch.setattr(products.MatmulPlan, "_runner", lambda plan, config, operands: self._runner(plan, config))
         monkeypatch.setattr(products.MatmulPlan, "_launch_of", lambda plan, config, operands: lambda stream: None)
         monkeypatch.setattr(products.MatmulPlan, "_cold", staticmethod(lambda operands: [operands] * 3))
-        monkeypatch.setattr(products, "_scratch", lambda out: out)
+        monkeypatch.setattr(arrays, "empty_like", lambda out: out)
         monkeypatch.setattr(arrays, "capturing", lambda stream, ordinal: self.capturing)
         monkeypatch.setattr(arrays, "stream_of", lambda views: 0)
         monkeypatch.setattr(timers, "alone", lambda runs: self._times("alone", runs))

@@ -23,6 +23,7 @@ from tilewright.library.candidate import Table
 from tilewright.ops import arrays, attentions, calls, choosing, grouped
 from tilewright.ops.arrays import view
 from tilewright.runtime.cuda.device import current_device
+from tilewright.runtime.cuda.memory import DeviceArray
 from tilewright.runtime.cuda.streams import DevicePlace
 from tilewright.settings import settings
 from tilewright.targets.nvidia.target import NvidiaTarget
@@ -304,43 +305,85 @@ def _timed_on_a_gpu(monkeypatch: pytest.MonkeyPatch) -> list[int]:
 
 
 def test_close_configs_of_grouped_products_are_timed_once(driver: Any, monkeypatch: pytest.MonkeyPatch) -> None:
-    """By launches into memory of their own; rows of a class share what is on record."""
-    timed, own = _timed_on_a_gpu(monkeypatch), list[bool]()
+    """By launches into memory of their own, prepared once; configs are looked for once for each problem, and rows of a
+    class share what is on record."""
+    timed, own, looked = _timed_on_a_gpu(monkeypatch), list[bool](), list[int]()
+    configs = grouped.hopper_configs
+    monkeypatch.setattr(grouped, "hopper_configs", lambda *values: looked.append(1) or configs(*values))
     for rows in (1000, 1000, 1020):
         shapes = ((rows, 512), (4, 512, 256), (4,), (rows, 256))
         operands = [view(np.zeros(shape, np.float16), "x") for shape in shapes]
         problem = grouped.describe(operands[0], operands[1], operands[3], "gelu")
-        configs = grouped.hopper_configs(problem, 4, arrays.target_at(0))
 
-        def run(config: object, out: object, result: object = operands[3].base) -> None:
-            own.append(out is not result)
-
-        for tune in (False, True):
-            with settings.scope(tune=tune):
-                chosen = grouped._chosen(configs, problem, operands, 0, run)
-        assert chosen is not configs[0][0] and chosen in [config for config, _ in configs]
-    assert len(timed) == 1 and own and all(own)
-
-
-def test_close_configs_of_attention_are_timed_once(driver: Any, monkeypatch: pytest.MonkeyPatch) -> None:
-    """By launches into memory of their own; sizes of a class share what is on record, and 0 times nothing."""
-    timed, own = _timed_on_a_gpu(monkeypatch), list[bool]()
-    for queries in (1000, 1000, 1020):
-        problem = AttentionProblem(2, 4, 4, queries, 1024, 64, causal=True)
-        views = [view(np.zeros((2, 4, rows, 64), np.float16), "x") for rows in (queries, 1024, 1024, queries)]
-
-        def call(plan: object, config: object, used: Any, *rest: object, result: object = views[3].base) -> Any:
-            own.append(used[3].base is not result)
+        def prepare(config: object, *tensors: Any, processors: int, result: object = operands[3].base) -> Any:
+            own.append(tensors[-1] is not result)
             return lambda: None
 
-        monkeypatch.setattr(attentions.AttentionPlan, "_call", call)
-        with settings.scope(tune=False):
-            plan = attentions.AttentionPlan(problem, 0)
-            plan._choose((*views, None, None), 1.0, ())
-            assert plan.choice is not None and bool(timed) == (plan.choice.source == "recorded")
-        with settings.scope(tune=True):
-            plan = attentions.AttentionPlan(problem, 0)
-            plan._choose((*views, None, None), 1.0, ())
-        assert plan.choice is not None and plan.choice.index == max(plan.choice.microseconds) > 0
+        monkeypatch.setattr(grouped, "prepare_grouped", prepare)
+        for tune in (False, True):
+            with settings.scope(tune=tune):
+                chosen = grouped._chosen(problem, operands, 0, arrays.target_at(0))
+        expected = [config for config, _ in configs(problem, 4, arrays.target_at(0))]
+        assert chosen in expected[1:]
+    assert len(timed) == 1 and len(own) == timed[0] and all(own) and len(looked) == 4
+
+
+@pytest.fixture
+def attended(monkeypatch: pytest.MonkeyPatch) -> list[tuple[Any, ...]]:
+    """What launches of attention are handed: address, extents and strides of the result."""
+    launched: list[tuple[Any, ...]] = []
+
+    class Compiled:
+        def start(self, ordinal: int) -> Any:
+            return lambda *values: launched.append(values[7])
+
+    monkeypatch.setattr(attentions, "compiled", lambda config: Compiled())
+    return launched
+
+
+def test_close_configs_of_attention_are_timed_once(
+    driver: Any, attended: list[tuple[Any, ...]], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """By launches into memory of their own, with the caller's strides; sizes of a class share what is on record, and 0
+    times nothing.  The schedule of the chosen config alone is kept."""
+    timed = _timed_on_a_gpu(monkeypatch)
+    for queries in (1000, 1000, 1020):
+        problem = AttentionProblem(2, 4, 4, queries, 1024, 64, causal=True)
+        views = [view(np.zeros((2, rows, 4, 64), np.float16).swapaxes(1, 2), "x")
+                 for rows in (queries, 1024, 1024, queries)]  # fmt: skip
+        for tune in (False, True):
+            with settings.scope(tune=tune, interpret=False):
+                plan = attentions.AttentionPlan(problem, 0)
+                plan._choose((*views, None, None), 1.0, ())
+                assert plan.choice is not None and bool(timed) == (plan.choice.source != "estimate")
+        assert plan.choice.index == max(plan.choice.microseconds) > 0
         assert plan.config is plan.configs[plan.choice.index]
-    assert len(timed) == 1 and own and all(own)
+        address, *form = views[3].address, views[3].shape, views[3].strides
+        assert all(found[0] != address and [*found[1:]] == form for found in attended)
+        if attended:
+            assert list(plan._scheduled) == [plan.config]
+        attended.clear()
+    assert len(timed) == 1
+
+
+def test_prompts_in_chunks_are_timed_a_few_times(
+    driver: Any, attended: list[tuple[Any, ...]], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    timed = _timed_on_a_gpu(monkeypatch)
+    for keys in range(512, 32769, 512):
+        views = [view(np.broadcast_to(np.float16(0), (1, 32, rows, 128)), "x") for rows in (512, keys, keys, 512)]
+        problem = AttentionProblem(1, 32, 32, 512, keys, 128, causal=True)
+        with settings.scope(tune=True, interpret=False):
+            attentions.AttentionPlan(problem, 0)._choose((*views, None, None), 1.0, ())
+    assert 1 <= len(timed) <= 8
+
+
+@pytest.mark.parametrize("place", ["host", "GPU"])
+def test_memory_for_timed_results_has_their_strides(driver: Any, place: str) -> None:
+    made = np.zeros((3, 5, 8), np.float16)
+    base = made if place == "host" else DeviceArray.from_numpy(made, 0)
+    whole = view(base, "x")
+    for found in (whole, whole.changed((5, 3, 8), (8, 40, 1)), whole.changed((3, 2, 8), (40, 16, 1))):
+        own = arrays.empty_like(found)
+        assert own.address != found.address and (own.shape, own.strides) == (found.shape, found.strides)
+        assert own.element == found.element and own.base.nbytes <= made.nbytes

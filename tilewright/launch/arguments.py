@@ -410,6 +410,15 @@ def places_of(kind: Any) -> list[DevicePlace | None]:
     return []
 
 
+def array_of(library: str, kind: Any, value: Any) -> Any:
+    """The first array on a GPU of a library in an argument of this class: also a descriptor's, or one of a tuple."""
+    if isinstance(kind, ValueGroup):
+        parts = zip(kind.entries, _entries(value), strict=True)
+        found = (array_of(library, entry, part) for entry, part in parts)
+        return next((array for array in found if array is not None), None)
+    return stored_array(value) if any(place and place.library == library for place in places_of(kind)) else None
+
+
 def place_of(values: Iterable[Any]) -> DevicePlace | None:
     """Where the first array on a GPU among launch arguments is; None where there is none."""
     for value in values:

@@ -11,7 +11,7 @@ from tilewright.errors import LaunchError
 from tilewright.forks import cached_property
 from tilewright.frontend.values import ValueGroup
 from tilewright.launch import hooks
-from tilewright.launch.arguments import TENSOR_TYPES, classify, places_of
+from tilewright.launch.arguments import TENSOR_TYPES, array_of, classify, places_of
 from tilewright.launch.bounds import Extent
 from tilewright.launch.compiled import CompiledKernel, KernelMetadata, full_grid
 from tilewright.launch.driver import GPUTarget
@@ -177,9 +177,9 @@ class ArrayPlaces:
         if len(numbers) > 1:
             raise LaunchError(f"kernel '{kernel}' got arrays on several GPUs, {numbers}: move them to one")
         self.ordinal: int = numbers[0]
-        positions = {place.library: index for index, place in reversed(found) if place is not None}
-        self.libraries = [library for library in streams.LIBRARIES if library in positions]
-        self._positions = positions
+        # The first argument with an array of each library, and its class.
+        self._first = {place.library: (index, kinds[index]) for index, place in reversed(found) if place is not None}
+        self.libraries = [library for library in streams.LIBRARIES if library in self._first]
 
     @property
     def target(self) -> NvidiaTarget:
@@ -204,7 +204,8 @@ class ArrayPlaces:
         if library == streams.DLPACK:
             return LEGACY_DEFAULT
         if library == streams.INTERFACE:
-            return streams.interface_stream(values[self._positions[library]])
+            index, kind = self._first[library]
+            return streams.interface_stream(array_of(library, kind, values[index]))
         return streams.current_stream(library)(self.ordinal)
 
 

@@ -115,6 +115,14 @@ def empty(like: ArrayView, shape: Sequence[int], element: DType) -> Any:
     raise LaunchError(f"results for arrays of type {type(like.base).__name__} must be given: pass out=")
 
 
+def empty_like(found: ArrayView) -> ArrayView:
+    """New memory with the extents and strides of an array, for what is stored while a call is timed."""
+    extents = found.shape
+    if not found.contiguous:
+        extents = (1 + sum((extent - 1) * stride for extent, stride in zip(found.shape, found.strides, strict=True)),)
+    return view(empty(found, extents, found.element), "out").changed(found.shape, found.strides)
+
+
 _NO_STREAMS = (
     "operations take arrays of one library that has streams: PyTorch, CuPy or DeviceArray; others become tensors of "
     "PyTorch by torch.from_dlpack, arrays of CuPy by cupy.from_dlpack"

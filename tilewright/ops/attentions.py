@@ -27,7 +27,6 @@ from tilewright.library.attention.hopper.launch import prepare_attention
 from tilewright.library.attention.kernel import attention as portable_attention
 from tilewright.library.attention.problem import AttentionProblem
 from tilewright.library.attention.slots import quantizing
-from tilewright.library.matmul.problem import row_class
 from tilewright.measure.choosing import Choice, Measured, attempt, closest
 from tilewright.ops import arrays, calls, choosing
 from tilewright.ops.arrays import ArrayView
@@ -37,6 +36,7 @@ from tilewright.runtime.tensors import raise_versions
 from tilewright.settings import settings
 
 _NARROW = (dtypes.int8, dtypes.uint8, dtypes.float8e4nv, dtypes.float8e5)  # that results are quantized to
+_LEAST_STEP = 16  # of queries, between problems that are timed
 
 
 def hopper_configs(problem: AttentionProblem) -> list[AttentionConfig]:
@@ -135,25 +135,25 @@ class AttentionPlan:
     def _choose(self, views: Sequence[ArrayView | None], scale: float, extra: Sequence[float]) -> None:
         """Find the config, by times on record or by timing the close ones, once for problems of about these sizes."""
         assert self.ordinal is not None
-        problem = self.problem
-        sizes = (next_power_of_2(problem.batches), row_class(problem.queries), row_class(problem.keys))
-        alike = replace(problem, **dict(zip(("batches", "queries", "keys"), sizes, strict=True)))
-        seconds = [seconds_of(config, problem, self.machine) for config in self.configs]
+        seconds = [seconds_of(config, self.problem, self.machine) for config in self.configs]
         close = sorted({0, *closest(seconds, effort=1)})
         with self._lock:
             if self.choice is None:
                 self.choice = choosing.choose(
-                    "attention", str(alike), self.ordinal, list(map(_described, self.configs)),
+                    "attention", str(_size_class(self.problem)), self.ordinal, list(map(_described, self.configs)),
                     range(len(self.configs)), close, [found for found in views if found is not None],
                     partial(self._measured, close, views, scale, extra) if settings.tune else None,
                 )  # fmt: skip
+            if self.choice is not None:
+                chosen = self.configs[self.choice.index]  # schedules of the others are not read any more
+                self._scheduled = {config: made for config, made in self._scheduled.items() if config == chosen}
 
     def _measured(
         self, close: Sequence[int], views: Sequence[ArrayView | None], scale: float, extra: Sequence[float]
     ) -> Measured:
         """The times of close configs."""
         assert self.ordinal is not None
-        own = [None if found is None else _like(found) if number in (3, 4) else found
+        own = [None if found is None else arrays.empty_like(found) if number in (3, 4) else found
                for number, found in enumerate(views)]  # fmt: skip
         failures: dict[int, TilewrightError] = {}
         makers = {number: partial(self._call, self.configs[number], own, scale, extra) for number in close}
@@ -231,14 +231,19 @@ class AttentionPlan:
         return lambda: portable_attention[grid](*operands, *numbers, *strides, *rest, **constants)
 
 
+def _size_class(problem: AttentionProblem) -> AttentionProblem:
+    """The problem whose choice serves this one: batches and keys are rounded up to a power of two; queries, which
+    decide about waves, in steps of an eighth of one."""
+    step = max(_LEAST_STEP, next_power_of_2(problem.queries) // 8)
+    return replace(
+        problem, batches=next_power_of_2(problem.batches), queries=cdiv(problem.queries, step) * step,
+        keys=next_power_of_2(problem.keys),
+    )  # fmt: skip
+
+
 def _described(config: AttentionConfig) -> str:
     joined = ", joined tiles" if config.FLAT else ""
     return f"{config.BM} queries by {config.BN} keys, {config.CONSUMERS} warpgroups{joined}"
-
-
-def _like(found: ArrayView) -> ArrayView:
-    """New memory for what a call stores."""
-    return arrays.view(arrays.empty(found, found.shape, found.element), "out")
 
 
 _KERNELS: dict[AttentionConfig, Any] = {}

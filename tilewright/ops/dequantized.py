@@ -213,7 +213,7 @@ def _config(
 
 def _measured(configs: Sequence[DequantizedConfig], run: Callable[..., None], out: ArrayView, ordinal: int) -> Measured:
     """The times of configs."""
-    own = arrays.view(arrays.empty(out, out.shape, out.element), "out")
+    own = arrays.empty_like(out)
     runs = {number: partial(run, config, out=own) for number, config in enumerate(configs)}
     return choosing.timed(runs, ordinal)
 

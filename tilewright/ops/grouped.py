@@ -10,7 +10,7 @@ from typing import Any
 
 import tilewright.language as tl
 from tilewright import dtypes
-from tilewright.errors import LaunchError, brief
+from tilewright.errors import LaunchError, TilewrightError, brief
 from tilewright.launch.sizes import cdiv
 from tilewright.library.activations import ACTIVATIONS
 from tilewright.library.epilogue_parts import EpilogueParts
@@ -21,7 +21,7 @@ from tilewright.library.grouped.portable import tile_of
 from tilewright.library.matmul.hopper.choice import unsupported
 from tilewright.library.matmul.hopper.config import MatmulConfig
 from tilewright.library.matmul.problem import MatmulProblem
-from tilewright.measure.choosing import Measured, closest, ranked
+from tilewright.measure.choosing import Measured, attempt, closest, ranked
 from tilewright.ops import arrays, choosing
 from tilewright.ops.arrays import ArrayView
 from tilewright.settings import settings
@@ -81,21 +81,24 @@ def hopper_configs(problem: MatmulProblem, groups: int, target: Target) -> list[
 
 
 def _chosen(
-    configs: Sequence[tuple[MatmulConfig, float]], problem: MatmulProblem, operands: Sequence[ArrayView],
-    ordinal: int | None, run: Callable[[MatmulConfig, Any], None],
-) -> MatmulConfig:  # fmt: skip
-    """The config for a problem: by times on record, or by timing the close ones once; `operands` are a, b, ends and
-    out, and ``run(config, out)`` launches."""
-    groups, out = operands[1].shape[0], operands[-1]
+    problem: MatmulProblem, operands: Sequence[ArrayView], ordinal: int | None, gpu: Target
+) -> MatmulConfig | None:
+    """The config for a problem: by times on record, or by timing the close ones once; None for the plain kernel.
+    `operands` are a, b, ends and out."""
+    groups = operands[1].shape[0]
     key = (problem, groups, ordinal, settings.tune)
-    if ordinal is None or key in _CONFIGS:
-        return _CONFIGS.get(key, configs[0][0])
+    if key in _CONFIGS:
+        return _CONFIGS[key]
+    configs = hopper_configs(problem, groups, gpu)
+    if ordinal is None or not configs:
+        return configs[0][0] if configs else None
     seconds = [expected for _, expected in configs]
     close = closest(seconds, effort=1)
 
     def measure() -> Measured:
-        own = arrays.empty(out, out.shape, out.element)
-        return choosing.timed({index: partial(run, configs[index][0], own) for index in close}, ordinal)
+        own, failures = [*operands[:-1], arrays.empty_like(operands[-1])], dict[int, TilewrightError]()
+        makers = {index: partial(_prepared, configs[index][0], own, gpu.machine()) for index in close}
+        return choosing.timed(attempt(makers, failures), ordinal, failures)
 
     choice = choosing.choose(
         "grouped", f"{problem.shape_class.key} in {groups} groups", ordinal,
@@ -108,6 +111,13 @@ def _chosen(
         _CONFIGS.clear()
     _CONFIGS[key] = configs[choice.index][0]
     return _CONFIGS[key]
+
+
+def _prepared(config: MatmulConfig, operands: Sequence[ArrayView], machine: Machine) -> Callable[[], Any]:
+    """A call by a config on a, b, ends and out."""
+    a, b, ends, out = operands
+    tiles = arrays.empty(a, tiles_shape(config, a.shape[0], b.shape[0]), dtypes.int32)
+    return prepare_grouped(config, a.base, b.base, ends.base, tiles, out.base, processors=machine.processors)
 
 
 def grouped_matmul(a: Any, b: Any, ends: Any, *, activation: str | None = None, out: Any = None) -> Any:
@@ -134,19 +144,13 @@ def grouped_matmul(a: Any, b: Any, ends: Any, *, activation: str | None = None, 
         return target.base
     problem = describe(left, right, target, activation or "")
     gpu = arrays.target_at(place.ordinal if place else None)
-    groups = right.shape[0]
-    configs = hopper_configs(problem, groups, gpu)
-    if not configs:
+    operands = (left, right, limits, target)
+    config = _chosen(problem, operands, place.ordinal if place else None, gpu)
+    if config is not None:
+        _prepared(config, operands, gpu.machine())()
+    else:
         exact = EpilogueParts(activation=activation or "", exact=True).epilogue
-        _run_plain(replace(problem, epilogue=exact), left, right, limits, target, gpu.machine())
-        return target.base
-
-    def run(config: MatmulConfig, out: Any) -> None:
-        tiles = arrays.empty(left, tiles_shape(config, problem.rows, groups), dtypes.int32)
-        operands = (left.base, right.base, limits.base, tiles, out)
-        prepare_grouped(config, *operands, processors=gpu.machine().processors)()
-
-    run(_chosen(configs, problem, (left, right, limits, target), place.ordinal if place else None, run), target.base)
+        _run_plain(replace(problem, epilogue=exact), *operands, gpu.machine())
     return target.base
 
 

@@ -381,7 +381,7 @@ class MatmulPlan:
     def _measured(self, operands: Operands) -> Measured:
         """The times of all candidates; raises what the last one raises when none can be used."""
         assert self.ordinal is not None
-        own = replace(operands, out=_scratch(operands.out))  # the caller's may be an operand, too
+        own = replace(operands, out=arrays.empty_like(operands.out))  # the caller's may be an operand, too
         configs = dict(enumerate(candidate.config for candidate in self.ranked))
         failures: dict[int, TilewrightError] = {}
         runs = attempt({index: partial(self._runner, config, own) for index, config in configs.items()}, failures)
@@ -402,7 +402,8 @@ class MatmulPlan:
         right = operands.b
         size = right.shape[0] * right.shape[1] * right.shape[2] * right.element.itemsize
         copies = [operands]
-        copies += [replace(operands, b=_scratch(right)) for _ in range(min(_COPIES, _COLD_BYTES // max(1, size)))]
+        more = min(_COPIES, _COLD_BYTES // max(1, size))
+        copies += [replace(operands, b=arrays.empty_like(right)) for _ in range(more)]
         return copies
 
     # Launching
@@ -488,12 +489,6 @@ class MatmulPlan:
         }  # fmt: skip
         bases = (a.base, b.base, out.base)
         return lambda: portable.matmul[grid](*bases, *numbers, *steps, *extra, **constants)
-
-
-def _scratch(out: ArrayView) -> ArrayView:
-    """New memory with the extents and strides of a result."""
-    span = 1 + sum((extent - 1) * stride for extent, stride in zip(out.shape, out.strides, strict=True))
-    return arrays.view(arrays.empty(out, (span,), out.element), "out").changed(out.shape, out.strides)
 
 
 def _bound(
