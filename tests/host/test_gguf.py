@@ -15,6 +15,7 @@ from tilewright.importers.gguf_files import _UNPACKED, open_checkpoint
 from tilewright.llm import LLM, SamplingParameters
 from tilewright.llm.model import Chunk, Model, step_graph
 from tilewright.llm.tokenizer import Tokenizer
+from tilewright.targets.registry import get_target
 
 gguf = pytest.importorskip("gguf", reason="GGUF files are read by the package gguf")
 KINDS = {kind: gguf.GGMLQuantizationType[kind] for kind in _UNPACKED}
@@ -110,6 +111,9 @@ def test_a_llama_in_one_file(tmp_path: Path, rng: np.random.Generator) -> None:
     assert np.abs(logits[0] - logits[1]).max() < 2e-5 * np.abs(logits[1]).max()
     nodes = [node.op for node in step_graph(path, LIMITS).nodes]
     assert nodes.count("dequantize") == 8  # the table of tokens is that of the logits, in blocks too
+    for dtype, count in (("float16", 8), ("float32", 7)):  # floats there: the table that tokens are looked up in
+        graph = step_graph(path, LIMITS, dtype, target=get_target("cuda:sm_90a"))
+        assert [node.op for node in graph.nodes].count("dequantize") == count
     assert llm.tokens("abc") == [0, 95, 68] and llm.text_tokenizer.decode([95, 68]) == "abc"
     assert llm.engine.end_tokens == {1}
     assert len(llm.generate("abc", SamplingParameters(max_tokens=3, temperature=0.0)).completions[0].tokens) == 3

@@ -17,6 +17,7 @@ from tilewright.importers.huggingface import Checkpoint
 from tilewright.importers.quantized_checkpoints import reader_of
 from tilewright.llm.model import Chunk, Model, step_graph
 from tilewright.llm.step import Limits
+from tilewright.targets.registry import get_target
 
 ROWS, COLUMNS, GROUP = 48, 96, 32
 LIMITS = Limits(page=8, tokens=16, sequences=2, length=32)
@@ -206,6 +207,27 @@ def test_tables_of_tokens_are_rounded_as_last_layers(tmp_path: Path, rng: np.ran
         *_, last = [node for node in step_graph(tied, LIMITS, weights=kind).nodes if node.op == "dequantize"]
         codes = last.inputs[0]
         assert codes is not None and codes.shape == (256, 1, 128)
+
+
+@pytest.mark.parametrize(("target", "dtype", "shared"), [
+    ("cuda:sm_90a", "float32", True), ("cuda:sm_90a", "float16", False), ("cuda:sm_80", "float16", True),
+    ("cpu", "float32", False),
+])  # fmt: skip
+def test_tables_of_tokens_stay_one_where_codes_become_floats(
+    target: str, dtype: str, shared: bool, tmp_path: Path, rng: np.random.Generator
+) -> None:
+    """A rounded table that a target has no kernel for would be a second table of floats."""
+    settings, shapes, rest = small_llama(rng)
+    settings["vocab_size"] = 256
+    weights = {key: data for key, data in rest.items() if "lm_head" not in key}
+    weights |= {f"{path}.weight": rng.standard_normal(shape).astype(np.float32) for path, shape in shapes.items()}
+    weights["model.embed_tokens.weight"] = rng.standard_normal((256, 128)).astype(np.float32)
+    folder = write(tmp_path, weights, **settings, tie_word_embeddings=True)
+    graph = step_graph(folder, LIMITS, dtype, "int8", target=get_target(target))
+    *_, last = [node for node in graph.nodes if node.op == "matmul"]
+    assert (last.inputs[1] in graph.constants) == shared
+    tables = [data for data in graph.constants.values() if data.size == 256 * 128 and data.dtype.kind in "fV"]
+    assert len(tables) == 1
 
 
 def test_memory_follows_the_file(tmp_path: Path, rng: np.random.Generator) -> None:

@@ -20,6 +20,8 @@ from tilewright.llm.adapters import Adapters
 from tilewright.llm.families import FAMILIES, Family
 from tilewright.llm.sampling import Draw
 from tilewright.llm.step import COMPUTE_DTYPES, WEIGHT_FORMATS, GenerationStep, Limits
+from tilewright.targets.base import Target
+from tilewright.targets.registry import get_target
 
 
 class Chunk(NamedTuple):
@@ -98,7 +100,7 @@ def describe(checkpoint: Checkpoint) -> Description:
 
 def open_family(
     folder: str | Path, limits: Limits, dtype: str = "auto", weights: str = "auto", adapters: Adapters | None = None,
-    chooses: bool = False,
+    chooses: bool = False, target: Target | None = None,
 ) -> Family:  # fmt: skip
     """The family that a checkpoint is of, which has read its settings and written nothing yet.
 
@@ -114,18 +116,20 @@ def open_family(
         raise InputError(f"weights is {weights!r}, and those of {folder} are quantized already; leave it out")
     name = checkpoint.folder.resolve().name
     computed = COMPUTE_DTYPES.get(dtype, known.dtype)
-    return FAMILIES[known.family](GenerationStep(checkpoint, computed, limits, name, weights, adapters, chooses))
+    step = GenerationStep(checkpoint, computed, limits, name, weights, adapters, chooses, target)
+    return FAMILIES[known.family](step)
 
 
 def step_graph(
     folder: str | Path, limits: Limits, dtype: str = "auto", weights: str = "auto", adapters: Adapters | None = None,
-    chooses: bool = False,
+    chooses: bool = False, target: Target | None = None,
 ) -> Graph:  # fmt: skip
-    """The graph of one step of a checkpoint; with `chooses` it chooses tokens as well.
+    """The graph of one step of a checkpoint; with `chooses` it chooses tokens as well.  Of a `target` it is known which
+    quantized weights its kernels read.
 
     Raises `ImportModelError` naming the key of config.json, or the weights, that cannot be used.
     """
-    return open_family(folder, limits, dtype, weights, adapters, chooses).build()
+    return open_family(folder, limits, dtype, weights, adapters, chooses, target).build()
 
 
 class Model:
@@ -161,8 +165,9 @@ class Model:
         adapters: Adapters | None = None,
     ) -> Model:
         """Read and compile, and make the pools; raises `ImportModelError` for what cannot be used."""
-        graph = step_graph(folder, limits, dtype, weights, adapters, cls.chooses)
-        return cls(build(graph, cls.target, progress, Path(folder).resolve().name), limits, pages)
+        target = get_target(cls.target)
+        graph = step_graph(folder, limits, dtype, weights, adapters, cls.chooses, target)
+        return cls(build(graph, target, progress, Path(folder).resolve().name), limits, pages)
 
     @property
     def bytes_per_page(self) -> int:

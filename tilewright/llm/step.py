@@ -28,9 +28,10 @@ from dataclasses import dataclass
 import ml_dtypes
 import numpy as np
 
-from tilewright.dtypes import DType, bfloat16, float16, float32, int32
+from tilewright.dtypes import DType, bfloat16, float16, float32, from_numpy, int8, int32
 from tilewright.graph.build import GraphBuilder
 from tilewright.graph.core import Graph, Value
+from tilewright.graph.passes.weight_products import reads_weights
 from tilewright.importers.emitter import Emitter
 from tilewright.importers.gguf_files import GGUFCheckpoint
 from tilewright.importers.huggingface import Checkpoint
@@ -39,6 +40,8 @@ from tilewright.importers.quantized_weights import multiply, multiply_in_8_bits,
 from tilewright.llm.adapters import Adapters
 from tilewright.llm.configuration import Configuration
 from tilewright.llm.rotary import Rotary
+from tilewright.targets.base import Target
+from tilewright.targets.registry import graph_passes
 
 COMPUTE_DTYPES: dict[str, DType] = {"float32": float32, "bfloat16": bfloat16, "float16": float16}
 ACTIVATIONS: dict[str, tuple[str, dict[str, str]]] = {
@@ -89,14 +92,16 @@ class GenerationStep:
 
     def __init__(
         self, checkpoint: Checkpoint, dtype: DType, limits: Limits, name: str, weights: str = "auto",
-        adapters: Adapters | None = None, chooses: bool = False,
+        adapters: Adapters | None = None, chooses: bool = False, target: Target | None = None,
     ) -> None:  # fmt: skip
-        """With `chooses` the step chooses tokens as well (`graph.choices`)."""
+        """With `chooses` the step chooses tokens as well (`graph.choices`).  `target` is what it is built for; None for
+        one whose kernels read all quantized weights."""
         self.checkpoint, self.dtype, self.limits = checkpoint, dtype, limits
         self._stored_layer = reader_of(checkpoint)
         if isinstance(checkpoint, GGUFCheckpoint):
             self._stored_layer = checkpoint.quantized_layer
         self._rounding = WEIGHT_FORMATS[weights]
+        self._passes = None if target is None else graph_passes([target])
         self.configuration = Configuration(checkpoint)
         self.builder = GraphBuilder(name)
         self.emit = Emitter(self.builder)
@@ -227,15 +232,24 @@ class GenerationStep:
         return multiply(self.emit, x, nearest(self.checkpoint.take_stored(name, (rows, columns)), *rounding), name)
 
     def tied_product(self, path: str, x: Value, table: Value) -> Value:
-        """x [n, width] by the table of tokens [vocabulary, width] of this name, which may be quantized for this."""
+        """x [n, width] by the table of tokens [vocabulary, width] of this name, which may be quantized for this, unless
+        the target would keep the codes as floats: a second table."""
         numbers = self.builder.graph.constants[table]
         rows, columns = numbers.shape
         stored = None if self._stored_layer is None else self._stored_layer(path, rows, columns)
         if stored is not None:
-            return self._quantized_product(stored, x, f"{path}.codes")
-        if self._rounding is None or numbers.size < _LEAST_WEIGHTS:
-            return self.emit.op("matmul", x, table, transpose_b=True)
-        return multiply(self.emit, x, nearest(numbers, *_HEAD_ROUNDING), f"{path}.codes")
+            codes, scales = stored.matrix.codes, stored.matrix.scales
+            group = codes.shape[1] // scales.shape[1]
+            if self._reads(from_numpy(codes.dtype), from_numpy(scales.dtype), group, codes.shape[1]):
+                return self._quantized_product(stored, x, f"{path}.codes")
+        elif self._rounding is not None and numbers.size >= _LEAST_WEIGHTS:
+            if self._reads(int8, float32, columns, columns):
+                return multiply(self.emit, x, nearest(numbers, *_HEAD_ROUNDING), f"{path}.codes")
+        return self.emit.op("matmul", x, table, transpose_b=True)
+
+    def _reads(self, codes: DType, scales: DType, group: int, depth: int) -> bool:
+        """Whether kernels of the target read such weights as they are stored."""
+        return self._passes is None or reads_weights(self._passes, self.dtype, codes, scales, group, depth)
 
     def _adapted(self, path: str, x: Value, result: Value, rows: int, columns: int) -> Value:
         """A product with what each token's adapter adds to it."""

@@ -19,6 +19,7 @@ import numpy as np
 from tilewright.dtypes import DType, float8e4nv, float8e5, from_numpy, int4, int8, uint4, uint8
 from tilewright.graph.core import Graph, Node, Value
 from tilewright.graph.rewrite import GraphRewriter, apply_rules, computed_constant
+from tilewright.graph.target_passes import TargetPasses
 
 LEAST_ELEMENTS = 1 << 14  # fewer weights stay in the caches as floats
 LEAST_GROUP = 8
@@ -44,6 +45,12 @@ def weight_products(graph: Graph, limits: Sequence[Unsupported] = ()) -> Graph:
         return None
 
     return GraphRewriter(graph).run({"matmul": [note]})
+
+
+def reads_weights(passes: TargetPasses, x: DType, codes: DType, scale: DType, group: int, depth: int) -> bool:
+    """Whether products of rows of a type by such weights stay in graphs that take these passes of their targets."""
+    found = next((each.options for each in passes.before if each.run is weight_products), None)
+    return found is not None and not any(reason(x, codes, scale, group, depth) for reason in found["limits"])
 
 
 def without_weight_products(graph: Graph) -> Graph:
