@@ -72,6 +72,47 @@ def test_changes_around_the_version_counter_are_seen(built: list[Any], way: str)
     assert len(built) == 2
 
 
+@pytest.mark.parametrize("way", ["row", "element"])
+def test_changes_of_a_part_of_a_small_parameter_are_seen(built: list[Any], way: str) -> None:
+    module = nn.Linear(64, 64).eval()
+    run = compiled(module)
+    x = torch.randn(3, 64)
+    with torch.no_grad():
+        for row in (7, 40, 41):
+            run(x)
+            module.weight.data[row, slice(3, 4) if way == "element" else slice(None)] = 5.0
+            torch.testing.assert_close(run(x), module(x), **TOLERANCE)
+    assert [len(graph.inputs) for graph in built] == [1, 1, 3]
+
+
+def test_changes_of_a_part_of_a_large_parameter_are_seen_in_time() -> None:
+    module = nn.Linear(256, 256).eval()  # 64 stretches
+    run = compiled(module)
+    x = torch.randn(3, 256)
+    with torch.no_grad():
+        before = run(x)
+        module.weight.data[201, 3] = 5.0
+        seen = [not torch.equal(run(x), before) for _ in range(65)]
+        torch.testing.assert_close(run(x), module(x), **TOLERANCE)
+        module.weight.data[30:90] *= 2.0  # a quarter
+        for _ in range(8):
+            run(x)
+        torch.testing.assert_close(run(x), module(x), **TOLERANCE)
+    assert sorted(seen) == seen and seen[-1]
+
+
+def test_buffers_written_around_the_version_counter_become_inputs(built: list[Any]) -> None:
+    module = nn.BatchNorm1d(64).eval()
+    run = compiled(module)
+    x = torch.randn(3, 64)
+    with torch.no_grad():
+        for place in (5, 33, 9):
+            run(x)
+            module.running_mean.data[place] = 4.0
+            torch.testing.assert_close(run(x), module(x), **TOLERANCE)
+    assert [len(graph.inputs) for graph in built] == [1, 2]
+
+
 def test_parameters_that_change_again_are_inputs(built: list[Any], caplog: pytest.LogCaptureFixture) -> None:
     module = Network().eval()
     run = compiled(module)

@@ -39,11 +39,13 @@ from tilewright.importers.torch_nodes import (
 from tilewright.importers.torch_strides import Strides, spread, strides_of
 from tilewright.importers.torch_survey import IMPORT_RULES
 from tilewright.importers.torch_symbols import SymbolTable, squeezed_symbols
+from tilewright.importers.torch_watch import Contents, Watched
 from tilewright.runtime.cuda.device import on_gpu_of
 
 logger = logging.getLogger("tilewright")
 
-SAMPLES = 32  # words of each parameter that are compared at each call
+
+_State = tuple[int, int, bytes, int]  # of a parameter
 
 
 class NotImported(UnsupportedOperationError):
@@ -89,13 +91,14 @@ class _Imported:
 @dataclass(frozen=True)
 class _Built:
     engine: Engine
+    contents: Contents
     inputs: list[_Input]
     sizes: list[tuple[int, str]]
     strides: list[Strides | None]
 
 
 class EnginePart:
-    """Runs one part by engines, which are kept by the state of the parameters (`_Watched`).
+    """Runs one part by engines, which are kept by the state of the parameters (`Watched`).
 
     The first engine has the parameters as constants, and so has the one that replaces it when they were changed in
     place once.  Parameters that change again, or other parameters, are inputs of one more engine, which serves them
@@ -119,7 +122,8 @@ class EnginePart:
         self.engines: dict[Any, _Built] = {}
         self.general: _Built | None = None  # has the parameters as inputs
         self.replacement: Callable[..., Any] | None = None  # what runs the part since no engine was built
-        self.watched: dict[int, _Watched] = {}
+        self.watched: dict[int, Watched] = {}
+        self.writes: dict[int, int] = {}  # how often a parameter had changed that looked as before
         self.storages: list[Any] = []  # parameters of all engines: their addresses must not be used again
         self.rebuilt = False
         self.reported = False  # that an engine did not run
@@ -134,8 +138,12 @@ class EnginePart:
     def __call__(self, *arguments: Any) -> Any:
         if self.replacement is not None or (self.unknown_sizes and self._is_empty(arguments)):
             return (self.replacement or self.gm)(*arguments)
-        key = tuple([self._state(position, arguments[position]) for position in self.constants])
-        built = self.engines.get(key) or self.general or self._build(key, arguments)
+        key = self._key(arguments)
+        built = self.engines.get(key)
+        if built is not None and (changed := built.contents.changed()) is not None:
+            self.writes[changed] = self.writes.get(changed, 0) + 1
+            key, built = self._key(arguments), None
+        built = built or self.general or self._build(key, arguments)
         if built is None:
             return (self.replacement or self.gm)(*arguments)
         named = {each.name: _given(arguments[each.position], each) for each in built.inputs}
@@ -171,11 +179,14 @@ class EnginePart:
         devices = [argument.device for argument in arguments if isinstance(argument, torch.Tensor)]
         return next((device for device in devices if device.type != "cpu"), torch.device("cpu"))
 
-    def _state(self, position: int, parameter: torch.Tensor) -> tuple[int, int, bytes]:
+    def _key(self, arguments: Sequence[Any]) -> tuple[_State, ...]:
+        return tuple([self._state(position, arguments[position]) for position in self.constants])
+
+    def _state(self, position: int, parameter: torch.Tensor) -> _State:
         watched = self.watched.get(position)
         if watched is None or watched.tensor is not parameter or watched.address != parameter.data_ptr():
-            watched = self.watched[position] = _Watched(parameter)
-        return watched.state()
+            watched = self.watched[position] = Watched(parameter)
+        return *watched.state(), self.writes.get(position, 0)
 
     # -- Building -------------------------------------------------------------------------------
 
@@ -185,7 +196,7 @@ class EnginePart:
         if self.engines and self._release_buffers(key, arguments):
             logger.warning("torch.compile: buffers changed; they become inputs of the engine, which is built again")
             constants = self.constants
-            key = tuple([self._state(position, arguments[position]) for position in constants])
+            key = self._key(arguments)
         elif self.engines and not self.rebuilt and self._is_in_place(key):
             logger.warning("torch.compile: parameters changed; building the engine again")
             self.rebuilt = True
@@ -208,13 +219,14 @@ class EnginePart:
             self.general = built
         return built
 
-    def _engine(self, constants: Mapping[int, torch.Tensor | None], arguments: Sequence[Any]) -> _Built:
+    def _engine(self, constants: Mapping[int, torch.Tensor], arguments: Sequence[Any]) -> _Built:
+        contents = Contents(constants)
         imported = self._import(constants)  # again: a rule may need the values of what was a constant so far
         with on_gpu_of(arguments):  # whose kernels are timed there
             how = build_quickly_first if self.settings.quick_start else build
             tuning, precision = self.settings.tuning, self.settings.precision
             engine = how(imported.graph, self.settings.target, tuning=tuning, precision=precision)
-        return _Built(engine, imported.inputs, imported.sizes, imported.strides)
+        return _Built(engine, contents, imported.inputs, imported.sizes, imported.strides)
 
     def _give_up(self, error: Exception) -> None:
         reason = str(error) if isinstance(error, TilewrightError) else repr(error)
@@ -325,29 +337,6 @@ def _input_of(position: int, node: fx.Node) -> _Input:
 def _stored(builder: GraphBuilder, value: Any, order: list[int] | None) -> Any:
     """A result with its dimensions in their order in PyTorch's memory; complex numbers are moved at the end."""
     return value if order is None or not isinstance(value, Value) else Emitter(builder).permute(value, order)
-
-
-class _Watched:
-    """A parameter, and what tells that it was changed: its address, version, and a sample of its bytes.
-
-    The version alone is not enough: writes through `.data`, a NumPy view or in inference mode do not
-    raise it.  The sample (`SAMPLES` words spread over the storage) sees them where they touch it, as a
-    step of an optimiser or a loaded checkpoint does.  Parameters on a GPU have none.
-    """
-
-    def __init__(self, tensor: torch.Tensor) -> None:
-        self.tensor = tensor
-        self.address = tensor.data_ptr()
-        if tensor.device.type != "cpu":
-            self.sample = np.empty(0, np.uint8)  # looking at a GPU's memory would wait for the GPU
-            return
-        data = torch.empty(0, dtype=torch.uint8).set_(tensor.untyped_storage()).numpy()
-        words = data[: data.size // 4 * 4].reshape(-1, 4)
-        self.sample = words[:: max(1, len(words) // SAMPLES)] if len(words) else data
-
-    def state(self) -> tuple[int, int, bytes]:
-        version = 0 if self.tensor.is_inference() else self.tensor._version
-        return self.address, version, self.sample.tobytes()
 
 
 def _name_symbols(symbols: SymbolTable, nodes: Sequence[fx.Node]) -> None:
