@@ -218,7 +218,7 @@ def test_doctor_runs_a_kernel() -> None:
     [
         (["build", "absent.onnx"], 1, "absent.onnx"),
         (["run", "absent.engine"], 1, "absent.engine"),
-        (["build", "{model}", "--shapes", "x:0..4x64"], 2, "start at 1"),
+        (["build", "{model}", "--shapes", "x:0..4x64"], 2, "starts at 0"),
         (["build", "{model}", "--shapes", "x:4..2x64"], 2, "empty"),
         (["build", "{model}", "-o", "/nodir/x.engine"], 2, "no folder"),
         (["build", "{engine}"], 2, "-o NEW.engine"),

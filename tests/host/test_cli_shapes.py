@@ -13,6 +13,9 @@ from tests.host.cli_support import tilewright
 
 MODEL = """<ir_version: 8, opset_import: ["" : 17]> m (float[n, 4] x) => (float[n, 2] y) { y = MatMul (x, w) }"""
 
+RESHAPED = """<ir_version: 8, opset_import: ["" : 17]>
+    m (float[n, 4] x, int64[2] s) => (float[p, q] y) { y = Reshape (x, s) }"""
+
 
 @pytest.fixture
 def model() -> onnx.ModelProto:
@@ -86,3 +89,26 @@ def test_names_of_sizes_are_those_of_the_file(tmp_path: Path) -> None:
         options = [part for shape in shapes for part in ("--shapes", shape)]
         done = tilewright("run", str(tmp_path / "m.onnx"), *options, "--size", "n=3")
         assert "[3, 4]" in done.stdout, done.stderr
+
+
+def test_inputs_of_nothing(model: onnx.ModelProto, tmp_path: Path) -> None:
+    path = tmp_path / "m.onnx"
+    onnx.save(model, path)
+    done = tilewright("run", str(path), "--shapes", "x:0x4")
+    assert done.returncode == 0 and "[0, 2]" in done.stdout, done.stderr
+    refused = tilewright("run", str(path), "--shapes", "x:0..8x4")
+    assert refused.returncode == 2 and "begin it at 1" in " ".join(refused.stderr.split())
+
+
+def test_numbers_that_are_a_shape_are_given(tmp_path: Path) -> None:
+    path, page = tmp_path / "m.onnx", tmp_path / "page.html"
+    onnx.save(onnx.parser.parse_model(RESHAPED), path)
+    np.save(tmp_path / "s.npy", np.array([2, -1]))
+    commands = (["run", "--random"], ["bench", "--seconds", "0"], ["inspect", "--html", str(page), "--profile"])
+    for command, *options in commands:
+        refused = tilewright(command, str(path), *options)
+        assert refused.returncode == 1 and "--input s=FILE.npy" in refused.stderr
+        options = [option for option in options if option != "--random"]
+        done = tilewright(command, str(path), *options, "--input", f"s={tmp_path / 's.npy'}")
+        assert done.returncode == 0, done.stderr
+    assert "--profile" in tilewright("inspect", str(path), "--input", f"s={tmp_path / 's.npy'}").stderr

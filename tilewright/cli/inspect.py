@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 from pathlib import Path
-from typing import Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 from rich.console import Console
@@ -16,15 +16,19 @@ from tilewright.cli.console import terminal, wrong_usage
 from tilewright.cli.engine_checks import DigestOption, TrustedKeyOption
 from tilewright.cli.loading import EngineArgument
 from tilewright.cli.precision import show_search
-from tilewright.cli.run import SizeOption, TargetOption
+from tilewright.cli.run import InputOption, SizeOption, TargetOption
 from tilewright.cli.shapes import ShapesOption
 from tilewright.engine.file import check_replaceable
 from tilewright.insight.search import search_of
 from tilewright.symbolic import evaluate
 
+if TYPE_CHECKING:
+    from tilewright.engine.engine import Engine
+
 
 def inspect(
     engine: EngineArgument,
+    inputs: InputOption = None,
     size: SizeOption = None,
     shapes: ShapesOption = None,
     target: TargetOption = None,
@@ -44,6 +48,8 @@ def inspect(
     """
     if profile and html is None:
         raise wrong_usage("--profile needs --html; `tilewright bench --profile` prints the times of steps")
+    if inputs and not profile:
+        raise wrong_usage("--input is for --profile, which runs the engine")
     if html is not None and (as_json or evidence):
         raise wrong_usage("--html writes everything to the page; omit --json and --evidence")
     # Read, not loaded: it may be for another machine.
@@ -53,7 +59,7 @@ def inspect(
         from tilewright.insight.page import page
         from tilewright.insight.report import report
 
-        rows = loaded.profile(tensors.gather_inputs(loaded.inputs, [], sizes, 0, size or [])) if profile else None
+        rows = _profiled(loaded, inputs or [], sizes, size or []) if profile else None
         with loaded.reading():
             text = page(report(loaded, sizes, rows))
         check_replaceable(html)
@@ -66,6 +72,13 @@ def inspect(
         print(json.dumps(data, indent=2))
         return
     show(terminal(), data, evidence)
+
+
+def _profiled(loaded: Engine, files: list[str], sizes: dict[str, int], texts: list[str]) -> list[dict[str, Any]]:
+    """The times of the steps; `sizes` takes those of given inputs."""
+    arrays = tensors.gather_inputs(loaded.inputs, files, sizes, 0, texts)
+    with tensors.advice_for_drawn(loaded.inputs, files):
+        return loaded.profile(arrays)
 
 
 def describe(loaded: Any, sizes: dict[str, int]) -> dict[str, Any]:

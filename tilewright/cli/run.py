@@ -81,7 +81,8 @@ def run(
     model = model or loading.model_of(engine, loaded)
     peer = peers.load_peer(compare, loaded, model, settings.threads) if compare else None
     peer_inputs = {name: array.copy() for name, array in arrays.items()}  # a run may update inputs in place
-    outputs = tensors.flattened(loaded.run(arrays))
+    with tensors.advice_for_drawn(loaded.inputs, inputs or []):
+        outputs = tensors.flattened(loaded.run(arrays))
     _show_outputs(console, outputs)
     if save is not None:
         tensors.save_outputs(outputs, save)

@@ -37,8 +37,11 @@ def parse_shapes(texts: list[str]) -> Ranges:
             if not (separator and name and match):
                 raise wrong_usage(f"{text!r}: expected NAME:SIZExSIZE…, where SIZE is 128 or a range 1..64")
             low, high = int(match[1]), int(match[2] or match[1])
-            if low < 1:
-                raise wrong_usage(f"{text!r}: in {part}, the range starts at {low}; sizes start at 1")
+            if low == 0 < high:
+                raise wrong_usage(
+                    f"{text!r}: the range {part} starts at 0; begin it at 1, and build the model once more with the "
+                    "size 0 if it is to take nothing"
+                )
             if low > high:
                 raise wrong_usage(f"{text!r}: the range {part} is empty")
             ranges.append((low, high))
@@ -59,7 +62,8 @@ def read_graph(model: Path, ranges: Ranges, trust: bool = False) -> Graph:
 
 
 def _needed_at_import(model: Path, ranges: Ranges) -> dict[str, dict[int, Any]] | None:
-    """The `dynamic_shapes` for inputs of an ONNX file that declare no dimensions, or one of size 0."""
+    """The `dynamic_shapes` for inputs of an ONNX file that declare no dimensions, or one of size 0, and for those that
+    are to have none: what is imported for sizes from 1 does not hold for 0."""
     if model.suffix != ".onnx" or not ranges:
         return None
     from tilewright.importers.onnx import read_model
@@ -68,9 +72,9 @@ def _needed_at_import(model: Path, ranges: Ranges) -> dict[str, dict[int, Any]] 
     for entry in read_model(model).graph.input:
         tensor = entry.type.tensor_type
         dims = tensor.shape.dim if tensor.HasField("shape") else None
-        if entry.name in ranges and _is_open(dims):
-            found[entry.name] = dict(enumerate(map(_size, ranges[entry.name][: None if dims is None else len(dims)])))
-    return found or None
+        sizes = enumerate(map(_size, ranges.get(entry.name, ())[: None if dims is None else len(dims)]))
+        found[entry.name] = {axis: size for axis, size in sizes if size == 0 or _is_open(dims)}
+    return {name: axes for name, axes in found.items() if axes} or None
 
 
 def _is_open(dims: Sequence[Any] | None) -> bool:

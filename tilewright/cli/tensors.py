@@ -6,7 +6,8 @@ import itertools
 import math
 import re
 import sys
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 from pathlib import Path
 from string import ascii_lowercase
 from typing import Any
@@ -109,6 +110,22 @@ def gather_inputs(
     return {
         spec.name: given[spec.name] if spec.name in given else random_input(spec, sizes, generator) for spec in specs
     }
+
+
+@contextmanager
+def advice_for_drawn(specs: list[TensorSpec], files: list[str]) -> Iterator[None]:
+    """Around a run: an error of values or shapes says which numbers were drawn, as a model may take few of them."""
+    try:
+        yield
+    except (InputError, ShapeError) as error:
+        names = [spec.name for spec in specs if not any(text.startswith(f"{spec.name}=") for text in files)]
+        drawn = [spec.name for spec in specs if spec.name in names and numpy_dtype(spec.dtype).kind in "iu"]
+        if not drawn:
+            raise
+        raise type(error)(
+            f"{error}; the values of {', '.join(drawn)} were drawn at random: give those that the model takes by "
+            f"--input {drawn[0]}=FILE.npy"
+        ) from error
 
 
 def _load_array(name: str, path: Path) -> np.ndarray:
