@@ -140,3 +140,11 @@ def test_the_shape_of_an_optional_is_that_of_its_tensor(shape: list[int | str | 
     data = helper.make_model(graph, opset_imports=[helper.make_opsetid("", 18)], ir_version=9).SerializeToString()
     found = [module.InferenceSession(data).get_inputs()[0] for module in (tw, onnxruntime)]
     assert [(entry.name, entry.type, entry.shape) for entry in found] == [("x", "optional(tensor(float))", shape)] * 2
+
+
+def test_a_call_of_nothing_is_told_once_without_advice(caplog: pytest.LogCaptureFixture) -> None:
+    session = tw.InferenceSession(of_one_node("y = Add (a, b)", ("f2", "f2"), None).SerializeToString())
+    for rows, columns in ((0, 4), (3, 0), (2, 0)):
+        x = np.ones((rows, columns), np.float32)
+        np.testing.assert_array_equal(session.run(None, {"a": x, "b": x})[0], x + x)
+    assert caplog.messages == ["an engine is compiled with a[0] = 0, b[0] = 0"]

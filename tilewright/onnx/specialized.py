@@ -311,6 +311,7 @@ class EnginesOfRanks(_SeveralEngines):
     ) -> None:
         self._source, self._target, self._quick_start = source, target, quick_start
         self._shapes = dict(dynamic_shapes or {})
+        self._level = logging.WARNING  # of the next engine
         model = source.read()
         survey(model, source.folder)
         self.inputs, self.outputs = _specs(model)
@@ -333,7 +334,8 @@ class EnginesOfRanks(_SeveralEngines):
 
     def _compiled(self, ranks: Mapping[str, int]) -> _Runner:
         """What runs the model with these numbers of dimensions: for items of sequences, the model declares them."""
-        logger.warning("an engine is compiled for %s of %s dimensions", ", ".join(ranks), list(ranks.values()))
+        logger.log(self._level, "an engine is compiled for %s of %s dimensions", ", ".join(ranks), list(ranks.values()))
+        self._level = logging.INFO
         source, shapes = self._source, dict(self._shapes)
         tensor = {spec.name: _is_tensor(spec) for spec in self.inputs}
         shapes |= {
