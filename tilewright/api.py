@@ -62,7 +62,7 @@ def compile(
     be read, `MissingDependencyError` when reading it needs a package, and `MissingTimingError` when a reproducible
     build would have to time kernels.
     """
-    source = Path(model).resolve().name if isinstance(model, (str, Path)) else type(model).__qualname__
+    source = _source_of(model)
     if progress is not None:
         progress("import", source, 0.0)
     graph = import_model(model, example_inputs, dynamic_shapes, None, trust, example_kwargs, progress)
@@ -74,6 +74,16 @@ def compile(
         engine = how(graph, target, progress, source, tuning, precision=precision)
     engine.threads, engine.results_of = threads, graph.results_of
     return engine
+
+
+def _source_of(model: Any) -> str:
+    """The name of a model's file or folder, or of its class."""
+    if not isinstance(model, (str, Path)):
+        return type(model).__qualname__
+    try:
+        return Path(model).resolve().name
+    except (OSError, RuntimeError, ValueError):  # no file can have such a name: the import says so
+        return str(model)
 
 
 def _values(example_inputs: Any) -> Sequence[Any]:
