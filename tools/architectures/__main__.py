@@ -21,7 +21,7 @@ from tools.architectures.trial import WAYS
 
 
 def _of_transformers() -> list[Entry]:
-    from tools.architectures.entries import heads, newest, sequence, sound, tasks, text, vision
+    from tools.architectures.entries import heads, newest, sequence, sound, tasks, text, towers, vision
 
     return [
         *text.ENTRIES,
@@ -31,6 +31,7 @@ def _of_transformers() -> list[Entry]:
         *sound.ENTRIES,
         *newest.ENTRIES,
         *tasks.ENTRIES,
+        *towers.ENTRIES,
     ]
 
 

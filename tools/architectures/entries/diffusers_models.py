@@ -46,6 +46,22 @@ def film(channels: int) -> Inputs:
                           "timestep": torch.randint(0, 1000, (batch,))}  # fmt: skip
 
 
+def spoken(batch: int, **more: Any) -> dict[str, Any]:
+    """A text, and the time."""
+    return {"encoder_hidden_states": torch.randn(batch, 5, 16), "timestep": torch.rand(batch), **more}
+
+
+def long_guided(batch: int) -> dict[str, Any]:
+    """Two texts, sizes and a style."""
+    return {
+        "hidden_states": images(batch, 8, 4), "timestep": torch.randint(0, 1000, (batch,)).float(),
+        "encoder_hidden_states": torch.randn(batch, 4, 16), "text_embedding_mask": torch.ones(batch, 4),
+        "encoder_hidden_states_t5": torch.randn(batch, 5, 16), "text_embedding_mask_t5": torch.ones(batch, 5),
+        "image_meta_size": torch.rand(batch, 6), "style": torch.zeros(batch).long(),
+        "image_rotary_emb": (torch.randn(16, 8), torch.randn(16, 8)),
+    }  # fmt: skip
+
+
 ENTRIES = [
     entry("UNet2DModel", latents, **UNET, down_block_types=("DownBlock2D", "AttnDownBlock2D"), attention_head_dim=4,
           up_block_types=("AttnUpBlock2D", "UpBlock2D")),
@@ -121,4 +137,64 @@ ENTRIES = [
           downscale_factor=8, adapter_type="full_adapter"),
     entry("Transformer2DModel", lambda batch: {"hidden_states": images(batch, 8, 4)}, num_attention_heads=2,
           attention_head_dim=8, in_channels=4, num_layers=1, norm_num_groups=4),
+    entry("QwenImageTransformer2DModel", lambda batch: spoken(
+        batch, hidden_states=torch.randn(batch, 16, 16), encoder_hidden_states_mask=torch.ones(batch, 5).long(),
+        img_shapes=[[(1, 4, 4)]]), patch_size=2, in_channels=16, out_channels=4, num_layers=1,
+        attention_head_dim=16, num_attention_heads=2, joint_attention_dim=16, axes_dims_rope=(4, 6, 6)),
+    entry("Lumina2Transformer2DModel", lambda batch: spoken(
+        batch, hidden_states=images(batch, 8, 4), encoder_attention_mask=torch.ones(batch, 5).bool()), sample_size=8,
+        patch_size=2, in_channels=4, hidden_size=24, num_layers=1, num_refiner_layers=1, num_attention_heads=2,
+        num_kv_heads=1, axes_dim_rope=(4, 4, 4), axes_lens=(32, 16, 16), cap_feat_dim=16, multiple_of=16),
+    entry("ChromaTransformer2DModel", lambda batch: spoken(
+        batch, hidden_states=torch.randn(batch, 16, 4), img_ids=torch.randn(16, 3), txt_ids=torch.zeros(5, 3)),
+        ("img_ids", "txt_ids"), patch_size=1, in_channels=4, num_layers=1, num_single_layers=1, attention_head_dim=12,
+        num_attention_heads=2, joint_attention_dim=16, axes_dims_rope=(4, 4, 4), approximator_hidden_dim=16,
+        approximator_layers=1, approximator_num_channels=16),
+    entry("CogView4Transformer2DModel", lambda batch: spoken(
+        batch, hidden_states=images(batch, 8, 4), original_size=torch.full((batch, 2), 64.0),
+        target_size=torch.full((batch, 2), 64.0), crop_coords=torch.zeros(batch, 2)), patch_size=2, in_channels=4,
+        out_channels=4, num_layers=1, attention_head_dim=8, num_attention_heads=2, text_embed_dim=16, time_embed_dim=8,
+        condition_dim=4, pos_embed_max_size=16, sample_size=8),
+    entry("HunyuanVideoTransformer3DModel", lambda batch: {
+        **film(4)(batch), "encoder_attention_mask": torch.ones(batch, 5), "pooled_projections": torch.randn(batch, 8),
+        "guidance": torch.rand(batch)}, in_channels=4, out_channels=4, num_attention_heads=2, attention_head_dim=12,
+        num_layers=1, num_single_layers=1, num_refiner_layers=1, patch_size=2, patch_size_t=1, guidance_embeds=True,
+        text_embed_dim=16, pooled_projection_dim=8, rope_axes_dim=(4, 4, 4)),
+    entry("UNetSpatioTemporalConditionModel", lambda batch: {
+        "sample": torch.randn(batch, 2, 8, 16, 16), "timestep": torch.rand(batch),
+        "encoder_hidden_states": torch.randn(batch, 1, 16), "added_time_ids": torch.randn(batch, 3)}, sample_size=16,
+        in_channels=8, out_channels=4, block_out_channels=(32, 64), layers_per_block=1, cross_attention_dim=16,
+        down_block_types=("CrossAttnDownBlockSpatioTemporal", "DownBlockSpatioTemporal"), num_frames=2,
+        up_block_types=("UpBlockSpatioTemporal", "CrossAttnUpBlockSpatioTemporal"), num_attention_heads=(2, 4),
+        addition_time_embed_dim=8, projection_class_embeddings_input_dim=24),
+    entry("AutoencoderKLWan", lambda batch: {"sample": torch.randn(batch, 3, 5, 16, 16)}, base_dim=4, z_dim=4,
+          dim_mult=[1, 1, 1, 1], num_res_blocks=1, temperal_downsample=[False, True, True], latents_mean=[0.0] * 4,
+          latents_std=[1.0] * 4),
+    entry("AutoencoderKLCogVideoX", lambda batch: {"sample": torch.randn(batch, 3, 5, 16, 16)},
+          block_out_channels=(8, 8, 8, 8), down_block_types=("CogVideoXDownBlock3D",) * 4, latent_channels=4,
+          up_block_types=("CogVideoXUpBlock3D",) * 4, layers_per_block=1, norm_num_groups=2,
+          temporal_compression_ratio=4),
+    entry("AutoencoderKLLTXVideo", lambda batch: {"sample": torch.randn(batch, 3, 9, 16, 16)}, latent_channels=8,
+          block_out_channels=(8, 8, 8, 8), decoder_block_out_channels=(8, 8, 8, 8), layers_per_block=(1,) * 5,
+          decoder_layers_per_block=(1,) * 5, spatio_temporal_scaling=(True, True, False, False),
+          decoder_spatio_temporal_scaling=(True, True, False, False), decoder_inject_noise=(False,) * 5,
+          upsample_residual=(False,) * 4, upsample_factor=(1,) * 4, timestep_conditioning=False, patch_size=1,
+          patch_size_t=1, encoder_causal=True, decoder_causal=False),
+    entry("AutoencoderOobleck", lambda batch: {"sample": torch.randn(batch, 2, 64)}, encoder_hidden_size=8,
+          downsampling_ratios=[2, 4], channel_multiples=[1, 2], decoder_channels=8, decoder_input_channels=4,
+          audio_channels=2),
+    entry("UVit2DModel", lambda batch: {
+        "input_ids": torch.randint(0, 16, (batch, 8, 8)), "encoder_hidden_states": torch.randn(batch, 5, 16),
+        "pooled_text_emb": torch.randn(batch, 16), "micro_conds": torch.rand(batch, 5)}, hidden_size=16,
+        cond_embed_dim=16, micro_cond_encode_dim=2, micro_cond_embed_dim=10, encoder_hidden_size=16, vocab_size=17,
+        codebook_size=16, in_channels=16, block_out_channels=16, num_hidden_layers=1, num_attention_heads=2,
+        intermediate_size=32, block_num_heads=2, sample_size=8),
+    entry("StableAudioDiTModel", lambda batch: spoken(
+        batch, hidden_states=torch.randn(batch, 4, 16), global_hidden_states=torch.randn(batch, 1, 16)), sample_size=16,
+        in_channels=4, num_layers=1, attention_head_dim=8, num_attention_heads=4, num_key_value_attention_heads=2,
+        out_channels=4, cross_attention_dim=16, time_proj_dim=8, global_states_input_dim=16,
+        cross_attention_input_dim=16),
+    entry("HunyuanDiT2DModel", long_guided, num_attention_heads=2, attention_head_dim=8, in_channels=4, patch_size=2,
+          sample_size=8, hidden_size=16, num_layers=2, mlp_ratio=2.0, cross_attention_dim=16, cross_attention_dim_t5=16,
+          pooled_projection_dim=8, text_len=4, text_len_t5=5, norm_type="layer_norm"),
 ]  # fmt: skip

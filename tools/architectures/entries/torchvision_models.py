@@ -158,4 +158,12 @@ ENTRIES = [
     of("FeaturePyramidNetwork", lambda: Pyramid(), size=32),
     detector("fasterrcnn_mobilenet_v3_large_320_fpn", min_size=64, max_size=64),
     detector("fcos_resnet50_fpn", min_size=64, max_size=64),
+    detector("ssdlite320_mobilenet_v3_large"),
+    detector("retinanet_resnet50_fpn", min_size=64, max_size=64),
+    detector("maskrcnn_resnet50_fpn", min_size=64, max_size=64),
+    detector("keypointrcnn_resnet50_fpn", min_size=64, max_size=64),
+    entry("deeplabv3_resnet50", 32, weights_backbone=None),
+    entry("efficientnet_v2_s", 32),
+    entry("maxvit_t", 224),
+    entry("vit_b_32", 224),
 ]  # fmt: skip
