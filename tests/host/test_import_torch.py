@@ -20,7 +20,7 @@ from torch.utils._sympy.value_ranges import ValueRanges  # noqa: E402
 
 import tilewright  # noqa: E402
 from tilewright import dtypes  # noqa: E402
-from tilewright.errors import ImportModelError, ShapeError, UnsupportedOperationError  # noqa: E402
+from tilewright.errors import ImportModelError, InputError, ShapeError, UnsupportedOperationError  # noqa: E402
 from tilewright.graph import reference  # noqa: E402
 from tilewright.graph.build import GraphBuilder  # noqa: E402
 from tilewright.importers import import_model  # noqa: E402
@@ -398,6 +398,17 @@ def test_missing_example_and_unexportable_model() -> None:
 
     with pytest.raises(ImportModelError, match="PyTorch cannot export Function, at test_import_torch.py:"):
         import_model(Function(leave), (torch.randn(2),))
+    with pytest.raises(InputError, match="missing a required argument: 'y'"):
+        import_model(lambda x, y: x + y, (torch.randn(2),))
+
+
+def test_another_shape_in_place_names_the_line() -> None:
+    def turn(x: torch.Tensor) -> torch.Tensor:
+        x.transpose_(0, 1)
+        return x.add_(1).mul_(2)
+
+    with pytest.raises(UnsupportedOperationError, match=r"(?s)test_import_torch.py:\d+.*'x' another shape: \(4, 3\)"):
+        import_model(turn, (torch.randn(3, 4),))
 
 
 def test_sizes_that_are_multiples() -> None:

@@ -325,6 +325,41 @@ def test_fullgraph_with_what_is_always_pytorchs(body: Any, built: list[Any]) -> 
     assert built
 
 
+def test_places_from_data_are_left_to_pytorch(caplog: pytest.LogCaptureFixture) -> None:
+    def body(m: Any, x: torch.Tensor) -> torch.Tensor:
+        return m.a(x).exp()[torch.nonzero_static(x[:, 0] > 0, size=3).clamp(min=0)]
+
+    with caplog.at_level(logging.INFO, logger="tilewright"):
+        check(Module(body, **layers(a=(6, 8))), [(rows(4, 6),)], fullgraph=True)
+    assert "positions that depend on the data" in caplog.text and "add a rule" not in caplog.text
+
+
+def _heads(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor) -> torch.Tensor:
+    split = [each.reshape(each.shape[0], each.shape[1], 4, -1).transpose(1, 2) for each in (q, k, v)]
+    return F.scaled_dot_product_attention(*split).transpose(1, 2).flatten(2)
+
+
+def _named(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor) -> torch.Tensor:
+    return F.scaled_dot_product_attention(value=v, query=q, key=k)
+
+
+@pytest.mark.parametrize("attend", [F.scaled_dot_product_attention, _named, _heads])
+def test_attention_of_all_sizes_has_a_head_width(attend: Any, built: list[Any]) -> None:
+    run = torch.compile(attend, backend="tilewright", fullgraph=True, dynamic=True)
+    for rows_q, rows_k, width, width_v in ((5, 7, 8, 12), (6, 3, 8, 12), (6, 3, 16, 16)):
+        given = torch.randn(2, rows_q, width), torch.randn(2, rows_k, width), torch.randn(2, rows_k, width_v)
+        torch.testing.assert_close(run(*given), attend(*given))
+    assert len(built) == 2
+
+
+def test_an_element_of_an_order_of_unknown_length(built: list[Any]) -> None:
+    run = torch.compile(lambda x: x.kthvalue(3, 1), backend="tilewright", fullgraph=True, dynamic=True)
+    for shape in ((4, 5), (3, 9), (2, 3)):
+        x = torch.randn(shape)
+        assert all(map(torch.equal, run(x), x.kthvalue(3, 1)))
+    assert len(built) == 1
+
+
 def test_fullgraph_with_a_fallback_that_is_wanted() -> None:
     module = Module(in_the_middle, **layers(a=(6, 8), b=(8, 3)))
     check(module, [(rows(4, 6),)], fullgraph=False)

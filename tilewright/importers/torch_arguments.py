@@ -10,7 +10,7 @@ import numpy as np
 import torch
 from torch.utils import _pytree as pytree
 
-from tilewright.errors import ImportModelError, brief
+from tilewright.errors import ImportModelError, InputError, brief
 from tilewright.importers.shapes import Axes, Dimension, check_names, parse_dynamic_shapes
 from tilewright.importers.torch_objects import signature_of
 
@@ -103,8 +103,11 @@ def _by_argument(dynamic_shapes: Any, bound: Mapping[str, Any]) -> Any:
 def named_leaves(
     module: torch.nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]
 ) -> tuple[dict[str, Any], list[tuple[str, Any]]]:
-    """The arguments by name, and the tensors in them by theirs (`pair_0`)."""
-    bound = dict(signature_of(module, kwargs).bind(*args, **kwargs).arguments)
+    """The arguments by name, and the tensors in them by theirs (`pair_0`).  Raises `InputError`."""
+    try:
+        bound = dict(signature_of(module, kwargs).bind(*args, **kwargs).arguments)
+    except TypeError as error:
+        raise InputError(f"the example inputs do not fit the arguments of the model: {error}") from None
     leaves, _ = pytree.tree_flatten_with_path(bound)
     return bound, [("_".join(key_of(key) for key in path), leaf) for path, leaf in leaves]
 

@@ -24,6 +24,7 @@ from torch._dynamo.symbolic_convert import InstructionTranslator
 from torch._functorch.aot_autograd import aot_module_simplified
 from torch._guards import TracingContext
 from torch._subclasses.fake_tensor import FakeTensor
+from torch.fx.experimental.symbolic_shapes import free_unbacked_symbols
 
 from tilewright.build.quick_start import check_quick_start
 from tilewright.build.tuning import Tuning
@@ -97,6 +98,7 @@ def backend(
         kind = device.partition(":")[0]
         place = kind if target == "auto" else str(target)
         precision = precision or (_precision_on(kind) if target == "auto" else IEEE)
+        _fix_head_widths(gm)
         chosen = PartSettings(place, precision, tuning, strict, quick_start and place.startswith("cpu"))
         return _compile(gm, example_inputs, _Compiler(device, chosen, _overlap(example_inputs)))
     except (MissingDependencyError, TorchDynamoException):  # Dynamo's own tell it to try again, or what to do
@@ -187,6 +189,18 @@ def _check_tensors(gm: fx.GraphModule, example_inputs: Sequence[Any]) -> str:
         name = min(devices)
         raise _Declined(f"it has tensors on {name}; this backend compiles for CPUs and NVIDIA GPUs")
     return "cpu"
+
+
+def _fix_head_widths(gm: fx.GraphModule) -> None:
+    """Make numbers of the head widths of attention, which kernels are made for: another width is compiled anew."""
+    graphs = [module.graph for module in gm.modules() if isinstance(module, fx.GraphModule)]
+    for node in (node for graph in graphs for node in graph.nodes):
+        if node.target is torch.nn.functional.scaled_dot_product_attention:
+            given = [*node.args[:3], *(node.kwargs[name] for name in ("query", "key", "value") if name in node.kwargs)]
+            for width in (each.meta["example_value"].shape[-1] for each in given):
+                if isinstance(width, torch.SymInt) and not free_unbacked_symbols(width):
+                    for symbol in width.node.expr.free_symbols:
+                        width.node.shape_env.evaluate_expr(symbol)  # makes a guard
 
 
 def _precision_on(device: str) -> str:

@@ -52,7 +52,7 @@ from tilewright.importers.torch_at_one import Imported, Ones, refused_at_one
 from tilewright.importers.torch_complex import REAL_TYPES, Complex, divided, is_complex, joined
 from tilewright.importers.torch_control import import_control
 from tilewright.importers.torch_exportable import exportable, whole_layers
-from tilewright.importers.torch_fx import Walker, dtype_of
+from tilewright.importers.torch_fx import Walker, dtype_of, problem_of
 from tilewright.importers.torch_numbers import require_of_sizes
 from tilewright.importers.torch_objects import plain_calls, plain_fields, signature_of, taken_apart
 from tilewright.importers.torch_operators import composites, operators_listed_once
@@ -728,7 +728,7 @@ class _ProgramImporter:
             if spec.kind == OutputKind.USER_OUTPUT:
                 users.append(node)
             elif spec.target in self.mutated:
-                self.builder.mutate(self.input_values[str(spec.target)], self.walker.values[node])
+                self._mutate(node, self.input_values[str(spec.target)])
         names = output_names(self.program.call_spec.out_spec, len(users))
         self.builder.graph.results_of = results_of(self.program.call_spec.out_spec, users, returned, names)
         for name, node in zip(names, users, strict=True):
@@ -736,6 +736,20 @@ class _ProgramImporter:
                 declare_output(self.builder, self.walker.values[node], name)
             else:
                 self._remark(always(name, node))
+
+    def _mutate(self, node: fx.Node, buffer: Value) -> None:
+        value = self.walker.values[node]
+        if value.shape != buffer.shape:
+            while given := [each for each in node.all_input_nodes if self._shape_of(each) == value.shape]:
+                node = given[0]  # back to what made the shape
+            reason = f"in place, it gives the input {buffer.name!r} another shape: {value.shape}, not {buffer.shape}"
+            advice = "use an operation that gives a new tensor, such as transpose in place of transpose_"
+            self.walker.report.add(problem_of(node, reason, advice))
+            self.walker.report.check()
+        self.builder.mutate(buffer, value)
+
+    def _shape_of(self, node: fx.Node) -> Any:
+        return getattr(self.walker.values.get(node), "shape", None)
 
     def assumptions(self) -> None:
         """Tell what is taken for granted of the numbers in tensors."""

@@ -186,15 +186,22 @@ def _is_host_scalar(fake: torch.Tensor) -> bool:
 
 def _is_always_pytorchs(node: fx.Node) -> bool:
     """Whether a call draws random numbers, reads a size or a number from data, or computes with such a number."""
-    if target_name(node.target) in LEFT_TO_PYTORCH or torch.Tag.nondeterministic_seeded in _tags(node):
+    if target_name(node.target) in LEFT_TO_PYTORCH or _draws(node):
         return True
     if reads_number(node) or any(is_number(given) and _from_data(given) for given in node.all_input_nodes):
         return True
     return bool(_from_data(node).difference(*map(_from_data, node.all_input_nodes)))
 
 
-def _tags(node: fx.Node) -> Collection[torch.Tag]:
-    return node.target.tags if isinstance(node.target, torch._ops.OpOverload) else ()
+def _draws(node: fx.Node) -> bool:
+    """Whether a call draws random numbers; attention does if it has a dropout."""
+    operation = node.target
+    if not isinstance(operation, torch._ops.OpOverload) or torch.Tag.nondeterministic_seeded not in operation.tags:
+        return False
+    parameters = operation._schema.arguments
+    given = dict(zip((each.name for each in parameters), node.args, strict=False)) | node.kwargs
+    dropouts = [given.get(each.name, each.default_value) for each in parameters if each.name == "dropout_p"]
+    return dropouts != [0]
 
 
 def _from_data(node: fx.Node) -> set[Any]:

@@ -10,7 +10,7 @@ from tilewright.importers import sorting
 from tilewright.importers.emitter import Scalar
 from tilewright.importers.rules import RuleTable
 from tilewright.importers.torch_fx import TorchCall
-from tilewright.symbolic import floor_divide, lift, simplify
+from tilewright.symbolic import floor_divide, lift, lower_bound, simplify
 
 TABLE = RuleTable("Searches", "aten.")
 rule = TABLE.rule
@@ -75,7 +75,12 @@ def _ordered(call: TorchCall, x: Value, axis: int, place: int | None, keepdim: b
     values, positions = sorting.sort(call, x, axis, descending=False)
     end = simplify(lift(length) - 1)
     middle = floor_divide(end, 2) if place is None else place
-    found = [call.slice(item, axis, middle, simplify(lift(middle) + 1)) for item in (values, positions)]
+    if place is not None and lower_bound(length) <= place:  # a slice would have a length of 0 for some sizes
+        call.require_extent(x, axis, place + 1)
+        start = call.reshape(call.value(place, int64), (1,))
+        found = [call.op("gather", item, start, axis=axis) for item in (values, positions)]
+    else:
+        found = [call.slice(item, axis, middle, simplify(lift(middle) + 1)) for item in (values, positions)]
     if place is None and x.dtype.is_float:
         last = call.slice(values, axis, end, length)
         nan = call.cast(call.op("isnan", x), int32)
