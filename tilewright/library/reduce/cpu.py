@@ -13,7 +13,14 @@ from tilewright.library.candidate import Candidate, KernelCall
 from tilewright.library.cpu_work import COLUMN_CHUNK, rows_per_program
 from tilewright.library.generated.expressions import language_type
 from tilewright.library.reduce.kernel import arg_extreme, cumulative_columns, reduce_columns, reduce_rows
-from tilewright.library.reduce.problem import CUMULATIVE, REDUCTIONS, Deal, reduction_of, row_candidate
+from tilewright.library.reduce.problem import (
+    CUMULATIVE,
+    REDUCTIONS,
+    Deal,
+    accumulator_type,
+    reduction_of,
+    row_candidate,
+)
 from tilewright.symbolic import Size, ceil_divide, lift, product, simplify
 from tilewright.targets.base import Target
 
@@ -81,7 +88,8 @@ def cumulative_call(group: Group) -> KernelCall:
     _only_anchor(group)
     length, inner, outer = source.shape[axis], product(source.shape[axis + 1 :]), product(source.shape[:axis])
     constants: dict[str, Any] = {
-        "TYPE": language_type(source.dtype), "COMBINE": CUMULATIVE[anchor.op], "REVERSE": anchor.attributes["reverse"],
+        "TYPE": language_type(accumulator_type(anchor.op, source.dtype, length)), "COMBINE": CUMULATIVE[anchor.op],
+        "REVERSE": anchor.attributes["reverse"],
     }  # fmt: skip
     constants["BLOCK"] = block = min(inner, COLUMN_CHUNK) if isinstance(inner, int) else COLUMN_CHUNK
     sizes, grid = {"length": length, "inner": inner}, (outer, ceil_divide(inner, block), 1)
