@@ -8,6 +8,8 @@ from __future__ import annotations
 
 import math
 import zlib
+from array import array
+from bisect import bisect_right
 from collections.abc import Mapping
 from typing import Any
 
@@ -49,16 +51,19 @@ class Contents:
         found = {tensor.untyped_storage().data_ptr(): (at, _bytes_of(tensor)) for at, tensor in constants.items()}
         filled = [entry for entry in found.values() if entry[1].size]
         self.whole: list[tuple[int, Any, bytearray]] = []
-        self.stretches: list[tuple[int, Any, int]] = []
+        self.large: list[tuple[int, Any]] = []
+        self.begins = [0]  # of each large parameter's stretches, among all, and their number
+        self.checksums = array("I")
         total = 0
         for position, data in sorted(filled, key=lambda entry: entry[1].size):
             total += data.size
             if total <= WHOLE:
                 self.whole.append((position, data, bytearray(data)))
             else:
-                parts = [data[begin : begin + STRETCH] for begin in range(0, data.size, STRETCH)]
-                self.stretches += [(position, part, zlib.crc32(part)) for part in parts]
-        self.step = _step(len(self.stretches))
+                self.large.append((position, data))
+                self.checksums.extend(zlib.crc32(data[at : at + STRETCH]) for at in range(0, data.size, STRETCH))
+                self.begins.append(len(self.checksums))
+        self.step = _step(len(self.checksums))
         self.next = 0
 
     def changed(self) -> int | None:
@@ -66,11 +71,13 @@ class Contents:
         for position, data, before in self.whole:
             if before != data:  # compares memory, without a copy
                 return position
-        if not self.stretches:
+        if not self.checksums:
             return None
-        position, data, checksum = self.stretches[self.next]
-        self.next = (self.next + self.step) % len(self.stretches)
-        return None if zlib.crc32(data) == checksum else position
+        stretch, self.next = self.next, (self.next + self.step) % len(self.checksums)
+        number = bisect_right(self.begins, stretch) - 1
+        position, data = self.large[number]
+        at = (stretch - self.begins[number]) * STRETCH
+        return None if zlib.crc32(data[at : at + STRETCH]) == self.checksums[stretch] else position
 
 
 def _step(count: int) -> int:
