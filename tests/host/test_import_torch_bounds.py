@@ -239,7 +239,7 @@ def test_ways_of_sizes_of_0_and_1_are_kept_beside_numbers_that_are_read() -> Non
 
 
 def test_the_functions_by_which_pytorch_asks_of_sizes_have_their_names() -> None:
-    """Who asks is told by name: a release of PyTorch that renames one has to be looked at."""
+    """The callers are recognised by name, so this fails for a release of PyTorch that renames one."""
     modules = (_prims_common, fake_tensor, symbolic_shapes, sym_node, inductor_utils)
     text = "".join(map(inspect.getsource, modules))
     named = {*torch_proved._OF_MEMORY, *torch_proved._OF_DYNAMO, torch_proved._OF_GUARDS}

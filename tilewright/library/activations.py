@@ -64,8 +64,8 @@ def _of_whole(of_half):
 
 @tilewright.jit
 def gelu_of_half_float16(half):
-    """x Phi(x) within 3e-5 of x = 2 half, beside what `hardware_tanh` is off: for float16, which tells more numbers
-    apart than bfloat16. Phi as the logistic function of an odd polynomial."""
+    """x Phi(x) of x = 2 half, within 3e-5 plus the error of `hardware_tanh`: for float16, which is more precise than
+    bfloat16. Phi as the logistic function of an odd polynomial."""
     square = tl.minimum(half * half, 12.5)
     inner = tl.fma(square, tl.fma(square, -0.01124853824, 0.296045176), 1.59501568)
     return tl.fma(half, hardware_tanh(half * inner), half)

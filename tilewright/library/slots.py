@@ -77,6 +77,6 @@ def epilogue_slots(group: Group, graph: Graph, extra: ExtraReferences | None = N
 
 
 def chain_slots(chain: Chain, extra: ExtraReferences, gate: GateChain | None = None) -> Slots:
-    """The slots of a chain, behind a gate if there is one."""
+    """The slots of a chain, which follows a gate if there is one."""
     epilogue = chain.written(extra)
     return Slots(chain.value, extra, epilogue if gate is None else gate.joined(epilogue), chain, gate)

@@ -109,7 +109,7 @@ class AsyncEngine:
         self._calls: queue.SimpleQueue[Callable[[], None] | None] = queue.SimpleQueue()
         self._listeners: dict[str, _Listener] = {}
         self._failure: BaseException | None = None
-        self._entry = threading.Lock()  # no call is put behind the last one that is taken: it would wait for ever
+        self._entry = threading.Lock()  # a call put after the thread's last read would wait for ever
         self._deliverer = _Deliverer()
         self._thread = threading.Thread(target=self._work, name="tilewright-llm", daemon=True)
         self._thread.start()

@@ -119,7 +119,7 @@ def conv2d(
 
 
 def _activated(b: GraphBuilder, y: Any, activation: str | None) -> Any:
-    """The value behind an activation, by its name in `library.activations.ACTIVATIONS`."""
+    """An activation of a value, by its name in `library.activations.ACTIVATIONS`."""
     if not activation:
         return y
     return b.op("gelu", [y], approximate="tanh") if activation == "gelu_tanh" else b.op(activation, [y])

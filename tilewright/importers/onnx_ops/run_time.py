@@ -81,7 +81,7 @@ def unsqueeze(call: OnnxCall, x: Value) -> Value:
 def slice_(call: OnnxCall, x: Value) -> Value:
     """A Slice of which starts, ends, axes or steps are known only then."""
     lengths = [product(call.tensor(index).shape) for index in range(1, 5) if call.has(index)]
-    # The lists are equally long: one whose length is known tells that of the others.
+    # The lists have the same length, so one known length gives all of them.
     count = next((length for length in lengths if isinstance(length, int)), None)
     axes: list[int] = list(range(x.rank))
     if not call.has(3):

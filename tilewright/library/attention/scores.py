@@ -33,7 +33,7 @@ def seen_keys(keys, batch, lengths):
 
 @tilewright.jit
 def seen_range(query, count, offset, keys, CAUSAL: tl.constexpr, WINDOW: tl.constexpr, BLOCK_T: tl.constexpr):
-    """The first and the last key, in whole blocks, that `count` queries see; a query's own is `offset` behind it."""
+    """The first and the last key, in whole blocks, that `count` queries see; `offset` is added to a query's index."""
     start, limit = 0, keys
     if CAUSAL:
         limit = tl.minimum(keys, query + count + offset)

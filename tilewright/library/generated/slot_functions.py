@@ -198,7 +198,7 @@ class GateChain:
     constants: Mapping[Value, np.ndarray]
 
     def joined(self, epilogue: Epilogue, rounded: DType | None = None) -> Epilogue:
-        """An epilogue of columns behind the gate, whose activations suit results of the type `rounded`."""
+        """The epilogue of the columns that a gate yields, whose activations suit results of the type `rounded`."""
         cost = replace(epilogue.cost, activations=epilogue.cost.activations + 1, gated=True)
         return replace(epilogue, gate=self._function(rounded), cost=cost)
 

@@ -51,7 +51,7 @@ def update_units(x, sums, bias, old, new, row, unit, mask, running, hidden: tl.c
     if CELL == "rnn":
         keep(0, activation(parts[0][0] + parts[0][1], F), old, new, place, mask, running, hidden)
     elif CELL == "lstm" or CELL == "lstm_8bit":
-        output_slot: tl.constexpr = 2 if SLOTS == 3 else 0  # 0, or behind the steps that it is quantized to
+        output_slot: tl.constexpr = 2 if SLOTS == 3 else 0  # 0, or the slot after those of the quantized steps
         memory = activation(parts[2][0] + parts[2][1], F) * tl.load(old + place + hidden, mask=mask, other=0.0)
         memory += activation(parts[0][0] + parts[0][1], F) * activation(parts[3][0] + parts[3][1], G)
         state = activation(parts[1][0] + parts[1][1], F) * activation(memory, H)
