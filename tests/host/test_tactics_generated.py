@@ -12,7 +12,7 @@ import numpy as np
 import pytest
 
 from tests.host.tactics_support import Draw, Memory, check, run_call, run_graph
-from tilewright.dtypes import DType, float16, float32, int1, int8, int32, int64, uint8, uint32
+from tilewright.dtypes import DType, bfloat16, float8e4nv, float16, float32, int1, int8, int32, int64, uint8, uint32
 from tilewright.graph.build import GraphBuilder
 from tilewright.graph.core import Graph
 from tilewright.library.generated.generate import Result, elementwise_call
@@ -134,6 +134,22 @@ def test_booleans_casts_and_sources(draw: Draw, compiled: bool) -> None:
     b.output(b.op("iota", [], shape=(n, 10), axis=1, dtype=float32, start=0.5, step=0.25))
     b.output(b.op("full", [], shape=(n, 4), value=3.0, dtype=float32))
     check(b.finish(), {"x": draw(3, 10), "y": draw(3, 10), "i": draw.integers(-2, 3, (3, 10))}, compiled, 2e-3)
+
+
+@pytest.mark.parametrize("narrow", [float16, bfloat16, float8e4nv], ids=str)
+def test_widened_results_are_rounded(draw: Draw, compiled: bool, narrow: DType) -> None:
+    """A number that a kernel stores in two types is the same in both."""
+    b = GraphBuilder("widened")
+    x = b.input("x", narrow, (6, 50))
+    sine = b.op("sin", [x])
+    b.output(sine, "narrow")
+    b.output(b.op("cast", [sine], dtype=float32), "wide")
+    b.output(b.op("pad", [b.op("cast", [sine], dtype=float32)], pads=((0, 1), (2, 0)), value=0.1), "padded")
+    outputs, _ = run_graph(b.finish(), {"x": draw(6, 50).astype(narrow.numpy)}, compiled)
+    same = outputs["narrow"].astype(np.float32)
+    np.testing.assert_array_equal(outputs["wide"], same)
+    np.testing.assert_array_equal(outputs["padded"][:-1, 2:], same)
+    assert (outputs["padded"][-1] == np.float32(0.1)).all()
 
 
 def test_broadcasts_and_several_outputs(draw: Draw, compiled: bool) -> None:

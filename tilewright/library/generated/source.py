@@ -12,7 +12,7 @@ from collections import Counter
 from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
-from typing import Any, Protocol
+from typing import Any, Protocol, TypeGuard
 
 import ml_dtypes
 import numpy as np
@@ -225,6 +225,7 @@ class Writer:
         self._starts: dict[Value, int] = {}
         self._count = 0
         self.rounds_once = False  # what is stored in 16 bits or fewer is not rounded to 16 bits on the way
+        self.rounds_before_widening = True  # what is stored in more bits than it was computed for
 
     def give(self, value: Value, text: str) -> None:
         """Name a value that the surrounding kernel computed."""
@@ -431,8 +432,17 @@ class Writer:
         return "" if computed == dtype else f".to(tl.{computed.name})"
 
     def stored(self, value: Value, item: Expression) -> str:
-        """An element in the type in which `value` is stored, where the store's own conversion is another one."""
+        """An element in the type in which `value` is stored, where the store's own conversion is another one.
+
+        A cast to more bits stores what a smaller type holds, not the float32 that it was computed in: other kernels
+        may read the same number in the smaller type, and the two must be equal.
+        """
         dtype = carrier(value.dtype)
+        if self.rounds_before_widening and _is_widened(item):
+            if isinstance(item, Conditional):
+                inside, outside = self.stored(value, item.inside), self.stored(value, item.outside)
+                return self.define("v", f"tl.where({self.guards(item.guards)}, {inside}, {outside})")
+            return f"{narrowed(self.typed(item), item.operands[0].dtype)}.to(tl.{dtype.name})"
         if not dtype.is_float or dtype.bits > 8:
             return self.typed(item)
         clipped = _clipped(item) if isinstance(item, ElementwiseOperation) and item.dtype == dtype else None
@@ -452,6 +462,17 @@ class Writer:
         offset += "".join(f" + {name} * 0" for name in along if name not in offset)
         store, order = _STORES[reduction]
         self.lines.append(f"tl.{store}({pointer} + {offset}, {text}{self.load_mask(guards)}{order})")
+
+
+def _is_widened(item: Expression) -> TypeGuard[ElementwiseOperation | Conditional]:
+    """Whether it is a cast of a float of fewer bits that this kernel computes, which may not be rounded to these; in
+    some places, if it depends on them."""
+    if isinstance(item, Conditional):
+        return _is_widened(item.inside) or _is_widened(item.outside)
+    if not isinstance(item, ElementwiseOperation) or item.node.op != "cast":
+        return False
+    source, is_float = item.operands[0], item.dtype.is_float and item.operands[0].dtype.is_float
+    return is_float and source.dtype.bits < min(item.dtype.bits, 32) and not isinstance(source, (Load, Literal))
 
 
 def _clipped(item: ElementwiseOperation) -> Expression | None:
