@@ -9,6 +9,7 @@ computed when it is made.
 
 from __future__ import annotations
 
+import itertools
 import math
 from collections import deque
 from collections.abc import Callable, Hashable, Mapping, Sequence
@@ -19,9 +20,10 @@ from typing import Any, Protocol, TypeVar
 import numpy as np
 
 from tilewright.dtypes import HOST_ONLY
-from tilewright.engine.taping import LoopTape, NotFixedError, Rounds, TapePlace, TapeWriter
+from tilewright.engine.taping import CallTape, LoopTape, NotFixedError, Rounds, TapePlace, TapeWriter, is_plain
 from tilewright.errors import TilewrightError
 from tilewright.graph.core import Graph, Node, Value
+from tilewright.graph.host_ops import extent_of, without_memory
 from tilewright.graph.ops import ON_HOST, kind_of
 from tilewright.graph.reference import (
     PreparedNode,
@@ -42,7 +44,8 @@ from tilewright.symbolic import Expression, Symbol, evaluate, free_symbols, plai
 _FRAMES = 1024  # combinations of sizes that a part keeps what follows from
 _TAPED_FROM = 8  # rounds that a loop of new sizes runs one by one before a tape is made for it
 _SMALL = 64  # elements of what is kept for each combination of sizes
-_TAPES = 64  # combinations of sizes that a loop keeps tapes of
+_TAPES = 64  # combinations of sizes that a loop, or nodes in a row, keep tapes of
+_TAPE_BYTES = 1 << 20  # of the memory of one tape of nodes in a row; with more, what Python takes matters little
 
 
 @dataclass
@@ -68,7 +71,9 @@ class Parts:
 
 
 class _NodeStep(Protocol):
-    """Runs a node: `arrays` are those of its inputs."""
+    """Runs a node: `arrays` are those of its inputs; `names` are the sizes that it reads."""
+
+    names: frozenset[str]
 
     def run(self, arrays: list[Any], symbols: dict[str, int], call: RunState) -> Sequence[np.ndarray]: ...
 
@@ -85,21 +90,30 @@ class Schedule:
         values = [*graph.inputs, *graph.constants, *(output for node in graph.nodes for output in node.outputs)]
         places = {value: place for place, value in enumerate(values)}
         constants = [_as(data, value) for value, data in graph.constants.items()]
-        self._rest: list[Any] = [*constants, *[None] * (len(values) - len(graph.inputs) - len(constants))]
+        self._rest: list[Any] = [*constants, *[None] * (len(values) - len(graph.inputs) - len(constants) + 1)]
         self._types = [value.dtype.numpy for value in graph.inputs]
         last = last_uses(graph)
         self._units = [_step(node, parts) for node in graph.nodes]
-        steps = [
-            (
-                self._units[position].run,
+        known, names, later = _of_sizes(graph)
+        rows = [
+            _Row(
+                self._units[position],
                 [None if value is None else places[value] for value in node.inputs],
                 [places[value] for value in node.outputs],
                 [places[value] for value in last.get(position, ())],
             )
             for position, node in enumerate(graph.nodes)
+            if node not in known
         ]
-        known, names = _of_sizes(graph)
-        self._steps = [step for step, node in zip(steps, graph.nodes, strict=True) if node not in known]
+        of_sizes = {id(unit) for unit, node in zip(self._units, graph.nodes, strict=True) if node in later}
+        none = len(values)  # the place of what is left out
+        self._steps = [
+            (row.unit.run, [none if place is None else place for place in row.inputs], row.outputs, row.ended)
+            for row in _in_groups(rows, of_sizes)
+        ]
+        self.names = frozenset().union(
+            *(unit.names for unit in self._units), *(_names(value.shape) for value in graph.inputs)
+        )
         self._steps_of_sizes = [
             (unit.run, [places[value] for value in node.inputs if value is not None], places[node.output])
             for unit, node in zip(self._units, graph.nodes, strict=True)
@@ -110,6 +124,11 @@ class Schedule:
         self._first = len(graph.inputs)
         self._results = [places[value] for value in graph.results()]
 
+    @property
+    def is_native(self) -> bool:
+        """Whether a tape holds all nodes, if their sizes allow it."""
+        return all(map(_is_native, self._units)) and not any(value.dtype in HOST_ONLY for value in self.graph.inputs)
+
     def run(self, arrays: Sequence[Any], symbols: dict[str, int], call: RunState) -> list[Any]:
         """The results for inputs in order, each an array or `OnDevice`; `symbols` takes up those that nodes tell."""
         values: list[Any] = [
@@ -118,7 +137,7 @@ class Schedule:
         ]
         values += self._rest_for(symbols, call) if self._steps_of_sizes else self._rest
         for run, inputs, outputs, ended in self._steps:
-            results = run([None if place is None else values[place] for place in inputs], symbols, call)
+            results = run([values[place] for place in inputs], symbols, call)
             for place, result in zip(outputs, results, strict=True):
                 values[place] = result
             for place in ended:
@@ -158,31 +177,197 @@ class Schedule:
         return [found[value] for value in self.graph.results()], own
 
 
-def _of_sizes(graph: Graph) -> tuple[dict[Node, None], set[str]]:
+@dataclass
+class _Row:
+    """A step of a schedule: what runs it, and the places of values that it reads, gives, and reads as the last one."""
+
+    unit: _NodeStep
+    inputs: list[int | None]
+    outputs: list[int]
+    ended: list[int]
+
+
+def _in_groups(rows: Sequence[_Row], of_sizes: set[int]) -> list[_Row]:
+    """The rows, with some in a row as one: those that a tape may hold, and those `of_sizes` (ids of units) alone."""
+
+    def group_of(row: _Row) -> type[_Nodes] | None:
+        if id(row.unit) in of_sizes:
+            return _NodesOfSizes
+        return _Stretch if _is_native(row.unit) and None not in row.inputs else None
+
+    found: list[_Row] = []
+    for group, together in itertools.groupby(rows, group_of):
+        some = list(together)
+        found += some if group is None else [_as_one(some, group)]
+    return found
+
+
+def _is_native(unit: _NodeStep) -> bool:
+    """Whether a tape holds a node, if its sizes allow it."""
+    if isinstance(unit, _Branch):
+        return unit.is_native
+    return isinstance(unit, CompiledPart) and unit.session.native is not None
+
+
+def _as_one(rows: Sequence[_Row], group: type[_Nodes]) -> _Row:
+    """Some rows as one."""
+    own = {place for row in rows for place in row.outputs}
+    read = dict.fromkeys(place for row in rows for place in row.inputs if place is not None and place not in own)
+    ended = {place for row in rows for place in row.ended}
+    given = [place for row in rows for place in row.outputs if place not in ended]
+    return _Row(group(rows, list(read), given), [*read], given, sorted(ended - own))
+
+
+class _Nodes:
+    """Nodes in a row, none of which has an input that is left out."""
+
+    def __init__(self, rows: Sequence[_Row], inputs: Sequence[int], outputs: Sequence[int]) -> None:
+        self._rows, self._inputs, self._outputs = rows, inputs, outputs
+        self.names = frozenset[str]().union(*(row.unit.names for row in rows))
+        self._names = sorted(self.names)
+
+    def run(self, arrays: list[Any], symbols: dict[str, int], call: RunState) -> Sequence[np.ndarray]:
+        """The nodes one by one."""
+        values = dict(zip(self._inputs, arrays, strict=True))
+        for row in self._rows:
+            results = row.unit.run([values[place] for place in row.inputs if place is not None], symbols, call)
+            values.update(zip(row.outputs, results, strict=True))
+        return [values[place] for place in self._outputs]
+
+    def write(self, writer: TapeWriter, places: list[TapePlace | None], symbols: dict[str, int]) -> Sequence[TapePlace]:
+        return self._written(symbols, writer, _present(places))[0]
+
+    def _written(
+        self, symbols: dict[str, int], writer: TapeWriter, places: list[TapePlace]
+    ) -> tuple[list[TapePlace], set[int]]:
+        values, own = dict(zip(self._inputs, places, strict=True)), set[int]()
+        for row in self._rows:
+            results = row.unit.write(writer, [None if item is None else values[item] for item in row.inputs], symbols)
+            values.update(zip(row.outputs, results, strict=True))
+            own.update(map(id, results))
+        return [values[place] for place in self._outputs], own
+
+
+class _NodesOfSizes(_Nodes):
+    """Nodes of the host that compute with sizes alone: once for each of their values."""
+
+    def __init__(self, rows: Sequence[_Row], inputs: Sequence[int], outputs: Sequence[int]) -> None:
+        super().__init__(rows, inputs, outputs)
+        self._found: dict[tuple[int | None, ...], Sequence[np.ndarray]] = {}
+
+    def run(self, arrays: list[Any], symbols: dict[str, int], call: RunState) -> Sequence[np.ndarray]:
+        key = tuple([symbols.get(name) for name in self._names])
+        results = self._found.get(key)
+        if results is None:
+            results = list(map(np.asarray, super().run(arrays, symbols, call)))
+            for result in results:
+                result.flags.writeable = False
+            if len(self._found) >= _FRAMES:
+                self._found.clear()
+            self._found[key] = results
+        return results
+
+
+class _Stretch(_Nodes):
+    """Compiled parts and branches: with sizes that came before they are one native call."""
+
+    def __init__(self, rows: Sequence[_Row], inputs: Sequence[int], outputs: Sequence[int]) -> None:
+        super().__init__(rows, inputs, outputs)
+        self._counts: dict[Hashable, int] = {}  # of runs with the same sizes, before there is a tape
+        self._tapes: dict[Hashable, _Tapes | None] = {}
+
+    def run(self, arrays: list[Any], symbols: dict[str, int], call: RunState) -> Sequence[np.ndarray]:
+        if call.times is not None or call.sizes is not None or call.like is not None:
+            return super().run(arrays, symbols, call)
+        key = tuple([symbols.get(name) for name in self._names])
+        tapes = self._tapes[key] if key in self._tapes else self._new_tapes(key, arrays, symbols)
+        if tapes is None:
+            return super().run(arrays, symbols, call)
+        try:
+            tape = tapes.idle.pop()
+        except IndexError:  # other threads run them
+            tape = self._written_tape(arrays, dict(symbols))
+        results = tape.run(arrays, call.threads)
+        tapes.idle.append(tape)
+        if results is None:
+            return super().run(arrays, symbols, call)  # which says what is wrong
+        if tapes.sizes:
+            symbols.update(tapes.sizes)
+        return results
+
+    def _new_tapes(self, key: Hashable, arrays: Sequence[Any], symbols: Mapping[str, int]) -> _Tapes | None:
+        """A tape for sizes that came often enough; None where there is none (yet)."""
+        count = self._counts.pop(key, 0) + 1
+        if count < _TAPED_FROM:
+            if len(self._counts) >= _FRAMES:
+                self._counts.clear()
+            self._counts[key] = count
+            return None
+        known, found = dict(symbols), None
+        try:
+            tape = self._written_tape(arrays, known)
+            if tape.bytes <= _TAPE_BYTES:
+                found = _Tapes(deque([tape]), {name: known[name] for name in known.keys() - symbols.keys()})
+        except (NotFixedError, TilewrightError, LookupError, AttributeError):
+            pass  # the nodes themselves raise what is an error
+        if len(self._tapes) >= _TAPES:
+            self._tapes.clear()
+        self._tapes[key] = found
+        return found
+
+    def _written_tape(self, arrays: Sequence[Any], symbols: dict[str, int]) -> CallTape:
+        return CallTape(partial(self._written, symbols), arrays)
+
+
+@dataclass
+class _Tapes:
+    """Those for the same sizes that no thread runs, and the sizes that their nodes give values."""
+
+    idle: deque[CallTape]
+    sizes: dict[str, int]
+
+
+def _of_sizes(graph: Graph) -> tuple[dict[Node, None], set[str], set[Node]]:
     """The nodes that give a few numbers which follow from sizes that are known before the graph runs, and the names
-    of those sizes."""
+    of those sizes; and the nodes of which sizes tell that come later."""
     run_time = run_time_symbols(graph)
     found: dict[Node, None] = {}
+    later: set[Node] = set()
     names: set[str] = set()
-    known = set(graph.constants)
+    at_first, known = set(graph.constants), set(graph.constants)
     for node in graph.nodes:
         if node.op == "text":  # a constant
             found[node] = None
             continue
         if kind_of(node.op) in ON_HOST or not all(value in known for value in node.inputs):
             continue
-        shapes = [value.shape for value in (*node.inputs, *node.outputs) if value is not None]
-        used = {each.name for item in (*node.attributes.values(), *shapes) for each in _symbols(item)}
-        if not used & run_time and all(map(_is_small, node.outputs)):
+        if not all(map(_is_small, node.outputs)):
+            continue
+        used = _names_of(node)
+        known.add(node.output)
+        if used & run_time or not all(value in at_first for value in node.inputs):
+            later.add(node)
+        else:
             found[node] = None
-            known.add(node.output)
+            at_first.add(node.output)
             names |= used
-    return found, names
+    return found, names, later
 
 
 def _is_small(value: Value) -> bool:
     extents = [size for size in value.shape if isinstance(size, int)]
     return len(extents) == value.rank and math.prod(extents) <= _SMALL and value.dtype not in HOST_ONLY
+
+
+def _names(item: Any) -> frozenset[str]:
+    """The names of the sizes in an attribute or a shape."""
+    return frozenset(each.name for each in _symbols(item))
+
+
+def _names_of(node: Node) -> frozenset[str]:
+    """The names of the sizes in a node's attributes and shapes."""
+    shapes = [value.shape for value in (*node.inputs, *node.outputs) if value is not None]
+    return _names((*node.attributes.values(), *shapes))
 
 
 def _symbols(item: Any) -> set[Symbol]:
@@ -202,25 +387,45 @@ def _step(node: Node, parts: Parts) -> _NodeStep:
         return CompiledPart(node, parts)
     if kind == "control":
         return _Branch(node, parts) if node.op == "if" else _LoopNode(node, parts)
-    return _Host(node)
+    return _Extent(node) if node.op == "extent" else _Host(node)
 
 
 class _Host:
     """An op that NumPy runs."""
 
     def __init__(self, node: Node) -> None:
-        self._node = PreparedNode(node)
-        self._fixed = {key: item for key, item in node.attributes.items() if not _has_sizes(item)}
+        self._node, self.names = PreparedNode(node), _names_of(node)
+        # An op of the host that reads something tells by `shape` what shape its result has, and does not read it.
+        unread = ("shape",) if kind_of(node.op) == "host" and node.inputs else ()
+        self._fixed = {key: item for key, item in node.attributes.items() if key in unread or not _has_sizes(item)}
         self._sizes = [(key, item) for key, item in node.attributes.items() if key not in self._fixed]
 
     def run(self, arrays: list[Any], symbols: dict[str, int], call: RunState) -> Sequence[np.ndarray]:
         attributes = self._fixed
         if self._sizes:
             attributes = attributes | {key: concrete(item, symbols, None) for key, item in self._sizes}
-        return [self._node.run(list(map(host, arrays)), attributes, symbols)]
+        given = arrays if call.like is None else list(map(host, arrays))
+        return [self._node.run(given, attributes, symbols)]
 
     def write(self, writer: TapeWriter, places: list[TapePlace | None], symbols: dict[str, int]) -> Sequence[TapePlace]:
         raise NotFixedError(self._node.node.op)
+
+
+class _Extent(_Host):
+    """A size that an element tells."""
+
+    def __init__(self, node: Node) -> None:
+        super().__init__(node)
+        self._attributes, self._size = node.attributes, plain_symbol(node.attributes["size"])
+
+    def run(self, arrays: list[Any], symbols: dict[str, int], call: RunState) -> Sequence[np.ndarray]:
+        size = self._size
+        if size is not None and size.name not in symbols:
+            number = extent_of(host(arrays[0]), self._attributes)
+            if size.low <= number <= size.high:
+                symbols[size.name] = number
+                return [without_memory(number)]
+        return super().run(arrays, symbols, call)  # which says what is wrong
 
 
 def _has_sizes(item: Any) -> bool:
@@ -237,9 +442,8 @@ class CompiledPart:
         self.node, self.number = node, node.attributes["number"]
         self.session = parts.sessions[self.number]
         self._parts = parts
-        shapes = [value.shape for value in (*node.inputs, *node.outputs) if value is not None]
-        names = {symbol.name for shape in shapes for size in shape for symbol in free_symbols(size)}
-        self._names = sorted(names | set(self.session.plan.symbols))
+        self.names = _names_of(node) | set(self.session.plan.symbols)
+        self._names = sorted(self.names)
         self._frames: dict[tuple[int | None, ...], Frame | bool] = {}
 
     def run(self, arrays: list[Any], symbols: dict[str, int], call: RunState) -> Sequence[np.ndarray]:
@@ -252,7 +456,7 @@ class CompiledPart:
             return self._checked(arrays, symbols, call)
         native = self.session.native
         assert native is not None
-        plain = [array if _is_plain(array) else np.array(array, order="C") for array in arrays]
+        plain = [array if is_plain(array) else np.array(array, order="C") for array in arrays]
         if call.times is None:
             return native.run_arrays(frame, plain, call.threads)
         buffer = profile_buffer(self._parts.counts[self.number])
@@ -307,11 +511,6 @@ class CompiledPart:
         ]
 
 
-def _is_plain(array: np.ndarray) -> bool:
-    flags = array.flags
-    return flags.c_contiguous and flags.aligned
-
-
 # Graphs inside ---------------------------------------------------------------------------------------
 
 
@@ -320,6 +519,7 @@ class _InnerGraph:
 
     def __init__(self, graph: Graph, parts: Parts) -> None:
         self.graph, self._schedule = graph, Schedule(graph, parts)
+        self.names, self.is_native = self._schedule.names, self._schedule.is_native
         sizes = [plain_symbol(size) for value in graph.inputs for size in value.shape]
         self._own = {size.name for size in sizes if size is not None}
         self._shapes = [value.shape for value in graph.inputs]
@@ -349,6 +549,8 @@ class _Branch:
     def __init__(self, node: Node, parts: Parts) -> None:
         self._node = node
         self._bodies = [_InnerGraph(node.attributes[name], parts) for name in ("otherwise", "then")]
+        self.names = _names_of(node).union(*(body.names for body in self._bodies))
+        self.is_native = all(body.is_native for body in self._bodies)
 
     def run(self, arrays: list[Any], symbols: dict[str, int], call: RunState) -> Sequence[np.ndarray]:
         results = self._bodies[bool(host(arrays[0]).reshape(-1)[0])].run(arrays[1:], symbols, call)
@@ -373,6 +575,7 @@ class _LoopNode:
     def __init__(self, node: Node, parts: Parts) -> None:
         self._node, self._carried = node, node.attributes["carried"]
         self._body = _InnerGraph(node.attributes["body"], parts)
+        self.names = _names_of(node) | self._body.names
         self._tapes: dict[Hashable, deque[LoopTape] | None] = {}
 
     def run(self, arrays: list[Any], symbols: dict[str, int], call: RunState) -> Sequence[np.ndarray]:

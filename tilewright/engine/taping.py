@@ -1,4 +1,4 @@
-"""Records loops as tapes: iterations with known sizes run natively, by the lifetimes in `engine.schedule`.
+"""Records loops and nodes in a row as tapes: with known sizes they run natively, by the lifetimes in `engine.schedule`.
 
 A `TapePlace` is a value of a tape.  Words that own a buffer hold pairwise different ones: a value is handed on by
 swapping two of them, so that a loop copies its carried values once, at its start.
@@ -8,13 +8,14 @@ from __future__ import annotations
 
 import ctypes
 import math
+import struct
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 import numpy as np
 
 from tilewright.runtime.glue import glue
-from tilewright.runtime.memory import AlignedBuffer
+from tilewright.runtime.memory import ADDRESS_OFFSET, AlignedBuffer, array_address
 from tilewright.runtime.parallel import run_parallel
 from tilewright.runtime.session import Frame, Session, is_shared, worker_count
 from tilewright.runtime.tape import DONE, Label, Tape, Word, Words
@@ -56,11 +57,21 @@ class TapeWriter:
         self.tape = Tape()
         self.scratch_bytes, self.shared = 0, False
         self._contexts: list[Words] = []
-        self._arena_bytes = 0
+        self._arena_bytes, self._buffer_bytes = 0, 0
+        self._swapped: set[int] = set()
+
+    @property
+    def bytes(self) -> int:
+        """Of the memory that the tape has."""
+        return self._arena_bytes + self._buffer_bytes
 
     def given(self, array: np.ndarray) -> TapePlace:
         """A value whose address is set before each run."""
         return TapePlace(self.tape.word(), array.shape, array.dtype)
+
+    def stays(self, place: TapePlace) -> bool:
+        """Whether a value keeps its memory during a run: no other one got it in exchange."""
+        return id(place.word) not in self._swapped
 
     def constant(self, array: np.ndarray) -> TapePlace:
         copied = np.array(array, order="C")
@@ -72,6 +83,7 @@ class TapeWriter:
         if dtype.hasobject:
             raise NotFixedError("values of the host")
         memory = AlignedBuffer(math.prod(shape) * dtype.itemsize)
+        self._buffer_bytes += memory.capacity
         self.tape.keep(memory)
         return TapePlace(self.tape.word(memory.address), shape, dtype)
 
@@ -79,12 +91,11 @@ class TapeWriter:
         """The outputs of a compiled part."""
         for number, low, high, allowed in frame.binding.index_ranges:
             found = places[number]
-            if allowed.column is not None:
-                raise NotFixedError("indices of several dimensions")
             if found.dtype not in (np.int32, np.int64):
                 raise NotFixedError("indices of another type")
-            count = math.prod(found.shape)
-            self.tape.within(found.word, count, found.dtype.itemsize, low, high, _OUT_OF_RANGE)
+            count, column = math.prod(found.shape), allowed.column
+            lies = (0, 1) if column is None else (column % found.shape[-1], found.shape[-1])
+            self.tape.within(found.word, count, found.dtype.itemsize, low, high, _OUT_OF_RANGE, *lies)
         before = session.context(frame)
         types = zip(frame.binding.output_shapes, frame.output_types, strict=True)
         outputs = [self.buffer(shape, dtype) for shape, dtype in types]
@@ -123,6 +134,7 @@ class TapeWriter:
             swapped.append((into, source))
         between = self.tape.word()
         for into, source in swapped:
+            self._swapped |= {id(into.word), id(source.word)}
             self.tape.move(between.address, into.word.address)
             self.tape.move(into.word.address, source.word.address)
             self.tape.move(source.word.address, between.address)
@@ -270,6 +282,68 @@ class LoopTape:
             bool(ctypes.c_uint8.from_address(self._flag.number).value),
             writer.tape.outcome != DONE,
         )
+
+
+class CallTape:
+    """Nodes of known sizes as one native call. One thread at a time may run it."""
+
+    def __init__(self, nodes: Write, arrays: Sequence[np.ndarray]) -> None:
+        """Raises `NotFixedError` for nodes that no tape holds; the arrays have the shapes and types of later ones."""
+        self._writer = writer = TapeWriter()
+        tape, body, ending, end = writer.tape, Label(), Label(), Label()
+        tape.jump(ending)
+        tape.here(body)
+        inputs = [writer.given(array) for array in arrays]
+        results, own = nodes(writer, list(inputs))
+        # Results are written to the caller's arrays, but those copied that lie elsewhere or have no memory for good.
+        targets: list[TapePlace] = []
+        for place in results:
+            if id(place) in own and writer.stays(place) and all(place is not other for other in targets):
+                targets.append(place)
+            else:
+                targets.append(TapePlace(tape.word(), place.shape, place.dtype))
+                tape.copy(targets[-1].word, place.word, place.bytes)
+        tape.jump(end)
+        tape.here(ending)
+        self._given = Words([0] * (len(inputs) + len(targets)))
+        for number, place in enumerate((*inputs, *targets)):
+            self._find(place, self._given.address + 8 * number)
+        tape.jump(body)
+        tape.here(end)
+        writer.finish()
+        self.bytes = writer.bytes
+        self._set = struct.Struct(f"={len(self._given.data)}q").pack_into
+        self._inputs = [(place.shape, place.dtype) for place in inputs]
+        self._shapes, self._types = [place.shape for place in results], [place.dtype for place in results]
+
+    def _find(self, place: TapePlace, word: int) -> None:
+        """Set a value's address from an array, or from its address where arrays do not tell it, in a word."""
+        if ADDRESS_OFFSET is None:
+            self._writer.tape.move(place.word.address, word)
+        else:
+            self._writer.tape.field(place.word.address, word, ADDRESS_OFFSET)
+
+    def run(self, arrays: Sequence[np.ndarray], threads: int | None) -> list[np.ndarray] | None:
+        """The results; None for arrays of other shapes or types, and where an index is wrong."""
+        plain = []
+        for array, (shape, dtype) in zip(arrays, self._inputs, strict=True):
+            if array.shape != shape or array.dtype != dtype:
+                return None
+            plain.append(array if is_plain(array) else np.array(array, order="C"))
+        writer, results = self._writer, list(map(np.empty, self._shapes, self._types))
+        self._set(self._given.data, 0, *map(_OF_ARRAY, plain), *map(_OF_ARRAY, results))
+        workers = worker_count(threads) if writer.shared else 1
+        run_parallel(glue().run_tape, writer.tape.state, writer.scratch_bytes, workers)
+        return results if writer.tape.outcome == DONE else None
+
+
+_OF_ARRAY: Callable[[np.ndarray], int] = array_address if ADDRESS_OFFSET is None else id
+_PLAIN = 0x0101  # flags of arrays: contiguous in the order of C, and aligned
+
+
+def is_plain(array: np.ndarray) -> bool:
+    """Whether an array lies in memory as native code reads it."""
+    return array.flags.num & _PLAIN == _PLAIN
 
 
 def _integer(place: TapePlace) -> ctypes.c_int64:

@@ -88,14 +88,19 @@ def _integers(inputs: Inputs, index: int) -> None:
 
 
 def extent(inputs: Arrays, attributes: Attributes) -> Array:
-    number = int(inputs[0].reshape(-1)[attributes["element"]])
+    return without_memory(extent_of(inputs[0], attributes))
+
+
+def extent_of(numbers: Array, attributes: Attributes) -> int:
+    """The number that is a size; raises `ShapeError` for one that is none."""
+    number = int(numbers.item(attributes["element"]))
     if not 0 <= number <= MOST_TENSOR_ELEMENTS:
         raise ShapeError(f"{attributes['what']} is {number}; 0 to {MOST_TENSOR_ELEMENTS} are possible")
-    return _without_memory(number)
+    return number
 
 
 @functools.lru_cache(maxsize=256)
-def _without_memory(count: int) -> Array:
+def without_memory(count: int) -> Array:
     """So many elements that nobody reads or can write."""
     return np.broadcast_to(np.False_, (count,))
 
@@ -128,12 +133,21 @@ def resolved_shape(inputs: Arrays, attributes: Attributes) -> Array:
 def broadcast_extents(inputs: Arrays, attributes: Attributes) -> Array:
     """The sizes that a tensor of the second list's sizes has when it is stretched to the first's."""
     target, extents = (item.reshape(-1).tolist() for item in inputs)
-    try:
-        shape = target if target == extents else np.broadcast_shapes(tuple(target), tuple(extents))
-    except ValueError:
-        raise ShapeError(f"{attributes['what']} is {target}, to which {extents} does not broadcast") from None
-    _check_elements(attributes["what"], shape)
-    return np.array(shape, np.int64)
+    return np.array(_common_extents(target, extents, attributes["what"]), np.int64)
+
+
+def _common_extents(target: list[int], extents: list[int], subject: str) -> list[int]:
+    """The sizes that two shapes are stretched to; raises `ShapeError` for ones that do not go together."""
+    if target == extents:
+        shape = target
+    else:
+        rank = max(len(target), len(extents))
+        pairs = zip([1] * (rank - len(target)) + target, [1] * (rank - len(extents)) + extents, strict=True)
+        shape = [own if size in (own, 1) else size if own == 1 else -1 for own, size in pairs]
+        if -1 in shape:
+            raise ShapeError(f"{subject} is {target}, to which {extents} does not broadcast")
+    _check_elements(subject, shape)
+    return shape
 
 
 def range_count(inputs: Arrays, attributes: Attributes) -> Array:
@@ -188,10 +202,13 @@ def _axes(array: Array, rank: int, attributes: Attributes) -> list[int]:
 
 
 def broadcast_at(inputs: Arrays, attributes: Attributes) -> Array:
-    x, sizes = inputs
-    if sizes.reshape(-1).tolist() == list(x.shape):
+    x, target = inputs[0], inputs[1].reshape(-1).tolist()
+    extents = list(x.shape)
+    if target == extents:
         return x  # as nearly always, where two sizes could differ
-    return np.broadcast_to(x, tuple(broadcast_extents([sizes, np.array(x.shape)], attributes)))
+    result = np.empty(_common_extents(target, extents, attributes["what"]), x.dtype)
+    result[...] = x  # contiguous, as compiled parts read it
+    return result
 
 
 def axes_last(inputs: Arrays, attributes: Attributes) -> Array:
@@ -259,8 +276,10 @@ def pad_at(inputs: Arrays, attributes: Attributes) -> Array:
 def nonzero(inputs: Arrays, attributes: Attributes) -> Array:
     """Positions of the elements that are not zero: [rank, how many], in row-major order."""
     x = inputs[0]
+    if x.ndim == 1:
+        return x.nonzero()[0].astype(np.int64, copy=False)[None]
     found = np.nonzero(np.atleast_1d(x))
-    return np.array(found, np.int64).reshape(len(found), -1)[: max(x.ndim, 0)]
+    return np.array(found, np.int64).reshape(len(found), -1)[: x.ndim]
 
 
 def compress(inputs: Arrays, attributes: Attributes) -> Array:

@@ -17,7 +17,7 @@ import ctypes
 from collections.abc import Sequence
 from typing import Final
 
-CALL, MOVE, COPY, ADD, UNLESS, JUMP, REACHED, RANGE, STOP = range(9)
+CALL, MOVE, COPY, ADD, UNLESS, JUMP, REACHED, RANGE, FIELD, STOP = range(10)
 DONE: Final = 0  # outcomes; others are given to `stop` and `within`
 _WORDS = 4  # of an instruction
 
@@ -51,6 +51,7 @@ step:
     i64 5, label %jump.always
     i64 6, label %reached
     i64 7, label %range
+    i64 8, label %field
   ]
 call:
   call void %a(ptr %team, ptr %b)
@@ -62,6 +63,12 @@ call:
 move:
   %moved = load i64, ptr %b, align 8
   store i64 %moved, ptr %a, align 8
+  br label %next
+field:
+  %object = load ptr, ptr %b, align 8
+  %field.p = getelementptr i8, ptr %object, i64 %c.number
+  %held = load i64, ptr %field.p, align 8
+  store i64 %held, ptr %a, align 8
   br label %next
 copy:
   %into = load ptr, ptr %a, align 8
@@ -94,14 +101,18 @@ range:
   %bytes.p = getelementptr i64, ptr %b, i64 1
   %low.p = getelementptr i64, ptr %b, i64 2
   %high.p = getelementptr i64, ptr %b, i64 3
+  %first.p = getelementptr i64, ptr %b, i64 4
+  %apart.p = getelementptr i64, ptr %b, i64 5
   %count = load i64, ptr %b, align 8
   %bytes = load i64, ptr %bytes.p, align 8
   %low = load i64, ptr %low.p, align 8
   %high = load i64, ptr %high.p, align 8
+  %first = load i64, ptr %first.p, align 8
+  %apart = load i64, ptr %apart.p, align 8
   %long = icmp eq i64 %bytes, 8
   br label %range.head
 range.head:
-  %position = phi i64 [ 0, %range ], [ %position.next, %range.next ]
+  %position = phi i64 [ %first, %range ], [ %position.next, %range.next ]
   %more = icmp slt i64 %position, %count
   br i1 %more, label %range.load, label %next
 range.load:
@@ -122,7 +133,7 @@ range.test:
   %outside = or i1 %under, %over
   br i1 %outside, label %range.fail, label %range.next
 range.next:
-  %position.next = add i64 %position, 1
+  %position.next = add i64 %position, %apart
   br label %range.head
 range.fail:
   store i64 %c.number, ptr %outcome.p, align 8
@@ -154,8 +165,12 @@ class Word:
 
     __slots__ = ("_words", "address")
 
-    def __init__(self, number: int = 0) -> None:
-        self._words = ctypes.c_int64(number)
+    def __init__(self, number: int = 0, among: Words | None = None, place: int = 0) -> None:
+        """A new word that holds a number, or the one at a place `among` others, which stays as it is."""
+        if among is None:
+            self._words = ctypes.c_int64(number)
+        else:
+            self._words = ctypes.c_int64.from_buffer(among.data, 8 * place)
         self.address = ctypes.addressof(self._words)
 
     @property
@@ -201,6 +216,10 @@ class Tape:
         """Copy the word at an address to another."""
         self._add(MOVE, into, source)
 
+    def field(self, into: int, source: int, offset: int) -> None:
+        """Copy to the word at an address the one so many bytes after the address that the word at `source` holds."""
+        self._add(FIELD, into, source, offset)
+
     def copy(self, into: Word, source: Word, count: int) -> None:
         """Copy `count` bytes between the values of two words, which are the same or lie apart."""
         self._add(COPY, into.address, source.address, count)
@@ -220,9 +239,12 @@ class Tape:
         """Jump when the i64 at an address is not below the one that is the value of a word."""
         self._add(REACHED, number, limit.address, label)
 
-    def within(self, value: Word, count: int, width: int, low: int, high: int, outcome: int) -> None:
-        """End with an outcome unless all `count` integers of `width` bytes (4 or 8) are from `low` to `high`."""
-        words = Words([count, width, low, high])
+    def within(
+        self, value: Word, count: int, width: int, low: int, high: int, outcome: int, first: int = 0, apart: int = 1
+    ) -> None:
+        """End with an outcome unless integers are from `low` to `high`: of `count` ones of `width` bytes (4 or 8) each
+        `apart`-th one from the `first`."""
+        words = Words([count, width, low, high, first, apart])
         self.keep(words)
         self._add(RANGE, value.address, words.address, outcome)
 
